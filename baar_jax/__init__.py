@@ -1,0 +1,1 @@
+"""Budget-aware routing for LLM agents, in JAX."""

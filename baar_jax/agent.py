@@ -1,0 +1,63 @@
+"""The ReAct agent: the conversation that a model is shown, and the action in its reply."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from baar_jax.envs.base import Env
+from baar_jax.episode import Task
+from baar_jax.llms.prices import Usage
+
+Messages = list[dict[str, str]]
+
+NO_ACTION = "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+  """A model's answer. Its cost follows from the usage and the model's price."""
+
+  text: str
+  usage: Usage
+
+
+class Agent(Protocol):
+  """One model during one episode."""
+
+  def reply(self, messages: Messages, step: int) -> Reply:
+    """The answer to the conversation so far, at the given step (from 0)."""
+
+
+class Pair(Protocol):
+  """The models to route between, cheapest first; what they are (scripted or real) is `kind`."""
+
+  kind: str
+  names: tuple[str, ...]
+
+  def start(self, env: Env, task: Task, seed: int) -> Sequence[Agent]:
+    """The agents of one episode, one per model, which may share what the episode has seen."""
+
+
+def opening(system_prompt: str, task: Task, observation: str) -> Messages:
+  """The conversation before the first reply."""
+  return [
+    {"role": "system", "content": system_prompt},
+    {"role": "user", "content": f"Task: {task.description}\n\n{observation}"},
+  ]
+
+
+def extend(messages: Messages, reply: str, observation: str) -> None:
+  """Appends a reply and what came of it."""
+  messages.append({"role": "assistant", "content": reply})
+  messages.append({"role": "user", "content": observation})
+
+
+def parse_action(reply: str) -> str | None:
+  """The action of a ReAct reply: what follows its last "Action:", on one line.
+
+  Returns:
+    None if there is none: an agent's mistake, which the loop answers with `NO_ACTION`.
+  """
+  before, marker, after = reply.rpartition("Action:")
+  lines = after.strip().splitlines()
+  return lines[0].strip() if marker and lines else None

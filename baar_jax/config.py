@@ -1,0 +1,113 @@
+"""The configuration: one plain dataclass per concern, nested in Config."""
+
+import dataclasses
+import json
+from dataclasses import field
+from pathlib import Path
+
+ENVS = ("sandbox", "scienceworld")
+VIEWS = ("transcript", "paper")
+
+
+@dataclasses.dataclass
+class EnvConfig:
+  kind: str = "scienceworld"  # one of ENVS
+  train_tasks: int = 96
+  test_tasks: int = 60
+  max_steps: int = 40
+  processes: int = 0  # child processes; 0 is one per core
+  live_per_process: int = 4  # episodes that share a process (and its JVM)
+
+
+@dataclasses.dataclass
+class ModelsConfig:
+  kind: str = "scripted"
+  names: tuple[str, ...] = ("gpt-4.1-mini", "gpt-4.1")  # cheapest first; for their prices
+
+
+@dataclasses.dataclass
+class RouterConfig:
+  """The router's shape (Qwen2's field names) and what it is shown."""
+
+  vocab_size: int = 2048
+  hidden_size: int = 64
+  intermediate_size: int = 192
+  num_layers: int = 2
+  num_heads: int = 4
+  num_kv_heads: int = 2
+  head_dim: int = 16
+  rope_theta: float = 10_000.0
+  view: str = "transcript"  # one of VIEWS
+  max_tokens: int = 768  # of one sequence; over it the oldest whole steps go
+  description_tokens: int = 96  # previews: longer texts are cut to this and marked as cut
+  action_tokens: int = 12
+  result_tokens: int = 24
+  usd_per_million_tokens: float = 0.02  # price of router compute; in a column of its own
+
+
+@dataclasses.dataclass
+class ProfileConfig:
+  trials: int = 5  # K of the paper, per boundary model
+  easy_rate: float = 0.8
+
+
+@dataclasses.dataclass
+class ReferencesConfig:
+  samples: int = 20  # N of the paper, per hard task
+  clone_large: bool = False  # ablation: no stratified sampling
+
+
+@dataclasses.dataclass
+class SFTConfig:
+  updates: int = 150
+  batch_episodes: int = 64
+  micro_episodes: int = 16  # rows of one compiled gradient; accumulated to the batch
+  hard_share: float = 0.7
+  learning_rate: float = 2e-5
+  warmup_share: float = 0.03
+  weight_decay: float = 0.01
+  clip_norm: float = 1.0
+
+
+@dataclasses.dataclass
+class BoPOConfig:
+  lam: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)  # one router each
+  r_success: float = 1.0
+  r_hard: float = 0.5
+  group_size: int = 8
+  advantage_eps: float = 0.1
+  advantage_clip: float = 5.0
+  reference_guided: bool = True  # False is the ablation: the group's mean alone
+  kl_beta: float = 0.04
+  ratio_level: str = "trajectory"
+  clip_low: float | None = None
+  clip_high: float | None = None
+  learning_rate: float = 1e-6
+  clip_norm: float = 1.0
+  updates: int = 100  # rollout batches
+  tasks_per_update: int = 8
+  epochs: int = 1  # gradient steps on each rollout batch
+
+
+@dataclasses.dataclass
+class EvaluateConfig:
+  seeds: int = 3
+  random_p: tuple[float, ...] = (0.25, 0.5, 0.75)
+  thresholds: tuple[float, ...] = ()  # extra points: LARGE where its probability is above
+  call_budgets: tuple[int, ...] = (5, 10, 15)
+  bootstrap: int = 1000  # resamples of the tasks behind each interval
+
+
+@dataclasses.dataclass
+class Config:
+  name: str = "quickstart"
+  runs: str = "runs"  # the run's directory is <runs>/<name>
+  seed: int = 0
+  env: EnvConfig = field(default_factory=EnvConfig)
+  models: ModelsConfig = field(default_factory=ModelsConfig)
+  router: RouterConfig = field(default_factory=RouterConfig)
+  profile: ProfileConfig = field(default_factory=ProfileConfig)
+  references: ReferencesConfig = field(default_factory=ReferencesConfig)
+  sft: SFTConfig = field(default_factory=SFTConfig)
+  bopo: BoPOConfig = field(default_factory=BoPOConfig)
+  evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

@@ -1,0 +1,68 @@
+"""The Env protocol: what the rollout loop and the scripted models ask of an environment."""
+
+import dataclasses
+from typing import Protocol
+
+from baar_jax.episode import Task
+
+
+class EnvDied(RuntimeError):
+  """The process behind an environment is gone; the next reset() starts a new one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+  """What the environment's expert knows about the step to come; only scripted models may see it.
+
+  Attributes:
+    action: the expert's next action.
+    position: which step of the expert's plan this is; it stays the same until that step is done.
+    critical: whether this is a kind of step that a weak model gets wrong.
+    recovering: whether the action only undoes an earlier mistake.
+  """
+
+  action: str
+  position: int
+  critical: bool
+  recovering: bool
+
+
+class Env(Protocol):
+  """A text environment that runs one episode at a time.
+
+  `mistake` and `oracle` exist for the scripted models; an environment without an expert raises
+  NotImplementedError from them, with a message that says so.
+  """
+
+  system_prompt: str  # the agent's instructions, with one worked example
+
+  def tasks(self, split: str) -> list[Task]:
+    """The tasks of a split, in a fixed order. Raises ValueError if there are none."""
+
+  def reset(self, task_id: str) -> str:
+    """Starts a task from its beginning and returns the first observation."""
+
+  def step(self, action: str) -> tuple[str, bool]:
+    """Acts. Returns the observation and whether the episode is over. An action that makes no
+    sense is the agent's mistake: it is answered by an observation, never by an exception."""
+
+  def score(self) -> float:
+    """The score so far, in [0, 1]."""
+
+  def oracle_action(self) -> str:
+    """The expert's next action."""
+
+  def oracle(self) -> Oracle:
+    """The expert's next action and what is known about it."""
+
+  def mistake(self, kind: str, key: str) -> str:
+    """A wrong action in place of the expert's, the same for the same key.
+
+    Args:
+      kind: "wrong" acts on the wrong thing (it may be fatal or cost a recovery);
+        "lost" wanders as a weak model does and "hasty" as a strong one: both waste the step.
+      key: seeds the choice.
+    """
+
+  def close(self) -> None:
+    """Frees what the environment holds. May be called twice."""

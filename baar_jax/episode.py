@@ -1,0 +1,94 @@
+"""Task, Step, Episode: the records that every stage reads and writes."""
+
+import dataclasses
+import json
+
+SMALL = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One task of an environment.
+
+  Attributes:
+    id: unique within the environment.
+    split: "train", "dev" or "test".
+    description: what the agent is asked to do.
+    max_steps: an episode ends after this many agent steps.
+  """
+
+  id: str
+  split: str
+  description: str
+  max_steps: int
+
+
+@dataclasses.dataclass
+class Step:
+  """One model call and the action that came of it.
+
+  Attributes:
+    observation: what the agent saw before it acted.
+    model: index of the model that acted, ordered by price (0 is SMALL).
+    action: what was sent to the environment.
+    cost_usd: dollars of the model call.
+    prompt_tokens, cached_tokens, completion_tokens: its usage; cached are part of prompt.
+    router_cost_usd: dollars of the routing decision, priced apart.
+    latency_s: seconds of the model call.
+    logp: log-probability of the decision in nats where a router chose; None where it was forced
+      by a budget or made by a policy without probabilities.
+  """
+
+  observation: str
+  model: int
+  action: str
+  cost_usd: float
+  prompt_tokens: int
+  cached_tokens: int
+  completion_tokens: int
+  router_cost_usd: float = 0.0
+  latency_s: float = 0.0
+  logp: float | None = None
+
+
+@dataclasses.dataclass
+class Episode:
+  """One run of a policy on a task.
+
+  Attributes:
+    task_id, policy, seed: the episode's key.
+    steps: in order.
+    score: in [0, 1].
+    stop: "done", "max_steps", "budget" or "error:<what>".
+    call_budget: cap on large calls it ran under; None is no cap.
+  """
+
+  task_id: str
+  policy: str
+  seed: int
+  steps: list[Step]
+  score: float
+  stop: str
+  call_budget: int | None = None
+
+  @property
+  def cost_usd(self) -> float:
+    return sum(step.cost_usd for step in self.steps)
+
+  @property
+  def router_cost_usd(self) -> float:
+    return sum(step.router_cost_usd for step in self.steps)
+
+  @property
+  def large_calls(self) -> int:
+    """Calls of any model dearer than SMALL (with more than two models: our choice)."""
+    return sum(step.model != SMALL for step in self.steps)
+
+  def to_json(self) -> str:
+    return json.dumps(dataclasses.asdict(self), ensure_ascii=False, separators=(",", ":"))
+
+  @classmethod
+  def from_json(cls, text: str) -> "Episode":
+    fields = json.loads(text)
+    fields["steps"] = [Step(**step) for step in fields["steps"]]
+    return cls(**fields)
