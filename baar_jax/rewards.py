@@ -1,0 +1,128 @@
+"""Difficulty, normalised cost, reward and advantage: pure NumPy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def difficulty(
+  small_successes: Sequence[bool], large_successes: Sequence[bool], easy_rate: float = 0.8
+) -> str:
+  """A task's class, from the profile's trials (the paper's Task Difficulty Taxonomy).
+
+  Easy: SMALL succeeds in at least `easy_rate` of its trials. Hard: not easy, and LARGE succeeds at
+  least once. Intractable: neither, also where SMALL got lucky below the rate. With fewer trials
+  than planned the rate is over the trials there are (our choice).
+
+  Args:
+    small_successes, large_successes: one entry per trial, True where it succeeded.
+    easy_rate: in (0, 1].
+
+  Returns:
+    "easy", "hard" or "intractable".
+
+  Raises:
+    ValueError: a model has no trial (the caller leaves such a task out), or the rate is not in
+      (0, 1].
+  """
+  if not 0.0 < easy_rate <= 1.0:
+    raise ValueError(f"easy_rate must be in (0, 1], got {easy_rate}")
+  if len(small_successes) == 0 or len(large_successes) == 0:
+    raise ValueError(
+      "difficulty needs a trial of each model, "
+      f"got {len(small_successes)} of SMALL and {len(large_successes)} of LARGE"
+    )
+  if sum(map(bool, small_successes)) / len(small_successes) >= easy_rate:
+    return "easy"
+  return "hard" if any(large_successes) else "intractable"
+
+
+def normalized_cost(cost, cost_small, cost_large, eps: float = 1e-9):
+  """Where a cost lies between the boundaries' (paper, C_norm), clipped to [0, 1].
+
+  The boundaries may be inverted: the lower of the two is 0 whichever model it belongs to. Equal
+  boundaries give 0 up to them and rise to 1 within `eps` dollars above.
+
+  Args:
+    cost, cost_small, cost_large: dollars; floats or arrays that broadcast.
+    eps: dollars, above 0.
+
+  Returns:
+    A float if all costs are scalars, else a float array of their common shape.
+
+  Raises:
+    ValueError: a cost is not finite, or eps is not above 0.
+  """
+  if not (np.isfinite(eps) and eps > 0.0):
+    raise ValueError(f"eps must be finite and above 0 dollars, got {eps}")
+  for name, value in (("cost", cost), ("cost_small", cost_small), ("cost_large", cost_large)):
+    if not np.all(np.isfinite(value)):
+      raise ValueError(f"{name} must be finite, got {value}")
+  low = np.minimum(cost_small, cost_large)
+  high = np.maximum(cost_small, cost_large)
+  share = np.clip((np.asarray(cost, np.float64) - low) / (high - low + eps), 0.0, 1.0)
+  return float(share) if share.ndim == 0 else share
+
+
+def boundary_reward(
+  success, hard, cost_norm, lam: float, r_success: float = 1.0, r_hard: float = 0.5
+):
+  """1[success] * (r_success + r_hard * 1[hard]) - lam * C_norm (paper, Eq. reward).
+
+  The indicator of success on both terms is in the paper's reward table, not in its equation.
+
+  Args:
+    success, hard: bools, or bool arrays that broadcast: the episode succeeded, its task is hard.
+    cost_norm: normalised cost in [0, 1], same shapes.
+    lam: weight of the cost, at least 0.
+
+  Returns:
+    A float if all inputs are scalars, else a float array of their common shape.
+
+  Raises:
+    ValueError: lam is negative or not finite, or a normalised cost is outside [0, 1].
+  """
+  if not (np.isfinite(lam) and lam >= 0.0):
+    raise ValueError(f"lam must be finite and at least 0, got {lam}")
+  cost_norm = np.asarray(cost_norm, np.float64)
+  if not np.all((cost_norm >= 0.0) & (cost_norm <= 1.0)):
+    raise ValueError(f"cost_norm must be in [0, 1], got {cost_norm}")
+  gain = np.asarray(success, bool) * (r_success + r_hard * np.asarray(hard, bool))
+  reward = gain - lam * cost_norm
+  return float(reward) if np.ndim(reward) == 0 else reward
+
+
+def reference_advantage(reward_G, reference_reward: float, eps: float = 0.1, clip: float = 5.0):
+  """(R_g - max(mean_G R, R(reference))) / (std_G R + eps), clipped (paper, Eq. advantage).
+
+  The std is the population's. A group of equal rewards below the reference has std 0 and is
+  pushed down by its distance from the reference over `eps`; eps = 0.1 and the clip are our
+  choices, since a tiny eps makes that push unbounded. The result is finite for finite rewards.
+
+  Args:
+    reward_G: rewards of one group of episodes of the same task.
+    reference_reward: reward of the task's reference trajectory.
+    eps: added to the std, above 0.
+    clip: largest absolute advantage, above 0.
+
+  Returns:
+    float64 advantage_G.
+
+  Raises:
+    ValueError: the group is empty or not one-dimensional, a reward is not finite, or eps or clip
+      is not finite and above 0.
+  """
+  reward_G = np.asarray(reward_G, np.float64)
+  if reward_G.ndim != 1 or reward_G.size == 0:
+    raise ValueError(f"reward_G must be one non-empty group, got shape {reward_G.shape}")
+  if not (np.all(np.isfinite(reward_G)) and np.isfinite(reference_reward)):
+    raise ValueError(f"rewards must be finite, got {reward_G} and reference {reference_reward}")
+  if not (np.isfinite(eps) and eps > 0.0 and np.isfinite(clip) and clip > 0.0):
+    raise ValueError(f"eps and clip must be finite and above 0, got {eps} and {clip}")
+  # The ratio is the same in any unit; in this one neither a sum nor a square overflows.
+  unit = max(1.0, np.abs(reward_G).max(), abs(reference_reward))
+  reward_G = reward_G / unit
+  baseline = max(reward_G.mean(), reference_reward / unit)
+  scale = reward_G.std() + max(eps / unit, np.finfo(np.float64).tiny)
+  with np.errstate(over="ignore"):  # an infinite ratio is what the clip is for
+    return np.clip((reward_G - baseline) / scale, -clip, clip)
