@@ -1,9 +1,7 @@
 """The configuration: one plain dataclass per concern, nested in Config."""
 
 import dataclasses
-import json
 from dataclasses import field
-from pathlib import Path
 
 ENVS = ("sandbox", "scienceworld")
 VIEWS = ("transcript", "paper")

@@ -1,0 +1,48 @@
+"""The policies that need no training: boundaries, random, First-Large, and the oracle."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from baar_jax.episode import SMALL
+from baar_jax.rollout import Decision, Live
+
+
+class RulePolicy:
+  """A rule from a live episode to a model; nothing to remember between its decisions."""
+
+  def __init__(self, name: str, rule: Callable[[Live], int]):
+    self.name = name
+    self._rule = rule
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    return [Decision(self._rule(live)) for live in ready]
+
+  def finish(self, live: Live) -> None:
+    del live
+
+
+def always(model: int, name: str) -> RulePolicy:
+  """The same model at every step: the paper's two boundaries."""
+  return RulePolicy(name, lambda live: model)
+
+
+def random_rule(live: Live, p: float, large: int = 1) -> int:
+  """LARGE with probability p, else SMALL; the draw depends on task, seed and step."""
+  key = f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}"
+  return large if random.Random(key).random() < p else SMALL
+
+
+def random_large(p: float) -> RulePolicy:
+  """LARGE with the same probability at every step."""
+  return RulePolicy(f"random(p={p:g})", lambda live: random_rule(live, p))
+
+
+def oracle(large: int = 1) -> RulePolicy:
+  """LARGE exactly where the scripted SMALL is more likely to fail than not.
+
+  Privileged: it reads the error model of the scripted pair, so it is an upper bound to compare
+  with and never a router.
+  """
+  return RulePolicy(
+    "oracle", lambda live: large if live.agents[SMALL].error_rate() > 0.5 else SMALL
+  )

@@ -1,0 +1,211 @@
+"""The Qwen2 transformer in flax.nnx."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen2Config:
+  """Sizes, under the names of a Hugging Face `config.json`."""
+
+  vocab_size: int
+  hidden_size: int
+  intermediate_size: int
+  num_hidden_layers: int
+  num_attention_heads: int
+  num_key_value_heads: int
+  head_dim: int
+  rope_theta: float = 1_000_000.0
+  rms_norm_eps: float = 1e-6
+  tie_word_embeddings: bool = True
+
+
+class Layer(nnx.Module):
+  """Attention with grouped queries and biases, then SwiGLU, each behind an RMSNorm."""
+
+  def __init__(self, config: Qwen2Config, rngs: nnx.Rngs):
+    D, F = config.hidden_size, config.intermediate_size
+    N, K, H = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    self.input_norm = nnx.Param(jnp.ones(D))
+    self.q_kernel = nnx.Param(_normal(rngs, (D, N, H)))
+    self.q_bias = nnx.Param(jnp.zeros((N, H)))
+    self.k_kernel = nnx.Param(_normal(rngs, (D, K, H)))
+    self.k_bias = nnx.Param(jnp.zeros((K, H)))
+    self.v_kernel = nnx.Param(_normal(rngs, (D, K, H)))
+    self.v_bias = nnx.Param(jnp.zeros((K, H)))
+    self.o_kernel = nnx.Param(_normal(rngs, (N, H, D)))
+    self.post_attention_norm = nnx.Param(jnp.ones(D))
+    self.gate_kernel = nnx.Param(_normal(rngs, (D, F)))
+    self.up_kernel = nnx.Param(_normal(rngs, (D, F)))
+    self.down_kernel = nnx.Param(_normal(rngs, (F, D)))
+    self.eps = config.rms_norm_eps
+
+  def __call__(self, x_BxTxD, rope, mask_BxTxU, past=None):
+    """One block.
+
+    Args:
+      x_BxTxD: the residual stream.
+      rope: (cos_BxTxH, sin_BxTxH) at the tokens' positions.
+      mask_BxTxU: bool, which of the U keys each token sees; None is causal with U = T.
+      past: None, or (k_BxUxKxH, v_BxUxKxH, row_Bx1, position_BxT): the cache and where in it the
+        new keys and values go.
+
+    Returns:
+      The residual stream, and the (k_BxUxKxH, v_BxUxKxH) that were attended to.
+    """
+    dtype = x_BxTxD.dtype
+    h_BxTxD = rms_norm(x_BxTxD, self.input_norm[...], self.eps)
+    q_BxTxNxH = jnp.einsum("BTD,DNH->BTNH", h_BxTxD, self.q_kernel[...].astype(dtype))
+    k_BxTxKxH = jnp.einsum("BTD,DKH->BTKH", h_BxTxD, self.k_kernel[...].astype(dtype))
+    v_BxTxKxH = jnp.einsum("BTD,DKH->BTKH", h_BxTxD, self.v_kernel[...].astype(dtype))
+    q_BxTxNxH = rotate(q_BxTxNxH + self.q_bias[...].astype(dtype)[None, None], *rope)
+    k_BxTxKxH = rotate(k_BxTxKxH + self.k_bias[...].astype(dtype)[None, None], *rope)
+    v_BxTxKxH = v_BxTxKxH + self.v_bias[...].astype(dtype)[None, None]
+    if past is not None:
+      k_BxUxKxH, v_BxUxKxH, row_Bx1, position_BxT = past
+      k_BxTxKxH = k_BxUxKxH.at[row_Bx1, position_BxT].set(k_BxTxKxH, mode="drop")
+      v_BxTxKxH = v_BxUxKxH.at[row_Bx1, position_BxT].set(v_BxTxKxH, mode="drop")
+    a_BxTxNxH = attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, mask_BxTxU)
+    x_BxTxD = x_BxTxD + jnp.einsum("BTNH,NHD->BTD", a_BxTxNxH, self.o_kernel[...].astype(dtype))
+
+    h_BxTxD = rms_norm(x_BxTxD, self.post_attention_norm[...], self.eps)
+    gate_BxTxF = jax.nn.silu(h_BxTxD @ self.gate_kernel[...].astype(dtype))
+    h_BxTxF = gate_BxTxF * (h_BxTxD @ self.up_kernel[...].astype(dtype))
+    return x_BxTxD + h_BxTxF @ self.down_kernel[...].astype(dtype), (k_BxTxKxH, v_BxTxKxH)
+
+
+class Qwen2(nnx.Module):
+  """Token ids in, hidden states out; logits only of the positions and tokens that are asked for."""
+
+  def __init__(self, config: Qwen2Config, rngs: nnx.Rngs):
+    self.config = config
+    V, D = config.vocab_size, config.hidden_size
+    self.embedding_VxD = nnx.Param(_normal(rngs, (V, D)))
+    self.final_norm = nnx.Param(jnp.ones(D))
+    if not config.tie_word_embeddings:
+      self.head_VxD = nnx.Param(_normal(rngs, (V, D)))
+
+    @nnx.split_rngs(splits=config.num_hidden_layers)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def stack(rngs: nnx.Rngs) -> Layer:
+      return Layer(config, rngs)
+
+    self.layers = stack(rngs)
+
+  def __call__(self, tokens_BxT, dtype=jnp.float32, remat=False):
+    """Hidden states of whole sequences, padded on the right if at all.
+
+    Args:
+      tokens_BxT: int32. Padding behind a sequence does not change what is before it.
+      dtype: of the computation; parameters stay as they are.
+      remat: recompute each layer in the backward pass instead of keeping its activations.
+
+    Returns:
+      hidden_BxTxD after the final norm, in `dtype`.
+    """
+    B, T = tokens_BxT.shape
+    position_BxT = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
+    rope = self._rope(position_BxT, dtype)
+    graphdef, stacked = nnx.split(self.layers)
+
+    def block(x_BxTxD, layer):
+      return nnx.merge(graphdef, layer)(x_BxTxD, rope, None)[0], None
+
+    block = jax.checkpoint(block) if remat else block
+    x_BxTxD, _ = jax.lax.scan(block, self._embed(tokens_BxT, dtype), stacked)
+    return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
+
+  def extend(self, tokens_BxT, start_B, cache, dtype=jnp.float32):
+    """Hidden states of new tokens behind what a cache already holds.
+
+    Args:
+      tokens_BxT: int32, the new tokens, padded on the right if at all.
+      start_B: int32, how many tokens of each row the cache holds.
+      cache: (k_LxBxUxKxH, v_LxBxUxKxH) as `empty_cache` makes it. What a row holds from start_B
+        on is overwritten; positions past U are dropped.
+
+    Returns:
+      hidden_BxTxD after the final norm, and the cache with the new tokens in it.
+    """
+    B, T = tokens_BxT.shape
+    position_BxT = start_B[:, None] + jnp.arange(T)[None]
+    rope = self._rope(position_BxT, dtype)
+    U = cache[0].shape[2]
+    mask_BxTxU = jnp.arange(U)[None, None] <= position_BxT[:, :, None]
+    row_Bx1 = jnp.arange(B)[:, None]
+    graphdef, stacked = nnx.split(self.layers)
+
+    def block(x_BxTxD, inputs):
+      layer, k_BxUxKxH, v_BxUxKxH = inputs
+      past = (k_BxUxKxH, v_BxUxKxH, row_Bx1, position_BxT)
+      return nnx.merge(graphdef, layer)(x_BxTxD, rope, mask_BxTxU, past)
+
+    x_BxTxD, cache = jax.lax.scan(block, self._embed(tokens_BxT, dtype), (stacked, *cache))
+    return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps), cache
+
+  def empty_cache(self, rows: int, length: int, dtype=jnp.float32):
+    """Zeroed (k_LxBxUxKxH, v_LxBxUxKxH) for `rows` sequences of up to `length` tokens."""
+    c = self.config
+    shape = (c.num_hidden_layers, rows, length, c.num_key_value_heads, c.head_dim)
+    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+
+  def logits(self, hidden, token_ids=None):
+    """float32 logits [..., len(token_ids)] of the given tokens (None: of the whole vocabulary)."""
+    tied = self.config.tie_word_embeddings
+    head_VxD = self.embedding_VxD[...] if tied else self.head_VxD[...]
+    head_AxD = head_VxD if token_ids is None else head_VxD[token_ids]
+    return jnp.einsum("...D,AD->...A", hidden.astype(jnp.float32), head_AxD.astype(jnp.float32))
+
+  def _embed(self, tokens_BxT, dtype):
+    return self.embedding_VxD[...][tokens_BxT].astype(dtype)
+
+  def _rope(self, position_BxT, dtype):
+    H = self.config.head_dim
+    frequency_H2 = self.config.rope_theta ** (-jnp.arange(0, H, 2, dtype=jnp.float32) / H)
+    angle_BxTxH2 = position_BxT[:, :, None].astype(jnp.float32) * frequency_H2[None, None]
+    angle_BxTxH = jnp.concatenate([angle_BxTxH2, angle_BxTxH2], axis=-1)
+    return jnp.cos(angle_BxTxH).astype(dtype), jnp.sin(angle_BxTxH).astype(dtype)
+
+
+def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
+  """Grouped-query attention; causal if no mask is given. Returns [B, T, N, H].
+
+  On a CPU the plain einsum form is used: its gradient is faster there than that of
+  `jax.nn.dot_product_attention`, which brings fused kernels on a GPU.
+  """
+  if jax.default_backend() != "cpu":
+    mask = None if mask_BxTxU is None else mask_BxTxU[:, None]
+    return jax.nn.dot_product_attention(
+      q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask=mask, is_causal=mask is None
+    )
+  B, T, N, H = q_BxTxNxH.shape
+  U, K = k_BxUxKxH.shape[1:3]
+  if mask_BxTxU is None:
+    mask_BxTxU = jnp.tril(jnp.ones((T, U), bool))[None]
+  q_BxTxKxGxH = q_BxTxNxH.reshape(B, T, K, N // K, H) * H**-0.5
+  score_BxKxGxTxU = jnp.einsum("BTKGH,BUKH->BKGTU", q_BxTxKxGxH, k_BxUxKxH)
+  score_BxKxGxTxU = score_BxKxGxTxU.astype(jnp.float32)
+  score_BxKxGxTxU = jnp.where(mask_BxTxU[:, None, None], score_BxKxGxTxU, -1e30)
+  weight_BxKxGxTxU = jax.nn.softmax(score_BxKxGxTxU).astype(v_BxUxKxH.dtype)
+  return jnp.einsum("BKGTU,BUKH->BTKGH", weight_BxKxGxTxU, v_BxUxKxH).reshape(B, T, N, H)
+
+
+def rotate(x_BxTxNxH, cos_BxTxH, sin_BxTxH):
+  """Rotary position embedding, halves paired as Hugging Face checkpoints have them."""
+  first, second = jnp.split(x_BxTxNxH, 2, axis=-1)
+  turned = jnp.concatenate([-second, first], axis=-1)
+  return x_BxTxNxH * cos_BxTxH[:, :, None] + turned * sin_BxTxH[:, :, None]
+
+
+def rms_norm(x_BxTxD, scale_D, eps):
+  """x over its root mean square, times scale; statistics in float32."""
+  x32_BxTxD = x_BxTxD.astype(jnp.float32)
+  scale = jax.lax.rsqrt(jnp.mean(x32_BxTxD**2, axis=-1, keepdims=True) + eps)
+  return (x32_BxTxD * scale).astype(x_BxTxD.dtype) * scale_D.astype(x_BxTxD.dtype)[None, None]
+
+
+def _normal(rngs: nnx.Rngs, shape):
+  return 0.02 * jax.random.normal(rngs.params(), shape)

@@ -1,0 +1,164 @@
+"""The trained router as a policy: model, view and KV cache -> decisions for the ready episodes."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from baar_jax.batches import bucket_of
+from baar_jax.config import RouterConfig
+from baar_jax.episode import SMALL
+from baar_jax.qwen2 import Qwen2, Qwen2Config
+from baar_jax.rollout import Decision, Live
+from baar_jax.view import View
+
+NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
+ROWS = (1, 4, 16, 64)  # and bucket sizes of its batch
+
+
+def build_model(config: RouterConfig, seed: int) -> Qwen2:
+  """A router of the configured shape with random weights."""
+  shape = Qwen2Config(
+    vocab_size=config.vocab_size,
+    hidden_size=config.hidden_size,
+    intermediate_size=config.intermediate_size,
+    num_hidden_layers=config.num_layers,
+    num_attention_heads=config.num_heads,
+    num_key_value_heads=config.num_kv_heads,
+    head_dim=config.head_dim,
+    rope_theta=config.rope_theta,
+  )
+  return Qwen2(shape, nnx.Rngs(seed))
+
+
+@dataclasses.dataclass
+class Sample:
+  """Decide by sampling, as training does; `key` seeds the draws beside task, seed and step."""
+
+  key: str
+
+  def pick(self, p_A: np.ndarray, live: Live) -> int:
+    draw = random.Random(f"{self.key}|{live.task.id}|{live.job.seed}|{len(live.steps)}").random()
+    return min(int(np.searchsorted(np.cumsum(p_A), draw, side="right")), len(p_A) - 1)
+
+
+@dataclasses.dataclass
+class Threshold:
+  """Decide for LARGE where its probability reaches `value`, as evaluation does; 0.5 is argmax."""
+
+  value: float = 0.5
+
+  def pick(self, p_A: np.ndarray, live: Live) -> int:
+    del live
+    return len(p_A) - 1 if p_A[-1] >= self.value else int(np.argmax(p_A[:-1]))
+
+
+class RouterPolicy:
+  """Scores the decision of every ready episode in one forward of the new tokens alone.
+
+  Each live episode owns a row of the KV cache. Where its text no longer extends what the row
+  holds (a new episode, a cut of the history, the paper's view) the row is filled anew.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    model: Qwen2,
+    view: View,
+    config: RouterConfig,
+    decide: Sample | Threshold,
+    live_episodes: int,
+  ):
+    self.name = name
+    self._view = view
+    self._decide = decide
+    self._usd_per_token = config.usd_per_million_tokens / 1e6
+    self._graphdef, self._params = nnx.split(model)
+    # The last row is for padding; behind the limit there is room for a padded call.
+    self._cache = model.empty_cache(live_episodes + 1, config.max_tokens)
+    self._spare_row = live_episodes
+    self._free_rows = list(range(live_episodes))
+    self._rows: dict[int, int] = {}  # id(live) -> row
+    self._held: dict[int, list[int]] = {}  # row -> the tokens that its cache holds
+    self._ids = tuple(view.decision_ids)
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Decisions for the ready episodes, at most `live_episodes` of them live at once."""
+    texts = [
+      self._view.windows(live.task, live.steps, live.observation, live.call_budget)[-1].tokens
+      for live in ready
+    ]
+    rows = [self._row(live) for live in ready]
+    p_RxA, fed = self._probabilities(rows, texts)
+    decisions = []
+    for live, p_A, new_tokens in zip(ready, p_RxA, fed):
+      model = self._decide.pick(p_A, live)
+      logp = float(np.log(max(p_A[model], 1e-30)))
+      decisions.append(Decision(model, logp, new_tokens * self._usd_per_token))
+    return decisions
+
+  def finish(self, live: Live) -> None:
+    row = self._rows.pop(id(live), None)
+    if row is not None:
+      self._free_rows.append(row)
+      self._held[row] = []
+
+  def _row(self, live: Live) -> int:
+    if id(live) not in self._rows:
+      self._rows[id(live)] = self._free_rows.pop()
+    return self._rows[id(live)]
+
+  def _probabilities(self, rows: list[int], texts: list[list[int]]) -> tuple[np.ndarray, list[int]]:
+    """Feeds what each row does not hold yet, in a few calls if it is long.
+
+    Returns:
+      p_RxA, float64, and the number of tokens that each row was fed.
+    """
+    pending = []  # [index, start, tokens]
+    for i, (row, text) in enumerate(zip(rows, texts)):
+      held = self._held.get(row, [])
+      start = len(held) if text[: len(held)] == held and len(held) < len(text) else 0
+      pending.append((i, start, text[start:]))
+      self._held[row] = text
+    fed = [len(tokens) for _, _, tokens in pending]
+    p_RxA = np.zeros((len(rows), len(self._ids)))
+    while pending:
+      pending.sort(key=lambda part: len(part[2]))
+      group, pending = pending[: ROWS[-1]], pending[ROWS[-1] :]
+      T = bucket_of(min(len(group[-1][2]), NEW_TOKENS[-1]), NEW_TOKENS)
+      R = bucket_of(len(group), ROWS)
+      tokens_RxT = np.zeros((R, T), np.int32)
+      start_R, last_R = np.zeros(R, np.int32), np.zeros(R, np.int32)
+      row_R = np.full(R, self._spare_row, np.int32)
+      for r, (i, start, tokens) in enumerate(group):
+        part = tokens[:T]
+        tokens_RxT[r, : len(part)] = part
+        row_R[r], start_R[r], last_R[r] = rows[i], start, len(part) - 1
+      logits_RxA, self._cache = _extend(
+        self._graphdef, self._params, self._cache, tokens_RxT, row_R, start_R, last_R, self._ids
+      )
+      logits_RxA = np.asarray(logits_RxA, np.float64)
+      for r, (i, start, tokens) in enumerate(group):
+        if len(tokens) > T:
+          pending.append((i, start + T, tokens[T:]))
+        else:
+          p_A = np.exp(logits_RxA[r] - logits_RxA[r].max())
+          p_RxA[i] = p_A / p_A.sum()
+    return p_RxA, fed
+
+
+@partial(jax.jit, static_argnums=(0, 7), donate_argnums=(2,))
+def _extend(graphdef, params, cache, tokens_RxT, row_R, start_R, last_R, ids):
+  """One forward of new tokens on the named cache rows. Returns logits_RxA and the cache."""
+  model = nnx.merge(graphdef, params)
+  part = jax.tree.map(lambda x_LxNxUxKxH: x_LxNxUxKxH[:, row_R], cache)
+  hidden_RxTxD, part = model.extend(tokens_RxT, start_R, part)
+  cache = jax.tree.map(lambda x, x_new: x.at[:, row_R].set(x_new), cache, part)
+  hidden_RxD = hidden_RxTxD[jnp.arange(len(last_R)), last_R]
+  return model.logits(hidden_RxD, np.array(ids)), cache

@@ -1,0 +1,189 @@
+"""An episode so far -> the text and tokens that the router decides from."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from baar_jax.config import RouterConfig
+from baar_jax.episode import SMALL, Episode, Step, Task
+
+DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
+DECISION_WORDS = ("SMALL", "BIG")
+RECENT_STEPS = 10  # of the paper's hard-budget prompt
+CUT_MARK = " ..."
+
+ROLE = "You choose which language model acts next in a task of many steps."
+ROLE_HARD = "You choose, within a budget, which language model acts next in a task of many steps."
+CHOICES = "\nSMALL is fast and cheap. BIG is strong and expensive, for steps that need reasoning."
+HARD_LEFT = (
+  "\nThe budget is strict: once it is spent, only SMALL is left. "
+  "{left} BIG calls must last for up to {steps} steps; keep them for where they matter."
+)
+HARD_SPENT = "\nThe budget is spent: only SMALL is left for up to {steps} steps."
+ASK = "\nWhich model should act next, SMALL or BIG?\nDecision:"
+ASK_SPENT = "\nThe answer has to be SMALL.\nDecision:"
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+  """One sequence that the router reads.
+
+  Attributes:
+    tokens: ids; the decisions taken so far are among them, the one to come is not.
+    positions: where the decisions of steps `first`, `first` + 1, ... are predicted: the index of
+      the token before each.
+    first: the episode's step that the first position decides.
+  """
+
+  tokens: list[int]
+  positions: list[int]
+  first: int
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> None:
+  """Trains a byte-level BPE with the decision tokens and saves it as `tokenizer.json`."""
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=list(DECISION_TOKENS),
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(texts, trainer)
+  directory.mkdir(parents=True, exist_ok=True)
+  tokenizer.save(str(directory / "tokenizer.json"))
+
+
+class View:
+  """Turns episodes into windows, one way for training and for live decisions.
+
+  The text before a decision depends on nothing but what was visible then, and a longer episode's
+  text extends a shorter one's, so that a rollout can keep a KV cache.
+  """
+
+  def __init__(self, config: RouterConfig, directory: Path):
+    """Reads `tokenizer.json` from the directory. Raises ValueError if it is not there."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+      raise ValueError(f"{path} is missing: run --stage=profile first")
+    self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
+    if None in self.decision_ids:
+      raise ValueError(f"{path} lacks the decision tokens {DECISION_TOKENS}")
+    self._config = config
+    self._encode = functools.lru_cache(maxsize=1 << 16)(self._encode_uncached)
+
+  def windows(
+    self, task: Task, steps: Sequence[Step], observation: str | None, call_budget: int | None
+  ) -> list[Window]:
+    """The sequences of an episode so far.
+
+    Args:
+      steps: what has been done.
+      observation: what the agent sees now, and the last window ends where its decision is
+        predicted; None ends with the decision of the last step.
+      call_budget: the cap on large calls; None writes nothing about budgets.
+    """
+    observations = [step.observation for step in steps]
+    if observation is not None:
+      observations.append(observation)
+    if self._config.view == "paper":
+      return [
+        Window(tokens, [len(tokens) - 1], s)
+        for s in range(len(observations))
+        for tokens in [self._prompt(task, steps, observations, s, call_budget)]
+      ]
+    return self._transcript(task, steps, observations, call_budget)
+
+  def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
+    """The sequences of a finished episode, every decision in exactly one of them."""
+    return self.windows(task, episode.steps, None, episode.call_budget)
+
+  def _transcript(self, task, steps, observations, call_budget) -> list[Window]:
+    """One append-only text; over the limit its older half is cut, in whole steps."""
+    c = self._config
+    head = [*self._encode("task: ", None), *self._encode(task.description, c.description_tokens)]
+    start = [*self._encode("\nstart: ", None), *self._encode(observations[0], c.result_tokens)]
+    asks = [self._ask(task, steps, s, call_budget) for s in range(len(observations))]
+    acts = [
+      [self.decision_ids[step.model], *self._outcome(step, result)]
+      for step, result in zip(steps, observations[1:])
+    ]
+    windows = [Window(head + start + asks[0], [], 0)]
+    for s in range(len(observations)):
+      grown = [] if s == 0 else acts[s - 1] + asks[s]
+      if len(windows[-1].tokens) + len(grown) > c.max_tokens:
+        first, kept = s, asks[s]
+        while first > 0:
+          step = asks[first - 1] + acts[first - 1]
+          if len(head) + len(step) + len(kept) > c.max_tokens // 2:
+            break
+          first, kept = first - 1, step + kept
+        omitted = [*self._encode(f"\nsteps 1-{first} omitted", None)]
+        windows.append(Window(head + omitted + kept, [], s))
+      else:
+        windows[-1].tokens.extend(grown)
+      windows[-1].positions.append(len(windows[-1].tokens) - 1)
+    return windows
+
+  def _prompt(self, task, steps, observations, s, call_budget) -> list[int]:
+    """The paper's prompt for one step (appendix "Prompts"): its fields in its order, our words."""
+    c = self._config
+    hard = call_budget is not None
+    left = call_budget - sum(step.model != SMALL for step in steps[:s]) if hard else 0
+    description = self._encode(task.description, c.description_tokens)
+    head = [*self._encode(f"{ROLE_HARD if hard else ROLE}\nTask: ", None), *description]
+    if hard:
+      head += self._encode("\nEnvironment: ", None)
+      head += self._encode(observations[0], c.result_tokens)
+      head += self._encode(
+        f"\nBudget: at most {call_budget} BIG calls, {call_budget - left} used, {left} left. "
+        f"Step {s + 1} of {task.max_steps}.",
+        None,
+      )
+    head += self._encode(CHOICES, None)
+    if hard:
+      text = HARD_LEFT if left > 0 else HARD_SPENT
+      head += self._encode(text.format(left=left, steps=task.max_steps - s), None)
+    head += self._encode("\nPrevious steps:" if s else "\nPrevious steps: none", None)
+    tail = [*self._encode(ASK_SPENT if hard and left <= 0 else ASK, None)]
+    oldest = max(0, s - RECENT_STEPS) if hard else 0
+    recent, first = [], s
+    while first > oldest:
+      step = steps[first - 1]
+      word = DECISION_WORDS[step.model]
+      block = [*self._encode(f"\nStep {first} [Model: {word}]", None)]
+      block += self._outcome(step, observations[first])
+      if len(head) + len(block) + len(recent) + len(tail) > c.max_tokens:
+        break
+      recent, first = block + recent, first - 1
+    omitted = self._encode(f"\n(steps 1-{first} omitted)", None) if first else ()
+    return [*head, *omitted, *recent, *tail]
+
+  def _ask(self, task, steps, s, call_budget) -> list[int]:
+    budget = ""
+    if call_budget is not None:
+      used = sum(step.model != SMALL for step in steps[:s])
+      budget = f"/{task.max_steps}, {call_budget - used} large calls left,"
+    return list(self._encode(f"\nstep {s + 1}{budget} model:", None))
+
+  def _outcome(self, step: Step, result: str) -> list[int]:
+    c = self._config
+    return [
+      *self._encode(" action: ", None),
+      *self._encode(step.action, c.action_tokens),
+      *self._encode("\nresult: ", None),
+      *self._encode(result, c.result_tokens),
+    ]
+
+  def _encode_uncached(self, text: str, limit: int | None) -> tuple[int, ...]:
+    # What an environment prints must not be read as a decision.
+    ids = self._tokenizer.encode(text.replace("<|", "< |")).ids
+    if limit is not None and len(ids) > limit:
+      ids = ids[:limit] + self._tokenizer.encode(CUT_MARK).ids
+    return tuple(ids)
