@@ -1,4 +1,4 @@
-"""The keyless pair: two scripted models that follow the environment's expert and err at stated rates.
+"""The keyless pair: scripted models that follow the environment's expert and err at stated rates.
 
 They act in the real environment through the same prompts, token counts and list prices as API
 models would; only the text of their replies is made here. All rates stand in this file.
@@ -113,3 +113,16 @@ def uniform(*key: object) -> float:
 
 def sigmoid(x: float) -> float:
   return 1.0 / (1.0 + math.exp(-x))
+
+
+class SandboxErrors:
+  """The sandbox: plain locks are easy for both; a critical one SMALL mostly gets wrong.
+
+  A wrong action rings the alarm, which is fatal; a wasted step jams the lock.
+  """
+
+  PLAIN = (Lapse(0.10, 0.05), Lapse(0.02, 0.05))  # of SMALL and LARGE
+  CRITICAL = (Lapse(0.80, 0.5), Lapse(0.10, 0.3))
+
+  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+    return (self.CRITICAL if oracle.critical else self.PLAIN)[model]

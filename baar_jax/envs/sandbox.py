@@ -1,0 +1,184 @@
+"""Sandbox: rows of locks with noisy warnings, small enough for the best router to be computed.
+
+A task is a building of locks to open in turn, each by pulling the right lever of three. One lever
+jams the lock, one rings the alarm and ends the episode. Locks are plain, tricky (a weak model errs)
+or broken (no lever opens it). Tasks are fixed by their id; what is hidden shows in three warnings:
+the kind of building, each lock's look, and one early sign. Every text of a kind has the same number
+of characters, so a call's price depends on the step and the model alone.
+"""
+
+import dataclasses
+import random
+import re
+
+from baar_jax.envs.base import Oracle
+from baar_jax.episode import Task
+
+PLAIN, TRICKY, BROKEN = range(3)
+LOOKS = ("smooth", "marked", "rusted")
+SIGNS = ("blank", "green", "amber")  # blank until the sign is reached
+BLANK, GREEN, AMBER = range(3)
+LEVERS = "ABC"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of building.
+
+  Attributes:
+    word: names it in the task's description.
+    share: of the tasks.
+    tricky: probability that a lock is tricky.
+    doomed: probability that one lock is broken.
+  """
+
+  word: str
+  share: float
+  tricky: float
+  doomed: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """All constants of the sandbox but the models' error rates, which stand in llms/scripted.py.
+
+  Attributes:
+    locks: per task, at most 9.
+    attempts: jams of one lock that end the episode.
+    sign_at: the lock from which on the sign is green or amber.
+    broken_from: the broken lock of a doomed task is uniform from this one to the last.
+    amber: probability of an amber sign where the task is not doomed, and where it is.
+    looks: for PLAIN, TRICKY and BROKEN, the probability of each of LOOKS.
+    kinds: the kinds of building.
+  """
+
+  locks: int = 9
+  attempts: int = 3
+  sign_at: int = 1
+  broken_from: int = 5
+  amber: tuple[float, float] = (0.1, 0.9)
+  looks: tuple[tuple[float, float, float], ...] = (
+    (0.80, 0.17, 0.03),
+    (0.16, 0.80, 0.04),
+    (0.05, 0.07, 0.88),
+  )
+  kinds: tuple[Kind, ...] = (
+    Kind("cabin", share=0.42, tricky=0.03, doomed=0.08),
+    Kind("tower", share=0.33, tricky=0.25, doomed=0.20),
+    Kind("vault", share=0.25, tricky=0.30, doomed=0.60),
+  )
+
+  def __post_init__(self):
+    if not 1 <= self.locks <= 9 or not 0 <= self.sign_at < self.broken_from < self.locks:
+      raise ValueError(f"locks, sign_at and broken_from do not fit together: {self}")
+
+
+RULES = Rules()
+MAX_STEPS = 18
+
+
+@dataclasses.dataclass(frozen=True)
+class Building:
+  """One task's hidden state and its warnings."""
+
+  kind: str
+  sign: int
+  hardness: tuple[int, ...]  # per lock
+  looks: tuple[str, ...]
+  levers: tuple[str, ...]  # per lock: the one that opens, the one that jams, the one that rings
+
+
+def build(task_id: str, rules: Rules = RULES) -> Building:
+  """The building of a task, drawn from its id."""
+  draw = random.Random(f"sandbox|{task_id}")
+  kind = draw.choices(rules.kinds, [kind.share for kind in rules.kinds])[0]
+  doomed = draw.random() < kind.doomed
+  broken = rules.broken_from + int(draw.random() * (rules.locks - rules.broken_from))
+  sign = AMBER if draw.random() < rules.amber[doomed] else GREEN
+  hardness = [TRICKY if draw.random() < kind.tricky else PLAIN for _ in range(rules.locks)]
+  if doomed:
+    hardness[broken] = BROKEN
+  looks = [draw.choices(LOOKS, rules.looks[level])[0] for level in hardness]
+  levers = ["".join(draw.sample(LEVERS, 3)) for _ in range(rules.locks)]
+  return Building(kind.word, sign, tuple(hardness), tuple(looks), tuple(levers))
+
+
+class Sandbox:
+  """Env over buildings of locks (protocol: envs/base.py)."""
+
+  system_prompt = (
+    "Open every lock of the building in turn. One lever of A, B, C opens a lock, one jams it, "
+    "one rings the alarm, which ends the task. Answer with a thought and an action.\n\n"
+    "Example:\nThought: The first lock is next.\n\nAction: pull B"
+  )
+
+  def __init__(
+    self,
+    train_tasks: int = 96,
+    test_tasks: int = 60,
+    max_steps: int = MAX_STEPS,
+    rules: Rules = RULES,
+  ):
+    self._sizes = {"train": train_tasks, "test": test_tasks}
+    self._max_steps = max_steps
+    self._rules = rules
+    self._building: Building | None = None
+
+  def tasks(self, split: str) -> list[Task]:
+    if self._sizes.get(split, 0) < 1:
+      raise ValueError(f"the sandbox has no {split!r} tasks; it has {self._sizes}")
+    ids = [f"{split}-{number}" for number in range(self._sizes[split])]
+    return [
+      Task(id_, split, f"Open the {build(id_, self._rules).kind}.", self._max_steps) for id_ in ids
+    ]
+
+  def reset(self, task_id: str) -> str:
+    self._building = build(task_id, self._rules)
+    self._lock = self._jams = 0
+    self._done = False
+    return self._observe("You enter.")
+
+  def step(self, action: str) -> tuple[str, bool]:
+    levers = self._now()
+    match = re.fullmatch(r"pull ([ABC])", action)
+    broken = self._building.hardness[self._lock] == BROKEN
+    if match and match[1] == levers[2]:
+      self._done = True
+      return "It rang an alarm. The task has failed.", True
+    if match and match[1] == levers[0] and not broken:
+      self._lock, self._jams = self._lock + 1, 0
+      self._done = self._lock == self._rules.locks
+      event = "It opened."
+    else:
+      self._jams += 1
+      self._done = self._jams == self._rules.attempts
+      event = "It jammed." if match else "No effect."
+    if self._done:
+      return f"{event} The task has {'failed' if self._jams else 'been done'}.", True
+    return self._observe(event), False
+
+  def score(self) -> float:
+    return float(self._building is not None and self._lock == self._rules.locks)
+
+  def oracle_action(self) -> str:
+    return f"pull {self._now()[0]}"
+
+  def oracle(self) -> Oracle:
+    critical = self._building.hardness[self._lock] != PLAIN
+    return Oracle(self.oracle_action(), self._lock, critical, recovering=False)
+
+  def mistake(self, kind: str, key: str) -> str:
+    return f"pull {self._now()[2 if kind == 'wrong' else 1]}"
+
+  def close(self) -> None:
+    self._building = None
+
+  def _now(self) -> str:
+    if self._building is None or self._done:
+      raise RuntimeError("the sandbox has no episode under way: reset() comes first")
+    return self._building.levers[self._lock]
+
+  def _observe(self, event: str) -> str:
+    sign = self._building.sign if self._lock >= self._rules.sign_at else BLANK
+    look = self._building.looks[self._lock]
+    return f"{event} Lock {self._lock + 1} looks {look}. The sign is {SIGNS[sign]}."
