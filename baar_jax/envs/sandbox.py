@@ -164,8 +164,9 @@ class Sandbox:
     return f"pull {self._now()[0]}"
 
   def oracle(self) -> Oracle:
+    action = self.oracle_action()
     critical = self._building.hardness[self._lock] != PLAIN
-    return Oracle(self.oracle_action(), self._lock, critical, recovering=False)
+    return Oracle(action, self._lock, critical, recovering=False)
 
   def mistake(self, kind: str, key: str) -> str:
     return f"pull {self._now()[2 if kind == 'wrong' else 1]}"

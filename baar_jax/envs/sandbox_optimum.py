@@ -52,7 +52,7 @@ class Exact:
     errors = errors or SandboxErrors()
     self._rules = rules
     self._max_steps = max_steps
-    self._call_usd = _call_prices(rules, max_steps, names, errors)
+    self.call_usd = _call_prices(rules, max_steps, names, errors)  # by step and model
     self._share_K = np.array([kind.share for kind in rules.kinds])
     self._jams = [(s, g) for s in range(rules.attempts) for g in range(rules.attempts - s)]
     place = {jams: f for f, jams in enumerate(self._jams)}
@@ -135,7 +135,7 @@ class Exact:
       for lock in range(min(step + 1, locks)):
         after_open = (arrive_later[lock + 1] if lock + 1 < locks else opened)[..., None, None]
         value_M = []
-        for model, usd in enumerate(self._call_usd[step]):
+        for model, usd in enumerate(self.call_usd[step]):
           after_jam = later[lock][..., self._next_MxF[model]]
           value = self._open[lock, ..., model] * after_open
           value += self._jam[lock, ..., model] * after_jam

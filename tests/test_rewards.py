@@ -1,0 +1,202 @@
+"""rewards.py against sums worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baar_jax import rewards
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@pytest.mark.parametrize(
+  ("small", "large", "expected"),
+  [
+    ("11111", "00000", "easy"),
+    ("11110", "00000", "easy"),  # 4 / 5 reaches 0.8
+    ("11100", "10000", "hard"),  # 3 / 5 does not; LARGE once is enough
+    ("00000", "11111", "hard"),
+    ("00000", "00000", "intractable"),
+    ("10000", "00000", "intractable"),  # lucky once
+    ("11100", "00000", "intractable"),  # lucky thrice
+    ("1110", "00000", "intractable"),  # one trial lost: 3 / 4 < 0.8
+    ("111", "1", "easy"),
+    ("1111111100", "0", "easy"),  # 8 / 10, K = 10
+    ("1111111000", "1", "hard"),
+  ],
+)
+def test_difficulty(small, large, expected):
+  trials = [[mark == "1" for mark in marks] for marks in (small, large)]
+  assert rewards.difficulty(*trials) == expected
+
+
+def test_difficulty_takes_another_rate_and_arrays():
+  assert rewards.difficulty(np.array([True, True, False]), [True], easy_rate=0.6) == "easy"
+  assert rewards.difficulty(np.array([True, True, False]), [True], easy_rate=0.7) == "hard"
+
+
+@pytest.mark.parametrize(("small", "large"), [([], [True]), ([True], []), ([], [])])
+def test_difficulty_without_trials_is_an_error(small, large):
+  with pytest.raises(ValueError, match="a trial of each model"):
+    rewards.difficulty(small, large)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.01, float("nan")])
+def test_difficulty_with_an_impossible_rate_is_an_error(rate):
+  with pytest.raises(ValueError, match="easy_rate"):
+    rewards.difficulty([True], [True], easy_rate=rate)
+
+
+@given(st.lists(st.booleans(), min_size=1), st.lists(st.booleans(), min_size=1))
+def test_a_success_more_never_makes_a_task_harder(small, large):
+  rank = {"easy": 0, "hard": 1, "intractable": 2}
+  before = rank[rewards.difficulty(small, large)]
+  assert rank[rewards.difficulty([*small, True], large)] <= before
+  assert rank[rewards.difficulty(small, [*large, True])] <= before
+
+
+@pytest.mark.parametrize(
+  ("cost", "small", "large", "expected"),
+  [
+    (0.003, 0.001, 0.005, 0.5),  # 2 / 4
+    (0.002, 0.001, 0.005, 0.25),  # 1 / 4
+    (0.002, 0.005, 0.001, 0.25),  # inverted: the same interval
+    (0.0005, 0.001, 0.005, 0.0),  # below: clipped
+    (0.009, 0.001, 0.005, 1.0),  # above: clipped
+    (0.004, 0.004, 0.004, 0.0),  # equal boundaries, nothing above them
+    (0.005, 0.004, 0.004, 1.0),  # 0.001 / 1e-9, clipped
+  ],
+)
+def test_normalized_cost(cost, small, large, expected):
+  share = rewards.normalized_cost(cost, small, large)
+  assert isinstance(share, float)
+  assert share == pytest.approx(expected, abs=1e-6)
+
+
+def test_normalized_cost_has_eps_in_the_denominator():
+  # (3 - 1) / (5 - 1 + 4) = 0.25
+  assert rewards.normalized_cost(3.0, 1.0, 5.0, eps=4.0) == 0.25
+
+
+def test_normalized_cost_of_arrays():
+  share = rewards.normalized_cost(np.array([1.0, 2.0, 9.0]), 1.0, np.array([5.0, 5.0, 0.0]))
+  # 0 / 4, 1 / 4, and 9 above [0, 1]
+  np.testing.assert_allclose(share, [0.0, 0.25, 1.0], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+  ("costs", "eps"), [((np.nan, 1, 2), 1e-9), ((1, np.inf, 2), 1e-9), ((1, 1, 2), 0.0)]
+)
+def test_normalized_cost_rejects(costs, eps):
+  with pytest.raises(ValueError):
+    rewards.normalized_cost(*costs, eps=eps)
+
+
+@given(FLOATS.map(lambda x: x % 1e6), *[st.floats(0, 1e6)] * 2)
+def test_normalized_cost_is_a_share_and_symmetric_in_the_boundaries(cost, small, large):
+  share = rewards.normalized_cost(cost, small, large)
+  assert 0.0 <= share <= 1.0
+  assert share == rewards.normalized_cost(cost, large, small)
+
+
+@pytest.mark.parametrize(
+  ("success", "hard", "expected"),
+  [
+    (True, False, 0.88),  # easy: 1 - 0.3 * 0.4
+    (True, True, 1.38),  # hard: 1 + 0.5 - 0.12
+    (False, False, -0.12),  # easy or intractable, failed: the cost alone
+    (False, True, -0.12),  # hard, failed: no bonus
+  ],
+)
+def test_boundary_reward(success, hard, expected):
+  reward = rewards.boundary_reward(success, hard, 0.4, lam=0.3)
+  assert isinstance(reward, float)
+  assert reward == pytest.approx(expected)
+
+
+def test_boundary_reward_table_of_six():
+  # Rows: easy, hard, intractable; columns: success, failure. All at C_norm = 1, lam = 0.5.
+  reward = rewards.boundary_reward(
+    success=np.array([[True, False]] * 3),
+    hard=np.array([[False], [True], [False]]),
+    cost_norm=np.ones((3, 2)),
+    lam=0.5,
+    r_success=2.0,
+    r_hard=0.25,
+  )
+  # 2 - .5, 0 - .5;  2 + .25 - .5, 0 - .5;  2 - .5, 0 - .5
+  np.testing.assert_allclose(reward, [[1.5, -0.5], [1.75, -0.5], [1.5, -0.5]])
+
+
+@pytest.mark.parametrize(("cost_norm", "lam"), [(1.1, 0.3), (-0.1, 0.3), (np.nan, 0.3), (0, -1)])
+def test_boundary_reward_rejects(cost_norm, lam):
+  with pytest.raises(ValueError):
+    rewards.boundary_reward(True, False, cost_norm, lam)
+
+
+def test_advantage_over_the_groups_mean():
+  # mean 1 > reference 0.5; population std 1: (0 - 1) / 1.1, (2 - 1) / 1.1
+  advantage = rewards.reference_advantage([0.0, 2.0], 0.5)
+  np.testing.assert_allclose(advantage, [-1 / 1.1, 1 / 1.1])
+
+
+def test_advantage_over_the_reference():
+  # reference 1.5 > mean 1; std 1: -1.5 / 1.1, 0.5 / 1.1
+  advantage = rewards.reference_advantage([0.0, 2.0], 1.5)
+  np.testing.assert_allclose(advantage, [-1.5 / 1.1, 0.5 / 1.1])
+
+
+def test_advantage_of_equal_rewards():
+  # std 0: (0.8 - 1) / 0.1 below the reference; 0 at or above it
+  np.testing.assert_allclose(rewards.reference_advantage([0.8] * 4, 1.0), [-2.0] * 4)
+  np.testing.assert_allclose(rewards.reference_advantage([1.0] * 4, 1.0), [0.0] * 4, atol=1e-12)
+  np.testing.assert_allclose(rewards.reference_advantage([1.3] * 4, 1.0), [0.0] * 4, atol=1e-12)
+
+
+def test_advantage_is_clipped():
+  # (0 - 1) / 0.1 = -10
+  np.testing.assert_array_equal(rewards.reference_advantage([0.0, 0.0], 1.0), [-5.0, -5.0])
+  np.testing.assert_array_equal(rewards.reference_advantage([0.0], 1.0, clip=7.0), [-7.0])
+  np.testing.assert_allclose(rewards.reference_advantage([0.0], 1.0, eps=0.5), [-2.0])
+
+
+def test_advantage_of_rewards_whose_sum_and_squares_overflow():
+  np.testing.assert_allclose(rewards.reference_advantage([1e308, 1e308], 0.0), [0.0, 0.0])
+  # mean 0, std 1e308
+  np.testing.assert_allclose(rewards.reference_advantage([1e308, -1e308], 0.0), [1.0, -1.0])
+
+
+@pytest.mark.parametrize(
+  ("reward_G", "reference", "eps", "clip"),
+  [
+    ([], 0.0, 0.1, 5.0),
+    ([[0.0, 1.0]], 0.0, 0.1, 5.0),
+    ([0.0, np.nan], 0.0, 0.1, 5.0),
+    ([0.0, 1.0], np.inf, 0.1, 5.0),
+    ([0.0, 1.0], 0.0, 0.0, 5.0),
+    ([0.0, 1.0], 0.0, 0.1, 0.0),
+  ],
+)
+def test_advantage_rejects(reward_G, reference, eps, clip):
+  with pytest.raises(ValueError):
+    rewards.reference_advantage(reward_G, reference, eps, clip)
+
+
+@given(
+  st.lists(FLOATS, min_size=1, max_size=8),
+  FLOATS,
+  st.floats(0, 1, exclude_min=True),
+  st.floats(0, 1e3, exclude_min=True),
+)
+def test_advantage_is_finite_and_clipped(reward_G, reference, eps, clip):
+  advantage_G = rewards.reference_advantage(reward_G, reference, eps, clip)
+  assert np.all(np.abs(advantage_G) <= clip)
+
+
+@given(st.lists(st.floats(-2, 2), min_size=2, max_size=8), st.floats(-2, 2))
+def test_advantage_rises_with_the_reward_and_falls_with_the_reference(reward_G, reference):
+  advantage_G = rewards.reference_advantage(reward_G, reference)
+  order = np.argsort(reward_G)
+  assert np.all(np.diff(advantage_G[order]) >= 0)
+  assert np.all(rewards.reference_advantage(reward_G, reference + 1.0) <= advantage_G + 1e-9)
