@@ -1,60 +1,10 @@
-"""The sandbox and its exact optimum, against brute force and against episodes really run."""
-
-import dataclasses
-import itertools
-import math
+"""The sandbox: what its levers do, what it shows, and how reliable that is."""
 
 import numpy as np
 import pytest
 
-from baar_jax import frontier, rewards
-from baar_jax.agent import extend, opening, parse_action
 from baar_jax.envs import sandbox
-from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox import BROKEN, GREEN, PLAIN, Kind, Rules, Sandbox, build
-from baar_jax.envs.sandbox_optimum import NAMES, Exact
-from baar_jax.llms.prices import cost_usd
-from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
-
-MU = 90.0  # success per dollar: the middle of the frontier
-FEW = Rules(
-  locks=3,
-  attempts=2,
-  sign_at=1,
-  broken_from=2,
-  amber=(0.2, 0.7),
-  kinds=(Kind("cabin", 0.6, 0.1, 0.2), Kind("vault", 0.4, 0.5, 0.6)),
-)
-
-
-@pytest.fixture(scope="module")
-def exact():
-  return Exact()
-
-
-def run(env, task, choose, seed=0):
-  """One episode through the real pair. Returns steps (model, action, observation), usd, score."""
-  agents = ScriptedPair(NAMES, SandboxErrors()).start(env, task, seed)
-  observation, done, history, usd = env.reset(task.id), False, [], []
-  messages = opening(env.system_prompt, task, observation)
-  while not done and len(history) < task.max_steps:
-    model = choose(task.description, history, observation)
-    reply = agents[model].reply(messages, len(history))
-    action = parse_action(reply.text)
-    history.append((model, action, observation))
-    usd.append(cost_usd(NAMES[model], reply.usage))
-    observation, done = env.step(action)
-    extend(messages, reply.text, observation)
-  return history, usd, env.score()
-
-
-def always(model):
-  return lambda description, history, observation: model
-
-
-def coin(p, seed=0):
-  draw = np.random.default_rng(seed)
-  return lambda description, history, observation: int(draw.random() < p)
+from baar_jax.envs.sandbox import BROKEN, GREEN, PLAIN, Rules, Sandbox, build
 
 
 def finished(env, task_id, lever):
@@ -115,6 +65,21 @@ def test_a_broken_lock_never_opens():
   assert [answer[:10] for answer, _ in answers] == ["It opened."] * broken + ["It jammed."] * 3
 
 
+def test_the_sign_shows_from_the_second_lock_on():
+  env = Sandbox()
+  task_id = find(env, lambda levels: BROKEN not in levels)
+  sign = sandbox.SIGNS[build(task_id).sign]
+  assert env.reset(task_id).endswith("The sign is blank.")
+  answers = [answer for answer, done in finished(env, task_id, lever=0) if not done]
+  assert len(answers) == 8 and all(answer.endswith(f"The sign is {sign}.") for answer in answers)
+
+
+def test_no_lever_gives_itself_away():
+  levers = [lever for number in range(200) for lever in build(f"any-{number}").levers]
+  for place in range(3):
+    assert {lever[place] for lever in levers} == {"A", "B", "C"}
+
+
 def test_nonsense_is_answered():
   env = Sandbox()
   env.reset("train-0")
@@ -131,175 +96,6 @@ def test_needs_a_reset():
 def test_rules_that_do_not_fit_are_errors():
   with pytest.raises(ValueError, match="fit together"):
     Rules(locks=5)
-
-
-def test_the_price_of_a_call_depends_on_step_and_model_alone(exact):
-  """Real messages of real episodes, of every kind, sign, look and event."""
-  env = Sandbox(train_tasks=60)
-  seen = set()
-  for number, task in enumerate(env.tasks("train")):
-    history, usd, _ = run(env, task, coin(0.5, number))
-    expected = [exact.call_usd[step][model] for step, (model, _, _) in enumerate(history)]
-    np.testing.assert_allclose(usd, expected, rtol=1e-12)
-    seen |= {word.rstrip(".") for word in task.description.split()}
-    seen |= {word.rstrip(".") for _, _, text in history for word in text.split()}
-  assert seen >= {"cabin", "tower", "vault", *sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"}
-
-
-def test_large_costs_five_times_small_per_call(exact):
-  np.testing.assert_allclose([large / small for small, large in exact.call_usd], 5.0)
-
-
-def brute_force(rules, errors, mu, call_usd):
-  """Best expected success - mu * dollars by expectimax over full visible histories.
-
-  Keeps the weight of every possible building that agrees with what was seen; no beliefs, no
-  compression of histories.
-  """
-  worlds = []
-  for kind, sign, broken in itertools.product(rules.kinds, (1, 2), (None, 2)):
-    doomed = broken is not None
-    p_kind = kind.share * (kind.doomed if doomed else 1 - kind.doomed)
-    p_kind *= rules.amber[doomed] if sign == 2 else 1 - rules.amber[doomed]
-    for levels in itertools.product((0, 1), repeat=2 if doomed else 3):
-      p_levels = math.prod(kind.tricky if level else 1 - kind.tricky for level in levels)
-      levels = (*levels, BROKEN) if doomed else levels
-      for looks in itertools.product(range(3), repeat=3):
-        p_looks = math.prod(rules.looks[level][look] for level, look in zip(levels, looks))
-        worlds.append((p_kind * p_levels * p_looks, kind.word, sign, levels, looks))
-  weight_W = np.array([w[0] for w in worlds])
-  kind_W, sign_W = np.array([w[1] for w in worlds]), np.array([w[2] for w in worlds])
-  level_WxI, look_WxI = np.array([w[3] for w in worlds]), np.array([w[4] for w in worlds])
-  assert weight_W.sum() == pytest.approx(1.0)
-  lapses = [[errors.lapse(m, "", Oracle("", 0, c, False), False) for c in (0, 1)] for m in (0, 1)]
-
-  def arrive(weight_W, lock, step):
-    if lock == rules.locks:
-      return weight_W.sum()
-    signs = (1, 2) if lock == rules.sign_at else (None,)
-    return sum(
-      act(weight_W * (look_WxI[:, lock] == look) * (sign is None or sign_W == sign), lock, 0, step)
-      for look in range(3)
-      for sign in signs
-    )
-
-  def act(weight_W, lock, jams, step):
-    if jams == rules.attempts or not weight_W.any():
-      return 0.0
-    values = []
-    for model in (0, 1):
-      level_W = level_WxI[:, lock]
-      rate_W = np.where(level_W == PLAIN, lapses[model][0].rate, lapses[model][1].rate)
-      wrong_W = np.where(level_W == PLAIN, lapses[model][0].wrong, lapses[model][1].wrong)
-      open_W = np.where(level_W == BROKEN, 0.0, 1 - rate_W)
-      jam_W = 1 - open_W - rate_W * wrong_W
-      values.append(
-        arrive(weight_W * open_W, lock + 1, step + 1)
-        + act(weight_W * jam_W, lock, jams + 1, step + 1)
-        - mu * call_usd[step][model] * weight_W.sum()
-      )
-    return max(values)
-
-  return sum(arrive(weight_W * (kind_W == kind.word), 0, 0) for kind in rules.kinds)
-
-
-@pytest.mark.parametrize("mu", [0.0, 30.0, 100.0, 300.0, 1000.0])
-def test_the_optimum_is_that_of_full_histories(mu):
-  class Harsh(SandboxErrors):  # errors that make every part of the state matter
-    PLAIN = (Lapse(0.2, 0.3), Lapse(0.05, 0.3))
-    CRITICAL = (Lapse(0.7, 0.4), Lapse(0.2, 0.4))
-
-  exact = Exact(FEW, max_steps=7, errors=Harsh())
-  point = exact.optimum(mu)
-  expected = brute_force(FEW, Harsh(), mu, exact.call_usd)
-  assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
-
-
-def test_always_small_without_doubt_is_a_closed_form():
-  # One kind, no doom, all locks plain, one attempt: each opens with 0.9, so 0.9 ** 3 in all, and
-  # the second and third call happen with 0.9 and 0.81.
-  kinds = (Kind("cabin", 1.0, 0.0, 0.0),)
-  exact = Exact(dataclasses.replace(FEW, attempts=1, kinds=kinds), max_steps=3)
-  first, second, third = (small for small, _ in exact.call_usd)
-  point = exact.always(0)
-  assert point.success == pytest.approx(0.729)
-  assert point.cost_usd == pytest.approx(first + 0.9 * second + 0.81 * third)
-
-
-def test_steps_run_out():
-  assert Exact(FEW, max_steps=2).optimum(0.0).success == 0.0
-  assert 0.0 < Exact(FEW, max_steps=3).always(1).success < Exact(FEW, max_steps=6).always(1).success
-
-
-@pytest.mark.parametrize("policy", ["small", "large", "random", "optimal"])
-def test_exact_values_are_those_of_episodes(exact, policy):
-  """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors."""
-  choose, point = {
-    "small": (always(0), exact.always(0)),
-    "large": (always(1), exact.always(1)),
-    "random": (coin(0.4), exact.random(0.4)),
-    "optimal": (exact.optimal_choice(MU), exact.optimum(MU)),
-  }[policy]
-  env = Sandbox(train_tasks=1500)
-  episodes = [run(env, task, choose) for task in env.tasks("train")]
-  for values, expected in (
-    ([sum(usd) for _, usd, _ in episodes], point.cost_usd),
-    ([score for _, _, score in episodes], point.success),
-  ):
-    error = np.std(values) / math.sqrt(len(values))
-    assert abs(np.mean(values) - expected) < 3 * error
-
-
-def test_optimal_choice_reads_visible_text_alone(exact):
-  choose = exact.optimal_choice(MU)
-  smooth, marked, _ = (f"It opened. Lock 2 looks {look}. The sign is" for look in sandbox.LOOKS)
-  first = [(0, "pull A", "You enter. Lock 1 looks smooth. The sign is blank.")]
-  assert choose("Open the tower.", first, f"{marked} green.") == 1
-  assert choose("Open the tower.", first, f"{smooth} green.") == 0
-  assert choose("Open the tower.", first, f"{marked} amber.") == 0
-  # SMALL jammed the lock that looked smooth: it is likely tricky
-  jammed = [*first, (0, "pull A", f"{smooth} green.")]
-  assert choose("Open the tower.", jammed, f"{smooth} green.") == 1
-  with pytest.raises(ValueError, match="not an observation"):
-    choose("Open the tower.", first, "Lock 2 looks fine.")
-
-
-def test_hull_is_concave_and_above_every_policy(exact):
-  small, large = exact.always(0), exact.always(1)
-  points = exact.hull()
-  slopes = [
-    (right.success - left.success) / (right.cost_usd - left.cost_usd)
-    for left, right in itertools.pairwise(points)
-  ]
-  assert slopes == sorted(slopes, reverse=True)
-  costs, scores = zip(*points)
-  for point in [small, large, *(exact.random(p) for p in (0.25, 0.5, 0.75))]:
-    assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3
-  assert exact.area() == pytest.approx(frontier.area(costs, scores, small, large))
-
-
-def test_frozen_figures(exact):
-  """The yardstick itself: a change here moves every comparison with it."""
-  small, large = exact.always(0), exact.always(1)
-  assert small.success == pytest.approx(0.3602, abs=1e-4)
-  assert large.success == pytest.approx(0.7141, abs=1e-4)
-  assert large.cost_usd / small.cost_usd == pytest.approx(6.858, abs=1e-3)
-  assert exact.area() == pytest.approx(0.8046, abs=1e-4)
-  sure = dataclasses.replace(sandbox.RULES, amber=(0.0, 1.0), looks=tuple(np.eye(3).tolist()))
-  costs, scores = zip(*Exact(sure).hull())
-  assert frontier.area(costs, scores, small, large) == pytest.approx(0.9078, abs=1e-4)
-
-
-def test_all_three_classes_are_common():
-  env = Sandbox(train_tasks=150)
-  found = []
-  for task in env.tasks("train"):
-    trials = [
-      [run(env, task, always(model), seed)[2] == 1.0 for seed in range(5)] for model in (0, 1)
-    ]
-    found.append(rewards.difficulty(*trials))
-  for difficulty in ("easy", "hard", "intractable"):
-    assert 0.2 < found.count(difficulty) / len(found) < 0.5
 
 
 def test_warnings_are_as_reliable_as_stated():
