@@ -126,3 +126,65 @@ class SandboxErrors:
 
   def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
     return (self.CRITICAL if oracle.critical else self.PLAIN)[model]
+
+
+class ScienceWorldErrors:
+  """ScienceWorld: critical steps that a model does not know how to do, the same in every trial.
+
+  How hard a task's critical steps are is hidden and drawn per task: within reach of both models,
+  of LARGE alone, or of neither. A model does not know a critical step with a probability that
+  rises with the task's hardness over the model's ability; what LARGE does not know SMALL does not
+  know either. All of it is a design choice of a simulation: the rates were set once, on other
+  tasks, so that the pair's two ends lie where the paper's do, and two rules (SMALL is decisively
+  wrong on half of what it does not know and lost on the rest; it spoils the step for LARGE) keep
+  a random router from being nearly as good as an informed one.
+  """
+
+  ABILITY = (0.0, 3.8)  # of SMALL and LARGE
+  SLOPE = 1.6
+  TIERS = ("easy", "hard", "intractable")
+  HARDNESS = {"easy": -2.4, "hard": 1.6, "intractable": 5.2}
+  SPREAD = 0.5  # of a task's hardness around its tier's
+  UNKNOWN = (0.98, 0.95)
+  KNOWN = (
+    {"easy": 0.06, "hard": 0.12, "intractable": 0.12},
+    {"easy": 0.04, "hard": 0.17, "intractable": 0.17},
+  )
+  ROUTINE = (0.14, 0.05)
+  SPOILED = 0.6  # LARGE's rate where SMALL failed a step that it did not know
+  DECISIVE_SHARE, DECISIVE, LOST = 0.5, 0.8, 0.02  # SMALL's unknown steps: share, wrong, wrong
+  LARGE_UNKNOWN_WRONG = 0.6
+  KNOWN_WRONG = (0.4, 0.9)
+  # How likely each tier is for a task of this type; the last row is for all other types.
+  PRIORS = (
+    (("find-", "lifespan-"), (0.56, 0.40, 0.04)),
+    (
+      ("power-component", "use-thermometer", "chemistry-mix-paint-secondary", "identify-life"),
+      (0.18, 0.67, 0.15),
+    ),
+    (("",), (0.10, 0.63, 0.27)),
+  )
+
+  def tier(self, task_id: str) -> str:
+    """The task's hidden tier."""
+    weights = next(row for prefixes, row in self.PRIORS if task_id.startswith(prefixes))
+    return random.Random(f"{task_id}|tier").choices(self.TIERS, weights)[0]
+
+  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+    if not oracle.critical:
+      return Lapse(self.ROUTINE[model], 0.0)
+    tier = self.tier(task_id)
+    known = Lapse(self.KNOWN[model][tier], self.KNOWN_WRONG[model])
+    if oracle.recovering:
+      return known
+    hardness = random.Random(f"{task_id}|hardness").gauss(self.HARDNESS[tier], self.SPREAD)
+    unknown_share = sigmoid(self.SLOPE * (hardness - self.ABILITY[model]))
+    # One number for both models, so that LARGE's unknown steps are among SMALL's.
+    if uniform(task_id, oracle.position, "unknown") < unknown_share:
+      if model == LARGE:
+        return Lapse(self.UNKNOWN[model], self.LARGE_UNKNOWN_WRONG)
+      decisive = uniform(task_id, oracle.position, "style") < self.DECISIVE_SHARE
+      return Lapse(self.UNKNOWN[model], self.DECISIVE if decisive else self.LOST, spoils=True)
+    if model == LARGE and spoiled:
+      return dataclasses.replace(known, rate=self.SPOILED)
+    return known

