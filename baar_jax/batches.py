@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from baar_jax.episode import Episode
@@ -97,3 +98,6 @@ def make_batch(
       logp_BxS[b, s] = step.logp or 0.0
       mask_BxS[b, s] = not sampled_only or step.logp is not None
   return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS)
+
+
+jax.tree_util.register_dataclass(Batch)

@@ -5,6 +5,34 @@ from dataclasses import field
 
 ENVS = ("sandbox", "scienceworld")
 VIEWS = ("transcript", "paper")
+RATIO_LEVELS = ("trajectory", "decision")
+MARKUP_TOKENS = 80  # around the previews of one step, with the budget's text
+POSITIVE = {
+  "env": ("train_tasks", "test_tasks", "max_steps", "live_per_process"),
+  "router": ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+  "profile": ("trials",),
+  "references": ("samples",),
+  "sft": ("updates", "batch_episodes", "micro_episodes", "learning_rate", "clip_norm"),
+  "bopo": (
+    "advantage_eps",
+    "advantage_clip",
+    "learning_rate",
+    "clip_norm",
+    "updates",
+    "tasks_per_update",
+    "epochs",
+    "batch_episodes",
+  ),
+  "evaluate": ("seeds", "bootstrap"),
+}
+NOT_NEGATIVE = (
+  ("env", "processes"),
+  ("bopo", "lam"),
+  ("bopo", "kl_beta"),
+  ("evaluate", "call_budgets"),
+  ("evaluate", "random_p"),
+  ("evaluate", "thresholds"),
+)
 
 
 @dataclasses.dataclass
@@ -84,7 +112,8 @@ class BoPOConfig:
   clip_norm: float = 1.0
   updates: int = 100  # rollout batches
   tasks_per_update: int = 8
-  epochs: int = 1  # gradient steps on each rollout batch
+  epochs: int = 1  # passes over each rollout batch
+  batch_episodes: int = 64  # of one gradient step
 
 
 @dataclasses.dataclass
@@ -109,3 +138,45 @@ class Config:
   sft: SFTConfig = field(default_factory=SFTConfig)
   bopo: BoPOConfig = field(default_factory=BoPOConfig)
   evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+
+def validate(config: Config) -> None:
+  """Raises ValueError, in one line that names the field, where a config cannot work."""
+  c = config
+  checks = [
+    (c.name != "" and "/" not in c.name, "name", c.name, "a directory name"),
+    (c.env.kind in ENVS, "env.kind", c.env.kind, f"one of {', '.join(ENVS)}"),
+    (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
+    (c.router.view in VIEWS, "router.view", c.router.view, f"one of {', '.join(VIEWS)}"),
+    (0 < c.profile.easy_rate <= 1, "profile.easy_rate", c.profile.easy_rate, "in (0, 1]"),
+    (0 <= c.sft.hard_share <= 1, "sft.hard_share", c.sft.hard_share, "in [0, 1]"),
+    (c.bopo.group_size >= 2, "bopo.group_size", c.bopo.group_size, "at least 2"),
+    (len(c.bopo.lam) > 0, "bopo.lam", c.bopo.lam, "at least one weight"),
+    (
+      c.bopo.ratio_level in RATIO_LEVELS,
+      "bopo.ratio_level",
+      c.bopo.ratio_level,
+      f"one of {', '.join(RATIO_LEVELS)}",
+    ),
+  ]
+  for section, fields in POSITIVE.items():
+    part = getattr(c, section)
+    for name in fields:
+      value = getattr(part, name)
+      checks.append((value > 0, f"{section}.{name}", value, "above 0"))
+  for section, name in NOT_NEGATIVE:
+    values = getattr(getattr(c, section), name)
+    for value in values if isinstance(values, tuple) else (values,):
+      checks.append((value >= 0, f"{section}.{name}", value, "at least 0"))
+  step_tokens = c.router.description_tokens + c.router.action_tokens + 2 * c.router.result_tokens
+  checks.append(
+    (
+      c.router.max_tokens >= 2 * (step_tokens + MARKUP_TOKENS),
+      "router.max_tokens",
+      c.router.max_tokens,
+      f"at least {2 * (step_tokens + MARKUP_TOKENS)} for these previews",
+    )
+  )
+  for fine, name, value, wanted in checks:
+    if not fine:
+      raise ValueError(f"--config.{name} is {value!r}; it must be {wanted}")

@@ -2,14 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
-from baar_jax.config import Config
-from baar_jax.envs.sandbox_optimum import optimal_choice
-from baar_jax.policies import RulePolicy, always, oracle, random_large
+from baar_jax.bopo import load_bopo
+from baar_jax.policies import oracle, random_large
+from baar_jax.qwen2 import Qwen2
 from baar_jax.rollout import Job, Policy
+from baar_jax.router import RouterPolicy, Threshold
 from baar_jax.run import Run
+from baar_jax.sft import load_sft
+from baar_jax.view import View
 
-FIRST_LARGE = "first-large"  # always-large under a call budget: the first K calls
+FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
+ARGMAX = 0.5  # the threshold that takes the more probable of two models
+OPTIMUM_WEIGHTS = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,3 +35,63 @@ class Entry:
   parameters: dict[str, float]
   policy: str
   call_budget: int | None = None
+
+
+def entries(run: Run) -> list[Entry]:
+  """The lines of the evaluation, in the order of the report."""
+  return [entry for entry, _ in _lineup(run)]
+
+
+def main(run: Run) -> None:
+  load_sft(run)  # what is not trained yet is said before anything is run
+  for lam in run.config.bopo.lam:
+    load_bopo(run, lam)
+  tasks = run.tasks("test")
+  jobs = [Job(task, seed) for task in tasks for seed in range(run.config.evaluate.seeds)]
+  for entry, make in _lineup(run):
+    policy = make()
+    policy.name = entry.policy
+    run.collect(entry.policy, policy, jobs, entry.call_budget)
+
+
+def _lineup(run: Run) -> list[tuple[Entry, Callable[[], Policy]]]:
+  """Every entry with what makes its policy; a checkpoint is read when its policy is made."""
+  c = run.config
+  budgets = c.evaluate.call_budgets
+  small, large = run.boundaries
+  lineup: list[tuple[Entry, Callable[[], Policy]]] = []
+
+  def add(make: Callable[[], Policy], family: str, call_budget: int | None = None, **parameters):
+    named = parameters if call_budget is None else parameters | {"K": call_budget}
+    settings = ",".join(f"{key}={value:g}" for key, value in named.items())
+    name = f"{family}({settings})" if settings else family
+    lineup.append((Entry(family, parameters, name, call_budget), make))
+
+  def router(load: Callable[[], Qwen2], threshold: float) -> RouterPolicy:
+    view = View(c.router, run.dir / "tokenizer")
+    decide = Threshold(threshold)
+    return RouterPolicy("", load(), view, c.router, decide, run.live_episodes)
+
+  add(lambda: small, "always-small")
+  add(lambda: large, "always-large")
+  for K in budgets:
+    add(lambda: large, FIRST_LARGE, K)
+  for p in c.evaluate.random_p:
+    for K in (None, *budgets):
+      add(partial(random_large, p), "random", K, p=p)
+  if run.pair.kind == "scripted":
+    for K in (None, *budgets):
+      add(oracle, "oracle", K)
+  if c.env.kind == "sandbox":
+    for mu in OPTIMUM_WEIGHTS:
+      add(partial(_optimal, mu), "optimum", mu=mu)
+  trained = [("sft", {"update": c.sft.updates}, partial(load_sft, run))]
+  for lam in c.bopo.lam:
+    parameters = {"lam": lam, "update": c.bopo.updates}
+    trained.append(("bopo", parameters, partial(load_bopo, run, lam)))
+  for family, parameters, load in trained:
+    for threshold in (ARGMAX, *c.evaluate.thresholds):
+      add(partial(router, load, threshold), family, None, **parameters, threshold=threshold)
+    for K in budgets:
+      add(partial(router, load, ARGMAX), family, K, **parameters, threshold=ARGMAX)
+  return lineup

@@ -99,15 +99,17 @@ class Run:
     """
     known = self.store.keys(policy.name)
     missing = [job for job in jobs if (job.task.id, job.seed) not in known]
-    failed = []
-    bar = tqdm(
-      total=len(jobs), initial=len(jobs) - len(missing), desc=label, unit="ep", disable=None
-    )
-    cost_usd = 0.0
+    if missing:
+      self._run_and_store(label, policy, missing, len(jobs), call_budget)
+    wanted = {(job.task.id, job.seed) for job in jobs}
+    return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in wanted]
+
+  def _run_and_store(self, label, policy, missing, total, call_budget) -> None:
+    failed, cost_usd = [], 0.0
+    episodes = run_episodes(missing, policy, self.pair, self.envs(), call_budget)
+    bar = tqdm(total=total, initial=total - len(missing), desc=label, unit="ep", disable=None)
     with bar:
-      for episode in run_episodes(
-        missing, policy, self.pair, self.envs() if missing else [], call_budget
-      ):
+      for episode in episodes:
         if episode.stop.startswith("error:"):
           failed.append(episode)
         else:
@@ -117,8 +119,6 @@ class Run:
         bar.update()
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy.name}: {episode.stop}")
-    wanted = {(job.task.id, job.seed) for job in jobs}
-    return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in wanted]
 
   def log(self, **values) -> None:
     """Appends a line to metrics.jsonl."""

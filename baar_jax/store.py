@@ -60,9 +60,7 @@ class Store:
 
   def keys(self, policy: str) -> set[tuple[str, int]]:
     """(task_id, seed) of every stored episode of a policy."""
-    return set(
-      self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,))
-    )
+    return set(self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,)))
 
   def episodes(self, policy: str) -> list[Episode]:
     """A policy's episodes, by task and seed."""

@@ -54,7 +54,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
     initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
   )
-  tokenizer.train_from_iterator(texts, trainer)
+  tokenizer.train_from_iterator(list(texts), trainer)  # a list: it is read in another thread
   directory.mkdir(parents=True, exist_ok=True)
   tokenizer.save(str(directory / "tokenizer.json"))
 

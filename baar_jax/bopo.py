@@ -1,0 +1,234 @@
+"""Stage bopo: the router improves on its own episodes, anchored to the boundaries (paper: BoPO)."""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from tqdm import tqdm
+
+from baar_jax import losses, rewards
+from baar_jax.batches import Batch
+from baar_jax.checkpoint import Checkpoints
+from baar_jax.config import BoPOConfig
+from baar_jax.episode import Episode, Task
+from baar_jax.qwen2 import Qwen2
+from baar_jax.references import load_references
+from baar_jax.rollout import Job
+from baar_jax.router import RouterPolicy, Sample, build_model
+from baar_jax.run import Run
+from baar_jax.sft import load_sft
+from baar_jax.taxonomy import Profile, load_profiles, success
+from baar_jax.training import Batcher, Trainer
+from baar_jax.view import View
+
+SAVE_EVERY = 5  # updates
+MIN_GROUP = 2  # episodes; a smaller group has no mean to compare with
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Signal:
+  """What the loss needs beside a micro-batch.
+
+  Attributes:
+    adv_B: float32, the episodes' advantages.
+    ref_logits_BxSxA: float32, the SFT router's.
+    episode_share, decision_share: of the whole batch's episodes (rows) and decisions.
+  """
+
+  adv_B: np.ndarray
+  ref_logits_BxSxA: jax.Array
+  episode_share: float
+  decision_share: float
+
+
+def improvement(config: BoPOConfig, logits_BxSxA, batch: Batch, signal: Signal):
+  """A micro-batch's share of the BoPO loss (paper: objective of BoPO, to minimise)."""
+  gain_loss = signal.episode_share * losses.policy_loss(
+    losses.action_logp(logits_BxSxA, batch.action_BxS),
+    batch.logp_BxS,
+    signal.adv_B,
+    batch.mask_BxS,
+    config.ratio_level,
+    config.clip_low,
+    config.clip_high,
+  )
+  kl = losses.exact_kl(logits_BxSxA, signal.ref_logits_BxSxA, batch.mask_BxS)
+  loss = gain_loss + config.kl_beta * signal.decision_share * kl
+  metrics = {
+    "loss": loss,
+    "kl": signal.decision_share * kl,
+    "entropy": signal.decision_share * losses.entropy(logits_BxSxA, batch.mask_BxS),
+  }
+  return loss, metrics
+
+
+def episode_reward(episode: Episode, profile: Profile, lam: float, config: BoPOConfig) -> float:
+  """R(tau, x) of an episode of a profiled task (paper: boundary-relative reward)."""
+  return float(
+    rewards.boundary_reward(
+      success(episode),
+      profile.difficulty == "hard",
+      rewards.normalized_cost(episode.cost_usd, profile.cost_small, profile.cost_large),
+      lam,
+      config.r_success,
+      config.r_hard,
+    )
+  )
+
+
+def advantages(
+  episodes: Sequence[Episode],
+  profiles: Mapping[str, Profile],
+  references: Mapping[str, Episode],
+  lam: float,
+  config: BoPOConfig,
+) -> tuple[list[Episode], np.ndarray, dict[str, float]]:
+  """The reference-guided advantages of a rollout batch, group by group.
+
+  Args:
+    episodes: of several tasks; those of one task are a group.
+
+  Returns:
+    The episodes of groups that are large enough, adv_B, and metrics of the batch.
+  """
+  groups: dict[str, list[Episode]] = {}
+  for episode in episodes:
+    groups.setdefault(episode.task_id, []).append(episode)
+  kept, advantage_parts, reward_parts, clipped = [], [], [], 0
+  for task_id, group in groups.items():
+    if len(group) < MIN_GROUP:
+      continue
+    profile = profiles[task_id]
+    reward_G = np.array([episode_reward(e, profile, lam, config) for e in group])
+    # Without a reference the group's mean is the larger of the two, whatever it is.
+    reference = -np.inf
+    if config.reference_guided:
+      reference = episode_reward(references[task_id], profile, lam, config)
+    adv_G = rewards.reference_advantage(
+      reward_G, max(reference, reward_G.mean()), config.advantage_eps, config.advantage_clip
+    )
+    clipped += bool(np.any(np.abs(adv_G) >= config.advantage_clip))
+    kept.extend(group)
+    reward_parts.append(reward_G)
+    advantage_parts.append(adv_G)
+  decisions = sum(len(e.steps) for e in kept)
+  metrics = {
+    "reward": float(np.concatenate(reward_parts).mean()),
+    "success": sum(map(success, kept)) / len(kept),
+    "large_share": sum(e.large_calls for e in kept) / decisions,
+    "clipped": clipped,
+    "cost_usd": sum(e.cost_usd for e in kept) / len(kept),
+  }
+  return kept, np.concatenate(advantage_parts), metrics
+
+
+def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
+  """Batches of different tasks; all are gone through, in a new order, before any repeats."""
+  draw = random.Random(f"{seed}|bopo")
+  order: list[Task] = []
+  while True:
+    if len(order) < size:
+      order = draw.sample(tasks, len(tasks))
+    yield [order.pop() for _ in range(min(size, len(tasks)))]
+
+
+def directory(run: Run, lam: float) -> Path:
+  return run.dir / "checkpoints" / f"bopo-lam{lam:g}"
+
+
+def load_bopo(run: Run, lam: float) -> Qwen2:
+  """The router trained at this lam. Raises ValueError if it has not been trained to its end."""
+  path, updates = directory(run, lam), run.config.bopo.updates
+  if path.exists():
+    checkpoints = Checkpoints(path)
+    if checkpoints.update == updates:
+      trainer = _trainer(run, build_model(run.config.router, run.config.seed), ())
+      trainer.load(checkpoints.restore(trainer.state))
+      checkpoints.close()
+      return trainer.model
+    checkpoints.close()
+  raise ValueError(f"{run.dir} has no finished BoPO router of lam={lam:g}: run --stage=bopo first")
+
+
+def _trainer(run: Run, model: Qwen2, ids: Sequence[int]) -> Trainer:
+  config = run.config.bopo
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(config.clip_norm), optax.adamw(config.learning_rate, b2=0.99)
+  )
+  return Trainer(model, partial(improvement, config), optimizer, ids)
+
+
+def main(run: Run) -> None:
+  for lam in run.config.bopo.lam:
+    train(run, lam)
+
+
+def train(run: Run, lam: float) -> None:
+  """Trains one router from the SFT router, or goes on from its newest checkpoint."""
+  config = run.config.bopo
+  profiles, references = load_profiles(run), load_references(run)
+  tasks = [task for task in run.store.tasks("train") if task.id in references]
+  view = View(run.config.router, run.dir / "tokenizer")
+  batcher = Batcher(run.config, view, {task.id: task for task in tasks})
+  anchor = load_sft(run)
+  reference = Trainer(anchor, improvement, optax.identity(), view.decision_ids)
+  trainer = _trainer(run, nnx.clone(anchor), view.decision_ids)
+  checkpoints = Checkpoints(directory(run, lam), run.config)
+  done = checkpoints.update or 0
+  if done:
+    trainer.load(checkpoints.restore(trainer.state))
+  batches = task_batches(tasks, config.tasks_per_update, run.config.seed)
+  for update in range(1, config.updates + 1):
+    chosen = next(batches)
+    if update <= done:
+      continue
+    name = f"bopo(lam={lam:g})/{update}"
+    policy = RouterPolicy(
+      name, trainer.model, view, run.config.router, Sample(name), run.live_episodes
+    )
+    first = config.group_size * update  # seeds of their own: other luck in every update
+    jobs = [Job(task, first + g) for task in chosen for g in range(config.group_size)]
+    episodes = run.collect(f"bopo lam={lam:g} {update}/{config.updates}", policy, jobs)
+    kept, adv_B, metrics = advantages(episodes, profiles, references, lam, config)
+    metrics |= improve(trainer, reference, batcher, kept, adv_B, config, run.config.seed + update)
+    run.log(stage="bopo", lam=lam, update=update, **metrics)
+    if update % SAVE_EVERY == 0 or update == config.updates:
+      checkpoints.save(update, trainer.state)
+  checkpoints.close()
+
+
+def improve(
+  trainer: Trainer,
+  reference: Trainer,
+  batcher: Batcher,
+  episodes: Sequence[Episode],
+  adv_B: np.ndarray,
+  config: BoPOConfig,
+  seed: int,
+) -> dict[str, float]:
+  """The gradient steps on one rollout batch. Returns the last step's metrics."""
+  draw = random.Random(seed)
+  metrics: dict[str, float] = {}
+  for _ in range(config.epochs):
+    order = draw.sample(range(len(episodes)), len(episodes))
+    for first in range(0, len(order), config.batch_episodes):
+      chosen = order[first : first + config.batch_episodes]
+      micro = batcher.micro_batches([episodes[i] for i in chosen], sampled_only=True)
+      decisions = max(1, sum(batch.mask_BxS.sum() for _, batch in micro))
+      parts = []
+      for indices, batch in micro:
+        B = len(batch.mask_BxS)
+        adv = np.zeros(B, np.float32)
+        adv[: len(indices)] = adv_B[[chosen[i] for i in indices]]
+        shares = B / len(chosen), batch.mask_BxS.sum() / decisions
+        parts.append((batch, Signal(adv, reference.logits(batch), *map(np.float32, shares))))
+      metrics = trainer.step(parts)
+  return metrics

@@ -1,0 +1,121 @@
+"""Stage sft: the router imitates the decisions of the references (paper: BoSFT)."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+import optax
+from tqdm import tqdm
+
+from baar_jax import losses
+from baar_jax.batches import Batch
+from baar_jax.checkpoint import Checkpoints
+from baar_jax.config import SFTConfig
+from baar_jax.episode import Episode
+from baar_jax.qwen2 import Qwen2
+from baar_jax.references import load_references
+from baar_jax.router import build_model
+from baar_jax.run import Run
+from baar_jax.taxonomy import load_profiles
+from baar_jax.training import Batcher, Trainer
+from baar_jax.view import View
+
+SAVE_EVERY = 50  # updates
+
+
+def imitation(logits_BxSxA, batch: Batch, share):
+  """A micro-batch's share of the SFT loss, and its metrics; `share` is of the real decisions."""
+  loss = share * losses.sft_loss(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
+  decisions = jnp.maximum(batch.mask_BxS.sum(), 1)
+  right_BxS = (logits_BxSxA.argmax(-1) == batch.action_BxS) & batch.mask_BxS
+  large_BxS = (logits_BxSxA.argmax(-1) > 0) & batch.mask_BxS
+  metrics = {
+    "loss": loss,
+    "accuracy": share * right_BxS.sum() / decisions,
+    "large_share": share * large_BxS.sum() / decisions,
+  }
+  return loss, metrics
+
+
+def make_optimizer(config: SFTConfig) -> optax.GradientTransformation:
+  """AdamW with warm-up, cosine decay and clipping (paper: appendix, experiment details)."""
+  schedule = optax.warmup_cosine_decay_schedule(
+    0.0,
+    config.learning_rate,
+    warmup_steps=max(1, round(config.warmup_share * config.updates)),
+    decay_steps=config.updates,
+  )
+  return optax.chain(
+    optax.clip_by_global_norm(config.clip_norm),
+    optax.adamw(schedule, b2=0.99, weight_decay=config.weight_decay),
+  )
+
+
+def balanced(
+  hard: Sequence[Episode], rest: Sequence[Episode], size: int, hard_share: float, seed: int
+) -> Iterator[list[Episode]]:
+  """Batches with a set share of hard tasks; each pool is gone through before it repeats."""
+  hards = round(size * hard_share) if rest else size
+  pools = [_cycle(hard, f"{seed}|hard"), _cycle(rest, f"{seed}|rest")]
+  if not hard:
+    hards = 0
+  while True:
+    yield [next(pools[0]) for _ in range(hards)] + [next(pools[1]) for _ in range(size - hards)]
+
+
+def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
+  draw = random.Random(seed)
+  while True:
+    yield from draw.sample(pool, len(pool))
+
+
+def load_sft(run: Run) -> Qwen2:
+  """The trained SFT router. Raises ValueError if the stage has not been run to its end."""
+  directory = run.dir / "checkpoints" / "sft"
+  model = build_model(run.config.router, run.config.seed)
+  done = None
+  if directory.exists():
+    trainer = Trainer(model, imitation, make_optimizer(run.config.sft), ())
+    checkpoints = Checkpoints(directory)
+    done = checkpoints.update
+    if done == run.config.sft.updates:
+      trainer.load(checkpoints.restore(trainer.state))
+      checkpoints.close()
+      return trainer.model
+    checkpoints.close()
+  raise ValueError(
+    f"{run.dir} has {done or 0} of {run.config.sft.updates} SFT updates: run --stage=sft first"
+  )
+
+
+def main(run: Run) -> None:
+  config = run.config.sft
+  references = load_references(run)
+  profiles = load_profiles(run)
+  tasks = {task.id: task for task in run.store.tasks("train")}
+  hard = [e for e in references.values() if profiles[e.task_id].difficulty == "hard"]
+  rest = [e for e in references.values() if profiles[e.task_id].difficulty != "hard"]
+  view = View(run.config.router, run.dir / "tokenizer")
+  batcher = Batcher(run.config, view, tasks)
+  model = build_model(run.config.router, run.config.seed)
+  trainer = Trainer(model, imitation, make_optimizer(config), view.decision_ids)
+  checkpoints = Checkpoints(run.dir / "checkpoints" / "sft", run.config)
+  done = checkpoints.update or 0
+  if done:
+    trainer.load(checkpoints.restore(trainer.state))
+  batches = balanced(hard, rest, config.batch_episodes, config.hard_share, run.config.seed)
+  bar = tqdm(total=config.updates, initial=done, desc="sft", unit="update", disable=None)
+  with bar:
+    for update in range(1, config.updates + 1):
+      episodes = next(batches)
+      if update <= done:
+        continue
+      micro = batcher.micro_batches(episodes)
+      decisions = sum(batch.mask_BxS.sum() for _, batch in micro)
+      metrics = trainer.step([(batch, batch.mask_BxS.sum() / decisions) for _, batch in micro])
+      run.log(stage="sft", update=update, **metrics)
+      bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
+      bar.update()
+      if update % SAVE_EVERY == 0 or update == config.updates:
+        checkpoints.save(update, trainer.state)
+  checkpoints.close()

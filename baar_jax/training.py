@@ -1,0 +1,133 @@
+"""Gradient steps over micro-batches: what SFT and BoPO share."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from baar_jax.batches import Batch, length_buckets, make_batch
+from baar_jax.config import Config
+from baar_jax.episode import Episode, Task
+from baar_jax.qwen2 import Qwen2
+from baar_jax.view import View
+
+# loss(logits_BxSxA, batch, extra) -> (loss, metrics): the batch's share of the loss, so that the
+# shares of all micro-batches add up to the loss of the whole.
+Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+def decision_logits(model: Qwen2, batch, ids: tuple[int, ...]):
+  """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
+  hidden_RxTxD = model(batch.tokens_RxT)
+  hidden_BxSxD = hidden_RxTxD[batch.row_BxS, batch.position_BxS]
+  return model.logits(hidden_BxSxD, np.array(ids))
+
+
+class Trainer:
+  """A router's parameters and optimizer, moved by one loss."""
+
+  def __init__(
+    self, model: Qwen2, loss: Loss, optimizer: optax.GradientTransformation, ids: Sequence[int]
+  ):
+    self._graphdef, self.params = nnx.split(model)
+    self._optimizer = optimizer
+    self._ids = tuple(ids)
+    self.optimizer_state = optimizer.init(self.params)
+    self._accumulate = jax.jit(partial(self._micro_step, loss), donate_argnums=(1,))
+    self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1, 2))
+    self._logits = jax.jit(
+      lambda params, batch: decision_logits(nnx.merge(self._graphdef, params), batch, self._ids)
+    )
+
+  @property
+  def model(self) -> Qwen2:
+    return nnx.merge(self._graphdef, self.params)
+
+  @property
+  def state(self):
+    """The pytree that a checkpoint holds."""
+    return {"params": nnx.to_pure_dict(self.params), "optimizer": self._optimizer_leaves()}
+
+  def load(self, state) -> None:
+    """Takes over a pytree of the structure of `state`."""
+    nnx.replace_by_pure_dict(self.params, state["params"])
+    treedef = jax.tree.structure(self.optimizer_state)
+    self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
+
+  def logits(self, batch: Batch) -> jax.Array:
+    """logits_BxSxA of the parameters as they are."""
+    return self._logits(self.params, batch)
+
+  def step(self, parts: Sequence[tuple[Batch, object]]) -> dict[str, float]:
+    """One optimizer step on the sum of the parts' losses.
+
+    Args:
+      parts: micro-batches, each with the extra argument of the loss.
+
+    Returns:
+      The loss's metrics, summed over the parts, and the norm of the gradient.
+    """
+    gradient = jax.tree.map(jnp.zeros_like, self.params)
+    totals: dict[str, float] = {}
+    for batch, extra in parts:
+      gradient, metrics = self._accumulate(self.params, gradient, batch, extra)
+      for name, value in metrics.items():
+        totals[name] = totals.get(name, 0.0) + float(value)
+    self.params, self.optimizer_state, norm = self._apply(
+      self.params, self.optimizer_state, gradient
+    )
+    return totals | {"gradient_norm": float(norm)}
+
+  def _micro_step(self, loss: Loss, params, gradient, batch, extra):
+    def of(params):
+      logits_BxSxA = decision_logits(nnx.merge(self._graphdef, params), batch, self._ids)
+      return loss(logits_BxSxA, batch, extra)
+
+    (_, metrics), grad = jax.value_and_grad(of, has_aux=True)(params)
+    return jax.tree.map(jnp.add, gradient, grad), metrics
+
+  def _apply_gradient(self, params, optimizer_state, gradient):
+    updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
+    return optax.apply_updates(params, updates), optimizer_state, optax.global_norm(gradient)
+
+  def _optimizer_leaves(self):
+    return jax.tree.leaves(self.optimizer_state)
+
+
+@dataclasses.dataclass
+class Batcher:
+  """Cuts episodes into micro-batches of few shapes, short ones together."""
+
+  config: Config
+  view: View
+  tasks: dict[str, Task]
+
+  def micro_batches(
+    self, episodes: Sequence[Episode], sampled_only: bool = False
+  ) -> list[tuple[list[int], Batch]]:
+    """Micro-batches of `sft.micro_episodes` rows.
+
+    Returns:
+      For each: the indices of its episodes, and the batch.
+    """
+    B = self.config.sft.micro_episodes
+    windows = [self.view.episode_windows(self.tasks[e.task_id], e) for e in episodes]
+    order = sorted(range(len(episodes)), key=lambda i: sum(len(w.tokens) for w in windows[i]))
+    micro = []
+    for first in range(0, len(order), B):
+      chosen = order[first : first + B]
+      batch = make_batch(
+        [episodes[i] for i in chosen],
+        [windows[i] for i in chosen],
+        rows=B,
+        decisions=self.config.env.max_steps,
+        buckets=length_buckets(self.config.router.max_tokens),
+        sampled_only=sampled_only,
+      )
+      micro.append((chosen, batch))
+    return micro

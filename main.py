@@ -1,0 +1,58 @@
+"""Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3"""
+
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from baar_jax import bopo, evaluate, references, report, sft, taxonomy
+from baar_jax.config import validate
+from baar_jax.run import Run
+
+STAGES = {
+  "profile": taxonomy.main,
+  "references": references.main,
+  "sft": sft.main,
+  "bopo": bopo.main,
+  "evaluate": evaluate.main,
+  "report": report.main,
+}
+
+CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "Configuration file.")
+STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES], "What to do; all is every stage.")
+
+
+def main(_) -> int:
+  try:
+    validate(CONFIG.value)
+    run = Run(CONFIG.value)
+    try:
+      for stage in STAGES if STAGE.value == "all" else [STAGE.value]:
+        STAGES[stage](run)
+    finally:
+      run.close()
+  except ValueError as error:
+    return fail(error)
+  except KeyboardInterrupt:
+    print("\nstopped; the same command goes on from here", file=sys.stderr)
+    return 130
+  return 0
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+  """Parses the command line; a wrong one ends the program with one line."""
+  try:
+    return flags.FLAGS(argv)
+  except (flags.Error, AttributeError, ImportError, KeyError, OSError, TypeError) as error:
+    sys.exit(fail(error))
+
+
+def fail(error: Exception) -> int:
+  """Says what is wrong in one line. Returns the exit code of a user's mistake."""
+  text = error.args[0] if isinstance(error, KeyError) else error
+  print(f"error: {' '.join(str(text).split())}", file=sys.stderr)
+  return 2
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=parse_flags)
