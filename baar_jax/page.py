@@ -1,0 +1,225 @@
+"""results -> report/index.html: one self-contained page."""
+
+import html
+from pathlib import Path
+from string import Template
+
+from baar_jax import tables, theme
+from baar_jax.tables import interval_text, models_text, stands
+from baar_jax.theme import parameter_text, sr_name
+
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>$title</title>
+<style>
+$style
+</style>
+</head>
+<body>
+<main>
+$body
+</main>
+</body>
+</html>
+""")
+_AREA_WORDS = """<p>The share of the rectangle between the two boundaries that lies under a family's
+upper hull. The straight line between the boundaries has 0.50, and a policy that beats always-LARGE
+can pass 1.</p>
+"""
+
+
+def render(results: dict, svg: dict[str, str]) -> str:
+  """The page. `svg` holds the figures by name; a section without its figure or data is left out."""
+  run = results["run"]
+  sections = (
+    _opening(results),
+    _soft(results, svg),
+    _section("Area under each frontier", _AREA_WORDS + tables.areas(results)),
+    _budgets(results, svg),
+    _spend(results, svg),
+    _costs(results, svg),
+    _training(results, svg),
+    _section("Every policy", tables.every_policy(results)),
+    _method(results),
+  )
+  body = "\n".join(section for section in sections if section)
+  title = f"Budget-aware routing: {html.escape(run['name'])}"
+  return _PAGE.substitute(title=title, style=_style(), body=body)
+
+
+def headline_text(results: dict) -> str:
+  """The result in one or two plain sentences."""
+  best = results["headline"]
+  if best is None:
+    if not any(p["family"] == "bopo" for p in results["policies"]):
+      return "No BoPO router has been evaluated in this run."
+    if any(p["success_gap_share"] is None for p in results["policies"]):
+      return (
+        "Always-LARGE is not both dearer and more successful than always-SMALL on these tasks, so "
+        "there is no gap that a router could recover."
+      )
+    return "No BoPO router stays within 45 % of the cost gap between the two boundary policies."
+  cost, success = best["cost_gap_share"], best["success_gap_share"]
+  routed = results["policies"][best["index"]]
+  return (
+    f"BoPO recovers {100 * success:.0f} % of the success gap between always-SMALL and always-LARGE "
+    f"for {100 * cost:.0f} % of their cost gap: {routed['success_percent']:.1f} % of the tasks "
+    f"succeed at ${routed['cost_usd']:.4f} a task."
+  )
+
+
+def _opening(results: dict) -> str:
+  run, best = results["run"], results["headline"]
+  policies = results["policies"]
+  ends = {p["family"]: p for p in policies if p["family"].startswith("always-")}
+  small, large = ends["always-small"], ends["always-large"]
+  detail = ""
+  if best:
+    detail = (
+      f"That is the point {html.escape(parameter_text(best['parameters']))} of "
+      f"{best['points']} on its frontier, picked on the test tasks; 95 % intervals "
+      f"{interval_text(best['success_gap_interval'], 100, 0)} % of the success gap and "
+      f"{interval_text(best['cost_gap_interval'], 100, 0)} % of the cost gap. "
+    )
+  detail += (
+    f"Always-SMALL succeeds on {small['success_percent']:.1f} % of the tasks for "
+    f"${small['cost_usd']:.4f} a task, always-LARGE on {large['success_percent']:.1f} % for "
+    f"${large['cost_usd']:.4f}."
+  )
+  left_out = len(run["left_out_episodes"])
+  facts = (
+    (run["environment"], "environment"),
+    (f"{run['test_tasks']} × {run['seeds']}", "test tasks × seeds"),
+    (str(run["train_tasks"]), "training tasks"),
+    (str(len(policies)), "policies compared"),
+    (str(sum(p["overruns"] for p in policies)), "budget overruns"),
+  )
+  if left_out:
+    facts += ((str(left_out), "episodes left out after errors"),)
+  tiles = "".join(f"<div><dt>{t}</dt><dd>{html.escape(v)}</dd></div>" for v, t in facts)
+  names = html.escape(" and ".join(run["models"]["names"]))
+  priced = f"priced as {names}" if models_text(results) == "scripted models" else names
+  return f"""<header>
+<p class="kicker">Budget-aware routing · {html.escape(run["name"])}</p>
+<h1>{html.escape(headline_text(results))}</h1>
+<p><span class="badge">{models_text(results)}</span> {priced}</p>
+<p class="lead">{detail}</p>
+<dl class="tiles">{tiles}</dl>
+</header>"""
+
+
+def _soft(results: dict, svg: dict[str, str]) -> str:
+  metric = results["run"]["sr_metric"]
+  caption = (
+    "Every policy without a budget, First-Large at each K. Solid lines are upper hulls: what "
+    "mixing a family's policies over tasks can reach. The dashed line mixes the two boundaries. "
+    f"{stands(results)} Bars are 95 % bootstrap intervals over tasks."
+  )
+  return f"""<section>
+<h2>Cost against success</h2>
+{_figure(svg[f"frontier_{metric}"], caption, "wide")}
+</section>"""
+
+
+def _budgets(results: dict, svg: dict[str, str]) -> str:
+  if not results["hard_budget"]:
+    return ""
+  second = "success" if results["run"]["sr_metric"] == "score" else "score"
+  curves = f"Each family at its best parameters for that K. {stands(results)}"
+  again = f"The soft frontier again, in {sr_name(second)}. {stands(results)}"
+  pair = _figure(svg["hard_budget"], curves) + _figure(svg[f"frontier_{second}"], again)
+  return _section(
+    "Under a hard budget of K LARGE calls",
+    f'{tables.hard_budget(results)}\n<div class="pair">{pair}</div>',
+  )
+
+
+def _spend(results: dict, svg: dict[str, str]) -> str:
+  basis = (
+    f"Difficulty from {results['run']['seeds']} runs of each boundary on the test tasks. "
+    f"{stands(results)}"
+  )
+  legend = "".join(
+    f'<span><i style="background: var(--{d})"></i>{d}</span>' for d in results["spend"]["task_mix"]
+  )
+  return f"""<section>
+<h2>Where the money goes</h2>
+<p>A good router spends on hard tasks, the ones that LARGE solves and SMALL does not, and little on
+the easy and the intractable. The first bar is the mix of the tasks themselves.</p>
+<p class="legend">{legend}</p>
+<div class="pair">
+{_figure(svg["spend_dollars"], f"Share of dollars by difficulty. {basis}")}
+{_figure(svg["spend_large"], f"Share of LARGE calls by difficulty. {basis}")}
+</div>
+</section>"""
+
+
+def _costs(results: dict, svg: dict[str, str]) -> str:
+  costs, run = results["costs"], results["run"]
+  inverted = sum(c["inverted"] for c in costs)
+  progress = _figure(
+    svg["progress"],
+    "Share of LARGE among the decisions of each tenth of an episode, by the policies of the bars "
+    f"above. {stands(results)}",
+  )
+  scatter = ""
+  if costs:
+    scatter = _figure(
+      svg["costs"],
+      f"Median dollars of an episode, one point per training task; SMALL is the dearer one on "
+      f"{inverted} of {len(costs)}. {len(costs)} training tasks, {run['profile_trials']} seeds of "
+      f"each boundary, {models_text(results)}.",
+    )
+  return f"""<section>
+<h2>When LARGE is called, and what it costs</h2>
+<div class="pair">{progress}{scatter}</div>
+</section>"""
+
+
+def _training(results: dict, svg: dict[str, str]) -> str:
+  parts = ""
+  basis = f"{results['run']['train_tasks']} training tasks, 1 seed, {models_text(results)}."
+  for stage, title in (("sft", "BoSFT"), ("bopo", "BoPO")):
+    figures = "".join(s for name, s in svg.items() if name.startswith(f"{stage}_"))
+    if figures:
+      caption = f"<figcaption>Faint: every update; strong: moving mean. {basis}</figcaption>"
+      parts += f'<h3>{title}</h3><figure><div class="small">{figures}</div>{caption}</figure>'
+  return f"<section><h2>Training</h2>{parts}</section>" if parts else ""
+
+
+def _method(results: dict) -> str:
+  run = results["run"]
+  prices = "; ".join(
+    f"{html.escape(name)} {p['input']:g} in, {p['cached_input']:g} cached, {p['output']:g} out"
+    for name, p in run["prices_usd_per_million"].items()
+  )
+  scripted = (
+    "<p>Scripted models are two programs that act in the real environment with stated error rates. "
+    "Their costs are list-price dollars for the text they exchange; no model was called.</p>"
+  )
+  shape = run["router"]
+  return f"""<section class="method">
+<h2>What stands behind it</h2>
+{scripted if models_text(results) == "scripted models" else ""}
+<p>List prices in dollars per million tokens: {prices}. Router: {shape["num_layers"]} layers of
+width {shape["hidden_size"]}, {shape["num_heads"]} heads, {shape["vocab_size"]} tokens, view
+{html.escape(shape["view"])}, priced at ${shape["usd_per_million_tokens"]:g} per million tokens.</p>
+<p>All figures as data: <code>results.json</code> beside this page.</p>
+</section>"""
+
+
+def _section(title: str, body: str) -> str:
+  return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
+
+
+def _figure(svg: str, caption: str, kind: str = "") -> str:
+  return f'<figure class="{kind}">{svg}<figcaption>{html.escape(caption)}</figcaption></figure>'
+
+
+def _style() -> str:
+  style = Template(Path(__file__).with_name("report.css").read_text(encoding="utf-8"))
+  return style.substitute(light=theme.variables(0), dark=theme.variables(1))

@@ -1,0 +1,96 @@
+"""The look of the report: colours for light and dark, words, and figures as SVG of the page."""
+
+import html
+import re
+from io import StringIO
+
+from matplotlib.figure import Figure
+
+# name -> (on light, on dark). In the page's SVG every light colour becomes the variable --name.
+COLORS = {
+  "ink": ("#1d2530", "#e6e9ee"),
+  "muted": ("#5f6875", "#9aa4b2"),
+  "rule": ("#dfe3e8", "#333b47"),
+  "small": ("#1e2630", "#e5e8ed"),
+  "bopo": ("#c9452c", "#ff8466"),
+  "sft": ("#2f6cb3", "#74abea"),
+  "random": ("#848b96", "#a0a8b4"),
+  "first-large": ("#2f8a5b", "#61c48d"),
+  "oracle": ("#8a5eb0", "#c09be3"),
+  "optimum": ("#ad7a10", "#e6b649"),
+  "easy": ("#82bfa6", "#6cae94"),
+  "hard": ("#dd8a4b", "#dd8a4c"),
+  "intractable": ("#8e8bb8", "#8f8cba"),
+}
+LIGHT = {name: light for name, (light, _) in COLORS.items()}
+MARKERS = {
+  "bopo": "o",
+  "sft": "s",
+  "random": "^",
+  "first-large": "D",
+  "oracle": "P",
+  "optimum": "*",
+}
+FAMILIES = {
+  "always-small": "always SMALL",
+  "always-large": "always LARGE",
+  "random": "random",
+  "first-large": "First-Large",
+  "sft": "SFT only",
+  "bopo": "BoPO",
+  "oracle": "oracle (privileged)",
+  "optimum": "optimum (exact policy)",
+}
+STYLE = {
+  "font.family": "DejaVu Sans",
+  "font.size": 9,
+  "axes.edgecolor": LIGHT["muted"],
+  "axes.labelcolor": LIGHT["ink"],
+  "axes.titlecolor": LIGHT["ink"],
+  "axes.titlesize": 9,
+  "axes.titlelocation": "left",
+  "axes.linewidth": 0.8,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.grid": True,
+  "axes.axisbelow": True,
+  "grid.color": LIGHT["rule"],
+  "grid.linewidth": 0.7,
+  "text.color": LIGHT["ink"],
+  "xtick.color": LIGHT["muted"],
+  "ytick.color": LIGHT["muted"],
+  "legend.frameon": False,
+  "legend.fontsize": 8,
+  "svg.hashsalt": "report",
+}
+
+
+def sr_name(metric: str) -> str:
+  return {"score": "mean score", "success": "success rate"}[metric] + ", %"
+
+
+def parameter_text(parameters: dict) -> str:
+  """Parameters as a reader wants them; the training length and the plain argmax go unsaid."""
+  shown = {k: v for k, v in parameters.items() if k != "update" and (k, v) != ("threshold", 0.5)}
+  symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
+  return ", ".join(f"{symbols.get(k, k)} = {v:g}" for k, v in shown.items())
+
+
+def to_svg(figure: Figure, name: str, description: str) -> str:
+  """The figure as SVG for the page: its colours are variables, its ids are its own."""
+  file = StringIO()
+  metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+  figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+  root, body = file.getvalue().split("<svg", 1)[1].split(">", 1)
+  box = re.search(r'viewBox="[^"]*"', root)[0]
+  body = body.replace("xlink:href", "href")
+  body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
+  body = re.sub(r'(url\(|href=")#', rf"\1#{name}-", body)
+  for color, light in LIGHT.items():
+    body = body.replace(light, f"var(--{color})")
+  return f'<svg role="img" aria-label="{html.escape(description)}" {box}>{body}'
+
+
+def variables(mode: int) -> str:
+  """CSS declarations of the colours, on light (0) or on dark (1)."""
+  return " ".join(f"--{name}: {pair[mode]};" for name, pair in COLORS.items())
