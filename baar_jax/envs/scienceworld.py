@@ -225,7 +225,7 @@ class ScienceWorld:
 
 
 def _parse(task_id: str) -> tuple[str, int]:
-  match = re.fullmatch(r"([a-z0-9-]+)/(\d+)", task_id)
+  match = re.fullmatch(r"([a-z0-9-]+)/(\d{1,6})", task_id)
   if not match:
     raise ValueError(f"{task_id!r} is no ScienceWorld task; expected <task type>/<variation>")
   return match.group(1), int(match.group(2))

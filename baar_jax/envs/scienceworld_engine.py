@@ -9,13 +9,19 @@ from py4j.protocol import Py4JError
 from scienceworld.constants import BASEPATH, JAR_PATH
 
 JVM_OPTIONS = (
-  # Without a cap one JVM grows to several GB; four live interfaces hold about 80 MB.
-  "-Xmx512m",
+  # Without a cap one JVM grows to several GB. Four live games hold about 30 MB, a load 20 more.
+  "-Xmx384m",
+  "-Xmn160m",
   "-XX:+UseSerialGC",
   # The engine iterates over sets of objects without hash codes of their own: with Java's random
   # ones about a fifth of all replays diverge.
   "-XX:+UnlockExperimentalVMOptions",
   "-XX:hashCode=2",
+)
+WRAPPER_COMMANDS = ("help", "objects", "task")  # answered by the engine's outer layer alone
+NOT_UNDERSTOOD = (  # that layer's answer to what the engine leaves unanswered
+  "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible "
+  "object referents. "
 )
 READ_TIMEOUT_S = 120  # of one call, gold paths included
 
@@ -67,7 +73,9 @@ class Engine:
     self._random = getattr(getattr(java.scala.util, "Random$"), "MODULE$")
     self._object_count = java.util.UniqueIdentifier.count
     self._set_object_count = getattr(java.util.UniqueIdentifier, "count_$eq")
+    self._agent = None
     self._variation = self._turn = self._objects = 0
+    self._points = (0.0, False)
 
   def load(self, task_type: str, variation: int) -> str:
     """Starts a task from its beginning and returns the first observation.
@@ -77,8 +85,13 @@ class Engine:
     """
     # The engine's reset() is this same call once more, so loading afresh is the cheapest reset.
     self._load(task_type, variation, gold=False)
+    # The catalogue of all tasks that each load builds; kept, it makes most of the memory and of
+    # the garbage collector's work.
+    getattr(self._game, "taskMaker_$eq")(None)
+    self._agent = self._game.agentInterface().get()
     self._objects = self._object_count()
     self._turn = 0
+    self._points = (0.0, False)
     return self.step("look around")[0]
 
   def _load(self, task_type: str, variation: int, gold: bool) -> None:
@@ -92,12 +105,17 @@ class Engine:
 
   def step(self, action: str) -> tuple[str, float, bool]:
     """Acts. Returns the observation, the score (negative after a fatal mistake), completion."""
+    if action.lower() in WRAPPER_COMMANDS:
+      return self._game.step(action), *self._points
     self._turn += 1
     self._set_object_count(self._objects)
     self._seed()
-    observation = self._game.step(action)
+    # Past the outer layer, which would describe the room and the inventory for its own history.
+    outcome = self._agent.step(action).toString()
     self._objects = self._object_count()
-    return observation, self._game.getScore(), self._game.getCompleted()
+    observation, score, completed = outcome[1:-1].rsplit(",", 2)
+    self._points = (float(score), completed == "true")
+    return observation or NOT_UNDERSTOOD, *self._points
 
   def objects(self) -> list[str]:
     """Names of what can be acted on here."""
@@ -114,6 +132,7 @@ class Engine:
 
   def gold(self, task_type: str, variation: int) -> list[str]:
     """The engine's own solution, made anew. The game has to be loaded again afterwards."""
+    self._load(task_type, variation, gold=False)  # checks the variation, which the next does not
     self._load(task_type, variation, gold=True)
     return self._lines(self._game.getGoldActionSequence())
 
