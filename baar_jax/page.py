@@ -4,9 +4,9 @@ import html
 from pathlib import Path
 from string import Template
 
-from baar_jax import tables, theme
+from baar_jax import plots, tables, theme
 from baar_jax.tables import interval_text, models_text, stands
-from baar_jax.theme import parameter_text, sr_name
+from baar_jax.theme import parameter_text, shown_metrics, sr_name
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -46,7 +46,7 @@ def render(results: dict, svg: dict[str, str]) -> str:
     _section("Every policy", tables.every_policy(results)),
     _method(results),
   )
-  body = "\n".join(section for section in sections if section)
+  body = "\n".join(section for section in sections if section).replace(" %", "\u00a0%")
   title = f"Budget-aware routing: {html.escape(run['name'])}"
   return _PAGE.substitute(title=title, style=_style(), body=body)
 
@@ -64,11 +64,9 @@ def headline_text(results: dict) -> str:
       )
     return "No BoPO router stays within 45 % of the cost gap between the two boundary policies."
   cost, success = best["cost_gap_share"], best["success_gap_share"]
-  routed = results["policies"][best["index"]]
   return (
     f"BoPO recovers {100 * success:.0f} % of the success gap between always-SMALL and always-LARGE "
-    f"for {100 * cost:.0f} % of their cost gap: {routed['success_percent']:.1f} % of the tasks "
-    f"succeed at ${routed['cost_usd']:.4f} a task."
+    f"for {100 * cost:.0f} % of their cost gap."
   )
 
 
@@ -77,18 +75,22 @@ def _opening(results: dict) -> str:
   policies = results["policies"]
   ends = {p["family"]: p for p in policies if p["family"].startswith("always-")}
   small, large = ends["always-small"], ends["always-large"]
-  detail = ""
+  detail, digits = "", tables.cost_digits(results)
   if best:
+    routed = policies[best["index"]]
     detail = (
-      f"That is the point {html.escape(parameter_text(best['parameters']))} of "
-      f"{best['points']} on its frontier, picked on the test tasks; 95 % intervals "
-      f"{interval_text(best['success_gap_interval'], 100, 0)} % of the success gap and "
-      f"{interval_text(best['cost_gap_interval'], 100, 0)} % of the cost gap. "
+      f"It succeeds on {routed['success_percent']:.1f} % of the tasks for "
+      f"${routed['cost_usd']:.{digits}f} a task: the best of BoPO's {best['points']} points "
+      f"that stays within {100 * best['cost_share_limit']:.0f} % of the cost gap, picked on the "
+      "test tasks, "
+      f"{html.escape(parameter_text(best['parameters']))}. The 95 % intervals are "
+      f"{interval_text(best['success_gap_interval'], 100, 0, ' to ')} % of the success gap and "
+      f"{interval_text(best['cost_gap_interval'], 100, 0, ' to ')} % of the cost gap. "
     )
   detail += (
     f"Always-SMALL succeeds on {small['success_percent']:.1f} % of the tasks for "
-    f"${small['cost_usd']:.4f} a task, always-LARGE on {large['success_percent']:.1f} % for "
-    f"${large['cost_usd']:.4f}."
+    f"${small['cost_usd']:.{digits}f} a task, always-LARGE on {large['success_percent']:.1f} % for "
+    f"${large['cost_usd']:.{digits}f}."
   )
   left_out = len(run["left_out_episodes"])
   facts = (
@@ -105,7 +107,7 @@ def _opening(results: dict) -> str:
   priced = f"priced as {names}" if models_text(results) == "scripted models" else names
   return f"""<header>
 <p class="kicker">Budget-aware routing · {html.escape(run["name"])}</p>
-<h1>{html.escape(headline_text(results))}</h1>
+<h1>{html.escape(headline_text(results)).replace("-", "&#8209;")}</h1>
 <p><span class="badge">{models_text(results)}</span> {priced}</p>
 <p class="lead">{detail}</p>
 <dl class="tiles">{tiles}</dl>
@@ -116,8 +118,10 @@ def _soft(results: dict, svg: dict[str, str]) -> str:
   metric = results["run"]["sr_metric"]
   caption = (
     "Every policy without a budget, First-Large at each K. Solid lines are upper hulls: what "
-    "mixing a family's policies over tasks can reach. The dashed line mixes the two boundaries. "
-    f"{stands(results)} Bars are 95 % bootstrap intervals over tasks."
+    "mixing a family's policies over tasks can reach. The dashed line mixes the two boundaries. λ "
+    "is the weight of cost in training, t the probability above which LARGE is called, 0.5 unless "
+    f"stated. {stands(results)} The crosses of the undominated points are 95 % bootstrap intervals "
+    "over tasks."
   )
   return f"""<section>
 <h2>Cost against success</h2>
@@ -128,10 +132,11 @@ def _soft(results: dict, svg: dict[str, str]) -> str:
 def _budgets(results: dict, svg: dict[str, str]) -> str:
   if not results["hard_budget"]:
     return ""
-  second = "success" if results["run"]["sr_metric"] == "score" else "score"
-  curves = f"Each family at its best parameters for that K. {stands(results)}"
-  again = f"The soft frontier again, in {sr_name(second)}. {stands(results)}"
-  pair = _figure(svg["hard_budget"], curves) + _figure(svg[f"frontier_{second}"], again)
+  caption = f"Each family at its best parameters for that K. {stands(results)}"
+  pair = _figure(svg["hard_budget"], caption)
+  for metric in shown_metrics(results)[1:]:
+    caption = f"The frontier without a budget again, in {sr_name(metric)}. {stands(results)}"
+    pair += _figure(svg[f"frontier_{metric}"], caption)
   return _section(
     "Under a hard budget of K LARGE calls",
     f'{tables.hard_budget(results)}\n<div class="pair">{pair}</div>',
@@ -143,14 +148,12 @@ def _spend(results: dict, svg: dict[str, str]) -> str:
     f"Difficulty from {results['run']['seeds']} runs of each boundary on the test tasks. "
     f"{stands(results)}"
   )
-  legend = "".join(
-    f'<span><i style="background: var(--{d})"></i>{d}</span>' for d in results["spend"]["task_mix"]
-  )
+  key = "".join(_key(f"var(--{d})", d) for d in results["spend"]["task_mix"])
   return f"""<section>
 <h2>Where the money goes</h2>
 <p>A good router spends on hard tasks, the ones that LARGE solves and SMALL does not, and little on
 the easy and the intractable. The first bar is the mix of the tasks themselves.</p>
-<p class="legend">{legend}</p>
+<p class="key">{key}</p>
 <div class="pair">
 {_figure(svg["spend_dollars"], f"Share of dollars by difficulty. {basis}")}
 {_figure(svg["spend_large"], f"Share of LARGE calls by difficulty. {basis}")}
@@ -184,11 +187,22 @@ def _training(results: dict, svg: dict[str, str]) -> str:
   parts = ""
   basis = f"{results['run']['train_tasks']} training tasks, 1 seed, {models_text(results)}."
   for stage, title in (("sft", "BoSFT"), ("bopo", "BoPO")):
+    series = [s for s in results["training"] if s["stage"] == stage]
     figures = "".join(s for name, s in svg.items() if name.startswith(f"{stage}_"))
+    key = "".join(
+      _key(plots.curve_color(s["lam"], i, len(series)), f"λ = {s['lam']:g}")
+      for i, s in enumerate(series)
+      if s["lam"] is not None
+    )
     if figures:
       caption = f"<figcaption>Faint: every update; strong: moving mean. {basis}</figcaption>"
-      parts += f'<h3>{title}</h3><figure><div class="small">{figures}</div>{caption}</figure>'
-  return f"<section><h2>Training</h2>{parts}</section>" if parts else ""
+      parts += f'<h3>{title}</h3><p class="key">{key}</p><figure>'
+      parts += f'<div class="small">{figures}</div>{caption}</figure>'
+  return _section("Training", parts) if parts else ""
+
+
+def _key(color: str, text: str) -> str:
+  return f'<span><i style="background: {color}"></i>{html.escape(text)}</span>'
 
 
 def _method(results: dict) -> str:

@@ -1,14 +1,18 @@
 """The figures of the report: results -> matplotlib figures, one function each."""
 
+import html
+import re
 from collections.abc import Sequence
+from io import StringIO
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from baar_jax import frontier
-from baar_jax.theme import FAMILIES, LIGHT, MARKERS, STYLE, parameter_text, sr_name
+from baar_jax.theme import FAMILIES, LIGHT, MARKERS, STYLE, parameter_text, shown_metrics, sr_name
 
 CURVES = {
   "loss": "loss",
@@ -35,12 +39,11 @@ LABEL_GAP_PT = 16  # a point nearer than this to a labelled one stays unlabelled
 
 def draw_all(results: dict) -> dict[str, Figure]:
   """Every figure that the results have data for, by file name."""
-  first = results["run"]["sr_metric"]
-  second = "success" if first == "score" else "score"
+  first, *others = shown_metrics(results)
   with matplotlib.rc_context(STYLE):
     figures = {
-      f"frontier_{first}": draw_frontier(results, first, (7.2, 4.6)),
-      f"frontier_{second}": draw_frontier(results, second, (4.6, 3.8)),
+      f"frontier_{first}": draw_frontier(results, first, (6.0, 4.2)),
+      **{f"frontier_{other}": draw_frontier(results, other, (4.6, 3.8)) for other in others},
       "spend_dollars": draw_spend(results["spend"], "cost_share", "share of dollars"),
       "spend_large": draw_spend(results["spend"], "large_share", "share of LARGE calls"),
       "progress": draw_progress(results["spend"]["policies"]),
@@ -77,24 +80,27 @@ def draw_frontier(results: dict, metric: str, size: tuple[float, float]) -> Figu
     label = "exact optimum, all tasks"
     percents = [100 * score for score in scores]
     axes.plot(costs, percents, color=LIGHT["optimum"], linestyle=":", linewidth=1.6, label=label)
-  for family, front in results["frontiers"].items():
+  # BoPO last, so that it lies on top.
+  for family in sorted(results["frontiers"], key="bopo".__eq__):
+    front, color = results["frontiers"][family], LIGHT.get(family, LIGHT["muted"])
     own = [policies[i] for i in front["policies"]]
-    color = LIGHT.get(family, LIGHT["muted"])
-    points = [_point(p, metric) for p in own]
-    hull = _hull(points, ends)
-    strong = family == "bopo"
-    axes.plot(*zip(*hull), color=color, linewidth=1.8 if strong else 0.9, alpha=0.9, zorder=2)
-    _draw_points(axes, own, metric, color, MARKERS.get(family, "o"), FAMILIES.get(family, family))
-    if strong:
-      _label_points(axes, own, metric, color)
+    best = [policies[i] for i in front["pareto"][metric]]
+    width = 1.8 if family == "bopo" else 0.9
+    hull = _hull([_point(p, metric) for p in own], ends)
+    axes.plot(*zip(*hull), color=color, linewidth=width, alpha=0.9, zorder=2)
+    _draw_points(axes, own, best, metric, color, MARKERS.get(family, "o"))
+    axes.lines[-1].set_label(FAMILIES.get(family, family))
+    if family == "bopo":
+      _label_points(axes, best, metric, color)
   boundaries = [soft[name] for name in ("always-small", "always-large")]
-  _draw_points(axes, boundaries, metric, LIGHT["small"], "X", None)
+  _draw_points(axes, boundaries, boundaries, metric, LIGHT["small"], "X")
   for policy, place, align in zip(boundaries, ((9, -4), (-4, -14)), ("left", "right")):
     text, point = FAMILIES[policy["family"]], _point(policy, metric)
     axes.annotate(text, point, place, textcoords="offset points", ha=align, fontsize=8)
   axes.set_xlabel("dollars per task (list price)")
   axes.set_ylabel(sr_name(metric))
-  axes.legend(loc="lower right", handletextpad=0.4, labelspacing=0.35)
+  handles, labels = axes.get_legend_handles_labels()
+  axes.legend(handles[::-1], labels[::-1], loc="lower right", handletextpad=0.4, labelspacing=0.35)
   return figure
 
 
@@ -120,7 +126,7 @@ def draw_hard_budget(results: dict, metric: str) -> Figure:
   axes.set_xticks(sorted({K for scores in best.values() for K in scores}))
   axes.set_xlabel("K, LARGE calls allowed per task")
   axes.set_ylabel(sr_name(metric))
-  axes.legend(loc="lower right")
+  axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
   return figure
 
 
@@ -128,18 +134,19 @@ def draw_spend(spend: dict, share: str, label: str) -> Figure:
   """One stacked bar per policy: what part of its spend falls on each difficulty."""
   bars = [("task mix", spend["task_mix"])]
   for row in spend["policies"]:
-    if row[share] is not None:
-      words = FAMILIES.get(row["family"], row["family"]).split(" (")[0]
-      bars.append((f"{words} {parameter_text(row['parameters'])}".strip(), row[share]))
+    words = FAMILIES.get(row["family"], row["family"]).split(" (")[0]
+    bars.append((f"{words} {parameter_text(row['parameters'])}".strip(), row[share]))
   figure, axes = _axes((4.6, 0.9 + 0.34 * len(bars)))
   for place, (_, parts) in enumerate(bars):
+    if parts is None:
+      axes.text(1, place, "none", va="center", color=LIGHT["muted"])
     left = 0.0
-    for difficulty, part in parts.items():
+    for difficulty, part in (parts or {}).items():
       axes.barh(place, 100 * part, 0.72, 100 * left, color=LIGHT[difficulty])
       if part >= 0.07:
-        text = f"{100 * part:.0f}"
-        # Black on the three fills is readable on light and dark pages alike.
-        axes.text(100 * (left + part / 2), place, text, ha="center", va="center", color="#101010")
+        # Black is readable on the fills of light and of dark pages.
+        center = 100 * (left + part / 2), place
+        axes.text(*center, f"{100 * part:.0f}", ha="center", va="center", color="#101010")
       left += part
   axes.set_yticks(range(len(bars)), [name for name, _ in bars])
   axes.invert_yaxis()
@@ -187,8 +194,11 @@ def draw_costs(costs: Sequence[dict]) -> Figure:
   values = [c[name] for c in costs for name in ("small_usd", "large_usd")]
   low, high = min(values), max(values)
   if low > 0 and high > 8 * low:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.loglog()
+    for axis in (axes.xaxis, axes.yaxis):
+      axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+      axis.set_major_formatter("{x:g}")
+      axis.set_minor_formatter(NullFormatter())
   axes.plot([low, high], [low, high], **DASHED)
   axes.set_xlabel("LARGE, dollars per episode")
   axes.set_ylabel("SMALL, dollars per episode")
@@ -196,25 +206,45 @@ def draw_costs(costs: Sequence[dict]) -> Figure:
   return figure
 
 
+def curve_color(lam: float | None, place: int, curves: int) -> str:
+  """Of the place-th of a stage's curves."""
+  if lam is None:
+    return LIGHT["sft"]
+  return to_hex(matplotlib.colormaps["viridis"](0.2 + 0.65 * place / curves))
+
+
 def draw_curve(series: Sequence[dict], name: str, label: str) -> Figure:
   """One quantity over the updates, a line per lam: raw values faint, their moving mean strong."""
   figure, axes = _axes((3.2, 2.2))
-  shades = matplotlib.colormaps["viridis"]
   for i, s in enumerate(series):
     known = [(u, v) for u, v in zip(s["update"], s["values"].get(name, ())) if v is not None]
     if not known:
       continue
-    color = LIGHT["sft"] if s["lam"] is None else to_hex(shades(0.2 + 0.65 * i / len(series)))
+    color = curve_color(s["lam"], i, len(series))
     updates, values = zip(*known)
     window = max(1, len(values) // 12)
     parts = [values[max(0, j - window + 1) : j + 1] for j in range(len(values))]
     axes.plot(updates, values, color=color, linewidth=0.6, alpha=0.3)
-    line_label = None if s["lam"] is None else f"λ = {s['lam']:g}"
     means = [sum(part) / len(part) for part in parts]
-    axes.plot(updates, means, color=color, linewidth=1.4, label=line_label)
+    axes.plot(updates, means, color=color, linewidth=1.4)
   axes.set_title(label)
   axes.set_xlabel("update")
   return figure
+
+
+def to_svg(figure: Figure, name: str, description: str) -> str:
+  """The figure as SVG for the page: its colours are variables, its ids are its own."""
+  file = StringIO()
+  metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+  figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+  root, body = file.getvalue().split("<svg", 1)[1].split(">", 1)
+  box = re.search(r'viewBox="[^"]*"', root)[0]
+  body = body.replace("xlink:href", "href")
+  body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
+  body = re.sub(r'(url\(|href=")#', rf"\1#{name}-", body)
+  for color, light in LIGHT.items():
+    body = body.replace(light, f"var(--{color})")
+  return f'<svg role="img" aria-label="{html.escape(description)}" {box}>{body}'
 
 
 def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
@@ -233,21 +263,27 @@ def _hull(points: list[tuple], ends: list[tuple]) -> list[tuple[float, float]]:
 
 
 def _draw_points(
-  axes: Axes, policies: Sequence[dict], metric: str, color: str, marker: str, label: str | None
+  axes: Axes,
+  policies: Sequence[dict],
+  best: Sequence[dict],
+  metric: str,
+  color: str,
+  marker: str,
 ) -> None:
-  for p in policies:
+  """All points as one line of markers; intervals for the best only, where many lie close."""
+  for p in best:
     x, y = _point(p, metric)
-    (left, right), (low, high) = p["cost_interval_usd"], p[f"{metric}_interval"]
-    axes.plot([left, right], [y, y], color=color, linewidth=0.8, alpha=0.35)
-    axes.plot([x, x], [low, high], color=color, linewidth=0.8, alpha=0.35)
+    axes.plot(p["cost_interval_usd"], [y, y], color=color, linewidth=0.8, alpha=0.4)
+    axes.plot([x, x], p[f"{metric}_interval"], color=color, linewidth=0.8, alpha=0.4)
   points = [_point(p, metric) for p in policies]
-  axes.plot(*zip(*points), marker, color=color, markersize=6, label=label, zorder=3)
+  axes.plot(*zip(*points), marker, color=color, markersize=5.5, zorder=3, alpha=0.45)
+  axes.plot(*zip(*(_point(p, metric) for p in best)), marker, color=color, markersize=6, zorder=4)
 
 
 def _label_points(axes: Axes, policies: Sequence[dict], metric: str, color: str) -> None:
   """Writes the parameters beside the points, leaving out what would lie on another label."""
   written: list[tuple[float, float]] = []
-  axes.figure.draw_without_rendering()
+  axes.figure.draw_without_rendering()  # the places of points are known once the axes are laid out
   per_pt = axes.figure.dpi / 72
   for p in policies:
     x, y = axes.transData.transform(_point(p, metric)) / per_pt

@@ -3,43 +3,63 @@
 import json
 from pathlib import Path
 
-from baar_jax import evaluate, results
+from baar_jax import evaluate, results, tables
+from baar_jax.config import Config
+from baar_jax.envs.sandbox_optimum import Exact
+from baar_jax.episode import SMALL
 from baar_jax.run import Run
 from baar_jax.taxonomy import load_profiles
 
 
 def main(run: Run) -> None:
   summary = results.summarize(
-    run.store, evaluate.entries(run), run.config, load_profiles(run), read_metrics(run.dir)
+    run.store,
+    evaluate.entries(run),
+    run.config,
+    load_profiles(run),
+    read_metrics(run.dir),
+    exact_frontier(run.config),
   )
   page = write_report(summary, run.dir / "report")
   print(terminal_table(summary))
   print(f"report: {page}")
 
 
+def exact_frontier(config: Config) -> dict | None:
+  """The sandbox's optimal frontier and boundaries over the distribution of tasks; else None."""
+  if config.env.kind != "sandbox":
+    return None
+  exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
+  return {
+    "optimum": [list(point) for point in exact.hull()],
+    "small": list(exact.always(SMALL)),
+    "large": list(exact.always(len(config.models.names) - 1)),
+  }
+
+
 def read_metrics(directory: Path) -> list[dict]:
-  """The lines of metrics.jsonl; none if nothing was trained. A line cut by a crash is dropped."""
+  """The lines of metrics.jsonl; none if nothing was trained."""
   path = directory / "metrics.jsonl"
   lines = []
   for line in path.read_text().splitlines() if path.exists() else ():
     try:
       lines.append(json.loads(line))
     except json.JSONDecodeError:
-      continue
+      continue  # cut short by a kill; the resumed run wrote its update again
   return lines
 
 
 def write_report(summary: dict, directory: Path) -> Path:
   """Writes results.json, a PNG per figure and index.html; returns the page's path."""
   # matplotlib takes a second to import, which the other stages need not pay.
-  from baar_jax import page, plots, theme
+  from baar_jax import page, plots
 
   directory.mkdir(parents=True, exist_ok=True)
   text = json.dumps(summary, indent=1, allow_nan=False)
   (directory / "results.json").write_text(text, encoding="utf-8")
   svg = {}
   for name, figure in plots.draw_all(summary).items():
-    svg[name] = theme.to_svg(figure, name, plots.description(name))
+    svg[name] = plots.to_svg(figure, name, plots.description(name))
     figure.savefig(directory / f"{name}.png", dpi=144, facecolor="white")
   path = directory / "index.html"
   path.write_text(page.render(summary, svg), encoding="utf-8")
@@ -49,11 +69,13 @@ def write_report(summary: dict, directory: Path) -> Path:
 def terminal_table(summary: dict) -> str:
   """A line per policy for the terminal."""
   lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
+  digits = tables.cost_digits(summary)
   sr = f"{summary['run']['sr_metric']}_percent"
   for p in summary["policies"]:
     use = "" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
     lines.append(
-      f"{p['policy']:<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}{p['cost_usd']:>10.4f}"
+      f"{p['policy']:<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}"
+      f"{p['cost_usd']:>10.{digits}f}"
       f"{p['large_calls']:>7.1f}{use:>6}"
     )
   for family, front in summary["frontiers"].items():

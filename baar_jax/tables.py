@@ -1,9 +1,10 @@
 """The tables of the report as HTML, and how its numbers are written."""
 
 import html
+import math
 from collections.abc import Sequence
 
-from baar_jax.theme import FAMILIES, parameter_text, sr_name
+from baar_jax.theme import COLORS, FAMILIES, parameter_text, shown_metrics, sr_name
 
 METRIC_TITLES = {"score": "Mean score", "success": "Success rate"}
 PRIVILEGED = ("oracle", "optimum")  # they see what no router may
@@ -11,8 +12,8 @@ PRIVILEGED = ("oracle", "optimum")  # they see what no router may
 
 def areas(results: dict) -> str:
   """Each family's area under either metric, and how much more BoPO's is."""
-  names = metrics(results)
-  header = "".join(f"<th>{METRIC_TITLES[m]}</th><th></th><th>BoPO minus it</th>" for m in names)
+  names = shown_metrics(results)
+  header = "".join(f"<th>{METRIC_TITLES[m]}</th><th>BoPO minus it</th>" for m in names)
   rows = []
   for family, front in results["frontiers"].items():
     cells = ""
@@ -20,19 +21,20 @@ def areas(results: dict) -> str:
       area, gain = front["area"][metric], front["bopo_gain"].get(metric)
       value = f"{area['value']:.2f} {_interval(area['interval'], 2)}" if area else "–"
       more = f"{gain['value']:+.2f} {_interval(gain['interval'], 2, '+')}" if gain else "–"
-      cells += f"<td>{value}</td><td>{_strip(area, family)}</td><td>{more}</td>"
+      cells += f"<td>{value}</td><td>{more}</td>"
+    cells += f"<td>{_strip(front['area'][names[0]], family)}</td>"
     rows.append(_row(family, f"{len(front['policies'])}", cells))
   if "exact" in results:
-    cells = f"<td>{results['exact']['area']:.2f} <small>computed</small></td><td></td><td>–</td>"
-    blanks = "<td></td><td></td><td></td>" * (len(names) - 1)
+    cells = f"<td>{results['exact']['area']:.2f} <small>computed</small></td><td>–</td>"
+    blanks = "<td></td><td></td>" * (len(names) - 1)
     order = cells + blanks if names[0] == "success" else blanks + cells
-    rows.append(f'<tr><th scope="row">exact optimum, all tasks</th><td></td>{order}</tr>')
+    rows.append(f'<tr><th scope="row">exact optimum, all tasks</th><td></td>{order}<td></td></tr>')
   return f"""<div class="scroll"><table>
-<thead><tr><th>Family</th><th>Points</th>{header}</tr></thead>
+<thead><tr><th>Family</th><th>Points</th>{header}<th></th></tr></thead>
 <tbody>{"".join(rows)}</tbody>
 </table></div>
 <p class="note">{stands(results)} In brackets 95 % bootstrap intervals over tasks; differences are
-paired. The ticks of the strips are at 0.5 and 1.</p>"""
+paired. The strip shows the first of the areas, its ticks are at 0.5 and 1.</p>"""
 
 
 def hard_budget(results: dict) -> str:
@@ -40,7 +42,8 @@ def hard_budget(results: dict) -> str:
   rows = results["hard_budget"]
   metric = results["run"]["sr_metric"]
   budgets = sorted({int(K) for row in rows for K in row["budgets"]})
-  name = f"{metric}_percent"
+  name, both = f"{metric}_percent", metric != "success"
+  width = 3 if both else 2
   fair = [row for row in rows if row["family"] not in PRIVILEGED]
   best = {
     K: max((row["budgets"][str(K)][name] for row in fair if str(K) in row["budgets"]), default=None)
@@ -52,19 +55,20 @@ def hard_budget(results: dict) -> str:
     for K in budgets:
       cell = row["budgets"].get(str(K))
       if cell is None:
-        cells += "<td>–</td>" * 3
+        cells += "<td>–</td>" * width
         continue
       value, use = f"{cell[name]:.1f}", cell["use_share"]
       if row in fair and cell[name] == best[K]:
         value = f"<b>{value}</b>"
       over = f' <span class="alarm">{cell["overruns"]} over K</span>' if cell["overruns"] else ""
-      cells += f"<td>{value}{over}</td><td>{cell['success_percent']:.1f}</td>"
+      cells += f"<td>{value}{over}</td>"
+      cells += f"<td>{cell['success_percent']:.1f}</td>" if both else ""
       cells += f"<td>{'–' if use is None else f'{100 * use:.0f}'}</td>"
     lines.append(_row(row["family"], parameter_text(row["parameters"]) or "–", cells))
-  columns = "<th>SR</th><th>Success</th><th>Use%</th>"
+  columns = f"<th>SR</th>{'<th>Success</th>' if both else ''}<th>Use%</th>"
   over = sum(p["overruns"] for p in results["policies"])
   total = sum(p["episodes"] for p in results["policies"] if p["call_budget"] is not None)
-  heads = "".join(f'<th colspan="3" class="group">K = {K}</th>' for K in budgets)
+  heads = "".join(f'<th colspan="{width}" class="group">K = {K}</th>' for K in budgets)
   return f"""<div class="scroll"><table>
 <thead><tr><th rowspan="2">Family</th><th rowspan="2">Parameters</th>{heads}</tr>
 <tr>{columns * len(budgets)}</tr></thead>
@@ -77,15 +81,15 @@ episodes made more than K LARGE calls. {stands(results)}</p>"""
 
 def every_policy(results: dict) -> str:
   """All figures of all policies, apart from the budgets' own."""
-  rows = []
+  rows, digits = [], cost_digits(results)
   for p in results["policies"]:
     budget = [] if p["call_budget"] is None else [f"K = {p['call_budget']}"]
     parameters = ", ".join([parameter_text(p["parameters"]), *budget]).removeprefix(", ")
     cells = (
       f"<td>{p['score_percent']:.1f} {_interval(p['score_interval'], 1)}</td>"
       f"<td>{p['success_percent']:.1f} {_interval(p['success_interval'], 1)}</td>"
-      f"<td>{p['cost_usd']:.4f} {_interval(p['cost_interval_usd'], 4)}</td>"
-      f"<td>{p['router_cost_usd']:.5f}</td>"
+      f"<td>{p['cost_usd']:.{digits}f} {_interval(p['cost_interval_usd'], digits)}</td>"
+      f"<td>{p['router_cost_usd']:.{digits + 1}f}</td>"
       f"<td>{_percent(p['cost_gap_share'])}</td><td>{_percent(p['success_gap_share'])}</td>"
       f"<td>{p['large_calls']:.1f}</td><td>{p['steps']:.1f}</td>"
     )
@@ -100,6 +104,12 @@ def every_policy(results: dict) -> str:
 to always-LARGE. Router cost is apart from model cost. {stands(results)}</p>"""
 
 
+def cost_digits(results: dict) -> int:
+  """Decimals at which the cheapest policy's dollars have three significant digits."""
+  cheapest = min(p["cost_usd"] for p in results["policies"])
+  return 2 - math.floor(math.log10(cheapest)) if cheapest > 0 else 4
+
+
 def models_text(results: dict) -> str:
   return "scripted models" if results["run"]["models"]["kind"] == "scripted" else "real models"
 
@@ -109,24 +119,17 @@ def stands(results: dict) -> str:
   return f"{run['test_tasks']} held-out tasks, {run['seeds']} seeds, {models_text(results)}."
 
 
-def metrics(results: dict) -> Sequence[str]:
-  """The environment's own metric first; one suffices where scores are all 0 or 1."""
-  first = results["run"]["sr_metric"]
-  same = all(p["score_percent"] == p["success_percent"] for p in results["policies"])
-  return (first,) if same else (first, "success" if first == "score" else "score")
-
-
 def interval_text(
-  interval: Sequence[float] | None, factor: float, digits: int, sign: str = ""
+  interval: Sequence[float] | None, factor: float, digits: int, between: str, sign: str = ""
 ) -> str:
-  """ "low to high" in the unit of factor; a dash where there is no interval."""
+  """Both ends times the factor; a dash where there is no interval."""
   if interval is None:
     return "–"
-  return " to ".join(f"{factor * end:{sign}.{digits}f}" for end in interval)
+  return between.join(f"{factor * end:{sign}.{digits}f}" for end in interval)
 
 
 def _interval(interval: Sequence[float] | None, digits: int, sign: str = "") -> str:
-  return f"<small>[{interval_text(interval, 1, digits, sign)}]</small>"
+  return f"<small>[{interval_text(interval, 1, digits, ', ', sign)}]</small>"
 
 
 def _percent(share: float | None) -> str:
@@ -145,7 +148,7 @@ def _strip(area: dict | None, family: str) -> str:
     return ""
   place = lambda value: 100 * min(max(value, 0.0), 1.2) / 1.2  # noqa: E731
   low, high = area["interval"] or (area["value"], area["value"])
-  color = f"var(--{family}, var(--muted))"
+  color = f"var(--{family if family in COLORS else 'muted'})"
   return (
     '<svg class="strip" viewBox="0 0 100 12" aria-hidden="true">'
     f'<path d="M0 6H100M{place(0.5):.1f} 2V10M{place(1.0):.1f} 2V10" stroke="var(--rule)"/>'

@@ -1,10 +1,4 @@
-"""The look of the report: colours for light and dark, words, and figures as SVG of the page."""
-
-import html
-import re
-from io import StringIO
-
-from matplotlib.figure import Figure
+"""The look of the report: its colours on light and on dark, its figures' style, its words."""
 
 # name -> (on light, on dark). In the page's SVG every light colour becomes the variable --name.
 COLORS = {
@@ -76,19 +70,11 @@ def parameter_text(parameters: dict) -> str:
   return ", ".join(f"{symbols.get(k, k)} = {v:g}" for k, v in shown.items())
 
 
-def to_svg(figure: Figure, name: str, description: str) -> str:
-  """The figure as SVG for the page: its colours are variables, its ids are its own."""
-  file = StringIO()
-  metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-  figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-  root, body = file.getvalue().split("<svg", 1)[1].split(">", 1)
-  box = re.search(r'viewBox="[^"]*"', root)[0]
-  body = body.replace("xlink:href", "href")
-  body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
-  body = re.sub(r'(url\(|href=")#', rf"\1#{name}-", body)
-  for color, light in LIGHT.items():
-    body = body.replace(light, f"var(--{color})")
-  return f'<svg role="img" aria-label="{html.escape(description)}" {box}>{body}'
+def shown_metrics(results: dict) -> tuple[str, ...]:
+  """The environment's own metric first; one suffices where every score is 0 or 1."""
+  first = results["run"]["sr_metric"]
+  same = all(p["score_percent"] == p["success_percent"] for p in results["policies"])
+  return (first,) if same else (first, "success" if first == "score" else "score")
 
 
 def variables(mode: int) -> str:
