@@ -151,3 +151,12 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
   (tmp_path / "metrics.jsonl").write_text('{"stage": "sft", "update": 1}\n{"stage": "sf')
   assert report.read_metrics(tmp_path) == [{"stage": "sft", "update": 1}]
   assert report.read_metrics(tmp_path / "nowhere") == []
+
+
+def test_exact_frontier_is_the_sandboxs_alone():
+  sandbox = config()
+  assert report.exact_frontier(sandbox) is None
+  sandbox.env.kind, sandbox.env.max_steps = "sandbox", 18
+  exact = report.exact_frontier(sandbox)
+  assert exact["optimum"][0] == pytest.approx(exact["small"])  # the cheapest policy is SMALL
+  assert exact["small"][0] < exact["large"][0]
