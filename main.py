@@ -2,7 +2,7 @@
 
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from baar_jax import bopo, evaluate, references, report, sft, taxonomy
@@ -23,6 +23,7 @@ STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES], "What to do; all is 
 
 
 def main(_) -> int:
+  logging.set_verbosity(logging.WARNING)
   try:
     validate(CONFIG.value)
     run = Run(CONFIG.value)

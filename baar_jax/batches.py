@@ -36,13 +36,12 @@ class Batch:
 
 
 def length_buckets(max_tokens: int) -> list[int]:
-  """Row lengths in use: 128 doubled up to the limit, which is one itself."""
-  buckets = []
-  length = 128
+  """Row lengths in use: 128, then steps of a half and a third (192, 256, 384, ...) to the limit."""
+  buckets, length = [], 128
   while length < max_tokens:
-    buckets.append(length)
+    buckets += [length, length * 3 // 2]
     length *= 2
-  return [*buckets, max_tokens]
+  return [bucket for bucket in buckets if bucket < max_tokens] + [max_tokens]
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:

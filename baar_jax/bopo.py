@@ -7,11 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
-from tqdm import tqdm
 
 from baar_jax import losses, rewards
 from baar_jax.batches import Batch
@@ -180,7 +177,7 @@ def train(run: Run, lam: float) -> None:
   batcher = Batcher(run.config, view, {task.id: task for task in tasks})
   anchor = load_sft(run)
   reference = Trainer(anchor, improvement, optax.identity(), view.decision_ids)
-  trainer = _trainer(run, nnx.clone(anchor), view.decision_ids)
+  trainer = _trainer(run, anchor, view.decision_ids)
   checkpoints = Checkpoints(directory(run, lam), run.config)
   done = checkpoints.update or 0
   if done:

@@ -59,9 +59,9 @@ class RouterConfig:
   hidden_size: int = 64
   intermediate_size: int = 192
   num_layers: int = 2
-  num_heads: int = 4
-  num_kv_heads: int = 2
-  head_dim: int = 16
+  num_heads: int = 2
+  num_kv_heads: int = 1
+  head_dim: int = 32
   rope_theta: float = 10_000.0
   view: str = "transcript"  # one of VIEWS
   max_tokens: int = 768  # of one sequence; over it the oldest whole steps go

@@ -5,17 +5,22 @@ from collections.abc import Callable
 from functools import partial
 
 from baar_jax.bopo import load_bopo
-from baar_jax.policies import oracle, random_large
+from baar_jax.config import Config
+from baar_jax.envs.sandbox_optimum import Exact
+from baar_jax.episode import SMALL
+from baar_jax.policies import RulePolicy, always, oracle, random_large
 from baar_jax.qwen2 import Qwen2
-from baar_jax.rollout import Job, Policy
+from baar_jax.rollout import Job, Live, Policy
 from baar_jax.router import RouterPolicy, Threshold
 from baar_jax.run import Run
 from baar_jax.sft import load_sft
 from baar_jax.view import View
 
+Make = Callable[[str], Policy]  # from the name under which its episodes are stored
+
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 ARGMAX = 0.5  # the threshold that takes the more probable of two models
-OPTIMUM_WEIGHTS = ()
+OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,33 +54,30 @@ def main(run: Run) -> None:
   tasks = run.tasks("test")
   jobs = [Job(task, seed) for task in tasks for seed in range(run.config.evaluate.seeds)]
   for entry, make in _lineup(run):
-    policy = make()
-    policy.name = entry.policy
-    run.collect(entry.policy, policy, jobs, entry.call_budget)
+    run.collect(entry.policy, make(entry.policy), jobs, entry.call_budget)
 
 
-def _lineup(run: Run) -> list[tuple[Entry, Callable[[], Policy]]]:
+def _lineup(run: Run) -> list[tuple[Entry, Make]]:
   """Every entry with what makes its policy; a checkpoint is read when its policy is made."""
   c = run.config
   budgets = c.evaluate.call_budgets
-  small, large = run.boundaries
-  lineup: list[tuple[Entry, Callable[[], Policy]]] = []
+  large = len(run.pair.names) - 1
+  lineup: list[tuple[Entry, Make]] = []
 
-  def add(make: Callable[[], Policy], family: str, call_budget: int | None = None, **parameters):
+  def add(make: Make, family: str, call_budget: int | None = None, **parameters: float) -> None:
     named = parameters if call_budget is None else parameters | {"K": call_budget}
     settings = ",".join(f"{key}={value:g}" for key, value in named.items())
     name = f"{family}({settings})" if settings else family
     lineup.append((Entry(family, parameters, name, call_budget), make))
 
-  def router(load: Callable[[], Qwen2], threshold: float) -> RouterPolicy:
+  def router(load: Callable[[], Qwen2], threshold: float, name: str) -> RouterPolicy:
     view = View(c.router, run.dir / "tokenizer")
-    decide = Threshold(threshold)
-    return RouterPolicy("", load(), view, c.router, decide, run.live_episodes)
+    return RouterPolicy(name, load(), view, c.router, Threshold(threshold), run.live_episodes)
 
-  add(lambda: small, "always-small")
-  add(lambda: large, "always-large")
+  add(partial(always, SMALL), "always-small")
+  add(partial(always, large), "always-large")
   for K in budgets:
-    add(lambda: large, FIRST_LARGE, K)
+    add(partial(always, large), FIRST_LARGE, K)
   for p in c.evaluate.random_p:
     for K in (None, *budgets):
       add(partial(random_large, p), "random", K, p=p)
@@ -84,7 +86,7 @@ def _lineup(run: Run) -> list[tuple[Entry, Callable[[], Policy]]]:
       add(oracle, "oracle", K)
   if c.env.kind == "sandbox":
     for mu in OPTIMUM_WEIGHTS:
-      add(partial(_optimal, mu), "optimum", mu=mu)
+      add(partial(_optimum, c, mu), "optimum", mu=mu)
   trained = [("sft", {"update": c.sft.updates}, partial(load_sft, run))]
   for lam in c.bopo.lam:
     parameters = {"lam": lam, "update": c.bopo.updates}
@@ -95,3 +97,14 @@ def _lineup(run: Run) -> list[tuple[Entry, Callable[[], Policy]]]:
     for K in budgets:
       add(partial(router, load, ARGMAX), family, K, **parameters, threshold=ARGMAX)
   return lineup
+
+
+def _optimum(config: Config, mu: float, name: str) -> RulePolicy:
+  """The sandbox's best policy given the cues, for a weight of dollars."""
+  choose = Exact(max_steps=config.env.max_steps, names=config.models.names).optimal_choice(mu)
+
+  def rule(live: Live) -> int:
+    seen = [(step.model, step.action, step.observation) for step in live.steps]
+    return choose(live.task.description, seen, live.observation)
+
+  return RulePolicy(name, rule)

@@ -57,7 +57,7 @@ def area(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]
     )
   x_P = np.clip((cost_P - small[0]) / width, 0.0, 1.0)
   y_P = (score_P - small[1]) / height
-  hull = _upper_hull([(0.0, 0.0), (1.0, 1.0), *zip(x_P.tolist(), y_P.tolist())])
+  hull = upper_hull([(0.0, 0.0), (1.0, 1.0), *zip(x_P.tolist(), y_P.tolist())])
   return sum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in zip(hull, hull[1:]))
 
 
@@ -147,7 +147,7 @@ def _points(cost_P, score_P) -> tuple[np.ndarray, np.ndarray]:
   return cost_P, score_P
 
 
-def _upper_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def upper_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
   """Vertices of the upper concave hull, left to right (Andrew's monotone chain)."""
   best: dict[float, float] = {}
   for x, y in points:

@@ -259,7 +259,7 @@ def _point(policy: dict, metric: str) -> tuple[float, float]:
 def _hull(points: list[tuple], ends: list[tuple]) -> list[tuple[float, float]]:
   """What `frontier.area` measures: costs clipped between the boundaries'."""
   low, high = ends[0][0], ends[1][0]
-  return frontier._upper_hull([*ends, *((min(max(x, low), high), y) for x, y in points)])
+  return frontier.upper_hull([*ends, *((min(max(x, low), high), y) for x, y in points)])
 
 
 def _draw_points(

@@ -22,7 +22,7 @@ class RulePolicy:
 
 
 def always(model: int, name: str) -> RulePolicy:
-  """The same model at every step: the paper's two boundaries."""
+  """The same model at every step: the paper's boundaries, and First-Large under a call budget."""
   return RulePolicy(name, lambda live: model)
 
 
@@ -32,17 +32,15 @@ def random_rule(live: Live, p: float, large: int = 1) -> int:
   return large if random.Random(key).random() < p else SMALL
 
 
-def random_large(p: float) -> RulePolicy:
+def random_large(p: float, name: str) -> RulePolicy:
   """LARGE with the same probability at every step."""
-  return RulePolicy(f"random(p={p:g})", lambda live: random_rule(live, p))
+  return RulePolicy(name, lambda live: random_rule(live, p))
 
 
-def oracle(large: int = 1) -> RulePolicy:
+def oracle(name: str, large: int = 1) -> RulePolicy:
   """LARGE exactly where the scripted SMALL is more likely to fail than not.
 
   Privileged: it reads the error model of the scripted pair, so it is an upper bound to compare
   with and never a router.
   """
-  return RulePolicy(
-    "oracle", lambda live: large if live.agents[SMALL].error_rate() > 0.5 else SMALL
-  )
+  return RulePolicy(name, lambda live: large if live.agents[SMALL].error_rate() > 0.5 else SMALL)

@@ -30,17 +30,17 @@ class Layer(nnx.Module):
     D, F = config.hidden_size, config.intermediate_size
     N, K, H = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     self.input_norm = nnx.Param(jnp.ones(D))
-    self.q_kernel = nnx.Param(_normal(rngs, (D, N, H)))
+    self.q_kernel = nnx.Param(_normal(rngs, (D, N, H), D))
     self.q_bias = nnx.Param(jnp.zeros((N, H)))
-    self.k_kernel = nnx.Param(_normal(rngs, (D, K, H)))
+    self.k_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
     self.k_bias = nnx.Param(jnp.zeros((K, H)))
-    self.v_kernel = nnx.Param(_normal(rngs, (D, K, H)))
+    self.v_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
     self.v_bias = nnx.Param(jnp.zeros((K, H)))
-    self.o_kernel = nnx.Param(_normal(rngs, (N, H, D)))
+    self.o_kernel = nnx.Param(_normal(rngs, (N, H, D), N * H))
     self.post_attention_norm = nnx.Param(jnp.ones(D))
-    self.gate_kernel = nnx.Param(_normal(rngs, (D, F)))
-    self.up_kernel = nnx.Param(_normal(rngs, (D, F)))
-    self.down_kernel = nnx.Param(_normal(rngs, (F, D)))
+    self.gate_kernel = nnx.Param(_normal(rngs, (D, F), D))
+    self.up_kernel = nnx.Param(_normal(rngs, (D, F), D))
+    self.down_kernel = nnx.Param(_normal(rngs, (F, D), F))
     self.eps = config.rms_norm_eps
 
   def __call__(self, x_BxTxD, rope, mask_BxTxU, past=None):
@@ -83,10 +83,10 @@ class Qwen2(nnx.Module):
   def __init__(self, config: Qwen2Config, rngs: nnx.Rngs):
     self.config = config
     V, D = config.vocab_size, config.hidden_size
-    self.embedding_VxD = nnx.Param(_normal(rngs, (V, D)))
+    self.embedding_VxD = nnx.Param(_normal(rngs, (V, D), D))
     self.final_norm = nnx.Param(jnp.ones(D))
     if not config.tie_word_embeddings:
-      self.head_VxD = nnx.Param(_normal(rngs, (V, D)))
+      self.head_VxD = nnx.Param(_normal(rngs, (V, D), D))
 
     @nnx.split_rngs(splits=config.num_hidden_layers)
     @nnx.vmap(in_axes=(0,), out_axes=0)
@@ -207,5 +207,7 @@ def rms_norm(x_BxTxD, scale_D, eps):
   return (x32_BxTxD * scale).astype(x_BxTxD.dtype) * scale_D.astype(x_BxTxD.dtype)[None, None]
 
 
-def _normal(rngs: nnx.Rngs, shape):
-  return 0.02 * jax.random.normal(rngs.params(), shape)
+def _normal(rngs: nnx.Rngs, shape, fan_in: int):
+  """Random weights whose products keep the size of their input (our choice; narrow models learn
+  much faster from it than from a fixed 0.02)."""
+  return fan_in**-0.5 * jax.random.normal(rngs.params(), shape)

@@ -4,7 +4,6 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from flax import nnx
 
 from baar_jax.batches import bucket_of
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL
 from baar_jax.qwen2 import Qwen2, Qwen2Config
 from baar_jax.rollout import Decision, Live
 from baar_jax.view import View

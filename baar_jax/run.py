@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from tqdm import tqdm
 
 from baar_jax.agent import Pair
@@ -50,6 +51,9 @@ class Run:
       always(len(self.pair.names) - 1, "always-large"),
     )
     self._envs: list[Env] = []
+    # Shapes are compiled once for all stages, restarts and values of lam.
+    jax.config.update("jax_compilation_cache_dir", str((self.dir / "compiled").absolute()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
   def _check_config(self) -> None:
     path = self.dir / "config.json"

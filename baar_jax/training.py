@@ -23,7 +23,7 @@ Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 def decision_logits(model: Qwen2, batch, ids: tuple[int, ...]):
   """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
-  hidden_RxTxD = model(batch.tokens_RxT)
+  hidden_RxTxD = model(batch.tokens_RxT, remat=True)
   hidden_BxSxD = hidden_RxTxD[batch.row_BxS, batch.position_BxS]
   return model.logits(hidden_BxSxD, np.array(ids))
 
@@ -34,12 +34,13 @@ class Trainer:
   def __init__(
     self, model: Qwen2, loss: Loss, optimizer: optax.GradientTransformation, ids: Sequence[int]
   ):
-    self._graphdef, self.params = nnx.split(model)
+    self._graphdef, params = nnx.split(model)
+    self.params = jax.tree.map(jnp.copy, params)  # its steps give their buffers away
     self._optimizer = optimizer
     self._ids = tuple(ids)
     self.optimizer_state = optimizer.init(self.params)
     self._accumulate = jax.jit(partial(self._micro_step, loss), donate_argnums=(1,))
-    self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1, 2))
+    self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1))
     self._logits = jax.jit(
       lambda params, batch: decision_logits(nnx.merge(self._graphdef, params), batch, self._ids)
     )

@@ -44,9 +44,18 @@ class Window:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> None:
-  """Trains a byte-level BPE with the decision tokens and saves it as `tokenizer.json`."""
+  """Trains a byte-level BPE with the decision tokens and saves it as `tokenizer.json`.
+
+  Merges may span words but not lines: an environment says few phrases often, and a whole phrase
+  in one token keeps transcripts short.
+  """
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+    [
+      tokenizers.pre_tokenizers.Split("\n", "merged_with_next"),
+      tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size,

@@ -19,7 +19,7 @@ KINDS = {
 PASSED_ON = {"ValueError": ValueError, "NotImplementedError": NotImplementedError}
 
 
-def _serve(kind: str, kwargs: dict) -> None:
+def serve(kind: str, kwargs: dict) -> None:
   """The child: answers requests until its input ends."""
   # What an environment prints must not get between the answers, nor may it read the requests.
   requests = os.fdopen(os.dup(0))
@@ -93,4 +93,4 @@ def _describe(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-  _serve(sys.argv[1], json.loads(sys.argv[2]))
+  serve(sys.argv[1], json.loads(sys.argv[2]))
