@@ -37,7 +37,8 @@ class Expert:
   """Follows a plan during one episode, whatever else is done in between.
 
   An action that equals the expert's own takes the plan a step forward. Any other is a deviation;
-  what it did is undone first where it can be: walking back, disconnecting.
+  what it did is undone first where it can be: walking back, disconnecting. (The engine disconnects
+  whole things only, so a wire joined at a wrong end mostly stays so, and the circuit is lost.)
   """
 
   def __init__(

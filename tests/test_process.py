@@ -1,0 +1,248 @@
+"""Environments in child processes: same answers, every death noticed, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from baar_jax.envs.base import EnvDied
+from baar_jax.envs.process import memory_mb, open_envs
+from baar_jax.envs.sandbox import Sandbox
+
+ROOT = Path(__file__).parents[1]
+SIZES = {"train_tasks": 4, "test_tasks": 4}
+TASK = "find-plant/3"
+
+
+@pytest.fixture
+def opened():
+  """open_envs, with everything closed and gone at the end."""
+  envs = []
+
+  def opening(*args, **kwargs):
+    envs.extend(open_envs(*args, **kwargs))
+    return list(envs)
+
+  yield opening
+  pids = group_pids({env.pid for env in envs})
+  for env in envs:
+    env.close()
+    env.close()
+  assert gone(pids)
+
+
+def stat(pid):
+  """State and process group, of a process that may be gone."""
+  try:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+  except OSError:
+    return "X", None
+  return fields[0], int(fields[2])
+
+
+def group_pids(groups):
+  pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+  return {pid for pid in pids if stat(pid)[1] in groups and stat(pid)[0] not in "XZ"}
+
+
+def jvm_of(env):
+  (jvm,) = group_pids({env.pid}) - {env.pid}
+  return jvm
+
+
+def gone(pids):
+  """Whether all processes end; they are given time, for a kill takes effect when it does."""
+  for _ in range(300):
+    if all(stat(pid)[0] in "XZ" for pid in pids):
+      return True
+    time.sleep(0.1)
+  return False
+
+
+def test_child_answers_as_the_environment_itself(opened):
+  child = opened("sandbox", SIZES, 1, 1)[0]
+  here = Sandbox(**SIZES)
+  assert child.system_prompt == here.system_prompt
+  for split in ("train", "test"):
+    assert child.tasks(split) == here.tasks(split)
+  task = here.tasks("test")[0].id
+  assert child.reset(task) == here.reset(task)
+  for step in range(3):
+    assert child.oracle() == here.oracle()
+    assert child.oracle_action() == here.oracle_action()
+    assert child.mistake("lost", f"k{step}") == here.mistake("lost", f"k{step}")
+    action = here.oracle_action()
+    assert child.step(action) == here.step(action)
+    assert child.score() == here.score()
+
+
+def test_neighbours_are_in_different_processes(opened):
+  envs = opened("sandbox", SIZES, 2, 3)
+  pids = [env.pid for env in envs]
+  assert len(envs) == 6
+  assert len(set(pids)) == 2
+  assert pids == pids[:2] * 3
+
+
+def test_slots_are_apart_and_threads_may_call_at_once(opened):
+  envs = opened("sandbox", SIZES, 2, 4)
+  tasks = [task.id for task in envs[0].tasks("train")]
+
+  def play(env, task):
+    tape = [env.reset(task)]
+    for i in range(12):
+      action = env.mistake("lost", str(i)) if i % 3 == 0 else env.oracle_action()
+      tape.append((action, *env.step(action), env.score()))
+      if tape[-1][2]:
+        break
+    return tape
+
+  jobs = [(env, tasks[i % 4]) for i, env in enumerate(envs)]
+  with ThreadPoolExecutor(8) as pool:
+    tapes = list(pool.map(lambda job: play(*job), jobs))
+  assert tapes == [play(Sandbox(**SIZES), task) for _, task in jobs]
+
+
+def test_a_caller_s_mistake_is_a_value_error_and_harms_nothing(opened):
+  env, other = opened("sandbox", SIZES, 1, 2)
+  task = env.tasks("test")[0].id
+  other.reset(task)
+  with pytest.raises(ValueError, match="nowhere"):
+    env.tasks("nowhere")
+  assert other.step(other.oracle_action())[0]
+  assert env.reset(task)
+
+
+def test_wrong_kind_and_arguments_are_value_errors_or_named():
+  with pytest.raises(ValueError, match="sandbox"):
+    open_envs("beach", {}, 1, 1)
+  with pytest.raises(EnvDied, match="no_such_argument"):
+    open_envs("sandbox", {"no_such_argument": 1}, 1, 1)
+
+
+def test_killed_child_is_noticed_by_every_slot_and_replaced(opened):
+  first, second = opened("sandbox", SIZES, 2, 2)[::2]
+  task = first.tasks("test")[0].id
+  first.reset(task)
+  second.reset(task)
+  assert first.pid == second.pid
+  dead = first.pid
+  os.kill(dead, signal.SIGKILL)
+  with pytest.raises(EnvDied):
+    first.step("look")
+  assert first.reset(task)
+  assert first.pid != dead
+  # Another process answers now, but it does not hold the second slot's episode.
+  with pytest.raises(EnvDied):
+    second.step("look")
+  with pytest.raises(EnvDied):
+    second.mistake("lost", "k")
+  assert second.reset(task)
+  assert second.pid == first.pid
+  assert second.step(second.oracle_action())[0]
+
+
+def test_hung_child_is_killed(opened):
+  (env,) = opened("sandbox", SIZES, 1, 1, timeout_s=1.0)
+  env.reset(env.tasks("test")[0].id)
+  pid = env.pid
+  os.kill(pid, signal.SIGSTOP)
+  with pytest.raises(EnvDied, match="within 1 s"):
+    env.step("look")
+  assert gone({pid})
+  assert env.reset(env.tasks("test")[0].id)
+
+
+def test_closed_handle_stays_closed(opened):
+  first, second = opened("sandbox", SIZES, 1, 2)
+  task = first.tasks("test")[0].id
+  first.close()
+  with pytest.raises(EnvDied, match="closed"):
+    first.reset(task)
+  assert second.reset(task)
+
+
+def test_killed_jvm_is_noticed_and_replaced(opened, tmp_path):
+  (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
+  observation = env.reset(TASK)
+  child, jvm = env.pid, jvm_of(env)
+  now_mb, peak_mb = memory_mb([env])
+  assert 50 < now_mb <= peak_mb < 1500
+  os.kill(jvm, signal.SIGKILL)
+  with pytest.raises(EnvDied):
+    env.step("look around")
+  assert gone({child, jvm})
+  assert env.reset(TASK) == observation
+  assert env.step(env.oracle_action())[0]
+
+
+def test_killed_child_takes_its_jvm_along(opened, tmp_path):
+  (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
+  env.reset(TASK)
+  child, jvm = env.pid, jvm_of(env)
+  os.kill(child, signal.SIGKILL)
+  assert gone({child, jvm})
+
+
+def test_killed_parent_leaves_nothing_behind(tmp_path):
+  parent = f"""
+import time
+from baar_jax.envs.process import open_envs
+envs = open_envs("scienceworld", {{"gold_dir": {str(tmp_path)!r}}}, 1, 1)
+envs[0].reset({TASK!r})
+print(envs[0].pid, flush=True)
+time.sleep(600)
+"""
+  process = subprocess.Popen([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE)
+  child = int(process.stdout.readline())
+  pids = group_pids({child})
+  assert len(pids) == 2
+  process.kill()
+  process.communicate()
+  assert gone(pids)
+
+
+CHATTY = """
+import sys, types
+class Chatty:
+  system_prompt = "p"
+  def reset(self, task_id):
+    print("noise")
+    return f"{sys.stdin.read()!r} {'jax' in sys.modules}"
+  def step(self, action):
+    raise KeyError("a bug")
+  def score(self):
+    return 0.0
+  def oracle(self):
+    raise NotImplementedError("no expert here")
+sys.modules["chatty"] = types.ModuleType("chatty")
+sys.modules["chatty"].Chatty = Chatty
+from baar_jax.envs import worker
+worker.KINDS["chatty"] = ("chatty", "Chatty")
+worker.serve("chatty", {})
+"""
+
+
+def test_child_s_prints_input_and_bugs_stay_out_of_the_protocol():
+  requests = [[0, "reset", ["t"]], [0, "mistake", ["lost", "k"]]]
+  done = subprocess.run(
+    [sys.executable, "-c", CHATTY],
+    cwd=ROOT,
+    input="".join(json.dumps(request) + "\n" for request in requests),
+    capture_output=True,
+    text=True,
+  )
+  hello, state, bug = map(json.loads, done.stdout.splitlines())
+  assert hello == {"value": "p"}
+  assert state["value"]["observation"] == "'' False"  # no input to read, and no jax
+  assert (state["value"]["oracle"], state["value"]["no_oracle"]) == (None, "no expert here")
+  assert bug["error"] == "AttributeError"
+  assert "worker.py:" in bug["message"]
+  assert done.returncode == 1
+  assert "noise" in done.stderr

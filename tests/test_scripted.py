@@ -1,0 +1,166 @@
+"""The scripted pair: stated rates, worked out by hand; the same replies every time."""
+
+import pytest
+
+from baar_jax.agent import opening, parse_action
+from baar_jax.envs.base import Oracle
+from baar_jax.episode import SMALL, Task
+from baar_jax.llms.scripted import LARGE, Lapse, SandboxErrors, ScienceWorldErrors, ScriptedPair
+
+ERRORS = ScienceWorldErrors()
+IDS = [f"{name}/{i}" for name in ("find-plant", "power-component", "mix") for i in range(1000)]
+TASK = Task("t", "test", "Do it.", 40)
+
+
+def critical(position):
+  return Oracle("focus on pot", position, critical=True, recovering=False)
+
+
+def tasks_of(tier):
+  return [task_id for task_id in IDS if ERRORS.tier(task_id) == tier]
+
+
+@pytest.mark.parametrize(
+  "name, shares",
+  [
+    ("find-plant", (0.56, 0.40, 0.04)),
+    ("lifespan-longest-lived", (0.56, 0.40, 0.04)),
+    ("power-component", (0.18, 0.67, 0.15)),
+    ("chemistry-mix-paint-secondary-color", (0.18, 0.67, 0.15)),
+    ("chemistry-mix-paint-tertiary-color", (0.10, 0.63, 0.27)),
+    ("test-conductivity", (0.10, 0.63, 0.27)),
+  ],
+)
+def test_tiers_follow_the_prior_of_the_task_s_type(name, shares):
+  tiers = [ERRORS.tier(f"{name}/{i}") for i in range(4000)]
+  for tier, share in zip(("easy", "hard", "intractable"), shares):
+    assert tiers.count(tier) / 4000 == pytest.approx(share, abs=0.03)
+
+
+def test_routine_steps_and_recoveries_do_not_depend_on_knowledge():
+  routine = Oracle("look around", 3, critical=False, recovering=False)
+  recovery = Oracle("disconnect wire", 3, critical=True, recovering=True)
+  for tier, small, large in (
+    ("easy", 0.06, 0.04),
+    ("hard", 0.12, 0.17),
+    ("intractable", 0.12, 0.17),
+  ):
+    task_id = tasks_of(tier)[0]
+    for spoiled in (False, True):
+      assert ERRORS.lapse(SMALL, task_id, routine, spoiled) == Lapse(0.14, 0.0)
+      assert ERRORS.lapse(LARGE, task_id, routine, spoiled) == Lapse(0.05, 0.0)
+      assert ERRORS.lapse(SMALL, task_id, recovery, spoiled) == Lapse(small, 0.4)
+      assert ERRORS.lapse(LARGE, task_id, recovery, spoiled) == Lapse(large, 0.9)
+
+
+# sigmoid(1.6 (hardness - ability)) at the tiers' centres: easy 1.6 * -2.4 = -3.84 and
+# 1.6 * -6.2 = -9.92; hard 2.56 and -3.52; intractable 8.32 and 2.24. The spread of 0.5 pulls each
+# towards one half a little; 0.8 * 0.5 = 0.4 in the exponent is small.
+@pytest.mark.parametrize(
+  "tier, small, large",
+  [("easy", 0.021, 0.0), ("hard", 0.928, 0.029), ("intractable", 1.0, 0.904)],
+)
+def test_share_of_unknown_steps(tier, small, large):
+  steps = [(task_id, i) for task_id in tasks_of(tier)[:200] for i in range(20)]
+  for model, rate, share in ((SMALL, 0.98, small), (LARGE, 0.95, large)):
+    lapses = [ERRORS.lapse(model, task_id, critical(i), False) for task_id, i in steps]
+    assert sum(x.rate == rate for x in lapses) / len(steps) == pytest.approx(share, abs=0.03)
+
+
+def test_what_large_does_not_know_small_does_not_either():
+  unknown_to_large = 0
+  for task_id in IDS:
+    large = ERRORS.lapse(LARGE, task_id, critical(2), False)
+    small = ERRORS.lapse(SMALL, task_id, critical(2), False)
+    if large.rate == 0.95:
+      unknown_to_large += 1
+      assert large == Lapse(0.95, 0.6)
+      assert small.rate == 0.98
+    if small.rate == 0.98:
+      assert small.spoils
+      assert small.wrong in (0.8, 0.02)
+  assert unknown_to_large > 100
+
+
+def test_spoiled_step_is_harder_for_large_where_it_knew_it():
+  for task_id in tasks_of("hard")[:50]:
+    before = ERRORS.lapse(LARGE, task_id, critical(1), False)
+    after = ERRORS.lapse(LARGE, task_id, critical(1), True)
+    assert after == (Lapse(0.6, 0.9) if before == Lapse(0.17, 0.9) else before)
+    small = [ERRORS.lapse(SMALL, task_id, critical(1), spoiled) for spoiled in (False, True)]
+    assert small[0] == small[1]
+
+
+def test_sandbox_rates():
+  for critical_step, rates in ((False, (0.10, 0.02)), (True, (0.80, 0.10))):
+    oracle = Oracle("pull A", 0, critical_step, recovering=False)
+    assert [SandboxErrors().lapse(m, "t", oracle, False).rate for m in (SMALL, LARGE)] == list(
+      rates
+    )
+
+
+class Room:
+  """An environment that stands still."""
+
+  system_prompt = "s" * 40
+
+  def oracle(self):
+    return critical(5)
+
+  def mistake(self, kind, key):
+    return f"{kind} {key}"
+
+
+class Always:
+  """An error model that always errs, in one way."""
+
+  def __init__(self, wrong, spoils=False):
+    self.wrong, self.spoils = wrong, spoils
+
+  def lapse(self, model, task_id, oracle, spoiled):
+    return Lapse(0.25 if spoiled else 1.0, self.wrong, self.spoils)
+
+
+def agents(errors, seed=0):
+  return ScriptedPair(("small", "large"), errors).start(Room(), TASK, seed)
+
+
+def test_replies_are_the_same_every_time_and_differ_between_seeds():
+  messages = opening(Room.system_prompt, TASK, "You see a pot.")
+  errors = ScienceWorldErrors()
+  first, again, other = (
+    [[a.reply(messages, step) for step in range(30)] for a in agents(errors, seed)]
+    for seed in (0, 0, 1)
+  )
+  assert first == again
+  assert first != other
+
+
+def test_tokens_are_counted_from_the_text():
+  # 40 characters of instructions are 10 tokens; "Task: Do it.\n\nYou see." is 22, so 6.
+  messages = opening(Room.system_prompt, TASK, "You see.")
+  reply = agents(Always(wrong=1.0))[0].reply(messages, 0)
+  assert (reply.usage.prompt_tokens, reply.usage.cached_tokens) == (16, 0)
+  assert reply.usage.completion_tokens == -(-len(reply.text) // 4)
+  assert reply.text.startswith("Thought: ")
+
+
+def test_kinds_of_mistakes():
+  small, large = agents(Always(wrong=1.0))
+  assert parse_action(small.reply([], 7).text) == "wrong t|0|7"
+  small, large = agents(Always(wrong=0.0))
+  assert parse_action(small.reply([], 7).text) == "lost t|0|7"
+  assert parse_action(large.reply([], 7).text) == "hasty t|0|7"
+
+
+def test_a_spoiled_step_is_shared_by_the_episode_s_agents():
+  small, large = agents(Always(wrong=0.0, spoils=True))
+  assert large.error_rate() == 1.0
+  small.reply([], 0)
+  assert large.error_rate() == 0.25
+  assert agents(Always(wrong=0.0, spoils=True))[1].error_rate() == 1.0
+
+
+def test_the_pair_is_two_models():
+  with pytest.raises(ValueError, match="2 model names, got 3"):
+    ScriptedPair(("a", "b", "c"), SandboxErrors())
