@@ -9,7 +9,7 @@ from baar_jax import rewards
 from baar_jax.episode import Episode
 from baar_jax.rollout import Job
 from baar_jax.run import Run
-from baar_jax.view import train_tokenizer
+from baar_jax.view import train_tokenizer, transcript_pieces
 
 SUCCESS_SCORE = 1.0
 
@@ -86,10 +86,8 @@ def main(run: Run) -> None:
 
 
 def _texts(run: Run, profiles: dict[str, Profile]):
-  """What the router's tokenizer is trained on: the visible text of the profile."""
+  """What the router's tokenizer is trained on: the pieces of text of the profile's episodes."""
   for task in run.store.tasks("train"):
-    yield f"task: {task.description}"
-  for profile in profiles.values():
-    for episode in (*profile.small, *profile.large):
-      for step in episode.steps:
-        yield f"step model: action: {step.action}\nresult: {step.observation}"
+    profile = profiles.get(task.id)
+    for episode in (*profile.small, *profile.large) if profile else ():
+      yield from transcript_pieces(task, episode)

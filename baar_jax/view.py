@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -14,6 +14,13 @@ DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
 DECISION_WORDS = ("SMALL", "BIG")
 RECENT_STEPS = 10  # of the paper's hard-budget prompt
 CUT_MARK = " ..."
+
+TASK = "task: "
+START = "\nstart: "
+STEP = "\nstep {number}{budget} model:"
+BUDGET = "/{steps}, {left} large calls left,"
+ACTION = " action: "
+RESULT = "\nresult: "
 
 ROLE = "You choose which language model acts next in a task of many steps."
 ROLE_HARD = "You choose, within a budget, which language model acts next in a task of many steps."
@@ -68,6 +75,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
   tokenizer.save(str(directory / "tokenizer.json"))
 
 
+def transcript_pieces(task: Task, episode: Episode) -> Iterator[str]:
+  """The texts that a transcript encodes one by one, uncut."""
+  yield from (TASK, task.description, START)
+  for number, step in enumerate(episode.steps, 1):
+    yield from (STEP.format(number=number, budget=""), ACTION, step.action, RESULT)
+    yield step.observation
+
+
 class View:
   """Turns episodes into windows, one way for training and for live decisions.
 
@@ -116,8 +131,8 @@ class View:
   def _transcript(self, task, steps, observations, call_budget) -> list[Window]:
     """One append-only text; over the limit its older half is cut, in whole steps."""
     c = self._config
-    head = [*self._encode("task: ", None), *self._encode(task.description, c.description_tokens)]
-    start = [*self._encode("\nstart: ", None), *self._encode(observations[0], c.result_tokens)]
+    head = [*self._encode(TASK, None), *self._encode(task.description, c.description_tokens)]
+    start = [*self._encode(START, None), *self._encode(observations[0], c.result_tokens)]
     asks = [self._ask(task, steps, s, call_budget) for s in range(len(observations))]
     acts = [
       [self.decision_ids[step.model], *self._outcome(step, result)]
@@ -178,15 +193,15 @@ class View:
     budget = ""
     if call_budget is not None:
       used = sum(step.model != SMALL for step in steps[:s])
-      budget = f"/{task.max_steps}, {call_budget - used} large calls left,"
-    return list(self._encode(f"\nstep {s + 1}{budget} model:", None))
+      budget = BUDGET.format(steps=task.max_steps, left=call_budget - used)
+    return list(self._encode(STEP.format(number=s + 1, budget=budget), None))
 
   def _outcome(self, step: Step, result: str) -> list[int]:
     c = self._config
     return [
-      *self._encode(" action: ", None),
+      *self._encode(ACTION, None),
       *self._encode(step.action, c.action_tokens),
-      *self._encode("\nresult: ", None),
+      *self._encode(RESULT, None),
       *self._encode(result, c.result_tokens),
     ]
 
