@@ -15,7 +15,7 @@ def sft_loss(logits_BxSxA, action_BxS, mask_BxS):
   Returns:
     float32 scalar in nats, averaged over real decisions; 0 if the mask is empty.
   """
-  return _mean(-action_logp(logits_BxSxA, action_BxS), mask_BxS)
+  return _mean(-action_logp(_real(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
 
 
 def policy_loss(
@@ -76,8 +76,8 @@ def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
   Returns:
     float32 scalar, >= 0; 0 if the mask is empty.
   """
-  logp_BxSxA = jax.nn.log_softmax(logits_BxSxA)
-  ref_logp_BxSxA = jax.nn.log_softmax(ref_logits_BxSxA)
+  logp_BxSxA = jax.nn.log_softmax(_real(logits_BxSxA, mask_BxS))
+  ref_logp_BxSxA = jax.nn.log_softmax(_real(ref_logits_BxSxA, mask_BxS))
   return _mean((jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)).sum(axis=-1), mask_BxS)
 
 
@@ -89,7 +89,7 @@ def action_logp(logits_BxSxA, action_BxS):
 
 def entropy(logits_BxSxA, mask_BxS):
   """Entropy of the decisions in nats, averaged over real decisions."""
-  logp_BxSxA = jax.nn.log_softmax(logits_BxSxA)
+  logp_BxSxA = jax.nn.log_softmax(_real(logits_BxSxA, mask_BxS))
   return _mean(-(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1), mask_BxS)
 
 
@@ -99,6 +99,11 @@ def _gain(ratio, adv, clip_low, clip_high):
   low = None if clip_low is None else 1.0 - clip_low
   high = None if clip_high is None else 1.0 + clip_high
   return jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv)
+
+
+def _real(logits_BxSxA, mask_BxS):
+  """The logits, 0 on padding: what is there must not make the gradient nan."""
+  return jnp.where(mask_BxS[:, :, None], logits_BxSxA, 0.0)
 
 
 def _mean(value_BxS, mask_BxS):
