@@ -1,0 +1,81 @@
+"""JAX on the CPU and strict about shapes; a tiny tokenizer, view and router that files share."""
+
+from pathlib import Path
+
+import hypothesis
+import jax
+import pytest
+
+from baar_jax.config import RouterConfig
+from baar_jax.episode import Episode, Step, Task
+from baar_jax.router import build_model
+from baar_jax.view import View, train_tokenizer
+
+jax.config.update("jax_platforms", "cpu")
+# A missing [:, None] must not broadcast silently.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repeatable")
+
+TEXTS = ["task: find the plant", "\nstart: a hall", "\nstep 1 model:", " action: ", "\nresult: "]
+TEXTS += ["open the red door", "go to the kitchen", "you see a green lamp and a stove"] * 3
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory) -> Path:
+  """A directory with a byte-level tokenizer of 340 tokens."""
+  directory = tmp_path_factory.mktemp("tokenizer")
+  train_tokenizer(TEXTS, 340, directory)
+  return directory
+
+
+@pytest.fixture(scope="session")
+def router_config() -> RouterConfig:
+  """A router so small that a forward is nothing, with previews of a few tokens."""
+  return RouterConfig(
+    vocab_size=340,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    max_tokens=320,
+    description_tokens=8,
+    action_tokens=4,
+    result_tokens=6,
+  )
+
+
+@pytest.fixture(scope="session")
+def view(router_config, tokenizer_dir) -> View:
+  return View(router_config, tokenizer_dir)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(router_config):
+  return build_model(router_config, seed=0)
+
+
+@pytest.fixture(scope="session")
+def make_task():
+  def make(task_id: str = "plant-0", max_steps: int = 40) -> Task:
+    return Task(task_id, "train", "find the plant", max_steps)
+
+  return make
+
+
+@pytest.fixture(scope="session")
+def make_episode():
+  """make_episode("SLS"): an episode with these models, each step with texts of its own."""
+
+  def make(models: str, task_id: str = "plant-0", logps=None, **fields) -> Episode:
+    logps = logps or [None] * len(models)
+    steps = [
+      Step(f"see lamp {s}", "SL".index(model), f"open door {s}", 0.01, 10, 0, 1, logp=logp)
+      for s, (model, logp) in enumerate(zip(models, logps))
+    ]
+    return Episode(task_id, "test", 0, steps, 1.0, "done", **fields)
+
+  return make
