@@ -22,9 +22,11 @@ CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "Con
 STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES], "What to do; all is every stage.")
 
 
-def main(_) -> int:
+def main(arguments: list[str]) -> int:
   logging.set_verbosity(logging.WARNING)
   try:
+    if len(arguments) > 1:
+      raise ValueError(f"unexpected argument {arguments[1]!r}; a stage is named by --stage=NAME")
     validate(CONFIG.value)
     run = Run(CONFIG.value)
     try:
@@ -44,13 +46,23 @@ def parse_flags(argv: list[str]) -> list[str]:
   """Parses the command line; a wrong one ends the program with one line."""
   try:
     return flags.FLAGS(argv)
-  except (flags.Error, AttributeError, ImportError, KeyError, OSError, TypeError) as error:
+  except (
+    flags.Error,
+    AttributeError,
+    ImportError,
+    KeyError,
+    OSError,
+    SyntaxError,
+    TypeError,
+  ) as error:
     sys.exit(fail(error))
 
 
 def fail(error: Exception) -> int:
   """Says what is wrong in one line. Returns the exit code of a user's mistake."""
   text = error.args[0] if isinstance(error, KeyError) else error
+  if isinstance(error, AttributeError):  # of the config's dataclasses
+    text = f"{error}; the fields are in baar_jax/config.py"
   print(f"error: {' '.join(str(text).split())}", file=sys.stderr)
   return 2
 

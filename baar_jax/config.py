@@ -7,9 +7,20 @@ ENVS = ("sandbox", "scienceworld")
 VIEWS = ("transcript", "paper")
 RATIO_LEVELS = ("trajectory", "decision")
 MARKUP_TOKENS = 80  # around the previews of one step, with the budget's text
+SMALLEST_VOCABULARY = 258  # every byte and the two decisions
 POSITIVE = {
   "env": ("train_tasks", "test_tasks", "max_steps", "live_per_process"),
-  "router": ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+  "router": (
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "description_tokens",
+    "action_tokens",
+    "result_tokens",
+  ),
   "profile": ("trials",),
   "references": ("samples",),
   "sft": ("updates", "batch_episodes", "micro_episodes", "learning_rate", "clip_norm"),
@@ -25,13 +36,13 @@ POSITIVE = {
   ),
   "evaluate": ("seeds", "bootstrap"),
 }
-NOT_NEGATIVE = (
-  ("env", "processes"),
-  ("bopo", "lam"),
-  ("bopo", "kl_beta"),
-  ("evaluate", "call_budgets"),
-  ("evaluate", "random_p"),
-  ("evaluate", "thresholds"),
+NOT_NEGATIVE = (("env", "processes"), ("bopo", "kl_beta"))
+# Settings of many values, each with a policy of its own: what a value must be.
+LISTS = (
+  ("bopo", "lam", lambda lam: lam >= 0, "numbers of at least 0"),
+  ("evaluate", "random_p", lambda p: 0 <= p <= 1, "numbers in [0, 1]"),
+  ("evaluate", "thresholds", lambda p: 0 <= p <= 1 and p != 0.5, "numbers in [0, 1] but 0.5"),
+  ("evaluate", "call_budgets", lambda K: K >= 0 and K == int(K), "whole numbers of at least 0"),
 )
 
 
@@ -144,10 +155,16 @@ def validate(config: Config) -> None:
   """Raises ValueError, in one line that names the field, where a config cannot work."""
   c = config
   checks = [
-    (c.name != "" and "/" not in c.name, "name", c.name, "a directory name"),
+    (c.name not in ("", ".", "..") and "/" not in c.name, "name", c.name, "a directory name"),
     (c.env.kind in ENVS, "env.kind", c.env.kind, f"one of {', '.join(ENVS)}"),
     (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
     (c.router.view in VIEWS, "router.view", c.router.view, f"one of {', '.join(VIEWS)}"),
+    (
+      c.router.vocab_size >= SMALLEST_VOCABULARY,
+      "router.vocab_size",
+      c.router.vocab_size,
+      f"at least {SMALLEST_VOCABULARY}",
+    ),
     (0 < c.profile.easy_rate <= 1, "profile.easy_rate", c.profile.easy_rate, "in (0, 1]"),
     (0 <= c.sft.hard_share <= 1, "sft.hard_share", c.sft.hard_share, "in [0, 1]"),
     (c.bopo.group_size >= 2, "bopo.group_size", c.bopo.group_size, "at least 2"),
@@ -165,9 +182,15 @@ def validate(config: Config) -> None:
       value = getattr(part, name)
       checks.append((value > 0, f"{section}.{name}", value, "above 0"))
   for section, name in NOT_NEGATIVE:
+    value = getattr(getattr(c, section), name)
+    checks.append((value >= 0, f"{section}.{name}", value, "at least 0"))
+  for section, name, fits, wanted in LISTS:
     values = getattr(getattr(c, section), name)
-    for value in values if isinstance(values, tuple) else (values,):
-      checks.append((value >= 0, f"{section}.{name}", value, "at least 0"))
+    numbers = all(isinstance(value, int | float) for value in values)
+    # Policies are told apart by their settings, which are written with six digits.
+    different = numbers and len({f"{value:g}" for value in values}) == len(values)
+    fine = different and all(map(fits, values))
+    checks.append((fine, f"{section}.{name}", values, f"different {wanted}"))
   step_tokens = c.router.description_tokens + c.router.action_tokens + 2 * c.router.result_tokens
   checks.append(
     (
