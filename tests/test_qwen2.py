@@ -1,0 +1,230 @@
+"""The transformer: against the PyTorch original, by hand, and what a cache must not change."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baar_jax.qwen2 import Qwen2, Qwen2Config, attention, rms_norm, rotate
+
+CONFIG = Qwen2Config(
+  vocab_size=11,
+  hidden_size=16,
+  intermediate_size=12,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  head_dim=4,
+  rope_theta=100.0,
+  rms_norm_eps=1e-3,
+)
+TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [10, 0, 7, 7, 8, 2, 5, 3]], np.int32)
+
+
+def random(*shape, seed=0):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def model():
+  """Random weights, biases and norms among them."""
+  graphdef, params = nnx.split(Qwen2(CONFIG, nnx.Rngs(0)))
+  draw = np.random.default_rng(0)
+  noise = lambda x: x + 0.3 * draw.normal(size=x.shape).astype(np.float32)  # noqa: E731
+  return nnx.merge(graphdef, jax.tree.map(noise, params))
+
+
+@jax.jit
+def forward(model, tokens_BxT):
+  return model(tokens_BxT)
+
+
+@pytest.fixture(scope="module")
+def full(model):
+  return partial(forward, model)
+
+
+@pytest.fixture(scope="module")
+def extend(model):
+  return jax.jit(lambda *args: model.extend(*args))
+
+
+class TestForward:
+  def test_equals_the_pytorch_original(self):
+    """The numbers are Qwen2ForCausalLM's (transformers 5.23, float32) with the same weights."""
+    graphdef, params = nnx.split(Qwen2(CONFIG, nnx.Rngs(0)))
+    weights = nnx.to_pure_dict(params)
+    leaves, treedef = jax.tree.flatten(weights)
+    waves = [
+      (np.sin(np.arange(leaf.size) * 0.7 + k) * 0.5 + 0.1).astype(np.float32).reshape(leaf.shape)
+      for k, leaf in enumerate(leaves)
+    ]
+    nnx.replace_by_pure_dict(params, jax.tree.unflatten(treedef, waves))
+    model = nnx.merge(graphdef, params)
+    hidden = forward(model, TOKENS)
+    want = [[0.01270, -0.20682, -0.10248, 0.03747], [0.16054, -0.17317, -0.18925, -0.00606]]
+    np.testing.assert_allclose(hidden[:, -1, :4], want, atol=2e-5)
+    want = [[-0.62442, -0.56729], [-0.59778, -0.59706]]
+    np.testing.assert_allclose(hidden[:, 3, -2:], want, atol=2e-5)
+    want = [[0.1323, -1.1560, -1.1286, 0.1710, 0.6711], [0.0770, -1.2254, -1.0371, 0.3418, 0.7133]]
+    np.testing.assert_allclose(model.logits(hidden[:, -1])[:, :5], want, atol=2e-4)
+
+  def test_shape_and_causality(self, full):
+    hidden = full(TOKENS)
+    assert hidden.shape == (2, 8, 16) and hidden.dtype == jnp.float32
+    for t in (0, 3, 7):
+      changed = TOKENS.copy()
+      changed[:, t] = (changed[:, t] + 1) % 11
+      other = full(changed)
+      np.testing.assert_allclose(other[:, :t], hidden[:, :t], atol=1e-6)
+      assert (np.abs(other - hidden)[:, t:].max(axis=-1) > 1e-4).all()  # seen from t on, by all
+
+  def test_padding_on_the_right_is_harmless(self, full, model):
+    padded = TOKENS.copy()
+    padded[0, 5:] = 0
+    np.testing.assert_allclose(full(padded)[0, :5], full(TOKENS[:, :5])[0], atol=1e-5)
+
+  def test_rematerialisation_keeps_the_gradient(self, model):
+    graphdef, params = nnx.split(model)
+    weight = random(2, 5, 16)
+
+    def loss(params, remat):
+      return (nnx.merge(graphdef, params)(TOKENS[:, :5], remat=remat) * weight).sum()
+
+    kept, again = (jax.jit(jax.grad(partial(loss, remat=remat)))(params) for remat in (False, True))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), again, kept)
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(kept))  # every weight is used
+
+  def test_bf16(self, full, model):
+    hidden = jax.jit(partial(model, dtype=jnp.bfloat16))(TOKENS)
+    assert hidden.dtype == jnp.bfloat16
+    assert model.logits(hidden).dtype == jnp.float32
+    np.testing.assert_allclose(hidden.astype(jnp.float32), full(TOKENS), atol=0.15)
+
+
+class TestCache:
+  def test_extending_equals_the_full_forward(self, full, extend, model):
+    """Three rows of 5, 9 and 12 tokens, fed in two ragged parts, then one more."""
+    tokens = np.random.default_rng(1).integers(0, 11, (3, 12)).astype(np.int32)
+    want = full(tokens)
+    cache = model.empty_cache(3, 16)
+    bounds = [(0, 2, 4, 5), (0, 6, 7, 9), (0, 1, 7, 12)]
+    for part in range(3):
+      spans = [(row[part], row[part + 1]) for row in bounds]
+      fed = np.full((3, 6), 7, np.int32)  # garbage on padding
+      for r, (start, end) in enumerate(spans):
+        fed[r, : end - start] = tokens[r, start:end]
+      hidden, cache = extend(fed, np.array([start for start, _ in spans], np.int32), cache)
+      for r, (start, end) in enumerate(spans):
+        np.testing.assert_allclose(hidden[r, : end - start], want[r, start:end], atol=1e-5)
+
+  def test_a_row_can_be_filled_anew(self, full, extend, model):
+    cache = model.empty_cache(2, 12)
+    _, cache = extend(TOKENS, np.zeros(2, np.int32), cache)
+    hidden, _ = extend(TOKENS[::-1, :4], np.array([0, 0], np.int32), cache)
+    np.testing.assert_allclose(hidden, full(TOKENS[::-1])[:, :4], atol=1e-5)
+
+  def test_positions_past_the_cache_are_dropped(self, full, extend, model):
+    _, cache = extend(TOKENS[:, :6], np.zeros(2, np.int32), model.empty_cache(2, 8))
+    fed = np.concatenate([TOKENS[:, 6:], TOKENS[:, :3]], axis=1)  # two real, three past the end
+    hidden, after = extend(fed, np.array([6, 6], np.int32), cache)
+    np.testing.assert_allclose(hidden[:, :2], full(TOKENS)[:, 6:], atol=1e-5)
+    for was, now in zip(cache, after):
+      np.testing.assert_array_equal(now[:, :, :6], was[:, :, :6])
+      assert (np.abs(was[:, :, 6:]).max(), np.abs(now[:, :, 6:]).min() > 0) == (0, True)
+
+  def test_size(self, model):
+    k, v = model.empty_cache(5, 7, jnp.bfloat16)
+    assert k.shape == v.shape == (2, 5, 7, 2, 4)  # layers, rows, tokens, kv heads, head size
+    assert k.dtype == v.dtype == jnp.bfloat16
+
+
+class TestRope:
+  @settings(max_examples=20)
+  @given(position=st.integers(0, 5000), seed=st.integers(0, 9))
+  def test_is_a_complex_rotation(self, model, position, seed):
+    """Entries h and h + H/2 are a complex number, turned by position * theta^(-2h/H)."""
+    x = random(1, 1, 2, 4, seed=seed)
+    turned = rotate(x, *model._rope(jnp.array([[position]]), jnp.float32))[0, 0]
+    number = np.asarray(x[0, 0, :, :2] + 1j * x[0, 0, :, 2:])
+    number = number * np.exp(1j * position * np.array([1.0, 0.1]))  # 100^0, 100^(-2/4)
+    want = np.concatenate([number.real, number.imag], axis=-1)
+    np.testing.assert_allclose(turned, want, atol=3e-3)
+
+  def test_is_the_identity_at_position_0(self, model):
+    x = random(1, 1, 2, 4)
+    np.testing.assert_array_equal(rotate(x, *model._rope(jnp.array([[0]]), jnp.float32)), x)
+
+  @settings(max_examples=20)
+  @given(first=st.integers(0, 200), second=st.integers(0, 200), shift=st.integers(1, 200))
+  def test_products_depend_on_the_distance_alone(self, model, first, second, shift):
+    q, k = random(1, 1, 1, 4), random(1, 1, 1, 4, seed=1)
+
+    def product(at_q, at_k):
+      q_turned = rotate(q, *model._rope(jnp.array([[at_q]]), jnp.float32))
+      return (q_turned * rotate(k, *model._rope(jnp.array([[at_k]]), jnp.float32))).sum()
+
+    moved = product(first + shift, second + shift)
+    np.testing.assert_allclose(moved, product(first, second), atol=1e-4)
+
+
+class TestAttention:
+  def test_by_hand(self):
+    # One head of size 1. Token 0 sees itself: 2. Token 1 has scores 3 * 0 = 0 and 3 * ln(2) / 3,
+    # weights 1/3 and 2/3: 2 / 3 + 2 * 8 / 3 = 6.
+    q = jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+    k = jnp.array([0.0, np.log(2) / 3]).reshape(1, 2, 1, 1)
+    v = jnp.array([2.0, 8.0]).reshape(1, 2, 1, 1)
+    np.testing.assert_allclose(attention(q, k, v)[0, :, 0, 0], [2.0, 6.0], rtol=1e-5)
+
+  def test_grouped_queries_repeat_the_kv_heads(self):
+    q, k, v = random(2, 5, 4, 6), random(2, 5, 2, 6, seed=1), random(2, 5, 2, 6, seed=2)
+    want = attention(q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2))
+    np.testing.assert_allclose(attention(q, k, v), want, atol=1e-6)
+
+  def test_against_jax(self):
+    q, k, v = random(2, 3, 4, 6), random(2, 7, 2, 6, seed=1), random(2, 7, 2, 6, seed=2)
+    mask = np.random.default_rng(3).random((2, 3, 7)) < 0.5
+    mask[:, :, 0] = True
+    want = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+    np.testing.assert_allclose(attention(q, k, v, mask), want, atol=1e-5)
+
+
+def test_rms_norm_by_hand():
+  # (3, 4): the mean square is 12.5; its root is 3.5355339; times scale (2, 10)
+  x = jnp.array([[[3.0, 4.0]]])
+  want = [[[2 * 3 / 3.5355339, 10 * 4 / 3.5355339]]]
+  np.testing.assert_allclose(rms_norm(x, jnp.array([2.0, 10.0]), 0.0), want, rtol=1e-6)
+  # With eps = 3.5 the root is 4.
+  np.testing.assert_allclose(rms_norm(x, jnp.ones(2), 3.5), [[[0.75, 1.0]]], rtol=1e-6)
+
+
+class TestHead:
+  def test_tied_reads_the_embedding(self, model):
+    # A hidden state that is 1 in dimension d picks column d.
+    logits = model.logits(jnp.eye(16)[None])
+    np.testing.assert_allclose(logits[0], model.embedding_VxD[...].T, atol=1e-6)
+    assert not hasattr(model, "head_VxD")
+
+  def test_untied_has_weights_of_its_own(self):
+    model = Qwen2(dataclasses.replace(CONFIG, tie_word_embeddings=False), nnx.Rngs(0))
+    logits = model.logits(jnp.eye(16)[None])
+    np.testing.assert_allclose(logits[0], model.head_VxD[...].T, atol=1e-6)
+    assert np.abs(logits[0] - model.embedding_VxD[...].T).max() > 0.1
+
+  def test_chosen_tokens_are_slices_of_the_whole(self, model):
+    hidden = random(2, 3, 16)
+    whole = model.logits(hidden)
+    assert whole.shape == (2, 3, 11)
+    np.testing.assert_allclose(
+      model.logits(hidden, np.array([7, 2])), whole[:, :, [7, 2]], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+      model.logits(hidden[0, 0], np.array([4])), whole[0, 0, [4]], rtol=1e-5
+    )
