@@ -42,7 +42,7 @@ LISTS = (
   ("bopo", "lam", lambda lam: lam >= 0, "numbers of at least 0"),
   ("evaluate", "random_p", lambda p: 0 <= p <= 1, "numbers in [0, 1]"),
   ("evaluate", "thresholds", lambda p: 0 <= p <= 1 and p != 0.5, "numbers in [0, 1] but 0.5"),
-  ("evaluate", "call_budgets", lambda K: K >= 0 and K == int(K), "whole numbers of at least 0"),
+  ("evaluate", "call_budgets", lambda K: K >= 0 and K % 1 == 0, "whole numbers of at least 0"),
 )
 
 
@@ -165,6 +165,13 @@ def validate(config: Config) -> None:
       c.router.vocab_size,
       f"at least {SMALLEST_VOCABULARY}",
     ),
+    (
+      c.router.num_kv_heads > 0 and c.router.num_heads % c.router.num_kv_heads == 0,
+      "router.num_heads",
+      c.router.num_heads,
+      "a multiple of --config.router.num_kv_heads",
+    ),
+    (c.router.head_dim % 2 == 0, "router.head_dim", c.router.head_dim, "even"),
     (0 < c.profile.easy_rate <= 1, "profile.easy_rate", c.profile.easy_rate, "in (0, 1]"),
     (0 <= c.sft.hard_share <= 1, "sft.hard_share", c.sft.hard_share, "in [0, 1]"),
     (c.bopo.group_size >= 2, "bopo.group_size", c.bopo.group_size, "at least 2"),
