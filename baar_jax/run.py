@@ -33,9 +33,11 @@ class Run:
     """Opens or creates the directory.
 
     Raises:
-      ValueError: it was made with another config, or cannot be written.
+      ValueError: it was made with another config, or cannot be written, or the models are not
+        a priced pair.
     """
     self.config = config
+    self.pair: Pair = ScriptedPair(config.models.names, ERRORS[config.env.kind]())
     self.dir = Path(config.runs) / config.name
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,6 @@ class Run:
         f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
       ) from None
     self.store = Store(self.dir / "episodes.sqlite")
-    self.pair: Pair = ScriptedPair(config.models.names, ERRORS[config.env.kind]())
     self.boundaries = (
       always(SMALL, "always-small"),
       always(len(self.pair.names) - 1, "always-large"),
