@@ -74,7 +74,8 @@ def load_references(run: Run) -> dict[str, Episode]:
 def main(run: Run) -> None:
   config = run.config.references
   profiles = load_profiles(run)
-  hard = [task for task in run.tasks("train") if profiles[task.id].difficulty == "hard"]
+  known = [task for task in run.tasks("train") if task.id in profiles]
+  hard = [task for task in known if profiles[task.id].difficulty == "hard"]
   if not config.clone_large:
     jobs = [Job(task, k) for task in hard for k in range(1, config.samples + 1)]
     run.collect("references", stratified_random(config.samples), jobs)
