@@ -4,7 +4,10 @@ from pathlib import Path
 
 import hypothesis
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task
@@ -54,8 +57,24 @@ def view(router_config, tokenizer_dir) -> View:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(router_config):
-  return build_model(router_config, seed=0)
+def filled():
+  """filled(build, seed): the model that build() makes, with weights drawn by NumPy.
+
+  Weights, biases and norms are all random, and nothing is compiled to draw them.
+  """
+
+  def fill(build, seed: int = 0):
+    graphdef, params = nnx.split(nnx.eval_shape(build))
+    draw = np.random.default_rng(seed)
+    noise = jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), params)
+    return nnx.merge(graphdef, noise)
+
+  return fill
+
+
+@pytest.fixture(scope="session")
+def tiny_model(router_config, filled):
+  return filled(lambda: build_model(router_config, seed=0))
 
 
 @pytest.fixture(scope="session")

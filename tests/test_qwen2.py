@@ -32,12 +32,8 @@ def random(*shape, seed=0):
 
 
 @pytest.fixture(scope="module")
-def model():
-  """Random weights, biases and norms among them."""
-  graphdef, params = nnx.split(Qwen2(CONFIG, nnx.Rngs(0)))
-  draw = np.random.default_rng(0)
-  noise = lambda x: x + 0.3 * draw.normal(size=x.shape).astype(np.float32)  # noqa: E731
-  return nnx.merge(graphdef, jax.tree.map(noise, params))
+def model(filled):
+  return filled(lambda: Qwen2(CONFIG, nnx.Rngs(0)))
 
 
 @jax.jit
@@ -56,17 +52,15 @@ def extend(model):
 
 
 class TestForward:
-  def test_equals_the_pytorch_original(self):
+  def test_equals_the_pytorch_original(self, model):
     """The numbers are Qwen2ForCausalLM's (transformers 5.23, float32) with the same weights."""
-    graphdef, params = nnx.split(Qwen2(CONFIG, nnx.Rngs(0)))
-    weights = nnx.to_pure_dict(params)
-    leaves, treedef = jax.tree.flatten(weights)
+    graphdef, params = nnx.split(model)
+    leaves, treedef = jax.tree.flatten(params)
     waves = [
       (np.sin(np.arange(leaf.size) * 0.7 + k) * 0.5 + 0.1).astype(np.float32).reshape(leaf.shape)
       for k, leaf in enumerate(leaves)
     ]
-    nnx.replace_by_pure_dict(params, jax.tree.unflatten(treedef, waves))
-    model = nnx.merge(graphdef, params)
+    model = nnx.merge(graphdef, jax.tree.unflatten(treedef, waves))
     hidden = forward(model, TOKENS)
     want = [[0.01270, -0.20682, -0.10248, 0.03747], [0.16054, -0.17317, -0.18925, -0.00606]]
     np.testing.assert_allclose(hidden[:, -1, :4], want, atol=2e-5)
@@ -212,8 +206,9 @@ class TestHead:
     np.testing.assert_allclose(logits[0], model.embedding_VxD[...].T, atol=1e-6)
     assert not hasattr(model, "head_VxD")
 
-  def test_untied_has_weights_of_its_own(self):
-    model = Qwen2(dataclasses.replace(CONFIG, tie_word_embeddings=False), nnx.Rngs(0))
+  def test_untied_has_weights_of_its_own(self, filled):
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=False)
+    model = filled(lambda: Qwen2(config, nnx.Rngs(0)))
     logits = model.logits(jnp.eye(16)[None])
     np.testing.assert_allclose(logits[0], model.head_VxD[...].T, atol=1e-6)
     assert np.abs(logits[0] - model.embedding_VxD[...].T).max() > 0.1
