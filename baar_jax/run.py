@@ -15,6 +15,7 @@ from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.llms.prices import Usage, cost_usd
 from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors, ScriptedPair
 from baar_jax.policies import always
 from baar_jax.rollout import Job, Policy, run_episodes
@@ -38,6 +39,8 @@ class Run:
     """
     self.config = config
     self.pair: Pair = ScriptedPair(config.models.names, ERRORS[config.env.kind]())
+    for name in self.pair.names:
+      cost_usd(name, Usage(0, 0, 0))  # a model without a price is found before anything is run
     self.dir = Path(config.runs) / config.name
     try:
       self.dir.mkdir(parents=True, exist_ok=True)

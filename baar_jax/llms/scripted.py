@@ -12,7 +12,7 @@ from typing import Protocol
 from baar_jax.agent import Agent, Messages, Reply
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import SMALL, Task
-from baar_jax.llms.prices import Usage, cost_usd
+from baar_jax.llms.prices import Usage
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate
 LARGE = 1
@@ -52,8 +52,6 @@ class ScriptedPair:
   def __init__(self, names: tuple[str, ...], errors: Errors):
     if len(names) != 2:
       raise ValueError(f"the scripted pair needs 2 model names, got {len(names)}: {names}")
-    for name in names:
-      cost_usd(name, Usage(0, 0, 0))  # a model without a price is found before anything is run
     self.names = names
     self._errors = errors
 
