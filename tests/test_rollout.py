@@ -1,0 +1,362 @@
+"""The rollout loop against a tape of events, with environments and models made by hand."""
+
+import threading
+
+import pytest
+
+from baar_jax import rollout
+from baar_jax.agent import NO_ACTION, Reply
+from baar_jax.envs.base import EnvDied
+from baar_jax.episode import Task
+from baar_jax.llms.prices import Usage
+from baar_jax.rollout import Decision, Job, run_episodes
+
+SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
+LARGE_USD = 0.0028  # the same at $2.00 and $8.00
+
+
+def task(name: str, max_steps: int = 10) -> Task:
+  return Task(name, "train", f"Do {name}.", max_steps)
+
+
+class HandEnv:
+  """Ends after `length` steps with a score of 0.5; `fault` may raise or wait in any call."""
+
+  system_prompt = "Act."
+
+  def __init__(self, tape, length=2, name="", fault=lambda call: None):
+    self.tape, self.length, self.name, self.fault = tape, length, name, fault
+
+  def _note(self, call):
+    self.tape.append(self.name + call)
+    self.fault(call)
+
+  def reset(self, task_id):
+    self.steps = 0
+    self._note(f"reset {task_id}")
+    return "seen 0"
+
+  def step(self, action):
+    self._note(f"step {action}")
+    self.steps += 1
+    return f"seen {self.steps}", self.steps == self.length
+
+  def score(self):
+    self._note("score")
+    return 0.5
+
+
+class HandPair:
+  """Answers "go <step>", or a text of its own at some steps; keeps what it was shown."""
+
+  kind = "by hand"
+  names = ("gpt-4.1-mini", "gpt-4.1")
+
+  def __init__(self, tape, texts=None):
+    self.tape, self.texts, self.shown = tape, texts or {}, []
+
+  def start(self, env, task, seed):
+    self.tape.append(f"start {task.id} {seed}")
+    return [HandAgent(self, "small"), HandAgent(self, "large")]
+
+
+class HandAgent:
+  def __init__(self, pair, name):
+    self.pair, self.name = pair, name
+
+  def reply(self, messages, step):
+    self.pair.tape.append(f"ask {self.name}")
+    self.pair.shown.append([dict(message) for message in messages])
+    text = self.pair.texts.get(step, f"Thought: now.\n\nAction: go {step}")
+    return Reply(text, Usage(1000, 0, 100))
+
+
+class HandPolicy:
+  """Takes decisions from a string by step, such as "SLS"; its logp names the step."""
+
+  name = "by-hand"
+
+  def __init__(self, tape, models="SLSLSLSLSL"):
+    self.tape, self.models = tape, models
+    self.groups, self.finished = [], []
+
+  def choose(self, ready):
+    self.tape.append("choose")
+    self.groups.append([(live.task.id, len(live.steps)) for live in ready])
+    return [
+      Decision("SL".index(self.models[len(live.steps)]), -float(len(live.steps)), 1e-6)
+      for live in ready
+    ]
+
+  def finish(self, live):
+    self.finished.append((live.task.id, live.job.seed, len(live.steps)))
+
+
+class Inline:
+  """A thread pool that runs everything at once in the caller's thread: rounds become exact."""
+
+  def __init__(self, *args, **kwargs):
+    pass
+
+  def submit(self, work, *args):
+    work(*args)
+
+  def shutdown(self, **kwargs):
+    pass
+
+
+@pytest.fixture
+def inline(monkeypatch):
+  monkeypatch.setattr(rollout, "ThreadPoolExecutor", Inline)
+
+
+@pytest.fixture
+def tape():
+  yield []
+  # Whatever happened in a test, the loop's threads are gone.
+  assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
+
+
+def run(envs, jobs, tape, policy=None, pair=None, call_budget=None):
+  policy = policy or HandPolicy(tape)
+  return list(run_episodes(jobs, policy, pair or HandPair(tape), envs, call_budget))
+
+
+def test_tape_of_one_episode(tape):
+  pair = HandPair(tape)
+  policy = HandPolicy(tape, "SL")
+  (episode,) = run([HandEnv(tape)], [Job(task("t1"), 7)], tape, policy, pair)
+  assert tape == [
+    "reset t1",
+    "start t1 7",
+    "choose",
+    "ask small",
+    "step go 0",
+    "choose",
+    "ask large",
+    "step go 1",
+    "score",
+  ]
+  assert policy.finished == [("t1", 7, 2)]
+  assert (episode.task_id, episode.policy, episode.seed) == ("t1", "by-hand", 7)
+  assert (episode.score, episode.stop, episode.call_budget) == (0.5, "done", None)
+  assert [s.observation for s in episode.steps] == ["seen 0", "seen 1"]
+  assert [s.action for s in episode.steps] == ["go 0", "go 1"]
+  assert [s.model for s in episode.steps] == [0, 1]
+  assert [s.logp for s in episode.steps] == [0.0, -1.0]
+  assert [s.cost_usd for s in episode.steps] == pytest.approx([SMALL_USD, LARGE_USD])
+  assert episode.cost_usd == pytest.approx(0.00336)
+  assert episode.router_cost_usd == pytest.approx(2e-6)
+  assert [(s.prompt_tokens, s.cached_tokens, s.completion_tokens) for s in episode.steps] == [
+    (1000, 0, 100)
+  ] * 2
+  assert all(s.latency_s >= 0 for s in episode.steps)
+
+
+def test_the_conversation_grows_by_reply_and_observation(tape):
+  pair = HandPair(tape)
+  run([HandEnv(tape)], [Job(task("t1"), 0)], tape, pair=pair)
+  opening = [
+    {"role": "system", "content": "Act."},
+    {"role": "user", "content": "Task: Do t1.\n\nseen 0"},
+  ]
+  assert pair.shown[0] == opening
+  assert pair.shown[1] == [
+    *opening,
+    {"role": "assistant", "content": "Thought: now.\n\nAction: go 0"},
+    {"role": "user", "content": "seen 1"},
+  ]
+
+
+def test_an_unparsable_reply_is_answered_and_counts_as_a_step(tape):
+  pair = HandPair(tape, texts={0: "I would rather not."})
+  (episode,) = run([HandEnv(tape)], [Job(task("t1", max_steps=2), 0)], tape, pair=pair)
+  assert [event for event in tape if event.startswith("step")] == ["step go 1"]
+  assert [s.action for s in episode.steps] == ["", "go 1"]
+  assert episode.steps[1].observation == NO_ACTION
+  assert pair.shown[1][-1] == {"role": "user", "content": NO_ACTION}
+  assert episode.stop == "max_steps"
+  assert episode.cost_usd == pytest.approx(SMALL_USD + LARGE_USD)  # the useless reply is paid for
+
+
+@pytest.mark.parametrize("length, stop", [(2, "done"), (3, "done"), (4, "max_steps")])
+def test_max_steps_ends_an_episode(tape, length, stop):
+  (episode,) = run([HandEnv(tape, length)], [Job(task("t1", max_steps=3), 0)], tape)
+  assert len(episode.steps) == min(length, 3)
+  assert episode.stop == stop
+  assert tape[-1] == "score"
+  assert episode.score == 0.5
+
+
+@pytest.mark.parametrize(
+  "call_budget, models, taken, logps",
+  [
+    (None, "LLLL", [1, 1, 1, 1], [0.0, -1.0, -2.0, -3.0]),
+    (4, "LLLL", [1, 1, 1, 1], [0.0, -1.0, -2.0, -3.0]),
+    (2, "LLLL", [1, 1, 0, 0], [0.0, -1.0, None, None]),  # the second is allowed, the third is not
+    (2, "LSLL", [1, 0, 1, 0], [0.0, -1.0, -2.0, None]),  # SMALL takes nothing from the budget
+    (1, "SSSL", [0, 0, 0, 1], [0.0, -1.0, -2.0, -3.0]),
+    (0, "LLLL", [0, 0, 0, 0], [None] * 4),
+  ],
+)
+def test_call_budget(tape, call_budget, models, taken, logps):
+  policy = HandPolicy(tape, models)
+  (episode,) = run([HandEnv(tape, 4)], [Job(task("t1"), 0)], tape, policy, call_budget=call_budget)
+  assert [s.model for s in episode.steps] == taken
+  assert [s.logp for s in episode.steps] == logps
+  assert episode.call_budget == call_budget
+  assert tape.count("choose") == sum(logp is not None for logp in logps)  # forced is not asked
+  # Deciding costs nothing where nothing was decided.
+  assert [s.router_cost_usd for s in episode.steps] == [
+    1e-6 if logp is not None else 0.0 for logp in logps
+  ]
+
+
+def test_budgets_are_per_episode(tape, inline):
+  envs = [HandEnv(tape, 2) for _ in range(2)]
+  jobs = [Job(task(name), seed) for name in ("t1", "t2") for seed in range(2)]
+  policy = HandPolicy(tape, "LL")
+  episodes = run(envs, jobs, tape, policy, call_budget=1)
+  assert [[s.model for s in e.steps] for e in episodes] == [[1, 0]] * 4
+  assert policy.groups == [[("t1", 0), ("t2", 0)]] * 2
+
+
+def test_ready_episodes_are_decided_together(tape, inline):
+  envs = [HandEnv(tape, length) for length in (1, 2, 3)]
+  policy = HandPolicy(tape)
+  run(envs, [Job(task(name), 0) for name in ("t1", "t2", "t3")], tape, policy)
+  assert policy.groups == [
+    [("t1", 0), ("t2", 0), ("t3", 0)],
+    [("t2", 1), ("t3", 1)],
+    [("t3", 2)],
+  ]
+
+
+def test_a_slow_episode_delays_its_own_only(tape):
+  released = threading.Event()
+  in_time = []
+
+  def wait(call):
+    if call == "step go 1":
+      in_time.append(released.wait(30))
+
+  policy = HandPolicy(tape)
+  envs = [HandEnv(tape, 3, fault=wait), HandEnv(tape, 5)]
+  jobs = [Job(task("slow"), 0), Job(task("quick"), 0), Job(task("quick"), 1)]
+  episodes = run_episodes(jobs, policy, HandPair(tape), envs)
+  first, second = next(episodes), next(episodes)
+  assert [(e.task_id, len(e.steps)) for e in (first, second)] == [("quick", 5), ("quick", 5)]
+  assert {first.seed, second.seed} == {0, 1}
+  assert not released.is_set()
+  released.set()
+  assert [(e.task_id, len(e.steps)) for e in episodes] == [("slow", 3)]
+  assert in_time == [True]
+
+
+def test_slow_model_and_slow_reset_delay_their_own_only(tape):
+  released = threading.Event()
+
+  def wait(call):
+    if call == "reset slow":
+      assert released.wait(30)
+
+  envs = [HandEnv(tape, 1, fault=wait), HandEnv(tape, 1)]
+  jobs = [Job(task("slow"), 0), Job(task("quick"), 0)]
+  episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), envs)
+  assert next(episodes).task_id == "quick"
+  released.set()
+  assert [e.task_id for e in episodes] == ["slow"]
+
+
+def dies(call, times):
+  """A fault that ends the environment's process at a call, so many times."""
+  left = [times]
+
+  def fault(seen):
+    if seen == call and left[0]:
+      left[0] -= 1
+      raise EnvDied("the process was killed")
+
+  return fault
+
+
+@pytest.mark.parametrize("call", ["step go 1", "reset t1", "score"])
+def test_an_episode_whose_environment_died_twice_is_run_again(tape, call):
+  policy = HandPolicy(tape)
+  env = HandEnv(tape, fault=dies(call, 2))
+  (episode,) = run([env], [Job(task("t1"), 3)], tape, policy)
+  assert tape.count("reset t1") == 3
+  assert (episode.stop, episode.score, episode.seed) == ("done", 0.5, 3)
+  # Nothing of the lost tries is left.
+  assert [s.observation for s in episode.steps] == ["seen 0", "seen 1"]
+  assert len(policy.finished) == 3
+
+
+def test_an_episode_whose_environment_died_three_times_is_an_error(tape):
+  policy = HandPolicy(tape)
+  env = HandEnv(tape, fault=dies("step go 1", 3))
+  jobs = [Job(task("t1"), 0), Job(task("t2"), 0)]
+  lost, next_one = run([env], jobs, tape, policy)
+  assert (lost.task_id, lost.stop) == ("t1", "error:the process was killed")
+  assert (next_one.task_id, next_one.stop) == ("t2", "done")  # the next has its own three tries
+  assert tape.count("reset t1") == 3
+  assert len(policy.finished) == 4
+
+
+@pytest.mark.parametrize("call", ["reset t1", "step go 1", "score"])
+def test_any_other_exception_of_an_environment_is_raised(tape, call):
+  def fault(seen):
+    if seen == call:
+      raise ZeroDivisionError("a bug")
+
+  envs = [HandEnv(tape, fault=fault), HandEnv(tape)]
+  with pytest.raises(ZeroDivisionError, match="a bug"):
+    run(envs, [Job(task("t1"), 0), Job(task("t2"), 0)], tape)
+
+
+def test_an_exception_of_a_model_is_raised(tape):
+  pair = HandPair(tape, texts={1: None})  # no text to parse: a bug of the model's class
+  with pytest.raises(AttributeError):
+    run([HandEnv(tape)], [Job(task("t1"), 0)], tape, pair=pair)
+
+
+def test_an_exception_of_the_policy_is_raised(tape):
+  with pytest.raises(IndexError):
+    run([HandEnv(tape, 3), HandEnv(tape, 3)], [Job(task("t1"), 0)], tape, HandPolicy(tape, "S"))
+
+
+def test_an_abandoned_loop_ends_its_threads(tape):
+  jobs = [Job(task("t1"), seed) for seed in range(9)]
+  episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), [HandEnv(tape)])
+  next(episodes)
+  episodes.close()  # the fixture looks for threads
+  assert tape.count("score") < 9
+
+
+def test_finish_is_called_once_per_episode(tape, inline):
+  policy = HandPolicy(tape)
+  jobs = [Job(task(name), seed) for name in ("t1", "t2", "t3") for seed in range(2)]
+  run([HandEnv(tape), HandEnv(tape)], jobs, tape, policy)
+  assert sorted(policy.finished) == [(job.task.id, job.seed, 2) for job in jobs]
+
+
+def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):
+  envs = [HandEnv(tape, 1, "a "), HandEnv(tape, 1, "b ")]
+  jobs = [Job(task(name), seed) for name in ("t1", "t2") for seed in range(3)]
+  episodes = run(envs, [*jobs, Job(task("t3"), 0)], tape)
+  assert [event for event in tape if "reset" in event] == [
+    "a reset t1",
+    "b reset t2",
+    "a reset t1",
+    "b reset t2",
+    "a reset t1",
+    "b reset t2",
+    "a reset t3",  # its own task is through
+  ]
+  assert len(episodes) == 7
+
+
+def test_fewer_jobs_than_environments_and_none_at_all(tape):
+  envs = [HandEnv(tape) for _ in range(4)]
+  assert [e.task_id for e in run(envs, [Job(task("t1"), 0)], tape)] == ["t1"]
+  assert run(envs, [], tape) == []

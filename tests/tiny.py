@@ -1,0 +1,66 @@
+"""What several tests share: hand-made episodes, and the smallest run of the sandbox."""
+
+from baar_jax.config import (
+  BoPOConfig,
+  Config,
+  EnvConfig,
+  EvaluateConfig,
+  ProfileConfig,
+  ReferencesConfig,
+  RouterConfig,
+  SFTConfig,
+)
+from baar_jax.episode import Episode, Step
+
+DOLLARS = {"S": 1.0, "L": 5.0}
+
+
+def episode(task_id="t", policy="p", seed=0, models="SL", score=1.0, cost_usd=None, stop="done"):
+  """An episode whose steps are named by a letter per model; SMALL costs $1, LARGE $5.
+
+  Args:
+    cost_usd: of the whole episode, spread over its steps.
+  """
+  each = None if cost_usd is None else cost_usd / len(models)
+  steps = [
+    Step(
+      observation=f"seen {i}",
+      model="SL".index(letter),
+      action=f"do {i}",
+      cost_usd=DOLLARS[letter] if each is None else each,
+      prompt_tokens=10,
+      cached_tokens=0,
+      completion_tokens=1,
+    )
+    for i, letter in enumerate(models)
+  ]
+  return Episode(task_id, policy, seed, steps, score, stop)
+
+
+def config(runs, name="tiny", **env) -> Config:
+  """A sandbox run of seconds. One episode lives at a time, so that nothing depends on timing."""
+  sizes = {"train_tasks": 6, "test_tasks": 3, "max_steps": 10, "processes": 1}
+  return Config(
+    name=name,
+    runs=str(runs),
+    env=EnvConfig(**{"kind": "sandbox", "live_per_process": 1, **sizes, **env}),
+    router=RouterConfig(
+      vocab_size=300,
+      hidden_size=16,
+      intermediate_size=32,
+      num_layers=1,
+      num_heads=2,
+      head_dim=8,
+      max_tokens=300,
+      description_tokens=8,
+      action_tokens=6,
+      result_tokens=16,
+    ),
+    profile=ProfileConfig(trials=2),
+    references=ReferencesConfig(samples=3),
+    sft=SFTConfig(updates=2, batch_episodes=8, micro_episodes=8, learning_rate=1e-2),
+    bopo=BoPOConfig(
+      lam=(0.1,), updates=2, tasks_per_update=2, group_size=2, learning_rate=1e-2, batch_episodes=4
+    ),
+    evaluate=EvaluateConfig(seeds=1, random_p=(0.5,), call_budgets=(1,), bootstrap=20),
+  )
