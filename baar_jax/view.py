@@ -177,17 +177,20 @@ class View:
     head += self._encode("\nPrevious steps:" if s else "\nPrevious steps: none", None)
     tail = [*self._encode(ASK_SPENT if hard and left <= 0 else ASK, None)]
     oldest = max(0, s - RECENT_STEPS) if hard else 0
-    recent, first = [], s
+    recent, first, omitted = [], s, self._omitted(s)
     while first > oldest:
       step = steps[first - 1]
       word = DECISION_WORDS[step.model]
       block = [*self._encode(f"\nStep {first} [Model: {word}]", None)]
       block += self._outcome(step, observations[first])
-      if len(head) + len(block) + len(recent) + len(tail) > c.max_tokens:
+      fewer = self._omitted(first - 1)
+      if len(head) + len(fewer) + len(block) + len(recent) + len(tail) > c.max_tokens:
         break
-      recent, first = block + recent, first - 1
-    omitted = self._encode(f"\n(steps 1-{first} omitted)", None) if first else ()
+      recent, first, omitted = block + recent, first - 1, fewer
     return [*head, *omitted, *recent, *tail]
+
+  def _omitted(self, steps: int) -> tuple[int, ...]:
+    return self._encode(f"\n(steps 1-{steps} omitted)", None) if steps else ()
 
   def _ask(self, task, steps, s, call_budget) -> list[int]:
     budget = ""
