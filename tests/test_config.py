@@ -1,0 +1,124 @@
+"""Configs: those that ship are valid, and what cannot work is refused by the field's name."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+
+from baar_jax.config import Config, validate
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_are_valid(path):
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config()
+  validate(config)
+  assert config.name == path.stem  # so that two configs never share a directory
+
+
+def test_the_paper_s_settings_are_the_defaults():
+  c = Config()
+  validate(c)
+  assert (c.profile.trials, c.profile.easy_rate) == (5, 0.8)
+  assert (c.references.samples, c.references.clone_large) == (20, False)
+  assert (c.sft.hard_share, c.sft.batch_episodes, c.sft.learning_rate) == (0.7, 64, 2e-5)
+  assert (c.sft.warmup_share, c.sft.clip_norm) == (0.03, 1.0)
+  assert c.bopo.lam == (0.1, 0.3, 0.5, 0.7, 0.9)
+  assert (c.bopo.r_success, c.bopo.r_hard, c.bopo.group_size) == (1.0, 0.5, 8)
+  assert (c.bopo.kl_beta, c.bopo.learning_rate) == (0.04, 1e-6)
+  assert (c.bopo.ratio_level, c.bopo.clip_low, c.bopo.clip_high) == ("trajectory", None, None)
+  assert (c.bopo.advantage_eps, c.bopo.advantage_clip) == (0.1, 5.0)
+  assert (c.evaluate.seeds, c.evaluate.call_budgets) == (3, (5, 10, 15))
+
+
+BAD = [
+  ("name", ""),
+  ("name", ".."),
+  ("name", "a/b"),
+  ("env.kind", "chess"),
+  ("env.train_tasks", 0),
+  ("env.test_tasks", -1),
+  ("env.max_steps", 0),
+  ("env.processes", -1),
+  ("env.live_per_process", 0),
+  ("models.kind", "real"),
+  ("router.view", "poem"),
+  ("router.vocab_size", 257),  # 256 bytes and two decisions
+  ("router.num_heads", 3),  # of 2 key-value heads
+  ("router.head_dim", 7),
+  ("router.hidden_size", 0),
+  ("router.intermediate_size", 0),
+  ("router.max_tokens", 471),
+  ("router.result_tokens", 0),
+  ("profile.trials", 0),
+  ("profile.easy_rate", 0.0),
+  ("profile.easy_rate", 1.1),
+  ("references.samples", 0),
+  ("sft.updates", 0),
+  ("sft.hard_share", 1.5),
+  ("sft.learning_rate", -1e-3),
+  ("sft.learning_rate", math.nan),
+  ("bopo.lam", ()),
+  ("bopo.lam", (0.1, -0.1)),
+  ("bopo.lam", (math.nan,)),
+  ("bopo.lam", (0.1, "much")),
+  ("bopo.lam", (0.1, 0.1000001)),  # one directory for two routers
+  ("bopo.group_size", 1),
+  ("bopo.ratio_level", "token"),
+  ("bopo.kl_beta", -0.1),
+  ("bopo.advantage_eps", 0.0),
+  ("bopo.advantage_clip", 0.0),
+  ("bopo.epochs", 0),
+  ("evaluate.seeds", 0),
+  ("evaluate.bootstrap", 0),
+  ("evaluate.random_p", (0.5, 1.5)),
+  ("evaluate.random_p", (0.5, 0.5)),
+  ("evaluate.thresholds", (0.5,)),  # that is argmax, which is there already
+  ("evaluate.call_budgets", (1.5,)),
+  ("evaluate.call_budgets", (-1,)),
+]
+
+
+@pytest.mark.parametrize("field, value", BAD)
+def test_what_cannot_work_is_refused_by_name(field, value):
+  config = Config()
+  config.router.num_kv_heads = 2
+  config.router.description_tokens, config.router.action_tokens = 96, 12
+  config.router.result_tokens = 24
+  validate(config)
+  *sections, name = field.split(".")
+  part = config
+  for section in sections:
+    part = getattr(part, section)
+  assert hasattr(part, name)
+  setattr(part, name, value)
+  with pytest.raises(ValueError) as error:
+    validate(config)
+  text = str(error.value)
+  assert text.startswith(f"--config.{field} is {value!r}; it must be ")
+  assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+  "section, field, value",
+  [
+    ("router", "vocab_size", 258),
+    ("router", "max_tokens", 472),  # twice 96 + 12 + 2 * 24 tokens of previews and 80 around them
+    ("profile", "easy_rate", 1.0),
+    ("sft", "hard_share", 0.0),
+    ("bopo", "lam", (0.0,)),
+    ("bopo", "group_size", 2),
+    ("evaluate", "call_budgets", (0,)),
+    ("evaluate", "call_budgets", ()),
+    ("evaluate", "random_p", (0.0, 1.0)),
+  ],
+)
+def test_the_last_value_that_works(section, field, value):
+  config = Config()
+  setattr(getattr(config, section), field, value)
+  validate(config)

@@ -1,0 +1,146 @@
+"""The store: what goes in comes out, nothing twice, and nothing committed is lost."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from baar_jax.episode import Task
+from baar_jax.store import Store
+from tiny import episode
+
+TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
+
+
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / "episodes.sqlite"
+
+
+@pytest.fixture
+def store(path):
+  store = Store(path)
+  yield store
+  store.close()
+
+
+def test_an_episode_comes_back_as_it_was(store, path):
+  whole = episode("t1", "random(p=0.5)", 3, "SLS", score=0.25, stop="max_steps")
+  whole.call_budget = 2
+  step = whole.steps[1]
+  step.observation, step.action = 'a "quoted"\nline \N{SNOWMAN}\t', "go to O'Hara"
+  step.cost_usd, step.router_cost_usd, step.latency_s = 0.1 + 0.2, 1e-17, 1 / 3
+  step.prompt_tokens, step.cached_tokens, step.completion_tokens = 9, 4, 2
+  step.logp = -1.2345678901234567
+  store.add(whole)
+  store.close()
+  (found,) = Store(path).episodes("random(p=0.5)")
+  assert found == whole
+  assert found.steps[0].logp is None
+  assert found.cost_usd == 1.0 + (0.1 + 0.2) + 1.0
+  assert found.large_calls == 1
+
+
+def test_a_key_is_taken_once(store):
+  store.add(episode("t1", "p", 0, score=1.0))
+  with pytest.raises(ValueError, match=r"\('p', 't1', 0\) is already stored"):
+    store.add(episode("t1", "p", 0, score=0.0))
+  assert [e.score for e in store.episodes("p")] == [1.0]
+  # Each part of the key counts.
+  for key in (("t2", "p", 0), ("t1", "q", 0), ("t1", "p", 1)):
+    store.add(episode(*key))
+  assert store.count() == 4
+
+
+def test_episodes_are_in_order_of_task_and_seed(store):
+  for task_id, seed in (("t2", 10), ("t1", 2), ("t2", 9), ("t1", 11)):
+    store.add(episode(task_id, "p", seed))
+  store.add(episode("t0", "q", 0))
+  assert [(e.task_id, e.seed) for e in store.episodes("p")] == [
+    ("t1", 2),
+    ("t1", 11),
+    ("t2", 9),
+    ("t2", 10),
+  ]
+  assert store.keys("p") == {("t1", 2), ("t1", 11), ("t2", 9), ("t2", 10)}
+  assert store.keys("unknown") == set()
+  assert store.episodes("unknown") == []
+
+
+def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store):
+  assert store.tasks("train") == []
+  store.put_tasks("train", TASKS)
+  store.put_tasks("test", [Task("t9", "test", "do 9", 1)])
+  assert store.tasks("train") == TASKS
+  store.put_tasks("train", TASKS[:1])
+  assert store.tasks("train") == TASKS[:1]
+  assert [task.id for task in store.tasks("test")] == ["t9"]
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from baar_jax.store import Store
+from tiny import episode
+store = Store(sys.argv[1])
+for seed in range(10**6):
+  store.add(episode("t", "p", seed, "SL" * 5))
+  print(seed, flush=True)
+"""
+
+
+def test_what_was_committed_survives_kill_9(path, request):
+  tests = str(request.path.parent)
+  writer = subprocess.Popen(
+    [sys.executable, "-c", WRITER, str(path), tests],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=request.config.rootpath,
+  )
+  for _ in range(50):
+    writer.stdout.readline()
+  writer.send_signal(signal.SIGKILL)
+  rest = writer.stdout.read()
+  assert writer.wait() == -signal.SIGKILL
+  said = 50 + rest.count("\n")
+  store = Store(path)
+  # The one under way at the kill may be there, unsaid.
+  assert store.count() in (said, said + 1)
+  found = store.episodes("p")
+  assert [e.seed for e in found] == list(range(store.count()))
+  assert all(e == episode("t", "p", e.seed, "SL" * 5) for e in found)
+  store.add(episode("t", "p", store.count()))  # and it goes on
+
+
+def one_line(error) -> str:
+  text = str(error.value)
+  assert "\n" not in text
+  return text
+
+
+def test_a_file_that_is_no_store_is_refused_in_one_line(path):
+  path.write_bytes(b"not a database, but long enough to be looked at\n" * 40)
+  with pytest.raises(ValueError) as error:
+    Store(path)
+  assert re.search(f"{re.escape(str(path))}.*move it away or restore", one_line(error))
+  assert path.read_bytes().startswith(b"not a database")
+
+
+def test_a_damaged_store_is_refused_in_one_line(store, path):
+  for seed in range(200):
+    store.add(episode("t", "p", seed))
+  store.close()
+  content = bytearray(path.read_bytes())
+  content[100:4096] = b"\xff" * (4096 - 100)  # the page with the schema
+  path.write_bytes(content)
+  with pytest.raises(ValueError) as error:
+    Store(path)
+  assert "cannot be used as an episode store" in one_line(error)
+
+
+def test_a_directory_that_is_missing_is_refused_in_one_line(tmp_path):
+  with pytest.raises(ValueError) as error:
+    Store(tmp_path / "missing" / "episodes.sqlite")
+  assert "cannot be used as an episode store" in one_line(error)
