@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from tiny import episode
 
 from baar_jax.episode import Task
 from baar_jax.store import Store
-from tiny import episode
 
 TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
 

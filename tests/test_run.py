@@ -1,0 +1,246 @@
+"""A run's directory: what may change, what may not, and what is still to be run."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+import tiny
+
+from baar_jax.envs.base import EnvDied
+from baar_jax.envs.sandbox import Sandbox
+from baar_jax.episode import Episode
+from baar_jax.policies import always
+from baar_jax.rollout import Job
+from baar_jax.run import Run
+
+
+@pytest.fixture(autouse=True)
+def jax_config():
+  names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+  before = {name: getattr(jax.config, name) for name in names}
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+@pytest.fixture
+def config(tmp_path):
+  return tiny.config(tmp_path)
+
+
+@pytest.fixture
+def opened():
+  """Run, closed at the end."""
+  runs = []
+
+  def opening(config):
+    runs.append(Run(config))
+    return runs[-1]
+
+  yield opening
+  for run in runs:
+    run.close()
+
+
+class Counting:
+  """Always SMALL; keeps the keys that it decided for."""
+
+  def __init__(self, name="counted"):
+    self.inner = always(0, name)
+    self.name, self.asked = name, []
+
+  def choose(self, ready):
+    self.asked += [(live.task.id, live.job.seed) for live in ready if not live.steps]
+    return self.inner.choose(ready)
+
+  def finish(self, live):
+    del live
+
+
+def message(error) -> str:
+  text = str(error.value)
+  assert "\n" not in text
+  return text
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("seed", 1),
+    ("env.train_tasks", 7),
+    ("env.max_steps", 11),
+    ("models.names", ("gpt-4.1-mini", "gpt-4.1-mini")),
+    ("router.view", "paper"),
+    ("profile.trials", 3),
+    ("references.clone_large", True),
+    ("sft.learning_rate", 2e-3),
+    ("bopo.updates", 3),
+    ("bopo.clip_low", 0.2),  # was None
+  ],
+)
+def test_a_config_that_contradicts_the_directory_is_refused_by_name(opened, config, field, value):
+  opened(config)
+  made = (opened(config).dir / "config.json").read_text()
+  other = json_copy(config)
+  *sections, name = field.split(".")
+  part = other
+  for section in sections:
+    part = getattr(part, section)
+  was = json.loads(json.dumps(getattr(part, name)))
+  setattr(part, name, value)
+  with pytest.raises(ValueError) as error:
+    Run(other)
+  text = message(error)
+  assert f"was made with {field}={was}, this config has {json.loads(json.dumps(value))}" in text
+  assert "choose another --config.name" in text
+  assert (opened(config).dir / "config.json").read_text() == made
+
+
+def json_copy(config):
+  """A config of the same values."""
+  other = tiny.config(config.runs)
+  assert dataclasses.asdict(other) == dataclasses.asdict(config)
+  return other
+
+
+@pytest.mark.parametrize(
+  "section, field, value",
+  [
+    ("env", "processes", 3),
+    ("env", "live_per_process", 5),
+    ("bopo", "lam", (0.1, 0.9)),
+    ("evaluate", "seeds", 3),
+    ("evaluate", "thresholds", (0.25,)),
+  ],
+)
+def test_what_changes_no_stored_result_may_change(opened, config, section, field, value):
+  opened(config)
+  setattr(getattr(config, section), field, value)
+  run = opened(config)
+  written = json.loads((run.dir / "config.json").read_text())
+  assert written[section][field] == json.loads(json.dumps(value))
+
+
+def test_a_moved_run_goes_on(opened, config, tmp_path):
+  directory = opened(config).dir
+  directory.rename(tmp_path / "elsewhere")
+  (tmp_path / "moved").mkdir()
+  (tmp_path / "elsewhere").rename(tmp_path / "moved" / config.name)
+  opened(tiny.config(tmp_path / "moved"))
+
+
+def test_a_place_that_cannot_be_written_is_refused(config, tmp_path):
+  (tmp_path / "file").write_text("in the way")
+  config.runs = str(tmp_path / "file" / "runs")
+  with pytest.raises(ValueError) as error:
+    Run(config)
+  text = message(error)
+  assert f"cannot write to {config.runs}/tiny (Not a directory)" in text
+  assert "--config.runs" in text
+
+
+def test_a_corrupt_store_is_refused(opened, config):
+  store = opened(config).dir / "episodes.sqlite"
+  for path in store.parent.glob("episodes.sqlite*"):
+    path.unlink()
+  store.write_bytes(b"no store at all " * 100)
+  with pytest.raises(ValueError) as error:
+    Run(config)
+  assert "move it away or restore a copy" in message(error)
+
+
+@pytest.mark.parametrize("names", [("gpt-4.1",), ("gpt-4.1-mini", "gpt-9")])
+def test_models_that_are_no_priced_pair_are_refused_before_anything_is_made(config, names):
+  config.models.names = names
+  with pytest.raises(ValueError):
+    Run(config)
+  # Else the corrected command would contradict the directory.
+  config.models.names = ("gpt-4.1-mini", "gpt-4.1")
+  Run(config).close()
+
+
+def test_tasks_are_listed_once(opened, config, monkeypatch):
+  run = opened(config)
+  tasks = run.tasks("test")
+  assert tasks == Sandbox(train_tasks=6, test_tasks=3, max_steps=10).tasks("test")
+  monkeypatch.setattr(Sandbox, "tasks", None)
+  assert run.tasks("test") == tasks
+  assert opened(config).tasks("test") == tasks
+
+
+def test_only_missing_episodes_are_run(opened, config):
+  run = opened(config)
+  first, second, third = run.tasks("train")[:3]
+  policy = Counting()
+  episodes = run.collect("some", policy, [Job(first, 0), Job(second, 0)])
+  assert sorted(policy.asked) == [(first.id, 0), (second.id, 0)]
+  assert [(e.task_id, e.seed, e.policy) for e in episodes] == [
+    (first.id, 0, "counted"),
+    (second.id, 0, "counted"),
+  ]
+  # The same again, in a new process' place: nothing is asked.
+  run, policy = opened(config), Counting()
+  assert run.collect("some", policy, [Job(first, 0), Job(second, 0)]) == episodes
+  assert policy.asked == []
+  # More: the new keys alone are asked for, and what was not asked for is not returned.
+  more = run.collect("some", policy, [Job(first, 0), Job(first, 1), Job(third, 0)])
+  assert sorted(policy.asked) == [(first.id, 1), (third.id, 0)]
+  assert [(e.task_id, e.seed) for e in more] == [(first.id, 0), (first.id, 1), (third.id, 0)]
+  assert more[0] == episodes[0]
+  # Another policy shares nothing.
+  other = Counting("another")
+  run.collect("some", other, [Job(first, 0)])
+  assert other.asked == [(first.id, 0)]
+  assert run.store.count() == 5
+
+
+def test_an_episode_that_ended_in_an_error_is_left_out_and_tried_again(opened, config, capsys):
+  run = opened(config)
+  first, second = run.tasks("train")[:2]
+
+  class Dying(Sandbox):
+    def reset(self, task_id):
+      if task_id == first.id:
+        raise EnvDied("the process was killed")
+      return super().reset(task_id)
+
+  sizes = {"train_tasks": 6, "test_tasks": 3, "max_steps": 10}
+  run._envs = [Dying(**sizes)]
+  jobs = [Job(first, 0), Job(second, 0)]
+  assert [e.task_id for e in run.collect("some", Counting(), jobs)] == [second.id]
+  said = capsys.readouterr().out.splitlines()
+  assert said == [f"left out: {first.id} seed 0 of counted: error:the process was killed"]
+  run._envs = [Sandbox(**sizes)]
+  policy = Counting()
+  assert [e.task_id for e in run.collect("some", policy, jobs)] == [first.id, second.id]
+  assert policy.asked == [(first.id, 0)]
+
+
+def test_an_episode_is_stored_before_the_next_ends(opened, config):
+  run = opened(config)
+  jobs = [Job(task, 0) for task in run.tasks("train")[:3]]
+  stored = []
+
+  class Watching(Counting):
+    def choose(self, ready):
+      stored.append(run.store.count())
+      return super().choose(ready)
+
+  run.collect("some", Watching(), jobs)
+  assert sorted(set(stored)) == [0, 1, 2]
+
+
+def test_a_call_budget_is_kept_and_stored(opened, config):
+  run = opened(config)
+  episodes = run.collect("K", always(1, "first-large(K=2)"), [Job(run.tasks("test")[0], 0)], 2)
+  assert isinstance(episodes[0], Episode)
+  assert (episodes[0].large_calls, episodes[0].call_budget) == (2, 2)
+  assert [step.model for step in episodes[0].steps[:3]] == [1, 1, 0]
+
+
+def test_metrics_are_appended_line_by_line(opened, config):
+  opened(config).log(stage="sft", update=1, loss=0.5)
+  opened(config).log(stage="sft", update=2, loss=0.25)
+  lines = (opened(config).dir / "metrics.jsonl").read_text().splitlines()
+  assert [json.loads(line)["loss"] for line in lines] == [0.5, 0.25]
