@@ -130,11 +130,14 @@ def advantages(
 def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
   """Batches of different tasks; all are gone through, in a new order, before any repeats."""
   draw = random.Random(f"{seed}|bopo")
+  size = min(size, len(tasks))
   order: list[Task] = []
   while True:
     if len(order) < size:
-      order = draw.sample(tasks, len(tasks))
-    yield [order.pop() for _ in range(min(size, len(tasks)))]
+      new = draw.sample(tasks, len(tasks))
+      # What is left comes first, and last what would be in the batch twice.
+      order = sorted(new, key=lambda task: task not in order) + order
+    yield [order.pop() for _ in range(size)]
 
 
 def directory(run: Run, lam: float) -> Path:
