@@ -1,0 +1,210 @@
+"""Checkpoints: what comes back, what is kept, and what damage and kills leave."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from baar_jax.checkpoint import Checkpoints
+from baar_jax.config import Config
+
+ROOT = Path(__file__).parents[1]
+# Saves a state that tells its update, one update after another, until it is killed.
+SAVE_FOR_EVER = """
+import sys
+from pathlib import Path
+import jax
+jax.config.update("jax_platforms", "cpu")
+from baar_jax.checkpoint import Checkpoints
+from baar_jax.config import Config
+from tests.test_checkpoint import state
+checkpoints = Checkpoints(Path(sys.argv[1]), Config())
+for update in range(1, 10_000):
+  checkpoints.save(update, state(update))
+  print(update, flush=True)
+"""
+
+
+def state(value: float):
+  """A tree as training has it: named and numbered leaves, scalars among them."""
+  return {
+    "params": {"layers": {"kernel": jnp.full((2, 30, 7), value, jnp.float32)}, "norm": jnp.ones(5)},
+    "optimizer": [jnp.array(int(value), jnp.int32), jnp.arange(6, dtype=jnp.float32) * value],
+  }
+
+
+def like():
+  return state(0)
+
+
+def assert_state(got, value):
+  np.testing.assert_array_equal(got["params"]["layers"]["kernel"], np.full((2, 30, 7), value))
+  np.testing.assert_array_equal(got["params"]["norm"], np.ones(5))
+  assert got["optimizer"][0] == int(value)
+  np.testing.assert_array_equal(got["optimizer"][1], np.arange(6) * value)
+
+
+def save(directory: Path, *updates: int) -> None:
+  checkpoints = Checkpoints(directory, Config(name="mine"))
+  for update in updates:
+    checkpoints.save(update, state(update))
+  checkpoints.close()
+
+
+def restore(directory: Path):
+  checkpoints = Checkpoints(directory)
+  try:
+    return checkpoints.update, checkpoints.restore(like())
+  finally:
+    checkpoints.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """A directory with the checkpoints of updates 10 and 20; to be copied, not changed."""
+  directory = tmp_path_factory.mktemp("whole") / "sft"
+  save(directory, 10, 20)
+  return directory
+
+
+def test_restores_what_was_saved(whole):
+  update, got = restore(whole)
+  assert update == 20
+  assert_state(got, 20)
+
+
+def test_the_config_is_beside_it(whole):
+  texts = [path.read_text() for path in (whole / "20" / "config").iterdir()]
+  assert any('"name": "mine"' in text or '"name":"mine"' in text for text in texts)
+
+
+def test_the_newest_two_are_kept(tmp_path):
+  save(tmp_path / "sft", 1, 2, 3, 4)
+  assert sorted(path.name for path in (tmp_path / "sft").iterdir() if path.is_dir()) == ["3", "4"]
+  assert_state(restore(tmp_path / "sft")[1], 4)
+
+
+def test_goes_on_in_a_directory_that_has_some(whole, tmp_path):
+  directory = shutil.copytree(whole, tmp_path / "sft")
+  save(directory, 30)
+  update, got = restore(directory)
+  assert update == 30
+  assert_state(got, 30)
+
+
+def test_none(tmp_path):
+  checkpoints = Checkpoints(tmp_path / "sft", Config())
+  assert checkpoints.update is None
+  with pytest.raises(ValueError, match="sft holds no checkpoint"):
+    checkpoints.restore(like())
+  checkpoints.close()
+
+
+@pytest.mark.parametrize("change", ["shape", "missing", "extra"])
+def test_another_structure(whole, change):
+  other = like()
+  if change == "shape":
+    other["params"]["layers"]["kernel"] = jnp.zeros((2, 30, 9))
+  elif change == "missing":
+    del other["params"]["norm"]
+  else:
+    other["params"]["more"] = jnp.zeros(3)
+  checkpoints = Checkpoints(whole)
+  with pytest.raises(ValueError) as error:
+    checkpoints.restore(other)
+  assert_one_line(error.value, whole)
+  checkpoints.close()
+
+
+def assert_one_line(error: ValueError, directory: Path) -> None:
+  message = str(error)
+  assert "\n" not in message
+  assert f"{directory / '20'} cannot be read" in message
+  assert "remove that directory" in message
+
+
+def damaged(content: bytes, how: str) -> bytes:
+  if how == "empty":
+    return b""
+  if how == "half":
+    return content[: len(content) // 2]
+  return bytes(byte ^ 0x5A for byte in content)
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "garbage", "gone"])
+def test_a_damaged_checkpoint(whole, tmp_path, how):
+  """All of its files are damaged; the advice in the message then works."""
+  directory = shutil.copytree(whole, tmp_path / "sft")
+  for path in [path for path in (directory / "20").rglob("*") if path.is_file()]:
+    if how == "gone":
+      path.unlink()
+    else:
+      path.write_bytes(damaged(path.read_bytes(), how))
+  with pytest.raises(ValueError) as error:
+    restore(directory)
+  assert_one_line(error.value, directory)
+  shutil.rmtree(directory / "20")
+  update, got = restore(directory)
+  assert update == 10
+  assert_state(got, 10)
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "garbage", "gone"])
+def test_one_damaged_file_is_noticed_or_not_needed(whole, tmp_path, how):
+  """Whichever file it is: the right values or the error, never wrong values."""
+  files = [path.relative_to(whole) for path in (whole / "20").rglob("*") if path.is_file()]
+  noticed = 0
+  for number, name in enumerate(files):
+    directory = shutil.copytree(whole, tmp_path / str(number))
+    if how == "gone":
+      (directory / name).unlink()
+    else:
+      (directory / name).write_bytes(damaged((whole / name).read_bytes(), how))
+    try:
+      assert_state(restore(directory)[1], 20)
+    except ValueError as error:
+      assert_one_line(error, directory)
+      noticed += 1
+  assert noticed > 0
+
+
+def test_kill_in_the_middle_of_a_save(tmp_path):
+  """SIGKILL at some moment of many saves: the newest whole one is there, and saving goes on."""
+  children = {}
+  for after in (0.05, 0.3):
+    directory = tmp_path / str(after)
+    command = [sys.executable, "-c", SAVE_FOR_EVER, str(directory)]
+    children[after] = (
+      directory,
+      subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+      ),
+    )
+  for after, (directory, child) in children.items():
+    lines = iter(child.stdout)
+    for line in lines:
+      if int(line) >= 3:
+        break
+    time.sleep(after)
+    child.send_signal(signal.SIGKILL)
+    reported = [int(line) for line in lines]
+    child.wait()
+    child.stdout.close()
+    update, got = restore(directory)
+    assert_state(got, update)
+    # What was reported before the last save had begun is there.
+    assert update >= max([3, *reported]) - 2
+    save(directory, update + 50)
+    assert_state(restore(directory)[1], update + 50)
