@@ -21,23 +21,30 @@ from baar_jax.view import View
 Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
-def decision_logits(model: Qwen2, batch, ids: tuple[int, ...]):
-  """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
+def decision_logits(model: Qwen2, batch, ids: tuple[int, ...] | None):
+  """logits_BxSxA, float32: hidden states are gathered at the decisions before the head.
+
+  `ids` None gives the logits of the whole vocabulary there.
+  """
   hidden_RxTxD = model(batch.tokens_RxT, remat=True)
   hidden_BxSxD = hidden_RxTxD[batch.row_BxS, batch.position_BxS]
-  return model.logits(hidden_BxSxD, np.array(ids))
+  return model.logits(hidden_BxSxD, None if ids is None else np.array(ids))
 
 
 class Trainer:
   """A router's parameters and optimizer, moved by one loss."""
 
   def __init__(
-    self, model: Qwen2, loss: Loss, optimizer: optax.GradientTransformation, ids: Sequence[int]
+    self,
+    model: Qwen2,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    ids: Sequence[int] | None,
   ):
     self._graphdef, params = nnx.split(model)
     self.params = jax.tree.map(jnp.copy, params)  # its steps give their buffers away
     self._optimizer = optimizer
-    self._ids = tuple(ids)
+    self._ids = None if ids is None else tuple(ids)
     self.optimizer_state = optimizer.init(self.params)
     self._accumulate = jax.jit(partial(self._micro_step, loss), donate_argnums=(1,))
     self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1))
@@ -94,7 +101,7 @@ class Trainer:
 
   def _apply_gradient(self, params, optimizer_state, gradient):
     updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
-    return optax.apply_updates(params, updates), optimizer_state, optax.global_norm(gradient)
+    return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
 
   def _optimizer_leaves(self):
     return jax.tree.leaves(self.optimizer_state)
