@@ -5,21 +5,24 @@ import sys
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from baar_jax import bopo, evaluate, references, report, sft, taxonomy
+from baar_jax import bench, bopo, evaluate, pretrain, references, report, sft, taxonomy
 from baar_jax.config import validate
 from baar_jax.run import Run
 
 STAGES = {
   "profile": taxonomy.main,
   "references": references.main,
+  "pretrain": pretrain.main,
   "sft": sft.main,
   "bopo": bopo.main,
   "evaluate": evaluate.main,
   "report": report.main,
 }
 
+EXTRA = {"bench": bench.main}
+
 CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "Configuration file.")
-STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES], "What to do; all is every stage.")
+STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES, *EXTRA], "What to do.")
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +34,7 @@ def main(arguments: list[str]) -> int:
     run = Run(CONFIG.value)
     try:
       for stage in STAGES if STAGE.value == "all" else [STAGE.value]:
-        STAGES[stage](run)
+        (STAGES | EXTRA)[stage](run)
     finally:
       run.close()
   except ValueError as error:

@@ -23,6 +23,7 @@ POSITIVE = {
   ),
   "profile": ("trials",),
   "references": ("samples",),
+  "pretrain": ("batch_episodes", "learning_rate"),
   "sft": ("updates", "batch_episodes", "micro_episodes", "learning_rate", "clip_norm"),
   "bopo": (
     "advantage_eps",
@@ -75,6 +76,7 @@ class RouterConfig:
   head_dim: int = 32
   rope_theta: float = 10_000.0
   view: str = "transcript"  # one of VIEWS
+  show_budget: bool = True  # write what is left of a call budget into the text
   max_tokens: int = 768  # of one sequence; over it the oldest whole steps go
   description_tokens: int = 96  # previews: longer texts are cut to this and marked as cut
   action_tokens: int = 12
@@ -86,6 +88,15 @@ class RouterConfig:
 class ProfileConfig:
   trials: int = 5  # K of the paper, per boundary model
   easy_rate: float = 0.8
+
+
+@dataclasses.dataclass
+class PretrainConfig:
+  """For a router from random weights: what Qwen2.5's own pretraining stands for (our choice)."""
+
+  epochs: int = 0  # passes over the stored training episodes; 0 leaves the weights random
+  batch_episodes: int = 32
+  learning_rate: float = 3e-3
 
 
 @dataclasses.dataclass
@@ -146,6 +157,7 @@ class Config:
   router: RouterConfig = field(default_factory=RouterConfig)
   profile: ProfileConfig = field(default_factory=ProfileConfig)
   references: ReferencesConfig = field(default_factory=ReferencesConfig)
+  pretrain: PretrainConfig = field(default_factory=PretrainConfig)
   sft: SFTConfig = field(default_factory=SFTConfig)
   bopo: BoPOConfig = field(default_factory=BoPOConfig)
   evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

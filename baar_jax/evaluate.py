@@ -19,6 +19,7 @@ from baar_jax.view import View
 Make = Callable[[str], Policy]  # from the name under which its episodes are stored
 
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
+ROUTERS = ("sft", "bopo")
 ARGMAX = 0.5  # the threshold that takes the more probable of two models
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
 
@@ -34,12 +35,14 @@ class Entry:
       "threshold": 0.5}.
     policy: the name under which its episodes are stored.
     call_budget: K, or None for the soft budget.
+    unlimited: under a budget, the name of the same policy without one.
   """
 
   family: str
   parameters: dict[str, float]
   policy: str
   call_budget: int | None = None
+  unlimited: str | None = None
 
 
 def entries(run: Run) -> list[Entry]:
@@ -54,7 +57,24 @@ def main(run: Run) -> None:
   tasks = run.tasks("test")
   jobs = [Job(task, seed) for task in tasks for seed in range(run.config.evaluate.seeds)]
   for entry, make in _lineup(run):
+    if entry.unlimited and not (entry.family in ROUTERS and run.config.router.show_budget):
+      _reuse(run, entry)
     run.collect(entry.policy, make(entry.policy), jobs, entry.call_budget)
+
+
+def _reuse(run: Run, entry: Entry) -> None:
+  """Stores the episodes that a budget would not have changed, instead of running them again.
+
+  A policy that is not shown its budget makes the same decisions until the budget is spent, and
+  the same draws follow from the same task, seed and step.
+  """
+  known = run.store.keys(entry.policy)
+  for episode in run.store.episodes(entry.unlimited):
+    key = (episode.task_id, episode.seed)
+    if episode.large_calls <= entry.call_budget and key not in known:
+      run.store.add(
+        dataclasses.replace(episode, policy=entry.policy, call_budget=entry.call_budget)
+      )
 
 
 def _lineup(run: Run) -> list[tuple[Entry, Make]]:
@@ -64,11 +84,11 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
   large = len(run.pair.names) - 1
   lineup: list[tuple[Entry, Make]] = []
 
-  def add(make: Make, family: str, call_budget: int | None = None, **parameters: float) -> None:
-    named = parameters if call_budget is None else parameters | {"K": call_budget}
-    settings = ",".join(f"{key}={value:g}" for key, value in named.items())
-    name = f"{family}({settings})" if settings else family
-    lineup.append((Entry(family, parameters, name, call_budget), make))
+  def add(make: Make, family: str, K: int | None = None, **parameters: float) -> None:
+    name, unlimited = _name(family, parameters, K), None
+    if K is not None:
+      unlimited = "always-large" if family == FIRST_LARGE else _name(family, parameters, None)
+    lineup.append((Entry(family, parameters, name, K, unlimited), make))
 
   def router(load: Callable[[], Qwen2], threshold: float, name: str) -> RouterPolicy:
     view = View(c.router, run.dir / "tokenizer")
@@ -97,6 +117,13 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
     for K in budgets:
       add(partial(router, load, ARGMAX), family, K, **parameters, threshold=ARGMAX)
   return lineup
+
+
+def _name(family: str, parameters: dict[str, float], K: int | None) -> str:
+  """The name under which an entry's episodes are stored: it carries every parameter."""
+  named = parameters if K is None else parameters | {"K": K}
+  settings = ",".join(f"{key}={value:g}" for key, value in named.items())
+  return f"{family}({settings})" if settings else family
 
 
 def _optimum(config: Config, mu: float, name: str) -> RulePolicy:

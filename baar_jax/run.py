@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ from baar_jax.rollout import Job, Policy, run_episodes
 from baar_jax.store import Store
 
 ERRORS = {"sandbox": SandboxErrors, "scienceworld": ScienceWorldErrors}
+SPLITS = ("train", "test")
 # What may change between stages of one run: it changes no result that is already stored.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "bopo.lam", "evaluate")
 
@@ -87,15 +89,19 @@ class Run:
       if c.kind == "sandbox":
         self._envs = [Sandbox(**sizes) for _ in range(self.live_episodes)]
       else:
-        gold = {"gold_dir": str(self.dir / "gold")}
+        gold = {"gold_dir": str(Path(self.config.runs) / "gold")}
         processes = self.live_episodes // c.live_per_process
         self._envs = open_envs(c.kind, sizes | gold, processes, c.live_per_process)
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
-    """The tasks of a split, from the store once they are known."""
+    """The tasks of a split; both splits are listed at once, and from the store ever after."""
     if not self.store.tasks(split):
-      self.store.put_tasks(split, self.envs()[0].tasks(split))
+      envs = self.envs()[0], self.envs()[-1]  # of different processes if there are two
+      with ThreadPoolExecutor() as threads:
+        listings = threads.map(lambda env, name: env.tasks(name), envs, SPLITS)
+      for name, tasks in zip(SPLITS, listings):
+        self.store.put_tasks(name, tasks)
     return self.store.tasks(split)
 
   def collect(

@@ -12,6 +12,7 @@ from baar_jax.batches import Batch
 from baar_jax.checkpoint import Checkpoints
 from baar_jax.config import SFTConfig
 from baar_jax.episode import Episode
+from baar_jax.pretrain import load_initial
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import load_references
 from baar_jax.router import build_model
@@ -97,8 +98,7 @@ def main(run: Run) -> None:
   rest = [e for e in references.values() if profiles[e.task_id].difficulty != "hard"]
   view = View(run.config.router, run.dir / "tokenizer")
   batcher = Batcher(run.config, view, tasks)
-  model = build_model(run.config.router, run.config.seed)
-  trainer = Trainer(model, imitation, make_optimizer(config), view.decision_ids)
+  trainer = Trainer(load_initial(run), imitation, make_optimizer(config), view.decision_ids)
   checkpoints = Checkpoints(run.dir / "checkpoints" / "sft", run.config)
   done = checkpoints.update or 0
   if done:

@@ -13,6 +13,7 @@ from baar_jax.episode import SMALL, Episode, Step, Task
 DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
 DECISION_WORDS = ("SMALL", "BIG")
 RECENT_STEPS = 10  # of the paper's hard-budget prompt
+TOKEN_CHARS = 12  # longest merge: a short phrase, so that long ones share their parts
 CUT_MARK = " ..."
 
 TASK = "task: "
@@ -69,6 +70,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
     special_tokens=list(DECISION_TOKENS),
     initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
+    max_token_length=TOKEN_CHARS,
   )
   tokenizer.train_from_iterator(list(texts), trainer)  # a list: it is read in another thread
   directory.mkdir(parents=True, exist_ok=True)
@@ -99,7 +101,8 @@ class View:
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
       raise ValueError(f"{path} lacks the decision tokens {DECISION_TOKENS}")
-    self._config = config
+    self.config = config
+    self.cut_mark = self._tokenizer.encode(CUT_MARK).ids
     self._encode = functools.lru_cache(maxsize=1 << 16)(self._encode_uncached)
 
   def windows(
@@ -111,12 +114,14 @@ class View:
       steps: what has been done.
       observation: what the agent sees now, and the last window ends where its decision is
         predicted; None ends with the decision of the last step.
-      call_budget: the cap on large calls; None writes nothing about budgets.
+      call_budget: the cap on large calls, written where the config shows budgets; None is none.
     """
+    if not self.config.show_budget:
+      call_budget = None
     observations = [step.observation for step in steps]
     if observation is not None:
       observations.append(observation)
-    if self._config.view == "paper":
+    if self.config.view == "paper":
       return [
         Window(tokens, [len(tokens) - 1], s)
         for s in range(len(observations))
@@ -128,9 +133,14 @@ class View:
     """The sequences of a finished episode, every decision in exactly one of them."""
     return self.windows(task, episode.steps, None, episode.call_budget)
 
+  def outcome(self, step: Step, result: str) -> list[int]:
+    """The tokens that a decision is followed by: previews of the action and of its result."""
+    c = self.config
+    return [*self._encode(step.action, c.action_tokens), *self._encode(result, c.result_tokens)]
+
   def _transcript(self, task, steps, observations, call_budget) -> list[Window]:
     """One append-only text; over the limit its older half is cut, in whole steps."""
-    c = self._config
+    c = self.config
     head = [*self._encode(TASK, None), *self._encode(task.description, c.description_tokens)]
     start = [*self._encode(START, None), *self._encode(observations[0], c.result_tokens)]
     asks = [self._ask(task, steps, s, call_budget) for s in range(len(observations))]
@@ -157,7 +167,7 @@ class View:
 
   def _prompt(self, task, steps, observations, s, call_budget) -> list[int]:
     """The paper's prompt for one step (appendix "Prompts"): its fields in its order, our words."""
-    c = self._config
+    c = self.config
     hard = call_budget is not None
     left = call_budget - sum(step.model != SMALL for step in steps[:s]) if hard else 0
     description = self._encode(task.description, c.description_tokens)
@@ -200,7 +210,7 @@ class View:
     return list(self._encode(STEP.format(number=s + 1, budget=budget), None))
 
   def _outcome(self, step: Step, result: str) -> list[int]:
-    c = self._config
+    c = self.config
     return [
       *self._encode(ACTION, None),
       *self._encode(step.action, c.action_tokens),
@@ -212,5 +222,5 @@ class View:
     # What an environment prints must not be read as a decision.
     ids = self._tokenizer.encode(text.replace("<|", "< |")).ids
     if limit is not None and len(ids) > limit:
-      ids = ids[:limit] + self._tokenizer.encode(CUT_MARK).ids
+      ids = ids[:limit] + self.cut_mark
     return tuple(ids)

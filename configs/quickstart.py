@@ -7,7 +7,9 @@ def get_config() -> config.Config:
   return config.Config(
     name="quickstart",
     env=config.EnvConfig(kind="scienceworld", train_tasks=96, test_tasks=60, max_steps=40),
-    router=config.RouterConfig(max_tokens=512),
+    router=config.RouterConfig(
+      show_budget=False, max_tokens=512, result_tokens=16, description_tokens=64
+    ),
     sft=config.SFTConfig(updates=150, learning_rate=2e-3),
     bopo=config.BoPOConfig(
       lam=(0.1, 0.3),
