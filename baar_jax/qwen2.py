@@ -35,10 +35,10 @@ class Layer(nnx.Module):
     self.q_kernel = nnx.Param(_normal(rngs, (D, N, H), D))
     # A narrow model from random weights learns little in a short run if it has to find out first
     # that what stands near matters: equal biases, once rotated, make half of the heads favour it.
-    near_N = NEARNESS * (jnp.arange(N) % 2 == 0)
+    near_N = NEARNESS * (jnp.arange(N) % 2 == 0).astype(jnp.float32)
     self.q_bias = nnx.Param(jnp.broadcast_to(near_N[:, None], (N, H)))
     self.k_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
-    self.k_bias = nnx.Param(jnp.full((K, H), NEARNESS))
+    self.k_bias = nnx.Param(jnp.full((K, H), NEARNESS, jnp.float32))
     self.v_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
     self.v_bias = nnx.Param(jnp.zeros((K, H)))
     self.o_kernel = nnx.Param(_normal(rngs, (N, H, D), N * H))
