@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import pytest
 import tiny
 
@@ -16,12 +15,9 @@ from baar_jax.run import Run
 
 
 @pytest.fixture(autouse=True)
-def jax_config():
-  names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
-  before = {name: getattr(jax.config, name) for name in names}
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
+def compiled():
+  with tiny.compiled_once():
+    yield
 
 
 @pytest.fixture

@@ -1,5 +1,10 @@
 """What several tests share: hand-made episodes, and the smallest run of the sandbox."""
 
+import contextlib
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
 from baar_jax.config import (
   BoPOConfig,
   Config,
@@ -45,7 +50,7 @@ def config(runs, name="tiny", **env) -> Config:
     runs=str(runs),
     env=EnvConfig(**{"kind": "sandbox", "live_per_process": 1, **sizes, **env}),
     router=RouterConfig(
-      vocab_size=300,
+      vocab_size=1024,
       hidden_size=16,
       intermediate_size=32,
       num_layers=1,
@@ -64,3 +69,17 @@ def config(runs, name="tiny", **env) -> Config:
     ),
     evaluate=EvaluateConfig(seeds=1, random_p=(0.5,), call_budgets=(1,), bootstrap=20),
   )
+
+
+@contextlib.contextmanager
+def compiled_once():
+  """All runs share the compiled functions of the first, as one run's stages do."""
+  names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+  names += ("jax_persistent_cache_enable_xla_caches",)
+  before = {name: getattr(jax.config, name) for name in names}
+  compilation_cache.reset_cache()
+  jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # they are part of the key
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
