@@ -103,6 +103,23 @@ class TestCache:
       p_A = uncached(view, live)
       np.testing.assert_allclose(decision.logp, np.log(p_A[decision.model]), atol=1e-4)
 
+  def test_a_long_silence_is_fed_in_parts_behind_what_is_held(
+    self, tiny_model, router_config, view, uncached, monkeypatch
+  ):
+    """Steps that a policy is not asked about come with the next question, in parts of 32."""
+    monkeypatch.setattr(router, "NEW_TOKENS", (32,))
+    policy = make_policy(tiny_model, view, router_config)
+    live, held = start(0), 0
+    for silent in (0, 4):
+      for _ in range(silent):
+        act(live, model=1)
+      (window,) = view.windows(live.task, live.steps, live.observation, None)
+      (decision,) = policy.choose([live])
+      p_A = uncached(view, live)
+      np.testing.assert_allclose(decision.logp, np.log(p_A[decision.model]), atol=1e-4)
+      new, held = len(window.tokens) - held, len(window.tokens)
+    assert new > 3 * 32
+
   def test_an_episode_that_starts_again(self, tiny_model, router_config, view, uncached):
     """finish() forgets; so does asking twice for the same text."""
     policy = make_policy(tiny_model, view, router_config)
