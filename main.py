@@ -63,9 +63,9 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def fail(error: Exception) -> int:
   """Says what is wrong in one line. Returns the exit code of a user's mistake."""
-  text = error.args[0] if isinstance(error, KeyError) else error
-  if isinstance(error, AttributeError):  # of the config's dataclasses
-    text = f"{error}; the fields are in baar_jax/config.py"
+  text = error
+  if isinstance(error, AttributeError | KeyError):  # of the config's dataclasses
+    text = f"{error.args[0]}; the fields are in baar_jax/config.py"
   print(f"error: {' '.join(str(text).split())}", file=sys.stderr)
   return 2
 
