@@ -16,6 +16,9 @@ from baar_jax.checkpoint import Checkpoints
 from baar_jax.config import Config
 
 ROOT = Path(__file__).parents[1]
+# Reads of damaged files leave futures behind that nobody awaits.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 # Saves a state that tells its update, one update after another, until it is killed.
 SAVE_FOR_EVER = """
 import sys
