@@ -96,7 +96,7 @@ def main(run: Run) -> None:
   order: list[Episode] = []
   with tqdm(total=updates, initial=done, desc="pretrain", unit="update", disable=None) as bar:
     for update in range(1, updates + 1):
-      if len(order) < config.batch_episodes:
+      while len(order) < config.batch_episodes:
         order += draw.sample(episodes, len(episodes))
       chosen = [order.pop() for _ in range(config.batch_episodes)]
       if update <= done:
@@ -124,7 +124,7 @@ def _updates(run: Run, episodes: int) -> int:
 
 def _optimizer(run: Run, updates: int) -> optax.GradientTransformation:
   schedule = optax.warmup_cosine_decay_schedule(
-    0.0, run.config.pretrain.learning_rate, warmup_steps=min(10, updates), decay_steps=updates
+    0.0, run.config.pretrain.learning_rate, warmup_steps=min(10, updates - 1), decay_steps=updates
   )
   return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.99))
 

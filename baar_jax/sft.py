@@ -43,7 +43,7 @@ def make_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   schedule = optax.warmup_cosine_decay_schedule(
     0.0,
     config.learning_rate,
-    warmup_steps=max(1, round(config.warmup_share * config.updates)),
+    warmup_steps=min(config.updates - 1, max(1, round(config.warmup_share * config.updates))),
     decay_steps=config.updates,
   )
   return optax.chain(
