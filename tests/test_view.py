@@ -85,6 +85,14 @@ class TestBothViews:
       task, dataclasses.replace(episode, steps=[steps[0], other], score=0.0, stop="max_steps")
     )
 
+  @pytest.mark.parametrize("kind", ["transcript", "paper"])
+  def test_a_budget_is_shown_only_where_wanted(self, views, make_task, kind):
+    steps, shown = [Step("seen", 1, "open", 0.0, 0, 0, 0)], {}
+    for show in (True, False):
+      view = views(view=kind, max_tokens=900, show_budget=show)
+      shown[show] = view.windows(make_task(), steps, "then", 3)
+      assert (shown[show] == view.windows(make_task(), steps, "then", None)) is not show
+
 
 class TestTranscript:
   def test_text(self, views, decode, make_task):
