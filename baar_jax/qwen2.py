@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-NEARNESS = 1.0  # of random initialisation only; our choice
+NEARNESS = 2.0  # size of the biases that random weights start with
+NEAR_TOKENS = 16, 128  # wavelengths of the rotations that get them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +34,11 @@ class Layer(nnx.Module):
     N, K, H = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     self.input_norm = nnx.Param(jnp.ones(D))
     self.q_kernel = nnx.Param(_normal(rngs, (D, N, H), D))
-    # A narrow model from random weights learns little in a short run if it has to find out first
-    # that what stands near matters: equal biases, once rotated, make half of the heads favour it.
-    near_N = NEARNESS * (jnp.arange(N) % 2 == 0).astype(jnp.float32)
-    self.q_bias = nnx.Param(jnp.broadcast_to(near_N[:, None], (N, H)))
+    near_H = nearness(config)
+    half_N = (jnp.arange(N) % 2 == 0).astype(jnp.float32)  # the other heads start without
+    self.q_bias = nnx.Param(half_N[:, None] * near_H[None])
     self.k_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
-    self.k_bias = nnx.Param(jnp.full((K, H), NEARNESS, jnp.float32))
+    self.k_bias = nnx.Param(jnp.broadcast_to(near_H[None], (K, H)))
     self.v_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
     self.v_bias = nnx.Param(jnp.zeros((K, H)))
     self.o_kernel = nnx.Param(_normal(rngs, (N, H, D), N * H))
@@ -196,6 +196,20 @@ def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
   score_BxKxGxTxU = jnp.where(mask_BxTxU[:, None, None], score_BxKxGxTxU, -1e30)
   weight_BxKxGxTxU = jax.nn.softmax(score_BxKxGxTxU).astype(v_BxUxKxH.dtype)
   return jnp.einsum("BKGTU,BUKH->BTKGH", weight_BxKxGxTxU, v_BxUxKxH).reshape(B, T, N, H)
+
+
+def nearness(config: Qwen2Config):
+  """bias_H with which attention starts by favouring the last few tokens (our choice).
+
+  Equal biases of query and key, once rotated, add a score that depends on the distance alone. A
+  narrow model from random weights learns little in a short run if it first has to find out that
+  what stands near matters; a checkpoint's biases replace these.
+  """
+  H = config.head_dim
+  wavelength_H2 = 2 * jnp.pi * config.rope_theta ** (jnp.arange(0, H, 2, dtype=jnp.float32) / H)
+  low, high = NEAR_TOKENS
+  bias_H2 = NEARNESS * ((wavelength_H2 >= low) & (wavelength_H2 <= high)).astype(jnp.float32)
+  return jnp.concatenate([bias_H2, bias_H2])
 
 
 def rotate(x_BxTxNxH, cos_BxTxH, sin_BxTxH):

@@ -17,7 +17,7 @@ def get_config() -> config.Config:
       action_tokens=8,
       result_tokens=16,
     ),
-    pretrain=config.PretrainConfig(epochs=1),
+    pretrain=config.PretrainConfig(epochs=1, batch_episodes=64),
     sft=config.SFTConfig(updates=24, learning_rate=3e-3),
     bopo=config.BoPOConfig(
       lam=(0.3,),

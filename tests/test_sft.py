@@ -190,3 +190,9 @@ def test_no_parameter_is_weakly_typed(profiled):
   # After the first update it would be a strong one, and everything is compiled again.
   params = nnx.split(build_model(profiled.config.router, 0))[1]
   assert [leaf.weak_type for leaf in jax.tree.leaves(params)] == [False] * 14
+
+
+@pytest.mark.parametrize("updates, rates", [(1, [0.6]), (2, [0.0, 0.6])])
+def test_a_schedule_of_few_updates(updates, rates):
+  config = SFTConfig(updates=updates, learning_rate=0.6, weight_decay=0.0)
+  assert [-u for u in updates_of(config, [0.5] * updates)] == pytest.approx(rates, rel=1e-4)

@@ -1,0 +1,224 @@
+"""The whole pipeline on a tiny sandbox, as a user starts it: once through, killed, and stopped."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+
+ROOT = Path(__file__).parents[1]
+STAGE_SEEN = 240  # seconds to wait for what a run is about to do
+
+
+def command(runs, *flags):
+  """main.py with the numbers of tiny.config; one episode at a time, so nothing hangs on timing."""
+  c = tiny.config(runs)
+  values = {
+    "name": c.name,
+    "runs": c.runs,
+    "env.train_tasks": c.env.train_tasks,
+    "env.test_tasks": c.env.test_tasks,
+    "env.max_steps": c.env.max_steps,
+    "env.processes": c.env.processes,
+    "env.live_per_process": c.env.live_per_process,
+    "router.vocab_size": c.router.vocab_size,
+    "router.hidden_size": c.router.hidden_size,
+    "router.intermediate_size": c.router.intermediate_size,
+    "router.num_layers": c.router.num_layers,
+    "router.head_dim": c.router.head_dim,
+    "router.max_tokens": c.router.max_tokens,
+    "profile.trials": c.profile.trials,
+    "references.samples": c.references.samples,
+    "pretrain.batch_episodes": 16,
+    "sft.updates": c.sft.updates,
+    "sft.batch_episodes": c.sft.batch_episodes,
+    "sft.micro_episodes": c.sft.micro_episodes,
+    "bopo.lam": c.bopo.lam,
+    "bopo.updates": c.bopo.updates,
+    "bopo.tasks_per_update": c.bopo.tasks_per_update,
+    "bopo.group_size": c.bopo.group_size,
+    "evaluate.seeds": c.evaluate.seeds,
+    "evaluate.random_p": c.evaluate.random_p,
+    "evaluate.call_budgets": c.evaluate.call_budgets,
+    "evaluate.thresholds": (),
+    "evaluate.bootstrap": c.evaluate.bootstrap,
+  }
+  settings = [f"--config.{name}={value}" for name, value in values.items()]
+  return [sys.executable, "main.py", "--config=configs/sandbox.py", *settings, *flags]
+
+
+def start(runs, *flags):
+  return subprocess.Popen(
+    command(runs, *flags),
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+  )
+
+
+def finish(process):
+  out, err = process.communicate(timeout=600)
+  assert process.returncode == 0, err
+  return out, err
+
+
+def rows(runs):
+  """Every stored episode by its key, as text."""
+  path = Path(runs) / "tiny" / "episodes.sqlite"
+  if not path.exists():
+    return {}
+  db = sqlite3.connect(path)
+  try:
+    found = db.execute("SELECT policy, task_id, seed, episode FROM episodes").fetchall()
+  except sqlite3.OperationalError:  # the tables are not made yet
+    found = []
+  finally:
+    db.close()
+  keys = [row[:3] for row in found]
+  assert len(set(keys)) == len(keys)
+  return dict(zip(keys, (row[3] for row in found)))
+
+
+def results(runs):
+  return json.loads((Path(runs) / "tiny" / "report" / "results.json").read_text())
+
+
+def wait_for(process, seen):
+  """Waits until `seen()`; whether the run was still going."""
+  end = time.monotonic() + STAGE_SEEN
+  while not seen():
+    if process.poll() is not None:
+      return False
+    assert time.monotonic() < end
+    time.sleep(0.01)
+  return process.poll() is None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """An unbroken run: where it is, and what it said."""
+  runs = tmp_path_factory.mktemp("whole")
+  out, err = finish(start(runs))
+  return runs, out, err
+
+
+def test_a_run_ends_with_its_report(whole):
+  runs, out, err = whole
+  page = runs / "tiny" / "report" / "index.html"
+  assert out.splitlines()[-1] == f"report: {page}"
+  assert "<svg" in page.read_text() and "cripted" in page.read_text()
+  assert "Traceback" not in err
+  names = [policy["policy"] for policy in results(runs)["policies"]]
+  assert "bopo(lam=0.1,update=2,threshold=0.5)" in names and "first-large(K=1)" in names
+  for name in names:
+    assert name in out  # the terminal's table
+  stages = [json.loads(line) for line in (runs / "tiny" / "metrics.jsonl").open()]
+  assert [(x["stage"], x["update"]) for x in stages if x["stage"] != "pretrain"] == [
+    ("sft", 1),
+    ("sft", 2),
+    ("bopo", 1),
+    ("bopo", 2),
+  ]
+
+
+def test_a_second_run_does_nothing_new(whole):
+  runs, out, _ = whole
+  before, metrics = rows(runs), (runs / "tiny" / "metrics.jsonl").read_text()
+  figures = results(runs)
+  again, _ = finish(start(runs))
+  assert rows(runs) == before
+  assert (runs / "tiny" / "metrics.jsonl").read_text() == metrics
+  assert results(runs) == figures
+  assert again == out
+
+
+# (policy, episodes): the moment at which so many episodes of policies of that name are stored.
+MOMENTS = [
+  ("always-large", 3),  # the profile
+  ("stratified", 4),  # the references
+  ("bopo(lam=0.1)/", 3),  # rollouts of BoPO's first update
+  ("oracle", 2),  # the evaluation
+]
+
+
+def stored(runs, prefix):
+  return sum(key[0].startswith(prefix) for key in rows(runs))
+
+
+def without_times(text):
+  episode = json.loads(text)
+  for step in episode["steps"]:
+    del step["latency_s"]
+  return episode
+
+
+def test_a_run_goes_on_where_it_was_killed(whole, tmp_path):
+  # What was compiled is no result; having it saves the time that this test is not about.
+  shutil.copytree(whole[0] / "tiny" / "compiled", tmp_path / "tiny" / "compiled")
+  kept = {}
+  for policy, count in MOMENTS:
+    process = start(tmp_path)
+    reached = wait_for(process, lambda p=policy, c=count: stored(tmp_path, p) >= c)
+    os.kill(process.pid, signal.SIGKILL)
+    _, err = process.communicate()
+    assert reached, err
+    found = rows(tmp_path)
+    assert kept.items() <= found.items()  # of what was there before, all is there and unchanged
+    kept = found
+  out, _ = finish(start(tmp_path))
+  final = rows(tmp_path)
+  assert kept.items() <= final.items()
+  unbroken = rows(whole[0])
+  assert final.keys() == unbroken.keys()
+  for key in final:
+    assert without_times(final[key]) == without_times(unbroken[key])
+  assert results(tmp_path)["policies"] == results(whole[0])["policies"]
+  assert out.splitlines()[-1].startswith("report: ")
+
+
+def alive(group):
+  """Processes of a group that have not ended."""
+  found = []
+  for stat in Path("/proc").glob("[0-9]*/stat"):
+    try:
+      fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+      continue
+    if int(fields[2]) == group and fields[0] not in "XZ":
+      found.append(int(stat.parent.name))
+  return found
+
+
+def test_ctrl_c_ends_a_run_cleanly(whole, tmp_path):
+  shutil.copytree(whole[0] / "tiny" / "compiled", tmp_path / "tiny" / "compiled")
+  process = start(tmp_path)
+  assert wait_for(process, lambda: stored(tmp_path, "always-small") >= 1)
+  os.kill(process.pid, signal.SIGINT)
+  out, err = process.communicate(timeout=60)
+  assert process.returncode == 130, err
+  assert "Traceback" not in err
+  assert "stopped; the same command goes on from here" in err
+  assert not alive(process.pid)  # it leads a process group of its own
+  assert rows(tmp_path).items() and "report: " not in out
+
+
+def test_paper_view(tmp_path):
+  out, err = finish(
+    start(
+      tmp_path,
+      "--config.router.view=paper",
+      "--config.pretrain.epochs=0",
+      "--config.evaluate.random_p=()",
+    )
+  )
+  assert out.splitlines()[-1].startswith("report: ")
+  assert results(tmp_path)["run"]["router"]["view"] == "paper"
