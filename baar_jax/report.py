@@ -26,15 +26,18 @@ def main(run: Run) -> None:
 
 
 def exact_frontier(config: Config) -> dict | None:
-  """The sandbox's optimal frontier and boundaries over the distribution of tasks; else None."""
+  """The sandbox's optimal frontier and boundaries over the distribution of tasks.
+
+  None in another environment, and where there are too few steps for LARGE to gain anything.
+  """
   if config.env.kind != "sandbox":
     return None
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
-  return {
-    "optimum": [list(point) for point in exact.hull()],
-    "small": list(exact.always(SMALL)),
-    "large": list(exact.always(len(config.models.names) - 1)),
-  }
+  small, large = exact.always(SMALL), exact.always(len(config.models.names) - 1)
+  if large[1] <= small[1]:
+    return None
+  optimum = [list(point) for point in exact.hull()]
+  return {"optimum": optimum, "small": list(small), "large": list(large)}
 
 
 def read_metrics(directory: Path) -> list[dict]:
