@@ -9,8 +9,6 @@ import numpy as np
 from baar_jax.episode import Episode
 from baar_jax.view import Window
 
-SMALLEST_ROWS = 8
-
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -36,12 +34,8 @@ class Batch:
 
 
 def length_buckets(max_tokens: int) -> list[int]:
-  """Row lengths in use: 128, then steps of a half and a third (192, 256, 384, ...) to the limit."""
-  buckets, length = [], 128
-  while length < max_tokens:
-    buckets += [length, length * 3 // 2]
-    length *= 2
-  return [bucket for bucket in buckets if bucket < max_tokens] + [max_tokens]
+  """Row lengths in use: half the limit and the limit. Each costs a compilation per loss."""
+  return [max_tokens // 2, max_tokens]
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
@@ -72,10 +66,11 @@ def make_batch(
     sampled_only: leave out decisions without a log-probability (forced by a budget).
 
   Returns:
-    A Batch whose T is a bucket and whose R is a power of two, so that few shapes are compiled.
+    A Batch whose T is a bucket and whose R is `rows` or a power of two above it, so that few
+    shapes are compiled.
   """
   flat = [window for episode_windows in windows for window in episode_windows]
-  R = max(SMALLEST_ROWS, 1 << (len(flat) - 1).bit_length())
+  R = max(rows, 1 << (len(flat) - 1).bit_length())
   T = bucket_of(max(len(window.tokens) for window in flat), buckets)
   shape = (rows, decisions)
   tokens_RxT = np.zeros((R, T), np.int32)

@@ -6,7 +6,7 @@ from dataclasses import field
 ENVS = ("sandbox", "scienceworld")
 VIEWS = ("transcript", "paper")
 RATIO_LEVELS = ("trajectory", "decision")
-MARKUP_TOKENS = 80  # around the previews of one step, with the budget's text
+MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 SMALLEST_VOCABULARY = 258  # every byte and the two decisions
 POSITIVE = {
   "env": ("train_tasks", "test_tasks", "max_steps", "live_per_process"),
@@ -210,13 +210,14 @@ def validate(config: Config) -> None:
     different = numbers and len({f"{value:g}" for value in values}) == len(values)
     fine = different and all(map(fits, values))
     checks.append((fine, f"{section}.{name}", values, f"different {wanted}"))
+  markup = MARKUP_TOKENS.get(c.router.view, 0)
   step_tokens = c.router.description_tokens + c.router.action_tokens + 2 * c.router.result_tokens
   checks.append(
     (
-      c.router.max_tokens >= 2 * (step_tokens + MARKUP_TOKENS),
+      c.router.max_tokens >= 2 * (step_tokens + markup),
       "router.max_tokens",
       c.router.max_tokens,
-      f"at least {2 * (step_tokens + MARKUP_TOKENS)} for these previews",
+      f"at least {2 * (step_tokens + markup)} for these previews",
     )
   )
   for fine, name, value, wanted in checks:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from baar_jax.bopo import load_bopo
 from baar_jax.config import Config
@@ -107,10 +107,10 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
   if c.env.kind == "sandbox":
     for mu in OPTIMUM_WEIGHTS:
       add(partial(_optimum, c, mu), "optimum", mu=mu)
-  trained = [("sft", {"update": c.sft.updates}, partial(load_sft, run))]
+  trained = [("sft", {"update": c.sft.updates}, cache(partial(load_sft, run)))]
   for lam in c.bopo.lam:
     parameters = {"lam": lam, "update": c.bopo.updates}
-    trained.append(("bopo", parameters, partial(load_bopo, run, lam)))
+    trained.append(("bopo", parameters, cache(partial(load_bopo, run, lam))))
   for family, parameters, load in trained:
     for threshold in (ARGMAX, *c.evaluate.thresholds):
       add(partial(router, load, threshold), family, None, **parameters, threshold=threshold)

@@ -32,7 +32,8 @@ def build_model(config: RouterConfig, seed: int) -> Qwen2:
     head_dim=config.head_dim,
     rope_theta=config.rope_theta,
   )
-  return Qwen2(shape, nnx.Rngs(seed))
+  # Compiled as a whole: drawing the weights one by one takes longer than the rest of a start.
+  return nnx.jit(lambda: Qwen2(shape, nnx.Rngs(seed)))()
 
 
 @dataclasses.dataclass

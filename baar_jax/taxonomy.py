@@ -9,7 +9,7 @@ from baar_jax import rewards
 from baar_jax.episode import Episode
 from baar_jax.rollout import Job
 from baar_jax.run import Run
-from baar_jax.view import train_tokenizer, transcript_pieces
+from baar_jax.view import text_pieces, train_tokenizer
 
 SUCCESS_SCORE = 1.0
 
@@ -90,4 +90,4 @@ def _texts(run: Run, profiles: dict[str, Profile]):
   for task in run.store.tasks("train"):
     profile = profiles.get(task.id)
     for episode in (*profile.small, *profile.large) if profile else ():
-      yield from transcript_pieces(task, episode)
+      yield from text_pieces(task, episode)

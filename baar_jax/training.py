@@ -125,10 +125,16 @@ class Batcher:
     """
     B = self.config.sft.micro_episodes
     windows = [self.view.episode_windows(self.tasks[e.task_id], e) for e in episodes]
-    order = sorted(range(len(episodes)), key=lambda i: sum(len(w.tokens) for w in windows[i]))
+    groups: list[list[int]] = []
+    rows = B
+    for i in sorted(range(len(episodes)), key=lambda i: max(len(w.tokens) for w in windows[i])):
+      rows += len(windows[i])
+      if rows > B:  # so that cut episodes, with a window more, bring no new shape
+        groups.append([])
+        rows = len(windows[i])
+      groups[-1].append(i)
     micro = []
-    for first in range(0, len(order), B):
-      chosen = order[first : first + B]
+    for chosen in groups:
       batch = make_batch(
         [episodes[i] for i in chosen],
         [windows[i] for i in chosen],

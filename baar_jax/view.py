@@ -77,12 +77,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
   tokenizer.save(str(directory / "tokenizer.json"))
 
 
-def transcript_pieces(task: Task, episode: Episode) -> Iterator[str]:
-  """The texts that a transcript encodes one by one, uncut."""
+def text_pieces(task: Task, episode: Episode) -> Iterator[str]:
+  """The texts that both views encode one by one, uncut, to train a tokenizer on."""
   yield from (TASK, task.description, START)
+  left = 0
   for number, step in enumerate(episode.steps, 1):
-    yield from (STEP.format(number=number, budget=""), ACTION, step.action, RESULT)
-    yield step.observation
+    left = (left + 1) % task.max_steps
+    budget = BUDGET.format(steps=task.max_steps, left=left)
+    yield from (STEP.format(number=number, budget=""), STEP.format(number=number, budget=budget))
+    yield from (ACTION, step.action, RESULT, step.observation)
+  yield from (ROLE, ROLE_HARD, CHOICES, HARD_LEFT, HARD_SPENT, ASK, ASK_SPENT)
 
 
 class View:

@@ -22,7 +22,7 @@ def get_config() -> config.Config:
     bopo=config.BoPOConfig(
       lam=(0.3,),
       learning_rate=1e-3,
-      updates=40,
+      updates=30,
       tasks_per_update=16,
       ratio_level="decision",
       clip_low=0.2,
@@ -30,6 +30,6 @@ def get_config() -> config.Config:
       epochs=2,
     ),
     evaluate=config.EvaluateConfig(
-      call_budgets=(1, 2, 4), thresholds=(0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8)
+      random_p=(0.5,), call_budgets=(1, 2, 4), thresholds=(0.1, 0.2, 0.35, 0.65, 0.8)
     ),
   )
