@@ -70,7 +70,7 @@ def make_batch(
     shapes are compiled.
   """
   flat = [window for episode_windows in windows for window in episode_windows]
-  R = max(rows, 1 << (len(flat) - 1).bit_length())
+  R = rows if len(flat) <= rows else 1 << (len(flat) - 1).bit_length()
   T = bucket_of(max(len(window.tokens) for window in flat), buckets)
   shape = (rows, decisions)
   tokens_RxT = np.zeros((R, T), np.int32)

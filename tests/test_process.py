@@ -65,6 +65,18 @@ def gone(pids):
   return False
 
 
+def test_closing_does_not_wait_for_a_call_under_way(opened):
+  env = opened("sandbox", SIZES, 1, 1, timeout_s=60)[0]
+  env.reset(env.tasks("test")[0].id)
+  os.kill(env.pid, signal.SIGSTOP)  # it will not answer
+  with ThreadPoolExecutor(1) as thread:
+    call = thread.submit(env.step, "pull A")
+    time.sleep(0.2)
+    env.close()
+    with pytest.raises(EnvDied, match="it ended without an answer"):  # not "no answer within"
+      call.result()
+
+
 def test_child_answers_as_the_environment_itself(opened):
   child = opened("sandbox", SIZES, 1, 1)[0]
   here = Sandbox(**SIZES)

@@ -29,6 +29,7 @@ class _Child:
     self._command = [sys.executable, "-m", "baar_jax.envs.worker", kind, json.dumps(kwargs)]
     self._timeout_s = timeout_s
     self._lock = threading.Lock()
+    self._counting = threading.Lock()
     self._why_dead = "it was closed"
     self._process: subprocess.Popen | None = None
     self.generation = 0
@@ -126,13 +127,18 @@ class _Child:
       process.stdin.close()
 
   def end(self) -> None:
+    """Ends the child; who waits for its answer is told at once."""
+    process = self._process
+    if process is not None and process.poll() is None:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     with self._lock:
       if self._process is not None:
         self._kill("it was closed")
 
   def release(self) -> None:
     """Gives up one slot; the last one ends the child."""
-    with self._lock:
+    with self._counting:  # not the lock of calls, which one may hold for minutes
       self.open_slots -= 1
       last = self.open_slots == 0
     if last:
