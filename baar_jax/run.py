@@ -98,8 +98,9 @@ class Run:
     """The tasks of a split; both splits are listed at once, and from the store ever after."""
     if not self.store.tasks(split):
       envs = self.envs()[0], self.envs()[-1]  # of different processes if there are two
-      with ThreadPoolExecutor() as threads:
-        listings = threads.map(lambda env, name: env.tasks(name), envs, SPLITS)
+      threads = ThreadPoolExecutor()
+      listings = threads.map(lambda env, name: env.tasks(name), envs, SPLITS)
+      threads.shutdown(wait=False)  # an interrupted listing, which may take minutes, is not awaited
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     return self.store.tasks(split)

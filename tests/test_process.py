@@ -77,6 +77,20 @@ def test_closing_does_not_wait_for_a_call_under_way(opened):
       call.result()
 
 
+def test_a_call_that_waits_for_another_starts_no_child_after_closing(opened):
+  envs = opened("sandbox", SIZES, 1, 2, timeout_s=60)
+  os.kill(envs[0].pid, signal.SIGSTOP)
+  with ThreadPoolExecutor(2) as threads:
+    calls = [threads.submit(env.tasks, "test") for env in envs]
+    time.sleep(0.2)
+    for env in envs:
+      env.close()
+    for call in calls:
+      with pytest.raises(EnvDied):
+        call.result()
+  assert [env.pid for env in envs] == [None, None]
+
+
 def test_child_answers_as_the_environment_itself(opened):
   child = opened("sandbox", SIZES, 1, 1)[0]
   here = Sandbox(**SIZES)

@@ -30,6 +30,7 @@ class _Child:
     self._timeout_s = timeout_s
     self._lock = threading.Lock()
     self._counting = threading.Lock()
+    self._ended = False
     self._why_dead = "it was closed"
     self._process: subprocess.Popen | None = None
     self.generation = 0
@@ -71,6 +72,8 @@ class _Child:
       ValueError, NotImplementedError: as raised by the environment.
     """
     with self._lock:
+      if self._ended:
+        raise EnvDied("the environment is closed")
       if self._process is not None and self._process.poll() is not None:
         self._kill(f"it exited with code {self._process.returncode}")
       if method in STARTS_ANEW:
@@ -127,7 +130,8 @@ class _Child:
       process.stdin.close()
 
   def end(self) -> None:
-    """Ends the child; who waits for its answer is told at once."""
+    """Ends the child for good; who waits for its answer is told at once."""
+    self._ended = True
     process = self._process
     if process is not None and process.poll() is None:
       with contextlib.suppress(ProcessLookupError):
