@@ -1,5 +1,6 @@
 """Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3"""
 
+import sqlite3
 import sys
 
 from absl import app, flags, logging
@@ -7,6 +8,7 @@ from ml_collections import config_flags
 
 from baar_jax import bench, bopo, evaluate, pretrain, references, report, sft, taxonomy
 from baar_jax.config import validate
+from baar_jax.envs.base import EnvDied
 from baar_jax.run import Run
 
 STAGES = {
@@ -26,7 +28,8 @@ STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES, *EXTRA], "What to do.
 
 
 def main(arguments: list[str]) -> int:
-  logging.set_verbosity(logging.WARNING)
+  if flags.FLAGS["verbosity"].using_default_value:
+    logging.set_verbosity(logging.WARNING)
   try:
     if len(arguments) > 1:
       raise ValueError(f"unexpected argument {arguments[1]!r}; a stage is named by --stage=NAME")
@@ -37,7 +40,8 @@ def main(arguments: list[str]) -> int:
         (STAGES | EXTRA)[stage](run)
     finally:
       run.close()
-  except ValueError as error:
+  except (ValueError, EnvDied, OSError, sqlite3.Error) as error:
+    logging.debug("raised at", exc_info=True)  # shown with --verbosity=1
     return fail(error)
   except KeyboardInterrupt:
     print("\nstopped; the same command goes on from here", file=sys.stderr)

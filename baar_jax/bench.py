@@ -53,7 +53,7 @@ def main(run: Run) -> None:
     "replay_steps_per_s": steps / bare_s,
     "loop_time_over_replay_time": loop_s / bare_s,
     "loop_cpu_share": loop_cpu_s / loop_s / (os.cpu_count() or 1),
-    "child_memory_mb": memory_mb(envs),
+    "child_memory_mb": memory_mb(envs) if run.config.env.kind != "sandbox" else None,
   }
   for name, value in figures.items():
     print(f"{name:28} {value:.3f}" if isinstance(value, float) else f"{name:28} {value}")

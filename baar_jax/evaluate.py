@@ -1,7 +1,7 @@
 """Stage evaluate: every policy on the held-out tasks, the same way."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from baar_jax.bopo import load_bopo
@@ -58,20 +58,21 @@ def main(run: Run) -> None:
   jobs = [Job(task, seed) for task in tasks for seed in range(run.config.evaluate.seeds)]
   for entry, make in _lineup(run):
     if entry.unlimited and not (entry.family in ROUTERS and run.config.router.show_budget):
-      _reuse(run, entry)
+      _reuse(run, entry, jobs)
     run.collect(entry.policy, make(entry.policy), jobs, entry.call_budget)
 
 
-def _reuse(run: Run, entry: Entry) -> None:
+def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
   """Stores the episodes that a budget would not have changed, instead of running them again.
 
   A policy that is not shown its budget makes the same decisions until the budget is spent, and
   the same draws follow from the same task, seed and step.
   """
-  known = run.store.keys(entry.policy)
+  missing = {(job.task.id, job.seed) for job in jobs} - run.store.keys(entry.policy)
   for episode in run.store.episodes(entry.unlimited):
-    key = (episode.task_id, episode.seed)
-    if episode.large_calls <= entry.call_budget and key not in known:
+    # With all K calls made, a router would not be asked again.
+    unchanged = episode.large_calls < entry.call_budget
+    if unchanged and (episode.task_id, episode.seed) in missing:
       run.store.add(
         dataclasses.replace(episode, policy=entry.policy, call_budget=entry.call_budget)
       )

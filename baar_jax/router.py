@@ -49,7 +49,10 @@ class Sample:
 
 @dataclasses.dataclass
 class Threshold:
-  """Decide for LARGE where its probability reaches `value`, as evaluation does; 0.5 is argmax."""
+  """Decide for LARGE where its probability reaches `value`, as evaluation does.
+
+  Of two models 0.5 takes the more probable.
+  """
 
   value: float = 0.5
 
@@ -79,7 +82,7 @@ class RouterPolicy:
     self._decide = decide
     self._usd_per_token = config.usd_per_million_tokens / 1e6
     self._graphdef, self._params = nnx.split(model)
-    # The last row is for padding; behind the limit there is room for a padded call.
+    # The last row is for padding.
     self._cache = model.empty_cache(live_episodes + 1, config.max_tokens)
     self._spare_row = live_episodes
     self._free_rows = list(range(live_episodes))

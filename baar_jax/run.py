@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,7 +66,10 @@ class Run:
     path = self.dir / "config.json"
     wanted = json.loads(json.dumps(dataclasses.asdict(self.config)))
     if path.exists():
-      made = json.loads(path.read_text())
+      try:
+        made = json.loads(path.read_text())
+      except ValueError:
+        raise ValueError(f"{path} is not JSON; restore a copy, or choose another name") from None
       for name, was, now in _differences(made, wanted):
         if not any(name == free or name.startswith(free + ".") for free in FREE_FIELDS):
           raise ValueError(
@@ -98,6 +102,7 @@ class Run:
     """The tasks of a split; both splits are listed at once, and from the store ever after."""
     if not self.store.tasks(split):
       envs = self.envs()[0], self.envs()[-1]  # of different processes if there are two
+      print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       threads = ThreadPoolExecutor()
       listings = threads.map(lambda env, name: env.tasks(name), envs, SPLITS)
       threads.shutdown(wait=False)  # an interrupted listing, which may take minutes, is not awaited

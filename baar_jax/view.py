@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -74,7 +75,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
   )
   tokenizer.train_from_iterator(list(texts), trainer)  # a list: it is read in another thread
   directory.mkdir(parents=True, exist_ok=True)
-  tokenizer.save(str(directory / "tokenizer.json"))
+  temporary = directory / "tokenizer.tmp"
+  tokenizer.save(str(temporary))
+  os.replace(temporary, directory / "tokenizer.json")
 
 
 def text_pieces(task: Task, episode: Episode) -> Iterator[str]:
@@ -101,7 +104,10 @@ class View:
     path = directory / "tokenizer.json"
     if not path.exists():
       raise ValueError(f"{path} is missing: run --stage=profile first")
-    self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+      raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from error
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
       raise ValueError(f"{path} lacks the decision tokens {DECISION_TOKENS}")

@@ -27,6 +27,7 @@ def run(tmp_path_factory):
     patch.setattr(evaluate, "load_sft", lambda run: model)
     patch.setattr(evaluate, "load_bopo", lambda run, lam: model)
     evaluate.main(run)
+    patch.undo()
     yield run
     run.close()
 
