@@ -65,6 +65,8 @@ def start(runs, *flags):
     stderr=subprocess.PIPE,
     text=True,
     start_new_session=True,
+    # In a job in the background Ctrl-C is ignored, and so it would be by this child.
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
   )
 
 

@@ -65,7 +65,7 @@ def config(runs, name="tiny", **env) -> Config:
     references=ReferencesConfig(samples=3),
     sft=SFTConfig(updates=2, batch_episodes=8, micro_episodes=8, learning_rate=1e-2),
     bopo=BoPOConfig(
-      lam=(0.1,), updates=2, tasks_per_update=2, group_size=2, learning_rate=1e-2, batch_episodes=4
+      lam=(0.1,), updates=2, tasks_per_update=2, group_size=2, learning_rate=1e-2, batch_episodes=2
     ),
     evaluate=EvaluateConfig(seeds=1, random_p=(0.5,), call_budgets=(1,), bootstrap=20),
   )
