@@ -65,8 +65,6 @@ def start(runs, *flags):
     stderr=subprocess.PIPE,
     text=True,
     start_new_session=True,
-    # In a job in the background Ctrl-C is ignored, and so it would be by this child.
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
   )
 
 
@@ -205,7 +203,10 @@ def alive(group):
 
 def test_ctrl_c_ends_a_run_cleanly(whole, tmp_path):
   shutil.copytree(whole[0] / "tiny" / "compiled", tmp_path / "tiny" / "compiled")
+  # In a job in the background Ctrl-C is ignored, and a child would inherit that.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
   process = start(tmp_path)
+  signal.signal(signal.SIGINT, before)
   assert wait_for(process, lambda: stored(tmp_path, "always-small") >= 1)
   os.kill(process.pid, signal.SIGINT)
   out, err = process.communicate(timeout=60)
