@@ -28,8 +28,7 @@ STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES, *EXTRA], "What to do.
 
 
 def main(arguments: list[str]) -> int:
-  if flags.FLAGS["verbosity"].using_default_value:
-    logging.set_verbosity(logging.WARNING)
+  logging.set_verbosity(logging.WARNING)
   try:
     if len(arguments) > 1:
       raise ValueError(f"unexpected argument {arguments[1]!r}; a stage is named by --stage=NAME")
@@ -41,7 +40,6 @@ def main(arguments: list[str]) -> int:
     finally:
       run.close()
   except (ValueError, EnvDied, OSError, sqlite3.Error) as error:
-    logging.debug("raised at", exc_info=True)  # shown with --verbosity=1
     return fail(error)
   except KeyboardInterrupt:
     print("\nstopped; the same command goes on from here", file=sys.stderr)
