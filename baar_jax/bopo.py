@@ -22,10 +22,11 @@ from baar_jax.router import RouterPolicy, Sample, build_model
 from baar_jax.run import Run
 from baar_jax.sft import load_sft
 from baar_jax.taxonomy import Profile, load_profiles, success
-from baar_jax.training import Batcher, Trainer
+from baar_jax.training import Batcher, Trainer, load_trained
 from baar_jax.view import View
 
 SAVE_EVERY = 5  # updates
+FIRST_SEED = 1000  # of rollouts; the profile and the references have used lower ones
 MIN_GROUP = 2  # episodes; a smaller group has no mean to compare with
 
 
@@ -95,6 +96,9 @@ def advantages(
 
   Returns:
     The episodes of groups that are large enough, adv_B, and metrics of the batch.
+
+  Raises:
+    ValueError: no group is.
   """
   groups: dict[str, list[Episode]] = {}
   for episode in episodes:
@@ -105,17 +109,22 @@ def advantages(
       continue
     profile = profiles[task_id]
     reward_G = np.array([episode_reward(e, profile, lam, config) for e in group])
-    # Without a reference the group's mean is the larger of the two, whatever it is.
-    reference = -np.inf
+    # Below every reward, so that the group's mean is the baseline: the ablation.
+    reference = reward_G.min()
     if config.reference_guided:
       reference = episode_reward(references[task_id], profile, lam, config)
     adv_G = rewards.reference_advantage(
-      reward_G, max(reference, reward_G.mean()), config.advantage_eps, config.advantage_clip
+      reward_G, reference, config.advantage_eps, config.advantage_clip
     )
     clipped += bool(np.any(np.abs(adv_G) >= config.advantage_clip))
     kept.extend(group)
     reward_parts.append(reward_G)
     advantage_parts.append(adv_G)
+  if not kept:
+    raise ValueError(
+      f"none of the {len(groups)} tasks of this batch has {MIN_GROUP} episodes: "
+      "see above what their environments died of, then run the same command again"
+    )
   decisions = sum(len(e.steps) for e in kept)
   metrics = {
     "reward": float(np.concatenate(reward_parts).mean()),
@@ -146,27 +155,21 @@ def directory(run: Run, lam: float) -> Path:
 
 def load_bopo(run: Run, lam: float) -> Qwen2:
   """The router trained at this lam. Raises ValueError if it has not been trained to its end."""
-  path, updates = directory(run, lam), run.config.bopo.updates
-  if path.exists():
-    checkpoints = Checkpoints(path)
-    if checkpoints.update == updates:
-      trainer = _trainer(run, build_model(run.config.router, run.config.seed), ())
-      trainer.load(checkpoints.restore(trainer.state))
-      checkpoints.close()
-      return trainer.model
-    checkpoints.close()
-  raise ValueError(f"{run.dir} has no finished BoPO router of lam={lam:g}: run --stage=bopo first")
+  trainer = _trainer(run, build_model(run.config.router, run.config.seed), ())
+  return load_trained(directory(run, lam), run.config.bopo.updates, trainer, "bopo")
 
 
 def _trainer(run: Run, model: Qwen2, ids: Sequence[int]) -> Trainer:
   config = run.config.bopo
   optimizer = optax.chain(
-    optax.clip_by_global_norm(config.clip_norm), optax.adamw(config.learning_rate, b2=0.99)
+    optax.clip_by_global_norm(config.clip_norm),
+    optax.adamw(config.learning_rate, b2=0.99, eps=config.adam_eps),
   )
   return Trainer(model, partial(improvement, config), optimizer, ids)
 
 
 def main(run: Run) -> None:
+  run.require("references")
   for lam in run.config.bopo.lam:
     train(run, lam)
 
@@ -194,7 +197,7 @@ def train(run: Run, lam: float) -> None:
     policy = RouterPolicy(
       name, trainer.model, view, run.config.router, Sample(name), run.live_episodes
     )
-    first = config.group_size * update  # seeds of their own: other luck in every update
+    first = FIRST_SEED + config.group_size * update  # other luck in every update
     jobs = [Job(task, first + g) for task in chosen for g in range(config.group_size)]
     episodes = run.collect(f"bopo lam={lam:g} {update}/{config.updates}", policy, jobs)
     kept, adv_B, metrics = advantages(episodes, profiles, references, lam, config)
@@ -214,9 +217,9 @@ def improve(
   config: BoPOConfig,
   seed: int,
 ) -> dict[str, float]:
-  """The gradient steps on one rollout batch. Returns the last step's metrics."""
+  """The gradient steps on one rollout batch. Returns their mean metrics."""
   draw = random.Random(seed)
-  metrics: dict[str, float] = {}
+  steps: list[dict[str, float]] = []
   for _ in range(config.epochs):
     order = draw.sample(range(len(episodes)), len(episodes))
     for first in range(0, len(order), config.batch_episodes):
@@ -230,5 +233,5 @@ def improve(
         adv[: len(indices)] = adv_B[[chosen[i] for i in indices]]
         shares = B / len(chosen), batch.mask_BxS.sum() / decisions
         parts.append((batch, Signal(adv, reference.logits(batch), *map(np.float32, shares))))
-      metrics = trainer.step(parts)
-  return metrics
+      steps.append(trainer.step(parts))
+  return {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}

@@ -24,11 +24,19 @@ POSITIVE = {
   "profile": ("trials",),
   "references": ("samples",),
   "pretrain": ("batch_episodes", "learning_rate"),
-  "sft": ("updates", "batch_episodes", "micro_episodes", "learning_rate", "clip_norm"),
+  "sft": (
+    "updates",
+    "batch_episodes",
+    "micro_episodes",
+    "learning_rate",
+    "adam_eps",
+    "clip_norm",
+  ),
   "bopo": (
     "advantage_eps",
     "advantage_clip",
     "learning_rate",
+    "adam_eps",
     "clip_norm",
     "updates",
     "tasks_per_update",
@@ -75,6 +83,7 @@ class RouterConfig:
   num_kv_heads: int = 1
   head_dim: int = 32
   rope_theta: float = 10_000.0
+  tie_word_embeddings: bool = True
   view: str = "transcript"  # one of VIEWS
   show_budget: bool = True  # write what is left of a call budget into the text
   max_tokens: int = 768  # of one sequence; over it the oldest whole steps go
@@ -113,6 +122,9 @@ class SFTConfig:
   hard_share: float = 0.7
   learning_rate: float = 2e-5
   warmup_share: float = 0.03
+  # Adam gives an entry of the gradient that is all noise steps as large as any other. With an eps
+  # above most entries their sizes count again, which is what a few hundred episodes can bear.
+  adam_eps: float = 1e-8
   weight_decay: float = 0.01
   clip_norm: float = 1.0
 
@@ -131,6 +143,7 @@ class BoPOConfig:
   clip_low: float | None = None
   clip_high: float | None = None
   learning_rate: float = 1e-6
+  adam_eps: float = 1e-8  # as for SFT
   clip_norm: float = 1.0
   updates: int = 100  # rollout batches
   tasks_per_update: int = 8

@@ -83,8 +83,8 @@ def bootstrap_interval(value, resamples: int = 1000, seed: int = 0) -> tuple[flo
   if not np.all(np.isfinite(value)):
     raise ValueError("values must be finite")
   value_N = value.reshape(len(value), -1).mean(axis=1)
-  picks_BxN = _resample(len(value_N), resamples, seed)
-  return _percentiles(value_N[picks_BxN].mean(axis=1))
+  picks_BxN = resample(len(value_N), resamples, seed)
+  return percentiles(value_N[picks_BxN].mean(axis=1))
 
 
 def area_interval(
@@ -126,14 +126,14 @@ def area_interval(
   if not (np.all(np.isfinite(cost_QxN)) and np.all(np.isfinite(score_QxN))):
     raise ValueError("costs and scores must be finite")
   areas = []
-  for picks_N in _resample(cost_PxN.shape[1], resamples, seed):
+  for picks_N in resample(cost_PxN.shape[1], resamples, seed):
     cost_Q, score_Q = cost_QxN[:, picks_N].mean(axis=1), score_QxN[:, picks_N].mean(axis=1)
     if cost_Q[-1] > cost_Q[-2] and score_Q[-1] > score_Q[-2]:
       boundaries = (cost_Q[-2], score_Q[-2]), (cost_Q[-1], score_Q[-1])
       areas.append(area(cost_Q[:-2], score_Q[:-2], *boundaries))
   if len(areas) < MIN_USABLE_SHARE * resamples:
     return float("nan"), float("nan")
-  return _percentiles(np.array(areas))
+  return percentiles(np.array(areas))
 
 
 def _points(cost_P, score_P) -> tuple[np.ndarray, np.ndarray]:
@@ -166,13 +166,15 @@ def _on_or_below(left: tuple, middle: tuple, right: tuple) -> bool:
   return rise <= (right[1] - left[1]) * (middle[0] - left[0])
 
 
-def _resample(tasks: int, resamples: int, seed: int) -> np.ndarray:
+def resample(tasks: int, resamples: int, seed: int = 0) -> np.ndarray:
+  """picks_BxN: tasks drawn with replacement, a row for each of the B resamples."""
   if resamples < 1:
     raise ValueError(f"resamples must be at least 1, got {resamples}")
   return np.random.default_rng(seed).integers(tasks, size=(resamples, tasks))
 
 
-def _percentiles(values: np.ndarray) -> tuple[float, float]:
+def percentiles(values: np.ndarray) -> tuple[float, float]:
+  """The middle `CONFIDENCE` of the values."""
   tail = 100 * (1 - CONFIDENCE) / 2
   low, high = np.percentile(values, [tail, 100 - tail])
   return float(low), float(high)

@@ -8,6 +8,7 @@ and its result will hold. No reward, difficulty or reference enters.
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,9 @@ from baar_jax.checkpoint import Checkpoints
 from baar_jax.episode import Episode
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import stratified_random
-from baar_jax.router import build_model
+from baar_jax.router import build_model, start_alike
 from baar_jax.run import Run
-from baar_jax.training import Batcher, Trainer
+from baar_jax.training import Batcher, Trainer, load_trained, warmup_cosine
 from baar_jax.view import View
 
 PADDING = -1
@@ -62,24 +63,19 @@ def outcome_tokens(view: View, episodes: Sequence[Episode], batch: Batch) -> np.
 def load_initial(run: Run) -> Qwen2:
   """The router that SFT starts from. Raises ValueError if it is still to be pretrained."""
   model = build_model(run.config.router, run.config.seed)
-  if run.config.pretrain.epochs == 0:
-    return model
-  directory = run.dir / "checkpoints" / "pretrain"
-  if directory.exists():
-    checkpoints = Checkpoints(directory)
-    if checkpoints.update == _updates(run, len(_episodes(run))):
-      trainer = Trainer(model, foresight, _optimizer(run, checkpoints.update), None)
-      trainer.load(checkpoints.restore(trainer.state))
-      checkpoints.close()
-      return trainer.model
-    checkpoints.close()
-  raise ValueError(f"{run.dir} has no pretrained router: run --stage=pretrain first")
+  if run.config.pretrain.epochs > 0:
+    updates = _updates(run, len(_episodes(run)))
+    trainer = Trainer(model, foresight, _optimizer(run, updates), None)
+    model = load_trained(_directory(run), updates, trainer, "pretrain")
+  start_alike(model, View(run.config.router, run.dir / "tokenizer").decision_ids)
+  return model
 
 
 def main(run: Run) -> None:
   config = run.config.pretrain
   if config.epochs == 0:
     return
+  run.require("references")
   episodes = _episodes(run)
   if not episodes:
     raise ValueError(f"{run.dir} has no episodes to learn from: run --stage=profile first")
@@ -88,7 +84,7 @@ def main(run: Run) -> None:
   updates = _updates(run, len(episodes))
   model = build_model(run.config.router, run.config.seed)
   trainer = Trainer(model, foresight, _optimizer(run, updates), None)
-  checkpoints = Checkpoints(run.dir / "checkpoints" / "pretrain", run.config)
+  checkpoints = Checkpoints(_directory(run), run.config)
   done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))
@@ -118,14 +114,16 @@ def _episodes(run: Run) -> list[Episode]:
   return [e for name in names for e in run.store.episodes(name) if e.task_id in train]
 
 
+def _directory(run: Run) -> Path:
+  return run.dir / "checkpoints" / "pretrain"
+
+
 def _updates(run: Run, episodes: int) -> int:
   return max(1, run.config.pretrain.epochs * episodes // run.config.pretrain.batch_episodes)
 
 
 def _optimizer(run: Run, updates: int) -> optax.GradientTransformation:
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, run.config.pretrain.learning_rate, warmup_steps=min(10, updates - 1), decay_steps=updates
-  )
+  schedule = warmup_cosine(run.config.pretrain.learning_rate, min(10, updates - 1), updates)
   return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.99))
 
 

@@ -72,6 +72,7 @@ def load_references(run: Run) -> dict[str, Episode]:
 
 
 def main(run: Run) -> None:
+  run.require("profile")
   config = run.config.references
   profiles = load_profiles(run)
   known = [task for task in run.tasks("train") if task.id in profiles]
@@ -80,6 +81,7 @@ def main(run: Run) -> None:
     jobs = [Job(task, k) for task in hard for k in range(1, config.samples + 1)]
     run.collect("references", stratified_random(config.samples), jobs)
   references = load_references(run)
+  run.finish("references")
   fallback = sum(references[task.id].policy == run.boundaries[-1].name for task in hard)
   large = sum(references[task.id].large_calls for task in hard)
   steps = sum(len(references[task.id].steps) for task in hard)

@@ -31,9 +31,23 @@ def build_model(config: RouterConfig, seed: int) -> Qwen2:
     num_key_value_heads=config.num_kv_heads,
     head_dim=config.head_dim,
     rope_theta=config.rope_theta,
+    tie_word_embeddings=config.tie_word_embeddings,
   )
   # Compiled as a whole: drawing the weights one by one takes longer than the rest of a start.
   return nnx.jit(lambda: Qwen2(shape, nnx.Rngs(seed)))()
+
+
+def start_alike(model: Qwen2, ids: Sequence[int]) -> None:
+  """Gives the decision tokens equal rows, each the mean of theirs, so that all are as probable.
+
+  A router from random weights would have to unlearn an arbitrary preference; and as the rows'
+  difference is what passes a gradient on, at first only it learns, on features that are there.
+  """
+  tables = [model.embedding_VxD]
+  if not model.config.tie_word_embeddings:
+    tables.append(model.head_VxD)
+  for table in tables:
+    table[...] = table[...].at[np.array(ids)].set(table[...][np.array(ids)].mean(axis=0))
 
 
 @dataclasses.dataclass

@@ -140,6 +140,15 @@ class Run:
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy.name}: {episode.stop}")
 
+  def finish(self, stage: str) -> None:
+    """Notes that a stage has been run to its end, for `require`."""
+    (self.dir / f"{stage}.done").touch()
+
+  def require(self, stage: str) -> None:
+    """Raises ValueError unless the stage has been run to its end."""
+    if not (self.dir / f"{stage}.done").exists():
+      raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
+
   def log(self, **values) -> None:
     """Appends a line to metrics.jsonl."""
     with (self.dir / "metrics.jsonl").open("a") as file:

@@ -126,7 +126,7 @@ def gap_share_interval(
   sample: Sample, samples: Sequence[Sample], name: str, resamples: int
 ) -> list[float] | None:
   """95 % percentile bootstrap over tasks of `gap_share`, the same tasks for all three."""
-  picks_BxN = _draw(len(sample.trials), resamples)
+  picks_BxN = frontier.resample(len(sample.trials), resamples)
   value_B, low_B, high_B = (
     s.mean_N(name)[picks_BxN].mean(axis=1) for s in (sample, *boundaries(samples))
   )
@@ -161,7 +161,7 @@ def area_gain(
   if _area(own, ends) is None:
     return None
   gains = []
-  for picks_N in _draw(ends[0].shape[1], resamples):
+  for picks_N in frontier.resample(ends[0].shape[1], resamples):
     areas = [_area(points, ends, picks_N) for points in (own, other)]
     if None not in areas:
       gains.append(areas[0] - areas[1])
@@ -186,13 +186,8 @@ def _area(points: tuple, ends: tuple, picks_N: slice | np.ndarray = slice(None))
   return frontier.area(cost_P, score_P, (small_usd, small), (large_usd, large))
 
 
-def _draw(tasks: int, resamples: int) -> np.ndarray:
-  return np.random.default_rng(0).integers(tasks, size=(resamples, tasks))
-
-
 def _interval(values: np.ndarray, resamples: int) -> list[float] | None:
   """The middle of the usable resamples; None if too few are usable."""
   if len(values) < frontier.MIN_USABLE_SHARE * resamples:
     return None
-  tail = 100 * (1 - frontier.CONFIDENCE) / 2
-  return np.percentile(values, [tail, 100 - tail]).tolist()
+  return list(frontier.percentiles(values))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 import optax
@@ -18,7 +19,7 @@ from baar_jax.references import load_references
 from baar_jax.router import build_model
 from baar_jax.run import Run
 from baar_jax.taxonomy import load_profiles
-from baar_jax.training import Batcher, Trainer
+from baar_jax.training import Batcher, Trainer, load_trained, warmup_cosine
 from baar_jax.view import View
 
 SAVE_EVERY = 50  # updates
@@ -40,15 +41,11 @@ def imitation(logits_BxSxA, batch: Batch, share):
 
 def make_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   """AdamW with warm-up, cosine decay and clipping (paper: appendix, experiment details)."""
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0,
-    config.learning_rate,
-    warmup_steps=min(config.updates - 1, max(1, round(config.warmup_share * config.updates))),
-    decay_steps=config.updates,
-  )
+  warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
+  schedule = warmup_cosine(config.learning_rate, warmup, config.updates)
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
-    optax.adamw(schedule, b2=0.99, weight_decay=config.weight_decay),
+    optax.adamw(schedule, b2=0.99, eps=config.adam_eps, weight_decay=config.weight_decay),
   )
 
 
@@ -72,24 +69,17 @@ def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
 
 def load_sft(run: Run) -> Qwen2:
   """The trained SFT router. Raises ValueError if the stage has not been run to its end."""
-  directory = run.dir / "checkpoints" / "sft"
   model = build_model(run.config.router, run.config.seed)
-  done = None
-  if directory.exists():
-    trainer = Trainer(model, imitation, make_optimizer(run.config.sft), ())
-    checkpoints = Checkpoints(directory)
-    done = checkpoints.update
-    if done == run.config.sft.updates:
-      trainer.load(checkpoints.restore(trainer.state))
-      checkpoints.close()
-      return trainer.model
-    checkpoints.close()
-  raise ValueError(
-    f"{run.dir} has {done or 0} of {run.config.sft.updates} SFT updates: run --stage=sft first"
-  )
+  trainer = Trainer(model, imitation, make_optimizer(run.config.sft), ())
+  return load_trained(_directory(run), run.config.sft.updates, trainer, "sft")
+
+
+def _directory(run: Run) -> Path:
+  return run.dir / "checkpoints" / "sft"
 
 
 def main(run: Run) -> None:
+  run.require("references")
   config = run.config.sft
   references = load_references(run)
   profiles = load_profiles(run)
@@ -99,7 +89,7 @@ def main(run: Run) -> None:
   view = View(run.config.router, run.dir / "tokenizer")
   batcher = Batcher(run.config, view, tasks)
   trainer = Trainer(load_initial(run), imitation, make_optimizer(config), view.decision_ids)
-  checkpoints = Checkpoints(run.dir / "checkpoints" / "sft", run.config)
+  checkpoints = Checkpoints(_directory(run), run.config)
   done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))

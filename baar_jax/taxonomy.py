@@ -82,6 +82,7 @@ def main(run: Run) -> None:
     train_tokenizer(_texts(run, profiles), run.config.router.vocab_size, run.dir / "tokenizer")
   mix = collections.Counter(profile.difficulty for profile in profiles.values())
   inverted = sum(profile.cost_small > profile.cost_large for profile in profiles.values())
+  run.finish("profile")
   print(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import optax
 from flax import nnx
 
 from baar_jax.batches import Batch, length_buckets, make_batch
+from baar_jax.checkpoint import Checkpoints
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
 from baar_jax.qwen2 import Qwen2
@@ -59,7 +61,8 @@ class Trainer:
   @property
   def state(self):
     """The pytree that a checkpoint holds."""
-    return {"params": nnx.to_pure_dict(self.params), "optimizer": self._optimizer_leaves()}
+    leaves = jax.tree.leaves(self.optimizer_state)
+    return {"params": nnx.to_pure_dict(self.params), "optimizer": leaves}
 
   def load(self, state) -> None:
     """Takes over a pytree of the structure of `state`."""
@@ -103,8 +106,34 @@ class Trainer:
     updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
     return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
 
-  def _optimizer_leaves(self):
-    return jax.tree.leaves(self.optimizer_state)
+
+def warmup_cosine(learning_rate: float, warmup: int, updates: int) -> optax.Schedule:
+  """Rises over the warm-up's updates, the first one included, and falls to 0 after the last."""
+  return optax.warmup_cosine_decay_schedule(
+    learning_rate / (warmup + 1), learning_rate, warmup_steps=warmup, decay_steps=updates
+  )
+
+
+def load_trained(directory: Path, updates: int, trainer: Trainer, stage: str) -> Qwen2:
+  """The router that a stage left in a directory.
+
+  Args:
+    trainer: with the optimizer that the stage used; it takes over the newest checkpoint.
+
+  Raises:
+    ValueError: the stage has not been run to its last update.
+  """
+  done = 0
+  if directory.exists():
+    checkpoints = Checkpoints(directory)
+    try:
+      done = checkpoints.update or 0
+      if done == updates:
+        trainer.load(checkpoints.restore(trainer.state))
+        return trainer.model
+    finally:
+      checkpoints.close()
+  raise ValueError(f"{directory} has {done} of {updates} updates: run --stage={stage} first")
 
 
 @dataclasses.dataclass

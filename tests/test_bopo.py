@@ -237,7 +237,7 @@ def test_a_killed_run_goes_on_to_the_same_parameters(copied, monkeypatch):
   monkeypatch.setattr(run, "log", stop)
   with pytest.raises(Killed):
     bopo.main(run)
-  with pytest.raises(ValueError, match=r"no finished BoPO router of lam=0\.1"):
+  with pytest.raises(ValueError, match=r"lam0\.1 has 0 of . updates: run --stage=bopo"):
     load_bopo(run, 0.1)
 
   run = copied("broken")
@@ -268,9 +268,14 @@ def test_training_moves_the_router_and_every_update_has_seeds_of_its_own(copied)
   assert any(not np.array_equal(a, b) for a, b in zip(anchor, leaves(run), strict=True))
   policies = [f"bopo(lam=0.1)/{update}" for update in (1, 2, 3, 4)]
   seeds = [{e.seed for e in run.store.episodes(policy)} for policy in policies]
-  assert seeds == [{2, 3}, {4, 5}, {6, 7}, {8, 9}]
+  assert seeds == [{1002, 1003}, {1004, 1005}, {1006, 1007}, {1008, 1009}]
   sampled = [s.logp for policy in policies for e in run.store.episodes(policy) for s in e.steps]
   assert all(logp is not None and logp < 0 for logp in sampled)
+
+
+def test_a_batch_without_a_group_says_what_to_do():
+  with pytest.raises(ValueError, match="none of the 2 tasks of this batch has 2 episodes"):
+    advantages([tried("a", 0, 1, 1.0), tried("b", 0, 1, 1.0)], {}, {}, 0.1, BoPOConfig())
 
 
 def test_without_an_sft_router_the_stage_is_named(tmp_path):

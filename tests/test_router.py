@@ -31,6 +31,21 @@ def act(live: Live, model: int, logp=None) -> None:
   live.observation = f"room {s}" + " lamp" * (s % 3)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_decisions_start_alike(router_config, filled, tied):
+  config = dataclasses.replace(router_config, tie_word_embeddings=tied)
+  model = filled(lambda: build_model(config, 0))
+  before = np.array(model.embedding_VxD[...])
+  ids = [3, 5]
+  router.start_alike(model, ids)
+  after = np.array(model.embedding_VxD[...])
+  others = [v for v in range(len(before)) if v not in ids]
+  np.testing.assert_array_equal(after[others], before[others])
+  np.testing.assert_allclose(after[ids], [(before[3] + before[5]) / 2] * 2, rtol=1e-6)
+  small, large = np.asarray(model.logits(np.ones(config.hidden_size), np.array(ids)))
+  assert small == large != 0
+
+
 @pytest.fixture(scope="module")
 def uncached(tiny_model):
   """p_A of the last token, by one forward of all tokens."""

@@ -25,6 +25,14 @@ def config(tmp_path):
   return tiny.config(tmp_path)
 
 
+def test_a_stage_counts_as_run_once_it_has_ended(config, opened):
+  run = opened(config)
+  with pytest.raises(ValueError, match="has no finished profile: run --stage=profile first"):
+    run.require("profile")
+  run.finish("profile")
+  opened(config).require("profile")
+
+
 @pytest.fixture
 def opened():
   """Run, closed at the end."""

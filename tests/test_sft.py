@@ -71,16 +71,21 @@ def updates_of(config, gradients, value=0.0):
 
 def test_schedule():
   # Adam's step on a constant gradient is the learning rate. 3 % of 103 updates are warm-up
-  # (3.09, so 3), the other 100 a half cosine.
+  # (3.09, so 3), in quarters; the other 100 a half cosine.
   config = SFTConfig(updates=103, learning_rate=0.6, weight_decay=0.0)
   rates = [-update for update in updates_of(config, [0.5] * 104)]
-  assert rates[0] == 0.0
-  assert rates[1] == pytest.approx(0.2, rel=1e-4)  # a third of the way
-  assert rates[2] == pytest.approx(0.4, rel=1e-4)
+  assert rates[:3] == pytest.approx([0.15, 0.3, 0.45], rel=1e-4)
   assert rates[3] == pytest.approx(0.6, rel=1e-4)  # the peak
   assert rates[28] == pytest.approx(0.6 * (1 + math.sqrt(0.5)) / 2, rel=1e-4)  # cos 45 degrees
   assert rates[53] == pytest.approx(0.3, rel=1e-4)  # cos 90
   assert rates[103] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_large_eps_keeps_the_sizes_of_gradients():
+  # Bias-corrected, Adam's first step on g is lr * g / (|g| + eps).
+  for gradient in (0.5, 0.05, 0.001):
+    config = SFTConfig(updates=1, learning_rate=0.6, weight_decay=0.0, adam_eps=0.1)
+    assert updates_of(config, [gradient]) == pytest.approx([-0.6 * gradient / (gradient + 0.1)])
 
 
 def test_gradients_are_clipped():
@@ -163,7 +168,7 @@ def test_a_stopped_run_goes_on_to_the_same_parameters(copied, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     sft.main(broken)
   resumed = copied("broken")
-  with pytest.raises(ValueError, match="has 2 of 5 SFT updates: run --stage=sft first"):
+  with pytest.raises(ValueError, match="has 2 of 5 updates: run --stage=sft first"):
     load_sft(resumed)
   sft.main(resumed)
   lines = logged(resumed)
@@ -179,9 +184,9 @@ def test_a_stopped_run_goes_on_to_the_same_parameters(copied, monkeypatch):
 
 def test_without_references_the_stage_is_named(tmp_path):
   run = Run(tiny.config(tmp_path))
-  with pytest.raises(ValueError, match="run --stage=profile first"):
+  with pytest.raises(ValueError, match="run --stage=references first"):
     sft.main(run)
-  with pytest.raises(ValueError, match="has 0 of 2 SFT updates: run --stage=sft first"):
+  with pytest.raises(ValueError, match="has 0 of 2 updates: run --stage=sft first"):
     load_sft(run)
   run.close()
 
@@ -192,7 +197,7 @@ def test_no_parameter_is_weakly_typed(profiled):
   assert [leaf.weak_type for leaf in jax.tree.leaves(params)] == [False] * 14
 
 
-@pytest.mark.parametrize("updates, rates", [(1, [0.6]), (2, [0.0, 0.6])])
+@pytest.mark.parametrize("updates, rates", [(1, [0.6]), (2, [0.3, 0.6])])
 def test_a_schedule_of_few_updates(updates, rates):
   config = SFTConfig(updates=updates, learning_rate=0.6, weight_decay=0.0)
   assert [-u for u in updates_of(config, [0.5] * updates)] == pytest.approx(rates, rel=1e-4)
