@@ -11,6 +11,7 @@ def get_config() -> config.Config:
     ),
     router=config.RouterConfig(
       vocab_size=512,
+      tie_word_embeddings=False,  # a tied row would feed each decision back into the next
       show_budget=False,  # a router from random weights has never read such a text
       max_tokens=320,
       description_tokens=16,
@@ -18,11 +19,11 @@ def get_config() -> config.Config:
       result_tokens=16,
     ),
     pretrain=config.PretrainConfig(epochs=1, batch_episodes=64),
-    sft=config.SFTConfig(updates=24, learning_rate=3e-3),
+    sft=config.SFTConfig(updates=16, micro_episodes=32, learning_rate=3e-3),
     bopo=config.BoPOConfig(
       lam=(0.3,),
       learning_rate=1e-3,
-      updates=30,
+      updates=24,
       tasks_per_update=16,
       ratio_level="decision",
       clip_low=0.2,
