@@ -14,8 +14,9 @@ from baar_jax.rollout import Job, run_episodes
 from baar_jax.run import Run
 
 TASKS = 30
+ROUNDS = 4  # of the tasks that are measured
 SEED = 7_000_000  # of episodes that are measured and not stored
-WARM_UP = 12  # tasks run before the clock starts
+WARM_UP = 4  # rounds of the tasks before the clock starts: Java compiles as it goes
 
 
 def main(run: Run) -> None:
@@ -26,10 +27,10 @@ def main(run: Run) -> None:
   tasks = run.tasks("test")[:TASKS]
   envs = run.envs()
   policy = random_large(0.5, "bench")
-  warm = [Job(task, SEED) for task in tasks[:WARM_UP]]
+  warm = [Job(task, SEED + s) for task in tasks for s in range(WARM_UP)]
   list(run_episodes(warm, policy, run.pair, envs))
 
-  jobs = [Job(task, SEED + s) for task in tasks for s in (1, 2)]
+  jobs = [Job(task, SEED + WARM_UP + s) for task in tasks for s in range(ROUNDS)]
   start, cpu = time.monotonic(), time.process_time()
   episodes = list(run_episodes(jobs, policy, run.pair, envs))
   loop_s, loop_cpu_s = time.monotonic() - start, time.process_time() - cpu
