@@ -26,7 +26,7 @@ from baar_jax.training import Batcher, Trainer, load_trained
 from baar_jax.view import View
 
 SAVE_EVERY = 5  # updates
-FIRST_SEED = 1000  # of rollouts; the profile and the references have used lower ones
+FIRST_SEED = 1000  # of rollouts: above the seeds of the profile and the references
 MIN_GROUP = 2  # episodes; a smaller group has no mean to compare with
 
 
@@ -98,7 +98,7 @@ def advantages(
     The episodes of groups that are large enough, adv_B, and metrics of the batch.
 
   Raises:
-    ValueError: no group is.
+    ValueError: no task has `MIN_GROUP` episodes.
   """
   groups: dict[str, list[Episode]] = {}
   for episode in episodes:
@@ -109,7 +109,7 @@ def advantages(
       continue
     profile = profiles[task_id]
     reward_G = np.array([episode_reward(e, profile, lam, config) for e in group])
-    # Below every reward, so that the group's mean is the baseline: the ablation.
+    # No higher than the mean, so that the group's mean is the baseline: the ablation.
     reference = reward_G.min()
     if config.reference_guided:
       reference = episode_reward(references[task_id], profile, lam, config)
@@ -159,13 +159,17 @@ def load_bopo(run: Run, lam: float) -> Qwen2:
   return load_trained(directory(run, lam), run.config.bopo.updates, trainer, "bopo")
 
 
-def _trainer(run: Run, model: Qwen2, ids: Sequence[int]) -> Trainer:
-  config = run.config.bopo
-  optimizer = optax.chain(
+def make_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
+  """AdamW with clipping at a constant learning rate (paper: appendix; clipping is our choice)."""
+  return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
     optax.adamw(config.learning_rate, b2=0.99, eps=config.adam_eps),
   )
-  return Trainer(model, partial(improvement, config), optimizer, ids)
+
+
+def _trainer(run: Run, model: Qwen2, ids: Sequence[int]) -> Trainer:
+  config = run.config.bopo
+  return Trainer(model, partial(improvement, config), make_optimizer(config), ids)
 
 
 def main(run: Run) -> None:

@@ -199,6 +199,8 @@ def validate(config: Config) -> None:
     (c.router.head_dim % 2 == 0, "router.head_dim", c.router.head_dim, "even"),
     (0 < c.profile.easy_rate <= 1, "profile.easy_rate", c.profile.easy_rate, "in (0, 1]"),
     (0 <= c.sft.hard_share <= 1, "sft.hard_share", c.sft.hard_share, "in [0, 1]"),
+    (c.profile.trials <= 1000, "profile.trials", c.profile.trials, "at most 1000"),
+    (c.references.samples <= 1000, "references.samples", c.references.samples, "at most 1000"),
     (c.bopo.group_size >= 2, "bopo.group_size", c.bopo.group_size, "at least 2"),
     (len(c.bopo.lam) > 0, "bopo.lam", c.bopo.lam, "at least one weight"),
     (

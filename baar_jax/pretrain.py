@@ -61,7 +61,11 @@ def outcome_tokens(view: View, episodes: Sequence[Episode], batch: Batch) -> np.
 
 
 def load_initial(run: Run) -> Qwen2:
-  """The router that SFT starts from. Raises ValueError if it is still to be pretrained."""
+  """The router that SFT starts from; its decisions start alike.
+
+  Raises:
+    ValueError: it is still to be pretrained, or there is no tokenizer yet.
+  """
   model = build_model(run.config.router, run.config.seed)
   if run.config.pretrain.epochs > 0:
     updates = _updates(run, len(_episodes(run)))

@@ -40,8 +40,10 @@ def build_model(config: RouterConfig, seed: int) -> Qwen2:
 def start_alike(model: Qwen2, ids: Sequence[int]) -> None:
   """Gives the decision tokens equal rows, each the mean of theirs, so that all are as probable.
 
-  A router from random weights would have to unlearn an arbitrary preference; and as the rows'
-  difference is what passes a gradient on, at first only it learns, on features that are there.
+  A router from random weights would have to unlearn an arbitrary preference; and as the head rows'
+  difference is what passes a gradient on, at first little else learns, on features that are
+  there. The rows that are read become equal too: references were drawn with one probability per
+  episode, and a router that tells its past decisions apart learns first of all to repeat them.
   """
   tables = [model.embedding_VxD]
   if not model.config.tie_word_embeddings:

@@ -25,6 +25,7 @@ from baar_jax.store import Store
 
 ERRORS = {"sandbox": SandboxErrors, "scienceworld": ScienceWorldErrors}
 SPLITS = ("train", "test")
+ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: it changes no result that is already stored.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "bopo.lam", "evaluate")
 
@@ -71,11 +72,17 @@ class Run:
       except ValueError:
         raise ValueError(f"{path} is not JSON; restore a copy, or choose another name") from None
       for name, was, now in _differences(made, wanted):
-        if not any(name == free or name.startswith(free + ".") for free in FREE_FIELDS):
+        if any(name == free or name.startswith(free + ".") for free in FREE_FIELDS):
+          continue
+        if ABSENT in (was, now):
           raise ValueError(
-            f"{self.dir} was made with {name}={was}, this config has {now}: "
-            "set it back, or choose another --config.name"
+            f"{self.dir} was made by another version of this program, which differs in {name}: "
+            "choose another --config.name"
           )
+        raise ValueError(
+          f"{self.dir} was made with {name}={was}, this config has {now}: "
+          "set it back, or choose another --config.name"
+        )
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(wanted, indent=2))
     os.replace(temporary, path)
@@ -164,7 +171,7 @@ class Run:
 def _differences(made: dict, wanted: dict, prefix: str = ""):
   """(field, was, now) of every leaf that differs."""
   for key in sorted(made.keys() | wanted.keys()):
-    was, now = made.get(key), wanted.get(key)
+    was, now = made.get(key, ABSENT), wanted.get(key, ABSENT)
     if isinstance(was, dict) and isinstance(now, dict):
       yield from _differences(was, now, f"{prefix}{key}.")
     elif was != now:

@@ -18,11 +18,11 @@ def get_config() -> config.Config:
     pretrain=config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2),
     sft=config.SFTConfig(updates=6, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2),
     bopo=config.BoPOConfig(
-      lam=(0.7, 0.9),
-      advantage_eps=0.5,
+      lam=(0.7, 0.9),  # where a short run spends on some steps; 0.9 is for the cheap end
+      advantage_eps=0.5,  # a group that fails as a whole says little about which step was wrong
       advantage_clip=2.0,
       learning_rate=1.5e-2,
-      adam_eps=0.1,
+      adam_eps=0.1,  # so high that AdamW nearly follows the gradient itself; see SFTConfig
       updates=12,
     ),
     evaluate=config.EvaluateConfig(random_p=(0.5,), thresholds=(0.15, 0.3)),

@@ -1,4 +1,4 @@
-"""The whole pipeline on the sandbox, whose exact optimum is known: two minutes on a laptop."""
+"""The whole pipeline on the sandbox, whose exact optimum is known: minutes on a laptop."""
 
 from baar_jax import config
 

@@ -6,13 +6,14 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 from flax import nnx
 
 from baar_jax import bopo, references, sft, taxonomy
-from baar_jax.bopo import advantages, episode_reward, load_bopo, task_batches
+from baar_jax.bopo import advantages, episode_reward, load_bopo, make_optimizer, task_batches
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Task
 from baar_jax.run import Run
@@ -118,6 +119,15 @@ def test_a_reference_below_the_mean_changes_nothing():
   kept, adv_B, _ = advantages(GROUP, PROFILES, low, LAM, BoPOConfig())
   assert by_key(kept, adv_B)["h", 9] == pytest.approx(0.93519, abs=1e-4)
   assert sum(adv_B) == pytest.approx(0.0)
+
+
+def test_the_optimizer_keeps_the_sizes_of_gradients():
+  # Bias-corrected, AdamW's first step on g is lr * g / (|g| + eps); its decay is 1e-4 * lr * value.
+  config = BoPOConfig(learning_rate=0.6, adam_eps=0.1)
+  for gradient in (0.5, 0.001):
+    optimizer, params = make_optimizer(config), {"x": jnp.array(0.0)}
+    update, _ = optimizer.update({"x": jnp.array(gradient)}, optimizer.init(params), params)
+    assert float(update["x"]) == pytest.approx(-0.6 * gradient / (gradient + 0.1), rel=1e-5)
 
 
 def tasks(count):
@@ -237,7 +247,7 @@ def test_a_killed_run_goes_on_to_the_same_parameters(copied, monkeypatch):
   monkeypatch.setattr(run, "log", stop)
   with pytest.raises(Killed):
     bopo.main(run)
-  with pytest.raises(ValueError, match=r"lam0\.1 has 0 of . updates: run --stage=bopo"):
+  with pytest.raises(ValueError, match=r"lam0\.1 has [02] of 4 updates: run --stage=bopo"):
     load_bopo(run, 0.1)
 
   run = copied("broken")

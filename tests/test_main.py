@@ -21,7 +21,7 @@ WRONG = {
   "file": (["--config=configs/none.py"], ["configs/none.py", "No such file"]),
   "model": (["--config.models.names=('gpt-4.1-mini','gpt-9')"], ["gpt-9", "known: gpt-4.1"]),
   "place": (["--config.runs=main.py/runs"], ["cannot write to main.py/runs", "--config.runs"]),
-  "sft": (["--stage=sft"], ["no profile: run --stage=profile first"]),
+  "sft": (["--stage=sft"], ["no finished references: run --stage=references first"]),
   "report": (["--stage=report"], ["no profile: run --stage=profile first"]),
 }
 

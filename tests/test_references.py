@@ -116,7 +116,11 @@ def run(tmp_path):
   for k in (2, 10):  # as text, "10" would come before "2"
     store.add(episode("h", "stratified(samples=20)", k, "SL", 1, cost_usd=4.0))
   store.add(episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1))  # other settings
+  noted = []
   yield SimpleNamespace(
+    noted=noted,
+    require=lambda stage: noted.append(f"required {stage}"),
+    finish=lambda stage: noted.append(f"finished {stage}"),
     store=store,
     dir=tmp_path,
     config=Config(),
@@ -151,8 +155,14 @@ def test_without_stratified_episodes_the_stage_is_named(run):
 
 def test_the_stage_asks_for_k_from_1_to_n_on_hard_tasks_alone(run):
   asked = []
-  run.collect = lambda label, policy, jobs: asked.extend((j.task.id, j.seed) for j in jobs)
+
+  def collect(label, policy, jobs):
+    run.noted.append("collected")
+    asked.extend((job.task.id, job.seed) for job in jobs)
+
+  run.collect = collect
   references.main(run)
+  assert run.noted == ["required profile", "collected", "finished references"]
   assert asked == [("h", k) for k in range(1, 21)]
 
 

@@ -35,14 +35,17 @@ def act(live: Live, model: int, logp=None) -> None:
 def test_decisions_start_alike(router_config, filled, tied):
   config = dataclasses.replace(router_config, tie_word_embeddings=tied)
   model = filled(lambda: build_model(config, 0))
-  before = np.array(model.embedding_VxD[...])
+  tables = [model.embedding_VxD] if tied else [model.embedding_VxD, model.head_VxD]
+  befores = [np.array(table[...]) for table in tables]
   ids = [3, 5]
   router.start_alike(model, ids)
-  after = np.array(model.embedding_VxD[...])
-  others = [v for v in range(len(before)) if v not in ids]
-  np.testing.assert_array_equal(after[others], before[others])
-  np.testing.assert_allclose(after[ids], [(before[3] + before[5]) / 2] * 2, rtol=1e-6)
-  small, large = np.asarray(model.logits(np.ones(config.hidden_size), np.array(ids)))
+  for before, table in zip(befores, tables):
+    after = np.array(table[...])
+    others = [v for v in range(len(before)) if v not in ids]
+    np.testing.assert_array_equal(after[others], before[others])
+    np.testing.assert_allclose(after[ids], [(before[3] + before[5]) / 2] * 2, rtol=1e-6)
+  hidden_D = np.random.default_rng(0).normal(size=config.hidden_size)
+  small, large = np.asarray(model.logits(hidden_D, np.array(ids)))
   assert small == large != 0
 
 

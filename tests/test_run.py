@@ -6,6 +6,7 @@ import json
 import pytest
 import tiny
 
+from baar_jax import bopo, pretrain, references, sft, taxonomy
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import Episode
@@ -31,6 +32,33 @@ def test_a_stage_counts_as_run_once_it_has_ended(config, opened):
     run.require("profile")
   run.finish("profile")
   opened(config).require("profile")
+
+
+def test_a_profile_that_was_stopped_is_not_worked_on(config, opened, monkeypatch):
+  run = opened(config)
+  collect = run.collect
+
+  def stop(label, *args):
+    if "large" in label:
+      raise KeyboardInterrupt
+    return collect(label, *args)
+
+  monkeypatch.setattr(run, "collect", stop)
+  with pytest.raises(KeyboardInterrupt):
+    taxonomy.main(run)
+  for stage in (references.main, pretrain.main, sft.main, bopo.main):
+    run.config.pretrain.epochs = 1
+    with pytest.raises(ValueError, match="has no finished (profile|references): run --stage="):
+      stage(run)
+
+
+def test_a_directory_of_another_version_is_refused(config, opened):
+  path = opened(config).dir / "config.json"
+  made = json.loads(path.read_text())
+  del made["bopo"]["adam_eps"]
+  path.write_text(json.dumps(made))
+  with pytest.raises(ValueError, match=r"another version .* bopo\.adam_eps: choose another"):
+    opened(config)
 
 
 @pytest.fixture

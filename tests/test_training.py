@@ -126,6 +126,19 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
   assert metrics[0]["kl"] > 0.01
 
 
+def test_bopo_reports_the_mean_of_its_steps(
+  tiny_model, batcher, episodes, view, optimizer, monkeypatch
+):
+  config = BoPOConfig(epochs=2)
+  anchor = Trainer(tiny_model, improvement, optax.identity(), view.decision_ids)
+  trainer = Trainer(tiny_model, partial(improvement, config), optimizer, view.decision_ids)
+  answers = iter([{"loss": 1.0, "kl": 0.0}, {"loss": 4.0, "kl": 0.5}])
+  monkeypatch.setattr(trainer, "step", lambda parts: next(answers))
+  adv_B = np.zeros(len(episodes))
+  metrics = improve(trainer, anchor, batcher(EPISODES), episodes, adv_B, config, seed=0)
+  assert metrics == {"loss": 2.5, "kl": 0.25}
+
+
 def test_steps_lower_the_loss_and_a_saved_state_goes_on(
   trainer, batcher, episodes, tiny_model, view, optimizer
 ):
