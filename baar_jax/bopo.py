@@ -13,7 +13,7 @@ import optax
 from baar_jax import losses, rewards
 from baar_jax.batches import Batch
 from baar_jax.checkpoint import Checkpoints
-from baar_jax.config import BoPOConfig
+from baar_jax.config import SEEDS_BEFORE_BOPO, BoPOConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import load_references
@@ -22,11 +22,10 @@ from baar_jax.router import RouterPolicy, Sample, build_model
 from baar_jax.run import Run
 from baar_jax.sft import load_sft
 from baar_jax.taxonomy import Profile, load_profiles, success
-from baar_jax.training import Batcher, Trainer, load_trained
+from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained
 from baar_jax.view import View
 
 SAVE_EVERY = 5  # updates
-FIRST_SEED = 1000  # of rollouts: above the seeds of the profile and the references
 MIN_GROUP = 2  # episodes; a smaller group has no mean to compare with
 
 
@@ -150,7 +149,7 @@ def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[T
 
 
 def directory(run: Run, lam: float) -> Path:
-  return run.dir / "checkpoints" / f"bopo-lam{lam:g}"
+  return run.checkpoints(f"bopo-lam{lam:g}")
 
 
 def load_bopo(run: Run, lam: float) -> Qwen2:
@@ -161,10 +160,7 @@ def load_bopo(run: Run, lam: float) -> Qwen2:
 
 def make_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
   """AdamW with clipping at a constant learning rate (paper: appendix; clipping is our choice)."""
-  return optax.chain(
-    optax.clip_by_global_norm(config.clip_norm),
-    optax.adamw(config.learning_rate, b2=0.99, eps=config.adam_eps),
-  )
+  return clipped_adamw(config.learning_rate, config.clip_norm, config.adam_eps)
 
 
 def _trainer(run: Run, model: Qwen2, ids: Sequence[int]) -> Trainer:
@@ -201,7 +197,7 @@ def train(run: Run, lam: float) -> None:
     policy = RouterPolicy(
       name, trainer.model, view, run.config.router, Sample(name), run.live_episodes
     )
-    first = FIRST_SEED + config.group_size * update  # other luck in every update
+    first = SEEDS_BEFORE_BOPO + config.group_size * update  # other luck in every update
     jobs = [Job(task, first + g) for task in chosen for g in range(config.group_size)]
     episodes = run.collect(f"bopo lam={lam:g} {update}/{config.updates}", policy, jobs)
     kept, adv_B, metrics = advantages(episodes, profiles, references, lam, config)

@@ -8,7 +8,6 @@ and its result will hold. No reward, difficulty or reference enters.
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from baar_jax.qwen2 import Qwen2
 from baar_jax.references import stratified_random
 from baar_jax.router import build_model, start_alike
 from baar_jax.run import Run
-from baar_jax.training import Batcher, Trainer, load_trained, warmup_cosine
+from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
 from baar_jax.view import View
 
 PADDING = -1
@@ -60,18 +59,18 @@ def outcome_tokens(view: View, episodes: Sequence[Episode], batch: Batch) -> np.
   return token_BxSxM
 
 
-def load_initial(run: Run) -> Qwen2:
-  """The router that SFT starts from; its decisions start alike.
+def load_initial(run: Run, ids: Sequence[int]) -> Qwen2:
+  """The router that SFT starts from; its decisions, the tokens `ids`, start alike.
 
   Raises:
-    ValueError: it is still to be pretrained, or there is no tokenizer yet.
+    ValueError: it is still to be pretrained.
   """
   model = build_model(run.config.router, run.config.seed)
   if run.config.pretrain.epochs > 0:
     updates = _updates(run, len(_episodes(run)))
     trainer = Trainer(model, foresight, _optimizer(run, updates), None)
-    model = load_trained(_directory(run), updates, trainer, "pretrain")
-  start_alike(model, View(run.config.router, run.dir / "tokenizer").decision_ids)
+    model = load_trained(run.checkpoints("pretrain"), updates, trainer, "pretrain")
+  start_alike(model, ids)
   return model
 
 
@@ -88,7 +87,7 @@ def main(run: Run) -> None:
   updates = _updates(run, len(episodes))
   model = build_model(run.config.router, run.config.seed)
   trainer = Trainer(model, foresight, _optimizer(run, updates), None)
-  checkpoints = Checkpoints(_directory(run), run.config)
+  checkpoints = Checkpoints(run.checkpoints("pretrain"), run.config)
   done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))
@@ -118,17 +117,13 @@ def _episodes(run: Run) -> list[Episode]:
   return [e for name in names for e in run.store.episodes(name) if e.task_id in train]
 
 
-def _directory(run: Run) -> Path:
-  return run.dir / "checkpoints" / "pretrain"
-
-
 def _updates(run: Run, episodes: int) -> int:
   return max(1, run.config.pretrain.epochs * episodes // run.config.pretrain.batch_episodes)
 
 
 def _optimizer(run: Run, updates: int) -> optax.GradientTransformation:
   schedule = warmup_cosine(run.config.pretrain.learning_rate, min(10, updates - 1), updates)
-  return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.99))
+  return clipped_adamw(schedule, clip_norm=1.0)
 
 
 def _parts(batcher: Batcher, view: View, episodes: Sequence[Episode]):

@@ -43,7 +43,8 @@ def start_alike(model: Qwen2, ids: Sequence[int]) -> None:
   A router from random weights would have to unlearn an arbitrary preference; and as the head rows'
   difference is what passes a gradient on, at first little else learns, on features that are
   there. The rows that are read become equal too: references were drawn with one probability per
-  episode, and a router that tells its past decisions apart learns first of all to repeat them.
+  episode, so a past decision foretells the next one, which is not what is to be learned. Our
+  choice; how much each half of it brings was not measured apart.
   """
   tables = [model.embedding_VxD]
   if not model.config.tie_word_embeddings:

@@ -147,13 +147,17 @@ class Run:
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy.name}: {episode.stop}")
 
+  def checkpoints(self, name: str) -> Path:
+    """Where a stage keeps the checkpoints of the router `name`."""
+    return self.dir / "checkpoints" / name
+
   def finish(self, stage: str) -> None:
     """Notes that a stage has been run to its end, for `require`."""
-    (self.dir / f"{stage}.done").touch()
+    self.store.finish(stage)
 
   def require(self, stage: str) -> None:
     """Raises ValueError unless the stage has been run to its end."""
-    if not (self.dir / f"{stage}.done").exists():
+    if not self.store.finished(stage):
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
   def log(self, **values) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import jax.numpy as jnp
 import optax
@@ -19,7 +18,7 @@ from baar_jax.references import load_references
 from baar_jax.router import build_model
 from baar_jax.run import Run
 from baar_jax.taxonomy import load_profiles
-from baar_jax.training import Batcher, Trainer, load_trained, warmup_cosine
+from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
 from baar_jax.view import View
 
 SAVE_EVERY = 50  # updates
@@ -43,10 +42,7 @@ def make_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   """AdamW with warm-up, cosine decay and clipping (paper: appendix, experiment details)."""
   warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
   schedule = warmup_cosine(config.learning_rate, warmup, config.updates)
-  return optax.chain(
-    optax.clip_by_global_norm(config.clip_norm),
-    optax.adamw(schedule, b2=0.99, eps=config.adam_eps, weight_decay=config.weight_decay),
-  )
+  return clipped_adamw(schedule, config.clip_norm, config.adam_eps, config.weight_decay)
 
 
 def balanced(
@@ -71,11 +67,7 @@ def load_sft(run: Run) -> Qwen2:
   """The trained SFT router. Raises ValueError if the stage has not been run to its end."""
   model = build_model(run.config.router, run.config.seed)
   trainer = Trainer(model, imitation, make_optimizer(run.config.sft), ())
-  return load_trained(_directory(run), run.config.sft.updates, trainer, "sft")
-
-
-def _directory(run: Run) -> Path:
-  return run.dir / "checkpoints" / "sft"
+  return load_trained(run.checkpoints("sft"), run.config.sft.updates, trainer, "sft")
 
 
 def main(run: Run) -> None:
@@ -88,8 +80,9 @@ def main(run: Run) -> None:
   rest = [e for e in references.values() if profiles[e.task_id].difficulty != "hard"]
   view = View(run.config.router, run.dir / "tokenizer")
   batcher = Batcher(run.config, view, tasks)
-  trainer = Trainer(load_initial(run), imitation, make_optimizer(config), view.decision_ids)
-  checkpoints = Checkpoints(_directory(run), run.config)
+  model = load_initial(run, view.decision_ids)
+  trainer = Trainer(model, imitation, make_optimizer(config), view.decision_ids)
+  checkpoints = Checkpoints(run.checkpoints("sft"), run.config)
   done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))

@@ -1,4 +1,4 @@
-"""The run's SQLite file: tasks and episodes, each on disk before it counts."""
+"""The run's SQLite file: tasks, episodes and finished stages, each on disk before it counts."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ CREATE TABLE IF NOT EXISTS tasks (
 CREATE TABLE IF NOT EXISTS episodes (
   policy TEXT, task_id TEXT, seed INTEGER, episode TEXT,
   PRIMARY KEY (policy, task_id, seed));
+CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
 """
 
 
@@ -68,6 +69,15 @@ class Store:
       "SELECT episode FROM episodes WHERE policy = ? ORDER BY task_id, seed", (policy,)
     )
     return [Episode.from_json(text) for (text,) in rows]
+
+  def finish(self, stage: str) -> None:
+    """Notes that a stage has been run to its end."""
+    with self._db:
+      self._db.execute("INSERT OR IGNORE INTO finished VALUES (?)", (stage,))
+
+  def finished(self, stage: str) -> bool:
+    found = self._db.execute("SELECT 1 FROM finished WHERE stage = ?", (stage,))
+    return found.fetchone() is not None
 
   def count(self) -> int:
     return self._db.execute("SELECT COUNT(*) FROM episodes").fetchone()[0]

@@ -107,6 +107,19 @@ class Trainer:
     return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
 
 
+def clipped_adamw(
+  learning_rate: optax.ScalarOrSchedule,
+  clip_norm: float,
+  eps: float = 1e-8,
+  weight_decay: float = 1e-4,
+) -> optax.GradientTransformation:
+  """AdamW behind a clip of the gradient's global norm; b2 is for few updates (our choice)."""
+  return optax.chain(
+    optax.clip_by_global_norm(clip_norm),
+    optax.adamw(learning_rate, b2=0.99, eps=eps, weight_decay=weight_decay),
+  )
+
+
 def warmup_cosine(learning_rate: float, warmup: int, updates: int) -> optax.Schedule:
   """Rises over the warm-up's updates, the first one included, and falls to 0 after the last."""
   return optax.warmup_cosine_decay_schedule(

@@ -32,6 +32,11 @@ def test_a_stage_counts_as_run_once_it_has_ended(config, opened):
     run.require("profile")
   run.finish("profile")
   opened(config).require("profile")
+  # The note goes where the episodes go.
+  for path in run.dir.glob("episodes.sqlite*"):
+    path.unlink()
+  with pytest.raises(ValueError, match="has no finished profile"):
+    opened(config).require("profile")
 
 
 def test_a_profile_that_was_stopped_is_not_worked_on(config, opened, monkeypatch):
@@ -46,8 +51,8 @@ def test_a_profile_that_was_stopped_is_not_worked_on(config, opened, monkeypatch
   monkeypatch.setattr(run, "collect", stop)
   with pytest.raises(KeyboardInterrupt):
     taxonomy.main(run)
+  run.config.pretrain.epochs = 1
   for stage in (references.main, pretrain.main, sft.main, bopo.main):
-    run.config.pretrain.epochs = 1
     with pytest.raises(ValueError, match="has no finished (profile|references): run --stage="):
       stage(run)
 

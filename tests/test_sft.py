@@ -185,7 +185,8 @@ def test_a_stopped_run_goes_on_to_the_same_parameters(copied, monkeypatch):
 
 
 def test_the_decisions_of_a_router_from_random_weights_start_alike(profiled):
-  model, view = load_initial(profiled), View(profiled.config.router, profiled.dir / "tokenizer")
+  view = View(profiled.config.router, profiled.dir / "tokenizer")
+  model = load_initial(profiled, view.decision_ids)
   hidden_D = np.random.default_rng(0).normal(size=profiled.config.router.hidden_size)
   small, large = np.asarray(model.logits(hidden_D, np.array(view.decision_ids)))
   assert small == large != 0
