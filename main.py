@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+from collections.abc import Callable
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -22,9 +23,6 @@ STAGES = {
 }
 
 EXTRA = {"bench": bench.main}
-
-CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "Configuration file.")
-STAGE = flags.DEFINE_enum("stage", "all", ["all", *STAGES, *EXTRA], "What to do.")
 
 
 def main(arguments: list[str]) -> int:
@@ -47,30 +45,31 @@ def main(arguments: list[str]) -> int:
   return 0
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-  """Parses the command line; a wrong one ends the program with one line."""
+def define_flags() -> tuple[flags.FlagHolder, flags.FlagHolder]:
+  """--config and --stage. Fields of the default config are parsed here already."""
+  return (
+    config_flags.DEFINE_config_file("config", "configs/quickstart.py", "Configuration file."),
+    flags.DEFINE_enum("stage", "all", ["all", *STAGES, *EXTRA], "What to do."),
+  )
+
+
+def or_fail(parse: Callable, *args):
+  """What `parse` returns; a wrong command line ends the program with one line."""
   try:
-    return flags.FLAGS(argv)
-  except (
-    flags.Error,
-    AttributeError,
-    ImportError,
-    KeyError,
-    OSError,
-    SyntaxError,
-    TypeError,
-  ) as error:
+    return parse(*args)
+  except (flags.Error, ImportError, OSError, SyntaxError, TypeError) as error:
     sys.exit(fail(error))
+  except (AttributeError, KeyError, ValueError) as error:  # of the config's dataclasses
+    sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
 
 
-def fail(error: Exception) -> int:
+def fail(error: Exception | str) -> int:
   """Says what is wrong in one line. Returns the exit code of a user's mistake."""
-  text = error
-  if isinstance(error, AttributeError | KeyError):  # of the config's dataclasses
-    text = f"{error.args[0]}; the fields are in baar_jax/config.py"
-  print(f"error: {' '.join(str(text).split())}", file=sys.stderr)
+  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
   return 2
 
 
+CONFIG, STAGE = or_fail(define_flags)
+
 if __name__ == "__main__":
-  app.run(main, flags_parser=parse_flags)
+  app.run(main, flags_parser=lambda argv: or_fail(flags.FLAGS, argv))

@@ -15,6 +15,11 @@ WRONG = {
   "flag": (["--nonsense=3"], ["Unknown command line flag 'nonsense'"]),
   "argument": (["profile"], ["unexpected argument 'profile'", "--stage=NAME"]),
   "field": (["--config.bopo.lamb=3"], ["lamb", "baar_jax/config.py"]),
+  "keyword": (["--config.bopo.lambda=3"], ["bopo.lambda", "baar_jax/config.py"]),
+  "default-field": (["--config.bopo.lamb=3"], ["lamb", "baar_jax/config.py"]),
+  "default-keyword": (["--config.bopo.lambda=3"], ["bopo.lambda", "baar_jax/config.py"]),
+  "default-type": (["--config.sft.updates=many"], ["--config.sft.updates=many", "int"]),
+  "default-section": (["--config.sfft.updates=3"], ["sfft", "baar_jax/config.py"]),
   "type": (["--config.sft.updates=many"], ["--config.sft.updates=many", "int"]),
   "type-in-list": (["--config.bopo.lam=(0.1,'much')"], ["--config.bopo.lam", "numbers"]),
   "value": (["--config.sft.updates=0"], ["--config.sft.updates is 0; it must be above 0"]),
@@ -36,8 +41,9 @@ def answers(tmp_path_factory):
     while waiting and len(running) < width:
       name = next(iter(waiting))
       flags, _ = waiting.pop(name)
-      command = [sys.executable, "main.py", "--config=configs/sandbox.py"]
-      command += [f"--config.runs={runs / name}", *flags]
+      command = [sys.executable, "main.py", f"--config.runs={runs / name}", *flags]
+      if not name.startswith("default"):  # its fields are parsed earlier than those of a file
+        command.insert(2, "--config=configs/sandbox.py")
       running[name] = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
       )
