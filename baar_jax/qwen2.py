@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+QUERIES = 128  # for which attention scores are made at a time, on a CPU
 NEARNESS = 2.0  # size of the biases that random weights start with
 NEAR_TOKENS = 16, 128  # wavelengths of the rotations that get them
 
@@ -55,11 +56,12 @@ class Layer(nnx.Module):
       x_BxTxD: the residual stream.
       rope: (cos_BxTxH, sin_BxTxH) at the tokens' positions.
       mask_BxTxU: bool, which of the U keys each token sees; None is causal with U = T.
-      past: None, or (k_BxUxKxH, v_BxUxKxH, row_Bx1, position_BxT): the cache and where in it the
-        new keys and values go.
+      past: None, or (k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT): the cache and where in
+        it the new keys and values go.
 
     Returns:
-      The residual stream, and the (k_BxUxKxH, v_BxUxKxH) that were attended to.
+      The residual stream, and the cache's (k_LxRxUxKxH, v_LxRxUxKxH) with the new tokens; None
+      without a cache.
     """
     dtype = x_BxTxD.dtype
     h_BxTxD = rms_norm(x_BxTxD, self.input_norm[...], self.eps)
@@ -69,17 +71,22 @@ class Layer(nnx.Module):
     q_BxTxNxH = rotate(q_BxTxNxH + self.q_bias[...].astype(dtype)[None, None], *rope)
     k_BxTxKxH = rotate(k_BxTxKxH + self.k_bias[...].astype(dtype)[None, None], *rope)
     v_BxTxKxH = v_BxTxKxH + self.v_bias[...].astype(dtype)[None, None]
+    cache = None
     if past is not None:
-      k_BxUxKxH, v_BxUxKxH, row_Bx1, position_BxT = past
-      k_BxTxKxH = k_BxUxKxH.at[row_Bx1, position_BxT].set(k_BxTxKxH, mode="drop")
-      v_BxTxKxH = v_BxUxKxH.at[row_Bx1, position_BxT].set(v_BxTxKxH, mode="drop")
+      k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT = past
+      at = layer, row_B[:, None], position_BxT
+      cache = (
+        k_LxRxUxKxH.at[at].set(k_BxTxKxH, mode="drop"),
+        v_LxRxUxKxH.at[at].set(v_BxTxKxH, mode="drop"),
+      )
+      k_BxTxKxH, v_BxTxKxH = (x[layer, row_B] for x in cache)
     a_BxTxNxH = attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, mask_BxTxU)
     x_BxTxD = x_BxTxD + jnp.einsum("BTNH,NHD->BTD", a_BxTxNxH, self.o_kernel[...].astype(dtype))
 
     h_BxTxD = rms_norm(x_BxTxD, self.post_attention_norm[...], self.eps)
     gate_BxTxF = jax.nn.silu(h_BxTxD @ self.gate_kernel[...].astype(dtype))
     h_BxTxF = gate_BxTxF * (h_BxTxD @ self.up_kernel[...].astype(dtype))
-    return x_BxTxD + h_BxTxF @ self.down_kernel[...].astype(dtype), (k_BxTxKxH, v_BxTxKxH)
+    return x_BxTxD + h_BxTxF @ self.down_kernel[...].astype(dtype), cache
 
 
 class Qwen2(nnx.Module):
@@ -123,32 +130,36 @@ class Qwen2(nnx.Module):
     x_BxTxD, _ = jax.lax.scan(block, self._embed(tokens_BxT, dtype), stacked)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
 
-  def extend(self, tokens_BxT, start_B, cache, dtype=jnp.float32):
+  def extend(self, tokens_BxT, start_B, cache, row_B=None, dtype=jnp.float32):
     """Hidden states of new tokens behind what a cache already holds.
 
     Args:
       tokens_BxT: int32, the new tokens, padded on the right if at all.
       start_B: int32, how many tokens of each row the cache holds.
-      cache: (k_LxBxUxKxH, v_LxBxUxKxH) as `empty_cache` makes it. What a row holds from start_B
+      cache: (k_LxRxUxKxH, v_LxRxUxKxH) as `empty_cache` makes it. What a row holds from start_B
         on is overwritten; positions past U are dropped.
+      row_B: int32, which of the cache's R rows; None is row b for the b-th.
 
     Returns:
       hidden_BxTxD after the final norm, and the cache with the new tokens in it.
     """
     B, T = tokens_BxT.shape
+    row_B = jnp.arange(B) if row_B is None else row_B
     position_BxT = start_B[:, None] + jnp.arange(T)[None]
     rope = self._rope(position_BxT, dtype)
     U = cache[0].shape[2]
     mask_BxTxU = jnp.arange(U)[None, None] <= position_BxT[:, :, None]
-    row_Bx1 = jnp.arange(B)[:, None]
     graphdef, stacked = nnx.split(self.layers)
 
-    def block(x_BxTxD, inputs):
-      layer, k_BxUxKxH, v_BxUxKxH = inputs
-      past = (k_BxUxKxH, v_BxUxKxH, row_Bx1, position_BxT)
-      return nnx.merge(graphdef, layer)(x_BxTxD, rope, mask_BxTxU, past)
+    def block(carry, inputs):
+      x_BxTxD, cache = carry
+      layer, params = inputs
+      past = (*cache, layer, row_B, position_BxT)
+      return nnx.merge(graphdef, params)(x_BxTxD, rope, mask_BxTxU, past), None
 
-    x_BxTxD, cache = jax.lax.scan(block, self._embed(tokens_BxT, dtype), (stacked, *cache))
+    # The cache is carried, not stacked anew: only what is written of it moves.
+    layers = jnp.arange(self.config.num_hidden_layers), stacked
+    (x_BxTxD, cache), _ = jax.lax.scan(block, (self._embed(tokens_BxT, dtype), cache), layers)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps), cache
 
   def empty_cache(self, rows: int, length: int, dtype=jnp.float32):
@@ -176,26 +187,52 @@ class Qwen2(nnx.Module):
 
 
 def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
-  """Grouped-query attention; causal if no mask is given. Returns [B, T, N, H].
+  """Grouped-query attention; causal with U = T if no mask is given. Returns [B, T, N, H].
 
-  On a CPU the plain einsum form is used: its gradient is faster there than that of
-  `jax.nn.dot_product_attention`, which brings fused kernels on a GPU.
+  On a GPU whole sequences in bf16 go through cuDNN's flash attention. On a CPU scores are made for
+  a few queries at a time, and only of the keys that they may see, so that they stay in the cache:
+  measured there, a forward of 1,664 tokens takes a fourth of the time of one whole softmax.
   """
   if jax.default_backend() != "cpu":
-    mask = None if mask_BxTxU is None else mask_BxTxU[:, None]
+    whole = mask_BxTxU is None
+    fused = whole and q_BxTxNxH.dtype == jnp.bfloat16 and jax.default_backend() == "gpu"
     return jax.nn.dot_product_attention(
-      q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask=mask, is_causal=mask is None
+      q_BxTxNxH,
+      k_BxUxKxH,
+      v_BxUxKxH,
+      mask=None if whole else mask_BxTxU[:, None],
+      is_causal=whole,
+      implementation="cudnn" if fused else "xla",
     )
+  if mask_BxTxU is not None:
+    return _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU)
+  T = q_BxTxNxH.shape[1]
+  parts = []
+  for start in range(0, T, QUERIES):
+    end = min(start + QUERIES, T)
+    mask_1xtxU = jnp.arange(end)[None, None] <= jnp.arange(start, end)[None, :, None]
+    q_BxtxNxH = q_BxTxNxH[:, start:end]
+    parts.append(_attend(q_BxtxNxH, k_BxUxKxH[:, :end], v_BxUxKxH[:, :end], mask_1xtxU))
+  return jnp.concatenate(parts, axis=1)
+
+
+def _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU):
+  """Attention as two matrix products for each key head, over all of its queries at once."""
   B, T, N, H = q_BxTxNxH.shape
   U, K = k_BxUxKxH.shape[1:3]
-  if mask_BxTxU is None:
-    mask_BxTxU = jnp.tril(jnp.ones((T, U), bool))[None]
-  q_BxTxKxGxH = q_BxTxNxH.reshape(B, T, K, N // K, H) * H**-0.5
-  score_BxKxGxTxU = jnp.einsum("BTKGH,BUKH->BKGTU", q_BxTxKxGxH, k_BxUxKxH)
-  score_BxKxGxTxU = score_BxKxGxTxU.astype(jnp.float32)
+  G = N // K
+  q_BxKxGxTxH = (q_BxTxNxH * H**-0.5).reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4)
+  q_BxKxMxH = q_BxKxGxTxH.reshape(B, K, G * T, H)
+  score_BxKxMxU = jnp.einsum("BKMH,BUKH->BKMU", q_BxKxMxH, k_BxUxKxH)
+  score_BxKxGxTxU = score_BxKxMxU.astype(jnp.float32).reshape(B, K, G, T, U)
   score_BxKxGxTxU = jnp.where(mask_BxTxU[:, None, None], score_BxKxGxTxU, -1e30)
-  weight_BxKxGxTxU = jax.nn.softmax(score_BxKxGxTxU).astype(v_BxUxKxH.dtype)
-  return jnp.einsum("BKGTU,BUKH->BTKGH", weight_BxKxGxTxU, v_BxUxKxH).reshape(B, T, N, H)
+  peak_BxKxGxTx1 = jax.lax.stop_gradient(score_BxKxGxTxU.max(axis=-1, keepdims=True))
+  weight_BxKxGxTxU = jnp.exp(score_BxKxGxTxU - peak_BxKxGxTx1)
+  total_BxKxGxTx1 = weight_BxKxGxTxU.sum(axis=-1, keepdims=True)
+  weight_BxKxMxU = weight_BxKxGxTxU.astype(v_BxUxKxH.dtype).reshape(B, K, G * T, U)
+  sum_BxKxMxH = jnp.einsum("BKMU,BUKH->BKMH", weight_BxKxMxU, v_BxUxKxH)
+  mean_BxKxGxTxH = sum_BxKxMxH.reshape(B, K, G, T, H) / total_BxKxGxTx1.astype(q_BxTxNxH.dtype)
+  return mean_BxKxGxTxH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
 def nearness(config: Qwen2Config):

@@ -176,8 +176,6 @@ class RouterPolicy:
 def _extend(graphdef, params, cache, tokens_RxT, row_R, start_R, last_R, ids):
   """One forward of new tokens on the named cache rows. Returns logits_RxA and the cache."""
   model = nnx.merge(graphdef, params)
-  part = jax.tree.map(lambda x_LxNxUxKxH: x_LxNxUxKxH[:, row_R], cache)
-  hidden_RxTxD, part = model.extend(tokens_RxT, start_R, part)
-  cache = jax.tree.map(lambda x, x_new: x.at[:, row_R].set(x_new), cache, part)
+  hidden_RxTxD, cache = model.extend(tokens_RxT, start_R, cache, row_R)
   hidden_RxD = hidden_RxTxD[jnp.arange(len(last_R)), last_R]
   return model.logits(hidden_RxD, np.array(ids)), cache
