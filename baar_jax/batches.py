@@ -33,9 +33,9 @@ class Batch:
   mask_BxS: np.ndarray
 
 
-def length_buckets(max_tokens: int) -> list[int]:
-  """Row lengths in use: half the limit and the limit. Each costs a compilation per loss."""
-  return [max_tokens // 2, max_tokens]
+def length_buckets(max_tokens: int, count: int) -> list[int]:
+  """Row lengths in use: equal parts of the limit. Each costs a compilation per loss."""
+  return [max_tokens * part // count for part in range(1, count + 1)]
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:

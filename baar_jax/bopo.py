@@ -18,11 +18,11 @@ from baar_jax.episode import Episode, Task
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import load_references
 from baar_jax.rollout import Job
-from baar_jax.router import RouterPolicy, Sample, build_model
+from baar_jax.router import RouterPolicy, Sample, abstract_model
 from baar_jax.run import Run
 from baar_jax.sft import load_sft
 from baar_jax.taxonomy import Profile, load_profiles, success
-from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained
+from baar_jax.training import Batcher, Scorer, Trainer, clipped_adamw, load_trained
 from baar_jax.view import View
 
 SAVE_EVERY = 5  # updates
@@ -154,18 +154,13 @@ def directory(run: Run, lam: float) -> Path:
 
 def load_bopo(run: Run, lam: float) -> Qwen2:
   """The router trained at this lam. Raises ValueError if it has not been trained to its end."""
-  trainer = _trainer(run, build_model(run.config.router, run.config.seed), ())
-  return load_trained(directory(run, lam), run.config.bopo.updates, trainer, "bopo")
+  model = abstract_model(run.config.router, View(run.config.router, run.tokenizer).decision_ids)
+  return load_trained(directory(run, lam), run.config.bopo.updates, model, run.mesh, "bopo")
 
 
 def make_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
   """AdamW with clipping at a constant learning rate (paper: appendix; clipping is our choice)."""
   return clipped_adamw(config.learning_rate, config.clip_norm, config.adam_eps)
-
-
-def _trainer(run: Run, model: Qwen2, ids: Sequence[int]) -> Trainer:
-  config = run.config.bopo
-  return Trainer(model, partial(improvement, config), make_optimizer(config), ids)
 
 
 def main(run: Run) -> None:
@@ -179,11 +174,13 @@ def train(run: Run, lam: float) -> None:
   config = run.config.bopo
   profiles, references = load_profiles(run), load_references(run)
   tasks = [task for task in run.store.tasks("train") if task.id in references]
-  view = View(run.config.router, run.dir / "tokenizer")
+  view = View(run.config.router, run.tokenizer)
   batcher = Batcher(run.config, view, {task.id: task for task in tasks})
   anchor = load_sft(run)
-  reference = Trainer(anchor, improvement, optax.identity(), view.decision_ids)
-  trainer = _trainer(run, anchor, view.decision_ids)
+  loss, optimizer = partial(improvement, config), make_optimizer(config)
+  placed = view.decision_ids, run.mesh, run.config.router.dtype
+  trainer = Trainer(anchor, loss, optimizer, *placed)
+  reference = Scorer(anchor, *placed)
   checkpoints = Checkpoints(directory(run, lam), run.config)
   done = checkpoints.update or 0
   if done:
@@ -195,14 +192,14 @@ def train(run: Run, lam: float) -> None:
       continue
     name = f"bopo(lam={lam:g})/{update}"
     policy = RouterPolicy(
-      name, trainer.model, view, run.config.router, Sample(name), run.live_episodes
+      name, trainer.model, view, run.config.router, Sample(name), run.live_episodes, run.mesh
     )
     first = SEEDS_BEFORE_BOPO + config.group_size * update  # other luck in every update
     jobs = [Job(task, first + g) for task in chosen for g in range(config.group_size)]
     episodes = run.collect(f"bopo lam={lam:g} {update}/{config.updates}", policy, jobs)
     kept, adv_B, metrics = advantages(episodes, profiles, references, lam, config)
     metrics |= improve(trainer, reference, batcher, kept, adv_B, config, run.config.seed + update)
-    run.log(stage="bopo", lam=lam, update=update, **metrics)
+    run.log(stage="bopo", lam=lam, update=update, compiled=trainer.compiled, **metrics)
     if update % SAVE_EVERY == 0 or update == config.updates:
       checkpoints.save(update, trainer.state)
   checkpoints.close()
@@ -210,7 +207,7 @@ def train(run: Run, lam: float) -> None:
 
 def improve(
   trainer: Trainer,
-  reference: Trainer,
+  reference: Scorer,
   batcher: Batcher,
   episodes: Sequence[Episode],
   adv_B: np.ndarray,

@@ -1,6 +1,7 @@
 """Checkpoints of a router: parameters, optimizer, update, and the config beside them (Orbax)."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import orbax.checkpoint as ocp
@@ -29,21 +30,22 @@ class Checkpoints:
     """The number of updates in the newest checkpoint, None if there is none."""
     return self._manager.latest_step()
 
-  def save(self, update: int, state) -> None:
-    """Writes a checkpoint of a pytree of arrays, in the background."""
+  def save(self, update: int, state: Mapping) -> None:
+    """Writes a checkpoint of named pytrees of arrays, in the background."""
     self._manager.save(
       update,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
+        **{name: ocp.args.StandardSave(tree) for name, tree in state.items()},
         config=ocp.args.JsonSave(dataclasses.asdict(self._config)),
       ),
     )
 
-  def restore(self, like):
-    """The newest checkpoint's pytree.
+  def restore(self, like: Mapping) -> dict:
+    """The newest checkpoint's pytrees.
 
     Args:
-      like: a pytree of the same structure, shapes and dtypes.
+      like: by name, pytrees of the same structure, shapes and dtypes, arrays or abstract; what is
+        not named is not read. Arrays come back with the shardings of these.
 
     Raises:
       ValueError: there is none, or it cannot be read into that structure.
@@ -51,9 +53,13 @@ class Checkpoints:
     if self.update is None:
       raise ValueError(f"{self._directory} holds no checkpoint")
     try:
-      return self._manager.restore(
-        self.update, args=ocp.args.Composite(state=ocp.args.StandardRestore(like))
-      )["state"]
+      found = self._manager.restore(
+        self.update,
+        args=ocp.args.Composite(
+          **{name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
+        ),
+      )
+      return {name: found[name] for name in like}
     except (ValueError, KeyError, OSError, TypeError) as error:
       reason = str(error).splitlines()[0]
       raise ValueError(

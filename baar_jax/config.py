@@ -5,6 +5,7 @@ from dataclasses import field
 
 ENVS = ("sandbox", "scienceworld")
 VIEWS = ("transcript", "paper")
+DTYPES = ("float32", "bfloat16")
 RATIO_LEVELS = ("trajectory", "decision")
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 SEEDS_BEFORE_BOPO = 1000  # for the profile and the references; rollouts have luck of their own
@@ -21,7 +22,9 @@ POSITIVE = {
     "description_tokens",
     "action_tokens",
     "result_tokens",
+    "buckets",
   ),
+  "distributed": ("processes",),
   "profile": ("trials",),
   "references": ("samples",),
   "pretrain": ("batch_episodes", "learning_rate"),
@@ -46,7 +49,12 @@ POSITIVE = {
   ),
   "evaluate": ("seeds", "bootstrap"),
 }
-NOT_NEGATIVE = (("env", "processes"), ("bopo", "kl_beta"))
+NOT_NEGATIVE = (
+  ("env", "processes"),
+  ("bopo", "kl_beta"),
+  ("distributed", "process"),
+  ("distributed", "fsdp"),
+)
 # Settings of many values, each with a policy of its own: what a value must be.
 LISTS = (
   ("bopo", "lam", lambda lam: lam >= 0, "numbers of at least 0"),
@@ -74,8 +82,12 @@ class ModelsConfig:
 
 @dataclasses.dataclass
 class RouterConfig:
-  """The router's shape (Qwen2's field names) and what it is shown."""
+  """The router's weights or shape (Qwen2's field names), and what it is shown."""
 
+  # A Hugging Face directory of a Qwen2 or Qwen2.5; it brings its shape and tokenizer. Without one
+  # the router has the shape below, random weights, and a tokenizer trained on the profile.
+  weights: str = ""
+  dtype: str = "float32"  # of the computation, one of DTYPES; parameters are float32
   vocab_size: int = 2048
   hidden_size: int = 64
   intermediate_size: int = 192
@@ -88,6 +100,7 @@ class RouterConfig:
   view: str = "transcript"  # one of VIEWS
   show_budget: bool = True  # write what is left of a call budget into the text
   max_tokens: int = 768  # of one sequence; over it the oldest whole steps go
+  buckets: int = 2  # row lengths that are compiled: equal parts of max_tokens
   description_tokens: int = 96  # previews: longer texts are cut to this and marked as cut
   action_tokens: int = 12
   result_tokens: int = 24
@@ -162,6 +175,16 @@ class EvaluateConfig:
 
 
 @dataclasses.dataclass
+class DistributedConfig:
+  """Processes that train one router together, each with its own share of the episodes."""
+
+  processes: int = 1
+  process: int = 0  # which of them this is, from 0
+  coordinator: str = ""  # host:port of process 0
+  fsdp: int = 0  # over how many devices parameters are split; 0 is all
+
+
+@dataclasses.dataclass
 class Config:
   name: str = "quickstart"
   runs: str = "runs"  # the run's directory is <runs>/<name>
@@ -175,6 +198,7 @@ class Config:
   sft: SFTConfig = field(default_factory=SFTConfig)
   bopo: BoPOConfig = field(default_factory=BoPOConfig)
   evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+  distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def validate(config: Config) -> None:
@@ -185,6 +209,25 @@ def validate(config: Config) -> None:
     (c.env.kind in ENVS, "env.kind", c.env.kind, f"one of {', '.join(ENVS)}"),
     (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
     (c.router.view in VIEWS, "router.view", c.router.view, f"one of {', '.join(VIEWS)}"),
+    (c.router.dtype in DTYPES, "router.dtype", c.router.dtype, f"one of {', '.join(DTYPES)}"),
+    (
+      not c.router.weights or c.pretrain.epochs == 0,
+      "pretrain.epochs",
+      c.pretrain.epochs,
+      "0 with --config.router.weights, which are pretrained",
+    ),
+    (
+      c.distributed.process < c.distributed.processes,
+      "distributed.process",
+      c.distributed.process,
+      "below --config.distributed.processes",
+    ),
+    (
+      c.distributed.processes == 1 or bool(c.distributed.coordinator),
+      "distributed.coordinator",
+      c.distributed.coordinator,
+      "host:port of process 0",
+    ),
     (
       c.router.vocab_size >= SMALLEST_VOCABULARY,
       "router.vocab_size",

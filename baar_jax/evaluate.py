@@ -92,8 +92,9 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
     lineup.append((Entry(family, parameters, name, K, unlimited), make))
 
   def router(load: Callable[[], Qwen2], threshold: float, name: str) -> RouterPolicy:
-    view = View(c.router, run.dir / "tokenizer")
-    return RouterPolicy(name, load(), view, c.router, Threshold(threshold), run.live_episodes)
+    view = View(c.router, run.tokenizer)
+    decide = Threshold(threshold)
+    return RouterPolicy(name, load(), view, c.router, decide, run.live_episodes, run.mesh)
 
   add(partial(always, SMALL), "always-small")
   add(partial(always, large), "always-large")

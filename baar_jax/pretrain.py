@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm import tqdm
 
 from baar_jax.batches import Batch
 from baar_jax.checkpoint import Checkpoints
 from baar_jax.episode import Episode
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import stratified_random
-from baar_jax.router import build_model, start_alike
+from baar_jax.router import abstract_model, build_model, load_pretrained, start_alike
 from baar_jax.run import Run
 from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
 from baar_jax.view import View
@@ -59,18 +58,21 @@ def outcome_tokens(view: View, episodes: Sequence[Episode], batch: Batch) -> np.
   return token_BxSxM
 
 
-def load_initial(run: Run, ids: Sequence[int]) -> Qwen2:
-  """The router that SFT starts from; its decisions, the tokens `ids`, start alike.
+def load_initial(run: Run, view: View) -> Qwen2:
+  """The router that SFT starts from: a checkpoint's, or a small one whose decisions start alike.
 
   Raises:
-    ValueError: it is still to be pretrained.
+    ValueError: it is still to be pretrained, or the checkpoint cannot be loaded.
   """
-  model = build_model(run.config.router, run.config.seed)
+  if run.config.router.weights:
+    return load_pretrained(run.config.router, view, run.mesh)
   if run.config.pretrain.epochs > 0:
     updates = _updates(run, len(_episodes(run)))
-    trainer = Trainer(model, foresight, _optimizer(run, updates), None)
-    model = load_trained(run.checkpoints("pretrain"), updates, trainer, "pretrain")
-  start_alike(model, ids)
+    model = abstract_model(run.config.router, view.decision_ids)
+    model = load_trained(run.checkpoints("pretrain"), updates, model, run.mesh, "pretrain")
+  else:
+    model = build_model(run.config.router, run.config.seed)
+  start_alike(model, view.decision_ids)
   return model
 
 
@@ -82,18 +84,20 @@ def main(run: Run) -> None:
   episodes = _episodes(run)
   if not episodes:
     raise ValueError(f"{run.dir} has no episodes to learn from: run --stage=profile first")
-  view = View(run.config.router, run.dir / "tokenizer")
+  view = View(run.config.router, run.tokenizer)
   batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
   updates = _updates(run, len(episodes))
   model = build_model(run.config.router, run.config.seed)
-  trainer = Trainer(model, foresight, _optimizer(run, updates), None)
+  trainer = Trainer(
+    model, foresight, _optimizer(run, updates), None, run.mesh, run.config.router.dtype
+  )
   checkpoints = Checkpoints(run.checkpoints("pretrain"), run.config)
   done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))
   draw = random.Random(run.config.seed)
   order: list[Episode] = []
-  with tqdm(total=updates, initial=done, desc="pretrain", unit="update", disable=None) as bar:
+  with run.progress(total=updates, initial=done, desc="pretrain", unit="update") as bar:
     for update in range(1, updates + 1):
       while len(order) < config.batch_episodes:
         order += draw.sample(episodes, len(episodes))
@@ -101,7 +105,7 @@ def main(run: Run) -> None:
       if update <= done:
         continue
       metrics = trainer.step(_parts(batcher, view, chosen))
-      run.log(stage="pretrain", update=update, **metrics)
+      run.log(stage="pretrain", update=update, compiled=trainer.compiled, **metrics)
       bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
       bar.update()
       if update % SAVE_EVERY == 0 or update == updates:

@@ -4,7 +4,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+
+from baar_jax.sharding import spread
 
 QUERIES = 128  # for which attention scores are made at a time, on a CPU
 NEARNESS = 2.0  # size of the biases that random weights start with
@@ -25,6 +28,7 @@ class Qwen2Config:
   rope_theta: float = 1_000_000.0
   rms_norm_eps: float = 1e-6
   tie_word_embeddings: bool = True
+  max_position_embeddings: int = 32_768  # written to a Hugging Face directory, else not used
 
 
 class Layer(nnx.Module):
@@ -124,10 +128,10 @@ class Qwen2(nnx.Module):
     graphdef, stacked = nnx.split(self.layers)
 
     def block(x_BxTxD, layer):
-      return nnx.merge(graphdef, layer)(x_BxTxD, rope, None)[0], None
+      return spread(nnx.merge(graphdef, layer)(x_BxTxD, rope, None)[0]), None
 
     block = jax.checkpoint(block) if remat else block
-    x_BxTxD, _ = jax.lax.scan(block, self._embed(tokens_BxT, dtype), stacked)
+    x_BxTxD, _ = jax.lax.scan(block, spread(self._embed(tokens_BxT, dtype)), stacked)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
 
   def extend(self, tokens_BxT, start_B, cache, row_B=None, dtype=jnp.float32):
@@ -180,7 +184,9 @@ class Qwen2(nnx.Module):
 
   def _rope(self, position_BxT, dtype):
     H = self.config.head_dim
-    frequency_H2 = self.config.rope_theta ** (-jnp.arange(0, H, 2, dtype=jnp.float32) / H)
+    # Rounded as the checkpoints' own code does it: at position 30,000 a last digit shows.
+    period_H2 = (self.config.rope_theta ** (np.arange(0, H, 2) / H)).astype(np.float32)
+    frequency_H2 = np.float32(1.0) / period_H2
     angle_BxTxH2 = position_BxT[:, :, None].astype(jnp.float32) * frequency_H2[None, None]
     angle_BxTxH = jnp.concatenate([angle_BxTxH2, angle_BxTxH2], axis=-1)
     return jnp.cos(angle_BxTxH).astype(dtype), jnp.sin(angle_BxTxH).astype(dtype)

@@ -85,7 +85,7 @@ def main(run: Run) -> None:
   fallback = sum(references[task.id].policy == run.boundaries[-1].name for task in hard)
   large = sum(references[task.id].large_calls for task in hard)
   steps = sum(len(references[task.id].steps) for task in hard)
-  print(
+  run.say(
     f"references: {len(hard)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps; "
     f"{fallback} had no stratified success and take a LARGE trial of the profile"
   )

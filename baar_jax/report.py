@@ -12,6 +12,8 @@ from baar_jax.taxonomy import load_profiles
 
 
 def main(run: Run) -> None:
+  if not run.first:
+    return
   summary = results.summarize(
     run.store,
     evaluate.entries(run),

@@ -4,25 +4,39 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from baar_jax.batches import bucket_of
 from baar_jax.config import RouterConfig
 from baar_jax.qwen2 import Qwen2, Qwen2Config
 from baar_jax.rollout import Decision, Live
-from baar_jax.view import View
+from baar_jax.sharding import local_copy, one_device
+from baar_jax.view import View, has_decisions
+from baar_jax.weights import load_qwen2, read_config
 
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
 ROWS = (1, 4, 16, 64)  # and bucket sizes of its batch
+VOCABULARY_BLOCK = 128  # a vocabulary without spare rows grows to a multiple of it
 
 
-def build_model(config: RouterConfig, seed: int) -> Qwen2:
-  """A router of the configured shape with random weights."""
-  shape = Qwen2Config(
+def shape_of(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
+  """The router's shape: its checkpoint's, with rows for the decisions, or the configured one.
+
+  Raises:
+    ValueError: the checkpoint's config.json is not that of a Qwen2.
+  """
+  if config.weights:
+    shape, rows = read_config(config.weights), max(decision_ids) + 1
+    if rows > shape.vocab_size:
+      shape = dataclasses.replace(shape, vocab_size=-(-rows // VOCABULARY_BLOCK) * VOCABULARY_BLOCK)
+    return shape
+  return Qwen2Config(
     vocab_size=config.vocab_size,
     hidden_size=config.hidden_size,
     intermediate_size=config.intermediate_size,
@@ -33,8 +47,48 @@ def build_model(config: RouterConfig, seed: int) -> Qwen2:
     rope_theta=config.rope_theta,
     tie_word_embeddings=config.tie_word_embeddings,
   )
+
+
+def build_model(config: RouterConfig, seed: int) -> Qwen2:
+  """A router of the configured shape with random weights."""
+  shape = shape_of(config, ())
   # Compiled as a whole: drawing the weights one by one takes longer than the rest of a start.
   return nnx.jit(lambda: Qwen2(shape, nnx.Rngs(seed)))()
+
+
+def abstract_model(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2:
+  """A router's structure, shapes and dtypes without values."""
+  return nnx.eval_shape(lambda: Qwen2(shape_of(config, decision_ids), nnx.Rngs(0)))
+
+
+def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) -> Qwen2:
+  """The router of `config.weights`, float32, with rows for the decisions (spec.md 3).
+
+  Each decision takes a spare row of the embedding, and of the head if that is another table,
+  which starts as the mean of the rows of the word's own tokens. A vocabulary without a spare row
+  grows to a multiple of `VOCABULARY_BLOCK`. Rows of decisions that the checkpoint's tokenizer
+  already knows, because it is a saved router, stay as they are.
+
+  Raises:
+    ValueError: the directory is not that of a Qwen2.
+  """
+  model = load_qwen2(config.weights, jnp.float32, mesh)
+  spare = max(view.decision_ids) < model.config.vocab_size
+  if spare and has_decisions(Path(config.weights)):
+    return model
+  shape = shape_of(config, view.decision_ids)
+  model.config = shape
+  tables = [model.embedding_VxD] + ([] if shape.tie_word_embeddings else [model.head_VxD])
+  for table in tables:
+    table[...] = _with_rows(table[...], shape.vocab_size, view.decision_ids, view.word_ids)
+  return model
+
+
+def _with_rows(table_VxD, V: int, ids: Sequence[int], words: Sequence[Sequence[int]]):
+  """The table with V rows; the row of each decision is the mean of its word's rows."""
+  rows_AxD = jnp.stack([table_VxD[np.array(word)].mean(axis=0) for word in words])
+  table_VxD = jnp.pad(table_VxD, ((0, V - len(table_VxD)), (0, 0)))
+  return table_VxD.at[np.array(ids)].set(rows_AxD)
 
 
 def start_alike(model: Qwen2, ids: Sequence[int]) -> None:
@@ -93,14 +147,21 @@ class RouterPolicy:
     config: RouterConfig,
     decide: Sample | Threshold,
     live_episodes: int,
+    mesh: Mesh | None = None,
   ):
+    """Copies the model, which lies on the mesh, to this process's first device.
+
+    Parameters and cache are kept in `config.dtype`, which is computed in too.
+    """
     self.name = name
     self._view = view
     self._decide = decide
     self._usd_per_token = config.usd_per_million_tokens / 1e6
-    self._graphdef, self._params = nnx.split(model)
+    dtype = jnp.dtype(config.dtype)
+    self._graphdef, params = nnx.split(model)
+    self._params = local_copy(params, mesh or one_device(), dtype)
     # The last row is for padding.
-    self._cache = model.empty_cache(live_episodes + 1, config.max_tokens)
+    self._cache = model.empty_cache(live_episodes + 1, config.max_tokens, dtype)
     self._spare_row = live_episodes
     self._free_rows = list(range(live_episodes))
     self._rows: dict[int, int] = {}  # id(live) -> row
@@ -176,6 +237,6 @@ class RouterPolicy:
 def _extend(graphdef, params, cache, tokens_RxT, row_R, start_R, last_R, ids):
   """One forward of new tokens on the named cache rows. Returns logits_RxA and the cache."""
   model = nnx.merge(graphdef, params)
-  hidden_RxTxD, cache = model.extend(tokens_RxT, start_R, cache, row_R)
+  hidden_RxTxD, cache = model.extend(tokens_RxT, start_R, cache, row_R, cache[0].dtype)
   hidden_RxD = hidden_RxTxD[jnp.arange(len(last_R)), last_R]
   return model.logits(hidden_RxD, np.array(ids)), cache

@@ -1,6 +1,7 @@
 """A run's directory, and what every stage opens from it."""
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
+from baar_jax import sharding
 from baar_jax.agent import Pair
 from baar_jax.config import Config
 from baar_jax.envs.base import Env
@@ -25,14 +27,20 @@ from baar_jax.store import Store
 
 ERRORS = {"sandbox": SandboxErrors, "scienceworld": ScienceWorldErrors}
 SPLITS = ("train", "test")
+EXCHANGED = 256  # episodes that are sent to other processes at a time
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: it changes no result that is already stored.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "bopo.lam", "evaluate")
+FREE_FIELDS += ("distributed",)
 
 
 class Run:
   """The directory <runs>/<name>: config.json, episodes.sqlite, checkpoints/, metrics.jsonl,
-  report/; and the environments and models of its config. Close it to end child processes."""
+  report/; and the environments and models of its config. Close it to end child processes.
+
+  Several processes share the directory, on a disk that all of them see. Each has a store of its
+  own in it and runs its own share of the tasks; what one has stored, all get before they go on.
+  """
 
   def __init__(self, config: Config):
     """Opens or creates the directory.
@@ -45,6 +53,9 @@ class Run:
     self.pair: Pair = ScriptedPair(config.models.names, ERRORS[config.env.kind]())
     for name in self.pair.names:
       cost_usd(name, Usage(0, 0, 0))  # a model without a price is found before anything is run
+    sharding.join(config.distributed)
+    self.first = config.distributed.process == 0
+    self.mesh = sharding.make_mesh(config.distributed.fsdp)
     self.dir = Path(config.runs) / config.name
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
@@ -53,7 +64,9 @@ class Run:
       raise ValueError(
         f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
       ) from None
-    self.store = Store(self.dir / "episodes.sqlite")
+    number = "" if self.first else f"-{config.distributed.process}"
+    self.store = Store(self.dir / f"episodes{number}.sqlite")
+    self.tokenizer = self.dir / "tokenizer"
     self.boundaries = (
       always(SMALL, "always-small"),
       always(len(self.pair.names) - 1, "always-large"),
@@ -83,6 +96,8 @@ class Run:
           f"{self.dir} was made with {name}={was}, this config has {now}: "
           "set it back, or choose another --config.name"
         )
+    if not self.first:
+      return
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(wanted, indent=2))
     os.replace(temporary, path)
@@ -107,7 +122,7 @@ class Run:
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split; both splits are listed at once, and from the store ever after."""
-    if not self.store.tasks(split):
+    if self.first and not self.store.tasks(split):
       envs = self.envs()[0], self.envs()[-1]  # of different processes if there are two
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       threads = ThreadPoolExecutor()
@@ -115,6 +130,11 @@ class Run:
       threads.shutdown(wait=False)  # an interrupted listing, which may take minutes, is not awaited
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
+    if self.config.distributed.processes > 1:
+      for name in SPLITS:
+        listed = sharding.exchange([dataclasses.asdict(t) for t in self.store.tasks(name)])[0]
+        if not self.first:
+          self.store.put_tasks(name, [Task(**fields) for fields in listed])
     return self.store.tasks(split)
 
   def collect(
@@ -122,20 +142,44 @@ class Run:
   ) -> list[Episode]:
     """Runs the jobs whose episodes are not stored yet, stores each as it ends, and returns all.
 
-    An episode that ended in an error is reported and left out; the next run tries it again.
+    Of several processes each runs the tasks that are its own, and all return the same. An episode
+    that ended in an error is reported and left out; the next run tries it again.
     """
+    self._share(policy.name)
     known = self.store.keys(policy.name)
-    missing = [job for job in jobs if (job.task.id, job.seed) not in known]
+    place = {task_id: i for i, task_id in enumerate(dict.fromkeys(job.task.id for job in jobs))}
+    c = self.config.distributed
+    mine = [job for job in jobs if place[job.task.id] % c.processes == c.process]
+    missing = [job for job in mine if (job.task.id, job.seed) not in known]
     if missing:
-      self._run_and_store(label, policy, missing, len(jobs), call_budget)
+      self._run_and_store(label, policy, missing, len(mine), call_budget)
+    self._share(policy.name)
     wanted = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in wanted]
+
+  def _share(self, policy: str) -> None:
+    """Gives every process the stored episodes of a policy that any of them has."""
+    if self.config.distributed.processes == 1:
+      return
+    own = self.store.keys(policy)
+    held = [set(map(tuple, keys)) for keys in sharding.exchange(sorted(own))]
+    lacking = sorted(set.union(*held) - set.intersection(*held))
+    # Each is sent by the first process that has it.
+    sender = {key: next(i for i, keys in enumerate(held) if key in keys) for key in lacking}
+    for start in range(0, len(lacking), EXCHANGED):
+      part = lacking[start : start + EXCHANGED]
+      mine = {key for key in part if sender[key] == self.config.distributed.process}
+      texts = [e.to_json() for e in self.store.episodes(policy) if (e.task_id, e.seed) in mine]
+      for text in itertools.chain(*sharding.exchange(texts)):
+        episode = Episode.from_json(text)
+        if (episode.task_id, episode.seed) not in own:
+          self.store.add(episode)
 
   def _run_and_store(self, label, policy, missing, total, call_budget) -> None:
     failed, cost_usd = [], 0.0
     episodes = run_episodes(missing, policy, self.pair, self.envs(), call_budget)
-    bar = tqdm(total=total, initial=total - len(missing), desc=label, unit="ep", disable=None)
-    with bar:
+    done = total - len(missing)
+    with self.progress(total=total, initial=done, desc=label, unit="ep") as bar:
       for episode in episodes:
         if episode.stop.startswith("error:"):
           failed.append(episode)
@@ -146,6 +190,20 @@ class Run:
         bar.update()
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy.name}: {episode.stop}")
+
+  def wait(self) -> None:
+    """Waits until every process is here."""
+    if self.config.distributed.processes > 1:
+      sharding.exchange(None)
+
+  def say(self, text: str) -> None:
+    """Prints a stage's result, once for all processes."""
+    if self.first:
+      print(text)
+
+  def progress(self, **settings) -> tqdm:
+    """A progress bar on the first process's terminal, if it is one."""
+    return tqdm(disable=None if self.first else True, **settings)
 
   def checkpoints(self, name: str) -> Path:
     """Where a stage keeps the checkpoints of the router `name`."""
@@ -161,7 +219,9 @@ class Run:
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
   def log(self, **values) -> None:
-    """Appends a line to metrics.jsonl."""
+    """Appends a line to metrics.jsonl, once for all processes."""
+    if not self.first:
+      return
     with (self.dir / "metrics.jsonl").open("a") as file:
       file.write(json.dumps(values) + "\n")
 

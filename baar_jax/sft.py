@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 import optax
-from tqdm import tqdm
 
 from baar_jax import losses
 from baar_jax.batches import Batch
@@ -15,7 +14,7 @@ from baar_jax.episode import Episode
 from baar_jax.pretrain import load_initial
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import load_references
-from baar_jax.router import build_model
+from baar_jax.router import abstract_model
 from baar_jax.run import Run
 from baar_jax.taxonomy import load_profiles
 from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
@@ -65,9 +64,8 @@ def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
 
 def load_sft(run: Run) -> Qwen2:
   """The trained SFT router. Raises ValueError if the stage has not been run to its end."""
-  model = build_model(run.config.router, run.config.seed)
-  trainer = Trainer(model, imitation, make_optimizer(run.config.sft), ())
-  return load_trained(run.checkpoints("sft"), run.config.sft.updates, trainer, "sft")
+  model = abstract_model(run.config.router, View(run.config.router, run.tokenizer).decision_ids)
+  return load_trained(run.checkpoints("sft"), run.config.sft.updates, model, run.mesh, "sft")
 
 
 def main(run: Run) -> None:
@@ -78,17 +76,22 @@ def main(run: Run) -> None:
   tasks = {task.id: task for task in run.store.tasks("train")}
   hard = [e for e in references.values() if profiles[e.task_id].difficulty == "hard"]
   rest = [e for e in references.values() if profiles[e.task_id].difficulty != "hard"]
-  view = View(run.config.router, run.dir / "tokenizer")
+  view = View(run.config.router, run.tokenizer)
   batcher = Batcher(run.config, view, tasks)
-  model = load_initial(run, view.decision_ids)
-  trainer = Trainer(model, imitation, make_optimizer(config), view.decision_ids)
+  trainer = Trainer(
+    load_initial(run, view),
+    imitation,
+    make_optimizer(config),
+    view.decision_ids,
+    run.mesh,
+    run.config.router.dtype,
+  )
   checkpoints = Checkpoints(run.checkpoints("sft"), run.config)
   done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))
   batches = balanced(hard, rest, config.batch_episodes, config.hard_share, run.config.seed)
-  bar = tqdm(total=config.updates, initial=done, desc="sft", unit="update", disable=None)
-  with bar:
+  with run.progress(total=config.updates, initial=done, desc="sft", unit="update") as bar:
     for update in range(1, config.updates + 1):
       episodes = next(batches)
       if update <= done:
@@ -96,7 +99,7 @@ def main(run: Run) -> None:
       micro = batcher.micro_batches(episodes)
       decisions = sum(batch.mask_BxS.sum() for _, batch in micro)
       metrics = trainer.step([(batch, batch.mask_BxS.sum() / decisions) for _, batch in micro])
-      run.log(stage="sft", update=update, **metrics)
+      run.log(stage="sft", update=update, compiled=trainer.compiled, **metrics)
       bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
       bar.update()
       if update % SAVE_EVERY == 0 or update == config.updates:

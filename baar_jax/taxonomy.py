@@ -4,12 +4,13 @@ import collections
 import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from baar_jax import rewards
 from baar_jax.episode import Episode
 from baar_jax.rollout import Job
 from baar_jax.run import Run
-from baar_jax.view import text_pieces, train_tokenizer
+from baar_jax.view import adopt_tokenizer, text_pieces, train_tokenizer
 
 SUCCESS_SCORE = 1.0
 
@@ -77,13 +78,17 @@ def main(run: Run) -> None:
   profiles = load_profiles(run)
   for task in tasks:
     if task.id not in profiles:
-      print(f"left out: {task.id} has no trial of both boundaries")
-  if not (run.dir / "tokenizer" / "tokenizer.json").exists():
-    train_tokenizer(_texts(run, profiles), run.config.router.vocab_size, run.dir / "tokenizer")
+      run.say(f"left out: {task.id} has no trial of both boundaries")
+  if run.first and not (run.tokenizer / "tokenizer.json").exists():
+    if run.config.router.weights:
+      adopt_tokenizer(Path(run.config.router.weights), run.tokenizer)
+    else:
+      train_tokenizer(_texts(run, profiles), run.config.router.vocab_size, run.tokenizer)
+  run.wait()
   mix = collections.Counter(profile.difficulty for profile in profiles.values())
   inverted = sum(profile.cost_small > profile.cost_large for profile in profiles.values())
   run.finish("profile")
-  print(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
+  run.say(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
 
 
 def _texts(run: Run, profiles: dict[str, Profile]):

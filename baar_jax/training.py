@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from baar_jax.batches import Batch, length_buckets, make_batch
 from baar_jax.checkpoint import Checkpoints
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
 from baar_jax.qwen2 import Qwen2
+from baar_jax.sharding import one_device, split_parameters, split_rows
 from baar_jax.view import View
 
 # loss(logits_BxSxA, batch, extra) -> (loss, metrics): the batch's share of the loss, so that the
@@ -23,18 +25,39 @@ from baar_jax.view import View
 Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
-def decision_logits(model: Qwen2, batch, ids: tuple[int, ...] | None):
+def decision_logits(model: Qwen2, batch, ids: tuple[int, ...] | None, dtype=jnp.float32):
   """logits_BxSxA, float32: hidden states are gathered at the decisions before the head.
 
   `ids` None gives the logits of the whole vocabulary there.
   """
-  hidden_RxTxD = model(batch.tokens_RxT, remat=True)
+  hidden_RxTxD = model(batch.tokens_RxT, dtype, remat=True)
   hidden_BxSxD = hidden_RxTxD[batch.row_BxS, batch.position_BxS]
   return model.logits(hidden_BxSxD, None if ids is None else np.array(ids))
 
 
+class Scorer:
+  """The decision logits of a router whose parameters lie on the devices of a mesh."""
+
+  def __init__(self, model: Qwen2, ids: Sequence[int], mesh: Mesh | None, dtype: str):
+    self._graphdef, self._params = nnx.split(model)
+    self._mesh, ids = mesh or one_device(), tuple(ids)
+    self._logits = jax.jit(
+      lambda params, batch: decision_logits(
+        nnx.merge(self._graphdef, params), batch, ids, jnp.dtype(dtype)
+      )
+    )
+
+  def logits(self, batch: Batch) -> jax.Array:
+    """logits_BxSxA."""
+    with jax.set_mesh(self._mesh):
+      return self._logits(self._params, split_rows(batch, self._mesh))
+
+
 class Trainer:
-  """A router's parameters and optimizer, moved by one loss."""
+  """A router's parameters and optimizer, moved by one loss, over the devices of a mesh.
+
+  Parameters and gradients are float32, whatever the computation is in.
+  """
 
   def __init__(
     self,
@@ -42,16 +65,25 @@ class Trainer:
     loss: Loss,
     optimizer: optax.GradientTransformation,
     ids: Sequence[int] | None,
+    mesh: Mesh | None = None,
+    dtype: str = "float32",
   ):
+    """Copies the model's parameters onto the mesh; None is one device. `dtype` is computed in."""
+    self.mesh = mesh or one_device()
+    self._dtype = jnp.dtype(dtype)
     self._graphdef, params = nnx.split(model)
-    self.params = jax.tree.map(jnp.copy, params)  # its steps give their buffers away
+    shardings = split_parameters(params, self.mesh)
+    # A copy: its steps give their buffers away.
+    self.params = jax.tree.map(partial(jax.device_put, may_alias=False), params, shardings)
     self._optimizer = optimizer
     self._ids = None if ids is None else tuple(ids)
-    self.optimizer_state = optimizer.init(self.params)
-    self._accumulate = jax.jit(partial(self._micro_step, loss), donate_argnums=(1,))
-    self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1))
-    self._logits = jax.jit(
-      lambda params, batch: decision_logits(nnx.merge(self._graphdef, params), batch, self._ids)
+    places = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
+    self.optimizer_state = jax.jit(optimizer.init, out_shardings=places)(self.params)
+    whole = NamedSharding(self.mesh, PartitionSpec())
+    self._gradient = jax.jit(partial(self._micro_step, loss), out_shardings=(shardings, whole))
+    self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+    self._apply = jax.jit(
+      self._apply_gradient, donate_argnums=(0, 1), out_shardings=(shardings, places, whole)
     )
 
   @property
@@ -59,48 +91,50 @@ class Trainer:
     return nnx.merge(self._graphdef, self.params)
 
   @property
+  def compiled(self) -> int:
+    """How many shapes of micro-batches the gradient has been compiled for."""
+    return self._gradient._cache_size()
+
+  @property
   def state(self):
-    """The pytree that a checkpoint holds."""
+    """The pytrees that a checkpoint holds."""
     leaves = jax.tree.leaves(self.optimizer_state)
     return {"params": nnx.to_pure_dict(self.params), "optimizer": leaves}
 
   def load(self, state) -> None:
-    """Takes over a pytree of the structure of `state`."""
+    """Takes over pytrees of the structure of `state`."""
     nnx.replace_by_pure_dict(self.params, state["params"])
     treedef = jax.tree.structure(self.optimizer_state)
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
-
-  def logits(self, batch: Batch) -> jax.Array:
-    """logits_BxSxA of the parameters as they are."""
-    return self._logits(self.params, batch)
 
   def step(self, parts: Sequence[tuple[Batch, object]]) -> dict[str, float]:
     """One optimizer step on the sum of the parts' losses.
 
     Args:
-      parts: micro-batches, each with the extra argument of the loss.
+      parts: micro-batches, each with the extra argument of the loss; the same in every process.
 
     Returns:
       The loss's metrics, summed over the parts, and the norm of the gradient.
     """
-    gradient = jax.tree.map(jnp.zeros_like, self.params)
-    totals: dict[str, float] = {}
-    for batch, extra in parts:
-      gradient, metrics = self._accumulate(self.params, gradient, batch, extra)
-      for name, value in metrics.items():
-        totals[name] = totals.get(name, 0.0) + float(value)
-    self.params, self.optimizer_state, norm = self._apply(
-      self.params, self.optimizer_state, gradient
-    )
+    gradient, metrics = None, []
+    with jax.set_mesh(self.mesh):
+      for part in parts:
+        more, values = self._gradient(self.params, *split_rows(part, self.mesh))
+        gradient = more if gradient is None else self._add(gradient, more)
+        metrics.append(values)
+      self.params, self.optimizer_state, norm = self._apply(
+        self.params, self.optimizer_state, gradient
+      )
+    totals = {name: sum(float(values[name]) for values in metrics) for name in metrics[0]}
     return totals | {"gradient_norm": float(norm)}
 
-  def _micro_step(self, loss: Loss, params, gradient, batch, extra):
+  def _micro_step(self, loss: Loss, params, batch, extra):
     def of(params):
-      logits_BxSxA = decision_logits(nnx.merge(self._graphdef, params), batch, self._ids)
-      return loss(logits_BxSxA, batch, extra)
+      model = nnx.merge(self._graphdef, params)
+      return loss(decision_logits(model, batch, self._ids, self._dtype), batch, extra)
 
-    (_, metrics), grad = jax.value_and_grad(of, has_aux=True)(params)
-    return jax.tree.map(jnp.add, gradient, grad), metrics
+    (_, metrics), gradient = jax.value_and_grad(of, has_aux=True)(params)
+    return gradient, metrics
 
   def _apply_gradient(self, params, optimizer_state, gradient):
     updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
@@ -127,11 +161,11 @@ def warmup_cosine(learning_rate: float, warmup: int, updates: int) -> optax.Sche
   )
 
 
-def load_trained(directory: Path, updates: int, trainer: Trainer, stage: str) -> Qwen2:
-  """The router that a stage left in a directory.
+def load_trained(directory: Path, updates: int, model: Qwen2, mesh: Mesh, stage: str) -> Qwen2:
+  """The router that a stage left in a directory: of its checkpoint, the parameters alone.
 
   Args:
-    trainer: with the optimizer that the stage used; it takes over the newest checkpoint.
+    model: of the same shape; its values are not used, it may be abstract.
 
   Raises:
     ValueError: the stage has not been run to its last update.
@@ -142,8 +176,15 @@ def load_trained(directory: Path, updates: int, trainer: Trainer, stage: str) ->
     try:
       done = checkpoints.update or 0
       if done == updates:
-        trainer.load(checkpoints.restore(trainer.state))
-        return trainer.model
+        graphdef, params = nnx.split(model)
+        like = jax.tree.map(
+          lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+          params,
+          split_parameters(params, mesh),
+        )
+        found = checkpoints.restore({"params": nnx.to_pure_dict(like)})["params"]
+        nnx.replace_by_pure_dict(like, found)
+        return nnx.merge(graphdef, like)
     finally:
       checkpoints.close()
   raise ValueError(f"{directory} has {done} of {updates} updates: run --stage={stage} first")
@@ -182,7 +223,7 @@ class Batcher:
         [windows[i] for i in chosen],
         rows=B,
         decisions=self.config.env.max_steps,
-        buckets=length_buckets(self.config.router.max_tokens),
+        buckets=length_buckets(self.config.router.max_tokens, self.config.router.buckets),
         sampled_only=sampled_only,
       )
       micro.append((chosen, batch))

@@ -74,6 +74,41 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
     max_token_length=TOKEN_CHARS,
   )
   tokenizer.train_from_iterator(list(texts), trainer)  # a list: it is read in another thread
+  _save(tokenizer, directory)
+
+
+def adopt_tokenizer(source: Path, directory: Path) -> None:
+  """Saves a checkpoint's tokenizer with the decisions as added tokens, behind all of its own.
+
+  Raises:
+    ValueError: the source has no `tokenizer.json`, or it cannot be read.
+  """
+  tokenizer = _read_tokenizer(
+    source,
+    "every router needs its tokenizer; transformers writes one: "
+    "AutoTokenizer.from_pretrained(d).save_pretrained(d)",
+  )
+  tokenizer.add_special_tokens(list(DECISION_TOKENS))
+  _save(tokenizer, directory)
+
+
+def has_decisions(directory: Path) -> bool:
+  """Whether a checkpoint's tokenizer knows the decisions already: then it is a saved router."""
+  tokenizer = _read_tokenizer(directory, "restore a copy of it")
+  return None not in map(tokenizer.token_to_id, DECISION_TOKENS)
+
+
+def _read_tokenizer(directory: Path, remedy: str) -> tokenizers.Tokenizer:
+  path = directory / "tokenizer.json"
+  if not path.exists():
+    raise ValueError(f"{path} is missing: {remedy}")
+  try:
+    return tokenizers.Tokenizer.from_file(str(path))
+  except Exception as error:  # the package raises nothing narrower
+    raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from error
+
+
+def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
   directory.mkdir(parents=True, exist_ok=True)
   temporary = directory / "tokenizer.tmp"
   tokenizer.save(str(temporary))
@@ -101,19 +136,20 @@ class View:
 
   def __init__(self, config: RouterConfig, directory: Path):
     """Reads `tokenizer.json` from the directory. Raises ValueError if it is not there."""
-    path = directory / "tokenizer.json"
-    if not path.exists():
-      raise ValueError(f"{path} is missing: run --stage=profile first")
-    try:
-      self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
-      raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from error
+    self._tokenizer = _read_tokenizer(directory, "run --stage=profile first")
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
-      raise ValueError(f"{path} lacks the decision tokens {DECISION_TOKENS}")
+      raise ValueError(
+        f"{directory / 'tokenizer.json'} lacks the decision tokens {DECISION_TOKENS}"
+      )
     self.config = config
-    self.cut_mark = self._tokenizer.encode(CUT_MARK).ids
+    self.cut_mark = self._tokenizer.encode(CUT_MARK, add_special_tokens=False).ids
     self._encode = functools.lru_cache(maxsize=1 << 16)(self._encode_uncached)
+
+  @property
+  def word_ids(self) -> list[tuple[int, ...]]:
+    """The tokens of each decision's word, as they stand behind "model:"."""
+    return [self._encode(f" {word}", None) for word in DECISION_WORDS]
 
   def windows(
     self, task: Task, steps: Sequence[Step], observation: str | None, call_budget: int | None
@@ -230,7 +266,7 @@ class View:
 
   def _encode_uncached(self, text: str, limit: int | None) -> tuple[int, ...]:
     # What an environment prints must not be read as a decision.
-    ids = self._tokenizer.encode(text.replace("<|", "< |")).ids
+    ids = self._tokenizer.encode(text.replace("<|", "< |"), add_special_tokens=False).ids
     if limit is not None and len(ids) > limit:
       ids = ids[:limit] + self.cut_mark
     return tuple(ids)

@@ -95,4 +95,5 @@ class TestShapes:
       bucket_of(11, (6, 10))
 
   def test_length_buckets(self):
-    assert length_buckets(512) == [256, 512]
+    assert length_buckets(512, 2) == [256, 512]
+    assert length_buckets(1000, 3) == [333, 666, 1000]

@@ -14,12 +14,12 @@ PACKAGE = ROOT / "baar_jax"
 # that are named before it.
 LAYERS = {
   "records and pure functions": (
-    "config episode rewards losses frontier budget qwen2 theme envs.base llms.prices"
+    "config sharding episode rewards losses frontier budget qwen2 theme envs.base llms.prices"
   ),
   "edges": (
     "agent llms.scripted envs.sandbox envs.sandbox_optimum envs.scienceworld_engine "
     "envs.scienceworld_expert envs.scienceworld envs.worker envs.process "
-    "view store checkpoint batches"
+    "view weights store checkpoint batches"
   ),
   "loops": "rollout policies router training run",
   "stages": "taxonomy references pretrain sft bopo evaluate bench",

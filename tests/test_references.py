@@ -120,6 +120,7 @@ def run(tmp_path):
   yield SimpleNamespace(
     noted=noted,
     require=lambda stage: noted.append(f"required {stage}"),
+    say=print,
     finish=lambda stage: noted.append(f"finished {stage}"),
     store=store,
     dir=tmp_path,

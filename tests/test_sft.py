@@ -185,17 +185,20 @@ def test_a_stopped_run_goes_on_to_the_same_parameters(copied, monkeypatch):
 
 
 def test_the_decisions_of_a_router_from_random_weights_start_alike(profiled):
-  view = View(profiled.config.router, profiled.dir / "tokenizer")
-  model = load_initial(profiled, view.decision_ids)
+  view = View(profiled.config.router, profiled.tokenizer)
+  model = load_initial(profiled, view)
   hidden_D = np.random.default_rng(0).normal(size=profiled.config.router.hidden_size)
   small, large = np.asarray(model.logits(hidden_D, np.array(view.decision_ids)))
   assert small == large != 0
 
 
-def test_without_references_the_stage_is_named(tmp_path):
+def test_without_references_the_stage_is_named(tmp_path, profiled):
   run = Run(tiny.config(tmp_path))
   with pytest.raises(ValueError, match="run --stage=references first"):
     sft.main(run)
+  with pytest.raises(ValueError, match="tokenizer.json is missing: run --stage=profile first"):
+    load_sft(run)
+  shutil.copytree(profiled.tokenizer, run.tokenizer)
   with pytest.raises(ValueError, match="has 0 of 2 updates: run --stage=sft first"):
     load_sft(run)
   run.close()

@@ -12,7 +12,7 @@ from baar_jax.bopo import improve, improvement
 from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
 from baar_jax.router import build_model
 from baar_jax.sft import imitation
-from baar_jax.training import Batcher, Trainer
+from baar_jax.training import Batcher, Scorer, Trainer
 from baar_jax.view import View
 
 LENGTHS = "SLSLLS"
@@ -112,7 +112,7 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
 ):
   config = BoPOConfig(ratio_level="decision", kl_beta=0.5)
   other = filled(lambda: build_model(router_config, 0), seed=3)
-  anchor = Trainer(other, improvement, optax.identity(), view.decision_ids)
+  anchor = Scorer(other, view.decision_ids, None, "float32")
   trainer = Trainer(tiny_model, partial(improvement, config), optimizer, view.decision_ids)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0])
   metrics, states = [], []
@@ -130,7 +130,7 @@ def test_bopo_reports_the_mean_of_its_steps(
   tiny_model, batcher, episodes, view, optimizer, monkeypatch
 ):
   config = BoPOConfig(epochs=2)
-  anchor = Trainer(tiny_model, improvement, optax.identity(), view.decision_ids)
+  anchor = Scorer(tiny_model, view.decision_ids, None, "float32")
   trainer = Trainer(tiny_model, partial(improvement, config), optimizer, view.decision_ids)
   answers = iter([{"loss": 1.0, "kl": 0.0}, {"loss": 4.0, "kl": 0.5}])
   monkeypatch.setattr(trainer, "step", lambda parts: next(answers))

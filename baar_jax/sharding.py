@@ -1,0 +1,112 @@
+"""One mesh (data, fsdp) over all devices: where arrays lie, and what processes tell each other."""
+
+import json
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from baar_jax.config import DistributedConfig
+
+AXES = ("data", "fsdp")
+STACKED = "layers"  # the module whose arrays have the layers as their first axis
+
+
+def join(config: DistributedConfig) -> None:
+  """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing."""
+  if config.processes > 1 and not jax.distributed.is_initialized():
+    jax.distributed.initialize(config.coordinator, config.processes, config.process)
+
+
+def make_mesh(fsdp: int = 0) -> Mesh:
+  """The mesh of all devices of all processes.
+
+  Args:
+    fsdp: over how many devices parameters are split, the rest repeat them; 0 is all devices.
+
+  Raises:
+    ValueError: the devices cannot be divided so.
+  """
+  devices = jax.device_count()
+  fsdp = fsdp or devices
+  if devices % fsdp:
+    raise ValueError(
+      f"--config.distributed.fsdp is {fsdp!r}; it must divide the number of devices, {devices}"
+    )
+  return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def one_device() -> Mesh:
+  """A mesh of this process's first device alone."""
+  device = np.array(jax.local_devices()[:1]).reshape(1, 1)
+  return Mesh(device, AXES, axis_types=(AxisType.Auto,) * 2)
+
+
+def split_parameters(params, mesh: Mesh):
+  """The sharding of each array of a router, or of a pytree of its shape.
+
+  An array is split over fsdp along its longest axis that fsdp divides, never along the layers
+  themselves, which are gone through one by one; where there is none it is repeated.
+  """
+  fsdp = mesh.shape["fsdp"]
+
+  def split(path, x) -> NamedSharding:
+    stacked = any(getattr(key, "key", getattr(key, "name", None)) == STACKED for key in path)
+    axes = [a for a in range(int(stacked), x.ndim) if x.shape[a] % fsdp == 0]
+    spec = [None] * x.ndim
+    if axes:
+      spec[max(axes, key=lambda a: x.shape[a])] = "fsdp"
+    return NamedSharding(mesh, P(*spec))
+
+  return jax.tree_util.tree_map_with_path(split, params)
+
+
+def split_rows(tree, mesh: Mesh):
+  """NumPy arrays that every process holds whole, with their rows spread over all devices.
+
+  Arrays without rows, and those whose rows the devices do not divide, are repeated. What is on
+  devices already stays where it is.
+  """
+
+  def place(x):
+    if isinstance(x, jax.Array):
+      return x
+    x = np.asarray(x)
+    rows = P(AXES) if x.ndim and x.shape[0] % mesh.size == 0 else P()
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, rows), lambda at: x[at])
+
+  return jax.tree.map(place, tree)
+
+
+def spread(x):
+  """Inside a compiled function: rows over all devices of the mesh in use, if there is one.
+
+  Without this the compiler may split the work along a split of the weights instead.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or x.shape[0] % mesh.size:
+    return x
+  return jax.lax.with_sharding_constraint(x, P(AXES))
+
+
+def local_copy(tree, mesh: Mesh, dtype):
+  """Whole float arrays in `dtype` on this process's first device; every process must call it."""
+  whole = jax.jit(
+    lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree),
+    out_shardings=NamedSharding(mesh, P()),
+  )
+  return jax.tree.map(lambda x: x.addressable_data(0), whole(tree))
+
+
+def exchange(value) -> list:
+  """The JSON values that the processes give, in their order; every process must call it."""
+  if jax.process_count() == 1:
+    return [value]
+  text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.array(len(text)))
+  padded = np.zeros(sizes.max(), np.uint8)
+  padded[: len(text)] = text
+  texts = multihost_utils.process_allgather(padded)
+  return [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes)]
