@@ -39,8 +39,9 @@ class Scorer:
   """The decision logits of a router whose parameters lie on the devices of a mesh."""
 
   def __init__(self, model: Qwen2, ids: Sequence[int], mesh: Mesh | None, dtype: str):
-    self._graphdef, self._params = nnx.split(model)
     self._mesh, ids = mesh or one_device(), tuple(ids)
+    self._graphdef, params = nnx.split(model)
+    self._params = jax.device_put(params, split_parameters(params, self._mesh))
     self._logits = jax.jit(
       lambda params, batch: decision_logits(
         nnx.merge(self._graphdef, params), batch, ids, jnp.dtype(dtype)
@@ -74,7 +75,7 @@ class Trainer:
     self._graphdef, params = nnx.split(model)
     shardings = split_parameters(params, self.mesh)
     # A copy: its steps give their buffers away.
-    self.params = jax.tree.map(partial(jax.device_put, may_alias=False), params, shardings)
+    self.params = jax.tree.map(jax.device_put, jax.tree.map(jnp.copy, params), shardings)
     self._optimizer = optimizer
     self._ids = None if ids is None else tuple(ids)
     places = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)

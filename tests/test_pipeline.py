@@ -74,9 +74,9 @@ def finish(process):
   return out, err
 
 
-def rows(runs):
+def rows(runs, file="episodes.sqlite"):
   """Every stored episode by its key, as text."""
-  path = Path(runs) / "tiny" / "episodes.sqlite"
+  path = Path(runs) / "tiny" / file
   if not path.exists():
     return {}
   db = sqlite3.connect(path)

@@ -1,0 +1,164 @@
+"""Many devices and many processes train the router that one device does."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from test_pipeline import QUICK, ROOT, finish, rows, start, wait_for
+
+from baar_jax.config import RouterConfig
+from baar_jax.router import abstract_model
+from baar_jax.sharding import one_device
+from baar_jax.training import load_trained
+
+FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 " + QUICK["XLA_FLAGS"]}
+STORES = "episodes.sqlite", "episodes-1.sqlite"
+UPDATES = 7  # of BoPO: a checkpoint is written after 5
+FLAGS = [f"--config.bopo.updates={UPDATES}", "--config.pretrain.epochs=0"]
+# With the usual eps Adam makes a whole step of a gradient that is rounding alone.
+FLAGS += ["--config.sft.adam_eps=0.01", "--config.bopo.adam_eps=0.01"]
+
+# One update of SFT, then one of BoPO, on meshes of 1, 1 x 4, 2 x 2 and 4 x 1 of four devices.
+MESHES = """
+import dataclasses, json, sys
+from functools import partial
+from pathlib import Path
+import jax, numpy as np
+jax.config.update("jax_platforms", "cpu")
+import tiny
+from baar_jax.bopo import improve, improvement, make_optimizer
+from baar_jax.episode import Task
+from baar_jax.router import build_model
+from baar_jax.sft import imitation
+from baar_jax import sft
+from baar_jax.sharding import make_mesh, one_device
+from baar_jax.training import Batcher, Scorer, Trainer
+from baar_jax.view import View, train_tokenizer
+
+config = tiny.config("none")
+config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, micro_episodes=4))
+episodes = [tiny.episode(models=m) for m in ("SLS", "L", "LLSS", "SS", "LS", "SLLLS")]
+for e in episodes:
+  for step in e.steps:
+    step.logp = -0.5
+directory = Path(sys.argv[1])
+train_tokenizer(["find the plant", "do 1 seen 2"], 300, directory)
+view = View(config.router, directory)
+batcher = Batcher(config, view, {"t": Task("t", "train", "find the plant", 10)})
+model = build_model(config.router, 0)
+out = []
+for mesh in (one_device(), make_mesh(4), make_mesh(2), make_mesh(1)):
+  placed = view.decision_ids, mesh, "float32"
+  trainer = Trainer(model, imitation, sft.make_optimizer(config.sft), *placed)
+  micro = batcher.micro_batches(episodes)
+  decisions = sum(batch.mask_BxS.sum() for _, batch in micro)
+  parts = [(batch, batch.mask_BxS.sum() / decisions) for _, batch in micro]
+  metrics = [trainer.step(parts) for _ in range(2)]
+  kernel = trainer.params["layers"]["q_kernel"][...]
+  held = max(shard.data.size for shard in kernel.addressable_shards) / kernel.size
+  moments = max(
+    shard.data.size / x.size
+    for x in jax.tree.leaves(trainer.optimizer_state) if x.size == kernel.size
+    for shard in x.addressable_shards
+  )
+  loss = partial(improvement, config.bopo)
+  better = Trainer(trainer.model, loss, make_optimizer(config.bopo), *placed)
+  adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0, 0.2])
+  anchor = Scorer(model, *placed)
+  metrics.append(improve(better, anchor, batcher, episodes, adv_B, config.bopo, seed=0))
+  params = [np.asarray(x).ravel().tolist() for x in jax.tree.leaves(better.params)]
+  out.append({"metrics": metrics, "params": params, "held": held, "moments": moments})
+print(json.dumps(out))
+"""
+
+
+def test_four_devices_make_the_updates_of_one(tmp_path):
+  result = subprocess.run(
+    [sys.executable, "-c", MESHES, str(tmp_path)],
+    cwd=ROOT,
+    env=os.environ | FOUR | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  one, *others = json.loads(result.stdout.splitlines()[-1])
+  # SFT's two updates and BoPO's change the loss, by far more than what is allowed to differ.
+  losses = [metrics["loss"] for metrics in one["metrics"]]
+  assert abs(losses[0] - losses[1]) > 1e-3
+  for other, held in zip(others, (1 / 4, 1 / 2, 1)):
+    assert other["held"] == other["moments"] == held  # of a kernel and its moments, by one device
+    for mine, its in zip(one["metrics"], other["metrics"]):
+      assert its == pytest.approx(mine, abs=1e-5)
+    for mine, its in zip(one["params"], other["params"]):
+      np.testing.assert_allclose(its, mine, rtol=0, atol=1e-5)
+
+
+def free_port() -> int:
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def start_two(runs: Path) -> list[subprocess.Popen]:
+  """The processes of one run, joined on loopback."""
+  shared = ["--config.distributed.processes=2"]
+  shared += [f"--config.distributed.coordinator=127.0.0.1:{free_port()}"]
+  return [start(runs, *FLAGS, *shared, f"--config.distributed.process={n}") for n in range(2)]
+
+
+def updates(runs: Path) -> list[tuple[str, int]]:
+  """(stage, update) of every line of metrics.jsonl."""
+  path = runs / "tiny" / "metrics.jsonl"
+  lines = path.read_text().splitlines() if path.exists() else []
+  return [(found["stage"], found["update"]) for found in map(json.loads, lines)]
+
+
+def parameters(runs: Path) -> list[np.ndarray]:
+  """Of the SFT router and BoPO's, read onto one device, whoever wrote them."""
+  config = RouterConfig(**json.loads((runs / "tiny" / "config.json").read_text())["router"])
+  leaves = []
+  for name, last in (("sft", 2), ("bopo-lam0.1", UPDATES)):
+    directory = runs / "tiny" / "checkpoints" / name
+    model = load_trained(directory, last, abstract_model(config, ()), one_device(), "sft")
+    leaves += [np.asarray(x) for x in jax.tree.leaves(nnx.split(model)[1])]
+  return leaves
+
+
+def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path):
+  """Each runs its own tasks into its own store; killed in BoPO, both go on together."""
+  two, one = tmp_path / "two", tmp_path / "one"
+  processes = start_two(two)
+  assert wait_for(processes[0], lambda: ("bopo", 6) in updates(two))
+  for process in processes:
+    os.kill(process.pid, signal.SIGKILL)
+  for process in processes:
+    process.communicate()
+  kept = [rows(two, file) for file in STORES]
+  assert all(kept)
+
+  (out, _), (silent, _) = map(finish, start_two(two))
+  assert out.splitlines()[-1].startswith("report: ") and "report" not in silent
+  assert updates(two).count(("bopo", 5)) == 1  # what was saved is not done again
+  assert updates(two)[-1] == ("bopo", UPDATES)
+  stores = [rows(two, file) for file in STORES]
+  assert stores[0] == stores[1]  # in the end each has all
+  for before, after in zip(kept, stores):
+    assert before.items() <= after.items()
+
+  # One process with the same episodes, and nothing else of theirs.
+  (one / "tiny" / "tokenizer").mkdir(parents=True)
+  for file in ("tokenizer/tokenizer.json", STORES[0]):
+    shutil.copy(two / "tiny" / file, one / "tiny" / file)
+  finish(start(one, *FLAGS))
+  assert rows(one, STORES[0]) == stores[0]  # it had nothing to run
+  for mine, theirs in zip(parameters(one), parameters(two)):
+    np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-5)
