@@ -7,7 +7,7 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from baar_jax import bench, bopo, evaluate, pretrain, references, report, sft, taxonomy
+from baar_jax import bench, bopo, evaluate, export, pretrain, references, report, sft, taxonomy
 from baar_jax.config import validate
 from baar_jax.envs.base import EnvDied
 from baar_jax.run import Run
@@ -22,7 +22,7 @@ STAGES = {
   "report": report.main,
 }
 
-EXTRA = {"bench": bench.main}
+EXTRA = {"export": export.main, "bench": bench.main}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,12 +1,14 @@
 """The configuration: one plain dataclass per concern, nested in Config."""
 
 import dataclasses
+import operator
 from dataclasses import field
 
 ENVS = ("sandbox", "scienceworld")
 VIEWS = ("transcript", "paper")
 DTYPES = ("float32", "bfloat16")
 RATIO_LEVELS = ("trajectory", "decision")
+PEERS = ("", "transformers")
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 SEEDS_BEFORE_BOPO = 1000  # for the profile and the references; rollouts have luck of their own
 SMALLEST_VOCABULARY = 258  # every byte and the two decisions
@@ -48,12 +50,16 @@ POSITIVE = {
     "batch_episodes",
   ),
   "evaluate": ("seeds", "bootstrap"),
+  "bench": ("steps",),
 }
+POSITIVE["bench.router"] = POSITIVE["router"]
 NOT_NEGATIVE = (
   ("env", "processes"),
   ("bopo", "kl_beta"),
   ("distributed", "process"),
   ("distributed", "fsdp"),
+  ("bench", "episodes"),
+  ("bench", "micro_episodes"),
 )
 # Settings of many values, each with a policy of its own: what a value must be.
 LISTS = (
@@ -185,6 +191,31 @@ class DistributedConfig:
 
 
 @dataclasses.dataclass
+class BenchConfig:
+  """What --stage=bench measures: `router`, or the run's own one where that has weights."""
+
+  router: RouterConfig = field(
+    default_factory=lambda: RouterConfig(
+      hidden_size=512,
+      intermediate_size=2752,
+      num_layers=8,
+      num_heads=8,
+      num_kv_heads=2,
+      head_dim=64,
+      rope_theta=1_000_000.0,
+      max_tokens=1792,
+      buckets=4,
+      action_tokens=20,
+      result_tokens=44,
+    )
+  )
+  steps: int = 20  # decisions of an episode
+  episodes: int = 0  # of a gradient step; 0 is 2 on a CPU, 64 elsewhere
+  micro_episodes: int = 0  # rows of a compiled gradient; 0 is 1 on a CPU, 16 elsewhere
+  peer: str = ""  # one of PEERS: also measure this library on the same weights and texts
+
+
+@dataclasses.dataclass
 class Config:
   name: str = "quickstart"
   runs: str = "runs"  # the run's directory is <runs>/<name>
@@ -199,6 +230,7 @@ class Config:
   bopo: BoPOConfig = field(default_factory=BoPOConfig)
   evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
   distributed: DistributedConfig = field(default_factory=DistributedConfig)
+  bench: BenchConfig = field(default_factory=BenchConfig)
 
 
 def validate(config: Config) -> None:
@@ -208,8 +240,9 @@ def validate(config: Config) -> None:
     (c.name not in ("", ".", "..") and "/" not in c.name, "name", c.name, "a directory name"),
     (c.env.kind in ENVS, "env.kind", c.env.kind, f"one of {', '.join(ENVS)}"),
     (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
-    (c.router.view in VIEWS, "router.view", c.router.view, f"one of {', '.join(VIEWS)}"),
-    (c.router.dtype in DTYPES, "router.dtype", c.router.dtype, f"one of {', '.join(DTYPES)}"),
+    *_router_checks("router", c.router),
+    *_router_checks("bench.router", c.bench.router),
+    (c.bench.peer in PEERS, "bench.peer", c.bench.peer, f"one of {PEERS}"),
     (
       not c.router.weights or c.pretrain.epochs == 0,
       "pretrain.epochs",
@@ -228,19 +261,6 @@ def validate(config: Config) -> None:
       c.distributed.coordinator,
       "host:port of process 0",
     ),
-    (
-      c.router.vocab_size >= SMALLEST_VOCABULARY,
-      "router.vocab_size",
-      c.router.vocab_size,
-      f"at least {SMALLEST_VOCABULARY}",
-    ),
-    (
-      c.router.num_kv_heads > 0 and c.router.num_heads % c.router.num_kv_heads == 0,
-      "router.num_heads",
-      c.router.num_heads,
-      "a multiple of --config.router.num_kv_heads",
-    ),
-    (c.router.head_dim % 2 == 0, "router.head_dim", c.router.head_dim, "even"),
     (0 < c.profile.easy_rate <= 1, "profile.easy_rate", c.profile.easy_rate, "in (0, 1]"),
     (0 <= c.sft.hard_share <= 1, "sft.hard_share", c.sft.hard_share, "in [0, 1]"),
     (c.bopo.group_size >= 2, "bopo.group_size", c.bopo.group_size, "at least 2"),
@@ -253,7 +273,7 @@ def validate(config: Config) -> None:
     ),
   ]
   for section, fields in POSITIVE.items():
-    part = getattr(c, section)
+    part = operator.attrgetter(section)(c)
     for name in fields:
       value = getattr(part, name)
       checks.append((value > 0, f"{section}.{name}", value, "above 0"))
@@ -271,16 +291,25 @@ def validate(config: Config) -> None:
     different = numbers and len({f"{value:g}" for value in values}) == len(values)
     fine = different and all(map(fits, values))
     checks.append((fine, f"{section}.{name}", values, f"different {wanted}"))
-  markup = MARKUP_TOKENS.get(c.router.view, 0)
-  step_tokens = c.router.description_tokens + c.router.action_tokens + 2 * c.router.result_tokens
-  checks.append(
-    (
-      c.router.max_tokens >= 2 * (step_tokens + markup),
-      "router.max_tokens",
-      c.router.max_tokens,
-      f"at least {2 * (step_tokens + markup)} for these previews",
-    )
-  )
   for fine, name, value, wanted in checks:
     if not fine:
       raise ValueError(f"--config.{name} is {value!r}; it must be {wanted}")
+
+
+def _router_checks(name: str, router: RouterConfig) -> list[tuple]:
+  """(fine, field, value, what it must be) of one router's settings, in the field `name`."""
+  markup = MARKUP_TOKENS.get(router.view, 0)
+  step_tokens = router.description_tokens + router.action_tokens + 2 * router.result_tokens
+  least = 2 * (step_tokens + markup)
+  shared = router.num_kv_heads > 0 and router.num_heads % router.num_kv_heads == 0
+  heads = f"a multiple of --config.{name}.num_kv_heads"
+  vocabulary = router.vocab_size >= SMALLEST_VOCABULARY
+  checks = [
+    (router.view in VIEWS, "view", f"one of {', '.join(VIEWS)}"),
+    (router.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}"),
+    (vocabulary, "vocab_size", f"at least {SMALLEST_VOCABULARY}"),
+    (shared, "num_heads", heads),
+    (router.head_dim % 2 == 0, "head_dim", "even"),
+    (router.max_tokens >= least, "max_tokens", f"at least {least} for these previews"),
+  ]
+  return [(ok, f"{name}.{key}", getattr(router, key), must) for ok, key, must in checks]

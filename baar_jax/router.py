@@ -18,7 +18,7 @@ from baar_jax.qwen2 import Qwen2, Qwen2Config
 from baar_jax.rollout import Decision, Live
 from baar_jax.sharding import local_copy, one_device
 from baar_jax.view import View, has_decisions
-from baar_jax.weights import load_qwen2, read_config
+from baar_jax.weights import check_directory, load_qwen2, read_config
 
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
 ROWS = (1, 4, 16, 64)  # and bucket sizes of its batch
@@ -59,6 +59,17 @@ def build_model(config: RouterConfig, seed: int) -> Qwen2:
 def abstract_model(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2:
   """A router's structure, shapes and dtypes without values."""
   return nnx.eval_shape(lambda: Qwen2(shape_of(config, decision_ids), nnx.Rngs(0)))
+
+
+def check_pretrained(config: RouterConfig) -> None:
+  """Raises ValueError unless `config.weights` looks like what `load_pretrained` will read."""
+  longest = check_directory(config.weights).max_position_embeddings
+  if config.max_tokens > longest:
+    raise ValueError(
+      f"--config.router.max_tokens is {config.max_tokens}; {config.weights} was made for "
+      f"at most {longest}"
+    )
+  has_decisions(Path(config.weights))
 
 
 def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) -> Qwen2:

@@ -23,6 +23,7 @@ from baar_jax.llms.prices import Usage, cost_usd
 from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors, ScriptedPair
 from baar_jax.policies import always
 from baar_jax.rollout import Job, Policy, run_episodes
+from baar_jax.router import check_pretrained
 from baar_jax.store import Store
 
 ERRORS = {"sandbox": SandboxErrors, "scienceworld": ScienceWorldErrors}
@@ -31,7 +32,7 @@ EXCHANGED = 256  # episodes that are sent to other processes at a time
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: it changes no result that is already stored.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "bopo.lam", "evaluate")
-FREE_FIELDS += ("distributed",)
+FREE_FIELDS += ("distributed", "bench")
 
 
 class Run:
@@ -53,9 +54,16 @@ class Run:
     self.pair: Pair = ScriptedPair(config.models.names, ERRORS[config.env.kind]())
     for name in self.pair.names:
       cost_usd(name, Usage(0, 0, 0))  # a model without a price is found before anything is run
+    if config.router.weights:  # before hours of episodes
+      check_pretrained(config.router)
     sharding.join(config.distributed)
     self.first = config.distributed.process == 0
     self.mesh = sharding.make_mesh(config.distributed.fsdp)
+    if config.sft.micro_episodes % self.mesh.size:
+      raise ValueError(
+        f"--config.sft.micro_episodes is {config.sft.micro_episodes}; it must be a multiple of "
+        f"the number of devices, {self.mesh.size}"
+      )
     self.dir = Path(config.runs) / config.name
     try:
       self.dir.mkdir(parents=True, exist_ok=True)

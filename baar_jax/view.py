@@ -16,6 +16,10 @@ DECISION_WORDS = ("SMALL", "BIG")
 RECENT_STEPS = 10  # of the paper's hard-budget prompt
 TOKEN_CHARS = 12  # longest merge: a short phrase, so that long ones share their parts
 CUT_MARK = " ..."
+NO_TOKENIZER = (
+  "put the checkpoint's beside its weights, or let transformers write it: "
+  "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
+)
 
 TASK = "task: "
 START = "\nstart: "
@@ -83,18 +87,14 @@ def adopt_tokenizer(source: Path, directory: Path) -> None:
   Raises:
     ValueError: the source has no `tokenizer.json`, or it cannot be read.
   """
-  tokenizer = _read_tokenizer(
-    source,
-    "every router needs its tokenizer; transformers writes one: "
-    "AutoTokenizer.from_pretrained(d).save_pretrained(d)",
-  )
+  tokenizer = _read_tokenizer(source, NO_TOKENIZER)
   tokenizer.add_special_tokens(list(DECISION_TOKENS))
   _save(tokenizer, directory)
 
 
 def has_decisions(directory: Path) -> bool:
   """Whether a checkpoint's tokenizer knows the decisions already: then it is a saved router."""
-  tokenizer = _read_tokenizer(directory, "restore a copy of it")
+  tokenizer = _read_tokenizer(directory, NO_TOKENIZER)
   return None not in map(tokenizer.token_to_id, DECISION_TOKENS)
 
 

@@ -102,20 +102,48 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
     ValueError: the directory, a file or a tensor is not what config.json promises.
   """
   directory, mesh = Path(directory), mesh or one_device()
-  config = read_config(directory)
+  config = check_directory(directory)
   files = _tensor_files(directory)
   graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
-  wanted = [_tensors(path, x) for path, x in jax.tree_util.tree_flatten_with_path(abstract)[0]]
-  _compare(directory, {tensor.name for tensors in wanted for tensor in tensors}, files)
+  paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(abstract)[0]]
   leaves, treedef = jax.tree.flatten(abstract)
   shardings = jax.tree.leaves(split_parameters(abstract, mesh))
-  for i, tensors in enumerate(wanted):
-    place = jax.jit(_place, static_argnums=3, donate_argnums=0, out_shardings=shardings[i])
-    leaves[i] = jnp.zeros(leaves[i].shape, dtype, device=shardings[i])
+  for i, (path, sharding) in enumerate(zip(paths, shardings)):
+    tensors = _tensors(path, leaves[i])
+    place = jax.jit(_place, static_argnums=3, donate_argnums=0, out_shardings=sharding)
+    leaves[i] = jnp.zeros(leaves[i].shape, dtype, device=sharding)
     for tensor in tensors:
-      read = _replicated(_read(files[tensor.name], tensor), mesh)
+      read = _replicated(_read(files[tensor.name][0], tensor.name), mesh)
       leaves[i] = place(leaves[i], read, np.int32(tensor.layer or 0), tensor.kernel)
+      leaves[i].block_until_ready()  # or more tensors than one would wait on the host
   return nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+
+
+def check_directory(directory: Path | str) -> Qwen2Config:
+  """Compares names and shapes of all tensors with config.json, from the files' headers alone.
+
+  Returns:
+    The sizes in config.json.
+
+  Raises:
+    ValueError: the directory, a file or a tensor is not what config.json promises.
+  """
+  directory = Path(directory)
+  config, files = read_config(directory), _tensor_files(directory)
+  abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))[1]
+  flat = jax.tree_util.tree_flatten_with_path(abstract)[0]
+  wanted = {tensor.name: tensor.shape for path, x in flat for tensor in _tensors(path, x)}
+  for name in sorted(files.keys() | wanted.keys()):
+    if name not in files:
+      raise ValueError(f"{directory}: tensor {name} is in none of its files")
+    path, shape = files[name]
+    if name not in wanted:
+      raise ValueError(f"{path}: tensor {name} has no place in a Qwen2 of this config.json")
+    if shape != wanted[name]:
+      raise ValueError(
+        f"{path}: tensor {name} is {list(shape)}, config.json makes it {list(wanted[name])}"
+      )
+  return config
 
 
 def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.bfloat16) -> None:
@@ -220,20 +248,13 @@ def _outward(tensor: _Tensor, x: jax.Array, dtype) -> np.ndarray:
   return x.reshape(tensor.shape)
 
 
-def _compare(directory: Path, wanted: set[str], files: dict[str, Path]) -> None:
-  for name in sorted(files.keys() - wanted):
-    raise ValueError(f"{files[name]}: tensor {name} has no place in a Qwen2 of this config.json")
-  for name in sorted(wanted - files.keys()):
-    raise ValueError(f"{directory}: tensor {name} is in none of its files")
-
-
 def _replicated(tensor: np.ndarray, mesh: Mesh) -> jax.Array:
   sharding = NamedSharding(mesh, P())
   return jax.make_array_from_callback(tensor.shape, sharding, lambda at: tensor[at])
 
 
-def _tensor_files(directory: Path) -> dict[str, Path]:
-  """Which file each tensor is in; the index, where there is one, has to agree with the files."""
+def _tensor_files(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+  """Each tensor's file and shape; the index, where there is one, has to agree with the files."""
   index = directory / INDEX
   promised = None
   if index.exists():
@@ -243,18 +264,18 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
     paths = [directory / name for name in sorted(set(promised.values()))]
   else:
     paths = [directory / "model.safetensors"]
-  files: dict[str, Path] = {}
+  files: dict[str, tuple[Path, tuple[int, ...]]] = {}
   for path in paths:
     if not path.exists():
       raise ValueError(f"{path} is missing; restore a copy of it")
     with _open(path) as file:
-      names = list(file.keys())
-    for name in names:
+      shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    for name, shape in shapes.items():
       if name in files:
-        raise ValueError(f"tensor {name} is in both {files[name]} and {path}")
+        raise ValueError(f"tensor {name} is in both {files[name][0]} and {path}")
       if promised is not None and promised.get(name) != path.name:
         raise ValueError(f"{path}: {index.name} puts tensor {name} in {promised.get(name)}")
-      files[name] = path
+      files[name] = path, shape
   for name in promised or ():
     if name not in files:
       raise ValueError(f"{directory / promised[name]} lacks tensor {name}, which its index names")
@@ -268,14 +289,9 @@ def _open(path: Path):
     raise ValueError(f"{path} is cut short or damaged ({error}); restore a copy of it") from None
 
 
-def _read(path: Path, tensor: _Tensor) -> np.ndarray:
+def _read(path: Path, name: str) -> np.ndarray:
   # Opened for each tensor: what was read of a mapped file counts as memory until it is closed.
   with _open(path) as file:
-    got, name = tuple(file.get_slice(tensor.name).get_shape()), tensor.name
-    if got != tensor.shape:
-      raise ValueError(
-        f"{path}: tensor {name} is {list(got)}, config.json makes it {list(tensor.shape)}"
-      )
     try:
       return file.get_tensor(name)
     except (SafetensorError, TypeError) as error:

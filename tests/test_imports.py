@@ -22,7 +22,7 @@ LAYERS = {
     "view weights store checkpoint batches"
   ),
   "loops": "rollout policies router training run",
-  "stages": "taxonomy references pretrain sft bopo evaluate bench",
+  "stages": "taxonomy references pretrain sft bopo evaluate export bench",
   "report": "samples results tables plots page report",
 }
 ORDER = [name for names in LAYERS.values() for name in names.split()]

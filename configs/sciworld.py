@@ -1,0 +1,22 @@
+"""The paper's setting in ScienceWorld: Qwen2.5-1.5B as the router, fully fine-tuned on GPUs."""
+
+from baar_jax import config
+
+
+def get_config() -> config.Config:
+  return config.Config(
+    name="sciworld",
+    env=config.EnvConfig(kind="scienceworld", train_tasks=300, test_tasks=200, max_steps=40),
+    router=config.RouterConfig(
+      weights="weights/Qwen2.5-1.5B",  # a Hugging Face directory
+      dtype="bfloat16",
+      max_tokens=4096,
+      buckets=4,
+      description_tokens=256,
+      action_tokens=32,
+      result_tokens=64,
+    ),
+    # The paper's values are the defaults of baar_jax/config.py.
+    sft=config.SFTConfig(micro_episodes=8),
+    evaluate=config.EvaluateConfig(thresholds=(0.15, 0.3, 0.7)),
+  )
