@@ -15,9 +15,20 @@ STACKED = "layers"  # the module whose arrays have the layers as their first axi
 
 
 def join(config: DistributedConfig) -> None:
-  """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing."""
-  if config.processes > 1 and not jax.distributed.is_initialized():
+  """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing.
+
+  Raises:
+    ValueError: the coordinator cannot be reached, or not all processes came in time.
+  """
+  if config.processes == 1 or jax.distributed.is_initialized():
+    return
+  try:
     jax.distributed.initialize(config.coordinator, config.processes, config.process)
+  except (RuntimeError, ValueError) as error:
+    raise ValueError(
+      f"process {config.process} cannot join the {config.processes} processes at "
+      f"{config.coordinator} ({error}); start all of them with the same --config.distributed"
+    ) from error
 
 
 def make_mesh(fsdp: int = 0) -> Mesh:

@@ -48,6 +48,11 @@ BAD = [
   ("env.live_per_process", 0),
   ("models.kind", "real"),
   ("router.view", "poem"),
+  ("router.dtype", "float16"),
+  ("router.buckets", 0),
+  ("distributed.process", 1),  # of one
+  ("distributed.process", -1),
+  ("distributed.fsdp", -1),
   ("router.vocab_size", 257),  # 256 bytes and two decisions
   ("router.num_heads", 3),  # of 2 key-value heads
   ("router.head_dim", 7),

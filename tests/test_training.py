@@ -1,6 +1,7 @@
 """Micro-batches add up to the whole batch, steps lower the loss, and a saved state goes on."""
 
 import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -159,3 +160,38 @@ def test_steps_lower_the_loss_and_a_saved_state_goes_on(
   other.load(saved)
   assert_same([other.state, saved], atol=0)
   assert max(np.abs(leaf).max() for leaf in saved["optimizer"]) > 1e-3
+
+
+def test_the_shapes_that_are_compiled_are_counted(tiny_model, batcher, episodes, view, optimizer):
+  """Two lengths of rows, so two; other episodes of the same lengths bring no more."""
+  trainer = Trainer(tiny_model, imitation, optimizer, view.decision_ids)
+  assert trainer.compiled == 0
+  for chosen in (episodes, episodes[::-1], episodes[1:3]):
+    micro = batcher(2).micro_batches(chosen)
+    trainer.step(sft_parts(micro))
+    assert {batch.tokens_RxT.shape for _, batch in micro} <= {(2, 64), (2, 128)}
+  assert trainer.compiled == 2
+
+
+def test_bf16_computes_on_float32_weights(tiny_model, batcher, episodes, view, optimizer):
+  parts = sft_parts(batcher(EPISODES).micro_batches(episodes))
+  losses = {}
+  for dtype in ("float32", "bfloat16"):
+    trainer = Trainer(tiny_model, imitation, optimizer, view.decision_ids, dtype=dtype)
+    losses[dtype] = trainer.step(parts)["loss"]
+    assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
+  assert losses["bfloat16"] != losses["float32"]
+  assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.05)
+
+
+def test_no_array_has_both_tokens_and_vocabulary(tiny_model, batcher, episodes, view, optimizer):
+  """Neither forward nor backward: of 340 words only the decisions' logits are ever made."""
+  trainer = Trainer(tiny_model, imitation, optimizer, view.decision_ids)
+  batch, share = sft_parts(batcher(EPISODES).micro_batches(episodes))[0]
+  T = batch.tokens_RxT.shape[1]
+  text = trainer._gradient.lower(trainer.params, batch, share).as_text()
+  shapes = [
+    tuple(map(int, found.split("x"))) for found in re.findall(r"tensor<([\dx]+)xf32>", text)
+  ]
+  assert any(340 in shape for shape in shapes) and any(T in shape for shape in shapes)
+  assert not [shape for shape in shapes if 340 in shape and (T in shape or EPISODES in shape)]
