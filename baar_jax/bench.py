@@ -1,11 +1,20 @@
-"""Stage bench: how fast episodes run, as ratios within one run."""
+"""Stage bench: how fast the router and the episodes are, as ratios within one run."""
 
+import contextlib
 import json
 import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from baar_jax import bench_peer, bench_router, bench_training
+from baar_jax.bench_figures import Figures
+from baar_jax.bench_subject import describe, prepare
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import memory_mb
 from baar_jax.episode import Episode
@@ -20,10 +29,54 @@ WARM_UP = 4  # rounds of the tasks before the clock starts: Java compiles as it 
 
 
 def main(run: Run) -> None:
-  """Episodes through the rollout loop against the same actions without it.
+  """Measures the router on texts of its own, then the environment without a router.
 
-  Nothing is routed by a model. Prints a table and saves report/bench.json.
+  Prints a table and saves report/bench.json; of the run's results nothing changes.
   """
+  parts = [
+    describe,
+    bench_router.decisions,
+    bench_router.scoring,
+    bench_training.training,
+    bench_training.arithmetic,
+    bench_router.loading,
+  ]
+  if run.config.bench.peer:
+    bench_peer.open_libraries()  # a missing one is said at once
+    parts.append(bench_peer.measure)
+  figures = Figures()
+  with run.progress(total=len(parts) + 1, desc="bench", unit="part") as bar:
+    with tempfile.TemporaryDirectory() as directory, compiled_anew():
+      subject = prepare(run.config, Path(directory))
+      for part in parts:
+        bar.set_postfix_str(part.__name__)
+        part(subject, figures)
+        bar.update()
+    del subject
+    bar.set_postfix_str("environment")
+    environment(run, figures)
+    bar.update()
+  run.say(figures.table())
+  path = run.dir / "report" / "bench.json"
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(json.dumps(figures.values, indent=2))
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+  """Takes nothing compiled from the disk, so that a first call shows what compiling takes."""
+  directory = jax.config.jax_compilation_cache_dir
+  jax.config.update("jax_compilation_cache_dir", None)
+  compilation_cache.reset_cache()
+  try:
+    yield
+  finally:
+    jax.config.update("jax_compilation_cache_dir", directory)
+    compilation_cache.reset_cache()
+
+
+def environment(run: Run, figures: Figures) -> None:
+  """Episodes through the rollout loop against the same actions without it."""
   tasks = run.tasks("test")[:TASKS]
   envs = run.envs()
   policy = random_large(0.5, "bench")
@@ -42,25 +95,25 @@ def main(run: Run) -> None:
     list(threads.map(_replay, processes, shares))
   bare_s = time.monotonic() - start
 
-  steps = sum(len(episode.steps) for episode in episodes)
-  figures = {
-    "environment": run.config.env.kind,
-    "processes": len(processes),
-    "cores": os.cpu_count(),
-    "episodes": len(episodes),
-    "steps": steps,
-    "steps_per_s": steps / loop_s,
-    "episodes_per_s": len(episodes) / loop_s,
-    "replay_steps_per_s": steps / bare_s,
-    "loop_time_over_replay_time": loop_s / bare_s,
-    "loop_cpu_share": loop_cpu_s / loop_s / (os.cpu_count() or 1),
-    "child_memory_mb": memory_mb(envs) if run.config.env.kind != "sandbox" else None,
-  }
-  for name, value in figures.items():
-    print(f"{name:28} {value:.3f}" if isinstance(value, float) else f"{name:28} {value}")
-  path = run.dir / "report" / "bench.json"
-  path.parent.mkdir(exist_ok=True)
-  path.write_text(json.dumps(figures, indent=2))
+  kind, steps = run.config.env.kind, sum(len(episode.steps) for episode in episodes)
+  figures.section(
+    f"Environment: {kind} with the scripted pair",
+    "random routing without a router, once after a warm-up; replay: the same actions with no "
+    "models, policy or loop around them",
+  )
+  figures.add("environment", kind, "environment")
+  figures.add("processes", len(processes), "processes")
+  figures.add("episodes", len(episodes), "measured", "episodes")
+  figures.add("steps", steps, "  in all", "steps")
+  figures.add("steps_per_s", steps / loop_s, "rollout loop", "steps/s")
+  figures.add("episodes_per_s", len(episodes) / loop_s, "  whole ones", "episodes/s")
+  figures.add("replay_steps_per_s", steps / bare_s, "replay", "steps/s")
+  figures.ratio("steps_per_s", "replay_steps_per_s", "{} x as fast as the replay")
+  cpu_share = loop_cpu_s / loop_s / (os.cpu_count() or 1)
+  figures.add("loop_cpu_share", cpu_share, "the loop's own share of all cores' time")
+  now_mb, peak_mb = (None if kind == "sandbox" else memory_mb(envs)) or (None, None)
+  figures.add("child_memory_mb", now_mb, "memory of the child processes", "MB")
+  figures.add("child_peak_memory_mb", peak_mb, "  sum of their peaks", "MB")
 
 
 def _replay(env: Env, episodes: Sequence[Episode]) -> None:

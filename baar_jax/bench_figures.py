@@ -1,5 +1,6 @@
 """Figures by name, their quotients, and the table and the JSON object that they make."""
 
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -7,6 +8,8 @@ import jax
 
 REPEATS = 5  # of a timed call at most
 ENOUGH_S = 2.0  # after which it is not repeated
+MB = 1e6
+GIGA = 1e9
 
 
 class Figures:
@@ -33,19 +36,23 @@ class Figures:
     self._sections[-1][2].append(name)
 
   def ratio(self, name: str, other: str, words: str, beside: str = "") -> None:
-    """Adds the quotient of two figures, said in the line of the first or of `beside`."""
+    """Adds the quotient of two figures, said in the line of the first or of `beside`.
+
+    Args:
+      words: with a place for the quotient.
+    """
     quotient = self.values[name] / self.values[other]
     self.values[f"{name}_over_{other}"] = quotient
-    self._ratios.setdefault(beside or name, []).append(f"{shown(quotient)} {words}")
+    self._ratios.setdefault(beside or name, []).append(words.format(shown(quotient)))
 
   def table(self) -> str:
     """The sections as text: label, value, unit, and what it compares to."""
     lines = []
     for title, note, names in self._sections:
-      lines += ["", title] + ([f"  ({note})"] if note else [])
+      lines += ["", title, *textwrap.wrap(note, 98, initial_indent="  ", subsequent_indent="  ")]
       for name in names:
-        label, unit = self._labels[name]
-        line = f"  {label:44} {shown(self.values[name]):>10} {unit:14}"
+        (label, unit), value = self._labels[name], self.values[name]
+        line = f"  {label:44} {shown(value):>10} {'' if value is None else unit:14}"
         said = self._ratios.get(name, [""])
         lines.append(f"{line} {said[0]}".rstrip())
         lines += [f"{'':{len(line)}} {more}" for more in said[1:]]

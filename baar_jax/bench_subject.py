@@ -1,25 +1,30 @@
 """What the bench measures: a router, synthetic episodes, and the views between them."""
 
 import dataclasses
+import os
+import platform
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+from flax import nnx
 
 from baar_jax import router
 from baar_jax.batches import length_buckets
+from baar_jax.bench_figures import Figures
 from baar_jax.config import VIEWS, Config
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.qwen2 import Qwen2
-from baar_jax.training import Scorer
+from baar_jax.training import Batcher, Scorer
 from baar_jax.view import TOKEN_CHARS, View, Window, adopt_tokenizer, text_pieces, train_tokenizer
 
 SEED = 0
 WORDS = 400  # that the synthetic texts are made of
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TOKENIZER_EPISODES = 8  # that the yardstick's tokenizer is trained on
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclasses.dataclass
@@ -43,11 +48,6 @@ class Subject:
   directory: Path
 
   @property
-  def training_episodes(self) -> list[Episode]:
-    """Those of one gradient step."""
-    return self.episodes[: self.config.bench.episodes]
-
-  @property
   def buckets(self) -> list[int]:
     return length_buckets(self.config.router.max_tokens, self.config.router.buckets)
 
@@ -57,6 +57,12 @@ class Subject:
   def lengths(self, episodes: Sequence[Episode], view: str = "transcript") -> list[int]:
     """Tokens of each window of the episodes, without padding."""
     return [len(window.tokens) for e in episodes for window in self.windows(e, view)]
+
+  def batcher(self, rows: int) -> Batcher:
+    """Cuts episodes into micro-batches of so many transcripts."""
+    sft = dataclasses.replace(self.config.sft, micro_episodes=rows)
+    config = dataclasses.replace(self.config, sft=sft)
+    return Batcher(config, self.views["transcript"], self.tasks)
 
 
 def prepare(config: Config, directory: Path) -> Subject:
@@ -78,7 +84,6 @@ def prepare(config: Config, directory: Path) -> Subject:
     config,
     router=c,
     env=dataclasses.replace(config.env, max_steps=bench.steps),
-    sft=dataclasses.replace(config.sft, micro_episodes=bench.micro_episodes),
     bopo=dataclasses.replace(config.bopo, epochs=1, batch_episodes=bench.episodes),
     bench=bench,
   )
@@ -114,3 +119,30 @@ def synthetic(config: Config, count: int) -> tuple[list[Task], list[Episode]]:
   tasks = [Task(f"bench-{i}", "test", text(c.description_tokens), steps) for i in range(count)]
   made = [[step() for _ in range(steps)] for _ in tasks]
   return tasks, [Episode(t.id, "bench", SEED, its, 1.0, "done") for t, its in zip(tasks, made)]
+
+
+def describe(subject: Subject, figures: Figures) -> None:
+  """What is measured, and on what."""
+  c, episode = subject.config, subject.episodes[0]
+  shape, leaves = subject.model.config, jax.tree.leaves(nnx.split(subject.model)[1])
+  figures.section("Setup", "episodes are synthetic: random words, every text cut to its preview")
+  figures.add("device", device_name(), "device, one of them")
+  figures.add("cores", os.cpu_count(), "cores of the machine")
+  figures.add("jax_version", jax.__version__, "jax")
+  figures.add("router", c.router.weights or "random weights", "router")
+  figures.add("dtype", c.router.dtype, "computed in")
+  figures.add("parameters", sum(x.size for x in leaves), "parameters")
+  figures.add("hidden_size", shape.hidden_size, "hidden size")
+  figures.add("layers", shape.num_hidden_layers, "layers")
+  figures.add("episode_steps", c.bench.steps, "an episode", "steps")
+  figures.add("transcript_tokens", sum(subject.lengths([episode])), "  its transcript", "tokens")
+  figures.add("paper_tokens", sum(subject.lengths([episode], "paper")), "  its prompts", "tokens")
+
+
+def device_name() -> str:
+  kind = jax.devices()[0].device_kind
+  if kind != "cpu":
+    return kind
+  lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+  names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+  return names[0] if names else platform.machine()

@@ -26,7 +26,6 @@ POSITIVE = {
     "result_tokens",
     "buckets",
   ),
-  "distributed": ("processes",),
   "profile": ("trials",),
   "references": ("samples",),
   "pretrain": ("batch_episodes", "learning_rate"),
@@ -50,13 +49,11 @@ POSITIVE = {
     "batch_episodes",
   ),
   "evaluate": ("seeds", "bootstrap"),
-  "bench": ("steps",),
 }
 POSITIVE["bench.router"] = POSITIVE["router"]
 NOT_NEGATIVE = (
   ("env", "processes"),
   ("bopo", "kl_beta"),
-  ("distributed", "process"),
   ("distributed", "fsdp"),
   ("bench", "episodes"),
   ("bench", "micro_episodes"),
@@ -242,6 +239,7 @@ def validate(config: Config) -> None:
     (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
     *_router_checks("router", c.router),
     *_router_checks("bench.router", c.bench.router),
+    (c.bench.steps >= 4, "bench.steps", c.bench.steps, "at least 4: the first ones compile"),
     (c.bench.peer in PEERS, "bench.peer", c.bench.peer, f"one of {PEERS}"),
     (
       not c.router.weights or c.pretrain.epochs == 0,
@@ -250,10 +248,10 @@ def validate(config: Config) -> None:
       "0 with --config.router.weights, which are pretrained",
     ),
     (
-      c.distributed.process < c.distributed.processes,
+      0 <= c.distributed.process < c.distributed.processes,
       "distributed.process",
       c.distributed.process,
-      "below --config.distributed.processes",
+      "at least 0 and below --config.distributed.processes",
     ),
     (
       c.distributed.processes == 1 or bool(c.distributed.coordinator),

@@ -91,7 +91,8 @@ def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) 
   model.config = shape
   tables = [model.embedding_VxD] + ([] if shape.tie_word_embeddings else [model.head_VxD])
   for table in tables:
-    table[...] = _with_rows(table[...], shape.vocab_size, view.decision_ids, view.word_ids)
+    # Not `table[...] =`, which keeps the shape.
+    table.set_value(_with_rows(table[...], shape.vocab_size, view.decision_ids, view.word_ids))
   return model
 
 

@@ -47,6 +47,7 @@ EXPECTED = {
   "rope_scaling": (None,),
   "quantization_config": (None,),
 }
+STORED = ("F32", "BF16", "F16")  # of the tensors; the numbers of quantised ones need a scale
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30  # of one file that is written
 
@@ -85,6 +86,8 @@ def read_config(directory: Path | str) -> Qwen2Config:
     )
   except KeyError as error:
     raise ValueError(f"{path} lacks {error}; restore a copy of it") from None
+  except (TypeError, ValueError, ZeroDivisionError) as error:
+    raise ValueError(f"{path} has a size that is none ({error}); restore a copy of it") from None
 
 
 def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None) -> Qwen2:
@@ -163,6 +166,7 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   temporary = directory.with_name(directory.name + ".tmp")
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
+  shutil.copyfile(tokenizer, temporary / "tokenizer.json")
   flat = jax.tree_util.tree_flatten_with_path(nnx.split(model)[1])[0]
   tensors = [(tensor, x) for path, x in flat for tensor in _tensors(path, x)]
   sizes = [math.prod(tensor.shape) * jnp.dtype(dtype).itemsize for tensor, _ in tensors]
@@ -173,12 +177,12 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
     file = f"model-{number:05}-of-{parts:05}.safetensors" if parts > 1 else "model.safetensors"
     chosen = {t.name: _outward(t, x, dtype) for (t, x), its in zip(tensors, part_of) if its == part}
     save_file(chosen, temporary / file, {"format": "pt"})
+    (temporary / file).chmod(0o644)  # as the other files; it would be for its owner alone
     places |= dict.fromkeys(chosen, file)
   if parts > 1:
     index = {"metadata": {"total_size": int(sum(sizes))}, "weight_map": places}
     (temporary / INDEX).write_text(json.dumps(index, indent=2))
   (temporary / "config.json").write_text(json.dumps(_config_json(model.config, dtype), indent=2))
-  shutil.copyfile(tokenizer, temporary / "tokenizer.json")
   about = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": model.config.max_position_embeddings,
@@ -269,8 +273,11 @@ def _tensor_files(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     if not path.exists():
       raise ValueError(f"{path} is missing; restore a copy of it")
     with _open(path) as file:
-      shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    for name, shape in shapes.items():
+      slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+      found = {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
+    for name, (stored, shape) in found.items():
+      if stored not in STORED:
+        raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
       if name in files:
         raise ValueError(f"tensor {name} is in both {files[name][0]} and {path}")
       if promised is not None and promised.get(name) != path.name:
@@ -292,10 +299,7 @@ def _open(path: Path):
 def _read(path: Path, name: str) -> np.ndarray:
   # Opened for each tensor: what was read of a mapped file counts as memory until it is closed.
   with _open(path) as file:
-    try:
-      return file.get_tensor(name)
-    except (SafetensorError, TypeError) as error:
-      raise ValueError(f"{path}: tensor {name} cannot be read ({error})") from None
+    return file.get_tensor(name)
 
 
 def _json(path: Path) -> dict:

@@ -6,7 +6,7 @@ from baar_jax import config
 def get_config() -> config.Config:
   return config.Config(
     name="sciworld",
-    env=config.EnvConfig(kind="scienceworld", train_tasks=300, test_tasks=200, max_steps=40),
+    env=config.EnvConfig(kind="scienceworld", train_tasks=1700, test_tasks=200, max_steps=40),
     router=config.RouterConfig(
       weights="weights/Qwen2.5-1.5B",  # a Hugging Face directory
       dtype="bfloat16",

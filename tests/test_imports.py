@@ -22,7 +22,10 @@ LAYERS = {
     "view weights store checkpoint batches"
   ),
   "loops": "rollout policies router training run",
-  "stages": "taxonomy references pretrain sft bopo evaluate export bench",
+  "stages": (
+    "taxonomy references pretrain sft bopo evaluate export "
+    "bench_figures bench_subject bench_router bench_training bench_peer bench"
+  ),
   "report": "samples results tables plots page report",
 }
 ORDER = [name for names in LAYERS.values() for name in names.split()]

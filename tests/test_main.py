@@ -26,7 +26,10 @@ WRONG = {
   "file": (["--config=configs/none.py"], ["configs/none.py", "No such file"]),
   "model": (["--config.models.names=('gpt-4.1-mini','gpt-9')"], ["gpt-9", "known: gpt-4.1"]),
   "place": (["--config.runs=main.py/runs"], ["cannot write to main.py/runs", "--config.runs"]),
-  "weights": (["--config.router.weights=none", "--config.pretrain.epochs=0"], ["none/config.json is missing"]),
+  "weights": (
+    ["--config.router.weights=none", "--config.pretrain.epochs=0"],
+    ["none/config.json is missing"],
+  ),
   "devices": (["--config.distributed.fsdp=3"], ["fsdp is 3", "the number of devices, 1"]),
   "coordinator": (
     ["--config.distributed.processes=2"],
