@@ -33,6 +33,7 @@ def main(run: Run) -> None:
 
   Prints a table and saves report/bench.json; of the run's results nothing changes.
   """
+  run.alone("bench")
   parts = [
     describe,
     bench_router.decisions,
@@ -43,7 +44,7 @@ def main(run: Run) -> None:
   ]
   if run.config.bench.peer:
     bench_peer.open_libraries()  # a missing one is said at once
-    parts.append(bench_peer.measure)
+    parts.append(bench_peer.compare)
   figures = Figures()
   with run.progress(total=len(parts) + 1, desc="bench", unit="part") as bar:
     with tempfile.TemporaryDirectory() as directory, compiled_anew():

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from baar_jax import sft
-from baar_jax.bench_figures import Figures, first_and_steady, timed
-from baar_jax.bench_router import score
+from baar_jax.bench_figures import Figures, in_turn, timed
+from baar_jax.bench_router import last_decision, score
 from baar_jax.bench_subject import Subject
 from baar_jax.bench_training import imitate, make_trainer
 from baar_jax.view import Window
@@ -80,8 +80,8 @@ class Peer:
       self.torch.cuda.synchronize()
 
 
-def measure(subject: Subject, figures: Figures) -> None:
-  """Scores and learns one episode in both views.
+def compare(subject: Subject, figures: Figures) -> None:
+  """Scores and learns one episode in both views, after `scoring`.
 
   Raises:
     ValueError: torch is missing, or its decisions are not ours.
@@ -91,39 +91,48 @@ def measure(subject: Subject, figures: Figures) -> None:
   steps, actions = len(episode.steps), [step.model for step in episode.steps]
   difference = _difference(subject, peer, transcript)
 
-  _, transcript_s = first_and_steady(lambda: peer.probabilities(transcript))
-  paper_s = timed(lambda: peer.probabilities(prompts))
-  _, transcript_step_s = first_and_steady(lambda: peer.train(transcript, actions))
+  scored = in_turn(lambda: score(subject, episode), lambda: peer.probabilities(transcript))
+  paper = [_prompt_s(subject, peer, window) for window in prompts]
+  trainer = make_trainer(subject, sft.imitation, sft.make_optimizer(subject.config.sft))
+  trained = in_turn(
+    lambda: imitate(subject, trainer, [episode], rows=1), lambda: peer.train(transcript, actions)
+  )
   paper_step_s = timed(lambda: peer.train(prompts, actions))
-  c = subject.config
-  trainer = make_trainer(subject, sft.imitation, sft.make_optimizer(c.sft))
-  _, our_step_s = first_and_steady(lambda: imitate(subject, trainer, [episode], rows=1))
 
   versions = f"torch {peer.torch.__version__}, transformers {peer.transformers.__version__}"
   figures.section(
     f"The same weights and texts in {versions}",
     f"{peer.dtype} on {peer.device}, {peer.torch.get_num_threads()} threads, sdpa attention, one "
-    "sequence at a time without padding; a training step is one episode and AdamW",
+    "sequence at a time without padding; both sides in turn; a training step is one episode, with "
+    "AdamW",
   )
   rows = (
-    ("peer_transcript_scored", transcript_s, "scoring the transcript"),
-    ("peer_paper_scored", paper_s, "scoring the paper's prompts, 1 by 1"),
-    ("peer_transcript_trained", transcript_step_s, "a training step on the transcript"),
+    ("own_transcript_scored", scored[0], "ours: scoring the transcript"),
+    ("own_paper_scored", sum(own for own, _ in paper), "ours: the paper's prompts, 1 by 1"),
+    ("own_transcript_trained", trained[0], "ours: a training step on the transcript"),
+    ("peer_transcript_scored", scored[1], "scoring the transcript"),
+    ("peer_paper_scored", sum(its for _, its in paper), "the paper's prompts, 1 by 1"),
+    ("peer_transcript_trained", trained[1], "a training step on the transcript"),
     ("peer_paper_trained", paper_step_s, "a training step on the paper's prompts"),
-    ("trained", our_step_s, "ours: a training step on the transcript"),
   )
   for name, seconds, label in rows:
     figures.add(f"{name}_per_s", steps / seconds, label, "decisions/s")
   pairs = (
-    ("transcript_scored", "peer_transcript_scored", "ours is {} x as fast"),
-    ("paper_scored", "peer_paper_scored", "ours is {} x as fast"),
-    ("transcript_scored", "peer_paper_scored", "ours with the transcript is {} x as fast"),
-    ("trained", "peer_transcript_trained", "ours is {} x as fast"),
-    ("trained", "peer_paper_trained", "ours with the transcript is {} x as fast"),
+    ("own_transcript_scored", "peer_transcript_scored", "ours is {} x as fast"),
+    ("own_paper_scored", "peer_paper_scored", "ours is {} x as fast"),
+    ("own_transcript_scored", "peer_paper_scored", "ours with the transcript: {} x as fast"),
+    ("own_transcript_trained", "peer_transcript_trained", "ours is {} x as fast"),
+    ("own_transcript_trained", "peer_paper_trained", "ours with the transcript: {} x as fast"),
   )
   for ours, its, words in pairs:
     figures.ratio(f"{ours}_per_s", f"{its}_per_s", words, beside=f"{its}_per_s")
   figures.add("peer_probability_difference", difference, "largest difference of a probability")
+
+
+def _prompt_s(subject: Subject, peer: Peer, window: Window) -> tuple[float, float]:
+  """Seconds of one prompt's decision, ours, whose buckets `scoring` has compiled, and the peer's."""
+  ours = timed(lambda: subject.scorer.logits(last_decision(window, subject.buckets)))
+  return ours, timed(lambda: peer.probabilities([window]))
 
 
 def _difference(subject: Subject, peer: Peer, transcript: list[Window]) -> float:

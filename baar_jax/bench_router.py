@@ -35,6 +35,7 @@ def decisions(subject: Subject, figures: Figures) -> None:
   _, compiling_s = play(subject, policy, subject.episodes[-1:], steps)
   one_s, more_s = play(subject, policy, first, steps)
   many_s, _ = play(subject, policy, subject.episodes[: subject.many], steps[:MANY_STEPS])
+  del policy  # its cache and its copy of the weights
   paper_s, _ = play(subject, _policy(subject, "paper"), first, sampled, again=True)
   whole_s = one_by_one(subject, partial(_text_so_far, subject, first[0]), sampled)
   rows = (

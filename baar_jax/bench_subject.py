@@ -125,9 +125,14 @@ def describe(subject: Subject, figures: Figures) -> None:
   """What is measured, and on what."""
   c, episode = subject.config, subject.episodes[0]
   shape, leaves = subject.model.config, jax.tree.leaves(nnx.split(subject.model)[1])
-  figures.section("Setup", "episodes are synthetic: random words, every text cut to its preview")
+  figures.section(
+    "Setup",
+    "episodes are synthetic: random words, every text cut to its preview; what else runs on the "
+    "machine slows some of these figures more than others",
+  )
   figures.add("device", device_name(), "device, one of them")
   figures.add("cores", os.cpu_count(), "cores of the machine")
+  figures.add("load_average", os.getloadavg()[0], "  load average before")
   figures.add("jax_version", jax.__version__, "jax")
   figures.add("router", c.router.weights or "random weights", "router")
   figures.add("dtype", c.router.dtype, "computed in")

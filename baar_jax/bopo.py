@@ -172,6 +172,11 @@ def main(run: Run) -> None:
 def train(run: Run, lam: float) -> None:
   """Trains one router from the SFT router, or goes on from its newest checkpoint."""
   config = run.config.bopo
+  checkpoints = Checkpoints(directory(run, lam), run.config)
+  done = checkpoints.update or 0
+  if done == config.updates:
+    checkpoints.close()
+    return
   profiles, references = load_profiles(run), load_references(run)
   tasks = [task for task in run.store.tasks("train") if task.id in references]
   view = View(run.config.router, run.tokenizer)
@@ -181,8 +186,6 @@ def train(run: Run, lam: float) -> None:
   placed = view.decision_ids, run.mesh, run.config.router.dtype
   trainer = Trainer(anchor, loss, optimizer, *placed)
   reference = Scorer(anchor, *placed)
-  checkpoints = Checkpoints(directory(run, lam), run.config)
-  done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))
   batches = task_batches(tasks, config.tasks_per_update, run.config.seed)
@@ -197,6 +200,7 @@ def train(run: Run, lam: float) -> None:
     first = SEEDS_BEFORE_BOPO + config.group_size * update  # other luck in every update
     jobs = [Job(task, first + g) for task in chosen for g in range(config.group_size)]
     episodes = run.collect(f"bopo lam={lam:g} {update}/{config.updates}", policy, jobs)
+    del policy  # its cache and its copy of the router, before the gradient needs the memory
     kept, adv_B, metrics = advantages(episodes, profiles, references, lam, config)
     metrics |= improve(trainer, reference, batcher, kept, adv_B, config, run.config.seed + update)
     run.log(stage="bopo", lam=lam, update=update, compiled=trainer.compiled, **metrics)
@@ -214,21 +218,39 @@ def improve(
   config: BoPOConfig,
   seed: int,
 ) -> dict[str, float]:
-  """The gradient steps on one rollout batch. Returns their mean metrics."""
+  """The gradient steps on one rollout batch. Returns their mean metrics.
+
+  In bfloat16 the log-probabilities of the rollouts, which a cache has made, are off by hundredths
+  from those of a training forward, and a trajectory's ratio adds up dozens of them. There they are
+  made again before the first step, by the arithmetic that they are compared with (our choice).
+  """
   draw = random.Random(seed)
-  steps: list[dict[str, float]] = []
+  batches: list[list[tuple[list[int], Batch]]] = []  # of each gradient step
   for _ in range(config.epochs):
     order = draw.sample(range(len(episodes)), len(episodes))
     for first in range(0, len(order), config.batch_episodes):
       chosen = order[first : first + config.batch_episodes]
       micro = batcher.micro_batches([episodes[i] for i in chosen], sampled_only=True)
-      decisions = max(1, sum(batch.mask_BxS.sum() for _, batch in micro))
-      parts = []
-      for indices, batch in micro:
-        B = len(batch.mask_BxS)
-        adv = np.zeros(B, np.float32)
-        adv[: len(indices)] = adv_B[[chosen[i] for i in indices]]
-        shares = B / len(chosen), batch.mask_BxS.sum() / decisions
-        parts.append((batch, Signal(adv, reference.logits(batch), *map(np.float32, shares))))
-      steps.append(trainer.step(parts))
+      batches.append([([chosen[i] for i in indices], batch) for indices, batch in micro])
+  if trainer.rounds:
+    batches = [[(indices, _again(trainer, batch)) for indices, batch in step] for step in batches]
+
+  steps: list[dict[str, float]] = []
+  for micro in batches:
+    count = sum(len(indices) for indices, _ in micro)
+    decisions = max(1, sum(batch.mask_BxS.sum() for _, batch in micro))
+    parts = []
+    for indices, batch in micro:
+      B = len(batch.mask_BxS)
+      adv = np.zeros(B, np.float32)
+      adv[: len(indices)] = adv_B[indices]
+      shares = B / count, batch.mask_BxS.sum() / decisions
+      parts.append((batch, Signal(adv, reference.logits(batch), *map(np.float32, shares))))
+    steps.append(trainer.step(parts))
   return {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+
+
+def _again(trainer: Trainer, batch: Batch) -> Batch:
+  """The batch with its decisions' log-probabilities under the trainer's parameters."""
+  logp_BxS = losses.action_logp(trainer.logits(batch), batch.action_BxS)
+  return dataclasses.replace(batch, logp_BxS=logp_BxS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import re
 from dataclasses import field
 
 ENVS = ("sandbox", "scienceworld")
@@ -254,7 +255,7 @@ def validate(config: Config) -> None:
       "at least 0 and below --config.distributed.processes",
     ),
     (
-      c.distributed.processes == 1 or bool(c.distributed.coordinator),
+      c.distributed.processes == 1 or bool(re.fullmatch(r".+:\d+", c.distributed.coordinator)),
       "distributed.coordinator",
       c.distributed.coordinator,
       "host:port of process 0",

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 
 from baar_jax.bopo import load_bopo
 from baar_jax.config import Config
@@ -109,10 +109,14 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
   if c.env.kind == "sandbox":
     for mu in OPTIMUM_WEIGHTS:
       add(partial(_optimum, c, mu), "optimum", mu=mu)
-  trained = [("sft", {"update": c.sft.updates}, cache(partial(load_sft, run)))]
+  # Routers come one after the other, and each is kept for its own entries alone.
+  load_router = lru_cache(maxsize=1)(
+    lambda lam: load_sft(run) if lam is None else load_bopo(run, lam)
+  )
+  trained = [("sft", {"update": c.sft.updates}, partial(load_router, None))]
   for lam in c.bopo.lam:
     parameters = {"lam": lam, "update": c.bopo.updates}
-    trained.append(("bopo", parameters, cache(partial(load_bopo, run, lam))))
+    trained.append(("bopo", parameters, partial(load_router, lam)))
   for family, parameters, load in trained:
     for threshold in (ARGMAX, *c.evaluate.thresholds):
       add(partial(router, load, threshold), family, None, **parameters, threshold=threshold)

@@ -8,6 +8,7 @@ from baar_jax.weights import save_qwen2
 
 def main(run: Run) -> None:
   """Writes <run>/export/sft and <run>/export/bopo-lam<lam>; what is there already stays."""
+  run.alone("export")
   loads = {"sft": lambda: load_sft(run)}
   for lam in run.config.bopo.lam:
     loads[f"bopo-lam{lam:g}"] = lambda lam=lam: load_bopo(run, lam)

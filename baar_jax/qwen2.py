@@ -201,7 +201,8 @@ def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
   """
   if jax.default_backend() != "cpu":
     whole = mask_BxTxU is None
-    fused = whole and q_BxTxNxH.dtype == jnp.bfloat16 and jax.default_backend() == "gpu"
+    fits = q_BxTxNxH.dtype == jnp.bfloat16 and q_BxTxNxH.shape[-1] % 8 == 0
+    fused = whole and fits and jax.default_backend() == "gpu"
     return jax.nn.dot_product_attention(
       q_BxTxNxH,
       k_BxUxKxH,

@@ -17,7 +17,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.qwen2 import Qwen2, Qwen2Config
 from baar_jax.rollout import Decision, Live
 from baar_jax.sharding import local_copy, one_device
-from baar_jax.view import View, has_decisions
+from baar_jax.view import View, count_tokens, has_decisions
 from baar_jax.weights import check_directory, load_qwen2, read_config
 
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
@@ -63,13 +63,17 @@ def abstract_model(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2:
 
 def check_pretrained(config: RouterConfig) -> None:
   """Raises ValueError unless `config.weights` looks like what `load_pretrained` will read."""
-  longest = check_directory(config.weights).max_position_embeddings
-  if config.max_tokens > longest:
+  shape, tokens = check_directory(config.weights), count_tokens(Path(config.weights))
+  if config.max_tokens > shape.max_position_embeddings:
     raise ValueError(
       f"--config.router.max_tokens is {config.max_tokens}; {config.weights} was made for "
-      f"at most {longest}"
+      f"at most {shape.max_position_embeddings}"
     )
-  has_decisions(Path(config.weights))
+  if tokens > shape.vocab_size:
+    raise ValueError(
+      f"{config.weights}: tokenizer.json has {tokens} tokens, config.json {shape.vocab_size}; "
+      "put the tokenizer of this checkpoint there"
+    )
 
 
 def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) -> Qwen2:

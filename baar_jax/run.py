@@ -58,6 +58,8 @@ class Run:
       check_pretrained(config.router)
     sharding.join(config.distributed)
     self.first = config.distributed.process == 0
+    if config.distributed.processes > 1:
+      _same_flags(config)
     self.mesh = sharding.make_mesh(config.distributed.fsdp)
     if config.sft.micro_episodes % self.mesh.size:
       raise ValueError(
@@ -217,13 +219,18 @@ class Run:
     """Where a stage keeps the checkpoints of the router `name`."""
     return self.dir / "checkpoints" / name
 
+  def alone(self, stage: str) -> None:
+    """Raises ValueError if there are other processes."""
+    if self.config.distributed.processes > 1:
+      raise ValueError(f"--stage={stage} runs in one process: leave out --config.distributed")
+
   def finish(self, stage: str) -> None:
     """Notes that a stage has been run to its end, for `require`."""
     self.store.finish(stage)
 
   def require(self, stage: str) -> None:
-    """Raises ValueError unless the stage has been run to its end."""
-    if not self.store.finished(stage):
+    """Raises ValueError, in every process, unless all have run the stage to its end."""
+    if not all(sharding.exchange(self.store.finished(stage))):
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
   def log(self, **values) -> None:
@@ -238,6 +245,20 @@ class Run:
       env.close()
     self._envs = []
     self.store.close()
+
+
+def _same_flags(config: Config) -> None:
+  """Raises ValueError in every process where they would not do the same."""
+  mine = dataclasses.asdict(config)
+  del mine["runs"], mine["distributed"]["process"]
+  del mine["env"]["processes"], mine["env"]["live_per_process"]
+  first, *others = sharding.exchange(mine)
+  for number, other in enumerate(others, 1):
+    for name, here, there in _differences(first, other):
+      raise ValueError(
+        f"process 0 has {name}={here}, process {number} has {there}: "
+        "start all with the same flags but --config.distributed.process"
+      )
 
 
 def _differences(made: dict, wanted: dict, prefix: str = ""):

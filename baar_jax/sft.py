@@ -71,6 +71,11 @@ def load_sft(run: Run) -> Qwen2:
 def main(run: Run) -> None:
   run.require("references")
   config = run.config.sft
+  checkpoints = Checkpoints(run.checkpoints("sft"), run.config)
+  done = checkpoints.update or 0
+  if done == config.updates:
+    checkpoints.close()
+    return
   references = load_references(run)
   profiles = load_profiles(run)
   tasks = {task.id: task for task in run.store.tasks("train")}
@@ -86,8 +91,6 @@ def main(run: Run) -> None:
     run.mesh,
     run.config.router.dtype,
   )
-  checkpoints = Checkpoints(run.checkpoints("sft"), run.config)
-  done = checkpoints.update or 0
   if done:
     trainer.load(checkpoints.restore(trainer.state))
   batches = balanced(hard, rest, config.batch_episodes, config.hard_share, run.config.seed)

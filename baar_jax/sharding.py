@@ -1,6 +1,8 @@
 """One mesh (data, fsdp) over all devices: where arrays lie, and what processes tell each other."""
 
 import json
+import socket
+import time
 
 import jax
 import numpy as np
@@ -11,24 +13,39 @@ from jax.sharding import PartitionSpec as P
 from baar_jax.config import DistributedConfig
 
 AXES = ("data", "fsdp")
+REACH_S = 60.0  # that process 0 may take to start
 STACKED = "layers"  # the module whose arrays have the layers as their first axis
 
 
 def join(config: DistributedConfig) -> None:
   """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing.
 
+  Where process 0 waits in vain for others, JAX ends it after five minutes.
+
   Raises:
-    ValueError: the coordinator cannot be reached, or not all processes came in time.
+    ValueError: process 0 cannot be reached for a minute.
   """
   if config.processes == 1 or jax.distributed.is_initialized():
     return
-  try:
-    jax.distributed.initialize(config.coordinator, config.processes, config.process)
-  except (RuntimeError, ValueError) as error:
-    raise ValueError(
-      f"process {config.process} cannot join the {config.processes} processes at "
-      f"{config.coordinator} ({error}); start all of them with the same --config.distributed"
-    ) from error
+  if config.process > 0:  # JAX itself would end the program without an exception
+    _reach(config.coordinator)
+  jax.distributed.initialize(config.coordinator, config.processes, config.process)
+
+
+def _reach(address: str) -> None:
+  host, _, port = address.rpartition(":")
+  end = time.monotonic() + REACH_S
+  while True:
+    try:
+      socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+      return
+    except (OSError, OverflowError) as error:
+      if time.monotonic() > end:
+        raise ValueError(
+          f"--config.distributed.coordinator {address} cannot be reached ({error}): "
+          "start process 0 there"
+        ) from error
+    time.sleep(0.5)
 
 
 def make_mesh(fsdp: int = 0) -> Mesh:
@@ -117,7 +134,7 @@ def exchange(value) -> list:
     return [value]
   text = np.frombuffer(json.dumps(value).encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.array(len(text)))
-  padded = np.zeros(sizes.max(), np.uint8)
+  padded = np.zeros(1 << int(sizes.max() - 1).bit_length(), np.uint8)  # few lengths are compiled
   padded[: len(text)] = text
   texts = multihost_utils.process_allgather(padded)
   return [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes)]

@@ -83,6 +83,11 @@ class Trainer:
     whole = NamedSharding(self.mesh, PartitionSpec())
     self._gradient = jax.jit(partial(self._micro_step, loss), out_shardings=(shardings, whole))
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+    self._logits = jax.jit(
+      lambda params, batch: decision_logits(
+        nnx.merge(self._graphdef, params), batch, self._ids, self._dtype
+      )
+    )
     self._apply = jax.jit(
       self._apply_gradient, donate_argnums=(0, 1), out_shardings=(shardings, places, whole)
     )
@@ -108,6 +113,16 @@ class Trainer:
     treedef = jax.tree.structure(self.optimizer_state)
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
 
+  @property
+  def rounds(self) -> bool:
+    """Whether it computes so coarsely that the same forward made otherwise differs visibly."""
+    return self._dtype != jnp.float32
+
+  def logits(self, batch: Batch) -> jax.Array:
+    """logits_BxSxA of the parameters as they are."""
+    with jax.set_mesh(self.mesh):
+      return self._logits(self.params, split_rows(batch, self.mesh))
+
   def step(self, parts: Sequence[tuple[Batch, object]]) -> dict[str, float]:
     """One optimizer step on the sum of the parts' losses.
 
@@ -122,6 +137,7 @@ class Trainer:
       for part in parts:
         more, values = self._gradient(self.params, *split_rows(part, self.mesh))
         gradient = more if gradient is None else self._add(gradient, more)
+        del more  # or it would stay beside the next one
         metrics.append(values)
       self.params, self.optimizer_state, norm = self._apply(
         self.params, self.optimizer_state, gradient

@@ -98,6 +98,11 @@ def has_decisions(directory: Path) -> bool:
   return None not in map(tokenizer.token_to_id, DECISION_TOKENS)
 
 
+def count_tokens(directory: Path) -> int:
+  """Tokens of a checkpoint's tokenizer, added ones among them. Raises ValueError if it has none."""
+  return _read_tokenizer(directory, NO_TOKENIZER).get_vocab_size()
+
+
 def _read_tokenizer(directory: Path, remedy: str) -> tokenizers.Tokenizer:
   path = directory / "tokenizer.json"
   if not path.exists():

@@ -61,6 +61,8 @@ def read_config(directory: Path | str) -> Qwen2Config:
   path = Path(directory) / "config.json"
   found = _json(path)
   rope = found.get("rope_parameters") or {}
+  if not isinstance(rope, dict):
+    raise ValueError(f"{path} has rope_parameters={rope!r}; restore a copy of it")
   if rope.get("rope_type", "default") != "default":
     raise ValueError(f"{path} has rope_type={rope['rope_type']!r}; only 'default' is supported")
   for name, expected in EXPECTED.items():
@@ -71,7 +73,7 @@ def read_config(directory: Path | str) -> Qwen2Config:
       )
   try:
     heads = int(found["num_attention_heads"])
-    return Qwen2Config(
+    config = Qwen2Config(
       vocab_size=int(found["vocab_size"]),
       hidden_size=int(found["hidden_size"]),
       intermediate_size=int(found["intermediate_size"]),
@@ -84,6 +86,10 @@ def read_config(directory: Path | str) -> Qwen2Config:
       tie_word_embeddings=bool(found.get("tie_word_embeddings", False)),
       max_position_embeddings=int(found.get("max_position_embeddings", 32_768)),
     )
+    for name, size in dataclasses.asdict(config).items():
+      if size <= 0 and name != "tie_word_embeddings":
+        raise ValueError(f"{name} is {size}")
+    return config
   except KeyError as error:
     raise ValueError(f"{path} lacks {error}; restore a copy of it") from None
   except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -263,7 +269,7 @@ def _tensor_files(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
   promised = None
   if index.exists():
     promised = _json(index).get("weight_map")
-    if not isinstance(promised, dict):
+    if not isinstance(promised, dict) or not all(isinstance(v, str) for v in promised.values()):
       raise ValueError(f"{index} has no weight_map; restore a copy of it")
     paths = [directory / name for name in sorted(set(promised.values()))]
   else:
@@ -306,7 +312,9 @@ def _json(path: Path) -> dict:
   try:
     found = json.loads(path.read_text())
   except FileNotFoundError:
-    raise ValueError(f"{path} is missing: name a Hugging Face directory of a Qwen2") from None
+    raise ValueError(
+      f"{path} is missing: --config.router.weights names a Hugging Face directory of a Qwen2"
+    ) from None
   except (OSError, ValueError) as error:
     raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from None
   if not isinstance(found, dict):

@@ -13,7 +13,7 @@ import tokenizers
 from baar_jax import bench, bench_peer, bench_router, bench_training
 from baar_jax.bench_figures import Figures
 from baar_jax.bench_subject import prepare
-from baar_jax.config import BenchConfig, RouterConfig
+from baar_jax.config import BenchConfig, Config, RouterConfig, validate
 from baar_jax.qwen2 import Qwen2Config
 from baar_jax.router import build_model
 from baar_jax.run import Run
@@ -59,13 +59,14 @@ NUMBERS = """
   steps_per_s_over_replay_steps_per_s
 """
 PEER_NUMBERS = """
-  trained_per_s peer_transcript_scored_per_s peer_paper_scored_per_s
+  own_transcript_scored_per_s own_paper_scored_per_s own_transcript_trained_per_s
+  peer_transcript_scored_per_s peer_paper_scored_per_s
   peer_transcript_trained_per_s peer_paper_trained_per_s peer_probability_difference
-  transcript_scored_per_s_over_peer_transcript_scored_per_s
-  paper_scored_per_s_over_peer_paper_scored_per_s
-  transcript_scored_per_s_over_peer_paper_scored_per_s
-  trained_per_s_over_peer_transcript_trained_per_s
-  trained_per_s_over_peer_paper_trained_per_s
+  own_transcript_scored_per_s_over_peer_transcript_scored_per_s
+  own_paper_scored_per_s_over_peer_paper_scored_per_s
+  own_transcript_scored_per_s_over_peer_paper_scored_per_s
+  own_transcript_trained_per_s_over_peer_transcript_trained_per_s
+  own_transcript_trained_per_s_over_peer_paper_trained_per_s
 """
 
 
@@ -113,7 +114,7 @@ def check_quotients(found):
 
 def test_every_figure_is_there(figures):
   numbers = set(NUMBERS.split())
-  assert set(figures) == numbers | TEXTS | UNKNOWN
+  assert set(figures) == numbers | TEXTS | UNKNOWN | {"load_average"}
   check_numbers(figures, numbers)
   assert all(isinstance(figures[name], str) and figures[name] for name in TEXTS)
   assert all(figures[name] is None for name in UNKNOWN)
@@ -264,6 +265,27 @@ def test_a_checkpoint_is_measured_in_place_of_the_yardstick(subject, tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  "name, value",
+  [
+    ("steps", 3),
+    ("episodes", -1),
+    ("micro_episodes", -1),
+    ("peer", "numpy"),
+    ("router.hidden_size", 0),
+    ("router.head_dim", 7),
+    ("router.max_tokens", 567),  # 2 x (96 + 20 + 2 x 44 + 80 of markup) = 568
+  ],
+)
+def test_what_cannot_be_measured_is_refused(name, value):
+  config = Config()
+  validate(config)
+  part = config.bench.router if "." in name else config.bench
+  setattr(part, name.split(".")[-1], value)
+  with pytest.raises(ValueError, match=f"--config.bench.{name} is {value!r}"):
+    validate(config)
+
+
 def test_a_missing_peer_is_one_line(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
   run = Run(bench_config(tmp_path, peer="transformers"))
@@ -286,7 +308,7 @@ def test_peer(libraries, subject, tmp_path):
   (tmp_path / "tokenizer").mkdir()
   (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")  # is copied, not read
   bench_router.scoring(subject, figures)
-  bench_peer.measure(subject, figures)
+  bench_peer.compare(subject, figures)
   check_numbers(figures.values, PEER_NUMBERS.split())
   check_quotients(figures.values)
   assert figures.values["peer_probability_difference"] < 1e-3
@@ -300,4 +322,4 @@ def test_a_peer_that_computes_something_else_is_refused(libraries, subject, tmp_
   (tmp_path / "tokenizer").mkdir()
   (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
   with pytest.raises(ValueError, match="do not compute the same"):
-    bench_peer.measure(subject, Figures())
+    bench_peer.compare(subject, Figures())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hf
 import jax
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.router import abstract_model
 from baar_jax.sharding import one_device
 from baar_jax.training import load_trained
+from baar_jax.view import View
 
 FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 " + QUICK["XLA_FLAGS"]}
 STORES = "episodes.sqlite", "episodes-1.sqlite"
@@ -108,11 +110,24 @@ def free_port() -> int:
     return probe.getsockname()[1]
 
 
-def start_two(runs: Path) -> list[subprocess.Popen]:
-  """The processes of one run, joined on loopback."""
-  shared = ["--config.distributed.processes=2"]
+def start_two(runs: Path, *flags: str, own=((), ())) -> list[subprocess.Popen]:
+  """The processes of one run, joined on loopback, perhaps with flags that only one of them has."""
+  shared = ["--config.distributed.processes=2", *flags]
   shared += [f"--config.distributed.coordinator=127.0.0.1:{free_port()}"]
-  return [start(runs, *FLAGS, *shared, f"--config.distributed.process={n}") for n in range(2)]
+  return [
+    start(runs, *FLAGS, *shared, f"--config.distributed.process={n}", *own[n]) for n in range(2)
+  ]
+
+
+def test_processes_with_other_flags_or_a_stage_of_one_end_in_words(tmp_path):
+  for flags, own, said in (
+    ((), ((), ("--config.evaluate.seeds=2",)), "process 0 has evaluate.seeds=1, process 1 has 2"),
+    (("--stage=export",), ((), ()), "--stage=export runs in one process"),
+  ):
+    for process in start_two(tmp_path, *flags, own=own):
+      _, err = process.communicate(timeout=120)
+      assert process.returncode == 2, err
+      assert said in err and "Traceback" not in err
 
 
 def updates(runs: Path) -> list[tuple[str, int]]:
@@ -125,19 +140,23 @@ def updates(runs: Path) -> list[tuple[str, int]]:
 def parameters(runs: Path) -> list[np.ndarray]:
   """Of the SFT router and BoPO's, read onto one device, whoever wrote them."""
   config = RouterConfig(**json.loads((runs / "tiny" / "config.json").read_text())["router"])
-  leaves = []
+  ids, leaves = View(config, runs / "tiny" / "tokenizer").decision_ids, []
   for name, last in (("sft", 2), ("bopo-lam0.1", UPDATES)):
     directory = runs / "tiny" / "checkpoints" / name
-    model = load_trained(directory, last, abstract_model(config, ()), one_device(), "sft")
+    model = load_trained(directory, last, abstract_model(config, ids), one_device(), "sft")
     leaves += [np.asarray(x) for x in jax.tree.leaves(nnx.split(model)[1])]
   return leaves
 
 
 def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path):
-  """Each runs its own tasks into its own store; killed in BoPO, both go on together."""
+  """From a checkpoint; each runs its own tasks into its own store, and both are killed in BoPO."""
   two, one = tmp_path / "two", tmp_path / "one"
-  processes = start_two(two)
-  assert wait_for(processes[0], lambda: ("bopo", 6) in updates(two))
+  shape = hf.SHAPES["grouped"]
+  weights = hf.write(tmp_path / "weights", shape, shard_mb=0.05, tokens=300)
+  flag = f"--config.router.weights={weights}"
+  processes = start_two(two, flag)
+  saved = two / "tiny" / "checkpoints" / "bopo-lam0.1" / "5"  # written in the background
+  assert wait_for(processes[0], lambda: ("bopo", 6) in updates(two) and saved.is_dir())
   for process in processes:
     os.kill(process.pid, signal.SIGKILL)
   for process in processes:
@@ -145,7 +164,7 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path):
   kept = [rows(two, file) for file in STORES]
   assert all(kept)
 
-  (out, _), (silent, _) = map(finish, start_two(two))
+  (out, _), (silent, _) = map(finish, start_two(two, flag))
   assert out.splitlines()[-1].startswith("report: ") and "report" not in silent
   assert updates(two).count(("bopo", 5)) == 1  # what was saved is not done again
   assert updates(two)[-1] == ("bopo", UPDATES)
@@ -158,7 +177,7 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path):
   (one / "tiny" / "tokenizer").mkdir(parents=True)
   for file in ("tokenizer/tokenizer.json", STORES[0]):
     shutil.copy(two / "tiny" / file, one / "tiny" / file)
-  finish(start(one, *FLAGS))
+  finish(start(one, *FLAGS, flag))
   assert rows(one, STORES[0]) == stores[0]  # it had nothing to run
   for mine, theirs in zip(parameters(one), parameters(two)):
     np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-5)

@@ -35,6 +35,10 @@ WRONG = {
     ["--config.distributed.processes=2"],
     ["--config.distributed.coordinator is ''", "host:port of process 0"],
   ),
+  "coordinator-port": (
+    ["--config.distributed.processes=2", "--config.distributed.coordinator=localhost"],
+    ["--config.distributed.coordinator is 'localhost'", "host:port of process 0"],
+  ),
   "sft": (["--stage=sft"], ["no finished references: run --stage=references first"]),
   "report": (["--stage=report"], ["no profile: run --stage=profile first"]),
 }

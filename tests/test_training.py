@@ -195,3 +195,18 @@ def test_no_array_has_both_tokens_and_vocabulary(tiny_model, batcher, episodes, 
   ]
   assert any(340 in shape for shape in shapes) and any(T in shape for shape in shapes)
   assert not [shape for shape in shapes if 340 in shape and (T in shape or EPISODES in shape)]
+
+
+def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view, optimizer):
+  """Whatever the rollouts noted: each ratio is 1, and the loss minus the mean advantage."""
+  config = BoPOConfig(kl_beta=0.0)
+  adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0])  # mean 0.3
+  losses = {}
+  for dtype in ("float32", "bfloat16"):
+    placed = view.decision_ids, None, dtype
+    trainer = Trainer(tiny_model, partial(improvement, config), optimizer, *placed)
+    anchor = Scorer(tiny_model, *placed)
+    metrics = improve(trainer, anchor, batcher(EPISODES), episodes, adv_B, config, seed=0)
+    losses[dtype] = metrics["loss"]
+  assert losses["bfloat16"] == pytest.approx(-0.3, abs=1e-3)
+  assert abs(losses["float32"] + 0.3) > 0.05  # float32 takes the rollouts' own, which are made up
