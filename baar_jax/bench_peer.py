@@ -130,7 +130,7 @@ def compare(subject: Subject, figures: Figures) -> None:
 
 
 def _prompt_s(subject: Subject, peer: Peer, window: Window) -> tuple[float, float]:
-  """Seconds of one prompt's decision, ours, whose buckets `scoring` has compiled, and the peer's."""
+  """Seconds of a prompt's decision: ours, whose buckets `scoring` has compiled, and the peer's."""
   ours = timed(lambda: subject.scorer.logits(last_decision(window, subject.buckets)))
   return ours, timed(lambda: peer.probabilities([window]))
 
