@@ -7,12 +7,24 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from baar_jax import bench, bopo, evaluate, export, pretrain, references, report, sft, taxonomy
+from baar_jax import (
+  bench,
+  bopo,
+  evaluate,
+  export,
+  pretrain,
+  references,
+  report,
+  setup,
+  sft,
+  taxonomy,
+)
 from baar_jax.config import validate
 from baar_jax.envs.base import EnvDied
 from baar_jax.run import Run
 
 STAGES = {
+  "setup": setup.main,
   "profile": taxonomy.main,
   "references": references.main,
   "pretrain": pretrain.main,

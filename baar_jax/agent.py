@@ -1,6 +1,7 @@
 """The ReAct agent: the conversation that a model is shown, and the action in its reply."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from baar_jax.llms.prices import Usage
 Messages = list[dict[str, str]]
 
 NO_ACTION = "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +54,27 @@ def extend(messages: Messages, reply: str, observation: str) -> None:
   messages.append({"role": "user", "content": observation})
 
 
-def parse_action(reply: str) -> str | None:
-  """The action of a ReAct reply: what follows its last "Action:", on one line.
+def write_reply(thought: str, action: str, code: bool) -> str:
+  """A ReAct reply; code is fenced."""
+  written = f"\n```python\n{action}\n```" if code else f" {action}"
+  return f"Thought: {thought}\n\nAction:{written}"
+
+
+def parse_action(reply: str, code: bool = False) -> str | None:
+  """The action of a ReAct reply.
+
+  Args:
+    code: False takes what follows the last "Action:", on one line. True takes the first
+      fenced block after the first "Action:", or all that follows where nothing is fenced.
 
   Returns:
     None if there is none: an agent's mistake, which the loop answers with `NO_ACTION`.
   """
-  before, marker, after = reply.rpartition("Action:")
+  if code:
+    _, marker, after = reply.partition("Action:")
+    block = _FENCED.search(after)
+    action = (block[1] if block else after).strip()
+    return action if marker and action else None
+  _, marker, after = reply.rpartition("Action:")
   lines = after.strip().splitlines()
   return lines[0].strip() if marker and lines else None

@@ -5,7 +5,7 @@ import operator
 import re
 from dataclasses import field
 
-ENVS = ("sandbox", "scienceworld")
+ENVS = ("sandbox", "scienceworld", "alfworld", "appworld")
 VIEWS = ("transcript", "paper")
 DTYPES = ("float32", "bfloat16")
 RATIO_LEVELS = ("trajectory", "decision")
@@ -14,7 +14,7 @@ MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one s
 SEEDS_BEFORE_BOPO = 1000  # for the profile and the references; rollouts have luck of their own
 SMALLEST_VOCABULARY = 258  # every byte and the two decisions
 POSITIVE = {
-  "env": ("train_tasks", "test_tasks", "max_steps", "live_per_process"),
+  "env": ("train_tasks", "test_tasks", "max_steps", "live_per_process", "timeout_s"),
   "router": (
     "hidden_size",
     "intermediate_size",
@@ -70,12 +70,18 @@ LISTS = (
 
 @dataclasses.dataclass
 class EnvConfig:
-  kind: str = "scienceworld"  # one of ENVS
+  kind: str = "scienceworld"  # one of ENVS, or FILE.py:CLASS for an Env of one's own
   train_tasks: int = 96
   test_tasks: int = 60
   max_steps: int = 40
   processes: int = 0  # child processes; 0 is one per core
   live_per_process: int = 4  # episodes that share a process (and its JVM)
+  timeout_s: float = 120.0  # of one call; over it the process is taken for hung and replaced
+  # For ALFWorld and AppWorld. The directory of the data: "own" is what --stage=setup makes; "" is
+  # $ALFWORLD_DATA or $APPWORLD_ROOT where set, else what setup downloaded, else what it made.
+  data: str = ""
+  train_split: str = ""  # a directory's or dataset's name, or a task list; "" is the usual one
+  test_split: str = ""
 
 
 @dataclasses.dataclass
@@ -236,7 +242,18 @@ def validate(config: Config) -> None:
   c = config
   checks = [
     (c.name not in ("", ".", "..") and "/" not in c.name, "name", c.name, "a directory name"),
-    (c.env.kind in ENVS, "env.kind", c.env.kind, f"one of {', '.join(ENVS)}"),
+    (
+      c.env.kind in ENVS or bool(re.fullmatch(r".+\.py:\w+", c.env.kind)),
+      "env.kind",
+      c.env.kind,
+      f"one of {', '.join(ENVS)}, or FILE.py:CLASS",
+    ),
+    (
+      c.env.kind != "appworld" or c.env.live_per_process == 1,
+      "env.live_per_process",
+      c.env.live_per_process,
+      "1 for AppWorld, whose worlds need a process each",
+    ),
     (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
     *_router_checks("router", c.router),
     *_router_checks("bench.router", c.bench.router),

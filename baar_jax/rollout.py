@@ -194,7 +194,7 @@ def _act(live: Live, decision: Decision, pair: agent.Pair) -> bool:
   start = time.monotonic()
   reply = live.agents[decision.model].reply(live.messages, len(live.steps))
   latency_s = time.monotonic() - start
-  action = agent.parse_action(reply.text)
+  action = agent.parse_action(reply.text, live.env.code_actions)
   observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
   live.steps.append(
     Step(

@@ -15,24 +15,24 @@ from tqdm import tqdm
 from baar_jax import sharding
 from baar_jax.agent import Pair
 from baar_jax.config import Config
+from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.llms.prices import Usage, cost_usd
-from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors, ScriptedPair
+from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.policies import always
 from baar_jax.rollout import Job, Policy, run_episodes
 from baar_jax.router import check_pretrained
 from baar_jax.store import Store
 
-ERRORS = {"sandbox": SandboxErrors, "scienceworld": ScienceWorldErrors}
 SPLITS = ("train", "test")
 EXCHANGED = 256  # episodes that are sent to other processes at a time
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: it changes no result that is already stored.
-FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "bopo.lam", "evaluate")
-FREE_FIELDS += ("distributed", "bench")
+FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s", "bopo.lam")
+FREE_FIELDS += ("evaluate", "distributed", "bench")
 
 
 class Run:
@@ -51,7 +51,9 @@ class Run:
         a priced pair.
     """
     self.config = config
-    self.pair: Pair = ScriptedPair(config.models.names, ERRORS[config.env.kind]())
+    self.pair: Pair = ScriptedPair(
+      config.models.names, ERRORS.get(config.env.kind, KnowledgeErrors)()
+    )
     for name in self.pair.names:
       cost_usd(name, Usage(0, 0, 0))  # a model without a price is found before anything is run
     if config.router.weights:  # before hours of episodes
@@ -124,10 +126,14 @@ class Run:
       sizes = {"train_tasks": c.train_tasks, "test_tasks": c.test_tasks, "max_steps": c.max_steps}
       if c.kind == "sandbox":
         self._envs = [Sandbox(**sizes) for _ in range(self.live_episodes)]
-      else:
-        gold = {"gold_dir": str(Path(self.config.runs) / "gold")}
-        processes = self.live_episodes // c.live_per_process
-        self._envs = open_envs(c.kind, sizes | gold, processes, c.live_per_process)
+        return self._envs
+      if c.kind == "scienceworld":
+        sizes["gold_dir"] = str(Path(self.config.runs) / "gold")
+      elif c.kind in engines.ENGINES:
+        sizes["data"] = str(engines.data_of(c.kind, c.data))
+        sizes |= {"train_split": c.train_split, "test_split": c.test_split}
+      processes = self.live_episodes // c.live_per_process
+      self._envs = open_envs(c.kind, sizes, processes, c.live_per_process, c.timeout_s)
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:

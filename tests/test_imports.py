@@ -18,12 +18,12 @@ LAYERS = {
   ),
   "edges": (
     "agent llms.scripted envs.sandbox envs.sandbox_optimum envs.scienceworld_engine "
-    "envs.scienceworld_expert envs.scienceworld envs.worker envs.process "
+    "envs.scienceworld_expert envs.scienceworld envs.engines envs.worker envs.process "
     "view weights store checkpoint batches"
   ),
   "loops": "rollout policies router training run",
   "stages": (
-    "taxonomy references pretrain sft bopo evaluate export "
+    "setup taxonomy references pretrain sft bopo evaluate export "
     "bench_figures bench_subject bench_router bench_training bench_peer bench"
   ),
   "report": "samples results tables plots page report",

@@ -30,11 +30,13 @@ class Oracle:
 class Env(Protocol):
   """A text environment that runs one episode at a time.
 
-  `mistake` and `oracle` exist for the scripted models; an environment without an expert raises
-  NotImplementedError from them, with a message that says so.
+  An environment of one's own is a subclass with the first five methods and a `system_prompt`; its
+  constructor takes train_tasks, test_tasks and max_steps. `oracle` and `mistake` are for the
+  scripted models; API models do without them.
   """
 
   system_prompt: str  # the agent's instructions, with one worked example
+  code_actions = False  # whether an action is a block of code rather than one line
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split, in a fixed order. Raises ValueError if there are none."""
@@ -49,11 +51,16 @@ class Env(Protocol):
   def score(self) -> float:
     """The score so far, in [0, 1]."""
 
+  def close(self) -> None:
+    """Frees what the environment holds. May be called twice."""
+
   def oracle_action(self) -> str:
     """The expert's next action."""
+    return self.oracle().action
 
   def oracle(self) -> Oracle:
     """The expert's next action and what is known about it."""
+    raise NotImplementedError("this environment has no expert, which scripted models need")
 
   def mistake(self, kind: str, key: str) -> str:
     """A wrong action in place of the expert's, the same for the same key.
@@ -63,6 +70,4 @@ class Env(Protocol):
         "lost" wanders as a weak model does and "hasty" as a strong one: both waste the step.
       key: seeds the choice.
     """
-
-  def close(self) -> None:
-    """Frees what the environment holds. May be called twice."""
+    raise NotImplementedError("this environment has no expert, which scripted models need")

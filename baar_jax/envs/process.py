@@ -9,16 +9,16 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import baar_jax
-from baar_jax.envs.base import EnvDied, Oracle
+from baar_jax.envs.base import Env, EnvDied, Oracle
+from baar_jax.envs.engines import environ_of, python_of
 from baar_jax.envs.worker import KINDS, PASSED_ON
 from baar_jax.episode import Task
 
+WORKER = "baar_jax.envs.worker"
 STARTS_ANEW = ("reset", "tasks")  # these need no earlier state
 
 
@@ -26,7 +26,8 @@ class _Child:
   """One child process with an environment per slot; one call at a time."""
 
   def __init__(self, kind: str, kwargs: dict, timeout_s: float) -> None:
-    self._command = [sys.executable, "-m", "baar_jax.envs.worker", kind, json.dumps(kwargs)]
+    self._command = [*python_of(kind), WORKER, kind, json.dumps(kwargs)]
+    self._environ = environ_of(kind)
     self._timeout_s = timeout_s
     self._lock = threading.Lock()
     self._counting = threading.Lock()
@@ -38,14 +39,12 @@ class _Child:
     self._start()
 
   def _start(self) -> None:
-    root = str(Path(baar_jax.__file__).parents[1])
-    paths = [root] + [path for path in [os.environ.get("PYTHONPATH")] if path]
     self.generation += 1
     self._process = subprocess.Popen(
       self._command,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
-      env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+      env=self._environ,
       start_new_session=True,  # Ctrl-C is for the parent alone, and the JVM can be ended with it
     )
 
@@ -108,7 +107,7 @@ class _Child:
       raise self._died("it ended without an answer")
     answer = json.loads(line)
     error = answer.get("error")
-    if error in PASSED_ON:
+    if error and answer["passed_on"]:
       raise PASSED_ON[error](answer["message"])
     if error:
       raise self._died(f"{error}: {answer['message']}")
@@ -149,15 +148,16 @@ class _Child:
       self.end()
 
 
-class ProcessEnv:
+class ProcessEnv(Env):
   """An Env whose episodes run in a slot of a child process.
 
   Calls from several threads are safe as long as each handle is used by one at a time. What the
-  expert and the score say travels with each observation, so asking for them costs nothing.
+  expert says travels with each observation, so asking for it costs nothing.
   """
 
-  def __init__(self, child: _Child, slot: int, system_prompt: str) -> None:
+  def __init__(self, child: _Child, slot: int, system_prompt: str, code_actions: bool) -> None:
     self.system_prompt = system_prompt
+    self.code_actions = code_actions
     self._child = child
     self._slot = slot
     self._generation = child.generation
@@ -168,7 +168,7 @@ class ProcessEnv:
   def _call(self, method: str, *args):
     if self._closed:
       raise EnvDied("the environment is closed")
-    if method != "mistake":
+    if method not in ("mistake", "score"):
       self._state = {}
     value, self._generation = self._child.call(self._generation, self._slot, method, *args)
     return value
@@ -185,10 +185,8 @@ class ProcessEnv:
     return self._state["observation"], self._state["done"]
 
   def score(self) -> float:
-    return self._known()["score"]
-
-  def oracle_action(self) -> str:
-    return self.oracle().action
+    self._known()
+    return self._call("score")
 
   def oracle(self) -> Oracle:
     known = self._known()
@@ -222,7 +220,7 @@ def open_envs(
   """Starts child processes side by side and opens their slots.
 
   Args:
-    kind: one of KINDS.
+    kind: one of KINDS, or "FILE.py:CLASS" for an environment of one's own.
     kwargs: the environment's, as JSON takes them.
     processes: how many; 0 is one per core.
     live_per_process: slots of each.
@@ -232,23 +230,23 @@ def open_envs(
     One handle per slot, neighbours in different processes.
 
   Raises:
-    ValueError: the kind or its arguments are wrong.
+    ValueError: the kind or its arguments are wrong, or its engine is not installed.
   """
-  if kind not in KINDS:
-    raise ValueError(f"unknown environment {kind!r}; known: {', '.join(KINDS)}")
+  if kind not in KINDS and ".py:" not in kind:
+    raise ValueError(f"unknown environment {kind!r}; known: {', '.join(KINDS)}, FILE.py:CLASS")
   children: list[_Child] = []
   try:
     for _ in range(processes or os.cpu_count() or 1):
       children.append(_Child(kind, kwargs, timeout_s))
-    prompts = [child.first_answer()["value"] for child in children]
+    firsts = [child.first_answer()["value"] for child in children]
   except BaseException:
     for child in children:
       child.end()
     raise
   return [
-    ProcessEnv(child, slot, prompt)
+    ProcessEnv(child, slot, *first)
     for slot in range(live_per_process)
-    for child, prompt in zip(children, prompts)
+    for child, first in zip(children, firsts)
   ]
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import random
 import re
 
-from baar_jax.envs.base import Oracle
+from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import Task
 
 PLAIN, TRICKY, BROKEN = range(3)
@@ -103,7 +103,7 @@ def build(task_id: str, rules: Rules = RULES) -> Building:
   return Building(kind.word, sign, tuple(hardness), tuple(looks), tuple(levers))
 
 
-class Sandbox:
+class Sandbox(Env):
   """Env over buildings of locks (protocol: envs/base.py)."""
 
   system_prompt = (
@@ -160,11 +160,8 @@ class Sandbox:
   def score(self) -> float:
     return float(self._building is not None and self._lock == self._rules.locks)
 
-  def oracle_action(self) -> str:
-    return f"pull {self._now()[0]}"
-
   def oracle(self) -> Oracle:
-    action = self.oracle_action()
+    action = f"pull {self._now()[0]}"
     critical = self._building.hardness[self._lock] != PLAIN
     return Oracle(action, self._lock, critical, recovering=False)
 

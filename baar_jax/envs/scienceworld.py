@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from baar_jax.envs.base import Oracle
+from baar_jax.envs.base import Env, Oracle
 from baar_jax.envs.scienceworld_engine import Engine
 from baar_jax.envs.scienceworld_expert import Expert
 from baar_jax.episode import Task
@@ -96,7 +96,7 @@ You move the metal pot to the stove.
 """
 
 
-class ScienceWorld:
+class ScienceWorld(Env):
   """The Env of ScienceWorld. Task ids are "<task type>/<variation>"."""
 
   system_prompt = SYSTEM_PROMPT
@@ -205,9 +205,6 @@ class ScienceWorld:
   def score(self) -> float:
     """Points of 100 as a share; a fatal mistake leaves none."""
     return self._score
-
-  def oracle_action(self) -> str:
-    return self.oracle().action
 
   def oracle(self) -> Oracle:
     return self._current().oracle()

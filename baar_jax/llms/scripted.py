@@ -9,7 +9,7 @@ import math
 import random
 from typing import Protocol
 
-from baar_jax.agent import Agent, Messages, Reply
+from baar_jax.agent import Agent, Messages, Reply, write_reply
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import SMALL, Task
 from baar_jax.llms.prices import Usage
@@ -96,7 +96,7 @@ class ScriptedAgent(Agent):
       if lapse.spoils:
         self._spoiled.add(oracle.position)
     thought = "The next thing to do for the task is this, given what was just observed."
-    text = f"Thought: {thought}\n\nAction: {action}"
+    text = write_reply(thought, action, self._env.code_actions)
     prompt_tokens = sum(count_tokens(message["content"]) for message in messages)
     return Reply(text, Usage(prompt_tokens, 0, count_tokens(text)))
 
@@ -128,8 +128,8 @@ class SandboxErrors:
     return (self.CRITICAL if oracle.critical else self.PLAIN)[model]
 
 
-class ScienceWorldErrors:
-  """ScienceWorld: critical steps that a model does not know how to do, the same in every trial.
+class KnowledgeErrors:
+  """Critical steps that a model does not know how to do, the same in every trial.
 
   How hard a task's critical steps are is hidden and drawn per task: within reach of both models,
   of LARGE alone, or of neither. A model does not know a critical step with a probability that
@@ -138,6 +138,8 @@ class ScienceWorldErrors:
   tasks, so that the pair's two ends lie where the paper's do, and two rules (SMALL is decisively
   wrong on half of what it does not know and lost on the rest; it spoils the step for LARGE) keep
   a random router from being nearly as good as an informed one.
+
+  The rates here are for an environment of one's own; subclasses have those of the benchmarks.
   """
 
   ABILITY = (0.0, 3.8)  # of SMALL and LARGE
@@ -155,19 +157,14 @@ class ScienceWorldErrors:
   DECISIVE_SHARE, DECISIVE, LOST = 0.5, 0.8, 0.02  # SMALL's unknown steps: share, wrong, wrong
   LARGE_UNKNOWN_WRONG = 0.6
   KNOWN_WRONG = (0.4, 0.9)
-  # How likely each tier is for a task of this type; the last row is for all other types.
-  PRIORS = (
-    (("find-", "lifespan-"), (0.56, 0.40, 0.04)),
-    (
-      ("power-component", "use-thermometer", "chemistry-mix-paint-secondary", "identify-life"),
-      (0.18, 0.67, 0.15),
-    ),
-    (("",), (0.10, 0.63, 0.27)),
+  # How likely each tier is for a task with one of these in its id; the last row is for all others.
+  PRIORS: tuple[tuple[tuple[str, ...], tuple[float, float, float]], ...] = (
+    (("",), (0.30, 0.45, 0.25)),
   )
 
   def tier(self, task_id: str) -> str:
     """The task's hidden tier."""
-    weights = next(row for prefixes, row in self.PRIORS if task_id.startswith(prefixes))
+    weights = next(row for parts, row in self.PRIORS if any(part in task_id for part in parts))
     return random.Random(f"{task_id}|tier").choices(self.TIERS, weights)[0]
 
   def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
@@ -188,3 +185,32 @@ class ScienceWorldErrors:
     if model == LARGE and spoiled:
       return dataclasses.replace(known, rate=self.SPOILED)
     return known
+
+
+class ScienceWorldErrors(KnowledgeErrors):
+  """ScienceWorld: how hard a task is depends on its type."""
+
+  PRIORS = (
+    (("find-", "lifespan-"), (0.56, 0.40, 0.04)),
+    (
+      ("power-component", "use-thermometer", "chemistry-mix-paint-secondary", "identify-life"),
+      (0.18, 0.67, 0.15),
+    ),
+    (("",), (0.10, 0.63, 0.27)),
+  )
+
+
+class ALFWorldErrors(KnowledgeErrors):
+  """ALFWorld: how hard a game is depends on its type of task."""
+
+
+class AppWorldErrors(KnowledgeErrors):
+  """AppWorld: how hard a task is depends on its difficulty level."""
+
+
+ERRORS: dict[str, type[Errors]] = {
+  "sandbox": SandboxErrors,
+  "scienceworld": ScienceWorldErrors,
+  "alfworld": ALFWorldErrors,
+  "appworld": AppWorldErrors,
+}
