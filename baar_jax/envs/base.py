@@ -71,3 +71,9 @@ class Env(Protocol):
       key: seeds the choice.
     """
     raise NotImplementedError("this environment has no expert, which scripted models need")
+
+
+def spread(count: int) -> list[int]:
+  """The numbers below `count` in an order of which any first few are spread evenly."""
+  bits = max(1, (count - 1).bit_length())
+  return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])

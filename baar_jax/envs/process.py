@@ -178,6 +178,7 @@ class ProcessEnv(Env):
 
   def reset(self, task_id: str) -> str:
     self._state = self._call("reset", task_id)
+    self.system_prompt = self._state["system_prompt"]
     return self._state["observation"]
 
   def step(self, action: str) -> tuple[str, bool]:

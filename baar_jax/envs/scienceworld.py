@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from baar_jax.envs.base import Env, Oracle
+from baar_jax.envs.base import Env, Oracle, spread
 from baar_jax.envs.scienceworld_engine import Engine
 from baar_jax.envs.scienceworld_expert import Expert
 from baar_jax.episode import Task
@@ -156,7 +156,7 @@ class ScienceWorld(Env):
 
   def _short_tasks(self, task_type: str, split: str) -> Iterator[Task]:
     numbers = self._game().variations(task_type, split)
-    for place in sorted(range(len(numbers)), key=_bits_reversed):
+    for place in spread(len(numbers)):
       task_id = f"{task_type}/{numbers[place]}"
       gold = self._gold(task_id)
       if len(gold["actions"]) <= MAX_GOLD_STEPS:
@@ -226,8 +226,3 @@ def _parse(task_id: str) -> tuple[str, int]:
   if not match:
     raise ValueError(f"{task_id!r} is no ScienceWorld task; expected <task type>/<variation>")
   return match.group(1), int(match.group(2))
-
-
-def _bits_reversed(number: int) -> int:
-  """A sort key under which any first few of a range are spread evenly over it."""
-  return int(f"{number:016b}"[::-1], 2)

@@ -97,7 +97,8 @@ def _end_with(parent: int) -> None:
 
 def _act(env: Env, method: str, args: list) -> object:
   if method == "reset":
-    return _state(env, env.reset(*args), done=False)
+    state = _state(env, env.reset(*args), done=False)
+    return state | {"system_prompt": env.system_prompt}  # which may depend on the task
   if method == "step":
     return _state(env, *env.step(*args))
   if method == "tasks":
