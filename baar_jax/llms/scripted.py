@@ -201,7 +201,21 @@ class ScienceWorldErrors(KnowledgeErrors):
 
 
 class ALFWorldErrors(KnowledgeErrors):
-  """ALFWorld: how hard a game is depends on its type of task."""
+  """ALFWorld: how hard a game is depends on its type of task.
+
+  Nothing there is fatal, so a model that could try again and again would win in the end: what it
+  does not know it hardly ever gets right, and a step that SMALL has spoiled LARGE seldom saves.
+  """
+
+  UNKNOWN = (0.99, 0.97)
+  SPOILED = 0.97
+  PRIORS = (
+    (("pick_and_place_simple",), (0.64, 0.26, 0.10)),
+    (("look_at_obj_in_light",), (0.56, 0.26, 0.18)),
+    (("pick_clean",), (0.40, 0.26, 0.34)),
+    (("pick_heat", "pick_cool"), (0.32, 0.24, 0.44)),
+    (("pick_two",), (0.20, 0.18, 0.62)),
+  )
 
 
 class AppWorldErrors(KnowledgeErrors):
