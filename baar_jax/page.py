@@ -215,10 +215,18 @@ def _method(results: dict) -> str:
     "<p>Scripted models are two programs that act in the real environment with stated error rates. "
     "Their costs are list-price dollars for the text they exchange; no model was called.</p>"
   )
+  environment = ""
+  if run["own_tasks"]:
+    environment += "The tasks are made by this project, not the benchmark's own. "
+  if run["environment_mb"]:
+    environment += f"Environments take {run['environment_mb']:.0f} MB for each live episode."
+  if environment:
+    environment = f"<p>{environment}</p>"
   shape = run["router"]
   return f"""<section class="method">
 <h2>What stands behind it</h2>
 {scripted if models_text(results) == "scripted models" else ""}
+{environment}
 <p>List prices in dollars per million tokens: {prices}. Router: {shape["num_layers"]} layers of
 width {shape["hidden_size"]}, {shape["num_heads"]} heads, {shape["vocab_size"]} tokens, view
 {html.escape(shape["view"])}, priced at ${shape["usd_per_million_tokens"]:g} per million tokens.</p>

@@ -56,6 +56,8 @@ def summarize(
   Raises:
     ValueError: an entry, or too much of one, has not been evaluated.
   """
+  metrics = list(metrics)
+  noted = [line for line in metrics if line.get("stage") == "environments"]
   samples, left_out = load_samples(store, entries, config.evaluate.seeds)
   resamples = config.evaluate.bootstrap
   policies = [policy_row(sample, samples, resamples) for sample in samples]
@@ -63,7 +65,9 @@ def summarize(
   results = {
     "run": {
       "name": config.name,
-      "environment": config.env.kind,
+      "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
+      "environment_mb": max((line["mb_per_live_episode"] for line in noted), default=None),
+      "own_tasks": any(line["own_tasks"] for line in noted),
       "models": {"kind": config.models.kind, "names": list(config.models.names)},
       "prices_usd_per_million": {
         name: dataclasses.asdict(PRICES[name]) for name in config.models.names

@@ -17,7 +17,7 @@ from baar_jax.agent import Pair
 from baar_jax.config import Config
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
-from baar_jax.envs.process import open_envs
+from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.llms.prices import Usage, cost_usd
@@ -204,8 +204,17 @@ class Run:
         cost_usd += episode.cost_usd
         bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
         bar.update()
+    self._log_environments()
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy.name}: {episode.stop}")
+
+  def _log_environments(self) -> None:
+    """Notes what the report says of them: their memory, and whether their tasks are our own."""
+    c, envs = self.config.env, self.envs()
+    used = None if c.kind == "sandbox" else memory_mb(envs)
+    own = c.kind in engines.ENGINES and engines.wants_own_data(c.kind, c.data)
+    if used:
+      self.log(stage="environments", mb_per_live_episode=used[0] / len(envs), own_tasks=own)
 
   def wait(self) -> None:
     """Waits until every process is here."""

@@ -23,6 +23,7 @@ class HandEnv:
   """Ends after `length` steps with a score of 0.5; `fault` may raise or wait in any call."""
 
   system_prompt = "Act."
+  code_actions = False
 
   def __init__(self, tape, length=2, name="", fault=lambda call: None):
     self.tape, self.length, self.name, self.fault = tape, length, name, fault

@@ -85,6 +85,7 @@ Thought: I put the apple down here.
 Action: {put_example}
 """
 _ARRIVED = re.compile(r"^You arrive at loc [^.]*\. ")
+_PUT_TEMPLATE = re.compile(r'template\s*::\s*"put .* in/on ')
 _TASK = re.compile(r"Your task is to: (.+?)\s*\"")
 
 
@@ -217,7 +218,7 @@ class ALFWorld(Env):
       complete = False
     if not complete:
       raise ValueError(f"{path} is damaged; delete it or get it again")
-    grammar = "put" if "put {o.name} in/on" in game["grammar"] else "move"
+    grammar = "put" if _PUT_TEMPLATE.search(game["grammar"]) else "move"
     return task[1], grammar
 
   def reset(self, task_id: str) -> str:

@@ -163,21 +163,18 @@ def install(kind: str) -> bool:
 
 
 def run_module(kind: str, module: str, *arguments: str) -> str:
-  """Runs a module of this project in the engine's Python and returns what it printed.
+  """Runs a module of this project in the engine's Python and returns what it printed."""
+  return output_of(module, [*python_of(kind), module, *arguments], environ_of(kind))
 
-  Raises:
-    ValueError: it ended with an error, whose last line is given.
-  """
+
+def output_of(name: str, command: list[str], environ: dict[str, str] | None = None) -> str:
+  """What a command prints. Raises ValueError with its last line of errors if it fails."""
   done = subprocess.run(
-    [*python_of(kind), module, *arguments],
-    stdin=subprocess.DEVNULL,
-    capture_output=True,
-    text=True,
-    env=environ_of(kind),
+    command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ
   )
   if done.returncode:
     last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    raise ValueError(f"{module} failed: {last}")
+    raise ValueError(f"{name} failed: {last}")
   return done.stdout
 
 
