@@ -35,3 +35,25 @@ def test_conversation():
     {"role": "assistant", "content": "Action: go"},
     {"role": "user", "content": "A room."},
   ]
+
+
+@pytest.mark.parametrize(
+  "reply, action",
+  [
+    ("Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```", "a = 1\nprint(a)"),
+    ("Action:\n```\nprint('Action: no')\n```\nand so on", "print('Action: no')"),
+    ("Action: ```py\nx\n```\nObservation: 1\nAction:\n```python\ny\n```", "x"),  # y is made up
+    ("Thought: no fence.\nAction: print(1)\nprint(2)", "print(1)\nprint(2)"),
+    ("```python\nprint(1)\n```", None),
+    ("Action:\n```python\n\n```", None),
+    ("Action:", None),
+  ],
+)
+def test_parse_code(reply, action):
+  assert agent.parse_action(reply, code=True) == action
+
+
+def test_written_replies_are_read_again():
+  assert agent.write_reply("So.", "go", code=False) == "Thought: So.\n\nAction: go"
+  code = "for i in range(2):\n  print(i)"
+  assert agent.parse_action(agent.write_reply("So.", code, code=True), code=True) == code

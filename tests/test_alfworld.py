@@ -54,9 +54,9 @@ def opened(data):
     env.close()
 
 
-def copy_of(data: Path, place: Path, count: int) -> list[Path]:
-  """A directory of its own with the first training games; returns their files."""
-  files = sorted(data.glob(f"json_2.1.1/train/*/*/{GAME}"))[:count]
+def copy_of(data: Path, place: Path, count: int, kind: str = "") -> list[Path]:
+  """A directory of its own with the first training games of a type; returns their files."""
+  files = sorted(data.glob(f"json_2.1.1/train/{kind}*/*/{GAME}"))[:count]
   for file in files:
     target = place / "json_2.1.1" / file.relative_to(data / "json_2.1.1").parent
     shutil.copytree(file.parent, target)
@@ -150,7 +150,7 @@ def test_mistakes_are_repeatable_and_never_the_expert_s(opened):
 
 
 def test_the_older_grammar_has_words_of_its_own(data, opened, tmp_path):
-  (file,) = copy_of(data, tmp_path, 1)
+  (file,) = copy_of(data, tmp_path, 1, "pick_and_place")
   game = json.loads(file.read_text())
   assert '"move {o} to {r}"' in game["grammar"]
   game["grammar"] = game["grammar"].replace('"move {o} to {r}"', '"put {o} in/on {r}"')

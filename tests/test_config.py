@@ -41,6 +41,8 @@ BAD = [
   ("name", ".."),
   ("name", "a/b"),
   ("env.kind", "chess"),
+  ("env.kind", "chess.py"),
+  ("env.timeout_s", 0),
   ("env.train_tasks", 0),
   ("env.test_tasks", -1),
   ("env.max_steps", 0),

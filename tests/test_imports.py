@@ -18,7 +18,9 @@ LAYERS = {
   ),
   "edges": (
     "agent llms.scripted envs.sandbox envs.sandbox_optimum envs.scienceworld_engine "
-    "envs.scienceworld_expert envs.scienceworld envs.engines envs.worker envs.process "
+    "envs.scienceworld_expert envs.scienceworld envs.engines "
+    "envs.alfworld_expert envs.alfworld_engine envs.alfworld envs.alfworld_games "
+    "envs.worker envs.process "
     "view weights store checkpoint batches"
   ),
   "loops": "rollout policies router training run",

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 # What is wrong, the flags, and what the line has to say.
 WRONG = {
-  "stage": (["--stage=nonsense"], ["--stage=nonsense", "all|profile|references|"]),
+  "stage": (["--stage=nonsense"], ["--stage=nonsense", "all|setup|profile|references|"]),
   "flag": (["--nonsense=3"], ["Unknown command line flag 'nonsense'"]),
   "argument": (["profile"], ["unexpected argument 'profile'", "--stage=NAME"]),
   "field": (["--config.bopo.lamb=3"], ["lamb", "baar_jax/config.py"]),

@@ -237,12 +237,14 @@ time.sleep(600)
 CHATTY = """
 import sys, types
 class Chatty:
-  system_prompt = "p"
+  system_prompt, code_actions = "p", False
   def reset(self, task_id):
     print("noise")
     return f"{sys.stdin.read()!r} {'jax' in sys.modules}"
+  def tasks(self, split):
+    raise ValueError("no such split")
   def step(self, action):
-    raise KeyError("a bug")
+    raise ValueError("a bug")
   def score(self):
     return 0.0
   def oracle(self):
@@ -251,12 +253,12 @@ sys.modules["chatty"] = types.ModuleType("chatty")
 sys.modules["chatty"].Chatty = Chatty
 from baar_jax.envs import worker
 worker.KINDS["chatty"] = ("chatty", "Chatty")
-worker.serve("chatty", {})
+worker.main("chatty", "{}")
 """
 
 
 def test_child_s_prints_input_and_bugs_stay_out_of_the_protocol():
-  requests = [[0, "reset", ["t"]], [0, "mistake", ["lost", "k"]]]
+  requests = [[0, "reset", ["t"]], [0, "tasks", [""]], [0, "step", ["x"]]]
   done = subprocess.run(
     [sys.executable, "-c", CHATTY],
     cwd=ROOT,
@@ -264,11 +266,12 @@ def test_child_s_prints_input_and_bugs_stay_out_of_the_protocol():
     capture_output=True,
     text=True,
   )
-  hello, state, bug = map(json.loads, done.stdout.splitlines())
-  assert hello == {"value": "p"}
+  hello, state, mistake, bug = map(json.loads, done.stdout.splitlines())
+  assert hello == {"value": ["p", False]}
   assert state["value"]["observation"] == "'' False"  # no input to read, and no jax
   assert (state["value"]["oracle"], state["value"]["no_oracle"]) == (None, "no expert here")
-  assert bug["error"] == "AttributeError"
-  assert "worker.py:" in bug["message"]
+  assert mistake == {"error": "ValueError", "message": "no such split", "passed_on": True}
+  assert (bug["error"], bug["passed_on"]) == ("ValueError", False)  # nobody asked for it
+  assert bug["message"].startswith("a bug (")
   assert done.returncode == 1
   assert "noise" in done.stderr

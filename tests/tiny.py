@@ -71,6 +71,42 @@ def config(runs, name="tiny", **env) -> Config:
   )
 
 
+def flags(runs) -> list[str]:
+  """The numbers of `config` for the command line, whatever else a configuration says."""
+  c = config(runs)
+  values = {
+    "name": c.name,
+    "runs": c.runs,
+    "env.train_tasks": c.env.train_tasks,
+    "env.test_tasks": c.env.test_tasks,
+    "env.max_steps": c.env.max_steps,
+    "env.processes": c.env.processes,
+    "env.live_per_process": c.env.live_per_process,
+    "router.vocab_size": c.router.vocab_size,
+    "router.hidden_size": c.router.hidden_size,
+    "router.intermediate_size": c.router.intermediate_size,
+    "router.num_layers": c.router.num_layers,
+    "router.head_dim": c.router.head_dim,
+    "router.max_tokens": c.router.max_tokens,
+    "profile.trials": c.profile.trials,
+    "references.samples": c.references.samples,
+    "pretrain.batch_episodes": 16,
+    "sft.updates": c.sft.updates,
+    "sft.batch_episodes": c.sft.batch_episodes,
+    "sft.micro_episodes": c.sft.micro_episodes,
+    "bopo.lam": c.bopo.lam,
+    "bopo.updates": c.bopo.updates,
+    "bopo.tasks_per_update": c.bopo.tasks_per_update,
+    "bopo.group_size": c.bopo.group_size,
+    "evaluate.seeds": c.evaluate.seeds,
+    "evaluate.random_p": c.evaluate.random_p,
+    "evaluate.call_budgets": c.evaluate.call_budgets,
+    "evaluate.thresholds": (),
+    "evaluate.bootstrap": c.evaluate.bootstrap,
+  }
+  return [f"--config.{name}={value}" for name, value in values.items()]
+
+
 @contextlib.contextmanager
 def compiled_once():
   """All runs share the compiled functions of the first, as one run's stages do."""
