@@ -3,13 +3,18 @@
 import contextlib
 import copy
 import functools
+import hashlib
+import os
+import pickle
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from baar_jax.envs.alfworld_expert import Facts
 
-TRANSLATED = 32  # games whose translation is kept, of all environments of a process
+# Beside the engine itself: what translating a game gives, which takes it most of the time.
+KEPT = Path(sys.prefix) / "translated"
 
 
 @contextlib.contextmanager
@@ -22,13 +27,31 @@ def arguments_kept() -> Iterator[None]:
     sys.argv = arguments
 
 
+def kept(function: Callable) -> Callable:
+  """A function of strings whose results are kept on disk: 30 to 60 kB a game."""
+
+  def result(*texts: str, **named: str):
+    key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()
+    path = KEPT / key[:40]
+    if path.exists():
+      return pickle.loads(zlib.decompress(path.read_bytes()))
+    value = function(*texts, **named)
+    KEPT.mkdir(exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(zlib.compress(pickle.dumps(value), 1))
+    os.replace(draft, path)
+    return value
+
+  return result
+
+
 @functools.cache
 def _opener() -> Callable:
   """Imports the engine, on first use, and returns the function that opens an environment.
 
   As it comes, loading and resetting translate a game twice each, once of it for the planner, which
   takes up to a minute and a GB; and each step parses the same few templates again for every
-  command. Here a game is translated once, never for the planner, and a text is parsed once.
+  command. Here a game is translated once, ever, and not for the planner, and a text is parsed once.
   """
   with arguments_kept():
     import fast_downward
@@ -37,7 +60,8 @@ def _opener() -> Callable:
     from textworld.envs import PddlEnv
     from textworld.envs.pddl import logic, textgen
 
-  translate = functools.lru_cache(maxsize=TRANSLATED)(fast_downward.pddl2sas)
+  translate = kept(fast_downward.pddl2sas)
+  logic._parse_and_convert = kept(logic._parse_and_convert)
 
   def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False):
     del verbose, optimize
