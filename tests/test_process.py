@@ -234,6 +234,52 @@ time.sleep(600)
   assert gone(pids)
 
 
+STUCK = """
+import subprocess, sys, time
+from baar_jax.envs.base import Env
+class Stuck(Env):
+  system_prompt = "p"
+  def reset(self, task_id):
+    self.helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    return ""
+  def step(self, action):
+    time.sleep(600)
+  def score(self):
+    return 0.0
+"""
+PARENT = """
+import sys, threading
+from baar_jax.envs.process import open_envs
+(env,) = open_envs(sys.argv[1], {}, 1, 1)
+env.reset("t")
+print(env.pid, flush=True)
+if sys.argv[2] == "raise":
+  threading.Timer(0.5, env.close).start()  # as Run.close() does on the way out
+env.step("x")
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, "raise"])
+def test_no_process_outlives_a_parent_that_waits_for_it(end, tmp_path):
+  (tmp_path / "stuck.py").write_text(STUCK)
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  process = subprocess.Popen(
+    [sys.executable, "-c", PARENT, f"{tmp_path / 'stuck.py'}:Stuck", str(end)],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+  signal.signal(signal.SIGINT, before)
+  pids = group_pids({int(process.stdout.readline())})
+  assert len(pids) == 2
+  time.sleep(0.2)  # until it is amid the call
+  if end != "raise":
+    process.send_signal(end)
+  process.communicate()
+  assert process.returncode != 0
+  assert gone(pids)
+
+
 CHATTY = """
 import sys, types
 class Chatty:
