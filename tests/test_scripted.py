@@ -103,6 +103,7 @@ class Room:
   """An environment that stands still."""
 
   system_prompt = "s" * 40
+  code_actions = False
 
   def oracle(self):
     return critical(5)
