@@ -1,6 +1,7 @@
 """AppWorld: an assistant writes Python that calls the APIs of nine apps, on the engine itself."""
 
 import ast
+import atexit
 import itertools
 import json
 import os
@@ -211,6 +212,10 @@ class AppWorld(Env):
 
   def _end_world(self) -> None:
     if self._world is not None:
+      # Each world's IPython shell would be kept for the end of the process, with all that its
+      # variables hold: 1 MB a world. This process is killed, so nothing is left undone.
+      atexit._clear()
+      self._world.shell.user_ns.clear()
       self._world.close()
       self._world = self._expert = None
       AppWorld._holder = None
