@@ -34,7 +34,7 @@ def main(run: Run) -> None:
     why_not = download(c.kind)
     if why_not:
       run.say(
-        f"setup: {engine.title}'s data could not be downloaded ({why_not}): tasks of our own instead"
+        f"setup: {engine.title}'s data could not be downloaded ({why_not}); our own tasks instead"
       )
   if engines.wants_own_data(c.kind, c.data):
     with engines.locked(own.name):
