@@ -202,6 +202,7 @@ class AppWorld(Env):
     if self._root is None:
       self._root, self._lock = make_root(self._data)
     os.environ["APPWORLD_ROOT"] = str(self._root)
+    os.environ["IPYTHONDIR"] = str(self._root / "ipython")  # rather than in the user's home
     known = set(os.environ)
     import appworld
 
