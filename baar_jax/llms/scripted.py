@@ -222,7 +222,34 @@ class ALFWorldErrors(KnowledgeErrors):
 
 
 class AppWorldErrors(KnowledgeErrors):
-  """AppWorld: how hard a task is depends on its difficulty level."""
+  """AppWorld: how hard a task is depends on its difficulty level, from 1 to 3.
+
+  A wrong write or answer is fatal more often than elsewhere, so known steps fail less often. A
+  login or a loop over pages that went wrong says so, and is soon put right (a design choice, too).
+  """
+
+  HARDNESS = {"easy": -2.4, "hard": 0.3, "intractable": 5.2}
+  KNOWN = (
+    {"easy": 0.06, "hard": 0.10, "intractable": 0.10},
+    {"easy": 0.04, "hard": 0.08, "intractable": 0.08},
+  )
+  KNOWN_WRONG = (0.4, 0.6)
+  DECISIVE_SHARE = 0.7
+  TOLD = ("login(", "page_index")  # an action with one of these is answered by what is wrong
+  TOLD_UNKNOWN = (0.6, 0.5)
+  PRIORS = (
+    (("d1",), (0.58, 0.30, 0.12)),
+    (("d2",), (0.42, 0.32, 0.26)),
+    (("d3",), (0.28, 0.29, 0.43)),
+    (("",), (0.42, 0.30, 0.28)),  # the downloaded tasks, whose ids do not show their level
+  )
+
+  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+    lapse = super().lapse(model, task_id, oracle, spoiled)
+    told = any(part in oracle.action for part in self.TOLD)
+    if told and lapse.rate == self.UNKNOWN[model]:
+      return dataclasses.replace(lapse, rate=self.TOLD_UNKNOWN[model], spoils=False)
+    return lapse
 
 
 ERRORS: dict[str, type[Errors]] = {
