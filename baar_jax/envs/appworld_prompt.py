@@ -41,7 +41,7 @@ Action:
 ```python
 print(apis.api_docs.show_api_descriptions(app_name='simple_note'))
 ```
-[{'name': 'login', 'description': 'Log in to your account.'}, {'name': 'search_notes', ...}, ...]
+[{'name': 'login', ...}, {'name': 'search_notes', ...}, ...]
 
 Thought: I log in with the password that my supervisor keeps.
 
