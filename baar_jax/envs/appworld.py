@@ -33,6 +33,7 @@ class AppWorld(Env):
 
   system_prompt = SYSTEM_PROMPT
   code_actions = True
+  episodes_per_process = 100  # what the engine keeps of each world adds up to 100 MB in 300
   _holder: ClassVar["AppWorld | None"] = None  # whose world the process has
 
   def __init__(

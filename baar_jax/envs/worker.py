@@ -68,7 +68,8 @@ def main(kind: str, kwargs: str) -> None:
       envs[slot] = _class_of(kind)(**json.loads(kwargs))
     return envs[slot]
 
-  attempt("open", lambda: [env_of(0).system_prompt, env_of(0).code_actions])
+  shown = ("system_prompt", "code_actions", "episodes_per_process")
+  attempt("open", lambda: {name: getattr(env_of(0), name) for name in shown})
   for line in requests:
     slot, method, args = json.loads(line)
     attempt(method, lambda s=slot, m=method, a=args: _act(env_of(s), m, a))
