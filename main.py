@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         (STAGES | EXTRA)[stage](run)
     finally:
       run.close()
-  except (ValueError, EnvDied, OSError, sqlite3.Error) as error:
+  except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
     return fail(error)
   except KeyboardInterrupt:
     print("\nstopped; the same command goes on from here", file=sys.stderr)

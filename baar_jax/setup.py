@@ -39,10 +39,12 @@ def main(run: Run) -> None:
   if engines.wants_own_data(c.kind, c.data):
     with engines.locked(own.name):
       sizes = (str(c.train_tasks), str(c.test_tasks))
+      run.say(f"setup: making tasks in {own} where they are missing")
       engines.run_module(c.kind, MAKERS[c.kind], str(own), *sizes)
   data = engines.data_of(c.kind, c.data)
   made = ", made by this project" if data == own else ""
   run.say(f"setup: its tasks in {data}{made}")
+  run.tasks("train")  # shows whether they can be used
 
 
 def may_download(kind: str, data: str) -> bool:

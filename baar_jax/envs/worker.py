@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from baar_jax.envs.base import Env
+from baar_jax.envs.base import Env, EnvDied
 
 # Imported by the child alone, and only the one that it runs.
 KINDS = {
@@ -24,7 +24,7 @@ KINDS = {
 }
 # What the caller did wrong; the child goes on after it. Anything else ends the child, as does a
 # ValueError amid an episode, which is the environment's own.
-PASSED_ON = {"ValueError": ValueError, "NotImplementedError": NotImplementedError}
+PASSED_ON = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
 AMID_AN_EPISODE = ("step", "score")
 PARENT_SEEN_S = 1.0  # how often the child looks whether its parent is still there
 # As they are now: AppWorld turns these functions off while an agent's code is executed.
