@@ -2,6 +2,7 @@
 
 import ast
 import atexit
+import gc
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from baar_jax.episode import Task
 DATASETS = {"train": "train", "test": "test_normal"}
 OUTPUT_CHARS = 4000  # of one observation; the rest is cut
 CODE_S = 60  # after which AppWorld breaks code off
+COLLECTED_WORLDS = 10  # after so many, what they have left in memory is collected
 NO_CAP = 1_000_000  # of executions; the caller counts steps
 EXPERIMENT = "episodes"
 
@@ -71,6 +73,7 @@ class AppWorld(Env):
     self._root: Path | None = None
     self._lock: IO | None = None
     self._world: Any = None
+    self._worlds = 0
     self._expert: Expert | None = None
     self._no_expert = ""
 
@@ -221,6 +224,9 @@ class AppWorld(Env):
       self._world.close()
       self._world = self._expert = None
       AppWorld._holder = None
+      self._worlds += 1
+      if self._worlds % COLLECTED_WORLDS == 0:
+        _collect()
       shutil.rmtree(self._root / "experiments", ignore_errors=True)
 
   def close(self) -> None:
@@ -229,6 +235,13 @@ class AppWorld(Env):
       shutil.rmtree(self._root, ignore_errors=True)
       self._lock.close()
       self._root = self._lock = None
+
+
+def _collect() -> None:
+  """Collects garbage, which AppWorld puts off for hundreds of episodes."""
+  gc.collect()
+  if not gc.get_freeze_count():
+    gc.freeze()  # the engine's own million objects, which stay and need not be looked at again
 
 
 def _alternate(lists: list[list]) -> list:
