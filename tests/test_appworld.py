@@ -117,7 +117,7 @@ def test_gold_passes_and_nothing_else_does_in_every_scenario(pair_of_envs):
   assert [row[:4] for row in played] == [[0.0, 0.0, 0.0, 1.0]] * SCENARIOS
   assert min(row[4] for row in played) >= 5
   now_mb, _ = memory_mb(pair_of_envs)
-  assert now_mb / 2 < 500
+  assert now_mb / 2 < 350
 
 
 def test_first_observation_and_conversation(env):
@@ -148,6 +148,10 @@ def test_agents_code_is_answered_whatever_it_is(env):
     ("print(1/0)", "ZeroDivisionError"),
     ("while True: pass", "timed out after 3 seconds"),
     ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ("raise BaseException('odd')", "odd"),
+    ("print('\\ud800')", "surrogates not allowed"),
+    ("x = [0] * 10**10", "MemoryError"),
+    ("import json\njson.dumps = None", ""),
     ("import subprocess", "not allowed"),
     ("-" * 100_000 + "1", "cannot be parsed"),
     ("print('\0')", "null bytes"),
@@ -336,7 +340,7 @@ def test_bad_inputs_are_one_line(installed, monkeypatch, tmp_path):
   refused("datasets is missing", lambda: env_of(tmp_path))
   refused("contains 'memory': move it, or set BAAR_JAX", lambda: env_of(tmp_path / "memory-1"))
   monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1.2")
-  refused(r"AppWorld 0\.1\.3\.post1 is needed, 0\.1\.2 is .* --stage=setup", env_of)
+  refused(r"AppWorld 0\.1\.3\.post1 is needed, 0\.1\.2 is .*delete .* --stage=setup", env_of)
   with pytest.raises(ValueError, match="'memory'"):
     appworld_tasks.main(str(tmp_path / "memory"), "1", "1")
 

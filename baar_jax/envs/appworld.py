@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import shutil
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -15,13 +16,13 @@ from baar_jax.envs.appworld_expert import Expert, make_plan
 from baar_jax.envs.appworld_prompt import SYSTEM_PROMPT
 from baar_jax.envs.appworld_root import check, make_root
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.envs.engines import setup_command
 from baar_jax.episode import Task
 
 DATASETS = {"train": "train", "test": "test_normal"}
 OUTPUT_CHARS = 4000  # of one observation; the rest is cut
 CODE_S = 60  # after which AppWorld breaks code off
 COLLECTED_WORLDS = 10  # after so many, what they have left in memory is collected
+MEMORY_BYTES = 4 << 30  # of a process; an agent's code that wants more gets a MemoryError
 NO_CAP = 1_000_000  # of executions; the caller counts steps
 EXPERIMENT = "episodes"
 
@@ -91,7 +92,8 @@ class AppWorld(Env):
     if len(ids) < count or not ids:
       raise ValueError(
         f"AppWorld's dataset {dataset} has {len(ids)} tasks in {path.parent}, {count} were asked "
-        f"for: set --config.env.{split}_tasks, or make more of our own: {setup_command('appworld')}"
+        f"for: set --config.env.{split}_tasks; more of our own are made by --stage=setup with the "
+        "same flags"
       )
     return [
       Task(id_, split, self._specs(id_)["instruction"], self._max_steps)
@@ -176,7 +178,7 @@ class AppWorld(Env):
   def _execute(self, code: str) -> str:
     try:
       return self._world.execute(code)
-    except (KeyboardInterrupt, GeneratorExit) as error:  # raised by the agent's code
+    except BaseException as error:  # raised by the agent's code, or by printing what it printed
       self._world.safety_guard.disable()
       return f"Execution failed. Traceback:\n{type(error).__name__}: {error}"
 
@@ -207,6 +209,8 @@ class AppWorld(Env):
       self._root, self._lock = make_root(self._data)
     os.environ["APPWORLD_ROOT"] = str(self._root)
     os.environ["IPYTHONDIR"] = str(self._root / "ipython")  # rather than in the user's home
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, hard))
     known = set(os.environ)
     import appworld
 

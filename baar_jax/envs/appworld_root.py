@@ -1,29 +1,20 @@
 """The directory that AppWorld's engine works in: one per process, with a link to the data."""
 
 import fcntl
-import importlib.metadata
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import IO
 
-from baar_jax.envs.engines import ENGINES, setup_command
+from baar_jax.envs.engines import check_version
 
 ROOT_NAME = "baar_jax-appworld-"
 
 
 def check(data: Path) -> None:
   """Raises ValueError if AppWorld is not as expected or cannot use the directory."""
-  wanted = ENGINES["appworld"].version
-  try:
-    version = importlib.metadata.version("appworld")
-  except importlib.metadata.PackageNotFoundError:
-    version = "none"
-  if version != wanted:
-    raise ValueError(
-      f"AppWorld {wanted} is needed, {version} is installed; run: {setup_command('appworld')}"
-    )
+  check_version("appworld")
   for place, remedy in (
     (data.parent, "move it, or set BAAR_JAX_CACHE"),
     (Path(tempfile.gettempdir()), "set TMPDIR"),
@@ -31,7 +22,10 @@ def check(data: Path) -> None:
     if "memory" in str(place):
       raise ValueError(f"AppWorld cannot use {place}, whose name contains 'memory': {remedy}")
   if not (data / "datasets").is_dir():
-    raise ValueError(f"{data.parent} is no data of AppWorld: {data / 'datasets'} is missing")
+    raise ValueError(
+      f"{data.parent} is no data of AppWorld ({data / 'datasets'} is missing); get it with "
+      "`appworld download data`, or take tasks made here with --config.env.data=own"
+    )
 
 
 def make_root(data: Path) -> tuple[Path, IO]:

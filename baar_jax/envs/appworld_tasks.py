@@ -49,7 +49,7 @@ SCENARIOS: dict[int, tuple[Callable[[Life], Made], ...]] = {
     joins.texted_artists,
   ),
 }
-DATASETS = ("train", "test_normal")
+DATASETS = (("train",), ("test_normal", "dev"))
 
 
 def main(directory: str, train_tasks: str, test_tasks: str) -> None:
@@ -125,8 +125,9 @@ def _make(root: Path, names: list[str], base: bool) -> None:
 def _write_datasets(root: Path, counts: list[int]) -> None:
   directory = root / "data" / "datasets"
   directory.mkdir(exist_ok=True)
-  for dataset, (name, count) in enumerate(zip(DATASETS, counts)):
-    _replace(directory / f"{name}.txt", "".join(f"{task}\n" for task in _ids(dataset, count)))
+  for dataset, (names, count) in enumerate(zip(DATASETS, counts)):
+    for name in names:
+      _replace(directory / f"{name}.txt", "".join(f"{task}\n" for task in _ids(dataset, count)))
 
 
 def _replace(path: Path, text: str) -> None:

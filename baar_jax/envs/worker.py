@@ -27,8 +27,9 @@ KINDS = {
 PASSED_ON = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
 AMID_AN_EPISODE = ("step", "score")
 PARENT_SEEN_S = 1.0  # how often the child looks whether its parent is still there
-# As they are now: AppWorld turns these functions off while an agent's code is executed.
-_killpg, _sleep = os.killpg, time.sleep
+# As they are now: AppWorld turns functions off while an agent's code is executed, and that code
+# may change any module.
+_killpg, _sleep, _dumps = os.killpg, time.sleep, json.dumps
 
 
 def main(kind: str, kwargs: str) -> None:
@@ -46,7 +47,7 @@ def main(kind: str, kwargs: str) -> None:
   threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
   def answer(fields: dict) -> None:
-    answers.write(json.dumps(fields) + "\n")
+    answers.write(_dumps(fields) + "\n")
     answers.flush()
 
   def attempt(method: str, work: Callable[[], object]) -> None:
