@@ -7,7 +7,7 @@ from typing import Protocol
 
 from baar_jax.envs.base import Env
 from baar_jax.episode import Task
-from baar_jax.llms.prices import Usage
+from baar_jax.llms.prices import Price, Usage
 
 Messages = list[dict[str, str]]
 
@@ -35,6 +35,7 @@ class Pair(Protocol):
 
   kind: str
   names: tuple[str, ...]
+  prices: tuple[Price, ...]
 
   def start(self, env: Env, task: Task, seed: int) -> Sequence[Agent]:
     """The agents of one episode, one per model, which may share what the episode has seen."""

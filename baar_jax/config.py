@@ -87,7 +87,10 @@ class EnvConfig:
 @dataclasses.dataclass
 class ModelsConfig:
   kind: str = "scripted"
-  names: tuple[str, ...] = ("gpt-4.1-mini", "gpt-4.1")  # cheapest first; for their prices
+  names: tuple[str, ...] = ("gpt-4.1-mini", "gpt-4.1")  # cheapest first
+  # Per model (input, cached input, output[, cache write]) in dollars per million tokens; () takes
+  # the list prices of baar_jax/llms/prices.py.
+  prices: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclasses.dataclass

@@ -33,6 +33,7 @@ class Step:
     action: what was sent to the environment.
     cost_usd: dollars of the model call.
     prompt_tokens, cached_tokens, completion_tokens: its usage; cached are part of prompt.
+    cache_write_tokens: another part of prompt, where a provider bills it apart.
     router_cost_usd: dollars of the routing decision, priced apart.
     latency_s: seconds of the model call.
     logp: log-probability of the decision in nats where a router chose; None where it was forced
@@ -49,6 +50,7 @@ class Step:
   router_cost_usd: float = 0.0
   latency_s: float = 0.0
   logp: float | None = None
+  cache_write_tokens: int = 0
 
 
 @dataclasses.dataclass

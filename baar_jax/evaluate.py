@@ -106,7 +106,7 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
   if run.pair.kind == "scripted":
     for K in (None, *budgets):
       add(oracle, "oracle", K)
-  if c.env.kind == "sandbox":
+  if c.env.kind == "sandbox" and not c.models.prices:  # it is computed for list prices
     for mu in OPTIMUM_WEIGHTS:
       add(partial(_optimum, c, mu), "optimum", mu=mu)
   # Routers come one after the other, and each is kept for its own entries alone.

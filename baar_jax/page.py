@@ -209,6 +209,7 @@ def _method(results: dict) -> str:
   run = results["run"]
   prices = "; ".join(
     f"{html.escape(name)} {p['input']:g} in, {p['cached_input']:g} cached, {p['output']:g} out"
+    + ("" if p["cache_write"] is None else f", {p['cache_write']:g} cache write")
     for name, p in run["prices_usd_per_million"].items()
   )
   scripted = (
@@ -227,7 +228,7 @@ def _method(results: dict) -> str:
 <h2>What stands behind it</h2>
 {scripted if models_text(results) == "scripted models" else ""}
 {environment}
-<p>List prices in dollars per million tokens: {prices}. Router: {shape["num_layers"]} layers of
+<p>Prices in dollars per million tokens: {prices}. Router: {shape["num_layers"]} layers of
 width {shape["hidden_size"]}, {shape["num_heads"]} heads, {shape["vocab_size"]} tokens, view
 {html.escape(shape["view"])}, priced at ${shape["usd_per_million_tokens"]:g} per million tokens.</p>
 <p>All figures as data: <code>results.json</code> beside this page.</p>

@@ -30,9 +30,11 @@ def main(run: Run) -> None:
 def exact_frontier(config: Config) -> dict | None:
   """The sandbox's optimal frontier and boundaries over the distribution of tasks.
 
-  None in another environment, and where there are too few steps for LARGE to gain anything.
+  None in another environment, for other models or prices than those that it is computed for, and
+  where there are too few steps for LARGE to gain anything.
   """
-  if config.env.kind != "sandbox":
+  models = config.models
+  if config.env.kind != "sandbox" or models.kind != "scripted" or models.prices:
     return None
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
   small, large = exact.always(SMALL), exact.always(len(config.models.names) - 1)

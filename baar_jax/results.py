@@ -9,7 +9,7 @@ from baar_jax import frontier, rewards
 from baar_jax.config import Config
 from baar_jax.evaluate import Entry
 from baar_jax.frontier import bootstrap_interval, pareto
-from baar_jax.llms.prices import PRICES
+from baar_jax.llms.prices import prices_of
 from baar_jax.samples import (
   LARGE_FAMILY,
   SMALL_FAMILY,
@@ -70,7 +70,10 @@ def summarize(
       "own_tasks": any(line["own_tasks"] for line in noted),
       "models": {"kind": config.models.kind, "names": list(config.models.names)},
       "prices_usd_per_million": {
-        name: dataclasses.asdict(PRICES[name]) for name in config.models.names
+        name: dataclasses.asdict(price)
+        for name, price in zip(
+          config.models.names, prices_of(config.models.names, config.models.prices)
+        )
       },
       "router": dataclasses.asdict(config.router),
       "train_tasks": len(profiles),

@@ -12,7 +12,6 @@ from baar_jax import agent
 from baar_jax.budget import CallBudget
 from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import SMALL, Episode, Step, Task
-from baar_jax.llms.prices import cost_usd
 
 RESTARTS = 2  # of one episode whose environment died
 
@@ -201,7 +200,7 @@ def _act(live: Live, decision: Decision, pair: agent.Pair) -> bool:
       observation=live.observation,
       model=decision.model,
       action=action or "",
-      cost_usd=cost_usd(pair.names[decision.model], reply.usage),
+      cost_usd=pair.prices[decision.model].cost_usd(reply.usage),
       **dataclasses.asdict(reply.usage),
       router_cost_usd=decision.cost_usd,
       latency_s=latency_s,

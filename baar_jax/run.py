@@ -20,7 +20,7 @@ from baar_jax.envs.base import Env
 from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
-from baar_jax.llms.prices import Usage, cost_usd
+from baar_jax.llms.prices import prices_of
 from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.policies import always
 from baar_jax.rollout import Job, Policy, run_episodes
@@ -51,11 +51,10 @@ class Run:
         a priced pair.
     """
     self.config = config
-    self.pair: Pair = ScriptedPair(
-      config.models.names, ERRORS.get(config.env.kind, KnowledgeErrors)()
-    )
-    for name in self.pair.names:
-      cost_usd(name, Usage(0, 0, 0))  # a model without a price is found before anything is run
+    # A model without a price is found before anything is run.
+    prices = prices_of(config.models.names, config.models.prices)
+    errors = ERRORS.get(config.env.kind, KnowledgeErrors)()
+    self.pair: Pair = ScriptedPair(config.models.names, errors, prices)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
     sharding.join(config.distributed)

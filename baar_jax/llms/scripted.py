@@ -7,12 +7,13 @@ models would; only the text of their replies is made here. All rates stand in th
 import dataclasses
 import math
 import random
+from collections.abc import Sequence
 from typing import Protocol
 
 from baar_jax.agent import Agent, Messages, Reply, write_reply
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import SMALL, Task
-from baar_jax.llms.prices import Usage
+from baar_jax.llms.prices import Price, Usage, prices_of
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate
 LARGE = 1
@@ -49,10 +50,12 @@ class ScriptedPair:
 
   kind = "scripted"
 
-  def __init__(self, names: tuple[str, ...], errors: Errors):
+  def __init__(self, names: tuple[str, ...], errors: Errors, prices: Sequence[Price] = ()):
+    """Takes list prices where none are given. Raises ValueError if a model has none."""
     if len(names) != 2:
       raise ValueError(f"the scripted pair needs 2 model names, got {len(names)}: {names}")
     self.names = names
+    self.prices = tuple(prices) or prices_of(names)
     self._errors = errors
 
   def start(self, env: Env, task: Task, seed: int) -> list["ScriptedAgent"]:
