@@ -1,8 +1,10 @@
 """Budgets of calls and dollars: what is left, what it allows, and what has been taken from it."""
 
+import contextlib
 import dataclasses
 import math
 import threading
+from collections.abc import Iterator
 from fractions import Fraction
 
 from baar_jax.episode import SMALL
@@ -138,6 +140,54 @@ class DollarBudget:
       self._open.remove(reservation)
       self._settled += usd
       self._changed.notify_all()
+
+
+@dataclasses.dataclass
+class Charge:
+  """What a call did cost, to be noted while its worst case is held."""
+
+  usd: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Purse:
+  """What an episode's calls are paid from: its task's budget and the run's cap, where it has any.
+
+  Attributes:
+    task: dollars of the episode.
+    run: dollars of all episodes together.
+  """
+
+  task: DollarBudget | None = None
+  run: DollarBudget | None = None
+
+  @contextlib.contextmanager
+  def hold(self, usd: float) -> Iterator[Charge]:
+    """Holds the worst case of a call, and settles what is noted on the charge when the call ends.
+
+    However it ends: of a call that raised before its cost was noted, all is given back.
+
+    Raises:
+      BudgetSpent: it does not fit the task's budget.
+      CapReached: it does not fit the run's.
+    """
+    charge = Charge()
+    with contextlib.ExitStack() as stack:
+      for budget, refusal in ((self.task, BudgetSpent), (self.run, CapReached)):
+        if budget is None:
+          continue
+        reservation = budget.reserve(usd)
+        if reservation is None:
+          raise refusal(
+            f"a call may cost ${usd:.6f}, and ${budget.limit_usd - budget.settled_usd:.6f} is left "
+            f"of ${budget.limit_usd:g}"
+          )
+        stack.callback(_settle, budget, reservation, charge)
+      yield charge
+
+
+def _settle(budget: DollarBudget, reservation: Reservation, charge: Charge) -> None:
+  budget.settle(reservation, charge.usd)
 
 
 def _exact(usd: float) -> Fraction:

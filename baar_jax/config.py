@@ -5,6 +5,7 @@ import operator
 import re
 from dataclasses import field
 
+MODEL_KINDS = ("scripted", "chat")
 ENVS = ("sandbox", "scienceworld", "alfworld", "appworld")
 VIEWS = ("transcript", "paper")
 DTYPES = ("float32", "bfloat16")
@@ -27,6 +28,7 @@ POSITIVE = {
     "result_tokens",
     "buckets",
   ),
+  "models": ("max_completion_tokens", "concurrency", "timeout_s"),
   "profile": ("trials",),
   "references": ("samples",),
   "pretrain": ("batch_episodes", "learning_rate"),
@@ -54,6 +56,7 @@ POSITIVE = {
 POSITIVE["bench.router"] = POSITIVE["router"]
 NOT_NEGATIVE = (
   ("env", "processes"),
+  ("models", "retries"),
   ("bopo", "kl_beta"),
   ("distributed", "fsdp"),
   ("bench", "episodes"),
@@ -86,11 +89,21 @@ class EnvConfig:
 
 @dataclasses.dataclass
 class ModelsConfig:
-  kind: str = "scripted"
+  kind: str = "scripted"  # one of MODEL_KINDS
   names: tuple[str, ...] = ("gpt-4.1-mini", "gpt-4.1")  # cheapest first
   # Per model (input, cached input, output[, cache write]) in dollars per million tokens; () takes
   # the list prices of baar_jax/llms/prices.py.
   prices: tuple[tuple[float, ...], ...] = ()
+  # For kind="chat": any endpoint that speaks OpenAI's chat completions. One address and one
+  # variable for all models, or one for each; () is OpenAI's.
+  base_urls: tuple[str, ...] = ()
+  key_variables: tuple[str, ...] = ()  # environment variables that hold the keys; "" needs none
+  temperature: float = 0.7
+  max_completion_tokens: int = 1024  # of one reply; budgets reserve them all
+  concurrency: int = 16  # calls of one model at a time
+  timeout_s: float = 120.0  # without a sign of life from the endpoint
+  retries: int = 5  # of one reply, after its first attempt
+  record: bool = True  # keep replies in the run's file, so that none is paid for twice
 
 
 @dataclasses.dataclass
@@ -257,7 +270,7 @@ def validate(config: Config) -> None:
       c.env.live_per_process,
       "1 for AppWorld, whose worlds need a process each",
     ),
-    (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
+    *_models_checks(c.models),
     *_router_checks("router", c.router),
     *_router_checks("bench.router", c.bench.router),
     (c.bench.steps >= 4, "bench.steps", c.bench.steps, "at least 4: the first ones compile"),
@@ -313,6 +326,22 @@ def validate(config: Config) -> None:
   for fine, name, value, wanted in checks:
     if not fine:
       raise ValueError(f"--config.{name} is {value!r}; it must be {wanted}")
+
+
+def _models_checks(models: ModelsConfig) -> list[tuple]:
+  """(fine, field, value, what it must be) of the models' settings."""
+  each = f"for all models together or for each of the {len(models.names)}"
+  counts = (0, 1, len(models.names))
+  # The router decides between two tokens, so far.
+  checks = [
+    (models.kind in MODEL_KINDS, "kind", f"one of {', '.join(MODEL_KINDS)}"),
+    (len(models.names) == 2 or models.kind != "chat", "names", "two models, the cheaper one first"),
+    (len(models.base_urls) in counts, "base_urls", f"addresses {each}"),
+    (all(re.match("https?://", url) for url in models.base_urls), "base_urls", "http(s) addresses"),
+    (len(models.key_variables) in counts, "key_variables", f"names of variables {each}"),
+    (0 <= models.temperature <= 2, "temperature", "in [0, 2]"),
+  ]
+  return [(ok, f"models.{key}", getattr(models, key), must) for ok, key, must in checks]
 
 
 def _router_checks(name: str, router: RouterConfig) -> list[tuple]:

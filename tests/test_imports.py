@@ -14,10 +14,12 @@ PACKAGE = ROOT / "baar_jax"
 # that are named before it.
 LAYERS = {
   "records and pure functions": (
-    "config sharding episode rewards losses frontier budget qwen2 theme envs.base llms.prices"
+    "config sharding episode rewards losses frontier budget qwen2 theme envs.base "
+    "llms.prices llms.endpoints"
   ),
   "edges": (
-    "agent llms.scripted envs.sandbox envs.sandbox_optimum envs.scienceworld_engine "
+    "agent calls llms.chat llms.scripted envs.sandbox envs.sandbox_optimum "
+    "envs.scienceworld_engine "
     "envs.scienceworld_expert envs.scienceworld envs.engines "
     "envs.alfworld_expert envs.alfworld_engine envs.alfworld envs.alfworld_games "
     "envs.worker envs.process "
