@@ -1,6 +1,7 @@
 """The configuration: one plain dataclass per concern, nested in Config."""
 
 import dataclasses
+import math
 import operator
 import re
 from dataclasses import field
@@ -68,6 +69,7 @@ LISTS = (
   ("evaluate", "random_p", lambda p: 0 <= p <= 1, "numbers in [0, 1]"),
   ("evaluate", "thresholds", lambda p: 0 <= p <= 1 and p != 0.5, "numbers in [0, 1] but 0.5"),
   ("evaluate", "call_budgets", lambda K: K >= 0 and K % 1 == 0, "whole numbers of at least 0"),
+  ("evaluate", "usd_budgets", lambda usd: 0 <= usd < math.inf, "dollars"),
 )
 
 
@@ -197,6 +199,7 @@ class EvaluateConfig:
   random_p: tuple[float, ...] = (0.25, 0.5, 0.75)
   thresholds: tuple[float, ...] = ()  # extra points: LARGE where its probability is above
   call_budgets: tuple[int, ...] = (5, 10, 15)
+  usd_budgets: tuple[float, ...] = ()  # B_max of a task
   bootstrap: int = 1000  # resamples of the tasks behind each interval
 
 
@@ -240,6 +243,8 @@ class Config:
   name: str = "quickstart"
   runs: str = "runs"  # the run's directory is <runs>/<name>
   seed: int = 0
+  max_usd: float = 0.0  # cap on dollars of all model calls of the run; 0 is none
+  dry_run: bool = False  # print what is still to be run and what it may cost, and run nothing
   env: EnvConfig = field(default_factory=EnvConfig)
   models: ModelsConfig = field(default_factory=ModelsConfig)
   router: RouterConfig = field(default_factory=RouterConfig)
@@ -293,6 +298,7 @@ def validate(config: Config) -> None:
       c.distributed.coordinator,
       "host:port of process 0",
     ),
+    (0 <= c.max_usd < math.inf, "max_usd", c.max_usd, "dollars, or 0 for no cap"),
     (0 < c.profile.easy_rate <= 1, "profile.easy_rate", c.profile.easy_rate, "in (0, 1]"),
     (0 <= c.sft.hard_share <= 1, "sft.hard_share", c.sft.hard_share, "in [0, 1]"),
     (c.bopo.group_size >= 2, "bopo.group_size", c.bopo.group_size, "at least 2"),

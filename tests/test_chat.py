@@ -46,7 +46,6 @@ def start(tmp_path, monkeypatch):
     calls = Calls(tmp_path / "episodes.sqlite")
     slept = []
     pair = ChatPair(config, prices, calls, sleep=slept.append, draw=lambda: 0.5)
-    opened.append(calls.close)
     opened.append(pair.close)
     pair.slept = slept
     return server, pair

@@ -23,14 +23,14 @@ LAYERS = {
     "envs.scienceworld_expert envs.scienceworld envs.engines "
     "envs.alfworld_expert envs.alfworld_engine envs.alfworld envs.alfworld_games "
     "envs.worker envs.process "
-    "view weights store checkpoint batches"
+    "view weights store models checkpoint batches"
   ),
   "loops": "rollout policies router training run",
   "stages": (
     "setup taxonomy references pretrain sft bopo evaluate export "
     "bench_figures bench_subject bench_router bench_training bench_peer bench"
   ),
-  "report": "samples results tables plots page report",
+  "report": "ledger samples results tables plots page report",
 }
 ORDER = [name for names in LAYERS.values() for name in names.split()]
 HEAVY = {"jax", "flax", "optax", "orbax"}

@@ -57,7 +57,7 @@ class HandPair:
   def __init__(self, tape, texts=None):
     self.tape, self.texts, self.shown = tape, texts or {}, []
 
-  def start(self, env, task, seed):
+  def start(self, env, task, seed, purse):
     self.tape.append(f"start {task.id} {seed}")
     return [HandAgent(self, "small"), HandAgent(self, "large")]
 

@@ -78,7 +78,7 @@ class ChatPair:
     Raises:
       ValueError: a key is missing.
     """
-    self.names, self.prices = config.names, prices
+    self.names, self.prices, self._calls = config.names, prices, calls
     self._models = [
       ChatModel(i, endpoint, price, config, calls, sleep, draw)
       for i, (endpoint, price) in enumerate(zip(endpoints(config), prices))
@@ -91,6 +91,7 @@ class ChatPair:
   def close(self) -> None:
     for model in self._models:
       model.close()
+    self._calls.close()
 
 
 class ChatModel:
