@@ -19,6 +19,7 @@ from baar_jax import (
   sft,
   taxonomy,
 )
+from baar_jax.budget import CapReached
 from baar_jax.config import validate
 from baar_jax.envs.base import EnvDied
 from baar_jax.run import Run
@@ -49,6 +50,11 @@ def main(arguments: list[str]) -> int:
         (STAGES | EXTRA)[stage](run)
     finally:
       run.close()
+  except CapReached as reached:
+    print(
+      f"stopped by --config.max_usd: {reached}; a higher one goes on from here", file=sys.stderr
+    )
+    return 3
   except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
     return fail(error)
   except KeyboardInterrupt:

@@ -5,9 +5,10 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from baar_jax.budget import Purse
 from baar_jax.envs.base import Env
 from baar_jax.episode import Task
-from baar_jax.llms.prices import Usage
+from baar_jax.llms.prices import Price, Usage
 
 Messages = list[dict[str, str]]
 
@@ -15,19 +16,41 @@ NO_ACTION = "No action was found in the reply. Answer with 'Thought:' and then '
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
 
+class NoAnswer(RuntimeError):
+  """A model gave no usable answer, however often it was asked; the episode ends in an error."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reply:
-  """A model's answer. Its cost follows from the usage and the model's price."""
+  """A model's answer. Its cost follows from the usage and the model's price.
+
+  Attributes:
+    retry_usd: dollars of attempts before it that were billed and useless.
+    presumed_usd: dollars of attempts of which it is not known whether they were billed, each at
+      the most that it can have cost.
+    replayed: whether it was recorded before, so that nothing was paid for it now.
+  """
 
   text: str
   usage: Usage
+  retry_usd: float = 0.0
+  presumed_usd: float = 0.0
+  replayed: bool = False
 
 
 class Agent(Protocol):
   """One model during one episode."""
 
+  def bound_usd(self, messages: Messages, step: int) -> float:
+    """The most that one attempt at a reply can cost."""
+
   def reply(self, messages: Messages, step: int) -> Reply:
-    """The answer to the conversation so far, at the given step (from 0)."""
+    """The answer to the conversation so far, at the given step (from 0).
+
+    Raises:
+      NoAnswer: there is none.
+      BudgetSpent, CapReached: an attempt does not fit what it would be paid from.
+    """
 
 
 class Pair(Protocol):
@@ -35,9 +58,17 @@ class Pair(Protocol):
 
   kind: str
   names: tuple[str, ...]
+  prices: tuple[Price, ...]
 
-  def start(self, env: Env, task: Task, seed: int) -> Sequence[Agent]:
-    """The agents of one episode, one per model, which may share what the episode has seen."""
+  def start(self, env: Env, task: Task, seed: int, purse: Purse) -> Sequence[Agent]:
+    """The agents of one episode, one per model, which may share what the episode has seen.
+
+    Args:
+      purse: what their calls are paid from.
+    """
+
+  def close(self) -> None:
+    """Frees what the models hold."""
 
 
 def opening(system_prompt: str, task: Task, observation: str) -> Messages:

@@ -1,10 +1,12 @@
 """The configuration: one plain dataclass per concern, nested in Config."""
 
 import dataclasses
+import math
 import operator
 import re
 from dataclasses import field
 
+MODEL_KINDS = ("scripted", "chat")
 ENVS = ("sandbox", "scienceworld", "alfworld", "appworld")
 VIEWS = ("transcript", "paper")
 DTYPES = ("float32", "bfloat16")
@@ -27,6 +29,7 @@ POSITIVE = {
     "result_tokens",
     "buckets",
   ),
+  "models": ("max_completion_tokens", "concurrency", "timeout_s"),
   "profile": ("trials",),
   "references": ("samples",),
   "pretrain": ("batch_episodes", "learning_rate"),
@@ -54,6 +57,7 @@ POSITIVE = {
 POSITIVE["bench.router"] = POSITIVE["router"]
 NOT_NEGATIVE = (
   ("env", "processes"),
+  ("models", "retries"),
   ("bopo", "kl_beta"),
   ("distributed", "fsdp"),
   ("bench", "episodes"),
@@ -65,6 +69,7 @@ LISTS = (
   ("evaluate", "random_p", lambda p: 0 <= p <= 1, "numbers in [0, 1]"),
   ("evaluate", "thresholds", lambda p: 0 <= p <= 1 and p != 0.5, "numbers in [0, 1] but 0.5"),
   ("evaluate", "call_budgets", lambda K: K >= 0 and K % 1 == 0, "whole numbers of at least 0"),
+  ("evaluate", "usd_budgets", lambda usd: 0 <= usd < math.inf, "dollars"),
 )
 
 
@@ -86,8 +91,21 @@ class EnvConfig:
 
 @dataclasses.dataclass
 class ModelsConfig:
-  kind: str = "scripted"
-  names: tuple[str, ...] = ("gpt-4.1-mini", "gpt-4.1")  # cheapest first; for their prices
+  kind: str = "scripted"  # one of MODEL_KINDS
+  names: tuple[str, ...] = ("gpt-4.1-mini", "gpt-4.1")  # cheapest first
+  # Per model (input, cached input, output[, cache write]) in dollars per million tokens; () takes
+  # the list prices of baar_jax/llms/prices.py.
+  prices: tuple[tuple[float, ...], ...] = ()
+  # For kind="chat": any endpoint that speaks OpenAI's chat completions. One address and one
+  # variable for all models, or one for each; () is OpenAI's.
+  base_urls: tuple[str, ...] = ()
+  key_variables: tuple[str, ...] = ()  # environment variables that hold the keys; "" needs none
+  temperature: float = 0.7
+  max_completion_tokens: int = 1024  # of one reply; budgets reserve them all
+  concurrency: int = 16  # calls of one model at a time
+  timeout_s: float = 120.0  # without a sign of life from the endpoint
+  retries: int = 5  # of one reply, after its first attempt
+  record: bool = True  # keep replies in the run's file, so that none is paid for twice
 
 
 @dataclasses.dataclass
@@ -181,6 +199,7 @@ class EvaluateConfig:
   random_p: tuple[float, ...] = (0.25, 0.5, 0.75)
   thresholds: tuple[float, ...] = ()  # extra points: LARGE where its probability is above
   call_budgets: tuple[int, ...] = (5, 10, 15)
+  usd_budgets: tuple[float, ...] = ()  # B_max of a task
   bootstrap: int = 1000  # resamples of the tasks behind each interval
 
 
@@ -224,6 +243,8 @@ class Config:
   name: str = "quickstart"
   runs: str = "runs"  # the run's directory is <runs>/<name>
   seed: int = 0
+  max_usd: float = 0.0  # cap on dollars of all model calls of the run; 0 is none
+  dry_run: bool = False  # print what is still to be run and what it may cost, and run nothing
   env: EnvConfig = field(default_factory=EnvConfig)
   models: ModelsConfig = field(default_factory=ModelsConfig)
   router: RouterConfig = field(default_factory=RouterConfig)
@@ -254,7 +275,7 @@ def validate(config: Config) -> None:
       c.env.live_per_process,
       "1 for AppWorld, whose worlds need a process each",
     ),
-    (c.models.kind == "scripted", "models.kind", c.models.kind, "'scripted'"),
+    *_models_checks(c.models),
     *_router_checks("router", c.router),
     *_router_checks("bench.router", c.bench.router),
     (c.bench.steps >= 4, "bench.steps", c.bench.steps, "at least 4: the first ones compile"),
@@ -277,6 +298,7 @@ def validate(config: Config) -> None:
       c.distributed.coordinator,
       "host:port of process 0",
     ),
+    (0 <= c.max_usd < math.inf, "max_usd", c.max_usd, "dollars, or 0 for no cap"),
     (0 < c.profile.easy_rate <= 1, "profile.easy_rate", c.profile.easy_rate, "in (0, 1]"),
     (0 <= c.sft.hard_share <= 1, "sft.hard_share", c.sft.hard_share, "in [0, 1]"),
     (c.bopo.group_size >= 2, "bopo.group_size", c.bopo.group_size, "at least 2"),
@@ -310,6 +332,22 @@ def validate(config: Config) -> None:
   for fine, name, value, wanted in checks:
     if not fine:
       raise ValueError(f"--config.{name} is {value!r}; it must be {wanted}")
+
+
+def _models_checks(models: ModelsConfig) -> list[tuple]:
+  """(fine, field, value, what it must be) of the models' settings."""
+  each = f"for all models together or for each of the {len(models.names)}"
+  counts = (0, 1, len(models.names))
+  # The router decides between two tokens, so far.
+  checks = [
+    (models.kind in MODEL_KINDS, "kind", f"one of {', '.join(MODEL_KINDS)}"),
+    (len(models.names) == 2 or models.kind != "chat", "names", "two models, the cheaper one first"),
+    (len(models.base_urls) in counts, "base_urls", f"addresses {each}"),
+    (all(re.match("https?://", url) for url in models.base_urls), "base_urls", "http(s) addresses"),
+    (len(models.key_variables) in counts, "key_variables", f"names of variables {each}"),
+    (0 <= models.temperature <= 2, "temperature", "in [0, 2]"),
+  ]
+  return [(ok, f"models.{key}", getattr(models, key), must) for ok, key, must in checks]
 
 
 def _router_checks(name: str, router: RouterConfig) -> list[tuple]:

@@ -31,8 +31,13 @@ class Step:
     observation: what the agent saw before it acted.
     model: index of the model that acted, ordered by price (0 is SMALL).
     action: what was sent to the environment.
-    cost_usd: dollars of the model call.
+    cost_usd: dollars of the model call, whoever paid for it (see `replayed`).
     prompt_tokens, cached_tokens, completion_tokens: its usage; cached are part of prompt.
+    cache_write_tokens: another part of prompt, where a provider bills it apart.
+    retry_usd: dollars of attempts at the call that were billed and useless.
+    presumed_usd: the most that attempts may have cost of which nobody knows whether they were
+      billed: time-outs and lost connections.
+    replayed: whether the reply had been recorded before, so that it was not paid for again.
     router_cost_usd: dollars of the routing decision, priced apart.
     latency_s: seconds of the model call.
     logp: log-probability of the decision in nats where a router chose; None where it was forced
@@ -49,6 +54,10 @@ class Step:
   router_cost_usd: float = 0.0
   latency_s: float = 0.0
   logp: float | None = None
+  cache_write_tokens: int = 0
+  retry_usd: float = 0.0
+  presumed_usd: float = 0.0
+  replayed: bool = False
 
 
 @dataclasses.dataclass
@@ -61,6 +70,8 @@ class Episode:
     score: in [0, 1].
     stop: "done", "max_steps", "budget" or "error:<what>".
     call_budget: cap on large calls it ran under; None is no cap.
+    usd_budget: cap on dollars it ran under, B_max; None is no cap.
+    reused: whether it is another policy's, which decides the same: it was not run again.
   """
 
   task_id: str
@@ -70,6 +81,8 @@ class Episode:
   score: float
   stop: str
   call_budget: int | None = None
+  usd_budget: float | None = None
+  reused: bool = False
 
   @property
   def cost_usd(self) -> float:
@@ -78,6 +91,11 @@ class Episode:
   @property
   def router_cost_usd(self) -> float:
     return sum(step.router_cost_usd for step in self.steps)
+
+  @property
+  def spent_usd(self) -> float:
+    """The most that its steps can have been billed for by the models: what B_max caps."""
+    return sum(step.cost_usd + step.retry_usd + step.presumed_usd for step in self.steps)
 
   @property
   def large_calls(self) -> int:

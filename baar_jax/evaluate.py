@@ -20,6 +20,7 @@ Make = Callable[[str], Policy]  # from the name under which its episodes are sto
 
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 ROUTERS = ("sft", "bopo")
+NO_BUDGET: dict[str, float] = {}
 ARGMAX = 0.5  # the threshold that takes the more probable of two models
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
 
@@ -34,8 +35,9 @@ class Entry:
     parameters: of the policy within its family, such as {"p": 0.25} or {"lam": 0.3,
       "threshold": 0.5}.
     policy: the name under which its episodes are stored.
-    call_budget: K, or None for the soft budget.
-    unlimited: under a budget, the name of the same policy without one.
+    call_budget: K, or None for no cap on LARGE calls.
+    unlimited: under a call budget, the name of the same policy without one.
+    usd_budget: B_max in dollars, or None for no cap.
   """
 
   family: str
@@ -43,6 +45,7 @@ class Entry:
   policy: str
   call_budget: int | None = None
   unlimited: str | None = None
+  usd_budget: float | None = None
 
 
 def entries(run: Run) -> list[Entry]:
@@ -59,7 +62,7 @@ def main(run: Run) -> None:
   for entry, make in _lineup(run):
     if entry.unlimited and not (entry.family in ROUTERS and run.config.router.show_budget):
       _reuse(run, entry, jobs)
-    run.collect(entry.policy, make(entry.policy), jobs, entry.call_budget)
+    run.collect(entry.policy, make(entry.policy), jobs, entry.call_budget, entry.usd_budget)
 
 
 def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
@@ -73,23 +76,24 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
     # With all K calls made, a router would not be asked again.
     unchanged = episode.large_calls < entry.call_budget
     if unchanged and (episode.task_id, episode.seed) in missing:
-      run.store.add(
-        dataclasses.replace(episode, policy=entry.policy, call_budget=entry.call_budget)
-      )
+      own = {"policy": entry.policy, "call_budget": entry.call_budget, "reused": True}
+      run.store.add(dataclasses.replace(episode, **own))
 
 
 def _lineup(run: Run) -> list[tuple[Entry, Make]]:
   """Every entry with what makes its policy; a checkpoint is read when its policy is made."""
   c = run.config
-  budgets = c.evaluate.call_budgets
+  budgets = [{"K": K} for K in c.evaluate.call_budgets]
+  budgets += [{"usd": usd} for usd in c.evaluate.usd_budgets]
   large = len(run.pair.names) - 1
   lineup: list[tuple[Entry, Make]] = []
 
-  def add(make: Make, family: str, K: int | None = None, **parameters: float) -> None:
-    name, unlimited = _name(family, parameters, K), None
-    if K is not None:
-      unlimited = "always-large" if family == FIRST_LARGE else _name(family, parameters, None)
-    lineup.append((Entry(family, parameters, name, K, unlimited), make))
+  def add(make: Make, family: str, budget: dict[str, float] = NO_BUDGET, **parameters) -> None:
+    name, unlimited = _name(family, parameters | budget), None
+    if "K" in budget:  # what dollars would not have changed cannot be told from an episode
+      unlimited = "always-large" if family == FIRST_LARGE else _name(family, parameters)
+    entry = Entry(family, parameters, name, budget.get("K"), unlimited, budget.get("usd"))
+    lineup.append((entry, make))
 
   def router(load: Callable[[], Qwen2], threshold: float, name: str) -> RouterPolicy:
     view = View(c.router, run.tokenizer)
@@ -98,15 +102,18 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
 
   add(partial(always, SMALL), "always-small")
   add(partial(always, large), "always-large")
-  for K in budgets:
-    add(partial(always, large), FIRST_LARGE, K)
+  for budget in budgets:
+    if "usd" in budget:  # it caps SMALL too
+      add(partial(always, SMALL), "always-small", budget)
+    add(partial(always, large), FIRST_LARGE, budget)
   for p in c.evaluate.random_p:
-    for K in (None, *budgets):
-      add(partial(random_large, p), "random", K, p=p)
-  if run.pair.kind == "scripted":
-    for K in (None, *budgets):
-      add(oracle, "oracle", K)
-  if c.env.kind == "sandbox":
+    for budget in (NO_BUDGET, *budgets):
+      add(partial(random_large, p), "random", budget, p=p)
+  scripted = run.pair.kind == "scripted"
+  if scripted:
+    for budget in (NO_BUDGET, *budgets):
+      add(oracle, "oracle", budget)
+  if c.env.kind == "sandbox" and scripted and not c.models.prices:  # what it is computed for
     for mu in OPTIMUM_WEIGHTS:
       add(partial(_optimum, c, mu), "optimum", mu=mu)
   # Routers come one after the other, and each is kept for its own entries alone.
@@ -119,16 +126,15 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
     trained.append(("bopo", parameters, partial(load_router, lam)))
   for family, parameters, load in trained:
     for threshold in (ARGMAX, *c.evaluate.thresholds):
-      add(partial(router, load, threshold), family, None, **parameters, threshold=threshold)
-    for K in budgets:
-      add(partial(router, load, ARGMAX), family, K, **parameters, threshold=ARGMAX)
+      add(partial(router, load, threshold), family, **parameters, threshold=threshold)
+    for budget in budgets:
+      add(partial(router, load, ARGMAX), family, budget, **parameters, threshold=ARGMAX)
   return lineup
 
 
-def _name(family: str, parameters: dict[str, float], K: int | None) -> str:
+def _name(family: str, parameters: dict[str, float]) -> str:
   """The name under which an entry's episodes are stored: it carries every parameter."""
-  named = parameters if K is None else parameters | {"K": K}
-  settings = ",".join(f"{key}={value:g}" for key, value in named.items())
+  settings = ",".join(f"{key}={value:g}" for key, value in parameters.items())
   return f"{family}({settings})" if settings else family
 
 

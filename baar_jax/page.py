@@ -40,6 +40,7 @@ def render(results: dict, svg: dict[str, str]) -> str:
     _soft(results, svg),
     _section("Area under each frontier", _AREA_WORDS + tables.areas(results)),
     _budgets(results, svg),
+    _dollars(results),
     _spend(results, svg),
     _costs(results, svg),
     _training(results, svg),
@@ -98,7 +99,7 @@ def _opening(results: dict) -> str:
     (f"{run['test_tasks']} × {run['seeds']}", "test tasks × seeds"),
     (str(run["train_tasks"]), "training tasks"),
     (str(len(policies)), "policies compared"),
-    (str(sum(p["overruns"] for p in policies)), "budget overruns"),
+    (str(sum(p["overruns"] for p in [*policies, *results["dollar_budget"]])), "budget overruns"),
   )
   if left_out:
     facts += ((str(left_out), "episodes left out after errors"),)
@@ -141,6 +142,12 @@ def _budgets(results: dict, svg: dict[str, str]) -> str:
     "Under a hard budget of K LARGE calls",
     f'{tables.hard_budget(results)}\n<div class="pair">{pair}</div>',
   )
+
+
+def _dollars(results: dict) -> str:
+  if not results["dollar_budget"]:
+    return ""
+  return _section("Under a hard budget in dollars", tables.dollar_budget(results))
 
 
 def _spend(results: dict, svg: dict[str, str]) -> str:
@@ -209,6 +216,7 @@ def _method(results: dict) -> str:
   run = results["run"]
   prices = "; ".join(
     f"{html.escape(name)} {p['input']:g} in, {p['cached_input']:g} cached, {p['output']:g} out"
+    + ("" if p["cache_write"] is None else f", {p['cache_write']:g} cache write")
     for name, p in run["prices_usd_per_million"].items()
   )
   scripted = (
@@ -227,9 +235,10 @@ def _method(results: dict) -> str:
 <h2>What stands behind it</h2>
 {scripted if models_text(results) == "scripted models" else ""}
 {environment}
-<p>List prices in dollars per million tokens: {prices}. Router: {shape["num_layers"]} layers of
+<p>Prices in dollars per million tokens: {prices}. Router: {shape["num_layers"]} layers of
 width {shape["hidden_size"]}, {shape["num_heads"]} heads, {shape["vocab_size"]} tokens, view
 {html.escape(shape["view"])}, priced at ${shape["usd_per_million_tokens"]:g} per million tokens.</p>
+{tables.ledger(results)}
 <p>All figures as data: <code>results.json</code> beside this page.</p>
 </section>"""
 

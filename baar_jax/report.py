@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from baar_jax import evaluate, results, tables
+from baar_jax import evaluate, models, results, tables
 from baar_jax.config import Config
 from baar_jax.envs.sandbox_optimum import Exact
 from baar_jax.episode import SMALL
@@ -21,6 +21,7 @@ def main(run: Run) -> None:
     load_profiles(run),
     read_metrics(run.dir),
     exact_frontier(run.config),
+    None if run.pair.kind == "scripted" else models.spent(run.dir, run.pair.names),
   )
   page = write_report(summary, run.dir / "report")
   print(terminal_table(summary))
@@ -30,9 +31,11 @@ def main(run: Run) -> None:
 def exact_frontier(config: Config) -> dict | None:
   """The sandbox's optimal frontier and boundaries over the distribution of tasks.
 
-  None in another environment, and where there are too few steps for LARGE to gain anything.
+  None in another environment, for other models or prices than those that it is computed for, and
+  where there are too few steps for LARGE to gain anything.
   """
-  if config.env.kind != "sandbox":
+  c = config.models
+  if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices:
     return None
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
   small, large = exact.always(SMALL), exact.always(len(config.models.names) - 1)
@@ -83,8 +86,15 @@ def terminal_table(summary: dict) -> str:
       f"{p['cost_usd']:>10.{digits}f}"
       f"{p['large_calls']:>7.1f}{use:>6}"
     )
+  for p in summary["dollar_budget"]:
+    use = "" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
+    lines.append(
+      f"{p['policy']:<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}"
+      f"{p['cost_usd']:>10.{digits}f}{p['large_calls']:>7.1f}{use:>6}"
+    )
   for family, front in summary["frontiers"].items():
     area = front["area"][summary["run"]["sr_metric"]]
     if area is not None:
       lines.append(f"area of {family}: {area['value']:.3f}")
+  lines.append(tables.ledger_text(summary))
   return "\n".join(lines)

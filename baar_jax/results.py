@@ -6,10 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from baar_jax import frontier, rewards
+from baar_jax.calls import Spent
 from baar_jax.config import Config
 from baar_jax.evaluate import Entry
 from baar_jax.frontier import bootstrap_interval, pareto
-from baar_jax.llms.prices import PRICES
+from baar_jax.ledger import run_ledger
+from baar_jax.llms.endpoints import endpoints
+from baar_jax.llms.prices import prices_of
 from baar_jax.samples import (
   LARGE_FAMILY,
   SMALL_FAMILY,
@@ -36,6 +39,7 @@ def summarize(
   profiles: Mapping[str, Profile],
   metrics: Iterable[Mapping],
   exact: Mapping | None = None,
+  spent: Spent | None = None,
 ) -> dict:
   """The figures of the evaluation.
 
@@ -47,11 +51,12 @@ def summarize(
     metrics: lines of metrics.jsonl.
     exact: the sandbox's exact frontier: {"optimum": [[cost, success], ...], "small": [cost,
       success], "large": [...]}, dollars and probabilities.
+    spent: on API models, by the books of their calls.
 
   Returns:
-    Lists and dicts of plain values: run, policies, frontiers, headline, hard_budget, spend, costs,
-    training, and exact if given. Scores and successes are in percent, shares in [0, 1], intervals
-    are [low, high] of 95 %; None is what cannot be computed.
+    Lists and dicts of plain values: run, policies, frontiers, headline, hard_budget, dollar_budget,
+    spend, costs, training, ledger, and exact if given. Scores and successes are in percent, shares
+    in [0, 1], intervals are [low, high] of 95 %; None is what cannot be computed.
 
   Raises:
     ValueError: an entry, or too much of one, has not been evaluated.
@@ -59,6 +64,8 @@ def summarize(
   metrics = list(metrics)
   noted = [line for line in metrics if line.get("stage") == "environments"]
   samples, left_out = load_samples(store, entries, config.evaluate.seeds)
+  capped = [sample for sample in samples if sample.entry.usd_budget is not None]
+  samples = [sample for sample in samples if sample.entry.usd_budget is None]
   resamples = config.evaluate.bootstrap
   policies = [policy_row(sample, samples, resamples) for sample in samples]
   best = headline(policies, samples, resamples)
@@ -68,9 +75,13 @@ def summarize(
       "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
       "environment_mb": max((line["mb_per_live_episode"] for line in noted), default=None),
       "own_tasks": any(line["own_tasks"] for line in noted),
-      "models": {"kind": config.models.kind, "names": list(config.models.names)},
+      "models": {"kind": config.models.kind, "names": list(config.models.names)}
+      | ({"hosts": _hosts(config)} if config.models.kind == "chat" else {}),
       "prices_usd_per_million": {
-        name: dataclasses.asdict(PRICES[name]) for name in config.models.names
+        name: dataclasses.asdict(price)
+        for name, price in zip(
+          config.models.names, prices_of(config.models.names, config.models.prices)
+        )
       },
       "router": dataclasses.asdict(config.router),
       "train_tasks": len(profiles),
@@ -84,9 +95,11 @@ def summarize(
     "frontiers": frontiers(policies, samples, resamples),
     "headline": best,
     "hard_budget": hard_budget(policies),
+    "dollar_budget": [dollar_budget_row(sample, resamples) for sample in capped],
     "spend": spend(policies, samples, best, config.profile.easy_rate),
     "costs": costs(profiles),
     "training": training(metrics),
+    "ledger": run_ledger(store.all_episodes(), spent),
   }
   if exact is not None:
     best_area = frontier.area(*zip(*exact["optimum"]), exact["small"], exact["large"])
@@ -186,6 +199,34 @@ def hard_budget(policies: Sequence[dict]) -> list[dict]:
       cell = {"index": index} | {name: p[name] for name in figures}
       rows.setdefault(key, row)["budgets"][str(p["call_budget"])] = cell
   return list(rows.values())
+
+
+def dollar_budget_row(sample: Sample, resamples: int) -> dict:
+  """One entry's figures under B_max; the overruns are episodes that were billed for more."""
+  entry, usd = sample.entry, sample.entry.usd_budget
+  trials = [trial for ts in sample.trials.values() for trial in ts]
+  row = {
+    "family": entry.family,
+    "parameters": dict(entry.parameters),
+    "policy": entry.policy,
+    "usd_budget": usd,
+    "episodes": len(trials),
+    "cost_usd": sample.mean("cost_usd"),
+    "large_calls": sample.mean("large_calls"),
+    "use_share": sample.mean("spent_usd") / usd if usd else None,
+    # Floats may add up to a hair more than the budget's exact sum.
+    "overruns": sum(trial.spent_usd > usd + 1e-12 for trial in trials),
+  }
+  for metric in METRICS:
+    percent_N = 100 * sample.mean_N(metric)
+    row[f"{metric}_percent"] = float(percent_N.mean())
+    row[f"{metric}_interval"] = list(bootstrap_interval(percent_N, resamples))
+  return row
+
+
+def _hosts(config: Config) -> list[dict]:
+  """Where each model was asked: the host, and whether it is this machine or a private network."""
+  return [{"name": e.host, "own": e.own} for e in endpoints(config.models)]
 
 
 def spend(

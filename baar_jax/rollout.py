@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from baar_jax import agent
-from baar_jax.budget import CallBudget
+from baar_jax.budget import BudgetSpent, CallBudget, CapReached, DollarBudget, Purse
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import SMALL, Episode, Step, Task
-from baar_jax.llms.prices import cost_usd
+from baar_jax.episode import Episode, Step, Task
 
 RESTARTS = 2  # of one episode whose environment died
 
@@ -38,14 +37,17 @@ class Decision:
 class Live:
   """A live episode: all that a policy may look at, and what the loop keeps beside it.
 
-  A policy decides from task, steps, observation, call_budget and budget. `agents` are for the
-  privileged oracle policy alone.
+  A policy decides from task, steps, observation, call_budget, usd_budget and budget. `agents` are
+  for the privileged oracle policy alone.
   """
 
   job: Job
   env: Env
   call_budget: int | None
   budget: CallBudget | None
+  usd_budget: float | None = None
+  dollars: DollarBudget | None = None
+  bounds_usd: Sequence[float] = ()  # the most that each model's call may cost, where it matters
   agents: Sequence[agent.Agent] = ()
   messages: agent.Messages = dataclasses.field(default_factory=list)
   steps: list[Step] = dataclasses.field(default_factory=list)
@@ -80,6 +82,8 @@ def run_episodes(
   pair: agent.Pair,
   envs: Sequence[Env],
   call_budget: int | None = None,
+  usd_budget: float | None = None,
+  cap: DollarBudget | None = None,
 ) -> Iterator[Episode]:
   """Runs episodes, as many at a time as there are environments, and yields each as it ends.
 
@@ -90,10 +94,16 @@ def run_episodes(
     jobs: may repeat tasks; an environment is given the task that it holds where possible.
     policy: decides for all episodes that are ready at once.
     call_budget: cap on large calls of each episode; None is no cap.
+    usd_budget: cap on dollars of each episode; one that cannot go on within it has a stop of
+      "budget".
+    cap: on dollars of all episodes, these and others; None is no cap.
 
   Yields:
-    Finished episodes. One whose environment died more than `RESTARTS` times has a stop of
-    "error:..." and must not be stored as a result.
+    Finished episodes. One whose environment died more than `RESTARTS` times, or whose model gave
+    no answer, has a stop of "error:..." and must not be stored as a result.
+
+  Raises:
+    CapReached: a call did not fit the cap; after all episodes that could be finished within it.
   """
   waiting: dict[str, deque[Job]] = {}
   for job in jobs:
@@ -111,9 +121,12 @@ def run_episodes(
     workers.submit(run)
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
-    budget = None if call_budget is None else CallBudget(call_budget)
-    submit(Live(job, env, call_budget, budget, restarts=restarts), _reset, pair)
+    calls = None if call_budget is None else CallBudget(call_budget)
+    dollars = None if usd_budget is None else DollarBudget(usd_budget)
+    live = Live(job, env, call_budget, calls, usd_budget, dollars, restarts=restarts)
+    submit(live, _reset, pair, cap)
 
+  stopped: CapReached | None = None
   try:
     live_count = min(len(envs), sum(map(len, waiting.values())))
     for env in envs[:live_count]:
@@ -129,14 +142,21 @@ def run_episodes(
         if isinstance(event.error, EnvDied) and live.restarts < RESTARTS:
           begin(live.job, live.env, live.restarts + 1)
           continue
-        yield _episode(live, policy.name, event.error)
-        if waiting:
+        if isinstance(event.error, CapReached):
+          stopped = event.error
+        else:
+          yield _episode(live, policy.name, event.error)
+        if waiting and not stopped:
           begin(_next_job(waiting, live.task.id), live.env)
         else:
           live_count -= 1
-      if ready:
-        for live, decision in zip(ready, _decide(policy, ready)):
+      for live, decision in zip(ready, _decide(policy, ready)):
+        if decision is None:
+          submit(live, _stop, "budget")
+        else:
           submit(live, _act, decision, pair)
+    if stopped:
+      raise stopped
   finally:
     workers.shutdown(wait=True, cancel_futures=True)
 
@@ -169,30 +189,60 @@ def _next_job(waiting: dict[str, deque[Job]], held: str | None) -> Job:
   return job
 
 
-def _decide(policy: Policy, ready: Sequence[Live]) -> list[Decision]:
-  """Asks the policy where the budget leaves a choice, and holds it to what is allowed."""
-  free = [live for live in ready if live.budget is None or live.budget.remaining > 0]
+def _decide(policy: Policy, ready: Sequence[Live]) -> list[Decision | None]:
+  """Asks the policy where the budgets leave a choice, and holds it to what they allow.
+
+  None is where no model is left. A model that is pruned gives way to the dearest below it.
+  """
+  allowed = [_allowed(live) for live in ready]
+  free = [live for live, models in zip(ready, allowed) if len(models) > 1]
   chosen = dict(zip(map(id, free), policy.choose(free))) if free else {}
   decisions = []
-  for live in ready:
-    decision = chosen.get(id(live), Decision(SMALL))
+  for live, models in zip(ready, allowed):
+    if not models:
+      decisions.append(None)
+      continue
+    decision = chosen.get(id(live), Decision(models[0]))
+    if decision.model not in models:
+      below = max((m for m in models if m < decision.model), default=models[0])
+      decision = Decision(below, cost_usd=decision.cost_usd)
     if live.budget is not None:
       live.budget.reserve(decision.model)
     decisions.append(decision)
   return decisions
 
 
-def _reset(live: Live, pair: agent.Pair) -> bool:
+def _allowed(live: Live) -> list[int]:
+  """The models whose next call fits the episode's budgets, whatever it will cost."""
+  return [
+    model
+    for model in range(len(live.agents))
+    if live.budget is None or live.budget.allows(model)
+    if live.dollars is None or live.dollars.allows(live.bounds_usd[model])
+  ]
+
+
+def _reset(live: Live, pair: agent.Pair, cap: DollarBudget | None) -> bool:
   live.observation = live.env.reset(live.task.id)
-  live.agents = pair.start(live.env, live.task, live.job.seed)
+  live.agents = pair.start(live.env, live.task, live.job.seed, Purse(live.dollars, cap))
   live.messages = agent.opening(live.env.system_prompt, live.task, live.observation)
+  _foresee(live)
   return False
+
+
+def _foresee(live: Live) -> None:
+  """Works out what the next call may cost, where a budget asks for it."""
+  if live.dollars is not None:
+    live.bounds_usd = [a.bound_usd(live.messages, len(live.steps)) for a in live.agents]
 
 
 def _act(live: Live, decision: Decision, pair: agent.Pair) -> bool:
   """One model call and one environment step. Returns whether the episode is over."""
   start = time.monotonic()
-  reply = live.agents[decision.model].reply(live.messages, len(live.steps))
+  try:
+    reply = live.agents[decision.model].reply(live.messages, len(live.steps))
+  except BudgetSpent:  # by attempts that brought no answer
+    return _stop(live, "budget")
   latency_s = time.monotonic() - start
   action = agent.parse_action(reply.text, live.env.code_actions)
   observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
@@ -201,26 +251,34 @@ def _act(live: Live, decision: Decision, pair: agent.Pair) -> bool:
       observation=live.observation,
       model=decision.model,
       action=action or "",
-      cost_usd=cost_usd(pair.names[decision.model], reply.usage),
+      cost_usd=pair.prices[decision.model].cost_usd(reply.usage),
       **dataclasses.asdict(reply.usage),
       router_cost_usd=decision.cost_usd,
       latency_s=latency_s,
       logp=decision.logp,
+      retry_usd=reply.retry_usd,
+      presumed_usd=reply.presumed_usd,
+      replayed=reply.replayed,
     )
   )
   agent.extend(live.messages, reply.text, observation)
   live.observation = observation
   if done or len(live.steps) >= live.task.max_steps:
-    live.stop = "done" if done else "max_steps"
-    live.score = live.env.score()
-    return True
+    return _stop(live, "done" if done else "max_steps")
+  _foresee(live)
   return False
 
 
+def _stop(live: Live, stop: str) -> bool:
+  """Ends an episode with the score that it has."""
+  live.stop, live.score = stop, live.env.score()
+  return True
+
+
 def _episode(live: Live, policy_name: str, error: Exception | None) -> Episode:
-  """The finished record. Raises the error unless it is the environment's end."""
-  if error is not None and not isinstance(error, EnvDied):
+  """The finished record. Raises the error unless it is the environment's end or a model's."""
+  if error is not None and not isinstance(error, EnvDied | agent.NoAnswer):
     raise error
   stop = live.stop if error is None else f"error:{error}"
   key = (live.task.id, policy_name, live.job.seed)
-  return Episode(*key, live.steps, live.score, stop, live.call_budget)
+  return Episode(*key, live.steps, live.score, stop, live.call_budget, live.usd_budget)

@@ -187,7 +187,9 @@ class RouterPolicy:
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for the ready episodes, at most `live_episodes` of them live at once."""
     texts = [
-      self._view.windows(live.task, live.steps, live.observation, live.call_budget)[-1].tokens
+      self._view.windows(
+        live.task, live.steps, live.observation, live.call_budget, live.usd_budget
+      )[-1].tokens
       for live in ready
     ]
     rows = [self._row(live) for live in ready]

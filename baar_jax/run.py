@@ -12,16 +12,13 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from baar_jax import sharding
-from baar_jax.agent import Pair
+from baar_jax import models, sharding
 from baar_jax.config import Config
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
-from baar_jax.llms.prices import Usage, cost_usd
-from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.policies import always
 from baar_jax.rollout import Job, Policy, run_episodes
 from baar_jax.router import check_pretrained
@@ -32,7 +29,10 @@ EXCHANGED = 256  # episodes that are sent to other processes at a time
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: it changes no result that is already stored.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s", "bopo.lam")
-FREE_FIELDS += ("evaluate", "distributed", "bench")
+FREE_FIELDS += ("evaluate", "distributed", "bench", "max_usd", "dry_run")
+FREE_FIELDS += tuple(
+  f"models.{name}" for name in ("key_variables", "concurrency", "timeout_s", "retries", "record")
+)
 
 
 class Run:
@@ -51,11 +51,7 @@ class Run:
         a priced pair.
     """
     self.config = config
-    self.pair: Pair = ScriptedPair(
-      config.models.names, ERRORS.get(config.env.kind, KnowledgeErrors)()
-    )
-    for name in self.pair.names:
-      cost_usd(name, Usage(0, 0, 0))  # a model without a price is found before anything is run
+    models.check(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
     sharding.join(config.distributed)
@@ -72,12 +68,15 @@ class Run:
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
       number = "" if self.first else f"-{config.distributed.process}"
-      self.store = Store(self.dir / f"episodes{number}.sqlite")
+      path = self.dir / f"episodes{number}.sqlite"
+      self.store = Store(path)
       self._check_config()
     except OSError as error:
       raise ValueError(
         f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
       ) from None
+    self.pair = models.open_pair(config, path)
+    self.cap = models.open_cap(config, self.dir, self.store)
     self.tokenizer = self.dir / "tokenizer"
     self.boundaries = (
       always(SMALL, "always-small"),
@@ -154,12 +153,20 @@ class Run:
     return self.store.tasks(split)
 
   def collect(
-    self, label: str, policy: Policy, jobs: Sequence[Job], call_budget: int | None = None
+    self,
+    label: str,
+    policy: Policy,
+    jobs: Sequence[Job],
+    call_budget: int | None = None,
+    usd_budget: float | None = None,
   ) -> list[Episode]:
     """Runs the jobs whose episodes are not stored yet, stores each as it ends, and returns all.
 
     Of several processes each runs the tasks that are its own, and all return the same. An episode
     that ended in an error is reported and left out; the next run tries it again.
+
+    Raises:
+      CapReached: the next call may pass --config.max_usd; what was finished is stored.
     """
     self._share(policy.name)
     known = self.store.keys(policy.name)
@@ -168,7 +175,8 @@ class Run:
     mine = [job for job in jobs if place[job.task.id] % c.processes == c.process]
     missing = [job for job in mine if (job.task.id, job.seed) not in known]
     if missing:
-      self._run_and_store(label, policy, missing, len(mine), call_budget)
+      limits = call_budget, usd_budget, self.cap
+      self._run_and_store(label, policy, missing, len(mine), limits)
     self._share(policy.name)
     wanted = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in wanted]
@@ -191,9 +199,9 @@ class Run:
         if (episode.task_id, episode.seed) not in own:
           self.store.add(episode)
 
-  def _run_and_store(self, label, policy, missing, total, call_budget) -> None:
+  def _run_and_store(self, label, policy, missing, total, limits) -> None:
     failed, cost_usd = [], 0.0
-    episodes = run_episodes(missing, policy, self.pair, self.envs(), call_budget)
+    episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
     done = total - len(missing)
     with self.progress(total=total, initial=done, desc=label, unit="ep") as bar:
       for episode in episodes:
@@ -259,6 +267,7 @@ class Run:
     for env in self._envs:
       env.close()
     self._envs = []
+    self.pair.close()
     self.store.close()
 
 

@@ -25,6 +25,7 @@ class Trial:
   success: bool
   cost_usd: float
   router_cost_usd: float
+  spent_usd: float
   large_calls: int
   models: tuple[int, ...]
 
@@ -35,6 +36,7 @@ class Trial:
       success(episode),
       episode.cost_usd,
       episode.router_cost_usd,
+      episode.spent_usd,
       episode.large_calls,
       tuple(step.model for step in episode.steps),
     )
@@ -79,7 +81,7 @@ def load_samples(
     ValueError: a boundary is missing, or an entry's episodes are.
   """
   missing = {SMALL_FAMILY, LARGE_FAMILY} - {
-    entry.family for entry in entries if entry.call_budget is None
+    entry.family for entry in entries if entry.call_budget is None and entry.usd_budget is None
   }
   if missing:
     raise ValueError(f"no entry for {', '.join(sorted(missing))}: run --stage=evaluate first")

@@ -1,7 +1,7 @@
 """The run's SQLite file: tasks, episodes and finished stages, each on disk before it counts."""
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from baar_jax.episode import Episode, Task
@@ -69,6 +69,11 @@ class Store:
       "SELECT episode FROM episodes WHERE policy = ? ORDER BY task_id, seed", (policy,)
     )
     return [Episode.from_json(text) for (text,) in rows]
+
+  def all_episodes(self) -> Iterator[Episode]:
+    """Every episode of every policy, one at a time."""
+    for (text,) in self._db.execute("SELECT episode FROM episodes"):
+      yield Episode.from_json(text)
 
   def finish(self, stage: str) -> None:
     """Notes that a stage has been run to its end."""

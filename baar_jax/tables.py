@@ -111,7 +111,69 @@ def cost_digits(results: dict) -> int:
 
 
 def models_text(results: dict) -> str:
-  return "scripted models" if results["run"]["models"]["kind"] == "scripted" else "real models"
+  """What was asked, and where: what a host within one's own network serves is not ours to say."""
+  models = results["run"]["models"]
+  if models["kind"] == "scripted":
+    return "scripted models"
+  names = " and ".join(dict.fromkeys(host["name"] for host in models["hosts"]))
+  real = not any(host["own"] for host in models["hosts"])
+  return f"{'real models' if real else 'models'} at {names}"
+
+
+def dollar_budget(results: dict) -> str:
+  """SR, success, Use% and overruns under each B_max."""
+  rows = []
+  digits = cost_digits(results)
+  for p in results["dollar_budget"]:
+    use = "–" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
+    sr = f"{results['run']['sr_metric']}_percent"
+    cells = (
+      f"<td>{p['usd_budget']:g}</td><td>{p[sr]:.1f}</td><td>{p['success_percent']:.1f}</td>"
+      f"<td>{p['cost_usd']:.{digits}f}</td><td>{use}</td><td>{p['overruns']}</td>"
+    )
+    rows.append(_row(p["family"], parameter_text(p["parameters"]) or "–", cells))
+  return f"""<div class="scroll"><table>
+<thead><tr><th>Family</th><th>Parameters</th><th>B<sub>max</sub>, $</th><th>SR</th><th>Success</th>
+<th>Model cost, $</th><th>Use%</th><th>Overruns</th></tr></thead>
+<tbody>{"".join(rows)}</tbody>
+</table></div>
+<p class="note">A call is made only if the most that it can cost fits what is left of the task's
+dollars. Use% is the mean share of B<sub>max</sub> that was spent, failed attempts included. An
+overrun is an episode that was billed for more than B<sub>max</sub>. {stands(results)}</p>"""
+
+
+LEDGER_ROWS = (
+  ("small_usd", "SMALL"),
+  ("large_usd", "LARGE"),
+  ("retries_usd", "attempts without an answer"),
+  ("router_usd", "router"),
+  ("total_usd", "all of it"),
+)
+
+
+def ledger(results: dict) -> str:
+  """What the whole run has cost, part by part."""
+  book = results["ledger"]
+  rows = "".join(
+    f'<tr><th scope="row">{title}</th><td>{book[part]:.6f}</td></tr>' for part, title in LEDGER_ROWS
+  )
+  return f"""<div class="scroll"><table>
+<thead><tr><th>All stages of this run</th><th>$</th></tr></thead>
+<tbody>{rows}</tbody>
+</table></div>
+<p class="note">Up to ${book["presumed_usd"]:.6f} more may have been billed for calls whose outcome
+is unknown: time-outs, lost connections, a killed process. Replies that had been recorded before
+saved ${book["replayed_usd"]:.6f}, which is not in these sums.</p>"""
+
+
+def ledger_text(results: dict) -> str:
+  """The same in a line for the terminal."""
+  book = results["ledger"]
+  parts = ", ".join(f"{title} ${book[part]:.4f}" for part, title in LEDGER_ROWS[:-1])
+  line = f"spent by this run: ${book['total_usd']:.4f} ({parts})"
+  if book["presumed_usd"]:
+    line += f", and at most ${book['presumed_usd']:.4f} for calls whose outcome is unknown"
+  return f"{line}; {models_text(results)}"
 
 
 def stands(results: dict) -> str:

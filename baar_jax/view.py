@@ -25,6 +25,7 @@ TASK = "task: "
 START = "\nstart: "
 STEP = "\nstep {number}{budget} model:"
 BUDGET = "/{steps}, {left} large calls left,"
+DOLLARS = " ${left:.4f} left,"  # behind the budget of calls, or in its place
 ACTION = " action: "
 RESULT = "\nresult: "
 
@@ -34,6 +35,10 @@ CHOICES = "\nSMALL is fast and cheap. BIG is strong and expensive, for steps tha
 HARD_LEFT = (
   "\nThe budget is strict: once it is spent, only SMALL is left. "
   "{left} BIG calls must last for up to {steps} steps; keep them for where they matter."
+)
+HARD_DOLLARS = (
+  "\nThe budget is strict: a call that may not fit is not made. "
+  "${left:.4f} must last for up to {steps} steps; keep it for where it matters."
 )
 HARD_SPENT = "\nThe budget is spent: only SMALL is left for up to {steps} steps."
 ASK = "\nWhich model should act next, SMALL or BIG?\nDecision:"
@@ -132,6 +137,17 @@ def text_pieces(task: Task, episode: Episode) -> Iterator[str]:
   yield from (ROLE, ROLE_HARD, CHOICES, HARD_LEFT, HARD_SPENT, ASK, ASK_SPENT)
 
 
+def _left(
+  steps: Sequence[Step], call_budget: int | None, usd_budget: float | None
+) -> tuple[int | None, float | None]:
+  """LARGE calls and dollars that are left of each budget; None where there is none."""
+  calls = None if call_budget is None else call_budget - sum(s.model != SMALL for s in steps)
+  if usd_budget is None:
+    return calls, None
+  spent_usd = sum(s.cost_usd + s.retry_usd + s.presumed_usd for s in steps)
+  return calls, max(0.0, usd_budget - spent_usd)
+
+
 class View:
   """Turns episodes into windows, one way for training and for live decisions.
 
@@ -157,7 +173,12 @@ class View:
     return [self._encode(f" {word}", None) for word in DECISION_WORDS]
 
   def windows(
-    self, task: Task, steps: Sequence[Step], observation: str | None, call_budget: int | None
+    self,
+    task: Task,
+    steps: Sequence[Step],
+    observation: str | None,
+    call_budget: int | None,
+    usd_budget: float | None = None,
   ) -> list[Window]:
     """The sequences of an episode so far.
 
@@ -166,9 +187,9 @@ class View:
       observation: what the agent sees now, and the last window ends where its decision is
         predicted; None ends with the decision of the last step.
       call_budget: the cap on large calls, written where the config shows budgets; None is none.
+      usd_budget: the cap on dollars, in the same way.
     """
-    if not self.config.show_budget:
-      call_budget = None
+    budgets = (call_budget, usd_budget) if self.config.show_budget else (None, None)
     observations = [step.observation for step in steps]
     if observation is not None:
       observations.append(observation)
@@ -176,25 +197,25 @@ class View:
       return [
         Window(tokens, [len(tokens) - 1], s)
         for s in range(len(observations))
-        for tokens in [self._prompt(task, steps, observations, s, call_budget)]
+        for tokens in [self._prompt(task, steps, observations, s, budgets)]
       ]
-    return self._transcript(task, steps, observations, call_budget)
+    return self._transcript(task, steps, observations, budgets)
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
     """The sequences of a finished episode, every decision in exactly one of them."""
-    return self.windows(task, episode.steps, None, episode.call_budget)
+    return self.windows(task, episode.steps, None, episode.call_budget, episode.usd_budget)
 
   def outcome(self, step: Step, result: str) -> list[int]:
     """The tokens that a decision is followed by: previews of the action and of its result."""
     c = self.config
     return [*self._encode(step.action, c.action_tokens), *self._encode(result, c.result_tokens)]
 
-  def _transcript(self, task, steps, observations, call_budget) -> list[Window]:
+  def _transcript(self, task, steps, observations, budgets) -> list[Window]:
     """One append-only text; over the limit its older half is cut, in whole steps."""
     c = self.config
     head = [*self._encode(TASK, None), *self._encode(task.description, c.description_tokens)]
     start = [*self._encode(START, None), *self._encode(observations[0], c.result_tokens)]
-    asks = [self._ask(task, steps, s, call_budget) for s in range(len(observations))]
+    asks = [self._ask(task, steps, s, budgets) for s in range(len(observations))]
     acts = [
       [self.decision_ids[step.model], *self._outcome(step, result)]
       for step, result in zip(steps, observations[1:])
@@ -216,27 +237,34 @@ class View:
       windows[-1].positions.append(len(windows[-1].tokens) - 1)
     return windows
 
-  def _prompt(self, task, steps, observations, s, call_budget) -> list[int]:
-    """The paper's prompt for one step (appendix "Prompts"): its fields in its order, our words."""
+  def _prompt(self, task, steps, observations, s, budgets) -> list[int]:
+    """The paper's prompt for one step (appendix "Prompts"): its fields in its order, our words.
+
+    The paper has none for dollars; ours says of them what it says of calls.
+    """
     c = self.config
-    hard = call_budget is not None
-    left = call_budget - sum(step.model != SMALL for step in steps[:s]) if hard else 0
+    left, left_usd = _left(steps[:s], *budgets)
+    hard = left is not None or left_usd is not None
+    spent = left is not None and left <= 0
     description = self._encode(task.description, c.description_tokens)
     head = [*self._encode(f"{ROLE_HARD if hard else ROLE}\nTask: ", None), *description]
     if hard:
       head += self._encode("\nEnvironment: ", None)
       head += self._encode(observations[0], c.result_tokens)
-      head += self._encode(
-        f"\nBudget: at most {call_budget} BIG calls, {call_budget - left} used, {left} left. "
-        f"Step {s + 1} of {task.max_steps}.",
-        None,
-      )
+      block, (call_budget, usd_budget) = "\nBudget:", budgets
+      if left is not None:
+        block += f" at most {call_budget} BIG calls, {call_budget - left} used, {left} left."
+      if left_usd is not None:
+        block += f" at most ${usd_budget:.4f}, ${left_usd:.4f} left."
+      head += self._encode(f"{block} Step {s + 1} of {task.max_steps}.", None)
     head += self._encode(CHOICES, None)
-    if hard:
-      text = HARD_LEFT if left > 0 else HARD_SPENT
+    if left is not None:
+      text = HARD_SPENT if spent else HARD_LEFT
       head += self._encode(text.format(left=left, steps=task.max_steps - s), None)
+    if left_usd is not None:
+      head += self._encode(HARD_DOLLARS.format(left=left_usd, steps=task.max_steps - s), None)
     head += self._encode("\nPrevious steps:" if s else "\nPrevious steps: none", None)
-    tail = [*self._encode(ASK_SPENT if hard and left <= 0 else ASK, None)]
+    tail = [*self._encode(ASK_SPENT if spent else ASK, None)]
     oldest = max(0, s - RECENT_STEPS) if hard else 0
     recent, first, omitted = [], s, self._omitted(s)
     while first > oldest:
@@ -253,11 +281,11 @@ class View:
   def _omitted(self, steps: int) -> tuple[int, ...]:
     return self._encode(f"\n(steps 1-{steps} omitted)", None) if steps else ()
 
-  def _ask(self, task, steps, s, call_budget) -> list[int]:
-    budget = ""
-    if call_budget is not None:
-      used = sum(step.model != SMALL for step in steps[:s])
-      budget = BUDGET.format(steps=task.max_steps, left=call_budget - used)
+  def _ask(self, task, steps, s, budgets) -> list[int]:
+    left, left_usd = _left(steps[:s], *budgets)
+    budget = "" if left is None else BUDGET.format(steps=task.max_steps, left=left)
+    if left_usd is not None:
+      budget = (budget or f"/{task.max_steps},") + DOLLARS.format(left=left_usd)
     return list(self._encode(STEP.format(number=s + 1, budget=budget), None))
 
   def _outcome(self, step: Step, result: str) -> list[int]:

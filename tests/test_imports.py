@@ -14,23 +14,25 @@ PACKAGE = ROOT / "baar_jax"
 # that are named before it.
 LAYERS = {
   "records and pure functions": (
-    "config sharding episode rewards losses frontier budget qwen2 theme envs.base llms.prices"
+    "config sharding episode rewards losses frontier budget qwen2 theme envs.base "
+    "llms.prices llms.endpoints"
   ),
   "edges": (
-    "agent llms.scripted envs.sandbox envs.sandbox_optimum envs.scienceworld_engine "
+    "agent calls llms.chat llms.scripted envs.sandbox envs.sandbox_optimum "
+    "envs.scienceworld_engine "
     "envs.scienceworld_expert envs.scienceworld envs.engines "
     "envs.alfworld_expert envs.alfworld_engine envs.alfworld envs.alfworld_games "
     "envs.appworld_people envs.appworld_made envs.appworld_questions envs.appworld_chores "
     "envs.appworld_joins envs.appworld_data envs.appworld_tasks envs.appworld_prompt "
     "envs.appworld_expert envs.appworld_root envs.appworld envs.worker envs.process "
-    "view weights store checkpoint batches"
+    "view weights store models checkpoint batches"
   ),
   "loops": "rollout policies router training run",
   "stages": (
     "setup taxonomy references pretrain sft bopo evaluate export "
     "bench_figures bench_subject bench_router bench_training bench_peer bench"
   ),
-  "report": "samples results tables plots page report",
+  "report": "ledger samples results tables plots page report",
 }
 ORDER = [name for names in LAYERS.values() for name in names.split()]
 HEAVY = {"jax", "flax", "optax", "orbax"}

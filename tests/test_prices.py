@@ -2,7 +2,7 @@
 
 import pytest
 
-from baar_jax.llms.prices import Usage, cost_usd
+from baar_jax.llms.prices import Price, Usage, cost_usd, prices_of
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,49 @@ def test_cost(model, usage, dollars):
 
 
 def test_a_model_without_a_price_is_an_error_that_names_those_with():
-  with pytest.raises(ValueError, match="'gpt-5'.*gpt-4.1, gpt-4.1-mini"):
-    cost_usd("gpt-5", Usage(1, 0, 1))
+  with pytest.raises(ValueError, match="'gpt-9'.*gpt-4.1, gpt-4.1-mini"):
+    cost_usd("gpt-9", Usage(1, 0, 1))
 
 
-@pytest.mark.parametrize("usage", [(10, 11, 0), (10, -1, 0), (10, 0, -1)])
+@pytest.mark.parametrize("usage", [(10, 11, 0), (10, -1, 0), (10, 0, -1), (10, 6, 0, 5)])
 def test_an_impossible_usage_is_an_error(usage):
-  with pytest.raises(ValueError, match="impossible usage of gpt-4.1"):
+  with pytest.raises(ValueError, match="impossible usage"):
     cost_usd("gpt-4.1", Usage(*usage))
+
+
+@pytest.mark.parametrize(
+  "price, usage, dollars",
+  [
+    # 5,005 fresh * 1.25 + 257,955 cached * 0.625 + 1,744 * 10 = 184,918.125 millionths
+    ((1.25, 0.625, 10), (262_960, 257_955, 1_744), 0.184918125),
+    # 3 fresh * 3 + 12,304 written * 3.75 + 550 * 15 = 54,399 millionths
+    ((3, 0.3, 15, 3.75), (12_307, 0, 550, 12_304), 0.054399),
+    # 2,823 fresh * 1.40 + 41,518 cached * 0.26 = 14,746.88 millionths
+    ((1.40, 0.26, 0), (44_341, 41_518, 0), 0.01474688),
+    # Where writing has no price of its own it costs as much as reading: 10 * 3
+    ((3, 0.3, 15), (10, 0, 0, 10), 30e-6),
+  ],
+)
+def test_own_prices(price, usage, dollars):
+  (found,) = prices_of(["mine"], (price,))
+  assert found.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
+
+
+def test_own_prices_stand_for_the_table():
+  assert prices_of(("gpt-4.1", "mine"), ((1, 1, 1), (2, 2, 2)))[0] == Price(1, 1, 1)
+  assert prices_of(("gpt-5", "gpt-4.1")) == (Price(1.25, 0.125, 10), Price(2, 0.5, 8))
+
+
+@pytest.mark.parametrize(
+  "own, seen",
+  [
+    (((1, 1, 1),), "1 entries, --config.models.names 2"),
+    (((1, 1, 1), (1, 1)), "give .input, cached input, output."),
+    (((1, 1, 1), (1, 1, -1)), "dollars per million"),
+    (((1, 1, 1), (1, 1, float("nan"))), "dollars per million"),
+    ((1, 2), "dollars per million"),
+  ],
+)
+def test_own_prices_that_cannot_be(own, seen):
+  with pytest.raises(ValueError, match=seen):
+    prices_of(("a", "b"), own)

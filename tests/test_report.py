@@ -109,8 +109,12 @@ def test_page_says_what_stands_behind_it(index):
 
 
 def test_real_models_are_called_so(summary):
-  run = summary["run"] | {"models": {"kind": "openai", "names": ["gpt-4.1-mini", "gpt-4.1"]}}
-  assert page.models_text(summary | {"run": run}) == "real models"
+  run = summary["run"] | {"models": {"kind": "chat", "names": ["gpt-4.1-mini", "gpt-4.1"]}}
+  host = {"name": "api.openai.com", "own": False}
+  run["models"]["hosts"] = [host, host]
+  assert page.models_text(summary | {"run": run}) == "real models at api.openai.com"
+  run["models"]["hosts"] = [host, {"name": "127.0.0.1", "own": True}]
+  assert page.models_text(summary | {"run": run}) == "models at api.openai.com and 127.0.0.1"
 
 
 def test_text_is_escaped(summary, tmp_path):
@@ -143,7 +147,9 @@ def test_unknown_family_is_shown_by_its_name(tmp_path):
 
 def test_terminal_table(summary):
   lines = report.terminal_table(summary).splitlines()
-  assert len(lines) == 1 + len(ENTRIES) + 3  # a header, the policies, three families' areas
+  # A header, the policies, three families' areas, and the ledger.
+  assert len(lines) == 1 + len(ENTRIES) + 3 + 1
+  assert lines[-1].startswith("spent by this run: $") and lines[-1].endswith("scripted models")
   assert lines[5].split() == ["first-large(K=2)", "55.0", "50.0", "12.00", "2.0", "100"]
 
 

@@ -8,7 +8,7 @@ from baar_jax import rollout
 from baar_jax.agent import NO_ACTION, Reply
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Task
-from baar_jax.llms.prices import Usage
+from baar_jax.llms.prices import Usage, prices_of
 from baar_jax.rollout import Decision, Job, run_episodes
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
@@ -52,11 +52,12 @@ class HandPair:
 
   kind = "by hand"
   names = ("gpt-4.1-mini", "gpt-4.1")
+  prices = prices_of(names)
 
   def __init__(self, tape, texts=None):
     self.tape, self.texts, self.shown = tape, texts or {}, []
 
-  def start(self, env, task, seed):
+  def start(self, env, task, seed, purse):
     self.tape.append(f"start {task.id} {seed}")
     return [HandAgent(self, "small"), HandAgent(self, "large")]
 

@@ -123,7 +123,7 @@ class Always:
 
 
 def agents(errors, seed=0):
-  return ScriptedPair(("small", "large"), errors).start(Room(), TASK, seed)
+  return ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), errors).start(Room(), TASK, seed)
 
 
 def test_replies_are_the_same_every_time_and_differ_between_seeds():

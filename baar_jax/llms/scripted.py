@@ -8,12 +8,14 @@ import dataclasses
 import math
 import random
 import re
+from collections.abc import Sequence
 from typing import Protocol
 
 from baar_jax.agent import Agent, Messages, Reply, write_reply
+from baar_jax.budget import Purse
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import SMALL, Task
-from baar_jax.llms.prices import Usage
+from baar_jax.llms.prices import Price, Usage, prices_of
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate
 LARGE = 1
@@ -50,31 +52,48 @@ class ScriptedPair:
 
   kind = "scripted"
 
-  def __init__(self, names: tuple[str, ...], errors: Errors):
+  def __init__(self, names: tuple[str, ...], errors: Errors, prices: Sequence[Price] = ()):
+    """Takes list prices where none are given. Raises ValueError if a model has none."""
     if len(names) != 2:
       raise ValueError(f"the scripted pair needs 2 model names, got {len(names)}: {names}")
     self.names = names
+    self.prices = tuple(prices) or prices_of(names)
     self._errors = errors
 
-  def start(self, env: Env, task: Task, seed: int) -> list["ScriptedAgent"]:
+  def start(
+    self, env: Env, task: Task, seed: int, purse: Purse | None = None
+  ) -> list["ScriptedAgent"]:
     spoiled: set[int] = set()
-    return [
-      ScriptedAgent(model, self._errors, env, task, seed, spoiled) for model in (SMALL, LARGE)
-    ]
+    shared = self._errors, env, task, seed, spoiled, purse or Purse()
+    return [ScriptedAgent(model, self.prices[model], *shared) for model in (SMALL, LARGE)]
+
+  def close(self) -> None:
+    pass
 
 
 class ScriptedAgent(Agent):
   """One scripted model during one episode."""
 
   def __init__(
-    self, model: int, errors: Errors, env: Env, task: Task, seed: int, spoiled: set[int]
+    self,
+    model: int,
+    price: Price,
+    errors: Errors,
+    env: Env,
+    task: Task,
+    seed: int,
+    spoiled: set[int],
+    purse: Purse,
   ):
     self._model = model
+    self._price = price
     self._errors = errors
     self._env = env
     self._task = task
     self._seed = seed
     self._spoiled = spoiled  # positions of the plan; shared by the episode's agents
+    self._purse = purse
+    self._composed: tuple[int, Reply, int | None] | None = None  # of the step to come
 
   def _lapse(self, oracle: Oracle) -> Lapse:
     spoiled = oracle.position in self._spoiled
@@ -84,22 +103,38 @@ class ScriptedAgent(Agent):
     """The probability that this model errs on the step to come; privileged."""
     return self._lapse(self._env.oracle()).rate
 
+  def bound_usd(self, messages: Messages, step: int) -> float:
+    """What the reply will cost, exactly."""
+    if self._composed is None or self._composed[0] != step:
+      self._composed = step, *self._compose(messages, step)
+    return self._price.cost_usd(self._composed[1].usage)
+
   def reply(self, messages: Messages, step: int) -> Reply:
+    usd = self.bound_usd(messages, step)
+    with self._purse.hold(usd) as charge:
+      charge.usd = usd
+    _, reply, spoiled = self._composed
+    if spoiled is not None:
+      self._spoiled.add(spoiled)
+    return reply
+
+  def _compose(self, messages: Messages, step: int) -> tuple[Reply, int | None]:
+    """The reply, and which position of the plan it spoils, if any."""
     oracle = self._env.oracle()
     lapse = self._lapse(oracle)
     key = f"{self._task.id}|{self._seed}|{step}"
     draw = random.Random(key)  # the same numbers for both models: policies differ by choice alone
-    action = oracle.action
+    action, spoiled = oracle.action, None
     if draw.random() < lapse.rate:
       wasted = "lost" if self._model == SMALL else "hasty"
       kind = "wrong" if draw.random() < lapse.wrong else wasted
       action = self._env.mistake(kind, key)
       if lapse.spoils:
-        self._spoiled.add(oracle.position)
+        spoiled = oracle.position
     thought = "The next thing to do for the task is this, given what was just observed."
     text = write_reply(thought, action, self._env.code_actions)
     prompt_tokens = sum(count_tokens(message["content"]) for message in messages)
-    return Reply(text, Usage(prompt_tokens, 0, count_tokens(text)))
+    return Reply(text, Usage(prompt_tokens, 0, count_tokens(text))), spoiled
 
 
 def count_tokens(text: str) -> int:

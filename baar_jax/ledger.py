@@ -1,0 +1,49 @@
+"""The ledger: what a run's model calls and routing have cost, part by part."""
+
+from collections.abc import Iterable
+
+from baar_jax.calls import Spent
+from baar_jax.episode import SMALL, Episode
+
+PARTS = ("small_usd", "large_usd", "retries_usd", "router_usd")
+
+
+def episode_parts(episode: Episode) -> dict[str, float]:
+  """Dollars of an episode by part; of two models or more, all but SMALL are "large"."""
+  steps = episode.steps
+  return {
+    "small_usd": sum(step.cost_usd for step in steps if step.model == SMALL),
+    "large_usd": sum(step.cost_usd for step in steps if step.model != SMALL),
+    "retries_usd": sum(step.retry_usd for step in steps),
+    "router_usd": sum(step.router_cost_usd for step in steps),
+  }
+
+
+def run_ledger(episodes: Iterable[Episode], spent: Spent | None) -> dict[str, float]:
+  """Dollars of a run by part, and their sum.
+
+  Episodes that another policy's stand for are left out, as nothing was run for them.
+
+  Args:
+    episodes: all of the run's.
+    spent: on API models, by their own books, which also know of calls whose episode was lost and
+      count a replayed reply once. None is for scripted models, whose calls are the episodes'.
+
+  Returns:
+    PARTS, total_usd, presumed_usd (what may have been billed beyond it, at most) and replayed_usd
+    (what replies would have cost again had they not been recorded).
+  """
+  ledger = dict.fromkeys(PARTS, 0.0)
+  presumed = replayed = 0.0
+  for episode in episodes:
+    if episode.reused:
+      continue
+    for part, usd in episode_parts(episode).items():
+      ledger[part] += usd
+    presumed += sum(step.presumed_usd for step in episode.steps)
+    replayed += sum(step.cost_usd for step in episode.steps if step.replayed)
+  if spent is not None:
+    ledger["small_usd"], ledger["large_usd"] = spent.replies_usd[SMALL], sum(spent.replies_usd[1:])
+    ledger["retries_usd"], presumed = spent.retries_usd, spent.presumed_usd
+  total = sum(ledger.values())
+  return ledger | {"total_usd": total, "presumed_usd": presumed, "replayed_usd": replayed}

@@ -1,0 +1,279 @@
+"""API models over chat completions: OpenAI, or any endpoint that speaks its protocol.
+
+What is billed: an attempt is paid for by the usage that its answer reports. One whose outcome is
+unknown (a time-out, a connection lost after the request was sent, an answer that cannot be read)
+is presumed to have cost the most that it can, for budgets; nobody can say better. Refusals (429,
+other 4xx and 5xx but 408 and 504) are taken to be free, as providers have it.
+"""
+
+import dataclasses
+import email.utils
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import openai
+
+from baar_jax.agent import Agent, Messages, NoAnswer, Reply
+from baar_jax.budget import Purse
+from baar_jax.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
+from baar_jax.config import ModelsConfig
+from baar_jax.envs.base import Env
+from baar_jax.episode import Task
+from baar_jax.llms.endpoints import Endpoint, endpoints
+from baar_jax.llms.prices import Price, Usage
+
+RETRIED = (408, 409, 429)  # and all from 500 on
+UNKNOWN = (408, 504)  # a time-out on the endpoint's side: the model may have been at work
+NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the HTTP library's names
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
+LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more is not asked again
+TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
+LONGEST_COMPLAINT = 200  # characters of an endpoint's own words in an error
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What came of one attempt.
+
+  Attributes:
+    text: the reply; None if there is no usable one, for the reason in `problem`.
+    usage: as reported; None where nothing was.
+    unknown: whether it may have been billed all the same.
+    fatal: whether asking again cannot help, nor can asking anything else.
+    hopeless: whether asking this again cannot help.
+    wait_s: seconds that the endpoint asks to wait before the next attempt.
+  """
+
+  text: str | None = None
+  usage: Usage | None = None
+  problem: str = ""
+  unknown: bool = False
+  fatal: bool = False
+  hopeless: bool = False
+  wait_s: float = 0.0
+
+
+class ChatPair:
+  """The models of the configuration at their endpoints."""
+
+  kind = "chat"
+
+  def __init__(
+    self,
+    config: ModelsConfig,
+    prices: tuple[Price, ...],
+    calls: Calls,
+    sleep: Callable[[float], None] = time.sleep,
+    draw: Callable[[], float] = random.random,
+  ):
+    """Opens no connection yet.
+
+    Args:
+      sleep, draw: for tests: waits some seconds; draws from [0, 1).
+
+    Raises:
+      ValueError: a key is missing.
+    """
+    self.names, self.prices, self._calls = config.names, prices, calls
+    self._models = [
+      ChatModel(i, endpoint, price, config, calls, sleep, draw)
+      for i, (endpoint, price) in enumerate(zip(endpoints(config), prices))
+    ]
+
+  def start(self, env: Env, task: Task, seed: int, purse: Purse) -> list["ChatAgent"]:
+    del env
+    return [ChatAgent(model, task, seed, purse) for model in self._models]
+
+  def close(self) -> None:
+    for model in self._models:
+      model.close()
+    self._calls.close()
+
+
+class ChatModel:
+  """One model at its endpoint; shared by all episodes and their threads."""
+
+  def __init__(
+    self,
+    index: int,
+    endpoint: Endpoint,
+    price: Price,
+    config: ModelsConfig,
+    calls: Calls,
+    sleep: Callable[[float], None],
+    draw: Callable[[], float],
+  ):
+    self.endpoint, self.price, self.config = endpoint, price, config
+    self._index, self._calls, self._sleep, self._draw = index, calls, sleep, draw
+    self._slots = threading.BoundedSemaphore(config.concurrency)
+    self._client = openai.OpenAI(
+      base_url=endpoint.base_url, api_key=endpoint.key(), timeout=config.timeout_s, max_retries=0
+    )
+
+  def close(self) -> None:
+    self._client.close()
+
+  def recorded(self, request: str) -> Reply | None:
+    return self._calls.find(request) if self.config.record else None
+
+  def request(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
+    """A hash of all that a reply depends on, and of which trial it is for."""
+    c = self.config
+    sampling = c.temperature, c.max_completion_tokens
+    all_of_it = self.endpoint.model, self.endpoint.base_url, sampling, messages, task_id, seed, step
+    return hashlib.sha256(json.dumps(all_of_it).encode()).hexdigest()
+
+  def ask(
+    self, messages: Messages, seed: int, request: str, bound_usd: float, purse: Purse
+  ) -> Reply:
+    """A reply, after as many attempts as it takes and the configuration allows.
+
+    Raises:
+      NoAnswer: there was none.
+      ValueError: the endpoint refuses calls like this one.
+      BudgetSpent, CapReached: the next attempt may cost more than is left.
+    """
+    retry_usd = presumed_usd = 0.0
+    for attempt in range(self.config.retries + 1):
+      with self._slots, purse.hold(bound_usd) as charge:
+        call = self._calls.begin(self._index, bound_usd, request)
+        outcome = self._attempt(messages, seed)
+        if outcome.text is not None:
+          charge.usd = self.price.cost_usd(outcome.usage)
+          reply = Reply(outcome.text, outcome.usage, retry_usd, presumed_usd)
+          self._calls.end(call, REPLY, charge.usd, reply if self.config.record else None)
+          return reply
+        if outcome.usage is not None:
+          kind, charge.usd = RETRY, self.price.cost_usd(outcome.usage)
+          retry_usd += charge.usd
+        elif outcome.unknown:
+          kind, charge.usd = PRESUMED, bound_usd
+          presumed_usd += charge.usd
+        else:
+          kind = FAILED
+        self._calls.end(call, kind, charge.usd)
+      where = f"{self.endpoint.model} at {self.endpoint.host}"
+      if outcome.fatal:
+        raise ValueError(f"{where} {outcome.problem}")
+      if outcome.hopeless or outcome.wait_s > LONGEST_RETRY_AFTER_S:
+        break
+      if attempt < self.config.retries:
+        backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + self._draw())
+        self._sleep(max(backoff_s, outcome.wait_s))
+    raise NoAnswer(f"{where} {outcome.problem} ({attempt + 1} attempts)")
+
+  def _attempt(self, messages: Messages, seed: int) -> Outcome:
+    try:
+      response = self._client.chat.completions.with_raw_response.create(
+        model=self.endpoint.model,
+        messages=messages,
+        temperature=self.config.temperature,
+        seed=seed,
+        max_completion_tokens=self.config.max_completion_tokens,
+      )
+    except openai.APIStatusError as error:
+      return self._refused(error)
+    except openai.APIConnectionError as error:  # time-outs are among them
+      cause = type(error.__cause__).__name__
+      return Outcome(problem=f"did not answer ({cause})", unknown=cause not in NOT_SENT)
+    return read_answer(response.text, self.price)
+
+  def _refused(self, error: openai.APIStatusError) -> Outcome:
+    status, said = error.status_code, " ".join(error.message.split())[:LONGEST_COMPLAINT]
+    if error.code == "context_length_exceeded" or "maximum context length" in error.message:
+      return Outcome(problem=f"takes no conversation this long: {said}", hopeless=True)
+    if error.code == "insufficient_quota":
+      return Outcome(problem="answered 429: this account's quota is used up", fatal=True)
+    if status in RETRIED or status >= 500:
+      wait_s = retry_after_s(error.response.headers.get("retry-after", ""))
+      return Outcome(problem=f"answered {status}", unknown=status in UNKNOWN, wait_s=wait_s)
+    if status in (401, 403):  # what is said then may quote the key
+      key = f"check the key in {self.endpoint.variable or 'an environment variable'}"
+      return Outcome(problem=f"answered {status}: {key}", fatal=True)
+    return Outcome(
+      problem=f"answered {status}: {said}; see --config.models (its key is in "
+      f"{self.endpoint.variable or 'no variable'})",
+      fatal=True,
+    )
+
+
+class ChatAgent(Agent):
+  """One model during one episode."""
+
+  def __init__(self, model: ChatModel, task: Task, seed: int, purse: Purse):
+    self._model, self._task, self._seed, self._purse = model, task, seed, purse
+    self._counted_messages = self._counted_tokens = 0  # of the last prompt that was counted for us
+
+  def bound_usd(self, messages: Messages, step: int) -> float:
+    """The dearest attempt: no token is shorter than a byte, and the reply's length is capped.
+
+    A conversation only grows, so what this model has counted of it before need not be guessed.
+    """
+    new = messages[self._counted_messages :]
+    new_bytes = sum(len(message["content"].encode()) + TOKENS_PER_MESSAGE for message in new)
+    price = self._model.price
+    prompt_usd = (self._counted_tokens + new_bytes) * price.dearest_input
+    return (prompt_usd + self._model.config.max_completion_tokens * price.output) / 1e6
+
+  def reply(self, messages: Messages, step: int) -> Reply:
+    model = self._model
+    request = model.request(messages, self._task.id, self._seed, step)
+    reply = model.recorded(request)
+    if reply is None:
+      bound_usd = self.bound_usd(messages, step)
+      reply = model.ask(messages, self._seed, request, bound_usd, self._purse)
+    else:  # the run does not pay again; the task's budget is what a policy is compared under
+      usd = model.price.cost_usd(reply.usage) + reply.retry_usd + reply.presumed_usd
+      with Purse(task=self._purse.task).hold(usd) as charge:
+        charge.usd = usd
+    self._counted_messages, self._counted_tokens = len(messages), reply.usage.prompt_tokens
+    return reply
+
+
+def read_answer(body: str, price: Price) -> Outcome:
+  """The outcome that a response's body tells of."""
+  try:
+    fields = json.loads(body)
+    usage = read_usage(fields["usage"])
+    price.cost_usd(usage)
+  except (ValueError, KeyError, TypeError, AttributeError):
+    return Outcome(problem="sent an answer that cannot be read or priced", unknown=True)
+  try:
+    text = fields["choices"][0]["message"]["content"]
+  except (KeyError, IndexError, TypeError):
+    text = None
+  if not isinstance(text, str) or not text.strip():
+    return Outcome(usage=usage, problem="sent an answer without content")
+  return Outcome(text, usage)
+
+
+def read_usage(fields: dict) -> Usage:
+  """Usage as endpoints report it; the parts of the prompt are optional.
+
+  Raises:
+    KeyError, TypeError, ValueError: these are no counts.
+  """
+  parts = fields.get("prompt_tokens_details") or {}
+  return Usage(
+    prompt_tokens=int(fields["prompt_tokens"]),
+    cached_tokens=int(parts.get("cached_tokens") or 0),
+    completion_tokens=int(fields["completion_tokens"]),
+    cache_write_tokens=int(parts.get("cache_write_tokens") or 0),
+  )
+
+
+def retry_after_s(header: str) -> float:
+  """Seconds that a Retry-After header asks to wait: a number, or the date until when."""
+  try:
+    return max(0.0, float(header))
+  except ValueError:
+    pass
+  try:
+    until = email.utils.parsedate_to_datetime(header)
+  except ValueError:
+    return 0.0
+  return max(0.0, until.timestamp() - time.time())

@@ -1,0 +1,349 @@
+"""API models: the real client against a stand-in on loopback that fails as it is told."""
+
+import datetime
+import email.utils
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from standin import StandIn
+
+from baar_jax.agent import NoAnswer
+from baar_jax.budget import BudgetSpent, CapReached, DollarBudget, Purse
+from baar_jax.calls import Calls, Spent, read_spent
+from baar_jax.config import ModelsConfig
+from baar_jax.episode import Task
+from baar_jax.llms.chat import ChatPair, read_usage, retry_after_s
+from baar_jax.llms.endpoints import endpoints
+from baar_jax.llms.prices import Price, Usage
+
+PRICES = Price(1.0, 0.5, 4.0), Price(10.0, 5.0, 40.0, cache_write=12.0)
+TASK = Task("t1", "train", "Do it.", 10)
+MESSAGES = [{"role": "system", "content": "Act."}, {"role": "user", "content": "Sée?"}]
+# The stand-in counts 4 characters a token and 3 a message: 1 + 3 and 1 + 3 in, and for
+# "Thought: now.\n\nAction: go", 25 characters, 7 + 3 out.
+USAGE = Usage(prompt_tokens=8, cached_tokens=0, completion_tokens=10)
+REPLY_USD = (8 * 1.0 + 10 * 4.0) / 1e6
+CACHED_USD = (8 * 0.5 + 10 * 4.0) / 1e6  # the same prompt again
+# 4 and 5 bytes and 16 a message; a reply of at most 50 tokens.
+BOUND_USD = (41 * 1.0 + 50 * 4.0) / 1e6
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+  """start(retries=...): a stand-in, and a pair that asks it and notes its calls."""
+  monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+  opened = []
+
+  def starting(prices=PRICES, standin=None, **settings):
+    server = standin or StandIn()
+    if standin is None or not opened:
+      running = server.running()
+      running.__enter__()
+      opened.append(lambda: running.__exit__(None, None, None))
+    values = {"base_urls": (server.url,), "max_completion_tokens": 50, "timeout_s": 5.0}
+    config = ModelsConfig(kind="chat", names=("small", "large"), **(values | settings))
+    calls = Calls(tmp_path / "episodes.sqlite")
+    slept = []
+    pair = ChatPair(config, prices, calls, sleep=slept.append, draw=lambda: 0.5)
+    opened.append(pair.close)
+    pair.slept = slept
+    return server, pair
+
+  yield starting
+  for close in reversed(opened):
+    close()
+
+
+def faults(*names):
+  """The faults of the first requests; the others are answered."""
+  return lambda number, request: names[number] if number < len(names) else None
+
+
+def ask(pair, purse=None, model=0, messages=MESSAGES, step=0, seed=7):
+  return pair.start(None, TASK, seed, purse or Purse())[model].reply(messages, step)
+
+
+def spent(tmp_path) -> Spent:
+  return read_spent([tmp_path / "episodes.sqlite"], 2)
+
+
+def test_a_call_and_what_it_sends(start, tmp_path):
+  server, pair = start(temperature=0.3)
+  reply = ask(pair)
+  assert (reply.text, reply.usage) == ("Thought: now.\n\nAction: go", USAGE)
+  assert (reply.retry_usd, reply.presumed_usd, reply.replayed) == (0.0, 0.0, False)
+  assert server.seen == [
+    {
+      "model": "small",
+      "messages": MESSAGES,
+      "temperature": 0.3,
+      "seed": 7,
+      "max_completion_tokens": 50,
+    }
+  ]
+  ask(pair, model=1)
+  assert server.seen[1]["model"] == "large"
+  found = spent(tmp_path)
+  assert found.replies_usd == pytest.approx((REPLY_USD, 10 * REPLY_USD), rel=1e-12)
+  assert (found.retries_usd, found.presumed_usd) == (0.0, 0.0)
+
+
+def test_cached_tokens_are_read(start):
+  _, pair = start()
+  (agent, _) = pair.start(None, TASK, 7, Purse())
+  first = agent.reply(MESSAGES, 0)
+  longer = [*MESSAGES, {"role": "assistant", "content": first.text}, MESSAGES[1]]
+  assert agent.reply(longer, 1).usage == Usage(8 + 10 + 4, 8, 10)
+
+
+@pytest.mark.parametrize("fault", ["429", "500", "502", "503", "409"])
+def test_a_refusal_is_tried_again_and_free(start, tmp_path, fault):
+  server, pair = start(standin=StandIn(fault=faults(fault, fault), retry_after="0"))
+  assert ask(pair).retry_usd == 0.0
+  assert len(server.seen) == 3
+  assert pair.slept == [0.5, 1.0]  # doubling; the draw of a half leaves them as they are
+  assert spent(tmp_path) == Spent((REPLY_USD, 0.0))
+
+
+@pytest.mark.parametrize("fault", ["drop", "malformed", "unpriced", "408", "504"])
+def test_an_unknown_outcome_is_presumed_billed(start, tmp_path, fault):
+  server, pair = start(standin=StandIn(fault=faults(fault)))
+  reply = ask(pair)
+  assert (reply.retry_usd, reply.presumed_usd) == (0.0, BOUND_USD)
+  assert len(server.seen) == 2
+  assert spent(tmp_path).presumed_usd == BOUND_USD
+
+
+def test_a_time_out_is_tried_again_and_presumed_billed(start, tmp_path):
+  server, pair = start(standin=StandIn(fault=faults("stall"), stall_s=1.0), timeout_s=0.2)
+  assert ask(pair).presumed_usd == BOUND_USD
+  assert len(server.seen) == 2
+
+
+def test_what_was_never_sent_is_not_presumed_billed(start, tmp_path):
+  server, pair = start(retries=1, base_urls=("http://127.0.0.1:9/v1",))  # nobody listens there
+  with pytest.raises(NoAnswer, match=r"small at 127.0.0.1 did not answer \(ConnectError\) \(2 att"):
+    ask(pair)
+  assert server.seen == [] and spent(tmp_path) == Spent()
+
+
+@pytest.mark.parametrize("fault", ["empty", "silent"])
+def test_an_answer_without_content_is_tried_again_and_paid_for(start, tmp_path, fault):
+  _, pair = start(standin=StandIn(fault=faults(fault)))
+  reply = ask(pair)
+  assert (reply.retry_usd, reply.presumed_usd) == (REPLY_USD, 0.0)
+  found = spent(tmp_path)
+  assert (found.replies_usd, found.retries_usd) == ((CACHED_USD, 0.0), REPLY_USD)
+
+
+def test_retries_are_bounded(start, tmp_path):
+  server, pair = start(standin=StandIn(fault=lambda *_: "silent"), retries=3)
+  with pytest.raises(NoAnswer, match=r"sent an answer without content \(4 attempts\)"):
+    ask(pair)
+  assert len(server.seen) == 4
+  # One whole prompt, and three times the cached one.
+  assert spent(tmp_path).retries_usd == pytest.approx(REPLY_USD + 3 * CACHED_USD, rel=1e-12)
+
+
+@pytest.mark.parametrize("fault", ["400", "401", "403", "404", "422"])
+def test_what_cannot_work_is_said_at_once(start, tmp_path, fault):
+  server, pair = start(standin=StandIn(fault=lambda *_: fault))
+  budget = DollarBudget(1.0)
+  with pytest.raises(ValueError) as error:
+    ask(pair, Purse(run=budget))
+  text = str(error.value)
+  assert text.startswith(f"small at 127.0.0.1 answered {fault}") and "OPENAI_API_KEY" in text
+  assert "\n" not in text
+  assert len(server.seen) == 1 and pair.slept == []
+  assert (budget.settled_usd, budget.reserved_usd) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("asked, slept", [("7", 7.0), ("0.1", 0.5), ("soon", 0.5)])
+def test_retry_after_is_a_lower_bound(start, asked, slept):
+  _, pair = start(standin=StandIn(fault=faults("429"), retry_after=asked))
+  ask(pair)
+  assert pair.slept == [slept]
+
+
+def test_a_wait_that_is_too_long_ends_the_call(start):
+  server, pair = start(standin=StandIn(fault=lambda *_: "429", retry_after="86400"))
+  with pytest.raises(NoAnswer, match="answered 429"):
+    ask(pair)
+  assert len(server.seen) == 1
+
+
+def test_retry_after_as_a_date():
+  now = datetime.datetime.now(datetime.UTC)
+  later = email.utils.format_datetime(now + datetime.timedelta(seconds=90), usegmt=True)
+  assert 80 < retry_after_s(later) <= 90
+  past = email.utils.format_datetime(now - datetime.timedelta(seconds=90), usegmt=True)
+  assert retry_after_s(past) == retry_after_s("-3") == retry_after_s("") == 0.0
+
+
+def test_calls_of_a_model_at_a_time_are_limited(start):
+  server = StandIn(latency_s=lambda number: 0.05)
+  _, pair = start(standin=server, concurrency=3)
+  with ThreadPoolExecutor(12) as threads:
+    list(threads.map(lambda seed: ask(pair, seed=seed), range(12)))
+  assert len(server.seen) == 12 and server.most_at_once <= 3
+
+
+class TestReplay:
+  def test_a_recorded_reply_is_not_asked_for_again(self, start, tmp_path):
+    server, pair = start(standin=StandIn(fault=faults("empty")))
+    first = ask(pair)
+    _, again = start(standin=server)  # as another process would
+    found = ask(again)
+    assert len(server.seen) == 2
+    assert found.replayed and not first.replayed
+    assert (found.text, found.usage, found.retry_usd) == (first.text, first.usage, first.retry_usd)
+
+  @pytest.mark.parametrize(
+    "change",
+    [
+      {"model": 1},
+      {"messages": MESSAGES[:1]},
+      {"step": 1},
+      {"seed": 8},
+      {"temperature": 0.1},
+      {"max_completion_tokens": 51},
+      {"record": False},
+    ],
+  )
+  def test_anything_else_is_another_request(self, start, change):
+    server, pair = start()
+    ask(pair)
+    settings = {k: v for k, v in change.items() if hasattr(ModelsConfig(), k)}
+    _, other = start(standin=server, **settings)
+    ask(other, **{k: v for k, v in change.items() if k not in settings})
+    assert len(server.seen) == 2
+
+  def test_a_task_s_budget_pays_for_it_and_the_run_s_does_not(self, start):
+    _, pair = start(standin=StandIn(fault=faults("empty")))
+    ask(pair)
+    task, run = DollarBudget(1.0), DollarBudget(1.0)
+    assert ask(pair, Purse(task, run)).replayed
+    assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
+    assert run.settled_usd == 0.0
+
+
+class TestBudgets:
+  def test_the_bound_of_a_call(self, start):
+    _, pair = start()
+    small, large = pair.start(None, TASK, 7, Purse())
+    assert small.bound_usd(MESSAGES, 0) == BOUND_USD
+    # A token may be written to the cache at 12 rather than read at 10.
+    assert large.bound_usd(MESSAGES, 0) == pytest.approx((41 * 12 + 50 * 40) / 1e6, rel=1e-12)
+    reply = small.reply(MESSAGES, 0)
+    longer = [*MESSAGES, {"role": "assistant", "content": reply.text}, MESSAGES[1]]
+    # 8 counted before, and 25 + 16 and 5 + 16 at most since.
+    assert small.bound_usd(longer, 1) == pytest.approx((8 + 62 + 200) / 1e6, rel=1e-12)
+    assert large.bound_usd(longer, 1) == pytest.approx((103 * 12 + 2000) / 1e6, rel=1e-12)
+
+  def test_a_call_that_fits_exactly_is_made_and_a_larger_one_is_not(self, start):
+    server, pair = start()
+    assert ask(pair, Purse(run=DollarBudget(BOUND_USD)))
+    for purse, error in (
+      (Purse(run=DollarBudget(BOUND_USD * 0.999)), CapReached),
+      (Purse(task=DollarBudget(BOUND_USD * 0.999)), BudgetSpent),
+    ):
+      with pytest.raises(error, match=r"a call may cost \$0.000241, and \$0.000241 is left"):
+        ask(pair, purse, seed=8)
+    assert len(server.seen) == 1
+
+  def test_a_retry_that_does_not_fit_is_not_made(self, start, tmp_path):
+    server, pair = start(standin=StandIn(fault=lambda *_: "drop"))
+    task, run = DollarBudget(1.0), DollarBudget(2.5 * BOUND_USD)
+    with pytest.raises(CapReached):
+      ask(pair, Purse(task, run))
+    assert len(server.seen) == 2
+    assert run.settled_usd == task.settled_usd == spent(tmp_path).presumed_usd == 2 * BOUND_USD
+    assert run.reserved_usd == task.reserved_usd == 0.0
+
+  @pytest.mark.parametrize("bills_what_it_loses", [False, True])
+  def test_many_threads_never_pass_the_cap(self, start, tmp_path, bills_what_it_loses):
+    """Whatever the stand-in bills, at a fault in every third call."""
+    kinds = ("429", "drop", "malformed", "empty", "silent", "500")
+    fault = lambda number, request: kinds[number // 3 % 6] if number % 3 == 0 else None  # noqa: E731
+    server = StandIn(fault=fault, bills_what_it_loses=bills_what_it_loses)
+    _, pair = start(standin=server)
+    cap = DollarBudget(40 * BOUND_USD)
+    refused = threading.Event()
+
+    def work(seed):
+      try:
+        ask(pair, Purse(DollarBudget(1.0), cap), seed=seed)
+      except CapReached:
+        refused.set()
+
+    with ThreadPoolExecutor(20) as threads:
+      list(threads.map(work, range(300)))
+    billed = float(server.usd({"small": ("1", "0.5", "4"), "large": ("10", "5", "40")}))
+    found = spent(tmp_path)
+    assert refused.is_set() and cap.reserved_usd == 0.0
+    assert billed <= cap.limit_usd
+    assert found.at_most_usd == pytest.approx(cap.settled_usd, rel=1e-12)
+    known = sum(found.replies_usd) + found.retries_usd
+    if bills_what_it_loses:
+      assert known <= billed <= found.at_most_usd
+    else:
+      assert known == pytest.approx(billed, rel=1e-12)
+
+
+class TestEndpoints:
+  def test_one_for_all_or_one_each(self, monkeypatch):
+    config = ModelsConfig(kind="chat", names=("a", "b"))
+    assert [(e.model, e.base_url, e.variable) for e in endpoints(config)] == [
+      ("a", "https://api.openai.com/v1", "OPENAI_API_KEY"),
+      ("b", "https://api.openai.com/v1", "OPENAI_API_KEY"),
+    ]
+    config.base_urls = ("http://localhost:8000/v1/", "https://api.together.xyz/v1")
+    config.key_variables = ("", "TOGETHER_API_KEY")
+    first, second = endpoints(config)
+    assert (first.base_url, first.host, first.key()) == ("http://localhost:8000/v1",) + (
+      "localhost",
+      "none",
+    )
+    monkeypatch.setenv("TOGETHER_API_KEY", "secret")
+    assert (second.host, second.key()) == ("api.together.xyz", "secret")
+
+  def test_a_missing_key_is_one_line_that_names_the_variable(self, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (endpoint, _) = endpoints(ModelsConfig(kind="chat"))
+    with pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY") as error:
+      endpoint.key()
+    assert "\n" not in str(error.value)
+
+  @pytest.mark.parametrize(
+    "url, own",
+    [
+      ("http://127.0.0.1:8000/v1", True),
+      ("http://localhost/v1", True),
+      ("http://[::1]:8000/v1", True),
+      ("http://10.1.2.3/v1", True),
+      ("http://gpu-server:8000/v1", True),
+      ("https://api.openai.com/v1", False),
+      ("http://8.8.8.8/v1", False),
+    ],
+  )
+  def test_own_endpoints_need_no_key(self, monkeypatch, url, own):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (endpoint, _) = endpoints(ModelsConfig(kind="chat", base_urls=(url,)))
+    assert endpoint.own == own
+    if own:
+      assert endpoint.key() == "none"
+
+
+def test_a_key_is_sent_where_there_is_one(start, monkeypatch):
+  monkeypatch.setenv("MY_KEY", "secret")
+  server, pair = start(key_variables=("MY_KEY",))
+  ask(pair)
+  assert server.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_cache_writes_are_read():
+  details = {"cached_tokens": None, "cache_write_tokens": 5}
+  fields = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
+  assert read_usage(fields) == Usage(9, 0, 2, 5)
+  assert read_usage({"prompt_tokens": 9, "completion_tokens": 2}) == Usage(9, 0, 2)

@@ -1,0 +1,96 @@
+"""The ledger: parts that add up to the whole, and what is left out of it."""
+
+import dataclasses
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baar_jax.calls import FAILED, PRESUMED, REPLY, RETRY, Calls, Spent, read_spent
+from baar_jax.episode import Episode, Step
+from baar_jax.ledger import PARTS, episode_parts, run_ledger
+
+usd = st.floats(0, 10)
+steps = st.builds(
+  Step,
+  observation=st.just(""),
+  model=st.integers(0, 2),
+  action=st.just(""),
+  cost_usd=usd,
+  prompt_tokens=st.just(0),
+  cached_tokens=st.just(0),
+  completion_tokens=st.just(0),
+  router_cost_usd=usd,
+  retry_usd=usd,
+)
+episodes = st.builds(
+  Episode,
+  *map(st.just, ("t", "p", 0)),
+  st.lists(steps, max_size=20),
+  st.just(1.0),
+  st.just("done"),
+)
+
+
+@given(st.lists(episodes, max_size=10))
+def test_the_parts_are_the_whole(found):
+  for e in found:
+    whole = e.spent_usd + e.router_cost_usd
+    assert sum(episode_parts(e).values()) == pytest.approx(whole, rel=1e-12, abs=1e-12)
+  ledger = run_ledger(found, None)
+  whole = sum(e.spent_usd + e.router_cost_usd for e in found)
+  assert ledger["total_usd"] == pytest.approx(whole, rel=1e-12, abs=1e-12)
+  assert sum(ledger[part] for part in PARTS) == pytest.approx(whole, rel=1e-12, abs=1e-12)
+
+
+def test_an_episode_by_hand():
+  e = tiny.episode(models="SLS")
+  e.steps[0].retry_usd, e.steps[1].router_cost_usd, e.steps[2].presumed_usd = 0.5, 0.25, 8.0
+  assert episode_parts(e) == {
+    "small_usd": 2.0,
+    "large_usd": 5.0,
+    "retries_usd": 0.5,
+    "router_usd": 0.25,
+  }
+  assert (e.cost_usd, e.spent_usd) == (7.0, 15.5)
+  reused = dataclasses.replace(e, reused=True)
+  ledger = run_ledger([e, reused], None)
+  assert (ledger["total_usd"], ledger["presumed_usd"]) == (7.75, 8.0)
+
+
+def test_the_books_of_the_calls_come_first():
+  """A reply that is replayed in a second episode was paid once."""
+  first, second = tiny.episode(models="SL"), tiny.episode(models="SL")
+  for step in second.steps:
+    step.replayed = True
+  second.steps[0].router_cost_usd = 0.25
+  ledger = run_ledger([first, second], Spent((1.0, 5.0), 0.5, 2.0))
+  assert ledger == {
+    "small_usd": 1.0,
+    "large_usd": 5.0,
+    "retries_usd": 0.5,
+    "router_usd": 0.25,
+    "total_usd": 6.75,
+    "presumed_usd": 2.0,
+    "replayed_usd": 6.0,
+  }
+
+
+def test_the_books_of_several_processes(tmp_path):
+  for number in range(2):
+    calls = Calls(tmp_path / f"{number}.sqlite")
+    for model, kind, dollars in (
+      (0, REPLY, 1.0),
+      (1, REPLY, 2.0),
+      (1, RETRY, 4.0),
+      (0, PRESUMED, 8.0),
+      (0, FAILED, 0.0),
+    ):
+      calls.end(calls.begin(model, 99.0, "r"), kind, dollars)
+    calls.begin(1, 16.0, "r")  # its process was killed
+    calls.close()
+  paths = sorted(tmp_path.glob("*.sqlite"))
+  found = read_spent(paths, 2)
+  assert found == Spent((2.0, 4.0), 8.0, 48.0)
+  assert found.at_most_usd == 62.0

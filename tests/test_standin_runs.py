@@ -1,0 +1,198 @@
+"""Whole runs whose two models are a loopback stand-in with faults: what they cost, to the cent."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from lockpick import Lockpick
+from standin import StandIn
+
+from baar_jax.calls import read_spent
+
+ROOT = Path(__file__).parents[1]
+QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
+KINDS = ("429", "500", "malformed", "empty", "silent", "drop")
+TASKS = {"train_tasks": 6, "test_tasks": 3, "max_steps": 14}
+
+
+def sometimes(number, request):
+  """A fault in every twentieth request, of each kind in turn."""
+  return KINDS[number // 20 % len(KINDS)] if number % 20 == 7 else None
+
+
+def command(runs, server, *flags, stage="all"):
+  settings = {
+    "models.kind": "chat",
+    "models.names": "('small','large')",
+    "models.prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))",
+    "models.base_urls": f"('{server.url}',)",
+    "models.max_completion_tokens": 60,
+    "models.timeout_s": 10.0,
+    "env.max_steps": TASKS["max_steps"],
+  }
+  own = [f"--config.{name}={value}" for name, value in settings.items()]
+  start = [sys.executable, "main.py", "--config=configs/sandbox.py", f"--stage={stage}"]
+  return [*start, *tiny.flags(runs), *own, *flags]
+
+
+def start(runs, server, *flags, stage="all"):
+  return subprocess.Popen(
+    command(runs, server, *flags, stage=stage),
+    cwd=ROOT,
+    env={k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"} | QUICK,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def finish(process, code=0):
+  out, err = process.communicate(timeout=600)
+  assert process.returncode == code, err
+  assert "Traceback" not in err
+  return out, err
+
+
+def spent(runs):
+  return read_spent([runs / "tiny" / "episodes.sqlite"], 2)
+
+
+def query(runs, text):
+  db = sqlite3.connect(runs / "tiny" / "episodes.sqlite")
+  try:
+    return db.execute(text).fetchall()
+  finally:
+    db.close()
+
+
+def most_replies(runs):
+  """Of one and the same request."""
+  text = "SELECT max(n) FROM (SELECT count(reply) n FROM calls GROUP BY request)"
+  return query(runs, text)[0][0]
+
+
+def billed(server):
+  return float(server.usd(PRICES))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """A run of all stages with faults in 5 % of the requests."""
+  runs = tmp_path_factory.mktemp("whole")
+  with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
+    flags = ["--config.evaluate.usd_budgets=(0.0005,0.002)", "--config.router.show_budget=True"]
+    out, err = finish(start(runs, server, *flags))
+    yield runs, server, out, json.loads((runs / "tiny/report/results.json").read_text())
+
+
+def test_the_report_s_dollars_are_what_the_stand_in_billed(whole):
+  runs, server, out, results = whole
+  ledger = results["ledger"]
+  assert {number for number in range(len(server.seen)) if sometimes(number, None)}
+  parts = ledger["small_usd"], ledger["large_usd"], ledger["retries_usd"]
+  assert min(parts) > 0
+  assert sum(parts) == pytest.approx(billed(server), rel=1e-9)  # far below a cent
+  assert sum(parts) + ledger["router_usd"] == pytest.approx(ledger["total_usd"], abs=1e-12)
+  assert ledger["presumed_usd"] > 0  # of connections that were lost
+  assert f"${ledger['total_usd']:.4f}" in out
+  page = (runs / "tiny/report/index.html").read_text()
+  assert f"{ledger['total_usd']:.6f}" in page
+  for part, model in (("small_usd", "small"), ("large_usd", "large")):
+    own = [call for call in server.billed if call[0] == model and call[2]]
+    others = [call for call in server.billed if call not in own]
+    server_total = billed(server)
+    kept, server.billed = server.billed, others
+    assert ledger[part] == pytest.approx(server_total - billed(server), rel=1e-9)
+    server.billed = kept
+
+
+def test_the_report_says_whose_models_these_are(whole):
+  _, _, out, results = whole
+  assert results["run"]["models"]["hosts"] == [{"name": "127.0.0.1", "own": True}] * 2
+  assert "models at 127.0.0.1" in out and "real models" not in out
+  assert not [p for p in results["policies"] if p["family"] in ("oracle", "optimum")]
+
+
+def test_no_reply_was_paid_for_twice(whole):
+  runs, server, _, results = whole
+  keys = [json.dumps(request, sort_keys=True) for request in server.seen]
+  assert results["ledger"]["replayed_usd"] > 0  # first-large begins as always-large did
+  assert most_replies(runs) == 1
+  assert len(keys) == query(runs, "SELECT count(*) FROM calls")[0][0]
+
+
+def test_no_task_passed_its_dollars(whole):
+  _, _, _, results = whole
+  rows = results["dollar_budget"]
+  assert {row["family"] for row in rows} >= {"always-small", "first-large", "random", "sft", "bopo"}
+  assert {row["usd_budget"] for row in rows} == {0.0005, 0.002}
+  assert all(row["overruns"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
+  small, ample = (
+    next(r for r in rows if r["family"] == "first-large" and r["usd_budget"] == usd)
+    for usd in (0.0005, 0.002)
+  )
+  assert small["large_calls"] < ample["large_calls"]
+
+
+def test_a_second_run_asks_for_nothing(whole):
+  runs, server, out, results = whole
+  asked = len(server.seen)
+  flags = ["--config.evaluate.usd_budgets=(0.0005,0.002)", "--config.router.show_budget=True"]
+  again, _ = finish(start(runs, server, *flags))
+  assert len(server.seen) == asked and again == out
+
+
+def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
+  """At a cap, at a higher one, without one: together they pay for what one run would."""
+  with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
+    for cap in (0.004, 0.008):
+      flags = [f"--config.max_usd={cap}", "--config.env.live_per_process=3"]
+      _, err = finish(start(tmp_path, server, *flags, stage="profile"), code=3)
+      assert err.splitlines()[-1].startswith("stopped by --config.max_usd: a call may cost $"), err
+      assert 0.5 * cap < billed(server) <= spent(tmp_path).at_most_usd <= cap
+    out, _ = finish(start(tmp_path, server, stage="profile"))
+    assert out.startswith("profile: 6 tasks")
+    found = spent(tmp_path)
+    assert sum(found.replies_usd) + found.retries_usd == pytest.approx(billed(server), rel=1e-9)
+    assert query(tmp_path, "SELECT count(*) FROM episodes") == [(24,)]
+    assert most_replies(tmp_path) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path, seed):
+  """At random moments of a profile. What was in flight at a kill is in the books at its worst."""
+  draw = random.Random(seed)
+  with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
+    kept, kills = {}, 0
+    while True:
+      process = start(tmp_path, server, "--config.env.live_per_process=4", stage="profile")
+      goal = len(server.seen) + draw.randrange(1, 60)
+      while process.poll() is None and len(server.seen) < goal:
+        time.sleep(draw.random() / 500)
+      if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+        kills += 1
+      _, err = process.communicate()
+      assert process.returncode in (0, -signal.SIGKILL), err
+      found = dict(query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes"))
+      assert kept.items() <= found.items()
+      kept = found
+      if process.returncode == 0:
+        break
+    assert kills >= 2 and len(kept) == 24
+    # Whatever was asked beside what is recorded was in flight at a kill, and is in the books.
+    kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
+    assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
+    assert kinds["reply"] <= len(server.seen) <= kinds["reply"] + kinds.get("open", 0)
+    assert most_replies(tmp_path) == 1
+    books = spent(tmp_path)
+    assert sum(books.replies_usd) <= billed(server) <= books.at_most_usd
