@@ -84,7 +84,8 @@ def _download(kind: str, arguments: tuple[str, ...], part: Path, timeout_s: floa
       stdin=subprocess.DEVNULL,
       capture_output=True,
       text=True,
-      env=os.environ | {engines.ENGINES[kind].data_variable: str(part)},
+      # Wide, or its last line is only the end of what it says.
+      env=os.environ | {engines.ENGINES[kind].data_variable: str(part), "COLUMNS": "2000"},
       timeout=timeout_s,
     )
   except subprocess.TimeoutExpired:
