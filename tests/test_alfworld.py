@@ -232,10 +232,10 @@ def test_damaged_games_are_left_out_and_counted(data, opened, tmp_path, capfd):
   assert {task.id for task in env.tasks("train")} == {
     file.parent.relative_to(tmp_path / "json_2.1.1").as_posix() for file in (files[1], files[3])
   }
-  assert "left out 2 of 4 games" in capfd.readouterr().err
   (env,) = opened(data=str(tmp_path), train_tasks=3)
   with pytest.raises(ValueError, match="has 2 games, 3 were asked for.*--config.env.train_tasks"):
     env.tasks("train")
+  assert "left out 2 of 4 games" in capfd.readouterr().err
 
 
 def test_splits_by_directory_and_by_list(data, opened, tmp_path):
@@ -326,8 +326,8 @@ def test_a_killed_child_costs_one_more_try(opened):
   killed = []
 
   class Killing(ScriptedPair):
-    def start(self, env, task, seed):
-      agents = super().start(env, task, seed)
+    def start(self, env, task, seed, purse):
+      agents = super().start(env, task, seed, purse)
       if not killed:
         killed.append(env.pid)
         os.kill(env.pid, signal.SIGKILL)
