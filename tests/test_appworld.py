@@ -151,7 +151,6 @@ def test_agents_code_is_answered_whatever_it_is(env):
     ("raise BaseException('odd')", "odd"),
     ("print('\\ud800')", "surrogates not allowed"),
     ("x = [0] * 10**10", "MemoryError"),
-    ("import json\njson.dumps = None", ""),
     ("import subprocess", "not allowed"),
     ("-" * 100_000 + "1", "cannot be parsed"),
     ("print('\0')", "null bytes"),
@@ -484,6 +483,9 @@ class FakeRun:
 
   def say(self, text):
     self.said.append(text)
+
+  def tasks(self, split):
+    self.listed = split
 
 
 def test_setup_tries_the_download_only_where_nothing_is(monkeypatch, tmp_path):

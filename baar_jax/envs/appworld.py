@@ -176,6 +176,8 @@ class AppWorld(Env):
     return _cut(output), world.task_completed()
 
   def _execute(self, code: str) -> str:
+    # Its log of all steps is written anew after each: what once cannot be written never could.
+    self._world.environment_io.clear()
     try:
       return self._world.execute(code)
     except BaseException as error:  # raised by the agent's code, or by printing what it printed
