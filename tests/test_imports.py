@@ -27,7 +27,7 @@ LAYERS = {
   ),
   "loops": "rollout policies router training run",
   "stages": (
-    "setup taxonomy references pretrain sft bopo evaluate export "
+    "setup taxonomy references pretrain sft bopo evaluate plan export "
     "bench_figures bench_subject bench_router bench_training bench_peer bench"
   ),
   "report": "ledger samples results tables plots page report",
