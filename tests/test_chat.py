@@ -35,7 +35,7 @@ def start(tmp_path, monkeypatch):
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   opened = []
 
-  def starting(prices=PRICES, standin=None, **settings):
+  def starting(prices=PRICES, standin=None, waits=False, **settings):
     server = standin or StandIn()
     if standin is None or not opened:
       running = server.running()
@@ -45,7 +45,8 @@ def start(tmp_path, monkeypatch):
     config = ModelsConfig(kind="chat", names=("small", "large"), **(values | settings))
     calls = Calls(tmp_path / "episodes.sqlite")
     slept = []
-    pair = ChatPair(config, prices, calls, sleep=slept.append, draw=lambda: 0.5)
+    sleep = None if waits else slept.append
+    pair = ChatPair(config, prices, calls, sleep, draw=lambda: 0.5)
     opened.append(pair.close)
     pair.slept = slept
     return server, pair
@@ -135,6 +136,16 @@ def test_an_answer_without_content_is_tried_again_and_paid_for(start, tmp_path, 
   assert (reply.retry_usd, reply.presumed_usd) == (REPLY_USD, 0.0)
   found = spent(tmp_path)
   assert (found.replies_usd, found.retries_usd) == ((CACHED_USD, 0.0), REPLY_USD)
+
+
+def test_a_run_that_is_stopped_asks_nothing_again(start):
+  """Even where an endpoint asks to wait for minutes."""
+  made = {}
+  standin = StandIn(fault=lambda *_: made["pair"].stop() or "429", retry_after="250")
+  server, made["pair"] = start(standin=standin, waits=True)
+  with pytest.raises(NoAnswer, match="the run is being stopped"):
+    ask(made["pair"])
+  assert len(server.seen) == 1
 
 
 def test_retries_are_bounded(start, tmp_path):

@@ -102,6 +102,15 @@ def test_environments_do_without_jax(name):
   assert not outer & HEAVY
 
 
+def test_scripted_runs_do_without_the_client_of_api_models():
+  code = "import sys, main; print(*sys.modules)"
+  result = subprocess.run(
+    [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+  )
+  loaded = {name.split(".")[0] for name in result.stdout.split()}
+  assert "baar_jax" in loaded and not loaded & {"openai", "httpx", "httpx2", "pydantic"}
+
+
 def test_the_child_process_starts_without_jax():
   """As Python sees it: also what libraries import."""
   code = "import sys, baar_jax.envs.worker, baar_jax.envs.sandbox; print(*sys.modules)"

@@ -63,6 +63,9 @@ class HandPair:
     self.tape.append(f"start {task.id} {seed}")
     return [HandAgent(self, "small", purse), HandAgent(self, "large", purse)]
 
+  def stop(self):
+    self.tape.append("stop")
+
 
 class HandAgent:
   """Its bound is what its model's calls cost, or what the pair's `bounds` say."""
@@ -346,6 +349,7 @@ def test_an_abandoned_loop_ends_its_threads(tape):
   episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), [HandEnv(tape)])
   next(episodes)
   episodes.close()  # the fixture looks for threads
+  assert tape.count("stop") == 1
   assert tape.count("score") < 9
 
 
