@@ -170,6 +170,21 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, fault):
   assert (budget.settled_usd, budget.reserved_usd) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+  "fault, error, seen",
+  [
+    ("429 insufficient_quota", ValueError, "quota is used up"),
+    ("400 context_length_exceeded", NoAnswer, "takes no conversation this long"),
+  ],
+)
+def test_refusals_that_their_code_explains(start, tmp_path, fault, error, seen):
+  """Without money nothing can go on; one episode that is too long ends alone."""
+  server, pair = start(standin=StandIn(fault=lambda *_: fault))
+  with pytest.raises(error, match=seen):
+    ask(pair)
+  assert len(server.seen) == 1 and spent(tmp_path) == Spent()
+
+
 @pytest.mark.parametrize("asked, slept", [("7", 7.0), ("0.1", 0.5), ("soon", 0.5)])
 def test_retry_after_is_a_lower_bound(start, asked, slept):
   _, pair = start(standin=StandIn(fault=faults("429"), retry_after=asked))

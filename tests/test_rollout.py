@@ -438,11 +438,12 @@ def test_a_model_without_an_answer_ends_an_episode_as_an_error(tape):
 def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
   """Episodes of two SMALL calls each; five calls fit."""
   cap = DollarBudget(5.5 * SMALL_USD)
-  jobs = [Job(task(name), 0) for name in ("t1", "t2", "t3", "t4")]
+  jobs = [Job(task(name), 0) for name in ("t1", "t2", "t3", "t4", "t5", "t6")]
   envs, found = [HandEnv(tape) for _ in range(2)], []
   with pytest.raises(CapReached, match="is left of"):
     for episode in run_episodes(jobs, HandPolicy(tape, "SS"), HandPair(tape), envs, cap=cap):
       found.append(episode)
   assert len(found) == 2 and all(e.stop == "done" for e in found)
   assert tape.count("ask small") == 5
+  assert "reset t4" in tape and "reset t5" not in tape  # no episode is begun that cannot go on
   assert cap.settled_usd == pytest.approx(5 * SMALL_USD) and cap.reserved_usd == 0.0
