@@ -445,5 +445,6 @@ def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
       found.append(episode)
   assert len(found) == 2 and all(e.stop == "done" for e in found)
   assert tape.count("ask small") == 5
+  assert "stop" not in tape
   assert "reset t4" in tape and "reset t5" not in tape  # no episode is begun that cannot go on
   assert cap.settled_usd == pytest.approx(5 * SMALL_USD) and cap.reserved_usd == 0.0
