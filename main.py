@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
       f"stopped by --config.max_usd: {reached}; a higher one goes on from here", file=sys.stderr
     )
     return 3
-  except (ValueError, EnvDied, OSError, sqlite3.Error) as error:
+  except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
     return fail(error)
   except KeyboardInterrupt:
     print("\nstopped; the same command goes on from here", file=sys.stderr)

@@ -67,14 +67,14 @@ class Run:
     self.dir = Path(config.runs) / config.name
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
+      number = "" if self.first else f"-{config.distributed.process}"
+      path = self.dir / f"episodes{number}.sqlite"
+      self.store = Store(path)
       self._check_config()
     except OSError as error:
       raise ValueError(
         f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
       ) from None
-    number = "" if self.first else f"-{config.distributed.process}"
-    path = self.dir / f"episodes{number}.sqlite"
-    self.store = Store(path)
     self.pair = models.open_pair(config, path)
     self.cap = models.open_cap(config, self.dir, self.store)
     self.tokenizer = self.dir / "tokenizer"
@@ -90,7 +90,7 @@ class Run:
   def _check_config(self) -> None:
     path = self.dir / "config.json"
     wanted = json.loads(json.dumps(dataclasses.asdict(self.config)))
-    if path.exists():
+    if path.exists() and self.store.tasks("train"):  # before that nothing has been made with it
       try:
         made = json.loads(path.read_text())
       except ValueError:
@@ -104,7 +104,7 @@ class Run:
             "choose another --config.name"
           )
         raise ValueError(
-          f"{self.dir} was made with {name}={was}, this config has {now}: "
+          f"{self.dir} was made with {name}={was!r}, this config has {now!r}: "
           "set it back, or choose another --config.name"
         )
     if not self.first:

@@ -1,5 +1,6 @@
 """ALFWorld on its real engine, on games made here: verdicts, expert, mistakes, bad data."""
 
+import dataclasses
 import json
 import os
 import random
@@ -29,6 +30,9 @@ GAME = "game.tw-pddl"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
   """The games that --stage=setup makes for configs/alfworld.py."""
+  missing = [name for name in engines.ENGINES["alfworld"].programs if not shutil.which(name)]
+  if missing and not engines.installed("alfworld"):
+    pytest.skip(f"ALFWorld cannot be compiled here without {missing}")
   engines.install("alfworld")
   place = tmp_path_factory.mktemp("games")
   make(place, TRAIN, TEST)
@@ -208,6 +212,7 @@ def test_games_are_the_same_every_time_and_more_can_be_made(data, tmp_path):
   make(tmp_path, 2, 1)
   files = {path.relative_to(tmp_path) for path in tmp_path.rglob(GAME)}
   assert len(files) == 3
+  next(iter(tmp_path.rglob(GAME))).unlink()  # it is made again
   make(tmp_path, 4, 1)
   more = {path.relative_to(tmp_path) for path in tmp_path.rglob(GAME)}
   assert files < more
@@ -221,15 +226,16 @@ def test_games_are_the_same_every_time_and_more_can_be_made(data, tmp_path):
 def test_damaged_games_are_left_out_and_counted(data, opened, tmp_path, capfd):
   files = copy_of(data, tmp_path, 4)
   files[0].write_text("{")
-  files[2].write_text(json.dumps({"grammar": "none"}))
+  unsolved = json.loads(files[2].read_text()) | {"solvable": False}
+  files[2].write_text(json.dumps(unsolved))
   (env,) = opened(data=str(tmp_path), train_tasks=2)
   assert {task.id for task in env.tasks("train")} == {
     file.parent.relative_to(tmp_path / "json_2.1.1").as_posix() for file in (files[1], files[3])
   }
-  assert "left out 2 of 4 games" in capfd.readouterr().err
   (env,) = opened(data=str(tmp_path), train_tasks=3)
   with pytest.raises(ValueError, match="has 2 games, 3 were asked for.*--config.env.train_tasks"):
     env.tasks("train")
+  assert "left out 2 of 4 games" in capfd.readouterr().err
 
 
 def test_splits_by_directory_and_by_list(data, opened, tmp_path):
@@ -251,7 +257,7 @@ def test_splits_by_directory_and_by_list(data, opened, tmp_path):
   plain.write_text("train/nothing/here")
   for split, said in (
     ("empty", "has no games"),
-    ("nowhere", "neither a directory .* train$"),
+    ("nowhere", "neither a directory .*has: empty, train.*--config.env.data=own"),
     (str(plain), "no game that .*list.txt lists is in"),
   ):
     (env,) = opened(**sizes, train_split=split)
@@ -275,16 +281,41 @@ def test_no_data_names_what_mends_it(tmp_path, monkeypatch):
     engines.data_of("alfworld", "own")
 
 
-def test_another_version_is_refused(opened, monkeypatch):
-  packages = ("alfworld==0.0.1",)
+def test_a_game_that_cannot_be_played_costs_its_own_episode_alone(data, opened, tmp_path):
+  files = copy_of(data, tmp_path, 4)
+  game = json.loads(files[1].read_text())
+  files[1].write_text(json.dumps(game | {"pddl_problem": game["pddl_problem"][:900]}))
+  envs = opened(data=str(tmp_path), train_tasks=4, live=4)
+  pid = envs[0].pid
+  jobs = [Job(task, seed) for task in envs[0].tasks("train") for seed in range(2)]
+  pair = ScriptedPair(NAMES, ALFWorldErrors())
+  ended = list(run_episodes(jobs, always(1, "large"), pair, envs))
+  bad = files[1].parent.relative_to(tmp_path / "json_2.1.1").as_posix()
+  assert {e.task_id for e in ended if e.stop.startswith("error:")} == {bad}
+  assert "cannot be played" in next(e.stop for e in ended if e.task_id == bad)
+  assert len(ended) == 8 and envs[0].pid == pid
+
+
+def test_foreign_directories_are_left_out(data, opened, tmp_path, capfd):
+  (file,) = copy_of(data, tmp_path, 1)
+  shutil.copytree(file.parent, tmp_path / "json_2.1.1" / "train" / "notes" / "trial_x")
+  (env,) = opened(data=str(tmp_path), train_tasks=1)
+  assert len(env.tasks("train")) == 1
+  assert "left out 1 of 2 games: 'notes' does not name an ALFWorld game" in capfd.readouterr().err
+  (env,) = opened(data=str(tmp_path), train_tasks=1, train_split=str(data))
+  with pytest.raises(ValueError, match="neither a directory in"):
+    env.tasks("train")
+
+
+def test_an_engine_that_is_not_as_pinned_is_refused(data, opened, monkeypatch):
   engine = engines.ENGINES["alfworld"]
-  directory = engines.directory("alfworld")
-  place = directory.with_name("alfworld-0.0.1")
-  monkeypatch.setitem(
-    engines.ENGINES, "alfworld", type(engine)(**{**engine.__dict__, "packages": packages})
-  )
-  assert engines.directory("alfworld") == place
-  assert not engines.installed("alfworld")
+  python = engines.directory("alfworld") / "bin" / "python"
+  code = "from baar_jax.envs import engines as e; e.ENGINES['alfworld'] = e.ENGINES['appworld']; "
+  code = f"import sys; sys.path.append({engines.ROOT!r}); {code} e.check_version('alfworld')"
+  with pytest.raises(ValueError, match="is needed, 0.4.2 is installed: delete .* and run: "):
+    engines.output_of("it", [str(python), "-I", "-c", code])
+  changed = dataclasses.replace(engine, packages=(engine.packages[0], "textworld==0"))
+  monkeypatch.setitem(engines.ENGINES, "alfworld", changed)
   with pytest.raises(ValueError, match="ALFWorld is not installed; run: .*--stage=setup"):
     opened()
 
@@ -295,8 +326,8 @@ def test_a_killed_child_costs_one_more_try(opened):
   killed = []
 
   class Killing(ScriptedPair):
-    def start(self, env, task, seed):
-      agents = super().start(env, task, seed)
+    def start(self, env, task, seed, purse):
+      agents = super().start(env, task, seed, purse)
       if not killed:
         killed.append(env.pid)
         os.kill(env.pid, signal.SIGKILL)

@@ -22,7 +22,8 @@ def toy(tmp_path, monkeypatch):
   def run(command, **settings):
     calls.append(command)
     if "venv" in command:
-      Path(command[-1]).mkdir()
+      (Path(command[-1]) / "bin").mkdir(parents=True)
+      (Path(command[-1]) / "bin" / "python").touch()
     settings["stdout"].write("said\n")
     return subprocess.CompletedProcess(command, int("broken==1" in command))
 
@@ -61,6 +62,24 @@ def test_a_failed_installation_names_its_log_and_does_not_count(toy, tmp_path):
   assert "\n" not in str(error.value)
   assert (tmp_path / "cache" / "toy-1.log").read_text() == "said\nsaid\n"
   assert not engines.installed("toy")
+
+
+def test_what_has_changed_since_is_installed_again(toy, tmp_path):
+  calls = toy()
+  assert engines.install("toy") is True
+  toy(packages=("toy==1.2", "part==2"))
+  assert not engines.installed("toy")
+  assert engines.install("toy") is True
+  (tmp_path / "cache" / "toy-1.2" / "bin" / "python").unlink()  # as an upgrade of Python may
+  assert not engines.installed("toy")
+  assert len(calls) == 4
+
+
+def test_a_path_that_the_engine_cannot_use_is_named(toy, tmp_path):
+  calls = toy(unusable="cache")
+  with pytest.raises(ValueError, match="contains 'cache': set BAAR_JAX_CACHE to another"):
+    engines.install("toy")
+  assert calls == []
 
 
 def test_a_missing_compiler_is_named(toy):

@@ -22,7 +22,9 @@ LAYERS = {
     "envs.scienceworld_engine "
     "envs.scienceworld_expert envs.scienceworld envs.engines "
     "envs.alfworld_expert envs.alfworld_engine envs.alfworld envs.alfworld_games "
-    "envs.worker envs.process "
+    "envs.appworld_people envs.appworld_made envs.appworld_questions envs.appworld_chores "
+    "envs.appworld_joins envs.appworld_data envs.appworld_tasks envs.appworld_prompt "
+    "envs.appworld_expert envs.appworld_root envs.appworld envs.worker envs.process "
     "view weights store models checkpoint batches"
   ),
   "loops": "rollout policies router training run",

@@ -280,10 +280,26 @@ def test_no_process_outlives_a_parent_that_waits_for_it(end, tmp_path):
   assert gone(pids)
 
 
+COUNTING = """
+from baar_jax.envs.base import Env
+class Counting(Env):
+  system_prompt, episodes_per_process, count = "p", 2, 0
+  def reset(self, task_id):
+    self.count += 1
+    return str(self.count)
+"""
+
+
+def test_a_fresh_process_takes_over_after_so_many_episodes(opened, tmp_path):
+  (tmp_path / "counting.py").write_text(COUNTING)
+  (env,) = opened(f"{tmp_path / 'counting.py'}:Counting", {}, 1, 1)
+  assert [env.reset("t") for _ in range(5)] == ["1", "2", "1", "2", "1"]
+
+
 CHATTY = """
 import sys, types
 class Chatty:
-  system_prompt, code_actions = "p", False
+  system_prompt, code_actions, episodes_per_process = "p", False, 0
   def reset(self, task_id):
     print("noise")
     return f"{sys.stdin.read()!r} {'jax' in sys.modules}"
@@ -313,7 +329,8 @@ def test_child_s_prints_input_and_bugs_stay_out_of_the_protocol():
     text=True,
   )
   hello, state, mistake, bug = map(json.loads, done.stdout.splitlines())
-  assert hello == {"value": ["p", False]}
+  shown = {"system_prompt": "p", "code_actions": False, "episodes_per_process": 0}
+  assert hello == {"value": shown}
   assert state["value"]["observation"] == "'' False"  # no input to read, and no jax
   assert (state["value"]["oracle"], state["value"]["no_oracle"]) == (None, "no expert here")
   assert mistake == {"error": "ValueError", "message": "no such split", "passed_on": True}

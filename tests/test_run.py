@@ -58,7 +58,9 @@ def test_a_profile_that_was_stopped_is_not_worked_on(config, opened, monkeypatch
 
 
 def test_a_directory_of_another_version_is_refused(config, opened):
-  path = opened(config).dir / "config.json"
+  run = opened(config)
+  run.tasks("train")
+  path = run.dir / "config.json"
   made = json.loads(path.read_text())
   del made["bopo"]["adam_eps"]
   path.write_text(json.dumps(made))
@@ -117,19 +119,19 @@ def message(error) -> str:
   ],
 )
 def test_a_config_that_contradicts_the_directory_is_refused_by_name(opened, config, field, value):
-  opened(config)
+  opened(config).tasks("train")
   made = (opened(config).dir / "config.json").read_text()
   other = json_copy(config)
   *sections, name = field.split(".")
   part = other
   for section in sections:
     part = getattr(part, section)
-  was = json.loads(json.dumps(getattr(part, name)))
+  was, now = (json.loads(json.dumps(x)) for x in (getattr(part, name), value))
   setattr(part, name, value)
   with pytest.raises(ValueError) as error:
     Run(other)
   text = message(error)
-  assert f"was made with {field}={was}, this config has {json.loads(json.dumps(value))}" in text
+  assert f"was made with {field}={was!r}, this config has {now!r}" in text
   assert "choose another --config.name" in text
   assert (opened(config).dir / "config.json").read_text() == made
 
@@ -139,6 +141,15 @@ def json_copy(config):
   other = tiny.config(config.runs)
   assert dataclasses.asdict(other) == dataclasses.asdict(config)
   return other
+
+
+def test_a_directory_in_which_nothing_was_run_binds_no_config(opened, config):
+  """A mistyped flag is mended by the right one."""
+  wrong = json_copy(config)
+  wrong.env.data = "nowhere"
+  opened(wrong)
+  run = opened(config)
+  assert json.loads((run.dir / "config.json").read_text())["env"]["data"] == ""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """ALFWorld: household text games on the PDDL engine, in the words of AgentGym."""
 
-import importlib.metadata
 import itertools
 import json
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 from baar_jax.envs import engines
 from baar_jax.envs.alfworld_engine import Engine
 from baar_jax.envs.alfworld_expert import TASK_TYPES, Expert, Goal
-from baar_jax.envs.base import Env, Oracle, spread
+from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import Task
 
 GAMES = "json_2.1.1"  # where the benchmark's own download has its splits
@@ -113,13 +112,7 @@ class ALFWorld(Env):
     Raises:
       ValueError: another version of ALFWorld is installed.
     """
-    found = importlib.metadata.version("alfworld")
-    wanted = engines.ENGINES["alfworld"].version
-    if found != wanted:
-      raise ValueError(
-        f"ALFWorld {found} is installed in {sys.prefix}, {wanted} is needed: delete that directory "
-        f"and run: {engines.setup_command('alfworld')}"
-      )
+    engines.check_version("alfworld")
     below = Path(data) / GAMES
     self._data = below if below.is_dir() else Path(data)
     self._sizes = {"train": train_tasks, "test": test_tasks}
@@ -137,7 +130,7 @@ class ALFWorld(Env):
     return _PROMPT.format(putting=_PUTTING[words], put_example=_PUT_EXAMPLE[words])
 
   def tasks(self, split: str) -> list[Task]:
-    """The games of a split, the task types in turn, evenly spread over each.
+    """The games of a split, the task types in turn, each type's in the order of their trials.
 
     Games that cannot be read are left out and counted on stderr; so are listed ones that are not
     there.
@@ -147,11 +140,14 @@ class ALFWorld(Env):
     source, wanted = self._splits[split], self._sizes[split]
     ids = self._ids(source)
     by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
-    for task_id in ids:
-      by_type[_goal(task_id).task_type].append(task_id)
-    turns = [[some[place] for place in spread(len(some))] for some in by_type.values()]
-    in_turn = [i for row in itertools.zip_longest(*turns) for i in row if i is not None]
-    found, damaged = [], []
+    damaged: list[str] = []
+    for task_id in sorted(ids, key=lambda id_: id_.split("/")[-1]):
+      try:
+        by_type[_goal(task_id).task_type].append(task_id)
+      except ValueError as error:
+        damaged.append(str(error))
+    in_turn = [id_ for row in itertools.zip_longest(*by_type.values()) for id_ in row if id_]
+    found: list[Task] = []
     for task_id in in_turn:
       if len(found) == wanted:
         break
@@ -170,17 +166,21 @@ class ALFWorld(Env):
 
   def _ids(self, source: str) -> list[str]:
     """Of the games in a directory or a list, in a fixed order."""
-    if (self._data / source).is_dir():
+    if (self._data / source).is_dir() and (self._data / source).is_relative_to(self._data):
       paths = sorted((self._data / source).glob(f"*/*/{GAME}"))
       ids = [path.parent.relative_to(self._data).as_posix() for path in paths]
       ids = [i for i in ids if not any(word in i for word in NO_TEXT_GAMES)]
       if not ids:
-        raise ValueError(f"{self._data / source} has no games (NAME/TRIAL/{GAME})")
+        raise ValueError(
+          f"{self._data / source} has no games (NAME/TRIAL/{GAME}); get some, or take those made "
+          "here with --config.env.data=own"
+        )
       return ids
     if not Path(source).is_file():
       raise ValueError(
-        f"ALFWorld's split {source!r} is neither a directory in {self._data} nor a file; the "
-        f"directory has: {', '.join(sorted(p.name for p in self._data.iterdir() if p.is_dir()))}"
+        f"ALFWorld's split {source!r} is neither a directory in {self._data} nor a file (that "
+        f"directory has: {', '.join(self._directories()) or 'none'}); set --config.env.train_split "
+        "and test_split, or take games made here with --config.env.data=own"
       )
     listed = self._listed(Path(source))
     ids = [i for i in listed if (self._data / i / GAME).is_file()]
@@ -189,6 +189,9 @@ class ALFWorld(Env):
     if not ids:
       raise ValueError(f"no game that {source} lists is in {self._data}")
     return ids
+
+  def _directories(self) -> list[str]:
+    return sorted(place.name for place in self._data.iterdir() if place.is_dir())
 
   def _listed(self, path: Path) -> list[str]:
     """The ids in a list file; AgentGym's mappings do not say the split, so it is looked up."""
@@ -199,7 +202,7 @@ class ALFWorld(Env):
       names = [f"{entry['task_type']}/{entry['task_id']}" for entry in json.loads(text)]
     except (ValueError, KeyError, TypeError):
       raise ValueError(f"{path} is no list of objects with task_type and task_id") from None
-    splits = sorted(place.name for place in self._data.iterdir() if place.is_dir())
+    splits = self._directories()
     there = {n: [s for s in splits if (self._data / s / n / GAME).is_file()] for n in names}
     return [f"{(there[name] or ['?'])[0]}/{name}" for name in names]
 
@@ -213,11 +216,11 @@ class ALFWorld(Env):
     try:
       game = json.loads(path.read_text())
       task = _TASK.search(game["grammar"])
-      complete = task and game["pddl_domain"] and game["pddl_problem"]
+      complete = task and game["pddl_domain"] and game["pddl_problem"] and game["solvable"]
     except (ValueError, KeyError, TypeError):
       complete = False
     if not complete:
-      raise ValueError(f"{path} is damaged; delete it or get it again")
+      raise ValueError(f"{path} is damaged or has no solution; delete it or get it again")
     grammar = "put" if _PUT_TEMPLATE.search(game["grammar"]) else "move"
     return task[1], grammar
 

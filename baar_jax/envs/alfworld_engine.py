@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from baar_jax.envs.alfworld_expert import Facts
+from baar_jax.envs.base import EnvDied
 
 # Beside the engine itself: what translating a game gives, which takes it most of the time.
 KEPT = Path(sys.prefix) / "translated"
@@ -91,6 +92,13 @@ def _opener() -> Callable:
   return open_environment
 
 
+def _forget() -> None:
+  """Drops what the engine's library keeps of every game that it has seen: 1 MB each."""
+  import mementos.core
+
+  mementos.core._memento_cache.clear()
+
+
 class Engine:
   """One game at a time; another one takes its place."""
 
@@ -100,10 +108,21 @@ class Engine:
     self._state = None
 
   def start(self, game: Path | dict) -> str:
-    """Starts a game, from its file or its contents, and returns what the engine says first."""
+    """Starts a game, from its file or its contents, and returns what the engine says first.
+
+    Raises:
+      EnvDied: the engine cannot play it, which is no harm to other games of this process.
+    """
     if game != self._loaded:
       self._loaded = None
-      self._env.load(game if isinstance(game, dict) else str(game))
+      _forget()
+      try:
+        self._env.load(game if isinstance(game, dict) else str(game))
+      except (Exception, SystemExit) as error:  # a damaged game fails in any of its parsers
+        self._env = _opener()()
+        what = str(error).split("\n")[0] or type(error).__name__
+        name = game if isinstance(game, Path) else "the game"
+        raise EnvDied(f"{name} cannot be played: {what}") from error
       self._loaded = game
     self._state = self._env.reset()
     return self._state["feedback"]

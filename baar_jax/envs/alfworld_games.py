@@ -213,18 +213,17 @@ def encoded(name: str) -> str:
   return "".join(CODES.get(letter, letter) for letter in name)
 
 
-def make_game(task_type: str, seed: str) -> tuple[str, str, dict]:
+def make_game(task_type: str, number: int, seed: str) -> tuple[str, str, dict]:
   """A game that is not won from the start.
 
   Returns:
-    The directory's two names, and the game file's contents.
+    The directory's two names, of which the trial's starts with the number, and the game file's
+    contents.
   """
   draw = random.Random(seed)
   scene, thing, target = choose_goal(draw, task_type)
   room = furnish(draw, scene, task_type, thing, target)
-  trial = (
-    f"trial_T{draw.randrange(10**8):08d}_{draw.randrange(10**6):06d}_{draw.randrange(10**6):06d}"
-  )
+  trial = f"trial_T{number:06d}_{draw.randrange(10**6):06d}_{draw.randrange(10**6):06d}"
   asked = goal_library.gdict[task_type]
   words = {"obj": thing, "recep": target, "toggle": target}
   goal = asked["pddl"].format(**words).replace("#", "-")
@@ -251,25 +250,30 @@ def walkthrough(engine: Engine, name: str, game: dict) -> list[str] | None:
 
 
 def make(root: Path, sizes: dict[str, int]) -> None:
-  """Makes games, the types in turn, until each split has as many as asked for."""
+  """Makes games, the types in turn, where a split has none of a number below its size."""
   engine = Engine()
   for split, size in sizes.items():
     directory = root / GAMES / USUAL_SPLITS[split]
-    there = len(list(directory.glob(f"*/*/{GAME}")))
-    for number in range(there, size):
-      task_type = TASK_TYPES[number % len(TASK_TYPES)]
-      for attempt in range(100):
-        name, trial, game = make_game(task_type, f"{split}/{task_type}/{number}/{attempt}")
-        game["walkthrough"] = walkthrough(engine, name, game)
-        if game["walkthrough"]:
-          break
-      else:
-        raise RuntimeError(f"no {task_type} game could be made")
-      place = directory / name / trial
-      place.mkdir(parents=True)
-      draft = place / "draft"
-      draft.write_text(json.dumps(game))
-      os.replace(draft, place / GAME)  # a game is there as a whole or not at all
+    there = {path.parent.name.split("_")[1] for path in directory.glob(f"*/*/{GAME}")}
+    for number in range(size):
+      if f"T{number:06d}" not in there:
+        name, trial, game = winnable_game(engine, split, number)
+        place = directory / name / trial
+        place.mkdir(parents=True, exist_ok=True)
+        draft = place / "draft"
+        draft.write_text(json.dumps(game))
+        os.replace(draft, place / GAME)  # a game is there as a whole or not at all
+
+
+def winnable_game(engine: Engine, split: str, number: int) -> tuple[str, str, dict]:
+  """The first game of a split's number that the expert wins, as `make_game` gives it."""
+  task_type = TASK_TYPES[number % len(TASK_TYPES)]
+  for attempt in range(100):
+    name, trial, game = make_game(task_type, number, f"{split}/{task_type}/{number}/{attempt}")
+    game["walkthrough"] = walkthrough(engine, name, game)
+    if game["walkthrough"]:
+      return name, trial, game
+  raise RuntimeError(f"no {task_type} game could be made")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Env(Protocol):
 
   system_prompt: str  # the agent's instructions, with one worked example
   code_actions = False  # whether an action is a block of code rather than one line
+  episodes_per_process = 0  # after so many a fresh process takes over; 0 is never
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split, in a fixed order. Raises ValueError if there are none."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ class Engine:
     programs: without which it cannot be built.
     install: arguments of its Python that end the installation.
     data_variable: the environment variable that names the directory of its data.
+    unusable: what the path of its data must not contain.
   """
 
   title: str
@@ -40,6 +42,7 @@ class Engine:
   programs: tuple[str, ...]
   install: tuple[str, ...]
   data_variable: str
+  unusable: str | None = None
 
   @property
   def version(self) -> str:
@@ -60,6 +63,7 @@ ENGINES = {
     programs=(),
     install=("-m", "appworld.cli", "install"),
     data_variable="APPWORLD_ROOT",
+    unusable="memory",  # it takes such a path for a database in memory
   ),
 }
 
@@ -81,7 +85,24 @@ def directory(kind: str) -> Path:
 
 
 def installed(kind: str) -> bool:
-  return _marker(kind).exists()
+  """Whether the environment is complete, of the pinned packages, and its Python is still there."""
+  marker = _marker(kind)
+  packages = marker.read_text().splitlines() if marker.exists() else []
+  return packages == list(ENGINES[kind].packages) and (directory(kind) / "bin" / "python").exists()
+
+
+def check_version(kind: str) -> None:
+  """For the engine's own Python: raises ValueError unless it has the pinned version."""
+  try:
+    found = importlib.metadata.version(kind)
+  except importlib.metadata.PackageNotFoundError:
+    found = "none"
+  engine = ENGINES[kind]
+  if found != engine.version:
+    raise ValueError(
+      f"{engine.title} {engine.version} is needed, {found} is installed: delete {sys.prefix} and "
+      f"run: {setup_command(kind)}"
+    )
 
 
 def _marker(kind: str) -> Path:
@@ -125,6 +146,11 @@ def install(kind: str) -> bool:
     ValueError: a program is missing, or the installation failed.
   """
   engine, place = ENGINES[kind], directory(kind)
+  if engine.unusable and engine.unusable in str(place):
+    raise ValueError(
+      f"{engine.title} cannot use {cache()}, whose name contains {engine.unusable!r}: set "
+      "BAAR_JAX_CACHE to another directory"
+    )
   with locked(place.name):
     if installed(kind):
       return False

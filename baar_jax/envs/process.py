@@ -36,10 +36,13 @@ class _Child:
     self._process: subprocess.Popen | None = None
     self.generation = 0
     self.open_slots = 0
+    self._episodes = 0  # of the process that there is
+    self._most_episodes = 0
     self._start()
 
   def _start(self) -> None:
     self.generation += 1
+    self._episodes = 0
     self._process = subprocess.Popen(
       self._command,
       stdin=subprocess.PIPE,
@@ -55,7 +58,9 @@ class _Child:
   def first_answer(self) -> dict:
     """What the child says of itself once it has started."""
     with self._lock:
-      return self._answer(self._timeout_s)
+      shown = self._answer(self._timeout_s)["value"]
+    self._most_episodes = shown.pop("episodes_per_process")
+    return shown
 
   def call(self, generation: int, slot: int, method: str, *args) -> tuple[object, int]:
     """Calls a method of a slot's environment.
@@ -75,12 +80,15 @@ class _Child:
         raise EnvDied("the environment is closed")
       if self._process is not None and self._process.poll() is not None:
         self._kill(f"it exited with code {self._process.returncode}")
+      if method == "reset" and 0 < self._most_episodes <= self._episodes and self.open_slots == 1:
+        self._kill("a fresh one takes over")
       if method in STARTS_ANEW:
         if self._process is None:
           self._start()
           self._answer(self._timeout_s)
       elif self._process is None or generation != self.generation:
         raise EnvDied(f"the environment's process is gone: {self._why_dead}")
+      self._episodes += method == "reset"
       try:
         return self._exchange(slot, method, args), self.generation
       except KeyboardInterrupt:
@@ -239,15 +247,15 @@ def open_envs(
   try:
     for _ in range(processes or os.cpu_count() or 1):
       children.append(_Child(kind, kwargs, timeout_s))
-    firsts = [child.first_answer()["value"] for child in children]
+    shown = [child.first_answer() for child in children]
   except BaseException:
     for child in children:
       child.end()
     raise
   return [
-    ProcessEnv(child, slot, *first)
+    ProcessEnv(child, slot, **of_child)
     for slot in range(live_per_process)
-    for child, first in zip(children, firsts)
+    for child, of_child in zip(children, shown)
   ]
 
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from baar_jax.envs.base import Env
+from baar_jax.envs.base import Env, EnvDied
 
 # Imported by the child alone, and only the one that it runs.
 KINDS = {
@@ -24,9 +24,12 @@ KINDS = {
 }
 # What the caller did wrong; the child goes on after it. Anything else ends the child, as does a
 # ValueError amid an episode, which is the environment's own.
-PASSED_ON = {"ValueError": ValueError, "NotImplementedError": NotImplementedError}
+PASSED_ON = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
 AMID_AN_EPISODE = ("step", "score")
 PARENT_SEEN_S = 1.0  # how often the child looks whether its parent is still there
+# As they are now: AppWorld turns functions off while an agent's code is executed, and that code
+# may change any module.
+_killpg, _sleep, _dumps = os.killpg, time.sleep, json.dumps
 
 
 def main(kind: str, kwargs: str) -> None:
@@ -44,7 +47,7 @@ def main(kind: str, kwargs: str) -> None:
   threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
   def answer(fields: dict) -> None:
-    answers.write(json.dumps(fields) + "\n")
+    answers.write(_dumps(fields) + "\n")
     answers.flush()
 
   def attempt(method: str, work: Callable[[], object]) -> None:
@@ -66,7 +69,8 @@ def main(kind: str, kwargs: str) -> None:
       envs[slot] = _class_of(kind)(**json.loads(kwargs))
     return envs[slot]
 
-  attempt("open", lambda: [env_of(0).system_prompt, env_of(0).code_actions])
+  shown = ("system_prompt", "code_actions", "episodes_per_process")
+  attempt("open", lambda: {name: getattr(env_of(0), name) for name in shown})
   for line in requests:
     slot, method, args = json.loads(line)
     attempt(method, lambda s=slot, m=method, a=args: _act(env_of(s), m, a))
@@ -91,8 +95,8 @@ def _class_of(kind: str) -> type[Env]:
 def _end_with(parent: int) -> None:
   """Ends the child and all that it started once its parent is gone, even amid a call."""
   while os.getppid() == parent:
-    time.sleep(PARENT_SEEN_S)
-  os.killpg(os.getpgrp(), signal.SIGKILL)
+    _sleep(PARENT_SEEN_S)
+  _killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _act(env: Env, method: str, args: list) -> object:

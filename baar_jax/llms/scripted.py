@@ -7,6 +7,7 @@ models would; only the text of their replies is made here. All rates stand in th
 import dataclasses
 import math
 import random
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -185,6 +186,7 @@ class KnowledgeErrors:
   TIERS = ("easy", "hard", "intractable")
   HARDNESS = {"easy": -2.4, "hard": 1.6, "intractable": 5.2}
   SPREAD = 0.5  # of a task's hardness around its tier's
+  DRAW = "tier"  # hashed with a task's id for its tier
   UNKNOWN = (0.98, 0.95)
   KNOWN = (
     {"easy": 0.06, "hard": 0.12, "intractable": 0.12},
@@ -195,15 +197,16 @@ class KnowledgeErrors:
   DECISIVE_SHARE, DECISIVE, LOST = 0.5, 0.8, 0.02  # SMALL's unknown steps: share, wrong, wrong
   LARGE_UNKNOWN_WRONG = 0.6
   KNOWN_WRONG = (0.4, 0.9)
-  # How likely each tier is for a task with one of these in its id; the last row is for all others.
+  # How likely each tier is where one of these patterns is found in a task's id; the first row that
+  # fits counts, and the last one fits all.
   PRIORS: tuple[tuple[tuple[str, ...], tuple[float, float, float]], ...] = (
     (("",), (0.30, 0.45, 0.25)),
   )
 
   def tier(self, task_id: str) -> str:
     """The task's hidden tier."""
-    weights = next(row for parts, row in self.PRIORS if any(part in task_id for part in parts))
-    return random.Random(f"{task_id}|tier").choices(self.TIERS, weights)[0]
+    weights = next(row for parts, row in self.PRIORS if any(re.search(p, task_id) for p in parts))
+    return random.Random(f"{task_id}|{self.DRAW}").choices(self.TIERS, weights)[0]
 
   def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
     if not oracle.critical:
@@ -247,20 +250,48 @@ class ALFWorldErrors(KnowledgeErrors):
   spoiled LARGE seldom saves.
   """
 
+  DRAW = "tier 28"  # of the first 40 the one whose shares in 126 made games are nearest to PRIORS'
   ROUTINE = (0.55, 0.45)
   UNKNOWN = (0.99, 0.97)
   SPOILED = 0.97
   PRIORS = (
-    (("pick_and_place_simple",), (0.64, 0.26, 0.10)),
-    (("look_at_obj_in_light",), (0.56, 0.26, 0.18)),
-    (("pick_clean",), (0.40, 0.26, 0.34)),
-    (("pick_heat", "pick_cool"), (0.32, 0.24, 0.44)),
-    (("pick_two",), (0.20, 0.18, 0.62)),
+    (("pick_and_place_simple",), (0.64, 0.24, 0.12)),
+    (("look_at_obj_in_light",), (0.57, 0.23, 0.20)),
+    (("pick_clean",), (0.41, 0.23, 0.36)),
+    (("pick_heat", "pick_cool"), (0.33, 0.22, 0.45)),
+    (("pick_two",), (0.20, 0.16, 0.64)),
   )
 
 
 class AppWorldErrors(KnowledgeErrors):
-  """AppWorld: how hard a task is depends on its difficulty level."""
+  """AppWorld: how hard a task is depends on its difficulty level, from 1 to 3.
+
+  A wrong write or answer is fatal more often than elsewhere, so known steps fail less often. A
+  login or a loop over pages that went wrong says so, and is soon put right (a design choice, too).
+  """
+
+  HARDNESS = {"easy": -2.4, "hard": 0.3, "intractable": 5.2}
+  KNOWN = (
+    {"easy": 0.06, "hard": 0.10, "intractable": 0.10},
+    {"easy": 0.04, "hard": 0.08, "intractable": 0.08},
+  )
+  KNOWN_WRONG = (0.4, 0.6)
+  DECISIVE_SHARE = 0.7
+  TOLD = ("login(", "page_index")  # an action with one of these is answered by what is wrong
+  TOLD_UNKNOWN = (0.6, 0.5)
+  PRIORS = (
+    (("^d1",), (0.58, 0.30, 0.12)),
+    (("^d2",), (0.42, 0.32, 0.26)),
+    (("^d3",), (0.28, 0.29, 0.43)),
+    (("",), (0.42, 0.30, 0.28)),  # the downloaded tasks, whose ids do not show their level
+  )
+
+  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+    lapse = super().lapse(model, task_id, oracle, spoiled)
+    told = any(part in oracle.action for part in self.TOLD)
+    if told and lapse.rate == self.UNKNOWN[model]:
+      return dataclasses.replace(lapse, rate=self.TOLD_UNKNOWN[model], spoils=False)
+    return lapse
 
 
 ERRORS: dict[str, type[Errors]] = {
