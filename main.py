@@ -12,6 +12,7 @@ from baar_jax import (
   bopo,
   evaluate,
   export,
+  plan,
   pretrain,
   references,
   report,
@@ -44,9 +45,13 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
       raise ValueError(f"unexpected argument {arguments[1]!r}; a stage is named by --stage=NAME")
     validate(CONFIG.value)
+    stages = list(STAGES) if STAGE.value == "all" else [STAGE.value]
+    if CONFIG.value.dry_run:
+      plan.main(CONFIG.value, stages)
+      return 0
     run = Run(CONFIG.value)
     try:
-      for stage in STAGES if STAGE.value == "all" else [STAGE.value]:
+      for stage in stages:
         (STAGES | EXTRA)[stage](run)
     finally:
       run.close()

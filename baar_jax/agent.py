@@ -67,6 +67,9 @@ class Pair(Protocol):
       purse: what their calls are paid from.
     """
 
+  def stop(self) -> None:
+    """Makes the calls in flight the last: nothing is tried again, and nothing waited for."""
+
   def close(self) -> None:
     """Frees what the models hold."""
 

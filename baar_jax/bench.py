@@ -34,6 +34,8 @@ def main(run: Run) -> None:
   Prints a table and saves report/bench.json; of the run's results nothing changes.
   """
   run.alone("bench")
+  if run.pair.kind != "scripted":
+    raise ValueError("--stage=bench plays scripted models alone: set --config.models.kind=scripted")
   parts = [
     describe,
     bench_router.decisions,

@@ -48,9 +48,9 @@ class Entry:
   usd_budget: float | None = None
 
 
-def entries(run: Run) -> list[Entry]:
+def entries(config: Config) -> list[Entry]:
   """The lines of the evaluation, in the order of the report."""
-  return [entry for entry, _ in _lineup(run)]
+  return [entry for entry, _ in _lineup(config, None)]
 
 
 def main(run: Run) -> None:
@@ -59,7 +59,7 @@ def main(run: Run) -> None:
     load_bopo(run, lam)
   tasks = run.tasks("test")
   jobs = [Job(task, seed) for task in tasks for seed in range(run.config.evaluate.seeds)]
-  for entry, make in _lineup(run):
+  for entry, make in _lineup(run.config, run):
     if entry.unlimited and not (entry.family in ROUTERS and run.config.router.show_budget):
       _reuse(run, entry, jobs)
     run.collect(entry.policy, make(entry.policy), jobs, entry.call_budget, entry.usd_budget)
@@ -80,12 +80,14 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
       run.store.add(dataclasses.replace(episode, **own))
 
 
-def _lineup(run: Run) -> list[tuple[Entry, Make]]:
-  """Every entry with what makes its policy; a checkpoint is read when its policy is made."""
-  c = run.config
+def _lineup(c: Config, run: Run | None) -> list[tuple[Entry, Make]]:
+  """Every entry with what makes its policy; a checkpoint is read when its policy is made.
+
+  Nothing can be made of a configuration without its run.
+  """
   budgets = [{"K": K} for K in c.evaluate.call_budgets]
   budgets += [{"usd": usd} for usd in c.evaluate.usd_budgets]
-  large = len(run.pair.names) - 1
+  large = len(c.models.names) - 1
   lineup: list[tuple[Entry, Make]] = []
 
   def add(make: Make, family: str, budget: dict[str, float] = NO_BUDGET, **parameters) -> None:
@@ -109,7 +111,7 @@ def _lineup(run: Run) -> list[tuple[Entry, Make]]:
   for p in c.evaluate.random_p:
     for budget in (NO_BUDGET, *budgets):
       add(partial(random_large, p), "random", budget, p=p)
-  scripted = run.pair.kind == "scripted"
+  scripted = c.models.kind == "scripted"
   if scripted:
     for budget in (NO_BUDGET, *budgets):
       add(oracle, "oracle", budget)

@@ -16,7 +16,7 @@ def main(run: Run) -> None:
     return
   summary = results.summarize(
     run.store,
-    evaluate.entries(run),
+    evaluate.entries(run.config),
     run.config,
     load_profiles(run),
     read_metrics(run.dir),

@@ -155,10 +155,13 @@ def run_episodes(
           submit(live, _stop, "budget")
         else:
           submit(live, _act, decision, pair)
-    if stopped:
-      raise stopped
+  except BaseException:  # Ctrl-C, an abandoned loop, or somebody's bug: nobody waits for replies
+    pair.stop()
+    raise
   finally:
     workers.shutdown(wait=True, cancel_futures=True)
+  if stopped:
+    raise stopped
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,8 @@ BILLED_FAULTS = ("empty", "silent")  # the model was at work, and nothing came o
 class StandIn(ThreadingHTTPServer):
   """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
 
+  A fault is one of FAULTS, "unpriced", or a status with a code behind it, if any: "400 too_long".
+
   Attributes:
     seen: every request's body, in order.
     headers: of the same.
@@ -132,10 +134,11 @@ class Handler(BaseHTTPRequestHandler):
       self.close_connection = True
     elif fault == "malformed":
       self._send(200, b'{"id": "c1", "choices": [{"mess')
-    elif fault and fault.isdigit():
-      error = {"error": {"message": f"told to answer {fault}", "type": "x", "code": None}}
-      headers = {"retry-after": self.server.retry_after} if fault in ("429", "503") else {}
-      self._send(int(fault), json.dumps(error).encode(), headers)
+    elif fault and fault[0].isdigit():
+      status, _, code = fault.partition(" ")
+      error = {"error": {"message": f"told to answer {fault}", "type": "x", "code": code or None}}
+      headers = {"retry-after": self.server.retry_after} if status in ("429", "503") else {}
+      self._send(int(status), json.dumps(error).encode(), headers)
     else:
       usage = self.server.bill(request, text, fault not in BILLED_FAULTS)
       content = None if fault == "silent" else text

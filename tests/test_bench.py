@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -323,3 +324,9 @@ def test_a_peer_that_computes_something_else_is_refused(libraries, subject, tmp_
   (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
   with pytest.raises(ValueError, match="do not compute the same"):
     bench_peer.compare(subject, Figures())
+
+
+def test_api_models_are_not_paid_to_be_measured():
+  run = types.SimpleNamespace(alone=lambda stage: None, pair=types.SimpleNamespace(kind="chat"))
+  with pytest.raises(ValueError, match="set --config.models.kind=scripted"):
+    bench.main(run)

@@ -35,7 +35,7 @@ def start(tmp_path, monkeypatch):
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   opened = []
 
-  def starting(prices=PRICES, standin=None, **settings):
+  def starting(prices=PRICES, standin=None, waits=False, **settings):
     server = standin or StandIn()
     if standin is None or not opened:
       running = server.running()
@@ -45,7 +45,8 @@ def start(tmp_path, monkeypatch):
     config = ModelsConfig(kind="chat", names=("small", "large"), **(values | settings))
     calls = Calls(tmp_path / "episodes.sqlite")
     slept = []
-    pair = ChatPair(config, prices, calls, sleep=slept.append, draw=lambda: 0.5)
+    sleep = None if waits else slept.append
+    pair = ChatPair(config, prices, calls, sleep, draw=lambda: 0.5)
     opened.append(pair.close)
     pair.slept = slept
     return server, pair
@@ -137,6 +138,16 @@ def test_an_answer_without_content_is_tried_again_and_paid_for(start, tmp_path, 
   assert (found.replies_usd, found.retries_usd) == ((CACHED_USD, 0.0), REPLY_USD)
 
 
+def test_a_run_that_is_stopped_asks_nothing_again(start):
+  """Even where an endpoint asks to wait for minutes."""
+  made = {}
+  standin = StandIn(fault=lambda *_: made["pair"].stop() or "429", retry_after="250")
+  server, made["pair"] = start(standin=standin, waits=True)
+  with pytest.raises(NoAnswer, match="the run is being stopped"):
+    ask(made["pair"])
+  assert len(server.seen) == 1
+
+
 def test_retries_are_bounded(start, tmp_path):
   server, pair = start(standin=StandIn(fault=lambda *_: "silent"), retries=3)
   with pytest.raises(NoAnswer, match=r"sent an answer without content \(4 attempts\)"):
@@ -157,6 +168,21 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, fault):
   assert "\n" not in text
   assert len(server.seen) == 1 and pair.slept == []
   assert (budget.settled_usd, budget.reserved_usd) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+  "fault, error, seen",
+  [
+    ("429 insufficient_quota", ValueError, "quota is used up"),
+    ("400 context_length_exceeded", NoAnswer, "takes no conversation this long"),
+  ],
+)
+def test_refusals_that_their_code_explains(start, tmp_path, fault, error, seen):
+  """Without money nothing can go on; one episode that is too long ends alone."""
+  server, pair = start(standin=StandIn(fault=lambda *_: fault))
+  with pytest.raises(error, match=seen):
+    ask(pair)
+  assert len(server.seen) == 1 and spent(tmp_path) == Spent()
 
 
 @pytest.mark.parametrize("asked, slept", [("7", 7.0), ("0.1", 0.5), ("soon", 0.5)])

@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 
 
 def test_names_are_unique_and_carry_every_parameter(run):
-  names = [entry.policy for entry in entries(run)]
+  names = [entry.policy for entry in entries(run.config)]
   assert len(set(names)) == len(names)
   expected = ["always-small", "always-large", "first-large(K=1)", "first-large(K=2)"]
   expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
@@ -50,12 +50,12 @@ def test_what_changes_a_policy_changes_its_name(run):
     run.config, sft=dataclasses.replace(run.config.sft, updates=3), bopo=run.config.bopo
   )
   assert "sft(update=3,threshold=0.5)" in [
-    entry.policy for entry, _ in evaluate._lineup(type("Other", (), vars(run) | {"config": config}))
+    entry.policy for entry, _ in evaluate._lineup(config, run)
   ]
 
 
 def test_entries_say_what_they_are(run):
-  by_name = {entry.policy: entry for entry in entries(run)}
+  by_name = {entry.policy: entry for entry in entries(run.config)}
   entry = by_name["random(p=0.5,K=2)"]
   assert (entry.family, entry.parameters, entry.call_budget) == ("random", {"p": 0.5}, 2)
   entry = by_name["bopo(lam=0.3,update=2,threshold=0.25)"]
@@ -66,7 +66,7 @@ def test_entries_say_what_they_are(run):
 def test_every_entry_has_every_test_task_and_no_other(run):
   keys = {(task.id, 0) for task in run.tasks("test")}
   assert len(keys) == 3
-  for entry in entries(run):
+  for entry in entries(run.config):
     found = run.store.keys(entry.policy)
     if entry.policy.startswith("always"):  # the profile's trials are under the same names
       found = {key for key in found if key[0].startswith("test")}
@@ -74,7 +74,7 @@ def test_every_entry_has_every_test_task_and_no_other(run):
 
 
 def test_no_budget_is_overrun_and_each_is_stored(run):
-  for entry in entries(run):
+  for entry in entries(run.config):
     for e in run.store.episodes(entry.policy):
       assert e.call_budget == entry.call_budget
       assert entry.call_budget is None or e.large_calls <= entry.call_budget
@@ -101,7 +101,7 @@ def test_stored_episodes_are_what_a_run_of_their_own_gives(run):
   """Also where an episode of another entry stands for them."""
   rules = ("first-large", "random", "oracle")
   jobs = [evaluate.Job(task, 0) for task in run.tasks("test")]
-  for entry, make in evaluate._lineup(run):
+  for entry, make in evaluate._lineup(run.config, run):
     if entry.family in rules and entry.call_budget is not None:
       own = run.collect("own", make("own " + entry.policy), jobs, entry.call_budget)
       stored = run.store.episodes(entry.policy)

@@ -29,7 +29,7 @@ LAYERS = {
   ),
   "loops": "rollout policies router training run",
   "stages": (
-    "setup taxonomy references pretrain sft bopo evaluate export "
+    "setup taxonomy references pretrain sft bopo evaluate plan export "
     "bench_figures bench_subject bench_router bench_training bench_peer bench"
   ),
   "report": "ledger samples results tables plots page report",
@@ -102,6 +102,15 @@ def test_environments_do_without_jax(name):
   """Child processes start with them, in a fraction of a second and a few MB."""
   outer = {n.split(".")[0] for inner in reached(name) for n in imports(FILES[inner])}
   assert not outer & HEAVY
+
+
+def test_scripted_runs_do_without_the_client_of_api_models():
+  code = "import sys, main; print(*sys.modules)"
+  result = subprocess.run(
+    [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+  )
+  loaded = {name.split(".")[0] for name in result.stdout.split()}
+  assert "baar_jax" in loaded and not loaded & {"openai", "httpx", "httpx2", "pydantic"}
 
 
 def test_the_child_process_starts_without_jax():

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from baar_jax import rollout
-from baar_jax.agent import NO_ACTION, Reply
+from baar_jax.agent import NO_ACTION, NoAnswer, Reply
+from baar_jax.budget import BudgetSpent, CapReached, DollarBudget
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Task
 from baar_jax.llms.prices import Usage, prices_of
@@ -56,20 +57,36 @@ class HandPair:
 
   def __init__(self, tape, texts=None):
     self.tape, self.texts, self.shown = tape, texts or {}, []
+    self.bounds = {"small": SMALL_USD, "large": LARGE_USD}
 
   def start(self, env, task, seed, purse):
     self.tape.append(f"start {task.id} {seed}")
-    return [HandAgent(self, "small"), HandAgent(self, "large")]
+    return [HandAgent(self, "small", purse), HandAgent(self, "large", purse)]
+
+  def stop(self):
+    self.tape.append("stop")
 
 
 class HandAgent:
-  def __init__(self, pair, name):
-    self.pair, self.name = pair, name
+  """Its bound is what its model's calls cost, or what the pair's `bounds` say."""
+
+  def __init__(self, pair, name, purse):
+    self.pair, self.name, self.purse = pair, name, purse
+
+  def bound_usd(self, messages, step):
+    return self.pair.bounds[self.name]
 
   def reply(self, messages, step):
+    with self.purse.hold(self.pair.bounds[self.name]) as charge:
+      charge.usd = SMALL_USD if self.name == "small" else LARGE_USD
+      return self.answer(messages, step)
+
+  def answer(self, messages, step):
     self.pair.tape.append(f"ask {self.name}")
     self.pair.shown.append([dict(message) for message in messages])
     text = self.pair.texts.get(step, f"Thought: now.\n\nAction: go {step}")
+    if isinstance(text, Exception):
+      raise text
     return Reply(text, Usage(1000, 0, 100))
 
 
@@ -119,9 +136,9 @@ def tape():
   assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
 
 
-def run(envs, jobs, tape, policy=None, pair=None, call_budget=None):
-  policy = policy or HandPolicy(tape)
-  return list(run_episodes(jobs, policy, pair or HandPair(tape), envs, call_budget))
+def run(envs, jobs, tape, policy=None, pair=None, call_budget=None, usd_budget=None, cap=None):
+  policy, limits = policy or HandPolicy(tape), (call_budget, usd_budget, cap)
+  return list(run_episodes(jobs, policy, pair or HandPair(tape), envs, *limits))
 
 
 def test_tape_of_one_episode(tape):
@@ -332,6 +349,7 @@ def test_an_abandoned_loop_ends_its_threads(tape):
   episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), [HandEnv(tape)])
   next(episodes)
   episodes.close()  # the fixture looks for threads
+  assert tape.count("stop") == 1
   assert tape.count("score") < 9
 
 
@@ -362,3 +380,71 @@ def test_fewer_jobs_than_environments_and_none_at_all(tape):
   envs = [HandEnv(tape) for _ in range(4)]
   assert [e.task_id for e in run(envs, [Job(task("t1"), 0)], tape)] == ["t1"]
   assert run(envs, [], tape) == []
+
+
+@pytest.mark.parametrize(
+  "usd_budget, taken, stop",
+  [
+    (4 * LARGE_USD, [1, 1, 1, 1], "done"),  # the last one fits exactly
+    (2 * LARGE_USD + 2 * SMALL_USD, [1, 1, 0, 0], "done"),
+    (LARGE_USD + 3 * SMALL_USD, [1, 0, 0, 0], "done"),
+    (LARGE_USD + 2.5 * SMALL_USD, [1, 0, 0], "budget"),  # not even SMALL fits
+    (0.5 * SMALL_USD, [], "budget"),
+    (0.0, [], "budget"),
+  ],
+)
+def test_usd_budget(tape, usd_budget, taken, stop):
+  policy = HandPolicy(tape, "LLLL")
+  (episode,) = run([HandEnv(tape, 4)], [Job(task("t1"), 0)], tape, policy, usd_budget=usd_budget)
+  assert [s.model for s in episode.steps] == taken
+  assert (episode.stop, episode.usd_budget, episode.score) == (stop, usd_budget, 0.5)
+  assert episode.spent_usd <= usd_budget
+  assert tape.count("choose") == sum(taken)  # where SMALL alone is left nobody is asked
+  assert tape[-1] == "score"
+
+
+def test_what_a_call_may_cost_counts_and_not_what_it_does(tape):
+  """LARGE's bound is twice its cost: with two bounds, three calls fit."""
+  pair = HandPair(tape)
+  pair.bounds["large"] = 2 * LARGE_USD
+  policy, jobs = HandPolicy(tape, "LLLL"), [Job(task("t1"), 0)]
+  (episode,) = run([HandEnv(tape, 4)], jobs, tape, policy, pair, usd_budget=4 * LARGE_USD)
+  assert [s.model for s in episode.steps] == [1, 1, 1, 0]
+
+
+def test_calls_and_dollars_together(tape):
+  limits = {"call_budget": 1, "usd_budget": LARGE_USD + SMALL_USD}
+  policy = HandPolicy(tape, "LLLL")
+  (episode,) = run([HandEnv(tape, 4)], [Job(task("t1"), 0)], tape, policy, **limits)
+  assert ([s.model for s in episode.steps], episode.stop) == ([1, 0], "budget")
+
+
+def test_attempts_that_use_up_the_dollars_end_an_episode(tape):
+  pair = HandPair(tape, texts={1: BudgetSpent("no more")})
+  (episode,) = run([HandEnv(tape)], [Job(task("t1"), 0)], tape, pair=pair, usd_budget=1.0)
+  assert (episode.stop, len(episode.steps), episode.score) == ("budget", 1, 0.5)
+
+
+def test_a_model_without_an_answer_ends_an_episode_as_an_error(tape):
+  policy = HandPolicy(tape)
+  pair = HandPair(tape, texts={1: NoAnswer("small did not answer")})
+  jobs = [Job(task("t1"), 0), Job(task("t2", max_steps=1), 0)]
+  lost, whole = run([HandEnv(tape)], jobs, tape, policy, pair)
+  assert (lost.stop, whole.stop) == ("error:small did not answer", "max_steps")
+  assert tape.count("reset t1") == 1  # it is not run again
+  assert policy.finished == [("t1", 0, 1), ("t2", 0, 1)]
+
+
+def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
+  """Episodes of two SMALL calls each; five calls fit."""
+  cap = DollarBudget(5.5 * SMALL_USD)
+  jobs = [Job(task(name), 0) for name in ("t1", "t2", "t3", "t4", "t5", "t6")]
+  envs, found = [HandEnv(tape) for _ in range(2)], []
+  with pytest.raises(CapReached, match="is left of"):
+    for episode in run_episodes(jobs, HandPolicy(tape, "SS"), HandPair(tape), envs, cap=cap):
+      found.append(episode)
+  assert len(found) == 2 and all(e.stop == "done" for e in found)
+  assert tape.count("ask small") == 5
+  assert "stop" not in tape
+  assert "reset t4" in tape and "reset t5" not in tape  # no episode is begun that cannot go on
+  assert cap.settled_usd == pytest.approx(5 * SMALL_USD) and cap.reserved_usd == 0.0

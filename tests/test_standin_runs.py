@@ -167,7 +167,7 @@ def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
     assert most_replies(tmp_path) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path, seed):
   """At random moments of a profile. What was in flight at a kill is in the books at its worst."""
   draw = random.Random(seed)
@@ -175,7 +175,7 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path, seed):
     kept, kills = {}, 0
     while True:
       process = start(tmp_path, server, "--config.env.live_per_process=4", stage="profile")
-      goal = len(server.seen) + draw.randrange(1, 60)
+      goal = len(server.seen) + draw.randrange(1, 30)
       while process.poll() is None and len(server.seen) < goal:
         time.sleep(draw.random() / 500)
       if process.poll() is None:

@@ -267,3 +267,37 @@ class TestTokenizer:
     for text in ("naïve ☂ \t\x00", "二", "a\n\nb"):
       (window,) = view.windows(Task("t", "train", text, 9), [], "", None)
       assert decode(window.tokens) == f"task: {text}\nstart: \nstep 1 model:"
+
+
+class TestDollars:
+  STEPS = [
+    Step("see 1", 0, "open door", 0.01, 0, 0, 0, retry_usd=0.002),
+    Step("see 2", 1, "open door", 0.02, 0, 0, 0, presumed_usd=0.003),
+  ]
+
+  def test_the_transcript_says_what_was_left_at_each_step(self, views, make_task, decode):
+    view = views(max_tokens=640)
+    text = decode(view.windows(make_task(max_steps=30), self.STEPS, "end", None, 0.05)[-1].tokens)
+    assert "step 1/30, $0.0500 left, model:" in text
+    assert "step 2/30, $0.0380 left, model:" in text  # 0.05 - 0.01 - 0.002
+    assert "step 3/30, $0.0150 left, model:" in text  # and - 0.02 - 0.003
+    both = decode(view.windows(make_task(max_steps=30), self.STEPS, "end", 3, 0.05)[-1].tokens)
+    assert "step 3/30, 2 large calls left, $0.0150 left, model:" in both
+
+  def test_the_paper_s_prompt_says_it_too(self, views, make_task, decode):
+    view = views(view="paper", max_tokens=2000)
+    text = decode(view.windows(make_task(max_steps=30), self.STEPS, "end", None, 0.05)[-1].tokens)
+    assert "Budget: at most $0.0500, $0.0150 left. Step 3 of 30." in text
+    assert "$0.0150 must last for up to 28 steps" in text and "BIG calls" not in text
+
+  def test_training_reads_what_the_router_saw(self, views, make_task):
+    view = views(max_tokens=640)
+    episode = Episode("plant-0", "p", 0, self.STEPS, 1.0, "done", None, 0.05)
+    (window,) = view.episode_windows(make_task(), episode)
+    live = view.windows(make_task(), self.STEPS[:1], "see 2", None, 0.05)[-1].tokens
+    assert window.tokens[: window.positions[1] + 1] == live
+
+  def test_what_is_not_shown_is_not_there(self, views, make_task):
+    view = views(max_tokens=640, show_budget=False)
+    plain = view.windows(make_task(), self.STEPS, "end", None)
+    assert view.windows(make_task(), self.STEPS, "end", None, 0.05) == plain

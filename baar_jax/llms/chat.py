@@ -67,7 +67,7 @@ class ChatPair:
     config: ModelsConfig,
     prices: tuple[Price, ...],
     calls: Calls,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] | None = None,
     draw: Callable[[], float] = random.random,
   ):
     """Opens no connection yet.
@@ -79,14 +79,19 @@ class ChatPair:
       ValueError: a key is missing.
     """
     self.names, self.prices, self._calls = config.names, prices, calls
+    self._stopping = threading.Event()
+    sleep = sleep or self._stopping.wait
     self._models = [
-      ChatModel(i, endpoint, price, config, calls, sleep, draw)
+      ChatModel(i, endpoint, price, config, calls, sleep, draw, self._stopping)
       for i, (endpoint, price) in enumerate(zip(endpoints(config), prices))
     ]
 
   def start(self, env: Env, task: Task, seed: int, purse: Purse) -> list["ChatAgent"]:
     del env
     return [ChatAgent(model, task, seed, purse) for model in self._models]
+
+  def stop(self) -> None:
+    self._stopping.set()
 
   def close(self) -> None:
     for model in self._models:
@@ -104,11 +109,13 @@ class ChatModel:
     price: Price,
     config: ModelsConfig,
     calls: Calls,
-    sleep: Callable[[float], None],
+    sleep: Callable[[float], object],
     draw: Callable[[], float],
+    stopping: threading.Event,
   ):
     self.endpoint, self.price, self.config = endpoint, price, config
     self._index, self._calls, self._sleep, self._draw = index, calls, sleep, draw
+    self._stopping = stopping
     self._slots = threading.BoundedSemaphore(config.concurrency)
     self._client = openai.OpenAI(
       base_url=endpoint.base_url, api_key=endpoint.key(), timeout=config.timeout_s, max_retries=0
@@ -140,6 +147,8 @@ class ChatModel:
     retry_usd = presumed_usd = 0.0
     for attempt in range(self.config.retries + 1):
       with self._slots, purse.hold(bound_usd) as charge:
+        if self._stopping.is_set():
+          raise NoAnswer(f"{self.endpoint.model} was not asked: the run is being stopped")
         call = self._calls.begin(self._index, bound_usd, request)
         outcome = self._attempt(messages, seed)
         if outcome.text is not None:

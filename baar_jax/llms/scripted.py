@@ -67,6 +67,9 @@ class ScriptedPair:
     shared = self._errors, env, task, seed, spoiled, purse or Purse()
     return [ScriptedAgent(model, self.prices[model], *shared) for model in (SMALL, LARGE)]
 
+  def stop(self) -> None:
+    pass
+
   def close(self) -> None:
     pass
 

@@ -1,0 +1,172 @@
+"""The dry run: which episodes a stage has still to run, and what their calls may cost."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from baar_jax import evaluate, models, references
+from baar_jax.config import Config
+from baar_jax.episode import SMALL, Episode
+from baar_jax.llms.prices import Price, Usage, prices_of
+from baar_jax.rewards import difficulty
+from baar_jax.store import Store
+from baar_jax.taxonomy import success
+
+# What is assumed where nothing is stored yet: least, expected, most.
+STEPS_SHARE = (0.25, 0.6, 1.0)  # of env.max_steps
+HARD_SHARE = (0.2, 0.4, 0.6)  # of the training tasks
+FIRST_PROMPT_TOKENS, STEP_TOKENS, REPLY_TOKENS = 1000, 150, 60
+ASSUMED = (
+  f"assumed where nothing is stored: {STEPS_SHARE[0]:.0%} to {STEPS_SHARE[2]:.0%} of env.max_steps "
+  f"(expected {STEPS_SHARE[1]:.0%}), prompts of {FIRST_PROMPT_TOKENS:,} tokens that grow by "
+  f"{STEP_TOKENS} a step (cached at the least, else not), replies of {REPLY_TOKENS} tokens, "
+  f"{HARD_SHARE[0]:.0%} to {HARD_SHARE[2]:.0%} of the training tasks hard"
+)
+Range = tuple[float, float, float]  # least, expected, most
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+  """Episodes of one policy that are still to be run.
+
+  Attributes:
+    model: of all calls; None where a policy chooses.
+    episodes: how many.
+  """
+
+  stage: str
+  policy: str
+  model: int | None
+  episodes: Range
+
+
+def main(config: Config, stages: Sequence[str]) -> None:
+  """Prints what the stages have still to run; opens no environment and asks no model."""
+  prices = prices_of(config.models.names, config.models.prices)
+  path = Path(config.runs) / config.name / "episodes.sqlite"
+  store = Store(path if path.exists() else ":memory:")
+  print("dry run: nothing is run, nothing is spent; calls of the models, list prices")
+  print(f"{'stage':<12}{'episodes':>10}{'calls':>10}{'$ expected':>12}   $ range")
+  total = [0.0] * 5
+  assumed = False
+  for stage in stages:
+    row = [0.0] * 5  # episodes, calls, and dollars: least, expected, most
+    for part in missing(config, store, stage):
+      calls, usd, known = per_episode(config, store, prices, part)
+      assumed |= not known and part.episodes[2] > 0
+      row[0] += part.episodes[1]
+      row[1] += part.episodes[1] * calls
+      row[2:] = (have + n * each for have, n, each in zip(row[2:], part.episodes, usd))
+    print(_line(stage, row))
+    total = [have + more for have, more in zip(total, row)]
+  print(_line("in all", total))
+  if assumed:
+    print(ASSUMED)
+  if config.models.kind == "scripted":
+    print("scripted models: these are list-price dollars for text, and nobody is paid")
+  elif path.exists():
+    spent = models.spent(path.parent, config.models.names)
+    print(f"spent so far: at most ${spent.at_most_usd:.4f}")
+  store.close()
+
+
+def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
+  """What a stage has still to run. Stages that call no model have nothing."""
+  tasks = [task.id for task in store.tasks("train")]
+  count = len(tasks) or config.env.train_tasks
+  if stage == "profile":
+    for model, policy in ((SMALL, "always-small"), (1, "always-large")):
+      stored = _stored(store, policy, tasks)
+      yield Missing(stage, policy, model, _exactly(count * config.profile.trials - stored))
+  elif stage == "references" and not config.references.clone_large:
+    samples = config.references.samples
+    policy = references.stratified_random(samples).name
+    stored = _stored(store, policy, tasks)
+    hard = tuple(share * count for share in HARD_SHARE)
+    if store.finished("profile"):
+      hard = _exactly(_hard(config, store, tasks))
+    yield Missing(stage, policy, None, tuple(max(0.0, n * samples - stored) for n in hard))
+  elif stage == "bopo":
+    c = config.bopo
+    each = min(c.tasks_per_update, count) * c.group_size
+    for lam in c.lam:
+      for update in range(1, c.updates + 1):
+        policy = f"bopo(lam={lam:g})/{update}"
+        yield Missing(stage, policy, None, _exactly(each - len(store.keys(policy))))
+  elif stage == "evaluate":
+    tests = [task.id for task in store.tasks("test")]
+    for entry in evaluate.entries(config):
+      wanted = (len(tests) or config.env.test_tasks) * config.evaluate.seeds
+      model = {"always-small": SMALL, "always-large": 1}.get(entry.policy)
+      stored = _stored(store, entry.policy, tests)
+      yield Missing(stage, entry.policy, model, _exactly(wanted - stored))
+
+
+def per_episode(
+  config: Config, store: Store, prices: Sequence[Price], part: Missing
+) -> tuple[float, Range, bool]:
+  """Calls and dollars of one of its episodes, and whether stored episodes say so.
+
+  Those of the same policy do, else, of a policy that chooses, those of both boundaries: it lies
+  between them.
+  """
+  own = store.episodes(part.policy)
+  if own:
+    return _steps(own), _usd(own), True
+  names = ("always-small", "always-large")
+  ends = [store.episodes(name) for name in names]
+  if part.model is None and all(ends):
+    (least, small, _), (_, large, most) = map(_usd, ends)
+    return _steps(ends[0] + ends[1]), (min(least, large), (small + large) / 2, most), True
+  small, large = (
+    [_assumed_usd(price, share * config.env.max_steps, share) for share in STEPS_SHARE]
+    for price in (prices[SMALL], prices[-1])
+  )
+  calls = STEPS_SHARE[1] * config.env.max_steps
+  if part.model is not None:
+    return calls, tuple(small if part.model == SMALL else large), False
+  return calls, (small[0], (small[1] + large[1]) / 2, large[2]), False
+
+
+def _assumed_usd(price: Price, steps: float, share: float) -> float:
+  prompt = steps * FIRST_PROMPT_TOKENS + STEP_TOKENS * steps * max(0.0, steps - 1) / 2
+  cached = prompt - steps * STEP_TOKENS if share == STEPS_SHARE[0] else 0
+  usage = Usage(round(prompt), max(0, round(cached)), round(steps * REPLY_TOKENS))
+  return price.cost_usd(usage)
+
+
+def _usd(episodes: Sequence[Episode]) -> Range:
+  """Mean dollars of an episode between the ends that leave out the cheapest and dearest tenth."""
+  usd = sorted(e.cost_usd for e in episodes)
+  tenth = len(usd) // 10
+  return usd[tenth], statistics.fmean(usd), usd[-1 - tenth]
+
+
+def _steps(episodes: Sequence[Episode]) -> float:
+  return statistics.fmean(len(e.steps) for e in episodes)
+
+
+def _stored(store: Store, policy: str, tasks: Sequence[str]) -> int:
+  return sum(task_id in set(tasks) for task_id, _ in store.keys(policy))
+
+
+def _hard(config: Config, store: Store, tasks: Sequence[str]) -> int:
+  trials: dict[str, tuple[list, list]] = {task: ([], []) for task in tasks}
+  for place, policy in enumerate(("always-small", "always-large")):
+    for e in store.episodes(policy):
+      if e.task_id in trials:
+        trials[e.task_id][place].append(success(e))
+  both = [found for found in trials.values() if all(found)]
+  return sum(difficulty(*found, config.profile.easy_rate) == "hard" for found in both)
+
+
+def _exactly(count: float) -> Range:
+  return (max(0.0, count),) * 3
+
+
+def _line(stage: str, row: Sequence[float]) -> str:
+  episodes, calls, least, expected, most = row
+  return (
+    f"{stage:<12}{episodes:>10,.0f}{calls:>10,.0f}{expected:>12.4f}   {least:.4f} to {most:.4f}"
+  )
