@@ -302,6 +302,8 @@ class TestBudgets:
         ask(pair, Purse(DollarBudget(1.0), cap), seed=seed)
       except CapReached:
         refused.set()
+      except NoAnswer:
+        pass  # six faults in a row: the books have to bear it
 
     with ThreadPoolExecutor(20) as threads:
       list(threads.map(work, range(300)))
