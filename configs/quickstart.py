@@ -18,7 +18,7 @@ def get_config() -> config.Config:
     pretrain=config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2),
     sft=config.SFTConfig(updates=6, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2),
     bopo=config.BoPOConfig(
-      lam=(0.7, 0.9),  # where a short run spends on some steps; 0.9 is for the cheap end
+      lam=(0.7,),  # where a short run spends on some steps
       advantage_eps=0.5,  # a group that fails as a whole says little about which step was wrong
       advantage_clip=2.0,
       learning_rate=1.5e-2,
