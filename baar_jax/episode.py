@@ -38,8 +38,13 @@ class Step:
     presumed_usd: the most that attempts may have cost of which nobody knows whether they were
       billed: time-outs and lost connections.
     replayed: whether the reply had been recorded before, so that it was not paid for again.
+    proposal: the action that SMALL proposed before a cascade decided; None without a cascade.
+    proposal_usd: dollars of a proposal that was not taken.
+    proposal_replayed: whether that one had been recorded before.
+    judge_usd: dollars of the call that a zero-shot router decided by.
     router_cost_usd: dollars of the routing decision, priced apart.
     latency_s: seconds of the model call.
+    router_latency_s: seconds that the episode waited for the decision.
     logp: log-probability of the decision in nats where a router chose; None where it was forced
       by a budget or made by a policy without probabilities.
   """
@@ -58,6 +63,21 @@ class Step:
   retry_usd: float = 0.0
   presumed_usd: float = 0.0
   replayed: bool = False
+  router_latency_s: float = 0.0
+  proposal: str | None = None
+  proposal_usd: float = 0.0
+  proposal_replayed: bool = False
+  judge_usd: float = 0.0
+
+  @property
+  def calls_usd(self) -> float:
+    """Dollars of all models that were asked for this step, retries apart."""
+    return self.cost_usd + self.proposal_usd + self.judge_usd
+
+  @property
+  def spent_usd(self) -> float:
+    """The most that they can have been billed for."""
+    return self.calls_usd + self.retry_usd + self.presumed_usd
 
 
 @dataclasses.dataclass
@@ -86,7 +106,7 @@ class Episode:
 
   @property
   def cost_usd(self) -> float:
-    return sum(step.cost_usd for step in self.steps)
+    return sum(step.calls_usd for step in self.steps)
 
   @property
   def router_cost_usd(self) -> float:
@@ -95,7 +115,7 @@ class Episode:
   @property
   def spent_usd(self) -> float:
     """The most that its steps can have been billed for by the models: what B_max caps."""
-    return sum(step.cost_usd + step.retry_usd + step.presumed_usd for step in self.steps)
+    return sum(step.spent_usd for step in self.steps)
 
   @property
   def large_calls(self) -> int:

@@ -31,6 +31,7 @@ class Decision:
   model: int
   logp: float | None = None
   cost_usd: float = 0.0
+  latency_s: float = 0.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -208,7 +209,7 @@ def _decide(policy: Policy, ready: Sequence[Live]) -> list[Decision | None]:
     decision = chosen.get(id(live), Decision(models[0]))
     if decision.model not in models:
       below = max((m for m in models if m < decision.model), default=models[0])
-      decision = Decision(below, cost_usd=decision.cost_usd)
+      decision = dataclasses.replace(decision, model=below, logp=None)
     if live.budget is not None:
       live.budget.reserve(decision.model)
     decisions.append(decision)
@@ -258,6 +259,7 @@ def _act(live: Live, decision: Decision, pair: agent.Pair) -> bool:
       **dataclasses.asdict(reply.usage),
       router_cost_usd=decision.cost_usd,
       latency_s=latency_s,
+      router_latency_s=decision.latency_s,
       logp=decision.logp,
       retry_usd=reply.retry_usd,
       presumed_usd=reply.presumed_usd,

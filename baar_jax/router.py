@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -186,6 +187,7 @@ class RouterPolicy:
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for the ready episodes, at most `live_episodes` of them live at once."""
+    start = time.monotonic()
     texts = [
       self._view.windows(
         live.task, live.steps, live.observation, live.call_budget, live.usd_budget
@@ -194,11 +196,12 @@ class RouterPolicy:
     ]
     rows = [self._row(live) for live in ready]
     p_RxA, fed = self._probabilities(rows, texts)
+    latency_s = time.monotonic() - start  # all of them waited for the batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, fed):
       model = self._decide.pick(p_A, live)
       logp = float(np.log(max(p_A[model], 1e-30)))
-      decisions.append(Decision(model, logp, new_tokens * self._usd_per_token))
+      decisions.append(Decision(model, logp, new_tokens * self._usd_per_token, latency_s))
     return decisions
 
   def finish(self, live: Live) -> None:

@@ -144,8 +144,7 @@ def _left(
   calls = None if call_budget is None else call_budget - sum(s.model != SMALL for s in steps)
   if usd_budget is None:
     return calls, None
-  spent_usd = sum(s.cost_usd + s.retry_usd + s.presumed_usd for s in steps)
-  return calls, max(0.0, usd_budget - spent_usd)
+  return calls, max(0.0, usd_budget - sum(step.spent_usd for step in steps))
 
 
 class View:
