@@ -8,6 +8,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from baar_jax import (
+  baselines,
   bench,
   bopo,
   evaluate,
@@ -32,6 +33,7 @@ STAGES = {
   "pretrain": pretrain.main,
   "sft": sft.main,
   "bopo": bopo.main,
+  "baselines": baselines.main,
   "evaluate": evaluate.main,
   "report": report.main,
 }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from baar_jax.budget import Purse
+from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Task
 from baar_jax.llms.prices import Price, Usage
@@ -53,6 +54,19 @@ class Agent(Protocol):
     """
 
 
+class Judge(Protocol):
+  """A model that is asked which one of a pair should act.
+
+  Attributes:
+    price: of its calls.
+  """
+
+  price: Price
+
+  def ask(self, messages: Messages, task: Task, seed: int, place: int, purse: Purse) -> Reply:
+    """Its answer; `place` tells an episode's questions apart. Raises what `Agent.reply` does."""
+
+
 class Pair(Protocol):
   """The models to route between, cheapest first; what they are (scripted or real) is `kind`."""
 
@@ -66,6 +80,9 @@ class Pair(Protocol):
     Args:
       purse: what their calls are paid from.
     """
+
+  def judge(self, config: ModelsConfig) -> Judge:
+    """The judge of this configuration, of the same kind. Raises ValueError if it has no price."""
 
   def stop(self) -> None:
     """Makes the calls in flight the last: nothing is tried again, and nothing waited for."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,12 +36,12 @@ class Signal:
 
   Attributes:
     adv_B: float32, the episodes' advantages.
-    ref_logits_BxSxA: float32, the SFT router's.
+    ref_logits_BxSxA: float32, the SFT router's; None for a loss without it.
     episode_share, decision_share: of the whole batch's episodes (rows) and decisions.
   """
 
   adv_B: np.ndarray
-  ref_logits_BxSxA: jax.Array
+  ref_logits_BxSxA: jax.Array | None
   episode_share: float
   decision_share: float
 
@@ -81,6 +81,14 @@ def episode_reward(episode: Episode, profile: Profile, lam: float, config: BoPOC
   )
 
 
+def by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+  """The groups of a rollout batch, in the order of their first episodes."""
+  groups: dict[str, list[Episode]] = {}
+  for episode in episodes:
+    groups.setdefault(episode.task_id, []).append(episode)
+  return groups
+
+
 def advantages(
   episodes: Sequence[Episode],
   profiles: Mapping[str, Profile],
@@ -99,9 +107,7 @@ def advantages(
   Raises:
     ValueError: no task has `MIN_GROUP` episodes.
   """
-  groups: dict[str, list[Episode]] = {}
-  for episode in episodes:
-    groups.setdefault(episode.task_id, []).append(episode)
+  groups = by_task(episodes)
   kept, advantage_parts, reward_parts, clipped = [], [], [], 0
   for task_id, group in groups.items():
     if len(group) < MIN_GROUP:
@@ -148,14 +154,38 @@ def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[T
     yield [order.pop() for _ in range(size)]
 
 
-def directory(run: Run, lam: float) -> Path:
-  return run.checkpoints(f"bopo-lam{lam:g}")
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """A way to learn from one's own episodes.
+
+  Attributes:
+    family: names its checkpoints and policies.
+    loss: as `improvement`.
+    weigh: as `advantages`.
+    anchored: whether the loss needs the SFT router's logits.
+    pools: whether a gradient step waits until as many groups are kept as are sampled at a time.
+  """
+
+  family: str
+  loss: Callable
+  weigh: Callable
+  anchored: bool = True
+  pools: bool = False
 
 
-def load_bopo(run: Run, lam: float) -> Qwen2:
+BOPO = Method("bopo", improvement, advantages)
+
+
+def directory(run: Run, lam: float, family: str) -> Path:
+  return run.checkpoints(f"{run.ablation or family}-lam{lam:g}")
+
+
+def load_bopo(run: Run, lam: float, family: str = BOPO.family) -> Qwen2:
   """The router trained at this lam. Raises ValueError if it has not been trained to its end."""
   model = abstract_model(run.config.router, View(run.config.router, run.tokenizer).decision_ids)
-  return load_trained(directory(run, lam), run.config.bopo.updates, model, run.mesh, "bopo")
+  stage = "bopo" if family == BOPO.family and not run.ablation else "baselines"
+  place = directory(run, lam, family)
+  return load_trained(place, run.config.bopo.updates, model, run.mesh, stage)
 
 
 def make_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
@@ -169,10 +199,10 @@ def main(run: Run) -> None:
     train(run, lam)
 
 
-def train(run: Run, lam: float) -> None:
+def train(run: Run, lam: float, method: Method = BOPO) -> None:
   """Trains one router from the SFT router, or goes on from its newest checkpoint."""
   config = run.config.bopo
-  checkpoints = Checkpoints(directory(run, lam), run.config)
+  checkpoints = Checkpoints(directory(run, lam, method.family), run.config)
   done = checkpoints.update or 0
   if done == config.updates:
     checkpoints.close()
@@ -182,10 +212,12 @@ def train(run: Run, lam: float) -> None:
   view = View(run.config.router, run.tokenizer)
   batcher = Batcher(run.config, view, {task.id: task for task in tasks})
   anchor = load_sft(run)
-  loss, optimizer = partial(improvement, config), make_optimizer(config)
+  loss, optimizer = partial(method.loss, config), make_optimizer(config)
   placed = view.decision_ids, run.mesh, run.config.router.dtype
   trainer = Trainer(anchor, loss, optimizer, *placed)
-  reference = Scorer(anchor, *placed)
+  reference = Scorer(anchor, *placed) if method.anchored else None
+  saved = done
+  pool: list[tuple[Episode, float]] = []  # kept episodes and advantages that wait for a step
   if done:
     trainer.load(checkpoints.restore(trainer.state))
   batches = task_batches(tasks, config.tasks_per_update, run.config.seed)
@@ -193,25 +225,40 @@ def train(run: Run, lam: float) -> None:
     chosen = next(batches)
     if update <= done:
       continue
-    name = f"bopo(lam={lam:g})/{update}"
+    name = rollouts_name(run.ablation or method.family, lam, update)
     policy = RouterPolicy(
       name, trainer.model, view, run.config.router, Sample(name), run.live_episodes, run.mesh
     )
     first = SEEDS_BEFORE_BOPO + config.group_size * update  # other luck in every update
     jobs = [Job(task, first + g) for task in chosen for g in range(config.group_size)]
-    episodes = run.collect(f"bopo lam={lam:g} {update}/{config.updates}", policy, jobs)
+    label = f"{run.ablation or method.family} lam={lam:g} {update}/{config.updates}"
+    episodes = run.collect(label, policy, jobs)
     del policy  # its cache and its copy of the router, before the gradient needs the memory
-    kept, adv_B, metrics = advantages(episodes, profiles, references, lam, config)
-    metrics |= improve(trainer, reference, batcher, kept, adv_B, config, run.config.seed + update)
-    run.log(stage="bopo", lam=lam, update=update, compiled=trainer.compiled, **metrics)
-    if update % SAVE_EVERY == 0 or update == config.updates:
+    kept, adv_B, metrics = method.weigh(episodes, profiles, references, lam, config)
+    pool += zip(kept, adv_B)
+    last = update == config.updates
+    if pool and (last or not method.pools or len({e.task_id for e, _ in pool}) >= len(chosen)):
+      kept, adv_B = zip(*pool)
+      seed = run.config.seed + update
+      metrics |= improve(trainer, reference, batcher, kept, np.array(adv_B), config, seed)
+      pool = []
+    labels = {"lam": lam, "update": update, "compiled": trainer.compiled} | run.labels
+    run.log(stage=method.family, **labels, **metrics)
+    # What waits is not in a checkpoint: it is weighed again from the stored episodes.
+    if last or (not pool and update - saved >= SAVE_EVERY):
       checkpoints.save(update, trainer.state)
+      saved = update
   checkpoints.close()
+
+
+def rollouts_name(family: str, lam: float, update: int) -> str:
+  """The policy whose episodes are rolled out for an update."""
+  return f"{family}(lam={lam:g})/{update}"
 
 
 def improve(
   trainer: Trainer,
-  reference: Scorer,
+  reference: Scorer | None,
   batcher: Batcher,
   episodes: Sequence[Episode],
   adv_B: np.ndarray,
@@ -245,7 +292,8 @@ def improve(
       adv = np.zeros(B, np.float32)
       adv[: len(indices)] = adv_B[indices]
       shares = B / count, batch.mask_BxS.sum() / decisions
-      parts.append((batch, Signal(adv, reference.logits(batch), *map(np.float32, shares))))
+      ref_logits = None if reference is None else reference.logits(batch)
+      parts.append((batch, Signal(adv, ref_logits, *map(np.float32, shares))))
     steps.append(trainer.step(parts))
   return {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
 

@@ -11,6 +11,13 @@ ENVS = ("sandbox", "scienceworld", "alfworld", "appworld")
 VIEWS = ("transcript", "paper")
 DTYPES = ("float32", "bfloat16")
 RATIO_LEVELS = ("trajectory", "decision")
+RIVALS = ("zero-shot", "cascade", "single-turn", "vanilla")
+# What of BoPO an ablation leaves out: (section, field, value).
+ABLATIONS = {
+  "no-stratified": ("references", "clone_large", True),
+  "no-reference": ("bopo", "reference_guided", False),
+  "no-hard-bonus": ("bopo", "r_hard", 0.0),
+}
 PEERS = ("", "transformers")
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 SEEDS_BEFORE_BOPO = 1000  # for the profile and the references; rollouts have luck of their own
@@ -52,13 +59,16 @@ POSITIVE = {
     "epochs",
     "batch_episodes",
   ),
+  "baselines": ("updates",),
   "evaluate": ("seeds", "bootstrap"),
 }
 POSITIVE["bench.router"] = POSITIVE["router"]
+POSITIVE["baselines.judge"] = POSITIVE["models"]
 NOT_NEGATIVE = (
   ("env", "processes"),
   ("models", "retries"),
   ("bopo", "kl_beta"),
+  ("evaluate", "tasks"),
   ("distributed", "fsdp"),
   ("bench", "episodes"),
   ("bench", "micro_episodes"),
@@ -68,6 +78,7 @@ LISTS = (
   ("bopo", "lam", lambda lam: lam >= 0, "numbers of at least 0"),
   ("evaluate", "random_p", lambda p: 0 <= p <= 1, "numbers in [0, 1]"),
   ("evaluate", "thresholds", lambda p: 0 <= p <= 1 and p != 0.5, "numbers in [0, 1] but 0.5"),
+  ("evaluate", "shares", lambda share: 0 < share < 1, "numbers between 0 and 1"),
   ("evaluate", "call_budgets", lambda K: K >= 0 and K % 1 == 0, "whole numbers of at least 0"),
   ("evaluate", "usd_budgets", lambda usd: 0 <= usd < math.inf, "dollars"),
 )
@@ -194,10 +205,32 @@ class BoPOConfig:
 
 
 @dataclasses.dataclass
+class BaselinesConfig:
+  """What is trained and evaluated beside BoPO."""
+
+  rivals: tuple[str, ...] = ()  # of RIVALS
+  ablations: tuple[str, ...] = ()  # of ABLATIONS
+  ablation_lam: float = 0.3  # the weight that they are trained with, one of bopo.lam
+  updates: int = 24  # gradient steps of the cascade's scorer and of the single-turn classifier
+  # The one model that a zero-shot router asks, of the kind of `models`: scripted runs have a
+  # stand-in, at this model's price. Its reasoning counts as completion.
+  judge: ModelsConfig = field(
+    default_factory=lambda: ModelsConfig(
+      names=("gpt-5",), temperature=1.0, max_completion_tokens=2048
+    )
+  )
+
+
+@dataclasses.dataclass
 class EvaluateConfig:
   seeds: int = 3
+  tasks: int = 0  # the first so many of the test tasks; 0 is all
   random_p: tuple[float, ...] = (0.25, 0.5, 0.75)
   thresholds: tuple[float, ...] = ()  # extra points: LARGE where its probability is above
+  # Extra points: the threshold is set so that LARGE is chosen at this share of the decisions of
+  # stored training episodes.
+  shares: tuple[float, ...] = ()
+  paced: bool = False  # under K also with a threshold that follows what is left of the budget
   call_budgets: tuple[int, ...] = (5, 10, 15)
   usd_budgets: tuple[float, ...] = ()  # B_max of a task
   bootstrap: int = 1000  # resamples of the tasks behind each interval
@@ -253,6 +286,7 @@ class Config:
   pretrain: PretrainConfig = field(default_factory=PretrainConfig)
   sft: SFTConfig = field(default_factory=SFTConfig)
   bopo: BoPOConfig = field(default_factory=BoPOConfig)
+  baselines: BaselinesConfig = field(default_factory=BaselinesConfig)
   evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
   distributed: DistributedConfig = field(default_factory=DistributedConfig)
   bench: BenchConfig = field(default_factory=BenchConfig)
@@ -275,7 +309,14 @@ def validate(config: Config) -> None:
       c.env.live_per_process,
       "1 for AppWorld, whose worlds need a process each",
     ),
-    *_models_checks(c.models),
+    (  # the router decides between two tokens, so far
+      len(c.models.names) == 2 or c.models.kind != "chat",
+      "models.names",
+      c.models.names,
+      "two models, the cheaper one first",
+    ),
+    *_models_checks("models", c.models),
+    *_baselines_checks(c),
     *_router_checks("router", c.router),
     *_router_checks("bench.router", c.bench.router),
     (c.bench.steps >= 4, "bench.steps", c.bench.steps, "at least 4: the first ones compile"),
@@ -334,20 +375,39 @@ def validate(config: Config) -> None:
       raise ValueError(f"--config.{name} is {value!r}; it must be {wanted}")
 
 
-def _models_checks(models: ModelsConfig) -> list[tuple]:
-  """(fine, field, value, what it must be) of the models' settings."""
+def ablate(config: Config, name: str) -> Config:
+  """The configuration without one part of the method."""
+  section, part, value = ABLATIONS[name]
+  changed = dataclasses.replace(getattr(config, section), **{part: value})
+  return dataclasses.replace(config, **{section: changed})
+
+
+def _baselines_checks(config: Config) -> list[tuple]:
+  """(fine, field, value, what it must be) of the baselines' settings."""
+  c = config.baselines
+  lam = not c.ablations or c.ablation_lam in config.bopo.lam
+  checks = [
+    (set(c.rivals) <= set(RIVALS), "rivals", f"some of {', '.join(RIVALS)}"),
+    (set(c.ablations) <= set(ABLATIONS), "ablations", f"some of {', '.join(ABLATIONS)}"),
+    (lam, "ablation_lam", f"one of --config.bopo.lam, {config.bopo.lam}"),
+  ]
+  checks = [(ok, f"baselines.{key}", getattr(c, key), must) for ok, key, must in checks]
+  one = (len(c.judge.names) == 1, "baselines.judge.names", c.judge.names, "one model")
+  return [*checks, one, *_models_checks("baselines.judge", c.judge)]
+
+
+def _models_checks(name: str, models: ModelsConfig) -> list[tuple]:
+  """(fine, field, value, what it must be) of models' settings, in the field `name`."""
   each = f"for all models together or for each of the {len(models.names)}"
   counts = (0, 1, len(models.names))
-  # The router decides between two tokens, so far.
   checks = [
     (models.kind in MODEL_KINDS, "kind", f"one of {', '.join(MODEL_KINDS)}"),
-    (len(models.names) == 2 or models.kind != "chat", "names", "two models, the cheaper one first"),
     (len(models.base_urls) in counts, "base_urls", f"addresses {each}"),
     (all(re.match("https?://", url) for url in models.base_urls), "base_urls", "http(s) addresses"),
     (len(models.key_variables) in counts, "key_variables", f"names of variables {each}"),
     (0 <= models.temperature <= 2, "temperature", "in [0, 2]"),
   ]
-  return [(ok, f"models.{key}", getattr(models, key), must) for ok, key, must in checks]
+  return [(ok, f"{name}.{key}", getattr(models, key), must) for ok, key, must in checks]
 
 
 def _router_checks(name: str, router: RouterConfig) -> list[tuple]:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 SMALL = 0
+DECISION_WORDS = ("SMALL", "BIG")  # the two models in prompts and answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +72,13 @@ class Step:
 
   @property
   def calls_usd(self) -> float:
-    """Dollars of all models that were asked for this step, retries apart."""
-    return self.cost_usd + self.proposal_usd + self.judge_usd
+    """Dollars of the models that were asked for an action, retries apart."""
+    return self.cost_usd + self.proposal_usd
 
   @property
   def spent_usd(self) -> float:
-    """The most that they can have been billed for."""
-    return self.calls_usd + self.retry_usd + self.presumed_usd
+    """The most that all models asked for this step can have been billed for."""
+    return self.calls_usd + self.judge_usd + self.retry_usd + self.presumed_usd
 
 
 @dataclasses.dataclass
@@ -110,7 +111,8 @@ class Episode:
 
   @property
   def router_cost_usd(self) -> float:
-    return sum(step.router_cost_usd for step in self.steps)
+    """Of deciding, by a router's compute or by a model that was asked; not part of `cost_usd`."""
+    return sum(step.router_cost_usd + step.judge_usd for step in self.steps)
 
   @property
   def spent_usd(self) -> float:

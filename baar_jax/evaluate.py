@@ -1,25 +1,26 @@
 """Stage evaluate: every policy on the held-out tasks, the same way."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from baar_jax.bopo import load_bopo
-from baar_jax.config import Config
+from baar_jax.cascade import CascadePolicy, cascade_scale, load_cascade, proposing_view
+from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs.sandbox_optimum import Exact
-from baar_jax.episode import SMALL
+from baar_jax.episode import SMALL, Task
 from baar_jax.policies import RulePolicy, always, oracle, random_large
 from baar_jax.qwen2 import Qwen2
 from baar_jax.rollout import Job, Live, Policy
 from baar_jax.router import RouterPolicy, Threshold
 from baar_jax.run import Run
 from baar_jax.sft import load_sft
+from baar_jax.single_turn import load_single_turn
+from baar_jax.thresholds import Paced, Scale, measure
 from baar_jax.view import View
-
-Make = Callable[[str], Policy]  # from the name under which its episodes are stored
+from baar_jax.zero_shot import ZeroShotPolicy
 
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
-ROUTERS = ("sft", "bopo")
 NO_BUDGET: dict[str, float] = {}
 ARGMAX = 0.5  # the threshold that takes the more probable of two models
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
@@ -31,9 +32,10 @@ class Entry:
 
   Attributes:
     family: "always-small", "always-large", "random", "first-large", "sft", "bopo", "oracle" or
-      "optimum"; points of one family make one frontier.
+      "optimum", a rival or an ablation; points of one family make one frontier.
     parameters: of the policy within its family, such as {"p": 0.25} or {"lam": 0.3,
-      "threshold": 0.5}.
+      "threshold": 0.5}; "share" stands for a threshold that training episodes have set, "paced"
+      for one that follows what is left of K.
     policy: the name under which its episodes are stored.
     call_budget: K, or None for no cap on LARGE calls.
     unlimited: under a call budget, the name of the same policy without one.
@@ -49,20 +51,140 @@ class Entry:
 
 
 def entries(config: Config) -> list[Entry]:
-  """The lines of the evaluation, in the order of the report."""
-  return [entry for entry, _ in _lineup(config, None)]
+  """The lines of the evaluation, in the order of the report; those of one router together."""
+  c = config
+  budgets = [{"K": K} for K in c.evaluate.call_budgets]
+  budgets += [{"usd": usd} for usd in c.evaluate.usd_budgets]
+  lines: list[Entry] = []
+
+  def add(family: str, budget: dict[str, float], sees: bool, named: str = "", **parameters) -> None:
+    name, unlimited = _name(named or family, parameters | budget), None
+    # What dollars would not have changed cannot be told from an episode.
+    if "K" in budget and not sees:
+      unlimited = "always-large" if family == FIRST_LARGE else _name(family, parameters)
+    capped = budget.get("K"), unlimited, budget.get("usd")
+    lines.append(Entry(family, parameters, name, *capped))
+
+  add("always-small", NO_BUDGET, False)
+  add("always-large", NO_BUDGET, False)
+  for budget in budgets:
+    if "usd" in budget:  # it caps SMALL too
+      add("always-small", budget, False)
+    add(FIRST_LARGE, budget, False)
+  for p in c.evaluate.random_p:
+    for budget in (NO_BUDGET, *budgets):
+      add("random", budget, False, p=p)
+  scripted = c.models.kind == "scripted"
+  if scripted:
+    for budget in (NO_BUDGET, *budgets):
+      add("oracle", budget, False)
+  if c.env.kind == "sandbox" and scripted and not c.models.prices:  # what it is computed for
+    for mu in OPTIMUM_WEIGHTS:
+      add("optimum", NO_BUDGET, False, mu=mu)
+  if "zero-shot" in c.baselines.rivals:
+    for budget in (NO_BUDGET, *budgets):
+      add("zero-shot", budget, True, named=f"zero-shot {c.baselines.judge.names[0]}")
+  for family, parameters in routers(c):
+    rules = [{"threshold": t} for t in (ARGMAX, *c.evaluate.thresholds)]
+    rules += [{"share": share} for share in c.evaluate.shares]
+    for rule in rules:
+      add(family, NO_BUDGET, False, **parameters, **rule)
+    for budget in budgets if family not in ABLATIONS else ():
+      add(family, budget, c.router.show_budget, **parameters, threshold=ARGMAX)
+      if c.evaluate.paced and "K" in budget:
+        add(family, budget, True, **parameters, paced=1)
+  return lines
+
+
+def routers(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
+  """Family and training's parameters of every trained router."""
+  c, rivals = config, config.baselines.rivals
+  trained, fitted = {"update": c.bopo.updates}, {"update": c.baselines.updates}
+  yield "sft", {"update": c.sft.updates}
+  for lam in c.bopo.lam:
+    yield "bopo", {"lam": lam} | trained
+  for family in ("cascade", "single-turn"):
+    if family in rivals:
+      yield family, fitted
+  for lam in c.bopo.lam if "vanilla" in rivals else ():
+    yield "vanilla", {"lam": lam} | trained
+  for ablation in c.baselines.ablations:
+    yield ablation, {"lam": c.baselines.ablation_lam} | trained
+
+
+def load_router(run: Run, family: str, lam: float | None) -> Qwen2:
+  """A trained router. Raises ValueError if it has not been trained to its end."""
+  if family in ABLATIONS:
+    return load_bopo(run.ablated(family), lam)
+  loads = {"sft": load_sft, "cascade": load_cascade, "single-turn": load_single_turn}
+  return loads[family](run) if family in loads else load_bopo(run, lam, family)
+
+
+class Policies:
+  """Makes the entries' policies. Those of one router come one after the other, and it is kept for
+  them alone."""
+
+  def __init__(self, run: Run):
+    self._run = run
+    self._model = lru_cache(maxsize=1)(lambda family, lam: load_router(run, family, lam))
+    self._scale = lru_cache(maxsize=1)(self._measure)
+
+  def make(self, entry: Entry) -> Policy:
+    """The policy of an entry; raises ValueError if its router has not been trained."""
+    run, name = self._run, entry.policy
+    if entry.family == "always-small":
+      return always(SMALL, name)
+    if entry.family in ("always-large", FIRST_LARGE):
+      return always(len(run.config.models.names) - 1, name)
+    if entry.family == "random":
+      return random_large(entry.parameters["p"], name)
+    if entry.family == "oracle":
+      return oracle(name)
+    if entry.family == "optimum":
+      return _optimum(run.config, entry.parameters["mu"], name)
+    if entry.family == "zero-shot":
+      view = dataclasses.replace(run.config.router, view="paper", show_budget=True)
+      judge = run.pair.judge(run.config.baselines.judge)
+      return ZeroShotPolicy(name, judge, View(view, run.tokenizer))
+    return self._router(entry)
+
+  def _router(self, entry: Entry) -> RouterPolicy:
+    run, c, parameters = self._run, self._run.config.router, entry.parameters
+    key = entry.family, parameters.get("lam")
+    if "paced" in parameters:
+      decide = Paced(self._scale(*key))
+    elif "share" in parameters:
+      decide = Threshold(self._scale(*key).threshold(parameters["share"]))
+    else:
+      decide = Threshold(parameters["threshold"])
+    cascade = entry.family == "cascade"
+    kind = CascadePolicy if cascade else RouterPolicy
+    view = proposing_view(run) if cascade else View(c, run.tokenizer)
+    return kind(entry.policy, self._model(*key), view, c, decide, run.live_episodes, run.mesh)
+
+  def _measure(self, family: str, lam: float | None) -> Scale:
+    run, model = self._run, self._model(family, lam)
+    if family == "cascade":
+      return cascade_scale(run, model)
+    return measure(run, model, View(run.config.router, run.tokenizer))
 
 
 def main(run: Run) -> None:
-  load_sft(run)  # what is not trained yet is said before anything is run
-  for lam in run.config.bopo.lam:
-    load_bopo(run, lam)
-  tasks = run.tasks("test")
-  jobs = [Job(task, seed) for task in tasks for seed in range(run.config.evaluate.seeds)]
-  for entry, make in _lineup(run.config, run):
-    if entry.unlimited and not (entry.family in ROUTERS and run.config.router.show_budget):
+  for family, parameters in routers(run.config):  # what is missing is said before anything is run
+    load_router(run, family, parameters.get("lam"))
+  policies = Policies(run)
+  jobs = [Job(task, seed) for task in test_tasks(run) for seed in range(run.config.evaluate.seeds)]
+  for entry in entries(run.config):
+    if entry.unlimited:
       _reuse(run, entry, jobs)
-    run.collect(entry.policy, make(entry.policy), jobs, entry.call_budget, entry.usd_budget)
+    limits = entry.call_budget, entry.usd_budget
+    run.collect(entry.policy, policies.make(entry), jobs, *limits)
+
+
+def test_tasks(run: Run) -> list[Task]:
+  """The held-out tasks to evaluate on."""
+  tasks = run.tasks("test")
+  return tasks[: run.config.evaluate.tasks or len(tasks)]
 
 
 def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
@@ -78,60 +200,6 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
     if unchanged and (episode.task_id, episode.seed) in missing:
       own = {"policy": entry.policy, "call_budget": entry.call_budget, "reused": True}
       run.store.add(dataclasses.replace(episode, **own))
-
-
-def _lineup(c: Config, run: Run | None) -> list[tuple[Entry, Make]]:
-  """Every entry with what makes its policy; a checkpoint is read when its policy is made.
-
-  Nothing can be made of a configuration without its run.
-  """
-  budgets = [{"K": K} for K in c.evaluate.call_budgets]
-  budgets += [{"usd": usd} for usd in c.evaluate.usd_budgets]
-  large = len(c.models.names) - 1
-  lineup: list[tuple[Entry, Make]] = []
-
-  def add(make: Make, family: str, budget: dict[str, float] = NO_BUDGET, **parameters) -> None:
-    name, unlimited = _name(family, parameters | budget), None
-    if "K" in budget:  # what dollars would not have changed cannot be told from an episode
-      unlimited = "always-large" if family == FIRST_LARGE else _name(family, parameters)
-    entry = Entry(family, parameters, name, budget.get("K"), unlimited, budget.get("usd"))
-    lineup.append((entry, make))
-
-  def router(load: Callable[[], Qwen2], threshold: float, name: str) -> RouterPolicy:
-    view = View(c.router, run.tokenizer)
-    decide = Threshold(threshold)
-    return RouterPolicy(name, load(), view, c.router, decide, run.live_episodes, run.mesh)
-
-  add(partial(always, SMALL), "always-small")
-  add(partial(always, large), "always-large")
-  for budget in budgets:
-    if "usd" in budget:  # it caps SMALL too
-      add(partial(always, SMALL), "always-small", budget)
-    add(partial(always, large), FIRST_LARGE, budget)
-  for p in c.evaluate.random_p:
-    for budget in (NO_BUDGET, *budgets):
-      add(partial(random_large, p), "random", budget, p=p)
-  scripted = c.models.kind == "scripted"
-  if scripted:
-    for budget in (NO_BUDGET, *budgets):
-      add(oracle, "oracle", budget)
-  if c.env.kind == "sandbox" and scripted and not c.models.prices:  # what it is computed for
-    for mu in OPTIMUM_WEIGHTS:
-      add(partial(_optimum, c, mu), "optimum", mu=mu)
-  # Routers come one after the other, and each is kept for its own entries alone.
-  load_router = lru_cache(maxsize=1)(
-    lambda lam: load_sft(run) if lam is None else load_bopo(run, lam)
-  )
-  trained = [("sft", {"update": c.sft.updates}, partial(load_router, None))]
-  for lam in c.bopo.lam:
-    parameters = {"lam": lam, "update": c.bopo.updates}
-    trained.append(("bopo", parameters, partial(load_router, lam)))
-  for family, parameters, load in trained:
-    for threshold in (ARGMAX, *c.evaluate.thresholds):
-      add(partial(router, load, threshold), family, **parameters, threshold=threshold)
-    for budget in budgets:
-      add(partial(router, load, ARGMAX), family, budget, **parameters, threshold=ARGMAX)
-  return lineup
 
 
 def _name(family: str, parameters: dict[str, float]) -> str:

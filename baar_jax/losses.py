@@ -63,6 +63,25 @@ def policy_loss(
   return -gain_B.mean()
 
 
+def dapo_loss(logp_BxS, old_logp_BxS, adv_B, mask_BxS, clip_low: float, clip_high: float):
+  """Clipped policy loss averaged over all decisions of the batch (DAPO, Yu et al. 2025).
+
+  Long episodes count by their decisions, and the ratio may rise further than it may fall.
+
+  Args:
+    logp_BxS, old_logp_BxS: float32, log-probabilities in nats, now and when sampled.
+    adv_B: float32, one per episode; a constant.
+    mask_BxS: bool, False on padding.
+    clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+
+  Returns:
+    float32 scalar to minimise; 0 if the mask is empty.
+  """
+  log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
+  adv_Bx1 = jax.lax.stop_gradient(adv_B)[:, None]
+  return -_mean(_gain(jnp.exp(log_ratio_BxS), adv_Bx1, clip_low, clip_high), mask_BxS)
+
+
 def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
   """KL(pi || pi_ref) in nats, summed over the A models, averaged over real decisions.
 

@@ -15,12 +15,16 @@ from baar_jax.store import Store
 
 def check(config: Config) -> None:
   """Raises ValueError where a model has no price or no key: before anything is made or run."""
-  prices_of(config.models.names, config.models.prices)
+  asked = [config.models]
+  if "zero-shot" in config.baselines.rivals:
+    asked.append(config.baselines.judge)
+  for group in asked:
+    prices_of(group.names, group.prices)
+    if config.models.kind == "chat":
+      for endpoint in endpoints(group):
+        endpoint.key()
   if config.models.kind == "scripted":
     _scripted(config)
-  else:
-    for endpoint in endpoints(config.models):
-      endpoint.key()
 
 
 def open_pair(config: Config, path: Path) -> Pair:
@@ -64,5 +68,5 @@ def open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | No
 
 
 def spent(directory: Path, names: Sequence[str]) -> Spent:
-  """What the calls of all processes of a run have cost so far."""
-  return read_spent(stores(directory), len(names))
+  """What the calls of all processes of a run have cost so far; the judge's come last."""
+  return read_spent(stores(directory), len(names) + 1)  # the judge comes after the pair

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from baar_jax import evaluate, models, references
+from baar_jax import bopo, evaluate, models, references
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Episode
 from baar_jax.llms.prices import Price, Usage, prices_of
@@ -88,19 +88,32 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
       hard = _exactly(_hard(config, store, tasks))
     yield Missing(stage, policy, None, tuple(max(0.0, n * samples - stored) for n in hard))
   elif stage == "bopo":
-    c = config.bopo
-    each = min(c.tasks_per_update, count) * c.group_size
-    for lam in c.lam:
-      for update in range(1, c.updates + 1):
-        policy = f"bopo(lam={lam:g})/{update}"
-        yield Missing(stage, policy, None, _exactly(each - len(store.keys(policy))))
+    for lam in config.bopo.lam:
+      yield from _rollouts(config, store, stage, "bopo", lam, count)
+  elif stage == "baselines":
+    for lam in config.bopo.lam if "vanilla" in config.baselines.rivals else ():
+      yield from _rollouts(config, store, stage, "vanilla", lam, count)
+    for ablation in config.baselines.ablations:
+      lam = config.baselines.ablation_lam
+      yield from _rollouts(config, store, stage, ablation, lam, count)
   elif stage == "evaluate":
-    tests = [task.id for task in store.tasks("test")]
+    tests, seeds = [task.id for task in store.tasks("test")], config.evaluate.seeds
     for entry in evaluate.entries(config):
-      wanted = (len(tests) or config.env.test_tasks) * config.evaluate.seeds
+      wanted = (config.evaluate.tasks or len(tests) or config.env.test_tasks) * seeds
       model = {"always-small": SMALL, "always-large": 1}.get(entry.policy)
       stored = _stored(store, entry.policy, tests)
       yield Missing(stage, entry.policy, model, _exactly(wanted - stored))
+
+
+def _rollouts(
+  config: Config, store: Store, stage: str, family: str, lam: float, tasks: int
+) -> Iterator[Missing]:
+  """What one router that learns from its own episodes has still to run."""
+  c = config.bopo
+  each = min(c.tasks_per_update, tasks) * c.group_size
+  for update in range(1, c.updates + 1):
+    policy = bopo.rollouts_name(family, lam, update)
+    yield Missing(stage, policy, None, _exactly(each - len(store.keys(policy))))
 
 
 def per_episode(

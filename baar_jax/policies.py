@@ -17,6 +17,9 @@ class RulePolicy:
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(self._rule(live)) for live in ready]
 
+  def prepare(self, live: Live) -> None:
+    del live
+
   def finish(self, live: Live) -> None:
     del live
 

@@ -63,7 +63,7 @@ def summarize(
   """
   metrics = list(metrics)
   noted = [line for line in metrics if line.get("stage") == "environments"]
-  samples, left_out = load_samples(store, entries, config.evaluate.seeds)
+  samples, left_out = load_samples(store, entries, config.evaluate.seeds, config.evaluate.tasks)
   capped = [sample for sample in samples if sample.entry.usd_budget is not None]
   samples = [sample for sample in samples if sample.entry.usd_budget is None]
   resamples = config.evaluate.bootstrap

@@ -11,7 +11,7 @@ from typing import Protocol
 from baar_jax import agent
 from baar_jax.budget import BudgetSpent, CallBudget, CapReached, DollarBudget, Purse
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import Episode, Step, Task
+from baar_jax.episode import SMALL, Episode, Step, Task
 
 RESTARTS = 2  # of one episode whose environment died
 
@@ -38,8 +38,8 @@ class Decision:
 class Live:
   """A live episode: all that a policy may look at, and what the loop keeps beside it.
 
-  A policy decides from task, steps, observation, call_budget, usd_budget and budget. `agents` are
-  for the privileged oracle policy alone.
+  A policy decides from task, steps, observation, call_budget, usd_budget, and what it has prepared.
+  `agents` are for the privileged oracle policy and for a cascade's proposals.
   """
 
   job: Job
@@ -49,7 +49,10 @@ class Live:
   usd_budget: float | None = None
   dollars: DollarBudget | None = None
   bounds_usd: Sequence[float] = ()  # the most that each model's call may cost, where it matters
+  purse: Purse = Purse()  # what its calls are paid from
   agents: Sequence[agent.Agent] = ()
+  proposal: agent.Reply | None = None  # of SMALL for the step to come, where a cascade asked for it
+  advice: "Advice | None" = None  # of a model that was asked which one should act
   messages: agent.Messages = dataclasses.field(default_factory=list)
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
@@ -62,6 +65,19 @@ class Live:
     return self.job.task
 
 
+@dataclasses.dataclass(frozen=True)
+class Advice:
+  """What a model said about which one should act, and its dollars as in `Step`."""
+
+  model: int
+  judge_usd: float = 0.0
+  retry_usd: float = 0.0
+  presumed_usd: float = 0.0
+
+
+NO_ADVICE = Advice(SMALL)
+
+
 class Policy(Protocol):
   """Chooses a model for each of the episodes that are ready.
 
@@ -69,6 +85,13 @@ class Policy(Protocol):
   """
 
   name: str
+
+  def prepare(self, live: Live) -> None:
+    """Asks models for what the next decision needs: `live.proposal` or `live.advice`.
+
+    Called in a worker thread before an episode is ready, unless a budget leaves it no choice. May
+    raise what `Agent.reply` does.
+    """
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """One decision per episode, each of a model that the episode's budget allows."""
@@ -125,7 +148,7 @@ def run_episodes(
     calls = None if call_budget is None else CallBudget(call_budget)
     dollars = None if usd_budget is None else DollarBudget(usd_budget)
     live = Live(job, env, call_budget, calls, usd_budget, dollars, restarts=restarts)
-    submit(live, _reset, pair, cap)
+    submit(live, _reset, pair, cap, policy)
 
   stopped: CapReached | None = None
   try:
@@ -155,7 +178,7 @@ def run_episodes(
         if decision is None:
           submit(live, _stop, "budget")
         else:
-          submit(live, _act, decision, pair)
+          submit(live, _act, decision, pair, policy)
   except BaseException:  # Ctrl-C, an abandoned loop, or somebody's bug: nobody waits for replies
     pair.stop()
     raise
@@ -226,11 +249,23 @@ def _allowed(live: Live) -> list[int]:
   ]
 
 
-def _reset(live: Live, pair: agent.Pair, cap: DollarBudget | None) -> bool:
+def _reset(live: Live, pair: agent.Pair, cap: DollarBudget | None, policy: Policy) -> bool:
   live.observation = live.env.reset(live.task.id)
-  live.agents = pair.start(live.env, live.task, live.job.seed, Purse(live.dollars, cap))
+  live.purse = Purse(live.dollars, cap)
+  live.agents = pair.start(live.env, live.task, live.job.seed, live.purse)
   live.messages = agent.opening(live.env.system_prompt, live.task, live.observation)
+  return _prepare(live, policy)
+
+
+def _prepare(live: Live, policy: Policy) -> bool:
+  """All that the next decision needs. Returns whether the episode is over."""
   _foresee(live)
+  if len(_allowed(live)) > 1:
+    try:
+      policy.prepare(live)
+    except BudgetSpent:
+      return _stop(live, "budget")
+    _foresee(live)
   return False
 
 
@@ -238,15 +273,24 @@ def _foresee(live: Live) -> None:
   """Works out what the next call may cost, where a budget asks for it."""
   if live.dollars is not None:
     live.bounds_usd = [a.bound_usd(live.messages, len(live.steps)) for a in live.agents]
+    if live.proposal:  # is paid for
+      live.bounds_usd[SMALL] = 0.0
 
 
-def _act(live: Live, decision: Decision, pair: agent.Pair) -> bool:
+def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bool:
   """One model call and one environment step. Returns whether the episode is over."""
   start = time.monotonic()
+  proposal, advice = live.proposal, live.advice or NO_ADVICE
+  live.proposal = live.advice = None
   try:
-    reply = live.agents[decision.model].reply(live.messages, len(live.steps))
+    if proposal and decision.model == SMALL:
+      reply = proposal
+    else:
+      reply = live.agents[decision.model].reply(live.messages, len(live.steps))
   except BudgetSpent:  # by attempts that brought no answer
     return _stop(live, "budget")
+  refused = None if reply is proposal else proposal
+  asked = [part for part in (reply, refused, advice) if part]
   latency_s = time.monotonic() - start
   action = agent.parse_action(reply.text, live.env.code_actions)
   observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
@@ -261,17 +305,25 @@ def _act(live: Live, decision: Decision, pair: agent.Pair) -> bool:
       latency_s=latency_s,
       router_latency_s=decision.latency_s,
       logp=decision.logp,
-      retry_usd=reply.retry_usd,
-      presumed_usd=reply.presumed_usd,
+      retry_usd=sum(part.retry_usd for part in asked),
+      presumed_usd=sum(part.presumed_usd for part in asked),
       replayed=reply.replayed,
+      proposal=None if proposal is None else proposed_action(live, proposal),
+      proposal_usd=pair.prices[SMALL].cost_usd(refused.usage) if refused else 0.0,
+      proposal_replayed=bool(refused and refused.replayed),
+      judge_usd=advice.judge_usd,
     )
   )
   agent.extend(live.messages, reply.text, observation)
   live.observation = observation
   if done or len(live.steps) >= live.task.max_steps:
     return _stop(live, "done" if done else "max_steps")
-  _foresee(live)
-  return False
+  return _prepare(live, policy)
+
+
+def proposed_action(live: Live, proposal: agent.Reply) -> str:
+  """The action that SMALL would take; empty if none can be read."""
+  return agent.parse_action(proposal.text, live.env.code_actions) or ""
 
 
 def _stop(live: Live, stop: str) -> bool:

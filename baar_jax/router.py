@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from baar_jax.batches import bucket_of
 from baar_jax.config import RouterConfig
 from baar_jax.qwen2 import Qwen2, Qwen2Config
-from baar_jax.rollout import Decision, Live
+from baar_jax.rollout import Decision, Live, proposed_action
 from baar_jax.sharding import local_copy, one_device
 from baar_jax.view import View, count_tokens, has_decisions
 from baar_jax.weights import check_directory, load_qwen2, read_config
@@ -190,7 +190,12 @@ class RouterPolicy:
     start = time.monotonic()
     texts = [
       self._view.windows(
-        live.task, live.steps, live.observation, live.call_budget, live.usd_budget
+        live.task,
+        live.steps,
+        live.observation,
+        live.call_budget,
+        live.usd_budget,
+        None if live.proposal is None else proposed_action(live, live.proposal),
       )[-1].tokens
       for live in ready
     ]
@@ -203,6 +208,9 @@ class RouterPolicy:
       logp = float(np.log(max(p_A[model], 1e-30)))
       decisions.append(Decision(model, logp, new_tokens * self._usd_per_token, latency_s))
     return decisions
+
+  def prepare(self, live: Live) -> None:
+    del live
 
   def finish(self, live: Live) -> None:
     row = self._rows.pop(id(live), None)

@@ -1,5 +1,6 @@
 """A run's directory, and what every stage opens from it."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -13,7 +14,7 @@ import jax
 from tqdm import tqdm
 
 from baar_jax import models, sharding
-from baar_jax.config import Config
+from baar_jax.config import Config, ablate
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import memory_mb, open_envs
@@ -29,10 +30,11 @@ EXCHANGED = 256  # episodes that are sent to other processes at a time
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: it changes no result that is already stored.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s", "bopo.lam")
-FREE_FIELDS += ("evaluate", "distributed", "bench", "max_usd", "dry_run")
+FREE_FIELDS += ("baselines", "evaluate", "distributed", "bench", "max_usd", "dry_run")
 FREE_FIELDS += tuple(
   f"models.{name}" for name in ("key_variables", "concurrency", "timeout_s", "retries", "record")
 )
+UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
 class Run:
@@ -82,6 +84,7 @@ class Run:
       always(SMALL, "always-small"),
       always(len(self.pair.names) - 1, "always-large"),
     )
+    self.ablation = ""
     self._envs: list[Env] = []
     # Shapes are compiled once for all stages, restarts and values of lam.
     jax.config.update("jax_compilation_cache_dir", str((self.dir / "compiled").absolute()))
@@ -113,6 +116,17 @@ class Run:
     temporary.write_text(json.dumps(wanted, indent=2))
     os.replace(temporary, path)
 
+  def ablated(self, name: str) -> "Run":
+    """This run without one part of the method: the same store, models and environments."""
+    other = copy.copy(self)
+    other.config, other.ablation = ablate(self.config, name), name
+    return other
+
+  @property
+  def labels(self) -> dict[str, str]:
+    """What its lines in metrics.jsonl say of it."""
+    return {"ablation": self.ablation} if self.ablation else {}
+
   @property
   def live_episodes(self) -> int:
     processes = self.config.env.processes or os.cpu_count() or 1
@@ -124,7 +138,7 @@ class Run:
       c = self.config.env
       sizes = {"train_tasks": c.train_tasks, "test_tasks": c.test_tasks, "max_steps": c.max_steps}
       if c.kind == "sandbox":
-        self._envs = [Sandbox(**sizes) for _ in range(self.live_episodes)]
+        self._envs += [Sandbox(**sizes) for _ in range(self.live_episodes)]
         return self._envs
       if c.kind == "scienceworld":
         sizes["gold_dir"] = str(Path(self.config.runs) / "gold")
@@ -132,7 +146,7 @@ class Run:
         sizes["data"] = str(engines.data_of(c.kind, c.data))
         sizes |= {"train_split": c.train_split, "test_split": c.test_split}
       processes = self.live_episodes // c.live_per_process
-      self._envs = open_envs(c.kind, sizes, processes, c.live_per_process, c.timeout_s)
+      self._envs += open_envs(c.kind, sizes, processes, c.live_per_process, c.timeout_s)
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
@@ -266,7 +280,7 @@ class Run:
   def close(self) -> None:
     for env in self._envs:
       env.close()
-    self._envs = []
+    self._envs.clear()
     self.pair.close()
     self.store.close()
 

@@ -1,7 +1,8 @@
 """Stage sft: the router imitates the decisions of the references (paper: BoSFT)."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 import optax
@@ -15,7 +16,7 @@ from baar_jax.pretrain import load_initial
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import load_references
 from baar_jax.router import abstract_model
-from baar_jax.run import Run
+from baar_jax.run import UNSTRATIFIED, Run
 from baar_jax.taxonomy import load_profiles
 from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
 from baar_jax.view import View
@@ -56,33 +57,63 @@ def balanced(
     yield [next(pools[0]) for _ in range(hards)] + [next(pools[1]) for _ in range(size - hards)]
 
 
+def shuffled(pool: Sequence[Episode], size: int, seed: str) -> Iterator[list[Episode]]:
+  """Batches of a pool that is gone through before it repeats."""
+  episodes = _cycle(pool, seed)
+  while True:
+    yield [next(episodes) for _ in range(size)]
+
+
 def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
   draw = random.Random(seed)
   while True:
     yield from draw.sample(pool, len(pool))
 
 
+def directory(run: Run) -> Path:
+  """Of its checkpoints; of the ablations one alone changes what is imitated."""
+  return run.checkpoints(f"sft-{UNSTRATIFIED}" if run.ablation == UNSTRATIFIED else "sft")
+
+
 def load_sft(run: Run) -> Qwen2:
   """The trained SFT router. Raises ValueError if the stage has not been run to its end."""
   model = abstract_model(run.config.router, View(run.config.router, run.tokenizer).decision_ids)
-  return load_trained(run.checkpoints("sft"), run.config.sft.updates, model, run.mesh, "sft")
+  return load_trained(directory(run), run.config.sft.updates, model, run.mesh, "sft")
 
 
 def main(run: Run) -> None:
   run.require("references")
+  references = load_references(run)
+  profiles = load_profiles(run)
+  hard = [e for e in references.values() if profiles[e.task_id].difficulty == "hard"]
+  rest = [e for e in references.values() if profiles[e.task_id].difficulty != "hard"]
   config = run.config.sft
-  checkpoints = Checkpoints(run.checkpoints("sft"), run.config)
+  batches = balanced(hard, rest, config.batch_episodes, config.hard_share, run.config.seed)
+  view = View(run.config.router, run.tokenizer)
+  fit(run, "sft", directory(run), view, config, batches)
+
+
+def fit(
+  run: Run,
+  stage: str,
+  directory: Path,
+  view: View,
+  config: SFTConfig,
+  batches: Iterator[list[Episode]],
+  label: Callable[[Sequence[Episode], Batch], Batch] = lambda episodes, batch: batch,
+) -> None:
+  """Trains the initial router on decisions, or goes on from its newest checkpoint.
+
+  Args:
+    batches: episodes of each update; the same whenever it is called.
+    label: turns a micro-batch of some episodes into one of other decisions, or of fewer.
+  """
+  checkpoints = Checkpoints(directory, run.config)
   done = checkpoints.update or 0
   if done == config.updates:
     checkpoints.close()
     return
-  references = load_references(run)
-  profiles = load_profiles(run)
-  tasks = {task.id: task for task in run.store.tasks("train")}
-  hard = [e for e in references.values() if profiles[e.task_id].difficulty == "hard"]
-  rest = [e for e in references.values() if profiles[e.task_id].difficulty != "hard"]
-  view = View(run.config.router, run.tokenizer)
-  batcher = Batcher(run.config, view, tasks)
+  batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
   trainer = Trainer(
     load_initial(run, view),
     imitation,
@@ -93,16 +124,18 @@ def main(run: Run) -> None:
   )
   if done:
     trainer.load(checkpoints.restore(trainer.state))
-  batches = balanced(hard, rest, config.batch_episodes, config.hard_share, run.config.seed)
-  with run.progress(total=config.updates, initial=done, desc="sft", unit="update") as bar:
+  with run.progress(total=config.updates, initial=done, desc=stage, unit="update") as bar:
     for update in range(1, config.updates + 1):
       episodes = next(batches)
       if update <= done:
         continue
-      micro = batcher.micro_batches(episodes)
-      decisions = sum(batch.mask_BxS.sum() for _, batch in micro)
-      metrics = trainer.step([(batch, batch.mask_BxS.sum() / decisions) for _, batch in micro])
-      run.log(stage="sft", update=update, compiled=trainer.compiled, **metrics)
+      micro = [
+        label([episodes[i] for i in indices], batch)
+        for indices, batch in batcher.micro_batches(episodes)
+      ]
+      decisions = max(1, sum(batch.mask_BxS.sum() for batch in micro))
+      metrics = trainer.step([(batch, batch.mask_BxS.sum() / decisions) for batch in micro])
+      run.log(stage=stage, update=update, compiled=trainer.compiled, **run.labels, **metrics)
       bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
       bar.update()
       if update % SAVE_EVERY == 0 or update == config.updates:

@@ -9,10 +9,9 @@ from pathlib import Path
 import tokenizers
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL, Episode, Step, Task
+from baar_jax.episode import DECISION_WORDS, SMALL, Episode, Step, Task
 
 DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
-DECISION_WORDS = ("SMALL", "BIG")
 RECENT_STEPS = 10  # of the paper's hard-budget prompt
 TOKEN_CHARS = 12  # longest merge: a short phrase, so that long ones share their parts
 CUT_MARK = " ..."
@@ -23,8 +22,10 @@ NO_TOKENIZER = (
 
 TASK = "task: "
 START = "\nstart: "
-STEP = "\nstep {number}{budget} model:"
+STEP = "\nstep {number}{budget}"
+MODEL = " model:"
 BUDGET = "/{steps}, {left} large calls left,"
+PROPOSAL = " proposal: "
 DOLLARS = " ${left:.4f} left,"  # behind the budget of calls, or in its place
 ACTION = " action: "
 RESULT = "\nresult: "
@@ -132,7 +133,8 @@ def text_pieces(task: Task, episode: Episode) -> Iterator[str]:
   for number, step in enumerate(episode.steps, 1):
     left = (left + 1) % task.max_steps
     budget = BUDGET.format(steps=task.max_steps, left=left)
-    yield from (STEP.format(number=number, budget=""), STEP.format(number=number, budget=budget))
+    for text in ("", budget):
+      yield STEP.format(number=number, budget=text) + MODEL
     yield from (ACTION, step.action, RESULT, step.observation)
   yield from (ROLE, ROLE_HARD, CHOICES, HARD_LEFT, HARD_SPENT, ASK, ASK_SPENT)
 
@@ -154,8 +156,12 @@ class View:
   text extends a shorter one's, so that a rollout can keep a KV cache.
   """
 
-  def __init__(self, config: RouterConfig, directory: Path):
-    """Reads `tokenizer.json` from the directory. Raises ValueError if it is not there."""
+  def __init__(self, config: RouterConfig, directory: Path, proposals: bool = False):
+    """Reads `tokenizer.json` from the directory. Raises ValueError if it is not there.
+
+    Args:
+      proposals: show what SMALL proposes before each decision, as a cascade's scorer reads it.
+    """
     self._tokenizer = _read_tokenizer(directory, "run --stage=profile first")
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
@@ -163,6 +169,7 @@ class View:
         f"{directory / 'tokenizer.json'} lacks the decision tokens {DECISION_TOKENS}"
       )
     self.config = config
+    self._proposals = proposals
     self.cut_mark = self._tokenizer.encode(CUT_MARK, add_special_tokens=False).ids
     self._encode = functools.lru_cache(maxsize=1 << 16)(self._encode_uncached)
 
@@ -178,6 +185,7 @@ class View:
     observation: str | None,
     call_budget: int | None,
     usd_budget: float | None = None,
+    proposal: str | None = None,
   ) -> list[Window]:
     """The sequences of an episode so far.
 
@@ -187,18 +195,23 @@ class View:
         predicted; None ends with the decision of the last step.
       call_budget: the cap on large calls, written where the config shows budgets; None is none.
       usd_budget: the cap on dollars, in the same way.
+      proposal: SMALL's action for the decision to come, written where the view shows them.
     """
     budgets = (call_budget, usd_budget) if self.config.show_budget else (None, None)
     observations = [step.observation for step in steps]
+    proposals = [step.proposal for step in steps]
     if observation is not None:
       observations.append(observation)
+      proposals.append(proposal)
+    if not self._proposals:
+      proposals = [None] * len(proposals)
     if self.config.view == "paper":
       return [
         Window(tokens, [len(tokens) - 1], s)
         for s in range(len(observations))
-        for tokens in [self._prompt(task, steps, observations, s, budgets)]
+        for tokens in [self._prompt(task, steps, observations, proposals[s], s, budgets)]
       ]
-    return self._transcript(task, steps, observations, budgets)
+    return self._transcript(task, steps, observations, proposals, budgets)
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
     """The sequences of a finished episode, every decision in exactly one of them."""
@@ -209,15 +222,19 @@ class View:
     c = self.config
     return [*self._encode(step.action, c.action_tokens), *self._encode(result, c.result_tokens)]
 
-  def _transcript(self, task, steps, observations, budgets) -> list[Window]:
+  def text(self, window: Window) -> str:
+    """What a window says, for a model that reads text."""
+    return self._tokenizer.decode(window.tokens)
+
+  def _transcript(self, task, steps, observations, proposals, budgets) -> list[Window]:
     """One append-only text; over the limit its older half is cut, in whole steps."""
     c = self.config
     head = [*self._encode(TASK, None), *self._encode(task.description, c.description_tokens)]
     start = [*self._encode(START, None), *self._encode(observations[0], c.result_tokens)]
-    asks = [self._ask(task, steps, s, budgets) for s in range(len(observations))]
+    asks = [self._ask(task, steps, s, budgets, proposals[s]) for s in range(len(observations))]
     acts = [
-      [self.decision_ids[step.model], *self._outcome(step, result)]
-      for step, result in zip(steps, observations[1:])
+      [self.decision_ids[step.model], *self._outcome(step, result, proposal)]
+      for step, result, proposal in zip(steps, observations[1:], proposals)
     ]
     windows = [Window(head + start + asks[0], [], 0)]
     for s in range(len(observations)):
@@ -236,7 +253,7 @@ class View:
       windows[-1].positions.append(len(windows[-1].tokens) - 1)
     return windows
 
-  def _prompt(self, task, steps, observations, s, budgets) -> list[int]:
+  def _prompt(self, task, steps, observations, proposal, s, budgets) -> list[int]:
     """The paper's prompt for one step (appendix "Prompts"): its fields in its order, our words.
 
     The paper has none for dollars; ours says of them what it says of calls.
@@ -263,7 +280,7 @@ class View:
     if left_usd is not None:
       head += self._encode(HARD_DOLLARS.format(left=left_usd, steps=task.max_steps - s), None)
     head += self._encode("\nPrevious steps:" if s else "\nPrevious steps: none", None)
-    tail = [*self._encode(ASK_SPENT if spent else ASK, None)]
+    tail = [*self._proposal(proposal), *self._encode(ASK_SPENT if spent else ASK, None)]
     oldest = max(0, s - RECENT_STEPS) if hard else 0
     recent, first, omitted = [], s, self._omitted(s)
     while first > oldest:
@@ -280,21 +297,29 @@ class View:
   def _omitted(self, steps: int) -> tuple[int, ...]:
     return self._encode(f"\n(steps 1-{steps} omitted)", None) if steps else ()
 
-  def _ask(self, task, steps, s, budgets) -> list[int]:
+  def _proposal(self, proposal: str | None) -> list[int]:
+    if proposal is None:
+      return []
+    return [*self._encode(PROPOSAL, None), *self._encode(proposal, self.config.action_tokens)]
+
+  def _ask(self, task, steps, s, budgets, proposal) -> list[int]:
     left, left_usd = _left(steps[:s], *budgets)
     budget = "" if left is None else BUDGET.format(steps=task.max_steps, left=left)
     if left_usd is not None:
       budget = (budget or f"/{task.max_steps},") + DOLLARS.format(left=left_usd)
-    return list(self._encode(STEP.format(number=s + 1, budget=budget), None))
+    step = STEP.format(number=s + 1, budget=budget)
+    if proposal is None:
+      return list(self._encode(step + MODEL, None))
+    return [*self._encode(step, None), *self._proposal(proposal), *self._encode(MODEL, None)]
 
-  def _outcome(self, step: Step, result: str) -> list[int]:
+  def _outcome(self, step: Step, result: str, proposal: str | None = None) -> list[int]:
+    """What was done, unless that has been read as the proposal, and what came of it."""
     c = self.config
-    return [
-      *self._encode(ACTION, None),
-      *self._encode(step.action, c.action_tokens),
-      *self._encode(RESULT, None),
-      *self._encode(result, c.result_tokens),
-    ]
+    result_tokens = [*self._encode(RESULT, None), *self._encode(result, c.result_tokens)]
+    if proposal is not None and step.model == SMALL:
+      return result_tokens
+    action = [*self._encode(ACTION, None), *self._encode(step.action, c.action_tokens)]
+    return [*action, *result_tokens]
 
   def _encode_uncached(self, text: str, limit: int | None) -> tuple[int, ...]:
     # What an environment prints must not be read as a decision.

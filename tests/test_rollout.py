@@ -99,6 +99,9 @@ class HandPolicy:
     self.tape, self.models = tape, models
     self.groups, self.finished = [], []
 
+  def prepare(self, live):
+    del live
+
   def choose(self, ready):
     self.tape.append("choose")
     self.groups.append([(live.task.id, len(live.steps)) for live in ready])

@@ -89,6 +89,9 @@ class Counting:
     self.inner = always(0, name)
     self.name, self.asked = name, []
 
+  def prepare(self, live):
+    del live
+
   def choose(self, ready):
     self.asked += [(live.task.id, live.job.seed) for live in ready if not live.steps]
     return self.inner.choose(ready)

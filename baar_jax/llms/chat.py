@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 import openai
 
-from baar_jax.agent import Agent, Messages, NoAnswer, Reply
+from baar_jax.agent import Agent, Judge, Messages, NoAnswer, Reply
 from baar_jax.budget import Purse
 from baar_jax.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Task
 from baar_jax.llms.endpoints import Endpoint, endpoints
-from baar_jax.llms.prices import Price, Usage
+from baar_jax.llms.prices import Price, Usage, prices_of
 
 RETRIED = (408, 409, 429)  # and all from 500 on
 UNKNOWN = (408, 504)  # a time-out on the endpoint's side: the model may have been at work
@@ -80,15 +80,24 @@ class ChatPair:
     """
     self.names, self.prices, self._calls = config.names, prices, calls
     self._stopping = threading.Event()
-    sleep = sleep or self._stopping.wait
+    self._sleep, self._draw = sleep or self._stopping.wait, draw
+    settings = calls, self._sleep, draw, self._stopping
     self._models = [
-      ChatModel(i, endpoint, price, config, calls, sleep, draw, self._stopping)
+      ChatModel(i, endpoint, price, config, *settings)
       for i, (endpoint, price) in enumerate(zip(endpoints(config), prices))
     ]
 
   def start(self, env: Env, task: Task, seed: int, purse: Purse) -> list["ChatAgent"]:
     del env
-    return [ChatAgent(model, task, seed, purse) for model in self._models]
+    return [ChatAgent(model, task, seed, purse) for model in self._models[: len(self.names)]]
+
+  def judge(self, config: ModelsConfig) -> "ChatJudge":
+    price = prices_of(config.names, config.prices)[0]
+    settings = self._calls, self._sleep, self._draw, self._stopping
+    # In the books of calls it comes after the pair.
+    model = ChatModel(len(self.names), endpoints(config)[0], price, config, *settings)
+    self._models.append(model)
+    return ChatJudge(model)
 
   def stop(self) -> None:
     self._stopping.set()
@@ -241,6 +250,16 @@ class ChatAgent(Agent):
         charge.usd = usd
     self._counted_messages, self._counted_tokens = len(messages), reply.usage.prompt_tokens
     return reply
+
+
+class ChatJudge(Judge):
+  """A model that is asked single questions."""
+
+  def __init__(self, model: ChatModel):
+    self.price, self._model = model.price, model
+
+  def ask(self, messages: Messages, task: Task, seed: int, place: int, purse: Purse) -> Reply:
+    return ChatAgent(self._model, task, seed, purse).reply(messages, place)
 
 
 def read_answer(body: str, price: Price) -> Outcome:

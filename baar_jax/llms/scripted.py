@@ -11,10 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from baar_jax.agent import Agent, Messages, Reply, write_reply
+from baar_jax.agent import Agent, Judge, Messages, Reply, write_reply
 from baar_jax.budget import Purse
+from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.episode import SMALL, Task
+from baar_jax.episode import DECISION_WORDS, SMALL, Task
 from baar_jax.llms.prices import Price, Usage, prices_of
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate
@@ -63,9 +64,12 @@ class ScriptedPair:
   def start(
     self, env: Env, task: Task, seed: int, purse: Purse | None = None
   ) -> list["ScriptedAgent"]:
-    spoiled: set[int] = set()
+    spoiled: dict[int, int] = {}
     shared = self._errors, env, task, seed, spoiled, purse or Purse()
     return [ScriptedAgent(model, self.prices[model], *shared) for model in (SMALL, LARGE)]
+
+  def judge(self, config: ModelsConfig) -> "ScriptedJudge":
+    return ScriptedJudge(prices_of(config.names, config.prices)[0])
 
   def stop(self) -> None:
     pass
@@ -85,7 +89,7 @@ class ScriptedAgent(Agent):
     env: Env,
     task: Task,
     seed: int,
-    spoiled: set[int],
+    spoiled: dict[int, int],
     purse: Purse,
   ):
     self._model = model
@@ -94,12 +98,13 @@ class ScriptedAgent(Agent):
     self._env = env
     self._task = task
     self._seed = seed
-    self._spoiled = spoiled  # positions of the plan; shared by the episode's agents
+    self._spoiled = spoiled  # step -> position of the plan; shared by the episode's agents
     self._purse = purse
     self._composed: tuple[int, Reply, int | None] | None = None  # of the step to come
 
-  def _lapse(self, oracle: Oracle) -> Lapse:
-    spoiled = oracle.position in self._spoiled
+  def _lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
+    before = (position for at, position in self._spoiled.items() if at < step)
+    spoiled = oracle.position in before
     return self._errors.lapse(self._model, self._task.id, oracle, spoiled)
 
   def error_rate(self) -> float:
@@ -117,14 +122,15 @@ class ScriptedAgent(Agent):
     with self._purse.hold(usd) as charge:
       charge.usd = usd
     _, reply, spoiled = self._composed
+    self._spoiled.pop(step, None)  # a proposal that this reply takes the place of was not acted on
     if spoiled is not None:
-      self._spoiled.add(spoiled)
+      self._spoiled[step] = spoiled
     return reply
 
   def _compose(self, messages: Messages, step: int) -> tuple[Reply, int | None]:
     """The reply, and which position of the plan it spoils, if any."""
     oracle = self._env.oracle()
-    lapse = self._lapse(oracle)
+    lapse = self._lapse(oracle, step)
     key = f"{self._task.id}|{self._seed}|{step}"
     draw = random.Random(key)  # the same numbers for both models: policies differ by choice alone
     action, spoiled = oracle.action, None
@@ -138,6 +144,30 @@ class ScriptedAgent(Agent):
     text = write_reply(thought, action, self._env.code_actions)
     prompt_tokens = sum(count_tokens(message["content"]) for message in messages)
     return Reply(text, Usage(prompt_tokens, 0, count_tokens(text))), spoiled
+
+
+class ScriptedJudge(Judge):
+  """Stands in for a strong model that is asked SMALL or BIG; it reads the same text.
+
+  By rule: BIG at the start, and where the last result says that something went wrong or has been
+  seen before after the same action. What a strong model would say is not known here.
+  """
+
+  WRONG = ("no known action", "nothing happens", "error", "exception", "fail", "can't", "jams")
+
+  def __init__(self, price: Price):
+    self.price = price
+
+  def ask(self, messages: Messages, task: Task, seed: int, place: int, purse: Purse) -> Reply:
+    prompt = messages[-1]["content"]
+    done = re.findall(r" action: (.*)\nresult: (.*)", prompt)
+    stuck = done and (done[-1] in done[:-1] or any(w in done[-1][1].lower() for w in self.WRONG))
+    answer = DECISION_WORDS[LARGE if stuck or not done else SMALL]
+    reply = Reply(answer, Usage(count_tokens(prompt), 0, count_tokens(answer)))
+    usd = self.price.cost_usd(reply.usage)
+    with purse.hold(usd) as charge:
+      charge.usd = usd
+    return reply
 
 
 def count_tokens(text: str) -> int:

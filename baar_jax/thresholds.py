@@ -1,0 +1,112 @@
+"""Thresholds on a router's p(LARGE) that are set on stored training episodes (our choice).
+
+What p means differs from method to method: one may never pass 0.5 and still rank the steps well. So
+each method's thresholds are quantiles of its own p over decisions of training tasks, the same
+number of points at the same shares for all, and no test task has a say in them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from baar_jax.batches import Batch
+from baar_jax.episode import Episode
+from baar_jax.qwen2 import Qwen2
+from baar_jax.references import stratified_random
+from baar_jax.rollout import Live
+from baar_jax.run import Run
+from baar_jax.training import Batcher, Scorer
+from baar_jax.view import View
+
+Label = Callable[[Sequence[Episode], Batch], Batch]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """How p(LARGE) is spread over decisions, and how long episodes are.
+
+  Attributes:
+    p_D: of the decisions, in [0, 1].
+    steps_N: of the episodes.
+  """
+
+  p_D: np.ndarray
+  steps_N: np.ndarray
+
+  def threshold(self, share: float) -> float:
+    """The p that `share` of the decisions reach."""
+    return float(np.quantile(self.p_D, 1.0 - share))
+
+  def remaining(self, step: int) -> float:
+    """Decisions still to come at a step (from 0), a mean over the episodes that get there."""
+    left_N = self.steps_N[self.steps_N > step] - step
+    return float(left_N.mean()) if left_N.size else 1.0
+
+
+@dataclasses.dataclass
+class Paced:
+  """Decide for LARGE where p reaches what the budget's pace allows (our choice).
+
+  With b LARGE calls left and r decisions expected, a share of b / r of them may be LARGE: the
+  threshold is that share's. So calls are kept for later while they are few, and none is left over.
+  """
+
+  scale: Scale
+
+  def pick(self, p_A: np.ndarray, live: Live) -> int:
+    share = min(1.0, live.budget.remaining / self.scale.remaining(len(live.steps)))
+    return len(p_A) - 1 if p_A[-1] >= self.scale.threshold(share) else int(np.argmax(p_A[:-1]))
+
+
+def training_episodes(run: Run) -> list[Episode]:
+  """One trial of each boundary and three stratified episodes of every training task that has them.
+
+  Raises ValueError if there are none.
+  """
+  samples = run.config.references.samples
+  seeds = {max(1, samples * quarter // 4) for quarter in (1, 2, 3)}
+  wanted = [(policy.name, {0}) for policy in run.boundaries]
+  wanted.append((stratified_random(samples).name, seeds))
+  train = {task.id for task in run.store.tasks("train")}
+  found = [
+    e
+    for name, own in wanted
+    for e in run.store.episodes(name)
+    if e.seed in own and e.task_id in train
+  ]
+  if not found:
+    raise ValueError(f"{run.dir} has no training episodes: run --stage=profile first")
+  return found
+
+
+def measure(
+  run: Run,
+  model: Qwen2,
+  view: View,
+  label: Label | None = None,
+  seen: Callable[[Episode], Episode] | None = None,
+) -> Scale:
+  """The router's scale on stored training episodes.
+
+  Args:
+    label: masks decisions that the router would not be asked for; None masks none.
+    seen: what it would have been shown of an episode; None is the episode.
+  """
+  episodes = training_episodes(run)
+  if seen:
+    episodes = list(map(seen, episodes))
+  batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
+  scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
+  parts = []
+  for indices, batch in batcher.micro_batches(episodes):
+    if label:
+      batch = label([episodes[i] for i in indices], batch)
+    parts.append(probabilities(np.asarray(scorer.logits(batch)))[batch.mask_BxS])
+  return Scale(np.sort(np.concatenate(parts)), np.array([len(e.steps) for e in episodes]))
+
+
+def probabilities(logits_BxSxA: np.ndarray) -> np.ndarray:
+  """p(LARGE) of each decision: float64 [B, S]."""
+  weight_BxSxA = np.exp(np.float64(logits_BxSxA) - logits_BxSxA.max(axis=-1, keepdims=True))
+  return weight_BxSxA[..., -1] / weight_BxSxA.sum(axis=-1)

@@ -1,0 +1,47 @@
+"""The zero-shot router: a strong model is shown the paper's prompt and answers SMALL or BIG."""
+
+import re
+from collections.abc import Sequence
+
+from baar_jax.agent import Judge
+from baar_jax.episode import DECISION_WORDS, SMALL
+from baar_jax.rollout import Advice, Decision, Live
+from baar_jax.view import View
+
+TRIES = 2  # an answer that cannot be read is asked for once more; then SMALL acts (our choice)
+_WORD = re.compile(rf"\b({'|'.join(DECISION_WORDS)})\b")
+
+
+def read_answer(text: str) -> int | None:
+  """The model that an answer names; None if it names none or several."""
+  named = set(_WORD.findall(text))
+  return DECISION_WORDS.index(named.pop()) if len(named) == 1 else None
+
+
+class ZeroShotPolicy:
+  """Does what the judge says; what it is asked costs is on the ledger, beside the router's."""
+
+  def __init__(self, name: str, judge: Judge, view: View):
+    """`view` must be the paper's."""
+    self.name, self._judge, self._view = name, judge, view
+
+  def prepare(self, live: Live) -> None:
+    shown = live.task, live.steps, live.observation, live.call_budget, live.usd_budget
+    prompt = self._view.text(self._view.windows(*shown)[-1])
+    question = [{"role": "user", "content": prompt}]
+    usd = retry_usd = presumed_usd = 0.0
+    for attempt in range(TRIES):
+      place = TRIES * len(live.steps) + attempt
+      reply = self._judge.ask(question, live.task, live.job.seed, place, live.purse)
+      usd += self._judge.price.cost_usd(reply.usage)
+      retry_usd, presumed_usd = retry_usd + reply.retry_usd, presumed_usd + reply.presumed_usd
+      model = read_answer(reply.text)
+      if model is not None:
+        break
+    live.advice = Advice(SMALL if model is None else model, usd, retry_usd, presumed_usd)
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    return [Decision(live.advice.model) for live in ready]
+
+  def finish(self, live: Live) -> None:
+    del live
