@@ -90,7 +90,10 @@ def or_fail(parse: Callable, *args):
 
 def fail(error: Exception | str) -> int:
   """Says what is wrong in one line. Returns the exit code of a user's mistake."""
-  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+  text = str(error)
+  if "Traceback" in text:  # of a configuration file that raised
+    text = text.strip().splitlines()[-1]
+  print(f"error: {' '.join(text.split())}", file=sys.stderr)
   return 2
 
 

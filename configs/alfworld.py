@@ -1,29 +1,23 @@
-"""ALFWorld with the scripted pair and a small router from random weights, on a CPU."""
+"""ALFWorld: keyless on a CPU; with :paper the paper's setting, with Qwen2.5-1.5B and API models."""
 
 from baar_jax import config
+from configs import quickstart, sciworld
 
 
-def get_config() -> config.Config:
-  return config.Config(
-    name="alfworld",
-    env=config.EnvConfig(kind="alfworld", train_tasks=66, test_tasks=60, max_steps=30),
-    router=config.RouterConfig(
-      tie_word_embeddings=False,  # as in quickstart.py, also below
-      show_budget=False,
-      max_tokens=512,
-      description_tokens=48,
-      action_tokens=12,
-      result_tokens=16,
-    ),
-    pretrain=config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2),
-    sft=config.SFTConfig(updates=6, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2),
-    bopo=config.BoPOConfig(
-      lam=(0.5,),
-      advantage_eps=0.5,
-      advantage_clip=2.0,
-      learning_rate=1.5e-2,
-      adam_eps=0.1,
-      updates=12,
-    ),
-    evaluate=config.EvaluateConfig(random_p=(0.5,), thresholds=(0.15, 0.3)),
-  )
+def get_config(setting: str = "") -> config.Config:
+  if setting == "paper":
+    c = sciworld.get_config(setting)
+    c.name = "alfworld-paper"
+    c.env = config.EnvConfig(
+      kind="alfworld", train_tasks=2420, test_tasks=200, max_steps=30, processes=16
+    )
+    return c
+  if setting:
+    raise ValueError(
+      f"no setting {setting!r}: use configs/alfworld.py, or configs/alfworld.py:paper"
+    )
+  c = quickstart.get_config()
+  c.name = "alfworld"
+  c.env = config.EnvConfig(kind="alfworld", train_tasks=66, test_tasks=60, max_steps=30)
+  c.bopo.lam = (0.5,)
+  return c

@@ -1,11 +1,16 @@
-"""ScienceWorld with Qwen2.5-1.5B as the router, fully fine-tuned on GPUs."""
+"""ScienceWorld with Qwen2.5-1.5B as the router, trained on GPUs; with :paper, API models."""
 
 from baar_jax import config
 
 
-def get_config() -> config.Config:
+def get_config(setting: str = "") -> config.Config:
+  if setting not in ("", "paper"):
+    raise ValueError(
+      f"no setting {setting!r}: use configs/sciworld.py, or configs/sciworld.py:paper"
+    )
   return config.Config(
-    name="sciworld",
+    name="sciworld-paper" if setting else "sciworld",
+    models=config.ModelsConfig(kind="chat" if setting else "scripted"),  # GPT-4.1 mini and GPT-4.1
     # The paper trains on 2,120 tasks; 1,783 of the engine's training split are short enough here.
     # 16 processes keep 64 episodes alive, whatever the machine: each has a row of the KV cache.
     env=config.EnvConfig(
@@ -22,5 +27,5 @@ def get_config() -> config.Config:
     ),
     # The paper's values are the defaults of baar_jax/config.py.
     sft=config.SFTConfig(micro_episodes=8),
-    evaluate=config.EvaluateConfig(thresholds=(0.15, 0.3, 0.7)),
+    evaluate=config.EvaluateConfig(shares=(0.2, 0.4, 0.6)),
   )

@@ -1,11 +1,13 @@
 """The evaluation's line-up, and what its policies did on the test tasks."""
 
+import copy
 import dataclasses
 
 import pytest
 import tiny
 
 from baar_jax import evaluate, taxonomy
+from baar_jax.config import RIVALS, BaselinesConfig
 from baar_jax.evaluate import entries
 from baar_jax.router import build_model
 from baar_jax.run import Run
@@ -24,8 +26,7 @@ def run(tmp_path_factory):
     run = Run(config)
     taxonomy.main(run)
     model = build_model(config.router, seed=0)
-    patch.setattr(evaluate, "load_sft", lambda run: model)
-    patch.setattr(evaluate, "load_bopo", lambda run, lam: model)
+    patch.setattr(evaluate, "load_router", lambda run, family, lam: model)
     evaluate.main(run)
     patch.undo()
     yield run
@@ -49,9 +50,40 @@ def test_what_changes_a_policy_changes_its_name(run):
   config = dataclasses.replace(
     run.config, sft=dataclasses.replace(run.config.sft, updates=3), bopo=run.config.bopo
   )
-  assert "sft(update=3,threshold=0.5)" in [
-    entry.policy for entry, _ in evaluate._lineup(config, run)
-  ]
+  assert "sft(update=3,threshold=0.5)" in [entry.policy for entry in entries(config)]
+
+
+def test_rivals_and_ablations_join_with_the_same_points(run):
+  config = dataclasses.replace(run.config)
+  config.baselines = BaselinesConfig(RIVALS, ("no-reference",), ablation_lam=0.3, updates=7)
+  config.evaluate = dataclasses.replace(
+    config.evaluate, thresholds=(), shares=(0.25,), call_budgets=(2,), paced=True
+  )
+  names = {entry.policy for entry in entries(config)} - {
+    entry.policy for entry in entries(run.config)
+  }
+  expected = {"zero-shot gpt-5", "zero-shot gpt-5(K=2)"}
+  fitted = {"cascade(update=7,", "single-turn(update=7,"}
+  vanilla = {"vanilla(lam=0.1,update=2,", "vanilla(lam=0.3,update=2,"}
+  old = {"sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"}
+  expected |= {router + "share=0.25)" for router in fitted | vanilla | old}
+  expected |= {router + "paced=1,K=2)" for router in fitted | vanilla | old}
+  expected |= {router + "threshold=0.5)" for router in fitted | vanilla}
+  expected |= {router + "threshold=0.5,K=2)" for router in fitted | vanilla}
+  expected |= {f"no-reference(lam=0.3,update=2,{rule})" for rule in ("threshold=0.5", "share=0.25")}
+  assert names == expected
+  # What sees its budget is run under it, not taken from the run without one.
+  by_name = {entry.policy: entry for entry in entries(config)}
+  assert by_name["zero-shot gpt-5(K=2)"].unlimited is None
+  assert by_name["cascade(update=7,paced=1,K=2)"].unlimited is None
+
+
+def test_fewer_tasks_are_the_first(run):
+  config = dataclasses.replace(run.config)
+  config.evaluate = dataclasses.replace(config.evaluate, tasks=2)
+  fewer = copy.copy(run)
+  fewer.config = config
+  assert evaluate.test_tasks(fewer) == run.tasks("test")[:2]
 
 
 def test_entries_say_what_they_are(run):
@@ -101,9 +133,11 @@ def test_stored_episodes_are_what_a_run_of_their_own_gives(run):
   """Also where an episode of another entry stands for them."""
   rules = ("first-large", "random", "oracle")
   jobs = [evaluate.Job(task, 0) for task in run.tasks("test")]
-  for entry, make in evaluate._lineup(run.config, run):
+  policies = evaluate.Policies(run)
+  for entry in entries(run.config):
     if entry.family in rules and entry.call_budget is not None:
-      own = run.collect("own", make("own " + entry.policy), jobs, entry.call_budget)
+      own_entry = dataclasses.replace(entry, policy="own " + entry.policy)
+      own = run.collect("own", policies.make(own_entry), jobs, entry.call_budget)
       stored = run.store.episodes(entry.policy)
       assert [(e.task_id, e.score, e.stop, without_times(e)) for e in own] == [
         (e.task_id, e.score, e.stop, without_times(e)) for e in stored

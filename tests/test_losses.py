@@ -80,6 +80,25 @@ class TestSFT:
     assert run(losses.sft_loss, np.log(P), ACTION, np.zeros_like(MASK)) == 0
 
 
+class TestDapo:
+  def test_by_hand(self):
+    # Ratios 1.5 and 0.5 of a good episode, 1.5 of a bad one; clipped to [0.8, 1.28]. Gains
+    # min(1.5, 1.28) * 2, min(0.5, 0.8) * 2, min(-1.5, -1.28): 2.56 + 1.0 - 1.5 over 3 decisions.
+    old = f32([[0.0, 0.0], [0.0, 0.0]])
+    logp = f32(np.log([[1.5, 0.5], [1.5, 99.0]]))
+    mask = jnp.array([[True, True], [True, False]])
+    for run in (losses.dapo_loss, jax.jit(losses.dapo_loss, static_argnums=(4, 5))):
+      np.testing.assert_allclose(
+        run(logp, old, f32([2, -1]), mask, 0.2, 0.28), -2.06 / 3, rtol=1e-5
+      )
+
+  def test_gradient_is_zero_where_clipped_and_on_padding(self):
+    logp = f32(np.log([[1.5, 1.1, 1.0]]))
+    mask = jnp.array([[True, True, False]])
+    gradient = jax.grad(losses.dapo_loss)(logp, f32([[0, 0, jnp.inf]]), f32([1]), mask, 0.2, 0.28)
+    np.testing.assert_allclose(gradient, [[0, -1.1 / 2, 0]], rtol=1e-5)
+
+
 class TestPolicy:
   def test_trajectory(self, run):
     # ratios of episodes: 2 * 0.5 = 1 and 1.5 * 1 * 0.5 = 0.75; gains 1 * 1 and 0.75 * -2

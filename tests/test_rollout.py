@@ -95,12 +95,13 @@ class HandPolicy:
 
   name = "by-hand"
 
-  def __init__(self, tape, models="SLSLSLSLSL"):
-    self.tape, self.models = tape, models
+  def __init__(self, tape, models="SLSLSLSLSL", proposing=False):
+    self.tape, self.models, self.proposing = tape, models, proposing
     self.groups, self.finished = [], []
 
   def prepare(self, live):
-    del live
+    if self.proposing:
+      live.proposal = live.agents[0].reply(live.messages, len(live.steps))
 
   def choose(self, ready):
     self.tape.append("choose")
@@ -451,3 +452,51 @@ def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
   assert "stop" not in tape
   assert "reset t4" in tape and "reset t5" not in tape  # no episode is begun that cannot go on
   assert cap.settled_usd == pytest.approx(5 * SMALL_USD) and cap.reserved_usd == 0.0
+
+
+def test_both_calls_of_a_cascade_are_billed():
+  tape = []
+  policy = HandPolicy(tape, "SL", proposing=True)
+  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)])
+  asked = [event for event in tape if event.startswith("ask")]
+  assert asked == ["ask small", "ask small", "ask large"]
+  taken, escalated = episode.steps
+  assert (taken.model, taken.proposal, taken.cost_usd, taken.proposal_usd) == (
+    0,
+    "go 0",
+    pytest.approx(SMALL_USD),
+    0.0,
+  )
+  assert (escalated.model, escalated.proposal, escalated.cost_usd, escalated.proposal_usd) == (
+    1,
+    "go 1",
+    pytest.approx(LARGE_USD),
+    pytest.approx(SMALL_USD),
+  )
+  assert episode.cost_usd == pytest.approx(2 * SMALL_USD + LARGE_USD)
+
+
+def test_no_proposal_where_a_budget_leaves_no_choice():
+  tape = []
+  policy = HandPolicy(tape, "LL", proposing=True)
+  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)], 1)
+  asked = [event for event in tape if event.startswith("ask")]
+  assert asked == ["ask small", "ask large", "ask small"]
+  assert [step.proposal for step in episode.steps] == ["go 0", None]
+
+
+def test_a_paid_proposal_needs_no_more_dollars():
+  """Where LARGE does not fit any more after the proposal, the proposal is taken."""
+  tape = []
+  limits = None, 1.5 * SMALL_USD + LARGE_USD
+  policy = HandPolicy(tape, "LL", proposing=True)
+  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)], *limits)
+  # Step 0: proposal and LARGE. What is left pays for neither: the episode ends.
+  assert [step.model for step in episode.steps] == [1]
+  assert episode.stop == "budget"
+  tape.clear()
+  policy = HandPolicy(tape, "SL", proposing=True)
+  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)], *limits)
+  # Step 0 takes the proposal; step 1 proposes while LARGE fits, which it does no more after that.
+  assert [step.model for step in episode.steps] == [0, 0]
+  assert episode.spent_usd == pytest.approx(2 * SMALL_USD)

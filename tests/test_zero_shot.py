@@ -1,0 +1,116 @@
+"""The zero-shot router with a judge made by hand, and its keyless stand-in."""
+
+import dataclasses
+
+import pytest
+import tiny
+
+from baar_jax.agent import Reply
+from baar_jax.budget import CallBudget, DollarBudget, Purse
+from baar_jax.config import ModelsConfig
+from baar_jax.llms.prices import Price, Usage
+from baar_jax.llms.scripted import ScriptedJudge
+from baar_jax.rollout import Job, Live
+from baar_jax.view import View
+from baar_jax.zero_shot import ZeroShotPolicy, read_answer
+
+PRICE = Price(1.0, 1.0, 2.0)  # dollars per million
+CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
+
+
+class HandJudge:
+  price = PRICE
+
+  def __init__(self, *answers):
+    self.answers, self.asked = list(answers), []
+
+  def ask(self, messages, task, seed, place, purse):
+    self.asked.append((messages[-1]["content"], place))
+    return Reply(self.answers.pop(0), Usage(100, 0, 10), retry_usd=0.5, presumed_usd=0.25)
+
+
+@pytest.fixture
+def paper_view(router_config, tokenizer_dir):
+  config = dataclasses.replace(router_config, view="paper", result_tokens=40, action_tokens=40)
+  return View(config, tokenizer_dir)
+
+
+def live(make_task, steps=(), K=None):
+  budget = None if K is None else CallBudget(K)
+  state = Live(Job(make_task(), 0), None, K, budget)
+  state.observation, state.steps = "see lamp 9", list(steps)
+  return state
+
+
+@pytest.mark.parametrize(
+  "text, model",
+  [
+    ("SMALL", 0),
+    ("Decision: BIG.", 1),
+    ("**BIG**", 1),
+    ("The step is hard, so BIG\nBIG", 1),
+    ("SMALL or BIG?", None),
+    ("small", None),
+    ("BIGGER", None),
+    ("", None),
+  ],
+)
+def test_answers_are_read_strictly(text, model):
+  assert read_answer(text) == model
+
+
+def test_it_is_shown_the_papers_prompt_with_the_budget(paper_view, make_task, make_episode):
+  judge = HandJudge("BIG")
+  policy = ZeroShotPolicy("zero-shot", judge, paper_view)
+  state = live(make_task, make_episode("LS").steps, K=3)
+  policy.prepare(state)
+  prompt = judge.asked[0][0]
+  assert "Task: find the plant" in prompt
+  assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
+  assert prompt.endswith("Decision:")
+  assert [d.model for d in policy.choose([state])] == [1]
+  assert state.advice.judge_usd == pytest.approx(CALL_USD)
+
+
+def test_an_unreadable_answer_is_asked_for_once_more_and_both_are_billed(paper_view, make_task):
+  judge = HandJudge("hm", "BIG")
+  policy, state = ZeroShotPolicy("zero-shot", judge, paper_view), live(make_task)
+  policy.prepare(state)
+  assert [place for _, place in judge.asked] == [0, 1]
+  assert state.advice.model == 1
+  assert state.advice.judge_usd == pytest.approx(2 * CALL_USD)
+  assert (state.advice.retry_usd, state.advice.presumed_usd) == (1.0, 0.5)
+
+
+def test_two_unreadable_answers_are_small(paper_view, make_task):
+  policy = ZeroShotPolicy("zero-shot", HandJudge("hm", "SMALL or BIG"), paper_view)
+  state = live(make_task)
+  policy.prepare(state)
+  assert state.advice.model == 0
+
+
+def test_the_stand_in_reads_the_prompt_and_pays(paper_view, make_task):
+  judge = ScriptedJudge(Price(1.0, 1.0, 4.0))
+  purse = Purse(run=DollarBudget(1.0))
+  ask = lambda text: judge.ask([{"role": "user", "content": text}], make_task(), 0, 0, purse)  # noqa: E731
+  done = "Previous steps:\nStep 1 [Model: SMALL] action: {}\nresult: {}\nDecision:"
+  assert ask("Previous steps: none\nDecision:").text == "BIG"
+  assert ask(done.format("go", "a hall")).text == "SMALL"
+  assert ask(done.format("go", "Nothing happens.")).text == "BIG"
+  again = "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall\n"
+  assert ask(again).text == "BIG"
+  # 30, 75, 85 and 62 characters; answers of 3 and 5 characters: 1 or 2 tokens.
+  texts = ["Previous steps: none\nDecision:", done.format("go", "a hall")]
+  texts += [done.format("go", "Nothing happens."), again]
+  tokens = sum(-(-len(text) // 4) for text in texts)
+  assert purse.run.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)
+
+
+def test_the_pair_makes_its_judge_at_the_judges_price(tmp_path):
+  from baar_jax import models
+
+  pair = models.open_pair(tiny.config(tmp_path), tmp_path / "none.sqlite")
+  judge = pair.judge(ModelsConfig(names=("own",), prices=((1.0, 0.5, 2.0),)))
+  assert judge.price == Price(1.0, 0.5, 2.0)
+  with pytest.raises(ValueError, match="no price for model 'nobody'"):
+    pair.judge(ModelsConfig(names=("nobody",)))
