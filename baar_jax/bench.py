@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from baar_jax import bench_peer, bench_router, bench_training
+from baar_jax import bench_latency, bench_peer, bench_router, bench_training
 from baar_jax.bench_figures import Figures
 from baar_jax.bench_subject import describe, prepare
 from baar_jax.envs.base import Env
@@ -43,6 +43,7 @@ def main(run: Run) -> None:
     bench_training.training,
     bench_training.arithmetic,
     bench_router.loading,
+    bench_latency.waiting,
   ]
   if run.config.bench.peer:
     bench_peer.open_libraries()  # a missing one is said at once

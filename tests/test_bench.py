@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import random
 import sys
 import types
 
@@ -11,7 +12,7 @@ import pytest
 import tiny
 import tokenizers
 
-from baar_jax import bench, bench_peer, bench_router, bench_training
+from baar_jax import bench, bench_latency, bench_peer, bench_router, bench_training
 from baar_jax.bench_figures import Figures
 from baar_jax.bench_subject import prepare
 from baar_jax.config import BenchConfig, Config, RouterConfig, validate
@@ -49,6 +50,7 @@ NUMBERS = """
   training_tokens gradient_compile_s gradient_shapes
   matmul_gflop_per_s sft_gflop_per_s forward_gflop_per_s layer_weights sft_step_gflop
   checkpoint_mb load_s load_mb_per_s first_load_s peak_memory_mb
+  waiting_episodes waiting_calls waiting_wall_s waiting_bound_s waiting_barrier_s
   processes episodes steps steps_per_s episodes_per_s replay_steps_per_s loop_cpu_share
   cached_decisions_per_s_over_uncached_decisions_per_s
   cached_decisions_per_s_over_paper_decisions_per_s
@@ -57,6 +59,8 @@ NUMBERS = """
   bopo_tokens_per_s_over_sft_tokens_per_s
   sft_gflop_per_s_over_matmul_gflop_per_s
   forward_gflop_per_s_over_matmul_gflop_per_s
+  waiting_wall_s_over_waiting_bound_s
+  waiting_barrier_s_over_waiting_bound_s
   steps_per_s_over_replay_steps_per_s
 """
 PEER_NUMBERS = """
@@ -91,6 +95,8 @@ def bench_run(subject, tmp_path_factory):
   with tiny.compiled_once(), pytest.MonkeyPatch.context() as patch:
     patch.setattr(bench, "prepare", lambda config, directory: subject)  # made once for all tests
     patch.setattr(bench_training, "MATMUL_SIZES", (64,))
+    for name, value in (("LIVE", 3), ("STEPS", 2), ("MEDIAN_S", 0.001), ("P99_S", 0.002)):
+      patch.setattr(bench_latency, name, value)
     bench.main(run)
   yield run, "\n".join(said)
   run.close()
@@ -182,6 +188,40 @@ def test_work_is_that_of_the_real_tokens(figures, subject):
   assert figures["layer_weights"] == 2 * (2 * 576 + 2 * 288 + 3 * 768)
 
 
+def test_waiting_by_hand():
+  latency_s_BxS = [[1.0, 2.0], [4.0, 1.0], [2.0, 8.0]]  # 3, 5 and 10: 18 in all
+  assert bench_latency.least_s(latency_s_BxS, 3) == 10  # the longest; 18 / 3 = 6
+  assert bench_latency.least_s(latency_s_BxS, 1) == 18
+  assert bench_latency.barrier_s(latency_s_BxS) == 4 + 8  # the slowest first and second call
+
+
+def test_latencies_are_those_that_the_table_names():
+  latency_s_BxS = bench_latency.draw_latencies(random.Random(1), 400, 100)
+  assert latency_s_BxS == bench_latency.draw_latencies(random.Random(1), 400, 100)
+  assert np.shape(latency_s_BxS) == (400, 100)
+  np.testing.assert_allclose(np.median(latency_s_BxS), 0.5, rtol=0.03)
+  np.testing.assert_allclose(np.quantile(latency_s_BxS, 0.99), 5.0, rtol=0.05)
+
+
+def test_every_call_waits_for_its_own_latency(tmp_path, monkeypatch):
+  slept_s = []
+  monkeypatch.setattr(
+    bench_latency,
+    "time",
+    types.SimpleNamespace(sleep=slept_s.append, monotonic=iter((3.0, 7.5)).__next__),
+  )
+  latency_s_BxS = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+  assert bench_latency.play(latency_s_BxS, tmp_path / "calls.sqlite") == 4.5
+  for latency_s_S in latency_s_BxS:  # each episode's in turn, whatever the other does
+    assert [s for s in slept_s if s in latency_s_S] == latency_s_S
+
+
+def test_waiting_that_ends_early_is_no_figure(tmp_path, monkeypatch):
+  monkeypatch.setattr(bench_latency, "REPLY", "")  # no usable answer
+  with pytest.raises(RuntimeError, match="expected 2 steps of each"):
+    bench_latency.play([[0.0, 0.0]], tmp_path / "calls.sqlite")
+
+
 def test_nothing_of_the_run_changes(bench_run):
   run, _ = bench_run
   assert run.store.count() == 0
@@ -203,7 +243,12 @@ def test_a_run_may_be_benched_with_other_sizes(bench_run):
 
 def test_the_table_says_every_figure(bench_run, figures):
   _, table = bench_run
-  for title in ("Decisions of live episodes", "Training", "Environment: sandbox"):
+  for title in (
+    "Decisions of live episodes",
+    "Training",
+    "stand-in models",
+    "Environment: sandbox",
+  ):
     assert title in table
   over = figures["transcript_scored_per_s_over_paper_scored_per_s"]
   assert f"{over:.3g} x as fast as the paper's prompts" in table
