@@ -20,7 +20,7 @@ from baar_jax.router import RouterPolicy, abstract_model
 from baar_jax.run import Run
 from baar_jax.sft import fit, shuffled
 from baar_jax.taxonomy import success
-from baar_jax.thresholds import Scale, measure, probabilities
+from baar_jax.thresholds import measure, probabilities
 from baar_jax.training import Batcher, Scorer, load_trained
 from baar_jax.view import View
 
@@ -69,8 +69,8 @@ def load_cascade(run: Run) -> Qwen2:
   return load_trained(_directory(run), updates, model, run.mesh, "baselines")
 
 
-def cascade_scale(run: Run, model: Qwen2) -> Scale:
-  """The scorer's scale where SMALL acted."""
+def measure_cascade(run: Run, model: Qwen2) -> np.ndarray:
+  """p_D: the scorer's p(failure) where SMALL acted in stored training episodes."""
   return measure(run, model, proposing_view(run), failures, proposed)
 
 

@@ -230,7 +230,7 @@ class EvaluateConfig:
   # Extra points: the threshold is set so that LARGE is chosen at this share of the decisions of
   # stored training episodes.
   shares: tuple[float, ...] = ()
-  paced: bool = False  # under K also with a threshold that follows what is left of the budget
+  budget_rules: bool = False  # under hard budgets too; else only the more probable model
   call_budgets: tuple[int, ...] = (5, 10, 15)
   usd_budgets: tuple[float, ...] = ()  # B_max of a task
   bootstrap: int = 1000  # resamples of the tasks behind each interval

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from baar_jax.bopo import load_bopo
-from baar_jax.cascade import CascadePolicy, cascade_scale, load_cascade, proposing_view
+from baar_jax.cascade import CascadePolicy, load_cascade, measure_cascade, proposing_view
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs.sandbox_optimum import Exact
 from baar_jax.episode import SMALL, Task
@@ -16,7 +18,7 @@ from baar_jax.router import RouterPolicy, Threshold
 from baar_jax.run import Run
 from baar_jax.sft import load_sft
 from baar_jax.single_turn import load_single_turn
-from baar_jax.thresholds import Paced, Scale, measure
+from baar_jax.thresholds import measure, threshold
 from baar_jax.view import View
 from baar_jax.zero_shot import ZeroShotPolicy
 
@@ -34,8 +36,7 @@ class Entry:
     family: "always-small", "always-large", "random", "first-large", "sft", "bopo", "oracle" or
       "optimum", a rival or an ablation; points of one family make one frontier.
     parameters: of the policy within its family, such as {"p": 0.25} or {"lam": 0.3,
-      "threshold": 0.5}; "share" stands for a threshold that training episodes have set, "paced"
-      for one that follows what is left of K.
+      "threshold": 0.5}; "share" stands for a threshold that training episodes have set.
     policy: the name under which its episodes are stored.
     call_budget: K, or None for no cap on LARGE calls.
     unlimited: under a call budget, the name of the same policy without one.
@@ -90,9 +91,8 @@ def entries(config: Config) -> list[Entry]:
     for rule in rules:
       add(family, NO_BUDGET, False, **parameters, **rule)
     for budget in budgets if family not in ABLATIONS else ():
-      add(family, budget, c.router.show_budget, **parameters, threshold=ARGMAX)
-      if c.evaluate.paced and "K" in budget:
-        add(family, budget, True, **parameters, paced=1)
+      for rule in rules if c.evaluate.budget_rules else rules[:1]:
+        add(family, budget, c.router.show_budget, **parameters, **rule)
   return lines
 
 
@@ -127,7 +127,7 @@ class Policies:
   def __init__(self, run: Run):
     self._run = run
     self._model = lru_cache(maxsize=1)(lambda family, lam: load_router(run, family, lam))
-    self._scale = lru_cache(maxsize=1)(self._measure)
+    self._measured = lru_cache(maxsize=1)(self._measure)
 
   def make(self, entry: Entry) -> Policy:
     """The policy of an entry; raises ValueError if its router has not been trained."""
@@ -151,10 +151,8 @@ class Policies:
   def _router(self, entry: Entry) -> RouterPolicy:
     run, c, parameters = self._run, self._run.config.router, entry.parameters
     key = entry.family, parameters.get("lam")
-    if "paced" in parameters:
-      decide = Paced(self._scale(*key))
-    elif "share" in parameters:
-      decide = Threshold(self._scale(*key).threshold(parameters["share"]))
+    if "share" in parameters:
+      decide = Threshold(threshold(self._measured(*key), parameters["share"]))
     else:
       decide = Threshold(parameters["threshold"])
     cascade = entry.family == "cascade"
@@ -162,10 +160,10 @@ class Policies:
     view = proposing_view(run) if cascade else View(c, run.tokenizer)
     return kind(entry.policy, self._model(*key), view, c, decide, run.live_episodes, run.mesh)
 
-  def _measure(self, family: str, lam: float | None) -> Scale:
+  def _measure(self, family: str, lam: float | None) -> np.ndarray:
     run, model = self._run, self._model(family, lam)
     if family == "cascade":
-      return cascade_scale(run, model)
+      return measure_cascade(run, model)
     return measure(run, model, View(run.config.router, run.tokenizer))
 
 

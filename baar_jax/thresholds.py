@@ -5,7 +5,6 @@ each method's thresholds are quantiles of its own p over decisions of training t
 number of points at the same shares for all, and no test task has a say in them.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +13,6 @@ from baar_jax.batches import Batch
 from baar_jax.episode import Episode
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import stratified_random
-from baar_jax.rollout import Live
 from baar_jax.run import Run
 from baar_jax.training import Batcher, Scorer
 from baar_jax.view import View
@@ -22,41 +20,9 @@ from baar_jax.view import View
 Label = Callable[[Sequence[Episode], Batch], Batch]
 
 
-@dataclasses.dataclass(frozen=True)
-class Scale:
-  """How p(LARGE) is spread over decisions, and how long episodes are.
-
-  Attributes:
-    p_D: of the decisions, in [0, 1].
-    steps_N: of the episodes.
-  """
-
-  p_D: np.ndarray
-  steps_N: np.ndarray
-
-  def threshold(self, share: float) -> float:
-    """The p that `share` of the decisions reach."""
-    return float(np.quantile(self.p_D, 1.0 - share))
-
-  def remaining(self, step: int) -> float:
-    """Decisions still to come at a step (from 0), a mean over the episodes that get there."""
-    left_N = self.steps_N[self.steps_N > step] - step
-    return float(left_N.mean()) if left_N.size else 1.0
-
-
-@dataclasses.dataclass
-class Paced:
-  """Decide for LARGE where p reaches what the budget's pace allows (our choice).
-
-  With b LARGE calls left and r decisions expected, a share of b / r of them may be LARGE: the
-  threshold is that share's. So calls are kept for later while they are few, and none is left over.
-  """
-
-  scale: Scale
-
-  def pick(self, p_A: np.ndarray, live: Live) -> int:
-    share = min(1.0, live.budget.remaining / self.scale.remaining(len(live.steps)))
-    return len(p_A) - 1 if p_A[-1] >= self.scale.threshold(share) else int(np.argmax(p_A[:-1]))
+def threshold(p_D: np.ndarray, share: float) -> float:
+  """The p that a share of the decisions reach."""
+  return float(np.quantile(p_D, 1.0 - share))
 
 
 def training_episodes(run: Run) -> list[Episode]:
@@ -86,8 +52,8 @@ def measure(
   view: View,
   label: Label | None = None,
   seen: Callable[[Episode], Episode] | None = None,
-) -> Scale:
-  """The router's scale on stored training episodes.
+) -> np.ndarray:
+  """p_D: the router's p(LARGE) of decisions in stored training episodes.
 
   Args:
     label: masks decisions that the router would not be asked for; None masks none.
@@ -103,7 +69,7 @@ def measure(
     if label:
       batch = label([episodes[i] for i in indices], batch)
     parts.append(probabilities(np.asarray(scorer.logits(batch)))[batch.mask_BxS])
-  return Scale(np.sort(np.concatenate(parts)), np.array([len(e.steps) for e in episodes]))
+  return np.concatenate(parts)
 
 
 def probabilities(logits_BxSxA: np.ndarray) -> np.ndarray:

@@ -13,5 +13,7 @@ def get_config() -> config.Config:
     rivals=config.RIVALS, ablations=tuple(config.ABLATIONS), ablation_lam=0.7
   )
   # All methods get the same points: argmax, and thresholds that training tasks have set.
-  c.evaluate = config.EvaluateConfig(random_p=(0.25, 0.5, 0.75), shares=(0.2, 0.4, 0.6), paced=True)
+  c.evaluate = config.EvaluateConfig(
+    random_p=(0.25, 0.5, 0.75), shares=(0.2, 0.4, 0.6), budget_rules=True
+  )
   return c

@@ -6,7 +6,7 @@ from configs import sciworld
 
 def get_config() -> config.Config:
   c = sciworld.get_config("paper")
-  c.name = "sciworld-llama"
+  c.name = "sciworld_llama"
   c.models = config.ModelsConfig(
     kind="chat",
     names=("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"),

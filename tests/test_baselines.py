@@ -15,7 +15,7 @@ from baar_jax.run import Run
 def configured(runs):
   config = tiny.config(runs)
   config.baselines = BaselinesConfig(RIVALS, tuple(ABLATIONS), ablation_lam=0.1, updates=2)
-  config.evaluate.shares, config.evaluate.paced = (0.5,), True
+  config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
   return config
 
 
@@ -88,6 +88,20 @@ def test_calibration_is_noted(run):
     if step.model == SMALL
   ]
   assert sum(part["count"] for part in line["bins"]) == len(steps)
+
+
+def test_methods_say_what_they_learned_from(run):
+  lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
+  found = {line["family"]: line for line in lines if line["stage"] == "method"}
+  assert set(found) == {"sft", "bopo", *RIVALS, *ABLATIONS}
+  hard = sum(p.difficulty == "hard" for p in taxonomy.load_profiles(run).values())
+  profiled = 6 * 2 * 2  # tasks, trials, boundaries
+  stored = profiled + 3 * hard
+  episodes = {family: line["training_episodes"] for family, line in found.items()}
+  assert episodes["zero-shot"] == 0
+  assert episodes["single-turn"] == profiled
+  assert episodes["sft"] == episodes["cascade"] == stored
+  assert {episodes[family] for family in ("bopo", "vanilla", *ABLATIONS)} == {stored + 8}
 
 
 def test_an_ablation_changes_one_thing():

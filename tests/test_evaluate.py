@@ -57,7 +57,7 @@ def test_rivals_and_ablations_join_with_the_same_points(run):
   config = dataclasses.replace(run.config)
   config.baselines = BaselinesConfig(RIVALS, ("no-reference",), ablation_lam=0.3, updates=7)
   config.evaluate = dataclasses.replace(
-    config.evaluate, thresholds=(), shares=(0.25,), call_budgets=(2,), paced=True
+    config.evaluate, thresholds=(), shares=(0.25,), call_budgets=(2,), budget_rules=True
   )
   names = {entry.policy for entry in entries(config)} - {
     entry.policy for entry in entries(run.config)
@@ -67,7 +67,7 @@ def test_rivals_and_ablations_join_with_the_same_points(run):
   vanilla = {"vanilla(lam=0.1,update=2,", "vanilla(lam=0.3,update=2,"}
   old = {"sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"}
   expected |= {router + "share=0.25)" for router in fitted | vanilla | old}
-  expected |= {router + "paced=1,K=2)" for router in fitted | vanilla | old}
+  expected |= {router + "share=0.25,K=2)" for router in fitted | vanilla | old}
   expected |= {router + "threshold=0.5)" for router in fitted | vanilla}
   expected |= {router + "threshold=0.5,K=2)" for router in fitted | vanilla}
   expected |= {f"no-reference(lam=0.3,update=2,{rule})" for rule in ("threshold=0.5", "share=0.25")}
@@ -75,7 +75,11 @@ def test_rivals_and_ablations_join_with_the_same_points(run):
   # What sees its budget is run under it, not taken from the run without one.
   by_name = {entry.policy: entry for entry in entries(config)}
   assert by_name["zero-shot gpt-5(K=2)"].unlimited is None
-  assert by_name["cascade(update=7,paced=1,K=2)"].unlimited is None
+  assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited is None
+  config.router = dataclasses.replace(config.router, show_budget=False)
+  by_name = {entry.policy: entry for entry in entries(config)}
+  assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited == "cascade(update=7,share=0.25)"
+  assert by_name["zero-shot gpt-5(K=2)"].unlimited is None
 
 
 def test_fewer_tasks_are_the_first(run):
