@@ -32,7 +32,10 @@ LAYERS = {
     "setup taxonomy references pretrain sft bopo evaluate plan export "
     "bench_figures bench_subject bench_router bench_training bench_peer bench"
   ),
-  "report": "ledger samples results tables plots page report",
+  "report": (
+    "ledger samples rows contests spending latency learning showcase published results cells "
+    "tables budget_tables study_tables frontier_plots plots episode_html sections page report"
+  ),
 }
 ORDER = [name for names in LAYERS.values() for name in names.split()]
 HEAVY = {"jax", "flax", "optax", "orbax"}
