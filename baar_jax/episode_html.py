@@ -38,7 +38,7 @@ def _episode(episode: dict, digits: int) -> str:
 
 
 def _step(place: int, step: dict, digits: int) -> str:
-  model = "LARGE" if step["model"] else "SMALL"
+  model, kind = ("LARGE", ' class="dear"') if step["model"] else ("SMALL", "")
   chance = ""
   if step["p_large"] is not None:
     width = 40 * step["p_large"]
@@ -49,7 +49,7 @@ def _step(place: int, step: dict, digits: int) -> str:
       "</span> "
     )
   return (
-    f'<li class="{model.lower()}"><div class="who"><span><b>{place}</b> {model}</span> {chance}'
+    f'<li{kind}><div class="who"><span><b>{place}</b> {model}</span> {chance}'
     f"<span>${step['cost_usd']:.{digits}f}, {step['large_calls']} LARGE so far</span></div>"
     f'<p class="saw">{html.escape(step["observation"])}</p>'
     f'<p class="did">{html.escape(step["action"]) or "(no action in the reply)"}</p></li>'

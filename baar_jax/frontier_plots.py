@@ -124,8 +124,7 @@ def _finish(axes: Axes, metric: str) -> None:
   style = {"handletextpad": 0.4, "labelspacing": 0.35}
   place = {"loc": "lower right"}
   if len(labels) > INSIDE:
-    width = axes.figure.get_size_inches()[0]
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 4 if width > 5 else 3}
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
   axes.legend(handles[::-1], labels[::-1], **place, **style)
 
 

@@ -4,8 +4,7 @@ import html
 from pathlib import Path
 from string import Template
 
-from baar_jax import sections, tables, theme
-from baar_jax.sections import section
+from baar_jax import sections, theme
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -43,7 +42,7 @@ def render(results: dict, svg: dict[str, str]) -> str:
     sections.episodes(results),
     sections.beside_the_paper(results),
     sections.training(results, svg),
-    section("Every policy", tables.every_policy(results)),
+    sections.every_policy(results),
     sections.method(results),
   )
   body = "\n".join(part for part in parts if part).replace(" %", "\u00a0%")

@@ -16,6 +16,7 @@ from baar_jax.frontier_plots import (
   draw_ablations,
   draw_frontier,
   draw_hard_budget,
+  legend_above,
   new_axes,
 )
 from baar_jax.learning import CURVE_STAGES
@@ -50,7 +51,7 @@ def draw_all(results: dict) -> dict[str, Figure]:
   first, *others = shown_metrics(results)
   with matplotlib.rc_context(STYLE):
     figures = {
-      f"frontier_{first}": draw_frontier(results, first, (6.0, 4.6)),
+      f"frontier_{first}": draw_frontier(results, first, (5.0, 4.5)),
       **{f"frontier_{other}": draw_frontier(results, other, (4.6, 3.8)) for other in others},
       "spend_dollars": draw_spend(results["spend"], "cost_share", "share of dollars"),
       "spend_large": draw_spend(results["spend"], "large_share", "share of LARGE calls"),
@@ -129,7 +130,7 @@ def draw_costs(costs: Sequence[dict]) -> Figure:
   axes.plot([low, high], [low, high], **DASHED)
   axes.set_xlabel("LARGE, dollars per episode")
   axes.set_ylabel("SMALL, dollars per episode")
-  axes.legend(loc="lower right")
+  legend_above(axes, 2)
   return figure
 
 

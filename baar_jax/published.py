@@ -65,7 +65,8 @@ def beside(results: Mapping) -> list[dict]:
   for family, published in zip((SMALL_FAMILY, LARGE_FAMILY), BOUNDARIES[environment]):
     ours = f"{soft[family][f'{metric}_percent']:.1f}"
     add("Boundaries, SR", family, f"{published:.1f}", ours)
-  for place, K in enumerate(BUDGETS):
+  held = {p["call_budget"] for p in policies}
+  for place, K in ((place, K) for place, K in enumerate(BUDGETS) if K in held):
     for family, published in HARD_BUDGET[environment].items():
       own = [p for p in policies if (p["family"], p["call_budget"]) == (family, K)]
       best = max(own, key=lambda p: p[f"{metric}_percent"], default=None)

@@ -213,7 +213,7 @@ def training(results: dict, svg: dict[str, str]) -> str:
     caption = (
       "How often SMALL's proposals failed against what the cascade's scorer said, on training "
       f"tasks that it was not trained on. Brier score {c['brier']:.3f}; always saying the rate of "
-      f"{100 * c['base_rate']:.0f} % has {constant:.3f}. {models_text(results)}."
+      f"{100 * c['base_rate']:.0f} % has {constant:.3f}. On {models_text(results)}."
     )
     parts += f"<h3>Calibration of the cascade</h3>{_figure(svg['calibration'], caption, 'narrow')}"
   return section("Training", parts) if parts else ""
@@ -221,6 +221,12 @@ def training(results: dict, svg: dict[str, str]) -> str:
 
 def _key(color: str, text: str) -> str:
   return f'<span><i style="background: {color}"></i>{html.escape(text)}</span>'
+
+
+def every_policy(results: dict) -> str:
+  count = len(results["policies"])
+  body = f'<details class="fold">\n<summary>{count} policies</summary>\n'
+  return section("Every policy", f"{body}{tables.every_policy(results)}\n</details>")
 
 
 def method(results: dict) -> str:

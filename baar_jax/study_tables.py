@@ -94,8 +94,8 @@ def taxonomy(results: dict) -> str:
     f"<th>Hard at K = {base}</th><th>Jaccard of the hard</th></tr>"
   )
   note = (
-    "Training tasks that have all these trials of both boundaries. The first trials are shared, so "
-    f"labels of fewer and of more trials are not independent. {models_text(results)}."
+    f"Training tasks with all these trials of both boundaries, {models_text(results)}. The first "
+    "trials are shared, so labels of fewer and of more trials are not independent."
   )
   return table(head, rows, note)
 

@@ -55,7 +55,7 @@ def areas_beaten(results: dict) -> str:
   found = [loss for loss in results["beaten"]["areas"] if loss["metric"] in names]
   if not found:
     return "<p>No baseline has a larger area than BoPO.</p>"
-  return f"<p>Baselines with a larger area than BoPO: {_listed(found, 'metric', 1, 2)}.</p>"
+  return f"<p>Baselines with a larger area than BoPO:</p>\n{_listed(found, 2)}"
 
 
 def budgets_beaten(results: dict) -> str:
@@ -65,23 +65,23 @@ def budgets_beaten(results: dict) -> str:
   found = results["beaten"]["budgets"]
   if not found:
     return "<p>At no K does a baseline have a higher SR than BoPO.</p>"
-  return f"<p>Baselines with a higher SR than BoPO: {_listed(found, 'K', 1, 1)}.</p>"
+  return f"<p>Baselines with a higher SR than BoPO:</p>\n{_listed(found, 1)}"
 
 
-def _listed(losses: Sequence[dict], by: str, factor: float, digits: int) -> str:
+def _listed(losses: Sequence[dict], digits: int) -> str:
   """Each loss with its difference and whether its interval excludes 0."""
   texts = []
   for loss in losses:
-    where = f"K = {loss['K']}" if by == "K" else METRIC_TITLES[loss["metric"]].lower()
+    where = f"K = {loss['K']}" if "K" in loss else METRIC_TITLES[loss["metric"]].lower()
     more = loss["gain"]
     flipped = None if more["interval"] is None else [-end for end in more["interval"][::-1]]
-    ends = interval_text(flipped, factor, digits, " to ", "+")
-    doubt = "clear of 0" if loss["clear"] else "not clear of 0"
+    ends = interval_text(flipped, 1, digits, " to ", "+")
+    doubt = "excludes 0" if loss["clear"] else "does not exclude 0"
     texts.append(
-      f"{family_name(loss['family'])} ({where}) by {-factor * more['value']:.{digits}f}, "
-      f"interval {ends}, {doubt}"
+      f"{family_name(loss['family'])}, {where}: by {-more['value']:.{digits}f}; the 95 % interval "
+      f"{ends} {doubt}"
     )
-  return html.escape("; ".join(texts))
+  return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
 
 
 def every_policy(results: dict) -> str:
