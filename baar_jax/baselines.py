@@ -7,6 +7,7 @@ from baar_jax import bopo, cascade, sft, single_turn, vanilla
 from baar_jax.config import ABLATIONS
 from baar_jax.references import stratified_random
 from baar_jax.run import UNSTRATIFIED, Run
+from baar_jax.taxonomy import load_profiles
 
 TRAIN = {"cascade": cascade.main, "single-turn": single_turn.main, "vanilla": vanilla.main}
 THRESHOLDS = "thresholds: the same shares of training tasks' decisions for all methods"
@@ -35,9 +36,8 @@ def methods(run: Run) -> Iterator[dict]:
   """What each method has learned from and with: training episodes per router, settings, and how
   those were chosen."""
   c = run.config
-  names = [policy.name for policy in run.boundaries]
-  profiled = _count(run, names)
-  stored = profiled + _count(run, [stratified_random(c.references.samples).name])
+  profiled = sum(len(p.small) + len(p.large) for p in load_profiles(run).values())
+  stored = profiled + len(run.store.keys(stratified_random(c.references.samples).name))
   rolled_out = c.bopo.updates * c.bopo.tasks_per_update * c.bopo.group_size
   fitted = dataclasses.asdict(cascade.settings(run))
   bopos = dataclasses.asdict(c.bopo)
@@ -63,9 +63,3 @@ def methods(run: Run) -> Iterator[dict]:
 def _method(family: str, episodes: int, settings: dict, chosen: str) -> dict:
   chosen = f"{chosen}; {THRESHOLDS}"
   return {"family": family, "training_episodes": episodes, "settings": settings, "chosen": chosen}
-
-
-def _count(run: Run, policies: list[str]) -> int:
-  """Stored episodes of these policies on training tasks."""
-  train = {task.id for task in run.store.tasks("train")}
-  return sum(task_id in train for name in policies for task_id, _ in run.store.keys(name))

@@ -19,7 +19,7 @@ from baar_jax.rollout import Live
 from baar_jax.router import RouterPolicy, abstract_model
 from baar_jax.run import Run
 from baar_jax.sft import fit, shuffled
-from baar_jax.taxonomy import success
+from baar_jax.taxonomy import load_profiles, success
 from baar_jax.thresholds import measure, probabilities
 from baar_jax.training import Batcher, Scorer, load_trained
 from baar_jax.view import View
@@ -124,8 +124,8 @@ def _directory(run: Run):
 
 
 def _episodes(run: Run) -> list[Episode]:
-  names = (run.boundaries[SMALL].name, stratified_random(run.config.references.samples).name)
-  return [e for name in names for e in run.store.episodes(name)]
+  stratified = run.store.episodes(stratified_random(run.config.references.samples).name)
+  return [e for p in load_profiles(run).values() for e in p.small] + stratified
 
 
 def _predictions(run: Run, view: View, episodes: Sequence[Episode]):

@@ -76,6 +76,7 @@ NOT_NEGATIVE = (
 # Settings of many values, each with a policy of its own: what a value must be.
 LISTS = (
   ("bopo", "lam", lambda lam: lam >= 0, "numbers of at least 0"),
+  ("profile", "robustness", lambda K: 1 <= K <= SEEDS_BEFORE_BOPO and K % 1 == 0, "whole trials"),
   ("evaluate", "random_p", lambda p: 0 <= p <= 1, "numbers in [0, 1]"),
   ("evaluate", "thresholds", lambda p: 0 <= p <= 1 and p != 0.5, "numbers in [0, 1] but 0.5"),
   ("evaluate", "shares", lambda share: 0 < share < 1, "numbers between 0 and 1"),
@@ -149,6 +150,7 @@ class RouterConfig:
 @dataclasses.dataclass
 class ProfileConfig:
   trials: int = 5  # K of the paper, per boundary model
+  robustness: tuple[int, ...] = ()  # other K, whose labels the report compares
   easy_rate: float = 0.8
 
 

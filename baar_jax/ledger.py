@@ -5,15 +5,22 @@ from collections.abc import Iterable
 from baar_jax.calls import Spent
 from baar_jax.episode import SMALL, Episode
 
-PARTS = ("small_usd", "large_usd", "retries_usd", "router_usd")
+PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
+JUDGE = 2  # its place in the books of a pair's calls: behind SMALL and LARGE
 
 
 def episode_parts(episode: Episode) -> dict[str, float]:
-  """Dollars of an episode by part; of two models or more, all but SMALL are "large"."""
+  """Dollars of an episode by part.
+
+  Of two models or more, all but SMALL are "large". Proposals are those of a cascade's SMALL that
+  were not taken; the judge is the model that a zero-shot router asks.
+  """
   steps = episode.steps
   return {
     "small_usd": sum(step.cost_usd for step in steps if step.model == SMALL),
     "large_usd": sum(step.cost_usd for step in steps if step.model != SMALL),
+    "proposals_usd": sum(step.proposal_usd for step in steps),
+    "judge_usd": sum(step.judge_usd for step in steps),
     "retries_usd": sum(step.retry_usd for step in steps),
     "router_usd": sum(step.router_cost_usd for step in steps),
   }
@@ -27,23 +34,28 @@ def run_ledger(episodes: Iterable[Episode], spent: Spent | None) -> dict[str, fl
   Args:
     episodes: all of the run's.
     spent: on API models, by their own books, which also know of calls whose episode was lost and
-      count a replayed reply once. None is for scripted models, whose calls are the episodes'.
+      count a replayed reply once: `replies_usd` of SMALL, its proposals among them, of LARGE, and
+      of the judge where there is one. None is for scripted models, whose calls are the episodes'.
 
   Returns:
     PARTS, total_usd, presumed_usd (what may have been billed beyond it, at most) and replayed_usd
     (what replies would have cost again had they not been recorded).
   """
   ledger = dict.fromkeys(PARTS, 0.0)
-  presumed = replayed = 0.0
+  presumed = replayed = proposed = 0.0
   for episode in episodes:
     if episode.reused:
       continue
     for part, usd in episode_parts(episode).items():
       ledger[part] += usd
     presumed += sum(step.presumed_usd for step in episode.steps)
-    replayed += sum(step.cost_usd for step in episode.steps if step.replayed)
+    for step in episode.steps:
+      replayed += step.cost_usd * step.replayed + step.proposal_usd * step.proposal_replayed
+      proposed += step.proposal_usd * (not step.proposal_replayed)
   if spent is not None:
-    ledger["small_usd"], ledger["large_usd"] = spent.replies_usd[SMALL], sum(spent.replies_usd[1:])
+    ledger["proposals_usd"], ledger["judge_usd"] = proposed, sum(spent.replies_usd[JUDGE:])
+    ledger["small_usd"] = spent.replies_usd[SMALL] - proposed
+    ledger["large_usd"] = sum(spent.replies_usd[1:JUDGE])
     ledger["retries_usd"], presumed = spent.retries_usd, spent.presumed_usd
   total = sum(ledger.values())
   return ledger | {"total_usd": total, "presumed_usd": presumed, "replayed_usd": replayed}

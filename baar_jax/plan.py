@@ -76,9 +76,10 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
   tasks = [task.id for task in store.tasks("train")]
   count = len(tasks) or config.env.train_tasks
   if stage == "profile":
+    trials = max(config.profile.trials, *config.profile.robustness, 0)
     for model, policy in ((SMALL, "always-small"), (1, "always-large")):
       stored = _stored(store, policy, tasks)
-      yield Missing(stage, policy, model, _exactly(count * config.profile.trials - stored))
+      yield Missing(stage, policy, model, _exactly(count * trials - stored))
   elif stage == "references" and not config.references.clone_large:
     samples = config.references.samples
     policy = references.stratified_random(samples).name
@@ -168,7 +169,7 @@ def _hard(config: Config, store: Store, tasks: Sequence[str]) -> int:
   trials: dict[str, tuple[list, list]] = {task: ([], []) for task in tasks}
   for place, policy in enumerate(("always-small", "always-large")):
     for e in store.episodes(policy):
-      if e.task_id in trials:
+      if e.task_id in trials and e.seed < config.profile.trials:
         trials[e.task_id][place].append(success(e))
   both = [found for found in trials.values() if all(found)]
   return sum(difficulty(*found, config.profile.easy_rate) == "hard" for found in both)

@@ -1,4 +1,4 @@
-"""The figures of the report: results -> matplotlib figures, one function each."""
+"""The figures of the report as matplotlib figures, one function each, and as SVG."""
 
 import html
 import re
@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from io import StringIO
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from baar_jax import frontier
-from baar_jax.theme import FAMILIES, LIGHT, MARKERS, STYLE, parameter_text, shown_metrics, sr_name
+from baar_jax.cells import family_name
+from baar_jax.frontier_plots import (
+  DASHED,
+  draw_ablations,
+  draw_frontier,
+  draw_hard_budget,
+  legend_above,
+  new_axes,
+)
+from baar_jax.learning import CURVE_STAGES
+from baar_jax.theme import FAMILIES, LIGHT, MARKERS, STYLE, parameter_text, shown_metrics
 
 CURVES = {
   "loss": "loss",
@@ -27,14 +35,15 @@ CURVES = {
 DESCRIPTIONS = {
   "frontier_score": "Dollars per task against mean score, every policy and its family's hull",
   "frontier_success": "Dollars per task against success rate, every policy and its family's hull",
+  "ablations": "Dollars per task against score, every ablation and BoPO at the same settings",
+  "calibration": "Observed against predicted failures of the cascade's scorer",
   "hard_budget": "Score under a budget of K LARGE calls, per family",
   "spend_dollars": "Share of dollars by difficulty, per policy",
   "spend_large": "Share of LARGE calls by difficulty, per policy",
   "progress": "Share of LARGE along the episode, per policy",
   "costs": "Median cost of SMALL against LARGE, per training task",
 }
-DASHED = {"color": LIGHT["muted"], "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
-LABEL_GAP_PT = 16  # a point nearer than this to a labelled one stays unlabelled
+PANELS = 3  # of the progress figure, side by side
 
 
 def draw_all(results: dict) -> dict[str, Figure]:
@@ -42,7 +51,7 @@ def draw_all(results: dict) -> dict[str, Figure]:
   first, *others = shown_metrics(results)
   with matplotlib.rc_context(STYLE):
     figures = {
-      f"frontier_{first}": draw_frontier(results, first, (6.0, 4.2)),
+      f"frontier_{first}": draw_frontier(results, first, (5.0, 4.5)),
       **{f"frontier_{other}": draw_frontier(results, other, (4.6, 3.8)) for other in others},
       "spend_dollars": draw_spend(results["spend"], "cost_share", "share of dollars"),
       "spend_large": draw_spend(results["spend"], "large_share", "share of LARGE calls"),
@@ -50,9 +59,13 @@ def draw_all(results: dict) -> dict[str, Figure]:
     }
     if results["hard_budget"]:
       figures["hard_budget"] = draw_hard_budget(results, first)
+    if results["ablations"]:
+      figures["ablations"] = draw_ablations(results, first)
+    if results["calibration"]:
+      figures["calibration"] = draw_calibration(results["calibration"])
     if results["costs"]:
       figures["costs"] = draw_costs(results["costs"])
-    for stage in ("sft", "bopo"):
+    for stage in CURVE_STAGES:
       series = [s for s in results["training"] if s["stage"] == stage]
       for name, label in CURVES.items():
         if any(v is not None for s in series for v in s["values"].get(name, ())):
@@ -63,80 +76,18 @@ def draw_all(results: dict) -> dict[str, Figure]:
 def description(name: str) -> str:
   """The figure in a few words, for a reader that cannot see it; the page's tables say the rest."""
   stage, _, rest = name.partition("_")
-  if stage in ("sft", "bopo"):
+  if stage in CURVE_STAGES:
     return f"{FAMILIES[stage]} training curve: {CURVES[rest]}"
   return DESCRIPTIONS[name]
-
-
-def draw_frontier(results: dict, metric: str, size: tuple[float, float]) -> Figure:
-  """Cost against score: every family's points, its upper hull, and the straight line."""
-  figure, axes = _axes(size)
-  policies = results["policies"]
-  soft = {p["family"]: p for p in policies if p["call_budget"] is None}
-  ends = [_point(soft[name], metric) for name in ("always-small", "always-large")]
-  axes.plot(*zip(*ends), **DASHED)
-  if "exact" in results and metric == "success":
-    costs, scores = zip(*results["exact"]["optimum"])
-    label = "exact optimum, all tasks"
-    percents = [100 * score for score in scores]
-    axes.plot(costs, percents, color=LIGHT["optimum"], linestyle=":", linewidth=1.6, label=label)
-  # BoPO last, so that it lies on top.
-  for family in sorted(results["frontiers"], key="bopo".__eq__):
-    front, color = results["frontiers"][family], LIGHT.get(family, LIGHT["muted"])
-    own = [policies[i] for i in front["policies"]]
-    best = [policies[i] for i in front["pareto"][metric]]
-    width = 1.8 if family == "bopo" else 0.9
-    hull = _hull([_point(p, metric) for p in own], ends)
-    axes.plot(*zip(*hull), color=color, linewidth=width, alpha=0.9, zorder=2)
-    _draw_points(axes, own, best, metric, color, MARKERS.get(family, "o"))
-    axes.lines[-1].set_label(FAMILIES.get(family, family))
-    if family == "bopo":
-      _label_points(axes, best, metric, color)
-  boundaries = [soft[name] for name in ("always-small", "always-large")]
-  _draw_points(axes, boundaries, boundaries, metric, LIGHT["small"], "X")
-  for policy, place, align in zip(boundaries, ((9, -4), (-4, -14)), ("left", "right")):
-    text, point = FAMILIES[policy["family"]], _point(policy, metric)
-    axes.annotate(text, point, place, textcoords="offset points", ha=align, fontsize=8)
-  axes.set_xlabel("dollars per task (list price)")
-  axes.set_ylabel(sr_name(metric))
-  handles, labels = axes.get_legend_handles_labels()
-  axes.legend(handles[::-1], labels[::-1], loc="lower right", handletextpad=0.4, labelspacing=0.35)
-  return figure
-
-
-def draw_hard_budget(results: dict, metric: str) -> Figure:
-  """Score under a budget of K LARGE calls: each family at its best parameters for that K."""
-  figure, axes = _axes((4.6, 3.8))
-  best: dict[str, dict[int, float]] = {}
-  for row in results["hard_budget"]:
-    for budget, cell in row["budgets"].items():
-      value, scores = cell[f"{metric}_percent"], best.setdefault(row["family"], {})
-      scores[int(budget)] = max(value, scores.get(int(budget), value))
-  for family, scores in best.items():
-    color, budgets = LIGHT.get(family, LIGHT["muted"]), sorted(scores)
-    style = {"marker": MARKERS.get(family, "o"), "linewidth": 1.8 if family == "bopo" else 1.0}
-    label = FAMILIES.get(family, family)
-    axes.plot(budgets, [scores[K] for K in budgets], color=color, label=label, **style)
-  for name in ("always-small", "always-large"):
-    value = next(p[f"{metric}_percent"] for p in results["policies"] if p["family"] == name)
-    axes.axhline(value, **DASHED)
-    axes.annotate(
-      FAMILIES[name], (0.01, value), (0, 3), ("axes fraction", "data"), "offset points", fontsize=8
-    )
-  axes.set_xticks(sorted({K for scores in best.values() for K in scores}))
-  axes.set_xlabel("K, LARGE calls allowed per task")
-  axes.set_ylabel(sr_name(metric))
-  axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-  return figure
 
 
 def draw_spend(spend: dict, share: str, label: str) -> Figure:
   """One stacked bar per policy: what part of its spend falls on each difficulty."""
   bars = [("task mix", spend["task_mix"])]
   for row in spend["policies"]:
-    words = FAMILIES.get(row["family"], row["family"]).split(" (")[0]
+    words = family_name(row["family"]).split(" (")[0]
     bars.append((f"{words} {parameter_text(row['parameters'])}".strip(), row[share]))
-  figure, axes = _axes((4.6, 0.9 + 0.34 * len(bars)))
+  figure, axes = new_axes((4.6, 0.9 + 0.34 * len(bars)))
   for place, (_, parts) in enumerate(bars):
     if parts is None:
       axes.text(1, place, "none", va="center", color=LIGHT["muted"])
@@ -159,32 +110,9 @@ def draw_spend(spend: dict, share: str, label: str) -> Figure:
   return figure
 
 
-def draw_progress(rows: Sequence[dict]) -> Figure:
-  """Share of LARGE among the decisions of each tenth of an episode."""
-  figure, axes = _axes((4.6, 3.8))
-  for row in rows:
-    shares, family = row["large_share_by_progress"], row["family"]
-    known = [
-      (100 * (i + 0.5) / len(shares), 100 * s) for i, s in enumerate(shares) if s is not None
-    ]
-    if family.startswith("always-"):
-      continue
-    style = {"marker": MARKERS.get(family, "o"), "markersize": 4}
-    width = 1.8 if family == "bopo" else 1.0
-    label = f"{FAMILIES.get(family, family)} {parameter_text(row['parameters'])}"
-    color = LIGHT.get(family, LIGHT["muted"])
-    axes.plot(*zip(*known), color=color, linewidth=width, label=label, **style)
-  axes.set_xlim(0, 100)
-  axes.set_ylim(bottom=0)
-  axes.set_xlabel("progress through the episode, % of its steps")
-  axes.set_ylabel("LARGE, % of decisions")
-  axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-  return figure
-
-
 def draw_costs(costs: Sequence[dict]) -> Figure:
   """Median dollars of SMALL against LARGE per training task; above the diagonal is inverted."""
-  figure, axes = _axes((4.6, 3.8))
+  figure, axes = new_axes((4.6, 3.8))
   for inverted, color, marker in ((False, LIGHT["sft"], "o"), (True, LIGHT["bopo"], "D")):
     points = [(c["large_usd"], c["small_usd"]) for c in costs if c["inverted"] is inverted]
     name = "SMALL is dearer" if inverted else "LARGE is dearer"
@@ -202,31 +130,95 @@ def draw_costs(costs: Sequence[dict]) -> Figure:
   axes.plot([low, high], [low, high], **DASHED)
   axes.set_xlabel("LARGE, dollars per episode")
   axes.set_ylabel("SMALL, dollars per episode")
-  axes.legend(loc="lower right")
+  legend_above(axes, 2)
   return figure
 
 
-def curve_color(lam: float | None, place: int, curves: int) -> str:
-  """Of the place-th of a stage's curves."""
-  if lam is None:
-    return LIGHT["sft"]
-  return to_hex(matplotlib.colormaps["viridis"](0.2 + 0.65 * place / curves))
+def draw_progress(rows: Sequence[dict]) -> Figure:
+  """Share of LARGE among the decisions of each tenth of an episode: a panel per policy.
+
+  BoPO's line is in every panel, faint.
+  """
+  shown = [row for row in rows if not row["family"].startswith("always-")]
+  columns = min(PANELS, max(1, len(shown)))
+  lines = max(1, -(-len(shown) // columns))
+  figure = Figure(figsize=(4.6, 0.7 + 1.35 * lines), layout="constrained")
+  grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+  bopo = next((row for row in shown if row["family"] == "bopo"), None)
+  for axes, row in zip(grid, shown):
+    color = LIGHT.get(row["family"], LIGHT["muted"])
+    if bopo and row is not bopo:
+      axes.plot(*zip(*_by_progress(bopo)), color=LIGHT["bopo"], linewidth=0.9, alpha=0.45)
+    style = {"marker": MARKERS.get(row["family"], "o"), "markersize": 3}
+    axes.plot(*zip(*_by_progress(row)), color=color, linewidth=1.4, **style)
+    axes.set_title(family_name(row["family"]).split(" (")[0], color=color, fontsize=8)
+    axes.set_xlim(0, 100)
+    axes.set_xticks((0, 50, 100))
+  for axes in grid[len(shown) :]:
+    axes.set_visible(False)
+  if shown:
+    top = max(share for row in shown for _, share in _by_progress(row))
+    grid[0].set_ylim(0, max(5.0, 1.1 * top))
+  figure.supxlabel("progress through the episode, % of its steps", fontsize=9)
+  figure.supylabel("LARGE, % of decisions", fontsize=9)
+  return figure
+
+
+def _by_progress(row: dict) -> list[tuple[float, float]]:
+  """(percent of the steps, percent LARGE) of the tenths that hold a decision."""
+  shares = row["large_share_by_progress"]
+  return [(100 * (i + 0.5) / len(shares), 100 * s) for i, s in enumerate(shares) if s is not None]
+
+
+def draw_calibration(calibration: dict) -> Figure:
+  """Reliability of the cascade's scorer: observed against predicted failures, with counts."""
+  figure = Figure(figsize=(4.6, 3.8), layout="constrained")
+  axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+  bins = [b for b in calibration["bins"] if b["count"]]
+  predicted = [100 * b["predicted"] for b in bins]
+  axes.plot([0, 100], [0, 100], **DASHED)
+  observed = [100 * b["observed"] for b in bins]
+  axes.plot(predicted, observed, MARKERS["cascade"] + "-", color=LIGHT["cascade"], linewidth=1.4)
+  axes.set_title(f"Brier score {calibration['brier']:.3f}")
+  axes.set_ylabel("observed failures, %")
+  axes.set_ylim(-3, 103)
+  counts.bar(predicted, [b["count"] for b in bins], 3, color=LIGHT["cascade"])
+  counts.set_xlim(-3, 103)
+  counts.set_xlabel("predicted probability of failure, %")
+  counts.set_ylabel("decisions")
+  return figure
+
+
+def curve_style(series: dict, place: int, curves: int) -> dict:
+  """Colour and dash of the place-th of a stage's curves: ablations in their own colour, dashed."""
+  if series["ablation"] is not None:
+    color = LIGHT.get(series["ablation"], LIGHT["muted"])
+    return {"color": color, "linestyle": (0, (3, 1.5))}
+  if series["lam"] is None:
+    return {"color": LIGHT.get(series["stage"], LIGHT["sft"])}
+  return {"color": to_hex(matplotlib.colormaps["viridis"](0.2 + 0.65 * place / curves))}
+
+
+def curve_name(series: dict) -> str:
+  """What tells a stage's curves apart."""
+  lam = "" if series["lam"] is None else f"λ = {series['lam']:g}"
+  ablation = "" if series["ablation"] is None else family_name(series["ablation"])
+  return ", ".join(part for part in (ablation, lam) if part)
 
 
 def draw_curve(series: Sequence[dict], name: str, label: str) -> Figure:
-  """One quantity over the updates, a line per lam: raw values faint, their moving mean strong."""
-  figure, axes = _axes((3.2, 2.2))
+  """One quantity over the updates, a line per curve: raw values faint, their mean strong."""
+  figure, axes = new_axes((3.2, 2.2))
   for i, s in enumerate(series):
     known = [(u, v) for u, v in zip(s["update"], s["values"].get(name, ())) if v is not None]
     if not known:
       continue
-    color = curve_color(s["lam"], i, len(series))
+    style = curve_style(s, i, len(series))
     updates, values = zip(*known)
     window = max(1, len(values) // 12)
     parts = [values[max(0, j - window + 1) : j + 1] for j in range(len(values))]
-    axes.plot(updates, values, color=color, linewidth=0.6, alpha=0.3)
-    means = [sum(part) / len(part) for part in parts]
-    axes.plot(updates, means, color=color, linewidth=1.4)
+    axes.plot(updates, values, color=style["color"], linewidth=0.6, alpha=0.3)
+    axes.plot(updates, [sum(part) / len(part) for part in parts], linewidth=1.4, **style)
   axes.set_title(label)
   axes.set_xlabel("update")
   return figure
@@ -245,50 +237,3 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
   for color, light in LIGHT.items():
     body = body.replace(light, f"var(--{color})")
   return f'<svg role="img" aria-label="{html.escape(description)}" {box}>{body}'
-
-
-def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
-  figure = Figure(figsize=size, layout="constrained")
-  return figure, figure.subplots()
-
-
-def _point(policy: dict, metric: str) -> tuple[float, float]:
-  return policy["cost_usd"], policy[f"{metric}_percent"]
-
-
-def _hull(points: list[tuple], ends: list[tuple]) -> list[tuple[float, float]]:
-  """What `frontier.area` measures: costs clipped between the boundaries'."""
-  low, high = ends[0][0], ends[1][0]
-  return frontier.upper_hull([*ends, *((min(max(x, low), high), y) for x, y in points)])
-
-
-def _draw_points(
-  axes: Axes,
-  policies: Sequence[dict],
-  best: Sequence[dict],
-  metric: str,
-  color: str,
-  marker: str,
-) -> None:
-  """All points as one line of markers; intervals for the best only, where many lie close."""
-  for p in best:
-    x, y = _point(p, metric)
-    axes.plot(p["cost_interval_usd"], [y, y], color=color, linewidth=0.8, alpha=0.4)
-    axes.plot([x, x], p[f"{metric}_interval"], color=color, linewidth=0.8, alpha=0.4)
-  points = [_point(p, metric) for p in policies]
-  axes.plot(*zip(*points), marker, color=color, markersize=5.5, zorder=3, alpha=0.45)
-  axes.plot(*zip(*(_point(p, metric) for p in best)), marker, color=color, markersize=6, zorder=4)
-
-
-def _label_points(axes: Axes, policies: Sequence[dict], metric: str, color: str) -> None:
-  """Writes the parameters beside the points, leaving out what would lie on another label."""
-  written: list[tuple[float, float]] = []
-  axes.figure.draw_without_rendering()  # the places of points are known once the axes are laid out
-  per_pt = axes.figure.dpi / 72
-  for p in policies:
-    x, y = axes.transData.transform(_point(p, metric)) / per_pt
-    if all(abs(x - u) > 2 * LABEL_GAP_PT or abs(y - v) > LABEL_GAP_PT for u, v in written):
-      written.append((x, y))
-      text, point = parameter_text(p["parameters"]), _point(p, metric)
-      offset = {"xytext": (-6, 6), "textcoords": "offset points", "ha": "right"}
-      axes.annotate(text, point, color=color, fontsize=7.5, **offset)

@@ -21,6 +21,7 @@ from baar_jax.qwen2 import Qwen2
 from baar_jax.references import stratified_random
 from baar_jax.router import abstract_model, build_model, load_pretrained, start_alike
 from baar_jax.run import Run
+from baar_jax.taxonomy import first_trials
 from baar_jax.training import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
 from baar_jax.view import View
 
@@ -116,9 +117,10 @@ def main(run: Run) -> None:
 def _episodes(run: Run) -> list[Episode]:
   """What the profile and the references left in the store, of training tasks."""
   train = {task.id for task in run.store.tasks("train")}
-  names = [policy.name for policy in run.boundaries]
-  names.append(stratified_random(run.config.references.samples).name)
-  return [e for name in names for e in run.store.episodes(name) if e.task_id in train]
+  trials = run.config.profile.trials
+  profiled = (first_trials(run.store.episodes(policy.name), trials) for policy in run.boundaries)
+  stratified = run.store.episodes(stratified_random(run.config.references.samples).name)
+  return [e for episodes in (*profiled, stratified) for e in episodes if e.task_id in train]
 
 
 def _updates(run: Run, episodes: int) -> int:

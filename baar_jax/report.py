@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from baar_jax import evaluate, models, results, tables
+from baar_jax import budget_tables, evaluate, models, results
+from baar_jax.cells import cost_digits
 from baar_jax.config import Config
 from baar_jax.envs.sandbox_optimum import Exact
 from baar_jax.episode import SMALL
@@ -58,7 +59,8 @@ def read_metrics(directory: Path) -> list[dict]:
 
 
 def write_report(summary: dict, directory: Path) -> Path:
-  """Writes results.json, a PNG per figure and index.html; returns the page's path."""
+  """Writes results.json, a PNG per figure, the hard-budget table as Markdown and LaTeX, and
+  index.html; returns the page's path."""
   # matplotlib takes a second to import, which the other stages need not pay.
   from baar_jax import page, plots
 
@@ -69,6 +71,13 @@ def write_report(summary: dict, directory: Path) -> Path:
   for name, figure in plots.draw_all(summary).items():
     svg[name] = plots.to_svg(figure, name, plots.description(name))
     figure.savefig(directory / f"{name}.png", dpi=144, facecolor="white")
+  if summary["hard_budget"]:
+    markdown, latex = (
+      render(summary)
+      for render in (budget_tables.hard_budget_markdown, budget_tables.hard_budget_latex)
+    )
+    (directory / "hard_budget.md").write_text(markdown, encoding="utf-8")
+    (directory / "hard_budget.tex").write_text(latex, encoding="utf-8")
   path = directory / "index.html"
   path.write_text(page.render(summary, svg), encoding="utf-8")
   return path
@@ -77,7 +86,7 @@ def write_report(summary: dict, directory: Path) -> Path:
 def terminal_table(summary: dict) -> str:
   """A line per policy for the terminal."""
   lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
-  digits = tables.cost_digits(summary)
+  digits = cost_digits(summary)
   sr = f"{summary['run']['sr_metric']}_percent"
   for p in summary["policies"]:
     use = "" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
@@ -96,5 +105,5 @@ def terminal_table(summary: dict) -> str:
     area = front["area"][summary["run"]["sr_metric"]]
     if area is not None:
       lines.append(f"area of {family}: {area['value']:.3f}")
-  lines.append(tables.ledger_text(summary))
+  lines.append(budget_tables.ledger_text(summary))
   return "\n".join(lines)

@@ -30,6 +30,7 @@ EXCHANGED = 256  # episodes that are sent to other processes at a time
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: it changes no result that is already stored.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s", "bopo.lam")
+FREE_FIELDS += ("profile.robustness",)  # its trials are compared, and nothing is trained on them
 FREE_FIELDS += ("baselines", "evaluate", "distributed", "bench", "max_usd", "dry_run")
 FREE_FIELDS += tuple(
   f"models.{name}" for name in ("key_variables", "concurrency", "timeout_s", "retries", "record")

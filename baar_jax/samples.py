@@ -11,7 +11,10 @@ from baar_jax.evaluate import Entry
 from baar_jax.store import Store
 from baar_jax.taxonomy import success
 
+METRICS = ("score", "success")
 SMALL_FAMILY, LARGE_FAMILY = "always-small", "always-large"
+PRIVILEGED = ("oracle", "optimum")  # they see what no router may
+ABLATIONS = ("no-stratified", "no-reference", "no-hard-bonus")  # BoPO without one of its parts
 PROGRESS_BINS = 10  # tenths of an episode's steps
 # Episodes that ended in an error are left out, for all policies alike; more is not an evaluation.
 LEFT_OUT_LIMIT = 0.05
@@ -19,7 +22,18 @@ LEFT_OUT_LIMIT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """What the figures need of an episode; the texts are too many to hold at once."""
+  """What the figures need of an episode; the texts are too many to hold at once.
+
+  Attributes:
+    models: of each step.
+    small_tokens, large_tokens: completion tokens of the replies that were acted on.
+    decisions: steps at which a router read the episode.
+    proposals: of a cascade, replies of SMALL that were not taken.
+    judgements: calls by which a zero-shot router decided.
+    latency_s: seconds of the model calls, replayed ones at next to nothing.
+    router_latency_s: seconds that the episode waited for its router.
+    replayed: replies that were not asked for again.
+  """
 
   score: float
   success: bool
@@ -28,9 +42,18 @@ class Trial:
   spent_usd: float
   large_calls: int
   models: tuple[int, ...]
+  small_tokens: int
+  large_tokens: int
+  decisions: int
+  proposals: int
+  judgements: int
+  latency_s: float
+  router_latency_s: float
+  replayed: int
 
   @classmethod
   def of(cls, episode: Episode) -> "Trial":
+    steps = episode.steps
     return cls(
       episode.score,
       success(episode),
@@ -38,7 +61,15 @@ class Trial:
       episode.router_cost_usd,
       episode.spent_usd,
       episode.large_calls,
-      tuple(step.model for step in episode.steps),
+      tuple(step.model for step in steps),
+      sum(step.completion_tokens for step in steps if step.model == SMALL),
+      sum(step.completion_tokens for step in steps if step.model != SMALL),
+      sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
+      sum(step.proposal_usd > 0 for step in steps),
+      sum(step.judge_usd > 0 for step in steps),
+      sum(step.latency_s for step in steps),
+      sum(step.router_latency_s for step in steps),
+      sum(step.replayed for step in steps),
     )
 
   @property
@@ -139,6 +170,15 @@ def gap_share_interval(
   usable_B = high_B > low_B
   gaps_B = (high_B - low_B)[usable_B]
   return _interval((value_B - low_B)[usable_B] / gaps_B, resamples)
+
+
+def gain(one: Sample, other: Sample, metric: str, resamples: int) -> dict:
+  """One policy's percent minus another's, with the paired 95 % bootstrap interval over tasks."""
+  gain_N = 100 * (one.mean_N(metric) - other.mean_N(metric))
+  return {
+    "value": float(gain_N.mean()),
+    "interval": list(frontier.bootstrap_interval(gain_N, resamples)),
+  }
 
 
 def area(

@@ -55,14 +55,76 @@ def profile_tasks(
   }
 
 
+def first_trials(episodes: Iterable[Episode], trials: int) -> list[Episode]:
+  """The episodes of the first seeds: more than those may be stored, for `robustness`."""
+  return [e for e in episodes if e.seed < trials]
+
+
+def robustness(
+  small: Iterable[Episode],
+  large: Iterable[Episode],
+  base_trials: int,
+  trials: Sequence[int],
+  easy_rate: float,
+) -> list[dict]:
+  """How far the labels depend on the number of trials K (paper, appendix).
+
+  The trials of a smaller K are among those of a larger one, so the labels are not independent.
+
+  Args:
+    small, large: episodes of either boundary, of any seeds.
+    base_trials: the K whose labels are the ones in use.
+    trials: other K.
+    easy_rate: as in `profile_tasks`.
+
+  Returns:
+    Per K: trials, tasks (those with all trials of both boundaries, under K and under the base),
+    agreement (share of them with the same label), hard and base_hard (how many are hard), and
+    hard_jaccard (of the two sets of hard tasks). None where there is no task, or none hard.
+  """
+  small, large = list(small), list(large)
+  base = _labels(small, large, base_trials, easy_rate)
+  rows = []
+  for K in trials:
+    other = _labels(small, large, K, easy_rate)
+    tasks = base.keys() & other.keys()
+    hard, base_hard = ({t for t in tasks if of[t] == "hard"} for of in (other, base))
+    either = hard | base_hard
+    rows.append(
+      {
+        "trials": K,
+        "tasks": len(tasks),
+        "agreement": sum(base[t] == other[t] for t in tasks) / len(tasks) if tasks else None,
+        "hard": len(hard),
+        "base_hard": len(base_hard),
+        "hard_jaccard": len(hard & base_hard) / len(either) if either else None,
+      }
+    )
+  return rows
+
+
+def _labels(
+  small: Iterable[Episode], large: Iterable[Episode], trials: int, easy_rate: float
+) -> dict[str, str]:
+  """Difficulty by task from its first trials, of the tasks that have them all."""
+  profiles = profile_tasks(first_trials(small, trials), first_trials(large, trials), easy_rate)
+  return {
+    task_id: profile.difficulty
+    for task_id, profile in profiles.items()
+    if len(profile.small) == len(profile.large) == trials
+  }
+
+
 def load_profiles(run: Run) -> dict[str, Profile]:
   """The profiles of the training tasks, in the tasks' order.
 
   Raises:
     ValueError: the profile has not been run.
   """
+  c = run.config.profile
   known = profile_tasks(
-    *(run.store.episodes(policy.name) for policy in run.boundaries), run.config.profile.easy_rate
+    *(first_trials(run.store.episodes(policy.name), c.trials) for policy in run.boundaries),
+    c.easy_rate,
   )
   profiles = {task.id: known[task.id] for task in run.store.tasks("train") if task.id in known}
   if not profiles:
@@ -72,7 +134,8 @@ def load_profiles(run: Run) -> dict[str, Profile]:
 
 def main(run: Run) -> None:
   tasks = run.tasks("train")
-  jobs = [Job(task, seed) for task in tasks for seed in range(run.config.profile.trials)]
+  trials = max(run.config.profile.trials, *run.config.profile.robustness, 0)
+  jobs = [Job(task, seed) for task in tasks for seed in range(trials)]
   for policy in run.boundaries:
     run.collect(f"profile {policy.name}", policy, jobs)
   profiles = load_profiles(run)

@@ -12,6 +12,13 @@ COLORS = {
   "first-large": ("#2f8a5b", "#61c48d"),
   "oracle": ("#8a5eb0", "#c09be3"),
   "optimum": ("#ad7a10", "#e6b649"),
+  "zero-shot": ("#0f8a94", "#4cc3cc"),
+  "cascade": ("#7a5a2e", "#c39b63"),
+  "single-turn": ("#b8408f", "#ee86c6"),
+  "vanilla": ("#3c4cc0", "#96a2ff"),
+  "no-stratified": ("#6d7d1f", "#b6c95a"),
+  "no-reference": ("#0d6e5e", "#4fbfa8"),
+  "no-hard-bonus": ("#a05a7a", "#db9cb8"),
   "easy": ("#82bfa6", "#6cae94"),
   "hard": ("#dd8a4b", "#dd8a4c"),
   "intractable": ("#8e8bb8", "#8f8cba"),
@@ -24,14 +31,28 @@ MARKERS = {
   "first-large": "D",
   "oracle": "P",
   "optimum": "*",
+  "zero-shot": "X",
+  "cascade": "v",
+  "single-turn": "<",
+  "vanilla": "h",
+  "no-stratified": "v",
+  "no-reference": "D",
+  "no-hard-bonus": "^",
 }
 FAMILIES = {
   "always-small": "always SMALL",
   "always-large": "always LARGE",
   "random": "random",
   "first-large": "First-Large",
+  "zero-shot": "zero-shot LLM",
+  "cascade": "cascade",
+  "single-turn": "single-turn",
+  "vanilla": "vanilla RL",
   "sft": "SFT only",
   "bopo": "BoPO",
+  "no-stratified": "no stratified sampling",
+  "no-reference": "no reference advantage",
+  "no-hard-bonus": "no hard bonus",
   "oracle": "oracle (privileged)",
   "optimum": "optimum (exact policy)",
 }
@@ -65,9 +86,13 @@ def sr_name(metric: str) -> str:
 
 def parameter_text(parameters: dict) -> str:
   """Parameters as a reader wants them; the training length and the plain argmax go unsaid."""
-  shown = {k: v for k, v in parameters.items() if k != "update" and (k, v) != ("threshold", 0.5)}
+  texts = {"share": lambda v: f"share {100 * v:g} %", "paced": lambda v: "paced"}
   symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
-  return ", ".join(f"{symbols.get(k, k)} = {v:g}" for k, v in shown.items())
+  return ", ".join(
+    texts[k](v) if k in texts else f"{symbols.get(k, k)} = {v:g}"
+    for k, v in parameters.items()
+    if k != "update" and (k, v) != ("threshold", 0.5) and (k, v) != ("paced", 0)
+  )
 
 
 def shown_metrics(results: dict) -> tuple[str, ...]:

@@ -33,7 +33,10 @@ LAYERS = {
     "baselines evaluate plan export "
     "bench_figures bench_subject bench_router bench_training bench_latency bench_peer bench"
   ),
-  "report": "ledger samples results tables plots page report",
+  "report": (
+    "ledger samples rows contests spending latency learning showcase published results cells "
+    "tables budget_tables study_tables frontier_plots plots episode_html sections page report"
+  ),
 }
 ORDER = [name for names in LAYERS.values() for name in names.split()]
 HEAVY = {"jax", "flax", "optax", "orbax"}

@@ -23,6 +23,8 @@ steps = st.builds(
   completion_tokens=st.just(0),
   router_cost_usd=usd,
   retry_usd=usd,
+  proposal_usd=usd,
+  judge_usd=usd,
 )
 episodes = st.builds(
   Episode,
@@ -50,6 +52,8 @@ def test_an_episode_by_hand():
   assert episode_parts(e) == {
     "small_usd": 2.0,
     "large_usd": 5.0,
+    "proposals_usd": 0.0,
+    "judge_usd": 0.0,
     "retries_usd": 0.5,
     "router_usd": 0.25,
   }
@@ -69,12 +73,31 @@ def test_the_books_of_the_calls_come_first():
   assert ledger == {
     "small_usd": 1.0,
     "large_usd": 5.0,
+    "proposals_usd": 0.0,
+    "judge_usd": 0.0,
     "retries_usd": 0.5,
     "router_usd": 0.25,
     "total_usd": 6.75,
     "presumed_usd": 2.0,
     "replayed_usd": 6.0,
   }
+
+
+def test_proposals_and_judges():
+  """The second episode's proposal was replayed; the first one's is in SMALL's books."""
+  first, second = tiny.episode(models="SL"), tiny.episode(models="SL")
+  for e in (first, second):
+    e.steps[1].proposal, e.steps[1].proposal_usd, e.steps[0].judge_usd = "do", 0.75, 0.125
+  second.steps[1].proposal_replayed = True
+  assert (episode_parts(first)["proposals_usd"], episode_parts(first)["judge_usd"]) == (0.75, 0.125)
+  scripted = run_ledger([first, second], None)
+  assert (scripted["proposals_usd"], scripted["judge_usd"]) == (1.5, 0.25)
+  assert scripted["total_usd"] == 2 * (1.0 + 5.0 + 0.75 + 0.125)
+  # The books: SMALL replied twice and proposed once, LARGE replied twice, the judge once.
+  books = run_ledger([first, second], Spent((2.75, 10.0, 0.125)))
+  assert [books[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.0, 0.0]
+  assert books["total_usd"] == 12.875
+  assert books["replayed_usd"] == 0.75
 
 
 def test_the_books_of_several_processes(tmp_path):

@@ -128,7 +128,7 @@ def stored(runs, prefix):
 def without_times(text):
   episode = json.loads(text)
   for step in episode["steps"]:
-    del step["latency_s"]
+    del step["latency_s"], step["router_latency_s"]
   return episode
 
 

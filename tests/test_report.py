@@ -6,7 +6,7 @@ import re
 import pytest
 from test_results import BOPO, ENTRIES, config, fill, profiles
 
-from baar_jax import page, report, results
+from baar_jax import cells, report, results
 from baar_jax.evaluate import Entry
 from baar_jax.store import Store
 
@@ -112,9 +112,9 @@ def test_real_models_are_called_so(summary):
   run = summary["run"] | {"models": {"kind": "chat", "names": ["gpt-4.1-mini", "gpt-4.1"]}}
   host = {"name": "api.openai.com", "own": False}
   run["models"]["hosts"] = [host, host]
-  assert page.models_text(summary | {"run": run}) == "real models at api.openai.com"
+  assert cells.models_text(summary | {"run": run}) == "real models at api.openai.com"
   run["models"]["hosts"] = [host, {"name": "127.0.0.1", "own": True}]
-  assert page.models_text(summary | {"run": run}) == "models at api.openai.com and 127.0.0.1"
+  assert cells.models_text(summary | {"run": run}) == "models at api.openai.com and 127.0.0.1"
 
 
 def test_text_is_escaped(summary, tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.evaluate import Entry
-from baar_jax.results import summarize, training
+from baar_jax.learning import training
+from baar_jax.results import summarize
 from baar_jax.store import Store
 from baar_jax.taxonomy import Profile
 
@@ -176,10 +177,11 @@ def test_later_metrics_win():
     {"stage": "sft", "update": 3, "loss": math.nan},
     {"stage": "other", "update": 1, "loss": 9.0},
   ]
+  none = {"ablation": None, "lam": None}
   assert training(lines) == [
-    {"stage": "sft", "lam": None, "update": [1, 2, 3], "values": {"loss": [0.7, 0.5, None]}},
-    {"stage": "bopo", "lam": 0.1, "update": [1], "values": {"reward": [0.1]}},
-    {"stage": "bopo", "lam": 0.9, "update": [1], "values": {"reward": [0.9]}},
+    {"stage": "sft", **none, "update": [1, 2, 3], "values": {"loss": [0.7, 0.5, None]}},
+    {"stage": "bopo", **none, "lam": 0.1, "update": [1], "values": {"reward": [0.1]}},
+    {"stage": "bopo", **none, "lam": 0.9, "update": [1], "values": {"reward": [0.9]}},
   ]
 
 

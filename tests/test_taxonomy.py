@@ -9,7 +9,7 @@ from baar_jax.config import Config
 from baar_jax.episode import Task
 from baar_jax.policies import always
 from baar_jax.store import Store
-from baar_jax.taxonomy import load_profiles, profile_tasks, success
+from baar_jax.taxonomy import load_profiles, profile_tasks, robustness, success
 
 
 def trials(task_id, policy, outcomes):
@@ -125,3 +125,58 @@ def test_stored_profiles_are_those_of_the_training_tasks_in_their_order(run):
 def test_without_a_profile_the_stage_is_named(run):
   with pytest.raises(ValueError, match="run --stage=profile first"):
     load_profiles(run)
+
+
+def test_the_profile_takes_the_first_trials_alone(run):
+  run.store.put_tasks("train", [Task("a", "train", "do it", 9)])
+  run.config.profile.trials = 2
+  run.config.profile.robustness = (3,)
+  for boundary, outcomes in enumerate(([(0, 1.0), (0, 3.0), (1, 99.0)], [(0, 5.0)] * 3)):
+    for e in trials("a", NAMES[boundary], outcomes):
+      run.store.add(e)
+  found = load_profiles(run)["a"]
+  assert (found.cost_small, [e.seed for e in found.small]) == (2.0, [0, 1])
+
+
+# Outcomes of four trials of SMALL and of LARGE per task; labels from the first two (the base),
+# from the first, and from all four at an easy rate of 0.8:
+#   always   1111 0000   easy, easy, easy
+#   late     0111 0001   intractable (SMALL 1 of 2, LARGE 0), intractable, hard (SMALL 3 of 4)
+#   early    1000 1000   hard, easy, hard
+#   never    0000 0000   intractable three times
+#   helped   0000 1111   hard three times
+#   short    of three trials only: known for the base and for the first
+OUTCOMES = {
+  "always": ("1111", "0000"),
+  "late": ("0111", "0001"),
+  "early": ("1000", "1000"),
+  "never": ("0000", "0000"),
+  "helped": ("0000", "1111"),
+  "short": ("000", "111"),
+}
+
+
+def test_robustness_of_the_labels():
+  both = (
+    [
+      e
+      for task_id, outcomes in OUTCOMES.items()
+      for e in trials(task_id, NAMES[boundary], [(int(o), 1.0) for o in outcomes[boundary]])
+    ]
+    for boundary in (0, 1)
+  )
+  one, four, nine = robustness(*both, 2, (1, 4, 9), 0.8)
+  # Five of six agree; hard are {helped, short} and {early, helped, short}.
+  assert one == {
+    "trials": 1,
+    "tasks": 6,
+    "agreement": pytest.approx(5 / 6),
+    "hard": 2,
+    "base_hard": 3,
+    "hard_jaccard": pytest.approx(2 / 3),
+  }
+  # Without "short": four of five agree; hard are {late, early, helped} and {early, helped}.
+  assert (four["tasks"], four["agreement"]) == (5, pytest.approx(4 / 5))
+  assert four["hard_jaccard"] == pytest.approx(2 / 3)
+  # Nine trials there are of none: nothing is claimed of them.
+  assert (nine["tasks"], nine["agreement"], nine["hard_jaccard"]) == (0, None, None)

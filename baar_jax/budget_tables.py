@@ -1,0 +1,220 @@
+"""Tables of budgets: K LARGE calls as HTML, Markdown and LaTeX; dollars; the ledger."""
+
+import dataclasses
+
+from baar_jax.cells import cost_digits, family_name, models_text, row, stands
+from baar_jax.samples import LARGE_FAMILY, SMALL_FAMILY
+from baar_jax.theme import parameter_text, sr_name
+
+BOLD_RULE = (
+  "Bold is the best of the policies that see no more than a router may, only where the paired 95 % "
+  "interval of its gain over the best of another family lies above 0."
+)
+TEX = {
+  **{symbol: f"\\{symbol}" for symbol in "&%$#_{}"},
+  "\\": r"\textbackslash{}",
+  "~": r"\textasciitilde{}",
+  "^": r"\textasciicircum{}",
+  "λ": r"$\lambda$",
+  "μ": r"$\mu$",
+  "–": "--",
+  "<": "$<$",
+  ">": "$>$",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """A policy under one K: texts without markup.
+
+  Attributes:
+    sr, success, use: percent; "–" where there is none.
+    bold: by BOLD_RULE.
+    overruns: episodes of more than K LARGE calls.
+  """
+
+  sr: str = "–"
+  success: str = "–"
+  use: str = "–"
+  bold: bool = False
+  overruns: int = 0
+
+
+def hard_budget_grid(results: dict) -> tuple[list[int], list[tuple[str, str, list[Cell]]]]:
+  """The budgets K, and per row the family, its parameters as text, and a cell per K.
+
+  The boundaries come first, for comparison: always-LARGE is not capped.
+  """
+  rows, metric = results["hard_budget"], f"{results['run']['sr_metric']}_percent"
+  budgets = sorted({int(K) for r in rows for K in r["budgets"]})
+  soft = {
+    p["family"]: (i, p) for i, p in enumerate(results["policies"]) if p["call_budget"] is None
+  }
+  clear = {
+    (int(K), best["index"]) for K, best in results["hard_budget_best"].items() if best["clear"]
+  }
+  grid = []
+  for family in (SMALL_FAMILY, LARGE_FAMILY):
+    index, p = soft[family]
+    texts = f"{p[metric]:.1f}", f"{p['success_percent']:.1f}"
+    uses = [f"{100 * p['large_calls'] / K:.0f}" if K else "–" for K in budgets]
+    cells = [Cell(*texts, use, (K, index) in clear) for K, use in zip(budgets, uses)]
+    grid.append((family, "no cap" if family == LARGE_FAMILY else "", cells))
+  for r in rows:
+    cells = []
+    for K in budgets:
+      found = r["budgets"].get(str(K))
+      if found is None:
+        cells.append(Cell())
+        continue
+      use = "–" if found["use_share"] is None else f"{100 * found['use_share']:.0f}"
+      texts = f"{found[metric]:.1f}", f"{found['success_percent']:.1f}", use
+      cells.append(Cell(*texts, (K, found["index"]) in clear, found["overruns"]))
+    grid.append((r["family"], parameter_text(r["parameters"]), cells))
+  return budgets, grid
+
+
+def hard_budget(results: dict) -> str:
+  """SR, success where SR is something else, and Use% under each K, as HTML."""
+  budgets, grid = hard_budget_grid(results)
+  metric = results["run"]["sr_metric"]
+  both = metric != "success"
+  width = 3 if both else 2
+  lines = []
+  for family, parameters, line in grid:
+    cells = ""
+    for cell in line:
+      value = f"<b>{cell.sr}</b>" if cell.bold else cell.sr
+      over = f' <span class="alarm">{cell.overruns} over K</span>' if cell.overruns else ""
+      cells += f"<td>{value}{over}</td>"
+      cells += f"<td>{cell.success}</td>" if both else ""
+      cells += f"<td>{cell.use}</td>"
+    lines.append(row(family, parameters or "–", cells))
+  columns = f"<th>SR</th>{'<th>Success</th>' if both else ''}<th>Use%</th>"
+  over = sum(p["overruns"] for p in results["policies"])
+  total = sum(p["episodes"] for p in results["policies"] if p["call_budget"] is not None)
+  heads = "".join(f'<th colspan="{width}" class="group">K = {K}</th>' for K in budgets)
+  return f"""<div class="scroll"><table class="dense">
+<thead><tr><th rowspan="2">Family</th><th rowspan="2">Parameters</th>{heads}</tr>
+<tr>{columns * len(budgets)}</tr></thead>
+<tbody>{"".join(lines)}</tbody>
+</table></div>
+<p class="note">SR is the {sr_name(metric).split(",")[0]} × 100. Use% is the mean number of LARGE
+calls over K. {BOLD_RULE} {over} of {total} episodes made more than K LARGE calls. {stands(results)}
+Also as <code>hard_budget.md</code> and <code>hard_budget.tex</code>.</p>"""
+
+
+def hard_budget_markdown(results: dict) -> str:
+  """SR and Use% under each K as a Markdown table."""
+  budgets, grid = hard_budget_grid(results)
+  names = "".join(f" K = {K} SR | Use% |" for K in budgets)
+  lines = [f"| Family | Parameters |{names}", "|---|---|" + "---:|" * (2 * len(budgets))]
+  for family, parameters, line in grid:
+    texts = [_markdown(family_name(family)), _markdown(parameters or "–")]
+    for cell in line:
+      texts += [f"**{cell.sr}**" if cell.bold else cell.sr, cell.use]
+    lines.append(f"| {' | '.join(texts)} |")
+  return "\n".join(lines) + f"\n\n{BOLD_RULE} {stands(results)}\n"
+
+
+def hard_budget_latex(results: dict) -> str:
+  """The same for LaTeX with booktabs."""
+  budgets, grid = hard_budget_grid(results)
+  heads = "".join(rf" & \multicolumn{{2}}{{c}}{{$K={K}$}}" for K in budgets)
+  rules = "".join(rf"\cmidrule(lr){{{3 + 2 * i}-{4 + 2 * i}}}" for i in range(len(budgets)))
+  lines = []
+  for place, (family, parameters, line) in enumerate(grid):
+    texts = [latex(family_name(family)), latex(parameters or "–")]
+    for cell in line:
+      sr = latex(cell.sr)
+      texts += [rf"\textbf{{{sr}}}" if cell.bold else sr, latex(cell.use)]
+    lines.append(" & ".join(texts) + r" \\" + ("\n\\midrule" if place == 1 else ""))
+  body = "\n".join(lines)
+  columns = r" & SR & Use\%" * len(budgets)
+  return rf"""% {BOLD_RULE.replace("%", "percent")}
+% {stands(results)}
+\begin{{tabular}}{{ll{"rr" * len(budgets)}}}
+\toprule
+Family & Parameters{heads} \\
+{rules}
+ & {columns} \\
+\midrule
+{body}
+\bottomrule
+\end{{tabular}}
+"""
+
+
+def latex(text: str) -> str:
+  """Text in which nothing is a command of LaTeX."""
+  return "".join(TEX.get(symbol, symbol) for symbol in text)
+
+
+def _markdown(text: str) -> str:
+  """Text that neither ends its cell nor starts markup."""
+  return "".join(f"\\{symbol}" if symbol in "\\|*_`<>" else symbol for symbol in text)
+
+
+def dollar_budget(results: dict) -> str:
+  """SR, success, Use% and overruns under each B_max."""
+  rows = []
+  digits = cost_digits(results)
+  for p in results["dollar_budget"]:
+    use = "–" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
+    sr = f"{results['run']['sr_metric']}_percent"
+    cells = (
+      f"<td>{p['usd_budget']:g}</td><td>{p[sr]:.1f}</td><td>{p['success_percent']:.1f}</td>"
+      f"<td>{p['cost_usd']:.{digits}f}</td><td>{use}</td><td>{p['overruns']}</td>"
+    )
+    rows.append(row(p["family"], parameter_text(p["parameters"]) or "–", cells))
+  return f"""<div class="scroll"><table>
+<thead><tr><th>Family</th><th>Parameters</th><th>B<sub>max</sub>, $</th><th>SR</th><th>Success</th>
+<th>Model cost, $</th><th>Use%</th><th>Overruns</th></tr></thead>
+<tbody>{"".join(rows)}</tbody>
+</table></div>
+<p class="note">A call is made only if the most that it can cost fits what is left of the task's
+dollars. Use% is the mean share of B<sub>max</sub> that was spent, failed attempts included. An
+overrun is an episode that was billed for more than B<sub>max</sub>. {stands(results)}</p>"""
+
+
+LEDGER_ROWS = (
+  ("small_usd", "SMALL"),
+  ("large_usd", "LARGE"),
+  ("proposals_usd", "proposals not taken"),
+  ("judge_usd", "zero-shot router"),
+  ("retries_usd", "attempts without an answer"),
+  ("router_usd", "router"),
+  ("total_usd", "all of it"),
+)
+
+
+def _ledger_rows(book: dict) -> list[tuple[str, str]]:
+  """The parts; those of baselines only where a baseline has cost something."""
+  optional = "proposals_usd", "judge_usd"
+  return [(part, title) for part, title in LEDGER_ROWS if part not in optional or book[part]]
+
+
+def ledger(results: dict) -> str:
+  """What the whole run has cost, part by part."""
+  book = results["ledger"]
+  rows = "".join(
+    f'<tr><th scope="row">{title}</th><td>{book[part]:.6f}</td></tr>'
+    for part, title in _ledger_rows(book)
+  )
+  return f"""<div class="scroll"><table>
+<thead><tr><th>All stages of this run</th><th>$</th></tr></thead>
+<tbody>{rows}</tbody>
+</table></div>
+<p class="note">Up to ${book["presumed_usd"]:.6f} more may have been billed for calls whose outcome
+is unknown: time-outs, lost connections, a killed process. Replies that had been recorded before
+saved ${book["replayed_usd"]:.6f}, which is not in these sums.</p>"""
+
+
+def ledger_text(results: dict) -> str:
+  """The same in a line for the terminal."""
+  book = results["ledger"]
+  parts = ", ".join(f"{title} ${book[part]:.4f}" for part, title in _ledger_rows(book)[:-1])
+  line = f"spent by this run: ${book['total_usd']:.4f} ({parts})"
+  if book["presumed_usd"]:
+    line += f", and at most ${book['presumed_usd']:.4f} for calls whose outcome is unknown"
+  return f"{line}; {models_text(results)}"

@@ -1,0 +1,178 @@
+"""Who beats whom: areas of families, ablations, and the best under each budget."""
+
+from collections.abc import Sequence
+
+from baar_jax.frontier import pareto
+from baar_jax.samples import (
+  ABLATIONS,
+  LARGE_FAMILY,
+  METRICS,
+  PRIVILEGED,
+  SMALL_FAMILY,
+  Sample,
+  area,
+  area_gain,
+  gain,
+)
+
+
+def frontiers(policies: Sequence[dict], samples: Sequence[Sample], resamples: int) -> dict:
+  """Per family: its policies (indices), its Pareto points, and its area under either metric.
+
+  A family's soft points make its frontier; one that has none (First-Large) uses its budgets'.
+  `bopo_gain` is BoPO's area minus the family's. Ablations have a table of their own.
+  """
+  members: dict[str, list[int]] = {}
+  for family in dict.fromkeys(p["family"] for p in policies):
+    if family not in (SMALL_FAMILY, LARGE_FAMILY, *ABLATIONS):
+      own = [i for i, p in enumerate(policies) if p["family"] == family]
+      members[family] = [i for i in own if policies[i]["call_budget"] is None] or own
+  result = {}
+  for family, indices in members.items():
+    cost_P = [policies[i]["cost_usd"] for i in indices]
+    result[family] = {"policies": indices, "pareto": {}, "area": {}, "bopo_gain": {}}
+    for metric in METRICS:
+      kept = pareto(cost_P, [policies[i][f"{metric}_percent"] for i in indices])
+      result[family]["pareto"][metric] = [indices[p] for p in kept]
+      result[family]["area"][metric] = area(samples, indices, metric, resamples)
+      if "bopo" in members and family != "bopo":
+        more = area_gain(samples, members["bopo"], indices, metric, resamples)
+        result[family]["bopo_gain"][metric] = more
+  return result
+
+
+def ablations(policies: Sequence[dict], samples: Sequence[Sample], resamples: int) -> dict | None:
+  """Each ablation against BoPO at as many points: the same lam, the same thresholds or shares.
+
+  SFT alone, which has no lam, is one of them, beside BoPO at the first ablation's lam.
+
+  Returns:
+    None where no ablation was evaluated, else {"rows": [...]}, each row with family, lam, policies
+    and bopo_policies (indices, point by point), and under either metric area, bopo_area and
+    bopo_gain (BoPO's area minus the ablation's).
+  """
+  soft = [(i, p) for i, p in enumerate(policies) if p["call_budget"] is None]
+  weights = {p["parameters"].get("lam") for _, p in soft if p["family"] in ABLATIONS}
+  if not weights:
+    return None
+  first = next(p["parameters"].get("lam") for _, p in soft if p["family"] in ABLATIONS)
+  kinds = dict.fromkeys((p["family"], p["parameters"].get("lam")) for _, p in soft)
+  rows = []
+  for family, lam in kinds:
+    if family not in (*ABLATIONS, "sft"):
+      continue
+    against = first if lam is None else lam
+    own, full = _points(soft, family, lam), _points(soft, "bopo", against)
+    shared = [setting for setting in own if setting in full]
+    row = {
+      "family": family,
+      "lam": against,
+      "policies": [own[setting] for setting in shared],
+      "bopo_policies": [full[setting] for setting in shared],
+      "area": {},
+      "bopo_area": {},
+      "bopo_gain": {},
+    }
+    for metric in METRICS if shared else ():
+      mine, bopo = row["policies"], row["bopo_policies"]
+      row["area"][metric] = area(samples, mine, metric, resamples)
+      row["bopo_area"][metric] = area(samples, bopo, metric, resamples)
+      row["bopo_gain"][metric] = area_gain(samples, bopo, mine, metric, resamples)
+    rows.append(row)
+  return {"rows": rows}
+
+
+def _points(soft: Sequence[tuple[int, dict]], family: str, lam: float | None) -> dict[tuple, int]:
+  """A router's points by their settings."""
+  kind = family, lam
+  return {_setting(p): i for i, p in soft if (p["family"], p["parameters"].get("lam")) == kind}
+
+
+def _setting(policy: dict) -> tuple:
+  """What tells the points of one router apart: the share of LARGE that its threshold was set for,
+  else the threshold itself."""
+  parameters = policy["parameters"]
+  if "share" in parameters:
+    return "share", parameters["share"]
+  return "threshold", parameters.get("threshold")
+
+
+def hard_budget(policies: Sequence[dict]) -> list[dict]:
+  """Rows of the hard-budget table: per family and parameters, the figures under each K."""
+  rows: dict[tuple, dict] = {}
+  for index, p in enumerate(policies):
+    if p["call_budget"] is not None and p["family"] not in ABLATIONS:
+      key = p["family"], *sorted(p["parameters"].items())
+      row = {"family": p["family"], "parameters": p["parameters"], "budgets": {}}
+      figures = ("score_percent", "success_percent", "use_share", "overruns")
+      cell = {"index": index} | {name: p[name] for name in figures}
+      rows.setdefault(key, row)["budgets"][str(p["call_budget"])] = cell
+  return list(rows.values())
+
+
+def best_under_budgets(
+  policies: Sequence[dict], samples: Sequence[Sample], metric: str, resamples: int
+) -> dict[str, dict]:
+  """Per K: the best policy, the best one of another family, and the gain of one over the other.
+
+  Privileged policies and ablations do not compete; always-SMALL does, as it keeps every budget.
+  The gain is clear where its paired 95 % interval lies above 0. Who is compared was picked on the
+  same tasks, which the interval does not know.
+
+  Returns:
+    By K as text: index, runner_up (an index or None), gain, and clear; and under "bopo" the gains
+    of BoPO's best policy over the best one of every other family: [{family, index, gain}, ...].
+  """
+  result = {}
+  for K in sorted({p["call_budget"] for p in policies if p["call_budget"] is not None}):
+    best: dict[str, int] = {}
+    for i, p in enumerate(policies):
+      small = p["family"] == SMALL_FAMILY and p["call_budget"] is None
+      if (p["call_budget"] == K or small) and p["family"] not in (*PRIVILEGED, *ABLATIONS):
+        held = best.setdefault(p["family"], i)
+        if p[f"{metric}_percent"] > policies[held][f"{metric}_percent"]:
+          best[p["family"]] = i
+    order = sorted(best.values(), key=lambda i: -policies[i][f"{metric}_percent"])
+    index, runner_up = order[0], order[1] if len(order) > 1 else None
+    more = runner_up is not None and gain(samples[index], samples[runner_up], metric, resamples)
+    own = samples[best["bopo"]] if "bopo" in best else None
+    bopo = [
+      {"family": family, "index": i, "gain": gain(own, samples[i], metric, resamples)}
+      for family, i in best.items()
+      if family != "bopo" and own is not None
+    ]
+    result[str(K)] = {
+      "index": index,
+      "runner_up": runner_up,
+      "gain": more or None,
+      "clear": bool(more and more["interval"][0] > 0),
+      "bopo": bopo,
+    }
+  return result
+
+
+def beaten(fronts: dict, budgets: dict[str, dict]) -> dict:
+  """Where another family's point estimate is above BoPO's, privileged ones apart.
+
+  Returns:
+    areas: [{family, metric, gain, clear}, ...] and budgets: [{K, family, index, gain, clear},
+    ...]; a gain is BoPO minus the other, so below 0, and clear where its interval excludes 0.
+  """
+  areas = [
+    {"family": family, "metric": metric, "gain": more, "clear": _excludes_zero(more)}
+    for family, front in fronts.items()
+    if family not in PRIVILEGED
+    for metric, more in front["bopo_gain"].items()
+    if more is not None and more["value"] < 0
+  ]
+  losses = [
+    {"K": int(K), **row, "clear": _excludes_zero(row["gain"])}
+    for K, best in budgets.items()
+    for row in best["bopo"]
+    if row["gain"]["value"] < 0
+  ]
+  return {"areas": areas, "budgets": losses}
+
+
+def _excludes_zero(more: dict) -> bool:
+  return more["interval"] is not None and more["interval"][1] < 0

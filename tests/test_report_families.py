@@ -1,0 +1,353 @@
+"""The report of a store with every baseline and ablation: figures by hand, and their words."""
+
+import json
+
+import pytest
+from test_report import read
+from test_results import BOPO, ENTRIES, config, episode, fill, profiles, row
+
+from baar_jax import budget_tables, report, results, study_tables, tables
+from baar_jax.episode import Step, Task
+from baar_jax.evaluate import Entry
+from baar_jax.samples import METRICS
+from baar_jax.store import Store
+from baar_jax.theme import parameter_text
+
+SHARE = {"lam": 0.3, "update": 12, "share": 0.25}
+# Family -> parameters, the models of its steps, scores of the four tasks (easy, hard, hard,
+# intractable). SMALL costs $1, LARGE $5.
+FAMILIES = {
+  "sft": ({"update": 6, "threshold": 0.5}, "SSSL", (1.0, 1.0, 0.0, 0.0)),
+  "vanilla": ({"lam": 0.3, "update": 12, "threshold": 0.5}, "SSSS", (1.0, 1.0, 1.0, 0.0)),
+  "cascade": ({"share": 0.25}, "SSSL", (1.0, 1.0, 0.0, 0.0)),
+  "single-turn": (SHARE, "SSLL", (1.0, 0.0, 1.0, 0.0)),
+  "zero-shot": ({}, "SLLL", (1.0, 1.0, 0.0, 0.0)),
+  "no-stratified": (BOPO, "LLLL", (1.0, 1.0, 0.0, 0.0)),
+  "no-reference": (BOPO, "SSSS", (1.0, 0.0, 0.0, 0.0)),
+  "no-hard-bonus": ({"lam": 0.9, "threshold": 0.5}, "SSSS", (1.0, 0.0, 0.0, 0.0)),
+}
+BUDGETED = {
+  "bopo": ({"lam": 0.3, "update": 12, "paced": 1}, "LSSS", (1.0, 1.0, 1.0, 0.0)),
+  "single-turn": (SHARE, "SSLS", (1.0, 0.0, 0.0, 0.0)),
+}
+METRICS_LINES = [
+  {"stage": "vanilla", "lam": 0.3, "update": 1, "loss": 1.0},
+  {"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 2.0},
+  {"stage": "bopo", "lam": 0.3, "update": 1, "loss": 3.0},
+  {"stage": "cascade", "update": 1, "loss": 0.5},
+  {"stage": "cascade-calibration", "brier": 0.9, "base_rate": 0.9, "bins": []},
+  {
+    "stage": "cascade-calibration",
+    "brier": 0.1,
+    "base_rate": 0.4,
+    "bins": [
+      {"predicted": 0.1, "observed": 0.2, "count": 30},
+      {"predicted": 0.8, "observed": 0.7, "count": 20},
+      {"predicted": 0.9, "observed": 0.0, "count": 0},
+    ],
+  },
+  {"stage": "method", "family": "cascade", "training_episodes": 9, "settings": {}, "chosen": "a"},
+  {
+    "stage": "method",
+    "family": "cascade",
+    "training_episodes": 1200,
+    "settings": {"epochs": 4, "learning_rate": 1e-3},
+    "chosen": "by <held-out> loss",
+  },
+]
+
+
+def entries() -> list[Entry]:
+  found = list(ENTRIES[:5])
+  found += [Entry(family, parameters, family) for family, (parameters, *_) in FAMILIES.items()]
+  found += [
+    Entry(family, parameters, f"{family}(K=1)", 1) for family, (parameters, *_) in BUDGETED.items()
+  ]
+  return found
+
+
+def fill_families(store: Store) -> None:
+  fill(store)
+  added = {family: made[1:] for family, made in FAMILIES.items()}
+  added |= {f"{family}(K=1)": made[1:] for family, made in BUDGETED.items()}
+  for policy, (models, scores) in added.items():
+    for i, score in enumerate(scores):
+      for seed in range(2):
+        e = episode(policy, f"test-{i}", seed, models, score)
+        for step in e.steps:
+          step.completion_tokens, step.router_latency_s = 90, 0.25
+          if policy == "cascade" and step.model:
+            step.proposal, step.proposal_usd = "no", 0.5
+          if policy == "zero-shot":
+            step.judge_usd, step.router_cost_usd = 0.125, 0.0
+        store.add(e)
+
+
+def everything(directory, **changed) -> dict:
+  """The figures of a store in which every family has episodes, as of ScienceWorld."""
+  store = Store(directory / "episodes.sqlite")
+  fill_families(store)
+  c = config()
+  for name, value in changed.items():
+    setattr(c.profile, name, value)
+  return results.summarize(store, entries(), c, profiles(), METRICS_LINES)
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory) -> dict:
+  return everything(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def index(summary, tmp_path_factory):
+  return report.write_report(summary, tmp_path_factory.mktemp("report") / "report")
+
+
+def named(rows: list[dict], family: str) -> dict:
+  return next(r for r in rows if r["family"] == family)
+
+
+def test_costs_hold_what_a_baseline_asked(summary):
+  # 1 + 1 + 1 + 5, and a proposal of 0.5; 1 + 3 * 5, and four judgements of 0.125
+  assert row(summary, "cascade")["cost_usd"] == 8.5
+  assert row(summary, "zero-shot")["cost_usd"] == 16.5
+
+
+def test_ablations_are_not_on_the_frontier(summary):
+  assert set(summary["frontiers"]) == {
+    *("random", "bopo", "first-large", "sft", "vanilla", "cascade", "single-turn", "zero-shot"),
+  }
+  assert not {r["family"] for r in summary["spend"]["policies"]} & {"no-stratified", "no-reference"}
+
+
+def test_ablations_against_bopo_at_the_same_settings(summary):
+  rows = summary["ablations"]["rows"]
+  assert [r["family"] for r in rows] == ["sft", "no-stratified", "no-reference", "no-hard-bonus"]
+  bopo = next(i for i, p in enumerate(summary["policies"]) if p["policy"] == "bopo(lam=0.3)")
+  without = named(rows, "no-reference")
+  assert (without["lam"], without["bopo_policies"]) == (0.3, [bopo])
+  # BoPO's hull (0, 0), (1/8, 1), (1, 1) has 1/16 + 7/8; the ablation lies on always-SMALL: 1/2.
+  assert without["area"]["success"]["value"] == pytest.approx(0.5)
+  assert without["bopo_area"]["success"]["value"] == pytest.approx(15 / 16)
+  assert without["bopo_gain"]["success"]["value"] == pytest.approx(7 / 16)
+  low, high = without["bopo_gain"]["success"]["interval"]
+  assert 0 < low <= 7 / 16 <= high
+  # SFT, at (1/4, 1/2): the hull through it has 1/16 + 3/4 * 3/4.
+  assert named(rows, "sft")["lam"] == 0.3
+  assert named(rows, "sft")["area"]["success"]["value"] == pytest.approx(1 / 16 + 9 / 16)
+  # Of lam 0.9 there is no BoPO to compare with.
+  assert named(rows, "no-hard-bonus")["policies"] == [] and not named(rows, "no-hard-bonus")["area"]
+
+
+def test_where_a_baseline_beats_bopo_is_said(summary):
+  # Vanilla RL solves all three for always-SMALL's $4: an area of 1 against 15/16.
+  losses = {r["family"]: r for r in summary["beaten"]["areas"] if r["metric"] == "success"}
+  assert set(losses) == {"vanilla"}
+  assert losses["vanilla"]["gain"]["value"] == pytest.approx(-1 / 16)
+  low, high = losses["vanilla"]["gain"]["interval"]
+  assert losses["vanilla"]["clear"] is (high < 0)
+  text = tables.areas_beaten(summary)
+  assert "vanilla RL, success rate: by 0.06; the 95 % interval" in text
+  # Were the interval to touch 0, the text would say so.
+  doubtful = {"areas": [losses["vanilla"] | {"clear": False}], "budgets": []}
+  assert "does not exclude 0" in tables.areas_beaten(summary | {"beaten": doubtful})
+  assert "No baseline has a larger area" in tables.areas_beaten(
+    summary | {"beaten": {"areas": [], "budgets": []}}
+  )
+
+
+def test_best_under_a_budget(summary):
+  best = summary["hard_budget_best"]
+  # K = 1: scores of BoPO 3/4, always-SMALL 0.3, single-turn 1/4: SMALL is the runner-up.
+  policies = summary["policies"]
+  assert policies[best["1"]["index"]]["policy"] == "bopo(K=1)"
+  assert policies[best["1"]["runner_up"]]["policy"] == "always-small"
+  assert best["1"]["gain"]["value"] == pytest.approx(75 - 30)
+  assert best["1"]["clear"] is (best["1"]["gain"]["interval"][0] > 0)
+  assert summary["beaten"]["budgets"] == []
+  # K = 2: First-Large alone, (1 + 0.2 + 1 + 0) / 4 = 55, against always-SMALL's 30.
+  assert policies[best["2"]["index"]]["family"] == "first-large"
+  assert best["2"]["gain"]["value"] == pytest.approx(25)
+  assert best["2"]["bopo"] == []
+
+
+def test_bold_only_where_the_gain_is_clear(summary):
+  index = summary["hard_budget_best"]["1"]["index"]
+  for clear in (True, False):
+    best = {"1": {**summary["hard_budget_best"]["1"], "index": index, "clear": clear}}
+    changed = summary | {"hard_budget_best": best}
+    assert ("<b>75.0</b>" in budget_tables.hard_budget(changed)) is clear
+    assert ("**75.0**" in budget_tables.hard_budget_markdown(changed)) is clear
+    assert (r"\textbf{75.0}" in budget_tables.hard_budget_latex(changed)) is clear
+
+
+def test_the_hard_budget_as_markdown_and_latex(summary, index):
+  lines = (index.parent / "hard_budget.md").read_text(encoding="utf-8").splitlines()
+  assert lines[0] == "| Family | Parameters | K = 1 SR | Use% | K = 2 SR | Use% |"
+  assert lines[1] == "|---|---|---:|---:|---:|---:|"
+  assert lines[2].startswith("| always SMALL | – |")
+  assert "| single-turn | λ = 0.3, share 25 % | 25.0 | 100 | – | – |" in lines
+  assert "| First-Large | – | – | – |" in "\n".join(lines)
+  tex = (index.parent / "hard_budget.tex").read_text(encoding="utf-8")
+  assert r"single-turn & $\lambda$ = 0.3, share 25 \% & 25.0 & 100 & -- & -- \\" in tex
+  assert r"\begin{tabular}{llrrrr}" in tex and r"\cmidrule(lr){5-6}" in tex
+  assert tex.count(r"\midrule") == 2 and r"\toprule" in tex and r"\bottomrule" in tex
+
+
+def test_latex_has_no_commands_of_others():
+  assert budget_tables.latex(r"a_b & 5% {x} \y #1 $z ~^ <") == (
+    r"a\_b \& 5\% \{x\} \textbackslash{}y \#1 \$z \textasciitilde{}\textasciicircum{} $<$"
+  )
+
+
+def test_seconds_by_the_rates_and_as_measured(summary):
+  rows = summary["latency"]
+  # Three replies of SMALL with 90 tokens, and one proposal as long as always-SMALL's mean of 1
+  # token; one reply of LARGE with 90; four decisions.
+  cascade = named(rows, "cascade")
+  assert cascade["small_s"] == pytest.approx(3 + 1 / 90)
+  assert cascade["large_s"] == pytest.approx(90 / 80)
+  assert cascade["router_s"] == pytest.approx(4 / 180)
+  total = 3 + 1 / 90 + 90 / 80 + 4 / 180
+  assert cascade["router_share"] == pytest.approx(4 / 180 / total)
+  assert (cascade["measured_router_s"], cascade["measured_decision_s"]) == (1.0, 0.25)
+  assert cascade["measured_models_s"] is None  # of scripts
+  assert cascade["measured_router_share"] == pytest.approx(1 / (1 + 3 + 1 / 90 + 90 / 80))
+  # Four words of LARGE decide; no router of its own.
+  assert named(rows, "zero-shot")["router_s"] == pytest.approx(4 / 80)
+  assert named(rows, "bopo")["measured_router_s"] is None  # stored before it was measured
+
+
+def test_calibration_and_methods(summary):
+  assert summary["calibration"]["brier"] == 0.1
+  assert [m["training_episodes"] for m in summary["methods"]] == [1200]
+  text = study_tables.methods(summary)
+  assert "1,200" in text and "epochs = 4, learning_rate = 0.001" in text
+  assert "by &lt;held-out&gt; loss" in text
+
+
+def test_curves_of_ablations_are_apart(summary):
+  kinds = [(s["stage"], s["ablation"], s["lam"]) for s in summary["training"]]
+  assert kinds == [
+    ("vanilla", None, 0.3),
+    ("bopo", "no-reference", 0.3),
+    ("bopo", None, 0.3),
+    ("cascade", None, None),
+  ]
+
+
+def test_the_paper_stands_beside_the_same_environment_alone(summary):
+  rows = {(r["section"], r["what"]): r for r in summary["published"]}
+  boundary = rows["Boundaries, SR", "always-small"]
+  assert (boundary["paper"], boundary["ours"]) == ("43.5", "30.0")
+  assert rows["BoPO's share of dollars", "hard"]["ours"] == "66.7 %"  # 16 of 24 dollars
+  assert rows["Labels of 3 trials against 5", "agreement"]["ours"] is None
+  assert not any(section.startswith("SR (Use%)") for section, _ in rows)  # K = 1 and 2 here
+  for name in ("sandbox", "my.py:Own"):
+    assert results.published.beside({"run": {"environment": name, "sr_metric": "success"}}) == []
+
+
+def test_the_paper_s_budgets_where_ours_are_the_same(tmp_path):
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  for i in range(4):
+    for seed in range(2):
+      store.add(episode("first-large(K=5)", f"test-{i}", seed, "LLSS", 1.0))
+  known = [*ENTRIES[:4], Entry("first-large", {}, "first-large(K=5)", 5)]
+  summary = results.summarize(store, known, config(), profiles(), [])
+  rows = {(r["section"], r["what"]): r for r in summary["published"]}
+  own = rows["SR (Use%) at K = 5", "first-large"]
+  assert (own["paper"], own["ours"]) == ("44.7 (95 %)", "100.0 (40 %)")
+  assert rows["SR (Use%) at K = 5", "bopo"]["ours"] is None
+
+
+def test_episodes_are_chosen_by_the_rule(summary):
+  shown = summary["episodes"]
+  assert shown["policy"] == "bopo(lam=0.3)"
+  assert [(e["task_id"], e["why"]) for e in shown["episodes"]] == [
+    ("test-1", "hard, solved where always SMALL fails"),
+    ("test-2", "hard, solved where always SMALL fails"),
+    ("test-0", "easy"),
+    ("test-3", "intractable"),
+  ]
+  last = shown["episodes"][0]["steps"][-1]
+  assert (last["model"], last["cost_usd"], last["large_calls"]) == (1, 8.0, 1)
+  assert last["p_large"] is None  # no router's probability is stored there
+
+
+def test_episode_pages_escape_what_environments_say(tmp_path):
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  entry = Entry("bopo", BOPO, "bopo(evil)")
+  said = "<script>alert(1)</script> & " + "x" * 900
+  for i in range(4):
+    for seed in range(2):
+      # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.8.
+      steps = [
+        Step(said, 0, "<b>go</b>", 1.0, 1, 0, 1, logp=-1.6094379124341003),
+        Step("seen", 1, "", 5.0, 1, 0, 1, logp=-0.2231435513142097),
+      ]
+      made = episode("bopo(evil)", f"test-{i}", seed, "S", 1.0)
+      made.steps = steps
+      store.add(made)
+  summary = results.summarize(store, [*ENTRIES[:3], entry], config(), profiles(), [])
+  steps = summary["episodes"]["episodes"][0]["steps"]
+  assert [step["p_large"] for step in steps] == pytest.approx([0.8, 0.8])
+  assert len(steps[0]["observation"]) < 330
+  path = report.write_report(summary, tmp_path / "report")
+  text = path.read_text(encoding="utf-8")
+  assert "<script" not in text and "<b>go" not in text and "&lt;b&gt;go" in text
+  assert "p(LARGE) 0.80" in text and "(no action in the reply)" in text
+  assert read(path).open == []
+
+
+def test_the_page_has_every_section(index, summary):
+  reader = read(index)
+  assert reader.open == []
+  text = reader.text.replace("\u00a0", " ")
+  for words in (
+    "What each part of BoPO is worth",
+    "Seconds of an episode",
+    "Some episodes, step by step",
+    "published, not measured here",
+    "Calibration of the cascade",
+    "How each method was trained",
+    "no reference advantage, λ = 0.3",
+    "proposals not taken",
+    "zero-shot router",
+  ):
+    assert words in text, words
+  assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+  assert all(set(front["area"]) == set(METRICS) for front in summary["frontiers"].values())
+
+
+@pytest.mark.parametrize(
+  "parameters, text",
+  [
+    ({"lam": 0.3, "update": 12, "threshold": 0.5}, "λ = 0.3"),
+    ({"lam": 0.3, "update": 12, "threshold": 0.2}, "λ = 0.3, t = 0.2"),
+    ({"lam": 0.3, "update": 12, "share": 0.25}, "λ = 0.3, share 25 %"),
+    ({"lam": 0.3, "update": 12, "paced": 1}, "λ = 0.3, paced"),
+    ({"p": 0.5}, "p = 0.5"),
+    ({}, ""),
+  ],
+)
+def test_parameters_in_words(parameters, text):
+  assert parameter_text(parameters) == text
+
+
+def test_the_labels_of_other_trials_are_reported(tmp_path):
+  """SMALL solves the task in the second trial alone, LARGE in the third: K decides."""
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  store.put_tasks("train", [Task("train-9", "train", "do it", 40)])
+  for seed in range(3):
+    store.add(episode("always-small", "train-9", seed, "S", float(seed == 1)))
+    store.add(episode("always-large", "train-9", seed, "L", float(seed == 2)))
+  c = config()
+  c.profile.trials, c.profile.robustness = 3, (1, 3)
+  summary = results.summarize(store, ENTRIES, c, profiles(), [])
+  one, three = summary["taxonomy"]
+  # One trial: intractable. Three: hard.
+  assert (one["agreement"], one["hard_jaccard"], three["agreement"]) == (0.0, 0.0, 1.0)
+  assert "Same label as K = 3" in study_tables.taxonomy(summary)
