@@ -86,12 +86,11 @@ def sr_name(metric: str) -> str:
 
 def parameter_text(parameters: dict) -> str:
   """Parameters as a reader wants them; the training length and the plain argmax go unsaid."""
-  texts = {"share": lambda v: f"share {100 * v:g} %", "paced": lambda v: "paced"}
   symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
   return ", ".join(
-    texts[k](v) if k in texts else f"{symbols.get(k, k)} = {v:g}"
+    f"share {100 * v:g} %" if k == "share" else f"{symbols.get(k, k)} = {v:g}"
     for k, v in parameters.items()
-    if k != "update" and (k, v) != ("threshold", 0.5) and (k, v) != ("paced", 0)
+    if k != "update" and (k, v) != ("threshold", 0.5)
   )
 
 

@@ -27,7 +27,7 @@ FAMILIES = {
   "no-hard-bonus": ({"lam": 0.9, "threshold": 0.5}, "SSSS", (1.0, 0.0, 0.0, 0.0)),
 }
 BUDGETED = {
-  "bopo": ({"lam": 0.3, "update": 12, "paced": 1}, "LSSS", (1.0, 1.0, 1.0, 0.0)),
+  "bopo": ({"lam": 0.3, "update": 12, "share": 0.4}, "LSSS", (1.0, 1.0, 1.0, 0.0)),
   "single-turn": (SHARE, "SSLS", (1.0, 0.0, 0.0, 0.0)),
 }
 METRICS_LINES = [
@@ -327,7 +327,6 @@ def test_the_page_has_every_section(index, summary):
     ({"lam": 0.3, "update": 12, "threshold": 0.5}, "λ = 0.3"),
     ({"lam": 0.3, "update": 12, "threshold": 0.2}, "λ = 0.3, t = 0.2"),
     ({"lam": 0.3, "update": 12, "share": 0.25}, "λ = 0.3, share 25 %"),
-    ({"lam": 0.3, "update": 12, "paced": 1}, "λ = 0.3, paced"),
     ({"p": 0.5}, "p = 0.5"),
     ({}, ""),
   ],
