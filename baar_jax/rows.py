@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from baar_jax.frontier import bootstrap_interval
 from baar_jax.samples import METRICS, Sample, gap_share, gap_share_interval
 
-COST_SHARE_LIMIT = 0.45  # of the boundaries' cost gap, for the headline
-
 
 def policy_row(sample: Sample, samples: Sequence[Sample], resamples: int) -> dict:
   """One entry's figures. Gap shares are relative to the boundaries on the same episodes."""
@@ -59,25 +57,23 @@ def dollar_budget_row(sample: Sample, resamples: int) -> dict:
 
 
 def headline(policies: Sequence[dict], samples: Sequence[Sample], resamples: int) -> dict | None:
-  """BoPO's soft point of the largest success share within COST_SHARE_LIMIT; None if there is none.
+  """BoPO's soft point that lies highest above the line between the boundaries; None without a gap.
 
   It is picked on the test tasks, as is any point of a frontier.
   """
   points = [
-    (p["success_gap_share"], -p["cost_gap_share"], i)
+    (p["success_gap_share"] - p["cost_gap_share"], i)
     for i, p in enumerate(policies)
     if p["family"] == "bopo" and p["call_budget"] is None
     if p["success_gap_share"] is not None and p["cost_gap_share"] is not None
   ]
-  within = [point for point in points if -point[1] <= COST_SHARE_LIMIT]
-  if not within:
+  if not points:
     return None
-  index = max(within)[2]
+  index = max(points)[1]
   result = {
     "index": index,
     "policy": policies[index]["policy"],
     "parameters": policies[index]["parameters"],
-    "cost_share_limit": COST_SHARE_LIMIT,
     "points": len(points),
   }
   for name, attribute in (("cost", "cost_usd"), *((metric, metric) for metric in METRICS)):

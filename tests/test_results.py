@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from baar_jax import rows
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.evaluate import Entry
@@ -132,6 +133,31 @@ def test_headline(summary):
   best = summary["headline"]
   assert best["parameters"] == BOPO
   assert (best["cost_gap_share"], best["success_gap_share"]) == (0.125, 1.0)
+
+
+@pytest.mark.parametrize(
+  "shares, index",
+  [
+    ([(0.9, 0.6), (0.5, 0.1), (1.0, 1.0)], 1),  # .3, .4 and 0 above the line
+    ([(0.1, 0.5), (0.0, 0.0)], 1),
+    ([(None, 0.5), (0.2, None)], None),
+  ],
+)
+def test_headline_is_the_highest_above_the_line(summary, monkeypatch, shares, index):
+  policies = [
+    {
+      "family": "bopo",
+      "call_budget": None,
+      "policy": str(i),
+      "parameters": {},
+      "score_gap_share": 0,
+    }
+    | {"success_gap_share": success, "cost_gap_share": cost}
+    for i, (success, cost) in enumerate(shares)
+  ]
+  monkeypatch.setattr(rows, "gap_share_interval", lambda *args: None)
+  best = rows.headline(policies, [None] * len(policies), 10)
+  assert best is None if index is None else best["index"] == index
 
 
 def test_spend_by_difficulty(summary):
