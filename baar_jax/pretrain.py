@@ -68,7 +68,7 @@ def load_initial(run: Run, view: View) -> Qwen2:
   if run.config.router.weights:
     return load_pretrained(run.config.router, view, run.mesh)
   if run.config.pretrain.epochs > 0:
-    updates = _updates(run, len(_episodes(run)))
+    updates = _updates(run, len(paid_episodes(run)))
     model = abstract_model(run.config.router, view.decision_ids)
     model = load_trained(run.checkpoints("pretrain"), updates, model, run.mesh, "pretrain")
   else:
@@ -82,7 +82,7 @@ def main(run: Run) -> None:
   if config.epochs == 0:
     return
   run.require("references")
-  episodes = _episodes(run)
+  episodes = paid_episodes(run)
   if not episodes:
     raise ValueError(f"{run.dir} has no episodes to learn from: run --stage=profile first")
   view = View(run.config.router, run.tokenizer)
@@ -114,8 +114,11 @@ def main(run: Run) -> None:
   checkpoints.close()
 
 
-def _episodes(run: Run) -> list[Episode]:
-  """What the profile and the references left in the store, of training tasks."""
+def paid_episodes(run: Run) -> list[Episode]:
+  """What the profile and the references left in the store, of training tasks.
+
+  Trials that only `profile.robustness` asked for are not among them.
+  """
   train = {task.id for task in run.store.tasks("train")}
   trials = run.config.profile.trials
   profiled = (first_trials(run.store.episodes(policy.name), trials) for policy in run.boundaries)

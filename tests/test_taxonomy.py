@@ -8,6 +8,7 @@ from tiny import episode
 from baar_jax.config import Config
 from baar_jax.episode import Task
 from baar_jax.policies import always
+from baar_jax.pretrain import paid_episodes
 from baar_jax.store import Store
 from baar_jax.taxonomy import load_profiles, profile_tasks, robustness, success
 
@@ -136,6 +137,8 @@ def test_the_profile_takes_the_first_trials_alone(run):
       run.store.add(e)
   found = load_profiles(run)["a"]
   assert (found.cost_small, [e.seed for e in found.small]) == (2.0, [0, 1])
+  # Neither does the pretraining see the third, or its length would depend on it.
+  assert sorted(e.seed for e in paid_episodes(run)) == [0, 0, 1, 1]
 
 
 # Outcomes of four trials of SMALL and of LARGE per task; labels from the first two (the base),
