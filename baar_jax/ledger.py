@@ -14,7 +14,7 @@ def episode_parts(episode: Episode) -> dict[str, float]:
   return {
     "small_usd": sum(step.cost_usd for step in steps if step.model == SMALL),
     "large_usd": sum(step.cost_usd for step in steps if step.model != SMALL),
-    "retries_usd": sum(step.retry_usd for step in steps),
+    "retries_usd": sum(step.retry_usd for step in steps) + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),
   }
 
