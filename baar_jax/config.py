@@ -5,12 +5,14 @@ import math
 import operator
 import re
 from dataclasses import field
+from urllib.parse import urlsplit
 
 MODEL_KINDS = ("scripted", "chat")
 ENVS = ("sandbox", "scienceworld", "alfworld", "appworld")
 VIEWS = ("transcript", "paper")
 DTYPES = ("float32", "bfloat16")
 RATIO_LEVELS = ("trajectory", "decision")
+TOKEN_LIMIT_FIELDS = ("max_completion_tokens", "max_tokens")
 RIVALS = ("zero-shot", "cascade", "single-turn", "vanilla")
 # What of BoPO an ablation leaves out: (section, field, value).
 ABLATIONS = {
@@ -109,13 +111,14 @@ class ModelsConfig:
   # the list prices of baar_jax/llms/prices.py.
   prices: tuple[tuple[float, ...], ...] = ()
   # For kind="chat": any endpoint that speaks OpenAI's chat completions. One address and one
-  # variable for all models, or one for each; () is OpenAI's.
+  # variable for all models, or one for each; () is OpenAI's address, and its key there alone.
   base_urls: tuple[str, ...] = ()
   key_variables: tuple[str, ...] = ()  # environment variables that hold the keys; "" needs none
   temperature: float = 0.7
   max_completion_tokens: int = 1024  # of one reply; budgets reserve them all
+  token_limit_field: str = "max_completion_tokens"  # its name there, one of TOKEN_LIMIT_FIELDS
   concurrency: int = 16  # calls of one model at a time
-  timeout_s: float = 120.0  # without a sign of life from the endpoint
+  timeout_s: float = 120.0  # until an answer begins, and again until it ends
   retries: int = 5  # of one reply, after its first attempt
   record: bool = True  # keep replies in the run's file, so that none is paid for twice
 
@@ -402,14 +405,36 @@ def _models_checks(name: str, models: ModelsConfig) -> list[tuple]:
   """(fine, field, value, what it must be) of models' settings, in the field `name`."""
   each = f"for all models together or for each of the {len(models.names)}"
   counts = (0, 1, len(models.names))
+  urls = [str(url).rstrip("/") for url in models.base_urls or ("",)]
+  urls = urls if len(urls) == len(models.names) else urls[:1] * len(models.names)
+  served = list(zip(map(str, models.names), urls))
+  variables = all(re.fullmatch(r"([A-Za-z_]\w*)?", str(v), re.ASCII) for v in models.key_variables)
+  limits = f"one of {', '.join(TOKEN_LIMIT_FIELDS)}"
   checks = [
     (models.kind in MODEL_KINDS, "kind", f"one of {', '.join(MODEL_KINDS)}"),
     (len(models.base_urls) in counts, "base_urls", f"addresses {each}"),
-    (all(re.match("https?://", url) for url in models.base_urls), "base_urls", "http(s) addresses"),
+    (all(map(_address, models.base_urls)), "base_urls", "http(s)://host addresses"),
+    (all(isinstance(model, str) and model for model in models.names), "names", "names of models"),
+    (len(set(served)) == len(served), "names", "different at one address"),
     (len(models.key_variables) in counts, "key_variables", f"names of variables {each}"),
+    (variables, "key_variables", "names of environment variables, not keys"),
+    (models.token_limit_field in TOKEN_LIMIT_FIELDS, "token_limit_field", limits),
     (0 <= models.temperature <= 2, "temperature", "in [0, 2]"),
   ]
-  return [(ok, f"{name}.{key}", getattr(models, key), must) for ok, key, must in checks]
+  # What is no name of a variable may be a key, which nobody should read.
+  shown = dataclasses.asdict(models) | ({} if variables else {"key_variables": "something else"})
+  return [(ok, f"{name}.{key}", shown[key], must) for ok, key, must in checks]
+
+
+def _address(url: str) -> bool:
+  """Whether this is an address that a client can be sent to."""
+  try:
+    parts = urlsplit(url)
+    port = parts.port  # raises if it is none
+  except (ValueError, AttributeError, TypeError):
+    return False
+  fine = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", url)
+  return bool(fine) and port != 0
 
 
 def _router_checks(name: str, router: RouterConfig) -> list[tuple]:

@@ -93,6 +93,8 @@ class Episode:
     call_budget: cap on large calls it ran under; None is no cap.
     usd_budget: cap on dollars it ran under, B_max; None is no cap.
     reused: whether it is another policy's, which decides the same: it was not run again.
+    lost_usd: dollars of its budget that are in no step: of attempts after which it could not afford
+      the call, and took a cheaper model or ended.
   """
 
   task_id: str
@@ -104,6 +106,7 @@ class Episode:
   call_budget: int | None = None
   usd_budget: float | None = None
   reused: bool = False
+  lost_usd: float = 0.0
 
   @property
   def cost_usd(self) -> float:
@@ -116,8 +119,8 @@ class Episode:
 
   @property
   def spent_usd(self) -> float:
-    """The most that its steps can have been billed for by the models: what B_max caps."""
-    return sum(step.spent_usd for step in self.steps)
+    """The most that it can have been billed for by the models: what B_max caps."""
+    return sum(step.spent_usd for step in self.steps) + self.lost_usd
 
   @property
   def large_calls(self) -> int:

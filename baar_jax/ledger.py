@@ -21,7 +21,7 @@ def episode_parts(episode: Episode) -> dict[str, float]:
     "large_usd": sum(step.cost_usd for step in steps if step.model != SMALL),
     "proposals_usd": sum(step.proposal_usd for step in steps),
     "judge_usd": sum(step.judge_usd for step in steps),
-    "retries_usd": sum(step.retry_usd for step in steps),
+    "retries_usd": sum(step.retry_usd for step in steps) + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),
   }
 

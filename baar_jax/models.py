@@ -1,5 +1,6 @@
 """The models of a configuration, and the cap on what a run may spend on them."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +15,18 @@ from baar_jax.store import Store
 
 
 def check(config: Config) -> None:
-  """Raises ValueError where a model has no price or no key: before anything is made or run."""
+  """Raises ValueError where a model has no price or no key, or the pair is in the wrong order:
+  before anything is made or run."""
   asked = [config.models]
   if "zero-shot" in config.baselines.rivals:
     asked.append(config.baselines.judge)
   for group in asked:
-    prices_of(group.names, group.prices)
+    small, *others = prices_of(group.names, group.prices)
+    if any(small.input > other.input and small.output > other.output for other in others):
+      raise ValueError(
+        f"--config.models.names is {group.names!r}; the first one is dearer than another, by "
+        "--config.models.prices or the list: name the cheapest first"
+      )
     if config.models.kind == "chat":
       for endpoint in endpoints(group):
         endpoint.key()
@@ -44,7 +51,8 @@ def _scripted(config: Config) -> ScriptedPair:
 
 def stores(directory: Path) -> list[Path]:
   """The stores of all of a run's processes."""
-  return sorted(directory.glob("episodes*.sqlite"))
+  files = directory.glob("episodes*.sqlite")
+  return sorted(path for path in files if re.fullmatch(r"episodes(-\d+)?", path.stem))
 
 
 def open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | None:

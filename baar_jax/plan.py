@@ -1,6 +1,7 @@
 """The dry run: which episodes a stage has still to run, and what their calls may cost."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,9 +10,8 @@ from baar_jax import bopo, evaluate, models, references
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Episode
 from baar_jax.llms.prices import Price, Usage, prices_of
-from baar_jax.rewards import difficulty
 from baar_jax.store import Store
-from baar_jax.taxonomy import success
+from baar_jax.taxonomy import profile_tasks
 
 # What is assumed where nothing is stored yet: least, expected, most.
 STEPS_SHARE = (0.25, 0.6, 1.0)  # of env.max_steps
@@ -23,6 +23,7 @@ ASSUMED = (
   f"{STEP_TOKENS} a step (cached at the least, else not), replies of {REPLY_TOKENS} tokens, "
   f"{HARD_SHARE[0]:.0%} to {HARD_SHARE[2]:.0%} of the training tasks hard"
 )
+BOUNDARIES = ("always-small", "always-large")
 Range = tuple[float, float, float]  # least, expected, most
 
 
@@ -33,12 +34,14 @@ class Missing:
   Attributes:
     model: of all calls; None where a policy chooses.
     episodes: how many.
+    usd_budget: what each may cost at most; None is no cap.
   """
 
   stage: str
   policy: str
   model: int | None
   episodes: Range
+  usd_budget: float | None = None
 
 
 def main(config: Config, stages: Sequence[str]) -> None:
@@ -47,6 +50,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
   path = Path(config.runs) / config.name / "episodes.sqlite"
   store = Store(path if path.exists() else ":memory:")
   print("dry run: nothing is run, nothing is spent; calls of the models, list prices")
+  print("episodes that stand for other policies' too and recorded replies make it less")
   print(f"{'stage':<12}{'episodes':>10}{'calls':>10}{'$ expected':>12}   $ range")
   total = [0.0] * 5
   assumed = False
@@ -77,7 +81,7 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
   count = len(tasks) or config.env.train_tasks
   if stage == "profile":
     trials = max(config.profile.trials, *config.profile.robustness, 0)
-    for model, policy in ((SMALL, "always-small"), (1, "always-large")):
+    for model, policy in enumerate(BOUNDARIES):
       stored = _stored(store, policy, tasks)
       yield Missing(stage, policy, model, _exactly(count * trials - stored))
   elif stage == "references" and not config.references.clone_large:
@@ -101,9 +105,9 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
     tests, seeds = [task.id for task in store.tasks("test")], config.evaluate.seeds
     for entry in evaluate.entries(config):
       wanted = (config.evaluate.tasks or len(tests) or config.env.test_tasks) * seeds
-      model = {"always-small": SMALL, "always-large": 1}.get(entry.policy)
-      stored = _stored(store, entry.policy, tests)
-      yield Missing(stage, entry.policy, model, _exactly(wanted - stored))
+      model = BOUNDARIES.index(entry.family) if entry.family in BOUNDARIES else None
+      left = _exactly(wanted - _stored(store, entry.policy, tests))
+      yield Missing(stage, entry.policy, model, left, entry.usd_budget)
 
 
 def _rollouts(
@@ -122,14 +126,21 @@ def per_episode(
 ) -> tuple[float, Range, bool]:
   """Calls and dollars of one of its episodes, and whether stored episodes say so.
 
-  Those of the same policy do, else, of a policy that chooses, those of both boundaries: it lies
-  between them.
+  Those of the same policy do, else those of the boundary that always takes its model, or, of a
+  policy that chooses, those of both: it lies between them.
   """
-  own = store.episodes(part.policy)
+  calls, usd, known = _uncapped(config, store, prices, part)
+  cap = math.inf if part.usd_budget is None else part.usd_budget
+  return calls, tuple(min(each, cap) for each in usd), known
+
+
+def _uncapped(
+  config: Config, store: Store, prices: Sequence[Price], part: Missing
+) -> tuple[float, Range, bool]:
+  ends = [store.episodes(name) for name in BOUNDARIES]
+  own = store.episodes(part.policy) or (ends[part.model] if part.model is not None else [])
   if own:
     return _steps(own), _usd(own), True
-  names = ("always-small", "always-large")
-  ends = [store.episodes(name) for name in names]
   if part.model is None and all(ends):
     (least, small, _), (_, large, most) = map(_usd, ends)
     return _steps(ends[0] + ends[1]), (min(least, large), (small + large) / 2, most), True
@@ -162,17 +173,15 @@ def _steps(episodes: Sequence[Episode]) -> float:
 
 
 def _stored(store: Store, policy: str, tasks: Sequence[str]) -> int:
-  return sum(task_id in set(tasks) for task_id, _ in store.keys(policy))
+  wanted = set(tasks)
+  return sum(task_id in wanted for task_id, _ in store.keys(policy))
 
 
 def _hard(config: Config, store: Store, tasks: Sequence[str]) -> int:
-  trials: dict[str, tuple[list, list]] = {task: ([], []) for task in tasks}
-  for place, policy in enumerate(("always-small", "always-large")):
-    for e in store.episodes(policy):
-      if e.task_id in trials and e.seed < config.profile.trials:
-        trials[e.task_id][place].append(success(e))
-  both = [found for found in trials.values() if all(found)]
-  return sum(difficulty(*found, config.profile.easy_rate) == "hard" for found in both)
+  trials = config.profile.trials
+  known = ([e for e in store.episodes(name) if e.seed < trials] for name in BOUNDARIES)
+  profiles = profile_tasks(*known, config.profile.easy_rate)
+  return sum(profiles[task].difficulty == "hard" for task in tasks if task in profiles)
 
 
 def _exactly(count: float) -> Range:

@@ -14,6 +14,7 @@ from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import SMALL, Episode, Step, Task
 
 RESTARTS = 2  # of one episode whose environment died
+PLACES = 12  # of a dollar's decimals that are no rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Live:
   bounds_usd: Sequence[float] = ()  # the most that each model's call may cost, where it matters
   purse: Purse = Purse()  # what its calls are paid from
   agents: Sequence[agent.Agent] = ()
+  forced: bool = False  # whether SMALL has to take the step to come: the policy found no money
   proposal: agent.Reply | None = None  # of SMALL for the step to come, where a cascade asked for it
   advice: "Advice | None" = None  # of a model that was asked which one should act
   messages: agent.Messages = dataclasses.field(default_factory=list)
@@ -243,7 +245,7 @@ def _allowed(live: Live) -> list[int]:
   """The models whose next call fits the episode's budgets, whatever it will cost."""
   return [
     model
-    for model in range(len(live.agents))
+    for model in range(1 if live.forced else len(live.agents))
     if live.budget is None or live.budget.allows(model)
     if live.dollars is None or live.dollars.allows(live.bounds_usd[model])
   ]
@@ -254,19 +256,20 @@ def _reset(live: Live, pair: agent.Pair, cap: DollarBudget | None, policy: Polic
   live.purse = Purse(live.dollars, cap)
   live.agents = pair.start(live.env, live.task, live.job.seed, live.purse)
   live.messages = agent.opening(live.env.system_prompt, live.task, live.observation)
-  return _prepare(live, policy)
+  _prepare(live, policy)
+  return False
 
 
-def _prepare(live: Live, policy: Policy) -> bool:
-  """All that the next decision needs. Returns whether the episode is over."""
+def _prepare(live: Live, policy: Policy) -> None:
+  """All that the next decision needs."""
+  live.forced = False
   _foresee(live)
   if len(_allowed(live)) > 1:
     try:
       policy.prepare(live)
-    except BudgetSpent:
-      return _stop(live, "budget")
+    except BudgetSpent:  # SMALL may fit all the same
+      live.forced = True
     _foresee(live)
-  return False
 
 
 def _foresee(live: Live) -> None:
@@ -278,7 +281,10 @@ def _foresee(live: Live) -> None:
 
 
 def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bool:
-  """One model call and one environment step. Returns whether the episode is over."""
+  """One model call and one environment step. Returns whether the episode is over.
+
+  A model whose attempts have used up what it needs gives way to the dearest below it that fits.
+  """
   start = time.monotonic()
   proposal, advice = live.proposal, live.advice or NO_ADVICE
   live.proposal = live.advice = None
@@ -288,7 +294,17 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
     else:
       reply = live.agents[decision.model].reply(live.messages, len(live.steps))
   except BudgetSpent:  # by attempts that brought no answer
-    return _stop(live, "budget")
+    if live.budget is not None:
+      live.budget.settle(decision.model, made=False)
+    live.proposal, live.advice = proposal, advice
+    _foresee(live)
+    below = [model for model in _allowed(live) if model < decision.model]
+    if not below:
+      return _stop(live, "budget")
+    if live.budget is not None:
+      live.budget.reserve(below[-1])
+    cheaper = dataclasses.replace(decision, model=below[-1], logp=None)
+    return _act(live, cheaper, pair, policy)
   refused = None if reply is proposal else proposal
   asked = [part for part in (reply, refused, advice) if part]
   latency_s = time.monotonic() - start
@@ -318,7 +334,8 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
   live.observation = observation
   if done or len(live.steps) >= live.task.max_steps:
     return _stop(live, "done" if done else "max_steps")
-  return _prepare(live, policy)
+  _prepare(live, policy)
+  return False
 
 
 def proposed_action(live: Live, proposal: agent.Reply) -> str:
@@ -338,4 +355,7 @@ def _episode(live: Live, policy_name: str, error: Exception | None) -> Episode:
     raise error
   stop = live.stop if error is None else f"error:{error}"
   key = (live.task.id, policy_name, live.job.seed)
-  return Episode(*key, live.steps, live.score, stop, live.call_budget, live.usd_budget)
+  known = live.steps, live.score, stop, live.call_budget, live.usd_budget
+  settled_usd = 0.0 if live.dollars is None else live.dollars.settled_usd
+  lost_usd = round(settled_usd - sum(step.spent_usd for step in live.steps), PLACES)
+  return Episode(*key, *known, lost_usd=max(0.0, lost_usd))

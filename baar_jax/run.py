@@ -1,7 +1,9 @@
 """A run's directory, and what every stage opens from it."""
 
+import contextlib
 import copy
 import dataclasses
+import fcntl
 import itertools
 import json
 import os
@@ -33,8 +35,9 @@ FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s",
 FREE_FIELDS += ("profile.robustness",)  # its trials are compared, and nothing is trained on them
 FREE_FIELDS += ("baselines", "evaluate", "distributed", "bench", "max_usd", "dry_run")
 FREE_FIELDS += tuple(
-  f"models.{name}" for name in ("key_variables", "concurrency", "timeout_s", "retries", "record")
+  f"models.{name}" for name in ("key_variables", "token_limit_field", "concurrency", "timeout_s")
 )
+FREE_FIELDS += ("models.retries", "models.record")
 UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
@@ -50,8 +53,8 @@ class Run:
     """Opens or creates the directory.
 
     Raises:
-      ValueError: it was made with another config, or cannot be written, or the models are not
-        a priced pair.
+      ValueError: it was made with another config, cannot be written or is in use, or the models
+        are not a priced pair.
     """
     self.config = config
     models.check(config)
@@ -72,8 +75,14 @@ class Run:
       self.dir.mkdir(parents=True, exist_ok=True)
       number = "" if self.first else f"-{config.distributed.process}"
       path = self.dir / f"episodes{number}.sqlite"
+      self._lock = (self.dir / f"lock{number}").open("a")  # the cap is read once, at the start
+      fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, however
       self.store = Store(path)
       self._check_config()
+    except BlockingIOError:
+      raise ValueError(
+        f"another process is using {self.dir}: wait for it or choose another --config.name"
+      ) from None
     except OSError as error:
       raise ValueError(
         f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
@@ -218,7 +227,8 @@ class Run:
     failed, cost_usd = [], 0.0
     episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
     done = total - len(missing)
-    with self.progress(total=total, initial=done, desc=label, unit="ep") as bar:
+    bar = self.progress(total=total, initial=done, desc=label, unit="ep")
+    with contextlib.closing(episodes), bar:  # no call is in flight when the books are closed
       for episode in episodes:
         if episode.stop.startswith("error:"):
           failed.append(episode)
@@ -284,6 +294,7 @@ class Run:
     self._envs.clear()
     self.pair.close()
     self.store.close()
+    self._lock.close()
 
 
 def _same_flags(config: Config) -> None:

@@ -17,7 +17,8 @@ BILLED_FAULTS = ("empty", "silent")  # the model was at work, and nothing came o
 class StandIn(ThreadingHTTPServer):
   """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
 
-  A fault is one of FAULTS, "unpriced", or a status with a code behind it, if any: "400 too_long".
+  A fault is one of FAULTS, "unpriced", "dear" (more tokens than were asked for), "cut" (nothing but
+  reasoning), "trickle", or a status with a code behind it, if any: "400 too_long".
 
   Attributes:
     seen: every request's body, in order.
@@ -93,7 +94,7 @@ class StandIn(ThreadingHTTPServer):
       known = [prompt for prompt in held if contents[: len(prompt)] == prompt]
       usage = {
         "prompt_tokens": count(contents),
-        "completion_tokens": min(count([text]), request["max_completion_tokens"]),
+        "completion_tokens": min(count([text]), most_tokens(request)),
         "prompt_tokens_details": {"cached_tokens": max(map(count, known), default=0)},
       }
       usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
@@ -103,6 +104,10 @@ class StandIn(ThreadingHTTPServer):
 
   def handle_error(self, request, client_address):
     """A client that is gone is no error here."""
+
+
+def most_tokens(request: dict) -> int:
+  return request.get("max_completion_tokens") or request["max_tokens"]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -134,6 +139,16 @@ class Handler(BaseHTTPRequestHandler):
       self.close_connection = True
     elif fault == "malformed":
       self._send(200, b'{"id": "c1", "choices": [{"mess')
+    elif fault == "trickle":
+      self.send_response(200)
+      self.end_headers()
+      end = time.monotonic() + self.server.stall_s
+      while time.monotonic() < end:
+        self.wfile.write(b" ")
+        time.sleep(0.02)
+      usage = self.server.bill(request, text, True)
+      self.wfile.write(json.dumps({"choices": [], "usage": usage}).encode())
+      self.close_connection = True
     elif fault and fault[0].isdigit():
       status, _, code = fault.partition(" ")
       error = {"error": {"message": f"told to answer {fault}", "type": "x", "code": code or None}}
@@ -141,8 +156,10 @@ class Handler(BaseHTTPRequestHandler):
       self._send(int(status), json.dumps(error).encode(), headers)
     else:
       usage = self.server.bill(request, text, fault not in BILLED_FAULTS)
-      content = None if fault == "silent" else text
-      message = {"index": 0, "finish_reason": "stop"}
+      if fault == "dear":
+        usage["completion_tokens"] = 20 * most_tokens(request)
+      content = None if fault in ("silent", "cut") else text
+      message = {"index": 0, "finish_reason": "length" if fault == "cut" else "stop"}
       message["message"] = {"role": "assistant", "content": content}
       body = {"id": "c1", "object": "chat.completion", "created": 1, "model": request["model"]}
       body |= {"choices": [] if fault == "empty" else [message], "usage": usage}

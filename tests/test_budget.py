@@ -1,14 +1,15 @@
-"""Call budgets, call by call; dollar budgets under many schedules of many threads."""
+"""Call budgets, call by call; dollar budgets under many schedules, and under many threads."""
 
 import random
 import threading
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baar_jax.budget import CallBudget, DollarBudget
+from baar_jax.budget import CallBudget, CapReached, DollarBudget, Purse
 
 LARGE, LARGER = 1, 2
 
@@ -118,68 +119,88 @@ def test_a_call_that_costs_more_than_was_held_is_counted_in_full():
   assert budget.settled_usd == 2.0 and budget.reserve(0.0) is None
 
 
-@pytest.fixture(scope="module")
-def callers():
-  with ThreadPoolExecutor(32) as pool:
-    yield pool
+class Turns:
+  """Stands for a budget's condition where one thread plays all: to wait is to let a call end."""
+
+  def __init__(self, end):
+    self.wait = end
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    pass
+
+  def notify_all(self):
+    pass
 
 
-# What is held for a call, what it costs, how it ends, and which open call ends before it, in 64ths
-# of a dollar: whole numbers, so that the test's own sums are exact.
-CALL = st.tuples(
-  st.integers(0, 40),
-  st.integers(0, 40),
-  st.sampled_from(("answered", "failed", "cancelled")),
-  st.lists(st.integers(0, 9), max_size=2),
-)
+class Cancelled(Exception):
+  pass
 
 
 @settings(max_examples=1000)
-@given(limit=st.integers(0, 80), calls=st.lists(CALL, min_size=1, max_size=12))
-def test_schedules_of_calls(callers, limit, calls):
-  """Threads take turns; after each, the budget did what its rules say about that moment."""
+@given(st.integers(0, 200), st.integers(1, 200), st.integers(0, 2**32))
+def test_schedules_of_calls(limit, count, seed):
+  """In 64ths of a dollar, whole numbers, so that the test's own sums are exact.
+
+  A call is answered at a cost, fails for free, is lost and presumed at its worst, or is cancelled:
+  before it is known what it cost, after, or after it was presumed.
+  """
+  draw = random.Random(seed)
   budget = DollarBudget(limit / 64)
-  settled = 0
-  held = {}  # reservation -> (worst, cost, end)
-  waiting = {}  # future of a reserve() -> (worst, cost, end)
+  purse = Purse(run=budget)
+  settled, held = 0, []  # (what holds, its charge, worst)
 
   def free():
-    return limit - settled - sum(worst for worst, _, _ in held.values())
+    return limit - settled - sum(worst for _, _, worst in held)
 
-  def let_go():
-    """Takes in every waiting call that the rules let go now, in whatever order they do."""
-    while any(worst <= free() or worst > limit - settled for worst, _, _ in waiting.values()):
-      done, _ = wait(waiting, timeout=30, return_when=FIRST_COMPLETED)
-      assert done, "a call waits although it fits, or never will"
-      for future in done:
-        call = waiting.pop(future)
-        if future.result() is None:
-          assert call[0] > limit - settled, "refused although the settled remainder allows it"
-        else:
-          held[future.result()] = call
-          assert free() >= 0, "more is held than there is"
-
-  def end(reservation):
+  def end():
     nonlocal settled
-    worst, cost, how = held.pop(reservation)
-    if how == "answered":
-      settled += min(cost, worst)
-      budget.settle(reservation, min(cost, worst) / 64)
+    assert held, "a call waits although nothing is held"
+    holds, charge, worst = held.pop(draw.randrange(len(held)))
+    how = draw.choice(("answered", "failed", "lost", "cancelled"))
+    costs = {"answered": [draw.randint(0, worst)], "failed": [0], "lost": [worst]}
+    cost = draw.choice(costs.get(how, [0, worst, draw.randint(0, worst)]))
+    charge.usd = cost / 64
+    settled += cost
+    if how == "cancelled":
+      with pytest.raises(Cancelled):
+        if not holds.__exit__(Cancelled, Cancelled(), None):
+          raise Cancelled
     else:
-      budget.release(reservation)
-    let_go()
+      holds.__exit__(None, None, None)
 
-  for worst, cost, how, ended in calls:
-    for place in ended:
-      if held:
-        end(list(held)[place % len(held)])
-    waiting[callers.submit(budget.reserve, worst / 64)] = (worst, cost, how)
-    let_go()
+  budget._changed = Turns(end)
+  for _ in range(count):
+    while held and draw.random() < 0.4:
+      end()
+    worst = draw.randint(0, max(1, draw.choice((limit // 2, limit // 20))) + 2)
+    holds = purse.hold(worst / 64)
+    try:
+      charge = holds.__enter__()
+    except CapReached:
+      assert worst > limit - settled, "refused although the settled remainder allows it"
+    else:
+      assert worst <= free(), "more is held than there is"
+      held.append((holds, charge, worst))
     assert budget.settled_usd == settled / 64 <= limit / 64
+    assert budget.remaining == free() / 64
   while held:
-    end(next(iter(held)))
-  assert not waiting and budget.reserved_usd == 0.0
+    end()
+  assert budget.reserved_usd == 0.0
   assert budget.settled_usd == settled / 64 <= limit / 64
+
+
+def test_all_that_fit_go_on_when_a_call_ends():
+  budget = DollarBudget(1.0)
+  held = budget.reserve(1.0)
+  with ThreadPoolExecutor(2) as threads:
+    waiting = [threads.submit(budget.reserve, 0.5) for _ in range(2)]
+    while len(budget._changed._waiters) < 2:
+      time.sleep(0.001)
+    budget.release(held)
+    assert all(future.result(timeout=30) for future in waiting)
 
 
 def test_two_hundred_threads_on_one_budget():

@@ -2,9 +2,12 @@
 
 import datetime
 import email.utils
+import itertools
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import pytest
 from standin import StandIn
 
@@ -13,7 +16,7 @@ from baar_jax.budget import BudgetSpent, CapReached, DollarBudget, Purse
 from baar_jax.calls import Calls, Spent, read_spent
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task
-from baar_jax.llms.chat import ChatPair, read_usage, retry_after_s
+from baar_jax.llms.chat import ChatPair, read_answer, read_text, read_usage, retry_after_s
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import Price, Usage
 
@@ -98,7 +101,7 @@ def test_cached_tokens_are_read(start):
   assert agent.reply(longer, 1).usage == Usage(8 + 10 + 4, 8, 10)
 
 
-@pytest.mark.parametrize("fault", ["429", "500", "502", "503", "409"])
+@pytest.mark.parametrize("fault", ["429", "500", "503", "409"])
 def test_a_refusal_is_tried_again_and_free(start, tmp_path, fault):
   server, pair = start(standin=StandIn(fault=faults(fault, fault), retry_after="0"))
   assert ask(pair).retry_usd == 0.0
@@ -107,7 +110,7 @@ def test_a_refusal_is_tried_again_and_free(start, tmp_path, fault):
   assert spent(tmp_path) == Spent((REPLY_USD, 0.0))
 
 
-@pytest.mark.parametrize("fault", ["drop", "malformed", "unpriced", "408", "504"])
+@pytest.mark.parametrize("fault", ["drop", "malformed", "408", "502", "504", "524"])
 def test_an_unknown_outcome_is_presumed_billed(start, tmp_path, fault):
   server, pair = start(standin=StandIn(fault=faults(fault)))
   reply = ask(pair)
@@ -120,6 +123,25 @@ def test_a_time_out_is_tried_again_and_presumed_billed(start, tmp_path):
   server, pair = start(standin=StandIn(fault=faults("stall"), stall_s=1.0), timeout_s=0.2)
   assert ask(pair).presumed_usd == BOUND_USD
   assert len(server.seen) == 2
+
+
+def test_an_answer_that_does_not_end_is_a_time_out(start, tmp_path):
+  """Though something of it comes all the time."""
+  server, pair = start(standin=StandIn(fault=faults("trickle"), stall_s=1.0), timeout_s=0.2)
+  assert ask(pair).presumed_usd == BOUND_USD
+  assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize("name", ["ProxyError", "LocalProtocolError", "UnsupportedProtocol"])
+def test_what_the_client_could_not_send_is_free(start, tmp_path, monkeypatch, name):
+  def send(*args, **kwargs):
+    raise getattr(httpx2, name)("no")
+
+  _, pair = start(retries=0)
+  monkeypatch.setattr(httpx2.Client, "send", send)
+  with pytest.raises(NoAnswer, match=name):
+    ask(pair)
+  assert spent(tmp_path) == Spent()
 
 
 def test_what_was_never_sent_is_not_presumed_billed(start, tmp_path):
@@ -136,6 +158,42 @@ def test_an_answer_without_content_is_tried_again_and_paid_for(start, tmp_path, 
   assert (reply.retry_usd, reply.presumed_usd) == (REPLY_USD, 0.0)
   found = spent(tmp_path)
   assert (found.replies_usd, found.retries_usd) == ((CACHED_USD, 0.0), REPLY_USD)
+
+
+def test_an_answer_that_cannot_be_priced_ends_the_run(start, tmp_path):
+  server, pair = start(standin=StandIn(fault=lambda *_: "unpriced"))
+  budget = DollarBudget(1.0)
+  with pytest.raises(ValueError, match="whose usage is missing or impossible") as error:
+    ask(pair, Purse(run=budget))
+  assert "\n" not in str(error.value) and len(server.seen) == 1
+  assert spent(tmp_path).presumed_usd == budget.settled_usd == BOUND_USD
+
+
+def test_a_reply_that_is_all_reasoning_is_the_agent_s_mistake(start, tmp_path):
+  """Cut at the limit before any content: paid for once, and not asked for again."""
+  server, pair = start(standin=StandIn(fault=lambda *_: "cut"))
+  reply = ask(pair)
+  assert (reply.text, reply.usage, reply.retry_usd) == ("", USAGE, 0.0)
+  assert len(server.seen) == 1 and spent(tmp_path) == Spent((REPLY_USD, 0.0))
+
+
+def test_more_than_the_most_is_on_the_books_and_ends_the_run(start, tmp_path):
+  server, pair = start(standin=StandIn(fault=lambda *_: "dear"))
+  budget = DollarBudget(1.0)
+  with pytest.raises(ValueError) as error:
+    ask(pair, Purse(run=budget))
+  # 8 tokens at $1 and 1000 at $4 per million; the most was 41 and 50.
+  assert str(error.value).startswith(
+    "small at 127.0.0.1 billed 8 prompt and 1000 completion tokens, $0.004008, and $0.000241 was "
+  )
+  assert "\n" not in str(error.value) and len(server.seen) == 1
+  assert spent(tmp_path).replies_usd[0] == budget.settled_usd == pytest.approx(0.004008, rel=1e-12)
+
+
+def test_the_field_of_the_limit_has_two_names(start):
+  server, pair = start(token_limit_field="max_tokens")
+  ask(pair)
+  assert server.seen[0]["max_tokens"] == 50 and "max_completion_tokens" not in server.seen[0]
 
 
 def test_a_run_that_is_stopped_asks_nothing_again(start):
@@ -158,13 +216,13 @@ def test_retries_are_bounded(start, tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["400", "401", "403", "404", "422"])
-def test_what_cannot_work_is_said_at_once(start, tmp_path, fault):
-  server, pair = start(standin=StandIn(fault=lambda *_: fault))
+def test_what_cannot_work_is_said_at_once(start, fault):
+  server, pair = start(standin=StandIn(fault=lambda *_: fault), key_variables=("MY_KEY",))
   budget = DollarBudget(1.0)
   with pytest.raises(ValueError) as error:
     ask(pair, Purse(run=budget))
   text = str(error.value)
-  assert text.startswith(f"small at 127.0.0.1 answered {fault}") and "OPENAI_API_KEY" in text
+  assert text.startswith(f"small at 127.0.0.1 answered {fault}") and "MY_KEY" in text
   assert "\n" not in text
   assert len(server.seen) == 1 and pair.slept == []
   assert (budget.settled_usd, budget.reserved_usd) == (0.0, 0.0)
@@ -175,6 +233,8 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, fault):
   [
     ("429 insufficient_quota", ValueError, "quota is used up"),
     ("400 context_length_exceeded", NoAnswer, "takes no conversation this long"),
+    ("400 longer than its Context Length", NoAnswer, "takes no conversation this long"),
+    ("400 content_filter", NoAnswer, "takes no conversation like this"),
   ],
 )
 def test_refusals_that_their_code_explains(start, tmp_path, fault, error, seen):
@@ -185,16 +245,16 @@ def test_refusals_that_their_code_explains(start, tmp_path, fault, error, seen):
   assert len(server.seen) == 1 and spent(tmp_path) == Spent()
 
 
-@pytest.mark.parametrize("asked, slept", [("7", 7.0), ("0.1", 0.5), ("soon", 0.5)])
-def test_retry_after_is_a_lower_bound(start, asked, slept):
+@pytest.mark.parametrize("asked, slept", [("7", 7.5), ("0.1", 0.6), ("soon", 0.5)])
+def test_jitter_comes_on_top_of_retry_after(start, asked, slept):
   _, pair = start(standin=StandIn(fault=faults("429"), retry_after=asked))
   ask(pair)
   assert pair.slept == [slept]
 
 
-def test_a_wait_that_is_too_long_ends_the_call(start):
+def test_a_wait_that_is_too_long_ends_the_run(start):
   server, pair = start(standin=StandIn(fault=lambda *_: "429", retry_after="86400"))
-  with pytest.raises(NoAnswer, match="answered 429"):
+  with pytest.raises(ValueError, match="answered 429 and asks to wait 86400 s: the same command"):
     ask(pair)
   assert len(server.seen) == 1
 
@@ -318,6 +378,53 @@ class TestBudgets:
     else:
       assert known == pytest.approx(billed, rel=1e-12)
 
+  def test_two_hundred_requests_that_fail_and_are_cancelled(self, start, tmp_path):
+    """On one budget; a cancellation strikes while a request leaves or before its answer is read."""
+
+    class Cancelled(BaseException):
+      pass
+
+    class Watched(DollarBudget):
+      def reserve(self, usd):
+        with self._changed:  # what is settled cannot change while this looks
+          held = super().reserve(usd)
+          if held is None:
+            refused.append(usd <= self.limit_usd - self.settled_usd)
+          return held
+
+    refused, ended = [], {NoAnswer: [], Cancelled: [], CapReached: [], None: []}
+    numbers = itertools.count()
+
+    def cancel(message):
+      if next(numbers) % 12 == 5:
+        raise Cancelled
+
+    kinds = ("429", "drop", "malformed", "empty", "silent", "500")
+    fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]  # noqa: E731
+    server = StandIn(fault=fault, bills_what_it_loses=True)
+    _, pair = start(standin=server, concurrency=200, retries=1, timeout_s=60.0)
+    pair._models[0]._client._client.event_hooks = {"request": [cancel], "response": [cancel]}
+    cap, together = Watched(60 * BOUND_USD), threading.Barrier(200)
+
+    def work(seed):
+      together.wait(60)
+      end = None
+      try:
+        ask(pair, Purse(DollarBudget(1.0), cap), seed=seed)
+      except tuple(filter(None, ended)) as error:
+        end = type(error)
+      ended[end].append(seed)
+
+    with ThreadPoolExecutor(200) as threads:
+      list(threads.map(work, range(200)))
+    billed = float(server.usd({"small": ("1", "0.5", "4")}))
+    assert all(ended.values()) and sum(map(len, ended.values())) == 200
+    assert refused == [False] * len(ended[CapReached])  # none while what is settled left room
+    assert cap.reserved_usd == 0.0
+    found = spent(tmp_path)
+    assert sum(found.replies_usd) + found.retries_usd < billed <= found.at_most_usd <= cap.limit_usd
+    assert found.at_most_usd == pytest.approx(cap.settled_usd, rel=1e-12)
+
 
 class TestEndpoints:
   def test_one_for_all_or_one_each(self, monkeypatch):
@@ -368,6 +475,85 @@ def test_a_key_is_sent_where_there_is_one(start, monkeypatch):
   server, pair = start(key_variables=("MY_KEY",))
   ask(pair)
   assert server.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_a_key_is_cleaned_and_one_that_cannot_be_sent_is_refused(monkeypatch):
+  config = ModelsConfig(kind="chat", key_variables=("MY_KEY",))
+  (endpoint, _) = endpoints(config)
+  monkeypatch.setenv("MY_KEY", " secret\r\n")
+  assert endpoint.key() == "secret"
+  for key in ("sec\nret", "secrét"):
+    monkeypatch.setenv("MY_KEY", key)
+    with pytest.raises(ValueError, match="variable MY_KEY holds") as error:
+      endpoint.key()
+    assert "sec" not in str(error.value)
+
+
+def test_openai_s_key_and_account_are_for_openai_alone(start, monkeypatch):
+  monkeypatch.setenv("OPENAI_API_KEY", "secret")
+  monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
+  monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
+  for url in ("https://api.openai.com/v1", "https://eu.api.openai.com/v1"):
+    config = ModelsConfig(kind="chat", base_urls=(url,))
+    assert endpoints(config)[0].key() == "secret"
+  for url in ("https://api.together.xyz/v1", "https://notapi.openai.com.example.org/v1"):
+    (endpoint, _) = endpoints(ModelsConfig(kind="chat", base_urls=(url,)))
+    with pytest.raises(ValueError, match="--config.models.key_variables, or '' if it needs none"):
+      endpoint.key()
+  (endpoint, _) = endpoints(ModelsConfig(kind="chat", base_urls=(url,), key_variables=("",)))
+  assert endpoint.key() == "none"
+  server, pair = start()
+  ask(pair)
+  assert server.headers[0]["authorization"] == "Bearer none"
+  assert not {"openai-organization", "openai-project"} & server.headers[0].keys()
+  _, pair = start(base_urls=("https://api.openai.com/v1",))
+  assert pair._models[0]._client.organization == "org-mine"
+
+
+def test_a_key_that_an_endpoint_quotes_is_not_repeated(start, monkeypatch):
+  monkeypatch.setenv("MY_KEY", "sk-secret")
+  _, pair = start(standin=StandIn(fault=lambda *_: "400 sk-secret"), key_variables=("MY_KEY",))
+  with pytest.raises(ValueError, match=r"told to answer 400 \*\*\*; see"):
+    ask(pair)
+
+
+ANSWER = {"choices": [{"message": {"content": "Go."}}]}
+COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
+
+
+@pytest.mark.parametrize(
+  "body, unknown, fatal",
+  [
+    (json.dumps(ANSWER | {"usage": COUNTS}), False, False),
+    ("[" * 100_000, True, False),  # deeper than can be read
+    (b"\xff", True, False),
+    ("[]", True, False),
+    ('{"error": "try again"}', True, False),
+    (json.dumps(ANSWER), True, True),
+    (json.dumps(ANSWER | {"usage": None}), True, True),
+    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": -1}}), True, True),
+    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": 10**400}}), True, True),
+    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": float("inf")}}), True, True),
+  ],
+)
+def test_what_an_answer_tells(body, unknown, fatal):
+  outcome = read_answer(body, PRICES[0])
+  assert (outcome.unknown, outcome.fatal) == (unknown, fatal)
+  assert (outcome.text == "Go.") == (not unknown)
+
+
+def test_text_in_parts_and_half_a_pair_of_surrogates():
+  parts = [{"type": "reasoning"}, {"type": "text", "text": "Go "}, {"type": "text", "text": "on."}]
+  assert read_text(parts) == "Go on."
+  assert read_text("a \ud83d b") == "a ? b"
+  assert read_text("\U0001f600") == "\U0001f600"
+  assert read_text(None) == read_text([]) == ""
+
+
+def test_what_a_total_counts_beyond_its_parts_is_completion():
+  assert read_usage(COUNTS | {"total_tokens": 60}) == Usage(8, 0, 52)
+  assert read_usage(COUNTS | {"total_tokens": 18}) == Usage(8, 0, 10)
+  assert read_usage(COUNTS | {"total_tokens": None}) == Usage(8, 0, 10)
 
 
 def test_cache_writes_are_read():

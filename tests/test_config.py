@@ -37,6 +37,14 @@ def test_the_paper_s_settings_are_the_defaults():
 
 
 BAD = [
+  ("models.names", (1, 2)),
+  ("models.names", ("m", "m")),
+  ("models.base_urls", (1,)),
+  ("models.base_urls", ("http://",)),
+  ("models.base_urls", ("https:///v1",)),
+  ("models.base_urls", ("http://localhost:99999/v1",)),
+  ("models.base_urls", ("http://[::1/v1",)),
+  ("models.token_limit_field", "limit"),
   ("name", ""),
   ("name", ".."),
   ("name", "a/b"),
@@ -129,6 +137,26 @@ def test_what_cannot_work_is_refused_by_name(field, value):
   text = str(error.value)
   assert text.startswith(f"--config.{field} is {value!r}; it must be ")
   assert "\n" not in text
+
+
+def test_one_name_at_two_addresses_is_two_models():
+  config = Config()
+  config.models.names = ("m", "m")
+  config.models.base_urls = ("http://one/v1", "http://two/v1")
+  validate(config)
+  config.models.base_urls = ("http://one/v1", "http://one/v1/")
+  with pytest.raises(ValueError, match="--config.models.names .* different at one address"):
+    validate(config)
+
+
+@pytest.mark.parametrize("section", ["models", "judge"])
+def test_a_key_in_place_of_its_variable_is_not_printed(section):
+  config = Config()
+  part = config.models if section == "models" else config.baselines.judge
+  part.key_variables = ("sk-secret",)
+  with pytest.raises(ValueError, match="key_variables is .* names of environment var") as error:
+    validate(config)
+  assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ episodes = st.builds(
   st.lists(steps, max_size=20),
   st.just(1.0),
   st.just("done"),
+  lost_usd=usd,
 )
 
 
@@ -58,6 +59,8 @@ def test_an_episode_by_hand():
     "router_usd": 0.25,
   }
   assert (e.cost_usd, e.spent_usd) == (7.0, 15.5)
+  lost = dataclasses.replace(e, lost_usd=4.0)
+  assert (lost.spent_usd, episode_parts(lost)["retries_usd"]) == (19.5, 4.5)
   reused = dataclasses.replace(e, reused=True)
   ledger = run_ledger([e, reused], None)
   assert (ledger["total_usd"], ledger["presumed_usd"]) == (7.75, 8.0)

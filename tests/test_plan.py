@@ -7,6 +7,7 @@ import tiny
 
 from baar_jax import plan, taxonomy
 from baar_jax.config import ModelsConfig
+from baar_jax.llms.prices import prices_of
 from baar_jax.run import Run
 from baar_jax.store import Store
 
@@ -70,6 +71,23 @@ def test_stored_episodes_say_what_the_next_ones_cost(config, capsys):
   assert rows["profile"] == [24, 12 * 2 + 12 * 4, 264, 12 * 1 + 12 * 10, 12 * 3 + 12 * 30]
   # 8 episodes between the boundaries' means of $2 and $20, and between their ends of $1 and $30.
   assert rows["bopo"] == [8, 24, 88, 8, 240]
+
+
+def test_b_max_caps_what_an_episode_may_cost(config):
+  """A boundary under B_max costs what it does without, capped."""
+  config.evaluate.usd_budgets = (2.5,)
+  store = Store(":memory:")
+  for seed, usd in enumerate((1.0, 2.0, 3.0)):
+    store.add(tiny.episode("other", "always-small", seed, "SS", cost_usd=usd))
+    store.add(tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd))
+  prices = prices_of(config.models.names)
+  parts = {part.policy: part for part in plan.missing(config, store, "evaluate")}
+  found = {name: plan.per_episode(config, store, prices, part) for name, part in parts.items()}
+  assert found["always-small(usd=2.5)"] == (2, (1.0, 2.0, 2.5), True)
+  # Between the boundaries: $1 to $30, expected $11.
+  assert found["first-large(usd=2.5)"] == (3, (1.0, 2.5, 2.5), True)
+  assert found["first-large(K=1)"] == (3, (1.0, 11.0, 30.0), True)
+  store.close()
 
 
 def test_what_is_done_is_not_missing(config, capsys):

@@ -85,6 +85,7 @@ class HandAgent:
     self.pair.tape.append(f"ask {self.name}")
     self.pair.shown.append([dict(message) for message in messages])
     text = self.pair.texts.get(step, f"Thought: now.\n\nAction: go {step}")
+    text = self.pair.texts.get((step, self.name), text)
     if isinstance(text, Exception):
       raise text
     return Reply(text, Usage(1000, 0, 100))
@@ -427,6 +428,62 @@ def test_attempts_that_use_up_the_dollars_end_an_episode(tape):
   pair = HandPair(tape, texts={1: BudgetSpent("no more")})
   (episode,) = run([HandEnv(tape)], [Job(task("t1"), 0)], tape, pair=pair, usd_budget=1.0)
   assert (episode.stop, len(episode.steps), episode.score) == ("budget", 1, 0.5)
+  # LARGE's attempts and then SMALL's were billed, and are in no step.
+  assert episode.lost_usd == pytest.approx(LARGE_USD + SMALL_USD, rel=1e-12)
+  assert episode.spent_usd == pytest.approx(LARGE_USD + 2 * SMALL_USD, rel=1e-12)
+  assert episode.cost_usd == pytest.approx(SMALL_USD, rel=1e-12)
+
+
+def test_small_acts_where_large_s_attempts_used_up_what_large_needs(tape):
+  """And LARGE's call is given back to a call budget."""
+  pair = HandPair(tape, texts={(1, "large"): BudgetSpent("no more")})
+  policy, jobs = HandPolicy(tape, "LLLL"), [Job(task("t1"), 0)]
+  limits = {"call_budget": 2, "usd_budget": 1.0}
+  (episode,) = run([HandEnv(tape, 4)], jobs, tape, policy, pair, **limits)
+  assert [s.model for s in episode.steps] == [1, 0, 1, 0]
+  assert [s.logp for s in episode.steps] == [0.0, None, -2.0, None]
+  assert [s.router_cost_usd for s in episode.steps] == [1e-6, 1e-6, 1e-6, 0.0]
+  assert (episode.stop, episode.lost_usd) == ("done", pytest.approx(LARGE_USD, rel=1e-12))
+
+
+class Proposing(HandPolicy):
+  """A cascade that always turns down what SMALL proposes."""
+
+  def prepare(self, live):
+    live.proposal = live.agents[0].reply(live.messages, len(live.steps))
+
+
+def test_a_proposal_is_taken_where_large_could_not_be_paid(tape):
+  pair = HandPair(tape, texts={(0, "large"): BudgetSpent("no more")})
+  jobs = [Job(task("t1"), 0)]
+  (episode,) = run([HandEnv(tape, 1)], jobs, tape, Proposing(tape, "L"), pair, usd_budget=1.0)
+  assert [event for event in tape if event.startswith("ask")] == ["ask small", "ask large"]
+  (step,) = episode.steps
+  assert (step.model, step.action, step.proposal, step.proposal_usd) == (0, "go 0", "go 0", 0.0)
+  assert episode.spent_usd == pytest.approx(SMALL_USD + LARGE_USD, rel=1e-12)
+
+
+class Asking(HandPolicy):
+  """Has to ask somebody first, who is dear: half a dollar."""
+
+  def prepare(self, live):
+    with live.purse.hold(0.5) as charge:
+      charge.usd = 0.5
+
+
+@pytest.mark.parametrize(
+  "usd_budget, taken, stop",
+  [
+    (1.0 + 4 * LARGE_USD, [1, 1, 0, 0, 0, 0], "done"),  # what is left would do for LARGE
+    (0.5 + LARGE_USD + 3.5 * SMALL_USD, [1, 0, 0, 0], "budget"),
+    (0.5 + 2 * LARGE_USD + 0.5 * SMALL_USD, [1, 0, 0, 0, 0, 0], "done"),
+  ],
+)
+def test_small_acts_where_nobody_can_be_asked(tape, usd_budget, taken, stop):
+  policy, jobs = Asking(tape, "LLLLLL"), [Job(task("t1"), 0)]
+  (episode,) = run([HandEnv(tape, 6)], jobs, tape, policy, usd_budget=usd_budget)
+  assert [s.model for s in episode.steps] == taken
+  assert episode.stop == stop and tape.count("choose") == sum(taken)
 
 
 def test_a_model_without_an_answer_ends_an_episode_as_an_error(tape):

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+import threading
 
 import pytest
 import tiny
 
-from baar_jax import bopo, pretrain, references, sft, taxonomy
+from baar_jax import bopo, models, pretrain, references, sft, taxonomy
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import Episode
@@ -189,6 +192,85 @@ def test_a_place_that_cannot_be_written_is_refused(config, tmp_path):
   text = message(error)
   assert f"cannot write to {config.runs}/tiny (Not a directory)" in text
   assert "--config.runs" in text
+
+
+# Takes a lock as another process would, says so, and holds it until its standard input ends.
+LOCKING = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+try:
+  fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  print("locked", flush=True)
+except BlockingIOError:
+  print("refused", flush=True)
+sys.stdin.read()
+"""
+
+
+def other_process(path):
+  command = [sys.executable, "-c", LOCKING, str(path)]
+  return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_directory_that_another_process_uses_is_refused(opened, config):
+  directory = opened(config).dir
+  with other_process(directory / "lock") as process:
+    assert process.stdout.readline() == "refused\n"
+    process.stdin.close()
+  directory.with_name("free").mkdir()
+  with other_process(directory.with_name("free") / "lock") as process:
+    assert process.stdout.readline() == "locked\n"
+    config.name = "free"
+    with pytest.raises(ValueError) as error:
+      Run(config)
+    assert message(error) == (
+      f"another process is using {directory.with_name('free')}: wait for it or choose another "
+      "--config.name"
+    )
+    process.kill()
+  opened(config)
+
+
+def test_a_closed_run_is_free_for_others(config):
+  run = Run(config)
+  run.close()
+  with other_process(run.dir / "lock") as process:
+    assert process.stdout.readline() == "locked\n"
+    process.stdin.close()
+
+
+def test_the_stores_of_a_run_are_those_of_its_processes(tmp_path):
+  names = ["episodes.sqlite", "episodes-1.sqlite", "episodes-12.sqlite"]
+  others = ["episodes-old.sqlite", "episodes (copy).sqlite", "episodes-1.sqlite-wal"]
+  for name in [*names, *others]:
+    (tmp_path / name).touch()
+  assert {path.name for path in models.stores(tmp_path)} == set(names)
+
+
+def test_a_pair_whose_first_model_is_the_dearer_is_refused(config):
+  config.models.names = ("gpt-4.1", "gpt-4.1-mini")
+  with pytest.raises(ValueError) as error:
+    Run(config)
+  assert "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini')" in message(error)
+  config.models.prices = ((1.0, 1.0, 4.0), (0.5, 0.5, 4.0))  # only the input is dearer
+  Run(config).close()
+
+
+def test_nobody_is_at_work_after_an_interruption(opened, config, monkeypatch):
+  """Ctrl-C while an episode is stored: the others end before anything is closed."""
+  run = opened(config)
+  stopped = []
+  monkeypatch.setattr(run.pair, "stop", lambda: stopped.append(True))
+
+  def add(episode):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(run.store, "add", add)
+  jobs = [Job(task, seed) for task in run.tasks("train") for seed in range(9)]
+  with pytest.raises(KeyboardInterrupt) as error:
+    run.collect("some", Counting(), jobs)
+  assert stopped == [True] and error.tb  # whose frames hold what was at work
+  assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
 
 
 def test_a_corrupt_store_is_refused(opened, config):

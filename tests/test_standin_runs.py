@@ -3,11 +3,11 @@
 import json
 import os
 import random
+import select
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -45,14 +45,13 @@ def command(runs, server, *flags, stage="all"):
 
 
 def start(runs, server, *flags, stage="all"):
-  return subprocess.Popen(
-    command(runs, server, *flags, stage=stage),
-    cwd=ROOT,
-    env={k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"} | QUICK,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+  return popen(command(runs, server, *flags, stage=stage), text=True)
+
+
+def popen(program, **settings):
+  env = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"} | QUICK
+  pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+  return subprocess.Popen(program, cwd=ROOT, env=env, **pipes, **settings)
 
 
 def finish(process, code=0):
@@ -167,28 +166,54 @@ def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
     assert most_replies(tmp_path) == 1
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path, seed):
-  """At random moments of a profile. What was in flight at a kill is in the books at its worst."""
-  draw = random.Random(seed)
+# Imports once; then starts the program once for each line of its standard input.
+STARTER = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+import main, openai
+openai.OpenAI(api_key="none").chat.completions  # the client imports what it needs on first use
+from absl import app, flags
+for _ in sys.stdin:
+  process = os.fork()
+  if not process:
+    os.dup2(2, 1)
+    app.run(main.main, flags_parser=lambda argv: main.or_fail(flags.FLAGS, argv))
+  os.write(1, b"%d\\n" % process)
+  os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+
+
+def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
+  """At 50 random moments of a profile and more. What was in flight at a kill is in the books at its
+  worst."""
+  draw = random.Random(0)
   with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
-    kept, kills = {}, 0
-    while True:
-      process = start(tmp_path, server, "--config.env.live_per_process=4", stage="profile")
+    flags = ["--config.env.live_per_process=4", "--config.profile.trials=8"]
+    program = [
+      sys.executable,
+      "-c",
+      STARTER,
+      *command(tmp_path, server, *flags, stage="profile")[2:],
+    ]
+    starter = popen(program, bufsize=0)
+    kept, kills, code = {}, 0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+      starter.stdin.write(b"\n")
+      number = int(starter.stdout.readline())
       goal = len(server.seen) + draw.randrange(1, 30)
-      while process.poll() is None and len(server.seen) < goal:
-        time.sleep(draw.random() / 500)
-      if process.poll() is None:
-        os.kill(process.pid, signal.SIGKILL)
+      ended = []
+      while not ended and len(server.seen) < goal:
+        ended, _, _ = select.select([starter.stdout], [], [], draw.random() / 500)
+      if not ended:
+        os.kill(number, signal.SIGKILL)
         kills += 1
-      _, err = process.communicate()
-      assert process.returncode in (0, -signal.SIGKILL), err
+      code = int(starter.stdout.readline())
       found = dict(query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes"))
       assert kept.items() <= found.items()
       kept = found
-      if process.returncode == 0:
-        break
-    assert kills >= 2 and len(kept) == 24
+    _, err = starter.communicate()
+    assert code == 0, err.decode()
+    assert kills >= 50 and len(kept) == 6 * 2 * 8
     # Whatever was asked beside what is recorded was in flight at a kill, and is in the books.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills

@@ -2,8 +2,8 @@
 
 What is billed: an attempt is paid for by the usage that its answer reports. One whose outcome is
 unknown (a time-out, a connection lost after the request was sent, an answer that cannot be read)
-is presumed to have cost the most that it can, for budgets; nobody can say better. Refusals (429,
-other 4xx and 5xx but 408 and 504) are taken to be free, as providers have it.
+is presumed to have cost the most that it can, for budgets; nobody can say better. Refusals (4xx and
+5xx other than UNKNOWN) are taken to be free, as providers have it.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import httpx2
 import openai
 
 from baar_jax.agent import Agent, Judge, Messages, NoAnswer, Reply
@@ -23,16 +24,19 @@ from baar_jax.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Task
-from baar_jax.llms.endpoints import Endpoint, endpoints
+from baar_jax.llms.endpoints import NO_KEY, Endpoint, endpoints
 from baar_jax.llms.prices import Price, Usage, prices_of
 
 RETRIED = (408, 409, 429)  # and all from 500 on
-UNKNOWN = (408, 504)  # a time-out on the endpoint's side: the model may have been at work
-NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout")  # the HTTP library's names
+UNKNOWN = (408, 502, 504, 524)  # lost behind the endpoint: the model may have been at work
+# The HTTP library's names of what goes wrong before a request has left.
+NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
+NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol")
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
-LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more is not asked again
+LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more ends the run
 TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
 LONGEST_COMPLAINT = 200  # characters of an endpoint's own words in an error
+ROUNDING = 1e-9  # by which two ways to add up the same dollars may differ, as a share of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +133,8 @@ class ChatModel:
     self._client = openai.OpenAI(
       base_url=endpoint.base_url, api_key=endpoint.key(), timeout=config.timeout_s, max_retries=0
     )
+    if not endpoint.openai:  # the client has read them from the environment
+      self._client.organization = self._client.project = None
 
   def close(self) -> None:
     self._client.close()
@@ -150,7 +156,8 @@ class ChatModel:
 
     Raises:
       NoAnswer: there was none.
-      ValueError: the endpoint refuses calls like this one.
+      ValueError: the endpoint refuses calls like this one, cannot be priced, asks to wait for too
+        long, or has billed more than the most.
       BudgetSpent, CapReached: the next attempt may cost more than is left.
     """
     retry_usd = presumed_usd = 0.0
@@ -159,64 +166,87 @@ class ChatModel:
         if self._stopping.is_set():
           raise NoAnswer(f"{self.endpoint.model} was not asked: the run is being stopped")
         call = self._calls.begin(self._index, bound_usd, request)
-        outcome = self._attempt(messages, seed)
+        charge.usd = bound_usd  # also if whoever waits is interrupted
+        outcome, reply = self._attempt(messages, seed), None
         if outcome.text is not None:
-          charge.usd = self.price.cost_usd(outcome.usage)
+          kind, charge.usd = REPLY, self.price.cost_usd(outcome.usage)
           reply = Reply(outcome.text, outcome.usage, retry_usd, presumed_usd)
-          self._calls.end(call, REPLY, charge.usd, reply if self.config.record else None)
-          return reply
-        if outcome.usage is not None:
+        elif outcome.usage is not None:
           kind, charge.usd = RETRY, self.price.cost_usd(outcome.usage)
           retry_usd += charge.usd
         elif outcome.unknown:
-          kind, charge.usd = PRESUMED, bound_usd
+          kind = PRESUMED
           presumed_usd += charge.usd
         else:
-          kind = FAILED
-        self._calls.end(call, kind, charge.usd)
+          kind, charge.usd = FAILED, 0.0
+        self._calls.end(call, kind, charge.usd, reply if self.config.record else None)
       where = f"{self.endpoint.model} at {self.endpoint.host}"
+      if charge.usd > bound_usd * (1 + ROUNDING):
+        u = outcome.usage
+        raise ValueError(
+          f"{where} billed {u.prompt_tokens} prompt and {u.completion_tokens} completion tokens, "
+          f"${charge.usd:.6f}, and ${bound_usd:.6f} was the most: it does not keep the limit of "
+          "a reply's tokens or counts others; see --config.models.token_limit_field"
+        )
+      if reply:
+        return reply
       if outcome.fatal:
         raise ValueError(f"{where} {outcome.problem}")
-      if outcome.hopeless or outcome.wait_s > LONGEST_RETRY_AFTER_S:
+      if outcome.hopeless:
         break
+      if outcome.wait_s > LONGEST_RETRY_AFTER_S:
+        raise ValueError(
+          f"{where} {outcome.problem} and asks to wait {outcome.wait_s:.0f} s: the same command "
+          "goes on then"
+        )
       if attempt < self.config.retries:
         backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + self._draw())
-        self._sleep(max(backoff_s, outcome.wait_s))
+        self._sleep(outcome.wait_s + backoff_s)
     raise NoAnswer(f"{where} {outcome.problem} ({attempt + 1} attempts)")
 
   def _attempt(self, messages: Messages, seed: int) -> Outcome:
+    body = b""
     try:
-      response = self._client.chat.completions.with_raw_response.create(
+      with self._client.chat.completions.with_streaming_response.create(
         model=self.endpoint.model,
         messages=messages,
         temperature=self.config.temperature,
         seed=seed,
-        max_completion_tokens=self.config.max_completion_tokens,
-      )
+        **{self.config.token_limit_field: self.config.max_completion_tokens},
+      ) as response:
+        until = time.monotonic() + self.config.timeout_s  # the client's own limit is for each part
+        for part in response.iter_bytes():
+          body += part
+          if time.monotonic() > until:
+            return Outcome(problem="did not end its answer in time", unknown=True)
     except openai.APIStatusError as error:
       return self._refused(error)
-    except openai.APIConnectionError as error:  # time-outs are among them
-      cause = type(error.__cause__).__name__
+    except (openai.APIConnectionError, httpx2.RequestError) as error:  # time-outs are among them
+      wrapped = isinstance(error, openai.APIConnectionError)
+      cause = type(error.__cause__ if wrapped else error).__name__
       return Outcome(problem=f"did not answer ({cause})", unknown=cause not in NOT_SENT)
-    return read_answer(response.text, self.price)
+    return read_answer(body, self.price)
 
   def _refused(self, error: openai.APIStatusError) -> Outcome:
-    status, said = error.status_code, " ".join(error.message.split())[:LONGEST_COMPLAINT]
-    if error.code == "context_length_exceeded" or "maximum context length" in error.message:
+    status, said = error.status_code, error.message
+    if self._client.api_key != NO_KEY:
+      said = said.replace(self._client.api_key, "***")
+    said = " ".join(said.split())[:LONGEST_COMPLAINT]
+    too_long = status < 500 and "context length" in error.response.text.lower()
+    if too_long or error.code == "context_length_exceeded":
       return Outcome(problem=f"takes no conversation this long: {said}", hopeless=True)
+    if status == 400 and error.code == "content_filter":
+      return Outcome(problem=f"takes no conversation like this: {said}", hopeless=True)
     if error.code == "insufficient_quota":
       return Outcome(problem="answered 429: this account's quota is used up", fatal=True)
     if status in RETRIED or status >= 500:
       wait_s = retry_after_s(error.response.headers.get("retry-after", ""))
       return Outcome(problem=f"answered {status}", unknown=status in UNKNOWN, wait_s=wait_s)
-    if status in (401, 403):  # what is said then may quote the key
-      key = f"check the key in {self.endpoint.variable or 'an environment variable'}"
-      return Outcome(problem=f"answered {status}: {key}", fatal=True)
-    return Outcome(
-      problem=f"answered {status}: {said}; see --config.models (its key is in "
-      f"{self.endpoint.variable or 'no variable'})",
-      fatal=True,
-    )
+    variable = self.endpoint.variable or "a variable that --config.models.key_variables names"
+    if status in (401, 403):  # what is said then may quote a part of the key
+      return Outcome(problem=f"answered {status}: check the key in {variable}", fatal=True)
+    problem = f"answered {status}: {said}; see --config.models (its key is in {variable})"
+    return Outcome(problem=problem, fatal=True)
 
 
 class ChatAgent(Agent):
@@ -262,34 +292,60 @@ class ChatJudge(Judge):
     return ChatAgent(self._model, task, seed, purse).reply(messages, place)
 
 
-def read_answer(body: str, price: Price) -> Outcome:
+def read_answer(body: bytes | str, price: Price) -> Outcome:
   """The outcome that a response's body tells of."""
   try:
     fields = json.loads(body)
+  except (ValueError, RecursionError):
+    fields = None
+  if not isinstance(fields, dict) or not fields.keys() & {"choices", "usage"}:
+    return Outcome(problem="sent an answer that cannot be read", unknown=True)
+  try:
     usage = read_usage(fields["usage"])
     price.cost_usd(usage)
-  except (ValueError, KeyError, TypeError, AttributeError):
-    return Outcome(problem="sent an answer that cannot be read or priced", unknown=True)
+  except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    problem = "sent an answer whose usage is missing or impossible, so that it cannot be priced"
+    return Outcome(problem=problem, unknown=True, fatal=True)
   try:
-    text = fields["choices"][0]["message"]["content"]
-  except (KeyError, IndexError, TypeError):
-    text = None
-  if not isinstance(text, str) or not text.strip():
-    return Outcome(usage=usage, problem="sent an answer without content")
-  return Outcome(text, usage)
+    choice = fields["choices"][0]
+    text, cut = read_text(choice["message"].get("content")), choice.get("finish_reason") == "length"
+  except (KeyError, IndexError, TypeError, AttributeError):
+    text, cut = "", False
+  if text.strip():
+    return Outcome(text, usage)
+  if cut:  # it thought for too long, as it would again: the agent's mistake
+    return Outcome("", usage)
+  return Outcome(usage=usage, problem="sent an answer without content")
+
+
+def read_text(content: str | list[dict] | None) -> str:
+  """The text of a message's content, which some send in parts; "" if it has none.
+
+  Raises:
+    KeyError, TypeError, AttributeError: these are no parts.
+  """
+  if isinstance(content, list):
+    content = "".join(part["text"] for part in content if part.get("type") == "text")
+  if not isinstance(content, str):
+    return ""
+  return content.encode(errors="replace").decode()  # half a pair of surrogates is no text
 
 
 def read_usage(fields: dict) -> Usage:
-  """Usage as endpoints report it; the parts of the prompt are optional.
+  """Usage as endpoints report it; the total and the parts of the prompt are optional.
+
+  What the total counts beyond prompt and completion is billed as completion: some report the
+  tokens of a model's reasoning so.
 
   Raises:
-    KeyError, TypeError, ValueError: these are no counts.
+    KeyError, TypeError, ValueError, OverflowError: these are no counts.
   """
   parts = fields.get("prompt_tokens_details") or {}
+  prompt, completion = int(fields["prompt_tokens"]), int(fields["completion_tokens"])
   return Usage(
-    prompt_tokens=int(fields["prompt_tokens"]),
+    prompt_tokens=prompt,
     cached_tokens=int(parts.get("cached_tokens") or 0),
-    completion_tokens=int(fields["completion_tokens"]),
+    completion_tokens=max(completion, int(fields.get("total_tokens") or 0) - prompt),
     cache_write_tokens=int(parts.get("cache_write_tokens") or 0),
   )
 
@@ -302,6 +358,6 @@ def retry_after_s(header: str) -> float:
     pass
   try:
     until = email.utils.parsedate_to_datetime(header)
-  except ValueError:
+    return max(0.0, until.timestamp() - time.time())
+  except (ValueError, OverflowError):
     return 0.0
-  return max(0.0, until.timestamp() - time.time())

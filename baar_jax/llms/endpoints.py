@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
 
-OPENAI_URL = "https://api.openai.com/v1"
+OPENAI_URL, OPENAI_HOST = "https://api.openai.com/v1", "api.openai.com"
 OPENAI_KEY = "OPENAI_API_KEY"
 NO_KEY = "none"  # what an endpoint without keys is sent: the protocol wants some
 
@@ -18,12 +18,12 @@ class Endpoint:
 
   Attributes:
     model: its name there.
-    variable: the environment variable of its key.
+    variable: the environment variable of its key; "" needs none, None is not configured.
   """
 
   model: str
   base_url: str
-  variable: str
+  variable: str | None
 
   @property
   def host(self) -> str:
@@ -39,9 +39,21 @@ class Endpoint:
     except ValueError:
       return False
 
+  @property
+  def openai(self) -> bool:
+    """Whether the address is OpenAI's, in any of its regions."""
+    return f".{self.host}".endswith(f".{OPENAI_HOST}")
+
   def key(self) -> str:
-    """The key. Raises ValueError where a public endpoint's variable is not set."""
-    key = os.environ.get(self.variable, "") if self.variable else NO_KEY
+    """The key. Raises ValueError where it cannot be one, or a public endpoint's is not set."""
+    if self.variable is None and not self.own:
+      raise ValueError(
+        f"{self.model} at {self.host}: name the environment variable of its key in "
+        "--config.models.key_variables, or '' if it needs none"
+      )
+    key = os.environ.get(self.variable, "").strip() if self.variable else NO_KEY
+    if not (key.isascii() and key.isprintable()):
+      raise ValueError(f"the environment variable {self.variable} holds characters of no key")
     if key or self.own:
       return key or NO_KEY
     raise ValueError(
@@ -51,11 +63,13 @@ class Endpoint:
 
 
 def endpoints(config: ModelsConfig) -> list[Endpoint]:
-  """Each model's endpoint, in the order of the names."""
+  """Each model's endpoint, in the order of the names.
+
+  Where no variables are configured OpenAI's is for OpenAI's addresses alone.
+  """
   count = len(config.names)
-  urls = config.base_urls or (OPENAI_URL,)
-  variables = config.key_variables or (OPENAI_KEY,)
-  return [
+  urls, variables = config.base_urls or (OPENAI_URL,), config.key_variables or (None,)
+  found = [
     Endpoint(name, url.rstrip("/"), variable)
     for name, url, variable in zip(
       config.names,
@@ -63,3 +77,6 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
       variables if len(variables) == count else variables * count,
     )
   ]
+  if config.key_variables:
+    return found
+  return [dataclasses.replace(e, variable=OPENAI_KEY) if e.openai else e for e in found]
