@@ -18,8 +18,9 @@ from baar_jax.bench_subject import describe, prepare
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import memory_mb
 from baar_jax.episode import Episode
+from baar_jax.live import Job
 from baar_jax.policies import random_large
-from baar_jax.rollout import Job, run_episodes
+from baar_jax.rollout import run_episodes
 from baar_jax.run import Run
 
 TASKS = 30

@@ -19,9 +19,10 @@ from baar_jax.bench_subject import Subject
 from baar_jax.calls import Calls
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.sandbox import Rules, Sandbox
+from baar_jax.live import Job
 from baar_jax.llms.prices import Price
 from baar_jax.policies import random_large
-from baar_jax.rollout import Job, run_episodes
+from baar_jax.rollout import run_episodes
 
 LIVE, STEPS = 64, 10  # all episodes live at once, all of the same length
 MEDIAN_S, P99_S = 0.5, 5.0  # of a lognormal distribution

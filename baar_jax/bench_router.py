@@ -16,7 +16,7 @@ from baar_jax.batches import Batch, bucket_of, make_batch
 from baar_jax.bench_figures import MB, Figures, first_and_steady, timed
 from baar_jax.bench_subject import Subject
 from baar_jax.episode import Episode
-from baar_jax.rollout import Job, Live
+from baar_jax.live import Job, Live
 from baar_jax.router import RouterPolicy, Threshold
 from baar_jax.view import Window
 from baar_jax.weights import load_qwen2, save_qwen2

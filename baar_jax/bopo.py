@@ -15,9 +15,9 @@ from baar_jax.batches import Batch
 from baar_jax.checkpoint import Checkpoints
 from baar_jax.config import SEEDS_BEFORE_BOPO, BoPOConfig
 from baar_jax.episode import Episode, Task
+from baar_jax.live import Job
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import load_references
-from baar_jax.rollout import Job
 from baar_jax.router import RouterPolicy, Sample, abstract_model
 from baar_jax.run import Run
 from baar_jax.sft import load_sft

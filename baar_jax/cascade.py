@@ -13,9 +13,9 @@ import numpy as np
 from baar_jax.batches import Batch
 from baar_jax.config import SFTConfig
 from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.live import Live
 from baar_jax.qwen2 import Qwen2
 from baar_jax.references import stratified_random
-from baar_jax.rollout import Live
 from baar_jax.router import RouterPolicy, abstract_model
 from baar_jax.run import Run
 from baar_jax.sft import fit, shuffled

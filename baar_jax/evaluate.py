@@ -11,9 +11,9 @@ from baar_jax.cascade import CascadePolicy, load_cascade, measure_cascade, propo
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs.sandbox_optimum import Exact
 from baar_jax.episode import SMALL, Task
+from baar_jax.live import Job, Live, Policy
 from baar_jax.policies import RulePolicy, always, oracle, random_large
 from baar_jax.qwen2 import Qwen2
-from baar_jax.rollout import Job, Live, Policy
 from baar_jax.router import RouterPolicy, Threshold
 from baar_jax.run import Run
 from baar_jax.sft import load_sft

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from baar_jax.episode import SMALL
-from baar_jax.rollout import Decision, Live
+from baar_jax.live import Decision, Live
 
 
 class RulePolicy:

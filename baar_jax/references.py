@@ -4,8 +4,8 @@ import collections
 from collections.abc import Sequence
 
 from baar_jax.episode import Episode
+from baar_jax.live import Job, Live
 from baar_jax.policies import RulePolicy, random_rule
-from baar_jax.rollout import Job, Live
 from baar_jax.run import Run
 from baar_jax.taxonomy import Profile, load_profiles, success
 

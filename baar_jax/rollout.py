@@ -6,100 +6,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 from baar_jax import agent
 from baar_jax.budget import BudgetSpent, CallBudget, CapReached, DollarBudget, Purse
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import SMALL, Episode, Step, Task
+from baar_jax.episode import SMALL, Episode, Step
+from baar_jax.live import NO_ADVICE, Decision, Job, Live, Policy
 
 RESTARTS = 2  # of one episode whose environment died
 PLACES = 12  # of a dollar's decimals that are no rounding
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """An episode to be run."""
-
-  task: Task
-  seed: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-  """A policy's choice: the model, its log-probability if sampled, and what deciding cost."""
-
-  model: int
-  logp: float | None = None
-  cost_usd: float = 0.0
-  latency_s: float = 0.0
-
-
-@dataclasses.dataclass(eq=False)
-class Live:
-  """A live episode: all that a policy may look at, and what the loop keeps beside it.
-
-  A policy decides from task, steps, observation, call_budget, usd_budget, and what it has prepared.
-  `agents` are for the privileged oracle policy and for a cascade's proposals.
-  """
-
-  job: Job
-  env: Env
-  call_budget: int | None
-  budget: CallBudget | None
-  usd_budget: float | None = None
-  dollars: DollarBudget | None = None
-  bounds_usd: Sequence[float] = ()  # the most that each model's call may cost, where it matters
-  purse: Purse = Purse()  # what its calls are paid from
-  agents: Sequence[agent.Agent] = ()
-  forced: bool = False  # whether SMALL has to take the step to come: the policy found no money
-  proposal: agent.Reply | None = None  # of SMALL for the step to come, where a cascade asked for it
-  advice: "Advice | None" = None  # of a model that was asked which one should act
-  messages: agent.Messages = dataclasses.field(default_factory=list)
-  steps: list[Step] = dataclasses.field(default_factory=list)
-  observation: str = ""
-  score: float = 0.0
-  stop: str = ""
-  restarts: int = 0
-
-  @property
-  def task(self) -> Task:
-    return self.job.task
-
-
-@dataclasses.dataclass(frozen=True)
-class Advice:
-  """What a model said about which one should act, and its dollars as in `Step`."""
-
-  model: int
-  judge_usd: float = 0.0
-  retry_usd: float = 0.0
-  presumed_usd: float = 0.0
-
-
-NO_ADVICE = Advice(SMALL)
-
-
-class Policy(Protocol):
-  """Chooses a model for each of the episodes that are ready.
-
-  `name` is part of the episodes' key: it carries every parameter and checkpoint.
-  """
-
-  name: str
-
-  def prepare(self, live: Live) -> None:
-    """Asks models for what the next decision needs: `live.proposal` or `live.advice`.
-
-    Called in a worker thread before an episode is ready, unless a budget leaves it no choice. May
-    raise what `Agent.reply` does.
-    """
-
-  def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """One decision per episode, each of a model that the episode's budget allows."""
-
-  def finish(self, live: Live) -> None:
-    """Forgets an episode that ended or starts again."""
 
 
 def run_episodes(
@@ -286,7 +201,7 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
   A model whose attempts have used up what it needs gives way to the dearest below it that fits.
   """
   start = time.monotonic()
-  proposal, advice = live.proposal, live.advice or NO_ADVICE
+  proposal, proposed, advice = live.proposal, live.proposed, live.advice or NO_ADVICE
   live.proposal = live.advice = None
   try:
     if proposal and decision.model == SMALL:
@@ -324,7 +239,7 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
       retry_usd=sum(part.retry_usd for part in asked),
       presumed_usd=sum(part.presumed_usd for part in asked),
       replayed=reply.replayed,
-      proposal=None if proposal is None else proposed_action(live, proposal),
+      proposal=proposed,
       proposal_usd=pair.prices[SMALL].cost_usd(refused.usage) if refused else 0.0,
       proposal_replayed=bool(refused and refused.replayed),
       judge_usd=advice.judge_usd,
@@ -336,11 +251,6 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
     return _stop(live, "done" if done else "max_steps")
   _prepare(live, policy)
   return False
-
-
-def proposed_action(live: Live, proposal: agent.Reply) -> str:
-  """The action that SMALL would take; empty if none can be read."""
-  return agent.parse_action(proposal.text, live.env.code_actions) or ""
 
 
 def _stop(live: Live, stop: str) -> bool:

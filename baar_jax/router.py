@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from baar_jax.batches import bucket_of
 from baar_jax.config import RouterConfig
+from baar_jax.live import Decision, Live
 from baar_jax.qwen2 import Qwen2, Qwen2Config
-from baar_jax.rollout import Decision, Live, proposed_action
 from baar_jax.sharding import local_copy, one_device
 from baar_jax.view import View, count_tokens, has_decisions
 from baar_jax.weights import check_directory, load_qwen2, read_config
@@ -195,7 +195,7 @@ class RouterPolicy:
         live.observation,
         live.call_budget,
         live.usd_budget,
-        None if live.proposal is None else proposed_action(live, live.proposal),
+        live.proposed,
       )[-1].tokens
       for live in ready
     ]

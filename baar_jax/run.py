@@ -22,8 +22,9 @@ from baar_jax.envs.base import Env
 from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.live import Job, Policy
 from baar_jax.policies import always
-from baar_jax.rollout import Job, Policy, run_episodes
+from baar_jax.rollout import run_episodes
 from baar_jax.router import check_pretrained
 from baar_jax.store import Store
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baar_jax import rewards
 from baar_jax.episode import Episode
-from baar_jax.rollout import Job
+from baar_jax.live import Job
 from baar_jax.run import Run
 from baar_jax.view import adopt_tokenizer, text_pieces, train_tokenizer
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from baar_jax.agent import Judge
 from baar_jax.episode import DECISION_WORDS, SMALL
-from baar_jax.rollout import Advice, Decision, Live
+from baar_jax.live import Advice, Decision, Live
 from baar_jax.view import View
 
 TRIES = 2  # an answer that cannot be read is asked for once more; then SMALL acts (our choice)

@@ -21,10 +21,11 @@ from baar_jax.envs.appworld_expert import MAX_PLAN, Expert, make_plan
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.episode import SMALL
+from baar_jax.live import Job
 from baar_jax.llms.scripted import LARGE, AppWorldErrors, ScriptedPair
 from baar_jax.policies import always
 from baar_jax.rewards import difficulty
-from baar_jax.rollout import Job, run_episodes
+from baar_jax.rollout import run_episodes
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("gpt-4.1-mini", "gpt-4.1")

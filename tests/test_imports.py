@@ -27,7 +27,7 @@ LAYERS = {
     "envs.appworld_expert envs.appworld_root envs.appworld envs.worker envs.process "
     "view weights store models checkpoint batches"
   ),
-  "loops": "rollout policies router training run",
+  "loops": "live rollout policies router training run",
   "stages": (
     "setup taxonomy references pretrain sft bopo vanilla thresholds cascade single_turn zero_shot "
     "baselines evaluate plan export "

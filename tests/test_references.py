@@ -8,9 +8,9 @@ from tiny import episode
 from baar_jax import references
 from baar_jax.config import Config
 from baar_jax.episode import Task
+from baar_jax.live import Job, Live
 from baar_jax.policies import always
 from baar_jax.references import cheapest, choose_reference, load_references, stratified_random
-from baar_jax.rollout import Job, Live
 from baar_jax.store import Store
 from baar_jax.taxonomy import Profile
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 from baar_jax import router
 from baar_jax.episode import Step, Task
-from baar_jax.rollout import Job, Live
+from baar_jax.live import Job, Live
 from baar_jax.router import RouterPolicy, Sample, Threshold, build_model
 from baar_jax.view import View, adopt_tokenizer
 from baar_jax.weights import save_qwen2

@@ -13,8 +13,8 @@ from baar_jax import bopo, models, pretrain, references, sft, taxonomy
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import Episode
+from baar_jax.live import Job
 from baar_jax.policies import always
-from baar_jax.rollout import Job
 from baar_jax.run import Run
 
 

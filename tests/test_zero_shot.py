@@ -8,9 +8,9 @@ import tiny
 from baar_jax.agent import Reply
 from baar_jax.budget import CallBudget, DollarBudget, Purse
 from baar_jax.config import ModelsConfig
+from baar_jax.live import Job, Live
 from baar_jax.llms.prices import Price, Usage
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.rollout import Job, Live
 from baar_jax.view import View
 from baar_jax.zero_shot import ZeroShotPolicy, read_answer
 
