@@ -41,11 +41,13 @@ class Step:
     replayed: whether the reply had been recorded before, so that it was not paid for again.
     proposal: the action that SMALL proposed before a cascade decided; None without a cascade.
     proposal_usd: dollars of a proposal that was not taken.
+    proposal_tokens: completion tokens of a proposal that was not taken.
     proposal_replayed: whether that one had been recorded before.
-    judge_usd: dollars of the call that a zero-shot router decided by.
+    judge_usd: dollars of the calls that a zero-shot router decided by.
+    judge_tokens: their completion tokens.
     router_cost_usd: dollars of the routing decision, priced apart.
-    latency_s: seconds of the model call.
-    router_latency_s: seconds that the episode waited for the decision.
+    latency_s: seconds of the models' calls, a proposal's among them.
+    router_latency_s: seconds that the episode waited for the decision, a judge's among them.
     logp: log-probability of the decision in nats where a router chose; None where it was forced
       by a budget or made by a policy without probabilities.
   """
@@ -69,6 +71,8 @@ class Step:
   proposal_usd: float = 0.0
   proposal_replayed: bool = False
   judge_usd: float = 0.0
+  proposal_tokens: int = 0
+  judge_tokens: int = 0
 
   @property
   def calls_usd(self) -> float:

@@ -46,6 +46,7 @@ class Live:
   purse: Purse = Purse()  # what its calls are paid from
   agents: Sequence[agent.Agent] = ()
   forced: bool = False  # whether SMALL has to take the step to come: the policy found no money
+  prepared_s: float = 0.0  # seconds that preparing the decision to come took
   proposal: agent.Reply | None = None  # of SMALL for the step to come, where a cascade asked for it
   advice: "Advice | None" = None  # of a model that was asked which one should act
   messages: agent.Messages = dataclasses.field(default_factory=list)
@@ -69,10 +70,11 @@ class Live:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-  """What a model said about which one should act, and its dollars as in `Step`."""
+  """What a model said about which one should act; its dollars and tokens are as in `Step`."""
 
   model: int
   judge_usd: float = 0.0
+  judge_tokens: int = 0
   retry_usd: float = 0.0
   presumed_usd: float = 0.0
 

@@ -177,6 +177,7 @@ def _reset(live: Live, pair: agent.Pair, cap: DollarBudget | None, policy: Polic
 
 def _prepare(live: Live, policy: Policy) -> None:
   """All that the next decision needs."""
+  start = time.monotonic()
   live.forced = False
   _foresee(live)
   if len(_allowed(live)) > 1:
@@ -185,6 +186,7 @@ def _prepare(live: Live, policy: Policy) -> None:
     except BudgetSpent:  # SMALL may fit all the same
       live.forced = True
     _foresee(live)
+  live.prepared_s = time.monotonic() - start
 
 
 def _foresee(live: Live) -> None:
@@ -233,16 +235,18 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
       cost_usd=pair.prices[decision.model].cost_usd(reply.usage),
       **dataclasses.asdict(reply.usage),
       router_cost_usd=decision.cost_usd,
-      latency_s=latency_s,
-      router_latency_s=decision.latency_s,
+      latency_s=latency_s + (live.prepared_s if proposal else 0.0),
+      router_latency_s=decision.latency_s + (live.prepared_s if advice is not NO_ADVICE else 0.0),
       logp=decision.logp,
       retry_usd=sum(part.retry_usd for part in asked),
       presumed_usd=sum(part.presumed_usd for part in asked),
       replayed=reply.replayed,
       proposal=proposed,
       proposal_usd=pair.prices[SMALL].cost_usd(refused.usage) if refused else 0.0,
+      proposal_tokens=refused.usage.completion_tokens if refused else 0,
       proposal_replayed=bool(refused and refused.replayed),
       judge_usd=advice.judge_usd,
+      judge_tokens=advice.judge_tokens,
     )
   )
   agent.extend(live.messages, reply.text, observation)

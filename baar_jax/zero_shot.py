@@ -30,15 +30,18 @@ class ZeroShotPolicy:
     prompt = self._view.text(self._view.windows(*shown)[-1])
     question = [{"role": "user", "content": prompt}]
     usd = retry_usd = presumed_usd = 0.0
+    tokens = 0
     for attempt in range(TRIES):
       place = TRIES * len(live.steps) + attempt
       reply = self._judge.ask(question, live.task, live.job.seed, place, live.purse)
       usd += self._judge.price.cost_usd(reply.usage)
+      tokens += reply.usage.completion_tokens
       retry_usd, presumed_usd = retry_usd + reply.retry_usd, presumed_usd + reply.presumed_usd
       model = read_answer(reply.text)
       if model is not None:
         break
-    live.advice = Advice(SMALL if model is None else model, usd, retry_usd, presumed_usd)
+    chosen = SMALL if model is None else model
+    live.advice = Advice(chosen, usd, tokens, retry_usd, presumed_usd)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(live.advice.model) for live in ready]
