@@ -20,7 +20,7 @@ from baar_jax.router import RouterPolicy, abstract_model
 from baar_jax.run import Run
 from baar_jax.sft import fit, shuffled
 from baar_jax.taxonomy import load_profiles, success
-from baar_jax.thresholds import measure, probabilities
+from baar_jax.thresholds import measure
 from baar_jax.training import Batcher, Scorer, load_trained
 from baar_jax.view import View
 
@@ -129,12 +129,12 @@ def _episodes(run: Run) -> list[Episode]:
 
 
 def _predictions(run: Run, view: View, episodes: Sequence[Episode]):
-  """p(failure) of each of SMALL's proposals, and whether the episode failed."""
+  """p_D of failure, one for each of SMALL's proposals, and failed_D, whether the episode failed."""
   batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
   scorer = Scorer(load_cascade(run), view.decision_ids, run.mesh, run.config.router.dtype)
   p_parts, failed_parts = [], []
   for indices, batch in batcher.micro_batches(episodes):
     batch = failures([episodes[i] for i in indices], batch)
-    p_parts.append(probabilities(np.asarray(scorer.logits(batch)))[batch.mask_BxS])
+    p_parts.append(scorer.p_large(batch)[batch.mask_BxS])
     failed_parts.append(batch.action_BxS[batch.mask_BxS])
   return np.concatenate(p_parts), np.concatenate(failed_parts)

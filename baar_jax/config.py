@@ -4,6 +4,7 @@ import dataclasses
 import math
 import operator
 import re
+from collections.abc import Collection
 from dataclasses import field
 from urllib.parse import urlsplit
 
@@ -215,8 +216,8 @@ class BaselinesConfig:
 
   rivals: tuple[str, ...] = ()  # of RIVALS
   ablations: tuple[str, ...] = ()  # of ABLATIONS
-  ablation_lam: float = 0.3  # the weight that they are trained with, one of bopo.lam
-  updates: int = 24  # gradient steps of the cascade's scorer and of the single-turn classifier
+  ablation_lam: float | None = None  # that they are trained with; None is the first of bopo.lam
+  updates: int = 150  # gradient steps of the cascade's scorer and of the single-turn classifier
   # The one model that a zero-shot router asks, of the kind of `models`: scripted runs have a
   # stand-in, at this model's price. Its reasoning counts as completion.
   judge: ModelsConfig = field(
@@ -380,6 +381,16 @@ def validate(config: Config) -> None:
       raise ValueError(f"--config.{name} is {value!r}; it must be {wanted}")
 
 
+def ablation_lam(config: Config) -> float:
+  """The weight of cost that ablations are trained with."""
+  lam = config.baselines.ablation_lam
+  return config.bopo.lam[0] if lam is None else lam
+
+
+def _some(names: tuple[str, ...], known: Collection[str]) -> bool:
+  return set(names) <= set(known) and len(set(names)) == len(names)
+
+
 def ablate(config: Config, name: str) -> Config:
   """The configuration without one part of the method."""
   section, part, value = ABLATIONS[name]
@@ -390,10 +401,17 @@ def ablate(config: Config, name: str) -> Config:
 def _baselines_checks(config: Config) -> list[tuple]:
   """(fine, field, value, what it must be) of the baselines' settings."""
   c = config.baselines
-  lam = not c.ablations or c.ablation_lam in config.bopo.lam
+  lam = not c.ablations or ablation_lam(config) in config.bopo.lam
+  known = set(c.ablations) <= set(ABLATIONS)
+  same = [name for name in c.ablations if known and ablate(config, name) == config]
   checks = [
-    (set(c.rivals) <= set(RIVALS), "rivals", f"some of {', '.join(RIVALS)}"),
-    (set(c.ablations) <= set(ABLATIONS), "ablations", f"some of {', '.join(ABLATIONS)}"),
+    (_some(c.rivals, RIVALS), "rivals", f"different ones of {', '.join(RIVALS)}"),
+    (_some(c.ablations, ABLATIONS), "ablations", f"different ones of {', '.join(ABLATIONS)}"),
+    (
+      not same,
+      "ablations",
+      f"without {', '.join(same)}: that is left out anyway",
+    ),
     (lam, "ablation_lam", f"one of --config.bopo.lam, {config.bopo.lam}"),
   ]
   checks = [(ok, f"baselines.{key}", getattr(c, key), must) for ok, key, must in checks]

@@ -8,7 +8,7 @@ import numpy as np
 
 from baar_jax.bopo import load_bopo
 from baar_jax.cascade import CascadePolicy, load_cascade, measure_cascade, proposing_view
-from baar_jax.config import ABLATIONS, Config
+from baar_jax.config import ABLATIONS, Config, ablation_lam
 from baar_jax.envs.sandbox_optimum import Exact
 from baar_jax.episode import SMALL, Task
 from baar_jax.live import Job, Live, Policy
@@ -20,7 +20,7 @@ from baar_jax.sft import load_sft
 from baar_jax.single_turn import load_single_turn
 from baar_jax.thresholds import measure, threshold
 from baar_jax.view import View
-from baar_jax.zero_shot import ZeroShotPolicy
+from baar_jax.zero_shot import ZeroShotPolicy, judged_view, zero_shot_name
 
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 NO_BUDGET: dict[str, float] = {}
@@ -84,7 +84,7 @@ def entries(config: Config) -> list[Entry]:
       add("optimum", NO_BUDGET, False, mu=mu)
   if "zero-shot" in c.baselines.rivals:
     for budget in (NO_BUDGET, *budgets):
-      add("zero-shot", budget, True, named=f"zero-shot {c.baselines.judge.names[0]}")
+      add("zero-shot", budget, True, named=zero_shot_name(c))
   for family, parameters in routers(c):
     rules = [{"threshold": t} for t in (ARGMAX, *c.evaluate.thresholds)]
     rules += [{"share": share} for share in c.evaluate.shares]
@@ -109,7 +109,7 @@ def routers(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
   for lam in c.bopo.lam if "vanilla" in rivals else ():
     yield "vanilla", {"lam": lam} | trained
   for ablation in c.baselines.ablations:
-    yield ablation, {"lam": c.baselines.ablation_lam} | trained
+    yield ablation, {"lam": ablation_lam(c)} | trained
 
 
 def load_router(run: Run, family: str, lam: float | None) -> Qwen2:
@@ -143,9 +143,8 @@ class Policies:
     if entry.family == "optimum":
       return _optimum(run.config, entry.parameters["mu"], name)
     if entry.family == "zero-shot":
-      view = dataclasses.replace(run.config.router, view="paper", show_budget=True)
       judge = run.pair.judge(run.config.baselines.judge)
-      return ZeroShotPolicy(name, judge, View(view, run.tokenizer))
+      return ZeroShotPolicy(name, judge, judged_view(run.config.router, run.tokenizer))
     return self._router(entry)
 
   def _router(self, entry: Entry) -> RouterPolicy:

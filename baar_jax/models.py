@@ -7,7 +7,7 @@ from pathlib import Path
 from baar_jax.agent import Pair
 from baar_jax.budget import DollarBudget
 from baar_jax.calls import Calls, Spent, read_spent
-from baar_jax.config import Config
+from baar_jax.config import Config, ModelsConfig
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
@@ -21,17 +21,26 @@ def check(config: Config) -> None:
   if "zero-shot" in config.baselines.rivals:
     asked.append(config.baselines.judge)
   for group in asked:
-    small, *others = prices_of(group.names, group.prices)
-    if any(small.input > other.input and small.output > other.output for other in others):
-      raise ValueError(
-        f"--config.models.names is {group.names!r}; the first one is dearer than another, by "
-        "--config.models.prices or the list: name the cheapest first"
-      )
-    if config.models.kind == "chat":
-      for endpoint in endpoints(group):
-        endpoint.key()
+    try:
+      _check_group(config.models.kind, group)
+    except ValueError as error:
+      if group is config.models:
+        raise
+      raise ValueError(str(error).replace(".models.", ".baselines.judge.")) from None
   if config.models.kind == "scripted":
     _scripted(config)
+
+
+def _check_group(kind: str, group: ModelsConfig) -> None:
+  small, *others = prices_of(group.names, group.prices)
+  if any(small.input > other.input and small.output > other.output for other in others):
+    raise ValueError(
+      f"--config.models.names is {group.names!r}; the first one is dearer than another, by "
+      "--config.models.prices or the list: name the cheapest first"
+    )
+  if kind == "chat":
+    for endpoint in endpoints(group):
+      endpoint.key()
 
 
 def open_pair(config: Config, path: Path) -> Pair:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from baar_jax import bopo, evaluate, models, references
-from baar_jax.config import Config
+from baar_jax.config import Config, ablation_lam
 from baar_jax.episode import SMALL, Episode
 from baar_jax.llms.prices import Price, Usage, prices_of
 from baar_jax.store import Store
@@ -16,12 +16,16 @@ from baar_jax.taxonomy import profile_tasks
 # What is assumed where nothing is stored yet: least, expected, most.
 STEPS_SHARE = (0.25, 0.6, 1.0)  # of env.max_steps
 HARD_SHARE = (0.2, 0.4, 0.6)  # of the training tasks
+JUDGE_PROMPT_TOKENS = (300, 1000, 2500)  # of a zero-shot router's question
+JUDGE_TOKENS = (1, 200)  # of its answer; at the most all that it may say
 FIRST_PROMPT_TOKENS, STEP_TOKENS, REPLY_TOKENS = 1000, 150, 60
 ASSUMED = (
   f"assumed where nothing is stored: {STEPS_SHARE[0]:.0%} to {STEPS_SHARE[2]:.0%} of env.max_steps "
   f"(expected {STEPS_SHARE[1]:.0%}), prompts of {FIRST_PROMPT_TOKENS:,} tokens that grow by "
   f"{STEP_TOKENS} a step (cached at the least, else not), replies of {REPLY_TOKENS} tokens, "
-  f"{HARD_SHARE[0]:.0%} to {HARD_SHARE[2]:.0%} of the training tasks hard"
+  f"{HARD_SHARE[0]:.0%} to {HARD_SHARE[2]:.0%} of the training tasks hard, a zero-shot router's "
+  f"questions of {JUDGE_PROMPT_TOKENS[0]} to {JUDGE_PROMPT_TOKENS[2]:,} tokens and its answers of "
+  f"{JUDGE_TOKENS[0]} to all that they may have (expected {JUDGE_TOKENS[1]})"
 )
 BOUNDARIES = ("always-small", "always-large")
 Range = tuple[float, float, float]  # least, expected, most
@@ -35,6 +39,7 @@ class Missing:
     model: of all calls; None where a policy chooses.
     episodes: how many.
     usd_budget: what each may cost at most; None is no cap.
+    family: of the evaluation's line; some rivals ask more than one model for a step.
   """
 
   stage: str
@@ -42,6 +47,7 @@ class Missing:
   model: int | None
   episodes: Range
   usd_budget: float | None = None
+  family: str = ""
 
 
 def main(config: Config, stages: Sequence[str]) -> None:
@@ -99,7 +105,7 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
     for lam in config.bopo.lam if "vanilla" in config.baselines.rivals else ():
       yield from _rollouts(config, store, stage, "vanilla", lam, count)
     for ablation in config.baselines.ablations:
-      lam = config.baselines.ablation_lam
+      lam = ablation_lam(config)
       yield from _rollouts(config, store, stage, ablation, lam, count)
   elif stage == "evaluate":
     tests, seeds = [task.id for task in store.tasks("test")], config.evaluate.seeds
@@ -107,7 +113,7 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
       wanted = (config.evaluate.tasks or len(tests) or config.env.test_tasks) * seeds
       model = BOUNDARIES.index(entry.family) if entry.family in BOUNDARIES else None
       left = _exactly(wanted - _stored(store, entry.policy, tests))
-      yield Missing(stage, entry.policy, model, left, entry.usd_budget)
+      yield Missing(stage, entry.policy, model, left, entry.usd_budget, entry.family)
 
 
 def _rollouts(
@@ -130,6 +136,9 @@ def per_episode(
   policy that chooses, those of both: it lies between them.
   """
   calls, usd, known = _uncapped(config, store, prices, part)
+  if not store.keys(part.policy):
+    more = _asked_beside(config, prices, part.family, calls)
+    usd = tuple(each + extra for each, extra in zip(usd, more))
   cap = math.inf if part.usd_budget is None else part.usd_budget
   return calls, tuple(min(each, cap) for each in usd), known
 
@@ -154,6 +163,20 @@ def _uncapped(
   return calls, (small[0], (small[1] + large[1]) / 2, large[2]), False
 
 
+def _asked_beside(
+  config: Config, prices: Sequence[Price], family: str, calls: float
+) -> Sequence[float]:
+  """Assumed dollars of an episode beside those of the models that act."""
+  if family == "cascade":  # what SMALL proposes and LARGE does instead; none at the least
+    return 0.0, *(_assumed_usd(prices[SMALL], calls, share) / 2 for share in STEPS_SHARE[1:])
+  if family != "zero-shot":
+    return 0.0, 0.0, 0.0
+  judge = config.baselines.judge
+  price = prices_of(judge.names, judge.prices)[0]
+  tokens = zip(JUDGE_PROMPT_TOKENS, (*JUDGE_TOKENS, judge.max_completion_tokens))
+  return [calls * price.cost_usd(Usage(prompt, 0, said)) for prompt, said in tokens]
+
+
 def _assumed_usd(price: Price, steps: float, share: float) -> float:
   prompt = steps * FIRST_PROMPT_TOKENS + STEP_TOKENS * steps * max(0.0, steps - 1) / 2
   cached = prompt - steps * STEP_TOKENS if share == STEPS_SHARE[0] else 0
@@ -163,7 +186,7 @@ def _assumed_usd(price: Price, steps: float, share: float) -> float:
 
 def _usd(episodes: Sequence[Episode]) -> Range:
   """Mean dollars of an episode between the ends that leave out the cheapest and dearest tenth."""
-  usd = sorted(e.cost_usd for e in episodes)
+  usd = sorted(e.spent_usd for e in episodes)
   tenth = len(usd) // 10
   return usd[tenth], statistics.fmean(usd), usd[-1 - tenth]
 

@@ -58,7 +58,9 @@ def balanced(
 
 
 def shuffled(pool: Sequence[Episode], size: int, seed: str) -> Iterator[list[Episode]]:
-  """Batches of a pool that is gone through before it repeats."""
+  """Batches of a pool that is gone through before it repeats. Raises ValueError if it is empty."""
+  if not pool:
+    raise ValueError("there are no stored episodes to learn from: run --stage=references first")
   episodes = _cycle(pool, seed)
   while True:
     yield [next(episodes) for _ in range(size)]
@@ -135,7 +137,8 @@ def fit(
       ]
       decisions = max(1, sum(batch.mask_BxS.sum() for batch in micro))
       metrics = trainer.step([(batch, batch.mask_BxS.sum() / decisions) for batch in micro])
-      run.log(stage=stage, update=update, compiled=trainer.compiled, **run.labels, **metrics)
+      labels = {"update": update, "updates": config.updates, "compiled": trainer.compiled}
+      run.log(stage=stage, **labels, **run.labels, **metrics)
       bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
       bar.update()
       if update % SAVE_EVERY == 0 or update == config.updates:

@@ -68,11 +68,5 @@ def measure(
   for indices, batch in batcher.micro_batches(episodes):
     if label:
       batch = label([episodes[i] for i in indices], batch)
-    parts.append(probabilities(np.asarray(scorer.logits(batch)))[batch.mask_BxS])
+    parts.append(scorer.p_large(batch)[batch.mask_BxS])
   return np.concatenate(parts)
-
-
-def probabilities(logits_BxSxA: np.ndarray) -> np.ndarray:
-  """p(LARGE) of each decision: float64 [B, S]."""
-  weight_BxSxA = np.exp(np.float64(logits_BxSxA) - logits_BxSxA.max(axis=-1, keepdims=True))
-  return weight_BxSxA[..., -1] / weight_BxSxA.sum(axis=-1)

@@ -40,18 +40,27 @@ class Scorer:
 
   def __init__(self, model: Qwen2, ids: Sequence[int], mesh: Mesh | None, dtype: str):
     self._mesh, ids = mesh or one_device(), tuple(ids)
-    self._graphdef, params = nnx.split(model)
+    graphdef, params = nnx.split(model)
     self._params = jax.device_put(params, split_parameters(params, self._mesh))
-    self._logits = jax.jit(
-      lambda params, batch: decision_logits(
-        nnx.merge(self._graphdef, params), batch, ids, jnp.dtype(dtype)
-      )
-    )
+
+    def forward(params, batch):
+      return decision_logits(nnx.merge(graphdef, params), batch, ids, jnp.dtype(dtype))
+
+    self._logits = jax.jit(forward)
+    self._whole_logits = jax.jit(forward, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
   def logits(self, batch: Batch) -> jax.Array:
-    """logits_BxSxA."""
+    """logits_BxSxA, spread over the mesh."""
     with jax.set_mesh(self._mesh):
       return self._logits(self._params, split_rows(batch, self._mesh))
+
+  def p_large(self, batch: Batch) -> np.ndarray:
+    """The probability of LARGE at each decision, float64 [B, S]: all of it in every process."""
+    with jax.set_mesh(self._mesh):
+      logits = self._whole_logits(self._params, split_rows(batch, self._mesh))
+    logits_BxSxA = np.asarray(logits.addressable_data(0), np.float64)
+    weight_BxSxA = np.exp(logits_BxSxA - logits_BxSxA.max(axis=-1, keepdims=True))
+    return weight_BxSxA[..., -1] / weight_BxSxA.sum(axis=-1)
 
 
 class Trainer:

@@ -17,19 +17,38 @@ from baar_jax.run import Run
 from baar_jax.taxonomy import Profile, success
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # DAPO's own
+NO_EPISODES = (
+  "no episode of this batch came to its end: "
+  "see above what their environments died of, then run the same command again"
+)
 EPS = 1e-6  # beside the spread of rewards; groups without one are not kept
 
 
 def improvement(config: BoPOConfig, logits_BxSxA, batch: Batch, signal: Signal):
-  """A micro-batch's share of DAPO's loss, each decision of the batch counting the same."""
+  """A micro-batch's share of DAPO's loss, each decision of the batch counting the same.
+
+  It is summed over decisions and divided by the batch's episodes: DAPO's mean times the decisions
+  of an episode, so that its gradient is as large as BoPO's at the same learning rate and eps (our
+  choice; without an eps of weight AdamW would not see the difference).
+
+  Args:
+    logits_BxSxA: float32, the router's.
+    batch, signal: as of `bopo.improvement`.
+  """
   del config
-  loss = signal.decision_share * losses.dapo_loss(
-    losses.action_logp(logits_BxSxA, batch.action_BxS),
-    batch.logp_BxS,
-    signal.adv_B,
-    batch.mask_BxS,
-    CLIP_LOW,
-    CLIP_HIGH,
+  B = batch.mask_BxS.shape[0]
+  decisions_per_row = batch.mask_BxS.sum() / B
+  loss = (
+    signal.episode_share
+    * decisions_per_row
+    * losses.dapo_loss(
+      losses.action_logp(logits_BxSxA, batch.action_BxS),
+      batch.logp_BxS,
+      signal.adv_B,
+      batch.mask_BxS,
+      CLIP_LOW,
+      CLIP_HIGH,
+    )
   )
   entropy = signal.decision_share * losses.entropy(logits_BxSxA, batch.mask_BxS)
   return loss, {"loss": loss, "entropy": entropy}
@@ -49,8 +68,13 @@ def advantages(
 
   Returns:
     The episodes of such groups, adv_B, and metrics of all episodes.
+
+  Raises:
+    ValueError: there are no episodes.
   """
   del references, config
+  if not episodes:
+    raise ValueError(NO_EPISODES)
   unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
   kept, parts, rewards = [], [], []
   groups = by_task(episodes)

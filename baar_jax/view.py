@@ -199,7 +199,9 @@ class View:
     """
     budgets = (call_budget, usd_budget) if self.config.show_budget else (None, None)
     observations = [step.observation for step in steps]
-    proposals = [step.proposal for step in steps]
+    # What LARGE was asked instead of is not shown any more: the episodes that a scorer learns from
+    # have no proposal there.
+    proposals = [step.proposal if step.model == SMALL else None for step in steps]
     if observation is not None:
       observations.append(observation)
       proposals.append(proposal)

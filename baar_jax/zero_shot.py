@@ -1,15 +1,41 @@
 """The zero-shot router: a strong model is shown the paper's prompt and answers SMALL or BIG."""
 
+import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from baar_jax.agent import Judge
+from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.live import Advice, Decision, Live
 from baar_jax.view import View
 
+PROMPT = {
+  "view": "paper",
+  "show_budget": True,
+  "max_tokens": 4096,
+  "description_tokens": 256,
+  "action_tokens": 32,
+  "result_tokens": 64,
+}
 TRIES = 2  # an answer that cannot be read is asked for once more; then SMALL acts (our choice)
 _WORD = re.compile(rf"\b({'|'.join(DECISION_WORDS)})\b")
+
+
+def zero_shot_name(config: Config) -> str:
+  """The policy's name without a budget: it carries all that the judge's answers depend on."""
+  c = config.baselines.judge
+  settings = config.models.kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices
+  mark = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
+  return f"zero-shot {c.names[0]} {mark}"
+
+
+def judged_view(config: RouterConfig, tokenizer: Path) -> View:
+  """The paper's prompt with its budget, and room for a strong model (our choice of sizes)."""
+  return View(dataclasses.replace(config, **PROMPT), tokenizer)
 
 
 def read_answer(text: str) -> int | None:
@@ -22,7 +48,7 @@ class ZeroShotPolicy:
   """Does what the judge says; what it is asked costs is on the ledger, beside the router's."""
 
   def __init__(self, name: str, judge: Judge, view: View):
-    """`view` must be the paper's."""
+    """`view` is `judged_view`'s."""
     self.name, self._judge, self._view = name, judge, view
 
   def prepare(self, live: Live) -> None:

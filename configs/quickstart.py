@@ -25,5 +25,6 @@ def get_config() -> config.Config:
       adam_eps=0.1,  # so high that AdamW nearly follows the gradient itself; see SFTConfig
       updates=12,
     ),
+    baselines=config.BaselinesConfig(updates=24),
     evaluate=config.EvaluateConfig(random_p=(0.5,), thresholds=(0.15, 0.3)),
   )

@@ -30,6 +30,7 @@ def get_config() -> config.Config:
       clip_high=0.28,
       epochs=2,
     ),
+    baselines=config.BaselinesConfig(updates=24),
     evaluate=config.EvaluateConfig(
       random_p=(0.5,), call_budgets=(1, 2, 4), thresholds=(0.1, 0.2, 0.35, 0.65, 0.8)
     ),

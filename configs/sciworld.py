@@ -8,8 +8,11 @@ def get_config(setting: str = "") -> config.Config:
     raise ValueError(
       f"no setting {setting!r}: use configs/sciworld.py, or configs/sciworld.py:paper"
     )
+  compared = config.BaselinesConfig(config.RIVALS, tuple(config.ABLATIONS), ablation_lam=0.3)
   return config.Config(
     name="sciworld-paper" if setting else "sciworld",
+    profile=config.ProfileConfig(robustness=(3, 10) if setting else ()),
+    baselines=compared if setting else config.BaselinesConfig(),
     models=config.ModelsConfig(kind="chat" if setting else "scripted"),  # GPT-4.1 mini and GPT-4.1
     # The paper trains on 2,120 tasks; 1,783 of the engine's training split are short enough here.
     # 16 processes keep 64 episodes alive, whatever the machine: each has a row of the KV cache.

@@ -10,6 +10,7 @@ from baar_jax import baselines, bopo, cascade, evaluate, references, sft, taxono
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
 from baar_jax.episode import SMALL
 from baar_jax.run import Run
+from baar_jax.zero_shot import zero_shot_name
 
 
 def configured(runs):
@@ -67,7 +68,10 @@ def test_a_cascades_episodes_hold_both_calls(run):
 
 
 def test_zero_shot_pays_for_its_questions_beside_the_models(run):
-  for e in run.store.episodes("zero-shot gpt-5"):
+  episodes = run.store.episodes(zero_shot_name(run.config))
+  assert len(episodes) == 3
+  for e in episodes:
+    assert sum(step.judge_tokens for step in e.steps) >= len(e.steps)
     judged = sum(step.judge_usd for step in e.steps)
     assert judged > 0
     assert e.router_cost_usd == pytest.approx(judged)
@@ -95,7 +99,7 @@ def test_methods_say_what_they_learned_from(run):
   found = {line["family"]: line for line in lines if line["stage"] == "method"}
   assert set(found) == {"sft", "bopo", *RIVALS, *ABLATIONS}
   hard = sum(p.difficulty == "hard" for p in taxonomy.load_profiles(run).values())
-  profiled = 6 * 2 * 2  # tasks, trials, boundaries
+  profiled = 6 * 2 * 2  # tasks, trials, boundaries; nothing was pretrained on more
   stored = profiled + 3 * hard
   episodes = {family: line["training_episodes"] for family, line in found.items()}
   assert episodes["zero-shot"] == 0

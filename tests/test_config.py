@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baar_jax.config import Config, validate
+from baar_jax.config import BaselinesConfig, Config, validate
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
@@ -19,6 +19,42 @@ def test_shipped_configs_are_valid(path):
   config = module.get_config()
   validate(config)
   assert config.name == path.stem  # so that two configs never share a directory
+
+
+@pytest.mark.parametrize(
+  "name, setting",
+  [(name, "paper") for name in ("sciworld", "alfworld", "appworld")]
+  + [("reproduce", setting) for setting in ("alfworld", "appworld", "sandbox")],
+)
+def test_settings_of_shipped_configs_are_valid(name, setting):
+  config = importlib.import_module(f"configs.{name}").get_config(setting)
+  validate(config)
+  assert config.name == f"{name}-{setting}"
+  assert (config.models.kind == "chat") == (setting == "paper")
+  with pytest.raises(ValueError, match="no setting 'other'"):
+    importlib.import_module(f"configs.{name}").get_config("other")
+
+
+@pytest.mark.parametrize(
+  "ablations, lam, said",
+  [
+    (("no-reference", "no-reference"), None, "baselines.ablations"),
+    (("no-such",), None, "baselines.ablations"),
+    (("no-reference",), 0.2, "baselines.ablation_lam"),
+  ],
+)
+def test_ablations_that_cannot_be(ablations, lam, said):
+  config = Config(baselines=BaselinesConfig((), ablations, lam))
+  with pytest.raises(ValueError, match=said):
+    validate(config)
+
+
+def test_an_ablation_of_what_is_off_already():
+  config = Config(baselines=BaselinesConfig((), ("no-reference",)))
+  validate(config)
+  config.bopo.reference_guided = False
+  with pytest.raises(ValueError, match="without no-reference"):
+    validate(config)
 
 
 def test_the_paper_s_settings_are_the_defaults():

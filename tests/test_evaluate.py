@@ -11,6 +11,7 @@ from baar_jax.config import RIVALS, BaselinesConfig
 from baar_jax.evaluate import entries
 from baar_jax.router import build_model
 from baar_jax.run import Run
+from baar_jax.zero_shot import zero_shot_name
 
 BUDGETS = (1, 2)
 
@@ -62,7 +63,9 @@ def test_rivals_and_ablations_join_with_the_same_points(run):
   names = {entry.policy for entry in entries(config)} - {
     entry.policy for entry in entries(run.config)
   }
-  expected = {"zero-shot gpt-5", "zero-shot gpt-5(K=2)"}
+  judged = zero_shot_name(config)
+  assert judged.startswith("zero-shot gpt-5 ")
+  expected = {judged, f"{judged}(K=2)"}
   fitted = {"cascade(update=7,", "single-turn(update=7,"}
   vanilla = {"vanilla(lam=0.1,update=2,", "vanilla(lam=0.3,update=2,"}
   old = {"sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"}
@@ -74,12 +77,22 @@ def test_rivals_and_ablations_join_with_the_same_points(run):
   assert names == expected
   # What sees its budget is run under it, not taken from the run without one.
   by_name = {entry.policy: entry for entry in entries(config)}
-  assert by_name["zero-shot gpt-5(K=2)"].unlimited is None
+  assert by_name[f"{judged}(K=2)"].unlimited is None
   assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited is None
   config.router = dataclasses.replace(config.router, show_budget=False)
   by_name = {entry.policy: entry for entry in entries(config)}
   assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited == "cascade(update=7,share=0.25)"
-  assert by_name["zero-shot gpt-5(K=2)"].unlimited is None
+  assert by_name[f"{judged}(K=2)"].unlimited is None
+
+
+@pytest.mark.parametrize(
+  "change", [{"temperature": 0.5}, {"max_completion_tokens": 9}, {"base_urls": ("http://h/v1",)}]
+)
+def test_what_changes_the_judge_changes_the_name(run, change):
+  config = dataclasses.replace(run.config)
+  judge = dataclasses.replace(config.baselines.judge, **change)
+  config.baselines = dataclasses.replace(config.baselines, judge=judge)
+  assert zero_shot_name(config) != zero_shot_name(run.config)
 
 
 def test_fewer_tasks_are_the_first(run):

@@ -7,18 +7,13 @@ import tiny
 from baar_jax import references, taxonomy
 from baar_jax.router import build_model
 from baar_jax.run import Run
-from baar_jax.thresholds import measure, probabilities, threshold, training_episodes
+from baar_jax.thresholds import measure, threshold, training_episodes
 from baar_jax.view import View
 
 
 @pytest.mark.parametrize("share, found", [(0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)])
 def test_threshold_is_a_quantile(share, found):
   assert threshold(np.linspace(0.0, 1.0, 11), share) == pytest.approx(found)
-
-
-def test_probabilities_of_large():
-  logits = np.array([[[0.0, np.log(3.0)], [1000.0, 0.0]]])
-  np.testing.assert_allclose(probabilities(logits), [[0.75, 0.0]])
 
 
 def test_they_come_from_training_tasks_alone(tmp_path):

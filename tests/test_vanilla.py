@@ -1,12 +1,15 @@
 """Vanilla RL: its rewards and groups by hand."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
+from baar_jax.batches import make_batch
+from baar_jax.bopo import Signal
 from baar_jax.config import BoPOConfig
 from baar_jax.taxonomy import Profile
-from baar_jax.vanilla import advantages
+from baar_jax.vanilla import advantages, improvement
 
 # The unit of cost is the mean of always-LARGE: (10 + 6) / 2 = 8 dollars, whatever the task.
 PROFILES = {"a": Profile("hard", 2.0, 10.0, [], []), "b": Profile("easy", 1.0, 6.0, [], [])}
@@ -29,6 +32,25 @@ def test_by_hand():
   assert metrics["reward"] == pytest.approx(0.125)
   assert metrics["success"] == 0.5
   assert metrics["kept_groups"] == 1.0
+
+
+def test_no_episode_is_one_line():
+  with pytest.raises(ValueError, match="run the same command again"):
+    weigh([])
+
+
+def test_the_loss_is_a_sum_over_decisions_by_episodes(view, make_task, make_episode):
+  """Shares of two micro-batches add up to the loss of the whole, padding rows or not."""
+  good, bad = make_episode("SL", logps=[-0.5, -0.25]), make_episode("LLL", logps=[-1.0, -1.5, -2.0])
+  episodes = [good, bad]
+  windows = [view.episode_windows(make_task(), e) for e in episodes]
+  batch = make_batch(episodes, windows, rows=4, decisions=3, buckets=[320])
+  logits = jnp.zeros((4, 3, 2))  # log-probability -0.6931 of each
+  signal = Signal(np.array([1.0, -2.0, 0, 0], np.float32), None, np.float32(4 / 5), np.float32(0.5))
+  loss, _ = improvement(BoPOConfig(), logits, batch, signal)
+  # Ratios .5 e^.5 = .8244 and .5 e^.25 = .6420, taken as they are with a gain; .5 e = 1.3591,
+  # .5 e^1.5 = 2.2408, .5 e^2 = 3.6945 unclipped with a loss: -2 * 7.2944. Over 5 episodes in all.
+  assert loss == pytest.approx(-(0.8244 + 0.6420 - 2 * 7.2944) / 5, rel=1e-4)
 
 
 def test_groups_that_are_all_good_or_all_bad_are_left_out():
