@@ -27,6 +27,8 @@ STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
 FLAGS = [f"--config.bopo.updates={UPDATES}", "--config.pretrain.epochs=0"]
 # With the usual eps Adam makes a whole step of a gradient that is rounding alone.
+FLAGS += ["--config.baselines.rivals=('cascade',)", "--config.baselines.updates=1"]
+FLAGS += ["--config.evaluate.shares=(0.5,)"]
 FLAGS += ["--config.sft.adam_eps=0.01", "--config.bopo.adam_eps=0.01"]
 
 # One update of SFT, then one of BoPO, on meshes of 1, 1 x 4, 2 x 2 and 4 x 1 of four devices.
@@ -131,10 +133,11 @@ def test_processes_with_other_flags_or_a_stage_of_one_end_in_words(tmp_path):
 
 
 def updates(runs: Path) -> list[tuple[str, int]]:
-  """(stage, update) of every line of metrics.jsonl."""
+  """(stage, update) of SFT's and BoPO's lines of metrics.jsonl."""
   path = runs / "tiny" / "metrics.jsonl"
   lines = path.read_text().splitlines() if path.exists() else []
-  return [(found["stage"], found["update"]) for found in map(json.loads, lines)]
+  found = [line for line in map(json.loads, lines) if line["stage"] in ("sft", "bopo")]
+  return [(line["stage"], line["update"]) for line in found]
 
 
 def parameters(runs: Path) -> list[np.ndarray]:
