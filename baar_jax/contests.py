@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from baar_jax.config import ABLATIONS
 from baar_jax.frontier import pareto
 from baar_jax.samples import (
-  ABLATIONS,
   LARGE_FAMILY,
   METRICS,
   PRIVILEGED,

@@ -52,6 +52,7 @@ def summarize(
   capped = [sample for sample in samples if sample.entry.usd_budget is not None]
   samples = [sample for sample in samples if sample.entry.usd_budget is None]
   resamples = config.evaluate.bootstrap
+  families = {entry.family for entry in entries}
   policies = [policy_row(sample, samples, resamples) for sample in samples]
   best = headline(policies, samples, resamples)
   results = {
@@ -85,10 +86,10 @@ def summarize(
     "spend": spending.spend(policies, samples, best, config.profile.easy_rate),
     "costs": spending.costs(profiles),
     "taxonomy": taxonomy_rows(store, config),
-    "training": learning.training(metrics),
-    "calibration": learning.calibration(metrics),
-    "methods": learning.methods(metrics),
-    "ledger": run_ledger(store.all_episodes(), spent),
+    "training": learning.training(metrics, families),
+    "calibration": learning.calibration(metrics, families),
+    "methods": learning.methods(metrics, families),
+    "ledger": run_ledger(store.all_episodes(), spent, len(config.models.names)),
   }
   metric, spent_on = results["run"]["sr_metric"], results["spend"]
   results["hard_budget_best"] = contests.best_under_budgets(policies, samples, metric, resamples)

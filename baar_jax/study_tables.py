@@ -73,9 +73,10 @@ def latency(results: dict) -> str:
   note = (
     f"Mean per episode. Rates: LARGE {LARGE_RATE:.0f} tokens a second, SMALL {SMALL_RATE:.0f}, "
     f"router {ROUTER_RATE:.0f} (published, not measured here), times the generated tokens; a "
-    "decision is one token, of LARGE's where an LLM is asked. A cascade's proposal that was not "
-    "taken counts as a mean reply of SMALL. Measured: the time that an episode waited for its "
-    f"router, on this machine, in batches of what was ready. {models} {stands(results)}"
+    "router's decision is one token. A judge's answers count at LARGE's rate, a cascade's "
+    "proposals that were not taken at SMALL's; in records older than their lengths they are one "
+    "token and a mean reply of SMALL. Measured: the time that an episode waited for its router or "
+    f"judge, on this machine, in batches of what was ready. {models} {stands(results)}"
   )
   return table(head, rows, note, "dense")
 

@@ -7,9 +7,10 @@ from test_report import read
 from test_results import BOPO, ENTRIES, config, episode, fill, profiles, row
 
 from baar_jax import budget_tables, contests, report, results, study_tables, tables
+from baar_jax.config import ABLATIONS
 from baar_jax.episode import Step, Task
 from baar_jax.evaluate import Entry
-from baar_jax.samples import METRICS
+from baar_jax.samples import METRICS, Trial
 from baar_jax.store import Store
 from baar_jax.theme import parameter_text
 
@@ -239,6 +240,53 @@ def test_seconds_by_the_rates_and_as_measured(summary):
   # Four words of LARGE decide; no router of its own.
   assert named(rows, "zero-shot")["router_s"] == pytest.approx(4 / 80)
   assert named(rows, "bopo")["measured_router_s"] is None  # stored before it was measured
+
+
+def test_seconds_by_stored_lengths(tmp_path):
+  """As the test above, with lengths and without dollars: local models may cost nothing."""
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  for i in range(4):
+    for seed in range(2):
+      cascade = episode("cascade", f"test-{i}", seed, "SSL", 1.0)
+      for step in cascade.steps:
+        step.completion_tokens, step.proposal = 90, "go"
+      cascade.steps[2].proposal_tokens, cascade.steps[2].proposal_replayed = 45, seed == 1
+      judged = episode("zero-shot", f"test-{i}", seed, "SL", 1.0)
+      for step in judged.steps:
+        step.completion_tokens, step.judge_tokens, step.router_latency_s = 0, 160, 0.5
+        step.router_cost_usd = 0.0
+      for made in (cascade, judged):
+        store.add(made)
+  known = [*ENTRIES[:4], Entry("cascade", {}, "cascade"), Entry("zero-shot", {}, "zero-shot")]
+  summary = results.summarize(store, known, config(), profiles(), [])
+  # Two replies of SMALL with 90 tokens and a proposal of 45 that was not taken.
+  assert named(summary["latency"], "cascade")["small_s"] == pytest.approx(225 / 90)
+  zero_shot = named(summary["latency"], "zero-shot")
+  assert zero_shot["router_s"] == pytest.approx(2 * 160 / 80)
+  assert (zero_shot["measured_router_s"], zero_shot["measured_decision_s"]) == (1.0, 0.5)
+  trials = [Trial.of(e) for e in store.episodes("cascade") if e.task_id == "test-0"]
+  assert [(t.proposals, t.proposal_tokens, t.replayed) for t in trials] == [(1, 45, 0), (1, 45, 1)]
+
+
+def test_what_is_not_evaluated_is_not_shown(tmp_path):
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  stays = [{"stage": "method", "family": "sft"}, {"stage": "sft", "update": 1, "loss": 1.0}]
+  lines = [*METRICS_LINES, *stays]
+  summary = results.summarize(store, ENTRIES, config(), profiles(), lines)
+  kinds = [(s["stage"], s["ablation"]) for s in summary["training"]]
+  assert kinds == [("bopo", None), ("sft", None)]
+  assert summary["calibration"] is None
+  assert [m["family"] for m in summary["methods"]] == ["sft"]
+
+
+def test_an_ablation_of_the_configuration_is_none_of_the_rivals(summary, monkeypatch):
+  monkeypatch.setitem(ABLATIONS, "vanilla", ("bopo", "clip_low", None))
+  samples = [None] * len(summary["policies"])
+  monkeypatch.setattr(contests, "area", lambda *args: None)
+  monkeypatch.setattr(contests, "area_gain", lambda *args: None)
+  assert "vanilla" not in contests.frontiers(summary["policies"], samples, 10)
 
 
 def test_calibration_and_methods(summary):
