@@ -1,8 +1,9 @@
 """Tables of budgets: K LARGE calls as HTML, Markdown and LaTeX; dollars; the ledger."""
 
 import dataclasses
+import html
 
-from baar_jax.cells import cost_digits, family_name, models_text, row, stands
+from baar_jax.cells import cost_digits, family_name, models_text, picked, row, stands
 from baar_jax.samples import LARGE_FAMILY, SMALL_FAMILY
 from baar_jax.theme import parameter_text, sr_name
 
@@ -57,8 +58,8 @@ def hard_budget_grid(results: dict) -> tuple[list[int], list[tuple[str, str, lis
   for family in (SMALL_FAMILY, LARGE_FAMILY):
     index, p = soft[family]
     texts = f"{p[metric]:.1f}", f"{p['success_percent']:.1f}"
-    uses = [f"{100 * p['large_calls'] / K:.0f}" if K else "–" for K in budgets]
-    cells = [Cell(*texts, use, (K, index) in clear) for K, use in zip(budgets, uses)]
+    use = "0" if family == SMALL_FAMILY else "–"  # SMALL keeps every cap
+    cells = [Cell(*texts, use if K else "–", (K, index) in clear) for K in budgets]
     grid.append((family, "no cap" if family == LARGE_FAMILY else "", cells))
   for r in rows:
     cells = []
@@ -89,7 +90,7 @@ def hard_budget(results: dict) -> str:
       cells += f"<td>{value}{over}</td>"
       cells += f"<td>{cell.success}</td>" if both else ""
       cells += f"<td>{cell.use}</td>"
-    lines.append(row(family, parameters or "–", cells))
+    lines.append(row(results, family, parameters or "–", cells))
   columns = f"<th>SR</th>{'<th>Success</th>' if both else ''}<th>Use%</th>"
   over = sum(p["overruns"] for p in results["policies"])
   total = sum(p["episodes"] for p in results["policies"] if p["call_budget"] is not None)
@@ -100,7 +101,8 @@ def hard_budget(results: dict) -> str:
 <tbody>{"".join(lines)}</tbody>
 </table></div>
 <p class="note">SR is the {sr_name(metric).split(",")[0]} × 100. Use% is the mean number of LARGE
-calls over K. {BOLD_RULE} {over} of {total} episodes made more than K LARGE calls. {stands(results)}
+calls over K. {BOLD_RULE} {html.escape(picked(results))} {over} of {total} episodes made more than K
+LARGE calls. {stands(results)}
 Also as <code>hard_budget.md</code> and <code>hard_budget.tex</code>.</p>"""
 
 
@@ -110,11 +112,11 @@ def hard_budget_markdown(results: dict) -> str:
   names = "".join(f" K = {K} SR | Use% |" for K in budgets)
   lines = [f"| Family | Parameters |{names}", "|---|---|" + "---:|" * (2 * len(budgets))]
   for family, parameters, line in grid:
-    texts = [_markdown(family_name(family)), _markdown(parameters or "–")]
+    texts = [_markdown(family_name(results, family)), _markdown(parameters or "–")]
     for cell in line:
       texts += [f"**{cell.sr}**" if cell.bold else cell.sr, cell.use]
     lines.append(f"| {' | '.join(texts)} |")
-  return "\n".join(lines) + f"\n\n{BOLD_RULE} {stands(results)}\n"
+  return "\n".join(lines) + f"\n\n{BOLD_RULE} {_markdown(picked(results))} {stands(results)}\n"
 
 
 def hard_budget_latex(results: dict) -> str:
@@ -124,7 +126,7 @@ def hard_budget_latex(results: dict) -> str:
   rules = "".join(rf"\cmidrule(lr){{{3 + 2 * i}-{4 + 2 * i}}}" for i in range(len(budgets)))
   lines = []
   for place, (family, parameters, line) in enumerate(grid):
-    texts = [latex(family_name(family)), latex(parameters or "–")]
+    texts = [latex(family_name(results, family)), latex(parameters or "–")]
     for cell in line:
       sr = latex(cell.sr)
       texts += [rf"\textbf{{{sr}}}" if cell.bold else sr, latex(cell.use)]
@@ -132,6 +134,7 @@ def hard_budget_latex(results: dict) -> str:
   body = "\n".join(lines)
   columns = r" & SR & Use\%" * len(budgets)
   return rf"""% {BOLD_RULE.replace("%", "percent")}
+% {picked(results)}
 % {stands(results)}
 \begin{{tabular}}{{ll{"rr" * len(budgets)}}}
 \toprule
@@ -166,7 +169,7 @@ def dollar_budget(results: dict) -> str:
       f"<td>{p['usd_budget']:g}</td><td>{p[sr]:.1f}</td><td>{p['success_percent']:.1f}</td>"
       f"<td>{p['cost_usd']:.{digits}f}</td><td>{use}</td><td>{p['overruns']}</td>"
     )
-    rows.append(row(p["family"], parameter_text(p["parameters"]) or "–", cells))
+    rows.append(row(results, p["family"], parameter_text(p["parameters"]) or "–", cells))
   return f"""<div class="scroll"><table>
 <thead><tr><th>Family</th><th>Parameters</th><th>B<sub>max</sub>, $</th><th>SR</th><th>Success</th>
 <th>Model cost, $</th><th>Use%</th><th>Overruns</th></tr></thead>
@@ -188,10 +191,15 @@ LEDGER_ROWS = (
 )
 
 
-def _ledger_rows(book: dict) -> list[tuple[str, str]]:
+def _ledger_rows(results: dict) -> list[tuple[str, str]]:
   """The parts; those of baselines only where a baseline has cost something."""
-  optional = "proposals_usd", "judge_usd"
-  return [(part, title) for part, title in LEDGER_ROWS if part not in optional or book[part]]
+  book, optional = results["ledger"], ("proposals_usd", "judge_usd")
+  stand_in = {"judge_usd": " (stand-in)"} if results["run"]["stand_ins"] else {}
+  return [
+    (part, title + stand_in.get(part, ""))
+    for part, title in LEDGER_ROWS
+    if part not in optional or book[part]
+  ]
 
 
 def ledger(results: dict) -> str:
@@ -199,7 +207,7 @@ def ledger(results: dict) -> str:
   book = results["ledger"]
   rows = "".join(
     f'<tr><th scope="row">{title}</th><td>{book[part]:.6f}</td></tr>'
-    for part, title in _ledger_rows(book)
+    for part, title in _ledger_rows(results)
   )
   return f"""<div class="scroll"><table>
 <thead><tr><th>All stages of this run</th><th>$</th></tr></thead>
@@ -213,7 +221,7 @@ saved ${book["replayed_usd"]:.6f}, which is not in these sums.</p>"""
 def ledger_text(results: dict) -> str:
   """The same in a line for the terminal."""
   book = results["ledger"]
-  parts = ", ".join(f"{title} ${book[part]:.4f}" for part, title in _ledger_rows(book)[:-1])
+  parts = ", ".join(f"{title} ${book[part]:.4f}" for part, title in _ledger_rows(results)[:-1])
   line = f"spent by this run: ${book['total_usd']:.4f} ({parts})"
   if book["presumed_usd"]:
     line += f", and at most ${book['presumed_usd']:.4f} for calls whose outcome is unknown"

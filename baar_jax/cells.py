@@ -6,10 +6,36 @@ from collections.abc import Sequence
 
 from baar_jax.theme import COLORS, FAMILIES
 
+STAND_IN = "a rule on the same text stands in for the judge"
 
-def family_name(family: str) -> str:
+
+def family_name(results: dict, family: str) -> str:
   """As a reader knows it; a family of one's own goes by its own name."""
-  return FAMILIES.get(family, family)
+  stand_in = family in results["run"]["stand_ins"]
+  return f"{family} (stand-in)" if stand_in else FAMILIES.get(family, family)
+
+
+def short_name(results: dict, family: str) -> str:
+  """The same without an explanation in brackets; a stand-in stays one."""
+  name = family_name(results, family)
+  return name if family in results["run"]["stand_ins"] else name.split(" (")[0]
+
+
+def picked(results: dict) -> str:
+  """That families' best rows under each K were picked on these tasks, and of how many."""
+  counts: dict[str, list[int]] = {}
+  for K in sorted({K for r in results["hard_budget"] for K in r["budgets"]}, key=int):
+    found = [r["family"] for r in results["hard_budget"] if K in r["budgets"]]
+    for family in dict.fromkeys(found):
+      counts.setdefault(family, []).append(found.count(family))
+  texts = []
+  for family, many in counts.items():
+    ends = dict.fromkeys((min(many), max(many)))
+    texts.append(f"{family_name(results, family)} {' to '.join(map(str, ends))}")
+  return (
+    "A family's best parameters at a K were picked on these same tasks, which intervals do not "
+    f"know, out of so many candidates: {', '.join(texts)}."
+  )
 
 
 def cost_digits(results: dict) -> int:
@@ -39,7 +65,8 @@ def interval_text(
   """Both ends times the factor; a dash where there is no interval."""
   if interval is None:
     return "–"
-  return between.join(f"{factor * end:{sign}.{digits}f}" for end in interval)
+  # z: what rounds to 0 has no minus.
+  return between.join(f"{factor * end:{sign}z.{digits}f}" for end in interval)
 
 
 def interval_cell(interval: Sequence[float] | None, digits: int, sign: str = "") -> str:
@@ -50,8 +77,8 @@ def percent(share: float | None) -> str:
   return "–" if share is None else f"{100 * share:.0f} %"
 
 
-def row(family: str, second: str, cells: str) -> str:
-  name = html.escape(family_name(family))
+def row(results: dict, family: str, second: str, cells: str) -> str:
+  name = html.escape(family_name(results, family))
   kind = ' class="own"' if family == "bopo" else ""
   return f'<tr{kind}><th scope="row">{name}</th><td>{html.escape(second)}</td>{cells}</tr>'
 

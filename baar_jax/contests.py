@@ -1,10 +1,10 @@
 """Who beats whom: areas of families, ablations, and the best under each budget."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from baar_jax.config import ABLATIONS
 from baar_jax.frontier import pareto
 from baar_jax.samples import (
-  ABLATIONS,
   LARGE_FAMILY,
   METRICS,
   PRIVILEGED,
@@ -39,6 +39,22 @@ def frontiers(policies: Sequence[dict], samples: Sequence[Sample], resamples: in
         more = area_gain(samples, members["bopo"], indices, metric, resamples)
         result[family]["bopo_gain"][metric] = more
   return result
+
+
+def bopo_alone(policies: Sequence[dict], samples: Sequence[Sample], resamples: int) -> list[dict]:
+  """BoPO's area at each single lam, so with no more points than any other router has.
+
+  Returns:
+    Rows of lam, policies (indices) and area under either metric; none where there is one lam.
+  """
+  soft = [(i, p) for i, p in enumerate(policies) if p["call_budget"] is None]
+  weights = dict.fromkeys(p["parameters"].get("lam") for _, p in soft if p["family"] == "bopo")
+  rows = []
+  for lam in weights if len(weights) > 1 else ():
+    own = list(_points(soft, "bopo", lam).values())
+    areas = {metric: area(samples, own, metric, resamples) for metric in METRICS}
+    rows.append({"lam": lam, "policies": own, "area": areas})
+  return rows
 
 
 def ablations(policies: Sequence[dict], samples: Sequence[Sample], resamples: int) -> dict | None:
@@ -151,27 +167,38 @@ def best_under_budgets(
   return result
 
 
-def beaten(fronts: dict, budgets: dict[str, dict]) -> dict:
+def beaten(fronts: dict, budgets: dict[str, dict], without: dict | None) -> dict:
   """Where another family's point estimate is above BoPO's, privileged ones apart.
 
+  Args:
+    fronts: of `frontiers`.
+    budgets: of `best_under_budgets`.
+    without: of `ablations`.
+
   Returns:
-    areas: [{family, metric, gain, clear}, ...] and budgets: [{K, family, index, gain, clear},
-    ...]; a gain is BoPO minus the other, so below 0, and clear where its interval excludes 0.
+    areas and ablations: [{family, metric, gain, clear}, ...] and budgets: [{K, family, index, gain,
+    clear}, ...]; a gain is BoPO minus the other, so below 0, and clear where its interval excludes
+    0.
   """
-  areas = [
-    {"family": family, "metric": metric, "gain": more, "clear": _excludes_zero(more)}
-    for family, front in fronts.items()
-    if family not in PRIVILEGED
-    for metric, more in front["bopo_gain"].items()
-    if more is not None and more["value"] < 0
-  ]
+  areas = _losses((f, front) for f, front in fronts.items() if f not in PRIVILEGED)
+  parts = _losses((r["family"], r) for r in (without["rows"] if without else ()))
   losses = [
     {"K": int(K), **row, "clear": _excludes_zero(row["gain"])}
     for K, best in budgets.items()
     for row in best["bopo"]
     if row["gain"]["value"] < 0
   ]
-  return {"areas": areas, "budgets": losses}
+  return {"areas": areas, "ablations": parts, "budgets": losses}
+
+
+def _losses(rows: Iterable[tuple[str, dict]]) -> list[dict]:
+  """The areas that are larger than BoPO's, of (family, row with `bopo_gain`)."""
+  return [
+    {"family": family, "metric": metric, "gain": more, "clear": _excludes_zero(more)}
+    for family, row in rows
+    for metric, more in row["bopo_gain"].items()
+    if more is not None and more["value"] < 0
+  ]
 
 
 def _excludes_zero(more: dict) -> bool:

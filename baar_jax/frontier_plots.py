@@ -29,7 +29,7 @@ def draw_frontier(results: dict, metric: str, size: tuple[float, float]) -> Figu
     front = results["frontiers"][family]
     own = [policies[i] for i in front["policies"]]
     best = [policies[i] for i in front["pareto"][metric]]
-    _draw_family(axes, family, own, best, metric, ends)
+    _draw_family(axes, results, family, own, best, metric, ends)
     if family == "bopo":
       _label_points(axes, best, metric, LIGHT["bopo"])
   _finish(axes, metric)
@@ -44,10 +44,10 @@ def draw_ablations(results: dict, metric: str) -> Figure:
   for row in rows:
     own = [policies[i] for i in row["policies"]]
     if own:
-      _draw_family(axes, row["family"], own, own, metric, ends)
+      _draw_family(axes, results, row["family"], own, own, metric, ends)
   bopo = [policies[i] for i in dict.fromkeys(i for row in rows for i in row["bopo_policies"])]
   if bopo:
-    _draw_family(axes, "bopo", bopo, bopo, metric, ends)
+    _draw_family(axes, results, "bopo", bopo, bopo, metric, ends)
   _finish(axes, metric)
   return figure
 
@@ -63,7 +63,7 @@ def draw_hard_budget(results: dict, metric: str) -> Figure:
   for family, scores in best.items():
     color, budgets = LIGHT.get(family, LIGHT["muted"]), sorted(scores)
     style = {"marker": MARKERS.get(family, "o"), "linewidth": 1.8 if family == "bopo" else 1.0}
-    label = family_name(family)
+    label = family_name(results, family)
     axes.plot(budgets, [scores[K] for K in budgets], color=color, label=label, **style)
   for name in ("always-small", "always-large"):
     value = next(p[f"{metric}_percent"] for p in results["policies"] if p["family"] == name)
@@ -102,6 +102,7 @@ def _draw_boundaries(axes: Axes, results: dict, metric: str) -> list[tuple[float
 
 def _draw_family(
   axes: Axes,
+  results: dict,
   family: str,
   own: Sequence[dict],
   best: Sequence[dict],
@@ -113,7 +114,7 @@ def _draw_family(
   hull = _hull([_point(p, metric) for p in own], ends)
   axes.plot(*zip(*hull), color=color, linewidth=width, alpha=0.9, zorder=2)
   _draw_points(axes, own, best, metric, color, MARKERS.get(family, "o"))
-  axes.lines[-1].set_label(family_name(family))
+  axes.lines[-1].set_label(family_name(results, family))
 
 
 def _finish(axes: Axes, metric: str) -> None:

@@ -12,9 +12,9 @@ SMALL_RATE, LARGE_RATE, ROUTER_RATE = 90.0, 80.0, 180.0
 def latency(rows: Sequence[dict], samples: Sequence[Sample], scripted: bool) -> list[dict]:
   """Mean seconds per episode of some policies.
 
-  A decision is one token of the router, or of LARGE where that is asked by a zero-shot router. The
-  length of a cascade's proposal that was not taken is not stored: it counts as the mean reply of
-  always-SMALL (our choice).
+  A router's decision is one token of its own. A judge's answers are at LARGE's rate, a cascade's
+  proposals that were not taken at SMALL's. Records older than the lengths of these count a
+  judgement as one token and a proposal as the mean reply of always-SMALL (our choice).
 
   Args:
     rows: family, parameters and index of each policy.
@@ -33,9 +33,9 @@ def latency(rows: Sequence[dict], samples: Sequence[Sample], scripted: bool) -> 
   for row in rows:
     sample = samples[row["index"]]
     mean = sample.mean
-    small_s = (mean("small_tokens") + mean("proposals") * reply_tokens) / SMALL_RATE
+    small_s = (mean("small_tokens") + _proposal_tokens(sample, reply_tokens)) / SMALL_RATE
     large_s = mean("large_tokens") / LARGE_RATE
-    router_s = mean("decisions") / ROUTER_RATE + mean("judgements") / LARGE_RATE
+    router_s = mean("decisions") / ROUTER_RATE + mean("judge_tokens") / LARGE_RATE
     total_s = small_s + large_s + router_s
     measured_s, decisions = mean("router_latency_s"), mean("decisions") + mean("judgements")
     measured = measured_s > 0 and decisions > 0
@@ -56,3 +56,13 @@ def latency(rows: Sequence[dict], samples: Sequence[Sample], scripted: bool) -> 
       }
     )
   return result
+
+
+def _proposal_tokens(sample: Sample, reply_tokens: float) -> float:
+  """Mean tokens per episode of proposals that were not taken; an episode without their lengths
+  has `reply_tokens` for each."""
+  tokens_N = [
+    sum(t.proposal_tokens or t.proposals * reply_tokens for t in trials) / len(trials)
+    for trials in sample.trials.values()
+  ]
+  return sum(tokens_N) / len(tokens_N)

@@ -6,7 +6,6 @@ from baar_jax.calls import Spent
 from baar_jax.episode import SMALL, Episode
 
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
-JUDGE = 2  # its place in the books of a pair's calls: behind SMALL and LARGE
 
 
 def episode_parts(episode: Episode) -> dict[str, float]:
@@ -26,7 +25,7 @@ def episode_parts(episode: Episode) -> dict[str, float]:
   }
 
 
-def run_ledger(episodes: Iterable[Episode], spent: Spent | None) -> dict[str, float]:
+def run_ledger(episodes: Iterable[Episode], spent: Spent | None, models: int) -> dict[str, float]:
   """Dollars of a run by part, and their sum.
 
   Episodes that another policy's stand for are left out, as nothing was run for them.
@@ -36,10 +35,12 @@ def run_ledger(episodes: Iterable[Episode], spent: Spent | None) -> dict[str, fl
     spent: on API models, by their own books, which also know of calls whose episode was lost and
       count a replayed reply once: `replies_usd` of SMALL, its proposals among them, of LARGE, and
       of the judge where there is one. None is for scripted models, whose calls are the episodes'.
+    models: how many there are to route between; in the books the judge comes after them.
 
   Returns:
     PARTS, total_usd, presumed_usd (what may have been billed beyond it, at most) and replayed_usd
-    (what replies would have cost again had they not been recorded).
+    (what the models' replies, proposals among them, would have cost again had they not been
+    recorded; a judge's are not in it, as episodes do not say which of those were).
   """
   ledger = dict.fromkeys(PARTS, 0.0)
   presumed = replayed = proposed = 0.0
@@ -53,9 +54,9 @@ def run_ledger(episodes: Iterable[Episode], spent: Spent | None) -> dict[str, fl
       replayed += step.cost_usd * step.replayed + step.proposal_usd * step.proposal_replayed
       proposed += step.proposal_usd * (not step.proposal_replayed)
   if spent is not None:
-    ledger["proposals_usd"], ledger["judge_usd"] = proposed, sum(spent.replies_usd[JUDGE:])
+    ledger["proposals_usd"], ledger["judge_usd"] = proposed, sum(spent.replies_usd[models:])
     ledger["small_usd"] = spent.replies_usd[SMALL] - proposed
-    ledger["large_usd"] = sum(spent.replies_usd[1:JUDGE])
+    ledger["large_usd"] = sum(spent.replies_usd[1:models])
     ledger["retries_usd"], presumed = spent.retries_usd, spent.presumed_usd
   total = sum(ledger.values())
   return ledger | {"total_usd": total, "presumed_usd": presumed, "replayed_usd": replayed}

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from baar_jax.cells import family_name
+from baar_jax.cells import short_name
 from baar_jax.frontier_plots import (
   DASHED,
   draw_ablations,
@@ -53,9 +53,9 @@ def draw_all(results: dict) -> dict[str, Figure]:
     figures = {
       f"frontier_{first}": draw_frontier(results, first, (5.0, 4.5)),
       **{f"frontier_{other}": draw_frontier(results, other, (4.6, 3.8)) for other in others},
-      "spend_dollars": draw_spend(results["spend"], "cost_share", "share of dollars"),
-      "spend_large": draw_spend(results["spend"], "large_share", "share of LARGE calls"),
-      "progress": draw_progress(results["spend"]["policies"]),
+      "spend_dollars": draw_spend(results, "cost_share", "share of dollars"),
+      "spend_large": draw_spend(results, "large_share", "share of LARGE calls"),
+      "progress": draw_progress(results),
     }
     if results["hard_budget"]:
       figures["hard_budget"] = draw_hard_budget(results, first)
@@ -81,11 +81,12 @@ def description(name: str) -> str:
   return DESCRIPTIONS[name]
 
 
-def draw_spend(spend: dict, share: str, label: str) -> Figure:
+def draw_spend(results: dict, share: str, label: str) -> Figure:
   """One stacked bar per policy: what part of its spend falls on each difficulty."""
+  spend = results["spend"]
   bars = [("task mix", spend["task_mix"])]
   for row in spend["policies"]:
-    words = family_name(row["family"]).split(" (")[0]
+    words = short_name(results, row["family"])
     bars.append((f"{words} {parameter_text(row['parameters'])}".strip(), row[share]))
   figure, axes = new_axes((4.6, 0.9 + 0.34 * len(bars)))
   for place, (_, parts) in enumerate(bars):
@@ -134,11 +135,12 @@ def draw_costs(costs: Sequence[dict]) -> Figure:
   return figure
 
 
-def draw_progress(rows: Sequence[dict]) -> Figure:
+def draw_progress(results: dict) -> Figure:
   """Share of LARGE among the decisions of each tenth of an episode: a panel per policy.
 
   BoPO's line is in every panel, faint.
   """
+  rows = results["spend"]["policies"]
   shown = [row for row in rows if not row["family"].startswith("always-")]
   columns = min(PANELS, max(1, len(shown)))
   lines = max(1, -(-len(shown) // columns))
@@ -151,7 +153,7 @@ def draw_progress(rows: Sequence[dict]) -> Figure:
       axes.plot(*zip(*_by_progress(bopo)), color=LIGHT["bopo"], linewidth=0.9, alpha=0.45)
     style = {"marker": MARKERS.get(row["family"], "o"), "markersize": 3}
     axes.plot(*zip(*_by_progress(row)), color=color, linewidth=1.4, **style)
-    axes.set_title(family_name(row["family"]).split(" (")[0], color=color, fontsize=8)
+    axes.set_title(short_name(results, row["family"]), color=color, fontsize=8)
     axes.set_xlim(0, 100)
     axes.set_xticks((0, 50, 100))
   for axes in grid[len(shown) :]:
@@ -202,7 +204,7 @@ def curve_style(series: dict, place: int, curves: int) -> dict:
 def curve_name(series: dict) -> str:
   """What tells a stage's curves apart."""
   lam = "" if series["lam"] is None else f"λ = {series['lam']:g}"
-  ablation = "" if series["ablation"] is None else family_name(series["ablation"])
+  ablation = FAMILIES.get(series["ablation"], series["ablation"] or "")
   return ", ".join(part for part in (ablation, lam) if part)
 
 

@@ -38,7 +38,9 @@ HARD_BUDGET = {
 }
 BUDGETS = (5, 10, 15)
 # Over the paper's three benchmarks together.
-SPEND = {"easy": 21.8, "hard": 52.2, "intractable": 26.0}
+SPEND = {"easy": 21.8, "hard": 52.2, "intractable": 26.0}  # BoPO's dollars
+VANILLA_INTRACTABLE = 37.5  # percent of vanilla RL's dollars
+INTRACTABLE_TASKS = 25.8  # percent
 ROUTER_SHARE_BELOW = 2.0  # percent of an episode's seconds
 TAXONOMY_TRIALS = 5
 TAXONOMY = {3: (78.5, 0.69), 10: (87.4, 0.76)}  # K: label agreement in percent, Jaccard of hard
@@ -73,11 +75,18 @@ def beside(results: Mapping) -> list[dict]:
       ours = best and f"{best[f'{metric}_percent']:.1f} ({100 * best['use_share']:.0f} %)"
       sr, use = published[place]
       add(f"SR (Use%) at K = {K}", family, f"{sr:.1f} ({use} %)", ours)
-  routed = [r for r in results["spend"]["policies"] if r["family"] == "bopo"]
-  spent = routed[0]["cost_share"] if routed else None
+  spent = {r["family"]: r["cost_share"] for r in results["spend"]["policies"]}
+
+  def add_share(section: str, shares: Mapping | None, difficulty: str, published: float) -> None:
+    ours = shares and f"{100 * shares[difficulty]:.1f} %"
+    add(section, difficulty, f"{published:.1f} %", ours)
+
   for difficulty, published in SPEND.items():
-    ours = spent and f"{100 * spent[difficulty]:.1f} %"
-    add("BoPO's share of dollars", difficulty, f"{published:.1f} %", ours)
+    add_share("BoPO's share of dollars", spent.get("bopo"), difficulty, published)
+  add_share(
+    "Vanilla RL's share of dollars", spent.get("vanilla"), "intractable", VANILLA_INTRACTABLE
+  )
+  add_share("Share of the tasks", results["spend"]["task_mix"], "intractable", INTRACTABLE_TASKS)
   seconds = next((r for r in results["latency"] if r["family"] == "bopo"), None)
   ours = seconds and seconds["router_share"] and f"{100 * seconds['router_share']:.1f} %"
   share = f"below {ROUTER_SHARE_BELOW:.0f} %"

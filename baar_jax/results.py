@@ -38,10 +38,11 @@ def summarize(
     spent: on API models, by the books of their calls.
 
   Returns:
-    Lists and dicts of plain values: run, policies, frontiers, headline, ablations, hard_budget,
-    hard_budget_best, dollar_budget, beaten, spend, latency, costs, taxonomy, training, calibration,
-    methods, episodes, ledger, published, and exact if given. Scores and successes are in percent,
-    shares in [0, 1], intervals are [low, high] of 95 %; None is what cannot be computed.
+    Lists and dicts of plain values: run, policies, frontiers, bopo_alone, headline, ablations,
+    hard_budget, hard_budget_best, dollar_budget, beaten, spend, latency, costs, taxonomy, training,
+    calibration, methods, episodes, ledger, published, and exact if given. Scores and successes are
+    in percent, shares in [0, 1], intervals are [low, high] of 95 %; None is what cannot be
+    computed.
 
   Raises:
     ValueError: an entry, or too much of one, has not been evaluated.
@@ -52,6 +53,8 @@ def summarize(
   capped = [sample for sample in samples if sample.entry.usd_budget is not None]
   samples = [sample for sample in samples if sample.entry.usd_budget is None]
   resamples = config.evaluate.bootstrap
+  families = {entry.family for entry in entries}
+  scripted = config.models.kind == "scripted"
   policies = [policy_row(sample, samples, resamples) for sample in samples]
   best = headline(policies, samples, resamples)
   results = {
@@ -74,10 +77,13 @@ def summarize(
       "seeds": config.evaluate.seeds,
       "profile_trials": config.profile.trials,
       "left_out_episodes": left_out,
+      # Families of which this run has something else under their name.
+      "stand_ins": ["zero-shot"] if scripted and "zero-shot" in families else [],
       "sr_metric": "score" if config.env.kind == "scienceworld" else "success",
     },
     "policies": policies,
     "frontiers": contests.frontiers(policies, samples, resamples),
+    "bopo_alone": contests.bopo_alone(policies, samples, resamples),
     "headline": best,
     "ablations": contests.ablations(policies, samples, resamples),
     "hard_budget": contests.hard_budget(policies),
@@ -85,15 +91,16 @@ def summarize(
     "spend": spending.spend(policies, samples, best, config.profile.easy_rate),
     "costs": spending.costs(profiles),
     "taxonomy": taxonomy_rows(store, config),
-    "training": learning.training(metrics),
-    "calibration": learning.calibration(metrics),
-    "methods": learning.methods(metrics),
-    "ledger": run_ledger(store.all_episodes(), spent),
+    "training": learning.training(metrics, families),
+    "calibration": learning.calibration(metrics, families),
+    "methods": learning.methods(metrics, families),
+    "ledger": run_ledger(store.all_episodes(), spent, len(config.models.names)),
   }
   metric, spent_on = results["run"]["sr_metric"], results["spend"]
   results["hard_budget_best"] = contests.best_under_budgets(policies, samples, metric, resamples)
-  results["beaten"] = contests.beaten(results["frontiers"], results["hard_budget_best"])
-  scripted = config.models.kind == "scripted"
+  results["beaten"] = contests.beaten(
+    results["frontiers"], results["hard_budget_best"], results["ablations"]
+  )
   results["latency"] = latency.latency(spent_on["policies"], samples, scripted)
   results["episodes"] = showcase.showcase(store, policies, samples, best, spent_on["difficulty"])
   results["published"] = published.beside(results)

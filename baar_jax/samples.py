@@ -14,7 +14,6 @@ from baar_jax.taxonomy import success
 METRICS = ("score", "success")
 SMALL_FAMILY, LARGE_FAMILY = "always-small", "always-large"
 PRIVILEGED = ("oracle", "optimum")  # they see what no router may
-ABLATIONS = ("no-stratified", "no-reference", "no-hard-bonus")  # BoPO without one of its parts
 PROGRESS_BINS = 10  # tenths of an episode's steps
 # Episodes that ended in an error are left out, for all policies alike; more is not an evaluation.
 LEFT_OUT_LIMIT = 0.05
@@ -29,10 +28,12 @@ class Trial:
     small_tokens, large_tokens: completion tokens of the replies that were acted on.
     decisions: steps at which a router read the episode.
     proposals: of a cascade, replies of SMALL that were not taken.
-    judgements: calls by which a zero-shot router decided.
+    proposal_tokens: their completion tokens; 0 in records older than these.
+    judgements: steps at which a zero-shot router asked its judge.
+    judge_tokens: completion tokens of the judge's answers; 1 for a step in older records.
     latency_s: seconds of the model calls, replayed ones at next to nothing.
-    router_latency_s: seconds that the episode waited for its router.
-    replayed: replies that were not asked for again.
+    router_latency_s: seconds that the episode waited for its router or its judge.
+    replayed: steps whose reply or proposal was not asked for again.
   """
 
   score: float
@@ -46,7 +47,9 @@ class Trial:
   large_tokens: int
   decisions: int
   proposals: int
+  proposal_tokens: int
   judgements: int
+  judge_tokens: int
   latency_s: float
   router_latency_s: float
   replayed: int
@@ -54,6 +57,7 @@ class Trial:
   @classmethod
   def of(cls, episode: Episode) -> "Trial":
     steps = episode.steps
+    judged = [step for step in steps if step.judge_tokens > 0 or step.judge_usd > 0]
     return cls(
       episode.score,
       success(episode),
@@ -65,11 +69,13 @@ class Trial:
       sum(step.completion_tokens for step in steps if step.model == SMALL),
       sum(step.completion_tokens for step in steps if step.model != SMALL),
       sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
-      sum(step.proposal_usd > 0 for step in steps),
-      sum(step.judge_usd > 0 for step in steps),
+      sum(step.proposal is not None and step.model != SMALL for step in steps),
+      sum(step.proposal_tokens for step in steps),
+      len(judged),
+      sum(max(1, step.judge_tokens) for step in judged),
       sum(step.latency_s for step in steps),
       sum(step.router_latency_s for step in steps),
-      sum(step.replayed for step in steps),
+      sum(step.replayed or step.proposal_replayed for step in steps),
     )
 
   @property

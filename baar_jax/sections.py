@@ -3,7 +3,7 @@
 import html
 
 from baar_jax import budget_tables, episode_html, plots, study_tables, tables
-from baar_jax.cells import cost_digits, interval_text, models_text, stands
+from baar_jax.cells import STAND_IN, cost_digits, interval_text, models_text, picked, stands
 from baar_jax.theme import parameter_text, shown_metrics, sr_name
 
 CURVE_TITLES = {
@@ -15,7 +15,8 @@ CURVE_TITLES = {
 }
 _AREA_WORDS = """<p>The share of the rectangle between the two boundaries that lies under a family's
 upper hull. The straight line between the boundaries has 0.50, and a policy that beats always-LARGE
-can pass 1.</p>
+can pass 1. Families have different numbers of points, a trained one its settings for each of its λ:
+more points can only raise an area.</p>
 """
 
 
@@ -112,7 +113,7 @@ def ablations(results: dict, svg: dict[str, str]) -> str:
 def budgets(results: dict, svg: dict[str, str]) -> str:
   if not results["hard_budget"]:
     return ""
-  caption = f"Each family at its best parameters for that K. {stands(results)}"
+  caption = f"Each family at its best parameters for that K. {picked(results)} {stands(results)}"
   pair = _figure(svg["hard_budget"], caption)
   for metric in shown_metrics(results)[1:]:
     caption = f"The frontier without a budget again, in {sr_name(metric)}. {stands(results)}"
@@ -237,6 +238,11 @@ def method(results: dict) -> str:
     "<p>Scripted models are two programs that act in the real environment with stated error rates. "
     "Their costs are list-price dollars for the text they exchange; no model was called.</p>"
   )
+  if run["stand_ins"]:
+    scripted += (
+      f"<p>The zero-shot router of this run is a stand-in: {STAND_IN}, at the judge's list price. "
+      "It says nothing about that model.</p>"
+    )
   environment = ""
   if run["own_tasks"]:
     environment += "The tasks are made by this project, not the benchmark's own. "

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from baar_jax import rewards
-from baar_jax.samples import ABLATIONS, Sample, boundaries
+from baar_jax.config import ABLATIONS
+from baar_jax.samples import Sample, boundaries
 from baar_jax.taxonomy import Profile
 
 DIFFICULTIES = ("easy", "hard", "intractable")

@@ -3,17 +3,19 @@
 import html
 
 from baar_jax.cells import (
+  STAND_IN,
   family_name,
   interval_cell,
   models_text,
   number,
   percent,
+  picked,
   row,
   stands,
   table,
 )
 from baar_jax.latency import LARGE_RATE, ROUTER_RATE, SMALL_RATE
-from baar_jax.tables import METRIC_TITLES
+from baar_jax.tables import METRIC_TITLES, ablations_beaten
 from baar_jax.theme import parameter_text, shown_metrics
 
 
@@ -28,9 +30,11 @@ def ablations(results: dict) -> str:
         text = f"{area['value']:.2f} {interval_cell(area['interval'], 2)}" if area else "–"
         cells += f"<td>{text}</td>"
       more = r["bopo_gain"].get(metric)
-      text = f"{more['value']:+.2f} {interval_cell(more['interval'], 2, '+')}" if more else "–"
+      text = f"{more['value']:+z.2f} {interval_cell(more['interval'], 2, '+')}" if more else "–"
       cells += f"<td>{text}</td>"
-    rows.append(row(r["family"], f"λ = {r['lam']:g}" if r["lam"] is not None else "–", cells))
+    rows.append(
+      row(results, r["family"], f"λ = {r['lam']:g}" if r["lam"] is not None else "–", cells)
+    )
   heads = "".join(
     f"<th>{METRIC_TITLES[m]}: its area</th><th>BoPO's</th><th>BoPO minus it</th>" for m in names
   )
@@ -40,7 +44,7 @@ def ablations(results: dict) -> str:
     "are paired."
   )
   head = f"<tr><th>Ablation</th><th>Weight</th><th>Points</th>{heads}</tr>"
-  return table(head, rows, note)
+  return f"{table(head, rows, note)}\n{ablations_beaten(results)}"
 
 
 def latency(results: dict) -> str:
@@ -53,7 +57,7 @@ def latency(results: dict) -> str:
     cells += f"<td>{number(milliseconds, 1)}</td><td>{number(r['measured_router_s'], 2)}</td>"
     cells += f"<td>{number(r['measured_models_s'], 2)}</td>"
     cells += f"<td>{_share(r['measured_router_share'])}</td>"
-    rows.append(row(r["family"], parameter_text(r["parameters"]) or "–", cells))
+    rows.append(row(results, r["family"], parameter_text(r["parameters"]) or "–", cells))
   head = (
     '<tr><th rowspan="2">Family</th><th rowspan="2">Parameters</th>'
     '<th colspan="5" class="group">by the paper\'s token rates, s</th>'
@@ -73,9 +77,10 @@ def latency(results: dict) -> str:
   note = (
     f"Mean per episode. Rates: LARGE {LARGE_RATE:.0f} tokens a second, SMALL {SMALL_RATE:.0f}, "
     f"router {ROUTER_RATE:.0f} (published, not measured here), times the generated tokens; a "
-    "decision is one token, of LARGE's where an LLM is asked. A cascade's proposal that was not "
-    "taken counts as a mean reply of SMALL. Measured: the time that an episode waited for its "
-    f"router, on this machine, in batches of what was ready. {models} {stands(results)}"
+    "router's decision is one token. A judge's answers count at LARGE's rate, a cascade's "
+    "proposals that were not taken at SMALL's; in records older than their lengths they are one "
+    "token and a mean reply of SMALL. Measured: the time that an episode waited for its router or "
+    f"judge, on this machine, in batches of what was ready. {models} {stands(results)}"
   )
   return table(head, rows, note, "dense")
 
@@ -108,7 +113,7 @@ def methods(results: dict) -> str:
     text = ", ".join(f"{name} = {_setting(value)}" for name, value in settings.items()) or "–"
     episodes = m["training_episodes"]
     cells = f"<td>{html.escape(text)}</td><td>{html.escape(str(m['chosen'] or '–'))}</td>"
-    rows.append(row(m["family"], "–" if episodes is None else f"{episodes:,}", cells))
+    rows.append(row(results, m["family"], "–" if episodes is None else f"{episodes:,}", cells))
   head = "<tr><th>Method</th><th>Training episodes</th><th>Settings</th><th>How chosen</th></tr>"
   return table(head, rows, kind="prose")
 
@@ -121,7 +126,7 @@ def published(results: dict) -> str:
     section = r["section"]
     ours = "–" if r["ours"] is None else html.escape(r["ours"])
     rows.append(
-      f'<tr><th scope="row">{title}</th><td>{html.escape(family_name(r["what"]))}</td>'
+      f'<tr><th scope="row">{title}</th><td>{html.escape(family_name(results, r["what"]))}</td>'
       f"<td>{html.escape(r['paper'])}</td><td>{ours}</td></tr>"
     )
   head = (
@@ -130,10 +135,14 @@ def published(results: dict) -> str:
   )
   note = (
     f"This run: {stands(results)} The paper's models, router, tasks and numbers of tasks are "
-    "others; its zero-shot router is GPT-5, its shares of dollars are over three "
-    "benchmarks together. At each K both columns have a family's best row; in brackets Use%. A "
-    "dash: not in this run."
+    "others; its zero-shot router is GPT-5, its shares of dollars and of tasks are over three "
+    "benchmarks together, those of tasks here of the test tasks. At each K both columns have a "
+    "family's best row; in brackets Use%. A dash: not in this run."
   )
+  if results["run"]["stand_ins"]:
+    note += f" The zero-shot router of this run is a stand-in: {STAND_IN}."
+  if results["hard_budget"]:
+    note += f" {html.escape(picked(results))}"
   return table(head, rows, note)
 
 

@@ -9,6 +9,7 @@ from baar_jax.cells import (
   interval_cell,
   interval_text,
   percent,
+  picked,
   row,
   stands,
   strip,
@@ -28,10 +29,22 @@ def areas(results: dict) -> str:
     for metric in names:
       area, gain = front["area"][metric], front["bopo_gain"].get(metric)
       value = f"{area['value']:.2f} {interval_cell(area['interval'], 2)}" if area else "–"
-      more = f"{gain['value']:+.2f} {interval_cell(gain['interval'], 2, '+')}" if gain else "–"
+      more = f"{gain['value']:+z.2f} {interval_cell(gain['interval'], 2, '+')}" if gain else "–"
       cells += f"<td>{value}</td><td>{more}</td>"
     cells += f"<td>{strip(front['area'][names[0]], family)}</td>"
-    rows.append(row(family, f"{len(front['policies'])}", cells))
+    rows.append(row(results, family, f"{len(front['policies'])}", cells))
+  alone_note = ""
+  for lone in results["bopo_alone"]:
+    cells = ""
+    for metric in names:
+      area = lone["area"][metric]
+      value = f"{area['value']:.2f} {interval_cell(area['interval'], 2)}" if area else "–"
+      cells += f"<td>{value}</td><td>–</td>"
+    cells += f"<td>{strip(lone['area'][names[0]], 'bopo')}</td>"
+    name = f"BoPO, λ = {lone['lam']:g} alone"
+    points = len(lone["policies"])
+    rows.append(f'<tr><th scope="row">{name}</th><td>{points}</td>{cells}</tr>')
+    alone_note = "BoPO at one λ alone is one router, as SFT is."
   if "exact" in results:
     cells = f"<td>{results['exact']['area']:.2f} <small>computed</small></td><td>–</td>"
     blanks = "<td></td><td></td>" * (len(names) - 1)
@@ -42,8 +55,7 @@ def areas(results: dict) -> str:
 <tbody>{"".join(rows)}</tbody>
 </table></div>
 <p class="note">{stands(results)} In brackets 95 % bootstrap intervals over tasks; differences are
-paired. The strip shows the first of the areas, its ticks are at 0.5 and 1. More points can only
-help a family.</p>
+paired. The strip shows the first of the areas, its ticks are at 0.5 and 1. {alone_note}</p>
 {areas_beaten(results)}"""
 
 
@@ -51,11 +63,37 @@ def areas_beaten(results: dict) -> str:
   """Where a baseline's area is above BoPO's, in plain words; nothing where there is no BoPO."""
   if "bopo" not in results["frontiers"]:
     return ""
+  return _larger(results, "baseline", results["beaten"]["areas"], results["frontiers"]["bopo"])
+
+
+def ablations_beaten(results: dict) -> str:
+  """The same for BoPO without one of its parts, at as many points of the same lam."""
+  known = [r for r in results["ablations"]["rows"] if r["policies"]]
+  if not known:
+    return "<p>No ablation has the settings of a BoPO point, so no area can be compared.</p>"
+  areas = {"area": known[0]["bopo_area"]}
+  return _larger(results, "ablation", results["beaten"]["ablations"], areas)
+
+
+def _larger(results: dict, kind: str, losses: Sequence[dict], own: dict) -> str:
+  """Who of a kind has a larger area than BoPO, whose own areas say which can be computed."""
   names = shown_metrics(results)
-  found = [loss for loss in results["beaten"]["areas"] if loss["metric"] in names]
-  if not found:
-    return "<p>No baseline has a larger area than BoPO.</p>"
-  return f"<p>Baselines with a larger area than BoPO:</p>\n{_listed(found, 2)}"
+  missing = [metric for metric in names if own["area"][metric] is None]
+  lacking = ""
+  if missing:
+    of = "" if len(missing) == len(names) else f" in {METRIC_TITLES[missing[0]].lower()}"
+    lacking = (
+      f"<p>No area can be computed{of}: always-LARGE is not both dearer and better than "
+      "always-SMALL on these tasks.</p>"
+    )
+  found = [loss for loss in losses if loss["metric"] in names]
+  if found:
+    plural = f"{kind}s".capitalize()
+    return f"{lacking}<p>{plural} with a larger area than BoPO:</p>\n{_listed(results, found, 2)}"
+  if len(missing) == len(names):
+    return lacking
+  where = f" in {', '.join(METRIC_TITLES[m].lower() for m in names if m not in missing)}"
+  return f"{lacking}<p>No {kind} has a larger area than BoPO{where if missing else ''}.</p>"
 
 
 def budgets_beaten(results: dict) -> str:
@@ -64,11 +102,14 @@ def budgets_beaten(results: dict) -> str:
     return ""
   found = results["beaten"]["budgets"]
   if not found:
-    return "<p>At no K does a baseline have a higher SR than BoPO.</p>"
-  return f"<p>Baselines with a higher SR than BoPO:</p>\n{_listed(found, 1)}"
+    words = "<p>At no K does a baseline have a higher SR than BoPO, each at its best parameters."
+  else:
+    words = "<p>Baselines with a higher SR than BoPO, each at its best parameters, are below."
+  losses = f"\n{_listed(results, found, 1)}" if found else ""
+  return f"{words} {html.escape(picked(results))}</p>{losses}"
 
 
-def _listed(losses: Sequence[dict], digits: int) -> str:
+def _listed(results: dict, losses: Sequence[dict], digits: int) -> str:
   """Each loss with its difference and whether its interval excludes 0."""
   texts = []
   for loss in losses:
@@ -78,8 +119,8 @@ def _listed(losses: Sequence[dict], digits: int) -> str:
     ends = interval_text(flipped, 1, digits, " to ", "+")
     doubt = "excludes 0" if loss["clear"] else "does not exclude 0"
     texts.append(
-      f"{family_name(loss['family'])}, {where}: by {-more['value']:.{digits}f}; the 95 % interval "
-      f"{ends} {doubt}"
+      f"{family_name(results, loss['family'])}, {where}: by {-more['value']:z.{digits}f}; "
+      f"the 95 % interval {ends} {doubt}"
     )
   return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
 
@@ -98,7 +139,7 @@ def every_policy(results: dict) -> str:
       f"<td>{percent(p['cost_gap_share'])}</td><td>{percent(p['success_gap_share'])}</td>"
       f"<td>{p['large_calls']:.1f}</td><td>{p['steps']:.1f}</td>"
     )
-    rows.append(row(p["family"], parameters or "–", cells))
+    rows.append(row(results, p["family"], parameters or "–", cells))
   return f"""<div class="scroll"><table class="dense">
 <thead><tr><th>Family</th><th>Parameters</th><th>Mean score, %</th><th>Success, %</th>
 <th>Model cost, $</th><th>Router cost, $</th><th>Cost gap</th><th>Success gap</th>

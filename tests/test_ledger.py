@@ -41,7 +41,7 @@ def test_the_parts_are_the_whole(found):
   wholes = [e.spent_usd + sum(step.router_cost_usd for step in e.steps) for e in found]
   for e, whole in zip(found, wholes):
     assert sum(episode_parts(e).values()) == pytest.approx(whole, rel=1e-12, abs=1e-12)
-  ledger = run_ledger(found, None)
+  ledger = run_ledger(found, None, 2)
   whole = sum(wholes)
   assert ledger["total_usd"] == pytest.approx(whole, rel=1e-12, abs=1e-12)
   assert sum(ledger[part] for part in PARTS) == pytest.approx(whole, rel=1e-12, abs=1e-12)
@@ -62,7 +62,7 @@ def test_an_episode_by_hand():
   lost = dataclasses.replace(e, lost_usd=4.0)
   assert (lost.spent_usd, episode_parts(lost)["retries_usd"]) == (19.5, 4.5)
   reused = dataclasses.replace(e, reused=True)
-  ledger = run_ledger([e, reused], None)
+  ledger = run_ledger([e, reused], None, 2)
   assert (ledger["total_usd"], ledger["presumed_usd"]) == (7.75, 8.0)
 
 
@@ -72,7 +72,7 @@ def test_the_books_of_the_calls_come_first():
   for step in second.steps:
     step.replayed = True
   second.steps[0].router_cost_usd = 0.25
-  ledger = run_ledger([first, second], Spent((1.0, 5.0), 0.5, 2.0))
+  ledger = run_ledger([first, second], Spent((1.0, 5.0), 0.5, 2.0), 2)
   assert ledger == {
     "small_usd": 1.0,
     "large_usd": 5.0,
@@ -93,14 +93,19 @@ def test_proposals_and_judges():
     e.steps[1].proposal, e.steps[1].proposal_usd, e.steps[0].judge_usd = "do", 0.75, 0.125
   second.steps[1].proposal_replayed = True
   assert (episode_parts(first)["proposals_usd"], episode_parts(first)["judge_usd"]) == (0.75, 0.125)
-  scripted = run_ledger([first, second], None)
+  scripted = run_ledger([first, second], None, 2)
   assert (scripted["proposals_usd"], scripted["judge_usd"]) == (1.5, 0.25)
   assert scripted["total_usd"] == 2 * (1.0 + 5.0 + 0.75 + 0.125)
   # The books: SMALL replied twice and proposed once, LARGE replied twice, the judge once.
-  books = run_ledger([first, second], Spent((2.75, 10.0, 0.125)))
+  books = run_ledger([first, second], Spent((2.75, 10.0, 0.125)), 2)
   assert [books[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.0, 0.0]
   assert books["total_usd"] == 12.875
   assert books["replayed_usd"] == 0.75
+
+
+def test_the_judge_comes_after_all_models():
+  books = run_ledger([], Spent((1.0, 2.0, 4.0, 8.0)), 3)
+  assert [books[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]
 
 
 def test_the_books_of_several_processes(tmp_path):

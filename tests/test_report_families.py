@@ -6,10 +6,11 @@ import pytest
 from test_report import read
 from test_results import BOPO, ENTRIES, config, episode, fill, profiles, row
 
-from baar_jax import budget_tables, contests, report, results, study_tables, tables
+from baar_jax import budget_tables, cells, contests, report, results, sections, study_tables, tables
+from baar_jax.config import ABLATIONS
 from baar_jax.episode import Step, Task
 from baar_jax.evaluate import Entry
-from baar_jax.samples import METRICS
+from baar_jax.samples import METRICS, Trial
 from baar_jax.store import Store
 from baar_jax.theme import parameter_text
 
@@ -157,6 +158,105 @@ def test_where_a_baseline_beats_bopo_is_said(summary):
   )
 
 
+def gapless(store: Store, families: tuple[str, ...]) -> None:
+  store.put_tasks("test", [Task("test-0", "test", "do it", 40)])
+  for family in families:
+    for seed in range(2):
+      store.add(episode(family, "test-0", seed, "S", 1.0))
+
+
+def test_areas_that_cannot_be_computed_are_no_victory(tmp_path):
+  store = Store(tmp_path / "episodes.sqlite")
+  families = ("always-small", "always-large", "random", "bopo", "no-reference")
+  gapless(store, families)
+  known = [Entry(f, BOPO if f in families[3:] else {}, f) for f in families]
+  summary = results.summarize(store, known, config(), profiles(), [])
+  for text in (tables.areas_beaten(summary), tables.ablations_beaten(summary)):
+    assert "No area can be computed: always-LARGE is not both" in text
+    assert "larger area" not in text
+
+
+def test_an_area_that_cannot_be_computed_in_one_metric_alone(summary):
+  bopo = summary["frontiers"]["bopo"]
+  changed = bopo | {"area": bopo["area"] | {"score": None}}
+  nobody = {"areas": [], "ablations": [], "budgets": []}
+  text = tables.areas_beaten(
+    summary | {"frontiers": summary["frontiers"] | {"bopo": changed}, "beaten": nobody}
+  )
+  assert "No area can be computed in mean score:" in text
+  assert "No baseline has a larger area than BoPO in success rate." in text
+
+
+def test_an_ablation_that_beats_bopo_is_said(summary, tmp_path):
+  assert "No ablation has a larger area than BoPO." in study_tables.ablations(summary)
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  for i, score in enumerate((1.0, 1.0, 1.0, 0.0)):
+    for seed in range(2):
+      store.add(episode("no-reference", f"test-{i}", seed, "SSSS", score))
+  known = [*ENTRIES[:4], Entry("no-reference", BOPO, "no-reference")]
+  beaten = results.summarize(store, known, config(), profiles(), [])
+  # All three for always-SMALL's $4: an area of 1 against 15/16.
+  losses = {r["metric"]: r for r in beaten["beaten"]["ablations"]}
+  assert losses["success"]["gain"]["value"] == pytest.approx(-1 / 16)
+  text = study_tables.ablations(beaten)
+  assert "Ablations with a larger area than BoPO:" in text
+  assert "no reference advantage, success rate: by 0.06; the 95 % interval" in text
+
+
+def test_bopo_s_area_at_one_lam_alone(summary, tmp_path):
+  assert summary["bopo_alone"] == []  # there is one lam
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  for i, score in enumerate((1.0, 1.0, 0.0, 0.0)):
+    for seed in range(2):
+      store.add(episode("bopo(lam=0.9)", f"test-{i}", seed, "SSLL", score))
+  known = [*ENTRIES, Entry("bopo", {"lam": 0.9, "threshold": 0.5}, "bopo(lam=0.9)")]
+  two = results.summarize(store, known, config(), profiles(), [])
+  rows = {r["lam"]: r for r in two["bopo_alone"]}
+  # 15/16 as in test_results; half of both gaps lies on the line between the boundaries.
+  assert rows[0.3]["area"]["success"]["value"] == pytest.approx(15 / 16)
+  assert rows[0.9]["area"]["success"]["value"] == pytest.approx(0.5)
+  assert [r["policies"] for r in rows.values()] == [[3], [6]]
+  text = tables.areas(two)
+  assert '<th scope="row">BoPO, λ = 0.9 alone</th><td>1</td>' in text
+  assert "different numbers of points" in sections.areas(two)
+
+
+def test_how_many_candidates_the_best_was_picked_from(summary, index):
+  text = "out of so many candidates: BoPO 1, single-turn 1, First-Large 1."
+  shown = [
+    budget_tables.hard_budget(summary),
+    tables.budgets_beaten(summary),
+    study_tables.published(summary),
+    *((index.parent / f"hard_budget.{end}").read_text("utf-8") for end in ("md", "tex")),
+  ]
+  assert [text in place for place in shown] == [True] * len(shown)
+  figures = index.read_text(encoding="utf-8").split("<figcaption>")
+  assert any(f.startswith("Each family at its best") and text in f for f in figures)
+  counts = (("bopo", "5"), ("bopo", "10"), ("bopo", "10"), ("zero-shot", "10"))
+  rows = [{"family": family, "budgets": {K: {}}} for family, K in counts]
+  made = {"run": {"stand_ins": ["zero-shot"]}, "hard_budget": rows}
+  assert cells.picked(made).endswith(": BoPO 1 to 2, zero-shot (stand-in) 1.")
+
+
+def test_a_stand_in_is_called_so_everywhere(summary, index, tmp_path):
+  assert summary["run"]["stand_ins"] == ["zero-shot"]
+  page = index.read_text(encoding="utf-8")
+  assert "zero-shot LLM" not in page and page.count("zero-shot (stand-in)") > 6
+  assert "a rule on the same text stands in for the judge" in sections.method(summary)
+  assert "a rule on the same text stands in for the judge" in study_tables.published(summary)
+  assert "zero-shot router (stand-in)" in budget_tables.ledger(summary)
+  assert "\nzero-shot (stand-in)  " in report.terminal_table(summary)
+  store = Store(tmp_path / "episodes.sqlite")
+  fill_families(store)
+  asked = config()
+  asked.models.kind = "chat"
+  real = results.summarize(store, entries(), asked, profiles(), [])
+  assert "zero-shot LLM" in tables.areas(real) and "stand-in" not in tables.areas(real)
+  assert "stands in" not in sections.method(real) + study_tables.published(real)
+
+
 def test_best_under_a_budget(summary):
   best = summary["hard_budget_best"]
   # K = 1: scores of BoPO 3/4, always-SMALL 0.3, single-turn 1/4: SMALL is the runner-up.
@@ -183,7 +283,7 @@ def test_a_loss_is_clear_only_where_its_interval_excludes_zero():
     "oracle": {"bopo_gain": {"success": more(-0.3, -0.2)}},  # privileged
   }
   rows = [{"family": "first-large", "index": 7, "gain": more(-0.3, 0.0)}]
-  found = contests.beaten(fronts, {"5": {"bopo": rows}})
+  found = contests.beaten(fronts, {"5": {"bopo": rows}}, None)
   assert [(r["family"], r["metric"], r["clear"]) for r in found["areas"]] == [
     ("cascade", "success", True),
     ("cascade", "score", False),
@@ -211,9 +311,17 @@ def test_the_hard_budget_as_markdown_and_latex(summary, index):
   assert lines[2].startswith("| always SMALL | – |")
   assert "| single-turn | λ = 0.3, share 25 % | 25.0 | 100 | – | – |" in lines
   assert "| First-Large | – | – | – |" in "\n".join(lines)
+  # What has no cap has no share of it; SMALL keeps every cap.
+  assert lines[2:4] == [
+    "| always SMALL | – | 30.0 | 0 | 30.0 | 0 |",
+    "| always LARGE | no cap | 75.0 | – | 75.0 | – |",
+  ]
+  html = budget_tables.hard_budget(summary)
+  assert "<td>no cap</td><td>75.0</td><td>75.0</td><td>–</td>" in html
   tex = (index.parent / "hard_budget.tex").read_text(encoding="utf-8")
   assert r"single-turn & $\lambda$ = 0.3, share 25 \% & 25.0 & 100 & -- & -- \\" in tex
   assert r"\begin{tabular}{llrrrr}" in tex and r"\cmidrule(lr){5-6}" in tex
+  assert r"always LARGE & no cap & 75.0 & -- & 75.0 & -- \\" in tex
   assert tex.count(r"\midrule") == 2 and r"\toprule" in tex and r"\bottomrule" in tex
 
 
@@ -241,6 +349,53 @@ def test_seconds_by_the_rates_and_as_measured(summary):
   assert named(rows, "bopo")["measured_router_s"] is None  # stored before it was measured
 
 
+def test_seconds_by_stored_lengths(tmp_path):
+  """As the test above, with lengths and without dollars: local models may cost nothing."""
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  for i in range(4):
+    for seed in range(2):
+      cascade = episode("cascade", f"test-{i}", seed, "SSL", 1.0)
+      for step in cascade.steps:
+        step.completion_tokens, step.proposal = 90, "go"
+      cascade.steps[2].proposal_tokens, cascade.steps[2].proposal_replayed = 45, seed == 1
+      judged = episode("zero-shot", f"test-{i}", seed, "SL", 1.0)
+      for step in judged.steps:
+        step.completion_tokens, step.judge_tokens, step.router_latency_s = 0, 160, 0.5
+        step.router_cost_usd = 0.0
+      for made in (cascade, judged):
+        store.add(made)
+  known = [*ENTRIES[:4], Entry("cascade", {}, "cascade"), Entry("zero-shot", {}, "zero-shot")]
+  summary = results.summarize(store, known, config(), profiles(), [])
+  # Two replies of SMALL with 90 tokens and a proposal of 45 that was not taken.
+  assert named(summary["latency"], "cascade")["small_s"] == pytest.approx(225 / 90)
+  zero_shot = named(summary["latency"], "zero-shot")
+  assert zero_shot["router_s"] == pytest.approx(2 * 160 / 80)
+  assert (zero_shot["measured_router_s"], zero_shot["measured_decision_s"]) == (1.0, 0.5)
+  trials = [Trial.of(e) for e in store.episodes("cascade") if e.task_id == "test-0"]
+  assert [(t.proposals, t.proposal_tokens, t.replayed) for t in trials] == [(1, 45, 0), (1, 45, 1)]
+
+
+def test_what_is_not_evaluated_is_not_shown(tmp_path):
+  store = Store(tmp_path / "episodes.sqlite")
+  fill(store)
+  stays = [{"stage": "method", "family": "sft"}, {"stage": "sft", "update": 1, "loss": 1.0}]
+  lines = [*METRICS_LINES, *stays]
+  summary = results.summarize(store, ENTRIES, config(), profiles(), lines)
+  kinds = [(s["stage"], s["ablation"]) for s in summary["training"]]
+  assert kinds == [("bopo", None), ("sft", None)]
+  assert summary["calibration"] is None
+  assert [m["family"] for m in summary["methods"]] == ["sft"]
+
+
+def test_an_ablation_of_the_configuration_is_none_of_the_rivals(summary, monkeypatch):
+  monkeypatch.setitem(ABLATIONS, "vanilla", ("bopo", "clip_low", None))
+  samples = [None] * len(summary["policies"])
+  monkeypatch.setattr(contests, "area", lambda *args: None)
+  monkeypatch.setattr(contests, "area_gain", lambda *args: None)
+  assert "vanilla" not in contests.frontiers(summary["policies"], samples, 10)
+
+
 def test_calibration_and_methods(summary):
   assert summary["calibration"]["brier"] == 0.1
   assert [m["training_episodes"] for m in summary["methods"]] == [1200]
@@ -264,6 +419,11 @@ def test_the_paper_stands_beside_the_same_environment_alone(summary):
   boundary = rows["Boundaries, SR", "always-small"]
   assert (boundary["paper"], boundary["ours"]) == ("43.5", "30.0")
   assert rows["BoPO's share of dollars", "hard"]["ours"] == "66.7 %"  # 16 of 24 dollars
+  # Vanilla RL spends $4 on every task.
+  assert rows["Vanilla RL's share of dollars", "intractable"]["paper"] == "37.5 %"
+  assert rows["Vanilla RL's share of dollars", "intractable"]["ours"] == "25.0 %"
+  assert rows["Share of the tasks", "intractable"]["paper"] == "25.8 %"
+  assert rows["Share of the tasks", "intractable"]["ours"] == "25.0 %"
   assert rows["Labels of 3 trials against 5", "agreement"]["ours"] is None
   assert not any(section.startswith("SR (Use%)") for section, _ in rows)  # K = 1 and 2 here
   for name in ("sandbox", "my.py:Own"):
@@ -348,6 +508,12 @@ def test_the_page_has_every_section(index, summary):
     assert words in text, words
   assert json.loads(json.dumps(summary, allow_nan=False)) == summary
   assert all(set(front["area"]) == set(METRICS) for front in summary["frontiers"].values())
+
+
+def test_nothing_is_minus_zero():
+  assert cells.interval_text([-0.004, -0.0], 1, 2, ", ", "+") == "+0.00, +0.00"
+  assert cells.interval_text([-0.04, 0.25], 1, 1, " to ") == "0.0 to 0.2"
+  assert cells.interval_text([-0.06, 0.06], 100, 0, ", ", "+") == "-6, +6"
 
 
 @pytest.mark.parametrize(

@@ -204,10 +204,25 @@ def test_later_metrics_win():
     {"stage": "other", "update": 1, "loss": 9.0},
   ]
   none = {"ablation": None, "lam": None}
-  assert training(lines) == [
+  assert training(lines, ()) == [
     {"stage": "sft", **none, "update": [1, 2, 3], "values": {"loss": [0.7, 0.5, None]}},
     {"stage": "bopo", **none, "lam": 0.1, "update": [1], "values": {"reward": [0.1]}},
     {"stage": "bopo", **none, "lam": 0.9, "update": [1], "values": {"reward": [0.9]}},
+  ]
+
+
+def test_a_training_of_another_length_is_another_curve():
+  """Lines of old records do not say of how many updates they are."""
+  lines = [
+    {"stage": "cascade", "update": update, "loss": loss, **updates}
+    for updates, losses in (({}, (9, 8, 7)), ({"updates": 2}, (6, 5)), ({"updates": 1}, (4,)))
+    for update, loss in enumerate(losses, 1)
+  ]
+  curve = {"stage": "cascade", "ablation": None, "lam": None}
+  known = [training(lines[:end], {"cascade"}) for end in (3, 4, 5, 6)]
+  assert known == [
+    [curve | {"update": list(range(1, 1 + len(losses))), "values": {"loss": losses}}]
+    for losses in ([9.0, 8.0, 7.0], [6.0], [6.0, 5.0], [4.0])
   ]
 
 
