@@ -23,7 +23,7 @@ def get_config(setting: str = "") -> config.Config:
     updates=24,
   )
   # All routers get the same points: argmax, and thresholds that training tasks have set.
-  c.evaluate.thresholds, c.evaluate.shares = (), (0.2, 0.4, 0.6)
+  c.evaluate.thresholds, c.evaluate.shares = (), (0.2, 0.4, 0.6, 0.8)
   c.evaluate.random_p = (0.25, 0.5, 0.75)
   c.evaluate.budget_rules = True
   return c
