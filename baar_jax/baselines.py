@@ -27,7 +27,7 @@ def main(run: Run) -> None:
       sft.main(other)
     bopo.train(other, ablation_lam(run.config))
   for method in methods(run):
-    run.log(stage="method", **method)
+    run.log_once(stage="method", **method)
 
 
 def methods(run: Run) -> Iterator[dict]:

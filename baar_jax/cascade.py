@@ -86,7 +86,7 @@ def main(run: Run) -> None:
   others = [e for e in episodes if e.task_id in held_out]
   if others:
     p_D, failed_D = _predictions(run, view, others)
-    run.log(stage="cascade-calibration", **calibration(p_D, failed_D))
+    run.log_once(stage="cascade-calibration", **calibration(p_D, failed_D))
 
 
 def split(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:

@@ -108,6 +108,13 @@ def test_methods_say_what_they_learned_from(run):
   assert {episodes[family] for family in ("bopo", "vanilla", *ABLATIONS)} == {stored + 8}
 
 
+def test_the_stage_says_nothing_twice(run):
+  path = run.dir / "metrics.jsonl"
+  before = path.read_text()
+  baselines.main(run)
+  assert path.read_text() == before
+
+
 def test_an_ablation_changes_one_thing():
   config = tiny.config("runs")
   changed = ablate(config, "no-hard-bonus")

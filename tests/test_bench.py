@@ -230,6 +230,7 @@ def test_nothing_of_the_run_changes(bench_run):
     "episodes.sqlite",
     "episodes.sqlite-shm",
     "episodes.sqlite-wal",
+    "lock",
     "compiled",  # the environment's part compiles nothing, but JAX may make the directory
     "report",
   }
