@@ -24,9 +24,9 @@ from baar_jax.rollout import run_episodes
 from baar_jax.run import Run
 
 TASKS = 30
-ROUNDS = 4  # of the tasks, measured
+ROUNDS = 2  # of the tasks, measured
 SEED = 7_000_000  # of episodes that are measured and not stored
-WARM_UP = 4  # rounds of the tasks before the clock starts: Java compiles as it goes
+WARM_UP = 2  # rounds of the tasks before the clock starts: Java compiles as it goes
 
 
 def main(run: Run) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 REPEATS = 5  # of a timed call at most
-ENOUGH_S = 2.0  # after which it is not repeated
+ENOUGH_S = 1.0  # after which it is not repeated
 MB = 1e6
 GIGA = 1e9
 

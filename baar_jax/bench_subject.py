@@ -77,7 +77,7 @@ def prepare(config: Config, directory: Path) -> Subject:
   c = dataclasses.replace(chosen, view="transcript")
   bench = dataclasses.replace(
     config.bench,
-    episodes=config.bench.episodes or (2 if cpu else 64),
+    episodes=config.bench.episodes or (1 if cpu else 64),
     micro_episodes=config.bench.micro_episodes or (1 if cpu else 16),
   )
   config = dataclasses.replace(

@@ -272,7 +272,7 @@ class BenchConfig:
     )
   )
   steps: int = 20  # decisions of an episode
-  episodes: int = 0  # of a gradient step; 0 is 2 on a CPU, 64 elsewhere
+  episodes: int = 0  # of a gradient step; 0 is 1 on a CPU, 64 elsewhere
   micro_episodes: int = 0  # rows of a compiled gradient; 0 is 1 on a CPU, 16 elsewhere
   peer: str = ""  # one of PEERS: also measure this library on the same weights and texts
 
