@@ -23,7 +23,7 @@ from baar_jax.policies import random_large
 from baar_jax.rollout import run_episodes
 from baar_jax.run import Run
 
-TASKS = 20
+TASKS = 12
 ROUNDS = 2  # of the tasks, measured
 SEED = 7_000_000  # of episodes that are measured and not stored
 WARM_UP = 2  # rounds of the tasks before the clock starts: Java compiles as it goes

@@ -24,7 +24,7 @@ from baar_jax.llms.prices import Price
 from baar_jax.policies import random_large
 from baar_jax.rollout import run_episodes
 
-LIVE, STEPS = 64, 5  # all episodes live at once, all of the same length
+LIVE, STEPS = 64, 4  # all episodes live at once, all of the same length
 MEDIAN_S, P99_S = 0.5, 5.0  # of a lognormal distribution
 P99_SIGMAS = 2.3263  # a standard normal's 99th percentile
 SEED = 0
