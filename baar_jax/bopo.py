@@ -130,15 +130,19 @@ def advantages(
       f"none of the {len(groups)} tasks of this batch has {MIN_GROUP} episodes: "
       "see above what their environments died of, then run the same command again"
     )
-  decisions = sum(len(e.steps) for e in kept)
-  metrics = {
-    "reward": float(np.concatenate(reward_parts).mean()),
-    "success": sum(map(success, kept)) / len(kept),
-    "large_share": sum(e.large_calls for e in kept) / decisions,
-    "clipped": clipped,
-    "cost_usd": sum(e.cost_usd for e in kept) / len(kept),
-  }
+  metrics = rollout_metrics(kept, np.concatenate(reward_parts)) | {"clipped": clipped}
   return kept, np.concatenate(advantage_parts), metrics
+
+
+def rollout_metrics(episodes: Sequence[Episode], reward_B: np.ndarray) -> dict[str, float]:
+  """Means over rolled-out episodes and their rewards; `large_share` is of their decisions."""
+  decisions = sum(len(e.steps) for e in episodes)
+  return {
+    "reward": float(reward_B.mean()),
+    "success": sum(map(success, episodes)) / len(episodes),
+    "large_share": sum(e.large_calls for e in episodes) / decisions,
+    "cost_usd": sum(e.cost_usd for e in episodes) / len(episodes),
+  }
 
 
 def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:

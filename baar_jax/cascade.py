@@ -20,8 +20,8 @@ from baar_jax.router import RouterPolicy, abstract_model
 from baar_jax.run import Run
 from baar_jax.sft import fit, shuffled
 from baar_jax.taxonomy import load_profiles, success
-from baar_jax.thresholds import measure
-from baar_jax.training import Batcher, Scorer, load_trained
+from baar_jax.thresholds import measure, score
+from baar_jax.training import load_trained
 from baar_jax.view import View
 
 HELD_OUT = 6  # every so-manieth training task is kept for the calibration
@@ -85,7 +85,7 @@ def main(run: Run) -> None:
   fit(run, "cascade", _directory(run), view, config, batches, failures)
   others = [e for e in episodes if e.task_id in held_out]
   if others:
-    p_D, failed_D = _predictions(run, view, others)
+    p_D, failed_D = score(run, load_cascade(run), view, others, failures)
     run.log_once(stage="cascade-calibration", **calibration(p_D, failed_D))
 
 
@@ -126,15 +126,3 @@ def _directory(run: Run):
 def _episodes(run: Run) -> list[Episode]:
   stratified = run.store.episodes(stratified_random(run.config.references.samples).name)
   return [e for p in load_profiles(run).values() for e in p.small] + stratified
-
-
-def _predictions(run: Run, view: View, episodes: Sequence[Episode]):
-  """p_D of failure, one for each of SMALL's proposals, and failed_D, whether the episode failed."""
-  batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
-  scorer = Scorer(load_cascade(run), view.decision_ids, run.mesh, run.config.router.dtype)
-  p_parts, failed_parts = [], []
-  for indices, batch in batcher.micro_batches(episodes):
-    batch = failures([episodes[i] for i in indices], batch)
-    p_parts.append(scorer.p_large(batch)[batch.mask_BxS])
-    failed_parts.append(batch.action_BxS[batch.mask_BxS])
-  return np.concatenate(p_parts), np.concatenate(failed_parts)

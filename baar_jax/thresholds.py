@@ -62,11 +62,23 @@ def measure(
   episodes = training_episodes(run)
   if seen:
     episodes = list(map(seen, episodes))
+  return score(run, model, view, episodes, label)[0]
+
+
+def score(
+  run: Run, model: Qwen2, view: View, episodes: Sequence[Episode], label: Label | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """p_D, the router's p(LARGE) of training episodes' decisions, and action_D, what was decided.
+
+  Args:
+    label: as of `measure`; it may also change what counts as decided.
+  """
   batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
   scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
-  parts = []
+  p_parts, action_parts = [], []
   for indices, batch in batcher.micro_batches(episodes):
     if label:
       batch = label([episodes[i] for i in indices], batch)
-    parts.append(scorer.p_large(batch)[batch.mask_BxS])
-  return np.concatenate(parts)
+    p_parts.append(scorer.p_large(batch)[batch.mask_BxS])
+    action_parts.append(batch.action_BxS[batch.mask_BxS])
+  return np.concatenate(p_parts), np.concatenate(action_parts)

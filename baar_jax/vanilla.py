@@ -10,7 +10,7 @@ import numpy as np
 
 from baar_jax import losses
 from baar_jax.batches import Batch
-from baar_jax.bopo import Method, Signal, by_task, train
+from baar_jax.bopo import Method, Signal, by_task, rollout_metrics, train
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.run import Run
@@ -85,14 +85,8 @@ def advantages(
     if 0 < good_G.sum() < len(group):
       kept.extend(group)
       parts.append((reward_G - reward_G.mean()) / (reward_G.std() + EPS))
-  decisions = sum(len(e.steps) for e in episodes)
-  metrics = {
-    "reward": float(np.mean(rewards)),
-    "success": sum(map(success, episodes)) / len(episodes),
-    "large_share": sum(e.large_calls for e in episodes) / decisions,
-    "kept_groups": len(parts) / len(groups),
-    "cost_usd": sum(e.cost_usd for e in episodes) / len(episodes),
-  }
+  metrics = rollout_metrics(episodes, np.array(rewards))
+  metrics["kept_groups"] = len(parts) / len(groups)
   return kept, np.concatenate(parts) if parts else np.zeros(0), metrics
 
 
