@@ -2,14 +2,24 @@
 
 import dataclasses
 import html
+from collections.abc import Sequence
 
-from baar_jax.cells import cost_digits, family_name, models_text, picked, row, stands
+from baar_jax.cells import (
+  candidates,
+  cost_digits,
+  family_name,
+  interval_text,
+  models_text,
+  picked,
+  row,
+  stands,
+)
 from baar_jax.samples import LARGE_FAMILY, SMALL_FAMILY
 from baar_jax.theme import parameter_text, sr_name
 
 BOLD_RULE = (
-  "Bold is the best of the policies that see no more than a router may, only where the paired 95 % "
-  "interval of its gain over the best of another family lies above 0."
+  "Bold is the best of the families that see no more than a router may, only where the paired 95 % "
+  "interval of its gain over the next one lies above 0."
 )
 TEX = {
   **{symbol: f"\\{symbol}" for symbol in "&%$#_{}"},
@@ -26,10 +36,11 @@ TEX = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """A policy under one K: texts without markup.
+  """A policy or a family under one K: texts without markup.
 
   Attributes:
     sr, success, use: percent; "–" where there is none.
+    gain: BoPO's SR minus this one's with its interval.
     bold: by BOLD_RULE.
     overruns: episodes of more than K LARGE calls.
   """
@@ -37,52 +48,82 @@ class Cell:
   sr: str = "–"
   success: str = "–"
   use: str = "–"
+  gain: str = "–"
   bold: bool = False
   overruns: int = 0
 
 
 def hard_budget_grid(results: dict) -> tuple[list[int], list[tuple[str, str, list[Cell]]]]:
-  """The budgets K, and per row the family, its parameters as text, and a cell per K.
+  """The budgets K, and per family its name, how many candidates it has, and a cell per K.
 
   The boundaries come first, for comparison: always-LARGE is not capped.
   """
-  rows, metric = results["hard_budget"], f"{results['run']['sr_metric']}_percent"
-  budgets = sorted({int(K) for r in rows for K in r["budgets"]})
-  soft = {
-    p["family"]: (i, p) for i, p in enumerate(results["policies"]) if p["call_budget"] is None
-  }
-  clear = {
-    (int(K), best["index"]) for K, best in results["hard_budget_best"].items() if best["clear"]
-  }
-  grid = []
-  for family in (SMALL_FAMILY, LARGE_FAMILY):
-    index, p = soft[family]
-    texts = f"{p[metric]:.1f}", f"{p['success_percent']:.1f}"
-    use = "0" if family == SMALL_FAMILY else "–"  # SMALL keeps every cap
-    cells = [Cell(*texts, use if K else "–", (K, index) in clear) for K in budgets]
-    grid.append((family, "no cap" if family == LARGE_FAMILY else "", cells))
-  for r in rows:
+  metric = f"{results['run']['sr_metric']}_percent"
+  by_K = {int(K): best for K, best in results["hard_budget_best"].items()}
+  soft = {p["family"]: p for p in results["policies"] if p["call_budget"] is None}
+  large = soft[LARGE_FAMILY]
+  uncapped = Cell(f"{large[metric]:.1f}", f"{large['success_percent']:.1f}")
+  families = dict.fromkeys(f for best in by_K.values() for f in best["families"])
+  counts, grid = {LARGE_FAMILY: "no cap"} | candidates(results), []
+  for family in dict.fromkeys((SMALL_FAMILY, LARGE_FAMILY, *families)):
+    missing = uncapped if family == LARGE_FAMILY else Cell()
     cells = []
-    for K in budgets:
-      found = r["budgets"].get(str(K))
-      if found is None:
-        cells.append(Cell())
-        continue
-      use = "–" if found["use_share"] is None else f"{100 * found['use_share']:.0f}"
-      texts = f"{found[metric]:.1f}", f"{found['success_percent']:.1f}", use
-      cells.append(Cell(*texts, (K, found["index"]) in clear, found["overruns"]))
-    grid.append((r["family"], parameter_text(r["parameters"]), cells))
-  return budgets, grid
+    for best in by_K.values():
+      found = best["families"].get(family)
+      bold = best["clear"] and best["best"] == family
+      cells.append(_cell(found, metric, bold) if found else missing)
+    grid.append((family, counts[family], cells))
+  return list(by_K), grid
+
+
+def _cell(figures: dict, metric: str, bold: bool = False) -> Cell:
+  share, more = figures["use_share"], figures.get("gain")
+  use = "–" if share is None else f"{100 * share:.0f}"
+  gain = "–"
+  if more:
+    gain = f"{more['value']:+z.1f} [{interval_text(more['interval'], 1, 1, ', ', '+')}]"
+  sr, success = f"{figures[metric]:.1f}", f"{figures['success_percent']:.1f}"
+  return Cell(sr, success, use, gain, bold, figures["overruns"])
 
 
 def hard_budget(results: dict) -> str:
-  """SR, success where SR is something else, and Use% under each K, as HTML."""
+  """Per family SR, success where SR is something else, Use%, and BoPO's gain at each K, as HTML."""
   budgets, grid = hard_budget_grid(results)
+  over = sum(p["overruns"] for p in results["policies"])
+  total = sum(p["episodes"] for p in results["policies"] if p["call_budget"] is not None)
+  bopo = any(family == "bopo" for family, _, _ in grid)
+  note = f"""{BOLD_RULE} {html.escape(picked(results))} {over} of {total} episodes made more than K
+LARGE calls. {stands(results)} Also as <code>hard_budget.md</code> and
+<code>hard_budget.tex</code>."""
+  return _budget_table(results, "Candidates", budgets, grid, note, bopo)
+
+
+def every_budget(results: dict) -> str:
+  """The same of every policy, each at parameters of its own."""
+  metric, rows = f"{results['run']['sr_metric']}_percent", results["hard_budget"]
+  budgets = sorted({int(K) for r in rows for K in r["budgets"]})
+  grid = []
+  for r in rows:
+    found = [r["budgets"].get(str(K)) for K in budgets]
+    cells = [_cell(figures, metric) if figures else Cell() for figures in found]
+    grid.append((r["family"], parameter_text(r["parameters"]), cells))
+  note = f"The best of a family's rows was not known before. {stands(results)}"
+  return _budget_table(results, "Parameters", budgets, grid, note, gains=False)
+
+
+def _budget_table(
+  results: dict,
+  second: str,
+  budgets: Sequence[int],
+  grid: Sequence[tuple[str, str, list[Cell]]],
+  note: str,
+  gains: bool,
+) -> str:
   metric = results["run"]["sr_metric"]
   both = metric != "success"
-  width = 3 if both else 2
+  width = 2 + both + gains
   lines = []
-  for family, parameters, line in grid:
+  for family, text, line in grid:
     cells = ""
     for cell in line:
       value = f"<b>{cell.sr}</b>" if cell.bold else cell.sr
@@ -90,29 +131,27 @@ def hard_budget(results: dict) -> str:
       cells += f"<td>{value}{over}</td>"
       cells += f"<td>{cell.success}</td>" if both else ""
       cells += f"<td>{cell.use}</td>"
-    lines.append(row(results, family, parameters or "–", cells))
+      cells += f"<td><small>{cell.gain}</small></td>" if gains else ""
+    lines.append(row(results, family, text or "–", cells))
   columns = f"<th>SR</th>{'<th>Success</th>' if both else ''}<th>Use%</th>"
-  over = sum(p["overruns"] for p in results["policies"])
-  total = sum(p["episodes"] for p in results["policies"] if p["call_budget"] is not None)
+  columns += "<th>BoPO minus it</th>" if gains else ""
   heads = "".join(f'<th colspan="{width}" class="group">K = {K}</th>' for K in budgets)
   return f"""<div class="scroll"><table class="dense">
-<thead><tr><th rowspan="2">Family</th><th rowspan="2">Parameters</th>{heads}</tr>
+<thead><tr><th rowspan="2">Family</th><th rowspan="2">{second}</th>{heads}</tr>
 <tr>{columns * len(budgets)}</tr></thead>
 <tbody>{"".join(lines)}</tbody>
 </table></div>
 <p class="note">SR is the {sr_name(metric).split(",")[0]} × 100. Use% is the mean number of LARGE
-calls over K. {BOLD_RULE} {html.escape(picked(results))} {over} of {total} episodes made more than K
-LARGE calls. {stands(results)}
-Also as <code>hard_budget.md</code> and <code>hard_budget.tex</code>.</p>"""
+calls over K. {note}</p>"""
 
 
 def hard_budget_markdown(results: dict) -> str:
-  """SR and Use% under each K as a Markdown table."""
+  """SR and Use% of each family under each K as a Markdown table."""
   budgets, grid = hard_budget_grid(results)
   names = "".join(f" K = {K} SR | Use% |" for K in budgets)
-  lines = [f"| Family | Parameters |{names}", "|---|---|" + "---:|" * (2 * len(budgets))]
-  for family, parameters, line in grid:
-    texts = [_markdown(family_name(results, family)), _markdown(parameters or "–")]
+  lines = [f"| Family | Candidates |{names}", "|---|---:|" + "---:|" * (2 * len(budgets))]
+  for family, many, line in grid:
+    texts = [_markdown(family_name(results, family)), many]
     for cell in line:
       texts += [f"**{cell.sr}**" if cell.bold else cell.sr, cell.use]
     lines.append(f"| {' | '.join(texts)} |")
@@ -125,8 +164,8 @@ def hard_budget_latex(results: dict) -> str:
   heads = "".join(rf" & \multicolumn{{2}}{{c}}{{$K={K}$}}" for K in budgets)
   rules = "".join(rf"\cmidrule(lr){{{3 + 2 * i}-{4 + 2 * i}}}" for i in range(len(budgets)))
   lines = []
-  for place, (family, parameters, line) in enumerate(grid):
-    texts = [latex(family_name(results, family)), latex(parameters or "–")]
+  for place, (family, many, line) in enumerate(grid):
+    texts = [latex(family_name(results, family)), many]
     for cell in line:
       sr = latex(cell.sr)
       texts += [rf"\textbf{{{sr}}}" if cell.bold else sr, latex(cell.use)]
@@ -136,9 +175,9 @@ def hard_budget_latex(results: dict) -> str:
   return rf"""% {BOLD_RULE.replace("%", "percent")}
 % {picked(results)}
 % {stands(results)}
-\begin{{tabular}}{{ll{"rr" * len(budgets)}}}
+\begin{{tabular}}{{lr{"rr" * len(budgets)}}}
 \toprule
-Family & Parameters{heads} \\
+Family & Candidates{heads} \\
 {rules}
  & {columns} \\
 \midrule

@@ -21,20 +21,28 @@ def short_name(results: dict, family: str) -> str:
   return name if family in results["run"]["stand_ins"] else name.split(" (")[0]
 
 
-def picked(results: dict) -> str:
-  """That families' best rows under each K were picked on these tasks, and of how many."""
+def candidates(results: dict) -> dict[str, str]:
+  """Out of how many each family's parameters under a K are picked."""
   counts: dict[str, list[int]] = {}
-  for K in sorted({K for r in results["hard_budget"] for K in r["budgets"]}, key=int):
-    found = [r["family"] for r in results["hard_budget"] if K in r["budgets"]]
-    for family in dict.fromkeys(found):
-      counts.setdefault(family, []).append(found.count(family))
-  texts = []
-  for family, many in counts.items():
-    ends = dict.fromkeys((min(many), max(many)))
-    texts.append(f"{family_name(results, family)} {' to '.join(map(str, ends))}")
+  for best in results["hard_budget_best"].values():
+    for family, row in best["families"].items():
+      counts.setdefault(family, []).append(len(row["candidates"]))
+  ends = {family: dict.fromkeys((min(many), max(many))) for family, many in counts.items()}
+  return {family: " to ".join(map(str, both)) for family, both in ends.items()}
+
+
+def picked(results: dict) -> str:
+  """How families' parameters under each K were picked, and out of how many."""
+  texts = [
+    f"{family_name(results, family)} {many}"
+    for family, many in candidates(results).items()
+    if many != "1"
+  ]
+  if not texts:
+    return "No family has more than one candidate at a K."
   return (
-    "A family's best parameters at a K were picked on these same tasks, which intervals do not "
-    f"know, out of so many candidates: {', '.join(texts)}."
+    "A family's parameters at a K are picked for each task on all the other tasks, never on that "
+    f"task itself, out of so many candidates: {', '.join(texts)}."
   )
 
 

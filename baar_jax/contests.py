@@ -13,6 +13,7 @@ from baar_jax.samples import (
   area,
   area_gain,
   gain,
+  picked_elsewhere,
 )
 
 
@@ -129,40 +130,53 @@ def hard_budget(policies: Sequence[dict]) -> list[dict]:
 def best_under_budgets(
   policies: Sequence[dict], samples: Sequence[Sample], metric: str, resamples: int
 ) -> dict[str, dict]:
-  """Per K: the best policy, the best one of another family, and the gain of one over the other.
+  """Per K: each family with parameters that no task has picked for itself, the best family, and
+  the gain of one over the other. Our choice: the paper shows each family's best rows.
 
   Privileged policies and ablations do not compete; always-SMALL does, as it keeps every budget.
-  The gain is clear where its paired 95 % interval lies above 0. Who is compared was picked on the
-  same tasks, which the interval does not know.
+  The gain is clear where its paired 95 % interval lies above 0.
 
   Returns:
-    By K as text: index, runner_up (an index or None), gain, and clear; and under "bopo" the gains
-    of BoPO's best policy over the best one of every other family: [{family, index, gain}, ...].
+    By K as text: families, {family: {candidates (indices), score_percent, success_percent,
+    use_share, overruns, and gain (BoPO's over it, None if there is none)}}; the names of the best
+    family and of the runner_up (None if there is none); the gain of one over the other, and
+    whether it is clear.
   """
   result = {}
   for K in sorted({p["call_budget"] for p in policies if p["call_budget"] is not None}):
-    best: dict[str, int] = {}
+    candidates: dict[str, list[int]] = {}
     for i, p in enumerate(policies):
       small = p["family"] == SMALL_FAMILY and p["call_budget"] is None
-      if (p["call_budget"] == K or small) and p["family"] not in (*PRIVILEGED, *ABLATIONS):
-        held = best.setdefault(p["family"], i)
-        if p[f"{metric}_percent"] > policies[held][f"{metric}_percent"]:
-          best[p["family"]] = i
-    order = sorted(best.values(), key=lambda i: -policies[i][f"{metric}_percent"])
-    index, runner_up = order[0], order[1] if len(order) > 1 else None
-    more = runner_up is not None and gain(samples[index], samples[runner_up], metric, resamples)
-    own = samples[best["bopo"]] if "bopo" in best else None
-    bopo = [
-      {"family": family, "index": i, "gain": gain(own, samples[i], metric, resamples)}
-      for family, i in best.items()
-      if family != "bopo" and own is not None
-    ]
+      if (p["call_budget"] == K or small) and p["family"] not in ABLATIONS:
+        candidates.setdefault(p["family"], []).append(i)
+    picked = {
+      family: picked_elsewhere([samples[i] for i in own], metric)
+      for family, own in candidates.items()
+    }
+    families = {
+      family: {
+        "candidates": candidates[family],
+        "score_percent": 100 * sample.mean("score"),
+        "success_percent": 100 * sample.mean("success"),
+        "use_share": sample.mean("large_calls") / K if K else None,
+        "overruns": sum(policies[i]["overruns"] for i in candidates[family]),
+        "gain": gain(picked["bopo"], sample, metric, resamples)
+        if "bopo" in picked and family != "bopo"
+        else None,
+      }
+      for family, sample in picked.items()
+    }
+    competing = [family for family in families if family not in PRIVILEGED]
+    order = sorted(competing, key=lambda family: -families[family][f"{metric}_percent"])
+    more = None
+    if len(order) > 1:
+      more = gain(picked[order[0]], picked[order[1]], metric, resamples)
     result[str(K)] = {
-      "index": index,
-      "runner_up": runner_up,
-      "gain": more or None,
+      "families": families,
+      "best": order[0],
+      "runner_up": order[1] if more else None,
+      "gain": more,
       "clear": bool(more and more["interval"][0] > 0),
-      "bopo": bopo,
     }
   return result
 
@@ -176,17 +190,17 @@ def beaten(fronts: dict, budgets: dict[str, dict], without: dict | None) -> dict
     without: of `ablations`.
 
   Returns:
-    areas and ablations: [{family, metric, gain, clear}, ...] and budgets: [{K, family, index, gain,
+    areas and ablations: [{family, metric, gain, clear}, ...] and budgets: [{K, family, gain,
     clear}, ...]; a gain is BoPO minus the other, so below 0, and clear where its interval excludes
     0.
   """
   areas = _losses((f, front) for f, front in fronts.items() if f not in PRIVILEGED)
   parts = _losses((r["family"], r) for r in (without["rows"] if without else ()))
   losses = [
-    {"K": int(K), **row, "clear": _excludes_zero(row["gain"])}
+    {"K": int(K), "family": family, "gain": row["gain"], "clear": _excludes_zero(row["gain"])}
     for K, best in budgets.items()
-    for row in best["bopo"]
-    if row["gain"]["value"] < 0
+    for family, row in best["families"].items()
+    if family not in PRIVILEGED and row["gain"] and row["gain"]["value"] < 0
   ]
   return {"areas": areas, "ablations": parts, "budgets": losses}
 

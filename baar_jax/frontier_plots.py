@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from baar_jax import frontier
 from baar_jax.cells import family_name
+from baar_jax.samples import LARGE_FAMILY, SMALL_FAMILY
 from baar_jax.theme import FAMILIES, LIGHT, MARKERS, parameter_text, sr_name
 
 DASHED = {"color": LIGHT["muted"], "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
@@ -53,25 +54,25 @@ def draw_ablations(results: dict, metric: str) -> Figure:
 
 
 def draw_hard_budget(results: dict, metric: str) -> Figure:
-  """Score under a budget of K LARGE calls: each family at its best parameters for that K."""
+  """Score under a budget of K LARGE calls, per family, its parameters picked on other tasks."""
   figure, axes = new_axes((4.6, 3.8))
-  best: dict[str, dict[int, float]] = {}
-  for row in results["hard_budget"]:
-    for budget, cell in row["budgets"].items():
-      value, scores = cell[f"{metric}_percent"], best.setdefault(row["family"], {})
-      scores[int(budget)] = max(value, scores.get(int(budget), value))
-  for family, scores in best.items():
+  curves: dict[str, dict[int, float]] = {}
+  for budget, best in results["hard_budget_best"].items():
+    for family, row in best["families"].items():
+      if family != SMALL_FAMILY:  # a line of its own
+        curves.setdefault(family, {})[int(budget)] = row[f"{metric}_percent"]
+  for family, scores in curves.items():
     color, budgets = LIGHT.get(family, LIGHT["muted"]), sorted(scores)
     style = {"marker": MARKERS.get(family, "o"), "linewidth": 1.8 if family == "bopo" else 1.0}
     label = family_name(results, family)
     axes.plot(budgets, [scores[K] for K in budgets], color=color, label=label, **style)
-  for name in ("always-small", "always-large"):
+  for name in (SMALL_FAMILY, LARGE_FAMILY):
     value = next(p[f"{metric}_percent"] for p in results["policies"] if p["family"] == name)
     axes.axhline(value, **DASHED)
     axes.annotate(
       FAMILIES[name], (0.01, value), (0, 3), ("axes fraction", "data"), "offset points", fontsize=8
     )
-  axes.set_xticks(sorted({K for scores in best.values() for K in scores}))
+  axes.set_xticks(sorted(map(int, results["hard_budget_best"])))
   axes.set_xlabel("K, LARGE calls allowed per task")
   axes.set_ylabel(sr_name(metric))
   legend_above(axes, 3)

@@ -67,13 +67,13 @@ def beside(results: Mapping) -> list[dict]:
   for family, published in zip((SMALL_FAMILY, LARGE_FAMILY), BOUNDARIES[environment]):
     ours = f"{soft[family][f'{metric}_percent']:.1f}"
     add("Boundaries, SR", family, f"{published:.1f}", ours)
-  held = {p["call_budget"] for p in policies}
-  for place, K in ((place, K) for place, K in enumerate(BUDGETS) if K in held):
+  for place, K in enumerate(BUDGETS):
+    if str(K) not in results["hard_budget_best"]:
+      continue
+    families = results["hard_budget_best"][str(K)]["families"]
     for family, published in HARD_BUDGET[environment].items():
-      own = [p for p in policies if (p["family"], p["call_budget"]) == (family, K)]
-      best = max(own, key=lambda p: p[f"{metric}_percent"], default=None)
-      ours = best and f"{best[f'{metric}_percent']:.1f} ({100 * best['use_share']:.0f} %)"
-      sr, use = published[place]
+      own, (sr, use) = families.get(family), published[place]
+      ours = own and f"{own[f'{metric}_percent']:.1f} ({100 * own['use_share']:.0f} %)"
       add(f"SR (Use%) at K = {K}", family, f"{sr:.1f} ({use} %)", ours)
   spent = {r["family"]: r["cost_share"] for r in results["spend"]["policies"]}
 

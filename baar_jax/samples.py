@@ -187,6 +187,19 @@ def gain(one: Sample, other: Sample, metric: str, resamples: int) -> dict:
   }
 
 
+def picked_elsewhere(candidates: Sequence[Sample], metric: str) -> Sample:
+  """One policy out of several: on each task the one that does best on all other tasks.
+
+  So no task has a say in what is measured on it (leave-one-out cross-validation). Of equals the
+  first is taken.
+  """
+  values_CxN = np.array([sample.mean_N(metric) for sample in candidates])
+  others_CxN = values_CxN.sum(axis=1, keepdims=True) - values_CxN
+  best_N = others_CxN.round(9).argmax(axis=0)  # sums of floats differ by a hair where they tie
+  trials = {t: candidates[best].trials[t] for t, best in zip(candidates[0].trials, best_N)}
+  return Sample(candidates[0].entry, trials)
+
+
 def area(
   samples: Sequence[Sample], indices: Sequence[int], metric: str, resamples: int
 ) -> dict | None:

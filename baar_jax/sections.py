@@ -113,15 +113,16 @@ def ablations(results: dict, svg: dict[str, str]) -> str:
 def budgets(results: dict, svg: dict[str, str]) -> str:
   if not results["hard_budget"]:
     return ""
-  caption = f"Each family at its best parameters for that K. {picked(results)} {stands(results)}"
-  pair = _figure(svg["hard_budget"], caption)
+  caption = f"{picked(results)} {stands(results)}"
+  pair, count = _figure(svg["hard_budget"], caption), len(results["hard_budget"])
   for metric in shown_metrics(results)[1:]:
     caption = f"The frontier without a budget again, in {sr_name(metric)}. {stands(results)}"
     pair += _figure(svg[f"frontier_{metric}"], caption)
   return section(
     "Under a hard budget of K LARGE calls",
     f"{budget_tables.hard_budget(results)}\n{tables.budgets_beaten(results)}\n"
-    f'<div class="pair">{pair}</div>',
+    f'<div class="pair">{pair}</div>\n<details class="fold">\n<summary>{count} policies, each at '
+    f"parameters of its own</summary>\n{budget_tables.every_budget(results)}\n</details>",
   )
 
 

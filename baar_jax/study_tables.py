@@ -136,8 +136,8 @@ def published(results: dict) -> str:
   note = (
     f"This run: {stands(results)} The paper's models, router, tasks and numbers of tasks are "
     "others; its zero-shot router is GPT-5, its shares of dollars and of tasks are over three "
-    "benchmarks together, those of tasks here of the test tasks. At each K both columns have a "
-    "family's best row; in brackets Use%. A dash: not in this run."
+    "benchmarks together, those of tasks here of the test tasks. Its BoPO column has "
+    "the better of two rows at each K; in brackets Use%. A dash: not in this run."
   )
   if results["run"]["stand_ins"]:
     note += f" The zero-shot router of this run is a stand-in: {STAND_IN}."

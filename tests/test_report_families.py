@@ -10,7 +10,7 @@ from baar_jax import budget_tables, cells, contests, report, results, sections, 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Step, Task
 from baar_jax.evaluate import Entry
-from baar_jax.samples import METRICS, Trial
+from baar_jax.samples import METRICS, Sample, Trial, picked_elsewhere
 from baar_jax.store import Store
 from baar_jax.theme import parameter_text
 
@@ -223,21 +223,67 @@ def test_bopo_s_area_at_one_lam_alone(summary, tmp_path):
   assert "different numbers of points" in sections.areas(two)
 
 
-def test_how_many_candidates_the_best_was_picked_from(summary, index):
-  text = "out of so many candidates: BoPO 1, single-turn 1, First-Large 1."
+def test_parameters_are_picked_on_the_other_tasks():
+  def sample(models: str, scores: tuple[float, ...]) -> Sample:
+    made = {
+      f"test-{i}": [Trial.of(episode("bopo", f"test-{i}", 0, models, s))]
+      for i, s in enumerate(scores)
+    }
+    return Sample(Entry("bopo", BOPO, "bopo"), made)
+
+  one, other = sample("SL", (1.0, 1.0, 0.0, 0.0)), sample("LL", (0.0, 1.0, 1.0, 0.25))
+  # On the other tasks: 1 against 2.25, 1 against 1.25, 2 against 1.25; and 2 against 2, where the
+  # first is taken. So each task has the candidate that the others like: 0, 1, 0, 0.
+  found = picked_elsewhere([one, other], "score")
+  assert found.mean_N("score").tolist() == [0.0, 1.0, 0.0, 0.0]
+  assert found.mean_N("large_calls").tolist() == [2, 2, 1, 1]
+  assert picked_elsewhere([one], "score").trials == one.trials
+  # By success, the other has one more on the first task alone: 1, 1, 2, 2 against 2, 1, 1, 2.
+  assert picked_elsewhere([one, other], "success").mean_N("success").tolist() == [0, 1, 0, 0]
+
+
+def test_a_budget_s_families_have_parameters_of_other_tasks(tmp_path):
+  store = Store(tmp_path / "episodes.sqlite")
+  fill_families(store)
+  known = entries()
+  for name, scores in (("a", (1.0, 1.0, 0.0, 0.0)), ("b", (0.0, 1.0, 1.0, 0.25))):
+    policy = f"sft({name},K=1)"
+    known.append(Entry("sft", {"update": 6, "threshold": len(known) / 100}, policy, 1))
+    for i, score in enumerate(scores):
+      for seed in range(2):
+        store.add(episode(policy, f"test-{i}", seed, "SL" if name == "a" else "LS", score))
+  summary = results.summarize(store, known, config(), profiles(), [])
+  row = summary["hard_budget_best"]["1"]["families"]["sft"]
+  assert [summary["policies"][i]["policy"] for i in row["candidates"]] == [
+    "sft(a,K=1)",
+    "sft(b,K=1)",
+  ]
+  assert (row["score_percent"], row["use_share"], row["overruns"]) == (25.0, 1.0, 0)
+  assert row["gain"]["value"] == pytest.approx(75 - 25)
+  text = "never on that task itself, out of so many candidates: SFT only 2."
+  directory = report.write_report(summary, tmp_path / "report").parent
   shown = [
     budget_tables.hard_budget(summary),
-    tables.budgets_beaten(summary),
     study_tables.published(summary),
-    *((index.parent / f"hard_budget.{end}").read_text("utf-8") for end in ("md", "tex")),
+    *((directory / f"hard_budget.{end}").read_text("utf-8") for end in ("md", "tex")),
   ]
   assert [text in place for place in shown] == [True] * len(shown)
-  figures = index.read_text(encoding="utf-8").split("<figcaption>")
-  assert any(f.startswith("Each family at its best") and text in f for f in figures)
-  counts = (("bopo", "5"), ("bopo", "10"), ("bopo", "10"), ("zero-shot", "10"))
-  rows = [{"family": family, "budgets": {K: {}}} for family, K in counts]
-  made = {"run": {"stand_ins": ["zero-shot"]}, "hard_budget": rows}
-  assert cells.picked(made).endswith(": BoPO 1 to 2, zero-shot (stand-in) 1.")
+  assert "<td>2</td><td>25.0</td>" in shown[0] and "| SFT only | 2 | 25.0 | 100 |" in shown[2]
+  page = (directory / "index.html").read_text(encoding="utf-8")
+  assert sum(text in figure for figure in page.split("<figcaption>")[1:]) >= 1
+  assert "5 policies, each at parameters of its own" in page
+  every = budget_tables.every_budget(summary)
+  assert "50.0</td>" in every and "56.2</td>" in every
+
+
+def test_how_many_candidates(summary):
+  assert cells.picked(summary) == "No family has more than one candidate at a K."
+  families = (("bopo", 2, "5"), ("bopo", 3, "10"), ("zero-shot", 2, "10"), ("sft", 1, "10"))
+  best: dict = {"5": {"families": {}}, "10": {"families": {}}}
+  for family, many, K in families:
+    best[K]["families"][family] = {"candidates": [0] * many}
+  made = {"run": {"stand_ins": ["zero-shot"]}, "hard_budget_best": best}
+  assert cells.picked(made).endswith(": BoPO 2 to 3, zero-shot (stand-in) 2.")
 
 
 def test_a_stand_in_is_called_so_everywhere(summary, index, tmp_path):
@@ -260,18 +306,19 @@ def test_a_stand_in_is_called_so_everywhere(summary, index, tmp_path):
 def test_best_under_a_budget(summary):
   best = summary["hard_budget_best"]
   # K = 1: scores of BoPO 3/4, always-SMALL 0.3, single-turn 1/4: SMALL is the runner-up.
-  policies = summary["policies"]
-  assert policies[best["1"]["index"]]["policy"] == "bopo(K=1)"
-  assert policies[best["1"]["runner_up"]]["policy"] == "always-small"
+  assert (best["1"]["best"], best["1"]["runner_up"]) == ("bopo", "always-small")
   assert best["1"]["gain"]["value"] == pytest.approx(75 - 30)
   # The gains by task are 0, 80, 100, 0: one resample in 16 holds zeros alone, so the interval of
   # 95 % begins at 0 and the gain is not clear.
   assert best["1"]["gain"]["interval"][0] == 0.0 and best["1"]["clear"] is False
+  gains = {family: row["gain"] for family, row in best["1"]["families"].items()}
+  assert gains["bopo"] is None and gains["single-turn"]["value"] == pytest.approx(75 - 25)
+  assert gains["always-small"] == best["1"]["gain"]
   assert summary["beaten"]["budgets"] == []
   # K = 2: First-Large alone, (1 + 0.2 + 1 + 0) / 4 = 55, against always-SMALL's 30.
-  assert policies[best["2"]["index"]]["family"] == "first-large"
+  assert best["2"]["best"] == "first-large"
   assert best["2"]["gain"]["value"] == pytest.approx(25)
-  assert best["2"]["bopo"] == []
+  assert [row["gain"] for row in best["2"]["families"].values()] == [None, None]
 
 
 def test_a_loss_is_clear_only_where_its_interval_excludes_zero():
@@ -282,8 +329,9 @@ def test_a_loss_is_clear_only_where_its_interval_excludes_zero():
     "random": {"bopo_gain": {"success": {"value": 0.2, "interval": [0.1, 0.3]}}},
     "oracle": {"bopo_gain": {"success": more(-0.3, -0.2)}},  # privileged
   }
-  rows = [{"family": "first-large", "index": 7, "gain": more(-0.3, 0.0)}]
-  found = contests.beaten(fronts, {"5": {"bopo": rows}}, None)
+  gains = {"first-large": more(-0.3, 0.0), "sft": None, "oracle": more(-0.3, -0.2)}
+  families = {family: {"gain": gain} for family, gain in gains.items()}
+  found = contests.beaten(fronts, {"5": {"families": families}}, None)
   assert [(r["family"], r["metric"], r["clear"]) for r in found["areas"]] == [
     ("cascade", "success", True),
     ("cascade", "score", False),
@@ -295,9 +343,8 @@ def test_a_loss_is_clear_only_where_its_interval_excludes_zero():
 
 
 def test_bold_only_where_the_gain_is_clear(summary):
-  index = summary["hard_budget_best"]["1"]["index"]
   for clear in (True, False):
-    best = {"1": {**summary["hard_budget_best"]["1"], "index": index, "clear": clear}}
+    best = {"1": {**summary["hard_budget_best"]["1"], "clear": clear}}
     changed = summary | {"hard_budget_best": best}
     assert ("<b>75.0</b>" in budget_tables.hard_budget(changed)) is clear
     assert ("**75.0**" in budget_tables.hard_budget_markdown(changed)) is clear
@@ -306,21 +353,20 @@ def test_bold_only_where_the_gain_is_clear(summary):
 
 def test_the_hard_budget_as_markdown_and_latex(summary, index):
   lines = (index.parent / "hard_budget.md").read_text(encoding="utf-8").splitlines()
-  assert lines[0] == "| Family | Parameters | K = 1 SR | Use% | K = 2 SR | Use% |"
-  assert lines[1] == "|---|---|---:|---:|---:|---:|"
-  assert lines[2].startswith("| always SMALL | – |")
-  assert "| single-turn | λ = 0.3, share 25 % | 25.0 | 100 | – | – |" in lines
-  assert "| First-Large | – | – | – |" in "\n".join(lines)
+  assert lines[0] == "| Family | Candidates | K = 1 SR | Use% | K = 2 SR | Use% |"
+  assert lines[1] == "|---|---:|---:|---:|---:|---:|"
+  assert "| single-turn | 1 | 25.0 | 100 | – | – |" in lines
+  assert "| First-Large | 1 | – | – |" in "\n".join(lines)
   # What has no cap has no share of it; SMALL keeps every cap.
   assert lines[2:4] == [
-    "| always SMALL | – | 30.0 | 0 | 30.0 | 0 |",
+    "| always SMALL | 1 | 30.0 | 0 | 30.0 | 0 |",
     "| always LARGE | no cap | 75.0 | – | 75.0 | – |",
   ]
   html = budget_tables.hard_budget(summary)
   assert "<td>no cap</td><td>75.0</td><td>75.0</td><td>–</td>" in html
   tex = (index.parent / "hard_budget.tex").read_text(encoding="utf-8")
-  assert r"single-turn & $\lambda$ = 0.3, share 25 \% & 25.0 & 100 & -- & -- \\" in tex
-  assert r"\begin{tabular}{llrrrr}" in tex and r"\cmidrule(lr){5-6}" in tex
+  assert r"single-turn & 1 & 25.0 & 100 & -- & -- \\" in tex
+  assert r"\begin{tabular}{lrrrrr}" in tex and r"\cmidrule(lr){5-6}" in tex
   assert r"always LARGE & no cap & 75.0 & -- & 75.0 & -- \\" in tex
   assert tex.count(r"\midrule") == 2 and r"\toprule" in tex and r"\bottomrule" in tex
 
@@ -447,7 +493,7 @@ def test_the_paper_s_budgets_where_ours_are_the_same(tmp_path):
   # The oracle, as good, does not compete. Gains over always-SMALL by task: 0, 80, 100, 100. One
   # resample in 256 holds zeros alone, fewer than the 2.5 % that the interval leaves out below.
   best = summary["hard_budget_best"]["5"]
-  assert summary["policies"][best["index"]]["family"] == "first-large" and best["clear"] is True
+  assert best["best"] == "first-large" and best["clear"] is True
 
 
 def test_episodes_are_chosen_by_the_rule(summary):
