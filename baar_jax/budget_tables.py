@@ -19,7 +19,8 @@ from baar_jax.theme import parameter_text, sr_name
 
 BOLD_RULE = (
   "Bold is the best of the families that see no more than a router may, only where the paired 95 % "
-  "interval of its gain over the next one lies above 0."
+  "interval of its gain over the next one lies above 0; the interval does not know that best and "
+  "next were found on these tasks."
 )
 TEX = {
   **{symbol: f"\\{symbol}" for symbol in "&%$#_{}"},
@@ -40,12 +41,14 @@ class Cell:
 
   Attributes:
     sr, success, use: percent; "–" where there is none.
+    interval: of SR, in brackets.
     gain: BoPO's SR minus this one's with its interval.
     bold: by BOLD_RULE.
     overruns: episodes of more than K LARGE calls.
   """
 
   sr: str = "–"
+  interval: str = ""
   success: str = "–"
   use: str = "–"
   gain: str = "–"
@@ -58,11 +61,10 @@ def hard_budget_grid(results: dict) -> tuple[list[int], list[tuple[str, str, lis
 
   The boundaries come first, for comparison: always-LARGE is not capped.
   """
-  metric = f"{results['run']['sr_metric']}_percent"
+  metric = results["run"]["sr_metric"]
   by_K = {int(K): best for K, best in results["hard_budget_best"].items()}
   soft = {p["family"]: p for p in results["policies"] if p["call_budget"] is None}
-  large = soft[LARGE_FAMILY]
-  uncapped = Cell(f"{large[metric]:.1f}", f"{large['success_percent']:.1f}")
+  uncapped = _cell(soft[LARGE_FAMILY], metric)
   families = dict.fromkeys(f for best in by_K.values() for f in best["families"])
   counts, grid = {LARGE_FAMILY: "no cap"} | candidates(results), []
   for family in dict.fromkeys((SMALL_FAMILY, LARGE_FAMILY, *families)):
@@ -78,12 +80,17 @@ def hard_budget_grid(results: dict) -> tuple[list[int], list[tuple[str, str, lis
 
 def _cell(figures: dict, metric: str, bold: bool = False) -> Cell:
   share, more = figures["use_share"], figures.get("gain")
-  use = "–" if share is None else f"{100 * share:.0f}"
-  gain = "–"
-  if more:
-    gain = f"{more['value']:+z.1f} [{interval_text(more['interval'], 1, 1, ', ', '+')}]"
-  sr, success = f"{figures[metric]:.1f}", f"{figures['success_percent']:.1f}"
-  return Cell(sr, success, use, gain, bold, figures["overruns"])
+  return Cell(
+    sr=f"{figures[f'{metric}_percent']:.1f}",
+    interval=f"[{interval_text(figures[f'{metric}_interval'], 1, 1, ', ')}]",
+    success=f"{figures['success_percent']:.1f}",
+    use="–" if share is None else f"{100 * share:.0f}",
+    gain=f"{more['value']:+z.1f} [{interval_text(more['interval'], 1, 1, ', ', '+')}]"
+    if more
+    else "–",
+    bold=bold,
+    overruns=figures["overruns"],
+  )
 
 
 def hard_budget(results: dict) -> str:
@@ -100,14 +107,14 @@ LARGE calls. {stands(results)} Also as <code>hard_budget.md</code> and
 
 def every_budget(results: dict) -> str:
   """The same of every policy, each at parameters of its own."""
-  metric, rows = f"{results['run']['sr_metric']}_percent", results["hard_budget"]
+  metric, rows = results["run"]["sr_metric"], results["hard_budget"]
   budgets = sorted({int(K) for r in rows for K in r["budgets"]})
   grid = []
   for r in rows:
     found = [r["budgets"].get(str(K)) for K in budgets]
     cells = [_cell(figures, metric) if figures else Cell() for figures in found]
     grid.append((r["family"], parameter_text(r["parameters"]), cells))
-  note = f"The best of a family's rows was not known before. {stands(results)}"
+  note = f"Which of a family's rows is best was seen on these tasks alone. {stands(results)}"
   return _budget_table(results, "Parameters", budgets, grid, note, gains=False)
 
 
@@ -128,7 +135,7 @@ def _budget_table(
     for cell in line:
       value = f"<b>{cell.sr}</b>" if cell.bold else cell.sr
       over = f' <span class="alarm">{cell.overruns} over K</span>' if cell.overruns else ""
-      cells += f"<td>{value}{over}</td>"
+      cells += f"<td>{value} <small>{cell.interval}</small>{over}</td>"
       cells += f"<td>{cell.success}</td>" if both else ""
       cells += f"<td>{cell.use}</td>"
       cells += f"<td><small>{cell.gain}</small></td>" if gains else ""
@@ -142,18 +149,19 @@ def _budget_table(
 <tbody>{"".join(lines)}</tbody>
 </table></div>
 <p class="note">SR is the {sr_name(metric).split(",")[0]} × 100. Use% is the mean number of LARGE
-calls over K. {note}</p>"""
+calls over K. In brackets 95 % bootstrap intervals over tasks; differences are paired. {note}</p>"""
 
 
 def hard_budget_markdown(results: dict) -> str:
-  """SR and Use% of each family under each K as a Markdown table."""
+  """SR with its interval and Use% of each family under each K as a Markdown table."""
   budgets, grid = hard_budget_grid(results)
   names = "".join(f" K = {K} SR | Use% |" for K in budgets)
   lines = [f"| Family | Candidates |{names}", "|---|---:|" + "---:|" * (2 * len(budgets))]
   for family, many, line in grid:
     texts = [_markdown(family_name(results, family)), many]
     for cell in line:
-      texts += [f"**{cell.sr}**" if cell.bold else cell.sr, cell.use]
+      sr = f"**{cell.sr}**" if cell.bold else cell.sr
+      texts += [f"{sr} {cell.interval}".strip(), cell.use]
     lines.append(f"| {' | '.join(texts)} |")
   return "\n".join(lines) + f"\n\n{BOLD_RULE} {_markdown(picked(results))} {stands(results)}\n"
 
@@ -168,7 +176,8 @@ def hard_budget_latex(results: dict) -> str:
     texts = [latex(family_name(results, family)), many]
     for cell in line:
       sr = latex(cell.sr)
-      texts += [rf"\textbf{{{sr}}}" if cell.bold else sr, latex(cell.use)]
+      sr = rf"\textbf{{{sr}}}" if cell.bold else sr
+      texts += [f"{sr} {cell.interval}".strip(), latex(cell.use)]
     lines.append(" & ".join(texts) + r" \\" + ("\n\\midrule" if place == 1 else ""))
   body = "\n".join(lines)
   columns = r" & SR & Use\%" * len(budgets)
@@ -202,11 +211,11 @@ def dollar_budget(results: dict) -> str:
   rows = []
   digits = cost_digits(results)
   for p in results["dollar_budget"]:
-    use = "–" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
-    sr = f"{results['run']['sr_metric']}_percent"
+    cell = _cell(p, results["run"]["sr_metric"])
     cells = (
-      f"<td>{p['usd_budget']:g}</td><td>{p[sr]:.1f}</td><td>{p['success_percent']:.1f}</td>"
-      f"<td>{p['cost_usd']:.{digits}f}</td><td>{use}</td><td>{p['overruns']}</td>"
+      f"<td>{p['usd_budget']:g}</td><td>{cell.sr} <small>{cell.interval}</small></td>"
+      f"<td>{cell.success}</td>"
+      f"<td>{p['cost_usd']:.{digits}f}</td><td>{cell.use}</td><td>{cell.overruns}</td>"
     )
     rows.append(row(results, p["family"], parameter_text(p["parameters"]) or "–", cells))
   return f"""<div class="scroll"><table>
@@ -216,7 +225,8 @@ def dollar_budget(results: dict) -> str:
 </table></div>
 <p class="note">A call is made only if the most that it can cost fits what is left of the task's
 dollars. Use% is the mean share of B<sub>max</sub> that was spent, failed attempts included. An
-overrun is an episode that was billed for more than B<sub>max</sub>. {stands(results)}</p>"""
+overrun is an episode that was billed for more than B<sub>max</sub>. In brackets 95 % bootstrap
+intervals over tasks. {stands(results)}</p>"""
 
 
 LEDGER_ROWS = (

@@ -41,8 +41,8 @@ def picked(results: dict) -> str:
   if not texts:
     return "No family has more than one candidate at a K."
   return (
-    "A family's parameters at a K are picked for each task on all the other tasks, never on that "
-    f"task itself, out of so many candidates: {', '.join(texts)}."
+    "A family's parameters at a K are picked on one half of these tasks and measured on the other, "
+    f"and the other way round, out of so many candidates: {', '.join(texts)}."
   )
 
 

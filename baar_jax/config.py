@@ -216,7 +216,9 @@ class BaselinesConfig:
 
   rivals: tuple[str, ...] = ()  # of RIVALS
   ablations: tuple[str, ...] = ()  # of ABLATIONS
-  ablation_lam: float | None = None  # that they are trained with; None is the first of bopo.lam
+  # What they are trained with, and whose router stands for BoPO against a rival that has no lam;
+  # None is the first of bopo.lam.
+  ablation_lam: float | None = None
   updates: int = 150  # gradient steps of the cascade's scorer and of the single-turn classifier
   # The one model that a zero-shot router asks, of the kind of `models`: scripted runs have a
   # stand-in, at this model's price. Its reasoning counts as completion.
@@ -382,7 +384,7 @@ def validate(config: Config) -> None:
 
 
 def ablation_lam(config: Config) -> float:
-  """The weight of cost that ablations are trained with."""
+  """The weight of cost that ablations are trained with, and rivals without one compared at."""
   lam = config.baselines.ablation_lam
   return config.bopo.lam[0] if lam is None else lam
 
@@ -401,7 +403,7 @@ def ablate(config: Config, name: str) -> Config:
 def _baselines_checks(config: Config) -> list[tuple]:
   """(fine, field, value, what it must be) of the baselines' settings."""
   c = config.baselines
-  lam = not c.ablations or ablation_lam(config) in config.bopo.lam
+  lam = c.ablation_lam is None or c.ablation_lam in config.bopo.lam
   known = set(c.ablations) <= set(ABLATIONS)
   same = [name for name in c.ablations if known and ablate(config, name) == config]
   checks = [

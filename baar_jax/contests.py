@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from baar_jax.config import ABLATIONS
 from baar_jax.frontier import pareto
+from baar_jax.rows import metric_figures
 from baar_jax.samples import (
   LARGE_FAMILY,
   METRICS,
@@ -17,27 +18,36 @@ from baar_jax.samples import (
 )
 
 
-def frontiers(policies: Sequence[dict], samples: Sequence[Sample], resamples: int) -> dict:
+def frontiers(
+  policies: Sequence[dict], samples: Sequence[Sample], lam: float, resamples: int
+) -> dict:
   """Per family: its policies (indices), its Pareto points, and its area under either metric.
 
   A family's soft points make its frontier; one that has none (First-Large) uses its budgets'.
-  `bopo_gain` is BoPO's area minus the family's. Ablations have a table of their own.
+  `bopo_gain` is BoPO's area minus the family's, and `bopo_policies` are whose area that is: all of
+  BoPO's points against a family with several weights of cost, else those at `lam` alone, so that
+  no gain is one of more points. Ablations have a table of their own.
   """
   members: dict[str, list[int]] = {}
   for family in dict.fromkeys(p["family"] for p in policies):
     if family not in (SMALL_FAMILY, LARGE_FAMILY, *ABLATIONS):
       own = [i for i, p in enumerate(policies) if p["family"] == family]
       members[family] = [i for i in own if policies[i]["call_budget"] is None] or own
+  bopo = members.get("bopo", [])
+  alone = [i for i in bopo if policies[i]["parameters"]["lam"] == lam]
   result = {}
   for family, indices in members.items():
+    swept = len({policies[i]["parameters"].get("lam") for i in indices}) > 1
+    against = bopo if swept else alone
     cost_P = [policies[i]["cost_usd"] for i in indices]
     result[family] = {"policies": indices, "pareto": {}, "area": {}, "bopo_gain": {}}
+    result[family]["bopo_policies"] = against if family != "bopo" else []
     for metric in METRICS:
       kept = pareto(cost_P, [policies[i][f"{metric}_percent"] for i in indices])
       result[family]["pareto"][metric] = [indices[p] for p in kept]
       result[family]["area"][metric] = area(samples, indices, metric, resamples)
-      if "bopo" in members and family != "bopo":
-        more = area_gain(samples, members["bopo"], indices, metric, resamples)
+      if bopo and family != "bopo":
+        more = area_gain(samples, against, indices, metric, resamples)
         result[family]["bopo_gain"][metric] = more
   return result
 
@@ -69,16 +79,15 @@ def ablations(policies: Sequence[dict], samples: Sequence[Sample], resamples: in
     bopo_gain (BoPO's area minus the ablation's).
   """
   soft = [(i, p) for i, p in enumerate(policies) if p["call_budget"] is None]
-  weights = {p["parameters"].get("lam") for _, p in soft if p["family"] in ABLATIONS}
+  weights = [p["parameters"].get("lam") for _, p in soft if p["family"] in ABLATIONS]
   if not weights:
     return None
-  first = next(p["parameters"].get("lam") for _, p in soft if p["family"] in ABLATIONS)
   kinds = dict.fromkeys((p["family"], p["parameters"].get("lam")) for _, p in soft)
   rows = []
   for family, lam in kinds:
     if family not in (*ABLATIONS, "sft"):
       continue
-    against = first if lam is None else lam
+    against = weights[0] if lam is None else lam
     own, full = _points(soft, family, lam), _points(soft, "bopo", against)
     shared = [setting for setting in own if setting in full]
     row = {
@@ -117,12 +126,12 @@ def _setting(policy: dict) -> tuple:
 def hard_budget(policies: Sequence[dict]) -> list[dict]:
   """Rows of the hard-budget table: per family and parameters, the figures under each K."""
   rows: dict[tuple, dict] = {}
-  for index, p in enumerate(policies):
+  for p in policies:
     if p["call_budget"] is not None and p["family"] not in ABLATIONS:
       key = p["family"], *sorted(p["parameters"].items())
       row = {"family": p["family"], "parameters": p["parameters"], "budgets": {}}
-      figures = ("score_percent", "success_percent", "use_share", "overruns")
-      cell = {"index": index} | {name: p[name] for name in figures}
+      figures = [f"{metric}_{of}" for metric in METRICS for of in ("percent", "interval")]
+      cell = {name: p[name] for name in (*figures, "use_share", "overruns")}
       rows.setdefault(key, row)["budgets"][str(p["call_budget"])] = cell
   return list(rows.values())
 
@@ -130,17 +139,17 @@ def hard_budget(policies: Sequence[dict]) -> list[dict]:
 def best_under_budgets(
   policies: Sequence[dict], samples: Sequence[Sample], metric: str, resamples: int
 ) -> dict[str, dict]:
-  """Per K: each family with parameters that no task has picked for itself, the best family, and
-  the gain of one over the other. Our choice: the paper shows each family's best rows.
+  """Per K: each family by `picked_elsewhere`, the best of them, and its gain over the next.
 
-  Privileged policies and ablations do not compete; always-SMALL does, as it keeps every budget.
-  The gain is clear where its paired 95 % interval lies above 0.
+  Our choice: the paper shows each family's best rows. Privileged policies and ablations do not
+  compete; always-SMALL does, as it keeps every budget. The gain is clear where its paired 95 %
+  interval lies above 0; the interval does not know that best and next were found on these tasks.
 
   Returns:
-    By K as text: families, {family: {candidates (indices), score_percent, success_percent,
-    use_share, overruns, and gain (BoPO's over it, None if there is none)}}; the names of the best
-    family and of the runner_up (None if there is none); the gain of one over the other, and
-    whether it is clear.
+    By K as text: families, {family: {candidates (indices), score_percent, score_interval,
+    success_percent, success_interval, use_share, overruns, and gain (BoPO's over it, None if there
+    is none)}}; the names of the best family and of the runner_up (None if there is none); the gain
+    of one over the other, and whether it is clear.
   """
   result = {}
   for K in sorted({p["call_budget"] for p in policies if p["call_budget"] is not None}):
@@ -153,19 +162,16 @@ def best_under_budgets(
       family: picked_elsewhere([samples[i] for i in own], metric)
       for family, own in candidates.items()
     }
-    families = {
-      family: {
+    families = {}
+    for family, sample in picked.items():
+      rival = "bopo" in picked and family != "bopo"
+      families[family] = {
         "candidates": candidates[family],
-        "score_percent": 100 * sample.mean("score"),
-        "success_percent": 100 * sample.mean("success"),
+        **metric_figures(sample, resamples),
         "use_share": sample.mean("large_calls") / K if K else None,
         "overruns": sum(policies[i]["overruns"] for i in candidates[family]),
-        "gain": gain(picked["bopo"], sample, metric, resamples)
-        if "bopo" in picked and family != "bopo"
-        else None,
+        "gain": gain(picked["bopo"], sample, metric, resamples) if rival else None,
       }
-      for family, sample in picked.items()
-    }
     competing = [family for family in families if family not in PRIVILEGED]
     order = sorted(competing, key=lambda family: -families[family][f"{metric}_percent"])
     more = None

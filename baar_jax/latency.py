@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baar_jax.samples import SMALL_FAMILY, Sample
+from baar_jax.samples import Sample
 
 # Generated tokens per second (paper, "Latency Analysis"): SMALL and LARGE after OpenAI's targets,
 # the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and the network do not count.
@@ -13,12 +13,11 @@ def latency(rows: Sequence[dict], samples: Sequence[Sample], scripted: bool) -> 
   """Mean seconds per episode of some policies.
 
   A router's decision is one token of its own. A judge's answers are at LARGE's rate, a cascade's
-  proposals that were not taken at SMALL's. Records older than the lengths of these count a
-  judgement as one token and a proposal as the mean reply of always-SMALL (our choice).
+  proposals that were not taken at SMALL's.
 
   Args:
     rows: family, parameters and index of each policy.
-    samples: of all policies, always-SMALL's among them.
+    samples: of all policies.
     scripted: whether the models are scripts, whose seconds are not those of an API.
 
   Returns:
@@ -27,13 +26,10 @@ def latency(rows: Sequence[dict], samples: Sequence[Sample], scripted: bool) -> 
     for scripts, and where replies were replayed); and measured_router_share, of the measured
     seconds of the models, else of those by the rates. None is what was not measured.
   """
-  small = next(s for s in samples if s.entry.family == SMALL_FAMILY)
-  reply_tokens = small.mean("small_tokens") / max(small.mean("steps"), 1e-9)
   result = []
   for row in rows:
-    sample = samples[row["index"]]
-    mean = sample.mean
-    small_s = (mean("small_tokens") + _proposal_tokens(sample, reply_tokens)) / SMALL_RATE
+    mean = samples[row["index"]].mean
+    small_s = (mean("small_tokens") + mean("proposal_tokens")) / SMALL_RATE
     large_s = mean("large_tokens") / LARGE_RATE
     router_s = mean("decisions") / ROUTER_RATE + mean("judge_tokens") / LARGE_RATE
     total_s = small_s + large_s + router_s
@@ -56,13 +52,3 @@ def latency(rows: Sequence[dict], samples: Sequence[Sample], scripted: bool) -> 
       }
     )
   return result
-
-
-def _proposal_tokens(sample: Sample, reply_tokens: float) -> float:
-  """Mean tokens per episode of proposals that were not taken; an episode without their lengths
-  has `reply_tokens` for each."""
-  tokens_N = [
-    sum(t.proposal_tokens or t.proposals * reply_tokens for t in trials) / len(trials)
-    for trials in sample.trials.values()
-  ]
-  return sum(tokens_N) / len(tokens_N)

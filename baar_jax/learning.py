@@ -1,4 +1,4 @@
-"""metrics.jsonl -> training curves, a scorer's calibration, and how each method was trained."""
+"""metrics.jsonl -> training curves and a scorer's calibration."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -53,17 +53,6 @@ def calibration(metrics: Iterable[Mapping], families: Collection[str]) -> dict |
   if not noted or "cascade" not in families:
     return None
   return {name: noted[-1][name] for name in ("brier", "base_rate", "bins")}
-
-
-def methods(metrics: Iterable[Mapping], families: Collection[str]) -> list[dict]:
-  """How each family was trained and set, as its stage noted it; the latest note of one wins.
-
-  SFT, BoPO and what else is evaluated.
-  """
-  notes = [line for line in metrics if line.get("stage") == "method"]
-  noted = {line["family"]: line for line in notes if line["family"] in (*ALWAYS, *families)}
-  names = ("family", "training_episodes", "settings", "chosen")
-  return [{name: line.get(name) for name in names} for line in noted.values()]
 
 
 def _number(value) -> float | None:

@@ -1,4 +1,4 @@
-"""The three losses: imitation of references, policy improvement, and distance to the SFT router."""
+"""The losses: imitation of references, two of policy improvement, distance to the SFT router."""
 
 import jax
 import jax.numpy as jnp

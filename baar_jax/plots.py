@@ -176,7 +176,7 @@ def draw_calibration(calibration: dict) -> Figure:
   """Reliability of the cascade's scorer: observed against predicted failures, with counts."""
   figure = Figure(figsize=(4.6, 3.8), layout="constrained")
   axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-  bins = [b for b in calibration["bins"] if b["count"]]
+  bins = calibration["bins"]
   predicted = [100 * b["predicted"] for b in bins]
   axes.plot([0, 100], [0, 100], **DASHED)
   observed = [100 * b["observed"] for b in bins]

@@ -8,6 +8,7 @@ from baar_jax.cells import cost_digits
 from baar_jax.config import Config
 from baar_jax.envs.sandbox_optimum import Exact
 from baar_jax.episode import SMALL
+from baar_jax.methods import methods
 from baar_jax.run import Run
 from baar_jax.taxonomy import load_profiles
 
@@ -23,6 +24,7 @@ def main(run: Run) -> None:
     read_metrics(run.dir),
     exact_frontier(run.config),
     None if run.pair.kind == "scripted" else models.spent(run.dir, run.pair.names),
+    methods(run),
   )
   page = write_report(summary, run.dir / "report")
   print(terminal_table(summary))
@@ -91,14 +93,7 @@ def terminal_table(summary: dict) -> str:
   lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
   digits = cost_digits(summary)
   sr = f"{summary['run']['sr_metric']}_percent"
-  for p in summary["policies"]:
-    use = "" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
-    lines.append(
-      f"{known_as(p):<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}"
-      f"{p['cost_usd']:>10.{digits}f}"
-      f"{p['large_calls']:>7.1f}{use:>6}"
-    )
-  for p in summary["dollar_budget"]:
+  for p in (*summary["policies"], *summary["dollar_budget"]):
     use = "" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
     lines.append(
       f"{known_as(p):<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}"

@@ -1,17 +1,17 @@
 """The evaluation's samples -> its figures, as one dict that JSON can hold."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from baar_jax import contests, frontier, latency, learning, published, showcase, spending
 from baar_jax.calls import Spent
-from baar_jax.config import Config
+from baar_jax.config import Config, ablation_lam
 from baar_jax.evaluate import Entry
 from baar_jax.ledger import run_ledger
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.rows import dollar_budget_row, headline, policy_row
-from baar_jax.samples import LARGE_FAMILY, SMALL_FAMILY, load_samples
+from baar_jax.samples import LARGE_FAMILY, SMALL_FAMILY, Sample, load_samples
 from baar_jax.store import Store
 from baar_jax.taxonomy import Profile, robustness
 
@@ -24,6 +24,7 @@ def summarize(
   metrics: Iterable[Mapping],
   exact: Mapping | None = None,
   spent: Spent | None = None,
+  methods: Iterable[dict] = (),
 ) -> dict:
   """The figures of the evaluation.
 
@@ -36,6 +37,7 @@ def summarize(
     exact: the sandbox's exact frontier: {"optimum": [[cost, success], ...], "small": [cost,
       success], "large": [...]}, dollars and probabilities.
     spent: on API models, by the books of their calls.
+    methods: how each was trained, of `methods.methods`.
 
   Returns:
     Lists and dicts of plain values: run, policies, frontiers, bopo_alone, headline, ablations,
@@ -48,7 +50,6 @@ def summarize(
     ValueError: an entry, or too much of one, has not been evaluated.
   """
   metrics = list(metrics)
-  noted = [line for line in metrics if line.get("stage") == "environments"]
   samples, left_out = load_samples(store, entries, config.evaluate.seeds, config.evaluate.tasks)
   capped = [sample for sample in samples if sample.entry.usd_budget is not None]
   samples = [sample for sample in samples if sample.entry.usd_budget is None]
@@ -58,31 +59,9 @@ def summarize(
   policies = [policy_row(sample, samples, resamples) for sample in samples]
   best = headline(policies, samples, resamples)
   results = {
-    "run": {
-      "name": config.name,
-      "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
-      "environment_mb": max((line["mb_per_live_episode"] for line in noted), default=None),
-      "own_tasks": any(line["own_tasks"] for line in noted),
-      "models": {"kind": config.models.kind, "names": list(config.models.names)}
-      | ({"hosts": _hosts(config)} if config.models.kind == "chat" else {}),
-      "prices_usd_per_million": {
-        name: dataclasses.asdict(price)
-        for name, price in zip(
-          config.models.names, prices_of(config.models.names, config.models.prices)
-        )
-      },
-      "router": dataclasses.asdict(config.router),
-      "train_tasks": len(profiles),
-      "test_tasks": len(samples[0].trials),
-      "seeds": config.evaluate.seeds,
-      "profile_trials": config.profile.trials,
-      "left_out_episodes": left_out,
-      # Families of which this run has something else under their name.
-      "stand_ins": ["zero-shot"] if scripted and "zero-shot" in families else [],
-      "sr_metric": "score" if config.env.kind == "scienceworld" else "success",
-    },
+    "run": _run_facts(config, metrics, samples, families, len(profiles), left_out),
     "policies": policies,
-    "frontiers": contests.frontiers(policies, samples, resamples),
+    "frontiers": contests.frontiers(policies, samples, ablation_lam(config), resamples),
     "bopo_alone": contests.bopo_alone(policies, samples, resamples),
     "headline": best,
     "ablations": contests.ablations(policies, samples, resamples),
@@ -93,7 +72,7 @@ def summarize(
     "taxonomy": taxonomy_rows(store, config),
     "training": learning.training(metrics, families),
     "calibration": learning.calibration(metrics, families),
-    "methods": learning.methods(metrics, families),
+    "methods": list(methods),
     "ledger": run_ledger(store.all_episodes(), spent, len(config.models.names)),
   }
   metric, spent_on = results["run"]["sr_metric"], results["spend"]
@@ -108,6 +87,43 @@ def summarize(
     best_area = frontier.area(*zip(*exact["optimum"]), exact["small"], exact["large"])
     results["exact"] = {**exact, "area": best_area}
   return results
+
+
+def _run_facts(
+  config: Config,
+  metrics: Sequence[Mapping],
+  samples: Sequence[Sample],
+  families: Collection[str],
+  train_tasks: int,
+  left_out: Sequence[str],
+) -> dict:
+  """What was run: environment, models, router, and how many tasks and seeds."""
+  noted = [line for line in metrics if line.get("stage") == "environments"]
+  scripted = config.models.kind == "scripted"
+  return {
+    "name": config.name,
+    "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
+    "environment_mb": max((line["mb_per_live_episode"] for line in noted), default=None),
+    "own_tasks": any(line["own_tasks"] for line in noted),
+    "models": {"kind": config.models.kind, "names": list(config.models.names)}
+    | ({"hosts": _hosts(config)} if config.models.kind == "chat" else {}),
+    "prices_usd_per_million": {
+      name: dataclasses.asdict(price)
+      for name, price in zip(
+        config.models.names, prices_of(config.models.names, config.models.prices)
+      )
+    },
+    "router": dataclasses.asdict(config.router),
+    "train_tasks": train_tasks,
+    "test_tasks": len(samples[0].trials),
+    "seeds": config.evaluate.seeds,
+    "profile_trials": config.profile.trials,
+    "compared_lam": ablation_lam(config),
+    "left_out_episodes": left_out,
+    # Families of which this run has something else under their name.
+    "stand_ins": ["zero-shot"] if scripted and "zero-shot" in families else [],
+    "sr_metric": "score" if config.env.kind == "scienceworld" else "success",
+  }
 
 
 def taxonomy_rows(store: Store, config: Config) -> list[dict]:

@@ -26,18 +26,15 @@ def policy_row(sample: Sample, samples: Sequence[Sample], resamples: int) -> dic
     "overruns": 0 if K is None else sum(trial.large_calls > K for trial in trials),
   }
   for metric in METRICS:
-    percent_N = 100 * sample.mean_N(metric)
-    row[f"{metric}_percent"] = float(percent_N.mean())
-    row[f"{metric}_interval"] = list(bootstrap_interval(percent_N, resamples))
     row[f"{metric}_gap_share"] = gap_share(sample, samples, metric)
-  return row
+  return row | metric_figures(sample, resamples)
 
 
 def dollar_budget_row(sample: Sample, resamples: int) -> dict:
   """One entry's figures under B_max; the overruns are episodes that were billed for more."""
   entry, usd = sample.entry, sample.entry.usd_budget
   trials = [trial for ts in sample.trials.values() for trial in ts]
-  row = {
+  return {
     "family": entry.family,
     "parameters": dict(entry.parameters),
     "policy": entry.policy,
@@ -48,7 +45,13 @@ def dollar_budget_row(sample: Sample, resamples: int) -> dict:
     "use_share": sample.mean("spent_usd") / usd if usd else None,
     # Floats may add up to a hair more than the budget's exact sum.
     "overruns": sum(trial.spent_usd > usd + 1e-12 for trial in trials),
+    **metric_figures(sample, resamples),
   }
+
+
+def metric_figures(sample: Sample, resamples: int) -> dict:
+  """Either metric in percent, and its 95 % bootstrap interval over tasks."""
+  row: dict = {}
   for metric in METRICS:
     percent_N = 100 * sample.mean_N(metric)
     row[f"{metric}_percent"] = float(percent_N.mean())

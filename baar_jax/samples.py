@@ -27,10 +27,9 @@ class Trial:
     models: of each step.
     small_tokens, large_tokens: completion tokens of the replies that were acted on.
     decisions: steps at which a router read the episode.
-    proposals: of a cascade, replies of SMALL that were not taken.
-    proposal_tokens: their completion tokens; 0 in records older than these.
+    proposal_tokens: completion tokens of a cascade's replies of SMALL that were not taken.
     judgements: steps at which a zero-shot router asked its judge.
-    judge_tokens: completion tokens of the judge's answers; 1 for a step in older records.
+    judge_tokens: completion tokens of the judge's answers.
     latency_s: seconds of the model calls, replayed ones at next to nothing.
     router_latency_s: seconds that the episode waited for its router or its judge.
     replayed: steps whose reply or proposal was not asked for again.
@@ -46,7 +45,6 @@ class Trial:
   small_tokens: int
   large_tokens: int
   decisions: int
-  proposals: int
   proposal_tokens: int
   judgements: int
   judge_tokens: int
@@ -57,7 +55,6 @@ class Trial:
   @classmethod
   def of(cls, episode: Episode) -> "Trial":
     steps = episode.steps
-    judged = [step for step in steps if step.judge_tokens > 0 or step.judge_usd > 0]
     return cls(
       episode.score,
       success(episode),
@@ -69,10 +66,9 @@ class Trial:
       sum(step.completion_tokens for step in steps if step.model == SMALL),
       sum(step.completion_tokens for step in steps if step.model != SMALL),
       sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
-      sum(step.proposal is not None and step.model != SMALL for step in steps),
       sum(step.proposal_tokens for step in steps),
-      len(judged),
-      sum(max(1, step.judge_tokens) for step in judged),
+      sum(step.judge_tokens > 0 for step in steps),
+      sum(step.judge_tokens for step in steps),
       sum(step.latency_s for step in steps),
       sum(step.router_latency_s for step in steps),
       sum(step.replayed or step.proposal_replayed for step in steps),
@@ -188,15 +184,18 @@ def gain(one: Sample, other: Sample, metric: str, resamples: int) -> dict:
 
 
 def picked_elsewhere(candidates: Sequence[Sample], metric: str) -> Sample:
-  """One policy out of several: on each task the one that does best on all other tasks.
+  """One policy out of several: on each half of the tasks the one that does best on the other half.
 
-  So no task has a say in what is measured on it (leave-one-out cross-validation). Of equals the
-  first is taken.
+  So no task has a say in what is measured on it (two-fold cross-validation, every other task in
+  either half). Of equals the first is taken. The entry is the first candidate's.
   """
   values_CxN = np.array([sample.mean_N(metric) for sample in candidates])
-  others_CxN = values_CxN.sum(axis=1, keepdims=True) - values_CxN
-  best_N = others_CxN.round(9).argmax(axis=0)  # sums of floats differ by a hair where they tie
-  trials = {t: candidates[best].trials[t] for t, best in zip(candidates[0].trials, best_N)}
+  sum_CxH = np.stack([values_CxN[:, half::2].sum(axis=1) for half in (0, 1)], axis=1)
+  best_H = sum_CxH.round(9).argmax(axis=0)  # sums of floats differ by a hair where they tie
+  trials = {
+    task: candidates[best_H[1 - place % 2]].trials[task]
+    for place, task in enumerate(candidates[0].trials)
+  }
   return Sample(candidates[0].entry, trials)
 
 

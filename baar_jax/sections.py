@@ -3,7 +3,15 @@
 import html
 
 from baar_jax import budget_tables, episode_html, plots, study_tables, tables
-from baar_jax.cells import STAND_IN, cost_digits, interval_text, models_text, picked, stands
+from baar_jax.cells import (
+  STAND_IN,
+  cost_digits,
+  interval_text,
+  models_text,
+  picked,
+  short_name,
+  stands,
+)
 from baar_jax.theme import parameter_text, shown_metrics, sr_name
 
 CURVE_TITLES = {
@@ -83,12 +91,19 @@ def opening(results: dict) -> str:
 def soft(results: dict, svg: dict[str, str]) -> str:
   metric = results["run"]["sr_metric"]
   caption = (
-    "Every policy without a budget, First-Large at each K. Solid lines are upper hulls: what "
+    "Every method without a budget, First-Large at each K. Solid lines are upper hulls: what "
     "mixing a family's policies over tasks can reach. The dashed line mixes the two boundaries. λ "
-    "is the weight of cost in training, t the probability above which LARGE is called, 0.5 unless "
-    f"stated. {stands(results)} The crosses of the undominated points are 95 % bootstrap intervals "
-    "over tasks."
+    "is the weight of cost in training. LARGE is called from a probability of t on, 0.5 unless "
+    "stated; share is the part of the decisions in stored training episodes that a threshold was "
+    f"set for. {stands(results)} The crosses of the undominated points are 95 % bootstrap "
+    "intervals over tasks."
   )
+  judged = next((p for p in results["policies"] if p["family"] == "zero-shot"), None)
+  if judged:
+    caption += (
+      f" The {short_name(results, 'zero-shot')} router's own dollars, "
+      f"{judged['router_cost_usd']:.{cost_digits(results)}f} a task, are no part of its cost here."
+    )
   return f"""<section>
 <h2>Cost against success</h2>
 {_figure(svg[f"frontier_{metric}"], caption, "wide")}

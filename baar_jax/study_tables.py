@@ -78,9 +78,8 @@ def latency(results: dict) -> str:
     f"Mean per episode. Rates: LARGE {LARGE_RATE:.0f} tokens a second, SMALL {SMALL_RATE:.0f}, "
     f"router {ROUTER_RATE:.0f} (published, not measured here), times the generated tokens; a "
     "router's decision is one token. A judge's answers count at LARGE's rate, a cascade's "
-    "proposals that were not taken at SMALL's; in records older than their lengths they are one "
-    "token and a mean reply of SMALL. Measured: the time that an episode waited for its router or "
-    f"judge, on this machine, in batches of what was ready. {models} {stands(results)}"
+    "proposals that were not taken at SMALL's. Measured: the time that an episode waited for its "
+    f"router or judge, on this machine, in batches of what was ready. {models} {stands(results)}"
   )
   return table(head, rows, note, "dense")
 
@@ -109,12 +108,11 @@ def methods(results: dict) -> str:
   """How each method was trained, and how its settings were chosen."""
   rows = []
   for m in results["methods"]:
-    settings = m["settings"] or {}
-    text = ", ".join(f"{name} = {_setting(value)}" for name, value in settings.items()) or "–"
-    episodes = m["training_episodes"]
-    cells = f"<td>{html.escape(text)}</td><td>{html.escape(str(m['chosen'] or '–'))}</td>"
-    rows.append(row(results, m["family"], "–" if episodes is None else f"{episodes:,}", cells))
-  head = "<tr><th>Method</th><th>Training episodes</th><th>Settings</th><th>How chosen</th></tr>"
+    text = ", ".join(f"{name} = {_setting(value)}" for name, value in m["settings"].items())
+    cells = f"<td>{html.escape(text)}</td><td>{html.escape(m['chosen'])}</td>"
+    rows.append(row(results, m["family"], f"{m['training_episodes']:,}", cells))
+  head = "<tr><th>Method</th><th>Episodes run for its training</th>"
+  head += "<th>Settings</th><th>How chosen</th></tr>"
   return table(head, rows, kind="prose")
 
 
@@ -136,8 +134,8 @@ def published(results: dict) -> str:
   note = (
     f"This run: {stands(results)} The paper's models, router, tasks and numbers of tasks are "
     "others; its zero-shot router is GPT-5, its shares of dollars and of tasks are over three "
-    "benchmarks together, those of tasks here of the test tasks. Its BoPO column has "
-    "the better of two rows at each K; in brackets Use%. A dash: not in this run."
+    "benchmarks together, those of tasks here of the test tasks. Its BoPO has the "
+    "better of two rows at each K; in brackets Use%. A dash: not in this run."
   )
   if results["run"]["stand_ins"]:
     note += f" The zero-shot router of this run is a stand-in: {STAND_IN}."

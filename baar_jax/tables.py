@@ -43,7 +43,10 @@ def areas(results: dict) -> str:
     name = f"BoPO, λ = {lone['lam']:g} alone"
     points = len(lone["policies"])
     rows.append(f'<tr><th scope="row">{name}</th><td>{points}</td>{cells}</tr>')
-    alone_note = "BoPO at one λ alone is one router, as SFT is."
+    alone_note = (
+      "BoPO minus it: all of BoPO's points against a family with several λ too, against others "
+      f"those at λ = {results['run']['compared_lam']:g}."
+    )
   if "exact" in results:
     cells = f"<td>{results['exact']['area']:.2f} <small>computed</small></td><td>–</td>"
     blanks = "<td></td><td></td>" * (len(names) - 1)
@@ -96,7 +99,7 @@ def _larger(results: dict, kind: str, losses: Sequence[dict], own: dict) -> str:
 
 
 def budgets_beaten(results: dict) -> str:
-  """The same for every K."""
+  """Where a baseline's SR under a K is above BoPO's, in plain words."""
   if not any("bopo" in best["families"] for best in results["hard_budget_best"].values()):
     return ""
   found = results["beaten"]["budgets"]

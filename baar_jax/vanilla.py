@@ -28,8 +28,8 @@ def improvement(config: BoPOConfig, logits_BxSxA, batch: Batch, signal: Signal):
   """A micro-batch's share of DAPO's loss, each decision of the batch counting the same.
 
   It is summed over decisions and divided by the batch's episodes: DAPO's mean times the decisions
-  of an episode, so that its gradient is as large as BoPO's at the same learning rate and eps (our
-  choice; without an eps of weight AdamW would not see the difference).
+  of an episode, so that its gradient is as large as BoPO's with ratios of trajectories at the same
+  learning rate and eps (our choice; without an eps of weight AdamW would not see the difference).
 
   Args:
     logits_BxSxA: float32, the router's.

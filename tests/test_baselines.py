@@ -6,8 +6,8 @@ import shutil
 import pytest
 import tiny
 
-from baar_jax import baselines, bopo, cascade, evaluate, references, sft, taxonomy
-from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
+from baar_jax import baselines, bopo, cascade, evaluate, methods, references, sft, taxonomy
+from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, SFTConfig, ablate
 from baar_jax.episode import SMALL
 from baar_jax.run import Run
 from baar_jax.zero_shot import zero_shot_name
@@ -59,7 +59,7 @@ def test_a_cascades_episodes_hold_both_calls(run):
     if entry.family == "cascade" and entry.parameters.get("share") and not entry.call_budget
   ]
   steps = [step for e in run.store.episodes(name) for step in e.steps]
-  assert steps
+  assert {step.model for step in steps} == {SMALL, 1}
   for step in steps:
     assert step.proposal is not None
     assert (step.proposal_usd > 0) == (step.model != SMALL)
@@ -95,8 +95,7 @@ def test_calibration_is_noted(run):
 
 
 def test_methods_say_what_they_learned_from(run):
-  lines = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
-  found = {line["family"]: line for line in lines if line["stage"] == "method"}
+  found = {method["family"]: method for method in methods.methods(run)}
   assert set(found) == {"sft", "bopo", *RIVALS, *ABLATIONS}
   hard = sum(p.difficulty == "hard" for p in taxonomy.load_profiles(run).values())
   profiled = 6 * 2 * 2  # tasks, trials, boundaries; nothing was pretrained on more
@@ -105,7 +104,16 @@ def test_methods_say_what_they_learned_from(run):
   assert episodes["zero-shot"] == 0
   assert episodes["single-turn"] == profiled
   assert episodes["sft"] == episodes["cascade"] == stored
-  assert {episodes[family] for family in ("bopo", "vanilla", *ABLATIONS)} == {stored + 8}
+  assert episodes["no-stratified"] == profiled + 8
+  assert {episodes[f] for f in ("bopo", "vanilla", "no-reference", "no-hard-bonus")} == {stored + 8}
+
+
+def test_methods_say_how_their_settings_were_chosen(run):
+  found = {method["family"]: method for method in methods.methods(run)}
+  assert found["sft"]["chosen"].startswith("updates, ") and "by hand" in found["sft"]["chosen"]
+  assert "the shares 0.5 of SMALL's steps in stored training" in found["cascade"]["chosen"]
+  assert found["no-hard-bonus"]["settings"] == {"bopo.r_hard": 0.0, "lam": 0.1}
+  assert methods._changed(SFTConfig()) == "the defaults: the paper's where it states one"
 
 
 def test_the_stage_says_nothing_twice(run):

@@ -283,6 +283,29 @@ def test_training_moves_the_router_and_every_update_has_seeds_of_its_own(copied)
   assert all(logp is not None and logp < 0 for logp in sampled)
 
 
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(copied, monkeypatch, pools):
+  """Of each batch's two groups one is kept: with dynamic sampling two batches make one step."""
+
+  def weigh(episodes, *others):
+    del others
+    kept = next(iter(bopo.by_task(episodes).values()))
+    return kept, np.array([1.0, -1.0]), {"success": 0.5}
+
+  learned, improve = [], bopo.improve
+
+  def improving(trainer, reference, batcher, episodes, *others):
+    learned.append([e.policy.rpartition("/")[2] for e in episodes])
+    return improve(trainer, reference, batcher, episodes, *others)
+
+  monkeypatch.setattr(bopo, "improve", improving)
+  run = copied("pooled")
+  bopo.train(run, 0.1, bopo.Method("bopo", bopo.improvement, weigh, pools=pools))
+  each = [["1"] * 2, ["2"] * 2, ["3"] * 2, ["4"] * 2]
+  assert learned == ([each[0] + each[1], each[2] + each[3]] if pools else each)
+  assert ["loss" in line for line in logged(run)] == [not pools, True, not pools, True]
+
+
 def test_a_batch_without_a_group_says_what_to_do():
   with pytest.raises(ValueError, match="none of the 2 tasks of this batch has 2 episodes"):
     advantages([tried("a", 0, 1, 1.0), tried("b", 0, 1, 1.0)], {}, {}, 0.1, BoPOConfig())

@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+from test_rollout import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
 
 from baar_jax.batches import make_batch
-from baar_jax.cascade import calibration, failures, proposed, split
-from baar_jax.view import View
+from baar_jax.cascade import CascadePolicy, calibration, failures, proposed, split
+from baar_jax.live import Job
+from baar_jax.rollout import run_episodes
+from baar_jax.router import RouterPolicy, Threshold
+from baar_jax.view import View, Window
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +92,33 @@ def test_every_sixth_task_is_held_out(make_task):
   known, held_out = split([make_task(f"t{i}") for i in range(1, 14)])
   assert held_out == {"t6", "t12"}
   assert len(known) == 11
+
+
+@pytest.mark.parametrize(
+  "kind, asked, cost_usd",
+  [
+    (CascadePolicy, ["small", "small", "large"], 2 * SMALL_USD + LARGE_USD),
+    (RouterPolicy, ["small", "large"], SMALL_USD + LARGE_USD),  # the single-turn router's kind
+  ],
+)
+def test_a_threshold_on_a_hand_made_episode(
+  kind, asked, cost_usd, tiny_model, router_config, tokenizer_dir, monkeypatch
+):
+  """p(LARGE) .39 and .41 of two steps against .4: SMALL, then LARGE."""
+  p_A = iter(([0.61, 0.39], [0.59, 0.41]))
+  texts = []
+
+  def probabilities(policy, rows, tokens):
+    del policy, rows
+    texts.append(view.text(Window(tokens[0], [], 0)))
+    return np.array([next(p_A)]), [1]
+
+  monkeypatch.setattr(RouterPolicy, "_probabilities", probabilities)
+  view = View(router_config, tokenizer_dir, proposals=kind is CascadePolicy)
+  policy = kind("scored", tiny_model, view, router_config, Threshold(0.4), live_episodes=1)
+  tape = []
+  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)])
+  assert [step.model for step in episode.steps] == [0, 1]
+  assert [event[4:] for event in tape if event.startswith("ask")] == asked
+  assert episode.cost_usd == pytest.approx(cost_usd)
+  assert ["proposal: go" in text for text in texts] == [kind is CascadePolicy] * 2
