@@ -132,7 +132,8 @@ class Episode:
     return sum(step.model != SMALL for step in self.steps)
 
   def to_json(self) -> str:
-    return json.dumps(dataclasses.asdict(self), ensure_ascii=False, separators=(",", ":"))
+    fields = vars(self) | {"steps": [vars(step) for step in self.steps]}
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
   @classmethod
   def from_json(cls, text: str) -> "Episode":
