@@ -30,7 +30,7 @@ LAYERS = {
   "loops": "live rollout policies router training run",
   "stages": (
     "setup taxonomy references pretrain sft bopo vanilla thresholds cascade single_turn zero_shot "
-    "baselines evaluate plan export "
+    "methods baselines evaluate plan export "
     "bench_figures bench_subject bench_router bench_training bench_latency bench_peer bench"
   ),
   "report": (
