@@ -11,7 +11,6 @@ from baar_jax.samples import LARGE_FAMILY, SMALL_FAMILY
 from baar_jax.theme import FAMILIES, LIGHT, MARKERS, parameter_text, sr_name
 
 DASHED = {"color": LIGHT["muted"], "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
-LABEL_GAP_PT = 16  # a point nearer than this to a labelled one stays unlabelled
 INSIDE = 5  # a legend of more families is written above the axes
 
 
@@ -159,14 +158,15 @@ def _draw_points(
 
 
 def _label_points(axes: Axes, policies: Sequence[dict], metric: str, color: str) -> None:
-  """Writes the parameters beside the points, leaving out what would lie on another label."""
-  written: list[tuple[float, float]] = []
-  axes.figure.draw_without_rendering()  # the places of points are known once the axes are laid out
-  per_pt = axes.figure.dpi / 72
+  """Writes the parameters beside the points, leaving out what would lie on another text."""
+  axes.figure.draw_without_rendering()  # the places of texts are known once the axes are laid out
+  written = [text.get_window_extent() for text in axes.texts]
+  offset = {"xytext": (-6, 6), "textcoords": "offset points", "ha": "right"}
   for p in policies:
-    x, y = axes.transData.transform(_point(p, metric)) / per_pt
-    if all(abs(x - u) > 2 * LABEL_GAP_PT or abs(y - v) > LABEL_GAP_PT for u, v in written):
-      written.append((x, y))
-      text, point = parameter_text(p["parameters"]), _point(p, metric)
-      offset = {"xytext": (-6, 6), "textcoords": "offset points", "ha": "right"}
-      axes.annotate(text, point, color=color, fontsize=7.5, **offset)
+    text = parameter_text(p["parameters"])
+    label = axes.annotate(text, _point(p, metric), color=color, fontsize=7.5, **offset)
+    box = label.get_window_extent().padded(2)
+    if any(map(box.overlaps, written)):
+      label.remove()
+    else:
+      written.append(box)
