@@ -19,8 +19,8 @@ from baar_jax.theme import parameter_text, sr_name
 
 BOLD_RULE = (
   "Bold is the best of the families that see no more than a router may, only where the paired 95 % "
-  "interval of its gain over the next one lies above 0; the interval does not know that best and "
-  "next were found on these tasks."
+  "interval of its gain over the next one lies above 0. Intervals hold fixed what was picked, and "
+  "which family is best and which next."
 )
 TEX = {
   **{symbol: f"\\{symbol}" for symbol in "&%$#_{}"},
@@ -114,7 +114,10 @@ def every_budget(results: dict) -> str:
     found = [r["budgets"].get(str(K)) for K in budgets]
     cells = [_cell(figures, metric) if figures else Cell() for figures in found]
     grid.append((r["family"], parameter_text(r["parameters"]), cells))
-  note = f"Which of a family's rows is best was seen on these tasks alone. {stands(results)}"
+  note = (
+    "Families cannot be compared by their best rows here, which would be picked on the tasks that "
+    f"they are measured on. {stands(results)}"
+  )
   return _budget_table(results, "Parameters", budgets, grid, note, gains=False)
 
 

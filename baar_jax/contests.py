@@ -26,7 +26,7 @@ def frontiers(
   A family's soft points make its frontier; one that has none (First-Large) uses its budgets'.
   `bopo_gain` is BoPO's area minus the family's, and `bopo_policies` are whose area that is: all of
   BoPO's points against a family with several weights of cost, else those at `lam` alone, so that
-  no gain is one of more points. Ablations have a table of their own.
+  no trained family is beaten by more points. Ablations have a table of their own.
   """
   members: dict[str, list[int]] = {}
   for family in dict.fromkeys(p["family"] for p in policies):
@@ -143,13 +143,13 @@ def best_under_budgets(
 
   Our choice: the paper shows each family's best rows. Privileged policies and ablations do not
   compete; always-SMALL does, as it keeps every budget. The gain is clear where its paired 95 %
-  interval lies above 0; the interval does not know that best and next were found on these tasks.
+  interval lies above 0. Intervals hold fixed what was picked, and which is best and which next.
 
   Returns:
     By K as text: families, {family: {candidates (indices), score_percent, score_interval,
-    success_percent, success_interval, use_share, overruns, and gain (BoPO's over it, None if there
-    is none)}}; the names of the best family and of the runner_up (None if there is none); the gain
-    of one over the other, and whether it is clear.
+    success_percent, success_interval, use_share, overruns (of all candidates), and gain (BoPO's
+    over it, None if there is none)}}; the names of the best family and of the runner_up (None if
+    there is none); the gain of one over the other, and whether it is clear.
   """
   result = {}
   for K in sorted({p["call_budget"] for p in policies if p["call_budget"] is not None}):

@@ -94,9 +94,9 @@ def _draw_boundaries(axes: Axes, results: dict, metric: str) -> list[tuple[float
   ends = [_point(policy, metric) for policy in boundaries]
   axes.plot(*zip(*ends), **DASHED)
   _draw_points(axes, boundaries, boundaries, metric, LIGHT["small"], "X")
-  for policy, place, align in zip(boundaries, ((9, -4), (-4, -14)), ("left", "right")):
+  for policy, place in zip(boundaries, ((9, -12), (9, -3))):
     text, point = FAMILIES[policy["family"]], _point(policy, metric)
-    axes.annotate(text, point, place, textcoords="offset points", ha=align, fontsize=8)
+    axes.annotate(text, point, place, textcoords="offset points", fontsize=8)
   return ends
 
 

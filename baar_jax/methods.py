@@ -9,12 +9,10 @@ from baar_jax.references import stratified_random
 from baar_jax.run import UNSTRATIFIED, Run
 from baar_jax.taxonomy import load_profiles
 
-EARLIER = "by hand, in this project's own configurations on earlier runs with the same test tasks"
-
 
 def methods(run: Run) -> Iterator[dict]:
-  """Per method: family, training_episodes (those that were run for it or for the router that it
-  starts from), settings, and how they were chosen."""
+  """Per method: family, training_episodes (those that were run for one of its routers or for the
+  one that it starts from), settings, and where they come from."""
   c = run.config
   profiled = sum(len(p.small) + len(p.large) for p in load_profiles(run).values())
   stored = profiled + len(run.store.keys(stratified_random(c.references.samples).name))
@@ -54,14 +52,14 @@ def methods(run: Run) -> Iterator[dict]:
 
 
 def _changed(section) -> str:
-  """Which settings of a part of the configuration are other than its defaults, and why."""
+  """Which settings of a part of the configuration are other than its defaults."""
   names = [
     field.name
     for field in dataclasses.fields(section)
     if getattr(section, field.name) != field.default
   ]
   defaults = "the defaults: the paper's where it states one"
-  return f"{', '.join(names)}: {EARLIER}; else {defaults}" if names else defaults
+  return f"{', '.join(names)}: set by the configuration; else {defaults}" if names else defaults
 
 
 def _points(config: Config, family: str) -> str:
@@ -72,5 +70,7 @@ def _points(config: Config, family: str) -> str:
     shares = ", ".join(f"{share:g}" for share in c.shares)
     parts.append(f"thresholds at the shares {shares} of {asked} in stored training episodes")
   if c.thresholds:
-    parts.append(f"thresholds {', '.join(f'{t:g}' for t in c.thresholds)}, set {EARLIER}")
+    parts.append(
+      f"thresholds {', '.join(f'{t:g}' for t in c.thresholds)}, set by the configuration"
+    )
   return "points: " + ", ".join(parts)

@@ -186,17 +186,23 @@ def gain(one: Sample, other: Sample, metric: str, resamples: int) -> dict:
 def picked_elsewhere(candidates: Sequence[Sample], metric: str) -> Sample:
   """One policy out of several: on each half of the tasks the one that does best on the other half.
 
-  So no task has a say in what is measured on it (two-fold cross-validation, every other task in
-  either half). Of equals the first is taken. The entry is the first candidate's.
+  So no task has a say in what is measured on it (two-fold cross-validation). Of equals the first is
+  taken. The entry is the first candidate's.
   """
   values_CxN = np.array([sample.mean_N(metric) for sample in candidates])
-  sum_CxH = np.stack([values_CxN[:, half::2].sum(axis=1) for half in (0, 1)], axis=1)
+  half_N = halves(values_CxN.shape[1])
+  sum_CxH = np.stack([values_CxN[:, half_N == half].sum(axis=1) for half in (0, 1)], axis=1)
   best_H = sum_CxH.round(9).argmax(axis=0)  # sums of floats differ by a hair where they tie
   trials = {
-    task: candidates[best_H[1 - place % 2]].trials[task]
-    for place, task in enumerate(candidates[0].trials)
+    task: candidates[best_H[1 - half]].trials[task]
+    for task, half in zip(candidates[0].trials, half_N)
   }
   return Sample(candidates[0].entry, trials)
+
+
+def halves(tasks: int) -> np.ndarray:
+  """0 or 1 for each of so many tasks, drawn: their order may go through their types in turn."""
+  return np.random.default_rng(0).permutation(tasks) % 2
 
 
 def area(

@@ -23,8 +23,9 @@ CURVE_TITLES = {
 }
 _AREA_WORDS = """<p>The share of the rectangle between the two boundaries that lies under a family's
 upper hull. The straight line between the boundaries has 0.50, and a policy that beats always-LARGE
-can pass 1. Families have different numbers of points, a trained one its settings for each of its λ:
-more points can only raise an area.</p>
+can pass 1. More points can only raise an area. So "BoPO minus it" takes all of BoPO's points
+against a family with several λ too, and those at one λ against the others, as many as any other
+trained one has.</p>
 """
 
 

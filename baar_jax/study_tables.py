@@ -111,7 +111,7 @@ def methods(results: dict) -> str:
     text = ", ".join(f"{name} = {_setting(value)}" for name, value in m["settings"].items())
     cells = f"<td>{html.escape(text)}</td><td>{html.escape(m['chosen'])}</td>"
     rows.append(row(results, m["family"], f"{m['training_episodes']:,}", cells))
-  head = "<tr><th>Method</th><th>Episodes run for its training</th>"
+  head = "<tr><th>Method</th><th>Episodes run to train one router</th>"
   head += "<th>Settings</th><th>How chosen</th></tr>"
   return table(head, rows, kind="prose")
 

@@ -44,8 +44,7 @@ def areas(results: dict) -> str:
     points = len(lone["policies"])
     rows.append(f'<tr><th scope="row">{name}</th><td>{points}</td>{cells}</tr>')
     alone_note = (
-      "BoPO minus it: all of BoPO's points against a family with several λ too, against others "
-      f"those at λ = {results['run']['compared_lam']:g}."
+      f"BoPO minus a family with one λ or none is at λ = {results['run']['compared_lam']:g}."
     )
   if "exact" in results:
     cells = f"<td>{results['exact']['area']:.2f} <small>computed</small></td><td>–</td>"

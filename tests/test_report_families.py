@@ -10,7 +10,7 @@ from baar_jax import budget_tables, cells, contests, report, results, sections, 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Step, Task
 from baar_jax.evaluate import Entry
-from baar_jax.samples import METRICS, Sample, Trial, picked_elsewhere
+from baar_jax.samples import METRICS, Sample, Trial, halves, picked_elsewhere
 from baar_jax.store import Store
 from baar_jax.theme import parameter_text
 
@@ -224,9 +224,9 @@ def test_bopo_s_area_at_one_lam_alone(summary, tmp_path):
   assert fronts["random"]["bopo_gain"]["success"]["value"] == pytest.approx(15 / 16 - 0.5)
   assert fronts["vanilla"]["bopo_policies"] == [3, 6]
   text = tables.areas(two)
-  assert "against others those at λ = 0.3." in text
+  assert "with one λ or none is at λ = 0.3." in text
   assert '<th scope="row">BoPO, λ = 0.9 alone</th><td>1</td>' in text
-  assert "different numbers of points" in sections.areas(two)
+  assert "More points can only raise" in sections.areas(two)
 
 
 def test_parameters_are_picked_on_the_other_half():
@@ -237,22 +237,29 @@ def test_parameters_are_picked_on_the_other_half():
     }
     return Sample(Entry("bopo", BOPO, "bopo"), made)
 
-  one, other = sample("SL", (1.0, 1.0, 0.0, 0.0)), sample("LL", (0.0, 1.0, 1.0, 0.25))
-  # Tasks 0 and 2: 1 against 1, so the first is taken for 1 and 3. Tasks 1 and 3: 1 against 1.25,
-  # so the other is taken for 0 and 2.
+  one, other = sample("SL", (1.0, 0.0, 1.0, 0.0)), sample("LL", (0.0, 1.0, 1.0, 0.25))
+  assert halves(4).tolist() == [0, 0, 1, 1]
+  # Tasks 0 and 1: 1 against 1, so the first is taken for 2 and 3. Tasks 2 and 3: 1 against 1.25, so
+  # the other is taken for 0 and 1.
   found = picked_elsewhere([one, other], "score")
   assert found.mean_N("score").tolist() == [0.0, 1.0, 1.0, 0.0]
-  assert found.mean_N("large_calls").tolist() == [2, 1, 2, 1]
+  assert found.mean_N("large_calls").tolist() == [2, 2, 1, 1]
   assert picked_elsewhere([one], "score").trials == one.trials
-  # By success also tasks 1 and 3 are even, 1 against 1.
-  assert picked_elsewhere([one, other], "success").mean_N("success").tolist() == [1, 1, 0, 0]
+  # By success tasks 2 and 3 are even too, 1 against 1.
+  assert picked_elsewhere([one, other], "success").mean_N("success").tolist() == [1, 0, 1, 0]
+
+
+def test_halves_are_drawn_whatever_the_order():
+  half_N = halves(61)
+  assert sorted(half_N.tolist()) == [0] * 31 + [1] * 30
+  assert 10 < half_N[::2].sum() < 20  # of 31: every other task would all be in one half
 
 
 def test_a_budget_s_families_have_parameters_of_the_other_half(tmp_path):
   store = Store(tmp_path / "episodes.sqlite")
   fill_families(store)
   known = entries()
-  for name, scores in (("a", (1.0, 1.0, 0.0, 0.0)), ("b", (0.0, 1.0, 1.0, 0.25))):
+  for name, scores in (("a", (1.0, 0.0, 1.0, 0.0)), ("b", (0.0, 1.0, 1.0, 0.25))):
     policy = f"sft({name},K=1)"
     known.append(Entry("sft", {"update": 6, "share": 0.5 if name == "a" else 0.25}, policy, 1))
     for i, score in enumerate(scores):
