@@ -94,7 +94,7 @@ def _draw_boundaries(axes: Axes, results: dict, metric: str) -> list[tuple[float
   ends = [_point(policy, metric) for policy in boundaries]
   axes.plot(*zip(*ends), **DASHED)
   _draw_points(axes, boundaries, boundaries, metric, LIGHT["small"], "X")
-  for policy, place in zip(boundaries, ((9, -12), (9, -3))):
+  for policy, place in zip(boundaries, ((9, -12), (9, 5))):
     text, point = FAMILIES[policy["family"]], _point(policy, metric)
     axes.annotate(text, point, place, textcoords="offset points", fontsize=8)
   return ends

@@ -9,6 +9,10 @@ from baar_jax.references import stratified_random
 from baar_jax.run import UNSTRATIFIED, Run
 from baar_jax.taxonomy import load_profiles
 
+CONFIGURED = (
+  "set by the configuration (in this project's own by hand, on earlier runs with these test tasks)"
+)
+
 
 def methods(run: Run) -> Iterator[dict]:
   """Per method: family, training_episodes (those that were run for one of its routers or for the
@@ -59,7 +63,7 @@ def _changed(section) -> str:
     if getattr(section, field.name) != field.default
   ]
   defaults = "the defaults: the paper's where it states one"
-  return f"{', '.join(names)}: set by the configuration; else {defaults}" if names else defaults
+  return f"{', '.join(names)}: {CONFIGURED}; else {defaults}" if names else defaults
 
 
 def _points(config: Config, family: str) -> str:
@@ -70,7 +74,5 @@ def _points(config: Config, family: str) -> str:
     shares = ", ".join(f"{share:g}" for share in c.shares)
     parts.append(f"thresholds at the shares {shares} of {asked} in stored training episodes")
   if c.thresholds:
-    parts.append(
-      f"thresholds {', '.join(f'{t:g}' for t in c.thresholds)}, set by the configuration"
-    )
+    parts.append(f"thresholds {', '.join(f'{t:g}' for t in c.thresholds)}, {CONFIGURED}")
   return "points: " + ", ".join(parts)

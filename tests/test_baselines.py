@@ -110,7 +110,7 @@ def test_methods_say_what_they_learned_from(run):
 
 def test_methods_say_how_their_settings_were_chosen(run):
   found = {method["family"]: method for method in methods.methods(run)}
-  chosen = "updates, batch_episodes, micro_episodes, learning_rate: set by the configuration; else"
+  chosen = "updates, batch_episodes, micro_episodes, learning_rate: set by the configuration ("
   assert found["sft"]["chosen"].startswith(chosen)
   assert "the shares 0.5 of SMALL's steps in stored training" in found["cascade"]["chosen"]
   assert found["no-hard-bonus"]["settings"] == {"bopo.r_hard": 0.0, "lam": 0.1}
