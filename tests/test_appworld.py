@@ -384,6 +384,10 @@ def test_making_tasks_is_incremental_and_repeatable(data, tmp_path):
     if "/tasks/" in name:
       assert (other / name).read_bytes() == (data / name).read_bytes(), name
   assert (other / "data/datasets/train.txt").read_text().split()[0] == PAY
+  (other / "data/datasets/dev.txt").unlink()  # a list that is lost, or newer than the tasks
+  said = engines.run_module("appworld", MAKER, str(other), "3", "1")
+  assert said.splitlines() == [f"4 tasks in {other}, 0 of them new"]
+  assert len((other / "data/datasets/dev.txt").read_text().split()) == 1
 
 
 def test_ids_show_the_level_and_splits_share_no_task():

@@ -65,9 +65,11 @@ def main(directory: str, train_tasks: str, test_tasks: str) -> None:
     shutil.rmtree(root, ignore_errors=True)
     made = [0, 0]
   new = [name for name in _names(wanted) if name not in set(_names(made))]
+  counts = [max(pair) for pair in zip(made, wanted)]
   if new:
     _make(root, new, base=not made[0])
-    counts = [max(pair) for pair in zip(made, wanted)]
+  lists = [root / "data" / "datasets" / f"{name}.txt" for names in DATASETS for name in names]
+  if new or not all(path.exists() for path in lists):
     _write_datasets(root, counts)
     _replace(marker, json.dumps({"version": VERSION, "tasks": counts}))
   total = len(list((root / "data" / "tasks").glob("d*_*[0-9]")))
