@@ -27,6 +27,7 @@ from baar_jax.view import View
 
 SAVE_EVERY = 5  # updates
 MIN_GROUP = 2  # episodes; a smaller group has no mean to compare with
+DIED = "see above what their environments died of, then run the same command again"
 
 
 @jax.tree_util.register_dataclass
@@ -127,8 +128,7 @@ def advantages(
     advantage_parts.append(adv_G)
   if not kept:
     raise ValueError(
-      f"none of the {len(groups)} tasks of this batch has {MIN_GROUP} episodes: "
-      "see above what their environments died of, then run the same command again"
+      f"none of the {len(groups)} tasks of this batch has {MIN_GROUP} episodes: {DIED}"
     )
   metrics = rollout_metrics(kept, np.concatenate(reward_parts)) | {"clipped": clipped}
   return kept, np.concatenate(advantage_parts), metrics

@@ -87,22 +87,19 @@ def write_report(summary: dict, directory: Path) -> Path:
 
 def terminal_table(summary: dict) -> str:
   """A line per policy for the terminal."""
-  known_as = lambda p: (  # noqa: E731
-    p["policy"] + (" (stand-in)" if p["family"] in summary["run"]["stand_ins"] else "")
-  )
+  mark = lambda family: " (stand-in)" if family in summary["run"]["stand_ins"] else ""  # noqa: E731
   lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
   digits = cost_digits(summary)
   sr = f"{summary['run']['sr_metric']}_percent"
   for p in (*summary["policies"], *summary["dollar_budget"]):
     use = "" if p["use_share"] is None else f"{100 * p['use_share']:.0f}"
     lines.append(
-      f"{known_as(p):<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}"
+      f"{p['policy'] + mark(p['family']):<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}"
       f"{p['cost_usd']:>10.{digits}f}{p['large_calls']:>7.1f}{use:>6}"
     )
   for family, front in summary["frontiers"].items():
     area = front["area"][summary["run"]["sr_metric"]]
     if area is not None:
-      stand_in = " (stand-in)" if family in summary["run"]["stand_ins"] else ""
-      lines.append(f"area of {family}{stand_in}: {area['value']:.3f}")
+      lines.append(f"area of {family}{mark(family)}: {area['value']:.3f}")
   lines.append(budget_tables.ledger_text(summary))
   return "\n".join(lines)

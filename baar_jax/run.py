@@ -290,12 +290,11 @@ class Run:
       file.write(json.dumps(values) + "\n")
 
   def log_once(self, **values) -> None:
-    """Appends a line unless the newest one with the same stage and family says the same."""
+    """Appends a line unless the newest one of the same stage says the same."""
     path, newest = self.dir / "metrics.jsonl", None
     for line in path.read_text().splitlines() if self.first and path.exists() else ():
       if f'"stage": "{values["stage"]}"' in line and line.endswith("}"):  # not cut by a kill
-        found = json.loads(line)
-        newest = found if found.get("family") == values.get("family") else newest
+        newest = json.loads(line)
     if newest != json.loads(json.dumps(values)):
       self.log(**values)
 

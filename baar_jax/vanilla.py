@@ -10,17 +10,13 @@ import numpy as np
 
 from baar_jax import losses
 from baar_jax.batches import Batch
-from baar_jax.bopo import Method, Signal, by_task, rollout_metrics, train
+from baar_jax.bopo import DIED, Method, Signal, by_task, rollout_metrics, train
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.run import Run
 from baar_jax.taxonomy import Profile, success
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # DAPO's own
-NO_EPISODES = (
-  "no episode of this batch came to its end: "
-  "see above what their environments died of, then run the same command again"
-)
 EPS = 1e-6  # beside the spread of rewards; groups without one are not kept
 
 
@@ -74,7 +70,7 @@ def advantages(
   """
   del references, config
   if not episodes:
-    raise ValueError(NO_EPISODES)
+    raise ValueError(f"no episode of this batch came to its end: {DIED}")
   unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
   kept, parts, rewards = [], [], []
   groups = by_task(episodes)
