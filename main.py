@@ -7,7 +7,11 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from baar_jax import (
+from baar_jax.config import validate
+from baar_jax.envs.base import EnvDied
+from baar_jax.rollout.budget import CapReached
+from baar_jax.run import Run
+from baar_jax.stages import (
   baselines,
   bench,
   bopo,
@@ -19,12 +23,8 @@ from baar_jax import (
   report,
   setup,
   sft,
-  taxonomy,
 )
-from baar_jax.budget import CapReached
-from baar_jax.config import validate
-from baar_jax.envs.base import EnvDied
-from baar_jax.run import Run
+from baar_jax.stages import profile as taxonomy
 
 STAGES = {
   "setup": setup.main,

@@ -15,17 +15,18 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from baar_jax import models, sharding
+from baar_jax import mesh as sharding
 from baar_jax.config import Config, ablate
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
-from baar_jax.live import Job, Policy
-from baar_jax.policies import always
-from baar_jax.rollout import run_episodes
-from baar_jax.router import check_pretrained
+from baar_jax.llms import pair as models
+from baar_jax.rollout.live import Job, Policy
+from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import always
+from baar_jax.router.policy import check_pretrained
 from baar_jax.store import Store
 
 SPLITS = ("train", "test")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from baar_jax import agent
 from baar_jax.episode import Task
+from baar_jax.llms import agent
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from baar_jax.envs.alfworld_expert import TASK_TYPES, Expert, Facts, Goal
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.episode import SMALL
-from baar_jax.live import Job
 from baar_jax.llms.scripted import ALFWorldErrors, ScriptedPair
-from baar_jax.policies import always
-from baar_jax.rewards import difficulty
-from baar_jax.rollout import run_episodes
+from baar_jax.rollout.live import Job
+from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import always
+from baar_jax.train.rewards import difficulty
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 TRAIN, TEST = 66, 60  # as in configs/alfworld.py

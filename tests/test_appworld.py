@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baar_jax import setup
 from baar_jax.config import Config, EnvConfig
 from baar_jax.envs import appworld_root, appworld_tasks, engines
 from baar_jax.envs.appworld import OUTPUT_CHARS, AppWorld
@@ -21,11 +20,12 @@ from baar_jax.envs.appworld_expert import MAX_PLAN, Expert, make_plan
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import memory_mb, open_envs
 from baar_jax.episode import SMALL
-from baar_jax.live import Job
 from baar_jax.llms.scripted import LARGE, AppWorldErrors, ScriptedPair
-from baar_jax.policies import always
-from baar_jax.rewards import difficulty
-from baar_jax.rollout import run_episodes
+from baar_jax.rollout.live import Job
+from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import always
+from baar_jax.stages import setup
+from baar_jax.train.rewards import difficulty
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("gpt-4.1-mini", "gpt-4.1")

@@ -6,11 +6,13 @@ import shutil
 import pytest
 import tiny
 
-from baar_jax import baselines, bopo, cascade, evaluate, methods, references, sft, taxonomy
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
 from baar_jax.episode import SMALL
+from baar_jax.report import methods
+from baar_jax.router.zero_shot import zero_shot_name
 from baar_jax.run import Run
-from baar_jax.zero_shot import zero_shot_name
+from baar_jax.stages import baselines, bopo, cascade, evaluate, references, sft
+from baar_jax.stages import profile as taxonomy
 
 
 def configured(runs):

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from baar_jax.batches import bucket_of, length_buckets, make_batch
-from baar_jax.view import Window
+from baar_jax.router.view import Window
+from baar_jax.train.batches import bucket_of, length_buckets, make_batch
 
 SIZES = {"rows": 3, "decisions": 4, "buckets": (6, 10)}
 

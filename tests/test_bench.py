@@ -12,15 +12,15 @@ import pytest
 import tiny
 import tokenizers
 
-from baar_jax import bench, bench_latency, bench_peer, bench_router, bench_training
-from baar_jax.bench_figures import Figures
-from baar_jax.bench_subject import prepare
 from baar_jax.config import BenchConfig, Config, RouterConfig, validate
-from baar_jax.qwen2 import Qwen2Config
-from baar_jax.router import build_model
+from baar_jax.router.policy import build_model
+from baar_jax.router.qwen2 import Qwen2Config
+from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run
-from baar_jax.training import Scorer
-from baar_jax.weights import save_qwen2
+from baar_jax.stages import bench, bench_latency, bench_peer, bench_router, bench_training
+from baar_jax.stages.bench_figures import Figures
+from baar_jax.stages.bench_subject import prepare
+from baar_jax.train.trainer import Scorer
 
 ROUTER = RouterConfig(
   vocab_size=400,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_report_families import everything
 
-from baar_jax import report
+from baar_jax.stages import report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (

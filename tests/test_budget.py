@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baar_jax.budget import CallBudget, CapReached, DollarBudget, Purse
+from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, Purse
 
 LARGE, LARGER = 1, 2
 

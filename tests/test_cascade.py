@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from test_rollout import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
 
-from baar_jax.batches import make_batch
-from baar_jax.cascade import CascadePolicy, calibration, failures, proposed, split
-from baar_jax.live import Job
-from baar_jax.rollout import run_episodes
-from baar_jax.router import RouterPolicy, Threshold
-from baar_jax.view import View, Window
+from baar_jax.rollout.live import Job
+from baar_jax.rollout.loop import run_episodes
+from baar_jax.router.policy import RouterPolicy, Threshold
+from baar_jax.router.view import View, Window
+from baar_jax.stages.cascade import CascadePolicy, calibration, failures, proposed, split
+from baar_jax.train.batches import make_batch
 
 
 @pytest.fixture(scope="module")

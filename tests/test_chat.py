@@ -11,14 +11,14 @@ import httpx2
 import pytest
 from standin import StandIn
 
-from baar_jax.agent import NoAnswer
-from baar_jax.budget import BudgetSpent, CapReached, DollarBudget, Purse
-from baar_jax.calls import Calls, Spent, read_spent
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task
+from baar_jax.llms.agent import NoAnswer
+from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair, read_answer, read_text, read_usage, retry_after_s
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import Price, Usage
+from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, Purse
 
 PRICES = Price(1.0, 0.5, 4.0), Price(10.0, 5.0, 40.0, cache_write=12.0)
 TASK = Task("t1", "train", "Do it.", 10)

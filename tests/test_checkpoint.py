@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from baar_jax.checkpoint import Checkpoints
 from baar_jax.config import Config
+from baar_jax.train.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 # Reads of damaged files leave futures behind that nobody awaits.
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 import jax
 jax.config.update("jax_platforms", "cpu")
-from baar_jax.checkpoint import Checkpoints
+from baar_jax.train.checkpoint import Checkpoints
 from baar_jax.config import Config
 from tests.test_checkpoint import state
 checkpoints = Checkpoints(Path(sys.argv[1]), Config())

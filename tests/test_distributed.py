@@ -17,10 +17,10 @@ from flax import nnx
 from test_pipeline import QUICK, ROOT, finish, rows, start, wait_for
 
 from baar_jax.config import RouterConfig
-from baar_jax.router import abstract_model
-from baar_jax.sharding import one_device
-from baar_jax.training import load_trained
-from baar_jax.view import View
+from baar_jax.mesh import one_device
+from baar_jax.router.policy import abstract_model
+from baar_jax.router.view import View
+from baar_jax.train.trainer import load_trained
 
 FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 " + QUICK["XLA_FLAGS"]}
 STORES = "episodes.sqlite", "episodes-1.sqlite"
@@ -39,14 +39,14 @@ from pathlib import Path
 import jax, numpy as np
 jax.config.update("jax_platforms", "cpu")
 import tiny
-from baar_jax.bopo import improve, improvement, make_optimizer
+from baar_jax.stages.bopo import improve, improvement, make_optimizer
 from baar_jax.episode import Task
-from baar_jax.router import build_model
-from baar_jax.sft import imitation
-from baar_jax import sft
-from baar_jax.sharding import make_mesh, one_device
-from baar_jax.training import Batcher, Scorer, Trainer
-from baar_jax.view import View, train_tokenizer
+from baar_jax.router.policy import build_model
+from baar_jax.stages.sft import imitation
+from baar_jax.stages import sft
+from baar_jax.mesh import make_mesh, one_device
+from baar_jax.train.trainer import Batcher, Scorer, Trainer
+from baar_jax.router.view import View, train_tokenizer
 
 config = tiny.config("none")
 config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, micro_episodes=4))

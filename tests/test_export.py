@@ -8,11 +8,12 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax import bopo, export, references, sft, taxonomy
-from baar_jax.router import load_pretrained
+from baar_jax.router.policy import load_pretrained
+from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.sft import load_sft
-from baar_jax.view import View
+from baar_jax.stages import bopo, export, references, sft
+from baar_jax.stages import profile as taxonomy
+from baar_jax.stages.sft import load_sft
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 from scipy.stats import norm
 
-from baar_jax import frontier
+from baar_jax.report import frontier
 
 SMALL, LARGE = (1.0, 0.4), (5.0, 0.6)
 GRID = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)

@@ -7,9 +7,9 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baar_jax.calls import FAILED, PRESUMED, REPLY, RETRY, Calls, Spent, read_spent
 from baar_jax.episode import Episode, Step
-from baar_jax.ledger import PARTS, episode_parts, run_ledger
+from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls, Spent, read_spent
+from baar_jax.report.ledger import PARTS, episode_parts, run_ledger
 
 usd = st.floats(0, 10)
 steps = st.builds(

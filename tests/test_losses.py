@@ -10,7 +10,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from baar_jax import losses
+from baar_jax.train import losses
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 import tiny
 
-from baar_jax import plan, taxonomy
 from baar_jax.config import ModelsConfig
 from baar_jax.llms.prices import prices_of
 from baar_jax.run import Run
+from baar_jax.stages import plan
+from baar_jax.stages import profile as taxonomy
 from baar_jax.store import Store
 
 STAGES = ["setup", "profile", "references", "pretrain", "sft", "bopo", "evaluate", "report"]

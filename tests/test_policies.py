@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from baar_jax.episode import Task
-from baar_jax.live import Decision, Job, Live
-from baar_jax.policies import always, oracle, random_large, random_rule
+from baar_jax.rollout.live import Decision, Job, Live
+from baar_jax.rollout.policies import always, oracle, random_large, random_rule
 
 
 def live(task_id="t", seed=0, step=0, error_rates=(0.0, 0.0)) -> Live:

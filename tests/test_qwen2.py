@@ -11,7 +11,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baar_jax.qwen2 import Qwen2, Qwen2Config, attention, rms_norm, rotate
+from baar_jax.router.qwen2 import Qwen2, Qwen2Config, attention, rms_norm, rotate
 
 CONFIG = Qwen2Config(
   vocab_size=11,

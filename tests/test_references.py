@@ -5,14 +5,19 @@ from types import SimpleNamespace
 import pytest
 from tiny import episode
 
-from baar_jax import references
 from baar_jax.config import Config
 from baar_jax.episode import Task
-from baar_jax.live import Job, Live
-from baar_jax.policies import always
-from baar_jax.references import cheapest, choose_reference, load_references, stratified_random
+from baar_jax.rollout.live import Job, Live
+from baar_jax.rollout.policies import always
+from baar_jax.stages import references
+from baar_jax.stages.profile import Profile
+from baar_jax.stages.references import (
+  cheapest,
+  choose_reference,
+  load_references,
+  stratified_random,
+)
 from baar_jax.store import Store
-from baar_jax.taxonomy import Profile
 
 NAMES = "always-small", "always-large"
 

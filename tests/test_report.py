@@ -6,8 +6,9 @@ import re
 import pytest
 from test_results import BOPO, ENTRIES, config, fill, profiles
 
-from baar_jax import cells, report, results
-from baar_jax.evaluate import Entry
+from baar_jax.report import cells, results
+from baar_jax.stages import report
+from baar_jax.stages.evaluate import Entry
 from baar_jax.store import Store
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}

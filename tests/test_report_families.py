@@ -6,13 +6,14 @@ import pytest
 from test_report import read
 from test_results import BOPO, ENTRIES, config, episode, fill, profiles, row
 
-from baar_jax import budget_tables, cells, contests, report, results, sections, study_tables, tables
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Step, Task
-from baar_jax.evaluate import Entry
-from baar_jax.samples import METRICS, Sample, Trial, halves, picked_elsewhere
+from baar_jax.report import budget_tables, cells, contests, results, sections, study_tables, tables
+from baar_jax.report.samples import METRICS, Sample, Trial, halves, picked_elsewhere
+from baar_jax.report.theme import parameter_text
+from baar_jax.stages import report
+from baar_jax.stages.evaluate import Entry
 from baar_jax.store import Store
-from baar_jax.theme import parameter_text
 
 SHARE = {"lam": 0.3, "update": 12, "share": 0.25}
 # Family -> parameters, the models of its steps, scores of the four tasks (easy, hard, hard,

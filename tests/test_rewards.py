@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baar_jax import rewards
+from baar_jax.train import rewards
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

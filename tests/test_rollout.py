@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from baar_jax import rollout
-from baar_jax.agent import NO_ACTION, NoAnswer, Reply
-from baar_jax.budget import BudgetSpent, CapReached, DollarBudget
 from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Task
-from baar_jax.live import Decision, Job
+from baar_jax.llms.agent import NO_ACTION, NoAnswer, Reply
 from baar_jax.llms.prices import Usage, prices_of
-from baar_jax.rollout import run_episodes
+from baar_jax.rollout import loop as rollout
+from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget
+from baar_jax.rollout.live import Decision, Job
+from baar_jax.rollout.loop import run_episodes
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from baar_jax import router
 from baar_jax.episode import Step, Task
-from baar_jax.live import Job, Live
-from baar_jax.router import RouterPolicy, Sample, Threshold, build_model
-from baar_jax.view import View, adopt_tokenizer
-from baar_jax.weights import save_qwen2
+from baar_jax.rollout.live import Job, Live
+from baar_jax.router import policy as router
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold, build_model
+from baar_jax.router.view import View, adopt_tokenizer
+from baar_jax.router.weights import save_qwen2
 
 
 def start(number: int, seed: int = 0, steps: int = 0) -> Live:

@@ -9,13 +9,15 @@ import threading
 import pytest
 import tiny
 
-from baar_jax import bopo, models, pretrain, references, sft, taxonomy
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import Episode
-from baar_jax.live import Job
-from baar_jax.policies import always
+from baar_jax.llms import pair as models
+from baar_jax.rollout.live import Job
+from baar_jax.rollout.policies import always
 from baar_jax.run import Run
+from baar_jax.stages import bopo, pretrain, references, sft
+from baar_jax.stages import profile as taxonomy
 
 
 @pytest.fixture(autouse=True)

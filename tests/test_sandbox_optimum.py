@@ -7,14 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from baar_jax import frontier, rewards
-from baar_jax.agent import extend, opening, parse_action
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
-from baar_jax.envs.sandbox_optimum import NAMES, Exact
+from baar_jax.llms.agent import extend, opening, parse_action
 from baar_jax.llms.prices import cost_usd
 from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
+from baar_jax.report import frontier
+from baar_jax.report.optimum import NAMES, Exact
+from baar_jax.train import rewards
 
 MU = 90.0  # success per dollar: the middle of the frontier
 FEW = Rules(

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from baar_jax import agent
 from baar_jax.envs import scienceworld_engine
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.scienceworld import TASK_TYPES, ScienceWorld
 from baar_jax.envs.scienceworld_expert import CRITICAL_VERBS, Expert
+from baar_jax.llms import agent
 from baar_jax.llms.prices import cost_usd
 from baar_jax.llms.scripted import ScienceWorldErrors, ScriptedPair
-from baar_jax.rewards import difficulty
+from baar_jax.train.rewards import difficulty
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 FOCUS_TWICE = "lifespan-longest-lived-then-shortest-lived"

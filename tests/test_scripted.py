@@ -2,9 +2,9 @@
 
 import pytest
 
-from baar_jax.agent import opening, parse_action
 from baar_jax.envs.base import Oracle
 from baar_jax.episode import SMALL, Task
+from baar_jax.llms.agent import opening, parse_action
 from baar_jax.llms.scripted import LARGE, Lapse, SandboxErrors, ScienceWorldErrors, ScriptedPair
 
 ERRORS = ScienceWorldErrors()

@@ -12,13 +12,14 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax import references, sft, taxonomy
 from baar_jax.config import SFTConfig
-from baar_jax.pretrain import load_initial
-from baar_jax.router import build_model
+from baar_jax.router.policy import build_model
+from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.sft import balanced, load_sft, make_optimizer
-from baar_jax.view import View
+from baar_jax.stages import profile as taxonomy
+from baar_jax.stages import references, sft
+from baar_jax.stages.pretrain import load_initial
+from baar_jax.stages.sft import balanced, load_sft, make_optimizer
 
 
 def batches(hard, rest, size, share, count, seed=0):

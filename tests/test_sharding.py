@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from baar_jax import sharding
+from baar_jax import mesh as sharding
 
 
 @pytest.mark.parametrize(

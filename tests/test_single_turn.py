@@ -2,8 +2,8 @@
 
 import tiny
 
-from baar_jax.batches import make_batch
-from baar_jax.single_turn import Winners, large_wins
+from baar_jax.stages.single_turn import Winners, large_wins
+from baar_jax.train.batches import make_batch
 
 
 def trial(seed, score, models="S"):

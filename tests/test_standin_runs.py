@@ -15,7 +15,7 @@ import tiny
 from lockpick import Lockpick
 from standin import StandIn
 
-from baar_jax.calls import read_spent
+from baar_jax.llms.calls import read_spent
 
 ROOT = Path(__file__).parents[1]
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}

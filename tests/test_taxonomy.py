@@ -7,10 +7,10 @@ from tiny import episode
 
 from baar_jax.config import Config
 from baar_jax.episode import Task
-from baar_jax.policies import always
-from baar_jax.pretrain import paid_episodes
+from baar_jax.rollout.policies import always
+from baar_jax.stages.pretrain import paid_episodes
+from baar_jax.stages.profile import load_profiles, profile_tasks, robustness, success
 from baar_jax.store import Store
-from baar_jax.taxonomy import load_profiles, profile_tasks, robustness, success
 
 
 def trials(task_id, policy, outcomes):

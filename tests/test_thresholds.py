@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import tiny
 
-from baar_jax import references, taxonomy
-from baar_jax.router import build_model
+from baar_jax.router.policy import build_model
+from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.thresholds import measure, threshold, training_episodes
-from baar_jax.view import View
+from baar_jax.stages import profile as taxonomy
+from baar_jax.stages import references
+from baar_jax.train.thresholds import measure, threshold, training_episodes
 
 
 @pytest.mark.parametrize("share, found", [(0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)])

@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from baar_jax.bopo import improve, improvement
 from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
-from baar_jax.router import build_model
-from baar_jax.sft import imitation
-from baar_jax.training import Batcher, Scorer, Trainer
-from baar_jax.view import View
+from baar_jax.router.policy import build_model
+from baar_jax.router.view import View
+from baar_jax.stages.bopo import improve, improvement
+from baar_jax.stages.sft import imitation
+from baar_jax.train.trainer import Batcher, Scorer, Trainer
 
 LENGTHS = "SLSLLS"
 EPISODES = 5

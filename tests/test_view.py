@@ -8,9 +8,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baar_jax import view as view_module
 from baar_jax.episode import Episode, Step, Task
-from baar_jax.view import CUT_MARK, View
+from baar_jax.router import view as view_module
+from baar_jax.router.view import CUT_MARK, View
 
 SMALL, BIG = "<|SMALL|>", "<|BIG|>"
 

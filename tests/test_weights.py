@@ -18,9 +18,9 @@ from flax import nnx
 from golden import make_qwen2
 from safetensors.numpy import load_file, save_file
 
-from baar_jax import view, weights
-from baar_jax.qwen2 import Qwen2
-from baar_jax.weights import check_directory, load_qwen2, read_config, save_qwen2
+from baar_jax.router import view, weights
+from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.weights import check_directory, load_qwen2, read_config, save_qwen2
 
 TESTS = Path(__file__).parent
 INDEX = "model.safetensors.index.json"
@@ -236,7 +236,7 @@ class TestLoad:
     """
     script = """
 import sys
-from baar_jax.weights import load_qwen2
+from baar_jax.router.weights import load_qwen2
 
 def used(name):
   lines = open("/proc/self/status").read().splitlines()
@@ -264,8 +264,8 @@ import json, sys
 import jax
 import numpy as np
 from flax import nnx
-from baar_jax.sharding import make_mesh
-from baar_jax.weights import load_qwen2, save_qwen2
+from baar_jax.mesh import make_mesh
+from baar_jax.router.weights import load_qwen2, save_qwen2
 base, saved = sys.argv[1:]
 split, whole = load_qwen2(base, mesh=make_mesh(4)), load_qwen2(base)
 save_qwen2(split, saved, base + "/tokenizer.json", np.float32)

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 import tiny
 
-from baar_jax.agent import Reply
-from baar_jax.budget import CallBudget, DollarBudget, Purse
 from baar_jax.config import ModelsConfig
-from baar_jax.live import Job, Live
+from baar_jax.llms.agent import Reply
 from baar_jax.llms.prices import Price, Usage
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.view import View
-from baar_jax.zero_shot import ZeroShotPolicy, read_answer
+from baar_jax.rollout.budget import CallBudget, DollarBudget, Purse
+from baar_jax.rollout.live import Job, Live
+from baar_jax.router.view import View
+from baar_jax.router.zero_shot import ZeroShotPolicy, read_answer
 
 PRICE = Price(1.0, 1.0, 2.0)  # dollars per million
 CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
@@ -107,7 +107,7 @@ def test_the_stand_in_reads_the_prompt_and_pays(paper_view, make_task):
 
 
 def test_the_pair_makes_its_judge_at_the_judges_price(tmp_path):
-  from baar_jax import models
+  from baar_jax.llms import pair as models
 
   pair = models.open_pair(tiny.config(tmp_path), tmp_path / "none.sqlite")
   judge = pair.judge(ModelsConfig(names=("own",), prices=((1.0, 0.5, 2.0),)))

@@ -1,0 +1,131 @@
+"""The ReAct agent: the conversation that a model is shown, and the action in its reply."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from baar_jax.config import ModelsConfig
+from baar_jax.envs.base import Env
+from baar_jax.episode import Task
+from baar_jax.llms.prices import Price, Usage
+from baar_jax.rollout.budget import Purse
+
+Messages = list[dict[str, str]]
+
+NO_ACTION = "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+
+
+class NoAnswer(RuntimeError):
+  """A model gave no usable answer, however often it was asked; the episode ends in an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+  """A model's answer. Its cost follows from the usage and the model's price.
+
+  Attributes:
+    retry_usd: dollars of attempts before it that were billed and useless.
+    presumed_usd: dollars of attempts of which it is not known whether they were billed, each at
+      the most that it can have cost.
+    replayed: whether it was recorded before, so that nothing was paid for it now.
+  """
+
+  text: str
+  usage: Usage
+  retry_usd: float = 0.0
+  presumed_usd: float = 0.0
+  replayed: bool = False
+
+
+class Agent(Protocol):
+  """One model during one episode."""
+
+  def bound_usd(self, messages: Messages, step: int) -> float:
+    """The most that one attempt at a reply can cost."""
+
+  def reply(self, messages: Messages, step: int) -> Reply:
+    """The answer to the conversation so far, at the given step (from 0).
+
+    Raises:
+      NoAnswer: there is none.
+      BudgetSpent, CapReached: an attempt does not fit what it would be paid from.
+    """
+
+
+class Judge(Protocol):
+  """A model that is asked which one of a pair should act.
+
+  Attributes:
+    price: of its calls.
+  """
+
+  price: Price
+
+  def ask(self, messages: Messages, task: Task, seed: int, place: int, purse: Purse) -> Reply:
+    """Its answer; `place` tells an episode's questions apart. Raises what `Agent.reply` does."""
+
+
+class Pair(Protocol):
+  """The models to route between, cheapest first; what they are (scripted or real) is `kind`."""
+
+  kind: str
+  names: tuple[str, ...]
+  prices: tuple[Price, ...]
+
+  def start(self, env: Env, task: Task, seed: int, purse: Purse) -> Sequence[Agent]:
+    """The agents of one episode, one per model, which may share what the episode has seen.
+
+    Args:
+      purse: what their calls are paid from.
+    """
+
+  def judge(self, config: ModelsConfig) -> Judge:
+    """The judge of this configuration, of the same kind. Raises ValueError if it has no price."""
+
+  def stop(self) -> None:
+    """Makes the calls in flight the last: nothing is tried again, and nothing waited for."""
+
+  def close(self) -> None:
+    """Frees what the models hold."""
+
+
+def opening(system_prompt: str, task: Task, observation: str) -> Messages:
+  """The conversation before the first reply."""
+  return [
+    {"role": "system", "content": system_prompt},
+    {"role": "user", "content": f"Task: {task.description}\n\n{observation}"},
+  ]
+
+
+def extend(messages: Messages, reply: str, observation: str) -> None:
+  """Appends a reply and what came of it."""
+  messages.append({"role": "assistant", "content": reply})
+  messages.append({"role": "user", "content": observation})
+
+
+def write_reply(thought: str, action: str, code: bool) -> str:
+  """A ReAct reply; code is fenced."""
+  written = f"\n```python\n{action}\n```" if code else f" {action}"
+  return f"Thought: {thought}\n\nAction:{written}"
+
+
+def parse_action(reply: str, code: bool = False) -> str | None:
+  """The action of a ReAct reply.
+
+  Args:
+    code: False takes what follows the last "Action:", on one line. True takes the first
+      fenced block after the first "Action:", or all that follows where nothing is fenced.
+
+  Returns:
+    None if there is none: an agent's mistake, which the loop answers with `NO_ACTION`.
+  """
+  if code:
+    _, marker, after = reply.partition("Action:")
+    block = _FENCED.search(after)
+    action = (block[1] if block else after).strip()
+    return action if marker and action else None
+  _, marker, after = reply.rpartition("Action:")
+  lines = after.strip().splitlines()
+  return lines[0].strip() if marker and lines else None

@@ -1,0 +1,106 @@
+"""The calls of API models in the run's SQLite file: what each did cost, and its reply."""
+
+import dataclasses
+import json
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from baar_jax.llms.agent import Reply
+from baar_jax.llms.prices import Usage
+
+# What a call came to. One that is still "open" when its process has ended may have been billed.
+REPLY, RETRY, PRESUMED, FAILED, OPEN = "reply", "retry", "presumed", "failed", "open"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS calls (
+  id INTEGER PRIMARY KEY, model INTEGER, kind TEXT, usd REAL, request TEXT, reply TEXT);
+CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+  """Dollars that calls have cost so far.
+
+  Attributes:
+    replies_usd: of usable replies, by model.
+    retries_usd: of attempts that were billed and useless.
+    presumed_usd: the most that attempts may have cost of which it is not known whether they were
+      billed: time-outs, lost connections, and what a killed process was waiting for.
+  """
+
+  replies_usd: tuple[float, ...] = (0.0, 0.0)
+  retries_usd: float = 0.0
+  presumed_usd: float = 0.0
+
+  @property
+  def at_most_usd(self) -> float:
+    return sum(self.replies_usd) + self.retries_usd + self.presumed_usd
+
+
+class Calls:
+  """Every attempt at a call is on disk before it is made, and what came of it before it counts.
+
+  Shared by threads. Of a process that is killed, calls in flight stay open at their worst case.
+  """
+
+  def __init__(self, path: Path | str):
+    """Opens the file of a `Store`, with a connection of its own."""
+    self._lock = threading.Lock()
+    self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
+    self._db.execute("PRAGMA journal_mode=WAL")
+    self._db.execute("PRAGMA synchronous=NORMAL")
+    self._db.executescript(_SCHEMA)
+
+  def begin(self, model: int, worst_usd: float, request: str) -> int:
+    """Notes that an attempt is about to be made. Returns its number."""
+    with self._lock, self._db:
+      row = (model, OPEN, worst_usd, request)
+      return self._db.execute(
+        "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)", row
+      ).lastrowid
+
+  def end(self, call: int, kind: str, usd: float, reply: Reply | None = None) -> None:
+    """Notes what an attempt came to, and its reply if that is to be replayed."""
+    text = None if reply is None else json.dumps(dataclasses.asdict(reply), ensure_ascii=False)
+    with self._lock, self._db:
+      self._db.execute(
+        "UPDATE calls SET kind = ?, usd = ?, reply = ? WHERE id = ?", (kind, usd, text, call)
+      )
+
+  def find(self, request: str) -> Reply | None:
+    """The recorded reply to a request, marked as replayed."""
+    with self._lock:
+      row = self._db.execute(
+        "SELECT reply FROM calls WHERE request = ? AND reply IS NOT NULL", (request,)
+      ).fetchone()
+    if row is None:
+      return None
+    fields = json.loads(row[0])
+    return Reply(**fields | {"usage": Usage(**fields["usage"]), "replayed": True})
+
+  def close(self) -> None:
+    with self._lock:
+      self._db.close()
+
+
+def read_spent(paths: Sequence[Path], models: int) -> Spent:
+  """What the calls in these files have cost. A file without any counts nothing."""
+  replies, retries, presumed = [0.0] * models, 0.0, 0.0
+  for path in paths:
+    db = sqlite3.connect(path, timeout=60)
+    try:
+      if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
+        continue
+      for model, kind, usd in db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2"):
+        if kind == REPLY:
+          replies[model] += usd
+        elif kind == RETRY:
+          retries += usd
+        else:
+          presumed += usd
+    finally:
+      db.close()
+  return Spent(tuple(replies), retries, presumed)

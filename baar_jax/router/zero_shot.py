@@ -1,0 +1,76 @@
+"""The zero-shot router: a strong model is shown the paper's prompt and answers SMALL or BIG."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from baar_jax.config import Config, RouterConfig
+from baar_jax.episode import DECISION_WORDS, SMALL
+from baar_jax.llms.agent import Judge
+from baar_jax.rollout.live import Advice, Decision, Live
+from baar_jax.router.view import View
+
+PROMPT = {
+  "view": "paper",
+  "show_budget": True,
+  "max_tokens": 4096,
+  "description_tokens": 256,
+  "action_tokens": 32,
+  "result_tokens": 64,
+}
+TRIES = 2  # an answer that cannot be read is asked for once more; then SMALL acts (our choice)
+_WORD = re.compile(rf"\b({'|'.join(DECISION_WORDS)})\b")
+
+
+def zero_shot_name(config: Config) -> str:
+  """The policy's name without a budget: it carries all that the judge's answers depend on."""
+  c = config.baselines.judge
+  settings = config.models.kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices
+  mark = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
+  return f"zero-shot {c.names[0]} {mark}"
+
+
+def judged_view(config: RouterConfig, tokenizer: Path) -> View:
+  """The paper's prompt with its budget, and room for a strong model (our choice of sizes)."""
+  return View(dataclasses.replace(config, **PROMPT), tokenizer)
+
+
+def read_answer(text: str) -> int | None:
+  """The model that an answer names; None if it names none or several."""
+  named = set(_WORD.findall(text))
+  return DECISION_WORDS.index(named.pop()) if len(named) == 1 else None
+
+
+class ZeroShotPolicy:
+  """Does what the judge says; what it is asked costs is on the ledger, beside the router's."""
+
+  def __init__(self, name: str, judge: Judge, view: View):
+    """`view` is `judged_view`'s."""
+    self.name, self._judge, self._view = name, judge, view
+
+  def prepare(self, live: Live) -> None:
+    shown = live.task, live.steps, live.observation, live.call_budget, live.usd_budget
+    prompt = self._view.text(self._view.windows(*shown)[-1])
+    question = [{"role": "user", "content": prompt}]
+    usd = retry_usd = presumed_usd = 0.0
+    tokens = 0
+    for attempt in range(TRIES):
+      place = TRIES * len(live.steps) + attempt
+      reply = self._judge.ask(question, live.task, live.job.seed, place, live.purse)
+      usd += self._judge.price.cost_usd(reply.usage)
+      tokens += reply.usage.completion_tokens
+      retry_usd, presumed_usd = retry_usd + reply.retry_usd, presumed_usd + reply.presumed_usd
+      model = read_answer(reply.text)
+      if model is not None:
+        break
+    chosen = SMALL if model is None else model
+    live.advice = Advice(chosen, usd, tokens, retry_usd, presumed_usd)
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    return [Decision(live.advice.model) for live in ready]
+
+  def finish(self, live: Live) -> None:
+    del live

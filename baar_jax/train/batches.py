@@ -1,0 +1,97 @@
+"""Episodes -> padded arrays in a few length buckets."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from baar_jax.episode import Episode
+from baar_jax.router.view import Window
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """What a loss reads; both views make the same kind.
+
+  A transcript has one row per episode, the paper view one per step: where each decision is
+  predicted is given by a row and a position.
+
+  Attributes:
+    tokens_RxT: int32, zero-padded on the right.
+    row_BxS, position_BxS: int32, where in tokens_RxT each decision is predicted.
+    action_BxS: int32, the model chosen.
+    logp_BxS: float32, its log-probability when it was sampled; 0 where none was.
+    mask_BxS: bool, the real decisions.
+  """
+
+  tokens_RxT: np.ndarray
+  row_BxS: np.ndarray
+  position_BxS: np.ndarray
+  action_BxS: np.ndarray
+  logp_BxS: np.ndarray
+  mask_BxS: np.ndarray
+
+
+def length_buckets(max_tokens: int, count: int) -> list[int]:
+  """Row lengths in use: equal parts of the limit. Each costs a compilation per loss."""
+  return [max_tokens * part // count for part in range(1, count + 1)]
+
+
+def bucket_of(size: int, buckets: Sequence[int]) -> int:
+  """The smallest bucket that holds `size`. Raises ValueError if none does."""
+  for bucket in buckets:
+    if size <= bucket:
+      return bucket
+  raise ValueError(f"a sequence of {size} tokens fits no bucket of {list(buckets)}")
+
+
+def make_batch(
+  episodes: Sequence[Episode],
+  windows: Sequence[Sequence[Window]],
+  *,
+  rows: int,
+  decisions: int,
+  buckets: Sequence[int],
+  sampled_only: bool = False,
+) -> Batch:
+  """Pads episodes to one batch.
+
+  Args:
+    episodes: B or fewer.
+    windows: of each episode, every decision in exactly one.
+    rows: B; missing episodes are rows without decisions.
+    decisions: S, at least the steps of the longest episode.
+    buckets: allowed T.
+    sampled_only: leave out decisions without a log-probability (forced by a budget).
+
+  Returns:
+    A Batch whose T is a bucket and whose R is `rows` or a power of two above it, so that few
+    shapes are compiled.
+  """
+  flat = [window for episode_windows in windows for window in episode_windows]
+  R = rows if len(flat) <= rows else 1 << (len(flat) - 1).bit_length()
+  T = bucket_of(max(len(window.tokens) for window in flat), buckets)
+  shape = (rows, decisions)
+  tokens_RxT = np.zeros((R, T), np.int32)
+  row_BxS = np.zeros(shape, np.int32)
+  position_BxS = np.zeros(shape, np.int32)
+  action_BxS = np.zeros(shape, np.int32)
+  logp_BxS = np.zeros(shape, np.float32)
+  mask_BxS = np.zeros(shape, bool)
+  row = 0
+  for b, (episode, episode_windows) in enumerate(zip(episodes, windows)):
+    for window in episode_windows:
+      tokens_RxT[row, : len(window.tokens)] = window.tokens
+      span = slice(window.first, window.first + len(window.positions))
+      row_BxS[b, span] = row
+      position_BxS[b, span] = window.positions
+      row += 1
+    for s, step in enumerate(episode.steps):
+      action_BxS[b, s] = step.model
+      logp_BxS[b, s] = step.logp or 0.0
+      mask_BxS[b, s] = not sampled_only or step.logp is not None
+  return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS)
+
+
+jax.tree_util.register_dataclass(Batch)
