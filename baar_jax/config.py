@@ -21,7 +21,6 @@ ABLATIONS = {
   "no-reference": ("bopo", "reference_guided", False),
   "no-hard-bonus": ("bopo", "r_hard", 0.0),
 }
-PEERS = ("", "transformers")
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 SEEDS_BEFORE_BOPO = 1000  # for the profile and the references; rollouts have luck of their own
 SMALLEST_VOCABULARY = 258  # every byte and the two decisions
@@ -218,7 +217,7 @@ class BaselinesConfig:
   ablations: tuple[str, ...] = ()  # of ABLATIONS
   # What they are trained with, and whose router stands for BoPO against a rival that has no lam;
   # None is the first of bopo.lam.
-  ablation_lam: float | None = None
+  compared_lam: float | None = None
   updates: int = 150  # gradient steps of the cascade's scorer and of the single-turn classifier
   # The one model that a zero-shot router asks, of the kind of `models`: scripted runs have a
   # stand-in, at this model's price. Its reasoning counts as completion.
@@ -276,7 +275,6 @@ class BenchConfig:
   steps: int = 20  # decisions of an episode
   episodes: int = 0  # of a gradient step; 0 is 1 on a CPU, 64 elsewhere
   micro_episodes: int = 0  # rows of a compiled gradient; 0 is 1 on a CPU, 16 elsewhere
-  peer: str = ""  # one of PEERS: also measure this library on the same weights and texts
 
 
 @dataclasses.dataclass
@@ -328,7 +326,6 @@ def validate(config: Config) -> None:
     *_router_checks("router", c.router),
     *_router_checks("bench.router", c.bench.router),
     (c.bench.steps >= 4, "bench.steps", c.bench.steps, "at least 4: the first ones compile"),
-    (c.bench.peer in PEERS, "bench.peer", c.bench.peer, f"one of {PEERS}"),
     (
       not c.router.weights or c.pretrain.epochs == 0,
       "pretrain.epochs",
@@ -383,9 +380,9 @@ def validate(config: Config) -> None:
       raise ValueError(f"--config.{name} is {value!r}; it must be {wanted}")
 
 
-def ablation_lam(config: Config) -> float:
+def compared_lam(config: Config) -> float:
   """The weight of cost that ablations are trained with, and rivals without one compared at."""
-  lam = config.baselines.ablation_lam
+  lam = config.baselines.compared_lam
   return config.bopo.lam[0] if lam is None else lam
 
 
@@ -403,7 +400,7 @@ def ablate(config: Config, name: str) -> Config:
 def _baselines_checks(config: Config) -> list[tuple]:
   """(fine, field, value, what it must be) of the baselines' settings."""
   c = config.baselines
-  lam = c.ablation_lam is None or c.ablation_lam in config.bopo.lam
+  lam = c.compared_lam is None or c.compared_lam in config.bopo.lam
   known = set(c.ablations) <= set(ABLATIONS)
   same = [name for name in c.ablations if known and ablate(config, name) == config]
   checks = [
@@ -414,7 +411,7 @@ def _baselines_checks(config: Config) -> list[tuple]:
       "ablations",
       f"without {', '.join(same)}: that is left out anyway",
     ),
-    (lam, "ablation_lam", f"one of --config.bopo.lam, {config.bopo.lam}"),
+    (lam, "compared_lam", f"one of --config.bopo.lam, {config.bopo.lam}"),
   ]
   checks = [(ok, f"baselines.{key}", getattr(c, key), must) for ok, key, must in checks]
   one = (len(c.judge.names) == 1, "baselines.judge.names", c.judge.names, "one model")

@@ -19,7 +19,7 @@ def get_config(setting: str = "") -> config.Config:
   c.baselines = config.BaselinesConfig(
     rivals=config.RIVALS,
     ablations=tuple(config.ABLATIONS),
-    ablation_lam=ABLATED[setting],
+    compared_lam=ABLATED[setting],
     updates=24,
   )
   # All routers get the same points: argmax, and thresholds that training tasks have set.

@@ -8,7 +8,7 @@ def get_config(setting: str = "") -> config.Config:
     raise ValueError(
       f"no setting {setting!r}: use configs/sciworld.py, or configs/sciworld.py:paper"
     )
-  compared = config.BaselinesConfig(config.RIVALS, tuple(config.ABLATIONS), ablation_lam=0.3)
+  compared = config.BaselinesConfig(config.RIVALS, tuple(config.ABLATIONS), compared_lam=0.3)
   return config.Config(
     name="sciworld-paper" if setting else "sciworld",
     profile=config.ProfileConfig(robustness=(3, 10) if setting else ()),

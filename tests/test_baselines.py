@@ -17,7 +17,7 @@ from baar_jax.stages import profile as taxonomy
 
 def configured(runs):
   config = tiny.config(runs)
-  config.baselines = BaselinesConfig(RIVALS, tuple(ABLATIONS), ablation_lam=0.1, updates=2)
+  config.baselines = BaselinesConfig(RIVALS, tuple(ABLATIONS), compared_lam=0.1, updates=2)
   config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
   return config
 

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import random
-import sys
 import types
 
 import numpy as np
@@ -13,14 +11,12 @@ import tiny
 import tokenizers
 
 from baar_jax.config import BenchConfig, Config, RouterConfig, validate
-from baar_jax.router.policy import build_model
 from baar_jax.router.qwen2 import Qwen2Config
 from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run
-from baar_jax.stages import bench, bench_latency, bench_peer, bench_router, bench_training
+from baar_jax.stages import bench, bench_router, bench_training
 from baar_jax.stages.bench_figures import Figures
 from baar_jax.stages.bench_subject import prepare
-from baar_jax.train.trainer import Scorer
 
 ROUTER = RouterConfig(
   vocab_size=400,
@@ -50,7 +46,6 @@ NUMBERS = """
   training_tokens gradient_compile_s gradient_shapes
   matmul_gflop_per_s sft_gflop_per_s forward_gflop_per_s layer_weights sft_step_gflop
   checkpoint_mb load_s load_mb_per_s first_load_s peak_memory_mb
-  waiting_episodes waiting_calls waiting_wall_s waiting_bound_s waiting_barrier_s
   processes episodes steps steps_per_s episodes_per_s replay_steps_per_s loop_cpu_share
   cached_decisions_per_s_over_uncached_decisions_per_s
   cached_decisions_per_s_over_paper_decisions_per_s
@@ -59,24 +54,12 @@ NUMBERS = """
   bopo_tokens_per_s_over_sft_tokens_per_s
   sft_gflop_per_s_over_matmul_gflop_per_s
   forward_gflop_per_s_over_matmul_gflop_per_s
-  waiting_wall_s_over_waiting_bound_s
-  waiting_barrier_s_over_waiting_bound_s
   steps_per_s_over_replay_steps_per_s
 """
-PEER_NUMBERS = """
-  own_transcript_scored_per_s own_paper_scored_per_s own_transcript_trained_per_s
-  peer_transcript_scored_per_s peer_paper_scored_per_s
-  peer_transcript_trained_per_s peer_paper_trained_per_s peer_probability_difference
-  own_transcript_scored_per_s_over_peer_transcript_scored_per_s
-  own_paper_scored_per_s_over_peer_paper_scored_per_s
-  own_transcript_scored_per_s_over_peer_paper_scored_per_s
-  own_transcript_trained_per_s_over_peer_transcript_trained_per_s
-  own_transcript_trained_per_s_over_peer_paper_trained_per_s
-"""
 
 
-def bench_config(runs, peer=""):
-  sizes = BenchConfig(ROUTER, STEPS, EPISODES, micro_episodes=2, peer=peer)
+def bench_config(runs):
+  sizes = BenchConfig(ROUTER, STEPS, EPISODES, micro_episodes=2)
   return dataclasses.replace(tiny.config(runs), bench=sizes)
 
 
@@ -95,8 +78,6 @@ def bench_run(subject, tmp_path_factory):
   with tiny.compiled_once(), pytest.MonkeyPatch.context() as patch:
     patch.setattr(bench, "prepare", lambda config, directory: subject)  # made once for all tests
     patch.setattr(bench_training, "MATMUL_SIZES", (64,))
-    for name, value in (("LIVE", 3), ("STEPS", 2), ("MEDIAN_S", 0.001), ("P99_S", 0.002)):
-      patch.setattr(bench_latency, name, value)
     bench.main(run)
   yield run, "\n".join(said)
   run.close()
@@ -188,40 +169,6 @@ def test_work_is_that_of_the_real_tokens(figures, subject):
   assert figures["layer_weights"] == 2 * (2 * 576 + 2 * 288 + 3 * 768)
 
 
-def test_waiting_by_hand():
-  latency_s_BxS = [[1.0, 2.0], [4.0, 1.0], [2.0, 8.0]]  # 3, 5 and 10: 18 in all
-  assert bench_latency.least_s(latency_s_BxS, 3) == 10  # the longest; 18 / 3 = 6
-  assert bench_latency.least_s(latency_s_BxS, 1) == 18
-  assert bench_latency.barrier_s(latency_s_BxS) == 4 + 8  # the slowest first and second call
-
-
-def test_latencies_are_those_that_the_table_names():
-  latency_s_BxS = bench_latency.draw_latencies(random.Random(1), 400, 100)
-  assert latency_s_BxS == bench_latency.draw_latencies(random.Random(1), 400, 100)
-  assert np.shape(latency_s_BxS) == (400, 100)
-  np.testing.assert_allclose(np.median(latency_s_BxS), 0.5, rtol=0.03)
-  np.testing.assert_allclose(np.quantile(latency_s_BxS, 0.99), 5.0, rtol=0.05)
-
-
-def test_every_call_waits_for_its_own_latency(tmp_path, monkeypatch):
-  slept_s = []
-  monkeypatch.setattr(
-    bench_latency,
-    "time",
-    types.SimpleNamespace(sleep=slept_s.append, monotonic=iter((3.0, 7.5)).__next__),
-  )
-  latency_s_BxS = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-  assert bench_latency.play(latency_s_BxS, tmp_path / "calls.sqlite") == 4.5
-  for latency_s_S in latency_s_BxS:  # each episode's in turn, whatever the other does
-    assert [s for s in slept_s if s in latency_s_S] == latency_s_S
-
-
-def test_waiting_that_ends_early_is_no_figure(tmp_path, monkeypatch):
-  monkeypatch.setattr(bench_latency, "REPLY", "")  # no usable answer
-  with pytest.raises(RuntimeError, match="expected 2 steps of each"):
-    bench_latency.play([[0.0, 0.0]], tmp_path / "calls.sqlite")
-
-
 def test_nothing_of_the_run_changes(bench_run):
   run, _ = bench_run
   assert run.store.count() == 0
@@ -247,7 +194,6 @@ def test_the_table_says_every_figure(bench_run, figures):
   for title in (
     "Decisions of live episodes",
     "Training",
-    "stand-in models",
     "Environment: sandbox",
   ):
     assert title in table
@@ -318,7 +264,6 @@ def test_a_checkpoint_is_measured_in_place_of_the_yardstick(subject, tmp_path):
     ("steps", 3),
     ("episodes", -1),
     ("micro_episodes", -1),
-    ("peer", "numpy"),
     ("router.hidden_size", 0),
     ("router.head_dim", 7),
     ("router.max_tokens", 567),  # 2 x (96 + 20 + 2 x 44 + 80 of markup) = 568
@@ -331,45 +276,6 @@ def test_what_cannot_be_measured_is_refused(name, value):
   setattr(part, name.split(".")[-1], value)
   with pytest.raises(ValueError, match=f"--config.bench.{name} is {value!r}"):
     validate(config)
-
-
-def test_a_missing_peer_is_one_line(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, "torch", None)
-  run = Run(bench_config(tmp_path, peer="transformers"))
-  with pytest.raises(ValueError, match="needs torch.*pip install torch") as error:
-    bench.main(run)
-  run.close()
-  assert "\n" not in str(error.value)
-  assert not (run.dir / "report").exists()
-
-
-@pytest.fixture
-def libraries():
-  pytest.importorskip("torch")
-  pytest.importorskip("transformers")
-
-
-def test_peer(libraries, subject, tmp_path):
-  figures = Figures()
-  subject = dataclasses.replace(subject, directory=tmp_path)
-  (tmp_path / "tokenizer").mkdir()
-  (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")  # is copied, not read
-  bench_router.scoring(subject, figures)
-  bench_peer.compare(subject, figures)
-  check_numbers(figures.values, PEER_NUMBERS.split())
-  check_quotients(figures.values)
-  assert figures.values["peer_probability_difference"] < 1e-3
-  assert "ours is" in figures.table()
-
-
-def test_a_peer_that_computes_something_else_is_refused(libraries, subject, tmp_path):
-  other = build_model(ROUTER, seed=1)
-  scorer = Scorer(other, subject.views["transcript"].decision_ids, None, "float32")
-  subject = dataclasses.replace(subject, scorer=scorer, directory=tmp_path)
-  (tmp_path / "tokenizer").mkdir()
-  (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
-  with pytest.raises(ValueError, match="do not compute the same"):
-    bench_peer.compare(subject, Figures())
 
 
 def test_api_models_are_not_paid_to_be_measured():

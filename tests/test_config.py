@@ -40,7 +40,7 @@ def test_settings_of_shipped_configs_are_valid(name, setting):
   [
     (("no-reference", "no-reference"), None, "baselines.ablations"),
     (("no-such",), None, "baselines.ablations"),
-    (("no-reference",), 0.2, "baselines.ablation_lam"),
+    (("no-reference",), 0.2, "baselines.compared_lam"),
   ],
 )
 def test_ablations_that_cannot_be(ablations, lam, said):

@@ -57,7 +57,7 @@ def test_what_changes_a_policy_changes_its_name(run):
 
 def test_rivals_and_ablations_join_with_the_same_points(run):
   config = dataclasses.replace(run.config)
-  config.baselines = BaselinesConfig(RIVALS, ("no-reference",), ablation_lam=0.3, updates=7)
+  config.baselines = BaselinesConfig(RIVALS, ("no-reference",), compared_lam=0.3, updates=7)
   config.evaluate = dataclasses.replace(
     config.evaluate, thresholds=(), shares=(0.25,), call_budgets=(2,), budget_rules=True
   )

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from baar_jax.config import ABLATIONS, Config, ablation_lam
+from baar_jax.config import ABLATIONS, Config, compared_lam
 from baar_jax.router import zero_shot
 from baar_jax.run import UNSTRATIFIED, Run
 from baar_jax.stages import cascade, vanilla
@@ -51,7 +51,7 @@ def methods(run: Run) -> Iterator[dict]:
     yield method("vanilla", stored + rolled_out, dapo, "BoPO's, clips of DAPO's paper")
   for ablation in c.baselines.ablations:
     section, part, value = ABLATIONS[ablation]
-    settings = {f"{section}.{part}": value, "lam": ablation_lam(c)}
+    settings = {f"{section}.{part}": value, "lam": compared_lam(c)}
     before = least if ablation == UNSTRATIFIED else stored
     yield method(ablation, before + rolled_out, settings, "BoPO's but for what is left out")
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from baar_jax.config import Config, ablation_lam
+from baar_jax.config import Config, compared_lam
 from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
@@ -61,7 +61,7 @@ def summarize(
   results = {
     "run": _run_facts(config, metrics, samples, families, len(profiles), left_out),
     "policies": policies,
-    "frontiers": contests.frontiers(policies, samples, ablation_lam(config), resamples),
+    "frontiers": contests.frontiers(policies, samples, compared_lam(config), resamples),
     "bopo_alone": contests.bopo_alone(policies, samples, resamples),
     "headline": best,
     "ablations": contests.ablations(policies, samples, resamples),
@@ -118,7 +118,7 @@ def _run_facts(
     "test_tasks": len(samples[0].trials),
     "seeds": config.evaluate.seeds,
     "profile_trials": config.profile.trials,
-    "compared_lam": ablation_lam(config),
+    "compared_lam": compared_lam(config),
     "left_out_episodes": left_out,
     # Families of which this run has something else under their name.
     "stand_ins": ["zero-shot"] if scripted and "zero-shot" in families else [],

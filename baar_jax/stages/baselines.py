@@ -1,6 +1,6 @@
 """Stage baselines: trains the rivals of BoPO and its ablations, from what the run has stored."""
 
-from baar_jax.config import ablation_lam
+from baar_jax.config import compared_lam
 from baar_jax.run import UNSTRATIFIED, Run
 from baar_jax.stages import bopo, cascade, sft, single_turn, vanilla
 
@@ -18,4 +18,4 @@ def main(run: Run) -> None:
     other = run.ablated(ablation)
     if ablation == UNSTRATIFIED:
       sft.main(other)
-    bopo.train(other, ablation_lam(run.config))
+    bopo.train(other, compared_lam(run.config))

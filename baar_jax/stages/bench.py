@@ -19,7 +19,7 @@ from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import random_large
 from baar_jax.run import Run
-from baar_jax.stages import bench_latency, bench_peer, bench_router, bench_training
+from baar_jax.stages import bench_router, bench_training
 from baar_jax.stages.bench_figures import Figures
 from baar_jax.stages.bench_subject import describe, prepare
 
@@ -44,11 +44,7 @@ def main(run: Run) -> None:
     bench_training.training,
     bench_training.arithmetic,
     bench_router.loading,
-    bench_latency.waiting,
   ]
-  if run.config.bench.peer:
-    bench_peer.open_libraries()  # a missing one is said at once
-    parts.append(bench_peer.compare)
   figures = Figures()
   with run.progress(total=len(parts) + 1, desc="bench", unit="part") as bar:
     with tempfile.TemporaryDirectory() as directory, compiled_anew():

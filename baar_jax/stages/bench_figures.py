@@ -80,14 +80,3 @@ def first_and_steady(call: Callable[[], object]) -> tuple[float, float]:
   while not times or (len(times) < REPEATS and sum(times) < ENOUGH_S):
     times.append(timed(call))
   return first, min(times)
-
-
-def in_turn(*calls: Callable[[], object]) -> list[float]:
-  """Seconds of the fastest of a few of each call, after a first: what disturbs one disturbs all."""
-  for call in calls:
-    timed(call)
-  times: list[list[float]] = [[] for _ in calls]
-  while not times[0] or (len(times[0]) < REPEATS and sum(map(sum, times)) < ENOUGH_S * len(calls)):
-    for its, call in zip(times, calls):
-      its.append(timed(call))
-  return [min(its) for its in times]

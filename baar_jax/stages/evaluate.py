@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from baar_jax.config import ABLATIONS, Config, ablation_lam
+from baar_jax.config import ABLATIONS, Config, compared_lam
 from baar_jax.episode import SMALL, Task
 from baar_jax.report.optimum import Exact
 from baar_jax.rollout.live import Job, Live, Policy
@@ -109,7 +109,7 @@ def routers(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
   for lam in c.bopo.lam if "vanilla" in rivals else ():
     yield "vanilla", {"lam": lam} | trained
   for ablation in c.baselines.ablations:
-    yield ablation, {"lam": ablation_lam(c)} | trained
+    yield ablation, {"lam": compared_lam(c)} | trained
 
 
 def load_router(run: Run, family: str, lam: float | None) -> Qwen2:

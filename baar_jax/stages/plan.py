@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from baar_jax.config import Config, ablation_lam
+from baar_jax.config import Config, compared_lam
 from baar_jax.episode import SMALL, Episode
 from baar_jax.llms import pair as models
 from baar_jax.llms.prices import Price, Usage, prices_of
@@ -106,7 +106,7 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
     for lam in config.bopo.lam if "vanilla" in config.baselines.rivals else ():
       yield from _rollouts(config, store, stage, "vanilla", lam, count)
     for ablation in config.baselines.ablations:
-      lam = ablation_lam(config)
+      lam = compared_lam(config)
       yield from _rollouts(config, store, stage, ablation, lam, count)
   elif stage == "evaluate":
     tests, seeds = [task.id for task in store.tasks("test")], config.evaluate.seeds
