@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.process import memory_mb, open_envs
+from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[1]
@@ -198,8 +198,8 @@ def test_killed_jvm_is_noticed_and_replaced(opened, tmp_path):
   (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
   observation = env.reset(TASK)
   child, jvm = env.pid, jvm_of(env)
-  now_mb, peak_mb = memory_mb([env])
-  assert 50 < now_mb <= peak_mb < 1500
+
+
   os.kill(jvm, signal.SIGKILL)
   with pytest.raises(EnvDied):
     env.step("look around")
@@ -333,8 +333,8 @@ def test_child_s_prints_input_and_bugs_stay_out_of_the_protocol():
   assert hello == {"value": shown}
   assert state["value"]["observation"] == "'' False"  # no input to read, and no jax
   assert (state["value"]["oracle"], state["value"]["no_oracle"]) == (None, "no expert here")
-  assert mistake == {"error": "ValueError", "message": "no such split", "passed_on": True}
-  assert (bug["error"], bug["passed_on"]) == ("ValueError", False)  # nobody asked for it
+  assert mistake == {"error": "ValueError", "message": "no such split", "survived": True}
+  assert (bug["error"], bug["survived"]) == ("ValueError", False)  # nobody asked for it
   assert bug["message"].startswith("a bug (")
   assert done.returncode == 1
   assert "noise" in done.stderr

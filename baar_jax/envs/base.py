@@ -12,7 +12,7 @@ class EnvDied(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-  """What the environment's expert knows about the step to come; only scripted models may see it.
+  """What the environment's expert knows about the next step; only scripted models may see it.
 
   Attributes:
     action: the expert's next action.
@@ -30,14 +30,14 @@ class Oracle:
 class Env(Protocol):
   """A text environment that runs one episode at a time.
 
-  An environment of one's own is a subclass with the first five methods and a `system_prompt`; its
-  constructor takes train_tasks, test_tasks and max_steps. `oracle` and `mistake` are for the
-  scripted models; API models do without them.
+  A new environment is a subclass with `tasks`, `reset`, `step`, `score` and `system_prompt`; its
+  constructor takes train_tasks, test_tasks and max_steps (see examples/corridor.py). Only the
+  scripted models need `oracle` and `mistake`.
   """
 
   system_prompt: str  # the agent's instructions, with one worked example
   code_actions = False  # whether an action is a block of code rather than one line
-  episodes_per_process = 0  # after so many a fresh process takes over; 0 is never
+  episodes_per_process = 0  # a new process replaces one that has run so many; 0: never
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split, in a fixed order. Raises ValueError if there are none."""
@@ -46,8 +46,8 @@ class Env(Protocol):
     """Starts a task from its beginning and returns the first observation."""
 
   def step(self, action: str) -> tuple[str, bool]:
-    """Acts. Returns the observation and whether the episode is over. An action that makes no
-    sense is the agent's mistake: it is answered by an observation, never by an exception."""
+    """Acts. Returns the observation and whether the episode is over. A senseless action is the
+    agent's mistake: an observation answers it, never an exception."""
 
   def score(self) -> float:
     """The score so far, in [0, 1]."""
@@ -64,17 +64,16 @@ class Env(Protocol):
     raise NotImplementedError("this environment has no expert, which scripted models need")
 
   def mistake(self, kind: str, key: str) -> str:
-    """A wrong action in place of the expert's, the same for the same key.
+    """A wrong action in place of the expert's; the same key gives the same action.
 
     Args:
-      kind: "wrong" acts on the wrong thing (it may be fatal or cost a recovery);
-        "lost" wanders as a weak model does and "hasty" as a strong one: both waste the step.
-      key: seeds the choice.
+      kind: "wrong" acts on the wrong thing, which may be fatal or cost a recovery. "lost" wanders
+        as a weak model does, "hasty" as a strong one; both waste the step.
     """
     raise NotImplementedError("this environment has no expert, which scripted models need")
 
 
 def spread(count: int) -> list[int]:
-  """The numbers below `count` in an order of which any first few are spread evenly."""
+  """The numbers below `count`, in an order whose every beginning is spread evenly."""
   bits = max(1, (count - 1).bit_length())
   return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])

@@ -15,20 +15,22 @@ from pathlib import Path
 
 from baar_jax.envs.base import Env, EnvDied
 
-# Imported by the child alone, and only the one that it runs.
+# A child imports only the module of the kind that it runs.
 KINDS = {
   "sandbox": ("baar_jax.envs.sandbox", "Sandbox"),
   "scienceworld": ("baar_jax.envs.scienceworld", "ScienceWorld"),
   "alfworld": ("baar_jax.envs.alfworld", "ALFWorld"),
   "appworld": ("baar_jax.envs.appworld", "AppWorld"),
 }
-# What the caller did wrong; the child goes on after it. Anything else ends the child, as does a
-# ValueError amid an episode, which is the environment's own.
-PASSED_ON = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
-AMID_AN_EPISODE = ("step", "score")
-PARENT_SEEN_S = 1.0  # how often the child looks whether its parent is still there
-# As they are now: AppWorld turns functions off while an agent's code is executed, and that code
-# may change any module.
+METHODS = ("tasks", "reset", "step", "score", "mistake")
+GREETING = ("system_prompt", "code_actions", "episodes_per_process")
+# Mistakes of the caller, which the child survives. Any other error ends the child; so does a
+# ValueError within step or score, for it is the environment's own.
+RETURNED_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
+FATAL_METHODS = ("step", "score")
+PARENT_CHECK_S = 1.0
+# AppWorld turns functions off while it executes an agent's code, and that code may change any
+# module, so the child keeps the functions that it needs.
 _killpg, _sleep, _dumps = os.killpg, time.sleep, json.dumps
 
 
@@ -36,31 +38,28 @@ def main(kind: str, kwargs: str) -> None:
   """The child: answers requests until its input ends or its parent is gone.
 
   Args:
-    kind: one of KINDS, or "FILE.py:CLASS" for an environment of one's own.
-    kwargs: of the environment, as JSON.
+    kind: one of KINDS, or "FILE.py:CLASS" for an environment from the user's own file.
+    kwargs: of the environment's constructor, as JSON.
   """
-  # What an environment prints must not get between the answers, nor may it read the requests.
+  # What an environment prints must not mix with the answers, and it must not read the requests.
   requests = os.fdopen(os.dup(0))
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   os.dup2(2, 1)
   threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
-  def answer(fields: dict) -> None:
+  def answer(method: str, work: Callable[[], object]) -> None:
+    survived = True
+    try:
+      fields = {"value": work()}
+    except Exception as error:  # the process boundary: the parent raises it
+      survived = type(error) in RETURNED_ERRORS.values() and method not in FATAL_METHODS
+      message = _describe(error, with_place=not survived)
+      fields = {"error": type(error).__name__, "message": message, "survived": survived}
     answers.write(_dumps(fields) + "\n")
     answers.flush()
-
-  def attempt(method: str, work: Callable[[], object]) -> None:
-    try:
-      value = work()
-    except Exception as error:  # the process boundary: the parent raises it
-      passed_on = type(error) in PASSED_ON.values() and method not in AMID_AN_EPISODE
-      name = type(error).__name__
-      answer({"error": name, "message": _describe(error, passed_on), "passed_on": passed_on})
-      if not passed_on:
-        raise SystemExit(1) from None
-    else:
-      answer({"value": value})
+    if not survived:
+      raise SystemExit(1)
 
   envs: dict[int, Env] = {}
 
@@ -69,11 +68,10 @@ def main(kind: str, kwargs: str) -> None:
       envs[slot] = _class_of(kind)(**json.loads(kwargs))
     return envs[slot]
 
-  shown = ("system_prompt", "code_actions", "episodes_per_process")
-  attempt("open", lambda: {name: getattr(env_of(0), name) for name in shown})
+  answer("greet", lambda: {name: getattr(env_of(0), name) for name in GREETING})
   for line in requests:
     slot, method, args = json.loads(line)
-    attempt(method, lambda s=slot, m=method, a=args: _act(env_of(s), m, a))
+    answer(method, lambda s=slot, m=method, a=args: _call(env_of(s), m, a))
 
 
 def _class_of(kind: str) -> type[Env]:
@@ -93,41 +91,38 @@ def _class_of(kind: str) -> type[Env]:
 
 
 def _end_with(parent: int) -> None:
-  """Ends the child and all that it started once its parent is gone, even amid a call."""
+  """Ends the child and all that it started once its parent is gone, even during a call."""
   while os.getppid() == parent:
-    _sleep(PARENT_SEEN_S)
+    _sleep(PARENT_CHECK_S)
   _killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _act(env: Env, method: str, args: list) -> object:
-  if method == "reset":
-    state = _state(env, env.reset(*args), done=False)
-    return state | {"system_prompt": env.system_prompt}  # which may depend on the task
-  if method == "step":
-    return _state(env, *env.step(*args))
+def _call(env: Env, method: str, args: list) -> object:
+  """One method's result as JSON can hold it; the oracle travels with each observation."""
+  if method not in METHODS:
+    raise AssertionError(f"no such request: {method}")
+  result = getattr(env, method)(*args)
   if method == "tasks":
-    return [dataclasses.asdict(task) for task in env.tasks(*args)]
-  if method == "mistake":
-    return env.mistake(*args)
-  if method == "score":
-    return env.score()
-  raise AssertionError(f"no such request: {method}")
-
-
-def _state(env: Env, observation: str, done: bool) -> dict:
+    return [dataclasses.asdict(task) for task in result]
+  if method not in ("reset", "step"):
+    return result
+  observation, done = (result, False) if method == "reset" else result
   oracle, no_oracle = None, "the episode is over"
   if not done:
     try:
       oracle = dataclasses.asdict(env.oracle())
     except NotImplementedError as error:
       no_oracle = str(error)
-  return {"observation": observation, "done": done, "oracle": oracle, "no_oracle": no_oracle}
+  state = {"observation": observation, "done": done, "oracle": oracle, "no_oracle": no_oracle}
+  if method == "reset":
+    state["system_prompt"] = env.system_prompt  # it may depend on the task
+  return state
 
 
-def _describe(error: Exception, passed_on: bool) -> str:
-  """One line; for a bug also where it is."""
+def _describe(error: Exception, with_place: bool) -> str:
+  """One line; for a bug also the file and line that raised it."""
   text = (str(error).splitlines() or [""])[0]
-  if passed_on:
+  if not with_place:
     return text
   frame = traceback.extract_tb(error.__traceback__)[-1]
   return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
