@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import psutil
 from tqdm import tqdm
 
 from baar_jax import mesh as sharding
 from baar_jax.config import Config, ablate
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
-from baar_jax.envs.process import memory_mb, open_envs
+from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.llms import pair as models
@@ -249,7 +250,7 @@ class Run:
     used = None if c.kind == "sandbox" else memory_mb(envs)
     own = c.kind in engines.ENGINES and engines.wants_own_data(c.kind, c.data)
     if used:
-      self.log(stage="environments", mb_per_live_episode=used[0] / len(envs), own_tasks=own)
+      self.log(stage="environments", mb_per_live_episode=used / len(envs), own_tasks=own)
 
   def wait(self) -> None:
     """Waits until every process is here."""
@@ -306,6 +307,16 @@ class Run:
     self.pair.close()
     self.store.close()
     self._lock.close()
+
+
+def memory_mb(envs: Sequence[ProcessEnv]) -> float:
+  """Resident memory of the environments' processes and of all that these have started."""
+  total = 0
+  for pid in {env.pid for env in envs} - {None}:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+      process = psutil.Process(pid)
+      total += sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+  return total / 2**20
 
 
 def _same_flags(config: Config) -> None:

@@ -15,12 +15,13 @@ import pytest
 from baar_jax.envs import engines
 from baar_jax.envs.alfworld_expert import TASK_TYPES, Expert, Facts, Goal
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.process import memory_mb, open_envs
+from baar_jax.envs.process import open_envs
 from baar_jax.episode import SMALL
 from baar_jax.llms.scripted import ALFWorldErrors, ScriptedPair
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import always
+from baar_jax.run import memory_mb
 from baar_jax.train.rewards import difficulty
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
@@ -382,8 +383,7 @@ def test_the_pair_s_ends_lie_where_the_paper_s_do(opened):
   labels = [difficulty(*both) for both in by_task.values()]
   for label in ("easy", "hard", "intractable"):
     assert labels.count(label) > 0.15 * len(tasks), label
-  now_mb, _ = memory_mb(envs)
-  assert now_mb / len(envs) < 150
+  assert memory_mb(envs) / len(envs) < 150
 
 
 class Named:

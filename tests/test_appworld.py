@@ -18,12 +18,13 @@ from baar_jax.envs import appworld_root, appworld_tasks, engines
 from baar_jax.envs.appworld import OUTPUT_CHARS, AppWorld
 from baar_jax.envs.appworld_expert import MAX_PLAN, Expert, make_plan
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.process import memory_mb, open_envs
+from baar_jax.envs.process import open_envs
 from baar_jax.episode import SMALL
 from baar_jax.llms.scripted import LARGE, AppWorldErrors, ScriptedPair
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import always
+from baar_jax.run import memory_mb
 from baar_jax.stages import setup
 from baar_jax.train.rewards import difficulty
 
@@ -117,8 +118,7 @@ def test_gold_passes_and_nothing_else_does_in_every_scenario(pair_of_envs):
     played = [row for half in halves for row in half.result()]
   assert [row[:4] for row in played] == [[0.0, 0.0, 0.0, 1.0]] * SCENARIOS
   assert min(row[4] for row in played) >= 5
-  now_mb, _ = memory_mb(pair_of_envs)
-  assert now_mb / 2 < 350
+  assert memory_mb(pair_of_envs) / 2 < 350
 
 
 def test_first_observation_and_conversation(env):

@@ -35,7 +35,7 @@ ROUTER = RouterConfig(
 STEPS, EPISODES = 5, 3
 TEXTS = {"device", "jax_version", "router", "dtype", "environment"}
 UNKNOWN = {"device_peak_memory_mb"}  # of a CPU
-UNKNOWN |= {"child_memory_mb", "child_peak_memory_mb"}  # of the sandbox
+UNKNOWN |= {"child_memory_mb"}  # of the sandbox
 NUMBERS = """
   cores parameters hidden_size layers episode_steps transcript_tokens paper_tokens
   cached_decisions_per_s cached_step_ms cached_many_decisions_per_s cached_many_step_ms many_live

@@ -14,6 +14,7 @@ import pytest
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
+from baar_jax.run import memory_mb
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"train_tasks": 4, "test_tasks": 4}
@@ -198,8 +199,7 @@ def test_killed_jvm_is_noticed_and_replaced(opened, tmp_path):
   (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
   observation = env.reset(TASK)
   child, jvm = env.pid, jvm_of(env)
-
-
+  assert 50 < memory_mb([env]) < 1500
   os.kill(jvm, signal.SIGKILL)
   with pytest.raises(EnvDied):
     env.step("look around")

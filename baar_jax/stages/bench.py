@@ -13,12 +13,11 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from baar_jax.envs.base import Env
-from baar_jax.envs.process import memory_mb
 from baar_jax.episode import Episode
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import random_large
-from baar_jax.run import Run
+from baar_jax.run import Run, memory_mb
 from baar_jax.stages import bench_router, bench_training
 from baar_jax.stages.bench_figures import Figures
 from baar_jax.stages.bench_subject import describe, prepare
@@ -112,9 +111,8 @@ def environment(run: Run, figures: Figures) -> None:
   figures.ratio("steps_per_s", "replay_steps_per_s", "{} x as fast as the replay")
   cpu_share = loop_cpu_s / loop_s / (os.cpu_count() or 1)
   figures.add("loop_cpu_share", cpu_share, "the loop's own share of all cores' time")
-  now_mb, peak_mb = (None if kind == "sandbox" else memory_mb(envs)) or (None, None)
+  now_mb = None if kind == "sandbox" else memory_mb(envs)
   figures.add("child_memory_mb", now_mb, "memory of the child processes", "MB")
-  figures.add("child_peak_memory_mb", peak_mb, "  sum of their peaks", "MB")
 
 
 def _replay(env: Env, episodes: Sequence[Episode]) -> None:
