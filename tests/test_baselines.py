@@ -9,10 +9,11 @@ import tiny
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
 from baar_jax.episode import SMALL
 from baar_jax.report import methods
-from baar_jax.router.zero_shot import zero_shot_name
+from baar_jax.rollout.entries import rollouts_name, zero_shot_name
 from baar_jax.run import Run
 from baar_jax.stages import baselines, bopo, cascade, evaluate, references, sft
 from baar_jax.stages import profile as taxonomy
+from baar_jax.train.dataset import load_profiles
 
 
 def configured(runs):
@@ -45,7 +46,7 @@ def test_every_entry_is_evaluated(run):
 
 def test_vanilla_and_ablations_use_as_many_episodes_as_bopo(run):
   def rolled_out(family):
-    names = [bopo.rollouts_name(family, 0.1, update) for update in (1, 2)]
+    names = [rollouts_name(family, 0.1, update) for update in (1, 2)]
     return sorted(key for name in names for key in run.store.keys(name))
 
   expected = rolled_out("bopo")
@@ -99,7 +100,7 @@ def test_calibration_is_noted(run):
 def test_methods_say_what_they_learned_from(run):
   found = {method["family"]: method for method in methods.methods(run)}
   assert set(found) == {"sft", "bopo", *RIVALS, *ABLATIONS}
-  hard = sum(p.difficulty == "hard" for p in taxonomy.load_profiles(run).values())
+  hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
   profiled = 6 * 2 * 2  # tasks, trials, boundaries; nothing was pretrained on more
   stored = profiled + 3 * hard
   episodes = {family: line["training_episodes"] for family, line in found.items()}

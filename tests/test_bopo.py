@@ -17,8 +17,8 @@ from baar_jax.episode import Task
 from baar_jax.run import Run
 from baar_jax.stages import bopo, references, sft
 from baar_jax.stages import profile as taxonomy
-from baar_jax.stages.bopo import advantages, episode_reward, load_bopo, make_optimizer, task_batches
-from baar_jax.stages.profile import Profile
+from baar_jax.stages.bopo import advantages, episode_reward, load_bopo, make_optimizer
+from baar_jax.train.dataset import Profile, task_batches
 
 HARD = Profile("hard", 2.0, 10.0, [], [])
 INVERTED = Profile("easy", 2.0, 1.0, [], [])  # SMALL is the dearer one: C_min is LARGE's

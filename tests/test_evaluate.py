@@ -7,12 +7,11 @@ import pytest
 import tiny
 
 from baar_jax.config import RIVALS, BaselinesConfig
+from baar_jax.rollout.entries import entries, zero_shot_name
 from baar_jax.router.policy import build_model
-from baar_jax.router.zero_shot import zero_shot_name
 from baar_jax.run import Run
 from baar_jax.stages import evaluate
 from baar_jax.stages import profile as taxonomy
-from baar_jax.stages.evaluate import entries
 
 BUDGETS = (1, 2)
 

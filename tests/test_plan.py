@@ -11,6 +11,7 @@ from baar_jax.run import Run
 from baar_jax.stages import plan
 from baar_jax.stages import profile as taxonomy
 from baar_jax.store import Store
+from baar_jax.train.dataset import load_profiles
 
 STAGES = ["setup", "profile", "references", "pretrain", "sft", "bopo", "evaluate", "report"]
 
@@ -95,7 +96,7 @@ def test_what_is_done_is_not_missing(config, capsys):
   with tiny.compiled_once():
     run = Run(config)
     taxonomy.main(run)
-    hard = sum(p.difficulty == "hard" for p in taxonomy.load_profiles(run).values())
+    hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
     run.close()
   capsys.readouterr()
   plan.main(config, STAGES)

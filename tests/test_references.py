@@ -5,19 +5,14 @@ from types import SimpleNamespace
 import pytest
 from tiny import episode
 
-from baar_jax.config import Config
+from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
 from baar_jax.rollout.live import Job, Live
 from baar_jax.rollout.policies import always
 from baar_jax.stages import references
-from baar_jax.stages.profile import Profile
-from baar_jax.stages.references import (
-  cheapest,
-  choose_reference,
-  load_references,
-  stratified_random,
-)
+from baar_jax.stages.references import stratified_random
 from baar_jax.store import Store
+from baar_jax.train.dataset import Profile, cheapest, choose_reference, load_references
 
 NAMES = "always-small", "always-large"
 
@@ -98,7 +93,7 @@ def live(k, task_id="t", step=0):
 
 
 def test_episode_k_takes_large_with_probability_k_over_n():
-  policy = stratified_random(4)
+  policy = stratified_random(Config(references=ReferencesConfig(samples=4)))
   shares = []
   for k in range(1, 5):
     ready = [live(k, f"t{t}", step) for t in range(50) for step in range(20)]
@@ -106,7 +101,7 @@ def test_episode_k_takes_large_with_probability_k_over_n():
   # 1000 draws each: four standard deviations are below 0.064
   assert shares[:3] == pytest.approx([0.25, 0.5, 0.75], abs=0.064)
   assert shares[3] == 1.0  # k = N is always LARGE
-  assert policy.name != stratified_random(5).name
+  assert policy.name == "stratified(samples=4)"
 
 
 @pytest.fixture
@@ -142,21 +137,21 @@ def keys(found):
 
 
 def test_stored_references(run):
-  assert keys(load_references(run)) == {
+  assert keys(load_references(run.store, run.config)) == {
     "h": ("stratified(samples=20)", 2),
     "e": ("always-small", 0),
     "i": ("always-small", 0),
   }
   run.config.references.clone_large = True
-  assert keys(load_references(run))["h"] == ("always-large", 0)
+  assert keys(load_references(run.store, run.config))["h"] == ("always-large", 0)
 
 
 def test_without_stratified_episodes_the_stage_is_named(run):
   run.config.references.samples = 7
   with pytest.raises(ValueError, match="lacks references of 1 tasks: run --stage=references"):
-    load_references(run)
+    load_references(run.store, run.config)
   run.config.references.clone_large = True  # needs none
-  assert len(load_references(run)) == 3
+  assert len(load_references(run.store, run.config)) == 3
 
 
 def test_the_stage_asks_for_k_from_1_to_n_on_hard_tasks_alone(run):

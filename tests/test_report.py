@@ -7,8 +7,8 @@ import pytest
 from test_results import BOPO, ENTRIES, config, fill, profiles
 
 from baar_jax.report import cells, results
+from baar_jax.rollout.entries import Entry
 from baar_jax.stages import report
-from baar_jax.stages.evaluate import Entry
 from baar_jax.store import Store
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}

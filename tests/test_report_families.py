@@ -11,8 +11,8 @@ from baar_jax.episode import Step, Task
 from baar_jax.report import budget_tables, cells, contests, results, sections, study_tables, tables
 from baar_jax.report.samples import METRICS, Sample, Trial, halves, picked_elsewhere
 from baar_jax.report.theme import parameter_text
+from baar_jax.rollout.entries import Entry
 from baar_jax.stages import report
-from baar_jax.stages.evaluate import Entry
 from baar_jax.store import Store
 
 SHARE = {"lam": 0.3, "update": 12, "share": 0.25}

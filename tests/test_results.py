@@ -10,9 +10,9 @@ from baar_jax.episode import Episode, Step, Task
 from baar_jax.report import rows
 from baar_jax.report.learning import training
 from baar_jax.report.results import summarize
-from baar_jax.stages.evaluate import Entry
-from baar_jax.stages.profile import Profile
+from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
+from baar_jax.train.dataset import Profile
 
 BOPO = {"lam": 0.3, "threshold": 0.5}
 ENTRIES = [

@@ -19,7 +19,8 @@ from baar_jax.run import Run
 from baar_jax.stages import profile as taxonomy
 from baar_jax.stages import references, sft
 from baar_jax.stages.pretrain import load_initial
-from baar_jax.stages.sft import balanced, load_sft, make_optimizer
+from baar_jax.stages.sft import load_sft, make_optimizer
+from baar_jax.train.dataset import balanced
 
 
 def batches(hard, rest, size, share, count, seed=0):

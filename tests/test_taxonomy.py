@@ -5,12 +5,17 @@ from types import SimpleNamespace
 import pytest
 from tiny import episode
 
-from baar_jax.config import Config
+from baar_jax.config import Config, ProfileConfig
 from baar_jax.episode import Task
 from baar_jax.rollout.policies import always
-from baar_jax.stages.pretrain import paid_episodes
-from baar_jax.stages.profile import load_profiles, profile_tasks, robustness, success
 from baar_jax.store import Store
+from baar_jax.train.dataset import (
+  load_profiles,
+  paid_episodes,
+  profile_tasks,
+  robustness,
+  success,
+)
 
 
 def trials(task_id, policy, outcomes):
@@ -116,7 +121,7 @@ def test_stored_profiles_are_those_of_the_training_tasks_in_their_order(run):
   run.store.add(episode("a test task", NAMES[0]))
   run.store.add(episode("a test task", NAMES[1]))
   run.store.add(episode("nearly", "random(p=0.5)", score=1.0))  # another policy is no trial
-  found = load_profiles(run)
+  found = load_profiles(run.store, run.config)
   assert list(found) == [name for name in names if TASKS[name][2]]
   assert {name: p.difficulty for name, p in found.items()} == {
     name: wanted[0] for name, (_, _, wanted) in TASKS.items() if wanted
@@ -125,7 +130,7 @@ def test_stored_profiles_are_those_of_the_training_tasks_in_their_order(run):
 
 def test_without_a_profile_the_stage_is_named(run):
   with pytest.raises(ValueError, match="run --stage=profile first"):
-    load_profiles(run)
+    load_profiles(run.store, run.config)
 
 
 def test_the_profile_takes_the_first_trials_alone(run):
@@ -135,10 +140,10 @@ def test_the_profile_takes_the_first_trials_alone(run):
   for boundary, outcomes in enumerate(([(0, 1.0), (0, 3.0), (1, 99.0)], [(0, 5.0)] * 3)):
     for e in trials("a", NAMES[boundary], outcomes):
       run.store.add(e)
-  found = load_profiles(run)["a"]
+  found = load_profiles(run.store, run.config)["a"]
   assert (found.cost_small, [e.seed for e in found.small]) == (2.0, [0, 1])
   # Neither does the pretraining see the third, or its length would depend on it.
-  assert sorted(e.seed for e in paid_episodes(run)) == [0, 0, 1, 1]
+  assert sorted(e.seed for e in paid_episodes(run.store, run.config)) == [0, 0, 1, 1]
 
 
 # Outcomes of four trials of SMALL and of LARGE per task; labels from the first two (the base),
@@ -159,16 +164,14 @@ OUTCOMES = {
 }
 
 
-def test_robustness_of_the_labels():
-  both = (
-    [
-      e
-      for task_id, outcomes in OUTCOMES.items()
-      for e in trials(task_id, NAMES[boundary], [(int(o), 1.0) for o in outcomes[boundary]])
-    ]
-    for boundary in (0, 1)
-  )
-  one, four, nine = robustness(*both, 2, (1, 4, 9), 0.8)
+def test_robustness_of_the_labels(run):
+  run.store.put_tasks("train", [Task(name, "train", "do it", 9) for name in OUTCOMES])
+  for task_id, outcomes in OUTCOMES.items():
+    for boundary in (0, 1):
+      for e in trials(task_id, NAMES[boundary], [(int(o), 1.0) for o in outcomes[boundary]]):
+        run.store.add(e)
+  run.config.profile = ProfileConfig(trials=2, robustness=(1, 4, 9), easy_rate=0.8)
+  one, four, nine = robustness(run.store, run.config)
   # Five of six agree; hard are {helped, short} and {early, helped, short}.
   assert one == {
     "trials": 1,

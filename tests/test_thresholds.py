@@ -9,7 +9,8 @@ from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.stages import profile as taxonomy
 from baar_jax.stages import references
-from baar_jax.train.thresholds import measure, threshold, training_episodes
+from baar_jax.train.dataset import load_profiles, threshold_episodes
+from baar_jax.train.thresholds import measure, threshold
 
 
 @pytest.mark.parametrize("share, found", [(0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)])
@@ -22,11 +23,11 @@ def test_they_come_from_training_tasks_alone(tmp_path):
   with tiny.compiled_once():
     run = Run(config)
     with pytest.raises(ValueError, match="run --stage=profile first"):
-      training_episodes(run)
+      threshold_episodes(run.store, run.config)
     taxonomy.main(run)
     references.main(run)
-    episodes = training_episodes(run)
-    hard = sum(p.difficulty == "hard" for p in taxonomy.load_profiles(run).values())
+    episodes = threshold_episodes(run.store, run.config)
+    hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
     # Of 3 stratified episodes the quarters are k = 1 (twice) and 2.
     assert len(episodes) == 6 + 6 + 2 * hard
     assert all(e.task_id.startswith("train") for e in episodes)

@@ -7,9 +7,9 @@ import tiny
 
 from baar_jax.config import BoPOConfig
 from baar_jax.stages.bopo import Signal
-from baar_jax.stages.profile import Profile
 from baar_jax.stages.vanilla import advantages, improvement
 from baar_jax.train.batches import make_batch
+from baar_jax.train.dataset import Profile
 
 # The unit of cost is the mean of always-LARGE: (10 + 6) / 2 = 8 dollars, whatever the task.
 PROFILES = {"a": Profile("hard", 2.0, 10.0, [], []), "b": Profile("easy", 1.0, 6.0, [], [])}

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Iterator
 
 from baar_jax.config import ABLATIONS, Config, compared_lam
+from baar_jax.rollout.entries import stratified_name
 from baar_jax.router import zero_shot
 from baar_jax.run import UNSTRATIFIED, Run
 from baar_jax.stages import cascade, vanilla
-from baar_jax.stages.profile import load_profiles
-from baar_jax.stages.references import stratified_random
+from baar_jax.train.dataset import load_profiles
 
 CONFIGURED = (
   "set by the configuration (in this project's own by hand, on earlier runs with these test tasks)"
@@ -19,8 +19,8 @@ def methods(run: Run) -> Iterator[dict]:
   """Per method: family, training_episodes (those that were run for one of its routers or for the
   one that it starts from), settings, and where they come from."""
   c = run.config
-  profiled = sum(len(p.small) + len(p.large) for p in load_profiles(run).values())
-  stored = profiled + len(run.store.keys(stratified_random(c.references.samples).name))
+  profiled = sum(len(p.small) + len(p.large) for p in load_profiles(run.store, c).values())
+  stored = profiled + len(run.store.keys(stratified_name(c)))
   least = stored if c.pretrain.epochs else profiled  # pretraining reads all that is stored
   tasks = min(c.bopo.tasks_per_update, len(run.store.tasks("train")))
   rolled_out = c.bopo.updates * tasks * c.bopo.group_size

@@ -10,10 +10,10 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.report import contests, frontier, latency, learning, published, showcase, spending
 from baar_jax.report.ledger import run_ledger
 from baar_jax.report.rows import dollar_budget_row, headline, policy_row
-from baar_jax.report.samples import LARGE_FAMILY, SMALL_FAMILY, Sample, load_samples
-from baar_jax.stages.evaluate import Entry
-from baar_jax.stages.profile import Profile, robustness
+from baar_jax.report.samples import Sample, load_samples
+from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
+from baar_jax.train.dataset import Profile, robustness
 
 
 def summarize(
@@ -69,7 +69,7 @@ def summarize(
     "dollar_budget": [dollar_budget_row(sample, resamples) for sample in capped],
     "spend": spending.spend(policies, samples, best, config.profile.easy_rate),
     "costs": spending.costs(profiles),
-    "taxonomy": taxonomy_rows(store, config),
+    "taxonomy": robustness(store, config),
     "training": learning.training(metrics, families),
     "calibration": learning.calibration(metrics, families),
     "methods": list(methods),
@@ -124,18 +124,6 @@ def _run_facts(
     "stand_ins": ["zero-shot"] if scripted and "zero-shot" in families else [],
     "sr_metric": "score" if config.env.kind == "scienceworld" else "success",
   }
-
-
-def taxonomy_rows(store: Store, config: Config) -> list[dict]:
-  """`taxonomy.robustness` of the training tasks; empty if no other K is asked for."""
-  c = config.profile
-  if not c.robustness:
-    return []
-  tasks = {task.id for task in store.tasks("train")}
-  small, large = (
-    [e for e in store.episodes(name) if e.task_id in tasks] for name in (SMALL_FAMILY, LARGE_FAMILY)
-  )
-  return robustness(small, large, c.trials, c.robustness, c.easy_rate)
 
 
 def _hosts(config: Config) -> list[dict]:

@@ -7,9 +7,9 @@ import numpy as np
 
 from baar_jax.episode import SMALL, Episode
 from baar_jax.report import frontier
-from baar_jax.stages.evaluate import Entry
-from baar_jax.stages.profile import success
+from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
+from baar_jax.train.dataset import success
 
 METRICS = ("score", "success")
 SMALL_FAMILY, LARGE_FAMILY = "always-small", "always-large"

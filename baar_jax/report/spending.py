@@ -6,8 +6,8 @@ import numpy as np
 
 from baar_jax.config import ABLATIONS
 from baar_jax.report.samples import Sample, boundaries
-from baar_jax.stages.profile import Profile
 from baar_jax.train import rewards
+from baar_jax.train.dataset import Profile
 
 DIFFICULTIES = ("easy", "hard", "intractable")
 

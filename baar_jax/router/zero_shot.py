@@ -1,13 +1,11 @@
 """The zero-shot router: a strong model is shown the paper's prompt and answers SMALL or BIG."""
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from baar_jax.config import Config, RouterConfig
+from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.llms.agent import Judge
 from baar_jax.rollout.live import Advice, Decision, Live
@@ -23,14 +21,6 @@ PROMPT = {
 }
 TRIES = 2  # an answer that cannot be read is asked for once more; then SMALL acts (our choice)
 _WORD = re.compile(rf"\b({'|'.join(DECISION_WORDS)})\b")
-
-
-def zero_shot_name(config: Config) -> str:
-  """The policy's name without a budget: it carries all that the judge's answers depend on."""
-  c = config.baselines.judge
-  settings = config.models.kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices
-  mark = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
-  return f"zero-shot {c.names[0]} {mark}"
 
 
 def judged_view(config: RouterConfig, tokenizer: Path) -> View:

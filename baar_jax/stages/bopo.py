@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,18 +11,24 @@ import numpy as np
 import optax
 
 from baar_jax.config import SEEDS_BEFORE_BOPO, BoPOConfig
-from baar_jax.episode import Episode, Task
+from baar_jax.episode import Episode
+from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
 from baar_jax.router.policy import RouterPolicy, Sample, abstract_model
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.stages.profile import Profile, load_profiles, success
-from baar_jax.stages.references import load_references
 from baar_jax.stages.sft import load_sft
 from baar_jax.train import losses, rewards
 from baar_jax.train.batches import Batch
 from baar_jax.train.checkpoint import Checkpoints
+from baar_jax.train.dataset import (
+  Profile,
+  load_profiles,
+  load_references,
+  success,
+  task_batches,
+)
 from baar_jax.train.trainer import Batcher, Scorer, Trainer, clipped_adamw, load_trained
 
 SAVE_EVERY = 5  # updates
@@ -145,19 +151,6 @@ def rollout_metrics(episodes: Sequence[Episode], reward_B: np.ndarray) -> dict[s
   }
 
 
-def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
-  """Batches of different tasks; all are gone through, in a new order, before any repeats."""
-  draw = random.Random(f"{seed}|bopo")
-  size = min(size, len(tasks))
-  order: list[Task] = []
-  while True:
-    if len(order) < size:
-      new = draw.sample(tasks, len(tasks))
-      # What is left comes first, and last what would be in the batch twice.
-      order = sorted(new, key=lambda task: task not in order) + order
-    yield [order.pop() for _ in range(size)]
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
   """A way to learn from one's own episodes.
@@ -211,7 +204,10 @@ def train(run: Run, lam: float, method: Method = BOPO) -> None:
   if done == config.updates:
     checkpoints.close()
     return
-  profiles, references = load_profiles(run), load_references(run)
+  profiles, references = (
+    load_profiles(run.store, run.config),
+    load_references(run.store, run.config),
+  )
   tasks = [task for task in run.store.tasks("train") if task.id in references]
   view = View(run.config.router, run.tokenizer)
   batcher = Batcher(run.config, view, {task.id: task for task in tasks})
@@ -253,11 +249,6 @@ def train(run: Run, lam: float, method: Method = BOPO) -> None:
       checkpoints.save(update, trainer.state)
       saved = update
   checkpoints.close()
-
-
-def rollouts_name(family: str, lam: float, update: int) -> str:
-  """The policy whose episodes are rolled out for an update."""
-  return f"{family}(lam={lam:g})/{update}"
 
 
 def improve(

@@ -12,15 +12,15 @@ import numpy as np
 
 from baar_jax.config import SFTConfig
 from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.rollout.entries import stratified_name
 from baar_jax.rollout.live import Live
 from baar_jax.router.policy import RouterPolicy, abstract_model
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.stages.profile import load_profiles, success
-from baar_jax.stages.references import stratified_random
-from baar_jax.stages.sft import fit, shuffled
+from baar_jax.stages.sft import fit
 from baar_jax.train.batches import Batch
+from baar_jax.train.dataset import load_profiles, shuffled, success
 from baar_jax.train.thresholds import measure, score
 from baar_jax.train.trainer import load_trained
 
@@ -124,5 +124,5 @@ def _directory(run: Run):
 
 
 def _episodes(run: Run) -> list[Episode]:
-  stratified = run.store.episodes(stratified_random(run.config.references.samples).name)
-  return [e for p in load_profiles(run).values() for e in p.small] + stratified
+  stratified = run.store.episodes(stratified_name(run.config))
+  return [e for p in load_profiles(run.store, run.config).values() for e in p.small] + stratified

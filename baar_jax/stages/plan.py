@@ -10,9 +10,9 @@ from baar_jax.config import Config, compared_lam
 from baar_jax.episode import SMALL, Episode
 from baar_jax.llms import pair as models
 from baar_jax.llms.prices import Price, Usage, prices_of
-from baar_jax.stages import bopo, evaluate, references
-from baar_jax.stages.profile import profile_tasks
+from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, stratified_name
 from baar_jax.store import Store
+from baar_jax.train.dataset import profile_tasks
 
 # What is assumed where nothing is stored yet: least, expected, most.
 STEPS_SHARE = (0.25, 0.6, 1.0)  # of env.max_steps
@@ -28,7 +28,6 @@ ASSUMED = (
   f"questions of {JUDGE_PROMPT_TOKENS[0]} to {JUDGE_PROMPT_TOKENS[2]:,} tokens and its answers of "
   f"{JUDGE_TOKENS[0]} to all that they may have (expected {JUDGE_TOKENS[1]})"
 )
-BOUNDARIES = ("always-small", "always-large")
 Range = tuple[float, float, float]  # least, expected, most
 
 
@@ -93,7 +92,7 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
       yield Missing(stage, policy, model, _exactly(count * trials - stored))
   elif stage == "references" and not config.references.clone_large:
     samples = config.references.samples
-    policy = references.stratified_random(samples).name
+    policy = stratified_name(config)
     stored = _stored(store, policy, tasks)
     hard = tuple(share * count for share in HARD_SHARE)
     if store.finished("profile"):
@@ -110,7 +109,7 @@ def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
       yield from _rollouts(config, store, stage, ablation, lam, count)
   elif stage == "evaluate":
     tests, seeds = [task.id for task in store.tasks("test")], config.evaluate.seeds
-    for entry in evaluate.entries(config):
+    for entry in entries(config):
       wanted = (config.evaluate.tasks or len(tests) or config.env.test_tasks) * seeds
       model = BOUNDARIES.index(entry.family) if entry.family in BOUNDARIES else None
       left = _exactly(wanted - _stored(store, entry.policy, tests))
@@ -124,7 +123,7 @@ def _rollouts(
   c = config.bopo
   each = min(c.tasks_per_update, tasks) * c.group_size
   for update in range(1, c.updates + 1):
-    policy = bopo.rollouts_name(family, lam, update)
+    policy = rollouts_name(family, lam, update)
     yield Missing(stage, policy, None, _exactly(each - len(store.keys(policy))))
 
 

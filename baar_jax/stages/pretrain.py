@@ -19,10 +19,9 @@ from baar_jax.router.policy import abstract_model, build_model, load_pretrained,
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.stages.profile import first_trials
-from baar_jax.stages.references import stratified_random
 from baar_jax.train.batches import Batch
 from baar_jax.train.checkpoint import Checkpoints
+from baar_jax.train.dataset import paid_episodes
 from baar_jax.train.trainer import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
 
 PADDING = -1
@@ -68,7 +67,7 @@ def load_initial(run: Run, view: View) -> Qwen2:
   if run.config.router.weights:
     return load_pretrained(run.config.router, view, run.mesh)
   if run.config.pretrain.epochs > 0:
-    updates = _updates(run, len(paid_episodes(run)))
+    updates = _updates(run, len(paid_episodes(run.store, run.config)))
     model = abstract_model(run.config.router, view.decision_ids)
     model = load_trained(run.checkpoints("pretrain"), updates, model, run.mesh, "pretrain")
   else:
@@ -82,7 +81,7 @@ def main(run: Run) -> None:
   if config.epochs == 0:
     return
   run.require("references")
-  episodes = paid_episodes(run)
+  episodes = paid_episodes(run.store, run.config)
   if not episodes:
     raise ValueError(f"{run.dir} has no episodes to learn from: run --stage=profile first")
   view = View(run.config.router, run.tokenizer)
@@ -112,18 +111,6 @@ def main(run: Run) -> None:
       if update % SAVE_EVERY == 0 or update == updates:
         checkpoints.save(update, trainer.state)
   checkpoints.close()
-
-
-def paid_episodes(run: Run) -> list[Episode]:
-  """What the profile and the references left in the store, of training tasks.
-
-  Trials that only `profile.robustness` asked for are not among them.
-  """
-  train = {task.id for task in run.store.tasks("train")}
-  trials = run.config.profile.trials
-  profiled = (first_trials(run.store.episodes(policy.name), trials) for policy in run.boundaries)
-  stratified = run.store.episodes(stratified_random(run.config.references.samples).name)
-  return [e for episodes in (*profiled, stratified) for e in episodes if e.task_id in train]
 
 
 def _updates(run: Run, episodes: int) -> int:

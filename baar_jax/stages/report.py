@@ -10,9 +10,9 @@ from baar_jax.report import budget_tables, results
 from baar_jax.report.cells import cost_digits
 from baar_jax.report.methods import methods
 from baar_jax.report.optimum import Exact
+from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
-from baar_jax.stages import evaluate
-from baar_jax.stages.profile import load_profiles
+from baar_jax.train.dataset import load_profiles
 
 
 def main(run: Run) -> None:
@@ -20,9 +20,9 @@ def main(run: Run) -> None:
     return
   summary = results.summarize(
     run.store,
-    evaluate.entries(run.config),
+    entries(run.config),
     run.config,
-    load_profiles(run),
+    load_profiles(run.store, run.config),
     read_metrics(run.dir),
     exact_frontier(run.config),
     None if run.pair.kind == "scripted" else models.spent(run.dir, run.pair.names),

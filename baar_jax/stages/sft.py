@@ -1,6 +1,5 @@
 """Stage sft: the router imitates the decisions of the references (paper: BoSFT)."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import UNSTRATIFIED, Run
 from baar_jax.stages.pretrain import load_initial
-from baar_jax.stages.profile import load_profiles
-from baar_jax.stages.references import load_references
 from baar_jax.train import losses
 from baar_jax.train.batches import Batch
 from baar_jax.train.checkpoint import Checkpoints
+from baar_jax.train.dataset import balanced, load_profiles, load_references
 from baar_jax.train.trainer import Batcher, Trainer, clipped_adamw, load_trained, warmup_cosine
 
 SAVE_EVERY = 50  # updates
@@ -45,33 +43,6 @@ def make_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   return clipped_adamw(schedule, config.clip_norm, config.adam_eps, config.weight_decay)
 
 
-def balanced(
-  hard: Sequence[Episode], rest: Sequence[Episode], size: int, hard_share: float, seed: int
-) -> Iterator[list[Episode]]:
-  """Batches with a set share of hard tasks; each pool is gone through before it repeats."""
-  hards = round(size * hard_share) if rest else size
-  pools = [_cycle(hard, f"{seed}|hard"), _cycle(rest, f"{seed}|rest")]
-  if not hard:
-    hards = 0
-  while True:
-    yield [next(pools[0]) for _ in range(hards)] + [next(pools[1]) for _ in range(size - hards)]
-
-
-def shuffled(pool: Sequence[Episode], size: int, seed: str) -> Iterator[list[Episode]]:
-  """Batches of a pool that is gone through before it repeats. Raises ValueError if it is empty."""
-  if not pool:
-    raise ValueError("there are no stored episodes to learn from: run --stage=references first")
-  episodes = _cycle(pool, seed)
-  while True:
-    yield [next(episodes) for _ in range(size)]
-
-
-def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
-  draw = random.Random(seed)
-  while True:
-    yield from draw.sample(pool, len(pool))
-
-
 def directory(run: Run) -> Path:
   """Of its checkpoints; of the ablations one alone changes what is imitated."""
   return run.checkpoints(f"sft-{UNSTRATIFIED}" if run.ablation == UNSTRATIFIED else "sft")
@@ -85,8 +56,8 @@ def load_sft(run: Run) -> Qwen2:
 
 def main(run: Run) -> None:
   run.require("references")
-  references = load_references(run)
-  profiles = load_profiles(run)
+  references = load_references(run.store, run.config)
+  profiles = load_profiles(run.store, run.config)
   hard = [e for e in references.values() if profiles[e.task_id].difficulty == "hard"]
   rest = [e for e in references.values() if profiles[e.task_id].difficulty != "hard"]
   config = run.config.sft

@@ -16,9 +16,9 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.stages.cascade import settings
-from baar_jax.stages.profile import load_profiles, success
-from baar_jax.stages.sft import fit, shuffled
+from baar_jax.stages.sft import fit
 from baar_jax.train.batches import Batch
+from baar_jax.train.dataset import load_profiles, shuffled, success
 from baar_jax.train.trainer import load_trained
 
 
@@ -54,7 +54,7 @@ def load_single_turn(run: Run) -> Qwen2:
 
 def main(run: Run) -> None:
   """Trains the classifier on the profile."""
-  profiles = load_profiles(run).values()
+  profiles = load_profiles(run.store, run.config).values()
   small, large = [e for p in profiles for e in p.small], [e for p in profiles for e in p.large]
   wins = large_wins(small, large)
   episodes = [e for e in small + large if (e.task_id, e.seed) in wins]

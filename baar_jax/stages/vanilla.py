@@ -12,9 +12,9 @@ from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.run import Run
 from baar_jax.stages.bopo import DIED, Method, Signal, by_task, rollout_metrics, train
-from baar_jax.stages.profile import Profile, success
 from baar_jax.train import losses
 from baar_jax.train.batches import Batch
+from baar_jax.train.dataset import Profile, success
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # DAPO's own
 EPS = 1e-6  # beside the spread of rewards; groups without one are not kept

@@ -13,8 +13,8 @@ from baar_jax.episode import Episode
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.stages.references import stratified_random
 from baar_jax.train.batches import Batch
+from baar_jax.train.dataset import threshold_episodes
 from baar_jax.train.trainer import Batcher, Scorer
 
 Label = Callable[[Sequence[Episode], Batch], Batch]
@@ -23,27 +23,6 @@ Label = Callable[[Sequence[Episode], Batch], Batch]
 def threshold(p_D: np.ndarray, share: float) -> float:
   """The p that a share of the decisions reach."""
   return float(np.quantile(p_D, 1.0 - share))
-
-
-def training_episodes(run: Run) -> list[Episode]:
-  """One trial of each boundary and three stratified episodes of every training task that has them.
-
-  Raises ValueError if there are none.
-  """
-  samples = run.config.references.samples
-  seeds = {max(1, samples * quarter // 4) for quarter in (1, 2, 3)}
-  wanted = [(policy.name, {0}) for policy in run.boundaries]
-  wanted.append((stratified_random(samples).name, seeds))
-  train = {task.id for task in run.store.tasks("train")}
-  found = [
-    e
-    for name, own in wanted
-    for e in run.store.episodes(name)
-    if e.seed in own and e.task_id in train
-  ]
-  if not found:
-    raise ValueError(f"{run.dir} has no training episodes: run --stage=profile first")
-  return found
 
 
 def measure(
@@ -59,7 +38,7 @@ def measure(
     label: masks decisions that the router would not be asked for; None masks none.
     seen: what it would have been shown of an episode; None is the episode.
   """
-  episodes = training_episodes(run)
+  episodes = threshold_episodes(run.store, run.config)
   if seen:
     episodes = list(map(seen, episodes))
   return score(run, model, view, episodes, label)[0]

@@ -1,0 +1,120 @@
+"""The lines of the evaluation: policies, their budgets, and the names of stored episodes."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+
+from baar_jax.config import ABLATIONS, Config, compared_lam
+
+BOUNDARIES = ("always-small", "always-large")
+FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
+ARGMAX = 0.5  # the threshold that takes the more probable of two models
+OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One line of the evaluation.
+
+  Attributes:
+    family: "always-small", "always-large", "random", "first-large", "sft", "bopo", "oracle" or
+      "optimum", a rival or an ablation; points of one family make one frontier.
+    parameters: of the policy within its family, such as {"p": 0.25} or {"lam": 0.3,
+      "threshold": 0.5}; "share" stands for a threshold that training episodes have set.
+    policy: the name under which its episodes are stored.
+    call_budget: K, or None for no cap on LARGE calls.
+    unlimited: under a call budget, the name of the same policy without one, if the policy is not
+      shown its budget and so makes the same decisions until the budget is spent.
+    usd_budget: B_max in dollars, or None for no cap.
+  """
+
+  family: str
+  parameters: dict[str, float]
+  policy: str
+  call_budget: int | None = None
+  unlimited: str | None = None
+  usd_budget: float | None = None
+
+
+def entries(config: Config) -> list[Entry]:
+  """The lines of the evaluation in the order of the report; those of one router are adjacent."""
+  c = config
+  free = {}  # no budget
+  calls = [{"K": K} for K in c.evaluate.call_budgets]
+  dollars = [{"usd": usd} for usd in c.evaluate.usd_budgets]
+  every = [free, *calls, *dollars]
+  scripted = c.models.kind == "scripted"
+  # Families with the parameters of one policy and the budgets that it runs under.
+  table = [("always-small", {}, [free]), ("always-large", {}, [free]), (FIRST_LARGE, {}, calls)]
+  for budget in dollars:  # a cap on dollars limits SMALL too
+    table += [("always-small", {}, [budget]), (FIRST_LARGE, {}, [budget])]
+  table += [("random", {"p": p}, every) for p in c.evaluate.random_p]
+  if scripted:
+    table.append(("oracle", {}, every))
+  if scripted and c.env.kind == "sandbox" and not c.models.prices:  # the optimum is known for these
+    table += [("optimum", {"mu": mu}, [free]) for mu in OPTIMUM_WEIGHTS]
+  if "zero-shot" in c.baselines.rivals:
+    table.append(("zero-shot", {}, every))
+  rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
+  rules += [{"share": share} for share in c.evaluate.shares]
+  capped_rules = rules if c.evaluate.budget_rules else rules[:1]
+  for family, parameters in routers(c):
+    table += [(family, parameters | rule, [free]) for rule in rules]
+    for budget in [*calls, *dollars] if family not in ABLATIONS else ():
+      table += [(family, parameters | rule, [budget]) for rule in capped_rules]
+  return [
+    _entry(c, family, parameters, b) for family, parameters, budgets in table for b in budgets
+  ]
+
+
+def routers(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
+  """Family and training parameters of every trained router."""
+  c, rivals = config, config.baselines.rivals
+  rollouts, steps = {"update": c.bopo.updates}, {"update": c.baselines.updates}
+  yield "sft", {"update": c.sft.updates}
+  for lam in c.bopo.lam:
+    yield "bopo", {"lam": lam} | rollouts
+  for family in ("cascade", "single-turn"):
+    if family in rivals:
+      yield family, steps
+  for lam in c.bopo.lam if "vanilla" in rivals else ():
+    yield "vanilla", {"lam": lam} | rollouts
+  for ablation in c.baselines.ablations:
+    yield ablation, {"lam": compared_lam(c)} | rollouts
+
+
+def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
+  name = zero_shot_name(config) if family == "zero-shot" else family
+  trained = family in dict(routers(config))
+  shown = family == "zero-shot" or (trained and config.router.show_budget)
+  unlimited = None
+  # An episode does not tell what a cap on dollars would have changed.
+  if "K" in budget and not shown:
+    unlimited = BOUNDARIES[1] if family == FIRST_LARGE else _name(name, parameters)
+  policy = _name(name, parameters | budget)
+  return Entry(family, parameters, policy, budget.get("K"), unlimited, budget.get("usd"))
+
+
+def _name(base: str, parameters: dict[str, float]) -> str:
+  """The name under which a policy's episodes are stored: it carries every parameter."""
+  settings = ",".join(f"{key}={value:g}" for key, value in parameters.items())
+  return f"{base}({settings})" if settings else base
+
+
+def stratified_name(config: Config) -> str:
+  """The policy whose episodes the references of hard tasks are chosen from."""
+  return f"stratified(samples={config.references.samples})"
+
+
+def rollouts_name(family: str, lam: float, update: int) -> str:
+  """The policy whose episodes are rolled out for an update."""
+  return f"{family}(lam={lam:g})/{update}"
+
+
+def zero_shot_name(config: Config) -> str:
+  """The zero-shot policy without a budget: the name carries all that the answers depend on."""
+  c = config.baselines.judge
+  settings = config.models.kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices
+  digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
+  return f"zero-shot {c.names[0]} {digest}"

@@ -1,0 +1,239 @@
+"""What the stages have stored, as training data: profiles, references, and batches of them."""
+
+import collections
+import dataclasses
+import random
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from baar_jax.config import Config
+from baar_jax.episode import Episode, Task
+from baar_jax.rollout.entries import BOUNDARIES, stratified_name
+from baar_jax.store import Store
+from baar_jax.train import rewards
+
+SUCCESS_SCORE = 1.0
+
+
+def success(episode: Episode) -> bool:
+  return episode.score >= SUCCESS_SCORE
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """What the boundaries showed of a task.
+
+  Attributes:
+    difficulty: "easy", "hard" or "intractable".
+    cost_small, cost_large: median dollars of an episode.
+    small, large: the trials.
+  """
+
+  difficulty: str
+  cost_small: float
+  cost_large: float
+  small: Sequence[Episode]
+  large: Sequence[Episode]
+
+
+def profile_tasks(
+  small: Iterable[Episode], large: Iterable[Episode], easy_rate: float
+) -> dict[str, Profile]:
+  """Difficulty and median costs of every task that has trials of both boundaries (paper 4.1)."""
+  trials: dict[str, tuple[list, list]] = collections.defaultdict(lambda: ([], []))
+  for boundary, episodes in enumerate((small, large)):
+    for episode in episodes:
+      trials[episode.task_id][boundary].append(episode)
+  return {
+    task_id: Profile(
+      rewards.difficulty(*([success(e) for e in episodes] for episodes in both), easy_rate),
+      *(statistics.median(e.cost_usd for e in episodes) for episodes in both),
+      *both,
+    )
+    for task_id, both in trials.items()
+    if all(both)
+  }
+
+
+def load_profiles(store: Store, config: Config) -> dict[str, Profile]:
+  """The profiles of the training tasks, in the tasks' order.
+
+  Raises:
+    ValueError: the profile has not been run.
+  """
+  profiles = _first_profiles(store, config, config.profile.trials)
+  if not profiles:
+    raise ValueError(f"{_run_directory(config)} has no profile: run --stage=profile first")
+  return profiles
+
+
+def robustness(store: Store, config: Config) -> list[dict]:
+  """How far the labels of the training tasks depend on the number of trials K (paper, appendix).
+
+  The trials of a smaller K are among those of a larger one, so the labels are not independent.
+
+  Returns:
+    Per K of `profile.robustness`: trials, tasks (those with all trials of both boundaries, under K
+    and under `profile.trials`, the base), agreement (share of them with the same label), hard and
+    base_hard (how many are hard), and hard_jaccard (of the two sets of hard tasks). None where
+    there is no task, or none hard.
+  """
+
+  def labels(trials: int) -> dict[str, str]:
+    return {
+      task_id: profile.difficulty
+      for task_id, profile in _first_profiles(store, config, trials).items()
+      if len(profile.small) == len(profile.large) == trials
+    }
+
+  base = labels(config.profile.trials) if config.profile.robustness else {}
+  rows = []
+  for K in config.profile.robustness:
+    other = labels(K)
+    tasks = base.keys() & other.keys()
+    hard, base_hard = ({t for t in tasks if of[t] == "hard"} for of in (other, base))
+    either = hard | base_hard
+    rows.append(
+      {
+        "trials": K,
+        "tasks": len(tasks),
+        "agreement": sum(base[t] == other[t] for t in tasks) / len(tasks) if tasks else None,
+        "hard": len(hard),
+        "base_hard": len(base_hard),
+        "hard_jaccard": len(hard & base_hard) / len(either) if either else None,
+      }
+    )
+  return rows
+
+
+def _first_profiles(store: Store, config: Config, trials: int) -> dict[str, Profile]:
+  """The training tasks' profiles from the first trials alone: `robustness` may have stored more."""
+  episodes = (first_trials(store, name, trials) for name in BOUNDARIES)
+  profiles = profile_tasks(*episodes, config.profile.easy_rate)
+  return {task.id: profiles[task.id] for task in store.tasks("train") if task.id in profiles}
+
+
+def first_trials(store: Store, policy: str, trials: int) -> list[Episode]:
+  return [e for e in store.episodes(policy) if e.seed < trials]
+
+
+def cheapest(episodes: Iterable[Episode]) -> Episode | None:
+  """The episode of least cost; ties: fewer large calls, then fewer steps, then the first."""
+  key = lambda e: (e.cost_usd, e.large_calls, len(e.steps))  # noqa: E731
+  return min(episodes, key=key, default=None)
+
+
+def choose_reference(profile: Profile, stratified: Sequence[Episode], clone_large: bool) -> Episode:
+  """tau* of a task (paper: stratified sampling; ties and fallbacks are our choice).
+
+  Args:
+    profile: of the task.
+    stratified: its N episodes in the order of k; empty unless the task is hard.
+    clone_large: hard tasks take the cheapest successful LARGE trial (ablation).
+  """
+  if profile.difficulty == "intractable":
+    return cheapest(profile.small)
+  if profile.difficulty == "easy":
+    return cheapest(filter(success, profile.small))
+  mixed = None if clone_large else cheapest(filter(success, stratified))
+  return mixed or cheapest(filter(success, profile.large))
+
+
+def load_references(store: Store, config: Config) -> dict[str, Episode]:
+  """tau* by task id.
+
+  Raises:
+    ValueError: the stage has not been run to its end.
+  """
+  profiles, clone_large = load_profiles(store, config), config.references.clone_large
+  stratified = collections.defaultdict(list)
+  for episode in () if clone_large else store.episodes(stratified_name(config)):
+    stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
+  hard = [task_id for task_id, profile in profiles.items() if profile.difficulty == "hard"]
+  missing = [task_id for task_id in hard if not stratified[task_id]]
+  if missing and not clone_large:
+    raise ValueError(
+      f"{_run_directory(config)} lacks references of {len(missing)} tasks: run --stage=references"
+    )
+  return {
+    task_id: choose_reference(profile, stratified[task_id], clone_large)
+    for task_id, profile in profiles.items()
+  }
+
+
+def paid_episodes(store: Store, config: Config) -> list[Episode]:
+  """What the profile and the references stored of training tasks.
+
+  Trials that only `profile.robustness` asked for are not among them.
+  """
+  train = {task.id for task in store.tasks("train")}
+  episodes = [e for name in BOUNDARIES for e in first_trials(store, name, config.profile.trials)]
+  episodes += store.episodes(stratified_name(config))
+  return [e for e in episodes if e.task_id in train]
+
+
+def threshold_episodes(store: Store, config: Config) -> list[Episode]:
+  """One trial of each boundary and three stratified episodes of every training task that has them.
+
+  Raises ValueError if there are none.
+  """
+  samples = config.references.samples
+  seeds = dict.fromkeys(BOUNDARIES, {0})
+  seeds[stratified_name(config)] = {max(1, samples * quarter // 4) for quarter in (1, 2, 3)}
+  train = {task.id for task in store.tasks("train")}
+  episodes = [
+    e
+    for name in seeds
+    for e in store.episodes(name)
+    if e.seed in seeds[name] and e.task_id in train
+  ]
+  if not episodes:
+    raise ValueError(
+      f"{_run_directory(config)} has no training episodes: run --stage=profile first"
+    )
+  return episodes
+
+
+def _run_directory(config: Config) -> Path:
+  return Path(config.runs) / config.name
+
+
+def balanced(
+  hard: Sequence[Episode], rest: Sequence[Episode], size: int, hard_share: float, seed: int
+) -> Iterator[list[Episode]]:
+  """Batches with a set share of hard tasks; each pool is gone through before it repeats."""
+  hards = round(size * hard_share) if rest else size
+  hards = hards if hard else 0
+  hard_cycle, rest_cycle = _cycle(hard, f"{seed}|hard"), _cycle(rest, f"{seed}|rest")
+  while True:
+    batch = [next(hard_cycle) for _ in range(hards)]
+    yield batch + [next(rest_cycle) for _ in range(size - hards)]
+
+
+def shuffled(pool: Sequence[Episode], size: int, seed: str) -> Iterator[list[Episode]]:
+  """Batches of a pool that is gone through before it repeats. Raises ValueError if it is empty."""
+  if not pool:
+    raise ValueError("there are no stored episodes to learn from: run --stage=references first")
+  episodes = _cycle(pool, seed)
+  while True:
+    yield [next(episodes) for _ in range(size)]
+
+
+def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
+  draw = random.Random(seed)
+  while True:
+    yield from draw.sample(pool, len(pool))
+
+
+def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
+  """Batches of different tasks; all are gone through, in a new order, before any repeats."""
+  draw = random.Random(f"{seed}|bopo")
+  size = min(size, len(tasks))
+  order: list[Task] = []
+  while True:
+    if len(order) < size:
+      shuffled_tasks = draw.sample(tasks, len(tasks))
+      # The tasks left over come first; a task that would be in the batch twice comes last.
+      order = sorted(shuffled_tasks, key=lambda task: task not in order) + order
+    yield [order.pop() for _ in range(size)]
