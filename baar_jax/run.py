@@ -27,7 +27,7 @@ from baar_jax.llms import pair as models
 from baar_jax.rollout.live import Job, Policy
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import always
-from baar_jax.router.policy import check_pretrained
+from baar_jax.router.build import check_pretrained
 from baar_jax.store import Store
 
 SPLITS = ("train", "test")

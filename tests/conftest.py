@@ -11,8 +11,9 @@ from flax import nnx
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task
-from baar_jax.router.policy import build_model
-from baar_jax.router.view import View, train_tokenizer
+from baar_jax.router.build import build_model
+from baar_jax.router.tokenizer import train_tokenizer
+from baar_jax.router.view import View
 
 jax.config.update("jax_platforms", "cpu")
 # A missing [:, None] must not broadcast silently.

@@ -222,7 +222,7 @@ def test_texts_are_cut_to_the_previews(subject):
   view = subject.views["transcript"]
   for episode in subject.episodes[:2]:
     for step in episode.steps:
-      cut = (4 + len(view.cut_mark)) + (6 + len(view.cut_mark))
+      cut = (4 + len(view.tokenizer.cut_mark)) + (6 + len(view.tokenizer.cut_mark))
       assert len(view.outcome(step, step.observation)) == cut
 
 

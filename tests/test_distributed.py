@@ -18,7 +18,7 @@ from test_pipeline import QUICK, ROOT, finish, rows, start, wait_for
 
 from baar_jax.config import RouterConfig
 from baar_jax.mesh import one_device
-from baar_jax.router.policy import abstract_model
+from baar_jax.router.build import abstract_model
 from baar_jax.router.view import View
 from baar_jax.train.trainer import load_trained
 
@@ -41,12 +41,13 @@ jax.config.update("jax_platforms", "cpu")
 import tiny
 from baar_jax.stages.bopo import improve, improvement, make_optimizer
 from baar_jax.episode import Task
-from baar_jax.router.policy import build_model
+from baar_jax.router.build import build_model
 from baar_jax.stages.sft import imitation
 from baar_jax.stages import sft
 from baar_jax.mesh import make_mesh, one_device
 from baar_jax.train.trainer import Batcher, Scorer, Trainer
-from baar_jax.router.view import View, train_tokenizer
+from baar_jax.router.tokenizer import train_tokenizer
+from baar_jax.router.view import View
 
 config = tiny.config("none")
 config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, micro_episodes=4))

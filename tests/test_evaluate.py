@@ -8,7 +8,7 @@ import tiny
 
 from baar_jax.config import RIVALS, BaselinesConfig
 from baar_jax.rollout.entries import entries, zero_shot_name
-from baar_jax.router.policy import build_model
+from baar_jax.router.build import build_model
 from baar_jax.run import Run
 from baar_jax.stages import evaluate
 from baar_jax.stages import profile as taxonomy

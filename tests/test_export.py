@@ -8,7 +8,7 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax.router.policy import load_pretrained
+from baar_jax.router.build import load_pretrained
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.stages import bopo, export, references, sft

@@ -13,9 +13,12 @@ from flax import nnx
 
 from baar_jax.episode import Step, Task
 from baar_jax.rollout.live import Job, Live
+from baar_jax.router import build
 from baar_jax.router import policy as router
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold, build_model
-from baar_jax.router.view import View, adopt_tokenizer
+from baar_jax.router.build import build_model
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold
+from baar_jax.router.tokenizer import adopt_tokenizer
+from baar_jax.router.view import View
 from baar_jax.router.weights import save_qwen2
 
 
@@ -43,7 +46,7 @@ def test_decisions_start_alike(router_config, filled, tied):
   tables = [model.embedding_VxD] if tied else [model.embedding_VxD, model.head_VxD]
   befores = [np.array(table[...]) for table in tables]
   ids = [3, 5]
-  router.start_alike(model, ids)
+  build.start_alike(model, ids)
   for before, table in zip(befores, tables):
     after = np.array(table[...])
     others = [v for v in range(len(before)) if v not in ids]
@@ -263,7 +266,7 @@ class TestPretrained:
     config, view = adopt(hf.write(tmp_path / "base", shape, tokens=tokens))
     small, big = view.decision_ids
     assert (small, big) == (tokens, tokens + 1)  # behind all of its own
-    model = router.load_pretrained(config, view)
+    model = build.load_pretrained(config, view)
 
     written = dict(hf.tensors(shape))
     tables = {"model.embed_tokens.weight": model.embedding_VxD}
@@ -282,9 +285,9 @@ class TestPretrained:
     np.testing.assert_array_equal(model.final_norm[...], written["model.norm.weight"])
 
     # Checkpoints are restored into this shape.
-    assert model.config == router.shape_of(config, view.decision_ids)
+    assert model.config == build.shape_of(config, view.decision_ids)
     assert model.config.vocab_size == rows
-    abstract = router.abstract_model(config, view.decision_ids)
+    abstract = build.abstract_model(config, view.decision_ids)
     sizes = [[(x.shape, x.dtype) for x in self.leaves(m)] for m in (model, abstract)]
     assert sizes[0] == sizes[1]
     hidden_D = jnp.ones(48)
@@ -295,7 +298,7 @@ class TestPretrained:
   def test_a_saved_router_keeps_its_decisions(self, tied, vocab_size, adopt, tmp_path):
     shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
     config, view = adopt(hf.write(tmp_path / "base", shape, tokens=300))
-    model = router.load_pretrained(config, view)
+    model = build.load_pretrained(config, view)
     ids = np.array(view.decision_ids)
     model.embedding_VxD[...] = model.embedding_VxD[...].at[ids].set(7.0)  # trained
     if not tied:
@@ -304,7 +307,7 @@ class TestPretrained:
     save_qwen2(model, tmp_path / "saved", tokenizer, jnp.float32)
     config, view = adopt(tmp_path / "saved")
     assert view.decision_ids == ids.tolist()
-    again = router.load_pretrained(config, view)
+    again = build.load_pretrained(config, view)
     assert again.config == model.config
     for after, before in zip(self.leaves(again), self.leaves(model), strict=True):
       np.testing.assert_array_equal(after, before)

@@ -13,7 +13,7 @@ import tiny
 from flax import nnx
 
 from baar_jax.config import SFTConfig
-from baar_jax.router.policy import build_model
+from baar_jax.router.build import build_model
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.stages import profile as taxonomy

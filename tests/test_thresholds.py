@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny
 
-from baar_jax.router.policy import build_model
+from baar_jax.router.build import build_model
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.stages import profile as taxonomy

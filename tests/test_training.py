@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
-from baar_jax.router.policy import build_model
+from baar_jax.router.build import build_model
 from baar_jax.router.view import View
 from baar_jax.stages.bopo import improve, improvement
 from baar_jax.stages.sft import imitation

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.router import view as view_module
-from baar_jax.router.view import CUT_MARK, View
+from baar_jax.router.tokenizer import CUT_MARK
+from baar_jax.router.view import View
 
 SMALL, BIG = "<|SMALL|>", "<|BIG|>"
 

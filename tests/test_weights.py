@@ -18,8 +18,9 @@ from flax import nnx
 from golden import make_qwen2
 from safetensors.numpy import load_file, save_file
 
-from baar_jax.router import view, weights
+from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.tokenizer import adopt_tokenizer
 from baar_jax.router.weights import check_directory, load_qwen2, read_config, save_qwen2
 
 TESTS = Path(__file__).parent
@@ -138,7 +139,7 @@ class TestPyTorch:
   def test_loads_what_is_saved(self, transformers, shape, shard_bytes, tmp_path, monkeypatch):
     """The model and the tokenizer, which is a Qwen2's with the decisions added."""
     model = load_qwen2(hf.write(tmp_path / "base", shape, tokens=300))
-    view.adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
+    adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
     monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
     saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
     save_qwen2(model, saved, file, jnp.float32)
@@ -536,7 +537,7 @@ class TestRefused:
     if text is not None:
       (tmp_path / "base" / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError) as caught:
-      view.adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
+      adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
     line = str(caught.value)
     assert str(tmp_path / "base" / "tokenizer.json") in line and "\n" not in line
     assert ("is missing" in line) == (text is None)

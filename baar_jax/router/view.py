@@ -1,24 +1,15 @@
-"""An episode so far -> the text and tokens that the router decides from."""
+"""An episode so far -> the text, and its tokens, that the router decides from."""
 
 import dataclasses
-import functools
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import tokenizers
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL, Episode, Step, Task
+from baar_jax.rollout.live import Live
+from baar_jax.router.tokenizer import Tokenizer
 
-DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
 RECENT_STEPS = 10  # of the paper's hard-budget prompt
-TOKEN_CHARS = 12  # longest merge: a short phrase, so that long ones share their parts
-CUT_MARK = " ..."
-NO_TOKENIZER = (
-  "put the checkpoint's beside its weights, or let transformers write it: "
-  "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
-)
 
 TASK = "task: "
 START = "\nstart: "
@@ -26,7 +17,7 @@ STEP = "\nstep {number}{budget}"
 MODEL = " model:"
 BUDGET = "/{steps}, {left} large calls left,"
 PROPOSAL = " proposal: "
-DOLLARS = " ${left:.4f} left,"  # behind the budget of calls, or in its place
+DOLLARS = " ${left:.4f} left,"  # follows the budget of calls, or takes its place
 ACTION = " action: "
 RESULT = "\nresult: "
 
@@ -51,7 +42,7 @@ class Window:
   """One sequence that the router reads.
 
   Attributes:
-    tokens: ids; the decisions taken so far are among them, the one to come is not.
+    tokens: ids, among them the decisions before the last position.
     positions: where the decisions of steps `first`, `first` + 1, ... are predicted: the index of
       the token before each.
     first: the episode's step that the first position decides.
@@ -62,121 +53,56 @@ class Window:
   first: int
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> None:
-  """Trains a byte-level BPE with the decision tokens and saves it as `tokenizer.json`.
+@dataclasses.dataclass(frozen=True)
+class _Excerpt:
+  """What a view may show of an episode: an observation and perhaps a proposal per decision."""
 
-  Merges may span words but not lines: an environment says few phrases often, and a whole phrase
-  in one token keeps transcripts short.
-  """
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-    [
-      tokenizers.pre_tokenizers.Split("\n", "merged_with_next"),
-      tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  trainer = tokenizers.trainers.BpeTrainer(
-    vocab_size=vocab_size,
-    special_tokens=list(DECISION_TOKENS),
-    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-    max_token_length=TOKEN_CHARS,
-  )
-  tokenizer.train_from_iterator(list(texts), trainer)  # a list: it is read in another thread
-  _save(tokenizer, directory)
+  task: Task
+  steps: Sequence[Step]
+  observations: Sequence[str]
+  proposals: Sequence[str | None]
+  call_budget: int | None
+  usd_budget: float | None
 
-
-def adopt_tokenizer(source: Path, directory: Path) -> None:
-  """Saves a checkpoint's tokenizer with the decisions as added tokens, behind all of its own.
-
-  Raises:
-    ValueError: the source has no `tokenizer.json`, or it cannot be read.
-  """
-  tokenizer = _read_tokenizer(source, NO_TOKENIZER)
-  tokenizer.add_special_tokens(list(DECISION_TOKENS))
-  _save(tokenizer, directory)
-
-
-def has_decisions(directory: Path) -> bool:
-  """Whether a checkpoint's tokenizer knows the decisions already: then it is a saved router."""
-  tokenizer = _read_tokenizer(directory, NO_TOKENIZER)
-  return None not in map(tokenizer.token_to_id, DECISION_TOKENS)
-
-
-def count_tokens(directory: Path) -> int:
-  """Tokens of a checkpoint's tokenizer, added ones among them. Raises ValueError if it has none."""
-  return _read_tokenizer(directory, NO_TOKENIZER).get_vocab_size()
-
-
-def _read_tokenizer(directory: Path, remedy: str) -> tokenizers.Tokenizer:
-  path = directory / "tokenizer.json"
-  if not path.exists():
-    raise ValueError(f"{path} is missing: {remedy}")
-  try:
-    return tokenizers.Tokenizer.from_file(str(path))
-  except Exception as error:  # the package raises nothing narrower
-    raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from error
-
-
-def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
-  directory.mkdir(parents=True, exist_ok=True)
-  temporary = directory / "tokenizer.tmp"
-  tokenizer.save(str(temporary))
-  os.replace(temporary, directory / "tokenizer.json")
+  def left(self, s: int) -> tuple[int | None, float | None]:
+    """LARGE calls and dollars that are left before step s; None where there is no such budget."""
+    calls, usd = self.call_budget, self.usd_budget
+    if calls is not None:
+      calls -= sum(step.model != SMALL for step in self.steps[:s])
+    if usd is not None:
+      usd = max(0.0, usd - sum(step.spent_usd for step in self.steps[:s]))
+    return calls, usd
 
 
 def text_pieces(task: Task, episode: Episode) -> Iterator[str]:
-  """The texts that both views encode one by one, uncut, to train a tokenizer on."""
+  """The texts that the views encode one by one, uncut, to train a tokenizer on."""
   yield from (TASK, task.description, START)
   left = 0
   for number, step in enumerate(episode.steps, 1):
     left = (left + 1) % task.max_steps
-    budget = BUDGET.format(steps=task.max_steps, left=left)
-    for text in ("", budget):
-      yield STEP.format(number=number, budget=text) + MODEL
+    for budget in ("", BUDGET.format(steps=task.max_steps, left=left)):
+      yield STEP.format(number=number, budget=budget) + MODEL
     yield from (ACTION, step.action, RESULT, step.observation)
   yield from (ROLE, ROLE_HARD, CHOICES, HARD_LEFT, HARD_SPENT, ASK, ASK_SPENT)
 
 
-def _left(
-  steps: Sequence[Step], call_budget: int | None, usd_budget: float | None
-) -> tuple[int | None, float | None]:
-  """LARGE calls and dollars that are left of each budget; None where there is none."""
-  calls = None if call_budget is None else call_budget - sum(s.model != SMALL for s in steps)
-  if usd_budget is None:
-    return calls, None
-  return calls, max(0.0, usd_budget - sum(step.spent_usd for step in steps))
-
-
 class View:
-  """Turns episodes into windows, one way for training and for live decisions.
+  """Turns episodes into windows, in the same way for training and for live decisions.
 
-  The text before a decision depends on nothing but what was visible then, and a longer episode's
-  text extends a shorter one's, so that a rollout can keep a KV cache.
+  The text before a decision depends on nothing but what was visible then. A transcript of a longer
+  episode extends that of a shorter one, so that a rollout can keep a KV cache.
   """
 
   def __init__(self, config: RouterConfig, directory: Path, proposals: bool = False):
-    """Reads `tokenizer.json` from the directory. Raises ValueError if it is not there.
+    """Reads the directory's tokenizer; raises ValueError where `Tokenizer` does.
 
     Args:
       proposals: show what SMALL proposes before each decision, as a cascade's scorer reads it.
     """
-    self._tokenizer = _read_tokenizer(directory, "run --stage=profile first")
-    self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
-    if None in self.decision_ids:
-      raise ValueError(
-        f"{directory / 'tokenizer.json'} lacks the decision tokens {DECISION_TOKENS}"
-      )
     self.config = config
+    self.tokenizer = Tokenizer(directory)
+    self.decision_ids = self.tokenizer.decision_ids
     self._proposals = proposals
-    self.cut_mark = self._tokenizer.encode(CUT_MARK, add_special_tokens=False).ids
-    self._encode = functools.lru_cache(maxsize=1 << 16)(self._encode_uncached)
-
-  @property
-  def word_ids(self) -> list[tuple[int, ...]]:
-    """The tokens of each decision's word, as they stand behind "model:"."""
-    return [self._encode(f" {word}", None) for word in DECISION_WORDS]
 
   def windows(
     self,
@@ -190,142 +116,155 @@ class View:
     """The sequences of an episode so far.
 
     Args:
-      steps: what has been done.
-      observation: what the agent sees now, and the last window ends where its decision is
-        predicted; None ends with the decision of the last step.
-      call_budget: the cap on large calls, written where the config shows budgets; None is none.
+      steps: those that are done.
+      observation: what the agent sees now: the last window ends where the next decision is
+        predicted. With None it ends where the decision of the last step is.
+      call_budget: the cap on large calls, shown if the config says so; None is no cap.
       usd_budget: the cap on dollars, in the same way.
-      proposal: SMALL's action for the decision to come, written where the view shows them.
+      proposal: SMALL's action for the next decision, shown if the view shows proposals.
     """
-    budgets = (call_budget, usd_budget) if self.config.show_budget else (None, None)
     observations = [step.observation for step in steps]
-    # What LARGE was asked instead of is not shown any more: the episodes that a scorer learns from
-    # have no proposal there.
+    # A proposal in whose place LARGE acted is not shown any more: the episodes that a scorer
+    # learns from have none there.
     proposals = [step.proposal if step.model == SMALL else None for step in steps]
     if observation is not None:
       observations.append(observation)
       proposals.append(proposal)
     if not self._proposals:
       proposals = [None] * len(proposals)
-    if self.config.view == "paper":
-      return [
-        Window(tokens, [len(tokens) - 1], s)
-        for s in range(len(observations))
-        for tokens in [self._prompt(task, steps, observations, proposals[s], s, budgets)]
-      ]
-    return self._transcript(task, steps, observations, proposals, budgets)
+    if not self.config.show_budget:
+      call_budget = usd_budget = None
+    excerpt = _Excerpt(task, steps, observations, proposals, call_budget, usd_budget)
+    if self.config.view != "paper":
+      return self._transcript(excerpt)
+    blocks = [
+      self._encode(f"\nStep {number} [Model: {DECISION_WORDS[step.model]}]")
+      + self._result(step, result)
+      for number, (step, result) in enumerate(zip(steps, observations[1:]), 1)
+    ]
+    return [self._prompt(excerpt, blocks, s) for s in range(len(observations))]
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
     """The sequences of a finished episode, every decision in exactly one of them."""
     return self.windows(task, episode.steps, None, episode.call_budget, episode.usd_budget)
 
+  def live_window(self, live: Live) -> Window:
+    """The sequence at whose end the next decision of a live episode is predicted."""
+    budgets = live.call_budget, live.usd_budget
+    return self.windows(live.task, live.steps, live.observation, *budgets, live.proposed)[-1]
+
   def outcome(self, step: Step, result: str) -> list[int]:
-    """The tokens that a decision is followed by: previews of the action and of its result."""
+    """The tokens of an action and its result, each cut as in a window, without markup."""
     c = self.config
-    return [*self._encode(step.action, c.action_tokens), *self._encode(result, c.result_tokens)]
+    return self._encode((step.action, c.action_tokens), (result, c.result_tokens))
 
   def text(self, window: Window) -> str:
-    """What a window says, for a model that reads text."""
-    return self._tokenizer.decode(window.tokens)
+    """A window's text, for a model that reads text."""
+    return self.tokenizer.decode(window.tokens)
 
-  def _transcript(self, task, steps, observations, proposals, budgets) -> list[Window]:
-    """One append-only text; over the limit its older half is cut, in whole steps."""
-    c = self.config
-    head = [*self._encode(TASK, None), *self._encode(task.description, c.description_tokens)]
-    start = [*self._encode(START, None), *self._encode(observations[0], c.result_tokens)]
-    asks = [self._ask(task, steps, s, budgets, proposals[s]) for s in range(len(observations))]
-    acts = [
-      [self.decision_ids[step.model], *self._outcome(step, result, proposal)]
-      for step, result, proposal in zip(steps, observations[1:], proposals)
+  def _transcript(self, excerpt: _Excerpt) -> list[Window]:
+    """One text that grows by whole steps; over the limit a new window keeps its newer half."""
+    c, steps = self.config, excerpt.steps
+    head = self._encode(TASK, (excerpt.task.description, c.description_tokens))
+    start = self._encode(START, (excerpt.observations[0], c.result_tokens))
+    asks = [self._ask(excerpt, s) for s in range(len(excerpt.observations))]
+    answers = [
+      [self.decision_ids[step.model], *self._result(step, result, proposal)]
+      for step, result, proposal in zip(steps, excerpt.observations[1:], excerpt.proposals)
     ]
-    windows = [Window(head + start + asks[0], [], 0)]
-    for s in range(len(observations)):
-      grown = [] if s == 0 else acts[s - 1] + asks[s]
-      if len(windows[-1].tokens) + len(grown) > c.max_tokens:
-        first, kept = s, asks[s]
-        while first > 0:
-          step = asks[first - 1] + acts[first - 1]
-          if len(head) + len(step) + len(kept) > c.max_tokens // 2:
-            break
-          first, kept = first - 1, step + kept
-        omitted = [*self._encode(f"\nsteps 1-{first} omitted", None)]
-        windows.append(Window(head + omitted + kept, [], s))
+    blocks = [ask + answer for ask, answer in zip(asks, answers)]
+    windows = [Window(head + start, [], 0)]
+    for s, ask in enumerate(asks):
+      new_tokens = answers[s - 1] + ask if s else ask
+      if len(windows[-1].tokens) + len(new_tokens) <= c.max_tokens:
+        windows[-1].tokens.extend(new_tokens)
       else:
-        windows[-1].tokens.extend(grown)
+        free = c.max_tokens // 2 - len(head) - len(ask)
+        first = _first_block(blocks[:s], [free] * s)
+        omitted = self._encode(f"\nsteps 1-{first} omitted")
+        windows.append(Window(head + omitted + sum(blocks[first:s], []) + ask, [], s))
       windows[-1].positions.append(len(windows[-1].tokens) - 1)
     return windows
 
-  def _prompt(self, task, steps, observations, proposal, s, budgets) -> list[int]:
-    """The paper's prompt for one step (appendix "Prompts"): its fields in its order, our words.
+  def _ask(self, excerpt: _Excerpt, s: int) -> list[int]:
+    """The line of a step up to its decision."""
+    steps = excerpt.task.max_steps
+    calls, usd = excerpt.left(s)
+    budget = "" if calls is None else BUDGET.format(steps=steps, left=calls)
+    if usd is not None:
+      budget = (budget or f"/{steps},") + DOLLARS.format(left=usd)
+    step = STEP.format(number=s + 1, budget=budget)
+    if excerpt.proposals[s] is None:
+      return self._encode(step + MODEL)
+    return self._encode(step) + self._proposal(excerpt.proposals[s]) + self._encode(MODEL)
 
-    The paper has none for dollars; ours says of them what it says of calls.
+  def _prompt(self, excerpt: _Excerpt, blocks: list[list[int]], s: int) -> Window:
+    """The paper's prompt for step s (appendix "Prompts"): its fields in its order, in our words.
+
+    The paper has no budget of dollars; ours is worded as its budget of calls.
     """
-    c = self.config
-    left, left_usd = _left(steps[:s], *budgets)
-    hard = left is not None or left_usd is not None
-    spent = left is not None and left <= 0
-    description = self._encode(task.description, c.description_tokens)
-    head = [*self._encode(f"{ROLE_HARD if hard else ROLE}\nTask: ", None), *description]
+    c, task = self.config, excerpt.task
+    calls, usd = excerpt.left(s)
+    steps_left = task.max_steps - s
+    hard, spent = (calls, usd) != (None, None), calls is not None and calls <= 0
+    role = ROLE_HARD if hard else ROLE
+    head = self._encode(f"{role}\nTask: ", (task.description, c.description_tokens))
     if hard:
-      head += self._encode("\nEnvironment: ", None)
-      head += self._encode(observations[0], c.result_tokens)
-      block, (call_budget, usd_budget) = "\nBudget:", budgets
-      if left is not None:
-        block += f" at most {call_budget} BIG calls, {call_budget - left} used, {left} left."
-      if left_usd is not None:
-        block += f" at most ${usd_budget:.4f}, ${left_usd:.4f} left."
-      head += self._encode(f"{block} Step {s + 1} of {task.max_steps}.", None)
-    head += self._encode(CHOICES, None)
-    if left is not None:
-      text = HARD_SPENT if spent else HARD_LEFT
-      head += self._encode(text.format(left=left, steps=task.max_steps - s), None)
-    if left_usd is not None:
-      head += self._encode(HARD_DOLLARS.format(left=left_usd, steps=task.max_steps - s), None)
-    head += self._encode("\nPrevious steps:" if s else "\nPrevious steps: none", None)
-    tail = [*self._proposal(proposal), *self._encode(ASK_SPENT if spent else ASK, None)]
-    oldest = max(0, s - RECENT_STEPS) if hard else 0
-    recent, first, omitted = [], s, self._omitted(s)
-    while first > oldest:
-      step = steps[first - 1]
-      word = DECISION_WORDS[step.model]
-      block = [*self._encode(f"\nStep {first} [Model: {word}]", None)]
-      block += self._outcome(step, observations[first])
-      fewer = self._omitted(first - 1)
-      if len(head) + len(fewer) + len(block) + len(recent) + len(tail) > c.max_tokens:
-        break
-      recent, first, omitted = block + recent, first - 1, fewer
-    return [*head, *omitted, *recent, *tail]
-
-  def _omitted(self, steps: int) -> tuple[int, ...]:
-    return self._encode(f"\n(steps 1-{steps} omitted)", None) if steps else ()
+      budget = "\nBudget:"
+      if calls is not None:
+        limit = excerpt.call_budget
+        budget += f" at most {limit} BIG calls, {limit - calls} used, {calls} left."
+      if usd is not None:
+        budget += f" at most ${excerpt.usd_budget:.4f}, ${usd:.4f} left."
+      budget += f" Step {s + 1} of {task.max_steps}."
+      head += self._encode("\nEnvironment: ", (excerpt.observations[0], c.result_tokens), budget)
+    head += self._encode(CHOICES)
+    if calls is not None:
+      rule = HARD_SPENT if spent else HARD_LEFT
+      head += self._encode(rule.format(left=calls, steps=steps_left))
+    if usd is not None:
+      head += self._encode(HARD_DOLLARS.format(left=usd, steps=steps_left))
+    head += self._encode("\nPrevious steps:" if s else "\nPrevious steps: none")
+    tail = self._proposal(excerpt.proposals[s]) + self._encode(ASK_SPENT if spent else ASK)
+    omitted = [[], *(self._encode(f"\n(steps 1-{n} omitted)") for n in range(1, s + 1))]
+    free = [c.max_tokens - len(head) - len(line) - len(tail) for line in omitted]
+    first = _first_block(blocks[:s], free, oldest=max(0, s - RECENT_STEPS) if hard else 0)
+    tokens = head + omitted[first] + sum(blocks[first:s], []) + tail
+    return Window(tokens, [len(tokens) - 1], s)
 
   def _proposal(self, proposal: str | None) -> list[int]:
     if proposal is None:
       return []
-    return [*self._encode(PROPOSAL, None), *self._encode(proposal, self.config.action_tokens)]
+    return self._encode(PROPOSAL, (proposal, self.config.action_tokens))
 
-  def _ask(self, task, steps, s, budgets, proposal) -> list[int]:
-    left, left_usd = _left(steps[:s], *budgets)
-    budget = "" if left is None else BUDGET.format(steps=task.max_steps, left=left)
-    if left_usd is not None:
-      budget = (budget or f"/{task.max_steps},") + DOLLARS.format(left=left_usd)
-    step = STEP.format(number=s + 1, budget=budget)
-    if proposal is None:
-      return list(self._encode(step + MODEL, None))
-    return [*self._encode(step, None), *self._proposal(proposal), *self._encode(MODEL, None)]
-
-  def _outcome(self, step: Step, result: str, proposal: str | None = None) -> list[int]:
-    """What was done, unless that has been read as the proposal, and what came of it."""
+  def _result(self, step: Step, result: str, proposal: str | None = None) -> list[int]:
+    """A step's action, unless it was taken as proposed and so stands there already; its result."""
     c = self.config
-    result_tokens = [*self._encode(RESULT, None), *self._encode(result, c.result_tokens)]
-    if proposal is not None and step.model == SMALL:
-      return result_tokens
-    action = [*self._encode(ACTION, None), *self._encode(step.action, c.action_tokens)]
-    return [*action, *result_tokens]
+    taken = proposal is not None and step.model == SMALL
+    action = [] if taken else self._encode(ACTION, (step.action, c.action_tokens))
+    return action + self._encode(RESULT, (result, c.result_tokens))
 
-  def _encode_uncached(self, text: str, limit: int | None) -> tuple[int, ...]:
-    # What an environment prints must not be read as a decision.
-    ids = self._tokenizer.encode(text.replace("<|", "< |"), add_special_tokens=False).ids
-    if limit is not None and len(ids) > limit:
-      ids = ids[:limit] + self.cut_mark
-    return tuple(ids)
+  def _encode(self, *pieces: str | tuple[str, int]) -> list[int]:
+    """Tokens of texts one after the other; (text, limit) is cut to a preview.
+
+    Each is encoded for itself, so that the tokens of one do not depend on the next one.
+    """
+    tokens = []
+    for piece in pieces:
+      text, limit = (piece, None) if isinstance(piece, str) else piece
+      tokens += self.tokenizer.encode(text, limit)
+    return tokens
+
+
+def _first_block(blocks: Sequence[list[int]], free: Sequence[int], oldest: int = 0) -> int:
+  """The index from which on the newest blocks fit, at least `oldest`.
+
+  Args:
+    free: by index, how many tokens are free if the blocks from there on are kept.
+  """
+  size = 0
+  for first in reversed(range(oldest, len(blocks))):
+    size += len(blocks[first])
+    if size > free[first]:
+      return first + 1
+  return oldest

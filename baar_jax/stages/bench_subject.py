@@ -13,16 +13,10 @@ from flax import nnx
 
 from baar_jax.config import VIEWS, Config
 from baar_jax.episode import Episode, Step, Task
-from baar_jax.router import policy as router
+from baar_jax.router.build import build_model, load_pretrained
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.view import (
-  TOKEN_CHARS,
-  View,
-  Window,
-  adopt_tokenizer,
-  text_pieces,
-  train_tokenizer,
-)
+from baar_jax.router.tokenizer import TOKEN_CHARS, adopt_tokenizer, train_tokenizer
+from baar_jax.router.view import View, Window, text_pieces
 from baar_jax.stages.bench_figures import Figures
 from baar_jax.train.batches import length_buckets
 from baar_jax.train.trainer import Batcher, Scorer
@@ -103,7 +97,7 @@ def prepare(config: Config, directory: Path) -> Subject:
     train_tokenizer((text for t, e in few for text in text_pieces(t, e)), c.vocab_size, tokenizer)
   views = {name: View(dataclasses.replace(c, view=name), tokenizer) for name in VIEWS}
   view = views["transcript"]
-  model = router.load_pretrained(c, view) if c.weights else router.build_model(c, SEED)
+  model = load_pretrained(c, view) if c.weights else build_model(c, SEED)
   scorer = Scorer(model, view.decision_ids, None, c.dtype)
   by_id = {task.id: task for task in tasks}
   return Subject(config, model, views, scorer, by_id, episodes, many, directory)

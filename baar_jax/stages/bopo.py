@@ -14,7 +14,8 @@ from baar_jax.config import SEEDS_BEFORE_BOPO, BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
-from baar_jax.router.policy import RouterPolicy, Sample, abstract_model
+from baar_jax.router.build import abstract_model
+from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run

@@ -14,7 +14,8 @@ from baar_jax.config import SFTConfig
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.rollout.entries import stratified_name
 from baar_jax.rollout.live import Live
-from baar_jax.router.policy import RouterPolicy, abstract_model
+from baar_jax.router.build import abstract_model
+from baar_jax.router.policy import RouterPolicy
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from baar_jax.episode import Episode
-from baar_jax.router.policy import abstract_model, build_model, load_pretrained, start_alike
+from baar_jax.router.build import abstract_model, build_model, load_pretrained, start_alike
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run
@@ -49,7 +49,7 @@ def foresight(logits_BxSxV, batch: Batch, extra):
 def outcome_tokens(view: View, episodes: Sequence[Episode], batch: Batch) -> np.ndarray:
   """token_BxSxM, int32: what follows each decision; nothing is known behind the last."""
   c = view.config
-  width = c.action_tokens + c.result_tokens + 2 * len(view.cut_mark)
+  width = c.action_tokens + c.result_tokens + 2 * len(view.tokenizer.cut_mark)
   token_BxSxM = np.full((*batch.mask_BxS.shape, width), PADDING, np.int32)
   for b, episode in enumerate(episodes):
     for s, (step, after) in enumerate(zip(episode.steps, episode.steps[1:])):

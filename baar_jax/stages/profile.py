@@ -4,7 +4,8 @@ import collections
 from pathlib import Path
 
 from baar_jax.rollout.live import Job
-from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
+from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
+from baar_jax.router.view import text_pieces
 from baar_jax.run import Run
 from baar_jax.train.dataset import Profile, load_profiles
 

@@ -8,7 +8,7 @@ import optax
 
 from baar_jax.config import SFTConfig
 from baar_jax.episode import Episode
-from baar_jax.router.policy import abstract_model
+from baar_jax.router.build import abstract_model
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import UNSTRATIFIED, Run

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from baar_jax.episode import Episode
-from baar_jax.router.policy import abstract_model
+from baar_jax.router.build import abstract_model
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.run import Run

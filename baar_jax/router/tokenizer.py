@@ -1,0 +1,115 @@
+"""Text -> tokens: a tokenizer with one token for each decision, trained here or a checkpoint's."""
+
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from baar_jax.episode import DECISION_WORDS
+
+DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
+TOKEN_CHARS = 12  # of the longest token: a short phrase, so that long phrases share their parts
+CUT_MARK = " ..."  # stands behind a text that was cut
+NO_TOKENIZER = (
+  "put the checkpoint's beside its weights, or let transformers write it: "
+  "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
+)
+
+
+class Tokenizer:
+  """A saved tokenizer with the decision tokens.
+
+  Attributes:
+    decision_ids: the token of each model's decision.
+    word_ids: the tokens of each decision's word, as it follows "model:".
+    cut_mark: the tokens that follow a text that was cut.
+    encode: `encode(text, limit)` -> at most `limit` tokens, then `cut_mark` if there were more;
+      None is no limit.
+  """
+
+  def __init__(self, directory: Path):
+    """Raises ValueError if `tokenizer.json` is missing, unreadable or lacks the decision tokens."""
+    self._tokenizer = _read(directory, "run --stage=profile first")
+    self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
+    if None in self.decision_ids:
+      path = directory / "tokenizer.json"
+      raise ValueError(f"{path} lacks the decision tokens {DECISION_TOKENS}")
+    self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
+    self.cut_mark = self.encode(CUT_MARK, None)
+    self.word_ids = [self.encode(f" {word}", None) for word in DECISION_WORDS]
+
+  def decode(self, tokens: Sequence[int]) -> str:
+    """The text of tokens, without the decision tokens."""
+    return self._tokenizer.decode(tokens)
+
+  def _encode(self, text: str, limit: int | None) -> tuple[int, ...]:
+    # Without the escape, an environment could print a text that is read as a decision.
+    ids = self._tokenizer.encode(text.replace("<|", "< |"), add_special_tokens=False).ids
+    cut = limit is not None and len(ids) > limit
+    return (*ids[:limit], *self.cut_mark) if cut else tuple(ids)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> None:
+  """Trains a byte-level BPE with the decision tokens and saves it as `tokenizer.json`.
+
+  Merges may span words but not lines: an environment repeats a few phrases, and one token for a
+  whole phrase keeps transcripts short.
+  """
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+    [
+      tokenizers.pre_tokenizers.Split("\n", "merged_with_next"),
+      tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=list(DECISION_TOKENS),
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+    max_token_length=TOKEN_CHARS,
+  )
+  # A list, because another thread reads it.
+  tokenizer.train_from_iterator(list(texts), trainer)
+  _save(tokenizer, directory)
+
+
+def adopt_tokenizer(source: Path, directory: Path) -> None:
+  """Saves a checkpoint's tokenizer with the decisions as added tokens, behind all of its own.
+
+  Raises:
+    ValueError: `tokenizer.json` of the source is missing or cannot be read.
+  """
+  tokenizer = _read(source)
+  tokenizer.add_special_tokens(list(DECISION_TOKENS))
+  _save(tokenizer, directory)
+
+
+def has_decisions(directory: Path) -> bool:
+  """Whether a checkpoint's tokenizer has the decision tokens, because it is a saved router."""
+  return None not in map(_read(directory).token_to_id, DECISION_TOKENS)
+
+
+def count_tokens(directory: Path) -> int:
+  """The number of tokens of a checkpoint's tokenizer, with added tokens."""
+  return _read(directory).get_vocab_size()
+
+
+def _read(directory: Path, remedy: str = NO_TOKENIZER) -> tokenizers.Tokenizer:
+  path = directory / "tokenizer.json"
+  if not path.exists():
+    raise ValueError(f"{path} is missing: {remedy}")
+  try:
+    return tokenizers.Tokenizer.from_file(str(path))
+  except Exception as error:  # the package raises nothing narrower
+    raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from error
+
+
+def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
+  directory.mkdir(parents=True, exist_ok=True)
+  temporary = directory / "tokenizer.tmp"
+  tokenizer.save(str(temporary))
+  os.replace(temporary, directory / "tokenizer.json")
