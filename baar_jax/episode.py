@@ -1,4 +1,4 @@
-"""Task, Step, Episode: the records that every stage reads and writes."""
+"""Task, Call, Step, Episode: the records that every stage reads and writes."""
 
 import dataclasses
 import json
@@ -24,65 +24,81 @@ class Task:
   max_steps: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Usage:
+  """Tokens of one call; `cached_tokens` and `cache_write_tokens` are parts of `prompt_tokens`."""
+
+  prompt_tokens: int
+  cached_tokens: int
+  completion_tokens: int
+  cache_write_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """One call of a model.
+
+  Attributes:
+    model: index of the model, ordered by price (0 is SMALL); a judge comes after the others.
+    usage: tokens that were billed.
+    cost_usd: dollars of the call, whoever paid for it (see `replayed`).
+    latency_s: seconds that the episode waited for the reply.
+    replayed: whether the reply was recorded before, so that it was not paid for again.
+    kind: "act" is the reply that was acted on; "proposal" is SMALL's reply to a cascade that was
+      not taken; "judge" is an answer that a zero-shot router decided by; "retry" was billed but
+      useless; "presumed" may have been billed (a time-out, a lost connection), at most `cost_usd`.
+  """
+
+  model: int
+  usage: Usage
+  cost_usd: float
+  latency_s: float = 0.0
+  replayed: bool = False
+  kind: str = "act"
+
+
 @dataclasses.dataclass
 class Step:
-  """One model call and the action that came of it.
+  """One decision, the model calls that it led to, and the action.
 
   Attributes:
     observation: what the agent saw before it acted.
-    model: index of the model that acted, ordered by price (0 is SMALL).
+    model: index of the model that acted.
     action: what was sent to the environment.
-    cost_usd: dollars of the model call, whoever paid for it (see `replayed`).
-    prompt_tokens, cached_tokens, completion_tokens: its usage; cached are part of prompt.
-    cache_write_tokens: another part of prompt, where a provider bills it apart.
-    retry_usd: dollars of attempts at the call that were billed and useless.
-    presumed_usd: the most that attempts may have cost of which nobody knows whether they were
-      billed: time-outs and lost connections.
-    replayed: whether the reply had been recorded before, so that it was not paid for again.
-    proposal: the action that SMALL proposed before a cascade decided; None without a cascade.
-    proposal_usd: dollars of a proposal that was not taken.
-    proposal_tokens: completion tokens of a proposal that was not taken.
-    proposal_replayed: whether that one had been recorded before.
-    judge_usd: dollars of the calls that a zero-shot router decided by.
-    judge_tokens: their completion tokens.
-    router_cost_usd: dollars of the routing decision, priced apart.
-    latency_s: seconds of the models' calls, a proposal's among them.
-    router_latency_s: seconds that the episode waited for the decision, a judge's among them.
+    calls: every call that was made for this step.
     logp: log-probability of the decision in nats where a router chose; None where it was forced
       by a budget or made by a policy without probabilities.
+    router_cost_usd: dollars of the router's own computation.
+    router_latency_s: seconds that the episode waited for the decision, a judge's among them.
+    proposal: the action that SMALL proposed before a cascade decided; None without a cascade.
   """
 
   observation: str
   model: int
   action: str
-  cost_usd: float
-  prompt_tokens: int
-  cached_tokens: int
-  completion_tokens: int
-  router_cost_usd: float = 0.0
-  latency_s: float = 0.0
+  calls: list[Call] = dataclasses.field(default_factory=list)
   logp: float | None = None
-  cache_write_tokens: int = 0
-  retry_usd: float = 0.0
-  presumed_usd: float = 0.0
-  replayed: bool = False
+  router_cost_usd: float = 0.0
   router_latency_s: float = 0.0
   proposal: str | None = None
-  proposal_usd: float = 0.0
-  proposal_replayed: bool = False
-  judge_usd: float = 0.0
-  proposal_tokens: int = 0
-  judge_tokens: int = 0
+
+  def usd(self, *kinds: str) -> float:
+    """Dollars of the calls of these kinds."""
+    return sum(call.cost_usd for call in self.calls if call.kind in kinds)
+
+  def tokens(self, kind: str) -> int:
+    """Completion tokens of the calls of one kind."""
+    return sum(call.usage.completion_tokens for call in self.calls if call.kind == kind)
 
   @property
-  def calls_usd(self) -> float:
-    """Dollars of the models that were asked for an action, retries apart."""
-    return self.cost_usd + self.proposal_usd
+  def cost_usd(self) -> float:
+    """Dollars of the models that were asked for an action: acts and untaken proposals."""
+    return self.usd("act", "proposal")
 
   @property
   def spent_usd(self) -> float:
-    """The most that all models asked for this step can have been billed for."""
-    return self.calls_usd + self.judge_usd + self.retry_usd + self.presumed_usd
+    """The most that all calls of this step can have been billed for."""
+    return self.cost_usd + self.usd("judge") + self.usd("retry") + self.usd("presumed")
 
 
 @dataclasses.dataclass
@@ -96,7 +112,7 @@ class Episode:
     stop: "done", "max_steps", "budget" or "error:<what>".
     call_budget: cap on large calls it ran under; None is no cap.
     usd_budget: cap on dollars it ran under, B_max; None is no cap.
-    reused: whether it is another policy's, which decides the same: it was not run again.
+    reused: whether it equals another policy's episode, so that it was not run again.
     lost_usd: dollars of its budget that are in no step: of attempts after which it could not afford
       the call, and took a cheaper model or ended.
   """
@@ -113,30 +129,39 @@ class Episode:
   lost_usd: float = 0.0
 
   @property
+  def success(self) -> bool:
+    return self.score >= 1
+
+  @property
   def cost_usd(self) -> float:
-    return sum(step.calls_usd for step in self.steps)
+    """Dollars of acts and of untaken proposals."""
+    return sum(step.cost_usd for step in self.steps)
 
   @property
   def router_cost_usd(self) -> float:
-    """Of deciding, by a router's compute or by a model that was asked; not part of `cost_usd`."""
-    return sum(step.router_cost_usd + step.judge_usd for step in self.steps)
+    """Dollars of deciding, by a router or by a judge; not part of `cost_usd`."""
+    return sum(step.router_cost_usd + step.usd("judge") for step in self.steps)
 
   @property
   def spent_usd(self) -> float:
-    """The most that it can have been billed for by the models: what B_max caps."""
+    """The most that the models can have billed for it: what B_max caps."""
     return sum(step.spent_usd for step in self.steps) + self.lost_usd
 
   @property
   def large_calls(self) -> int:
-    """Calls of any model dearer than SMALL (with more than two models: our choice)."""
+    """Steps of any model dearer than SMALL (with more than two models: our choice)."""
     return sum(step.model != SMALL for step in self.steps)
 
   def to_json(self) -> str:
-    fields = vars(self) | {"steps": [vars(step) for step in self.steps]}
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(self, default=vars, ensure_ascii=False, separators=(",", ":"))
 
   @classmethod
   def from_json(cls, text: str) -> "Episode":
     fields = json.loads(text)
-    fields["steps"] = [Step(**step) for step in fields["steps"]]
+    fields["steps"] = [_read_step(step) for step in fields["steps"]]
     return cls(**fields)
+
+
+def _read_step(fields: dict) -> Step:
+  calls = [Call(**call | {"usage": Usage(**call["usage"])}) for call in fields["calls"]]
+  return Step(**fields | {"calls": calls})

@@ -1,17 +1,28 @@
 """The run's SQLite file: tasks, episodes and finished stages, each on disk before it counts."""
 
+import dataclasses
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from baar_jax.episode import Episode, Task
+import pandas
 
-_SCHEMA = """
+from baar_jax.episode import SMALL, Episode, Task
+
+KEY = ("policy", "task_id", "seed")
+# An episode's summary in dollars, tokens and seconds: one column each, computed when it is stored.
+COLUMNS = ("score", "success", "stop", "call_budget", "usd_budget", "steps", "large_calls")
+COLUMNS += ("decisions", "judgements", "cost_usd", "small_usd", "large_usd", "proposals_usd")
+COLUMNS += ("judge_usd", "retries_usd", "router_usd", "presumed_usd", "spent_usd", "replayed_usd")
+COLUMNS += ("replayed", "proposed_usd", "small_tokens", "large_tokens", "proposal_tokens")
+COLUMNS += ("judge_tokens", "latency_s", "router_latency_s", "models", "reused")
+
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS tasks (
   split TEXT, place INTEGER, id TEXT, description TEXT, max_steps INTEGER,
   PRIMARY KEY (split, place));
 CREATE TABLE IF NOT EXISTS episodes (
-  policy TEXT, task_id TEXT, seed INTEGER, episode TEXT,
+  policy TEXT, task_id TEXT, seed INTEGER, {", ".join(COLUMNS)}, equals TEXT, episode TEXT,
   PRIMARY KEY (policy, task_id, seed));
 CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
 """
@@ -31,10 +42,15 @@ class Store:
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
       self._db.executescript(_SCHEMA)
+      columns = [row[1] for row in self._db.execute("PRAGMA table_info(episodes)")]
     except sqlite3.Error as error:
       raise ValueError(
         f"{path} cannot be used as an episode store ({error}); move it away or restore a copy"
       ) from error
+    if columns != [*KEY, *COLUMNS, "equals", "episode"]:
+      raise ValueError(
+        f"{path} was made by another version of this program: choose another --config.name"
+      )
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
     """Saves a split's tasks in their order, in one transaction."""
@@ -52,12 +68,32 @@ class Store:
 
   def add(self, episode: Episode) -> None:
     """Stores an episode in one transaction. Raises ValueError if its key is taken."""
-    row = (episode.policy, episode.task_id, episode.seed, episode.to_json())
+    key = (episode.policy, episode.task_id, episode.seed)
+    row = (*key, *map(summary(episode).get, COLUMNS), None, episode.to_json())
     try:
       with self._db:
-        self._db.execute("INSERT INTO episodes VALUES (?, ?, ?, ?)", row)
+        self._db.execute(f"INSERT INTO episodes VALUES ({', '.join('?' * len(row))})", row)
     except sqlite3.IntegrityError:
-      raise ValueError(f"episode {row[:3]} is already stored in {self._path}") from None
+      raise ValueError(f"episode {key} is already stored in {self._path}") from None
+
+  def add_equal(
+    self, policy: str, call_budget: int, other: str, keys: Iterable[tuple[str, int]]
+  ) -> None:
+    """Stores episodes of another policy under this one too, which a cap did not change.
+
+    The rows are marked as reused and refer to the other policy's text.
+
+    Args:
+      keys: (task_id, seed) of the other policy's episodes.
+    """
+    copied = ", ".join(name for name in COLUMNS if name not in ("call_budget", "reused"))
+    with self._db:
+      self._db.executemany(
+        f"INSERT INTO episodes (policy, call_budget, reused, task_id, seed, equals, {copied}) "
+        f"SELECT ?, ?, 1, task_id, seed, coalesce(equals, policy), {copied} "
+        "FROM episodes WHERE policy = ? AND task_id = ? AND seed = ?",
+        [(policy, call_budget, other, *key) for key in keys],
+      )
 
   def keys(self, policy: str) -> set[tuple[str, int]]:
     """(task_id, seed) of every stored episode of a policy."""
@@ -66,26 +102,83 @@ class Store:
   def episodes(self, policy: str) -> list[Episode]:
     """A policy's episodes, by task and seed."""
     rows = self._db.execute(
-      "SELECT episode FROM episodes WHERE policy = ? ORDER BY task_id, seed", (policy,)
+      "SELECT coalesce(e.episode, o.episode), e.call_budget, e.reused FROM episodes e "
+      "LEFT JOIN episodes o ON o.policy = e.equals AND o.task_id = e.task_id AND o.seed = e.seed "
+      "WHERE e.policy = ? ORDER BY e.task_id, e.seed",
+      (policy,),
     )
-    return [Episode.from_json(text) for (text,) in rows]
+    return [
+      dataclasses.replace(
+        Episode.from_json(text), policy=policy, call_budget=call_budget, reused=bool(reused)
+      )
+      for text, call_budget, reused in rows
+    ]
 
-  def all_episodes(self) -> Iterator[Episode]:
-    """Every episode of every policy, one at a time."""
-    for (text,) in self._db.execute("SELECT episode FROM episodes"):
-      yield Episode.from_json(text)
+  def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
+    """The summaries of these policies' episodes, or of all: a row each, by KEY.
+
+    Columns: KEY and COLUMNS. `cost_usd` to `proposed_usd` are dollars (`retries_usd` has what is in
+    no step, `replayed_usd` is of acts and proposals, `proposed_usd` of proposals that were not
+    replayed); `decisions`, `judgements` and `replayed` count steps; tokens are completion tokens;
+    `models` has a digit per step.
+    """
+    where = "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
+    query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
+    types = {"success": bool, "reused": bool, "call_budget": float, "usd_budget": float}
+    return pandas.read_sql(query, self._db, params=policies).astype(types)
 
   def finish(self, stage: str) -> None:
-    """Notes that a stage has been run to its end."""
+    """Records that a stage has been run to its end."""
     with self._db:
       self._db.execute("INSERT OR IGNORE INTO finished VALUES (?)", (stage,))
 
   def finished(self, stage: str) -> bool:
-    found = self._db.execute("SELECT 1 FROM finished WHERE stage = ?", (stage,))
-    return found.fetchone() is not None
+    rows = self._db.execute("SELECT 1 FROM finished WHERE stage = ?", (stage,))
+    return rows.fetchone() is not None
 
   def count(self) -> int:
     return self._db.execute("SELECT COUNT(*) FROM episodes").fetchone()[0]
 
   def close(self) -> None:
     self._db.close()
+
+
+def summary(episode: Episode) -> dict:
+  """COLUMNS of an episode; see `Store.table`."""
+  steps = episode.steps
+  small = [step for step in steps if step.model == SMALL]
+  large = [step for step in steps if step.model != SMALL]
+  answers = [call for step in steps for call in step.calls if call.kind in ("act", "proposal")]
+  return {
+    **{name: getattr(episode, name) for name in ("score", "stop", "call_budget", "usd_budget")},
+    "success": episode.success,
+    "steps": len(steps),
+    "large_calls": episode.large_calls,
+    "decisions": sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
+    "judgements": sum(any(call.kind == "judge" for call in step.calls) for step in steps),
+    "cost_usd": episode.cost_usd,
+    "small_usd": sum(step.usd("act") for step in small),
+    "large_usd": sum(step.usd("act") for step in large),
+    "proposals_usd": sum(step.usd("proposal") for step in steps),
+    "judge_usd": sum(step.usd("judge") for step in steps),
+    "retries_usd": sum(step.usd("retry") for step in steps) + episode.lost_usd,
+    "router_usd": sum(step.router_cost_usd for step in steps),
+    "presumed_usd": sum(step.usd("presumed") for step in steps),
+    "spent_usd": episode.spent_usd,
+    "replayed_usd": sum(call.cost_usd for call in answers if call.replayed),
+    "replayed": sum(
+      any(call.replayed for call in step.calls if call.kind in ("act", "proposal"))
+      for step in steps
+    ),
+    "proposed_usd": sum(
+      call.cost_usd for call in answers if call.kind == "proposal" and not call.replayed
+    ),
+    "small_tokens": sum(step.tokens("act") for step in small),
+    "large_tokens": sum(step.tokens("act") for step in large),
+    "proposal_tokens": sum(step.tokens("proposal") for step in steps),
+    "judge_tokens": sum(step.tokens("judge") for step in steps),
+    "latency_s": sum(call.latency_s for call in answers),
+    "router_latency_s": sum(step.router_latency_s for step in steps),
+    "models": "".join(str(step.model) for step in steps),
+    "reused": episode.reused,
+  }

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny import call
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task
@@ -93,7 +94,7 @@ def make_episode():
   def make(models: str, task_id: str = "plant-0", logps=None, **fields) -> Episode:
     logps = logps or [None] * len(models)
     steps = [
-      Step(f"see lamp {s}", "SL".index(model), f"open door {s}", 0.01, 10, 0, 1, logp=logp)
+      Step(f"see lamp {s}", "SL".index(model), f"open door {s}", [call(usd=0.01)], logp)
       for s, (model, logp) in enumerate(zip(models, logps))
     ]
     return Episode(task_id, "test", 0, steps, 1.0, "done", **fields)

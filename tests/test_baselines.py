@@ -65,7 +65,7 @@ def test_a_cascades_episodes_hold_both_calls(run):
   assert {step.model for step in steps} == {SMALL, 1}
   for step in steps:
     assert step.proposal is not None
-    assert (step.proposal_usd > 0) == (step.model != SMALL)
+    assert (step.usd("proposal") > 0) == (step.model != SMALL)
     if step.model == SMALL:
       assert step.action == step.proposal
 
@@ -74,11 +74,11 @@ def test_zero_shot_pays_for_its_questions_beside_the_models(run):
   episodes = run.store.episodes(zero_shot_name(run.config))
   assert len(episodes) == 3
   for e in episodes:
-    assert sum(step.judge_tokens for step in e.steps) >= len(e.steps)
-    judged = sum(step.judge_usd for step in e.steps)
+    assert sum(step.tokens("judge") for step in e.steps) >= len(e.steps)
+    judged = sum(step.usd("judge") for step in e.steps)
     assert judged > 0
     assert e.router_cost_usd == pytest.approx(judged)
-    assert e.cost_usd == pytest.approx(sum(step.cost_usd for step in e.steps))
+    assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
 
 
 def test_calibration_is_noted(run):

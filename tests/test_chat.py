@@ -12,12 +12,12 @@ import pytest
 from standin import StandIn
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import Task
+from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NoAnswer
 from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair, read_answer, read_text, read_usage, retry_after_s
 from baar_jax.llms.endpoints import endpoints
-from baar_jax.llms.prices import Price, Usage
+from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, Purse
 
 PRICES = Price(1.0, 0.5, 4.0), Price(10.0, 5.0, 40.0, cache_write=12.0)

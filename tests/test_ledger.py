@@ -3,112 +3,90 @@
 import dataclasses
 
 import pytest
-import tiny
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import call, episode
 
 from baar_jax.episode import Episode, Step
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls, Spent, read_spent
-from baar_jax.report.ledger import PARTS, episode_parts, run_ledger
+from baar_jax.report.ledger import PARTS, run_ledger
+from baar_jax.store import Store
 
 usd = st.floats(0, 10)
+kinds = st.sampled_from(["act", "proposal", "judge", "retry"])
+calls = st.builds(call, st.integers(0, 2), usd, kind=kinds)
 steps = st.builds(
-  Step,
-  observation=st.just(""),
-  model=st.integers(0, 2),
-  action=st.just(""),
-  cost_usd=usd,
-  prompt_tokens=st.just(0),
-  cached_tokens=st.just(0),
-  completion_tokens=st.just(0),
-  router_cost_usd=usd,
-  retry_usd=usd,
-  proposal_usd=usd,
-  judge_usd=usd,
+  Step, st.just(""), st.integers(0, 2), st.just(""), st.lists(calls, max_size=5), st.none(), usd
 )
-episodes = st.builds(
-  Episode,
-  *map(st.just, ("t", "p", 0)),
-  st.lists(steps, max_size=20),
-  st.just(1.0),
-  st.just("done"),
-  lost_usd=usd,
-)
+lists = st.lists(st.tuples(st.lists(steps, max_size=5), usd), max_size=5)
 
 
-@given(st.lists(episodes, max_size=10))
-def test_the_parts_are_the_whole(found):
-  wholes = [e.spent_usd + sum(step.router_cost_usd for step in e.steps) for e in found]
-  for e, whole in zip(found, wholes):
-    assert sum(episode_parts(e).values()) == pytest.approx(whole, rel=1e-12, abs=1e-12)
-  ledger = run_ledger(found, None, 2)
-  whole = sum(wholes)
-  assert ledger["total_usd"] == pytest.approx(whole, rel=1e-12, abs=1e-12)
-  assert sum(ledger[part] for part in PARTS) == pytest.approx(whole, rel=1e-12, abs=1e-12)
+def table(episodes):
+  """The table of a new store with these episodes."""
+  store = Store(":memory:")
+  for i, e in enumerate(episodes):
+    store.add(dataclasses.replace(e, seed=i))
+  return store.table()
 
 
-def test_an_episode_by_hand():
-  e = tiny.episode(models="SLS")
-  e.steps[0].retry_usd, e.steps[1].router_cost_usd, e.steps[2].presumed_usd = 0.5, 0.25, 8.0
-  assert episode_parts(e) == {
-    "small_usd": 2.0,
-    "large_usd": 5.0,
-    "proposals_usd": 0.0,
-    "judge_usd": 0.0,
-    "retries_usd": 0.5,
-    "router_usd": 0.25,
-  }
+@settings(max_examples=20)
+@given(lists)
+def test_the_parts_are_the_whole(drawn):
+  episodes = [Episode("t", "p", 0, *e, 1.0, "done", lost_usd=lost) for *e, lost in drawn]
+  wholes = [e.spent_usd + sum(step.router_cost_usd for step in e.steps) for e in episodes]
+  ledger = run_ledger(table(episodes), None, 2)
+  assert ledger["total_usd"] == pytest.approx(sum(wholes), rel=1e-12, abs=1e-12)
+  assert sum(ledger[part] for part in PARTS) == pytest.approx(sum(wholes), rel=1e-12, abs=1e-12)
+
+
+def test_episodes_by_hand():
+  e = episode(models="SLS")
+  e.steps[0].calls.append(call(usd=0.5, kind="retry"))
+  e.steps[1].router_cost_usd = 0.25
+  e.steps[2].calls.append(call(usd=8.0, kind="presumed"))
+  parts = (2.0, 5.0, 0.0, 0.0, 0.5, 0.25)  # in the order of PARTS
   assert (e.cost_usd, e.spent_usd) == (7.0, 15.5)
-  lost = dataclasses.replace(e, lost_usd=4.0)
-  assert (lost.spent_usd, episode_parts(lost)["retries_usd"]) == (19.5, 4.5)
-  reused = dataclasses.replace(e, reused=True)
-  ledger = run_ledger([e, reused], None, 2)
-  assert (ledger["total_usd"], ledger["presumed_usd"]) == (7.75, 8.0)
+  lost, reused = dataclasses.replace(e, lost_usd=4.0), dataclasses.replace(e, reused=True)
+  rows = table([e, lost, reused])
+  assert tuple(rows.loc[0, list(PARTS)]) == parts
+  assert (lost.spent_usd, rows.retries_usd[1]) == (19.5, 4.5)
+  ledger = run_ledger(rows, None, 2)
+  assert (ledger["total_usd"], ledger["presumed_usd"]) == (7.75 + 11.75, 16.0)
 
 
-def test_the_books_of_the_calls_come_first():
+def test_the_recorded_calls_come_first():
   """A reply that is replayed in a second episode was paid once."""
-  first, second = tiny.episode(models="SL"), tiny.episode(models="SL")
+  first, second = episode(models="SL"), episode(models="SL")
   for step in second.steps:
-    step.replayed = True
+    step.calls = [dataclasses.replace(step.calls[0], replayed=True)]
   second.steps[0].router_cost_usd = 0.25
-  ledger = run_ledger([first, second], Spent((1.0, 5.0), 0.5, 2.0), 2)
-  assert ledger == {
-    "small_usd": 1.0,
-    "large_usd": 5.0,
-    "proposals_usd": 0.0,
-    "judge_usd": 0.0,
-    "retries_usd": 0.5,
-    "router_usd": 0.25,
-    "total_usd": 6.75,
-    "presumed_usd": 2.0,
-    "replayed_usd": 6.0,
-  }
+  ledger = run_ledger(table([first, second]), Spent((1.0, 5.0), 0.5, 2.0), 2)
+  assert [ledger[part] for part in PARTS] == [1.0, 5.0, 0.0, 0.0, 0.5, 0.25]
+  assert (ledger["total_usd"], ledger["presumed_usd"], ledger["replayed_usd"]) == (6.75, 2.0, 6.0)
 
 
 def test_proposals_and_judges():
-  """The second episode's proposal was replayed; the first one's is in SMALL's books."""
-  first, second = tiny.episode(models="SL"), tiny.episode(models="SL")
-  for e in (first, second):
-    e.steps[1].proposal, e.steps[1].proposal_usd, e.steps[0].judge_usd = "do", 0.75, 0.125
-  second.steps[1].proposal_replayed = True
-  assert (episode_parts(first)["proposals_usd"], episode_parts(first)["judge_usd"]) == (0.75, 0.125)
-  scripted = run_ledger([first, second], None, 2)
+  """The second episode's proposal was replayed; the first one's is among SMALL's calls."""
+  first, second = episode(models="SL"), episode(models="SL")
+  for e, replayed in ((first, False), (second, True)):
+    e.steps[1].calls.append(call(0, 0.75, kind="proposal", replayed=replayed))
+    e.steps[0].calls.append(call(2, 0.125, kind="judge"))
+  rows = table([first, second])
+  scripted = run_ledger(rows, None, 2)
   assert (scripted["proposals_usd"], scripted["judge_usd"]) == (1.5, 0.25)
   assert scripted["total_usd"] == 2 * (1.0 + 5.0 + 0.75 + 0.125)
-  # The books: SMALL replied twice and proposed once, LARGE replied twice, the judge once.
-  books = run_ledger([first, second], Spent((2.75, 10.0, 0.125)), 2)
-  assert [books[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.0, 0.0]
-  assert books["total_usd"] == 12.875
-  assert books["replayed_usd"] == 0.75
+  # SMALL replied twice and proposed once, LARGE replied twice, the judge once.
+  ledger = run_ledger(rows, Spent((2.75, 10.0, 0.125)), 2)
+  assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.0, 0.0]
+  assert (ledger["total_usd"], ledger["replayed_usd"]) == (12.875, 0.75)
 
 
 def test_the_judge_comes_after_all_models():
-  books = run_ledger([], Spent((1.0, 2.0, 4.0, 8.0)), 3)
-  assert [books[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]
+  ledger = run_ledger(table([]), Spent((1.0, 2.0, 4.0, 8.0)), 3)
+  assert [ledger[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]
 
 
-def test_the_books_of_several_processes(tmp_path):
+def test_the_calls_of_several_processes(tmp_path):
   for number in range(2):
     calls = Calls(tmp_path / f"{number}.sqlite")
     for model, kind, dollars in (
@@ -121,7 +99,6 @@ def test_the_books_of_several_processes(tmp_path):
       calls.end(calls.begin(model, 99.0, "r"), kind, dollars)
     calls.begin(1, 16.0, "r")  # its process was killed
     calls.close()
-  paths = sorted(tmp_path.glob("*.sqlite"))
-  found = read_spent(paths, 2)
-  assert found == Spent((2.0, 4.0), 8.0, 48.0)
-  assert found.at_most_usd == 62.0
+  spent = read_spent(sorted(tmp_path.glob("*.sqlite")), 2)
+  assert spent == Spent((2.0, 4.0), 8.0, 48.0)
+  assert spent.at_most_usd == 62.0

@@ -2,7 +2,8 @@
 
 import pytest
 
-from baar_jax.llms.prices import Price, Usage, cost_usd, prices_of
+from baar_jax.episode import Usage
+from baar_jax.llms.prices import Price, cost_usd, prices_of
 
 
 @pytest.mark.parametrize(

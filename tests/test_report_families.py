@@ -5,6 +5,7 @@ import json
 import pytest
 from test_report import read
 from test_results import BOPO, ENTRIES, config, episode, fill, profiles, row
+from tiny import call
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Step, Task
@@ -76,11 +77,13 @@ def fill_families(store: Store) -> None:
       for seed in range(2):
         e = episode(policy, f"test-{i}", seed, models, score)
         for step in e.steps:
-          step.completion_tokens, step.router_latency_s = 90, 0.25
+          step.calls, step.router_latency_s = [call(step.model, step.cost_usd, 90)], 0.25
           if policy == "cascade" and step.model:
-            step.proposal, step.proposal_usd, step.proposal_tokens = "no", 0.5, 1
+            step.proposal = "no"
+            step.calls.append(call(0, 0.5, kind="proposal"))
           if policy == "zero-shot":
-            step.judge_usd, step.judge_tokens, step.router_cost_usd = 0.125, 1, 0.0
+            step.router_cost_usd = 0.0
+            step.calls.append(call(2, 0.125, kind="judge"))
         store.add(e)
 
 
@@ -420,12 +423,12 @@ def test_seconds_by_stored_lengths(tmp_path):
     for seed in range(2):
       cascade = episode("cascade", f"test-{i}", seed, "SSL", 1.0)
       for step in cascade.steps:
-        step.completion_tokens, step.proposal = 90, "go"
-      cascade.steps[2].proposal_tokens, cascade.steps[2].proposal_replayed = 45, seed == 1
+        step.calls, step.proposal = [call(step.model, step.cost_usd, 90)], "go"
+      cascade.steps[2].calls.append(call(0, 0.0, 45, "proposal", seed == 1))
       judged = episode("zero-shot", f"test-{i}", seed, "SL", 1.0)
       for step in judged.steps:
-        step.completion_tokens, step.judge_tokens, step.router_latency_s = 0, 160, 0.5
-        step.router_cost_usd = 0.0
+        step.calls = [call(step.model, step.cost_usd, 0), call(2, 0.0, 160, "judge")]
+        step.router_latency_s, step.router_cost_usd = 0.5, 0.0
       for made in (cascade, judged):
         store.add(made)
   known = [*ENTRIES[:4], Entry("cascade", {}, "cascade"), Entry("zero-shot", {}, "zero-shot")]
@@ -533,8 +536,8 @@ def test_episode_pages_escape_what_environments_say(tmp_path):
     for seed in range(2):
       # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.8.
       steps = [
-        Step(said, 0, "<b>go</b>", 1.0, 1, 0, 1, logp=-1.6094379124341003),
-        Step("seen", 1, "", 5.0, 1, 0, 1, logp=-0.2231435513142097),
+        Step(said, 0, "<b>go</b>", [call(0, 1.0)], logp=-1.6094379124341003),
+        Step("seen", 1, "", [call(1, 5.0)], logp=-0.2231435513142097),
       ]
       made = episode("bopo(evil)", f"test-{i}", seed, "S", 1.0)
       made.steps = steps

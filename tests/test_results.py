@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from tiny import call
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Step, Task
@@ -36,7 +37,8 @@ EPISODES = {
 
 def episode(policy: str, task_id: str, seed: int, models: str, score: float) -> Episode:
   steps = [
-    Step("seen", "SL".index(m), "act", {"S": 1.0, "L": 5.0}[m], 10, 0, 1, 0.5) for m in models
+    Step("seen", i, "act", [call(i, (1.0, 5.0)[i])], router_cost_usd=0.5)
+    for i in map("SL".index, models)
   ]
   return Episode(task_id, policy, seed, steps, score, "done")
 

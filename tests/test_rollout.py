@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.episode import Task
+from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NO_ACTION, NoAnswer, Reply
-from baar_jax.llms.prices import Usage, prices_of
+from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget
 from baar_jax.rollout.live import Decision, Job
@@ -172,10 +172,10 @@ def test_tape_of_one_episode(tape):
   assert [s.cost_usd for s in episode.steps] == pytest.approx([SMALL_USD, LARGE_USD])
   assert episode.cost_usd == pytest.approx(0.00336)
   assert episode.router_cost_usd == pytest.approx(2e-6)
-  assert [(s.prompt_tokens, s.cached_tokens, s.completion_tokens) for s in episode.steps] == [
-    (1000, 0, 100)
+  assert [[(c.kind, c.usage) for c in s.calls] for s in episode.steps] == [
+    [("act", Usage(1000, 0, 100))]
   ] * 2
-  assert all(s.latency_s >= 0 for s in episode.steps)
+  assert all(s.calls[0].latency_s >= 0 for s in episode.steps)
 
 
 def test_the_conversation_grows_by_reply_and_observation(tape):
@@ -460,7 +460,7 @@ def test_a_proposal_is_taken_where_large_could_not_be_paid(tape):
   (episode,) = run([HandEnv(tape, 1)], jobs, tape, Proposing(tape, "L"), pair, usd_budget=1.0)
   assert [event for event in tape if event.startswith("ask")] == ["ask small", "ask large"]
   (step,) = episode.steps
-  assert (step.model, step.action, step.proposal, step.proposal_usd) == (0, "go 0", "go 0", 0.0)
+  assert (step.model, step.action, step.proposal, len(step.calls)) == (0, "go 0", "go 0", 1)
   assert episode.spent_usd == pytest.approx(SMALL_USD + LARGE_USD, rel=1e-12)
 
 
@@ -519,18 +519,14 @@ def test_both_calls_of_a_cascade_are_billed():
   asked = [event for event in tape if event.startswith("ask")]
   assert asked == ["ask small", "ask small", "ask large"]
   taken, escalated = episode.steps
-  assert (taken.model, taken.proposal, taken.cost_usd, taken.proposal_usd) == (
-    0,
-    "go 0",
-    pytest.approx(SMALL_USD),
-    0.0,
-  )
-  assert (escalated.model, escalated.proposal, escalated.cost_usd, escalated.proposal_usd) == (
-    1,
-    "go 1",
-    pytest.approx(LARGE_USD),
-    pytest.approx(SMALL_USD),
-  )
+  assert (taken.model, taken.proposal) == (0, "go 0")
+  assert (escalated.model, escalated.proposal) == (1, "go 1")
+  small, large = pytest.approx(SMALL_USD), pytest.approx(LARGE_USD)
+  assert [(c.kind, c.model, c.cost_usd) for c in taken.calls] == [("act", 0, small)]
+  assert [(c.kind, c.model, c.cost_usd) for c in escalated.calls] == [
+    ("act", 1, large),
+    ("proposal", 0, small),
+  ]
   assert episode.cost_usd == pytest.approx(2 * SMALL_USD + LARGE_USD)
 
 

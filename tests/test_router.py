@@ -35,7 +35,7 @@ def start(number: int, seed: int = 0, steps: int = 0) -> Live:
 def act(live: Live, model: int, logp=None) -> None:
   s = len(live.steps)
   action = f"go {live.task.id} {s}"
-  live.steps.append(Step(live.observation, model, action, 0.0, 0, 0, 0, logp=logp))
+  live.steps.append(Step(live.observation, model, action, logp=logp))
   live.observation = f"room {s}" + " lamp" * (s % 3)
 
 

@@ -1,14 +1,17 @@
 """The store: what goes in comes out, nothing twice, and nothing committed is lost."""
 
+import dataclasses
+import math
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 
 import pytest
-from tiny import episode
+from tiny import call, episode
 
-from baar_jax.episode import Task
+from baar_jax.episode import Call, Task, Usage
 from baar_jax.store import Store
 
 TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
@@ -31,8 +34,8 @@ def test_an_episode_comes_back_as_it_was(store, path):
   whole.call_budget = 2
   step = whole.steps[1]
   step.observation, step.action = 'a "quoted"\nline \N{SNOWMAN}\t', "go to O'Hara"
-  step.cost_usd, step.router_cost_usd, step.latency_s = 0.1 + 0.2, 1e-17, 1 / 3
-  step.prompt_tokens, step.cached_tokens, step.completion_tokens = 9, 4, 2
+  step.calls = [Call(1, Usage(9, 4, 2), 0.1 + 0.2, 1 / 3), call(2, 0.5, 7, "judge", True)]
+  step.router_cost_usd = 1e-17
   step.logp = -1.2345678901234567
   store.add(whole)
   store.close()
@@ -83,7 +86,7 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from baar_jax.store import Store
-from tiny import episode
+from tiny import call, episode
 store = Store(sys.argv[1])
 for seed in range(10**6):
   store.add(episode("t", "p", seed, "SL" * 5))
@@ -144,3 +147,81 @@ def test_a_directory_that_is_missing_is_refused_in_one_line(tmp_path):
   with pytest.raises(ValueError) as error:
     Store(tmp_path / "missing" / "episodes.sqlite")
   assert "cannot be used as an episode store" in one_line(error)
+
+
+def test_a_row_that_equals_another_policy_s_shares_its_text(store, path):
+  for seed in range(3):
+    store.add(episode("t1", "random", seed, "SLS"[: seed + 1]))
+  store.add_equal("random(K=4)", 4, "random", [("t1", 2), ("t1", 0)])
+  store.add_equal("random(K=3)", 3, "random(K=4)", [("t1", 2)])  # refers to the first
+  first, third = store.episodes("random(K=4)")
+  expected = dict(policy="random(K=4)", call_budget=4, reused=True)
+  assert first == dataclasses.replace(store.episodes("random")[0], **expected)
+  assert third == dataclasses.replace(store.episodes("random")[2], **expected)
+  (again,) = store.episodes("random(K=3)")
+  assert again == dataclasses.replace(third, policy="random(K=3)", call_budget=3)
+  texts = sqlite3.connect(path).execute("SELECT count(*), count(episode) FROM episodes")
+  assert texts.fetchone() == (6, 3)
+  table = store.table(["random(K=4)"])
+  assert list(table.models) == ["0", "010"]
+  assert list(table.cost_usd) == [1.0, 7.0] and table.reused.all()
+
+
+def test_the_table_by_hand(store):
+  e = episode("t1", "cascade", 3, "SL", score=0.5, stop="max_steps")
+  small, large = e.steps
+  small.calls = [Call(0, Usage(10, 0, 7), 1.0, 0.5, True), call(2, 0.125, 3, "judge")]
+  large.calls = [
+    Call(1, Usage(10, 0, 5), 4.0, 2.0),
+    Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal"),
+  ]
+  large.calls += [call(1, 8.0, kind="retry"), call(1, 16.0, kind="presumed")]
+  small.logp, large.router_cost_usd, large.router_latency_s = -1.0, 0.25, 0.75
+  e.lost_usd, e.usd_budget = 32.0, 64.0
+  store.add(e)
+  store.add(episode("t1", "other"))
+  (row,) = store.table(["cascade"]).to_dict("records")
+  assert math.isnan(row.pop("call_budget"))
+  assert row == {
+    "policy": "cascade",
+    "task_id": "t1",
+    "seed": 3,
+    "score": 0.5,
+    "success": False,
+    "stop": "max_steps",
+    "usd_budget": 64.0,
+    "steps": 2,
+    "large_calls": 1,
+    "decisions": 2,
+    "judgements": 1,
+    "cost_usd": 5.5,
+    "small_usd": 1.0,
+    "large_usd": 4.0,
+    "proposals_usd": 0.5,
+    "judge_usd": 0.125,
+    "retries_usd": 40.0,
+    "router_usd": 0.25,
+    "presumed_usd": 16.0,
+    "spent_usd": 61.625,
+    "replayed_usd": 1.0,
+    "replayed": 1,
+    "proposed_usd": 0.5,
+    "small_tokens": 7,
+    "large_tokens": 5,
+    "proposal_tokens": 6,
+    "judge_tokens": 3,
+    "latency_s": 3.5,
+    "router_latency_s": 0.75,
+    "models": "01",
+    "reused": False,
+  }
+  assert len(store.table()) == 2 and store.table(["nobody"]).empty
+
+
+def test_a_store_of_another_version_is_refused_in_one_line(path):
+  db = sqlite3.connect(path)
+  db.execute("CREATE TABLE episodes (policy TEXT, task_id TEXT, seed INTEGER, episode TEXT)")
+  db.close()
+  with pytest.raises(ValueError) as error:
+    Store(path)
+  assert "was made by another version of this program" in one_line(error)

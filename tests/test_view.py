@@ -7,6 +7,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import call
 
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.router import view as view_module
@@ -43,8 +44,7 @@ models = st.integers(0, 1)
 @st.composite
 def episodes(draw, max_steps=14):
   steps = [
-    Step(draw(texts), draw(models), draw(texts), 0.0, 0, 0, 0)
-    for _ in range(draw(st.integers(1, max_steps)))
+    Step(draw(texts), draw(models), draw(texts)) for _ in range(draw(st.integers(1, max_steps)))
   ]
   used = sum(step.model for step in steps)
   budget = draw(st.none() | st.integers(used, 20))
@@ -79,16 +79,16 @@ class TestBothViews:
   def test_the_last_step_and_what_came_of_it_are_not_read(self, views, make_task, kind):
     """The action that the last decision led to is unknown when it is made."""
     view, task = views(view=kind, max_tokens=640), make_task()
-    steps = [Step("seen", 0, "open", 0.0, 0, 0, 0), Step("then", 1, "close", 0.0, 0, 0, 0)]
+    steps = [Step("seen", 0, "open"), Step("then", 1, "close")]
     episode = Episode("plant-0", "test", 0, steps, 1.0, "done")
-    other = dataclasses.replace(steps[1], model=0, action="go", cost_usd=9.0, logp=-1.0)
+    other = dataclasses.replace(steps[1], model=0, action="go", calls=[], logp=-1.0)
     assert view.episode_windows(task, episode) == view.episode_windows(
       task, dataclasses.replace(episode, steps=[steps[0], other], score=0.0, stop="max_steps")
     )
 
   @pytest.mark.parametrize("kind", ["transcript", "paper"])
   def test_a_budget_is_shown_only_where_wanted(self, views, make_task, kind):
-    steps = [Step("seen", 1, "open", 0.0, 0, 0, 0)]
+    steps = [Step("seen", 1, "open")]
     for show in (True, False):
       view = views(view=kind, max_tokens=900, show_budget=show)
       with_budget = view.windows(make_task(), steps, "then", 3)
@@ -99,7 +99,7 @@ class TestBothViews:
 class TestTranscript:
   def test_text(self, views, decode, make_task):
     view = views(action_tokens=40, result_tokens=40, description_tokens=40)
-    steps = [Step("a hall", 1, "open the red door", 0.0, 0, 0, 0)]
+    steps = [Step("a hall", 1, "open the red door")]
     windows = view.windows(make_task(), steps, "a kitchen", None)
     assert [(w.first, len(w.positions)) for w in windows] == [(0, 2)]
     assert decode(windows[0].tokens) == (
@@ -111,7 +111,7 @@ class TestTranscript:
   def test_budget_text(self, views, decode, make_task):
     """3 calls, one used in step 1, none in step 2, one in step 3."""
     view = views(max_tokens=640)
-    steps = [Step("see", m, "go", 0.0, 0, 0, 0) for m in (1, 0, 1)]
+    steps = [Step("see", m, "go") for m in (1, 0, 1)]
     text = decode(view.windows(make_task(max_steps=30), steps, "end", 3)[-1].tokens)
     asks = re.findall(r"\nstep ([^:]*) model:", text)
     assert asks == [
@@ -147,7 +147,7 @@ class TestTranscript:
 
   def test_a_cut_keeps_whole_steps_in_about_half_the_room(self, views, decode, make_task):
     view, task, limit = views(max_tokens=220), make_task(), 220
-    steps = [Step(f"see {s:02}", s % 2, f"go {s:02}", 0.0, 0, 0, 0) for s in range(30)]
+    steps = [Step(f"see {s:02}", s % 2, f"go {s:02}") for s in range(30)]
     windows = view.episode_windows(task, Episode("plant-0", "x", 0, steps, 1.0, "done"))
     assert len(windows) > 2
     step_tokens = max(b - a for w in windows for a, b in zip(w.positions, w.positions[1:]))
@@ -168,7 +168,7 @@ class TestTranscript:
   def test_previews_are_cut_and_marked(self, views, decode):
     view = views(description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640)
     task = Task("t", "train", "XYZXYZXYZ", 9)  # letters of no merge: a token each
-    steps = [Step("QWQWQW", 0, "JKJKJK", 0.0, 0, 0, 0)]
+    steps = [Step("QWQWQW", 0, "JKJKJK")]
     text = decode(view.windows(task, steps, "VWXY", None)[-1].tokens)
     assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text
     assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text  # just as long: not cut
@@ -176,7 +176,7 @@ class TestTranscript:
 
 class TestPaper:
   def steps(self, choices):
-    return [Step(f"see {i}", m, f"go {i}", 0.0, 0, 0, 0) for i, m in enumerate(choices, 1)]
+    return [Step(f"see {i}", m, f"go {i}") for i, m in enumerate(choices, 1)]
 
   def in_order(self, text, parts):
     """Each part stands behind the one before."""
@@ -272,8 +272,8 @@ class TestTokenizer:
 
 class TestDollars:
   STEPS = [
-    Step("see 1", 0, "open door", 0.01, 0, 0, 0, retry_usd=0.002),
-    Step("see 2", 1, "open door", 0.02, 0, 0, 0, presumed_usd=0.003),
+    Step("see 1", 0, "open door", [call(0, 0.01), call(0, 0.002, kind="retry")]),
+    Step("see 2", 1, "open door", [call(1, 0.02), call(1, 0.003, kind="presumed")]),
   ]
 
   def test_the_transcript_says_what_was_left_at_each_step(self, views, make_task, decode):

@@ -6,8 +6,9 @@ import pytest
 import tiny
 
 from baar_jax.config import ModelsConfig
+from baar_jax.episode import Usage
 from baar_jax.llms.agent import Reply
-from baar_jax.llms.prices import Price, Usage
+from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, Purse
 from baar_jax.rollout.live import Job, Live

@@ -15,9 +15,14 @@ from baar_jax.config import (
   RouterConfig,
   SFTConfig,
 )
-from baar_jax.episode import Episode, Step
+from baar_jax.episode import Call, Episode, Step, Usage
 
 DOLLARS = {"S": 1.0, "L": 5.0}
+
+
+def call(model=0, usd=1.0, tokens=1, kind="act", replayed=False) -> Call:
+  """A call with a prompt of 10 tokens and a reply of `tokens`."""
+  return Call(model, Usage(10, 0, tokens), usd, kind=kind, replayed=replayed)
 
 
 def episode(task_id="t", policy="p", seed=0, models="SL", score=1.0, cost_usd=None, stop="done"):
@@ -27,18 +32,10 @@ def episode(task_id="t", policy="p", seed=0, models="SL", score=1.0, cost_usd=No
     cost_usd: of the whole episode, spread over its steps.
   """
   each = None if cost_usd is None else cost_usd / len(models)
-  steps = [
-    Step(
-      observation=f"seen {i}",
-      model="SL".index(letter),
-      action=f"do {i}",
-      cost_usd=DOLLARS[letter] if each is None else each,
-      prompt_tokens=10,
-      cached_tokens=0,
-      completion_tokens=1,
-    )
-    for i, letter in enumerate(models)
-  ]
+  steps = []
+  for i, letter in enumerate(models):
+    model, usd = "SL".index(letter), DOLLARS[letter] if each is None else each
+    steps.append(Step(f"seen {i}", model, f"do {i}", [call(model, usd)]))
   return Episode(task_id, policy, seed, steps, score, stop)
 
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Task
-from baar_jax.llms.prices import Price, Usage
+from baar_jax.episode import Task, Usage
+from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import Purse
 
 Messages = list[dict[str, str]]

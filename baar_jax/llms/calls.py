@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from baar_jax.episode import Usage
 from baar_jax.llms.agent import Reply
-from baar_jax.llms.prices import Usage
 
 # What a call came to. One that is still "open" when its process has ended may have been billed.
 REPLY, RETRY, PRESUMED, FAILED, OPEN = "reply", "retry", "presumed", "failed", "open"

@@ -20,11 +20,11 @@ import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Task
+from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import Agent, Judge, Messages, NoAnswer, Reply
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
 from baar_jax.llms.endpoints import NO_KEY, Endpoint, endpoints
-from baar_jax.llms.prices import Price, Usage, prices_of
+from baar_jax.llms.prices import Price, prices_of
 from baar_jax.rollout.budget import Purse
 
 RETRIED = (408, 409, 429)  # and all from 500 on

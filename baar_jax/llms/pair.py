@@ -74,7 +74,8 @@ def open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | No
     return None
   cap = DollarBudget(config.max_usd)
   if config.models.kind == "scripted":
-    cap.spend(sum(e.spent_usd for e in store.all_episodes() if not e.reused))
+    episodes = store.table()
+    cap.spend(episodes.spent_usd[~episodes.reused].sum())
   else:
     cap.spend(spent(directory, config.models.names).at_most_usd)
   processes = config.distributed.processes

@@ -4,15 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-
-@dataclasses.dataclass(frozen=True)
-class Usage:
-  """Tokens of one call; `cached_tokens` and `cache_write_tokens` are parts of `prompt_tokens`."""
-
-  prompt_tokens: int
-  cached_tokens: int
-  completion_tokens: int
-  cache_write_tokens: int = 0
+from baar_jax.episode import Usage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.episode import DECISION_WORDS, SMALL, Task
+from baar_jax.episode import DECISION_WORDS, SMALL, Task, Usage
 from baar_jax.llms.agent import Agent, Judge, Messages, Reply, write_reply
-from baar_jax.llms.prices import Price, Usage, prices_of
+from baar_jax.llms.prices import Price, prices_of
 from baar_jax.rollout.budget import Purse
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate

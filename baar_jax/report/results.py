@@ -73,7 +73,7 @@ def summarize(
     "training": learning.training(metrics, families),
     "calibration": learning.calibration(metrics, families),
     "methods": list(methods),
-    "ledger": run_ledger(store.all_episodes(), spent, len(config.models.names)),
+    "ledger": run_ledger(store.table(), spent, len(config.models.names)),
   }
   metric, spent_on = results["run"]["sr_metric"], results["spend"]
   results["hard_budget_best"] = contests.best_under_budgets(policies, samples, metric, resamples)

@@ -8,8 +8,7 @@ import numpy as np
 from baar_jax.episode import SMALL, Episode
 from baar_jax.report import frontier
 from baar_jax.rollout.entries import Entry
-from baar_jax.store import Store
-from baar_jax.train.dataset import success
+from baar_jax.store import Store, summary
 
 METRICS = ("score", "success")
 SMALL_FAMILY, LARGE_FAMILY = "always-small", "always-large"
@@ -54,24 +53,29 @@ class Trial:
 
   @classmethod
   def of(cls, episode: Episode) -> "Trial":
-    steps = episode.steps
+    steps = summary(episode)
     return cls(
       episode.score,
-      success(episode),
+      episode.success,
       episode.cost_usd,
       episode.router_cost_usd,
       episode.spent_usd,
       episode.large_calls,
-      tuple(step.model for step in steps),
-      sum(step.completion_tokens for step in steps if step.model == SMALL),
-      sum(step.completion_tokens for step in steps if step.model != SMALL),
-      sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
-      sum(step.proposal_tokens for step in steps),
-      sum(step.judge_tokens > 0 for step in steps),
-      sum(step.judge_tokens for step in steps),
-      sum(step.latency_s for step in steps),
-      sum(step.router_latency_s for step in steps),
-      sum(step.replayed or step.proposal_replayed for step in steps),
+      tuple(step.model for step in episode.steps),
+      **{
+        name: steps[name]
+        for name in (
+          "small_tokens",
+          "large_tokens",
+          "decisions",
+          "proposal_tokens",
+          "judgements",
+          "judge_tokens",
+          "latency_s",
+          "router_latency_s",
+          "replayed",
+        )
+      },
     )
 
   @property

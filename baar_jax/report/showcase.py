@@ -87,7 +87,7 @@ def _steps(episode: Episode) -> list[dict]:
   not asked), observation and action (cut), and the dollars and LARGE calls up to its end."""
   steps, cost_usd, large_calls = [], 0.0, 0
   for step in episode.steps:
-    cost_usd += step.calls_usd
+    cost_usd += step.cost_usd
     large_calls += step.model != SMALL
     p_large = None
     if step.logp is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import SMALL, Episode, Step
+from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms import agent
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, CapReached, DollarBudget, Purse
 from baar_jax.rollout.live import NO_ADVICE, Decision, Job, Live, Policy
@@ -227,26 +227,27 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
   latency_s = time.monotonic() - start
   action = agent.parse_action(reply.text, live.env.code_actions)
   observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
+  waited_s = live.prepared_s if proposal else 0.0
+  calls = [_call(pair, decision.model, reply, "act", latency_s + (0.0 if refused else waited_s))]
+  if refused:
+    calls.append(_call(pair, SMALL, refused, "proposal", waited_s))
+  if advice is not NO_ADVICE:
+    usage = Usage(0, 0, advice.judge_tokens)
+    calls.append(Call(len(pair.names), usage, advice.judge_usd, live.prepared_s, kind="judge"))
+  for kind in ("retry", "presumed"):
+    usd = sum(getattr(part, f"{kind}_usd") for part in asked)
+    if usd:
+      calls.append(Call(decision.model, Usage(0, 0, 0), usd, kind=kind))
   live.steps.append(
     Step(
       observation=live.observation,
       model=decision.model,
       action=action or "",
-      cost_usd=pair.prices[decision.model].cost_usd(reply.usage),
-      **dataclasses.asdict(reply.usage),
+      calls=calls,
       router_cost_usd=decision.cost_usd,
-      latency_s=latency_s + (live.prepared_s if proposal else 0.0),
       router_latency_s=decision.latency_s + (live.prepared_s if advice is not NO_ADVICE else 0.0),
       logp=decision.logp,
-      retry_usd=sum(part.retry_usd for part in asked),
-      presumed_usd=sum(part.presumed_usd for part in asked),
-      replayed=reply.replayed,
       proposal=proposed,
-      proposal_usd=pair.prices[SMALL].cost_usd(refused.usage) if refused else 0.0,
-      proposal_tokens=refused.usage.completion_tokens if refused else 0,
-      proposal_replayed=bool(refused and refused.replayed),
-      judge_usd=advice.judge_usd,
-      judge_tokens=advice.judge_tokens,
     )
   )
   agent.extend(live.messages, reply.text, observation)
@@ -255,6 +256,11 @@ def _act(live: Live, decision: Decision, pair: agent.Pair, policy: Policy) -> bo
     return _stop(live, "done" if done else "max_steps")
   _prepare(live, policy)
   return False
+
+
+def _call(pair: agent.Pair, model: int, reply: agent.Reply, kind: str, latency_s: float) -> Call:
+  usd = pair.prices[model].cost_usd(reply.usage)
+  return Call(model, reply.usage, usd, latency_s, reply.replayed, kind)
 
 
 def _stop(live: Live, stop: str) -> bool:

@@ -115,7 +115,7 @@ def synthetic(config: Config, count: int) -> tuple[list[Task], list[Episode]]:
 
   def step() -> Step:
     observation, action = text(c.result_tokens), text(c.action_tokens)
-    return Step(observation, draw.randrange(2), action, 0.0, 0, 0, 0, logp=float(np.log(0.5)))
+    return Step(observation, draw.randrange(2), action, logp=float(np.log(0.5)))
 
   tasks = [Task(f"bench-{i}", "test", text(c.description_tokens), steps) for i in range(count)]
   made = [[step() for _ in range(steps)] for _ in tasks]

@@ -1,6 +1,5 @@
 """Stage evaluate: every policy on the held-out tasks, the same way."""
 
-import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -103,12 +102,11 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
   the same draws follow from the same task, seed and step.
   """
   missing = {(job.task.id, job.seed) for job in jobs} - run.store.keys(entry.policy)
-  for episode in run.store.episodes(entry.unlimited):
-    # With all K calls made, a router would not be asked again.
-    unchanged = episode.large_calls < entry.call_budget
-    if unchanged and (episode.task_id, episode.seed) in missing:
-      own = {"policy": entry.policy, "call_budget": entry.call_budget, "reused": True}
-      run.store.add(dataclasses.replace(episode, **own))
+  others = run.store.table([entry.unlimited])
+  # With all K calls made, a router would not be asked again.
+  others = others[others.large_calls < entry.call_budget]
+  keys = missing & set(zip(others.task_id, others.seed))
+  run.store.add_equal(entry.policy, entry.call_budget, entry.unlimited, keys)
 
 
 def _optimum(config: Config, mu: float, name: str) -> RulePolicy:

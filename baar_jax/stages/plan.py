@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from baar_jax.config import Config, compared_lam
-from baar_jax.episode import SMALL, Episode
+from baar_jax.episode import SMALL, Episode, Usage
 from baar_jax.llms import pair as models
-from baar_jax.llms.prices import Price, Usage, prices_of
+from baar_jax.llms.prices import Price, prices_of
 from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, stratified_name
 from baar_jax.store import Store
 from baar_jax.train.dataset import profile_tasks
