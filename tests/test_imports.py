@@ -15,7 +15,7 @@ LAYERS = ("config episode mesh", "store", "envs", "llms", "rollout", "router", "
 LAYERS += ("report", "stages")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 # What child processes and engines of other Pythons do without.
-HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib"}
+HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib", "psutil"}
 LONGEST_CHAIN = 9
 FILES = {
   ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path

@@ -6,22 +6,26 @@ import pytest
 from baar_jax.envs import sandbox
 from baar_jax.envs.sandbox import BROKEN, GREEN, PLAIN, Rules, Sandbox, build
 
+RIGHT, JAMMING, RINGING = range(3)
 
-def finished(env, task_id, lever):
-  """Pulls the same of (right, jamming, ringing) at every lock until the episode ends."""
+
+def play(task_id, lever):
+  """Pulls the same kind of lever at every lock until the episode ends: answers and score."""
+  env, building, answers = Sandbox(), build(task_id), []
   env.reset(task_id)
-  answers = []
-  for lock in range(99):
-    building = build(task_id)
-    lock = min(sum("opened" in answer for answer, _ in answers), len(building.levers) - 1)
-    answers.append(env.step(f"pull {building.levers[lock][lever]}"))
-    if answers[-1][1]:
-      return answers
-  raise AssertionError("no end")
+  lock = 0
+  for _ in range(99):
+    observation, done = env.step(f"pull {building.levers[lock][lever]}")
+    answers.append(observation)
+    if done:
+      return answers, env.score()
+    lock += "opened" in observation
+  raise AssertionError("the episode does not end")
 
 
-def find(env, wanted):
-  return next(t.id for t in env.tasks("train") if wanted(build(t.id).hardness))
+def first_task(doomed):
+  tasks = (task.id for task in Sandbox().tasks("train"))
+  return next(task for task in tasks if (BROKEN in build(task).hardness) == doomed)
 
 
 def test_tasks_are_fixed_by_their_id():
@@ -34,73 +38,52 @@ def test_tasks_are_fixed_by_their_id():
       env.tasks(split)
 
 
-def test_the_right_levers_open_a_building():
-  env = Sandbox()
-  answers = finished(env, find(env, lambda levels: BROKEN not in levels), lever=0)
-  assert len(answers) == 9 and env.score() == 1.0
-  assert answers[-1] == ("It opened. The task has been done.", True)
+def test_the_right_levers_open_a_building_whose_sign_shows_from_the_second_lock_on():
+  task = first_task(doomed=False)
+  assert Sandbox().reset(task).endswith("The sign is blank.")
+  answers, score = play(task, RIGHT)
+  assert len(answers) == 9 and score == 1.0
+  assert answers[-1] == "It opened. The task has been done."
+  sign = sandbox.SIGNS[build(task).sign]
+  assert all(answer.endswith(f"The sign is {sign}.") for answer in answers[:-1])
 
 
-def test_an_alarm_is_fatal():
+def test_an_alarm_and_three_jams_are_fatal():
+  assert play("train-0", RINGING) == (["It rang an alarm. The task has failed."], 0.0)
+  answers, score = play("train-0", JAMMING)
+  assert answers[0].startswith("It jammed. Lock 1 looks")
+  assert len(answers) == 3 and score == 0.0
+
+
+def test_a_broken_lock_never_opens():
+  task = first_task(doomed=True)
+  broken = build(task).hardness.index(BROKEN)
+  answers, _ = play(task, RIGHT)
+  assert broken >= sandbox.RULES.broken_from
+  assert [answer[:10] for answer in answers] == ["It opened."] * broken + ["It jammed."] * 3
+
+
+def test_nonsense_is_answered_and_an_episode_needs_a_reset():
   env = Sandbox()
-  assert finished(env, "train-0", lever=2) == [("It rang an alarm. The task has failed.", True)]
-  assert env.score() == 0.0
+  for call in (env.oracle, lambda: env.step("pull A")):
+    with pytest.raises(RuntimeError, match="reset"):
+      call()
+  env.reset("train-0")
+  observation, done = env.step("open sesame")
+  assert observation.startswith("No effect. Lock 1 looks") and not done
+  env.step(env.mistake("wrong", "k"))
   with pytest.raises(RuntimeError, match="reset"):
     env.step("pull A")
 
 
-def test_three_jams_end_an_episode():
-  env = Sandbox()
-  answers = finished(env, "train-0", lever=1)
-  assert [done for _, done in answers] == [False, False, True]
-  assert answers[0][0].startswith("It jammed. Lock 1 looks") and env.score() == 0.0
-
-
-def test_a_broken_lock_never_opens():
-  env = Sandbox()
-  task_id = find(env, lambda levels: BROKEN in levels)
-  broken = build(task_id).hardness.index(BROKEN)
-  answers = finished(env, task_id, lever=0)
-  assert broken >= sandbox.RULES.broken_from
-  assert [answer[:10] for answer, _ in answers] == ["It opened."] * broken + ["It jammed."] * 3
-
-
-def test_the_sign_shows_from_the_second_lock_on():
-  env = Sandbox()
-  task_id = find(env, lambda levels: BROKEN not in levels)
-  sign = sandbox.SIGNS[build(task_id).sign]
-  assert env.reset(task_id).endswith("The sign is blank.")
-  answers = [answer for answer, done in finished(env, task_id, lever=0) if not done]
-  assert len(answers) == 8 and all(answer.endswith(f"The sign is {sign}.") for answer in answers)
-
-
-def test_no_lever_gives_itself_away():
-  levers = [lever for number in range(200) for lever in build(f"any-{number}").levers]
-  for place in range(3):
-    assert {lever[place] for lever in levers} == {"A", "B", "C"}
-
-
-def test_nonsense_is_answered():
-  env = Sandbox()
-  env.reset("train-0")
-  observation, done = env.step("open sesame")
-  assert observation.startswith("No effect. Lock 1 looks") and not done
-
-
-def test_needs_a_reset():
-  for call in (Sandbox().oracle, Sandbox().oracle_action, lambda: Sandbox().step("pull A")):
-    with pytest.raises(RuntimeError, match="reset"):
-      call()
-
-
-def test_rules_that_do_not_fit_are_errors():
+def test_hidden_draws_are_as_stated():
   with pytest.raises(ValueError, match="fit together"):
     Rules(locks=5)
-
-
-def test_warnings_are_as_reliable_as_stated():
   buildings = [build(f"any-{number}") for number in range(3000)]
   looks = [look for b in buildings for level, look in zip(b.hardness, b.looks) if level == PLAIN]
   assert looks.count("smooth") / len(looks) == pytest.approx(0.80, abs=0.01)
-  fine = [b.sign == GREEN for b in buildings if BROKEN not in b.hardness]
-  assert np.mean(fine) == pytest.approx(0.9, abs=0.02)
+  green = [b.sign == GREEN for b in buildings if BROKEN not in b.hardness]
+  assert np.mean(green) == pytest.approx(0.9, abs=0.02)
+  levers = [lever for b in buildings for lever in b.levers]
+  for place in range(3):
+    assert {lever[place] for lever in levers} == {"A", "B", "C"}

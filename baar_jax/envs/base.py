@@ -12,19 +12,12 @@ class EnvDied(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-  """What the environment's expert knows about the next step; only scripted models may see it.
+  """What the environment's expert knows about the next step; only scripted models may see it."""
 
-  Attributes:
-    action: the expert's next action.
-    position: which step of the expert's plan this is; it stays the same until that step is done.
-    critical: whether this is a kind of step that a weak model gets wrong.
-    recovering: whether the action only undoes an earlier mistake.
-  """
-
-  action: str
-  position: int
-  critical: bool
-  recovering: bool
+  action: str  # the expert's
+  position: int  # of this step in the expert's plan; it stays the same until the step is done
+  critical: bool  # whether a weak model gets this kind of step wrong
+  recovering: bool  # whether the action only undoes an earlier mistake
 
 
 class Env(Protocol):

@@ -1,4 +1,4 @@
-"""Engines that need a Python environment of their own: where it is, and how it is made."""
+"""Engines that need a Python environment each: where it is, and how it is installed."""
 
 import contextlib
 import dataclasses
@@ -14,35 +14,26 @@ from pathlib import Path
 import baar_jax
 
 ROOT = str(Path(baar_jax.__file__).parents[1])
-OWN = "own"  # --config.env.data for what this project makes itself
-# In an engine's Python this project is found last, so that nothing of it shadows the engine's.
+OWN = "own"  # --config.env.data for the tasks that this project generates
+# An engine's Python looks for modules in this project last, so that none shadows the engine's.
 RUN_MODULE = (
   "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
   "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-# All that an engine's process is told: what an agent's code can read holds no keys.
+# An engine's process gets no other variables, so that an agent's code can read no keys.
 PASSED_TO_ENGINES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """What is installed, and how.
+  """What is installed, and how."""
 
-  Attributes:
-    title: its name in messages.
-    packages: pinned, the engine itself first.
-    programs: without which it cannot be built.
-    install: arguments of its Python that end the installation.
-    data_variable: the environment variable that names the directory of its data.
-    unusable: what the path of its data must not contain.
-  """
-
-  title: str
-  packages: tuple[str, ...]
-  programs: tuple[str, ...]
-  install: tuple[str, ...]
-  data_variable: str
-  unusable: str | None = None
+  title: str  # its name in messages
+  packages: tuple[str, ...]  # pinned, the engine itself first
+  data_variable: str  # the environment variable that names the directory of its data
+  programs: tuple[str, ...] = ()  # those that its build needs
+  install: tuple[str, ...] = ()  # arguments of its Python that end the installation
+  unusable: str | None = None  # what the path of its data must not contain
 
   @property
   def version(self) -> str:
@@ -53,26 +44,23 @@ ENGINES = {
   "alfworld": Engine(
     title="ALFWorld",
     packages=("alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4"),
-    programs=("g++", "make"),
-    install=(),
     data_variable="ALFWORLD_DATA",
+    programs=("g++", "make"),
   ),
   "appworld": Engine(
     title="AppWorld",
     packages=("appworld==0.1.3.post1",),
-    programs=(),
-    install=("-m", "appworld.cli", "install"),
     data_variable="APPWORLD_ROOT",
+    install=("-m", "appworld.cli", "install"),
     unusable="memory",  # it takes such a path for a database in memory
   ),
 }
 
 
 def cache() -> Path:
-  """Where engines and what is made for them are kept: $BAAR_JAX_CACHE, else the user's cache."""
-  own = os.environ.get("BAAR_JAX_CACHE")
-  user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-  return Path(own).absolute() if own else Path(user).absolute() / "baar_jax"
+  """Where engines and their data are kept: $BAAR_JAX_CACHE, else the user's cache."""
+  user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+  return Path(os.environ.get("BAAR_JAX_CACHE") or user / "baar_jax").absolute()
 
 
 def setup_command(kind: str) -> str:
@@ -84,29 +72,39 @@ def directory(kind: str) -> Path:
   return cache() / f"{kind}-{ENGINES[kind].version}"
 
 
+def python_path(kind: str) -> Path:
+  return directory(kind) / "bin" / "python"
+
+
+def own_data(kind: str) -> Path:
+  """Where --stage=setup puts the tasks that this project generates."""
+  return cache() / f"{kind}-own"
+
+
+def downloaded_data(kind: str) -> Path:
+  """Where --stage=setup puts the data that it downloads."""
+  return cache() / f"{kind}-data"
+
+
 def installed(kind: str) -> bool:
-  """Whether the environment is complete, of the pinned packages, and its Python is still there."""
-  marker = _marker(kind)
+  """Whether the environment is complete, of the pinned packages, and still has its Python."""
+  marker = directory(kind) / "installed.txt"
   packages = marker.read_text().splitlines() if marker.exists() else []
-  return packages == list(ENGINES[kind].packages) and (directory(kind) / "bin" / "python").exists()
+  return packages == list(ENGINES[kind].packages) and python_path(kind).exists()
 
 
 def check_version(kind: str) -> None:
-  """For the engine's own Python: raises ValueError unless it has the pinned version."""
+  """Raises ValueError unless the engine's Python, which calls this, has the pinned version."""
   try:
-    found = importlib.metadata.version(kind)
+    version = importlib.metadata.version(kind)
   except importlib.metadata.PackageNotFoundError:
-    found = "none"
+    version = "none"
   engine = ENGINES[kind]
-  if found != engine.version:
+  if version != engine.version:
     raise ValueError(
-      f"{engine.title} {engine.version} is needed, {found} is installed: delete {sys.prefix} and "
+      f"{engine.title} {engine.version} is needed, {version} is installed: delete {sys.prefix} and "
       f"run: {setup_command(kind)}"
     )
-
-
-def _marker(kind: str) -> Path:
-  return directory(kind) / "installed.txt"
 
 
 def python_of(kind: str) -> list[str]:
@@ -119,7 +117,7 @@ def python_of(kind: str) -> list[str]:
     return [sys.executable, "-m"]
   if not installed(kind):
     raise ValueError(f"{ENGINES[kind].title} is not installed; run: {setup_command(kind)}")
-  return [str(directory(kind) / "bin" / "python"), "-I", "-B", "-c", RUN_MODULE, ROOT]
+  return [str(python_path(kind)), "-I", "-B", "-c", RUN_MODULE, ROOT]
 
 
 def environ_of(kind: str) -> dict[str, str]:
@@ -132,7 +130,7 @@ def environ_of(kind: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
-  """One process at a time makes what `name` stands for; the others wait for it."""
+  """Lets one process at a time produce what `name` stands for; the others wait."""
   cache().mkdir(parents=True, exist_ok=True)
   with (cache() / f"{name}.lock").open("w") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -140,12 +138,12 @@ def locked(name: str) -> Iterator[None]:
 
 
 def install(kind: str) -> bool:
-  """Makes the engine's Python environment unless it is there. Returns whether it was made.
+  """Installs the engine's Python environment unless it is complete. Returns whether it did.
 
   Raises:
     ValueError: a program is missing, or the installation failed.
   """
-  engine, place = ENGINES[kind], directory(kind)
+  engine, place, python = ENGINES[kind], directory(kind), str(python_path(kind))
   if engine.unusable and engine.unusable in str(place):
     raise ValueError(
       f"{engine.title} cannot use {cache()}, whose name contains {engine.unusable!r}: set "
@@ -161,30 +159,21 @@ def install(kind: str) -> bool:
         "found: install a C++ compiler and make (Debian: apt-get install g++ make)"
       )
     print(f"installing {engine.title} {engine.version} into {place}", file=sys.stderr)
-    shutil.rmtree(place, ignore_errors=True)  # of an installation that was broken off
-    python = str(place / "bin" / "python")
-    log = cache() / f"{place.name}.log"
+    shutil.rmtree(place, ignore_errors=True)  # of an interrupted installation
     commands = [
       [sys.executable, "-m", "venv", str(place)],
       [python, "-m", "pip", "install", *engine.packages],
+      *([[python, *engine.install]] if engine.install else []),
     ]
-    if engine.install:
-      commands.append([python, *engine.install])
-    # The builds call `python`, which is the environment's own.
+    # The builds call `python`, which has to be the environment's.
     path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
-    environ = os.environ | {"PATH": path}
+    log = cache() / f"{place.name}.log"
     with log.open("w") as output:
+      streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
       for command in commands:
-        done = subprocess.run(
-          command,
-          stdin=subprocess.DEVNULL,
-          stdout=output,
-          stderr=output,
-          env=environ,
-        )
-        if done.returncode:
-          raise ValueError(f"{' '.join(command)} failed; what it said is in {log}")
-    _marker(kind).write_text("\n".join(engine.packages))
+        if subprocess.run(command, env=os.environ | {"PATH": path}, **streams).returncode:
+          raise ValueError(f"{' '.join(command)} failed; its output is in {log}")
+    (place / "installed.txt").write_text("\n".join(engine.packages))
     return True
 
 
@@ -193,60 +182,46 @@ def run_module(kind: str, module: str, *arguments: str) -> str:
   return output_of(module, [*python_of(kind), module, *arguments], environ_of(kind))
 
 
-def output_of(name: str, command: list[str], environ: dict[str, str] | None = None) -> str:
+def output_of(
+  name: str, command: list[str], environ: dict | None = None, timeout_s: float | None = None
+) -> str:
   """What a command prints. Raises ValueError with its last line of errors if it fails."""
-  done = subprocess.run(
-    command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ
-  )
+  try:
+    done = subprocess.run(
+      command, input="", capture_output=True, text=True, env=environ, timeout=timeout_s
+    )
+  except subprocess.TimeoutExpired:
+    raise ValueError(f"{name} took more than {timeout_s:g} s") from None
   if done.returncode:
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
     raise ValueError(f"{name} failed: {last}")
   return done.stdout
 
 
 def wants_own_data(kind: str, data: str) -> bool:
-  """Whether the tasks are those that this project makes; the arguments are those of `data_of`."""
-  return data == OWN or (_named(kind, data) is None and not downloaded_data(kind).is_dir())
-
-
-def _named(kind: str, data: str) -> tuple[Path, str] | None:
-  """The directory that the user named, and where."""
-  if data == OWN:
-    return None
-  variable = ENGINES[kind].data_variable
-  place = data or os.environ.get(variable)
-  return (
-    (Path(place).absolute(), "--config.env.data" if data else f"${variable}") if place else None
-  )
+  """Whether the tasks are generated ones; the arguments are those of `data_of`."""
+  named = data or os.environ.get(ENGINES[kind].data_variable)
+  return data == OWN or not (named or downloaded_data(kind).is_dir())
 
 
 def data_of(kind: str, data: str) -> Path:
   """The directory of an engine's data.
 
   Args:
-    data: a directory; "own" is what --stage=setup makes; "" is the directory that the engine's
-      environment variable names, else what --stage=setup has downloaded, else what it has made.
+    data: a directory; "own" is what --stage=setup generates; "" is the directory that the engine's
+      environment variable names, else what --stage=setup has downloaded, else what it generates.
 
   Raises:
     ValueError: there is no such directory.
   """
-  named = _named(kind, data)
-  if named:
-    place, where = named
-    if not place.is_dir():
-      raise ValueError(f"{place}, named by {where}, is not a directory")
-    return place
+  engine = ENGINES[kind]
+  named = data or os.environ.get(engine.data_variable)
+  if data != OWN and named:
+    if not Path(named).is_dir():
+      source = "--config.env.data" if data else f"${engine.data_variable}"
+      raise ValueError(f"{Path(named).absolute()}, named by {source}, is not a directory")
+    return Path(named).absolute()
   place = own_data(kind) if wants_own_data(kind, data) else downloaded_data(kind)
   if not place.is_dir():
-    raise ValueError(f"{ENGINES[kind].title} has no tasks yet; run: {setup_command(kind)}")
+    raise ValueError(f"{engine.title} has no tasks yet; run: {setup_command(kind)}")
   return place
-
-
-def own_data(kind: str) -> Path:
-  """Where --stage=setup puts the tasks that this project makes."""
-  return cache() / f"{kind}-own"
-
-
-def downloaded_data(kind: str) -> Path:
-  """Where --stage=setup puts the data that it downloads."""
-  return cache() / f"{kind}-data"

@@ -1,10 +1,10 @@
 """Sandbox: rows of locks with noisy warnings, small enough for the best router to be computed.
 
-A task is a building of locks to open in turn, each by pulling the right lever of three. One lever
-jams the lock, one rings the alarm and ends the episode. Locks are plain, tricky (a weak model errs)
-or broken (no lever opens it). Tasks are fixed by their id; what is hidden shows in three warnings:
-the kind of building, each lock's look, and one early sign. Every text of a kind has the same number
-of characters, so a call's price depends on the step and the model alone.
+A task is a building whose locks are opened in turn, each by pulling the right lever of three. One
+lever jams the lock, one rings the alarm and ends the episode. Locks are plain, tricky (a weak model
+errs) or broken (no lever opens it). A task's id determines everything. Three warnings tell of it:
+the kind of building, each lock's look, and one early sign. All variants of a text have the same
+number of characters, so that a call's price depends on the step and the model alone.
 """
 
 import dataclasses
@@ -23,44 +23,27 @@ LEVERS = "ABC"
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A kind of building.
+  """A kind of building."""
 
-  Attributes:
-    word: names it in the task's description.
-    share: of the tasks.
-    tricky: probability that a lock is tricky.
-    doomed: probability that one lock is broken.
-  """
-
-  word: str
-  share: float
-  tricky: float
-  doomed: float
+  word: str  # names it in the task's description
+  share: float  # of the tasks
+  tricky: float  # probability that a lock is tricky
+  doomed: float  # probability that one lock is broken
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """All constants of the sandbox but the models' error rates, which stand in llms/scripted.py.
+  """All constants of the sandbox but the models' error rates, which stand in llms/scripted.py."""
 
-  Attributes:
-    locks: per task, at most 9.
-    attempts: jams of one lock that end the episode.
-    sign_at: the lock from which on the sign is green or amber.
-    broken_from: the broken lock of a doomed task is uniform from this one to the last.
-    amber: probability of an amber sign where the task is not doomed, and where it is.
-    looks: for PLAIN, TRICKY and BROKEN, the probability of each of LOOKS.
-    kinds: the kinds of building.
-  """
-
-  locks: int = 9
-  attempts: int = 3
-  sign_at: int = 1
-  broken_from: int = 5
-  amber: tuple[float, float] = (0.1, 0.9)
-  looks: tuple[tuple[float, float, float], ...] = (
-    (0.80, 0.17, 0.03),
-    (0.16, 0.80, 0.04),
-    (0.05, 0.07, 0.88),
+  locks: int = 9  # per task, at most 9
+  attempts: int = 3  # jams of one lock that end the episode
+  sign_at: int = 1  # the first lock at which the sign is green or amber
+  broken_from: int = 5  # the broken lock of a doomed task is uniform from this one to the last
+  amber: tuple[float, float] = (0.1, 0.9)  # probability of an amber sign: not doomed, doomed
+  looks: tuple[tuple[float, float, float], ...] = (  # probability of each of LOOKS
+    (0.80, 0.17, 0.03),  # for PLAIN
+    (0.16, 0.80, 0.04),  # for TRICKY
+    (0.05, 0.07, 0.88),  # for BROKEN
   )
   kinds: tuple[Kind, ...] = (
     Kind("cabin", share=0.42, tricky=0.03, doomed=0.08),
@@ -83,7 +66,7 @@ class Building:
 
   kind: str
   sign: int
-  hardness: tuple[int, ...]  # per lock
+  hardness: tuple[int, ...]  # per lock, as are the looks and levers
   looks: tuple[str, ...]
   levers: tuple[str, ...]  # per lock: the one that opens, the one that jams, the one that rings
 
@@ -112,13 +95,7 @@ class Sandbox(Env):
     "Example:\nThought: The first lock is next.\n\nAction: pull B"
   )
 
-  def __init__(
-    self,
-    train_tasks: int = 96,
-    test_tasks: int = 60,
-    max_steps: int = MAX_STEPS,
-    rules: Rules = RULES,
-  ):
+  def __init__(self, train_tasks=96, test_tasks=60, max_steps=MAX_STEPS, rules=RULES):
     self._sizes = {"train": train_tasks, "test": test_tasks}
     self._max_steps = max_steps
     self._rules = rules
@@ -168,12 +145,9 @@ class Sandbox(Env):
   def mistake(self, kind: str, key: str) -> str:
     return f"pull {self._now()[2 if kind == 'wrong' else 1]}"
 
-  def close(self) -> None:
-    self._building = None
-
   def _now(self) -> str:
     if self._building is None or self._done:
-      raise RuntimeError("the sandbox has no episode under way: reset() comes first")
+      raise RuntimeError("the sandbox has no open episode: call reset() first")
     return self._building.levers[self._lock]
 
   def _observe(self, event: str) -> str:

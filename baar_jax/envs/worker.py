@@ -54,7 +54,10 @@ def main(kind: str, kwargs: str) -> None:
       fields = {"value": work()}
     except Exception as error:  # the process boundary: the parent raises it
       survived = type(error) in RETURNED_ERRORS.values() and method not in FATAL_METHODS
-      message = _describe(error, with_place=not survived)
+      message = (str(error).splitlines() or [""])[0]
+      if not survived:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        message += f" ({Path(frame.filename).name}:{frame.lineno})"
       fields = {"error": type(error).__name__, "message": message, "survived": survived}
     answers.write(_dumps(fields) + "\n")
     answers.flush()
@@ -117,15 +120,6 @@ def _call(env: Env, method: str, args: list) -> object:
   if method == "reset":
     state["system_prompt"] = env.system_prompt  # it may depend on the task
   return state
-
-
-def _describe(error: Exception, with_place: bool) -> str:
-  """One line; for a bug also the file and line that raised it."""
-  text = (str(error).splitlines() or [""])[0]
-  if not with_place:
-    return text
-  frame = traceback.extract_tb(error.__traceback__)[-1]
-  return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 if __name__ == "__main__":
