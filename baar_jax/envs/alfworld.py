@@ -1,4 +1,4 @@
-"""ALFWorld: household text games on the PDDL engine, in the words of AgentGym."""
+"""ALFWorld: household text games on their PDDL engine, with the observations of AgentGym."""
 
 import itertools
 import json
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from baar_jax.envs import engines
 from baar_jax.envs.alfworld_engine import Engine
-from baar_jax.envs.alfworld_expert import TASK_TYPES, Expert, Goal
+from baar_jax.envs.alfworld_expert import TASK_TYPES, Goal, expert_step, mistake
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import Task
 
-GAMES = "json_2.1.1"  # where the benchmark's own download has its splits
+GAMES = "json_2.1.1"  # the directory of the splits in the benchmark's download
 GAME = "game.tw-pddl"
 USUAL_SPLITS = {"train": "train", "test": "valid_unseen"}
-NO_TEXT_GAMES = ("movable", "Sliced")  # in names that ALFWorld's text games leave out as well
+NO_TEXT_GAMES = ("movable", "Sliced")  # ALFWorld's text games leave these names out, too
 NOTHING = "Nothing happens."
+MADE_HERE = "take games made here with --config.env.data=own"
 
-# Games of two grammars differ in how a thing is put down, and each admits its own words alone.
-_PUTTING = {"move": "move OBJECT to RECEPTACLE", "put": "put OBJECT in/on RECEPTACLE"}
-_PUT_EXAMPLE = {"move": "move apple 1 to sidetable 1", "put": "put apple 1 in/on sidetable 1"}
-_PROMPT = """\
+# There are two grammars of games, each of which admits only its own words for putting down.
+PUT = {"move": "move {} to {}", "put": "put {} in/on {}"}
+PROMPT = """\
 You are in a house, and you are given one task in it. Each turn you take ONE action and then read \
 what happened. Your turns are limited.
 
@@ -83,13 +83,13 @@ Thought: I put the apple down here.
 
 Action: {put_example}
 """
-_ARRIVED = re.compile(r"^You arrive at loc [^.]*\. ")
-_PUT_TEMPLATE = re.compile(r'template\s*::\s*"put .* in/on ')
-_TASK = re.compile(r"Your task is to: (.+?)\s*\"")
+ARRIVED = re.compile(r"^You arrive at loc [^.]*\. ")
+PUT_TEMPLATE = re.compile(r'template\s*::\s*"put .* in/on ')
+TASK = re.compile(r"Your task is to: (.+?)\s*\"")
 
 
 class ALFWorld(Env):
-  """The Env of ALFWorld. A task's id is its game's directory below the data's: SPLIT/NAME/TRIAL."""
+  """The Env of ALFWorld; a task's id is its game's directory in the data, SPLIT/NAME/TRIAL."""
 
   def __init__(
     self,
@@ -100,146 +100,132 @@ class ALFWorld(Env):
     train_split: str = "",
     test_split: str = "",
   ) -> None:
-    """Opens nothing yet.
+    """Opens nothing yet. Raises ValueError if another version of ALFWorld is installed.
 
     Args:
-      data: the directory of the games, or the one above it that has them in json_2.1.1/.
-      train_tasks, test_tasks: how many tasks each split has.
-      max_steps: of each task's episodes; the caller counts them.
-      train_split, test_split: a directory of games in the data, or a file that lists games: lines
-        SPLIT/NAME/TRIAL, or AgentGym's mappings as JSON; "" is train or valid_unseen.
-
-    Raises:
-      ValueError: another version of ALFWorld is installed.
+      data: the directory of the splits, or the one above its json_2.1.1/.
+      train_tasks, test_tasks: the number of tasks in each split.
+      max_steps: limit of an episode, which the caller enforces.
+      train_split, test_split: a directory in the data ("" is train or valid_unseen), or a file that
+        lists games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
     """
     engines.check_version("alfworld")
-    below = Path(data) / GAMES
-    self._data = below if below.is_dir() else Path(data)
+    nested = Path(data) / GAMES
+    self._data = nested if nested.is_dir() else Path(data)
     self._sizes = {"train": train_tasks, "test": test_tasks}
-    named = {"train": train_split, "test": test_split}
-    self._splits = {split: named[split] or USUAL_SPLITS[split] for split in named}
+    sources = {"train": train_split, "test": test_split}
+    self._splits = {split: sources[split] or usual for split, usual in USUAL_SPLITS.items()}
     self._max_steps = max_steps
+    self.system_prompt = _prompt("move")
     self._engine: Engine | None = None
-    self._expert: Expert | None = None
-    self._grammar = "move"
-
-  @property
-  def system_prompt(self) -> str:
-    """In the words of the game under way."""
-    words = self._grammar
-    return _PROMPT.format(putting=_PUTTING[words], put_example=_PUT_EXAMPLE[words])
+    self._goal: Goal | None = None  # of the episode in progress
 
   def tasks(self, split: str) -> list[Task]:
-    """The games of a split, the task types in turn, each type's in the order of their trials.
+    """Lists a split's games: the task types take turns, each with its trials in sorted order.
 
-    Games that cannot be read are left out and counted on stderr; so are listed ones that are not
-    there.
+    Games that are unreadable or missing are left out, and stderr says how many.
     """
     if split not in self._sizes:
       raise ValueError(f"unknown split {split!r}; known: {', '.join(self._sizes)}")
-    source, wanted = self._splits[split], self._sizes[split]
+    source, size = self._splits[split], self._sizes[split]
     ids = self._ids(source)
-    by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
-    damaged: list[str] = []
+    ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
+    errors: list[str] = []
     for task_id in sorted(ids, key=lambda id_: id_.split("/")[-1]):
       try:
-        by_type[_goal(task_id).task_type].append(task_id)
+        ids_by_type[Goal.of(Path(task_id).parent.name).task_type].append(task_id)
       except ValueError as error:
-        damaged.append(str(error))
-    in_turn = [id_ for row in itertools.zip_longest(*by_type.values()) for id_ in row if id_]
-    found: list[Task] = []
-    for task_id in in_turn:
-      if len(found) == wanted:
-        break
-      try:
-        found.append(Task(task_id, split, self._read(task_id)[0], self._max_steps))
-      except ValueError as error:
-        damaged.append(str(error))
-    if damaged:
-      print(f"ALFWorld: left out {len(damaged)} of {len(ids)} games: {damaged[0]}", file=sys.stderr)
-    if len(found) < wanted:
+        errors.append(str(error))
+    tasks: list[Task] = []
+    for task_id in itertools.chain(*itertools.zip_longest(*ids_by_type.values())):
+      if task_id and len(tasks) < size:
+        try:
+          tasks.append(Task(task_id, split, self._read(task_id)[0], self._max_steps))
+        except ValueError as error:
+          errors.append(str(error))
+    if errors:
+      print(f"ALFWorld: left out {len(errors)} of {len(ids)} games: {errors[0]}", file=sys.stderr)
+    if len(tasks) < size:
       raise ValueError(
-        f"ALFWorld's {source} in {self._data} has {len(found)} games, {wanted} were asked for: set "
+        f"ALFWorld's {source} in {self._data} has {len(tasks)} games, {size} were asked for: set "
         f"--config.env.{split}_tasks"
       )
-    return found
+    return tasks
 
   def _ids(self, source: str) -> list[str]:
-    """Of the games in a directory or a list, in a fixed order."""
-    if (self._data / source).is_dir() and (self._data / source).is_relative_to(self._data):
-      paths = sorted((self._data / source).glob(f"*/*/{GAME}"))
-      ids = [path.parent.relative_to(self._data).as_posix() for path in paths]
-      ids = [i for i in ids if not any(word in i for word in NO_TEXT_GAMES)]
-      if not ids:
-        raise ValueError(
-          f"{self._data / source} has no games (NAME/TRIAL/{GAME}); get some, or take those made "
-          "here with --config.env.data=own"
-        )
-      return ids
-    if not Path(source).is_file():
+    """The ids of the games in a directory or in a list, in a fixed order."""
+    directory, listed = self._data / source, Path(source)
+    splits = sorted(place.name for place in self._data.iterdir() if place.is_dir())
+    if directory.is_dir() and directory.is_relative_to(self._data):
+      games = sorted(directory.glob(f"*/*/{GAME}"))
+      ids = [game.parent.relative_to(self._data).as_posix() for game in games]
+      ids = [id_ for id_ in ids if not any(word in id_ for word in NO_TEXT_GAMES)]
+    elif listed.is_file():
+      entries = (
+        self._agentgym(listed, splits) if listed.suffix == ".json" else listed.read_text().split()
+      )
+      ids = [id_ for id_ in entries if (self._data / id_ / GAME).is_file()]
+      if len(ids) < len(entries):
+        missing = len(entries) - len(ids)
+        print(f"ALFWorld: {missing} games of {source} are not in {self._data}", file=sys.stderr)
+    else:
       raise ValueError(
         f"ALFWorld's split {source!r} is neither a directory in {self._data} nor a file (that "
-        f"directory has: {', '.join(self._directories()) or 'none'}); set --config.env.train_split "
-        "and test_split, or take games made here with --config.env.data=own"
+        f"directory has: {', '.join(splits) or 'none'}); set --config.env.train_split and "
+        f"test_split, or {MADE_HERE}"
       )
-    listed = self._listed(Path(source))
-    ids = [i for i in listed if (self._data / i / GAME).is_file()]
-    if len(ids) < len(listed):
-      print(f"ALFWorld: {len(listed) - len(ids)} games of {source} are not there", file=sys.stderr)
     if not ids:
-      raise ValueError(f"no game that {source} lists is in {self._data}")
+      raise ValueError(
+        f"{self._data} has no games of {source} (SPLIT/NAME/TRIAL/{GAME}); get some, or {MADE_HERE}"
+      )
     return ids
 
-  def _directories(self) -> list[str]:
-    return sorted(place.name for place in self._data.iterdir() if place.is_dir())
-
-  def _listed(self, path: Path) -> list[str]:
-    """The ids in a list file; AgentGym's mappings do not say the split, so it is looked up."""
-    text = path.read_text()
-    if path.suffix != ".json":
-      return text.split()
+  def _agentgym(self, mappings: Path, splits: list[str]) -> list[str]:
+    """The ids in AgentGym's mappings, which do not name the split: each game is searched for."""
     try:
-      names = [f"{entry['task_type']}/{entry['task_id']}" for entry in json.loads(text)]
+      entries = json.loads(mappings.read_text())
+      names = [f"{entry['task_type']}/{entry['task_id']}" for entry in entries]
     except (ValueError, KeyError, TypeError):
-      raise ValueError(f"{path} is no list of objects with task_type and task_id") from None
-    splits = self._directories()
-    there = {n: [s for s in splits if (self._data / s / n / GAME).is_file()] for n in names}
-    return [f"{(there[name] or ['?'])[0]}/{name}" for name in names]
+      raise ValueError(f"{mappings} is no list of objects with task_type and task_id") from None
+    ids = []
+    for name in names:
+      places = [split for split in splits if (self._data / split / name / GAME).is_file()]
+      ids.append(f"{(places or ['?'])[0]}/{name}")
+    return ids
 
   def _read(self, task_id: str) -> tuple[str, str]:
-    """A game's task and the words of its grammar. Raises ValueError if there is none."""
+    """A game's task and its grammar, "move" or "put". Raises ValueError if it cannot be used."""
     path = self._data / task_id / GAME
     if not path.is_file() or task_id.count("/") != 2:
       raise ValueError(
-        f"{task_id!r} is no ALFWorld game in {self._data}; expected SPLIT/NAME/TRIAL"
+        f"{task_id!r} is not an ALFWorld game; expected SPLIT/NAME/TRIAL in {self._data}"
       )
     try:
       game = json.loads(path.read_text())
-      task = _TASK.search(game["grammar"])
+      task = TASK.search(game["grammar"])
       complete = task and game["pddl_domain"] and game["pddl_problem"] and game["solvable"]
     except (ValueError, KeyError, TypeError):
       complete = False
     if not complete:
       raise ValueError(f"{path} is damaged or has no solution; delete it or get it again")
-    grammar = "put" if _PUT_TEMPLATE.search(game["grammar"]) else "move"
-    return task[1], grammar
+    return task[1], "put" if PUT_TEMPLATE.search(game["grammar"]) else "move"
 
   def reset(self, task_id: str) -> str:
-    _, self._grammar = self._read(task_id)
+    self.system_prompt = _prompt(self._read(task_id)[1])
     self._engine = self._engine or Engine()
-    self._expert = None
+    self._goal = None
     welcome = self._engine.start(self._data / task_id / GAME)
-    self._expert = Expert(_goal(task_id))
-    return self._observe("\n".join(welcome.split("\n\n")[1:]))
+    self._goal = Goal.of(Path(task_id).parent.name)
+    return self._observation("\n".join(welcome.split("\n\n")[1:]))
 
   def step(self, action: str) -> tuple[str, bool]:
     engine = self._current()
     feedback = engine.step(action) if action in engine.commands else NOTHING
-    return self._observe(feedback), engine.won
+    return self._observation(feedback), engine.won
 
-  def _observe(self, feedback: str) -> str:
+  def _observation(self, feedback: str) -> str:
     commands = ",".join(self._engine.commands)
-    return f"{_ARRIVED.sub('', feedback.strip())}\nAVAILABLE ACTIONS: {commands}"
+    return f"{ARRIVED.sub('', feedback.strip())}\nAVAILABLE ACTIONS: {commands}"
 
   def score(self) -> float:
     """1 if the game is won, else 0."""
@@ -247,19 +233,21 @@ class ALFWorld(Env):
 
   def oracle(self) -> Oracle:
     engine = self._current()
-    return self._expert.oracle(engine.facts(), engine.commands)
+    return expert_step(self._goal, engine.facts(), engine.commands)
 
   def mistake(self, kind: str, key: str) -> str:
-    return self._expert.mistake(kind, key, self.oracle(), self._current().commands)
+    return mistake(self._goal, kind, key, self.oracle(), self._engine.commands)
 
   def _current(self) -> Engine:
-    if self._expert is None:
+    if self._goal is None:
       raise RuntimeError("no episode has been started: call reset() first")
     return self._engine
 
   def close(self) -> None:
-    self._engine = self._expert = None
+    self._engine = self._goal = None
 
 
-def _goal(task_id: str) -> Goal:
-  return Goal.of(task_id.split("/")[1] if task_id.count("/") == 2 else task_id)
+def _prompt(grammar: str) -> str:
+  put = PUT[grammar]
+  example = put.format("apple 1", "sidetable 1")
+  return PROMPT.format(putting=put.format("OBJECT", "RECEPTACLE"), put_example=example)

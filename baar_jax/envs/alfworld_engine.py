@@ -1,4 +1,4 @@
-"""The ALFWorld engine: one text game at a time, without the planner, each game translated once."""
+"""ALFWorld's engine: plays one text game at a time and translates each game's PDDL only once."""
 
 import contextlib
 import copy
@@ -14,13 +14,13 @@ from pathlib import Path
 from baar_jax.envs.alfworld_expert import Facts
 from baar_jax.envs.base import EnvDied
 
-# Beside the engine itself: what translating a game gives, which takes it most of the time.
-KEPT = Path(sys.prefix) / "translated"
+# Translating takes most of the time that a game needs to load: results are kept beside the engine.
+TRANSLATIONS = Path(sys.prefix) / "translated"
 
 
 @contextlib.contextmanager
-def arguments_kept() -> Iterator[None]:
-  """The PDDL translator takes its settings from sys.argv, and writes them there."""
+def restored_argv() -> Iterator[None]:
+  """Restores sys.argv afterwards: the PDDL translator reads its settings there and writes them."""
   arguments = list(sys.argv)
   try:
     yield
@@ -28,79 +28,60 @@ def arguments_kept() -> Iterator[None]:
     sys.argv = arguments
 
 
-def kept(function: Callable) -> Callable:
-  """A function of strings whose results are kept on disk: 30 to 60 kB a game."""
+def cached_on_disk(function: Callable) -> Callable:
+  """Returns the function of strings with its results kept in files of 30 to 60 kB each."""
 
-  def result(*texts: str, **named: str):
+  def cached(*texts: str, **named: str):
     key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()
-    path = KEPT / key[:40]
+    path = TRANSLATIONS / key[:40]
     if path.exists():
       return pickle.loads(zlib.decompress(path.read_bytes()))
     value = function(*texts, **named)
-    KEPT.mkdir(exist_ok=True)
+    TRANSLATIONS.mkdir(exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_bytes(zlib.compress(pickle.dumps(value), 1))
     os.replace(draft, path)
     return value
 
-  return result
+  return cached
 
 
 @functools.cache
 def _opener() -> Callable:
-  """Imports the engine, on first use, and returns the function that opens an environment.
+  """Imports and patches the engine on first use; returns a function that opens an environment.
 
-  As it comes, loading and resetting translate a game twice each, once of it for the planner, which
-  takes up to a minute and a GB; and each step parses the same few templates again for every
-  command. Here a game is translated once, ever, and not for the planner, and a text is parsed once.
+  Unpatched, the engine translates a game four times in each load and reset, two of them for the
+  planner (up to a minute and a GB), and parses the same few templates for every command of every
+  step. Patched, it translates a game once for all processes, never for the planner, and parses
+  each text once per process. What a game says and admits stays the same.
   """
-  with arguments_kept():
+  with restored_argv():
     import fast_downward
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.envs import PddlEnv
     from textworld.envs.pddl import logic, textgen
 
-  translate = kept(fast_downward.pddl2sas)
-  logic._parse_and_convert = kept(logic._parse_and_convert)
-
-  def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False):
-    del verbose, optimize
-    with arguments_kept():
-      return translate(domain, problem)
-
+  translate = restored_argv()(cached_on_disk(fast_downward.pddl2sas))
+  pddl2sas = lambda domain, problem, verbose=False, optimize=False: translate(domain, problem)  # noqa: E731
   fast_downward.pddl2sas = logic.fast_downward.pddl2sas = pddl2sas
-
+  logic._parse_and_convert = cached_on_disk(logic._parse_and_convert)
   parse = functools.cache(textgen._parse_and_convert)
-
-  def parse_and_convert(text: str, rule_name: str, trace: bool = False):
-    del trace
-    return copy.deepcopy(parse(text, rule_name=rule_name))  # deriving writes into the symbols
-
-  textgen._parse_and_convert = parse_and_convert
-  # Variables and mappings are looked up and replaced, never changed: a shallow copy is enough.
+  textgen._parse_and_convert = lambda text, rule_name, trace=False: copy.deepcopy(
+    parse(text, rule_name=rule_name)  # a copy, because deriving a text writes into its symbols
+  )
+  # The engine replaces variables and mappings and never changes one: a shallow copy is enough.
   textgen.copy_context = lambda context: (
     context | {name: dict(context[name]) for name in ("variables", "mapping")}
   )
   rule = textgen.Rule
   rule.parse_conjunctive_query = staticmethod(functools.cache(rule.parse_conjunctive_query))
-
-  def open_environment():
-    wanted = textworld.EnvInfos(won=True, admissible_commands=True, facts=True)
-    return AlfredDemangler(PddlEnv(wanted), shuffle=False)
-
-  return open_environment
-
-
-def _forget() -> None:
-  """Drops what the engine's library keeps of every game that it has seen: 1 MB each."""
-  import mementos.core
-
-  mementos.core._memento_cache.clear()
+  infos = textworld.EnvInfos(won=True, admissible_commands=True, facts=True)
+  return lambda: AlfredDemangler(PddlEnv(infos), shuffle=False)
 
 
 class Engine:
-  """One game at a time; another one takes its place."""
+  """Plays one game at a time; starting another game replaces it."""
 
   def __init__(self) -> None:
     self._env = _opener()()
@@ -108,21 +89,23 @@ class Engine:
     self._state = None
 
   def start(self, game: Path | dict) -> str:
-    """Starts a game, from its file or its contents, and returns what the engine says first.
+    """Starts a game, from its file or its contents, and returns the engine's first text.
 
     Raises:
-      EnvDied: the engine cannot play it, which is no harm to other games of this process.
+      EnvDied: the engine cannot play this game; other games of this process are not affected.
     """
     if game != self._loaded:
+      import mementos.core
+
       self._loaded = None
-      _forget()
+      mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
       try:
         self._env.load(game if isinstance(game, dict) else str(game))
-      except (Exception, SystemExit) as error:  # a damaged game fails in any of its parsers
+      except (Exception, SystemExit) as error:  # a damaged game fails in any of several parsers
         self._env = _opener()()
-        what = str(error).split("\n")[0] or type(error).__name__
+        reason = str(error).split("\n")[0] or type(error).__name__
         name = game if isinstance(game, Path) else "the game"
-        raise EnvDied(f"{name} cannot be played: {what}") from error
+        raise EnvDied(f"{name} cannot be played: {reason}") from error
       self._loaded = game
     self._state = self._env.reset()
     return self._state["feedback"]
@@ -137,9 +120,9 @@ class Engine:
 
   @property
   def commands(self) -> list[str]:
-    """What the game admits now; a command must be one of these, letter by letter."""
+    """The commands that the game admits now; any other wording is not understood."""
     return sorted(self._state["admissible_commands"])
 
   def facts(self) -> Facts:
-    """The whole state; privileged."""
+    """The whole state; only the expert may see it."""
     return Facts(self._state["facts"])

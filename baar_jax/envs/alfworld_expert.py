@@ -1,4 +1,4 @@
-"""ALFWorld's expert: does what the goal still lacks, by the game's facts; errs on request."""
+"""ALFWorld's expert: reads the next action off the game's facts, and errs on request."""
 
 import dataclasses
 import random
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from baar_jax.envs.base import Oracle
 
 LOOK, TWO = "look_at_obj_in_light", "pick_two_obj_and_place"
-# What is done to the object before it is put down: the command, the fact it makes, and where.
+# How an object is treated before it is put down: command, resulting fact, type of receptacle.
 TREATMENTS = {
   "pick_clean_then_place_in_recep": ("clean", "isclean", "sinkbasin"),
   "pick_heat_then_place_in_recep": ("heat", "ishot", "microwave"),
@@ -17,9 +17,10 @@ TREATMENTS = {
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
 ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine")
 
-# Unproductive actions and how often each is taken.
+# Unproductive actions and, per kind of mistake, how often each is taken.
 WASTED = ("go", "examine", "open", "close", "inventory", "look", "nonsense")
 WEIGHTS = {
+  "wrong": (0.50, 0.12, 0.10, 0.05, 0.05, 0.08, 0.10),  # at a routine step
   "lost": (0.50, 0.12, 0.10, 0.05, 0.05, 0.08, 0.10),
   "hasty": (0.25, 0.15, 0.10, 0.10, 0.10, 0.10, 0.20),
 }
@@ -32,13 +33,7 @@ def verb(action: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-  """What a game asks for, as its directory's name says it.
-
-  Attributes:
-    task_type: one of TASK_TYPES.
-    object: type of the things to be handled.
-    target: type of the receptacle they go to, or of the lamp to look at them by.
-  """
+  """What a game asks for: a task type, the type of its objects, and that of the target or lamp."""
 
   task_type: str
   object: str
@@ -47,32 +42,37 @@ class Goal:
   @classmethod
   def of(cls, name: str) -> "Goal":
     """Reads "<task type>-<object>-<container>-<target>-<scene>". Raises ValueError."""
-    parts = name.rsplit("-", 4)
-    if len(parts) != 5 or parts[0] not in TASK_TYPES:
+    fields = name.rsplit("-", 4)
+    if len(fields) != 5 or fields[0] not in TASK_TYPES:
       raise ValueError(
         f"{name!r} does not name an ALFWorld game; expected TYPE-OBJECT-CONTAINER-TARGET-SCENE "
         f"with a type of {', '.join(TASK_TYPES)}"
       )
-    return cls(parts[0], parts[1].lower(), parts[3].lower())
+    return cls(fields[0], fields[1].lower(), fields[3].lower())
 
 
 class Facts:
-  """The facts of a game's state, by what they are asked for."""
+  """The facts of a game's state, indexed for the expert."""
 
   def __init__(self, facts: Iterable) -> None:
     """Args: the engine's propositions, each with a name and arguments that have names."""
-    self._rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for fact in facts:
-      self._rows[fact.name].append(tuple(argument.name.strip() for argument in fact.arguments))
-    self.container = dict(sorted(self._rows["inreceptacle"]))  # of an object
-    self.location = dict(sorted(self._rows["receptacleatlocation"]))  # of a receptacle
-    self.kind = {name: kind.removesuffix("type") for name, kind in self._rows["objecttype"]}
-    self.furniture = {
-      name: kind.removesuffix("type") for name, kind in self._rows["receptacletype"]
-    }
-    self.here = self._rows["atlocation"][0][1]
-    held = [row[1] for row in self._rows["holds"]]
-    self.held = held[0] if held else None
+      rows[fact.name].append(tuple(argument.name.strip() for argument in fact.arguments))
+    self._rows = rows
+    self.container = dict(sorted(rows["inreceptacle"]))  # object -> receptacle
+    self.location = dict(sorted(rows["receptacleatlocation"]))  # receptacle -> location
+    self.object_type = {name: kind.removesuffix("type") for name, kind in rows["objecttype"]}
+    self.furniture = {name: kind.removesuffix("type") for name, kind in rows["receptacletype"]}
+    self.here = rows["atlocation"][0][1]
+    self.held = rows["holds"][0][1] if rows["holds"] else None
+
+  def objects(self, kind: str) -> list[str]:
+    return sorted(name for name, other in self.object_type.items() if other == kind)
+
+  def receptacles(self, kind: str) -> list[str]:
+    """Those of a type that can be reached."""
+    return sorted(r for r in self.location if self.furniture.get(r) == kind)
 
   def holds(self, fact: str, name: str) -> bool:
     return (name,) in self._rows[fact]
@@ -80,102 +80,89 @@ class Facts:
   def closed(self, receptacle: str) -> bool:
     return self.holds("openable", receptacle) and not self.holds("opened", receptacle)
 
-  def fits(self, receptacle: str, kind: str) -> bool:
-    return (f"{self.furniture[receptacle]}type", f"{kind}type") in self._rows["cancontain"]
+  def fits(self, receptacle: str) -> bool:
+    """Whether the held object may be put there."""
+    kinds = f"{self.furniture[receptacle]}type", f"{self.object_type[self.held]}type"
+    return kinds in self._rows["cancontain"]
+
+  def walk(self, receptacle: str) -> str | None:
+    """The action that goes there; None if the agent is there."""
+    return None if self.location[receptacle] == self.here else f"go to {receptacle}"
+
+  def reach(self, receptacle: str) -> str | None:
+    """The next action on the way to what a receptacle holds; None if that is at hand."""
+    return self.walk(receptacle) or (f"open {receptacle}" if self.closed(receptacle) else None)
 
 
-class Expert:
-  """Plays a game from the state it is in, whatever was done before; keeps nothing in mind."""
+def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
+  """The expert's next action in the state at hand, whatever was done before.
 
-  def __init__(self, goal: Goal) -> None:
-    self.goal = goal
+  Args:
+    commands: those that the game admits.
+  """
+  command, treated, place_type = TREATMENTS.get(goal.task_type, ("", "", ""))
+  objects, targets = facts.objects(goal.object), facts.receptacles(goal.target)
+  placed: list[str] = []
+  if goal.task_type == TWO:  # both go to one receptacle: that which already has most of them
+    targets.sort(key=lambda r: -sum(facts.container.get(o) == r for o in objects))
+    placed = [o for o in objects if facts.container.get(o) == targets[0]]
+  position, held, recovering = 2 * bool(placed), facts.held, False
+  if not held:
+    action = _fetch(facts, [o for o in objects if o not in placed], targets, treated)
+  elif facts.object_type[held] != goal.object:
+    action, recovering = _put_away(facts, commands), True
+  elif goal.task_type == LOOK:
+    lamps = facts.objects(goal.target)
+    lamp = next(o for o in lamps if facts.container.get(o) in facts.location)
+    position, action = 1, facts.reach(facts.container[lamp]) or f"use {lamp}"
+  elif command and not facts.holds(treated, held):
+    place = facts.receptacles(place_type)[0]
+    position, action = 1, facts.walk(place) or f"{command} {held} with {place}"
+  else:
+    position += 2 if command else 1
+    action = facts.reach(targets[0]) or _put_command(commands, held)
+  return Oracle(action, position, verb(action) not in ROUTINE_VERBS, recovering)
 
-  def oracle(self, facts: Facts, commands: Sequence[str]) -> Oracle:
-    """The next action, from privileged facts and the commands that the game admits."""
-    position, action, recovering = self._next(facts, commands)
-    return Oracle(action, position, verb(action) not in ROUTINE_VERBS, recovering)
 
-  def _next(self, facts: Facts, commands: Sequence[str]) -> tuple[int, str, bool]:
-    goal = self.goal
-    treatment = TREATMENTS.get(goal.task_type)
-    mine = sorted(o for o, kind in facts.kind.items() if kind == goal.object)
-    targets = sorted(r for r, kind in facts.furniture.items() if kind == goal.target)
-    targets = [r for r in targets if r in facts.location]
-    placed: list[str] = []
-    if goal.task_type == TWO:  # both go to the same receptacle: the one that has one already
-      targets.sort(key=lambda r: -sum(facts.container.get(o) == r for o in mine))
-      placed = [o for o in mine if facts.container.get(o) == targets[0]]
-    first = 2 * bool(placed)  # the plan's steps so far
-    held = facts.held
-    if held and facts.kind[held] != goal.object:
-      return first, self._put_away(facts, commands, held), True
-    if not held:
-      return first, self._fetch(facts, [o for o in mine if o not in placed], targets), False
-    if goal.task_type == LOOK:
-      lamps = sorted(o for o, kind in facts.kind.items() if kind == goal.target)
-      lamp = next(o for o in lamps if facts.container.get(o) in facts.location)
-      return 1, _reach(facts, facts.container[lamp]) or f"use {lamp}", False
-    if treatment and not facts.holds(treatment[1], held):
-      places = sorted(r for r, kind in facts.furniture.items() if kind == treatment[2])
-      place = next(r for r in places if r in facts.location)
-      return 1, _walk(facts, place) or f"{treatment[0]} {held} with {place}", False
-    action = _reach(facts, targets[0]) or _putting(commands, held)
-    return first + (2 if treatment else 1), action, False
+def _fetch(facts: Facts, objects: Sequence[str], targets: Sequence[str], treated: str) -> str:
+  """Takes an object: one already treated if there is one, near, visible and not put away yet."""
+  reachable = [o for o in objects if facts.container.get(o) in facts.location]
+  if not reachable:
+    return "look"
 
-  def _fetch(self, facts: Facts, mine: Sequence[str], targets: Sequence[str]) -> str:
-    """Takes one of the objects: best one that needs no more treatment, near, and not put away."""
-    _, done, _ = TREATMENTS.get(self.goal.task_type, ("", "", ""))
-
-    def effort(name: str) -> tuple:
-      place = facts.container[name]
-      treated = bool(done) and facts.holds(done, name)
-      far = facts.location[place] != facts.here
-      return not treated, far, facts.closed(place), place in targets, name
-
-    reachable = [o for o in mine if facts.container.get(o) in facts.location]
-    if not reachable:
-      return "look"
-    name = min(reachable, key=effort)
+  def effort(name: str) -> tuple:
     place = facts.container[name]
-    return _reach(facts, place) or f"take {name} from {place}"
+    far, hidden = facts.walk(place) is not None, facts.closed(place)
+    return not facts.holds(treated, name), far, hidden, place in targets, name
 
-  def _put_away(self, facts: Facts, commands: Sequence[str], held: str) -> str:
-    if _putting(commands, held):
-      return _putting(commands, held)
-    places = [r for r in facts.location if facts.fits(r, facts.kind[held])]
-    places.sort(key=lambda r: (facts.closed(r), r))
-    return _reach(facts, places[0]) if places else "look"
+  name = min(reachable, key=effort)
+  return facts.reach(facts.container[name]) or f"take {name} from {facts.container[name]}"
 
-  def mistake(self, kind: str, key: str, oracle: Oracle, commands: Sequence[str]) -> str:
-    """A wrong action in place of the expert's; see Env.mistake."""
-    if kind != "wrong" and kind not in WEIGHTS:
-      raise ValueError(f"unknown kind of mistake {kind!r}; known: wrong, {', '.join(WEIGHTS)}")
-    draw = random.Random(key)
-    others = [command for command in commands if command != oracle.action]
-    if kind == "wrong" and oracle.critical:
-      same = [command for command in others if verb(command) == verb(oracle.action)]
-      acting = [command for command in others if verb(command) not in ROUTINE_VERBS]
-      if same or acting:
-        return draw.choice(same or acting)
-    wasted = draw.choices(WASTED, WEIGHTS.get(kind, WEIGHTS["lost"]))[0]
+
+def _put_away(facts: Facts, commands: Sequence[str]) -> str:
+  """Puts down an object that the goal does not ask for."""
+  places = sorted((facts.closed(r), r) for r in facts.location if facts.fits(r))
+  there = facts.reach(places[0][1]) if places else "look"
+  return _put_command(commands, facts.held) or there
+
+
+def _put_command(commands: Sequence[str], held: str) -> str | None:
+  """The command that puts down the held object here, in the words of the game's grammar."""
+  words = (f"move {held} to ", f"put {held} in/on ")
+  return next((command for command in commands if command.startswith(words)), None)
+
+
+def mistake(goal: Goal, kind: str, key: str, oracle: Oracle, commands: Sequence[str]) -> str:
+  """A wrong action in place of the expert's; see Env.mistake."""
+  if kind not in WEIGHTS:
+    raise ValueError(f"unknown kind of mistake {kind!r}; known: {', '.join(WEIGHTS)}")
+  draw = random.Random(key)
+  others = [command for command in commands if command != oracle.action]
+  choices: list[str] = []
+  if kind == "wrong" and oracle.critical:
+    choices = [command for command in others if verb(command) == verb(oracle.action)]
+    choices = choices or [command for command in others if verb(command) not in ROUTINE_VERBS]
+  if not choices:
+    wasted = draw.choices(WASTED, WEIGHTS[kind])[0]
     choices = [command for command in others if verb(command) == wasted]
-    if choices:
-      return draw.choice(choices)
-    return draw.choice(NONSENSE).format(self.goal.object)
-
-
-def _walk(facts: Facts, receptacle: str) -> str | None:
-  """The way there; None if that is here."""
-  return None if facts.location[receptacle] == facts.here else f"go to {receptacle}"
-
-
-def _reach(facts: Facts, receptacle: str) -> str | None:
-  """The way to what is in it or on it; None if it is at hand."""
-  return _walk(facts, receptacle) or (f"open {receptacle}" if facts.closed(receptacle) else None)
-
-
-def _putting(commands: Sequence[str], held: str) -> str | None:
-  """The command that puts down what is held here, in the words of the game's grammar."""
-  return next(
-    (c for c in commands if c.startswith((f"move {held} to ", f"put {held} in/on "))), None
-  )
+  return draw.choice(choices) if choices else draw.choice(NONSENSE).format(goal.object)

@@ -1,11 +1,10 @@
-"""Makes ALFWorld games: rooms of the engine's own scenes, furnished and filled at random.
+"""Makes ALFWorld games: the engine's own floor plans, furnished and filled at random.
 
-Run in the engine's Python: MODULE DIRECTORY TRAIN_GAMES TEST_GAMES. The floor plans, what fits
-where, the domain and the grammar are those of the alfworld package; which things lie where, and
-what is asked for, is drawn from a seed: the same game for the same split, type and number.
+It runs in the engine's Python: MODULE DIRECTORY TRAIN_GAMES TEST_GAMES. The floor plans, what fits
+where, the domain and the grammar come from the alfworld package. A seed draws which things lie
+where and what is asked for, so a split, type and number always give the same game.
 """
 
-import dataclasses
 import json
 import os
 import random
@@ -14,268 +13,217 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from baar_jax.envs.alfworld import GAME, GAMES, USUAL_SPLITS
-from baar_jax.envs.alfworld_engine import Engine, arguments_kept
-from baar_jax.envs.alfworld_expert import LOOK, TASK_TYPES, TREATMENTS, TWO, Expert, Goal
+from baar_jax.envs.alfworld_engine import Engine, restored_argv
+from baar_jax.envs.alfworld_expert import LOOK, TASK_TYPES, TWO, Goal, expert_step
 
-with arguments_kept():
+with restored_argv():
   from alfworld.gen import constants, goal_library
   from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
 SCENES = (*range(1, 31), *range(201, 231), *range(301, 331), *range(401, 431))
-MOST_RECEPTACLES, MOST_OBJECTS = 14, 26  # real games: medians of 20 and 39
+MOST_RECEPTACLES, MOST_OBJECTS = 14, 26  # the medians of real games are 20 and 39
 PLAYED_STEPS = 30
-# Per treatment: what an object must be, and where it is done.
+# Task type -> the ability that its object needs, and the receptacle in which it is treated.
 NEEDED = {
-  "clean": ("Cleanable", "SinkBasin"),
-  "heat": ("Heatable", "Microwave"),
-  "cool": ("Coolable", "Fridge"),
+  "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin"),
+  "pick_heat_then_place_in_recep": ("Heatable", "Microwave"),
+  "pick_cool_then_place_in_recep": ("Coolable", "Fridge"),
 }
 ABILITIES = ("Cleanable", "Heatable", "Coolable", "Toggleable", "Sliceable")
-LAMPS = ("DeskLamp", "FloorLamp")
+LAMPS = {"DeskLamp", "FloorLamp"}
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "CoffeeTable", "Shelf")
-NO_PLACE_FOR_IT = ("SinkBasin", "BathtubBasin", "StoveBurner", "Microwave", "Fridge")
-DECLARED = ("SinkBasin", "Microwave", "Fridge")  # types that the domain itself names
+NEVER_TARGETS = ("SinkBasin", "BathtubBasin", "StoveBurner", "Microwave", "Fridge")
+DECLARED = {"SinkBasin", "Microwave", "Fridge"}  # receptacle types that the domain itself names
 START = "loc|0|0|0|30"
-CODES = {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Scene:
-  """A floor plan.
-
-  Attributes:
-    number: of the floor plan.
-    poses: receptacle -> (x, z, rotation, horizon) from which it is reached.
-    object_types: what may be found there.
-  """
-
-  number: int
-  poses: dict[str, tuple[float, float, float, float]]
-  object_types: set[str]
-
-
-@dataclasses.dataclass
-class Room:
-  """A scene with furniture and things: each thing's receptacle, in the order they were put."""
-
-  scene: Scene
-  receptacles: list[str]
-  container: dict[str, str]
-
-
-def load_scene(number: int) -> Scene:
-  layouts = Path(constants.__file__).parent / "layouts"
-  poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
-  objects = json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())
-  known = constants.VAL_RECEPTACLE_OBJECTS.keys() & constants.RECEPTACLES
-  return Scene(number, {r: tuple(p) for r, p in poses.items() if type_of(r) in known}, set(objects))
+# The engine decodes these from names, because PDDL does not take the letters themselves.
+ENCODED = str.maketrans({"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_"})
 
 
 def type_of(name: str) -> str:
-  """The type in a name such as "Mug|+00.1|..."; basins name theirs at the end."""
-  last = name.split("|")[-1]
-  return last if last.endswith("Basin") else name.split("|")[0]
+  """The type in a name such as "Mug|+00.1|..."; a basin has its type at the end."""
+  first, *_, last = name.split("|")
+  return last if last.endswith("Basin") else first
 
 
-def holds(receptacle_type: str, object_type: str) -> bool:
+def fits(receptacle_type: str, object_type: str) -> bool:
   return object_type in constants.VAL_RECEPTACLE_OBJECTS[receptacle_type]
 
 
-def choose_goal(draw: random.Random, task_type: str) -> tuple[Scene, str, str]:
-  """A scene in which the task can be set, the type of object, and that of the target or lamp."""
-  command = TREATMENTS.get(task_type, (None,))[0]
-  ability, place = NEEDED.get(command, (None, None))
-  while True:
-    scene = load_scene(draw.choice(SCENES))
-    types = sorted({type_of(r) for r in scene.poses})
-    things = [o for o in portable(scene) if ability is None or o in able(ability)]
-    if task_type == LOOK:
-      lamps = sorted(scene.object_types & set(LAMPS))
-      choices = [(o, lamp) for o in things for lamp in lamps if set(types) & set(LAMP_STANDS)]
-    elif place and place not in types:
-      choices = []
-    else:
-      choices = [
-        (o, target)
-        for o in things
-        for target in types
-        if target not in NO_PLACE_FOR_IT and holds(target, o)
-        if any(holds(other, o) for other in types if other != target)
-      ]
-    if choices:
-      return scene, *draw.choice(choices)
+class Scene:
+  """A floor plan: its receptacles, each with where one stands to reach it, and its objects."""
+
+  def __init__(self, number: int) -> None:
+    plan = Path(constants.__file__).parent / "layouts" / f"FloorPlan{number}"
+    poses = json.loads(Path(f"{plan}-openable.json").read_text())
+    objects = set(json.loads(Path(f"{plan}-objects.json").read_text()))
+    usable = constants.VAL_RECEPTACLE_OBJECTS.keys() & constants.RECEPTACLES
+    self.number = number
+    self.locations = {r: _location(*pose) for r, pose in poses.items() if type_of(r) in usable}
+    self.types = sorted({type_of(r) for r in self.locations})
+    self.lamps = sorted(objects & LAMPS)
+    portable = objects - set(constants.RECEPTACLES) - LAMPS
+    self.portable = sorted(
+      o for o in portable if not o.endswith("Sliced") and any(fits(kind, o) for kind in self.types)
+    )
+
+  def receptacles(self, types: Sequence[str]) -> list[str]:
+    return sorted(r for r in self.locations if type_of(r) in types)
 
 
-def portable(scene: Scene) -> list[str]:
-  """Types of things that can be carried and have a place in the scene."""
-  types = {type_of(r) for r in scene.poses}
-  fitting = {o for kind in types for o in constants.VAL_RECEPTACLE_OBJECTS[kind]}
-  fitting &= scene.object_types - set(constants.RECEPTACLES) - set(LAMPS)
-  return sorted(o for o in fitting if not o.endswith("Sliced"))
-
-
-def able(ability: str) -> set[str]:
-  return constants.VAL_ACTION_OBJECTS[ability]
-
-
-def furnish(draw: random.Random, scene: Scene, task_type: str, thing: str, target: str) -> Room:
-  """Chooses receptacles, and puts the thing, the lamp and others in or on them."""
-  all_of = sorted(scene.poses)
-  look = task_type == LOOK
-  _, place = NEEDED.get(TREATMENTS.get(task_type, (None,))[0], (None, None))
-  stands = [r for r in all_of if type_of(r) in LAMP_STANDS]
-  sources = [r for r in all_of if holds(type_of(r), thing) and (look or type_of(r) != target)]
-  needed = draw.sample(sources, min(2, len(sources)))
-  for kind in (target, place):
-    needed += [r for r in all_of if type_of(r) == kind][:2]
-  needed += draw.sample(stands, 1) if look else []
-  others = [r for r in all_of if r not in needed]
-  draw.shuffle(others)
-  room = Room(scene, sorted({*needed, *others[: max(0, MOST_RECEPTACLES - len(needed))]}), {})
-  if look:
-    put(draw, room, target, [r for r in room.receptacles if type_of(r) in LAMP_STANDS])
-  copies = 2 if task_type == TWO else draw.randint(1, 3)
-  for _ in range(copies):
-    put(draw, room, thing, [r for r in room.receptacles if r in sources])
-  rest = [o for o in portable(scene) if o != thing]
-  draw.shuffle(rest)
-  for kind in rest * 2:
-    fitting = [r for r in room.receptacles if holds(type_of(r), kind)]
-    if fitting and len(room.container) < MOST_OBJECTS:
-      put(draw, room, kind, fitting)
-  return room
-
-
-def put(draw: random.Random, room: Room, kind: str, places: Sequence[str]) -> None:
-  """Makes a thing of a type, at a point that serves as its name, in or on one of the places."""
-  x, y, z = (draw.uniform(low, high) for low, high in ((-4, 4), (0, 2), (-4, 4)))
-  room.container[f"{kind}|{x:+06.2f}|{y:+06.2f}|{z:+06.2f}"] = draw.choice(places)
-
-
-def problem(room: Room, name: str, goal: str) -> str:
-  """The room as a PDDL problem of the package's domain.
-
-  Args:
-    goal: the goal's own PDDL, with the parenthesis that closes the problem.
-  """
-  locations = {r: location(room.scene.poses[r]) for r in room.receptacles}
-  object_types = sorted({type_of(o) for o in room.container} | {"Knife", "ButterKnife"})
-  receptacle_types = sorted({type_of(r) for r in room.receptacles} | set(DECLARED))
-  objects = ["agent1 - agent"]
-  objects += [f"{kind}Type - otype" for kind in object_types]
-  objects += [f"{kind}Type - rtype" for kind in receptacle_types]
-  objects += [f"{encoded(o)} - object" for o in room.container]
-  objects += [f"{encoded(r)} - receptacle" for r in room.receptacles]
-  objects += [f"{encoded(at)} - location" for at in sorted({*locations.values(), START})]
-  facts = "\n".join(f"({' '.join(map(encoded, fact))})" for fact in _facts(room, locations))
-  listed = "\n".join(objects)
-  return (
-    f"(define (problem plan_{name})\n(:domain alfred)\n(:objects\n{listed}\n)\n"
-    f"(:init\n{facts}\n)\n{goal}"
-  )
-
-
-def _facts(room: Room, locations: dict[str, str]) -> Iterator[tuple[str, ...]]:
-  yield "atLocation", "agent1", START
-  for receptacle, at in locations.items():
-    kind = type_of(receptacle)
-    yield "receptacleType", receptacle, f"{kind}Type"
-    yield "receptacleAtLocation", receptacle, at
-    if kind in constants.OPENABLE_CLASS_SET:
-      yield "openable", receptacle
-  things = sorted({type_of(o) for o in room.container} - set(LAMPS))
-  for kind in sorted({type_of(r) for r in room.receptacles}):
-    for thing in things:
-      if holds(kind, thing):
-        yield "canContain", f"{kind}Type", f"{thing}Type"
-  for name, receptacle in room.container.items():
-    kind = type_of(name)
-    yield "objectType", name, f"{kind}Type"
-    yield "inReceptacle", name, receptacle
-    yield "objectAtLocation", name, locations[receptacle]
-    if kind not in LAMPS:
-      yield "pickupable", name
-    for ability in ABILITIES:
-      if kind in able(ability):
-        yield ability.lower(), name
-
-
-def location(pose: Sequence[float]) -> str:
-  """Where to stand, on the engine's grid of quarter metres."""
-  x, z, rotation, horizon = pose
+def _location(x: float, z: float, rotation: float, horizon: float) -> str:
+  """A pose on the engine's grid of quarter metres and quarter turns."""
   return f"loc|{round(x / 0.25)}|{round(z / 0.25)}|{int(rotation) // 90 % 4}|{int(horizon)}"
 
 
-def encoded(name: str) -> str:
-  """A name in the letters that PDDL takes, which the engine decodes; a type stays as it is."""
-  if "|" not in name:
-    return name
-  return "".join(CODES.get(letter, letter) for letter in name)
+def choose_goal(draw: random.Random, task_type: str) -> tuple[Scene, str, str]:
+  """Draws a scene, the object's type, and the type of the target, or of the lamp."""
+  ability, place = NEEDED.get(task_type, (None, None))
+  while True:
+    scene = Scene(draw.choice(SCENES))
+    able = constants.VAL_ACTION_OBJECTS[ability] if ability else scene.portable
+    things = [o for o in scene.portable if o in able]
+    goals = []
+    if task_type == LOOK and scene.receptacles(LAMP_STANDS):
+      goals = [(o, lamp) for o in things for lamp in scene.lamps]
+    elif task_type != LOOK and (place is None or place in scene.types):
+      goals = [
+        (o, target)
+        for o in things
+        for target in scene.types
+        if target not in NEVER_TARGETS and fits(target, o)
+        if any(fits(other, o) for other in scene.types if other != target)
+      ]
+    if goals:
+      return scene, *draw.choice(goals)
 
 
-def make_game(task_type: str, number: int, seed: str) -> tuple[str, str, dict]:
-  """A game that is not won from the start.
+class Room:
+  """A scene with some of its receptacles, and objects in or on them."""
 
-  Returns:
-    The directory's two names, of which the trial's starts with the number, and the game file's
-    contents.
-  """
+  def __init__(self, draw: random.Random, scene: Scene, task_type: str, thing: str, target: str):
+    """Furnishes a room in which the goal can be reached."""
+    look, everything = task_type == LOOK, sorted(scene.locations)
+    sources = [r for r in everything if fits(type_of(r), thing) and (look or type_of(r) != target)]
+    needed = draw.sample(sources, min(2, len(sources)))
+    for kind in (target, NEEDED.get(task_type, (None, None))[1]):
+      needed += scene.receptacles((kind,))[:2]
+    needed += draw.sample(scene.receptacles(LAMP_STANDS), 1) if look else []
+    others = [r for r in everything if r not in needed]
+    draw.shuffle(others)
+    receptacles = {*needed, *others[: max(0, MOST_RECEPTACLES - len(needed))]}
+    self.locations = {r: scene.locations[r] for r in sorted(receptacles)}
+    self.container: dict[str, str] = {}  # object -> receptacle
+    if look:
+      self._put(draw, target, [r for r in self.locations if type_of(r) in LAMP_STANDS])
+    for _ in range(2 if task_type == TWO else draw.randint(1, 3)):
+      self._put(draw, thing, [r for r in self.locations if r in sources])
+    rest = [o for o in scene.portable if o != thing]
+    draw.shuffle(rest)
+    for kind in rest * 2:
+      places = [r for r in self.locations if fits(type_of(r), kind)]
+      if places and len(self.container) < MOST_OBJECTS:
+        self._put(draw, kind, places)
+
+  def _put(self, draw: random.Random, kind: str, places: Sequence[str]) -> None:
+    """Puts a new object, named after its type and a random point, into one of the places."""
+    x, y, z = draw.uniform(-4, 4), draw.uniform(0, 2), draw.uniform(-4, 4)
+    self.container[f"{kind}|{x:+06.2f}|{y:+06.2f}|{z:+06.2f}"] = draw.choice(places)
+
+  def problem(self, name: str, goal: str) -> str:
+    """The room as a PDDL problem; `goal` is PDDL and closes the problem's parenthesis."""
+    object_types = {type_of(o) for o in self.container} | {"Knife", "ButterKnife"}
+    receptacle_types = {type_of(r) for r in self.locations} | DECLARED
+    declared = ["agent1 - agent"]
+    declared += [f"{kind}Type - otype" for kind in sorted(object_types)]
+    declared += [f"{kind}Type - rtype" for kind in sorted(receptacle_types)]
+    declared += [f"{o.translate(ENCODED)} - object" for o in self.container]
+    declared += [f"{r.translate(ENCODED)} - receptacle" for r in self.locations]
+    locations = sorted({*self.locations.values(), START})
+    declared += [f"{location.translate(ENCODED)} - location" for location in locations]
+    facts = [f"({' '.join(fact).translate(ENCODED)})" for fact in self._facts()]
+    return "\n".join(
+      [f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *declared, ")"]
+      + ["(:init", *facts, ")", goal]
+    )
+
+  def _facts(self) -> Iterator[tuple[str, ...]]:
+    yield "atLocation", "agent1", START
+    for receptacle, location in self.locations.items():
+      yield "receptacleType", receptacle, f"{type_of(receptacle)}Type"
+      yield "receptacleAtLocation", receptacle, location
+      if type_of(receptacle) in constants.OPENABLE_CLASS_SET:
+        yield "openable", receptacle
+    things = sorted({type_of(o) for o in self.container} - LAMPS)
+    for kind in sorted({type_of(r) for r in self.locations}):
+      yield from (("canContain", f"{kind}Type", f"{o}Type") for o in things if fits(kind, o))
+    for name, receptacle in self.container.items():
+      kind = type_of(name)
+      yield "objectType", name, f"{kind}Type"
+      yield "inReceptacle", name, receptacle
+      yield "objectAtLocation", name, self.locations[receptacle]
+      if kind not in LAMPS:
+        yield "pickupable", name
+      for ability in ABILITIES:
+        if kind in constants.VAL_ACTION_OBJECTS[ability]:
+          yield ability.lower(), name
+
+
+def draw_game(task_type: str, number: int, seed: str) -> tuple[str, str, dict]:
+  """Draws a game: its directory's name, its trial's, and its contents without a walkthrough."""
   draw = random.Random(seed)
   scene, thing, target = choose_goal(draw, task_type)
-  room = furnish(draw, scene, task_type, thing, target)
+  room = Room(draw, scene, task_type, thing, target)
   trial = f"trial_T{number:06d}_{draw.randrange(10**6):06d}_{draw.randrange(10**6):06d}"
-  asked = goal_library.gdict[task_type]
-  words = {"obj": thing, "recep": target, "toggle": target}
-  goal = asked["pddl"].format(**words).replace("#", "-")
-  sentence = draw.choice(asked["templates"]).format(**{k: v.lower() for k, v in words.items()})
-  grammar = Path(ALFRED_TWL2_PATH).read_text().replace("UNKNOWN GOAL", f"{sentence}.")
+  goal = goal_library.gdict[task_type]
+  pddl = goal["pddl"].format(obj=thing, recep=target, toggle=target).replace("#", "-")
+  words = {"obj": thing.lower(), "recep": target.lower(), "toggle": target.lower()}
+  sentence = draw.choice(goal["templates"]).format(**words)
   game = {
     "pddl_domain": Path(ALFRED_PDDL_PATH).read_text(),
-    "grammar": grammar,
-    "pddl_problem": problem(room, trial, goal),
+    "grammar": Path(ALFRED_TWL2_PATH).read_text().replace("UNKNOWN GOAL", f"{sentence}."),
+    "pddl_problem": room.problem(trial, pddl),
     "solvable": True,
     "walkthrough": None,
   }
   return f"{task_type}-{thing}-None-{target}-{scene.number}", trial, game
 
 
-def walkthrough(engine: Engine, name: str, game: dict) -> list[str] | None:
-  """The expert's way through; None if it does not win, or has nothing to do."""
+def walkthrough(engine: Engine, name: str, game: dict) -> list[str]:
+  """The expert's actions; empty if they do not win, or if the game is won from the start."""
   engine.start(game)
-  expert, actions = Expert(Goal.of(name)), []
+  actions: list[str] = []
   while not engine.won and len(actions) < PLAYED_STEPS:
-    actions.append(expert.oracle(engine.facts(), engine.commands).action)
+    actions.append(expert_step(Goal.of(name), engine.facts(), engine.commands).action)
     engine.step(actions[-1])
-  return actions if engine.won and actions else None
+  return actions if engine.won else []
 
 
-def make(root: Path, sizes: dict[str, int]) -> None:
-  """Makes games, the types in turn, where a split has none of a number below its size."""
-  engine = Engine()
-  for split, size in sizes.items():
-    directory = root / GAMES / USUAL_SPLITS[split]
-    there = {path.parent.name.split("_")[1] for path in directory.glob(f"*/*/{GAME}")}
-    for number in range(size):
-      if f"T{number:06d}" not in there:
-        name, trial, game = winnable_game(engine, split, number)
-        place = directory / name / trial
-        place.mkdir(parents=True, exist_ok=True)
-        draft = place / "draft"
-        draft.write_text(json.dumps(game))
-        os.replace(draft, place / GAME)  # a game is there as a whole or not at all
-
-
-def winnable_game(engine: Engine, split: str, number: int) -> tuple[str, str, dict]:
-  """The first game of a split's number that the expert wins, as `make_game` gives it."""
+def make_game(engine: Engine, split: str, number: int) -> tuple[str, str, dict]:
+  """The first game of a split's number that the expert wins; types take turns by number."""
   task_type = TASK_TYPES[number % len(TASK_TYPES)]
   for attempt in range(100):
-    name, trial, game = make_game(task_type, number, f"{split}/{task_type}/{number}/{attempt}")
+    name, trial, game = draw_game(task_type, number, f"{split}/{task_type}/{number}/{attempt}")
     game["walkthrough"] = walkthrough(engine, name, game)
     if game["walkthrough"]:
       return name, trial, game
   raise RuntimeError(f"no {task_type} game could be made")
 
 
+def main(root: Path, sizes: dict[str, int]) -> None:
+  """Makes the games that are missing among each split's first ones."""
+  engine = Engine()
+  for split, size in sizes.items():
+    directory = root / GAMES / USUAL_SPLITS[split]
+    present = {path.parent.name.split("_")[1] for path in directory.glob(f"*/*/{GAME}")}
+    for number in range(size):
+      if f"T{number:06d}" not in present:
+        name, trial, game = make_game(engine, split, number)
+        place = directory / name / trial
+        place.mkdir(parents=True, exist_ok=True)
+        draft = place / "draft"
+        draft.write_text(json.dumps(game))
+        os.replace(draft, place / GAME)  # atomic: a game file is complete or absent
+
+
 if __name__ == "__main__":
-  _, place, train, test = sys.argv
-  make(Path(place), {"train": int(train), "test": int(test)})
+  main(Path(sys.argv[1]), {"train": int(sys.argv[2]), "test": int(sys.argv[3])})

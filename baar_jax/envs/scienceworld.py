@@ -1,6 +1,7 @@
-"""ScienceWorld: its tasks with solutions of at most 32 steps, on the engine itself."""
+"""ScienceWorld: the tasks whose solutions have at most 32 steps, on the real engine."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from baar_jax.envs.scienceworld_engine import Engine
 from baar_jax.envs.scienceworld_expert import Expert
 from baar_jax.episode import Task
 
-# The types most of whose variations the engine's own solution finishes well within 40 steps.
+# The engine's own solutions finish most variations of these types well within 40 steps.
 TASK_TYPES = (
   "use-thermometer",
   "measure-melting-point-known-substance",
@@ -97,7 +98,7 @@ You move the metal pot to the stove.
 
 
 class ScienceWorld(Env):
-  """The Env of ScienceWorld. Task ids are "<task type>/<variation>"."""
+  """The Env of ScienceWorld; a task's id is "<task type>/<variation>"."""
 
   system_prompt = SYSTEM_PROMPT
 
@@ -112,9 +113,9 @@ class ScienceWorld(Env):
     """Opens nothing yet.
 
     Args:
-      train_tasks, test_tasks, dev_tasks: how many tasks each split has.
-      max_steps: of each task's episodes; the caller counts them.
-      gold_dir: where solutions are kept. The engine's differ from one run to the next, so the
+      train_tasks, test_tasks, dev_tasks: the number of tasks in each split.
+      max_steps: limit of an episode, which the caller enforces.
+      gold_dir: where solutions are kept. The engine finds another solution in each run, so the
         first one of a task is kept and always followed.
     """
     self._sizes = {"train": train_tasks, "dev": dev_tasks, "test": test_tasks}
@@ -130,29 +131,24 @@ class ScienceWorld(Env):
     return self._engine
 
   def tasks(self, split: str) -> list[Task]:
-    """Tasks of one of the engine's own splits, the task types in turn.
+    """Lists tasks of one of the engine's own splits; the task types take turns.
 
-    Within a type the variations are spread evenly, and asking for more tasks keeps the earlier
-    ones. Solutions are made and kept on the way, so the first listing takes a while.
+    Within a type the variations are spread evenly, and a larger split starts with the tasks of a
+    smaller one. The first listing takes a while, because it makes and keeps the solutions.
     """
     if split not in self._sizes:
       raise ValueError(f"unknown split {split!r}; known: {', '.join(self._sizes)}")
     self._expert = None
-    found: list[Task] = []
-    turns = [self._short_tasks(task_type, split) for task_type in TASK_TYPES]
-    while turns and len(found) < self._sizes[split]:
-      for turn in list(turns):
-        task = next(turn, None)
-        if task is None:
-          turns.remove(turn)
-        elif len(found) < self._sizes[split]:
-          found.append(task)
-    if len(found) < self._sizes[split] or not found:
+    size = self._sizes[split]
+    rounds = itertools.zip_longest(*(self._short_tasks(name, split) for name in TASK_TYPES))
+    in_turn = (task for tasks in rounds for task in tasks if task)
+    tasks = list(itertools.islice(in_turn, size))
+    if len(tasks) < max(size, 1):
       raise ValueError(
-        f"ScienceWorld's {split} split has {len(found)} tasks of at most {MAX_GOLD_STEPS} steps, "
-        f"{self._sizes[split]} were asked for"
+        f"ScienceWorld's {split} split has {len(tasks)} tasks of at most {MAX_GOLD_STEPS} steps, "
+        f"{size} were asked for"
       )
-    return found
+    return tasks
 
   def _short_tasks(self, task_type: str, split: str) -> Iterator[Task]:
     numbers = self._game().variations(task_type, split)
@@ -163,9 +159,9 @@ class ScienceWorld(Env):
         yield Task(task_id, split, gold["description"], self._max_steps)
 
   def _gold(self, task_id: str) -> dict:
-    """The task's solution and description: the kept one, else made and kept.
+    """The task's solution and description: those kept on disk, else new ones, which are then kept.
 
-    Where several processes make one at the same time, all of them use the first that was kept.
+    If several processes make one at the same time, all of them use the first that was kept.
     """
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
     if not path.exists():
@@ -183,16 +179,15 @@ class ScienceWorld(Env):
       raise ValueError(f"{path} is damaged ({error}); delete it to have it made anew") from None
 
   def reset(self, task_id: str) -> str:
-    task_type, variation = _parse(task_id)
-    gold = self._gold(task_id)
-    observation = self._game().load(task_type, variation)
+    plan = self._gold(task_id)["actions"] + ["wait1"]
+    observation = self._game().load(*_parse(task_id))
     self._score = 0.0
-    self._expert = Expert(gold["actions"] + ["wait1"], observation, self._game().valid_actions)
+    self._expert = Expert(plan, observation, self._game().valid_actions)
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
     expert = self._current()
-    # It would clear the -100 of a fatal mistake; the engine lists it among the valid actions.
+    # The engine lists it among its valid actions, but it would clear a fatal mistake's -100.
     if {"reset", "task"} <= set(action.lower().split()):
       return "That action is not allowed here.", False
     # A model's reply may hold half a surrogate pair, which cannot be sent to the engine.
@@ -203,7 +198,7 @@ class ScienceWorld(Env):
     return observation, completed or score < 0
 
   def score(self) -> float:
-    """Points of 100 as a share; a fatal mistake leaves none."""
+    """The engine's points of 100 as a share; 0 after a fatal mistake."""
     return self._score
 
   def oracle(self) -> Oracle:
@@ -225,4 +220,4 @@ def _parse(task_id: str) -> tuple[str, int]:
   match = re.fullmatch(r"([a-z0-9-]+)/(\d{1,6})", task_id)
   if not match:
     raise ValueError(f"{task_id!r} is no ScienceWorld task; expected <task type>/<variation>")
-  return match.group(1), int(match.group(2))
+  return match[1], int(match[2])

@@ -1,4 +1,4 @@
-"""The ScienceWorld engine in a JVM, called directly through py4j and made repeatable."""
+"""ScienceWorld's engine: runs in a JVM, is called directly through py4j, and is repeatable."""
 
 import functools
 import logging
@@ -13,22 +13,22 @@ JVM_OPTIONS = (
   "-Xmx384m",
   "-Xmn160m",
   "-XX:+UseSerialGC",
-  # The engine iterates over sets of objects without hash codes of their own: with Java's random
-  # ones about a fifth of all replays diverge.
+  # The engine iterates over sets of objects that define no hash code: with Java's random codes
+  # about a fifth of all replays diverge.
   "-XX:+UnlockExperimentalVMOptions",
   "-XX:hashCode=2",
 )
-WRAPPER_COMMANDS = ("help", "objects", "task")  # answered by the engine's outer layer alone
-NOT_UNDERSTOOD = (  # that layer's answer to what the engine leaves unanswered
+WRAPPER_COMMANDS = ("help", "objects", "task")  # only the engine's outer layer answers these
+NOT_UNDERSTOOD = (  # the outer layer's answer where the engine has none
   "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible "
   "object referents. "
 )
-READ_TIMEOUT_S = 120  # of one call, gold paths included
+READ_TIMEOUT_S = 120  # of one call; finding a solution is one call
 
 
 @functools.cache
 def _jvm():
-  """This process's only JVM, started on first use; it dies with the process.
+  """Starts this process's only JVM on first use; it ends with the process.
 
   Raises:
     ValueError: Java does not start.
@@ -50,20 +50,18 @@ def _jvm():
     ) from error
   parameters = GatewayParameters(port=port, auto_field=True, read_timeout=READ_TIMEOUT_S)
   java = JavaGateway(gateway_parameters=parameters, java_process=process).jvm
-  # The engine prints every step; it would pass through a pipe and a Python thread to nowhere.
-  java.java.lang.System.setOut(
-    java.java.io.PrintStream(java.java.io.OutputStream.nullOutputStream())
-  )
+  # The engine prints every step, and py4j would copy that through a pipe and a Python thread.
+  nowhere = java.java.io.OutputStream.nullOutputStream()
+  java.java.lang.System.setOut(java.java.io.PrintStream(nowhere))
   return java
 
 
 class Engine:
-  """One game; several of them may take turns in one process.
+  """One game; several games may take turns in one process.
 
   The engine keeps its random generator and the counter that numbers its objects in the JVM's
-  globals, so a game that takes turns with another one loses objects and points. Here each game
-  has its own counter and every call starts from a seed of its own, so what happens depends on
-  the task and its actions alone.
+  globals, so games that take turns would lose objects and points. Here each game saves its own
+  counter, and each call seeds the generator: what happens depends on the task and its actions only.
   """
 
   def __init__(self):
@@ -83,10 +81,8 @@ class Engine:
     Raises:
       ValueError: there is no such task.
     """
-    # The engine's reset() is this same call once more, so loading afresh is the cheapest reset.
-    self._load(task_type, variation, gold=False)
-    # The catalogue of all tasks that each load builds; kept, it makes most of the memory and of
-    # the garbage collector's work.
+    self._load(task_type, variation, gold=False)  # the engine's reset() would load once more
+    # Each load builds a catalogue of all tasks, which would take most of the memory if kept.
     getattr(self._game, "taskMaker_$eq")(None)
     self._agent = self._game.agentInterface().get()
     self._objects = self._object_count()
@@ -110,7 +106,7 @@ class Engine:
     self._turn += 1
     self._set_object_count(self._objects)
     self._seed()
-    # Past the outer layer, which would describe the room and the inventory for its own history.
+    # The outer layer is skipped: it would also describe room and inventory for its own history.
     outcome = self._agent.step(action).toString()
     self._objects = self._object_count()
     observation, score, completed = outcome[1:-1].rsplit(",", 2)
@@ -118,7 +114,7 @@ class Engine:
     return observation or NOT_UNDERSTOOD, *self._points
 
   def objects(self) -> list[str]:
-    """Names of what can be acted on here."""
+    """Names of the objects that can be acted on here."""
     self._seed()
     return self._lines(self._game.getPossibleObjects())
 
@@ -131,22 +127,18 @@ class Engine:
     return self._game.getTaskDescription()
 
   def gold(self, task_type: str, variation: int) -> list[str]:
-    """The engine's own solution, made anew. The game has to be loaded again afterwards."""
-    self._load(task_type, variation, gold=False)  # checks the variation, which the next does not
+    """Makes a solution with the engine's own solver; afterwards the game has to be loaded again."""
+    self._load(task_type, variation, gold=False)  # unlike the next line, this checks the variation
     self._load(task_type, variation, gold=True)
     return self._lines(self._game.getGoldActionSequence())
 
   def variations(self, task_type: str, split: str) -> list[int]:
-    """The engine's variations of a split. The game has to be loaded again afterwards."""
+    """The variations in the train, dev or test split; the game has to be loaded again."""
     self._load(task_type, 0, gold=False)
-    listed = {
-      "train": self._game.getVariationsTrain,
-      "dev": self._game.getVariationsDev,
-      "test": self._game.getVariationsTest,
-    }[split]()
+    listed = getattr(self._game, f"getVariations{split.capitalize()}")()
     return [int(number) for number in listed.toString().strip("[]").split(",") if number.strip()]
 
   def _lines(self, java_list) -> list[str]:
-    # One round trip, where iterating over the list takes one per element.
+    """A Java list of strings, in one call to the JVM rather than one for each element."""
     text = self._join("\n", java_list)
     return text.split("\n") if text else []
