@@ -1,13 +1,16 @@
 """The cascade: what its scorer learns from, what it is shown, and its calibration by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from test_rollout import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
 
+from baar_jax.episode import SMALL
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import RouterPolicy, Threshold
-from baar_jax.router.view import View, Window
+from baar_jax.router.view import View
 from baar_jax.stages.cascade import CascadePolicy, calibration, failures, proposed, split
 from baar_jax.train.batches import make_batch
 
@@ -38,10 +41,9 @@ def test_failure_is_the_label_where_small_acted(make_episode, make_task, proposi
 def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
   make_episode, make_task, proposing
 ):
-  episode = proposed(make_episode("SL"))
-  task = make_task()
-  (window,) = proposing.windows(task, episode.steps, "see lamp 2", None, None, "open door 2")
-  text = proposing.text(window)
+  episode = proposed(make_episode("SLS"))
+  (window,) = proposing.episode_windows(make_task(), episode)
+  text = proposing.tokenizer.decode(window.tokens)
   start = text.index("step 1")
   # The decision tokens are special: they are not in the text.
   assert text[start:].split("\n") == [
@@ -62,12 +64,12 @@ def test_live_text_is_the_text_that_is_learned_from(make_episode, make_task, pro
   lived = proposed(make_episode("SLSS"))
   lived.steps[1].proposal = "open door 9"
   for s, step in enumerate(lived.steps):
-    shown = task, lived.steps[:s], step.observation, None, None, step.proposal
-    (live,) = proposing.windows(*shown)
+    shown = [*lived.steps[:s], dataclasses.replace(step, model=SMALL)]  # its model is not known yet
+    (live,) = proposing.episode_windows(task, dataclasses.replace(lived, steps=shown))
     if s != 1:
       assert live.tokens == whole.tokens[: whole.positions[s] + 1]
     else:
-      assert "proposal: open door" in proposing.text(live).split("\n")[-1]
+      assert "proposal: open door" in proposing.tokenizer.decode(live.tokens).split("\n")[-1]
 
 
 def test_a_view_without_proposals_does_not_show_them(make_episode, make_task, view):
@@ -110,7 +112,7 @@ def test_a_threshold_on_a_hand_made_episode(
 
   def probabilities(policy, rows, tokens):
     del policy, rows
-    texts.append(view.text(Window(tokens[0], [], 0)))
+    texts.append(view.tokenizer.decode(tokens[0]))
     return np.array([next(p_A)]), [1]
 
   monkeypatch.setattr(RouterPolicy, "_probabilities", probabilities)

@@ -42,8 +42,7 @@ class ZeroShotPolicy:
     self.name, self._judge, self._view = name, judge, view
 
   def prepare(self, live: Live) -> None:
-    shown = live.task, live.steps, live.observation, live.call_budget, live.usd_budget
-    prompt = self._view.text(self._view.windows(*shown)[-1])
+    prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
     question = [{"role": "user", "content": prompt}]
     usd = retry_usd = presumed_usd = 0.0
     tokens = 0

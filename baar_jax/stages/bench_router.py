@@ -122,8 +122,8 @@ def one_by_one(
 
 
 def _text_so_far(subject: Subject, episode: Episode, s: int) -> Window:
-  task, observation = subject.tasks[episode.task_id], episode.steps[s].observation
-  return subject.views["transcript"].windows(task, episode.steps[:s], observation, None)[-1]
+  beginning = dataclasses.replace(episode, steps=episode.steps[: s + 1])
+  return subject.windows(beginning)[-1]
 
 
 def last_decision(window: Window, buckets: Sequence[int]) -> Batch:

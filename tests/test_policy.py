@@ -1,25 +1,18 @@
 """The trained router: its cache changes nothing, its rules are kept, its shapes are few."""
 
 import dataclasses
-import json
 import random
 
-import hf
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from baar_jax.episode import Step, Task
 from baar_jax.rollout.live import Job, Live
-from baar_jax.router import build
 from baar_jax.router import policy as router
 from baar_jax.router.build import build_model
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold
-from baar_jax.router.tokenizer import adopt_tokenizer
 from baar_jax.router.view import View
-from baar_jax.router.weights import save_qwen2
 
 
 def start(number: int, seed: int = 0, steps: int = 0) -> Live:
@@ -39,31 +32,13 @@ def act(live: Live, model: int, logp=None) -> None:
   live.observation = f"room {s}" + " lamp" * (s % 3)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_decisions_start_alike(router_config, filled, tied):
-  config = dataclasses.replace(router_config, tie_word_embeddings=tied)
-  model = filled(lambda: build_model(config, 0))
-  tables = [model.embedding_VxD] if tied else [model.embedding_VxD, model.head_VxD]
-  befores = [np.array(table[...]) for table in tables]
-  ids = [3, 5]
-  build.start_alike(model, ids)
-  for before, table in zip(befores, tables):
-    after = np.array(table[...])
-    others = [v for v in range(len(before)) if v not in ids]
-    np.testing.assert_array_equal(after[others], before[others])
-    np.testing.assert_allclose(after[ids], [(before[3] + before[5]) / 2] * 2, rtol=1e-6)
-  hidden_D = np.random.default_rng(0).normal(size=config.hidden_size)
-  small, large = np.asarray(model.logits(hidden_D, np.array(ids)))
-  assert small == large != 0
-
-
 @pytest.fixture(scope="module")
 def uncached(tiny_model):
   """p_A of the last token, by one forward of all tokens."""
   forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
 
   def probabilities(view, live):
-    tokens = view.windows(live.task, live.steps, live.observation, None)[-1].tokens
+    tokens = view.live_window(live).tokens
     padded = np.zeros((1, 320), np.int32)
     padded[0, : len(tokens)] = tokens
     logits = np.asarray(forward(padded), np.float64)[0, len(tokens) - 1, view.decision_ids]
@@ -113,17 +88,14 @@ class TestCache:
     done = play(make_policy(tiny_model, view, config), episodes=5, steps=12, check=check)
     assert len(done) == 5 and len(seen) == sum(len(live.steps) for live in done) >= 60
     if kind == "transcript":
-      windows = [view.windows(live.task, live.steps, None, None) for live in done]
-      assert all(len(parts) > 1 for parts in windows)  # every history was cut
+      assert all(view.live_window(live).first > 0 for live in done)  # every history was cut
     assert {step.model for live in done for step in live.steps} == {0, 1}
 
   def test_long_texts_are_fed_in_parts(self, tiny_model, router_config, view, uncached):
     """Beside a short one, in one call: the long one is longer than the largest bucket."""
     policy = make_policy(tiny_model, view, router_config)
     ready = [start(0, steps=10), start(1)]
-    lengths = [
-      len(view.windows(live.task, live.steps, live.observation, None)[-1].tokens) for live in ready
-    ]
+    lengths = [len(view.live_window(live).tokens) for live in ready]
     assert lengths[0] > router.NEW_TOKENS[-1] > lengths[1]
     for live, decision in zip(ready, policy.choose(ready)):
       p_A = uncached(view, live)
@@ -139,7 +111,7 @@ class TestCache:
     for silent in (0, 4):
       for _ in range(silent):
         act(live, model=1)
-      (window,) = view.windows(live.task, live.steps, live.observation, None)
+      window = view.live_window(live)
       (decision,) = policy.choose([live])
       p_A = uncached(view, live)
       np.testing.assert_allclose(decision.logp, np.log(p_A[decision.model]), atol=1e-4)
@@ -184,7 +156,7 @@ def test_only_new_tokens_are_paid_for(tiny_model, router_config, view):
   for _ in range(3):
     (decision,) = policy.choose([live])
     paid.append(round(decision.cost_usd, 6))
-    lengths.append(len(view.windows(live.task, live.steps, live.observation, None)[-1].tokens))
+    lengths.append(len(view.live_window(live).tokens))
     act(live, decision.model)
   assert paid == [lengths[0], lengths[1] - lengths[0], lengths[2] - lengths[1]]
 
@@ -229,87 +201,3 @@ class TestSample:
 )
 def test_threshold(value, p_A, model):
   assert Threshold(value).pick(np.array(p_A), start(0)) == model
-
-
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-class TestPretrained:
-  """A Hugging Face directory as the router that training starts from."""
-
-  WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])  # " SMALL" and " BIG" in tokens
-
-  def leaves(self, model):
-    return jax.tree.leaves(nnx.split(model)[1])
-
-  @pytest.fixture
-  def adopt(self, router_config, tmp_path):
-    """adopt(directory): what a run makes of a checkpoint: its configuration and its view."""
-
-    def make(directory):
-      adopt_tokenizer(directory, tmp_path / "tokenizer")
-      config = dataclasses.replace(router_config, weights=str(directory))
-      return config, View(config, tmp_path / "tokenizer")
-
-    return make
-
-  @pytest.mark.parametrize(
-    "vocab_size, tokens, rows",
-    [
-      (307, 300, 307),  # seven spare rows
-      (302, 300, 302),  # as many as there are decisions
-      (301, 300, 384),  # one too few: 3 * 128
-      (300, 300, 384),
-      (383, 383, 512),  # the second decision is row 384, the first of the next block
-    ],
-  )
-  def test_decisions_start_as_their_words(self, tied, vocab_size, tokens, rows, adopt, tmp_path):
-    shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
-    config, view = adopt(hf.write(tmp_path / "base", shape, tokens=tokens))
-    small, big = view.decision_ids
-    assert (small, big) == (tokens, tokens + 1)  # behind all of its own
-    model = build.load_pretrained(config, view)
-
-    written = dict(hf.tensors(shape))
-    tables = {"model.embed_tokens.weight": model.embedding_VxD}
-    if not tied:
-      tables["lm_head.weight"] = model.head_VxD
-    number_of = json.loads((tmp_path / "base" / "tokenizer.json").read_text())["model"]["vocab"]
-    for name, table in tables.items():
-      before, after = written[name], np.asarray(table[...])
-      assert after.shape == (rows, 48)
-      for row, word in zip((small, big), self.WORDS):
-        want = sum(before[number_of[token]] for token in word) / len(word)
-        np.testing.assert_allclose(after[row], want, atol=1e-6)
-      others = [row for row in range(vocab_size) if row not in (small, big)]
-      np.testing.assert_array_equal(after[others], before[others])
-      assert np.isfinite(after).all()
-    np.testing.assert_array_equal(model.final_norm[...], written["model.norm.weight"])
-
-    # Checkpoints are restored into this shape.
-    assert model.config == build.shape_of(config, view.decision_ids)
-    assert model.config.vocab_size == rows
-    abstract = build.abstract_model(config, view.decision_ids)
-    sizes = [[(x.shape, x.dtype) for x in self.leaves(m)] for m in (model, abstract)]
-    assert sizes[0] == sizes[1]
-    hidden_D = jnp.ones(48)
-    want = np.asarray(list(tables.values())[-1][...])[[small, big]].sum(axis=1)
-    np.testing.assert_allclose(model.logits(hidden_D, np.array([small, big])), want, atol=1e-5)
-
-  @pytest.mark.parametrize("vocab_size", [307, 300], ids=["spare", "grown"])
-  def test_a_saved_router_keeps_its_decisions(self, tied, vocab_size, adopt, tmp_path):
-    shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
-    config, view = adopt(hf.write(tmp_path / "base", shape, tokens=300))
-    model = build.load_pretrained(config, view)
-    ids = np.array(view.decision_ids)
-    model.embedding_VxD[...] = model.embedding_VxD[...].at[ids].set(7.0)  # trained
-    if not tied:
-      model.head_VxD[...] = model.head_VxD[...].at[ids].set(8.0)
-    tokenizer = tmp_path / "tokenizer" / "tokenizer.json"
-    save_qwen2(model, tmp_path / "saved", tokenizer, jnp.float32)
-    config, view = adopt(tmp_path / "saved")
-    assert view.decision_ids == ids.tolist()
-    again = build.load_pretrained(config, view)
-    assert again.config == model.config
-    for after, before in zip(self.leaves(again), self.leaves(model), strict=True):
-      np.testing.assert_array_equal(after, before)
-    assert (again.embedding_VxD[...][ids] == 7.0).all()
-    assert tied or (again.head_VxD[...][ids] == 8.0).all()
