@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import tiny
 
-from baar_jax.envs.base import spread
+from baar_jax.envs.base import EnvDied, spread
 from baar_jax.envs.process import open_envs
 
 ROOT = Path(__file__).parents[1]
@@ -31,51 +32,39 @@ def test_the_example_runs_the_whole_pipeline(tmp_path):
   assert rate["always-large"] > 0
 
 
-@pytest.fixture
-def opened():
-  """The only environment of a file's Corridor."""
-  envs = []
-
-  def opening(path):
-    envs.extend(open_envs(f"{path}:Corridor", SIZES, 1, 1))
-    return envs[0]
-
-  yield opening
-  for env in envs:
-    env.close()
+def test_the_example_plays():
+  with closing(*open_envs(f"{CORRIDOR}:Corridor", SIZES, 1, 1)) as env:
+    task = env.tasks("train")[1]
+    assert (task.id, task.max_steps) == ("train-1", 12)
+    assert env.reset(task.id).endswith(" door.")
+    assert env.step(env.mistake("wrong", "k"))[1] is False
+    for _ in range(6):
+      assert env.score() == 0
+      _, done = env.step(env.oracle().action)
+    assert (done, env.score()) == (True, 1.0)
 
 
-def test_the_example_plays(opened):
-  env = opened(CORRIDOR)
-  task = env.tasks("train")[1]
-  assert (task.id, task.max_steps) == ("train-1", 12)
-  assert env.reset(task.id).endswith(" door.")
-  assert env.step(env.mistake("wrong", "k"))[1] is False
-  for _ in range(6):
-    assert env.score() == 0
-    _, done = env.step(env.oracle().action)
-  assert (done, env.score()) == (True, 1.0)
-
-
-def test_an_environment_without_an_expert_says_so(opened, tmp_path):
+def test_an_environment_without_an_expert_says_so(tmp_path):
   path = tmp_path / "plain.py"
   path.write_text(CORRIDOR.read_text().replace("def oracle(", "def other("))
-  env = opened(path)
-  env.reset("test-0")
-  with pytest.raises(NotImplementedError, match="no expert, which scripted models need"):
-    env.oracle()
+  with closing(*open_envs(f"{path}:Corridor", SIZES, 1, 1)) as env:
+    env.reset("test-0")
+    with pytest.raises(NotImplementedError, match="no expert, which scripted models need"):
+      env.oracle()
 
 
 @pytest.mark.parametrize(
-  "kind, message",
+  "kind, kwargs, error, message",
   [
-    ("nowhere.py:Corridor", "there is no file nowhere.py"),
-    (f"{CORRIDOR}:Hall", "corridor.py has no class Hall"),
+    ("beach", {}, ValueError, "known: sandbox"),
+    ("nowhere.py:Corridor", {}, ValueError, "there is no file nowhere.py"),
+    (f"{CORRIDOR}:Hall", {}, ValueError, "corridor.py has no class Hall"),
+    ("sandbox", {"no_such_argument": 1}, EnvDied, "no_such_argument"),
   ],
 )
-def test_a_missing_file_or_class_is_named(kind, message):
-  with pytest.raises(ValueError, match=message):
-    open_envs(kind, {}, 1, 1)
+def test_a_wrong_kind_or_argument_is_named(kind, kwargs, error, message):
+  with pytest.raises(error, match=message):
+    open_envs(kind, kwargs, 1, 1)
 
 
 def test_spread_is_a_permutation_that_starts_evenly():

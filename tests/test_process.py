@@ -98,13 +98,6 @@ def test_a_caller_s_mistake_is_a_value_error_and_harms_no_episode(opened):
   assert other.reset("test-0")
 
 
-def test_wrong_kind_and_arguments_are_named():
-  with pytest.raises(ValueError, match="sandbox"):
-    open_envs("beach", {}, 1, 1)
-  with pytest.raises(EnvDied, match="no_such_argument"):
-    open_envs("sandbox", {"no_such_argument": 1}, 1, 1)
-
-
 def test_every_slot_notices_a_killed_child_and_it_is_replaced(opened):
   first, second = opened("sandbox", SIZES, 1, 2)
   first.reset("test-0")
