@@ -1,141 +1,178 @@
-"""AppWorld tasks of this project's own, for --stage=setup: DIRECTORY TRAIN_TASKS TEST_TASKS.
+"""Makes AppWorld tasks where the real ones cannot be downloaded: DIRECTORY TRAIN_TASKS TEST_TASKS.
 
-Sixteen scenarios over six apps, at three levels of difficulty. A scenario has any number of
-variants: other people, amounts, titles and records. Training and test tasks share the scenarios
-and take different variants, so a test task asks for something that was asked before with other
-values. (AppWorld's own datasets do not share scenarios.)
-
-Run by the engine's own Python. What is there already is kept; the same task is made the same way
-every time.
+Five scenarios over three apps at three levels of difficulty, each with any number of variants that
+differ in people, amounts and records. Training and test tasks are different variants of the same
+scenarios (AppWorld's own datasets share none). The engine's own Python runs this file. A task is
+the same whenever it is made, and tasks that exist are kept.
 """
 
-import json
+import itertools
 import os
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from datetime import date, timedelta
 from pathlib import Path
 
-from baar_jax.envs import appworld_chores as chores
-from baar_jax.envs import appworld_joins as joins
-from baar_jax.envs import appworld_questions as questions
-from baar_jax.envs.appworld_made import Life, Made
-from baar_jax.envs.appworld_people import PEOPLE
+from appworld.collections.models import ModelCollection
 
-VERSION = 1  # of the tasks; others are made anew
-# By difficulty. A task's id is d<difficulty><scenario>_<variant>.
-SCENARIOS: dict[int, tuple[Callable[[Life], Made], ...]] = {
-  1: (
-    chores.pay_friend,
-    questions.long_songs,
-    chores.extend_note,
-    questions.yearly_bills,
-    chores.add_todos,
-  ),
-  2: (
-    questions.favourite_artist,
-    chores.birthday_texts,
-    chores.complete_todos,
-    chores.tidy_downloads,
-    questions.sent_to,
-  ),
-  3: (
-    joins.trip_shares,
-    questions.unpaid_by,
-    chores.genre_playlist,
-    joins.approve_requests,
-    joins.split_bill,
-    joins.texted_artists,
-  ),
+from baar_jax.envs.appworld_data import NOW, Person, Problem, Scenario, write_base, write_task
+
+VERSION = "2"  # tasks of another version are deleted
+DATASETS = (("train",), ("dev", "test_normal"))
+TOPICS = ("Lisbon", "Oslo", "Kyoto", "Cinema", "Groceries", "Pizza", "Concert", "Museum", "Fuel")
+
+
+def payment(sender: Person, receiver: Person, usd: float, what: str) -> dict:
+  """The fields of a transaction or a payment request."""
+  ids = {"sender_id": sender.id, "receiver_id": receiver.id}
+  return ids | {"amount": usd, "description": what}
+
+
+def pay_friend(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
+  friend, topic = draw.choice(me.contacts("friend")), draw.choice(TOPICS)
+  usd, name = float(draw.randrange(8, 120)), f"{friend.first_name} {friend.last_name}"
+  code = f"""
+people = venmo.search_users(query='{name}')
+email = [p['email'] for p in people if p['last_name'] == '{friend.last_name}'][0]
+venmo.create_transaction(receiver_email=email, amount={usd}, description='{topic}')
+"""
+  instruction = f"Send ${usd:g} to {name} on Venmo with the note '{topic}'."
+  return Problem(instruction, code, added={"venmo.Transaction": [payment(me, friend, usd, topic)]})
+
+
+def sum_distances(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
+  total, sport = 0, draw.choice(("running", "cycling", "swimming"))
+  for number in range(draw.randrange(10, 16)):
+    tag, km = draw.choice((sport, sport, "hiking")), draw.randrange(2, 20)
+    total += km if tag == sport else 0
+    add_note(models, me, f"Workout {number}", f"{km} km", tag)
+  code = f"""
+notes = all simple_note.search_notes(tags=['{sport}'])
+details = [simple_note.show_note(note_id=note['note_id']) for note in notes]
+answer = sum(int(note['content'].split()[0]) for note in details)
+"""
+  instruction = f"How many kilometers are in my Simple Notes with the tag '{sport}', all in all?"
+  return Problem(instruction, code, answer=total)
+
+
+def add_note(models: ModelCollection, me: Person, title: str, content: str, tag: str) -> None:
+  models.simple_note.Note.create_save(
+    user_id=me.id, title=title, content=content, tags=[tag], pinned=False
+  )
+
+
+def text_birthdays(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
+  month = draw.choice(me.contacts()).birthday[5:7]
+  message = f"{draw.choice(('Happy birthday', 'Many happy returns'))}! Yours, {me.first_name}"
+  code = f"""
+contacts = all phone.search_contacts()
+born = [contact for contact in contacts if contact['birthday'][5:7] == '{month}']
+for contact in born:
+    phone.send_text_message(phone_number=contact['phone_number'], message='{message}')
+"""
+  instruction = (
+    f"Send the text message '{message}' to everyone in my phone's contacts whose birthday is in "
+    f"{date(2024, int(month), 1):%B}."
+  )
+  ids = sorted(person.id for person in me.contacts() if person.birthday[5:7] == month)
+  texts = [{"sender_id": me.id, "receiver_id": id_, "message": message} for id_ in ids]
+  return Problem(instruction, code, added={"phone.GlobalTextMessage": texts})
+
+
+def sum_payments(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
+  """Joins the phone's contacts with pages of transactions."""
+  group = draw.choice(("roommate", "coworker"))
+  direction, side = draw.choice((("sent to", "receiver"), ("received from", "sender")))
+  total = 0.0
+  for number in range(draw.randrange(18, 30)):
+    other_group, other_side = draw.choice((group, "friend")), draw.choice(("sender", "receiver"))
+    other, usd = draw.choice(me.contacts(other_group)), float(draw.randrange(5, 90))
+    when = NOW - timedelta(days=draw.randrange(1, 270), minutes=number)
+    pair = (other, me) if other_side == "sender" else (me, other)
+    fields = payment(*pair, usd, draw.choice(TOPICS))
+    models.venmo.Transaction.create_save(**fields, created_at=when, updated_at=when)
+    if (other_group, other_side, when.year) == (group, side, NOW.year):
+      total += usd
+  code = f"""
+contacts = all phone.search_contacts(relationship='{group}')
+payments = all venmo.show_transactions(direction='{direction.split()[0]}', \
+min_created_at='{NOW.year}-01-01')
+emails = [contact['email'] for contact in contacts]
+answer = sum(p['amount'] for p in payments if p['{side}']['email'] in emails)
+"""
+  instruction = f"How many dollars have I {direction} my {group}s on Venmo this year?"
+  return Problem(instruction, code, answer=total)
+
+
+def ask_for_shares(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
+  """A note says who owes what, the phone has the email addresses, and Venmo asks."""
+  topic, other = draw.sample(TOPICS, 2)
+  mates = sorted(draw.sample(me.contacts("friend"), 3), key=lambda mate: mate.id)
+  shares = {mate: float(draw.randrange(20, 300)) for mate in mates}
+  lines = [f"{mate.first_name} {mate.last_name}: ${usd:g}\n" for mate, usd in shares.items()]
+  add_note(models, me, f"Costs of {topic}", "".join(lines), "money")
+  add_note(models, me, f"Costs of {other}", "Everyone has paid.", "money")
+  code = f"""
+notes = simple_note.search_notes(query='Costs of {topic}')
+note_id = [note['note_id'] for note in notes if note['title'] == 'Costs of {topic}'][0]
+note = simple_note.show_note(note_id=note_id)
+shares = dict(line.split(': $') for line in note['content'].splitlines())
+contacts = all phone.search_contacts()
+for contact in contacts:
+    name = contact['first_name'] + ' ' + contact['last_name']
+    if name in shares:
+        venmo.create_payment_request(user_email=contact['email'], amount=float(shares[name]), \
+description='{topic}')
+"""
+  instruction = (
+    f"My Simple Note 'Costs of {topic}' says how much some of my friends owe me. Send each of them "
+    f"a Venmo payment request over their share, with the description '{topic}'. Their email "
+    "addresses are in my phone's contacts."
+  )
+  requests = [payment(me, mate, usd, topic) for mate, usd in shares.items()]
+  return Problem(instruction, code, added={"venmo.PaymentRequest": requests})
+
+
+# A task's id is d<level of difficulty>a<number>_<variant>.
+SCENARIOS: dict[str, Scenario] = {
+  "d1a0000": pay_friend,
+  "d2a0000": text_birthdays,
+  "d3a0000": ask_for_shares,
+  "d1a0001": sum_distances,
+  "d3a0001": sum_payments,
 }
-DATASETS = (("train",), ("test_normal", "dev"))
+
+
+def task_ids(dataset: int) -> Iterator[str]:
+  """All training (0) or test (1) tasks that could be made: the scenarios in turn."""
+  for variant in itertools.count(1 + dataset, 2):
+    yield from (f"{scenario}_{variant}" for scenario in SCENARIOS)
 
 
 def main(directory: str, train_tasks: str, test_tasks: str) -> None:
   """Makes what is missing and says in one line how many tasks there are."""
   root = Path(directory).absolute()
-  if "memory" in str(root):
-    raise ValueError(f"AppWorld cannot use {root}, whose name contains 'memory'; choose another")
   os.environ["APPWORLD_ROOT"] = str(root)
-  wanted = [int(train_tasks), int(test_tasks)]
-  marker = root / "made.json"
-  made = _made(marker)
-  if made is None:
+  version, tasks, lists = root / "version.txt", root / "data" / "tasks", root / "data" / "datasets"
+  if not version.exists() or version.read_text() != VERSION:
     shutil.rmtree(root, ignore_errors=True)
-    made = [0, 0]
-  new = [name for name in _names(wanted) if name not in set(_names(made))]
-  counts = [max(pair) for pair in zip(made, wanted)]
-  if new:
-    _make(root, new, base=not made[0])
-  lists = [root / "data" / "datasets" / f"{name}.txt" for names in DATASETS for name in names]
-  if new or not all(path.exists() for path in lists):
-    _write_datasets(root, counts)
-    _replace(marker, json.dumps({"version": VERSION, "tasks": counts}))
-  total = len(list((root / "data" / "tasks").glob("d*_*[0-9]")))
-  print(f"{total} tasks in {root}, {len(new)} of them new")
-
-
-def _made(marker: Path) -> list[int] | None:
-  """How many tasks of each dataset there are; None where nothing usable is."""
-  if not marker.exists():
-    return None
-  made = json.loads(marker.read_text())
-  return made["tasks"] if made["version"] == VERSION else None
-
-
-def scenarios() -> list[tuple[str, int, Callable[[Life], Made]]]:
-  """(id, difficulty, function), the difficulties in turn."""
-  found = []
-  for turn in range(max(map(len, SCENARIOS.values()))):
-    for difficulty, functions in SCENARIOS.items():
-      if turn < len(functions):
-        found.append((f"d{difficulty}a{turn:04x}", difficulty, functions[turn]))
-  return found
-
-
-def _ids(dataset: int, count: int) -> Iterator[str]:
-  """Task ids of a dataset (0 or 1): the scenarios in turn, with every other variant."""
-  known = scenarios()
-  for number in range(count):
-    variant = 2 * (number // len(known)) + 1 + dataset
-    yield f"{known[number % len(known)][0]}_{variant}"
-
-
-def _names(counts: list[int]) -> list[str]:
-  return [name for dataset, count in enumerate(counts) for name in _ids(dataset, count)]
-
-
-def _make(root: Path, names: list[str], base: bool) -> None:
-  # The engine takes a second to import, which a run that makes nothing does not need.
-  from baar_jax.envs import appworld_data as data
-
-  if base:
-    data.make_base(root)
-  known = {scenario: (difficulty, function) for scenario, difficulty, function in scenarios()}
-  for name in names:
-    scenario, _, variant = name.partition("_")
-    difficulty, function = known[scenario]
-    draw = random.Random(f"{scenario}|{variant}|{VERSION}")
-    me = draw.choice(PEOPLE)
-    if not (root / "data" / "tasks" / name).exists():
-      with data.task_databases(root, name) as models:
-        made = function(Life(models, me, draw))
-        data.write_task(root, name, models, me, difficulty, made)
-
-
-def _write_datasets(root: Path, counts: list[int]) -> None:
-  directory = root / "data" / "datasets"
-  directory.mkdir(exist_ok=True)
-  for dataset, (names, count) in enumerate(zip(DATASETS, counts)):
+    write_base(root)
+    lists.mkdir()
+    version.write_text(VERSION)
+  total = new = 0
+  for dataset, (names, count) in enumerate(zip(DATASETS, (int(train_tasks), int(test_tasks)))):
+    for task_id in itertools.islice(task_ids(dataset), count):
+      if not (tasks / task_id).exists():
+        write_task(root, task_id, int(task_id[1]), SCENARIOS[task_id.partition("_")[0]])
+        new += 1
+    ids = list(itertools.takewhile(lambda task_id: (tasks / task_id).exists(), task_ids(dataset)))
+    total += len(ids)
     for name in names:
-      _replace(directory / f"{name}.txt", "".join(f"{task}\n" for task in _ids(dataset, count)))
-
-
-def _replace(path: Path, text: str) -> None:
-  draft = path.with_name(f"{path.name}.tmp")
-  draft.write_text(text)
-  os.replace(draft, path)
+      (lists / f"{name}.tmp").write_text("\n".join(ids))
+      os.replace(lists / f"{name}.tmp", lists / f"{name}.txt")
+  print(f"{total} tasks in {root}, {new} of them new")
 
 
 if __name__ == "__main__":
