@@ -56,6 +56,11 @@ class Call:
   replayed: bool = False
   kind: str = "act"
 
+  @classmethod
+  def read(cls, fields: dict) -> "Call":
+    """The call whose fields JSON holds."""
+    return cls(**fields | {"usage": Usage(**fields["usage"])})
+
 
 @dataclasses.dataclass
 class Step:
@@ -158,10 +163,8 @@ class Episode:
   @classmethod
   def from_json(cls, text: str) -> "Episode":
     fields = json.loads(text)
-    fields["steps"] = [_read_step(step) for step in fields["steps"]]
+    fields["steps"] = [
+      Step(**step | {"calls": [Call.read(call) for call in step["calls"]]})
+      for step in fields["steps"]
+    ]
     return cls(**fields)
-
-
-def _read_step(fields: dict) -> Step:
-  calls = [Call(**call | {"usage": Usage(**call["usage"])}) for call in fields["calls"]]
-  return Step(**fields | {"calls": calls})

@@ -10,14 +10,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from baar_jax.config import DistributedConfig
-
 AXES = ("data", "fsdp")
 REACH_S = 60.0  # that process 0 may take to start
 STACKED = "layers"  # the module whose arrays have the layers as their first axis
 
 
-def join(config: DistributedConfig) -> None:
+def join(coordinator: str, processes: int, process: int) -> None:
   """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing.
 
   Where process 0 waits in vain for others, JAX ends it after five minutes.
@@ -25,11 +23,11 @@ def join(config: DistributedConfig) -> None:
   Raises:
     ValueError: process 0 cannot be reached for a minute.
   """
-  if config.processes == 1 or jax.distributed.is_initialized():
+  if processes == 1 or jax.distributed.is_initialized():
     return
-  if config.process > 0:  # JAX itself would end the program without an exception
-    _reach(config.coordinator)
-  jax.distributed.initialize(config.coordinator, config.processes, config.process)
+  if process > 0:  # JAX itself would end the program without an exception
+    _reach(coordinator)
+  jax.distributed.initialize(coordinator, processes, process)
 
 
 def _reach(address: str) -> None:

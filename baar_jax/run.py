@@ -24,6 +24,7 @@ from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.llms import pair as models
+from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.live import Job, Policy
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import always
@@ -63,7 +64,8 @@ class Run:
     models.check(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
-    sharding.join(config.distributed)
+    d = config.distributed
+    sharding.join(d.coordinator, d.processes, d.process)
     self.first = config.distributed.process == 0
     if config.distributed.processes > 1:
       _same_flags(config)
@@ -91,7 +93,7 @@ class Run:
         f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
       ) from None
     self.pair = models.open_pair(config, path)
-    self.cap = models.open_cap(config, self.dir, self.store)
+    self.cap = _open_cap(config, self.dir, self.store)
     self.tokenizer = self.dir / "tokenizer"
     self.boundaries = (
       always(SMALL, "always-small"),
@@ -317,6 +319,27 @@ def memory_mb(envs: Sequence[ProcessEnv]) -> float:
       process = psutil.Process(pid)
       total += sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
   return total / 2**20
+
+
+def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | None:
+  """What the run may still spend, with all that it has spent counted; None where it has no cap.
+
+  Of several processes each gets an equal share of what is left, so that together they keep it. The
+  dollars of scripted models are those of the episodes of this process's store.
+  """
+  if not config.max_usd:
+    return None
+  cap = DollarBudget(config.max_usd)
+  if config.models.kind == "scripted":
+    episodes = store.table()
+    cap.spend(episodes.spent_usd[~episodes.reused].sum())
+  else:
+    cap.spend(models.spent(directory, config.models.names).at_most_usd)
+  processes = config.distributed.processes
+  if processes > 1:
+    left = max(0.0, cap.remaining)
+    cap.spend(left - left / processes)
+  return cap
 
 
 def _same_flags(config: Config) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, Purse
+from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, hold
 
 LARGE, LARGER = 1, 2
 
@@ -64,7 +64,7 @@ def test_dollars_are_reserved_then_settled():
   budget.settle(first, 0.5)
   assert (budget.remaining, budget.reserved_usd, budget.settled_usd) == (0.5, 0.0, 0.5)
   second = budget.reserve(0.5)  # the last dollar may be spent
-  budget.release(second)
+  budget.settle(second, 0.0)
   assert budget.remaining == 0.5
   assert budget.reserve(0.51) is None
   assert budget.reserved_usd == 0.0
@@ -82,9 +82,8 @@ def test_a_reservation_is_closed_once():
   budget = DollarBudget(1.0)
   held = budget.reserve(0.5)
   budget.settle(held, 0.25)
-  for close in (budget.release, lambda reservation: budget.settle(reservation, 0.1)):
-    with pytest.raises(ValueError, match="settled or released already"):
-      close(held)
+  with pytest.raises(ValueError, match="settled already"):
+    budget.settle(held, 0.1)
   assert budget.settled_usd == 0.25
 
 
@@ -109,7 +108,7 @@ def test_negative_dollars_are_refused():
   held = budget.reserve(0.1)
   with pytest.raises(ValueError, match="settle"):
     budget.settle(held, -0.1)
-  budget.release(held)
+  budget.settle(held, 0.0)
   assert budget.reserved_usd == 0.0
 
 
@@ -149,7 +148,6 @@ def test_schedules_of_calls(limit, count, seed):
   """
   draw = random.Random(seed)
   budget = DollarBudget(limit / 64)
-  purse = Purse(run=budget)
   settled, held = 0, []  # (what holds, its charge, worst)
 
   def free():
@@ -176,7 +174,7 @@ def test_schedules_of_calls(limit, count, seed):
     while held and draw.random() < 0.4:
       end()
     worst = draw.randint(0, max(1, draw.choice((limit // 2, limit // 20))) + 2)
-    holds = purse.hold(worst / 64)
+    holds = hold(None, budget, worst / 64)
     try:
       charge = holds.__enter__()
     except CapReached:
@@ -199,7 +197,7 @@ def test_all_that_fit_go_on_when_a_call_ends():
     waiting = [threads.submit(budget.reserve, 0.5) for _ in range(2)]
     while len(budget._changed._waiters) < 2:
       time.sleep(0.001)
-    budget.release(held)
+    budget.settle(held, 0.0)
     assert all(future.result(timeout=30) for future in waiting)
 
 
@@ -222,7 +220,7 @@ def test_two_hundred_threads_on_one_budget():
         cost = draw.randrange(65) / 64
         billed.append(cost)
       except TimeoutError:
-        budget.release(reservation)
+        budget.settle(reservation, 0.0)
       else:
         budget.settle(reservation, cost)
 

@@ -2,6 +2,7 @@
 
 import datetime
 import email.utils
+import functools
 import itertools
 import json
 import threading
@@ -18,7 +19,7 @@ from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair, read_answer, read_text, read_usage, retry_after_s
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import Price
-from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, Purse
+from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, hold, unlimited
 
 PRICES = Price(1.0, 0.5, 4.0), Price(10.0, 5.0, 40.0, cache_write=12.0)
 TASK = Task("t1", "train", "Do it.", 10)
@@ -64,8 +65,16 @@ def faults(*names):
   return lambda number, request: names[number] if number < len(names) else None
 
 
-def ask(pair, purse=None, model=0, messages=MESSAGES, step=0, seed=7):
-  return pair.start(None, TASK, seed, purse or Purse())[model].reply(messages, step)
+def ask(pair, model=0, messages=MESSAGES, step=0, seed=7, task=None, run=None):
+  """Asks for a reply, paid from the budgets of a task and of a run."""
+  pay = functools.partial(hold, task, run)
+  return pair.start(None, TASK, seed, pay)[model].reply(messages, step)
+
+
+def lost_usd(reply):
+  """Dollars of retries and of presumed attempts."""
+  kinds = ("retry", "presumed")
+  return tuple(sum(c.cost_usd for c in reply.lost if c.kind == kind) for kind in kinds)
 
 
 def spent(tmp_path) -> Spent:
@@ -75,8 +84,8 @@ def spent(tmp_path) -> Spent:
 def test_a_call_and_what_it_sends(start, tmp_path):
   server, pair = start(temperature=0.3)
   reply = ask(pair)
-  assert (reply.text, reply.usage) == ("Thought: now.\n\nAction: go", USAGE)
-  assert (reply.retry_usd, reply.presumed_usd, reply.replayed) == (0.0, 0.0, False)
+  assert (reply.text, reply.call.usage) == ("Thought: now.\n\nAction: go", USAGE)
+  assert (reply.lost, reply.call.replayed) == ((), False)
   assert server.seen == [
     {
       "model": "small",
@@ -95,16 +104,16 @@ def test_a_call_and_what_it_sends(start, tmp_path):
 
 def test_cached_tokens_are_read(start):
   _, pair = start()
-  (agent, _) = pair.start(None, TASK, 7, Purse())
+  (agent, _) = pair.start(None, TASK, 7, unlimited)
   first = agent.reply(MESSAGES, 0)
   longer = [*MESSAGES, {"role": "assistant", "content": first.text}, MESSAGES[1]]
-  assert agent.reply(longer, 1).usage == Usage(8 + 10 + 4, 8, 10)
+  assert agent.reply(longer, 1).call.usage == Usage(8 + 10 + 4, 8, 10)
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "503", "409"])
 def test_a_refusal_is_tried_again_and_free(start, tmp_path, fault):
   server, pair = start(standin=StandIn(fault=faults(fault, fault), retry_after="0"))
-  assert ask(pair).retry_usd == 0.0
+  assert ask(pair).lost == ()
   assert len(server.seen) == 3
   assert pair.slept == [0.5, 1.0]  # doubling; the draw of a half leaves them as they are
   assert spent(tmp_path) == Spent((REPLY_USD, 0.0))
@@ -114,21 +123,21 @@ def test_a_refusal_is_tried_again_and_free(start, tmp_path, fault):
 def test_an_unknown_outcome_is_presumed_billed(start, tmp_path, fault):
   server, pair = start(standin=StandIn(fault=faults(fault)))
   reply = ask(pair)
-  assert (reply.retry_usd, reply.presumed_usd) == (0.0, BOUND_USD)
+  assert lost_usd(reply) == (0.0, BOUND_USD)
   assert len(server.seen) == 2
   assert spent(tmp_path).presumed_usd == BOUND_USD
 
 
 def test_a_time_out_is_tried_again_and_presumed_billed(start, tmp_path):
   server, pair = start(standin=StandIn(fault=faults("stall"), stall_s=1.0), timeout_s=0.2)
-  assert ask(pair).presumed_usd == BOUND_USD
+  assert lost_usd(ask(pair)) == (0.0, BOUND_USD)
   assert len(server.seen) == 2
 
 
 def test_an_answer_that_does_not_end_is_a_time_out(start, tmp_path):
   """Though something of it comes all the time."""
   server, pair = start(standin=StandIn(fault=faults("trickle"), stall_s=1.0), timeout_s=0.2)
-  assert ask(pair).presumed_usd == BOUND_USD
+  assert lost_usd(ask(pair)) == (0.0, BOUND_USD)
   assert len(server.seen) == 2
 
 
@@ -155,7 +164,7 @@ def test_what_was_never_sent_is_not_presumed_billed(start, tmp_path):
 def test_an_answer_without_content_is_tried_again_and_paid_for(start, tmp_path, fault):
   _, pair = start(standin=StandIn(fault=faults(fault)))
   reply = ask(pair)
-  assert (reply.retry_usd, reply.presumed_usd) == (REPLY_USD, 0.0)
+  assert lost_usd(reply) == (REPLY_USD, 0.0)
   found = spent(tmp_path)
   assert (found.replies_usd, found.retries_usd) == ((CACHED_USD, 0.0), REPLY_USD)
 
@@ -164,7 +173,7 @@ def test_an_answer_that_cannot_be_priced_ends_the_run(start, tmp_path):
   server, pair = start(standin=StandIn(fault=lambda *_: "unpriced"))
   budget = DollarBudget(1.0)
   with pytest.raises(ValueError, match="whose usage is missing or impossible") as error:
-    ask(pair, Purse(run=budget))
+    ask(pair, run=budget)
   assert "\n" not in str(error.value) and len(server.seen) == 1
   assert spent(tmp_path).presumed_usd == budget.settled_usd == BOUND_USD
 
@@ -173,7 +182,7 @@ def test_a_reply_that_is_all_reasoning_is_the_agent_s_mistake(start, tmp_path):
   """Cut at the limit before any content: paid for once, and not asked for again."""
   server, pair = start(standin=StandIn(fault=lambda *_: "cut"))
   reply = ask(pair)
-  assert (reply.text, reply.usage, reply.retry_usd) == ("", USAGE, 0.0)
+  assert (reply.text, reply.call.usage, reply.lost) == ("", USAGE, ())
   assert len(server.seen) == 1 and spent(tmp_path) == Spent((REPLY_USD, 0.0))
 
 
@@ -181,7 +190,7 @@ def test_more_than_the_most_is_on_the_books_and_ends_the_run(start, tmp_path):
   server, pair = start(standin=StandIn(fault=lambda *_: "dear"))
   budget = DollarBudget(1.0)
   with pytest.raises(ValueError) as error:
-    ask(pair, Purse(run=budget))
+    ask(pair, run=budget)
   # 8 tokens at $1 and 1000 at $4 per million; the most was 41 and 50.
   assert str(error.value).startswith(
     "small at 127.0.0.1 billed 8 prompt and 1000 completion tokens, $0.004008, and $0.000241 was "
@@ -220,7 +229,7 @@ def test_what_cannot_work_is_said_at_once(start, fault):
   server, pair = start(standin=StandIn(fault=lambda *_: fault), key_variables=("MY_KEY",))
   budget = DollarBudget(1.0)
   with pytest.raises(ValueError) as error:
-    ask(pair, Purse(run=budget))
+    ask(pair, run=budget)
   text = str(error.value)
   assert text.startswith(f"small at 127.0.0.1 answered {fault}") and "MY_KEY" in text
   assert "\n" not in text
@@ -282,8 +291,8 @@ class TestReplay:
     _, again = start(standin=server)  # as another process would
     found = ask(again)
     assert len(server.seen) == 2
-    assert found.replayed and not first.replayed
-    assert (found.text, found.usage, found.retry_usd) == (first.text, first.usage, first.retry_usd)
+    assert found.call.replayed and not first.call.replayed
+    assert (found.text, found.call.usage, found.lost) == (first.text, first.call.usage, first.lost)
 
   @pytest.mark.parametrize(
     "change",
@@ -309,7 +318,7 @@ class TestReplay:
     _, pair = start(standin=StandIn(fault=faults("empty")))
     ask(pair)
     task, run = DollarBudget(1.0), DollarBudget(1.0)
-    assert ask(pair, Purse(task, run)).replayed
+    assert ask(pair, task=task, run=run).call.replayed
     assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
     assert run.settled_usd == 0.0
 
@@ -317,7 +326,7 @@ class TestReplay:
 class TestBudgets:
   def test_the_bound_of_a_call(self, start):
     _, pair = start()
-    small, large = pair.start(None, TASK, 7, Purse())
+    small, large = pair.start(None, TASK, 7, unlimited)
     assert small.bound_usd(MESSAGES, 0) == BOUND_USD
     # A token may be written to the cache at 12 rather than read at 10.
     assert large.bound_usd(MESSAGES, 0) == pytest.approx((41 * 12 + 50 * 40) / 1e6, rel=1e-12)
@@ -329,20 +338,20 @@ class TestBudgets:
 
   def test_a_call_that_fits_exactly_is_made_and_a_larger_one_is_not(self, start):
     server, pair = start()
-    assert ask(pair, Purse(run=DollarBudget(BOUND_USD)))
-    for purse, error in (
-      (Purse(run=DollarBudget(BOUND_USD * 0.999)), CapReached),
-      (Purse(task=DollarBudget(BOUND_USD * 0.999)), BudgetSpent),
+    assert ask(pair, run=DollarBudget(BOUND_USD))
+    for budget, error in (
+      ({"run": DollarBudget(BOUND_USD * 0.999)}, CapReached),
+      ({"task": DollarBudget(BOUND_USD * 0.999)}, BudgetSpent),
     ):
       with pytest.raises(error, match=r"a call may cost \$0.000241, and \$0.000241 is left"):
-        ask(pair, purse, seed=8)
+        ask(pair, seed=8, **budget)
     assert len(server.seen) == 1
 
   def test_a_retry_that_does_not_fit_is_not_made(self, start, tmp_path):
     server, pair = start(standin=StandIn(fault=lambda *_: "drop"))
     task, run = DollarBudget(1.0), DollarBudget(2.5 * BOUND_USD)
     with pytest.raises(CapReached):
-      ask(pair, Purse(task, run))
+      ask(pair, task=task, run=run)
     assert len(server.seen) == 2
     assert run.settled_usd == task.settled_usd == spent(tmp_path).presumed_usd == 2 * BOUND_USD
     assert run.reserved_usd == task.reserved_usd == 0.0
@@ -359,7 +368,7 @@ class TestBudgets:
 
     def work(seed):
       try:
-        ask(pair, Purse(DollarBudget(1.0), cap), seed=seed)
+        ask(pair, task=DollarBudget(1.0), run=cap, seed=seed)
       except CapReached:
         refused.set()
       except NoAnswer:
@@ -410,7 +419,7 @@ class TestBudgets:
       together.wait(60)
       end = None
       try:
-        ask(pair, Purse(DollarBudget(1.0), cap), seed=seed)
+        ask(pair, task=DollarBudget(1.0), run=cap, seed=seed)
       except tuple(filter(None, ended)) as error:
         end = type(error)
       ended[end].append(seed)

@@ -13,7 +13,7 @@ from baar_jax.rollout.policies import always, oracle, random_large, random_rule
 def live(task_id="t", seed=0, step=0, error_rates=(0.0, 0.0)) -> Live:
   agents = [SimpleNamespace(error_rate=lambda rate=rate: rate) for rate in error_rates]
   job = Job(Task(task_id, "train", "do it", 10), seed)
-  return Live(job, None, None, None, agents=agents, steps=[None] * step)
+  return Live(job, None, agents=agents, steps=[None] * step)
 
 
 def models(policy, ready):

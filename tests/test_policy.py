@@ -18,7 +18,7 @@ from baar_jax.router.view import View
 def start(number: int, seed: int = 0, steps: int = 0) -> Live:
   """A live episode, perhaps with steps behind it."""
   task = Task(f"plant-{number}", "train", f"find plant {number}", 40)
-  live = Live(Job(task, seed), env=None, call_budget=None, budget=None)
+  live = Live(Job(task, seed), env=None)
   live.observation = f"hall {number}"
   for _ in range(steps):
     act(live, model=len(live.steps) % 2)

@@ -89,7 +89,7 @@ def test_ties():
 
 def live(k, task_id="t", step=0):
   job = Job(Task(task_id, "train", "do it", 9), k)
-  return Live(job, None, None, None, steps=[None] * step)
+  return Live(job, None, steps=[None] * step)
 
 
 def test_episode_k_takes_large_with_probability_k_over_n():

@@ -5,9 +5,8 @@ import threading
 import pytest
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.episode import Task, Usage
+from baar_jax.episode import Call, Task, Usage
 from baar_jax.llms.agent import NO_ACTION, NoAnswer, Reply
-from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget
 from baar_jax.rollout.live import Decision, Job
@@ -53,16 +52,15 @@ class HandPair:
   """Answers "go <step>", or a text of its own at some steps; keeps what it was shown."""
 
   kind = "by hand"
-  names = ("gpt-4.1-mini", "gpt-4.1")
-  prices = prices_of(names)
+  names = ("small", "large")
 
   def __init__(self, tape, texts=None):
     self.tape, self.texts, self.shown = tape, texts or {}, []
     self.bounds = {"small": SMALL_USD, "large": LARGE_USD}
 
-  def start(self, env, task, seed, purse):
+  def start(self, env, task, seed, hold):
     self.tape.append(f"start {task.id} {seed}")
-    return [HandAgent(self, "small", purse), HandAgent(self, "large", purse)]
+    return [HandAgent(self, "small", hold), HandAgent(self, "large", hold)]
 
   def stop(self):
     self.tape.append("stop")
@@ -71,15 +69,16 @@ class HandPair:
 class HandAgent:
   """Its bound is what its model's calls cost, or what the pair's `bounds` say."""
 
-  def __init__(self, pair, name, purse):
-    self.pair, self.name, self.purse = pair, name, purse
+  def __init__(self, pair, name, hold):
+    self.pair, self.name, self.hold = pair, name, hold
+    self.model = pair.names.index(name)
 
   def bound_usd(self, messages, step):
     return self.pair.bounds[self.name]
 
   def reply(self, messages, step):
-    with self.purse.hold(self.pair.bounds[self.name]) as charge:
-      charge.usd = SMALL_USD if self.name == "small" else LARGE_USD
+    with self.hold(self.pair.bounds[self.name]) as cost:
+      cost.usd = (SMALL_USD, LARGE_USD)[self.model]
       return self.answer(messages, step)
 
   def answer(self, messages, step):
@@ -89,7 +88,7 @@ class HandAgent:
     text = self.pair.texts.get((step, self.name), text)
     if isinstance(text, Exception):
       raise text
-    return Reply(text, Usage(1000, 0, 100))
+    return Reply(text, Call(self.model, Usage(1000, 0, 100), (SMALL_USD, LARGE_USD)[self.model]))
 
 
 class HandPolicy:
@@ -468,8 +467,8 @@ class Asking(HandPolicy):
   """Has to ask somebody first, who is dear: half a dollar."""
 
   def prepare(self, live):
-    with live.purse.hold(0.5) as charge:
-      charge.usd = 0.5
+    with live.hold(0.5) as cost:
+      cost.usd = 0.5
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
 from baar_jax.llms.agent import extend, opening, parse_action
-from baar_jax.llms.prices import cost_usd
 from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact
+from baar_jax.rollout.budget import unlimited
 from baar_jax.train import rewards
 
 MU = 90.0  # success per dollar: the middle of the frontier
@@ -35,7 +35,7 @@ def exact():
 
 def run(env, task, choose, seed=0):
   """One episode through the real pair. Returns steps (model, action, observation), usd, score."""
-  agents = ScriptedPair(NAMES, SandboxErrors()).start(env, task, seed)
+  agents = ScriptedPair(NAMES, SandboxErrors()).start(env, task, seed, unlimited)
   observation, done, history, usd = env.reset(task.id), False, [], []
   messages = opening(env.system_prompt, task, observation)
   while not done and len(history) < task.max_steps:
@@ -43,7 +43,7 @@ def run(env, task, choose, seed=0):
     reply = agents[model].reply(messages, len(history))
     action = parse_action(reply.text)
     history.append((model, action, observation))
-    usd.append(cost_usd(NAMES[model], reply.usage))
+    usd.append(reply.call.cost_usd)
     observation, done = env.step(action)
     extend(messages, reply.text, observation)
   return history, usd, env.score()

@@ -13,8 +13,8 @@ from baar_jax.envs.process import open_envs
 from baar_jax.envs.scienceworld import TASK_TYPES, ScienceWorld
 from baar_jax.envs.scienceworld_expert import CRITICAL_VERBS, Expert
 from baar_jax.llms import agent
-from baar_jax.llms.prices import cost_usd
 from baar_jax.llms.scripted import ScienceWorldErrors, ScriptedPair
+from baar_jax.rollout.budget import unlimited
 from baar_jax.train.rewards import difficulty
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
@@ -292,11 +292,11 @@ class TestExpert:
 def run_episode(env, task, pair, model, seed):
   """An episode of one model throughout: (score, dollars)."""
   messages = agent.opening(env.system_prompt, task, env.reset(task.id))
-  player = pair.start(env, task, seed)[model]
+  player = pair.start(env, task, seed, unlimited)[model]
   usd = 0.0
   for step in range(task.max_steps):
     reply = player.reply(messages, step)
-    usd += cost_usd(NAMES[model], reply.usage)
+    usd += reply.call.cost_usd
     observation, done = env.step(agent.parse_action(reply.text))
     agent.extend(messages, reply.text, observation)
     if done:

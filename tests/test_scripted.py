@@ -3,9 +3,10 @@
 import pytest
 
 from baar_jax.envs.base import Oracle
-from baar_jax.episode import SMALL, Task
+from baar_jax.episode import SMALL, Task, Usage
 from baar_jax.llms.agent import opening, parse_action
 from baar_jax.llms.scripted import LARGE, Lapse, SandboxErrors, ScienceWorldErrors, ScriptedPair
+from baar_jax.rollout.budget import unlimited
 
 ERRORS = ScienceWorldErrors()
 IDS = [f"{name}/{i}" for name in ("find-plant", "power-component", "mix") for i in range(1000)]
@@ -123,7 +124,7 @@ class Always:
 
 
 def agents(errors, seed=0):
-  return ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), errors).start(Room(), TASK, seed)
+  return ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), errors).start(Room(), TASK, seed, unlimited)
 
 
 def test_replies_are_the_same_every_time_and_differ_between_seeds():
@@ -141,8 +142,7 @@ def test_tokens_are_counted_from_the_text():
   # 40 characters of instructions are 10 tokens; "Task: Do it.\n\nYou see." is 22, so 6.
   messages = opening(Room.system_prompt, TASK, "You see.")
   reply = agents(Always(wrong=1.0))[0].reply(messages, 0)
-  assert (reply.usage.prompt_tokens, reply.usage.cached_tokens) == (16, 0)
-  assert reply.usage.completion_tokens == -(-len(reply.text) // 4)
+  assert reply.call.usage == Usage(16, 0, -(-len(reply.text) // 4))
   assert reply.text.startswith("Thought: ")
 
 

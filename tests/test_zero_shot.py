@@ -1,16 +1,18 @@
 """The zero-shot router with a judge made by hand, and its keyless stand-in."""
 
 import dataclasses
+import functools
 
 import pytest
 import tiny
+from tiny import call
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import Usage
+from baar_jax.episode import Call, Step, Usage
 from baar_jax.llms.agent import Reply
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.rollout.budget import CallBudget, DollarBudget, Purse
+from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
 from baar_jax.rollout.live import Job, Live
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy, read_answer
@@ -25,9 +27,10 @@ class HandJudge:
   def __init__(self, *answers):
     self.answers, self.asked = list(answers), []
 
-  def ask(self, messages, task, seed, place, purse):
+  def ask(self, messages, task, seed, place, hold):
     self.asked.append((messages[-1]["content"], place))
-    return Reply(self.answers.pop(0), Usage(100, 0, 10), retry_usd=0.5, presumed_usd=0.25)
+    lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
+    return Reply(self.answers.pop(0), Call(2, Usage(100, 0, 10), CALL_USD), lost)
 
 
 @pytest.fixture
@@ -38,9 +41,13 @@ def paper_view(router_config, tokenizer_dir):
 
 def live(make_task, steps=(), K=None):
   budget = None if K is None else CallBudget(K)
-  state = Live(Job(make_task(), 0), None, K, budget)
+  state = Live(Job(make_task(), 0), None, budget)
   state.observation, state.steps = "see lamp 9", list(steps)
   return state
+
+
+def step_usd(state, kind):
+  return Step("", 0, "", state.judged.calls).usd(kind)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,7 @@ def test_it_is_shown_the_papers_prompt_with_the_budget(paper_view, make_task, ma
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
   assert prompt.endswith("Decision:")
   assert [d.model for d in policy.choose([state])] == [1]
-  assert state.advice.judge_usd == pytest.approx(CALL_USD)
+  assert step_usd(state, "judge") == pytest.approx(CALL_USD)
 
 
 def test_an_unreadable_answer_is_asked_for_once_more_and_both_are_billed(paper_view, make_task):
@@ -78,22 +85,23 @@ def test_an_unreadable_answer_is_asked_for_once_more_and_both_are_billed(paper_v
   policy, state = ZeroShotPolicy("zero-shot", judge, paper_view), live(make_task)
   policy.prepare(state)
   assert [place for _, place in judge.asked] == [0, 1]
-  assert state.advice.model == 1
-  assert state.advice.judge_usd == pytest.approx(2 * CALL_USD)
-  assert (state.advice.retry_usd, state.advice.presumed_usd) == (1.0, 0.5)
+  assert state.judged.model == 1
+  assert step_usd(state, "judge") == pytest.approx(2 * CALL_USD)
+  assert (step_usd(state, "retry"), step_usd(state, "presumed")) == (1.0, 0.5)
 
 
 def test_two_unreadable_answers_are_small(paper_view, make_task):
   policy = ZeroShotPolicy("zero-shot", HandJudge("hm", "SMALL or BIG"), paper_view)
   state = live(make_task)
   policy.prepare(state)
-  assert state.advice.model == 0
+  assert state.judged.model == 0
 
 
 def test_the_stand_in_reads_the_prompt_and_pays(paper_view, make_task):
   judge = ScriptedJudge(Price(1.0, 1.0, 4.0))
-  purse = Purse(run=DollarBudget(1.0))
-  ask = lambda text: judge.ask([{"role": "user", "content": text}], make_task(), 0, 0, purse)  # noqa: E731
+  budget = DollarBudget(1.0)
+  pay = functools.partial(hold, None, budget)
+  ask = lambda text: judge.ask([{"role": "user", "content": text}], make_task(), 0, 0, pay)  # noqa: E731
   done = "Previous steps:\nStep 1 [Model: SMALL] action: {}\nresult: {}\nDecision:"
   assert ask("Previous steps: none\nDecision:").text == "BIG"
   assert ask(done.format("go", "a hall")).text == "SMALL"
@@ -104,7 +112,7 @@ def test_the_stand_in_reads_the_prompt_and_pays(paper_view, make_task):
   texts = ["Previous steps: none\nDecision:", done.format("go", "a hall")]
   texts += [done.format("go", "Nothing happens."), again]
   tokens = sum(-(-len(text) // 4) for text in texts)
-  assert purse.run.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)
+  assert budget.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)
 
 
 def test_the_pair_makes_its_judge_at_the_judges_price(tmp_path):

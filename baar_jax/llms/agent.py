@@ -2,16 +2,19 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Task, Usage
+from baar_jax.episode import Call, Task
 from baar_jax.llms.prices import Price
-from baar_jax.rollout.budget import Purse
 
 Messages = list[dict[str, str]]
+# hold(usd, replayed=False) reserves the most that a call can cost while the call is made; what the
+# context manager returns has `usd`, to be set to what the call did cost. See `rollout.budget.hold`.
+Hold = Callable[..., AbstractContextManager]
 
 NO_ACTION = "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
@@ -23,20 +26,20 @@ class NoAnswer(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-  """A model's answer. Its cost follows from the usage and the model's price.
+  """A model's answer.
 
   Attributes:
-    retry_usd: dollars of attempts before it that were billed and useless.
-    presumed_usd: dollars of attempts of which it is not known whether they were billed, each at
-      the most that it can have cost.
-    replayed: whether it was recorded before, so that nothing was paid for it now.
+    call: that brought it, of kind "act".
+    lost: attempts before it, of kind "retry" or "presumed".
   """
 
   text: str
-  usage: Usage
-  retry_usd: float = 0.0
-  presumed_usd: float = 0.0
-  replayed: bool = False
+  call: Call
+  lost: tuple[Call, ...] = ()
+
+  def calls(self, kind: str) -> list[Call]:
+    """All calls, in order; the one that brought the answer becomes of this kind."""
+    return [*self.lost, dataclasses.replace(self.call, kind=kind)]
 
 
 class Agent(Protocol):
@@ -50,35 +53,31 @@ class Agent(Protocol):
 
     Raises:
       NoAnswer: there is none.
-      BudgetSpent, CapReached: an attempt does not fit what it would be paid from.
+      BudgetSpent, CapReached: `hold` refuses an attempt.
     """
 
 
 class Judge(Protocol):
-  """A model that is asked which one of a pair should act.
-
-  Attributes:
-    price: of its calls.
-  """
+  """A model that is asked which one of a pair should act."""
 
   price: Price
 
-  def ask(self, messages: Messages, task: Task, seed: int, place: int, purse: Purse) -> Reply:
+  def ask(self, messages: Messages, task: Task, seed: int, place: int, hold: Hold) -> Reply:
     """Its answer; `place` tells an episode's questions apart. Raises what `Agent.reply` does."""
 
 
 class Pair(Protocol):
-  """The models to route between, cheapest first; what they are (scripted or real) is `kind`."""
+  """The models to route between, cheapest first; `kind` is "scripted" or "chat"."""
 
   kind: str
   names: tuple[str, ...]
   prices: tuple[Price, ...]
 
-  def start(self, env: Env, task: Task, seed: int, purse: Purse) -> Sequence[Agent]:
+  def start(self, env: Env, task: Task, seed: int, hold: Hold) -> Sequence[Agent]:
     """The agents of one episode, one per model, which may share what the episode has seen.
 
     Args:
-      purse: what their calls are paid from.
+      hold: pays for their calls.
     """
 
   def judge(self, config: ModelsConfig) -> Judge:

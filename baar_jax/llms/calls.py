@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from baar_jax.episode import Usage
+from baar_jax.episode import Call
 from baar_jax.llms.agent import Reply
 
 # What a call came to. One that is still "open" when its process has ended may have been billed.
@@ -55,7 +55,7 @@ class Calls:
     self._db.executescript(_SCHEMA)
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
-    """Notes that an attempt is about to be made. Returns its number."""
+    """Records that an attempt is about to be made. Returns its number."""
     with self._lock, self._db:
       row = (model, OPEN, worst_usd, request)
       return self._db.execute(
@@ -63,8 +63,8 @@ class Calls:
       ).lastrowid
 
   def end(self, call: int, kind: str, usd: float, reply: Reply | None = None) -> None:
-    """Notes what an attempt came to, and its reply if that is to be replayed."""
-    text = None if reply is None else json.dumps(dataclasses.asdict(reply), ensure_ascii=False)
+    """Records what an attempt came to, and its reply if that is to be replayed."""
+    text = None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
     with self._lock, self._db:
       self._db.execute(
         "UPDATE calls SET kind = ?, usd = ?, reply = ? WHERE id = ?", (kind, usd, text, call)
@@ -79,7 +79,8 @@ class Calls:
     if row is None:
       return None
     fields = json.loads(row[0])
-    return Reply(**fields | {"usage": Usage(**fields["usage"]), "replayed": True})
+    call = Call.read(fields["call"] | {"replayed": True, "latency_s": 0.0})
+    return Reply(fields["text"], call, tuple(map(Call.read, fields["lost"])))
 
   def close(self) -> None:
     with self._lock:

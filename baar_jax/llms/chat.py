@@ -20,12 +20,11 @@ import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Task, Usage
-from baar_jax.llms.agent import Agent, Judge, Messages, NoAnswer, Reply
+from baar_jax.episode import Call, Task, Usage
+from baar_jax.llms.agent import Agent, Hold, Judge, Messages, NoAnswer, Reply
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
 from baar_jax.llms.endpoints import NO_KEY, Endpoint, endpoints
 from baar_jax.llms.prices import Price, prices_of
-from baar_jax.rollout.budget import Purse
 
 RETRIED = (408, 409, 429)  # and all from 500 on
 UNKNOWN = (408, 502, 504, 524)  # lost behind the endpoint: the model may have been at work
@@ -60,6 +59,15 @@ class Outcome:
   hopeless: bool = False
   wait_s: float = 0.0
 
+  @property
+  def kind(self) -> str:
+    """What the attempt counts as; see `calls`."""
+    if self.text is not None:
+      return REPLY
+    if self.usage is not None:
+      return RETRY
+    return PRESUMED if self.unknown else FAILED
+
 
 class ChatPair:
   """The models of the configuration at their endpoints."""
@@ -91,9 +99,9 @@ class ChatPair:
       for i, (endpoint, price) in enumerate(zip(endpoints(config), prices))
     ]
 
-  def start(self, env: Env, task: Task, seed: int, purse: Purse) -> list["ChatAgent"]:
+  def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ChatAgent"]:
     del env
-    return [ChatAgent(model, task, seed, purse) for model in self._models[: len(self.names)]]
+    return [ChatAgent(model, task, seed, hold) for model in self._models[: len(self.names)]]
 
   def judge(self, config: ModelsConfig) -> "ChatJudge":
     price = prices_of(config.names, config.prices)[0]
@@ -149,9 +157,7 @@ class ChatModel:
     all_of_it = self.endpoint.model, self.endpoint.base_url, sampling, messages, task_id, seed, step
     return hashlib.sha256(json.dumps(all_of_it).encode()).hexdigest()
 
-  def ask(
-    self, messages: Messages, seed: int, request: str, bound_usd: float, purse: Purse
-  ) -> Reply:
+  def ask(self, messages: Messages, seed: int, request: str, bound_usd: float, hold: Hold) -> Reply:
     """A reply, after as many attempts as it takes and the configuration allows.
 
     Raises:
@@ -160,33 +166,28 @@ class ChatModel:
         long, or has billed more than the most.
       BudgetSpent, CapReached: the next attempt may cost more than is left.
     """
-    retry_usd = presumed_usd = 0.0
+    start, lost = time.monotonic(), []
+    where = f"{self.endpoint.model} at {self.endpoint.host}"
     for attempt in range(self.config.retries + 1):
-      with self._slots, purse.hold(bound_usd) as charge:
+      with self._slots, hold(bound_usd) as cost:
         if self._stopping.is_set():
           raise NoAnswer(f"{self.endpoint.model} was not asked: the run is being stopped")
-        call = self._calls.begin(self._index, bound_usd, request)
-        charge.usd = bound_usd  # also if whoever waits is interrupted
-        outcome, reply = self._attempt(messages, seed), None
-        if outcome.text is not None:
-          kind, charge.usd = REPLY, self.price.cost_usd(outcome.usage)
-          reply = Reply(outcome.text, outcome.usage, retry_usd, presumed_usd)
-        elif outcome.usage is not None:
-          kind, charge.usd = RETRY, self.price.cost_usd(outcome.usage)
-          retry_usd += charge.usd
-        elif outcome.unknown:
-          kind = PRESUMED
-          presumed_usd += charge.usd
-        else:
-          kind, charge.usd = FAILED, 0.0
-        self._calls.end(call, kind, charge.usd, reply if self.config.record else None)
-      where = f"{self.endpoint.model} at {self.endpoint.host}"
-      if charge.usd > bound_usd * (1 + ROUNDING):
-        u = outcome.usage
+        number = self._calls.begin(self._index, bound_usd, request)
+        cost.usd = bound_usd  # also if whoever waits is interrupted
+        outcome = self._attempt(messages, seed)
+        cost.usd = self._cost_usd(outcome, bound_usd)
+        usage, seconds = outcome.usage or Usage(0, 0, 0), time.monotonic() - start
+        reply = None
+        if outcome.kind == REPLY:
+          reply = Reply(outcome.text, Call(self._index, usage, cost.usd, seconds), tuple(lost))
+        elif outcome.kind != FAILED:
+          lost.append(Call(self._index, usage, cost.usd, kind=outcome.kind))
+        self._calls.end(number, outcome.kind, cost.usd, reply if self.config.record else None)
+      if cost.usd > bound_usd * (1 + ROUNDING):
         raise ValueError(
-          f"{where} billed {u.prompt_tokens} prompt and {u.completion_tokens} completion tokens, "
-          f"${charge.usd:.6f}, and ${bound_usd:.6f} was the most: it does not keep the limit of "
-          "a reply's tokens or counts others; see --config.models.token_limit_field"
+          f"{where} billed {usage.prompt_tokens} prompt and {usage.completion_tokens} completion "
+          f"tokens, ${cost.usd:.6f}, and ${bound_usd:.6f} was the most: it does not keep the limit "
+          "of a reply's tokens or counts others; see --config.models.token_limit_field"
         )
       if reply:
         return reply
@@ -203,6 +204,11 @@ class ChatModel:
         backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + self._draw())
         self._sleep(outcome.wait_s + backoff_s)
     raise NoAnswer(f"{where} {outcome.problem} ({attempt + 1} attempts)")
+
+  def _cost_usd(self, outcome: Outcome, bound_usd: float) -> float:
+    if outcome.usage is not None:
+      return self.price.cost_usd(outcome.usage)
+    return bound_usd if outcome.kind == PRESUMED else 0.0
 
   def _attempt(self, messages: Messages, seed: int) -> Outcome:
     body = b""
@@ -252,8 +258,8 @@ class ChatModel:
 class ChatAgent(Agent):
   """One model during one episode."""
 
-  def __init__(self, model: ChatModel, task: Task, seed: int, purse: Purse):
-    self._model, self._task, self._seed, self._purse = model, task, seed, purse
+  def __init__(self, model: ChatModel, task: Task, seed: int, hold: Hold):
+    self._model, self._task, self._seed, self._hold = model, task, seed, hold
     self._counted_messages = self._counted_tokens = 0  # of the last prompt that was counted for us
 
   def bound_usd(self, messages: Messages, step: int) -> float:
@@ -273,12 +279,12 @@ class ChatAgent(Agent):
     reply = model.recorded(request)
     if reply is None:
       bound_usd = self.bound_usd(messages, step)
-      reply = model.ask(messages, self._seed, request, bound_usd, self._purse)
-    else:  # the run does not pay again; the task's budget is what a policy is compared under
-      usd = model.price.cost_usd(reply.usage) + reply.retry_usd + reply.presumed_usd
-      with Purse(task=self._purse.task).hold(usd) as charge:
-        charge.usd = usd
-    self._counted_messages, self._counted_tokens = len(messages), reply.usage.prompt_tokens
+      reply = model.ask(messages, self._seed, request, bound_usd, self._hold)
+    else:
+      usd = sum(call.cost_usd for call in (*reply.lost, reply.call))
+      with self._hold(usd, replayed=True) as cost:
+        cost.usd = usd
+    self._counted_messages, self._counted_tokens = len(messages), reply.call.usage.prompt_tokens
     return reply
 
 
@@ -288,8 +294,8 @@ class ChatJudge(Judge):
   def __init__(self, model: ChatModel):
     self.price, self._model = model.price, model
 
-  def ask(self, messages: Messages, task: Task, seed: int, place: int, purse: Purse) -> Reply:
-    return ChatAgent(self._model, task, seed, purse).reply(messages, place)
+  def ask(self, messages: Messages, task: Task, seed: int, place: int, hold: Hold) -> Reply:
+    return ChatAgent(self._model, task, seed, hold).reply(messages, place)
 
 
 def read_answer(body: bytes | str, price: Price) -> Outcome:

@@ -1,4 +1,4 @@
-"""The models of a configuration, and the cap on what a run may spend on them."""
+"""The models of a configuration, and what a run has spent on them."""
 
 import re
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
-from baar_jax.rollout.budget import DollarBudget
-from baar_jax.store import Store
 
 
 def check(config: Config) -> None:
@@ -62,27 +60,6 @@ def stores(directory: Path) -> list[Path]:
   """The stores of all of a run's processes."""
   files = directory.glob("episodes*.sqlite")
   return sorted(path for path in files if re.fullmatch(r"episodes(-\d+)?", path.stem))
-
-
-def open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | None:
-  """What the run may still spend, with all that it has spent counted; None where it has no cap.
-
-  Of several processes each gets an equal share of what is left, so that together they keep it. The
-  dollars of scripted models are those of the episodes of this process's store.
-  """
-  if not config.max_usd:
-    return None
-  cap = DollarBudget(config.max_usd)
-  if config.models.kind == "scripted":
-    episodes = store.table()
-    cap.spend(episodes.spent_usd[~episodes.reused].sum())
-  else:
-    cap.spend(spent(directory, config.models.names).at_most_usd)
-  processes = config.distributed.processes
-  if processes > 1:
-    left = max(0.0, cap.remaining)
-    cap.spend(left - left / processes)
-  return cap
 
 
 def spent(directory: Path, names: Sequence[str]) -> Spent:

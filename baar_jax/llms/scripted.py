@@ -13,13 +13,13 @@ from typing import Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.episode import DECISION_WORDS, SMALL, Task, Usage
-from baar_jax.llms.agent import Agent, Judge, Messages, Reply, write_reply
+from baar_jax.episode import DECISION_WORDS, SMALL, Call, Task, Usage
+from baar_jax.llms.agent import Agent, Hold, Judge, Messages, Reply, write_reply
 from baar_jax.llms.prices import Price, prices_of
-from baar_jax.rollout.budget import Purse
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate
 LARGE = 1
+JUDGE = 2  # index of the judge's calls
 
 
 @dataclasses.dataclass
@@ -61,11 +61,9 @@ class ScriptedPair:
     self.prices = tuple(prices) or prices_of(names)
     self._errors = errors
 
-  def start(
-    self, env: Env, task: Task, seed: int, purse: Purse | None = None
-  ) -> list["ScriptedAgent"]:
+  def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ScriptedAgent"]:
     spoiled: dict[int, int] = {}
-    shared = self._errors, env, task, seed, spoiled, purse or Purse()
+    shared = self._errors, env, task, seed, spoiled, hold
     return [ScriptedAgent(model, self.prices[model], *shared) for model in (SMALL, LARGE)]
 
   def judge(self, config: ModelsConfig) -> "ScriptedJudge":
@@ -90,7 +88,7 @@ class ScriptedAgent(Agent):
     task: Task,
     seed: int,
     spoiled: dict[int, int],
-    purse: Purse,
+    hold: Hold,
   ):
     self._model = model
     self._price = price
@@ -99,7 +97,7 @@ class ScriptedAgent(Agent):
     self._task = task
     self._seed = seed
     self._spoiled = spoiled  # step -> position of the plan; shared by the episode's agents
-    self._purse = purse
+    self._hold = hold
     self._composed: tuple[int, Reply, int | None] | None = None  # of the step to come
 
   def _lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
@@ -115,12 +113,12 @@ class ScriptedAgent(Agent):
     """What the reply will cost, exactly."""
     if self._composed is None or self._composed[0] != step:
       self._composed = step, *self._compose(messages, step)
-    return self._price.cost_usd(self._composed[1].usage)
+    return self._composed[1].call.cost_usd
 
   def reply(self, messages: Messages, step: int) -> Reply:
     usd = self.bound_usd(messages, step)
-    with self._purse.hold(usd) as charge:
-      charge.usd = usd
+    with self._hold(usd) as cost:
+      cost.usd = usd
     _, reply, spoiled = self._composed
     self._spoiled.pop(step, None)  # a proposal that this reply takes the place of was not acted on
     if spoiled is not None:
@@ -143,7 +141,8 @@ class ScriptedAgent(Agent):
     thought = "The next thing to do for the task is this, given what was just observed."
     text = write_reply(thought, action, self._env.code_actions)
     prompt_tokens = sum(count_tokens(message["content"]) for message in messages)
-    return Reply(text, Usage(prompt_tokens, 0, count_tokens(text))), spoiled
+    usage = Usage(prompt_tokens, 0, count_tokens(text))
+    return Reply(text, Call(self._model, usage, self._price.cost_usd(usage))), spoiled
 
 
 class ScriptedJudge(Judge):
@@ -158,16 +157,16 @@ class ScriptedJudge(Judge):
   def __init__(self, price: Price):
     self.price = price
 
-  def ask(self, messages: Messages, task: Task, seed: int, place: int, purse: Purse) -> Reply:
+  def ask(self, messages: Messages, task: Task, seed: int, place: int, hold: Hold) -> Reply:
     prompt = messages[-1]["content"]
     done = re.findall(r" action: (.*)\nresult: (.*)", prompt)
     stuck = done and (done[-1] in done[:-1] or any(w in done[-1][1].lower() for w in self.WRONG))
     answer = DECISION_WORDS[LARGE if stuck or not done else SMALL]
-    reply = Reply(answer, Usage(count_tokens(prompt), 0, count_tokens(answer)))
-    usd = self.price.cost_usd(reply.usage)
-    with purse.hold(usd) as charge:
-      charge.usd = usd
-    return reply
+    usage = Usage(count_tokens(prompt), 0, count_tokens(answer))
+    usd = self.price.cost_usd(usage)
+    with hold(usd) as cost:
+      cost.usd = usd
+    return Reply(answer, Call(JUDGE, usage, usd))
 
 
 def count_tokens(text: str) -> int:

@@ -16,9 +16,9 @@ from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import AMBER, BLANK, BROKEN, GREEN, PLAIN, TRICKY, Rules, Sandbox
 from baar_jax.llms.agent import extend, opening
-from baar_jax.llms.prices import cost_usd
 from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
+from baar_jax.rollout.budget import unlimited
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST, SUCCESS = 0, 1
@@ -222,11 +222,11 @@ def _call_prices(
   env = Sandbox(train_tasks=1, test_tasks=1, max_steps=max_steps, rules=rules)
   task = env.tasks("train")[0]
   observation = env.reset(task.id)
-  agents = ScriptedPair(names, errors).start(env, task, seed=0)
+  agents = ScriptedPair(names, errors).start(env, task, 0, unlimited)
   messages = opening(env.system_prompt, task, observation)
   usd = []
   for step in range(max_steps):
     replies = [agent.reply(messages, step) for agent in agents]
-    usd.append([cost_usd(name, reply.usage) for name, reply in zip(names, replies)])
+    usd.append([reply.call.cost_usd for reply in replies])
     extend(messages, replies[0].text, observation)
   return usd

@@ -2,12 +2,21 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
 
 from baar_jax.episode import SMALL
+
+
+class BudgetSpent(RuntimeError):
+  """A call does not fit what a task may cost; the episode ends with what it has."""
+
+
+class CapReached(RuntimeError):
+  """A call does not fit what the whole run may cost; the stage stops."""
 
 
 class CallBudget:
@@ -42,14 +51,6 @@ class CallBudget:
     self.remaining += model != SMALL and not made
 
 
-class BudgetSpent(RuntimeError):
-  """A call does not fit what a task may cost; the episode ends with what it has."""
-
-
-class CapReached(RuntimeError):
-  """A call does not fit what the whole run may cost; the stage stops."""
-
-
 @dataclasses.dataclass(eq=False)
 class Reservation:
   """Dollars that are held for a call in flight."""
@@ -60,10 +61,10 @@ class Reservation:
 class DollarBudget:
   """At most `limit_usd` dollars, whichever threads spend them.
 
-  What a call costs is known after it, what it costs at most before it. The most is reserved, the
-  call is made, what it did cost is settled; so what is billed never passes the limit, unless a
-  call costs more than the most that was reserved for it. Dollars are added up exactly, as the
-  decimals that they are written as, so that a hundred calls of a cent are a dollar.
+  The cost of a call is known after it, the most that it can cost before it. The most is reserved,
+  the call is made, and its cost is settled; so what is billed never passes the limit, unless a
+  call costs more than was reserved for it. Dollars are added up exactly, as the decimals that they
+  are written as, so that a hundred calls of a cent are a dollar.
   """
 
   def __init__(self, limit_usd: float):
@@ -88,7 +89,7 @@ class DollarBudget:
   @property
   def reserved_usd(self) -> float:
     with self._changed:
-      return float(sum(held.usd for held in self._open))
+      return float(sum(reservation.usd for reservation in self._open))
 
   def allows(self, usd: float) -> bool:
     """Whether a call of at most `usd` fits into what is left now."""
@@ -101,93 +102,82 @@ class DollarBudget:
     Waits while calls in flight hold what would make it fit: most of them cost less than they hold.
 
     Returns:
-      None if it does not fit even when all that is held is given back.
+      None if it does not fit even when all reservations are given back.
     """
-    wanted = _exact(usd)
-    if wanted < 0:
+    most = _exact(usd)
+    if most < 0:
       raise ValueError(f"cannot reserve {usd} dollars")
     with self._changed:
-      while wanted > self._free():
-        if wanted > _exact(self.limit_usd) - self._settled:
+      while most > self._free():
+        if most > _exact(self.limit_usd) - self._settled:
           return None
         self._changed.wait()
-      held = Reservation(wanted)
-      self._open.add(held)
-      return held
+      reservation = Reservation(most)
+      self._open.add(reservation)
+      return reservation
 
   def settle(self, reservation: Reservation, usd: float) -> None:
-    """Closes a reservation with what the call did cost. Raises ValueError if it is closed."""
-    self._close(reservation, _exact(usd))
-
-  def release(self, reservation: Reservation) -> None:
-    """Gives back all of a reservation: the call was not made, or cost nothing."""
-    self._close(reservation, Fraction(0))
+    """Closes a reservation with the cost of its call. Raises ValueError if it is closed."""
+    cost = _exact(usd)
+    if cost < 0:
+      raise ValueError(f"cannot settle {usd} dollars")
+    with self._changed:
+      if reservation not in self._open:
+        raise ValueError("this reservation is settled already")
+      self._open.remove(reservation)
+      self._settled += cost
+      self._changed.notify_all()
 
   def spend(self, usd: float) -> None:
-    """Counts what was spent before this budget was made."""
+    """Counts dollars that were spent before this budget was created."""
     with self._changed:
       self._settled += _exact(usd)
 
   def _free(self) -> Fraction:
     return _exact(self.limit_usd) - self._settled - sum(held.usd for held in self._open)
 
-  def _close(self, reservation: Reservation, usd: Fraction) -> None:
-    if usd < 0:
-      raise ValueError(f"cannot settle {float(usd)} dollars")
-    with self._changed:
-      if reservation not in self._open:
-        raise ValueError("this reservation is settled or released already")
-      self._open.remove(reservation)
-      self._settled += usd
-      self._changed.notify_all()
-
 
 @dataclasses.dataclass
-class Charge:
-  """What a call did cost, to be noted while its worst case is held."""
+class Cost:
+  """Dollars that a call did cost, to be set while its worst case is held."""
 
   usd: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Purse:
-  """What an episode's calls are paid from: its task's budget and the run's cap, where it has any.
+@contextlib.contextmanager
+def hold(
+  task: DollarBudget | None, run: DollarBudget | None, usd: float, replayed: bool = False
+) -> Iterator[Cost]:
+  """Holds the worst case of a call, and settles its cost when the call ends, however it ends.
 
-  Attributes:
-    task: dollars of the episode.
-    run: dollars of all episodes together.
+  Of a call that raised before its cost was set, all is given back.
+
+  Args:
+    task, run: the budgets of the episode and of the run, where they have one.
+    usd: the worst case.
+    replayed: the reply was recorded before. The run does not pay again; the task's budget does, as
+      policies are compared under it.
+
+  Raises:
+    BudgetSpent: the worst case does not fit the task's budget.
+    CapReached: it does not fit the run's.
   """
-
-  task: DollarBudget | None = None
-  run: DollarBudget | None = None
-
-  @contextlib.contextmanager
-  def hold(self, usd: float) -> Iterator[Charge]:
-    """Holds the worst case of a call, and settles what is noted on the charge when the call ends.
-
-    However it ends: of a call that raised before its cost was noted, all is given back.
-
-    Raises:
-      BudgetSpent: it does not fit the task's budget.
-      CapReached: it does not fit the run's.
-    """
-    charge = Charge()
-    with contextlib.ExitStack() as stack:
-      for budget, refusal in ((self.task, BudgetSpent), (self.run, CapReached)):
-        if budget is None:
-          continue
-        reservation = budget.reserve(usd)
-        if reservation is None:
-          raise refusal(
-            f"a call may cost ${usd:.6f}, and ${budget.limit_usd - budget.settled_usd:.6f} is left "
-            f"of ${budget.limit_usd:g}"
-          )
-        stack.callback(_settle, budget, reservation, charge)
-      yield charge
+  cost = Cost()
+  with contextlib.ExitStack() as stack:
+    for budget, refusal in ((task, BudgetSpent), (None if replayed else run, CapReached)):
+      if budget is None:
+        continue
+      reservation = budget.reserve(usd)
+      if reservation is None:
+        raise refusal(
+          f"a call may cost ${usd:.6f}, and ${budget.limit_usd - budget.settled_usd:.6f} is left "
+          f"of ${budget.limit_usd:g}"
+        )
+      stack.callback(lambda budget=budget, held=reservation: budget.settle(held, cost.usd))
+    yield cost
 
 
-def _settle(budget: DollarBudget, reservation: Reservation, charge: Charge) -> None:
-  budget.settle(reservation, charge.usd)
+unlimited = functools.partial(hold, None, None)  # pays for calls that no budget limits
 
 
 def _exact(usd: float) -> Fraction:

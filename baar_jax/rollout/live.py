@@ -1,13 +1,14 @@
 """A live episode: what a policy sees of it, and what it answers."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
 from baar_jax.envs.base import Env
-from baar_jax.episode import SMALL, Step, Task
+from baar_jax.episode import Call, Step, Task
 from baar_jax.llms import agent
-from baar_jax.rollout.budget import CallBudget, DollarBudget, Purse
+from baar_jax.rollout.budget import CallBudget, Cost, DollarBudget, hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,37 +29,62 @@ class Decision:
   latency_s: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class JudgeReply:
+  """What a model answered that was asked which one should act, the calls, and their seconds."""
+
+  model: int
+  calls: list[Call]
+  latency_s: float = 0.0
+
+
 @dataclasses.dataclass(eq=False)
 class Live:
-  """A live episode: all that a policy may look at, and what the loop keeps beside it.
+  """An episode that is being run.
 
-  A policy decides from task, steps, observation, call_budget, usd_budget, and what it has prepared.
-  `agents` are for the privileged oracle policy and for a cascade's proposals.
+  A policy decides from `task`, `steps`, `observation`, `call_budget`, `usd_budget` and what its
+  `prepare` has left. `agents` are for the privileged oracle and for a cascade's proposals.
+
+  Attributes:
+    env: runs this episode alone.
+    calls, dollars: its budgets; None is no cap.
+    cap: of the whole run; None is no cap.
+    restarts: how often it began again because its environment died.
+    agents: one per model.
+    messages: the conversation that the agents are shown.
+    allowed: models whose next call fits the budgets, ascending; none ends the episode.
+    proposal: SMALL's reply for the next step, where a cascade asked for it; it is paid for.
+    judged: a judge's answer for the next step.
+    stop, score: set when the episode is over.
   """
 
   job: Job
   env: Env
-  call_budget: int | None
-  budget: CallBudget | None
-  usd_budget: float | None = None
+  calls: CallBudget | None = None
   dollars: DollarBudget | None = None
-  bounds_usd: Sequence[float] = ()  # the most that each model's call may cost, where it matters
-  purse: Purse = Purse()  # what its calls are paid from
+  cap: DollarBudget | None = None
+  restarts: int = 0
   agents: Sequence[agent.Agent] = ()
-  forced: bool = False  # whether SMALL has to take the step to come: the policy found no money
-  prepared_s: float = 0.0  # seconds that preparing the decision to come took
-  proposal: agent.Reply | None = None  # of SMALL for the step to come, where a cascade asked for it
-  advice: "Advice | None" = None  # of a model that was asked which one should act
   messages: agent.Messages = dataclasses.field(default_factory=list)
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
-  score: float = 0.0
+  allowed: Sequence[int] = ()
+  proposal: agent.Reply | None = None
+  judged: JudgeReply | None = None
   stop: str = ""
-  restarts: int = 0
+  score: float = 0.0
 
   @property
   def task(self) -> Task:
     return self.job.task
+
+  @property
+  def call_budget(self) -> int | None:
+    return None if self.calls is None else self.calls.limit
+
+  @property
+  def usd_budget(self) -> float | None:
+    return None if self.dollars is None else self.dollars.limit_usd
 
   @property
   def proposed(self) -> str | None:
@@ -67,19 +93,9 @@ class Live:
       return None
     return agent.parse_action(self.proposal.text, self.env.code_actions) or ""
 
-
-@dataclasses.dataclass(frozen=True)
-class Advice:
-  """What a model said about which one should act; its dollars and tokens are as in `Step`."""
-
-  model: int
-  judge_usd: float = 0.0
-  judge_tokens: int = 0
-  retry_usd: float = 0.0
-  presumed_usd: float = 0.0
-
-
-NO_ADVICE = Advice(SMALL)
+  def hold(self, usd: float, replayed: bool = False) -> contextlib.AbstractContextManager[Cost]:
+    """`budget.hold` on the budgets of this episode and of the run."""
+    return hold(self.dollars, self.cap, usd, replayed)
 
 
 class Policy(Protocol):
@@ -91,14 +107,14 @@ class Policy(Protocol):
   name: str
 
   def prepare(self, live: Live) -> None:
-    """Asks models for what the next decision needs: `live.proposal` or `live.advice`.
+    """Asks models for what the next decision needs: sets `live.proposal` or `live.judged`.
 
     Called in a worker thread before an episode is ready, unless a budget leaves it no choice. May
     raise what `Agent.reply` does.
     """
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """One decision per episode, each of a model that the episode's budget allows."""
+    """One decision per episode; a model that a budget forbids gives way to a cheaper one."""
 
   def finish(self, live: Live) -> None:
     """Forgets an episode that ended or starts again."""

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.llms.agent import Judge
-from baar_jax.rollout.live import Advice, Decision, Live
+from baar_jax.rollout.live import Decision, JudgeReply, Live
 from baar_jax.router.view import View
 
 PROMPT = {
@@ -44,22 +45,18 @@ class ZeroShotPolicy:
   def prepare(self, live: Live) -> None:
     prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
     question = [{"role": "user", "content": prompt}]
-    usd = retry_usd = presumed_usd = 0.0
-    tokens = 0
+    start, calls = time.monotonic(), []
     for attempt in range(TRIES):
       place = TRIES * len(live.steps) + attempt
-      reply = self._judge.ask(question, live.task, live.job.seed, place, live.purse)
-      usd += self._judge.price.cost_usd(reply.usage)
-      tokens += reply.usage.completion_tokens
-      retry_usd, presumed_usd = retry_usd + reply.retry_usd, presumed_usd + reply.presumed_usd
+      reply = self._judge.ask(question, live.task, live.job.seed, place, live.hold)
+      calls += reply.calls("judge")
       model = read_answer(reply.text)
       if model is not None:
         break
-    chosen = SMALL if model is None else model
-    live.advice = Advice(chosen, usd, tokens, retry_usd, presumed_usd)
+    live.judged = JudgeReply(SMALL if model is None else model, calls, time.monotonic() - start)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    return [Decision(live.advice.model) for live in ready]
+    return [Decision(live.judged.model) for live in ready]
 
   def finish(self, live: Live) -> None:
     del live

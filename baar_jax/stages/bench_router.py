@@ -86,7 +86,7 @@ def play(
   Returns:
     Seconds of each call; those that compiled are in a list of their own.
   """
-  lives = [Live(Job(subject.tasks[e.task_id], e.seed), None, None, None) for e in episodes]
+  lives = [Live(Job(subject.tasks[e.task_id], e.seed), None) for e in episodes]
   steady_s: list[float] = []
   compiling_s: list[float] = []
   for s in steps:
