@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.episode import Call, Episode, Step, Task, Usage
+from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.live import Job, Live
 from baar_jax.router import view as texts
 from baar_jax.router.tokenizer import CUT_MARK
@@ -51,7 +52,11 @@ def last_text(view, decode, episode, task=TASK) -> str:
 
 def live_window(view, episode, s):
   """What the router reads before step s, while the episode runs."""
-  live = Live(Job(TASK, 0), None, episode.call_budget, None, episode.usd_budget)
+  live = Live(Job(TASK, 0), None)
+  if episode.call_budget is not None:
+    live.calls = CallBudget(episode.call_budget)
+  if episode.usd_budget is not None:
+    live.dollars = DollarBudget(episode.usd_budget)
   live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
   return view.live_window(live)
 
