@@ -1,4 +1,4 @@
-"""A Hugging Face directory <-> qwen2: one table of names, and nothing is taken on trust."""
+"""A Hugging Face directory <-> Qwen2, by one table of names; every tensor is checked."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from baar_jax.mesh import one_device, split_parameters
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 
 LAYER = "model.layers.{}."
-# Ours -> theirs. Kernels are [in, out] here and [out, in] there; the axes of heads are one there.
+# Our names -> theirs. Kernels are [in, out] here and [out, in] there, with one axis for all heads.
 NAMES = {
   "embedding_VxD": "model.embed_tokens.weight",
   "final_norm": "model.norm.weight",
@@ -38,133 +39,105 @@ NAMES = {
   "up_kernel": LAYER + "mlp.up_proj.weight",
   "down_kernel": LAYER + "mlp.down_proj.weight",
 }
-INPUTS = {"o_kernel": 2}  # axes of a kernel that its input has, where it is not one
-# What a config.json may say of an architecture that this is: any other value is another one.
+# What config.json may say of the architecture; None is a field that is left out.
 EXPECTED = {
   "model_type": ("qwen2",),
   "hidden_act": ("silu", None),
   "use_sliding_window": (False, None),
   "rope_scaling": (None,),
+  "rope_type": ("default", None),
   "quantization_config": (None,),
 }
-STORED = ("F32", "BF16", "F16")  # of the tensors; the numbers of quantised ones need a scale
+STORED = ("F32", "BF16", "F16")  # dtypes of tensors; numbers of quantised ones would need a scale
 INDEX = "model.safetensors.index.json"
-SHARD_BYTES = 4 << 30  # of one file that is written
+SHARD_BYTES = 4 << 30  # of one written file
 
 
 def read_config(directory: Path | str) -> Qwen2Config:
-  """The sizes in a directory's config.json.
-
-  Raises:
-    ValueError: it is missing or incomplete, or of another architecture.
-  """
+  """The sizes in config.json; ValueError if it is incomplete or of another architecture."""
   path = Path(directory) / "config.json"
-  found = _json(path)
-  rope = found.get("rope_parameters") or {}
+  fields = {name: value for name, value in _json(path).items() if value is not None}
+  rope = fields.get("rope_parameters", {})
   if not isinstance(rope, dict):
     raise ValueError(f"{path} has rope_parameters={rope!r}; restore a copy of it")
-  if rope.get("rope_type", "default") != "default":
-    raise ValueError(f"{path} has rope_type={rope['rope_type']!r}; only 'default' is supported")
+  fields = rope | fields
   for name, expected in EXPECTED.items():
-    if found.get(name) not in expected:
+    if fields.get(name) not in expected:
       raise ValueError(
-        f"{path} has {name}={found.get(name)!r}, expected {expected[0]!r}: "
+        f"{path} has {name}={fields.get(name)!r}, expected {expected[0]!r}: "
         "only plain Qwen2 and Qwen2.5 models can be loaded"
       )
   try:
-    heads = int(found["num_attention_heads"])
-    config = Qwen2Config(
-      vocab_size=int(found["vocab_size"]),
-      hidden_size=int(found["hidden_size"]),
-      intermediate_size=int(found["intermediate_size"]),
-      num_hidden_layers=int(found["num_hidden_layers"]),
-      num_attention_heads=heads,
-      num_key_value_heads=int(found.get("num_key_value_heads") or heads),
-      head_dim=int(found.get("head_dim") or found["hidden_size"] // heads),
-      rope_theta=float(found["rope_theta"] if "rope_theta" in found else rope["rope_theta"]),
-      rms_norm_eps=float(found["rms_norm_eps"]),
-      tie_word_embeddings=bool(found.get("tie_word_embeddings", False)),
-      max_position_embeddings=int(found.get("max_position_embeddings", 32_768)),
-    )
-    for name, size in dataclasses.asdict(config).items():
-      if size <= 0 and name != "tie_word_embeddings":
-        raise ValueError(f"{name} is {size}")
-    return config
+    heads = fields["num_attention_heads"]
+    defaults = {"num_key_value_heads": heads, "head_dim": fields["hidden_size"] // heads}
+    defaults |= {"tie_word_embeddings": False, "max_position_embeddings": 32_768}
+    sizes = {size.name: size.type for size in dataclasses.fields(Qwen2Config)}
+    fields = defaults | fields
+    config = Qwen2Config(**{name: number(fields[name]) for name, number in sizes.items()})
   except KeyError as error:
     raise ValueError(f"{path} lacks {error}; restore a copy of it") from None
   except (TypeError, ValueError, ZeroDivisionError) as error:
     raise ValueError(f"{path} has a size that is none ({error}); restore a copy of it") from None
+  if min(size for name, size in vars(config).items() if name != "tie_word_embeddings") <= 0:
+    raise ValueError(f"{path} has a size that is not positive; restore a copy of it")
+  return config
 
 
 def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None) -> Qwen2:
   """The model in a Hugging Face directory, straight onto the devices.
 
-  One tensor at a time is read, so the host needs about one tensor more than the parameters that
-  it holds itself.
+  Tensors are read one by one: the host needs memory for its own parameters and one tensor.
 
   Args:
-    directory: config.json beside model.safetensors, or its parts and their index.
+    directory: config.json and model.safetensors, or its shards and their index.
     dtype: of the parameters, whatever the files have.
     mesh: where the parameters go, as `split_parameters` says; None is the first device.
 
   Raises:
-    ValueError: the directory, a file or a tensor is not what config.json promises.
+    ValueError: a file or a tensor is missing, unknown, duplicate, damaged or of another shape.
   """
   directory, mesh = Path(directory), mesh or one_device()
-  config = check_directory(directory)
-  files = _tensor_files(directory)
-  graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
-  paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(abstract)[0]]
-  leaves, treedef = jax.tree.flatten(abstract)
-  shardings = jax.tree.leaves(split_parameters(abstract, mesh))
-  for i, (path, sharding) in enumerate(zip(paths, shardings)):
-    tensors = _tensors(path, leaves[i])
+  config, files = check_directory(directory), _tensor_files(directory)
+
+  def load(path, x, sharding):
+    array = jnp.zeros(x.shape, dtype, device=sharding)
     place = jax.jit(_place, static_argnums=3, donate_argnums=0, out_shardings=sharding)
-    leaves[i] = jnp.zeros(leaves[i].shape, dtype, device=sharding)
-    for tensor in tensors:
-      read = _replicated(_read(files[tensor.name][0], tensor.name), mesh)
-      leaves[i] = place(leaves[i], read, np.int32(tensor.layer or 0), tensor.kernel)
-      leaves[i].block_until_ready()  # or more tensors than one would wait on the host
-  return nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+    for tensor in _tensors(path, x):
+      # The file is mapped: what was read of it counts as memory until it is closed.
+      with _open(files[tensor.name][0]) as file:
+        numbers = _replicated(file.get_tensor(tensor.name), mesh)
+      array = place(array, numbers, np.int32(tensor.layer or 0), tensor.kernel)
+      array.block_until_ready()  # or several tensors would wait on the host
+    return array
+
+  graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
+  shardings = split_parameters(abstract, mesh)
+  return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings))
 
 
 def check_directory(directory: Path | str) -> Qwen2Config:
-  """Compares names and shapes of all tensors with config.json, from the files' headers alone.
-
-  Returns:
-    The sizes in config.json.
-
-  Raises:
-    ValueError: the directory, a file or a tensor is not what config.json promises.
-  """
+  """The sizes in config.json; ValueError if the files' headers say anything else."""
   directory = Path(directory)
   config, files = read_config(directory), _tensor_files(directory)
-  abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))[1]
-  flat = jax.tree_util.tree_flatten_with_path(abstract)[0]
-  wanted = {tensor.name: tensor.shape for path, x in flat for tensor in _tensors(path, x)}
-  for name in sorted(files.keys() | wanted.keys()):
+  model = nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0)))
+  expected_shapes = {tensor.name: tensor.shape for tensor, _ in _model_tensors(model)}
+  for name in sorted(files.keys() | expected_shapes.keys()):
     if name not in files:
       raise ValueError(f"{directory}: tensor {name} is in none of its files")
-    path, shape = files[name]
-    if name not in wanted:
+    (path, shape), expected = files[name], expected_shapes.get(name)
+    if expected is None:
       raise ValueError(f"{path}: tensor {name} has no place in a Qwen2 of this config.json")
-    if shape != wanted[name]:
-      raise ValueError(
-        f"{path}: tensor {name} is {list(shape)}, config.json makes it {list(wanted[name])}"
-      )
+    if shape != expected:
+      shapes = f"is {list(shape)}, config.json makes it {list(expected)}"
+      raise ValueError(f"{path}: tensor {name} {shapes}")
   return config
 
 
 def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.bfloat16) -> None:
   """Writes a directory that transformers and vLLM load; it appears when it is whole.
 
-  Args:
-    directory: must not be there yet.
-    tokenizer: a `tokenizer.json`, with the tokens that were added.
-    dtype: of the tensors that are written.
-
-  Raises:
-    ValueError: the directory is there.
+  `tokenizer` is a `tokenizer.json` with the added tokens, `dtype` that of the written tensors.
+  Raises ValueError if the directory exists.
   """
   directory = Path(directory)
   if directory.exists():
@@ -173,32 +146,35 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
   shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-  flat = jax.tree_util.tree_flatten_with_path(nnx.split(model)[1])[0]
-  tensors = [(tensor, x) for path, x in flat for tensor in _tensors(path, x)]
+  tensors = _model_tensors(model)
   sizes = [math.prod(tensor.shape) * jnp.dtype(dtype).itemsize for tensor, _ in tensors]
-  part_of = (np.cumsum(sizes) - sizes) // SHARD_BYTES
-  parts = len(set(part_of))
-  places = {}
-  for number, part in enumerate(sorted(set(part_of)), 1):
-    file = f"model-{number:05}-of-{parts:05}.safetensors" if parts > 1 else "model.safetensors"
-    chosen = {t.name: _outward(t, x, dtype) for (t, x), its in zip(tensors, part_of) if its == part}
-    save_file(chosen, temporary / file, {"format": "pt"})
-    (temporary / file).chmod(0o644)  # as the other files; it would be for its owner alone
-    places |= dict.fromkeys(chosen, file)
-  if parts > 1:
-    index = {"metadata": {"total_size": int(sum(sizes))}, "weight_map": places}
+  number_of = (np.cumsum(sizes) - sizes) // SHARD_BYTES
+  numbers, file_of = sorted(set(number_of)), {}
+  for i, number in enumerate(numbers, 1):
+    suffix = f"-{i:05}-of-{len(numbers):05}" if len(numbers) > 1 else ""
+    file = f"model{suffix}.safetensors"
+    shard = [pair for pair, shard_number in zip(tensors, number_of) if shard_number == number]
+    arrays = {tensor.name: _outward(tensor, x, dtype) for tensor, x in shard}
+    save_file(arrays, temporary / file, {"format": "pt"})
+    (temporary / file).chmod(0o644)  # as the other files: save_file lets nobody else read it
+    file_of |= dict.fromkeys(arrays, file)
+  if len(numbers) > 1:
+    index = {"metadata": {"total_size": int(sum(sizes))}, "weight_map": file_of}
     (temporary / INDEX).write_text(json.dumps(index, indent=2))
   (temporary / "config.json").write_text(json.dumps(_config_json(model.config, dtype), indent=2))
-  about = {
+  tokenizer_config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": model.config.max_position_embeddings,
     "clean_up_tokenization_spaces": False,
   }
-  (temporary / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
+  (temporary / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
   os.replace(temporary, directory)
 
 
 def _config_json(config: Qwen2Config, dtype) -> dict:
+  fields = vars(config).copy()
+  if config.head_dim * config.num_attention_heads == config.hidden_size:
+    del fields["head_dim"]  # some readers know no other size
   return {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -208,34 +184,32 @@ def _config_json(config: Qwen2Config, dtype) -> dict:
     "initializer_range": 0.02,
     "use_cache": True,
     "torch_dtype": jnp.dtype(dtype).name,
-    **{
-      name: getattr(config, name)
-      for name in Qwen2Config.__dataclass_fields__
-      # Most readers work it out, and some know no other way.
-      if name != "head_dim" or config.head_dim * config.num_attention_heads != config.hidden_size
-    },
+    **fields,
   }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tensor:
-  """One tensor of a file: its name and shape there, which layer it is of, and if it is a kernel."""
-
-  name: str
+class _Tensor(NamedTuple):
+  name: str  # name and shape are those in the file
   shape: tuple[int, ...]
   layer: int | None
   kernel: bool
 
 
+def _model_tensors(model: Qwen2) -> list[tuple[_Tensor, jax.Array]]:
+  """The files' tensors that a model consists of, each with our parameter."""
+  flat = jax.tree_util.tree_flatten_with_path(nnx.split(model)[1])[0]
+  return [(tensor, x) for path, x in flat for tensor in _tensors(path, x)]
+
+
 def _tensors(path, x) -> list[_Tensor]:
-  """What a parameter is made of: a tensor for each of its layers, if it has layers."""
+  """The files' tensors that a parameter consists of: one, or one for each layer."""
   names = [getattr(key, "key", getattr(key, "name", None)) for key in path]
   name = next(name for name in names if name in NAMES)
   stacked, kernel = LAYER in NAMES[name], name.endswith("_kernel")
   shape = x.shape[1:] if stacked else x.shape
   if kernel:
-    inputs = INPUTS.get(name, 1)
-    shape = math.prod(shape[inputs:]), math.prod(shape[:inputs])
+    input_axes = 2 if name == "o_kernel" else 1
+    shape = math.prod(shape[input_axes:]), math.prod(shape[:input_axes])
   elif name.endswith("_bias"):
     shape = (math.prod(shape),)
   layers = range(x.shape[0]) if stacked else (None,)
@@ -264,34 +238,32 @@ def _replicated(tensor: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def _tensor_files(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-  """Each tensor's file and shape; the index, where there is one, has to agree with the files."""
-  index = directory / INDEX
-  promised = None
+  """Each tensor's file and shape; an index, if there is one, has to agree with the files."""
+  index, file_of = directory / INDEX, None
+  paths = [directory / "model.safetensors"]
   if index.exists():
-    promised = _json(index).get("weight_map")
-    if not isinstance(promised, dict) or not all(isinstance(v, str) for v in promised.values()):
+    file_of = _json(index).get("weight_map")
+    if not isinstance(file_of, dict) or not all(isinstance(v, str) for v in file_of.values()):
       raise ValueError(f"{index} has no weight_map; restore a copy of it")
-    paths = [directory / name for name in sorted(set(promised.values()))]
-  else:
-    paths = [directory / "model.safetensors"]
+    paths = [directory / name for name in sorted(set(file_of.values()))]
   files: dict[str, tuple[Path, tuple[int, ...]]] = {}
   for path in paths:
     if not path.exists():
       raise ValueError(f"{path} is missing; restore a copy of it")
     with _open(path) as file:
-      slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-      found = {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
-    for name, (stored, shape) in found.items():
+      headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+      headers = {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in headers.items()}
+    for name, (stored, shape) in headers.items():
       if stored not in STORED:
         raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
       if name in files:
         raise ValueError(f"tensor {name} is in both {files[name][0]} and {path}")
-      if promised is not None and promised.get(name) != path.name:
-        raise ValueError(f"{path}: {index.name} puts tensor {name} in {promised.get(name)}")
+      if file_of is not None and file_of.get(name) != path.name:
+        raise ValueError(f"{path}: {index.name} puts tensor {name} in {file_of.get(name)}")
       files[name] = path, shape
-  for name in promised or ():
+  for name in file_of or ():
     if name not in files:
-      raise ValueError(f"{directory / promised[name]} lacks tensor {name}, which its index names")
+      raise ValueError(f"{directory / file_of[name]} lacks tensor {name}, which its index names")
   return files
 
 
@@ -302,21 +274,14 @@ def _open(path: Path):
     raise ValueError(f"{path} is cut short or damaged ({error}); restore a copy of it") from None
 
 
-def _read(path: Path, name: str) -> np.ndarray:
-  # Opened for each tensor: what was read of a mapped file counts as memory until it is closed.
-  with _open(path) as file:
-    return file.get_tensor(name)
-
-
 def _json(path: Path) -> dict:
   try:
-    found = json.loads(path.read_text())
+    fields = json.loads(path.read_text())
   except FileNotFoundError:
-    raise ValueError(
-      f"{path} is missing: --config.router.weights names a Hugging Face directory of a Qwen2"
-    ) from None
+    hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
+    raise ValueError(f"{path} is missing: {hint}") from None
   except (OSError, ValueError) as error:
     raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from None
-  if not isinstance(found, dict):
+  if not isinstance(fields, dict):
     raise ValueError(f"{path} is not a JSON object; restore a copy of it")
-  return found
+  return fields
