@@ -1,5 +1,7 @@
 """JAX on the CPU and strict about shapes; a tiny tokenizer, view and router that files share."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +19,11 @@ from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
 
 jax.config.update("jax_platforms", "cpu")
+# All tests, and the programs that they start, share what was compiled.
+CACHE = str(Path(tempfile.gettempdir()) / "baar_jax_compiled")
+CACHE = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
+jax.config.update("jax_compilation_cache_dir", CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 # A missing [:, None] must not broadcast silently.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -137,8 +136,6 @@ def without_times(text):
 
 
 def test_a_run_goes_on_where_it_was_killed(whole, tmp_path):
-  # What was compiled is no result; having it saves the time that this test is not about.
-  shutil.copytree(whole[0] / "tiny" / "compiled", tmp_path / "tiny" / "compiled")
   kept = {}
   for policy, count in MOMENTS:
     process = start(tmp_path)
@@ -174,7 +171,6 @@ def alive(group):
 
 
 def test_ctrl_c_ends_a_run_cleanly(whole, tmp_path):
-  shutil.copytree(whole[0] / "tiny" / "compiled", tmp_path / "tiny" / "compiled")
   # In a job in the background Ctrl-C is ignored, and a child would inherit that.
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   process = start(tmp_path)

@@ -2,9 +2,6 @@
 
 import contextlib
 
-import jax
-from jax.experimental.compilation_cache import compilation_cache
-
 from baar_jax.config import (
   BoPOConfig,
   Config,
@@ -104,15 +101,4 @@ def flags(runs) -> list[str]:
   return [f"--config.{name}={value}" for name, value in values.items()]
 
 
-@contextlib.contextmanager
-def compiled_once():
-  """All runs share the compiled functions of the first, as one run's stages do."""
-  names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
-  names += ("jax_persistent_cache_enable_xla_caches",)
-  before = {name: getattr(jax.config, name) for name in names}
-  compilation_cache.reset_cache()
-  jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # they are part of the key
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
+compiled_once = contextlib.nullcontext  # conftest.py shares what was compiled

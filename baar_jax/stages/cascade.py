@@ -85,9 +85,11 @@ def main(run: Run) -> None:
   batches = shuffled(mine, config.batch_episodes, f"{run.config.seed}|cascade")
   fit(run, "cascade", _directory(run), view, config, batches, failures)
   others = [e for e in episodes if e.task_id in held_out]
-  if others:
+  calibrated = f"calibration of {_directory(run).name}"
+  if others and not run.store.finished(calibrated):
     p_D, failed_D = score(run, load_cascade(run), view, others, failures)
-    run.log_once(stage="cascade-calibration", **calibration(p_D, failed_D))
+    run.log(stage="cascade-calibration", **calibration(p_D, failed_D))
+    run.finish(calibrated)
 
 
 def split(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:
