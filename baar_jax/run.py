@@ -4,7 +4,6 @@ import contextlib
 import copy
 import dataclasses
 import fcntl
-import itertools
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.episode import Episode, Task
 from baar_jax.llms import pair as models
 from baar_jax.mesh import exchange, join, make_mesh
 from baar_jax.rollout.budget import DollarBudget
@@ -33,10 +32,8 @@ from baar_jax.router.build import check_pretrained
 from baar_jax.store import Store
 
 SPLITS = ("train", "test")
-EXCHANGED = 256  # episodes that processes exchange at a time
 ABSENT = object()  # a field that one version of the configuration does not have
-# What may change between stages of one run: it changes no result that is already stored, and
-# nothing is trained on the trials of profile.robustness.
+# What may change between stages of one run: no stored result and no training depends on it.
 FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s", "bopo.lam")
 FREE_FIELDS += ("profile.robustness", "baselines", "evaluate", "distributed", "bench", "max_usd")
 FREE_FIELDS += ("dry_run", "models.key_variables", "models.token_limit_field", "models.concurrency")
@@ -45,20 +42,15 @@ UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
 class Run:
-  """The directory <runs>/<name>: config.json, episodes.sqlite, checkpoints/, metrics.jsonl,
-  report/; and the environments and models of its config. Close it to end child processes.
+  """A run's directory <runs>/<name>, and the environments and models of its config.
 
   Several processes share the directory, on a disk that all of them see. Each has its own store and
-  runs its share of the tasks; they exchange new episodes before they continue.
+  runs its share of the tasks; they exchange new episodes before they continue. `close` ends it.
   """
 
   def __init__(self, config: Config):
-    """Opens or creates the directory.
-
-    Raises:
-      ValueError: it was made with another config, cannot be written or is in use, or the models
-        are not a priced pair.
-    """
+    """Opens or creates the directory. Raises ValueError if it was made with another config, cannot
+    be written or is in use, or if the models are not a priced pair."""
     models.check(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
@@ -80,13 +72,12 @@ class Run:
         f"another process is using {self.dir}: wait for it or choose another --config.name"
       ) from None
     except OSError as error:
-      raise ValueError(
-        f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
-      ) from None
+      reason = error.strerror
+      raise ValueError(f"cannot write to {self.dir} ({reason}); set --config.runs") from None
     self.pair = models.open_pair(config, path)
     self.cap = _open_cap(config, self.dir, self.store)
-    large = len(self.pair.names) - 1
-    self.boundaries = always(SMALL, "always-small"), always(large, "always-large")
+    small, *_, large = range(len(self.pair.names))
+    self.boundaries = always(small, "always-small"), always(large, "always-large")
     self._envs: list[Env] = []
     # Shapes are compiled once for all stages, restarts and values of lam.
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -106,18 +97,13 @@ class Run:
         if f"{name}.".startswith(tuple(f"{free}." for free in FREE_FIELDS)):
           continue
         if ABSENT in (was, now):
-          raise ValueError(
-            f"{self.dir} was made by another version of this program, which differs in {name}: "
-            "choose another --config.name"
-          )
-        raise ValueError(
-          f"{self.dir} was made with {name}={was!r}, this config has {now!r}: "
-          "set it back, or choose another --config.name"
-        )
+          maker = f"by another version of this program, which differs in {name}: "
+        else:
+          maker = f"with {name}={was!r}, this config has {now!r}: set it back, or "
+        raise ValueError(f"{self.dir} was made {maker}choose another --config.name")
     if self.first:
-      temporary = path.with_suffix(".tmp")
-      temporary.write_text(json.dumps(config, indent=2))
-      os.replace(temporary, path)
+      path.with_suffix(".tmp").write_text(json.dumps(config, indent=2))
+      path.with_suffix(".tmp").replace(path)
 
   def ablated(self, name: str) -> "Run":
     """This run without one part of the method: the same store, models and environments."""
@@ -126,14 +112,12 @@ class Run:
     return other
 
   @property
-  def labels(self) -> dict[str, str]:
-    """What its lines in metrics.jsonl say of it."""
+  def labels(self) -> dict[str, str]:  # of its lines in metrics.jsonl
     return {"ablation": self.ablation} if self.ablation else {}
 
   @property
   def live_episodes(self) -> int:
-    processes = self.config.env.processes or os.cpu_count() or 1
-    return processes * self.config.env.live_per_process
+    return (self.config.env.processes or os.cpu_count()) * self.config.env.live_per_process
 
   def envs(self) -> list[Env]:
     """The environments, opened on first use."""
@@ -162,58 +146,32 @@ class Run:
       threads.shutdown(wait=False)  # an interrupted listing, which may take minutes, is not awaited
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
-    if self.config.distributed.processes > 1:
-      for name in SPLITS:
-        listing = exchange([dataclasses.asdict(task) for task in self.store.tasks(name)])[0]
-        if not self.first:
-          self.store.put_tasks(name, [Task(**fields) for fields in listing])
+    for name in SPLITS:
+      listing = exchange([dataclasses.asdict(task) for task in self.store.tasks(name)])[0]
+      if not self.first:
+        self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
 
   def collect(
-    self,
-    label: str,
-    policy: Policy,
-    jobs: Sequence[Job],
-    call_budget: int | None = None,
-    usd_budget: float | None = None,
+    self, label: str, policy: Policy, jobs: Sequence[Job], call_budget=None, usd_budget=None
   ) -> list[Episode]:
     """Runs the jobs whose episodes are not stored yet, stores each as it ends, and returns all.
 
     Each of several processes runs its share of the tasks, and all return the same. An episode that
-    ended in an error is reported and left out; the next run tries it again.
-
-    Raises:
-      CapReached: the next call may pass --config.max_usd; what was finished is stored.
+    ended in an error is reported and left out; the next run tries it again. Raises CapReached
+    where the next call may pass --config.max_usd; what was finished is stored.
     """
-    self._exchange_episodes(policy.name)
-    stored = self.store.keys(policy.name)
+    self.store.exchange(policy.name)
+    stored, d = self.store.keys(policy.name), self.config.distributed
     place = {task_id: i for i, task_id in enumerate(dict.fromkeys(job.task.id for job in jobs))}
-    d = self.config.distributed
     share = [job for job in jobs if place[job.task.id] % d.processes == d.process]
     missing = [job for job in share if (job.task.id, job.seed) not in stored]
     if missing:
       limits = call_budget, usd_budget, self.cap
       self._run_and_store(label, policy, missing, len(share), limits)
-    self._exchange_episodes(policy.name)
+    self.store.exchange(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
-
-  def _exchange_episodes(self, policy: str) -> None:
-    """Gives every process the stored episodes of a policy that any of them has."""
-    if self.config.distributed.processes == 1:
-      return
-    stored = self.store.keys(policy)
-    keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
-    lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
-    # Each is sent by the first process that has it.
-    sender = {key: [key in keys for keys in keys_of_process].index(True) for key in lacking}
-    for start in range(0, len(lacking), EXCHANGED):
-      keys = lacking[start : start + EXCHANGED]
-      sent = {key for key in keys if sender[key] == self.config.distributed.process}
-      texts = [e.to_json() for e in self.store.episodes(policy) if (e.task_id, e.seed) in sent]
-      for episode in map(Episode.from_json, itertools.chain(*exchange(texts))):
-        if (episode.task_id, episode.seed) not in stored:
-          self.store.add(episode)
 
   def _run_and_store(self, label, policy, missing, total, limits) -> None:
     failed, cost_usd = [], 0.0
@@ -228,22 +186,17 @@ class Run:
         cost_usd += episode.cost_usd
         bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
         bar.update()
-    self._log_environments()
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy.name}: {episode.stop}")
-
-  def _log_environments(self) -> None:
-    """Logs the environments' memory, and whether their tasks were generated by this project."""
     c, envs = self.config.env, self.envs()
     used_mb = 0.0 if c.kind == "sandbox" else memory_mb(envs)
-    if used_mb:
+    if used_mb:  # for the report, which also says whether this project has generated the tasks
       generated = c.kind in engines.ENGINES and engines.wants_own_data(c.kind, c.data)
       self.log(stage="environments", mb_per_live_episode=used_mb / len(envs), own_tasks=generated)
 
   def wait(self) -> None:
     """Waits until every process is here."""
-    if self.config.distributed.processes > 1:
-      exchange(None)
+    exchange(None)
 
   def say(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""
@@ -263,10 +216,6 @@ class Run:
     if self.config.distributed.processes > 1:
       raise ValueError(f"--stage={stage} runs in one process: leave out --config.distributed")
 
-  def finish(self, stage: str) -> None:
-    """Records that a stage has been run to its end, for `require`."""
-    self.store.finish(stage)
-
   def require(self, stage: str) -> None:
     """Raises ValueError, in every process, unless all have run the stage to its end."""
     if not all(exchange(self.store.finished(stage))):
@@ -279,9 +228,8 @@ class Run:
         file.write(json.dumps(values) + "\n")
 
   def close(self) -> None:
-    for env in self._envs:
-      env.close()
-    self._envs.clear()
+    while self._envs:
+      self._envs.pop().close()
     self.pair.close()
     self.store.close()
     self._lock.close()
@@ -292,8 +240,8 @@ def memory_mb(envs: Sequence[ProcessEnv]) -> float:
   total = 0
   for pid in {env.pid for env in envs} - {None}:
     with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-      process = psutil.Process(pid)
-      total += sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+      family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+      total += sum(process.memory_info().rss for process in family)
   return total / 2**20
 
 
@@ -324,8 +272,8 @@ def _open_mesh(config: Config) -> Mesh:
 def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | None:
   """What the run may still spend, with all that it has spent counted; None where it has no cap.
 
-  Each of several processes gets an equal share of what is left, so that together they keep it. The
-  dollars of scripted models are those of the episodes of this process's store.
+  Each of several processes gets an equal share of the rest. The dollars of scripted models are
+  those of the episodes of this process's store.
   """
   if not config.max_usd:
     return None

@@ -1,14 +1,18 @@
 """The run's SQLite file: tasks, episodes and finished stages, each on disk before it counts."""
 
 import dataclasses
+import itertools
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas
+from jax import process_index
 
 from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.mesh import exchange
 
+EXCHANGED = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 # An episode's summary in dollars, tokens and seconds: one column each, computed when it is stored.
 COLUMNS = ("score", "success", "stop", "call_budget", "usd_budget", "steps", "large_calls")
@@ -126,6 +130,20 @@ class Store:
     query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     types = {"success": bool, "reused": bool, "call_budget": float, "usd_budget": float}
     return pandas.read_sql(query, self._db, params=policies).astype(types)
+
+  def exchange(self, policy: str) -> None:
+    """Gives the store of every process the episodes of a policy that any process has."""
+    stored = self.keys(policy)
+    keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
+    lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
+    # Each episode is sent by the first process that has it.
+    sender = {key: [key in keys for keys in keys_of_process].index(True) for key in lacking}
+    for start in range(0, len(lacking), EXCHANGED):
+      sent = {key for key in lacking[start : start + EXCHANGED] if sender[key] == process_index()}
+      texts = [e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent]
+      for episode in map(Episode.from_json, itertools.chain(*exchange(texts))):
+        if (episode.task_id, episode.seed) not in stored:
+          self.add(episode)
 
   def finish(self, stage: str) -> None:
     """Records that a stage has been run to its end."""

@@ -35,7 +35,7 @@ def test_a_stage_counts_as_run_once_it_has_ended(config, opened):
   run = opened(config)
   with pytest.raises(ValueError, match="has no finished profile: run --stage=profile first"):
     run.require("profile")
-  run.finish("profile")
+  run.store.finish("profile")
   opened(config).require("profile")
   # The note goes where the episodes go.
   for path in run.dir.glob("episodes.sqlite*"):

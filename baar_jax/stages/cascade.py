@@ -89,7 +89,7 @@ def main(run: Run) -> None:
   if others and not run.store.finished(calibrated):
     p_D, failed_D = score(run, load_cascade(run), view, others, failures)
     run.log(stage="cascade-calibration", **calibration(p_D, failed_D))
-    run.finish(calibrated)
+    run.store.finish(calibrated)
 
 
 def split(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:

@@ -28,7 +28,7 @@ def main(run: Run) -> None:
   run.wait()
   mix = collections.Counter(profile.difficulty for profile in profiles.values())
   inverted = sum(profile.cost_small > profile.cost_large for profile in profiles.values())
-  run.finish("profile")
+  run.store.finish("profile")
   run.say(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
 
 

@@ -30,7 +30,7 @@ def main(run: Run) -> None:
     jobs = [Job(task, k) for task in hard for k in range(1, config.samples + 1)]
     run.collect("references", stratified_random(run.config), jobs)
   references = load_references(run.store, run.config)
-  run.finish("references")
+  run.store.finish("references")
   fallback = sum(references[task.id].policy == run.boundaries[-1].name for task in hard)
   large = sum(references[task.id].large_calls for task in hard)
   steps = sum(len(references[task.id].steps) for task in hard)
