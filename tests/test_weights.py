@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,19 +54,6 @@ def assert_same(model: Qwen2, other: Qwen2) -> None:
   for mine, its in zip(leaves(model), leaves(other), strict=True):
     assert mine.dtype == its.dtype
     np.testing.assert_array_equal(mine, its)
-
-
-def child(script: str, *arguments, **env) -> str:
-  """What a script prints as its last line, in a process of its own."""
-  path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-  result = subprocess.run(
-    [sys.executable, "-c", script, *map(str, arguments)],
-    env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | env,
-    capture_output=True,
-    text=True,
-  )
-  assert result.returncode == 0, result.stderr
-  return result.stdout.splitlines()[-1]
 
 
 @jax.jit
@@ -134,8 +120,7 @@ class TestPyTorch:
       kept = want[:, golden(case, "kept_S")]
       np.testing.assert_allclose(kept, golden(case, name), rtol=0, atol=1e-5)
 
-  @pytest.mark.parametrize("shape", [SHAPE, UNTIED], ids=["tied", "untied"])
-  @pytest.mark.parametrize("shard_bytes", [1 << 30, 40_000], ids=["whole", "sharded"])
+  @pytest.mark.parametrize("shape, shard_bytes", [(SHAPE, 1 << 30), (UNTIED, 40_000)])
   def test_loads_what_is_saved(self, transformers, shape, shard_bytes, tmp_path, monkeypatch):
     """The model and the tokenizer, which is a Qwen2's with the decisions added."""
     model = load_qwen2(hf.write(tmp_path / "base", shape, tokens=300))
@@ -181,12 +166,9 @@ class TestLoad:
     "shape, shard_mb, stored, dtype",
     [
       (SHAPE, None, "float32", jnp.float32),
-      (UNTIED, 0.06, "float32", jnp.float32),
-      (UNTIED, None, "bfloat16", jnp.float32),
-      (SHAPE, 0.03, "bfloat16", jnp.bfloat16),
+      (UNTIED, 0.03, "bfloat16", jnp.float32),
       (SHAPE, 0.06, "float32", jnp.bfloat16),
     ],
-    ids=["whole", "sharded-untied", "bf16-untied", "sharded-bf16-as-bf16", "sharded-as-bf16"],
   )
   def test_every_number_is_in_its_place(self, shape, shard_mb, stored, dtype, tmp_path):
     hf.write(tmp_path, shape, stored, shard_mb=shard_mb)
@@ -229,66 +211,62 @@ class TestLoad:
     written = dict(hf.tensors(shape))["model.layers.0.mlp.down_proj.weight"]
     np.testing.assert_array_equal(kernel_LxFxD, written.T[None])
 
-  @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-  def test_host_memory_is_the_parameters_and_one_tensor(self, tmp_path):
-    """Of 304 MB in seven files, a tensor being 6.6 MB and all layers' of a kind 79 MB.
 
-    VmHWM and not ru_maxrss, which in a child starts at what its parent has used.
-    """
-    script = """
-import sys
-from baar_jax.router.weights import load_qwen2
-
-def used(name):
-  lines = open("/proc/self/status").read().splitlines()
-  return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-load_qwen2(sys.argv[1])  # what the first call compiles and keeps
-before = used("VmRSS")
-model = load_qwen2(sys.argv[2])
-print(before, used("VmHWM"))
-"""
-    sizes = 8_192, 640, 2_560, 12, 10, 2, True
-    shape = dict(zip(hf.FIELDS, sizes))
-    hf.write(tmp_path / "small", SHAPE)
-    hf.write(tmp_path / "large", shape, shard_mb=50)
-    files = sorted((tmp_path / "large").glob("*.safetensors"))
-    stored = sum(path.stat().st_size for path in files)
-    assert len(files) == 7 and stored > 300e6
-    before, peak = map(int, child(script, tmp_path / "small", tmp_path / "large").split())
-    shutil.rmtree(tmp_path / "large")
-    assert stored < peak - before < 1.35 * stored
-
-  def test_four_devices_hold_a_fourth_each(self, tmp_path):
-    script = """
+SCRIPT = """
 import json, sys
 import jax
 import numpy as np
 from flax import nnx
 from baar_jax.mesh import make_mesh
 from baar_jax.router.weights import load_qwen2, save_qwen2
-base, saved = sys.argv[1:]
-split, whole = load_qwen2(base, mesh=make_mesh(4)), load_qwen2(base)
+
+def used(name):
+  lines = open("/proc/self/status").read().splitlines()
+  return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+base, saved, large = sys.argv[1:]
+whole = load_qwen2(base)  # what the first call compiles and keeps
+before = used("VmRSS")
+model = load_qwen2(large)
+peak = used("VmHWM") - before  # ru_maxrss of a child starts at what its parent has used
+split = load_qwen2(base, mesh=make_mesh(4))
 save_qwen2(split, saved, base + "/tokenizer.json", np.float32)
 ours, theirs = (jax.tree_util.tree_leaves_with_path(nnx.split(m)[1]) for m in (split, whole))
-print(json.dumps({
+print(json.dumps([peak, {
   jax.tree_util.keystr(path): [
     len(y.devices()),
     [shard.data.size / x.size for shard in x.addressable_shards],
     bool((np.asarray(x) == np.asarray(y)).all()),
   ]
   for (path, x), (_, y) in zip(ours, theirs)
-}))
+}]))
 """
-    hf.write(tmp_path / "base", UNTIED, shard_mb=0.06, tokens=300)
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    found = json.loads(child(script, tmp_path / "base", tmp_path / "saved", **devices))
-    for name, (whole, shards, same) in found.items():
-      assert (whole, same) == (1, True), name
-      # 307 tokens and heads of 10 cannot be divided by 4; 48 and 40 can.
-      assert shards == [1.0 if "_bias" in name else 1 / 4] * 4, name
-    assert len(found) == 15
-    assert_same(load_qwen2(tmp_path / "saved"), load_qwen2(tmp_path / "base"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_and_four_devices(tmp_path):
+  """With four devices; of 304 MB a tensor is 6.6 MB and all layers' of a kind 79 MB."""
+  hf.write(tmp_path / "base", UNTIED, shard_mb=0.06, tokens=300)
+  large = dict(zip(hf.FIELDS, (8_192, 640, 2_560, 12, 10, 2, True)))
+  hf.write(tmp_path / "large", large, shard_mb=50)
+  stored = sum(path.stat().st_size for path in (tmp_path / "large").glob("*.safetensors"))
+  devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+  result = subprocess.run(
+    [sys.executable, "-c", SCRIPT, *(tmp_path / name for name in ("base", "saved", "large"))],
+    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | devices,
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  peak, parameters = json.loads(result.stdout.splitlines()[-1])
+  # The host needs the parameters and one tensor.
+  assert stored > 300e6 and stored < peak < 1.35 * stored
+  for name, (devices, shares, same) in parameters.items():
+    assert (devices, same) == (1, True), name
+    # 307 tokens and heads of 10 cannot be divided by 4; 48 and 40 can.
+    assert shares == [1.0 if "_bias" in name else 1 / 4] * 4, name
+  assert len(parameters) == 15
+  assert_same(load_qwen2(tmp_path / "saved"), load_qwen2(tmp_path / "base"))
 
 
 class TestSave:
@@ -296,8 +274,7 @@ class TestSave:
   def base(self, tmp_path):
     return hf.write(tmp_path / "base", UNTIED, tokens=300)
 
-  @pytest.mark.parametrize("shape", [SHAPE, UNTIED], ids=["tied", "untied"])
-  @pytest.mark.parametrize("shard_bytes, count", [(1 << 30, 1), (60_000, 4)])
+  @pytest.mark.parametrize("shape, shard_bytes, count", [(SHAPE, 1 << 30, 1), (UNTIED, 60_000, 4)])
   def test_writes_what_was_loaded(self, shape, shard_bytes, count, tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
     base = hf.write(tmp_path / "base", shape, tokens=300)
@@ -350,9 +327,9 @@ class TestSave:
 
 def change(directory: Path, file: str = "config.json", **fields) -> None:
   """Sets fields of a JSON file; those that are None are left out."""
-  found = json.loads((directory / file).read_text()) | fields
-  found = {name: value for name, value in found.items() if value is not None}
-  (directory / file).write_text(json.dumps(found))
+  old = json.loads((directory / file).read_text())
+  new = {name: value for name, value in (old | fields).items() if value is not None}
+  (directory / file).write_text(json.dumps(new))
 
 
 def edit(file: Path, name: str, tensor: np.ndarray | None) -> None:
@@ -361,29 +338,15 @@ def edit(file: Path, name: str, tensor: np.ndarray | None) -> None:
   save_file({name: x for name, x in found.items() if x is not None}, file)
 
 
-def cut(file: Path, of_header: float, of_data: float) -> None:
-  """Leaves these shares of a file."""
-  found = file.read_bytes()
-  header = 8 + int.from_bytes(found[:8], "little")
-  file.write_bytes(found[: int(header * of_header + (len(found) - header) * of_data)])
-
-
-def name_dtype(file: Path, name: str, dtype: str, bits: int) -> None:
-  """Stores a tensor in a dtype that NumPy may not have."""
-  found = file.read_bytes()
-  end = 8 + int.from_bytes(found[:8], "little")
-  header = json.loads(found[8:end])
-  header.pop("__metadata__", None)
-  start, data = 0, b""
-  for other, about in header.items():
-    part = found[end:][slice(*about["data_offsets"])]
-    if other == name:
-      part = part[: len(part) * bits // 32]
-      about["dtype"] = dtype
-    about["data_offsets"] = [start, start + len(part)]
-    start, data = start + len(part), data + part
+def name_dtype(file: Path, name: str, dtype: str) -> None:
+  """Calls the bytes of a float32 tensor four times as many numbers of a dtype of 8 bits."""
+  data = file.read_bytes()
+  end = 8 + int.from_bytes(data[:8], "little")
+  header = json.loads(data[8:end])
+  rows, columns = header[name]["shape"]
+  header[name] |= {"dtype": dtype, "shape": [4 * rows, columns]}
   text = json.dumps(header).encode()
-  file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+  file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
 
 
 def refusal(directory: Path) -> str:
@@ -407,11 +370,7 @@ class TestRefused:
     "name, tensor, line",
     [
       (UP.replace("up", "side"), np.zeros(3), f"{WHOLE}: tensor {UP.replace('up', 'side')} has no"),
-      (
-        "model.layers.3.mlp.up_proj.weight",
-        np.zeros((40, 48)),
-        "model.layers.3.mlp.up_proj.weight",
-      ),
+      (UP.replace("1", "3"), np.zeros((40, 48)), UP.replace("1", "3")),
       ("lm_head.weight", np.zeros((307, 48)), "lm_head.weight has no place"),
       (UP, None, f"DIR: tensor {UP} is in none of its files"),
       ("model.norm.weight", None, "tensor model.norm.weight is in none"),
@@ -427,25 +386,23 @@ class TestRefused:
     edit(hf.write(tmp_path, SHAPE) / "model.safetensors", name, tensor)
     assert line in refusal(tmp_path)
 
-  @pytest.mark.parametrize("dtype, bits", [("F8_E4M3", 8), ("I8", 8), ("I32", 32)])
-  def test_numbers_that_need_a_scale(self, dtype, bits, tmp_path):
+  @pytest.mark.parametrize("dtype", ["F8_E4M3", "I8"])
+  def test_numbers_that_need_a_scale(self, dtype, tmp_path):
     """A quantised tensor is not what its integers are."""
-    name_dtype(hf.write(tmp_path, SHAPE) / "model.safetensors", self.UP, dtype, bits)
+    name_dtype(hf.write(tmp_path, SHAPE) / "model.safetensors", self.UP, dtype)
     line = refusal(tmp_path)
     assert self.WHOLE in line and self.UP in line and dtype in line
 
-  @pytest.mark.parametrize("of_header", [0, 0.001, 0.5, 0.999, 1])
-  def test_a_file_cut_short(self, of_header, tmp_path):
-    cut(hf.write(tmp_path, SHAPE) / "model.safetensors", of_header, 0)
-    assert f"{self.WHOLE} is cut short or damaged" in refusal(tmp_path)
-
-  @pytest.mark.parametrize("of_data", [0.001, 0.5, 0.99999])
-  def test_a_part_cut_short(self, of_data, tmp_path):
-    hf.write(tmp_path, SHAPE, shard_mb=0.06)
+  @pytest.mark.parametrize(
+    "of_header, of_data", [(0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.5), (1, 0.99999)]
+  )
+  @pytest.mark.parametrize("shard_mb", [None, 0.06])
+  def test_a_file_cut_short(self, of_header, of_data, shard_mb, tmp_path):
+    hf.write(tmp_path, SHAPE, shard_mb=shard_mb)
     last = sorted(tmp_path.glob("*.safetensors"))[-1]
-    size = last.stat().st_size
-    cut(last, 1, of_data)
-    assert last.stat().st_size < size
+    data = last.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    last.write_bytes(data[: int(header * of_header + (len(data) - header) * of_data)])
     assert f"DIR/{last.name} is cut short or damaged" in refusal(tmp_path)
 
   def test_a_file_that_is_missing(self, tmp_path):
@@ -482,12 +439,12 @@ class TestRefused:
     change(tmp_path, INDEX, weight_map=places)
     load_qwen2(tmp_path)  # all is as it was
 
-  @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": []}', "{\n\n]"])
+  @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', "{\n\n]"])
   def test_an_index_that_is_none(self, text, tmp_path):
     (hf.write(tmp_path, SHAPE) / INDEX).write_text(text)
     assert f"DIR/{INDEX}" in refusal(tmp_path)
 
-  @pytest.mark.parametrize("text", ["", '{"vocab_size": 3', "[]", "{\n\n]", "\xff"])
+  @pytest.mark.parametrize("text", ["", "[]", "{\n\n]", "\xff"])
   def test_a_config_that_is_no_json(self, text, tmp_path):
     (hf.write(tmp_path, SHAPE) / "config.json").write_bytes(text.encode("latin-1"))
     assert "DIR/config.json" in refusal(tmp_path)
@@ -508,10 +465,9 @@ class TestRefused:
   def test_a_config_that_lacks_a_field(self, name, tmp_path):
     change(hf.write(tmp_path, SHAPE), **{name: None})
     assert f"DIR/config.json lacks '{name}'" in refusal(tmp_path)
-    found = json.loads((tmp_path / "config.json").read_text())
-    for value in (None, "many", [3]):  # or has no number there
-      (tmp_path / "config.json").write_text(json.dumps(found | {name: value}))
-      assert "DIR/config.json" in refusal(tmp_path)
+    for value in ("many", [3], -1):
+      change(tmp_path, **{name: value})
+      assert "DIR/config.json has a size that is" in refusal(tmp_path)
 
   @pytest.mark.parametrize(
     "field, value",
@@ -530,15 +486,3 @@ class TestRefused:
     change(hf.write(tmp_path, SHAPE), **{field: value})
     line = refusal(tmp_path)
     assert "DIR/config.json has " in line and (field in line or "rope_type='yarn'" in line)
-
-  @pytest.mark.parametrize("text", [None, "", "{", "{}", "[\n]"])
-  def test_a_tokenizer(self, text, tmp_path):
-    hf.write(tmp_path / "base", SHAPE)
-    if text is not None:
-      (tmp_path / "base" / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError) as caught:
-      adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
-    line = str(caught.value)
-    assert str(tmp_path / "base" / "tokenizer.json") in line and "\n" not in line
-    assert ("is missing" in line) == (text is None)
-    assert not (tmp_path / "adopted").exists()

@@ -9,9 +9,9 @@ from flax import nnx
 
 from baar_jax.mesh import spread
 
-QUERIES = 128  # for which attention scores are made at a time, on a CPU
-NEARNESS = 2.0  # size of the biases that random weights start with
-NEAR_TOKENS = 16, 128  # wavelengths of the rotations that get them
+QUERIES = 128  # of one block of attention scores on a CPU
+NEARNESS = 2.0  # size of the initial biases of queries and keys
+NEAR_TOKENS = 16, 128  # shortest and longest wavelength of the rotations that have them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Qwen2Config:
   rope_theta: float = 1_000_000.0
   rms_norm_eps: float = 1e-6
   tie_word_embeddings: bool = True
-  max_position_embeddings: int = 32_768  # written to a Hugging Face directory, else not used
+  max_position_embeddings: int = 32_768  # a limit for `router.max_tokens`; not computed with
 
 
 class Layer(nnx.Module):
@@ -40,7 +40,7 @@ class Layer(nnx.Module):
     self.input_norm = nnx.Param(jnp.ones(D))
     self.q_kernel = nnx.Param(_normal(rngs, (D, N, H), D))
     near_H = nearness(config)
-    half_N = (jnp.arange(N) % 2 == 0).astype(jnp.float32)  # the other heads start without
+    half_N = (jnp.arange(N) % 2 == 0).astype(jnp.float32)  # every other head has no initial bias
     self.q_bias = nnx.Param(half_N[:, None] * near_H[None])
     self.k_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
     self.k_bias = nnx.Param(jnp.broadcast_to(near_H[None], (K, H)))
@@ -54,18 +54,14 @@ class Layer(nnx.Module):
     self.eps = config.rms_norm_eps
 
   def __call__(self, x_BxTxD, rope, mask_BxTxU, past=None):
-    """One block.
+    """One block: the new residual stream, and the cache with the new tokens (None without one).
 
     Args:
       x_BxTxD: the residual stream.
       rope: (cos_BxTxH, sin_BxTxH) at the tokens' positions.
       mask_BxTxU: bool, which of the U keys each token sees; None is causal with U = T.
-      past: None, or (k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT): the cache and where in
-        it the new keys and values go.
-
-    Returns:
-      The residual stream, and the cache's (k_LxRxUxKxH, v_LxRxUxKxH) with the new tokens; None
-      without a cache.
+      past: None, or (k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT): the cache and the
+        places of the new keys and values in it.
     """
     dtype = x_BxTxD.dtype
     h_BxTxD = rms_norm(x_BxTxD, self.input_norm[...], self.eps)
@@ -94,7 +90,7 @@ class Layer(nnx.Module):
 
 
 class Qwen2(nnx.Module):
-  """Token ids in, hidden states out; logits only of the positions and tokens that are asked for."""
+  """Token ids -> hidden states -> logits of the positions and tokens that are needed."""
 
   def __init__(self, config: Qwen2Config, rngs: nnx.Rngs):
     self.config = config
@@ -112,15 +108,12 @@ class Qwen2(nnx.Module):
     self.layers = stack(rngs)
 
   def __call__(self, tokens_BxT, dtype=jnp.float32, remat=False):
-    """Hidden states of whole sequences, padded on the right if at all.
+    """hidden_BxTxD after the final norm, in `dtype`, of whole sequences padded on the right.
 
     Args:
-      tokens_BxT: int32. Padding behind a sequence does not change what is before it.
-      dtype: of the computation; parameters stay as they are.
-      remat: recompute each layer in the backward pass instead of keeping its activations.
-
-    Returns:
-      hidden_BxTxD after the final norm, in `dtype`.
+      tokens_BxT: int32. Padding after a sequence does not change its hidden states.
+      dtype: of the computation; parameters keep theirs.
+      remat: recompute each layer in the backward pass instead of storing its activations.
     """
     B, T = tokens_BxT.shape
     position_BxT = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
@@ -135,17 +128,14 @@ class Qwen2(nnx.Module):
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
 
   def extend(self, tokens_BxT, start_B, cache, row_B=None, dtype=jnp.float32):
-    """Hidden states of new tokens behind what a cache already holds.
+    """hidden_BxTxD after the final norm of new tokens, and the cache with their keys and values.
 
     Args:
-      tokens_BxT: int32, the new tokens, padded on the right if at all.
+      tokens_BxT: int32, the new tokens, padded on the right.
       start_B: int32, how many tokens of each row the cache holds.
-      cache: (k_LxRxUxKxH, v_LxRxUxKxH) as `empty_cache` makes it. What a row holds from start_B
-        on is overwritten; positions past U are dropped.
-      row_B: int32, which of the cache's R rows; None is row b for the b-th.
-
-    Returns:
-      hidden_BxTxD after the final norm, and the cache with the new tokens in it.
+      cache: (k_LxRxUxKxH, v_LxRxUxKxH) of `empty_cache`. Positions from start_B on are overwritten;
+        positions past U are dropped.
+      row_B: int32, the row of the cache for each sequence; None is row b for sequence b.
     """
     B, T = tokens_BxT.shape
     row_B = jnp.arange(B) if row_B is None else row_B
@@ -161,7 +151,7 @@ class Qwen2(nnx.Module):
       past = (*cache, layer, row_B, position_BxT)
       return nnx.merge(graphdef, params)(x_BxTxD, rope, mask_BxTxU, past), None
 
-    # The cache is carried, not stacked anew: only what is written of it moves.
+    # The cache is carried through the scan and updated in place; stacking would copy all of it.
     layers = jnp.arange(self.config.num_hidden_layers), stacked
     (x_BxTxD, cache), _ = jax.lax.scan(block, (self._embed(tokens_BxT, dtype), cache), layers)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps), cache
@@ -184,7 +174,7 @@ class Qwen2(nnx.Module):
 
   def _rope(self, position_BxT, dtype):
     H = self.config.head_dim
-    # Rounded as the checkpoints' own code does it: at position 30,000 a last digit shows.
+    # Rounded as in the checkpoints' own code: at position 30,000 a last digit matters.
     period_H2 = (self.config.rope_theta ** (np.arange(0, H, 2) / H)).astype(np.float32)
     frequency_H2 = np.float32(1.0) / period_H2
     angle_BxTxH2 = position_BxT[:, :, None].astype(jnp.float32) * frequency_H2[None, None]
@@ -195,9 +185,9 @@ class Qwen2(nnx.Module):
 def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
   """Grouped-query attention; causal with U = T if no mask is given. Returns [B, T, N, H].
 
-  On a GPU whole sequences in bf16 go through cuDNN's flash attention. On a CPU scores are made for
-  a few queries at a time, and only of the keys that they may see, so that they stay in the cache:
-  measured there, a forward of 1,664 tokens takes a fourth of the time of one whole softmax.
+  On a GPU whole sequences in bf16 go through cuDNN's flash attention. On a CPU the scores of a few
+  queries at a time, with the keys that they may see, stay in the processor's cache: a forward pass
+  of 1,664 tokens took a fourth of the time of one softmax over everything.
   """
   if jax.default_backend() != "cpu":
     whole = mask_BxTxU is None
@@ -214,13 +204,13 @@ def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
   if mask_BxTxU is not None:
     return _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU)
   T = q_BxTxNxH.shape[1]
-  parts = []
+  blocks = []
   for start in range(0, T, QUERIES):
     end = min(start + QUERIES, T)
     mask_1xtxU = jnp.arange(end)[None, None] <= jnp.arange(start, end)[None, :, None]
-    q_BxtxNxH = q_BxTxNxH[:, start:end]
-    parts.append(_attend(q_BxtxNxH, k_BxUxKxH[:, :end], v_BxUxKxH[:, :end], mask_1xtxU))
-  return jnp.concatenate(parts, axis=1)
+    keys_values = k_BxUxKxH[:, :end], v_BxUxKxH[:, :end]
+    blocks.append(_attend(q_BxTxNxH[:, start:end], *keys_values, mask_1xtxU))
+  return jnp.concatenate(blocks, axis=1)
 
 
 def _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU):
@@ -245,9 +235,9 @@ def _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU):
 def nearness(config: Qwen2Config):
   """bias_H with which attention starts by favouring the last few tokens (our choice).
 
-  Equal biases of query and key, once rotated, add a score that depends on the distance alone. A
-  narrow model from random weights learns little in a short run if it first has to find out that
-  what stands near matters; a checkpoint's biases replace these.
+  Equal biases of query and key, once rotated, add a score that depends on the distance alone.
+  Without them a narrow model from random weights spends a short run on learning that near tokens
+  matter. A checkpoint's biases replace these.
   """
   H = config.head_dim
   wavelength_H2 = 2 * jnp.pi * config.rope_theta ** (jnp.arange(0, H, 2, dtype=jnp.float32) / H)
@@ -259,8 +249,8 @@ def nearness(config: Qwen2Config):
 def rotate(x_BxTxNxH, cos_BxTxH, sin_BxTxH):
   """Rotary position embedding, halves paired as Hugging Face checkpoints have them."""
   first, second = jnp.split(x_BxTxNxH, 2, axis=-1)
-  turned = jnp.concatenate([-second, first], axis=-1)
-  return x_BxTxNxH * cos_BxTxH[:, :, None] + turned * sin_BxTxH[:, :, None]
+  rotated = jnp.concatenate([-second, first], axis=-1)
+  return x_BxTxNxH * cos_BxTxH[:, :, None] + rotated * sin_BxTxH[:, :, None]
 
 
 def rms_norm(x_BxTxD, scale_D, eps):
@@ -271,6 +261,5 @@ def rms_norm(x_BxTxD, scale_D, eps):
 
 
 def _normal(rngs: nnx.Rngs, shape, fan_in: int):
-  """Random weights whose products keep the size of their input (our choice; narrow models learn
-  much faster from it than from a fixed 0.02)."""
+  """Random weights that keep the scale of their input (our choice: narrow models learn faster)."""
   return fan_in**-0.5 * jax.random.normal(rngs.params(), shape)
