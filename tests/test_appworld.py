@@ -151,7 +151,7 @@ def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):
         assert kind != "wrong" or ("api_docs" in action) != oracle.critical
       wrong += "\n".join(actions) if kind == "wrong" else ""
     expert.observe(oracle.action, "")
-  assert all(text in wrong for text in ("login(", "page_index=0", "amount=float(shares[name]) + 1"))
+  assert all(text in wrong for text in ("login(", "page_index=0", "amount=usd + 1"))
   with pytest.raises(ValueError, match="silly"):
     expert.mistake("silly", "k")
 

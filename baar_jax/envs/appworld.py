@@ -165,7 +165,9 @@ class AppWorld(Env):
     self._specs(task_id)
     if self._engine is None:
       self._start_engine()
-    self._end_world()
+    if self._world is not None:
+      self._end_world()
+    solution = self._data / "tasks" / task_id / "ground_truth" / "compiled_solution.py"
     self._world = self._engine.AppWorld(
       task_id=task_id,
       experiment_name="episodes",
@@ -173,17 +175,13 @@ class AppWorld(Env):
       timeout_seconds=self._code_s,
     )
     task = self._world.task
-    solution = self._data / "tasks" / task_id / "ground_truth" / "compiled_solution.py"
-    if solution.is_file():
-      self._expert = Expert(solution.read_text(), task.api_docs)
+    self._expert = Expert(solution.read_text(), task.api_docs) if solution.is_file() else None
     person = task.supervisor
-    lines = [
-      f"Your supervisor is {person.first_name} {person.last_name}, email {person.email}, "
-      f"phone number {person.phone_number}.",
-      f"It is {task.datetime:%A, %Y-%m-%d, %H:%M}.",
-      "The apps:",
-    ]
-    return "\n".join(lines + [f"- {app}: {text}" for app, text in task.app_descriptions.items()])
+    head = (
+      f"Your supervisor is {person.first_name} {person.last_name}, email {person.email}, phone "
+      f"number {person.phone_number}.\nIt is {task.datetime:%A, %Y-%m-%d, %H:%M}.\nThe apps:"
+    )
+    return "\n".join([head, *(f"- {app}: {text}" for app, text in task.app_descriptions.items())])
 
   def step(self, action: str) -> tuple[str, bool]:
     # A model's reply may hold half a surrogate pair, which cannot be written to AppWorld's log.
@@ -244,14 +242,11 @@ class AppWorld(Env):
       del os.environ[name]
 
   def _end_world(self) -> None:
-    if self._world is None:
-      return
     # Each world's IPython shell would stay until the process ends, with all its variables: 1 MB a
     # world. This process is killed, so its exit handlers are not needed.
     atexit._clear()
     self._world.shell.user_ns.clear()
     self._world.close()
-    self._world = self._expert = None
     self._worlds += 1
     if self._worlds % GC_WORLDS == 0:
       gc.collect()

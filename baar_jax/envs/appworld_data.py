@@ -19,10 +19,9 @@ from appworld.common.constants import CANARY_STRING, DB_VERSION
 from appworld.common.utils import freeze_time
 
 NOW = datetime(2024, 5, 16, 12, 0)  # the time of every task
-JOINED = datetime(2022, 1, 1)  # when the people opened their accounts
 APPS = get_all_apps(skip_admin=True)
 ACCOUNTS = [app for app in APPS if app not in ("api_docs", "supervisor")]
-SAVED = [*APPS, "admin"]
+DATABASES = [*APPS, "admin"]
 NAMES = (
   *("Amber Archer", "Boris Becker", "Clara Castillo", "Derek Dalton", "Elena Eriksen"),
   *("Felix Fontaine", "Greta Gupta", "Hamid Hendricks", "Irene Ivanov", "Jonas Jansen"),
@@ -91,7 +90,7 @@ def evaluate(test, public_data, private_data, main_user, models, ground_truth_an
         test.case(models.changed_model_names() - SIDE_EFFECTS, "==", set(private_data.added))
         for model, rows in private_data.added.items():
             added, updated, removed = models.changed_records(model)
-            added.sort(key=lambda record: record.receiver_id)
+            added = sorted(added, key=lambda record: record.receiver_id)
             found = [{name: getattr(record, name) for name in rows[0]} for record in added]
             test.case([found, updated, removed], "==", [rows, [], []])
 """
@@ -116,16 +115,15 @@ def solution_of(problem: Problem) -> str:
   return "def solution(apis, requester):\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
 
 
-def write_base(root: Path) -> None:
+def write_base(data: Path) -> None:
   """Writes the API docs and the databases that all tasks share."""
   docs = ApiDocCollection.build(load_apps=tuple(APPS), include_response_schemas=True)
-  models = ModelCollection.load(to_db_home_path=":memory:base", load_apps=SAVED, create_db=True)
-  place = root / "data" / "api_docs" / "standard"
-  place.mkdir(parents=True)
-  with freeze_time(JOINED):
+  models = ModelCollection.load(to_db_home_path=":memory:base", load_apps=DATABASES, create_db=True)
+  files = {}
+  with freeze_time(datetime(2022, 1, 1)):
     for app, apis in docs.items():
       marked = {name: dict(doc) | {"canary_string": CANARY_STRING} for name, doc in apis.items()}
-      (place / f"{app}.json").write_text(json.dumps(marked))
+      files[f"api_docs/standard/{app}.json"] = marked
       for doc in apis.values():
         fields = {name: value for name, value in doc.items() if name != "app_name"}
         models.api_docs.ApiDoc.create_save(app_name_=app, **fields)
@@ -133,27 +131,37 @@ def write_base(root: Path) -> None:
       models.admin.MainUser.create_save(**person._asdict(), sex="female")
       for app in ACCOUNTS:
         fields = person._asdict() | {"verified": True, "venmo_balance": 2000.0}
-        columns = fields.keys() & models[app].User.__fields__.keys()
-        account = {name: fields[name] for name in columns}
-        models[app].User.create_save(**account, password=f"{person.last_name}-{app}")
+        columns = models[app].User.__fields__
+        fields = {name: value for name, value in fields.items() if name in columns}
+        models[app].User.create_save(**fields, password=f"{person.last_name}-{app}")
       for other, relationship in zip(person.contacts(), RELATIONSHIPS):
         fields = other._asdict() | {"user_id": person.id, "relationships": [relationship]}
         models.phone.Contact.create_save(**fields)
-  models.save(db_home_path=str(root / "data" / "base_dbs"), format="full", app_names=SAVED)
+  write(data, files)
+  save(models, data / "base_dbs", "full")
+
+
+def save(models: ModelCollection, place: Path, form: str) -> None:
+  models.save(db_home_path=str(place), format=form, app_names=DATABASES)
   models.close()
   CachedDBHandler.reset()
 
 
-def write_task(root: Path, task_id: str, level: int, scenario: Scenario) -> None:
+def write(place: Path, files: dict[str, object]) -> None:
+  """Writes files, as text or as JSON, and makes their directories."""
+  for name, content in files.items():
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_text(content if name.endswith(".py") else json.dumps(content))
+
+
+def write_task(data: Path, task_id: str, level: int, scenario: Scenario) -> None:
   """Writes a task; its directory appears as a whole or not at all."""
   draw = random.Random(task_id)
   me = draw.choice(PEOPLE)
-  place = root / "data" / "tasks" / task_id
-  draft = place.with_name(f"{task_id}.tmp")
+  draft = data / "tasks" / f"{task_id}.tmp"
   shutil.rmtree(draft, ignore_errors=True)
-  (draft / "ground_truth").mkdir(parents=True)
-  base, copy = str(root / "data" / "base_dbs"), f":memory:task_input-{task_id}"
-  models = ModelCollection.load(from_db_home_path=base, to_db_home_path=copy, load_apps=SAVED)
+  base, copy = str(data / "base_dbs"), f":memory:task_input-{task_id}"
+  models = ModelCollection.load(from_db_home_path=base, to_db_home_path=copy, load_apps=DATABASES)
   with freeze_time(NOW):
     problem = scenario(models, me, draw)
     models.supervisor.Supervisor.create_save(**me._asdict())
@@ -161,41 +169,31 @@ def write_task(root: Path, task_id: str, level: int, scenario: Scenario) -> None
     for app in ACCOUNTS:
       account = {"account_name": app, "password": f"{me.last_name}-{app}"}
       models.supervisor.AccountPassword.create_save(supervisor_id=1, **account)
-    models.save(db_home_path=str(draft / "dbs"), format="changes", app_names=SAVED)
-  models.close()
-  CachedDBHandler.reset()
+    save(models, draft / "dbs", "changes")
   specs = {"instruction": problem.instruction, "supervisor": me._asdict()}
   specs |= {"datetime": NOW.isoformat(), "db_version": DB_VERSION, "canary_string": CANARY_STRING}
-  (draft / "specs.json").write_text(json.dumps(specs))
-  write_ground_truth(draft / "ground_truth", problem, level)
-  os.replace(draft, place)
+  write(draft, {"specs.json": specs})
+  write(draft / "ground_truth", ground_truth(problem, level))
+  os.replace(draft, data / "tasks" / task_id)
 
 
-def write_ground_truth(place: Path, problem: Problem, level: int) -> None:
-  solution = solution_of(problem)
-  for name, code in (
-    ("evaluation", EVALUATION),
-    ("solution", solution),
-    ("compiled_solution", solution),
-  ):
-    (place / f"{name}.py").write_text(f"# Canary String: {CANARY_STRING}\n{code}")
+def ground_truth(problem: Problem, level: int) -> dict[str, object]:
+  solution = f"# Canary String: {CANARY_STRING}\n{solution_of(problem)}"
   calls = re.findall(r"apis\.(\w+)\.", solution)
   apps = sorted(set(calls) - {"supervisor"})
-  sizes = {
-    "num_apps": len(apps),
-    "num_apis": len(calls),
-    "num_solution_code_lines": len(solution.split("\n")),
-  }
+  sizes = {"num_apps": len(apps), "num_apis": len(calls), "num_solution_code_lines": len(solution)}
   idle = "no_op_fail" if problem.added else "no_op_pass"  # what a run that does nothing gets
-  for name, value in {
-    "metadata": {"mode": "full", "difficulty": level, **sizes},
-    "required_apps": apps,
-    "public_data": {},
-    "private_data": {"added": problem.added},
-    "answer": problem.answer,
-    "test_data": [
+  return {
+    "evaluation.py": f"# Canary String: {CANARY_STRING}\n{EVALUATION}",
+    "solution.py": solution,
+    "compiled_solution.py": solution,
+    "metadata.json": {"mode": "full", "difficulty": level, **sizes},
+    "required_apps.json": apps,
+    "public_data.json": {},
+    "private_data.json": {"added": problem.added},
+    "answer.json": problem.answer,
+    "test_data.json": [
       {"requirement": "the answer is right", "label": "no_op_fail"},
       {"requirement": "the changes are right", "label": idle},
     ],
-  }.items():
-    (place / f"{name}.json").write_text(json.dumps(value))
+  }

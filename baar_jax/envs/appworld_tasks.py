@@ -20,7 +20,6 @@ from appworld.collections.models import ModelCollection
 from baar_jax.envs.appworld_data import NOW, Person, Problem, Scenario, write_base, write_task
 
 VERSION = "2"  # tasks of another version are deleted
-DATASETS = (("train",), ("dev", "test_normal"))
 TOPICS = ("Lisbon", "Oslo", "Kyoto", "Cinema", "Groceries", "Pizza", "Concert", "Museum", "Fuel")
 
 
@@ -33,13 +32,18 @@ def payment(sender: Person, receiver: Person, usd: float, what: str) -> dict:
 def pay_friend(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
   friend, topic = draw.choice(me.contacts("friend")), draw.choice(TOPICS)
   usd, name = float(draw.randrange(8, 120)), f"{friend.first_name} {friend.last_name}"
+  instruction = f"Send ${usd:g} to {name} on Venmo with the note '{topic}'."
   code = f"""
 people = venmo.search_users(query='{name}')
 email = [p['email'] for p in people if p['last_name'] == '{friend.last_name}'][0]
 venmo.create_transaction(receiver_email=email, amount={usd}, description='{topic}')
 """
-  instruction = f"Send ${usd:g} to {name} on Venmo with the note '{topic}'."
   return Problem(instruction, code, added={"venmo.Transaction": [payment(me, friend, usd, topic)]})
+
+
+def add_note(models: ModelCollection, me: Person, title: str, content: str, tag: str) -> None:
+  fields = {"title": title, "content": content, "tags": [tag], "pinned": False}
+  models.simple_note.Note.create_save(user_id=me.id, **fields)
 
 
 def sum_distances(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
@@ -48,41 +52,34 @@ def sum_distances(models: ModelCollection, me: Person, draw: random.Random) -> P
     tag, km = draw.choice((sport, sport, "hiking")), draw.randrange(2, 20)
     total += km if tag == sport else 0
     add_note(models, me, f"Workout {number}", f"{km} km", tag)
+  instruction = f"How many kilometers are in my Simple Notes with the tag '{sport}', all in all?"
   code = f"""
 notes = all simple_note.search_notes(tags=['{sport}'])
 details = [simple_note.show_note(note_id=note['note_id']) for note in notes]
 answer = sum(int(note['content'].split()[0]) for note in details)
 """
-  instruction = f"How many kilometers are in my Simple Notes with the tag '{sport}', all in all?"
   return Problem(instruction, code, answer=total)
-
-
-def add_note(models: ModelCollection, me: Person, title: str, content: str, tag: str) -> None:
-  models.simple_note.Note.create_save(
-    user_id=me.id, title=title, content=content, tags=[tag], pinned=False
-  )
 
 
 def text_birthdays(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
   month = draw.choice(me.contacts()).birthday[5:7]
   message = f"{draw.choice(('Happy birthday', 'Many happy returns'))}! Yours, {me.first_name}"
+  instruction = (
+    f"Send the text message '{message}' to everyone in my phone's contacts whose birthday is in "
+    f"{date(2024, int(month), 1):%B}."
+  )
   code = f"""
 contacts = all phone.search_contacts()
 born = [contact for contact in contacts if contact['birthday'][5:7] == '{month}']
 for contact in born:
     phone.send_text_message(phone_number=contact['phone_number'], message='{message}')
 """
-  instruction = (
-    f"Send the text message '{message}' to everyone in my phone's contacts whose birthday is in "
-    f"{date(2024, int(month), 1):%B}."
-  )
   ids = sorted(person.id for person in me.contacts() if person.birthday[5:7] == month)
   texts = [{"sender_id": me.id, "receiver_id": id_, "message": message} for id_ in ids]
   return Problem(instruction, code, added={"phone.GlobalTextMessage": texts})
 
 
 def sum_payments(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """Joins the phone's contacts with pages of transactions."""
   group = draw.choice(("roommate", "coworker"))
   direction, side = draw.choice((("sent to", "receiver"), ("received from", "sender")))
   total = 0.0
@@ -95,25 +92,29 @@ def sum_payments(models: ModelCollection, me: Person, draw: random.Random) -> Pr
     models.venmo.Transaction.create_save(**fields, created_at=when, updated_at=when)
     if (other_group, other_side, when.year) == (group, side, NOW.year):
       total += usd
+  instruction = f"How many dollars have I {direction} my {group}s on Venmo this year?"
+  filters = f"direction='{direction.split()[0]}', min_created_at='{NOW.year}-01-01'"
   code = f"""
 contacts = all phone.search_contacts(relationship='{group}')
-payments = all venmo.show_transactions(direction='{direction.split()[0]}', \
-min_created_at='{NOW.year}-01-01')
+payments = all venmo.show_transactions({filters})
 emails = [contact['email'] for contact in contacts]
 answer = sum(p['amount'] for p in payments if p['{side}']['email'] in emails)
 """
-  instruction = f"How many dollars have I {direction} my {group}s on Venmo this year?"
   return Problem(instruction, code, answer=total)
 
 
 def ask_for_shares(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """A note says who owes what, the phone has the email addresses, and Venmo asks."""
   topic, other = draw.sample(TOPICS, 2)
   mates = sorted(draw.sample(me.contacts("friend"), 3), key=lambda mate: mate.id)
-  shares = {mate: float(draw.randrange(20, 300)) for mate in mates}
-  lines = [f"{mate.first_name} {mate.last_name}: ${usd:g}\n" for mate, usd in shares.items()]
-  add_note(models, me, f"Costs of {topic}", "".join(lines), "money")
+  shares = [float(draw.randrange(20, 300)) for _ in mates]
+  lines = [f"{mate.first_name} {mate.last_name}: ${usd:g}" for mate, usd in zip(mates, shares)]
+  add_note(models, me, f"Costs of {topic}", "\n".join(lines), "money")
   add_note(models, me, f"Costs of {other}", "Everyone has paid.", "money")
+  instruction = (
+    f"My Simple Note 'Costs of {topic}' says how much some of my friends owe me. Send each of them "
+    f"a Venmo payment request over their share, with the description '{topic}'. Their email "
+    "addresses are in my phone's contacts."
+  )
   code = f"""
 notes = simple_note.search_notes(query='Costs of {topic}')
 note_id = [note['note_id'] for note in notes if note['title'] == 'Costs of {topic}'][0]
@@ -121,17 +122,11 @@ note = simple_note.show_note(note_id=note_id)
 shares = dict(line.split(': $') for line in note['content'].splitlines())
 contacts = all phone.search_contacts()
 for contact in contacts:
-    name = contact['first_name'] + ' ' + contact['last_name']
-    if name in shares:
-        venmo.create_payment_request(user_email=contact['email'], amount=float(shares[name]), \
-description='{topic}')
+    usd = float(shares.get(contact['first_name'] + ' ' + contact['last_name'], 0))
+    if usd:
+        venmo.create_payment_request(user_email=contact['email'], amount=usd, description='{topic}')
 """
-  instruction = (
-    f"My Simple Note 'Costs of {topic}' says how much some of my friends owe me. Send each of them "
-    f"a Venmo payment request over their share, with the description '{topic}'. Their email "
-    "addresses are in my phone's contacts."
-  )
-  requests = [payment(me, mate, usd, topic) for mate, usd in shares.items()]
+  requests = [payment(me, mate, usd, topic) for mate, usd in zip(mates, shares)]
   return Problem(instruction, code, added={"venmo.PaymentRequest": requests})
 
 
@@ -158,18 +153,19 @@ def main(directory: str, train_tasks: str, test_tasks: str) -> None:
   version, tasks, lists = root / "version.txt", root / "data" / "tasks", root / "data" / "datasets"
   if not version.exists() or version.read_text() != VERSION:
     shutil.rmtree(root, ignore_errors=True)
-    write_base(root)
+    write_base(root / "data")
     lists.mkdir()
     version.write_text(VERSION)
   total = new = 0
-  for dataset, (names, count) in enumerate(zip(DATASETS, (int(train_tasks), int(test_tasks)))):
+  for dataset, count in enumerate((int(train_tasks), int(test_tasks))):
     for task_id in itertools.islice(task_ids(dataset), count):
       if not (tasks / task_id).exists():
-        write_task(root, task_id, int(task_id[1]), SCENARIOS[task_id.partition("_")[0]])
+        scenario = SCENARIOS[task_id.partition("_")[0]]
+        write_task(root / "data", task_id, int(task_id[1]), scenario)
         new += 1
     ids = list(itertools.takewhile(lambda task_id: (tasks / task_id).exists(), task_ids(dataset)))
     total += len(ids)
-    for name in names:
+    for name in (("train",), ("dev", "test_normal"))[dataset]:
       (lists / f"{name}.tmp").write_text("\n".join(ids))
       os.replace(lists / f"{name}.tmp", lists / f"{name}.txt")
   print(f"{total} tasks in {root}, {new} of them new")
