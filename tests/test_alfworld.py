@@ -1,6 +1,5 @@
 """ALFWorld on its real engine, with games made here: rules, expert, mistakes, damaged data."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -114,14 +113,13 @@ def test_observations_are_as_agentgym_gives_them(env):
 
 
 def test_the_expert_recovers_from_mistakes(env):
-  steps = 0
+  draw, steps = random.Random(0), 0
+
+  def mistake(step):
+    kind = draw.choice(("wrong", "lost", "hasty"))
+    return env.mistake(kind, str(step)) if draw.random() < 0.33 else None
+
   for task in env.tasks("test"):
-    draw = random.Random(task.id)
-
-    def mistake(step, draw=draw, task=task):
-      kind = draw.choice(("wrong", "lost", "hasty"))
-      return env.mistake(kind, f"{task.id}{step}") if draw.random() < 0.33 else None
-
     steps += follow(env, task, mistake)
     assert env.score() == 1.0
   assert steps > 7 * TEST  # 6 without mistakes
@@ -259,17 +257,12 @@ def test_splits_by_directory_and_by_list(data, listing, tmp_path, capfd):
       env.reset(task_id)
 
 
-def test_another_version_of_the_engine_is_refused(data, opened, monkeypatch):
-  engine = engines.ENGINES["alfworld"]
+def test_another_version_of_the_engine_is_refused(data):
   python = str(engines.directory("alfworld") / "bin" / "python")
   code = f"import sys; sys.path.append({engines.ROOT!r}); from baar_jax.envs import engines as e; "
   code += "e.ENGINES['alfworld'] = e.ENGINES['appworld']; e.check_version('alfworld')"
   with pytest.raises(ValueError, match="is needed, 0.4.2 is installed: delete .* and run: "):
     engines.output_of("it", [python, "-I", "-c", code])
-  changed = dataclasses.replace(engine, packages=(engine.packages[0], "textworld==0"))
-  monkeypatch.setitem(engines.ENGINES, "alfworld", changed)
-  with pytest.raises(ValueError, match="ALFWorld is not installed; run: .*--stage=setup"):
-    opened(data)
 
 
 class Fact:
@@ -299,9 +292,3 @@ IN_FRIDGE, HELD = "inreceptacle, mug 1, fridge 1", "holds, agent1, mug 1"
 def test_the_expert_s_next_action(facts, action):
   goal = Goal.of("pick_cool_then_place_in_recep-Mug-None-Desk-3")
   assert expert_step(goal, Facts(map(Fact, KITCHEN + facts)), []).action == action
-
-
-@pytest.mark.parametrize("name", ["pick_up-Mug-None-Desk-1", "pick_and_place_simple-Mug"])
-def test_names_that_are_no_games(name):
-  with pytest.raises(ValueError, match="does not name an ALFWorld game"):
-    Goal.of(name)

@@ -52,18 +52,23 @@ class Goal:
 
 
 class Facts:
-  """The facts of a game's state, indexed for the expert."""
+  """The facts of a game's state, indexed for the expert.
+
+  Args:
+    facts: the engine's propositions, each with a name and arguments that have names.
+  """
 
   def __init__(self, facts: Iterable) -> None:
-    """Args: the engine's propositions, each with a name and arguments that have names."""
     rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for fact in facts:
-      rows[fact.name].append(tuple(argument.name.strip() for argument in fact.arguments))
-    self._rows = rows
+      names = (argument.name.strip() for argument in fact.arguments)
+      rows[fact.name].append(tuple(name.removesuffix("type") for name in names))
+    self.rows = rows  # name -> arguments of the facts of that name
     self.container = dict(sorted(rows["inreceptacle"]))  # object -> receptacle
     self.location = dict(sorted(rows["receptacleatlocation"]))  # receptacle -> location
-    self.object_type = {name: kind.removesuffix("type") for name, kind in rows["objecttype"]}
-    self.furniture = {name: kind.removesuffix("type") for name, kind in rows["receptacletype"]}
+    self.object_type = dict(rows["objecttype"])
+    self.furniture = dict(rows["receptacletype"])  # receptacle -> type
+    self.closed = {name for (name,) in rows["openable"] if (name,) not in rows["opened"]}
     self.here = rows["atlocation"][0][1]
     self.held = rows["holds"][0][1] if rows["holds"] else None
 
@@ -74,32 +79,17 @@ class Facts:
     """Those of a type that can be reached."""
     return sorted(r for r in self.location if self.furniture.get(r) == kind)
 
-  def holds(self, fact: str, name: str) -> bool:
-    return (name,) in self._rows[fact]
-
-  def closed(self, receptacle: str) -> bool:
-    return self.holds("openable", receptacle) and not self.holds("opened", receptacle)
-
-  def fits(self, receptacle: str) -> bool:
-    """Whether the held object may be put there."""
-    kinds = f"{self.furniture[receptacle]}type", f"{self.object_type[self.held]}type"
-    return kinds in self._rows["cancontain"]
-
   def walk(self, receptacle: str) -> str | None:
     """The action that goes there; None if the agent is there."""
     return None if self.location[receptacle] == self.here else f"go to {receptacle}"
 
   def reach(self, receptacle: str) -> str | None:
     """The next action on the way to what a receptacle holds; None if that is at hand."""
-    return self.walk(receptacle) or (f"open {receptacle}" if self.closed(receptacle) else None)
+    return self.walk(receptacle) or (f"open {receptacle}" if receptacle in self.closed else None)
 
 
 def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
-  """The expert's next action in the state at hand, whatever was done before.
-
-  Args:
-    commands: those that the game admits.
-  """
+  """The expert's next action in any state, given the commands that the game admits in it."""
   command, treated, place_type = TREATMENTS.get(goal.task_type, ("", "", ""))
   objects, targets = facts.objects(goal.object), facts.receptacles(goal.target)
   placed: list[str] = []
@@ -115,7 +105,7 @@ def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
     lamps = facts.objects(goal.target)
     lamp = next(o for o in lamps if facts.container.get(o) in facts.location)
     position, action = 1, facts.reach(facts.container[lamp]) or f"use {lamp}"
-  elif command and not facts.holds(treated, held):
+  elif command and (held,) not in facts.rows[treated]:
     place = facts.receptacles(place_type)[0]
     position, action = 1, facts.walk(place) or f"{command} {held} with {place}"
   else:
@@ -126,24 +116,25 @@ def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
 
 def _fetch(facts: Facts, objects: Sequence[str], targets: Sequence[str], treated: str) -> str:
   """Takes an object: one already treated if there is one, near, visible and not put away yet."""
-  reachable = [o for o in objects if facts.container.get(o) in facts.location]
-  if not reachable:
-    return "look"
 
   def effort(name: str) -> tuple:
     place = facts.container[name]
-    far, hidden = facts.walk(place) is not None, facts.closed(place)
-    return not facts.holds(treated, name), far, hidden, place in targets, name
+    untreated, far = (name,) not in facts.rows[treated], facts.walk(place) is not None
+    return untreated, far, place in facts.closed, place in targets, name
 
+  reachable = [o for o in objects if facts.container.get(o) in facts.location]
+  if not reachable:
+    return "look"
   name = min(reachable, key=effort)
   return facts.reach(facts.container[name]) or f"take {name} from {facts.container[name]}"
 
 
 def _put_away(facts: Facts, commands: Sequence[str]) -> str:
   """Puts down an object that the goal does not ask for."""
-  places = sorted((facts.closed(r), r) for r in facts.location if facts.fits(r))
-  there = facts.reach(places[0][1]) if places else "look"
-  return _put_command(commands, facts.held) or there
+  kind, can_contain = facts.object_type[facts.held], facts.rows["cancontain"]
+  places = [r for r in facts.location if (facts.furniture[r], kind) in can_contain]
+  place = min(places, key=lambda r: (r in facts.closed, r), default=None)
+  return _put_command(commands, facts.held) or (facts.reach(place) if place else "look")
 
 
 def _put_command(commands: Sequence[str], held: str) -> str | None:

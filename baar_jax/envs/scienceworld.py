@@ -14,25 +14,13 @@ from baar_jax.envs.scienceworld_expert import Expert
 from baar_jax.episode import Task
 
 # The engine's own solutions finish most variations of these types well within 40 steps.
-TASK_TYPES = (
-  "use-thermometer",
-  "measure-melting-point-known-substance",
-  "power-component",
-  "power-component-renewable-vs-nonrenewable-energy",
-  "test-conductivity",
-  "test-conductivity-of-unknown-substances",
-  "find-living-thing",
-  "find-non-living-thing",
-  "find-plant",
-  "find-animal",
-  "chemistry-mix",
-  "chemistry-mix-paint-secondary-color",
-  "chemistry-mix-paint-tertiary-color",
-  "lifespan-longest-lived",
-  "lifespan-shortest-lived",
-  "lifespan-longest-lived-then-shortest-lived",
-  "identify-life-stages-2",
-)
+TASK_TYPES = ("use-thermometer", "measure-melting-point-known-substance", "power-component")
+TASK_TYPES += ("power-component-renewable-vs-nonrenewable-energy", "test-conductivity")
+TASK_TYPES += ("test-conductivity-of-unknown-substances", "find-living-thing")
+TASK_TYPES += ("find-non-living-thing", "find-plant", "find-animal", "chemistry-mix")
+TASK_TYPES += ("chemistry-mix-paint-secondary-color", "chemistry-mix-paint-tertiary-color")
+TASK_TYPES += ("lifespan-longest-lived", "lifespan-shortest-lived")
+TASK_TYPES += ("lifespan-longest-lived-then-shortest-lived", "identify-life-stages-2")
 MAX_GOLD_STEPS = 32
 
 SYSTEM_PROMPT = """\

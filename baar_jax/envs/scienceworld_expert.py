@@ -40,9 +40,7 @@ class Expert:
   things, so a wire joined at a wrong end mostly stays so, and the circuit is lost.)
   """
 
-  def __init__(
-    self, plan: list[str], observation: str, valid_actions: Callable[[], list[str]]
-  ) -> None:
+  def __init__(self, plan: list[str], observation: str, valid_actions: Callable[[], list[str]]):
     self._plan = list(plan)
     self._position = 0
     self._recovery: deque[str] = deque()
@@ -62,16 +60,14 @@ class Expert:
     moved = _MOVED.search(observation)
     if moved:
       self._room = moved[1]
-    if action == expected.action:
-      if expected.recovering:
-        self._recovery.popleft()
-      else:
-        self._advance(expected, observation)
-      return
-    if moved and previous_room:
+    connected = "is now connected to" in observation and _TWO_OBJECTS.match(action)
+    if action == expected.action and expected.recovering:
+      self._recovery.popleft()
+    elif action == expected.action:
+      self._advance(expected, observation)
+    elif moved and previous_room:
       self._recovery.appendleft(f"go to {previous_room}")
-    connected = _TWO_OBJECTS.match(action)
-    if connected and "is now connected to" in observation:
+    elif connected:
       self._recovery.appendleft(f"disconnect {connected[2]}")
 
   def _advance(self, expected: Oracle, observation: str) -> None:
