@@ -15,8 +15,9 @@ from standin import StandIn
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NoAnswer
+from baar_jax.llms.answers import read_answer, read_text, read_usage, retry_after_s
 from baar_jax.llms.calls import Calls, Spent, read_spent
-from baar_jax.llms.chat import ChatPair, read_answer, read_text, read_usage, retry_after_s
+from baar_jax.llms.chat import ChatPair
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, hold, unlimited
@@ -412,7 +413,7 @@ class TestBudgets:
     fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]  # noqa: E731
     server = StandIn(fault=fault, bills_what_it_loses=True)
     _, pair = start(standin=server, concurrency=200, retries=1, timeout_s=60.0)
-    pair._models[0]._client._client.event_hooks = {"request": [cancel], "response": [cancel]}
+    pair._models[0].client._client.event_hooks = {"request": [cancel], "response": [cancel]}
     cap, together = Watched(60 * BOUND_USD), threading.Barrier(200)
 
     def work(seed):
@@ -516,7 +517,7 @@ def test_openai_s_key_and_account_are_for_openai_alone(start, monkeypatch):
   assert server.headers[0]["authorization"] == "Bearer none"
   assert not {"openai-organization", "openai-project"} & server.headers[0].keys()
   _, pair = start(base_urls=("https://api.openai.com/v1",))
-  assert pair._models[0]._client.organization == "org-mine"
+  assert pair._models[0].client.organization == "org-mine"
 
 
 def test_a_key_that_an_endpoint_quotes_is_not_repeated(start, monkeypatch):

@@ -8,8 +8,9 @@ from baar_jax.config import Config, ModelsConfig
 from baar_jax.llms.agent import Pair
 from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.endpoints import endpoints
+from baar_jax.llms.errors import ERRORS, KnowledgeErrors
 from baar_jax.llms.prices import prices_of
-from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
+from baar_jax.llms.scripted import ScriptedPair
 
 
 def check(config: Config) -> None:
