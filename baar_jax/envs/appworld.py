@@ -119,12 +119,12 @@ class AppWorld(Env):
     """
     check_version("appworld")
     self._data = Path(data).absolute() / "data"
-    for place, remedy in (
-      (self._data.parent, "move it, or set BAAR_JAX_CACHE"),
-      (Path(tempfile.gettempdir()), "set TMPDIR"),
-    ):
-      if "memory" in str(place):
-        raise ValueError(f"AppWorld cannot use {place}, whose name contains 'memory': {remedy}")
+    for place in (self._data.parent, tempfile.gettempdir()):
+      if "memory" in str(place):  # the engine would take it for a database in memory
+        raise ValueError(
+          f"AppWorld cannot use {place}, whose name contains 'memory': move it, or set "
+          "BAAR_JAX_CACHE and TMPDIR"
+        )
     self._splits = {  # the dataset of each, and its number of tasks
       "train": (train_split or "train", train_tasks),
       "test": (test_split or "test_normal", test_tasks),
@@ -134,7 +134,6 @@ class AppWorld(Env):
     self._engine: Any = None
     self._world: Any = None
     self._worlds = 0
-    self._expert: Expert | None = None
 
   def tasks(self, split: str) -> list[Task]:
     """Tasks of a dataset; any first few of them are spread evenly over its list."""
@@ -247,6 +246,7 @@ class AppWorld(Env):
     atexit._clear()
     self._world.shell.user_ns.clear()
     self._world.close()
+    self._world = None
     self._worlds += 1
     if self._worlds % GC_WORLDS == 0:
       gc.collect()

@@ -119,11 +119,10 @@ def write_base(data: Path) -> None:
   """Writes the API docs and the databases that all tasks share."""
   docs = ApiDocCollection.build(load_apps=tuple(APPS), include_response_schemas=True)
   models = ModelCollection.load(to_db_home_path=":memory:base", load_apps=DATABASES, create_db=True)
-  files = {}
   with freeze_time(datetime(2022, 1, 1)):
     for app, apis in docs.items():
       marked = {name: dict(doc) | {"canary_string": CANARY_STRING} for name, doc in apis.items()}
-      files[f"api_docs/standard/{app}.json"] = marked
+      write(data / "api_docs" / "standard", {f"{app}.json": marked})
       for doc in apis.values():
         fields = {name: value for name, value in doc.items() if name != "app_name"}
         models.api_docs.ApiDoc.create_save(app_name_=app, **fields)
@@ -137,7 +136,6 @@ def write_base(data: Path) -> None:
       for other, relationship in zip(person.contacts(), RELATIONSHIPS):
         fields = other._asdict() | {"user_id": person.id, "relationships": [relationship]}
         models.phone.Contact.create_save(**fields)
-  write(data, files)
   save(models, data / "base_dbs", "full")
 
 
@@ -148,9 +146,9 @@ def save(models: ModelCollection, place: Path, form: str) -> None:
 
 
 def write(place: Path, files: dict[str, object]) -> None:
-  """Writes files, as text or as JSON, and makes their directories."""
+  """Writes a directory's files, Python as it is and values as JSON."""
+  place.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
-    (place / name).parent.mkdir(parents=True, exist_ok=True)
     (place / name).write_text(content if name.endswith(".py") else json.dumps(content))
 
 

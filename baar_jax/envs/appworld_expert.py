@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from baar_jax.envs.base import Oracle
 
-Api = tuple[str, str]  # the name of an app and of one of its APIs
-ApiDocs = dict[str, dict[str, dict]]  # by app and API, as AppWorld keeps them
-
+Api = tuple[str, str]  # the names of an app and of one of its APIs
+ApiDocs = dict[str, dict[str, dict]]  # by these names
 API = re.compile(r"\bapis\.(\w+)\.(\w+)")
 COMPLETE = ("supervisor", "complete_task")
 MAX_PLAN = 15  # steps; neighbours are joined beyond it
@@ -44,9 +43,9 @@ def make_plan(solution: str, docs: ApiDocs) -> list[PlanStep]:
   """
   module = ast.parse(solution).body
   function = next(node for node in module if getattr(node, "name", "") == "solution")
-  plan: list[PlanStep] = []
-  waiting: list[ast.stmt] = []
-  for node in [node for node in module if node is not function] + function.body:
+  module.remove(function)
+  plan, waiting = [], []
+  for node in module + function.body:
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     if not is_text and not isinstance(node, ast.Return):
       waiting.append(node)
@@ -145,11 +144,8 @@ class Expert:
           argument.value = ast.Constant(0)
           return f"print({ast.unparse(call)})"
     if step.kind == "write":
-      spots = [
-        argument
-        for _, api, argument in _arguments(tree)
-        if _writes(api, self._docs) and argument.arg in NUMBERS + TEXTS
-      ]
+      calls = [(api, argument) for _, api, argument in _arguments(tree)]
+      spots = [a for api, a in calls if _writes(api, self._docs) and a.arg in NUMBERS + TEXTS]
       if draw.random() < EARLY or not spots:
         return "apis.supervisor.complete_task()"
       spot = draw.choice(spots)
