@@ -2,12 +2,13 @@
 
 import sqlite3
 import sys
-from collections.abc import Callable
+from contextlib import closing
 
 from absl import app, flags, logging
 from ml_collections import config_flags
+from pydantic import ValidationError
 
-from baar_jax.config import validate
+from baar_jax.config import Config, explain, validate
 from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
@@ -19,16 +20,16 @@ from baar_jax.stages import (
   export,
   plan,
   pretrain,
+  profile,
   references,
   report,
   setup,
   sft,
 )
-from baar_jax.stages import profile as taxonomy
 
 STAGES = {
   "setup": setup.main,
-  "profile": taxonomy.main,
+  "profile": profile.main,
   "references": references.main,
   "pretrain": pretrain.main,
   "sft": sft.main,
@@ -41,26 +42,22 @@ STAGES = {
 EXTRA = {"export": export.main, "bench": bench.main}
 
 
-def main(arguments: list[str]) -> int:
+def main(command: tuple[Config, str]) -> int:
+  """Runs the stages of a command line that `parse` has read. Returns the exit code."""
   logging.set_verbosity(logging.WARNING)
+  config, stage = command
+  stages = list(STAGES) if stage == "all" else [stage]
   try:
-    if len(arguments) > 1:
-      raise ValueError(f"unexpected argument {arguments[1]!r}; a stage is named by --stage=NAME")
-    validate(CONFIG.value)
-    stages = list(STAGES) if STAGE.value == "all" else [STAGE.value]
-    if CONFIG.value.dry_run:
-      plan.main(CONFIG.value, stages)
+    dry_run = config.dry_run  # raises OSError where the configuration file could not be read
+    validate(config)
+    if dry_run:
+      plan.main(config, stages)
       return 0
-    run = Run(CONFIG.value)
-    try:
-      for stage in stages:
-        (STAGES | EXTRA)[stage](run)
-    finally:
-      run.close()
-  except CapReached as reached:
-    print(
-      f"stopped by --config.max_usd: {reached}; a higher one goes on from here", file=sys.stderr
-    )
+    with closing(Run(config)) as run:
+      for name in stages:
+        (STAGES | EXTRA)[name](run)
+  except CapReached as cap:
+    print(f"stopped by --config.max_usd: {cap}; a higher one goes on from here", file=sys.stderr)
     return 3
   except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
     return fail(error)
@@ -70,22 +67,24 @@ def main(arguments: list[str]) -> int:
   return 0
 
 
-def define_flags() -> tuple[flags.FlagHolder, flags.FlagHolder]:
-  """--config and --stage. Fields of the default config are parsed here already."""
-  return (
-    config_flags.DEFINE_config_file("config", "configs/quickstart.py", "Configuration file."),
-    flags.DEFINE_enum("stage", "all", ["all", *STAGES, *EXTRA], "What to do."),
-  )
-
-
-def or_fail(parse: Callable, *args):
-  """What `parse` returns; a wrong command line ends the program with one line."""
+def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Config, str]:
+  """The configuration and the stage of a command line; a wrong one ends the program in one line."""
+  words, stages = "Configuration file.", ["all", *STAGES, *EXTRA]
   try:
-    return parse(*args)
+    config = config_flags.DEFINE_config_file(
+      "config", "configs/quickstart.py", words, values, sys_argv=argv
+    )
+    stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
+    if unexpected := values(argv)[1:]:
+      raise flags.Error(f"unexpected argument {unexpected[0]!r}; a stage is --stage=NAME")
   except (flags.Error, ImportError, OSError, SyntaxError, TypeError) as error:
-    sys.exit(fail(error))
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, ValidationError):  # config_flags hides it behind its own
+      cause = cause.__context__
+    sys.exit(fail(explain(cause, cause.title) if cause else error))
   except (AttributeError, KeyError, ValueError) as error:  # of the config's dataclasses
     sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
+  return config.value, stage.value
 
 
 def fail(error: Exception | str) -> int:
@@ -97,7 +96,5 @@ def fail(error: Exception | str) -> int:
   return 2
 
 
-CONFIG, STAGE = or_fail(define_flags)
-
 if __name__ == "__main__":
-  app.run(main, flags_parser=lambda argv: or_fail(flags.FLAGS, argv))
+  app.run(main, flags_parser=parse)

@@ -1,60 +1,34 @@
 """Configs: those that ship are valid, and what cannot work is refused by the field's name."""
 
-import importlib.util
+import contextlib
+import dataclasses
+import importlib
 import math
+import operator
+import pickle
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from baar_jax.config import BaselinesConfig, Config, validate
+from baar_jax.config import Config, EnvConfig, ModelsConfig, explain, validate
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+CONFIGS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
+SETTINGS = [f"{name}-paper" for name in ("sciworld", "alfworld", "appworld")]
+SETTINGS += [f"reproduce-{setting}" for setting in ("alfworld", "appworld", "sandbox")]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_shipped_configs_are_valid(path):
-  spec = importlib.util.spec_from_file_location(path.stem, path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config()
+@pytest.mark.parametrize("name", CONFIGS + SETTINGS)
+def test_shipped_configs_are_valid(name):
+  stem, *setting = name.split("-")
+  get_config = importlib.import_module(f"configs.{stem}").get_config
+  config = get_config(*setting)
   validate(config)
-  assert config.name == path.stem  # so that two configs never share a directory
-
-
-@pytest.mark.parametrize(
-  "name, setting",
-  [(name, "paper") for name in ("sciworld", "alfworld", "appworld")]
-  + [("reproduce", setting) for setting in ("alfworld", "appworld", "sandbox")],
-)
-def test_settings_of_shipped_configs_are_valid(name, setting):
-  config = importlib.import_module(f"configs.{name}").get_config(setting)
-  validate(config)
-  assert config.name == f"{name}-{setting}"
-  assert (config.models.kind == "chat") == (setting == "paper")
-  with pytest.raises(ValueError, match="no setting 'other'"):
-    importlib.import_module(f"configs.{name}").get_config("other")
-
-
-@pytest.mark.parametrize(
-  "ablations, lam, said",
-  [
-    (("no-reference", "no-reference"), None, "baselines.ablations"),
-    (("no-such",), None, "baselines.ablations"),
-    (("no-reference",), 0.2, "baselines.compared_lam"),
-  ],
-)
-def test_ablations_that_cannot_be(ablations, lam, said):
-  config = Config(baselines=BaselinesConfig((), ablations, lam))
-  with pytest.raises(ValueError, match=said):
-    validate(config)
-
-
-def test_an_ablation_of_what_is_off_already():
-  config = Config(baselines=BaselinesConfig((), ("no-reference",)))
-  validate(config)
-  config.bopo.reference_guided = False
-  with pytest.raises(ValueError, match="without no-reference"):
-    validate(config)
+  assert config.name == name  # so that two configs never share a directory
+  if setting:
+    assert (config.models.kind == "chat") == (setting == ["paper"])
+    with pytest.raises(ValueError, match="no setting 'other'"):
+      get_config("other")
 
 
 def test_the_paper_s_settings_are_the_defaults():
@@ -72,144 +46,135 @@ def test_the_paper_s_settings_are_the_defaults():
   assert (c.evaluate.seeds, c.evaluate.call_budgets) == (3, (5, 10, 15))
 
 
-BAD = [
-  ("models.names", (1, 2)),
-  ("models.names", ("m", "m")),
-  ("models.base_urls", (1,)),
-  ("models.base_urls", ("http://",)),
-  ("models.base_urls", ("https:///v1",)),
-  ("models.base_urls", ("http://localhost:99999/v1",)),
-  ("models.base_urls", ("http://[::1/v1",)),
-  ("models.token_limit_field", "limit"),
-  ("name", ""),
-  ("name", ".."),
-  ("name", "a/b"),
-  ("env.kind", "chess"),
-  ("env.kind", "chess.py"),
-  ("env.timeout_s", 0),
-  ("env.train_tasks", 0),
-  ("env.test_tasks", -1),
-  ("env.max_steps", 0),
-  ("env.processes", -1),
-  ("env.live_per_process", 0),
-  ("models.kind", "real"),
-  ("models.base_urls", ("http://a/v1", "http://b/v1", "http://c/v1")),
-  ("models.base_urls", ("a:8000",)),
-  ("models.key_variables", ("A", "B", "C")),
-  ("models.temperature", -0.1),
-  ("models.max_completion_tokens", 0),
-  ("models.concurrency", 0),
-  ("models.timeout_s", 0),
-  ("models.retries", -1),
-  ("profile.robustness", (0,)),
-  ("profile.robustness", (2.5,)),
-  ("profile.robustness", (3, 3)),
-  ("profile.robustness", (1001,)),
-  ("max_usd", -1.0),
-  ("max_usd", math.inf),
-  ("evaluate.usd_budgets", (0.1, -0.1)),
-  ("evaluate.usd_budgets", (0.1, 0.1)),
-  ("router.view", "poem"),
-  ("router.dtype", "float16"),
-  ("router.buckets", 0),
-  ("distributed.process", 1),  # of one
-  ("distributed.process", -1),
-  ("distributed.fsdp", -1),
-  ("router.vocab_size", 257),  # 256 bytes and two decisions
-  ("router.num_heads", 3),  # of 2 key-value heads
-  ("router.head_dim", 7),
-  ("router.hidden_size", 0),
-  ("router.intermediate_size", 0),
-  ("router.max_tokens", 471),
-  ("router.result_tokens", 0),
-  ("profile.trials", 0),
-  ("profile.trials", 1001),  # the seeds of BoPO
-  ("profile.easy_rate", 0.0),
-  ("profile.easy_rate", 1.1),
-  ("references.samples", 0),
-  ("references.samples", 1001),
-  ("sft.updates", 0),
-  ("sft.hard_share", 1.5),
-  ("sft.learning_rate", -1e-3),
-  ("sft.adam_eps", 0.0),
-  ("bopo.adam_eps", 0.0),
-  ("sft.learning_rate", math.nan),
-  ("bopo.lam", ()),
-  ("bopo.lam", (0.1, -0.1)),
-  ("bopo.lam", (math.nan,)),
-  ("bopo.lam", (0.1, "much")),
-  ("bopo.lam", (0.1, 0.1000001)),  # one directory for two routers
-  ("bopo.group_size", 1),
-  ("bopo.ratio_level", "token"),
-  ("bopo.kl_beta", -0.1),
-  ("bopo.advantage_eps", 0.0),
-  ("bopo.advantage_clip", 0.0),
-  ("bopo.epochs", 0),
-  ("evaluate.seeds", 0),
-  ("evaluate.bootstrap", 0),
-  ("evaluate.random_p", (0.5, 1.5)),
-  ("evaluate.random_p", (0.5, 0.5)),
-  ("evaluate.thresholds", (0.5,)),  # that is argmax, which is there already
-  ("evaluate.call_budgets", (1.5,)),
-  ("evaluate.call_budgets", (-1,)),
+ROUTER = {
+  "vocab_size": (257,),  # 256 bytes and two decisions
+  "num_heads": (3,),  # of 2 key-value heads
+  "head_dim": (0, 7),
+  "max_tokens": (567,),  # 2 x (96 + 20 + 2 x 44 of previews and 80 around them) = 568
+}
+BAD = {
+  "name": ("", "..", "a/b"),
+  "max_usd": (-1.0, math.inf),
+  "env.kind": ("chess", "chess.py"),
+  "models.names": ((1, 2), ("m", "m"), ("", "m")),
+  "models.prices": ((1, 2),),
+  "models.base_urls": ((1,), ("http://",), ("https:///v1",), ("a:8000",), ("http://[::1/v1",)),
+  "models.key_variables": (("A", "B", "C"), "A KEY"),
+  "profile.trials": (0, 1001),  # later seeds are BoPO's
+  "profile.robustness": ((0,), (2.5,), (3, 3), (1001,)),
+  "sft.learning_rate": (-1e-3, math.nan),
+  "bopo.lam": ((), (0.1, -0.1), (math.nan,), (0.1, "much"), (0.1, 0.1000001)),
+  "baselines.rivals": (("vanilla", "vanilla"), ("no-such",)),
+  "baselines.ablations": (("no-reference", "no-reference"), ("no-such",)),
+  "baselines.compared_lam": (0.2,),
+  "baselines.judge.names": (("a", "b"),),
+  "evaluate.random_p": ((0.5, 1.5), (0.5, 0.5)),
+  "evaluate.thresholds": ((0.5,),),  # that is argmax, which every router has
+  "evaluate.call_budgets": ((1.5,), (-1,)),
+  "evaluate.usd_budgets": ((0.1, -0.1), (0.1, 0.1), (math.inf,)),
+  "distributed.process": (1, -1),  # of one
+  "bench.steps": (3,),
+} | {f"{part}.{name}": bad for part in ("router", "bench.router") for name, bad in ROUTER.items()}
+BAD["models.base_urls"] += (
+  ("http://h:99999",),
+  ("http://h:0",),
+  ("http://a", "http://b", "http://c"),
+)
+POSITIVE = "env.train_tasks env.test_tasks env.max_steps env.live_per_process env.timeout_s"
+POSITIVE += " models.max_completion_tokens models.concurrency baselines.judge.timeout_s"
+POSITIVE += " router.hidden_size router.buckets router.result_tokens bench.router.num_layers"
+POSITIVE += " pretrain.batch_episodes sft.updates sft.adam_eps sft.micro_episodes bopo.adam_eps"
+POSITIVE += " bopo.advantage_eps bopo.advantage_clip bopo.epochs baselines.updates evaluate.seeds"
+BAD |= {name: (0, -1) for name in POSITIVE.split()}
+NOT_NEGATIVE = "env.processes models.retries bopo.kl_beta distributed.fsdp bench.episodes"
+WORDS = "models.kind models.token_limit_field router.dtype bopo.ratio_level router.view"
+BAD |= {name: ("poem",) for name in WORDS.split()}
+BAD |= {"bopo.group_size": (1,), "sft.hard_share": (1.5,), "models.temperature": (-0.1, 2.5)}
+BAD |= {"profile.easy_rate": (0.0, 1.1), "references.samples": (0, 1001)}
+BAD |= {name: (-1,) for name in NOT_NEGATIVE.split()}
+
+
+def put(config, field, value):
+  section, _, name = field.rpartition(".")
+  part = operator.attrgetter(section)(config) if section else config
+  assert hasattr(part, name)
+  setattr(part, name, value)
+
+
+def refusal(field, value) -> str:
+  config = Config()
+  for router in (config.router, config.bench.router):
+    router.num_kv_heads, router.action_tokens, router.result_tokens = 2, 20, 44
+    router.max_tokens = 568
+  validate(config)
+  put(config, field, value)
+  with pytest.raises(ValueError) as error:
+    validate(config)
+  assert error.type is ValueError
+  return str(error.value)
+
+
+@pytest.mark.parametrize("field, value", [(field, bad) for field in BAD for bad in BAD[field]])
+def test_what_cannot_work_is_refused_by_name(field, value):
+  text = refusal(field, value)
+  shown = repr(value) if field != "models.key_variables" or value != "A KEY" else "not shown"
+  assert text.startswith(f"--config.{field} is {shown}") and "\n" not in text
+  assert "; it must " in text or "; each entry must " in text
+
+
+def test_messages_say_what_a_value_must_be():
+  assert refusal("sft.updates", 0).endswith(" is 0; it must be greater than 0")
+  assert refusal("router.view", "poem").endswith("it must be one of transcript|paper")
+  assert "each entry must be a valid number" in refusal("bopo.lam", (0.1, "much"))
+
+
+ADDRESSES = ("http://one/v1", "http://two/v1"), ("http://one/v1", "http://one/v1/")
+LAST = {"router.vocab_size": 258, "router.max_tokens": 472}  # 2 x (96 + 12 + 2 x 24 + 80)
+LAST |= {"profile.easy_rate": 1.0, "sft.hard_share": 0.0, "bopo.lam": (0.0,), "bopo.group_size": 2}
+LAST |= {"evaluate.call_budgets": (0,), "evaluate.random_p": (0.0, 1.0)}
+TOGETHER = [
+  ({"env.kind": "appworld"}, "1 for AppWorld"),
+  (
+    {"baselines.ablations": ("no-reference",), "bopo.reference_guided": False},
+    "without no-reference",
+  ),
+  ({"router.weights": "w", "pretrain.epochs": 1}, "0 with --config.router.weights"),
+  ({"models.kind": "chat", "models.names": ("m",)}, "two models"),
+  ({"distributed.processes": 2}, "coordinator is ''; it must be host:port of process 0"),
+  ({"models.names": ("m", "m"), "models.base_urls": ADDRESSES[1]}, "different at one address"),
+  ({"models.names": ("m", "m"), "models.base_urls": ADDRESSES[0]}, None),  # two models
+  ({"distributed.processes": 2, "distributed.coordinator": "localhost:80"}, None),
+  ({"baselines.ablations": ("no-reference",), "baselines.compared_lam": 0.3}, None),
+  (LAST, None),
 ]
 
 
-@pytest.mark.parametrize("field, value", BAD)
-def test_what_cannot_work_is_refused_by_name(field, value):
+@pytest.mark.parametrize("fields, said", TOGETHER)
+def test_fields_that_depend_on_each_other(fields, said):
   config = Config()
-  config.router.num_kv_heads = 2
-  config.router.description_tokens, config.router.action_tokens = 96, 12
-  config.router.result_tokens = 24
-  validate(config)
-  *sections, name = field.split(".")
-  part = config
-  for section in sections:
-    part = getattr(part, section)
-  assert hasattr(part, name)
-  setattr(part, name, value)
-  with pytest.raises(ValueError) as error:
-    validate(config)
-  text = str(error.value)
-  assert text.startswith(f"--config.{field} is {value!r}; it must be ")
-  assert "\n" not in text
-
-
-def test_one_name_at_two_addresses_is_two_models():
-  config = Config()
-  config.models.names = ("m", "m")
-  config.models.base_urls = ("http://one/v1", "http://two/v1")
-  validate(config)
-  config.models.base_urls = ("http://one/v1", "http://one/v1/")
-  with pytest.raises(ValueError, match="--config.models.names .* different at one address"):
+  for field, value in fields.items():
+    put(config, field, value)
+  with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
     validate(config)
 
 
-@pytest.mark.parametrize("section", ["models", "judge"])
-def test_a_key_in_place_of_its_variable_is_not_printed(section):
+def test_values_take_the_type_of_their_field():
   config = Config()
-  part = config.models if section == "models" else config.baselines.judge
-  part.key_variables = ("sk-secret",)
-  with pytest.raises(ValueError, match="key_variables is .* names of environment var") as error:
-    validate(config)
-  assert "secret" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-  "section, field, value",
-  [
-    ("router", "vocab_size", 258),
-    ("router", "max_tokens", 472),  # twice 96 + 12 + 2 * 24 tokens of previews and 80 around them
-    ("profile", "easy_rate", 1.0),
-    ("sft", "hard_share", 0.0),
-    ("bopo", "lam", (0.0,)),
-    ("bopo", "group_size", 2),
-    ("evaluate", "call_budgets", (0,)),
-    ("evaluate", "call_budgets", ()),
-    ("evaluate", "random_p", (0.0, 1.0)),
-  ],
-)
-def test_the_last_value_that_works(section, field, value):
-  config = Config()
-  setattr(getattr(config, section), field, value)
+  config.bopo.lam, config.sft.updates, config.env.timeout_s = [1], "6", 60
   validate(config)
+  assert (config.bopo.lam, config.sft.updates, config.env.timeout_s) == ((1.0,), 6, 60.0)
+  copies = pickle.loads(pickle.dumps(config)), Config(**vars(config)), dataclasses.replace(config)
+  assert all(dataclasses.asdict(other) == dataclasses.asdict(config) for other in copies)
+  with pytest.raises(ValidationError, match="Unexpected keyword"):
+    EnvConfig(task=3)
+
+
+@pytest.mark.parametrize("field", ["models.key_variables", "baselines.judge.key_variables"])
+@pytest.mark.parametrize("key", ["sk-secret", ("sk-secret",)])
+def test_a_key_in_place_of_its_variable_is_not_printed(field, key):
+  text = refusal(field, key)
+  assert field in text and "the name of an environment variable" in text and "secret" not in text
+  for wrong in ((), {"key_variables": key}), (("chat", ("m",), (), (), key), {}):
+    with pytest.raises(ValidationError) as error:
+      ModelsConfig(*wrong[0], **wrong[1])
+    assert "secret" not in explain(error.value, "ModelsConfig") + str(error.value)

@@ -58,13 +58,14 @@ def methods(run: Run) -> Iterator[dict]:
 
 def _changed(section) -> str:
   """Which settings of a part of the configuration are other than its defaults."""
+  defaults = type(section)()
   names = [
     field.name
     for field in dataclasses.fields(section)
-    if getattr(section, field.name) != field.default
+    if getattr(section, field.name) != getattr(defaults, field.name)
   ]
-  defaults = "the defaults: the paper's where it states one"
-  return f"{', '.join(names)}: {CONFIGURED}; else {defaults}" if names else defaults
+  rest = "the defaults: the paper's where it states one"
+  return f"{', '.join(names)}: {CONFIGURED}; else {rest}" if names else rest
 
 
 def _points(config: Config, family: str) -> str:

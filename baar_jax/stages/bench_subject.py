@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from baar_jax.config import VIEWS, Config
+from baar_jax.config import MARKUP_TOKENS, Config
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.router.build import build_model, load_pretrained
 from baar_jax.router.qwen2 import Qwen2
@@ -95,7 +95,7 @@ def prepare(config: Config, directory: Path) -> Subject:
   else:
     few = zip(tasks[:TOKENIZER_EPISODES], episodes)
     train_tokenizer((text for t, e in few for text in text_pieces(t, e)), c.vocab_size, tokenizer)
-  views = {name: View(dataclasses.replace(c, view=name), tokenizer) for name in VIEWS}
+  views = {name: View(dataclasses.replace(c, view=name), tokenizer) for name in MARKUP_TOKENS}
   view = views["transcript"]
   model = load_pretrained(c, view) if c.weights else build_model(c, SEED)
   scorer = Scorer(model, view.decision_ids, None, c.dtype)
