@@ -191,7 +191,7 @@ class Run:
     c, envs = self.config.env, self.envs()
     used_mb = 0.0 if c.kind == "sandbox" else memory_mb(envs)
     if used_mb:  # for the report, which also says whether this project has generated the tasks
-      generated = c.kind in engines.ENGINES and engines.wants_own_data(c.kind, c.data)
+      generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
       self.log(stage="environments", mb_per_live_episode=used_mb / len(envs), own_tasks=generated)
 
   def wait(self) -> None:

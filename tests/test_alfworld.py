@@ -76,7 +76,7 @@ def follow(env, task, mistake=lambda step: None) -> int:
   """Plays the expert's actions, or mistakes where there are some. Returns the number of steps."""
   env.reset(task.id)
   for step in range(task.max_steps):
-    _, done = env.step(mistake(step) or env.oracle_action())
+    _, done = env.step(mistake(step) or env.oracle().action)
     if done:
       return step + 1
   return task.max_steps
@@ -101,7 +101,7 @@ def test_observations_are_as_agentgym_gives_them(env):
   assert room.startswith("You are in the middle of a room.")
   assert goal == f"Your task is to: {task.description}"
   listed = actions.removeprefix("AVAILABLE ACTIONS: ").split(",")
-  assert {"look", "inventory", env.oracle_action()} < set(listed)
+  assert {"look", "inventory", env.oracle().action} < set(listed)
   assert listed == sorted(listed)
   observation, done = env.step("do something useful")
   assert observation == f"Nothing happens.\n{actions}"
@@ -162,7 +162,7 @@ def test_the_older_grammar_and_games_that_cannot_be_played(data, opened, tmp_pat
   assert "move" not in env.system_prompt
   actions = []
   while not env.score():
-    actions.append(env.oracle_action())
+    actions.append(env.oracle().action)
     env.step(actions[-1])
   assert any(action.startswith("put ") and " in/on " in action for action in actions)
   with pytest.raises(EnvDied, match="cannot be played"):
@@ -192,7 +192,7 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
   actions, states, done = [], [], False
   while not done:
     lost = len(actions) % 3 == 2
-    actions.append(env.mistake("lost", str(len(actions))) if lost else env.oracle_action())
+    actions.append(env.mistake("lost", str(len(actions))) if lost else env.oracle().action)
     observation, done = env.step(actions[-1])
     states.append([*observation.rsplit("\nAVAILABLE ACTIONS: "), done])
   python = str(engines.directory("alfworld") / "bin" / "python")

@@ -61,8 +61,8 @@ def env(pair_of_envs):
 def follow(env, task_id, until=None):
   """The expert's episode as a tape, to its end or to a step whose action contains a text."""
   tape, done = [env.reset(task_id)], False
-  while not done and not (until and until in env.oracle_action()):
-    action = env.oracle_action()
+  while not done and not (until and until in env.oracle().action):
+    action = env.oracle().action
     observation, done = env.step(action)
     tape.append((action, observation))
   return tape
@@ -100,7 +100,7 @@ def test_two_environments_stay_apart_and_repeat_an_episode(pair_of_envs):
   assert all(text in tape[0] for text in ("@example.com", "2024-05-16", "\n- venmo: "))
   for env in pair_of_envs:
     follow(env, PAY, until="create_transaction")
-  there.step(there.oracle_action())
+  there.step(there.oracle().action)
   balance = "print(apis.venmo.show_venmo_balance(access_token=venmo))"
   assert here.step(balance) != there.step(balance)
   assert (here.score(), there.score()) == (0.0, 0.0)  # neither has said that it is done
@@ -168,16 +168,16 @@ def test_what_mistakes_come_to(env):
     assert (len(observation) > 500) == (kind == "lost")
   done = False
   while not done:
-    if "page_index" in env.oracle_action():
+    if "page_index" in env.oracle().action:
       assert not env.step(env.mistake("wrong", "k"))[1]
-    _, done = env.step(env.oracle_action())
+    _, done = env.step(env.oracle().action)
   assert env.score() == 1.0
   for text, ends in (("amount", False), ("complete", True)):
     follow(env, PAY, until="create_transaction")
     errors = (env.mistake("wrong", str(key)) for key in range(99))
     assert env.step(next(error for error in errors if text in error))[1] == ends
     for _ in range(0 if ends else 2):
-      env.step(env.oracle_action())
+      env.step(env.oracle().action)
     assert env.score() == 0.0
 
 
@@ -316,7 +316,7 @@ def test_a_download_is_whole_or_absent(monkeypatch, tmp_path):
   ):
     fake_download(monkeypatch, tmp_path, code)
     assert error in setup.download("appworld", timeout_s=1)
-    assert engines.wants_own_data("appworld", "")
+    assert engines.uses_generated_data("appworld", "")
   fake_download(monkeypatch, tmp_path, WHOLE)
   assert setup.download("appworld") == ""
   assert engines.data_of("appworld", "") == tmp_path / "appworld-data"
@@ -330,12 +330,12 @@ def test_setup_tries_the_download_once_and_then_makes_tasks(monkeypatch, tmp_pat
 
   def make(kind, *arguments):
     calls.append(arguments)
-    engines.own_data(kind).mkdir(exist_ok=True)
+    engines.generated_data(kind).mkdir(exist_ok=True)
 
   monkeypatch.setattr(engines, "run_module", make)
   for data_flag, tries in (("own", 0), ("", 0), ("", 1)):
     if tries:
-      engines.own_data("appworld").rmdir()
+      engines.generated_data("appworld").rmdir()
     config = Config(env=EnvConfig(kind="appworld", data=data_flag, train_tasks=3, test_tasks=2))
     lines.clear()
     setup.main(SimpleNamespace(config=config, say=lines.append, tasks=lambda split: None))

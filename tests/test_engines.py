@@ -95,16 +95,16 @@ def test_engines_get_no_secrets(toy, monkeypatch):
 def test_where_the_data_is(toy, tmp_path, monkeypatch):
   toy()
   names = "cache/toy-own", "cache/toy-data", "a", "b"
-  own, downloaded, variable, flag = (tmp_path / name for name in names)
+  generated, downloaded, variable, flag = (tmp_path / name for name in names)
   with pytest.raises(ValueError, match="Toy has no tasks yet; run: "):
     engines.data_of("toy", "")
-  own.mkdir(parents=True)
-  assert engines.data_of("toy", "") == engines.data_of("toy", "own") == own
-  assert engines.wants_own_data("toy", "")
+  generated.mkdir(parents=True)
+  assert engines.data_of("toy", "") == engines.data_of("toy", "own") == generated
+  assert engines.uses_generated_data("toy", "")
   downloaded.mkdir()
   assert engines.data_of("toy", "") == downloaded
-  assert engines.data_of("toy", "own") == own
-  assert not engines.wants_own_data("toy", "")
+  assert engines.data_of("toy", "own") == generated
+  assert not engines.uses_generated_data("toy", "")
   monkeypatch.setenv("TOY_DATA", str(variable))
   with pytest.raises(ValueError, match=r"a, named by \$TOY_DATA, is not a directory"):
     engines.data_of("toy", "")
@@ -112,7 +112,7 @@ def test_where_the_data_is(toy, tmp_path, monkeypatch):
   flag.mkdir()
   assert engines.data_of("toy", "") == variable
   assert engines.data_of("toy", str(flag)) == flag
-  assert engines.data_of("toy", "own") == own
+  assert engines.data_of("toy", "own") == generated
   with pytest.raises(ValueError, match="c, named by --config.env.data, is not a directory"):
     engines.data_of("toy", str(tmp_path / "c"))
 

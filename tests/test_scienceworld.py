@@ -39,14 +39,14 @@ def until(env, condition):
   for _ in range(40):
     if condition(env.oracle()):
       return
-    env.step(env.oracle_action())
+    env.step(env.oracle().action)
   raise AssertionError(f"never came to it; last: {env.oracle()}")
 
 
 def wins(env):
   """Follows the expert to the end, and returns whether that wins."""
   for _ in range(40):
-    _, done = env.step(env.oracle_action())
+    _, done = env.step(env.oracle().action)
     if done:
       return env.score() == 1.0
   return False
@@ -67,7 +67,7 @@ def play(env, task_id):
   while not done:
     yield tape
     tape.append([env.mistake(kind, str(key)) for kind in ("wrong", "lost") for key in range(3)])
-    action = env.oracle_action()
+    action = env.oracle().action
     observation, done = env.step(action)
     tape.append((action, observation, done, env.score()))
 
@@ -92,7 +92,7 @@ def test_walks_back_after_going_astray(env, tasks):
   observation = env.reset(tasks["find-plant"].id)
   start = re.search(r"called the ([a-z ]+)\.", observation)[1]
   until(env, lambda oracle: oracle.action.startswith("go to"))
-  there = env.oracle_action()
+  there = env.oracle().action
   env.step(there)
   before = env.oracle()
   observation, _ = env.step(f"go to {start}")
@@ -122,7 +122,7 @@ def test_disconnects_what_was_connected_wrongly(env, tasks):
 def test_reset_task_is_banned_and_a_wrong_focus_is_fatal(env, tasks):
   env.reset(tasks[FOCUS_TWICE].id)
   until(env, lambda oracle: oracle.critical)
-  env.step(env.oracle_action())
+  env.step(env.oracle().action)
   half, oracle = env.score(), env.oracle()
   assert 0 < half < 1
   for action in ("reset task", "Reset the TASK", " reset  task "):
@@ -187,7 +187,7 @@ def test_first_kept_solution_wins(tmp_path, monkeypatch):
 
   monkeypatch.setattr(scienceworld_engine.Engine, "gold", slow_gold)
   env.reset("find-plant/3")
-  assert env.oracle_action() == "the rival's"
+  assert env.oracle().action == "the rival's"
   assert [file.name for file in tmp_path.iterdir()] == [path.name]
   path.write_text("{")
   with pytest.raises(ValueError, match="delete it"):

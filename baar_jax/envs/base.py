@@ -48,10 +48,6 @@ class Env(Protocol):
   def close(self) -> None:
     """Frees what the environment holds. May be called twice."""
 
-  def oracle_action(self) -> str:
-    """The expert's next action."""
-    return self.oracle().action
-
   def oracle(self) -> Oracle:
     """The expert's next action and what is known about it."""
     raise NotImplementedError("this environment has no expert, which scripted models need")

@@ -14,7 +14,7 @@ from pathlib import Path
 import baar_jax
 
 ROOT = str(Path(baar_jax.__file__).parents[1])
-OWN = "own"  # --config.env.data for the tasks that this project generates
+GENERATED = "own"  # --config.env.data for the tasks that this project generates
 # An engine's Python looks for modules in this project last, so that none shadows the engine's.
 RUN_MODULE = (
   "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
@@ -76,7 +76,7 @@ def python_path(kind: str) -> Path:
   return directory(kind) / "bin" / "python"
 
 
-def own_data(kind: str) -> Path:
+def generated_data(kind: str) -> Path:
   """Where --stage=setup puts the tasks that this project generates."""
   return cache() / f"{kind}-own"
 
@@ -198,10 +198,10 @@ def output_of(
   return done.stdout
 
 
-def wants_own_data(kind: str, data: str) -> bool:
+def uses_generated_data(kind: str, data: str) -> bool:
   """Whether the tasks are generated ones; the arguments are those of `data_of`."""
   named = data or os.environ.get(ENGINES[kind].data_variable)
-  return data == OWN or not (named or downloaded_data(kind).is_dir())
+  return data == GENERATED or not (named or downloaded_data(kind).is_dir())
 
 
 def data_of(kind: str, data: str) -> Path:
@@ -216,12 +216,12 @@ def data_of(kind: str, data: str) -> Path:
   """
   engine = ENGINES[kind]
   named = data or os.environ.get(engine.data_variable)
-  if data != OWN and named:
+  if data != GENERATED and named:
     if not Path(named).is_dir():
       source = "--config.env.data" if data else f"${engine.data_variable}"
       raise ValueError(f"{Path(named).absolute()}, named by {source}, is not a directory")
     return Path(named).absolute()
-  place = own_data(kind) if wants_own_data(kind, data) else downloaded_data(kind)
+  place = generated_data(kind) if uses_generated_data(kind, data) else downloaded_data(kind)
   if not place.is_dir():
     raise ValueError(f"{engine.title} has no tasks yet; run: {setup_command(kind)}")
   return place
