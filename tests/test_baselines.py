@@ -8,7 +8,6 @@ import tiny
 
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
 from baar_jax.episode import SMALL
-from baar_jax.report import methods
 from baar_jax.rollout.entries import rollouts_name, zero_shot_name
 from baar_jax.run import Run
 from baar_jax.stages import baselines, bopo, cascade, evaluate, references, sft
@@ -95,28 +94,6 @@ def test_calibration_is_noted(run):
     if step.model == SMALL
   ]
   assert sum(part["count"] for part in line["bins"]) == len(steps)
-
-
-def test_methods_say_what_they_learned_from(run):
-  found = {method["family"]: method for method in methods.methods(run)}
-  assert set(found) == {"sft", "bopo", *RIVALS, *ABLATIONS}
-  hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
-  profiled = 6 * 2 * 2  # tasks, trials, boundaries; nothing was pretrained on more
-  stored = profiled + 3 * hard
-  episodes = {family: line["training_episodes"] for family, line in found.items()}
-  assert episodes["zero-shot"] == 0
-  assert episodes["single-turn"] == profiled
-  assert episodes["sft"] == episodes["cascade"] == stored
-  assert episodes["no-stratified"] == profiled + 8
-  assert {episodes[f] for f in ("bopo", "vanilla", "no-reference", "no-hard-bonus")} == {stored + 8}
-
-
-def test_methods_say_how_their_settings_were_chosen(run):
-  found = {method["family"]: method for method in methods.methods(run)}
-  chosen = "updates, batch_episodes, micro_episodes, learning_rate: set by the configuration ("
-  assert found["sft"]["chosen"].startswith(chosen)
-  assert "the shares 0.5 of SMALL's steps in stored training" in found["cascade"]["chosen"]
-  assert found["no-hard-bonus"]["settings"] == {"bopo.r_hard": 0.0, "lam": 0.1}
 
 
 def test_the_stage_says_nothing_twice(run):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baar_jax.config import Config
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import AMBER, BLANK, BROKEN, GREEN, PLAIN, TRICKY, Rules, Sandbox
@@ -25,8 +26,8 @@ NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST, SUCCESS = 0, 1
 TINY = 1e-300  # keeps the posterior of an impossible state from being 0 / 0
 
-# decide(step, lock, value of SMALL and of LARGE as QxKxZxCxF) -> probability of LARGE, KxZxCxF
-Decide = Callable[[int, int, list[np.ndarray]], np.ndarray | float]
+# decide(value of SMALL and of LARGE, each QxKxZxCxF) -> probability of LARGE, KxZxCxF
+Decide = Callable[[list[np.ndarray]], np.ndarray | float]
 
 
 class Point(NamedTuple):
@@ -47,12 +48,11 @@ class Exact:
     self,
     rules: Rules = sandbox.RULES,
     max_steps: int = sandbox.MAX_STEPS,
-    names: tuple[str, ...] = NAMES,
+    names: Sequence[str] = NAMES,
     errors: Errors | None = None,
   ):
     errors = errors or SandboxErrors()
-    self._rules = rules
-    self._max_steps = max_steps
+    self._rules, self._max_steps = rules, max_steps
     self.call_usd = _call_prices(rules, max_steps, names, errors)  # by step and model
     self._share_K = np.array([kind.share for kind in rules.kinds])
     self._jams = [(s, g) for s in range(rules.attempts) for g in range(rules.attempts - s)]
@@ -66,13 +66,9 @@ class Exact:
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
     self._open, self._jam = _outcomes(rules, errors, prior_IxKxZxL, self._jams)
 
-  def always(self, model: int) -> Point:
-    """One model at every step."""
-    return self.random(float(model))
-
   def random(self, p: float) -> Point:
-    """LARGE with probability p at every step."""
-    return self._solve(lambda step, lock, value_M: p)[0]
+    """LARGE with probability p at every step; 0 is always-SMALL, 1 always-LARGE."""
+    return self._solve(lambda value_M: p)[0]
 
   def optimum(self, mu: float) -> Point:
     """The policy that maximises success - mu * dollars; SMALL where both are equal."""
@@ -88,10 +84,13 @@ class Exact:
     gap = tolerance * (dear.success - cheap.success)
     return [cheap, *self._between(cheap, dear, gap), dear]
 
-  def area(self) -> float:
-    """frontier.area of the optimal frontier."""
-    costs, scores = zip(*self.hull())
-    return frontier.area(costs, scores, self.always(0), self.always(1))
+  def _between(self, left: Point, right: Point, gap: float) -> list[Point]:
+    """Vertices strictly between two: the one furthest above their line, and so on."""
+    mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
+    best = self.optimum(mu)
+    if best.success - left.success - mu * (best.cost_usd - left.cost_usd) <= gap:
+      return []
+    return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
 
   def optimal_choice(self, mu: float) -> Callable[[str, Sequence[tuple[int, str, str]], str], int]:
     """The optimal policy as a function of visible text.
@@ -115,14 +114,6 @@ class Exact:
 
     return choose
 
-  def _between(self, left: Point, right: Point, gap: float) -> list[Point]:
-    """Vertices strictly between two: the one furthest above their line, and so on."""
-    mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
-    best = self.optimum(mu)
-    if best.success - left.success - mu * (best.cost_usd - left.cost_usd) <= gap:
-      return []
-    return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
-
   def _solve(self, decide: Decide) -> tuple[Point, dict[tuple[int, int], np.ndarray]]:
     """The policy's value, and its table by (step, lock), backward over steps."""
     locks, shape = self._rules.locks, self._open.shape[1:4]
@@ -137,13 +128,11 @@ class Exact:
         after_open = (arrive_later[lock + 1] if lock + 1 < locks else opened)[..., None, None]
         value_M = []
         for model, usd in enumerate(self.call_usd[step]):
-          after_jam = later[lock][..., self._next_MxF[model]]
           value = self._open[lock, ..., model] * after_open
-          value += self._jam[lock, ..., model] * after_jam
+          value += self._jam[lock, ..., model] * later[lock][..., self._next_MxF[model]]
           value[COST] += usd
           value_M.append(value)
-        p = decide(step, lock, value_M)
-        table[step, lock] = p
+        p = table[step, lock] = decide(value_M)
         value = np.zeros_like(later[lock])
         value[..., :-1] = (1 - p) * value_M[0] + p * value_M[1]
         now.append(value)
@@ -162,8 +151,29 @@ class Exact:
     return value_QxKxZ
 
 
+def exact_frontier(config: Config) -> dict | None:
+  """The sandbox's optimal frontier, its area and the boundaries, over the distribution of tasks.
+
+  None in another environment, for other models or prices than those that it is computed for, and
+  where there are too few steps for LARGE to gain anything.
+
+  Returns:
+    optimum (points), small, large (points of dollars and probability of success) and area.
+  """
+  c = config.models
+  if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices:
+    return None
+  exact = Exact(max_steps=config.env.max_steps, names=c.names)
+  small, large = exact.random(0.0), exact.random(1.0)
+  if large.success <= small.success:
+    return None
+  hull = exact.hull()
+  area = frontier.area(*zip(*hull), small, large)
+  return {"optimum": hull, "small": small, "large": large, "area": area}
+
+
 def _greedy(mu: float) -> Decide:
-  def decide(step: int, lock: int, value_M: list[np.ndarray]) -> np.ndarray:
+  def decide(value_M: list[np.ndarray]) -> np.ndarray:
     gain = value_M[1] - value_M[0]
     return gain[SUCCESS] > mu * gain[COST]
 
@@ -172,8 +182,7 @@ def _greedy(mu: float) -> Decide:
 
 def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:
   """P(amber | kind), and each lock's prior hardness given kind, sign and having come to it."""
-  doomed_K = np.array([kind.doomed for kind in rules.kinds])
-  tricky_K = np.array([kind.tricky for kind in rules.kinds])
+  doomed_K, tricky_K = np.array([(kind.doomed, kind.tricky) for kind in rules.kinds]).T
   amber_K = (1 - doomed_K) * rules.amber[0] + doomed_K * rules.amber[1]
   doomed_KxZ = np.empty((len(doomed_K), len(sandbox.SIGNS)))
   doomed_KxZ[:, BLANK] = doomed_K
@@ -195,15 +204,14 @@ def _outcomes(
   rules: Rules, errors: Errors, prior_IxKxZxL: np.ndarray, jams: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Probabilities that the lock opens and that it jams, IxKxZxCxFxM; otherwise the alarm rings."""
-  open_MxL, jam_MxL = np.zeros((2, 3)), np.zeros((2, 3))
+  open_MxL, jam_MxL = np.zeros((2, 2, 3))
   for model in (0, 1):
     for level in (PLAIN, TRICKY, BROKEN):
       lapse = errors.lapse(model, "", Oracle("", 0, level != PLAIN, False), spoiled=False)
       open_MxL[model, level] = 0.0 if level == BROKEN else 1 - lapse.rate
       jam_MxL[model, level] = 1 - open_MxL[model, level] - lapse.rate * lapse.wrong
   jammed_FxL = np.array([jam_MxL[0] ** s * jam_MxL[1] ** g for s, g in jams])
-  look_CxL = np.array(rules.looks).T
-  joint = prior_IxKxZxL[..., None, None, :] * look_CxL[:, None, :] * jammed_FxL
+  joint = prior_IxKxZxL[..., None, None, :] * np.array(rules.looks).T[:, None, :] * jammed_FxL
   belief_IxKxZxCxFxL = joint / (joint.sum(axis=-1, keepdims=True) + TINY)
   return belief_IxKxZxCxFxL @ open_MxL.T, belief_IxKxZxCxFxL @ jam_MxL.T
 
@@ -217,7 +225,7 @@ def _parse(observation: str) -> tuple[int, int, int]:
 
 
 def _call_prices(
-  rules: Rules, max_steps: int, names: tuple[str, ...], errors: Errors
+  rules: Rules, max_steps: int, names: Sequence[str], errors: Errors
 ) -> list[list[float]]:
   """Dollars of a call by step and model, from real messages: all texts of a kind are as long."""
   env = Sandbox(train_tasks=1, test_tasks=1, max_steps=max_steps, rules=rules)

@@ -1,55 +1,53 @@
-"""results -> report/index.html: one self-contained page."""
+"""The report's files: index.html (one self-contained page), PNGs, results.json, hard_budget.*"""
 
-import html
+import base64
+import json
+import math
+from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
-from string import Template
 
-from baar_jax.report import sections, theme
+import jinja2
+from matplotlib.figure import Figure
 
-_PAGE = Template("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>$title</title>
-<style>
-$style
-</style>
-</head>
-<body>
-<main>
-$body
-</main>
-</body>
-</html>
-""")
+from baar_jax.report import plots, spend, tables
+from baar_jax.report.results import plain
+
+HERE = Path(__file__).parent
 
 
-def render(results: dict, svg: dict[str, str]) -> str:
-  """The page. `svg` holds the figures by name; a section without its figure or data is left out."""
-  run = results["run"]
-  parts = (
-    sections.opening(results),
-    sections.soft(results, svg),
-    sections.areas(results),
-    sections.ablations(results, svg),
-    sections.budgets(results, svg),
-    sections.dollars(results),
-    sections.spend(results, svg),
-    sections.progress(results, svg),
-    sections.seconds(results),
-    sections.episodes(results),
-    sections.beside_the_paper(results),
-    sections.training(results, svg),
-    sections.every_policy(results),
-    sections.method(results),
+def write(results: Mapping, directory: Path) -> Path:
+  """Writes the files; returns the page's path."""
+  directory.mkdir(parents=True, exist_ok=True)
+  text = json.dumps(plain(results), indent=1, allow_nan=False)
+  (directory / "results.json").write_text(text, encoding="utf-8")
+  if len(results["hard_budget"]):
+    frame, bold = tables.hard_budget(results)
+    narrow = frame.columns.get_level_values(1).isin(["Family", "Candidates", "SR", "Use%"])
+    for ending, export in (("md", tables.to_markdown), ("tex", tables.to_latex)):
+      text = export(frame.loc[:, narrow], bold.loc[:, narrow])
+      (directory / f"hard_budget.{ending}").write_text(text, encoding="utf-8")
+  figures = plots.draw_all(results)
+  for name, figure in figures.items():
+    figure.savefig(directory / f"{name}.png", dpi=144, facecolor="white")
+  path = directory / "index.html"
+  path.write_text(render(results, figures), encoding="utf-8")
+  return path
+
+
+def render(results: Mapping, figures: Mapping[str, Figure]) -> str:
+  """The page. Whatever the results hold, the template escapes it."""
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
   )
-  body = "\n".join(part for part in parts if part).replace(" %", "\u00a0%")
-  title = f"Budget-aware routing: {html.escape(run['name'])}"
-  return _PAGE.substitute(title=title, style=_style(), body=body)
+  context = {"r": results, "t": tables, "spend": spend, "exp": math.exp}
+  images = {name: _data_url(figure) for name, figure in figures.items()}
+  style = (HERE / "report.css").read_text(encoding="utf-8")
+  page = environment.get_template("page.html.j2").render(context, images=images, style=style)
+  return page.replace(" %", "\u00a0%")
 
 
-def _style() -> str:
-  style = Template(Path(__file__).with_name("report.css").read_text(encoding="utf-8"))
-  return style.substitute(light=theme.variables(0), dark=theme.variables(1))
+def _data_url(figure: Figure) -> str:
+  file = StringIO()
+  figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date")))
+  return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue().encode()).decode()

@@ -1,241 +1,266 @@
-"""The figures of the report as matplotlib figures, one function each, and as SVG."""
+"""The figures of the page: results -> matplotlib figures."""
 
-import html
-import re
-from collections.abc import Sequence
-from io import StringIO
+import math
+from collections.abc import Mapping, Sequence
 
 import matplotlib
-from matplotlib.colors import to_hex
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from baar_jax.report.cells import short_name
-from baar_jax.report.frontier_plots import (
-  DASHED,
-  draw_ablations,
-  draw_frontier,
-  draw_hard_budget,
-  legend_above,
-  new_axes,
+from baar_jax.report import spend
+from baar_jax.report.frontier import pareto, upper_hull
+from baar_jax.report.table import LARGE_FAMILY, SMALL_FAMILY
+from baar_jax.report.tables import (
+  FAMILIES,
+  METRIC_NAMES,
+  family_name,
+  parameter_text,
+  shown_metrics,
 )
-from baar_jax.report.learning import CURVE_STAGES
-from baar_jax.report.theme import FAMILIES, LIGHT, MARKERS, STYLE, parameter_text, shown_metrics
 
-CURVES = {
-  "loss": "loss",
-  "accuracy": "accuracy",
-  "reward": "reward",
-  "success": "success",
+INK, MUTED, RULE = "#1d2530", "#5f6875", "#dfe3e8"
+LOOKS = {  # colour and marker of each family
+  "bopo": ("#c9452c", "o"),
+  "sft": ("#2f6cb3", "s"),
+  "random": ("#848b96", "^"),
+  "first-large": ("#2f8a5b", "D"),
+  "oracle": ("#8a5eb0", "P"),
+  "optimum": ("#ad7a10", "*"),
+  "zero-shot": ("#0f8a94", "X"),
+  "cascade": ("#7a5a2e", "v"),
+  "single-turn": ("#b8408f", "<"),
+  "vanilla": ("#3c4cc0", "h"),
+  "no-stratified": ("#6d7d1f", "v"),
+  "no-reference": ("#0d6e5e", "D"),
+  "no-hard-bonus": ("#a05a7a", "^"),
+}
+OTHER = (MUTED, "o")
+DIFFICULTY_COLORS = {"easy": "#82bfa6", "hard": "#dd8a4b", "intractable": "#8e8bb8"}
+DASHED = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
+ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
+CURVE_TITLES = dict(zip(spend.CURVES, spend.CURVES)) | {
   "kl": "KL to SFT, nats",
   "entropy": "entropy, nats",
   "large_share": "share of LARGE",
   "clipped": "clipped groups",
 }
-DESCRIPTIONS = {
-  "frontier_score": "Dollars per task against mean score, every policy and its family's hull",
-  "frontier_success": "Dollars per task against success rate, every policy and its family's hull",
-  "ablations": "Dollars per task against score, every ablation and BoPO at the same settings",
-  "calibration": "Observed against predicted failures of the cascade's scorer",
-  "hard_budget": "Score under a budget of K LARGE calls, per family",
-  "spend_dollars": "Share of dollars by difficulty, per policy",
-  "spend_large": "Share of LARGE calls by difficulty, per policy",
-  "progress": "Share of LARGE along the episode, per policy",
-  "costs": "Median cost of SMALL against LARGE, per training task",
+STYLE = {
+  "font.family": "DejaVu Sans",
+  "font.size": 9,
+  "axes.edgecolor": MUTED,
+  "axes.titlesize": 9,
+  "axes.titlelocation": "left",
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.grid": True,
+  "axes.axisbelow": True,
+  "grid.color": RULE,
+  "text.color": INK,
+  "axes.labelcolor": INK,
+  "xtick.color": MUTED,
+  "ytick.color": MUTED,
+  "legend.frameon": False,
+  "legend.fontsize": 8,
+  "svg.hashsalt": "report",
 }
-PANELS = 3  # of the progress figure, side by side
 
 
-def draw_all(results: dict) -> dict[str, Figure]:
+def draw_all(results: Mapping) -> dict[str, Figure]:
   """Every figure that the results have data for, by file name."""
-  first, *others = shown_metrics(results)
+  metrics = shown_metrics(results)
   with matplotlib.rc_context(STYLE):
     figures = {
-      f"frontier_{first}": draw_frontier(results, first, (5.0, 4.5)),
-      **{f"frontier_{other}": draw_frontier(results, other, (4.6, 3.8)) for other in others},
-      "spend_dollars": draw_spend(results, "cost_share", "share of dollars"),
-      "spend_large": draw_spend(results, "large_share", "share of LARGE calls"),
-      "progress": draw_progress(results),
+      f"frontier_{metric.removesuffix('_percent')}": draw_frontier(results, metric)
+      for metric in metrics
     }
-    if results["hard_budget"]:
-      figures["hard_budget"] = draw_hard_budget(results, first)
-    if results["ablations"]:
-      figures["ablations"] = draw_ablations(results, first)
+    figures["spend"] = draw_spend(results)
+    if len(results["hard_budget"]):
+      figures["hard_budget"] = draw_hard_budget(results, metrics[0])
+    if len(results["ablations"]):
+      figures["ablations"] = draw_ablations(results, metrics[0])
     if results["calibration"]:
       figures["calibration"] = draw_calibration(results["calibration"])
-    if results["costs"]:
-      figures["costs"] = draw_costs(results["costs"])
-    for stage in CURVE_STAGES:
-      series = [s for s in results["training"] if s["stage"] == stage]
-      for name, label in CURVES.items():
-        if any(v is not None for s in series for v in s["values"].get(name, ())):
-          figures[f"{stage}_{name}"] = draw_curve(series, name, label)
+    for stage, curves in results["training"].groupby("stage", sort=False):
+      figures[f"training_{stage}"] = draw_training(results, curves)
   return figures
 
 
-def description(name: str) -> str:
-  """The figure in a few words, for a reader that cannot see it; the page's tables say the rest."""
-  stage, _, rest = name.partition("_")
-  if stage in CURVE_STAGES:
-    return f"{FAMILIES[stage]} training curve: {CURVES[rest]}"
-  return DESCRIPTIONS[name]
+def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
+  figure = Figure(figsize=(width, height), layout="constrained")
+  return figure, figure.subplots()
 
 
-def draw_spend(results: dict, share: str, label: str) -> Figure:
-  """One stacked bar per policy: what part of its spend falls on each difficulty."""
-  spend = results["spend"]
-  bars = [("task mix", spend["task_mix"])]
-  for row in spend["policies"]:
-    words = short_name(results, row["family"])
-    bars.append((f"{words} {parameter_text(row['parameters'])}".strip(), row[share]))
-  figure, axes = new_axes((4.6, 0.9 + 0.34 * len(bars)))
-  for place, (_, parts) in enumerate(bars):
-    if parts is None:
-      axes.text(1, place, "none", va="center", color=LIGHT["muted"])
-    left = 0.0
-    for difficulty, part in (parts or {}).items():
-      axes.barh(place, 100 * part, 0.72, 100 * left, color=LIGHT[difficulty])
-      if part >= 0.07:
-        # Black is readable on the fills of light and of dark pages.
-        center = 100 * (left + part / 2), place
-        axes.text(*center, f"{100 * part:.0f}", ha="center", va="center", color="#101010")
-      left += part
-  axes.set_yticks(range(len(bars)), [name for name, _ in bars])
-  axes.invert_yaxis()
-  axes.axhline(0.5, color=LIGHT["muted"], linewidth=0.8)
-  axes.set_xlim(0, 100)
-  axes.set_xlabel(f"{label}, %")
-  axes.grid(visible=False)
-  axes.spines["left"].set_visible(False)
-  axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
+def draw_frontier(results: Mapping, metric: str) -> Figure:
+  """Cost against score: every family's points, its upper hull, and the straight line."""
+  rows = results["frontiers"]
+  rows = rows[(rows.metric == metric) & rows.lam.isna()]
+  groups = dict(zip(rows.family, rows.policies))
+  figure, axes = new_axes(5.6, 5.0)
+  if results["exact"] and metric == "success_percent":
+    cost_usd, success = zip(*results["exact"]["optimum"])
+    percents = [100 * share for share in success]
+    label = "exact optimum, all tasks"
+    axes.plot(cost_usd, percents, ":", color=LOOKS["optimum"][0], linewidth=1.6, label=label)
+  _draw_groups(axes, results, groups, metric)
   return figure
 
 
-def draw_costs(costs: Sequence[dict]) -> Figure:
-  """Median dollars of SMALL against LARGE per training task; above the diagonal is inverted."""
-  figure, axes = new_axes((4.6, 3.8))
-  for inverted, color, marker in ((False, LIGHT["sft"], "o"), (True, LIGHT["bopo"], "D")):
-    points = [(c["large_usd"], c["small_usd"]) for c in costs if c["inverted"] is inverted]
-    name = "SMALL is dearer" if inverted else "LARGE is dearer"
-    label = f"{name} ({len(points)})"
-    if points:
-      axes.plot(*zip(*points), marker, color=color, markersize=4.5, alpha=0.75, label=label)
-  values = [c[name] for c in costs for name in ("small_usd", "large_usd")]
-  low, high = min(values), max(values)
-  if low > 0 and high > 8 * low:
-    axes.loglog()
-    for axis in (axes.xaxis, axes.yaxis):
-      axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-      axis.set_major_formatter("{x:g}")
-      axis.set_minor_formatter(NullFormatter())
-  axes.plot([low, high], [low, high], **DASHED)
-  axes.set_xlabel("LARGE, dollars per episode")
-  axes.set_ylabel("SMALL, dollars per episode")
-  legend_above(axes, 2)
+def draw_ablations(results: Mapping, metric: str) -> Figure:
+  """Every ablation's points and hull, and BoPO's points of the same weights and settings."""
+  rows = results["ablations"]
+  rows = rows[rows.metric == metric]
+  bopo = list(dict.fromkeys(name for names in rows.compared_with for name in names))
+  figure, axes = new_axes(5.0, 4.3)
+  _draw_groups(axes, results, dict(zip(rows.family, rows.policies)) | {"bopo": bopo}, metric)
   return figure
 
 
-def draw_progress(results: dict) -> Figure:
-  """Share of LARGE among the decisions of each tenth of an episode: a panel per policy.
+def _draw_groups(
+  axes: Axes, results: Mapping, groups: Mapping[str, Sequence[str]], metric: str
+) -> None:
+  """The boundaries, the line between them, and each family's points and hull, BoPO's on top."""
+  table = results["policies"]
+  ends = list(zip(*table.loc[[SMALL_FAMILY, LARGE_FAMILY], ["cost_usd", metric]].to_numpy().T))
+  axes.plot(*zip(*ends), **DASHED)
+  axes.plot(*zip(*ends), "X", color=INK, zorder=4)
+  for family, end, offset in zip((SMALL_FAMILY, LARGE_FAMILY), ends, ((9, -12), (9, 5))):
+    axes.annotate(FAMILIES[family], end, offset, textcoords="offset points", fontsize=8)
+  for family in sorted(groups, key="bopo".__eq__):
+    points = table.loc[groups[family]]
+    if points.empty:
+      continue
+    color, marker = LOOKS.get(family, OTHER)
+    clipped_usd = points.cost_usd.clip(ends[0][0], ends[1][0])
+    hull = upper_hull([*ends, *zip(clipped_usd, points[metric])])
+    axes.plot(*zip(*hull), color=color, linewidth=1.8 if family == "bopo" else 0.9, zorder=2)
+    best = points.iloc[pareto(points.cost_usd, points[metric])]
+    for p in best.to_dict("records"):
+      x, y = p["cost_usd"], p[metric]
+      ends_x, ends_y = ([p[f"{n}_low"], p[f"{n}_high"]] for n in ("cost_usd", metric))
+      axes.plot(ends_x, [y, y], color=color, linewidth=0.8, alpha=0.4)
+      axes.plot([x, x], ends_y, color=color, linewidth=0.8, alpha=0.4)
+    axes.plot(points.cost_usd, points[metric], marker, color=color, alpha=0.45, zorder=3)
+    label = family_name(results, family)
+    axes.plot(best.cost_usd, best[metric], marker, color=color, label=label, zorder=4)
+    if family == "bopo":
+      _label_points(axes, best, metric)
+  axes.set_xlabel("dollars per task (list price)")
+  axes.set_ylabel(f"{METRIC_NAMES[metric]}, %")
+  handles, labels = axes.get_legend_handles_labels()
+  axes.legend(handles[::-1], labels[::-1], **ABOVE, handletextpad=0.4)
 
-  BoPO's line is in every panel, faint.
-  """
-  rows = results["spend"]["policies"]
-  shown = [row for row in rows if not row["family"].startswith("always-")]
-  columns = min(PANELS, max(1, len(shown)))
-  lines = max(1, -(-len(shown) // columns))
-  figure = Figure(figsize=(4.6, 0.7 + 1.35 * lines), layout="constrained")
-  grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
-  bopo = next((row for row in shown if row["family"] == "bopo"), None)
-  for axes, row in zip(grid, shown):
-    color = LIGHT.get(row["family"], LIGHT["muted"])
-    if bopo and row is not bopo:
-      axes.plot(*zip(*_by_progress(bopo)), color=LIGHT["bopo"], linewidth=0.9, alpha=0.45)
-    style = {"marker": MARKERS.get(row["family"], "o"), "markersize": 3}
-    axes.plot(*zip(*_by_progress(row)), color=color, linewidth=1.4, **style)
-    axes.set_title(short_name(results, row["family"]), color=color, fontsize=8)
+
+def _label_points(axes: Axes, points: pd.DataFrame, metric: str) -> None:
+  """Writes the parameters beside the points, leaving out what would lie on another text."""
+  axes.figure.draw_without_rendering()  # texts have places once the axes are laid out
+  boxes = [text.get_window_extent() for text in axes.texts]
+  for p in points.itertuples():
+    label = axes.annotate(
+      parameter_text(p.parameters),
+      (p.cost_usd, getattr(p, metric)),
+      (-6, 6),
+      textcoords="offset points",
+      ha="right",
+      color=LOOKS["bopo"][0],
+      fontsize=7.5,
+    )
+    box = label.get_window_extent().padded(2)
+    if any(map(box.overlaps, boxes)):
+      label.remove()
+    boxes.append(box)
+
+
+def draw_hard_budget(results: Mapping, metric: str) -> Figure:
+  """Score under a budget of K LARGE calls, per family, its parameters picked on other tasks."""
+  figure, axes = new_axes(5.0, 4.3)
+  rows = results["hard_budget"]
+  for family, curve in rows[rows.family != SMALL_FAMILY].groupby("family", sort=False):
+    color, marker = LOOKS.get(family, OTHER)
+    style = {"color": color, "marker": marker, "linewidth": 1.8 if family == "bopo" else 1.0}
+    axes.plot(curve.K, curve[metric], label=family_name(results, family), **style)
+  for family in (SMALL_FAMILY, LARGE_FAMILY):
+    score = results["policies"][metric][family]
+    axes.axhline(score, **DASHED)
+    where = (0.01, score), (0, 3), ("axes fraction", "data"), "offset points"
+    axes.annotate(FAMILIES[family], *where, fontsize=8)
+  axes.set_xticks(sorted(set(rows.K)))
+  axes.set_xlabel("K, LARGE calls allowed per task")
+  axes.set_ylabel(f"{METRIC_NAMES[metric]}, %")
+  axes.legend(**ABOVE)
+  return figure
+
+
+def draw_spend(results: Mapping) -> Figure:
+  """A stacked bar per family: which part of its dollars and LARGE calls each difficulty takes."""
+  rows = results["by_difficulty"]
+  families = list(dict.fromkeys(rows.family))
+  figure = Figure(figsize=(9.0, 1.1 + 0.32 * len(families)), layout="constrained")
+  for axes, column, title in zip(
+    figure.subplots(1, 2, sharey=True), ("cost_usd", "large_calls"), ("dollars", "LARGE calls")
+  ):
+    shares = 100 * rows[rows.column == column].set_index("family")[spend.DIFFICULTIES]
+    left = pd.Series(0.0, shares.index)
+    for difficulty, color in DIFFICULTY_COLORS.items():
+      bars = axes.barh(families, shares[difficulty], 0.72, left, color=color, label=difficulty)
+      texts = [f"{share:.0f}" if share >= 7 else "" for share in shares[difficulty]]
+      axes.bar_label(bars, texts, label_type="center", color="#101010")
+      left += shares[difficulty]
     axes.set_xlim(0, 100)
-    axes.set_xticks((0, 50, 100))
-  for axes in grid[len(shown) :]:
-    axes.set_visible(False)
-  if shown:
-    top = max(share for row in shown for _, share in _by_progress(row))
-    grid[0].set_ylim(0, max(5.0, 1.1 * top))
-  figure.supxlabel("progress through the episode, % of its steps", fontsize=9)
-  figure.supylabel("LARGE, % of decisions", fontsize=9)
+    axes.set_xlabel(f"share of {title}, %")
+    axes.grid(visible=False)
+    axes.axhline(0.5, color=MUTED, linewidth=0.8)
+  axes.set_yticks(range(len(families)), [family_name(results, family) for family in families])
+  axes.invert_yaxis()
+  figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
   return figure
 
 
-def _by_progress(row: dict) -> list[tuple[float, float]]:
-  """(percent of the steps, percent LARGE) of the tenths that hold a decision."""
-  shares = row["large_share_by_progress"]
-  return [(100 * (i + 0.5) / len(shares), 100 * s) for i, s in enumerate(shares) if s is not None]
-
-
-def draw_calibration(calibration: dict) -> Figure:
+def draw_calibration(calibration: Mapping) -> Figure:
   """Reliability of the cascade's scorer: observed against predicted failures, with counts."""
   figure = Figure(figsize=(4.6, 3.8), layout="constrained")
   axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-  bins = calibration["bins"]
-  predicted = [100 * b["predicted"] for b in bins]
+  bins = pd.DataFrame(calibration["bins"], columns=["predicted", "observed", "count"])
+  color, marker = LOOKS["cascade"]
   axes.plot([0, 100], [0, 100], **DASHED)
-  observed = [100 * b["observed"] for b in bins]
-  axes.plot(predicted, observed, MARKERS["cascade"] + "-", color=LIGHT["cascade"], linewidth=1.4)
+  axes.plot(100 * bins.predicted, 100 * bins.observed, f"{marker}-", color=color)
   axes.set_title(f"Brier score {calibration['brier']:.3f}")
   axes.set_ylabel("observed failures, %")
-  axes.set_ylim(-3, 103)
-  counts.bar(predicted, [b["count"] for b in bins], 3, color=LIGHT["cascade"])
+  counts.bar(100 * bins.predicted, bins["count"], 3, color=color)
   counts.set_xlim(-3, 103)
   counts.set_xlabel("predicted probability of failure, %")
   counts.set_ylabel("decisions")
   return figure
 
 
-def curve_style(series: dict, place: int, curves: int) -> dict:
-  """Colour and dash of the place-th of a stage's curves: ablations in their own colour, dashed."""
-  if series["ablation"] is not None:
-    color = LIGHT.get(series["ablation"], LIGHT["muted"])
-    return {"color": color, "linestyle": (0, (3, 1.5))}
-  if series["lam"] is None:
-    return {"color": LIGHT.get(series["stage"], LIGHT["sft"])}
-  return {"color": to_hex(matplotlib.colormaps["viridis"](0.2 + 0.65 * place / curves))}
-
-
-def curve_name(series: dict) -> str:
-  """What tells a stage's curves apart."""
-  lam = "" if series["lam"] is None else f"λ = {series['lam']:g}"
-  ablation = FAMILIES.get(series["ablation"], series["ablation"] or "")
-  return ", ".join(part for part in (ablation, lam) if part)
-
-
-def draw_curve(series: Sequence[dict], name: str, label: str) -> Figure:
-  """One quantity over the updates, a line per curve: raw values faint, their mean strong."""
-  figure, axes = new_axes((3.2, 2.2))
-  for i, s in enumerate(series):
-    known = [(u, v) for u, v in zip(s["update"], s["values"].get(name, ())) if v is not None]
-    if not known:
-      continue
-    style = curve_style(s, i, len(series))
-    updates, values = zip(*known)
-    window = max(1, len(values) // 12)
-    parts = [values[max(0, j - window + 1) : j + 1] for j in range(len(values))]
-    axes.plot(updates, values, color=style["color"], linewidth=0.6, alpha=0.3)
-    axes.plot(updates, [sum(part) / len(part) for part in parts], linewidth=1.4, **style)
-  axes.set_title(label)
-  axes.set_xlabel("update")
+def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
+  """A stage's quantities over the updates, a line per router: values faint, moving means strong."""
+  names = [name for name in spend.CURVES if lines[name].notna().any()]
+  panels = _panels(len(names))
+  routers = lines.groupby(["ablation", "lam"], sort=False, dropna=False)
+  for place, ((ablation, lam), curve) in enumerate(routers):
+    color = matplotlib.colormaps["viridis"](0.1 + 0.7 * place / routers.ngroups)
+    label = [family_name(results, ablation)] * bool(ablation) + [f"λ = {lam:g}"] * (lam == lam)
+    curve = curve.set_index("update").sort_index()
+    means = curve[names].rolling(max(1, len(curve) // 12), min_periods=1).mean()
+    for axes, name in zip(panels, names):
+      axes.plot(curve[name].dropna(), color=color, linewidth=0.6, alpha=0.3)
+      style = "--" if ablation else "-"
+      axes.plot(means[name].dropna(), style, color=color, label=", ".join(label))
+      axes.set_title(CURVE_TITLES[name])
+  figure = panels[0].figure
+  figure.supxlabel("update", fontsize=9)
+  if routers.ngroups > 1:
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
   return figure
 
 
-def to_svg(figure: Figure, name: str, description: str) -> str:
-  """The figure as SVG for the page: its colours are variables, its ids are its own."""
-  file = StringIO()
-  metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-  figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-  root, body = file.getvalue().split("<svg", 1)[1].split(">", 1)
-  box = re.search(r'viewBox="[^"]*"', root)[0]
-  body = body.replace("xlink:href", "href")
-  body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
-  body = re.sub(r'(url\(|href=")#', rf"\1#{name}-", body)
-  for color, light in LIGHT.items():
-    body = body.replace(light, f"var(--{color})")
-  return f'<svg role="img" aria-label="{html.escape(description)}" {box}>{body}'
+def _panels(count: int) -> list[Axes]:
+  """Axes side by side, in as many lines as they need."""
+  columns = min(4, count)
+  lines = math.ceil(count / columns)
+  figure = Figure(figsize=(2.2 * columns + 0.4, 1.7 * lines + 0.6), layout="constrained")
+  grid = figure.subplots(lines, columns, squeeze=False, sharex=True).ravel()
+  for axes in grid[count:]:
+    axes.set_visible(False)
+  return list(grid[:count])

@@ -1,131 +1,145 @@
-"""The evaluation's samples -> its figures, as one dict that JSON can hold."""
+"""The figures behind the page, as one dict of tables and plain values."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
-from baar_jax.config import Config, compared_lam
+import pandas as pd
+
+from baar_jax.config import Config
 from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
-from baar_jax.report import contests, frontier, latency, learning, published, showcase, spending
+from baar_jax.report import compare, spend
 from baar_jax.report.ledger import run_ledger
-from baar_jax.report.rows import dollar_budget_row, headline, policy_row
-from baar_jax.report.samples import Sample, load_samples
+from baar_jax.report.table import SMALL_FAMILY, Evaluation, load
 from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
-from baar_jax.train.dataset import Profile, robustness
+from baar_jax.train.dataset import load_profiles, robustness
 
 
 def summarize(
   store: Store,
   entries: Sequence[Entry],
   config: Config,
-  profiles: Mapping[str, Profile],
-  metrics: Iterable[Mapping],
+  metrics: Sequence[Mapping] = (),
   exact: Mapping | None = None,
   spent: Spent | None = None,
-  methods: Iterable[dict] = (),
 ) -> dict:
   """The figures of the evaluation.
 
   Args:
-    store: holds the test tasks and the entries' episodes.
+    store: holds the tasks, the profile's episodes and the entries'.
     entries: of the evaluation, always-small and always-large among them.
-    config: of the run.
-    profiles: of the training tasks.
     metrics: lines of metrics.jsonl.
-    exact: the sandbox's exact frontier: {"optimum": [[cost, success], ...], "small": [cost,
-      success], "large": [...]}, dollars and probabilities.
-    spent: on API models, by the books of their calls.
-    methods: how each was trained, of `methods.methods`.
+    exact: of `optimum.exact_frontier`.
+    spent: on API models, by the recorded calls.
 
   Returns:
-    Lists and dicts of plain values: run, policies, frontiers, bopo_alone, headline, ablations,
-    hard_budget, hard_budget_best, dollar_budget, beaten, spend, latency, costs, taxonomy, training,
-    calibration, methods, episodes, ledger, published, and exact if given. Scores and successes are
-    in percent, shares in [0, 1], intervals are [low, high] of 95 %; None is what cannot be
-    computed.
+    Tables and values by name. Names that end in _percent are in percent, shares in [0, 1], _low and
+    _high are ends of 95 % intervals; NaN or None is what cannot be computed.
 
   Raises:
-    ValueError: an entry, or too much of one, has not been evaluated.
+    ValueError: the profile, an entry, or too many of its episodes are missing.
   """
-  metrics = list(metrics)
-  samples, left_out = load_samples(store, entries, config.evaluate.seeds, config.evaluate.tasks)
-  capped = [sample for sample in samples if sample.entry.usd_budget is not None]
-  samples = [sample for sample in samples if sample.entry.usd_budget is None]
-  resamples = config.evaluate.bootstrap
-  families = {entry.family for entry in entries}
-  scripted = config.models.kind == "scripted"
-  policies = [policy_row(sample, samples, resamples) for sample in samples]
-  best = headline(policies, samples, resamples)
+  e, scripted = load(store, entries, config), config.models.kind == "scripted"
+  table = compare.policies(e)
+  best = compare.headline(e, table)
+  chosen = spend.representatives(e, table, best)
+  difficulty = spend.difficulties(e, config.profile.easy_rate)
+  profiles, families = load_profiles(store, config), set(table.family)
+  calibrations = [line for line in metrics if line.get("stage") == "cascade-calibration"]
   results = {
-    "run": _run_facts(config, metrics, samples, families, len(profiles), left_out),
-    "policies": policies,
-    "frontiers": contests.frontiers(policies, samples, compared_lam(config), resamples),
-    "bopo_alone": contests.bopo_alone(policies, samples, resamples),
+    "run": _facts(config, metrics, e) | {"train_tasks": len(profiles)},
+    "policies": table,
     "headline": best,
-    "ablations": contests.ablations(policies, samples, resamples),
-    "hard_budget": contests.hard_budget(policies),
-    "dollar_budget": [dollar_budget_row(sample, resamples) for sample in capped],
-    "spend": spending.spend(policies, samples, best, config.profile.easy_rate),
-    "costs": spending.costs(profiles),
-    "taxonomy": robustness(store, config),
-    "training": learning.training(metrics, families),
-    "calibration": learning.calibration(metrics, families),
-    "methods": list(methods),
+    "frontiers": compare.frontiers(e),
+    "ablations": compare.ablations(e),
+    "hard_budget": compare.hard_budgets(e, table),
+    "by_difficulty": spend.by_difficulty(e, chosen, difficulty),
+    "latency": spend.latency(e, chosen, scripted),
+    "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
+    "robustness": robustness(store, config),
+    "training": spend.training(metrics, families),
+    "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
+    "exact": exact,
+    "episodes": showcase(store, e, best, difficulty),
   }
-  metric, spent_on = results["run"]["sr_metric"], results["spend"]
-  results["hard_budget_best"] = contests.best_under_budgets(policies, samples, metric, resamples)
-  results["beaten"] = contests.beaten(
-    results["frontiers"], results["hard_budget_best"], results["ablations"]
-  )
-  results["latency"] = latency.latency(spent_on["policies"], samples, scripted)
-  results["episodes"] = showcase.showcase(store, policies, samples, best, spent_on["difficulty"])
-  results["published"] = published.beside(results)
-  if exact is not None:
-    best_area = frontier.area(*zip(*exact["optimum"]), exact["small"], exact["large"])
-    results["exact"] = {**exact, "area": best_area}
-  return results
+  return results | {"paper": spend.beside_paper(results)}
 
 
-def _run_facts(
-  config: Config,
-  metrics: Sequence[Mapping],
-  samples: Sequence[Sample],
-  families: Collection[str],
-  train_tasks: int,
-  left_out: Sequence[str],
-) -> dict:
+def _facts(config: Config, metrics: Sequence[Mapping], e: Evaluation) -> dict:
   """What was run: environment, models, router, and how many tasks and seeds."""
-  noted = [line for line in metrics if line.get("stage") == "environments"]
-  scripted = config.models.kind == "scripted"
+  models, scripted = config.models, config.models.kind == "scripted"
+  environments = [line for line in metrics if line.get("stage") == "environments"]
+  hosts = [] if scripted else [{"name": m.host, "own": m.own} for m in endpoints(models)]
+  prices = map(dataclasses.asdict, prices_of(models.names, models.prices))
   return {
     "name": config.name,
     "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
-    "environment_mb": max((line["mb_per_live_episode"] for line in noted), default=None),
-    "own_tasks": any(line["own_tasks"] for line in noted),
-    "models": {"kind": config.models.kind, "names": list(config.models.names)}
-    | ({"hosts": _hosts(config)} if config.models.kind == "chat" else {}),
-    "prices_usd_per_million": {
-      name: dataclasses.asdict(price)
-      for name, price in zip(
-        config.models.names, prices_of(config.models.names, config.models.prices)
-      )
-    },
+    "environment_mb": max((line["mb_per_live_episode"] for line in environments), default=None),
+    "own_tasks": any(line["own_tasks"] for line in environments),
+    "models": {"kind": models.kind, "names": list(models.names), "hosts": hosts},
+    "prices_usd_per_million": dict(zip(models.names, prices)),
     "router": dataclasses.asdict(config.router),
-    "train_tasks": train_tasks,
-    "test_tasks": len(samples[0].trials),
+    "test_tasks": len(e.tasks),
     "seeds": config.evaluate.seeds,
     "profile_trials": config.profile.trials,
-    "compared_lam": compared_lam(config),
-    "left_out_episodes": left_out,
-    # Families of which this run has something else under their name.
-    "stand_ins": ["zero-shot"] if scripted and "zero-shot" in families else [],
-    "sr_metric": "score" if config.env.kind == "scienceworld" else "success",
+    "compared_lam": e.compared_lam,
+    "left_out_episodes": e.left_out,
+    # Families of which a scripted run evaluates something else under their name.
+    "stand_ins": ["zero-shot"] if scripted and "zero-shot" in set(e.entries.family) else [],
+    "sr": e.sr,
   }
 
 
-def _hosts(config: Config) -> list[dict]:
-  """Where each model was asked: the host, and whether it is this machine or a private network."""
-  return [{"name": e.host, "own": e.own} for e in endpoints(config.models)]
+def showcase(
+  store: Store, e: Evaluation, best: Mapping | None, difficulty: pd.Series
+) -> list[dict]:
+  """A few episodes of the headline's policy, else of BoPO's first; none without BoPO.
+
+  They are the first tasks in the evaluation's order, at their first seed: two hard ones on which it
+  succeeds and always-SMALL fails, a hard one on which it fails, an easy and an intractable one.
+
+  Returns:
+    Rows of why, description, small_score (always-SMALL's) and episode.
+  """
+  if e.soft("bopo").empty:
+    return []
+  policy = best["policy"] if best else e.soft("bopo").index[0]
+  first = e.episodes.sort_values("seed").groupby(["policy", "task_id"]).first()
+  own, small = (first.loc[name].loc[e.tasks] for name in (policy, SMALL_FAMILY))
+  hard, solved = difficulty == "hard", own.score >= 1
+  why = {
+    task: "hard, solved where always SMALL fails"
+    for task in own.index[hard & solved & (small.score < 1)][:2]
+  }
+  why |= {task: "hard, not solved" for task in own.index[hard & ~solved][:1]}
+  for kind in ("easy", "intractable"):
+    why |= {task: kind for task in own.index[difficulty == kind][:1]}
+  description = {task.id: task.description for task in store.tasks("test")}
+  stored = {(x.task_id, x.seed): x for x in store.episodes(policy)}
+  return [
+    {
+      "why": text,
+      "description": description[task],
+      "small_score": small.score[task],
+      "episode": stored[task, own.seed[task]],
+    }
+    for task, text in why.items()
+  ]
+
+
+def plain(value):
+  """The same as lists and dicts that strict JSON can hold: tables as rows, NaN as None."""
+  if isinstance(value, pd.DataFrame):
+    return plain((value.reset_index() if value.index.name else value).to_dict("records"))
+  if dataclasses.is_dataclass(value):
+    return plain(dataclasses.asdict(value))
+  if isinstance(value, Mapping):
+    return {key: plain(item) for key, item in value.items()}
+  if isinstance(value, Collection) and not isinstance(value, str):
+    return [plain(item) for item in value]
+  value = value.item() if hasattr(value, "item") else value  # a number of NumPy's
+  return None if isinstance(value, float) and not math.isfinite(value) else value

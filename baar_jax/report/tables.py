@@ -1,148 +1,274 @@
-"""The main tables of the report as HTML: areas, and every policy."""
+"""The tables of the page: figures -> DataFrames of texts -> HTML, Markdown, LaTeX."""
 
-import html
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Mapping
 
-from baar_jax.report.cells import (
-  cost_digits,
-  family_name,
-  interval_cell,
-  interval_text,
-  percent,
-  row,
-  stands,
-  strip,
-)
-from baar_jax.report.theme import parameter_text, shown_metrics
+import pandas as pd
+from markupsafe import Markup, escape
 
-METRIC_TITLES = {"score": "Mean score", "success": "Success rate"}
+from baar_jax.report.compare import PRIVILEGED
+from baar_jax.report.table import LARGE_FAMILY, METRICS, SMALL_FAMILY
 
-
-def areas(results: dict) -> str:
-  """Each family's area under either metric, and how much more BoPO's is."""
-  names = shown_metrics(results)
-  header = "".join(f"<th>{METRIC_TITLES[m]}</th><th>BoPO minus it</th>" for m in names)
-  rows = []
-  for family, front in results["frontiers"].items():
-    cells = ""
-    for metric in names:
-      area, gain = front["area"][metric], front["bopo_gain"].get(metric)
-      value = f"{area['value']:.2f} {interval_cell(area['interval'], 2)}" if area else "–"
-      more = f"{gain['value']:+z.2f} {interval_cell(gain['interval'], 2, '+')}" if gain else "–"
-      cells += f"<td>{value}</td><td>{more}</td>"
-    cells += f"<td>{strip(front['area'][names[0]], family)}</td>"
-    rows.append(row(results, family, f"{len(front['policies'])}", cells))
-  alone_note = ""
-  for lone in results["bopo_alone"]:
-    cells = ""
-    for metric in names:
-      area = lone["area"][metric]
-      value = f"{area['value']:.2f} {interval_cell(area['interval'], 2)}" if area else "–"
-      cells += f"<td>{value}</td><td>–</td>"
-    cells += f"<td>{strip(lone['area'][names[0]], 'bopo')}</td>"
-    name = f"BoPO, λ = {lone['lam']:g} alone"
-    points = len(lone["policies"])
-    rows.append(f'<tr><th scope="row">{name}</th><td>{points}</td>{cells}</tr>')
-    alone_note = (
-      f"BoPO minus a family with one λ or none is at λ = {results['run']['compared_lam']:g}."
-    )
-  if "exact" in results:
-    cells = f"<td>{results['exact']['area']:.2f} <small>computed</small></td><td>–</td>"
-    blanks = "<td></td><td></td>" * (len(names) - 1)
-    order = cells + blanks if names[0] == "success" else blanks + cells
-    rows.append(f'<tr><th scope="row">exact optimum, all tasks</th><td></td>{order}<td></td></tr>')
-  return f"""<div class="scroll"><table>
-<thead><tr><th>Family</th><th>Points</th>{header}<th></th></tr></thead>
-<tbody>{"".join(rows)}</tbody>
-</table></div>
-<p class="note">{stands(results)} In brackets 95 % bootstrap intervals over tasks; differences are
-paired. The strip shows the first of the areas, its ticks are at 0.5 and 1. {alone_note}</p>
-{areas_beaten(results)}"""
+FAMILIES = {
+  "always-small": "always SMALL",
+  "always-large": "always LARGE",
+  "random": "random",
+  "first-large": "First-Large",
+  "zero-shot": "zero-shot LLM",
+  "vanilla": "vanilla RL",
+  "sft": "SFT only",
+  "bopo": "BoPO",
+  "no-stratified": "no stratified sampling",
+  "no-reference": "no reference advantage",
+  "no-hard-bonus": "no hard bonus",
+  "oracle": "oracle (privileged)",
+  "optimum": "optimum (exact policy)",
+}
+METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
+LEDGER = {
+  "small_usd": "SMALL",
+  "large_usd": "LARGE",
+  "proposals_usd": "proposals not taken",
+  "judge_usd": "zero-shot router",
+  "retries_usd": "attempts without an answer",
+  "router_usd": "router",
+  "total_usd": "all of it",
+}
+NONE = "–"
+LATEX = {symbol: f"\\{symbol}" for symbol in "&%$#_{}"} | {"<": "$<$", ">": "$>$", NONE: "--"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
-def areas_beaten(results: dict) -> str:
-  """Where a baseline's area is above BoPO's, in plain words; nothing where there is no BoPO."""
-  if "bopo" not in results["frontiers"]:
-    return ""
-  return _larger(results, "baseline", results["beaten"]["areas"], results["frontiers"]["bopo"])
+def family_name(results: Mapping, family: str) -> str:
+  """As a reader knows it; a family of one's own goes by its own name."""
+  stand_in = family in results["run"]["stand_ins"]
+  return f"{family} (stand-in)" if stand_in else FAMILIES.get(family, family)
 
 
-def ablations_beaten(results: dict) -> str:
-  """The same for BoPO without one of its parts, at as many points of the same lam."""
-  known = [r for r in results["ablations"]["rows"] if r["policies"]]
-  if not known:
-    return "<p>No ablation has the settings of a BoPO point, so no area can be compared.</p>"
-  areas = {"area": known[0]["bopo_area"]}
-  return _larger(results, "ablation", results["beaten"]["ablations"], areas)
+def parameter_text(parameters: Mapping) -> str:
+  """A policy's parameters, but for the training's length and the threshold of 0.5."""
+  symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
+  return ", ".join(
+    f"share {100 * v:g} %" if k == "share" else f"{symbols.get(k, k)} = {v:g}"
+    for k, v in parameters.items()
+    if k != "update" and (k, v) != ("threshold", 0.5)
+  )
 
 
-def _larger(results: dict, kind: str, losses: Sequence[dict], own: dict) -> str:
-  """Who of a kind has a larger area than BoPO, whose own areas say which can be computed."""
-  names = shown_metrics(results)
-  missing = [metric for metric in names if own["area"][metric] is None]
-  lacking = ""
-  if missing:
-    of = "" if len(missing) == len(names) else f" in {METRIC_TITLES[missing[0]].lower()}"
-    lacking = (
-      f"<p>No area can be computed{of}: always-LARGE is not both dearer and better than "
-      "always-SMALL on these tasks.</p>"
-    )
-  found = [loss for loss in losses if loss["metric"] in names]
-  if found:
-    plural = f"{kind}s".capitalize()
-    return f"{lacking}<p>{plural} with a larger area than BoPO:</p>\n{_listed(results, found, 2)}"
-  if len(missing) == len(names):
-    return lacking
-  where = f" in {', '.join(METRIC_TITLES[m].lower() for m in names if m not in missing)}"
-  return f"{lacking}<p>No {kind} has a larger area than BoPO{where if missing else ''}.</p>"
+def shown_metrics(results: Mapping) -> list[str]:
+  """The environment's own metric first; one suffices where every score is 0 or 1."""
+  sr, table = results["run"]["sr"], results["policies"]
+  same = (table.score_percent == table.success_percent).all()
+  return [sr] if same else sorted(METRICS, key=sr.__ne__)
 
 
-def budgets_beaten(results: dict) -> str:
-  """Where a baseline's SR under a K is above BoPO's, in plain words."""
-  if not any("bopo" in best["families"] for best in results["hard_budget_best"].values()):
-    return ""
-  found = results["beaten"]["budgets"]
-  if not found:
-    return "<p>At no K does a baseline have a higher SR than BoPO.</p>"
-  return f"<p>Baselines with a higher SR than BoPO:</p>\n{_listed(results, found, 1)}"
+def models_text(results: Mapping) -> str:
+  """Which models were asked. What a host in one's own network serves is not called real."""
+  models = results["run"]["models"]
+  if models["kind"] == "scripted":
+    return "scripted models"
+  names = " and ".join(dict.fromkeys(host["name"] for host in models["hosts"]))
+  return f"{'' if any(host['own'] for host in models['hosts']) else 'real '}models at {names}"
 
 
-def _listed(results: dict, losses: Sequence[dict], digits: int) -> str:
-  """Each loss with its difference and whether its interval excludes 0."""
-  texts = []
-  for loss in losses:
-    where = f"K = {loss['K']}" if "K" in loss else METRIC_TITLES[loss["metric"]].lower()
-    more = loss["gain"]
-    flipped = None if more["interval"] is None else [-end for end in more["interval"][::-1]]
-    ends = interval_text(flipped, 1, digits, " to ", "+")
-    doubt = "excludes 0" if loss["clear"] else "does not exclude 0"
-    texts.append(
-      f"{family_name(results, loss['family'])}, {where}: by {-more['value']:z.{digits}f}; "
-      f"the 95 % interval {ends} {doubt}"
-    )
-  return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
+def cost_digits(results: Mapping) -> int:
+  """Decimals at which the cheapest policy's dollars have three significant digits."""
+  table = results["policies"]
+  cheapest = table.cost_usd[table.usd_budget.isna()].min()
+  return 2 - math.floor(math.log10(cheapest)) if cheapest > 0 else 4
 
 
-def every_policy(results: dict) -> str:
-  """All figures of all policies, apart from the budgets' own."""
-  rows, digits = [], cost_digits(results)
-  for p in results["policies"]:
-    budget = [] if p["call_budget"] is None else [f"K = {p['call_budget']}"]
-    parameters = ", ".join([parameter_text(p["parameters"]), *budget]).removeprefix(", ")
-    cells = (
-      f"<td>{p['score_percent']:.1f} {interval_cell(p['score_interval'], 1)}</td>"
-      f"<td>{p['success_percent']:.1f} {interval_cell(p['success_interval'], 1)}</td>"
-      f"<td>{p['cost_usd']:.{digits}f} {interval_cell(p['cost_interval_usd'], digits)}</td>"
-      f"<td>{p['router_cost_usd']:.{digits + 1}f}</td>"
-      f"<td>{percent(p['cost_gap_share'])}</td><td>{percent(p['success_gap_share'])}</td>"
-      f"<td>{p['large_calls']:.1f}</td><td>{p['steps']:.1f}</td>"
-    )
-    rows.append(row(results, p["family"], parameters or "–", cells))
-  return f"""<div class="scroll"><table class="dense">
-<thead><tr><th>Family</th><th>Parameters</th><th>Mean score, %</th><th>Success, %</th>
-<th>Model cost, $</th><th>Router cost, $</th><th>Cost gap</th><th>Success gap</th>
-<th>LARGE calls</th><th>Steps</th></tr></thead>
-<tbody>{"".join(rows)}</tbody>
-</table></div>
-<p class="note">Dollars, calls and steps are per task. Gaps are shares of the way from always-SMALL
-to always-LARGE. Router cost is apart from model cost. {stands(results)}</p>"""
+def texts(frame: pd.DataFrame, columns: Mapping) -> dict:
+  """Columns of a frame as texts such as "58.7 [49.1, 68.0]", with the interval where it has one.
+
+  Args:
+    columns: title -> (name, digits) or (name, digits, "+"); shares are shown in percent.
+  """
+  result = {}
+  for title, (name, digits, *sign) in columns.items():
+    scale = 100.0 if name.endswith("_share") else 1.0
+    # z: what rounds to 0 has no minus.
+    form = f"{{:{''.join(sign)}z.{digits}f}}".format
+    ends = (name, f"{name}_low", f"{name}_high") if f"{name}_low" in frame else (name,)
+    cells = (scale * frame[list(ends)]).map(form, na_action="ignore").astype("string")
+    value, *ends = (cells[end] for end in ends)
+    with_ends = value + " [" + ends[0] + ", " + ends[1] + "]" if ends else value
+    result[title] = with_ends.fillna(value).fillna(NONE)
+  return result
+
+
+def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
+  """The rows of `frontiers` or `ablations`: each area, BoPO's, and BoPO's minus it."""
+  first = frame[frame.metric == METRICS[0]].reset_index()
+  columns = {
+    ("", "Family"): [family_name(results, family) for family in first.family],
+    ("", "λ"): [NONE if pd.isna(lam) else f"{lam:g}" for lam in first.lam],
+    ("", "Points"): first.policies.map(len),
+  }
+  for metric in shown_metrics(results):
+    titles = {"its area": ("area", 2), "BoPO's": ("bopo_area", 2)}
+    titles["BoPO minus it"] = ("bopo_gain", 2, "+")
+    titles = {(METRIC_NAMES[metric], title): column for title, column in titles.items()}
+    columns |= texts(frame[frame.metric == metric].reset_index(), titles)
+  return pd.DataFrame(columns)
+
+
+def candidates(results: Mapping) -> dict[str, str]:
+  """From how many candidates each family's parameters under a K are picked."""
+  rows = results["hard_budget"]
+  counts = rows.candidates.map(len).groupby(rows.family, sort=False)
+  ends = {family: dict.fromkeys((group.min(), group.max())) for family, group in counts}
+  return {family: " to ".join(map(str, both)) for family, both in ends.items()}
+
+
+def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
+  """Per family SR, success where SR is something else, Use% and BoPO's gain under each K.
+
+  The boundaries come first, for comparison: always-LARGE is not capped.
+
+  Returns:
+    Texts, and a table of the same shape: True where a text is bold.
+  """
+  rows, sr = results["hard_budget"], results["run"]["sr"]
+  families = list(dict.fromkeys((SMALL_FAMILY, LARGE_FAMILY, *rows.family)))
+  counts = candidates(results) | {LARGE_FAMILY: "no cap"}
+  columns = {
+    ("", "Family"): [family_name(results, family) for family in families],
+    ("", "Candidates"): [counts[family] for family in families],
+  }
+  bold = pd.DataFrame(index=families)
+  for K, group in rows.groupby("K"):
+    group = group.set_index("family").reindex(families)
+    figures = [metric + end for metric in METRICS for end in ("", "_low", "_high")]
+    group.loc[LARGE_FAMILY, figures] = results["policies"].loc[LARGE_FAMILY, figures]
+    titles = {"SR": (sr, 1), "Success": ("success_percent", 1), "Use%": ("use_share", 0)}
+    titles |= {"BoPO minus it": ("gain", 1, "+"), "Overruns": ("overruns", 0)}
+    if sr == "success_percent":
+      del titles["Success"]
+    if not group.overruns.any():
+      del titles["Overruns"]
+    columns |= texts(group, {(f"K = {K}", title): column for title, column in titles.items()})
+    bold[f"K = {K}", "SR"] = group.clear.eq(True)
+  frame = pd.DataFrame(columns, families)
+  return frame, bold.reindex(columns=frame.columns, fill_value=False)
+
+
+def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
+  """The figures of all policies under a cap in dollars, or of all others."""
+  table, digits = results["policies"], cost_digits(results)
+  table = table[table.usd_budget.notna() == dollars]
+  cap = table.usd_budget if dollars else table.call_budget
+  columns = {
+    "Family": [family_name(results, family) for family in table.family],
+    "Parameters": [parameter_text(p) or NONE for p in table.parameters],
+    "Cap, $" if dollars else "K": [NONE if pd.isna(k) else f"{k:g}" for k in cap],
+  }
+  titles = {
+    "Mean score": ("score_percent", 1),
+    "Success": ("success_percent", 1),
+    "Model cost, $": ("cost_usd", digits),
+    "Router cost, $": ("router_cost_usd", digits + 1),
+    "Cost gap, %": ("cost_gap_share", 0),
+    "Success gap, %": ("success_gap_share", 0),
+    "LARGE calls": ("large_calls", 1),
+    "Steps": ("steps", 1),
+    "Use%": ("use_share", 0),
+    "Overruns": ("overruns", 0),
+  }
+  return pd.DataFrame(columns | texts(table, titles))
+
+
+def latency(results: Mapping) -> pd.DataFrame:
+  rows, rates, measured = results["latency"], "by the paper's token rates", "measured"
+  titles = {
+    (rates, "SMALL, s"): ("small_s", 2),
+    (rates, "LARGE, s"): ("large_s", 2),
+    (rates, "router, s"): ("router_s", 2),
+    (rates, "all, s"): ("total_s", 2),
+    (rates, "router, %"): ("router_share", 1),
+    (measured, "a decision, s"): ("decision_s", 4),
+    (measured, "router, s"): ("waited_s", 2),
+    (measured, "models, s"): ("models_s", 2),
+    (measured, "router, %"): ("waited_share", 1),
+  }
+  names = [family_name(results, family) for family in rows.index]
+  return pd.DataFrame({("", "Family"): names} | texts(rows.reset_index(), titles))
+
+
+def robustness(results: Mapping) -> pd.DataFrame:
+  rows = pd.DataFrame(results["robustness"]).rename(columns={"agreement": "agreement_share"})
+  titles = {
+    "Trials K": ("trials", 0),
+    "Tasks": ("tasks", 0),
+    "Same label, %": ("agreement_share", 0),
+    "Hard": ("hard", 0),
+    f"Hard at K = {results['run']['profile_trials']}": ("base_hard", 0),
+    "Jaccard of the hard": ("hard_jaccard", 2),
+  }
+  return pd.DataFrame(texts(rows.astype(float), titles))
+
+
+def paper(results: Mapping) -> pd.DataFrame:
+  rows = results["paper"].fillna(NONE)
+  figures = rows.figure.where(~rows.figure.duplicated(), "")
+  names = [family_name(results, what) for what in rows.what]
+  return pd.DataFrame(
+    {"Figure": figures, "": names, "The paper": rows.paper, "This run": rows.ours}
+  )
+
+
+def ledger(results: Mapping) -> dict[str, float]:
+  """Dollars by title; those of baselines only where a baseline has cost something."""
+  book, stand_in = results["ledger"], " (stand-in)" if results["run"]["stand_ins"] else ""
+  return {
+    title + stand_in * (part == "judge_usd"): book[part]
+    for part, title in LEDGER.items()
+    if part not in ("proposals_usd", "judge_usd") or book[part]
+  }
+
+
+def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str, digits: int) -> list[str]:
+  """Who is above BoPO by the point estimate, privileged families apart, in words."""
+  rows = frame[(frame[gain] < 0) & ~frame.family.isin(PRIVILEGED)]
+  if "metric" in frame:
+    rows = rows[rows.metric.isin(shown_metrics(results))]
+  ends = [f"{gain}_low", f"{gain}_high"]
+  more = texts(
+    -rows[[gain, *ends]].set_axis(["by", "by_high", "by_low"], axis=1), {"": ("by", digits)}
+  )
+  return [
+    f"{family_name(results, row['family'])}, "
+    f"{'K = ' + str(row['K']) if 'K' in row else METRIC_NAMES[row['metric']]}: by {text}; "
+    f"the 95 % interval {'excludes' if row[ends[1]] < 0 else 'does not exclude'} 0"
+    for row, text in zip(rows.to_dict("records"), more[""])
+  ]
+
+
+def to_html(frame: pd.DataFrame, bold: pd.DataFrame | None = None) -> Markup:
+  """The table as HTML. Its texts are escaped."""
+  cells = _marked(frame, bold, lambda text: str(escape(text)), "<b>{}</b>")
+  return Markup(cells.to_html(escape=False, index=False, border=0))
+
+
+def to_markdown(frame: pd.DataFrame, bold: pd.DataFrame) -> str:
+  cells = _marked(frame, bold, lambda text: re.sub(r"([\\|*_`<>])", r"\\\1", text), "**{}**")
+  cells.columns = [" ".join(filter(None, names)) for names in cells.columns]
+  return cells.to_markdown(index=False, disable_numparse=True)
+
+
+def to_latex(frame: pd.DataFrame, bold: pd.DataFrame) -> str:
+  """The table for LaTeX with booktabs."""
+  symbols = str.maketrans(LATEX)
+  cells = _marked(frame, bold, lambda text: text.translate(symbols), r"\textbf{{{}}}")
+  form = "l" + "r" * (len(cells.columns) - 1)
+  style = cells.style.hide(axis="index")
+  return style.to_latex(hrules=True, column_format=form, multicol_align="c")
+
+
+def _marked(
+  frame: pd.DataFrame, bold: pd.DataFrame | None, quote: Callable[[str], str], strong: str
+) -> pd.DataFrame:
+  """The table with every text quoted, and some bold."""
+  cells = frame.map(lambda text: quote(str(text))).rename(columns=quote)
+  return cells if bold is None else cells.where(~bold.to_numpy(bool), cells.map(strong.format))

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from baar_jax.config import Config
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
@@ -14,7 +15,7 @@ from baar_jax.llms.agent import extend, opening, parse_action
 from baar_jax.llms.errors import Lapse, SandboxErrors
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report import frontier
-from baar_jax.report.optimum import NAMES, Exact
+from baar_jax.report.optimum import NAMES, Exact, exact_frontier
 from baar_jax.rollout.budget import unlimited
 from baar_jax.train import rewards
 
@@ -147,22 +148,24 @@ def test_always_small_without_doubt_is_a_closed_form():
   kinds = (Kind("cabin", 1.0, 0.0, 0.0),)
   exact = Exact(dataclasses.replace(FEW, attempts=1, kinds=kinds), max_steps=3)
   first, second, third = (small for small, _ in exact.call_usd)
-  point = exact.always(0)
+  point = exact.random(0.0)
   assert point.success == pytest.approx(0.729)
   assert point.cost_usd == pytest.approx(first + 0.9 * second + 0.81 * third)
 
 
 def test_steps_run_out():
   assert Exact(FEW, max_steps=2).optimum(0.0).success == 0.0
-  assert 0.0 < Exact(FEW, max_steps=3).always(1).success < Exact(FEW, max_steps=6).always(1).success
+  assert (
+    0.0 < Exact(FEW, max_steps=3).random(1.0).success < Exact(FEW, max_steps=6).random(1.0).success
+  )
 
 
 @pytest.mark.parametrize("policy", ["small", "large", "random", "optimal"])
 def test_exact_values_are_those_of_episodes(exact, policy):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors."""
   choose, point = {
-    "small": (always(0), exact.always(0)),
-    "large": (always(1), exact.always(1)),
+    "small": (always(0), exact.random(0.0)),
+    "large": (always(1), exact.random(1.0)),
     "random": (coin(0.4), exact.random(0.4)),
     "optimal": (exact.optimal_choice(MU), exact.optimum(MU)),
   }[policy]
@@ -201,7 +204,7 @@ def test_optimal_choice_knows_who_jammed(exact):
 
 
 def test_hull_is_concave_and_above_every_policy(exact):
-  small, large = exact.always(0), exact.always(1)
+  small, large = exact.random(0.0), exact.random(1.0)
   points = exact.hull()
   slopes = [
     (right.success - left.success) / (right.cost_usd - left.cost_usd)
@@ -211,16 +214,15 @@ def test_hull_is_concave_and_above_every_policy(exact):
   costs, scores = zip(*points)
   for point in [small, large, *(exact.random(p) for p in (0.25, 0.5, 0.75))]:
     assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3
-  assert exact.area() == pytest.approx(frontier.area(costs, scores, small, large))
 
 
 def test_frozen_figures(exact):
   """The yardstick itself: a change here moves every comparison with it."""
-  small, large = exact.always(0), exact.always(1)
+  small, large = exact.random(0.0), exact.random(1.0)
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)
   assert large.cost_usd / small.cost_usd == pytest.approx(6.858, abs=1e-3)
-  assert exact.area() == pytest.approx(0.8046, abs=1e-4)
+  assert frontier.area(*zip(*exact.hull()), small, large) == pytest.approx(0.8046, abs=1e-4)
   sure = dataclasses.replace(sandbox.RULES, amber=(0.0, 1.0), looks=tuple(np.eye(3).tolist()))
   costs, scores = zip(*Exact(sure).hull())
   assert frontier.area(costs, scores, small, large) == pytest.approx(0.9078, abs=1e-4)
@@ -236,3 +238,14 @@ def test_all_three_classes_are_common():
     found.append(rewards.difficulty(*trials))
   for difficulty in ("easy", "hard", "intractable"):
     assert 0.2 < found.count(difficulty) / len(found) < 0.5
+
+
+def test_the_frontier_is_of_the_sandbox_and_its_models_alone():
+  config = Config()
+  assert exact_frontier(config) is None
+  config.env.kind, config.env.max_steps = "sandbox", 18
+  found = exact_frontier(config)
+  assert found["optimum"][0] == pytest.approx(found["small"])  # the cheapest policy is SMALL
+  assert found["small"].cost_usd < found["large"].cost_usd and 0.5 < found["area"] < 1
+  config.env.max_steps = 2  # too few for any success
+  assert exact_frontier(config) is None

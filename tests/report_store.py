@@ -1,0 +1,79 @@
+"""A hand-made evaluation in which every family has episodes, for the tests of the report."""
+
+from tiny import call, episode
+
+from baar_jax.config import Config
+from baar_jax.episode import Task
+from baar_jax.rollout.entries import Entry
+from baar_jax.store import Store
+
+BOPO, SHARE = {"lam": 0.3, "threshold": 0.5}, {"lam": 0.3, "update": 12, "share": 0.25}
+# Policy: family, parameters, K, models of each step, and scores of the four tasks, which are easy,
+# hard, hard and intractable. SMALL costs $1 a step, LARGE $5, and a router's decision $0.5.
+BOUNDARIES = {
+  "always-small": ("always-small", {}, None, "SSSS", (1.0, 0.2, 0.0, 0.0)),
+  "always-large": ("always-large", {}, None, "LLLL", (1.0, 1.0, 1.0, 0.0)),
+}
+FEW = BOUNDARIES | {
+  "random(p=0.5)": ("random", {"p": 0.5}, None, "SLSL", (1.0, 0.2, 1.0, 0.0)),
+  "bopo(lam=0.3)": ("bopo", BOPO, None, "SSSL", (1.0, 1.0, 1.0, 0.0)),
+  "first-large(K=2)": ("first-large", {}, 2, "LLSS", (1.0, 0.2, 1.0, 0.0)),
+  "bopo(lam=0.3,K=1)": ("bopo", BOPO, 1, "SSLL", (1.0, 1.0, 0.0, 0.0)),
+}
+EVERY = FEW | {
+  "sft": ("sft", {"update": 6, "threshold": 0.5}, None, "SSSL", (1.0, 1.0, 0.0, 0.0)),
+  "vanilla": ("vanilla", {**BOPO, "update": 12}, None, "SSSS", (1.0, 1.0, 1.0, 0.0)),
+  "cascade": ("cascade", {"share": 0.25}, None, "SSSL", (1.0, 1.0, 0.0, 0.0)),
+  "single-turn": ("single-turn", SHARE, None, "SSLL", (1.0, 0.0, 1.0, 0.0)),
+  "zero-shot": ("zero-shot", {}, None, "SLLL", (1.0, 1.0, 0.0, 0.0)),
+  "no-stratified": ("no-stratified", BOPO, None, "LLLL", (1.0, 1.0, 0.0, 0.0)),
+  "no-reference": ("no-reference", BOPO, None, "SSSS", (1.0, 0.0, 0.0, 0.0)),
+  "no-hard-bonus": ("no-hard-bonus", {**BOPO, "lam": 0.9}, None, "SSSS", (1.0, 0.0, 0.0, 0.0)),
+  "single-turn(K=1)": ("single-turn", SHARE, 1, "SSLS", (1.0, 0.0, 0.0, 0.0)),
+}
+
+
+def entries(policies: dict) -> list[Entry]:
+  return [
+    Entry(family, parameters, name, K) for name, (family, parameters, K, *_) in policies.items()
+  ]
+
+
+def config(lam: tuple[float, ...] = (0.3,), **profile) -> Config:
+  """Of ScienceWorld with scripted models."""
+  result = Config()
+  result.bopo.lam, result.evaluate.seeds, result.evaluate.bootstrap = lam, 2, 200
+  for name, value in profile.items():
+    setattr(result.profile, name, value)
+  return result
+
+
+def fill(policies: dict) -> Store:
+  """A store with these policies' episodes, two seeds each, and a profile of two training tasks."""
+  store = Store(":memory:")
+  tasks = max(len(scores) for *_, scores in policies.values())
+  store.put_tasks("test", [Task(f"test-{i}", "test", "do it", 40) for i in range(tasks)])
+  store.put_tasks("train", [Task(f"train-{i}", "train", "do it", 40) for i in range(2)])
+  # On the second training task SMALL is the dearer one, and alone without success.
+  for name, models, score in (("always-small", "SSSSSSSSS", 0.0), ("always-large", "L", 1.0)):
+    store.add(episode("train-0", name, 0, models[:1], 1.0))
+    store.add(episode("train-1", name, 0, models, score))
+  store.add(episode("test-0", "always-small", 7, "SSSSSSSS", 0.0))  # a seed that does not count
+  for policy, (family, _, _, models, scores) in policies.items():
+    for i, score in enumerate(scores):
+      # BoPO calls LARGE on the hard tasks alone.
+      used = "SSSS" if policy == "bopo(lam=0.3)" and i in (0, 3) else models
+      for seed in range(2):
+        e = episode(f"test-{i}", policy, seed, used, score)
+        for step in e.steps:
+          step.calls = [call(step.model, 5.0 if step.model else 1.0, tokens=90)]
+          step.router_cost_usd = 0.5
+          if family == "zero-shot":
+            step.router_cost_usd, judgement = 0.0, call(2, 0.125, tokens=160, kind="judge")
+            step.router_latency_s, step.calls = 0.25, [*step.calls, judgement]
+          if family == "cascade":
+            step.router_latency_s = 0.25
+            proposal = call(0, 0.5, tokens=45, kind="proposal", replayed=seed == 1)
+            step.calls += [proposal] * (step.model == 1)
+        store.add(e)
+  return store

@@ -1,0 +1,396 @@
+"""The figures of hand-made evaluations, with the arithmetic in the comments."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_store import BOPO, BOUNDARIES, EVERY, FEW, config, entries, fill
+from scipy.stats import norm
+from tiny import episode
+
+from baar_jax.episode import Task
+from baar_jax.report import compare, spend
+from baar_jax.report.results import plain, summarize
+from baar_jax.report.table import draw, load
+from baar_jax.rollout.entries import Entry
+
+EVERY_ENV = ["sandbox", "my.py:Own"]
+
+
+def figures(policies: dict, lam=(0.3,), metrics=(), **profile) -> dict:
+  return summarize(fill(policies), entries(policies), config(lam, **profile), metrics)
+
+
+@pytest.fixture(scope="module")
+def every() -> dict:
+  return figures(EVERY)
+
+
+def row(frame: pd.DataFrame, **where) -> pd.Series:
+  for column, value in where.items():
+    frame = frame[frame[column] == value]
+  (found,) = frame.to_dict("records")
+  return pd.Series(found)
+
+
+def test_an_interval_of_many_tasks_is_the_normal_one():
+  value_N = np.random.default_rng(3).normal(10.0, 2.0, size=400)
+  value_B = value_N[draw(400, 8000)].mean(axis=1)
+  half = norm.ppf(0.975) * value_N.std() / math.sqrt(400)
+  found = compare.interval("x", value_B)
+  assert found["x"] == value_N.mean()
+  assert found["x_low"] == pytest.approx(value_N.mean() - half, abs=0.1 * half)
+  assert found["x_high"] == pytest.approx(value_N.mean() + half, abs=0.1 * half)
+
+
+def test_an_interval_of_two_tasks():
+  # Means of two draws from {0, 1} are 0, 1/2, 1 with 1/4, 1/2, 1/4: both tails reach the ends.
+  value_B = np.array([0.0, 1.0])[draw(2, 500)].mean(axis=1)
+  assert compare.interval("x", value_B) == {"x": 0.5, "x_low": 0.0, "x_high": 1.0}
+
+
+def test_resamples_without_a_value_are_dropped_and_half_of_them_are_too_few():
+  nan = math.nan
+  found = compare.interval("x", np.array([9.0, 1.0, 1.0, nan, nan]))
+  assert (found["x_low"], found["x_high"]) == (1.0, 1.0)
+  found = compare.interval("x", np.array([9.0, 1.0, nan, nan, nan]))
+  assert found["x"] == 9.0 and math.isnan(found["x_low"])
+  assert all(map(math.isnan, compare.interval("x", np.array([nan, 1.0, 1.0])).values()))
+
+
+def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
+  # The policy is LARGE on the first half of the tasks and SMALL on the second. Whatever tasks are
+  # drawn, it has LARGE's score at n / N of the extra cost, n of them from the first half: x = n / N,
+  # y = 1, area = x / 2 + (1 - x). Drawn apart, scores above 1 would occur.
+  score = (1.0,) * 10 + (0.0,) * 10
+  policies = {
+    "always-small": ("always-small", {}, None, "S", (0.0,) * 20),
+    "always-large": ("always-large", {}, None, "L", score),
+    "bopo": ("bopo", BOPO, None, "S", score),
+  }
+  store = fill(policies)
+  for i in range(10):
+    store._db.execute(
+      "UPDATE episodes SET cost_usd = 5 WHERE policy = 'bopo' AND task_id = ?", (f"test-{i}",)
+    )
+  e = load(store, entries(policies), config())
+  found = compare.interval("area", compare.area(e, ["bopo"], "score_percent"))
+  assert found["area"] == pytest.approx(0.75)
+  # n is binomial(20, 1/2): 95 % within 6..14
+  assert found["area_low"] == pytest.approx(1 - 14 / 20 / 2, abs=0.03)
+  assert found["area_high"] == pytest.approx(1 - 6 / 20 / 2, abs=0.03)
+
+
+def test_policy_figures(every):
+  table = every["policies"]
+  bopo = table.loc["bopo(lam=0.3)"]
+  assert (bopo.episodes, bopo.steps) == (8, 4.0)
+  assert bopo.cost_usd == 6.0  # (4 + 8 + 8 + 4) / 4
+  assert bopo.router_cost_usd == 2.0  # 4 decisions of 0.5, apart from the cost
+  assert bopo.success_percent == bopo.score_percent == 75.0
+  assert 0.0 <= bopo.success_percent_low < 75.0 < bopo.success_percent_high <= 100.0
+  assert table.score_percent["always-small"] == pytest.approx(30.0)  # 1.2 / 4
+  assert table.success_percent["always-small"] == 25.0
+  # 1 + 1 + 1 + 5, and a proposal of 0.5; 1 + 3 * 5, and beside it four judgements of 0.125
+  assert table.cost_usd["cascade"] == 8.5
+  assert tuple(table.loc["zero-shot", ["cost_usd", "router_cost_usd"]]) == (16.0, 0.5)
+
+
+def test_gap_shares_and_the_headline(every):
+  table = every["policies"]
+  shares = ["cost_gap_share", "success_gap_share"]
+  # (6 - 4) / (20 - 4) and (75 - 25) / (75 - 25); (12 - 4) / 16 and (50 - 25) / 50
+  assert tuple(table.loc["bopo(lam=0.3)", shares]) == (0.125, 1.0)
+  assert tuple(table.loc["random(p=0.5)", shares]) == (0.5, 0.5)
+  best = every["headline"]
+  assert (best["policy"], best["parameters"], best["points"]) == ("bopo(lam=0.3)", BOPO, 1)
+  assert (best["cost_gap_share"], best["success_gap_share"]) == (0.125, 1.0)
+  assert best["cost_gap_share_low"] <= 0.125 <= best["cost_gap_share_high"]
+
+
+def test_the_headline_is_the_highest_point_above_the_line():
+  lams = {f"bopo(lam={lam})": ("bopo", {"lam": lam, "threshold": 0.5}, None) for lam in (1, 2, 3)}
+  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above at most.
+  figures_of = zip(
+    lams.values(), ("SSSL", "SSLL", "LLLL"), ((1, 0, 0, 0), (1, 1, 1, 0), (1, 1, 1, 0))
+  )
+  policies = BOUNDARIES | dict(
+    zip(lams, ((*kind, models, scores) for kind, models, scores in figures_of))
+  )
+  best = figures(policies, lam=(1, 2, 3))["headline"]
+  assert (best["policy"], best["points"]) == ("bopo(lam=2)", 3)
+
+
+def test_use_share_and_overruns(every):
+  table = every["policies"]
+  assert tuple(table.loc["first-large(K=2)", ["use_share", "overruns"]]) == (1.0, 0)
+  # Two LARGE calls where one is allowed, in every one of 4 x 2 episodes.
+  assert tuple(table.loc["bopo(lam=0.3,K=1)", ["use_share", "overruns"]]) == (2.0, 8)
+  assert math.isnan(table.use_share["bopo(lam=0.3)"])
+
+
+def test_dollar_budgets_are_apart():
+  store, lines = fill(FEW), entries(FEW)
+  lines.append(Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
+  for i in range(4):
+    for seed in range(2):
+      store.add(episode(f"test-{i}", "bopo(usd=7)", seed, "SL" if i else "LL", 1.0))
+  results = summarize(store, lines, config())
+  # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
+  assert tuple(results["policies"].loc["bopo(usd=7)", ["overruns", "use_share"]]) == (2, 1.0)
+  assert all("bopo(usd=7)" not in names for names in results["frontiers"].policies)
+
+
+def test_frontiers_take_points_without_a_budget_and_first_large_its_budgets(every):
+  fronts = every["frontiers"]
+  success = lambda family: row(fronts, family=family, metric="success_percent")  # noqa: E731
+  assert success("bopo").policies == ["bopo(lam=0.3)"]
+  assert success("first-large").policies == ["first-large(K=2)"]
+  assert set(fronts.family) == {
+    *("random", "bopo", "first-large", "sft", "vanilla", "cascade", "single-turn", "zero-shot")
+  }
+  # The hull (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8.
+  assert success("bopo").area == pytest.approx(15 / 16) and math.isnan(success("bopo").bopo_gain)
+  random = success("random")
+  assert random.area == pytest.approx(0.5) and random.bopo_gain == pytest.approx(7 / 16)
+  assert 0.0 < random.bopo_gain_low <= 7 / 16 <= random.bopo_gain_high
+  # Vanilla RL solves all three for always-SMALL's $4: an area of 1. BoPO pays for LARGE on every
+  # hard task, so in every resample that holds one it is behind.
+  assert success("vanilla").bopo_gain == pytest.approx(-1 / 16)
+  assert success("vanilla").bopo_gain_high < 0
+
+
+def test_ablations_against_bopo_at_the_same_settings(every):
+  rows = every["ablations"]
+  rows = rows[rows.metric == "success_percent"]
+  assert list(rows.family) == ["sft", "no-stratified", "no-reference", "no-hard-bonus"]
+  without = row(rows, family="no-reference")
+  assert (without.lam, without.compared_with) == (0.3, ["bopo(lam=0.3)"])
+  # BoPO has 15/16; the ablation lies on always-SMALL: 1/2.
+  assert (without.area, without.bopo_area) == pytest.approx((0.5, 15 / 16))
+  assert without.bopo_gain == pytest.approx(7 / 16)
+  assert 0 < without.bopo_gain_low <= 7 / 16 <= without.bopo_gain_high
+  # SFT, at (1/4, 1/2): the hull through it has 1/16 + 3/4 * 3/4.
+  assert row(rows, family="sft").lam == 0.3
+  assert row(rows, family="sft").area == pytest.approx(1 / 16 + 9 / 16)
+  # Of lam 0.9 there is no BoPO to compare with.
+  assert row(rows, family="no-hard-bonus").policies == []
+  assert math.isnan(row(rows, family="no-hard-bonus").area)
+
+
+def test_bopo_at_each_of_several_weights():
+  more = {"bopo(lam=0.9)": ("bopo", {**BOPO, "lam": 0.9}, None, "SSLL", (1.0, 1.0, 0.0, 0.0))}
+  more |= {
+    f"vanilla(lam={lam})": ("vanilla", {**BOPO, "lam": lam}, None, "SLSL", (1.0, 0.2, 1.0, 0.0))
+    for lam in (0.3, 0.9)
+  }
+  fronts = figures(FEW | more, lam=(0.3, 0.9))["frontiers"]
+  fronts = fronts[fronts.metric == "success_percent"]
+  # 15/16 as above; half of both gaps lies on the line between the boundaries.
+  assert row(fronts, lam=0.3).area == pytest.approx(15 / 16)
+  assert row(fronts, lam=0.9).area == pytest.approx(0.5)
+  # Random has no weight and is held against one BoPO router, vanilla RL has as many as BoPO.
+  assert row(fronts, family="random").compared_with == ["bopo(lam=0.3)"]
+  assert row(fronts, family="vanilla").compared_with == ["bopo(lam=0.3)", "bopo(lam=0.9)"]
+
+
+def test_parameters_are_picked_on_the_other_half():
+  assert compare.halves(4).tolist() == [0, 0, 1, 1]
+  # Tasks 0 and 1: 1 against 1, so the first is taken for 2 and 3. Tasks 2 and 3: 1 against 1.25, so
+  # the other is taken for 0 and 1.
+  value_CxN = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.25]])
+  assert compare.pick_by_halves(value_CxN).tolist() == [1, 1, 0, 0]
+  assert compare.pick_by_halves(value_CxN[:1]).tolist() == [0, 0, 0, 0]
+  half_N = compare.halves(61)
+  assert sorted(half_N.tolist()) == [0] * 31 + [1] * 30
+  assert 10 < half_N[::2].sum() < 20  # of 31: every other task would all be in one half
+
+
+def test_a_budget_s_families_have_parameters_of_the_other_half():
+  picked = {
+    "sft(a)": ("sft", {"share": 0.5}, 1, "SL", (1.0, 0.0, 1.0, 0.0)),
+    "sft(b)": ("sft", {"share": 0.25}, 1, "LL", (0.0, 1.0, 1.0, 0.25)),
+  }
+  sft = row(figures(FEW | picked)["hard_budget"], K=1, family="sft")
+  assert sft.candidates == ["sft(a)", "sft(b)"]
+  # As above (0, 1, 1, 0); alone they have 50 and 56.25. Two LARGE calls on two tasks, one on two.
+  assert (sft.score_percent, sft.use_share, sft.overruns) == (50.0, 1.5, 8)
+  assert (sft.score_percent_low, sft.score_percent_high) == (0.0, 100.0)
+
+
+def test_the_best_under_a_budget(every):
+  bopo = EVERY["bopo(lam=0.3,K=1)"]
+  better = EVERY | {"bopo(lam=0.3,K=1)": (*bopo[:-1], (1.0, 1.0, 1.0, 0.0))}
+  rows = figures(better)["hard_budget"]
+  # K = 1: scores of BoPO 3/4, always-SMALL 0.3, single-turn 1/4: SMALL is the next one.
+  best = row(rows[rows.best], K=1)
+  assert best.family == "bopo" and best.lead == pytest.approx(75 - 30) and math.isnan(best.gain)
+  # The gains by task are 0, 80, 100, 0: one resample in 16 holds zeros alone, so the interval of
+  # 95 % begins at 0 and the lead is not clear.
+  assert best.lead_low == 0.0 and best.clear is False
+  assert row(rows, K=1, family="single-turn").gain == pytest.approx(75 - 25)
+  # K = 2: First-Large alone, (1 + 0.2 + 1 + 0) / 4 = 55, against always-SMALL's 30.
+  first = row(rows[rows.best], K=2)
+  assert first.family == "first-large" and first.lead == pytest.approx(25)
+  assert math.isnan(first.gain)  # there is no BoPO
+
+
+def test_the_privileged_do_not_compete_and_a_clear_lead_is_called_so():
+  ones = (1.0, 1.0, 1.0, 1.0)
+  kept = BOUNDARIES | {"random(p=0.5)": FEW["random(p=0.5)"]}
+  policies = kept | {
+    "oracle(K=5)": ("oracle", {}, 5, "LSSS", ones),
+    "first-large(K=5)": ("first-large", {}, 5, "LLSS", ones),
+  }
+  # Gains over always-SMALL by task: 0, 80, 100, 100. One resample in 256 holds zeros alone, fewer
+  # than the 2.5 % that the interval leaves out below.
+  rows = figures(policies)["hard_budget"]
+  assert row(rows[rows.best]).family == "first-large" and row(rows[rows.best]).clear is True
+  assert not row(rows, family="oracle").best
+
+
+def test_spend_by_difficulty(every):
+  rows = every["by_difficulty"]
+  assert "no-reference" not in set(rows.family) and "first-large" not in set(rows.family)
+  shares = lambda **where: row(rows, **where)[spend.DIFFICULTIES].tolist()  # noqa: E731
+  assert shares(family="task mix", column="cost_usd") == [0.25, 0.5, 0.25]
+  # Dollars 4, 8, 8, 4; LARGE calls 0, 1, 1, 0.
+  assert shares(family="bopo", column="cost_usd") == pytest.approx([4 / 24, 16 / 24, 4 / 24])
+  assert shares(family="bopo", column="large_calls") == [0.0, 1.0, 0.0]
+  assert all(map(math.isnan, shares(family="always-small", column="large_calls")))
+  assert every["inverted_tasks"] == 1  # of two training tasks
+
+
+def test_seconds_by_the_rates_and_as_measured(every):
+  # Three replies of SMALL with 90 tokens and a proposal of 45; one reply of LARGE with 90; four
+  # decisions.
+  cascade = every["latency"].loc["cascade"]
+  assert cascade.small_s == pytest.approx(315 / 90) and cascade.large_s == pytest.approx(90 / 80)
+  assert cascade.router_s == pytest.approx(4 / 180)
+  assert cascade.router_share == pytest.approx(4 / 180 / (315 / 90 + 90 / 80 + 4 / 180))
+  assert (cascade.waited_s, cascade.decision_s) == (1.0, 0.25)
+  assert math.isnan(cascade.models_s)  # of scripts
+  assert cascade.waited_share == pytest.approx(1 / (1 + 315 / 90 + 90 / 80))
+  # Four answers of 160 tokens of LARGE decide; no router of its own.
+  assert every["latency"].router_s["zero-shot"] == pytest.approx(4 * 160 / 80)
+  assert math.isnan(every["latency"].waited_s["bopo"])  # it was not measured
+
+
+def test_later_lines_of_metrics_win():
+  lines = [
+    {"stage": "sft", "update": 1, "loss": 0.7},
+    {"stage": "sft", "update": 2, "loss": 0.6},
+    {"stage": "bopo", "lam": 0.3, "update": 1, "loss": 0.1},
+    {"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 0.2},
+    {"stage": "sft", "update": 2, "loss": 0.5},
+    {"stage": "sft", "update": 3, "loss": math.nan},
+    {"stage": "vanilla", "update": 1, "loss": 9.0},  # it is not evaluated
+    {"stage": "other", "update": 1, "loss": 9.0},
+  ]
+  found = spend.training(lines, {"no-reference"})
+  found = [
+    tuple(line) for line in found[["stage", "ablation", "update", "loss"]].to_numpy().tolist()
+  ]
+  assert [line for line in found if line[2] < 3] == [
+    ("sft", "", 1, 0.7),
+    ("bopo", "", 1, 0.1),
+    ("bopo", "no-reference", 1, 0.2),
+    ("sft", "", 2, 0.5),
+  ]
+  assert spend.training([], ()).empty
+
+
+def test_a_training_of_another_length_is_another_curve():
+  """Lines of old records do not state of how many updates they are."""
+  lines = [
+    {"stage": "cascade", "update": update, "loss": loss, **updates}
+    for updates, losses in (({}, (9, 8, 7)), ({"updates": 2}, (6, 5)), ({"updates": 1}, (4,)))
+    for update, loss in enumerate(losses, 1)
+  ]
+  curves = [spend.training(lines[:end], {"cascade"}).loss.tolist() for end in (3, 4, 5, 6)]
+  assert curves == [[9.0, 8.0, 7.0], [6.0], [6.0, 5.0], [4.0]]
+
+
+def test_the_newest_calibration_of_an_evaluated_cascade():
+  lines = [
+    {"stage": "cascade-calibration", "brier": b, "base_rate": 0.5, "bins": []} for b in (9, 1)
+  ]
+  assert figures(EVERY, metrics=lines)["calibration"]["brier"] == 1
+  assert figures(FEW, metrics=lines)["calibration"] is None
+
+
+def test_the_paper_stands_beside_the_same_environment_alone(every):
+  ours = {(r.figure, r.what): (r.paper, r.ours) for r in every["paper"].itertuples()}
+  assert ours["Boundaries, SR", "always-small"] == ("43.5", "30.0")
+  assert ours["BoPO's share of dollars", "hard"] == ("52.2 %", "66.7 %")  # 16 of 24 dollars
+  assert ours["Vanilla RL's share of dollars", "intractable"] == ("37.5 %", "25.0 %")
+  assert ours["Share of the tasks", "intractable"] == ("25.8 %", "25.0 %")
+  assert not any("K =" in figure or "trials" in figure for figure, _ in ours)  # K = 1 and 2 here
+  for environment in EVERY_ENV:
+    run = every["run"] | {"environment": environment}
+    assert spend.beside_paper(every | {"run": run}).empty
+  ours = {"first-large(K=5)": ("first-large", {}, 5, "LLSS", (1.0, 1.0, 1.0, 1.0))}
+  rows = figures(FEW | ours)["paper"]
+  assert row(rows, what="first-large", figure="SR (Use%) at K = 5").ours == "100.0 (40 %)"
+  assert row(rows, what="bopo", figure="SR (Use%) at K = 5").isna().ours
+
+
+def test_episodes_are_chosen_by_the_rule(every):
+  assert [(x["episode"].task_id, x["why"]) for x in every["episodes"]] == [
+    ("test-1", "hard, solved where always SMALL fails"),
+    ("test-2", "hard, solved where always SMALL fails"),
+    ("test-0", "easy"),
+    ("test-3", "intractable"),
+  ]
+  assert {x["episode"].policy for x in every["episodes"]} == {"bopo(lam=0.3)"}
+  assert [x["small_score"] for x in every["episodes"]] == [0.2, 0.0, 1.0, 0.0]
+
+
+def test_the_figures_are_strict_json(every):
+  assert json.loads(json.dumps(plain(every), allow_nan=False)) == plain(every)
+  first = plain(every)["policies"][0]
+  assert (first["policy"], first["use_share"]) == ("always-small", None)
+
+
+def test_an_episode_lost_to_an_error_is_left_out_for_all():
+  policies = {n: (*kind[:4], (1.0,) * 12) for n, kind in BOUNDARIES.items()}
+  store = fill(policies)
+  store._db.execute(
+    "DELETE FROM episodes WHERE policy = 'always-large' AND task_id = 'test-0' AND seed = 1"
+  )
+  results = summarize(store, entries(policies), config())
+  assert results["run"]["left_out_episodes"] == ["test-0 seed 1"]
+  assert results["run"]["test_tasks"] == 12
+  assert results["policies"].episodes.tolist() == [23, 23]
+
+
+def test_boundaries_without_a_gap_have_no_shares():
+  policies = {n: (*kind[:3], "S", (1.0,)) for n, kind in FEW.items() if kind[2] is None}
+  results = figures(policies)
+  assert results["policies"].success_gap_share.isna().all()
+  assert results["frontiers"].area.isna().all() and results["headline"] is None
+
+
+def test_what_is_not_evaluated_yet_is_named():
+  store, lines = fill(FEW), entries(FEW)
+  with pytest.raises(ValueError, match="^sft has 0 of 8 episodes: run --stage=evaluate first$"):
+    summarize(store, [*lines, Entry("sft", {}, "sft")], config())
+  with pytest.raises(ValueError, match="no entry for always-large: run --stage=evaluate first"):
+    summarize(store, lines[:1], config())
+  store.put_tasks("test", [])
+  with pytest.raises(ValueError, match="no test tasks: run --stage=evaluate first"):
+    summarize(store, lines, config())
+
+
+def test_the_labels_of_other_trials_are_compared():
+  """SMALL solves the task in the second trial alone, LARGE in the third: K decides."""
+  store = fill(FEW)
+  store.put_tasks("train", [Task("train-9", "train", "do it", 40)])
+  for seed in range(3):
+    store.add(episode("train-9", "always-small", seed, "S", float(seed == 1)))
+    store.add(episode("train-9", "always-large", seed, "L", float(seed == 2)))
+  one, three = summarize(store, entries(FEW), config(trials=3, robustness=(1, 3)))["robustness"]
+  # One trial: intractable. Three: hard.
+  assert (one["agreement"], one["hard_jaccard"], three["agreement"]) == (0.0, 0.0, 1.0)

@@ -1,0 +1,338 @@
+"""The report's files: one rendered page, its tables in three formats, the terminal's lines."""
+
+import dataclasses
+import html.parser
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from report_store import BOPO, EVERY, FEW, config, entries, fill
+from tiny import episode
+
+from baar_jax.report import page, tables
+from baar_jax.report.results import summarize
+from baar_jax.rollout.entries import Entry
+from baar_jax.stages.report import read_metrics, terminal_table
+
+VOID = {"meta", "br", "img", "link", "hr", "input"}
+METRICS = [
+  {"stage": stage, **lam, "update": update, "loss": 1 / update, "kl": 0.1}
+  for stage, lam in (("sft", {}), ("bopo", {"lam": 0.3}), ("vanilla", {"lam": 0.3}))
+  for update in (1, 2, 3)
+]
+METRICS += [{"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 2.0}]
+METRICS += [
+  {
+    "stage": "cascade-calibration",
+    "brier": 0.1,
+    "base_rate": 0.4,
+    "bins": [{"predicted": 0.1, "observed": 0.2, "count": 30}],
+  }
+]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+PHONE, DESK, PAPER = (360, 740), (1280, 900), (703, 1000)  # pixels; A4 between margins of 12 mm
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+  """Of every family, one with a name that is markup, and an episode whose texts are."""
+  store, lines = fill(EVERY), entries(EVERY)
+  lines.append(Entry("new <router>", {}, "new"))
+  for i in range(4):
+    for seed in range(2):
+      store.add(episode(f"test-{i}", "new", seed, "SL", 1.0))
+  results = summarize(store, lines, config(robustness=(1,)), METRICS)
+  small, large = results["episodes"][0]["episode"].steps[2:]
+  small.observation, small.action = "<script>alert(1)</script> & " + "x" * 900, "<b>go</b>"
+  # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
+  small.logp, large.logp, large.action = math.log(0.2), math.log(0.75), ""
+  return results
+
+
+@pytest.fixture(scope="module")
+def index(results, tmp_path_factory) -> Path:
+  return page.write(results, tmp_path_factory.mktemp("report") / "report")
+
+
+class Reader(html.parser.HTMLParser):
+  """Checks that tags nest; collects tags, attributes and visible text."""
+
+  def __init__(self, text: str):
+    super().__init__()
+    self.open, self.tags, self.attributes, self.text = [], [], [], ""
+    self.feed(text)
+    self.close()
+    self.text = re.sub(r"\s+", " ", self.text)  # no-break spaces too
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.attributes += [(tag, name, value or "") for name, value in attrs]
+    if tag not in VOID:
+      self.open.append(tag)
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    if "style" not in self.open:
+      self.text += data
+
+
+@pytest.fixture(scope="module")
+def reader(index) -> Reader:
+  return Reader(index.read_text(encoding="utf-8"))
+
+
+def rendered(results: dict) -> str:
+  return Reader(page.render(results, {})).text
+
+
+def test_the_page_is_well_formed_and_asks_for_nothing(reader):
+  assert reader.open == []
+  assert not {"script", "link", "iframe"} & set(reader.tags)
+  for _, name, value in reader.attributes:
+    assert name not in ("href", "srcset") and not name.startswith("on") and "url" not in value
+    assert name != "src" or value.startswith("data:image/svg+xml;base64,")
+
+
+def test_every_figure_is_in_the_page_and_beside_it(index, reader):
+  names = {path.stem for path in index.parent.glob("*.png")}
+  assert names == {
+    *("frontier_score", "frontier_success", "hard_budget", "ablations", "spend", "calibration"),
+    *("training_sft", "training_bopo", "training_vanilla"),
+  }
+  assert reader.tags.count("img") == len(names)
+  assert all((index.parent / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in names)
+
+
+@pytest.mark.parametrize(
+  "words",
+  [
+    "BoPO recovers 100 % of the success gap",
+    "for 12 % of their cost gap",
+    "4 held-out tasks, 2 seeds, scripted models.",
+    "a rule on the same text stands in for the judge",
+    "What each part of BoPO is worth",
+    "vanilla RL, success rate: by 0.06 [0.0",
+    "No ablation has a larger area than BoPO.",
+    "No baseline has a higher SR under a K than BoPO.",
+    "On 1 of 2 training tasks SMALL is the dearer",
+    "p(LARGE) 0.80",
+    "p(LARGE) 0.75",
+    "(no action in the reply)",
+    "The paper's figures are published, not measured here",
+    "always saying the rate of 40 % has 0.240",
+    "16 policies",
+    "zero-shot router (stand-in)",
+    "new <router>",
+    "8 budget overruns",
+  ],
+)
+def test_the_page_says(reader, words):
+  assert words in reader.text
+
+
+def test_what_others_wrote_is_escaped_and_cut(index):
+  text = index.read_text(encoding="utf-8")
+  assert "<script" not in text and "<b>go" not in text and "<router>" not in text
+  assert "&lt;b&gt;go" in text and "x" * 330 not in text
+
+
+def test_a_stand_in_is_called_so_everywhere(results, reader):
+  assert "zero-shot LLM" not in reader.text and reader.text.count("zero-shot (stand-in)") > 2
+  assert "\nzero-shot (stand-in)  " in terminal_table(results)
+  host = {"name": "api.openai.com", "own": False}
+  real = {"kind": "chat", "names": ["a", "b"], "hosts": [host, host]}
+  run = results["run"] | {"stand_ins": [], "models": real}
+  text = rendered(results | {"run": run})
+  assert "zero-shot LLM" in text and "stand-in" not in text and "cripted" not in text
+  assert "real models at api.openai.com" in text
+  real["hosts"] = [host, {"name": "127.0.0.1", "own": True}]
+  assert tables.models_text({"run": run}) == "models at api.openai.com and 127.0.0.1"
+
+
+def test_without_training_budgets_or_bopo():
+  few = {name: FEW[name] for name in ("always-small", "always-large", "random(p=0.5)")}
+  text = rendered(summarize(fill(few), entries(few), config()))
+  assert "No BoPO router has been evaluated" in text
+  assert "Training" not in text and "hard budget" not in text and "than BoPO" not in text
+
+
+def test_areas_that_cannot_be_computed_are_no_victory():
+  flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
+  text = rendered(summarize(fill(flat), entries(flat), config()))
+  assert "there is no gap that a router could recover" in text
+  assert text.count("No area can be computed") == 2 and "larger area" not in text
+
+
+def test_who_is_above_bopo_in_words(results):
+  rows = pd.DataFrame(
+    [
+      ("cascade", "success_percent", -0.1, -0.3, -0.01),
+      ("cascade", "score_percent", -0.1, -0.3, 0.1),
+      ("vanilla", "success_percent", -0.1, math.nan, math.nan),
+      ("random", "success_percent", 0.2, 0.1, 0.3),
+      ("oracle", "success_percent", -0.2, -0.3, -0.1),  # privileged
+    ],
+    columns=["family", "metric", "gain", "gain_low", "gain_high"],
+  )
+  assert tables.above_bopo(results, rows, "gain", 2) == [
+    "cascade, success rate: by 0.10 [0.01, 0.30]; the 95 % interval excludes 0",
+    "cascade, mean score: by 0.10 [-0.10, 0.30]; the 95 % interval does not exclude 0",
+    "vanilla RL, success rate: by 0.10; the 95 % interval does not exclude 0",
+  ]
+
+
+def test_the_hard_budget_as_markdown_and_latex(index):
+  lines = (index.parent / "hard_budget.md").read_text(encoding="utf-8").splitlines()
+  cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
+  assert cells[0] == ["Family", "Candidates", "K = 1 SR", "K = 1 Use%", "K = 2 SR", "K = 2 Use%"]
+  # What has no cap has no share of it; SMALL keeps every cap.
+  small, large = ["30.0 [0.0, 75.0]", "0"], ["75.0 [25.0, 100.0]", "–"]
+  assert cells[2] == ["always SMALL", "1", *small, *small]
+  assert cells[3] == ["always LARGE", "no cap", *large, *large]
+  assert ["single-turn", "1", "25.0 [0.0, 75.0]", "100", "–", "–"] in cells
+  tex = (index.parent / "hard_budget.tex").read_text(encoding="utf-8")
+  assert r"single-turn & 1 & 25.0 [0.0, 75.0] & 100 & -- & -- \\" in tex
+  assert r"\multicolumn{2}{c}{K = 1}" in tex and r"& SR & Use\% & SR & Use\% \\" in tex
+  assert r"\toprule" in tex and r"\bottomrule" in tex
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_bold_only_where_the_lead_is_clear(results, clear):
+  rows = results["hard_budget"].assign(clear=False)
+  rows.loc[(rows.family == "bopo") & (rows.K == 1), "clear"] = clear
+  table = tables.hard_budget(results | {"hard_budget": rows})
+  assert ("<b>50.0 [0.0, 100.0]</b>" in tables.to_html(*table)) is clear
+  assert ("**50.0 [0.0, 100.0]**" in tables.to_markdown(*table)) is clear
+  assert (r"\textbf{50.0 [0.0, 100.0]}" in tables.to_latex(*table)) is clear
+
+
+def test_texts_of_tables_are_no_markup():
+  frame = pd.DataFrame({("", "a"): [r"a_b & 5% {x} \y #1 $z ~^ <i>*|"]})
+  bold = frame.eq("")
+  latex, markdown = tables.to_latex(frame, bold), tables.to_markdown(frame, bold)
+  assert r"a_b & 5% {x}".translate(str.maketrans(tables.LATEX)) == r"a\_b \& 5\% \{x\}"
+  assert (
+    r"a\_b \& 5\% \{x\} \textbackslash{}y \#1 \$z \textasciitilde{}\textasciicircum{} $<$" in latex
+  )
+  assert r"a\_b & 5% {x} \\y #1 $z ~^ \<i\>\*\|" in markdown
+  assert "&lt;i&gt;" in tables.to_html(frame) and "<i>" not in tables.to_html(frame)
+
+
+def test_numbers_as_texts():
+  frame = pd.DataFrame({"x": [-0.004, 0.25, math.nan], "x_low": [-0.06, math.nan, math.nan]})
+  frame = frame.assign(x_high=[0.004, math.nan, math.nan], a_share=[0.5, 0.004, math.nan])
+  columns = {"x": ("x", 2, "+"), "share": ("a_share", 0)}
+  assert {title: list(column) for title, column in tables.texts(frame, columns).items()} == {
+    "x": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
+    "share": ["50", "0", "–"],
+  }
+
+
+def test_from_how_many_candidates(results):
+  families = (("bopo", 2), ("bopo", 3), ("zero-shot", 2), ("sft", 1))
+  rows = pd.DataFrame([{"family": f, "candidates": [0] * n} for f, n in families])
+  assert tables.candidates({"hard_budget": rows}) == {
+    "bopo": "2 to 3",
+    "zero-shot": "2",
+    "sft": "1",
+  }
+
+
+@pytest.mark.parametrize(
+  "parameters, text",
+  [
+    ({"lam": 0.3, "update": 12, "threshold": 0.5}, "λ = 0.3"),
+    ({"lam": 0.3, "update": 12, "threshold": 0.2}, "λ = 0.3, t = 0.2"),
+    ({"lam": 0.3, "update": 12, "share": 0.25}, "λ = 0.3, share 25 %"),
+    ({"p": 0.5}, "p = 0.5"),
+    ({}, ""),
+  ],
+)
+def test_parameters_in_words(parameters, text):
+  assert tables.parameter_text(parameters) == text
+
+
+def test_the_terminal_table():
+  store, lines = fill(FEW), entries(FEW)
+  lines.insert(2, Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
+  for i in range(4):
+    for seed in range(2):
+      store.add(episode(f"test-{i}", "bopo(usd=7)", seed, "SL", 1.0))
+  lines = terminal_table(summarize(store, lines, config())).splitlines()
+  # A header, the policies, three families' areas, and the ledger.
+  assert len(lines) == 1 + len(FEW) + 1 + 3 + 1
+  assert lines[5].split() == ["first-large(K=2)", "55.0", "50.0", "12.00", "2.0", "100"]
+  assert lines[7].split() == ["bopo(usd=7)", "100.0", "100.0", "6.00", "1.0", "86"]  # caps last
+  assert lines[8].startswith("area of random: 0.528")
+  assert lines[-1].startswith("spent by this run: $") and lines[-1].endswith("scripted models")
+
+
+def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  assert read_metrics(path) == []
+  path.write_text('{"stage": "sft", "update": 1}\n{"bins": [{"a": 1}')
+  assert read_metrics(path) == [{"stage": "sft", "update": 1}]
+
+
+@pytest.fixture(scope="module")
+def chromium():
+  """A started browser; skips where Playwright or a Chromium is not installed."""
+  sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+  path = next(filter(None, map(shutil.which, BROWSERS)), None)
+  if path is None:
+    pytest.skip(f"no browser is installed (looked for {', '.join(BROWSERS)})")
+  with sync_api.sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+    yield browser
+    browser.close()
+
+
+@dataclasses.dataclass
+class Visit:
+  """An open page, its errors, and the addresses that it asked for."""
+
+  page: object
+  errors: list[str]
+  requests: list[str]
+
+  @property
+  def too_wide(self) -> bool:
+    return self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+
+
+def visit(browser, path: Path, width: int, height: int) -> Visit:
+  opened = Visit(browser.new_page(viewport={"width": width, "height": height}), [], [])
+  console = lambda m: opened.errors.append(m.text) if m.type == "error" else None  # noqa: E731
+  opened.page.on("console", console)
+  opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
+  opened.page.on("request", lambda request: opened.requests.append(request.url))
+  opened.page.goto(path.as_uri())
+  return opened
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_a_browser_opens_it_quietly_and_it_fits(chromium, index, size):
+  opened = visit(chromium, index, *size)
+  opened.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+  assert not opened.too_wide and opened.errors == []
+  assert [url for url in opened.requests if not url.startswith("data:")] == [index.as_uri()]
+  opened.page.close()
+
+
+def test_it_prints_all_of_itself(chromium, index, tmp_path):
+  opened = visit(chromium, index, *PAPER)
+  shown = "[...document.querySelectorAll('details p')].every(p => p.checkVisibility())"
+  assert not opened.page.evaluate(shown)  # closed on the screen
+  opened.page.emulate_media(media="print")
+  assert opened.page.evaluate(shown) and not opened.too_wide
+  ends = "[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right)"
+  assert max(opened.page.evaluate(ends)) <= PAPER[0]
+  pdf = opened.page.pdf(path=tmp_path / "report.pdf", format="A4")
+  assert pdf[:5] == b"%PDF-" and len(pdf) > 20_000 and opened.errors == []
+  opened.page.close()
