@@ -12,7 +12,6 @@ from baar_jax.rollout.entries import rollouts_name, zero_shot_name
 from baar_jax.run import Run
 from baar_jax.stages import baselines, bopo, cascade, evaluate, references, sft
 from baar_jax.stages import profile as taxonomy
-from baar_jax.train.dataset import load_profiles
 
 
 def configured(runs):

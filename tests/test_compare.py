@@ -62,8 +62,8 @@ def test_resamples_without_a_value_are_dropped_and_half_of_them_are_too_few():
 
 def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
   # The policy is LARGE on the first half of the tasks and SMALL on the second. Whatever tasks are
-  # drawn, it has LARGE's score at n / N of the extra cost, n of them from the first half: x = n / N,
-  # y = 1, area = x / 2 + (1 - x). Drawn apart, scores above 1 would occur.
+  # drawn, it has LARGE's score at n / N of the extra cost, n of them from the first half: x =
+  # n / N, y = 1, area = x / 2 + (1 - x). Drawn apart, scores above 1 would occur.
   score = (1.0,) * 10 + (0.0,) * 10
   policies = {
     "always-small": ("always-small", {}, None, "S", (0.0,) * 20),

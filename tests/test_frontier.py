@@ -1,13 +1,10 @@
 """frontier.py against geometry worked out by hand, scipy's hull and closed forms."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
-from scipy.stats import norm
 
 from baar_jax.report import frontier
 
@@ -117,90 +114,3 @@ def test_a_policy_more_never_shrinks_the_area(points, point):
     return frontier.area(costs, scores, (1, 1), (4, 3))
 
   assert area([*points, point]) >= area(points) - 1e-12 >= 0.5 - 2e-12
-
-
-def test_bootstrap_interval_of_a_large_sample_is_the_normal_one():
-  value_N = np.random.default_rng(3).normal(10.0, 2.0, size=400)
-  low, high = frontier.bootstrap_interval(value_N, resamples=8000, seed=1)
-  half = norm.ppf(0.975) * value_N.std() / math.sqrt(400)
-  assert low == pytest.approx(value_N.mean() - half, abs=0.1 * half)
-  assert high == pytest.approx(value_N.mean() + half, abs=0.1 * half)
-
-
-def test_bootstrap_interval_of_two_tasks():
-  # Means of two draws from {0, 1} are 0, 1/2, 1 with 1/4, 1/2, 1/4: both tails reach the ends.
-  assert frontier.bootstrap_interval([0.0, 1.0], resamples=500) == (0.0, 1.0)
-
-
-def test_bootstrap_interval_averages_seeds_within_a_task_first():
-  # Each task's mean is 1/2, so nothing varies between tasks, much as the seeds do.
-  assert frontier.bootstrap_interval([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]) == (0.5, 0.5)
-
-
-def test_bootstrap_interval_is_seeded():
-  value_N = np.arange(7.0) ** 2
-  first = frontier.bootstrap_interval(value_N, resamples=50, seed=4)
-  assert first == frontier.bootstrap_interval(value_N, resamples=50, seed=4)
-  assert first != frontier.bootstrap_interval(value_N, resamples=50, seed=5)
-
-
-@pytest.mark.parametrize("value", [[], [[]], [[[1.0]]], [1.0, np.nan]])
-def test_bootstrap_interval_rejects(value):
-  with pytest.raises(ValueError):
-    frontier.bootstrap_interval(value)
-
-
-def test_bootstrap_interval_needs_a_resample():
-  with pytest.raises(ValueError, match="resamples"):
-    frontier.bootstrap_interval([1.0], resamples=0)
-
-
-def test_area_interval_of_equal_tasks_is_the_area():
-  ones = np.ones(6)
-  interval = frontier.area_interval(
-    [2.0 * ones], [0.5 * ones], (1.0 * ones, 0.4 * ones), (5.0 * ones, 0.6 * ones), resamples=20
-  )
-  assert interval == pytest.approx((10 / 16, 10 / 16))
-
-
-def test_area_interval_draws_the_same_tasks_for_policy_and_boundaries():
-  # The policy is LARGE on the first half and SMALL on the second. Whatever tasks are drawn it is
-  # LARGE's equal in score at n / N of the extra cost, n of them from the first half:
-  # x = n / N, y = 1, area = x / 2 + (1 - x). Drawn apart, scores above 1 would occur.
-  first_N = np.repeat([1.0, 0.0], 10)
-  small = (np.ones(20), np.zeros(20))
-  large = (np.full(20, 2.0), first_N)
-  low, high = frontier.area_interval([1.0 + first_N], [first_N], small, large, resamples=400)
-  # n is binomial(20, 1/2): 95 % within 6..14
-  assert low == pytest.approx(1 - 14 / 20 / 2, abs=0.03)
-  assert high == pytest.approx(1 - 6 / 20 / 2, abs=0.03)
-
-
-def test_area_interval_drops_resamples_without_a_rectangle():
-  # LARGE gains on task 0 alone: a resample without it (1 of 4 with two tasks) has no area.
-  small = (np.ones(2), np.array([0.0, 1.0]))
-  large = (np.full(2, 2.0), np.ones(2))
-  interval = frontier.area_interval(np.empty((0, 2)), np.empty((0, 2)), small, large)
-  assert interval == (0.5, 0.5)
-
-
-def test_area_interval_of_too_few_tasks_is_nan():
-  small = (np.ones(8), np.arange(8) * 0.0)
-  large = (np.full(8, 2.0), np.r_[1.0, -0.5 * np.ones(7)])  # better in few resamples
-  interval = frontier.area_interval(np.empty((0, 8)), np.empty((0, 8)), small, large)
-  assert all(math.isnan(end) for end in interval)
-
-
-@pytest.mark.parametrize(
-  ("cost_PxN", "score_PxN", "small"),
-  [
-    (np.ones(3), np.ones(3), (np.ones(3), np.ones(3))),
-    (np.ones((2, 3)), np.ones((1, 3)), (np.ones(3), np.ones(3))),
-    (np.ones((2, 3)), np.ones((2, 3)), (np.ones(2), np.ones(3))),
-    (np.ones((2, 0)), np.ones((2, 0)), (np.ones(0), np.ones(0))),
-    (np.full((2, 3), np.nan), np.ones((2, 3)), (np.ones(3), np.ones(3))),
-  ],
-)
-def test_area_interval_rejects(cost_PxN, score_PxN, small):
-  with pytest.raises(ValueError):
-    frontier.area_interval(cost_PxN, score_PxN, small, (2 * np.ones(3), 2 * np.ones(3)))
