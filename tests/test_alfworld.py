@@ -85,7 +85,7 @@ def follow(env, task, mistake=lambda step: None) -> int:
 def test_the_expert_wins_games_of_every_type(env, opened):
   """On real games where $ALFWORLD_DATA is set, else on those made here."""
   real = os.environ.get("ALFWORLD_DATA")
-  size = min(60, len(list(Path(real).glob(f"{GAMES}/train/*/*/{GAME}")))) if real else 0
+  size = min(30, len(list(Path(real).glob(f"{GAMES}/train/*/*/{GAME}")))) if real else 0
   env = opened(real, size) if size else env
   tasks = env.tasks("train")
   for task in tasks:

@@ -50,10 +50,10 @@ def cached_on_disk(function: Callable) -> Callable:
 def _opener() -> Callable:
   """Imports and patches the engine on first use; returns a function that opens an environment.
 
-  Unpatched, the engine translates a game four times in each load and reset, two of them for the
-  planner (up to a minute and a GB), and parses the same few templates for every command of every
-  step. Patched, it translates a game once for all processes, never for the planner, and parses
-  each text once per process. What a game says and admits stays the same.
+  Unpatched, the engine translates a game twice in each load and in each reset, once of it for the
+  planner (up to a minute and a GB), and parses the same few templates for every command. Patched,
+  it translates a game once for all processes, never for the planner, and parses a text once per
+  process. What a game says and admits stays the same.
   """
   with restored_argv():
     import fast_downward
@@ -63,8 +63,7 @@ def _opener() -> Callable:
     from textworld.envs.pddl import logic, textgen
 
   translate = restored_argv()(cached_on_disk(fast_downward.pddl2sas))
-  pddl2sas = lambda domain, problem, verbose=False, optimize=False: translate(domain, problem)  # noqa: E731
-  fast_downward.pddl2sas = logic.fast_downward.pddl2sas = pddl2sas
+  fast_downward.pddl2sas = lambda domain, problem, **_: translate(domain, problem)
   logic._parse_and_convert = cached_on_disk(logic._parse_and_convert)
   parse = functools.cache(textgen._parse_and_convert)
   textgen._parse_and_convert = lambda text, rule_name, trace=False: copy.deepcopy(
