@@ -123,9 +123,8 @@ def write_base(data: Path) -> None:
     for app, apis in docs.items():
       marked = {name: dict(doc) | {"canary_string": CANARY_STRING} for name, doc in apis.items()}
       write(data / "api_docs" / "standard", {f"{app}.json": marked})
-      for doc in apis.values():
-        fields = {name: value for name, value in doc.items() if name != "app_name"}
-        models.api_docs.ApiDoc.create_save(app_name_=app, **fields)
+      rows = [dict(doc) | {"app_name_": app} for doc in apis.values()]
+      models.api_docs.ApiDoc.save_all([models.api_docs.ApiDoc.create(**row) for row in rows])
     for person in PEOPLE:
       models.admin.MainUser.create_save(**person._asdict(), sex="female")
       for app in ACCOUNTS:
