@@ -13,7 +13,6 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import (
-  baselines,
   bench,
   bopo,
   evaluate,
@@ -23,6 +22,7 @@ from baar_jax.stages import (
   profile,
   references,
   report,
+  rivals,
   setup,
   sft,
 )
@@ -34,7 +34,7 @@ STAGES = {
   "pretrain": pretrain.main,
   "sft": sft.main,
   "bopo": bopo.main,
-  "baselines": baselines.main,
+  "baselines": rivals.main,
   "evaluate": evaluate.main,
   "report": report.main,
 }

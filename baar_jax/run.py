@@ -38,7 +38,6 @@ FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s",
 FREE_FIELDS += ("profile.robustness", "baselines", "evaluate", "distributed", "bench", "max_usd")
 FREE_FIELDS += ("dry_run", "models.key_variables", "models.token_limit_field", "models.concurrency")
 FREE_FIELDS += ("models.timeout_s", "models.retries", "models.record")
-UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
 class Run:
@@ -206,10 +205,6 @@ class Run:
   def progress(self, **settings) -> tqdm:
     """A progress bar on the first process's terminal, if it is one."""
     return tqdm(disable=None if self.first else True, **settings)
-
-  def checkpoints(self, name: str) -> Path:
-    """Where a stage keeps the checkpoints of the router `name`."""
-    return self.dir / "checkpoints" / name
 
   def alone(self, stage: str) -> None:
     """Raises ValueError if there are other processes."""

@@ -20,7 +20,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.mesh import one_device
 from baar_jax.router.build import abstract_model
 from baar_jax.router.view import View
-from baar_jax.train.trainer import load_trained
+from baar_jax.train.checkpoint import load_trained
 
 FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4 " + QUICK["XLA_FLAGS"]}
 STORES = "episodes.sqlite", "episodes-1.sqlite"
@@ -39,13 +39,13 @@ from pathlib import Path
 import jax, numpy as np
 jax.config.update("jax_platforms", "cpu")
 import tiny
-from baar_jax.stages.bopo import improve, improvement, make_optimizer
 from baar_jax.episode import Task
 from baar_jax.router.build import build_model
-from baar_jax.stages.sft import imitation
-from baar_jax.stages import sft
 from baar_jax.mesh import make_mesh, one_device
-from baar_jax.train.trainer import Batcher, Scorer, Trainer
+from baar_jax.train.batches import Batcher
+from baar_jax.train.fit import policy_steps
+from baar_jax.train.methods import bopo_loss, sft_step_loss
+from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
 
@@ -63,11 +63,9 @@ model = build_model(config.router, 0)
 out = []
 for mesh in (one_device(), make_mesh(4), make_mesh(2), make_mesh(1)):
   placed = view.decision_ids, mesh, "float32"
-  trainer = Trainer(model, imitation, sft.make_optimizer(config.sft), *placed)
-  micro = batcher.micro_batches(episodes)
-  decisions = sum(batch.mask_BxS.sum() for _, batch in micro)
-  parts = [(batch, batch.mask_BxS.sum() / decisions) for _, batch in micro]
-  metrics = [trainer.step(parts) for _ in range(2)]
+  trainer = Trainer(model, sft_step_loss, sft_optimizer(config.sft), *placed)
+  batches = [batch for _, batch in batcher.micro_batches(episodes)]
+  metrics = [trainer.step(batches) for _ in range(2)]
   kernel = trainer.params["layers"]["q_kernel"][...]
   held = max(shard.data.size for shard in kernel.addressable_shards) / kernel.size
   moments = max(
@@ -75,11 +73,11 @@ for mesh in (one_device(), make_mesh(4), make_mesh(2), make_mesh(1)):
     for x in jax.tree.leaves(trainer.optimizer_state) if x.size == kernel.size
     for shard in x.addressable_shards
   )
-  loss = partial(improvement, config.bopo)
-  better = Trainer(trainer.model, loss, make_optimizer(config.bopo), *placed)
+  loss = partial(bopo_loss, config.bopo)
+  better = Trainer(trainer.model, loss, bopo_optimizer(config.bopo), *placed)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0, 0.2])
   anchor = Scorer(model, *placed)
-  metrics.append(improve(better, anchor, batcher, episodes, adv_B, config.bopo, seed=0))
+  metrics.append(policy_steps(better, anchor, batcher, episodes, adv_B, config.bopo, seed=0))
   params = [np.asarray(x).ravel().tolist() for x in jax.tree.leaves(better.params)]
   out.append({"metrics": metrics, "params": params, "held": held, "moments": moments})
 print(json.dumps(out))

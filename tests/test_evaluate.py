@@ -1,170 +1,184 @@
-"""The evaluation's line-up, and what its policies did on the test tasks."""
+"""Everything that learns on the smallest run: rivals and ablations too; evaluated and exported."""
 
 import copy
 import dataclasses
+import json
+import shutil
 
+import jax
+import numpy as np
 import pytest
 import tiny
+from flax import nnx
 
-from baar_jax.config import RIVALS, BaselinesConfig
-from baar_jax.rollout.entries import entries, zero_shot_name
-from baar_jax.router.build import build_model
+from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
+from baar_jax.episode import SMALL
+from baar_jax.rollout.entries import entries, rollouts_name, zero_shot_name
+from baar_jax.router.build import load_pretrained
+from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.stages import evaluate
-from baar_jax.stages import profile as taxonomy
+from baar_jax.stages import bopo, evaluate, export, profile, references, rivals, sft
+from baar_jax.train.checkpoint import load_router
 
-BUDGETS = (1, 2)
+K = 1
+
+
+def configured(runs):
+  config = tiny.config(runs)
+  config.baselines = BaselinesConfig(RIVALS, tuple(ABLATIONS), compared_lam=0.1, updates=2)
+  config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
+  return config
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run whose trained routers are an untrained one."""
-  config = tiny.config(tmp_path_factory.mktemp("evaluated"))
-  config.bopo.lam = (0.1, 0.3)
-  config.evaluate.thresholds = (0.25,)
-  config.evaluate.call_budgets = BUDGETS
-  with tiny.compiled_once(), pytest.MonkeyPatch.context() as patch:
-    run = Run(config)
-    taxonomy.main(run)
-    model = build_model(config.router, seed=0)
-    patch.setattr(evaluate, "load_router", lambda run, family, lam: model)
-    evaluate.main(run)
-    patch.undo()
+  with tiny.compiled_once():
+    run = Run(configured(tmp_path_factory.mktemp("runs")))
+    with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
+      rivals.main(run)
+    with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
+      evaluate.main(run)
+    assert run.store.count() == 0  # what is missing is reported before anything is run
+    for stage in (profile, references, sft):
+      stage.main(run)
+    with pytest.raises(ValueError, match="has 0 of 2 updates: run --stage=bopo first"):
+      export.main(run)
+    assert not (run.dir / "export" / "bopo-lam0.1").exists()
+    for stage in (bopo, rivals, evaluate):
+      stage.main(run)
     yield run
     run.close()
 
 
-def test_names_are_unique_and_carry_every_parameter(run):
-  names = [entry.policy for entry in entries(run.config)]
-  assert len(set(names)) == len(names)
-  expected = ["always-small", "always-large", "first-large(K=1)", "first-large(K=2)"]
-  expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
-  expected += ["oracle", "oracle(K=1)", "oracle(K=2)"]
-  expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
-  for router in ("sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"):
-    expected += [router + "threshold=0.5)", router + "threshold=0.25)"]
-    expected += [router + f"threshold=0.5,K={K})" for K in BUDGETS]
-  assert sorted(names) == sorted(expected)
-
-
-def test_what_changes_a_policy_changes_its_name(run):
-  config = dataclasses.replace(
-    run.config, sft=dataclasses.replace(run.config.sft, updates=3), bopo=run.config.bopo
-  )
-  assert "sft(update=3,threshold=0.5)" in [entry.policy for entry in entries(config)]
-
-
-def test_rivals_and_ablations_join_with_the_same_points(run):
-  config = dataclasses.replace(run.config)
-  config.baselines = BaselinesConfig(RIVALS, ("no-reference",), compared_lam=0.3, updates=7)
-  config.evaluate = dataclasses.replace(
-    config.evaluate, thresholds=(), shares=(0.25,), call_budgets=(2,), budget_rules=True
-  )
-  names = {entry.policy for entry in entries(config)} - {
-    entry.policy for entry in entries(run.config)
-  }
-  judged = zero_shot_name(config)
-  assert judged.startswith("zero-shot gpt-5 ")
-  expected = {judged, f"{judged}(K=2)"}
-  fitted = {"cascade(update=7,", "single-turn(update=7,"}
-  vanilla = {"vanilla(lam=0.1,update=2,", "vanilla(lam=0.3,update=2,"}
-  old = {"sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"}
-  expected |= {router + "share=0.25)" for router in fitted | vanilla | old}
-  expected |= {router + "share=0.25,K=2)" for router in fitted | vanilla | old}
-  expected |= {router + "threshold=0.5)" for router in fitted | vanilla}
-  expected |= {router + "threshold=0.5,K=2)" for router in fitted | vanilla}
-  expected |= {f"no-reference(lam=0.3,update=2,{rule})" for rule in ("threshold=0.5", "share=0.25")}
-  assert names == expected
-  # What sees its budget is run under it, not taken from the run without one.
-  by_name = {entry.policy: entry for entry in entries(config)}
-  assert by_name[f"{judged}(K=2)"].unlimited is None
-  assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited is None
-  config.router = dataclasses.replace(config.router, show_budget=False)
-  by_name = {entry.policy: entry for entry in entries(config)}
-  assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited == "cascade(update=7,share=0.25)"
-  assert by_name[f"{judged}(K=2)"].unlimited is None
-
-
-@pytest.mark.parametrize(
-  "change", [{"temperature": 0.5}, {"max_completion_tokens": 9}, {"base_urls": ("http://h/v1",)}]
-)
-def test_what_changes_the_judge_changes_the_name(run, change):
-  config = dataclasses.replace(run.config)
-  judge = dataclasses.replace(config.baselines.judge, **change)
-  config.baselines = dataclasses.replace(config.baselines, judge=judge)
-  assert zero_shot_name(config) != zero_shot_name(run.config)
-
-
-def test_fewer_tasks_are_the_first(run):
-  config = dataclasses.replace(run.config)
-  config.evaluate = dataclasses.replace(config.evaluate, tasks=2)
-  fewer = copy.copy(run)
-  fewer.config = config
-  assert evaluate.test_tasks(fewer) == run.tasks("test")[:2]
-
-
-def test_entries_say_what_they_are(run):
-  by_name = {entry.policy: entry for entry in entries(run.config)}
-  entry = by_name["random(p=0.5,K=2)"]
-  assert (entry.family, entry.parameters, entry.call_budget) == ("random", {"p": 0.5}, 2)
-  entry = by_name["bopo(lam=0.3,update=2,threshold=0.25)"]
-  assert entry.parameters == {"lam": 0.3, "update": 2, "threshold": 0.25}
-  assert (entry.family, entry.call_budget) == ("bopo", None)
-
-
-def test_every_entry_has_every_test_task_and_no_other(run):
+def test_every_entry_has_every_test_task_within_its_budget(run):
   keys = {(task.id, 0) for task in run.tasks("test")}
   assert len(keys) == 3
   for entry in entries(run.config):
-    found = run.store.keys(entry.policy)
+    episodes = run.store.episodes(entry.policy)
     if entry.policy.startswith("always"):  # the profile's trials are under the same names
-      found = {key for key in found if key[0].startswith("test")}
-    assert found == keys
-
-
-def test_no_budget_is_overrun_and_each_is_stored(run):
-  for entry in entries(run.config):
-    for e in run.store.episodes(entry.policy):
+      episodes = [e for e in episodes if e.task_id.startswith("test")]
+    assert {(e.task_id, e.seed) for e in episodes} == keys, entry.policy
+    for e in episodes:
       assert e.call_budget == entry.call_budget
       assert entry.call_budget is None or e.large_calls <= entry.call_budget
 
 
-def test_first_large_is_always_large_under_the_budget(run):
-  for K in BUDGETS:
-    for e in run.store.episodes(f"first-large(K={K})"):
-      models = [step.model for step in e.steps]
-      assert models == ([1] * K + [0] * len(models))[: len(models)]
-    assert all(e.large_calls == K for e in run.store.episodes(f"first-large(K={K})"))
-
-
-def test_boundaries_are_what_their_names_say(run):
+def test_policies_are_what_their_names_say(run):
   for model, name in enumerate(("always-small", "always-large")):
     assert {step.model for e in run.store.episodes(name) for step in e.steps} == {model}
+  for e in run.store.episodes(f"first-large(K={K})"):
+    assert [step.model for step in e.steps] == [1] * K + [0] * (len(e.steps) - K)
 
 
-def without_times(episode):
-  untimed = lambda call: dataclasses.replace(call, latency_s=0.0)  # noqa: E731
-  return [dataclasses.replace(step, calls=[*map(untimed, step.calls)]) for step in episode.steps]
-
-
-def test_stored_episodes_are_what_a_run_of_their_own_gives(run):
+def test_stored_episodes_are_what_an_own_run_gives(run):
   """Also where an episode of another entry stands for them."""
-  rules = ("first-large", "random", "oracle")
+
+  def outcome(e):
+    return e.task_id, e.score, e.stop, [(s.model, s.action, s.observation) for s in e.steps]
+
   jobs = [evaluate.Job(task, 0) for task in run.tasks("test")]
   policies = evaluate.Policies(run)
   for entry in entries(run.config):
-    if entry.family in rules and entry.call_budget is not None:
-      own_entry = dataclasses.replace(entry, policy="own " + entry.policy)
-      own = run.collect("own", policies.make(own_entry), jobs, entry.call_budget)
+    if entry.family in ("first-large", "random", "oracle") and entry.call_budget is not None:
+      renamed = dataclasses.replace(entry, policy="own " + entry.policy)
+      episodes = run.collect("own", policies.make(renamed), jobs, entry.call_budget)
       stored = run.store.episodes(entry.policy)
-      assert [(e.task_id, e.score, e.stop, without_times(e)) for e in own] == [
-        (e.task_id, e.score, e.stop, without_times(e)) for e in stored
-      ]
+      assert list(map(outcome, episodes)) == list(map(outcome, stored))
 
 
-def test_without_trained_routers_the_stage_is_named_before_anything_is_run(tmp_path):
-  run = Run(tiny.config(tmp_path))
-  with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
-    evaluate.main(run)
-  assert run.store.count() == 0
-  run.close()
+def test_fewer_tasks_are_the_first(run):
+  fewer = copy.copy(run)
+  fewer.config = dataclasses.replace(
+    run.config, evaluate=dataclasses.replace(run.config.evaluate, tasks=2)
+  )
+  assert evaluate.test_tasks(fewer) == run.tasks("test")[:2]
+
+
+def test_vanilla_and_ablations_use_as_many_episodes_as_bopo(run):
+  def rolled_out(family):
+    names = [rollouts_name(family, 0.1, update) for update in (1, 2)]
+    return sorted(key for name in names for key in run.store.keys(name))
+
+  assert len(rolled_out("bopo")) == 8  # 2 updates of 2 tasks with 2 episodes each
+  for family in ("vanilla", *ABLATIONS):
+    assert rolled_out(family) == rolled_out("bopo")
+
+
+def test_an_ablation_changes_one_thing():
+  config = tiny.config("runs")
+  changed = ablate(config, "no-hard-bonus")
+  assert changed.bopo.r_hard == 0.0
+  changed.bopo.r_hard = config.bopo.r_hard
+  assert changed == config
+  assert ablate(config, "no-stratified").references.clone_large
+  assert not ablate(config, "no-reference").bopo.reference_guided
+
+
+def test_a_cascades_episodes_hold_both_calls(run):
+  (name,) = [
+    entry.policy
+    for entry in entries(run.config)
+    if entry.family == "cascade" and entry.parameters.get("share") and not entry.call_budget
+  ]
+  steps = [step for e in run.store.episodes(name) for step in e.steps]
+  assert {step.model for step in steps} == {SMALL, 1}
+  for step in steps:
+    assert step.proposal is not None
+    assert (step.usd("proposal") > 0) == (step.model != SMALL)
+    if step.model == SMALL:
+      assert step.action == step.proposal
+
+
+def test_zero_shot_pays_for_its_questions_beside_the_models(run):
+  episodes = run.store.episodes(zero_shot_name(run.config))
+  assert len(episodes) == 3
+  for e in episodes:
+    assert sum(step.tokens("judge") for step in e.steps) >= len(e.steps)
+    judged = sum(step.usd("judge") for step in e.steps)
+    assert judged > 0
+    assert e.router_cost_usd == pytest.approx(judged)
+    assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
+
+
+def test_the_calibration_is_of_held_out_steps_and_logged_once(run):
+  path = run.dir / "metrics.jsonl"
+  before = path.read_text()
+  rivals.main(run)
+  assert path.read_text() == before
+  lines = map(json.loads, before.splitlines())
+  (line,) = [line for line in lines if line["stage"] == "cascade-calibration"]
+  held_out = rivals.split(run.store.tasks("train"))[1]
+  episodes = run.store.episodes("always-small") + run.store.episodes("stratified(samples=3)")
+  steps = [step for e in episodes if e.task_id in held_out for step in e.steps]
+  assert sum(b["count"] for b in line["bins"]) == sum(step.model == SMALL for step in steps)
+
+
+def test_the_stage_goes_on_where_it_stopped(run, tmp_path):
+  """Without its last checkpoints it ends with the same parameters, and runs no episode again."""
+  config = configured(tmp_path)
+  shutil.copytree(run.dir, tmp_path / config.name)
+  for place in ("vanilla-lam0.1", "no-reference-lam0.1", "cascade-2"):
+    shutil.rmtree(tmp_path / config.name / "checkpoints" / place)
+  again = Run(config)
+  before = again.store.count()
+  rivals.main(again)
+  assert again.store.count() == before
+  for family, lam in (("vanilla", 0.1), ("no-reference", 0.1), ("cascade", None)):
+    new, old = (
+      load_router(each.dir, config, run.mesh, family, lam).embedding_VxD[...]
+      for each in (again, run)
+    )
+    assert (abs(new - old) < 1e-6).all()
+  again.close()
+
+
+def test_an_exported_router_is_a_checkpoint_to_start_from(run, capsys):
+  export.main(run)
+  export.main(run)  # a directory that exists stays
+  assert capsys.readouterr().out.count("export: ") == 4
+  directory = run.dir / "export" / "sft"
+  config = dataclasses.replace(run.config.router, weights=str(directory))
+  trained = load_router(run.dir, run.config, run.mesh, "sft")
+  loaded = load_pretrained(config, View(config, directory))
+  # The decisions' rows are among them: a trained router keeps what it has learned.
+  jax.tree.map(np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1])

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from baar_jax.config import RouterConfig
+from baar_jax.episode import SMALL
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.live import Decision, Live
 from baar_jax.router.qwen2 import Qwen2
@@ -149,6 +150,13 @@ class RouterPolicy:
     inputs = tokens_RxT, row_R, start_R, last_R, tuple(self._view.decision_ids)
     logits_RxA, self._cache = _extend(self._graphdef, self._params, self._cache, *inputs)
     return np.asarray(logits_RxA, np.float64), T
+
+
+class CascadePolicy(RouterPolicy):
+  """A router that is shown what SMALL proposes; a decision for SMALL takes the proposal."""
+
+  def prepare(self, live: Live) -> None:
+    live.proposal = live.agents[SMALL].reply(live.messages, len(live.steps))
 
 
 def _bucket(size: int, buckets: Sequence[int]) -> int:

@@ -18,8 +18,8 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.tokenizer import TOKEN_CHARS, adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import View, Window, text_pieces
 from baar_jax.stages.bench_figures import Figures
-from baar_jax.train.batches import length_buckets
-from baar_jax.train.trainer import Batcher, Scorer
+from baar_jax.train.batches import Batcher, length_buckets
+from baar_jax.train.trainer import Scorer
 
 SEED = 0
 WORDS = 400  # that the synthetic texts are made of

@@ -9,10 +9,11 @@ import numpy as np
 
 from baar_jax.episode import Episode
 from baar_jax.router.qwen2 import Qwen2Config
-from baar_jax.stages import bopo, sft
 from baar_jax.stages.bench_figures import GIGA, Figures, first_and_steady
 from baar_jax.stages.bench_subject import Subject
-from baar_jax.train.trainer import Loss, Trainer
+from baar_jax.train.fit import policy_steps
+from baar_jax.train.methods import bopo_loss, sft_step_loss
+from baar_jax.train.trainer import Loss, Trainer, bopo_optimizer, sft_optimizer
 
 MATMUL_SIZES = 1024, 2048, 4096, 8192, 16384
 LARGE_S = 0.1  # a matrix product that takes longer is large enough
@@ -23,17 +24,17 @@ def training(subject: Subject, figures: Figures) -> None:
   c = subject.config
   episodes = subject.episodes[: c.bench.episodes]
   rows = c.bench.micro_episodes
-  trainer = make_trainer(subject, sft.imitation, sft.make_optimizer(c.sft))
+  trainer = make_trainer(subject, sft_step_loss, sft_optimizer(c.sft))
   first_s, sft_s = first_and_steady(lambda: imitate(subject, trainer, episodes, rows))
   shapes = trainer.compiled
   del trainer  # its parameters and its optimizer's state
 
-  optimizer = bopo.make_optimizer(c.bopo)
-  trainer = make_trainer(subject, partial(bopo.improvement, c.bopo), optimizer)
+  optimizer = bopo_optimizer(c.bopo)
+  trainer = make_trainer(subject, partial(bopo_loss, c.bopo), optimizer)
   adv_B = np.linspace(-1, 1, len(episodes), dtype=np.float32)
   batcher = subject.batcher(rows)
   arguments = trainer, subject.scorer, batcher, episodes, adv_B, c.bopo, c.seed
-  _, bopo_s = first_and_steady(lambda: bopo.improve(*arguments))
+  _, bopo_s = first_and_steady(lambda: policy_steps(*arguments))
 
   tokens = sum(subject.lengths(episodes))
   figures.section(
@@ -58,9 +59,7 @@ def make_trainer(subject: Subject, loss: Loss, optimizer) -> Trainer:
 
 def imitate(subject: Subject, trainer: Trainer, episodes: Sequence[Episode], rows: int):
   """One step of SFT on the episodes' own decisions."""
-  micro = subject.batcher(rows).micro_batches(episodes)
-  count = sum(batch.mask_BxS.sum() for _, batch in micro)
-  return trainer.step([(batch, batch.mask_BxS.sum() / count) for _, batch in micro])
+  return trainer.step([batch for _, batch in subject.batcher(rows).micro_batches(episodes)])
 
 
 def arithmetic(subject: Subject, figures: Figures) -> None:

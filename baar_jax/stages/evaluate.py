@@ -5,81 +5,27 @@ from functools import lru_cache
 
 import numpy as np
 
-from baar_jax.config import ABLATIONS, Config
+from baar_jax.config import Config
 from baar_jax.episode import SMALL, Task
 from baar_jax.report.optimum import Exact
 from baar_jax.rollout.entries import FIRST_LARGE, Entry, entries, routers
 from baar_jax.rollout.live import Job, Live, Policy
 from baar_jax.rollout.policies import RulePolicy, always, oracle, random_large
-from baar_jax.router.policy import RouterPolicy, Threshold
+from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy, judged_view
 from baar_jax.run import Run
-from baar_jax.stages.bopo import load_bopo
-from baar_jax.stages.cascade import CascadePolicy, load_cascade, measure_cascade, proposing_view
-from baar_jax.stages.sft import load_sft
-from baar_jax.stages.single_turn import load_single_turn
-from baar_jax.train.thresholds import measure, threshold
-
-
-def load_router(run: Run, family: str, lam: float | None) -> Qwen2:
-  """A trained router. Raises ValueError if it has not been trained to its end."""
-  if family in ABLATIONS:
-    return load_bopo(run.ablated(family), lam)
-  loads = {"sft": load_sft, "cascade": load_cascade, "single-turn": load_single_turn}
-  return loads[family](run) if family in loads else load_bopo(run, lam, family)
-
-
-class Policies:
-  """Makes the entries' policies. Those of one router come one after the other, and it is kept for
-  them alone."""
-
-  def __init__(self, run: Run):
-    self._run = run
-    self._model = lru_cache(maxsize=1)(lambda family, lam: load_router(run, family, lam))
-    self._measured = lru_cache(maxsize=1)(self._measure)
-
-  def make(self, entry: Entry) -> Policy:
-    """The policy of an entry; raises ValueError if its router has not been trained."""
-    run, name = self._run, entry.policy
-    if entry.family == "always-small":
-      return always(SMALL, name)
-    if entry.family in ("always-large", FIRST_LARGE):
-      return always(len(run.config.models.names) - 1, name)
-    if entry.family == "random":
-      return random_large(entry.parameters["p"], name)
-    if entry.family == "oracle":
-      return oracle(name)
-    if entry.family == "optimum":
-      return _optimum(run.config, entry.parameters["mu"], name)
-    if entry.family == "zero-shot":
-      judge = run.pair.judge(run.config.baselines.judge)
-      return ZeroShotPolicy(name, judge, judged_view(run.config.router, run.tokenizer))
-    return self._router(entry)
-
-  def _router(self, entry: Entry) -> RouterPolicy:
-    run, c, parameters = self._run, self._run.config.router, entry.parameters
-    key = entry.family, parameters.get("lam")
-    if "share" in parameters:
-      decide = Threshold(threshold(self._measured(*key), parameters["share"]))
-    else:
-      decide = Threshold(parameters["threshold"])
-    cascade = entry.family == "cascade"
-    kind = CascadePolicy if cascade else RouterPolicy
-    view = proposing_view(run) if cascade else View(c, run.tokenizer)
-    return kind(entry.policy, self._model(*key), view, c, decide, run.live_episodes, run.mesh)
-
-  def _measure(self, family: str, lam: float | None) -> np.ndarray:
-    run, model = self._run, self._model(family, lam)
-    if family == "cascade":
-      return measure_cascade(run, model)
-    return measure(run, model, View(run.config.router, run.tokenizer))
+from baar_jax.train.batches import Batcher
+from baar_jax.train.checkpoint import load_router
+from baar_jax.train.dataset import label_failures, proposed, threshold_episodes
+from baar_jax.train.thresholds import score, threshold
+from baar_jax.train.trainer import Scorer
 
 
 def main(run: Run) -> None:
-  for family, parameters in routers(run.config):  # what is missing is said before anything is run
-    load_router(run, family, parameters.get("lam"))
+  for family, parameters in routers(run.config):  # a missing one is reported before anything is run
+    load_router(run.dir, run.config, run.mesh, family, parameters.get("lam"))
   policies = Policies(run)
   jobs = [Job(task, seed) for task in test_tasks(run) for seed in range(run.config.evaluate.seeds)]
   for entry in entries(run.config):
@@ -107,6 +53,63 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
   others = others[others.large_calls < entry.call_budget]
   keys = missing & set(zip(others.task_id, others.seed))
   run.store.add_equal(entry.policy, entry.call_budget, entry.unlimited, keys)
+
+
+class Policies:
+  """Makes the entries' policies. The last router is kept: entries of one router are adjacent."""
+
+  def __init__(self, run: Run):
+    self._run = run
+    self._model = lru_cache(maxsize=1)(self._load)
+    self._p = lru_cache(maxsize=1)(self._measure)
+
+  def make(self, entry: Entry) -> Policy:
+    """The policy of an entry; raises ValueError if its router has not been trained."""
+    run, name, parameters = self._run, entry.policy, entry.parameters
+    large = len(run.config.models.names) - 1
+    rules = {
+      "always-small": lambda: always(SMALL, name),
+      "always-large": lambda: always(large, name),
+      FIRST_LARGE: lambda: always(large, name),
+      "random": lambda: random_large(parameters["p"], name),
+      "oracle": lambda: oracle(name),
+      "optimum": lambda: _optimum(run.config, parameters["mu"], name),
+      "zero-shot": lambda: self._zero_shot(name),
+    }
+    return rules[entry.family]() if entry.family in rules else self._router(entry)
+
+  def _zero_shot(self, name: str) -> ZeroShotPolicy:
+    c = self._run.config
+    view = judged_view(c.router, self._run.tokenizer)
+    return ZeroShotPolicy(name, self._run.pair.judge(c.baselines.judge), view)
+
+  def _router(self, entry: Entry) -> RouterPolicy:
+    run, c, parameters = self._run, self._run.config.router, entry.parameters
+    key = entry.family, parameters.get("lam")
+    if "share" in parameters:
+      decide = Threshold(threshold(self._p(*key), parameters["share"]))
+    else:
+      decide = Threshold(parameters["threshold"])
+    kind = CascadePolicy if entry.family == "cascade" else RouterPolicy
+    view, model = self._view(entry.family), self._model(*key)
+    return kind(entry.policy, model, view, c, decide, run.live_episodes, run.mesh)
+
+  def _view(self, family: str) -> View:
+    return View(self._run.config.router, self._run.tokenizer, proposals=family == "cascade")
+
+  def _load(self, family: str, lam: float | None) -> Qwen2:
+    return load_router(self._run.dir, self._run.config, self._run.mesh, family, lam)
+
+  def _measure(self, family: str, lam: float | None) -> np.ndarray:
+    """p_D: the router's p(LARGE) of decisions in stored training episodes."""
+    run, view = self._run, self._view(family)
+    episodes, label = threshold_episodes(run.store, run.config), None
+    if family == "cascade":  # which is asked where SMALL acts, and shown what it proposes
+      episodes, label = list(map(proposed, episodes)), label_failures
+    model, dtype = self._model(family, lam), run.config.router.dtype
+    scorer = Scorer(model, view.decision_ids, run.mesh, dtype)
+    batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
+    return score(scorer, batcher, episodes, label)[0]
 
 
 def _optimum(config: Config, mu: float, name: str) -> RulePolicy:

@@ -2,18 +2,17 @@
 
 from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run
-from baar_jax.stages.bopo import load_bopo
-from baar_jax.stages.sft import load_sft
+from baar_jax.train.checkpoint import load_router
 
 
 def main(run: Run) -> None:
-  """Writes <run>/export/sft and <run>/export/bopo-lam<lam>; what is there already stays."""
+  """Writes <run>/export/sft and <run>/export/bopo-lam<lam>; a directory that exists stays."""
   run.alone("export")
-  loads = {"sft": lambda: load_sft(run)}
-  for lam in run.config.bopo.lam:
-    loads[f"bopo-lam{lam:g}"] = lambda lam=lam: load_bopo(run, lam)
-  for name, load in loads.items():
+  routers = [("sft", "sft", None)]
+  routers += [(f"bopo-lam{lam:g}", "bopo", lam) for lam in run.config.bopo.lam]
+  for name, family, lam in routers:
     directory = run.dir / "export" / name
     if not directory.exists():
-      save_qwen2(load(), directory, run.tokenizer / "tokenizer.json", run.config.router.dtype)
+      model = load_router(run.dir, run.config, run.mesh, family, lam)
+      save_qwen2(model, directory, run.tokenizer / "tokenizer.json", run.config.router.dtype)
     run.say(f"export: {directory}")

@@ -1,6 +1,7 @@
 """Stage profile: both boundaries on every training task -> each task's difficulty and costs."""
 
 import collections
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from baar_jax.rollout.live import Job
@@ -32,9 +33,9 @@ def main(run: Run) -> None:
   run.say(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
 
 
-def _texts(run: Run, profiles: dict[str, Profile]):
+def _texts(run: Run, profiles: Mapping[str, Profile]) -> Iterator[str]:
   """What the router's tokenizer is trained on: the pieces of text of the profile's episodes."""
   for task in run.store.tasks("train"):
-    profile = profiles.get(task.id)
-    for episode in (*profile.small, *profile.large) if profile else ():
-      yield from text_pieces(task, episode)
+    if profile := profiles.get(task.id):
+      for episode in (*profile.small, *profile.large):
+        yield from text_pieces(task, episode)

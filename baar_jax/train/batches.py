@@ -1,18 +1,20 @@
 """Episodes -> padded arrays in a few length buckets."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from baar_jax.episode import Episode
-from baar_jax.router.view import Window
+from baar_jax.config import Config
+from baar_jax.episode import Episode, Task
+from baar_jax.router.view import View, Window
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """What a loss reads; both views make the same kind.
+  """What a loss reads of a part of a gradient step's episodes; both views make the same kind.
 
   A transcript has one row per episode, the paper view one per step: where each decision is
   predicted is given by a row and a position.
@@ -23,6 +25,11 @@ class Batch:
     action_BxS: int32, the model chosen.
     logp_BxS: float32, its log-probability when it was sampled; 0 where none was.
     mask_BxS: bool, the real decisions.
+    episode_share, decision_share: this part's rows over all episodes of the step, and its real
+      decisions over all of them.
+    adv_B: float32, the episodes' advantages, for a loss that reads them.
+    ref_logits_BxSxA: float32, the SFT router's logits, likewise.
+    token_BxSxM: int32, the tokens that follow each decision, likewise.
   """
 
   tokens_RxT: np.ndarray
@@ -31,6 +38,14 @@ class Batch:
   action_BxS: np.ndarray
   logp_BxS: np.ndarray
   mask_BxS: np.ndarray
+  episode_share: float = 1.0
+  decision_share: float = 1.0
+  adv_B: np.ndarray | None = None
+  ref_logits_BxSxA: jax.Array | None = None
+  token_BxSxM: np.ndarray | None = None
+
+
+Label = Callable[[Batch, Sequence[Episode]], Batch]
 
 
 def length_buckets(max_tokens: int, count: int) -> list[int]:
@@ -94,4 +109,58 @@ def make_batch(
   return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS)
 
 
-jax.tree_util.register_dataclass(Batch)
+@dataclasses.dataclass
+class Batcher:
+  """Cuts the episodes of a gradient step into micro-batches of few shapes, short ones together."""
+
+  config: Config
+  view: View
+  tasks: Mapping[str, Task]
+
+  def micro_batches(
+    self, episodes: Sequence[Episode], sampled_only: bool = False, label: Label | None = None
+  ) -> list[tuple[list[int], Batch]]:
+    """Micro-batches of `sft.micro_episodes` rows.
+
+    Args:
+      sampled_only: as of `make_batch`.
+      label: changes what counts as decided, or adds what the loss needs.
+
+    Returns:
+      For each: the indices of its episodes, and the batch with its shares.
+    """
+    micro = []
+    windows = [self.view.episode_windows(self.tasks[e.task_id], e) for e in episodes]
+    for indices in self._groups(windows):
+      group = [episodes[i] for i in indices]
+      batch = make_batch(
+        group,
+        [windows[i] for i in indices],
+        rows=self.config.sft.micro_episodes,
+        decisions=self.config.env.max_steps,
+        buckets=length_buckets(self.config.router.max_tokens, self.config.router.buckets),
+        sampled_only=sampled_only,
+      )
+      micro.append((indices, label(batch, group) if label else batch))
+    decisions = max(1, sum(batch.mask_BxS.sum() for _, batch in micro))
+    return [(indices, _with_shares(batch, len(episodes), decisions)) for indices, batch in micro]
+
+  def _groups(self, windows: Sequence[Sequence[Window]]) -> list[list[int]]:
+    """Episodes with at most B windows in all, so that cut episodes bring no new shape."""
+    groups: list[list[int]] = []
+    rows = B = self.config.sft.micro_episodes
+    for i in sorted(range(len(windows)), key=lambda i: max(len(w.tokens) for w in windows[i])):
+      rows += len(windows[i])
+      if rows > B:
+        groups.append([])
+        rows = len(windows[i])
+      groups[-1].append(i)
+    return groups
+
+
+def _with_shares(batch: Batch, episodes: int, decisions: int) -> Batch:
+  return dataclasses.replace(
+    batch,
+    episode_share=np.float32(len(batch.mask_BxS) / episodes),
+    decision_share=np.float32(batch.mask_BxS.sum() / decisions),
+  )

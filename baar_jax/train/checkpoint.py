@@ -1,16 +1,27 @@
-"""Checkpoints of a router: parameters, optimizer, update, and the config beside them (Orbax)."""
+"""Checkpoints of a router (Orbax): parameters, optimizer, update, and the config beside them."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import Mesh
 
 from baar_jax.config import Config
+from baar_jax.mesh import split_parameters
+from baar_jax.router.build import abstract_model, build_model, load_pretrained, start_alike
+from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.view import View
+from baar_jax.store import Store
+from baar_jax.train.dataset import paid_episodes
+
+UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
 class Checkpoints:
-  """The checkpoints of one training run, in a directory of their own; the newest two are kept.
+  """The checkpoints of one training run in one directory; the newest two are kept.
 
   Each is written to a temporary directory and renamed when it is whole, so that a kill leaves
   the one before.
@@ -32,13 +43,9 @@ class Checkpoints:
 
   def save(self, update: int, state: Mapping) -> None:
     """Writes a checkpoint of named pytrees of arrays, in the background."""
-    self._manager.save(
-      update,
-      args=ocp.args.Composite(
-        **{name: ocp.args.StandardSave(tree) for name, tree in state.items()},
-        config=ocp.args.JsonSave(dataclasses.asdict(self._config)),
-      ),
-    )
+    trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
+    config = ocp.args.JsonSave(dataclasses.asdict(self._config))
+    self._manager.save(update, args=ocp.args.Composite(**trees, config=config))
 
   def restore(self, like: Mapping) -> dict:
     """The newest checkpoint's pytrees.
@@ -52,14 +59,10 @@ class Checkpoints:
     """
     if self.update is None:
       raise ValueError(f"{self._directory} holds no checkpoint")
+    trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
     try:
-      found = self._manager.restore(
-        self.update,
-        args=ocp.args.Composite(
-          **{name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
-        ),
-      )
-      return {name: found[name] for name in like}
+      restored = self._manager.restore(self.update, args=ocp.args.Composite(**trees))
+      return {name: restored[name] for name in like}
     except (ValueError, KeyError, OSError, TypeError) as error:
       reason = str(error).splitlines()[0]
       raise ValueError(
@@ -71,3 +74,92 @@ class Checkpoints:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def checkpoint_directory(
+  directory: Path, config: Config, family: str, lam: float | None = None
+) -> Path:
+  """Where in a run's directory the checkpoints of a router are; arguments as of `load_router`."""
+  name = family if lam is None else f"{family}-lam{lam:g}"
+  if family in ("cascade", "single-turn"):
+    name = f"{family}-{config.baselines.updates}"
+  return directory / "checkpoints" / name
+
+
+def load_router(
+  directory: Path, config: Config, mesh: Mesh, family: str, lam: float | None = None
+) -> Qwen2:
+  """The trained router of a run's directory.
+
+  Args:
+    family: of `sft_family`, "bopo", a rival or an ablation.
+    lam: the weight of cost, for families that are trained at several.
+
+  Raises:
+    ValueError: it has not been trained to its end.
+  """
+  stage, updates = "baselines", config.baselines.updates
+  if lam is not None:
+    stage, updates = "bopo" if family == "bopo" else "baselines", config.bopo.updates
+  elif family.startswith("sft"):
+    stage, updates = "sft", config.sft.updates
+  ids = View(config.router, directory / "tokenizer").decision_ids
+  place = checkpoint_directory(directory, config, family, lam)
+  return load_trained(place, updates, abstract_model(config.router, ids), mesh, stage)
+
+
+def sft_family(ablation: str) -> str:
+  """The SFT router that an ablation starts from; "" is no ablation."""
+  return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
+
+
+def pretrain_updates(store: Store, config: Config) -> int:
+  c = config.pretrain
+  return max(1, c.epochs * len(paid_episodes(store, config)) // c.batch_episodes)
+
+
+def load_initial(directory: Path, store: Store, config: Config, view: View, mesh: Mesh) -> Qwen2:
+  """The router that SFT starts from: a checkpoint's, or a small one whose decisions start alike.
+
+  Raises:
+    ValueError: it is still to be pretrained, or the checkpoint cannot be loaded.
+  """
+  if config.router.weights:
+    return load_pretrained(config.router, view, mesh)
+  if config.pretrain.epochs > 0:
+    place = checkpoint_directory(directory, config, "pretrain")
+    model = abstract_model(config.router, view.decision_ids)
+    model = load_trained(place, pretrain_updates(store, config), model, mesh, "pretrain")
+  else:
+    model = build_model(config.router, config.seed)
+  start_alike(model, view.decision_ids)
+  return model
+
+
+def load_trained(directory: Path, updates: int, model: Qwen2, mesh: Mesh, stage: str) -> Qwen2:
+  """The router in a directory of checkpoints: of the newest one, the parameters alone.
+
+  Args:
+    model: of the same shape; its values are not used, it may be abstract.
+
+  Raises:
+    ValueError: the stage has not been run to its last update.
+  """
+  done = 0
+  if directory.exists():
+    checkpoints = Checkpoints(directory)
+    try:
+      done = checkpoints.update or 0
+      if done == updates:
+        graphdef, params = nnx.split(model)
+        like = jax.tree.map(
+          lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+          params,
+          split_parameters(params, mesh),
+        )
+        restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
+        nnx.replace_by_pure_dict(like, restored["params"])
+        return nnx.merge(graphdef, like)
+    finally:
+      checkpoints.close()
+  raise ValueError(f"{directory} has {done} of {updates} updates: run --stage={stage} first")

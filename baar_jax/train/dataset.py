@@ -7,17 +7,14 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from baar_jax.config import Config
-from baar_jax.episode import Episode, Task
+from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.rollout.entries import BOUNDARIES, stratified_name
 from baar_jax.store import Store
 from baar_jax.train import rewards
-
-SUCCESS_SCORE = 1.0
-
-
-def success(episode: Episode) -> bool:
-  return episode.score >= SUCCESS_SCORE
+from baar_jax.train.batches import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +44,7 @@ def profile_tasks(
       trials[episode.task_id][boundary].append(episode)
   return {
     task_id: Profile(
-      rewards.difficulty(*([success(e) for e in episodes] for episodes in both), easy_rate),
+      rewards.difficulty(*([e.success for e in episodes] for episodes in both), easy_rate),
       *(statistics.median(e.cost_usd for e in episodes) for episodes in both),
       *both,
     )
@@ -135,9 +132,9 @@ def choose_reference(profile: Profile, stratified: Sequence[Episode], clone_larg
   if profile.difficulty == "intractable":
     return cheapest(profile.small)
   if profile.difficulty == "easy":
-    return cheapest(filter(success, profile.small))
-  mixed = None if clone_large else cheapest(filter(success, stratified))
-  return mixed or cheapest(filter(success, profile.large))
+    return cheapest(e for e in profile.small if e.success)
+  mixed = None if clone_large else cheapest(e for e in stratified if e.success)
+  return mixed or cheapest(e for e in profile.large if e.success)
 
 
 def load_references(store: Store, config: Config) -> dict[str, Episode]:
@@ -199,6 +196,38 @@ def _run_directory(config: Config) -> Path:
   return Path(config.runs) / config.name
 
 
+def proposed(episode: Episode) -> Episode:
+  """The episode as a cascade would have seen it: where SMALL acted, its action was proposed."""
+  steps = [
+    dataclasses.replace(step, proposal=step.action if step.model == SMALL else None)
+    for step in episode.steps
+  ]
+  return dataclasses.replace(episode, steps=steps)
+
+
+def label_failures(batch: Batch, episodes: Sequence[Episode]) -> Batch:
+  """The batch with the episode's failure as what is to be decided, where SMALL acted."""
+  small_BxS = batch.mask_BxS & (batch.action_BxS == SMALL)
+  batch = dataclasses.replace(batch, mask_BxS=small_BxS)
+  return label_episodes(batch, [not e.success for e in episodes])
+
+
+def label_episodes(batch: Batch, labels: Sequence[bool]) -> Batch:
+  """The batch with one label per episode as what is to be decided at each of its decisions."""
+  label_B = np.zeros(len(batch.mask_BxS), bool)
+  label_B[: len(labels)] = labels
+  action_BxS = np.where(batch.mask_BxS, label_B[:, None], 0).astype(np.int32)
+  return dataclasses.replace(batch, action_BxS=action_BxS)
+
+
+def sft_batches(store: Store, config: Config) -> Iterator[list[Episode]]:
+  """References with a set share of those of hard tasks."""
+  profiles, references = load_profiles(store, config), load_references(store, config).values()
+  hard = [e for e in references if profiles[e.task_id].difficulty == "hard"]
+  rest = [e for e in references if profiles[e.task_id].difficulty != "hard"]
+  return balanced(hard, rest, config.sft.batch_episodes, config.sft.hard_share, config.seed)
+
+
 def balanced(
   hard: Sequence[Episode], rest: Sequence[Episode], size: int, hard_share: float, seed: int
 ) -> Iterator[list[Episode]]:
@@ -224,6 +253,16 @@ def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
   draw = random.Random(seed)
   while True:
     yield from draw.sample(pool, len(pool))
+
+
+def stacked(pool: Sequence[Episode], size: int, seed: int) -> Iterator[list[Episode]]:
+  """Batches from the top of a stack, on which the pool is put in a new order when it runs low."""
+  draw = random.Random(seed)
+  stack: list[Episode] = []
+  while True:
+    while len(stack) < size:
+      stack += draw.sample(pool, len(pool))
+    yield [stack.pop() for _ in range(size)]
 
 
 def task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:

@@ -5,19 +5,15 @@ each method's thresholds are quantiles of its own p over decisions of training t
 number of points at the same shares for all, and no test task has a say in them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from baar_jax.episode import Episode
-from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.view import View
-from baar_jax.run import Run
-from baar_jax.train.batches import Batch
-from baar_jax.train.dataset import threshold_episodes
-from baar_jax.train.trainer import Batcher, Scorer
+from baar_jax.train.batches import Batcher, Label
+from baar_jax.train.trainer import Scorer
 
-Label = Callable[[Sequence[Episode], Batch], Batch]
+BINS = 10
 
 
 def threshold(p_D: np.ndarray, share: float) -> float:
@@ -25,39 +21,39 @@ def threshold(p_D: np.ndarray, share: float) -> float:
   return float(np.quantile(p_D, 1.0 - share))
 
 
-def measure(
-  run: Run,
-  model: Qwen2,
-  view: View,
-  label: Label | None = None,
-  seen: Callable[[Episode], Episode] | None = None,
-) -> np.ndarray:
-  """p_D: the router's p(LARGE) of decisions in stored training episodes.
-
-  Args:
-    label: masks decisions that the router would not be asked for; None masks none.
-    seen: what it would have been shown of an episode; None is the episode.
-  """
-  episodes = threshold_episodes(run.store, run.config)
-  if seen:
-    episodes = list(map(seen, episodes))
-  return score(run, model, view, episodes, label)[0]
-
-
 def score(
-  run: Run, model: Qwen2, view: View, episodes: Sequence[Episode], label: Label | None = None
+  scorer: Scorer, batcher: Batcher, episodes: Sequence[Episode], label: Label | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """p_D, the router's p(LARGE) of training episodes' decisions, and action_D, what was decided.
+  """p_D, the router's p(LARGE) of the episodes' decisions, and action_D, what was decided.
 
   Args:
-    label: as of `measure`; it may also change what counts as decided.
+    label: masks decisions that the router would not be asked for, or changes what was decided.
   """
-  batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
-  scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
-  p_parts, action_parts = [], []
-  for indices, batch in batcher.micro_batches(episodes):
-    if label:
-      batch = label([episodes[i] for i in indices], batch)
-    p_parts.append(scorer.p_large(batch)[batch.mask_BxS])
-    action_parts.append(batch.action_BxS[batch.mask_BxS])
-  return np.concatenate(p_parts), np.concatenate(action_parts)
+  batches = [batch for _, batch in batcher.micro_batches(episodes, label=label)]
+  p_D = [scorer.p_large(batch)[batch.mask_BxS] for batch in batches]
+  action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
+  return np.concatenate(p_D), np.concatenate(action_D)
+
+
+def calibration(p_D: np.ndarray, failed_D: np.ndarray) -> dict:
+  """How well predicted probabilities of failure agree with what happened.
+
+  Args:
+    p_D: predicted probability of failure.
+    failed_D: whether it failed.
+
+  Returns:
+    brier: the mean squared difference (Brier 1950); base_rate: of failures; bins: of equal width,
+    those with any decision: mean prediction, observed rate and count.
+  """
+  bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
+  bins = [
+    {
+      "predicted": float(p_D[bin_D == b].mean()),
+      "observed": float(failed_D[bin_D == b].mean()),
+      "count": int((bin_D == b).sum()),
+    }
+    for b in np.unique(bin_D)
+  ]
+  brier = float(np.mean((p_D - failed_D) ** 2))
+  return {"brier": brier, "base_rate": float(np.mean(failed_D)), "bins": bins}

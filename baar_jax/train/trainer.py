@@ -1,9 +1,7 @@
-"""Gradient steps over micro-batches: what SFT and BoPO share."""
+"""Gradient steps: a router's parameters and optimizer, spread over the devices of a mesh."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +10,17 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from baar_jax.config import Config
-from baar_jax.episode import Episode, Task
+from baar_jax.config import BoPOConfig, SFTConfig
 from baar_jax.mesh import one_device, split_parameters, split_rows
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.view import View
-from baar_jax.train.batches import Batch, length_buckets, make_batch
-from baar_jax.train.checkpoint import Checkpoints
+from baar_jax.train.batches import Batch
 
-# loss(logits_BxSxA, batch, extra) -> (loss, metrics): the batch's share of the loss, so that the
-# shares of all micro-batches add up to the loss of the whole.
-Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+# loss(logits_BxSxA, batch) -> (loss, metrics): the batch's share of the loss of a gradient step, so
+# that the shares of all its batches add up.
+Loss = Callable[[jax.Array, Batch], tuple[jax.Array, dict[str, jax.Array]]]
 
 
-def decision_logits(model: Qwen2, batch, ids: tuple[int, ...] | None, dtype=jnp.float32):
+def decision_logits(model: Qwen2, batch: Batch, ids: tuple[int, ...] | None, dtype=jnp.float32):
   """logits_BxSxA, float32: hidden states are gathered at the decisions before the head.
 
   `ids` None gives the logits of the whole vocabulary there.
@@ -38,33 +33,45 @@ def decision_logits(model: Qwen2, batch, ids: tuple[int, ...] | None, dtype=jnp.
 class Scorer:
   """The decision logits of a router whose parameters lie on the devices of a mesh."""
 
-  def __init__(self, model: Qwen2, ids: Sequence[int], mesh: Mesh | None, dtype: str):
-    self._mesh, ids = mesh or one_device(), tuple(ids)
-    graphdef, params = nnx.split(model)
-    self._params = jax.device_put(params, split_parameters(params, self._mesh))
+  def __init__(
+    self,
+    model: Qwen2,
+    ids: Sequence[int] | None,
+    mesh: Mesh | None = None,
+    dtype: str = "float32",
+  ):
+    """Puts the parameters onto the mesh; None is one device. `dtype` is computed in."""
+    self.mesh = mesh or one_device()
+    self._dtype, self._ids = jnp.dtype(dtype), None if ids is None else tuple(ids)
+    self._graphdef, params = nnx.split(model)
+    self.params = jax.device_put(params, split_parameters(params, self.mesh))
+    self._whole = NamedSharding(self.mesh, PartitionSpec())
+    self._logits = jax.jit(self._forward)
+    self._whole_logits = jax.jit(self._forward, out_shardings=self._whole)
 
-    def forward(params, batch):
-      return decision_logits(nnx.merge(graphdef, params), batch, ids, jnp.dtype(dtype))
+  def _forward(self, params, batch: Batch):
+    return decision_logits(nnx.merge(self._graphdef, params), batch, self._ids, self._dtype)
 
-    self._logits = jax.jit(forward)
-    self._whole_logits = jax.jit(forward, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+  @property
+  def model(self) -> Qwen2:
+    return nnx.merge(self._graphdef, self.params)
 
   def logits(self, batch: Batch) -> jax.Array:
-    """logits_BxSxA, spread over the mesh."""
-    with jax.set_mesh(self._mesh):
-      return self._logits(self._params, split_rows(batch, self._mesh))
+    """logits_BxSxA of the parameters as they are, spread over the mesh."""
+    with jax.set_mesh(self.mesh):
+      return self._logits(self.params, split_rows(batch, self.mesh))
 
   def p_large(self, batch: Batch) -> np.ndarray:
     """The probability of LARGE at each decision, float64 [B, S]: all of it in every process."""
-    with jax.set_mesh(self._mesh):
-      logits = self._whole_logits(self._params, split_rows(batch, self._mesh))
+    with jax.set_mesh(self.mesh):
+      logits = self._whole_logits(self.params, split_rows(batch, self.mesh))
     logits_BxSxA = np.asarray(logits.addressable_data(0), np.float64)
     weight_BxSxA = np.exp(logits_BxSxA - logits_BxSxA.max(axis=-1, keepdims=True))
     return weight_BxSxA[..., -1] / weight_BxSxA.sum(axis=-1)
 
 
-class Trainer:
-  """A router's parameters and optimizer, moved by one loss, over the devices of a mesh.
+class Trainer(Scorer):
+  """A scorer whose parameters are moved by one loss.
 
   Parameters and gradients are float32, whatever the computation is in.
   """
@@ -78,37 +85,29 @@ class Trainer:
     mesh: Mesh | None = None,
     dtype: str = "float32",
   ):
-    """Copies the model's parameters onto the mesh; None is one device. `dtype` is computed in."""
-    self.mesh = mesh or one_device()
-    self._dtype = jnp.dtype(dtype)
-    self._graphdef, params = nnx.split(model)
-    shardings = split_parameters(params, self.mesh)
-    # A copy: its steps give their buffers away.
-    self.params = jax.tree.map(jax.device_put, jax.tree.map(jnp.copy, params), shardings)
+    """Copies the model's parameters: the buffers of the copy are given away by each step."""
+    graphdef, params = nnx.split(model)
+    super().__init__(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)), ids, mesh, dtype)
     self._optimizer = optimizer
-    self._ids = None if ids is None else tuple(ids)
-    places = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
-    self.optimizer_state = jax.jit(optimizer.init, out_shardings=places)(self.params)
-    whole = NamedSharding(self.mesh, PartitionSpec())
-    self._gradient = jax.jit(partial(self._micro_step, loss), out_shardings=(shardings, whole))
+    params_at = split_parameters(self.params, self.mesh)
+    state_at = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
+    self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_at)(self.params)
+    gradient = partial(self._micro_gradient, loss)
+    self._gradient = jax.jit(gradient, out_shardings=(params_at, self._whole))
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
-    self._logits = jax.jit(
-      lambda params, batch: decision_logits(
-        nnx.merge(self._graphdef, params), batch, self._ids, self._dtype
-      )
-    )
     self._apply = jax.jit(
-      self._apply_gradient, donate_argnums=(0, 1), out_shardings=(shardings, places, whole)
+      self._apply_gradient, donate_argnums=(0, 1), out_shardings=(params_at, state_at, self._whole)
     )
-
-  @property
-  def model(self) -> Qwen2:
-    return nnx.merge(self._graphdef, self.params)
 
   @property
   def compiled(self) -> int:
-    """How many shapes of micro-batches the gradient has been compiled for."""
+    """How many shapes of batches the gradient has been compiled for."""
     return self._gradient._cache_size()
+
+  @property
+  def low_precision(self) -> bool:
+    """Whether two ways to compute the same logits differ visibly by rounding."""
+    return self._dtype != jnp.float32
 
   @property
   def state(self):
@@ -122,31 +121,18 @@ class Trainer:
     treedef = jax.tree.structure(self.optimizer_state)
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
 
-  @property
-  def rounds(self) -> bool:
-    """Whether it computes so coarsely that the same forward made otherwise differs visibly."""
-    return self._dtype != jnp.float32
-
-  def logits(self, batch: Batch) -> jax.Array:
-    """logits_BxSxA of the parameters as they are."""
-    with jax.set_mesh(self.mesh):
-      return self._logits(self.params, split_rows(batch, self.mesh))
-
-  def step(self, parts: Sequence[tuple[Batch, object]]) -> dict[str, float]:
-    """One optimizer step on the sum of the parts' losses.
-
-    Args:
-      parts: micro-batches, each with the extra argument of the loss; the same in every process.
+  def step(self, batches: Sequence[Batch]) -> dict[str, float]:
+    """One optimizer step on the sum of the batches' losses; the same in every process.
 
     Returns:
-      The loss's metrics, summed over the parts, and the norm of the gradient.
+      The loss's metrics, summed over the batches, and the norm of the gradient.
     """
     gradient, metrics = None, []
     with jax.set_mesh(self.mesh):
-      for part in parts:
-        more, values = self._gradient(self.params, *split_rows(part, self.mesh))
-        gradient = more if gradient is None else self._add(gradient, more)
-        del more  # or it would stay beside the next one
+      for batch in batches:
+        addend, values = self._gradient(self.params, split_rows(batch, self.mesh))
+        gradient = addend if gradient is None else self._add(gradient, addend)
+        del addend  # free this gradient before the next one is computed
         metrics.append(values)
       self.params, self.optimizer_state, norm = self._apply(
         self.params, self.optimizer_state, gradient
@@ -154,12 +140,11 @@ class Trainer:
     totals = {name: sum(float(values[name]) for values in metrics) for name in metrics[0]}
     return totals | {"gradient_norm": float(norm)}
 
-  def _micro_step(self, loss: Loss, params, batch, extra):
-    def of(params):
-      model = nnx.merge(self._graphdef, params)
-      return loss(decision_logits(model, batch, self._ids, self._dtype), batch, extra)
-
-    (_, metrics), gradient = jax.value_and_grad(of, has_aux=True)(params)
+  def _micro_gradient(self, loss: Loss, params, batch: Batch):
+    value_and_grad = jax.value_and_grad(
+      lambda p: loss(self._forward(p, batch), batch), has_aux=True
+    )
+    (_, metrics), gradient = value_and_grad(params)
     return gradient, metrics
 
   def _apply_gradient(self, params, optimizer_state, gradient):
@@ -167,90 +152,23 @@ class Trainer:
     return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
 
 
-def clipped_adamw(
-  learning_rate: optax.ScalarOrSchedule,
-  clip_norm: float,
-  eps: float = 1e-8,
-  weight_decay: float = 1e-4,
-) -> optax.GradientTransformation:
-  """AdamW behind a clip of the gradient's global norm; b2 is for few updates (our choice)."""
-  return optax.chain(
-    optax.clip_by_global_norm(clip_norm),
-    optax.adamw(learning_rate, b2=0.99, eps=eps, weight_decay=weight_decay),
+def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
+  """AdamW with clipping, a warm-up from above 0, and a cosine decay to 0 (paper: appendix)."""
+  warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
+  schedule = optax.warmup_cosine_decay_schedule(
+    config.learning_rate / (warmup + 1),
+    config.learning_rate,
+    warmup_steps=warmup,
+    decay_steps=config.updates,
   )
+  return _clipped_adamw(schedule, config.clip_norm, config.adam_eps, config.weight_decay)
 
 
-def warmup_cosine(learning_rate: float, warmup: int, updates: int) -> optax.Schedule:
-  """Rises over the warm-up's updates, the first one included, and falls to 0 after the last."""
-  return optax.warmup_cosine_decay_schedule(
-    learning_rate / (warmup + 1), learning_rate, warmup_steps=warmup, decay_steps=updates
-  )
+def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
+  """AdamW with clipping at a constant learning rate (paper: appendix; clipping is our choice)."""
+  return _clipped_adamw(config.learning_rate, config.clip_norm, config.adam_eps, 1e-4)
 
 
-def load_trained(directory: Path, updates: int, model: Qwen2, mesh: Mesh, stage: str) -> Qwen2:
-  """The router that a stage left in a directory: of its checkpoint, the parameters alone.
-
-  Args:
-    model: of the same shape; its values are not used, it may be abstract.
-
-  Raises:
-    ValueError: the stage has not been run to its last update.
-  """
-  done = 0
-  if directory.exists():
-    checkpoints = Checkpoints(directory)
-    try:
-      done = checkpoints.update or 0
-      if done == updates:
-        graphdef, params = nnx.split(model)
-        like = jax.tree.map(
-          lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-          params,
-          split_parameters(params, mesh),
-        )
-        found = checkpoints.restore({"params": nnx.to_pure_dict(like)})["params"]
-        nnx.replace_by_pure_dict(like, found)
-        return nnx.merge(graphdef, like)
-    finally:
-      checkpoints.close()
-  raise ValueError(f"{directory} has {done} of {updates} updates: run --stage={stage} first")
-
-
-@dataclasses.dataclass
-class Batcher:
-  """Cuts episodes into micro-batches of few shapes, short ones together."""
-
-  config: Config
-  view: View
-  tasks: dict[str, Task]
-
-  def micro_batches(
-    self, episodes: Sequence[Episode], sampled_only: bool = False
-  ) -> list[tuple[list[int], Batch]]:
-    """Micro-batches of `sft.micro_episodes` rows.
-
-    Returns:
-      For each: the indices of its episodes, and the batch.
-    """
-    B = self.config.sft.micro_episodes
-    windows = [self.view.episode_windows(self.tasks[e.task_id], e) for e in episodes]
-    groups: list[list[int]] = []
-    rows = B
-    for i in sorted(range(len(episodes)), key=lambda i: max(len(w.tokens) for w in windows[i])):
-      rows += len(windows[i])
-      if rows > B:  # so that cut episodes, with a window more, bring no new shape
-        groups.append([])
-        rows = len(windows[i])
-      groups[-1].append(i)
-    micro = []
-    for chosen in groups:
-      batch = make_batch(
-        [episodes[i] for i in chosen],
-        [windows[i] for i in chosen],
-        rows=B,
-        decisions=self.config.env.max_steps,
-        buckets=length_buckets(self.config.router.max_tokens, self.config.router.buckets),
-        sampled_only=sampled_only,
-      )
-      micro.append((chosen, batch))
-    return micro
+def _clipped_adamw(learning_rate, clip_norm: float, eps: float, weight_decay: float):
+  adamw = optax.adamw(learning_rate, b2=0.99, eps=eps, weight_decay=weight_decay)  # b2: our choice
+  return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)

@@ -1,0 +1,111 @@
+"""Stage baselines: trains the rivals of BoPO and its ablations on what the run has stored."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from baar_jax.config import SFTConfig, compared_lam
+from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.rollout.entries import stratified_name
+from baar_jax.router.view import View
+from baar_jax.run import Run
+from baar_jax.train.batches import Batch, Batcher
+from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
+from baar_jax.train.dataset import label_episodes, label_failures, load_profiles, proposed, shuffled
+from baar_jax.train.fit import fit_references, fit_rollouts, fit_stored
+from baar_jax.train.thresholds import calibration, score
+from baar_jax.train.trainer import Scorer
+
+HELD_OUT = 6  # each N-th training task is kept for the calibration
+
+
+def main(run: Run) -> None:
+  c = run.config.baselines
+  if c.rivals or c.ablations:
+    load_router(run.dir, run.config, run.mesh, "sft")  # a missing one is reported first
+  train = {"cascade": train_cascade, "single-turn": train_single_turn, "vanilla": train_vanilla}
+  for rival in c.rivals:
+    if rival in train:  # zero-shot is not trained
+      train[rival](run)
+  for ablation in c.ablations:
+    ablated = run.ablated(ablation)
+    if ablation == UNSTRATIFIED:
+      fit_references(ablated)
+    fit_rollouts(ablated, "bopo", compared_lam(run.config))
+
+
+def train_vanilla(run: Run) -> None:
+  """Vanilla RL: 1[success] - lam * C, optimised by DAPO (paper).
+
+  It has BoPO's SFT router, tasks, seeds and number of episodes. No difficulty, no reference, no
+  task's own costs and no distance to the SFT router enter.
+  """
+  for lam in run.config.bopo.lam:
+    fit_rollouts(run, "vanilla", lam)
+
+
+def train_cascade(run: Run) -> None:
+  """The cascade (FrugalGPT): SMALL proposes, a scorer says whether LARGE must act instead.
+
+  The scorer is a router of the same shape, from the same initial weights, that reads the transcript
+  and SMALL's proposal. It learns on stored episodes in which SMALL acted whether the episode will
+  still fail: p(LARGE) is p(failure). Its calibration on held-out training tasks is logged.
+  """
+  store, config = run.store, fitted(run)
+  trials = [e for profile in load_profiles(store, run.config).values() for e in profile.small]
+  episodes = map(proposed, trials + store.episodes(stratified_name(run.config)))
+  episodes = [e for e in episodes if any(step.model == SMALL for step in e.steps)]
+  fit_ids, held_out_ids = split(store.tasks("train"))
+  view = View(run.config.router, run.tokenizer, proposals=True)
+  pool = [e for e in episodes if e.task_id in fit_ids]
+  batches = shuffled(pool, config.batch_episodes, f"{run.config.seed}|cascade")
+  fit_stored(run, "cascade", config, view, batches, label_failures)
+  held_out = [e for e in episodes if e.task_id in held_out_ids]
+  calibrated = f"calibration of cascade-{config.updates}"
+  if held_out and not store.finished(calibrated):
+    model = load_router(run.dir, run.config, run.mesh, "cascade")
+    scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
+    batcher = Batcher(run.config, view, {task.id: task for task in store.tasks("train")})
+    p_D, failed_D = score(scorer, batcher, held_out, label_failures)
+    run.log(stage="cascade-calibration", **calibration(p_D, failed_D))
+    store.finish(calibrated)
+
+
+def split(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:
+  """The ids of the training tasks to fit on, and of those held out."""
+  held_out = {task.id for i, task in enumerate(tasks, 1) if i % HELD_OUT == 0}
+  return {task.id for task in tasks} - held_out, held_out
+
+
+def train_single_turn(run: Run) -> None:
+  """The single-turn router (RouteLLM): a preference classifier on (state, winner), asked per step.
+
+  Of the k-th trial of both boundaries on a task, LARGE is the winner where it alone succeeded; a
+  draw goes to the cheaper one. Every state of either trial is labelled with that winner: what a
+  single query's preference data would say of it.
+  """
+  profiles, config = load_profiles(run.store, run.config).values(), fitted(run)
+  small, large = [e for p in profiles for e in p.small], [e for p in profiles for e in p.large]
+  wins = large_wins(small, large)
+  episodes = [e for e in small + large if (e.task_id, e.seed) in wins]
+
+  def label_winners(batch: Batch, episodes: Sequence[Episode]) -> Batch:
+    return label_episodes(batch, [wins[e.task_id, e.seed] for e in episodes])
+
+  batches = shuffled(episodes, config.batch_episodes, f"{run.config.seed}|single-turn")
+  view = View(run.config.router, run.tokenizer)
+  fit_stored(run, "single-turn", config, view, batches, label_winners)
+
+
+def large_wins(small: Sequence[Episode], large: Sequence[Episode]) -> dict[tuple[str, int], bool]:
+  """By task and trial, for trials of both boundaries: whether LARGE alone succeeded."""
+  small_success = {(e.task_id, e.seed): e.success for e in small}
+  return {
+    (e.task_id, e.seed): e.success and not small_success[e.task_id, e.seed]
+    for e in large
+    if (e.task_id, e.seed) in small_success
+  }
+
+
+def fitted(run: Run) -> SFTConfig:
+  """How scorer and classifier are trained: as SFT is, with their own number of updates."""
+  return dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)

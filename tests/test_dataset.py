@@ -1,0 +1,347 @@
+"""Training data by hand: profiles, references, labels, and the order of batches."""
+
+import collections
+import dataclasses
+import itertools
+
+import pytest
+from tiny import episode
+
+from baar_jax.config import Config, ProfileConfig
+from baar_jax.episode import SMALL, Task
+from baar_jax.rollout.entries import BOUNDARIES
+from baar_jax.router.view import View
+from baar_jax.store import Store
+from baar_jax.train.batches import make_batch
+from baar_jax.train.dataset import (
+  Profile,
+  balanced,
+  cheapest,
+  choose_reference,
+  label_failures,
+  load_profiles,
+  load_references,
+  paid_episodes,
+  profile_tasks,
+  proposed,
+  robustness,
+  stacked,
+  task_batches,
+  threshold_episodes,
+)
+
+
+def trials(task_id, policy, outcomes):
+  """An episode per (score, dollars)."""
+  letter = "S" if policy == BOUNDARIES[0] else "L"
+  return [
+    episode(task_id, policy, seed, letter, score, cost_usd=usd)
+    for seed, (score, usd) in enumerate(outcomes)
+  ]
+
+
+# Per task: trials of SMALL and of LARGE, the class, and the median dollars of both.
+TASKS = {
+  # four of five is 80 %
+  "four-of-five": (
+    [(1, 1.0), (1, 2.0), (0, 99.0), (1, 3.0), (1, 4.0)],
+    [(0, 9.0)] * 5,
+    ("easy", 3.0, 9.0),
+  ),
+  "three-of-five": (
+    [(1, 1.0), (1, 1.0), (1, 1.0), (0, 2.0), (0, 7.0)],
+    [(0, 5.0), (0, 6.0), (1, 8.0), (0, 1.0), (0, 2.0)],
+    ("hard", 1.0, 5.0),
+  ),
+  "lucky-once": (
+    [(1, 1.0), (0, 1.0), (0, 1.0), (0, 1.0), (0, 1.0)],
+    [(0, 5.0)] * 5,
+    ("intractable", 1.0, 5.0),
+  ),
+  # a partial score is no success
+  "nearly": ([(0.99, 1.0)] * 5, [(0.99, 5.0)] * 5, ("intractable", 1.0, 5.0)),
+  # fewer trials: the rate is over those there are (2 of 2, 3 of 4); an even median is the mean
+  "two-trials": ([(1, 1.0), (1, 4.0)], [(0, 5.0)], ("easy", 2.5, 5.0)),
+  "four-trials": (
+    [(1, 1.0), (1, 2.0), (1, 4.0), (0, 50.0)],
+    [(1, 5.0), (1, 7.0)],
+    ("hard", 3.0, 6.0),
+  ),
+  # SMALL may be the dearer one
+  "inverted": ([(0, 9.0)] * 3, [(1, 2.0)] * 3, ("hard", 9.0, 2.0)),
+  # without a trial of either there is no profile
+  "no-small": ([], [(1, 5.0)], None),
+  "no-large": ([(1, 1.0)], [], None),
+}
+
+
+def episodes_of(boundary):
+  return [e for name in TASKS for e in trials(name, BOUNDARIES[boundary], TASKS[name][boundary])]
+
+
+@pytest.fixture
+def store(tmp_path):
+  store = Store(tmp_path / "episodes.sqlite")
+  yield store
+  store.close()
+
+
+def fill(store, task_ids, episodes):
+  store.put_tasks("train", [Task(task_id, "train", "do it", 9) for task_id in task_ids])
+  for e in episodes:
+    store.add(e)
+
+
+def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
+  names = sorted(TASKS, reverse=True)
+  others = [episode("a test task", name) for name in BOUNDARIES]
+  others.append(episode("nearly", "random(p=0.5)", score=1.0))  # another policy is no trial
+  fill(store, names, [*episodes_of(0), *episodes_of(1), *others])
+  profiles = load_profiles(store, Config())
+  assert list(profiles) == [name for name in names if TASKS[name][2]]
+  for name, profile in profiles.items():
+    figures = profile.difficulty, profile.cost_small, profile.cost_large
+    assert figures == pytest.approx(TASKS[name][2])
+  assert [e.cost_usd for e in profiles["four-trials"].small] == [1.0, 2.0, 4.0, 50.0]
+  assert [e.cost_usd for e in profiles["four-trials"].large] == [5.0, 7.0]
+
+
+def test_the_rate_is_the_config_s():
+  loose = profile_tasks(episodes_of(0), episodes_of(1), 0.6)
+  assert loose["three-of-five"].difficulty == "easy"
+  strict = profile_tasks(episodes_of(0), episodes_of(1), 0.9)
+  assert strict["four-of-five"].difficulty == "intractable"
+
+
+def test_the_profile_takes_the_first_trials_alone(store):
+  outcomes = [(0, 1.0), (0, 3.0), (1, 99.0)], [(0, 5.0)] * 3
+  fill(store, ["a"], [e for both in zip(BOUNDARIES, outcomes) for e in trials("a", *both)])
+  config = Config(profile=ProfileConfig(trials=2, robustness=(3,)))
+  profile = load_profiles(store, config)["a"]
+  assert (profile.cost_small, [e.seed for e in profile.small]) == (2.0, [0, 1])
+  # Neither does the pretraining see the third, or its length would depend on it.
+  assert sorted(e.seed for e in paid_episodes(store, config)) == [0, 0, 1, 1]
+
+
+# Outcomes of four trials of SMALL and of LARGE per task; labels from the first two (the base),
+# from the first, and from all four at an easy rate of 0.8:
+#   always   1111 0000   easy, easy, easy
+#   late     0111 0001   intractable (SMALL 1 of 2, LARGE 0), intractable, hard (SMALL 3 of 4)
+#   early    1000 1000   hard, easy, hard
+#   never    0000 0000   intractable three times
+#   helped   0000 1111   hard three times
+#   short    of three trials only: labelled for the base and for the first
+OUTCOMES = {
+  "always": ("1111", "0000"),
+  "late": ("0111", "0001"),
+  "early": ("1000", "1000"),
+  "never": ("0000", "0000"),
+  "helped": ("0000", "1111"),
+  "short": ("000", "111"),
+}
+
+
+def test_robustness_of_the_labels(store):
+  episodes = [
+    e
+    for task_id, outcomes in OUTCOMES.items()
+    for name, marks in zip(BOUNDARIES, outcomes)
+    for e in trials(task_id, name, [(int(mark), 1.0) for mark in marks])
+  ]
+  fill(store, OUTCOMES, episodes)
+  assert robustness(store, Config()) == []
+  config = Config(profile=ProfileConfig(trials=2, robustness=(1, 4, 9), easy_rate=0.8))
+  one, four, nine = robustness(store, config)
+  # Five of six agree; hard are {helped, short} and {early, helped, short}.
+  assert one == {
+    "trials": 1,
+    "tasks": 6,
+    "agreement": pytest.approx(5 / 6),
+    "hard": 2,
+    "base_hard": 3,
+    "hard_jaccard": pytest.approx(2 / 3),
+  }
+  # Without "short": four of five agree; hard are {late, early, helped} and {early, helped}.
+  assert (four["tasks"], four["agreement"]) == (5, pytest.approx(4 / 5))
+  assert four["hard_jaccard"] == pytest.approx(2 / 3)
+  # No task has nine trials: nothing is claimed of them.
+  assert (nine["tasks"], nine["agreement"], nine["hard_jaccard"]) == (0, None, None)
+
+
+def small(seed, score, usd):
+  return episode(policy=BOUNDARIES[0], seed=seed, models="SS", score=score, cost_usd=usd)
+
+
+def large(seed, score, usd):
+  return episode(policy=BOUNDARIES[1], seed=seed, models="LL", score=score, cost_usd=usd)
+
+
+def mixed(seed, score, usd, models="SL"):
+  return episode(policy="stratified", seed=seed, models=models, score=score, cost_usd=usd)
+
+
+# An intractable task's reference is the cheapest trial, also where SMALL got lucky.
+SMALL_TRIALS = [small(0, 1, 3.0), small(1, 0, 1.0), small(2, 1, 2.0)]
+LARGE_TRIALS = [large(0, 0, 0.1), large(1, 1, 9.0), large(2, 1, 8.0)]
+
+
+@pytest.mark.parametrize("clone_large", [False, True])
+@pytest.mark.parametrize("difficulty, index", [("easy", 2), ("intractable", 1)])
+def test_tasks_that_are_not_hard_take_a_small_trial(difficulty, index, clone_large):
+  profile = Profile(difficulty, 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
+  assert choose_reference(profile, [], clone_large) is SMALL_TRIALS[index]
+
+
+def test_hard_tasks_take_the_cheapest_successful_stratified_episode():
+  hard = Profile("hard", 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
+  episodes = [mixed(1, 0, 1.0), mixed(2, 1, 55.0), mixed(3, 1, 50.0)]
+  assert choose_reference(hard, episodes, clone_large=False) is episodes[2]
+  # Without a success, and in the ablation, it is the cheapest successful LARGE trial.
+  assert choose_reference(hard, episodes, clone_large=True) is LARGE_TRIALS[2]
+  for episodes in ([], [mixed(1, 0, 1.0), mixed(2, 0.99, 2.0)]):
+    assert choose_reference(hard, episodes, clone_large=False) is LARGE_TRIALS[2]
+
+
+@pytest.mark.parametrize(
+  "other, best",
+  [
+    (mixed(1, 1, 4.0, "SS"), mixed(2, 1, 3.0, "LLLLL")),  # dollars, whatever is against it
+    (mixed(1, 1, 4.0, "LL"), mixed(2, 1, 4.0, "SLSS")),  # then fewer LARGE calls
+    (mixed(1, 1, 4.0, "SLSS"), mixed(2, 1, 4.0, "SL")),  # then fewer steps
+  ],
+)
+def test_ties(other, best):
+  assert cheapest([other, best]) is cheapest([best, other]) is best
+
+
+def test_the_last_ties_go_to_the_smaller_k():
+  episodes = [mixed(1, 1, 4.0, "SL"), mixed(2, 1, 4.0, "LS")]
+  assert cheapest(episodes) is episodes[0]
+  assert cheapest([]) is None
+
+
+@pytest.fixture
+def stored(store):
+  """A task of each class; the hard one has stratified successes of k = 2 and 10."""
+  scores = {"h": (0, 1), "e": (1, 0), "i": (0, 0)}
+  episodes = [
+    episode(task_id, name, 0, letter * 2, score)
+    for task_id, both in scores.items()
+    for name, letter, score in zip(BOUNDARIES, "SL", both)
+  ]
+  for k in (2, 10):  # as text, "10" would come before "2"
+    episodes.append(episode("h", "stratified(samples=20)", k, "SL", 1, cost_usd=4.0))
+  episodes.append(episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1))
+  fill(store, "hei", episodes)
+  return store
+
+
+def test_stored_references(stored):
+  def keys(config):
+    return {task: (e.policy, e.seed) for task, e in load_references(stored, config).items()}
+
+  config = Config()
+  rest = {"e": ("always-small", 0), "i": ("always-small", 0)}
+  assert keys(config) == {"h": ("stratified(samples=20)", 2)} | rest
+  config.references.samples = 7
+  with pytest.raises(ValueError, match="lacks references of 1 tasks: run --stage=references"):
+    load_references(stored, config)
+  config.references.clone_large = True  # needs none
+  assert keys(config) == {"h": ("always-large", 0)} | rest
+
+
+def test_thresholds_are_set_on_the_first_trials_and_three_mixes(stored):
+  stored.add(episode("h", "stratified(samples=20)", 5, "SL", 0))
+  stored.add(episode("h", "stratified(samples=20)", 15, "SL", 0))
+  stored.add(episode("a test task", BOUNDARIES[0]))
+  # The quarters of 20 are k = 5, 10, 15.
+  keys = [(e.policy, e.seed) for e in threshold_episodes(stored, Config()) if e.task_id == "h"]
+  names = ["stratified(samples=20)"] * 3
+  assert keys == [(BOUNDARIES[0], 0), (BOUNDARIES[1], 0), *zip(names, (5, 10, 15))]
+  assert len(threshold_episodes(stored, Config())) == 6 + 3
+
+
+def test_without_a_profile_the_stage_is_named(store):
+  for load in (load_profiles, load_references, threshold_episodes):
+    with pytest.raises(ValueError, match=r"runs/quickstart .*: run --stage=profile first"):
+      load(store, Config())
+
+
+def test_failure_is_the_label_where_small_acted(make_episode, make_task, view):
+  good, bad = proposed(make_episode("SL")), proposed(make_episode("LSS"))
+  assert [step.proposal for step in good.steps] == ["open door 0", None]
+  bad.score = 0.5
+  windows = [view.episode_windows(make_task(), e) for e in (good, bad)]
+  batch = make_batch([good, bad], windows, rows=3, decisions=4, buckets=[160, 320])
+  batch = label_failures(batch, [good, bad])
+  assert batch.mask_BxS.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+  assert batch.action_BxS.tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+
+
+def test_live_text_is_the_text_that_a_scorer_learns_from(
+  make_episode, make_task, router_config, tokenizer_dir
+):
+  """Live, LARGE's steps had a proposal too; the stored ones that a scorer learns from have none."""
+  view, task = View(router_config, tokenizer_dir, proposals=True), make_task()
+  (whole,) = view.episode_windows(task, proposed(make_episode("SLSS")))
+  live = proposed(make_episode("SLSS"))
+  live.steps[1].proposal = "open door 9"
+  for s, step in enumerate(live.steps):
+    steps = [*live.steps[:s], dataclasses.replace(step, model=SMALL)]  # its model is still open
+    (window,) = view.episode_windows(task, dataclasses.replace(live, steps=steps))
+    if s != 1:
+      assert window.tokens == whole.tokens[: whole.positions[s] + 1]
+    else:
+      assert "proposal: open door" in view.tokenizer.decode(window.tokens).split("\n")[-1]
+
+
+def first(batches, count):
+  return list(itertools.islice(batches, count))
+
+
+@pytest.mark.parametrize(
+  "size, share, hards",
+  [(10, 0.7, 7), (64, 0.7, 45), (8, 0.7, 6), (10, 1.0, 10), (10, 0.0, 0), (1, 0.7, 1)],
+)
+def test_share_of_hard_tasks(size, share, hards):
+  # whatever the natural mix: here one in eleven is hard
+  for batch in first(balanced(list(range(10)), list(range(100, 200)), size, share, 0), 5):
+    assert len(batch) == size
+    assert sum(number < 100 for number in batch) == hards
+
+
+def test_without_one_kind_the_other_fills_the_batch():
+  for pools in (([], [1, 2]), ([1, 2], [])):
+    assert all(sorted(b) == [1, 1, 2, 2] for b in first(balanced(*pools, 4, 0.7, 0), 3))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_pool_is_gone_through_in_a_new_order_before_it_repeats(seed):
+  pools = list(range(6)), list(range(100, 104))
+  batches = first(balanced(*pools, 4, 0.5, seed), 12)  # 6 batches: 2 and 3 passes over the pools
+  assert batches == first(balanced(*pools, 4, 0.5, seed), 12)
+  assert batches != first(balanced(*pools, 4, 0.5, 7), 12)
+  numbers = [number for batch in batches for number in batch]
+  for pool, count in zip(pools, (4, 6)):
+    drawn = [number for number in numbers if number in pool]
+    passes = [drawn[i * len(pool) : (i + 1) * len(pool)] for i in range(count)]
+    assert all(sorted(one_pass) == pool for one_pass in passes)
+    assert passes[0] != passes[1]
+  drawn = [number for batch in first(stacked(pools[0], 4, seed), 12) for number in batch]
+  assert collections.Counter(drawn) == dict.fromkeys(pools[0], 8)
+
+
+def tasks(count):
+  return [Task(f"t{i}", "train", "do it", 9) for i in range(count)]
+
+
+@pytest.mark.parametrize("count, size", [(6, 2), (5, 2), (7, 3), (4, 4), (3, 8)])
+def test_every_task_is_gone_through_before_any_repeats(count, size):
+  batches = first(task_batches(tasks(count), size, seed=0), 20)
+  assert batches == first(task_batches(tasks(count), size, seed=0), 20)
+  assert batches != first(task_batches(tasks(count), size, seed=1), 20)
+  assert all(len({t.id for t in batch}) == len(batch) == min(size, count) for batch in batches)
+  seen = collections.Counter()
+  for batch in batches:
+    seen.update(task.id for task in batch)
+    assert max(seen.values()) - min(seen[f"t{i}"] for i in range(count)) <= 1 + (count % size > 0)

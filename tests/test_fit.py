@@ -1,0 +1,217 @@
+"""Training goes on after a stop to the same parameters; dynamic sampling; what is missing."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from baar_jax.router.view import View
+from baar_jax.run import Run
+from baar_jax.stages import bopo, profile, references, sft
+from baar_jax.train import fit
+from baar_jax.train.checkpoint import load_initial, load_router
+from baar_jax.train.methods import METHODS, by_task
+
+
+def small_config(runs):
+  config = tiny.config(runs)
+  config.sft.updates, config.bopo.updates = 3, 4
+  return config
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+  """A run that has trained without a stop, with a checkpoint after every second update."""
+  with tiny.compiled_once(), pytest.MonkeyPatch.context() as patch:
+    patch.setattr(fit, "SAVE_EVERY", 2)
+    patch.setattr(fit, "SAVE_EVERY_ROLLOUTS", 2)
+    run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
+    for stage in (profile, references, sft):
+      stage.main(run)
+    run.before_bopo = run.store.count()
+    shutil.copytree(run.dir, run.dir.parent / "imitated")
+    bopo.main(run)
+    run.close()
+    run.store = None
+    yield run
+
+
+@pytest.fixture
+def copied(unbroken, tmp_path, monkeypatch):
+  """copied("imitated" | "tiny"): a copy of the run before or after BoPO, or that copy again."""
+  monkeypatch.setattr(fit, "SAVE_EVERY", 2)
+  monkeypatch.setattr(fit, "SAVE_EVERY_ROLLOUTS", 2)
+  runs = []
+
+  def opening(state):
+    config = small_config(tmp_path)
+    if not (tmp_path / config.name).exists():
+      shutil.copytree(unbroken.dir.parent / state, tmp_path / config.name)
+    runs.append(Run(config))
+    return runs[-1]
+
+  yield opening
+  for run in runs:
+    run.close()
+
+
+def leaves(run, family, lam=None):
+  model = load_router(run.dir, run.config, run.mesh, family, lam)
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model)[1])]
+
+
+def assert_same_router(run, other, family, lam=None):
+  for one, another in zip(leaves(run, family, lam), leaves(other, family, lam), strict=True):
+    assert np.isfinite(one).all()
+    np.testing.assert_allclose(one, another, atol=1e-6)
+
+
+def logged(run, stage):
+  lines = map(json.loads, (run.dir / "metrics.jsonl").read_text().splitlines())
+  return [line for line in lines if line["stage"] == stage]
+
+
+class Killed(Exception):
+  pass
+
+
+def kill_at_log(run, monkeypatch, update):
+  """Ends the run when it has logged an update of a training."""
+  log = run.log
+
+  def logging(**values):
+    log(**values)
+    if values.get("update") == update:
+      raise Killed
+
+  monkeypatch.setattr(run, "log", logging)
+
+
+def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
+  run = copied("imitated")
+  shutil.rmtree(run.dir / "checkpoints" / "sft")
+  whole = logged(run, "sft")
+  assert [line["update"] for line in whole] == [1, 2, 3]
+  kill_at_log(run, monkeypatch, update=3)  # by now 2 is on its way to the disk
+  checkpoints, save = fit.Checkpoints, fit.Checkpoints.save
+
+  def save_and_wait(self, *args):
+    save(self, *args)
+    self._manager.wait_until_finished()
+
+  monkeypatch.setattr(checkpoints, "save", save_and_wait)
+  with pytest.raises(Killed):
+    sft.main(run)
+  run.close()
+  run = copied("imitated")
+  with pytest.raises(ValueError, match="has 2 of 3 updates: run --stage=sft first"):
+    load_router(run.dir, run.config, run.mesh, "sft")
+  sft.main(run)
+  assert logged(run, "sft")[3:] == [*whole, whole[2]]  # the third from the same parameters
+  assert_same_router(run, unbroken, "sft")
+  sft.main(run)  # finished: nothing more is done
+  assert len(logged(run, "sft")) == 7
+
+
+def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
+  whole = logged(unbroken, "bopo")
+  assert [line["update"] for line in whole] == [1, 2, 3, 4]
+  run, left = copied("imitated"), [9]  # the first kill is in the third update's rollouts
+  add = run.store.add
+
+  def adding(episode):
+    if left[0] == 0:
+      raise Killed
+    left[0] -= 1
+    add(episode)
+
+  monkeypatch.setattr(run.store, "add", adding)
+  with pytest.raises(Killed):
+    bopo.main(run)
+  assert run.store.count() - unbroken.before_bopo == 9
+  run.close()
+
+  run = copied("imitated")  # the second kill is just before the third update's checkpoint
+  kill_at_log(run, monkeypatch, update=3)
+  with pytest.raises(Killed):
+    bopo.main(run)
+  with pytest.raises(ValueError, match=r"lam0\.1 has [02] of 4 updates: run --stage=bopo"):
+    leaves(run, "bopo", 0.1)
+  run.close()
+
+  run = copied("imitated")
+  bopo.main(run)
+  # 4 updates of 2 tasks with 2 episodes each, and nothing was run twice
+  assert run.store.count() - unbroken.before_bopo == 16
+  lines = logged(run, "bopo")
+  assert {line["update"]: line for line in lines} == {line["update"]: line for line in whole}
+  assert_same_router(run, unbroken, "bopo", 0.1)
+  bopo.main(run)  # finished: nothing more is done
+  assert len(logged(run, "bopo")) == len(lines)
+
+
+def test_training_moves_the_router_and_every_update_has_its_own_seeds(copied, unbroken):
+  run = copied("tiny")
+  pairs = zip(leaves(run, "sft"), leaves(run, "bopo", 0.1), strict=True)
+  assert any(not np.array_equal(one, other) for one, other in pairs)
+  episodes = [run.store.episodes(f"bopo(lam=0.1)/{update}") for update in (1, 2, 3, 4)]
+  seeds = [{e.seed for e in group} for group in episodes]
+  assert seeds == [{1002, 1003}, {1004, 1005}, {1006, 1007}, {1008, 1009}]
+  sampled = [step.logp for group in episodes for e in group for step in e.steps]
+  assert all(logp is not None and logp < 0 for logp in sampled)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(copied, monkeypatch, dynamic):
+  """Of each batch's two groups one is kept: with dynamic sampling two batches make one step."""
+
+  def one_group(episodes, *others):
+    del others
+    return next(iter(by_task(episodes).values())), np.array([1.0, -1.0]), {"success": 0.5}
+
+  learned, policy_steps = [], fit.policy_steps
+
+  def learning(trainer, anchor, batcher, episodes, *others):
+    learned.append([e.policy.rpartition("/")[2] for e in episodes])
+    return policy_steps(trainer, anchor, batcher, episodes, *others)
+
+  monkeypatch.setattr(fit, "policy_steps", learning)
+  method = dataclasses.replace(
+    METHODS["bopo"], compute_advantages=one_group, dynamic_sampling=dynamic
+  )
+  monkeypatch.setitem(METHODS, "bopo", method)
+  run = copied("imitated")
+  bopo.main(run)
+  each = [["1"] * 2, ["2"] * 2, ["3"] * 2, ["4"] * 2]
+  assert learned == ([each[0] + each[1], each[2] + each[3]] if dynamic else each)
+  steps = ["loss" in line for line in logged(run, "bopo")]
+  assert steps == [not dynamic, True, not dynamic, True]
+
+
+def test_the_decisions_of_a_router_from_random_weights_start_alike(copied):
+  run = copied("imitated")
+  view = View(run.config.router, run.tokenizer)
+  model = load_initial(run.dir, run.store, run.config, view, run.mesh)
+  hidden_D = np.random.default_rng(0).normal(size=run.config.router.hidden_size)
+  small, large = np.asarray(model.logits(hidden_D, np.array(view.decision_ids)))
+  assert small == large != 0
+
+
+def test_what_is_missing_is_named(tmp_path, copied):
+  done, run = copied("imitated"), Run(tiny.config(tmp_path / "empty"))
+  with pytest.raises(ValueError, match="run --stage=references first"):
+    sft.main(run)
+  with pytest.raises(ValueError, match="tokenizer.json is missing: run --stage=profile first"):
+    load_router(run.dir, run.config, run.mesh, "sft")
+  shutil.copytree(done.tokenizer, run.tokenizer)
+  with pytest.raises(ValueError, match="has 0 of 2 updates: run --stage=sft first"):
+    load_router(run.dir, run.config, run.mesh, "sft")
+  run.close()
+  shutil.rmtree(done.dir / "checkpoints")
+  with pytest.raises(ValueError, match="run --stage=sft first"):
+    bopo.main(done)

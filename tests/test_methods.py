@@ -1,0 +1,165 @@
+"""Rewards, advantages and the losses of micro-batches, by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from baar_jax.config import BoPOConfig
+from baar_jax.train.batches import Batch
+from baar_jax.train.dataset import Profile
+from baar_jax.train.methods import (
+  NO_TOKEN,
+  bopo_advantages,
+  dapo_advantages,
+  dapo_step_loss,
+  episode_reward,
+  next_token_loss,
+)
+
+HARD = Profile("hard", 2.0, 10.0, [], [])
+INVERTED = Profile("easy", 2.0, 1.0, [], [])  # SMALL is the dearer one: C_min is LARGE's
+PROFILES = {"h": HARD, "e": INVERTED, "alone": HARD}
+LAM = 0.5
+
+
+def tried(task_id, seed, score, usd, models="SL"):
+  return tiny.episode(task_id, "bopo", seed, models, score, cost_usd=usd)
+
+
+@pytest.mark.parametrize(
+  "profile, score, usd, reward",
+  [
+    (HARD, 1, 2.0, 1.5),  # as cheap as SMALL
+    (HARD, 1, 4.0, 1.375),  # 1 + 0.5 - 0.5 * 2/8
+    (HARD, 1, 10.0, 1.0),
+    (HARD, 1, 99.0, 1.0),  # clipped
+    (HARD, 0, 2.0, 0.0),
+    (HARD, 0.99, 6.0, -0.25),  # a partial score is a failure: no bonus, only the cost
+    (INVERTED, 1, 1.5, 0.75),  # 1 - 0.5 * 0.5/1
+    (INVERTED, 0, 3.0, -0.5),
+    (INVERTED, 1, 0.5, 1.0),
+  ],
+)
+def test_reward_of_an_episode(profile, score, usd, reward):
+  value = episode_reward(tried("h", 0, score, usd), profile, LAM, BoPOConfig())
+  assert value == pytest.approx(reward, abs=1e-6)
+
+
+def test_reward_follows_the_config():
+  config = BoPOConfig(r_success=2.0, r_hard=0.0)
+  assert episode_reward(tried("h", 0, 1, 6.0), HARD, 1.0, config) == pytest.approx(1.5)
+
+
+# Rewards of the hard task: 0 - 0, 1.5 - 0.125, 1.5 - 0.25, 0 - 0.5: mean 0.53125, and the squared
+# distances 0.28223, 0.71191, 0.51660, 1.06348 have the mean 0.64355, so std 0.80222.
+GROUP = [
+  tried("h", 8, 0, 2.0),
+  tried("h", 9, 1, 4.0),
+  tried("h", 10, 1, 6.0, "LLLL"),
+  tried("h", 11, 0, 10.0),
+]
+# Both fail as cheaply as can be: rewards 0 and 0, std 0.
+FAILED = [tried("e", 8, 0, 1.0, "SSS"), tried("e", 9, 0, 1.0, "SSS")]
+ALONE = tried("alone", 8, 1, 2.0)
+REFERENCES = {
+  "h": tried("h", 0, 1, 4.0),  # reward 1.375, above the mean
+  "e": tried("e", 0, 1, 1.0),  # reward 1
+  "alone": tried("alone", 0, 1, 4.0),
+}
+MIXED = [GROUP[0], FAILED[0], GROUP[1], ALONE, GROUP[2], FAILED[1], GROUP[3]]
+GUIDED = {
+  ("h", 8): -1.52402,  # (0 - 1.375) / (0.80222 + 0.1)
+  ("h", 9): 0.0,
+  ("h", 10): -0.13855,  # (1.25 - 1.375) / 0.90222
+  ("h", 11): -2.07821,  # (-0.5 - 1.375) / 0.90222
+  ("e", 8): -5.0,  # (0 - 1) / 0.1 = -10, clipped
+  ("e", 9): -5.0,
+}
+OF_THE_MEAN = {
+  ("h", 8): -0.58882,  # (0 - 0.53125) / 0.90222
+  ("h", 9): 0.93519,
+  ("h", 10): 0.79664,
+  ("h", 11): -1.14300,
+  ("e", 8): 0.0,
+  ("e", 9): 0.0,
+}
+
+
+@pytest.mark.parametrize("guided, expected, clipped", [(True, GUIDED, 1), (False, OF_THE_MEAN, 0)])
+def test_advantages_of_two_groups(guided, expected, clipped):
+  config = BoPOConfig(reference_guided=guided)
+  kept, adv_B, metrics = bopo_advantages(MIXED, PROFILES, REFERENCES, LAM, config)
+  by_key = {(e.task_id, e.seed): adv for e, adv in zip(kept, adv_B, strict=True)}
+  assert by_key == pytest.approx(expected, abs=1e-4)
+  assert metrics["clipped"] == clipped  # groups
+  assert metrics["reward"] == pytest.approx(2.125 / 6)
+  assert metrics["success"] == pytest.approx(2 / 6)
+  assert metrics["cost_usd"] == pytest.approx((2 + 4 + 6 + 10 + 1 + 1) / 6)
+  # LARGE calls: 1, 1, 4, 1 and none; steps: 2, 2, 4, 2 and 3, 3
+  assert metrics["large_share"] == pytest.approx(7 / 16)
+
+
+def test_a_reference_below_the_mean_changes_nothing():
+  low = REFERENCES | {"h": tried("h", 0, 0, 10.0)}  # reward -0.5
+  _, adv_B, _ = bopo_advantages(GROUP, PROFILES, low, LAM, BoPOConfig())
+  assert adv_B == pytest.approx([-0.58882, 0.93519, 0.79664, -1.143], abs=1e-4)
+
+
+def test_a_batch_without_a_group_says_what_to_do():
+  with pytest.raises(ValueError, match="none of the 2 tasks of this batch has 2 episodes"):
+    bopo_advantages([GROUP[0], FAILED[0]], {}, {}, LAM, BoPOConfig())
+  with pytest.raises(ValueError, match="run the same command again"):
+    dapo_advantages([], PROFILES, {}, LAM, BoPOConfig())
+
+
+# The unit of cost is the mean of always-LARGE: (10 + 6) / 2 = 8 dollars, whatever the task.
+VANILLA = {"a": Profile("hard", 2.0, 10.0, [], []), "b": Profile("easy", 1.0, 6.0, [], [])}
+
+
+def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
+  # Rewards of a: 1 - .5 * 4/8 = .75 and 0 - .5 * 8/8 = -.5: mean .125, std .625. Those of b:
+  # -.5 * 1/8 = -.0625 and -.5 * 9/8 = -.5625.
+  group = [tried("a", 0, 1.0, 4.0), tried("a", 1, 0.9, 8.0)]
+  bad = [tried("b", seed, 0.5, usd) for seed, usd in enumerate((1.0, 9.0))]
+  kept, adv_B, metrics = dapo_advantages([*group, *bad], VANILLA, {}, LAM, BoPOConfig())
+  assert kept == group
+  np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
+  assert metrics["reward"] == pytest.approx((0.25 - 0.625) / 4)  # all episodes count here
+  assert (metrics["success"], metrics["kept_groups"]) == (0.25, 0.5)
+  good = [tried("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
+  kept, adv_B, metrics = dapo_advantages(good, VANILLA, {}, LAM, BoPOConfig())
+  assert (kept, adv_B.shape, metrics["kept_groups"]) == ([], (0,), 0.0)
+
+
+def batch_of(mask_BxS, **fields):
+  zeros = np.zeros(np.shape(mask_BxS), np.int32)
+  fields = {"action_BxS": zeros, "logp_BxS": zeros.astype(np.float32)} | fields
+  mask_BxS = np.array(mask_BxS, bool)
+  return Batch(
+    zeros, zeros, zeros, fields.pop("action_BxS"), fields.pop("logp_BxS"), mask_BxS, **fields
+  )
+
+
+def test_the_dapo_loss_is_a_sum_over_decisions_by_episodes():
+  """Of 5 episodes in the step this batch has 4 rows, two of them padding."""
+  batch = batch_of(
+    [[1, 1, 0], [1, 1, 1], [0, 0, 0], [0, 0, 0]],
+    logp_BxS=np.array([[-0.5, -0.25, 0], [-1, -1.5, -2], [0] * 3, [0] * 3], np.float32),
+    adv_B=np.array([1.0, -2.0, 0, 0], np.float32),
+    episode_share=4 / 5,
+    decision_share=0.5,
+  )
+  loss, _ = dapo_step_loss(BoPOConfig(), jnp.zeros((4, 3, 2)), batch)  # each has probability .5
+  # Ratios .5 e^.5 = .8244 and .5 e^.25 = .6420, taken as they are with a gain; .5 e = 1.3591,
+  # .5 e^1.5 = 2.2408, .5 e^2 = 3.6945 unclipped with a loss: -2 * 7.2944. Over 5 episodes in all.
+  assert loss == pytest.approx(-(0.8244 + 0.6420 - 2 * 7.2944) / 5, rel=1e-4)
+
+
+def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
+  logits_BxSxV = np.log(np.array([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]], np.float32))
+  token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
+  batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
+  loss, _ = next_token_loss(jnp.asarray(logits_BxSxV), batch)
+  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
+  assert loss == pytest.approx(0.5 * (1.0397208 + 0.4700036) / 2, rel=1e-5)

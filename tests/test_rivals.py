@@ -1,0 +1,110 @@
+"""The rivals by hand: preference data, held-out tasks, calibration, and the cascade's calls."""
+
+import numpy as np
+import pytest
+import tiny
+from test_rollout import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
+
+from baar_jax.rollout.live import Job
+from baar_jax.rollout.loop import run_episodes
+from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
+from baar_jax.router.view import View
+from baar_jax.stages.rivals import large_wins, split
+from baar_jax.train.batches import make_batch
+from baar_jax.train.dataset import label_episodes, proposed
+from baar_jax.train.thresholds import calibration, threshold
+
+
+def trial(seed, score, models="S"):
+  return tiny.episode("t", seed=seed, score=score, models=models)
+
+
+def test_large_wins_where_it_alone_succeeds():
+  small = [trial(0, 1), trial(1, 0), trial(2, 0), trial(3, 1), trial(4, 0)]
+  large = [trial(0, 1), trial(1, 1), trial(2, 0.9), trial(3, 0), trial(9, 1)]
+  wins = large_wins(small, large)
+  assert wins == {("t", 0): False, ("t", 1): True, ("t", 2): False, ("t", 3): False}
+
+
+def test_every_state_of_a_trial_has_its_winner(view, make_task):
+  episodes = [trial(0, 1, "SS"), trial(1, 0, "SSS"), trial(1, 1, "LL")]
+  windows = [view.episode_windows(make_task(), e) for e in episodes]
+  batch = make_batch(episodes, windows, rows=4, decisions=3, buckets=[320])
+  labelled = label_episodes(batch, [False, True, True])
+  assert labelled.action_BxS.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]
+  assert labelled.action_BxS.dtype == batch.action_BxS.dtype
+  assert (labelled.mask_BxS == batch.mask_BxS).all()
+
+
+def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
+  make_episode, make_task, view, router_config, tokenizer_dir
+):
+  episode, task = proposed(make_episode("SL")), make_task()
+  assert view.episode_windows(task, episode) == view.episode_windows(task, make_episode("SL"))
+  proposing = View(router_config, tokenizer_dir, proposals=True)
+  (window,) = proposing.episode_windows(task, proposed(make_episode("SLS")))
+  text = proposing.tokenizer.decode(window.tokens)
+  # The decision tokens are special: they are not in the text.
+  assert text[text.index("step 1") :].split("\n") == [
+    "step 1 proposal: open door ... model:",
+    "result: see lamp 1",
+    "step 2 model: action: open door ...",
+    "result: see lamp 2",
+    "step 3 proposal: open door ... model:",
+  ]
+  ids = [window.tokens[at + 1] for at in window.positions[:-1]]
+  assert ids == [proposing.decision_ids[0], proposing.decision_ids[1]]
+
+
+def test_every_sixth_task_is_held_out(make_task):
+  fit_ids, held_out = split([make_task(f"t{i}") for i in range(1, 14)])
+  assert held_out == {"t6", "t12"}
+  assert len(fit_ids) == 11
+
+
+def test_calibration_by_hand():
+  # Squared errors .01, .04, .64, .01: Brier .7 / 4. Bins [.1, .2), [.8, .9), [.9, 1].
+  figures = calibration(np.array([0.1, 0.8, 0.8, 0.9]), np.array([0, 1, 0, 1]))
+  assert figures["brier"] == pytest.approx(0.175)
+  assert figures["base_rate"] == pytest.approx(0.5)
+  assert figures["bins"] == [
+    {"predicted": pytest.approx(0.1), "observed": 0.0, "count": 1},
+    {"predicted": pytest.approx(0.8), "observed": 0.5, "count": 2},
+    {"predicted": pytest.approx(0.9), "observed": 1.0, "count": 1},
+  ]
+  assert calibration(np.array([1.0]), np.array([1]))["bins"][0]["count"] == 1
+
+
+@pytest.mark.parametrize("share, p", [(0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)])
+def test_a_threshold_is_a_quantile(share, p):
+  assert threshold(np.linspace(0.0, 1.0, 11), share) == pytest.approx(p)
+
+
+@pytest.mark.parametrize(
+  "kind, asked, cost_usd",
+  [
+    (CascadePolicy, ["small", "small", "large"], 2 * SMALL_USD + LARGE_USD),
+    (RouterPolicy, ["small", "large"], SMALL_USD + LARGE_USD),  # the single-turn router's kind
+  ],
+)
+def test_a_threshold_on_a_hand_made_episode(
+  kind, asked, cost_usd, tiny_model, router_config, tokenizer_dir, monkeypatch
+):
+  """p(LARGE) .39 and .41 of two steps against .4: SMALL, then LARGE."""
+  p_A = iter(([0.61, 0.39], [0.59, 0.41]))
+  texts = []
+
+  def probabilities(policy, rows, tokens):
+    del policy, rows
+    texts.append(view.tokenizer.decode(tokens[0]))
+    return np.array([next(p_A)]), [1]
+
+  monkeypatch.setattr(RouterPolicy, "_probabilities", probabilities)
+  view = View(router_config, tokenizer_dir, proposals=kind is CascadePolicy)
+  policy = kind("scored", tiny_model, view, router_config, Threshold(0.4), live_episodes=1)
+  tape = []
+  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)])
+  assert [step.model for step in episode.steps] == [0, 1]
+  assert [event[4:] for event in tape if event.startswith("ask")] == asked
+  assert episode.cost_usd == pytest.approx(cost_usd)
+  assert ["proposal: go" in text for text in texts] == [kind is CascadePolicy] * 2

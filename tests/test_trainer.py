@@ -1,0 +1,255 @@
+"""Micro-batches add up to the whole batch, steps lower the loss, and a saved state goes on."""
+
+import dataclasses
+import math
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
+from baar_jax.router.build import build_model
+from baar_jax.router.view import View
+from baar_jax.train.batches import Batcher
+from baar_jax.train.fit import policy_steps
+from baar_jax.train.methods import bopo_loss, sft_step_loss
+from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
+
+LENGTHS = "SLSLLS"
+ADV = np.array([1.0, -2.0, 0.5, 3.0, -1.0])  # mean 0.3
+WHOLE = 8  # rows that hold all episodes
+BOPO = BoPOConfig(ratio_level="decision", kl_beta=0.5)
+# Its first step is plain gradient descent, so that the parameters show the gradient.
+OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+
+
+@pytest.fixture(scope="module")
+def episodes(make_episode):
+  """Of 5, 1, 6, 2 and 4 decisions, with log-probabilities where nothing was forced."""
+  made = []
+  for i, length in enumerate((5, 1, 6, 2, 4)):
+    models = LENGTHS[i:] + LENGTHS[:i]
+    logps = [None if (i, s) == (2, 3) else -0.3 - 0.1 * s for s in range(length)]
+    made.append(make_episode(models[:length], logps=logps))
+  return made
+
+
+@pytest.fixture(scope="module")
+def batcher(router_config, tokenizer_dir, make_task):
+  """batcher(rows): cuts into micro-batches of so many rows, of lengths of so many buckets."""
+  task = make_task()
+
+  def make(rows: int, buckets: int = 1) -> Batcher:
+    router = dataclasses.replace(router_config, max_tokens=128, buckets=buckets)
+    sft = SFTConfig(micro_episodes=rows)
+    config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
+    return Batcher(config, View(router, tokenizer_dir), {task.id: task})
+
+  return make
+
+
+@pytest.fixture(scope="module")
+def compiled(tiny_model, view):
+  trainer = Trainer(tiny_model, sft_step_loss, OPTIMIZER, view.decision_ids)
+  return trainer, jax.tree.map(np.array, trainer.state)
+
+
+@pytest.fixture
+def trainer(compiled):
+  """An SFT trainer at its start."""
+  compiled[0].load(compiled[1])
+  return compiled[0]
+
+
+@pytest.fixture(scope="module")
+def step_parts(batcher, episodes):
+  """step_parts(rows): the episodes as batches of so many rows."""
+  return lambda rows=WHOLE: [batch for _, batch in batcher(rows).micro_batches(episodes)]
+
+
+def assert_same(trees, atol):
+  jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=atol), *trees)
+
+
+def assert_same_steps(trainer, start, step):
+  """step(rows) does the same to a trainer for micro-batches of any size; returns its metrics."""
+  metrics, states = [], []
+  for rows in (2, WHOLE):
+    trainer.load(start)
+    metrics.append(step(rows))
+    states.append(jax.tree.map(np.array, trainer.state))
+  assert_same(states, atol=1e-5)
+  assert_same(metrics, atol=1e-5)
+  changes = jax.tree.map(lambda now, was: np.abs(now - was).max(), states[0], start)
+  assert max(jax.tree.leaves(changes["params"])) > 0.001
+  return metrics[0]
+
+
+def test_micro_batches_hold_every_episode_once(batcher, episodes):
+  micro = batcher(2).micro_batches(episodes)
+  # Short ones together: 1, 2 | 4, 5 | 6 decisions.
+  assert [indices for indices, _ in micro] == [[1, 3], [4, 0], [2]]
+  batches = [batch for _, batch in micro]
+  assert [batch.mask_BxS.sum(axis=1).tolist() for batch in batches] == [[1, 2], [4, 5], [6, 0]]
+  assert all(batch.mask_BxS.shape == (2, 6) for batch in batches)
+  # Of 5 episodes and 18 decisions; a row of padding counts, as the losses average over rows.
+  assert [batch.episode_share for batch in batches] == pytest.approx([2 / 5] * 3)
+  assert [batch.decision_share for batch in batches] == pytest.approx([3 / 18, 9 / 18, 6 / 18])
+  sampled = batcher(2).micro_batches(episodes, sampled_only=True)[2][1]
+  assert sampled.mask_BxS.sum(axis=1).tolist() == [5, 0]
+  assert sampled.decision_share == pytest.approx(5 / 17)
+
+
+def test_labels_come_before_the_shares(batcher, episodes):
+  def label(batch, group):
+    assert len(group) in (1, 2)
+    return dataclasses.replace(batch, mask_BxS=batch.mask_BxS & (batch.action_BxS == 0))
+
+  batches = [batch for _, batch in batcher(2).micro_batches(episodes, label=label)]
+  assert sum(batch.decision_share for batch in batches) == pytest.approx(1)
+  assert sum(batch.mask_BxS.sum() for batch in batches) == 7  # SLSLL, L, SLLSSL, LL, LSSL
+
+
+def test_sft_micro_batches_make_the_step_of_one_batch(compiled, trainer, step_parts, tiny_model):
+  before = np.array(tiny_model.final_norm[...])
+  assert_same_steps(trainer, compiled[1], lambda rows: trainer.step(step_parts(rows)))
+  # The model that it started from is as it was.
+  np.testing.assert_array_equal(tiny_model.final_norm[...], before)
+  assert np.abs(trainer.model.final_norm[...] - before).max() > 1e-5
+
+
+def test_bopo_micro_batches_make_the_step_of_one_batch(
+  compiled, tiny_model, batcher, episodes, filled, router_config, view
+):
+  other = filled(lambda: build_model(router_config, 0), seed=3)
+  anchor = Scorer(other, view.decision_ids)
+  trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, view.decision_ids)
+
+  def step(rows):
+    return policy_steps(trainer, anchor, batcher(rows), episodes, ADV, BOPO, seed=0)
+
+  assert assert_same_steps(trainer, compiled[1], step)["kl"] > 0.01
+
+
+def test_bopo_reports_the_mean_of_its_steps(compiled, batcher, episodes, monkeypatch):
+  trainer, answers = compiled[0], iter([{"loss": 1.0, "kl": 0.0}, {"loss": 4.0, "kl": 0.5}])
+  monkeypatch.setattr(trainer, "step", lambda batches: next(answers))
+  metrics = policy_steps(trainer, None, batcher(WHOLE), episodes, ADV, BoPOConfig(epochs=2), seed=0)
+  assert metrics == {"loss": 2.5, "kl": 0.25}
+
+
+def test_steps_lower_the_loss_and_a_saved_state_goes_on(trainer, step_parts, tiny_model, view):
+  batches = step_parts()
+  first = [trainer.step(batches) for _ in range(3)]
+  saved = jax.tree.map(np.array, trainer.state)
+  later = [trainer.step(batches) for _ in range(3)]
+  after = jax.tree.map(np.array, trainer.state)
+  values = [metrics["loss"] for metrics in first + later]
+  assert max(values[1:]) < values[0] and values[-1] < values[0] - 0.03
+  assert all(metrics["gradient_norm"] > 0 for metrics in first)
+
+  trainer.load(saved)
+  assert [trainer.step(batches) for _ in range(3)] == later
+  assert_same([trainer.state, after], atol=0)
+  # Another trainer takes it over too, momentum and all.
+  other = Trainer(tiny_model, sft_step_loss, OPTIMIZER, view.decision_ids)
+  other.load(saved)
+  assert_same([other.state, saved], atol=0)
+  assert max(np.abs(leaf).max() for leaf in saved["optimizer"]) > 1e-3
+
+
+def test_the_shapes_that_are_compiled_are_counted(trainer, batcher, episodes):
+  """Two lengths of rows, so two shapes; other episodes of the same lengths bring no more."""
+  counts = []
+  for chosen in (episodes, episodes[::-1], episodes[1:3]):
+    batches = [batch for _, batch in batcher(2, buckets=2).micro_batches(chosen)]
+    trainer.step(batches)
+    assert {batch.tokens_RxT.shape for batch in batches} <= {(2, 64), (2, 128)}
+    counts.append(trainer.compiled)
+  # (8, 128) and (2, 128) have been compiled for the tests before, if those were run.
+  assert counts[0] == counts[1] == counts[2] in (2, 3)
+
+
+def test_no_array_has_both_tokens_and_vocabulary(trainer, step_parts):
+  """Neither forward nor backward: of 340 words only the decisions' logits are ever computed."""
+  (batch,) = step_parts()
+  T = batch.tokens_RxT.shape[1]
+  text = trainer._gradient.lower(trainer.params, batch).as_text()
+  shapes = [tuple(map(int, dims.split("x"))) for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
+  assert any(340 in shape for shape in shapes) and any(T in shape for shape in shapes)
+  assert not [shape for shape in shapes if 340 in shape and (T in shape or WHOLE in shape)]
+
+
+def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view, monkeypatch):
+  """Whatever the rollouts recorded, each ratio is 1: the loss is minus the mean advantage."""
+  ids = view.decision_ids
+  trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids, dtype="bfloat16")
+  start = jax.tree.map(np.array, trainer.state)
+  arguments = trainer, trainer, batcher(WHOLE), episodes, ADV, BOPO, 0  # no distance to itself
+  assert policy_steps(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
+  assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
+  trainer.load(start)
+  monkeypatch.setattr(Trainer, "low_precision", False)  # then it takes those, which are made up
+  assert abs(policy_steps(*arguments)["loss"] + 0.3) > 0.05
+
+
+def updates_of(optimizer, gradients, value=0.0):
+  """The optimizer's updates of one parameter that stays at `value`."""
+  params = {"x": jnp.array(value)}
+  state, step = optimizer.init(params), jax.jit(optimizer.update)
+  values = []
+  for gradient in gradients:
+    update, state = step({"x": jnp.array(gradient)}, state, params)
+    values.append(float(update["x"]))
+  return values
+
+
+def sft(**settings):
+  defaults = {"updates": 103, "learning_rate": 0.6, "weight_decay": 0.0}
+  return sft_optimizer(SFTConfig(**defaults | settings))
+
+
+def test_schedule():
+  # Adam's step on a constant gradient is the learning rate. 3 % of 103 updates are warm-up
+  # (3.09, so 3), in quarters; the other 100 a half cosine.
+  rates = [-update for update in updates_of(sft(), [0.5] * 104)]
+  assert rates[:3] == pytest.approx([0.15, 0.3, 0.45], rel=1e-4)
+  assert rates[3] == pytest.approx(0.6, rel=1e-4)  # the peak
+  assert rates[28] == pytest.approx(0.6 * (1 + math.sqrt(0.5)) / 2, rel=1e-4)  # cos 45 degrees
+  assert rates[53] == pytest.approx(0.3, rel=1e-4)  # cos 90
+  assert rates[103] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("updates, rates", [(1, [0.6]), (2, [0.3, 0.6])])
+def test_a_schedule_of_few_updates(updates, rates):
+  steps = updates_of(sft(updates=updates), [0.5] * updates)
+  assert [-step for step in steps] == pytest.approx(rates, rel=1e-4)
+
+
+@pytest.mark.parametrize("gradient", [0.5, 0.05, 0.001])
+def test_a_large_eps_keeps_the_sizes_of_gradients(gradient):
+  # Bias-corrected, Adam's first step on g is lr * g / (|g| + eps); there is no value to decay.
+  bopo = bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
+  for optimizer in (sft(updates=1, adam_eps=0.1), bopo):
+    step = pytest.approx([-0.6 * gradient / (gradient + 0.1)], rel=1e-5)
+    assert updates_of(optimizer, [gradient]) == step
+
+
+def test_gradients_are_clipped_and_weights_decay():
+  # With clipping a gradient of 1000 is one of 1.
+  clipped, ones = (updates_of(sft(), [1.0, big, -big]) for big in (1000.0, 1.0))
+  assert clipped == pytest.approx(ones)
+  assert updates_of(sft(), [0.5, 1.0]) != pytest.approx(updates_of(sft(), [1.0, 1.0]))
+  # No gradient: at a quarter and at half of the peak the updates are -0.15 and -0.3 * 0.01 * 5.
+  decayed = updates_of(sft(weight_decay=0.01), [0.0, 0.0], value=5.0)
+  assert decayed == pytest.approx([-0.0075, -0.015], rel=1e-3)
+
+
+def test_no_parameter_is_weakly_typed(router_config):
+  # After the first update it would be a strong one, and everything is compiled again.
+  leaves = jax.tree.leaves(build_model(router_config, 0))
+  assert len(leaves) > 10 and not any(leaf.weak_type for leaf in leaves)
