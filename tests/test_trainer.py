@@ -55,14 +55,19 @@ def batcher(router_config, tokenizer_dir, make_task):
 @pytest.fixture(scope="module")
 def compiled(tiny_model, view):
   trainer = Trainer(tiny_model, sft_step_loss, OPTIMIZER, view.decision_ids)
-  return trainer, jax.tree.map(np.array, trainer.state)
+  return trainer, copy_of(trainer.state)
 
 
 @pytest.fixture
 def trainer(compiled):
   """An SFT trainer at its start."""
-  compiled[0].load(compiled[1])
+  compiled[0].load(copy_of(compiled[1]))
   return compiled[0]
+
+
+def copy_of(state):
+  """A copy on the same devices: steps give their buffers away, and NumPy's compile again."""
+  return jax.tree.map(jnp.copy, state)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +84,9 @@ def assert_same_steps(trainer, start, step):
   """step(rows) does the same to a trainer for micro-batches of any size; returns its metrics."""
   metrics, states = [], []
   for rows in (2, WHOLE):
-    trainer.load(start)
+    trainer.load(copy_of(start))
     metrics.append(step(rows))
-    states.append(jax.tree.map(np.array, trainer.state))
+    states.append(copy_of(trainer.state))
   assert_same(states, atol=1e-5)
   assert_same(metrics, atol=1e-5)
   changes = jax.tree.map(lambda now, was: np.abs(now - was).max(), states[0], start)
@@ -145,14 +150,14 @@ def test_bopo_reports_the_mean_of_its_steps(compiled, batcher, episodes, monkeyp
 def test_steps_lower_the_loss_and_a_saved_state_goes_on(trainer, step_parts, tiny_model, view):
   batches = step_parts()
   first = [trainer.step(batches) for _ in range(3)]
-  saved = jax.tree.map(np.array, trainer.state)
+  saved = copy_of(trainer.state)
   later = [trainer.step(batches) for _ in range(3)]
-  after = jax.tree.map(np.array, trainer.state)
+  after = copy_of(trainer.state)
   values = [metrics["loss"] for metrics in first + later]
   assert max(values[1:]) < values[0] and values[-1] < values[0] - 0.03
   assert all(metrics["gradient_norm"] > 0 for metrics in first)
 
-  trainer.load(saved)
+  trainer.load(copy_of(saved))
   assert [trainer.step(batches) for _ in range(3)] == later
   assert_same([trainer.state, after], atol=0)
   # Another trainer takes it over too, momentum and all.
@@ -188,7 +193,7 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
   """Whatever the rollouts recorded, each ratio is 1: the loss is minus the mean advantage."""
   ids = view.decision_ids
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids, dtype="bfloat16")
-  start = jax.tree.map(np.array, trainer.state)
+  start = copy_of(trainer.state)
   arguments = trainer, trainer, batcher(WHOLE), episodes, ADV, BOPO, 0  # no distance to itself
   assert policy_steps(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
