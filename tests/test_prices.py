@@ -26,9 +26,23 @@ def test_cost(model, usage, dollars):
   assert cost_usd(model, Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
 
 
-def test_a_model_without_a_price_is_an_error_that_names_those_with():
-  with pytest.raises(ValueError, match="'gpt-9'.*gpt-4.1, gpt-4.1-mini"):
-    cost_usd("gpt-9", Usage(1, 0, 1))
+@pytest.mark.parametrize("model", ["gpt-9", "sonar", "whisper-1", "text-embedding-3-small"])
+def test_a_model_without_a_price_by_the_token_is_an_error(model):
+  with pytest.raises(ValueError, match=f"'{model}'.*set --config.models.prices"):
+    cost_usd(model, Usage(1, 0, 1))
+
+
+def test_a_longer_prompt_pays_its_tier_for_all_tokens():
+  price = Price(3, 0.3, 15, 3.75, ((200, Price(6, 0.6, 22.5, 7.5)),))
+  assert price.cost_usd(Usage(200, 0, 10)) == pytest.approx((200 * 3 + 10 * 15) / 1e6)
+  # 101 fresh * 6 + 100 cached * 0.6 + 10 * 22.5 = 891 millionths
+  assert price.cost_usd(Usage(201, 100, 10)) == pytest.approx(891e-6)
+  assert (price.dearest_input, price.dearest_output, price.output) == (7.5, 22.5, 15)
+
+
+def test_tiers_of_a_listed_model():
+  (price,) = prices_of(["claude-sonnet-4-5"])
+  assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
 
 
 @pytest.mark.parametrize("usage", [(10, 11, 0), (10, -1, 0), (10, 0, -1), (10, 6, 0, 5)])

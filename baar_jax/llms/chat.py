@@ -190,7 +190,7 @@ class ChatAgent(Agent):
     new_bytes = sum(len(message["content"].encode()) + TOKENS_PER_MESSAGE for message in new)
     price = self._model.price
     prompt_usd = (self._counted_tokens + new_bytes) * price.dearest_input
-    return (prompt_usd + self._model.config.max_completion_tokens * price.output) / 1e6
+    return (prompt_usd + self._model.config.max_completion_tokens * price.dearest_output) / 1e6
 
   def reply(self, messages: Messages, step: int) -> Reply:
     model = self._model

@@ -1,50 +1,91 @@
-"""List prices per model, and what a call's usage costs in dollars."""
+"""Dollars of a call: list prices of genai-prices, cached and tiered, under the user's own."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from baar_jax.episode import Usage
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-  """Dollars per one million tokens; `cache_write` None is as `input`."""
+  """Dollars per million tokens; `cache_write` None is as `input`.
+
+  `tiers` holds (start, price), ascending: a longer prompt pays that price for all its tokens.
+  """
 
   input: float
   cached_input: float
   output: float
   cache_write: float | None = None
+  tiers: tuple[tuple[int, "Price"], ...] = ()
 
   @property
   def dearest_input(self) -> float:
-    """What a prompt token costs at most."""
-    return max(self.input, self.cached_input, self.cache_write or 0.0)
+    """The most that a prompt token can cost, in any tier."""
+    longer = [price.dearest_input for _, price in self.tiers]
+    return max(self.input, self.cached_input, self.cache_write or 0.0, *longer)
+
+  @property
+  def dearest_output(self) -> float:
+    return max([self.output, *(price.output for _, price in self.tiers)])
 
   def cost_usd(self, usage: Usage) -> float:
     """Dollars of one call. Raises ValueError where parts of the prompt exceed the whole."""
+    for start, price in reversed(self.tiers):
+      if usage.prompt_tokens > start:
+        return price.cost_usd(usage)
     written, cached = usage.cache_write_tokens, usage.cached_tokens
     fresh = usage.prompt_tokens - cached - written
     if min(fresh, cached, written, usage.completion_tokens) < 0:
       raise ValueError(f"impossible usage: {usage}")
     write_price = self.input if self.cache_write is None else self.cache_write
-    return (
-      fresh * self.input
-      + cached * self.cached_input
-      + written * write_price
-      + usage.completion_tokens * self.output
-    ) / 1e6
+    prompt = fresh * self.input + cached * self.cached_input + written * write_price
+    return (prompt + usage.completion_tokens * self.output) / 1e6
 
 
-# The providers' published prices. Nobody sells the Llama pair at one price: Together's for its
-# Turbo endpoints of the two models, which has none for cached input, is our choice.
-PRICES = {
-  "gpt-4.1": Price(input=2.00, cached_input=0.50, output=8.00),
-  "gpt-4.1-mini": Price(input=0.40, cached_input=0.10, output=1.60),
-  "gpt-5": Price(input=1.25, cached_input=0.125, output=10.00),
+# Many sell the Llama pair, each at its own price. Our choice is Together's for its Turbo endpoints.
+LLAMA = {
   "meta-llama/Llama-3.1-8B-Instruct": Price(input=0.18, cached_input=0.18, output=0.18),
   "meta-llama/Llama-3.1-70B-Instruct": Price(input=0.88, cached_input=0.88, output=0.88),
 }
+KINDS = ("input_mtok", "cache_read_mtok", "output_mtok", "cache_write_mtok")
+UNUSED = ("searches_kcount", "audio", "image", "video", "_1h_")  # prices of what no call asks for
+
+
+def list_price(name: str) -> Price:
+  """Today's list price. Raises ValueError for a model that has none, or not by the token alone."""
+  if name in LLAMA:
+    return LLAMA[name]
+  from genai_prices.data_snapshot import get_snapshot  # takes 0.4 s, and brings an HTTP client
+  from genai_prices.types import TimeOfDateConstraint
+
+  try:
+    _, model = get_snapshot().find_provider_model(name, None, None, None)
+  except LookupError:
+    raise ValueError(f"no price for model {name!r}; set --config.models.prices") from None
+  dated = model.prices if isinstance(model.prices, list) else ()
+  by_kind = {k: v for k, v in vars(model.get_prices(datetime.now(UTC))).items() if v is not None}
+  others = {kind for kind in by_kind if not any(word in kind for word in UNUSED)} - {*KINDS}
+  hourly = any(isinstance(price.constraint, TimeOfDateConstraint) for price in dated)
+  if others or hourly or not {"input_mtok", "output_mtok"} <= {*by_kind}:
+    raise ValueError(f"{name!r} is not sold by the token alone; set --config.models.prices")
+  starts = {tier.start for price in by_kind.values() for tier in getattr(price, "tiers", ())}
+  tiers = tuple((start, _price(by_kind, start)) for start in sorted(starts))
+  return dataclasses.replace(_price(by_kind, -1), tiers=tiers)
+
+
+def _price(by_kind: dict, start: int) -> Price:
+  """The price of the tier that begins at `start`; cached input without a price costs as input."""
+  dollars = dict.fromkeys(KINDS)
+  for kind in dollars.keys() & by_kind.keys():
+    price = by_kind[kind]
+    reached = [tier.price for tier in getattr(price, "tiers", ()) if tier.start <= start]
+    dollars[kind] = float([getattr(price, "base", price), *reached][-1])
+  if dollars["cache_read_mtok"] is None:
+    dollars["cache_read_mtok"] = dollars["input_mtok"]
+  return Price(*dollars.values())
 
 
 def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tuple[Price, ...]:
@@ -52,19 +93,13 @@ def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tupl
 
   Args:
     own: per model (input, cached input, output) or the same with cache write, in dollars per
-      million tokens; empty takes the prices of `PRICES`.
+      million tokens; empty takes list prices.
 
   Raises:
     ValueError: a model has no price.
   """
   if not own:
-    for name in names:
-      if name not in PRICES:
-        raise ValueError(
-          f"no price for model {name!r}; known: {', '.join(sorted(PRICES))}; "
-          "or set --config.models.prices"
-        )
-    return tuple(PRICES[name] for name in names)
+    return tuple(map(list_price, names))
   if len(own) != len(names):
     raise ValueError(
       f"--config.models.prices has {len(own)} entries, --config.models.names {len(names)}: "
@@ -72,8 +107,7 @@ def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tupl
     )
   for name, price in zip(names, own):
     fine = isinstance(price, Sequence) and len(price) in (3, 4)
-    fine = fine and all(isinstance(p, int | float) and 0 <= p < math.inf for p in price)
-    if not fine:
+    if not fine or not all(isinstance(p, int | float) and 0 <= p < math.inf for p in price):
       raise ValueError(
         f"--config.models.prices has {price!r} for {name}; give (input, cached input, output) or "
         "the same with cache write, in dollars per million tokens"
@@ -82,9 +116,5 @@ def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tupl
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:
-  """Dollars of one call at list price (providers' published prices, as the paper uses them).
-
-  Raises:
-    ValueError: the model has no price, or the usage counts more cached than prompt tokens.
-  """
-  return prices_of([model_name])[0].cost_usd(usage)
+  """Dollars of one call at list price. Raises ValueError as `prices_of` and `Price.cost_usd` do."""
+  return list_price(model_name).cost_usd(usage)
