@@ -142,22 +142,13 @@ def test_no_task_passed_its_dollars(whole):
   assert small["large_calls"] < ample["large_calls"]
 
 
-def test_a_second_run_asks_for_nothing(whole):
-  runs, server, out, results = whole
-  asked = len(server.seen)
-  flags = ["--config.evaluate.usd_budgets=(0.0005,0.002)", "--config.router.show_budget=True"]
-  again, _ = finish(start(runs, server, *flags))
-  assert len(server.seen) == asked and again == out
-
-
 def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
-  """At a cap, at a higher one, without one: together they pay for what one run would."""
+  """At a cap and then without one: together they pay for what one run would."""
   with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
-    for cap in (0.004, 0.008):
-      flags = [f"--config.max_usd={cap}", "--config.env.live_per_process=3"]
-      _, err = finish(start(tmp_path, server, *flags, stage="profile"), code=3)
-      assert err.splitlines()[-1].startswith("stopped by --config.max_usd: a call may cost $"), err
-      assert 0.5 * cap < billed(server) <= spent(tmp_path).at_most_usd <= cap
+    flags = ["--config.max_usd=0.006", "--config.env.live_per_process=3"]
+    _, err = finish(start(tmp_path, server, *flags, stage="profile"), code=3)
+    assert err.splitlines()[-1].startswith("stopped by --config.max_usd: a call may cost $"), err
+    assert 0.003 < billed(server) <= spent(tmp_path).at_most_usd <= 0.006
     out, _ = finish(start(tmp_path, server, stage="profile"))
     assert out.startswith("profile: 6 tasks")
     found = spent(tmp_path)
@@ -184,23 +175,17 @@ for _ in sys.stdin:
 
 
 def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
-  """At 50 random moments of a profile and more. What was in flight at a kill is in the books at its
-  worst."""
+  """At random moments of a profile. What was in flight at a kill is recorded at its worst."""
   draw = random.Random(0)
   with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
-    flags = ["--config.env.live_per_process=4", "--config.profile.trials=8"]
-    program = [
-      sys.executable,
-      "-c",
-      STARTER,
-      *command(tmp_path, server, *flags, stage="profile")[2:],
-    ]
-    starter = popen(program, bufsize=0)
+    flags = ["--config.env.live_per_process=4", "--config.profile.trials=2"]
+    arguments = command(tmp_path, server, *flags, stage="profile")[2:]
+    starter = popen([sys.executable, "-c", STARTER, *arguments], bufsize=0)
     kept, kills, code = {}, 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
       starter.stdin.write(b"\n")
       number = int(starter.stdout.readline())
-      goal = len(server.seen) + draw.randrange(1, 30)
+      goal = len(server.seen) + draw.randrange(1, 24)
       ended = []
       while not ended and len(server.seen) < goal:
         ended, _, _ = select.select([starter.stdout], [], [], draw.random() / 500)
@@ -213,11 +198,11 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
       kept = found
     _, err = starter.communicate()
     assert code == 0, err.decode()
-    assert kills >= 50 and len(kept) == 6 * 2 * 8
-    # Whatever was asked beside what is recorded was in flight at a kill, and is in the books.
+    assert kills >= 8 and len(kept) == 6 * 2 * 2
+    # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
     assert kinds["reply"] <= len(server.seen) <= kinds["reply"] + kinds.get("open", 0)
     assert most_replies(tmp_path) == 1
-    books = spent(tmp_path)
-    assert sum(books.replies_usd) <= billed(server) <= books.at_most_usd
+    found = spent(tmp_path)
+    assert sum(found.replies_usd) <= billed(server) <= found.at_most_usd

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from baar_jax import mesh as sharding
+from baar_jax import mesh as meshes
 
 
 @pytest.mark.parametrize(
@@ -19,38 +19,38 @@ from baar_jax import mesh as sharding
   ],
 )
 def test_the_longest_axis_that_can_be_is_split(fsdp, wanted):
-  mesh = AbstractMesh((1, fsdp), sharding.AXES)
+  mesh = AbstractMesh((1, fsdp), meshes.AXES)
   params = {
     "embedding": np.zeros((10, 8)),
     "layers": {"kernel": np.zeros((8, 4, 12)), "bias": np.zeros((8, 3))},
   }
-  found = sharding.split_parameters(params, mesh)
+  found = meshes.split_parameters(params, mesh)
   assert found["embedding"].spec == wanted["embedding"]
   assert found["layers"]["kernel"].spec == wanted["kernel"]
   assert found["layers"]["bias"].spec == wanted["bias"]
 
 
 def test_a_mesh_has_all_devices():
-  assert dict(sharding.make_mesh().shape) == {"data": 1, "fsdp": 1}
+  assert dict(meshes.make_mesh().shape) == {"data": 1, "fsdp": 1}
   with pytest.raises(ValueError, match=r"fsdp is 3; it must divide the number of devices, 1"):
-    sharding.make_mesh(3)
+    meshes.make_mesh(3)
 
 
 def test_rows_keep_their_values():
-  mesh = sharding.one_device()
-  placed = sharding.split_rows({"x": np.arange(6).reshape(3, 2), "y": np.float32(2)}, mesh)
+  mesh = meshes.one_device()
+  placed = meshes.split_rows({"x": np.arange(6).reshape(3, 2), "y": np.float32(2)}, mesh)
   np.testing.assert_array_equal(placed["x"], [[0, 1], [2, 3], [4, 5]])
   assert placed["y"] == 2 and isinstance(placed["y"], jax.Array)
-  assert sharding.split_rows(placed, mesh)["x"] is placed["x"]
+  assert meshes.split_rows(placed, mesh)["x"] is placed["x"]
 
 
 def test_a_local_copy_is_cast_and_keeps_the_original():
   params = {"x": jnp.array([1.0, 1 / 3])}
-  copy = sharding.local_copy(params, sharding.one_device(), jnp.bfloat16)
+  copy = meshes.local_copy(params, meshes.one_device(), jnp.bfloat16)
   assert copy["x"].dtype == jnp.bfloat16
   np.testing.assert_array_equal(copy["x"].astype(jnp.float32), [1.0, 0.333984375])
   assert params["x"].dtype == jnp.float32
 
 
 def test_a_lone_process_talks_to_itself():
-  assert sharding.exchange([1, "two"]) == [[1, "two"]]
+  assert meshes.exchange([1, "two"]) == [[1, "two"]]
