@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tiny
-from test_rollout import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
+from test_loop import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
 
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
