@@ -135,7 +135,7 @@ SCENARIOS: dict[str, Scenario] = {
   "d1a0000": pay_friend,
   "d2a0000": text_birthdays,
   "d3a0000": ask_for_shares,
-  "d1a0001": sum_distances,
+  "d2a0001": sum_distances,
   "d3a0001": sum_payments,
 }
 
