@@ -15,13 +15,10 @@ NO_VALUE = np.full(1, np.nan)
 
 
 def interval(name: str, value_B: np.ndarray) -> dict[str, float]:
-  """A value over all tasks, value_B[0], with its 95 % percentile bootstrap interval (Efron 1979).
+  """name, name_low and name_high: a value and its 95 % percentile bootstrap interval (Efron 1979).
 
-  The other entries are the value over each resample of tasks, NaN where it has none. Seeds are
-  averaged within a task first: runs of the same task are not independent of each other.
-
-  Returns:
-    name, name_low and name_high.
+  value_B[0] is the value over all tasks, the others are over resamples of them, NaN where there is
+  none. Seeds are averaged within a task first: runs of one task are not independent of each other.
   """
   drawn = value_B[1:][np.isfinite(value_B[1:])]
   low = high = np.nan
@@ -102,7 +99,8 @@ def headline(e: Evaluation, table: pd.DataFrame) -> dict | None:
 
 
 def _against(e: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels) -> list[dict]:
-  """Some policies' area in either metric beside that of some of BoPO's points."""
+  """Rows of labels, metric, policies, compared_with (names of BoPO's points), area, bopo_area and
+  bopo_gain, these with intervals."""
   rows = []
   for metric in METRICS:
     area_B = area(e, names, metric) if len(names) else NO_VALUE
@@ -116,13 +114,10 @@ def _against(e: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels)
 def frontiers(e: Evaluation) -> pd.DataFrame:
   """A row per family and metric: its area, that of BoPO, and BoPO's minus its own.
 
-  A family's points without a budget make its frontier; First-Large, which has none, uses those
-  under its budgets. All of BoPO's points are held against a family with several weights of cost,
-  those at `compared_lam` alone against any other, so that no trained family is beaten by more
-  points. BoPO at each of several weights has rows too, with that `lam`.
-
-  Columns: family, lam, metric, policies and compared_with (names), and area, bopo_area and
-  bopo_gain with their intervals.
+  A family's points without a budget make its frontier; First-Large has those under its budgets.
+  All of BoPO's points are held against a family with several weights of cost, those at
+  `compared_lam` alone against any other, so that no trained family is beaten by more points. BoPO
+  at each of several weights has rows too, with that `lam`.
   """
   bopo, rows = e.soft("bopo"), []
   lines = e.entries[e.entries.usd_budget.isna()]
@@ -140,8 +135,8 @@ def frontiers(e: Evaluation) -> pd.DataFrame:
 def ablations(e: Evaluation) -> pd.DataFrame:
   """Each ablation, and SFT alone, against BoPO at the same weight and thresholds or shares.
 
-  SFT alone, which has no weight of cost, is held against BoPO at the first ablation's. The columns
-  are those of `frontiers`, with BoPO's `lam`; no rows where no ablation was evaluated.
+  SFT alone, which has no weight of cost, is held against BoPO at the first ablation's. There are no
+  rows where no ablation was evaluated.
   """
   lines, bopo, rows = e.soft("sft", *ABLATIONS), e.soft("bopo"), []
   weights = lines.lam.dropna()
@@ -185,8 +180,8 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   which family is best and which next.
 
   Columns: K, family, candidates (names), METRICS and gain (BoPO's SR minus this one's) with
-  intervals, use_share, overruns (of all candidates), best, and for the best family lead (over the
-  next one) with its interval and clear (whether that lies above 0).
+  intervals, use_share, overruns (of all candidates), best, lead of the best over the next with its
+  interval, and clear (whether that lies above 0).
   """
   lines, rows = e.entries[~e.entries.family.isin(ABLATIONS)], []
   per_task = {column: e.per_task(column) for column in (*METRICS, "large_calls")}

@@ -4,19 +4,11 @@ import numpy as np
 
 
 def pareto(cost_P, score_P) -> np.ndarray:
-  """The non-dominated points (the usual definition).
+  """Indices of the non-dominated points by ascending cost; ties by index.
 
   A point is dominated by one that is no dearer and no worse, and better in one of the two. Equal
-  points do not dominate each other: all of them stay.
-
-  Args:
-    cost_P, score_P: one entry per policy; any units.
-
-  Returns:
-    Indices into P by ascending cost; ties by index.
-
-  Raises:
-    ValueError: the shapes differ or are not one-dimensional, or a value is not finite.
+  points do not dominate each other: all of them stay. Raises ValueError where the shapes differ or
+  are not one-dimensional, or a value is not finite.
   """
   cost_P, score_P = _points(cost_P, score_P)
   kept: list[int] = []

@@ -26,9 +26,6 @@ NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST, SUCCESS = 0, 1
 TINY = 1e-300  # keeps the posterior of an impossible state from being 0 / 0
 
-# decide(value of SMALL and of LARGE, each QxKxZxCxF) -> probability of LARGE, KxZxCxF
-Decide = Callable[[list[np.ndarray]], np.ndarray | float]
-
 
 class Point(NamedTuple):
   """Expected dollars of an episode, and probability that it succeeds."""
@@ -56,23 +53,21 @@ class Exact:
     self.call_usd = _call_prices(rules, max_steps, names, errors)  # by step and model
     self._share_K = np.array([kind.share for kind in rules.kinds])
     self._jams = [(s, g) for s in range(rules.attempts) for g in range(rules.attempts - s)]
-    place = {jams: f for f, jams in enumerate(self._jams)}
-    ended = len(self._jams)  # a column of zeros: too many jams end the episode
-    self._next_MxF = [
-      [place.get((s + 1, g), ended) for s, g in self._jams],
-      [place.get((s, g + 1), ended) for s, g in self._jams],
-    ]
+    # Too many jams end the episode: they lead to a last column, of zeros.
+    places = {jams: f for f, jams in enumerate(self._jams)}
+    after = [[(s + 1, g) for s, g in self._jams], [(s, g + 1) for s, g in self._jams]]
+    self._next_MxF = [[places.get(jams, len(places)) for jams in row] for row in after]
     self._amber_K, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
     self._open, self._jam = _outcomes(rules, errors, prior_IxKxZxL, self._jams)
 
   def random(self, p: float) -> Point:
     """LARGE with probability p at every step; 0 is always-SMALL, 1 always-LARGE."""
-    return self._solve(lambda value_M: p)[0]
+    return self._solve(p=p)[0]
 
   def optimum(self, mu: float) -> Point:
     """The policy that maximises success - mu * dollars; SMALL where both are equal."""
-    return self._solve(_greedy(mu))[0]
+    return self._solve(mu=mu)[0]
 
   def hull(self, tolerance: float = 1e-3) -> list[Point]:
     """Vertices of the optimal frontier, by ascending cost.
@@ -93,13 +88,12 @@ class Exact:
     return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
 
   def optimal_choice(self, mu: float) -> Callable[[str, Sequence[tuple[int, str, str]], str], int]:
-    """The optimal policy as a function of visible text.
+    """The optimal policy: choose(description, history, observation) -> model index.
 
-    Returns:
-      choose(description, history, observation) -> model index, where the history holds (model,
-      action, observation that was seen before it) per step. Raises ValueError on other texts.
+    The history holds (model, action, observation that was seen before it) per step. `choose` raises
+    ValueError on texts that are not the sandbox's.
     """
-    table = self._solve(_greedy(mu))[1]
+    table = self._solve(mu=mu)[1]
     kinds = [kind.word for kind in self._rules.kinds]
 
     def choose(description: str, history: Sequence[tuple[int, str, str]], observation: str) -> int:
@@ -114,8 +108,11 @@ class Exact:
 
     return choose
 
-  def _solve(self, decide: Decide) -> tuple[Point, dict[tuple[int, int], np.ndarray]]:
-    """The policy's value, and its table by (step, lock), backward over steps."""
+  def _solve(self, mu: float = 0.0, p: float | None = None) -> tuple[Point, dict]:
+    """A policy's value, and its probability of LARGE by (step, lock), backward over steps.
+
+    The policy is that of `random` where p is given, else that of `optimum`.
+    """
     locks, shape = self._rules.locks, self._open.shape[1:4]
     later = [np.zeros((2, *shape, len(self._jams) + 1))] * locks
     arrive_later = [np.zeros((2, *shape[:2]))] * locks
@@ -132,9 +129,11 @@ class Exact:
           value += self._jam[lock, ..., model] * later[lock][..., self._next_MxF[model]]
           value[COST] += usd
           value_M.append(value)
-        p = table[step, lock] = decide(value_M)
+        gain = value_M[1] - value_M[0]
+        chosen = gain[SUCCESS] > mu * gain[COST] if p is None else p
+        table[step, lock] = chosen
         value = np.zeros_like(later[lock])
-        value[..., :-1] = (1 - p) * value_M[0] + p * value_M[1]
+        value[..., :-1] = (1 - chosen) * value_M[0] + chosen * value_M[1]
         now.append(value)
         arrive.append(self._arrive(lock, value))
       later, arrive_later = now, arrive
@@ -170,14 +169,6 @@ def exact_frontier(config: Config) -> dict | None:
   hull = exact.hull()
   area = frontier.area(*zip(*hull), small, large)
   return {"optimum": hull, "small": small, "large": large, "area": area}
-
-
-def _greedy(mu: float) -> Decide:
-  def decide(value_M: list[np.ndarray]) -> np.ndarray:
-    gain = value_M[1] - value_M[0]
-    return gain[SUCCESS] > mu * gain[COST]
-
-  return decide
 
 
 def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:

@@ -19,51 +19,13 @@ from baar_jax.report.tables import (
   shown_metrics,
 )
 
-INK, MUTED, RULE = "#1d2530", "#5f6875", "#dfe3e8"
-LOOKS = {  # colour and marker of each family
-  "bopo": ("#c9452c", "o"),
-  "sft": ("#2f6cb3", "s"),
-  "random": ("#848b96", "^"),
-  "first-large": ("#2f8a5b", "D"),
-  "oracle": ("#8a5eb0", "P"),
-  "optimum": ("#ad7a10", "*"),
-  "zero-shot": ("#0f8a94", "X"),
-  "cascade": ("#7a5a2e", "v"),
-  "single-turn": ("#b8408f", "<"),
-  "vanilla": ("#3c4cc0", "h"),
-  "no-stratified": ("#6d7d1f", "v"),
-  "no-reference": ("#0d6e5e", "D"),
-  "no-hard-bonus": ("#a05a7a", "^"),
-}
-OTHER = (MUTED, "o")
+MUTED = "#5f6875"
 DIFFICULTY_COLORS = {"easy": "#82bfa6", "hard": "#dd8a4b", "intractable": "#8e8bb8"}
 DASHED = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 ABOVE = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
-CURVE_TITLES = dict(zip(spend.CURVES, spend.CURVES)) | {
-  "kl": "KL to SFT, nats",
-  "entropy": "entropy, nats",
-  "large_share": "share of LARGE",
-  "clipped": "clipped groups",
-}
-STYLE = {
-  "font.family": "DejaVu Sans",
-  "font.size": 9,
-  "axes.edgecolor": MUTED,
-  "axes.titlesize": 9,
-  "axes.titlelocation": "left",
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "axes.grid": True,
-  "axes.axisbelow": True,
-  "grid.color": RULE,
-  "text.color": INK,
-  "axes.labelcolor": INK,
-  "xtick.color": MUTED,
-  "ytick.color": MUTED,
-  "legend.frameon": False,
-  "legend.fontsize": 8,
-  "svg.hashsalt": "report",
-}
+STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "legend.frameon": False}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.color": "#dfe3e8"}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "report"}
 
 
 def draw_all(results: Mapping) -> dict[str, Figure]:
@@ -86,8 +48,13 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
   return figures
 
 
-def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
-  figure = Figure(figsize=(width, height), layout="constrained")
+def look(family: str) -> tuple[str, str]:
+  """Colour and marker."""
+  return FAMILIES.get(family, (family, MUTED, "o"))[1:]
+
+
+def new_axes() -> tuple[Figure, Axes]:
+  figure = Figure(figsize=(5.6, 5.0), layout="constrained")
   return figure, figure.subplots()
 
 
@@ -96,12 +63,11 @@ def draw_frontier(results: Mapping, metric: str) -> Figure:
   rows = results["frontiers"]
   rows = rows[(rows.metric == metric) & rows.lam.isna()]
   groups = dict(zip(rows.family, rows.policies))
-  figure, axes = new_axes(5.6, 5.0)
+  figure, axes = new_axes()
   if results["exact"] and metric == "success_percent":
     cost_usd, success = zip(*results["exact"]["optimum"])
-    percents = [100 * share for share in success]
-    label = "exact optimum, all tasks"
-    axes.plot(cost_usd, percents, ":", color=LOOKS["optimum"][0], linewidth=1.6, label=label)
+    style = {"color": look("optimum")[0], "label": "exact optimum, all tasks"}
+    axes.plot(cost_usd, [100 * share for share in success], ":", **style)
   _draw_groups(axes, results, groups, metric)
   return figure
 
@@ -111,7 +77,7 @@ def draw_ablations(results: Mapping, metric: str) -> Figure:
   rows = results["ablations"]
   rows = rows[rows.metric == metric]
   bopo = list(dict.fromkeys(name for names in rows.compared_with for name in names))
-  figure, axes = new_axes(5.0, 4.3)
+  figure, axes = new_axes()
   _draw_groups(axes, results, dict(zip(rows.family, rows.policies)) | {"bopo": bopo}, metric)
   return figure
 
@@ -123,14 +89,14 @@ def _draw_groups(
   table = results["policies"]
   ends = list(zip(*table.loc[[SMALL_FAMILY, LARGE_FAMILY], ["cost_usd", metric]].to_numpy().T))
   axes.plot(*zip(*ends), **DASHED)
-  axes.plot(*zip(*ends), "X", color=INK, zorder=4)
+  axes.plot(*zip(*ends), "X", color=look(SMALL_FAMILY)[0], zorder=4)
   for family, end, offset in zip((SMALL_FAMILY, LARGE_FAMILY), ends, ((9, -12), (9, 5))):
-    axes.annotate(FAMILIES[family], end, offset, textcoords="offset points", fontsize=8)
+    axes.annotate(FAMILIES[family][0], end, offset, textcoords="offset points", fontsize=8)
   for family in sorted(groups, key="bopo".__eq__):
     points = table.loc[groups[family]]
     if points.empty:
       continue
-    color, marker = LOOKS.get(family, OTHER)
+    color, marker = look(family)
     clipped_usd = points.cost_usd.clip(ends[0][0], ends[1][0])
     hull = upper_hull([*ends, *zip(clipped_usd, points[metric])])
     axes.plot(*zip(*hull), color=color, linewidth=1.8 if family == "bopo" else 0.9, zorder=2)
@@ -156,15 +122,9 @@ def _label_points(axes: Axes, points: pd.DataFrame, metric: str) -> None:
   axes.figure.draw_without_rendering()  # texts have places once the axes are laid out
   boxes = [text.get_window_extent() for text in axes.texts]
   for p in points.itertuples():
-    label = axes.annotate(
-      parameter_text(p.parameters),
-      (p.cost_usd, getattr(p, metric)),
-      (-6, 6),
-      textcoords="offset points",
-      ha="right",
-      color=LOOKS["bopo"][0],
-      fontsize=7.5,
-    )
+    where = (p.cost_usd, getattr(p, metric)), (-6, 6)
+    style = {"textcoords": "offset points", "color": look("bopo")[0], "fontsize": 7.5}
+    label = axes.annotate(parameter_text(p.parameters), *where, ha="right", **style)
     box = label.get_window_extent().padded(2)
     if any(map(box.overlaps, boxes)):
       label.remove()
@@ -173,17 +133,17 @@ def _label_points(axes: Axes, points: pd.DataFrame, metric: str) -> None:
 
 def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   """Score under a budget of K LARGE calls, per family, its parameters picked on other tasks."""
-  figure, axes = new_axes(5.0, 4.3)
+  figure, axes = new_axes()
   rows = results["hard_budget"]
   for family, curve in rows[rows.family != SMALL_FAMILY].groupby("family", sort=False):
-    color, marker = LOOKS.get(family, OTHER)
+    color, marker = look(family)
     style = {"color": color, "marker": marker, "linewidth": 1.8 if family == "bopo" else 1.0}
     axes.plot(curve.K, curve[metric], label=family_name(results, family), **style)
   for family in (SMALL_FAMILY, LARGE_FAMILY):
     score = results["policies"][metric][family]
     axes.axhline(score, **DASHED)
     where = (0.01, score), (0, 3), ("axes fraction", "data"), "offset points"
-    axes.annotate(FAMILIES[family], *where, fontsize=8)
+    axes.annotate(FAMILIES[family][0], *where, fontsize=8)
   axes.set_xticks(sorted(set(rows.K)))
   axes.set_xlabel("K, LARGE calls allowed per task")
   axes.set_ylabel(f"{METRIC_NAMES[metric]}, %")
@@ -221,7 +181,7 @@ def draw_calibration(calibration: Mapping) -> Figure:
   figure = Figure(figsize=(4.6, 3.8), layout="constrained")
   axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
   bins = pd.DataFrame(calibration["bins"], columns=["predicted", "observed", "count"])
-  color, marker = LOOKS["cascade"]
+  color, marker = look("cascade")
   axes.plot([0, 100], [0, 100], **DASHED)
   axes.plot(100 * bins.predicted, 100 * bins.observed, f"{marker}-", color=color)
   axes.set_title(f"Brier score {calibration['brier']:.3f}")
@@ -247,7 +207,7 @@ def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
       axes.plot(curve[name].dropna(), color=color, linewidth=0.6, alpha=0.3)
       style = "--" if ablation else "-"
       axes.plot(means[name].dropna(), style, color=color, label=", ".join(label))
-      axes.set_title(CURVE_TITLES[name])
+      axes.set_title(name.replace("_", " "), loc="left")
   figure = panels[0].figure
   figure.supxlabel("update", fontsize=9)
   if routers.ngroups > 1:

@@ -36,8 +36,8 @@ def summarize(
     spent: on API models, by the recorded calls.
 
   Returns:
-    Tables and values by name. Names that end in _percent are in percent, shares in [0, 1], _low and
-    _high are ends of 95 % intervals; NaN or None is what cannot be computed.
+    Tables and values by name: *_percent in percent, *_share in [0, 1], *_low and *_high are ends of
+    95 % intervals; NaN or None is what cannot be computed.
 
   Raises:
     ValueError: the profile, an entry, or too many of its episodes are missing.
@@ -111,23 +111,19 @@ def showcase(
   first = e.episodes.sort_values("seed").groupby(["policy", "task_id"]).first()
   own, small = (first.loc[name].loc[e.tasks] for name in (policy, SMALL_FAMILY))
   hard, solved = difficulty == "hard", own.score >= 1
-  why = {
-    task: "hard, solved where always SMALL fails"
-    for task in own.index[hard & solved & (small.score < 1)][:2]
-  }
-  why |= {task: "hard, not solved" for task in own.index[hard & ~solved][:1]}
-  for kind in ("easy", "intractable"):
-    why |= {task: kind for task in own.index[difficulty == kind][:1]}
-  description = {task.id: task.description for task in store.tasks("test")}
+  rules = (
+    ("hard, solved where always SMALL fails", hard & solved & (small.score < 1), 2),
+    ("hard, not solved", hard & ~solved, 1),
+    ("easy", difficulty == "easy", 1),
+    ("intractable", difficulty == "intractable", 1),
+  )
+  texts = {task.id: task.description for task in store.tasks("test")}
   stored = {(x.task_id, x.seed): x for x in store.episodes(policy)}
   return [
-    {
-      "why": text,
-      "description": description[task],
-      "small_score": small.score[task],
-      "episode": stored[task, own.seed[task]],
-    }
-    for task, text in why.items()
+    {"why": why, "description": texts[task], "small_score": small.score[task]}
+    | {"episode": stored[task, own.seed[task]]}
+    for why, fits, count in rules
+    for task in own.index[fits][:count]
   ]
 
 

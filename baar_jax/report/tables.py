@@ -10,40 +10,37 @@ from markupsafe import Markup, escape
 from baar_jax.report.compare import PRIVILEGED
 from baar_jax.report.table import LARGE_FAMILY, METRICS, SMALL_FAMILY
 
-FAMILIES = {
-  "always-small": "always SMALL",
-  "always-large": "always LARGE",
-  "random": "random",
-  "first-large": "First-Large",
-  "zero-shot": "zero-shot LLM",
-  "vanilla": "vanilla RL",
-  "sft": "SFT only",
-  "bopo": "BoPO",
-  "no-stratified": "no stratified sampling",
-  "no-reference": "no reference advantage",
-  "no-hard-bonus": "no hard bonus",
-  "oracle": "oracle (privileged)",
-  "optimum": "optimum (exact policy)",
+FAMILIES = {  # name, colour and marker
+  "always-small": ("always SMALL", "#1d2530", "X"),
+  "always-large": ("always LARGE", "#1d2530", "X"),
+  "random": ("random", "#848b96", "^"),
+  "first-large": ("First-Large", "#2f8a5b", "D"),
+  "zero-shot": ("zero-shot LLM", "#0f8a94", "X"),
+  "cascade": ("cascade", "#7a5a2e", "v"),
+  "single-turn": ("single-turn", "#b8408f", "<"),
+  "vanilla": ("vanilla RL", "#3c4cc0", "h"),
+  "sft": ("SFT only", "#2f6cb3", "s"),
+  "bopo": ("BoPO", "#c9452c", "o"),
+  "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
+  "no-reference": ("no reference advantage", "#0d6e5e", "D"),
+  "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),
+  "oracle": ("oracle (privileged)", "#8a5eb0", "P"),
+  "optimum": ("optimum (exact policy)", "#ad7a10", "*"),
 }
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
-LEDGER = {
-  "small_usd": "SMALL",
-  "large_usd": "LARGE",
-  "proposals_usd": "proposals not taken",
-  "judge_usd": "zero-shot router",
-  "retries_usd": "attempts without an answer",
-  "router_usd": "router",
-  "total_usd": "all of it",
-}
+LEDGER = {"small_usd": "SMALL", "large_usd": "LARGE", "proposals_usd": "proposals not taken"}
+LEDGER |= {"judge_usd": "zero-shot router", "retries_usd": "attempts without an answer"}
+LEDGER |= {"router_usd": "router", "total_usd": "all of it"}
 NONE = "–"
 LATEX = {symbol: f"\\{symbol}" for symbol in "&%$#_{}"} | {"<": "$<$", ">": "$>$", NONE: "--"}
 LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def family_name(results: Mapping, family: str) -> str:
-  """As a reader knows it; a family of one's own goes by its own name."""
-  stand_in = family in results["run"]["stand_ins"]
-  return f"{family} (stand-in)" if stand_in else FAMILIES.get(family, family)
+  """As a reader knows it; another family goes by its own name."""
+  if family in results["run"]["stand_ins"]:
+    return f"{family} (stand-in)"
+  return FAMILIES[family][0] if family in FAMILIES else family
 
 
 def parameter_text(parameters: Mapping) -> str:
@@ -123,7 +120,7 @@ def candidates(results: Mapping) -> dict[str, str]:
 
 
 def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
-  """Per family SR, success where SR is something else, Use% and BoPO's gain under each K.
+  """Per family SR, Use%, BoPO's gain, and success where SR is something else, under each K.
 
   The boundaries come first, for comparison: always-LARGE is not capped.
 
@@ -142,12 +139,9 @@ def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
     group = group.set_index("family").reindex(families)
     figures = [metric + end for metric in METRICS for end in ("", "_low", "_high")]
     group.loc[LARGE_FAMILY, figures] = results["policies"].loc[LARGE_FAMILY, figures]
-    titles = {"SR": (sr, 1), "Success": ("success_percent", 1), "Use%": ("use_share", 0)}
-    titles |= {"BoPO minus it": ("gain", 1, "+"), "Overruns": ("overruns", 0)}
-    if sr == "success_percent":
-      del titles["Success"]
-    if not group.overruns.any():
-      del titles["Overruns"]
+    titles = {"SR": (sr, 1), "Use%": ("use_share", 0), "BoPO minus it": ("gain", 1, "+")}
+    if sr != "success_percent":
+      titles["Success"] = ("success_percent", 1)
     columns |= texts(group, {(f"K = {K}", title): column for title, column in titles.items()})
     bold[f"K = {K}", "SR"] = group.clear.eq(True)
   frame = pd.DataFrame(columns, families)
@@ -180,33 +174,24 @@ def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
 
 
 def latency(results: Mapping) -> pd.DataFrame:
-  rows, rates, measured = results["latency"], "by the paper's token rates", "measured"
-  titles = {
-    (rates, "SMALL, s"): ("small_s", 2),
-    (rates, "LARGE, s"): ("large_s", 2),
-    (rates, "router, s"): ("router_s", 2),
-    (rates, "all, s"): ("total_s", 2),
-    (rates, "router, %"): ("router_share", 1),
-    (measured, "a decision, s"): ("decision_s", 4),
-    (measured, "router, s"): ("waited_s", 2),
-    (measured, "models, s"): ("models_s", 2),
-    (measured, "router, %"): ("waited_share", 1),
-  }
-  names = [family_name(results, family) for family in rows.index]
-  return pd.DataFrame({("", "Family"): names} | texts(rows.reset_index(), titles))
+  rows = results["latency"].reset_index()
+  by_rates = ("small_s", "large_s", "router_s", "total_s", "router_share")
+  measured = ("decision_s", "waited_s", "models_s", "waited_share")
+  names = ("SMALL, s", "LARGE, s", "router, s", "all, s", "router, %")
+  titles = {("by the paper's rates", name): (c, 2) for name, c in zip(names, by_rates)}
+  names = ("a decision, s", "router, s", "models, s", "router, %")
+  titles |= {("measured", name): (column, 3) for name, column in zip(names, measured)}
+  families = [family_name(results, family) for family in rows.family]
+  return pd.DataFrame({("", "Family"): families} | texts(rows, titles))
 
 
 def robustness(results: Mapping) -> pd.DataFrame:
-  rows = pd.DataFrame(results["robustness"]).rename(columns={"agreement": "agreement_share"})
-  titles = {
-    "Trials K": ("trials", 0),
-    "Tasks": ("tasks", 0),
-    "Same label, %": ("agreement_share", 0),
-    "Hard": ("hard", 0),
-    f"Hard at K = {results['run']['profile_trials']}": ("base_hard", 0),
-    "Jaccard of the hard": ("hard_jaccard", 2),
-  }
-  return pd.DataFrame(texts(rows.astype(float), titles))
+  rows = pd.DataFrame(results["robustness"], dtype=float)
+  rows = rows.rename(columns={"agreement": "agreement_share"})
+  titles = {"Trials K": "trials", "Tasks": "tasks", "Same label, %": "agreement_share"}
+  titles |= {"Hard": "hard", f"Hard at K = {results['run']['profile_trials']}": "base_hard"}
+  columns = {title: (name, 0) for title, name in titles.items()}
+  return pd.DataFrame(texts(rows, columns | {"Jaccard of the hard": ("hard_jaccard", 2)}))
 
 
 def paper(results: Mapping) -> pd.DataFrame:
