@@ -128,7 +128,8 @@ def _label_points(axes: Axes, points: pd.DataFrame, metric: str) -> None:
     box = label.get_window_extent().padded(2)
     if any(map(box.overlaps, boxes)):
       label.remove()
-    boxes.append(box)
+    else:
+      boxes.append(box)
 
 
 def draw_hard_budget(results: Mapping, metric: str) -> Figure:
@@ -184,7 +185,6 @@ def draw_calibration(calibration: Mapping) -> Figure:
   color, marker = look("cascade")
   axes.plot([0, 100], [0, 100], **DASHED)
   axes.plot(100 * bins.predicted, 100 * bins.observed, f"{marker}-", color=color)
-  axes.set_title(f"Brier score {calibration['brier']:.3f}")
   axes.set_ylabel("observed failures, %")
   counts.bar(100 * bins.predicted, bins["count"], 3, color=color)
   counts.set_xlim(-3, 103)
@@ -194,7 +194,7 @@ def draw_calibration(calibration: Mapping) -> Figure:
 
 
 def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
-  """A stage's quantities over the updates, a line per router: values faint, moving means strong."""
+  """A stage's quantities over the updates, a line of moving means per router."""
   names = [name for name in spend.CURVES if lines[name].notna().any()]
   panels = _panels(len(names))
   routers = lines.groupby(["ablation", "lam"], sort=False, dropna=False)
@@ -204,9 +204,8 @@ def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
     curve = curve.set_index("update").sort_index()
     means = curve[names].rolling(max(1, len(curve) // 12), min_periods=1).mean()
     for axes, name in zip(panels, names):
-      axes.plot(curve[name].dropna(), color=color, linewidth=0.6, alpha=0.3)
-      style = "--" if ablation else "-"
-      axes.plot(means[name].dropna(), style, color=color, label=", ".join(label))
+      style = {"color": color, "linestyle": "--" if ablation else "-"}
+      axes.plot(means[name].dropna(), label=", ".join(label), **style)
       axes.set_title(name.replace("_", " "), loc="left")
   figure = panels[0].figure
   figure.supxlabel("update", fontsize=9)
@@ -216,11 +215,10 @@ def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
 
 
 def _panels(count: int) -> list[Axes]:
-  """Axes side by side, in as many lines as they need."""
-  columns = min(4, count)
-  lines = math.ceil(count / columns)
-  figure = Figure(figsize=(2.2 * columns + 0.4, 1.7 * lines + 0.6), layout="constrained")
-  grid = figure.subplots(lines, columns, squeeze=False, sharex=True).ravel()
+  """Axes in lines of four."""
+  lines = math.ceil(count / 4)
+  figure = Figure(figsize=(9.2, 1.7 * lines + 0.6), layout="constrained")
+  grid = figure.subplots(lines, 4, squeeze=False, sharex=True).ravel()
   for axes in grid[count:]:
     axes.set_visible(False)
   return list(grid[:count])

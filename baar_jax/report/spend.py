@@ -54,19 +54,12 @@ def by_difficulty(e: Evaluation, chosen: pd.Series, difficulty: pd.Series) -> pd
 
 
 def latency(e: Evaluation, chosen: pd.Series, scripted: bool) -> pd.DataFrame:
-  """Mean seconds per episode of the chosen policies, by the paper's token rates and as measured.
+  """Mean seconds per episode, by family, by the paper's token rates and as measured.
 
   A router's decision is one token of its own. A judge's answers are at LARGE's rate, a cascade's
-  proposals that were not taken at SMALL's.
-
-  Args:
-    chosen: policies by family.
-    scripted: whether the models are scripts, whose seconds are not those of an API.
-
-  Returns:
-    By family: small_s, large_s, router_s, total_s and router_share by the rates; decision_s of one
-    decision, waited_s for all of them, models_s (NaN for scripts, and where replies were replayed)
-    and waited_share (of the models' measured seconds, else of those by the rates), as measured.
+  proposals that were not taken at SMALL's. Measured are waited_s for the router or judge,
+  decision_s of one decision, models_s (NaN for scripts, and where replies were replayed), and
+  waited_share (of the models' measured seconds, else of those by the rates).
   """
   columns = ["small_tokens", "large_tokens", "proposal_tokens", "judge_tokens", "decisions"]
   columns += ["judgements", "router_latency_s", "latency_s", "replayed"]
