@@ -9,19 +9,12 @@ DECISION_WORDS = ("SMALL", "BIG")  # the two models in prompts and answers
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One task of an environment.
+  """One task of an environment."""
 
-  Attributes:
-    id: unique within the environment.
-    split: "train", "dev" or "test".
-    description: what the agent is asked to do.
-    max_steps: an episode ends after this many agent steps.
-  """
-
-  id: str
-  split: str
-  description: str
-  max_steps: int
+  id: str  # unique within the environment
+  split: str  # "train", "dev" or "test"
+  description: str  # what the agent is asked to do
+  max_steps: int  # an episode ends after this many agent steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +89,13 @@ class Step:
     return sum(call.usage.completion_tokens for call in self.calls if call.kind == kind)
 
   @property
+  def answers(self) -> list[Call]:
+    """Calls of the models that were asked for an action: acts and untaken proposals."""
+    return [call for call in self.calls if call.kind in ("act", "proposal")]
+
+  @property
   def cost_usd(self) -> float:
-    """Dollars of the models that were asked for an action: acts and untaken proposals."""
+    """Dollars of `answers`."""
     return self.usd("act", "proposal")
 
   @property

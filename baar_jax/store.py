@@ -166,7 +166,7 @@ def summary(episode: Episode) -> dict:
   steps = episode.steps
   small = [step for step in steps if step.model == SMALL]
   large = [step for step in steps if step.model != SMALL]
-  answers = [call for step in steps for call in step.calls if call.kind in ("act", "proposal")]
+  answers = [call for step in steps for call in step.answers]
   return {
     **{name: getattr(episode, name) for name in ("score", "stop", "call_budget", "usd_budget")},
     "success": episode.success,
@@ -184,13 +184,8 @@ def summary(episode: Episode) -> dict:
     "presumed_usd": sum(step.usd("presumed") for step in steps),
     "spent_usd": episode.spent_usd,
     "replayed_usd": sum(call.cost_usd for call in answers if call.replayed),
-    "replayed": sum(
-      any(call.replayed for call in step.calls if call.kind in ("act", "proposal"))
-      for step in steps
-    ),
-    "proposed_usd": sum(
-      call.cost_usd for call in answers if call.kind == "proposal" and not call.replayed
-    ),
+    "replayed": sum(any(call.replayed for call in step.answers) for step in steps),
+    "proposed_usd": sum(c.cost_usd for c in answers if c.kind == "proposal" and not c.replayed),
     "small_tokens": sum(step.tokens("act") for step in small),
     "large_tokens": sum(step.tokens("act") for step in large),
     "proposal_tokens": sum(step.tokens("proposal") for step in steps),

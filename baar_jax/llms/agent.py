@@ -26,16 +26,11 @@ class NoAnswer(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-  """A model's answer.
-
-  Attributes:
-    call: that brought it, of kind "act".
-    lost: attempts before it, of kind "retry" or "presumed".
-  """
+  """A model's answer."""
 
   text: str
-  call: Call
-  lost: tuple[Call, ...] = ()
+  call: Call  # that brought it, of kind "act"
+  lost: tuple[Call, ...] = ()  # attempts before it, of kind "retry" or "presumed"
 
   def calls(self, kind: str) -> list[Call]:
     """All calls, in order; the one that brought the answer becomes of this kind."""
@@ -51,9 +46,7 @@ class Agent(Protocol):
   def reply(self, messages: Messages, step: int) -> Reply:
     """The answer to the conversation so far, at the given step (from 0).
 
-    Raises:
-      NoAnswer: there is none.
-      BudgetSpent, CapReached: `hold` refuses an attempt.
+    Raises NoAnswer if there is none; BudgetSpent or CapReached if `hold` refuses an attempt.
     """
 
 
@@ -74,11 +67,7 @@ class Pair(Protocol):
   prices: tuple[Price, ...]
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> Sequence[Agent]:
-    """The agents of one episode, one per model, which may share what the episode has seen.
-
-    Args:
-      hold: pays for their calls.
-    """
+    """One agent per model, which may share what the episode has seen; `hold` pays their calls."""
 
   def judge(self, config: ModelsConfig) -> Judge:
     """The judge of this configuration, of the same kind. Raises ValueError if it has no price."""

@@ -22,17 +22,12 @@ CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NO
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """Dollars that calls have cost so far.
+  """Dollars that calls have cost so far."""
 
-  Attributes:
-    replies_usd: of usable replies, by model.
-    retries_usd: of attempts that were billed and useless.
-    presumed_usd: the most that attempts may have cost of which it is not known whether they were
-      billed: time-outs, lost connections, and what a killed process was waiting for.
-  """
-
-  replies_usd: tuple[float, ...] = (0.0, 0.0)
-  retries_usd: float = 0.0
+  replies_usd: tuple[float, ...] = (0.0, 0.0)  # of usable replies, by model
+  retries_usd: float = 0.0  # of attempts that were billed and useless
+  # The most that attempts may have cost of which it is not known whether they were billed:
+  # time-outs, lost connections, and what a killed process was waiting for.
   presumed_usd: float = 0.0
 
   @property

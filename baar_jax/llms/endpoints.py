@@ -2,6 +2,7 @@
 
 import dataclasses
 import ipaddress
+import itertools
 import os
 from urllib.parse import urlsplit
 
@@ -14,16 +15,11 @@ NO_KEY = "none"  # what an endpoint without keys is sent: the protocol wants som
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-  """A model at an address.
-
-  Attributes:
-    model: its name there.
-    variable: the environment variable of its key; "" needs none, None is not configured.
-  """
+  """A model at an address."""
 
   model: str
   base_url: str
-  variable: str | None
+  variable: str | None  # that holds the key; "" needs none, None is not configured
 
   @property
   def host(self) -> str:
@@ -67,16 +63,9 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
 
   Where no variables are configured OpenAI's is for OpenAI's addresses alone.
   """
-  count = len(config.names)
   urls, variables = config.base_urls or (OPENAI_URL,), config.key_variables or (None,)
-  found = [
-    Endpoint(name, url.rstrip("/"), variable)
-    for name, url, variable in zip(
-      config.names,
-      urls if len(urls) == count else urls * count,
-      variables if len(variables) == count else variables * count,
-    )
-  ]
+  columns = config.names, itertools.cycle(urls), itertools.cycle(variables)
+  rows = [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in zip(*columns)]
   if config.key_variables:
-    return found
-  return [dataclasses.replace(e, variable=OPENAI_KEY) if e.openai else e for e in found]
+    return rows
+  return [dataclasses.replace(row, variable=OPENAI_KEY) if row.openai else row for row in rows]

@@ -13,37 +13,24 @@ LARGE = 1
 
 @dataclasses.dataclass
 class Lapse:
-  """How a model may get one step wrong.
+  """How a model may get one step wrong."""
 
-  Attributes:
-    rate: probability of an error.
-    wrong: probability that an error is a wrong action rather than a wasted step.
-    spoils: whether an error here spoils the state for the next try.
-  """
-
-  rate: float
-  wrong: float
-  spoils: bool = False
+  rate: float  # probability of an error
+  wrong: float  # probability that an error is a wrong action rather than a wasted step
+  spoils: bool = False  # whether an error here spoils the state for the next try
 
 
 class Errors(Protocol):
   """An environment's error model."""
 
   def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
-    """How `model` may err on the step that `oracle` describes.
-
-    Args:
-      spoiled: whether an error that spoils was made on this step of the plan before.
-    """
+    """How `model` may err on the step that `oracle` describes; `spoiled` says whether an error
+    that spoils was made on this step of the plan before."""
 
 
 def uniform(*key: object) -> float:
   """A number in [0, 1) drawn by hashing the key."""
   return random.Random("|".join(map(str, key))).random()
-
-
-def sigmoid(x: float) -> float:
-  return 1.0 / (1.0 + math.exp(-x))
 
 
 class SandboxErrors:
@@ -65,12 +52,10 @@ class KnowledgeErrors:
   How hard a task's critical steps are is hidden and drawn per task: within reach of both models,
   of LARGE alone, or of neither. A model does not know a critical step with a probability that
   rises with the task's hardness over the model's ability; what LARGE does not know SMALL does not
-  know either. All of it is a design choice of a simulation: the rates were set once, on other
-  tasks, so that the pair's two ends lie where the paper's do, and two rules (SMALL is decisively
-  wrong on half of what it does not know and lost on the rest; it spoils the step for LARGE) keep
-  a random router from being nearly as good as an informed one.
-
-  The rates here are for an environment of one's own; subclasses have those of the benchmarks.
+  know either. The rates are our choice: they were set once, on other tasks, so that the pair's ends
+  lie where the paper's do. Two rules (SMALL is decisively wrong on half of what it does not know
+  and lost on the rest; it spoils the step for LARGE) keep a random router from being nearly as good
+  as an informed one. The rates here are for a user's environment; subclasses have the benchmarks'.
   """
 
   ABILITY = (0.0, 3.8)  # of SMALL and LARGE
@@ -108,7 +93,7 @@ class KnowledgeErrors:
     if oracle.recovering:
       return known
     hardness = random.Random(f"{task_id}|hardness").gauss(self.HARDNESS[tier], self.SPREAD)
-    unknown_share = sigmoid(self.SLOPE * (hardness - self.ABILITY[model]))
+    unknown_share = 1.0 / (1.0 + math.exp(-self.SLOPE * (hardness - self.ABILITY[model])))
     # One number for both models, so that LARGE's unknown steps are among SMALL's.
     if uniform(task_id, oracle.position, "unknown") < unknown_share:
       if model == LARGE:
@@ -136,10 +121,9 @@ class ScienceWorldErrors(KnowledgeErrors):
 class ALFWorldErrors(KnowledgeErrors):
   """ALFWorld: how hard a game is depends on its type of task.
 
-  The expert knows where everything is; a model has to search, so about half of the steps between
-  critical ones lead elsewhere. Nothing there is fatal, so a model that could try again and again
-  would win in the end: what it does not know it hardly ever gets right, and a step that SMALL has
-  spoiled LARGE seldom saves.
+  A model has to search, so about half of the steps between critical ones lead elsewhere. Nothing
+  there is fatal, so a model that could try again and again would win in the end: what it does not
+  know it hardly ever gets right, and a step that SMALL has spoiled LARGE seldom saves.
   """
 
   DRAW = "tier 28"  # of the first 40 the one whose shares in 126 made games are nearest to PRIORS'
@@ -159,7 +143,7 @@ class AppWorldErrors(KnowledgeErrors):
   """AppWorld: how hard a task is depends on its difficulty level, from 1 to 3.
 
   A wrong write or answer is fatal more often than elsewhere, so known steps fail less often. A
-  login or a loop over pages that went wrong says so, and is soon put right (a design choice, too).
+  login or a loop over pages that went wrong says so and is soon corrected.
   """
 
   HARDNESS = {"easy": -2.4, "hard": 0.3, "intractable": 5.2}

@@ -53,9 +53,7 @@ class CallBudget:
 
 @dataclasses.dataclass(eq=False)
 class Reservation:
-  """Dollars that are held for a call in flight."""
-
-  usd: Fraction
+  usd: Fraction  # held for a call in flight
 
 
 class DollarBudget:
