@@ -146,6 +146,13 @@ def run(envs, jobs, tape, policy=None, pair=None, call_budget=None, usd_budget=N
   return list(run_episodes(jobs, policy, pair or HandPair(tape), envs, *limits))
 
 
+def one(tape, models="SL", length=2, pair=None, proposing=False, **limits):
+  """The one episode of a task, with a policy by hand."""
+  policy = HandPolicy(tape, models, proposing)
+  (episode,) = run([HandEnv(tape, length)], [Job(task("t1"), 0)], tape, policy, pair, **limits)
+  return episode
+
+
 def test_tape_of_one_episode(tape):
   pair = HandPair(tape)
   policy = HandPolicy(tape, "SL")
@@ -224,8 +231,7 @@ def test_max_steps_ends_an_episode(tape, length, stop):
   ],
 )
 def test_call_budget(tape, call_budget, models, taken, logps):
-  policy = HandPolicy(tape, models)
-  (episode,) = run([HandEnv(tape, 4)], [Job(task("t1"), 0)], tape, policy, call_budget=call_budget)
+  episode = one(tape, models, 4, call_budget=call_budget)
   assert [s.model for s in episode.steps] == taken
   assert [s.logp for s in episode.steps] == logps
   assert episode.call_budget == call_budget
@@ -277,21 +283,6 @@ def test_a_slow_episode_delays_its_own_only(tape):
   assert in_time == [True]
 
 
-def test_slow_model_and_slow_reset_delay_their_own_only(tape):
-  released = threading.Event()
-
-  def wait(call):
-    if call == "reset slow":
-      assert released.wait(30)
-
-  envs = [HandEnv(tape, 1, fault=wait), HandEnv(tape, 1)]
-  jobs = [Job(task("slow"), 0), Job(task("quick"), 0)]
-  episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), envs)
-  assert next(episodes).task_id == "quick"
-  released.set()
-  assert [e.task_id for e in episodes] == ["slow"]
-
-
 def dies(call, times):
   """A fault that ends the environment's process at a call, so many times."""
   left = [times]
@@ -338,15 +329,11 @@ def test_any_other_exception_of_an_environment_is_raised(tape, call):
     run(envs, [Job(task("t1"), 0), Job(task("t2"), 0)], tape)
 
 
-def test_an_exception_of_a_model_is_raised(tape):
-  pair = HandPair(tape, texts={1: None})  # no text to parse: a bug of the model's class
+def test_an_exception_of_a_model_or_the_policy_is_raised(tape):
   with pytest.raises(AttributeError):
-    run([HandEnv(tape)], [Job(task("t1"), 0)], tape, pair=pair)
-
-
-def test_an_exception_of_the_policy_is_raised(tape):
+    one(tape, pair=HandPair(tape, texts={1: None}))  # no text to parse: a bug of the model's class
   with pytest.raises(IndexError):
-    run([HandEnv(tape, 3), HandEnv(tape, 3)], [Job(task("t1"), 0)], tape, HandPolicy(tape, "S"))
+    one(tape, "S", 3)
 
 
 def test_an_abandoned_loop_ends_its_threads(tape):
@@ -356,13 +343,6 @@ def test_an_abandoned_loop_ends_its_threads(tape):
   episodes.close()  # the fixture looks for threads
   assert tape.count("stop") == 1
   assert tape.count("score") < 9
-
-
-def test_finish_is_called_once_per_episode(tape, inline):
-  policy = HandPolicy(tape)
-  jobs = [Job(task(name), seed) for name in ("t1", "t2", "t3") for seed in range(2)]
-  run([HandEnv(tape), HandEnv(tape)], jobs, tape, policy)
-  assert sorted(policy.finished) == [(job.task.id, job.seed, 2) for job in jobs]
 
 
 def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):
@@ -399,8 +379,7 @@ def test_fewer_jobs_than_environments_and_none_at_all(tape):
   ],
 )
 def test_usd_budget(tape, usd_budget, taken, stop):
-  policy = HandPolicy(tape, "LLLL")
-  (episode,) = run([HandEnv(tape, 4)], [Job(task("t1"), 0)], tape, policy, usd_budget=usd_budget)
+  episode = one(tape, "LLLL", 4, usd_budget=usd_budget)
   assert [s.model for s in episode.steps] == taken
   assert (episode.stop, episode.usd_budget, episode.score) == (stop, usd_budget, 0.5)
   assert episode.spent_usd <= usd_budget
@@ -412,21 +391,18 @@ def test_what_a_call_may_cost_counts_and_not_what_it_does(tape):
   """LARGE's bound is twice its cost: with two bounds, three calls fit."""
   pair = HandPair(tape)
   pair.bounds["large"] = 2 * LARGE_USD
-  policy, jobs = HandPolicy(tape, "LLLL"), [Job(task("t1"), 0)]
-  (episode,) = run([HandEnv(tape, 4)], jobs, tape, policy, pair, usd_budget=4 * LARGE_USD)
+  episode = one(tape, "LLLL", 4, pair, usd_budget=4 * LARGE_USD)
   assert [s.model for s in episode.steps] == [1, 1, 1, 0]
 
 
 def test_calls_and_dollars_together(tape):
-  limits = {"call_budget": 1, "usd_budget": LARGE_USD + SMALL_USD}
-  policy = HandPolicy(tape, "LLLL")
-  (episode,) = run([HandEnv(tape, 4)], [Job(task("t1"), 0)], tape, policy, **limits)
+  episode = one(tape, "LLLL", 4, call_budget=1, usd_budget=LARGE_USD + SMALL_USD)
   assert ([s.model for s in episode.steps], episode.stop) == ([1, 0], "budget")
 
 
 def test_attempts_that_use_up_the_dollars_end_an_episode(tape):
   pair = HandPair(tape, texts={1: BudgetSpent("no more")})
-  (episode,) = run([HandEnv(tape)], [Job(task("t1"), 0)], tape, pair=pair, usd_budget=1.0)
+  episode = one(tape, pair=pair, usd_budget=1.0)
   assert (episode.stop, len(episode.steps), episode.score) == ("budget", 1, 0.5)
   # LARGE's attempts and then SMALL's were billed, and are in no step.
   assert episode.lost_usd == pytest.approx(LARGE_USD + SMALL_USD, rel=1e-12)
@@ -437,26 +413,16 @@ def test_attempts_that_use_up_the_dollars_end_an_episode(tape):
 def test_small_acts_where_large_s_attempts_used_up_what_large_needs(tape):
   """And LARGE's call is given back to a call budget."""
   pair = HandPair(tape, texts={(1, "large"): BudgetSpent("no more")})
-  policy, jobs = HandPolicy(tape, "LLLL"), [Job(task("t1"), 0)]
-  limits = {"call_budget": 2, "usd_budget": 1.0}
-  (episode,) = run([HandEnv(tape, 4)], jobs, tape, policy, pair, **limits)
+  episode = one(tape, "LLLL", 4, pair, call_budget=2, usd_budget=1.0)
   assert [s.model for s in episode.steps] == [1, 0, 1, 0]
   assert [s.logp for s in episode.steps] == [0.0, None, -2.0, None]
   assert [s.router_cost_usd for s in episode.steps] == [1e-6, 1e-6, 1e-6, 0.0]
   assert (episode.stop, episode.lost_usd) == ("done", pytest.approx(LARGE_USD, rel=1e-12))
 
 
-class Proposing(HandPolicy):
-  """A cascade that always turns down what SMALL proposes."""
-
-  def prepare(self, live):
-    live.proposal = live.agents[0].reply(live.messages, len(live.steps))
-
-
 def test_a_proposal_is_taken_where_large_could_not_be_paid(tape):
   pair = HandPair(tape, texts={(0, "large"): BudgetSpent("no more")})
-  jobs = [Job(task("t1"), 0)]
-  (episode,) = run([HandEnv(tape, 1)], jobs, tape, Proposing(tape, "L"), pair, usd_budget=1.0)
+  episode = one(tape, "L", 1, pair, proposing=True, usd_budget=1.0)
   assert [event for event in tape if event.startswith("ask")] == ["ask small", "ask large"]
   (step,) = episode.steps
   assert (step.model, step.action, step.proposal, len(step.calls)) == (0, "go 0", "go 0", 1)
@@ -511,10 +477,8 @@ def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
   assert cap.settled_usd == pytest.approx(5 * SMALL_USD) and cap.reserved_usd == 0.0
 
 
-def test_both_calls_of_a_cascade_are_billed():
-  tape = []
-  policy = HandPolicy(tape, "SL", proposing=True)
-  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)])
+def test_both_calls_of_a_cascade_are_billed(tape):
+  episode = one(tape, "SL", proposing=True)
   asked = [event for event in tape if event.startswith("ask")]
   assert asked == ["ask small", "ask small", "ask large"]
   taken, escalated = episode.steps
@@ -529,27 +493,21 @@ def test_both_calls_of_a_cascade_are_billed():
   assert episode.cost_usd == pytest.approx(2 * SMALL_USD + LARGE_USD)
 
 
-def test_no_proposal_where_a_budget_leaves_no_choice():
-  tape = []
-  policy = HandPolicy(tape, "LL", proposing=True)
-  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)], 1)
+def test_no_proposal_where_a_budget_leaves_no_choice(tape):
+  episode = one(tape, "LL", proposing=True, call_budget=1)
   asked = [event for event in tape if event.startswith("ask")]
   assert asked == ["ask small", "ask large", "ask small"]
   assert [step.proposal for step in episode.steps] == ["go 0", None]
 
 
-def test_a_paid_proposal_needs_no_more_dollars():
+def test_a_paid_proposal_needs_no_more_dollars(tape):
   """Where LARGE does not fit any more after the proposal, the proposal is taken."""
-  tape = []
-  limits = None, 1.5 * SMALL_USD + LARGE_USD
-  policy = HandPolicy(tape, "LL", proposing=True)
-  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)], *limits)
+  limit = 1.5 * SMALL_USD + LARGE_USD
+  episode = one(tape, "LL", proposing=True, usd_budget=limit)
   # Step 0: proposal and LARGE. What is left pays for neither: the episode ends.
   assert [step.model for step in episode.steps] == [1]
   assert episode.stop == "budget"
-  tape.clear()
-  policy = HandPolicy(tape, "SL", proposing=True)
-  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)], *limits)
+  episode = one(tape, "SL", proposing=True, usd_budget=limit)
   # Step 0 takes the proposal; step 1 proposes while LARGE fits, which it does no more after that.
   assert [step.model for step in episode.steps] == [0, 0]
   assert episode.spent_usd == pytest.approx(2 * SMALL_USD)
