@@ -8,8 +8,7 @@ import tiny
 from baar_jax.config import ModelsConfig
 from baar_jax.llms.prices import prices_of
 from baar_jax.run import Run
-from baar_jax.stages import plan
-from baar_jax.stages import profile as taxonomy
+from baar_jax.stages import plan, profile
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
 
@@ -95,7 +94,7 @@ def test_b_max_caps_what_an_episode_may_cost(config):
 def test_what_is_done_is_not_missing(config, capsys):
   with tiny.compiled_once():
     run = Run(config)
-    taxonomy.main(run)
+    profile.main(run)
     hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
     run.close()
   capsys.readouterr()

@@ -48,14 +48,6 @@ def test_difficulty_with_an_impossible_rate_is_an_error(rate):
     rewards.difficulty([True], [True], easy_rate=rate)
 
 
-@given(st.lists(st.booleans(), min_size=1), st.lists(st.booleans(), min_size=1))
-def test_a_success_more_never_makes_a_task_harder(small, large):
-  rank = {"easy": 0, "hard": 1, "intractable": 2}
-  before = rank[rewards.difficulty(small, large)]
-  assert rank[rewards.difficulty([*small, True], large)] <= before
-  assert rank[rewards.difficulty(small, [*large, True])] <= before
-
-
 @pytest.mark.parametrize(
   ("cost", "small", "large", "expected"),
   [
@@ -74,12 +66,8 @@ def test_normalized_cost(cost, small, large, expected):
   assert share == pytest.approx(expected, abs=1e-6)
 
 
-def test_normalized_cost_has_eps_in_the_denominator():
-  # (3 - 1) / (5 - 1 + 4) = 0.25
-  assert rewards.normalized_cost(3.0, 1.0, 5.0, eps=4.0) == 0.25
-
-
-def test_normalized_cost_of_arrays():
+def test_normalized_cost_of_arrays_and_with_another_eps():
+  assert rewards.normalized_cost(3.0, 1.0, 5.0, eps=4.0) == 0.25  # (3 - 1) / (5 - 1 + 4)
   share = rewards.normalized_cost(np.array([1.0, 2.0, 9.0]), 1.0, np.array([5.0, 5.0, 0.0]))
   # 0 / 4, 1 / 4, and 9 above [0, 1]
   np.testing.assert_allclose(share, [0.0, 0.25, 1.0], atol=1e-8)
@@ -135,16 +123,11 @@ def test_boundary_reward_rejects(cost_norm, lam):
     rewards.boundary_reward(True, False, cost_norm, lam)
 
 
-def test_advantage_over_the_groups_mean():
-  # mean 1 > reference 0.5; population std 1: (0 - 1) / 1.1, (2 - 1) / 1.1
-  advantage = rewards.reference_advantage([0.0, 2.0], 0.5)
-  np.testing.assert_allclose(advantage, [-1 / 1.1, 1 / 1.1])
-
-
-def test_advantage_over_the_reference():
-  # reference 1.5 > mean 1; std 1: -1.5 / 1.1, 0.5 / 1.1
-  advantage = rewards.reference_advantage([0.0, 2.0], 1.5)
-  np.testing.assert_allclose(advantage, [-1.5 / 1.1, 0.5 / 1.1])
+@pytest.mark.parametrize("reference, expected", [(0.5, [-1, 1]), (1.5, [-1.5, 0.5])])
+def test_advantage_over_the_groups_mean_and_over_the_reference(reference, expected):
+  # The mean is 1, the population's std 1: distances from the higher one are divided by 1.1.
+  advantage = rewards.reference_advantage([0.0, 2.0], reference)
+  np.testing.assert_allclose(advantage, np.array(expected) / 1.1)
 
 
 def test_advantage_of_equal_rewards():

@@ -14,8 +14,7 @@ from baar_jax.llms import pair as models
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.policies import always
 from baar_jax.run import Run
-from baar_jax.stages import bopo, pretrain, references, sft
-from baar_jax.stages import profile as taxonomy
+from baar_jax.stages import bopo, pretrain, profile, references, sft
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_a_profile_that_was_stopped_is_not_worked_on(config, opened, monkeypatch
 
   monkeypatch.setattr(run, "collect", stop)
   with pytest.raises(KeyboardInterrupt):
-    taxonomy.main(run)
+    profile.main(run)
   run.config.pretrain.epochs = 1
   for stage in (references.main, pretrain.main, sft.main, bopo.main):
     with pytest.raises(ValueError, match="has no finished (profile|references): run --stage="):

@@ -29,12 +29,9 @@ class Checkpoints:
 
   def __init__(self, directory: Path, config: Config | None = None):
     """Opens the directory; it is created if a config, saved with every checkpoint, is given."""
-    self._directory = directory.absolute()
-    self._config = config
-    self._manager = ocp.CheckpointManager(
-      self._directory,
-      options=ocp.CheckpointManagerOptions(max_to_keep=2, create=config is not None),
-    )
+    self._directory, self._config = directory.absolute(), config
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, create=config is not None)
+    self._manager = ocp.CheckpointManager(self._directory, options=options)
 
   @property
   def update(self) -> int | None:

@@ -60,8 +60,10 @@ class Updates:
     self._last, self._save_every = last, save_every
     self.done = self._saved = self._checkpoints.update or 0
 
-  @property
   def finished(self) -> bool:
+    """Whether none is left to be made; then the checkpoints are closed."""
+    if self.done == self._last:
+      self._checkpoints.close()
     return self.done == self._last
 
   def remaining(self, trainer: Trainer, batches: Iterable) -> Iterator[tuple[int, list]]:
@@ -71,16 +73,13 @@ class Updates:
     for update, batch in zip(range(1, self._last + 1), batches):
       if update > self.done:
         yield update, batch
-    self.close()
+    self._checkpoints.close()
 
   def save(self, update: int, trainer: Trainer) -> None:
     """Writes a checkpoint after the last update, and where the newest one is old enough."""
     if update == self._last or update - self._saved >= self._save_every:
       self._checkpoints.save(update, trainer.state)
       self._saved = update
-
-  def close(self) -> None:
-    self._checkpoints.close()
 
 
 def fit_stored(
@@ -101,8 +100,7 @@ def fit_stored(
   family = sft_family(run.ablation) if stage == "sft" else stage
   directory = checkpoint_directory(run.dir, run.config, family)
   updates = Updates(directory, run.config, config.updates, SAVE_EVERY)
-  if updates.finished:
-    updates.close()
+  if updates.finished():
     return
   batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
   method, ids = METHODS[stage], view.decision_ids
@@ -139,8 +137,7 @@ def fit_rollouts(run: Run, stage: str, lam: float) -> None:
   config, method, family = run.config.bopo, METHODS[stage], run.ablation or stage
   directory = checkpoint_directory(run.dir, run.config, family, lam)
   updates = Updates(directory, run.config, config.updates, SAVE_EVERY_ROLLOUTS)
-  if updates.finished:
-    updates.close()
+  if updates.finished():
     return
   profiles = load_profiles(run.store, run.config)
   references = load_references(run.store, run.config)

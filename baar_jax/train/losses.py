@@ -1,4 +1,4 @@
-"""The losses: imitation of references, two of policy improvement, distance to the SFT router."""
+"""The losses: imitation, two policy gradients, and the distance to the SFT router."""
 
 import jax
 import jax.numpy as jnp
@@ -66,16 +66,7 @@ def policy_loss(
 def dapo_loss(logp_BxS, old_logp_BxS, adv_B, mask_BxS, clip_low: float, clip_high: float):
   """Clipped policy loss averaged over all decisions of the batch (DAPO, Yu et al. 2025).
 
-  Long episodes count by their decisions, and the ratio may rise further than it may fall.
-
-  Args:
-    logp_BxS, old_logp_BxS: float32, log-probabilities in nats, now and when sampled.
-    adv_B: float32, one per episode; a constant.
-    mask_BxS: bool, False on padding.
-    clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
-
-  Returns:
-    float32 scalar to minimise; 0 if the mask is empty.
+  Long episodes count by their decisions. Arguments are as of `policy_loss`; 0 if the mask is empty.
   """
   log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
   adv_Bx1 = jax.lax.stop_gradient(adv_B)[:, None]
@@ -86,14 +77,7 @@ def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
   """KL(pi || pi_ref) in nats, summed over the A models, averaged over real decisions.
 
   The paper has the usual per-token estimate in mind; with A logits the sum is exact (our choice).
-
-  Args:
-    logits_BxSxA: float32, the router's.
-    ref_logits_BxSxA: float32, the SFT router's.
-    mask_BxS: bool, False on padding.
-
-  Returns:
-    float32 scalar, >= 0; 0 if the mask is empty.
+  `ref_logits_BxSxA` are the SFT router's. The result is 0 if the mask is empty.
   """
   logp_BxSxA = jax.nn.log_softmax(_real(logits_BxSxA, mask_BxS))
   ref_logp_BxSxA = jax.nn.log_softmax(_real(ref_logits_BxSxA, mask_BxS))

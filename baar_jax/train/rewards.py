@@ -1,4 +1,4 @@
-"""Difficulty, normalised cost, reward and advantage: pure NumPy."""
+"""Difficulty, normalised cost, reward and advantage (paper, section 4): pure NumPy."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,14 @@ import numpy as np
 def difficulty(
   small_successes: Sequence[bool], large_successes: Sequence[bool], easy_rate: float = 0.8
 ) -> str:
-  """A task's class, from the profile's trials (the paper's Task Difficulty Taxonomy).
+  """A task's class, "easy", "hard" or "intractable" (the paper's Task Difficulty Taxonomy).
 
   Easy: SMALL succeeds in at least `easy_rate` of its trials. Hard: not easy, and LARGE succeeds at
   least once. Intractable: neither, also where SMALL got lucky below the rate. With fewer trials
-  than planned the rate is over the trials there are (our choice).
+  than planned the rate is over the trials that exist (our choice).
 
   Args:
     small_successes, large_successes: one entry per trial, True where it succeeded.
-    easy_rate: in (0, 1].
-
-  Returns:
-    "easy", "hard" or "intractable".
 
   Raises:
     ValueError: a model has no trial (the caller leaves such a task out), or the rate is not in
@@ -28,10 +24,8 @@ def difficulty(
   if not 0.0 < easy_rate <= 1.0:
     raise ValueError(f"easy_rate must be in (0, 1], got {easy_rate}")
   if len(small_successes) == 0 or len(large_successes) == 0:
-    raise ValueError(
-      "difficulty needs a trial of each model, "
-      f"got {len(small_successes)} of SMALL and {len(large_successes)} of LARGE"
-    )
+    counts = f"{len(small_successes)} of SMALL and {len(large_successes)} of LARGE"
+    raise ValueError(f"difficulty needs a trial of each model, got {counts}")
   if sum(map(bool, small_successes)) / len(small_successes) >= easy_rate:
     return "easy"
   return "hard" if any(large_successes) else "intractable"
@@ -44,11 +38,7 @@ def normalized_cost(cost, cost_small, cost_large, eps: float = 1e-9):
   boundaries give 0 up to them and rise to 1 within `eps` dollars above.
 
   Args:
-    cost, cost_small, cost_large: dollars; floats or arrays that broadcast.
-    eps: dollars, above 0.
-
-  Returns:
-    A float if all costs are scalars, else a float array of their common shape.
+    cost, cost_small, cost_large: dollars; floats or arrays that broadcast, as is the result.
 
   Raises:
     ValueError: a cost is not finite, or eps is not above 0.
@@ -72,12 +62,8 @@ def boundary_reward(
   The indicator of success on both terms is in the paper's reward table, not in its equation.
 
   Args:
-    success, hard: bools, or bool arrays that broadcast: the episode succeeded, its task is hard.
-    cost_norm: normalised cost in [0, 1], same shapes.
+    success, hard, cost_norm: floats and bools, or arrays that broadcast, as is the result.
     lam: weight of the cost, at least 0.
-
-  Returns:
-    A float if all inputs are scalars, else a float array of their common shape.
 
   Raises:
     ValueError: lam is negative or not finite, or a normalised cost is outside [0, 1].
@@ -101,12 +87,6 @@ def reference_advantage(reward_G, reference_reward: float, eps: float = 0.1, cli
 
   Args:
     reward_G: rewards of one group of episodes of the same task.
-    reference_reward: reward of the task's reference trajectory.
-    eps: added to the std, above 0.
-    clip: largest absolute advantage, above 0.
-
-  Returns:
-    float64 advantage_G.
 
   Raises:
     ValueError: the group is empty or not one-dimensional, a reward is not finite, or eps or clip
