@@ -12,7 +12,7 @@ from tiny import episode
 
 from baar_jax.episode import Task
 from baar_jax.report import compare, spend
-from baar_jax.report.results import plain, summarize
+from baar_jax.report.page import plain, summarize
 from baar_jax.report.table import draw, load
 from baar_jax.rollout.entries import Entry
 

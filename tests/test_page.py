@@ -13,7 +13,7 @@ from report_store import BOPO, EVERY, FEW, config, entries, fill
 from tiny import episode
 
 from baar_jax.report import page, tables
-from baar_jax.report.results import summarize
+from baar_jax.report.page import summarize
 from baar_jax.rollout.entries import Entry
 from baar_jax.stages.report import read_metrics, terminal_table
 

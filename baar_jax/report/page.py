@@ -1,23 +1,141 @@
-"""The report's files: index.html (one self-contained page), PNGs, results.json, hard_budget.*"""
+"""The report: all figures as one dict of tables, and its files, the page first of all."""
 
 import base64
+import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
 import jinja2
+import pandas as pd
 from matplotlib.figure import Figure
 
-from baar_jax.report import plots, spend, tables
-from baar_jax.report.results import plain
+from baar_jax.config import Config
+from baar_jax.llms.calls import Spent
+from baar_jax.llms.endpoints import endpoints
+from baar_jax.llms.prices import prices_of
+from baar_jax.report import compare, plots, spend, tables
+from baar_jax.report.table import SMALL_FAMILY, Evaluation, load
+from baar_jax.rollout.entries import Entry
+from baar_jax.store import Store
+from baar_jax.train.dataset import load_profiles, robustness
 
 HERE = Path(__file__).parent
 
 
+def summarize(
+  store: Store,
+  entries: Sequence[Entry],
+  config: Config,
+  metrics: Sequence[Mapping] = (),
+  exact: Mapping | None = None,
+  spent: Spent | None = None,
+) -> dict:
+  """The figures of the evaluation.
+
+  Args:
+    store: holds the tasks, the profile's episodes and the entries'.
+    entries: of the evaluation, always-small and always-large among them.
+    metrics: lines of metrics.jsonl.
+    exact: of `optimum.exact_frontier`.
+    spent: on API models, by the recorded calls.
+
+  Returns:
+    Tables and values by name: *_percent in percent, *_share in [0, 1], *_low and *_high are ends of
+    95 % intervals; NaN or None is what cannot be computed.
+
+  Raises:
+    ValueError: the profile, an entry, or too many of its episodes are missing.
+  """
+  e, scripted = load(store, entries, config), config.models.kind == "scripted"
+  table = compare.policies(e)
+  best = compare.headline(e, table)
+  chosen = spend.representatives(e, table, best)
+  difficulty = spend.difficulties(e, config.profile.easy_rate)
+  profiles, families = load_profiles(store, config), set(table.family)
+  calibrations = [line for line in metrics if line.get("stage") == "cascade-calibration"]
+  results = {
+    "run": _facts(config, metrics, e) | {"train_tasks": len(profiles)},
+    "policies": table,
+    "headline": best,
+    "frontiers": compare.frontiers(e),
+    "ablations": compare.ablations(e),
+    "hard_budget": compare.hard_budgets(e, table),
+    "by_difficulty": spend.by_difficulty(e, chosen, difficulty),
+    "latency": spend.latency(e, chosen, scripted),
+    "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
+    "robustness": robustness(store, config),
+    "training": spend.training(metrics, families),
+    "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
+    "ledger": spend.run_ledger(store.table(), spent, len(config.models.names)),
+    "exact": exact,
+    "episodes": showcase(store, e, best, difficulty),
+  }
+  return results | {"paper": spend.beside_paper(results)}
+
+
+def _facts(config: Config, metrics: Sequence[Mapping], e: Evaluation) -> dict:
+  """What was run: environment, models, router, and how many tasks and seeds."""
+  models, scripted = config.models, config.models.kind == "scripted"
+  environments = [line for line in metrics if line.get("stage") == "environments"]
+  hosts = [] if scripted else [{"name": m.host, "own": m.own} for m in endpoints(models)]
+  prices = map(dataclasses.asdict, prices_of(models.names, models.prices))
+  return {
+    "name": config.name,
+    "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
+    "environment_mb": max((line["mb_per_live_episode"] for line in environments), default=None),
+    "own_tasks": any(line["own_tasks"] for line in environments),
+    "models": {"kind": models.kind, "names": list(models.names), "hosts": hosts},
+    "prices_usd_per_million": dict(zip(models.names, prices)),
+    "router": dataclasses.asdict(config.router),
+    "test_tasks": len(e.tasks),
+    "seeds": config.evaluate.seeds,
+    "profile_trials": config.profile.trials,
+    "compared_lam": e.compared_lam,
+    "left_out_episodes": e.left_out,
+    # Families of which a scripted run evaluates something else under their name.
+    "stand_ins": ["zero-shot"] if scripted and "zero-shot" in set(e.entries.family) else [],
+    "sr": e.sr,
+  }
+
+
+def showcase(
+  store: Store, e: Evaluation, best: Mapping | None, difficulty: pd.Series
+) -> list[dict]:
+  """A few episodes of the headline's policy, else of BoPO's first; none without BoPO.
+
+  They are the first tasks in the evaluation's order, at their first seed: two hard ones on which it
+  succeeds and always-SMALL fails, a hard one on which it fails, an easy and an intractable one.
+
+  Returns:
+    Rows of why, description, small_score (always-SMALL's) and episode.
+  """
+  if e.soft("bopo").empty:
+    return []
+  policy = best["policy"] if best else e.soft("bopo").index[0]
+  first = e.episodes.sort_values("seed").groupby(["policy", "task_id"]).first()
+  own, small = (first.loc[name].loc[e.tasks] for name in (policy, SMALL_FAMILY))
+  hard, solved = difficulty == "hard", own.score >= 1
+  rules = (
+    ("hard, solved where always SMALL fails", hard & solved & (small.score < 1), 2),
+    ("hard, not solved", hard & ~solved, 1),
+    ("easy", difficulty == "easy", 1),
+    ("intractable", difficulty == "intractable", 1),
+  )
+  texts = {task.id: task.description for task in store.tasks("test")}
+  stored = {(x.task_id, x.seed): x for x in store.episodes(policy)}
+  return [
+    {"why": why, "description": texts[task], "small_score": small.score[task]}
+    | {"episode": stored[task, own.seed[task]]}
+    for why, fits, count in rules
+    for task in own.index[fits][:count]
+  ]
+
+
 def write(results: Mapping, directory: Path) -> Path:
-  """Writes the files; returns the page's path."""
+  """Writes index.html, PNGs, results.json and hard_budget.*; returns the page's path."""
   directory.mkdir(parents=True, exist_ok=True)
   text = json.dumps(plain(results), indent=1, allow_nan=False)
   (directory / "results.json").write_text(text, encoding="utf-8")
@@ -51,3 +169,17 @@ def _data_url(figure: Figure) -> str:
   file = StringIO()
   figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date")))
   return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue().encode()).decode()
+
+
+def plain(value):
+  """The same as lists and dicts that strict JSON can hold: tables as rows, NaN as None."""
+  if isinstance(value, pd.DataFrame):
+    return plain((value.reset_index() if value.index.name else value).to_dict("records"))
+  if dataclasses.is_dataclass(value):
+    return plain(dataclasses.asdict(value))
+  if isinstance(value, Mapping):
+    return {key: plain(item) for key, item in value.items()}
+  if isinstance(value, Collection) and not isinstance(value, str):
+    return [plain(item) for item in value]
+  value = value.item() if hasattr(value, "item") else value  # a number of NumPy's
+  return None if isinstance(value, float) and not math.isfinite(value) else value

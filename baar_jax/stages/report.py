@@ -9,7 +9,6 @@ import pandas as pd
 from baar_jax.llms import pair as models
 from baar_jax.report import tables
 from baar_jax.report.optimum import exact_frontier
-from baar_jax.report.results import summarize
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
 
@@ -22,7 +21,7 @@ def main(run: Run) -> None:
 
   spent = None if run.pair.kind == "scripted" else models.spent(run.dir, run.pair.names)
   c, metrics = run.config, read_metrics(run.dir / "metrics.jsonl")
-  results = summarize(run.store, entries(c), c, metrics, exact_frontier(c), spent)
+  results = page.summarize(run.store, entries(c), c, metrics, exact_frontier(c), spent)
   path = page.write(results, run.dir / "report")
   print(terminal_table(results))
   print(f"report: {path}")
