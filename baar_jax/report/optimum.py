@@ -151,13 +151,10 @@ class Exact:
 
 
 def exact_frontier(config: Config) -> dict | None:
-  """The sandbox's optimal frontier, its area and the boundaries, over the distribution of tasks.
+  """Points of the sandbox's optimal frontier, its area, and the boundaries' points.
 
   None in another environment, for other models or prices than those that it is computed for, and
   where there are too few steps for LARGE to gain anything.
-
-  Returns:
-    optimum (points), small, large (points of dollars and probability of success) and area.
   """
   c = config.models
   if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices:
@@ -175,19 +172,18 @@ def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:
   """P(amber | kind), and each lock's prior hardness given kind, sign and having come to it."""
   doomed_K, tricky_K = np.array([(kind.doomed, kind.tricky) for kind in rules.kinds]).T
   amber_K = (1 - doomed_K) * rules.amber[0] + doomed_K * rules.amber[1]
-  doomed_KxZ = np.empty((len(doomed_K), len(sandbox.SIGNS)))
-  doomed_KxZ[:, BLANK] = doomed_K
-  doomed_KxZ[:, AMBER] = doomed_K * rules.amber[1] / (amber_K + TINY)
-  doomed_KxZ[:, GREEN] = doomed_K * (1 - rules.amber[1]) / (1 - amber_K + TINY)
+  by_sign = {BLANK: doomed_K, AMBER: doomed_K * rules.amber[1] / (amber_K + TINY)}
+  by_sign[GREEN] = doomed_K * (1 - rules.amber[1]) / (1 - amber_K + TINY)
+  doomed_KxZ = np.stack([by_sign[sign] for sign in range(len(by_sign))], axis=1)
   places = rules.locks - rules.broken_from
-  prior_IxKxZxL = np.empty((rules.locks, *doomed_KxZ.shape, 3))
-  for lock in range(rules.locks):
-    passed = max(lock - rules.broken_from, 0) / places
-    here = doomed_KxZ / places * (lock >= rules.broken_from)
-    broken_KxZ = here / (1 - doomed_KxZ * passed)
-    prior_IxKxZxL[lock, ..., PLAIN] = (1 - broken_KxZ) * (1 - tricky_K)[:, None]
-    prior_IxKxZxL[lock, ..., TRICKY] = (1 - broken_KxZ) * tricky_K[:, None]
-    prior_IxKxZxL[lock, ..., BROKEN] = broken_KxZ
+  lock_Ix1x1 = np.arange(rules.locks)[:, None, None]
+  passed_Ix1x1 = np.maximum(lock_Ix1x1 - rules.broken_from, 0) / places
+  here_IxKxZ = doomed_KxZ / places * (lock_Ix1x1 >= rules.broken_from)
+  broken_IxKxZ = here_IxKxZ / (1 - doomed_KxZ * passed_Ix1x1)
+  prior_IxKxZxL = np.empty((*broken_IxKxZ.shape, 3))
+  prior_IxKxZxL[..., PLAIN] = (1 - broken_IxKxZ) * (1 - tricky_K)[:, None]
+  prior_IxKxZxL[..., TRICKY] = (1 - broken_IxKxZ) * tricky_K[:, None]
+  prior_IxKxZxL[..., BROKEN] = broken_IxKxZ
   return amber_K, prior_IxKxZxL
 
 

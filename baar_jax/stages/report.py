@@ -55,9 +55,8 @@ def terminal_table(results: Mapping) -> str:
   for row in rows[(rows.metric == sr) & rows.lam.isna() & rows.area.notna()].itertuples():
     lines.append(f"area of {row.family}{mark.get(row.family, '')}: {row.area:.3f}")
   *parts, (_, total_usd) = tables.ledger(results).items()
-  line = f"spent by this run: ${total_usd:.4f} ("
-  line += ", ".join(f"{title} ${usd:.4f}" for title, usd in parts) + ")"
-  if results["ledger"]["presumed_usd"]:
-    presumed_usd = results["ledger"]["presumed_usd"]
+  line = ", ".join(f"{title} ${usd:.4f}" for title, usd in parts)
+  line = f"spent by this run: ${total_usd:.4f} ({line})"
+  if presumed_usd := results["ledger"]["presumed_usd"]:
     line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
   return "\n".join([*lines, f"{line}; {tables.models_text(results)}"])
