@@ -25,8 +25,7 @@ JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 BENCH_SHAPE = {"hidden_size": 512, "intermediate_size": 2752, "num_layers": 8, "num_heads": 8}
 BENCH_SHAPE |= {"num_kv_heads": 2, "head_dim": 64, "rope_theta": 1e6}
 BENCH_TEXTS = {"max_tokens": 1792, "buckets": 4, "action_tokens": 20, "result_tokens": 44}
-# A section of the configuration; its inputs may be keys, which are not shown.
-section = dataclass(config={"extra": "forbid", "hide_input_in_errors": True})
+section = dataclass(config={"extra": "forbid", "hide_input_in_errors": True})  # may be keys
 
 
 def address(url: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -149,8 +150,7 @@ def timed(call: Callable[[], object]) -> float:
 
 def first_and_steady(call: Callable[[], object]) -> tuple[float, float]:
   """Seconds of the first call, which compiles, and of the fastest of three after it."""
-  first = timed(call)
-  return first, min(timed(call) for _ in range(3))
+  return timed(call), min(timed(call) for _ in range(3))
 
 
 def decisions(subject: Subject, report: Report) -> None:
@@ -222,9 +222,8 @@ def training(subject: Subject, report: Report) -> None:
   batcher = Batcher(c, view, subject.tasks)
   placed = view.decision_ids, None, c.router.dtype
   trainer = Trainer(subject.model, METHODS["sft"].loss, sft_optimizer(c.sft), *placed)
-  first_s, sft_s = first_and_steady(
-    lambda: trainer.step([batch for _, batch in batcher.micro_batches(episodes)])
-  )
+  micro_batches = partial(batcher.micro_batches, episodes)
+  first_s, sft_s = first_and_steady(lambda: trainer.step([b for _, b in micro_batches()]))
   del trainer  # its parameters and its optimizer's state
   trainer = Trainer(subject.model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
   anchor = Scorer(subject.model, *placed)
@@ -273,21 +272,7 @@ def loading(subject: Subject, report: Report) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class WaitingPair:
-  """Stands for models: every reply takes a latency that was drawn before; seeds are rows."""
-
-  latency_s_BxS: Sequence[Sequence[float]]
-  kind, names = "scripted", ("waits", "waits")
-
-  def start(self, env: Env, task: Task, seed: int, hold: object) -> list["WaitingAgent"]:
-    return [WaitingAgent(self.latency_s_BxS[seed])] * 2
-
-  def stop(self) -> None:
-    """Nothing is in flight that could be cut short."""
-
-
-@dataclasses.dataclass(frozen=True)
-class WaitingAgent:
+class WaitingAgent:  # stands for a model whose latencies were drawn before
   latency_s_S: Sequence[float]
 
   def bound_usd(self, messages: object, step: int) -> float:
@@ -308,7 +293,10 @@ def waiting(report: Report) -> None:
   envs = [Sandbox(1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
   jobs = [Job(envs[0].tasks("test")[0], seed) for seed in range(LIVE)]
   start = time.monotonic()
-  list(run_episodes(jobs, random_large(0.5, "bench"), WaitingPair(latency_s_BxS), envs))
+  pair = SimpleNamespace(
+    start=lambda env, task, seed, hold: [WaitingAgent(latency_s_BxS[seed])] * 2, stop=lambda: None
+  )
+  list(run_episodes(jobs, random_large(0.5, "bench"), pair, envs))
   seconds = time.monotonic() - start
   longest_s = max(map(sum, latency_s_BxS))
   barrier_s = sum(map(max, zip(*latency_s_BxS)))
