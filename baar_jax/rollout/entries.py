@@ -18,8 +18,7 @@ class Entry:
   """One line of the evaluation.
 
   Attributes:
-    family: "always-small", "always-large", "random", "first-large", "sft", "bopo", "oracle" or
-      "optimum", a rival or an ablation; points of one family make one frontier.
+    family: one of `entries`' table; points of one family make one frontier.
     parameters: of the policy within its family, such as {"p": 0.25} or {"lam": 0.3,
       "threshold": 0.5}; "share" stands for a threshold that training episodes have set.
     policy: the name under which its episodes are stored.
@@ -73,15 +72,11 @@ def routers(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
   c, rivals = config, config.baselines.rivals
   rollouts, steps = {"update": c.bopo.updates}, {"update": c.baselines.updates}
   yield "sft", {"update": c.sft.updates}
-  for lam in c.bopo.lam:
-    yield "bopo", {"lam": lam} | rollouts
-  for family in ("cascade", "single-turn"):
-    if family in rivals:
-      yield family, steps
-  for lam in c.bopo.lam if "vanilla" in rivals else ():
-    yield "vanilla", {"lam": lam} | rollouts
-  for ablation in c.baselines.ablations:
-    yield ablation, {"lam": compared_lam(c)} | rollouts
+  yield from (("bopo", {"lam": lam} | rollouts) for lam in c.bopo.lam)
+  yield from ((family, steps) for family in ("cascade", "single-turn") if family in rivals)
+  if "vanilla" in rivals:
+    yield from (("vanilla", {"lam": lam} | rollouts) for lam in c.bopo.lam)
+  yield from ((ablation, {"lam": compared_lam(c)} | rollouts) for ablation in c.baselines.ablations)
 
 
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:

@@ -48,10 +48,10 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
   the same draws follow from the same task, seed and step.
   """
   missing = {(job.task.id, job.seed) for job in jobs} - run.store.keys(entry.policy)
-  others = run.store.table([entry.unlimited])
+  table = run.store.table([entry.unlimited])
   # With all K calls made, a router would not be asked again.
-  others = others[others.large_calls < entry.call_budget]
-  keys = missing & set(zip(others.task_id, others.seed))
+  unchanged = table[table.large_calls < entry.call_budget]
+  keys = missing & set(zip(unchanged.task_id, unchanged.seed))
   run.store.add_equal(entry.policy, entry.call_budget, entry.unlimited, keys)
 
 

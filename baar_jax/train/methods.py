@@ -136,29 +136,28 @@ def bopo_advantages(
   Raises:
     ValueError: no task has `MIN_GROUP` episodes.
   """
-  groups = by_task(episodes)
-  kept, advantages, all_rewards, clipped = [], [], [], 0
-  for task_id, group in groups.items():
-    if len(group) < MIN_GROUP:
-      continue
-    profile = profiles[task_id]
-    reward_G = np.array([episode_reward(e, profile, lam, config) for e in group])
+  all_groups = by_task(episodes)
+  groups = [group for group in all_groups if len(group) >= MIN_GROUP]
+  if not groups:
+    count = len(all_groups)
+    raise ValueError(f"none of the {count} tasks of this batch has {MIN_GROUP} episodes: {DIED}")
+
+  def reward(episode: Episode) -> float:
+    return episode_reward(episode, profiles[episode.task_id], lam, config)
+
+  reward_parts, adv_parts = [], []
+  for group in groups:
+    reward_G = np.array([reward(e) for e in group])
     # The ablation's reference is no higher than the mean, so that the mean is the baseline.
-    reference = reward_G.min()
-    if config.reference_guided:
-      reference = episode_reward(references[task_id], profile, lam, config)
+    guided = config.reference_guided
+    reference = reward(references[group[0].task_id]) if guided else reward_G.min()
     eps, clip = config.advantage_eps, config.advantage_clip
-    adv_G = rewards.reference_advantage(reward_G, reference, eps, clip)
-    clipped += bool(np.any(np.abs(adv_G) >= clip))
-    kept.extend(group)
-    all_rewards.append(reward_G)
-    advantages.append(adv_G)
-  if not kept:
-    raise ValueError(
-      f"none of the {len(groups)} tasks of this batch has {MIN_GROUP} episodes: {DIED}"
-    )
-  metrics = rollout_metrics(kept, np.concatenate(all_rewards)) | {"clipped": clipped}
-  return kept, np.concatenate(advantages), metrics
+    adv_parts.append(rewards.reference_advantage(reward_G, reference, eps, clip))
+    reward_parts.append(reward_G)
+  clipped = sum(bool(np.any(np.abs(adv_G) >= config.advantage_clip)) for adv_G in adv_parts)
+  kept = [e for group in groups for e in group]
+  metrics = rollout_metrics(kept, np.concatenate(reward_parts)) | {"clipped": clipped}
+  return kept, np.concatenate(adv_parts), metrics
 
 
 def dapo_advantages(
@@ -184,26 +183,26 @@ def dapo_advantages(
   if not episodes:
     raise ValueError(f"no episode of this batch came to its end: {DIED}")
   unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
-  kept, advantages, all_rewards = [], [], []
+  kept, reward_parts, adv_parts = [], [], []
   groups = by_task(episodes)
-  for group in groups.values():
+  for group in groups:
     success_G = np.array([e.success for e in group], np.float64)
     reward_G = success_G - lam * np.array([e.cost_usd for e in group]) / unit_usd
-    all_rewards.extend(reward_G)
+    reward_parts.append(reward_G)
     if 0 < success_G.sum() < len(group):
       kept.extend(group)
-      advantages.append((reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS))
-  metrics = rollout_metrics(episodes, np.array(all_rewards))
-  metrics["kept_groups"] = len(advantages) / len(groups)
-  return kept, np.concatenate([np.zeros(0), *advantages]), metrics
+      adv_parts.append((reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS))
+  metrics = rollout_metrics(episodes, np.concatenate(reward_parts))
+  metrics["kept_groups"] = len(adv_parts) / len(groups)
+  return kept, np.concatenate([np.zeros(0), *adv_parts]), metrics
 
 
-def by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+def by_task(episodes: Sequence[Episode]) -> list[list[Episode]]:
   """The groups of a rollout batch, in the order of their first episodes."""
   groups: dict[str, list[Episode]] = {}
   for episode in episodes:
     groups.setdefault(episode.task_id, []).append(episode)
-  return groups
+  return list(groups.values())
 
 
 def rollout_metrics(episodes: Sequence[Episode], reward_B: np.ndarray) -> dict[str, float]:
