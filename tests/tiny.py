@@ -1,6 +1,7 @@
 """What several tests share: hand-made episodes, and the smallest run of the sandbox."""
 
 import contextlib
+import operator
 
 from baar_jax.config import (
   BoPOConfig,
@@ -65,39 +66,18 @@ def config(runs, name="tiny", **env) -> Config:
   )
 
 
+FLAGS = """name runs env.train_tasks env.test_tasks env.max_steps env.processes env.live_per_process
+router.vocab_size router.hidden_size router.intermediate_size router.num_layers router.head_dim
+router.max_tokens profile.trials references.samples sft.updates sft.batch_episodes
+sft.micro_episodes bopo.lam bopo.updates bopo.tasks_per_update bopo.group_size evaluate.seeds
+evaluate.random_p evaluate.call_budgets evaluate.bootstrap"""
+
+
 def flags(runs) -> list[str]:
   """The numbers of `config` for the command line, whatever else a configuration says."""
   c = config(runs)
-  values = {
-    "name": c.name,
-    "runs": c.runs,
-    "env.train_tasks": c.env.train_tasks,
-    "env.test_tasks": c.env.test_tasks,
-    "env.max_steps": c.env.max_steps,
-    "env.processes": c.env.processes,
-    "env.live_per_process": c.env.live_per_process,
-    "router.vocab_size": c.router.vocab_size,
-    "router.hidden_size": c.router.hidden_size,
-    "router.intermediate_size": c.router.intermediate_size,
-    "router.num_layers": c.router.num_layers,
-    "router.head_dim": c.router.head_dim,
-    "router.max_tokens": c.router.max_tokens,
-    "profile.trials": c.profile.trials,
-    "references.samples": c.references.samples,
-    "pretrain.batch_episodes": 16,
-    "sft.updates": c.sft.updates,
-    "sft.batch_episodes": c.sft.batch_episodes,
-    "sft.micro_episodes": c.sft.micro_episodes,
-    "bopo.lam": c.bopo.lam,
-    "bopo.updates": c.bopo.updates,
-    "bopo.tasks_per_update": c.bopo.tasks_per_update,
-    "bopo.group_size": c.bopo.group_size,
-    "evaluate.seeds": c.evaluate.seeds,
-    "evaluate.random_p": c.evaluate.random_p,
-    "evaluate.call_budgets": c.evaluate.call_budgets,
-    "evaluate.thresholds": (),
-    "evaluate.bootstrap": c.evaluate.bootstrap,
-  }
+  values = {name: operator.attrgetter(name)(c) for name in FLAGS.split()}
+  values |= {"pretrain.batch_episodes": 16, "evaluate.thresholds": ()}
   return [f"--config.{name}={value}" for name, value in values.items()]
 
 

@@ -15,7 +15,7 @@ from baar_jax.llms.scripted import ScriptedPair
 
 def check(config: Config) -> None:
   """Raises ValueError where a model has no price or no key, or the pair is in the wrong order:
-  before anything is made or run."""
+  before anything is opened or run."""
   asked = [config.models]
   if "zero-shot" in config.baselines.rivals:
     asked.append(config.baselines.judge)
@@ -43,10 +43,10 @@ def _check_group(kind: str, group: ModelsConfig) -> None:
 
 
 def open_pair(config: Config, path: Path) -> Pair:
-  """The configured pair. API models note their calls in the store at `path`."""
+  """The configured pair. API models record their calls in the store at `path`."""
   if config.models.kind == "scripted":
     return _scripted(config)
-  from baar_jax.llms.chat import ChatPair  # the client is for those who have API models
+  from baar_jax.llms.chat import ChatPair  # a scripted run does without the client
 
   prices = prices_of(config.models.names, config.models.prices)
   return ChatPair(config.models, prices, Calls(path))

@@ -8,7 +8,7 @@ from baar_jax.rollout.live import Decision, Live
 
 
 class RulePolicy:
-  """A rule from a live episode to a model; nothing to remember between its decisions."""
+  """A rule from a live episode to a model; it keeps nothing between its decisions."""
 
   def __init__(self, name: str, rule: Callable[[Live], int]):
     self.name = name
