@@ -12,13 +12,12 @@ from baar_jax.episode import SMALL, Task
 from baar_jax.rollout.entries import BOUNDARIES
 from baar_jax.router.view import View
 from baar_jax.store import Store
-from baar_jax.train.batches import make_batch
+from baar_jax.train.batches import label_failures, make_batch
 from baar_jax.train.dataset import (
   Profile,
   balanced,
   cheapest,
   choose_reference,
-  label_failures,
   load_profiles,
   load_references,
   paid_episodes,

@@ -10,8 +10,8 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
 from baar_jax.router.view import View
 from baar_jax.stages.rivals import large_wins, split
-from baar_jax.train.batches import make_batch
-from baar_jax.train.dataset import label_episodes, proposed
+from baar_jax.train.batches import label_episodes, make_batch
+from baar_jax.train.dataset import proposed
 from baar_jax.train.thresholds import calibration, threshold
 
 

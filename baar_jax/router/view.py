@@ -6,7 +6,6 @@ from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL, Episode, Step, Task
-from baar_jax.rollout.live import Live
 from baar_jax.router.tokenizer import Tokenizer
 
 RECENT_STEPS = 10  # of the paper's hard-budget prompt
@@ -69,8 +68,8 @@ class View:
       episode = dataclasses.replace(episode, call_budget=None, usd_budget=None)
     return (self._prompts if self.config.view == "paper" else self._transcript)(task, episode)
 
-  def live_window(self, live: Live) -> Window:
-    """The sequence at whose end the next decision of a live episode is predicted."""
+  def live_window(self, live) -> Window:
+    """The sequence at whose end the next decision of a `rollout.live.Live` is predicted."""
     # The model and the action of an episode's last step are not read.
     steps = [*live.steps, Step(live.observation, SMALL, "", proposal=live.proposed)]
     episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_budget, live.usd_budget)

@@ -16,9 +16,9 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy, judged_view
 from baar_jax.run import Run
-from baar_jax.train.batches import Batcher
+from baar_jax.train.batches import Batcher, label_failures
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.dataset import label_failures, proposed, threshold_episodes
+from baar_jax.train.dataset import proposed, threshold_episodes
 from baar_jax.train.thresholds import score, threshold
 from baar_jax.train.trainer import Scorer
 

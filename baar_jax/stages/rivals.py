@@ -8,9 +8,9 @@ from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.rollout.entries import stratified_name
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.train.batches import Batch, Batcher
+from baar_jax.train.batches import Batch, Batcher, label_episodes, label_failures
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
-from baar_jax.train.dataset import label_episodes, label_failures, load_profiles, proposed, shuffled
+from baar_jax.train.dataset import load_profiles, proposed, shuffled
 from baar_jax.train.fit import fit_references, fit_rollouts, fit_stored
 from baar_jax.train.thresholds import calibration, score
 from baar_jax.train.trainer import Scorer

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from baar_jax.config import Config
-from baar_jax.episode import Episode, Task
+from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.router.view import View, Window
 
 
@@ -164,3 +164,18 @@ def _with_shares(batch: Batch, episodes: int, decisions: int) -> Batch:
     episode_share=np.float32(len(batch.mask_BxS) / episodes),
     decision_share=np.float32(batch.mask_BxS.sum() / decisions),
   )
+
+
+def label_failures(batch: Batch, episodes: Sequence[Episode]) -> Batch:
+  """The batch with the episode's failure as what is to be decided, where SMALL acted."""
+  small_BxS = batch.mask_BxS & (batch.action_BxS == SMALL)
+  batch = dataclasses.replace(batch, mask_BxS=small_BxS)
+  return label_episodes(batch, [not e.success for e in episodes])
+
+
+def label_episodes(batch: Batch, labels: Sequence[bool]) -> Batch:
+  """The batch with one label per episode as what is to be decided at each of its decisions."""
+  label_B = np.zeros(len(batch.mask_BxS), bool)
+  label_B[: len(labels)] = labels
+  action_BxS = np.where(batch.mask_BxS, label_B[:, None], 0).astype(np.int32)
+  return dataclasses.replace(batch, action_BxS=action_BxS)

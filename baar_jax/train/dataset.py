@@ -7,14 +7,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.rollout.entries import BOUNDARIES, stratified_name
 from baar_jax.store import Store
 from baar_jax.train import rewards
-from baar_jax.train.batches import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,21 +200,6 @@ def proposed(episode: Episode) -> Episode:
     for step in episode.steps
   ]
   return dataclasses.replace(episode, steps=steps)
-
-
-def label_failures(batch: Batch, episodes: Sequence[Episode]) -> Batch:
-  """The batch with the episode's failure as what is to be decided, where SMALL acted."""
-  small_BxS = batch.mask_BxS & (batch.action_BxS == SMALL)
-  batch = dataclasses.replace(batch, mask_BxS=small_BxS)
-  return label_episodes(batch, [not e.success for e in episodes])
-
-
-def label_episodes(batch: Batch, labels: Sequence[bool]) -> Batch:
-  """The batch with one label per episode as what is to be decided at each of its decisions."""
-  label_B = np.zeros(len(batch.mask_BxS), bool)
-  label_B[: len(labels)] = labels
-  action_BxS = np.where(batch.mask_BxS, label_B[:, None], 0).astype(np.int32)
-  return dataclasses.replace(batch, action_BxS=action_BxS)
 
 
 def sft_batches(store: Store, config: Config) -> Iterator[list[Episode]]:
