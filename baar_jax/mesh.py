@@ -18,49 +18,35 @@ STACKED = "layers"  # the module whose arrays have the layers as their first axi
 def join(coordinator: str, processes: int, process: int) -> None:
   """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing.
 
-  Where process 0 waits in vain for others, JAX ends it after five minutes.
-
-  Raises:
-    ValueError: process 0 cannot be reached for a minute.
+  Raises ValueError if process 0 cannot be reached for a minute. Where process 0 waits in vain for
+  others, JAX ends it after five minutes.
   """
   if processes == 1 or jax.distributed.is_initialized():
     return
-  if process > 0:  # JAX itself would end the program without an exception
-    _reach(coordinator)
+  host, _, port = coordinator.rpartition(":")
+  end = time.monotonic() + REACH_S
+  while process > 0:  # JAX itself would end the program without an exception
+    try:
+      socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+      break
+    except (OSError, OverflowError) as error:
+      if time.monotonic() > end:
+        flag = f"--config.distributed.coordinator {coordinator}"
+        raise ValueError(f"{flag} cannot be reached ({error}): start process 0 there") from error
+    time.sleep(0.5)
   jax.distributed.initialize(coordinator, processes, process)
 
 
-def _reach(address: str) -> None:
-  host, _, port = address.rpartition(":")
-  end = time.monotonic() + REACH_S
-  while True:
-    try:
-      socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-      return
-    except (OSError, OverflowError) as error:
-      if time.monotonic() > end:
-        raise ValueError(
-          f"--config.distributed.coordinator {address} cannot be reached ({error}): "
-          "start process 0 there"
-        ) from error
-    time.sleep(0.5)
-
-
 def make_mesh(fsdp: int = 0) -> Mesh:
-  """The mesh of all devices of all processes.
+  """The mesh of all devices of all processes; ValueError if they cannot be divided so.
 
-  Args:
-    fsdp: over how many devices parameters are split, the rest repeat them; 0 is all devices.
-
-  Raises:
-    ValueError: the devices cannot be divided so.
+  `fsdp` is the number of devices that share one copy of the parameters; 0 is all devices.
   """
   devices = jax.device_count()
   fsdp = fsdp or devices
   if devices % fsdp:
-    raise ValueError(
-      f"--config.distributed.fsdp is {fsdp!r}; it must divide the number of devices, {devices}"
-    )
+    flag = f"--config.distributed.fsdp is {fsdp!r}"
+    raise ValueError(f"{flag}; it must divide the number of devices, {devices}")
   return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=(AxisType.Auto,) * 2)
 
 
@@ -73,8 +59,8 @@ def one_device() -> Mesh:
 def split_parameters(params, mesh: Mesh):
   """The sharding of each array of a router, or of a pytree of its shape.
 
-  An array is split over fsdp along its longest axis that fsdp divides, never along the layers
-  themselves, which are gone through one by one; where there is none it is repeated.
+  An array is split over fsdp along its longest axis that fsdp divides, never along the layers;
+  without such an axis it is repeated.
   """
   fsdp = mesh.shape["fsdp"]
 
@@ -92,8 +78,7 @@ def split_parameters(params, mesh: Mesh):
 def split_rows(tree, mesh: Mesh):
   """NumPy arrays that every process holds whole, with their rows spread over all devices.
 
-  Arrays without rows, and those whose rows the devices do not divide, are repeated. What is on
-  devices already stays where it is.
+  Arrays whose rows the devices do not divide are repeated; arrays of JAX stay where they are.
   """
 
   def place(x):
@@ -107,9 +92,9 @@ def split_rows(tree, mesh: Mesh):
 
 
 def spread(x):
-  """Inside a compiled function: rows over all devices of the mesh in use, if there is one.
+  """Inside a compiled function: x with its rows over all devices of the mesh in use, if any.
 
-  Without this the compiler may split the work along a split of the weights instead.
+  Without it the compiler may split the work along a split of the weights instead.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or x.shape[0] % mesh.size:
@@ -119,11 +104,9 @@ def spread(x):
 
 def local_copy(tree, mesh: Mesh, dtype):
   """Whole float arrays in `dtype` on this process's first device; every process must call it."""
-  whole = jax.jit(
-    lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree),
-    out_shardings=NamedSharding(mesh, P()),
-  )
-  return jax.tree.map(lambda x: x.addressable_data(0), whole(tree))
+  cast = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)  # noqa: E731
+  whole = jax.jit(cast, out_shardings=NamedSharding(mesh, P()))(tree)
+  return jax.tree.map(lambda x: x.addressable_data(0), whole)
 
 
 def exchange(value) -> list:

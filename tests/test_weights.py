@@ -1,6 +1,5 @@
 """Hugging Face weights: PyTorch's numbers, in and out exactly, one tensor at a time, no trust."""
 
-import functools
 import json
 import os
 import subprocess
@@ -20,9 +19,8 @@ from safetensors.numpy import load_file, save_file
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.tokenizer import adopt_tokenizer
-from baar_jax.router.weights import check_directory, load_qwen2, read_config, save_qwen2
+from baar_jax.router.weights import load_qwen2, read_config, save_qwen2
 
-TESTS = Path(__file__).parent
 INDEX = "model.safetensors.index.json"
 # 6 heads of 10 on a width of 48: no two axes of a kernel, in the file or here, are as long.
 SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}
@@ -62,44 +60,20 @@ def forward(model, tokens_BxT):
   return hidden_BxTxD, model.logits(hidden_BxTxD)
 
 
-@pytest.fixture(scope="module")
-def golden():
-  """golden(case, name): an array of qwen2.npz."""
-  arrays = dict(np.load(make_qwen2.FILE))
-  return lambda case, name: arrays[f"{case}/{name}"]
-
-
-@pytest.fixture(scope="module")
-def directory_of(tmp_path_factory):
-  """directory_of(case): the weights that a case of qwen2.npz was computed from."""
-  root = tmp_path_factory.mktemp("cases")
-  return functools.cache(lambda case: hf.write(root / case, hf.SHAPES[case]))
-
-
-@pytest.fixture(scope="module")
-def ours(golden, directory_of):
-  """ours(case): (hidden_BxTxD, logits_BxTxV) of a case's tokens by baar_jax."""
-
-  @functools.cache
-  def compute(case):
-    tokens_BxT = golden(case, "tokens_BxT").astype(np.int32)
-    return tuple(map(np.asarray, forward(load_qwen2(directory_of(case)), tokens_BxT)))
-
-  return compute
-
-
 @pytest.mark.parametrize("case", make_qwen2.CASES)
-def test_computes_what_the_pytorch_original_does(case, golden, ours):
+def test_computes_what_the_pytorch_original_does(case, tmp_path):
   """The numbers are Qwen2ForCausalLM's (transformers 5.23, float32) with the same weights.
 
   `cd tests && python -m golden.make_qwen2` made them. Grouped, multi-head and multi-query
   attention; tied and untied heads; 3,000 tokens. Biases and norms are random too.
   """
-  kept_S = golden(case, "kept_S")
-  for got, name in zip(ours(case), ("hidden_BxSxD", "logits_BxSxV")):
-    want = golden(case, name)
+  golden = np.load(make_qwen2.FILE)
+  model = load_qwen2(hf.write(tmp_path, hf.SHAPES[case]))
+  outputs = forward(model, golden[f"{case}/tokens_BxT"].astype(np.int32))
+  for output, name in zip(outputs, ("hidden_BxSxD", "logits_BxSxV")):
+    want = golden[f"{case}/{name}"]
     assert want.std() > 0.5
-    np.testing.assert_allclose(got[:, kept_S], want, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(output[:, golden[f"{case}/kept_S"]], want, rtol=0, atol=2e-5)
 
 
 class TestPyTorch:
@@ -110,16 +84,6 @@ class TestPyTorch:
     pytest.importorskip("torch")
     return pytest.importorskip("transformers")
 
-  @pytest.mark.parametrize("case", make_qwen2.CASES)
-  def test_every_position_equals_the_original(self, transformers, case, golden, ours, directory_of):
-    original = make_qwen2.outputs(directory_of(case), golden(case, "tokens_BxT").astype(np.int32))
-    names = "hidden_BxSxD", "logits_BxSxV"
-    for got, want, name in zip(ours(case), original, names):
-      np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
-      # What is stored is what the original computes here.
-      kept = want[:, golden(case, "kept_S")]
-      np.testing.assert_allclose(kept, golden(case, name), rtol=0, atol=1e-5)
-
   @pytest.mark.parametrize("shape, shard_bytes", [(SHAPE, 1 << 30), (UNTIED, 40_000)])
   def test_loads_what_is_saved(self, transformers, shape, shard_bytes, tmp_path, monkeypatch):
     """The model and the tokenizer, which is a Qwen2's with the decisions added."""
@@ -128,28 +92,17 @@ class TestPyTorch:
     monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
     saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
     save_qwen2(model, saved, file, jnp.float32)
-    assert (saved / INDEX).exists() == (shard_bytes < 1 << 30)
     tokens_BxT = np.random.default_rng(5).integers(0, 307, (2, 12))
-    for got, want in zip(forward(model, tokens_BxT), make_qwen2.outputs(saved, tokens_BxT)):
-      np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
-    theirs = transformers.AutoTokenizer.from_pretrained(saved)
-    self.assert_reads(theirs, tokenizers.Tokenizer.from_file(str(file)), [300, 301])
-
-  def assert_reads(self, theirs, mine, decisions):
+    for output, want in zip(forward(model, tokens_BxT), make_qwen2.outputs(saved, tokens_BxT)):
+      np.testing.assert_allclose(output, want, rtol=0, atol=2e-5)
+    theirs, ours = (
+      transformers.AutoTokenizer.from_pretrained(saved),
+      tokenizers.Tokenizer.from_file(str(file)),
+    )
     text = "task: find the plant\n\n  step 1 model:<|BIG|> action: é☂ big SMALL<|SMALL|>."
-    ids = mine.encode(text, add_special_tokens=False).ids
+    ids = ours.encode(text, add_special_tokens=False).ids
     assert theirs(text).input_ids == ids and theirs.decode(ids) == text
-    assert [id for id in ids if id in decisions] == decisions[::-1]
-    assert theirs.convert_tokens_to_ids(["<|SMALL|>", "<|BIG|>"]) == decisions
-
-  def test_reads_a_tokenizer_that_was_trained_here(self, transformers, tmp_path, tokenizer_dir):
-    """By the class that takes tokenizer.json as it is: AutoTokenizer splits texts as Qwen2 does,
-    whatever tokenizer.json and tokenizer_config.json say."""
-    model = load_qwen2(hf.write(tmp_path / "base", SHAPE))
-    file = tokenizer_dir / "tokenizer.json"
-    save_qwen2(model, tmp_path / "saved", file)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")
-    self.assert_reads(theirs, tokenizers.Tokenizer.from_file(str(file)), [0, 1])
+    assert [id for id in ids if id >= 300] == [301, 300]
 
   @pytest.mark.parametrize("shape", [SHAPE, UNTIED], ids=["tied", "untied"])
   def test_what_transformers_saves_is_loaded(self, transformers, shape, tmp_path):
@@ -161,55 +114,46 @@ class TestPyTorch:
     assert_same(load_qwen2(tmp_path / "saved"), load_qwen2(tmp_path / "base"))
 
 
-class TestLoad:
-  @pytest.mark.parametrize(
-    "shape, shard_mb, stored, dtype",
-    [
-      (SHAPE, None, "float32", jnp.float32),
-      (UNTIED, 0.03, "bfloat16", jnp.float32),
-      (SHAPE, 0.06, "float32", jnp.bfloat16),
-    ],
-  )
-  def test_every_number_is_in_its_place(self, shape, shard_mb, stored, dtype, tmp_path):
-    hf.write(tmp_path, shape, stored, shard_mb=shard_mb)
-    assert (len(list(tmp_path.glob("*.safetensors"))) > 3) == bool(shard_mb)
-    model = load_qwen2(tmp_path, dtype)
-    # bf16 numbers are float32 ones too; float32 ones are rounded to the nearest bf16.
-    written = {name: np.asarray(x, dtype) for name, x in hf.tensors(shape, stored)}
-    found = {
-      "model.embed_tokens.weight": model.embedding_VxD,
-      "model.norm.weight": model.final_norm,
-    }
-    if not shape["tie_word_embeddings"]:
-      found["lm_head.weight"] = model.head_VxD
-    for name, param in found.items():
-      assert param[...].dtype == dtype
-      np.testing.assert_array_equal(param[...], written.pop(name), err_msg=name)
-    for name, (theirs, place) in LAYOUT.items():
-      param = getattr(model.layers, name)[...]
-      assert param.dtype == dtype
-      for layer in range(3):
-        where = place(*np.indices(param.shape[1:]))
-        want = written.pop(f"model.layers.{layer}.{theirs}")
-        assert want.size == param[layer].size
-        np.testing.assert_array_equal(param[layer], want[where], err_msg=name)
-    assert not written
-    assert len(leaves(model)) == len(found) + len(LAYOUT)
+@pytest.mark.parametrize(
+  "shape, shard_mb, stored, dtype",
+  [
+    (UNTIED, 0.03, "bfloat16", jnp.float32),
+    (SHAPE | {"num_hidden_layers": 1}, None, "float32", jnp.bfloat16),
+  ],
+  ids=["shards", "one layer"],
+)
+def test_every_number_is_in_its_place(shape, shard_mb, stored, dtype, tmp_path):
+  hf.write(tmp_path, shape, stored, shard_mb=shard_mb)
+  assert (len(list(tmp_path.glob("*.safetensors"))) > 3) == bool(shard_mb)
+  model = load_qwen2(tmp_path, dtype)
+  # bf16 numbers are float32 ones too; float32 ones are rounded to the nearest bf16.
+  written = {name: np.asarray(x, dtype) for name, x in hf.tensors(shape, stored)}
+  tables = {"model.embed_tokens.weight": model.embedding_VxD, "model.norm.weight": model.final_norm}
+  if not shape["tie_word_embeddings"]:
+    tables["lm_head.weight"] = model.head_VxD
+  for name, param in tables.items():
+    assert param[...].dtype == dtype
+    np.testing.assert_array_equal(param[...], written.pop(name), err_msg=name)
+  for name, (theirs, place) in LAYOUT.items():
+    param = getattr(model.layers, name)[...]
+    assert param.dtype == dtype
+    for layer in range(shape["num_hidden_layers"]):
+      where = place(*np.indices(param.shape[1:]))
+      want = written.pop(f"model.layers.{layer}.{theirs}")
+      assert want.size == param[layer].size
+      np.testing.assert_array_equal(param[layer], want[where], err_msg=name)
+  assert not written
+  assert len(leaves(model)) == len(tables) + len(LAYOUT)
 
-  def test_the_sizes_are_those_of_config_json(self, tmp_path):
-    config = read_config(hf.write(tmp_path, hf.SHAPES["multihead"]))
-    sizes = 131, 40, 56, 2, 4, 4, 16, 10_000.0, 1e-3, False, 32_768
-    assert tuple(vars(config).values()) == sizes
-    # Without a size of heads they share the width, without key heads each has its own.
-    change(tmp_path, num_key_value_heads=None, head_dim=None)
-    config = read_config(tmp_path)
-    assert (config.num_key_value_heads, config.head_dim) == (4, 10)
 
-  def test_a_single_layer(self, tmp_path):
-    shape = SHAPE | {"num_hidden_layers": 1}
-    kernel_LxFxD = load_qwen2(hf.write(tmp_path, shape)).layers.down_kernel[...]
-    written = dict(hf.tensors(shape))["model.layers.0.mlp.down_proj.weight"]
-    np.testing.assert_array_equal(kernel_LxFxD, written.T[None])
+def test_the_sizes_are_those_of_config_json(tmp_path):
+  config = read_config(hf.write(tmp_path, hf.SHAPES["multihead"]))
+  sizes = 131, 40, 56, 2, 4, 4, 16, 10_000.0, 1e-3, False, 32_768
+  assert tuple(vars(config).values()) == sizes
+  # Without a size of heads they share the width, without key heads each has its own.
+  fields(num_key_value_heads=None, head_dim=None)(tmp_path)
+  config = read_config(tmp_path)
+  assert (config.num_key_value_heads, config.head_dim) == (4, 10)
 
 
 SCRIPT = """
@@ -269,220 +213,189 @@ def test_memory_and_four_devices(tmp_path):
   assert_same(load_qwen2(tmp_path / "saved"), load_qwen2(tmp_path / "base"))
 
 
-class TestSave:
-  @pytest.fixture
-  def base(self, tmp_path):
-    return hf.write(tmp_path / "base", UNTIED, tokens=300)
-
-  @pytest.mark.parametrize("shape, shard_bytes, count", [(SHAPE, 1 << 30, 1), (UNTIED, 60_000, 4)])
-  def test_writes_what_was_loaded(self, shape, shard_bytes, count, tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
-    base = hf.write(tmp_path / "base", shape, tokens=300)
-    model, saved = load_qwen2(base), tmp_path / "saved"
-    (tmp_path / "saved.tmp").mkdir()  # of a run that was killed
-    save_qwen2(model, saved, base / "tokenizer.json", jnp.float32)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "saved"]
-    files = {path.name: load_file(path) for path in saved.glob("*.safetensors")}
-    written = {name: x for tensors in files.values() for name, x in tensors.items()}
-    assert len(files) >= count and (count > 1 or len(files) == 1)
-    for name, want in hf.tensors(shape):
-      np.testing.assert_array_equal(written.pop(name), want, strict=True)
-    assert not written
-    assert (saved / INDEX).exists() == (count > 1)
-    if count > 1:
-      index = json.loads((saved / INDEX).read_text())
-      assert index["weight_map"] == {name: file for file in files for name in files[file]}
-      assert index["metadata"]["total_size"] == sum(x.nbytes for _, x in hf.tensors(shape))
-    assert (saved / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+@pytest.mark.parametrize(
+  "shape, shard_bytes, count, dtype", [(SHAPE, 1 << 30, 1, None), (UNTIED, 60_000, 4, "float32")]
+)
+def test_writes_what_was_loaded(shape, shard_bytes, count, dtype, tmp_path, monkeypatch):
+  """In bf16 if nothing else is asked for; shards have an index."""
+  monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
+  base, saved = hf.write(tmp_path / "base", shape, tokens=300), tmp_path / "saved"
+  model = load_qwen2(base)
+  (tmp_path / "saved.tmp").mkdir()  # of a run that was killed
+  save_qwen2(model, saved, base / "tokenizer.json", *([dtype] if dtype else []))
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "saved"]
+  files = {path.name: load_file(path) for path in saved.glob("*.safetensors")}
+  assert len(files) >= count and (count > 1 or len(files) == 1)
+  written = {name: x for tensors in files.values() for name, x in tensors.items()}
+  expected = dict(hf.tensors(shape, dtype or "bfloat16"))
+  assert written.keys() == expected.keys()
+  for name, want in expected.items():
+    np.testing.assert_array_equal(written[name], want, strict=True)
+  if count > 1:
+    index = json.loads((saved / INDEX).read_text())
+    assert index["weight_map"] == {name: file for file in files for name in files[file]}
+    assert index["metadata"]["total_size"] == sum(x.nbytes for x in expected.values())
     assert_same(load_qwen2(saved), model)
+  assert (saved / INDEX).exists() == (count > 1)
+  assert (saved / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+  with pytest.raises(ValueError, match="saved exists; remove it"):
+    save_qwen2(model, saved, base / "tokenizer.json")
 
-  def test_bf16_is_the_default(self, base, tmp_path):
+
+def test_a_directory_appears_when_it_is_whole(tmp_path, monkeypatch):
+  base = hf.write(tmp_path / "base", UNTIED, tokens=300)
+  monkeypatch.setattr(weights, "SHARD_BYTES", 40_000)
+  files = []
+
+  def disk_full(tensors, path, metadata):
+    files.append(path)
+    if len(files) == 3:
+      raise OSError("no space left")
+    save_file(tensors, path, metadata)
+
+  monkeypatch.setattr(weights, "save_file", disk_full)
+  with pytest.raises(OSError, match="no space left"):
     save_qwen2(load_qwen2(base), tmp_path / "saved", base / "tokenizer.json")
-    written = load_file(tmp_path / "saved" / "model.safetensors")
-    for name, want in hf.tensors(UNTIED, "bfloat16"):
-      np.testing.assert_array_equal(written[name], want, strict=True)
-
-  def test_what_is_there_stays(self, base, tmp_path):
-    model, saved = load_qwen2(base), tmp_path / "saved"
-    saved.mkdir()
-    with pytest.raises(ValueError, match="saved exists; remove it"):
-      save_qwen2(model, saved, base / "tokenizer.json")
-    assert list(saved.iterdir()) == []
-
-  def test_it_appears_when_it_is_whole(self, base, tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARD_BYTES", 40_000)
-    files = []
-
-    def disk_full(tensors, path, metadata):
-      files.append(path)
-      if len(files) == 3:
-        raise OSError("no space left")
-      save_file(tensors, path, metadata)
-
-    monkeypatch.setattr(weights, "save_file", disk_full)
-    with pytest.raises(OSError, match="no space left"):
-      save_qwen2(load_qwen2(base), tmp_path / "saved", base / "tokenizer.json")
-    assert files[0].exists() and not (tmp_path / "saved").exists()
+  assert files[0].exists() and not (tmp_path / "saved").exists()
 
 
-def change(directory: Path, file: str = "config.json", **fields) -> None:
-  """Sets fields of a JSON file; those that are None are left out."""
-  old = json.loads((directory / file).read_text())
-  new = {name: value for name, value in (old | fields).items() if value is not None}
-  (directory / file).write_text(json.dumps(new))
+# What can be wrong with a directory: each function returns one that damages it.
 
 
-def edit(file: Path, name: str, tensor: np.ndarray | None) -> None:
+def tensor(name: str, array: np.ndarray | None, file: str = "model.safetensors"):
   """Sets a tensor of a file; None leaves it out."""
-  found = load_file(file) | {name: tensor}
-  save_file({name: x for name, x in found.items() if x is not None}, file)
+
+  def damage(directory: Path) -> None:
+    tensors = load_file(directory / file) | {name: array}
+    save_file({name: x for name, x in tensors.items() if x is not None}, directory / file)
+
+  return damage
 
 
-def name_dtype(file: Path, name: str, dtype: str) -> None:
+def fields(file: str = "config.json", **changes):
+  """Sets fields of a JSON file; those that are None are left out."""
+
+  def damage(directory: Path) -> None:
+    new = json.loads((directory / file).read_text()) | changes
+    new = {name: value for name, value in new.items() if value is not None}
+    (directory / file).write_text(json.dumps(new))
+
+  return damage
+
+
+def content(file: str, text: str | None):
+  """Writes another text into a file; None deletes it."""
+
+  def damage(directory: Path) -> None:
+    path = directory / file
+    path.unlink() if text is None else path.write_bytes(text.encode("latin-1"))
+
+  return damage
+
+
+def cut(of_header: float, of_data: float, file: str = "model.safetensors"):
+  """Leaves these shares of a file's header and of its numbers."""
+
+  def damage(directory: Path) -> None:
+    data = (directory / file).read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    kept = int(header * of_header + (len(data) - header) * of_data)
+    (directory / file).write_bytes(data[:kept])
+
+  return damage
+
+
+def quantised(name: str, dtype: str):
   """Calls the bytes of a float32 tensor four times as many numbers of a dtype of 8 bits."""
-  data = file.read_bytes()
-  end = 8 + int.from_bytes(data[:8], "little")
-  header = json.loads(data[8:end])
-  rows, columns = header[name]["shape"]
-  header[name] |= {"dtype": dtype, "shape": [4 * rows, columns]}
-  text = json.dumps(header).encode()
-  file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+  def damage(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    rows, columns = header[name]["shape"]
+    header[name] |= {"dtype": dtype, "shape": [4 * rows, columns]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+  return damage
+
+
+def zeros(*shape):
+  return np.zeros(shape, np.float32)
 
 
 def refusal(directory: Path) -> str:
-  """The one line with which a directory, here DIR, is refused by a glance and by loading."""
-  lines = set()
-  for read in (check_directory, load_qwen2):
-    with pytest.raises(ValueError) as caught:
-      read(directory)
-    lines.add(str(caught.value))
-  (line,) = lines
-  assert "\n" not in line
-  return line.replace(str(directory), "DIR")
+  """The one line with which a directory, here DIR, is refused."""
+  with pytest.raises(ValueError) as caught:
+    load_qwen2(directory)
+  assert "\n" not in str(caught.value)
+  return str(caught.value).replace(str(directory), "DIR")
 
 
-class TestRefused:
-  UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
-  BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
-  WHOLE = "DIR/model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
+BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
+WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
+REFUSED = [
+  (tensor("model.side", zeros(3)), f"{WHOLE}: tensor model.side has no place"),
+  (tensor(UP.replace("1", "3"), zeros(40, 48)), UP.replace("1", "3")),
+  (tensor("lm_head.weight", zeros(307, 48)), "lm_head.weight has no place"),
+  (tensor(UP, None), f"DIR: tensor {UP} is in none of its files"),
+  (tensor("model.norm.weight", None), "tensor model.norm.weight is in none"),
+  (tensor(UP, zeros(48, 40)), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
+  (tensor(UP, zeros(40 * 48)), f"{UP} is [1920], config.json makes it [40, 48]"),
+  (tensor(BIAS, zeros(2, 10)), f"{BIAS} is [2, 10], config.json makes it [20]"),
+  (tensor("model.embed_tokens.weight", zeros(306, 48)), "[306, 48], config.json makes it [307"),
+  # A quantised tensor is not what its integers are.
+  (quantised(UP, "F8_E4M3"), f"{WHOLE}: tensor {UP} is F8_E4M3"),
+  (quantised(UP, "I8"), f"{UP} is I8, expected F32 or BF16 or F16"),
+  *(
+    (cut(*shares), f"{WHOLE} is missing, cut short or damaged")
+    for shares in ((0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.5), (1, 0.99999))
+  ),
+  (content("model.safetensors", None), f"{WHOLE} is missing"),
+  *((content(INDEX, text), f"DIR/{INDEX}") for text in ("", "[]", "{}", '{"weight_map": []}')),
+  *(
+    (content("config.json", text), f"{CONFIG} cannot be read")
+    for text in ("", "[]", "{\n]", "\xff")
+  ),
+  (content("config.json", None), f"{CONFIG} is missing"),
+  (fields(hidden_size=None), f"{CONFIG} lacks 'hidden_size'"),
+  (fields(rope_theta=None), f"{CONFIG} lacks 'rope_theta'"),
+  *((fields(vocab_size=size), f"{CONFIG} has a wrong size") for size in ("many", [3], -1)),
+  (fields(num_attention_heads=0), f"{CONFIG} has a wrong size"),
+  (fields(model_type="llama"), f"{CONFIG} has model_type='llama', expected 'qwen2'"),
+  (fields(model_type=None), f"{CONFIG} has model_type=None"),
+  (fields(hidden_act="gelu"), f"{CONFIG} has hidden_act='gelu'"),
+  (fields(use_sliding_window=True), f"{CONFIG} has use_sliding_window=True"),
+  (fields(rope_scaling={"type": "yarn"}), f"{CONFIG} has rope_scaling="),
+  (fields(rope_parameters={"rope_type": "yarn"}), f"{CONFIG} has rope_type='yarn'"),
+  (fields(quantization_config={"quant_method": "gptq"}), f"{CONFIG} has quantization_config="),
+]
 
-  @pytest.mark.parametrize(
-    "name, tensor, line",
-    [
-      (UP.replace("up", "side"), np.zeros(3), f"{WHOLE}: tensor {UP.replace('up', 'side')} has no"),
-      (UP.replace("1", "3"), np.zeros((40, 48)), UP.replace("1", "3")),
-      ("lm_head.weight", np.zeros((307, 48)), "lm_head.weight has no place"),
-      (UP, None, f"DIR: tensor {UP} is in none of its files"),
-      ("model.norm.weight", None, "tensor model.norm.weight is in none"),
-      (UP, np.zeros((48, 40)), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
-      (UP, np.zeros(40 * 48), f"{UP} is [1920], config.json makes it [40, 48]"),
-      (BIAS, np.zeros((2, 10)), f"{BIAS} is [2, 10], config.json makes it [20]"),
-      (BIAS, np.zeros(60), f"{BIAS} is [60], config.json makes it [20]"),
-      ("model.embed_tokens.weight", np.zeros((306, 48)), "[306, 48], config.json makes it [307"),
-    ],
-  )
-  def test_a_tensor(self, name, tensor, line, tmp_path):
-    tensor = None if tensor is None else tensor.astype(np.float32)
-    edit(hf.write(tmp_path, SHAPE) / "model.safetensors", name, tensor)
-    assert line in refusal(tmp_path)
 
-  @pytest.mark.parametrize("dtype", ["F8_E4M3", "I8"])
-  def test_numbers_that_need_a_scale(self, dtype, tmp_path):
-    """A quantised tensor is not what its integers are."""
-    name_dtype(hf.write(tmp_path, SHAPE) / "model.safetensors", self.UP, dtype)
-    line = refusal(tmp_path)
-    assert self.WHOLE in line and self.UP in line and dtype in line
+@pytest.mark.parametrize("damage, line", REFUSED)
+def test_a_damaged_directory_is_refused(damage, line, tmp_path):
+  damage(hf.write(tmp_path, SHAPE))
+  assert line in refusal(tmp_path)
 
-  @pytest.mark.parametrize(
-    "of_header, of_data", [(0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.5), (1, 0.99999)]
-  )
-  @pytest.mark.parametrize("shard_mb", [None, 0.06])
-  def test_a_file_cut_short(self, of_header, of_data, shard_mb, tmp_path):
-    hf.write(tmp_path, SHAPE, shard_mb=shard_mb)
-    last = sorted(tmp_path.glob("*.safetensors"))[-1]
-    data = last.read_bytes()
-    header = 8 + int.from_bytes(data[:8], "little")
-    last.write_bytes(data[: int(header * of_header + (len(data) - header) * of_data)])
-    assert f"DIR/{last.name} is cut short or damaged" in refusal(tmp_path)
 
-  def test_a_file_that_is_missing(self, tmp_path):
-    (hf.write(tmp_path / "whole", SHAPE) / "model.safetensors").unlink()
-    assert f"{self.WHOLE} is missing" in refusal(tmp_path / "whole")
-    part = sorted(hf.write(tmp_path / "parts", SHAPE, shard_mb=0.06).glob("*.safetensors"))[1]
-    part.unlink()
-    assert f"DIR/{part.name} is missing" in refusal(tmp_path / "parts")
+def test_shards_that_disagree_with_their_index_are_refused(tmp_path):
+  hf.write(tmp_path, SHAPE, shard_mb=0.06)
+  places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+  here, other = places[UP], places["model.embed_tokens.weight"]
+  array = load_file(tmp_path / here)[UP]
 
-  def test_parts_that_disagree_with_their_index(self, tmp_path):
-    hf.write(tmp_path, SHAPE, shard_mb=0.06)
-    places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
-    here = places[self.UP]
-    tensor = load_file(tmp_path / here)[self.UP]
-    other = places["model.embed_tokens.weight"]
-    assert other < here  # files are read in this order
-
-    edit(tmp_path / other, self.UP, tensor)
-    line = refusal(tmp_path)  # in two files, and the index can only name one
-    assert f"DIR/{other}" in line and self.UP in line and here in line
-    change(tmp_path, INDEX, weight_map=places | {self.UP: other})
-    assert refusal(tmp_path) == f"tensor {self.UP} is in both DIR/{other} and DIR/{here}"
-
-    edit(tmp_path / other, self.UP, None)
-    line = refusal(tmp_path)  # only where the index does not say
-    assert f"DIR/{here}" in line and self.UP in line and other in line
-    edit(tmp_path / here, self.UP, None)
-    assert refusal(tmp_path).startswith(f"DIR/{other} lacks tensor {self.UP}")
-
-    edit(tmp_path / here, self.UP, tensor)
-    change(tmp_path, INDEX, weight_map={k: v for k, v in places.items() if k != self.UP})
-    line = refusal(tmp_path)  # the index does not know it
-    assert f"DIR/{here}" in line and self.UP in line
-    change(tmp_path, INDEX, weight_map=places)
-    load_qwen2(tmp_path)  # all is as it was
-
-  @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', "{\n\n]"])
-  def test_an_index_that_is_none(self, text, tmp_path):
-    (hf.write(tmp_path, SHAPE) / INDEX).write_text(text)
-    assert f"DIR/{INDEX}" in refusal(tmp_path)
-
-  @pytest.mark.parametrize("text", ["", "[]", "{\n\n]", "\xff"])
-  def test_a_config_that_is_no_json(self, text, tmp_path):
-    (hf.write(tmp_path, SHAPE) / "config.json").write_bytes(text.encode("latin-1"))
-    assert "DIR/config.json" in refusal(tmp_path)
-
-  def test_a_config_that_is_missing(self, tmp_path):
-    (hf.write(tmp_path / "base", SHAPE) / "config.json").unlink()
-    for name in ("base", "nowhere"):
-      assert refusal(tmp_path / name).startswith("DIR/config.json is missing")
-
-  @pytest.mark.parametrize(
-    "name",
-    [
-      *(name for name in hf.FIELDS if name not in ("num_key_value_heads", "tie_word_embeddings")),
-      "rope_theta",
-      "rms_norm_eps",
-    ],
-  )
-  def test_a_config_that_lacks_a_field(self, name, tmp_path):
-    change(hf.write(tmp_path, SHAPE), **{name: None})
-    assert f"DIR/config.json lacks '{name}'" in refusal(tmp_path)
-    for value in ("many", [3], -1):
-      change(tmp_path, **{name: value})
-      assert "DIR/config.json has a size that is" in refusal(tmp_path)
-
-  @pytest.mark.parametrize(
-    "field, value",
-    [
-      ("model_type", "llama"),
-      ("model_type", None),
-      ("model_type", "qwen3"),
-      ("hidden_act", "gelu"),
-      ("use_sliding_window", True),
-      ("rope_scaling", {"type": "yarn", "factor": 4.0}),
-      ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e6}),
-      ("quantization_config", {"quant_method": "gptq"}),
-    ],
-  )
-  def test_another_architecture(self, field, value, tmp_path):
-    change(hf.write(tmp_path, SHAPE), **{field: value})
-    line = refusal(tmp_path)
-    assert "DIR/config.json has " in line and (field in line or "rope_type='yarn'" in line)
+  tensor(UP, array, other)(tmp_path)  # in two files: the index names one of them
+  assert refusal(tmp_path) == f"DIR/{other} has tensor {UP}, {INDEX} puts it in {here}"
+  tensor(UP, None, here)(tmp_path)  # only where the index does not say
+  assert refusal(tmp_path) == f"DIR/{other} has tensor {UP}, {INDEX} puts it in {here}"
+  tensor(UP, None, other)(tmp_path)
+  assert refusal(tmp_path) == f"DIR: tensor {UP} is in none of its files"
+  tensor(UP, array, here)(tmp_path)
+  fields(INDEX, weight_map={k: v for k, v in places.items() if k != UP})(tmp_path)
+  assert refusal(tmp_path) == f"DIR/{here} has tensor {UP}, {INDEX} puts it in None"
+  fields(INDEX, weight_map=places)(tmp_path)
+  load_qwen2(tmp_path)  # all is as it was
+  cut(1, 0.9, other)(tmp_path)
+  assert refusal(tmp_path).startswith(f"DIR/{other} is missing, cut short or damaged")

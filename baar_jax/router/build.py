@@ -21,8 +21,7 @@ VOCABULARY_BLOCK = 128  # a vocabulary without spare rows grows to a multiple of
 def shape_of(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
   """The configured shape, or the checkpoint's with rows for the decisions.
 
-  Raises:
-    ValueError: the checkpoint's config.json is not that of a Qwen2.
+  Raises ValueError if the checkpoint's config.json is not that of a Qwen2.
   """
   if config.weights:
     shape, rows = read_config(config.weights), max(decision_ids) + 1
@@ -56,12 +55,11 @@ def abstract_model(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2:
 
 def check_pretrained(config: RouterConfig) -> None:
   """Raises ValueError unless `load_pretrained` can load `config.weights`; reads headers alone."""
-  shape, tokens = check_directory(config.weights), count_tokens(Path(config.weights))
-  if config.max_tokens > shape.max_position_embeddings:
-    raise ValueError(
-      f"--config.router.max_tokens is {config.max_tokens}; {config.weights} was made for "
-      f"at most {shape.max_position_embeddings}"
-    )
+  (shape, _), tokens = check_directory(config.weights), count_tokens(Path(config.weights))
+  longest = shape.max_position_embeddings
+  if config.max_tokens > longest:
+    flag = f"--config.router.max_tokens is {config.max_tokens}"
+    raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
   if tokens > shape.vocab_size:
     raise ValueError(
       f"{config.weights}: tokenizer.json has {tokens} tokens, config.json {shape.vocab_size}; "
@@ -73,10 +71,7 @@ def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) 
   """The float32 router of `config.weights`, with rows for the decisions.
 
   Each decision's row in the embedding, and in an untied head, is the mean of the rows of its
-  word's tokens (our choice). If the checkpoint is a saved router, its decisions keep their rows.
-
-  Raises:
-    ValueError: the directory is not that of a Qwen2.
+  word's tokens (our choice); a saved router keeps its own. Raises what `load_qwen2` does.
   """
   model = load_qwen2(config.weights, jnp.float32, mesh)
   fits = max(view.decision_ids) < model.config.vocab_size
@@ -96,9 +91,8 @@ def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) 
 def start_alike(model: Qwen2, decision_ids: Sequence[int]) -> None:
   """Gives the decision tokens equal rows, the mean of theirs, so that all are equally probable.
 
-  Our choice, for random weights: a router would have to unlearn an arbitrary preference, and past
-  decisions predict the next one in the references, which were drawn with one probability per
-  episode; equal embedding rows hide that at first.
+  Our choice, for random weights, so that a router need not unlearn an arbitrary preference. Equal
+  embedding rows also hide at first that past decisions predict the next one in the references.
   """
   ids = np.array(decision_ids)
   for table in _token_tables(model):

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL
 from baar_jax.mesh import local_copy, one_device
-from baar_jax.rollout.live import Decision, Live
+from baar_jax.rollout.live import Decision, Live, Policy
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 
@@ -36,23 +36,19 @@ class Sample:
 
 @dataclasses.dataclass
 class Threshold:
-  """Takes LARGE if its probability is at least `value`, as evaluation does.
-
-  Of two models 0.5 takes the more probable.
-  """
+  """Takes LARGE if its probability is at least `value`, as evaluation does."""
 
   value: float = 0.5
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
-    del live
     return len(p_A) - 1 if p_A[-1] >= self.value else int(np.argmax(p_A[:-1]))
 
 
-class RouterPolicy:
+class RouterPolicy(Policy):
   """Scores the decision of every ready episode in one forward pass of the new tokens alone.
 
-  Each live episode has a row of the KV cache. If its text does not extend the text that the row
-  holds (a new episode, a cut of the history, the paper's view), the row is filled anew.
+  Each live episode has a row of the KV cache, which is filled anew where the text does not extend
+  the text that it holds: a new episode, a cut of the history, the paper's view.
   """
 
   def __init__(
@@ -65,32 +61,26 @@ class RouterPolicy:
     live_episodes: int,
     mesh: Mesh | None = None,
   ):
-    """Copies the model from the mesh to this process's first device.
-
-    Parameters and cache have `config.dtype`, which is the computation's too.
-    """
-    self.name = name
-    self._view = view
-    self._decide = decide
+    """Copies the model from the mesh to this process's first device, in `config.dtype`."""
+    self.name, self._view, self._decide = name, view, decide
     self._usd_per_token = config.usd_per_million_tokens / 1e6
     dtype = jnp.dtype(config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
-    # The last row is for padding.
     self._cache = model.empty_cache(live_episodes + 1, config.max_tokens, dtype)
-    self._spare_row = live_episodes
+    self._spare_row = live_episodes  # for padding
     self._free_rows = list(range(live_episodes))
     self._rows: dict[int, int] = {}  # id(live) -> row
     self._cached_text: dict[int, list[int]] = {}  # row -> tokens
-
-  def prepare(self, live: Live) -> None:
-    del live
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for the ready episodes; at most `live_episodes` may be live at once."""
     start_s = time.monotonic()
     texts = [self._view.live_window(live).tokens for live in ready]
-    p_RxA, new_tokens_R = self._probabilities([self._row(live) for live in ready], texts)
+    for live in ready:
+      if id(live) not in self._rows:
+        self._rows[id(live)] = self._free_rows.pop()
+    p_RxA, new_tokens_R = self._probabilities([self._rows[id(live)] for live in ready], texts)
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
@@ -105,16 +95,10 @@ class RouterPolicy:
       self._free_rows.append(row)
       self._cached_text[row] = []
 
-  def _row(self, live: Live) -> int:
-    if id(live) not in self._rows:
-      self._rows[id(live)] = self._free_rows.pop()
-    return self._rows[id(live)]
-
   def _probabilities(self, rows: list[int], texts: list[list[int]]) -> tuple[np.ndarray, list[int]]:
-    """Feeds each row the tokens that it does not hold yet; a long text takes several calls.
+    """p_RxA and the number of tokens that each row was fed: those that it did not hold yet.
 
-    Returns:
-      p_RxA, float64, and the number of tokens that each row was fed.
+    A long text takes several calls.
     """
     pending = []  # (index, position of the first token, tokens) of what is still to be fed
     for i, (row, text) in enumerate(zip(rows, texts)):
@@ -138,8 +122,7 @@ class RouterPolicy:
 
   def _feed(self, batch: Sequence[tuple[int, int, list[int]]]) -> tuple[np.ndarray, int]:
     """Feeds (row, start, tokens) in one compiled call; returns logits_RxA and its length T."""
-    T = _bucket(len(batch[-1][2]), NEW_TOKENS)
-    R = _bucket(len(batch), ROWS)
+    T, R = _bucket(len(batch[-1][2]), NEW_TOKENS), _bucket(len(batch), ROWS)
     tokens_RxT = np.zeros((R, T), np.int32)
     start_R, last_R = np.zeros(R, np.int32), np.zeros(R, np.int32)
     row_R = np.full(R, self._spare_row, np.int32)

@@ -39,9 +39,9 @@ class Layer(nnx.Module):
     N, K, H = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     self.input_norm = nnx.Param(jnp.ones(D))
     self.q_kernel = nnx.Param(_normal(rngs, (D, N, H), D))
-    near_H = nearness(config)
-    half_N = (jnp.arange(N) % 2 == 0).astype(jnp.float32)  # every other head has no initial bias
-    self.q_bias = nnx.Param(half_N[:, None] * near_H[None])
+    near_H = _nearness(config)
+    even_N = (jnp.arange(N) % 2 == 0).astype(jnp.float32)  # odd heads start without a bias
+    self.q_bias = nnx.Param(even_N[:, None] * near_H[None])
     self.k_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
     self.k_bias = nnx.Param(jnp.broadcast_to(near_H[None], (K, H)))
     self.v_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
@@ -54,14 +54,13 @@ class Layer(nnx.Module):
     self.eps = config.rms_norm_eps
 
   def __call__(self, x_BxTxD, rope, mask_BxTxU, past=None):
-    """One block: the new residual stream, and the cache with the new tokens (None without one).
+    """The new residual stream, and the cache with the new tokens (None without one).
 
     Args:
-      x_BxTxD: the residual stream.
       rope: (cos_BxTxH, sin_BxTxH) at the tokens' positions.
-      mask_BxTxU: bool, which of the U keys each token sees; None is causal with U = T.
-      past: None, or (k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT): the cache and the
-        places of the new keys and values in it.
+      mask_BxTxU: which keys each token sees; None is causal with U = T.
+      past: (k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT): the cache and the places of
+        the new keys and values in it.
     """
     dtype = x_BxTxD.dtype
     h_BxTxD = rms_norm(x_BxTxD, self.input_norm[...], self.eps)
@@ -75,10 +74,8 @@ class Layer(nnx.Module):
     if past is not None:
       k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT = past
       at = layer, row_B[:, None], position_BxT
-      cache = (
-        k_LxRxUxKxH.at[at].set(k_BxTxKxH, mode="drop"),
-        v_LxRxUxKxH.at[at].set(v_BxTxKxH, mode="drop"),
-      )
+      k_LxRxUxKxH = k_LxRxUxKxH.at[at].set(k_BxTxKxH, mode="drop")
+      cache = k_LxRxUxKxH, v_LxRxUxKxH.at[at].set(v_BxTxKxH, mode="drop")
       k_BxTxKxH, v_BxTxKxH = (x[layer, row_B] for x in cache)
     a_BxTxNxH = attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, mask_BxTxU)
     x_BxTxD = x_BxTxD + jnp.einsum("BTNH,NHD->BTD", a_BxTxNxH, self.o_kernel[...].astype(dtype))
@@ -108,56 +105,53 @@ class Qwen2(nnx.Module):
     self.layers = stack(rngs)
 
   def __call__(self, tokens_BxT, dtype=jnp.float32, remat=False):
-    """hidden_BxTxD after the final norm, in `dtype`, of whole sequences padded on the right.
+    """hidden_BxTxD after the final norm of whole sequences, padded on the right.
 
     Args:
-      tokens_BxT: int32. Padding after a sequence does not change its hidden states.
-      dtype: of the computation; parameters keep theirs.
+      dtype: of the computation and the result; parameters keep theirs.
       remat: recompute each layer in the backward pass instead of storing its activations.
     """
-    B, T = tokens_BxT.shape
-    position_BxT = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
-    rope = self._rope(position_BxT, dtype)
+    rope = self._rope(jnp.arange(tokens_BxT.shape[1])[None], dtype)
     graphdef, stacked = nnx.split(self.layers)
 
     def block(x_BxTxD, layer):
       return spread(nnx.merge(graphdef, layer)(x_BxTxD, rope, None)[0]), None
 
     block = jax.checkpoint(block) if remat else block
-    x_BxTxD, _ = jax.lax.scan(block, spread(self._embed(tokens_BxT, dtype)), stacked)
+    embedded_BxTxD = self.embedding_VxD[...][tokens_BxT].astype(dtype)
+    x_BxTxD, _ = jax.lax.scan(block, spread(embedded_BxTxD), stacked)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
 
   def extend(self, tokens_BxT, start_B, cache, row_B=None, dtype=jnp.float32):
     """hidden_BxTxD after the final norm of new tokens, and the cache with their keys and values.
 
     Args:
-      tokens_BxT: int32, the new tokens, padded on the right.
-      start_B: int32, how many tokens of each row the cache holds.
-      cache: (k_LxRxUxKxH, v_LxRxUxKxH) of `empty_cache`. Positions from start_B on are overwritten;
-        positions past U are dropped.
-      row_B: int32, the row of the cache for each sequence; None is row b for sequence b.
+      tokens_BxT: padded on the right.
+      start_B: how many tokens of each row the cache holds; what lies behind them is overwritten.
+      cache: `empty_cache`'s. Positions past its length are dropped.
+      row_B: the row of the cache for each sequence; None is row b for sequence b.
     """
     B, T = tokens_BxT.shape
     row_B = jnp.arange(B) if row_B is None else row_B
     position_BxT = start_B[:, None] + jnp.arange(T)[None]
     rope = self._rope(position_BxT, dtype)
-    U = cache[0].shape[2]
-    mask_BxTxU = jnp.arange(U)[None, None] <= position_BxT[:, :, None]
+    mask_BxTxU = jnp.arange(cache[0].shape[2])[None, None] <= position_BxT[:, :, None]
     graphdef, stacked = nnx.split(self.layers)
 
     def block(carry, inputs):
       x_BxTxD, cache = carry
-      layer, params = inputs
-      past = (*cache, layer, row_B, position_BxT)
-      return nnx.merge(graphdef, params)(x_BxTxD, rope, mask_BxTxU, past), None
+      number, layer = inputs
+      past = (*cache, number, row_B, position_BxT)
+      return nnx.merge(graphdef, layer)(x_BxTxD, rope, mask_BxTxU, past), None
 
     # The cache is carried through the scan and updated in place; stacking would copy all of it.
     layers = jnp.arange(self.config.num_hidden_layers), stacked
-    (x_BxTxD, cache), _ = jax.lax.scan(block, (self._embed(tokens_BxT, dtype), cache), layers)
+    embedded_BxTxD = self.embedding_VxD[...][tokens_BxT].astype(dtype)
+    (x_BxTxD, cache), _ = jax.lax.scan(block, (embedded_BxTxD, cache), layers)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps), cache
 
   def empty_cache(self, rows: int, length: int, dtype=jnp.float32):
-    """Zeroed (k_LxBxUxKxH, v_LxBxUxKxH) for `rows` sequences of up to `length` tokens."""
+    """Zeroed (k_LxRxUxKxH, v_LxRxUxKxH) for R = `rows` sequences of up to U = `length` tokens."""
     c = self.config
     shape = (c.num_hidden_layers, rows, length, c.num_key_value_heads, c.head_dim)
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
@@ -168,9 +162,6 @@ class Qwen2(nnx.Module):
     head_VxD = self.embedding_VxD[...] if tied else self.head_VxD[...]
     head_AxD = head_VxD if token_ids is None else head_VxD[token_ids]
     return jnp.einsum("...D,AD->...A", hidden.astype(jnp.float32), head_AxD.astype(jnp.float32))
-
-  def _embed(self, tokens_BxT, dtype):
-    return self.embedding_VxD[...][tokens_BxT].astype(dtype)
 
   def _rope(self, position_BxT, dtype):
     H = self.config.head_dim
@@ -186,25 +177,20 @@ def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
   """Grouped-query attention; causal with U = T if no mask is given. Returns [B, T, N, H].
 
   On a GPU whole sequences in bf16 go through cuDNN's flash attention. On a CPU the scores of a few
-  queries at a time, with the keys that they may see, stay in the processor's cache: a forward pass
-  of 1,664 tokens took a fourth of the time of one softmax over everything.
+  queries at a time stay in the processor's cache: a forward pass of 1,664 tokens took a fourth of
+  the time of one softmax over everything.
   """
-  if jax.default_backend() != "cpu":
-    whole = mask_BxTxU is None
+  backend, whole = jax.default_backend(), mask_BxTxU is None
+  if backend != "cpu":
     fits = q_BxTxNxH.dtype == jnp.bfloat16 and q_BxTxNxH.shape[-1] % 8 == 0
-    fused = whole and fits and jax.default_backend() == "gpu"
+    kernel = "cudnn" if backend == "gpu" and whole and fits else "xla"
+    mask = {"is_causal": True} if whole else {"mask": mask_BxTxU[:, None]}
     return jax.nn.dot_product_attention(
-      q_BxTxNxH,
-      k_BxUxKxH,
-      v_BxUxKxH,
-      mask=None if whole else mask_BxTxU[:, None],
-      is_causal=whole,
-      implementation="cudnn" if fused else "xla",
+      q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, implementation=kernel, **mask
     )
-  if mask_BxTxU is not None:
+  if not whole:
     return _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU)
-  T = q_BxTxNxH.shape[1]
-  blocks = []
+  T, blocks = q_BxTxNxH.shape[1], []
   for start in range(0, T, QUERIES):
     end = min(start + QUERIES, T)
     mask_1xtxU = jnp.arange(end)[None, None] <= jnp.arange(start, end)[None, :, None]
@@ -218,10 +204,10 @@ def _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU):
   B, T, N, H = q_BxTxNxH.shape
   U, K = k_BxUxKxH.shape[1:3]
   G = N // K
-  q_BxKxGxTxH = (q_BxTxNxH * H**-0.5).reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4)
-  q_BxKxMxH = q_BxKxGxTxH.reshape(B, K, G * T, H)
-  score_BxKxMxU = jnp.einsum("BKMH,BUKH->BKMU", q_BxKxMxH, k_BxUxKxH)
-  score_BxKxGxTxU = score_BxKxMxU.astype(jnp.float32).reshape(B, K, G, T, U)
+  q_BxTxKxGxH = (q_BxTxNxH * H**-0.5).reshape(B, T, K, G, H)
+  q_BxKxMxH = q_BxTxKxGxH.transpose(0, 2, 3, 1, 4).reshape(B, K, G * T, H)
+  score_BxKxMxU = jnp.einsum("BKMH,BUKH->BKMU", q_BxKxMxH, k_BxUxKxH).astype(jnp.float32)
+  score_BxKxGxTxU = score_BxKxMxU.reshape(B, K, G, T, U)
   score_BxKxGxTxU = jnp.where(mask_BxTxU[:, None, None], score_BxKxGxTxU, -1e30)
   peak_BxKxGxTx1 = jax.lax.stop_gradient(score_BxKxGxTxU.max(axis=-1, keepdims=True))
   weight_BxKxGxTxU = jnp.exp(score_BxKxGxTxU - peak_BxKxGxTx1)
@@ -232,17 +218,17 @@ def _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU):
   return mean_BxKxGxTxH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
-def nearness(config: Qwen2Config):
-  """bias_H with which attention starts by favouring the last few tokens (our choice).
+def _nearness(config: Qwen2Config):
+  """bias_H of queries and keys that favours the last few tokens at the start (our choice).
 
-  Equal biases of query and key, once rotated, add a score that depends on the distance alone.
-  Without them a narrow model from random weights spends a short run on learning that near tokens
-  matter. A checkpoint's biases replace these.
+  Once rotated, equal biases add a score that depends on the distance alone. Without them a narrow
+  model from random weights spends a short run on learning that near tokens matter.
   """
   H = config.head_dim
   wavelength_H2 = 2 * jnp.pi * config.rope_theta ** (jnp.arange(0, H, 2, dtype=jnp.float32) / H)
-  low, high = NEAR_TOKENS
-  bias_H2 = NEARNESS * ((wavelength_H2 >= low) & (wavelength_H2 <= high)).astype(jnp.float32)
+  shortest, longest = NEAR_TOKENS
+  near_H2 = (wavelength_H2 >= shortest) & (wavelength_H2 <= longest)
+  bias_H2 = NEARNESS * near_H2.astype(jnp.float32)
   return jnp.concatenate([bias_H2, bias_H2])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from baar_jax.episode import DECISION_WORDS
 
@@ -34,8 +35,7 @@ class Tokenizer:
     self._tokenizer = _read(directory, "run --stage=profile first")
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
-      path = directory / "tokenizer.json"
-      raise ValueError(f"{path} lacks the decision tokens {DECISION_TOKENS}")
+      raise ValueError(f"{directory}/tokenizer.json lacks the decision tokens {DECISION_TOKENS}")
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.cut_mark = self.encode(CUT_MARK, None)
     self.word_ids = [self.encode(f" {word}", None) for word in DECISION_WORDS]
@@ -58,30 +58,25 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
   whole phrase keeps transcripts short.
   """
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-    [
-      tokenizers.pre_tokenizers.Split("\n", "merged_with_next"),
-      tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
-  tokenizer.decoder = tokenizers.decoders.ByteLevel()
+  split = pre_tokenizers.Split("\n", "merged_with_next")
+  as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+  tokenizer.decoder = decoders.ByteLevel()
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size,
     special_tokens=list(DECISION_TOKENS),
-    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     show_progress=False,
     max_token_length=TOKEN_CHARS,
   )
-  # A list, because another thread reads it.
-  tokenizer.train_from_iterator(list(texts), trainer)
+  tokenizer.train_from_iterator(list(texts), trainer)  # a list, because another thread reads it
   _save(tokenizer, directory)
 
 
 def adopt_tokenizer(source: Path, directory: Path) -> None:
-  """Saves a checkpoint's tokenizer with the decisions as added tokens, behind all of its own.
+  """Saves a checkpoint's tokenizer with the decisions added behind all of its tokens.
 
-  Raises:
-    ValueError: `tokenizer.json` of the source is missing or cannot be read.
+  Raises ValueError if `tokenizer.json` of the source is missing or cannot be read.
   """
   tokenizer = _read(source)
   tokenizer.add_special_tokens(list(DECISION_TOKENS))

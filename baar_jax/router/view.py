@@ -52,9 +52,9 @@ def text_pieces(task: Task, episode: Episode) -> Iterator[str]:
 class View:
   """Turns episodes into windows, in the same way for training and for live decisions.
 
-  The text before a decision depends on nothing but what was visible then. A transcript grows by
-  whole steps until it is cut, so that a rollout can keep a KV cache. With `proposals` it shows what
-  SMALL proposes before each decision, as a cascade's scorer reads it.
+  The text before a decision holds only what was visible then. A transcript grows by whole steps
+  until it is cut, so that a rollout can keep a KV cache. With `proposals` it shows what SMALL
+  proposes before each decision, as a cascade's scorer reads it.
   """
 
   def __init__(self, config: RouterConfig, directory: Path, proposals: bool = False):
@@ -131,10 +131,9 @@ class View:
     return windows
 
   def _prompt(self, task: Task, episode: Episode, s: int) -> tuple[list[int], list[int]]:
-    """The paper's prompt (appendix "Prompts") before and after the previous steps.
+    """The paper's prompt (appendix "Prompts", in our words) before and after the previous steps.
 
-    Its fields are in the paper's order, in our words. The paper has no budget of dollars; ours is
-    worded as its budget of calls.
+    A budget of dollars, which the paper lacks, is worded as its budget of calls.
     """
     c, limit, rules = self.config, episode.call_budget, []
     calls, usd = _left(episode, s)
@@ -149,15 +148,15 @@ class View:
     head = self._encode(f"{role}\nTask: ", (task.description, c.description_tokens))
     if rules:
       environment = episode.steps[0].observation, c.result_tokens
-      budget += f" Step {s + 1} of {task.max_steps}."
-      head += self._encode("\nEnvironment: ", environment, budget)
+      head += self._encode(
+        "\nEnvironment: ", environment, f"{budget} Step {s + 1} of {task.max_steps}."
+      )
     head += self._encode(CHOICES, *rules, "\nPrevious steps:" if s else "\nPrevious steps: none")
     ask = ASK if calls is None or calls > 0 else ASK_SPENT
     return head, self._proposal(episode.steps[s]) + self._encode(ask)
 
   def _proposal(self, step: Step) -> list[int]:
-    # What SMALL proposed where LARGE acted is not shown: the episodes that a scorer learns from
-    # have no proposal there.
+    # The episodes that a scorer learns from have no proposal where LARGE acted.
     if not self._proposals or step.proposal is None or step.model != SMALL:
       return []
     return self._encode(PROPOSAL, (step.proposal, self.config.action_tokens))
@@ -169,11 +168,8 @@ class View:
 
   def _encode(self, *pieces: str | tuple[str, int]) -> list[int]:
     """Tokens of texts, or of (text, limit); each is encoded alone, so that its tokens are fixed."""
-    tokens = []
-    for piece in pieces:
-      text, limit = (piece, None) if isinstance(piece, str) else piece
-      tokens += self.tokenizer.encode(text, limit)
-    return tokens
+    limited = [(piece, None) if isinstance(piece, str) else piece for piece in pieces]
+    return [token for text, limit in limited for token in self.tokenizer.encode(text, limit)]
 
 
 def _left(episode: Episode, s: int) -> tuple[int | None, float | None]:

@@ -57,10 +57,8 @@ def read_config(directory: Path | str) -> Qwen2Config:
   """The sizes in config.json; ValueError if it is incomplete or of another architecture."""
   path = Path(directory) / "config.json"
   fields = {name: value for name, value in _json(path).items() if value is not None}
-  rope = fields.get("rope_parameters", {})
-  if not isinstance(rope, dict):
-    raise ValueError(f"{path} has rope_parameters={rope!r}; restore a copy of it")
-  fields = rope | fields
+  rope = fields.get("rope_parameters")
+  fields = (rope if isinstance(rope, dict) else {}) | fields
   for name, expected in EXPECTED.items():
     if fields.get(name) not in expected:
       raise ValueError(
@@ -71,16 +69,16 @@ def read_config(directory: Path | str) -> Qwen2Config:
     heads = fields["num_attention_heads"]
     defaults = {"num_key_value_heads": heads, "head_dim": fields["hidden_size"] // heads}
     defaults |= {"tie_word_embeddings": False, "max_position_embeddings": 32_768}
-    sizes = {size.name: size.type for size in dataclasses.fields(Qwen2Config)}
     fields = defaults | fields
-    config = Qwen2Config(**{name: number(fields[name]) for name, number in sizes.items()})
+    types = {field.name: field.type for field in dataclasses.fields(Qwen2Config)}
+    sizes = {name: number(fields[name]) for name, number in types.items()}
+    if min(size for name, size in sizes.items() if name != "tie_word_embeddings") <= 0:
+      raise ValueError("sizes are positive")
   except KeyError as error:
     raise ValueError(f"{path} lacks {error}; restore a copy of it") from None
   except (TypeError, ValueError, ZeroDivisionError) as error:
-    raise ValueError(f"{path} has a size that is none ({error}); restore a copy of it") from None
-  if min(size for name, size in vars(config).items() if name != "tie_word_embeddings") <= 0:
-    raise ValueError(f"{path} has a size that is not positive; restore a copy of it")
-  return config
+    raise ValueError(f"{path} has a wrong size ({error}); restore a copy of it") from None
+  return Qwen2Config(**sizes)
 
 
 def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None) -> Qwen2:
@@ -96,16 +94,18 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
   Raises:
     ValueError: a file or a tensor is missing, unknown, duplicate, damaged or of another shape.
   """
-  directory, mesh = Path(directory), mesh or one_device()
-  config, files = check_directory(directory), _tensor_files(directory)
+  mesh = mesh or one_device()
+  config, file_of = check_directory(directory)
 
   def load(path, x, sharding):
     array = jnp.zeros(x.shape, dtype, device=sharding)
     place = jax.jit(_place, static_argnums=3, donate_argnums=0, out_shardings=sharding)
     for tensor in _tensors(path, x):
       # The file is mapped: what was read of it counts as memory until it is closed.
-      with _open(files[tensor.name][0]) as file:
-        numbers = _replicated(file.get_tensor(tensor.name), mesh)
+      with _open(file_of[tensor.name]) as file:
+        numbers = file.get_tensor(tensor.name)
+      whole = NamedSharding(mesh, P())
+      numbers = jax.make_array_from_callback(numbers.shape, whole, numbers.__getitem__)
       array = place(array, numbers, np.int32(tensor.layer or 0), tensor.kernel)
       array.block_until_ready()  # or several tensors would wait on the host
     return array
@@ -115,22 +115,27 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
   return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings))
 
 
-def check_directory(directory: Path | str) -> Qwen2Config:
-  """The sizes in config.json; ValueError if the files' headers say anything else."""
+def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
+  """The sizes in config.json and each tensor's file; raises what `load_qwen2` does.
+
+  It reads the files' headers, not their tensors.
+  """
   directory = Path(directory)
-  config, files = read_config(directory), _tensor_files(directory)
+  config, headers = read_config(directory), _headers(directory)
   model = nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0)))
   expected_shapes = {tensor.name: tensor.shape for tensor, _ in _model_tensors(model)}
-  for name in sorted(files.keys() | expected_shapes.keys()):
-    if name not in files:
+  for name in sorted(headers.keys() | expected_shapes.keys()):
+    if name not in headers:
       raise ValueError(f"{directory}: tensor {name} is in none of its files")
-    (path, shape), expected = files[name], expected_shapes.get(name)
-    if expected is None:
+    path, stored, shape = headers[name]
+    if name not in expected_shapes:
       raise ValueError(f"{path}: tensor {name} has no place in a Qwen2 of this config.json")
-    if shape != expected:
-      shapes = f"is {list(shape)}, config.json makes it {list(expected)}"
+    if stored not in STORED:
+      raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
+    if shape != expected_shapes[name]:
+      shapes = f"is {list(shape)}, config.json makes it {list(expected_shapes[name])}"
       raise ValueError(f"{path}: tensor {name} {shapes}")
-  return config
+  return config, {name: path for name, (path, _, _) in headers.items()}
 
 
 def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.bfloat16) -> None:
@@ -148,44 +153,36 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   shutil.copyfile(tokenizer, temporary / "tokenizer.json")
   tensors = _model_tensors(model)
   sizes = [math.prod(tensor.shape) * jnp.dtype(dtype).itemsize for tensor, _ in tensors]
-  number_of = (np.cumsum(sizes) - sizes) // SHARD_BYTES
-  numbers, file_of = sorted(set(number_of)), {}
-  for i, number in enumerate(numbers, 1):
-    suffix = f"-{i:05}-of-{len(numbers):05}" if len(numbers) > 1 else ""
+  shard_of = (np.cumsum(sizes) - sizes) // SHARD_BYTES
+  shards, file_of = sorted(set(shard_of)), {}
+  for number, shard in enumerate(shards, 1):
+    suffix = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
     file = f"model{suffix}.safetensors"
-    shard = [pair for pair, shard_number in zip(tensors, number_of) if shard_number == number]
-    arrays = {tensor.name: _outward(tensor, x, dtype) for tensor, x in shard}
+    pairs = [pair for pair, place in zip(tensors, shard_of) if place == shard]
+    arrays = {tensor.name: _outward(tensor, x, dtype) for tensor, x in pairs}
     save_file(arrays, temporary / file, {"format": "pt"})
     (temporary / file).chmod(0o644)  # as the other files: save_file lets nobody else read it
     file_of |= dict.fromkeys(arrays, file)
-  if len(numbers) > 1:
-    index = {"metadata": {"total_size": int(sum(sizes))}, "weight_map": file_of}
-    (temporary / INDEX).write_text(json.dumps(index, indent=2))
-  (temporary / "config.json").write_text(json.dumps(_config_json(model.config, dtype), indent=2))
-  tokenizer_config = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "model_max_length": model.config.max_position_embeddings,
-    "clean_up_tokenization_spaces": False,
+  json_files = {
+    "config.json": {
+      "architectures": ["Qwen2ForCausalLM"],
+      "model_type": "qwen2",
+      "hidden_act": "silu",
+      "use_sliding_window": False,
+      "torch_dtype": jnp.dtype(dtype).name,
+      **vars(model.config),
+    },
+    "tokenizer_config.json": {
+      "tokenizer_class": "PreTrainedTokenizerFast",
+      "model_max_length": model.config.max_position_embeddings,
+      "clean_up_tokenization_spaces": False,
+    },
   }
-  (temporary / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
+  if len(shards) > 1:
+    json_files[INDEX] = {"metadata": {"total_size": int(sum(sizes))}, "weight_map": file_of}
+  for name, fields in json_files.items():
+    (temporary / name).write_text(json.dumps(fields, indent=2))
   os.replace(temporary, directory)
-
-
-def _config_json(config: Qwen2Config, dtype) -> dict:
-  fields = vars(config).copy()
-  if config.head_dim * config.num_attention_heads == config.hidden_size:
-    del fields["head_dim"]  # some readers know no other size
-  return {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "use_sliding_window": False,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "use_cache": True,
-    "torch_dtype": jnp.dtype(dtype).name,
-    **fields,
-  }
 
 
 class _Tensor(NamedTuple):
@@ -232,56 +229,41 @@ def _outward(tensor: _Tensor, x: jax.Array, dtype) -> np.ndarray:
   return x.reshape(tensor.shape)
 
 
-def _replicated(tensor: np.ndarray, mesh: Mesh) -> jax.Array:
-  sharding = NamedSharding(mesh, P())
-  return jax.make_array_from_callback(tensor.shape, sharding, lambda at: tensor[at])
-
-
-def _tensor_files(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-  """Each tensor's file and shape; an index, if there is one, has to agree with the files."""
-  index, file_of = directory / INDEX, None
-  paths = [directory / "model.safetensors"]
+def _headers(directory: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]:
+  """Each tensor's file, dtype and shape; an index, if there is one, has to agree with the files."""
+  paths, file_of, index = [directory / "model.safetensors"], None, directory / INDEX
   if index.exists():
     file_of = _json(index).get("weight_map")
-    if not isinstance(file_of, dict) or not all(isinstance(v, str) for v in file_of.values()):
+    if not isinstance(file_of, dict):
       raise ValueError(f"{index} has no weight_map; restore a copy of it")
-    paths = [directory / name for name in sorted(set(file_of.values()))]
-  files: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    paths = [directory / name for name in sorted(set(map(str, file_of.values())))]
+  headers = {}
   for path in paths:
-    if not path.exists():
-      raise ValueError(f"{path} is missing; restore a copy of it")
     with _open(path) as file:
-      headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-      headers = {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in headers.items()}
-    for name, (stored, shape) in headers.items():
-      if stored not in STORED:
-        raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
-      if name in files:
-        raise ValueError(f"tensor {name} is in both {files[name][0]} and {path}")
+      slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+      headers |= {name: (path, x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
+    for name in slices:  # a tensor in two files too: the index names one of them
       if file_of is not None and file_of.get(name) != path.name:
-        raise ValueError(f"{path}: {index.name} puts tensor {name} in {file_of.get(name)}")
-      files[name] = path, shape
-  for name in file_of or ():
-    if name not in files:
-      raise ValueError(f"{directory / file_of[name]} lacks tensor {name}, which its index names")
-  return files
+        raise ValueError(f"{path} has tensor {name}, {INDEX} puts it in {file_of.get(name)}")
+  return headers
 
 
 def _open(path: Path):
   try:
     return safe_open(path, "np")
   except (SafetensorError, OSError) as error:
-    raise ValueError(f"{path} is cut short or damaged ({error}); restore a copy of it") from None
+    problem = f"is missing, cut short or damaged ({error}); restore a copy of it"
+    raise ValueError(f"{path} {problem}") from None
 
 
 def _json(path: Path) -> dict:
   try:
     fields = json.loads(path.read_text())
+    if not isinstance(fields, dict):
+      raise ValueError("it is not a JSON object")
   except FileNotFoundError:
     hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
     raise ValueError(f"{path} is missing: {hint}") from None
   except (OSError, ValueError) as error:
     raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from None
-  if not isinstance(fields, dict):
-    raise ValueError(f"{path} is not a JSON object; restore a copy of it")
   return fields

@@ -9,34 +9,27 @@ from pathlib import Path
 from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.llms.agent import Judge
-from baar_jax.rollout.live import Decision, JudgeReply, Live
+from baar_jax.rollout.live import Decision, JudgeReply, Live, Policy
 from baar_jax.router.view import View
 
-PROMPT = {
-  "view": "paper",
-  "show_budget": True,
-  "max_tokens": 4096,
-  "description_tokens": 256,
-  "action_tokens": 32,
-  "result_tokens": 64,
-}
+# Room for a strong model (our choice).
+SIZES = {"max_tokens": 4096, "description_tokens": 256, "action_tokens": 32, "result_tokens": 64}
 TRIES = 2  # an answer that cannot be read is asked for once more; then SMALL acts (our choice)
-_WORD = re.compile(rf"\b({'|'.join(DECISION_WORDS)})\b")
 
 
 def judged_view(config: RouterConfig, tokenizer: Path) -> View:
-  """The paper's prompt with its budget, and room for a strong model (our choice of sizes)."""
-  return View(dataclasses.replace(config, **PROMPT), tokenizer)
+  """The paper's prompt with its budget."""
+  return View(dataclasses.replace(config, view="paper", show_budget=True, **SIZES), tokenizer)
 
 
 def read_answer(text: str) -> int | None:
   """The model that an answer names; None if it names none or several."""
-  named = set(_WORD.findall(text))
-  return DECISION_WORDS.index(named.pop()) if len(named) == 1 else None
+  words = set(re.findall(rf"\b({'|'.join(DECISION_WORDS)})\b", text))
+  return DECISION_WORDS.index(words.pop()) if len(words) == 1 else None
 
 
-class ZeroShotPolicy:
-  """Does what the judge says; what it is asked costs is on the ledger, beside the router's."""
+class ZeroShotPolicy(Policy):
+  """Does what the judge says; the ledger counts the judge's calls beside the router's."""
 
   def __init__(self, name: str, judge: Judge, view: View):
     """`view` is `judged_view`'s."""
@@ -57,6 +50,3 @@ class ZeroShotPolicy:
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(live.judged.model) for live in ready]
-
-  def finish(self, live: Live) -> None:
-    del live
