@@ -137,7 +137,7 @@ def test_the_optimum_is_that_of_full_histories(mu):
     CRITICAL = (Lapse(0.7, 0.4), Lapse(0.2, 0.4))
 
   exact = Exact(FEW, max_steps=7, errors=Harsh())
-  point = exact.optimum(mu)
+  point = exact.solve(mu)[0]
   expected = brute_force(FEW, Harsh(), mu, exact.call_usd)
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
@@ -148,15 +148,17 @@ def test_always_small_without_doubt_is_a_closed_form():
   kinds = (Kind("cabin", 1.0, 0.0, 0.0),)
   exact = Exact(dataclasses.replace(FEW, attempts=1, kinds=kinds), max_steps=3)
   first, second, third = (small for small, _ in exact.call_usd)
-  point = exact.random(0.0)
+  point = exact.solve(p=0.0)[0]
   assert point.success == pytest.approx(0.729)
   assert point.cost_usd == pytest.approx(first + 0.9 * second + 0.81 * third)
 
 
 def test_steps_run_out():
-  assert Exact(FEW, max_steps=2).optimum(0.0).success == 0.0
+  assert Exact(FEW, max_steps=2).solve(0.0)[0].success == 0.0
   assert (
-    0.0 < Exact(FEW, max_steps=3).random(1.0).success < Exact(FEW, max_steps=6).random(1.0).success
+    0.0
+    < Exact(FEW, max_steps=3).solve(p=1.0)[0].success
+    < Exact(FEW, max_steps=6).solve(p=1.0)[0].success
   )
 
 
@@ -164,10 +166,10 @@ def test_steps_run_out():
 def test_exact_values_are_those_of_episodes(exact, policy):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors."""
   choose, point = {
-    "small": (always(0), exact.random(0.0)),
-    "large": (always(1), exact.random(1.0)),
-    "random": (coin(0.4), exact.random(0.4)),
-    "optimal": (exact.optimal_choice(MU), exact.optimum(MU)),
+    "small": (always(0), exact.solve(p=0.0)[0]),
+    "large": (always(1), exact.solve(p=1.0)[0]),
+    "random": (coin(0.4), exact.solve(p=0.4)[0]),
+    "optimal": (exact.optimal_choice(MU), exact.solve(MU)[0]),
   }[policy]
   env = Sandbox(train_tasks=1500)
   episodes = [run(env, task, choose) for task in env.tasks("train")]
@@ -204,7 +206,7 @@ def test_optimal_choice_knows_who_jammed(exact):
 
 
 def test_hull_is_concave_and_above_every_policy(exact):
-  small, large = exact.random(0.0), exact.random(1.0)
+  small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   points = exact.hull()
   slopes = [
     (right.success - left.success) / (right.cost_usd - left.cost_usd)
@@ -212,13 +214,13 @@ def test_hull_is_concave_and_above_every_policy(exact):
   ]
   assert slopes == sorted(slopes, reverse=True)
   costs, scores = zip(*points)
-  for point in [small, large, *(exact.random(p) for p in (0.25, 0.5, 0.75))]:
+  for point in [small, large, *(exact.solve(p=p)[0] for p in (0.25, 0.5, 0.75))]:
     assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3
 
 
 def test_frozen_figures(exact):
   """The yardstick itself: a change here moves every comparison with it."""
-  small, large = exact.random(0.0), exact.random(1.0)
+  small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)
   assert large.cost_usd / small.cost_usd == pytest.approx(6.858, abs=1e-3)

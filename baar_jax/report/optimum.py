@@ -4,8 +4,12 @@ Dynamic programming over the information state. Given the kind of building and t
 independent of each other but for the one broken lock, and a lock that was passed was not broken. So
 what a router has seen counts only through (step, lock, kind, sign, look of this lock, jams of this
 lock by each model), and nothing is approximated. Values are over the distribution of tasks.
+
+Axes: I locks, L hardness, K kinds, Z signs, C looks, S and G jams of this lock by SMALL and LARGE,
+M models, D a building without and with a broken lock, Q dollars and success.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +19,7 @@ import numpy as np
 from baar_jax.config import Config
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox import AMBER, BLANK, BROKEN, GREEN, PLAIN, TRICKY, Rules, Sandbox
+from baar_jax.envs.sandbox import BLANK, LOOKS, SIGNS, Rules, Sandbox
 from baar_jax.llms.agent import extend, opening
 from baar_jax.llms.errors import Errors, SandboxErrors
 from baar_jax.llms.scripted import ScriptedPair
@@ -23,8 +27,10 @@ from baar_jax.report import frontier
 from baar_jax.rollout.budget import unlimited
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
+ERRORS = SandboxErrors()
 COST, SUCCESS = 0, 1
 TINY = 1e-300  # keeps the posterior of an impossible state from being 0 / 0
+VISIBLE = re.compile(rf"Lock (\d) looks ({'|'.join(LOOKS)})\. The sign is ({'|'.join(SIGNS)})\.")
 
 
 class Point(NamedTuple):
@@ -35,193 +41,145 @@ class Point(NamedTuple):
 
 
 class Exact:
-  """Exact values of policies under the rules, the error rates and the real messages' prices.
+  """Exact values of policies under the rules, the error rates and the real messages' prices."""
 
-  Axes: I locks, L hardness, K kinds, Z signs, C looks, F jams of this lock by each model,
-  M models, Q cost and success.
-  """
-
-  def __init__(
-    self,
-    rules: Rules = sandbox.RULES,
-    max_steps: int = sandbox.MAX_STEPS,
-    names: Sequence[str] = NAMES,
-    errors: Errors | None = None,
-  ):
-    errors = errors or SandboxErrors()
-    self._rules, self._max_steps = rules, max_steps
-    self.call_usd = _call_prices(rules, max_steps, names, errors)  # by step and model
+  def __init__(self, rules=sandbox.RULES, max_steps=sandbox.MAX_STEPS, names=NAMES, errors=ERRORS):
+    self._rules = rules
+    self.call_usd = _call_prices(Sandbox(1, 1, max_steps, rules), names, errors)
     self._share_K = np.array([kind.share for kind in rules.kinds])
-    self._jams = [(s, g) for s in range(rules.attempts) for g in range(rules.attempts - s)]
-    # Too many jams end the episode: they lead to a last column, of zeros.
-    places = {jams: f for f, jams in enumerate(self._jams)}
-    after = [[(s + 1, g) for s, g in self._jams], [(s, g + 1) for s, g in self._jams]]
-    self._next_MxF = [[places.get(jams, len(places)) for jams in row] for row in after]
-    self._amber_K, prior_IxKxZxL = _beliefs(rules)
+    self._sign_KxZ, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
-    self._open, self._jam = _outcomes(rules, errors, prior_IxKxZxL, self._jams)
-
-  def random(self, p: float) -> Point:
-    """LARGE with probability p at every step; 0 is always-SMALL, 1 always-LARGE."""
-    return self._solve(p=p)[0]
-
-  def optimum(self, mu: float) -> Point:
-    """The policy that maximises success - mu * dollars; SMALL where both are equal."""
-    return self._solve(mu=mu)[0]
+    self._open, self._jam = _outcomes(rules, errors, prior_IxKxZxL)
 
   def hull(self, tolerance: float = 1e-3) -> list[Point]:
-    """Vertices of the optimal frontier, by ascending cost.
-
-    No policy that sees what a router sees lies above their hull by more than `tolerance` times
-    the range of success.
-    """
-    cheap, dear = self.optimum(1e6), self.optimum(1e-9)
-    gap = tolerance * (dear.success - cheap.success)
-    return [cheap, *self._between(cheap, dear, gap), dear]
-
-  def _between(self, left: Point, right: Point, gap: float) -> list[Point]:
-    """Vertices strictly between two: the one furthest above their line, and so on."""
-    mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
-    best = self.optimum(mu)
-    if best.success - left.success - mu * (best.cost_usd - left.cost_usd) <= gap:
-      return []
-    return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
+    """Vertices of the optimal frontier by ascending cost, up to `tolerance` of success's range."""
+    points = [self.solve(1e6)[0], self.solve(1e-9)[0]]
+    gap, index = tolerance * (points[1].success - points[0].success), 1
+    while index < len(points):
+      left, right = points[index - 1 : index + 1]
+      mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
+      best = self.solve(mu)[0]  # the vertex furthest above the line between the two
+      if best.success - left.success - mu * (best.cost_usd - left.cost_usd) > gap:
+        points.insert(index, best)
+      else:
+        index += 1
+    return points
 
   def optimal_choice(self, mu: float) -> Callable[[str, Sequence[tuple[int, str, str]], str], int]:
     """The optimal policy: choose(description, history, observation) -> model index.
 
-    The history holds (model, action, observation that was seen before it) per step. `choose` raises
-    ValueError on texts that are not the sandbox's.
+    The history holds (model, action, observation that was seen before it) per step.
     """
-    table = self._solve(mu=mu)[1]
+    table = self.solve(mu)[1]
     kinds = [kind.word for kind in self._rules.kinds]
 
     def choose(description: str, history: Sequence[tuple[int, str, str]], observation: str) -> int:
       kind = kinds.index(description.rstrip(".").split()[-1])
       lock, look, sign = _parse(observation)
-      jams = [0, 0]
-      for model, _, seen in reversed(history):
-        if _parse(seen)[0] != lock:
-          break
-        jams[model] += 1
-      return int(table[len(history), lock][kind, sign, look, self._jams.index(tuple(jams))])
+      here = itertools.takewhile(lambda step: _parse(step[2])[0] == lock, reversed(history))
+      models = [model for model, _, _ in here]
+      chosen = table[len(history), lock]
+      return int(chosen[kind, sign, look, models.count(0), models.count(1)])
 
     return choose
 
-  def _solve(self, mu: float = 0.0, p: float | None = None) -> tuple[Point, dict]:
+  def solve(self, mu: float = 0.0, p: float | None = None) -> tuple[Point, dict]:
     """A policy's value, and its probability of LARGE by (step, lock), backward over steps.
 
-    The policy is that of `random` where p is given, else that of `optimum`.
+    The policy takes LARGE with probability p at every step. Without p it is the one that maximises
+    success - mu * dollars, and SMALL where both are equal.
     """
-    locks, shape = self._rules.locks, self._open.shape[1:4]
-    later = [np.zeros((2, *shape, len(self._jams) + 1))] * locks
-    arrive_later = [np.zeros((2, *shape[:2]))] * locks
-    opened = np.zeros((2, *shape[:2]))
-    opened[SUCCESS] = 1.0
+    locks, attempts = self._rules.locks, self._rules.attempts
+    lives_SxG = np.add.outer(range(attempts), range(attempts)) < attempts
+    # Too many jams end the episode: their states keep the value 0.
+    ended = np.zeros((2, *self._look_IxKxZxC.shape[1:], attempts + 1, attempts + 1))
+    jammed = [ended] * locks
+    arrived = list(np.zeros((locks + 1, 2, *self._sign_KxZ.shape)))  # before a lock's look is seen
+    arrived[locks][SUCCESS] = 1.0
     table = {}
-    for step in reversed(range(self._max_steps)):
-      now, arrive = [], []
+    for step in reversed(range(len(self.call_usd))):
       for lock in range(min(step + 1, locks)):
-        after_open = (arrive_later[lock + 1] if lock + 1 < locks else opened)[..., None, None]
-        value_M = []
-        for model, usd in enumerate(self.call_usd[step]):
-          value = self._open[lock, ..., model] * after_open
-          value += self._jam[lock, ..., model] * later[lock][..., self._next_MxF[model]]
-          value[COST] += usd
-          value_M.append(value)
-        gain = value_M[1] - value_M[0]
+        after_open = arrived[lock + 1][..., None, None, None, None]
+        after_jam = np.stack([jammed[lock][..., 1:, :-1], jammed[lock][..., :-1, 1:]], axis=-1)
+        value_M = self._open[lock] * after_open + self._jam[lock] * after_jam
+        value_M[COST] += self.call_usd[step]
+        small, large = value_M[..., 0], value_M[..., 1]
+        gain = large - small
         chosen = gain[SUCCESS] > mu * gain[COST] if p is None else p
         table[step, lock] = chosen
-        value = np.zeros_like(later[lock])
-        value[..., :-1] = (1 - chosen) * value_M[0] + chosen * value_M[1]
-        now.append(value)
-        arrive.append(self._arrive(lock, value))
-      later, arrive_later = now, arrive
-    cost, success = arrive_later[0][..., BLANK] @ self._share_K
+        jammed[lock] = ended.copy()
+        jammed[lock][..., :-1, :-1] = lives_SxG * ((1 - chosen) * small + chosen * large)
+        value_QxKxZ = (self._look_IxKxZxC[lock] * jammed[lock][..., 0, 0]).sum(axis=-1)
+        if lock == self._rules.sign_at:  # the sign is seen first here
+          mean = (self._sign_KxZ * value_QxKxZ)[..., BLANK + 1 :].sum(axis=-1, keepdims=True)
+          value_QxKxZ = np.broadcast_to(mean, value_QxKxZ.shape)
+        arrived[lock] = value_QxKxZ
+    cost, success = arrived[0][..., BLANK] @ self._share_K
     return Point(float(cost), float(success)), table
-
-  def _arrive(self, lock: int, value: np.ndarray) -> np.ndarray:
-    """Value QxKxZ before the lock's look, and a sign that is first seen here, are known."""
-    value_QxKxZ = (self._look_IxKxZxC[lock] * value[..., 0]).sum(axis=-1)
-    if lock == self._rules.sign_at:
-      amber = self._amber_K * value_QxKxZ[..., AMBER]
-      green = (1 - self._amber_K) * value_QxKxZ[..., GREEN]
-      value_QxKxZ = np.repeat((amber + green)[..., None], value_QxKxZ.shape[-1], axis=-1)
-    return value_QxKxZ
 
 
 def exact_frontier(config: Config) -> dict | None:
-  """Points of the sandbox's optimal frontier, its area, and the boundaries' points.
+  """The optimal frontier's Points, the boundaries' and the area, for the report.
 
-  None in another environment, for other models or prices than those that it is computed for, and
-  where there are too few steps for LARGE to gain anything.
+  None in another environment, for other models or prices, and if LARGE gains nothing.
   """
   c = config.models
   if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices:
     return None
   exact = Exact(max_steps=config.env.max_steps, names=c.names)
-  small, large = exact.random(0.0), exact.random(1.0)
+  hull, small, large = exact.hull(), exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   if large.success <= small.success:
     return None
-  hull = exact.hull()
   area = frontier.area(*zip(*hull), small, large)
   return {"optimum": hull, "small": small, "large": large, "area": area}
 
 
 def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:
-  """P(amber | kind), and each lock's prior hardness given kind, sign and having come to it."""
-  doomed_K, tricky_K = np.array([(kind.doomed, kind.tricky) for kind in rules.kinds]).T
-  amber_K = (1 - doomed_K) * rules.amber[0] + doomed_K * rules.amber[1]
-  by_sign = {BLANK: doomed_K, AMBER: doomed_K * rules.amber[1] / (amber_K + TINY)}
-  by_sign[GREEN] = doomed_K * (1 - rules.amber[1]) / (1 - amber_K + TINY)
-  doomed_KxZ = np.stack([by_sign[sign] for sign in range(len(by_sign))], axis=1)
+  """P(sign | kind), and each lock's prior hardness given kind, sign and having come to it."""
+  doomed_Kx1, tricky_Kx1 = np.array([(k.doomed, k.tricky) for k in rules.kinds]).T[..., None]
+  # A blank sign says nothing.
+  sign_DxZ = np.array([(1.0, 1 - amber, amber) for amber in rules.amber])
+  sign_KxZ = (1 - doomed_Kx1) * sign_DxZ[0] + doomed_Kx1 * sign_DxZ[1]
+  doomed_KxZ = doomed_Kx1 * sign_DxZ[1] / (sign_KxZ + TINY)
+  after_I = np.arange(rules.locks)[:, None, None] - rules.broken_from
   places = rules.locks - rules.broken_from
-  lock_Ix1x1 = np.arange(rules.locks)[:, None, None]
-  passed_Ix1x1 = np.maximum(lock_Ix1x1 - rules.broken_from, 0) / places
-  here_IxKxZ = doomed_KxZ / places * (lock_Ix1x1 >= rules.broken_from)
-  broken_IxKxZ = here_IxKxZ / (1 - doomed_KxZ * passed_Ix1x1)
-  prior_IxKxZxL = np.empty((*broken_IxKxZ.shape, 3))
-  prior_IxKxZxL[..., PLAIN] = (1 - broken_IxKxZ) * (1 - tricky_K)[:, None]
-  prior_IxKxZxL[..., TRICKY] = (1 - broken_IxKxZ) * tricky_K[:, None]
-  prior_IxKxZxL[..., BROKEN] = broken_IxKxZ
-  return amber_K, prior_IxKxZxL
+  passed_I = np.maximum(after_I, 0) / places
+  broken_IxKxZ = doomed_KxZ / places * (after_I >= 0) / (1 - doomed_KxZ * passed_I)
+  sound_IxKxZ = 1 - broken_IxKxZ
+  prior = [sound_IxKxZ * (1 - tricky_Kx1), sound_IxKxZ * tricky_Kx1, broken_IxKxZ]
+  return sign_KxZ, np.stack(prior, axis=-1)
 
 
-def _outcomes(
-  rules: Rules, errors: Errors, prior_IxKxZxL: np.ndarray, jams: list[tuple[int, int]]
-) -> tuple[np.ndarray, np.ndarray]:
-  """Probabilities that the lock opens and that it jams, IxKxZxCxFxM; otherwise the alarm rings."""
-  open_MxL, jam_MxL = np.zeros((2, 2, 3))
-  for model in (0, 1):
-    for level in (PLAIN, TRICKY, BROKEN):
-      lapse = errors.lapse(model, "", Oracle("", 0, level != PLAIN, False), spoiled=False)
-      open_MxL[model, level] = 0.0 if level == BROKEN else 1 - lapse.rate
-      jam_MxL[model, level] = 1 - open_MxL[model, level] - lapse.rate * lapse.wrong
-  jammed_FxL = np.array([jam_MxL[0] ** s * jam_MxL[1] ** g for s, g in jams])
-  joint = prior_IxKxZxL[..., None, None, :] * np.array(rules.looks).T[:, None, :] * jammed_FxL
-  belief_IxKxZxCxFxL = joint / (joint.sum(axis=-1, keepdims=True) + TINY)
-  return belief_IxKxZxCxFxL @ open_MxL.T, belief_IxKxZxCxFxL @ jam_MxL.T
+def _outcomes(rules: Rules, errors: Errors, prior_IxKxZxL: np.ndarray) -> tuple[np.ndarray, ...]:
+  """Probabilities that the lock opens and that it jams, IxKxZxCxSxGxM; else the alarm rings."""
+  oracles = [Oracle("", 0, critical, False) for critical in (False, True, True)]  # by hardness
+  lapses = [[errors.lapse(model, "", oracle, False) for oracle in oracles] for model in (0, 1)]
+  open_MxL = np.array([[1 - lapse.rate for lapse in row] for row in lapses]) * (1, 1, 0)
+  alarm_MxL = np.array([[lapse.rate * lapse.wrong for lapse in row] for row in lapses])
+  jam_MxL = 1 - open_MxL - alarm_MxL
+  jams_Jx1 = np.arange(rules.attempts)[:, None]
+  jammed_SxGxL = (jam_MxL[0] ** jams_Jx1)[:, None] * jam_MxL[1] ** jams_Jx1
+  look_CxL = np.array(rules.looks).T
+  joint = prior_IxKxZxL[..., None, None, None, :] * look_CxL[:, None, None] * jammed_SxGxL
+  belief_L = joint / (joint.sum(axis=-1, keepdims=True) + TINY)
+  return belief_L @ open_MxL.T, belief_L @ jam_MxL.T
 
 
 def _parse(observation: str) -> tuple[int, int, int]:
   """Lock, look and sign that an observation shows, as indices."""
-  match = re.search(r"Lock (\d) looks (\w+)\. The sign is (\w+)\.", observation)
-  if match is None or match[2] not in sandbox.LOOKS or match[3] not in sandbox.SIGNS:
+  match = VISIBLE.search(observation)
+  if match is None:
     raise ValueError(f"not an observation of the sandbox: {observation!r}")
-  return int(match[1]) - 1, sandbox.LOOKS.index(match[2]), sandbox.SIGNS.index(match[3])
+  return int(match[1]) - 1, LOOKS.index(match[2]), SIGNS.index(match[3])
 
 
-def _call_prices(
-  rules: Rules, max_steps: int, names: Sequence[str], errors: Errors
-) -> list[list[float]]:
+def _call_prices(env: Sandbox, names: Sequence[str], errors: Errors) -> list[list[float]]:
   """Dollars of a call by step and model, from real messages: all texts of a kind are as long."""
-  env = Sandbox(train_tasks=1, test_tasks=1, max_steps=max_steps, rules=rules)
   task = env.tasks("train")[0]
   observation = env.reset(task.id)
   agents = ScriptedPair(names, errors).start(env, task, 0, unlimited)
-  messages = opening(env.system_prompt, task, observation)
-  usd = []
-  for step in range(max_steps):
+  messages, usd = opening(env.system_prompt, task, observation), []
+  for step in range(task.max_steps):
     replies = [agent.reply(messages, step) for agent in agents]
     usd.append([reply.call.cost_usd for reply in replies])
     extend(messages, replies[0].text, observation)
