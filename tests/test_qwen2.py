@@ -58,14 +58,8 @@ class TestForward:
     for t in (0, 3, 7):
       changed = TOKENS.copy()
       changed[:, t] = (changed[:, t] + 1) % 11
-      other = full(changed)
-      np.testing.assert_allclose(other[:, :t], hidden[:, :t], atol=1e-6)
-      assert (np.abs(other - hidden)[:, t:].max(axis=-1) > 1e-4).all()  # seen from t on, by all
-
-  def test_padding_on_the_right_is_harmless(self, full, model):
-    padded = TOKENS.copy()
-    padded[0, 5:] = 0
-    np.testing.assert_allclose(full(padded)[0, :5], full(TOKENS[:, :5])[0], atol=1e-5)
+      difference = np.abs(full(changed) - hidden).max(axis=-1)
+      assert (difference[:, :t] < 1e-6).all() and (difference[:, t:] > 1e-4).all()
 
   def test_rematerialisation_keeps_the_gradient(self, model):
     graphdef, params = nnx.split(model)
@@ -74,7 +68,7 @@ class TestForward:
     def loss(params, remat):
       return (nnx.merge(graphdef, params)(TOKENS[:, :5], remat=remat) * weight).sum()
 
-    kept, again = (jax.jit(jax.grad(partial(loss, remat=remat)))(params) for remat in (False, True))
+    kept, again = (jax.jit(jax.grad(partial(loss, remat=r)))(params) for r in (False, True))
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), again, kept)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(kept))  # every weight is used
 
@@ -87,7 +81,7 @@ class TestForward:
 
 class TestCache:
   def test_extending_equals_the_full_forward(self, full, extend, model):
-    """Three rows of 5, 9 and 12 tokens, fed in two ragged parts, then one more."""
+    """Three rows of 5, 9 and 12 tokens, fed in three ragged parts."""
     tokens = np.random.default_rng(1).integers(0, 11, (3, 12)).astype(np.int32)
     want = full(tokens)
     cache = model.empty_cache(3, 16)
@@ -100,12 +94,6 @@ class TestCache:
       hidden, cache = extend(fed, np.array([start for start, _ in spans], np.int32), cache)
       for r, (start, end) in enumerate(spans):
         np.testing.assert_allclose(hidden[r, : end - start], want[r, start:end], atol=1e-5)
-
-  def test_a_row_can_be_filled_anew(self, full, extend, model):
-    cache = model.empty_cache(2, 12)
-    _, cache = extend(TOKENS, np.zeros(2, np.int32), cache)
-    hidden, _ = extend(TOKENS[::-1, :4], np.array([0, 0], np.int32), cache)
-    np.testing.assert_allclose(hidden, full(TOKENS[::-1])[:, :4], atol=1e-5)
 
   def test_positions_past_the_cache_are_dropped(self, full, extend, model):
     _, cache = extend(TOKENS[:, :6], np.zeros(2, np.int32), model.empty_cache(2, 8))
@@ -129,18 +117,6 @@ class TestRope:
     want = np.concatenate([number.real, number.imag], axis=-1)
     np.testing.assert_allclose(turned, want, atol=3e-3)
 
-  @settings(max_examples=20)
-  @given(first=st.integers(0, 200), second=st.integers(0, 200), shift=st.integers(1, 200))
-  def test_products_depend_on_the_distance_alone(self, model, first, second, shift):
-    q, k = random(1, 1, 1, 4), random(1, 1, 1, 4, seed=1)
-
-    def product(at_q, at_k):
-      q_turned = rotate(q, *model._rope(jnp.array([[at_q]]), jnp.float32))
-      return (q_turned * rotate(k, *model._rope(jnp.array([[at_k]]), jnp.float32))).sum()
-
-    moved = product(first + shift, second + shift)
-    np.testing.assert_allclose(moved, product(first, second), atol=1e-4)
-
 
 class TestAttention:
   def test_by_hand(self):
@@ -150,11 +126,6 @@ class TestAttention:
     k = jnp.array([0.0, np.log(2) / 3]).reshape(1, 2, 1, 1)
     v = jnp.array([2.0, 8.0]).reshape(1, 2, 1, 1)
     np.testing.assert_allclose(attention(q, k, v)[0, :, 0, 0], [2.0, 6.0], rtol=1e-5)
-
-  def test_grouped_queries_repeat_the_kv_heads(self):
-    q, k, v = random(2, 5, 4, 6), random(2, 5, 2, 6, seed=1), random(2, 5, 2, 6, seed=2)
-    want = attention(q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2))
-    np.testing.assert_allclose(attention(q, k, v), want, atol=1e-6)
 
   def test_against_jax(self):
     q, k, v = random(2, 3, 4, 6), random(2, 7, 2, 6, seed=1), random(2, 7, 2, 6, seed=2)
@@ -173,27 +144,13 @@ def test_rms_norm_by_hand():
   np.testing.assert_allclose(rms_norm(x, jnp.ones(2), 3.5), [[[0.75, 1.0]]], rtol=1e-6)
 
 
-class TestHead:
-  def test_tied_reads_the_embedding(self, model):
-    # A hidden state that is 1 in dimension d picks column d.
-    logits = model.logits(jnp.eye(16)[None])
-    np.testing.assert_allclose(logits[0], model.embedding_VxD[...].T, atol=1e-6)
-    assert not hasattr(model, "head_VxD")
-
-  def test_untied_has_weights_of_its_own(self, filled):
-    config = dataclasses.replace(CONFIG, tie_word_embeddings=False)
-    model = filled(lambda: Qwen2(config, nnx.Rngs(0)))
-    logits = model.logits(jnp.eye(16)[None])
-    np.testing.assert_allclose(logits[0], model.head_VxD[...].T, atol=1e-6)
-    assert np.abs(logits[0] - model.embedding_VxD[...].T).max() > 0.1
-
-  def test_chosen_tokens_are_slices_of_the_whole(self, model):
-    hidden = random(2, 3, 16)
-    whole = model.logits(hidden)
-    assert whole.shape == (2, 3, 11)
-    np.testing.assert_allclose(
-      model.logits(hidden, np.array([7, 2])), whole[:, :, [7, 2]], rtol=1e-5
-    )
-    np.testing.assert_allclose(
-      model.logits(hidden[0, 0], np.array([4])), whole[0, 0, [4]], rtol=1e-5
-    )
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_reads_its_own_table(filled, tied):
+  config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
+  model = filled(lambda: Qwen2(config, nnx.Rngs(0)))
+  assert hasattr(model, "head_VxD") != tied
+  table_VxD = model.embedding_VxD[...] if tied else model.head_VxD[...]
+  # A hidden state that is 1 in dimension d picks column d.
+  np.testing.assert_allclose(model.logits(jnp.eye(16)[None])[0], table_VxD.T, atol=1e-6)
+  chosen = model.logits(jnp.eye(16), np.array([7, 2]))
+  np.testing.assert_allclose(chosen, table_VxD[np.array([7, 2])].T, atol=1e-6)
