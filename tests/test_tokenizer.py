@@ -29,12 +29,9 @@ def test_long_texts_are_cut_and_marked(tokenizer):
   assert tokenizer.decode(tokenizer.encode("QWQWQ", 4)) == f"QWQW{CUT_MARK}"
 
 
-def test_missing(tmp_path):
+def test_a_directory_without_the_decision_tokens(tmp_path):
   with pytest.raises(ValueError, match="tokenizer.json is missing: run --stage=profile first"):
     Tokenizer(tmp_path)
-
-
-def test_without_decision_tokens(tmp_path):
   tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
   with pytest.raises(ValueError, match="lacks the decision tokens"):
     Tokenizer(tmp_path)

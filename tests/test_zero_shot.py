@@ -22,6 +22,8 @@ CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
 
 
 class HandJudge:
+  """Gives these answers; each takes a retry at $0.50 and a presumed call at $0.25."""
+
   price = PRICE
 
   def __init__(self, *answers):
@@ -50,21 +52,12 @@ def step_usd(state, kind):
   return Step("", 0, "", state.judged.calls).usd(kind)
 
 
-@pytest.mark.parametrize(
-  "text, model",
-  [
-    ("SMALL", 0),
-    ("Decision: BIG.", 1),
-    ("**BIG**", 1),
-    ("The step is hard, so BIG\nBIG", 1),
-    ("SMALL or BIG?", None),
-    ("small", None),
-    ("BIGGER", None),
-    ("", None),
-  ],
-)
-def test_answers_are_read_strictly(text, model):
-  assert read_answer(text) == model
+def test_answers_are_read_strictly():
+  assert read_answer("Decision: SMALL.") == 0
+  for text in ("**BIG**", "The step is hard, so BIG\nBIG"):
+    assert read_answer(text) == 1
+  for text in ("SMALL or BIG?", "small", "BIGGER", ""):
+    assert read_answer(text) is None
 
 
 def test_it_is_shown_the_papers_prompt_with_the_budget(paper_view, make_task, make_episode):
@@ -80,38 +73,34 @@ def test_it_is_shown_the_papers_prompt_with_the_budget(paper_view, make_task, ma
   assert step_usd(state, "judge") == pytest.approx(CALL_USD)
 
 
-def test_an_unreadable_answer_is_asked_for_once_more_and_both_are_billed(paper_view, make_task):
-  judge = HandJudge("hm", "BIG")
-  policy, state = ZeroShotPolicy("zero-shot", judge, paper_view), live(make_task)
-  policy.prepare(state)
+@pytest.mark.parametrize(
+  "answers, model", [(["hm", "BIG"], 1), (["hm", "SMALL or BIG"], 0)], ids=["second", "none"]
+)
+def test_an_unreadable_answer_is_asked_for_once_more_and_billed(
+  paper_view, make_task, answers, model
+):
+  judge, state = HandJudge(*answers), live(make_task)
+  ZeroShotPolicy("zero-shot", judge, paper_view).prepare(state)
   assert [place for _, place in judge.asked] == [0, 1]
-  assert state.judged.model == 1
+  assert state.judged.model == model
   assert step_usd(state, "judge") == pytest.approx(2 * CALL_USD)
   assert (step_usd(state, "retry"), step_usd(state, "presumed")) == (1.0, 0.5)
 
 
-def test_two_unreadable_answers_are_small(paper_view, make_task):
-  policy = ZeroShotPolicy("zero-shot", HandJudge("hm", "SMALL or BIG"), paper_view)
-  state = live(make_task)
-  policy.prepare(state)
-  assert state.judged.model == 0
-
-
-def test_the_stand_in_reads_the_prompt_and_pays(paper_view, make_task):
-  judge = ScriptedJudge(Price(1.0, 1.0, 4.0))
-  budget = DollarBudget(1.0)
+def test_the_stand_in_reads_the_prompt_and_pays(make_task):
+  judge, budget = ScriptedJudge(Price(1.0, 1.0, 4.0)), DollarBudget(1.0)
   pay = functools.partial(hold, None, budget)
-  ask = lambda text: judge.ask([{"role": "user", "content": text}], make_task(), 0, 0, pay)  # noqa: E731
   done = "Previous steps:\nStep 1 [Model: SMALL] action: {}\nresult: {}\nDecision:"
-  assert ask("Previous steps: none\nDecision:").text == "BIG"
-  assert ask(done.format("go", "a hall")).text == "SMALL"
-  assert ask(done.format("go", "Nothing happens.")).text == "BIG"
-  again = "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall\n"
-  assert ask(again).text == "BIG"
-  # 30, 75, 85 and 62 characters; answers of 3 and 5 characters: 1 or 2 tokens.
-  texts = ["Previous steps: none\nDecision:", done.format("go", "a hall")]
-  texts += [done.format("go", "Nothing happens."), again]
-  tokens = sum(-(-len(text) // 4) for text in texts)
+  answers = {
+    "Previous steps: none\nDecision:": "BIG",
+    done.format("go", "a hall"): "SMALL",
+    done.format("go", "Nothing happens."): "BIG",
+    "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall\n": "BIG",
+  }
+  for text, answer in answers.items():
+    assert judge.ask([{"role": "user", "content": text}], make_task(), 0, 0, pay).text == answer
+  # A token is 4 characters; answers of 3 and 5 characters are 1 or 2 tokens.
+  tokens = sum(-(-len(text) // 4) for text in answers)
   assert budget.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)
 
 
