@@ -1,5 +1,6 @@
 """ALFWorld on its real engine, with games made here: rules, expert, mistakes, damaged data."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import pytest
 
 from baar_jax.envs import engines
 from baar_jax.envs.alfworld import GAME, GAMES, ALFWorld
-from baar_jax.envs.alfworld_expert import TASK_TYPES, Facts, Goal, expert_step
+from baar_jax.envs.alfworld_expert import TASK_TYPES
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 
@@ -37,16 +38,13 @@ def make(place: Path, train: int, test: int) -> None:
 @pytest.fixture(scope="module")
 def opened():
   """opened(data, ...): an environment in a process, which ends with the module."""
-  envs = []
+  with contextlib.ExitStack() as envs:
 
-  def opening(data, train_tasks=TRAIN):
-    kwargs = {"data": str(data), "train_tasks": train_tasks, "test_tasks": TEST}
-    envs.extend(open_envs("alfworld", kwargs, 1, 1))
-    return envs[-1]
+    def opening(data, train_tasks=TRAIN):
+      kwargs = {"data": str(data), "train_tasks": train_tasks, "test_tasks": TEST}
+      return envs.enter_context(contextlib.closing(open_envs("alfworld", kwargs, 1, 1)[0]))
 
-  yield opening
-  for env in envs:
-    env.close()
+    yield opening
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def env(opened, data):
 @pytest.fixture
 def listing(monkeypatch):
   """listing(data, ...): the environment in this process, where it can only list games."""
-  monkeypatch.setattr(engines, "check_version", lambda kind: None)
+  monkeypatch.setattr("baar_jax.envs.alfworld.check_version", lambda kind: None)
   return lambda data, train_tasks, **kwargs: ALFWorld(str(data), train_tasks, 2, **kwargs)
 
 
@@ -127,13 +125,11 @@ def test_the_expert_recovers_from_mistakes(env):
 
 def test_mistakes_are_repeatable_and_never_the_expert_s(env):
   env.reset(env.tasks("train")[2].id)  # clean, and put
-  positions = set()
-  done = False
+  positions, done = set(), False
   while not done:
     oracle = env.oracle()
-    wrong, again, lost = (
-      [env.mistake(kind, str(i)) for i in range(12)] for kind in ("wrong", "wrong", "lost")
-    )
+    kinds = ("wrong", "wrong", "lost")
+    wrong, again, lost = ([env.mistake(kind, str(i)) for i in range(12)] for kind in kinds)
     assert wrong == again
     assert oracle.action not in wrong + lost
     assert oracle.critical == (oracle.action.split()[0] in ("take", "clean", "move"))
@@ -142,8 +138,6 @@ def test_mistakes_are_repeatable_and_never_the_expert_s(env):
       assert {action.split()[0] for action in wrong}.isdisjoint({"go", "look", "inventory"})
     _, done = env.step(oracle.action)
   assert positions == {0, 1, 2}
-  with pytest.raises(ValueError, match="silly"):
-    env.mistake("silly", "k")
 
 
 def test_the_older_grammar_and_games_that_cannot_be_played(data, opened, tmp_path):
@@ -220,22 +214,21 @@ def test_unreadable_games_are_left_out_and_counted(data, listing, tmp_path, capf
   damaged.write_text("{")
   unsolvable.write_text(json.dumps(json.loads(unsolvable.read_text()) | {"solvable": False}))
   shutil.copytree(intact.parent, tmp_path / GAMES / "train" / "notes" / "trial_x")
-  tasks = listing(tmp_path, 2).tasks("train")
-  assert {task.id for task in tasks} == {id_of(intact), id_of(other)}
+  assert {task.id for task in listing(tmp_path, 2).tasks("train")} == {id_of(intact), id_of(other)}
   with pytest.raises(ValueError, match="has 2 games, 3 were asked for.*--config.env.train_tasks"):
     listing(tmp_path, 3).tasks("train")
-  assert "left out 3 of 5 games: 'notes' does not name an ALFWorld" in capfd.readouterr().err
+  assert "left out 3 of 5 games: " in capfd.readouterr().err
 
 
 def test_splits_by_directory_and_by_list(data, listing, tmp_path, capfd):
   ids = [id_of(file) for file in copy_games(data, tmp_path, 3)]
   plain, mapped = tmp_path / "list.txt", tmp_path / "mappings.json"
-  plain.write_text("\n".join([*ids[:2], "train/pick_and_place_simple-Mug-None-Desk-1/trial_T"]))
+  plain.write_text("\n".join(["train/pick_and_place_simple-Mug-None-Desk-1/trial_A", *ids[:2]]))
   names = [dict(zip(("task_type", "task_id"), id_.split("/")[1:])) for id_ in ids[1:]]
   mapped.write_text(json.dumps(names))
   env = listing(tmp_path, 2, train_split=str(plain), test_split=str(mapped))
   assert {task.id for task in env.tasks("train")} == set(ids[:2])
-  assert f"1 games of {plain} are not in" in capfd.readouterr().err
+  assert "left out 1 of 3 games: " in capfd.readouterr().err
   assert {task.id for task in env.tasks("test")} == set(ids[1:])
   mapped.write_text("[1]")
   with pytest.raises(ValueError, match="mappings.json is no list of objects"):
@@ -243,17 +236,14 @@ def test_splits_by_directory_and_by_list(data, listing, tmp_path, capfd):
   (tmp_path / GAMES / "empty").mkdir()
   plain.write_text("train/nothing/here")
   for split, message in (
-    ("empty", "no games of empty"),
-    (str(plain), "no games of .*list.txt"),
+    ("empty", "empty in .* has 0 games"),
+    (str(plain), "list.txt in .* has 0 games"),
     ("nowhere", "neither a directory .*has: empty, train.*--config.env.data=own"),
-    (str(data), "neither a directory in"),
   ):
     with pytest.raises(ValueError, match=message):
       listing(tmp_path, 2, train_split=split).tasks("train")
-  with pytest.raises(ValueError, match="unknown split 'dev'"):
-    env.tasks("dev")
   for task_id in ("train/none/here", "../x", ids[0].removeprefix("train/")):
-    with pytest.raises(ValueError, match="expected SPLIT/NAME/TRIAL"):
+    with pytest.raises(ValueError, match="names no ALFWorld game|is missing"):
       env.reset(task_id)
 
 
@@ -263,32 +253,3 @@ def test_another_version_of_the_engine_is_refused(data):
   code += "e.ENGINES['alfworld'] = e.ENGINES['appworld']; e.check_version('alfworld')"
   with pytest.raises(ValueError, match="is needed, 0.4.2 is installed: delete .* and run: "):
     engines.output_of("it", [python, "-I", "-c", code])
-
-
-class Fact:
-  """A proposition as the engine has it."""
-
-  def __init__(self, text):
-    self.name, *names = text.split(", ")
-    self.arguments = [type("Argument", (), {"name": name}) for name in names]
-
-
-KITCHEN = ["atlocation, agent1, loc 1", "openable, fridge 1", "objecttype, mug 1, mugtype"]
-KITCHEN += ["receptacletype, fridge 1, fridgetype", "receptacleatlocation, fridge 1, loc 1"]
-KITCHEN += ["receptacletype, desk 1, desktype", "receptacleatlocation, desk 1, loc 2"]
-IN_FRIDGE, HELD = "inreceptacle, mug 1, fridge 1", "holds, agent1, mug 1"
-
-
-@pytest.mark.parametrize(
-  "facts, action",
-  [
-    ([IN_FRIDGE], "open fridge 1"),
-    ([IN_FRIDGE, "opened, fridge 1"], "take mug 1 from fridge 1"),
-    (["inreceptacle, mug 1, desk 1"], "go to desk 1"),
-    ([HELD], "cool mug 1 with fridge 1"),
-    ([HELD, "iscool, mug 1"], "go to desk 1"),
-  ],
-)
-def test_the_expert_s_next_action(facts, action):
-  goal = Goal.of("pick_cool_then_place_in_recep-Mug-None-Desk-3")
-  assert expert_step(goal, Facts(map(Fact, KITCHEN + facts)), []).action == action

@@ -143,47 +143,42 @@ def test_senseless_actions_are_answered(env, tasks):
 @pytest.mark.parametrize(
   "task_id", ["find-plant/999", "find-fish/0", "find-plant/-1", "find-plant"]
 )
-def test_unknown_task_is_named(gold_dir, task_id):
-  env = ScienceWorld(gold_dir=gold_dir)
+def test_unknown_task_is_named(env, task_id):
   with pytest.raises(ValueError, match=task_id):
     env.reset(task_id)
-  with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
-    env.step("look around")
 
 
 def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, types):
   types("find-plant", "find-animal", "identify-life-stages-2")
-  env = ScienceWorld(train_tasks=6, dev_tasks=3, test_tasks=3, gold_dir=gold_dir)
-  splits = {split: [task.id for task in env.tasks(split)] for split in ("train", "dev", "test")}
-  assert [len(ids) for ids in splits.values()] == [6, 3, 3]
-  assert len(set(sum(splits.values(), []))) == 12
-  names = [task_id.split("/")[0] for task_id in splits["train"]]
+  env = ScienceWorld(train_tasks=6, test_tasks=3, gold_dir=gold_dir)
+  train, test = ([task.id for task in env.tasks(split)] for split in ("train", "test"))
+  assert (len(train), len(test), len({*train, *test})) == (6, 3, 9)
+  names = [task_id.split("/")[0] for task_id in train]
   assert names == ["find-plant", "find-animal", "identify-life-stages-2"] * 2
   smaller = ScienceWorld(train_tasks=4, gold_dir=gold_dir)
-  assert [task.id for task in smaller.tasks("train")] == splits["train"][:4]
-  with pytest.raises(ValueError, match="unknown split 'valid'"):
-    env.tasks("valid")
+  assert [task.id for task in smaller.tasks("train")] == train[:4]
   types("identify-life-stages-2")
   with pytest.raises(ValueError, match="9 were asked for"):
     ScienceWorld(test_tasks=9, gold_dir=gold_dir).tasks("test")
 
 
-def test_long_solutions_are_kept_but_not_listed(gold_dir, types, monkeypatch):
-  types("power-component", "find-non-living-thing")  # 11 steps and more; 5 to 9
-  monkeypatch.setattr("baar_jax.envs.scienceworld.MAX_GOLD_STEPS", 9)
-  tasks = ScienceWorld(dev_tasks=2, gold_dir=gold_dir).tasks("dev")
-  assert {task.id.split("/")[0] for task in tasks} == {"find-non-living-thing"}
-  assert len(list(gold_dir.glob("power-component-[0-9]*.json"))) >= 5  # the whole dev split
+def test_long_solutions_are_not_listed(tmp_path, types):
+  types("find-plant")
+  first, second = ScienceWorld(test_tasks=2, gold_dir=tmp_path).tasks("test")
+  path = tmp_path / f"{first.id.replace('/', '-')}.json"
+  for steps, listed in ((32, first), (33, second)):
+    gold = {"actions": ["wait1"] * steps, "description": first.description}
+    path.write_text(json.dumps(gold))
+    assert ScienceWorld(test_tasks=1, gold_dir=tmp_path).tasks("test") == [listed]
 
 
 def test_first_kept_solution_wins(tmp_path, monkeypatch):
   env = ScienceWorld(gold_dir=tmp_path)
   path = tmp_path / "find-plant-3.json"
 
-  def slow_gold(self, task_type, variation):
-    self._load(task_type, variation, gold=False)
+  def slow_gold(self, task_id):
     path.write_text(json.dumps({"actions": ["the rival's"], "description": "d"}))
-    return ["ours"]
+    return {"actions": ["ours"], "description": "d"}
 
   monkeypatch.setattr(scienceworld_engine.Engine, "gold", slow_gold)
   env.reset("find-plant/3")
@@ -207,8 +202,6 @@ def test_mistakes_are_repeatable_and_never_the_expert_s(env, tasks):
         assert {action.split()[0] for action in mistakes} == {oracle.action.split()[0]}
     assert oracle.critical == (oracle.action.split()[0] in CRITICAL_VERBS)
     env.step(oracle.action)
-  with pytest.raises(ValueError, match="silly"):
-    env.mistake("silly", "k")
 
 
 def test_java_that_does_not_start_says_what_to_do(monkeypatch, tmp_path):
@@ -222,6 +215,7 @@ def test_java_that_does_not_start_says_what_to_do(monkeypatch, tmp_path):
 FOCUS, KITCHEN, OUTSIDE = "focus on pot", "go to kitchen", "go to outside"
 AMBIGUOUS, UNKNOWN = "Ambiguous request: Please enter the number", "No known action matches that"
 IN_KITCHEN, IN_OUTSIDE = "You move to the kitchen.", "You move to the outside."
+SHUT = (KITCHEN, "The door is not open.")
 
 
 @pytest.mark.parametrize(
@@ -232,12 +226,8 @@ IN_KITCHEN, IN_OUTSIDE = "You move to the kitchen.", "You move to the outside."
     ([FOCUS, "x"], [(FOCUS, AMBIGUOUS), ("0", "You focus on the pot.")], ("x", 1, False)),
     ([FOCUS, "0", "x"], [(FOCUS, AMBIGUOUS)], ("0", 1, False)),
     # It opens a closed door.
-    ([KITCHEN], [(KITCHEN, "The door is not open.")], ("open door to kitchen", 0, True)),
-    (
-      [KITCHEN],
-      [(KITCHEN, "The door is not open."), ("open door to kitchen", "It is open.")],
-      (KITCHEN, 0, False),
-    ),
+    ([KITCHEN], [SHUT], ("open door to kitchen", 0, True)),
+    ([KITCHEN], [SHUT, ("open door to kitchen", "It is open.")], (KITCHEN, 0, False)),
     # It replaces an action that is not understood by the valid one that is most like it.
     ([FOCUS], [(FOCUS, UNKNOWN)], ("focus on pot in kitchen", 0, False)),
     # It undoes the last deviation first.

@@ -1,6 +1,5 @@
 """ALFWorld's engine: plays one text game at a time and translates each game's PDDL only once."""
 
-import contextlib
 import copy
 import functools
 import hashlib
@@ -8,7 +7,7 @@ import os
 import pickle
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from baar_jax.envs.alfworld_expert import Facts
@@ -16,16 +15,6 @@ from baar_jax.envs.base import EnvDied
 
 # Translating takes most of the time that a game needs to load: results are kept beside the engine.
 TRANSLATIONS = Path(sys.prefix) / "translated"
-
-
-@contextlib.contextmanager
-def restored_argv() -> Iterator[None]:
-  """Restores sys.argv afterwards: the PDDL translator reads its settings there and writes them."""
-  arguments = list(sys.argv)
-  try:
-    yield
-  finally:
-    sys.argv = arguments
 
 
 def cached_on_disk(function: Callable) -> Callable:
@@ -55,14 +44,13 @@ def _opener() -> Callable:
   it translates a game once for all processes, never for the planner, and parses a text once per
   process. What a game says and admits stays the same.
   """
-  with restored_argv():
-    import fast_downward
-    import textworld
-    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-    from textworld.envs import PddlEnv
-    from textworld.envs.pddl import logic, textgen
+  import fast_downward
+  import textworld
+  from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+  from textworld.envs import PddlEnv
+  from textworld.envs.pddl import logic, textgen
 
-  translate = restored_argv()(cached_on_disk(fast_downward.pddl2sas))
+  translate = cached_on_disk(fast_downward.pddl2sas)
   fast_downward.pddl2sas = lambda domain, problem, **_: translate(domain, problem)
   logic._parse_and_convert = cached_on_disk(logic._parse_and_convert)
   parse = functools.cache(textgen._parse_and_convert)
@@ -80,12 +68,17 @@ def _opener() -> Callable:
 
 
 class Engine:
-  """Plays one game at a time; starting another game replaces it."""
+  """Plays one game at a time; starting another game replaces it.
+
+  Attributes, once a game has started:
+    won: whether the goal is reached.
+    commands: all that the game admits now; it understands no other wording.
+    facts: the whole state; only the expert may see it.
+  """
 
   def __init__(self) -> None:
     self._env = _opener()()
     self._loaded: Path | dict | None = None
-    self._state = None
 
   def start(self, game: Path | dict) -> str:
     """Starts a game, from its file or its contents, and returns the engine's first text.
@@ -99,29 +92,18 @@ class Engine:
       self._loaded = None
       mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
       try:
-        self._env.load(game if isinstance(game, dict) else str(game))
+        self._env.load(game)
       except (Exception, SystemExit) as error:  # a damaged game fails in any of several parsers
         self._env = _opener()()
         reason = str(error).split("\n")[0] or type(error).__name__
-        name = game if isinstance(game, Path) else "the game"
-        raise EnvDied(f"{name} cannot be played: {reason}") from error
+        raise EnvDied(f"the game cannot be played: {reason}") from error
       self._loaded = game
-    self._state = self._env.reset()
-    return self._state["feedback"]
+    return self._enter(self._env.reset())
 
   def step(self, command: str) -> str:
-    self._state, _, _ = self._env.step(command)
-    return self._state["feedback"]
+    return self._enter(self._env.step(command)[0])
 
-  @property
-  def won(self) -> bool:
-    return bool(self._state["won"])
-
-  @property
-  def commands(self) -> list[str]:
-    """The commands that the game admits now; any other wording is not understood."""
-    return sorted(self._state["admissible_commands"])
-
-  def facts(self) -> Facts:
-    """The whole state; only the expert may see it."""
-    return Facts(self._state["facts"])
+  def _enter(self, state: dict) -> str:
+    self.won, self.commands = bool(state["won"]), sorted(state["admissible_commands"])
+    self.facts = Facts(state["facts"])
+    return state["feedback"]

@@ -5,14 +5,14 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from baar_jax.envs.base import Oracle
+from baar_jax.envs.base import Oracle, verb
 
 LOOK, TWO = "look_at_obj_in_light", "pick_two_obj_and_place"
 # How an object is treated before it is put down: command, resulting fact, type of receptacle.
 TREATMENTS = {
-  "pick_clean_then_place_in_recep": ("clean", "isclean", "sinkbasin"),
-  "pick_heat_then_place_in_recep": ("heat", "ishot", "microwave"),
-  "pick_cool_then_place_in_recep": ("cool", "iscool", "fridge"),
+  "pick_clean_then_place_in_recep": ("clean", "isclean", "SinkBasin"),
+  "pick_heat_then_place_in_recep": ("heat", "ishot", "Microwave"),
+  "pick_cool_then_place_in_recep": ("cool", "iscool", "Fridge"),
 }
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
 ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine")
@@ -27,10 +27,6 @@ WEIGHTS = {
 NONSENSE = ("think about the {}", "search the {}", "find the {}", "check the {}")
 
 
-def verb(action: str) -> str:
-  return action.split(" ", 1)[0]
-
-
 @dataclasses.dataclass(frozen=True)
 class Goal:
   """What a game asks for: a task type, the type of its objects, and that of the target or lamp."""
@@ -42,28 +38,21 @@ class Goal:
   @classmethod
   def of(cls, name: str) -> "Goal":
     """Reads "<task type>-<object>-<container>-<target>-<scene>". Raises ValueError."""
-    fields = name.rsplit("-", 4)
+    fields = name.split("-")
     if len(fields) != 5 or fields[0] not in TASK_TYPES:
-      raise ValueError(
-        f"{name!r} does not name an ALFWorld game; expected TYPE-OBJECT-CONTAINER-TARGET-SCENE "
-        f"with a type of {', '.join(TASK_TYPES)}"
-      )
+      raise ValueError(f"{name!r} names no ALFWorld game: TYPE-OBJECT-CONTAINER-TARGET-SCENE")
     return cls(fields[0], fields[1].lower(), fields[3].lower())
 
 
 class Facts:
-  """The facts of a game's state, indexed for the expert.
+  """The facts of a game's state, out of the engine's propositions, indexed for the expert."""
 
-  Args:
-    facts: the engine's propositions, each with a name and arguments that have names.
-  """
-
-  def __init__(self, facts: Iterable) -> None:
-    rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
-    for fact in facts:
-      names = (argument.name.strip() for argument in fact.arguments)
-      rows[fact.name].append(tuple(name.removesuffix("type") for name in names))
-    self.rows = rows  # name -> arguments of the facts of that name
+  def __init__(self, propositions: Iterable) -> None:
+    self.rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)  # arguments by the fact's name
+    for fact in propositions:
+      names = (argument.name.strip().removesuffix("type") for argument in fact.arguments)
+      self.rows[fact.name].append(tuple(names))
+    rows = self.rows
     self.container = dict(sorted(rows["inreceptacle"]))  # object -> receptacle
     self.location = dict(sorted(rows["receptacleatlocation"]))  # receptacle -> location
     self.object_type = dict(rows["objecttype"])
@@ -97,56 +86,45 @@ def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
     targets.sort(key=lambda r: -sum(facts.container.get(o) == r for o in objects))
     placed = [o for o in objects if facts.container.get(o) == targets[0]]
   position, held, recovering = 2 * bool(placed), facts.held, False
+  # The command that puts down the held object here, in the words of the game's grammar.
+  words = (f"move {held} to ", f"put {held} in/on ")
+  put = next((admitted for admitted in commands if admitted.startswith(words)), None)
   if not held:
     action = _fetch(facts, [o for o in objects if o not in placed], targets, treated)
-  elif facts.object_type[held] != goal.object:
-    action, recovering = _put_away(facts, commands), True
+  elif facts.object_type[held] != goal.object:  # it is put down anywhere
+    fitting = {r for r, kind in facts.rows["cancontain"] if kind == facts.object_type[held]}
+    places = [r for r in facts.location if facts.furniture[r] in fitting]
+    place = min(places, key=lambda r: (r in facts.closed, r), default=None)
+    action, recovering = put or (facts.reach(place) if place else "look"), True
   elif goal.task_type == LOOK:
     lamps = facts.objects(goal.target)
     lamp = next(o for o in lamps if facts.container.get(o) in facts.location)
     position, action = 1, facts.reach(facts.container[lamp]) or f"use {lamp}"
   elif command and (held,) not in facts.rows[treated]:
-    place = facts.receptacles(place_type)[0]
+    place = facts.receptacles(place_type.lower())[0]
     position, action = 1, facts.walk(place) or f"{command} {held} with {place}"
   else:
     position += 2 if command else 1
-    action = facts.reach(targets[0]) or _put_command(commands, held)
+    action = facts.reach(targets[0]) or put
   return Oracle(action, position, verb(action) not in ROUTINE_VERBS, recovering)
 
 
 def _fetch(facts: Facts, objects: Sequence[str], targets: Sequence[str], treated: str) -> str:
   """Takes an object: one already treated if there is one, near, visible and not put away yet."""
-
-  def effort(name: str) -> tuple:
-    place = facts.container[name]
-    untreated, far = (name,) not in facts.rows[treated], facts.walk(place) is not None
-    return untreated, far, place in facts.closed, place in targets, name
-
-  reachable = [o for o in objects if facts.container.get(o) in facts.location]
-  if not reachable:
+  candidates = []
+  for name in objects:
+    place = facts.container.get(name)
+    if place in facts.location:
+      untreated, far = (name,) not in facts.rows[treated], facts.walk(place) is not None
+      candidates.append((untreated, far, place in facts.closed, place in targets, name))
+  if not candidates:
     return "look"
-  name = min(reachable, key=effort)
+  name = min(candidates)[-1]
   return facts.reach(facts.container[name]) or f"take {name} from {facts.container[name]}"
-
-
-def _put_away(facts: Facts, commands: Sequence[str]) -> str:
-  """Puts down an object that the goal does not ask for."""
-  kind, can_contain = facts.object_type[facts.held], facts.rows["cancontain"]
-  places = [r for r in facts.location if (facts.furniture[r], kind) in can_contain]
-  place = min(places, key=lambda r: (r in facts.closed, r), default=None)
-  return _put_command(commands, facts.held) or (facts.reach(place) if place else "look")
-
-
-def _put_command(commands: Sequence[str], held: str) -> str | None:
-  """The command that puts down the held object here, in the words of the game's grammar."""
-  words = (f"move {held} to ", f"put {held} in/on ")
-  return next((command for command in commands if command.startswith(words)), None)
 
 
 def mistake(goal: Goal, kind: str, key: str, oracle: Oracle, commands: Sequence[str]) -> str:
   """A wrong action in place of the expert's; see Env.mistake."""
-  if kind not in WEIGHTS:
-    raise ValueError(f"unknown kind of mistake {kind!r}; known: {', '.join(WEIGHTS)}")
   draw = random.Random(key)
   others = [command for command in commands if command != oracle.action]
   choices: list[str] = []

@@ -12,23 +12,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from baar_jax.envs.alfworld import GAME, GAMES, USUAL_SPLITS
-from baar_jax.envs.alfworld_engine import Engine, restored_argv
-from baar_jax.envs.alfworld_expert import LOOK, TASK_TYPES, TWO, Goal, expert_step
+from alfworld.gen import constants, goal_library
+from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-with restored_argv():
-  from alfworld.gen import constants, goal_library
-  from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+from baar_jax.envs.alfworld import GAME, GAMES, USUAL_SPLITS
+from baar_jax.envs.alfworld_engine import Engine
+from baar_jax.envs.alfworld_expert import LOOK, TASK_TYPES, TREATMENTS, TWO, Goal, expert_step
 
 SCENES = (*range(1, 31), *range(201, 231), *range(301, 331), *range(401, 431))
 MOST_RECEPTACLES, MOST_OBJECTS = 14, 26  # the medians of real games are 20 and 39
 PLAYED_STEPS = 30
-# Task type -> the ability that its object needs, and the receptacle in which it is treated.
-NEEDED = {
-  "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin"),
-  "pick_heat_then_place_in_recep": ("Heatable", "Microwave"),
-  "pick_cool_then_place_in_recep": ("Coolable", "Fridge"),
-}
 ABILITIES = ("Cleanable", "Heatable", "Coolable", "Toggleable", "Sliceable")
 LAMPS = {"DeskLamp", "FloorLamp"}
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "CoffeeTable", "Shelf")
@@ -58,7 +51,11 @@ class Scene:
     objects = set(json.loads(Path(f"{plan}-objects.json").read_text()))
     usable = constants.VAL_RECEPTACLE_OBJECTS.keys() & constants.RECEPTACLES
     self.number = number
-    self.locations = {r: _location(*pose) for r, pose in poses.items() if type_of(r) in usable}
+    self.locations = {  # on the engine's grid of quarter metres and quarter turns
+      r: f"loc|{round(x / 0.25)}|{round(z / 0.25)}|{int(rotation) // 90 % 4}|{int(horizon)}"
+      for r, (x, z, rotation, horizon) in poses.items()
+      if type_of(r) in usable
+    }
     self.types = sorted({type_of(r) for r in self.locations})
     self.lamps = sorted(objects & LAMPS)
     portable = objects - set(constants.RECEPTACLES) - LAMPS
@@ -70,22 +67,19 @@ class Scene:
     return sorted(r for r in self.locations if type_of(r) in types)
 
 
-def _location(x: float, z: float, rotation: float, horizon: float) -> str:
-  """A pose on the engine's grid of quarter metres and quarter turns."""
-  return f"loc|{round(x / 0.25)}|{round(z / 0.25)}|{int(rotation) // 90 % 4}|{int(horizon)}"
-
-
 def choose_goal(draw: random.Random, task_type: str) -> tuple[Scene, str, str]:
   """Draws a scene, the object's type, and the type of the target, or of the lamp."""
-  ability, place = NEEDED.get(task_type, (None, None))
+  command, _, place = TREATMENTS.get(task_type, ("", "", ""))
   while True:
     scene = Scene(draw.choice(SCENES))
-    able = constants.VAL_ACTION_OBJECTS[ability] if ability else scene.portable
-    things = [o for o in scene.portable if o in able]
+    treatable = (
+      constants.VAL_ACTION_OBJECTS[f"{command}able".title()] if command else scene.portable
+    )
+    things = [o for o in scene.portable if o in treatable]
     goals = []
     if task_type == LOOK and scene.receptacles(LAMP_STANDS):
       goals = [(o, lamp) for o in things for lamp in scene.lamps]
-    elif task_type != LOOK and (place is None or place in scene.types):
+    elif task_type != LOOK and (not place or place in scene.types):
       goals = [
         (o, target)
         for o in things
@@ -105,7 +99,7 @@ class Room:
     look, everything = task_type == LOOK, sorted(scene.locations)
     sources = [r for r in everything if fits(type_of(r), thing) and (look or type_of(r) != target)]
     needed = draw.sample(sources, min(2, len(sources)))
-    for kind in (target, NEEDED.get(task_type, (None, None))[1]):
+    for kind in (target, *TREATMENTS.get(task_type, ())[2:]):
       needed += scene.receptacles((kind,))[:2]
     needed += draw.sample(scene.receptacles(LAMP_STANDS), 1) if look else []
     others = [r for r in everything if r not in needed]
@@ -133,18 +127,22 @@ class Room:
     """The room as a PDDL problem; `goal` is PDDL and closes the problem's parenthesis."""
     object_types = {type_of(o) for o in self.container} | {"Knife", "ButterKnife"}
     receptacle_types = {type_of(r) for r in self.locations} | DECLARED
-    declared = ["agent1 - agent"]
-    declared += [f"{kind}Type - otype" for kind in sorted(object_types)]
-    declared += [f"{kind}Type - rtype" for kind in sorted(receptacle_types)]
-    declared += [f"{o.translate(ENCODED)} - object" for o in self.container]
-    declared += [f"{r.translate(ENCODED)} - receptacle" for r in self.locations]
-    locations = sorted({*self.locations.values(), START})
-    declared += [f"{location.translate(ENCODED)} - location" for location in locations]
+    names_by_class = {
+      "agent": ["agent1"],
+      "otype": [f"{kind}Type" for kind in sorted(object_types)],
+      "rtype": [f"{kind}Type" for kind in sorted(receptacle_types)],
+      "object": self.container,
+      "receptacle": self.locations,
+      "location": sorted({*self.locations.values(), START}),
+    }
+    declared = [
+      f"{name.translate(ENCODED)} - {kind}"
+      for kind, names in names_by_class.items()
+      for name in names
+    ]
     facts = [f"({' '.join(fact).translate(ENCODED)})" for fact in self._facts()]
-    return "\n".join(
-      [f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *declared, ")"]
-      + ["(:init", *facts, ")", goal]
-    )
+    head = [f"(define (problem plan_{name})", "(:domain alfred)", "(:objects"]
+    return "\n".join([*head, *declared, ")", "(:init", *facts, ")", goal])
 
   def _facts(self) -> Iterator[tuple[str, ...]]:
     yield "atLocation", "agent1", START
@@ -183,29 +181,25 @@ def draw_game(task_type: str, number: int, seed: str) -> tuple[str, str, dict]:
     "grammar": Path(ALFRED_TWL2_PATH).read_text().replace("UNKNOWN GOAL", f"{sentence}."),
     "pddl_problem": room.problem(trial, pddl),
     "solvable": True,
-    "walkthrough": None,
   }
   return f"{task_type}-{thing}-None-{target}-{scene.number}", trial, game
 
 
-def walkthrough(engine: Engine, name: str, game: dict) -> list[str]:
-  """The expert's actions; empty if they do not win, or if the game is won from the start."""
-  engine.start(game)
-  actions: list[str] = []
-  while not engine.won and len(actions) < PLAYED_STEPS:
-    actions.append(expert_step(Goal.of(name), engine.facts(), engine.commands).action)
-    engine.step(actions[-1])
-  return actions if engine.won else []
-
-
 def make_game(engine: Engine, split: str, number: int) -> tuple[str, str, dict]:
-  """The first game of a split's number that the expert wins; types take turns by number."""
+  """A split's game of a number: the first drawn one that the expert wins, not won from the start.
+
+  The task types take turns by number.
+  """
   task_type = TASK_TYPES[number % len(TASK_TYPES)]
   for attempt in range(100):
     name, trial, game = draw_game(task_type, number, f"{split}/{task_type}/{number}/{attempt}")
-    game["walkthrough"] = walkthrough(engine, name, game)
-    if game["walkthrough"]:
-      return name, trial, game
+    engine.start(game)
+    actions: list[str] = []
+    while not engine.won and len(actions) < PLAYED_STEPS:
+      actions.append(expert_step(Goal.of(name), engine.facts, engine.commands).action)
+      engine.step(actions[-1])
+    if engine.won and actions:
+      return name, trial, game | {"walkthrough": actions}
   raise RuntimeError(f"no {task_type} game could be made")
 
 
@@ -218,11 +212,10 @@ def main(root: Path, sizes: dict[str, int]) -> None:
     for number in range(size):
       if f"T{number:06d}" not in present:
         name, trial, game = make_game(engine, split, number)
-        place = directory / name / trial
-        place.mkdir(parents=True, exist_ok=True)
-        draft = place / "draft"
+        draft = directory / name / trial / "draft"
+        draft.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps(game))
-        os.replace(draft, place / GAME)  # atomic: a game file is complete or absent
+        os.replace(draft, draft.with_name(GAME))  # atomic: a game file is complete or absent
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The Env protocol: what the rollout loop and the scripted models ask of an environment."""
 
 import dataclasses
+import re
 from typing import Protocol
 
 from baar_jax.episode import Task
@@ -66,3 +67,12 @@ def spread(count: int) -> list[int]:
   """The numbers below `count`, in an order whose every beginning is spread evenly."""
   bits = max(1, (count - 1).bit_length())
   return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])
+
+
+def verb(action: str) -> str:
+  return action.split(" ", 1)[0]
+
+
+def write_replies(prompt: str) -> str:
+  """Replaces each line "THOUGHT > ACTION" of a prompt's example by a reply in full."""
+  return re.sub(r"^(.+) > (.+)$", r"\nThought: \1\n\nAction: \2", prompt, flags=re.M)

@@ -1,14 +1,14 @@
 """ScienceWorld: the tasks whose solutions have at most 32 steps, on the real engine."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from baar_jax.envs.base import Env, Oracle, spread
+from baar_jax.envs.base import Env, Oracle, spread, write_replies
 from baar_jax.envs.scienceworld_engine import Engine
 from baar_jax.envs.scienceworld_expert import Expert
 from baar_jax.episode import Task
@@ -23,7 +23,7 @@ TASK_TYPES += ("lifespan-longest-lived", "lifespan-shortest-lived")
 TASK_TYPES += ("lifespan-longest-lived-then-shortest-lived", "identify-life-stages-2")
 MAX_GOLD_STEPS = 32
 
-SYSTEM_PROMPT = """\
+PROMPT = """\
 You are an agent in a simulated house with rooms for small science experiments, and you are given \
 one task. Each turn you take ONE action and then read what happened. Your turns are limited.
 
@@ -52,35 +52,19 @@ is built by connecting one end to another, one pair at a time.
 An example. Task: Your task is to melt an ice cube. First, focus on the ice cube. Then, heat it \
 until it has melted.
 You are in the hallway. You see a door to the kitchen (that is closed).
-
-Thought: An ice cube will be in the kitchen's freezer. The door is closed, so I open it first.
-
-Action: open door to kitchen
+An ice cube will be in the kitchen's freezer. The door is closed, so I open it first. \
+> open door to kitchen
 The door is now open.
-
-Thought: The way is free.
-
-Action: go to kitchen
+The way is free. > go to kitchen
 You move to the kitchen.
-
-Thought: Freezers keep ice; I open this one to see what it holds.
-
-Action: open freezer
+Freezers keep ice; I open this one to see what it holds. > open freezer
 The freezer is now open. In the freezer is: an ice cube, a glass cup (containing nothing).
-
-Thought: This is the thing that the task names, so I focus on it before I change it.
-
-Action: focus on ice cube
+This is the thing that the task names, so I focus on it before I change it. > focus on ice cube
 You focus on the ice cube.
-
-Thought: The metal pot can stand on the stove. I put the ice cube into it.
-
-Action: move ice cube to metal pot
+The metal pot can stand on the stove. I put the ice cube into it. > move ice cube to metal pot
 You move the ice cube to the metal pot.
-
-Thought: Next the pot goes on the stove, and then I turn the stove on and watch the ice cube.
-
-Action: move metal pot to stove
+Next the pot goes on the stove, and then I turn the stove on and watch the ice cube. \
+> move metal pot to stove
 You move the metal pot to the stove.
 """
 
@@ -88,35 +72,30 @@ You move the metal pot to the stove.
 class ScienceWorld(Env):
   """The Env of ScienceWorld; a task's id is "<task type>/<variation>"."""
 
-  system_prompt = SYSTEM_PROMPT
+  system_prompt = write_replies(PROMPT)
 
   def __init__(
     self,
     train_tasks: int = 96,
     test_tasks: int = 60,
-    dev_tasks: int = 60,
     max_steps: int = 40,
     gold_dir: str | Path = "runs/gold",
   ) -> None:
     """Opens nothing yet.
 
     Args:
-      train_tasks, test_tasks, dev_tasks: the number of tasks in each split.
+      train_tasks, test_tasks: the number of tasks in each split.
       max_steps: limit of an episode, which the caller enforces.
       gold_dir: where solutions are kept. The engine finds another solution in each run, so the
         first one of a task is kept and always followed.
     """
-    self._sizes = {"train": train_tasks, "dev": dev_tasks, "test": test_tasks}
+    self._sizes = {"train": train_tasks, "test": test_tasks}
     self._max_steps = max_steps
     self._gold_dir = Path(gold_dir)
-    self._engine: Engine | None = None
-    self._expert: Expert | None = None
-    self._score = 0.0
 
-  def _game(self) -> Engine:
-    if self._engine is None:
-      self._engine = Engine()
-    return self._engine
+  @functools.cached_property
+  def _engine(self) -> Engine:
+    return Engine()
 
   def tasks(self, split: str) -> list[Task]:
     """Lists tasks of one of the engine's own splits; the task types take turns.
@@ -124,13 +103,9 @@ class ScienceWorld(Env):
     Within a type the variations are spread evenly, and a larger split starts with the tasks of a
     smaller one. The first listing takes a while, because it makes and keeps the solutions.
     """
-    if split not in self._sizes:
-      raise ValueError(f"unknown split {split!r}; known: {', '.join(self._sizes)}")
-    self._expert = None
     size = self._sizes[split]
     rounds = itertools.zip_longest(*(self._short_tasks(name, split) for name in TASK_TYPES))
-    in_turn = (task for tasks in rounds for task in tasks if task)
-    tasks = list(itertools.islice(in_turn, size))
+    tasks = list(itertools.islice((task for row in rounds for task in row if task), size))
     if len(tasks) < max(size, 1):
       raise ValueError(
         f"ScienceWorld's {split} split has {len(tasks)} tasks of at most {MAX_GOLD_STEPS} steps, "
@@ -139,7 +114,7 @@ class ScienceWorld(Env):
     return tasks
 
   def _short_tasks(self, task_type: str, split: str) -> Iterator[Task]:
-    numbers = self._game().variations(task_type, split)
+    numbers = self._engine.variations(task_type, split)
     for place in spread(len(numbers)):
       task_id = f"{task_type}/{numbers[place]}"
       gold = self._gold(task_id)
@@ -153,8 +128,7 @@ class ScienceWorld(Env):
     """
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
     if not path.exists():
-      actions = self._game().gold(*_parse(task_id))
-      gold = {"actions": actions, "description": self._game().description()}
+      gold = self._engine.gold(task_id)
       path.parent.mkdir(parents=True, exist_ok=True)
       draft = path.with_suffix(f".{os.getpid()}.tmp")
       draft.write_text(json.dumps(gold))
@@ -168,20 +142,19 @@ class ScienceWorld(Env):
 
   def reset(self, task_id: str) -> str:
     plan = self._gold(task_id)["actions"] + ["wait1"]
-    observation = self._game().load(*_parse(task_id))
+    observation = self._engine.load(task_id)
     self._score = 0.0
-    self._expert = Expert(plan, observation, self._game().valid_actions)
+    self._expert = Expert(plan, observation, self._engine.valid_actions)
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
-    expert = self._current()
     # The engine lists it among its valid actions, but it would clear a fatal mistake's -100.
     if {"reset", "task"} <= set(action.lower().split()):
       return "That action is not allowed here.", False
     # A model's reply may hold half a surrogate pair, which cannot be sent to the engine.
     action = action.encode("utf-8", "replace").decode().strip()
-    observation, score, completed = self._game().step(action)
-    expert.observe(action, observation)
+    observation, score, completed = self._engine.step(action)
+    self._expert.observe(action, observation)
     self._score = max(0.0, round(score, 2))
     return observation, completed or score < 0
 
@@ -190,22 +163,7 @@ class ScienceWorld(Env):
     return self._score
 
   def oracle(self) -> Oracle:
-    return self._current().oracle()
+    return self._expert.oracle()
 
   def mistake(self, kind: str, key: str) -> str:
-    return self._current().mistake(kind, key, self._game().objects)
-
-  def _current(self) -> Expert:
-    if self._expert is None:
-      raise RuntimeError("no episode has been started: call reset() first")
-    return self._expert
-
-  def close(self) -> None:
-    self._engine = self._expert = None
-
-
-def _parse(task_id: str) -> tuple[str, int]:
-  match = re.fullmatch(r"([a-z0-9-]+)/(\d{1,6})", task_id)
-  if not match:
-    raise ValueError(f"{task_id!r} is no ScienceWorld task; expected <task type>/<variation>")
-  return match[1], int(match[2])
+    return self._expert.mistake(kind, key, self._engine.objects())

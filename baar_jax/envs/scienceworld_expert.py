@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from baar_jax.envs.base import Oracle
+from baar_jax.envs.base import Oracle, verb
 
 CRITICAL_VERBS = ("focus", "connect", "disconnect", "pour", "mix", "use")
 CRITICAL_VERBS += ("move", "dunk", "activate", "deactivate")
@@ -28,10 +28,6 @@ _ROOM = re.compile(r"called the ([a-z ]+)\.")
 _TWO_OBJECTS = re.compile(r"(\w+) (.+) (to|into|in|on) (.+)$")
 
 
-def verb(action: str) -> str:
-  return action.split(" ", 1)[0]
-
-
 class Expert:
   """Follows a plan during one episode, whatever else is done in between.
 
@@ -41,8 +37,7 @@ class Expert:
   """
 
   def __init__(self, plan: list[str], observation: str, valid_actions: Callable[[], list[str]]):
-    self._plan = list(plan)
-    self._position = 0
+    self._plan, self._position = list(plan), 0
     self._recovery: deque[str] = deque()
     self._failures = 0  # at the plan's current step
     self._valid_actions = valid_actions
@@ -50,9 +45,9 @@ class Expert:
     self._room = room[1] if room else None
 
   def oracle(self) -> Oracle:
-    plan = [*self._recovery, *self._plan[self._position :], "wait1"]
-    critical = verb(plan[0]) in CRITICAL_VERBS
-    return Oracle(plan[0], self._position, critical, recovering=bool(self._recovery))
+    action = [*self._recovery, *self._plan[self._position :], "wait1"][0]
+    critical = verb(action) in CRITICAL_VERBS
+    return Oracle(action, self._position, critical, recovering=bool(self._recovery))
 
   def observe(self, action: str, observation: str) -> None:
     """Takes note of a step: advances the plan, or prepares to undo a deviation."""
@@ -71,20 +66,19 @@ class Expert:
       self._recovery.appendleft(f"disconnect {connected[2]}")
 
   def _advance(self, expected: Oracle, observation: str) -> None:
-    action = expected.action
     unknown = "No known action" in observation
+    blocked = unknown and verb(expected.action) == "go" or "door is not open" in observation
     if "Ambiguous request" in observation:
       self._position += 1
       if self._plan[self._position : self._position + 1] != ["0"]:
         self._recovery.append("0")
     elif unknown and expected.critical and self._failures < REPAIRS:
       self._failures += 1
-      self._repair(action)
-    elif (unknown and verb(action) == "go") or "door is not open" in observation:
-      if self._failures > DOORS:
-        self._position += 1
+      self._repair(expected.action)
+    elif blocked:
+      self._position += self._failures > DOORS
       self._failures += 1
-      self._recovery.append(f"open door to {action.removeprefix('go to ')}")
+      self._recovery.append(f"open door to {expected.action.removeprefix('go to ')}")
     else:
       self._position += 1
       self._failures = 0
@@ -103,13 +97,10 @@ class Expert:
     else:
       self._position += 1
 
-  def mistake(self, kind: str, key: str, objects: Callable[[], list[str]]) -> str:
-    """A wrong action in place of the expert's; see Env.mistake."""
-    if kind not in WEIGHTS:
-      raise ValueError(f"unknown kind of mistake {kind!r}; known: {', '.join(WEIGHTS)}")
-    draw = random.Random(key)
-    action = self.oracle().action
-    here = [name for name in objects() if name not in ("agent", "air")] or ["table"]
+  def mistake(self, kind: str, key: str, objects: list[str]) -> str:
+    """A wrong action in place of the expert's, on the objects that are here; see Env.mistake."""
+    draw, action = random.Random(key), self.oracle().action
+    here = [name for name in objects if name not in ("agent", "air")] or ["table"]
     wrong = _wrong_object(action, here, draw) if kind == "wrong" else None
     wrong = wrong or _wasted_step(action, here, draw, WEIGHTS[kind])
     # The expert looks around and walks, too: a mistake must not do its work by chance.
@@ -120,10 +111,8 @@ def _wrong_object(action: str, here: list[str], draw: random.Random) -> str | No
   """The same verb on the wrong thing; None if the step is not critical or has another form."""
   name = verb(action)
   others = [thing for thing in here if thing not in action] or here
-  if name == "focus":
-    return f"focus on {draw.choice(others)}"
-  if name in ("mix", "activate", "deactivate", "disconnect"):
-    return f"{name} {draw.choice(others)}"
+  if name in ("focus", "mix", "activate", "deactivate", "disconnect"):
+    return f"{'focus on' if name == 'focus' else name} {draw.choice(others)}"
   two_objects = _TWO_OBJECTS.match(action)
   if name not in CRITICAL_VERBS or not two_objects:
     return None
