@@ -52,8 +52,7 @@ def make_mesh(fsdp: int = 0) -> Mesh:
 
 def one_device() -> Mesh:
   """A mesh of this process's first device alone."""
-  device = np.array(jax.local_devices()[:1]).reshape(1, 1)
-  return Mesh(device, AXES, axis_types=(AxisType.Auto,) * 2)
+  return Mesh(np.array([jax.local_devices()[:1]]), AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 def split_parameters(params, mesh: Mesh):
@@ -66,11 +65,9 @@ def split_parameters(params, mesh: Mesh):
 
   def split(path, x) -> NamedSharding:
     stacked = any(getattr(key, "key", getattr(key, "name", None)) == STACKED for key in path)
-    axes = [a for a in range(int(stacked), x.ndim) if x.shape[a] % fsdp == 0]
-    spec = [None] * x.ndim
-    if axes:
-      spec[max(axes, key=lambda a: x.shape[a])] = "fsdp"
-    return NamedSharding(mesh, P(*spec))
+    axes = [axis for axis in range(int(stacked), x.ndim) if x.shape[axis] % fsdp == 0]
+    longest = max(axes, key=lambda axis: x.shape[axis], default=None)
+    return NamedSharding(mesh, P(*("fsdp" if a == longest else None for a in range(x.ndim))))
 
   return jax.tree_util.tree_map_with_path(split, params)
 

@@ -76,42 +76,24 @@ def test_computes_what_the_pytorch_original_does(case, tmp_path):
     np.testing.assert_allclose(output[:, golden[f"{case}/kept_S"]], want, rtol=0, atol=2e-5)
 
 
-class TestPyTorch:
-  """Where torch and transformers are installed."""
-
-  @pytest.fixture
-  def transformers(self):
-    pytest.importorskip("torch")
-    return pytest.importorskip("transformers")
-
-  @pytest.mark.parametrize("shape, shard_bytes", [(SHAPE, 1 << 30), (UNTIED, 40_000)])
-  def test_loads_what_is_saved(self, transformers, shape, shard_bytes, tmp_path, monkeypatch):
-    """The model and the tokenizer, which is a Qwen2's with the decisions added."""
-    model = load_qwen2(hf.write(tmp_path / "base", shape, tokens=300))
-    adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
-    monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
-    saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
-    save_qwen2(model, saved, file, jnp.float32)
-    tokens_BxT = np.random.default_rng(5).integers(0, 307, (2, 12))
-    for output, want in zip(forward(model, tokens_BxT), make_qwen2.outputs(saved, tokens_BxT)):
-      np.testing.assert_allclose(output, want, rtol=0, atol=2e-5)
-    theirs, ours = (
-      transformers.AutoTokenizer.from_pretrained(saved),
-      tokenizers.Tokenizer.from_file(str(file)),
-    )
-    text = "task: find the plant\n\n  step 1 model:<|BIG|> action: é☂ big SMALL<|SMALL|>."
-    ids = ours.encode(text, add_special_tokens=False).ids
-    assert theirs(text).input_ids == ids and theirs.decode(ids) == text
-    assert [id for id in ids if id >= 300] == [301, 300]
-
-  @pytest.mark.parametrize("shape", [SHAPE, UNTIED], ids=["tied", "untied"])
-  def test_what_transformers_saves_is_loaded(self, transformers, shape, tmp_path):
-    """Its config.json of today has other fields than those of the published checkpoints."""
-    hf.write(tmp_path / "base", shape)
-    original = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    original.save_pretrained(tmp_path / "saved", max_shard_size="60KB")
-    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
-    assert_same(load_qwen2(tmp_path / "saved"), load_qwen2(tmp_path / "base"))
+@pytest.mark.parametrize("shape, shard_bytes", [(SHAPE, 1 << 30), (UNTIED, 40_000)])
+def test_transformers_loads_what_is_saved(shape, shard_bytes, tmp_path, monkeypatch):
+  """Where torch is installed: the model, and a Qwen2's tokenizer with the decisions added."""
+  pytest.importorskip("torch")
+  transformers = pytest.importorskip("transformers")
+  model = load_qwen2(hf.write(tmp_path / "base", shape, tokens=300))
+  adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
+  monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
+  saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
+  save_qwen2(model, saved, file, jnp.float32)
+  tokens_BxT = np.random.default_rng(5).integers(0, 307, (2, 12))
+  for output, want in zip(forward(model, tokens_BxT), make_qwen2.outputs(saved, tokens_BxT)):
+    np.testing.assert_allclose(output, want, rtol=0, atol=2e-5)
+  tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
+  text = "task: find the plant\n\n  step 1 model:<|BIG|> action: é☂ big SMALL<|SMALL|>."
+  ids = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
+  assert tokenizer(text).input_ids == ids and tokenizer.decode(ids) == text
+  assert [id for id in ids if id >= 300] == [301, 300]
 
 
 @pytest.mark.parametrize(
@@ -150,10 +132,13 @@ def test_the_sizes_are_those_of_config_json(tmp_path):
   config = read_config(hf.write(tmp_path, hf.SHAPES["multihead"]))
   sizes = 131, 40, 56, 2, 4, 4, 16, 10_000.0, 1e-3, False, 32_768
   assert tuple(vars(config).values()) == sizes
-  # Without a size of heads they share the width, without key heads each has its own.
-  fields(num_key_value_heads=None, head_dim=None)(tmp_path)
+  # Without a size of heads they share the width, without key heads each has its own; transformers
+  # writes the base of the rotations into a field of today's.
+  rope = {"rope_type": "default", "rope_theta": 500.0}
+  absent = {"num_key_value_heads": None, "head_dim": None, "rope_theta": None}
+  fields(tmp_path, absent | {"rope_parameters": rope})
   config = read_config(tmp_path)
-  assert (config.num_key_value_heads, config.head_dim) == (4, 10)
+  assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 10, 500.0)
 
 
 SCRIPT = """
@@ -259,66 +244,43 @@ def test_a_directory_appears_when_it_is_whole(tmp_path, monkeypatch):
   assert files[0].exists() and not (tmp_path / "saved").exists()
 
 
-# What can be wrong with a directory: each function returns one that damages it.
-
-
-def tensor(name: str, array: np.ndarray | None, file: str = "model.safetensors"):
+def tensor(directory: Path, name: str, array, file: str = "model.safetensors") -> None:
   """Sets a tensor of a file; None leaves it out."""
-
-  def damage(directory: Path) -> None:
-    tensors = load_file(directory / file) | {name: array}
-    save_file({name: x for name, x in tensors.items() if x is not None}, directory / file)
-
-  return damage
+  tensors = load_file(directory / file) | {name: array}
+  save_file({name: x for name, x in tensors.items() if x is not None}, directory / file)
 
 
-def fields(file: str = "config.json", **changes):
+def fields(directory: Path, changes: dict, file: str = "config.json") -> None:
   """Sets fields of a JSON file; those that are None are left out."""
-
-  def damage(directory: Path) -> None:
-    new = json.loads((directory / file).read_text()) | changes
-    new = {name: value for name, value in new.items() if value is not None}
-    (directory / file).write_text(json.dumps(new))
-
-  return damage
+  new = json.loads((directory / file).read_text()) | changes
+  text = json.dumps({name: value for name, value in new.items() if value is not None})
+  (directory / file).write_text(text)
 
 
-def content(file: str, text: str | None):
+def content(directory: Path, file: str, text: str | None) -> None:
   """Writes another text into a file; None deletes it."""
-
-  def damage(directory: Path) -> None:
-    path = directory / file
-    path.unlink() if text is None else path.write_bytes(text.encode("latin-1"))
-
-  return damage
+  path = directory / file
+  path.unlink() if text is None else path.write_bytes(text.encode("latin-1"))
 
 
-def cut(of_header: float, of_data: float, file: str = "model.safetensors"):
+def cut(directory: Path, of_header: float, of_data: float, file="model.safetensors") -> None:
   """Leaves these shares of a file's header and of its numbers."""
-
-  def damage(directory: Path) -> None:
-    data = (directory / file).read_bytes()
-    header = 8 + int.from_bytes(data[:8], "little")
-    kept = int(header * of_header + (len(data) - header) * of_data)
-    (directory / file).write_bytes(data[:kept])
-
-  return damage
+  data = (directory / file).read_bytes()
+  header = 8 + int.from_bytes(data[:8], "little")
+  kept = int(header * of_header + (len(data) - header) * of_data)
+  (directory / file).write_bytes(data[:kept])
 
 
-def quantised(name: str, dtype: str):
+def quantised(directory: Path, name: str, dtype: str) -> None:
   """Calls the bytes of a float32 tensor four times as many numbers of a dtype of 8 bits."""
-
-  def damage(directory: Path) -> None:
-    file = directory / "model.safetensors"
-    data = file.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    rows, columns = header[name]["shape"]
-    header[name] |= {"dtype": dtype, "shape": [4 * rows, columns]}
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-
-  return damage
+  file = directory / "model.safetensors"
+  data = file.read_bytes()
+  end = 8 + int.from_bytes(data[:8], "little")
+  header = json.loads(data[8:end])
+  rows, columns = header[name]["shape"]
+  header[name] |= {"dtype": dtype, "shape": [4 * rows, columns]}
+  text = json.dumps(header).encode()
+  file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
 
 
 def zeros(*shape):
@@ -337,46 +299,48 @@ UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
 BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
 WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
 REFUSED = [
-  (tensor("model.side", zeros(3)), f"{WHOLE}: tensor model.side has no place"),
-  (tensor(UP.replace("1", "3"), zeros(40, 48)), UP.replace("1", "3")),
-  (tensor("lm_head.weight", zeros(307, 48)), "lm_head.weight has no place"),
-  (tensor(UP, None), f"DIR: tensor {UP} is in none of its files"),
-  (tensor("model.norm.weight", None), "tensor model.norm.weight is in none"),
-  (tensor(UP, zeros(48, 40)), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
-  (tensor(UP, zeros(40 * 48)), f"{UP} is [1920], config.json makes it [40, 48]"),
-  (tensor(BIAS, zeros(2, 10)), f"{BIAS} is [2, 10], config.json makes it [20]"),
-  (tensor("model.embed_tokens.weight", zeros(306, 48)), "[306, 48], config.json makes it [307"),
+  (tensor, ("model.side", zeros(3)), f"{WHOLE}: tensor model.side has no place"),
+  (tensor, (UP.replace("1", "3"), zeros(40, 48)), f"tensor {UP.replace('1', '3')} has no place"),
+  (tensor, ("lm_head.weight", zeros(307, 48)), "lm_head.weight has no place"),
+  (tensor, (UP, None), f"DIR: tensor {UP} is in none of its files"),
+  (tensor, (UP, zeros(48, 40)), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
+  (tensor, (UP, zeros(40 * 48)), f"{UP} is [1920], config.json makes it [40, 48]"),
+  (tensor, (BIAS, zeros(2, 10)), f"{BIAS} is [2, 10], config.json makes it [20]"),
+  (tensor, ("model.embed_tokens.weight", zeros(306, 48)), "[306, 48], config.json makes it [307"),
   # A quantised tensor is not what its integers are.
-  (quantised(UP, "F8_E4M3"), f"{WHOLE}: tensor {UP} is F8_E4M3"),
-  (quantised(UP, "I8"), f"{UP} is I8, expected F32 or BF16 or F16"),
-  *(
-    (cut(*shares), f"{WHOLE} is missing, cut short or damaged")
-    for shares in ((0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.5), (1, 0.99999))
-  ),
-  (content("model.safetensors", None), f"{WHOLE} is missing"),
-  *((content(INDEX, text), f"DIR/{INDEX}") for text in ("", "[]", "{}", '{"weight_map": []}')),
-  *(
-    (content("config.json", text), f"{CONFIG} cannot be read")
-    for text in ("", "[]", "{\n]", "\xff")
-  ),
-  (content("config.json", None), f"{CONFIG} is missing"),
-  (fields(hidden_size=None), f"{CONFIG} lacks 'hidden_size'"),
-  (fields(rope_theta=None), f"{CONFIG} lacks 'rope_theta'"),
-  *((fields(vocab_size=size), f"{CONFIG} has a wrong size") for size in ("many", [3], -1)),
-  (fields(num_attention_heads=0), f"{CONFIG} has a wrong size"),
-  (fields(model_type="llama"), f"{CONFIG} has model_type='llama', expected 'qwen2'"),
-  (fields(model_type=None), f"{CONFIG} has model_type=None"),
-  (fields(hidden_act="gelu"), f"{CONFIG} has hidden_act='gelu'"),
-  (fields(use_sliding_window=True), f"{CONFIG} has use_sliding_window=True"),
-  (fields(rope_scaling={"type": "yarn"}), f"{CONFIG} has rope_scaling="),
-  (fields(rope_parameters={"rope_type": "yarn"}), f"{CONFIG} has rope_type='yarn'"),
-  (fields(quantization_config={"quant_method": "gptq"}), f"{CONFIG} has quantization_config="),
+  (quantised, (UP, "F8_E4M3"), f"{WHOLE}: tensor {UP} is F8_E4M3"),
+  (quantised, (UP, "I8"), f"{UP} is I8, expected F32 or BF16 or F16"),
+  (cut, (0, 0), f"{WHOLE} is missing, cut short or damaged"),
+  (cut, (0.001, 0), f"{WHOLE} is missing, cut short or damaged"),
+  (cut, (0.999, 0), f"{WHOLE} is missing, cut short or damaged"),
+  (cut, (1, 0), f"{WHOLE} is missing, cut short or damaged"),
+  (cut, (1, 0.99999), f"{WHOLE} is missing, cut short or damaged"),
+  (content, ("model.safetensors", None), f"{WHOLE} is missing"),
+  (content, (INDEX, "{"), f"DIR/{INDEX} cannot be read"),
+  (content, (INDEX, '{"weight_map": []}'), f"DIR/{INDEX} has no weight_map"),
+  (content, ("config.json", "[]"), f"{CONFIG} cannot be read (it is not a JSON object)"),
+  (content, ("config.json", "{\n]"), f"{CONFIG} cannot be read"),
+  (content, ("config.json", "\xff"), f"{CONFIG} cannot be read"),
+  (content, ("config.json", None), f"{CONFIG} is missing"),
+  (fields, ({"hidden_size": None},), f"{CONFIG} lacks 'hidden_size'"),
+  (fields, ({"rope_theta": None},), f"{CONFIG} lacks 'rope_theta'"),
+  (fields, ({"vocab_size": "many"},), f"{CONFIG} has a wrong size"),
+  (fields, ({"vocab_size": [3]},), f"{CONFIG} has a wrong size"),
+  (fields, ({"vocab_size": -1},), f"{CONFIG} has a wrong size"),
+  (fields, ({"num_attention_heads": 0},), f"{CONFIG} has a wrong size"),
+  (fields, ({"model_type": "llama"},), f"{CONFIG} has model_type='llama', expected 'qwen2'"),
+  (fields, ({"model_type": None},), f"{CONFIG} has model_type=None"),
+  (fields, ({"hidden_act": "gelu"},), f"{CONFIG} has hidden_act='gelu'"),
+  (fields, ({"use_sliding_window": True},), f"{CONFIG} has use_sliding_window=True"),
+  (fields, ({"rope_scaling": {"type": "yarn"}},), f"{CONFIG} has rope_scaling="),
+  (fields, ({"rope_parameters": {"rope_type": "yarn"}},), f"{CONFIG} has rope_type='yarn'"),
+  (fields, ({"quantization_config": {"bits": 4}},), f"{CONFIG} has quantization_config="),
 ]
 
 
-@pytest.mark.parametrize("damage, line", REFUSED)
-def test_a_damaged_directory_is_refused(damage, line, tmp_path):
-  damage(hf.write(tmp_path, SHAPE))
+@pytest.mark.parametrize("damage, arguments, line", REFUSED)
+def test_a_damaged_directory_is_refused(damage, arguments, line, tmp_path):
+  damage(hf.write(tmp_path, SHAPE), *arguments)
   assert line in refusal(tmp_path)
 
 
@@ -386,16 +350,16 @@ def test_shards_that_disagree_with_their_index_are_refused(tmp_path):
   here, other = places[UP], places["model.embed_tokens.weight"]
   array = load_file(tmp_path / here)[UP]
 
-  tensor(UP, array, other)(tmp_path)  # in two files: the index names one of them
+  tensor(tmp_path, UP, array, other)  # in two files: the index names one of them
   assert refusal(tmp_path) == f"DIR/{other} has tensor {UP}, {INDEX} puts it in {here}"
-  tensor(UP, None, here)(tmp_path)  # only where the index does not say
+  tensor(tmp_path, UP, None, here)  # only where the index does not say
   assert refusal(tmp_path) == f"DIR/{other} has tensor {UP}, {INDEX} puts it in {here}"
-  tensor(UP, None, other)(tmp_path)
+  tensor(tmp_path, UP, None, other)
   assert refusal(tmp_path) == f"DIR: tensor {UP} is in none of its files"
-  tensor(UP, array, here)(tmp_path)
-  fields(INDEX, weight_map={k: v for k, v in places.items() if k != UP})(tmp_path)
+  tensor(tmp_path, UP, array, here)
+  fields(tmp_path, {"weight_map": {k: v for k, v in places.items() if k != UP}}, INDEX)
   assert refusal(tmp_path) == f"DIR/{here} has tensor {UP}, {INDEX} puts it in None"
-  fields(INDEX, weight_map=places)(tmp_path)
+  fields(tmp_path, {"weight_map": places}, INDEX)
   load_qwen2(tmp_path)  # all is as it was
-  cut(1, 0.9, other)(tmp_path)
+  cut(tmp_path, 1, 0.9, other)
   assert refusal(tmp_path).startswith(f"DIR/{other} is missing, cut short or damaged")

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from baar_jax.config import RouterConfig
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
-from baar_jax.router.tokenizer import count_tokens, has_decisions
+from baar_jax.router.tokenizer import DECISION_TOKENS, read_tokenizer
 from baar_jax.router.view import View
 from baar_jax.router.weights import check_directory, load_qwen2, read_config
 
@@ -19,10 +19,7 @@ VOCABULARY_BLOCK = 128  # a vocabulary without spare rows grows to a multiple of
 
 
 def shape_of(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
-  """The configured shape, or the checkpoint's with rows for the decisions.
-
-  Raises ValueError if the checkpoint's config.json is not that of a Qwen2.
-  """
+  """The configured shape, or the checkpoint's (see `read_config`) with rows for the decisions."""
   if config.weights:
     shape, rows = read_config(config.weights), max(decision_ids) + 1
     if rows > shape.vocab_size:
@@ -55,16 +52,15 @@ def abstract_model(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2:
 
 def check_pretrained(config: RouterConfig) -> None:
   """Raises ValueError unless `load_pretrained` can load `config.weights`; reads headers alone."""
-  (shape, _), tokens = check_directory(config.weights), count_tokens(Path(config.weights))
+  shape, _ = check_directory(config.weights)
+  tokens = read_tokenizer(Path(config.weights)).get_vocab_size()
   longest = shape.max_position_embeddings
   if config.max_tokens > longest:
     flag = f"--config.router.max_tokens is {config.max_tokens}"
     raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
   if tokens > shape.vocab_size:
-    raise ValueError(
-      f"{config.weights}: tokenizer.json has {tokens} tokens, config.json {shape.vocab_size}; "
-      "put the tokenizer of this checkpoint there"
-    )
+    sizes = f"tokenizer.json has {tokens} tokens, config.json {shape.vocab_size}"
+    raise ValueError(f"{config.weights}: {sizes}; put the tokenizer of this checkpoint there")
 
 
 def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) -> Qwen2:
@@ -74,8 +70,8 @@ def load_pretrained(config: RouterConfig, view: View, mesh: Mesh | None = None) 
   word's tokens (our choice); a saved router keeps its own. Raises what `load_qwen2` does.
   """
   model = load_qwen2(config.weights, jnp.float32, mesh)
-  fits = max(view.decision_ids) < model.config.vocab_size
-  if fits and has_decisions(Path(config.weights)):
+  stored_ids = map(read_tokenizer(Path(config.weights)).token_to_id, DECISION_TOKENS)
+  if None not in stored_ids and max(view.decision_ids) < model.config.vocab_size:
     return model
   model.config = shape_of(config, view.decision_ids)
   V = model.config.vocab_size

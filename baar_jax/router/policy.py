@@ -96,10 +96,7 @@ class RouterPolicy(Policy):
       self._cached_text[row] = []
 
   def _probabilities(self, rows: list[int], texts: list[list[int]]) -> tuple[np.ndarray, list[int]]:
-    """p_RxA and the number of tokens that each row was fed: those that it did not hold yet.
-
-    A long text takes several calls.
-    """
+    """p_RxA, and the number of tokens that each row was fed: those that it did not hold yet."""
     pending = []  # (index, position of the first token, tokens) of what is still to be fed
     for i, (row, text) in enumerate(zip(rows, texts)):
       cached = self._cached_text.get(row, [])

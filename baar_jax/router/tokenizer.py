@@ -26,13 +26,13 @@ class Tokenizer:
     decision_ids: the token of each model's decision.
     word_ids: the tokens of each decision's word, as it follows "model:".
     cut_mark: the tokens that follow a text that was cut.
-    encode: `encode(text, limit)` -> at most `limit` tokens, then `cut_mark` if there were more;
-      None is no limit.
+    encode: (text, limit) -> at most `limit` tokens, then `cut_mark` if there were more; None is no
+      limit.
   """
 
   def __init__(self, directory: Path):
     """Raises ValueError if `tokenizer.json` is missing, unreadable or lacks the decision tokens."""
-    self._tokenizer = _read(directory, "run --stage=profile first")
+    self._tokenizer = read_tokenizer(directory, "run --stage=profile first")
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
       raise ValueError(f"{directory}/tokenizer.json lacks the decision tokens {DECISION_TOKENS}")
@@ -74,26 +74,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
 
 
 def adopt_tokenizer(source: Path, directory: Path) -> None:
-  """Saves a checkpoint's tokenizer with the decisions added behind all of its tokens.
-
-  Raises ValueError if `tokenizer.json` of the source is missing or cannot be read.
-  """
-  tokenizer = _read(source)
+  """Saves a checkpoint's tokenizer with the decisions added behind all of its tokens."""
+  tokenizer = read_tokenizer(source)
   tokenizer.add_special_tokens(list(DECISION_TOKENS))
   _save(tokenizer, directory)
 
 
-def has_decisions(directory: Path) -> bool:
-  """Whether a checkpoint's tokenizer has the decision tokens, because it is a saved router."""
-  return None not in map(_read(directory).token_to_id, DECISION_TOKENS)
-
-
-def count_tokens(directory: Path) -> int:
-  """The number of tokens of a checkpoint's tokenizer, with added tokens."""
-  return _read(directory).get_vocab_size()
-
-
-def _read(directory: Path, remedy: str = NO_TOKENIZER) -> tokenizers.Tokenizer:
+def read_tokenizer(directory: Path, remedy: str = NO_TOKENIZER) -> tokenizers.Tokenizer:
+  """A directory's `tokenizer.json`; ValueError, with the remedy if it is missing."""
   path = directory / "tokenizer.json"
   if not path.exists():
     raise ValueError(f"{path} is missing: {remedy}")

@@ -109,10 +109,10 @@ class View:
     budget = "" if calls is None else BUDGET.format(steps=task.max_steps, left=calls)
     if usd is not None:
       budget = f"{budget or f'/{task.max_steps},'} ${usd:.4f} left,"
-    step, proposal = STEP.format(number=s + 1, budget=budget), self._proposal(episode.steps[s])
-    if proposal:
-      return self._encode(step) + proposal + self._encode(MODEL)
-    return self._encode(step + MODEL)
+    line, proposal = STEP.format(number=s + 1, budget=budget), self._proposal(episode.steps[s])
+    if not proposal:
+      return self._encode(line + MODEL)
+    return self._encode(line) + proposal + self._encode(MODEL)
 
   def _prompts(self, task: Task, episode: Episode) -> list[Window]:
     """The paper's prompt for each step, with the newest of the steps before it that fit."""
@@ -144,14 +144,13 @@ class View:
     if usd is not None:
       budget += f" at most ${episode.usd_budget:.4f}, ${usd:.4f} left."
       rules.append(HARD_DOLLARS.format(left=usd, steps=steps_left))
-    role = ROLE_HARD if rules else ROLE
-    head = self._encode(f"{role}\nTask: ", (task.description, c.description_tokens))
+    role, hard = ROLE, []
     if rules:
-      environment = episode.steps[0].observation, c.result_tokens
-      head += self._encode(
-        "\nEnvironment: ", environment, f"{budget} Step {s + 1} of {task.max_steps}."
-      )
-    head += self._encode(CHOICES, *rules, "\nPrevious steps:" if s else "\nPrevious steps: none")
+      role, environment = ROLE_HARD, (episode.steps[0].observation, c.result_tokens)
+      hard = ["\nEnvironment: ", environment, f"{budget} Step {s + 1} of {task.max_steps}."]
+    previous = "\nPrevious steps:" if s else "\nPrevious steps: none"
+    description = task.description, c.description_tokens
+    head = self._encode(f"{role}\nTask: ", description, *hard, CHOICES, *rules, previous)
     ask = ASK if calls is None or calls > 0 else ASK_SPENT
     return head, self._proposal(episode.steps[s]) + self._encode(ask)
 

@@ -82,14 +82,13 @@ def read_config(directory: Path | str) -> Qwen2Config:
 
 
 def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None) -> Qwen2:
-  """The model in a Hugging Face directory, straight onto the devices.
+  """The model of config.json and model.safetensors (or its shards), straight onto the devices.
 
   Tensors are read one by one: the host needs memory for its own parameters and one tensor.
 
   Args:
-    directory: config.json and model.safetensors, or its shards and their index.
     dtype: of the parameters, whatever the files have.
-    mesh: where the parameters go, as `split_parameters` says; None is the first device.
+    mesh: where `split_parameters` puts the parameters; None is the first device.
 
   Raises:
     ValueError: a file or a tensor is missing, unknown, duplicate, damaged or of another shape.
@@ -116,10 +115,7 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
 
 
 def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
-  """The sizes in config.json and each tensor's file; raises what `load_qwen2` does.
-
-  It reads the files' headers, not their tensors.
-  """
+  """The sizes in config.json and each tensor's file, by headers; raises what `load_qwen2` does."""
   directory = Path(directory)
   config, headers = read_config(directory), _headers(directory)
   model = nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0)))
@@ -200,13 +196,12 @@ def _model_tensors(model: Qwen2) -> list[tuple[_Tensor, jax.Array]]:
 
 def _tensors(path, x) -> list[_Tensor]:
   """The files' tensors that a parameter consists of: one, or one for each layer."""
-  names = [getattr(key, "key", getattr(key, "name", None)) for key in path]
-  name = next(name for name in names if name in NAMES)
+  name = next(key.key for key in path if getattr(key, "key", None) in NAMES)
   stacked, kernel = LAYER in NAMES[name], name.endswith("_kernel")
   shape = x.shape[1:] if stacked else x.shape
   if kernel:
-    input_axes = 2 if name == "o_kernel" else 1
-    shape = math.prod(shape[input_axes:]), math.prod(shape[:input_axes])
+    inputs = 2 if name == "o_kernel" else 1  # axes
+    shape = math.prod(shape[inputs:]), math.prod(shape[:inputs])
   elif name.endswith("_bias"):
     shape = (math.prod(shape),)
   layers = range(x.shape[0]) if stacked else (None,)
