@@ -1,218 +1,115 @@
 """The dry run: which episodes a stage has still to run, and what their calls may cost."""
 
-import dataclasses
-import math
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from baar_jax.config import Config, compared_lam
-from baar_jax.episode import SMALL, Episode, Usage
+import numpy as np
+import pandas as pd
+
+from baar_jax.config import Config
+from baar_jax.episode import Usage
 from baar_jax.llms import pair as models
-from baar_jax.llms.prices import Price, prices_of
-from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, stratified_name
+from baar_jax.llms.prices import prices_of
+from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, routers, stratified_name
 from baar_jax.store import Store
-from baar_jax.train.dataset import profile_tasks
+from baar_jax.train.dataset import load_profiles
 
-# What is assumed where nothing is stored yet: least, expected, most.
-STEPS_SHARE = (0.25, 0.6, 1.0)  # of env.max_steps
-HARD_SHARE = (0.2, 0.4, 0.6)  # of the training tasks
-JUDGE_PROMPT_TOKENS = (300, 1000, 2500)  # of a zero-shot router's question
-JUDGE_TOKENS = (1, 200)  # of its answer; at the most all that it may say
-FIRST_PROMPT_TOKENS, STEP_TOKENS, REPLY_TOKENS = 1000, 150, 60
-ASSUMED = (
-  f"assumed where nothing is stored: {STEPS_SHARE[0]:.0%} to {STEPS_SHARE[2]:.0%} of env.max_steps "
-  f"(expected {STEPS_SHARE[1]:.0%}), prompts of {FIRST_PROMPT_TOKENS:,} tokens that grow by "
-  f"{STEP_TOKENS} a step (cached at the least, else not), replies of {REPLY_TOKENS} tokens, "
-  f"{HARD_SHARE[0]:.0%} to {HARD_SHARE[2]:.0%} of the training tasks hard, a zero-shot router's "
-  f"questions of {JUDGE_PROMPT_TOKENS[0]} to {JUDGE_PROMPT_TOKENS[2]:,} tokens and its answers of "
-  f"{JUDGE_TOKENS[0]} to all that they may have (expected {JUDGE_TOKENS[1]})"
-)
-Range = tuple[float, float, float]  # least, expected, most
-
-
-@dataclasses.dataclass(frozen=True)
-class Missing:
-  """Episodes of one policy that are still to be run.
-
-  Attributes:
-    model: of all calls; None where a policy chooses.
-    episodes: how many.
-    usd_budget: what each may cost at most; None is no cap.
-    family: of the evaluation's line; some rivals ask more than one model for a step.
-  """
-
-  stage: str
-  policy: str
-  model: int | None
-  episodes: Range
-  usd_budget: float | None = None
-  family: str = ""
+RANGE = ["least", "expected", "most"]  # R in the names of arrays
+OUTCOME = ["episodes", "steps", *RANGE]  # of a policy: how many, their mean steps, dollars of one
+# What is assumed where nothing is stored: shares of env.max_steps, of the training tasks and of
+# the older texts of a prompt; and tokens, of which a judge's reply has at most what it may have.
+SHARES = {"steps": [0.25, 0.6, 1.0], "hard_tasks": [0.2, 0.4, 0.6], "cached": [1, 0, 0]}
+TOKENS = {"first_prompt": 1000, "growth": 150, "reply": 60, "judge_prompt": [300, 1000, 2500]}
+ASSUMED = pd.DataFrame(SHARES | TOKENS | {"judge_reply": [1, 200, np.inf]}, RANGE)
 
 
 def main(config: Config, stages: Sequence[str]) -> None:
   """Prints what the stages have still to run; opens no environment and asks no model."""
-  prices = prices_of(config.models.names, config.models.prices)
   path = Path(config.runs) / config.name / "episodes.sqlite"
   store = Store(path if path.exists() else ":memory:")
+  groups = store.table().groupby("policy")
+  outcomes = pd.DataFrame({name: outcome(group) for name, group in groups}, OUTCOME).T
   print("dry run: nothing is run, nothing is spent; calls of the models, list prices")
   print("episodes that stand for other policies' too and recorded replies make it less")
   print(f"{'stage':<12}{'episodes':>10}{'calls':>10}{'$ expected':>12}   $ range")
-  total = [0.0] * 5
-  assumed = False
+  rows, any_assumed = {stage: np.zeros(5) for stage in stages}, False
   for stage in stages:
-    row = [0.0] * 5  # episodes, calls, and dollars: least, expected, most
-    for part in missing(config, store, stage):
-      calls, usd, known = per_episode(config, store, prices, part)
-      assumed |= not known and part.episodes[2] > 0
-      row[0] += part.episodes[1]
-      row[1] += part.episodes[1] * calls
-      row[2:] = (have + n * each for have, n, each in zip(row[2:], part.episodes, usd))
-    print(_line(stage, row))
-    total = [have + more for have, more in zip(total, row)]
-  print(_line("in all", total))
-  if assumed:
-    print(ASSUMED)
+    for policy, family, episodes_R, usd_budget in missing(config, store, stage):
+      calls, usd_R, assumed = per_episode(config, outcomes, policy, family)
+      usd_R = usd_R if usd_budget is None else np.minimum(usd_R, usd_budget)
+      rows[stage] += [episodes_R[1], episodes_R[1] * calls, *episodes_R * usd_R]
+      any_assumed |= assumed and episodes_R[2] > 0
+  for stage, (n, calls, least, expected, most) in (rows | {"in all": sum(rows.values())}).items():
+    print(f"{stage:<12}{n:>10,.0f}{calls:>10,.0f}{expected:>12.4f}   {least:.4f} to {most:.4f}")
+  if any_assumed:
+    print(f"assumed where nothing is stored (shares and tokens):\n{ASSUMED.T.to_string()}")
   if config.models.kind == "scripted":
     print("scripted models: these are list-price dollars for text, and nobody is paid")
   elif path.exists():
-    spent = models.spent(path.parent, config.models.names)
-    print(f"spent so far: at most ${spent.at_most_usd:.4f}")
+    print(
+      f"spent so far: at most ${models.spent(path.parent, config.models.names).at_most_usd:.4f}"
+    )
   store.close()
 
 
-def missing(config: Config, store: Store, stage: str) -> Iterator[Missing]:
-  """What a stage has still to run. Stages that call no model have nothing."""
-  tasks = [task.id for task in store.tasks("train")]
-  count = len(tasks) or config.env.train_tasks
+def outcome(episodes: pd.DataFrame) -> list[float]:
+  """OUTCOME of stored episodes; the ends leave out the cheapest and the dearest tenth."""
+  usd, tenth = np.sort(episodes.spent_usd), len(episodes) // 10
+  return [len(usd), episodes.steps.mean(), usd[tenth], usd.mean(), usd[-1 - tenth]]
+
+
+def missing(c: Config, store: Store, stage: str) -> Iterator[tuple]:
+  """(policy, family, episodes_R, dollars that each may cost) of what a stage has still to run."""
+  ids = {task.id for task in store.tasks("test" if stage == "evaluate" else "train")}
+  tasks, planned = len(ids) or c.env.train_tasks, []
   if stage == "profile":
-    trials = max(config.profile.trials, *config.profile.robustness, 0)
-    for model, policy in enumerate(BOUNDARIES):
-      stored = _stored(store, policy, tasks)
-      yield Missing(stage, policy, model, _exactly(count * trials - stored))
-  elif stage == "references" and not config.references.clone_large:
-    samples = config.references.samples
-    policy = stratified_name(config)
-    stored = _stored(store, policy, tasks)
-    hard = tuple(share * count for share in HARD_SHARE)
+    trials = max(c.profile.trials, *c.profile.robustness, 0)
+    planned = [(name, name, tasks * trials, None) for name in BOUNDARIES]
+  elif stage == "references" and not c.references.clone_large:
+    hard = ASSUMED.hard_tasks.to_numpy() * tasks
     if store.finished("profile"):
-      hard = _exactly(_hard(config, store, tasks))
-    yield Missing(stage, policy, None, tuple(max(0.0, n * samples - stored) for n in hard))
-  elif stage == "bopo":
-    for lam in config.bopo.lam:
-      yield from _rollouts(config, store, stage, "bopo", lam, count)
-  elif stage == "baselines":
-    for lam in config.bopo.lam if "vanilla" in config.baselines.rivals else ():
-      yield from _rollouts(config, store, stage, "vanilla", lam, count)
-    for ablation in config.baselines.ablations:
-      lam = compared_lam(config)
-      yield from _rollouts(config, store, stage, ablation, lam, count)
+      hard = sum(profile.difficulty == "hard" for profile in load_profiles(store, c).values())
+    planned = [(stratified_name(c), "", hard * c.references.samples, None)]
+  elif stage in ("bopo", "baselines"):
+    episodes = min(c.bopo.tasks_per_update, tasks) * c.bopo.group_size
+    for family, parameters in routers(c):
+      if "lam" in parameters and (family == "bopo") == (stage == "bopo"):
+        names = (rollouts_name(family, parameters["lam"], u + 1) for u in range(c.bopo.updates))
+        planned += [(name, family, episodes, None) for name in names]
   elif stage == "evaluate":
-    tests, seeds = [task.id for task in store.tasks("test")], config.evaluate.seeds
-    for entry in entries(config):
-      wanted = (config.evaluate.tasks or len(tests) or config.env.test_tasks) * seeds
-      model = BOUNDARIES.index(entry.family) if entry.family in BOUNDARIES else None
-      left = _exactly(wanted - _stored(store, entry.policy, tests))
-      yield Missing(stage, entry.policy, model, left, entry.usd_budget, entry.family)
+    episodes = (c.evaluate.tasks or len(ids) or c.env.test_tasks) * c.evaluate.seeds
+    planned = [(entry.policy, entry.family, episodes, entry.usd_budget) for entry in entries(c)]
+  for policy, family, episodes, usd_budget in planned:
+    stored = sum(task_id in ids for task_id, _ in store.keys(policy))
+    yield policy, family, np.maximum(np.zeros(3), episodes - stored), usd_budget
 
 
-def _rollouts(
-  config: Config, store: Store, stage: str, family: str, lam: float, tasks: int
-) -> Iterator[Missing]:
-  """What one router that learns from its own episodes has still to run."""
-  c = config.bopo
-  each = min(c.tasks_per_update, tasks) * c.group_size
-  for update in range(1, c.updates + 1):
-    policy = rollouts_name(family, lam, update)
-    yield Missing(stage, policy, None, _exactly(each - len(store.keys(policy))))
+def per_episode(c: Config, outcomes: pd.DataFrame, policy: str, family: str) -> tuple:
+  """Calls of an episode, usd_R without a budget, and whether these are assumed: no episodes of the
+  policy are stored, and none of the boundaries that it lies between (a boundary, of itself)."""
+  small, *_, large = prices_of(c.models.names, c.models.prices)
+  stored = policy in outcomes.index
+  names = [policy] if stored else [family] if family in BOUNDARIES else [*BOUNDARIES]
+  if assumed := not {*names} <= {*outcomes.index}:
+    steps_R = ASSUMED.steps * c.env.max_steps
+    usages = [usage(*pair) for pair in zip(steps_R, ASSUMED.itertuples())]
+    rows = [[1, steps_R.expected, *map(price.cost_usd, usages)] for price in (small, large)]
+    outcomes = pd.DataFrame(rows, [*BOUNDARIES], OUTCOME)
+  near = outcomes.loc[names]
+  calls = np.average(near.steps, weights=near.episodes)
+  usd_R = np.array([near.least.min(), near.expected.mean(), near.most.max()])
+  if family == "cascade" and not stored:  # what SMALL proposes and LARGE does instead
+    usd_R[1:] += small.cost_usd(usage(calls, ASSUMED.loc["expected"])) / 2
+  if family == "zero-shot" and not stored:
+    price, *_ = prices_of(c.baselines.judge.names, c.baselines.judge.prices)
+    for i, a in enumerate(ASSUMED.itertuples()):
+      reply = min(a.judge_reply, c.baselines.judge.max_completion_tokens)
+      usd_R[i] += calls * price.cost_usd(Usage(a.judge_prompt, 0, reply))
+  return calls, usd_R, assumed
 
 
-def per_episode(
-  config: Config, store: Store, prices: Sequence[Price], part: Missing
-) -> tuple[float, Range, bool]:
-  """Calls and dollars of one of its episodes, and whether stored episodes say so.
-
-  Those of the same policy do, else those of the boundary that always takes its model, or, of a
-  policy that chooses, those of both: it lies between them.
-  """
-  calls, usd, known = _uncapped(config, store, prices, part)
-  if not store.keys(part.policy):
-    more = _asked_beside(config, prices, part.family, calls)
-    usd = tuple(each + extra for each, extra in zip(usd, more))
-  cap = math.inf if part.usd_budget is None else part.usd_budget
-  return calls, tuple(min(each, cap) for each in usd), known
-
-
-def _uncapped(
-  config: Config, store: Store, prices: Sequence[Price], part: Missing
-) -> tuple[float, Range, bool]:
-  ends = [store.episodes(name) for name in BOUNDARIES]
-  own = store.episodes(part.policy) or (ends[part.model] if part.model is not None else [])
-  if own:
-    return _steps(own), _usd(own), True
-  if part.model is None and all(ends):
-    (least, small, _), (_, large, most) = map(_usd, ends)
-    return _steps(ends[0] + ends[1]), (min(least, large), (small + large) / 2, most), True
-  small, large = (
-    [_assumed_usd(price, share * config.env.max_steps, share) for share in STEPS_SHARE]
-    for price in (prices[SMALL], prices[-1])
-  )
-  calls = STEPS_SHARE[1] * config.env.max_steps
-  if part.model is not None:
-    return calls, tuple(small if part.model == SMALL else large), False
-  return calls, (small[0], (small[1] + large[1]) / 2, large[2]), False
-
-
-def _asked_beside(
-  config: Config, prices: Sequence[Price], family: str, calls: float
-) -> Sequence[float]:
-  """Assumed dollars of an episode beside those of the models that act."""
-  if family == "cascade":  # what SMALL proposes and LARGE does instead; none at the least
-    return 0.0, *(_assumed_usd(prices[SMALL], calls, share) / 2 for share in STEPS_SHARE[1:])
-  if family != "zero-shot":
-    return 0.0, 0.0, 0.0
-  judge = config.baselines.judge
-  price = prices_of(judge.names, judge.prices)[0]
-  tokens = zip(JUDGE_PROMPT_TOKENS, (*JUDGE_TOKENS, judge.max_completion_tokens))
-  return [calls * price.cost_usd(Usage(prompt, 0, said)) for prompt, said in tokens]
-
-
-def _assumed_usd(price: Price, steps: float, share: float) -> float:
-  prompt = steps * FIRST_PROMPT_TOKENS + STEP_TOKENS * steps * max(0.0, steps - 1) / 2
-  cached = prompt - steps * STEP_TOKENS if share == STEPS_SHARE[0] else 0
-  usage = Usage(round(prompt), max(0, round(cached)), round(steps * REPLY_TOKENS))
-  return price.cost_usd(usage)
-
-
-def _usd(episodes: Sequence[Episode]) -> Range:
-  """Mean dollars of an episode between the ends that leave out the cheapest and dearest tenth."""
-  usd = sorted(e.spent_usd for e in episodes)
-  tenth = len(usd) // 10
-  return usd[tenth], statistics.fmean(usd), usd[-1 - tenth]
-
-
-def _steps(episodes: Sequence[Episode]) -> float:
-  return statistics.fmean(len(e.steps) for e in episodes)
-
-
-def _stored(store: Store, policy: str, tasks: Sequence[str]) -> int:
-  wanted = set(tasks)
-  return sum(task_id in wanted for task_id, _ in store.keys(policy))
-
-
-def _hard(config: Config, store: Store, tasks: Sequence[str]) -> int:
-  trials = config.profile.trials
-  known = ([e for e in store.episodes(name) if e.seed < trials] for name in BOUNDARIES)
-  profiles = profile_tasks(*known, config.profile.easy_rate)
-  return sum(profiles[task].difficulty == "hard" for task in tasks if task in profiles)
-
-
-def _exactly(count: float) -> Range:
-  return (max(0.0, count),) * 3
-
-
-def _line(stage: str, row: Sequence[float]) -> str:
-  episodes, calls, least, expected, most = row
-  return (
-    f"{stage:<12}{episodes:>10,.0f}{calls:>10,.0f}{expected:>12.4f}   {least:.4f} to {most:.4f}"
-  )
+def usage(steps: float, a) -> Usage:
+  """Tokens of all calls of an episode, by a row of ASSUMED."""
+  prompt = steps * a.first_prompt + a.growth * steps * max(0.0, steps - 1) / 2
+  cached = a.cached * max(0.0, prompt - steps * a.growth)
+  return Usage(round(prompt), round(cached), round(steps * a.reply))
