@@ -66,8 +66,8 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
   return done
 
 
-def make_policy(model, view, config, decide=None) -> RouterPolicy:
-  return RouterPolicy("router", model, view, config, decide or Sample("key"), live_episodes=3)
+def make_policy(model, view, config) -> RouterPolicy:
+  return RouterPolicy("router", model, view, config, Sample("key"), live_episodes=3)
 
 
 class TestCache:

@@ -187,8 +187,7 @@ class TestPaper:
   def test_hard_prompt_of_a_spent_budget(self, views, decode):
     episode = made([1, 0, 1, 0], call_budget=2)
     text = last_text(views(view="paper", max_tokens=2000), decode, episode)
-    parts = ["at most 2", "2 used", "0 left", "spent", "has to be SMALL", "Decision:"]
-    assert_in_order(text, parts)
+    assert_in_order(text, ["at most 2", "2 used", "0 left", "spent", "has to be SMALL"])
     assert "SMALL or BIG?" not in text and "omitted" not in text
 
   @pytest.mark.parametrize("budget", [None, 20])
@@ -220,22 +219,21 @@ class TestBudgets:
     return episode
 
   @pytest.mark.parametrize(
-    "budgets, lines",
+    "budgets, line, left",
     [
-      # 3 calls, one used in step 2
-      ({"call_budget": 3}, [f"{left} large calls left," for left in (3, 3, 2)]),
-      ({"usd_budget": 0.05}, [f"${left} left," for left in ("0.0500", "0.0380", "0.0150")]),
+      ({"call_budget": 3}, "{} large calls left,", [(3,), (3,), (2,)]),  # one used in step 2
+      ({"usd_budget": 0.05}, "${:.4f} left,", [(0.05,), (0.038,), (0.015,)]),
       (
         {"call_budget": 1, "usd_budget": 0.02},
-        [f"{calls} large calls left, ${usd} left," for calls, usd in ((1, "0.0200"), (1, "0.0080"))]
-        + ["0 large calls left, $0.0000 left,"],
+        "{} large calls left, ${:.4f} left,",
+        [(1, 0.02), (1, 0.008), (0, 0)],
       ),
     ],
   )
-  def test_the_transcript_says_what_is_left_at_each_step(self, views, decode, budgets, lines):
+  def test_the_transcript_says_what_is_left_at_each_step(self, views, decode, budgets, line, left):
     text = last_text(views(max_tokens=640), decode, self.episode(**budgets), self.TASK)
-    asks = re.findall(r"\nstep (.*) model:", text)
-    assert asks == [f"{number}/30, {line}" for number, line in enumerate(lines, 1)]
+    lines = [f"{number}/30, {line.format(*each)}" for number, each in enumerate(left, 1)]
+    assert re.findall(r"\nstep (.*) model:", text) == lines
 
   def test_the_papers_prompt_says_it_too(self, views, decode):
     view = views(view="paper", max_tokens=2000)
