@@ -18,8 +18,7 @@ STACKED = "layers"  # the module whose arrays have the layers as their first axi
 def join(coordinator: str, processes: int, process: int) -> None:
   """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing.
 
-  Raises ValueError if process 0 cannot be reached for a minute. Where process 0 waits in vain for
-  others, JAX ends it after five minutes.
+  Raises ValueError if process 0 cannot be reached for a minute.
   """
   if processes == 1 or jax.distributed.is_initialized():
     return
@@ -89,10 +88,8 @@ def split_rows(tree, mesh: Mesh):
 
 
 def spread(x):
-  """Inside a compiled function: x with its rows over all devices of the mesh in use, if any.
-
-  Without it the compiler may split the work along a split of the weights instead.
-  """
+  """Inside a compiled function: x with its rows over all devices of the mesh in use, if any."""
+  # Without it the compiler may split the work along a split of the weights instead.
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or x.shape[0] % mesh.size:
     return x
@@ -107,7 +104,7 @@ def local_copy(tree, mesh: Mesh, dtype):
 
 
 def exchange(value) -> list:
-  """The JSON values that the processes give, in their order; every process must call it."""
+  """The JSON values of all processes, in their order; every process must call it."""
   if jax.process_count() == 1:
     return [value]
   text = np.frombuffer(json.dumps(value).encode(), np.uint8)

@@ -97,12 +97,8 @@ class Qwen2(nnx.Module):
     if not config.tie_word_embeddings:
       self.head_VxD = nnx.Param(_normal(rngs, (V, D), D))
 
-    @nnx.split_rngs(splits=config.num_hidden_layers)
-    @nnx.vmap(in_axes=(0,), out_axes=0)
-    def stack(rngs: nnx.Rngs) -> Layer:
-      return Layer(config, rngs)
-
-    self.layers = stack(rngs)
+    stack = nnx.vmap(lambda rngs: Layer(config, rngs), in_axes=(0,), out_axes=0)
+    self.layers = nnx.split_rngs(splits=config.num_hidden_layers)(stack)(rngs)
 
   def __call__(self, tokens_BxT, dtype=jnp.float32, remat=False):
     """hidden_BxTxD after the final norm of whole sequences, padded on the right.
@@ -153,14 +149,13 @@ class Qwen2(nnx.Module):
   def empty_cache(self, rows: int, length: int, dtype=jnp.float32):
     """Zeroed (k_LxRxUxKxH, v_LxRxUxKxH) for R = `rows` sequences of up to U = `length` tokens."""
     c = self.config
-    shape = (c.num_hidden_layers, rows, length, c.num_key_value_heads, c.head_dim)
+    shape = c.num_hidden_layers, rows, length, c.num_key_value_heads, c.head_dim
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
   def logits(self, hidden, token_ids=None):
     """float32 logits [..., len(token_ids)] of the given tokens (None: of the whole vocabulary)."""
-    tied = self.config.tie_word_embeddings
-    head_VxD = self.embedding_VxD[...] if tied else self.head_VxD[...]
-    head_AxD = head_VxD if token_ids is None else head_VxD[token_ids]
+    head = self.embedding_VxD if self.config.tie_word_embeddings else self.head_VxD
+    head_AxD = head[...] if token_ids is None else head[...][token_ids]
     return jnp.einsum("...D,AD->...A", hidden.astype(jnp.float32), head_AxD.astype(jnp.float32))
 
   def _rope(self, position_BxT, dtype):

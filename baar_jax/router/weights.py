@@ -137,8 +137,8 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
 def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.bfloat16) -> None:
   """Writes a directory that transformers and vLLM load; it appears when it is whole.
 
-  `tokenizer` is a `tokenizer.json` with the added tokens, `dtype` that of the written tensors.
-  Raises ValueError if the directory exists.
+  `tokenizer` is a `tokenizer.json`, `dtype` that of the written tensors. Raises ValueError if the
+  directory exists.
   """
   directory = Path(directory)
   if directory.exists():
@@ -155,7 +155,7 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
     suffix = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
     file = f"model{suffix}.safetensors"
     pairs = [pair for pair, place in zip(tensors, shard_of) if place == shard]
-    arrays = {tensor.name: _outward(tensor, x, dtype) for tensor, x in pairs}
+    arrays = {tensor.name: _to_file(tensor, x, dtype) for tensor, x in pairs}
     save_file(arrays, temporary / file, {"format": "pt"})
     (temporary / file).chmod(0o644)  # as the other files: save_file lets nobody else read it
     file_of |= dict.fromkeys(arrays, file)
@@ -182,7 +182,9 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
 
 
 class _Tensor(NamedTuple):
-  name: str  # name and shape are those in the file
+  """A tensor of the files, with its name and shape there."""
+
+  name: str
   shape: tuple[int, ...]
   layer: int | None
   kernel: bool
@@ -216,7 +218,7 @@ def _place(array, tensor, layer, kernel: bool):
   return array.at[layer].set(tensor.reshape(array.shape[1:]))
 
 
-def _outward(tensor: _Tensor, x: jax.Array, dtype) -> np.ndarray:
+def _to_file(tensor: _Tensor, x: jax.Array, dtype) -> np.ndarray:
   """A tensor of a parameter in a file's layout."""
   x = np.asarray((x if tensor.layer is None else x[tensor.layer]).astype(dtype))
   if tensor.kernel:
