@@ -1,6 +1,5 @@
 """ALFWorld: household text games on their PDDL engine, with the observations of AgentGym."""
 
-import functools
 import itertools
 import json
 import re
@@ -69,50 +68,35 @@ class ALFWorld(Env):
   """The Env of ALFWorld; a task's id is its game's directory in the data, SPLIT/NAME/TRIAL."""
 
   def __init__(
-    self,
-    data: str,
-    train_tasks: int,
-    test_tasks: int,
-    max_steps: int = 30,
-    train_split: str = "",
-    test_split: str = "",
+    self, data: str, train_tasks: int, test_tasks: int, max_steps=30, train_split="", test_split=""
   ) -> None:
     """Opens nothing yet. Raises ValueError if another version of ALFWorld is installed.
 
     Args:
       data: the directory of the splits, or the one above its json_2.1.1/.
-      train_tasks, test_tasks: the number of tasks in each split.
-      max_steps: limit of an episode, which the caller enforces.
       train_split, test_split: a directory in the data ("" is train or valid_unseen), or a file that
         lists games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
     """
     check_version("alfworld")
     nested = Path(data) / GAMES
     self._data = nested if nested.is_dir() else Path(data)
-    self._sizes = {"train": train_tasks, "test": test_tasks}
-    self._sources = USUAL_SPLITS | {
-      split: source for split, source in (("train", train_split), ("test", test_split)) if source
-    }
+    self._splits = {"train": (train_split, train_tasks), "test": (test_split, test_tasks)}
     self._max_steps = max_steps
+    self._engine = Engine()
     self.system_prompt = _prompt(MOVE)
-
-  @functools.cached_property
-  def _engine(self) -> Engine:
-    return Engine()
 
   def tasks(self, split: str) -> list[Task]:
     """Lists a split's games: the task types take turns, each with its trials in sorted order.
 
     Games that are missing or unreadable are left out, and stderr says how many.
     """
-    source, size = self._sources[split], self._sizes[split]
-    ids = self._ids(source)
+    source, size = self._splits[split]
+    ids = self._ids(source := source or USUAL_SPLITS[split])
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
     for task_id in sorted(ids, key=lambda id_: id_.split("/")[-1]):
       task_type = Path(task_id).parent.name.split("-")[0]
       ids_by_type.setdefault(task_type, []).append(task_id)
-    tasks: list[Task] = []
-    errors: list[str] = []
+    tasks, errors = [], []
     for task_id in itertools.chain(*itertools.zip_longest(*ids_by_type.values())):
       if task_id and len(tasks) < size:
         try:
@@ -193,6 +177,5 @@ class ALFWorld(Env):
 
 
 def _prompt(put: str) -> str:
-  prompt = write_replies(PROMPT)
-  example = put.format("apple 1", "sidetable 1")
-  return prompt.format(putting=put.format("OBJECT", "RECEPTACLE"), put_example=example)
+  putting, put_example = put.format("OBJECT", "RECEPTACLE"), put.format("apple 1", "sidetable 1")
+  return write_replies(PROMPT).format(putting=putting, put_example=put_example)

@@ -39,10 +39,9 @@ def cached_on_disk(function: Callable) -> Callable:
 def _opener() -> Callable:
   """Imports and patches the engine on first use; returns a function that opens an environment.
 
-  Unpatched, the engine translates a game twice in each load and in each reset, once of it for the
-  planner (up to a minute and a GB), and parses the same few templates for every command. Patched,
-  it translates a game once for all processes, never for the planner, and parses a text once per
-  process. What a game says and admits stays the same.
+  Unpatched, each load and reset translates the game twice, once for the planner (up to a minute and
+  a GB), and each command parses the same few templates. Patched, a game is translated once for all
+  processes, never for the planner, and a text is parsed once. What a game says stays the same.
   """
   import fast_downward
   import textworld
@@ -70,31 +69,28 @@ def _opener() -> Callable:
 class Engine:
   """Plays one game at a time; starting another game replaces it.
 
-  Attributes, once a game has started:
-    won: whether the goal is reached.
-    commands: all that the game admits now; it understands no other wording.
-    facts: the whole state; only the expert may see it.
+  `commands` are all that the game admits now, and it understands no other wording. `facts` are the
+  whole state, which only the expert may see.
   """
 
   def __init__(self) -> None:
-    self._env = _opener()()
-    self._loaded: Path | dict | None = None
+    self._env = self._loaded = None
 
   def start(self, game: Path | dict) -> str:
     """Starts a game, from its file or its contents, and returns the engine's first text.
 
-    Raises:
-      EnvDied: the engine cannot play this game; other games of this process are not affected.
+    Raises EnvDied if the engine cannot play this game; other games of this process can be played.
     """
     if game != self._loaded:
       import mementos.core
 
+      self._env = self._env or _opener()()
       self._loaded = None
       mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
       try:
         self._env.load(game)
       except (Exception, SystemExit) as error:  # a damaged game fails in any of several parsers
-        self._env = _opener()()
+        self._env = None
         reason = str(error).split("\n")[0] or type(error).__name__
         raise EnvDied(f"the game cannot be played: {reason}") from error
       self._loaded = game

@@ -1,9 +1,9 @@
 """ALFWorld's expert: reads the next action off the game's facts, and errs on request."""
 
-import dataclasses
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from baar_jax.envs.base import Oracle, verb
 
@@ -17,18 +17,16 @@ TREATMENTS = {
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
 ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine")
 
-# Unproductive actions and, per kind of mistake, how often each is taken.
+# Unproductive actions, and how often each is taken; "wrong" is like "lost" at a routine step.
 WASTED = ("go", "examine", "open", "close", "inventory", "look", "nonsense")
 WEIGHTS = {
-  "wrong": (0.50, 0.12, 0.10, 0.05, 0.05, 0.08, 0.10),  # at a routine step
   "lost": (0.50, 0.12, 0.10, 0.05, 0.05, 0.08, 0.10),
   "hasty": (0.25, 0.15, 0.10, 0.10, 0.10, 0.10, 0.20),
 }
 NONSENSE = ("think about the {}", "search the {}", "find the {}", "check the {}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
   """What a game asks for: a task type, the type of its objects, and that of the target or lamp."""
 
   task_type: str
@@ -89,8 +87,16 @@ def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
   # The command that puts down the held object here, in the words of the game's grammar.
   words = (f"move {held} to ", f"put {held} in/on ")
   put = next((admitted for admitted in commands if admitted.startswith(words)), None)
-  if not held:
-    action = _fetch(facts, [o for o in objects if o not in placed], targets, treated)
+  if not held:  # the best object is treated already, near, visible, and not put away yet
+    receptacle = {o: facts.container.get(o) for o in objects if o not in placed}
+    candidates = [
+      ((o,) not in facts.rows[treated], bool(facts.walk(r)), r in facts.closed, r in targets, o)
+      for o, r in receptacle.items()
+      if r in facts.location
+    ]
+    *_, name = min(candidates, default=("",))
+    place = receptacle.get(name)
+    action = facts.reach(place) or f"take {name} from {place}" if place else "look"
   elif facts.object_type[held] != goal.object:  # it is put down anywhere
     fitting = {r for r, kind in facts.rows["cancontain"] if kind == facts.object_type[held]}
     places = [r for r in facts.location if facts.furniture[r] in fitting]
@@ -109,20 +115,6 @@ def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
   return Oracle(action, position, verb(action) not in ROUTINE_VERBS, recovering)
 
 
-def _fetch(facts: Facts, objects: Sequence[str], targets: Sequence[str], treated: str) -> str:
-  """Takes an object: one already treated if there is one, near, visible and not put away yet."""
-  candidates = []
-  for name in objects:
-    place = facts.container.get(name)
-    if place in facts.location:
-      untreated, far = (name,) not in facts.rows[treated], facts.walk(place) is not None
-      candidates.append((untreated, far, place in facts.closed, place in targets, name))
-  if not candidates:
-    return "look"
-  name = min(candidates)[-1]
-  return facts.reach(facts.container[name]) or f"take {name} from {facts.container[name]}"
-
-
 def mistake(goal: Goal, kind: str, key: str, oracle: Oracle, commands: Sequence[str]) -> str:
   """A wrong action in place of the expert's; see Env.mistake."""
   draw = random.Random(key)
@@ -132,6 +124,6 @@ def mistake(goal: Goal, kind: str, key: str, oracle: Oracle, commands: Sequence[
     choices = [command for command in others if verb(command) == verb(oracle.action)]
     choices = choices or [command for command in others if verb(command) not in ROUTINE_VERBS]
   if not choices:
-    wasted = draw.choices(WASTED, WEIGHTS[kind])[0]
+    wasted = draw.choices(WASTED, WEIGHTS.get(kind, WEIGHTS["lost"]))[0]
     choices = [command for command in others if verb(command) == wasted]
   return draw.choice(choices) if choices else draw.choice(NONSENSE).format(goal.object)

@@ -1,8 +1,8 @@
 """Makes ALFWorld games: the engine's own floor plans, furnished and filled at random.
 
 It runs in the engine's Python: MODULE DIRECTORY TRAIN_GAMES TEST_GAMES. The floor plans, what fits
-where, the domain and the grammar come from the alfworld package. A seed draws which things lie
-where and what is asked for, so a split, type and number always give the same game.
+where, the domain and the grammar come from the alfworld package. A split and a number seed the
+furniture, the things and the goal, so they always give the same game.
 """
 
 import json
@@ -72,19 +72,16 @@ def choose_goal(draw: random.Random, task_type: str) -> tuple[Scene, str, str]:
   command, _, place = TREATMENTS.get(task_type, ("", "", ""))
   while True:
     scene = Scene(draw.choice(SCENES))
-    treatable = (
-      constants.VAL_ACTION_OBJECTS[f"{command}able".title()] if command else scene.portable
-    )
+    treatable = constants.VAL_ACTION_OBJECTS.get(f"{command}able".title(), scene.portable)
     things = [o for o in scene.portable if o in treatable]
-    goals = []
-    if task_type == LOOK and scene.receptacles(LAMP_STANDS):
-      goals = [(o, lamp) for o in things for lamp in scene.lamps]
-    elif task_type != LOOK and (not place or place in scene.types):
+    if task_type == LOOK:
+      goals = [(o, lamp) for o in things for lamp in scene.lamps if scene.receptacles(LAMP_STANDS)]
+    else:
       goals = [
         (o, target)
         for o in things
         for target in scene.types
-        if target not in NEVER_TARGETS and fits(target, o)
+        if target not in NEVER_TARGETS and place in ("", *scene.types) and fits(target, o)
         if any(fits(other, o) for other in scene.types if other != target)
       ]
     if goals:
@@ -125,21 +122,16 @@ class Room:
 
   def problem(self, name: str, goal: str) -> str:
     """The room as a PDDL problem; `goal` is PDDL and closes the problem's parenthesis."""
-    object_types = {type_of(o) for o in self.container} | {"Knife", "ButterKnife"}
-    receptacle_types = {type_of(r) for r in self.locations} | DECLARED
-    names_by_class = {
+    things, furniture = {type_of(o) for o in self.container}, {type_of(r) for r in self.locations}
+    names = {
       "agent": ["agent1"],
-      "otype": [f"{kind}Type" for kind in sorted(object_types)],
-      "rtype": [f"{kind}Type" for kind in sorted(receptacle_types)],
+      "otype": [f"{kind}Type" for kind in sorted(things | {"Knife", "ButterKnife"})],
+      "rtype": [f"{kind}Type" for kind in sorted(furniture | DECLARED)],
       "object": self.container,
       "receptacle": self.locations,
       "location": sorted({*self.locations.values(), START}),
     }
-    declared = [
-      f"{name.translate(ENCODED)} - {kind}"
-      for kind, names in names_by_class.items()
-      for name in names
-    ]
+    declared = [f"{n.translate(ENCODED)} - {kind}" for kind in names for n in names[kind]]
     facts = [f"({' '.join(fact).translate(ENCODED)})" for fact in self._facts()]
     head = [f"(define (problem plan_{name})", "(:domain alfred)", "(:objects"]
     return "\n".join([*head, *declared, ")", "(:init", *facts, ")", goal])
@@ -174,8 +166,7 @@ def draw_game(task_type: str, number: int, seed: str) -> tuple[str, str, dict]:
   trial = f"trial_T{number:06d}_{draw.randrange(10**6):06d}_{draw.randrange(10**6):06d}"
   goal = goal_library.gdict[task_type]
   pddl = goal["pddl"].format(obj=thing, recep=target, toggle=target).replace("#", "-")
-  words = {"obj": thing.lower(), "recep": target.lower(), "toggle": target.lower()}
-  sentence = draw.choice(goal["templates"]).format(**words)
+  sentence = draw.choice(goal["templates"]).format(obj=thing, recep=target, toggle=target).lower()
   game = {
     "pddl_domain": Path(ALFRED_PDDL_PATH).read_text(),
     "grammar": Path(ALFRED_TWL2_PATH).read_text().replace("UNKNOWN GOAL", f"{sentence}."),
@@ -186,10 +177,7 @@ def draw_game(task_type: str, number: int, seed: str) -> tuple[str, str, dict]:
 
 
 def make_game(engine: Engine, split: str, number: int) -> tuple[str, str, dict]:
-  """A split's game of a number: the first drawn one that the expert wins, not won from the start.
-
-  The task types take turns by number.
-  """
+  """Draws a split's game until the expert wins one in some steps; types take turns by number."""
   task_type = TASK_TYPES[number % len(TASK_TYPES)]
   for attempt in range(100):
     name, trial, game = draw_game(task_type, number, f"{split}/{task_type}/{number}/{attempt}")

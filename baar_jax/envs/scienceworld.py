@@ -74,18 +74,10 @@ class ScienceWorld(Env):
 
   system_prompt = write_replies(PROMPT)
 
-  def __init__(
-    self,
-    train_tasks: int = 96,
-    test_tasks: int = 60,
-    max_steps: int = 40,
-    gold_dir: str | Path = "runs/gold",
-  ) -> None:
+  def __init__(self, train_tasks=96, test_tasks=60, max_steps=40, gold_dir="runs/gold") -> None:
     """Opens nothing yet.
 
     Args:
-      train_tasks, test_tasks: the number of tasks in each split.
-      max_steps: limit of an episode, which the caller enforces.
       gold_dir: where solutions are kept. The engine finds another solution in each run, so the
         first one of a task is kept and always followed.
     """
@@ -107,10 +99,8 @@ class ScienceWorld(Env):
     rounds = itertools.zip_longest(*(self._short_tasks(name, split) for name in TASK_TYPES))
     tasks = list(itertools.islice((task for row in rounds for task in row if task), size))
     if len(tasks) < max(size, 1):
-      raise ValueError(
-        f"ScienceWorld's {split} split has {len(tasks)} tasks of at most {MAX_GOLD_STEPS} steps, "
-        f"{size} were asked for"
-      )
+      short = f"{len(tasks)} tasks of at most {MAX_GOLD_STEPS} steps"
+      raise ValueError(f"ScienceWorld's {split} split has {short}, {size} were asked for")
     return tasks
 
   def _short_tasks(self, task_type: str, split: str) -> Iterator[Task]:

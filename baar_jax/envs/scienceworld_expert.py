@@ -12,11 +12,10 @@ CRITICAL_VERBS += ("move", "dunk", "activate", "deactivate")
 ROOMS = ("kitchen", "hallway", "workshop", "greenhouse", "bedroom")
 ROOMS += ("art studio", "living room", "outside", "foundry")
 
-# Unproductive actions and, per kind of mistake, how often each is taken. A weak model looks around
-# a lot, and those are long observations.
+# Unproductive actions, and how often each is taken; "wrong" is like "lost" at a step that has no
+# wrong object. A weak model looks around a lot, and those are long observations.
 WASTED = ("look around", "inventory", "examine", "look at", "use", "go to", "nonsense")
 WEIGHTS = {
-  "wrong": (0.42, 0.06, 0.20, 0.08, 0.08, 0.10, 0.06),  # at a step without a wrong object
   "lost": (0.42, 0.06, 0.20, 0.08, 0.08, 0.10, 0.06),
   "hasty": (0.18, 0.12, 0.18, 0.12, 0.12, 0.14, 0.14),
 }
@@ -52,22 +51,20 @@ class Expert:
   def observe(self, action: str, observation: str) -> None:
     """Takes note of a step: advances the plan, or prepares to undo a deviation."""
     expected, previous_room = self.oracle(), self._room
-    moved = _MOVED.search(observation)
+    moved, two_objects = _MOVED.search(observation), _TWO_OBJECTS.match(action)
     if moved:
       self._room = moved[1]
-    connected = "is now connected to" in observation and _TWO_OBJECTS.match(action)
     if action == expected.action and expected.recovering:
       self._recovery.popleft()
     elif action == expected.action:
       self._advance(expected, observation)
     elif moved and previous_room:
       self._recovery.appendleft(f"go to {previous_room}")
-    elif connected:
-      self._recovery.appendleft(f"disconnect {connected[2]}")
+    elif two_objects and "is now connected to" in observation:
+      self._recovery.appendleft(f"disconnect {two_objects[2]}")
 
   def _advance(self, expected: Oracle, observation: str) -> None:
     unknown = "No known action" in observation
-    blocked = unknown and verb(expected.action) == "go" or "door is not open" in observation
     if "Ambiguous request" in observation:
       self._position += 1
       if self._plan[self._position : self._position + 1] != ["0"]:
@@ -75,7 +72,7 @@ class Expert:
     elif unknown and expected.critical and self._failures < REPAIRS:
       self._failures += 1
       self._repair(expected.action)
-    elif blocked:
+    elif unknown and verb(expected.action) == "go" or "door is not open" in observation:
       self._position += self._failures > DOORS
       self._failures += 1
       self._recovery.append(f"open door to {expected.action.removeprefix('go to ')}")
@@ -88,8 +85,7 @@ class Expert:
     words = set(action.split())
 
     def likeness(other: str) -> float:
-      others = set(other.split())
-      return len(words & others) - 0.3 * len(others - words)
+      return len(words & {*other.split()}) - 0.3 * len({*other.split()} - words)
 
     candidates = [other for other in self._valid_actions() if verb(other) == verb(action)]
     if candidates:
@@ -102,7 +98,7 @@ class Expert:
     draw, action = random.Random(key), self.oracle().action
     here = [name for name in objects if name not in ("agent", "air")] or ["table"]
     wrong = _wrong_object(action, here, draw) if kind == "wrong" else None
-    wrong = wrong or _wasted_step(action, here, draw, WEIGHTS[kind])
+    wrong = wrong or _wasted_step(action, here, draw, WEIGHTS.get(kind, WEIGHTS["lost"]))
     # The expert looks around and walks, too: a mistake must not do its work by chance.
     return wrong if wrong != action else f"examine {draw.choice(here)}"
 
