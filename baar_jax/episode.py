@@ -55,6 +55,19 @@ class Call:
     return cls(**fields | {"usage": Usage(**fields["usage"])})
 
 
+@dataclasses.dataclass(frozen=True)
+class Reply:
+  """A model's answer."""
+
+  text: str
+  call: Call  # that brought it, of kind "act"
+  lost: tuple[Call, ...] = ()  # attempts before it, of kind "retry" or "presumed"
+
+  def calls(self, kind: str) -> list[Call]:
+    """All calls, in order; the one that brought the answer becomes of this kind."""
+    return [*self.lost, dataclasses.replace(self.call, kind=kind)]
+
+
 @dataclasses.dataclass
 class Step:
   """One decision, the model calls that it led to, and the action.
@@ -64,8 +77,8 @@ class Step:
     model: index of the model that acted.
     action: what was sent to the environment.
     calls: every call that was made for this step.
-    logp: log-probability of the decision in nats where a router chose; None where it was forced
-      by a budget or made by a policy without probabilities.
+    logp: log-probability of the decision in nats; None where a budget forced it or a policy
+      without probabilities made it.
     router_cost_usd: dollars of the router's own computation.
     router_latency_s: seconds that the episode waited for the decision, a judge's among them.
     proposal: the action that SMALL proposed before a cascade decided; None without a cascade.
@@ -84,18 +97,9 @@ class Step:
     """Dollars of the calls of these kinds."""
     return sum(call.cost_usd for call in self.calls if call.kind in kinds)
 
-  def tokens(self, kind: str) -> int:
-    """Completion tokens of the calls of one kind."""
-    return sum(call.usage.completion_tokens for call in self.calls if call.kind == kind)
-
-  @property
-  def answers(self) -> list[Call]:
-    """Calls of the models that were asked for an action: acts and untaken proposals."""
-    return [call for call in self.calls if call.kind in ("act", "proposal")]
-
   @property
   def cost_usd(self) -> float:
-    """Dollars of `answers`."""
+    """Dollars of acts and of untaken proposals."""
     return self.usd("act", "proposal")
 
   @property
@@ -110,7 +114,6 @@ class Episode:
 
   Attributes:
     task_id, policy, seed: the episode's key.
-    steps: in order.
     score: in [0, 1].
     stop: "done", "max_steps", "budget" or "error:<what>".
     call_budget: cap on large calls it ran under; None is no cap.
@@ -161,8 +164,5 @@ class Episode:
   @classmethod
   def from_json(cls, text: str) -> "Episode":
     fields = json.loads(text)
-    fields["steps"] = [
-      Step(**step | {"calls": [Call.read(call) for call in step["calls"]]})
-      for step in fields["steps"]
-    ]
-    return cls(**fields)
+    steps = [step | {"calls": list(map(Call.read, step["calls"]))} for step in fields["steps"]]
+    return cls(**fields | {"steps": [Step(**step) for step in steps]})

@@ -34,22 +34,25 @@ from baar_jax.store import Store
 SPLITS = ("train", "test")
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
-FREE_FIELDS = ("runs", "env.processes", "env.live_per_process", "env.timeout_s", "bopo.lam")
-FREE_FIELDS += ("profile.robustness", "baselines", "evaluate", "distributed", "bench", "max_usd")
-FREE_FIELDS += ("dry_run", "models.key_variables", "models.token_limit_field", "models.concurrency")
-FREE_FIELDS += ("models.timeout_s", "models.retries", "models.record")
+FREE_FIELDS = """runs env.processes env.live_per_process env.timeout_s bopo.lam profile.robustness
+baselines evaluate distributed bench max_usd dry_run models.key_variables models.token_limit_field
+models.concurrency models.timeout_s models.retries models.record"""
+FREE = tuple(f"{name}." for name in FREE_FIELDS.split())
 
 
 class Run:
   """A run's directory <runs>/<name>, and the environments and models of its config.
 
-  Several processes share the directory, on a disk that all of them see. Each has its own store and
-  runs its share of the tasks; they exchange new episodes before they continue. `close` ends it.
+  Several processes share the directory, on one disk. Each has its own store and runs its share of
+  the tasks; they exchange new episodes before they continue. `close` ends it.
   """
 
   def __init__(self, config: Config):
-    """Opens or creates the directory. Raises ValueError if it was made with another config, cannot
-    be written or is in use, or if the models are not a priced pair."""
+    """Opens or creates the directory.
+
+    Raises ValueError if it has another config, cannot be written or is in use, or if the models
+    are not a priced pair.
+    """
     models.check(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
@@ -67,12 +70,11 @@ class Run:
       self.store = Store(path)
       self._check_config()
     except BlockingIOError:
-      raise ValueError(
-        f"another process is using {self.dir}: wait for it or choose another --config.name"
-      ) from None
+      problem = f"another process is using {self.dir}: wait for it or choose another --config.name"
+      raise ValueError(problem) from None
     except OSError as error:
-      reason = error.strerror
-      raise ValueError(f"cannot write to {self.dir} ({reason}); set --config.runs") from None
+      problem = f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
+      raise ValueError(problem) from None
     self.pair = models.open_pair(config, path)
     self.cap = _open_cap(config, self.dir, self.store)
     small, *_, large = range(len(self.pair.names))
@@ -93,12 +95,11 @@ class Run:
       except ValueError:
         raise ValueError(f"{path} is not JSON; restore a copy, or choose another name") from None
       for name, was, now in _differences(stored, config):
-        if f"{name}.".startswith(tuple(f"{free}." for free in FREE_FIELDS)):
+        if f"{name}.".startswith(FREE):
           continue
+        maker = f"with {name}={was!r}, this config has {now!r}: set it back, or "
         if ABSENT in (was, now):
           maker = f"by another version of this program, which differs in {name}: "
-        else:
-          maker = f"with {name}={was!r}, this config has {now!r}: set it back, or "
         raise ValueError(f"{self.dir} was made {maker}choose another --config.name")
     if self.first:
       path.with_suffix(".tmp").write_text(json.dumps(config, indent=2))
@@ -111,7 +112,8 @@ class Run:
     return other
 
   @property
-  def labels(self) -> dict[str, str]:  # of its lines in metrics.jsonl
+  def labels(self) -> dict[str, str]:
+    """Labels of this run's lines in metrics.jsonl."""
     return {"ablation": self.ablation} if self.ablation else {}
 
   @property
@@ -121,28 +123,28 @@ class Run:
   def envs(self) -> list[Env]:
     """The environments, opened on first use."""
     if not self._envs:
-      c = self.config.env
+      c, count = self.config.env, self.live_episodes
       sizes = {"train_tasks": c.train_tasks, "test_tasks": c.test_tasks, "max_steps": c.max_steps}
-      if c.kind == "sandbox":
-        self._envs += [Sandbox(**sizes) for _ in range(self.live_episodes)]
-        return self._envs
       if c.kind == "scienceworld":
         sizes["gold_dir"] = str(Path(self.config.runs) / "gold")
       elif c.kind in engines.ENGINES:
         sizes["data"] = str(engines.data_of(c.kind, c.data))
         sizes |= {"train_split": c.train_split, "test_split": c.test_split}
-      processes = self.live_episodes // c.live_per_process
-      self._envs += open_envs(c.kind, sizes, processes, c.live_per_process, c.timeout_s)
+      if c.kind == "sandbox":  # needs no processes
+        self._envs += [Sandbox(**sizes) for _ in range(count)]
+      else:
+        processes = count // c.live_per_process
+        self._envs += open_envs(c.kind, sizes, processes, c.live_per_process, c.timeout_s)
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split; both splits are listed once and then read from the store."""
     if self.first and not self.store.tasks(split):
-      envs = self.envs()[0], self.envs()[-1]  # of different processes if there are two
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       threads = ThreadPoolExecutor()
-      listings = threads.map(lambda env, name: env.tasks(name), envs, SPLITS)
-      threads.shutdown(wait=False)  # an interrupted listing, which may take minutes, is not awaited
+      ends = self.envs()[0], self.envs()[-1]  # of different processes if there are two
+      listings = threads.map(lambda env, name: env.tasks(name), ends, SPLITS)
+      threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
@@ -156,9 +158,9 @@ class Run:
   ) -> list[Episode]:
     """Runs the jobs whose episodes are not stored yet, stores each as it ends, and returns all.
 
-    Each of several processes runs its share of the tasks, and all return the same. An episode that
-    ended in an error is reported and left out; the next run tries it again. Raises CapReached
-    where the next call may pass --config.max_usd; what was finished is stored.
+    Each of several processes runs its share of the tasks. An episode that ended in an error is
+    reported and left out; the next run tries it again. Raises CapReached where the next call may
+    pass --config.max_usd.
     """
     self.store.exchange(policy.name)
     stored, d = self.store.keys(policy.name), self.config.distributed
@@ -166,36 +168,34 @@ class Run:
     share = [job for job in jobs if place[job.task.id] % d.processes == d.process]
     missing = [job for job in share if (job.task.id, job.seed) not in stored]
     if missing:
-      limits = call_budget, usd_budget, self.cap
-      self._run_and_store(label, policy, missing, len(share), limits)
+      envs = self.envs()
+      episodes = run_episodes(missing, policy, self.pair, envs, call_budget, usd_budget, self.cap)
+      bar = self.progress(
+        total=len(share), initial=len(share) - len(missing), desc=label, unit="ep"
+      )
+      with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
+        self._store_all(episodes, policy.name, bar)
+      c = self.config.env
+      used_mb = 0.0 if c.kind == "sandbox" else memory_mb(envs)
+      if used_mb:  # for the report, which also says whether this project has generated the tasks
+        generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
+        self.log(stage="environments", mb_per_live_episode=used_mb / len(envs), own_tasks=generated)
     self.store.exchange(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
 
-  def _run_and_store(self, label, policy, missing, total, limits) -> None:
+  def _store_all(self, episodes: Iterator[Episode], policy_name: str, bar: tqdm) -> None:
     failed, cost_usd = [], 0.0
-    episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
-    bar = self.progress(total=total, initial=total - len(missing), desc=label, unit="ep")
-    with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
-      for episode in episodes:
-        if episode.stop.startswith("error:"):
-          failed.append(episode)
-        else:
-          self.store.add(episode)
-        cost_usd += episode.cost_usd
-        bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
-        bar.update()
+    for episode in episodes:
+      if episode.stop.startswith("error:"):
+        failed.append(episode)
+      else:
+        self.store.add(episode)
+      cost_usd += episode.cost_usd
+      bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
+      bar.update()
     for episode in failed:
-      print(f"left out: {episode.task_id} seed {episode.seed} of {policy.name}: {episode.stop}")
-    c, envs = self.config.env, self.envs()
-    used_mb = 0.0 if c.kind == "sandbox" else memory_mb(envs)
-    if used_mb:  # for the report, which also says whether this project has generated the tasks
-      generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
-      self.log(stage="environments", mb_per_live_episode=used_mb / len(envs), own_tasks=generated)
-
-  def wait(self) -> None:
-    """Waits until every process is here."""
-    exchange(None)
+      print(f"left out: {episode.task_id} seed {episode.seed} of {policy_name}: {episode.stop}")
 
   def say(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""
@@ -244,13 +244,10 @@ def _open_mesh(config: Config) -> Mesh:
   """Joins the run's processes, checks that they agree, and returns the mesh of all devices."""
   d = config.distributed
   join(d.coordinator, d.processes, d.process)
-  if d.processes > 1:
-    flags = dataclasses.asdict(config)
-    del flags["runs"], flags["distributed"]["process"]
-    del flags["env"]["processes"], flags["env"]["live_per_process"]
-    first, *others = exchange(flags)
-    for number, other in enumerate(others, 1):
-      for name, here, there in _differences(first, other):
+  first, *others = exchange(dataclasses.asdict(config))
+  for number, other in enumerate(others, 1):
+    for name, here, there in _differences(first, other):
+      if name not in ("runs", "distributed.process", "env.processes", "env.live_per_process"):
         raise ValueError(
           f"process 0 has {name}={here}, process {number} has {there}: "
           "start all with the same flags but --config.distributed.process"
@@ -265,7 +262,7 @@ def _open_mesh(config: Config) -> Mesh:
 
 
 def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | None:
-  """What the run may still spend, with all that it has spent counted; None where it has no cap.
+  """What the run may still spend; None where it has no cap.
 
   Each of several processes gets an equal share of the rest. The dollars of scripted models are
   those of the episodes of this process's store.
@@ -278,9 +275,8 @@ def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | N
     cap.spend(episodes.spent_usd[~episodes.reused].sum())
   else:
     cap.spend(models.spent(directory, config.models.names).at_most_usd)
-  if config.distributed.processes > 1:
-    left = max(0.0, cap.remaining)
-    cap.spend(left - left / config.distributed.processes)
+  left_usd = max(0.0, cap.remaining)
+  cap.spend(left_usd - left_usd / config.distributed.processes)
   return cap
 
 

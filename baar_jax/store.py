@@ -1,5 +1,6 @@
 """The run's SQLite file: tasks, episodes and finished stages, each on disk before it counts."""
 
+import collections
 import dataclasses
 import itertools
 import sqlite3
@@ -14,12 +15,13 @@ from baar_jax.mesh import exchange
 
 EXCHANGED = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
-# An episode's summary in dollars, tokens and seconds: one column each, computed when it is stored.
+ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
+# Columns of an episode's summary, computed when it is stored; see `Store.table`.
 COLUMNS = ("score", "success", "stop", "call_budget", "usd_budget", "steps", "large_calls")
 COLUMNS += ("decisions", "judgements", "cost_usd", "small_usd", "large_usd", "proposals_usd")
 COLUMNS += ("judge_usd", "retries_usd", "router_usd", "presumed_usd", "spent_usd", "replayed_usd")
 COLUMNS += ("replayed", "proposed_usd", "small_tokens", "large_tokens", "proposal_tokens")
-COLUMNS += ("judge_tokens", "latency_s", "router_latency_s", "models", "reused")
+COLUMNS += ("judge_tokens", "latency_s", "router_latency_s", "reused")
 
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS tasks (
@@ -83,12 +85,9 @@ class Store:
   def add_equal(
     self, policy: str, call_budget: int, other: str, keys: Iterable[tuple[str, int]]
   ) -> None:
-    """Stores episodes of another policy under this one too, which a cap did not change.
+    """Stores episodes of `other` that a cap did not change under `policy` too, without their text.
 
-    The rows are marked as reused and refer to the other policy's text.
-
-    Args:
-      keys: (task_id, seed) of the other policy's episodes.
+    `keys` are their (task_id, seed); the rows are marked as reused.
     """
     copied = ", ".join(name for name in COLUMNS if name not in ("call_budget", "reused"))
     with self._db:
@@ -121,10 +120,9 @@ class Store:
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """The summaries of these policies' episodes, or of all: a row each, by KEY.
 
-    Columns: KEY and COLUMNS. `cost_usd` to `proposed_usd` are dollars (`retries_usd` has what is in
-    no step, `replayed_usd` is of acts and proposals, `proposed_usd` of proposals that were not
-    replayed); `decisions`, `judgements` and `replayed` count steps; tokens are completion tokens;
-    `models` has a digit per step.
+    Of COLUMNS, `retries_usd` has what is in no step, `replayed_usd` is of acts and proposals,
+    `proposed_usd` of proposals that were not replayed; `decisions`, `judgements` and `replayed`
+    count steps; tokens are completion tokens.
     """
     where = "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
     query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
@@ -163,35 +161,30 @@ class Store:
 
 def summary(episode: Episode) -> dict:
   """COLUMNS of an episode; see `Store.table`."""
-  steps = episode.steps
-  small = [step for step in steps if step.model == SMALL]
-  large = [step for step in steps if step.model != SMALL]
-  answers = [call for step in steps for call in step.answers]
+  steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
+  answers = [call for call in calls if call.kind in ANSWERS]
+  usd, tokens = collections.Counter(), collections.Counter()
+  for call in calls:
+    part = ("small" if call.model == SMALL else "large") if call.kind == "act" else call.kind
+    usd[part] += call.cost_usd
+    tokens[part] += call.usage.completion_tokens
+  fields = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls", "cost_usd")
   return {
-    **{name: getattr(episode, name) for name in ("score", "stop", "call_budget", "usd_budget")},
-    "success": episode.success,
+    **{name: getattr(episode, name) for name in (*fields, "spent_usd", "reused")},
     "steps": len(steps),
-    "large_calls": episode.large_calls,
     "decisions": sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
     "judgements": sum(any(call.kind == "judge" for call in step.calls) for step in steps),
-    "cost_usd": episode.cost_usd,
-    "small_usd": sum(step.usd("act") for step in small),
-    "large_usd": sum(step.usd("act") for step in large),
-    "proposals_usd": sum(step.usd("proposal") for step in steps),
-    "judge_usd": sum(step.usd("judge") for step in steps),
-    "retries_usd": sum(step.usd("retry") for step in steps) + episode.lost_usd,
+    "small_usd": usd["small"],
+    "large_usd": usd["large"],
+    "proposals_usd": usd["proposal"],
+    "judge_usd": usd["judge"],
+    "retries_usd": usd["retry"] + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),
-    "presumed_usd": sum(step.usd("presumed") for step in steps),
-    "spent_usd": episode.spent_usd,
+    "presumed_usd": usd["presumed"],
     "replayed_usd": sum(call.cost_usd for call in answers if call.replayed),
-    "replayed": sum(any(call.replayed for call in step.answers) for step in steps),
+    "replayed": sum(any(c.replayed and c.kind in ANSWERS for c in s.calls) for s in steps),
     "proposed_usd": sum(c.cost_usd for c in answers if c.kind == "proposal" and not c.replayed),
-    "small_tokens": sum(step.tokens("act") for step in small),
-    "large_tokens": sum(step.tokens("act") for step in large),
-    "proposal_tokens": sum(step.tokens("proposal") for step in steps),
-    "judge_tokens": sum(step.tokens("judge") for step in steps),
+    **{f"{part}_tokens": tokens[part] for part in ("small", "large", "proposal", "judge")},
     "latency_s": sum(call.latency_s for call in answers),
     "router_latency_s": sum(step.router_latency_s for step in steps),
-    "models": "".join(str(step.model) for step in steps),
-    "reused": episode.reused,
   }

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.episode import Call, Task, Usage
-from baar_jax.llms.agent import NO_ACTION, NoAnswer, Reply
+from baar_jax.episode import Call, Reply, Task, Usage
+from baar_jax.llms.agent import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget
 from baar_jax.rollout.live import Decision, Job

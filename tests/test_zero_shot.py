@@ -8,8 +8,7 @@ import tiny
 from tiny import call
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import Call, Step, Usage
-from baar_jax.llms.agent import Reply
+from baar_jax.episode import Call, Reply, Step, Usage
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold

@@ -1,6 +1,5 @@
 """The ReAct agent: the conversation that a model is shown, and the action in its reply."""
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -8,12 +7,12 @@ from typing import Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Task
+from baar_jax.episode import Reply, Task
 from baar_jax.llms.prices import Price
 
 Messages = list[dict[str, str]]
-# hold(usd, replayed=False) reserves the most that a call can cost while the call is made; what the
-# context manager returns has `usd`, to be set to what the call did cost. See `rollout.budget.hold`.
+# hold(usd, replayed=False) reserves the most that a call can cost while it is made; the value of
+# the context manager has `usd`, to be set to the call's cost. See `rollout.budget.hold`.
 Hold = Callable[..., AbstractContextManager]
 
 NO_ACTION = "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
@@ -22,19 +21,6 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
 class NoAnswer(RuntimeError):
   """A model gave no usable answer, however often it was asked; the episode ends in an error."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Reply:
-  """A model's answer."""
-
-  text: str
-  call: Call  # that brought it, of kind "act"
-  lost: tuple[Call, ...] = ()  # attempts before it, of kind "retry" or "presumed"
-
-  def calls(self, kind: str) -> list[Call]:
-    """All calls, in order; the one that brought the answer becomes of this kind."""
-    return [*self.lost, dataclasses.replace(self.call, kind=kind)]
 
 
 class Agent(Protocol):
@@ -100,14 +86,10 @@ def write_reply(thought: str, action: str, code: bool) -> str:
 
 
 def parse_action(reply: str, code: bool = False) -> str | None:
-  """The action of a ReAct reply.
+  """The action of a ReAct reply; None is an agent's mistake, which is answered by `NO_ACTION`.
 
-  Args:
-    code: False takes what follows the last "Action:", on one line. True takes the first
-      fenced block after the first "Action:", or all that follows where nothing is fenced.
-
-  Returns:
-    None if there is none: an agent's mistake, which the loop answers with `NO_ACTION`.
+  It is the rest of the line after the last "Action:". With `code` it is the first fenced block
+  after the first "Action:", or all that follows where nothing is fenced.
   """
   if code:
     _, marker, after = reply.partition("Action:")

@@ -1,5 +1,6 @@
 """What an attempt at a chat completion came to: read from an endpoint's answer or its refusal."""
 
+import contextlib
 import dataclasses
 import email.utils
 import json
@@ -22,24 +23,15 @@ LONGEST_COMPLAINT = 200  # characters of an endpoint's message in an error
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What came of one attempt.
+  """What came of one attempt."""
 
-  Attributes:
-    text: the reply; None if there is no usable one, for the reason in `problem`.
-    usage: as reported; None without a report.
-    unknown: whether it may have been billed all the same.
-    fatal: whether asking again cannot help, nor can asking anything else.
-    hopeless: whether asking this again cannot help.
-    wait_s: seconds that the endpoint asks to wait before the next attempt.
-  """
-
-  text: str | None = None
-  usage: Usage | None = None
+  text: str | None = None  # None if there is no usable reply, for the reason in `problem`
+  usage: Usage | None = None  # None where the endpoint reported none
   problem: str = ""
-  unknown: bool = False
-  fatal: bool = False
-  hopeless: bool = False
-  wait_s: float = 0.0
+  unknown: bool = False  # whether it may have been billed without a report
+  fatal: bool = False  # asking again cannot help, nor can asking anything else
+  hopeless: bool = False  # asking this again cannot help
+  wait_s: float = 0.0  # seconds that the endpoint asks to wait before the next attempt
 
   @property
   def kind(self) -> str:
@@ -108,10 +100,7 @@ def read_answer(body: bytes | str, price: Price) -> Outcome:
 
 
 def read_text(content: str | list[dict] | None) -> str:
-  """The text of a message's content, which some send in parts; "" if it has none.
-
-  Raises KeyError, TypeError or AttributeError where the parts are none.
-  """
+  """The text of a message's content, which some send in parts; "" if it has none."""
   if isinstance(content, list):
     content = "".join(part["text"] for part in content if part.get("type") == "text")
   if not isinstance(content, str):
@@ -123,25 +112,22 @@ def read_usage(fields: dict) -> Usage:
   """Usage as endpoints report it; the total and the parts of the prompt are optional.
 
   What the total counts beyond prompt and completion is billed as completion: some report the
-  tokens of a model's reasoning so. Raises KeyError, TypeError, ValueError or OverflowError where
-  the fields are no counts.
+  tokens of a model's reasoning so.
   """
-  parts = fields.get("prompt_tokens_details") or {}
+  details = fields.get("prompt_tokens_details") or {}
   prompt, completion = int(fields["prompt_tokens"]), int(fields["completion_tokens"])
   return Usage(
     prompt_tokens=prompt,
-    cached_tokens=int(parts.get("cached_tokens") or 0),
+    cached_tokens=int(details.get("cached_tokens") or 0),
     completion_tokens=max(completion, int(fields.get("total_tokens") or 0) - prompt),
-    cache_write_tokens=int(parts.get("cache_write_tokens") or 0),
+    cache_write_tokens=int(details.get("cache_write_tokens") or 0),
   )
 
 
 def retry_after_s(header: str) -> float:
   """Seconds that a Retry-After header asks to wait: a number, or the date until when."""
-  try:
+  with contextlib.suppress(ValueError):
     return max(0.0, float(header))
-  except ValueError:
-    pass
   try:
     return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
   except (ValueError, OverflowError):

@@ -1,5 +1,6 @@
 """The calls of API models in the run's SQLite file: what each did cost, and its reply."""
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
@@ -7,8 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from baar_jax.episode import Call
-from baar_jax.llms.agent import Reply
+from baar_jax.episode import Call, Reply
 
 # What a call came to. One that is still "open" when its process has ended may have been billed.
 REPLY, RETRY, PRESUMED, FAILED, OPEN = "reply", "retry", "presumed", "failed", "open"
@@ -42,7 +42,7 @@ class Calls:
   """
 
   def __init__(self, path: Path | str):
-    """Opens the file of a `Store`, with a connection of its own."""
+    """Opens the file of a `Store`."""
     self._lock = threading.Lock()
     self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
     self._db.execute("PRAGMA journal_mode=WAL")
@@ -51,26 +51,22 @@ class Calls:
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
     """Records that an attempt is about to be made. Returns its number."""
+    insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     with self._lock, self._db:
-      row = (model, OPEN, worst_usd, request)
-      return self._db.execute(
-        "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)", row
-      ).lastrowid
+      return self._db.execute(insert, (model, OPEN, worst_usd, request)).lastrowid
 
   def end(self, call: int, kind: str, usd: float, reply: Reply | None = None) -> None:
     """Records what an attempt came to, and its reply if that is to be replayed."""
     text = None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
+    update = "UPDATE calls SET kind = ?, usd = ?, reply = ? WHERE id = ?"
     with self._lock, self._db:
-      self._db.execute(
-        "UPDATE calls SET kind = ?, usd = ?, reply = ? WHERE id = ?", (kind, usd, text, call)
-      )
+      self._db.execute(update, (kind, usd, text, call))
 
   def find(self, request: str) -> Reply | None:
     """The recorded reply to a request, marked as replayed."""
+    select = "SELECT reply FROM calls WHERE request = ? AND reply IS NOT NULL"
     with self._lock:
-      row = self._db.execute(
-        "SELECT reply FROM calls WHERE request = ? AND reply IS NOT NULL", (request,)
-      ).fetchone()
+      row = self._db.execute(select, (request,)).fetchone()
     if row is None:
       return None
     fields = json.loads(row[0])
@@ -86,8 +82,7 @@ def read_spent(paths: Sequence[Path], models: int) -> Spent:
   """What the calls in these files have cost. A file without any counts nothing."""
   replies, retries, presumed = [0.0] * models, 0.0, 0.0
   for path in paths:
-    db = sqlite3.connect(path, timeout=60)
-    try:
+    with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue
       for model, kind, usd in db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2"):
@@ -97,6 +92,4 @@ def read_spent(paths: Sequence[Path], models: int) -> Spent:
           retries += usd
         else:
           presumed += usd
-    finally:
-      db.close()
   return Spent(tuple(replies), retries, presumed)

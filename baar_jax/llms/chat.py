@@ -17,10 +17,10 @@ import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Task, Usage
-from baar_jax.llms.agent import Agent, Hold, Judge, Messages, NoAnswer, Reply
+from baar_jax.episode import Call, Reply, Task, Usage
+from baar_jax.llms.agent import Agent, Hold, Judge, Messages, NoAnswer
 from baar_jax.llms.answers import Outcome, read_answer, read_failure, read_refusal
-from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, Calls
+from baar_jax.llms.calls import FAILED, REPLY, Calls
 from baar_jax.llms.endpoints import Endpoint, endpoints
 from baar_jax.llms.prices import Price, prices_of
 
@@ -45,8 +45,7 @@ class ChatPair:
   ):
     """Opens no connection yet. Raises ValueError if a key is missing.
 
-    Args:
-      sleep, draw: for tests: waits some seconds; draws from [0, 1).
+    `sleep` waits some seconds and `draw` draws from [0, 1); tests set them.
     """
     self.names, self.prices, self.calls = config.names, prices, calls
     self.stopping = threading.Event()
@@ -83,7 +82,7 @@ class ChatModel:
     self, pair: ChatPair, index: int, endpoint: Endpoint, price: Price, config: ModelsConfig
   ):
     self._pair, self._index, self._endpoint = pair, index, endpoint
-    self.price, self.config = price, config
+    self.price, self.config, self.find = price, config, pair.calls.find
     self._slots = threading.BoundedSemaphore(config.concurrency)
     self.client = openai.OpenAI(
       base_url=endpoint.base_url, api_key=endpoint.key(), timeout=config.timeout_s, max_retries=0
@@ -98,17 +97,11 @@ class ChatModel:
     parts = self._endpoint.model, self._endpoint.base_url, sampling, messages, *place
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-  def recorded(self, request: str) -> Reply | None:
-    return self._pair.calls.find(request) if self.config.record else None
-
   def ask(self, messages: Messages, seed: int, request: str, bound_usd: float, hold: Hold) -> Reply:
     """A reply, after as many attempts as it takes and the configuration allows.
 
-    Raises:
-      NoAnswer: there was none.
-      ValueError: the endpoint refuses calls like this one, cannot be priced, asks to wait for too
-        long, or has billed more than the most.
-      BudgetSpent, CapReached: the next attempt may cost more than is left.
+    Raises what `Agent.reply` does, and ValueError if the endpoint refuses calls like this one,
+    cannot be priced, asks to wait for too long, or has billed more than the most.
     """
     start, lost = time.monotonic(), []
     where = f"{self._endpoint.model} at {self._endpoint.host}"
@@ -119,11 +112,14 @@ class ChatModel:
         number = self._pair.calls.begin(self._index, bound_usd, request)
         cost.usd = bound_usd  # also if whoever waits is interrupted
         outcome = self._attempt(messages, seed)
-        cost.usd = self._cost_usd(outcome, bound_usd)
-        usage, seconds = outcome.usage or Usage(0, 0, 0), time.monotonic() - start
-        reply = None
+        if outcome.usage is not None:
+          cost.usd = self.price.cost_usd(outcome.usage)
+        elif outcome.kind == FAILED:
+          cost.usd = 0.0
+        usage, reply = outcome.usage or Usage(0, 0, 0), None
         if outcome.kind == REPLY:
-          reply = Reply(outcome.text, Call(self._index, usage, cost.usd, seconds), tuple(lost))
+          call = Call(self._index, usage, cost.usd, time.monotonic() - start)
+          reply = Reply(outcome.text, call, tuple(lost))
         elif outcome.kind != FAILED:
           lost.append(Call(self._index, usage, cost.usd, kind=outcome.kind))
         self._pair.calls.end(number, outcome.kind, cost.usd, reply if self.config.record else None)
@@ -146,11 +142,6 @@ class ChatModel:
         backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + self._pair.draw())
         self._pair.sleep(outcome.wait_s + backoff_s)
     raise NoAnswer(f"{where} {outcome.problem} ({attempt + 1} attempts)")
-
-  def _cost_usd(self, outcome: Outcome, bound_usd: float) -> float:
-    if outcome.usage is not None:
-      return self.price.cost_usd(outcome.usage)
-    return bound_usd if outcome.kind == PRESUMED else 0.0
 
   def _attempt(self, messages: Messages, seed: int) -> Outcome:
     body = b""
@@ -195,7 +186,7 @@ class ChatAgent(Agent):
   def reply(self, messages: Messages, step: int) -> Reply:
     model = self._model
     request = model.request(messages, self._task.id, self._seed, step)
-    reply = model.recorded(request)
+    reply = model.find(request) if model.config.record else None
     if reply is None:
       bound_usd = self.bound_usd(messages, step)
       reply = model.ask(messages, self._seed, request, bound_usd, self._hold)

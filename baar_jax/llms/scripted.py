@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.episode import DECISION_WORDS, SMALL, Call, Task, Usage
-from baar_jax.llms.agent import Agent, Hold, Judge, Messages, Reply, write_reply
+from baar_jax.episode import DECISION_WORDS, SMALL, Call, Reply, Task, Usage
+from baar_jax.llms.agent import Agent, Hold, Judge, Messages, write_reply
 from baar_jax.llms.errors import LARGE, Errors, Lapse
 from baar_jax.llms.prices import Price, prices_of
 

@@ -22,15 +22,14 @@ class CapReached(RuntimeError):
 class CallBudget:
   """At most `limit` calls of models dearer than SMALL (paper: K of the hard-budget setting).
 
-  A call costs 1, or 0 for SMALL, and is known before it is made, so `reserve` takes it and
-  `settle` only gives it back if the call was never made.
+  A call costs 1, or 0 for SMALL. `reserve` takes it before it is made, and `settle` gives it back
+  if it never was.
   """
 
   def __init__(self, limit: int):
     if limit < 0:
       raise ValueError(f"a call budget must be >= 0, got {limit}")
-    self.limit = limit
-    self.remaining = limit
+    self.limit = self.remaining = limit
 
   def allows(self, model: int) -> bool:
     """Whether a call of the model fits: cost > remaining is pruned.
@@ -47,7 +46,7 @@ class CallBudget:
     self.remaining -= model != SMALL
 
   def settle(self, model: int, made: bool) -> None:
-    """Closes a reservation; one whose call was not made is given back."""
+    """Closes a reservation."""
     self.remaining += model != SMALL and not made
 
 
@@ -59,10 +58,9 @@ class Reservation:
 class DollarBudget:
   """At most `limit_usd` dollars, whichever threads spend them.
 
-  The cost of a call is known after it, the most that it can cost before it. The most is reserved,
-  the call is made, and its cost is settled; so what is billed never passes the limit, unless a
-  call costs more than was reserved for it. Dollars are added up exactly, as the decimals that they
-  are written as, so that a hundred calls of a cent are a dollar.
+  The most that a call can cost is reserved, the call is made, and its cost is settled; so what is
+  billed never passes the limit, unless a call costs more than was reserved for it. Dollars add up
+  exactly, as the decimals that they are written as: a hundred calls of a cent are a dollar.
   """
 
   def __init__(self, limit_usd: float):
@@ -87,7 +85,7 @@ class DollarBudget:
   @property
   def reserved_usd(self) -> float:
     with self._changed:
-      return float(sum(reservation.usd for reservation in self._open))
+      return float(self._reserved())
 
   def allows(self, usd: float) -> bool:
     """Whether a call of at most `usd` fits into what is left now."""
@@ -95,19 +93,14 @@ class DollarBudget:
       return _exact(usd) <= self._free()
 
   def reserve(self, usd: float) -> Reservation | None:
-    """Holds `usd` for a call.
+    """Holds `usd` for a call; waits while the end of calls in flight could make it fit.
 
-    Waits while calls in flight hold what would make it fit: most of them cost less than they hold.
-
-    Returns:
-      None if it does not fit even when all reservations are given back.
+    Returns None if it does not fit even when all reservations are given back.
     """
     most = _exact(usd)
-    if most < 0:
-      raise ValueError(f"cannot reserve {usd} dollars")
     with self._changed:
       while most > self._free():
-        if most > _exact(self.limit_usd) - self._settled:
+        if most > self._free() + self._reserved():
           return None
         self._changed.wait()
       reservation = Reservation(most)
@@ -117,8 +110,6 @@ class DollarBudget:
   def settle(self, reservation: Reservation, usd: float) -> None:
     """Closes a reservation with the cost of its call. Raises ValueError if it is closed."""
     cost = _exact(usd)
-    if cost < 0:
-      raise ValueError(f"cannot settle {usd} dollars")
     with self._changed:
       if reservation not in self._open:
         raise ValueError("this reservation is settled already")
@@ -131,8 +122,11 @@ class DollarBudget:
     with self._changed:
       self._settled += _exact(usd)
 
+  def _reserved(self) -> Fraction:
+    return sum((reservation.usd for reservation in self._open), Fraction(0))
+
   def _free(self) -> Fraction:
-    return _exact(self.limit_usd) - self._settled - sum(held.usd for held in self._open)
+    return _exact(self.limit_usd) - self._settled - self._reserved()
 
 
 @dataclasses.dataclass
@@ -146,19 +140,11 @@ class Cost:
 def hold(
   task: DollarBudget | None, run: DollarBudget | None, usd: float, replayed: bool = False
 ) -> Iterator[Cost]:
-  """Holds the worst case of a call, and settles its cost when the call ends, however it ends.
+  """Holds the worst case of a call in the budgets of its episode and of the run, if they have one.
 
-  Of a call that raised before its cost was set, all is given back.
-
-  Args:
-    task, run: the budgets of the episode and of the run, where they have one.
-    usd: the worst case.
-    replayed: the reply was recorded before. The run does not pay again; the task's budget does, as
-      policies are compared under it.
-
-  Raises:
-    BudgetSpent: the worst case does not fit the task's budget.
-    CapReached: it does not fit the run's.
+  When the call ends, however it ends, its cost is settled: 0 where none was set. A `replayed`
+  reply was recorded before; the run does not pay for it again, but the task's budget does, as
+  policies are compared under it. Raises BudgetSpent or CapReached if `usd` does not fit.
   """
   cost = Cost()
   with contextlib.ExitStack() as stack:
@@ -179,4 +165,6 @@ unlimited = functools.partial(hold, None, None)  # pays for calls that no budget
 
 
 def _exact(usd: float) -> Fraction:
+  if usd < 0:
+    raise ValueError(f"dollars must be >= 0, got {usd}")
   return Fraction(str(float(usd)))

@@ -1,14 +1,14 @@
 """A live episode: what a policy sees of it, and what it answers."""
 
-import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Step, Task
+from baar_jax.episode import Call, Reply, Step, Task
 from baar_jax.llms import agent
-from baar_jax.rollout.budget import CallBudget, Cost, DollarBudget, hold
+from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Live:
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
   allowed: Sequence[int] = ()
-  proposal: agent.Reply | None = None
+  proposal: Reply | None = None
   judged: JudgeReply | None = None
   stop: str = ""
   score: float = 0.0
@@ -80,11 +80,11 @@ class Live:
 
   @property
   def call_budget(self) -> int | None:
-    return None if self.calls is None else self.calls.limit
+    return self.calls and self.calls.limit
 
   @property
   def usd_budget(self) -> float | None:
-    return None if self.dollars is None else self.dollars.limit_usd
+    return self.dollars and self.dollars.limit_usd
 
   @property
   def proposed(self) -> str | None:
@@ -93,9 +93,10 @@ class Live:
       return None
     return agent.parse_action(self.proposal.text, self.env.code_actions) or ""
 
-  def hold(self, usd: float, replayed: bool = False) -> contextlib.AbstractContextManager[Cost]:
+  @property
+  def hold(self) -> agent.Hold:
     """`budget.hold` on the budgets of this episode and of the run."""
-    return hold(self.dollars, self.cap, usd, replayed)
+    return functools.partial(hold, self.dollars, self.cap)
 
 
 class Policy(Protocol):

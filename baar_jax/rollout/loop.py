@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import SMALL, Episode, Step
+from baar_jax.episode import SMALL, Episode, Reply, Step
 from baar_jax.llms import agent
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, CapReached, DollarBudget
 from baar_jax.rollout.live import Decision, Job, Live, Policy
@@ -34,8 +34,7 @@ def run_episodes(
     jobs: may repeat tasks; an environment is given the task that it holds where possible.
     policy: decides for all episodes that are ready at once.
     call_budget: cap on large calls of each episode; None is no cap.
-    usd_budget: cap on dollars of each episode; one that cannot go on within it has a stop of
-      "budget".
+    usd_budget: cap on dollars of each episode; one that cannot go on within it stops as "budget".
     cap: on dollars of all episodes, these and others; None is no cap.
 
   Yields:
@@ -57,23 +56,18 @@ def run_episodes(
     raise stopped
 
 
-@dataclasses.dataclass(frozen=True)
-class _Event:
-  """A worker has finished its part of a live episode, or something was raised."""
-
-  live: Live
-  error: Exception | None = None
-
-
 class _Loop:
-  """One call of `run_episodes`: the jobs that wait, and the events of the live episodes."""
+  """One call of `run_episodes`: the jobs that wait, and the events of the live episodes.
+
+  An event is (live, error): a worker has finished its part of an episode, or raised the error.
+  """
 
   def __init__(self, jobs, policy, pair, envs, limits):
     self.policy, self.pair, self.envs, self.limits = policy, pair, envs, limits
     self.waiting: dict[str, deque[Job]] = {}  # by task
     for job in jobs:
       self.waiting.setdefault(job.task.id, deque()).append(job)
-    self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+    self.events: queue.SimpleQueue[tuple[Live, Exception | None]] = queue.SimpleQueue()
     self.workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def run(self) -> Iterator[Episode]:
@@ -83,29 +77,26 @@ class _Loop:
     for env in self.envs[:live_count]:
       self.begin(self.next_job(None), env)
     while live_count:
-      ready = []
-      for event in self.take_events():
-        live = event.live
-        if event.error is None and not live.stop:
+      events, ready = [self.events.get()], []
+      while not self.events.empty():
+        events.append(self.events.get())
+      for live, error in events:
+        if error is None and not live.stop:
           ready.append(live)
           continue
         self.policy.finish(live)
-        if isinstance(event.error, EnvDied) and live.restarts < RESTARTS:
+        if isinstance(error, EnvDied) and live.restarts < RESTARTS:
           self.begin(live.job, live.env, live.restarts + 1)
           continue
-        if isinstance(event.error, CapReached):
-          stopped = event.error
+        if isinstance(error, CapReached):
+          stopped = error
         else:
-          yield _episode(live, self.policy.name, event.error)
+          yield _episode(live, self.policy.name, error)
         if self.waiting and not stopped:
           self.begin(self.next_job(live.task.id), live.env)
         else:
           live_count -= 1
-      for live, decision in zip(ready, _decide(self.policy, ready)):
-        if decision is None:
-          self.submit(live, _stop, "budget")
-        else:
-          self.submit(live, _act, decision, self.policy)
+      self.dispatch(ready)
     return stopped
 
   def begin(self, job: Job, env: Env, restarts: int = 0) -> None:
@@ -115,24 +106,28 @@ class _Loop:
     dollars = None if usd_budget is None else DollarBudget(usd_budget)
     self.submit(Live(job, env, calls, dollars, cap, restarts), _reset, self.pair, self.policy)
 
+  def dispatch(self, ready: Sequence[Live]) -> None:
+    """Asks the policy where the budgets leave a choice, and has the chosen models act."""
+    free = [live for live in ready if len(live.allowed) > 1]
+    chosen = dict(zip(map(id, free), self.policy.choose(free))) if free else {}
+    for live in ready:
+      if live.allowed:
+        decision = chosen.get(id(live), Decision(live.allowed[0]))
+        self.submit(live, _act, _cheaper(decision, live.allowed), self.policy)
+      else:
+        self.submit(live, _stop, "budget")
+
   def submit(self, live: Live, work: Callable[..., None], *args) -> None:
     """Has a worker do the next part of an episode."""
 
     def run():
       try:
         work(live, *args)
-        self.events.put(_Event(live))
+        self.events.put((live, None))
       except Exception as error:
-        self.events.put(_Event(live, error))
+        self.events.put((live, error))
 
     self.workers.submit(run)
-
-  def take_events(self) -> list[_Event]:
-    """Waits for one event and takes all others that have come."""
-    events = [self.events.get()]
-    while not self.events.empty():
-      events.append(self.events.get())
-    return events
 
   def next_job(self, held: str | None) -> Job:
     """The next job of the task that an environment holds, else of the first task that waits."""
@@ -144,29 +139,12 @@ class _Loop:
     return job
 
 
-def _decide(policy: Policy, ready: Sequence[Live]) -> list[Decision | None]:
-  """Asks the policy where the budgets leave a choice, and holds it to what they allow.
-
-  None is where no model is left. A model that is pruned gives way to the dearest below it.
-  """
-  free = [live for live in ready if len(live.allowed) > 1]
-  chosen = dict(zip(map(id, free), policy.choose(free))) if free else {}
-  decisions = []
-  for live in ready:
-    if not live.allowed:
-      decisions.append(None)
-      continue
-    decision = chosen.get(id(live), Decision(live.allowed[0]))
-    if decision.model not in live.allowed:
-      below = [model for model in live.allowed if model < decision.model]
-      decision = _forced(decision, below[-1] if below else live.allowed[0])
-    decisions.append(decision)
-  return decisions
-
-
-def _forced(decision: Decision, model: int) -> Decision:
-  """The decision for another model, which a budget made."""
-  return dataclasses.replace(decision, model=model, logp=None)
+def _cheaper(decision: Decision, allowed: Sequence[int]) -> Decision:
+  """The decision, for the dearest model below where a budget forbids its own."""
+  if decision.model in allowed:
+    return decision
+  below = [model for model in allowed if model < decision.model]
+  return dataclasses.replace(decision, model=below[-1] if below else allowed[0], logp=None)
 
 
 def _reset(live: Live, pair: agent.Pair, policy: Policy) -> None:
@@ -215,10 +193,27 @@ def _act(live: Live, decision: Decision, policy: Policy) -> None:
       below = [model for model in _allowed(live) if model < decision.model]
       if not below:
         return _stop(live, "budget")
-      decision = _forced(decision, below[-1])
+      decision = _cheaper(decision, below)
   action = agent.parse_action(reply.text, live.env.code_actions)
   observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
-  live.steps.append(_step(live, decision, reply, action or ""))
+  calls, router_latency_s = reply.calls("act"), decision.latency_s
+  if live.proposal and reply is not live.proposal:
+    calls += live.proposal.calls("proposal")
+  if live.judged:
+    calls += live.judged.calls
+    router_latency_s += live.judged.latency_s
+  live.steps.append(
+    Step(
+      observation=live.observation,
+      model=decision.model,
+      action=action or "",
+      calls=calls,
+      logp=decision.logp,
+      router_cost_usd=decision.cost_usd,
+      router_latency_s=router_latency_s,
+      proposal=live.proposed,
+    )
+  )
   agent.extend(live.messages, reply.text, observation)
   live.observation = observation
   if done or len(live.steps) >= live.task.max_steps:
@@ -226,7 +221,7 @@ def _act(live: Live, decision: Decision, policy: Policy) -> None:
   return _prepare(live, policy)
 
 
-def _reply(live: Live, model: int) -> agent.Reply:
+def _reply(live: Live, model: int) -> Reply:
   """The model's answer; of SMALL the proposal, if there is one. Raises BudgetSpent."""
   if model == SMALL and live.proposal:
     return live.proposal
@@ -238,26 +233,6 @@ def _reply(live: Live, model: int) -> agent.Reply:
     if live.calls is not None:
       live.calls.settle(model, made=False)
     raise
-
-
-def _step(live: Live, decision: Decision, reply: agent.Reply, action: str) -> Step:
-  calls = reply.calls("act")
-  if live.proposal and reply is not live.proposal:
-    calls += live.proposal.calls("proposal")
-  router_latency_s = decision.latency_s
-  if live.judged:
-    calls += live.judged.calls
-    router_latency_s += live.judged.latency_s
-  return Step(
-    observation=live.observation,
-    model=decision.model,
-    action=action,
-    calls=calls,
-    logp=decision.logp,
-    router_cost_usd=decision.cost_usd,
-    router_latency_s=router_latency_s,
-    proposal=live.proposed,
-  )
 
 
 def _stop(live: Live, stop: str) -> None:

@@ -18,10 +18,10 @@ class RulePolicy:
     return [Decision(self._rule(live)) for live in ready]
 
   def prepare(self, live: Live) -> None:
-    del live
+    pass
 
   def finish(self, live: Live) -> None:
-    del live
+    pass
 
 
 def always(model: int, name: str) -> RulePolicy:

@@ -23,8 +23,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from baar_jax.config import MARKUP_TOKENS, Config, RouterConfig
 from baar_jax.envs.base import Env
 from baar_jax.envs.sandbox import Rules, Sandbox
-from baar_jax.episode import Call, Episode, Step, Task, Usage
-from baar_jax.llms.agent import Reply
+from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
 from baar_jax.rollout.live import Job, Live
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import random_large

@@ -4,6 +4,7 @@ import collections
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from baar_jax.mesh import exchange
 from baar_jax.rollout.live import Job
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import text_pieces
@@ -26,7 +27,7 @@ def main(run: Run) -> None:
       adopt_tokenizer(Path(run.config.router.weights), run.tokenizer)
     else:
       train_tokenizer(_texts(run, profiles), run.config.router.vocab_size, run.tokenizer)
-  run.wait()
+  exchange(None)  # waits until every process is here
   mix = collections.Counter(profile.difficulty for profile in profiles.values())
   inverted = sum(profile.cost_small > profile.cost_large for profile in profiles.values())
   run.store.finish("profile")
