@@ -170,9 +170,8 @@ class Run:
     if missing:
       envs = self.envs()
       episodes = run_episodes(missing, policy, self.pair, envs, call_budget, usd_budget, self.cap)
-      bar = self.progress(
-        total=len(share), initial=len(share) - len(missing), desc=label, unit="ep"
-      )
+      done = len(share) - len(missing)
+      bar = self.progress(total=len(share), initial=done, desc=label, unit="ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
         self._store_all(episodes, policy.name, bar)
       c = self.config.env

@@ -2,7 +2,6 @@
 
 import pytest
 
-from baar_jax.episode import Task
 from baar_jax.llms import agent
 
 
@@ -24,17 +23,6 @@ from baar_jax.llms import agent
 )
 def test_parse_action(reply, action):
   assert agent.parse_action(reply) == action
-
-
-def test_conversation():
-  messages = agent.opening("Be brief.", Task("t", "train", "Find it.", 9), "A hall.")
-  agent.extend(messages, "Action: go", "A room.")
-  assert messages == [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Task: Find it.\n\nA hall."},
-    {"role": "assistant", "content": "Action: go"},
-    {"role": "user", "content": "A room."},
-  ]
 
 
 @pytest.mark.parametrize(

@@ -32,22 +32,21 @@ def configured(runs):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  with tiny.compiled_once():
-    run = Run(configured(tmp_path_factory.mktemp("runs")))
-    with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
-      rivals.main(run)
-    with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
-      evaluate.main(run)
-    assert run.store.count() == 0  # what is missing is reported before anything is run
-    for stage in (profile, references, sft):
-      stage.main(run)
-    with pytest.raises(ValueError, match="has 0 of 2 updates: run --stage=bopo first"):
-      export.main(run)
-    assert not (run.dir / "export" / "bopo-lam0.1").exists()
-    for stage in (bopo, rivals, evaluate):
-      stage.main(run)
-    yield run
-    run.close()
+  run = Run(configured(tmp_path_factory.mktemp("runs")))
+  with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
+    rivals.main(run)
+  with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
+    evaluate.main(run)
+  assert run.store.count() == 0  # what is missing is reported before anything is run
+  for stage in (profile, references, sft):
+    stage.main(run)
+  with pytest.raises(ValueError, match="has 0 of 2 updates: run --stage=bopo first"):
+    export.main(run)
+  assert not (run.dir / "export" / "bopo-lam0.1").exists()
+  for stage in (bopo, rivals, evaluate):
+    stage.main(run)
+  yield run
+  run.close()
 
 
 def test_every_entry_has_every_test_task_within_its_budget(run):

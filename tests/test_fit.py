@@ -27,7 +27,7 @@ def small_config(runs):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
   """A run that has trained without a stop, with a checkpoint after every second update."""
-  with tiny.compiled_once(), pytest.MonkeyPatch.context() as patch:
+  with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fit, "SAVE_EVERY", 2)
     patch.setattr(fit, "SAVE_EVERY_ROLLOUTS", 2)
     run = Run(small_config(tmp_path_factory.mktemp("unbroken")))

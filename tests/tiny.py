@@ -1,6 +1,5 @@
 """What several tests share: hand-made episodes, and the smallest run of the sandbox."""
 
-import contextlib
 import operator
 
 from baar_jax.config import (
@@ -79,6 +78,3 @@ def flags(runs) -> list[str]:
   values = {name: operator.attrgetter(name)(c) for name in FLAGS.split()}
   values |= {"pretrain.batch_episodes": 16, "evaluate.thresholds": ()}
   return [f"--config.{name}={value}" for name, value in values.items()]
-
-
-compiled_once = contextlib.nullcontext  # conftest.py shares what was compiled
