@@ -32,17 +32,10 @@ def resample(e: Evaluation, value_N) -> np.ndarray:
   return np.asarray(value_N)[e.picks_BxN].mean(axis=1)
 
 
-def gap_share(e: Evaluation, column: str, policy: str) -> np.ndarray:
-  """share_B: how far on the way from always-SMALL's mean to always-LARGE's; NaN if no rise."""
-  per_task = e.per_task(column)
-  low_B, high_B, value_B = (
-    resample(e, per_task.loc[name]) for name in (SMALL_FAMILY, LARGE_FAMILY, policy)
-  )
-  return (value_B - low_B) / np.where(high_B > low_B, high_B - low_B, np.nan)
-
-
 def area(e: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """area_B of some policies; NaN where always-LARGE is not both dearer and better."""
+  """area_B of some policies; NaN without any, or where LARGE is not both dearer and better."""
+  if not len(policies):
+    return NO_VALUE
   names, areas = [*policies, SMALL_FAMILY, LARGE_FAMILY], []
   cost_QxB, score_QxB = (
     e.per_task(column).loc[names].to_numpy()[:, e.picks_BxN].mean(axis=2)
@@ -60,7 +53,7 @@ def policies(e: Evaluation) -> pd.DataFrame:
 
   Columns: those of the entries; episodes; means per task of cost_usd, router_cost_usd, steps,
   large_calls and METRICS, some with intervals; cost_gap_share and success_gap_share; use_share (of
-  K, or of B_max); overruns (episodes over their cap).
+  the cap); overruns (episodes over their cap).
   """
   table = e.entries.copy()
   table["episodes"] = e.episodes.policy.value_counts()
@@ -72,8 +65,8 @@ def policies(e: Evaluation) -> pd.DataFrame:
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
     low, high = table[column][[SMALL_FAMILY, LARGE_FAMILY]]
     table[f"{name}_gap_share"] = (table[column] - low) / (high - low if high > low else np.nan)
-  cap = table.call_budget.fillna(table.usd_budget)
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
+  cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
   # Floats may add up to slightly more than the exact sum of a budget in dollars.
   caps = table.assign(usd_budget=table.usd_budget + 1e-12).loc[e.episodes.policy].reset_index()
@@ -94,7 +87,10 @@ def headline(e: Evaluation, table: pd.DataFrame) -> dict | None:
   policy = height[::-1].idxmax()
   result = {"policy": policy, "parameters": table.parameters[policy], "points": len(height)}
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    result |= interval(f"{name}_gap_share", gap_share(e, column, policy))
+    per_task = e.per_task(column).loc[[SMALL_FAMILY, LARGE_FAMILY, policy]].to_numpy()
+    low_B, high_B, value_B = (resample(e, value_N) for value_N in per_task)
+    gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
+    result |= interval(f"{name}_gap_share", (value_B - low_B) / gap_B)
   return result
 
 
@@ -103,8 +99,7 @@ def _against(e: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels)
   bopo_gain, these with intervals."""
   rows = []
   for metric in METRICS:
-    area_B = area(e, names, metric) if len(names) else NO_VALUE
-    bopo_B = area(e, bopo, metric) if len(bopo) else NO_VALUE
+    area_B, bopo_B = area(e, names, metric), area(e, bopo, metric)
     row = labels | {"metric": metric, "policies": list(names), "compared_with": list(bopo)}
     row |= interval("area", area_B) | interval("bopo_area", bopo_B)
     rows.append(row | interval("bopo_gain", bopo_B - area_B))
@@ -139,20 +134,20 @@ def ablations(e: Evaluation) -> pd.DataFrame:
   rows where no ablation was evaluated.
   """
   lines, bopo, rows = e.soft("sft", *ABLATIONS), e.soft("bopo"), []
-  weights = lines.lam.dropna()
-  for (family, lam), group in lines.groupby(["family", "lam"], sort=False, dropna=False):
-    if len(weights):
-      lam = weights.iloc[0] if np.isnan(lam) else lam
-      at_setting = {_setting(p): name for name, p in bopo.parameters[bopo.lam == lam].items()}
-      pairs = {name: at_setting.get(_setting(p)) for name, p in group.parameters.items()}
-      pairs = {name: match for name, match in pairs.items() if match}
-      rows += _against(e, list(pairs), list(pairs.values()), family=family, lam=lam)
+  if lines.lam.isna().all():
+    return pd.DataFrame()
+  lines = lines.fillna({"lam": lines.lam.dropna().iloc[0]})
+  points = dict(zip(map(_setting, bopo.lam, bopo.parameters), bopo.index))
+  for (family, lam), group in lines.groupby(["family", "lam"], sort=False):
+    pairs = {name: points.get(_setting(lam, p)) for name, p in group.parameters.items()}
+    pairs = {name: match for name, match in pairs.items() if match}
+    rows += _against(e, list(pairs), list(pairs.values()), family=family, lam=lam)
   return pd.DataFrame(rows)
 
 
-def _setting(parameters: dict) -> tuple:
-  """What tells the points of one router apart: the share of LARGE calls, else the threshold."""
-  return parameters.get("share"), "share" in parameters or parameters.get("threshold")
+def _setting(lam: float, parameters: dict) -> tuple:
+  """The weight of cost, and the share of LARGE calls or else the threshold."""
+  return lam, parameters.get("share"), "share" in parameters or parameters.get("threshold")
 
 
 def halves(tasks: int) -> np.ndarray:
@@ -161,11 +156,8 @@ def halves(tasks: int) -> np.ndarray:
 
 
 def pick_by_halves(value_CxN: np.ndarray) -> np.ndarray:
-  """pick_N: for the tasks of each half the candidate that does best on the other half.
-
-  So no task has a say in what is measured on it (two-fold cross-validation). Of equal candidates
-  the first is taken.
-  """
+  """pick_N: for each half of the tasks the candidate that does best on the other (the first if
+  equal), so that no task has a say in what is measured on it (two-fold cross-validation)."""
   half_N = halves(value_CxN.shape[1])
   sum_CxH = np.stack([value_CxN[:, half_N == half].sum(axis=1) for half in (0, 1)], axis=1)
   best_H = sum_CxH.round(9).argmax(axis=0)  # equal sums of floats may differ in the last bits
@@ -187,7 +179,7 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   per_task = {column: e.per_task(column) for column in (*METRICS, "large_calls")}
   for K in sorted(lines.call_budget.dropna().unique()):
     candidates = lines[(lines.call_budget == K) | (lines.index == SMALL_FAMILY)]
-    sr_B, budget_rows = {}, []
+    sr_B, budget_rows = {"bopo": NO_VALUE}, []
     for family, group in candidates.groupby("family", sort=False):
       values = {column: frame.loc[group.index].to_numpy() for column, frame in per_task.items()}
       pick_N = pick_by_halves(values[e.sr])
@@ -198,11 +190,11 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
         row |= interval(metric, resample(e, picked[metric]))
       row["use_share"] = picked["large_calls"].mean() / K if K else np.nan
       budget_rows.append(row | {"overruns": int(table.overruns[group.index].sum())})
-    competing = [family for family in sr_B if family not in PRIVILEGED]
+    competing = [row["family"] for row in budget_rows if row["family"] not in PRIVILEGED]
     best, *others = sorted(competing, key=lambda family: -sr_B[family][0])
     for row in budget_rows:
-      family, bopo_B = row["family"], sr_B.get("bopo", NO_VALUE)
-      row |= interval("gain", NO_VALUE if family == "bopo" else bopo_B - sr_B[family])
+      family = row["family"]
+      row |= interval("gain", NO_VALUE if family == "bopo" else sr_B["bopo"] - sr_B[family])
       leads = family == best and others
       row |= interval("lead", sr_B[best] - sr_B[others[0]] if leads else NO_VALUE)
       rows.append(row | {"best": family == best, "clear": bool(row["lead_low"] > 0)})

@@ -4,15 +4,14 @@ import numpy as np
 
 
 def pareto(cost_P, score_P) -> np.ndarray:
-  """Indices of the non-dominated points by ascending cost; ties by index.
+  """Indices of the non-dominated points by ascending cost; ties by index. Equal points all stay.
 
-  A point is dominated by one that is no dearer and no worse, and better in one of the two. Equal
-  points do not dominate each other: all of them stay. Raises ValueError where the shapes differ or
-  are not one-dimensional, or a value is not finite.
+  A point is dominated by one that is no dearer and no worse, and better in one of the two.
+  Raises ValueError where the shapes are not equal and one-dimensional, or a value is not finite.
   """
   cost_P, score_P = _points(cost_P, score_P)
   kept: list[int] = []
-  for p in np.lexsort((np.arange(cost_P.size), -score_P, cost_P)):
+  for p in np.lexsort((-score_P, cost_P)):
     equal = kept and cost_P[p] == cost_P[kept[-1]] and score_P[p] == score_P[kept[-1]]
     if not kept or equal or score_P[p] > score_P[kept[-1]]:
       kept.append(p)
@@ -22,21 +21,19 @@ def pareto(cost_P, score_P) -> np.ndarray:
 def area(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]) -> float:
   """Share of the boundaries' rectangle under the policies' upper concave hull (our metric).
 
-  The hull of always-SMALL's, always-LARGE's and the policies' points is what mixing policies over
-  tasks can reach. Its area above always-SMALL's score, between the boundaries' costs, is divided
-  by (c_large - c_small) * (s_large - s_small). The straight line between the boundaries has 0.5;
-  policies that beat always-LARGE can pass 1. Costs outside the interval are clipped into it.
+  The hull of the boundaries and the policies is what mixing policies over tasks can reach. The
+  straight line between the boundaries has 0.5; policies that beat always-LARGE can pass 1. Costs
+  outside the rectangle are clipped into it.
 
   Args:
     cost_P, score_P: the policies' mean costs and scores; may be empty.
     small, large: (cost, score) of always-SMALL and always-LARGE, in the same units.
 
   Raises:
-    ValueError: shapes differ, a value is not finite, or LARGE is not both dearer and better.
+    ValueError: as in `pareto`, or where LARGE is not both dearer and better.
   """
   cost_P, score_P = _points(cost_P, score_P)
-  if not np.all(np.isfinite([*small, *large])):
-    raise ValueError(f"boundaries must be finite, got small {small} and large {large}")
+  _points([small[0], large[0]], [small[1], large[1]])
   width, height = large[0] - small[0], large[1] - small[1]
   if width <= 0.0 or height <= 0.0:
     raise ValueError(
@@ -50,11 +47,9 @@ def area(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]
 
 def upper_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
   """Vertices of the upper concave hull, left to right (Andrew's monotone chain)."""
-  highest: dict[float, float] = {}
-  for x, y in points:
-    highest[x] = max(y, highest.get(x, y))
+  highest = dict(sorted(points))  # of equal x the last has the largest y
   hull: list[tuple[float, float]] = []
-  for x, y in sorted(highest.items()):
+  for x, y in highest.items():
     while len(hull) >= 2:
       (left_x, left_y), (middle_x, middle_y) = hull[-2:]
       if (middle_y - left_y) * (x - left_x) > (y - left_y) * (middle_x - left_x):
@@ -67,9 +62,7 @@ def upper_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def _points(cost_P, score_P) -> tuple[np.ndarray, np.ndarray]:
   cost_P, score_P = np.asarray(cost_P, np.float64), np.asarray(score_P, np.float64)
   if cost_P.ndim != 1 or cost_P.shape != score_P.shape:
-    raise ValueError(
-      f"costs and scores must be two lists of one length, got {cost_P.shape} and {score_P.shape}"
-    )
-  if not (np.all(np.isfinite(cost_P)) and np.all(np.isfinite(score_P))):
+    raise ValueError(f"costs and scores must be equally long, got {cost_P.shape}, {score_P.shape}")
+  if not np.all(np.isfinite([cost_P, score_P])):
     raise ValueError("costs and scores must be finite")
   return cost_P, score_P

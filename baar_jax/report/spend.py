@@ -18,10 +18,13 @@ DIFFICULTIES = ["easy", "hard", "intractable"]
 # the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and the network do not count.
 SMALL_RATE, LARGE_RATE, ROUTER_RATE = 90.0, 80.0, 180.0
 CURVES = ["loss", "accuracy", "reward", "success", "kl", "entropy", "large_share", "clipped"]
-PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
-SHARES = {"bopo": "BoPO's share of dollars", "vanilla": "Vanilla RL's share of dollars"}
-SHARES |= {"task mix": "Share of the tasks"}  # titles of paper.json
 CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
+PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
+SHARES = {  # family: title in paper.json
+  "bopo": "BoPO's share of dollars",
+  "vanilla": "Vanilla RL's share of dollars",
+  "task mix": "Share of the tasks",
+}
 
 
 def difficulties(e: Evaluation, easy_rate: float) -> pd.Series:
@@ -33,12 +36,14 @@ def difficulties(e: Evaluation, easy_rate: float) -> pd.Series:
 
 def representatives(e: Evaluation, table: pd.DataFrame, best: Mapping | None) -> pd.Series:
   """A policy per family without a budget: the one nearest in cost to the headline's."""
-  chosen = {}
-  for family, group in e.soft().groupby("family", sort=False):
-    cost_usd = table.cost_usd[group.index]
-    target_usd = table.cost_usd[best["policy"]] if best else cost_usd.iloc[0]
-    chosen[family] = (cost_usd - target_usd).abs().idxmin()
-  return pd.Series(chosen).drop(ABLATIONS.keys(), errors="ignore").rename_axis("family")
+  lines = e.soft()
+  cost_usd = table.cost_usd[lines.index]
+  target_usd = (
+    table.cost_usd[best["policy"]] if best else cost_usd.groupby(lines.family).transform("first")
+  )
+  distance = (cost_usd - target_usd).abs()
+  chosen = distance.groupby(lines.family, sort=False).idxmin()
+  return chosen.drop(ABLATIONS.keys(), errors="ignore")
 
 
 def by_difficulty(e: Evaluation, chosen: pd.Series, difficulty: pd.Series) -> pd.DataFrame:
@@ -50,8 +55,8 @@ def by_difficulty(e: Evaluation, chosen: pd.Series, difficulty: pd.Series) -> pd
   for column in ("cost_usd", "large_calls"):
     value = e.per_task(column).loc[chosen].set_axis(chosen.index)
     value = pd.concat([pd.DataFrame(1.0, ["task mix"], e.tasks), value])
-    parts = value.T.groupby(difficulty).sum().T.reindex(columns=DIFFICULTIES, fill_value=0.0)
-    shares = parts.div(parts.sum(axis=1).replace(0.0, np.nan), axis=0)
+    sums = value.T.groupby(difficulty).sum().T.reindex(columns=DIFFICULTIES, fill_value=0.0)
+    shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
     tables.append(shares.rename_axis("family").reset_index().assign(column=column))
   return pd.concat(tables, ignore_index=True)
 
@@ -91,26 +96,23 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
     table: `Store.table` of all episodes. Those that equal another policy's do not count, as nothing
       was run for them.
     spent: on API models, the recorded calls, which also know of calls whose episode was lost and
-      count a replayed reply once: `replies_usd` of SMALL, its proposals among them, of LARGE, and
-      of the judge where there is one. None is for scripted models, whose calls are the episodes'.
+      count a replayed reply once. None is for scripted models, whose calls are the episodes'.
     models: how many there are to route between; among the recorded calls the judge follows them.
 
   Returns:
     PARTS, total_usd, presumed_usd (what may have been billed beyond it, at most) and replayed_usd
     (what replayed acts and proposals would have cost again; a judge's replies are not in it).
   """
-  columns = [*PARTS, "presumed_usd", "proposed_usd", "replayed_usd"]
-  usd = table.loc[~table.reused, columns].sum()
-  ledger = {part: float(usd[part]) for part in PARTS}
-  presumed_usd = float(usd.presumed_usd)
+  usd = table[~table.reused].sum(numeric_only=True)
+  ledger, presumed_usd = usd[list(PARTS)].to_dict(), usd.presumed_usd
   if spent is not None:
-    ledger["proposals_usd"] = float(usd.proposed_usd)
+    ledger["proposals_usd"] = usd.proposed_usd
     ledger["judge_usd"] = sum(spent.replies_usd[models:])
-    ledger["small_usd"] = spent.replies_usd[SMALL] - ledger["proposals_usd"]
+    ledger["small_usd"] = spent.replies_usd[SMALL] - usd.proposed_usd
     ledger["large_usd"] = sum(spent.replies_usd[1:models])
     ledger["retries_usd"], presumed_usd = spent.retries_usd, spent.presumed_usd
   totals = {"total_usd": sum(ledger.values()), "presumed_usd": presumed_usd}
-  return ledger | totals | {"replayed_usd": float(usd.replayed_usd)}
+  return ledger | totals | {"replayed_usd": usd.replayed_usd}
 
 
 def training(metrics: Sequence[Mapping], families: Collection[str]) -> pd.DataFrame:
@@ -135,11 +137,11 @@ def beside_paper(results: Mapping) -> pd.DataFrame:
   Columns: figure, what, paper and ours (texts; None where this run has no such figure).
   """
   published = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
-  run, table, ours = results["run"], results["policies"], {}
+  run, table = results["run"], results["policies"]
   rows = published.get(run["environment"], [])
   rows += published["three benchmarks together"] if rows else []
-  for family in (SMALL_FAMILY, LARGE_FAMILY):
-    ours["Boundaries, SR", family] = f"{table[run['sr']][family]:.1f}"
+  families = (SMALL_FAMILY, LARGE_FAMILY)
+  ours = {("Boundaries, SR", family): f"{table[run['sr']][family]:.1f}" for family in families}
   for row in results["hard_budget"].to_dict("records"):
     text = f"{row[run['sr']]:.1f} ({100 * row['use_share']:.0f} %)"
     ours[f"SR (Use%) at K = {row['K']}", row["family"]] = text

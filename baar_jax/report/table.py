@@ -68,12 +68,11 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   lines = lines.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
   lines["lam"] = [parameters.get("lam", np.nan) for parameters in lines.parameters]
   missing = sorted({SMALL_FAMILY, LARGE_FAMILY} - set(lines.index))
-  if missing:
-    raise ValueError(f"no entry for {', '.join(missing)}: run --stage=evaluate first")
   tasks = [task.id for task in store.tasks("test")][: config.evaluate.tasks or None]
+  if missing or not tasks:
+    what = f"no entry for {', '.join(missing)}" if missing else "there are no test tasks"
+    raise ValueError(f"{what}: run --stage=evaluate first")
   keys = pd.MultiIndex.from_product([tasks, range(config.evaluate.seeds)])
-  if keys.empty:
-    raise ValueError("there are no test tasks: run --stage=evaluate first")
   episodes = store.table(list(lines.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
   counts = episodes.policy.value_counts().reindex(lines.index, fill_value=0)
@@ -86,12 +85,7 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   episodes[list(METRICS)] = 100.0 * episodes[["score", "success"]].to_numpy(float)
   episodes["router_cost_usd"] = episodes.router_usd + episodes.judge_usd
   tasks = [task for task in tasks if task in set(episodes.task_id)]
-  return Evaluation(
-    entries=lines,
-    episodes=episodes,
-    tasks=tasks,
-    left_out=[f"{task} seed {seed}" for task, seed in keys[~shared]],
-    picks_BxN=draw(len(tasks), config.evaluate.bootstrap),
-    sr=METRICS[config.env.kind != "scienceworld"],
-    compared_lam=compared_lam(config),
-  )
+  left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
+  sr = METRICS[config.env.kind != "scienceworld"]
+  picks_BxN = draw(len(tasks), config.evaluate.bootstrap)
+  return Evaluation(lines, episodes, tasks, left_out, picks_BxN, sr, compared_lam(config))
