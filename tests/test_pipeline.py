@@ -85,7 +85,7 @@ def test_a_run_ends_with_its_report(whole):
   runs, out, err = whole
   page = runs / "tiny" / "report" / "index.html"
   assert out.splitlines()[-1] == f"report: {page}"
-  assert "image/svg" in page.read_text() and "cripted" in page.read_text()
+  assert "image/png" in page.read_text() and "cripted" in page.read_text()
   assert "Traceback" not in err
   names = [policy["policy"] for policy in results(runs)["policies"]]
   assert "bopo(lam=0.1,update=2,threshold=0.5)" in names and "first-large(K=1)" in names

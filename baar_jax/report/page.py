@@ -5,12 +5,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 
 import jinja2
 import pandas as pd
-from matplotlib.figure import Figure
 
 from baar_jax.config import Config
 from baar_jax.llms.calls import Spent
@@ -33,7 +31,10 @@ def summarize(
   exact: Mapping | None = None,
   spent: Spent | None = None,
 ) -> dict:
-  """The figures of the evaluation.
+  """The figures of the evaluation, tables and values, by name.
+
+  *_percent is in percent, *_share in [0, 1]; *_low and *_high are ends of 95 % intervals; NaN or
+  None is what cannot be computed.
 
   Args:
     store: holds the tasks, the profile's episodes and the entries'.
@@ -41,10 +42,6 @@ def summarize(
     metrics: lines of metrics.jsonl.
     exact: of `optimum.exact_frontier`.
     spent: on API models, by the recorded calls.
-
-  Returns:
-    Tables and values by name: *_percent in percent, *_share in [0, 1], *_low and *_high are ends of
-    95 % intervals; NaN or None is what cannot be computed.
 
   Raises:
     ValueError: the profile, an entry, or too many of its episodes are missing.
@@ -106,32 +103,29 @@ def showcase(
 ) -> list[dict]:
   """A few episodes of the headline's policy, else of BoPO's first; none without BoPO.
 
-  They are the first tasks in the evaluation's order, at their first seed: two hard ones on which it
-  succeeds and always-SMALL fails, a hard one on which it fails, an easy and an intractable one.
-
-  Returns:
-    Rows of why, description, small_score (always-SMALL's) and episode.
+  They are of the first tasks that fit the rules, at their first seed. Rows of why, description,
+  small_score (always-SMALL's) and episode.
   """
   if e.soft("bopo").empty:
     return []
   policy = best["policy"] if best else e.soft("bopo").index[0]
-  first = e.episodes.sort_values("seed").groupby(["policy", "task_id"]).first()
-  own, small = (first.loc[name].loc[e.tasks] for name in (policy, SMALL_FAMILY))
-  hard, solved = difficulty == "hard", own.score >= 1
-  rules = (
-    ("hard, solved where always SMALL fails", hard & solved & (small.score < 1), 2),
-    ("hard, not solved", hard & ~solved, 1),
-    ("easy", difficulty == "easy", 1),
-    ("intractable", difficulty == "intractable", 1),
-  )
+  first = e.episodes.sort_values("seed").groupby(["policy", "task_id"])[["score", "seed"]].first()
+  routed, small = (first.loc[name].loc[e.tasks] for name in (policy, SMALL_FAMILY))
+  hard, solved = difficulty == "hard", routed.score >= 1
+  rules = {
+    "hard, solved where always SMALL fails": (hard & solved & (small.score < 1), 2),
+    "hard, not solved": (hard & ~solved, 1),
+    "easy": (difficulty == "easy", 1),
+    "intractable": (difficulty == "intractable", 1),
+  }
   texts = {task.id: task.description for task in store.tasks("test")}
   stored = {(x.task_id, x.seed): x for x in store.episodes(policy)}
-  return [
-    {"why": why, "description": texts[task], "small_score": small.score[task]}
-    | {"episode": stored[task, own.seed[task]]}
-    for why, fits, count in rules
-    for task in own.index[fits][:count]
-  ]
+  rows = []
+  for why, (fits, count) in rules.items():
+    for task, seed in routed.seed[fits][:count].items():
+      row = {"why": why, "description": texts[task], "small_score": small.score[task]}
+      rows.append(row | {"episode": stored[task, seed]})
+  return rows
 
 
 def write(results: Mapping, directory: Path) -> Path:
@@ -145,30 +139,24 @@ def write(results: Mapping, directory: Path) -> Path:
     for ending, export in (("md", tables.to_markdown), ("tex", tables.to_latex)):
       text = export(frame.loc[:, narrow], bold.loc[:, narrow])
       (directory / f"hard_budget.{ending}").write_text(text, encoding="utf-8")
-  figures = plots.draw_all(results)
-  for name, figure in figures.items():
-    figure.savefig(directory / f"{name}.png", dpi=144, facecolor="white")
+  images = {}
+  for name, figure in plots.draw_all(results).items():
+    file = directory / f"{name}.png"
+    figure.savefig(file, dpi=144)
+    images[name] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
   path = directory / "index.html"
-  path.write_text(render(results, figures), encoding="utf-8")
+  path.write_text(render(results, images), encoding="utf-8")
   return path
 
 
-def render(results: Mapping, figures: Mapping[str, Figure]) -> str:
-  """The page. Whatever the results hold, the template escapes it."""
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
-  )
-  context = {"r": results, "t": tables, "spend": spend, "exp": math.exp}
-  images = {name: _data_url(figure) for name, figure in figures.items()}
+def render(results: Mapping, images: Mapping[str, str]) -> str:
+  """The page, with images by name as URLs. Whatever the results hold, the template escapes it."""
+  loader = jinja2.FileSystemLoader(HERE)
+  jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
   style = (HERE / "report.css").read_text(encoding="utf-8")
-  page = environment.get_template("page.html.j2").render(context, images=images, style=style)
+  context = {"r": results, "t": tables, "spend": spend, "exp": math.exp, "style": style}
+  page = jinja.get_template("page.html.j2").render(context, images=images)
   return page.replace(" %", "\u00a0%")
-
-
-def _data_url(figure: Figure) -> str:
-  file = StringIO()
-  figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date")))
-  return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue().encode()).decode()
 
 
 def plain(value):

@@ -103,7 +103,8 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
     PARTS, total_usd, presumed_usd (what may have been billed beyond it, at most) and replayed_usd
     (what replayed acts and proposals would have cost again; a judge's replies are not in it).
   """
-  usd = table[~table.reused].sum(numeric_only=True)
+  columns = [*PARTS, "presumed_usd", "proposed_usd", "replayed_usd"]
+  usd = table.loc[~table.reused, columns].sum()
   ledger, presumed_usd = usd[list(PARTS)].to_dict(), usd.presumed_usd
   if spent is not None:
     ledger["proposals_usd"] = usd.proposed_usd

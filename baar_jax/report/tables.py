@@ -8,6 +8,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from baar_jax.report.compare import PRIVILEGED
+from baar_jax.report.spend import DIFFICULTIES
 from baar_jax.report.table import LARGE_FAMILY, METRICS, SMALL_FAMILY
 
 FAMILIES = {  # name, colour and marker
@@ -32,8 +33,6 @@ LEDGER = {"small_usd": "SMALL", "large_usd": "LARGE", "proposals_usd": "proposal
 LEDGER |= {"judge_usd": "zero-shot router", "retries_usd": "attempts without an answer"}
 LEDGER |= {"router_usd": "router", "total_usd": "all of it"}
 NONE = "–"
-LATEX = {symbol: f"\\{symbol}" for symbol in "&%$#_{}"} | {"<": "$<$", ">": "$>$", NONE: "--"}
-LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def family_name(results: Mapping, family: str) -> str:
@@ -61,7 +60,7 @@ def shown_metrics(results: Mapping) -> list[str]:
 
 
 def models_text(results: Mapping) -> str:
-  """Which models were asked. What a host in one's own network serves is not called real."""
+  """Which models were asked; what a host in one's own network serves is not called real."""
   models = results["run"]["models"]
   if models["kind"] == "scripted":
     return "scripted models"
@@ -97,26 +96,18 @@ def texts(frame: pd.DataFrame, columns: Mapping) -> dict:
 
 def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
   """The rows of `frontiers` or `ablations`: each area, BoPO's, and BoPO's minus it."""
-  first = frame[frame.metric == METRICS[0]].reset_index()
+  titles = {"its area": ("area", 2), "BoPO's": ("bopo_area", 2)}
+  titles |= {"BoPO minus it": ("bopo_gain", 2, "+")}
+  first = frame[frame.metric == METRICS[0]]
   columns = {
     ("", "Family"): [family_name(results, family) for family in first.family],
     ("", "λ"): [NONE if pd.isna(lam) else f"{lam:g}" for lam in first.lam],
-    ("", "Points"): first.policies.map(len),
+    ("", "Points"): list(map(len, first.policies)),
   }
   for metric in shown_metrics(results):
-    titles = {"its area": ("area", 2), "BoPO's": ("bopo_area", 2)}
-    titles["BoPO minus it"] = ("bopo_gain", 2, "+")
-    titles = {(METRIC_NAMES[metric], title): column for title, column in titles.items()}
-    columns |= texts(frame[frame.metric == metric].reset_index(), titles)
+    rows = frame[frame.metric == metric].reset_index()
+    columns |= texts(rows, {(METRIC_NAMES[metric], title): titles[title] for title in titles})
   return pd.DataFrame(columns)
-
-
-def candidates(results: Mapping) -> dict[str, str]:
-  """From how many candidates each family's parameters under a K are picked."""
-  rows = results["hard_budget"]
-  counts = rows.candidates.map(len).groupby(rows.family, sort=False)
-  ends = {family: dict.fromkeys((group.min(), group.max())) for family, group in counts}
-  return {family: " to ".join(map(str, both)) for family, both in ends.items()}
 
 
 def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -128,21 +119,22 @@ def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
     Texts, and a table of the same shape: True where a text is bold.
   """
   rows, sr = results["hard_budget"], results["run"]["sr"]
+  titles = {"SR": (sr, 1), "Use%": ("use_share", 0), "BoPO minus it": ("gain", 1, "+")}
+  if sr != "success_percent":
+    titles["Success"] = ("success_percent", 1)
   families = list(dict.fromkeys((SMALL_FAMILY, LARGE_FAMILY, *rows.family)))
-  counts = candidates(results) | {LARGE_FAMILY: "no cap"}
+  counts = rows.candidates.map(len).groupby(rows.family)
+  counts = counts.agg(lambda n: " to ".join(map(str, sorted({n.min(), n.max()}))))
   columns = {
     ("", "Family"): [family_name(results, family) for family in families],
-    ("", "Candidates"): [counts[family] for family in families],
+    ("", "Candidates"): [counts.get(family, "no cap") for family in families],
   }
   bold = pd.DataFrame(index=families)
   for K, group in rows.groupby("K"):
     group = group.set_index("family").reindex(families)
     figures = [metric + end for metric in METRICS for end in ("", "_low", "_high")]
     group.loc[LARGE_FAMILY, figures] = results["policies"].loc[LARGE_FAMILY, figures]
-    titles = {"SR": (sr, 1), "Use%": ("use_share", 0), "BoPO minus it": ("gain", 1, "+")}
-    if sr != "success_percent":
-      titles["Success"] = ("success_percent", 1)
-    columns |= texts(group, {(f"K = {K}", title): column for title, column in titles.items()})
+    columns |= texts(group, {(f"K = {K}", title): titles[title] for title in titles})
     bold[f"K = {K}", "SR"] = group.clear.eq(True)
   frame = pd.DataFrame(columns, families)
   return frame, bold.reindex(columns=frame.columns, fill_value=False)
@@ -173,16 +165,36 @@ def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
   return pd.DataFrame(columns | texts(table, titles))
 
 
+def spending(results: Mapping) -> pd.DataFrame:
+  """Which part of a family's dollars and LARGE calls each difficulty takes, in percent."""
+  rows, columns = results["by_difficulty"], {}
+  for column, title in (("cost_usd", "share of dollars, %"), ("large_calls", "of LARGE calls, %")):
+    shares = 100 * rows[rows.column == column].set_index("family")[DIFFICULTIES]
+    columns |= texts(shares, {(title, name): (name, 0) for name in DIFFICULTIES})
+  frame = pd.DataFrame(columns)
+  frame.insert(0, ("", "Family"), [family_name(results, family) for family in frame.index])
+  return frame
+
+
 def latency(results: Mapping) -> pd.DataFrame:
   rows = results["latency"].reset_index()
-  by_rates = ("small_s", "large_s", "router_s", "total_s", "router_share")
-  measured = ("decision_s", "waited_s", "models_s", "waited_share")
-  names = ("SMALL, s", "LARGE, s", "router, s", "all, s", "router, %")
-  titles = {("by the paper's rates", name): (c, 2) for name, c in zip(names, by_rates)}
-  names = ("a decision, s", "router, s", "models, s", "router, %")
-  titles |= {("measured", name): (column, 3) for name, column in zip(names, measured)}
+  names = {"SMALL, s": "small_s", "LARGE, s": "large_s", "router, s": "router_s"}
+  names |= {"router, %": "router_share"}
+  titles = {("by the paper's rates", title): (name, 2) for title, name in names.items()}
+  names = {"a decision, s": "decision_s", "router, s": "waited_s", "models, s": "models_s"}
+  names |= {"router, %": "waited_share"}
+  titles |= {("measured", title): (name, 3) for title, name in names.items()}
   families = [family_name(results, family) for family in rows.family]
   return pd.DataFrame({("", "Family"): families} | texts(rows, titles))
+
+
+def calibration(results: Mapping) -> pd.DataFrame:
+  """Per bin of the cascade's predictions: the mean of them, the observed rate, and the count."""
+  bins = pd.DataFrame(results["calibration"]["bins"], columns=["predicted", "observed", "count"])
+  bins = bins.rename(columns={"predicted": "predicted_share", "observed": "observed_share"})
+  titles = {"Predicted failures, %": "predicted_share", "Observed, %": "observed_share"}
+  titles |= {"Decisions": "count"}
+  return pd.DataFrame(texts(bins, {title: (name, 0) for title, name in titles.items()}))
 
 
 def robustness(results: Mapping) -> pd.DataFrame:
@@ -198,9 +210,8 @@ def paper(results: Mapping) -> pd.DataFrame:
   rows = results["paper"].fillna(NONE)
   figures = rows.figure.where(~rows.figure.duplicated(), "")
   names = [family_name(results, what) for what in rows.what]
-  return pd.DataFrame(
-    {"Figure": figures, "": names, "The paper": rows.paper, "This run": rows.ours}
-  )
+  columns = {"Figure": figures, "": names, "The paper": rows.paper, "This run": rows.ours}
+  return pd.DataFrame(columns)
 
 
 def ledger(results: Mapping) -> dict[str, float]:
@@ -218,16 +229,15 @@ def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str, digits: int) ->
   rows = frame[(frame[gain] < 0) & ~frame.family.isin(PRIVILEGED)]
   if "metric" in frame:
     rows = rows[rows.metric.isin(shown_metrics(results))]
-  ends = [f"{gain}_low", f"{gain}_high"]
-  more = texts(
-    -rows[[gain, *ends]].set_axis(["by", "by_high", "by_low"], axis=1), {"": ("by", digits)}
-  )
-  return [
-    f"{family_name(results, row['family'])}, "
-    f"{'K = ' + str(row['K']) if 'K' in row else METRIC_NAMES[row['metric']]}: by {text}; "
-    f"the 95 % interval {'excludes' if row[ends[1]] < 0 else 'does not exclude'} 0"
-    for row, text in zip(rows.to_dict("records"), more[""])
-  ]
+  low, high = -rows[f"{gain}_high"], -rows[f"{gain}_low"]
+  leads = texts(rows.assign(by=-rows[gain], by_low=low, by_high=high), {"text": ("by", digits)})
+  sentences = []
+  for row in rows.assign(text=leads["text"], clear=low > 0).to_dict("records"):
+    where = f"K = {row['K']}" if "K" in row else METRIC_NAMES[row["metric"]]
+    verb = "excludes" if row["clear"] else "does not exclude"
+    lead = f"{family_name(results, row['family'])}, {where}: by {row['text']}"
+    sentences.append(f"{lead}; the 95 % interval {verb} 0")
+  return sentences
 
 
 def to_html(frame: pd.DataFrame, bold: pd.DataFrame | None = None) -> Markup:
@@ -244,10 +254,10 @@ def to_markdown(frame: pd.DataFrame, bold: pd.DataFrame) -> str:
 
 def to_latex(frame: pd.DataFrame, bold: pd.DataFrame) -> str:
   """The table for LaTeX with booktabs."""
-  symbols = str.maketrans(LATEX)
-  cells = _marked(frame, bold, lambda text: text.translate(symbols), r"\textbf{{{}}}")
-  form = "l" + "r" * (len(cells.columns) - 1)
-  style = cells.style.hide(axis="index")
+  style = frame.style.hide(axis="index").format(escape="latex")
+  style = style.format_index(escape="latex", axis="columns")
+  style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
+  form = "l" + "r" * (len(frame.columns) - 1)
   return style.to_latex(hrules=True, column_format=form, multicol_align="c")
 
 

@@ -39,17 +39,16 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def terminal_table(results: Mapping) -> str:
-  """A line per policy and per area, and what the run has cost."""
+  """A line per policy, those under a cap in dollars last, and per area; what the run has cost."""
   mark = {family: " (stand-in)" for family in results["run"]["stand_ins"]}
   sr, digits = results["run"]["sr"], tables.cost_digits(results)
   lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
-  # Policies under a cap in dollars come last.
-  table = results["policies"].reset_index()
-  for p in table.sort_values("usd_budget", key=pd.notna, kind="stable").to_dict("records"):
-    use = "" if pd.isna(p["use_share"]) else f"{100 * p['use_share']:.0f}"
+  table = results["policies"].sort_values("usd_budget", key=pd.notna, kind="stable")
+  for policy, p in table.iterrows():
+    use = "" if pd.isna(p.use_share) else f"{100 * p.use_share:.0f}"
     lines.append(
-      f"{p['policy'] + mark.get(p['family'], ''):<44}{p[sr]:>7.1f}{p['success_percent']:>9.1f}"
-      f"{p['cost_usd']:>10.{digits}f}{p['large_calls']:>7.1f}{use:>6}"
+      f"{policy + mark.get(p.family, ''):<44}{p[sr]:>7.1f}{p.success_percent:>9.1f}"
+      f"{p.cost_usd:>10.{digits}f}{p.large_calls:>7.1f}{use:>6}"
     )
   rows = results["frontiers"]
   for row in rows[(rows.metric == sr) & rows.lam.isna() & rows.area.notna()].itertuples():
