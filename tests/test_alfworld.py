@@ -1,4 +1,4 @@
-"""ALFWorld on its real engine, with games made here: rules, expert, mistakes, damaged data."""
+"""ALFWorld on its real engine, with generated games: rules, expert, mistakes, damaged data."""
 
 import contextlib
 import hashlib
@@ -81,7 +81,7 @@ def follow(env, task_id: str) -> list[str]:
 
 
 def test_the_expert_wins_games_of_every_type(env, opened):
-  """On real games where $ALFWORLD_DATA is set, else on those made here."""
+  """It plays real games where $ALFWORLD_DATA is set, else generated ones."""
   real = os.environ.get("ALFWORLD_DATA")
   size = min(30, len(list(Path(real).glob(f"{GAMES}/train/*/*/{GAME}")))) if real else 0
   env = opened(real, size) if size else env

@@ -15,8 +15,8 @@ from baar_jax.episode import Task
 GAMES = "json_2.1.1"  # the directory of the splits in the benchmark's download
 GAME = "game.tw-pddl"
 USUAL_SPLITS = {"train": "train", "test": "valid_unseen"}
-NO_TEXT_GAMES = ("movable", "Sliced")  # ALFWorld's text games leave these names out, too
-# There are two grammars of games, each of which admits only its own words for putting down.
+NO_TEXT_GAMES = ("movable", "Sliced")  # ALFWorld does not offer games with these names as text
+# Games have one of two grammars, which differ in the words for putting an object down.
 MOVE, PUT = "move {} to {}", "put {} in/on {}"
 PROMPT = """\
 You are in a house, and you are given one task in it. Each turn you take ONE action and then read \
@@ -91,7 +91,8 @@ class ALFWorld(Env):
     Games that are missing or unreadable are left out, and stderr says how many.
     """
     source, size = self._splits[split]
-    ids = self._ids(source := source or USUAL_SPLITS[split])
+    source = source or USUAL_SPLITS[split]
+    ids = self._ids(source)
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
     for task_id in sorted(ids, key=lambda id_: id_.split("/")[-1]):
       task_type = Path(task_id).parent.name.split("-")[0]
@@ -132,14 +133,14 @@ class ALFWorld(Env):
       names = [f"{entry['task_type']}/{entry['task_id']}" for entry in json.loads(text)]
     except (ValueError, KeyError, TypeError):
       raise ValueError(f"{source} is no list of objects with task_type and task_id") from None
-    # AgentGym's mappings do not name the split: each game is searched for.
+    # AgentGym's mappings do not name the split, so each game is searched for in all.
     return [
       next((f"{s}/{name}" for s in splits if (self._data / s / name / GAME).is_file()), f"?/{name}")
       for name in names
     ]
 
   def _read(self, task_id: str) -> tuple[str, str, Goal]:
-    """A game's task, its words for putting down, and its goal. Raises ValueError without a game."""
+    """A game's task, words for putting down, and goal. Raises ValueError if there is no game."""
     path = self._data / task_id / GAME
     goal = Goal.of(path.parents[1].name)
     try:
@@ -148,7 +149,7 @@ class ALFWorld(Env):
         put = PUT if PUT_TEMPLATE.search(game["grammar"]) else MOVE
         return TASK.search(game["grammar"])[1], put, goal
     except (OSError, ValueError, KeyError, TypeError):
-      pass  # said below
+      pass  # the error below covers it
     raise ValueError(f"{path} is missing, damaged or has no solution: get it, or delete it")
 
   def reset(self, task_id: str) -> str:

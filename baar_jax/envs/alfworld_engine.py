@@ -13,12 +13,12 @@ from pathlib import Path
 from baar_jax.envs.alfworld_expert import Facts
 from baar_jax.envs.base import EnvDied
 
-# Translating takes most of the time that a game needs to load: results are kept beside the engine.
+# Translation takes most of a game's loading time, so its results are kept beside the engine.
 TRANSLATIONS = Path(sys.prefix) / "translated"
 
 
 def cached_on_disk(function: Callable) -> Callable:
-  """Returns the function of strings with its results kept in files of 30 to 60 kB each."""
+  """Returns a function of strings that keeps its results in files of 30 to 60 kB each."""
 
   def cached(*texts: str, **named: str):
     key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()
@@ -56,7 +56,7 @@ def _opener() -> Callable:
   textgen._parse_and_convert = lambda text, rule_name, trace=False: copy.deepcopy(
     parse(text, rule_name=rule_name)  # a copy, because deriving a text writes into its symbols
   )
-  # The engine replaces variables and mappings and never changes one: a shallow copy is enough.
+  # The engine replaces variables and mappings but never changes one, so a shallow copy is enough.
   textgen.copy_context = lambda context: (
     context | {name: dict(context[name]) for name in ("variables", "mapping")}
   )

@@ -1,4 +1,4 @@
-"""ALFWorld's expert: reads the next action off the game's facts, and errs on request."""
+"""ALFWorld's expert: derives the next action from the game's facts, and makes mistakes."""
 
 import random
 from collections import defaultdict
@@ -43,7 +43,7 @@ class Goal(NamedTuple):
 
 
 class Facts:
-  """The facts of a game's state, out of the engine's propositions, indexed for the expert."""
+  """The facts of a game's state, from the engine's propositions, indexed for the expert."""
 
   def __init__(self, propositions: Iterable) -> None:
     self.rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)  # arguments by the fact's name
@@ -63,7 +63,7 @@ class Facts:
     return sorted(name for name, other in self.object_type.items() if other == kind)
 
   def receptacles(self, kind: str) -> list[str]:
-    """Those of a type that can be reached."""
+    """The receptacles of a type, as far as the agent can go to them."""
     return sorted(r for r in self.location if self.furniture.get(r) == kind)
 
   def walk(self, receptacle: str) -> str | None:
@@ -80,14 +80,14 @@ def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
   command, treated, place_type = TREATMENTS.get(goal.task_type, ("", "", ""))
   objects, targets = facts.objects(goal.object), facts.receptacles(goal.target)
   placed: list[str] = []
-  if goal.task_type == TWO:  # both go to one receptacle: that which already has most of them
+  if goal.task_type == TWO:  # both go to one receptacle, the one that already holds most of them
     targets.sort(key=lambda r: -sum(facts.container.get(o) == r for o in objects))
     placed = [o for o in objects if facts.container.get(o) == targets[0]]
   position, held, recovering = 2 * bool(placed), facts.held, False
-  # The command that puts down the held object here, in the words of the game's grammar.
+  # The command that puts down the held object here, in the words of the game's grammar, if any.
   words = (f"move {held} to ", f"put {held} in/on ")
   put = next((admitted for admitted in commands if admitted.startswith(words)), None)
-  if not held:  # the best object is treated already, near, visible, and not put away yet
+  if not held:  # prefers an object that is treated already, near, visible, and not put away yet
     receptacle = {o: facts.container.get(o) for o in objects if o not in placed}
     candidates = [
       ((o,) not in facts.rows[treated], bool(facts.walk(r)), r in facts.closed, r in targets, o)
@@ -97,7 +97,7 @@ def expert_step(goal: Goal, facts: Facts, commands: Sequence[str]) -> Oracle:
     *_, name = min(candidates, default=("",))
     place = receptacle.get(name)
     action = facts.reach(place) or f"take {name} from {place}" if place else "look"
-  elif facts.object_type[held] != goal.object:  # it is put down anywhere
+  elif facts.object_type[held] != goal.object:  # puts it down wherever it fits
     fitting = {r for r, kind in facts.rows["cancontain"] if kind == facts.object_type[held]}
     places = [r for r in facts.location if facts.furniture[r] in fitting]
     place = min(places, key=lambda r: (r in facts.closed, r), default=None)

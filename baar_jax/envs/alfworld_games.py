@@ -1,8 +1,8 @@
-"""Makes ALFWorld games: the engine's own floor plans, furnished and filled at random.
+"""Generates ALFWorld games: the engine's floor plans with random furniture, objects and goals.
 
 It runs in the engine's Python: MODULE DIRECTORY TRAIN_GAMES TEST_GAMES. The floor plans, what fits
-where, the domain and the grammar come from the alfworld package. A split and a number seed the
-furniture, the things and the goal, so they always give the same game.
+where, the domain and the grammar come from the alfworld package. A split's name and a game's number
+seed all that is random, so they always give the same game.
 """
 
 import json
@@ -28,7 +28,7 @@ LAMP_STANDS = ("Desk", "SideTable", "Dresser", "CoffeeTable", "Shelf")
 NEVER_TARGETS = ("SinkBasin", "BathtubBasin", "StoveBurner", "Microwave", "Fridge")
 DECLARED = {"SinkBasin", "Microwave", "Fridge"}  # receptacle types that the domain itself names
 START = "loc|0|0|0|30"
-# The engine decodes these from names, because PDDL does not take the letters themselves.
+# PDDL does not allow these characters in names; the engine decodes them.
 ENCODED = str.maketrans({"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_"})
 
 
@@ -177,7 +177,7 @@ def draw_game(task_type: str, number: int, seed: str) -> tuple[str, str, dict]:
 
 
 def make_game(engine: Engine, split: str, number: int) -> tuple[str, str, dict]:
-  """Draws a split's game until the expert wins one in some steps; types take turns by number."""
+  """Draws games until the expert wins one in 1 to 30 steps; the types take turns by number."""
   task_type = TASK_TYPES[number % len(TASK_TYPES)]
   for attempt in range(100):
     name, trial, game = draw_game(task_type, number, f"{split}/{task_type}/{number}/{attempt}")
@@ -192,7 +192,7 @@ def make_game(engine: Engine, split: str, number: int) -> tuple[str, str, dict]:
 
 
 def main(root: Path, sizes: dict[str, int]) -> None:
-  """Makes the games that are missing among each split's first ones."""
+  """Generates each split's first games, except those that are there already."""
   engine = Engine()
   for split, size in sizes.items():
     directory = root / GAMES / USUAL_SPLITS[split]

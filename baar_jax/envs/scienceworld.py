@@ -73,21 +73,18 @@ class ScienceWorld(Env):
   """The Env of ScienceWorld; a task's id is "<task type>/<variation>"."""
 
   system_prompt = write_replies(PROMPT)
+  _engine = functools.cached_property(lambda self: Engine())
 
   def __init__(self, train_tasks=96, test_tasks=60, max_steps=40, gold_dir="runs/gold") -> None:
-    """Opens nothing yet.
+    """Starts no engine yet.
 
     Args:
-      gold_dir: where solutions are kept. The engine finds another solution in each run, so the
-        first one of a task is kept and always followed.
+      gold_dir: where solutions are kept. The engine may find another solution in each run, so the
+        first one of each task is kept and always followed.
     """
     self._sizes = {"train": train_tasks, "test": test_tasks}
     self._max_steps = max_steps
     self._gold_dir = Path(gold_dir)
-
-  @functools.cached_property
-  def _engine(self) -> Engine:
-    return Engine()
 
   def tasks(self, split: str) -> list[Task]:
     """Lists tasks of one of the engine's own splits; the task types take turns.
@@ -112,9 +109,9 @@ class ScienceWorld(Env):
         yield Task(task_id, split, gold["description"], self._max_steps)
 
   def _gold(self, task_id: str) -> dict:
-    """The task's solution and description: those kept on disk, else new ones, which are then kept.
+    """The task's solution and description, from disk if they are there, else new and then kept.
 
-    If several processes make one at the same time, all of them use the first that was kept.
+    If several processes make them at the same time, all of them use the first that was kept.
     """
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
     if not path.exists():
@@ -128,7 +125,9 @@ class ScienceWorld(Env):
     try:
       return json.loads(path.read_text())
     except ValueError as error:
-      raise ValueError(f"{path} is damaged ({error}); delete it to have it made anew") from None
+      raise ValueError(
+        f"{path} is damaged ({error}); delete it, and a new one will be made"
+      ) from None
 
   def reset(self, task_id: str) -> str:
     plan = self._gold(task_id)["actions"] + ["wait1"]
@@ -138,7 +137,7 @@ class ScienceWorld(Env):
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
-    # The engine lists it among its valid actions, but it would clear a fatal mistake's -100.
+    # The engine admits "reset task", but that would clear the score of -100 of a fatal mistake.
     if {"reset", "task"} <= set(action.lower().split()):
       return "That action is not allowed here.", False
     # A model's reply may hold half a surrogate pair, which cannot be sent to the engine.

