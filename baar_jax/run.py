@@ -128,7 +128,7 @@ class Run:
       if c.kind == "scienceworld":
         sizes["gold_dir"] = str(Path(self.config.runs) / "gold")
       elif c.kind in engines.ENGINES:
-        sizes["data"] = str(engines.data_of(c.kind, c.data))
+        sizes["data"] = str(engines.existing_data(c.kind, c.data))
         sizes |= {"train_split": c.train_split, "test_split": c.test_split}
       if c.kind == "sandbox":  # needs no processes
         self._envs += [Sandbox(**sizes) for _ in range(count)]

@@ -1,38 +1,35 @@
-"""An environment in one file: examples/corridor.py, through the whole pipeline and by hand."""
+"""An environment in one file: examples/corridor.py, by the command line and by hand."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import tiny
+from absl import flags
 
+import main
 from baar_jax.envs.base import EnvDied, spread
 from baar_jax.envs.process import open_envs
+from baar_jax.store import Store
 
-ROOT = Path(__file__).parents[1]
-CORRIDOR = ROOT / "examples" / "corridor.py"
+CORRIDOR = Path(__file__).parents[1] / "examples" / "corridor.py"
 SIZES = {"train_tasks": 2, "test_tasks": 2, "max_steps": 12}
 
 
-def test_the_example_runs_the_whole_pipeline(tmp_path):
-  command = [sys.executable, "main.py", "--config=examples/corridor.py", *tiny.flags(tmp_path)]
-  environ = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-  flags = ["--config.env.max_steps=12", "--config.env.live_per_process=2"]
-  done = subprocess.run([*command, *flags], cwd=ROOT, env=environ, capture_output=True, text=True)
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.splitlines()[-1].startswith("report: ")
-  results = json.loads((tmp_path / "tiny" / "report" / "results.json").read_text())
-  assert results["run"]["environment"] == "Corridor"
-  assert results["run"]["environment_mb"] > 5
-  rate = {p["policy"]: p["success_percent"] for p in results["policies"]}
-  assert rate["always-large"] > 0
+def test_the_command_line_runs_the_example(tmp_path):
+  command = ["main.py", f"--config={CORRIDOR}", *tiny.flags(tmp_path), "--stage=profile"]
+  assert main.main(main.parse([*command, "--config.env.max_steps=12"], flags.FlagValues())) == 0
+  store = Store(tmp_path / "tiny" / "episodes.sqlite")
+  table = store.table(["always-small", "always-large"])
+  store.close()
+  assert table.groupby("policy").success.sum()["always-large"] > 0
+  metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
+  used = [json.loads(line) for line in metrics if "mb_per_live_episode" in line]
+  assert used[0]["mb_per_live_episode"] > 5
 
 
-def test_the_example_plays():
+def test_the_example_plays_and_an_environment_without_an_expert_says_so(tmp_path):
   with closing(*open_envs(f"{CORRIDOR}:Corridor", SIZES, 1, 1)) as env:
     task = env.tasks("train")[1]
     assert (task.id, task.max_steps) == ("train-1", 12)
@@ -42,9 +39,6 @@ def test_the_example_plays():
       assert env.score() == 0
       _, done = env.step(env.oracle().action)
     assert (done, env.score()) == (True, 1.0)
-
-
-def test_an_environment_without_an_expert_says_so(tmp_path):
   path = tmp_path / "plain.py"
   path.write_text(CORRIDOR.read_text().replace("def oracle(", "def other("))
   with closing(*open_envs(f"{path}:Corridor", SIZES, 1, 1)) as env:

@@ -4,23 +4,20 @@ import numpy as np
 import pytest
 
 from baar_jax.envs import sandbox
-from baar_jax.envs.sandbox import BROKEN, GREEN, PLAIN, Rules, Sandbox, build
+from baar_jax.envs.sandbox import BROKEN, GREEN, PLAIN, Sandbox, build
 
 RIGHT, JAMMING, RINGING = range(3)
 
 
 def play(task_id, lever):
   """Pulls the same kind of lever at every lock until the episode ends: answers and score."""
-  env, building, answers = Sandbox(), build(task_id), []
+  env, building, answers, lock, done = Sandbox(), build(task_id), [], 0, False
   env.reset(task_id)
-  lock = 0
-  for _ in range(99):
+  while not done:
     observation, done = env.step(f"pull {building.levers[lock][lever]}")
     answers.append(observation)
-    if done:
-      return answers, env.score()
     lock += "opened" in observation
-  raise AssertionError("the episode does not end")
+  return answers, env.score()
 
 
 def first_task(doomed):
@@ -31,14 +28,12 @@ def first_task(doomed):
 def test_tasks_are_fixed_by_their_id():
   env, other = Sandbox(train_tasks=5, test_tasks=3), Sandbox(train_tasks=9, test_tasks=3)
   assert env.tasks("train") == other.tasks("train")[:5]
-  assert len(env.tasks("test")) == 3
-  assert not {t.id for t in env.tasks("train")} & {t.id for t in env.tasks("test")}
-  for split in ("dev", "nonsense"):
-    with pytest.raises(ValueError, match="has no"):
-      env.tasks(split)
+  assert [task.id for task in env.tasks("test")] == ["test-0", "test-1", "test-2"]
+  with pytest.raises(ValueError, match="has no 'dev' tasks"):
+    env.tasks("dev")
 
 
-def test_the_right_levers_open_a_building_whose_sign_shows_from_the_second_lock_on():
+def test_right_levers_open_all_but_a_broken_lock_and_the_sign_shows_from_the_second_lock_on():
   task = first_task(doomed=False)
   assert Sandbox().reset(task).endswith("The sign is blank.")
   answers, score = play(task, RIGHT)
@@ -46,6 +41,12 @@ def test_the_right_levers_open_a_building_whose_sign_shows_from_the_second_lock_
   assert answers[-1] == "It opened. The task has been done."
   sign = sandbox.SIGNS[build(task).sign]
   assert all(answer.endswith(f"The sign is {sign}.") for answer in answers[:-1])
+  task = first_task(doomed=True)
+  broken = build(task).hardness.index(BROKEN)
+  assert broken >= sandbox.RULES.broken_from
+  answers, score = play(task, RIGHT)
+  assert [answer[:10] for answer in answers] == ["It opened."] * broken + ["It jammed."] * 3
+  assert score == 0.0
 
 
 def test_an_alarm_and_three_jams_are_fatal():
@@ -53,14 +54,6 @@ def test_an_alarm_and_three_jams_are_fatal():
   answers, score = play("train-0", JAMMING)
   assert answers[0].startswith("It jammed. Lock 1 looks")
   assert len(answers) == 3 and score == 0.0
-
-
-def test_a_broken_lock_never_opens():
-  task = first_task(doomed=True)
-  broken = build(task).hardness.index(BROKEN)
-  answers, _ = play(task, RIGHT)
-  assert broken >= sandbox.RULES.broken_from
-  assert [answer[:10] for answer in answers] == ["It opened."] * broken + ["It jammed."] * 3
 
 
 def test_nonsense_is_answered_and_an_episode_needs_a_reset():
@@ -77,13 +70,10 @@ def test_nonsense_is_answered_and_an_episode_needs_a_reset():
 
 
 def test_hidden_draws_are_as_stated():
-  with pytest.raises(ValueError, match="fit together"):
-    Rules(locks=5)
   buildings = [build(f"any-{number}") for number in range(3000)]
   looks = [look for b in buildings for level, look in zip(b.hardness, b.looks) if level == PLAIN]
   assert looks.count("smooth") / len(looks) == pytest.approx(0.80, abs=0.01)
   green = [b.sign == GREEN for b in buildings if BROKEN not in b.hardness]
   assert np.mean(green) == pytest.approx(0.9, abs=0.02)
-  levers = [lever for b in buildings for lever in b.levers]
   for place in range(3):
-    assert {lever[place] for lever in levers} == {"A", "B", "C"}
+    assert {lever[place] for b in buildings for lever in b.levers} == {"A", "B", "C"}

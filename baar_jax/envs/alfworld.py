@@ -9,7 +9,6 @@ from pathlib import Path
 from baar_jax.envs.alfworld_engine import Engine
 from baar_jax.envs.alfworld_expert import TASK_TYPES, Goal, expert_step, mistake
 from baar_jax.envs.base import Env, Oracle, write_replies
-from baar_jax.envs.engines import check_version
 from baar_jax.episode import Task
 
 GAMES = "json_2.1.1"  # the directory of the splits in the benchmark's download
@@ -70,14 +69,13 @@ class ALFWorld(Env):
   def __init__(
     self, data: str, train_tasks: int, test_tasks: int, max_steps=30, train_split="", test_split=""
   ) -> None:
-    """Opens nothing yet. Raises ValueError if another version of ALFWorld is installed.
+    """Opens nothing yet.
 
     Args:
       data: the directory of the splits, or the one above its json_2.1.1/.
       train_split, test_split: a directory in the data ("" is train or valid_unseen), or a file that
         lists games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
     """
-    check_version("alfworld")
     nested = Path(data) / GAMES
     self._data = nested if nested.is_dir() else Path(data)
     self._splits = {"train": (train_split, train_tasks), "test": (test_split, test_tasks)}

@@ -16,7 +16,6 @@ from typing import IO, Any
 
 from baar_jax.envs.appworld_expert import Expert
 from baar_jax.envs.base import Env, Oracle, spread
-from baar_jax.envs.engines import check_version
 from baar_jax.episode import Task
 
 OUTPUT_CHARS = 4000  # of one observation; the rest is cut
@@ -110,14 +109,10 @@ class AppWorld(Env):
     """Starts no engine yet.
 
     Args:
-      data: the directory that holds AppWorld's `data/`.
+      data: the directory that holds AppWorld's `data/`. ValueError if it cannot be used.
       train_split, test_split: names of datasets; "" is train and test_normal.
       code_s: seconds after which AppWorld stops an agent's code.
-
-    Raises:
-      ValueError: AppWorld is not installed in the expected version, or cannot use a directory.
     """
-    check_version("appworld")
     self._data = Path(data).absolute() / "data"
     for place in (self._data.parent, tempfile.gettempdir()):
       if "memory" in str(place):  # the engine would take it for a database in memory
@@ -129,8 +124,7 @@ class AppWorld(Env):
       "train": (train_split or "train", train_tasks),
       "test": (test_split or "test_normal", test_tasks),
     }
-    self._max_steps = max_steps
-    self._code_s = code_s
+    self._max_steps, self._code_s = max_steps, code_s
     self._engine: Any = None
     self._world: Any = None
     self._worlds = 0
@@ -246,7 +240,6 @@ class AppWorld(Env):
     atexit._clear()
     self._world.shell.user_ns.clear()
     self._world.close()
-    self._world = None
     self._worlds += 1
     if self._worlds % GC_WORLDS == 0:
       gc.collect()
@@ -258,7 +251,7 @@ class AppWorld(Env):
 def make_root(data: Path) -> tuple[Path, IO]:
   """A temporary directory with a link to the data, and the lock that shows that it is in use.
 
-  Directories whose process was killed are removed.
+  It removes the directories of processes that were killed.
   """
   for path in Path(tempfile.gettempdir()).glob(f"{ROOT_NAME}*/lock"):
     try:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from baar_jax.episode import Task
 
+NO_EXPERT = "this environment has no expert, which scripted models need"
+
 
 class EnvDied(RuntimeError):
   """The process behind an environment is gone; the next reset() starts a new one."""
@@ -40,8 +42,7 @@ class Env(Protocol):
     """Starts a task from its beginning and returns the first observation."""
 
   def step(self, action: str) -> tuple[str, bool]:
-    """Acts. Returns the observation and whether the episode is over. A senseless action is the
-    agent's mistake: an observation answers it, never an exception."""
+    """Acts. Returns the observation, also for a senseless action, and whether the episode ends."""
 
   def score(self) -> float:
     """The score so far, in [0, 1]."""
@@ -51,16 +52,15 @@ class Env(Protocol):
 
   def oracle(self) -> Oracle:
     """The expert's next action and what is known about it."""
-    raise NotImplementedError("this environment has no expert, which scripted models need")
+    raise NotImplementedError(NO_EXPERT)
 
   def mistake(self, kind: str, key: str) -> str:
     """A wrong action in place of the expert's; the same key gives the same action.
 
-    Args:
-      kind: "wrong" acts on the wrong thing, which may be fatal or cost a recovery. "lost" wanders
-        as a weak model does, "hasty" as a strong one; both waste the step.
+    The kind "wrong" acts on the wrong thing, which may be fatal or cost a recovery. "lost" wanders
+    as a weak model does, "hasty" as a strong one; both waste the step.
     """
-    raise NotImplementedError("this environment has no expert, which scripted models need")
+    raise NotImplementedError(NO_EXPERT)
 
 
 def spread(count: int) -> list[int]:

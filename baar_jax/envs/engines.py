@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import fcntl
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -67,8 +66,7 @@ def setup_command(kind: str) -> str:
   return f"python main.py --stage=setup --config=configs/{kind}.py"
 
 
-def directory(kind: str) -> Path:
-  """Of the engine's Python environment."""
+def directory(kind: str) -> Path:  # of the engine's Python environment
   return cache() / f"{kind}-{ENGINES[kind].version}"
 
 
@@ -77,12 +75,10 @@ def python_path(kind: str) -> Path:
 
 
 def generated_data(kind: str) -> Path:
-  """Where --stage=setup puts the tasks that this project generates."""
   return cache() / f"{kind}-own"
 
 
 def downloaded_data(kind: str) -> Path:
-  """Where --stage=setup puts the data that it downloads."""
   return cache() / f"{kind}-data"
 
 
@@ -93,25 +89,10 @@ def installed(kind: str) -> bool:
   return packages == list(ENGINES[kind].packages) and python_path(kind).exists()
 
 
-def check_version(kind: str) -> None:
-  """Raises ValueError unless the engine's Python, which calls this, has the pinned version."""
-  try:
-    version = importlib.metadata.version(kind)
-  except importlib.metadata.PackageNotFoundError:
-    version = "none"
-  engine = ENGINES[kind]
-  if version != engine.version:
-    raise ValueError(
-      f"{engine.title} {engine.version} is needed, {version} is installed: delete {sys.prefix} and "
-      f"run: {setup_command(kind)}"
-    )
-
-
 def python_of(kind: str) -> list[str]:
   """The command that runs a module of this project for an environment of this kind.
 
-  Raises:
-    ValueError: its engine is not installed.
+  Raises ValueError if its engine is not installed.
   """
   if kind not in ENGINES:
     return [sys.executable, "-m"]
@@ -124,7 +105,7 @@ def environ_of(kind: str) -> dict[str, str]:
   """The environment variables of its process."""
   if kind in ENGINES:
     return {name: os.environ[name] for name in PASSED_TO_ENGINES if name in os.environ}
-  paths = [ROOT] + [path for path in [os.environ.get("PYTHONPATH")] if path]
+  paths = filter(None, [ROOT, os.environ.get("PYTHONPATH")])
   return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -140,8 +121,7 @@ def locked(name: str) -> Iterator[None]:
 def install(kind: str) -> bool:
   """Installs the engine's Python environment unless it is complete. Returns whether it did.
 
-  Raises:
-    ValueError: a program is missing, or the installation failed.
+  Raises ValueError if a program is missing or the installation failed.
   """
   engine, place, python = ENGINES[kind], directory(kind), str(python_path(kind))
   if engine.unusable and engine.unusable in str(place):
@@ -198,30 +178,33 @@ def output_of(
   return done.stdout
 
 
-def uses_generated_data(kind: str, data: str) -> bool:
-  """Whether the tasks are generated ones; the arguments are those of `data_of`."""
-  named = data or os.environ.get(ENGINES[kind].data_variable)
-  return data == GENERATED or not (named or downloaded_data(kind).is_dir())
-
-
 def data_of(kind: str, data: str) -> Path:
-  """The directory of an engine's data.
+  """The directory of an engine's data, which may have to be downloaded or generated yet.
 
   Args:
     data: a directory; "own" is what --stage=setup generates; "" is the directory that the engine's
       environment variable names, else what --stage=setup has downloaded, else what it generates.
 
   Raises:
-    ValueError: there is no such directory.
+    ValueError: the directory that the user names does not exist.
   """
-  engine = ENGINES[kind]
-  named = data or os.environ.get(engine.data_variable)
-  if data != GENERATED and named:
-    if not Path(named).is_dir():
-      source = "--config.env.data" if data else f"${engine.data_variable}"
-      raise ValueError(f"{Path(named).absolute()}, named by {source}, is not a directory")
-    return Path(named).absolute()
-  place = generated_data(kind) if uses_generated_data(kind, data) else downloaded_data(kind)
+  variable, downloaded = ENGINES[kind].data_variable, downloaded_data(kind)
+  named = data or os.environ.get(variable)
+  if data == GENERATED or not named:
+    return downloaded if not data and downloaded.is_dir() else generated_data(kind)
+  if not Path(named).is_dir():
+    source = "--config.env.data" if data else f"${variable}"
+    raise ValueError(f"{Path(named).absolute()}, named by {source}, is not a directory")
+  return Path(named).absolute()
+
+
+def uses_generated_data(kind: str, data: str) -> bool:
+  return data_of(kind, data) == generated_data(kind)
+
+
+def existing_data(kind: str, data: str) -> Path:
+  """The directory of `data_of`. Raises ValueError if it has yet to be generated."""
+  place = data_of(kind, data)
   if not place.is_dir():
-    raise ValueError(f"{engine.title} has no tasks yet; run: {setup_command(kind)}")
+    raise ValueError(f"{ENGINES[kind].title} has no tasks yet; run: {setup_command(kind)}")
   return place

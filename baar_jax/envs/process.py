@@ -24,7 +24,6 @@ class _Child:
 
   Attributes:
     process: None after it died; the next reset() starts another.
-    generation: counts the processes.
     open_slots: those whose handle is not closed.
   """
 
@@ -34,14 +33,13 @@ class _Child:
     self._timeout_s = timeout_s
     self._lock = threading.Lock()
     self._cause_of_death = ""
-    self.process: subprocess.Popen | None = None
-    self.generation, self.open_slots = 0, set(range(slots))
+    self.open_slots = set(range(slots))
     self._start()
 
   def _start(self) -> None:
-    self.generation += 1
     self._episodes = 0
-    self.process = subprocess.Popen(
+    self._playing: set[int] = set()  # the slots whose episode is in this process
+    self.process: subprocess.Popen | None = subprocess.Popen(
       self._command,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
@@ -55,18 +53,11 @@ class _Child:
     self._max_episodes = fields.pop("episodes_per_process")
     return fields
 
-  def call(self, generation: int, slot: int, method: str, *args) -> tuple[object, int]:
-    """Calls a method of a slot's environment.
+  def call(self, slot: int, method: str, *args):
+    """Calls a method of a slot's environment and returns its result.
 
-    Args:
-      generation: of the process that holds the caller's episode.
-
-    Returns:
-      What the method returned, and the generation of the process that answered.
-
-    Raises:
-      EnvDied: the child is gone, or the caller's process was replaced.
-      ValueError, NotImplementedError: as raised by the environment.
+    Raises EnvDied if the process of the slot's episode is gone, and RETURNED_ERRORS as the
+    environment does.
     """
     with self._lock:
       if slot not in self.open_slots:
@@ -80,14 +71,16 @@ class _Child:
         if self.process is None:
           self._start()
           self.greeting()
-      elif self.process is None or generation != self.generation:
+      elif self.process is None or slot not in self._playing:
         raise EnvDied(f"the environment's process is gone: {self._cause_of_death}")
-      self._episodes += method == "reset"
+      if method == "reset":
+        self._playing.add(slot)
+        self._episodes += 1
       try:
         self.process.stdin.write(json.dumps([slot, method, args]).encode() + b"\n")
         self.process.stdin.flush()
         # A first listing may compute solutions for minutes; the environment limits its own calls.
-        return self._answer(None if method == "tasks" else self._timeout_s), self.generation
+        return self._answer(None if method == "tasks" else self._timeout_s)
       except OSError:
         raise self._kill("it closed its input") from None
       except KeyboardInterrupt:
@@ -97,8 +90,7 @@ class _Child:
 
   def _answer(self, timeout_s: float | None) -> object:
     # The child sends one line per request, so no answer can wait unseen in the buffer.
-    ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
-    if not ready:
+    if not select.select([self.process.stdout], [], [], timeout_s)[0]:
       raise self._kill(f"no answer within {timeout_s:g} s")
     line = self.process.stdout.readline()
     if not line.endswith(b"\n"):
@@ -145,45 +137,38 @@ class ProcessEnv(Env):
   """
 
   def __init__(self, child: _Child, slot: int, system_prompt: str, code_actions: bool) -> None:
-    self.system_prompt = system_prompt
-    self.code_actions = code_actions
-    self._child, self._slot, self._generation = child, slot, child.generation
-    self._state: dict = {}
+    self.system_prompt, self.code_actions = system_prompt, code_actions
+    self._child, self._slot = child, slot
+    self._state: dict = {}  # what the last reset or step answered
 
-  def _call(self, method: str, *args):
-    if method not in ("mistake", "score"):
-      self._state = {}
-    value, self._generation = self._child.call(self._generation, self._slot, method, *args)
-    return value
+  def _move(self, method: str, text: str) -> None:
+    self._state = {}
+    self._state = self._child.call(self._slot, method, text)
+    self.system_prompt = self._state["system_prompt"]
 
   def tasks(self, split: str) -> list[Task]:
-    return [Task(**fields) for fields in self._call("tasks", split)]
+    return [Task(**fields) for fields in self._child.call(self._slot, "tasks", split)]
 
   def reset(self, task_id: str) -> str:
-    self._state = self._call("reset", task_id)
-    self.system_prompt = self._state["system_prompt"]
+    self._move("reset", task_id)
     return self._state["observation"]
 
   def step(self, action: str) -> tuple[str, bool]:
-    self._state = self._call("step", action)
+    self._move("step", action)
     return self._state["observation"], self._state["done"]
 
   def score(self) -> float:
-    self._check_started()
-    return self._call("score")
+    return self._child.call(self._slot, "score")
 
   def oracle(self) -> Oracle:
-    self._check_started()
+    if not self._state:
+      raise RuntimeError("no episode has been started: call reset() first")
     if self._state["oracle"] is None:
       raise NotImplementedError(self._state["no_oracle"])
     return Oracle(**self._state["oracle"])
 
   def mistake(self, kind: str, key: str) -> str:
-    return self._call("mistake", kind, key)
-
-  def _check_started(self) -> None:
-    if not self._state:
-      raise RuntimeError("no episode has been started: call reset() first")
+    return self._child.call(self._slot, "mistake", kind, key)
 
   @property
   def pid(self) -> int | None:
@@ -199,17 +184,12 @@ class ProcessEnv(Env):
 def open_envs(
   kind: str, kwargs: dict, processes: int, live_per_process: int, timeout_s: float = 120.0
 ) -> list[ProcessEnv]:
-  """Starts child processes side by side and opens their slots.
+  """Starts child processes and returns a handle per slot; neighbours are in different processes.
 
   Args:
     kind: one of KINDS, or "FILE.py:CLASS" for an environment from the user's own file.
     kwargs: of the environment's constructor, in types that JSON has.
-    processes: how many; 0 is one per core.
-    live_per_process: slots of each.
     timeout_s: of one call; a child that takes longer is killed.
-
-  Returns:
-    One handle per slot, neighbours in different processes.
 
   Raises:
     ValueError: the kind or its arguments are wrong, or its engine is not installed.
@@ -218,15 +198,12 @@ def open_envs(
     raise ValueError(f"unknown environment {kind!r}; known: {', '.join(KINDS)}, FILE.py:CLASS")
   children: list[_Child] = []
   try:
-    for _ in range(processes or os.cpu_count() or 1):
+    for _ in range(processes):
       children.append(_Child(kind, kwargs, live_per_process, timeout_s))
     greetings = [child.greeting() for child in children]
   except BaseException:
     for child in children:
       child.close(*child.open_slots)
     raise
-  return [
-    ProcessEnv(child, slot, **greeting)
-    for slot in range(live_per_process)
-    for child, greeting in zip(children, greetings)
-  ]
+  slots = range(live_per_process)
+  return [ProcessEnv(c, slot, **g) for slot in slots for c, g in zip(children, greetings)]

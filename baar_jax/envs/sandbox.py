@@ -10,6 +10,7 @@ number of characters, so that a call's price depends on the step and the model a
 import dataclasses
 import random
 import re
+from typing import NamedTuple
 
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import Task
@@ -21,8 +22,7 @@ BLANK, GREEN, AMBER = range(3)
 LEVERS = "ABC"
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
   """A kind of building."""
 
   word: str  # names it in the task's description
@@ -51,17 +51,12 @@ class Rules:
     Kind("vault", share=0.25, tricky=0.30, doomed=0.60),
   )
 
-  def __post_init__(self):
-    if not 1 <= self.locks <= 9 or not 0 <= self.sign_at < self.broken_from < self.locks:
-      raise ValueError(f"locks, sign_at and broken_from do not fit together: {self}")
-
 
 RULES = Rules()
 MAX_STEPS = 18
 
 
-@dataclasses.dataclass(frozen=True)
-class Building:
+class Building(NamedTuple):
   """One task's hidden state and its warnings."""
 
   kind: str
@@ -97,17 +92,15 @@ class Sandbox(Env):
 
   def __init__(self, train_tasks=96, test_tasks=60, max_steps=MAX_STEPS, rules=RULES):
     self._sizes = {"train": train_tasks, "test": test_tasks}
-    self._max_steps = max_steps
-    self._rules = rules
+    self._max_steps, self._rules = max_steps, rules
     self._building: Building | None = None
 
   def tasks(self, split: str) -> list[Task]:
     if self._sizes.get(split, 0) < 1:
       raise ValueError(f"the sandbox has no {split!r} tasks; it has {self._sizes}")
     ids = [f"{split}-{number}" for number in range(self._sizes[split])]
-    return [
-      Task(id_, split, f"Open the {build(id_, self._rules).kind}.", self._max_steps) for id_ in ids
-    ]
+    kinds = [build(id_, self._rules).kind for id_ in ids]
+    return [Task(id_, split, f"Open the {kind}.", self._max_steps) for id_, kind in zip(ids, kinds)]
 
   def reset(self, task_id: str) -> str:
     self._building = build(task_id, self._rules)
@@ -116,20 +109,18 @@ class Sandbox(Env):
     return self._observe("You enter.")
 
   def step(self, action: str) -> tuple[str, bool]:
-    levers = self._now()
-    match = re.fullmatch(r"pull ([ABC])", action)
-    broken = self._building.hardness[self._lock] == BROKEN
-    if match and match[1] == levers[2]:
+    right, _, ringing = (f"pull {lever}" for lever in self._levers())
+    if action == ringing:
       self._done = True
       return "It rang an alarm. The task has failed.", True
-    if match and match[1] == levers[0] and not broken:
+    if action == right and self._building.hardness[self._lock] != BROKEN:
       self._lock, self._jams = self._lock + 1, 0
       self._done = self._lock == self._rules.locks
       event = "It opened."
     else:
       self._jams += 1
       self._done = self._jams == self._rules.attempts
-      event = "It jammed." if match else "No effect."
+      event = "It jammed." if re.fullmatch("pull [ABC]", action) else "No effect."
     if self._done:
       return f"{event} The task has {'failed' if self._jams else 'been done'}.", True
     return self._observe(event), False
@@ -138,14 +129,13 @@ class Sandbox(Env):
     return float(self._building is not None and self._lock == self._rules.locks)
 
   def oracle(self) -> Oracle:
-    action = f"pull {self._now()[0]}"
-    critical = self._building.hardness[self._lock] != PLAIN
-    return Oracle(action, self._lock, critical, recovering=False)
+    action = f"pull {self._levers()[0]}"
+    return Oracle(action, self._lock, self._building.hardness[self._lock] != PLAIN, False)
 
   def mistake(self, kind: str, key: str) -> str:
-    return f"pull {self._now()[2 if kind == 'wrong' else 1]}"
+    return f"pull {self._levers()[2 if kind == 'wrong' else 1]}"
 
-  def _now(self) -> str:
+  def _levers(self) -> str:
     if self._building is None or self._done:
       raise RuntimeError("the sandbox has no open episode: call reset() first")
     return self._building.levers[self._lock]

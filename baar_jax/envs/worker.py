@@ -22,7 +22,6 @@ KINDS = {
   "alfworld": ("baar_jax.envs.alfworld", "ALFWorld"),
   "appworld": ("baar_jax.envs.appworld", "AppWorld"),
 }
-METHODS = ("tasks", "reset", "step", "score", "mistake")
 GREETING = ("system_prompt", "code_actions", "episodes_per_process")
 # Mistakes of the caller, which the child survives. Any other error ends the child; so does a
 # ValueError within step or score, for it is the environment's own.
@@ -35,7 +34,7 @@ _killpg, _sleep, _dumps = os.killpg, time.sleep, json.dumps
 
 
 def main(kind: str, kwargs: str) -> None:
-  """The child: answers requests until its input ends or its parent is gone.
+  """Answers requests until the input ends or the parent is gone.
 
   Args:
     kind: one of KINDS, or "FILE.py:CLASS" for an environment from the user's own file.
@@ -102,23 +101,20 @@ def _end_with(parent: int) -> None:
 
 def _call(env: Env, method: str, args: list) -> object:
   """One method's result as JSON can hold it; the oracle travels with each observation."""
-  if method not in METHODS:
-    raise AssertionError(f"no such request: {method}")
   result = getattr(env, method)(*args)
   if method == "tasks":
     return [dataclasses.asdict(task) for task in result]
   if method not in ("reset", "step"):
     return result
   observation, done = (result, False) if method == "reset" else result
-  oracle, no_oracle = None, "the episode is over"
+  # The prompt may depend on the task.
+  state = {"observation": observation, "done": done, "system_prompt": env.system_prompt}
+  state |= {"oracle": None, "no_oracle": "the episode is over"}
   if not done:
     try:
-      oracle = dataclasses.asdict(env.oracle())
+      state["oracle"] = dataclasses.asdict(env.oracle())
     except NotImplementedError as error:
-      no_oracle = str(error)
-  state = {"observation": observation, "done": done, "oracle": oracle, "no_oracle": no_oracle}
-  if method == "reset":
-    state["system_prompt"] = env.system_prompt  # it may depend on the task
+      state["no_oracle"] = str(error)
   return state
 
 
