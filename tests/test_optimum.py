@@ -68,13 +68,10 @@ def test_the_price_of_a_call_depends_on_step_and_model_alone(exact):
     history, usd, _ = run(env, task, coin(0.5, number))
     expected = [exact.call_usd[step][model] for step, (model, _, _) in enumerate(history)]
     np.testing.assert_allclose(usd, expected, rtol=1e-12)
-    seen |= {word.rstrip(".") for word in task.description.split()}
-    seen |= {word.rstrip(".") for _, _, text in history for word in text.split()}
-  assert seen >= {"cabin", "tower", "vault", *sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"}
-
-
-def test_large_costs_five_times_small_per_call(exact):
+    for text in [task.description, *(text for _, _, text in history)]:
+      seen |= {word.rstrip(".") for word in text.split()}
   np.testing.assert_allclose([large / small for small, large in exact.call_usd], 5.0)
+  assert seen >= {"cabin", "tower", "vault", *sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"}
 
 
 def brute_force(rules, errors, mu, call_usd):
@@ -155,11 +152,8 @@ def test_always_small_without_doubt_is_a_closed_form():
 
 def test_steps_run_out():
   assert Exact(FEW, max_steps=2).solve(0.0)[0].success == 0.0
-  assert (
-    0.0
-    < Exact(FEW, max_steps=3).solve(p=1.0)[0].success
-    < Exact(FEW, max_steps=6).solve(p=1.0)[0].success
-  )
+  three, six = (Exact(FEW, max_steps=steps).solve(p=1.0)[0].success for steps in (3, 6))
+  assert 0.0 < three < six
 
 
 @pytest.mark.parametrize("policy", ["small", "large", "random", "optimal"])
@@ -193,38 +187,26 @@ def test_optimal_choice_reads_visible_text_alone(exact):
   assert choose("Open the tower.", jammed, f"{smooth} green.") == 1
   with pytest.raises(ValueError, match="not an observation"):
     choose("Open the tower.", first, "Lock 2 looks fine.")
-
-
-def test_optimal_choice_knows_who_jammed(exact):
-  # Lock 2 is never broken. SMALL's jam is the stronger sign of a tricky lock rather than a plain
-  # one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2 against LARGE's 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
+  # It knows who jammed. Lock 2 is never broken. SMALL's jam is the stronger sign of a tricky lock
+  # rather than a plain one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2, LARGE's 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
   choose = exact.optimal_choice(150.0)
   now = "It jammed. Lock 2 looks marked. The sign is amber."
-  first = (0, "pull A", "You enter. Lock 1 looks smooth. The sign is blank.")
-  assert choose("Open the cabin.", [first, (0, "pull A", now)], now) == 1
-  assert choose("Open the cabin.", [first, (1, "pull A", now)], now) == 0
-
-
-def test_hull_is_concave_and_above_every_policy(exact):
-  small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
-  points = exact.hull()
-  slopes = [
-    (right.success - left.success) / (right.cost_usd - left.cost_usd)
-    for left, right in itertools.pairwise(points)
-  ]
-  assert slopes == sorted(slopes, reverse=True)
-  costs, scores = zip(*points)
-  for point in [small, large, *(exact.solve(p=p)[0] for p in (0.25, 0.5, 0.75))]:
-    assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3
+  assert choose("Open the cabin.", [*first, (0, "pull A", now)], now) == 1
+  assert choose("Open the cabin.", [*first, (1, "pull A", now)], now) == 0
 
 
 def test_frozen_figures(exact):
-  """The yardstick itself: a change here moves every comparison with it."""
+  """The yardstick itself: a concave hull above every policy; a change moves every comparison."""
   small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)
   assert large.cost_usd / small.cost_usd == pytest.approx(6.858, abs=1e-3)
-  assert frontier.area(*zip(*exact.hull()), small, large) == pytest.approx(0.8046, abs=1e-4)
+  costs, scores = zip(*exact.hull())
+  assert frontier.area(costs, scores, small, large) == pytest.approx(0.8046, abs=1e-4)
+  slopes = np.diff(scores) / np.diff(costs)
+  assert (np.diff(slopes) <= 0).all()
+  for point in [small, large, *(exact.solve(p=p)[0] for p in (0.25, 0.5, 0.75))]:
+    assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3
   sure = dataclasses.replace(sandbox.RULES, amber=(0.0, 1.0), looks=tuple(np.eye(3).tolist()))
   costs, scores = zip(*Exact(sure).hull())
   assert frontier.area(costs, scores, small, large) == pytest.approx(0.9078, abs=1e-4)
@@ -232,14 +214,12 @@ def test_frozen_figures(exact):
 
 def test_all_three_classes_are_common():
   env = Sandbox(train_tasks=150)
-  found = []
+  classes = []
   for task in env.tasks("train"):
-    trials = [
-      [run(env, task, always(model), seed)[2] == 1.0 for seed in range(5)] for model in (0, 1)
-    ]
-    found.append(rewards.difficulty(*trials))
+    trials = [[run(env, task, always(m), seed)[2] == 1.0 for seed in range(5)] for m in (0, 1)]
+    classes.append(rewards.difficulty(*trials))
   for difficulty in ("easy", "hard", "intractable"):
-    assert 0.2 < found.count(difficulty) / len(found) < 0.5
+    assert 0.2 < classes.count(difficulty) / len(classes) < 0.5
 
 
 def test_the_frontier_is_of_the_sandbox_and_its_models_alone():
