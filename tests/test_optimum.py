@@ -188,7 +188,7 @@ def test_optimal_choice_reads_visible_text_alone(exact):
   with pytest.raises(ValueError, match="not an observation"):
     choose("Open the tower.", first, "Lock 2 looks fine.")
   # It knows who jammed. Lock 2 is never broken. SMALL's jam is the stronger sign of a tricky lock
-  # rather than a plain one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2, LARGE's 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
+  # rather than a plain one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2, LARGE: 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
   choose = exact.optimal_choice(150.0)
   now = "It jammed. Lock 2 looks marked. The sign is amber."
   assert choose("Open the cabin.", [*first, (0, "pull A", now)], now) == 1
