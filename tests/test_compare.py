@@ -43,18 +43,16 @@ def test_an_interval_of_many_tasks_is_the_normal_one():
   assert found["x_high"] == pytest.approx(value_N.mean() + half, abs=0.1 * half)
 
 
-def test_an_interval_of_two_tasks():
+def test_intervals_of_few_values():
   # Means of two draws from {0, 1} are 0, 1/2, 1 with 1/4, 1/2, 1/4: both tails reach the ends.
   value_B = np.array([0.0, 1.0])[draw(2, 500)].mean(axis=1)
   assert compare.interval("x", value_B) == {"x": 0.5, "x_low": 0.0, "x_high": 1.0}
-
-
-def test_resamples_without_a_value_are_dropped_and_half_of_them_are_too_few():
+  # Resamples without a value are dropped, and half of them are too few.
   nan = math.nan
-  found = compare.interval("x", np.array([9.0, 1.0, 1.0, nan, nan]))
-  assert (found["x_low"], found["x_high"]) == (1.0, 1.0)
-  found = compare.interval("x", np.array([9.0, 1.0, nan, nan, nan]))
-  assert found["x"] == 9.0 and math.isnan(found["x_low"])
+  x = compare.interval("x", np.array([9.0, 1.0, 1.0, nan, nan]))
+  assert (x["x_low"], x["x_high"]) == (1.0, 1.0)
+  x = compare.interval("x", np.array([9.0, 1.0, nan, nan, nan]))
+  assert x["x"] == 9.0 and math.isnan(x["x_low"])
   assert all(map(math.isnan, compare.interval("x", np.array([nan, 1.0, 1.0])).values()))
 
 
@@ -94,39 +92,26 @@ def test_policy_figures(every):
   # 1 + 1 + 1 + 5, and a proposal of 0.5; 1 + 3 * 5, and beside it four judgements of 0.125
   assert table.cost_usd["cascade"] == 8.5
   assert tuple(table.loc["zero-shot", ["cost_usd", "router_cost_usd"]]) == (16.0, 0.5)
-
-
-def test_gap_shares_and_the_headline(every):
-  table = every["policies"]
-  shares = ["cost_gap_share", "success_gap_share"]
   # (6 - 4) / (20 - 4) and (75 - 25) / (75 - 25); (12 - 4) / 16 and (50 - 25) / 50
+  shares = ["cost_gap_share", "success_gap_share"]
   assert tuple(table.loc["bopo(lam=0.3)", shares]) == (0.125, 1.0)
   assert tuple(table.loc["random(p=0.5)", shares]) == (0.5, 0.5)
-  best = every["headline"]
-  assert (best["policy"], best["parameters"], best["points"]) == ("bopo(lam=0.3)", BOPO, 1)
-  assert (best["cost_gap_share"], best["success_gap_share"]) == (0.125, 1.0)
-  assert best["cost_gap_share_low"] <= 0.125 <= best["cost_gap_share_high"]
-
-
-def test_the_headline_is_the_highest_point_above_the_line():
-  lams = {f"bopo(lam={lam})": ("bopo", {"lam": lam, "threshold": 0.5}, None) for lam in (1, 2, 3)}
-  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above at most.
-  figures_of = zip(
-    lams.values(), ("SSSL", "SSLL", "LLLL"), ((1, 0, 0, 0), (1, 1, 1, 0), (1, 1, 1, 0))
-  )
-  policies = BOUNDARIES | dict(
-    zip(lams, ((*kind, models, scores) for kind, models, scores in figures_of))
-  )
-  best = figures(policies, lam=(1, 2, 3))["headline"]
-  assert (best["policy"], best["points"]) == ("bopo(lam=2)", 3)
-
-
-def test_use_share_and_overruns(every):
-  table = every["policies"]
   assert tuple(table.loc["first-large(K=2)", ["use_share", "overruns"]]) == (1.0, 0)
   # Two LARGE calls where one is allowed, in every one of 4 x 2 episodes.
   assert tuple(table.loc["bopo(lam=0.3,K=1)", ["use_share", "overruns"]]) == (2.0, 8)
   assert math.isnan(table.use_share["bopo(lam=0.3)"])
+
+
+def test_the_headline_is_the_highest_point_above_the_line(every):
+  best = every["headline"]
+  assert (best["policy"], best["parameters"], best["points"]) == ("bopo(lam=0.3)", BOPO, 1)
+  assert (best["cost_gap_share"], best["success_gap_share"]) == (0.125, 1.0)
+  assert best["cost_gap_share_low"] <= 0.125 <= best["cost_gap_share_high"]
+  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above at most.
+  points = {1: ("SSSL", (1, 0, 0, 0)), 2: ("SSLL", (1, 1, 1, 0)), 3: ("LLLL", (1, 1, 1, 0))}
+  bopo = {f"bopo(lam={lam})": ("bopo", {"lam": lam}, None, *p) for lam, p in points.items()}
+  best = figures(BOUNDARIES | bopo, lam=(1, 2, 3))["headline"]
+  assert (best["policy"], best["points"]) == ("bopo(lam=2)", 3)
 
 
 def test_dollar_budgets_are_apart():
@@ -143,21 +128,22 @@ def test_dollar_budgets_are_apart():
 
 def test_frontiers_take_points_without_a_budget_and_first_large_its_budgets(every):
   fronts = every["frontiers"]
-  success = lambda family: row(fronts, family=family, metric="success_percent")  # noqa: E731
-  assert success("bopo").policies == ["bopo(lam=0.3)"]
-  assert success("first-large").policies == ["first-large(K=2)"]
-  assert set(fronts.family) == {
-    *("random", "bopo", "first-large", "sft", "vanilla", "cascade", "single-turn", "zero-shot")
-  }
+  rows = fronts[fronts.metric == "success_percent"]
+  assert not rows.family.duplicated().any()
+  success = dict(zip(rows.family, rows.itertuples()))
+  assert success["bopo"].policies == ["bopo(lam=0.3)"]
+  assert success["first-large"].policies == ["first-large(K=2)"]
+  baselines = {"random", "first-large", "sft", "vanilla", "cascade", "single-turn", "zero-shot"}
+  assert set(success) == {"bopo", *baselines}
   # The hull (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8.
-  assert success("bopo").area == pytest.approx(15 / 16) and math.isnan(success("bopo").bopo_gain)
-  random = success("random")
+  assert success["bopo"].area == pytest.approx(15 / 16) and math.isnan(success["bopo"].bopo_gain)
+  random = success["random"]
   assert random.area == pytest.approx(0.5) and random.bopo_gain == pytest.approx(7 / 16)
   assert 0.0 < random.bopo_gain_low <= 7 / 16 <= random.bopo_gain_high
   # Vanilla RL solves all three for always-SMALL's $4: an area of 1. BoPO pays for LARGE on every
   # hard task, so in every resample that holds one it is behind.
-  assert success("vanilla").bopo_gain == pytest.approx(-1 / 16)
-  assert success("vanilla").bopo_gain_high < 0
+  assert success["vanilla"].bopo_gain == pytest.approx(-1 / 16)
+  assert success["vanilla"].bopo_gain_high < 0
 
 
 def test_ablations_against_bopo_at_the_same_settings(every):
@@ -207,11 +193,11 @@ def test_parameters_are_picked_on_the_other_half():
 
 
 def test_a_budget_s_families_have_parameters_of_the_other_half():
-  picked = {
+  sft = {
     "sft(a)": ("sft", {"share": 0.5}, 1, "SL", (1.0, 0.0, 1.0, 0.0)),
     "sft(b)": ("sft", {"share": 0.25}, 1, "LL", (0.0, 1.0, 1.0, 0.25)),
   }
-  sft = row(figures(FEW | picked)["hard_budget"], K=1, family="sft")
+  sft = row(figures(FEW | sft)["hard_budget"], K=1, family="sft")
   assert sft.candidates == ["sft(a)", "sft(b)"]
   # As above (0, 1, 1, 0); alone they have 50 and 56.25. Two LARGE calls on two tasks, one on two.
   assert (sft.score_percent, sft.use_share, sft.overruns) == (50.0, 1.5, 8)
@@ -233,20 +219,11 @@ def test_the_best_under_a_budget(every):
   first = row(rows[rows.best], K=2)
   assert first.family == "first-large" and first.lead == pytest.approx(25)
   assert math.isnan(first.gain)  # there is no BoPO
-
-
-def test_the_privileged_do_not_compete_and_a_clear_lead_is_called_so():
-  ones = (1.0, 1.0, 1.0, 1.0)
-  kept = BOUNDARIES | {"random(p=0.5)": FEW["random(p=0.5)"]}
-  policies = kept | {
-    "oracle(K=5)": ("oracle", {}, 5, "LSSS", ones),
-    "first-large(K=5)": ("first-large", {}, 5, "LLSS", ones),
-  }
-  # Gains over always-SMALL by task: 0, 80, 100, 100. One resample in 256 holds zeros alone, fewer
-  # than the 2.5 % that the interval leaves out below.
-  rows = figures(policies)["hard_budget"]
+  # K = 5: the oracle, which is privileged, does not compete. First-Large's gains over always-SMALL
+  # by task are 0, 80, 100, 100: one resample in 256 holds zeros alone, so its lead is clear.
+  five = {name: (name, {}, 5, "LSSS", (1.0,) * 4) for name in ("oracle", "first-large")}
+  rows = figures(BOUNDARIES | five)["hard_budget"]
   assert row(rows[rows.best]).family == "first-large" and row(rows[rows.best]).clear is True
-  assert not row(rows, family="oracle").best
 
 
 def test_spend_by_difficulty(every):
@@ -283,25 +260,14 @@ def test_later_lines_of_metrics_win():
     {"stage": "bopo", "lam": 0.3, "update": 1, "loss": 0.1},
     {"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 0.2},
     {"stage": "sft", "update": 2, "loss": 0.5},
-    {"stage": "sft", "update": 3, "loss": math.nan},
     {"stage": "vanilla", "update": 1, "loss": 9.0},  # it is not evaluated
     {"stage": "other", "update": 1, "loss": 9.0},
   ]
-  found = spend.training(lines, {"no-reference"})
-  found = [
-    tuple(line) for line in found[["stage", "ablation", "update", "loss"]].to_numpy().tolist()
-  ]
-  assert [line for line in found if line[2] < 3] == [
-    ("sft", "", 1, 0.7),
-    ("bopo", "", 1, 0.1),
-    ("bopo", "no-reference", 1, 0.2),
-    ("sft", "", 2, 0.5),
-  ]
+  curves = spend.training(lines, {"no-reference"})[["stage", "ablation", "update", "loss"]]
+  expected = [("sft", "", 1, 0.7), ("bopo", "", 1, 0.1), ("bopo", "no-reference", 1, 0.2)]
+  assert [*curves.itertuples(index=False, name=None)] == [*expected, ("sft", "", 2, 0.5)]
   assert spend.training([], ()).empty
-
-
-def test_a_training_of_another_length_is_another_curve():
-  """Lines of old records do not state of how many updates they are."""
+  # A training of another length is another curve. Lines of old records do not state their length.
   lines = [
     {"stage": "cascade", "update": update, "loss": loss, **updates}
     for updates, losses in (({}, (9, 8, 7)), ({"updates": 2}, (6, 5)), ({"updates": 1}, (4,)))
