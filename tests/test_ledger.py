@@ -79,23 +79,16 @@ def test_proposals_and_judges():
   ledger = run_ledger(rows, Spent((2.75, 10.0, 0.125)), 2)
   assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.0, 0.0]
   assert (ledger["total_usd"], ledger["replayed_usd"]) == (12.875, 0.75)
-
-
-def test_the_judge_comes_after_all_models():
+  # With three models the judge is the fourth.
   ledger = run_ledger(table([]), Spent((1.0, 2.0, 4.0, 8.0)), 3)
   assert [ledger[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]
 
 
 def test_the_calls_of_several_processes(tmp_path):
+  kinds = ((0, REPLY, 1.0), (1, REPLY, 2.0), (1, RETRY, 4.0), (0, PRESUMED, 8.0), (0, FAILED, 0.0))
   for number in range(2):
     calls = Calls(tmp_path / f"{number}.sqlite")
-    for model, kind, dollars in (
-      (0, REPLY, 1.0),
-      (1, REPLY, 2.0),
-      (1, RETRY, 4.0),
-      (0, PRESUMED, 8.0),
-      (0, FAILED, 0.0),
-    ):
+    for model, kind, dollars in kinds:
       calls.end(calls.begin(model, 99.0, "r"), kind, dollars)
     calls.begin(1, 16.0, "r")  # its process was killed
     calls.close()
