@@ -43,10 +43,6 @@ def state(value: float):
   }
 
 
-def like():
-  return state(0)
-
-
 def assert_state(got, value):
   np.testing.assert_array_equal(got["params"]["layers"]["kernel"], np.full((2, 30, 7), value))
   np.testing.assert_array_equal(got["params"]["norm"], np.ones(5))
@@ -64,7 +60,7 @@ def save(directory: Path, *updates: int) -> None:
 def restore(directory: Path):
   checkpoints = Checkpoints(directory)
   try:
-    return checkpoints.update, checkpoints.restore(like())
+    return checkpoints.update, checkpoints.restore(state(0))
   finally:
     checkpoints.close()
 
@@ -99,13 +95,13 @@ def test_none(tmp_path):
   checkpoints = Checkpoints(tmp_path / "sft", Config())
   assert checkpoints.update is None
   with pytest.raises(ValueError, match="sft holds no checkpoint"):
-    checkpoints.restore(like())
+    checkpoints.restore(state(0))
   checkpoints.close()
 
 
 @pytest.mark.parametrize("change", ["shape", "missing", "extra"])
 def test_another_structure(whole, change):
-  other = like()
+  other = state(0)
   if change == "shape":
     other["params"]["layers"]["kernel"] = jnp.zeros((2, 30, 9))
   elif change == "missing":

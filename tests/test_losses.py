@@ -45,67 +45,43 @@ ADV = f32([1.0, -2.0])
 
 
 class TestSFT:
-  def test_value(self, run):
-    # -ln 0.8 = 0.2231436, -ln 0.4 = 0.9162907, -ln 0.75 = 0.2876821; ln 0.5 is padding
-    loss = run(losses.sft_loss, np.log(P), ACTION, MASK)
-    np.testing.assert_allclose(loss, (0.2231436 + 0.9162907 + 0.2876821) / 3, rtol=1e-6)
+  def test_by_hand(self, run):
+    # -ln 0.8 = 0.2231436, -ln 0.4 = 0.9162907, -ln 0.75 = 0.2876821; the fourth is padding
+    # The gradient is (p - onehot) / 3 decisions.
+    expected = f32([[[-0.2, 0.2], [0.6, -0.6]], [[0.25, -0.25], [0.0, 0.0]]]) / 3
+    for padding in (0.5, *GARBAGE):
+      logits = np.log(P)
+      logits[1, 1] = padding
+      loss, gradient = run(jax.value_and_grad(losses.sft_loss), logits, ACTION, MASK)
+      np.testing.assert_allclose(loss, (0.2231436 + 0.9162907 + 0.2876821) / 3, rtol=1e-6)
+      np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
-  def test_logits_need_not_be_normalised(self, run):
-    loss = run(losses.sft_loss, np.log(P) + f32([[[3.0], [-7.0]], [[0.5], [40.0]]]), ACTION, MASK)
-    np.testing.assert_allclose(loss, 1.4271164 / 3, rtol=1e-5)
-
-  def test_three_models(self, run):
-    # softmax(0, ln 2, ln 5) = (1, 2, 5) / 8; the reference chose the second: ln 4
-    logits = np.log(f32([[[1.0, 2.0, 5.0]]]))
+  def test_three_models_with_logits_that_are_not_normalised(self, run):
+    # softmax(7, 7 + ln 2, 7 + ln 5) = (1, 2, 5) / 8; the reference chose the second: ln 4
+    logits = 7 + np.log(f32([[[1.0, 2.0, 5.0]]]))
     loss = run(losses.sft_loss, logits, np.array([[1]]), np.array([[True]]))
     np.testing.assert_allclose(loss, np.log(4), rtol=1e-6)
-
-  def test_gradient(self, run):
-    # (p - onehot) / 3 decisions, and nothing on padding
-    gradient = run(jax.grad(losses.sft_loss), np.log(P), ACTION, MASK)
-    want = [[[-0.2, 0.2], [0.6, -0.6]], [[0.25, -0.25], [0.0, 0.0]]]
-    np.testing.assert_allclose(gradient, f32(want) / 3, rtol=1e-5)
-
-  @pytest.mark.parametrize("garbage", GARBAGE)
-  def test_garbage_in_the_padding(self, run, garbage):
-    logits = np.log(P)
-    logits[1, 1] = garbage
-    loss = run(losses.sft_loss, logits, ACTION, MASK)
-    np.testing.assert_allclose(loss, 1.4271164 / 3, rtol=1e-5)
-    gradient = run(jax.grad(losses.sft_loss), logits, ACTION, MASK)
-    np.testing.assert_allclose(gradient[0, 0], f32([-0.2, 0.2]) / 3, rtol=1e-5)
-    np.testing.assert_array_equal(gradient[1, 1], 0)
-
-  def test_empty_mask(self, run):
-    assert run(losses.sft_loss, np.log(P), ACTION, np.zeros_like(MASK)) == 0
 
 
 class TestDapo:
   def test_by_hand(self):
     # Ratios 1.5 and 0.5 of a good episode, 1.5 of a bad one; clipped to [0.8, 1.28]. Gains
     # min(1.5, 1.28) * 2, min(0.5, 0.8) * 2, min(-1.5, -1.28): 2.56 + 1.0 - 1.5 over 3 decisions.
-    old = f32([[0.0, 0.0], [0.0, 0.0]])
-    logp = f32(np.log([[1.5, 0.5], [1.5, 99.0]]))
+    logp, old = f32(np.log([[1.5, 0.5], [1.5, 99.0]])), f32([[0.0, 0.0], [0.0, np.inf]])
     mask = jnp.array([[True, True], [True, False]])
-    for run in (losses.dapo_loss, jax.jit(losses.dapo_loss, static_argnums=(4, 5))):
-      np.testing.assert_allclose(
-        run(logp, old, f32([2, -1]), mask, 0.2, 0.28), -2.06 / 3, rtol=1e-5
-      )
-
-  def test_gradient_is_zero_where_clipped_and_on_padding(self):
-    logp = f32(np.log([[1.5, 1.1, 1.0]]))
-    mask = jnp.array([[True, True, False]])
-    gradient = jax.grad(losses.dapo_loss)(logp, f32([[0, 0, jnp.inf]]), f32([1]), mask, 0.2, 0.28)
-    np.testing.assert_allclose(gradient, [[0, -1.1 / 2, 0]], rtol=1e-5)
+    step = jax.value_and_grad(losses.dapo_loss)
+    for run in (step, jax.jit(step, static_argnums=(4, 5))):
+      loss, gradient = run(logp, old, f32([2, -1]), mask, 0.2, 0.28)
+      np.testing.assert_allclose(loss, -2.06 / 3, rtol=1e-5)
+      # Zero where clipped and on padding; elsewhere minus the gain, over 3 decisions.
+      np.testing.assert_allclose(gradient, f32([[0, -1.0], [1.5, 0]]) / 3, rtol=1e-5)
 
 
 class TestPolicy:
-  def test_trajectory(self, run):
+  def test_both_levels(self, run):
     # ratios of episodes: 2 * 0.5 = 1 and 1.5 * 1 * 0.5 = 0.75; gains 1 * 1 and 0.75 * -2
     loss = run(losses.policy_loss, NOW, OLD, ADV, REAL)
     np.testing.assert_allclose(loss, -(1.0 - 1.5) / 2, rtol=1e-5)
-
-  def test_decision(self, run):
     # means of ratios: 2.5 / 2 = 1.25 and 3 / 3 = 1; gains 1.25 * 1 and 1 * -2
     loss = run(losses.policy_loss, NOW, OLD, ADV, REAL, ratio_level="decision")
     np.testing.assert_allclose(loss, -(1.25 - 2.0) / 2, rtol=1e-5)
@@ -168,8 +144,7 @@ class TestPolicy:
     np.testing.assert_allclose(by_level[0], want, rtol=1e-6)
     np.testing.assert_allclose(by_level[0], by_level[1] * f32([[1.0], [2.0], [3.0]]), rtol=1e-6)
 
-  @pytest.mark.parametrize("level", ["trajectory", "decision"])
-  @pytest.mark.parametrize("clip", [None, 0.2])
+  @pytest.mark.parametrize("level, clip", [("trajectory", None), ("decision", 0.2)])
   def test_garbage_in_the_padding(self, run, level, clip):
     options = {"ratio_level": level, "clip_low": clip, "clip_high": clip}
     (value, gradient) = run(jax.value_and_grad(losses.policy_loss), NOW, OLD, ADV, REAL, **options)
@@ -191,11 +166,9 @@ class TestPolicy:
     loss = run(losses.policy_loss, NOW, OLD, ADV, half, ratio_level=level)
     np.testing.assert_allclose(loss, -(0.0 + 1.0 * -2.0) / 2, rtol=1e-5)
 
-  def test_the_advantage_is_a_constant(self):
+  def test_the_advantage_is_a_constant_and_the_level_is_checked(self):
     gradient = jax.grad(losses.policy_loss, argnums=2)(NOW, OLD, jnp.asarray(ADV), REAL)
     np.testing.assert_array_equal(gradient, 0)
-
-  def test_unknown_level(self):
     with pytest.raises(ValueError, match="'token'; use 'trajectory' or 'decision'"):
       losses.policy_loss(NOW, OLD, ADV, REAL, ratio_level="token")
 
@@ -223,19 +196,19 @@ class TestKL:
     gradient = run(jax.grad(losses.exact_kl), np.log(P), np.log(P), MASK)
     np.testing.assert_allclose(gradient, np.zeros_like(P), atol=1e-7)
 
-  @pytest.mark.parametrize("garbage", GARBAGE)
-  def test_garbage_in_the_padding(self, run, garbage):
+  def test_garbage_in_the_padding(self, run):
+    kl, entropy = jax.value_and_grad(losses.exact_kl), jax.value_and_grad(losses.entropy)
     logits, ref = np.log(P), np.log(P[:, ::-1])
-    clean = run(jax.value_and_grad(losses.exact_kl), logits, ref, MASK)
-    clean_entropy = run(jax.value_and_grad(losses.entropy), logits, MASK)
-    assert clean[0] > 0.01
-    logits[1, 1], ref[1, 1] = garbage, -garbage
-    dirty = run(jax.value_and_grad(losses.exact_kl), logits, ref, MASK)
-    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
-    dirty_entropy = run(jax.value_and_grad(losses.entropy), logits, MASK)
-    jax.tree.map(np.testing.assert_array_equal, dirty_entropy, clean_entropy)
+    clean = run(kl, logits, ref, MASK), run(entropy, logits, MASK)
+    assert clean[0][0] > 0.01
+    for garbage in GARBAGE:
+      logits[1, 1], ref[1, 1] = garbage, -garbage
+      dirty = run(kl, logits, ref, MASK), run(entropy, logits, MASK)
+      jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
-  def test_empty_mask(self, run):
-    none = np.zeros_like(MASK)
-    assert run(losses.exact_kl, np.log(P), np.log(P[:, ::-1]), none) == 0
-    assert run(losses.entropy, np.log(P), none) == 0
+
+def test_an_empty_mask_gives_zero(run):
+  logits, ref, none = np.log(P), np.log(P[:, ::-1]), np.zeros_like(MASK)
+  assert run(losses.sft_loss, logits, ACTION, none) == 0
+  assert run(losses.exact_kl, logits, ref, none) == 0
+  assert run(losses.entropy, logits, none) == 0

@@ -47,7 +47,7 @@ def batcher(router_config, tokenizer_dir, make_task):
     router = dataclasses.replace(router_config, max_tokens=128, buckets=buckets)
     sft = SFTConfig(micro_episodes=rows)
     config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
-    return Batcher(config, View(router, tokenizer_dir), {task.id: task})
+    return Batcher(config, View(router, tokenizer_dir), [task])
 
   return make
 
@@ -70,22 +70,16 @@ def copy_of(state):
   return jax.tree.map(jnp.copy, state)
 
 
-@pytest.fixture(scope="module")
-def step_parts(batcher, episodes):
-  """step_parts(rows): the episodes as batches of so many rows."""
-  return lambda rows=WHOLE: [batch for _, batch in batcher(rows).micro_batches(episodes)]
-
-
 def assert_same(trees, atol):
   jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=atol), *trees)
 
 
-def assert_same_steps(trainer, start, step):
-  """step(rows) does the same to a trainer for micro-batches of any size; returns its metrics."""
+def assert_same_steps(trainer, start, steps):
+  """Each step does the same to a trainer; returns their metrics."""
   metrics, states = [], []
-  for rows in (2, WHOLE):
+  for step in steps:
     trainer.load(copy_of(start))
-    metrics.append(step(rows))
+    metrics.append(step())
     states.append(copy_of(trainer.state))
   assert_same(states, atol=1e-5)
   assert_same(metrics, atol=1e-5)
@@ -95,33 +89,37 @@ def assert_same_steps(trainer, start, step):
 
 
 def test_micro_batches_hold_every_episode_once(batcher, episodes):
-  micro = batcher(2).micro_batches(episodes)
   # Short ones together: 1, 2 | 4, 5 | 6 decisions.
-  assert [indices for indices, _ in micro] == [[1, 3], [4, 0], [2]]
-  batches = [batch for _, batch in micro]
+  batches = batcher(2).micro_batches(episodes)
   assert [batch.mask_BxS.sum(axis=1).tolist() for batch in batches] == [[1, 2], [4, 5], [6, 0]]
   assert all(batch.mask_BxS.shape == (2, 6) for batch in batches)
   # Of 5 episodes and 18 decisions; a row of padding counts, as the losses average over rows.
   assert [batch.episode_share for batch in batches] == pytest.approx([2 / 5] * 3)
   assert [batch.decision_share for batch in batches] == pytest.approx([3 / 18, 9 / 18, 6 / 18])
-  sampled = batcher(2).micro_batches(episodes, sampled_only=True)[2][1]
-  assert sampled.mask_BxS.sum(axis=1).tolist() == [5, 0]
-  assert sampled.decision_share == pytest.approx(5 / 17)
+  batches = batcher(2).micro_batches(episodes, advantages=ADV)
+  assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0]]
+  assert batches[2].mask_BxS.sum(axis=1).tolist() == [5, 0]  # one was forced
+  assert batches[2].decision_share == pytest.approx(5 / 17)
 
-
-def test_labels_come_before_the_shares(batcher, episodes):
   def label(batch, group):
     assert len(group) in (1, 2)
     return dataclasses.replace(batch, mask_BxS=batch.mask_BxS & (batch.action_BxS == 0))
 
-  batches = [batch for _, batch in batcher(2).micro_batches(episodes, label=label)]
+  batches = batcher(2).micro_batches(episodes, label)  # the shares are of what it leaves
   assert sum(batch.decision_share for batch in batches) == pytest.approx(1)
   assert sum(batch.mask_BxS.sum() for batch in batches) == 7  # SLSLL, L, SLLSSL, LL, LSSL
 
 
-def test_sft_micro_batches_make_the_step_of_one_batch(compiled, trainer, step_parts, tiny_model):
+def test_sft_micro_batches_make_the_step_of_one_batch(
+  compiled, trainer, batcher, episodes, tiny_model
+):
   before = np.array(tiny_model.final_norm[...])
-  assert_same_steps(trainer, compiled[1], lambda rows: trainer.step(step_parts(rows)))
+  one, parts = batcher(WHOLE).micro_batches(episodes), batcher(2, 2).micro_batches(episodes)
+  assert {batch.tokens_RxT.shape for batch in parts} == {(2, 64), (2, 128)}
+  assert_same_steps(trainer, compiled[1], [partial(trainer.step, part) for part in (one, parts)])
+  # Other episodes of the same lengths compile no other shape.
+  trainer.step(batcher(2, 2).micro_batches(episodes[::-1]))
+  assert trainer.compiled == 3
   # The model that it started from is as it was.
   np.testing.assert_array_equal(tiny_model.final_norm[...], before)
   assert np.abs(trainer.model.final_norm[...] - before).max() > 1e-5
@@ -134,10 +132,11 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
   anchor = Scorer(other, view.decision_ids)
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, view.decision_ids)
 
-  def step(rows):
-    return policy_steps(trainer, anchor, batcher(rows), episodes, ADV, BOPO, seed=0)
-
-  assert assert_same_steps(trainer, compiled[1], step)["kl"] > 0.01
+  steps = [
+    partial(policy_steps, trainer, anchor, batcher(rows), episodes, ADV, BOPO, seed=0)
+    for rows in (2, WHOLE)
+  ]
+  assert assert_same_steps(trainer, compiled[1], steps)["kl"] > 0.01
 
 
 def test_bopo_reports_the_mean_of_its_steps(compiled, batcher, episodes, monkeypatch):
@@ -147,8 +146,8 @@ def test_bopo_reports_the_mean_of_its_steps(compiled, batcher, episodes, monkeyp
   assert metrics == {"loss": 2.5, "kl": 0.25}
 
 
-def test_steps_lower_the_loss_and_a_saved_state_goes_on(trainer, step_parts, tiny_model, view):
-  batches = step_parts()
+def test_steps_lower_the_loss_and_a_saved_state_goes_on(trainer, batcher, episodes):
+  batches = batcher(WHOLE).micro_batches(episodes)
   first = [trainer.step(batches) for _ in range(3)]
   saved = copy_of(trainer.state)
   later = [trainer.step(batches) for _ in range(3)]
@@ -156,32 +155,16 @@ def test_steps_lower_the_loss_and_a_saved_state_goes_on(trainer, step_parts, tin
   values = [metrics["loss"] for metrics in first + later]
   assert max(values[1:]) < values[0] and values[-1] < values[0] - 0.03
   assert all(metrics["gradient_norm"] > 0 for metrics in first)
-
-  trainer.load(copy_of(saved))
+  # Momentum is a part of the state.
+  assert max(np.abs(leaf).max() for leaf in saved["optimizer"]) > 1e-3
+  trainer.load(saved)
   assert [trainer.step(batches) for _ in range(3)] == later
   assert_same([trainer.state, after], atol=0)
-  # Another trainer takes it over too, momentum and all.
-  other = Trainer(tiny_model, sft_step_loss, OPTIMIZER, view.decision_ids)
-  other.load(saved)
-  assert_same([other.state, saved], atol=0)
-  assert max(np.abs(leaf).max() for leaf in saved["optimizer"]) > 1e-3
 
 
-def test_the_shapes_that_are_compiled_are_counted(trainer, batcher, episodes):
-  """Two lengths of rows, so two shapes; other episodes of the same lengths bring no more."""
-  counts = []
-  for chosen in (episodes, episodes[::-1], episodes[1:3]):
-    batches = [batch for _, batch in batcher(2, buckets=2).micro_batches(chosen)]
-    trainer.step(batches)
-    assert {batch.tokens_RxT.shape for batch in batches} <= {(2, 64), (2, 128)}
-    counts.append(trainer.compiled)
-  # (8, 128) and (2, 128) have been compiled for the tests before, if those were run.
-  assert counts[0] == counts[1] == counts[2] in (2, 3)
-
-
-def test_no_array_has_both_tokens_and_vocabulary(trainer, step_parts):
+def test_no_array_has_both_tokens_and_vocabulary(trainer, batcher, episodes):
   """Neither forward nor backward: of 340 words only the decisions' logits are ever computed."""
-  (batch,) = step_parts()
+  (batch,) = batcher(WHOLE).micro_batches(episodes)
   T = batch.tokens_RxT.shape[1]
   text = trainer._gradient.lower(trainer.params, batch).as_text()
   shapes = [tuple(map(int, dims.split("x"))) for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
@@ -228,20 +211,18 @@ def test_schedule():
   assert rates[53] == pytest.approx(0.3, rel=1e-4)  # cos 90
   assert rates[103] == pytest.approx(0.0, abs=1e-6)
 
-
-@pytest.mark.parametrize("updates, rates", [(1, [0.6]), (2, [0.3, 0.6])])
-def test_a_schedule_of_few_updates(updates, rates):
-  steps = updates_of(sft(updates=updates), [0.5] * updates)
-  assert [-step for step in steps] == pytest.approx(rates, rel=1e-4)
+  for updates, few in ((1, [0.6]), (2, [0.3, 0.6])):
+    steps = updates_of(sft(updates=updates), [0.5] * updates)
+    assert [-step for step in steps] == pytest.approx(few, rel=1e-4)
 
 
-@pytest.mark.parametrize("gradient", [0.5, 0.05, 0.001])
-def test_a_large_eps_keeps_the_sizes_of_gradients(gradient):
+def test_a_large_eps_keeps_the_sizes_of_gradients():
   # Bias-corrected, Adam's first step on g is lr * g / (|g| + eps); there is no value to decay.
   bopo = bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
   for optimizer in (sft(updates=1, adam_eps=0.1), bopo):
-    step = pytest.approx([-0.6 * gradient / (gradient + 0.1)], rel=1e-5)
-    assert updates_of(optimizer, [gradient]) == step
+    for gradient in (0.5, 0.001):
+      step = pytest.approx([-0.6 * gradient / (gradient + 0.1)], rel=1e-5)
+      assert updates_of(optimizer, [gradient]) == step
 
 
 def test_gradients_are_clipped_and_weights_decay():

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
 
 from baar_jax.config import ABLATIONS, Config, compared_lam
 
@@ -38,56 +37,54 @@ class Entry:
 
 def entries(config: Config) -> list[Entry]:
   """The lines of the evaluation in the order of the report; those of one router are adjacent."""
-  c = config
-  free = {}  # no budget
+  c, scripted = config, config.models.kind == "scripted"
   calls = [{"K": K} for K in c.evaluate.call_budgets]
   dollars = [{"usd": usd} for usd in c.evaluate.usd_budgets]
-  every = [free, *calls, *dollars]
-  scripted = c.models.kind == "scripted"
+  free, capped = [{}], [*calls, *dollars]
   # Families with the parameters of one policy and the budgets that it runs under.
-  table = [("always-small", {}, [free]), ("always-large", {}, [free]), (FIRST_LARGE, {}, calls)]
+  table = [("always-small", {}, free), ("always-large", {}, free), (FIRST_LARGE, {}, calls)]
   for budget in dollars:  # a cap on dollars limits SMALL too
     table += [("always-small", {}, [budget]), (FIRST_LARGE, {}, [budget])]
-  table += [("random", {"p": p}, every) for p in c.evaluate.random_p]
+  table += [("random", {"p": p}, free + capped) for p in c.evaluate.random_p]
   if scripted:
-    table.append(("oracle", {}, every))
+    table.append(("oracle", {}, free + capped))
   if scripted and c.env.kind == "sandbox" and not c.models.prices:  # the optimum is known for these
-    table += [("optimum", {"mu": mu}, [free]) for mu in OPTIMUM_WEIGHTS]
+    table += [("optimum", {"mu": mu}, free) for mu in OPTIMUM_WEIGHTS]
   if "zero-shot" in c.baselines.rivals:
-    table.append(("zero-shot", {}, every))
+    table.append(("zero-shot", {}, free + capped))
   rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
   rules += [{"share": share} for share in c.evaluate.shares]
   capped_rules = rules if c.evaluate.budget_rules else rules[:1]
   for family, parameters in routers(c):
-    table += [(family, parameters | rule, [free]) for rule in rules]
-    for budget in [*calls, *dollars] if family not in ABLATIONS else ():
+    table += [(family, parameters | rule, free) for rule in rules]
+    for budget in capped if family not in ABLATIONS else ():
       table += [(family, parameters | rule, [budget]) for rule in capped_rules]
-  return [
-    _entry(c, family, parameters, b) for family, parameters, budgets in table for b in budgets
-  ]
+  return [_entry(c, *policy, budget) for *policy, budgets in table for budget in budgets]
 
 
-def routers(config: Config) -> Iterator[tuple[str, dict[str, float]]]:
+def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
   """Family and training parameters of every trained router."""
   c, rivals = config, config.baselines.rivals
   rollouts, steps = {"update": c.bopo.updates}, {"update": c.baselines.updates}
-  yield "sft", {"update": c.sft.updates}
-  yield from (("bopo", {"lam": lam} | rollouts) for lam in c.bopo.lam)
-  yield from ((family, steps) for family in ("cascade", "single-turn") if family in rivals)
-  if "vanilla" in rivals:
-    yield from (("vanilla", {"lam": lam} | rollouts) for lam in c.bopo.lam)
-  yield from ((ablation, {"lam": compared_lam(c)} | rollouts) for ablation in c.baselines.ablations)
+  vanilla = c.bopo.lam if "vanilla" in rivals else ()
+  return [
+    ("sft", {"update": c.sft.updates}),
+    *(("bopo", {"lam": lam} | rollouts) for lam in c.bopo.lam),
+    *((family, steps) for family in ("cascade", "single-turn") if family in rivals),
+    *(("vanilla", {"lam": lam} | rollouts) for lam in vanilla),
+    *((ablation, {"lam": compared_lam(c)} | rollouts) for ablation in c.baselines.ablations),
+  ]
 
 
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
-  name = zero_shot_name(config) if family == "zero-shot" else family
+  base = zero_shot_name(config) if family == "zero-shot" else family
   trained = family in dict(routers(config))
   shown = family == "zero-shot" or (trained and config.router.show_budget)
   unlimited = None
   # An episode does not tell what a cap on dollars would have changed.
   if "K" in budget and not shown:
-    unlimited = BOUNDARIES[1] if family == FIRST_LARGE else _name(name, parameters)
-  policy = _name(name, parameters | budget)
+    unlimited = BOUNDARIES[1] if family == FIRST_LARGE else _name(base, parameters)
+  policy = _name(base, parameters | budget)
   return Entry(family, parameters, policy, budget.get("K"), unlimited, budget.get("usd"))
 
 

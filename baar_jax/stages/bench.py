@@ -218,11 +218,10 @@ def training(subject: Subject, report: Report) -> None:
   c, view = subject.config, subject.views["transcript"]
   episodes = subject.episodes[: c.bench.episodes]
   tokens = sum(subject.lengths(episodes))
-  batcher = Batcher(c, view, subject.tasks)
+  batcher = Batcher(c, view, subject.tasks.values())
   placed = view.decision_ids, None, c.router.dtype
   trainer = Trainer(subject.model, METHODS["sft"].loss, sft_optimizer(c.sft), *placed)
-  micro_batches = partial(batcher.micro_batches, episodes)
-  first_s, sft_s = first_and_steady(lambda: trainer.step([b for _, b in micro_batches()]))
+  first_s, sft_s = first_and_steady(lambda: trainer.step(batcher.micro_batches(episodes)))
   del trainer  # its parameters and its optimizer's state
   trainer = Trainer(subject.model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
   anchor = Scorer(subject.model, *placed)

@@ -1,7 +1,7 @@
 """Stage evaluate: every policy on the held-out tasks, the same way."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -12,15 +12,13 @@ from baar_jax.rollout.entries import FIRST_LARGE, Entry, entries, routers
 from baar_jax.rollout.live import Job, Live, Policy
 from baar_jax.rollout.policies import RulePolicy, always, oracle, random_large
 from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
-from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy, judged_view
 from baar_jax.run import Run
-from baar_jax.train.batches import Batcher, label_failures
+from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import proposed, threshold_episodes
 from baar_jax.train.thresholds import score, threshold
-from baar_jax.train.trainer import Scorer
 
 
 def main(run: Run) -> None:
@@ -31,8 +29,7 @@ def main(run: Run) -> None:
   for entry in entries(run.config):
     if entry.unlimited:
       _reuse(run, entry, jobs)
-    limits = entry.call_budget, entry.usd_budget
-    run.collect(entry.policy, policies.make(entry), jobs, *limits)
+    run.collect(entry.policy, policies.make(entry), jobs, entry.call_budget, entry.usd_budget)
 
 
 def test_tasks(run: Run) -> list[Task]:
@@ -60,31 +57,29 @@ class Policies:
 
   def __init__(self, run: Run):
     self._run = run
-    self._model = lru_cache(maxsize=1)(self._load)
+    self._model = lru_cache(maxsize=1)(partial(load_router, run.dir, run.config, run.mesh))
     self._p = lru_cache(maxsize=1)(self._measure)
 
   def make(self, entry: Entry) -> Policy:
     """The policy of an entry; raises ValueError if its router has not been trained."""
-    run, name, parameters = self._run, entry.policy, entry.parameters
-    large = len(run.config.models.names) - 1
-    rules = {
-      "always-small": lambda: always(SMALL, name),
-      "always-large": lambda: always(large, name),
-      FIRST_LARGE: lambda: always(large, name),
-      "random": lambda: random_large(parameters["p"], name),
-      "oracle": lambda: oracle(name),
-      "optimum": lambda: _optimum(run.config, parameters["mu"], name),
-      "zero-shot": lambda: self._zero_shot(name),
-    }
-    return rules[entry.family]() if entry.family in rules else self._router(entry)
-
-  def _zero_shot(self, name: str) -> ZeroShotPolicy:
-    c = self._run.config
-    view = judged_view(c.router, self._run.tokenizer)
-    return ZeroShotPolicy(name, self._run.pair.judge(c.baselines.judge), view)
+    name, parameters, c = entry.policy, entry.parameters, self._run.config
+    if entry.family == "always-small":
+      return always(SMALL, name)
+    if entry.family in ("always-large", FIRST_LARGE):
+      return always(len(c.models.names) - 1, name)
+    if entry.family == "random":
+      return random_large(parameters["p"], name)
+    if entry.family == "oracle":
+      return oracle(name)
+    if entry.family == "optimum":
+      return _optimum(c, parameters["mu"], name)
+    if entry.family == "zero-shot":
+      view = judged_view(c.router, self._run.tokenizer)
+      return ZeroShotPolicy(name, self._run.pair.judge(c.baselines.judge), view)
+    return self._router(entry)
 
   def _router(self, entry: Entry) -> RouterPolicy:
-    run, c, parameters = self._run, self._run.config.router, entry.parameters
+    run, parameters = self._run, entry.parameters
     key = entry.family, parameters.get("lam")
     if "share" in parameters:
       decide = Threshold(threshold(self._p(*key), parameters["share"]))
@@ -92,24 +87,18 @@ class Policies:
       decide = Threshold(parameters["threshold"])
     kind = CascadePolicy if entry.family == "cascade" else RouterPolicy
     view, model = self._view(entry.family), self._model(*key)
-    return kind(entry.policy, model, view, c, decide, run.live_episodes, run.mesh)
+    settings = run.config.router, decide, run.live_episodes, run.mesh
+    return kind(entry.policy, model, view, *settings)
 
   def _view(self, family: str) -> View:
     return View(self._run.config.router, self._run.tokenizer, proposals=family == "cascade")
 
-  def _load(self, family: str, lam: float | None) -> Qwen2:
-    return load_router(self._run.dir, self._run.config, self._run.mesh, family, lam)
-
   def _measure(self, family: str, lam: float | None) -> np.ndarray:
     """p_D: the router's p(LARGE) of decisions in stored training episodes."""
-    run, view = self._run, self._view(family)
-    episodes, label = threshold_episodes(run.store, run.config), None
+    episodes, label = threshold_episodes(self._run.store, self._run.config), None
     if family == "cascade":  # which is asked where SMALL acts, and shown what it proposes
       episodes, label = list(map(proposed, episodes)), label_failures
-    model, dtype = self._model(family, lam), run.config.router.dtype
-    scorer = Scorer(model, view.decision_ids, run.mesh, dtype)
-    batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
-    return score(scorer, batcher, episodes, label)[0]
+    return score(self._run, self._model(family, lam), self._view(family), episodes, label)[0]
 
 
 def _optimum(config: Config, mu: float, name: str) -> RulePolicy:

@@ -1,9 +1,9 @@
 """Stage pretrain: a router from random weights learns what tends to come next (our choice).
 
-Qwen2.5 brings what it has read; a small router that starts from nothing would have to find out from
-sparse rewards alone which words foretell a difficult step. So at every decision of the episodes
-that the profile and the references have paid for, it first predicts which tokens the coming action
-and its result will hold. No reward, difficulty or reference enters.
+Qwen2.5 has read much; a router from random weights would have to learn from sparse rewards alone
+which words foretell a difficult step. So at every decision of the stored episodes of the profile
+and the references it first predicts the tokens of the coming action and its result. No reward,
+difficulty or reference enters.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def main(run: Run) -> None:
 
 
 def label_outcomes(view: View, batch: Batch, episodes: Sequence[Episode]) -> Batch:
-  """The batch with the tokens that follow each decision; nothing is known behind the last one."""
+  """The batch with the tokens that follow each decision but the last, which nothing follows."""
   c = view.config
   width = c.action_tokens + c.result_tokens + 2 * len(view.tokenizer.cut_mark)
   token_BxSxM = np.full((*batch.mask_BxS.shape, width), NO_TOKEN, np.int32)

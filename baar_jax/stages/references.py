@@ -13,11 +13,9 @@ def main(run: Run) -> None:
   hard = [task for task in run.tasks("train") if task.id in profiles]
   hard = [task for task in hard if profiles[task.id].difficulty == "hard"]
   if not run.config.references.clone_large:
-    # Episode k of 1..N, which is its seed, picks LARGE at every step with probability k / N.
     policy = RulePolicy(stratified_name(run.config), lambda live: stratified_rule(live, samples))
-    run.collect(
-      "references", policy, [Job(task, k) for task in hard for k in range(1, samples + 1)]
-    )
+    jobs = [Job(task, k) for task in hard for k in range(1, samples + 1)]
+    run.collect("references", policy, jobs)
   references = load_references(run.store, run.config)
   run.store.finish("references")
   fallback = sum(references[task.id].policy == BOUNDARIES[1] for task in hard)
@@ -30,5 +28,5 @@ def main(run: Run) -> None:
 
 
 def stratified_rule(live: Live, samples: int) -> int:
-  """The model for a step of episode k of N `samples`, which has the seed k."""
+  """LARGE with probability k / N at each step of episode k of N `samples`, which has the seed k."""
   return random_rule(live, live.job.seed / samples)

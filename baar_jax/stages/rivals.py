@@ -8,12 +8,11 @@ from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.rollout.entries import stratified_name
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.train.batches import Batch, Batcher, label_episodes, label_failures
+from baar_jax.train.batches import Batch, label_episodes, label_failures
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
 from baar_jax.train.dataset import load_profiles, proposed, shuffled
 from baar_jax.train.fit import fit_references, fit_rollouts, fit_stored
 from baar_jax.train.thresholds import calibration, score
-from baar_jax.train.trainer import Scorer
 
 HELD_OUT = 6  # each N-th training task is kept for the calibration
 
@@ -22,25 +21,18 @@ def main(run: Run) -> None:
   c = run.config.baselines
   if c.rivals or c.ablations:
     load_router(run.dir, run.config, run.mesh, "sft")  # a missing one is reported first
-  train = {"cascade": train_cascade, "single-turn": train_single_turn, "vanilla": train_vanilla}
-  for rival in c.rivals:
-    if rival in train:  # zero-shot is not trained
-      train[rival](run)
+  if "cascade" in c.rivals:
+    train_cascade(run)
+  if "single-turn" in c.rivals:
+    train_single_turn(run)
+  # Vanilla RL has BoPO's SFT router, tasks, seeds and number of episodes (paper).
+  for lam in run.config.bopo.lam if "vanilla" in c.rivals else ():
+    fit_rollouts(run, "vanilla", lam)
   for ablation in c.ablations:
     ablated = run.ablated(ablation)
     if ablation == UNSTRATIFIED:
       fit_references(ablated)
     fit_rollouts(ablated, "bopo", compared_lam(run.config))
-
-
-def train_vanilla(run: Run) -> None:
-  """Vanilla RL: 1[success] - lam * C, optimised by DAPO (paper).
-
-  It has BoPO's SFT router, tasks, seeds and number of episodes. No difficulty, no reference, no
-  task's own costs and no distance to the SFT router enter.
-  """
-  for lam in run.config.bopo.lam:
-    fit_rollouts(run, "vanilla", lam)
 
 
 def train_cascade(run: Run) -> None:
@@ -63,9 +55,7 @@ def train_cascade(run: Run) -> None:
   calibrated = f"calibration of cascade-{config.updates}"
   if held_out and not store.finished(calibrated):
     model = load_router(run.dir, run.config, run.mesh, "cascade")
-    scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
-    batcher = Batcher(run.config, view, {task.id: task for task in store.tasks("train")})
-    p_D, failed_D = score(scorer, batcher, held_out, label_failures)
+    p_D, failed_D = score(run, model, view, held_out, label_failures)
     run.log(stage="cascade-calibration", **calibration(p_D, failed_D))
     store.finish(calibrated)
 
@@ -84,7 +74,8 @@ def train_single_turn(run: Run) -> None:
   single query's preference data would say of it.
   """
   profiles, config = load_profiles(run.store, run.config).values(), fitted(run)
-  small, large = [e for p in profiles for e in p.small], [e for p in profiles for e in p.large]
+  small = [e for profile in profiles for e in profile.small]
+  large = [e for profile in profiles for e in profile.large]
   wins = large_wins(small, large)
   episodes = [e for e in small + large if (e.task_id, e.seed) in wins]
 

@@ -1,7 +1,7 @@
 """Episodes -> padded arrays in a few length buckets."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -14,10 +14,10 @@ from baar_jax.router.view import View, Window
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """What a loss reads of a part of a gradient step's episodes; both views make the same kind.
+  """What a loss reads of a part of a gradient step's episodes.
 
-  A transcript has one row per episode, the paper view one per step: where each decision is
-  predicted is given by a row and a position.
+  A transcript has one row per episode, the paper's view one per step: a row and a position say
+  where each decision is predicted.
 
   Attributes:
     tokens_RxT: int32, zero-padded on the right.
@@ -25,11 +25,11 @@ class Batch:
     action_BxS: int32, the model chosen.
     logp_BxS: float32, its log-probability when it was sampled; 0 where none was.
     mask_BxS: bool, the real decisions.
+    adv_B: float32, the episodes' advantages, for a policy gradient.
+    ref_logits_BxSxA: float32, the SFT router's logits, likewise.
+    token_BxSxM: int32, the tokens that follow each decision, for the pretraining.
     episode_share, decision_share: this part's rows over all episodes of the step, and its real
       decisions over all of them.
-    adv_B: float32, the episodes' advantages, for a loss that reads them.
-    ref_logits_BxSxA: float32, the SFT router's logits, likewise.
-    token_BxSxM: int32, the tokens that follow each decision, likewise.
   """
 
   tokens_RxT: np.ndarray
@@ -38,11 +38,11 @@ class Batch:
   action_BxS: np.ndarray
   logp_BxS: np.ndarray
   mask_BxS: np.ndarray
-  episode_share: float = 1.0
-  decision_share: float = 1.0
   adv_B: np.ndarray | None = None
   ref_logits_BxSxA: jax.Array | None = None
   token_BxSxM: np.ndarray | None = None
+  episode_share: float = 1.0
+  decision_share: float = 1.0
 
 
 Label = Callable[[Batch, Sequence[Episode]], Batch]
@@ -53,14 +53,6 @@ def length_buckets(max_tokens: int, count: int) -> list[int]:
   return [max_tokens * part // count for part in range(1, count + 1)]
 
 
-def bucket_of(size: int, buckets: Sequence[int]) -> int:
-  """The smallest bucket that holds `size`. Raises ValueError if none does."""
-  for bucket in buckets:
-    if size <= bucket:
-      return bucket
-  raise ValueError(f"a sequence of {size} tokens fits no bucket of {list(buckets)}")
-
-
 def make_batch(
   episodes: Sequence[Episode],
   windows: Sequence[Sequence[Window]],
@@ -68,7 +60,7 @@ def make_batch(
   rows: int,
   decisions: int,
   buckets: Sequence[int],
-  sampled_only: bool = False,
+  advantages: Sequence[float] | None = None,
 ) -> Batch:
   """Pads episodes to one batch.
 
@@ -78,22 +70,26 @@ def make_batch(
     rows: B; missing episodes are rows without decisions.
     decisions: S, at least the steps of the longest episode.
     buckets: allowed T.
-    sampled_only: leave out decisions without a log-probability (forced by a budget).
+    advantages: of each episode, for a policy gradient, which leaves out the decisions without a
+      log-probability (forced by a budget).
 
   Returns:
     A Batch whose T is a bucket and whose R is `rows` or a power of two above it, so that few
     shapes are compiled.
+
+  Raises:
+    ValueError: a window is longer than every bucket.
   """
   flat = [window for episode_windows in windows for window in episode_windows]
+  longest = max(len(window.tokens) for window in flat)
+  if longest > buckets[-1]:
+    raise ValueError(f"a sequence of {longest} tokens fits no bucket of {list(buckets)}")
+  T = next(bucket for bucket in buckets if longest <= bucket)
   R = rows if len(flat) <= rows else 1 << (len(flat) - 1).bit_length()
-  T = bucket_of(max(len(window.tokens) for window in flat), buckets)
-  shape = (rows, decisions)
   tokens_RxT = np.zeros((R, T), np.int32)
-  row_BxS = np.zeros(shape, np.int32)
-  position_BxS = np.zeros(shape, np.int32)
-  action_BxS = np.zeros(shape, np.int32)
-  logp_BxS = np.zeros(shape, np.float32)
-  mask_BxS = np.zeros(shape, bool)
+  row_BxS, position_BxS, action_BxS = np.zeros((3, rows, decisions), np.int32)
+  logp_BxS = np.zeros((rows, decisions), np.float32)
+  mask_BxS = np.zeros((rows, decisions), bool)
   row = 0
   for b, (episode, episode_windows) in enumerate(zip(episodes, windows)):
     for window in episode_windows:
@@ -105,50 +101,59 @@ def make_batch(
     for s, step in enumerate(episode.steps):
       action_BxS[b, s] = step.model
       logp_BxS[b, s] = step.logp or 0.0
-      mask_BxS[b, s] = not sampled_only or step.logp is not None
-  return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS)
+      mask_BxS[b, s] = advantages is None or step.logp is not None
+  adv_B = None
+  if advantages is not None:
+    adv_B = np.zeros(rows, np.float32)
+    adv_B[: len(episodes)] = advantages
+  return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS, adv_B)
 
 
-@dataclasses.dataclass
 class Batcher:
   """Cuts the episodes of a gradient step into micro-batches of few shapes, short ones together."""
 
-  config: Config
-  view: View
-  tasks: Mapping[str, Task]
+  def __init__(self, config: Config, view: View, tasks: Iterable[Task]):
+    """`tasks` are those of all episodes; a micro-batch has `sft.micro_episodes` rows."""
+    self._view, self._tasks = view, {task.id: task for task in tasks}
+    self._shape = {
+      "rows": config.sft.micro_episodes,
+      "decisions": config.env.max_steps,
+      "buckets": length_buckets(config.router.max_tokens, config.router.buckets),
+    }
 
   def micro_batches(
-    self, episodes: Sequence[Episode], sampled_only: bool = False, label: Label | None = None
-  ) -> list[tuple[list[int], Batch]]:
-    """Micro-batches of `sft.micro_episodes` rows.
+    self,
+    episodes: Sequence[Episode],
+    label: Label | None = None,
+    advantages: np.ndarray | None = None,
+  ) -> list[Batch]:
+    """The batches of a gradient step, with their shares of it.
 
     Args:
-      sampled_only: as of `make_batch`.
       label: changes what counts as decided, or adds what the loss needs.
-
-    Returns:
-      For each: the indices of its episodes, and the batch with its shares.
+      advantages: as of `make_batch`.
     """
-    micro = []
-    windows = [self.view.episode_windows(self.tasks[e.task_id], e) for e in episodes]
+    batches = []
+    windows = [self._view.episode_windows(self._tasks[e.task_id], e) for e in episodes]
     for indices in self._groups(windows):
       group = [episodes[i] for i in indices]
-      batch = make_batch(
-        group,
-        [windows[i] for i in indices],
-        rows=self.config.sft.micro_episodes,
-        decisions=self.config.env.max_steps,
-        buckets=length_buckets(self.config.router.max_tokens, self.config.router.buckets),
-        sampled_only=sampled_only,
+      adv = None if advantages is None else advantages[indices]
+      batch = make_batch(group, [windows[i] for i in indices], advantages=adv, **self._shape)
+      batches.append(label(batch, group) if label else batch)
+    decisions = max(1, sum(batch.mask_BxS.sum() for batch in batches))
+    return [
+      dataclasses.replace(
+        batch,
+        episode_share=np.float32(len(batch.mask_BxS) / len(episodes)),
+        decision_share=np.float32(batch.mask_BxS.sum() / decisions),
       )
-      micro.append((indices, label(batch, group) if label else batch))
-    decisions = max(1, sum(batch.mask_BxS.sum() for _, batch in micro))
-    return [(indices, _with_shares(batch, len(episodes), decisions)) for indices, batch in micro]
+      for batch in batches
+    ]
 
   def _groups(self, windows: Sequence[Sequence[Window]]) -> list[list[int]]:
     """Episodes with at most B windows in all, so that cut episodes bring no new shape."""
     groups: list[list[int]] = []
-    rows = B = self.config.sft.micro_episodes
+    rows = B = self._shape["rows"]
     for i in sorted(range(len(windows)), key=lambda i: max(len(w.tokens) for w in windows[i])):
       rows += len(windows[i])
       if rows > B:
@@ -156,14 +161,6 @@ class Batcher:
         rows = len(windows[i])
       groups[-1].append(i)
     return groups
-
-
-def _with_shares(batch: Batch, episodes: int, decisions: int) -> Batch:
-  return dataclasses.replace(
-    batch,
-    episode_share=np.float32(len(batch.mask_BxS) / episodes),
-    decision_share=np.float32(batch.mask_BxS.sum() / decisions),
-  )
 
 
 def label_failures(batch: Batch, episodes: Sequence[Episode]) -> Batch:

@@ -1,5 +1,6 @@
 """Checkpoints of a router (Orbax): parameters, optimizer, update, and the config beside them."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +24,12 @@ UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 class Checkpoints:
   """The checkpoints of one training run in one directory; the newest two are kept.
 
-  Each is written to a temporary directory and renamed when it is whole, so that a kill leaves
-  the one before.
+  Each is written to a temporary directory and renamed when it is whole, so that a kill leaves the
+  one before.
   """
 
   def __init__(self, directory: Path, config: Config | None = None):
-    """Opens the directory; it is created if a config, saved with every checkpoint, is given."""
+    """Opens the directory, or creates it if a config is given, which every checkpoint holds."""
     self._directory, self._config = directory.absolute(), config
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=config is not None)
     self._manager = ocp.CheckpointManager(self._directory, options=options)
@@ -48,8 +49,8 @@ class Checkpoints:
     """The newest checkpoint's pytrees.
 
     Args:
-      like: by name, pytrees of the same structure, shapes and dtypes, arrays or abstract; what is
-        not named is not read. Arrays come back with the shardings of these.
+      like: by name, pytrees of the same structure, shapes and dtypes, arrays or abstract, whose
+        shardings the result takes over; what is not named is not read.
 
     Raises:
       ValueError: there is none, or it cannot be read into that structure.
@@ -77,10 +78,14 @@ def checkpoint_directory(
   directory: Path, config: Config, family: str, lam: float | None = None
 ) -> Path:
   """Where in a run's directory the checkpoints of a router are; arguments as of `load_router`."""
-  name = family if lam is None else f"{family}-lam{lam:g}"
   if family in ("cascade", "single-turn"):
-    name = f"{family}-{config.baselines.updates}"
-  return directory / "checkpoints" / name
+    family += f"-{config.baselines.updates}"
+  return directory / "checkpoints" / (family if lam is None else f"{family}-lam{lam:g}")
+
+
+def sft_family(ablation: str) -> str:
+  """The SFT router that an ablation starts from; "" is no ablation."""
+  return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
 
 
 def load_router(
@@ -100,17 +105,13 @@ def load_router(
     stage, updates = "bopo" if family == "bopo" else "baselines", config.bopo.updates
   elif family.startswith("sft"):
     stage, updates = "sft", config.sft.updates
-  ids = View(config.router, directory / "tokenizer").decision_ids
+  view = View(config.router, directory / "tokenizer")
   place = checkpoint_directory(directory, config, family, lam)
-  return load_trained(place, updates, abstract_model(config.router, ids), mesh, stage)
-
-
-def sft_family(ablation: str) -> str:
-  """The SFT router that an ablation starts from; "" is no ablation."""
-  return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
+  return load_trained(place, updates, config, view, mesh, stage)
 
 
 def pretrain_updates(store: Store, config: Config) -> int:
+  """The number of updates that go through all episodes as often as `pretrain.epochs` says."""
   c = config.pretrain
   return max(1, c.epochs * len(paid_episodes(store, config)) // c.batch_episodes)
 
@@ -125,30 +126,28 @@ def load_initial(directory: Path, store: Store, config: Config, view: View, mesh
     return load_pretrained(config.router, view, mesh)
   if config.pretrain.epochs > 0:
     place = checkpoint_directory(directory, config, "pretrain")
-    model = abstract_model(config.router, view.decision_ids)
-    model = load_trained(place, pretrain_updates(store, config), model, mesh, "pretrain")
+    updates = pretrain_updates(store, config)
+    model = load_trained(place, updates, config, view, mesh, "pretrain")
   else:
     model = build_model(config.router, config.seed)
   start_alike(model, view.decision_ids)
   return model
 
 
-def load_trained(directory: Path, updates: int, model: Qwen2, mesh: Mesh, stage: str) -> Qwen2:
+def load_trained(
+  directory: Path, updates: int, config: Config, view: View, mesh: Mesh, stage: str
+) -> Qwen2:
   """The router in a directory of checkpoints: of the newest one, the parameters alone.
-
-  Args:
-    model: of the same shape; its values are not used, it may be abstract.
 
   Raises:
     ValueError: the stage has not been run to its last update.
   """
   done = 0
   if directory.exists():
-    checkpoints = Checkpoints(directory)
-    try:
+    with contextlib.closing(Checkpoints(directory)) as checkpoints:
       done = checkpoints.update or 0
       if done == updates:
-        graphdef, params = nnx.split(model)
+        graphdef, params = nnx.split(abstract_model(config.router, view.decision_ids))
         like = jax.tree.map(
           lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
           params,
@@ -157,6 +156,4 @@ def load_trained(directory: Path, updates: int, model: Qwen2, mesh: Mesh, stage:
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
         nnx.replace_by_pure_dict(like, restored["params"])
         return nnx.merge(graphdef, like)
-    finally:
-      checkpoints.close()
   raise ValueError(f"{directory} has {done} of {updates} updates: run --stage={stage} first")

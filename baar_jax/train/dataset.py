@@ -4,8 +4,7 @@ import collections
 import dataclasses
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Episode, Task
@@ -58,7 +57,7 @@ def load_profiles(store: Store, config: Config) -> dict[str, Profile]:
   """
   profiles = _first_profiles(store, config, config.profile.trials)
   if not profiles:
-    raise ValueError(f"{_run_directory(config)} has no profile: run --stage=profile first")
+    raise ValueError(f"{config.runs}/{config.name} has no profile: run --stage=profile first")
   return profiles
 
 
@@ -103,13 +102,9 @@ def robustness(store: Store, config: Config) -> list[dict]:
 
 def _first_profiles(store: Store, config: Config, trials: int) -> dict[str, Profile]:
   """The training tasks' profiles from the first trials alone: `robustness` may have stored more."""
-  episodes = (first_trials(store, name, trials) for name in BOUNDARIES)
+  episodes = ([e for e in store.episodes(name) if e.seed < trials] for name in BOUNDARIES)
   profiles = profile_tasks(*episodes, config.profile.easy_rate)
   return {task.id: profiles[task.id] for task in store.tasks("train") if task.id in profiles}
-
-
-def first_trials(store: Store, policy: str, trials: int) -> list[Episode]:
-  return [e for e in store.episodes(policy) if e.seed < trials]
 
 
 def cheapest(episodes: Iterable[Episode]) -> Episode | None:
@@ -145,11 +140,10 @@ def load_references(store: Store, config: Config) -> dict[str, Episode]:
   for episode in () if clone_large else store.episodes(stratified_name(config)):
     stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
   hard = [task_id for task_id, profile in profiles.items() if profile.difficulty == "hard"]
-  missing = [task_id for task_id in hard if not stratified[task_id]]
+  missing = sum(not stratified[task_id] for task_id in hard)
   if missing and not clone_large:
-    raise ValueError(
-      f"{_run_directory(config)} lacks references of {len(missing)} tasks: run --stage=references"
-    )
+    place = f"{config.runs}/{config.name}"
+    raise ValueError(f"{place} lacks references of {missing} tasks: run --stage=references")
   return {
     task_id: choose_reference(profile, stratified[task_id], clone_large)
     for task_id, profile in profiles.items()
@@ -157,14 +151,9 @@ def load_references(store: Store, config: Config) -> dict[str, Episode]:
 
 
 def paid_episodes(store: Store, config: Config) -> list[Episode]:
-  """What the profile and the references stored of training tasks.
-
-  Trials that only `profile.robustness` asked for are not among them.
-  """
-  train = {task.id for task in store.tasks("train")}
-  episodes = [e for name in BOUNDARIES for e in first_trials(store, name, config.profile.trials)]
-  episodes += store.episodes(stratified_name(config))
-  return [e for e in episodes if e.task_id in train]
+  """What the profile's first trials and the references stored of training tasks."""
+  trials = dict.fromkeys(BOUNDARIES, range(config.profile.trials))
+  return _seeds(store, trials | {stratified_name(config): range(config.references.samples + 1)})
 
 
 def threshold_episodes(store: Store, config: Config) -> list[Episode]:
@@ -172,25 +161,20 @@ def threshold_episodes(store: Store, config: Config) -> list[Episode]:
 
   Raises ValueError if there are none.
   """
-  samples = config.references.samples
-  seeds = dict.fromkeys(BOUNDARIES, {0})
-  seeds[stratified_name(config)] = {max(1, samples * quarter // 4) for quarter in (1, 2, 3)}
-  train = {task.id for task in store.tasks("train")}
-  episodes = [
-    e
-    for name in seeds
-    for e in store.episodes(name)
-    if e.seed in seeds[name] and e.task_id in train
-  ]
+  quarters = {max(1, config.references.samples * quarter // 4) for quarter in (1, 2, 3)}
+  seeds = dict.fromkeys(BOUNDARIES, {0}) | {stratified_name(config): quarters}
+  episodes = _seeds(store, seeds)
   if not episodes:
-    raise ValueError(
-      f"{_run_directory(config)} has no training episodes: run --stage=profile first"
-    )
+    place = f"{config.runs}/{config.name}"
+    raise ValueError(f"{place} has no training episodes: run --stage=profile first")
   return episodes
 
 
-def _run_directory(config: Config) -> Path:
-  return Path(config.runs) / config.name
+def _seeds(store: Store, seeds: Mapping[str, Container[int]]) -> list[Episode]:
+  """The episodes of training tasks with the seeds that are listed for each policy."""
+  train = {task.id for task in store.tasks("train")}
+  episodes = [e for name in seeds for e in store.episodes(name) if e.seed in seeds[name]]
+  return [e for e in episodes if e.task_id in train]
 
 
 def proposed(episode: Episode) -> Episode:
@@ -214,27 +198,27 @@ def balanced(
   hard: Sequence[Episode], rest: Sequence[Episode], size: int, hard_share: float, seed: int
 ) -> Iterator[list[Episode]]:
   """Batches with a set share of hard tasks; each pool is gone through before it repeats."""
-  hards = round(size * hard_share) if rest else size
-  hards = hards if hard else 0
-  hard_cycle, rest_cycle = _cycle(hard, f"{seed}|hard"), _cycle(rest, f"{seed}|rest")
+  hards = round(size * hard_share) if hard and rest else size * bool(hard)
+  hard_batches = _cycle(hard, hards, f"{seed}|hard")
+  rest_batches = _cycle(rest, size - hards, f"{seed}|rest")
   while True:
-    batch = [next(hard_cycle) for _ in range(hards)]
-    yield batch + [next(rest_cycle) for _ in range(size - hards)]
+    yield next(hard_batches) + next(rest_batches)
 
 
 def shuffled(pool: Sequence[Episode], size: int, seed: str) -> Iterator[list[Episode]]:
   """Batches of a pool that is gone through before it repeats. Raises ValueError if it is empty."""
   if not pool:
     raise ValueError("there are no stored episodes to learn from: run --stage=references first")
-  episodes = _cycle(pool, seed)
-  while True:
-    yield [next(episodes) for _ in range(size)]
+  yield from _cycle(pool, size, seed)
 
 
-def _cycle(pool: Sequence[Episode], seed: str) -> Iterator[Episode]:
+def _cycle(pool: Sequence[Episode], size: int, seed: str) -> Iterator[list[Episode]]:
   draw = random.Random(seed)
+  queue: list[Episode] = []
   while True:
-    yield from draw.sample(pool, len(pool))
+    while len(queue) < size:
+      queue += draw.sample(pool, len(pool))
+    yield [queue.pop(0) for _ in range(size)]
 
 
 def stacked(pool: Sequence[Episode], size: int, seed: int) -> Iterator[list[Episode]]:

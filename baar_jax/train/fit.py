@@ -20,7 +20,7 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.store import Store
 from baar_jax.train import losses
-from baar_jax.train.batches import Batch, Batcher, Label
+from baar_jax.train.batches import Batcher, Label
 from baar_jax.train.checkpoint import (
   Checkpoints,
   checkpoint_directory,
@@ -59,12 +59,9 @@ class Updates:
     self._checkpoints = Checkpoints(directory, config)
     self._last, self._save_every = last, save_every
     self.done = self._saved = self._checkpoints.update or 0
-
-  def finished(self) -> bool:
-    """Whether none is left to be made; then the checkpoints are closed."""
-    if self.done == self._last:
+    self.finished = self.done == last
+    if self.finished:
       self._checkpoints.close()
-    return self.done == self._last
 
   def remaining(self, trainer: Trainer, batches: Iterable) -> Iterator[tuple[int, list]]:
     """(update, its batch) from the newest checkpoint on: the same batches as without a stop."""
@@ -100,9 +97,9 @@ def fit_stored(
   family = sft_family(run.ablation) if stage == "sft" else stage
   directory = checkpoint_directory(run.dir, run.config, family)
   updates = Updates(directory, run.config, config.updates, SAVE_EVERY)
-  if updates.finished():
+  if updates.finished:
     return
-  batcher = Batcher(run.config, view, {task.id: task for task in run.store.tasks("train")})
+  batcher = Batcher(run.config, view, run.store.tasks("train"))
   method, ids = METHODS[stage], view.decision_ids
   if method.whole_vocabulary:
     model, ids = build_model(run.config.router, run.config.seed), None
@@ -113,7 +110,7 @@ def fit_stored(
   del model  # the trainer has copied it
   with run.progress(total=config.updates, initial=updates.done, desc=stage, unit="update") as bar:
     for update, episodes in updates.remaining(trainer, batches):
-      metrics = trainer.step([batch for _, batch in batcher.micro_batches(episodes, label=label)])
+      metrics = trainer.step(batcher.micro_batches(episodes, label))
       labels = {"update": update, "updates": config.updates, "compiled": trainer.compiled}
       run.log(stage=stage, **labels, **run.labels, **metrics)
       updates.save(update, trainer)
@@ -137,13 +134,13 @@ def fit_rollouts(run: Run, stage: str, lam: float) -> None:
   config, method, family = run.config.bopo, METHODS[stage], run.ablation or stage
   directory = checkpoint_directory(run.dir, run.config, family, lam)
   updates = Updates(directory, run.config, config.updates, SAVE_EVERY_ROLLOUTS)
-  if updates.finished():
+  if updates.finished:
     return
   profiles = load_profiles(run.store, run.config)
   references = load_references(run.store, run.config)
   tasks = [task for task in run.store.tasks("train") if task.id in references]
   view = View(run.config.router, run.tokenizer)
-  batcher = Batcher(run.config, view, {task.id: task for task in tasks})
+  batcher = Batcher(run.config, view, tasks)
   sft = load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
   placed = view.decision_ids, run.mesh, run.config.router.dtype
   trainer = Trainer(sft, partial(method.loss, config), bopo_optimizer(config), *placed)
@@ -175,7 +172,7 @@ def _roll_out(
   policy = RouterPolicy(
     name, model, view, run.config.router, Sample(name), run.live_episodes, run.mesh
   )
-  first_seed = SEEDS_BEFORE_BOPO + config.group_size * update  # other luck in every update
+  first_seed = SEEDS_BEFORE_BOPO + config.group_size * update  # each update has other seeds
   seeds = range(first_seed, first_seed + config.group_size)
   jobs = [Job(task, seed) for task in tasks for seed in seeds]
   return run.collect(f"{family} lam={lam:g} {update}/{config.updates}", policy, jobs)
@@ -198,31 +195,20 @@ def policy_steps(
   (our choice).
   """
   draw = random.Random(seed)
-  steps: list[list[Batch]] = []
+  steps = []
   for _ in range(config.epochs):
     order = draw.sample(range(len(episodes)), len(episodes))
     for first in range(0, len(order), config.batch_episodes):
       chosen = order[first : first + config.batch_episodes]
-      micro = batcher.micro_batches([episodes[i] for i in chosen], sampled_only=True)
-      steps.append([_with_advantages(batch, adv_B[chosen][indices]) for indices, batch in micro])
+      steps.append(batcher.micro_batches([episodes[i] for i in chosen], advantages=adv_B[chosen]))
   if trainer.low_precision:
-    steps = [[_recompute_logp(trainer, batch) for batch in batches] for batches in steps]
+    for batches in steps:
+      for i, batch in enumerate(batches):
+        logp_BxS = losses.action_logp(trainer.logits(batch), batch.action_BxS)
+        batches[i] = dataclasses.replace(batch, logp_BxS=logp_BxS)
   metrics = []
   for batches in steps:
     if anchor is not None:
       batches = [dataclasses.replace(b, ref_logits_BxSxA=anchor.logits(b)) for b in batches]
     metrics.append(trainer.step(batches))
   return {name: float(np.mean([step[name] for step in metrics])) for name in metrics[0]}
-
-
-def _with_advantages(batch: Batch, adv_E: np.ndarray) -> Batch:
-  """The batch with its episodes' advantages, 0 on rows without an episode."""
-  adv_B = np.zeros(len(batch.mask_BxS), np.float32)
-  adv_B[: len(adv_E)] = adv_E
-  return dataclasses.replace(batch, adv_B=adv_B)
-
-
-def _recompute_logp(trainer: Trainer, batch: Batch) -> Batch:
-  """The batch with its decisions' log-probabilities under the trainer's parameters."""
-  logp_BxS = losses.action_logp(trainer.logits(batch), batch.action_BxS)
-  return dataclasses.replace(batch, logp_BxS=logp_BxS)

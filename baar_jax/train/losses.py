@@ -15,7 +15,7 @@ def sft_loss(logits_BxSxA, action_BxS, mask_BxS):
   Returns:
     float32 scalar in nats, averaged over real decisions; 0 if the mask is empty.
   """
-  return _mean(-action_logp(_real(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
+  return masked_mean(-action_logp(_real(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
 
 
 def policy_loss(
@@ -23,9 +23,9 @@ def policy_loss(
   old_logp_BxS,
   adv_B,
   mask_BxS,
-  ratio_level="trajectory",
-  clip_low=None,
-  clip_high=None,
+  ratio_level: str = "trajectory",
+  clip_low: float | None = None,
+  clip_high: float | None = None,
 ):
   """Minus the mean over episodes of ratio x advantage (paper: objective of BoPO, first term).
 
@@ -70,7 +70,7 @@ def dapo_loss(logp_BxS, old_logp_BxS, adv_B, mask_BxS, clip_low: float, clip_hig
   """
   log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
   adv_Bx1 = jax.lax.stop_gradient(adv_B)[:, None]
-  return -_mean(_gain(jnp.exp(log_ratio_BxS), adv_Bx1, clip_low, clip_high), mask_BxS)
+  return -masked_mean(_gain(jnp.exp(log_ratio_BxS), adv_Bx1, clip_low, clip_high), mask_BxS)
 
 
 def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
@@ -81,7 +81,7 @@ def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
   """
   logp_BxSxA = jax.nn.log_softmax(_real(logits_BxSxA, mask_BxS))
   ref_logp_BxSxA = jax.nn.log_softmax(_real(ref_logits_BxSxA, mask_BxS))
-  return _mean((jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)).sum(axis=-1), mask_BxS)
+  return masked_mean((jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)).sum(axis=-1), mask_BxS)
 
 
 def action_logp(logits_BxSxA, action_BxS):
@@ -91,12 +91,13 @@ def action_logp(logits_BxSxA, action_BxS):
 
 
 def entropy(logits_BxSxA, mask_BxS):
-  """Entropy of the decisions in nats, averaged over real decisions."""
+  """Entropy of the decisions in nats, averaged over real decisions; 0 if the mask is empty."""
   logp_BxSxA = jax.nn.log_softmax(_real(logits_BxSxA, mask_BxS))
-  return _mean(-(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1), mask_BxS)
+  return masked_mean(-(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1), mask_BxS)
 
 
 def _gain(ratio, adv, clip_low, clip_high):
+  """ratio x advantage, or the smaller one with a clipped ratio where a side has a clip."""
   if clip_low is None and clip_high is None:
     return ratio * adv
   low = None if clip_low is None else 1.0 - clip_low
@@ -105,9 +106,10 @@ def _gain(ratio, adv, clip_low, clip_high):
 
 
 def _real(logits_BxSxA, mask_BxS):
-  """The logits, 0 on padding: what is there must not make the gradient nan."""
+  """The logits, 0 on padding, whose values must not make the gradient nan."""
   return jnp.where(mask_BxS[:, :, None], logits_BxSxA, 0.0)
 
 
-def _mean(value_BxS, mask_BxS):
+def masked_mean(value_BxS, mask_BxS):
+  """The mean over real decisions; 0 if the mask is empty."""
   return jnp.where(mask_BxS, value_BxS, 0.0).sum() / jnp.maximum(mask_BxS.sum(), 1)

@@ -18,7 +18,7 @@ NO_TOKEN = -1  # padding of the tokens that follow a decision
 DAPO_CLIP_LOW, DAPO_CLIP_HIGH = 0.2, 0.28  # of DAPO's paper
 DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are not kept
 DIED = "see above what their environments died of, then run the same command again"
-Advantages = tuple[list[Episode], np.ndarray, dict[str, float]]
+Advantages = tuple[list[Episode], np.ndarray, dict[str, float]]  # kept episodes, adv_B, metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Method:
   """A way to train a router.
 
   Attributes:
-    loss: loss(logits_BxSxA, batch) for stored episodes, loss(config, logits_BxSxA, batch) for
-      rollouts, with a BoPOConfig -> (the batch's share of the loss, its share of metrics).
+    loss: loss(logits_BxSxA, batch) for stored episodes, loss(config, logits_BxSxA, batch) with a
+      BoPOConfig for rollouts -> (the batch's share of the loss, its share of metrics).
     compute_advantages: of the episodes of a rollout batch; None learns from stored episodes.
     whole_vocabulary: whether the logits are those of all words in place of the decisions'.
     anchored: whether the loss reads the SFT router's logits.
@@ -64,44 +64,30 @@ def sft_step_loss(logits_BxSxA, batch: Batch):
   """The SFT loss, and how often the more probable model is right and is LARGE."""
   share = batch.decision_share
   loss = share * losses.sft_loss(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
-  decisions = jnp.maximum(batch.mask_BxS.sum(), 1)
-  right_BxS = (logits_BxSxA.argmax(-1) == batch.action_BxS) & batch.mask_BxS
-  large_BxS = (logits_BxSxA.argmax(-1) > 0) & batch.mask_BxS
-  metrics = {
-    "loss": loss,
-    "accuracy": share * right_BxS.sum() / decisions,
-    "large_share": share * large_BxS.sum() / decisions,
-  }
-  return loss, metrics
+  choice_BxS = logits_BxSxA.argmax(-1)
+  accuracy = losses.masked_mean(choice_BxS == batch.action_BxS, batch.mask_BxS)
+  large_share = losses.masked_mean(choice_BxS > 0, batch.mask_BxS)
+  return loss, {"loss": loss, "accuracy": share * accuracy, "large_share": share * large_share}
 
 
 def bopo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
   """Minus the gain, plus the distance to the SFT router (paper: objective of BoPO)."""
-  gain_loss = batch.episode_share * losses.policy_loss(
-    losses.action_logp(logits_BxSxA, batch.action_BxS),
-    batch.logp_BxS,
-    batch.adv_B,
-    batch.mask_BxS,
-    config.ratio_level,
-    config.clip_low,
-    config.clip_high,
-  )
+  logp_BxS = losses.action_logp(logits_BxSxA, batch.action_BxS)
+  arrays = logp_BxS, batch.logp_BxS, batch.adv_B, batch.mask_BxS
+  options = config.ratio_level, config.clip_low, config.clip_high
+  gain_loss = batch.episode_share * losses.policy_loss(*arrays, *options)
   kl = losses.exact_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
   loss = gain_loss + config.kl_beta * batch.decision_share * kl
-  metrics = {
-    "loss": loss,
-    "kl": batch.decision_share * kl,
-    "entropy": batch.decision_share * losses.entropy(logits_BxSxA, batch.mask_BxS),
-  }
-  return loss, metrics
+  entropy = batch.decision_share * losses.entropy(logits_BxSxA, batch.mask_BxS)
+  return loss, {"loss": loss, "kl": batch.decision_share * kl, "entropy": entropy}
 
 
 def dapo_step_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
   """DAPO's loss, in which each decision of the gradient step counts the same.
 
-  It is summed over decisions and divided by the step's episodes: DAPO's mean times the decisions
-  of an episode, so that its gradient is as large as BoPO's with ratios of trajectories at the same
-  learning rate and eps (our choice; without an eps of weight AdamW would not see the difference).
+  It is summed over decisions and divided by the step's episodes, so that its gradient is as large
+  as BoPO's with ratios of trajectories at the same learning rate and eps (our choice; with a tiny
+  eps AdamW would not see the difference).
   """
   del config
   decisions_per_row = batch.mask_BxS.sum() / len(batch.mask_BxS)
@@ -128,13 +114,10 @@ def bopo_advantages(
   lam: float,
   config: BoPOConfig,
 ) -> Advantages:
-  """The reference-guided advantages of a rollout batch; the episodes of one task are a group.
-
-  Returns:
-    The episodes of groups that are large enough, adv_B, and metrics of these episodes.
+  """The reference-guided advantages of a rollout batch, in groups of at least `MIN_GROUP`.
 
   Raises:
-    ValueError: no task has `MIN_GROUP` episodes.
+    ValueError: there is no such group.
   """
   all_groups = by_task(episodes)
   groups = [group for group in all_groups if len(group) >= MIN_GROUP]
@@ -145,19 +128,17 @@ def bopo_advantages(
   def reward(episode: Episode) -> float:
     return episode_reward(episode, profiles[episode.task_id], lam, config)
 
-  reward_parts, adv_parts = [], []
-  for group in groups:
-    reward_G = np.array([reward(e) for e in group])
+  def advantage(group: list[Episode], reward_G: np.ndarray) -> np.ndarray:
     # The ablation's reference is no higher than the mean, so that the mean is the baseline.
     guided = config.reference_guided
     reference = reward(references[group[0].task_id]) if guided else reward_G.min()
     eps, clip = config.advantage_eps, config.advantage_clip
-    adv_parts.append(rewards.reference_advantage(reward_G, reference, eps, clip))
-    reward_parts.append(reward_G)
-  clipped = sum(bool(np.any(np.abs(adv_G) >= config.advantage_clip)) for adv_G in adv_parts)
-  kept = [e for group in groups for e in group]
-  metrics = rollout_metrics(kept, np.concatenate(reward_parts)) | {"clipped": clipped}
-  return kept, np.concatenate(adv_parts), metrics
+    return rewards.reference_advantage(reward_G, reference, eps, clip)
+
+  kept, adv_B, metrics = _group_advantages(groups, reward, advantage)
+  clipped_B = np.abs(adv_B) >= config.advantage_clip
+  metrics["clipped"] = len({e.task_id for e, clipped in zip(kept, clipped_B) if clipped})
+  return kept, adv_B, metrics
 
 
 def dapo_advantages(
@@ -171,10 +152,7 @@ def dapo_advantages(
 
   R is 1[success] - lam * C, and C the dollars over always-LARGE's mean of all training tasks: one
   unit for all (our choice, so that lam means the same in every environment). No difficulty, no
-  reference and no task's own costs enter (paper: vanilla RL).
-
-  Returns:
-    The episodes of such groups, adv_B, and metrics of all episodes.
+  reference and no task's own costs enter (paper: vanilla RL). The metrics are of all episodes.
 
   Raises:
     ValueError: there are no episodes.
@@ -183,18 +161,19 @@ def dapo_advantages(
   if not episodes:
     raise ValueError(f"no episode of this batch came to its end: {DIED}")
   unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
-  kept, reward_parts, adv_parts = [], [], []
   groups = by_task(episodes)
-  for group in groups:
-    success_G = np.array([e.success for e in group], np.float64)
-    reward_G = success_G - lam * np.array([e.cost_usd for e in group]) / unit_usd
-    reward_parts.append(reward_G)
-    if 0 < success_G.sum() < len(group):
-      kept.extend(group)
-      adv_parts.append((reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS))
-  metrics = rollout_metrics(episodes, np.concatenate(reward_parts))
-  metrics["kept_groups"] = len(adv_parts) / len(groups)
-  return kept, np.concatenate([np.zeros(0), *adv_parts]), metrics
+
+  def reward(episode: Episode) -> float:
+    return episode.success - lam * episode.cost_usd / unit_usd
+
+  def advantage(group: list[Episode], reward_G: np.ndarray) -> np.ndarray | None:
+    if len({e.success for e in group}) == 1:
+      return None
+    return (reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS)
+
+  kept, adv_B, metrics = _group_advantages(groups, reward, advantage)
+  metrics["kept_groups"] = len({e.task_id for e in kept}) / len(groups)
+  return kept, adv_B, metrics
 
 
 def by_task(episodes: Sequence[Episode]) -> list[list[Episode]]:
@@ -205,15 +184,27 @@ def by_task(episodes: Sequence[Episode]) -> list[list[Episode]]:
   return list(groups.values())
 
 
-def rollout_metrics(episodes: Sequence[Episode], reward_B: np.ndarray) -> dict[str, float]:
-  """Means over rolled-out episodes and their rewards; `large_share` is of their decisions."""
-  decisions = sum(len(e.steps) for e in episodes)
-  return {
-    "reward": float(reward_B.mean()),
+def _group_advantages(
+  groups: Sequence[list[Episode]],
+  reward: Callable[[Episode], float],
+  advantage: Callable[[list[Episode], np.ndarray], np.ndarray | None],
+) -> Advantages:
+  """The groups whose advantage is not None; `large_share` is of the decisions of all groups."""
+  kept, adv_parts, reward_parts = [], [np.zeros(0)], []
+  for group in groups:
+    reward_G = np.array([reward(e) for e in group])
+    reward_parts.append(reward_G)
+    if (adv_G := advantage(group, reward_G)) is not None:
+      kept += group
+      adv_parts.append(adv_G)
+  episodes = [e for group in groups for e in group]
+  metrics = {
+    "reward": float(np.concatenate(reward_parts).mean()),
     "success": sum(e.success for e in episodes) / len(episodes),
-    "large_share": sum(e.large_calls for e in episodes) / decisions,
+    "large_share": sum(e.large_calls for e in episodes) / sum(len(e.steps) for e in episodes),
     "cost_usd": sum(e.cost_usd for e in episodes) / len(episodes),
   }
+  return kept, np.concatenate(adv_parts), metrics
 
 
 METHODS = {

@@ -11,18 +11,12 @@ def difficulty(
   """A task's class, "easy", "hard" or "intractable" (the paper's Task Difficulty Taxonomy).
 
   Easy: SMALL succeeds in at least `easy_rate` of its trials. Hard: not easy, and LARGE succeeds at
-  least once. Intractable: neither, also where SMALL got lucky below the rate. With fewer trials
-  than planned the rate is over the trials that exist (our choice).
-
-  Args:
-    small_successes, large_successes: one entry per trial, True where it succeeded.
+  least once. Intractable: neither, also where SMALL got lucky below the rate. The rate is over the
+  trials that exist, also where there are fewer than planned (our choice).
 
   Raises:
-    ValueError: a model has no trial (the caller leaves such a task out), or the rate is not in
-      (0, 1].
+    ValueError: a model has no trial (the caller leaves such a task out).
   """
-  if not 0.0 < easy_rate <= 1.0:
-    raise ValueError(f"easy_rate must be in (0, 1], got {easy_rate}")
   if len(small_successes) == 0 or len(large_successes) == 0:
     counts = f"{len(small_successes)} of SMALL and {len(large_successes)} of LARGE"
     raise ValueError(f"difficulty needs a trial of each model, got {counts}")
@@ -43,11 +37,9 @@ def normalized_cost(cost, cost_small, cost_large, eps: float = 1e-9):
   Raises:
     ValueError: a cost is not finite, or eps is not above 0.
   """
-  if not (np.isfinite(eps) and eps > 0.0):
-    raise ValueError(f"eps must be finite and above 0 dollars, got {eps}")
-  for name, value in (("cost", cost), ("cost_small", cost_small), ("cost_large", cost_large)):
-    if not np.all(np.isfinite(value)):
-      raise ValueError(f"{name} must be finite, got {value}")
+  costs = cost, cost_small, cost_large
+  if not (all(np.all(np.isfinite(value)) for value in costs) and eps > 0.0):
+    raise ValueError(f"costs must be finite and eps above 0 dollars, got {costs} and eps {eps}")
   low = np.minimum(cost_small, cost_large)
   high = np.maximum(cost_small, cost_large)
   share = np.clip((np.asarray(cost, np.float64) - low) / (high - low + eps), 0.0, 1.0)
@@ -60,21 +52,10 @@ def boundary_reward(
   """1[success] * (r_success + r_hard * 1[hard]) - lam * C_norm (paper, Eq. reward).
 
   The indicator of success on both terms is in the paper's reward table, not in its equation.
-
-  Args:
-    success, hard, cost_norm: floats and bools, or arrays that broadcast, as is the result.
-    lam: weight of the cost, at least 0.
-
-  Raises:
-    ValueError: lam is negative or not finite, or a normalised cost is outside [0, 1].
+  The first three arguments are scalars or arrays that broadcast, as is the result.
   """
-  if not (np.isfinite(lam) and lam >= 0.0):
-    raise ValueError(f"lam must be finite and at least 0, got {lam}")
-  cost_norm = np.asarray(cost_norm, np.float64)
-  if not np.all((cost_norm >= 0.0) & (cost_norm <= 1.0)):
-    raise ValueError(f"cost_norm must be in [0, 1], got {cost_norm}")
   gain = np.asarray(success, bool) * (r_success + r_hard * np.asarray(hard, bool))
-  reward = gain - lam * cost_norm
+  reward = gain - lam * np.asarray(cost_norm, np.float64)
   return float(reward) if np.ndim(reward) == 0 else reward
 
 
@@ -85,20 +66,14 @@ def reference_advantage(reward_G, reference_reward: float, eps: float = 0.1, cli
   pushed down by its distance from the reference over `eps`; eps = 0.1 and the clip are our
   choices, since a tiny eps makes that push unbounded. The result is finite for finite rewards.
 
-  Args:
-    reward_G: rewards of one group of episodes of the same task.
-
   Raises:
-    ValueError: the group is empty or not one-dimensional, a reward is not finite, or eps or clip
-      is not finite and above 0.
+    ValueError: the group is empty, a reward is not finite, or eps is not above 0.
   """
   reward_G = np.asarray(reward_G, np.float64)
-  if reward_G.ndim != 1 or reward_G.size == 0:
-    raise ValueError(f"reward_G must be one non-empty group, got shape {reward_G.shape}")
-  if not (np.all(np.isfinite(reward_G)) and np.isfinite(reference_reward)):
-    raise ValueError(f"rewards must be finite, got {reward_G} and reference {reference_reward}")
-  if not (np.isfinite(eps) and eps > 0.0 and np.isfinite(clip) and clip > 0.0):
-    raise ValueError(f"eps and clip must be finite and above 0, got {eps} and {clip}")
+  finite = np.all(np.isfinite(reward_G)) and np.isfinite(reference_reward)
+  if reward_G.size == 0 or not finite or not eps > 0.0:
+    values = f"{reward_G}, reference {reference_reward}, eps {eps}"
+    raise ValueError(f"an advantage needs finite rewards and an eps above 0, got {values}")
   # The ratio is the same in any unit; in this one neither a sum nor a square overflows.
   unit = max(1.0, np.abs(reward_G).max(), abs(reference_reward))
   reward_G = reward_G / unit

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from baar_jax.episode import Episode
+from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.view import View
 from baar_jax.train.batches import Batcher, Label
+from baar_jax.train.fit import Run
 from baar_jax.train.trainer import Scorer
 
 BINS = 10
@@ -22,14 +25,15 @@ def threshold(p_D: np.ndarray, share: float) -> float:
 
 
 def score(
-  scorer: Scorer, batcher: Batcher, episodes: Sequence[Episode], label: Label | None = None
+  run: Run, model: Qwen2, view: View, episodes: Sequence[Episode], label: Label | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """p_D, the router's p(LARGE) of the episodes' decisions, and action_D, what was decided.
+  """p_D, a router's p(LARGE) of decisions in stored training episodes, and action_D, as decided.
 
   Args:
     label: masks decisions that the router would not be asked for, or changes what was decided.
   """
-  batches = [batch for _, batch in batcher.micro_batches(episodes, label=label)]
+  scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
+  batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, label)
   p_D = [scorer.p_large(batch)[batch.mask_BxS] for batch in batches]
   action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
   return np.concatenate(p_D), np.concatenate(action_D)
@@ -38,22 +42,17 @@ def score(
 def calibration(p_D: np.ndarray, failed_D: np.ndarray) -> dict:
   """How well predicted probabilities of failure agree with what happened.
 
-  Args:
-    p_D: predicted probability of failure.
-    failed_D: whether it failed.
-
   Returns:
     brier: the mean squared difference (Brier 1950); base_rate: of failures; bins: of equal width,
     those with any decision: mean prediction, observed rate and count.
   """
   bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
-  bins = [
-    {
-      "predicted": float(p_D[bin_D == b].mean()),
-      "observed": float(failed_D[bin_D == b].mean()),
-      "count": int((bin_D == b).sum()),
+  bins = []
+  for members_D in (bin_D == b for b in np.unique(bin_D)):
+    rates = {
+      "predicted": float(p_D[members_D].mean()),
+      "observed": float(failed_D[members_D].mean()),
     }
-    for b in np.unique(bin_D)
-  ]
+    bins.append(rates | {"count": int(members_D.sum())})
   brier = float(np.mean((p_D - failed_D) ** 2))
   return {"brier": brier, "base_rate": float(np.mean(failed_D)), "bins": bins}

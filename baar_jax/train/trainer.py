@@ -20,16 +20,6 @@ from baar_jax.train.batches import Batch
 Loss = Callable[[jax.Array, Batch], tuple[jax.Array, dict[str, jax.Array]]]
 
 
-def decision_logits(model: Qwen2, batch: Batch, ids: tuple[int, ...] | None, dtype=jnp.float32):
-  """logits_BxSxA, float32: hidden states are gathered at the decisions before the head.
-
-  `ids` None gives the logits of the whole vocabulary there.
-  """
-  hidden_RxTxD = model(batch.tokens_RxT, dtype, remat=True)
-  hidden_BxSxD = hidden_RxTxD[batch.row_BxS, batch.position_BxS]
-  return model.logits(hidden_BxSxD, None if ids is None else np.array(ids))
-
-
 class Scorer:
   """The decision logits of a router whose parameters lie on the devices of a mesh."""
 
@@ -40,9 +30,14 @@ class Scorer:
     mesh: Mesh | None = None,
     dtype: str = "float32",
   ):
-    """Puts the parameters onto the mesh; None is one device. `dtype` is computed in."""
+    """Puts the parameters onto the mesh; None is one device.
+
+    Args:
+      ids: the decisions' tokens; None gives the logits of the whole vocabulary.
+      dtype: of the computation.
+    """
     self.mesh = mesh or one_device()
-    self._dtype, self._ids = jnp.dtype(dtype), None if ids is None else tuple(ids)
+    self._dtype, self._ids = jnp.dtype(dtype), None if ids is None else np.array(ids)
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
     self._whole = NamedSharding(self.mesh, PartitionSpec())
@@ -50,7 +45,10 @@ class Scorer:
     self._whole_logits = jax.jit(self._forward, out_shardings=self._whole)
 
   def _forward(self, params, batch: Batch):
-    return decision_logits(nnx.merge(self._graphdef, params), batch, self._ids, self._dtype)
+    """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
+    model = nnx.merge(self._graphdef, params)
+    hidden_RxTxD = model(batch.tokens_RxT, self._dtype, remat=True)
+    return model.logits(hidden_RxTxD[batch.row_BxS, batch.position_BxS], self._ids)
 
   @property
   def model(self) -> Qwen2:
@@ -92,8 +90,8 @@ class Trainer(Scorer):
     params_at = split_parameters(self.params, self.mesh)
     state_at = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
     self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_at)(self.params)
-    gradient = partial(self._micro_gradient, loss)
-    self._gradient = jax.jit(gradient, out_shardings=(params_at, self._whole))
+    self._loss = loss
+    self._gradient = jax.jit(self._batch_gradient, out_shardings=(params_at, self._whole))
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
     self._apply = jax.jit(
       self._apply_gradient, donate_argnums=(0, 1), out_shardings=(params_at, state_at, self._whole)
@@ -110,7 +108,7 @@ class Trainer(Scorer):
     return self._dtype != jnp.float32
 
   @property
-  def state(self):
+  def state(self) -> dict:
     """The pytrees that a checkpoint holds."""
     leaves = jax.tree.leaves(self.optimizer_state)
     return {"params": nnx.to_pure_dict(self.params), "optimizer": leaves}
@@ -140,12 +138,9 @@ class Trainer(Scorer):
     totals = {name: sum(float(values[name]) for values in metrics) for name in metrics[0]}
     return totals | {"gradient_norm": float(norm)}
 
-  def _micro_gradient(self, loss: Loss, params, batch: Batch):
-    value_and_grad = jax.value_and_grad(
-      lambda p: loss(self._forward(p, batch), batch), has_aux=True
-    )
-    (_, metrics), gradient = value_and_grad(params)
-    return gradient, metrics
+  def _batch_gradient(self, params, batch: Batch):
+    loss = lambda params: self._loss(self._forward(params, batch), batch)  # noqa: E731
+    return jax.grad(loss, has_aux=True)(params)
 
   def _apply_gradient(self, params, optimizer_state, gradient):
     updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
