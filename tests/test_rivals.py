@@ -56,10 +56,11 @@ def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
   assert ids == [proposing.decision_ids[0], proposing.decision_ids[1]]
 
 
-def test_every_sixth_task_is_held_out(make_task):
+def test_every_sixth_task_is_held_out_and_a_threshold_is_a_quantile(make_task):
   fit_ids, held_out = split([make_task(f"t{i}") for i in range(1, 14)])
-  assert held_out == {"t6", "t12"}
-  assert len(fit_ids) == 11
+  assert held_out == {"t6", "t12"} and len(fit_ids) == 11
+  for share, p in ((0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)):
+    assert threshold(np.linspace(0.0, 1.0, 11), share) == pytest.approx(p)
 
 
 def test_calibration_by_hand():
@@ -73,11 +74,6 @@ def test_calibration_by_hand():
     {"predicted": pytest.approx(0.9), "observed": 1.0, "count": 1},
   ]
   assert calibration(np.array([1.0]), np.array([1]))["bins"][0]["count"] == 1
-
-
-@pytest.mark.parametrize("share, p", [(0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)])
-def test_a_threshold_is_a_quantile(share, p):
-  assert threshold(np.linspace(0.0, 1.0, 11), share) == pytest.approx(p)
 
 
 @pytest.mark.parametrize(
