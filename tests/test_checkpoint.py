@@ -1,5 +1,6 @@
 """Checkpoints: what comes back, what is kept, and what damage and kills leave."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -57,12 +58,9 @@ def save(directory: Path, *updates: int) -> None:
   checkpoints.close()
 
 
-def restore(directory: Path):
-  checkpoints = Checkpoints(directory)
-  try:
-    return checkpoints.update, checkpoints.restore(state(0))
-  finally:
-    checkpoints.close()
+def restore(directory: Path, like=None):
+  with contextlib.closing(Checkpoints(directory)) as checkpoints:
+    return checkpoints.update, checkpoints.restore(like or state(0))
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +71,12 @@ def whole(tmp_path_factory):
   return directory
 
 
-def test_restores_what_was_saved(whole):
+def test_the_newest_two_are_kept_and_saving_goes_on(whole, tmp_path):
   update, got = restore(whole)
   assert update == 20
   assert_state(got, 20)
-
-
-def test_the_config_is_beside_it(whole):
   texts = [path.read_text() for path in (whole / "20" / "config").iterdir()]
-  assert any('"name": "mine"' in text or '"name":"mine"' in text for text in texts)
-
-
-def test_the_newest_two_are_kept_and_saving_goes_on(whole, tmp_path):
+  assert any('"name":"mine"' in text.replace(" ", "") for text in texts)
   directory = shutil.copytree(whole, tmp_path / "sft")
   save(directory, 30, 40)
   assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == ["30", "40"]
@@ -92,11 +84,10 @@ def test_the_newest_two_are_kept_and_saving_goes_on(whole, tmp_path):
 
 
 def test_none(tmp_path):
-  checkpoints = Checkpoints(tmp_path / "sft", Config())
-  assert checkpoints.update is None
-  with pytest.raises(ValueError, match="sft holds no checkpoint"):
-    checkpoints.restore(state(0))
-  checkpoints.close()
+  with contextlib.closing(Checkpoints(tmp_path / "sft", Config())) as checkpoints:
+    assert checkpoints.update is None
+    with pytest.raises(ValueError, match="sft holds no checkpoint"):
+      checkpoints.restore(state(0))
 
 
 @pytest.mark.parametrize("change", ["shape", "missing", "extra"])
@@ -108,11 +99,9 @@ def test_another_structure(whole, change):
     del other["params"]["norm"]
   else:
     other["params"]["more"] = jnp.zeros(3)
-  checkpoints = Checkpoints(whole)
   with pytest.raises(ValueError) as error:
-    checkpoints.restore(other)
+    restore(whole, other)
   assert_one_line(error.value, whole)
-  checkpoints.close()
 
 
 def assert_one_line(error: ValueError, directory: Path) -> None:
@@ -126,13 +115,12 @@ def damage(path: Path, how: str) -> None:
   content = path.read_bytes()
   if how == "gone":
     path.unlink()
-  elif how == "garbage":
-    path.write_bytes(bytes(byte ^ 0x5A for byte in content))
   else:
-    path.write_bytes(content[: len(content) // 2] if how == "half" else b"")
+    garbage = bytes(byte ^ 0x5A for byte in content)
+    path.write_bytes(garbage if how == "garbage" else content[: len(content) // 2])
 
 
-@pytest.mark.parametrize("how", ["empty", "half", "garbage", "gone"])
+@pytest.mark.parametrize("how", ["half", "garbage", "gone"])
 def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   """Whichever file is damaged: the right values or the error, never wrong values."""
   files = [path.relative_to(whole) for path in (whole / "20").rglob("*") if path.is_file()]
