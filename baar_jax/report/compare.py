@@ -168,8 +168,7 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   """A row per K and family: its figures, with parameters picked by `pick_by_halves`.
 
   Our choice: the paper shows each family's best rows. Privileged policies and ablations do not
-  compete; always-SMALL does, as it keeps every budget. Intervals hold fixed what was picked, and
-  which family is best and which next.
+  compete; always-SMALL does, as it keeps every budget. Intervals hold fixed what was picked.
 
   Columns: K, family, candidates (names), METRICS and gain (BoPO's SR minus this one's) with
   intervals, use_share, overruns (of all candidates), best, lead of the best over the next with its

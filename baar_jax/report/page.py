@@ -34,17 +34,8 @@ def summarize(
   """The figures of the evaluation, tables and values, by name.
 
   *_percent is in percent, *_share in [0, 1]; *_low and *_high are ends of 95 % intervals; NaN or
-  None is what cannot be computed.
-
-  Args:
-    store: holds the tasks, the profile's episodes and the entries'.
-    entries: of the evaluation, always-small and always-large among them.
-    metrics: lines of metrics.jsonl.
-    exact: of `optimum.exact_frontier`.
-    spent: on API models, by the recorded calls.
-
-  Raises:
-    ValueError: the profile, an entry, or too many of its episodes are missing.
+  None is what cannot be computed. `exact` is of `optimum.exact_frontier`; `spent` are the recorded
+  calls of API models. Raises ValueError where the profile or an entry's episodes are missing.
   """
   e, scripted = load(store, entries, config), config.models.kind == "scripted"
   table = compare.policies(e)
