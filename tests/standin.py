@@ -50,10 +50,10 @@ class StandIn(ThreadingHTTPServer):
   def url(self) -> str:
     return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-  def usd(self, prices: dict[str, tuple[str, str, str]]) -> Fraction:
-    """What it has billed, from (input, cached, output) as text, dollars per million tokens."""
+  def usd(self, prices: dict[str, tuple[str, str, str]], billed: list | None = None) -> Fraction:
+    """Dollars of some calls, or of all; prices are (input, cached, output) per million tokens."""
     total = Fraction(0)
-    for model, usage, _ in self.billed:
+    for model, usage, _ in self.billed if billed is None else billed:
       fresh, cached, out = map(Fraction, prices[model])
       cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
       total += (usage["prompt_tokens"] - cached_tokens) * fresh + cached_tokens * cached

@@ -44,17 +44,14 @@ def command(runs, server, *flags, stage="all"):
   return [*start, *tiny.flags(runs), *own, *flags]
 
 
-def start(runs, server, *flags, stage="all"):
-  return popen(command(runs, server, *flags, stage=stage), text=True)
-
-
 def popen(program, **settings):
   env = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"} | QUICK
   pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
   return subprocess.Popen(program, cwd=ROOT, env=env, **pipes, **settings)
 
 
-def finish(process, code=0):
+def finish(program, code=0):
+  process = popen(program, text=True)
   out, err = process.communicate(timeout=600)
   assert process.returncode == code, err
   assert "Traceback" not in err
@@ -89,7 +86,7 @@ def whole(tmp_path_factory):
   runs = tmp_path_factory.mktemp("whole")
   with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
     flags = ["--config.evaluate.usd_budgets=(0.0005,0.002)", "--config.router.show_budget=True"]
-    out, err = finish(start(runs, server, *flags))
+    out, err = finish(command(runs, server, *flags))
     yield runs, server, out, json.loads((runs / "tiny/report/results.json").read_text())
 
 
@@ -106,31 +103,18 @@ def test_the_report_s_dollars_are_what_the_stand_in_billed(whole):
   page = (runs / "tiny/report/index.html").read_text()
   assert f"{ledger['total_usd']:.6f}" in page
   for part, model in (("small_usd", "small"), ("large_usd", "large")):
-    own = [call for call in server.billed if call[0] == model and call[2]]
-    others = [call for call in server.billed if call not in own]
-    server_total = billed(server)
-    kept, server.billed = server.billed, others
-    assert ledger[part] == pytest.approx(server_total - billed(server), rel=1e-9)
-    server.billed = kept
-
-
-def test_the_report_says_whose_models_these_are(whole):
-  _, _, out, results = whole
+    usable = [call for call in server.billed if call[0] == model and call[2]]
+    assert ledger[part] == pytest.approx(float(server.usd(PRICES, usable)), rel=1e-9)
   assert results["run"]["models"]["hosts"] == [{"name": "127.0.0.1", "own": True}] * 2
   assert "models at 127.0.0.1" in out and "real models" not in out
   assert not [p for p in results["policies"] if p["family"] in ("oracle", "optimum")]
 
 
-def test_no_reply_was_paid_for_twice(whole):
+def test_no_reply_was_paid_for_twice_and_no_task_passed_its_dollars(whole):
   runs, server, _, results = whole
-  keys = [json.dumps(request, sort_keys=True) for request in server.seen]
   assert results["ledger"]["replayed_usd"] > 0  # first-large begins as always-large did
   assert most_replies(runs) == 1
-  assert len(keys) == query(runs, "SELECT count(*) FROM calls")[0][0]
-
-
-def test_no_task_passed_its_dollars(whole):
-  _, _, _, results = whole
+  assert len(server.seen) == query(runs, "SELECT count(*) FROM calls")[0][0]
   rows = [row for row in results["policies"] if row["usd_budget"] is not None]
   assert {row["family"] for row in rows} >= {"always-small", "first-large", "random", "sft", "bopo"}
   assert {row["usd_budget"] for row in rows} == {0.0005, 0.002}
@@ -146,10 +130,10 @@ def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
   """At a cap and then without one: together they pay for what one run would."""
   with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
     flags = ["--config.max_usd=0.006", "--config.env.live_per_process=3"]
-    _, err = finish(start(tmp_path, server, *flags, stage="profile"), code=3)
+    _, err = finish(command(tmp_path, server, *flags, stage="profile"), code=3)
     assert err.splitlines()[-1].startswith("stopped by --config.max_usd: a call may cost $"), err
     assert 0.003 < billed(server) <= spent(tmp_path).at_most_usd <= 0.006
-    out, _ = finish(start(tmp_path, server, stage="profile"))
+    out, _ = finish(command(tmp_path, server, stage="profile"))
     assert out.startswith("profile: 6 tasks")
     found = spent(tmp_path)
     assert sum(found.replies_usd) + found.retries_usd == pytest.approx(billed(server), rel=1e-9)
@@ -178,14 +162,14 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
   """At random moments of a profile. What was in flight at a kill is recorded at its worst."""
   draw = random.Random(0)
   with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
-    flags = ["--config.env.live_per_process=4", "--config.profile.trials=2"]
+    flags = ["--config.env.live_per_process=4", "--config.env.train_tasks=3"]
     arguments = command(tmp_path, server, *flags, stage="profile")[2:]
     starter = popen([sys.executable, "-c", STARTER, *arguments], bufsize=0)
     kept, kills, code = {}, 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
       starter.stdin.write(b"\n")
       number = int(starter.stdout.readline())
-      goal = len(server.seen) + draw.randrange(1, 24)
+      goal = len(server.seen) + draw.randrange(4, 30)
       ended = []
       while not ended and len(server.seen) < goal:
         ended, _, _ = select.select([starter.stdout], [], [], draw.random() / 500)
@@ -193,12 +177,12 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
         os.kill(number, signal.SIGKILL)
         kills += 1
       code = int(starter.stdout.readline())
-      found = dict(query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes"))
-      assert kept.items() <= found.items()
-      kept = found
+      stored = dict(query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes"))
+      assert kept.items() <= stored.items()
+      kept = stored
     _, err = starter.communicate()
     assert code == 0, err.decode()
-    assert kills >= 8 and len(kept) == 6 * 2 * 2
+    assert kills >= 4 and len(kept) == 3 * 2 * 2
     # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
