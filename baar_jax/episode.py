@@ -31,22 +31,16 @@ class Usage:
 class Call:
   """One call of a model.
 
-  Attributes:
-    model: index of the model, ordered by price (0 is SMALL); a judge comes after the others.
-    usage: tokens that were billed.
-    cost_usd: dollars of the call, whoever paid for it (see `replayed`).
-    latency_s: seconds that the episode waited for the reply.
-    replayed: whether the reply was recorded before, so that it was not paid for again.
-    kind: "act" is the reply that was acted on; "proposal" is SMALL's reply to a cascade that was
-      not taken; "judge" is an answer that a zero-shot router decided by; "retry" was billed but
-      useless; "presumed" may have been billed (a time-out, a lost connection), at most `cost_usd`.
+  Kinds: "act" is the reply that was acted on; "proposal" is SMALL's reply to a cascade that was
+  not taken; "judge" is an answer that a zero-shot router decided by; "retry" was billed but
+  useless; "presumed" may have been billed (a time-out, a lost connection), at most `cost_usd`.
   """
 
-  model: int
-  usage: Usage
-  cost_usd: float
-  latency_s: float = 0.0
-  replayed: bool = False
+  model: int  # index, ordered by price (0 is SMALL); a judge comes after the others
+  usage: Usage  # what was billed
+  cost_usd: float  # whoever paid for it
+  latency_s: float = 0.0  # seconds that the episode waited for the reply
+  replayed: bool = False  # the reply was recorded before and is not paid for again
   kind: str = "act"
 
   @classmethod
@@ -72,26 +66,18 @@ class Reply:
 class Step:
   """One decision, the model calls that it led to, and the action.
 
-  Attributes:
-    observation: what the agent saw before it acted.
-    model: index of the model that acted.
-    action: what was sent to the environment.
-    calls: every call that was made for this step.
-    logp: log-probability of the decision in nats; None where a budget forced it or a policy
-      without probabilities made it.
-    router_cost_usd: dollars of the router's own computation.
-    router_latency_s: seconds that the episode waited for the decision, a judge's among them.
-    proposal: the action that SMALL proposed before a cascade decided; None without a cascade.
+  `logp` is the log-probability of the decision in nats; None where a budget forced it or a policy
+  without probabilities made it.
   """
 
-  observation: str
-  model: int
-  action: str
-  calls: list[Call] = dataclasses.field(default_factory=list)
+  observation: str  # what the agent saw before it acted
+  model: int  # index of the model that acted
+  action: str  # what was sent to the environment
+  calls: list[Call] = dataclasses.field(default_factory=list)  # all that were made for this step
   logp: float | None = None
-  router_cost_usd: float = 0.0
-  router_latency_s: float = 0.0
-  proposal: str | None = None
+  router_cost_usd: float = 0.0  # dollars of the router's own computation
+  router_latency_s: float = 0.0  # seconds that the episode waited for the decision
+  proposal: str | None = None  # what SMALL proposed before a cascade decided
 
   def usd(self, *kinds: str) -> float:
     """Dollars of the calls of these kinds."""
@@ -110,28 +96,21 @@ class Step:
 
 @dataclasses.dataclass
 class Episode:
-  """One run of a policy on a task.
+  """One run of a policy on a task; task_id, policy and seed are its key.
 
-  Attributes:
-    task_id, policy, seed: the episode's key.
-    score: in [0, 1].
-    stop: "done", "max_steps", "budget" or "error:<what>".
-    call_budget: cap on large calls it ran under; None is no cap.
-    usd_budget: cap on dollars it ran under, B_max; None is no cap.
-    reused: whether it equals another policy's episode, so that it was not run again.
-    lost_usd: dollars of its budget that are in no step: of attempts after which it could not afford
-      the call, and took a cheaper model or ended.
+  `lost_usd` are dollars that are in no step: of attempts after which it could not afford the call,
+  and took a cheaper model or ended.
   """
 
   task_id: str
   policy: str
   seed: int
   steps: list[Step]
-  score: float
-  stop: str
-  call_budget: int | None = None
-  usd_budget: float | None = None
-  reused: bool = False
+  score: float  # in [0, 1]
+  stop: str  # "done", "max_steps", "budget" or "error:<what>"
+  call_budget: int | None = None  # cap on large calls it ran under; None is no cap
+  usd_budget: float | None = None  # cap on dollars it ran under, B_max; None is no cap
+  reused: bool = False  # it equals another policy's episode and was not run again
   lost_usd: float = 0.0
 
   @property

@@ -16,13 +16,40 @@ from baar_jax.mesh import exchange
 EXCHANGED = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
-# Columns of an episode's summary, computed when it is stored; see `Store.table`.
-COLUMNS = ("score", "success", "stop", "call_budget", "usd_budget", "steps", "large_calls")
-COLUMNS += ("decisions", "judgements", "cost_usd", "small_usd", "large_usd", "proposals_usd")
-COLUMNS += ("judge_usd", "retries_usd", "router_usd", "presumed_usd", "spent_usd", "replayed_usd")
-COLUMNS += ("replayed", "proposed_usd", "small_tokens", "large_tokens", "proposal_tokens")
-COLUMNS += ("judge_tokens", "latency_s", "router_latency_s", "reused")
 
+
+def summary(episode: Episode) -> dict:
+  """An episode's columns, computed when it is stored; see `Store.table`."""
+  steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
+  answers = [call for call in calls if call.kind in ANSWERS]
+  usd, tokens = collections.Counter(), collections.Counter()
+  for call in calls:
+    part = ("small" if call.model == SMALL else "large") if call.kind == "act" else call.kind
+    usd[part] += call.cost_usd
+    tokens[part] += call.usage.completion_tokens
+  fields = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls", "cost_usd")
+  return {
+    **{name: getattr(episode, name) for name in (*fields, "spent_usd", "reused")},
+    "steps": len(steps),
+    "decisions": sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
+    "judgements": sum(any(call.kind == "judge" for call in step.calls) for step in steps),
+    "small_usd": usd["small"],
+    "large_usd": usd["large"],
+    "proposals_usd": usd["proposal"],
+    "judge_usd": usd["judge"],
+    "retries_usd": usd["retry"] + episode.lost_usd,
+    "router_usd": sum(step.router_cost_usd for step in steps),
+    "presumed_usd": usd["presumed"],
+    "replayed_usd": sum(call.cost_usd for call in answers if call.replayed),
+    "replayed": sum(any(c.replayed and c.kind in ANSWERS for c in s.calls) for s in steps),
+    "proposed_usd": sum(c.cost_usd for c in answers if c.kind == "proposal" and not c.replayed),
+    **{f"{part}_tokens": tokens[part] for part in ("small", "large", "proposal", "judge")},
+    "latency_s": sum(call.latency_s for call in answers),
+    "router_latency_s": sum(step.router_latency_s for step in steps),
+  }
+
+
+COLUMNS = tuple(summary(Episode("", "", 0, [], 0.0, "")))
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS tasks (
   split TEXT, place INTEGER, id TEXT, description TEXT, max_steps INTEGER,
@@ -157,34 +184,3 @@ class Store:
 
   def close(self) -> None:
     self._db.close()
-
-
-def summary(episode: Episode) -> dict:
-  """COLUMNS of an episode; see `Store.table`."""
-  steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
-  answers = [call for call in calls if call.kind in ANSWERS]
-  usd, tokens = collections.Counter(), collections.Counter()
-  for call in calls:
-    part = ("small" if call.model == SMALL else "large") if call.kind == "act" else call.kind
-    usd[part] += call.cost_usd
-    tokens[part] += call.usage.completion_tokens
-  fields = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls", "cost_usd")
-  return {
-    **{name: getattr(episode, name) for name in (*fields, "spent_usd", "reused")},
-    "steps": len(steps),
-    "decisions": sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
-    "judgements": sum(any(call.kind == "judge" for call in step.calls) for step in steps),
-    "small_usd": usd["small"],
-    "large_usd": usd["large"],
-    "proposals_usd": usd["proposal"],
-    "judge_usd": usd["judge"],
-    "retries_usd": usd["retry"] + episode.lost_usd,
-    "router_usd": sum(step.router_cost_usd for step in steps),
-    "presumed_usd": usd["presumed"],
-    "replayed_usd": sum(call.cost_usd for call in answers if call.replayed),
-    "replayed": sum(any(c.replayed and c.kind in ANSWERS for c in s.calls) for s in steps),
-    "proposed_usd": sum(c.cost_usd for c in answers if c.kind == "proposal" and not c.replayed),
-    **{f"{part}_tokens": tokens[part] for part in ("small", "large", "proposal", "judge")},
-    "latency_s": sum(call.latency_s for call in answers),
-    "router_latency_s": sum(step.router_latency_s for step in steps),
-  }

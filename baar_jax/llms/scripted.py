@@ -4,6 +4,7 @@ They act in the real environment through the same prompts, token counts and list
 models would; only the text of their replies is scripted. Their rates of error are in errors.py.
 """
 
+import dataclasses
 import math
 import random
 import re
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import DECISION_WORDS, SMALL, Call, Reply, Task, Usage
-from baar_jax.llms.agent import Agent, Hold, Judge, Messages, write_reply
+from baar_jax.llms.agent import Agent, Hold, Judge, Messages, Pair, write_reply
 from baar_jax.llms.errors import LARGE, Errors, Lapse
 from baar_jax.llms.prices import Price, prices_of
 
@@ -20,7 +21,7 @@ CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a
 JUDGE = 2  # index of the judge's calls
 
 
-class ScriptedPair:
+class ScriptedPair(Pair):
   """SMALL and LARGE as scripts; deterministic given (task, seed, step) and the state."""
 
   kind = "scripted"
@@ -41,31 +42,20 @@ class ScriptedPair:
   def judge(self, config: ModelsConfig) -> "ScriptedJudge":
     return ScriptedJudge(prices_of(config.names, config.prices)[0])
 
-  def stop(self) -> None:
-    pass
 
-  def close(self) -> None:
-    pass
-
-
+@dataclasses.dataclass(eq=False)
 class ScriptedAgent(Agent):
   """One scripted model during one episode."""
 
-  def __init__(
-    self,
-    model: int,
-    price: Price,
-    errors: Errors,
-    env: Env,
-    task: Task,
-    seed: int,
-    spoiled: dict[int, int],
-    hold: Hold,
-  ):
-    self._model, self._price, self._errors = model, price, errors
-    self._env, self._task, self._seed, self._hold = env, task, seed, hold
-    self._spoiled = spoiled  # step -> position of the plan; shared by the episode's agents
-    self._composed: tuple[int, Reply, int | None] | None = None  # of the next step
+  _model: int
+  _price: Price
+  _errors: Errors
+  _env: Env
+  _task: Task
+  _seed: int
+  _spoiled: dict[int, int]  # step -> position of the plan; shared by the episode's agents
+  _hold: Hold
+  _composed: tuple[int, Reply, int | None] | None = None  # of the next step
 
   def _lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
     before = [position for at, position in self._spoiled.items() if at < step]

@@ -44,34 +44,22 @@ class Live:
 
   A policy decides from `task`, `steps`, `observation`, `call_budget`, `usd_budget` and what its
   `prepare` has left. `agents` are for the privileged oracle and for a cascade's proposals.
-
-  Attributes:
-    env: runs this episode alone.
-    calls, dollars: its budgets; None is no cap.
-    cap: of the whole run; None is no cap.
-    restarts: how often it began again because its environment died.
-    agents: one per model.
-    messages: the conversation that the agents are shown.
-    allowed: models whose next call fits the budgets, ascending; none ends the episode.
-    proposal: SMALL's reply for the next step, where a cascade asked for it; it is paid for.
-    judged: a judge's answer for the next step.
-    stop, score: set when the episode is over.
   """
 
   job: Job
-  env: Env
-  calls: CallBudget | None = None
+  env: Env  # runs this episode alone
+  calls: CallBudget | None = None  # None is no cap, also below
   dollars: DollarBudget | None = None
-  cap: DollarBudget | None = None
-  restarts: int = 0
-  agents: Sequence[agent.Agent] = ()
-  messages: agent.Messages = dataclasses.field(default_factory=list)
+  cap: DollarBudget | None = None  # of the whole run
+  restarts: int = 0  # how often it began again because its environment died
+  agents: Sequence[agent.Agent] = ()  # one per model
+  messages: agent.Messages = dataclasses.field(default_factory=list)  # what the agents are shown
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
-  allowed: Sequence[int] = ()
-  proposal: Reply | None = None
-  judged: JudgeReply | None = None
-  stop: str = ""
+  allowed: Sequence[int] = ()  # models whose next call fits, ascending; none ends the episode
+  proposal: Reply | None = None  # SMALL's reply to a cascade for the next step; it is paid for
+  judged: JudgeReply | None = None  # a judge's answer for the next step
+  stop: str = ""  # with `score`, set when the episode is over
   score: float = 0.0
 
   @property

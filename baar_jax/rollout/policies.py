@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Sequence
 
 from baar_jax.episode import SMALL
-from baar_jax.rollout.live import Decision, Live
+from baar_jax.rollout.live import Decision, Live, Policy
 
 
-class RulePolicy:
+class RulePolicy(Policy):
   """A rule from a live episode to a model; it keeps nothing between its decisions."""
 
   def __init__(self, name: str, rule: Callable[[Live], int]):
@@ -16,12 +16,6 @@ class RulePolicy:
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(self._rule(live)) for live in ready]
-
-  def prepare(self, live: Live) -> None:
-    pass
-
-  def finish(self, live: Live) -> None:
-    pass
 
 
 def always(model: int, name: str) -> RulePolicy:
