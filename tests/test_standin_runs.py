@@ -147,12 +147,12 @@ import os, sys
 sys.path.insert(0, os.getcwd())
 import main, openai
 openai.OpenAI(api_key="none").chat.completions  # the client imports what it needs on first use
-from absl import app, flags
+from absl import app
 for _ in sys.stdin:
   process = os.fork()
   if not process:
     os.dup2(2, 1)
-    app.run(main.main, flags_parser=lambda argv: main.or_fail(flags.FLAGS, argv))
+    app.run(main.main, flags_parser=main.parse)
   os.write(1, b"%d\\n" % process)
   os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 """
@@ -162,14 +162,14 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
   """At random moments of a profile. What was in flight at a kill is recorded at its worst."""
   draw = random.Random(0)
   with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
-    flags = ["--config.env.live_per_process=4", "--config.env.train_tasks=3"]
+    flags = ["--config.env.live_per_process=4"]
     arguments = command(tmp_path, server, *flags, stage="profile")[2:]
     starter = popen([sys.executable, "-c", STARTER, *arguments], bufsize=0)
     kept, kills, code = {}, 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
       starter.stdin.write(b"\n")
       number = int(starter.stdout.readline())
-      goal = len(server.seen) + draw.randrange(4, 30)
+      goal = len(server.seen) + draw.randrange(8, 48)
       ended = []
       while not ended and len(server.seen) < goal:
         ended, _, _ = select.select([starter.stdout], [], [], draw.random() / 500)
@@ -182,7 +182,7 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
       kept = stored
     _, err = starter.communicate()
     assert code == 0, err.decode()
-    assert kills >= 4 and len(kept) == 3 * 2 * 2
+    assert kills >= 4 and len(kept) == 6 * 2 * 2
     # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
