@@ -30,12 +30,6 @@ def test_difficulty(small, large, rate, expected):
   assert rewards.difficulty(*trials, rate) == expected
 
 
-@pytest.mark.parametrize(("small", "large"), [([], [True]), ([True], []), ([], [])])
-def test_difficulty_without_trials_is_an_error(small, large):
-  with pytest.raises(ValueError, match="a trial of each model"):
-    rewards.difficulty(small, large)
-
-
 @pytest.mark.parametrize(
   ("cost", "small", "large", "expected"),
   [
@@ -108,20 +102,26 @@ def test_advantage(reward_G, reference, options, expected):
 
 
 @pytest.mark.parametrize(
-  "call",
+  ("message", "function", "arguments"),
   [
-    lambda: rewards.normalized_cost(np.nan, 1, 2),
-    lambda: rewards.normalized_cost(1, np.inf, 2),
-    lambda: rewards.normalized_cost(1, 1, 2, eps=0.0),
-    lambda: rewards.reference_advantage([], 0.0),
-    lambda: rewards.reference_advantage([0.0, np.nan], 0.0),
-    lambda: rewards.reference_advantage([0.0, 1.0], np.inf),
-    lambda: rewards.reference_advantage([0.0, 1.0], 0.0, eps=0.0),
+    ("a trial of each model", rewards.difficulty, ([], [True])),
+    ("a trial of each model", rewards.difficulty, ([True], [])),
+    *(("easy_rate", rewards.difficulty, ([1], [1], rate)) for rate in (0.0, 1.1, np.nan)),
+    ("finite", rewards.normalized_cost, (np.nan, 1, 2)),
+    ("finite", rewards.normalized_cost, (1, np.inf, 2)),
+    *(("eps", rewards.normalized_cost, (1, 1, 2, eps)) for eps in (0.0, np.inf, np.nan)),
+    *(("lam", rewards.boundary_reward, (1, 0, 0.5, lam)) for lam in (-0.1, np.inf, np.nan)),
+    *(("cost_norm", rewards.boundary_reward, (1, 0, c, 0.1)) for c in (-0.1, 1.1, np.nan)),
+    *(("one non-empty group", rewards.reference_advantage, (r, 0.0)) for r in ([], 1.0, [[1.0]])),
+    ("rewards must be finite", rewards.reference_advantage, ([0.0, np.nan], 0.0)),
+    ("rewards must be finite", rewards.reference_advantage, ([0.0, 1.0], np.inf)),
+    *(("eps", rewards.reference_advantage, ([0.0], 0.0, eps)) for eps in (0.0, np.inf, np.nan)),
+    *(("clip", rewards.reference_advantage, ([0.0], 0.0, 1, c)) for c in (0.0, np.inf, np.nan)),
   ],
 )
-def test_what_has_no_value_is_an_error(call):
-  with pytest.raises(ValueError, match="finite"):
-    call()
+def test_what_has_no_value_is_an_error(message, function, arguments):
+  with pytest.raises(ValueError, match=message):
+    function(*arguments)
 
 
 POSITIVE = st.floats(0, 1e3, exclude_min=True)

@@ -15,8 +15,11 @@ def difficulty(
   trials that exist, also where there are fewer than planned (our choice).
 
   Raises:
-    ValueError: a model has no trial (the caller leaves such a task out).
+    ValueError: a model has no trial (the caller leaves such a task out), or the rate is not in
+      (0, 1].
   """
+  if not 0.0 < easy_rate <= 1.0:
+    raise ValueError(f"easy_rate must be in (0, 1], got {easy_rate}")
   if len(small_successes) == 0 or len(large_successes) == 0:
     counts = f"{len(small_successes)} of SMALL and {len(large_successes)} of LARGE"
     raise ValueError(f"difficulty needs a trial of each model, got {counts}")
@@ -35,11 +38,11 @@ def normalized_cost(cost, cost_small, cost_large, eps: float = 1e-9):
     cost, cost_small, cost_large: dollars; floats or arrays that broadcast, as is the result.
 
   Raises:
-    ValueError: a cost is not finite, or eps is not above 0.
+    ValueError: a cost is not finite, or eps is not finite and above 0.
   """
   costs = cost, cost_small, cost_large
-  if not (all(np.all(np.isfinite(value)) for value in costs) and eps > 0.0):
-    raise ValueError(f"costs must be finite and eps above 0 dollars, got {costs} and eps {eps}")
+  if not (all(np.all(np.isfinite(value)) for value in (*costs, eps)) and eps > 0.0):
+    raise ValueError(f"costs and eps must be finite and eps above 0, got {costs} and eps {eps}")
   low = np.minimum(cost_small, cost_large)
   high = np.maximum(cost_small, cost_large)
   share = np.clip((np.asarray(cost, np.float64) - low) / (high - low + eps), 0.0, 1.0)
@@ -53,9 +56,17 @@ def boundary_reward(
 
   The indicator of success on both terms is in the paper's reward table, not in its equation.
   The first three arguments are scalars or arrays that broadcast, as is the result.
+
+  Raises:
+    ValueError: lam is not finite and at least 0, or a normalised cost is not in [0, 1].
   """
+  cost_norm = np.asarray(cost_norm, np.float64)
+  if not (np.isfinite(lam) and lam >= 0.0):
+    raise ValueError(f"lam must be finite and at least 0, got {lam}")
+  if not np.all((cost_norm >= 0.0) & (cost_norm <= 1.0)):
+    raise ValueError(f"cost_norm must be in [0, 1], got {cost_norm}")
   gain = np.asarray(success, bool) * (r_success + r_hard * np.asarray(hard, bool))
-  reward = gain - lam * np.asarray(cost_norm, np.float64)
+  reward = gain - lam * cost_norm
   return float(reward) if np.ndim(reward) == 0 else reward
 
 
@@ -67,13 +78,16 @@ def reference_advantage(reward_G, reference_reward: float, eps: float = 0.1, cli
   choices, since a tiny eps makes that push unbounded. The result is finite for finite rewards.
 
   Raises:
-    ValueError: the group is empty, a reward is not finite, or eps is not above 0.
+    ValueError: reward_G is not one non-empty group, a reward is not finite, or eps or clip is not
+      finite and above 0.
   """
   reward_G = np.asarray(reward_G, np.float64)
-  finite = np.all(np.isfinite(reward_G)) and np.isfinite(reference_reward)
-  if reward_G.size == 0 or not finite or not eps > 0.0:
-    values = f"{reward_G}, reference {reference_reward}, eps {eps}"
-    raise ValueError(f"an advantage needs finite rewards and an eps above 0, got {values}")
+  if reward_G.ndim != 1 or reward_G.size == 0:
+    raise ValueError(f"reward_G must be one non-empty group, got shape {reward_G.shape}")
+  if not (np.all(np.isfinite(reward_G)) and np.isfinite(reference_reward)):
+    raise ValueError(f"rewards must be finite, got {reward_G} and reference {reference_reward}")
+  if not (np.isfinite([eps, clip]).all() and eps > 0.0 and clip > 0.0):
+    raise ValueError(f"eps and clip must be finite and above 0, got {eps} and {clip}")
   # The ratio is the same in any unit; in this one neither a sum nor a square overflows.
   unit = max(1.0, np.abs(reward_G).max(), abs(reference_reward))
   reward_G = reward_G / unit
