@@ -1,13 +1,13 @@
 """Stage bench: how fast the router, its training and the rollout loop are on this machine."""
 
-import contextlib
 import dataclasses
 import json
 import math
 import random
+import string
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 
-from baar_jax.config import MARKUP_TOKENS, Config, RouterConfig
+from baar_jax.config import MARKUP_TOKENS, Config
 from baar_jax.envs.base import Env
 from baar_jax.envs.sandbox import Rules, Sandbox
 from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
@@ -47,17 +46,17 @@ Report = Callable[..., None]  # report(name, value, remark): a figure, whose nam
 
 @dataclasses.dataclass
 class Subject:
-  """The router that is measured, synthetic episodes, and the views between them."""
+  """The router that is measured, episodes of random letters, and the views between them."""
 
   config: Config
   model: Qwen2
+  placed: tuple  # what a Scorer and a Trainer are given beside the model
   views: dict[str, View]
-  tasks: dict[str, Task]
+  task: Task
   episodes: list[Episode]
-  directory: Path
 
-  def lengths(self, episodes: Sequence[Episode], view: str = "transcript") -> list[int]:
-    windows = [self.views[view].episode_windows(self.tasks[e.task_id], e) for e in episodes]
+  def lengths(self, episodes: Sequence[Episode]) -> list[int]:  # of their transcripts, in tokens
+    windows = (self.views["transcript"].episode_windows(self.task, e) for e in episodes)
     return [len(window.tokens) for windows_of_one in windows for window in windows_of_one]
 
 
@@ -71,13 +70,14 @@ def main(run: Run) -> None:
   def report(name: str, value: float, remark: str = "") -> None:
     figures[name] = value
     shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    run.say(f"{name:32}{shown:>14}  {remark}".rstrip())
+    run.say(f"{name:24}{shown:>10}  {remark}".rstrip())
 
   run.say(f"{jax.devices()[0].device_kind}, {psutil.cpu_count()} cores, jax {jax.__version__}")
-  with tempfile.TemporaryDirectory() as directory, compiled_anew():
+  with tempfile.TemporaryDirectory() as directory:
     subject = prepare(run.config, Path(directory))
-    for part in (decisions, scoring, training, loading):
+    for part in (decisions, scoring, training):
       part(subject, report)
+    loading(subject, Path(directory), report)
   waiting(report)
   environment(run, report)
   path = run.dir / "report" / "bench.json"
@@ -85,59 +85,32 @@ def main(run: Run) -> None:
   path.write_text(json.dumps(figures, indent=2))
 
 
-@contextlib.contextmanager
-def compiled_anew() -> Iterator[None]:
-  """Compiles anew, although a disk may hold compiled functions: first calls show what it takes."""
-  directory = jax.config.jax_compilation_cache_dir
-  jax.config.update("jax_compilation_cache_dir", None)
-  compilation_cache.reset_cache()
-  try:
-    yield
-  finally:
-    jax.config.update("jax_compilation_cache_dir", directory)
-    compilation_cache.reset_cache()
-
-
 def prepare(config: Config, directory: Path) -> Subject:
-  """Synthetic episodes, a tokenizer of their text, and the router; files go to the directory."""
+  """The router and its tokenizer, and episodes whose texts are all longer than their previews."""
   b, cpu = config.bench, jax.default_backend() == "cpu"
-  b = dataclasses.replace(
-    b,
-    episodes=b.episodes or (1 if cpu else 64),
-    micro_episodes=b.micro_episodes or 1 + 15 * (not cpu),
-  )
   c = dataclasses.replace(config.router if config.router.weights else b.router, view="transcript")
-  sft = dataclasses.replace(config.sft, micro_episodes=b.micro_episodes)
-  bopo = dataclasses.replace(config.bopo, epochs=1, batch_episodes=b.episodes)
+  count, rows = b.episodes or (1 if cpu else 64), b.micro_episodes or (1 if cpu else 16)
+  sft = dataclasses.replace(config.sft, micro_episodes=rows)
+  bopo = dataclasses.replace(config.bopo, epochs=1, batch_episodes=count)
   env = dataclasses.replace(config.env, max_steps=b.steps)
-  config = dataclasses.replace(config, router=c, bench=b, sft=sft, bopo=bopo, env=env)
-  tasks, episodes = synthetic(c, b.steps, max(16, b.episodes))
-  tokenizer = directory / "tokenizer"
-  if c.weights:
-    adopt_tokenizer(Path(c.weights), tokenizer)
-  else:
-    texts = (text for t, e in zip(tasks[:8], episodes) for text in text_pieces(t, e))
-    train_tokenizer(texts, c.vocab_size, tokenizer)
-  views = {name: View(dataclasses.replace(c, view=name), tokenizer) for name in MARKUP_TOKENS}
-  model = load_pretrained(c, views["transcript"]) if c.weights else build_model(c, 0)
-  return Subject(config, model, views, {task.id: task for task in tasks}, episodes, directory)
-
-
-def synthetic(c: RouterConfig, steps: int, count: int) -> tuple[list[Task], list[Episode]]:
-  """Tasks and an episode of each, of random words; every text is longer than its preview."""
   draw = random.Random(0)
-  words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(400)]
 
-  def text(tokens: int) -> str:
-    return " ".join(draw.choices(words, k=4 * tokens))
+  def text() -> str:
+    return "".join(draw.choices(string.ascii_lowercase + " ", k=1000))
 
-  def step() -> Step:
-    return Step(text(c.result_tokens), draw.randrange(2), text(c.action_tokens), logp=math.log(0.5))
-
-  tasks = [Task(f"bench-{i}", "test", text(c.description_tokens), steps) for i in range(count)]
-  return tasks, [
-    Episode(task.id, "bench", 0, [step() for _ in range(steps)], 1.0, "done") for task in tasks
-  ]
+  task, episodes = Task("bench", "test", text(), b.steps), []
+  for _ in range(max(16, count)):
+    steps = [Step(text(), s % 2, text(), logp=math.log(0.5)) for s in range(b.steps)]
+    episodes.append(Episode(task.id, "bench", 0, steps, 1.0, "done"))
+  if c.weights:
+    adopt_tokenizer(Path(c.weights), directory / "tokenizer")
+  else:
+    train_tokenizer(text_pieces(task, episodes[0]), c.vocab_size, directory / "tokenizer")
+  views = {v: View(dataclasses.replace(c, view=v), directory / "tokenizer") for v in MARKUP_TOKENS}
+  model = load_pretrained(c, views["transcript"]) if c.weights else build_model(c, 0)
+  config = dataclasses.replace(config, router=c, sft=sft, bopo=bopo, env=env)
+  placed = views["transcript"].decision_ids, None, c.dtype
+  return Subject(config, model, placed, views, task, episodes)
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -147,92 +120,80 @@ def timed(call: Callable[[], object]) -> float:
   return time.perf_counter() - start
 
 
-def first_and_steady(call: Callable[[], object]) -> tuple[float, float]:
-  """Seconds of the first call, which compiles, and of the fastest of three after it."""
-  return timed(call), min(timed(call) for _ in range(3))
+def steady(call: Callable[[], object]) -> float:
+  """Seconds of the fastest of three calls after a first one, which compiles."""
+  return min([timed(call) for _ in range(4)][1:])
 
 
 def decisions(subject: Subject, report: Report) -> None:
   """Live decisions: from the cache, and from a whole new forward of either view."""
-  live_s = {n: play(subject, "transcript", subject.episodes[:n]) for n in (1, 16)}
-  paper_s = play(subject, "paper", subject.episodes[:1])
-  scorer = Scorer(
-    subject.model, subject.views["transcript"].decision_ids, None, subject.config.router.dtype
-  )
-  episode, steps = subject.episodes[0], subject.config.bench.steps
-  beginnings = [dataclasses.replace(episode, steps=episode.steps[: s + 1]) for s in range(steps)]
-  whole_s = [first_and_steady(partial(score, subject, scorer, e))[1] for e in beginnings[1::4]]
-  report("cached_decision_ms", 1e3 * live_s[1], "a live decision, cached transcript")
-  for name, seconds in (("whole", float(np.mean(whole_s))), ("paper", paper_s)):
-    report(f"{name}_decision_ms", 1e3 * seconds, f"{seconds / live_s[1]:.3g} x as long as cached")
-  per_s = 16 * live_s[1] / live_s[16]
-  report("cached_16_step_ms", 1e3 * live_s[16], f"16 live: {per_s:.3g} x the decisions/s of one")
+  one_s, all_s = play(subject, "transcript", 1), play(subject, "transcript", 16)
+  report("cached_decision_ms", 1e3 * one_s, "a live decision, cached transcript")
+  for name, view in (("whole", "transcript"), ("paper", "paper")):
+    seconds = play(subject, view, 1, forget=True)
+    report(f"{name}_decision_ms", 1e3 * seconds, f"{seconds / one_s:.3g} x as long as cached")
+  remark = f"16 live: {16 * one_s / all_s:.3g} x the decisions/s of one"
+  report("cached_16_step_ms", 1e3 * all_s, remark)
 
 
-def play(subject: Subject, view: str, episodes: Sequence[Episode]) -> float:
-  """Mean seconds of a step at which the router decides in all episodes, the second time over."""
-  c = dataclasses.replace(subject.config.router, view=view)
-  policy = RouterPolicy("bench", subject.model, subject.views[view], c, Threshold(), len(episodes))
+def play(subject: Subject, view: str, count: int, forget: bool = False) -> float:
+  """Mean seconds of a step at which the router decides in `count` episodes, after a first play.
+
+  With `forget` nothing is left in the cache from the steps before.
+  """
+  c, episodes = dataclasses.replace(subject.config.router, view=view), subject.episodes[:count]
+  policy = RouterPolicy("bench", subject.model, subject.views[view], c, Threshold(), count)
   for _ in range(2):  # the first time compiles
-    lives = [Live(Job(subject.tasks[e.task_id], e.seed), None) for e in episodes]
-    seconds = []
-    for s in range(subject.config.bench.steps):
+    lives, seconds = [Live(Job(subject.task, 0), None) for _ in episodes], []
+    for s in range(subject.task.max_steps):
       for live, episode in zip(lives, episodes):
         live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
       seconds.append(timed(partial(policy.choose, lives)))
-    for live in lives:
-      policy.finish(live)
+      for live in lives if forget or s + 1 == subject.task.max_steps else ():
+        policy.finish(live)
   return float(np.mean(seconds))
 
 
-def score(subject: Subject, scorer: Scorer, episode: Episode, view: str = "transcript") -> list:
-  """The logits of an episode's decisions, by one forward for each window of the view."""
-  c, windows = (
-    subject.config,
-    subject.views[view].episode_windows(subject.tasks[episode.task_id], episode),
-  )
-  buckets = length_buckets(c.router.max_tokens, c.router.buckets)
-  sizes = {"rows": 1, "decisions": c.bench.steps, "buckets": buckets}
-  return [scorer.logits(make_batch([episode], [[window]], **sizes)) for window in windows]
+def score(subject: Subject, scorer: Scorer, view: str, episode: Episode) -> float:
+  """Seconds to compute the logits of an episode's decisions, one forward per window of the view."""
+  c, windows = subject.config.router, subject.views[view].episode_windows(subject.task, episode)
+  sizes = {"rows": 1, "decisions": subject.task.max_steps}
+  sizes["buckets"] = length_buckets(c.max_tokens, c.buckets)
+  batches = [make_batch([episode], [[window]], **sizes) for window in windows]
+  return steady(lambda: [scorer.logits(batch) for batch in batches])
 
 
 def scoring(subject: Subject, report: Report) -> None:
   """All decisions of a finished episode: by its transcript, and by the paper's prompts."""
-  c, episode = subject.config, subject.episodes[0]
-  scorer = Scorer(subject.model, subject.views["transcript"].decision_ids, None, c.router.dtype)
-  transcript_s, paper_s = (
-    first_and_steady(partial(score, subject, scorer, episode, view))[1] for view in subject.views
-  )
+  dtype, episode = subject.config.router.dtype, subject.episodes[0]
+  scorer = Scorer(subject.model, *subject.placed)
+  transcript_s, paper_s = (score(subject, scorer, view, episode) for view in subject.views)
   report("transcript_score_ms", 1e3 * transcript_s, "scoring a finished episode")
   remark = f"the paper's prompts: {paper_s / transcript_s:.3g} x as long as the transcript"
   report("paper_score_ms", 1e3 * paper_s, remark)
-  peak = max(map(partial(matmul_flop_per_s, c.router.dtype), MATMUL_SIZES))
-  flop = model_flop(subject.model.config, subject.lengths([episode]))
+  squares = [jax.random.normal(jax.random.key(0), (size, size), dtype) for size in MATMUL_SIZES]
+  peak = max(2 * len(x) ** 3 / steady(partial(jax.jit(jnp.matmul), x, x)) for x in squares)
   report("matmul_gflop_per_s", peak / 1e9, "the fastest of a few matrix products")
-  rate = flop / transcript_s
+  rate = model_flop(subject.model.config, subject.lengths([episode])) / transcript_s
   report("score_gflop_per_s", rate / 1e9, f"scoring: {rate / peak:.3g} of the matrix products")
 
 
 def training(subject: Subject, report: Report) -> None:
   """Gradient steps of SFT and BoPO as their stages make them, in real tokens."""
-  c, view = subject.config, subject.views["transcript"]
-  episodes = subject.episodes[: c.bench.episodes]
-  tokens = sum(subject.lengths(episodes))
-  batcher = Batcher(c, view, subject.tasks.values())
-  placed = view.decision_ids, None, c.router.dtype
-  trainer = Trainer(subject.model, METHODS["sft"].loss, sft_optimizer(c.sft), *placed)
-  first_s, sft_s = first_and_steady(lambda: trainer.step(batcher.micro_batches(episodes)))
+  c, model = subject.config, subject.model
+  episodes = subject.episodes[: c.bopo.batch_episodes]
+  lengths = subject.lengths(episodes)
+  batcher = Batcher(c, subject.views["transcript"], {subject.task.id: subject.task})
+  trainer = Trainer(model, METHODS["sft"].loss, sft_optimizer(c.sft), *subject.placed)
+  sft_s = steady(lambda: trainer.step([b for _, b in batcher.micro_batches(episodes)]))
   del trainer  # its parameters and its optimizer's state
-  trainer = Trainer(subject.model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
-  anchor = Scorer(subject.model, *placed)
-  adv_B = np.linspace(-1, 1, len(episodes), dtype=np.float32)
-  arguments = trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed
-  _, bopo_s = first_and_steady(partial(policy_steps, *arguments))
+  trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *subject.placed)
+  anchor, adv_B = Scorer(model, *subject.placed), np.linspace(-1, 1, len(episodes), dtype="float32")
+  bopo_s = steady(lambda: policy_steps(trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed))
   for name, seconds in (("sft", sft_s), ("bopo", bopo_s)):
     remark = f"{len(episodes) / seconds:.3g} episodes/s, {sft_s / seconds:.3g} x SFT"
-    report(f"{name}_tokens_per_s", tokens / seconds, remark)
-  report("gradient_compile_s", first_s - sft_s, "compiling SFT's step")
-  rate = 3 * model_flop(subject.model.config, subject.lengths(episodes)) / sft_s
+    report(f"{name}_tokens_per_s", sum(lengths) / seconds, remark)
+  rate = 3 * model_flop(model.config, lengths) / sft_s
   report("sft_gflop_per_s", rate / 1e9, "without the forward that is repeated to save memory")
 
 
@@ -249,19 +210,13 @@ def model_flop(shape: Qwen2Config, lengths: Sequence[int]) -> int:
   return L * (2 * entries * sum(lengths) + 4 * N * H * pairs)
 
 
-def matmul_flop_per_s(dtype: str, size: int) -> float:
-  x_NxN = jax.random.normal(jax.random.key(0), (size, size), dtype)
-  return 2 * size**3 / first_and_steady(partial(jax.jit(jnp.matmul), x_NxN, x_NxN))[1]
-
-
-def loading(subject: Subject, report: Report) -> None:
+def loading(subject: Subject, directory: Path, report: Report) -> None:
   """A Hugging Face checkpoint into memory, and the memory of this process."""
-  directory = Path(subject.config.router.weights)
+  weights = Path(subject.config.router.weights or directory / "saved")
   if not subject.config.router.weights:
-    directory = subject.directory / "saved"
-    save_qwen2(subject.model, directory, subject.directory / "tokenizer" / "tokenizer.json")
-  megabytes = sum(path.stat().st_size for path in directory.glob("*.safetensors")) / 1e6
-  _, seconds = first_and_steady(lambda: nnx.split(load_qwen2(directory))[1])
+    save_qwen2(subject.model, weights, directory / "tokenizer" / "tokenizer.json")
+  megabytes = sum(path.stat().st_size for path in weights.glob("*.safetensors")) / 1e6
+  seconds = steady(lambda: nnx.split(load_qwen2(weights))[1])
   report("load_mb_per_s", megabytes / seconds, f"a checkpoint of {megabytes:.3g} MB")
   report("memory_mb", psutil.Process().memory_info().rss / 1e6, "of this process now")
   stats = jax.local_devices()[0].memory_stats() or {}
@@ -269,53 +224,43 @@ def loading(subject: Subject, report: Report) -> None:
     report("device_peak_memory_mb", stats["peak_bytes_in_use"] / 1e6)
 
 
-@dataclasses.dataclass(frozen=True)
-class WaitingAgent:  # stands for a model whose latencies were drawn before
-  latency_s_S: Sequence[float]
+def waiting_agent(latency_s_S: Sequence[float]) -> SimpleNamespace:
+  """Stands for a model whose latencies were drawn before."""
 
-  def bound_usd(self, messages: object, step: int) -> float:
-    return 0.0
-
-  def reply(self, messages: object, step: int) -> Reply:
-    time.sleep(self.latency_s_S[step])
+  def reply(messages: object, step: int) -> Reply:
+    time.sleep(latency_s_S[step])
     return Reply("Thought: I wait.\n\nAction: wait", Call(0, Usage(1, 0, 1), 0.0))
+
+  return SimpleNamespace(bound_usd=lambda messages, step: 0.0, reply=reply)
 
 
 def waiting(report: Report) -> None:
   """Episodes that do nothing but wait for replies, all live at once, each in an environment."""
-  draw, sigma = random.Random(0), math.log(P99_S / MEDIAN_S) / 2.3263  # at a normal's 99 %
-  latency_s_BxS = [
-    [MEDIAN_S * draw.lognormvariate(0, sigma) for _ in range(WAITING_STEPS)] for _ in range(LIVE)
-  ]
+  sigma = math.log(P99_S / MEDIAN_S) / 2.3263  # at a normal's 99 %
+  latency_s_BxS = MEDIAN_S * np.random.default_rng(0).lognormal(0, sigma, (LIVE, WAITING_STEPS))
   rules = Rules(attempts=WAITING_STEPS + 1)  # nobody opens the lock: episodes end at max_steps
   envs = [Sandbox(1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
   jobs = [Job(envs[0].tasks("test")[0], seed) for seed in range(LIVE)]
-  start = time.monotonic()
-  pair = SimpleNamespace(
-    start=lambda env, task, seed, hold: [WaitingAgent(latency_s_BxS[seed])] * 2, stop=lambda: None
-  )
-  list(run_episodes(jobs, random_large(0.5, "bench"), pair, envs))
-  seconds = time.monotonic() - start
-  longest_s = max(map(sum, latency_s_BxS))
-  barrier_s = sum(map(max, zip(*latency_s_BxS)))
-  report("waiting_s", seconds, f"{seconds / longest_s:.3g} x the longest of {LIVE} live episodes")
+  agents = [[waiting_agent(latency_s_S)] * 2 for latency_s_S in latency_s_BxS]
+  pair = SimpleNamespace(start=lambda env, task, seed, hold: agents[seed], stop=lambda: None)
+  seconds = timed(lambda: list(run_episodes(jobs, random_large(0.5, "bench"), pair, envs)))
+  remark = f"{seconds / latency_s_BxS.sum(axis=1).max():.3g} x the longest of {LIVE} live episodes"
+  report("waiting_s", seconds, remark)
+  barrier_s = latency_s_BxS.max(axis=0).sum()
   report("waiting_barrier_s", barrier_s, "what a barrier at each step would take, not run")
 
 
 def environment(run: Run, report: Report) -> None:
   """Episodes of the run's environment through the rollout loop, and their actions alone."""
   tasks, envs, policy = run.tasks("test")[:12], run.envs(), random_large(0.5, "bench")
-  rounds = [[Job(task, SEED + 2 * r + s) for task in tasks for s in (0, 1)] for r in (0, 1)]
-  list(run_episodes(rounds[0], policy, run.pair, envs))  # Java compiles as it goes
-  start = time.monotonic()
-  episodes = list(run_episodes(rounds[1], policy, run.pair, envs))
-  loop_s = time.monotonic() - start
+  for seed in (SEED, SEED + 2):  # in the first round Java still compiles
+    jobs, start = [Job(task, seed + i) for task in tasks for i in (0, 1)], time.perf_counter()
+    episodes = list(run_episodes(jobs, policy, run.pair, envs))
+    loop_s = time.perf_counter() - start
   processes = envs[: run.live_episodes // run.config.env.live_per_process]
   shares = [episodes[i :: len(processes)] for i in range(len(processes))]
-  start = time.monotonic()
   with ThreadPoolExecutor(len(processes)) as threads:
-    list(threads.map(replay, processes, shares))
-  replay_s = time.monotonic() - start
+    replay_s = timed(lambda: list(threads.map(replay, processes, shares)))
   steps = sum(len(episode.steps) for episode in episodes)
   report("steps_per_s", steps / loop_s, f"{run.config.env.kind}: the loop, random routing")
   remark = f"without models, policy or loop; the loop: {replay_s / loop_s:.3g} x as fast"
