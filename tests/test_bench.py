@@ -10,6 +10,7 @@ import tiny
 
 from baar_jax.config import BenchConfig
 from baar_jax.router.qwen2 import Qwen2Config
+from baar_jax.router.view import Window
 from baar_jax.run import Run
 from baar_jax.stages import bench
 
@@ -49,7 +50,8 @@ def test_flop_by_hand():
   # A layer: query and output 4 x 6 each, key and value 4 x 3 each, three of 4 x 6: 144. Two layers:
   # 5 tokens x 288 entries x 2 = 2,880. Tokens see 1 + 2 + 3 and 1 + 2, themselves included: 9
   # pairs x (3 + 3 products and as many sums) x 2 heads x 2 layers = 432.
-  assert bench.model_flop(shape, [3, 2]) == 2880 + 432
+  windows = [Window([0] * T, [], 0) for T in (3, 2)]
+  assert bench.model_flop(shape, windows) == 2880 + 432
 
 
 def test_api_models_are_not_paid_to_be_measured():

@@ -1,5 +1,6 @@
 """Stage bench: how fast the router, its training and the rollout loop are on this machine."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -30,7 +31,7 @@ from baar_jax.router.build import build_model, load_pretrained
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
-from baar_jax.router.view import View, text_pieces
+from baar_jax.router.view import View, Window, text_pieces
 from baar_jax.router.weights import load_qwen2, save_qwen2
 from baar_jax.run import Run
 from baar_jax.train.batches import Batcher, length_buckets, make_batch
@@ -55,9 +56,8 @@ class Subject:
   task: Task
   episodes: list[Episode]
 
-  def lengths(self, episodes: Sequence[Episode]) -> list[int]:  # of their transcripts, in tokens
-    windows = (self.views["transcript"].episode_windows(self.task, e) for e in episodes)
-    return [len(window.tokens) for windows_of_one in windows for window in windows_of_one]
+  def windows(self, episode: Episode, view: str = "transcript") -> list[Window]:
+    return self.views[view].episode_windows(self.task, episode)
 
 
 def main(run: Run) -> None:
@@ -89,17 +89,17 @@ def prepare(config: Config, directory: Path) -> Subject:
   """The router and its tokenizer, and episodes whose texts are all longer than their previews."""
   b, cpu = config.bench, jax.default_backend() == "cpu"
   c = dataclasses.replace(config.router if config.router.weights else b.router, view="transcript")
-  count, rows = b.episodes or (1 if cpu else 64), b.micro_episodes or (1 if cpu else 16)
-  sft = dataclasses.replace(config.sft, micro_episodes=rows)
-  bopo = dataclasses.replace(config.bopo, epochs=1, batch_episodes=count)
-  env = dataclasses.replace(config.env, max_steps=b.steps)
+  config = copy.deepcopy(config)
+  config.router, config.env.max_steps, config.bopo.epochs = c, b.steps, 1
+  config.bopo.batch_episodes = b.episodes or (1 if cpu else 64)
+  config.sft.micro_episodes = b.micro_episodes or (1 if cpu else 16)
   draw = random.Random(0)
 
   def text() -> str:
     return "".join(draw.choices(string.ascii_lowercase + " ", k=1000))
 
   task, episodes = Task("bench", "test", text(), b.steps), []
-  for _ in range(max(16, count)):
+  for _ in range(max(16, config.bopo.batch_episodes)):
     steps = [Step(text(), s % 2, text(), logp=math.log(0.5)) for s in range(b.steps)]
     episodes.append(Episode(task.id, "bench", 0, steps, 1.0, "done"))
   if c.weights:
@@ -108,7 +108,6 @@ def prepare(config: Config, directory: Path) -> Subject:
     train_tokenizer(text_pieces(task, episodes[0]), c.vocab_size, directory / "tokenizer")
   views = {v: View(dataclasses.replace(c, view=v), directory / "tokenizer") for v in MARKUP_TOKENS}
   model = load_pretrained(c, views["transcript"]) if c.weights else build_model(c, 0)
-  config = dataclasses.replace(config, router=c, sft=sft, bopo=bopo, env=env)
   placed = views["transcript"].decision_ids, None, c.dtype
   return Subject(config, model, placed, views, task, episodes)
 
@@ -154,27 +153,24 @@ def play(subject: Subject, view: str, count: int, forget: bool = False) -> float
   return float(np.mean(seconds))
 
 
-def score(subject: Subject, scorer: Scorer, view: str, episode: Episode) -> float:
-  """Seconds to compute the logits of an episode's decisions, one forward per window of the view."""
-  c, windows = subject.config.router, subject.views[view].episode_windows(subject.task, episode)
-  sizes = {"rows": 1, "decisions": subject.task.max_steps}
-  sizes["buckets"] = length_buckets(c.max_tokens, c.buckets)
-  batches = [make_batch([episode], [[window]], **sizes) for window in windows]
-  return steady(lambda: [scorer.logits(batch) for batch in batches])
-
-
 def scoring(subject: Subject, report: Report) -> None:
   """All decisions of a finished episode: by its transcript, and by the paper's prompts."""
-  dtype, episode = subject.config.router.dtype, subject.episodes[0]
-  scorer = Scorer(subject.model, *subject.placed)
-  transcript_s, paper_s = (score(subject, scorer, view, episode) for view in subject.views)
-  report("transcript_score_ms", 1e3 * transcript_s, "scoring a finished episode")
-  remark = f"the paper's prompts: {paper_s / transcript_s:.3g} x as long as the transcript"
-  report("paper_score_ms", 1e3 * paper_s, remark)
-  squares = [jax.random.normal(jax.random.key(0), (size, size), dtype) for size in MATMUL_SIZES]
+  c, episode = subject.config.router, subject.episodes[0]
+  scorer, seconds = Scorer(subject.model, *subject.placed), {}
+  sizes = {"rows": 1, "decisions": subject.task.max_steps}
+  sizes["buckets"] = length_buckets(c.max_tokens, c.buckets)
+  for view in subject.views:
+    windows = subject.windows(episode, view)
+    batches = [make_batch([episode], [[window]], **sizes) for window in windows]
+    seconds[view] = steady(lambda batches=batches: list(map(scorer.logits, batches)))
+  report("transcript_score_ms", 1e3 * seconds["transcript"], "scoring a finished episode")
+  ratio = seconds["paper"] / seconds["transcript"]
+  remark = f"the paper's prompts: {ratio:.3g} x as long as the transcript"
+  report("paper_score_ms", 1e3 * seconds["paper"], remark)
+  squares = [jax.random.normal(jax.random.key(0), (size, size), c.dtype) for size in MATMUL_SIZES]
   peak = max(2 * len(x) ** 3 / steady(partial(jax.jit(jnp.matmul), x, x)) for x in squares)
   report("matmul_gflop_per_s", peak / 1e9, "the fastest of a few matrix products")
-  rate = model_flop(subject.model.config, subject.lengths([episode])) / transcript_s
+  rate = model_flop(subject.model.config, subject.windows(episode)) / seconds["transcript"]
   report("score_gflop_per_s", rate / 1e9, f"scoring: {rate / peak:.3g} of the matrix products")
 
 
@@ -182,7 +178,7 @@ def training(subject: Subject, report: Report) -> None:
   """Gradient steps of SFT and BoPO as their stages make them, in real tokens."""
   c, model = subject.config, subject.model
   episodes = subject.episodes[: c.bopo.batch_episodes]
-  lengths = subject.lengths(episodes)
+  windows = [window for episode in episodes for window in subject.windows(episode)]
   batcher = Batcher(c, subject.views["transcript"], {subject.task.id: subject.task})
   trainer = Trainer(model, METHODS["sft"].loss, sft_optimizer(c.sft), *subject.placed)
   sft_s = steady(lambda: trainer.step([b for _, b in batcher.micro_batches(episodes)]))
@@ -190,14 +186,14 @@ def training(subject: Subject, report: Report) -> None:
   trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *subject.placed)
   anchor, adv_B = Scorer(model, *subject.placed), np.linspace(-1, 1, len(episodes), dtype="float32")
   bopo_s = steady(lambda: policy_steps(trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed))
-  for name, seconds in (("sft", sft_s), ("bopo", bopo_s)):
-    remark = f"{len(episodes) / seconds:.3g} episodes/s, {sft_s / seconds:.3g} x SFT"
-    report(f"{name}_tokens_per_s", sum(lengths) / seconds, remark)
-  rate = 3 * model_flop(model.config, lengths) / sft_s
+  tokens = sum(len(window.tokens) for window in windows)
+  report("sft_tokens_per_s", tokens / sft_s, f"{len(episodes) / sft_s:.3g} episodes/s")
+  report("bopo_tokens_per_s", tokens / bopo_s, f"{sft_s / bopo_s:.3g} x SFT")
+  rate = 3 * model_flop(model.config, windows) / sft_s
   report("sft_gflop_per_s", rate / 1e9, "without the forward that is repeated to save memory")
 
 
-def model_flop(shape: Qwen2Config, lengths: Sequence[int]) -> int:
+def model_flop(shape: Qwen2Config, windows: Sequence[Window]) -> int:
   """Multiplications and additions of a forward; a gradient costs two more, and recomputes some.
 
   A matrix entry costs 2 for a token; attention costs 4 N H for a pair of a token and one that it
@@ -206,6 +202,7 @@ def model_flop(shape: Qwen2Config, lengths: Sequence[int]) -> int:
   D, F, H = shape.hidden_size, shape.intermediate_size, shape.head_dim
   N, K, L = shape.num_attention_heads, shape.num_key_value_heads, shape.num_hidden_layers
   entries = 2 * D * N * H + 2 * D * K * H + 3 * D * F
+  lengths = [len(window.tokens) for window in windows]
   pairs = sum(T * (T + 1) // 2 for T in lengths)
   return L * (2 * entries * sum(lengths) + 4 * N * H * pairs)
 
