@@ -179,9 +179,9 @@ def training(subject: Subject, report: Report) -> None:
   c, model = subject.config, subject.model
   episodes = subject.episodes[: c.bopo.batch_episodes]
   windows = [window for episode in episodes for window in subject.windows(episode)]
-  batcher = Batcher(c, subject.views["transcript"], {subject.task.id: subject.task})
+  batcher = Batcher(c, subject.views["transcript"], [subject.task])
   trainer = Trainer(model, METHODS["sft"].loss, sft_optimizer(c.sft), *subject.placed)
-  sft_s = steady(lambda: trainer.step([b for _, b in batcher.micro_batches(episodes)]))
+  sft_s = steady(lambda: trainer.step(batcher.micro_batches(episodes)))
   del trainer  # its parameters and its optimizer's state
   trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *subject.placed)
   anchor, adv_B = Scorer(model, *subject.placed), np.linspace(-1, 1, len(episodes), dtype="float32")
