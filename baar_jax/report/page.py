@@ -37,12 +37,13 @@ def summarize(
   None is what cannot be computed. `exact` is of `optimum.exact_frontier`; `spent` are the recorded
   calls of API models. Raises ValueError where the profile or an entry's episodes are missing.
   """
+  profiles = load_profiles(store, config)  # a run without a profile is told to make one first
   e, scripted = load(store, entries, config), config.models.kind == "scripted"
   table = compare.policies(e)
   best = compare.headline(e, table)
   chosen = spend.representatives(e, table, best)
   difficulty = spend.difficulties(e, config.profile.easy_rate)
-  profiles, families = load_profiles(store, config), set(table.family)
+  families = set(table.family)
   calibrations = [line for line in metrics if line.get("stage") == "cascade-calibration"]
   results = {
     "run": _facts(config, metrics, e) | {"train_tasks": len(profiles)},
