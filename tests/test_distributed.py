@@ -59,8 +59,8 @@ batcher = Batcher(config, view, [Task("t", "train", "find the plant", 10)])
 model = build_model(config.router, 0)
 out = []
 for mesh in (one_device(), make_mesh(2)):
-  placed = view.decision_ids, mesh, "float32"
-  trainer = Trainer(model, sft_step_loss, sft_optimizer(config.sft), *placed)
+  ids = view.decision_ids
+  trainer = Trainer(model, sft_step_loss, sft_optimizer(config.sft), ids, mesh)
   batches = batcher.micro_batches(episodes)
   metrics = [trainer.step(batches) for _ in range(2)]
   kernel = trainer.params["layers"]["q_kernel"][...]
@@ -71,9 +71,9 @@ for mesh in (one_device(), make_mesh(2)):
     for shard in x.addressable_shards
   )
   loss = partial(bopo_loss, config.bopo)
-  better = Trainer(trainer.model, loss, bopo_optimizer(config.bopo), *placed)
+  better = Trainer(trainer.model, loss, bopo_optimizer(config.bopo), ids, mesh)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0, 0.2])
-  anchor = Scorer(model, *placed)
+  anchor = Scorer(model, ids, mesh)
   metrics.append(policy_steps(better, anchor, batcher, episodes, adv_B, config.bopo, seed=0))
   params = [np.asarray(x).ravel().tolist() for x in jax.tree.leaves(better.params)]
   out.append({"metrics": metrics, "params": params, "held": held, "moments": moments})

@@ -12,7 +12,7 @@ from baar_jax.router.view import View
 from baar_jax.stages.rivals import large_wins, split
 from baar_jax.train.batches import label_episodes, make_batch
 from baar_jax.train.dataset import proposed
-from baar_jax.train.thresholds import calibration, threshold
+from baar_jax.train.thresholds import calibration, quantile_threshold
 
 
 def trial(seed, score, models="S"):
@@ -60,7 +60,7 @@ def test_every_sixth_task_is_held_out_and_a_threshold_is_a_quantile(make_task):
   fit_ids, held_out = split([make_task(f"t{i}") for i in range(1, 14)])
   assert held_out == {"t6", "t12"} and len(fit_ids) == 11
   for share, p in ((0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)):
-    assert threshold(np.linspace(0.0, 1.0, 11), share) == pytest.approx(p)
+    assert quantile_threshold(np.linspace(0.0, 1.0, 11), share) == pytest.approx(p)
 
 
 def test_calibration_by_hand():

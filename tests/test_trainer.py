@@ -101,11 +101,11 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   assert batches[2].mask_BxS.sum(axis=1).tolist() == [5, 0]  # one was forced
   assert batches[2].decision_share == pytest.approx(5 / 17)
 
-  def label(batch, group):
+  def relabel(batch, group):
     assert len(group) in (1, 2)
     return dataclasses.replace(batch, mask_BxS=batch.mask_BxS & (batch.action_BxS == 0))
 
-  batches = batcher(2).micro_batches(episodes, label)  # the shares are of what it leaves
+  batches = batcher(2).micro_batches(episodes, relabel)  # the shares are of what it leaves
   assert sum(batch.decision_share for batch in batches) == pytest.approx(1)
   assert sum(batch.mask_BxS.sum() for batch in batches) == 7  # SLSLL, L, SLLSSL, LL, LSSL
 

@@ -18,7 +18,7 @@ from baar_jax.run import Run
 from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import proposed, threshold_episodes
-from baar_jax.train.thresholds import score, threshold
+from baar_jax.train.thresholds import quantile_threshold, score
 
 
 def main(run: Run) -> None:
@@ -82,7 +82,7 @@ class Policies:
     run, parameters = self._run, entry.parameters
     key = entry.family, parameters.get("lam")
     if "share" in parameters:
-      decide = Threshold(threshold(self._p(*key), parameters["share"]))
+      decide = Threshold(quantile_threshold(self._p(*key), parameters["share"]))
     else:
       decide = Threshold(parameters["threshold"])
     kind = CascadePolicy if entry.family == "cascade" else RouterPolicy

@@ -16,7 +16,7 @@ def main(run: Run) -> None:
     policy = RulePolicy(stratified_name(run.config), lambda live: stratified_rule(live, samples))
     jobs = [Job(task, k) for task in hard for k in range(1, samples + 1)]
     run.collect("references", policy, jobs)
-  references = load_references(run.store, run.config)
+  references = load_references(run.store, run.config, profiles)
   run.store.finish("references")
   fallback = sum(references[task.id].policy == BOUNDARIES[1] for task in hard)
   large = sum(references[task.id].large_calls for task in hard)

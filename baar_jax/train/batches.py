@@ -45,7 +45,7 @@ class Batch:
   decision_share: float = 1.0
 
 
-Label = Callable[[Batch, Sequence[Episode]], Batch]
+Relabel = Callable[[Batch, Sequence[Episode]], Batch]
 
 
 def length_buckets(max_tokens: int, count: int) -> list[int]:
@@ -124,13 +124,13 @@ class Batcher:
   def micro_batches(
     self,
     episodes: Sequence[Episode],
-    label: Label | None = None,
+    relabel: Relabel | None = None,
     advantages: np.ndarray | None = None,
   ) -> list[Batch]:
     """The batches of a gradient step, with their shares of it.
 
     Args:
-      label: changes what counts as decided, or adds what the loss needs.
+      relabel: changes what counts as decided, or adds what the loss needs.
       advantages: as of `make_batch`.
     """
     batches = []
@@ -139,7 +139,7 @@ class Batcher:
       group = [episodes[i] for i in indices]
       adv = None if advantages is None else advantages[indices]
       batch = make_batch(group, [windows[i] for i in indices], advantages=adv, **self._shape)
-      batches.append(label(batch, group) if label else batch)
+      batches.append(relabel(batch, group) if relabel else batch)
     decisions = max(1, sum(batch.mask_BxS.sum() for batch in batches))
     return [
       dataclasses.replace(

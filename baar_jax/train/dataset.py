@@ -73,17 +73,17 @@ def robustness(store: Store, config: Config) -> list[dict]:
     there is no task, or none hard.
   """
 
-  def labels(trials: int) -> dict[str, str]:
+  def difficulties(trials: int) -> dict[str, str]:
     return {
       task_id: profile.difficulty
       for task_id, profile in _first_profiles(store, config, trials).items()
       if len(profile.small) == len(profile.large) == trials
     }
 
-  base = labels(config.profile.trials) if config.profile.robustness else {}
+  base = difficulties(config.profile.trials) if config.profile.robustness else {}
   rows = []
   for K in config.profile.robustness:
-    other = labels(K)
+    other = difficulties(K)
     tasks = base.keys() & other.keys()
     hard, base_hard = ({t for t in tasks if of[t] == "hard"} for of in (other, base))
     either = hard | base_hard
@@ -129,13 +129,15 @@ def choose_reference(profile: Profile, stratified: Sequence[Episode], clone_larg
   return mixed or cheapest(e for e in profile.large if e.success)
 
 
-def load_references(store: Store, config: Config) -> dict[str, Episode]:
-  """tau* by task id.
+def load_references(
+  store: Store, config: Config, profiles: Mapping[str, Profile] | None = None
+) -> dict[str, Episode]:
+  """tau* by task id; `load_profiles` is called where no profiles are given.
 
   Raises:
     ValueError: the stage has not been run to its end.
   """
-  profiles, clone_large = load_profiles(store, config), config.references.clone_large
+  profiles, clone_large = profiles or load_profiles(store, config), config.references.clone_large
   stratified = collections.defaultdict(list)
   for episode in () if clone_large else store.episodes(stratified_name(config)):
     stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
@@ -188,7 +190,8 @@ def proposed(episode: Episode) -> Episode:
 
 def sft_batches(store: Store, config: Config) -> Iterator[list[Episode]]:
   """References with a set share of those of hard tasks."""
-  profiles, references = load_profiles(store, config), load_references(store, config).values()
+  profiles = load_profiles(store, config)
+  references = load_references(store, config, profiles).values()
   hard = [e for e in references if profiles[e.task_id].difficulty == "hard"]
   rest = [e for e in references if profiles[e.task_id].difficulty != "hard"]
   return balanced(hard, rest, config.sft.batch_episodes, config.sft.hard_share, config.seed)

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.store import Store
 from baar_jax.train import losses
-from baar_jax.train.batches import Batcher, Label
+from baar_jax.train.batches import Batcher, Relabel
 from baar_jax.train.checkpoint import (
   Checkpoints,
   checkpoint_directory,
@@ -36,7 +37,7 @@ SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
   """What training uses of a run (`baar_jax.run.Run`, which lies above this folder)."""
 
   dir: Path
@@ -60,17 +61,21 @@ class Updates:
     self._last, self._save_every = last, save_every
     self.done = self._saved = self._checkpoints.update or 0
     self.finished = self.done == last
-    if self.finished:
-      self._checkpoints.close()
 
-  def remaining(self, trainer: Trainer, batches: Iterable) -> Iterator[tuple[int, list]]:
-    """(update, its batch) from the newest checkpoint on: the same batches as without a stop."""
+  def __enter__(self) -> "Updates":
+    return self
+
+  def __exit__(self, *error) -> None:
+    self._checkpoints.close()
+
+  def restore(self, trainer: Trainer) -> None:
+    """Loads the newest checkpoint into a trainer, if there is one."""
     if self.done:
       trainer.load(self._checkpoints.restore(trainer.state))
-    for update, batch in zip(range(1, self._last + 1), batches):
-      if update > self.done:
-        yield update, batch
-    self._checkpoints.close()
+
+  def number(self, batches: Iterable) -> Iterator[tuple[int, list]]:
+    """(update, its batch) after the newest checkpoint: the same batches as without a stop."""
+    return islice(enumerate(batches, 1), self.done, self._last)
 
   def save(self, update: int, trainer: Trainer) -> None:
     """Writes a checkpoint after the last update, and where the newest one is old enough."""
@@ -80,91 +85,104 @@ class Updates:
 
 
 def fit_stored(
-  run: Run,
-  stage: str,
+  run: TrainingRun,
+  method_name: str,
   config: SFTConfig,
   view: View,
   batches: Iterable[list[Episode]],
-  label: Label | None = None,
+  relabel: Relabel | None = None,
 ) -> None:
   """Trains a router on decisions of stored episodes, or goes on from its newest checkpoint.
 
   Args:
-    stage: "pretrain", "sft", "cascade" or "single-turn".
+    method_name: "pretrain", "sft", "cascade" or "single-turn".
     batches: episodes of each update; the same whenever it is called.
-    label: as of `Batcher.micro_batches`.
+    relabel: as of `Batcher.micro_batches`.
   """
-  family = sft_family(run.ablation) if stage == "sft" else stage
+  method = METHODS[method_name]
+  family = sft_family(run.ablation) if method_name == "sft" else method_name
   directory = checkpoint_directory(run.dir, run.config, family)
-  updates = Updates(directory, run.config, config.updates, SAVE_EVERY)
-  if updates.finished:
-    return
-  batcher = Batcher(run.config, view, run.store.tasks("train"))
-  method, ids = METHODS[stage], view.decision_ids
-  if method.whole_vocabulary:
-    model, ids = build_model(run.config.router, run.config.seed), None
-  else:
-    model = load_initial(run.dir, run.store, run.config, view, run.mesh)
-  placed = ids, run.mesh, run.config.router.dtype
-  trainer = Trainer(model, method.loss, sft_optimizer(config), *placed)
-  del model  # the trainer has copied it
-  with run.progress(total=config.updates, initial=updates.done, desc=stage, unit="update") as bar:
-    for update, episodes in updates.remaining(trainer, batches):
-      metrics = trainer.step(batcher.micro_batches(episodes, label))
-      labels = {"update": update, "updates": config.updates, "compiled": trainer.compiled}
-      run.log(stage=stage, **labels, **run.labels, **metrics)
-      updates.save(update, trainer)
-      bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
-      bar.update()
+  with Updates(directory, run.config, config.updates, SAVE_EVERY) as updates:
+    if updates.finished:
+      return
+    batcher = Batcher(run.config, view, run.store.tasks("train"))
+    if method.whole_vocabulary:
+      model, ids = build_model(run.config.router, run.config.seed), None
+    else:
+      model = load_initial(run.dir, run.store, run.config, view, run.mesh)
+      ids = view.decision_ids
+    dtype = run.config.router.dtype
+    trainer = Trainer(model, method.loss, sft_optimizer(config), ids, run.mesh, dtype)
+    del model  # the trainer has copied it
+    updates.restore(trainer)
+    total, done = config.updates, updates.done
+    with run.progress(total=total, initial=done, desc=method_name, unit="update") as bar:
+      for update, episodes in updates.number(batches):
+        metrics = trainer.step(batcher.micro_batches(episodes, relabel))
+        log_fields = {"update": update, "updates": config.updates, "compiled": trainer.compiled}
+        run.log(stage=method_name, **log_fields, **run.labels, **metrics)
+        updates.save(update, trainer)
+        bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
+        bar.update()
 
 
-def fit_references(run: Run) -> None:
+def fit_references(run: TrainingRun) -> None:
   """Trains the SFT router of a run or of an ablation."""
   view = View(run.config.router, run.tokenizer)
   fit_stored(run, "sft", run.config.sft, view, sft_batches(run.store, run.config))
 
 
-def fit_rollouts(run: Run, stage: str, lam: float) -> None:
+def fit_rollouts(run: TrainingRun, method_name: str, lam: float) -> None:
   """Trains a router from the SFT router on its own episodes, or goes on from its checkpoint.
 
   Args:
-    stage: "bopo", which stands for an ablated run's ablation too, or "vanilla".
+    method_name: "bopo", also for an ablated run, or "vanilla".
     lam: the weight of cost.
   """
-  config, method, family = run.config.bopo, METHODS[stage], run.ablation or stage
+  config, method, family = run.config.bopo, METHODS[method_name], run.ablation or method_name
   directory = checkpoint_directory(run.dir, run.config, family, lam)
-  updates = Updates(directory, run.config, config.updates, SAVE_EVERY_ROLLOUTS)
-  if updates.finished:
-    return
-  profiles = load_profiles(run.store, run.config)
-  references = load_references(run.store, run.config)
-  tasks = [task for task in run.store.tasks("train") if task.id in references]
-  view = View(run.config.router, run.tokenizer)
-  batcher = Batcher(run.config, view, tasks)
-  sft = load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
-  placed = view.decision_ids, run.mesh, run.config.router.dtype
-  trainer = Trainer(sft, partial(method.loss, config), bopo_optimizer(config), *placed)
-  anchor = Scorer(sft, *placed) if method.anchored else None
-  waiting: list[tuple[Episode, float]] = []  # episodes and advantages of the next gradient step
-  batches = task_batches(tasks, config.tasks_per_update, run.config.seed)
-  for update, chosen in updates.remaining(trainer, batches):
-    episodes = _roll_out(run, family, lam, update, trainer.model, view, chosen)
-    kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, config)
-    waiting += zip(kept, adv_B)
-    enough = len({e.task_id for e, _ in waiting}) >= len(chosen) or update == config.updates
-    if waiting and (enough or not method.dynamic_sampling):
-      kept, adv_B = zip(*waiting)
-      seed = run.config.seed + update
-      metrics |= policy_steps(trainer, anchor, batcher, kept, np.array(adv_B), config, seed)
-      waiting = []
-    labels = {"lam": lam, "update": update, "compiled": trainer.compiled}
-    run.log(stage=stage, **labels, **run.labels, **metrics)
-    if not waiting:  # a checkpoint does not hold them: they are computed from stored episodes
-      updates.save(update, trainer)
+  with Updates(directory, run.config, config.updates, SAVE_EVERY_ROLLOUTS) as updates:
+    if updates.finished:
+      return
+    profiles = load_profiles(run.store, run.config)
+    references = load_references(run.store, run.config, profiles)
+    tasks = [task for task in run.store.tasks("train") if task.id in references]
+    view = View(run.config.router, run.tokenizer)
+    batcher = Batcher(run.config, view, tasks)
+    sft = load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
+    ids, dtype, loss = view.decision_ids, run.config.router.dtype, partial(method.loss, config)
+    trainer = Trainer(sft, loss, bopo_optimizer(config), ids, run.mesh, dtype)
+    anchor = Scorer(sft, ids, run.mesh, dtype) if method.anchored else None
+    updates.restore(trainer)
+    # DAPO gathers episodes over updates. A checkpoint is saved only when none is pending, because
+    # after a restart they are read from the store again.
+    pending: list[tuple[Episode, float]] = []  # with their advantages
+    batches = task_batches(tasks, config.tasks_per_update, run.config.seed)
+    for update, update_tasks in updates.number(batches):
+      episodes = _roll_out(run, family, lam, update, trainer.model, view, update_tasks)
+      kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, config)
+      pending += zip(kept, adv_B)
+      pending_tasks = {episode.task_id for episode, _ in pending}
+      enough = len(pending_tasks) >= len(update_tasks) or not method.dynamic_sampling
+      if pending and (enough or update == config.updates):
+        step_episodes, advantages = zip(*pending)
+        adv_B, seed = np.array(advantages), run.config.seed + update
+        metrics |= policy_steps(trainer, anchor, batcher, step_episodes, adv_B, config, seed)
+        pending = []
+      log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
+      run.log(stage=method_name, **log_fields, **run.labels, **metrics)
+      if not pending:
+        updates.save(update, trainer)
 
 
 def _roll_out(
-  run: Run, family: str, lam: float, update: int, model: Qwen2, view: View, tasks: Sequence[Task]
+  run: TrainingRun,
+  family: str,
+  lam: float,
+  update: int,
+  model: Qwen2,
+  view: View,
+  tasks: Sequence[Task],
 ) -> list[Episode]:
   """A group of episodes of each task, by sampling from the router as it is."""
   config, name = run.config.bopo, rollouts_name(family, lam, update)
@@ -195,20 +213,21 @@ def policy_steps(
   (our choice).
   """
   draw = random.Random(seed)
-  steps = []
+  gradient_steps = []
   for _ in range(config.epochs):
     order = draw.sample(range(len(episodes)), len(episodes))
     for first in range(0, len(order), config.batch_episodes):
-      chosen = order[first : first + config.batch_episodes]
-      steps.append(batcher.micro_batches([episodes[i] for i in chosen], advantages=adv_B[chosen]))
+      indices = order[first : first + config.batch_episodes]
+      step_episodes = [episodes[i] for i in indices]
+      gradient_steps.append(batcher.micro_batches(step_episodes, advantages=adv_B[indices]))
   if trainer.low_precision:
-    for batches in steps:
+    for batches in gradient_steps:
       for i, batch in enumerate(batches):
         logp_BxS = losses.action_logp(trainer.logits(batch), batch.action_BxS)
         batches[i] = dataclasses.replace(batch, logp_BxS=logp_BxS)
   metrics = []
-  for batches in steps:
+  for batches in gradient_steps:
     if anchor is not None:
       batches = [dataclasses.replace(b, ref_logits_BxSxA=anchor.logits(b)) for b in batches]
     metrics.append(trainer.step(batches))
-  return {name: float(np.mean([step[name] for step in metrics])) for name in metrics[0]}
+  return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}

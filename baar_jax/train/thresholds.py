@@ -12,28 +12,32 @@ import numpy as np
 from baar_jax.episode import Episode
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
-from baar_jax.train.batches import Batcher, Label
-from baar_jax.train.fit import Run
+from baar_jax.train.batches import Batcher, Relabel
+from baar_jax.train.fit import TrainingRun
 from baar_jax.train.trainer import Scorer
 
 BINS = 10
 
 
-def threshold(p_D: np.ndarray, share: float) -> float:
+def quantile_threshold(p_D: np.ndarray, share: float) -> float:
   """The p that a share of the decisions reach."""
   return float(np.quantile(p_D, 1.0 - share))
 
 
 def score(
-  run: Run, model: Qwen2, view: View, episodes: Sequence[Episode], label: Label | None = None
+  run: TrainingRun,
+  model: Qwen2,
+  view: View,
+  episodes: Sequence[Episode],
+  relabel: Relabel | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
   """p_D, a router's p(LARGE) of decisions in stored training episodes, and action_D, as decided.
 
   Args:
-    label: masks decisions that the router would not be asked for, or changes what was decided.
+    relabel: masks decisions that the router would not be asked for, or changes what was decided.
   """
   scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
-  batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, label)
+  batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, relabel)
   p_D = [scorer.p_large(batch)[batch.mask_BxS] for batch in batches]
   action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
   return np.concatenate(p_D), np.concatenate(action_D)

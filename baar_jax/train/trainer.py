@@ -15,6 +15,8 @@ from baar_jax.mesh import one_device, split_parameters, split_rows
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.train.batches import Batch
 
+BOPO_WEIGHT_DECAY = 1e-4  # our choice
+
 # loss(logits_BxSxA, batch) -> (loss, metrics): the batch's share of the loss of a gradient step, so
 # that the shares of all its batches add up.
 Loss = Callable[[jax.Array, Batch], tuple[jax.Array, dict[str, jax.Array]]]
@@ -40,9 +42,9 @@ class Scorer:
     self._dtype, self._ids = jnp.dtype(dtype), None if ids is None else np.array(ids)
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
-    self._whole = NamedSharding(self.mesh, PartitionSpec())
+    self._replicated = NamedSharding(self.mesh, PartitionSpec())
     self._logits = jax.jit(self._forward)
-    self._whole_logits = jax.jit(self._forward, out_shardings=self._whole)
+    self._replicated_logits = jax.jit(self._forward, out_shardings=self._replicated)
 
   def _forward(self, params, batch: Batch):
     """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
@@ -62,7 +64,7 @@ class Scorer:
   def p_large(self, batch: Batch) -> np.ndarray:
     """The probability of LARGE at each decision, float64 [B, S]: all of it in every process."""
     with jax.set_mesh(self.mesh):
-      logits = self._whole_logits(self.params, split_rows(batch, self.mesh))
+      logits = self._replicated_logits(self.params, split_rows(batch, self.mesh))
     logits_BxSxA = np.asarray(logits.addressable_data(0), np.float64)
     weight_BxSxA = np.exp(logits_BxSxA - logits_BxSxA.max(axis=-1, keepdims=True))
     return weight_BxSxA[..., -1] / weight_BxSxA.sum(axis=-1)
@@ -87,15 +89,15 @@ class Trainer(Scorer):
     graphdef, params = nnx.split(model)
     super().__init__(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)), ids, mesh, dtype)
     self._optimizer = optimizer
-    params_at = split_parameters(self.params, self.mesh)
-    state_at = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
-    self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_at)(self.params)
+    params_sharding = split_parameters(self.params, self.mesh)
+    state_sharding = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
+    self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_sharding)(self.params)
     self._loss = loss
-    self._gradient = jax.jit(self._batch_gradient, out_shardings=(params_at, self._whole))
+    gradient_sharding = params_sharding, self._replicated  # and that of the metrics
+    self._gradient = jax.jit(self._batch_gradient, out_shardings=gradient_sharding)
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
-    self._apply = jax.jit(
-      self._apply_gradient, donate_argnums=(0, 1), out_shardings=(params_at, state_at, self._whole)
-    )
+    step_sharding = params_sharding, state_sharding, self._replicated  # and that of the norm
+    self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1), out_shardings=step_sharding)
 
   @property
   def compiled(self) -> int:
@@ -104,7 +106,7 @@ class Trainer(Scorer):
 
   @property
   def low_precision(self) -> bool:
-    """Whether two ways to compute the same logits differ visibly by rounding."""
+    """Whether the computation is in less than float32."""
     return self._dtype != jnp.float32
 
   @property
@@ -161,7 +163,7 @@ def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
 
 def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
   """AdamW with clipping at a constant learning rate (paper: appendix; clipping is our choice)."""
-  return _clipped_adamw(config.learning_rate, config.clip_norm, config.adam_eps, 1e-4)
+  return _clipped_adamw(config.learning_rate, config.clip_norm, config.adam_eps, BOPO_WEIGHT_DECAY)
 
 
 def _clipped_adamw(learning_rate, clip_norm: float, eps: float, weight_decay: float):
