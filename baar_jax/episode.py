@@ -3,8 +3,8 @@
 import dataclasses
 import json
 
-SMALL = 0
-DECISION_WORDS = ("SMALL", "BIG")  # the two models in prompts and answers
+SMALL, LARGE = 0, 1  # models by price; some runs have dearer ones still
+DECISION_WORDS = ("SMALL", "BIG")  # in prompts and answers: the paper calls LARGE so there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Step:
   action: str  # what was sent to the environment
   calls: list[Call] = dataclasses.field(default_factory=list)  # all that were made for this step
   logp: float | None = None
-  router_cost_usd: float = 0.0  # dollars of the router's own computation
+  router_cost_usd: float = 0.0  # of the router's own computation, without a judge's calls
   router_latency_s: float = 0.0  # seconds that the episode waited for the decision
   proposal: str | None = None  # what SMALL proposed before a cascade decided
 
@@ -121,11 +121,6 @@ class Episode:
   def cost_usd(self) -> float:
     """Dollars of acts and of untaken proposals."""
     return sum(step.cost_usd for step in self.steps)
-
-  @property
-  def router_cost_usd(self) -> float:
-    """Dollars of deciding, by a router or by a judge; not part of `cost_usd`."""
-    return sum(step.router_cost_usd + step.usd("judge") for step in self.steps)
 
   @property
   def spent_usd(self) -> float:

@@ -25,6 +25,7 @@ from baar_jax.episode import Episode, Task
 from baar_jax.llms import pair as models
 from baar_jax.mesh import exchange, join, make_mesh
 from baar_jax.rollout.budget import DollarBudget
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
 from baar_jax.rollout.live import Job, Policy
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import always
@@ -78,7 +79,7 @@ class Run:
     self.pair = models.open_pair(config, path)
     self.cap = _open_cap(config, self.dir, self.store)
     small, *_, large = range(len(self.pair.names))
-    self.boundaries = always(small, "always-small"), always(large, "always-large")
+    self.boundaries = always(small, ALWAYS_SMALL), always(large, ALWAYS_LARGE)
     self._envs: list[Env] = []
     # Shapes are compiled once for all stages, restarts and values of lam.
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -169,7 +170,10 @@ class Run:
     missing = [job for job in share if (job.task.id, job.seed) not in stored]
     if missing:
       envs = self.envs()
-      episodes = run_episodes(missing, policy, self.pair, envs, call_budget, usd_budget, self.cap)
+      pair, cap = self.pair, self.cap
+      episodes = run_episodes(
+        missing, policy, pair, envs, call_budget=call_budget, usd_budget=usd_budget, cap=cap
+      )
       done = len(share) - len(missing)
       bar = self.progress(total=len(share), initial=done, desc=label, unit="ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
@@ -205,7 +209,7 @@ class Run:
     """A progress bar on the first process's terminal, if it is one."""
     return tqdm(disable=None if self.first else True, **settings)
 
-  def alone(self, stage: str) -> None:
+  def require_one_process(self, stage: str) -> None:
     """Raises ValueError if there are other processes."""
     if self.config.distributed.processes > 1:
       raise ValueError(f"--stage={stage} runs in one process: leave out --config.distributed")

@@ -18,8 +18,8 @@ KEY = ("policy", "task_id", "seed")
 ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
 
 
-def summary(episode: Episode) -> dict:
-  """An episode's columns, computed when it is stored; see `Store.table`."""
+def summarise(episode: Episode) -> dict:
+  """Computes an episode's columns when it is stored; see `Store.table`."""
   steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
   answers = [call for call in calls if call.kind in ANSWERS]
   usd, tokens = collections.Counter(), collections.Counter()
@@ -37,7 +37,7 @@ def summary(episode: Episode) -> dict:
     "large_usd": usd["large"],
     "proposals_usd": usd["proposal"],
     "judge_usd": usd["judge"],
-    "retries_usd": usd["retry"] + episode.lost_usd,
+    "retries_usd": usd["retry"] + episode.lost_usd,  # a lost attempt is a retry in no step
     "router_usd": sum(step.router_cost_usd for step in steps),
     "presumed_usd": usd["presumed"],
     "replayed_usd": sum(call.cost_usd for call in answers if call.replayed),
@@ -49,7 +49,7 @@ def summary(episode: Episode) -> dict:
   }
 
 
-COLUMNS = tuple(summary(Episode("", "", 0, [], 0.0, "")))
+COLUMNS = tuple(summarise(Episode("", "", 0, [], 0.0, "")))
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS tasks (
   split TEXT, place INTEGER, id TEXT, description TEXT, max_steps INTEGER,
@@ -102,7 +102,8 @@ class Store:
   def add(self, episode: Episode) -> None:
     """Stores an episode in one transaction. Raises ValueError if its key is taken."""
     key = (episode.policy, episode.task_id, episode.seed)
-    row = (*key, *map(summary(episode).get, COLUMNS), None, episode.to_json())
+    values = summarise(episode)
+    row = (*key, *(values[name] for name in COLUMNS), None, episode.to_json())
     try:
       with self._db:
         self._db.execute(f"INSERT INTO episodes VALUES ({', '.join('?' * len(row))})", row)
@@ -178,9 +179,6 @@ class Store:
   def finished(self, stage: str) -> bool:
     rows = self._db.execute("SELECT 1 FROM finished WHERE stage = ?", (stage,))
     return rows.fetchone() is not None
-
-  def count(self) -> int:
-    return self._db.execute("SELECT COUNT(*) FROM episodes").fetchone()[0]
 
   def close(self) -> None:
     self._db.close()

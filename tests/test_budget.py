@@ -36,17 +36,17 @@ def test_calls_are_taken_before_they_are_made():
 def test_dollars_are_reserved_then_settled():
   budget = DollarBudget(1.0)
   first = budget.reserve(0.75)
-  assert (budget.remaining, budget.reserved_usd, budget.settled_usd) == (0.25, 0.75, 0.0)
+  assert (budget.remaining, budget.settled_usd) == (0.25, 0.0)
   assert budget.allows(0.25) and not budget.allows(0.26)
   budget.settle(first, 0.5)
-  assert (budget.remaining, budget.reserved_usd, budget.settled_usd) == (0.5, 0.0, 0.5)
+  assert (budget.remaining, budget.settled_usd) == (0.5, 0.5)
   with pytest.raises(ValueError, match="settled already"):
     budget.settle(first, 0.1)
   second = budget.reserve(0.5)  # the last dollar may be spent
   budget.settle(second, 0.0)
   assert budget.remaining == 0.5
   assert budget.reserve(0.51) is None
-  assert budget.reserved_usd == 0.0
+  assert budget.remaining == 0.5  # nothing is held for it
   budget.settle(budget.reserve(0.5), 2.0)  # more than was held is counted in full
   assert budget.settled_usd == 2.5 and budget.reserve(0.0) is None
 
@@ -78,7 +78,7 @@ def test_impossible_dollars_are_refused():
   with pytest.raises(ValueError, match="must be >= 0, got -0.1"):
     budget.settle(reservation, -0.1)
   budget.settle(reservation, 0.0)
-  assert budget.reserved_usd == 0.0
+  assert budget.remaining == 1.0
 
 
 class Turns:
@@ -149,8 +149,8 @@ def test_schedules_of_calls(limit, count, seed):
     assert budget.remaining == free() / 64
   while held:
     end()
-  assert budget.reserved_usd == 0.0
   assert budget.settled_usd == settled / 64 <= limit / 64
+  assert budget.remaining == (limit - settled) / 64
 
 
 def test_all_that_fit_go_on_when_a_call_ends():
@@ -195,6 +195,6 @@ def test_two_hundred_threads_on_one_budget():
     thread.join(60)
     assert not thread.is_alive()
   assert sum(billed) == budget.settled_usd <= limit
-  assert budget.reserved_usd == 0.0
+  assert budget.remaining == limit - budget.settled_usd
   # 200 * 10 calls of half a dollar do not fit; whoever was refused was so by what was settled.
   assert refused and all(settled > limit - worst for settled in refused)

@@ -215,7 +215,7 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, e
     ask(pair, run=budget)
   assert "\n" not in str(raised.value) and "sk-secret" not in str(raised.value)
   assert len(server.seen) == 1 and pair.slept == [] and spent(tmp_path) == Spent()
-  assert (budget.settled_usd, budget.reserved_usd) == (0.0, 0.0)
+  assert (budget.settled_usd, budget.remaining) == (0.0, 1.0)
 
 
 def test_waits_that_an_endpoint_asks_for(start):
@@ -302,7 +302,8 @@ def test_a_retry_that_does_not_fit_is_not_made(start, tmp_path):
     ask(pair, task=task, run=run)
   assert len(server.seen) == 2
   assert run.settled_usd == task.settled_usd == spent(tmp_path).presumed_usd == 2 * BOUND_USD
-  assert run.reserved_usd == task.reserved_usd == 0.0
+  left_usd = 1.0 - 2 * BOUND_USD, 0.5 * BOUND_USD  # nothing is held any more
+  assert (task.remaining, run.remaining) == pytest.approx(left_usd, rel=1e-12)
 
 
 def test_two_hundred_requests_that_fail_and_are_cancelled(start, tmp_path):
@@ -347,7 +348,7 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(start, tmp_path):
   billed = float(server.usd({"small": ("1", "0.5", "4")}))
   assert all(ended.values()) and sum(map(len, ended.values())) == 200
   assert refused == [False] * len(ended[CapReached])  # none while what is settled left room
-  assert cap.reserved_usd == 0.0
+  assert cap.remaining == pytest.approx(cap.limit_usd - cap.settled_usd, abs=1e-12)
   found = spent(tmp_path)
   assert sum(found.replies_usd) + found.retries_usd < billed <= found.at_most_usd <= cap.limit_usd
   assert found.at_most_usd == pytest.approx(cap.settled_usd, rel=1e-12)

@@ -84,14 +84,14 @@ def test_policy_figures(every):
   bopo = table.loc["bopo(lam=0.3)"]
   assert (bopo.episodes, bopo.steps) == (8, 4.0)
   assert bopo.cost_usd == 6.0  # (4 + 8 + 8 + 4) / 4
-  assert bopo.router_cost_usd == 2.0  # 4 decisions of 0.5, apart from the cost
+  assert bopo.deciding_usd == 2.0  # 4 decisions of 0.5, apart from the cost
   assert bopo.success_percent == bopo.score_percent == 75.0
   assert 0.0 <= bopo.success_percent_low < 75.0 < bopo.success_percent_high <= 100.0
   assert table.score_percent["always-small"] == pytest.approx(30.0)  # 1.2 / 4
   assert table.success_percent["always-small"] == 25.0
   # 1 + 1 + 1 + 5, and a proposal of 0.5; 1 + 3 * 5, and beside it four judgements of 0.125
   assert table.cost_usd["cascade"] == 8.5
-  assert tuple(table.loc["zero-shot", ["cost_usd", "router_cost_usd"]]) == (16.0, 0.5)
+  assert tuple(table.loc["zero-shot", ["cost_usd", "deciding_usd"]]) == (16.0, 0.5)
   # (6 - 4) / (20 - 4) and (75 - 25) / (75 - 25); (12 - 4) / 16 and (50 - 25) / 50
   shares = ["cost_gap_share", "success_gap_share"]
   assert tuple(table.loc["bopo(lam=0.3)", shares]) == (0.125, 1.0)

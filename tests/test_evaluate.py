@@ -38,7 +38,7 @@ def run(tmp_path_factory):
     rivals.main(run)
   with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
     evaluate.main(run)
-  assert run.store.count() == 0  # what is missing is reported before anything is run
+  assert len(run.store.table()) == 0  # what is missing is reported before anything is run
   for stage in (profile, references, sft):
     stage.main(run)
   with pytest.raises(ValueError, match="has 0 of 1 updates: run --stage=bopo first"):
@@ -128,10 +128,10 @@ def test_zero_shot_pays_for_its_questions_beside_the_models(run):
   episodes = run.store.episodes(zero_shot_name(run.config))
   assert len(episodes) == 3
   for e in episodes:
-    assert sum(step.tokens("judge") for step in e.steps) >= len(e.steps)
+    assert all(any(call.kind == "judge" for call in step.calls) for step in e.steps)
     judged = sum(step.usd("judge") for step in e.steps)
     assert judged > 0
-    assert e.router_cost_usd == pytest.approx(judged)
+    assert not any(step.router_cost_usd for step in e.steps)
     assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
 
 
@@ -155,9 +155,9 @@ def test_the_stage_goes_on_where_it_stopped(run, tmp_path):
   for place in ("vanilla-lam0.1", "no-reference-lam0.1", "cascade-1"):
     shutil.rmtree(tmp_path / config.name / "checkpoints" / place)
   again = Run(config)
-  before = again.store.count()
+  before = len(again.store.table())
   rivals.main(again)
-  assert again.store.count() == before
+  assert len(again.store.table()) == before
   for family, lam in (("vanilla", 0.1), ("no-reference", 0.1), ("cascade", None)):
     new, old = (
       load_router(each.dir, config, run.mesh, family, lam).embedding_VxD[...]

@@ -33,7 +33,7 @@ def unbroken(tmp_path_factory):
     run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
     for stage in (profile, references, sft):
       stage.main(run)
-    run.before_bopo = run.store.count()
+    run.before_bopo = len(run.store.table())
     shutil.copytree(run.dir, run.dir.parent / "imitated")
     bopo.main(run)
     run.close()
@@ -126,7 +126,7 @@ def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   monkeypatch.setattr(run.store, "add", adding)
   with pytest.raises(Killed):
     bopo.main(run)
-  assert run.store.count() - unbroken.before_bopo == 9
+  assert len(run.store.table()) - unbroken.before_bopo == 9
   run.close()
 
   run = copied("imitated")  # the second kill is just before the third update's checkpoint
@@ -140,7 +140,7 @@ def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   run = copied("imitated")
   bopo.main(run)
   # 4 updates of 2 tasks with 2 episodes each, and nothing was run twice
-  assert run.store.count() - unbroken.before_bopo == 16
+  assert len(run.store.table()) - unbroken.before_bopo == 16
   lines = logged(run, "bopo")
   assert {line["update"]: line for line in lines} == {line["update"]: line for line in whole}
   assert_same_router(run, unbroken, "bopo", 0.1)

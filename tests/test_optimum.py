@@ -11,7 +11,7 @@ from baar_jax.config import Config
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
-from baar_jax.llms.agent import extend, opening, parse_action
+from baar_jax.llms.agent import extend, open_conversation, parse_action
 from baar_jax.llms.errors import Lapse, SandboxErrors
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report import frontier
@@ -39,7 +39,7 @@ def run(env, task, choose, seed=0):
   """One episode through the real pair. Returns steps (model, action, observation), usd, score."""
   agents = ScriptedPair(NAMES, SandboxErrors()).start(env, task, seed, unlimited)
   observation, done, history, usd = env.reset(task.id), False, [], []
-  messages = opening(env.system_prompt, task, observation)
+  messages = open_conversation(env.system_prompt, task, observation)
   while not done and len(history) < task.max_steps:
     model = choose(task.description, history, observation)
     reply = agents[model].reply(messages, len(history))

@@ -273,7 +273,7 @@ def test_only_missing_episodes_are_run(opened, config):
   assert later[0] == episodes[0]
   other = Counting("another")
   run.collect("some", other, [Job(first, 0)])
-  assert other.asked == [(first.id, 0)] and run.store.count() == 5
+  assert other.asked == [(first.id, 0)] and len(run.store.table()) == 5
 
 
 def test_an_episode_that_ended_in_an_error_is_left_out_and_tried_again(opened, config, capsys):
@@ -305,7 +305,7 @@ def test_an_episode_is_stored_before_the_next_ends(opened, config):
 
   class Watching(Counting):
     def choose(self, ready):
-      stored.append(run.store.count())
+      stored.append(len(run.store.table()))
       return super().choose(ready)
 
   run.collect("some", Watching(), jobs)

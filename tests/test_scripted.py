@@ -7,10 +7,10 @@ import pytest
 from baar_jax.envs import engines
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.process import open_envs
-from baar_jax.episode import SMALL, Task, Usage
+from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms import errors
-from baar_jax.llms.agent import opening, parse_action
-from baar_jax.llms.errors import LARGE, Lapse, SandboxErrors, ScienceWorldErrors
+from baar_jax.llms.agent import open_conversation, parse_action
+from baar_jax.llms.errors import Lapse, SandboxErrors, ScienceWorldErrors
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.live import Job
@@ -136,7 +136,7 @@ def agents(errors, seed=0):
 
 
 def test_replies_are_the_same_every_time_and_differ_between_seeds():
-  messages = opening(Room.system_prompt, TASK, "You see a pot.")
+  messages = open_conversation(Room.system_prompt, TASK, "You see a pot.")
   first, again, other = (
     [[a.reply(messages, step) for step in range(30)] for a in agents(ERRORS, seed)]
     for seed in (0, 0, 1)
@@ -146,7 +146,7 @@ def test_replies_are_the_same_every_time_and_differ_between_seeds():
 
 def test_tokens_are_counted_from_the_text():
   # 40 characters of instructions are 10 tokens; "Task: Do it.\n\nYou see." is 22, so 6.
-  messages = opening(Room.system_prompt, TASK, "You see.")
+  messages = open_conversation(Room.system_prompt, TASK, "You see.")
   reply = agents(Always(wrong=1.0))[0].reply(messages, 0)
   assert reply.call.usage == Usage(16, 0, -(-len(reply.text) // 4))
   assert reply.text.startswith("Thought: ")

@@ -65,7 +65,7 @@ class Pair(Protocol):
     """Frees what the models hold."""
 
 
-def opening(system_prompt: str, task: Task, observation: str) -> Messages:
+def open_conversation(system_prompt: str, task: Task, observation: str) -> Messages:
   """The conversation before the first reply."""
   return [
     {"role": "system", "content": system_prompt},

@@ -7,8 +7,7 @@ import re
 from typing import Protocol
 
 from baar_jax.envs.base import Oracle
-
-LARGE = 1
+from baar_jax.episode import LARGE
 
 
 @dataclasses.dataclass

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.episode import DECISION_WORDS, SMALL, Call, Reply, Task, Usage
+from baar_jax.episode import DECISION_WORDS, LARGE, SMALL, Call, Reply, Task, Usage
 from baar_jax.llms.agent import Agent, Hold, Judge, Messages, Pair, write_reply
-from baar_jax.llms.errors import LARGE, Errors, Lapse
+from baar_jax.llms.errors import Errors, Lapse
 from baar_jax.llms.prices import Price, prices_of
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate

@@ -7,7 +7,8 @@ import pandas as pd
 
 from baar_jax.config import ABLATIONS
 from baar_jax.report import frontier
-from baar_jax.report.table import LARGE_FAMILY, METRICS, SMALL_FAMILY, Evaluation
+from baar_jax.report.table import METRICS, Evaluation
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
 
 PRIVILEGED = ("oracle", "optimum")  # they see what no router may
 MIN_USABLE_SHARE = 0.5  # of resamples that have a value; below it there is no interval (our choice)
@@ -36,7 +37,7 @@ def area(e: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
   """area_B of some policies; NaN without any, or where LARGE is not both dearer and better."""
   if not len(policies):
     return NO_VALUE
-  names, areas = [*policies, SMALL_FAMILY, LARGE_FAMILY], []
+  names, areas = [*policies, ALWAYS_SMALL, ALWAYS_LARGE], []
   cost_QxB, score_QxB = (
     e.per_task(column).loc[names].to_numpy()[:, e.picks_BxN].mean(axis=2)
     for column in ("cost_usd", metric)
@@ -51,19 +52,19 @@ def area(e: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
 def policies(e: Evaluation) -> pd.DataFrame:
   """The figures of every policy, by its name.
 
-  Columns: those of the entries; episodes; means per task of cost_usd, router_cost_usd, steps,
+  Columns: those of the entries; episodes; means per task of cost_usd, deciding_usd, steps,
   large_calls and METRICS, some with intervals; cost_gap_share and success_gap_share; use_share (of
   the cap); overruns (episodes over their cap).
   """
   table = e.entries.copy()
   table["episodes"] = e.episodes.policy.value_counts()
-  for column in ("router_cost_usd", "steps", "large_calls", "spent_usd"):
+  for column in ("deciding_usd", "steps", "large_calls", "spent_usd"):
     table[column] = e.per_task(column).mean(axis=1)
   for column in ("cost_usd", *METRICS):
     rows = [interval(column, resample(e, value_N)) for value_N in e.per_task(column).to_numpy()]
     table = table.join(pd.DataFrame(rows, table.index))
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    low, high = table[column][[SMALL_FAMILY, LARGE_FAMILY]]
+    low, high = table[column][[ALWAYS_SMALL, ALWAYS_LARGE]]
     table[f"{name}_gap_share"] = (table[column] - low) / (high - low if high > low else np.nan)
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
   cap = table.call_budget.fillna(table.usd_budget)
@@ -87,7 +88,7 @@ def headline(e: Evaluation, table: pd.DataFrame) -> dict | None:
   policy = height[::-1].idxmax()
   result = {"policy": policy, "parameters": table.parameters[policy], "points": len(height)}
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    per_task = e.per_task(column).loc[[SMALL_FAMILY, LARGE_FAMILY, policy]].to_numpy()
+    per_task = e.per_task(column).loc[[ALWAYS_SMALL, ALWAYS_LARGE, policy]].to_numpy()
     low_B, high_B, value_B = (resample(e, value_N) for value_N in per_task)
     gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
     result |= interval(f"{name}_gap_share", (value_B - low_B) / gap_B)
@@ -117,7 +118,7 @@ def frontiers(e: Evaluation) -> pd.DataFrame:
   bopo, rows = e.soft("bopo"), []
   lines = e.entries[e.entries.usd_budget.isna()]
   for family, group in lines.groupby("family", sort=False):
-    if family not in (SMALL_FAMILY, LARGE_FAMILY, *ABLATIONS):
+    if family not in (ALWAYS_SMALL, ALWAYS_LARGE, *ABLATIONS):
       points = e.soft(family) if len(e.soft(family)) else group
       rivals = bopo if points.lam.nunique() > 1 else bopo[bopo.lam == e.compared_lam]
       rivals = rivals[rivals.family != family]
@@ -177,7 +178,7 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   lines, rows = e.entries[~e.entries.family.isin(ABLATIONS)], []
   per_task = {column: e.per_task(column) for column in (*METRICS, "large_calls")}
   for K in sorted(lines.call_budget.dropna().unique()):
-    candidates = lines[(lines.call_budget == K) | (lines.index == SMALL_FAMILY)]
+    candidates = lines[(lines.call_budget == K) | (lines.index == ALWAYS_SMALL)]
     sr_B, budget_rows = {"bopo": NO_VALUE}, []
     for family, group in candidates.groupby("family", sort=False):
       values = {column: frame.loc[group.index].to_numpy() for column, frame in per_task.items()}

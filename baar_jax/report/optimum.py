@@ -20,7 +20,7 @@ from baar_jax.config import Config
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BLANK, LOOKS, SIGNS, Rules, Sandbox
-from baar_jax.llms.agent import extend, opening
+from baar_jax.llms.agent import extend, open_conversation
 from baar_jax.llms.errors import Errors, SandboxErrors
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report import frontier
@@ -178,7 +178,7 @@ def _call_prices(env: Sandbox, names: Sequence[str], errors: Errors) -> list[lis
   task = env.tasks("train")[0]
   observation = env.reset(task.id)
   agents = ScriptedPair(names, errors).start(env, task, 0, unlimited)
-  messages, usd = opening(env.system_prompt, task, observation), []
+  messages, usd = open_conversation(env.system_prompt, task, observation), []
   for step in range(task.max_steps):
     replies = [agent.reply(messages, step) for agent in agents]
     usd.append([reply.call.cost_usd for reply in replies])

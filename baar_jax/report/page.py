@@ -15,8 +15,8 @@ from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, plots, spend, tables
-from baar_jax.report.table import SMALL_FAMILY, Evaluation, load
-from baar_jax.rollout.entries import Entry
+from baar_jax.report.table import Evaluation, load
+from baar_jax.rollout.entries import ALWAYS_SMALL, Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, robustness
 
@@ -102,7 +102,7 @@ def showcase(
     return []
   policy = best["policy"] if best else e.soft("bopo").index[0]
   first = e.episodes.sort_values("seed").groupby(["policy", "task_id"])[["score", "seed"]].first()
-  routed, small = (first.loc[name].loc[e.tasks] for name in (policy, SMALL_FAMILY))
+  routed, small = (first.loc[name].loc[e.tasks] for name in (policy, ALWAYS_SMALL))
   hard, solved = difficulty == "hard", routed.score >= 1
   rules = {
     "hard, solved where always SMALL fails": (hard & solved & (small.score < 1), 2),

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from baar_jax.report import spend
 from baar_jax.report.frontier import pareto, upper_hull
-from baar_jax.report.table import LARGE_FAMILY, SMALL_FAMILY
 from baar_jax.report.tables import FAMILIES, METRIC_NAMES, family_name, shown_metrics
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
 
 MUTED = "#5f6875"
 DASHED = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
@@ -65,10 +65,10 @@ def draw_frontier(
   if len(optimum):
     style = {"color": look("optimum")["color"], "label": "exact optimum, all tasks"}
     axes.plot(*zip(*((usd, 100 * share) for usd, share in optimum)), ":", **style)
-  ends = list(zip(*table.loc[[SMALL_FAMILY, LARGE_FAMILY], ["cost_usd", metric]].to_numpy().T))
+  ends = list(zip(*table.loc[[ALWAYS_SMALL, ALWAYS_LARGE], ["cost_usd", metric]].to_numpy().T))
   axes.plot(*zip(*ends), **DASHED)
-  axes.plot(*zip(*ends), **look(SMALL_FAMILY), linestyle="", zorder=4)
-  for family, end, offset in zip((SMALL_FAMILY, LARGE_FAMILY), ends, ((9, -12), (9, 5))):
+  axes.plot(*zip(*ends), **look(ALWAYS_SMALL), linestyle="", zorder=4)
+  for family, end, offset in zip((ALWAYS_SMALL, ALWAYS_LARGE), ends, ((9, -12), (9, 5))):
     axes.annotate(FAMILIES[family][0], end, offset, textcoords="offset points", fontsize=8)
   groups = dict(zip(rows.family, rows.policies))
   rivals = dict.fromkeys(name for names in rows.compared_with for name in names)
@@ -93,10 +93,10 @@ def draw_frontier(
 def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   """Score under a budget of K LARGE calls, per family, its parameters picked on other tasks."""
   axes, rows = new_axes("K, LARGE calls allowed per task", metric), results["hard_budget"]
-  for family, curve in rows[rows.family != SMALL_FAMILY].groupby("family", sort=False):
+  for family, curve in rows[rows.family != ALWAYS_SMALL].groupby("family", sort=False):
     width, label = 1.8 if family == "bopo" else 1.0, family_name(results, family)
     axes.plot(curve.K, curve[metric], **look(family), linewidth=width, label=label)
-  for family in (SMALL_FAMILY, LARGE_FAMILY):
+  for family in (ALWAYS_SMALL, ALWAYS_LARGE):
     score = results["policies"][metric][family]
     axes.axhline(score, **DASHED)
     where = (0.01, score), (0, 3), ("axes fraction", "data"), "offset points"

@@ -10,7 +10,8 @@ import pandas as pd
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
-from baar_jax.report.table import LARGE_FAMILY, SMALL_FAMILY, Evaluation
+from baar_jax.report.table import Evaluation
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
 from baar_jax.train import rewards
 
 DIFFICULTIES = ["easy", "hard", "intractable"]
@@ -30,7 +31,7 @@ SHARES = {  # family: title in paper.json
 def difficulties(e: Evaluation, easy_rate: float) -> pd.Series:
   """Each test task's difficulty, by the evaluation's own episodes of the boundaries."""
   trials = e.episodes.groupby(["policy", "task_id"]).success.agg(list)
-  both = (trials[SMALL_FAMILY], trials[LARGE_FAMILY])
+  both = (trials[ALWAYS_SMALL], trials[ALWAYS_LARGE])
   return pd.Series({t: rewards.difficulty(*(s[t] for s in both), easy_rate) for t in e.tasks})
 
 
@@ -141,7 +142,7 @@ def beside_paper(results: Mapping) -> pd.DataFrame:
   run, table = results["run"], results["policies"]
   rows = published.get(run["environment"], [])
   rows += published["three benchmarks together"] if rows else []
-  families = (SMALL_FAMILY, LARGE_FAMILY)
+  families = (ALWAYS_SMALL, ALWAYS_LARGE)
   ours = {("Boundaries, SR", family): f"{table[run['sr']][family]:.1f}" for family in families}
   for row in results["hard_budget"].to_dict("records"):
     text = f"{row[run['sr']]:.1f} ({100 * row['use_share']:.0f} %)"

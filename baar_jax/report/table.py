@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 
 from baar_jax.config import Config, compared_lam
-from baar_jax.rollout.entries import Entry
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL, Entry
 from baar_jax.store import Store
 
-SMALL_FAMILY, LARGE_FAMILY = "always-small", "always-large"  # also the names of their policies
 METRICS = ("score_percent", "success_percent")
 # Episodes that ended in an error are left out, for all policies alike. A policy that lacks a larger
 # share of its episodes has not been evaluated.
@@ -25,7 +24,7 @@ class Evaluation:
     entries: one row per policy, by its name, in the report's order: family, parameters, lam,
       call_budget and usd_budget (NaN is no cap).
     episodes: one row per policy, task and seed: the columns of `Store.table`, METRICS, and
-      router_cost_usd (a router's and a judge's dollars).
+      deciding_usd (of a router and of a judge).
     tasks: ids in the evaluation's order.
     left_out: the tasks and seeds that not every policy has.
     picks_BxN: all tasks once, and below as many drawn with replacement for each resample.
@@ -67,7 +66,7 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   lines = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
   lines = lines.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
   lines["lam"] = [parameters.get("lam", np.nan) for parameters in lines.parameters]
-  missing = sorted({SMALL_FAMILY, LARGE_FAMILY} - set(lines.index))
+  missing = sorted({ALWAYS_SMALL, ALWAYS_LARGE} - set(lines.index))
   tasks = [task.id for task in store.tasks("test")][: config.evaluate.tasks or None]
   if missing or not tasks:
     what = f"no entry for {', '.join(missing)}" if missing else "there are no test tasks"
@@ -83,7 +82,7 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes[list(METRICS)] = 100.0 * episodes[["score", "success"]].to_numpy(float)
-  episodes["router_cost_usd"] = episodes.router_usd + episodes.judge_usd
+  episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
   tasks = [task for task in tasks if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
   sr = METRICS[config.env.kind != "scienceworld"]

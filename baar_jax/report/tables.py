@@ -9,11 +9,12 @@ from markupsafe import Markup, escape
 
 from baar_jax.report.compare import PRIVILEGED
 from baar_jax.report.spend import DIFFICULTIES
-from baar_jax.report.table import LARGE_FAMILY, METRICS, SMALL_FAMILY
+from baar_jax.report.table import METRICS
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
 
 FAMILIES = {  # name, colour and marker
-  "always-small": ("always SMALL", "#1d2530", "X"),
-  "always-large": ("always LARGE", "#1d2530", "X"),
+  ALWAYS_SMALL: ("always SMALL", "#1d2530", "X"),
+  ALWAYS_LARGE: ("always LARGE", "#1d2530", "X"),
   "random": ("random", "#848b96", "^"),
   "first-large": ("First-Large", "#2f8a5b", "D"),
   "zero-shot": ("zero-shot LLM", "#0f8a94", "X"),
@@ -122,7 +123,7 @@ def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
   titles = {"SR": (sr, 1), "Use%": ("use_share", 0), "BoPO minus it": ("gain", 1, "+")}
   if sr != "success_percent":
     titles["Success"] = ("success_percent", 1)
-  families = list(dict.fromkeys((SMALL_FAMILY, LARGE_FAMILY, *rows.family)))
+  families = list(dict.fromkeys((ALWAYS_SMALL, ALWAYS_LARGE, *rows.family)))
   counts = rows.candidates.map(len).groupby(rows.family)
   counts = counts.agg(lambda n: " to ".join(map(str, sorted({n.min(), n.max()}))))
   columns = {
@@ -133,7 +134,7 @@ def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
   for K, group in rows.groupby("K"):
     group = group.set_index("family").reindex(families)
     figures = [metric + end for metric in METRICS for end in ("", "_low", "_high")]
-    group.loc[LARGE_FAMILY, figures] = results["policies"].loc[LARGE_FAMILY, figures]
+    group.loc[ALWAYS_LARGE, figures] = results["policies"].loc[ALWAYS_LARGE, figures]
     columns |= texts(group, {(f"K = {K}", title): titles[title] for title in titles})
     bold[f"K = {K}", "SR"] = group.clear.eq(True)
   frame = pd.DataFrame(columns, families)
@@ -154,7 +155,7 @@ def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
     "Mean score": ("score_percent", 1),
     "Success": ("success_percent", 1),
     "Model cost, $": ("cost_usd", digits),
-    "Router cost, $": ("router_cost_usd", digits + 1),
+    "Router cost, $": ("deciding_usd", digits + 1),
     "Cost gap, %": ("cost_gap_share", 0),
     "Success gap, %": ("success_gap_share", 0),
     "LARGE calls": ("large_calls", 1),

@@ -82,11 +82,6 @@ class DollarBudget:
     with self._changed:
       return float(self._settled)
 
-  @property
-  def reserved_usd(self) -> float:
-    with self._changed:
-      return float(self._reserved())
-
   def allows(self, usd: float) -> bool:
     """Whether a call of at most `usd` fits into what is left now."""
     with self._changed:

@@ -6,7 +6,7 @@ import json
 
 from baar_jax.config import ABLATIONS, Config, compared_lam
 
-BOUNDARIES = ("always-small", "always-large")
+ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # also the families
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 ARGMAX = 0.5  # the threshold that takes the more probable of two models
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
@@ -42,9 +42,9 @@ def entries(config: Config) -> list[Entry]:
   dollars = [{"usd": usd} for usd in c.evaluate.usd_budgets]
   free, capped = [{}], [*calls, *dollars]
   # Families with the parameters of one policy and the budgets that it runs under.
-  table = [("always-small", {}, free), ("always-large", {}, free), (FIRST_LARGE, {}, calls)]
+  table = [(ALWAYS_SMALL, {}, free), (ALWAYS_LARGE, {}, free), (FIRST_LARGE, {}, calls)]
   for budget in dollars:  # a cap on dollars limits SMALL too
-    table += [("always-small", {}, [budget]), (FIRST_LARGE, {}, [budget])]
+    table += [(ALWAYS_SMALL, {}, [budget]), (FIRST_LARGE, {}, [budget])]
   table += [("random", {"p": p}, free + capped) for p in c.evaluate.random_p]
   if scripted:
     table.append(("oracle", {}, free + capped))
@@ -83,7 +83,7 @@ def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry
   unlimited = None
   # An episode does not tell what a cap on dollars would have changed.
   if "K" in budget and not shown:
-    unlimited = BOUNDARIES[1] if family == FIRST_LARGE else _name(base, parameters)
+    unlimited = ALWAYS_LARGE if family == FIRST_LARGE else _name(base, parameters)
   policy = _name(base, parameters | budget)
   return Entry(family, parameters, policy, budget.get("K"), unlimited, budget.get("usd"))
 

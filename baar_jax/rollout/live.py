@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Protocol
 
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Step, Task
@@ -42,22 +41,22 @@ class JudgeReply:
 class Live:
   """An episode that is being run.
 
-  A policy decides from `task`, `steps`, `observation`, `call_budget`, `usd_budget` and what its
+  A policy decides from `task`, `steps`, `observation`, `call_limit`, `usd_limit` and what its
   `prepare` has left. `agents` are for the privileged oracle and for a cascade's proposals.
   """
 
   job: Job
   env: Env  # runs this episode alone
-  calls: CallBudget | None = None  # None is no cap, also below
-  dollars: DollarBudget | None = None
-  cap: DollarBudget | None = None  # of the whole run
+  call_budget: CallBudget | None = None  # None is no cap, also below
+  dollar_budget: DollarBudget | None = None
+  run_budget: DollarBudget | None = None
   restarts: int = 0  # how often it began again because its environment died
   agents: Sequence[agent.Agent] = ()  # one per model
   messages: agent.Messages = dataclasses.field(default_factory=list)  # what the agents are shown
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
   allowed: Sequence[int] = ()  # models whose next call fits, ascending; none ends the episode
-  proposal: Reply | None = None  # SMALL's reply to a cascade for the next step; it is paid for
+  proposal_reply: Reply | None = None  # SMALL's, to a cascade for the next step; it is paid for
   judged: JudgeReply | None = None  # a judge's answer for the next step
   stop: str = ""  # with `score`, set when the episode is over
   score: float = 0.0
@@ -67,27 +66,27 @@ class Live:
     return self.job.task
 
   @property
-  def call_budget(self) -> int | None:
-    return self.calls and self.calls.limit
+  def call_limit(self) -> int | None:
+    return self.call_budget and self.call_budget.limit
 
   @property
-  def usd_budget(self) -> float | None:
-    return self.dollars and self.dollars.limit_usd
+  def usd_limit(self) -> float | None:
+    return self.dollar_budget and self.dollar_budget.limit_usd
 
   @property
   def proposed(self) -> str | None:
     """The action that SMALL has proposed, empty if none can be read; None without a proposal."""
-    if self.proposal is None:
+    if self.proposal_reply is None:
       return None
-    return agent.parse_action(self.proposal.text, self.env.code_actions) or ""
+    return agent.parse_action(self.proposal_reply.text, self.env.code_actions) or ""
 
   @property
   def hold(self) -> agent.Hold:
     """`budget.hold` on the budgets of this episode and of the run."""
-    return functools.partial(hold, self.dollars, self.cap)
+    return functools.partial(hold, self.dollar_budget, self.run_budget)
 
 
-class Policy(Protocol):
+class Policy:
   """Chooses a model for each of the episodes that are ready.
 
   `name` is part of the episodes' key: it carries every parameter and checkpoint.
@@ -96,14 +95,15 @@ class Policy(Protocol):
   name: str
 
   def prepare(self, live: Live) -> None:
-    """Asks models for what the next decision needs: sets `live.proposal` or `live.judged`.
+    """Asks models for what the next decision needs. By default nothing is needed.
 
-    Called in a worker thread before an episode is ready, unless a budget leaves it no choice. May
-    raise what `Agent.reply` does.
+    It sets `live.proposal_reply` or `live.judged`. Called in a worker thread before an episode is
+    ready, unless a budget leaves it no choice. May raise what `Agent.reply` does.
     """
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """One decision per episode; a model that a budget forbids gives way to a cheaper one."""
+    raise NotImplementedError
 
   def finish(self, live: Live) -> None:
-    """Forgets an episode that ended or starts again."""
+    """Forgets an episode that ended or starts again. By default nothing was kept."""

@@ -13,7 +13,7 @@ from baar_jax.rollout.budget import BudgetSpent, CallBudget, CapReached, DollarB
 from baar_jax.rollout.live import Decision, Job, Live, Policy
 
 RESTARTS = 2  # of one episode whose environment died
-PLACES = 12  # decimals of a dollar that rounding does not reach
+PLACES = 12  # decimals of lost_usd: it is a difference of sums, so it is rounded
 
 
 def run_episodes(
@@ -44,7 +44,7 @@ def run_episodes(
   Raises:
     CapReached: a call did not fit the cap; after all episodes that could be finished within it.
   """
-  loop = _Loop(jobs, policy, pair, envs, (call_budget, usd_budget, cap))
+  loop = _Loop(jobs, policy, pair, envs, call_budget, usd_budget, cap)
   try:
     stopped = yield from loop.run()
   except BaseException:  # Ctrl-C, an abandoned loop, or a bug: nobody waits for replies
@@ -62,8 +62,9 @@ class _Loop:
   An event is (live, error): a worker has finished its part of an episode, or raised the error.
   """
 
-  def __init__(self, jobs, policy, pair, envs, limits):
-    self.policy, self.pair, self.envs, self.limits = policy, pair, envs, limits
+  def __init__(self, jobs, policy, pair, envs, call_budget, usd_budget, cap):
+    self.policy, self.pair, self.envs = policy, pair, envs
+    self.call_budget, self.usd_budget, self.run_budget = call_budget, usd_budget, cap
     self.waiting: dict[str, deque[Job]] = {}  # by task
     for job in jobs:
       self.waiting.setdefault(job.task.id, deque()).append(job)
@@ -90,6 +91,8 @@ class _Loop:
           continue
         if isinstance(error, CapReached):
           stopped = error
+        elif error and not isinstance(error, EnvDied | agent.NoAnswer):
+          raise error  # a bug
         else:
           yield _episode(live, self.policy.name, error)
         if self.waiting and not stopped:
@@ -101,18 +104,20 @@ class _Loop:
 
   def begin(self, job: Job, env: Env, restarts: int = 0) -> None:
     """Starts an episode in an environment."""
-    call_budget, usd_budget, cap = self.limits
-    calls = None if call_budget is None else CallBudget(call_budget)
-    dollars = None if usd_budget is None else DollarBudget(usd_budget)
-    self.submit(Live(job, env, calls, dollars, cap, restarts), _reset, self.pair, self.policy)
+    live = Live(job, env, run_budget=self.run_budget, restarts=restarts)
+    if self.call_budget is not None:
+      live.call_budget = CallBudget(self.call_budget)
+    if self.usd_budget is not None:
+      live.dollar_budget = DollarBudget(self.usd_budget)
+    self.submit(live, _reset, self.pair, self.policy)
 
   def dispatch(self, ready: Sequence[Live]) -> None:
     """Asks the policy where the budgets leave a choice, and has the chosen models act."""
     free = [live for live in ready if len(live.allowed) > 1]
-    chosen = dict(zip(map(id, free), self.policy.choose(free))) if free else {}
+    chosen = dict(zip(free, self.policy.choose(free))) if free else {}
     for live in ready:
       if live.allowed:
-        decision = chosen.get(id(live), Decision(live.allowed[0]))
+        decision = chosen.get(live, Decision(live.allowed[0]))
         self.submit(live, _act, _cheaper(decision, live.allowed), self.policy)
       else:
         self.submit(live, _stop, "budget")
@@ -150,20 +155,23 @@ def _cheaper(decision: Decision, allowed: Sequence[int]) -> Decision:
 def _reset(live: Live, pair: agent.Pair, policy: Policy) -> None:
   live.observation = live.env.reset(live.task.id)
   live.agents = pair.start(live.env, live.task, live.job.seed, live.hold)
-  live.messages = agent.opening(live.env.system_prompt, live.task, live.observation)
+  live.messages = agent.open_conversation(live.env.system_prompt, live.task, live.observation)
   _prepare(live, policy)
 
 
 def _prepare(live: Live, policy: Policy) -> None:
-  """Works out which models the budgets allow, and what the policy needs to choose among them."""
-  live.proposal = live.judged = None
+  """Sets the allowed models, and has the policy ask for what its decision needs.
+
+  If that spends the budget, only SMALL is left.
+  """
+  live.proposal_reply = live.judged = None
   live.allowed = _allowed(live)
   if len(live.allowed) < 2:
     return
   try:
     policy.prepare(live)
     live.allowed = _allowed(live)
-  except BudgetSpent:  # SMALL may still fit
+  except BudgetSpent:
     live.allowed = [model for model in _allowed(live) if model == SMALL]
 
 
@@ -171,11 +179,12 @@ def _allowed(live: Live) -> list[int]:
   """The models whose next call fits the episode's budgets, whatever it will cost."""
 
   def fits(model: int) -> bool:
-    if live.calls is not None and not live.calls.allows(model):
+    if live.call_budget is not None and not live.call_budget.allows(model):
       return False
-    if live.dollars is None or (model == SMALL and live.proposal):  # a proposal is paid for
+    budget = live.dollar_budget
+    if budget is None or (model == SMALL and live.proposal_reply):  # a proposal is paid for
       return True
-    return live.dollars.allows(live.agents[model].bound_usd(live.messages, len(live.steps)))
+    return budget.allows(live.agents[model].bound_usd(live.messages, len(live.steps)))
 
   return [model for model in range(len(live.agents)) if fits(model)]
 
@@ -197,8 +206,8 @@ def _act(live: Live, decision: Decision, policy: Policy) -> None:
   action = agent.parse_action(reply.text, live.env.code_actions)
   observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
   calls, router_latency_s = reply.calls("act"), decision.latency_s
-  if live.proposal and reply is not live.proposal:
-    calls += live.proposal.calls("proposal")
+  if live.proposal_reply and reply is not live.proposal_reply:
+    calls += live.proposal_reply.calls("proposal")
   if live.judged:
     calls += live.judged.calls
     router_latency_s += live.judged.latency_s
@@ -223,15 +232,15 @@ def _act(live: Live, decision: Decision, policy: Policy) -> None:
 
 def _reply(live: Live, model: int) -> Reply:
   """The model's answer; of SMALL the proposal, if there is one. Raises BudgetSpent."""
-  if model == SMALL and live.proposal:
-    return live.proposal
-  if live.calls is not None:
-    live.calls.reserve(model)
+  if model == SMALL and live.proposal_reply:
+    return live.proposal_reply
+  if live.call_budget is not None:
+    live.call_budget.reserve(model)
   try:
     return live.agents[model].reply(live.messages, len(live.steps))
   except BudgetSpent:
-    if live.calls is not None:
-      live.calls.settle(model, made=False)
+    if live.call_budget is not None:
+      live.call_budget.settle(model, made=False)
     raise
 
 
@@ -242,10 +251,8 @@ def _stop(live: Live, stop: str) -> None:
 
 
 def _episode(live: Live, policy_name: str, error: Exception | None) -> Episode:
-  """The finished record. Raises the error unless it is the environment's end or a model's."""
-  if error is not None and not isinstance(error, EnvDied | agent.NoAnswer):
-    raise error
-  settled_usd = 0.0 if live.dollars is None else live.dollars.settled_usd
+  """The record of an episode that ended, by an error of its environment or a model if any."""
+  settled_usd = 0.0 if live.dollar_budget is None else live.dollar_budget.settled_usd
   lost_usd = round(settled_usd - sum(step.spent_usd for step in live.steps), PLACES)
   return Episode(
     task_id=live.task.id,
@@ -254,7 +261,7 @@ def _episode(live: Live, policy_name: str, error: Exception | None) -> Episode:
     steps=live.steps,
     score=live.score,
     stop=live.stop if error is None else f"error:{error}",
-    call_budget=live.call_budget,
-    usd_budget=live.usd_budget,
+    call_budget=live.call_limit,
+    usd_budget=live.usd_limit,
     lost_usd=max(0.0, lost_usd),
   )

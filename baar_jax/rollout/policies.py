@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from baar_jax.episode import SMALL
+from baar_jax.episode import LARGE, SMALL
 from baar_jax.rollout.live import Decision, Live, Policy
 
 
@@ -23,10 +23,10 @@ def always(model: int, name: str) -> RulePolicy:
   return RulePolicy(name, lambda live: model)
 
 
-def random_rule(live: Live, p: float, large: int = 1) -> int:
+def random_rule(live: Live, p: float) -> int:
   """LARGE with probability p, else SMALL; the draw depends on task, seed and step."""
   key = f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}"
-  return large if random.Random(key).random() < p else SMALL
+  return LARGE if random.Random(key).random() < p else SMALL
 
 
 def random_large(p: float, name: str) -> RulePolicy:
@@ -34,10 +34,10 @@ def random_large(p: float, name: str) -> RulePolicy:
   return RulePolicy(name, lambda live: random_rule(live, p))
 
 
-def oracle(name: str, large: int = 1) -> RulePolicy:
+def oracle(name: str) -> RulePolicy:
   """LARGE exactly where the scripted SMALL is more likely to fail than not.
 
   Privileged: it reads the error model of the scripted pair, so it is an upper bound to compare
   with and never a router.
   """
-  return RulePolicy(name, lambda live: large if live.agents[SMALL].error_rate() > 0.5 else SMALL)
+  return RulePolicy(name, lambda live: LARGE if live.agents[SMALL].error_rate() > 0.5 else SMALL)

@@ -70,7 +70,7 @@ class RouterPolicy(Policy):
     self._cache = model.empty_cache(live_episodes + 1, config.max_tokens, dtype)
     self._spare_row = live_episodes  # for padding
     self._free_rows = list(range(live_episodes))
-    self._rows: dict[int, int] = {}  # id(live) -> row
+    self._rows: dict[Live, int] = {}  # of the cache
     self._cached_text: dict[int, list[int]] = {}  # row -> tokens
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
@@ -78,9 +78,9 @@ class RouterPolicy(Policy):
     start_s = time.monotonic()
     texts = [self._view.live_window(live).tokens for live in ready]
     for live in ready:
-      if id(live) not in self._rows:
-        self._rows[id(live)] = self._free_rows.pop()
-    p_RxA, new_tokens_R = self._probabilities([self._rows[id(live)] for live in ready], texts)
+      if live not in self._rows:
+        self._rows[live] = self._free_rows.pop()
+    p_RxA, new_tokens_R = self._probabilities([self._rows[live] for live in ready], texts)
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
@@ -90,7 +90,7 @@ class RouterPolicy(Policy):
     return decisions
 
   def finish(self, live: Live) -> None:
-    row = self._rows.pop(id(live), None)
+    row = self._rows.pop(live, None)
     if row is not None:
       self._free_rows.append(row)
       self._cached_text[row] = []
@@ -136,7 +136,7 @@ class CascadePolicy(RouterPolicy):
   """A router that is shown what SMALL proposes; a decision for SMALL takes the proposal."""
 
   def prepare(self, live: Live) -> None:
-    live.proposal = live.agents[SMALL].reply(live.messages, len(live.steps))
+    live.proposal_reply = live.agents[SMALL].reply(live.messages, len(live.steps))
 
 
 def _bucket(size: int, buckets: Sequence[int]) -> int:

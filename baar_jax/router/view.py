@@ -72,7 +72,7 @@ class View:
     """The sequence at whose end the next decision of a `rollout.live.Live` is predicted."""
     # The model and the action of an episode's last step are not read.
     steps = [*live.steps, Step(live.observation, SMALL, "", proposal=live.proposed)]
-    episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_budget, live.usd_budget)
+    episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_limit, live.usd_limit)
     return self.episode_windows(live.task, episode)[-1]
 
   def outcome(self, step: Step, result: str) -> list[int]:

@@ -62,7 +62,7 @@ class Subject:
 
 def main(run: Run) -> None:
   """Prints a table and saves report/bench.json; of the run's results nothing changes."""
-  run.alone("bench")
+  run.require_one_process("bench")
   if run.pair.kind != "scripted":
     raise ValueError("--stage=bench plays scripted models alone: set --config.models.kind=scripted")
   figures: dict[str, float] = {}

@@ -8,7 +8,7 @@ import numpy as np
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Task
 from baar_jax.report.optimum import Exact
-from baar_jax.rollout.entries import FIRST_LARGE, Entry, entries, routers
+from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES, FIRST_LARGE, Entry, entries, routers
 from baar_jax.rollout.live import Job, Live, Policy
 from baar_jax.rollout.policies import RulePolicy, always, oracle, random_large
 from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
@@ -29,7 +29,8 @@ def main(run: Run) -> None:
   for entry in entries(run.config):
     if entry.unlimited:
       _reuse(run, entry, jobs)
-    run.collect(entry.policy, policies.make(entry), jobs, entry.call_budget, entry.usd_budget)
+    policy, K, usd = policies.make(entry), entry.call_budget, entry.usd_budget
+    run.collect(entry.policy, policy, jobs, call_budget=K, usd_budget=usd)
 
 
 def test_tasks(run: Run) -> list[Task]:
@@ -63,9 +64,9 @@ class Policies:
   def make(self, entry: Entry) -> Policy:
     """The policy of an entry; raises ValueError if its router has not been trained."""
     name, parameters, c = entry.policy, entry.parameters, self._run.config
-    if entry.family == "always-small":
+    if entry.family == ALWAYS_SMALL:
       return always(SMALL, name)
-    if entry.family in ("always-large", FIRST_LARGE):
+    if entry.family in (*BOUNDARIES, FIRST_LARGE):
       return always(len(c.models.names) - 1, name)
     if entry.family == "random":
       return random_large(parameters["p"], name)
