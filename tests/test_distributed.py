@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from test_pipeline import QUICK, ROOT, finish, rows, start, wait_for
+from test_pipeline import QUICK, ROOT, finish, interrupt, rows, start
 
 from baar_jax.config import Config
 from baar_jax.mesh import one_device
@@ -149,15 +149,14 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path):
   flag = f"--config.router.weights={weights}"
   processes = start_two(two, flag)
   saved = two / "tiny" / "checkpoints" / "bopo-lam0.1" / "5"  # written in the background
-  assert wait_for(processes[0], lambda: ("bopo", 6) in updates(two) and saved.is_dir())
-  for process in processes:
-    os.kill(process.pid, signal.SIGKILL)
-  for process in processes:
-    process.communicate()
+  reached = lambda: ("bopo", 6) in updates(two) and saved.is_dir()  # noqa: E731
+  interrupt(processes[0], reached, signal.SIGKILL)
+  processes[1].kill()
+  processes[1].communicate()
   kept = [rows(two, file) for file in STORES]
   assert all(kept)
 
-  (out, _), (silent, _) = map(finish, start_two(two, flag))
+  out, silent = map(finish, start_two(two, flag))
   assert out.splitlines()[-1].startswith("report: ") and "report" not in silent
   assert updates(two).count(("bopo", 5)) == 1  # what was saved is not done again
   assert updates(two)[-1] == ("bopo", UPDATES)

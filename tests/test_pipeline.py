@@ -33,9 +33,9 @@ def finish(process):
   return out
 
 
-def rows(runs):
+def rows(runs, file="episodes.sqlite"):
   """Every stored episode by its key, as text."""
-  with closing(sqlite3.connect(f"file:{runs}/tiny/episodes.sqlite?mode=ro", uri=True)) as db:
+  with closing(sqlite3.connect(f"file:{runs}/tiny/{file}?mode=ro", uri=True)) as db:
     stored = db.execute("SELECT policy, task_id, seed, episode FROM episodes").fetchall()
   return {row[:3]: row[3] for row in stored}
 
