@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-SMALL, LARGE = 0, 1  # models by price; some runs have dearer ones still
+SMALL, LARGE = 0, 1  # indices by price; a run may have models that are dearer than LARGE
 DECISION_WORDS = ("SMALL", "BIG")  # in prompts and answers: the paper calls LARGE so there
 
 
