@@ -96,10 +96,10 @@ class Policies:
 
   def _measure(self, family: str, lam: float | None) -> np.ndarray:
     """p_D: the router's p(LARGE) of decisions in stored training episodes."""
-    episodes, label = threshold_episodes(self._run.store, self._run.config), None
+    episodes, relabel = threshold_episodes(self._run.store, self._run.config), None
     if family == "cascade":  # which is asked where SMALL acts, and shown what it proposes
-      episodes, label = list(map(proposed, episodes)), label_failures
-    return score(self._run, self._model(family, lam), self._view(family), episodes, label)[0]
+      episodes, relabel = list(map(proposed, episodes)), label_failures
+    return score(self._run, self._model(family, lam), self._view(family), episodes, relabel)[0]
 
 
 def _optimum(config: Config, mu: float, name: str) -> RulePolicy:
