@@ -23,7 +23,7 @@ class Evaluation:
   Attributes:
     entries: one row per policy, by its name, in the report's order: family, parameters, lam,
       call_budget and usd_budget (NaN is no cap).
-    episodes: one row per policy, task and seed: the columns of `Store.table`, METRICS, and
+    episodes: one row per policy, task and seed: the columns of `Store.table`, and
       deciding_usd (of a router and of a judge).
     tasks: ids in the evaluation's order.
     left_out: the tasks and seeds that not every policy has.
@@ -41,9 +41,10 @@ class Evaluation:
   compared_lam: float
 
   def per_task(self, column: str) -> pd.DataFrame:
-    """A column of the episodes by policy and task, averaged over seeds."""
-    means = self.episodes.groupby(["policy", "task_id"])[column].mean().unstack()
-    return means.loc[self.entries.index, self.tasks]
+    """A column of the episodes, or one of METRICS, by policy and task, averaged over seeds."""
+    values = self.episodes.groupby(["policy", "task_id"])[column.removesuffix("_percent")]
+    means = values.mean().unstack().loc[self.entries.index, self.tasks]
+    return 100 * means if column in METRICS else means
 
   def soft(self, *families: str) -> pd.DataFrame:
     """The entries of some families, or of all, that have no budget."""
@@ -81,7 +82,6 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   if not shared.any():
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
-  episodes[list(METRICS)] = 100.0 * episodes[["score", "success"]].to_numpy(float)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
   tasks = [task for task in tasks if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
