@@ -237,9 +237,10 @@ def memory_mb(envs: Sequence[ProcessEnv]) -> float:
   """Resident memory of the environments' processes and of all that these have started."""
   total = 0
   for pid in {env.pid for env in envs} - {None}:
-    with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-      family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-      total += sum(process.memory_info().rss for process in family)
+    with contextlib.suppress(psutil.Error):  # it has ended
+      for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+          total += process.memory_info().rss
   return total / 2**20
 
 

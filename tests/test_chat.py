@@ -257,6 +257,8 @@ def test_a_recorded_reply_is_not_asked_for_again(start):
   assert (reply.text, reply.call.usage, reply.lost) == (first.text, first.call.usage, first.lost)
   assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
   assert run.settled_usd == 0.0
+  _, corrected = start(standin=server, prices=(Price(3.0, 1.5, 12.0), PRICES[1]))
+  assert ask(corrected).call.cost_usd == pytest.approx(3 * CACHED_USD, rel=1e-12)
 
 
 def test_anything_else_is_another_request(start):

@@ -281,6 +281,7 @@ def test_the_newest_calibration_of_an_evaluated_cascade():
   lines = [
     {"stage": "cascade-calibration", "brier": b, "base_rate": 0.5, "bins": []} for b in (9, 1)
   ]
+  lines.append(lines[0] | {"updates": 7})  # of a scorer that was trained for longer
   assert figures(EVERY, metrics=lines)["calibration"]["brier"] == 1
   assert figures(FEW, metrics=lines)["calibration"] is None
 

@@ -5,6 +5,7 @@ a connection lost after the request was sent, an answer that cannot be read) is 
 cost the most that it can. Refusals (4xx and 5xx other than `answers.UNKNOWN`) are free.
 """
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -191,6 +192,9 @@ class ChatAgent(Agent):
       bound_usd = self.bound_usd(messages, step)
       reply = model.ask(messages, self._seed, request, bound_usd, self._hold)
     else:
+      # What the same reply costs today: prices may have been corrected since it was recorded.
+      cost_usd = model.price.cost_usd(reply.call.usage)
+      reply = dataclasses.replace(reply, call=dataclasses.replace(reply.call, cost_usd=cost_usd))
       usd = sum(call.cost_usd for call in (*reply.lost, reply.call))
       with self._hold(usd, replayed=True) as cost:
         cost.usd = usd

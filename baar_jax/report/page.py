@@ -44,7 +44,9 @@ def summarize(
   chosen = spend.representatives(e, table, best)
   difficulty = spend.difficulties(e, config.profile.easy_rate)
   families = set(table.family)
+  updates = config.baselines.updates
   calibrations = [line for line in metrics if line.get("stage") == "cascade-calibration"]
+  calibrations = [line for line in calibrations if line.get("updates", updates) == updates]
   results = {
     "run": _facts(config, metrics, e) | {"train_tasks": len(profiles)},
     "policies": table,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from baar_jax.config import SFTConfig, compared_lam
 from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import stratified_name
 from baar_jax.router.view import View
 from baar_jax.run import Run
@@ -53,10 +54,12 @@ def train_cascade(run: Run) -> None:
   fit_stored(run, "cascade", config, view, batches, label_failures)
   held_out = [e for e in episodes if e.task_id in held_out_ids]
   calibrated = f"calibration of cascade-{config.updates}"
-  if held_out and not store.finished(calibrated):
+  # All processes score together, or none.
+  if held_out and not all(exchange(store.finished(calibrated))):
     model = load_router(run.dir, run.config, run.mesh, "cascade")
     p_D, failed_D = score(run, model, view, held_out, label_failures)
-    run.log(stage="cascade-calibration", **calibration(p_D, failed_D))
+    figures = calibration(p_D, failed_D)
+    run.log(stage="cascade-calibration", updates=config.updates, **figures)
     store.finish(calibrated)
 
 
