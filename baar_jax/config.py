@@ -20,11 +20,10 @@ ABLATIONS = {
 }
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 SEEDS_BEFORE_BOPO = 1000  # seeds below belong to the profile and the references
-# Defaults that differ from those of their class.
 JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
-BENCH_SHAPE = {"hidden_size": 512, "intermediate_size": 2752, "num_layers": 8, "num_heads": 8}
-BENCH_SHAPE |= {"num_kv_heads": 2, "head_dim": 64, "rope_theta": 1e6}
-BENCH_TEXTS = {"max_tokens": 1792, "buckets": 4, "action_tokens": 20, "result_tokens": 44}
+# Entries of tuples.
+Share = Annotated[float, Field(ge=0, le=1)]
+Trials = Annotated[int, Field(gt=0, le=SEEDS_BEFORE_BOPO)]
 section = dataclass(config={"extra": "forbid", "hide_input_in_errors": True})  # may be keys
 
 
@@ -45,7 +44,7 @@ class EnvConfig:
   processes: int = Field(0, ge=0)  # child processes; 0 is one per core
   live_per_process: int = Field(4, gt=0)  # episodes that share a process (and its JVM)
   timeout_s: float = Field(120.0, gt=0)  # of one call; a process that takes longer is replaced
-  # For ALFWorld and AppWorld. The directory of the data: "own" is what --stage=setup makes; "" is
+  # The directory of ALFWorld's or AppWorld's data. "own" is what --stage=setup makes; "" is
   # $ALFWORLD_DATA or $APPWORLD_ROOT where set, else what setup downloaded, else what it made.
   data: str = ""
   train_split: str = ""  # a directory's or dataset's name, or a task list; "" is the usual one
@@ -56,11 +55,10 @@ class EnvConfig:
 class ModelsConfig:
   kind: str = Field("scripted", pattern="^(scripted|chat)$")
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
-  # Per model, the cheapest first, (input, cached input, output[, cache write]) in dollars per
-  # million tokens; () takes the list prices of baar_jax/llms/prices.py.
+  # Per model (input, cached input, output[, cache write]), $ per million tokens; () is the list's.
   prices: tuple[tuple[float, ...], ...] = ()
-  # For kind="chat": endpoints that speak OpenAI's chat completions, and environment variables that
-  # hold their keys ("" needs none); one for all models or one for each. () is OpenAI's own.
+  # For kind="chat", one for all models or one for each: endpoints of OpenAI's chat completions, ()
+  # is OpenAI's own, and environment variables that hold their keys, "" where none is needed.
   base_urls: tuple[Annotated[str, AfterValidator(address)], ...] = ()
   key_variables: tuple[Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")], ...] = ()
   temperature: float = Field(0.7, ge=0, le=2)
@@ -74,8 +72,8 @@ class ModelsConfig:
 
 @section
 class RouterConfig:  # its weights or shape (Qwen2's field names), and the text that it reads
-  # A Hugging Face directory of a Qwen2 or Qwen2.5; it brings its shape and tokenizer. Without one
-  # the router has the shape below, random weights, and a tokenizer trained on the profile.
+  # A Hugging Face directory of a Qwen2 or Qwen2.5 with its shape and tokenizer; without one the
+  # shape is as below, the weights are random, and a tokenizer is trained on the profile.
   weights: str = ""
   dtype: str = Field("float32", pattern="^(float32|bfloat16)$")  # parameters: float32
   vocab_size: int = Field(2048, ge=258)  # all bytes and the two decisions
@@ -100,7 +98,7 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
 @section
 class ProfileConfig:
   trials: int = Field(5, gt=0, le=SEEDS_BEFORE_BOPO)  # K of the paper, per boundary model
-  robustness: tuple[Annotated[int, Field(gt=0, le=SEEDS_BEFORE_BOPO)], ...] = ()  # other K
+  robustness: tuple[Trials, ...] = ()  # other K
   easy_rate: float = Field(0.8, gt=0, le=1)
 
 
@@ -125,8 +123,7 @@ class SFTConfig:
   hard_share: float = Field(0.7, ge=0, le=1)
   learning_rate: float = Field(2e-5, gt=0)
   warmup_share: float = 0.03
-  # Adam makes equally large steps for entries of the gradient that are all noise. With an eps
-  # above most entries their sizes count again, which suits a few hundred episodes.
+  # With an eps above most entries of the gradient their sizes count: less noise in short runs.
   adam_eps: float = Field(1e-8, gt=0)
   weight_decay: float = 0.01
   clip_norm: float = Field(1.0, gt=0)
@@ -159,8 +156,7 @@ class BoPOConfig:
 class BaselinesConfig:  # what is trained and evaluated beside BoPO
   rivals: tuple[Annotated[str, Field(pattern=f"^({'|'.join(RIVALS)})$")], ...] = ()
   ablations: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...] = ()
-  # The weight of cost that ablations are trained with, and at which a rival that has none is
-  # compared with BoPO; None is the first of bopo.lam.
+  # The weight of cost at which ablations are trained and rivals compared; None is the first of lam.
   compared_lam: float | None = None
   updates: int = Field(150, gt=0)  # gradient steps of the cascade's scorer and the classifier
   # The model that a zero-shot router asks; in scripted runs a stand-in at this model's price.
@@ -171,10 +167,10 @@ class BaselinesConfig:  # what is trained and evaluated beside BoPO
 class EvaluateConfig:
   seeds: int = Field(3, gt=0)
   tasks: int = Field(0, ge=0)  # how many test tasks, from the first on; 0 is all
-  random_p: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.25, 0.5, 0.75)
+  random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
   # Extra points: LARGE where its probability is above a threshold, or above the threshold at which
   # LARGE has this share of the decisions in stored training episodes.
-  thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+  thresholds: tuple[Share, ...] = ()
   shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
   budget_rules: bool = False  # use these points under hard budgets too; else argmax alone
   call_budgets: tuple[Annotated[int, Field(ge=0)], ...] = (5, 10, 15)
@@ -188,15 +184,6 @@ class DistributedConfig:  # processes train one router, each on its share of the
   process: int = 0  # the number of this process, from 0
   coordinator: str = ""  # host:port of process 0
   fsdp: int = Field(0, ge=0)  # over how many devices parameters are split; 0 is all
-
-
-@section
-class BenchConfig:
-  # The router that --stage=bench measures, unless the run's router has weights.
-  router: RouterConfig = Field(default_factory=lambda: RouterConfig(**BENCH_SHAPE, **BENCH_TEXTS))
-  steps: int = Field(20, ge=4)  # decisions of an episode; the first ones compile
-  episodes: int = Field(0, ge=0)  # of a gradient step; 0 is 1 on a CPU, 64 elsewhere
-  micro_episodes: int = Field(0, ge=0)  # of a compiled gradient; 0 is 1 on a CPU, 16 elsewhere
 
 
 @section
@@ -217,7 +204,6 @@ class Config:
   baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)
   evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
   distributed: DistributedConfig = Field(default_factory=DistributedConfig)
-  bench: BenchConfig = Field(default_factory=BenchConfig)
 
 
 def validate(config: Config) -> None:
@@ -229,10 +215,16 @@ def validate(config: Config) -> None:
     vars(config).update(vars(TypeAdapter(Config).validate_python(dataclasses.asdict(config))))
   except ValidationError as error:
     raise ValueError(explain(error, "--config", config)) from None
-  for fine, name, must in _cross_checks(config):
-    if not fine:
+  for name, works, must in _cross_checks(config):
+    if not works:
       value = operator.attrgetter(name)(config)
       raise ValueError(f"--config.{name} is {value!r}; it must be {must}")
+
+
+def check_setting(setting: str, *settings: str) -> None:
+  """Raises ValueError unless a configuration file has this setting; "" is its usual one."""
+  if setting not in ("", *settings):
+    raise ValueError(f"no setting {setting!r}: use one of {', '.join(settings)}, or none")
 
 
 def explain(error: ValidationError, prefix: str, config: object = None) -> str:
@@ -240,13 +232,13 @@ def explain(error: ValidationError, prefix: str, config: object = None) -> str:
   first = error.errors()[0]
   names = [part for part in first["loc"] if isinstance(part, str)]
   name = ".".join(names or map(str, first["loc"]))
-  subject, _, must = first["msg"].partition(" should ")  # of pydantic: "Input should be ..."
-  must = must or f"be valid: {subject.removeprefix('Value error, ')}"
+  cause, _, must = first["msg"].partition(" should ")  # of pydantic: "Input should be ..."
+  must = must or f"be valid: {cause.removeprefix('Value error, ')}"
   must = re.sub(r"^match pattern '\^\((.*)\)\$'", r"be one of \1", must)
-  which = "each entry" if isinstance(first["loc"][-1], int) else "it"
   value = repr(operator.attrgetter(name)(config) if config else first["input"])
   if "key_variables" in name or not names:
     value = "not shown, for it may be a key and not the name of an environment variable"
+  which = "each entry" if isinstance(first["loc"][-1], int) else "it"
   return f"{prefix}.{name} is {value}; {which} must {must}"
 
 
@@ -262,42 +254,41 @@ def ablate(config: Config, name: str) -> Config:
   return dataclasses.replace(config, **{section: changed})
 
 
-def _cross_checks(c: Config) -> Iterator[tuple[bool, str, str]]:
-  """Checks beside those of single fields: whether one is fine, its name, what it must be."""
-  yield c.name not in ("", ".", "..") and "/" not in c.name, "name", "a directory name"
-  fine = c.env.kind in ENVS or bool(re.fullmatch(r".+\.py:\w+", c.env.kind))
-  yield fine, "env.kind", f"one of {', '.join(ENVS)}, or FILE.py:CLASS"
-  fine = c.env.kind != "appworld" or c.env.live_per_process == 1
-  yield fine, "env.live_per_process", "1 for AppWorld, whose worlds need a process each"
-  fine = 0 <= c.distributed.process < c.distributed.processes
-  yield fine, "distributed.process", "at least 0 and below --config.distributed.processes"
-  fine = c.distributed.processes == 1 or bool(re.fullmatch(r".+:\d+", c.distributed.coordinator))
-  yield fine, "distributed.coordinator", "host:port of process 0"
-  fine = not c.router.weights or c.pretrain.epochs == 0
-  yield fine, "pretrain.epochs", "0 with --config.router.weights, which are pretrained"
+def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
+  """Checks beside those of single fields: a field, whether it works, and what it must be."""
+  b, d, r = c.baselines, c.distributed, c.router
+  yield "name", c.name not in ("", ".", "..") and "/" not in c.name, "a directory name"
+  works = c.env.kind in ENVS or bool(re.fullmatch(r".+\.py:\w+", c.env.kind))
+  yield "env.kind", works, f"one of {', '.join(ENVS)}, or FILE.py:CLASS"
+  works = c.env.kind != "appworld" or c.env.live_per_process == 1
+  yield "env.live_per_process", works, "1 for AppWorld, whose worlds need a process each"
+  works = 0 <= d.process < d.processes
+  yield "distributed.process", works, "at least 0 and below --config.distributed.processes"
+  works = d.processes == 1 or bool(re.fullmatch(r".+:\d+", d.coordinator))
+  yield "distributed.coordinator", works, "host:port of process 0"
+  works = not r.weights or c.pretrain.epochs == 0
+  yield "pretrain.epochs", works, "0 with --config.router.weights, which are pretrained"
   for section in ("profile", "bopo", "baselines", "evaluate"):
     for name, values in vars(getattr(c, section)).items():
       if isinstance(values, tuple):  # policies are told apart by these, written with six digits
         texts = {value if isinstance(value, str) else f"{value:g}" for value in values}
-        yield len(texts) == len(values), f"{section}.{name}", "of different values"
-  yield 0.5 not in c.evaluate.thresholds, "evaluate.thresholds", "without 0.5, which is argmax"
-  fine = c.baselines.compared_lam in (None, *c.bopo.lam)
-  yield fine, "baselines.compared_lam", f"one of --config.bopo.lam, {c.bopo.lam}"
-  same = [name for name in c.baselines.ablations if ablate(c, name) == c]
-  yield not same, "baselines.ablations", f"without {', '.join(same)}: that is left out anyway"
-  fine = c.models.kind != "chat" or len(c.models.names) == 2  # the router decides between two
-  yield fine, "models.names", "two models, the cheaper one first"
-  yield len(c.baselines.judge.names) == 1, "baselines.judge.names", "one model"
-  for name, models in (("models", c.models), ("baselines.judge", c.baselines.judge)):
+        yield f"{section}.{name}", len(texts) == len(values), "of different values"
+  yield "evaluate.thresholds", 0.5 not in c.evaluate.thresholds, "without 0.5, which is argmax"
+  works = b.compared_lam in (None, *c.bopo.lam)
+  yield "baselines.compared_lam", works, f"one of --config.bopo.lam, {c.bopo.lam}"
+  same = [name for name in b.ablations if ablate(c, name) == c]
+  yield "baselines.ablations", not same, f"without {', '.join(same)}: that is left out anyway"
+  works = c.models.kind != "chat" or len(c.models.names) == 2  # the router decides between two
+  yield "models.names", works, "two models, the cheaper one first"
+  yield "baselines.judge.names", len(b.judge.names) == 1, "one model"
+  for name, models in (("models", c.models), ("baselines.judge", b.judge)):
     count, urls = len(models.names), [url.rstrip("/") for url in models.base_urls or ("",)]
     for key, values in (("base_urls", urls), ("key_variables", models.key_variables)):
-      fine = len(values) in (0, 1, count)
-      yield fine, f"{name}.{key}", f"for all models together or for each of the {count}"
+      works = len(values) in (0, 1, count)
+      yield f"{name}.{key}", works, f"for all models together or for each of the {count}"
     served = set(zip(models.names, urls * count if len(urls) == 1 else urls))
-    yield len(served) == count, f"{name}.names", "different at one address"
-  for name, router in (("router", c.router), ("bench.router", c.bench.router)):
-    previews = router.description_tokens + router.action_tokens + 2 * router.result_tokens
-    least = 2 * (previews + MARKUP_TOKENS[router.view])
-    yield router.max_tokens >= least, f"{name}.max_tokens", f"at least {least} for these previews"
-    fine = router.num_heads % router.num_kv_heads == 0
-    yield fine, f"{name}.num_heads", f"a multiple of --config.{name}.num_kv_heads"
+    yield f"{name}.names", len(served) == count, "different at one address"
+  step = r.description_tokens + r.action_tokens + 2 * r.result_tokens + MARKUP_TOKENS[r.view]
+  yield "router.max_tokens", r.max_tokens >= 2 * step, f"at least {2 * step} for these previews"
+  works = r.num_heads % r.num_kv_heads == 0
+  yield "router.num_heads", works, "a multiple of --config.router.num_kv_heads"

@@ -5,19 +5,12 @@ from configs import quickstart, sciworld
 
 
 def get_config(setting: str = "") -> config.Config:
-  if setting == "paper":
-    c = sciworld.get_config(setting)
-    c.name = "alfworld-paper"
-    c.env = config.EnvConfig(
-      kind="alfworld", train_tasks=2420, test_tasks=200, max_steps=30, processes=16
-    )
-    return c
-  if setting:
-    raise ValueError(
-      f"no setting {setting!r}: use configs/alfworld.py, or configs/alfworld.py:paper"
-    )
-  c = quickstart.get_config()
-  c.name = "alfworld"
+  config.check_setting(setting, "paper")
+  c = sciworld.get_config(setting) if setting else quickstart.get_config()
+  c.name = "alfworld-paper" if setting else "alfworld"
   c.env = config.EnvConfig(kind="alfworld", train_tasks=66, test_tasks=60, max_steps=30)
-  c.bopo.lam = (0.5,)
+  if setting:
+    c.env.train_tasks, c.env.test_tasks, c.env.processes = 2420, 200, 16
+  else:
+    c.bopo.lam = (0.5,)
   return c

@@ -2,29 +2,25 @@
 
 from baar_jax import config
 
+# A tied row would feed each decision back into the next, and a text about budgets would be new.
+RANDOM_WEIGHTS = {"tie_word_embeddings": False, "show_budget": False}
+TEXTS = {"max_tokens": 512, "description_tokens": 48, "action_tokens": 12, "result_tokens": 16}
+
 
 def get_config() -> config.Config:
-  return config.Config(
-    name="quickstart",
-    env=config.EnvConfig(kind="scienceworld", train_tasks=68, test_tasks=60, max_steps=40),
-    router=config.RouterConfig(
-      tie_word_embeddings=False,  # a tied row would feed each decision back into the next
-      show_budget=False,  # a router from random weights has never read such a text
-      max_tokens=512,
-      description_tokens=48,
-      action_tokens=12,
-      result_tokens=16,
-    ),
-    pretrain=config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2),
-    sft=config.SFTConfig(updates=6, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2),
-    bopo=config.BoPOConfig(
-      lam=(0.7,),  # where a short run spends on some steps
-      advantage_eps=0.5,  # a group that fails as a whole says little about which step was wrong
-      advantage_clip=2.0,
-      learning_rate=1.5e-2,
-      adam_eps=0.1,  # so high that AdamW nearly follows the gradient itself; see SFTConfig
-      updates=12,
-    ),
-    baselines=config.BaselinesConfig(updates=24),
-    evaluate=config.EvaluateConfig(random_p=(0.5,), thresholds=(0.15, 0.3)),
+  c = config.Config(name="quickstart")
+  c.env = config.EnvConfig(kind="scienceworld", train_tasks=68, test_tasks=60, max_steps=40)
+  c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
+  c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
+  c.sft = config.SFTConfig(updates=6, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2)
+  c.bopo = config.BoPOConfig(
+    lam=(0.7,),  # where a short run spends on some steps
+    advantage_eps=0.5,  # a group that fails as a whole says little about which step was wrong
+    advantage_clip=2.0,
+    learning_rate=1.5e-2,
+    adam_eps=0.1,  # so high that AdamW nearly follows the gradient itself; see SFTConfig
+    updates=12,
   )
+  c.baselines = config.BaselinesConfig(updates=24)
+  c.evaluate = config.EvaluateConfig(random_p=(0.5,), thresholds=(0.15, 0.3))
+  return c

@@ -8,7 +8,6 @@ import types
 import pytest
 import tiny
 
-from baar_jax.config import BenchConfig
 from baar_jax.router.qwen2 import Qwen2Config
 from baar_jax.router.view import Window
 from baar_jax.run import Run
@@ -23,14 +22,11 @@ FIGURES = """
 
 
 def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypatch, router_config):
-  monkeypatch.setattr(bench, "MATMUL_SIZES", (64,))
-  monkeypatch.setattr(bench, "MEDIAN_S", 0.001)
-  monkeypatch.setattr(bench, "P99_S", 0.002)
-  sizes = BenchConfig(
-    dataclasses.replace(router_config, buckets=1), steps=4, episodes=3, micro_episodes=2
-  )
-
-  run = Run(dataclasses.replace(tiny.config(tmp_path), bench=sizes))
+  router = dataclasses.replace(router_config, buckets=1)
+  small = {"ROUTER": router, "STEPS": 4, "MATMUL_SIZES": (64,), "MEDIAN_S": 0.001, "P99_S": 0.002}
+  for name, value in small.items():
+    monkeypatch.setattr(bench, name, value)
+  run = Run(tiny.config(tmp_path))
   lines = []
   run.say = lines.append
   bench.main(run)
@@ -40,7 +36,6 @@ def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypa
   for name, value in figures.items():
     assert math.isfinite(value) and value > 0, name
     assert any(line.startswith(name) for line in lines)
-  Run(dataclasses.replace(run.config, bench=BenchConfig(steps=9))).close()  # not part of a run
   assert [path.name for path in (run.dir / "report").iterdir()] == ["bench.json"]
   assert not (run.dir / "checkpoints").exists()
 

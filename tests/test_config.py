@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from baar_jax.config import Config, EnvConfig, ModelsConfig, explain, validate
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
-SETTINGS = [f"{name}-paper" for name in ("sciworld", "alfworld", "appworld")]
+SETTINGS = ["sciworld-llama"] + [f"{name}-paper" for name in ("sciworld", "alfworld", "appworld")]
 SETTINGS += [f"reproduce-{setting}" for setting in ("alfworld", "appworld", "sandbox")]
 
 
@@ -26,7 +26,7 @@ def test_shipped_configs_are_valid(name):
   validate(config)
   assert config.name == name  # so that two configs never share a directory
   if setting:
-    assert (config.models.kind == "chat") == (setting == ["paper"])
+    assert (config.models.kind == "chat") == (setting[0] in ("paper", "llama"))
     with pytest.raises(ValueError, match="no setting 'other'"):
       get_config("other")
 
@@ -73,8 +73,7 @@ BAD = {
   "evaluate.call_budgets": ((1.5,), (-1,)),
   "evaluate.usd_budgets": ((0.1, -0.1), (0.1, 0.1), (math.inf,)),
   "distributed.process": (1, -1),  # of one
-  "bench.steps": (3,),
-} | {f"{part}.{name}": bad for part in ("router", "bench.router") for name, bad in ROUTER.items()}
+} | {f"router.{name}": bad for name, bad in ROUTER.items()}
 BAD["models.base_urls"] += (
   ("http://h:99999",),
   ("http://h:0",),
@@ -82,11 +81,11 @@ BAD["models.base_urls"] += (
 )
 POSITIVE = "env.train_tasks env.test_tasks env.max_steps env.live_per_process env.timeout_s"
 POSITIVE += " models.max_completion_tokens models.concurrency baselines.judge.timeout_s"
-POSITIVE += " router.hidden_size router.buckets router.result_tokens bench.router.num_layers"
+POSITIVE += " router.hidden_size router.buckets router.result_tokens router.num_layers"
 POSITIVE += " pretrain.batch_episodes sft.updates sft.adam_eps sft.micro_episodes bopo.adam_eps"
 POSITIVE += " bopo.advantage_eps bopo.advantage_clip bopo.epochs baselines.updates evaluate.seeds"
 BAD |= {name: (0, -1) for name in POSITIVE.split()}
-NOT_NEGATIVE = "env.processes models.retries bopo.kl_beta distributed.fsdp bench.episodes"
+NOT_NEGATIVE = "env.processes models.retries bopo.kl_beta distributed.fsdp"
 WORDS = "models.kind models.token_limit_field router.dtype bopo.ratio_level router.view"
 BAD |= {name: ("poem",) for name in WORDS.split()}
 BAD |= {"bopo.group_size": (1,), "sft.hard_share": (1.5,), "models.temperature": (-0.1, 2.5)}
@@ -103,9 +102,9 @@ def put(config, field, value):
 
 def refusal(field, value) -> str:
   config = Config()
-  for router in (config.router, config.bench.router):
-    router.num_kv_heads, router.action_tokens, router.result_tokens = 2, 20, 44
-    router.max_tokens = 568
+  router = config.router
+  router.num_kv_heads, router.action_tokens, router.result_tokens = 2, 20, 44
+  router.max_tokens = 568
   validate(config)
   put(config, field, value)
   with pytest.raises(ValueError) as error:
