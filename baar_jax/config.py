@@ -24,6 +24,7 @@ JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 # Entries of tuples.
 Share = Annotated[float, Field(ge=0, le=1)]
 Trials = Annotated[int, Field(gt=0, le=SEEDS_BEFORE_BOPO)]
+Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 section = dataclass(config={"extra": "forbid", "hide_input_in_errors": True})  # may be keys
 
 
@@ -56,7 +57,7 @@ class ModelsConfig:
   kind: str = Field("scripted", pattern="^(scripted|chat)$")
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
   # Per model (input, cached input, output[, cache write]), $ per million tokens; () is the list's.
-  prices: tuple[tuple[float, ...], ...] = ()
+  prices: tuple[Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...] = ()
   # For kind="chat", one for all models or one for each: endpoints of OpenAI's chat completions, ()
   # is OpenAI's own, and environment variables that hold their keys, "" where none is needed.
   base_urls: tuple[Annotated[str, AfterValidator(address)], ...] = ()

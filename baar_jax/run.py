@@ -23,6 +23,7 @@ from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import Episode, Task
 from baar_jax.llms import pair as models
+from baar_jax.llms.calls import read_spent
 from baar_jax.mesh import exchange, join, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
@@ -278,7 +279,7 @@ def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | N
     episodes = store.table()
     cap.spend(episodes.spent_usd[~episodes.reused].sum())
   else:
-    cap.spend(models.spent(directory, config.models.names).at_most_usd)
+    cap.spend(read_spent(directory, len(config.models.names) + 1).at_most_usd)
   left_usd = max(0.0, cap.remaining)
   cap.spend(left_usd - left_usd / config.distributed.processes)
   return cap

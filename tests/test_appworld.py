@@ -20,8 +20,7 @@ from baar_jax.envs.appworld_expert import MAX_PLAN, Expert, make_plan
 from baar_jax.envs.base import Oracle, spread
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL
-from baar_jax.llms.errors import AppWorldErrors
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.scripted import AppWorldErrors, ScriptedPair
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import always

@@ -15,10 +15,9 @@ from standin import StandIn
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NoAnswer
-from baar_jax.llms.answers import read_answer, read_text, read_usage, retry_after_s
 from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair
-from baar_jax.llms.endpoints import endpoints
+from baar_jax.llms.endpoints import endpoints, read_answer, read_text, read_usage, read_wait_s
 from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, hold, unlimited
 
@@ -38,6 +37,7 @@ BOUND_USD = (41 * 1.0 + 50 * 4.0) / 1e6
 def start(tmp_path, monkeypatch):
   """start(retries=...): a stand-in, and a pair that asks it and notes its calls."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+  monkeypatch.setattr("baar_jax.llms.chat.random.random", lambda: 0.5)
   opened, servers = [], []
 
   def starting(prices=PRICES, standin=None, waits=False, **settings):
@@ -51,8 +51,9 @@ def start(tmp_path, monkeypatch):
     config = ModelsConfig(kind="chat", names=("small", "large"), **(values | settings))
     calls = Calls(tmp_path / "episodes.sqlite")
     slept = []
-    sleep = None if waits else slept.append
-    pair = ChatPair(config, prices, calls, sleep, draw=lambda: 0.5)
+    pair = ChatPair(config, prices, calls)
+    if not waits:
+      pair.sleep = slept.append
     opened.append(pair.close)
     pair.slept = slept
     return server, pair
@@ -80,7 +81,7 @@ def lost_usd(reply):
 
 
 def spent(tmp_path) -> Spent:
-  return read_spent([tmp_path / "episodes.sqlite"], 2)
+  return read_spent(tmp_path, 2)
 
 
 def test_a_call_and_what_it_sends(start, tmp_path, monkeypatch):
@@ -225,9 +226,9 @@ def test_waits_that_an_endpoint_asks_for(start):
     assert pair.slept == [slept]
   now = datetime.datetime.now(datetime.UTC)
   later = email.utils.format_datetime(now + datetime.timedelta(seconds=90), usegmt=True)
-  assert 80 < retry_after_s(later) <= 90
+  assert 80 < read_wait_s(later) <= 90
   past = email.utils.format_datetime(now - datetime.timedelta(seconds=90), usegmt=True)
-  assert retry_after_s(past) == retry_after_s("-3") == retry_after_s("") == 0.0
+  assert read_wait_s(past) == read_wait_s("-3") == read_wait_s("") == 0.0
 
 
 def test_a_wait_that_is_too_long_ends_the_run(start):
@@ -333,7 +334,7 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(start, tmp_path):
   fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]  # noqa: E731
   server = StandIn(fault=fault, bills_what_it_loses=True)
   _, pair = start(standin=server, concurrency=200, retries=1, timeout_s=60.0)
-  pair._models[0].client._client.event_hooks = {"request": [cancel], "response": [cancel]}
+  pair.models[0].client._client.event_hooks = {"request": [cancel], "response": [cancel]}
   cap, together = Watched(60 * BOUND_USD), threading.Barrier(200)
 
   def work(seed):
@@ -418,7 +419,7 @@ def test_openai_s_key_and_account_are_for_openai_alone(start, monkeypatch):
   assert server.headers[0]["authorization"] == "Bearer none"
   assert not {"openai-organization", "openai-project"} & server.headers[0].keys()
   _, pair = start(base_urls=("https://api.openai.com/v1",))
-  assert pair._models[0].client.organization == "org-mine"
+  assert pair.models[0].client.organization == "org-mine"
 
 
 ANSWER = {"choices": [{"message": {"content": "Go."}}]}
@@ -442,7 +443,7 @@ COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
 )
 def test_what_an_answer_tells(body, unknown, fatal):
   outcome = read_answer(body, PRICES[0])
-  assert (outcome.unknown, outcome.fatal) == (unknown, fatal)
+  assert (outcome.kind == "presumed", outcome.fatal) == (unknown, fatal)
   assert (outcome.text == "Go.") == (not unknown)
 
 

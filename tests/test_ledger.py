@@ -86,12 +86,13 @@ def test_proposals_and_judges():
 
 def test_the_calls_of_several_processes(tmp_path):
   kinds = ((0, REPLY, 1.0), (1, REPLY, 2.0), (1, RETRY, 4.0), (0, PRESUMED, 8.0), (0, FAILED, 0.0))
-  for number in range(2):
-    calls = Calls(tmp_path / f"{number}.sqlite")
+  names = ("episodes.sqlite", "episodes-12.sqlite", "episodes-old.sqlite", "episodes (copy).sqlite")
+  for name in names:  # the last two are no process's
+    calls = Calls(tmp_path / name)
     for model, kind, dollars in kinds:
       calls.end(calls.begin(model, 99.0, "r"), kind, dollars)
     calls.begin(1, 16.0, "r")  # its process was killed
     calls.close()
-  spent = read_spent(sorted(tmp_path.glob("*.sqlite")), 2)
+  spent = read_spent(tmp_path, 2)
   assert spent == Spent((2.0, 4.0), 8.0, 48.0)
   assert spent.at_most_usd == 62.0

@@ -12,8 +12,7 @@ from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
 from baar_jax.llms.agent import extend, open_conversation, parse_action
-from baar_jax.llms.errors import Lapse, SandboxErrors
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact, exact_frontier
 from baar_jax.rollout.budget import unlimited

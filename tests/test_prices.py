@@ -2,6 +2,7 @@
 
 import pytest
 
+from baar_jax.config import Config, validate
 from baar_jax.episode import Usage
 from baar_jax.llms.prices import Price, cost_usd, prices_of
 
@@ -78,12 +79,16 @@ def test_own_prices_stand_for_the_table():
   "own, seen",
   [
     (((1, 1, 1),), "1 entries, --config.models.names 2"),
-    (((1, 1, 1), (1, 1)), "give .input, cached input, output."),
-    (((1, 1, 1), (1, 1, -1)), "dollars per million"),
-    (((1, 1, 1), (1, 1, float("nan"))), "dollars per million"),
-    ((1, 2), "dollars per million"),
+    (((1, 1, 1), (1, 1)), "must have at least 3 items"),
+    (((1, 1, 1), (1, 1, 1, 1, 1)), "must have at most 4 items"),
+    (((1, 1, 1), (1, 1, -1)), "each entry must be greater than or equal to 0"),
+    (((1, 1, 1), (1, 1, float("nan"))), "must be a finite number"),
+    ((1, 2), "must be a valid tuple"),
   ],
 )
 def test_own_prices_that_cannot_be(own, seen):
-  with pytest.raises(ValueError, match=seen):
-    prices_of(("a", "b"), own)
+  config = Config()
+  config.models.prices = own
+  with pytest.raises(ValueError, match=f"^--config.models.prices .*{seen}"):
+    validate(config)
+    prices_of(config.models.names, own)

@@ -11,7 +11,6 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.llms import pair as models
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.policies import always
 from baar_jax.run import Run
@@ -193,14 +192,6 @@ def test_a_directory_that_another_process_uses_is_refused(opened, config):
     )
     process.kill()
   opened(config)
-
-
-def test_the_stores_of_a_run_are_those_of_its_processes(tmp_path):
-  names = ["episodes.sqlite", "episodes-1.sqlite", "episodes-12.sqlite"]
-  others = ["episodes-old.sqlite", "episodes (copy).sqlite", "episodes-1.sqlite-wal"]
-  for name in [*names, *others]:
-    (tmp_path / name).touch()
-  assert {path.name for path in models.stores(tmp_path)} == set(names)
 
 
 @pytest.mark.parametrize(

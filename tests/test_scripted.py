@@ -8,10 +8,9 @@ from baar_jax.envs import engines
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL, Task, Usage
-from baar_jax.llms import errors
+from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
-from baar_jax.llms.errors import Lapse, SandboxErrors, ScienceWorldErrors
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.scripted import Lapse, SandboxErrors, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
@@ -187,7 +186,7 @@ def test_the_pair_s_ends_lie_near_the_paper_s(
   try:
     tasks = [task for split in splits for task in envs[0].tasks(split)]
     jobs = [Job(task, seed) for task in tasks for seed in range(seeds)]
-    pair = ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), errors.ERRORS[kind]())
+    pair = ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), scripted.ERRORS[kind]())
     rows = [
       (model, episode.task_id, episode.score, episode.score == 1, episode.stop)
       for model in (SMALL, LARGE)

@@ -59,7 +59,7 @@ def finish(program, code=0):
 
 
 def spent(runs):
-  return read_spent([runs / "tiny" / "episodes.sqlite"], 2)
+  return read_spent(runs / "tiny", 2)
 
 
 def query(runs, text):

@@ -11,7 +11,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Call, Reply, Step, Usage
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
+from baar_jax.rollout.budget import CallBudget, DollarBudget, hold, unlimited
 from baar_jax.rollout.live import Job, Live
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy, read_answer
@@ -23,12 +23,13 @@ CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
 class HandJudge:
   """Gives these answers; each takes a retry at $0.50 and a presumed call at $0.25."""
 
-  price = PRICE
-
   def __init__(self, *answers):
     self.answers, self.asked = list(answers), []
 
-  def ask(self, messages, task, seed, place, hold):
+  def __call__(self, task, seed, hold):
+    return self
+
+  def reply(self, messages, place):
     self.asked.append((messages[-1]["content"], place))
     lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
     return Reply(self.answers.pop(0), Call(2, Usage(100, 0, 10), CALL_USD), lost)
@@ -87,8 +88,9 @@ def test_an_unreadable_answer_is_asked_for_once_more_and_billed(
 
 
 def test_the_stand_in_reads_the_prompt_and_pays(make_task):
-  judge, budget = ScriptedJudge(Price(1.0, 1.0, 4.0)), DollarBudget(1.0)
+  budget = DollarBudget(1.0)
   pay = functools.partial(hold, None, budget)
+  judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, pay)
   done = "Previous steps:\nStep 1 [Model: SMALL] action: {}\nresult: {}\nDecision:"
   answers = {
     "Previous steps: none\nDecision:": "BIG",
@@ -97,7 +99,7 @@ def test_the_stand_in_reads_the_prompt_and_pays(make_task):
     "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall\n": "BIG",
   }
   for text, answer in answers.items():
-    assert judge.ask([{"role": "user", "content": text}], make_task(), 0, 0, pay).text == answer
+    assert judge.reply([{"role": "user", "content": text}], 0).text == answer
   # A token is 4 characters; answers of 3 and 5 characters are 1 or 2 tokens.
   tokens = sum(-(-len(text) // 4) for text in answers)
   assert budget.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)
@@ -108,6 +110,6 @@ def test_the_pair_makes_its_judge_at_the_judges_price(tmp_path):
 
   pair = models.open_pair(tiny.config(tmp_path), tmp_path / "none.sqlite")
   judge = pair.judge(ModelsConfig(names=("own",), prices=((1.0, 0.5, 2.0),)))
-  assert judge.price == Price(1.0, 0.5, 2.0)
+  assert judge(None, 0, unlimited).price == Price(1.0, 0.5, 2.0)
   with pytest.raises(ValueError, match="no price for model 'nobody'"):
     pair.judge(ModelsConfig(names=("nobody",)))

@@ -24,25 +24,16 @@ class NoAnswer(RuntimeError):
 
 
 class Agent(Protocol):
-  """One model during one episode."""
+  """One model during one episode; a judge's questions of an episode are its steps."""
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """The most that one attempt at a reply can cost."""
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    """The answer to the conversation so far, at the given step (from 0).
+    """The answer to a conversation at a step (from 0).
 
     Raises NoAnswer if there is none; BudgetSpent or CapReached if `hold` refuses an attempt.
     """
-
-
-class Judge(Protocol):
-  """A model that is asked which one of a pair should act."""
-
-  price: Price
-
-  def ask(self, messages: Messages, task: Task, seed: int, place: int, hold: Hold) -> Reply:
-    """Its answer; `place` tells an episode's questions apart. Raises what `Agent.reply` does."""
 
 
 class Pair(Protocol):
@@ -55,8 +46,11 @@ class Pair(Protocol):
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> Sequence[Agent]:
     """One agent per model, which may share what the episode has seen; `hold` pays their calls."""
 
-  def judge(self, config: ModelsConfig) -> Judge:
-    """The judge of this configuration, of the same kind. Raises ValueError if it has no price."""
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], Agent]:
+    """Starts the model that a zero-shot router asks, with a task, a seed and what pays for it.
+
+    Raises ValueError if it has no price.
+    """
 
   def stop(self) -> None:
     """Makes the calls in flight the last: nothing is tried again, and nothing waited for."""

@@ -1,11 +1,12 @@
-"""The calls of API models in the run's SQLite file: what each did cost, and its reply."""
+"""The calls of API models in the run's SQLite files: what each did cost, and its reply."""
 
+import collections
 import contextlib
 import dataclasses
 import json
+import re
 import sqlite3
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 from baar_jax.episode import Call, Reply
@@ -78,18 +79,17 @@ class Calls:
       self._db.close()
 
 
-def read_spent(paths: Sequence[Path], models: int) -> Spent:
-  """What the calls in these files have cost. A file without any counts nothing."""
-  replies, retries, presumed = [0.0] * models, 0.0, 0.0
-  for path in paths:
+def read_spent(directory: Path, models: int) -> Spent:
+  """What the calls of all of a run's processes have cost; the last of `models` is the judge."""
+  usd = collections.Counter()  # by model, of replies, else by kind
+  files = directory.glob("episodes*.sqlite")
+  for path in sorted(path for path in files if re.fullmatch(r"episodes(-\d+)?", path.stem)):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue
-      for model, kind, usd in db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2"):
-        if kind == REPLY:
-          replies[model] += usd
-        elif kind == RETRY:
-          retries += usd
-        else:
-          presumed += usd
-  return Spent(tuple(replies), retries, presumed)
+      for model, kind, sum_usd in db.execute(
+        "SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2"
+      ):
+        usd[model if kind == REPLY else kind] += sum_usd
+  replies_usd = tuple(float(usd[model]) for model in range(models))
+  return Spent(replies_usd, float(usd[RETRY]), float(usd[PRESUMED] + usd[OPEN]))

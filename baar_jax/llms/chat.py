@@ -2,10 +2,11 @@
 
 An attempt is billed by the usage that its answer reports. One whose outcome is unknown (a time-out,
 a connection lost after the request was sent, an answer that cannot be read) is presumed to have
-cost the most that it can. Refusals (4xx and 5xx other than `answers.UNKNOWN`) are free.
+cost the most that it can. Refusals (4xx and 5xx other than `endpoints.UNKNOWN`) are free.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import random
@@ -18,60 +19,51 @@ import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Reply, Task, Usage
-from baar_jax.llms.agent import Agent, Hold, Judge, Messages, NoAnswer
-from baar_jax.llms.answers import Outcome, read_answer, read_failure, read_refusal
-from baar_jax.llms.calls import FAILED, REPLY, Calls
-from baar_jax.llms.endpoints import Endpoint, endpoints
+from baar_jax.episode import Call, Reply, Task
+from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
+from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, Calls
+from baar_jax.llms.endpoints import Endpoint, Outcome, endpoints, read_answer, read_refusal
 from baar_jax.llms.prices import Price, prices_of
 
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more ends the run
 TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
+# The HTTP library's names of what goes wrong before a request has left.
+NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
+NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol")
 ROUNDING = 1e-9  # by which two ways to add up the same dollars may differ, as a share of them
 
 
-class ChatPair:
+class ChatPair(Pair):
   """The models of the configuration at their endpoints."""
 
   kind = "chat"
 
-  def __init__(
-    self,
-    config: ModelsConfig,
-    prices: tuple[Price, ...],
-    calls: Calls,
-    sleep: Callable[[float], object] | None = None,
-    draw: Callable[[], float] = random.random,
-  ):
-    """Opens no connection yet. Raises ValueError if a key is missing.
-
-    `sleep` waits some seconds and `draw` draws from [0, 1); tests set them.
-    """
+  def __init__(self, config: ModelsConfig, prices: tuple[Price, ...], calls: Calls):
+    """Opens no connection yet. Raises ValueError if a key is missing."""
     self.names, self.prices, self.calls = config.names, prices, calls
     self.stopping = threading.Event()
-    self.sleep, self.draw = sleep or self.stopping.wait, draw
-    self._models = [
-      ChatModel(self, i, endpoint, price, config)
-      for i, (endpoint, price) in enumerate(zip(endpoints(config), prices))
-    ]
+    self.sleep = self.stopping.wait
+    self.models: list[ChatModel] = []  # the judge's comes last
+    for endpoint, price in zip(endpoints(config), prices):
+      self._open(endpoint, price, config)
+
+  def _open(self, endpoint: Endpoint, price: Price, config: ModelsConfig) -> "ChatModel":
+    self.models.append(ChatModel(self, len(self.models), endpoint, price, config))
+    return self.models[-1]
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ChatAgent"]:
-    del env
-    return [ChatAgent(model, task, seed, hold) for model in self._models[: len(self.names)]]
+    return [ChatAgent(model, task, seed, hold) for model in self.models[: len(self.names)]]
 
-  def judge(self, config: ModelsConfig) -> "ChatJudge":
-    """The judge; its calls are recorded under the index behind the pair's."""
-    price = prices_of(config.names, config.prices)[0]
-    model = ChatModel(self, len(self.names), endpoints(config)[0], price, config)
-    self._models.append(model)
-    return ChatJudge(model)
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ChatAgent"]:
+    price, *_ = prices_of(config.names, config.prices)
+    return functools.partial(ChatAgent, self._open(endpoints(config)[0], price, config))
 
   def stop(self) -> None:
     self.stopping.set()
 
   def close(self) -> None:
-    for model in self._models:
+    for model in self.models:
       model.client.close()
     self.calls.close()
 
@@ -113,11 +105,9 @@ class ChatModel:
         number = self._pair.calls.begin(self._index, bound_usd, request)
         cost.usd = bound_usd  # also if whoever waits is interrupted
         outcome = self._attempt(messages, seed)
-        if outcome.usage is not None:
-          cost.usd = self.price.cost_usd(outcome.usage)
-        elif outcome.kind == FAILED:
-          cost.usd = 0.0
-        usage, reply = outcome.usage or Usage(0, 0, 0), None
+        if outcome.kind != PRESUMED:
+          cost.usd = self.price.cost_usd(outcome.usage)  # a failed attempt has none
+        usage, reply = outcome.usage, None
         if outcome.kind == REPLY:
           call = Call(self._index, usage, cost.usd, time.monotonic() - start)
           reply = Reply(outcome.text, call, tuple(lost))
@@ -140,7 +130,7 @@ class ChatModel:
         wait = f"asks to wait {outcome.wait_s:.0f} s: the same command goes on then"
         raise ValueError(f"{where} {outcome.problem} and {wait}")
       if attempt < self.config.retries:
-        backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + self._pair.draw())
+        backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
         self._pair.sleep(outcome.wait_s + backoff_s)
     raise NoAnswer(f"{where} {outcome.problem} ({attempt + 1} attempts)")
 
@@ -158,11 +148,15 @@ class ChatModel:
         for part in response.iter_bytes():
           body += part
           if time.monotonic() > until:
-            return Outcome(problem="did not end its answer in time", unknown=True)
+            return Outcome(PRESUMED, "did not end its answer in time")
     except openai.APIStatusError as error:
-      return read_refusal(error, self._endpoint, self.client.api_key)
+      wait = error.response.headers.get("retry-after", "")
+      said = error.status_code, error.code, error.message, wait
+      return read_refusal(*said, self._endpoint, self.client.api_key)
     except (openai.APIConnectionError, httpx2.RequestError) as error:  # time-outs are among them
-      return read_failure(error)
+      cause = type(error.__cause__ or error).__name__
+      kind = FAILED if cause in NOT_SENT else PRESUMED
+      return Outcome(kind, f"did not answer ({cause})")
     return read_answer(body, self.price)
 
 
@@ -200,13 +194,3 @@ class ChatAgent(Agent):
         cost.usd = usd
     self._counted_messages, self._counted_tokens = len(messages), reply.call.usage.prompt_tokens
     return reply
-
-
-class ChatJudge(Judge):
-  """A model that is asked single questions."""
-
-  def __init__(self, model: ChatModel):
-    self.price, self._model = model.price, model
-
-  def ask(self, messages: Messages, task: Task, seed: int, place: int, hold: Hold) -> Reply:
-    return ChatAgent(self._model, task, seed, hold).reply(messages, place)

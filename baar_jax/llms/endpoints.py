@@ -1,16 +1,25 @@
-"""Where each model is served: its address and its key."""
+"""Endpoints of API models: where each is served, its key, and what its answers come to."""
 
+import contextlib
 import dataclasses
+import email.utils
 import ipaddress
 import itertools
+import json
 import os
+import time
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
+from baar_jax.episode import Usage
+from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY
+from baar_jax.llms.prices import Price
 
-OPENAI_URL, OPENAI_HOST = "https://api.openai.com/v1", "api.openai.com"
-OPENAI_KEY = "OPENAI_API_KEY"
+OPENAI_URL, OPENAI_KEY = "https://api.openai.com/v1", "OPENAI_API_KEY"
 NO_KEY = "none"  # what an endpoint without keys is sent: the protocol wants some
+RETRIED = (408, 409, 429)  # and all from 500 on
+UNKNOWN = (408, 502, 504, 524)  # lost behind the endpoint: the model may have been at work
+LONGEST_COMPLAINT = 200  # characters of an endpoint's message in an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,24 +47,25 @@ class Endpoint:
   @property
   def openai(self) -> bool:
     """Whether the address is OpenAI's, in any of its regions."""
-    return f".{self.host}".endswith(f".{OPENAI_HOST}")
+    return f".{self.host}".endswith(".api.openai.com")
 
   def key(self) -> str:
     """The key. Raises ValueError where it cannot be one, or a public endpoint's is not set."""
+    where = f"{self.model} at {self.host}"
     if self.variable is None and not self.own:
       raise ValueError(
-        f"{self.model} at {self.host}: name the environment variable of its key in "
-        "--config.models.key_variables, or '' if it needs none"
+        f"{where}: name the environment variable of its key in --config.models.key_variables, "
+        "or '' if it needs none"
       )
     key = os.environ.get(self.variable, "").strip() if self.variable else NO_KEY
     if not (key.isascii() and key.isprintable()):
       raise ValueError(f"the environment variable {self.variable} holds characters of no key")
-    if key or self.own:
-      return key or NO_KEY
-    raise ValueError(
-      f"{self.model} at {self.host} needs a key: set the environment variable {self.variable}, "
-      "or name another in --config.models.key_variables"
-    )
+    if not key and not self.own:
+      raise ValueError(
+        f"{where} needs a key: set the environment variable {self.variable}, or name another in "
+        "--config.models.key_variables"
+      )
+    return key or NO_KEY
 
 
 def endpoints(config: ModelsConfig) -> list[Endpoint]:
@@ -66,6 +76,103 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   urls, variables = config.base_urls or (OPENAI_URL,), config.key_variables or (None,)
   columns = config.names, itertools.cycle(urls), itertools.cycle(variables)
   rows = [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in zip(*columns)]
-  if config.key_variables:
-    return rows
-  return [dataclasses.replace(row, variable=OPENAI_KEY) if row.openai else row for row in rows]
+  unnamed = [row.variable is None and row.openai for row in rows]
+  return [dataclasses.replace(r, variable=OPENAI_KEY) if u else r for r, u in zip(rows, unnamed)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What came of one attempt at a chat completion."""
+
+  kind: str  # REPLY; without a usable one RETRY, PRESUMED or FAILED, for the reason in `problem`
+  problem: str = ""
+  text: str = ""
+  usage: Usage = Usage(0, 0, 0)  # of a reply or a retry
+  fatal: bool = False  # asking again cannot help, nor can asking anything else
+  hopeless: bool = False  # asking this again cannot help
+  wait_s: float = 0.0  # seconds that the endpoint asks to wait before the next attempt
+
+
+def read_refusal(
+  status: int, code: str | None, complaint: str, retry_after: str, endpoint: Endpoint, key: str
+) -> Outcome:
+  """The outcome that a status of 400 and above tells of; the key is never repeated."""
+  too_long = status < 500 and "context length" in complaint.lower()
+  if key != NO_KEY:
+    complaint = complaint.replace(key, "***")
+  complaint = " ".join(complaint.split())[:LONGEST_COMPLAINT]
+  if too_long or code == "context_length_exceeded":
+    return Outcome(FAILED, f"takes no conversation this long: {complaint}", hopeless=True)
+  if status == 400 and code == "content_filter":
+    return Outcome(FAILED, f"takes no conversation like this: {complaint}", hopeless=True)
+  if code == "insufficient_quota":
+    return Outcome(FAILED, "answered 429: this account's quota is used up", fatal=True)
+  if status in RETRIED or status >= 500:
+    kind = PRESUMED if status in UNKNOWN else FAILED
+    return Outcome(kind, f"answered {status}", wait_s=read_wait_s(retry_after))
+  variable = endpoint.variable or "a variable that --config.models.key_variables names"
+  problem = f"{complaint}; see --config.models (its key is in {variable})"
+  if status in (401, 403):  # the endpoint's message may quote a part of the key
+    problem = f"check the key in {variable}"
+  return Outcome(FAILED, f"answered {status}: {problem}", fatal=True)
+
+
+def read_answer(body: bytes, price: Price) -> Outcome:
+  """The outcome that a response's body tells of."""
+  try:
+    fields = json.loads(body)
+  except (ValueError, RecursionError):
+    fields = None
+  if not isinstance(fields, dict) or not fields.keys() & {"choices", "usage"}:
+    return Outcome(PRESUMED, "sent an answer that cannot be read")
+  try:
+    usage = read_usage(fields["usage"])
+    price.cost_usd(usage)
+  except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    problem = "sent an answer whose usage is missing or impossible, so that it cannot be priced"
+    return Outcome(PRESUMED, problem, fatal=True)
+  try:
+    choice = fields["choices"][0]
+    text, cut = read_text(choice["message"].get("content")), choice.get("finish_reason") == "length"
+  except (KeyError, IndexError, TypeError, AttributeError):
+    text, cut = "", False
+  if text.strip():
+    return Outcome(REPLY, text=text, usage=usage)
+  if cut:  # all tokens went into reasoning, as they would again: the agent's mistake
+    return Outcome(REPLY, usage=usage)
+  return Outcome(RETRY, "sent an answer without content", usage=usage)
+
+
+def read_text(content: str | list[dict] | None) -> str:
+  """The text of a message's content, which some send in parts; "" if it has none."""
+  if isinstance(content, list):
+    content = "".join(part["text"] for part in content if part.get("type") == "text")
+  if not isinstance(content, str):
+    return ""
+  return content.encode(errors="replace").decode()  # half a pair of surrogates is no text
+
+
+def read_usage(fields: dict) -> Usage:
+  """Usage as endpoints report it; the total and the parts of the prompt are optional.
+
+  What the total counts beyond prompt and completion is billed as completion: some report the
+  tokens of a model's reasoning so.
+  """
+  details = fields.get("prompt_tokens_details") or {}
+  prompt, completion = int(fields["prompt_tokens"]), int(fields["completion_tokens"])
+  return Usage(
+    prompt_tokens=prompt,
+    cached_tokens=int(details.get("cached_tokens") or 0),
+    completion_tokens=max(completion, int(fields.get("total_tokens") or 0) - prompt),
+    cache_write_tokens=int(details.get("cache_write_tokens") or 0),
+  )
+
+
+def read_wait_s(retry_after: str) -> float:
+  """Seconds that a Retry-After header asks to wait: a number, or the date until when."""
+  with contextlib.suppress(ValueError):
+    return max(0.0, float(retry_after))
+  try:
+    return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+  except (ValueError, OverflowError):
+    return 0.0

@@ -1,7 +1,6 @@
 """Dollars of a call: list prices of genai-prices, cached and tiered, under the user's own."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -78,25 +77,18 @@ def list_price(name: str) -> Price:
 
 def _price(by_kind: dict, start: int) -> Price:
   """The price of the tier that begins at `start`; cached input without a price costs as input."""
-  dollars = dict.fromkeys(KINDS)
-  for kind in dollars.keys() & by_kind.keys():
-    price = by_kind[kind]
+  usd = {}
+  for kind, price in by_kind.items():
     reached = [tier.price for tier in getattr(price, "tiers", ()) if tier.start <= start]
-    dollars[kind] = float([getattr(price, "base", price), *reached][-1])
-  if dollars["cache_read_mtok"] is None:
-    dollars["cache_read_mtok"] = dollars["input_mtok"]
-  return Price(*dollars.values())
+    usd[kind] = float([getattr(price, "base", price), *reached][-1])
+  cached = usd.get("cache_read_mtok", usd["input_mtok"])
+  return Price(usd["input_mtok"], cached, usd["output_mtok"], usd.get("cache_write_mtok"))
 
 
 def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tuple[Price, ...]:
-  """The price of each model.
+  """The price of each model: `own`, the rows of `ModelsConfig.prices`, or where empty the list's.
 
-  Args:
-    own: per model (input, cached input, output) or the same with cache write, in dollars per
-      million tokens; empty takes list prices.
-
-  Raises:
-    ValueError: a model has no price.
+  Raises ValueError for a model that has none.
   """
   if not own:
     return tuple(map(list_price, names))
@@ -105,14 +97,7 @@ def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tupl
       f"--config.models.prices has {len(own)} entries, --config.models.names {len(names)}: "
       "give one for each model"
     )
-  for name, price in zip(names, own):
-    fine = isinstance(price, Sequence) and len(price) in (3, 4)
-    if not fine or not all(isinstance(p, int | float) and 0 <= p < math.inf for p in price):
-      raise ValueError(
-        f"--config.models.prices has {price!r} for {name}; give (input, cached input, output) or "
-        "the same with cache write, in dollars per million tokens"
-      )
-  return tuple(Price(*price) for price in own)
+  return tuple(Price(*row) for row in own)
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:

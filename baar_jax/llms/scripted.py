@@ -1,24 +1,167 @@
 """The keyless pair: scripted models that follow the environment's expert and err at stated rates.
 
 They act in the real environment through the same prompts, token counts and list prices as API
-models would; only the text of their replies is scripted. Their rates of error are in errors.py.
+models would; only the text of their replies is scripted. All rates of error are design choices.
 """
 
 import dataclasses
+import functools
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.episode import DECISION_WORDS, LARGE, SMALL, Call, Reply, Task, Usage
-from baar_jax.llms.agent import Agent, Hold, Judge, Messages, Pair, write_reply
-from baar_jax.llms.errors import Errors, Lapse
+from baar_jax.llms.agent import Agent, Hold, Messages, Pair, write_reply
 from baar_jax.llms.prices import Price, prices_of
 
 CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate
 JUDGE = 2  # index of the judge's calls
+THOUGHT = "The next thing to do for the task is this, given what was just observed."
+
+
+@dataclasses.dataclass
+class Lapse:
+  """How a model may get one step wrong."""
+
+  rate: float  # probability of an error
+  wrong: float  # probability that an error is a wrong action rather than a wasted step
+  spoils: bool = False  # whether an error here spoils the state for the next try
+
+
+class SandboxErrors:
+  """The sandbox: plain locks are easy for both; a critical one SMALL mostly gets wrong.
+
+  A wrong action rings the alarm, which is fatal; a wasted step jams the lock.
+  """
+
+  PLAIN = (Lapse(0.10, 0.05), Lapse(0.02, 0.05))  # of SMALL and LARGE
+  CRITICAL = (Lapse(0.80, 0.5), Lapse(0.10, 0.3))
+
+  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+    return (self.CRITICAL if oracle.critical else self.PLAIN)[model]
+
+
+class KnowledgeErrors:
+  """Critical steps that a model does not know how to do, the same in every trial.
+
+  A task's hidden tier is drawn: its critical steps are within reach of both models, of LARGE alone,
+  or of neither. A model does not know a critical step with a probability that rises with the task's
+  hardness over the model's ability. Two rules (SMALL is decisively wrong on half of what it does
+  not know and lost on the rest; it spoils the step for LARGE) keep a random router from being
+  nearly as good as an informed one. The rates were set once, on other tasks, so that the pair's
+  ends lie where the paper's do; those of this class are for a user's environment.
+  """
+
+  ABILITY = (0.0, 3.8)  # of SMALL and LARGE
+  SLOPE = 1.6
+  HARDNESS = {"easy": -2.4, "hard": 1.6, "intractable": 5.2}  # of a task, by its tier
+  SPREAD = 0.5  # of a task's hardness around its tier's
+  DRAW = "tier"  # hashed with a task's id for its tier
+  UNKNOWN = TOLD_UNKNOWN = (0.98, 0.95)
+  TOLD: tuple[str, ...] = ()  # an action with one of these is answered by what is wrong
+  KNOWN_EASY, KNOWN = (0.06, 0.04), (0.12, 0.17)
+  ROUTINE = (0.14, 0.05)
+  SPOILED = 0.6  # LARGE's rate where SMALL failed a step that it did not know
+  DECISIVE_SHARE, DECISIVE, LOST = 0.5, 0.8, 0.02  # SMALL's unknown steps: share, wrong, wrong
+  LARGE_UNKNOWN_WRONG = 0.6
+  KNOWN_WRONG = (0.4, 0.9)
+  # How likely each tier is where a pattern is found in a task's id; the first row that fits counts.
+  PRIORS: tuple[tuple[str, tuple[float, float, float]], ...] = (("", (0.30, 0.45, 0.25)),)
+
+  def tier(self, task_id: str) -> str:
+    """The task's hidden tier."""
+    weights = next(row for pattern, row in self.PRIORS if re.search(pattern, task_id))
+    return random.Random(f"{task_id}|{self.DRAW}").choices([*self.HARDNESS], weights)[0]
+
+  def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
+    """How a model may err on the oracle's step; `spoiled` if an error on it before spoils it."""
+    if not oracle.critical:
+      return Lapse(self.ROUTINE[model], 0.0)
+    tier = self.tier(task_id)
+    rate = (self.KNOWN_EASY if tier == "easy" else self.KNOWN)[model]
+    known = Lapse(rate, self.KNOWN_WRONG[model])
+    if oracle.recovering:
+      return known
+    hardness = random.Random(f"{task_id}|hardness").gauss(self.HARDNESS[tier], self.SPREAD)
+    unknown_share = 1.0 / (1.0 + math.exp(-self.SLOPE * (hardness - self.ABILITY[model])))
+    # One number for both models, so that LARGE's unknown steps are among SMALL's.
+    step = f"{task_id}|{oracle.position}"
+    if random.Random(f"{step}|unknown").random() < unknown_share:
+      told = any(part in oracle.action for part in self.TOLD)
+      rate = (self.TOLD_UNKNOWN if told else self.UNKNOWN)[model]
+      if model == LARGE:
+        return Lapse(rate, self.LARGE_UNKNOWN_WRONG)
+      decisive = random.Random(f"{step}|style").random() < self.DECISIVE_SHARE
+      return Lapse(rate, self.DECISIVE if decisive else self.LOST, spoils=not told)
+    if model == LARGE and spoiled:
+      return dataclasses.replace(known, rate=self.SPOILED)
+    return known
+
+
+class ScienceWorldErrors(KnowledgeErrors):
+  """ScienceWorld: how hard a task is depends on its type."""
+
+  PRIORS = (
+    ("find-|lifespan-", (0.56, 0.40, 0.04)),
+    (
+      "power-component|use-thermometer|chemistry-mix-paint-secondary|identify-life",
+      (0.18, 0.67, 0.15),
+    ),
+    ("", (0.10, 0.63, 0.27)),
+  )
+
+
+class ALFWorldErrors(KnowledgeErrors):
+  """ALFWorld: how hard a game is depends on its type of task.
+
+  A model has to search, so about half of the steps between critical ones lead elsewhere. Nothing
+  there is fatal, so a model that could try again and again would win in the end: what it does not
+  know it hardly ever gets right, and a step that SMALL has spoiled LARGE seldom saves.
+  """
+
+  DRAW = "tier 28"  # of the first 40 the one whose shares in 126 made games are nearest to PRIORS'
+  ROUTINE = (0.55, 0.45)
+  UNKNOWN = (0.99, 0.97)
+  SPOILED = 0.97
+  PRIORS = (
+    ("pick_and_place_simple", (0.64, 0.24, 0.12)),
+    ("look_at_obj_in_light", (0.57, 0.23, 0.20)),
+    ("pick_clean", (0.41, 0.23, 0.36)),
+    ("pick_heat|pick_cool", (0.33, 0.22, 0.45)),
+    ("pick_two", (0.20, 0.16, 0.64)),
+  )
+
+
+class AppWorldErrors(KnowledgeErrors):
+  """AppWorld: how hard a task is depends on its difficulty level, from 1 to 3.
+
+  A wrong write or answer is fatal more often than elsewhere, so known steps fail less often. A
+  login or a loop over pages that went wrong says so and is soon corrected.
+  """
+
+  HARDNESS = {"easy": -2.4, "hard": 0.3, "intractable": 5.2}
+  KNOWN_EASY, KNOWN = (0.06, 0.04), (0.10, 0.08)
+  KNOWN_WRONG = (0.4, 0.6)
+  DECISIVE_SHARE = 0.7
+  TOLD, TOLD_UNKNOWN = ("login(", "page_index"), (0.6, 0.5)
+  PRIORS = (
+    ("^d1", (0.58, 0.30, 0.12)),
+    ("^d2", (0.42, 0.32, 0.26)),
+    ("^d3", (0.28, 0.29, 0.43)),
+    ("", (0.42, 0.30, 0.28)),  # the downloaded tasks, whose ids do not show their level
+  )
+
+
+Errors = SandboxErrors | KnowledgeErrors
+ERRORS: dict[str, type[Errors]] = {
+  "sandbox": SandboxErrors,
+  "scienceworld": ScienceWorldErrors,
+  "alfworld": ALFWorldErrors,
+  "appworld": AppWorldErrors,
+}
 
 
 class ScriptedPair(Pair):
@@ -30,17 +173,15 @@ class ScriptedPair(Pair):
     """Takes list prices where none are given. Raises ValueError if a model has none."""
     if len(names) != 2:
       raise ValueError(f"the scripted pair needs 2 model names, got {len(names)}: {names}")
-    self.names = names
-    self.prices = tuple(prices) or prices_of(names)
+    self.names, self.prices = names, tuple(prices) or prices_of(names)
     self._errors = errors
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ScriptedAgent"]:
-    spoiled: dict[int, int] = {}
-    shared = self._errors, env, task, seed, spoiled, hold
+    shared = self._errors, env, task, seed, {}, hold
     return [ScriptedAgent(model, self.prices[model], *shared) for model in (SMALL, LARGE)]
 
-  def judge(self, config: ModelsConfig) -> "ScriptedJudge":
-    return ScriptedJudge(prices_of(config.names, config.prices)[0])
+  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ScriptedJudge"]:
+    return functools.partial(ScriptedJudge, prices_of(config.names, config.prices)[0])
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,14 +234,12 @@ class ScriptedAgent(Agent):
       kind = "wrong" if draw.random() < lapse.wrong else wasted
       action = self._env.mistake(kind, key)
       spoiled = oracle.position if lapse.spoils else None
-    thought = "The next thing to do for the task is this, given what was just observed."
-    text = write_reply(thought, action, self._env.code_actions)
-    prompt_tokens = sum(count_tokens(message["content"]) for message in messages)
-    usage = Usage(prompt_tokens, 0, count_tokens(text))
-    return Reply(text, Call(self._model, usage, self._price.cost_usd(usage))), spoiled
+    text = write_reply(THOUGHT, action, self._env.code_actions)
+    return write_call(self._model, self._price, messages, text), spoiled
 
 
-class ScriptedJudge(Judge):
+@dataclasses.dataclass(eq=False)
+class ScriptedJudge(Agent):
   """Stands in for a strong model that is asked SMALL or BIG; it reads the same text.
 
   By rule: BIG at the start, and where the last result says that something went wrong or has been
@@ -109,21 +248,27 @@ class ScriptedJudge(Judge):
 
   WRONG = ("no known action", "nothing happens", "error", "exception", "fail", "can't", "jams")
 
-  def __init__(self, price: Price):
-    self.price = price
+  price: Price
+  task: Task
+  seed: int
+  hold: Hold
 
-  def ask(self, messages: Messages, task: Task, seed: int, place: int, hold: Hold) -> Reply:
-    prompt = messages[-1]["content"]
-    done = re.findall(r" action: (.*)\nresult: (.*)", prompt)
+  def reply(self, messages: Messages, step: int) -> Reply:
+    done = re.findall(r" action: (.*)\nresult: (.*)", messages[-1]["content"])
     stuck = done and (done[-1] in done[:-1] or any(w in done[-1][1].lower() for w in self.WRONG))
     answer = DECISION_WORDS[LARGE if stuck or not done else SMALL]
-    usage = Usage(count_tokens(prompt), 0, count_tokens(answer))
-    usd = self.price.cost_usd(usage)
-    with hold(usd) as cost:
-      cost.usd = usd
-    return Reply(answer, Call(JUDGE, usage, usd))
+    reply = write_call(JUDGE, self.price, messages, answer)
+    with self.hold(reply.call.cost_usd) as cost:
+      cost.usd = reply.call.cost_usd
+    return reply
 
 
-def count_tokens(text: str) -> int:
-  """Estimated tokens of a text: 4 characters each, rounded up (our choice)."""
-  return -(-len(text) // CHARS_PER_TOKEN)
+def write_call(model: int, price: Price, messages: Messages, text: str) -> Reply:
+  """The text as a model's reply to a conversation, with its tokens and its price.
+
+  A text has a token for each 4 characters, rounded up (our choice).
+  """
+  texts = [text, *(message["content"] for message in messages)]
+  completion, *prompt = (-(-len(text) // CHARS_PER_TOKEN) for text in texts)
+  usage = Usage(sum(prompt), 0, completion)
+  return Reply(text, Call(model, usage, price.cost_usd(usage)))

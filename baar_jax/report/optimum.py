@@ -21,8 +21,7 @@ from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BLANK, LOOKS, SIGNS, Rules, Sandbox
 from baar_jax.llms.agent import extend, open_conversation
-from baar_jax.llms.errors import Errors, SandboxErrors
-from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.rollout.budget import unlimited
 

@@ -3,12 +3,12 @@
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import DECISION_WORDS, SMALL
-from baar_jax.llms.agent import Judge
+from baar_jax.episode import DECISION_WORDS, SMALL, Task
+from baar_jax.llms.agent import Agent, Hold
 from baar_jax.rollout.live import Decision, JudgeReply, Live, Policy
 from baar_jax.router.view import View
 
@@ -31,17 +31,18 @@ def read_answer(text: str) -> int | None:
 class ZeroShotPolicy(Policy):
   """Does what the judge says; the ledger counts the judge's calls beside the router's."""
 
-  def __init__(self, name: str, judge: Judge, view: View):
-    """`view` is `judged_view`'s."""
+  def __init__(self, name: str, judge: Callable[[Task, int, Hold], Agent], view: View):
+    """`judge` is `Pair.judge`'s, and `view` is `judged_view`'s."""
     self.name, self._judge, self._view = name, judge, view
 
   def prepare(self, live: Live) -> None:
     prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
     question = [{"role": "user", "content": prompt}]
+    judge = self._judge(live.task, live.job.seed, live.hold)
     start, calls = time.monotonic(), []
     for attempt in range(TRIES):
       place = TRIES * len(live.steps) + attempt
-      reply = self._judge.ask(question, live.task, live.job.seed, place, live.hold)
+      reply = judge.reply(question, place)
       calls += reply.calls("judge")
       model = read_answer(reply.text)
       if model is not None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from baar_jax.config import Config
 from baar_jax.episode import Usage
-from baar_jax.llms import pair as models
+from baar_jax.llms.calls import read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, routers, stratified_name
 from baar_jax.store import Store
@@ -46,9 +46,8 @@ def main(config: Config, stages: Sequence[str]) -> None:
   if config.models.kind == "scripted":
     print("scripted models: these are list-price dollars for text, and nobody is paid")
   elif path.exists():
-    print(
-      f"spent so far: at most ${models.spent(path.parent, config.models.names).at_most_usd:.4f}"
-    )
+    spent = read_spent(path.parent, len(config.models.names) + 1)
+    print(f"spent so far: at most ${spent.at_most_usd:.4f}")
   store.close()
 
 

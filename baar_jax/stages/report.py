@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from baar_jax.llms import pair as models
+from baar_jax.llms.calls import read_spent
 from baar_jax.report import tables
 from baar_jax.report.optimum import exact_frontier
 from baar_jax.rollout.entries import entries
@@ -19,7 +19,7 @@ def main(run: Run) -> None:
   # matplotlib takes a second to import, which the other stages need not pay.
   from baar_jax.report import page
 
-  spent = None if run.pair.kind == "scripted" else models.spent(run.dir, run.pair.names)
+  spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
   c, metrics = run.config, read_metrics(run.dir / "metrics.jsonl")
   results = page.summarize(run.store, entries(c), c, metrics, exact_frontier(c), spent)
   path = page.write(results, run.dir / "report")
