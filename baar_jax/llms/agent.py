@@ -24,16 +24,13 @@ class NoAnswer(RuntimeError):
 
 
 class Agent(Protocol):
-  """One model during one episode; a judge's questions of an episode are its steps."""
+  """One model during one episode; a judge's questions in an episode are its steps."""
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """The most that one attempt at a reply can cost."""
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    """The answer to a conversation at a step (from 0).
-
-    Raises NoAnswer if there is none; BudgetSpent or CapReached if `hold` refuses an attempt.
-    """
+    """The answer at a step (from 0). Raises NoAnswer, or what `hold` does where it refuses."""
 
 
 class Pair(Protocol):
@@ -47,10 +44,7 @@ class Pair(Protocol):
     """One agent per model, which may share what the episode has seen; `hold` pays their calls."""
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], Agent]:
-    """Starts the model that a zero-shot router asks, with a task, a seed and what pays for it.
-
-    Raises ValueError if it has no price.
-    """
+    """What starts the model that a zero-shot router asks. Raises ValueError without its price."""
 
   def stop(self) -> None:
     """Makes the calls in flight the last: nothing is tried again, and nothing waited for."""
@@ -85,11 +79,10 @@ def parse_action(reply: str, code: bool = False) -> str | None:
   It is the rest of the line after the last "Action:". With `code` it is the first fenced block
   after the first "Action:", or all that follows where nothing is fenced.
   """
+  _, marker, after = reply.partition("Action:") if code else reply.rpartition("Action:")
   if code:
-    _, marker, after = reply.partition("Action:")
     block = _FENCED.search(after)
     action = (block[1] if block else after).strip()
-    return action if marker and action else None
-  _, marker, after = reply.rpartition("Action:")
-  lines = after.strip().splitlines()
-  return lines[0].strip() if marker and lines else None
+  else:
+    action = (after.strip().splitlines() or [""])[0].strip()
+  return action if marker and action else None
