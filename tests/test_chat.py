@@ -1,5 +1,6 @@
 """API models: the real client against a stand-in on loopback that fails as it is told."""
 
+import contextlib
 import datetime
 import email.utils
 import functools
@@ -21,7 +22,7 @@ from baar_jax.llms.endpoints import endpoints, read_answer, read_text, read_usag
 from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, hold, unlimited
 
-PRICES = Price(1.0, 0.5, 4.0), Price(10.0, 5.0, 40.0, cache_write=12.0)
+PRICES = (1.0, 0.5, 4.0), (10.0, 5.0, 40.0, 12.0)  # input, cached, output, cache write
 TASK = Task("t1", "train", "Do it.", 10)
 MESSAGES = [{"role": "system", "content": "Act."}, {"role": "user", "content": "Sée?"}]
 # The stand-in counts 4 characters a token and 3 a message: 1 + 3 and 1 + 3 in, and for
@@ -38,29 +39,26 @@ def start(tmp_path, monkeypatch):
   """start(retries=...): a stand-in, and a pair that asks it and notes its calls."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   monkeypatch.setattr("baar_jax.llms.chat.random.random", lambda: 0.5)
-  opened, servers = [], []
+  servers = []
 
-  def starting(prices=PRICES, standin=None, waits=False, **settings):
-    server = standin or StandIn()
+  def starting(standin=None, fault=lambda *_: None, waits=False, **settings):
+    server = standin or StandIn(fault=fault)
     if server not in servers:
       servers.append(server)
-      running = server.running()
-      running.__enter__()
-      opened.append(lambda: running.__exit__(None, None, None))
+      stack.enter_context(server.running())
     values = {"base_urls": (server.url,), "max_completion_tokens": 50, "timeout_s": 5.0}
-    config = ModelsConfig(kind="chat", names=("small", "large"), **(values | settings))
-    calls = Calls(tmp_path / "episodes.sqlite")
-    slept = []
-    pair = ChatPair(config, prices, calls)
+    values |= {"names": ("small", "large"), "prices": PRICES}
+    pair = ChatPair(
+      ModelsConfig(kind="chat", **(values | settings)), Calls(tmp_path / "episodes.sqlite")
+    )
+    stack.callback(pair.close)
+    pair.slept = []
     if not waits:
-      pair.sleep = slept.append
-    opened.append(pair.close)
-    pair.slept = slept
+      pair.sleep = pair.slept.append
     return server, pair
 
-  yield starting
-  for close in reversed(opened):
-    close()
+  with contextlib.ExitStack() as stack:
+    yield starting
 
 
 def faults(*names):
@@ -139,13 +137,13 @@ def test_what_was_never_sent_is_free(start, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["empty", "silent"])
 def test_an_answer_without_content_is_tried_again_and_paid_for(start, tmp_path, fault):
-  _, pair = start(standin=StandIn(fault=faults(fault)))
+  _, pair = start(fault=faults(fault))
   assert lost_usd(ask(pair)) == (REPLY_USD, 0.0)
   assert spent(tmp_path) == Spent((CACHED_USD, 0.0), REPLY_USD)
 
 
 def test_an_answer_that_cannot_be_priced_ends_the_run(start, tmp_path):
-  server, pair = start(standin=StandIn(fault=lambda *_: "unpriced"))
+  server, pair = start(fault=lambda *_: "unpriced")
   budget = DollarBudget(1.0)
   with pytest.raises(ValueError, match="whose usage is missing or impossible") as error:
     ask(pair, run=budget)
@@ -155,14 +153,14 @@ def test_an_answer_that_cannot_be_priced_ends_the_run(start, tmp_path):
 
 def test_a_reply_that_is_all_reasoning_is_the_agent_s_mistake(start, tmp_path):
   """Cut at the limit before any content: paid for once, and not asked for again."""
-  server, pair = start(standin=StandIn(fault=lambda *_: "cut"))
+  server, pair = start(fault=lambda *_: "cut")
   reply = ask(pair)
   assert (reply.text, reply.call.usage, reply.lost) == ("", USAGE, ())
   assert len(server.seen) == 1 and spent(tmp_path) == Spent((REPLY_USD, 0.0))
 
 
 def test_a_bill_above_the_bound_is_counted_and_ends_the_run(start, tmp_path):
-  server, pair = start(standin=StandIn(fault=lambda *_: "dear"))
+  server, pair = start(fault=lambda *_: "dear")
   budget = DollarBudget(1.0)
   with pytest.raises(ValueError) as error:
     ask(pair, run=budget)
@@ -210,7 +208,7 @@ def test_retries_are_bounded(start, tmp_path):
 )
 def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, error, message):
   monkeypatch.setenv("MY_KEY", "sk-secret")
-  server, pair = start(standin=StandIn(fault=lambda *_: fault), key_variables=("MY_KEY",))
+  server, pair = start(fault=lambda *_: fault, key_variables=("MY_KEY",))
   budget = DollarBudget(1.0)
   with pytest.raises(error, match=f"^small at 127.0.0.1 .*{message}") as raised:
     ask(pair, run=budget)
@@ -248,7 +246,7 @@ def test_calls_of_a_model_at_a_time_are_limited(start):
 
 def test_a_recorded_reply_is_not_asked_for_again(start):
   """A task's budget pays for it again, and the run's does not."""
-  server, pair = start(standin=StandIn(fault=faults("empty")))
+  server, pair = start(fault=faults("empty"))
   first = ask(pair)
   _, again = start(standin=server)  # as another process would
   task, run = DollarBudget(1.0), DollarBudget(1.0)
@@ -258,7 +256,7 @@ def test_a_recorded_reply_is_not_asked_for_again(start):
   assert (reply.text, reply.call.usage, reply.lost) == (first.text, first.call.usage, first.lost)
   assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
   assert run.settled_usd == 0.0
-  _, corrected = start(standin=server, prices=(Price(3.0, 1.5, 12.0), PRICES[1]))
+  _, corrected = start(standin=server, prices=((3.0, 1.5, 12.0), PRICES[1]))
   assert ask(corrected).call.cost_usd == pytest.approx(3 * CACHED_USD, rel=1e-12)
 
 
@@ -299,7 +297,7 @@ def test_a_call_that_fits_exactly_is_made_and_a_larger_one_is_not(start):
 
 
 def test_a_retry_that_does_not_fit_is_not_made(start, tmp_path):
-  server, pair = start(standin=StandIn(fault=lambda *_: "drop"))
+  server, pair = start(fault=lambda *_: "drop")
   task, run = DollarBudget(1.0), DollarBudget(2.5 * BOUND_USD)
   with pytest.raises(CapReached):
     ask(pair, task=task, run=run)
@@ -442,7 +440,7 @@ COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
   ],
 )
 def test_what_an_answer_tells(body, unknown, fatal):
-  outcome = read_answer(body, PRICES[0])
+  outcome = read_answer(body, Price(*PRICES[0]))
   assert (outcome.kind == "presumed", outcome.fatal) == (unknown, fatal)
   assert (outcome.text == "Go.") == (not unknown)
 

@@ -22,11 +22,10 @@ from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, Calls
-from baar_jax.llms.endpoints import Endpoint, Outcome, endpoints, read_answer, read_refusal
-from baar_jax.llms.prices import Price, prices_of
+from baar_jax.llms.endpoints import Outcome, endpoints, read_answer, read_refusal
+from baar_jax.llms.prices import prices_of
 
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
-LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more ends the run
 TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
 # The HTTP library's names of what goes wrong before a request has left.
 NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
@@ -39,25 +38,19 @@ class ChatPair(Pair):
 
   kind = "chat"
 
-  def __init__(self, config: ModelsConfig, prices: tuple[Price, ...], calls: Calls):
-    """Opens no connection yet. Raises ValueError if a key is missing."""
-    self.names, self.prices, self.calls = config.names, prices, calls
-    self.stopping = threading.Event()
+  def __init__(self, config: ModelsConfig, calls: Calls):
+    """Opens no connection yet. Raises ValueError if a price or a key is missing."""
+    self.names, self.prices = config.names, prices_of(config.names, config.prices)
+    self.calls, self.stopping = calls, threading.Event()
     self.sleep = self.stopping.wait
-    self.models: list[ChatModel] = []  # the judge's comes last
-    for endpoint, price in zip(endpoints(config), prices):
-      self._open(endpoint, price, config)
-
-  def _open(self, endpoint: Endpoint, price: Price, config: ModelsConfig) -> "ChatModel":
-    self.models.append(ChatModel(self, len(self.models), endpoint, price, config))
-    return self.models[-1]
+    self.models = [ChatModel(self, config, i) for i in range(len(self.names))]
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ChatAgent"]:
     return [ChatAgent(model, task, seed, hold) for model in self.models[: len(self.names)]]
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ChatAgent"]:
-    price, *_ = prices_of(config.names, config.prices)
-    return functools.partial(ChatAgent, self._open(endpoints(config)[0], price, config))
+    self.models.append(ChatModel(self, config, 0, recorded_as=len(self.names)))
+    return functools.partial(ChatAgent, self.models[-1])
 
   def stop(self) -> None:
     self.stopping.set()
@@ -72,10 +65,13 @@ class ChatModel:
   """One model at its endpoint; shared by all episodes and their threads."""
 
   def __init__(
-    self, pair: ChatPair, index: int, endpoint: Endpoint, price: Price, config: ModelsConfig
+    self, pair: ChatPair, config: ModelsConfig, place: int, recorded_as: int | None = None
   ):
-    self._pair, self._index, self._endpoint = pair, index, endpoint
-    self.price, self.config, self.find = price, config, pair.calls.find
+    """Takes the configuration's model at `place`; its calls are recorded under that index."""
+    self._pair, self._index = pair, place if recorded_as is None else recorded_as
+    self._endpoint = endpoint = endpoints(config)[place]
+    self.price = prices_of(config.names, config.prices)[place]
+    self.config, self.find = config, pair.calls.find
     self._slots = threading.BoundedSemaphore(config.concurrency)
     self.client = openai.OpenAI(
       base_url=endpoint.base_url, api_key=endpoint.key(), timeout=config.timeout_s, max_retries=0
@@ -126,9 +122,6 @@ class ChatModel:
         raise ValueError(f"{where} {outcome.problem}")
       if outcome.hopeless:
         break
-      if outcome.wait_s > LONGEST_RETRY_AFTER_S:
-        wait = f"asks to wait {outcome.wait_s:.0f} s: the same command goes on then"
-        raise ValueError(f"{where} {outcome.problem} and {wait}")
       if attempt < self.config.retries:
         backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
         self._pair.sleep(outcome.wait_s + backoff_s)

@@ -19,6 +19,7 @@ OPENAI_URL, OPENAI_KEY = "https://api.openai.com/v1", "OPENAI_API_KEY"
 NO_KEY = "none"  # what an endpoint without keys is sent: the protocol wants some
 RETRIED = (408, 409, 429)  # and all from 500 on
 UNKNOWN = (408, 502, 504, 524)  # lost behind the endpoint: the model may have been at work
+LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more ends the run
 LONGEST_COMPLAINT = 200  # characters of an endpoint's message in an error
 
 
@@ -109,7 +110,11 @@ def read_refusal(
     return Outcome(FAILED, "answered 429: this account's quota is used up", fatal=True)
   if status in RETRIED or status >= 500:
     kind = PRESUMED if status in UNKNOWN else FAILED
-    return Outcome(kind, f"answered {status}", wait_s=read_wait_s(retry_after))
+    wait_s, problem = read_wait_s(retry_after), f"answered {status}"
+    if wait_s > LONGEST_RETRY_AFTER_S:
+      wait = f"asks to wait {wait_s:.0f} s: the same command goes on then"
+      return Outcome(kind, f"{problem} and {wait}", fatal=True)
+    return Outcome(kind, problem, wait_s=wait_s)
   variable = endpoint.variable or "a variable that --config.models.key_variables names"
   problem = f"{complaint}; see --config.models (its key is in {variable})"
   if status in (401, 403):  # the endpoint's message may quote a part of the key

@@ -169,12 +169,11 @@ class ScriptedPair(Pair):
 
   kind = "scripted"
 
-  def __init__(self, names: tuple[str, ...], errors: Errors, prices: Sequence[Price] = ()):
-    """Takes list prices where none are given. Raises ValueError if a model has none."""
-    if len(names) != 2:
-      raise ValueError(f"the scripted pair needs 2 model names, got {len(names)}: {names}")
-    self.names, self.prices = names, tuple(prices) or prices_of(names)
-    self._errors = errors
+  def __init__(
+    self, names: tuple[str, str], errors: Errors, prices: Sequence[Sequence[float]] = ()
+  ):
+    """Takes `ModelsConfig.prices`. Raises ValueError if a model has none."""
+    self.names, self.prices, self._errors = names, prices_of(names, prices), errors
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ScriptedAgent"]:
     shared = self._errors, env, task, seed, {}, hold
