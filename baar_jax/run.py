@@ -27,9 +27,8 @@ from baar_jax.llms.calls import read_spent
 from baar_jax.mesh import exchange, join, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
-from baar_jax.rollout.live import Job, Policy
+from baar_jax.rollout.live import Job, Policy, always
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import always
 from baar_jax.router.build import check_pretrained
 from baar_jax.store import Store
 

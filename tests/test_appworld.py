@@ -21,9 +21,8 @@ from baar_jax.envs.base import Oracle, spread
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL
 from baar_jax.llms.scripted import AppWorldErrors, ScriptedPair
-from baar_jax.rollout.live import Job
+from baar_jax.rollout.live import Job, always
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import always
 from baar_jax.stages import setup
 
 ROOT = Path(__file__).parents[1]

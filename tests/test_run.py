@@ -11,8 +11,7 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.rollout.live import Job
-from baar_jax.rollout.policies import always
+from baar_jax.rollout.live import Job, always
 from baar_jax.run import Run
 from baar_jax.stages import bopo, pretrain, profile, references, sft
 

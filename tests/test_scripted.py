@@ -12,9 +12,8 @@ from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import Lapse, SandboxErrors, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.live import Job
+from baar_jax.rollout.live import Job, always
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import always
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()

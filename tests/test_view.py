@@ -48,7 +48,7 @@ def last_text(view, decode, episode, task=TASK) -> str:
 def live_window(view, episode, s):
   """What the router reads before step s, while the episode runs."""
   calls, usd = episode.call_budget, episode.usd_budget
-  live = Live(Job(TASK, 0), None, calls and CallBudget(calls), usd and DollarBudget(usd))
+  live = Live(Job(TASK, 0), None, CallBudget(calls), usd and DollarBudget(usd))
   live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
   return view.live_window(live)
 

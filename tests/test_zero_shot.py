@@ -42,8 +42,7 @@ def paper_view(router_config, tokenizer_dir):
 
 
 def live(make_task, steps=(), K=None):
-  budget = None if K is None else CallBudget(K)
-  state = Live(Job(make_task(), 0), None, budget)
+  state = Live(Job(make_task(), 0), None, CallBudget(K))
   state.observation, state.steps = "see lamp 9", list(steps)
   return state
 

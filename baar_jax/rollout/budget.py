@@ -22,14 +22,13 @@ class CapReached(RuntimeError):
 class CallBudget:
   """At most `limit` calls of models dearer than SMALL (paper: K of the hard-budget setting).
 
-  A call costs 1, or 0 for SMALL. `reserve` takes it before it is made, and `settle` gives it back
-  if it never was.
+  None is no limit. A call is reserved before it is made, and given back if it never was.
   """
 
-  def __init__(self, limit: int):
-    if limit < 0:
+  def __init__(self, limit: int | None):
+    if limit is not None and limit < 0:
       raise ValueError(f"a call budget must be >= 0, got {limit}")
-    self.limit = self.remaining = limit
+    self.limit, self.remaining = limit, math.inf if limit is None else limit
 
   def allows(self, model: int) -> bool:
     """Whether a call of the model fits: cost > remaining is pruned.
@@ -52,7 +51,7 @@ class CallBudget:
 
 @dataclasses.dataclass(eq=False)
 class Reservation:
-  usd: Fraction  # held for a call in flight
+  most: Fraction  # dollars that are held for a call in flight
 
 
 class DollarBudget:
@@ -66,8 +65,7 @@ class DollarBudget:
   def __init__(self, limit_usd: float):
     if not 0 <= limit_usd < math.inf:
       raise ValueError(f"a dollar budget must be >= 0 and finite, got {limit_usd}")
-    self.limit_usd = limit_usd
-    self._settled = Fraction(0)
+    self.limit_usd, self._settled = limit_usd, Fraction(0)
     self._open: set[Reservation] = set()
     self._changed = threading.Condition()
 
@@ -92,15 +90,14 @@ class DollarBudget:
 
     Returns None if it does not fit even when all reservations are given back.
     """
-    most = _exact(usd)
+    reservation = Reservation(_exact(usd))
     with self._changed:
-      while most > self._free():
-        if most > self._free() + self._reserved():
+      while reservation.most > self._free():
+        if reservation.most > _exact(self.limit_usd) - self._settled:
           return None
         self._changed.wait()
-      reservation = Reservation(most)
       self._open.add(reservation)
-      return reservation
+    return reservation
 
   def settle(self, reservation: Reservation, usd: float) -> None:
     """Closes a reservation with the cost of its call. Raises ValueError if it is closed."""
@@ -117,18 +114,14 @@ class DollarBudget:
     with self._changed:
       self._settled += _exact(usd)
 
-  def _reserved(self) -> Fraction:
-    return sum((reservation.usd for reservation in self._open), Fraction(0))
-
   def _free(self) -> Fraction:
-    return _exact(self.limit_usd) - self._settled - self._reserved()
+    held = sum((reservation.most for reservation in self._open), Fraction(0))
+    return _exact(self.limit_usd) - self._settled - held
 
 
 @dataclasses.dataclass
 class Cost:
-  """Dollars that a call did cost, to be set while its worst case is held."""
-
-  usd: float = 0.0
+  usd: float = 0.0  # that a call did cost, to be set while its worst case is held
 
 
 @contextlib.contextmanager
@@ -148,9 +141,9 @@ def hold(
         continue
       reservation = budget.reserve(usd)
       if reservation is None:
+        left_usd = budget.limit_usd - budget.settled_usd
         raise refusal(
-          f"a call may cost ${usd:.6f}, and ${budget.limit_usd - budget.settled_usd:.6f} is left "
-          f"of ${budget.limit_usd:g}"
+          f"a call may cost ${usd:.6f}, and ${left_usd:.6f} is left of ${budget.limit_usd:g}"
         )
       stack.callback(lambda budget=budget, held=reservation: budget.settle(held, cost.usd))
     yield cost

@@ -14,25 +14,18 @@ OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One line of the evaluation.
+  """One line of the evaluation: a policy under a budget."""
 
-  Attributes:
-    family: one of `entries`' table; points of one family make one frontier.
-    parameters: of the policy within its family, such as {"p": 0.25} or {"lam": 0.3,
-      "threshold": 0.5}; "share" stands for a threshold that training episodes have set.
-    policy: the name under which its episodes are stored.
-    call_budget: K, or None for no cap on LARGE calls.
-    unlimited: under a call budget, the name of the same policy without one, if the policy is not
-      shown its budget and so makes the same decisions until the budget is spent.
-    usd_budget: B_max in dollars, or None for no cap.
-  """
-
-  family: str
+  family: str  # of `entries`' table; points of one family make one frontier
+  # Of the policy within its family, such as {"p": 0.25} or {"lam": 0.3, "threshold": 0.5}; "share"
+  # stands for a threshold that training episodes have set.
   parameters: dict[str, float]
-  policy: str
-  call_budget: int | None = None
+  policy: str  # the name under which its episodes are stored
+  call_budget: int | None = None  # K; None is no cap on large calls
+  # Under a call budget, the name of the same policy without one, if the policy is not shown its
+  # budget and so makes the same decisions until the budget is spent.
   unlimited: str | None = None
-  usd_budget: float | None = None
+  usd_budget: float | None = None  # B_max; None is no cap on dollars
 
 
 def entries(config: Config) -> list[Entry]:
@@ -66,12 +59,11 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
   """Family and training parameters of every trained router."""
   c, rivals = config, config.baselines.rivals
   rollouts, steps = {"update": c.bopo.updates}, {"update": c.baselines.updates}
-  vanilla = c.bopo.lam if "vanilla" in rivals else ()
   return [
     ("sft", {"update": c.sft.updates}),
     *(("bopo", {"lam": lam} | rollouts) for lam in c.bopo.lam),
     *((family, steps) for family in ("cascade", "single-turn") if family in rivals),
-    *(("vanilla", {"lam": lam} | rollouts) for lam in vanilla),
+    *(("vanilla", {"lam": lam} | rollouts) for lam in c.bopo.lam if "vanilla" in rivals),
     *((ablation, {"lam": compared_lam(c)} | rollouts) for ablation in c.baselines.ablations),
   ]
 

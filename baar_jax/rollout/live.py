@@ -1,13 +1,15 @@
-"""A live episode: what a policy sees of it, and what it answers."""
+"""A live episode, what a policy answers to it, and the policies that need no training."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 
 from baar_jax.envs.base import Env
-from baar_jax.episode import Call, Reply, Step, Task
+from baar_jax.episode import LARGE, SMALL, Call, Reply, Step, Task
 from baar_jax.llms import agent
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL, FIRST_LARGE, Entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,21 +22,13 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-  """A policy's choice: the model, its log-probability if sampled, and what deciding cost."""
+  """The choice of a model, its log-probability if sampled, and what deciding took."""
 
   model: int
   logp: float | None = None
   cost_usd: float = 0.0
   latency_s: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgeReply:
-  """What a model answered that was asked which one should act, the calls, and their seconds."""
-
-  model: int
-  calls: list[Call]
-  latency_s: float = 0.0
+  calls: Sequence[Call] = ()  # of a judge that was asked
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,8 +41,8 @@ class Live:
 
   job: Job
   env: Env  # runs this episode alone
-  call_budget: CallBudget | None = None  # None is no cap, also below
-  dollar_budget: DollarBudget | None = None
+  call_budget: CallBudget = dataclasses.field(default_factory=lambda: CallBudget(None))
+  dollar_budget: DollarBudget | None = None  # None is no cap, also below
   run_budget: DollarBudget | None = None
   restarts: int = 0  # how often it began again because its environment died
   agents: Sequence[agent.Agent] = ()  # one per model
@@ -57,7 +51,9 @@ class Live:
   observation: str = ""
   allowed: Sequence[int] = ()  # models whose next call fits, ascending; none ends the episode
   proposal_reply: Reply | None = None  # SMALL's, to a cascade for the next step; it is paid for
-  judged: JudgeReply | None = None  # a judge's answer for the next step
+  judged: Decision | None = None  # a judge's for the next step, with its calls
+  decision: Decision = Decision(SMALL)  # for the next step, as the loop has taken it
+  rest: Iterator[None] | None = None  # plays what is left of the episode, decision by decision
   stop: str = ""  # with `score`, set when the episode is over
   score: float = 0.0
 
@@ -67,7 +63,7 @@ class Live:
 
   @property
   def call_limit(self) -> int | None:
-    return self.call_budget and self.call_budget.limit
+    return self.call_budget.limit
 
   @property
   def usd_limit(self) -> float | None:
@@ -87,23 +83,53 @@ class Live:
 
 
 class Policy:
-  """Chooses a model for each of the episodes that are ready.
+  """Chooses a model for each of the episodes that are ready: by a rule, if a class does no more."""
 
-  `name` is part of the episodes' key: it carries every parameter and checkpoint.
-  """
-
-  name: str
+  def __init__(self, name: str, rule: Callable[[Live], int]):
+    self.name = name  # part of the episodes' key: it carries every parameter and checkpoint
+    self._rule = rule
 
   def prepare(self, live: Live) -> None:
-    """Asks models for what the next decision needs. By default nothing is needed.
+    """Asks models for what the next decision needs; it may set `proposal_reply` or `judged`.
 
-    It sets `live.proposal_reply` or `live.judged`. Called in a worker thread before an episode is
-    ready, unless a budget leaves it no choice. May raise what `Agent.reply` does.
+    Called in a worker thread, unless a budget leaves no choice. May raise what `Agent.reply` does.
     """
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """One decision per episode; a model that a budget forbids gives way to a cheaper one."""
-    raise NotImplementedError
+    return [Decision(self._rule(live)) for live in ready]
 
   def finish(self, live: Live) -> None:
     """Forgets an episode that ended or starts again. By default nothing was kept."""
+
+
+def always(model: int, name: str) -> Policy:
+  """The same model at every step."""
+  return Policy(name, lambda live: model)
+
+
+def random_rule(live: Live, p: float) -> int:
+  """LARGE with probability p, else SMALL; the draw depends on task, seed and step."""
+  key = f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}"
+  return LARGE if random.Random(key).random() < p else SMALL
+
+
+def oracle_rule(live: Live) -> int:
+  """LARGE exactly where the scripted SMALL is more likely to fail than not.
+
+  Privileged: it reads the error model of the scripted pair, so it is an upper bound to compare
+  with and never a router.
+  """
+  return LARGE if live.agents[SMALL].error_rate() > 0.5 else SMALL
+
+
+def rule_policy(entry: Entry) -> Policy | None:
+  """The policy of an entry that is neither trained nor computed nor asks a judge, else None."""
+  rules = {
+    ALWAYS_SMALL: lambda live: SMALL,
+    ALWAYS_LARGE: lambda live: LARGE,
+    FIRST_LARGE: lambda live: LARGE,  # as long as its budget allows
+    "random": lambda live: random_rule(live, entry.parameters["p"]),
+    "oracle": oracle_rule,
+  }
+  return Policy(entry.policy, rules[entry.family]) if entry.family in rules else None

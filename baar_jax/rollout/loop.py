@@ -3,7 +3,7 @@
 import dataclasses
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from baar_jax.envs.base import Env, EnvDied
@@ -27,241 +27,188 @@ def run_episodes(
 ) -> Iterator[Episode]:
   """Runs episodes, as many at a time as there are environments, and yields each as it ends.
 
-  The caller's thread is the only one that decides; model calls and environment steps run in
-  worker threads, and a slow one delays its own episode only.
-
-  Args:
-    jobs: may repeat tasks; an environment is given the task that it holds where possible.
-    policy: decides for all episodes that are ready at once.
-    call_budget: cap on large calls of each episode; None is no cap.
-    usd_budget: cap on dollars of each episode; one that cannot go on within it stops as "budget".
-    cap: on dollars of all episodes, these and others; None is no cap.
-
-  Yields:
-    Finished episodes. One whose environment died more than `RESTARTS` times, or whose model gave
-    no answer, has a stop of "error:..." and must not be stored as a result.
-
-  Raises:
-    CapReached: a call did not fit the cap; after all episodes that could be finished within it.
+  The caller's thread decides, for all that are ready at once; `_play` runs in worker threads, and a
+  slow episode delays no other. Large calls and dollars of each episode are capped by `call_budget`
+  and `usd_budget`, the dollars of all, these and others, by `cap`. An episode whose environment
+  died more than `RESTARTS` times, or whose model gave no answer, stops as "error:..." and must not
+  be stored. Raises CapReached after all episodes that could be finished within the cap.
   """
-  loop = _Loop(jobs, policy, pair, envs, call_budget, usd_budget, cap)
+  waiting, stopped = _by_task(jobs), None
+  events: queue.SimpleQueue[tuple[Live, Exception | None]] = queue.SimpleQueue()  # see `_go_on`
+  workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
+
+  def begin(job: Job, env: Env, restarts: int = 0) -> None:
+    dollars = None if usd_budget is None else DollarBudget(usd_budget)
+    live = Live(job, env, CallBudget(call_budget), dollars, cap, restarts)
+    live.rest = _play(live, pair, policy)
+    workers.submit(_go_on, live, events)
+
   try:
-    stopped = yield from loop.run()
-  except BaseException:  # Ctrl-C, an abandoned loop, or a bug: nobody waits for replies
-    pair.stop()
-    raise
-  finally:
-    loop.workers.shutdown(wait=True, cancel_futures=True)
-  if stopped:
-    raise stopped
-
-
-class _Loop:
-  """One call of `run_episodes`: the jobs that wait, and the events of the live episodes.
-
-  An event is (live, error): a worker has finished its part of an episode, or raised the error.
-  """
-
-  def __init__(self, jobs, policy, pair, envs, call_budget, usd_budget, cap):
-    self.policy, self.pair, self.envs = policy, pair, envs
-    self.call_budget, self.usd_budget, self.run_budget = call_budget, usd_budget, cap
-    self.waiting: dict[str, deque[Job]] = {}  # by task
-    for job in jobs:
-      self.waiting.setdefault(job.task.id, deque()).append(job)
-    self.events: queue.SimpleQueue[tuple[Live, Exception | None]] = queue.SimpleQueue()
-    self.workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
-
-  def run(self) -> Iterator[Episode]:
-    """Yields the episodes; returns the exception of a cap that was reached, else None."""
-    stopped: CapReached | None = None
-    live_count = min(len(self.envs), sum(map(len, self.waiting.values())))
-    for env in self.envs[:live_count]:
-      self.begin(self.next_job(None), env)
+    live_count = min(len(envs), sum(map(len, waiting.values())))
+    for env in envs[:live_count]:
+      begin(_take(waiting), env)
     while live_count:
-      events, ready = [self.events.get()], []
-      while not self.events.empty():
-        events.append(self.events.get())
-      for live, error in events:
-        if error is None and not live.stop:
-          ready.append(live)
-          continue
-        self.policy.finish(live)
+      ready, ended = _wait(events)
+      for live, error in ended:
+        policy.finish(live)
         if isinstance(error, EnvDied) and live.restarts < RESTARTS:
-          self.begin(live.job, live.env, live.restarts + 1)
+          begin(live.job, live.env, live.restarts + 1)
           continue
         if isinstance(error, CapReached):
           stopped = error
         elif error and not isinstance(error, EnvDied | agent.NoAnswer):
           raise error  # a bug
         else:
-          yield _episode(live, self.policy.name, error)
-        if self.waiting and not stopped:
-          self.begin(self.next_job(live.task.id), live.env)
+          yield _episode(live, policy.name, error)
+        if waiting and not stopped:
+          begin(_take(waiting, live.task.id), live.env)
         else:
           live_count -= 1
-      self.dispatch(ready)
-    return stopped
-
-  def begin(self, job: Job, env: Env, restarts: int = 0) -> None:
-    """Starts an episode in an environment."""
-    live = Live(job, env, run_budget=self.run_budget, restarts=restarts)
-    if self.call_budget is not None:
-      live.call_budget = CallBudget(self.call_budget)
-    if self.usd_budget is not None:
-      live.dollar_budget = DollarBudget(self.usd_budget)
-    self.submit(live, _reset, self.pair, self.policy)
-
-  def dispatch(self, ready: Sequence[Live]) -> None:
-    """Asks the policy where the budgets leave a choice, and has the chosen models act."""
-    free = [live for live in ready if len(live.allowed) > 1]
-    chosen = dict(zip(free, self.policy.choose(free))) if free else {}
-    for live in ready:
-      if live.allowed:
-        decision = chosen.get(live, Decision(live.allowed[0]))
-        self.submit(live, _act, _cheaper(decision, live.allowed), self.policy)
-      else:
-        self.submit(live, _stop, "budget")
-
-  def submit(self, live: Live, work: Callable[..., None], *args) -> None:
-    """Has a worker do the next part of an episode."""
-
-    def run():
-      try:
-        work(live, *args)
-        self.events.put((live, None))
-      except Exception as error:
-        self.events.put((live, error))
-
-    self.workers.submit(run)
-
-  def next_job(self, held: str | None) -> Job:
-    """The next job of the task that an environment holds, else of the first task that waits."""
-    task_id = held if held in self.waiting else next(iter(self.waiting))
-    jobs = self.waiting.pop(task_id)
-    job = jobs.popleft()
-    if jobs:
-      self.waiting[task_id] = jobs  # at the end: other environments take other tasks
-    return job
+      _decide(ready, policy)
+      for live in ready:
+        workers.submit(_go_on, live, events)
+  except BaseException:  # Ctrl-C, an abandoned loop, or a bug: nobody waits for replies
+    pair.stop()
+    raise
+  finally:
+    workers.shutdown(wait=True, cancel_futures=True)
+  if stopped:
+    raise stopped
 
 
-def _cheaper(decision: Decision, allowed: Sequence[int]) -> Decision:
-  """The decision, for the dearest model below where a budget forbids its own."""
-  if decision.model in allowed:
-    return decision
-  below = [model for model in allowed if model < decision.model]
-  return dataclasses.replace(decision, model=below[-1] if below else allowed[0], logp=None)
+def _by_task(jobs: Iterable[Job]) -> dict[str, deque[Job]]:
+  waiting: dict[str, deque[Job]] = {}
+  for job in jobs:
+    waiting.setdefault(job.task.id, deque()).append(job)
+  return waiting
 
 
-def _reset(live: Live, pair: agent.Pair, policy: Policy) -> None:
+def _take(waiting: dict[str, deque[Job]], held: str = "") -> Job:
+  """The next job of the task that an environment holds, else of the first task that waits."""
+  task_id = held if held in waiting else next(iter(waiting))
+  jobs = waiting.pop(task_id)
+  job = jobs.popleft()
+  if jobs:
+    waiting[task_id] = jobs  # at the end: other environments take other tasks
+  return job
+
+
+def _wait(events: queue.SimpleQueue) -> tuple[list[Live], list[tuple[Live, Exception | None]]]:
+  """All episodes that wait for a decision, at least one event long, and those that have ended."""
+  arrived = [events.get()]
+  arrived += [events.get() for _ in range(events.qsize())]
+  ready = [live for live, error in arrived if error is None and not live.stop]
+  return ready, [(live, error) for live, error in arrived if error or live.stop]
+
+
+def _decide(ready: Sequence[Live], policy: Policy) -> None:
+  """Asks the policy where the budgets leave a choice."""
+  free = [live for live in ready if len(live.allowed) > 1]
+  for live, decision in zip(free, policy.choose(free) if free else ()):
+    live.decision = decision
+
+
+def _go_on(live: Live, events: queue.SimpleQueue) -> None:
+  """Plays to the next decision or to the end, in a worker thread; reports (live, error or None)."""
+  try:
+    next(live.rest, None)
+    events.put((live, None))
+  except Exception as error:
+    events.put((live, error))
+
+
+def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
+  """One episode, from its reset to its score, in worker threads; each `yield` waits for a decision.
+
+  What the policy may see of it and what it brings are in `live`.
+  """
   live.observation = live.env.reset(live.task.id)
   live.agents = pair.start(live.env, live.task, live.job.seed, live.hold)
   live.messages = agent.open_conversation(live.env.system_prompt, live.task, live.observation)
-  _prepare(live, policy)
+  while not live.stop:
+    _prepare(live, policy)
+    yield
+    reply = _ask(live)
+    if reply is None:
+      live.stop = "budget"
+      break
+    action = agent.parse_action(reply.text, live.env.code_actions)
+    observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
+    live.steps.append(_step(live, reply, action or ""))
+    agent.extend(live.messages, reply.text, observation)
+    live.observation = observation
+    if done or len(live.steps) >= live.task.max_steps:
+      live.stop = "done" if done else "max_steps"
+  live.score = live.env.score()
 
 
 def _prepare(live: Live, policy: Policy) -> None:
   """Sets the allowed models, and has the policy ask for what its decision needs.
 
-  If that spends the budget, only SMALL is left.
+  If that spends the budget, only SMALL is left. The decision is what the budgets leave, until the
+  policy takes another.
   """
   live.proposal_reply = live.judged = None
   live.allowed = _allowed(live)
-  if len(live.allowed) < 2:
-    return
-  try:
-    policy.prepare(live)
-    live.allowed = _allowed(live)
-  except BudgetSpent:
-    live.allowed = [model for model in _allowed(live) if model == SMALL]
+  if len(live.allowed) > 1:
+    try:
+      policy.prepare(live)
+      live.allowed = _allowed(live)
+    except BudgetSpent:
+      live.allowed = [model for model in _allowed(live) if model == SMALL]
+  live.decision = Decision(min(live.allowed, default=SMALL))
 
 
 def _allowed(live: Live) -> list[int]:
   """The models whose next call fits the episode's budgets, whatever it will cost."""
 
   def fits(model: int) -> bool:
-    if live.call_budget is not None and not live.call_budget.allows(model):
+    if not live.call_budget.allows(model):
       return False
-    budget = live.dollar_budget
-    if budget is None or (model == SMALL and live.proposal_reply):  # a proposal is paid for
+    if live.dollar_budget is None or (model == SMALL and live.proposal_reply):  # which is paid for
       return True
-    return budget.allows(live.agents[model].bound_usd(live.messages, len(live.steps)))
+    return live.dollar_budget.allows(live.agents[model].bound_usd(live.messages, len(live.steps)))
 
   return [model for model in range(len(live.agents)) if fits(model)]
 
 
-def _act(live: Live, decision: Decision, policy: Policy) -> None:
-  """One model call and one environment step.
+def _ask(live: Live) -> Reply | None:
+  """The reply of the chosen model, or of the dearest below it that the budgets allow; else None.
 
-  A model whose attempts have used up what it needs gives way to the dearest below it that fits.
+  `live.decision` becomes that model's. Of SMALL the proposal is taken, if there is one.
   """
-  while True:
+  allowed = live.allowed
+  while allowed:
+    model = max((m for m in allowed if m <= live.decision.model), default=allowed[0])
+    if model != live.decision.model:
+      live.decision = dataclasses.replace(live.decision, model=model, logp=None)
+    if model == SMALL and live.proposal_reply:
+      return live.proposal_reply
+    live.call_budget.reserve(model)
     try:
-      reply = _reply(live, decision.model)
-      break
+      return live.agents[model].reply(live.messages, len(live.steps))
     except BudgetSpent:  # by attempts that brought no answer
-      below = [model for model in _allowed(live) if model < decision.model]
-      if not below:
-        return _stop(live, "budget")
-      decision = _cheaper(decision, below)
-  action = agent.parse_action(reply.text, live.env.code_actions)
-  observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
-  calls, router_latency_s = reply.calls("act"), decision.latency_s
+      live.call_budget.settle(model, made=False)
+      allowed = [cheaper for cheaper in _allowed(live) if cheaper < model]
+  return None
+
+
+def _step(live: Live, reply: Reply, action: str) -> Step:
+  """The record of a step: the decision, the action, and all calls that were made for it."""
+  made, calls, latency_s = live.decision, reply.calls("act"), live.decision.latency_s
   if live.proposal_reply and reply is not live.proposal_reply:
     calls += live.proposal_reply.calls("proposal")
   if live.judged:
     calls += live.judged.calls
-    router_latency_s += live.judged.latency_s
-  live.steps.append(
-    Step(
-      observation=live.observation,
-      model=decision.model,
-      action=action or "",
-      calls=calls,
-      logp=decision.logp,
-      router_cost_usd=decision.cost_usd,
-      router_latency_s=router_latency_s,
-      proposal=live.proposed,
-    )
-  )
-  agent.extend(live.messages, reply.text, observation)
-  live.observation = observation
-  if done or len(live.steps) >= live.task.max_steps:
-    return _stop(live, "done" if done else "max_steps")
-  return _prepare(live, policy)
-
-
-def _reply(live: Live, model: int) -> Reply:
-  """The model's answer; of SMALL the proposal, if there is one. Raises BudgetSpent."""
-  if model == SMALL and live.proposal_reply:
-    return live.proposal_reply
-  if live.call_budget is not None:
-    live.call_budget.reserve(model)
-  try:
-    return live.agents[model].reply(live.messages, len(live.steps))
-  except BudgetSpent:
-    if live.call_budget is not None:
-      live.call_budget.settle(model, made=False)
-    raise
-
-
-def _stop(live: Live, stop: str) -> None:
-  """Ends an episode with the score that it has."""
-  live.score = live.env.score()
-  live.stop = stop
+    latency_s += live.judged.latency_s
+  deciding = made.logp, made.cost_usd, latency_s
+  return Step(live.observation, made.model, action, calls, *deciding, proposal=live.proposed)
 
 
 def _episode(live: Live, policy_name: str, error: Exception | None) -> Episode:
   """The record of an episode that ended, by an error of its environment or a model if any."""
   settled_usd = 0.0 if live.dollar_budget is None else live.dollar_budget.settled_usd
-  lost_usd = round(settled_usd - sum(step.spent_usd for step in live.steps), PLACES)
-  return Episode(
-    task_id=live.task.id,
-    policy=policy_name,
-    seed=live.job.seed,
-    steps=live.steps,
-    score=live.score,
-    stop=live.stop if error is None else f"error:{error}",
-    call_budget=live.call_limit,
-    usd_budget=live.usd_limit,
-    lost_usd=max(0.0, lost_usd),
-  )
+  lost_usd = max(0.0, round(settled_usd - sum(step.spent_usd for step in live.steps), PLACES))
+  stop = live.stop if error is None else f"error:{error}"
+  key, caps = (live.task.id, policy_name, live.job.seed), (live.call_limit, live.usd_limit)
+  return Episode(*key, live.steps, live.score, stop, *caps, lost_usd=lost_usd)

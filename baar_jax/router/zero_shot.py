@@ -9,7 +9,7 @@ from pathlib import Path
 from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL, Task
 from baar_jax.llms.agent import Agent, Hold
-from baar_jax.rollout.live import Decision, JudgeReply, Live, Policy
+from baar_jax.rollout.live import Decision, Live, Policy
 from baar_jax.router.view import View
 
 # Room for a strong model (our choice).
@@ -47,7 +47,8 @@ class ZeroShotPolicy(Policy):
       model = read_answer(reply.text)
       if model is not None:
         break
-    live.judged = JudgeReply(SMALL if model is None else model, calls, time.monotonic() - start)
+    model, latency_s = SMALL if model is None else model, time.monotonic() - start
+    live.judged = Decision(model, latency_s=latency_s, calls=calls)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(live.judged.model) for live in ready]

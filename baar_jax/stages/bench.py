@@ -25,9 +25,8 @@ from baar_jax.config import MARKUP_TOKENS, Config, RouterConfig
 from baar_jax.envs.base import Env
 from baar_jax.envs.sandbox import Rules, Sandbox
 from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
-from baar_jax.rollout.live import Job, Live
+from baar_jax.rollout.live import Job, Live, Policy, random_rule
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import random_large
 from baar_jax.router.build import build_model, load_pretrained
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2Config
@@ -48,6 +47,7 @@ MATMUL_SIZES = 1024, 2048, 4096, 8192
 SEED = 7_000_000  # of episodes that are measured and not stored
 LIVE, WAITING_STEPS, MEDIAN_S, P99_S = 64, 4, 0.5, 5.0  # episodes that wait, and lognormal replies
 Figure = tuple[str, float, str]  # a name that ends in its unit, a value, and a remark
+RANDOM = Policy("bench", lambda live: random_rule(live, 0.5))
 
 
 def main(run: Run) -> None:
@@ -214,7 +214,7 @@ def wait() -> Iterator[Figure]:
   rules = Rules(attempts=WAITING_STEPS + 1)  # nobody opens the lock: episodes end at max_steps
   envs = [Sandbox(1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
   jobs = [Job(envs[0].tasks("test")[0], seed) for seed in range(LIVE)]
-  pair, policy = SimpleNamespace(start=start, stop=lambda: None), random_large(0.5, "bench")
+  pair, policy = SimpleNamespace(start=start, stop=lambda: None), RANDOM
   seconds = fastest_s(lambda: list(run_episodes(jobs, policy, pair, envs)), repeats=0)
   remark = f"{seconds / latency_s_BxS.sum(axis=1).max():.3g} x the longest of {LIVE} live episodes"
   yield "waiting_s", seconds, remark
@@ -224,7 +224,7 @@ def wait() -> Iterator[Figure]:
 
 def run_envs(run: Run) -> Iterator[Figure]:
   """Episodes of the run's environment through the rollout loop, and their actions alone."""
-  tasks, envs, policy = run.tasks("test")[:12], run.envs(), random_large(0.5, "bench")
+  tasks, envs, policy = run.tasks("test")[:12], run.envs(), RANDOM
   for seed in (SEED, SEED + 2):  # in the first round Java still compiles
     jobs, start = [Job(task, seed + i) for task in tasks for i in (0, 1)], time.perf_counter()
     episodes = list(run_episodes(jobs, policy, run.pair, envs))

@@ -1,16 +1,15 @@
 """Stage evaluate: every policy on the held-out tasks, the same way."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
 
 from baar_jax.config import Config
-from baar_jax.episode import SMALL, Task
+from baar_jax.episode import Task
 from baar_jax.report.optimum import Exact
-from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES, FIRST_LARGE, Entry, entries, routers
-from baar_jax.rollout.live import Job, Live, Policy
-from baar_jax.rollout.policies import RulePolicy, always, oracle, random_large
+from baar_jax.rollout.entries import Entry, entries, routers
+from baar_jax.rollout.live import Job, Live, Policy, rule_policy
 from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy, judged_view
@@ -35,8 +34,7 @@ def main(run: Run) -> None:
 
 def test_tasks(run: Run) -> list[Task]:
   """The held-out tasks to evaluate on."""
-  tasks = run.tasks("test")
-  return tasks[: run.config.evaluate.tasks or len(tasks)]
+  return run.tasks("test")[: run.config.evaluate.tasks or None]
 
 
 def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
@@ -63,33 +61,24 @@ class Policies:
 
   def make(self, entry: Entry) -> Policy:
     """The policy of an entry; raises ValueError if its router has not been trained."""
-    name, parameters, c = entry.policy, entry.parameters, self._run.config
-    if entry.family == ALWAYS_SMALL:
-      return always(SMALL, name)
-    if entry.family in (*BOUNDARIES, FIRST_LARGE):
-      return always(len(c.models.names) - 1, name)
-    if entry.family == "random":
-      return random_large(parameters["p"], name)
-    if entry.family == "oracle":
-      return oracle(name)
+    if policy := rule_policy(entry):
+      return policy
+    config = self._run.config
     if entry.family == "optimum":
-      return _optimum(c, parameters["mu"], name)
+      return Policy(entry.policy, _optimal_rule(config, entry.parameters["mu"]))
     if entry.family == "zero-shot":
-      view = judged_view(c.router, self._run.tokenizer)
-      return ZeroShotPolicy(name, self._run.pair.judge(c.baselines.judge), view)
+      view = judged_view(config.router, self._run.tokenizer)
+      return ZeroShotPolicy(entry.policy, self._run.pair.judge(config.baselines.judge), view)
     return self._router(entry)
 
   def _router(self, entry: Entry) -> RouterPolicy:
-    run, parameters = self._run, entry.parameters
-    key = entry.family, parameters.get("lam")
-    if "share" in parameters:
-      decide = Threshold(quantile_threshold(self._p(*key), parameters["share"]))
-    else:
-      decide = Threshold(parameters["threshold"])
-    kind = CascadePolicy if entry.family == "cascade" else RouterPolicy
-    view, model = self._view(entry.family), self._model(*key)
-    settings = run.config.router, decide, run.live_episodes, run.mesh
-    return kind(entry.policy, model, view, *settings)
+    run, family, threshold = self._run, entry.family, entry.parameters.get("threshold")
+    key = family, entry.parameters.get("lam")
+    if threshold is None:
+      threshold = quantile_threshold(self._p(*key), entry.parameters["share"])
+    settings = run.config.router, Threshold(threshold), run.live_episodes, run.mesh
+    kind = CascadePolicy if family == "cascade" else RouterPolicy
+    return kind(entry.policy, self._model(*key), self._view(family), *settings)
 
   def _view(self, family: str) -> View:
     return View(self._run.config.router, self._run.tokenizer, proposals=family == "cascade")
@@ -102,12 +91,12 @@ class Policies:
     return score(self._run, self._model(family, lam), self._view(family), episodes, relabel)[0]
 
 
-def _optimum(config: Config, mu: float, name: str) -> RulePolicy:
+def _optimal_rule(config: Config, mu: float) -> Callable[[Live], int]:
   """The sandbox's best policy given the cues, for a weight of dollars."""
   choose = Exact(max_steps=config.env.max_steps, names=config.models.names).optimal_choice(mu)
 
   def rule(live: Live) -> int:
-    seen = [(step.model, step.action, step.observation) for step in live.steps]
-    return choose(live.task.description, seen, live.observation)
+    history = [(step.model, step.action, step.observation) for step in live.steps]
+    return choose(live.task.description, history, live.observation)
 
-  return RulePolicy(name, rule)
+  return rule

@@ -1,8 +1,7 @@
 """Stage references: the trajectory tau* of every training task that SFT imitates."""
 
-from baar_jax.rollout.entries import BOUNDARIES, stratified_name
-from baar_jax.rollout.live import Job, Live
-from baar_jax.rollout.policies import RulePolicy, random_rule
+from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name
+from baar_jax.rollout.live import Job, Live, Policy, random_rule
 from baar_jax.run import Run
 from baar_jax.train.dataset import load_profiles, load_references
 
@@ -10,17 +9,17 @@ from baar_jax.train.dataset import load_profiles, load_references
 def main(run: Run) -> None:
   run.require("profile")
   profiles, samples = load_profiles(run.store, run.config), run.config.references.samples
-  hard = [task for task in run.tasks("train") if task.id in profiles]
-  hard = [task for task in hard if profiles[task.id].difficulty == "hard"]
+  difficulty = {task_id: profile.difficulty for task_id, profile in profiles.items()}
+  hard = [task for task in run.tasks("train") if difficulty.get(task.id) == "hard"]
   if not run.config.references.clone_large:
-    policy = RulePolicy(stratified_name(run.config), lambda live: stratified_rule(live, samples))
+    policy = Policy(stratified_name(run.config), lambda live: stratified_rule(live, samples))
     jobs = [Job(task, k) for task in hard for k in range(1, samples + 1)]
     run.collect("references", policy, jobs)
   references = load_references(run.store, run.config, profiles)
   run.store.finish("references")
-  fallback = sum(references[task.id].policy == BOUNDARIES[1] for task in hard)
-  large = sum(references[task.id].large_calls for task in hard)
-  steps = sum(len(references[task.id].steps) for task in hard)
+  chosen = [references[task.id] for task in hard]
+  fallback = sum(episode.policy == ALWAYS_LARGE for episode in chosen)
+  large, steps = sum(e.large_calls for e in chosen), sum(len(e.steps) for e in chosen)
   run.say(
     f"references: {len(hard)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps; "
     f"{fallback} had no stratified success and take a LARGE trial of the profile"
