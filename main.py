@@ -38,8 +38,7 @@ STAGES = {
   "evaluate": evaluate.main,
   "report": report.main,
 }
-
-EXTRA = {"export": export.main, "bench": bench.main}
+EXTRA = {"export": export.main, "bench": bench.main}  # of one process
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -48,9 +47,10 @@ def main(command: tuple[Config, str]) -> int:
   config, stage = command
   stages = list(STAGES) if stage == "all" else [stage]
   try:
-    dry_run = config.dry_run  # raises OSError where the configuration file could not be read
     validate(config)
-    if dry_run:
+    if stage in EXTRA and config.distributed.processes > 1:
+      raise ValueError(f"--stage={stage} runs in one process: leave out --config.distributed")
+    if config.dry_run:
       plan.main(config, stages)
       return 0
     with closing(Run(config)) as run:
@@ -77,6 +77,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if unexpected := values(argv)[1:]:
       raise flags.Error(f"unexpected argument {unexpected[0]!r}; a stage is --stage=NAME")
+    str(config.value.name)  # raises OSError where the configuration file could not be read
   except (flags.Error, ImportError, OSError, SyntaxError, TypeError) as error:
     cause: BaseException | None = error
     while cause and not isinstance(cause, ValidationError):  # config_flags hides it behind its own

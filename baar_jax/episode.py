@@ -64,17 +64,13 @@ class Reply:
 
 @dataclasses.dataclass
 class Step:
-  """One decision, the model calls that it led to, and the action.
-
-  `logp` is the log-probability of the decision in nats; None where a budget forced it or a policy
-  without probabilities made it.
-  """
+  """One decision, the model calls that it led to, and the action."""
 
   observation: str  # what the agent saw before it acted
   model: int  # index of the model that acted
   action: str  # what was sent to the environment
   calls: list[Call] = dataclasses.field(default_factory=list)  # all that were made for this step
-  logp: float | None = None
+  logp: float | None = None  # of the decision, in nats; None where a budget or a rule made it
   router_cost_usd: float = 0.0  # of the router's own computation, without a judge's calls
   router_latency_s: float = 0.0  # seconds that the episode waited for the decision
   proposal: str | None = None  # what SMALL proposed before a cascade decided
@@ -96,11 +92,7 @@ class Step:
 
 @dataclasses.dataclass
 class Episode:
-  """One run of a policy on a task; task_id, policy and seed are its key.
-
-  `lost_usd` are dollars that are in no step: of attempts after which it could not afford the call,
-  and took a cheaper model or ended.
-  """
+  """One run of a policy on a task; task_id, policy and seed are its key."""
 
   task_id: str
   policy: str
@@ -111,6 +103,7 @@ class Episode:
   call_budget: int | None = None  # cap on large calls it ran under; None is no cap
   usd_budget: float | None = None  # cap on dollars it ran under, B_max; None is no cap
   reused: bool = False  # it equals another policy's episode and was not run again
+  # Dollars that are in no step: of attempts that left too little for the call that they were for.
   lost_usd: float = 0.0
 
   @property
@@ -124,7 +117,7 @@ class Episode:
 
   @property
   def spent_usd(self) -> float:
-    """The most that the models can have billed for it: what B_max caps."""
+    """The most that the models can have billed for it: what `usd_budget` caps."""
     return sum(step.spent_usd for step in self.steps) + self.lost_usd
 
   @property

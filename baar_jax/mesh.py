@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,11 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 AXES = ("data", "fsdp")
 REACH_S = 60.0  # that process 0 may take to start
-STACKED = "layers"  # the module whose arrays have the layers as their first axis
+LAYERS = "layers"  # the module whose arrays have the layers as their first axis
 
 
 def join(coordinator: str, processes: int, process: int) -> None:
-  """Joins the processes of a run, before anything else uses JAX; a lone process joins nothing.
+  """Joins the processes of a run, if there are several, before anything else uses JAX.
 
   Raises ValueError if process 0 cannot be reached for a minute.
   """
@@ -37,10 +38,7 @@ def join(coordinator: str, processes: int, process: int) -> None:
 
 
 def make_mesh(fsdp: int = 0) -> Mesh:
-  """The mesh of all devices of all processes; ValueError if they cannot be divided so.
-
-  `fsdp` is the number of devices that share one copy of the parameters; 0 is all devices.
-  """
+  """The mesh of all devices; `fsdp` of them share one copy of the parameters, 0 is all."""
   devices = jax.device_count()
   fsdp = fsdp or devices
   if devices % fsdp:
@@ -55,16 +53,13 @@ def one_device() -> Mesh:
 
 
 def split_parameters(params, mesh: Mesh):
-  """The sharding of each array of a router, or of a pytree of its shape.
-
-  An array is split over fsdp along its longest axis that fsdp divides, never along the layers;
-  without such an axis it is repeated.
-  """
+  """The sharding of each array of a router, or of a pytree of its shape: over fsdp, along its
+  longest axis that fsdp divides, never along the layers; without such an axis it is repeated."""
   fsdp = mesh.shape["fsdp"]
 
   def split(path, x) -> NamedSharding:
-    stacked = any(getattr(key, "key", getattr(key, "name", None)) == STACKED for key in path)
-    axes = [axis for axis in range(int(stacked), x.ndim) if x.shape[axis] % fsdp == 0]
+    per_layer = any(getattr(key, "key", getattr(key, "name", None)) == LAYERS for key in path)
+    axes = [axis for axis in range(int(per_layer), x.ndim) if x.shape[axis] % fsdp == 0]
     longest = max(axes, key=lambda axis: x.shape[axis], default=None)
     return NamedSharding(mesh, P(*("fsdp" if a == longest else None for a in range(x.ndim))))
 
@@ -72,10 +67,8 @@ def split_parameters(params, mesh: Mesh):
 
 
 def split_rows(tree, mesh: Mesh):
-  """NumPy arrays that every process holds whole, with their rows spread over all devices.
-
-  Arrays whose rows the devices do not divide are repeated; arrays of JAX stay where they are.
-  """
+  """NumPy arrays that every process holds whole, with their rows spread over all devices, or
+  repeated where the devices do not divide these; arrays of JAX stay where they are."""
 
   def place(x):
     if isinstance(x, jax.Array):
@@ -98,7 +91,7 @@ def spread(x):
 
 def local_copy(tree, mesh: Mesh, dtype):
   """Whole float arrays in `dtype` on this process's first device; every process must call it."""
-  cast = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)  # noqa: E731
+  cast = partial(jax.tree.map, lambda x: x.astype(dtype))
   whole = jax.jit(cast, out_shardings=NamedSharding(mesh, P()))(tree)
   return jax.tree.map(lambda x: x.addressable_data(0), whole)
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import pandas
 import psutil
 from jax.sharding import Mesh
 from tqdm import tqdm
@@ -21,7 +22,7 @@ from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.episode import Episode, Task
+from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.llms import pair as models
 from baar_jax.llms.calls import read_spent
 from baar_jax.mesh import exchange, join, make_mesh
@@ -45,15 +46,12 @@ class Run:
   """A run's directory <runs>/<name>, and the environments and models of its config.
 
   Several processes share the directory, on one disk. Each has its own store and runs its share of
-  the tasks; they exchange new episodes before they continue. `close` ends it.
+  the tasks; they exchange new episodes before they continue.
   """
 
   def __init__(self, config: Config):
-    """Opens or creates the directory.
-
-    Raises ValueError if it has another config, cannot be written or is in use, or if the models
-    are not a priced pair.
-    """
+    """Opens or creates the directory. Raises ValueError if it has another config, cannot be written
+    or is in use, or if the models are not a priced pair."""
     models.check(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
@@ -70,16 +68,15 @@ class Run:
       fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it after a kill
       self.store = Store(path)
       self._check_config()
-    except BlockingIOError:
-      problem = f"another process is using {self.dir}: wait for it or choose another --config.name"
-      raise ValueError(problem) from None
     except OSError as error:
-      problem = f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
-      raise ValueError(problem) from None
+      text = f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
+      if isinstance(error, BlockingIOError):
+        text = f"another process is using {self.dir}: wait for it or choose another --config.name"
+      raise ValueError(text) from None
     self.pair = models.open_pair(config, path)
     self.cap = _open_cap(config, self.dir, self.store)
-    small, *_, large = range(len(self.pair.names))
-    self.boundaries = always(small, ALWAYS_SMALL), always(large, ALWAYS_LARGE)
+    largest = len(self.pair.names) - 1
+    self.boundaries = always(SMALL, ALWAYS_SMALL), always(largest, ALWAYS_LARGE)
     self._envs: list[Env] = []
     # Shapes are compiled once for all stages, restarts and values of lam.
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -111,11 +108,6 @@ class Run:
     other = copy.copy(self)
     other.config, other.ablation = ablate(self.config, name), name
     return other
-
-  @property
-  def labels(self) -> dict[str, str]:
-    """Labels of this run's lines in metrics.jsonl."""
-    return {"ablation": self.ablation} if self.ablation else {}
 
   @property
   def live_episodes(self) -> int:
@@ -155,7 +147,7 @@ class Run:
     return self.store.tasks(split)
 
   def collect(
-    self, label: str, policy: Policy, jobs: Sequence[Job], call_budget=None, usd_budget=None
+    self, title: str, policy: Policy, jobs: Sequence[Job], call_budget=None, usd_budget=None
   ) -> list[Episode]:
     """Runs the jobs whose episodes are not stored yet, stores each as it ends, and returns all.
 
@@ -167,22 +159,15 @@ class Run:
     stored, d = self.store.keys(policy.name), self.config.distributed
     place = {task_id: i for i, task_id in enumerate(dict.fromkeys(job.task.id for job in jobs))}
     share = [job for job in jobs if place[job.task.id] % d.processes == d.process]
-    missing = [job for job in share if (job.task.id, job.seed) not in stored]
-    if missing:
-      envs = self.envs()
-      pair, cap = self.pair, self.cap
+    if missing := [job for job in share if (job.task.id, job.seed) not in stored]:
       episodes = run_episodes(
-        missing, policy, pair, envs, call_budget=call_budget, usd_budget=usd_budget, cap=cap
+        missing, policy, self.pair, self.envs(), call_budget, usd_budget, self.cap
       )
       done = len(share) - len(missing)
-      bar = self.progress(total=len(share), initial=done, desc=label, unit="ep")
+      bar = self.progress(total=len(share), initial=done, desc=title, unit="ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
         self._store_all(episodes, policy.name, bar)
-      c = self.config.env
-      used_mb = 0.0 if c.kind == "sandbox" else memory_mb(envs)
-      if used_mb:  # for the report, which also says whether this project has generated the tasks
-        generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
-        self.log(stage="environments", mb_per_live_episode=used_mb / len(envs), own_tasks=generated)
+      self._log_environments()
     self.store.exchange(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
@@ -200,6 +185,14 @@ class Run:
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy_name}: {episode.stop}")
 
+  def _log_environments(self) -> None:
+    """Logs for the report the memory of an environment, and whether its tasks are generated."""
+    c, envs = self.config.env, self.envs()
+    used_mb = 0.0 if c.kind == "sandbox" else memory_mb(envs)
+    if used_mb:
+      generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
+      self.log(stage="environments", mb_per_live_episode=used_mb / len(envs), own_tasks=generated)
+
   def say(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""
     if self.first:
@@ -209,21 +202,17 @@ class Run:
     """A progress bar on the first process's terminal, if it is one."""
     return tqdm(disable=None if self.first else True, **settings)
 
-  def require_one_process(self, stage: str) -> None:
-    """Raises ValueError if there are other processes."""
-    if self.config.distributed.processes > 1:
-      raise ValueError(f"--stage={stage} runs in one process: leave out --config.distributed")
-
   def require(self, stage: str) -> None:
     """Raises ValueError, in every process, unless all have run the stage to its end."""
     if not all(exchange(self.store.finished(stage))):
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
   def log(self, **values) -> None:
-    """Appends a line to metrics.jsonl, once for all processes."""
+    """Appends a line to metrics.jsonl, once for all processes; it names the run's ablation."""
     if self.first:
+      ablation = {"ablation": self.ablation} if self.ablation else {}
       with (self.dir / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(values) + "\n")
+        file.write(json.dumps(values | ablation) + "\n")
 
   def close(self) -> None:
     while self._envs:
@@ -237,40 +226,31 @@ def memory_mb(envs: Sequence[ProcessEnv]) -> float:
   """Resident memory of the environments' processes and of all that these have started."""
   total = 0
   for pid in {env.pid for env in envs} - {None}:
-    with contextlib.suppress(psutil.Error):  # it has ended
+    with contextlib.suppress(psutil.Error):  # one of them has ended
       for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-          total += process.memory_info().rss
+        total += process.memory_info().rss
   return total / 2**20
 
 
 def _open_mesh(config: Config) -> Mesh:
-  """Joins the run's processes, checks that they agree, and returns the mesh of all devices."""
+  """Joins the run's processes, which must agree; returns the mesh of all devices."""
   d = config.distributed
   join(d.coordinator, d.processes, d.process)
   first, *others = exchange(dataclasses.asdict(config))
   for number, other in enumerate(others, 1):
     for name, here, there in _differences(first, other):
       if name not in ("runs", "distributed.process", "env.processes", "env.live_per_process"):
-        raise ValueError(
-          f"process 0 has {name}={here}, process {number} has {there}: "
-          "start all with the same flags but --config.distributed.process"
-        )
+        problem = f"process 0 has {name}={here}, process {number} has {there}: start all with"
+        raise ValueError(f"{problem} the same flags but --config.distributed.process")
   mesh = make_mesh(d.fsdp)
   if config.sft.micro_episodes % mesh.size:
-    raise ValueError(
-      f"--config.sft.micro_episodes is {config.sft.micro_episodes}; it must be a multiple of "
-      f"the number of devices, {mesh.size}"
-    )
+    problem = f"--config.sft.micro_episodes is {config.sft.micro_episodes}; it must be a multiple"
+    raise ValueError(f"{problem} of the number of devices, {mesh.size}")
   return mesh
 
 
 def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | None:
-  """What the run may still spend; None where it has no cap.
-
-  Each of several processes gets an equal share of the rest. The dollars of scripted models are
-  those of the episodes of this process's store.
-  """
+  """What this process may still spend: an equal share of the rest; None where there is no cap."""
   if not config.max_usd:
     return None
   cap = DollarBudget(config.max_usd)
@@ -284,11 +264,8 @@ def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | N
   return cap
 
 
-def _differences(stored: dict, new: dict, prefix: str = "") -> Iterator[tuple]:
-  """(field, was, now) of every leaf that differs."""
-  for key in sorted(stored.keys() | new.keys()):
-    was, now = stored.get(key, ABSENT), new.get(key, ABSENT)
-    if isinstance(was, dict) and isinstance(now, dict):
-      yield from _differences(was, now, f"{prefix}{key}.")
-    elif was != now:
-      yield f"{prefix}{key}", was, now
+def _differences(stored: dict, new: dict) -> list[tuple]:
+  """(field, was, now) of every value that differs; ABSENT where a config has no such field."""
+  was, now = (pandas.json_normalize(config).to_dict("records")[0] for config in (stored, new))
+  rows = [(name, was.get(name, ABSENT), now.get(name, ABSENT)) for name in sorted(was | now)]
+  return [row for row in rows if row[1] != row[2]]

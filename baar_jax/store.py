@@ -62,9 +62,9 @@ CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
 
 
 class Store:
-  """Episodes by (policy, task_id, seed), and the tasks that they were run on.
+  """Episodes by (policy, task_id, seed), and their tasks; used from one thread.
 
-  Used from one thread. WAL keeps every committed episode through kill -9.
+  WAL keeps every committed episode through kill -9.
   """
 
   def __init__(self, path: Path | str):
@@ -77,13 +77,11 @@ class Store:
       self._db.executescript(_SCHEMA)
       columns = [row[1] for row in self._db.execute("PRAGMA table_info(episodes)")]
     except sqlite3.Error as error:
-      raise ValueError(
-        f"{path} cannot be used as an episode store ({error}); move it away or restore a copy"
-      ) from error
+      problem = f"{path} cannot be used as an episode store ({error})"
+      raise ValueError(f"{problem}; move it away or restore a copy") from error
     if columns != [*KEY, *COLUMNS, "equals", "episode"]:
-      raise ValueError(
-        f"{path} was made by another version of this program: choose another --config.name"
-      )
+      problem = f"{path} was made by another version of this program"
+      raise ValueError(f"{problem}: choose another --config.name")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
     """Saves a split's tasks in their order, in one transaction."""
@@ -93,17 +91,13 @@ class Store:
       self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", rows)
 
   def tasks(self, split: str) -> list[Task]:
-    rows = self._db.execute(
-      "SELECT id, split, description, max_steps FROM tasks WHERE split = ? ORDER BY place",
-      (split,),
-    )
-    return [Task(*row) for row in rows]
+    query = "SELECT id, split, description, max_steps FROM tasks WHERE split = ? ORDER BY place"
+    return [Task(*row) for row in self._db.execute(query, (split,))]
 
   def add(self, episode: Episode) -> None:
     """Stores an episode in one transaction. Raises ValueError if its key is taken."""
     key = (episode.policy, episode.task_id, episode.seed)
-    values = summarise(episode)
-    row = (*key, *(values[name] for name in COLUMNS), None, episode.to_json())
+    row = (*key, *summarise(episode).values(), None, episode.to_json())
     try:
       with self._db:
         self._db.execute(f"INSERT INTO episodes VALUES ({', '.join('?' * len(row))})", row)
@@ -113,10 +107,8 @@ class Store:
   def add_equal(
     self, policy: str, call_budget: int, other: str, keys: Iterable[tuple[str, int]]
   ) -> None:
-    """Stores episodes of `other` that a cap did not change under `policy` too, without their text.
-
-    `keys` are their (task_id, seed); the rows are marked as reused.
-    """
+    """Stores episodes of `other` that a cap did not change under `policy` too, without their text,
+    marked as reused; `keys` are their (task_id, seed)."""
     copied = ", ".join(name for name in COLUMNS if name not in ("call_budget", "reused"))
     with self._db:
       self._db.executemany(
@@ -138,12 +130,11 @@ class Store:
       "WHERE e.policy = ? ORDER BY e.task_id, e.seed",
       (policy,),
     )
-    return [
-      dataclasses.replace(
-        Episode.from_json(text), policy=policy, call_budget=call_budget, reused=bool(reused)
-      )
-      for text, call_budget, reused in rows
-    ]
+    episodes = []
+    for text, call_budget, reused in rows:
+      fields = {"policy": policy, "call_budget": call_budget, "reused": bool(reused)}
+      episodes.append(dataclasses.replace(Episode.from_json(text), **fields))
+    return episodes
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """The summaries of these policies' episodes, or of all: a row each, by KEY.
@@ -162,10 +153,10 @@ class Store:
     stored = self.keys(policy)
     keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
     lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
-    # Each episode is sent by the first process that has it.
-    sender = {key: [key in keys for keys in keys_of_process].index(True) for key in lacking}
+    earlier = set.union(set(), *keys_of_process[: process_index()])
     for start in range(0, len(lacking), EXCHANGED):
-      sent = {key for key in lacking[start : start + EXCHANGED] if sender[key] == process_index()}
+      # Each episode is sent by the first process that has it.
+      sent = stored.intersection(lacking[start : start + EXCHANGED]) - earlier
       texts = [e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent]
       for episode in map(Episode.from_json, itertools.chain(*exchange(texts))):
         if (episode.task_id, episode.seed) not in stored:
@@ -177,8 +168,7 @@ class Store:
       self._db.execute("INSERT OR IGNORE INTO finished VALUES (?)", (stage,))
 
   def finished(self, stage: str) -> bool:
-    rows = self._db.execute("SELECT 1 FROM finished WHERE stage = ?", (stage,))
-    return rows.fetchone() is not None
+    return (stage,) in self._db.execute("SELECT stage FROM finished")
 
   def close(self) -> None:
     self._db.close()

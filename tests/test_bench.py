@@ -50,8 +50,6 @@ def test_flop_by_hand():
 
 
 def test_api_models_are_not_paid_to_be_measured():
-  run = types.SimpleNamespace(
-    require_one_process=lambda stage: None, pair=types.SimpleNamespace(kind="chat")
-  )
+  run = types.SimpleNamespace(pair=types.SimpleNamespace(kind="chat"))
   with pytest.raises(ValueError, match="set --config.models.kind=scripted"):
     bench.main(run)

@@ -11,6 +11,7 @@ import main
 
 ROOT = Path(__file__).parents[1]
 SANDBOX = "--config=configs/sandbox.py"
+TWO = "--config.distributed.processes=2", "--config.distributed.coordinator=localhost:80"
 # The flags, and what the line has to say. Without a file, the default's fields are parsed earlier.
 WRONG = [
   (["--stage=nonsense"], ["--stage=nonsense", "all|setup|profile|references|"]),
@@ -33,6 +34,7 @@ WRONG = [
   (["--config.router.weights=none", "--config.pretrain.epochs=0"], ["none/config.json is missing"]),
   (["--config.distributed.fsdp=3"], ["fsdp is 3", "the number of devices, 1"]),
   (["--config.distributed.processes=2"], ["coordinator is ''", "host:port of process 0"]),
+  (["--stage=export", *TWO], ["--stage=export runs in one process: leave out"]),
   ([SANDBOX, "--stage=report"], ["no profile: run --stage=profile first"]),
 ]
 FILE = """

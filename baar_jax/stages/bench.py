@@ -52,7 +52,6 @@ RANDOM = Policy("bench", lambda live: random_rule(live, 0.5))
 
 def main(run: Run) -> None:
   """Prints a table and saves report/bench.json; of the run's results nothing changes."""
-  run.require_one_process("bench")
   if run.pair.kind != "scripted":
     raise ValueError("--stage=bench plays scripted models alone: set --config.models.kind=scripted")
   run.say(f"{jax.devices()[0].device_kind}, {psutil.cpu_count()} cores, jax {jax.__version__}")

@@ -7,7 +7,6 @@ from baar_jax.train.checkpoint import load_router
 
 def main(run: Run) -> None:
   """Writes <run>/export/sft and <run>/export/bopo-lam<lam>; a directory that exists stays."""
-  run.require_one_process("export")
   routers = [("sft", "sft", None)]
   routers += [(f"bopo-lam{lam:g}", "bopo", lam) for lam in run.config.bopo.lam]
   for name, family, lam in routers:

@@ -28,15 +28,15 @@ def main(config: Config, stages: Sequence[str]) -> None:
   path = Path(config.runs) / config.name / "episodes.sqlite"
   store = Store(path if path.exists() else ":memory:")
   groups = store.table().groupby("policy")
-  outcomes = pd.DataFrame({name: outcome(group) for name, group in groups}, OUTCOME).T
+  outcomes = pd.DataFrame({name: summarise(group) for name, group in groups}, OUTCOME).T
   print("dry run: nothing is run, nothing is spent; calls of the models, list prices")
   print("episodes that stand for other policies' too and recorded replies make it less")
   print(f"{'stage':<12}{'episodes':>10}{'calls':>10}{'$ expected':>12}   $ range")
   rows, any_assumed = {stage: np.zeros(5) for stage in stages}, False
   for stage in stages:
-    for policy, family, episodes_R, usd_budget in missing(config, store, stage):
-      calls, usd_R, assumed = per_episode(config, outcomes, policy, family)
-      usd_R = usd_R if usd_budget is None else np.minimum(usd_R, usd_budget)
+    for policy, family, episodes_R, usd_budget in list_rollouts(config, store, stage):
+      calls, usd_R, assumed = estimate(config, outcomes, policy, family)
+      usd_R = np.minimum(usd_R, np.inf if usd_budget is None else usd_budget)
       rows[stage] += [episodes_R[1], episodes_R[1] * calls, *episodes_R * usd_R]
       any_assumed |= assumed and episodes_R[2] > 0
   for stage, (n, calls, least, expected, most) in (rows | {"in all": sum(rows.values())}).items():
@@ -51,13 +51,13 @@ def main(config: Config, stages: Sequence[str]) -> None:
   store.close()
 
 
-def outcome(episodes: pd.DataFrame) -> list[float]:
+def summarise(episodes: pd.DataFrame) -> list[float]:
   """OUTCOME of stored episodes; the ends leave out the cheapest and the dearest tenth."""
   usd, tenth = np.sort(episodes.spent_usd), len(episodes) // 10
   return [len(usd), episodes.steps.mean(), usd[tenth], usd.mean(), usd[-1 - tenth]]
 
 
-def missing(c: Config, store: Store, stage: str) -> Iterator[tuple]:
+def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
   """(policy, family, episodes_R, dollars that each may cost) of what a stage has still to run."""
   ids = {task.id for task in store.tasks("test" if stage == "evaluate" else "train")}
   tasks, planned = len(ids) or c.env.train_tasks, []
@@ -73,8 +73,9 @@ def missing(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     episodes = min(c.bopo.tasks_per_update, tasks) * c.bopo.group_size
     for family, parameters in routers(c):
       if "lam" in parameters and (family == "bopo") == (stage == "bopo"):
-        names = (rollouts_name(family, parameters["lam"], u + 1) for u in range(c.bopo.updates))
-        planned += [(name, family, episodes, None) for name in names]
+        for update in range(1, c.bopo.updates + 1):
+          name = rollouts_name(family, parameters["lam"], update)
+          planned.append((name, family, episodes, None))
   elif stage == "evaluate":
     episodes = (c.evaluate.tasks or len(ids) or c.env.test_tasks) * c.evaluate.seeds
     planned = [(entry.policy, entry.family, episodes, entry.usd_budget) for entry in entries(c)]
@@ -83,7 +84,7 @@ def missing(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     yield policy, family, np.maximum(np.zeros(3), episodes - stored), usd_budget
 
 
-def per_episode(c: Config, outcomes: pd.DataFrame, policy: str, family: str) -> tuple:
+def estimate(c: Config, outcomes: pd.DataFrame, policy: str, family: str) -> tuple:
   """Calls of an episode, usd_R without a budget, and whether these are assumed: no episodes of the
   policy are stored, and none of the boundaries that it lies between (a boundary, of itself)."""
   small, *_, large = prices_of(c.models.names, c.models.prices)

@@ -47,7 +47,6 @@ class TrainingRun(Protocol):
   mesh: Mesh
   ablation: str
   live_episodes: int
-  labels: dict[str, str]
   log: Callable[..., None]
   progress: Callable
   collect: Callable[..., list[Episode]]
@@ -120,7 +119,7 @@ def fit_stored(
       for update, episodes in updates.number(batches):
         metrics = trainer.step(batcher.micro_batches(episodes, relabel))
         log_fields = {"update": update, "updates": config.updates, "compiled": trainer.compiled}
-        run.log(stage=method_name, **log_fields, **run.labels, **metrics)
+        run.log(stage=method_name, **log_fields, **metrics)
         updates.save(update, trainer)
         bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
         bar.update()
@@ -170,7 +169,7 @@ def fit_rollouts(run: TrainingRun, method_name: str, lam: float) -> None:
         metrics |= policy_steps(trainer, anchor, batcher, step_episodes, adv_B, config, seed)
         pending = []
       log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
-      run.log(stage=method_name, **log_fields, **run.labels, **metrics)
+      run.log(stage=method_name, **log_fields, **metrics)
       if not pending:
         updates.save(update, trainer)
 
