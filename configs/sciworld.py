@@ -5,6 +5,8 @@ from baar_jax import config
 
 LLAMA = {
   "names": ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"),
+  # Many sell this pair, each at its own price. Our choice is Together's for its Turbo endpoints.
+  "prices": ((0.18, 0.18, 0.18), (0.88, 0.88, 0.88)),
   "base_urls": ("http://localhost:8000/v1", "http://localhost:8001/v1"),
 }
 

@@ -44,19 +44,12 @@ class Price:
     return (prompt + usage.completion_tokens * self.output) / 1e6
 
 
-# Many sell the Llama pair, each at its own price. Our choice is Together's for its Turbo endpoints.
-LLAMA = {
-  "meta-llama/Llama-3.1-8B-Instruct": Price(input=0.18, cached_input=0.18, output=0.18),
-  "meta-llama/Llama-3.1-70B-Instruct": Price(input=0.88, cached_input=0.88, output=0.88),
-}
 KINDS = ("input_mtok", "cache_read_mtok", "output_mtok", "cache_write_mtok")
 UNUSED = ("searches_kcount", "audio", "image", "video", "_1h_")  # prices of what no call asks for
 
 
 def list_price(name: str) -> Price:
-  """Today's list price. Raises ValueError for a model that has none, or not by the token alone."""
-  if name in LLAMA:
-    return LLAMA[name]
+  """Today's list price. Raises ValueError for a model that has none by the token alone."""
   from genai_prices.data_snapshot import get_snapshot  # takes 0.4 s, and brings an HTTP client
   from genai_prices.types import TimeOfDateConstraint
 
