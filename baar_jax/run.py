@@ -30,7 +30,7 @@ from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
 from baar_jax.rollout.live import Job, Policy, always
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.router.build import check_pretrained
+from baar_jax.router.weights import check_pretrained
 from baar_jax.store import Store
 
 SPLITS = ("train", "test")

@@ -14,9 +14,9 @@ from tiny import call
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task
-from baar_jax.router.build import build_model
 from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
+from baar_jax.router.weights import build_model
 
 jax.config.update("jax_platforms", "cpu")
 # All tests, and the programs that they start, share what was compiled.

@@ -37,7 +37,7 @@ import jax, numpy as np
 jax.config.update("jax_platforms", "cpu")
 import tiny
 from baar_jax.episode import Task
-from baar_jax.router.build import build_model
+from baar_jax.router.weights import build_model
 from baar_jax.mesh import make_mesh, one_device
 from baar_jax.train.batches import Batcher
 from baar_jax.train.fit import policy_steps

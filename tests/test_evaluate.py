@@ -14,8 +14,8 @@ from flax import nnx
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
 from baar_jax.episode import SMALL
 from baar_jax.rollout.entries import entries, rollouts_name, zero_shot_name
-from baar_jax.router.build import load_pretrained
 from baar_jax.router.view import View
+from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
 from baar_jax.stages import bopo, evaluate, export, profile, references, rivals, sft
 from baar_jax.train.checkpoint import load_router
@@ -174,6 +174,6 @@ def test_an_exported_router_is_a_checkpoint_to_start_from(run, capsys):
   directory = run.dir / "export" / "sft"
   config = dataclasses.replace(run.config.router, weights=str(directory))
   trained = load_router(run.dir, run.config, run.mesh, "sft")
-  loaded = load_pretrained(config, View(config, directory))
+  loaded = load_pretrained(View(config, directory))
   # The decisions' rows are among them: a trained router keeps what it has learned.
   jax.tree.map(np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1])

@@ -199,7 +199,7 @@ def test_what_is_missing_is_named(tmp_path, copied):
   done, run = copied("imitated"), Run(tiny.config(tmp_path / "empty"))
   with pytest.raises(ValueError, match="run --stage=references first"):
     sft.main(run)
-  with pytest.raises(ValueError, match="tokenizer.json is missing: run --stage=profile first"):
+  with pytest.raises(ValueError, match="tokenizer.json .* run --stage=profile first"):
     load_router(run.dir, run.config, run.mesh, "sft")
   shutil.copytree(done.tokenizer, run.tokenizer)
   with pytest.raises(ValueError, match="has 0 of 2 updates: run --stage=sft first"):

@@ -31,7 +31,10 @@ WRONG = [
   (["--config=FILE:other"], ["no setting 'other'"]),
   (["--config.models.names=('gpt-4.1-mini','gpt-9')"], ["gpt-9", "--config.models.prices"]),
   (["--config.runs=main.py/runs"], ["cannot write to main.py/runs", "--config.runs"]),
-  (["--config.router.weights=none", "--config.pretrain.epochs=0"], ["none/config.json is missing"]),
+  (
+    ["--config.router.weights=none", "--config.pretrain.epochs=0"],
+    ["none/config.json cannot be"],
+  ),
   (["--config.distributed.fsdp=3"], ["fsdp is 3", "the number of devices, 1"]),
   (["--config.distributed.processes=2"], ["coordinator is ''", "host:port of process 0"]),
   (["--stage=export", *TWO], ["--stage=export runs in one process: leave out"]),

@@ -1,18 +1,26 @@
-"""The trained router: its cache changes nothing, its rules are kept, its shapes are few."""
+"""Routers as policies: a cache changes nothing, rules are kept, shapes are few, judges are paid."""
 
 import dataclasses
+import functools
 import random
 
 import jax
 import numpy as np
 import pytest
+import tiny
+from tiny import call
 
-from baar_jax.episode import Step, Task
+from baar_jax.config import ModelsConfig
+from baar_jax.episode import Call, Reply, Step, Task, Usage
+from baar_jax.llms import pair as models
+from baar_jax.llms.prices import Price
+from baar_jax.llms.scripted import ScriptedJudge
+from baar_jax.rollout.budget import CallBudget, DollarBudget, hold, unlimited
 from baar_jax.rollout.live import Job, Live
 from baar_jax.router import policy as router
-from baar_jax.router.build import build_model
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy, read_decision
 from baar_jax.router.view import View
+from baar_jax.router.weights import build_model
 
 
 def start(number: int, seed: int = 0, steps: int = 0) -> Live:
@@ -66,8 +74,8 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
   return done
 
 
-def make_policy(model, view, config) -> RouterPolicy:
-  return RouterPolicy("router", model, view, config, Sample("key"), live_episodes=3)
+def make_policy(model, view) -> RouterPolicy:
+  return RouterPolicy("router", model, view, Sample("key"), live_episodes=3)
 
 
 class TestCache:
@@ -76,27 +84,26 @@ class TestCache:
     self, tiny_model, router_config, tokenizer_dir, uncached, kind
   ):
     """Over whole episodes that join and leave the batch, behind cuts of the history too."""
-    config = dataclasses.replace(router_config, view=kind)
-    view = View(config, tokenizer_dir)
-    seen = []
+    view = View(dataclasses.replace(router_config, view=kind), tokenizer_dir)
+    errors = []
 
     def check(live, decision):
       p_A = uncached(view, live)
-      seen.append(abs(decision.logp - np.log(p_A[decision.model])))
-      assert seen[-1] < 1e-4
+      errors.append(abs(decision.logp - np.log(p_A[decision.model])))
+      assert errors[-1] < 1e-4
 
-    done = play(make_policy(tiny_model, view, config), episodes=5, steps=12, check=check)
-    assert len(done) == 5 and len(seen) == sum(len(live.steps) for live in done) >= 60
+    done = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
+    assert len(done) == 5 and len(errors) == sum(len(live.steps) for live in done) >= 60
     if kind == "transcript":
       assert all(view.live_window(live).first > 0 for live in done)  # every history was cut
     assert {step.model for live in done for step in live.steps} == {0, 1}
 
   def test_a_long_text_is_fed_in_parts_behind_what_is_held(
-    self, tiny_model, router_config, view, uncached, monkeypatch
+    self, tiny_model, view, uncached, monkeypatch
   ):
     """Steps that a policy is not asked about come with the next question, in parts of 32."""
     monkeypatch.setattr(router, "NEW_TOKENS", (32,))
-    policy = make_policy(tiny_model, view, router_config)
+    policy = make_policy(tiny_model, view)
     live, lengths = start(0), []
     for silent in (0, 4):
       for _ in range(silent):
@@ -109,10 +116,9 @@ class TestCache:
       policy.finish(ready[1])
     assert lengths[1] - lengths[0] > 3 * 32
 
-  def test_an_episode_that_starts_again(self, tiny_model, router_config, view):
+  def test_an_episode_that_starts_again(self, tiny_model, view):
     """finish() forgets; so does asking twice for the same text."""
-    policy = make_policy(tiny_model, view, router_config)
-    live = start(3, steps=2)
+    policy, live = make_policy(tiny_model, view), start(3, steps=2)
     logps = [policy.choose([live])[0].logp for _ in range(2)]
     policy.finish(live)
     policy.finish(live)
@@ -127,20 +133,19 @@ class TestCache:
       return extend(graphdef, params, cache, tokens_RxT, *rest)
 
     monkeypatch.setattr(router, "_extend", spy)
-    play(make_policy(tiny_model, view, router_config), episodes=6, steps=8)
+    play(make_policy(tiny_model, view), episodes=6, steps=8)
     assert shapes <= {(R, T) for R in (1, 4) for T in router.NEW_TOKENS}
     compiled = extend._cache_size()
     assert compiled > 0
     # Other episodes with another router compile nothing.
-    other = filled(lambda: build_model(router_config, 0), seed=7)
-    play(make_policy(other, view, router_config), episodes=6, steps=8)
+    play(make_policy(filled(lambda: build_model(router_config, 0), seed=7), view), 6, 8)
     assert extend._cache_size() == compiled
 
 
-def test_only_new_tokens_are_paid_for(tiny_model, router_config, view):
+def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir):
   config = dataclasses.replace(router_config, usd_per_million_tokens=1e6)  # a dollar each
-  policy = make_policy(tiny_model, view, config)
-  live, paid, lengths = start(0), [], [0]
+  view = View(config, tokenizer_dir)
+  policy, live, paid, lengths = make_policy(tiny_model, view), start(0), [], [0]
   for _ in range(3):
     (decision,) = policy.choose([live])
     paid.append(decision.cost_usd)
@@ -187,3 +192,95 @@ def test_samples_have_the_models_frequencies(p_A, shares):
 )
 def test_threshold(value, p_A, model):
   assert Threshold(value).pick(np.array(p_A), start(0)) == model
+
+
+CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
+
+
+class HandJudge:
+  """Gives these answers; each takes a retry at $0.50 and a presumed call at $0.25."""
+
+  def __init__(self, *answers):
+    self.answers, self.asked = list(answers), []
+
+  def __call__(self, task, seed, hold):
+    return self
+
+  def reply(self, messages, place):
+    self.asked.append((messages[-1]["content"], place))
+    lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
+    return Reply(self.answers.pop(0), Call(2, Usage(100, 0, 10), CALL_USD), lost)
+
+
+@pytest.fixture
+def ask(router_config, tokenizer_dir):
+  """ask(live, *answers): the judge, after a zero-shot router has asked it about an episode."""
+
+  def ask(live, *answers):
+    judge = HandJudge(*answers)
+    policy = ZeroShotPolicy("zero-shot", judge, router_config, tokenizer_dir)
+    policy.prepare(live)
+    assert [decision.model for decision in policy.choose([live])] == [live.judged.model]
+    return judge
+
+  return ask
+
+
+def judged_usd(live, kind):
+  return Step("", 0, "", live.judged.calls).usd(kind)
+
+
+@pytest.mark.parametrize(
+  "text, model",
+  [("Decision: SMALL.", 0), ("**BIG**", 1), ("The step is hard, so BIG\nBIG", 1)]
+  + [(text, None) for text in ("SMALL or BIG?", "small", "BIGGER", "")],
+)
+def test_answers_are_read_strictly(text, model):
+  assert read_decision(text) == model
+
+
+def test_a_judge_is_shown_the_papers_prompt_with_the_budget(ask, make_task, make_episode):
+  live = Live(Job(make_task(), 0), None, CallBudget(3))
+  live.observation, live.steps = "see lamp 9", make_episode("LS").steps
+  prompt = ask(live, "BIG").asked[0][0]
+  assert "Task: find the plant" in prompt
+  assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
+  assert prompt.endswith("Decision:")
+  assert live.judged.model == 1 and judged_usd(live, "judge") == pytest.approx(CALL_USD)
+
+
+@pytest.mark.parametrize(
+  "answers, model", [(["hm", "BIG"], 1), (["hm", "SMALL or BIG"], 0)], ids=["second", "none"]
+)
+def test_an_unreadable_answer_is_asked_for_once_more_and_billed(ask, answers, model):
+  live = start(0)
+  assert [place for _, place in ask(live, *answers).asked] == [0, 1]
+  assert live.judged.model == model
+  assert judged_usd(live, "judge") == pytest.approx(2 * CALL_USD)
+  assert (judged_usd(live, "retry"), judged_usd(live, "presumed")) == (1.0, 0.5)
+
+
+def test_the_stand_in_reads_the_prompt_and_pays(make_task):
+  budget = DollarBudget(1.0)
+  pay = functools.partial(hold, None, budget)
+  judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, pay)
+  done = "Previous steps:\nStep 1 [Model: SMALL] action: {}\nresult: {}\nDecision:"
+  answers = {
+    "Previous steps: none\nDecision:": "BIG",
+    done.format("go", "a hall"): "SMALL",
+    done.format("go", "Nothing happens."): "BIG",
+    "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall\n": "BIG",
+  }
+  for text, answer in answers.items():
+    assert judge.reply([{"role": "user", "content": text}], 0).text == answer
+  # A token is 4 characters; answers of 3 and 5 characters are 1 or 2 tokens.
+  tokens = sum(-(-len(text) // 4) for text in answers)
+  assert budget.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)
+
+
+def test_the_pair_makes_its_judge_at_the_judges_price(tmp_path):
+  pair = models.open_pair(tiny.config(tmp_path), tmp_path / "none.sqlite")
+  judge = pair.judge(ModelsConfig(names=("own",), prices=((1.0, 0.5, 2.0),)))
+  assert judge(None, 0, unlimited).price == Price(1.0, 0.5, 2.0)
+  with pytest.raises(ValueError, match="no price for model 'nobody'"):
+    pair.judge(ModelsConfig(names=("nobody",)))

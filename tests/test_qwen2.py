@@ -23,6 +23,7 @@ CONFIG = Qwen2Config(
   head_dim=4,
   rope_theta=100.0,
   rms_norm_eps=1e-3,
+  tie_word_embeddings=True,
 )
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [10, 0, 7, 7, 8, 2, 5, 3]], np.int32)
 
@@ -48,7 +49,9 @@ def full(model):
 
 @pytest.fixture(scope="module")
 def extend(model):
-  return jax.jit(lambda *args: model.extend(*args))
+  return jax.jit(
+    lambda tokens, start_B, cache: model.extend(tokens, start_B, cache, np.arange(len(tokens)))
+  )
 
 
 class TestForward:
@@ -63,12 +66,17 @@ class TestForward:
 
   def test_rematerialisation_keeps_the_gradient(self, model):
     graphdef, params = nnx.split(model)
-    weight = random(2, 5, 16)
+    weight, start_B = random(2, 5, 16), np.zeros(2, np.int32)
 
-    def loss(params, remat):
-      return (nnx.merge(graphdef, params)(TOKENS[:, :5], remat=remat) * weight).sum()
+    def loss(params):
+      return (nnx.merge(graphdef, params)(TOKENS[:, :5]) * weight).sum()
 
-    kept, again = (jax.jit(jax.grad(partial(loss, remat=r)))(params) for r in (False, True))
+    def stored_loss(params):  # the cached forward stores its activations
+      cache = model.empty_cache(2, 5)
+      hidden, _ = nnx.merge(graphdef, params).extend(TOKENS[:, :5], start_B, cache, np.arange(2))
+      return (hidden * weight).sum()
+
+    again, kept = (jax.jit(jax.grad(f))(params) for f in (loss, stored_loss))
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), again, kept)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(kept))  # every weight is used
 

@@ -7,7 +7,7 @@ from test_loop import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
 
 from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
+from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View
 from baar_jax.stages.rivals import large_wins, split
 from baar_jax.train.batches import label_episodes, make_batch
@@ -77,14 +77,14 @@ def test_calibration_by_hand():
 
 
 @pytest.mark.parametrize(
-  "kind, asked, cost_usd",
+  "proposals, asked, cost_usd",
   [
-    (CascadePolicy, ["small", "small", "large"], 2 * SMALL_USD + LARGE_USD),
-    (RouterPolicy, ["small", "large"], SMALL_USD + LARGE_USD),  # the single-turn router's kind
+    (True, ["small", "small", "large"], 2 * SMALL_USD + LARGE_USD),  # a cascade
+    (False, ["small", "large"], SMALL_USD + LARGE_USD),  # a single-turn router
   ],
 )
 def test_a_threshold_on_a_hand_made_episode(
-  kind, asked, cost_usd, tiny_model, router_config, tokenizer_dir, monkeypatch
+  proposals, asked, cost_usd, tiny_model, router_config, tokenizer_dir, monkeypatch
 ):
   """p(LARGE) .39 and .41 of two steps against .4: SMALL, then LARGE."""
   p_A = iter(([0.61, 0.39], [0.59, 0.41]))
@@ -96,11 +96,11 @@ def test_a_threshold_on_a_hand_made_episode(
     return np.array([next(p_A)]), [1]
 
   monkeypatch.setattr(RouterPolicy, "_probabilities", probabilities)
-  view = View(router_config, tokenizer_dir, proposals=kind is CascadePolicy)
-  policy = kind("scored", tiny_model, view, router_config, Threshold(0.4), live_episodes=1)
+  view = View(router_config, tokenizer_dir, proposals=proposals)
+  policy = RouterPolicy("scored", tiny_model, view, Threshold(0.4), live_episodes=1)
   tape = []
   (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)])
   assert [step.model for step in episode.steps] == [0, 1]
   assert [event[4:] for event in tape if event.startswith("ask")] == asked
   assert episode.cost_usd == pytest.approx(cost_usd)
-  assert ["proposal: go" in text for text in texts] == [kind is CascadePolicy] * 2
+  assert ["proposal: go" in text for text in texts] == [proposals] * 2

@@ -30,7 +30,7 @@ def test_long_texts_are_cut_and_marked(tokenizer):
 
 
 def test_a_directory_without_the_decision_tokens(tmp_path):
-  with pytest.raises(ValueError, match="tokenizer.json is missing: run --stage=profile first"):
+  with pytest.raises(ValueError, match=r"tokenizer.json cannot .*: .* run --stage=profile first"):
     Tokenizer(tmp_path)
   tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
   with pytest.raises(ValueError, match="lacks the decision tokens"):
@@ -41,9 +41,6 @@ def test_a_directory_without_the_decision_tokens(tmp_path):
 def test_a_checkpoints_tokenizer_that_cannot_be_read(text, tmp_path):
   if text is not None:
     (tmp_path / "tokenizer.json").write_text(text)
-  with pytest.raises(ValueError) as caught:
+  with pytest.raises(ValueError, match=r"^\S+/tokenizer.json cannot be read [^\n]+$"):
     adopt_tokenizer(tmp_path, tmp_path / "adopted")
-  line = str(caught.value)
-  assert str(tmp_path / "tokenizer.json") in line and "\n" not in line
-  assert ("is missing" in line) == (text is None)
   assert not (tmp_path / "adopted").exists()

@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
-from baar_jax.router.build import build_model
 from baar_jax.router.view import View
+from baar_jax.router.weights import build_model
 from baar_jax.train.batches import Batcher
 from baar_jax.train.fit import policy_steps
 from baar_jax.train.methods import bopo_loss, sft_step_loss

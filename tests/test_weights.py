@@ -1,5 +1,6 @@
-"""Hugging Face weights: PyTorch's numbers, in and out exactly, one tensor at a time, no trust."""
+"""Hugging Face weights: PyTorch's numbers, in and out exactly, no trust; rows for the decisions."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -19,9 +20,9 @@ from safetensors.numpy import load_file, save_file
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.tokenizer import adopt_tokenizer
-from baar_jax.router.weights import load_qwen2, read_config, save_qwen2
+from baar_jax.router.view import View
+from baar_jax.router.weights import build_model, load_pretrained, load_qwen2, save_qwen2
 
-INDEX = "model.safetensors.index.json"
 # 6 heads of 10 on a width of 48: no two axes of a kernel are equally long.
 SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}
 UNTIED = SHAPE | {"tie_word_embeddings": False}
@@ -60,14 +61,13 @@ def test_computes_what_the_pytorch_original_does(case, tmp_path):
     np.testing.assert_allclose(output[:, golden[f"{case}/kept_S"]], want, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("shape, shard_bytes", [(SHAPE, 1 << 30), (UNTIED, 40_000)])
-def test_transformers_loads_what_is_saved(shape, shard_bytes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("shape", [SHAPE, UNTIED])
+def test_transformers_loads_what_is_saved(shape, tmp_path):
   """Where torch is installed: the model, and a Qwen2's tokenizer with the decisions added."""
   pytest.importorskip("torch")
   transformers = pytest.importorskip("transformers")
   model = load_qwen2(hf.write(tmp_path / "base", shape, tokens=300))
   adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
-  monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
   saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
   save_qwen2(model, saved, file, jnp.float32)
   tokens_BxT = np.random.default_rng(5).integers(0, 307, (2, 12))
@@ -81,7 +81,7 @@ def test_transformers_loads_what_is_saved(shape, shard_bytes, tmp_path, monkeypa
 
 
 def test_the_sizes_are_those_of_config_json(tmp_path):
-  config = read_config(hf.write(tmp_path, hf.SHAPES["multihead"]))
+  config = weights.read_config(hf.write(tmp_path, hf.SHAPES["multihead"]))
   sizes = 131, 40, 56, 2, 4, 4, 16, 10_000.0, 1e-3, False, 32_768
   assert tuple(vars(config).values()) == sizes
   # Without a size of heads they share the width, without key heads each has its own; transformers
@@ -89,7 +89,7 @@ def test_the_sizes_are_those_of_config_json(tmp_path):
   rope = {"rope_type": "default", "rope_theta": 500.0}
   absent = {"num_key_value_heads": None, "head_dim": None, "rope_theta": None}
   fields(tmp_path, absent | {"rope_parameters": rope})
-  config = read_config(tmp_path)
+  config = weights.read_config(tmp_path)
   assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 10, 500.0)
 
 
@@ -143,16 +143,12 @@ def test_memory_and_four_devices(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "shape, stored, shard_mb, shard_bytes, count",
-  [
-    (SHAPE | {"num_hidden_layers": 1}, "bfloat16", None, 1 << 30, 1),
-    (UNTIED, "float32", 0.03, 60_000, 4),
-  ],
+  "shape, stored, shard_mb",
+  [(SHAPE | {"num_hidden_layers": 1}, "bfloat16", None), (UNTIED, "float32", 0.03)],
   ids=["whole", "shards"],
 )
-def test_writes_what_was_loaded(shape, stored, shard_mb, shard_bytes, count, tmp_path, monkeypatch):
-  """Every number of every tensor, in bf16 if nothing else is asked for; shards have an index."""
-  monkeypatch.setattr(weights, "SHARD_BYTES", shard_bytes)
+def test_writes_what_was_loaded(shape, stored, shard_mb, tmp_path):
+  """Every number of every tensor, in bf16 if nothing else is asked for."""
   base = hf.write(tmp_path / "base", shape, stored, shard_mb=shard_mb, tokens=300)
   assert (len(list(base.glob("*.safetensors"))) > 3) == bool(shard_mb)
   saved, dtype = tmp_path / "saved", jnp.dtype(stored)
@@ -161,19 +157,11 @@ def test_writes_what_was_loaded(shape, stored, shard_mb, shard_bytes, count, tmp
   (tmp_path / "saved.tmp").mkdir()  # of a run that was killed
   save_qwen2(model, saved, base / "tokenizer.json", *([] if stored == "bfloat16" else [dtype]))
   assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "saved"]
-  files = {path.name: load_file(path) for path in saved.glob("*.safetensors")}
-  assert len(files) >= count and (count > 1 or len(files) == 1)
-  written = {name: x for tensors in files.values() for name, x in tensors.items()}
-  expected = dict(hf.tensors(shape, stored))
+  written, expected = load_file(saved / "model.safetensors"), dict(hf.tensors(shape, stored))
   assert written.keys() == expected.keys()
   for name, want in expected.items():
     np.testing.assert_array_equal(written[name], want, strict=True)
-  if count > 1:
-    index = json.loads((saved / INDEX).read_text())
-    assert index["weight_map"] == {name: file for file in files for name in files[file]}
-    assert index["metadata"]["total_size"] == sum(x.nbytes for x in expected.values())
-    assert_same(load_qwen2(saved), model)
-  assert (saved / INDEX).exists() == (count > 1)
+  assert_same(load_qwen2(saved, dtype), model)
   assert (saved / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
   with pytest.raises(ValueError, match="saved exists; remove it"):
     save_qwen2(model, saved, base / "tokenizer.json")
@@ -181,19 +169,15 @@ def test_writes_what_was_loaded(shape, stored, shard_mb, shard_bytes, count, tmp
 
 def test_a_directory_appears_when_it_is_whole(tmp_path, monkeypatch):
   base = hf.write(tmp_path / "base", UNTIED, tokens=300)
-  monkeypatch.setattr(weights, "SHARD_BYTES", 40_000)
-  files = []
 
   def disk_full(tensors, path, metadata):
-    files.append(path)
-    if len(files) == 3:
-      raise OSError("no space left")
-    save_file(tensors, path, metadata)
+    path.write_bytes(b"cut")
+    raise OSError("no space left")
 
   monkeypatch.setattr(weights, "save_file", disk_full)
   with pytest.raises(OSError, match="no space left"):
     save_qwen2(load_qwen2(base), tmp_path / "saved", base / "tokenizer.json")
-  assert files[0].exists() and not (tmp_path / "saved").exists()
+  assert not (tmp_path / "saved").exists()
 
 
 def tensor(directory: Path, name: str, array, file: str = "model.safetensors") -> None:
@@ -250,11 +234,13 @@ def refusal(directory: Path) -> str:
 UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
 BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
 WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
+BROKEN, SIZE = f"{WHOLE} is cut short or damaged", f"{CONFIG} has a wrong size"
+UNREADABLE = "[]", "{\n]", "\xff", None
 REFUSED = [
   (tensor, ("model.side", zeros(3)), f"{WHOLE}: tensor model.side has no place"),
   (tensor, (UP.replace("1", "3"), zeros(40, 48)), f"tensor {UP.replace('1', '3')} has no place"),
   (tensor, ("lm_head.weight", zeros(307, 48)), "lm_head.weight has no place"),
-  (tensor, (UP, None), f"DIR: tensor {UP} is in none of its files"),
+  (tensor, (UP, None), f"DIR: tensor {UP} is in no model*.safetensors"),
   (tensor, (UP, zeros(48, 40)), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
   (tensor, (UP, zeros(40 * 48)), f"{UP} is [1920], config.json makes it [40, 48]"),
   (tensor, (BIAS, zeros(2, 10)), f"{BIAS} is [2, 10], config.json makes it [20]"),
@@ -262,24 +248,15 @@ REFUSED = [
   # A quantised tensor is not what its integers are.
   (quantised, (UP, "F8_E4M3"), f"{WHOLE}: tensor {UP} is F8_E4M3"),
   (quantised, (UP, "I8"), f"{UP} is I8, expected F32 or BF16 or F16"),
-  (cut, (0, 0), f"{WHOLE} is missing, cut short or damaged"),
-  (cut, (0.001, 0), f"{WHOLE} is missing, cut short or damaged"),
-  (cut, (0.999, 0), f"{WHOLE} is missing, cut short or damaged"),
-  (cut, (1, 0), f"{WHOLE} is missing, cut short or damaged"),
-  (cut, (1, 0.99999), f"{WHOLE} is missing, cut short or damaged"),
-  (content, ("model.safetensors", None), f"{WHOLE} is missing"),
-  (content, (INDEX, "{"), f"DIR/{INDEX} cannot be read"),
-  (content, (INDEX, '{"weight_map": []}'), f"DIR/{INDEX} has no weight_map"),
-  (content, ("config.json", "[]"), f"{CONFIG} cannot be read (it is not a JSON object)"),
-  (content, ("config.json", "{\n]"), f"{CONFIG} cannot be read"),
-  (content, ("config.json", "\xff"), f"{CONFIG} cannot be read"),
-  (content, ("config.json", None), f"{CONFIG} is missing"),
-  (fields, ({"hidden_size": None},), f"{CONFIG} lacks 'hidden_size'"),
-  (fields, ({"rope_theta": None},), f"{CONFIG} lacks 'rope_theta'"),
-  (fields, ({"vocab_size": "many"},), f"{CONFIG} has a wrong size"),
-  (fields, ({"vocab_size": [3]},), f"{CONFIG} has a wrong size"),
-  (fields, ({"vocab_size": -1},), f"{CONFIG} has a wrong size"),
-  (fields, ({"num_attention_heads": 0},), f"{CONFIG} has a wrong size"),
+  *[(cut, shares, BROKEN) for shares in ((0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.99999))],
+  (content, ("model.safetensors", None), "is in no model*.safetensors"),
+  *[(content, ("config.json", text), f"{CONFIG} cannot be read") for text in UNREADABLE],
+  (fields, ({"hidden_size": None},), f"{SIZE} (hidden_size: Field required)"),
+  (fields, ({"rope_theta": None},), f"{SIZE} (rope_theta: Field required)"),
+  (fields, ({"vocab_size": "many"},), f"{SIZE} (vocab_size: Input should be a valid integer"),
+  (fields, ({"vocab_size": [3]},), f"{SIZE} (vocab_size: Input should be a valid integer"),
+  (fields, ({"vocab_size": -1},), f"{SIZE} (vocab_size: Input should be greater than 0"),
+  (fields, ({"num_attention_heads": 0},), f"{SIZE} (num_attention_heads: Input should be greater"),
   (fields, ({"model_type": "llama"},), f"{CONFIG} has model_type='llama', expected 'qwen2'"),
   (fields, ({"model_type": None},), f"{CONFIG} has model_type=None"),
   (fields, ({"hidden_act": "gelu"},), f"{CONFIG} has hidden_act='gelu'"),
@@ -296,22 +273,96 @@ def test_a_damaged_directory_is_refused(damage, arguments, line, tmp_path):
   assert line in refusal(tmp_path)
 
 
-def test_shards_that_disagree_with_their_index_are_refused(tmp_path):
+def test_a_tensor_has_to_be_in_one_of_the_shards(tmp_path):
   hf.write(tmp_path, SHAPE, shard_mb=0.06)
-  places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+  places = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
   here, other = places[UP], places["model.embed_tokens.weight"]
   array = load_file(tmp_path / here)[UP]
-
-  tensor(tmp_path, UP, array, other)  # in two files: the index names one of them
-  assert refusal(tmp_path) == f"DIR/{other} has tensor {UP}, {INDEX} puts it in {here}"
-  tensor(tmp_path, UP, None, here)  # only where the index does not say
-  assert refusal(tmp_path) == f"DIR/{other} has tensor {UP}, {INDEX} puts it in {here}"
+  tensor(tmp_path, UP, array, other)
+  first, last = sorted((here, other))
+  assert refusal(tmp_path) == f"DIR/{last}: tensor {UP} is in {first} too; remove one"
+  tensor(tmp_path, UP, None, here)
+  load_qwen2(tmp_path)  # whatever the index says
   tensor(tmp_path, UP, None, other)
-  assert refusal(tmp_path) == f"DIR: tensor {UP} is in none of its files"
-  tensor(tmp_path, UP, array, here)
-  fields(tmp_path, {"weight_map": {k: v for k, v in places.items() if k != UP}}, INDEX)
-  assert refusal(tmp_path) == f"DIR/{here} has tensor {UP}, {INDEX} puts it in None"
-  fields(tmp_path, {"weight_map": places}, INDEX)
-  load_qwen2(tmp_path)  # all is as it was
+  assert f"tensor {UP} is in no model*.safetensors" in refusal(tmp_path)
   cut(tmp_path, 1, 0.9, other)
-  assert refusal(tmp_path).startswith(f"DIR/{other} is missing, cut short or damaged")
+  assert refusal(tmp_path).startswith(f"DIR/{other} is cut short or damaged")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_decisions_start_alike(router_config, filled, tied):
+  config = dataclasses.replace(router_config, tie_word_embeddings=tied)
+  model = filled(lambda: build_model(config, 0))
+  tables = [model.embedding_VxD] if tied else [model.embedding_VxD, model.head_VxD]
+  befores = [np.array(table[...]) for table in tables]
+  weights.start_alike(model, [3, 5])
+  for before, table in zip(befores, tables):
+    after = np.array(table[...])
+    others = np.delete(np.arange(len(before)), [3, 5])
+    np.testing.assert_array_equal(after[others], before[others])
+    np.testing.assert_allclose(after[[3, 5]], [(before[3] + before[5]) / 2] * 2, rtol=1e-6)
+
+
+@pytest.fixture
+def adopt(router_config, tmp_path):
+  """adopt(directory): the view that a run makes of a checkpoint."""
+
+  def make(directory):
+    adopt_tokenizer(directory, tmp_path / "tokenizer")
+    config = dataclasses.replace(router_config, weights=str(directory))
+    return View(config, tmp_path / "tokenizer")
+
+  return make
+
+
+WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])  # " SMALL" and " BIG" in tokens
+
+
+@pytest.mark.parametrize(
+  "tied, vocab_size, tokens, rows",
+  [
+    (True, 302, 300, 302),  # as many spare rows as there are decisions
+    (False, 301, 300, 384),  # one too few: 3 * 128
+    (True, 383, 383, 512),  # the second decision is row 384, the first of the next block
+  ],
+)
+def test_a_checkpoints_decisions_start_as_their_words(
+  tied, vocab_size, tokens, rows, adopt, tmp_path
+):
+  shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
+  view = adopt(hf.write(tmp_path / "base", shape, tokens=tokens))
+  assert view.decision_ids == [tokens, tokens + 1]  # behind all of its own
+  model = load_pretrained(view)
+  written = dict(hf.tensors(shape))
+  tables = {"model.embed_tokens.weight": model.embedding_VxD}
+  if not tied:
+    tables["lm_head.weight"] = model.head_VxD
+  number_of = json.loads((tmp_path / "base" / "tokenizer.json").read_text())["model"]["vocab"]
+  for name, table in tables.items():
+    before, after = written[name], np.asarray(table[...])
+    assert after.shape == (rows, 48)
+    for row, word in zip(view.decision_ids, WORDS):
+      want = sum(before[number_of[token]] for token in word) / len(word)
+      np.testing.assert_allclose(after[row], want, atol=1e-6)
+    others = np.delete(np.arange(vocab_size), [id for id in view.decision_ids if id < vocab_size])
+    np.testing.assert_array_equal(after[others], before[others])
+  np.testing.assert_array_equal(model.final_norm[...], written["model.norm.weight"])
+  # Checkpoints are restored into this shape.
+  abstract = weights.abstract_model(weights.shape_of(view.config, view.decision_ids))
+  assert model.config == abstract.config
+  structures = (nnx.split(router)[1] for router in (model, abstract))
+  shapes, expected = ([x.shape for x in jax.tree.leaves(params)] for params in structures)
+  assert shapes == expected
+
+
+@pytest.mark.parametrize("tied, vocab_size", [(True, 307), (False, 300)], ids=["spare", "grown"])
+def test_a_saved_router_keeps_its_decisions(tied, vocab_size, adopt, tmp_path):
+  shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
+  view = adopt(hf.write(tmp_path / "base", shape, tokens=300))
+  model = load_pretrained(view)
+  for number, table in enumerate(model.token_tables):  # trained
+    table[...] = table[...].at[np.array(view.decision_ids)].set(7.0 + number)
+  save_qwen2(model, tmp_path / "saved", tmp_path / "tokenizer" / "tokenizer.json", jnp.float32)
+  saved = adopt(tmp_path / "saved")
+  assert saved.decision_ids == view.decision_ids
+  assert_same(load_pretrained(saved), model)

@@ -1,10 +1,12 @@
-"""The trained router as a policy: model, view and KV cache -> decisions for the ready episodes."""
+"""A router as a policy: the trained one with its KV cache, and a strong model that is asked."""
 
 import dataclasses
 import random
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL
+from baar_jax.episode import DECISION_WORDS, SMALL, Task
+from baar_jax.llms.agent import Agent, Hold
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.live import Decision, Live, Policy
 from baar_jax.router.qwen2 import Qwen2
@@ -21,6 +24,9 @@ from baar_jax.router.view import View
 
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
 ROWS = (1, 4, 16, 64)  # bucket sizes of its batch
+# What a judge reads: more than a small router, because it is a strong model (our choice).
+JUDGED = {"max_tokens": 4096, "description_tokens": 256, "action_tokens": 32, "result_tokens": 64}
+TRIES = 2  # a judge's answer that cannot be read is asked for once more; then SMALL acts
 
 
 @dataclasses.dataclass
@@ -44,6 +50,9 @@ class Threshold:
     return len(p_A) - 1 if p_A[-1] >= self.value else int(np.argmax(p_A[:-1]))
 
 
+Rule = Sample | Threshold
+
+
 class RouterPolicy(Policy):
   """Scores the decision of every ready episode in one forward pass of the new tokens alone.
 
@@ -56,22 +65,26 @@ class RouterPolicy(Policy):
     name: str,
     model: Qwen2,
     view: View,
-    config: RouterConfig,
-    decide: Sample | Threshold,
+    rule: Rule,
     live_episodes: int,
     mesh: Mesh | None = None,
   ):
-    """Copies the model from the mesh to this process's first device, in `config.dtype`."""
-    self.name, self._view, self._decide = name, view, decide
-    self._usd_per_token = config.usd_per_million_tokens / 1e6
-    dtype = jnp.dtype(config.dtype)
+    """Copies the model from the mesh to this process's first device, in the configured dtype."""
+    self.name, self._view, self._rule = name, view, rule
+    self._usd_per_token = view.config.usd_per_million_tokens / 1e6
+    dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
-    self._cache = model.empty_cache(live_episodes + 1, config.max_tokens, dtype)
+    self._cache = model.empty_cache(live_episodes + 1, view.config.max_tokens, dtype)
     self._spare_row = live_episodes  # for padding
     self._free_rows = list(range(live_episodes))
     self._rows: dict[Live, int] = {}  # of the cache
-    self._cached_text: dict[int, list[int]] = {}  # row -> tokens
+    self._cached_text: list[list[int]] = [[] for _ in self._free_rows]  # the tokens of each row
+
+  def prepare(self, live: Live) -> None:
+    """A cascade's router is shown what SMALL proposes; a decision for SMALL takes the proposal."""
+    if self._view.proposals:
+      live.proposal_reply = live.agents[SMALL].reply(live.messages, len(live.steps))
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for the ready episodes; at most `live_episodes` may be live at once."""
@@ -84,7 +97,7 @@ class RouterPolicy(Policy):
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
-      model = self._decide.pick(p_A, live)
+      model = self._rule.pick(p_A, live)
       logp = float(np.log(max(p_A[model], 1e-30)))
       decisions.append(Decision(model, logp, new_tokens * self._usd_per_token, latency_s))
     return decisions
@@ -99,7 +112,7 @@ class RouterPolicy(Policy):
     """p_RxA, and the number of tokens that each row was fed: those that it did not hold yet."""
     pending = []  # (index, position of the first token, tokens) of what is still to be fed
     for i, (row, text) in enumerate(zip(rows, texts)):
-      cached = self._cached_text.get(row, [])
+      cached = self._cached_text[row]
       start = len(cached) if text[: len(cached)] == cached and len(cached) < len(text) else 0
       pending.append((i, start, text[start:]))
       self._cached_text[row] = text
@@ -121,7 +134,7 @@ class RouterPolicy(Policy):
     """Feeds (row, start, tokens) in one compiled call; returns logits_RxA and its length T."""
     T, R = _bucket(len(batch[-1][2]), NEW_TOKENS), _bucket(len(batch), ROWS)
     tokens_RxT = np.zeros((R, T), np.int32)
-    start_R, last_R = np.zeros(R, np.int32), np.zeros(R, np.int32)
+    start_R, last_R = np.zeros((2, R), np.int32)
     row_R = np.full(R, self._spare_row, np.int32)
     for r, (row, start, tokens) in enumerate(batch):
       chunk = tokens[:T]
@@ -132,11 +145,42 @@ class RouterPolicy(Policy):
     return np.asarray(logits_RxA, np.float64), T
 
 
-class CascadePolicy(RouterPolicy):
-  """A router that is shown what SMALL proposes; a decision for SMALL takes the proposal."""
+class ZeroShotPolicy(Policy):
+  """Does what the judge says; the ledger counts the judge's calls beside the router's."""
+
+  def __init__(
+    self,
+    name: str,
+    judge: Callable[[Task, int, Hold], Agent],
+    config: RouterConfig,
+    tokenizer: Path,
+  ):
+    """`judge` is `Pair.judge`'s; it is shown the paper's prompt with its budget."""
+    config = dataclasses.replace(config, view="paper", show_budget=True, **JUDGED)
+    self.name, self._judge, self._view = name, judge, View(config, tokenizer)
 
   def prepare(self, live: Live) -> None:
-    live.proposal_reply = live.agents[SMALL].reply(live.messages, len(live.steps))
+    prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
+    question = [{"role": "user", "content": prompt}]
+    judge = self._judge(live.task, live.job.seed, live.hold)
+    start_s, calls = time.monotonic(), []
+    for attempt in range(TRIES):
+      reply = judge.reply(question, TRIES * len(live.steps) + attempt)
+      calls += reply.calls("judge")
+      model = read_decision(reply.text)
+      if model is not None:
+        break
+    model, latency_s = SMALL if model is None else model, time.monotonic() - start_s
+    live.judged = Decision(model, latency_s=latency_s, calls=calls)
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    return [Decision(live.judged.model) for live in ready]
+
+
+def read_decision(text: str) -> int | None:
+  """The model that an answer names; None if it names none or several."""
+  words = set(re.findall(rf"\b({'|'.join(DECISION_WORDS)})\b", text))
+  return DECISION_WORDS.index(words.pop()) if len(words) == 1 else None
 
 
 def _bucket(size: int, buckets: Sequence[int]) -> int:
@@ -148,6 +192,6 @@ def _bucket(size: int, buckets: Sequence[int]) -> int:
 def _extend(graphdef, params, cache, tokens_RxT, row_R, start_R, last_R, ids):
   """One forward pass of new tokens on the given cache rows. Returns logits_RxA and the cache."""
   model = nnx.merge(graphdef, params)
-  hidden_RxTxD, cache = model.extend(tokens_RxT, start_R, cache, row_R, cache[0].dtype)
+  hidden_RxTxD, cache = model.extend(tokens_RxT, start_R, cache, row_R)
   hidden_RxD = hidden_RxTxD[jnp.arange(len(last_R)), last_R]
   return model.logits(hidden_RxD, np.array(ids)), cache

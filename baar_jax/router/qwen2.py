@@ -1,11 +1,11 @@
 """The Qwen2 transformer in flax.nnx."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from baar_jax.mesh import spread
 
@@ -14,21 +14,21 @@ NEARNESS = 2.0  # size of the initial biases of queries and keys
 NEAR_TOKENS = 16, 128  # shortest and longest wavelength of the rotations that have them
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Qwen2Config:
-  """Sizes, under the names of a Hugging Face `config.json`."""
+  """Sizes under the names, and with the defaults, of a Hugging Face `config.json`."""
 
-  vocab_size: int
-  hidden_size: int
-  intermediate_size: int
-  num_hidden_layers: int
-  num_attention_heads: int
-  num_key_value_heads: int
-  head_dim: int
-  rope_theta: float = 1_000_000.0
-  rms_norm_eps: float = 1e-6
-  tie_word_embeddings: bool = True
-  max_position_embeddings: int = 32_768  # a limit for `router.max_tokens`; not computed with
+  vocab_size: int = Field(gt=0)
+  hidden_size: int = Field(gt=0)
+  intermediate_size: int = Field(gt=0)
+  num_hidden_layers: int = Field(gt=0)
+  num_attention_heads: int = Field(gt=0)
+  num_key_value_heads: int = Field(gt=0)
+  head_dim: int = Field(gt=0)
+  rope_theta: float = Field(gt=0)
+  rms_norm_eps: float = Field(1e-6, gt=0)
+  tie_word_embeddings: bool = False
+  max_position_embeddings: int = Field(32_768, gt=0)  # bounds `router.max_tokens` alone
 
 
 class Layer(nnx.Module):
@@ -54,13 +54,11 @@ class Layer(nnx.Module):
     self.eps = config.rms_norm_eps
 
   def __call__(self, x_BxTxD, rope, mask_BxTxU, past=None):
-    """The new residual stream, and the cache with the new tokens (None without one).
+    """The new residual stream, and the cache with the new keys and values (None without one).
 
-    Args:
-      rope: (cos_BxTxH, sin_BxTxH) at the tokens' positions.
-      mask_BxTxU: which keys each token sees; None is causal with U = T.
-      past: (k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT): the cache and the places of
-        the new keys and values in it.
+    `rope` is (cos_BxTxH, sin_BxTxH) at the tokens' positions, `mask_BxTxU` as of `attention`,
+    `past` (k_LxRxUxKxH, v_LxRxUxKxH, layer, row_B, position_BxT): the cache and the new tokens'
+    places in it.
     """
     dtype = x_BxTxD.dtype
     h_BxTxD = rms_norm(x_BxTxD, self.input_norm[...], self.eps)
@@ -100,12 +98,11 @@ class Qwen2(nnx.Module):
     stack = nnx.vmap(lambda rngs: Layer(config, rngs), in_axes=(0,), out_axes=0)
     self.layers = nnx.split_rngs(splits=config.num_hidden_layers)(stack)(rngs)
 
-  def __call__(self, tokens_BxT, dtype=jnp.float32, remat=False):
+  def __call__(self, tokens_BxT, dtype=jnp.float32):
     """hidden_BxTxD after the final norm of whole sequences, padded on the right.
 
-    Args:
-      dtype: of the computation and the result; parameters keep theirs.
-      remat: recompute each layer in the backward pass instead of storing its activations.
+    Parameters keep their dtype, the computation and its result have the given one. A backward pass
+    recomputes each layer instead of storing its activations.
     """
     rope = self._rope(jnp.arange(tokens_BxT.shape[1])[None], dtype)
     graphdef, stacked = nnx.split(self.layers)
@@ -113,30 +110,24 @@ class Qwen2(nnx.Module):
     def block(x_BxTxD, layer):
       return spread(nnx.merge(graphdef, layer)(x_BxTxD, rope, None)[0]), None
 
-    block = jax.checkpoint(block) if remat else block
     embedded_BxTxD = self.embedding_VxD[...][tokens_BxT].astype(dtype)
-    x_BxTxD, _ = jax.lax.scan(block, spread(embedded_BxTxD), stacked)
+    x_BxTxD, _ = jax.lax.scan(jax.checkpoint(block), spread(embedded_BxTxD), stacked)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
 
-  def extend(self, tokens_BxT, start_B, cache, row_B=None, dtype=jnp.float32):
+  def extend(self, tokens_BxT, start_B, cache, row_B):
     """hidden_BxTxD after the final norm of new tokens, and the cache with their keys and values.
 
-    Args:
-      tokens_BxT: padded on the right.
-      start_B: how many tokens of each row the cache holds; what lies behind them is overwritten.
-      cache: `empty_cache`'s. Positions past its length are dropped.
-      row_B: the row of the cache for each sequence; None is row b for sequence b.
+    Sequence b, padded on the right, extends row row_B[b] of `empty_cache`'s arrays: the first
+    start_B[b] tokens stay, later ones are overwritten. Positions past the row's end are dropped.
     """
-    B, T = tokens_BxT.shape
-    row_B = jnp.arange(B) if row_B is None else row_B
-    position_BxT = start_B[:, None] + jnp.arange(T)[None]
+    dtype = cache[0].dtype
+    position_BxT = start_B[:, None] + jnp.arange(tokens_BxT.shape[1])[None]
     rope = self._rope(position_BxT, dtype)
     mask_BxTxU = jnp.arange(cache[0].shape[2])[None, None] <= position_BxT[:, :, None]
     graphdef, stacked = nnx.split(self.layers)
 
     def block(carry, inputs):
-      x_BxTxD, cache = carry
-      number, layer = inputs
+      (x_BxTxD, cache), (number, layer) = carry, inputs
       past = (*cache, number, row_B, position_BxT)
       return nnx.merge(graphdef, layer)(x_BxTxD, rope, mask_BxTxU, past), None
 
@@ -152,10 +143,16 @@ class Qwen2(nnx.Module):
     shape = c.num_hidden_layers, rows, length, c.num_key_value_heads, c.head_dim
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
+  @property
+  def token_tables(self) -> list[nnx.Param]:
+    """The parameters with a row per token: the embedding, and a head that is not tied to it."""
+    tied = self.config.tie_word_embeddings
+    return [self.embedding_VxD] if tied else [self.embedding_VxD, self.head_VxD]
+
   def logits(self, hidden, token_ids=None):
     """float32 logits [..., len(token_ids)] of the given tokens (None: of the whole vocabulary)."""
-    head = self.embedding_VxD if self.config.tie_word_embeddings else self.head_VxD
-    head_AxD = head[...] if token_ids is None else head[...][token_ids]
+    head_VxD = self.token_tables[-1][...]
+    head_AxD = head_VxD if token_ids is None else head_VxD[token_ids]
     return jnp.einsum("...D,AD->...A", hidden.astype(jnp.float32), head_AxD.astype(jnp.float32))
 
   def _rope(self, position_BxT, dtype):
@@ -169,20 +166,17 @@ class Qwen2(nnx.Module):
 
 
 def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
-  """Grouped-query attention; causal with U = T if no mask is given. Returns [B, T, N, H].
+  """Grouped-query attention [B, T, N, H]; without a mask it is causal, and U = T.
 
   On a GPU whole sequences in bf16 go through cuDNN's flash attention. On a CPU the scores of a few
-  queries at a time stay in the processor's cache: a forward pass of 1,664 tokens took a fourth of
-  the time of one softmax over everything.
+  queries at a time stay in the processor's cache, which takes a fourth of the time at 1,664 tokens.
   """
   backend, whole = jax.default_backend(), mask_BxTxU is None
   if backend != "cpu":
     fits = q_BxTxNxH.dtype == jnp.bfloat16 and q_BxTxNxH.shape[-1] % 8 == 0
-    kernel = "cudnn" if backend == "gpu" and whole and fits else "xla"
-    mask = {"is_causal": True} if whole else {"mask": mask_BxTxU[:, None]}
-    return jax.nn.dot_product_attention(
-      q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, implementation=kernel, **mask
-    )
+    settings = {"is_causal": True} if whole else {"mask": mask_BxTxU[:, None]}
+    settings["implementation"] = "cudnn" if backend == "gpu" and whole and fits else "xla"
+    return jax.nn.dot_product_attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, **settings)
   if not whole:
     return _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU)
   T, blocks = q_BxTxNxH.shape[1], []

@@ -2,47 +2,32 @@
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
-from baar_jax.episode import DECISION_WORDS
-
 DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
 TOKEN_CHARS = 12  # of the longest token: a short phrase, so that long phrases share their parts
 CUT_MARK = " ..."  # stands behind a text that was cut
-NO_TOKENIZER = (
-  "put the checkpoint's beside its weights, or let transformers write it: "
-  "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
-)
 
 
 class Tokenizer:
-  """A saved tokenizer with the decision tokens.
+  """A saved tokenizer with `decision_ids`, the token of each model's decision.
 
-  Attributes:
-    decision_ids: the token of each model's decision.
-    word_ids: the tokens of each decision's word, as it follows "model:".
-    cut_mark: the tokens that follow a text that was cut.
-    encode: (text, limit) -> at most `limit` tokens, then `cut_mark` if there were more; None is no
-      limit.
+  `encode(text, limit)` gives at most `limit` tokens, then `cut_mark` if there were more.
   """
 
   def __init__(self, directory: Path):
     """Raises ValueError if `tokenizer.json` is missing, unreadable or lacks the decision tokens."""
-    self._tokenizer = read_tokenizer(directory, "run --stage=profile first")
+    self._tokenizer = read_tokenizer(directory, "restore a copy, or run --stage=profile first")
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
       raise ValueError(f"{directory}/tokenizer.json lacks the decision tokens {DECISION_TOKENS}")
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
+    self.decode = self._tokenizer.decode  # tokens -> text, without the decision tokens
     self.cut_mark = self.encode(CUT_MARK, None)
-    self.word_ids = [self.encode(f" {word}", None) for word in DECISION_WORDS]
-
-  def decode(self, tokens: Sequence[int]) -> str:
-    """The text of tokens, without the decision tokens."""
-    return self._tokenizer.decode(tokens)
 
   def _encode(self, text: str, limit: int | None) -> tuple[int, ...]:
     # Without the escape, an environment could print a text that is read as a decision.
@@ -80,15 +65,13 @@ def adopt_tokenizer(source: Path, directory: Path) -> None:
   _save(tokenizer, directory)
 
 
-def read_tokenizer(directory: Path, remedy: str = NO_TOKENIZER) -> tokenizers.Tokenizer:
-  """A directory's `tokenizer.json`; ValueError, with the remedy if it is missing."""
+def read_tokenizer(directory: Path, remedy="restore a copy of it") -> tokenizers.Tokenizer:
+  """A directory's `tokenizer.json`; ValueError with the remedy if it cannot be read."""
   path = directory / "tokenizer.json"
-  if not path.exists():
-    raise ValueError(f"{path} is missing: {remedy}")
   try:
     return tokenizers.Tokenizer.from_file(str(path))
   except Exception as error:  # the package raises nothing narrower
-    raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from error
+    raise ValueError(f"{path} cannot be read ({error}): {remedy}") from error
 
 
 def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:

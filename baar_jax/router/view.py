@@ -59,11 +59,11 @@ class View:
 
   def __init__(self, config: RouterConfig, directory: Path, proposals: bool = False):
     """Reads the directory's tokenizer; raises ValueError where `Tokenizer` does."""
-    self.config, self.tokenizer, self._proposals = config, Tokenizer(directory), proposals
+    self.config, self.tokenizer, self.proposals = config, Tokenizer(directory), proposals
     self.decision_ids = self.tokenizer.decision_ids
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
-    """The sequences of an episode: every decision is in exactly one, up to the last decision."""
+    """The sequences of an episode up to its last decision; each decision is in exactly one."""
     if not self.config.show_budget:
       episode = dataclasses.replace(episode, call_budget=None, usd_budget=None)
     return (self._prompts if self.config.view == "paper" else self._transcript)(task, episode)
@@ -75,16 +75,16 @@ class View:
     episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_limit, live.usd_limit)
     return self.episode_windows(live.task, episode)[-1]
 
-  def outcome(self, step: Step, result: str) -> list[int]:
-    """The tokens of an action and its result, each cut as in a window, without markup."""
-    c = self.config
-    return self._encode((step.action, c.action_tokens), (result, c.result_tokens))
+  def encode(self, *pieces: str | tuple[str, int]) -> list[int]:
+    """Tokens of texts, or of (text, limit); each is encoded alone, so that its tokens are fixed."""
+    limited = [(piece, None) if isinstance(piece, str) else piece for piece in pieces]
+    return [token for text, limit in limited for token in self.tokenizer.encode(text, limit)]
 
   def _transcript(self, task: Task, episode: Episode) -> list[Window]:
     """One text that grows by whole steps; over the limit a new window keeps its newer half."""
     c, steps = self.config, episode.steps
-    head = self._encode(TASK, (task.description, c.description_tokens))
-    windows = [Window(head + self._encode(START, (steps[0].observation, c.result_tokens)), [], 0)]
+    head = self.encode(TASK, (task.description, c.description_tokens))
+    windows = [Window(head + self.encode(START, (steps[0].observation, c.result_tokens)), [], 0)]
     blocks, answer = [], []
     for s, step in enumerate(steps):
       ask = self._ask(task, episode, s)
@@ -93,7 +93,7 @@ class View:
       else:
         free = c.max_tokens // 2 - len(head) - len(ask)
         first = _first_block(blocks, [free] * s)
-        omitted = self._encode(f"\nsteps 1-{first} omitted")
+        omitted = self.encode(f"\nsteps 1-{first} omitted")
         windows.append(Window(head + omitted + sum(blocks[first:], []) + ask, [], s))
       windows[-1].positions.append(len(windows[-1].tokens) - 1)
       if s + 1 < len(steps):
@@ -105,14 +105,13 @@ class View:
 
   def _ask(self, task: Task, episode: Episode, s: int) -> list[int]:
     """The line of a step up to its decision."""
-    calls, usd = _left(episode, s)
+    calls, usd = _budgets_left(episode, s)
     budget = "" if calls is None else BUDGET.format(steps=task.max_steps, left=calls)
     if usd is not None:
       budget = f"{budget or f'/{task.max_steps},'} ${usd:.4f} left,"
     line, proposal = STEP.format(number=s + 1, budget=budget), self._proposal(episode.steps[s])
-    if not proposal:
-      return self._encode(line + MODEL)
-    return self._encode(line) + proposal + self._encode(MODEL)
+    pieces = [line, *proposal, MODEL] if proposal else [line + MODEL]
+    return self.encode(*pieces)
 
   def _prompts(self, task: Task, episode: Episode) -> list[Window]:
     """The paper's prompt for each step, with the newest of the steps before it that fit."""
@@ -126,8 +125,8 @@ class View:
       windows.append(Window(tokens, [len(tokens) - 1], s))
       if s + 1 < len(episode.steps):
         title = f"\nStep {s + 1} [Model: {DECISION_WORDS[step.model]}]"
-        blocks.append(self._encode(title) + self._outcome(episode.steps, s))
-        omitted.append(self._encode(f"\n(steps 1-{s + 1} omitted)"))
+        blocks.append(self.encode(title) + self._outcome(episode.steps, s))
+        omitted.append(self.encode(f"\n(steps 1-{s + 1} omitted)"))
     return windows
 
   def _prompt(self, task: Task, episode: Episode, s: int) -> tuple[list[int], list[int]]:
@@ -136,7 +135,7 @@ class View:
     A budget of dollars, which the paper lacks, is worded as its budget of calls.
     """
     c, limit, rules = self.config, episode.call_budget, []
-    calls, usd = _left(episode, s)
+    calls, usd = _budgets_left(episode, s)
     budget, steps_left = "\nBudget:", task.max_steps - s
     if calls is not None:
       budget += f" at most {limit} BIG calls, {limit - calls} used, {calls} left."
@@ -150,28 +149,22 @@ class View:
       hard = ["\nEnvironment: ", environment, f"{budget} Step {s + 1} of {task.max_steps}."]
     previous = "\nPrevious steps:" if s else "\nPrevious steps: none"
     description = task.description, c.description_tokens
-    head = self._encode(f"{role}\nTask: ", description, *hard, CHOICES, *rules, previous)
+    head = self.encode(f"{role}\nTask: ", description, *hard, CHOICES, *rules, previous)
     ask = ASK if calls is None or calls > 0 else ASK_SPENT
-    return head, self._proposal(episode.steps[s]) + self._encode(ask)
+    return head, self.encode(*self._proposal(episode.steps[s]), ask)
 
-  def _proposal(self, step: Step) -> list[int]:
+  def _proposal(self, step: Step) -> list:
     # The episodes that a scorer learns from have no proposal where LARGE acted.
-    if not self._proposals or step.proposal is None or step.model != SMALL:
-      return []
-    return self._encode(PROPOSAL, (step.proposal, self.config.action_tokens))
+    shown = self.proposals and step.proposal is not None and step.model == SMALL
+    return [PROPOSAL, (step.proposal, self.config.action_tokens)] if shown else []
 
   def _outcome(self, steps: Sequence[Step], s: int, show_action: bool = True) -> list[int]:
     c = self.config
     action = [ACTION, (steps[s].action, c.action_tokens)] if show_action else []
-    return self._encode(*action, RESULT, (steps[s + 1].observation, c.result_tokens))
-
-  def _encode(self, *pieces: str | tuple[str, int]) -> list[int]:
-    """Tokens of texts, or of (text, limit); each is encoded alone, so that its tokens are fixed."""
-    limited = [(piece, None) if isinstance(piece, str) else piece for piece in pieces]
-    return [token for text, limit in limited for token in self.tokenizer.encode(text, limit)]
+    return self.encode(*action, RESULT, (steps[s + 1].observation, c.result_tokens))
 
 
-def _left(episode: Episode, s: int) -> tuple[int | None, float | None]:
+def _budgets_left(episode: Episode, s: int) -> tuple[int | None, float | None]:
   """LARGE calls and dollars that are left before step s; None without such a budget."""
   calls, usd = episode.call_budget, episode.usd_budget
   if calls is not None:

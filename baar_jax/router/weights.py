@@ -1,24 +1,30 @@
-"""A Hugging Face directory <-> Qwen2, by one table of names; every tensor is checked."""
+"""A configuration -> random weights, or those of a Hugging Face directory, and back to one."""
 
 import dataclasses
 import json
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from baar_jax.config import RouterConfig
+from baar_jax.episode import DECISION_WORDS
 from baar_jax.mesh import one_device, split_parameters
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
+from baar_jax.router.tokenizer import DECISION_TOKENS, read_tokenizer
+from baar_jax.router.view import View
 
 LAYER = "model.layers.{}."
 # Our names -> theirs. Kernels are [in, out] here and [out, in] there, with one axis for all heads.
@@ -48,15 +54,139 @@ EXPECTED = {
   "rope_type": ("default", None),
   "quantization_config": (None,),
 }
+WRITTEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu"}
 STORED = ("F32", "BF16", "F16")  # dtypes of tensors; numbers of quantised ones would need a scale
-INDEX = "model.safetensors.index.json"
-SHARD_BYTES = 4 << 30  # of one written file
+VOCABULARY_BLOCK = 128  # a vocabulary without spare rows grows to a multiple of it
+
+
+def shape_of(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
+  """The configured shape, or the checkpoint's (see `read_config`) with rows for the decisions."""
+  if config.weights:
+    shape, rows = read_config(config.weights), max(decision_ids) + 1
+    if rows > shape.vocab_size:
+      shape = dataclasses.replace(shape, vocab_size=-(-rows // VOCABULARY_BLOCK) * VOCABULARY_BLOCK)
+    return shape
+  counts = config.num_layers, config.num_heads, config.num_kv_heads
+  names = "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
+  return Qwen2Config(**dict(zip(names, counts)), **vars(config))  # which ignores other fields
+
+
+def build_model(config: RouterConfig, seed: int) -> Qwen2:
+  """A router of the configured shape with random weights."""
+  shape = shape_of(config, ())
+  # One compilation of everything is faster than drawing each weight by itself.
+  return nnx.jit(lambda: Qwen2(shape, nnx.Rngs(seed)))()
+
+
+def abstract_model(shape: Qwen2Config) -> Qwen2:
+  """A model's structure, shapes and dtypes without values."""
+  return nnx.eval_shape(lambda: Qwen2(shape, nnx.Rngs(0)))
+
+
+def start_alike(model: Qwen2, decision_ids: Sequence[int]) -> None:
+  """Gives the decision tokens equal rows, the mean of theirs, so that all are equally probable.
+
+  Our choice, for random weights, so that a router need not unlearn an arbitrary preference. Equal
+  embedding rows also hide at first that past decisions predict the next one in the references.
+  """
+  _set_rows(model, decision_ids, [decision_ids] * len(decision_ids))
+
+
+def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
+  """The float32 router of the configured weights, with rows for the decisions.
+
+  Each decision's row in the embedding, and in an untied head, is the mean of the rows of its
+  word's tokens (our choice); a saved router keeps its own. Raises what `load_qwen2` does.
+  """
+  config, ids = view.config, view.decision_ids
+  model = load_qwen2(config.weights, jnp.float32, mesh)
+  stored_ids = map(read_tokenizer(Path(config.weights)).token_to_id, DECISION_TOKENS)
+  if None in stored_ids or max(ids) >= model.config.vocab_size:
+    model.config = shape_of(config, ids)
+    _set_rows(model, ids, [view.encode(f" {word}") for word in DECISION_WORDS])
+  return model
+
+
+def _set_rows(model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[int]]) -> None:
+  """Sets each token's row to the mean of its sources' rows; a table grows to the configured V."""
+  for table in model.token_tables:
+    table_VxD = table[...]
+    rows_AxD = jnp.stack([table_VxD[np.array(sources)].mean(axis=0) for sources in source_ids])
+    table_VxD = jnp.pad(table_VxD, ((0, model.config.vocab_size - len(table_VxD)), (0, 0)))
+    # Not `table[...] =`, which keeps the shape.
+    table.set_value(table_VxD.at[np.array(ids)].set(rows_AxD))
+
+
+def check_pretrained(config: RouterConfig) -> None:
+  """Raises ValueError unless `load_pretrained` can load `config.weights`; reads headers alone."""
+  (shape, _), tokenizer = check_directory(config.weights), read_tokenizer(Path(config.weights))
+  tokens, longest = tokenizer.get_vocab_size(), shape.max_position_embeddings
+  if config.max_tokens > longest:
+    flag = f"--config.router.max_tokens is {config.max_tokens}"
+    raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
+  if tokens > shape.vocab_size:
+    sizes = f"tokenizer.json has {tokens} tokens, config.json {shape.vocab_size}"
+    raise ValueError(f"{config.weights}: {sizes}; put the tokenizer of this checkpoint there")
+
+
+def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None) -> Qwen2:
+  """The model of a directory, in `dtype`, where `split_parameters` puts it; None is one device.
+
+  The host needs memory for its own part of the model and for one kind of tensor of all layers.
+  Raises ValueError if a file or a tensor is missing, unknown, duplicate, damaged or misshapen.
+  """
+  config, file_of = check_directory(directory)
+
+  def load(path, x, sharding):
+    array = np.empty(x.shape, dtype)
+    for tensor in _tensors(path, x):
+      # The file is mapped: what was read of it counts as memory until it is closed.
+      with safe_open(file_of[tensor.name], "np") as file:
+        numbers = file.get_tensor(tensor.name)
+      place = array[tensor.layer]
+      place[...] = (numbers.T if tensor.kernel else numbers).reshape(place.shape)
+    return jax.make_array_from_callback(x.shape, sharding, array.__getitem__)
+
+  graphdef, abstract = nnx.split(abstract_model(config))
+  shardings = split_parameters(abstract, mesh or one_device())
+  return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings))
+
+
+def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
+  """The sizes in config.json and each tensor's file, by headers; raises what `load_qwen2` does."""
+  config, file_of = read_config(directory), {}
+  shapes = {tensor.name: tensor.shape for tensor, _ in _model_tensors(abstract_model(config))}
+  for path in sorted(Path(directory).glob("model*.safetensors")):
+    try:
+      with safe_open(path, "np") as file:
+        headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+      raise ValueError(f"{path} is cut short or damaged ({error}); restore a copy of it") from None
+    for name, header in headers.items():
+      stored, shape = header.get_dtype(), header.get_shape()
+      if name in file_of:
+        raise ValueError(f"{path}: tensor {name} is in {file_of[name].name} too; remove one")
+      if name not in shapes:
+        raise ValueError(f"{path}: tensor {name} has no place in a Qwen2 of this config.json")
+      if stored not in STORED:
+        raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
+      if shape != list(shapes[name]):
+        expected = f"config.json makes it {list(shapes[name])}"
+        raise ValueError(f"{path}: tensor {name} is {shape}, {expected}")
+    file_of |= dict.fromkeys(headers, path)
+  for name in sorted(shapes.keys() - file_of.keys()):
+    raise ValueError(f"{directory}: tensor {name} is in no model*.safetensors; restore a copy")
+  return config, file_of
 
 
 def read_config(directory: Path | str) -> Qwen2Config:
   """The sizes in config.json; ValueError if it is incomplete or of another architecture."""
   path = Path(directory) / "config.json"
-  fields = {name: value for name, value in _json(path).items() if value is not None}
+  try:
+    fields = {name: x for name, x in json.loads(path.read_text()).items() if x is not None}
+  except (OSError, ValueError, AttributeError) as error:
+    hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
+    raise ValueError(f"{path} cannot be read ({error}): {hint}") from None
   rope = fields.get("rope_parameters")
   fields = (rope if isinstance(rope, dict) else {}) | fields
   for name, expected in EXPECTED.items():
@@ -65,73 +195,16 @@ def read_config(directory: Path | str) -> Qwen2Config:
         f"{path} has {name}={fields.get(name)!r}, expected {expected[0]!r}: "
         "only plain Qwen2 and Qwen2.5 models can be loaded"
       )
+  heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
+  fields.setdefault("num_key_value_heads", heads)
+  if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+    fields.setdefault("head_dim", width // heads)
   try:
-    heads = fields["num_attention_heads"]
-    defaults = {"num_key_value_heads": heads, "head_dim": fields["hidden_size"] // heads}
-    defaults |= {"tie_word_embeddings": False, "max_position_embeddings": 32_768}
-    fields = defaults | fields
-    types = {field.name: field.type for field in dataclasses.fields(Qwen2Config)}
-    sizes = {name: number(fields[name]) for name, number in types.items()}
-    if min(size for name, size in sizes.items() if name != "tie_word_embeddings") <= 0:
-      raise ValueError("sizes are positive")
-  except KeyError as error:
-    raise ValueError(f"{path} lacks {error}; restore a copy of it") from None
-  except (TypeError, ValueError, ZeroDivisionError) as error:
-    raise ValueError(f"{path} has a wrong size ({error}); restore a copy of it") from None
-  return Qwen2Config(**sizes)
-
-
-def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None) -> Qwen2:
-  """The model of config.json and model.safetensors (or its shards), straight onto the devices.
-
-  Tensors are read one by one: the host needs memory for its own parameters and one tensor.
-
-  Args:
-    dtype: of the parameters, whatever the files have.
-    mesh: where `split_parameters` puts the parameters; None is the first device.
-
-  Raises:
-    ValueError: a file or a tensor is missing, unknown, duplicate, damaged or of another shape.
-  """
-  mesh = mesh or one_device()
-  config, file_of = check_directory(directory)
-
-  def load(path, x, sharding):
-    array = jnp.zeros(x.shape, dtype, device=sharding)
-    place = jax.jit(_place, static_argnums=3, donate_argnums=0, out_shardings=sharding)
-    for tensor in _tensors(path, x):
-      # The file is mapped: what was read of it counts as memory until it is closed.
-      with _open(file_of[tensor.name]) as file:
-        numbers = file.get_tensor(tensor.name)
-      whole = NamedSharding(mesh, P())
-      numbers = jax.make_array_from_callback(numbers.shape, whole, numbers.__getitem__)
-      array = place(array, numbers, np.int32(tensor.layer or 0), tensor.kernel)
-      array.block_until_ready()  # or several tensors would wait on the host
-    return array
-
-  graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0))))
-  shardings = split_parameters(abstract, mesh)
-  return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings))
-
-
-def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
-  """The sizes in config.json and each tensor's file, by headers; raises what `load_qwen2` does."""
-  directory = Path(directory)
-  config, headers = read_config(directory), _headers(directory)
-  model = nnx.eval_shape(lambda: Qwen2(config, nnx.Rngs(0)))
-  expected_shapes = {tensor.name: tensor.shape for tensor, _ in _model_tensors(model)}
-  for name in sorted(headers.keys() | expected_shapes.keys()):
-    if name not in headers:
-      raise ValueError(f"{directory}: tensor {name} is in none of its files")
-    path, stored, shape = headers[name]
-    if name not in expected_shapes:
-      raise ValueError(f"{path}: tensor {name} has no place in a Qwen2 of this config.json")
-    if stored not in STORED:
-      raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
-    if shape != expected_shapes[name]:
-      shapes = f"is {list(shape)}, config.json makes it {list(expected_shapes[name])}"
-      raise ValueError(f"{path}: tensor {name} {shapes}")
-  return config, {name: path for name, (path, _, _) in headers.items()}
+    return Qwen2Config(**fields)
+  except ValidationError as error:
+    problem = error.errors()[0]
+    reason = f"{problem['loc'][0]}: {problem['msg']}"
+    raise ValueError(f"{path} has a wrong size ({reason}); restore a copy of it") from None
 
 
 def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.bfloat16) -> None:
@@ -147,35 +220,18 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
   shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-  tensors = _model_tensors(model)
-  sizes = [math.prod(tensor.shape) * jnp.dtype(dtype).itemsize for tensor, _ in tensors]
-  shard_of = (np.cumsum(sizes) - sizes) // SHARD_BYTES
-  shards, file_of = sorted(set(shard_of)), {}
-  for number, shard in enumerate(shards, 1):
-    suffix = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
-    file = f"model{suffix}.safetensors"
-    pairs = [pair for pair, place in zip(tensors, shard_of) if place == shard]
-    arrays = {tensor.name: _to_file(tensor, x, dtype) for tensor, x in pairs}
-    save_file(arrays, temporary / file, {"format": "pt"})
-    (temporary / file).chmod(0o644)  # as the other files: save_file lets nobody else read it
-    file_of |= dict.fromkeys(arrays, file)
+  arrays = {tensor.name: _to_file(tensor, x, dtype) for tensor, x in _model_tensors(model)}
+  file = temporary / "model.safetensors"
+  save_file(arrays, file, {"format": "pt"})
+  file.chmod(0o644)  # as the other files: save_file lets nobody else read it
   json_files = {
-    "config.json": {
-      "architectures": ["Qwen2ForCausalLM"],
-      "model_type": "qwen2",
-      "hidden_act": "silu",
-      "use_sliding_window": False,
-      "torch_dtype": jnp.dtype(dtype).name,
-      **vars(model.config),
-    },
+    "config.json": WRITTEN | {"torch_dtype": jnp.dtype(dtype).name} | vars(model.config),
     "tokenizer_config.json": {
       "tokenizer_class": "PreTrainedTokenizerFast",
       "model_max_length": model.config.max_position_embeddings,
       "clean_up_tokenization_spaces": False,
     },
   }
-  if len(shards) > 1:
-    json_files[INDEX] = {"metadata": {"total_size": int(sum(sizes))}, "weight_map": file_of}
   for name, fields in json_files.items():
     (temporary / name).write_text(json.dumps(fields, indent=2))
   os.replace(temporary, directory)
@@ -186,7 +242,7 @@ class _Tensor(NamedTuple):
 
   name: str
   shape: tuple[int, ...]
-  layer: int | None
+  layer: int | EllipsisType  # its place in our parameter
   kernel: bool
 
 
@@ -206,61 +262,12 @@ def _tensors(path, x) -> list[_Tensor]:
     shape = math.prod(shape[inputs:]), math.prod(shape[:inputs])
   elif name.endswith("_bias"):
     shape = (math.prod(shape),)
-  layers = range(x.shape[0]) if stacked else (None,)
+  layers = range(x.shape[0]) if stacked else (...,)
   return [_Tensor(NAMES[name].format(layer), shape, layer, kernel) for layer in layers]
-
-
-def _place(array, tensor, layer, kernel: bool):
-  """The parameter with a file's tensor in its place, in our layout."""
-  tensor = (tensor.T if kernel else tensor).astype(array.dtype)
-  if array.size == tensor.size:
-    return tensor.reshape(array.shape)
-  return array.at[layer].set(tensor.reshape(array.shape[1:]))
 
 
 def _to_file(tensor: _Tensor, x: jax.Array, dtype) -> np.ndarray:
   """A tensor of a parameter in a file's layout."""
-  x = np.asarray((x if tensor.layer is None else x[tensor.layer]).astype(dtype))
-  if tensor.kernel:
-    return np.ascontiguousarray(x.reshape(tensor.shape[::-1]).T)
-  return x.reshape(tensor.shape)
-
-
-def _headers(directory: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]:
-  """Each tensor's file, dtype and shape; an index, if there is one, has to agree with the files."""
-  paths, file_of, index = [directory / "model.safetensors"], None, directory / INDEX
-  if index.exists():
-    file_of = _json(index).get("weight_map")
-    if not isinstance(file_of, dict):
-      raise ValueError(f"{index} has no weight_map; restore a copy of it")
-    paths = [directory / name for name in sorted(set(map(str, file_of.values())))]
-  headers = {}
-  for path in paths:
-    with _open(path) as file:
-      slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-      headers |= {name: (path, x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
-    for name in slices:  # a tensor in two files too: the index names one of them
-      if file_of is not None and file_of.get(name) != path.name:
-        raise ValueError(f"{path} has tensor {name}, {INDEX} puts it in {file_of.get(name)}")
-  return headers
-
-
-def _open(path: Path):
-  try:
-    return safe_open(path, "np")
-  except (SafetensorError, OSError) as error:
-    problem = f"is missing, cut short or damaged ({error}); restore a copy of it"
-    raise ValueError(f"{path} {problem}") from None
-
-
-def _json(path: Path) -> dict:
-  try:
-    fields = json.loads(path.read_text())
-    if not isinstance(fields, dict):
-      raise ValueError("it is not a JSON object")
-  except FileNotFoundError:
-    hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
-    raise ValueError(f"{path} is missing: {hint}") from None
-  except (OSError, ValueError) as error:
-    raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from None
-  return fields
+  x = np.asarray(x[tensor.layer].astype(dtype))
+  x = x.reshape(tensor.shape[::-1]).T if tensor.kernel else x.reshape(tensor.shape)
+  return np.ascontiguousarray(x)

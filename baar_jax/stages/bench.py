@@ -27,12 +27,11 @@ from baar_jax.envs.sandbox import Rules, Sandbox
 from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
 from baar_jax.rollout.live import Job, Live, Policy, random_rule
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.router.build import build_model, load_pretrained
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2Config
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import View, Window, text_pieces
-from baar_jax.router.weights import load_qwen2, save_qwen2
+from baar_jax.router.weights import build_model, load_pretrained, load_qwen2, save_qwen2
 from baar_jax.run import Run
 from baar_jax.train.batches import Batcher, length_buckets, make_batch
 from baar_jax.train.fit import policy_steps
@@ -101,7 +100,7 @@ class RouterBench:
       train_tokenizer(text_pieces(self.task, self.episodes[0]), c.vocab_size, directory)
     self.views = {v: View(dataclasses.replace(c, view=v), directory) for v in MARKUP_TOKENS}
     self.view = self.views["transcript"]
-    self.model = load_pretrained(c, self.view) if c.weights else build_model(c, 0)
+    self.model = load_pretrained(self.view) if c.weights else build_model(c, 0)
     self.placed = self.view.decision_ids, None, c.dtype  # for a Scorer or Trainer, as are the next
 
   def decide(self) -> Iterator[Figure]:
@@ -119,8 +118,8 @@ class RouterBench:
 
     With `forget` nothing is left in the cache from the steps before.
     """
-    c, episodes = dataclasses.replace(self.config.router, view=view), self.episodes[:count]
-    policy = RouterPolicy("bench", self.model, self.views[view], c, Threshold(), count)
+    episodes = self.episodes[:count]
+    policy = RouterPolicy("bench", self.model, self.views[view], Threshold(), count)
     for _ in range(2):  # the first time compiles
       lives, seconds = [Live(Job(self.task, 0), None) for _ in episodes], []
       for s in range(STEPS):

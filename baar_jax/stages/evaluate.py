@@ -10,9 +10,8 @@ from baar_jax.episode import Task
 from baar_jax.report.optimum import Exact
 from baar_jax.rollout.entries import Entry, entries, routers
 from baar_jax.rollout.live import Job, Live, Policy, rule_policy
-from baar_jax.router.policy import CascadePolicy, RouterPolicy, Threshold
+from baar_jax.router.policy import RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.view import View
-from baar_jax.router.zero_shot import ZeroShotPolicy, judged_view
 from baar_jax.run import Run
 from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
@@ -67,8 +66,8 @@ class Policies:
     if entry.family == "optimum":
       return Policy(entry.policy, _optimal_rule(config, entry.parameters["mu"]))
     if entry.family == "zero-shot":
-      view = judged_view(config.router, self._run.tokenizer)
-      return ZeroShotPolicy(entry.policy, self._run.pair.judge(config.baselines.judge), view)
+      judge = self._run.pair.judge(config.baselines.judge)
+      return ZeroShotPolicy(entry.policy, judge, config.router, self._run.tokenizer)
     return self._router(entry)
 
   def _router(self, entry: Entry) -> RouterPolicy:
@@ -76,9 +75,8 @@ class Policies:
     key = family, entry.parameters.get("lam")
     if threshold is None:
       threshold = quantile_threshold(self._p(*key), entry.parameters["share"])
-    settings = run.config.router, Threshold(threshold), run.live_episodes, run.mesh
-    kind = CascadePolicy if family == "cascade" else RouterPolicy
-    return kind(entry.policy, self._model(*key), self._view(family), *settings)
+    model, view, rule = self._model(*key), self._view(family), Threshold(threshold)
+    return RouterPolicy(entry.policy, model, view, rule, run.live_episodes, run.mesh)
 
   def _view(self, family: str) -> View:
     return View(self._run.config.router, self._run.tokenizer, proposals=family == "cascade")

@@ -53,6 +53,6 @@ def label_outcomes(view: View, batch: Batch, episodes: Sequence[Episode]) -> Bat
   token_BxSxM = np.full((*batch.mask_BxS.shape, width), NO_TOKEN, np.int32)
   for b, episode in enumerate(episodes):
     for s, (step, after) in enumerate(zip(episode.steps, episode.steps[1:])):
-      tokens = view.outcome(step, after.observation)
+      tokens = view.encode((step.action, c.action_tokens), (after.observation, c.result_tokens))
       token_BxSxM[b, s, : len(tokens)] = tokens
   return dataclasses.replace(batch, token_BxSxM=token_BxSxM)

@@ -12,9 +12,15 @@ from jax.sharding import Mesh
 
 from baar_jax.config import Config
 from baar_jax.mesh import split_parameters
-from baar_jax.router.build import abstract_model, build_model, load_pretrained, start_alike
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
+from baar_jax.router.weights import (
+  abstract_model,
+  build_model,
+  load_pretrained,
+  shape_of,
+  start_alike,
+)
 from baar_jax.store import Store
 from baar_jax.train.dataset import paid_episodes
 
@@ -123,7 +129,7 @@ def load_initial(directory: Path, store: Store, config: Config, view: View, mesh
     ValueError: it is still to be pretrained, or the checkpoint cannot be loaded.
   """
   if config.router.weights:
-    return load_pretrained(config.router, view, mesh)
+    return load_pretrained(view, mesh)
   if config.pretrain.epochs > 0:
     place = checkpoint_directory(directory, config, "pretrain")
     updates = pretrain_updates(store, config)
@@ -147,7 +153,7 @@ def load_trained(
     with contextlib.closing(Checkpoints(directory)) as checkpoints:
       done = checkpoints.update or 0
       if done == updates:
-        graphdef, params = nnx.split(abstract_model(config.router, view.decision_ids))
+        graphdef, params = nnx.split(abstract_model(shape_of(config.router, view.decision_ids)))
         like = jax.tree.map(
           lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
           params,

@@ -15,10 +15,10 @@ from baar_jax.config import SEEDS_BEFORE_BOPO, BoPOConfig, Config, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
-from baar_jax.router.build import build_model
 from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
+from baar_jax.router.weights import build_model
 from baar_jax.store import Store
 from baar_jax.train import losses
 from baar_jax.train.batches import Batcher, Relabel
@@ -186,9 +186,7 @@ def _roll_out(
   """A group of episodes of each task, by sampling from the router as it is."""
   config, name = run.config.bopo, rollouts_name(family, lam, update)
   # The policy's cache and copy of the router are freed on return: the gradient needs the memory.
-  policy = RouterPolicy(
-    name, model, view, run.config.router, Sample(name), run.live_episodes, run.mesh
-  )
+  policy = RouterPolicy(name, model, view, Sample(name), run.live_episodes, run.mesh)
   first_seed = SEEDS_BEFORE_BOPO + config.group_size * update  # each update has other seeds
   seeds = range(first_seed, first_seed + config.group_size)
   jobs = [Job(task, seed) for task in tasks for seed in seeds]

@@ -49,7 +49,7 @@ class Scorer:
   def _forward(self, params, batch: Batch):
     """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
     model = nnx.merge(self._graphdef, params)
-    hidden_RxTxD = model(batch.tokens_RxT, self._dtype, remat=True)
+    hidden_RxTxD = model(batch.tokens_RxT, self._dtype)
     return model.logits(hidden_RxTxD[batch.row_BxS, batch.position_BxS], self._ids)
 
   @property
