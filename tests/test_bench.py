@@ -41,7 +41,7 @@ def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypa
 
 
 def test_flop_by_hand():
-  shape = Qwen2Config(99, 4, 6, 2, 2, 1, head_dim=3)
+  shape = Qwen2Config(99, 4, 6, 2, 2, 1, head_dim=3, rope_theta=100.0)
   # A layer: query and output 4 x 6 each, key and value 4 x 3 each, three of 4 x 6: 144. Two layers:
   # 5 tokens x 288 entries x 2 = 2,880. Tokens see 1 + 2 + 3 and 1 + 2, themselves included: 9
   # pairs x (3 + 3 products and as many sums) x 2 heads x 2 layers = 432.
