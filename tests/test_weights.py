@@ -120,7 +120,7 @@ print(json.dumps([peak, {jax.tree_util.keystr(path): shares(x) for path, x in pa
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_and_four_devices(tmp_path):
-  """With four devices; of 304 MB a tensor is 6.6 MB and all layers' of a kind 79 MB."""
+  """With four devices; of 304 MB all layers' tensors of a kind are at most 79 MB."""
   hf.write(tmp_path / "base", UNTIED, shard_mb=0.06, tokens=300)
   large = dict(zip(hf.FIELDS, (8_192, 640, 2_560, 12, 10, 2, True)))
   hf.write(tmp_path / "large", large, shard_mb=50)
@@ -134,8 +134,8 @@ def test_memory_and_four_devices(tmp_path):
   )
   assert result.returncode == 0, result.stderr
   peak, shares = json.loads(result.stdout.splitlines()[-1])
-  # The host needs the parameters and one tensor.
-  assert stored > 300e6 and stored < peak < 1.35 * stored
+  # The host needs the parameters, and at most twice 79 MB while one kind of tensor is placed.
+  assert stored > 300e6 and stored < peak < 1.55 * stored
   # 307 tokens and heads of 10 cannot be divided by 4; 48 and 40 can.
   assert shares == {name: [1.0 if "_bias" in name else 1 / 4] * 4 for name in shares}
   assert len(shares) == 15
