@@ -59,10 +59,7 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
 
 
 def test_a_failed_installation_is_one_line_and_does_not_count(toy, tmp_path):
-  calls = toy(packages=("broken==1",), unusable="cache")
-  with pytest.raises(ValueError, match="contains 'cache': set BAAR_JAX_CACHE to another"):
-    engines.install("toy")
-  toy(packages=("broken==1",), programs=("sh", "no-such"))
+  calls = toy(packages=("broken==1",), programs=("sh", "no-such"))
   with pytest.raises(ValueError, match="no-such cannot be found: install a C.. compiler"):
     engines.install("toy")
   assert calls == []
@@ -104,6 +101,9 @@ def test_where_the_data_is(toy, tmp_path, monkeypatch):
   assert engines.data_of("toy", "own") == generated
   with pytest.raises(ValueError, match="c, named by --config.env.data, is not a directory"):
     engines.data_of("toy", str(tmp_path / "c"))
+  toy(unusable="/a")
+  with pytest.raises(ValueError, match="/a, whose name contains '/a': move it, or set BAAR_JAX_"):
+    engines.data_of("toy", "")
 
 
 def test_what_a_command_prints_and_how_it_fails():

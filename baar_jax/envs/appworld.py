@@ -109,17 +109,11 @@ class AppWorld(Env):
     """Starts no engine yet.
 
     Args:
-      data: the directory that holds AppWorld's `data/`. ValueError if it cannot be used.
+      data: the directory that holds AppWorld's `data/`.
       train_split, test_split: names of datasets; "" is train and test_normal.
       code_s: seconds after which AppWorld stops an agent's code.
     """
     self._data = Path(data).absolute() / "data"
-    for place in (self._data.parent, tempfile.gettempdir()):
-      if "memory" in str(place):  # the engine would take it for a database in memory
-        raise ValueError(
-          f"AppWorld cannot use {place}, whose name contains 'memory': move it, or set "
-          "BAAR_JAX_CACHE and TMPDIR"
-        )
     self._splits = {  # the dataset of each, and its number of tasks
       "train": (train_split or "train", train_tasks),
       "test": (test_split or "test_normal", test_tasks),

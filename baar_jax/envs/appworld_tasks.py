@@ -1,49 +1,78 @@
-"""Makes AppWorld tasks where the real ones cannot be downloaded: DIRECTORY TRAIN_TASKS TEST_TASKS.
+"""Makes AppWorld tasks, in its own Python, where the real ones cannot be downloaded.
 
-Five scenarios over three apps at three levels of difficulty, each with any number of variants that
-differ in people, amounts and records. Training and test tasks are different variants of the same
-scenarios (AppWorld's own datasets share none). The engine's own Python runs this file. A task is
-the same whenever it is made, and tasks that exist are kept.
+Training and test tasks are different variants of five scenarios; a variant has its own people,
+amounts and records, and is the same whenever it is made. Tasks that exist are kept.
 """
 
 import itertools
+import json
 import os
 import random
+import re
 import shutil
 import sys
-from collections.abc import Iterator
-from datetime import date, timedelta
+import textwrap
+from collections import namedtuple
+from datetime import datetime, timedelta
 from pathlib import Path
 
+from appworld.apps import get_all_apps
+from appworld.apps.model_lib import CachedDBHandler
+from appworld.collections.api_docs import ApiDocCollection
 from appworld.collections.models import ModelCollection
-
-from baar_jax.envs.appworld_data import NOW, Person, Problem, Scenario, write_base, write_task
+from appworld.common.constants import CANARY_STRING, DB_VERSION
+from appworld.common.utils import freeze_time
 
 VERSION = "2"  # tasks of another version are deleted
+NOW = datetime(2024, 5, 16, 12, 0)  # the time of every task
+APPS = get_all_apps(skip_admin=True)
+ACCOUNTS = [app for app in APPS if app not in ("api_docs", "supervisor")]
+DATABASES = [*APPS, "admin"]
+NAMES = """Amber Archer, Boris Becker, Clara Castillo, Derek Dalton, Elena Eriksen, Felix Fontaine,
+Greta Gupta, Hamid Hendricks, Irene Ivanov, Jonas Jansen, Katya Kimura, Lucas Lindqvist,
+Megan Moreau, Nadia Novak, Oscar Okafor"""
+RELATIONSHIPS = ("roommate",) * 3 + ("coworker",) * 4 + ("friend",) * 5
 TOPICS = ("Lisbon", "Oslo", "Kyoto", "Cinema", "Groceries", "Pizza", "Concert", "Museum", "Fuel")
+Person = namedtuple("Person", "id first_name last_name email phone_number birthday")
+# An instruction, code that follows it, the answer, and the records that it adds to each model. In
+# the code `APP.API()` stands for a call with the app's token, and `NAME = all APP.API()` for a loop
+# over the API's pages; the answer is in the variable `answer`.
+Problem = tuple[str, str, float | None, dict[str, list[dict]]]
+PEOPLE = []
+for number, name in enumerate(re.split(r",\s", NAMES), 1):
+  email, birthday = name.replace(" ", ".").lower(), f"{1970 + number}-0{1 + number % 5}-15"
+  phone = f"555{number * 104_729:07d}"
+  PEOPLE.append(Person(number, *name.split(), f"{email}@example.com", phone, birthday))
+
+
+def fields_of(person: Person) -> dict:
+  return {name: value for name, value in person._asdict().items() if name != "id"}
+
+
+def contacts(person: Person, group: str = "") -> list[Person]:
+  """The people in a person's phone, all of them or those of one relationship."""
+  pairs = zip((PEOPLE * 2)[person.id :], RELATIONSHIPS)
+  return [other for other, relationship in pairs if group in ("", relationship)]
 
 
 def payment(sender: Person, receiver: Person, usd: float, what: str) -> dict:
-  """The fields of a transaction or a payment request."""
-  ids = {"sender_id": sender.id, "receiver_id": receiver.id}
-  return ids | {"amount": usd, "description": what}
-
-
-def pay_friend(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  friend, topic = draw.choice(me.contacts("friend")), draw.choice(TOPICS)
-  usd, name = float(draw.randrange(8, 120)), f"{friend.first_name} {friend.last_name}"
-  instruction = f"Send ${usd:g} to {name} on Venmo with the note '{topic}'."
-  code = f"""
-people = venmo.search_users(query='{name}')
-email = [p['email'] for p in people if p['last_name'] == '{friend.last_name}'][0]
-venmo.create_transaction(receiver_email=email, amount={usd}, description='{topic}')
-"""
-  return Problem(instruction, code, added={"venmo.Transaction": [payment(me, friend, usd, topic)]})
+  return {"sender_id": sender.id, "receiver_id": receiver.id, "amount": usd, "description": what}
 
 
 def add_note(models: ModelCollection, me: Person, title: str, content: str, tag: str) -> None:
   fields = {"title": title, "content": content, "tags": [tag], "pinned": False}
   models.simple_note.Note.create_save(user_id=me.id, **fields)
+
+
+def pay_friend(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
+  friend, topic = draw.choice(contacts(me, "friend")), draw.choice(TOPICS)
+  usd, name = float(draw.randrange(8, 120)), f"{friend.first_name} {friend.last_name}"
+  code = f"""
+people = venmo.search_users(query='{name}')
+email = [p['email'] for p in people if p['last_name'] == '{friend.last_name}'][0]
+venmo.create_transaction(receiver_email=email, amount={usd}, description='{topic}')"""
+  instruction = f"Send ${usd:g} to {name} on Venmo with the note '{topic}'."
+  return instruction, code, None, {"venmo.Transaction": [payment(me, friend, usd, topic)]}
 
 
 def sum_distances(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
@@ -52,40 +81,35 @@ def sum_distances(models: ModelCollection, me: Person, draw: random.Random) -> P
     tag, km = draw.choice((sport, sport, "hiking")), draw.randrange(2, 20)
     total += km if tag == sport else 0
     add_note(models, me, f"Workout {number}", f"{km} km", tag)
-  instruction = f"How many kilometers are in my Simple Notes with the tag '{sport}', all in all?"
   code = f"""
 notes = all simple_note.search_notes(tags=['{sport}'])
 details = [simple_note.show_note(note_id=note['note_id']) for note in notes]
-answer = sum(int(note['content'].split()[0]) for note in details)
-"""
-  return Problem(instruction, code, answer=total)
+answer = sum(int(note['content'].split()[0]) for note in details)"""
+  instruction = f"How many kilometers are in my Simple Notes with the tag '{sport}', all in all?"
+  return instruction, code, total, {}
 
 
 def text_birthdays(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  month = draw.choice(me.contacts()).birthday[5:7]
+  month = draw.choice(contacts(me)).birthday[5:7]
   message = f"{draw.choice(('Happy birthday', 'Many happy returns'))}! Yours, {me.first_name}"
-  instruction = (
-    f"Send the text message '{message}' to everyone in my phone's contacts whose birthday is in "
-    f"{date(2024, int(month), 1):%B}."
-  )
   code = f"""
 contacts = all phone.search_contacts()
 born = [contact for contact in contacts if contact['birthday'][5:7] == '{month}']
 for contact in born:
-    phone.send_text_message(phone_number=contact['phone_number'], message='{message}')
-"""
-  ids = sorted(person.id for person in me.contacts() if person.birthday[5:7] == month)
+    phone.send_text_message(phone_number=contact['phone_number'], message='{message}')"""
+  instruction = f"Send the text message '{message}' to everyone in my phone's contacts whose "
+  instruction += f"birthday is in {datetime(2024, int(month), 1):%B}."
+  ids = sorted(person.id for person in contacts(me) if person.birthday[5:7] == month)
   texts = [{"sender_id": me.id, "receiver_id": id_, "message": message} for id_ in ids]
-  return Problem(instruction, code, added={"phone.GlobalTextMessage": texts})
+  return instruction, code, None, {"phone.GlobalTextMessage": texts}
 
 
 def sum_payments(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  group = draw.choice(("roommate", "coworker"))
+  total, group = 0.0, draw.choice(("roommate", "coworker"))
   direction, side = draw.choice((("sent to", "receiver"), ("received from", "sender")))
-  total = 0.0
   for number in range(draw.randrange(18, 30)):
     other_group, other_side = draw.choice((group, "friend")), draw.choice(("sender", "receiver"))
-    other, usd = draw.choice(me.contacts(other_group)), float(draw.randrange(5, 90))
+    other, usd = draw.choice(contacts(me, other_group)), float(draw.randrange(5, 90))
     when = NOW - timedelta(days=draw.randrange(1, 270), minutes=number)
     pair = (other, me) if other_side == "sender" else (me, other)
     fields = payment(*pair, usd, draw.choice(TOPICS))
@@ -98,23 +122,17 @@ def sum_payments(models: ModelCollection, me: Person, draw: random.Random) -> Pr
 contacts = all phone.search_contacts(relationship='{group}')
 payments = all venmo.show_transactions({filters})
 emails = [contact['email'] for contact in contacts]
-answer = sum(p['amount'] for p in payments if p['{side}']['email'] in emails)
-"""
-  return Problem(instruction, code, answer=total)
+answer = sum(p['amount'] for p in payments if p['{side}']['email'] in emails)"""
+  return instruction, code, total, {}
 
 
 def ask_for_shares(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
   topic, other = draw.sample(TOPICS, 2)
-  mates = sorted(draw.sample(me.contacts("friend"), 3), key=lambda mate: mate.id)
+  mates = sorted(draw.sample(contacts(me, "friend"), 3))
   shares = [float(draw.randrange(20, 300)) for _ in mates]
   lines = [f"{mate.first_name} {mate.last_name}: ${usd:g}" for mate, usd in zip(mates, shares)]
   add_note(models, me, f"Costs of {topic}", "\n".join(lines), "money")
   add_note(models, me, f"Costs of {other}", "Everyone has paid.", "money")
-  instruction = (
-    f"My Simple Note 'Costs of {topic}' says how much some of my friends owe me. Send each of them "
-    f"a Venmo payment request over their share, with the description '{topic}'. Their email "
-    "addresses are in my phone's contacts."
-  )
   code = f"""
 notes = simple_note.search_notes(query='Costs of {topic}')
 note_id = [note['note_id'] for note in notes if note['title'] == 'Costs of {topic}'][0]
@@ -126,48 +144,155 @@ for contact in contacts:
     if usd:
         venmo.create_payment_request(user_email=contact['email'], amount=usd, description='{topic}')
 """
+  instruction = f"""My Simple Note 'Costs of {topic}' says how much some of my friends owe me. \
+Send each of them a Venmo payment request over their share, with the description '{topic}'. \
+Their email addresses are in my phone's contacts."""
   requests = [payment(me, mate, usd, topic) for mate, usd in zip(mates, shares)]
-  return Problem(instruction, code, added={"venmo.PaymentRequest": requests})
+  return instruction, code, None, {"venmo.PaymentRequest": requests}
 
 
 # A task's id is d<level of difficulty>a<number>_<variant>.
-SCENARIOS: dict[str, Scenario] = {
-  "d1a0000": pay_friend,
-  "d2a0000": text_birthdays,
-  "d3a0000": ask_for_shares,
-  "d2a0001": sum_distances,
-  "d3a0001": sum_payments,
-}
+IDS = ("d1a0000", "d2a0000", "d3a0000", "d2a0001", "d3a0001")
+MAKERS = (pay_friend, text_birthdays, ask_for_shares, sum_distances, sum_payments)
+SCENARIOS = dict(zip(IDS, MAKERS))
+EVALUATION = """\
+import json
+
+SIDE_EFFECTS = {"venmo.User", "venmo.Notification", "phone.UserTextMessage"}
 
 
-def task_ids(dataset: int) -> Iterator[str]:
-  """All training (0) or test (1) tasks that could be made: the scenarios in turn."""
-  for variant in itertools.count(1 + dataset, 2):
-    yield from (f"{scenario}_{variant}" for scenario in SCENARIOS)
+def evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):
+    with test("the answer is right"):
+        test.answer(json.loads(models.end.supervisor.Task.first().answer), ground_truth_answer)
+    with test("the changes are right"):
+        test.case(models.changed_model_names() - SIDE_EFFECTS, "==", set(private_data.added))
+        for model, rows in private_data.added.items():
+            added, updated, removed = models.changed_records(model)
+            added = sorted(added, key=lambda record: record.receiver_id)
+            found = [{name: getattr(record, name) for name in rows[0]} for record in added]
+            test.case([found, updated, removed], "==", [rows, [], []])
+"""
+
+
+def solution_of(code: str, is_question: bool) -> str:
+  """Python with the function `solution` that AppWorld's own solutions have."""
+  lines = [
+    "accounts = apis.supervisor.show_account_passwords()",
+    "passwords = {account['account_name']: account['password'] for account in accounts}",
+    "profile = apis.supervisor.show_profile()",
+  ]
+  loop = r"page = 0\n\1 = []\nwhile rows := \2(page_index=page, \3):\n    \1 += rows\n    page += 1"
+  code = re.sub(r"(?m)^(\w+) = all ([\w.]+)\((.*)\)$", loop, code.strip())
+  code = re.sub(r"\b(simple_note|phone|venmo)\.(\w+)\(", r"apis.\1.\2(access_token=\1, ", code)
+  for app in dict.fromkeys(re.findall(r"apis\.(\w+)\.", code)):
+    name = "phone_number" if app == "phone" else "email"
+    login = f"apis.{app}.login(username=profile['{name}'], password=passwords['{app}'])"
+    lines.append(f"{app} = {login}['access_token']")
+  lines += [code, f"apis.supervisor.complete_task({'answer=answer' if is_question else ''})"]
+  return "def solution(apis, requester):\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def write(path: Path, content: object) -> None:
+  """Writes text as it is and all else as JSON; the file appears as a whole."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  draft = path.with_name(f"{path.name}.tmp")
+  draft.write_text(content if isinstance(content, str) else json.dumps(content))
+  os.replace(draft, path)
+
+
+def save(models: ModelCollection, place: Path, form: str) -> None:
+  models.save(db_home_path=str(place), format=form, app_names=DATABASES)
+  models.close()
+  CachedDBHandler.reset()
+
+
+def write_base(data: Path) -> None:
+  """Writes the API docs and the databases that all tasks share."""
+  docs = ApiDocCollection.build(load_apps=tuple(APPS), include_response_schemas=True)
+  models = ModelCollection.load(to_db_home_path=":memory:base", load_apps=DATABASES, create_db=True)
+  with freeze_time(datetime(2022, 1, 1)):
+    for app, apis in docs.items():
+      marked = {name: dict(doc) | {"canary_string": CANARY_STRING} for name, doc in apis.items()}
+      write(data / "api_docs" / "standard" / f"{app}.json", marked)
+      rows = [models.api_docs.ApiDoc.create(**doc, app_name_=app) for doc in apis.values()]
+      models.api_docs.ApiDoc.save_all(rows)
+    for person in PEOPLE:
+      models.admin.MainUser.create_save(**fields_of(person), sex="female")
+      for app in ACCOUNTS:
+        user, fields = models[app].User, {"verified": True, "venmo_balance": 2000.0}
+        fields = {k: v for k, v in (fields_of(person) | fields).items() if k in user.__fields__}
+        user.create_save(**fields, password=f"{person.last_name}-{app}")
+      for other, relationship in zip(contacts(person), RELATIONSHIPS):
+        fields = fields_of(other) | {"user_id": person.id, "relationships": [relationship]}
+        models.phone.Contact.create_save(**fields)
+  save(models, data / "base_dbs", "full")
+
+
+def write_task(data: Path, task_id: str) -> None:
+  """Writes a task; its directory appears as a whole or not at all."""
+  draw = random.Random(task_id)
+  me = draw.choice(PEOPLE)
+  draft = data / "tasks" / f"{task_id}.tmp"
+  shutil.rmtree(draft, ignore_errors=True)
+  base, copy = str(data / "base_dbs"), f":memory:task_input-{task_id}"
+  models = ModelCollection.load(from_db_home_path=base, to_db_home_path=copy, load_apps=DATABASES)
+  with freeze_time(NOW):
+    instruction, code, answer, added = SCENARIOS[task_id.partition("_")[0]](models, me, draw)
+    models.supervisor.Supervisor.create_save(**fields_of(me))
+    models.supervisor.Task.create_save(supervisor_id=1, instruction=instruction)
+    for app in ACCOUNTS:
+      account = {"account_name": app, "password": f"{me.last_name}-{app}"}
+      models.supervisor.AccountPassword.create_save(supervisor_id=1, **account)
+    save(models, draft / "dbs", "changes")
+  specs = {"instruction": instruction, "supervisor": fields_of(me)}
+  specs |= {"datetime": NOW.isoformat(), "db_version": DB_VERSION, "canary_string": CANARY_STRING}
+  write(draft / "specs.json", specs)
+  canary = f"# Canary String: {CANARY_STRING}\n"
+  solution = canary + solution_of(code, is_question=answer is not None)
+  calls = re.findall(r"apis\.(\w+)\.", solution)
+  apps = sorted(set(calls) - {"supervisor"})
+  sizes = {"num_apps": len(apps), "num_apis": len(calls), "num_solution_code_lines": len(solution)}
+  ground_truth = {
+    "evaluation.py": canary + EVALUATION,
+    "solution.py": solution,
+    "compiled_solution.py": solution,
+    "metadata.json": {"mode": "full", "difficulty": int(task_id[1]), **sizes},
+    "required_apps.json": apps,
+    "public_data.json": {},
+    "private_data.json": {"added": added},
+    "answer.json": answer,
+    "test_data.json": [
+      {"requirement": "the answer is right", "label": "no_op_fail"},
+      {"requirement": "the changes are right", "label": "no_op_fail" if added else "no_op_pass"},
+    ],
+  }
+  for name, content in ground_truth.items():
+    write(draft / "ground_truth" / name, content)
+  os.replace(draft, data / "tasks" / task_id)
 
 
 def main(directory: str, train_tasks: str, test_tasks: str) -> None:
-  """Makes what is missing and says in one line how many tasks there are."""
+  """Makes what is missing in the directory and says in one line how many tasks there are."""
   root = Path(directory).absolute()
   os.environ["APPWORLD_ROOT"] = str(root)
-  version, tasks, lists = root / "version.txt", root / "data" / "tasks", root / "data" / "datasets"
+  data, version = root / "data", root / "version.txt"
   if not version.exists() or version.read_text() != VERSION:
     shutil.rmtree(root, ignore_errors=True)
-    write_base(root / "data")
-    lists.mkdir()
-    version.write_text(VERSION)
+    write_base(data)
+    write(version, VERSION)
   total = new = 0
-  for dataset, count in enumerate((int(train_tasks), int(test_tasks))):
-    for task_id in itertools.islice(task_ids(dataset), count):
-      if not (tasks / task_id).exists():
-        scenario = SCENARIOS[task_id.partition("_")[0]]
-        write_task(root / "data", task_id, int(task_id[1]), scenario)
+  for first, count, datasets in ((1, train_tasks, "train"), (2, test_tasks, "dev test_normal")):
+    ids = []
+    for task_id in (f"{name}_{n}" for n in itertools.count(first, 2) for name in SCENARIOS):
+      if not (data / "tasks" / task_id).exists():
+        if len(ids) >= int(count):
+          break
+        write_task(data, task_id)
         new += 1
-    ids = list(itertools.takewhile(lambda task_id: (tasks / task_id).exists(), task_ids(dataset)))
+      ids.append(task_id)
+    for dataset in datasets.split():
+      write(data / "datasets" / f"{dataset}.txt", "\n".join(ids))
     total += len(ids)
-    for name in (("train",), ("dev", "test_normal"))[dataset]:
-      (lists / f"{name}.tmp").write_text("\n".join(ids))
-      os.replace(lists / f"{name}.tmp", lists / f"{name}.txt")
   print(f"{total} tasks in {root}, {new} of them new")
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,14 +26,12 @@ PASSED_TO_ENGINES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """What is installed, and how."""
-
   title: str  # its name in messages
   packages: tuple[str, ...]  # pinned, the engine itself first
   data_variable: str  # the environment variable that names the directory of its data
   programs: tuple[str, ...] = ()  # those that its build needs
   install: tuple[str, ...] = ()  # arguments of its Python that end the installation
-  unusable: str | None = None  # what the path of its data must not contain
+  unusable: str | None = None  # what the paths of its data must not contain
 
   @property
   def version(self) -> str:
@@ -66,7 +65,8 @@ def setup_command(kind: str) -> str:
   return f"python main.py --stage=setup --config=configs/{kind}.py"
 
 
-def directory(kind: str) -> Path:  # of the engine's Python environment
+def directory(kind: str) -> Path:
+  """Of the engine's Python environment."""
   return cache() / f"{kind}-{ENGINES[kind].version}"
 
 
@@ -124,11 +124,6 @@ def install(kind: str) -> bool:
   Raises ValueError if a program is missing or the installation failed.
   """
   engine, place, python = ENGINES[kind], directory(kind), str(python_path(kind))
-  if engine.unusable and engine.unusable in str(place):
-    raise ValueError(
-      f"{engine.title} cannot use {cache()}, whose name contains {engine.unusable!r}: set "
-      "BAAR_JAX_CACHE to another directory"
-    )
   with locked(place.name):
     if installed(kind):
       return False
@@ -140,11 +135,10 @@ def install(kind: str) -> bool:
       )
     print(f"installing {engine.title} {engine.version} into {place}", file=sys.stderr)
     shutil.rmtree(place, ignore_errors=True)  # of an interrupted installation
-    commands = [
-      [sys.executable, "-m", "venv", str(place)],
-      [python, "-m", "pip", "install", *engine.packages],
-      *([[python, *engine.install]] if engine.install else []),
-    ]
+    commands = [[sys.executable, "-m", "venv", str(place)]]
+    commands.append([python, "-m", "pip", "install", *engine.packages])
+    if engine.install:
+      commands.append([python, *engine.install])
     # The builds call `python`, which has to be the environment's.
     path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
     log = cache() / f"{place.name}.log"
@@ -186,16 +180,23 @@ def data_of(kind: str, data: str) -> Path:
       environment variable names, else what --stage=setup has downloaded, else what it generates.
 
   Raises:
-    ValueError: the directory that the user names does not exist.
+    ValueError: the directory does not exist, or the engine cannot use its name.
   """
-  variable, downloaded = ENGINES[kind].data_variable, downloaded_data(kind)
+  variable, unusable = ENGINES[kind].data_variable, ENGINES[kind].unusable
   named = data or os.environ.get(variable)
   if data == GENERATED or not named:
-    return downloaded if not data and downloaded.is_dir() else generated_data(kind)
-  if not Path(named).is_dir():
-    source = "--config.env.data" if data else f"${variable}"
-    raise ValueError(f"{Path(named).absolute()}, named by {source}, is not a directory")
-  return Path(named).absolute()
+    downloaded = not data and downloaded_data(kind).is_dir()
+    place = downloaded_data(kind) if downloaded else generated_data(kind)
+  else:
+    place = Path(named).absolute()
+    if not place.is_dir():
+      source = "--config.env.data" if data else f"${variable}"
+      raise ValueError(f"{place}, named by {source}, is not a directory")
+  for path in (str(place), tempfile.gettempdir()):
+    if unusable and unusable in path:
+      problem = f"{ENGINES[kind].title} cannot use {path}, whose name contains {unusable!r}"
+      raise ValueError(f"{problem}: move it, or set BAAR_JAX_CACHE and TMPDIR")
+  return place
 
 
 def uses_generated_data(kind: str, data: str) -> bool:

@@ -39,12 +39,10 @@ class _Child:
   def _start(self) -> None:
     self._episodes = 0
     self._playing: set[int] = set()  # the slots whose episode is in this process
-    self.process: subprocess.Popen | None = subprocess.Popen(
-      self._command,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      env=self._environ,
-      start_new_session=True,  # Ctrl-C reaches the parent alone; the group is killed with its JVM
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    # Ctrl-C reaches the parent alone; a child is killed with its JVM, as a group.
+    self.process = subprocess.Popen(
+      self._command, **pipes, env=self._environ, start_new_session=True
     )
 
   def greeting(self) -> dict:
@@ -64,10 +62,10 @@ class _Child:
         raise EnvDied("the environment is closed")
       if self.process is not None and self.process.poll() is not None:
         self._kill(f"it exited with code {self.process.returncode}")
-      alone = self.open_slots == {slot}
-      if method == "reset" and alone and 0 < self._max_episodes <= self._episodes:
-        self._kill("a new one replaces it")
       if method in ("reset", "tasks"):  # they need no earlier state
+        full = 0 < self._max_episodes <= self._episodes
+        if method == "reset" and full and self.open_slots == {slot}:
+          self._kill("a new one replaces it")
         if self.process is None:
           self._start()
           self.greeting()
@@ -79,14 +77,10 @@ class _Child:
       try:
         self.process.stdin.write(json.dumps([slot, method, args]).encode() + b"\n")
         self.process.stdin.flush()
-        # A first listing may compute solutions for minutes; the environment limits its own calls.
-        return self._answer(None if method == "tasks" else self._timeout_s)
       except OSError:
         raise self._kill("it closed its input") from None
-      except KeyboardInterrupt:
-        # The next call would take this one's answer for its own.
-        self._kill("a call was interrupted")
-        raise
+      # A first listing may compute solutions for minutes; the environment limits its own calls.
+      return self._answer(None if method == "tasks" else self._timeout_s)
 
   def _answer(self, timeout_s: float | None) -> object:
     # The child sends one line per request, so no answer can wait unseen in the buffer.
@@ -141,24 +135,26 @@ class ProcessEnv(Env):
     self._child, self._slot = child, slot
     self._state: dict = {}  # what the last reset or step answered
 
-  def _move(self, method: str, text: str) -> None:
+  def _call(self, method: str, *args):
+    return self._child.call(self._slot, method, *args)
+
+  def _move(self, method: str, text: str) -> str:
     self._state = {}
-    self._state = self._child.call(self._slot, method, text)
+    self._state = self._call(method, text)
     self.system_prompt = self._state["system_prompt"]
-
-  def tasks(self, split: str) -> list[Task]:
-    return [Task(**fields) for fields in self._child.call(self._slot, "tasks", split)]
-
-  def reset(self, task_id: str) -> str:
-    self._move("reset", task_id)
     return self._state["observation"]
 
+  def tasks(self, split: str) -> list[Task]:
+    return [Task(**fields) for fields in self._call("tasks", split)]
+
+  def reset(self, task_id: str) -> str:
+    return self._move("reset", task_id)
+
   def step(self, action: str) -> tuple[str, bool]:
-    self._move("step", action)
-    return self._state["observation"], self._state["done"]
+    return self._move("step", action), self._state["done"]
 
   def score(self) -> float:
-    return self._child.call(self._slot, "score")
+    return self._call("score")
 
   def oracle(self) -> Oracle:
     if not self._state:
@@ -168,7 +164,7 @@ class ProcessEnv(Env):
     return Oracle(**self._state["oracle"])
 
   def mistake(self, kind: str, key: str) -> str:
-    return self._child.call(self._slot, "mistake", kind, key)
+    return self._call("mistake", kind, key)
 
   @property
   def pid(self) -> int | None:
