@@ -1,6 +1,8 @@
-"""A loopback server that speaks chat completions, keeps its own books, and fails as it is told."""
+"""A loopback server that speaks chat completions, keeps its own books, and misbehaves as told."""
 
 import contextlib
+import functools
+import gzip
 import json
 import socket
 import struct
@@ -10,15 +12,11 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-FAULTS = ("429", "500", "stall", "drop", "malformed", "empty", "silent")
-BILLED_FAULTS = ("empty", "silent")  # the model was at work, and nothing came of it
-
 
 class StandIn(ThreadingHTTPServer):
   """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
 
-  A fault is one of FAULTS, "unpriced", "dear" (more tokens than were asked for), "cut" (nothing but
-  reasoning), "trickle", or a status with a code behind it, if any: "400 too_long".
+  A fault is one of FAULTS, or a status with a code behind it, if any: "400 too_long".
 
   Attributes:
     seen: every request's body, in order.
@@ -120,57 +118,198 @@ class Handler(BaseHTTPRequestHandler):
   def do_POST(self):
     request = json.loads(self.rfile.read(int(self.headers["content-length"])))
     number, fault = self.server.take(request, self.headers)
+    time.sleep(self.server.latency_s(number))
+    text = self.server.answer(request)
     try:
-      self._respond(number, request, fault)
+      if fault in FAULTS:
+        FAULTS[fault](self, request, text)
+      elif fault:
+        self.refuse(fault)
+      else:
+        self.reply(request, text)
     finally:
       self.server.give()
 
-  def _respond(self, number, request, fault):
-    time.sleep(self.server.latency_s(number))
-    text = self.server.answer(request)
-    if fault in ("stall", "drop", "malformed") and self.server.bills_what_it_loses:
-      self.server.bill(request, text, False)
-    if fault == "stall":
-      time.sleep(self.server.stall_s)
-      self.close_connection = True
-    elif fault == "drop":
-      self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-      self.connection.close()  # at once, with a reset
-      self.close_connection = True
-    elif fault == "malformed":
-      self._send(200, b'{"id": "c1", "choices": [{"mess')
-    elif fault == "trickle":
-      self.send_response(200)
-      self.end_headers()
-      end = time.monotonic() + self.server.stall_s
-      while time.monotonic() < end:
-        self.wfile.write(b" ")
-        time.sleep(0.02)
-      usage = self.server.bill(request, text, True)
-      self.wfile.write(json.dumps({"choices": [], "usage": usage}).encode())
-      self.close_connection = True
-    elif fault and fault[0].isdigit():
-      status, _, code = fault.partition(" ")
-      error = {"error": {"message": f"told to answer {fault}", "type": "x", "code": code or None}}
-      headers = {"retry-after": self.server.retry_after} if status in ("429", "503") else {}
-      self._send(int(status), json.dumps(error).encode(), headers)
-    else:
-      usage = self.server.bill(request, text, fault not in BILLED_FAULTS)
-      if fault == "dear":
-        usage["completion_tokens"] = 20 * most_tokens(request)
-      content = None if fault in ("silent", "cut") else text
-      message = {"index": 0, "finish_reason": "length" if fault == "cut" else "stop"}
-      message["message"] = {"role": "assistant", "content": content}
-      body = {"id": "c1", "object": "chat.completion", "created": 1, "model": request["model"]}
-      body |= {"choices": [] if fault == "empty" else [message], "usage": usage}
-      if fault == "unpriced":
-        del body["usage"]
-      self._send(200, json.dumps(body).encode())
+  def reply(self, request, text, usable=True, usage=(), choice=(), **fields):
+    """A billed answer, with these fields in place of its own."""
+    billed = self.server.bill(request, text, usable)
+    body = {"id": "c1", "object": "chat.completion", "created": 1, "model": request["model"]}
+    message = {"role": "assistant", "content": text}
+    body["choices"] = [{"index": 0, "finish_reason": "stop", "message": message, **dict(choice)}]
+    changed = usage(billed) if callable(usage) else usage
+    body["usage"] = None if changed is None else {**billed, **dict(changed)}
+    self.send(200, json.dumps(body | fields).encode())
 
-  def _send(self, status, body, headers=()):
+  def refuse(self, fault, message=""):
+    status, _, code = fault.partition(" ")
+    message = message or f"told to answer {fault}"
+    error = {"error": {"message": message, "type": "x", "code": code or None}}
+    headers = {"retry-after": self.server.retry_after} if status in ("429", "503") else {}
+    self.send(int(status), json.dumps(error).encode(), headers)
+
+  def send(self, status, body, headers=()):
     self.send_response(status)
     for name, value in {"content-type": "application/json", **dict(headers)}.items():
       self.send_header(name, value)
     self.send_header("content-length", str(len(body)))
     self.end_headers()
     self.wfile.write(body)
+
+  def lose(self, request, text):
+    """Bills an answer that never arrives, where told so, and closes the connection in the end."""
+    if self.server.bills_what_it_loses:
+      self.server.bill(request, text, False)
+    self.close_connection = True
+
+  def repeat(self, data):
+    """Sends the same bytes again and again while a stall lasts, or until the client is gone."""
+    end = time.monotonic() + self.server.stall_s
+    with contextlib.suppress(OSError):
+      while time.monotonic() < end:
+        self.wfile.write(data)
+        time.sleep(0.02)
+
+
+def stall(h, request, text):
+  h.lose(request, text)
+  time.sleep(h.server.stall_s)
+
+
+def drop(h, request, text):
+  h.lose(request, text)
+  h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+  h.connection.close()  # at once, with a reset
+
+
+def malformed(h, request, text):
+  h.lose(request, text)
+  h.send(200, b'{"id": "c1", "choices": [{"mess')
+
+
+def trickle(status, h, request, text):
+  """A body without an end, of an answer or of an error."""
+  h.lose(request, text)
+  h.send_response(status)
+  h.end_headers()
+  h.repeat(b" ")
+
+
+def slow_headers(h, request, text):
+  h.lose(request, text)
+  h.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+  h.repeat(b"x")
+
+
+def endless_continue(h, request, text):
+  h.lose(request, text)
+  h.repeat(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def bomb(h, request, text):
+  """100 MB of blanks and the answer behind them, compressed to 100 kB."""
+  h.lose(request, text)
+  body = b" " * 10**8 + b'{"choices": [], "usage": {}}'
+  h.send(200, gzip.compress(body, 1), {"content-encoding": "gzip"})
+
+
+def endless_body(h, request, text):
+  h.lose(request, text)
+  h.send_response(200)
+  h.end_headers()
+  with contextlib.suppress(OSError):
+    for _ in range(2000):  # 2 GB
+      h.wfile.write(b" " * 10**6)
+
+
+def redirect(h, request, text):
+  h.send(307, b"{}", {"location": h.server.url + "/chat/completions"})
+
+
+def echo(h, request, text):
+  """An error that repeats the key in several ways, and characters that turn a terminal around."""
+  key = h.headers["authorization"].removeprefix("Bearer ")
+  h.refuse("400", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
+
+
+def twice(h, request, text):
+  """The same count twice in one answer."""
+  usage = json.dumps(h.server.bill(request, text, False))
+  usage = usage.replace('"completion_tokens": ', '"completion_tokens": 0, "completion_tokens": ')
+  choices = json.dumps([{"message": {"role": "assistant", "content": text}}])
+  h.send(200, f'{{"choices": {choices}, "usage": {usage}}}'.encode())
+
+
+def dear(h, request, text):
+  """More tokens than were asked for; they are billed."""
+  tokens = {"completion_tokens": 20 * most_tokens(request)}
+  h.reply(request, text, usage=tokens | {"total_tokens": None})
+  h.server.billed[-1][1].update(tokens)
+
+
+def priority(h, request, text):
+  """A service tier that costs twice as much."""
+  h.reply(request, text, service_tier="priority")
+  h.server.billed.append(h.server.billed[-1])
+
+
+def deepseek(billed):
+  """Counts of a cache as DeepSeek reports them."""
+  hits = billed["prompt_tokens_details"]["cached_tokens"]
+  misses = billed["prompt_tokens"] - hits
+  counts = {"prompt_cache_hit_tokens": hits, "prompt_cache_miss_tokens": misses}
+  return counts | {"prompt_tokens_details": None}
+
+
+def fault(usable=False, **fields):
+  """A billed answer with these fields."""
+  return lambda h, request, text: h.reply(request, text, usable, **fields)
+
+
+def said(content, reason="stop", usable=False, **message):
+  """A billed answer with this message."""
+  message |= {"role": "assistant", "content": content}
+  return fault(usable, choice={"finish_reason": reason, "message": message})
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
+# By what reaches the client. "429" and the like are answered by `Handler.refuse`.
+FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
+  # No whole answer.
+  "stall": stall,
+  "drop": drop,
+  "malformed": malformed,
+  "trickle": functools.partial(trickle, 200),
+  "error_trickle": functools.partial(trickle, 500),
+  "slow_headers": slow_headers,
+  "endless_continue": endless_continue,
+  "endless_body": endless_body,
+  "bomb": bomb,
+  # No usable content.
+  "empty": fault(choices=[]),
+  "silent": said(None),
+  "tool_calls": said(None, "tool_calls", tool_calls=[CALL]),
+  "filtered": said("", "content_filter"),
+  "refusal": said(None, refusal="I'm sorry."),
+  "cut": said(None, "length", usable=True),  # nothing but reasoning
+  # Counts that cannot be.
+  "unpriced": fault(usage=None),
+  "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
+  "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),
+  "negative": fault(usage={"completion_tokens": -7}),
+  "negative_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": -7}}),
+  "boolean": fault(usage={"prompt_tokens": True, "total_tokens": None}),
+  "fraction": fault(usage={"completion_tokens": 0.5}),
+  "text_count": fault(usage={"completion_tokens": "9"}),
+  "absurd": fault(usage={"completion_tokens": 10**18, "total_tokens": None}),
+  "small_total": fault(usage={"total_tokens": 1}),
+  "large_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
+  "wrong_misses": fault(usage={"prompt_cache_hit_tokens": 1, "prompt_cache_miss_tokens": 1}),
+  "twice": twice,
+  # Bills that are not as expected.
+  "dear": dear,
+  "priority": priority,
+  "deepseek": fault(usable=True, usage=deepseek),
+  # Others.
+  "redirect": redirect,
+  "echo": echo,
+}
