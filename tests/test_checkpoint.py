@@ -85,7 +85,7 @@ def test_the_newest_two_are_kept_and_saving_goes_on(whole, tmp_path):
 
 def test_none(tmp_path):
   with contextlib.closing(Checkpoints(tmp_path / "sft", Config())) as checkpoints:
-    assert checkpoints.update is None
+    assert checkpoints.update == 0
     with pytest.raises(ValueError, match="sft holds no checkpoint"):
       checkpoints.restore(state(0))
 

@@ -15,18 +15,17 @@ from baar_jax.store import Store
 from baar_jax.train.batches import label_failures, make_batch
 from baar_jax.train.dataset import (
   Profile,
-  balanced,
-  cheapest,
+  add_proposals,
   choose_reference,
+  draw_batches,
+  draw_task_batches,
+  find_cheapest,
+  load_pretraining_episodes,
   load_profiles,
   load_references,
-  paid_episodes,
-  profile_tasks,
-  proposed,
-  robustness,
-  stacked,
-  task_batches,
-  threshold_episodes,
+  load_threshold_episodes,
+  measure_robustness,
+  mix_batches,
 )
 
 
@@ -69,10 +68,6 @@ TASKS = {
 }
 
 
-def episodes_of(boundary):
-  return [e for name in TASKS for e in trials(name, BOUNDARIES[boundary], TASKS[name][boundary])]
-
-
 @pytest.fixture
 def store(tmp_path):
   store = Store(tmp_path / "episodes.sqlite")
@@ -90,18 +85,16 @@ def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
   names = sorted(TASKS, reverse=True)
   others = [episode("a test task", name) for name in BOUNDARIES]
   others.append(episode("nearly", "random(p=0.5)", score=1.0))  # another policy is no trial
-  fill(store, names, [*episodes_of(0), *episodes_of(1), *others])
+  for name, (*outcomes, _) in TASKS.items():
+    others += [e for both in zip(BOUNDARIES, outcomes) for e in trials(name, *both)]
+  fill(store, names, others)
   profiles = load_profiles(store, Config())
   assert list(profiles) == [name for name in names if TASKS[name][2]]
   for name, profile in profiles.items():
     figures = profile.difficulty, profile.cost_small, profile.cost_large
     assert figures == pytest.approx(TASKS[name][2])
   assert [e.cost_usd for e in profiles["four-trials"].small] == [1.0, 2.0, 4.0, 50.0]
-  assert [e.cost_usd for e in profiles["four-trials"].large] == [5.0, 7.0]
-
-
-def test_the_rate_is_the_configs():
-  loose = profile_tasks(episodes_of(0), episodes_of(1), 0.6)
+  loose = load_profiles(store, Config(profile=ProfileConfig(easy_rate=0.6)))
   assert loose["three-of-five"].difficulty == "easy"
 
 
@@ -112,7 +105,7 @@ def test_the_profile_takes_the_first_trials_alone(store):
   profile = load_profiles(store, config)["a"]
   assert (profile.cost_small, [e.seed for e in profile.small]) == (2.0, [0, 1])
   # Neither does the pretraining see the third, or its length would depend on it.
-  assert sorted(e.seed for e in paid_episodes(store, config)) == [0, 0, 1, 1]
+  assert sorted(e.seed for e in load_pretraining_episodes(store, config)) == [0, 0, 1, 1]
 
 
 # Outcomes of four trials of SMALL and of LARGE per task; labels from the first two (the base),
@@ -141,9 +134,9 @@ def test_robustness_of_the_labels(store):
     for e in trials(task_id, name, [(int(mark), 1.0) for mark in marks])
   ]
   fill(store, OUTCOMES, episodes)
-  assert robustness(store, Config()) == []
+  assert measure_robustness(store, Config()) == []
   config = Config(profile=ProfileConfig(trials=2, robustness=(1, 4, 9), easy_rate=0.8))
-  one, four, nine = robustness(store, config)
+  one, four, nine = measure_robustness(store, config)
   # Five of six agree; hard are {helped, short} and {early, helped, short}.
   assert list(one.values()) == [1, 6, pytest.approx(5 / 6), 2, 3, pytest.approx(2 / 3)]
   # Without "short": four of five agree; hard are {late, early, helped} and {early, helped}.
@@ -157,36 +150,41 @@ def mixed(seed, score, usd, models="SL"):
   return episode(seed=seed, models=models, score=score, cost_usd=usd)
 
 
+# Of SMALL, the second fails; of LARGE, the first.
 SMALL_TRIALS = [mixed(0, 1, 3.0, "SS"), mixed(1, 0, 1.0, "SS"), mixed(2, 1, 2.0, "SS")]
 LARGE_TRIALS = [mixed(0, 0, 0.1, "LL"), mixed(1, 1, 9.0, "LL"), mixed(2, 1, 8.0, "LL")]
 
 
-@pytest.mark.parametrize("clone_large", [False, True])
-@pytest.mark.parametrize("difficulty, index", [("easy", 2), ("intractable", 1)])
-def test_tasks_that_are_not_hard_take_the_cheapest_small_trial(difficulty, index, clone_large):
-  """Of an easy task the cheapest success; of an intractable one also a failure."""
+STRATIFIED = [mixed(1, 0, 1.0), mixed(2, 1, 55.0), mixed(3, 1, 50.0)]
+
+
+@pytest.mark.parametrize(
+  "difficulty, stratified, clone_large, reference",
+  [
+    ("easy", [], False, SMALL_TRIALS[2]),  # the cheapest success of SMALL
+    ("easy", [], True, SMALL_TRIALS[2]),
+    ("intractable", [], False, SMALL_TRIALS[1]),  # also a failure
+    ("intractable", [], True, SMALL_TRIALS[1]),
+    ("hard", STRATIFIED, False, STRATIFIED[2]),
+    # Without a stratified success, and in the ablation: the cheapest success of LARGE.
+    ("hard", STRATIFIED, True, LARGE_TRIALS[2]),
+    ("hard", [], False, LARGE_TRIALS[2]),
+    ("hard", [mixed(1, 0, 1.0), mixed(2, 0.99, 2.0)], False, LARGE_TRIALS[2]),
+  ],
+)
+def test_the_reference_of_a_task(difficulty, stratified, clone_large, reference):
   profile = Profile(difficulty, 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
-  assert choose_reference(profile, [], clone_large) is SMALL_TRIALS[index]
-
-
-def test_hard_tasks_take_the_cheapest_successful_stratified_episode():
-  hard = Profile("hard", 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
-  episodes = [mixed(1, 0, 1.0), mixed(2, 1, 55.0), mixed(3, 1, 50.0)]
-  assert choose_reference(hard, episodes, clone_large=False) is episodes[2]
-  # Without a success, and in the ablation, it is the cheapest successful LARGE trial.
-  assert choose_reference(hard, episodes, clone_large=True) is LARGE_TRIALS[2]
-  for episodes in ([], [mixed(1, 0, 1.0), mixed(2, 0.99, 2.0)]):
-    assert choose_reference(hard, episodes, clone_large=False) is LARGE_TRIALS[2]
+  assert choose_reference(profile, stratified, clone_large) is reference
 
 
 def test_ties():
   best = mixed(2, 1, 3.0, "LLLLL")  # dollars, whatever is against it
   other = mixed(1, 1, 4.0, "SS")
-  assert cheapest([other, best]) is cheapest([best, other]) is best
+  assert find_cheapest([other, best]) is find_cheapest([best, other]) is best
   best = mixed(2, 1, 4.0, "SL")  # then fewer LARGE calls, then fewer steps, then the first
   others = [mixed(1, 1, 4.0, "LL"), mixed(1, 1, 4.0, "SLSS"), mixed(3, 1, 4.0, "LS")]
-  assert cheapest([*others[:2], best, others[2]]) is best
-  assert cheapest([]) is None
+  assert find_cheapest([*others[:2], best, others[2]]) is best
+  assert find_cheapest([]) is None
 
 
 @pytest.fixture
@@ -224,20 +222,20 @@ def test_thresholds_are_set_on_the_first_trials_and_three_mixes(stored):
   stored.add(episode("h", "stratified(samples=20)", 15, "SL", 0))
   stored.add(episode("a test task", BOUNDARIES[0]))
   # The quarters of 20 are k = 5, 10, 15.
-  keys = [(e.policy, e.seed) for e in threshold_episodes(stored, Config()) if e.task_id == "h"]
+  keys = [(e.policy, e.seed) for e in load_threshold_episodes(stored, Config()) if e.task_id == "h"]
   names = ["stratified(samples=20)"] * 3
   assert keys == [(BOUNDARIES[0], 0), (BOUNDARIES[1], 0), *zip(names, (5, 10, 15))]
-  assert len(threshold_episodes(stored, Config())) == 6 + 3
+  assert len(load_threshold_episodes(stored, Config())) == 6 + 3
 
 
 def test_without_a_profile_the_stage_is_named(store):
-  for load in (load_profiles, load_references, threshold_episodes):
+  for load in (load_profiles, load_references, load_threshold_episodes):
     with pytest.raises(ValueError, match=r"runs/quickstart .*: run --stage=profile first"):
       load(store, Config())
 
 
 def test_failure_is_the_label_where_small_acted(make_episode, make_task, view):
-  good, bad = proposed(make_episode("SL")), proposed(make_episode("LSS"))
+  good, bad = add_proposals(make_episode("SL")), add_proposals(make_episode("LSS"))
   assert [step.proposal for step in good.steps] == ["open door 0", None]
   bad.score = 0.5
   windows = [view.episode_windows(make_task(), e) for e in (good, bad)]
@@ -252,8 +250,8 @@ def test_live_text_is_the_text_that_a_scorer_learns_from(
 ):
   """Live, LARGE's steps had a proposal too; the stored ones that a scorer learns from have none."""
   view, task = View(router_config, tokenizer_dir, proposals=True), make_task()
-  (whole,) = view.episode_windows(task, proposed(make_episode("SLSS")))
-  live = proposed(make_episode("SLSS"))
+  (whole,) = view.episode_windows(task, add_proposals(make_episode("SLSS")))
+  live = add_proposals(make_episode("SLSS"))
   live.steps[1].proposal = "open door 9"
   for s, step in enumerate(live.steps):
     steps = [*live.steps[:s], dataclasses.replace(step, model=SMALL)]  # its model is still open
@@ -274,28 +272,31 @@ def first(batches, count):
 )
 def test_share_of_hard_tasks(size, share, hards):
   # whatever the natural mix: here one in eleven is hard
-  for batch in first(balanced(list(range(10)), list(range(100, 200)), size, share, 0), 5):
+  for batch in first(mix_batches(list(range(10)), list(range(100, 200)), size, share, 0), 5):
     assert len(batch) == size
     assert sum(number < 100 for number in batch) == hards
-
-
-def test_without_one_kind_the_other_fills_the_batch():
-  for pools in (([], [1, 2]), ([1, 2], [])):
-    assert all(sorted(b) == [1, 1, 2, 2] for b in first(balanced(*pools, 4, 0.7, 0), 3))
+  for pools in (([], [1, 2]), ([1, 2], [])):  # without one kind the other fills the batch
+    assert all(sorted(b) == [1, 1, 2, 2] for b in first(mix_batches(*pools, 4, share, 0), 3))
+  with pytest.raises(ValueError, match="no stored episodes to learn from: run --stage=references"):
+    next(draw_batches([], size, 0))
 
 
 def test_each_pool_is_gone_through_in_a_new_order_before_it_repeats(seed=0):
   pools = list(range(6)), list(range(100, 104))
-  batches = first(balanced(*pools, 4, 0.5, seed), 12)  # 6 batches: 2 and 3 passes over the pools
-  assert batches == first(balanced(*pools, 4, 0.5, seed), 12)
-  assert batches != first(balanced(*pools, 4, 0.5, 7), 12)
+  batches = first(mix_batches(*pools, 4, 0.5, seed), 12)  # 6 batches: 2 and 3 passes over the pools
+  assert batches == first(mix_batches(*pools, 4, 0.5, seed), 12)
+  assert batches != first(mix_batches(*pools, 4, 0.5, 7), 12)
   numbers = [number for batch in batches for number in batch]
   for pool, count in zip(pools, (4, 6)):
     drawn = [number for number in numbers if number in pool]
     passes = [drawn[i * len(pool) : (i + 1) * len(pool)] for i in range(count)]
     assert all(sorted(one_pass) == pool for one_pass in passes)
     assert passes[0] != passes[1]
-  drawn = [number for batch in first(stacked(pools[0], 4, seed), 12) for number in batch]
+  drawn = [
+    number
+    for batch in first(draw_batches(pools[0], 4, seed, newest_first=True), 12)
+    for number in batch
+  ]
   assert collections.Counter(drawn) == dict.fromkeys(pools[0], 8)
 
 
@@ -305,9 +306,9 @@ def tasks(count):
 
 @pytest.mark.parametrize("count, size", [(6, 2), (5, 2), (7, 3), (4, 4), (3, 8)])
 def test_every_task_is_gone_through_before_any_repeats(count, size):
-  batches = first(task_batches(tasks(count), size, seed=0), 20)
-  assert batches == first(task_batches(tasks(count), size, seed=0), 20)
-  assert batches != first(task_batches(tasks(count), size, seed=1), 20)
+  batches = first(draw_task_batches(tasks(count), size, seed=0), 20)
+  assert batches == first(draw_task_batches(tasks(count), size, seed=0), 20)
+  assert batches != first(draw_task_batches(tasks(count), size, seed=1), 20)
   assert all(len({t.id for t in batch}) == len(batch) == min(size, count) for batch in batches)
   seen = collections.Counter()
   for batch in batches:

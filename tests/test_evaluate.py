@@ -142,7 +142,7 @@ def test_the_calibration_is_of_held_out_steps_and_logged_once(run):
   assert path.read_text() == before
   lines = map(json.loads, before.splitlines())
   (line,) = [line for line in lines if line["stage"] == "cascade-calibration"]
-  held_out = rivals.split(run.store.tasks("train"))[1]
+  held_out = rivals.hold_out(run.store.tasks("train"))[1]
   episodes = run.store.episodes("always-small") + run.store.episodes("stratified(samples=3)")
   steps = [step for e in episodes if e.task_id in held_out for step in e.steps]
   assert sum(b["count"] for b in line["bins"]) == sum(step.model == SMALL for step in steps)

@@ -15,7 +15,7 @@ from baar_jax.run import Run
 from baar_jax.stages import bopo, profile, references, sft
 from baar_jax.train import fit
 from baar_jax.train.checkpoint import load_initial, load_router
-from baar_jax.train.methods import METHODS, by_task
+from baar_jax.train.methods import METHODS
 
 
 def small_config(runs):
@@ -165,15 +165,16 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(copied, monke
 
   def one_group(episodes, *others):
     del others
-    return by_task(episodes)[0], np.array([1.0, -1.0]), {"success": 0.5}
+    group = [e for e in episodes if e.task_id == episodes[0].task_id]
+    return group, np.array([1.0, -1.0]), {"success": 0.5}
 
-  learned, policy_steps = [], fit.policy_steps
+  learned, update_policy = [], fit.update_policy
 
   def learning(trainer, anchor, batcher, episodes, *others):
     learned.append([e.policy.rpartition("/")[2] for e in episodes])
-    return policy_steps(trainer, anchor, batcher, episodes, *others)
+    return update_policy(trainer, anchor, batcher, episodes, *others)
 
-  monkeypatch.setattr(fit, "policy_steps", learning)
+  monkeypatch.setattr(fit, "update_policy", learning)
   method = dataclasses.replace(
     METHODS["bopo"], compute_advantages=one_group, dynamic_sampling=dynamic
   )

@@ -11,6 +11,7 @@ import scipy.special
 import scipy.stats
 
 from baar_jax.train import losses
+from baar_jax.train.batches import Batch
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
@@ -63,18 +64,40 @@ class TestSFT:
     np.testing.assert_allclose(loss, np.log(4), rtol=1e-6)
 
 
-class TestDapo:
-  def test_by_hand(self):
-    # Ratios 1.5 and 0.5 of a good episode, 1.5 of a bad one; clipped to [0.8, 1.28]. Gains
-    # min(1.5, 1.28) * 2, min(0.5, 0.8) * 2, min(-1.5, -1.28): 2.56 + 1.0 - 1.5 over 3 decisions.
-    logp, old = f32(np.log([[1.5, 0.5], [1.5, 99.0]])), f32([[0.0, 0.0], [0.0, np.inf]])
-    mask = jnp.array([[True, True], [True, False]])
-    step = jax.value_and_grad(losses.dapo_loss)
-    for run in (step, jax.jit(step, static_argnums=(4, 5))):
-      loss, gradient = run(logp, old, f32([2, -1]), mask, 0.2, 0.28)
-      np.testing.assert_allclose(loss, -2.06 / 3, rtol=1e-5)
-      # Zero where clipped and on padding; elsewhere minus the gain, over 3 decisions.
-      np.testing.assert_allclose(gradient, f32([[0, -1.0], [1.5, 0]]) / 3, rtol=1e-5)
+def batch_of(mask_BxS, **fields):
+  zeros = np.zeros(np.shape(mask_BxS), np.int32)
+  fields = {"action_BxS": zeros, "logp_BxS": zeros.astype(np.float32)} | fields
+  return Batch(zeros, zeros, zeros, mask_BxS=np.array(mask_BxS, bool), **fields)
+
+
+def test_dapo_counts_each_decision_once_and_is_divided_by_episodes(run):
+  """Of 5 episodes in the step this batch has 4 rows, two of them padding."""
+  batch = batch_of(
+    [[1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]],
+    logp_BxS=f32(
+      [[np.log(0.5 / 1.5), 0.0, np.inf], [np.log(0.5 / 1.5), -0.5, 0], [0] * 3, [9] * 3]
+    ),
+    adv_B=f32([2, -1, 0, 0]),
+    episode_share=4 / 5,
+  )
+  step = jax.value_and_grad(lambda logits: losses.dapo_step_loss(None, logits, batch)[0])
+  loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
+  # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to
+  # [.8, 1.28]. Gains min(3, 2.56), min(1, 1.6), min(-1.5, -1.28), min(-.8244, -.8244).
+  np.testing.assert_allclose(loss, -(2.56 + 1.0 - 1.5 - 0.8244) / 5, rtol=1e-4)
+  # Zero where clipped and on padding; d gain / d logit of the action is the gain times 1 - .5.
+  expected = f32([[0.0, 1.0, 0.0], [-1.5, -0.8244, 0.0], [0.0] * 3, [0.0] * 3]) * -0.5 / 5
+  np.testing.assert_allclose(gradient[:, :, 0], expected, rtol=1e-4)
+
+
+def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
+  logits_BxSxV = np.log(f32([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
+  none = losses.NO_TOKEN
+  token_BxSxM = np.array([[[2, 0], [2, none], [none, none]]], np.int32)
+  batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
+  loss, _ = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)
+  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
+  np.testing.assert_allclose(loss, 0.5 * (1.0397208 + 0.4700036) / 2, rtol=1e-5)
 
 
 class TestPolicy:

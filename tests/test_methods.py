@@ -1,20 +1,15 @@
-"""Rewards, advantages and the losses of micro-batches, by hand."""
+"""Rewards and advantages of rollout batches, by hand."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
 from baar_jax.config import BoPOConfig
-from baar_jax.train.batches import Batch
 from baar_jax.train.dataset import Profile
 from baar_jax.train.methods import (
-  NO_TOKEN,
   bopo_advantages,
+  compute_reward,
   dapo_advantages,
-  dapo_step_loss,
-  episode_reward,
-  next_token_loss,
 )
 
 HARD = Profile("hard", 2.0, 10.0, [], [])
@@ -38,10 +33,10 @@ def tried(task_id, seed, score, usd, models="SL"):
   ],
 )
 def test_reward_of_an_episode(profile, score, usd, reward):
-  value = episode_reward(tried("h", 0, score, usd), profile, LAM, BoPOConfig())
+  value = compute_reward(tried("h", 0, score, usd), profile, LAM, BoPOConfig())
   assert value == pytest.approx(reward, abs=1e-6)
   config = BoPOConfig(r_success=2.0, r_hard=0.0)
-  assert episode_reward(tried("h", 0, 1, 6.0), HARD, 1.0, config) == pytest.approx(1.5)
+  assert compute_reward(tried("h", 0, 1, 6.0), HARD, 1.0, config) == pytest.approx(1.5)
 
 
 # Rewards of the hard task: 0 - 0, 1.5 - 0.125, 1.5 - 0.25, 0 - 0.5: mean 0.53125, and the squared
@@ -123,36 +118,3 @@ def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
   good = [tried("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
   kept, adv_B, metrics = dapo_advantages(good, VANILLA, {}, LAM, BoPOConfig())
   assert (kept, adv_B.shape, metrics["kept_groups"]) == ([], (0,), 0.0)
-
-
-def batch_of(mask_BxS, **fields):
-  zeros = np.zeros(np.shape(mask_BxS), np.int32)
-  fields = {"action_BxS": zeros, "logp_BxS": zeros.astype(np.float32)} | fields
-  mask_BxS = np.array(mask_BxS, bool)
-  return Batch(
-    zeros, zeros, zeros, fields.pop("action_BxS"), fields.pop("logp_BxS"), mask_BxS, **fields
-  )
-
-
-def test_the_dapo_loss_is_a_sum_over_decisions_by_episodes():
-  """Of 5 episodes in the step this batch has 4 rows, two of them padding."""
-  batch = batch_of(
-    [[1, 1, 0], [1, 1, 1], [0, 0, 0], [0, 0, 0]],
-    logp_BxS=np.array([[-0.5, -0.25, 0], [-1, -1.5, -2], [0] * 3, [0] * 3], np.float32),
-    adv_B=np.array([1.0, -2.0, 0, 0], np.float32),
-    episode_share=4 / 5,
-    decision_share=0.5,
-  )
-  loss, _ = dapo_step_loss(BoPOConfig(), jnp.zeros((4, 3, 2)), batch)  # each has probability .5
-  # Ratios .5 e^.5 = .8244 and .5 e^.25 = .6420, taken as they are with a gain; .5 e = 1.3591,
-  # .5 e^1.5 = 2.2408, .5 e^2 = 3.6945 unclipped with a loss: -2 * 7.2944. Over 5 episodes in all.
-  assert loss == pytest.approx(-(0.8244 + 0.6420 - 2 * 7.2944) / 5, rel=1e-4)
-
-
-def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
-  logits_BxSxV = np.log(np.array([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]], np.float32))
-  token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
-  batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
-  loss, _ = next_token_loss(jnp.asarray(logits_BxSxV), batch)
-  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
-  assert loss == pytest.approx(0.5 * (1.0397208 + 0.4700036) / 2, rel=1e-5)

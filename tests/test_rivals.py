@@ -9,10 +9,9 @@ from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View
-from baar_jax.stages.rivals import large_wins, split
+from baar_jax.stages.rivals import find_large_wins, hold_out, measure_calibration
 from baar_jax.train.batches import label_episodes, make_batch
-from baar_jax.train.dataset import proposed
-from baar_jax.train.thresholds import calibration, quantile_threshold
+from baar_jax.train.dataset import add_proposals
 
 
 def trial(seed, score, models="S"):
@@ -22,7 +21,7 @@ def trial(seed, score, models="S"):
 def test_large_wins_where_it_alone_succeeds():
   small = [trial(0, 1), trial(1, 0), trial(2, 0), trial(3, 1), trial(4, 0)]
   large = [trial(0, 1), trial(1, 1), trial(2, 0.9), trial(3, 0), trial(9, 1)]
-  wins = large_wins(small, large)
+  wins = find_large_wins(small, large)
   assert wins == {("t", 0): False, ("t", 1): True, ("t", 2): False, ("t", 3): False}
 
 
@@ -39,10 +38,10 @@ def test_every_state_of_a_trial_has_its_winner(view, make_task):
 def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
   make_episode, make_task, view, router_config, tokenizer_dir
 ):
-  episode, task = proposed(make_episode("SL")), make_task()
+  episode, task = add_proposals(make_episode("SL")), make_task()
   assert view.episode_windows(task, episode) == view.episode_windows(task, make_episode("SL"))
   proposing = View(router_config, tokenizer_dir, proposals=True)
-  (window,) = proposing.episode_windows(task, proposed(make_episode("SLS")))
+  (window,) = proposing.episode_windows(task, add_proposals(make_episode("SLS")))
   text = proposing.tokenizer.decode(window.tokens)
   # The decision tokens are special: they are not in the text.
   assert text[text.index("step 1") :].split("\n") == [
@@ -56,16 +55,14 @@ def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
   assert ids == [proposing.decision_ids[0], proposing.decision_ids[1]]
 
 
-def test_every_sixth_task_is_held_out_and_a_threshold_is_a_quantile(make_task):
-  fit_ids, held_out = split([make_task(f"t{i}") for i in range(1, 14)])
+def test_every_sixth_task_is_held_out(make_task):
+  fit_ids, held_out = hold_out([make_task(f"t{i}") for i in range(1, 14)])
   assert held_out == {"t6", "t12"} and len(fit_ids) == 11
-  for share, p in ((0.2, 0.8), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)):
-    assert quantile_threshold(np.linspace(0.0, 1.0, 11), share) == pytest.approx(p)
 
 
 def test_calibration_by_hand():
   # Squared errors .01, .04, .64, .01: Brier .7 / 4. Bins [.1, .2), [.8, .9), [.9, 1].
-  figures = calibration(np.array([0.1, 0.8, 0.8, 0.9]), np.array([0, 1, 0, 1]))
+  figures = measure_calibration(np.array([0.1, 0.8, 0.8, 0.9]), np.array([0, 1, 0, 1]))
   assert figures["brier"] == pytest.approx(0.175)
   assert figures["base_rate"] == pytest.approx(0.5)
   assert figures["bins"] == [
@@ -73,7 +70,7 @@ def test_calibration_by_hand():
     {"predicted": pytest.approx(0.8), "observed": 0.5, "count": 2},
     {"predicted": pytest.approx(0.9), "observed": 1.0, "count": 1},
   ]
-  assert calibration(np.array([1.0]), np.array([1]))["bins"][0]["count"] == 1
+  assert measure_calibration(np.array([1.0]), np.array([1]))["bins"][0]["count"] == 1
 
 
 @pytest.mark.parametrize(

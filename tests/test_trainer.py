@@ -15,8 +15,8 @@ from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 from baar_jax.train.batches import Batcher
-from baar_jax.train.fit import policy_steps
-from baar_jax.train.methods import bopo_loss, sft_step_loss
+from baar_jax.train.fit import update_policy
+from baar_jax.train.losses import bopo_loss, sft_step_loss
 from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
 
 LENGTHS = "SLSLLS"
@@ -133,7 +133,7 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, view.decision_ids)
 
   steps = [
-    partial(policy_steps, trainer, anchor, batcher(rows), episodes, ADV, BOPO, seed=0)
+    partial(update_policy, trainer, anchor, batcher(rows), episodes, ADV, BOPO, seed=0)
     for rows in (2, WHOLE)
   ]
   assert assert_same_steps(trainer, compiled[1], steps)["kl"] > 0.01
@@ -142,7 +142,8 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
 def test_bopo_reports_the_mean_of_its_steps(compiled, batcher, episodes, monkeypatch):
   trainer, answers = compiled[0], iter([{"loss": 1.0, "kl": 0.0}, {"loss": 4.0, "kl": 0.5}])
   monkeypatch.setattr(trainer, "step", lambda batches: next(answers))
-  metrics = policy_steps(trainer, None, batcher(WHOLE), episodes, ADV, BoPOConfig(epochs=2), seed=0)
+  config = BoPOConfig(epochs=2)
+  metrics = update_policy(trainer, None, batcher(WHOLE), episodes, ADV, config, seed=0)
   assert metrics == {"loss": 2.5, "kl": 0.25}
 
 
@@ -178,11 +179,11 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids, dtype="bfloat16")
   start = copy_of(trainer.state)
   arguments = trainer, trainer, batcher(WHOLE), episodes, ADV, BOPO, 0  # no distance to itself
-  assert policy_steps(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
+  assert update_policy(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
   trainer.load(start)
-  monkeypatch.setattr(Trainer, "low_precision", False)  # then it takes those, which are made up
-  assert abs(policy_steps(*arguments)["loss"] + 0.3) > 0.05
+  monkeypatch.setattr(trainer, "low_precision", False)  # then it takes those, which are made up
+  assert abs(update_policy(*arguments)["loss"] + 0.3) > 0.05
 
 
 def updates_of(optimizer, gradients, value=0.0):

@@ -18,7 +18,7 @@ from baar_jax.report import compare, plots, spend, tables
 from baar_jax.report.table import Evaluation, load
 from baar_jax.rollout.entries import ALWAYS_SMALL, Entry
 from baar_jax.store import Store
-from baar_jax.train.dataset import load_profiles, robustness
+from baar_jax.train.dataset import load_profiles, measure_robustness
 
 HERE = Path(__file__).parent
 
@@ -57,7 +57,7 @@ def summarize(
     "by_difficulty": spend.by_difficulty(e, chosen, difficulty),
     "latency": spend.latency(e, chosen, scripted),
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
-    "robustness": robustness(store, config),
+    "robustness": measure_robustness(store, config),
     "training": spend.training(metrics, families),
     "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": spend.run_ledger(store.table(), spent, len(config.models.names)),

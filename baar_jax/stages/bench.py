@@ -34,8 +34,8 @@ from baar_jax.router.view import View, Window, text_pieces
 from baar_jax.router.weights import build_model, load_pretrained, load_qwen2, save_qwen2
 from baar_jax.run import Run
 from baar_jax.train.batches import Batcher, length_buckets, make_batch
-from baar_jax.train.fit import policy_steps
-from baar_jax.train.methods import METHODS, bopo_loss
+from baar_jax.train.fit import update_policy
+from baar_jax.train.losses import bopo_loss, sft_step_loss
 from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
 
 # The router that is measured, unless the run's router has weights; and the steps of an episode.
@@ -156,13 +156,13 @@ class RouterBench:
     episodes = self.episodes[: c.bopo.batch_episodes]
     windows = [w for episode in episodes for w in self.view.episode_windows(self.task, episode)]
     batcher = Batcher(c, self.view, [self.task])
-    trainer = Trainer(model, METHODS["sft"].loss, sft_optimizer(c.sft), *placed)
+    trainer = Trainer(model, sft_step_loss, sft_optimizer(c.sft), *placed)
     sft_s = fastest_s(lambda: trainer.step(batcher.micro_batches(episodes)))
     del trainer  # its parameters and its optimizer's state
     trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
     anchor, adv_B = Scorer(model, *placed), np.linspace(-1, 1, len(episodes), dtype="float32")
     bopo_s = fastest_s(
-      lambda: policy_steps(trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed)
+      lambda: update_policy(trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed)
     )
     tokens = sum(len(window.tokens) for window in windows)
     yield "sft_tokens_per_s", tokens / sft_s, f"{len(episodes) / sft_s:.3g} episodes/s"

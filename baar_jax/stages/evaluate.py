@@ -15,8 +15,8 @@ from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.dataset import proposed, threshold_episodes
-from baar_jax.train.thresholds import quantile_threshold, score
+from baar_jax.train.dataset import add_proposals, load_threshold_episodes
+from baar_jax.train.fit import score_episodes
 
 
 def main(run: Run) -> None:
@@ -74,7 +74,7 @@ class Policies:
     run, family, threshold = self._run, entry.family, entry.parameters.get("threshold")
     key = family, entry.parameters.get("lam")
     if threshold is None:
-      threshold = quantile_threshold(self._p(*key), entry.parameters["share"])
+      threshold = float(np.quantile(self._p(*key), 1.0 - entry.parameters["share"]))
     model, view, rule = self._model(*key), self._view(family), Threshold(threshold)
     return RouterPolicy(entry.policy, model, view, rule, run.live_episodes, run.mesh)
 
@@ -83,10 +83,11 @@ class Policies:
 
   def _measure(self, family: str, lam: float | None) -> np.ndarray:
     """p_D: the router's p(LARGE) of decisions in stored training episodes."""
-    episodes, relabel = threshold_episodes(self._run.store, self._run.config), None
+    episodes, relabel = load_threshold_episodes(self._run.store, self._run.config), None
     if family == "cascade":  # which is asked where SMALL acts, and shown what it proposes
-      episodes, relabel = list(map(proposed, episodes)), label_failures
-    return score(self._run, self._model(family, lam), self._view(family), episodes, relabel)[0]
+      episodes, relabel = list(map(add_proposals, episodes)), label_failures
+    model, view = self._model(family, lam), self._view(family)
+    return score_episodes(self._run, model, view, episodes, relabel)[0]
 
 
 def _optimal_rule(config: Config, mu: float) -> Callable[[Live], int]:

@@ -12,16 +12,18 @@ from functools import partial
 
 import numpy as np
 
+from baar_jax.config import SFTConfig
 from baar_jax.episode import Episode
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.train.batches import Batch
-from baar_jax.train.checkpoint import pretrain_updates
-from baar_jax.train.dataset import paid_episodes, stacked
+from baar_jax.train.checkpoint import count_pretrain_updates
+from baar_jax.train.dataset import draw_batches, load_pretraining_episodes
 from baar_jax.train.fit import fit_stored
-from baar_jax.train.methods import NO_TOKEN
+from baar_jax.train.losses import NO_TOKEN
 
 WARMUP = 10  # updates
+ADAM = {"adam_eps": 1e-8, "weight_decay": 1e-4, "clip_norm": 1.0}
 
 
 def main(run: Run) -> None:
@@ -29,20 +31,12 @@ def main(run: Run) -> None:
   if c.epochs == 0:
     return
   run.require("references")
-  updates = pretrain_updates(run.store, run.config)
-  config = dataclasses.replace(
-    run.config.sft,
-    updates=updates,
-    batch_episodes=c.batch_episodes,
-    learning_rate=c.learning_rate,
-    warmup_share=WARMUP / updates,
-    adam_eps=1e-8,
-    weight_decay=1e-4,
-    clip_norm=1.0,
-  )
+  updates = count_pretrain_updates(run.store, run.config)
+  warmup_share = min(1.0, WARMUP / updates)
+  config = SFTConfig(updates, learning_rate=c.learning_rate, warmup_share=warmup_share, **ADAM)
   view = View(run.config.router, run.tokenizer)
-  episodes = paid_episodes(run.store, run.config)
-  batches = stacked(episodes, config.batch_episodes, run.config.seed)
+  episodes = load_pretraining_episodes(run.store, run.config)
+  batches = draw_batches(episodes, c.batch_episodes, run.config.seed, newest_first=True)
   fit_stored(run, "pretrain", config, view, batches, partial(label_outcomes, view))
 
 

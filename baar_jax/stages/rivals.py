@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+import pandas as pd
+
 from baar_jax.config import SFTConfig, compared_lam
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
@@ -11,11 +14,11 @@ from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.train.batches import Batch, label_episodes, label_failures
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
-from baar_jax.train.dataset import load_profiles, proposed, shuffled
-from baar_jax.train.fit import fit_references, fit_rollouts, fit_stored
-from baar_jax.train.thresholds import calibration, score
+from baar_jax.train.dataset import add_proposals, draw_batches, load_profiles
+from baar_jax.train.fit import fit_references, fit_rollouts, fit_stored, score_episodes
 
 HELD_OUT = 6  # each N-th training task is kept for the calibration
+BINS = 10  # of the calibration
 
 
 def main(run: Run) -> None:
@@ -43,30 +46,44 @@ def train_cascade(run: Run) -> None:
   and SMALL's proposal. It learns on stored episodes in which SMALL acted whether the episode will
   still fail: p(LARGE) is p(failure). Its calibration on held-out training tasks is logged.
   """
-  store, config = run.store, fitted(run)
+  store, config = run.store, training_config(run)
   trials = [e for profile in load_profiles(store, run.config).values() for e in profile.small]
-  episodes = map(proposed, trials + store.episodes(stratified_name(run.config)))
+  episodes = map(add_proposals, trials + store.episodes(stratified_name(run.config)))
   episodes = [e for e in episodes if any(step.model == SMALL for step in e.steps)]
-  fit_ids, held_out_ids = split(store.tasks("train"))
+  fit_ids, held_out_ids = hold_out(store.tasks("train"))
   view = View(run.config.router, run.tokenizer, proposals=True)
   pool = [e for e in episodes if e.task_id in fit_ids]
-  batches = shuffled(pool, config.batch_episodes, f"{run.config.seed}|cascade")
+  batches = draw_batches(pool, config.batch_episodes, f"{run.config.seed}|cascade")
   fit_stored(run, "cascade", config, view, batches, label_failures)
   held_out = [e for e in episodes if e.task_id in held_out_ids]
   calibrated = f"calibration of cascade-{config.updates}"
   # All processes score together, or none.
   if held_out and not all(exchange(store.finished(calibrated))):
     model = load_router(run.dir, run.config, run.mesh, "cascade")
-    p_D, failed_D = score(run, model, view, held_out, label_failures)
-    figures = calibration(p_D, failed_D)
+    p_D, failed_D = score_episodes(run, model, view, held_out, label_failures)
+    figures = measure_calibration(p_D, failed_D)
     run.log(stage="cascade-calibration", updates=config.updates, **figures)
     store.finish(calibrated)
 
 
-def split(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:
+def hold_out(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:
   """The ids of the training tasks to fit on, and of those held out."""
   held_out = {task.id for i, task in enumerate(tasks, 1) if i % HELD_OUT == 0}
   return {task.id for task in tasks} - held_out, held_out
+
+
+def measure_calibration(p_D: np.ndarray, failed_D: np.ndarray) -> dict:
+  """How well predicted probabilities of failure agree with what happened.
+
+  Returns:
+    brier: the mean squared difference (Brier 1950); base_rate: of failures; bins: of equal width,
+    those with any decision: mean prediction, observed rate and count.
+  """
+  bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
+  decisions = pd.DataFrame({"p": p_D, "failed": failed_D}).groupby(bin_D)
+  bins = decisions.agg(predicted=("p", "mean"), observed=("failed", "mean"), count=("p", "size"))
+  brier, base_rate = float(np.mean((p_D - failed_D) ** 2)), float(np.mean(failed_D))
+  return {"brier": brier, "base_rate": base_rate, "bins": bins.to_dict("records")}
 
 
 def train_single_turn(run: Run) -> None:
@@ -76,21 +93,23 @@ def train_single_turn(run: Run) -> None:
   draw goes to the cheaper one. Every state of either trial is labelled with that winner: what a
   single query's preference data would say of it.
   """
-  profiles, config = load_profiles(run.store, run.config).values(), fitted(run)
+  profiles, config = load_profiles(run.store, run.config).values(), training_config(run)
   small = [e for profile in profiles for e in profile.small]
   large = [e for profile in profiles for e in profile.large]
-  wins = large_wins(small, large)
+  wins = find_large_wins(small, large)
   episodes = [e for e in small + large if (e.task_id, e.seed) in wins]
 
   def label_winners(batch: Batch, episodes: Sequence[Episode]) -> Batch:
     return label_episodes(batch, [wins[e.task_id, e.seed] for e in episodes])
 
-  batches = shuffled(episodes, config.batch_episodes, f"{run.config.seed}|single-turn")
+  batches = draw_batches(episodes, config.batch_episodes, f"{run.config.seed}|single-turn")
   view = View(run.config.router, run.tokenizer)
   fit_stored(run, "single-turn", config, view, batches, label_winners)
 
 
-def large_wins(small: Sequence[Episode], large: Sequence[Episode]) -> dict[tuple[str, int], bool]:
+def find_large_wins(
+  small: Sequence[Episode], large: Sequence[Episode]
+) -> dict[tuple[str, int], bool]:
   """By task and trial, for trials of both boundaries: whether LARGE alone succeeded."""
   small_success = {(e.task_id, e.seed): e.success for e in small}
   return {
@@ -100,6 +119,6 @@ def large_wins(small: Sequence[Episode], large: Sequence[Episode]) -> dict[tuple
   }
 
 
-def fitted(run: Run) -> SFTConfig:
+def training_config(run: Run) -> SFTConfig:
   """How scorer and classifier are trained: as SFT is, with their own number of updates."""
   return dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)

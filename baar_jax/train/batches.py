@@ -18,31 +18,19 @@ class Batch:
 
   A transcript has one row per episode, the paper's view one per step: a row and a position say
   where each decision is predicted.
-
-  Attributes:
-    tokens_RxT: int32, zero-padded on the right.
-    row_BxS, position_BxS: int32, where in tokens_RxT each decision is predicted.
-    action_BxS: int32, the model chosen.
-    logp_BxS: float32, its log-probability when it was sampled; 0 where none was.
-    mask_BxS: bool, the real decisions.
-    adv_B: float32, the episodes' advantages, for a policy gradient.
-    ref_logits_BxSxA: float32, the SFT router's logits, likewise.
-    token_BxSxM: int32, the tokens that follow each decision, for the pretraining.
-    episode_share, decision_share: this part's rows over all episodes of the step, and its real
-      decisions over all of them.
   """
 
-  tokens_RxT: np.ndarray
-  row_BxS: np.ndarray
+  tokens_RxT: np.ndarray  # int32, zero-padded on the right
+  row_BxS: np.ndarray  # int32, where in tokens_RxT each decision is predicted
   position_BxS: np.ndarray
-  action_BxS: np.ndarray
-  logp_BxS: np.ndarray
-  mask_BxS: np.ndarray
-  adv_B: np.ndarray | None = None
-  ref_logits_BxSxA: jax.Array | None = None
-  token_BxSxM: np.ndarray | None = None
-  episode_share: float = 1.0
-  decision_share: float = 1.0
+  action_BxS: np.ndarray  # int32, the model chosen, or what a label puts in its place
+  logp_BxS: np.ndarray  # float32, its log-probability when it was sampled; 0 where none was
+  mask_BxS: np.ndarray  # bool, the real decisions
+  adv_B: np.ndarray | None = None  # float32, the episodes' advantages, for a policy gradient
+  ref_logits_BxSxA: jax.Array | None = None  # float32, the SFT router's logits, likewise
+  token_BxSxM: np.ndarray | None = None  # int32, what follows each decision, for the pretraining
+  episode_share: float = 1.0  # this part's rows over all episodes of the step
+  decision_share: float = 1.0  # its real decisions over all of them
 
 
 Relabel = Callable[[Batch, Sequence[Episode]], Batch]
@@ -53,32 +41,17 @@ def length_buckets(max_tokens: int, count: int) -> list[int]:
   return [max_tokens * part // count for part in range(1, count + 1)]
 
 
-def make_batch(
-  episodes: Sequence[Episode],
-  windows: Sequence[Sequence[Window]],
-  *,
-  rows: int,
-  decisions: int,
-  buckets: Sequence[int],
-  advantages: Sequence[float] | None = None,
-) -> Batch:
-  """Pads episodes to one batch.
+def make_batch(episodes, windows, *, rows, decisions, buckets, advantages=None) -> Batch:
+  """Pads episodes to a batch of few shapes: T is a bucket, R is `rows` or a power of two above it.
 
   Args:
-    episodes: B or fewer.
-    windows: of each episode, every decision in exactly one.
+    episodes: a sequence of Episodes.
+    windows: of each episode, a sequence of Windows with every decision in exactly one.
     rows: B; missing episodes are rows without decisions.
     decisions: S, at least the steps of the longest episode.
-    buckets: allowed T.
+    buckets: allowed T, ascending; ValueError if a window is longer than all.
     advantages: of each episode, for a policy gradient, which leaves out the decisions without a
       log-probability (forced by a budget).
-
-  Returns:
-    A Batch whose T is a bucket and whose R is `rows` or a power of two above it, so that few
-    shapes are compiled.
-
-  Raises:
-    ValueError: a window is longer than every bucket.
   """
   flat = [window for episode_windows in windows for window in episode_windows]
   longest = max(len(window.tokens) for window in flat)
@@ -121,21 +94,14 @@ class Batcher:
       "buckets": length_buckets(config.router.max_tokens, config.router.buckets),
     }
 
-  def micro_batches(
-    self,
-    episodes: Sequence[Episode],
-    relabel: Relabel | None = None,
-    advantages: np.ndarray | None = None,
-  ) -> list[Batch]:
-    """The batches of a gradient step, with their shares of it.
+  def micro_batches(self, episodes, relabel: Relabel | None = None, advantages=None) -> list[Batch]:
+    """The batches of a gradient step, with their shares of it; `advantages` as of `make_batch`.
 
-    Args:
-      relabel: changes what counts as decided, or adds what the loss needs.
-      advantages: as of `make_batch`.
+    `relabel` changes what the router is to decide, or adds what the loss needs.
     """
     batches = []
     windows = [self._view.episode_windows(self._tasks[e.task_id], e) for e in episodes]
-    for indices in self._groups(windows):
+    for indices in self._group(windows):
       group = [episodes[i] for i in indices]
       adv = None if advantages is None else advantages[indices]
       batch = make_batch(group, [windows[i] for i in indices], advantages=adv, **self._shape)
@@ -150,8 +116,8 @@ class Batcher:
       for batch in batches
     ]
 
-  def _groups(self, windows: Sequence[Sequence[Window]]) -> list[list[int]]:
-    """Episodes with at most B windows in all, so that cut episodes bring no new shape."""
+  def _group(self, windows: Sequence[Sequence[Window]]) -> list[list[int]]:
+    """Indices of episodes with at most B windows in all, so that cut ones bring no new shape."""
     groups: list[list[int]] = []
     rows = B = self._shape["rows"]
     for i in sorted(range(len(windows)), key=lambda i: max(len(w.tokens) for w in windows[i])):

@@ -22,7 +22,7 @@ from baar_jax.router.weights import (
   start_alike,
 )
 from baar_jax.store import Store
-from baar_jax.train.dataset import paid_episodes
+from baar_jax.train.dataset import load_pretraining_episodes
 
 UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
@@ -41,9 +41,9 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(self._directory, options=options)
 
   @property
-  def update(self) -> int | None:
-    """The number of updates in the newest checkpoint, None if there is none."""
-    return self._manager.latest_step()
+  def update(self) -> int:
+    """The number of updates in the newest checkpoint, 0 if there is none."""
+    return self._manager.latest_step() or 0
 
   def save(self, update: int, state: Mapping) -> None:
     """Writes a checkpoint of named pytrees of arrays, in the background."""
@@ -52,16 +52,11 @@ class Checkpoints:
     self._manager.save(update, args=ocp.args.Composite(**trees, config=config))
 
   def restore(self, like: Mapping) -> dict:
-    """The newest checkpoint's pytrees.
+    """The newest checkpoint's pytrees, of the names, shapes, dtypes and shardings of `like`.
 
-    Args:
-      like: by name, pytrees of the same structure, shapes and dtypes, arrays or abstract, whose
-        shardings the result takes over; what is not named is not read.
-
-    Raises:
-      ValueError: there is none, or it cannot be read into that structure.
+    Raises ValueError if there is none, or it cannot be read into that structure.
     """
-    if self.update is None:
+    if self.update == 0:
       raise ValueError(f"{self._directory} holds no checkpoint")
     trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
     try:
@@ -80,9 +75,7 @@ class Checkpoints:
     self._manager.close()
 
 
-def checkpoint_directory(
-  directory: Path, config: Config, family: str, lam: float | None = None
-) -> Path:
+def checkpoint_directory(directory: Path, config: Config, family: str, lam=None) -> Path:
   """Where in a run's directory the checkpoints of a router are; arguments as of `load_router`."""
   if family in ("cascade", "single-turn"):
     family += f"-{config.baselines.updates}"
@@ -94,72 +87,56 @@ def sft_family(ablation: str) -> str:
   return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
 
 
-def load_router(
-  directory: Path, config: Config, mesh: Mesh, family: str, lam: float | None = None
-) -> Qwen2:
-  """The trained router of a run's directory.
-
-  Args:
-    family: of `sft_family`, "bopo", a rival or an ablation.
-    lam: the weight of cost, for families that are trained at several.
-
-  Raises:
-    ValueError: it has not been trained to its end.
-  """
-  stage, updates = "baselines", config.baselines.updates
-  if lam is not None:
-    stage, updates = "bopo" if family == "bopo" else "baselines", config.bopo.updates
-  elif family.startswith("sft"):
-    stage, updates = "sft", config.sft.updates
-  view = View(config.router, directory / "tokenizer")
-  place = checkpoint_directory(directory, config, family, lam)
-  return load_trained(place, updates, config, view, mesh, stage)
-
-
-def pretrain_updates(store: Store, config: Config) -> int:
-  """The number of updates that go through all episodes as often as `pretrain.epochs` says."""
-  c = config.pretrain
-  return max(1, c.epochs * len(paid_episodes(store, config)) // c.batch_episodes)
-
-
 def load_initial(directory: Path, store: Store, config: Config, view: View, mesh: Mesh) -> Qwen2:
   """The router that SFT starts from: a checkpoint's, or a small one whose decisions start alike.
 
-  Raises:
-    ValueError: it is still to be pretrained, or the checkpoint cannot be loaded.
+  Raises ValueError if it is still to be pretrained, or the checkpoint cannot be loaded.
   """
   if config.router.weights:
     return load_pretrained(view, mesh)
   if config.pretrain.epochs > 0:
-    place = checkpoint_directory(directory, config, "pretrain")
-    updates = pretrain_updates(store, config)
-    model = load_trained(place, updates, config, view, mesh, "pretrain")
+    updates = count_pretrain_updates(store, config)
+    model = load_router(directory, config, mesh, "pretrain", updates=updates)
   else:
     model = build_model(config.router, config.seed)
   start_alike(model, view.decision_ids)
   return model
 
 
-def load_trained(
-  directory: Path, updates: int, config: Config, view: View, mesh: Mesh, stage: str
+def count_pretrain_updates(store: Store, config: Config) -> int:
+  """The number of updates that go through all episodes as often as `pretrain.epochs` says."""
+  c = config.pretrain
+  return max(1, c.epochs * len(load_pretraining_episodes(store, config)) // c.batch_episodes)
+
+
+def load_router(
+  directory: Path, config: Config, mesh: Mesh, family: str, lam=None, updates: int | None = None
 ) -> Qwen2:
-  """The router in a directory of checkpoints: of the newest one, the parameters alone.
+  """The trained router of a run's directory: of its newest checkpoint, the parameters alone.
+
+  Args:
+    family: of `sft_family`, "pretrain", "bopo", a rival or an ablation.
+    lam: the weight of cost, for families that are trained at several.
+    updates: how many a finished training has; None is what the config says.
 
   Raises:
-    ValueError: the stage has not been run to its last update.
+    ValueError: it has not been trained to its end.
   """
-  done = 0
-  if directory.exists():
-    with contextlib.closing(Checkpoints(directory)) as checkpoints:
-      done = checkpoints.update or 0
-      if done == updates:
-        graphdef, params = nnx.split(abstract_model(shape_of(config.router, view.decision_ids)))
-        like = jax.tree.map(
-          lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-          params,
-          split_parameters(params, mesh),
-        )
+  stage = family if family in ("pretrain", "bopo") else "baselines"
+  section = config.baselines if lam is None else config.bopo
+  if family.startswith("sft"):
+    stage, section = "sft", config.sft
+  last, done = updates or section.updates, 0
+  decision_ids = View(config.router, directory / "tokenizer").decision_ids
+  place = checkpoint_directory(directory, config, family, lam)
+  if place.exists():
+    with contextlib.closing(Checkpoints(place)) as checkpoints:
+      done = checkpoints.update
+      if done == last:
+        graphdef, params = nnx.split(abstract_model(shape_of(config.router, decision_ids)))
+        place_leaf = lambda x, sharding: x.update(sharding=sharding)  # noqa: E731
+        like = jax.tree.map(place_leaf, params, split_parameters(params, mesh))
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
         nnx.replace_by_pure_dict(like, restored["params"])
         return nnx.merge(graphdef, like)
-  raise ValueError(f"{directory} has {done} of {updates} updates: run --stage={stage} first")
+  raise ValueError(f"{place} has {done} of {last} updates: run --stage={stage} first")

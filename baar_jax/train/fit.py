@@ -1,17 +1,18 @@
-"""The training loops: from stored episodes, and from the router's own rollouts."""
+"""The training loops: from stored episodes, and from the router's own rollouts.
+
+`run` is a `baar_jax.run.Run`, which lies above this folder.
+"""
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-from jax.sharding import Mesh
 
-from baar_jax.config import SEEDS_BEFORE_BOPO, BoPOConfig, Config, SFTConfig
+from baar_jax.config import SEEDS_BEFORE_BOPO, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
@@ -19,7 +20,6 @@ from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
-from baar_jax.store import Store
 from baar_jax.train import losses
 from baar_jax.train.batches import Batcher, Relabel
 from baar_jax.train.checkpoint import (
@@ -29,7 +29,12 @@ from baar_jax.train.checkpoint import (
   load_router,
   sft_family,
 )
-from baar_jax.train.dataset import load_profiles, load_references, sft_batches, task_batches
+from baar_jax.train.dataset import (
+  draw_sft_batches,
+  draw_task_batches,
+  load_profiles,
+  load_references,
+)
 from baar_jax.train.methods import METHODS
 from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
 
@@ -37,72 +42,26 @@ SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
 
-class TrainingRun(Protocol):
-  """What training uses of a run (`baar_jax.run.Run`, which lies above this folder)."""
-
-  dir: Path
-  tokenizer: Path
-  config: Config
-  store: Store
-  mesh: Mesh
-  ablation: str
-  live_episodes: int
-  log: Callable[..., None]
-  progress: Callable
-  collect: Callable[..., list[Episode]]
+def fit_references(run) -> None:
+  """Trains the SFT router of a run or of an ablation."""
+  view = View(run.config.router, run.tokenizer)
+  fit_stored(run, "sft", run.config.sft, view, draw_sft_batches(run.store, run.config))
 
 
-class Updates:
-  """The updates of one training: which are still to be made, and the checkpoints after them."""
-
-  def __init__(self, directory: Path, config: Config, last: int, save_every: int):
-    self._checkpoints = Checkpoints(directory, config)
-    self._last, self._save_every = last, save_every
-    self.done = self._saved = self._checkpoints.update or 0
-    self.finished = self.done == last
-
-  def __enter__(self) -> "Updates":
-    return self
-
-  def __exit__(self, *error) -> None:
-    self._checkpoints.close()
-
-  def restore(self, trainer: Trainer) -> None:
-    """Loads the newest checkpoint into a trainer, if there is one."""
-    if self.done:
-      trainer.load(self._checkpoints.restore(trainer.state))
-
-  def number(self, batches: Iterable) -> Iterator[tuple[int, list]]:
-    """(update, its batch) after the newest checkpoint: the same batches as without a stop."""
-    return islice(enumerate(batches, 1), self.done, self._last)
-
-  def save(self, update: int, trainer: Trainer) -> None:
-    """Writes a checkpoint after the last update, and where the newest one is old enough."""
-    if update == self._last or update - self._saved >= self._save_every:
-      self._checkpoints.save(update, trainer.state)
-      self._saved = update
-
-
-def fit_stored(
-  run: TrainingRun,
-  method_name: str,
-  config: SFTConfig,
-  view: View,
-  batches: Iterable[list[Episode]],
-  relabel: Relabel | None = None,
-) -> None:
+def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, relabel=None) -> None:
   """Trains a router on decisions of stored episodes, or goes on from its newest checkpoint.
 
   Args:
     method_name: "pretrain", "sft", "cascade" or "single-turn".
-    batches: episodes of each update; the same whenever it is called.
+    batches: the episodes of each update; the same whenever it is called.
     relabel: as of `Batcher.micro_batches`.
   """
-  method = METHODS[method_name]
+  method, last = METHODS[method_name], config.updates
   family = sft_family(run.ablation) if method_name == "sft" else method_name
   directory = checkpoint_directory(run.dir, run.config, family)
-  with Updates(directory, run.config, config.updates, SAVE_EVERY) as updates:
-    if updates.finished:
+  with closing(Checkpoints(directory, run.config)) as checkpoints:
+    done = checkpoints.update
+    if done == last:
       return
     batcher = Batcher(run.config, view, run.store.tasks("train"))
     if method.whole_vocabulary:
@@ -113,35 +72,29 @@ def fit_stored(
     dtype = run.config.router.dtype
     trainer = Trainer(model, method.loss, sft_optimizer(config), ids, run.mesh, dtype)
     del model  # the trainer has copied it
-    updates.restore(trainer)
-    total, done = config.updates, updates.done
-    with run.progress(total=total, initial=done, desc=method_name, unit="update") as bar:
-      for update, episodes in updates.number(batches):
+    if done:
+      trainer.load(checkpoints.restore(trainer.state))
+    with run.progress(total=last, initial=done, desc=method_name, unit="update") as bar:
+      for update, episodes in islice(enumerate(batches, 1), done, last):
         metrics = trainer.step(batcher.micro_batches(episodes, relabel))
-        log_fields = {"update": update, "updates": config.updates, "compiled": trainer.compiled}
+        log_fields = {"update": update, "updates": last, "compiled": trainer.compiled}
         run.log(stage=method_name, **log_fields, **metrics)
-        updates.save(update, trainer)
+        if update == last or update - checkpoints.update >= SAVE_EVERY:
+          checkpoints.save(update, trainer.state)
         bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
         bar.update()
 
 
-def fit_references(run: TrainingRun) -> None:
-  """Trains the SFT router of a run or of an ablation."""
-  view = View(run.config.router, run.tokenizer)
-  fit_stored(run, "sft", run.config.sft, view, sft_batches(run.store, run.config))
-
-
-def fit_rollouts(run: TrainingRun, method_name: str, lam: float) -> None:
+def fit_rollouts(run, method_name: str, lam: float) -> None:
   """Trains a router from the SFT router on its own episodes, or goes on from its checkpoint.
 
-  Args:
-    method_name: "bopo", also for an ablated run, or "vanilla".
-    lam: the weight of cost.
+  `method_name` is "bopo", also for an ablated run, or "vanilla"; `lam` is the weight of cost.
   """
   config, method, family = run.config.bopo, METHODS[method_name], run.ablation or method_name
   directory = checkpoint_directory(run.dir, run.config, family, lam)
-  with Updates(directory, run.config, config.updates, SAVE_EVERY_ROLLOUTS) as updates:
-    if updates.finished:
+  with closing(Checkpoints(directory, run.config)) as checkpoints:
+    done, last = checkpoints.update, config.updates
+    if done == last:
       return
     profiles = load_profiles(run.store, run.config)
     references = load_references(run.store, run.config, profiles)
@@ -152,36 +105,32 @@ def fit_rollouts(run: TrainingRun, method_name: str, lam: float) -> None:
     ids, dtype, loss = view.decision_ids, run.config.router.dtype, partial(method.loss, config)
     trainer = Trainer(sft, loss, bopo_optimizer(config), ids, run.mesh, dtype)
     anchor = Scorer(sft, ids, run.mesh, dtype) if method.anchored else None
-    updates.restore(trainer)
+    if done:
+      trainer.load(checkpoints.restore(trainer.state))
     # DAPO gathers episodes over updates. A checkpoint is saved only when none is pending, because
     # after a restart they are read from the store again.
     pending: list[tuple[Episode, float]] = []  # with their advantages
-    batches = task_batches(tasks, config.tasks_per_update, run.config.seed)
-    for update, update_tasks in updates.number(batches):
-      episodes = _roll_out(run, family, lam, update, trainer.model, view, update_tasks)
+    batches = draw_task_batches(tasks, config.tasks_per_update, run.config.seed)
+    for update, update_tasks in islice(enumerate(batches, 1), done, last):
+      episodes = roll_out(run, family, lam, update, trainer.model, view, update_tasks)
       kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, config)
       pending += zip(kept, adv_B)
-      pending_tasks = {episode.task_id for episode, _ in pending}
-      enough = len(pending_tasks) >= len(update_tasks) or not method.dynamic_sampling
-      if pending and (enough or update == config.updates):
+      groups = {episode.task_id for episode, _ in pending}
+      enough = len(groups) >= len(update_tasks) or not method.dynamic_sampling
+      if pending and (enough or update == last):
         step_episodes, advantages = zip(*pending)
         adv_B, seed = np.array(advantages), run.config.seed + update
-        metrics |= policy_steps(trainer, anchor, batcher, step_episodes, adv_B, config, seed)
+        metrics |= update_policy(trainer, anchor, batcher, step_episodes, adv_B, config, seed)
         pending = []
       log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
       run.log(stage=method_name, **log_fields, **metrics)
-      if not pending:
-        updates.save(update, trainer)
+      due = update == last or update - checkpoints.update >= SAVE_EVERY_ROLLOUTS
+      if due and not pending:
+        checkpoints.save(update, trainer.state)
 
 
-def _roll_out(
-  run: TrainingRun,
-  family: str,
-  lam: float,
-  update: int,
-  model: Qwen2,
-  view: View,
-  tasks: Sequence[Task],
+def roll_out(
+  run, family: str, lam: float, update: int, model: Qwen2, view: View, tasks: Sequence[Task]
 ) -> list[Episode]:
   """A group of episodes of each task, by sampling from the router as it is."""
   config, name = run.config.bopo, rollouts_name(family, lam, update)
@@ -193,15 +142,7 @@ def _roll_out(
   return run.collect(f"{family} lam={lam:g} {update}/{config.updates}", policy, jobs)
 
 
-def policy_steps(
-  trainer: Trainer,
-  anchor: Scorer | None,
-  batcher: Batcher,
-  episodes: Sequence[Episode],
-  adv_B: np.ndarray,
-  config: BoPOConfig,
-  seed: int,
-) -> dict[str, float]:
+def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> dict[str, float]:
   """The gradient steps on one rollout batch. Returns their mean metrics.
 
   In bfloat16 the log-probabilities of the rollouts, which were computed with a cache, differ by
@@ -228,3 +169,17 @@ def policy_steps(
       batches = [dataclasses.replace(b, ref_logits_BxSxA=anchor.logits(b)) for b in batches]
     metrics.append(trainer.step(batches))
   return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
+
+
+def score_episodes(
+  run, model: Qwen2, view: View, episodes: Sequence[Episode], relabel: Relabel | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """p_D, a router's p(LARGE) of decisions in stored training episodes, and action_D, as decided.
+
+  `relabel` masks decisions that the router would not be asked for, or changes what was decided.
+  """
+  scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
+  batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, relabel)
+  p_D = [scorer.p_large(batch)[batch.mask_BxS] for batch in batches]
+  action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
+  return np.concatenate(p_D), np.concatenate(action_D)

@@ -1,7 +1,67 @@
-"""The losses: imitation, two policy gradients, and the distance to the SFT router."""
+"""The losses: imitation, policy gradients, the distance to the SFT router, and coming tokens."""
 
 import jax
 import jax.numpy as jnp
+
+from baar_jax.config import BoPOConfig
+from baar_jax.train.batches import Batch
+
+NO_TOKEN = -1  # padding of the tokens that follow a decision
+DAPO_CLIP_LOW, DAPO_CLIP_HIGH = 0.2, 0.28  # of DAPO's paper
+
+
+def next_token_loss(logits_BxSxV, batch: Batch):
+  """Cross-entropy of the tokens that follow each decision, averaged over decisions that have any.
+
+  Logits are of the whole vocabulary; `batch.token_BxSxM` is `NO_TOKEN` where fewer than M follow.
+  """
+  real_BxSxM = batch.token_BxSxM != NO_TOKEN
+  token_BxSxM = jnp.where(real_BxSxM, batch.token_BxSxM, 0)
+  logp_BxSxM = jnp.take_along_axis(jax.nn.log_softmax(logits_BxSxV), token_BxSxM, axis=2)
+  logp_BxS = jnp.where(real_BxSxM, logp_BxSxM, 0.0).sum(axis=2)
+  loss_BxS = -logp_BxS / jnp.maximum(real_BxSxM.sum(axis=2), 1)
+  mask_BxS = batch.mask_BxS & real_BxSxM.any(axis=2)
+  total = jnp.where(mask_BxS, loss_BxS, 0.0).sum()
+  loss = batch.decision_share * total / jnp.maximum(mask_BxS.sum(), 1)
+  return loss, {"loss": loss}
+
+
+def sft_step_loss(logits_BxSxA, batch: Batch):
+  """The SFT loss, and how often the more probable model is right and is LARGE."""
+  share = batch.decision_share
+  loss = share * sft_loss(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
+  choice_BxS = logits_BxSxA.argmax(-1)
+  accuracy = masked_mean(choice_BxS == batch.action_BxS, batch.mask_BxS)
+  large_share = masked_mean(choice_BxS > 0, batch.mask_BxS)
+  return loss, {"loss": loss, "accuracy": share * accuracy, "large_share": share * large_share}
+
+
+def bopo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
+  """Minus the gain, plus the distance to the SFT router (paper: objective of BoPO)."""
+  logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
+  arrays = logp_BxS, batch.logp_BxS, batch.adv_B, batch.mask_BxS
+  options = config.ratio_level, config.clip_low, config.clip_high
+  gain_loss = batch.episode_share * policy_loss(*arrays, *options)
+  kl = exact_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
+  loss = gain_loss + config.kl_beta * batch.decision_share * kl
+  uncertainty = batch.decision_share * entropy(logits_BxSxA, batch.mask_BxS)
+  return loss, {"loss": loss, "kl": batch.decision_share * kl, "entropy": uncertainty}
+
+
+def dapo_step_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
+  """Minus the clipped gain, in which each decision counts the same (DAPO, Yu et al. 2025).
+
+  It is summed over decisions and divided by the step's episodes, so that its gradient is as large
+  as BoPO's with ratios of trajectories at the same learning rate and eps (our choice; with a tiny
+  eps AdamW would not see the difference). `config` is not read: the clips are the paper's.
+  """
+  logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
+  ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
+  gain_BxS = _clip_gain(ratio_BxS, batch.adv_B[:, None], DAPO_CLIP_LOW, DAPO_CLIP_HIGH)
+  decisions_per_row = batch.mask_BxS.sum() / len(batch.mask_BxS)
+  loss = batch.episode_share * decisions_per_row * -masked_mean(gain_BxS, batch.mask_BxS)
+  uncertainty = batch.decision_share * entropy(logits_BxSxA, batch.mask_BxS)
+  return loss, {"loss": loss, "entropy": uncertainty}
 
 
 def sft_loss(logits_BxSxA, action_BxS, mask_BxS):
@@ -15,7 +75,7 @@ def sft_loss(logits_BxSxA, action_BxS, mask_BxS):
   Returns:
     float32 scalar in nats, averaged over real decisions; 0 if the mask is empty.
   """
-  return masked_mean(-action_logp(_real(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
+  return masked_mean(-action_logp(_mask(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
 
 
 def policy_loss(
@@ -38,39 +98,26 @@ def policy_loss(
     old_logp_BxS: float32, the same when the episode was sampled.
     adv_B: float32, one per episode; a constant.
     mask_BxS: bool, False on padding and on forced decisions.
-    ratio_level: "trajectory" or "decision".
+    ratio_level: "trajectory" or "decision"; ValueError for any other.
     clip_low, clip_high: the ratio is trusted within [1 - clip_low, 1 + clip_high] (PPO's
       pessimistic minimum); None leaves that side open, as the paper does.
 
   Returns:
     float32 scalar to minimise; an episode without real decisions counts 0.
-
-  Raises:
-    ValueError: unknown ratio_level.
   """
   # Mask before exp: padding may overflow, and 0 * inf is a nan gradient.
   log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
   adv_B = jax.lax.stop_gradient(adv_B)
   if ratio_level == "trajectory":
-    gain_B = _gain(jnp.exp(log_ratio_BxS.sum(axis=1)), adv_B, clip_low, clip_high)
+    gain_B = _clip_gain(jnp.exp(log_ratio_BxS.sum(axis=1)), adv_B, clip_low, clip_high)
     gain_B = jnp.where(mask_BxS.any(axis=1), gain_B, 0.0)
   elif ratio_level == "decision":
-    gain_BxS = _gain(jnp.exp(log_ratio_BxS), adv_B[:, None], clip_low, clip_high)
+    gain_BxS = _clip_gain(jnp.exp(log_ratio_BxS), adv_B[:, None], clip_low, clip_high)
     decisions_B = jnp.maximum(mask_BxS.sum(axis=1), 1)
     gain_B = jnp.where(mask_BxS, gain_BxS, 0.0).sum(axis=1) / decisions_B
   else:
     raise ValueError(f"ratio_level is {ratio_level!r}; use 'trajectory' or 'decision'")
   return -gain_B.mean()
-
-
-def dapo_loss(logp_BxS, old_logp_BxS, adv_B, mask_BxS, clip_low: float, clip_high: float):
-  """Clipped policy loss averaged over all decisions of the batch (DAPO, Yu et al. 2025).
-
-  Long episodes count by their decisions. Arguments are as of `policy_loss`; 0 if the mask is empty.
-  """
-  log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
-  adv_Bx1 = jax.lax.stop_gradient(adv_B)[:, None]
-  return -masked_mean(_gain(jnp.exp(log_ratio_BxS), adv_Bx1, clip_low, clip_high), mask_BxS)
 
 
 def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
@@ -79,9 +126,15 @@ def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
   The paper has the usual per-token estimate in mind; with A logits the sum is exact (our choice).
   `ref_logits_BxSxA` are the SFT router's. The result is 0 if the mask is empty.
   """
-  logp_BxSxA = jax.nn.log_softmax(_real(logits_BxSxA, mask_BxS))
-  ref_logp_BxSxA = jax.nn.log_softmax(_real(ref_logits_BxSxA, mask_BxS))
+  logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
+  ref_logp_BxSxA = jax.nn.log_softmax(_mask(ref_logits_BxSxA, mask_BxS))
   return masked_mean((jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)).sum(axis=-1), mask_BxS)
+
+
+def entropy(logits_BxSxA, mask_BxS):
+  """Entropy of the decisions in nats, averaged over real decisions; 0 if the mask is empty."""
+  logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
+  return masked_mean(-(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1), mask_BxS)
 
 
 def action_logp(logits_BxSxA, action_BxS):
@@ -90,26 +143,20 @@ def action_logp(logits_BxSxA, action_BxS):
   return jnp.take_along_axis(logp_BxSxA, action_BxS[:, :, None], axis=2)[:, :, 0]
 
 
-def entropy(logits_BxSxA, mask_BxS):
-  """Entropy of the decisions in nats, averaged over real decisions; 0 if the mask is empty."""
-  logp_BxSxA = jax.nn.log_softmax(_real(logits_BxSxA, mask_BxS))
-  return masked_mean(-(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1), mask_BxS)
+def masked_mean(value_BxS, mask_BxS):
+  """The mean over real decisions; 0 if the mask is empty."""
+  return jnp.where(mask_BxS, value_BxS, 0.0).sum() / jnp.maximum(mask_BxS.sum(), 1)
 
 
-def _gain(ratio, adv, clip_low, clip_high):
+def _mask(logits_BxSxA, mask_BxS):
+  """The logits, 0 on padding, whose values must not make the gradient nan."""
+  return jnp.where(mask_BxS[:, :, None], logits_BxSxA, 0.0)
+
+
+def _clip_gain(ratio, adv, clip_low, clip_high):
   """ratio x advantage, or the smaller one with a clipped ratio where a side has a clip."""
   if clip_low is None and clip_high is None:
     return ratio * adv
   low = None if clip_low is None else 1.0 - clip_low
   high = None if clip_high is None else 1.0 + clip_high
   return jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv)
-
-
-def _real(logits_BxSxA, mask_BxS):
-  """The logits, 0 on padding, whose values must not make the gradient nan."""
-  return jnp.where(mask_BxS[:, :, None], logits_BxSxA, 0.0)
-
-
-def masked_mean(value_BxS, mask_BxS):
-  """The mean over real decisions; 0 if the mask is empty."""
-  return jnp.where(mask_BxS, value_BxS, 0.0).sum() / jnp.maximum(mask_BxS.sum(), 1)

@@ -12,11 +12,8 @@ def difficulty(
 
   Easy: SMALL succeeds in at least `easy_rate` of its trials. Hard: not easy, and LARGE succeeds at
   least once. Intractable: neither, also where SMALL got lucky below the rate. The rate is over the
-  trials that exist, also where there are fewer than planned (our choice).
-
-  Raises:
-    ValueError: a model has no trial (the caller leaves such a task out), or the rate is not in
-      (0, 1].
+  trials that exist, also where there are fewer than planned (our choice). Raises ValueError if a
+  model has no trial, or the rate is not in (0, 1].
   """
   if not 0.0 < easy_rate <= 1.0:
     raise ValueError(f"easy_rate must be in (0, 1], got {easy_rate}")
@@ -32,19 +29,13 @@ def normalized_cost(cost, cost_small, cost_large, eps: float = 1e-9):
   """Where a cost lies between the boundaries' (paper, C_norm), clipped to [0, 1].
 
   The boundaries may be inverted: the lower of the two is 0 whichever model it belongs to. Equal
-  boundaries give 0 up to them and rise to 1 within `eps` dollars above.
-
-  Args:
-    cost, cost_small, cost_large: dollars; floats or arrays that broadcast, as is the result.
-
-  Raises:
-    ValueError: a cost is not finite, or eps is not finite and above 0.
+  boundaries give 0 up to them and rise to 1 within `eps` dollars above. Costs are dollars, floats
+  or arrays that broadcast. Raises ValueError if one is not finite, or eps not finite and above 0.
   """
   costs = cost, cost_small, cost_large
   if not (all(np.all(np.isfinite(value)) for value in (*costs, eps)) and eps > 0.0):
     raise ValueError(f"costs and eps must be finite and eps above 0, got {costs} and eps {eps}")
-  low = np.minimum(cost_small, cost_large)
-  high = np.maximum(cost_small, cost_large)
+  low, high = np.minimum(cost_small, cost_large), np.maximum(cost_small, cost_large)
   share = np.clip((np.asarray(cost, np.float64) - low) / (high - low + eps), 0.0, 1.0)
   return float(share) if share.ndim == 0 else share
 
@@ -54,11 +45,9 @@ def boundary_reward(
 ):
   """1[success] * (r_success + r_hard * 1[hard]) - lam * C_norm (paper, Eq. reward).
 
-  The indicator of success on both terms is in the paper's reward table, not in its equation.
-  The first three arguments are scalars or arrays that broadcast, as is the result.
-
-  Raises:
-    ValueError: lam is not finite and at least 0, or a normalised cost is not in [0, 1].
+  The indicator of success on both terms is in the paper's reward table, not in its equation. The
+  first three arguments are scalars or arrays that broadcast. Raises ValueError if lam is not finite
+  and at least 0, or a normalised cost is not in [0, 1].
   """
   cost_norm = np.asarray(cost_norm, np.float64)
   if not (np.isfinite(lam) and lam >= 0.0):
@@ -75,11 +64,8 @@ def reference_advantage(reward_G, reference_reward: float, eps: float = 0.1, cli
 
   The std is the population's. A group of equal rewards below the reference has std 0 and is
   pushed down by its distance from the reference over `eps`; eps = 0.1 and the clip are our
-  choices, since a tiny eps makes that push unbounded. The result is finite for finite rewards.
-
-  Raises:
-    ValueError: reward_G is not one non-empty group, a reward is not finite, or eps or clip is not
-      finite and above 0.
+  choices, since a tiny eps makes that push unbounded. Raises ValueError if reward_G is not one
+  non-empty group, a reward is not finite, or eps or clip not finite and above 0.
   """
   reward_G = np.asarray(reward_G, np.float64)
   if reward_G.ndim != 1 or reward_G.size == 0:

@@ -18,28 +18,20 @@ from baar_jax.train.batches import Batch
 BOPO_WEIGHT_DECAY = 1e-4  # our choice
 
 # loss(logits_BxSxA, batch) -> (loss, metrics): the batch's share of the loss of a gradient step, so
-# that the shares of all its batches add up.
+# that the shares of all its batches add up, and its share of figures for the log.
 Loss = Callable[[jax.Array, Batch], tuple[jax.Array, dict[str, jax.Array]]]
 
 
 class Scorer:
   """The decision logits of a router whose parameters lie on the devices of a mesh."""
 
-  def __init__(
-    self,
-    model: Qwen2,
-    ids: Sequence[int] | None,
-    mesh: Mesh | None = None,
-    dtype: str = "float32",
-  ):
-    """Puts the parameters onto the mesh; None is one device.
+  def __init__(self, model: Qwen2, ids, mesh: Mesh | None = None, dtype: str = "float32"):
+    """Puts the parameters onto the mesh (None is one device); the computation is in `dtype`.
 
-    Args:
-      ids: the decisions' tokens; None gives the logits of the whole vocabulary.
-      dtype: of the computation.
+    `ids` are the decisions' tokens; None gives the logits of the whole vocabulary.
     """
-    self.mesh = mesh or one_device()
-    self._dtype, self._ids = jnp.dtype(dtype), None if ids is None else np.array(ids)
+    self.mesh, self._ids = mesh or one_device(), None if ids is None else np.array(ids)
+    self._dtype, self.low_precision = jnp.dtype(dtype), dtype != "float32"
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
     self._replicated = NamedSharding(self.mesh, PartitionSpec())
@@ -76,38 +68,50 @@ class Trainer(Scorer):
   Parameters and gradients are float32, whatever the computation is in.
   """
 
-  def __init__(
-    self,
-    model: Qwen2,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    ids: Sequence[int] | None,
-    mesh: Mesh | None = None,
-    dtype: str = "float32",
-  ):
+  def __init__(self, model: Qwen2, loss: Loss, optimizer, ids, mesh=None, dtype="float32"):
     """Copies the model's parameters: the buffers of the copy are given away by each step."""
     graphdef, params = nnx.split(model)
     super().__init__(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)), ids, mesh, dtype)
-    self._optimizer = optimizer
+    self._loss, self._optimizer = loss, optimizer
     params_sharding = split_parameters(self.params, self.mesh)
     state_sharding = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
     self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_sharding)(self.params)
-    self._loss = loss
     gradient_sharding = params_sharding, self._replicated  # and that of the metrics
     self._gradient = jax.jit(self._batch_gradient, out_shardings=gradient_sharding)
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
     step_sharding = params_sharding, state_sharding, self._replicated  # and that of the norm
     self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1), out_shardings=step_sharding)
 
+  def step(self, batches: Sequence[Batch]) -> dict[str, float]:
+    """One optimizer step on the sum of the batches' losses; the same in every process.
+
+    Returns the loss's metrics, summed over the batches, and the norm of the gradient.
+    """
+    gradient, metrics = None, []
+    with jax.set_mesh(self.mesh):
+      for batch in batches:
+        addend, batch_metrics = self._gradient(self.params, split_rows(batch, self.mesh))
+        gradient = addend if gradient is None else self._add(gradient, addend)
+        del addend  # free this gradient before the next one is computed
+        metrics.append(batch_metrics)
+      self.params, self.optimizer_state, norm = self._apply(
+        self.params, self.optimizer_state, gradient
+      )
+    totals = {name: sum(float(shares[name]) for shares in metrics) for name in metrics[0]}
+    return totals | {"gradient_norm": float(norm)}
+
+  def _batch_gradient(self, params, batch: Batch):
+    loss = lambda params: self._loss(self._forward(params, batch), batch)  # noqa: E731
+    return jax.grad(loss, has_aux=True)(params)
+
+  def _apply_gradient(self, params, optimizer_state, gradient):
+    updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
+    return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
+
   @property
   def compiled(self) -> int:
     """How many shapes of batches the gradient has been compiled for."""
     return self._gradient._cache_size()
-
-  @property
-  def low_precision(self) -> bool:
-    """Whether the computation is in less than float32."""
-    return self._dtype != jnp.float32
 
   @property
   def state(self) -> dict:
@@ -121,51 +125,21 @@ class Trainer(Scorer):
     treedef = jax.tree.structure(self.optimizer_state)
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
 
-  def step(self, batches: Sequence[Batch]) -> dict[str, float]:
-    """One optimizer step on the sum of the batches' losses; the same in every process.
-
-    Returns:
-      The loss's metrics, summed over the batches, and the norm of the gradient.
-    """
-    gradient, metrics = None, []
-    with jax.set_mesh(self.mesh):
-      for batch in batches:
-        addend, values = self._gradient(self.params, split_rows(batch, self.mesh))
-        gradient = addend if gradient is None else self._add(gradient, addend)
-        del addend  # free this gradient before the next one is computed
-        metrics.append(values)
-      self.params, self.optimizer_state, norm = self._apply(
-        self.params, self.optimizer_state, gradient
-      )
-    totals = {name: sum(float(values[name]) for values in metrics) for name in metrics[0]}
-    return totals | {"gradient_norm": float(norm)}
-
-  def _batch_gradient(self, params, batch: Batch):
-    loss = lambda params: self._loss(self._forward(params, batch), batch)  # noqa: E731
-    return jax.grad(loss, has_aux=True)(params)
-
-  def _apply_gradient(self, params, optimizer_state, gradient):
-    updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
-    return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
-
 
 def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
   """AdamW with clipping, a warm-up from above 0, and a cosine decay to 0 (paper: appendix)."""
   warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
-  schedule = optax.warmup_cosine_decay_schedule(
-    config.learning_rate / (warmup + 1),
-    config.learning_rate,
-    warmup_steps=warmup,
-    decay_steps=config.updates,
-  )
-  return _clipped_adamw(schedule, config.clip_norm, config.adam_eps, config.weight_decay)
+  first, peak = config.learning_rate / (warmup + 1), config.learning_rate
+  schedule = optax.warmup_cosine_decay_schedule(first, peak, warmup, config.updates)
+  return _clip_adamw(schedule, config, config.weight_decay)
 
 
 def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
   """AdamW with clipping at a constant learning rate (paper: appendix; clipping is our choice)."""
-  return _clipped_adamw(config.learning_rate, config.clip_norm, config.adam_eps, BOPO_WEIGHT_DECAY)
+  return _clip_adamw(config.learning_rate, config, BOPO_WEIGHT_DECAY)
 
 
-def _clipped_adamw(learning_rate, clip_norm: float, eps: float, weight_decay: float):
+def _clip_adamw(learning_rate, config: SFTConfig | BoPOConfig, weight_decay: float):
+  eps, clip = config.adam_eps, optax.clip_by_global_norm(config.clip_norm)
   adamw = optax.adamw(learning_rate, b2=0.99, eps=eps, weight_decay=weight_decay)  # b2: our choice
-  return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+  return optax.chain(clip, adamw)
