@@ -34,7 +34,7 @@ def decode(tokenizer_dir):
   return lambda window: tokenizer.decode(window.tokens, skip_special_tokens=False)
 
 
-def made(models, **fields) -> Episode:
+def episode_of(models, **fields) -> Episode:
   """An episode of a model per step: see 1, go 1, see 2, go 2, ..."""
   steps = [Step(f"see {i}", model, f"go {i}") for i, model in enumerate(models, 1)]
   return Episode("plant-0", "test", 0, steps, 1.0, "done", **fields)
@@ -67,8 +67,10 @@ def episodes(draw):
   row = st.builds(Step, environment_texts, st.integers(0, 1), environment_texts)
   steps = draw(st.lists(row, min_size=1, max_size=14))
   used = sum(step.model for step in steps)
-  budget = draw(st.none() | st.integers(max(1, used), 20))
-  return Episode("plant-0", "test", 0, steps, 1.0, "done", budget)
+  for step in steps:
+    step.calls = [Call(step.model, Usage(0, 0, 0), 0.01)]
+  calls, usd = draw(st.none() | st.integers(max(1, used), 20)), draw(st.none() | st.just(0.1))
+  return Episode("plant-0", "test", 0, steps, 1.0, "done", calls, usd)
 
 
 class TestBothViews:
@@ -92,14 +94,13 @@ class TestBothViews:
   @pytest.mark.parametrize("show", [True, False])
   def test_a_budget_is_shown_only_where_the_config_says_so(self, views, kind, budget, show):
     view = views(view=kind, max_tokens=900, show_budget=show)
-    capped, free = (view.episode_windows(TASK, made([1, 0], **b)) for b in (budget, {}))
+    capped, free = (view.episode_windows(TASK, episode_of([1, 0], **b)) for b in (budget, {}))
     assert (capped != free) == show
 
 
 class TestTranscript:
   def test_text(self, views, decode):
-    view = views(action_tokens=40, result_tokens=40, description_tokens=40)
-    (window,) = view.episode_windows(TASK, made([1, 0]))
+    (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([1, 0]))
     assert (window.first, len(window.positions)) == (0, 2)
     assert decode(window) == (
       "task: find the plant\nstart: see 1\n"
@@ -130,7 +131,7 @@ class TestTranscript:
 
   def test_a_cut_keeps_whole_steps_in_about_half_the_room(self, views, decode):
     view, limit = views(max_tokens=220), 220
-    windows = view.episode_windows(TASK, made([0, 1] * 15))
+    windows = view.episode_windows(TASK, episode_of([0, 1] * 15))
     assert len(windows) > 2
     step_tokens = max(b - a for w in windows for a, b in zip(w.positions, w.positions[1:]))
     for window in windows[:-1]:
@@ -160,7 +161,7 @@ class TestPaper:
   FIELDS = (texts.ROLE, "Task: find the plant", texts.CHOICES)
 
   def test_soft_prompt(self, views, decode):
-    windows = views(view="paper", max_tokens=2000).episode_windows(TASK, made([0, 1, 0]))
+    windows = views(view="paper", max_tokens=2000).episode_windows(TASK, episode_of([0, 1, 0]))
     assert [(w.first, w.positions) for w in windows] == [
       (s, [len(w.tokens) - 1]) for s, w in enumerate(windows)
     ]
@@ -170,12 +171,12 @@ class TestPaper:
     assert_in_order(text, [*self.FIELDS, "Previous steps:", *steps, texts.ASK])
     assert text.endswith(texts.ASK) and text.endswith("Decision:")
     assert "budget" not in text.lower() and "omitted" not in text
-    long = last_text(views(view="paper", max_tokens=2000), decode, made([0] * 14))
+    long = last_text(views(view="paper", max_tokens=2000), decode, episode_of([0] * 14))
     assert_in_order(long, [f"Step {n} [" for n in range(1, 14)])  # more than ten
 
   def test_hard_prompt(self, views, decode):
     """5 calls of which 3 are used: 2 for steps 14 to 40, which are 27."""
-    episode = made([1, 0, 1, 1] + [0] * 10, call_budget=5)
+    episode = episode_of([1, 0, 1, 1] + [0] * 10, call_budget=5)
     text = last_text(views(view="paper", max_tokens=2000), decode, episode)
     shown = [part for n in range(4, 14) for part in (f"Step {n} [", f"go {n}", f"see {n + 1}")]
     parts = [texts.ROLE_HARD, "Task: find the plant", "Environment: see 1"]
@@ -185,7 +186,7 @@ class TestPaper:
     assert text.endswith(texts.ASK) and "Step 3 [" not in text
 
   def test_hard_prompt_of_a_spent_budget(self, views, decode):
-    episode = made([1, 0, 1, 0], call_budget=2)
+    episode = episode_of([1, 0, 1, 0], call_budget=2)
     text = last_text(views(view="paper", max_tokens=2000), decode, episode)
     assert_in_order(text, ["at most 2", "2 used", "0 left", "spent", "has to be SMALL"])
     assert "SMALL or BIG?" not in text and "omitted" not in text
@@ -193,7 +194,7 @@ class TestPaper:
   @pytest.mark.parametrize("budget", [None, 20])
   def test_over_the_limit_the_oldest_steps_go(self, views, decode, budget):
     """At many limits, so that the line about omitted steps is counted too."""
-    episode = made([0, 1] * 5 + [0], call_budget=budget)
+    episode = episode_of([0, 1] * 5 + [0], call_budget=budget)
     windows = views(view="paper", max_tokens=2000).episode_windows(TASK, episode)
     shortest, numbers = len(windows[0].tokens), set()
     for limit in range(shortest + 60, shortest + 200, 7):
@@ -213,7 +214,7 @@ class TestBudgets:
   CALLS = (((0.01, "act"), (0.002, "retry")), ((0.02, "act"), (0.003, "presumed")), ())
 
   def episode(self, **budgets):
-    episode = made([0, 1, 0], **budgets)
+    episode = episode_of([0, 1, 0], **budgets)
     for step, calls in zip(episode.steps, self.CALLS):
       step.calls = [Call(step.model, Usage(0, 0, 0), usd, kind=kind) for usd, kind in calls]
     return episode
@@ -240,9 +241,3 @@ class TestBudgets:
     text = last_text(view, decode, self.episode(usd_budget=0.05), self.TASK)
     assert "Budget: at most $0.0500, $0.0150 left. Step 3 of 30." in text
     assert "$0.0150 must last for up to 28 steps" in text and "BIG calls" not in text
-
-  def test_live_text_says_the_same(self, views):
-    view, episode = views(max_tokens=640), self.episode(call_budget=3, usd_budget=0.05)
-    (window,) = view.episode_windows(TASK, episode)
-    for s, position in enumerate(window.positions):
-      assert live_window(view, episode, s).tokens == window.tokens[: position + 1]

@@ -88,7 +88,7 @@ def test_the_sizes_are_those_of_config_json(tmp_path):
   # writes the base of the rotations into a field of today's.
   rope = {"rope_type": "default", "rope_theta": 500.0}
   absent = {"num_key_value_heads": None, "head_dim": None, "rope_theta": None}
-  fields(tmp_path, absent | {"rope_parameters": rope})
+  set_fields(tmp_path, absent | {"rope_parameters": rope})
   config = weights.read_config(tmp_path)
   assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 10, 500.0)
 
@@ -180,43 +180,24 @@ def test_a_directory_appears_when_it_is_whole(tmp_path, monkeypatch):
   assert not (tmp_path / "saved").exists()
 
 
-def tensor(directory: Path, name: str, array, file: str = "model.safetensors") -> None:
+def set_tensor(directory: Path, name: str, array, file: str = "model.safetensors") -> None:
   """Sets a tensor of a file; None leaves it out."""
   tensors = load_file(directory / file) | {name: array}
   save_file({name: x for name, x in tensors.items() if x is not None}, directory / file)
 
 
-def fields(directory: Path, changes: dict, file: str = "config.json") -> None:
+def set_fields(directory: Path, changes: dict, file: str = "config.json") -> None:
   """Sets fields of a JSON file; those that are None are left out."""
   new = json.loads((directory / file).read_text()) | changes
   text = json.dumps({name: value for name, value in new.items() if value is not None})
   (directory / file).write_text(text)
 
 
-def content(directory: Path, file: str, text: str | None) -> None:
-  """Writes another text into a file; None deletes it."""
-  path = directory / file
-  path.unlink() if text is None else path.write_bytes(text.encode("latin-1"))
-
-
-def cut(directory: Path, of_header: float, of_data: float, file="model.safetensors") -> None:
+def cut(path: Path, of_header: float, of_data: float) -> None:
   """Leaves these shares of a file's header and of its numbers."""
-  data = (directory / file).read_bytes()
+  data = path.read_bytes()
   header = 8 + int.from_bytes(data[:8], "little")
-  kept = int(header * of_header + (len(data) - header) * of_data)
-  (directory / file).write_bytes(data[:kept])
-
-
-def quantised(directory: Path, name: str, dtype: str) -> None:
-  """Calls the bytes of a float32 tensor four times as many numbers of a dtype of 8 bits."""
-  file = directory / "model.safetensors"
-  data = file.read_bytes()
-  end = 8 + int.from_bytes(data[:8], "little")
-  header = json.loads(data[8:end])
-  rows, columns = header[name]["shape"]
-  header[name] |= {"dtype": dtype, "shape": [4 * rows, columns]}
-  text = json.dumps(header).encode()
-  file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+  path.write_bytes(data[: int(header * of_header + (len(data) - header) * of_data)])
 
 
 def zeros(*shape):
@@ -234,43 +215,73 @@ def refusal(directory: Path) -> str:
 UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
 BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
 WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
-BROKEN, SIZE = f"{WHOLE} is cut short or damaged", f"{CONFIG} has a wrong size"
-UNREADABLE = "[]", "{\n]", "\xff", None
-REFUSED = [
-  (tensor, ("model.side", zeros(3)), f"{WHOLE}: tensor model.side has no place"),
-  (tensor, (UP.replace("1", "3"), zeros(40, 48)), f"tensor {UP.replace('1', '3')} has no place"),
-  (tensor, ("lm_head.weight", zeros(307, 48)), "lm_head.weight has no place"),
-  (tensor, (UP, None), f"DIR: tensor {UP} is in no model*.safetensors"),
-  (tensor, (UP, zeros(48, 40)), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
-  (tensor, (UP, zeros(40 * 48)), f"{UP} is [1920], config.json makes it [40, 48]"),
-  (tensor, (BIAS, zeros(2, 10)), f"{BIAS} is [2, 10], config.json makes it [20]"),
-  (tensor, ("model.embed_tokens.weight", zeros(306, 48)), "[306, 48], config.json makes it [307"),
-  # A quantised tensor is not what its integers are.
-  (quantised, (UP, "F8_E4M3"), f"{WHOLE}: tensor {UP} is F8_E4M3"),
-  (quantised, (UP, "I8"), f"{UP} is I8, expected F32 or BF16 or F16"),
-  *[(cut, shares, BROKEN) for shares in ((0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.99999))],
-  (content, ("model.safetensors", None), "is in no model*.safetensors"),
-  *[(content, ("config.json", text), f"{CONFIG} cannot be read") for text in UNREADABLE],
-  (fields, ({"hidden_size": None},), f"{SIZE} (hidden_size: Field required)"),
-  (fields, ({"rope_theta": None},), f"{SIZE} (rope_theta: Field required)"),
-  (fields, ({"vocab_size": "many"},), f"{SIZE} (vocab_size: Input should be a valid integer"),
-  (fields, ({"vocab_size": [3]},), f"{SIZE} (vocab_size: Input should be a valid integer"),
-  (fields, ({"vocab_size": -1},), f"{SIZE} (vocab_size: Input should be greater than 0"),
-  (fields, ({"num_attention_heads": 0},), f"{SIZE} (num_attention_heads: Input should be greater"),
-  (fields, ({"model_type": "llama"},), f"{CONFIG} has model_type='llama', expected 'qwen2'"),
-  (fields, ({"model_type": None},), f"{CONFIG} has model_type=None"),
-  (fields, ({"hidden_act": "gelu"},), f"{CONFIG} has hidden_act='gelu'"),
-  (fields, ({"use_sliding_window": True},), f"{CONFIG} has use_sliding_window=True"),
-  (fields, ({"rope_scaling": {"type": "yarn"}},), f"{CONFIG} has rope_scaling="),
-  (fields, ({"rope_parameters": {"rope_type": "yarn"}},), f"{CONFIG} has rope_type='yarn'"),
-  (fields, ({"quantization_config": {"bits": 4}},), f"{CONFIG} has quantization_config="),
-]
 
 
-@pytest.mark.parametrize("damage, arguments, line", REFUSED)
-def test_a_damaged_directory_is_refused(damage, arguments, line, tmp_path):
-  damage(hf.write(tmp_path, SHAPE), *arguments)
+@pytest.mark.parametrize(
+  "name, array, line",
+  [
+    ("model.side", zeros(3), f"{WHOLE}: tensor model.side has no place"),
+    (UP.replace("1", "3"), zeros(40, 48), "layers.3.mlp.up_proj.weight has no place"),
+    ("lm_head.weight", zeros(307, 48), "lm_head.weight has no place"),
+    (UP, None, f"DIR: tensor {UP} is in no model*.safetensors"),
+    (UP, zeros(48, 40), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
+    (UP, zeros(40 * 48), f"{UP} is [1920], config.json makes it [40, 48]"),
+    (BIAS, zeros(2, 10), f"{BIAS} is [2, 10], config.json makes it [20]"),
+    ("model.embed_tokens.weight", zeros(306, 48), "[306, 48], config.json makes it [307"),
+  ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(name, array, line, tmp_path):
+  set_tensor(hf.write(tmp_path, SHAPE), name, array)
   assert line in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "name, value, problem",
+  [
+    ("hidden_size", None, "a wrong size (hidden_size: Field required)"),
+    ("rope_theta", None, "a wrong size (rope_theta: Field required)"),
+    ("vocab_size", "many", "a wrong size (vocab_size: Input should be a valid integer"),
+    ("vocab_size", [3], "a wrong size (vocab_size: Input should be a valid integer"),
+    ("vocab_size", -1, "a wrong size (vocab_size: Input should be greater than 0"),
+    ("num_attention_heads", 0, "a wrong size (num_attention_heads: Input should be greater than 0"),
+    ("model_type", "llama", "model_type='llama', expected 'qwen2'"),
+    ("model_type", None, "model_type=None"),
+    ("hidden_act", "gelu", "hidden_act='gelu'"),
+    ("use_sliding_window", True, "use_sliding_window=True"),
+    ("rope_scaling", {"type": "yarn"}, "rope_scaling="),
+    ("rope_parameters", {"rope_type": "yarn"}, "rope_type='yarn'"),
+    ("quantization_config", {"bits": 4}, "quantization_config="),
+  ],
+)
+def test_a_config_that_does_not_fit_is_refused(name, value, problem, tmp_path):
+  set_fields(hf.write(tmp_path, SHAPE), {name: value})
+  assert f"{CONFIG} has {problem}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "{\n]", "\xff", None])
+def test_a_config_that_cannot_be_read_is_refused(text, tmp_path):
+  path = hf.write(tmp_path, SHAPE) / "config.json"
+  path.unlink() if text is None else path.write_text(text, "latin-1")
+  assert f"{CONFIG} cannot be read" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("header, data", [(0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.99999)])
+def test_a_cut_file_is_refused(header, data, tmp_path):
+  cut(hf.write(tmp_path, SHAPE) / "model.safetensors", header, data)
+  assert f"{WHOLE} is cut short or damaged" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "I8"])
+def test_a_quantised_tensor_is_refused(dtype, tmp_path):
+  """The bytes of a float32 tensor are said to be four times as many numbers of 8 bits."""
+  file = hf.write(tmp_path, SHAPE) / "model.safetensors"
+  data = file.read_bytes()
+  end = 8 + int.from_bytes(data[:8], "little")
+  header = json.loads(data[8:end])
+  header[UP] |= {"dtype": dtype, "shape": [160, 48]}
+  text = json.dumps(header).encode()
+  file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+  assert f"{WHOLE}: tensor {UP} is {dtype}, expected F32 or BF16 or F16" in refusal(tmp_path)
 
 
 def test_a_tensor_has_to_be_in_one_of_the_shards(tmp_path):
@@ -278,14 +289,14 @@ def test_a_tensor_has_to_be_in_one_of_the_shards(tmp_path):
   places = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
   here, other = places[UP], places["model.embed_tokens.weight"]
   array = load_file(tmp_path / here)[UP]
-  tensor(tmp_path, UP, array, other)
+  set_tensor(tmp_path, UP, array, other)
   first, last = sorted((here, other))
   assert refusal(tmp_path) == f"DIR/{last}: tensor {UP} is in {first} too; remove one"
-  tensor(tmp_path, UP, None, here)
+  set_tensor(tmp_path, UP, None, here)
   load_qwen2(tmp_path)  # whatever the index says
-  tensor(tmp_path, UP, None, other)
+  set_tensor(tmp_path, UP, None, other)
   assert f"tensor {UP} is in no model*.safetensors" in refusal(tmp_path)
-  cut(tmp_path, 1, 0.9, other)
+  cut(tmp_path / other, 1, 0.9)
   assert refusal(tmp_path).startswith(f"DIR/{other} is cut short or damaged")
 
 

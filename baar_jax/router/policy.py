@@ -15,8 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import DECISION_WORDS, SMALL, Task
-from baar_jax.llms.agent import Agent, Hold
+from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.live import Decision, Live, Policy
 from baar_jax.router.qwen2 import Qwen2
@@ -54,7 +53,7 @@ Rule = Sample | Threshold
 
 
 class RouterPolicy(Policy):
-  """Scores the decision of every ready episode in one forward pass of the new tokens alone.
+  """Scores the decisions of all ready episodes in one forward pass of their new tokens.
 
   Each live episode has a row of the KV cache, which is filled anew where the text does not extend
   the text that it holds: a new episode, a cut of the history, the paper's view.
@@ -76,9 +75,9 @@ class RouterPolicy(Policy):
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
     self._cache = model.empty_cache(live_episodes + 1, view.config.max_tokens, dtype)
-    self._spare_row = live_episodes  # for padding
+    self._spare_row = live_episodes  # of the cache, for padding
     self._free_rows = list(range(live_episodes))
-    self._rows: dict[Live, int] = {}  # of the cache
+    self._rows: dict[Live, int] = {}
     self._cached_text: list[list[int]] = [[] for _ in self._free_rows]  # the tokens of each row
 
   def prepare(self, live: Live) -> None:
@@ -148,22 +147,15 @@ class RouterPolicy(Policy):
 class ZeroShotPolicy(Policy):
   """Does what the judge says; the ledger counts the judge's calls beside the router's."""
 
-  def __init__(
-    self,
-    name: str,
-    judge: Callable[[Task, int, Hold], Agent],
-    config: RouterConfig,
-    tokenizer: Path,
-  ):
+  def __init__(self, name: str, judge: Callable, config: RouterConfig, tokenizer: Path):
     """`judge` is `Pair.judge`'s; it is shown the paper's prompt with its budget."""
     config = dataclasses.replace(config, view="paper", show_budget=True, **JUDGED)
     self.name, self._judge, self._view = name, judge, View(config, tokenizer)
 
   def prepare(self, live: Live) -> None:
     prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
-    question = [{"role": "user", "content": prompt}]
-    judge = self._judge(live.task, live.job.seed, live.hold)
-    start_s, calls = time.monotonic(), []
+    question, calls = [{"role": "user", "content": prompt}], []
+    judge, start_s = self._judge(live.task, live.job.seed, live.hold), time.monotonic()
     for attempt in range(TRIES):
       reply = judge.reply(question, TRIES * len(live.steps) + attempt)
       calls += reply.calls("judge")

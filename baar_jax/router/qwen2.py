@@ -213,9 +213,8 @@ def _nearness(config: Qwen2Config):
   Once rotated, equal biases add a score that depends on the distance alone. Without them a narrow
   model from random weights spends a short run on learning that near tokens matter.
   """
-  H = config.head_dim
+  H, (shortest, longest) = config.head_dim, NEAR_TOKENS
   wavelength_H2 = 2 * jnp.pi * config.rope_theta ** (jnp.arange(0, H, 2, dtype=jnp.float32) / H)
-  shortest, longest = NEAR_TOKENS
   near_H2 = (wavelength_H2 >= shortest) & (wavelength_H2 <= longest)
   bias_H2 = NEARNESS * near_H2.astype(jnp.float32)
   return jnp.concatenate([bias_H2, bias_H2])

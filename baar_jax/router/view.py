@@ -110,8 +110,7 @@ class View:
     if usd is not None:
       budget = f"{budget or f'/{task.max_steps},'} ${usd:.4f} left,"
     line, proposal = STEP.format(number=s + 1, budget=budget), self._proposal(episode.steps[s])
-    pieces = [line, *proposal, MODEL] if proposal else [line + MODEL]
-    return self.encode(*pieces)
+    return self.encode(line, *proposal, MODEL) if proposal else self.encode(line + MODEL)
 
   def _prompts(self, task: Task, episode: Episode) -> list[Window]:
     """The paper's prompt for each step, with the newest of the steps before it that fit."""
@@ -159,9 +158,9 @@ class View:
     return [PROPOSAL, (step.proposal, self.config.action_tokens)] if shown else []
 
   def _outcome(self, steps: Sequence[Step], s: int, show_action: bool = True) -> list[int]:
-    c = self.config
-    action = [ACTION, (steps[s].action, c.action_tokens)] if show_action else []
-    return self.encode(*action, RESULT, (steps[s + 1].observation, c.result_tokens))
+    action = [ACTION, (steps[s].action, self.config.action_tokens)] if show_action else []
+    result = steps[s + 1].observation, self.config.result_tokens
+    return self.encode(*action, RESULT, result)
 
 
 def _budgets_left(episode: Episode, s: int) -> tuple[int | None, float | None]:
