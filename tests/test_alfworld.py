@@ -216,10 +216,12 @@ def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
   (tmp_path / GAMES / "empty").mkdir()
   plain.write_text("train/nothing/here")
   mapped.write_text("[1]")
+  (tmp_path / "bytes.txt").write_bytes(b"\xff")
   for split, message in (
     ("empty", "empty in .* has 0 games"),
     (str(plain), "list.txt in .* has 0 games"),
-    (str(mapped), "mappings.json is no list of objects"),
+    (str(mapped), "mappings.json is no list of games"),
+    (str(tmp_path / "bytes.txt"), "bytes.txt is no list of games"),
     ("nowhere", "neither a directory .*has: empty, train.*--config.env.data=own"),
   ):
     with pytest.raises(ValueError, match=message):
@@ -227,3 +229,24 @@ def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
   for task_id in ("train/none/here", "../x", ids[0].removeprefix("train/")):
     with pytest.raises(ValueError, match="names no ALFWorld game|is missing"):
       env.reset(task_id)
+
+
+def test_a_game_from_a_stranger_runs_no_code(data, opened, tmp_path, capfd):
+  """The engine evaluates what stands in braces in a game's text; only names are let through."""
+  played, hostile, deep, pipe = copy_games(data, tmp_path, 4)
+  trap = tmp_path / "trap"
+  game = json.loads(hostile.read_text())
+  code = f"{{__import__('pathlib').Path('{trap}').touch()}}"
+  grammar = game["grammar"].replace("You are in the middle of a room.", code)
+  hostile.write_text(json.dumps(game | {"grammar": grammar}))
+  deep.write_text("[" * 100_000)
+  pipe.unlink()
+  os.mkfifo(pipe)
+  with pytest.raises(ValueError, match="has 2 games, 3 were asked for"):
+    listing(tmp_path, 3)
+  assert "left out 2 of 4 games: " in capfd.readouterr().err
+  env = opened(tmp_path, 2)
+  with pytest.raises(EnvDied, match="cannot be played: .*__import__.* is no name") as error:
+    env.reset(id_of(hostile))
+  assert "\n" not in str(error.value) and not trap.exists()
+  assert follow(env, id_of(played)) and env.score() == 1.0

@@ -158,9 +158,11 @@ def test_first_kept_solution_wins(tmp_path, monkeypatch):
   env.reset("find-plant/3")
   assert env.oracle().action == "the rival's"
   assert [file.name for file in tmp_path.iterdir()] == [path.name]
-  path.write_text("{")
-  with pytest.raises(ValueError, match="delete it"):
-    env.reset("find-plant/3")
+  wrong = ('["the rival\'s"]', '{"actions": []}', '{"actions": [1], "description": "d"}')
+  for content in ("{", "[" * 100_000, "\0", *wrong):
+    path.write_text(content)
+    with pytest.raises(ValueError, match="find-plant-3.json is damaged.*delete it"):
+      env.reset("find-plant/3")
 
 
 def test_mistakes_are_repeatable_and_never_the_expert_s(env, tasks):

@@ -117,13 +117,14 @@ class ALFWorld(Env):
         f"directory has: {', '.join(splits) or 'none'}); set --config.env.train_split and "
         "test_split, or take generated games with --config.env.data=own"
       )
-    text = Path(source).read_text()
-    if not source.endswith(".json"):
-      return text.split()
     try:
+      text = Path(source).read_text()
+      if not source.endswith(".json"):
+        return text.split()
       names = [f"{entry['task_type']}/{entry['task_id']}" for entry in json.loads(text)]
-    except (ValueError, KeyError, TypeError):
-      raise ValueError(f"{source} is no list of objects with task_type and task_id") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+      form = "lines SPLIT/NAME/TRIAL, or JSON objects with task_type and task_id"
+      raise ValueError(f"{source} is no list of games: {form}") from None
     # AgentGym's mappings do not name the split, so each game is searched for in all.
     ids = {id_.split("/", 1)[1]: id_ for split in splits for id_ in self._find_ids(split)}
     return [ids.get(name, f"?/{name}") for name in names]
@@ -167,10 +168,10 @@ def read_game(path: Path) -> tuple[str, str]:
   """A game's task and its words for putting down. Raises ValueError if there is no game."""
   read_goal(path.parents[1].name)  # raises for another name
   try:
-    game = json.loads(path.read_text())
+    game = json.loads(path.read_text()) if path.is_file() else {}  # reading a pipe would never end
     if game["solvable"] and game["pddl_domain"] and game["pddl_problem"]:
       put = PUT if PUT_TEMPLATE.search(game["grammar"]) else MOVE
       return TASK.search(game["grammar"])[1], put
-  except (OSError, ValueError, KeyError, TypeError):
+  except (OSError, ValueError, KeyError, TypeError, RecursionError):
     pass  # the error below covers it
   raise ValueError(f"{path} is missing, damaged or has no solution: get it, or delete it")

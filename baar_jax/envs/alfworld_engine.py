@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import random
+import re
 import sys
 import zlib
 from collections import defaultdict
@@ -33,6 +34,9 @@ WEIGHTS = {
   "lost": (0.50, 0.12, 0.10, 0.05, 0.05, 0.08, 0.10),
   "hasty": (0.25, 0.15, 0.10, 0.10, 0.10, 0.10, 0.20),
 }
+# The engine evaluates what stands in braces in a game's text as Python: only names are let through.
+NAME = r"(\w+(\.(name|id|indefinite))?|'[^']*')"
+NAMES = re.compile(rf" *{NAME}( (or|\+) {NAME})* *")
 NONSENSE = ("think about the {}", "search the {}", "find the {}", "check the {}")
 
 
@@ -78,6 +82,14 @@ def import_engine() -> Callable:
   )
   rule = textgen.Rule
   rule.parse_conjunctive_query = staticmethod(functools.cache(rule.parse_conjunctive_query))
+  evaluate = textgen.EvalSymbol.derive
+
+  def evaluate_names(symbol, context: dict | None = None) -> list:
+    if not NAMES.fullmatch(symbol.expression):
+      raise EnvDied(f"the game cannot be played: {symbol.expression!r} is no name of a thing")
+    return evaluate(symbol, context)
+
+  textgen.EvalSymbol.derive = evaluate_names
   infos = textworld.EnvInfos(won=True, admissible_commands=True, facts=True)
   return lambda: AlfredDemangler(PddlEnv(infos), shuffle=False)
 

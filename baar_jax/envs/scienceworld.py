@@ -116,10 +116,12 @@ class ScienceWorld(Env):
         os.link(draft, path)
       draft.unlink()
     try:
-      return json.loads(path.read_text())
-    except ValueError as error:
-      repair = "delete it, and a new one will be made"
-      raise ValueError(f"{path} is damaged ({error}); {repair}") from None
+      gold = json.loads(path.read_text())
+      if all(isinstance(text, str) for text in [gold["description"], *gold["actions"]]):
+        return gold
+    except (ValueError, KeyError, TypeError, RecursionError):
+      pass  # the error below covers it
+    raise ValueError(f"{path} is damaged: delete it, and a new one will be made")
 
   def reset(self, task_id: str) -> str:
     plan = self._gold(task_id)["actions"] + ["wait1"]
