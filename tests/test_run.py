@@ -1,5 +1,6 @@
 """A run's directory: what may change, what may not, and what is still to be run."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.rollout.live import Job, always
+from baar_jax.rollout.live import Job, Policy
 from baar_jax.run import Run
 from baar_jax.stages import bopo, pretrain, profile, references, sft
 
@@ -19,6 +20,13 @@ from baar_jax.stages import bopo, pretrain, profile, references, sft
 @pytest.fixture
 def config(tmp_path):
   return tiny.config(tmp_path)
+
+
+@pytest.fixture
+def opened():
+  """Run, closed at the end."""
+  with contextlib.ExitStack() as stack:
+    yield lambda config: stack.enter_context(contextlib.closing(Run(config)))
 
 
 def test_a_stage_counts_as_run_once_it_has_ended(config, opened):
@@ -47,47 +55,16 @@ def test_a_profile_that_was_stopped_is_not_worked_on(config, opened, monkeypatch
       stage(run)
 
 
-def test_a_directory_of_another_version_is_refused(config, opened):
-  run = opened(config)
-  run.tasks("train")
-  path = run.dir / "config.json"
-  made = json.loads(path.read_text())
-  del made["bopo"]["adam_eps"]
-  path.write_text(json.dumps(made))
-  with pytest.raises(ValueError, match=r"another version .* bopo\.adam_eps: choose another"):
-    opened(config)
-
-
-@pytest.fixture
-def opened():
-  """Run, closed at the end."""
-  runs = []
-
-  def opening(config):
-    runs.append(Run(config))
-    return runs[-1]
-
-  yield opening
-  for run in runs:
-    run.close()
-
-
-class Counting:
+class Counting(Policy):
   """Always SMALL; keeps the keys that it decided for."""
 
   def __init__(self, name="counted"):
-    self.inner = always(0, name)
-    self.name, self.asked = name, []
-
-  def prepare(self, live):
-    del live
+    super().__init__(name, lambda live: 0)
+    self.asked = []
 
   def choose(self, ready):
     self.asked += [(live.task.id, live.job.seed) for live in ready if not live.steps]
-    return self.inner.choose(ready)
-
-  def finish(self, live):
-    del live
+    return super().choose(ready)
 
 
 def message(error) -> str:
@@ -96,63 +73,46 @@ def message(error) -> str:
   return text
 
 
-@pytest.mark.parametrize(
-  "field, value",
-  [
-    ("seed", 1),
-    ("models.names", ("gpt-4.1-mini", "gpt-4.1-mini")),
-    ("router.view", "paper"),
-    ("bopo.clip_low", 0.2),  # was None
-  ],
-)
+CHANGED = {"seed": 1, "models.names": ("gpt-4.1-mini",) * 2, "router.view": "paper"}
+
+
+@pytest.mark.parametrize("field, value", (CHANGED | {"bopo.clip_low": 0.2}).items())
 def test_a_config_that_contradicts_the_directory_is_refused_by_name(opened, config, field, value):
   opened(config).tasks("train")
-  made = (opened(config).dir / "config.json").read_text()
-  other = tiny.config(config.runs)
-  *sections, name = field.split(".")
-  part = other
-  for section in sections:
-    part = getattr(part, section)
+  path = opened(config).dir / "config.json"
+  written = path.read_text()
+  section, _, name = field.rpartition(".")
+  part = getattr(config, section) if section else config
   was, now = (json.loads(json.dumps(x)) for x in (getattr(part, name), value))
   setattr(part, name, value)
   with pytest.raises(ValueError) as error:
-    Run(other)
-  text = message(error)
-  assert f"was made with {field}={was!r}, this config has {now!r}" in text
-  assert "choose another --config.name" in text
-  assert (opened(config).dir / "config.json").read_text() == made
-
-
-def test_a_directory_in_which_nothing_was_run_binds_no_config(opened, config):
-  """A mistyped flag is mended by the right one."""
-  wrong = tiny.config(config.runs)
-  wrong.env.data = "nowhere"
-  opened(wrong)
-  run = opened(config)
-  assert json.loads((run.dir / "config.json").read_text())["env"]["data"] == ""
+    Run(config)
+  assert f"was made with {field}={was!r}, this config has {now!r}" in message(error)
+  assert "choose another --config.name" in message(error) and path.read_text() == written
+  path.write_text(written.replace('"adam_eps"', '"adam_epsilon"'))
+  with pytest.raises(ValueError, match=r"another version .* bopo\.adam_eps.*: choose another"):
+    Run(config)
 
 
 def test_what_changes_no_stored_result_may_change(opened, config):
+  """Nor does a mistyped flag bind a directory in which nothing was run."""
+  opened(tiny.config(config.runs, data="nowhere"))
   opened(config).tasks("train")
   config.env.live_per_process, config.bopo.lam, config.evaluate.seeds = 5, (0.1, 0.9), 3
   written = json.loads((opened(config).dir / "config.json").read_text())
-  assert written["env"]["live_per_process"] == 5
+  assert (written["env"]["live_per_process"], written["env"]["data"]) == (5, "")
   assert (written["bopo"]["lam"], written["evaluate"]["seeds"]) == ([0.1, 0.9], 3)
 
 
-def test_a_moved_run_goes_on(opened, config, tmp_path):
+def test_a_run_can_be_moved_to_where_it_can_be_written(opened, config, tmp_path):
   directory = opened(config).dir
   (tmp_path / "moved").mkdir()
   directory.rename(tmp_path / "moved" / config.name)
   opened(tiny.config(tmp_path / "moved"))
-
-
-def test_a_place_that_cannot_be_written_is_refused(config, tmp_path):
-  (tmp_path / "file").write_text("in the way")
-  config.runs = str(tmp_path / "file" / "runs")
+  config.runs = __file__
   with pytest.raises(ValueError) as error:
     Run(config)
-  problem = f"cannot write to {config.runs}/tiny (Not a directory); set --config.runs"
+  problem = f"cannot write to {__file__}/tiny (Not a directory); set --config.runs"
   assert message(error) == problem
 
 
@@ -180,42 +140,32 @@ def test_a_directory_that_another_process_uses_is_refused(opened, config):
     assert process.stdout.readline() == "refused\n"
     process.stdin.close()
   directory.with_name("free").mkdir()
+  config.name = "free"
   with other_process(directory.with_name("free") / "lock") as process:
     assert process.stdout.readline() == "locked\n"
-    config.name = "free"
     with pytest.raises(ValueError) as error:
       Run(config)
-    assert message(error) == (
-      f"another process is using {directory.with_name('free')}: wait for it or choose another "
-      "--config.name"
-    )
+    problem = f"another process is using {directory.with_name('free')}: wait for it or choose"
+    assert message(error) == f"{problem} another --config.name"
     process.kill()
   opened(config)
 
 
-@pytest.mark.parametrize(
-  "names, problem",
-  [
-    (("gpt-4.1",), "needs 2 model names, got 1"),
-    (("gpt-4.1-mini", "gpt-9"), "no price for model 'gpt-9'"),
-    (
-      ("gpt-4.1", "gpt-4.1-mini"),
-      r"\('gpt-4.1', 'gpt-4.1-mini'\); the first one is dearer",
-    ),
-  ],
-)
-def test_models_that_are_no_priced_pair_are_refused_before_a_directory_exists(
-  config, names, problem
-):
+MODELS = {
+  ("gpt-4.1",): "needs 2 model names, got 1",
+  ("gpt-4.1-mini", "gpt-9"): "no price for model 'gpt-9'",
+  ("gpt-4.1", "gpt-4.1-mini"): r"\('gpt-4.1', 'gpt-4.1-mini'\); the first one is dearer",
+}
+
+
+@pytest.mark.parametrize("names, problem", MODELS.items())
+def test_no_priced_pair_is_refused_before_a_directory_exists(config, names, problem):
   config.models.names = names
   with pytest.raises(ValueError, match=problem) as error:
     Run(config)
   assert "\n" not in str(error.value) and not Path(config.runs, config.name).exists()
-
-
-def test_a_first_model_whose_input_alone_is_dearer_is_accepted(config):
-  config.models.prices = ((1.0, 1.0, 4.0), (0.5, 0.5, 4.0))
-  Run(config).close()
+  config.models.names, config.models.prices = ("a", "b"), ((1.0, 1.0, 4.0), (0.5, 0.5, 4.0))
+  Run(config).close()  # the input of the first one alone is dearer
 
 
 def test_nobody_is_at_work_after_an_interruption(opened, config, monkeypatch):
@@ -250,10 +200,8 @@ def test_only_missing_episodes_are_run(opened, config):
   jobs = [Job(first, 0), Job(second, 0)]
   episodes = run.collect("some", policy, jobs)
   assert sorted(policy.asked) == [(first.id, 0), (second.id, 0)]
-  assert [(e.task_id, e.seed, e.policy) for e in episodes] == [
-    (first.id, 0, "counted"),
-    (second.id, 0, "counted"),
-  ]
+  keys = [(e.task_id, e.seed, e.policy) for e in episodes]
+  assert keys == [(first.id, 0, "counted"), (second.id, 0, "counted")]
   # Another process runs nothing again, and then the new keys alone; it returns what was asked for.
   run, policy = opened(config), Counting()
   assert run.collect("some", policy, jobs) == episodes and policy.asked == []
@@ -286,20 +234,6 @@ def test_an_episode_that_ended_in_an_error_is_left_out_and_tried_again(opened, c
   policy = Counting()
   assert [e.task_id for e in run.collect("some", policy, jobs)] == [first.id, second.id]
   assert policy.asked == [(first.id, 0)]
-
-
-def test_an_episode_is_stored_before_the_next_ends(opened, config):
-  run = opened(config)
-  jobs = [Job(task, 0) for task in run.tasks("train")[:3]]
-  stored = []
-
-  class Watching(Counting):
-    def choose(self, ready):
-      stored.append(len(run.store.table()))
-      return super().choose(ready)
-
-  run.collect("some", Watching(), jobs)
-  assert sorted(set(stored)) == [0, 1, 2]
 
 
 def test_metrics_are_appended_line_by_line(opened, config):

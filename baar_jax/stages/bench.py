@@ -42,6 +42,10 @@ from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimize
 WIDTHS = {"hidden_size": 512, "intermediate_size": 2752, "head_dim": 64, "max_tokens": 1792}
 COUNTS = {"num_layers": 8, "num_heads": 8, "num_kv_heads": 2, "buckets": 4}
 ROUTER, STEPS = RouterConfig(**WIDTHS, **COUNTS, action_tokens=20, result_tokens=44), 20
+# Figures of live decisions: the view, how many episodes are live, and whether the cache is lost.
+DECISIONS = [("cached_decision_ms", "transcript", 1, False)]
+DECISIONS += [("whole_decision_ms", "transcript", 1, True), ("paper_decision_ms", "paper", 1, True)]
+DECISIONS += [("cached_16_step_ms", "transcript", 16, False)]
 MATMUL_SIZES = 1024, 2048, 4096, 8192
 SEED = 7_000_000  # of episodes that are measured and not stored
 LIVE, WAITING_STEPS, MEDIAN_S, P99_S = 64, 4, 0.5, 5.0  # episodes that wait, and lognormal replies
@@ -104,31 +108,22 @@ class RouterBench:
     self.placed = self.view.decision_ids, None, c.dtype  # for a Scorer or Trainer, as are the next
 
   def decide(self) -> Iterator[Figure]:
-    """Live decisions: from the cache, and from a whole new forward of either view."""
-    one_s, all_s = self.decision_s("transcript", 1), self.decision_s("transcript", 16)
-    yield "cached_decision_ms", 1e3 * one_s, "a live decision, cached transcript"
-    for name, view in (("whole", "transcript"), ("paper", "paper")):
-      seconds = self.decision_s(view, 1, forget=True)
-      yield f"{name}_decision_ms", 1e3 * seconds, f"{seconds / one_s:.3g} x as long as cached"
-    remark = f"16 live: {16 * one_s / all_s:.3g} x the decisions/s of one"
-    yield "cached_16_step_ms", 1e3 * all_s, remark
-
-  def decision_s(self, view: str, count: int, forget: bool = False) -> float:
-    """Mean seconds of a step at which the router decides in `count` episodes.
-
-    With `forget` nothing is left in the cache from the steps before.
-    """
-    episodes = self.episodes[:count]
-    policy = RouterPolicy("bench", self.model, self.views[view], Threshold(), count)
-    for _ in range(2):  # the first time compiles
-      lives, seconds = [Live(Job(self.task, 0), None) for _ in episodes], []
-      for s in range(STEPS):
-        for live, episode in zip(lives, episodes):
-          live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
-        seconds.append(fastest_s(partial(policy.choose, lives), repeats=0))
-        for live in lives if forget or s + 1 == STEPS else ():
-          policy.finish(live)
-    return float(np.mean(seconds))
+    """A step at which the router decides for all live episodes: from the cache, or with nothing
+    left in it from the steps before."""
+    one_s = None
+    for name, view, count, forget in DECISIONS:
+      policy = RouterPolicy("bench", self.model, self.views[view], Threshold(), count)
+      for _ in range(2):  # the first time compiles
+        lives, seconds = [Live(Job(self.task, 0), None) for _ in range(count)], []
+        for s in range(STEPS):
+          for live, episode in zip(lives, self.episodes):
+            live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
+          seconds.append(fastest_s(partial(policy.choose, lives), repeats=0))
+          for live in lives if forget or s + 1 == STEPS else ():
+            policy.finish(live)
+      mean_s = float(np.mean(seconds))
+      one_s = one_s or mean_s
+      yield name, 1e3 * mean_s, f"{view}, {count} live: {mean_s / one_s:.3g} x the first"
 
   def score(self) -> Iterator[Figure]:
     """All decisions of a finished episode: by its transcript, and by the paper's prompts."""
