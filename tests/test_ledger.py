@@ -9,7 +9,7 @@ from tiny import call, episode
 
 from baar_jax.episode import Episode, Step
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls, Spent, read_spent
-from baar_jax.report.spend import PARTS, run_ledger
+from baar_jax.report.table import PARTS, run_ledger
 from baar_jax.store import Store
 
 usd = st.floats(0, 10)

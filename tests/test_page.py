@@ -28,7 +28,7 @@ BINS = [{"predicted": 0.1, "observed": 0.2, "count": 30}]
 METRICS += [{"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-PHONE, DESK, PAPER = (360, 740), (1280, 900), (703, 1000)  # pixels; A4 between margins of 12 mm
+PHONE, DESK = (360, 740), (1280, 900)  # pixels
 
 
 def with_new(policies: dict, *more: Entry, **settings) -> tuple:
@@ -43,7 +43,7 @@ def with_new(policies: dict, *more: Entry, **settings) -> tuple:
 def results() -> dict:
   """Of every family, one with a name that is markup, and an episode whose texts are."""
   results = summarize(*with_new(EVERY, Entry("new <router>", {}, "new"), robustness=(1,)), METRICS)
-  small, large = results["episodes"][0]["episode"].steps[2:]
+  small, large = results["episodes"][1]["episode"].steps[2:]
   small.observation, small.action = "<script>alert(1)</script> & " + "x" * 900, "<b>go</b>"
   # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
   small.logp, large.logp, large.action = math.log(0.2), math.log(0.75), ""
@@ -107,9 +107,8 @@ def test_the_page_says(reader):
     "4 held-out tasks, 2 seeds, scripted models.",
     "a rule on the same text stands in for the judge",
     "What each part of BoPO is worth",
-    "vanilla RL, success rate: by 0.06 [0.0",
-    "No ablation has a larger area than BoPO.",
-    "No baseline has a higher SR under a K than BoPO.",
+    "vanilla RL, success rate: BoPO minus it is -0.06 [-0.",
+    "With a higher SR under a K than BoPO, privileged families apart: none",
     "task mix 25 50 25 25 50 25",  # easy, hard and intractable tasks
     "BoPO 17 67 17 0 100 0",  # 4, 16 and 4 of its 24 dollars; LARGE for hard tasks alone
     "On 1 of 2 training tasks SMALL is the dearer",
@@ -117,7 +116,7 @@ def test_the_page_says(reader):
     "p(LARGE) 0.75",
     "(no action in the reply)",
     "The paper's figures are published, not measured here",
-    "10 20 30 How often SMALL's proposals failed",
+    "10 20 30 Of SMALL's proposals",
     "always saying the rate of 40 % has 0.240",
     "16 policies",
     "zero-shot router (stand-in)",
@@ -136,14 +135,11 @@ def test_what_others_wrote_is_escaped_and_cut(index):
 def test_a_stand_in_is_called_so_everywhere(results, reader):
   assert "zero-shot LLM" not in reader.text and reader.text.count("zero-shot (stand-in)") > 2
   assert "\nzero-shot (stand-in)  " in terminal_table(results)
-  host = {"name": "api.openai.com", "own": False}
-  real = {"kind": "chat", "names": ["a", "b"], "hosts": [host, host]}
+  real = {"kind": "chat", "names": ["a", "b"], "hosts": ["api.openai.com", "127.0.0.1"]}
   run = results["run"] | {"stand_ins": [], "models": real}
   text = rendered(results | {"run": run})
   assert "zero-shot LLM" in text and "stand-in" not in text and "cripted" not in text
-  assert "real models at api.openai.com" in text
-  real["hosts"] = [host, {"name": "127.0.0.1", "own": True}]
-  assert tables.models_text({"run": run}) == "models at api.openai.com and 127.0.0.1"
+  assert "models at api.openai.com and 127.0.0.1" in text
 
 
 def test_a_run_without_bopo_or_without_a_gap():
@@ -154,7 +150,7 @@ def test_a_run_without_bopo_or_without_a_gap():
   flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
   text = rendered(summarize(fill(flat), entries(flat), config()))
   assert "there is no gap that a router could recover" in text
-  assert text.count("No area can be computed") == 2 and "larger area" not in text
+  assert "larger area than BoPO" not in text
 
 
 def test_who_is_above_bopo_in_words(results):
@@ -166,12 +162,13 @@ def test_who_is_above_bopo_in_words(results):
       ("random", "success_percent", 0.2, 0.1, 0.3),
       ("oracle", "success_percent", -0.2, -0.3, -0.1),  # privileged
     ],
-    columns=["family", "metric", "gain", "gain_low", "gain_high"],
+    columns=["family", "metric", "bopo_gain", "bopo_gain_low", "bopo_gain_high"],
   )
-  assert tables.above_bopo(results, rows, "gain", 2) == [
-    "cascade, success rate: by 0.10 [0.01, 0.30]; the 95 % interval excludes 0",
-    "cascade, mean score: by 0.10 [-0.10, 0.30]; the 95 % interval does not exclude 0",
-    "vanilla RL, success rate: by 0.10; the 95 % interval does not exclude 0",
+  start, end = "BoPO minus it is -0.10", "the 95 % interval"
+  assert tables.above_bopo(results, rows, "bopo_gain") == [
+    f"cascade, success rate: {start} [-0.30, -0.01]; {end} excludes 0",
+    f"cascade, mean score: {start} [-0.30, +0.10]; {end} does not exclude 0",
+    f"vanilla RL, success rate: {start}; {end} does not exclude 0",
   ]
 
 
@@ -195,26 +192,30 @@ def test_bold_only_where_the_lead_is_clear(results, clear):
   rows = results["hard_budget"].assign(clear=False)
   rows.loc[(rows.family == "bopo") & (rows.K == 1), "clear"] = clear
   table = tables.hard_budget(results | {"hard_budget": rows})
-  assert ("<b>50.0 [0.0, 100.0]</b>" in tables.to_html(*table)) is clear
-  assert ("**50.0 [0.0, 100.0]**" in tables.to_markdown(*table)) is clear
-  assert (r"\textbf{50.0 [0.0, 100.0]}" in tables.to_latex(*table)) is clear
+  assert ("<b>50.0 [0.0, 100.0]</b>" in tables.to_html(table)) is clear
+  assert ("**50.0 [0.0, 100.0]**" in tables.to_markdown(table)) is clear
+  assert (r"\textbf{50.0 [0.0, 100.0]}" in tables.to_latex(table)) is clear
 
 
 def test_texts_of_tables_are_no_markup():
   frame = pd.DataFrame({("", "a"): [r"a_b & 5% {x} #1 $z <i>*|"]})
-  bold = frame.eq("")
-  assert r"a\_b \& 5\% \{x\} \#1 \$z" in tables.to_latex(frame, bold)
-  assert r"a\_b & 5% {x} #1 $z \<i\>\*\|" in tables.to_markdown(frame, bold)
+  assert r"a\_b \& 5\% \{x\} \#1 \$z" in tables.to_latex(frame)
+  assert r"a\_b & 5% {x} #1 $z \<i\>\*\|" in tables.to_markdown(frame)
   assert "&lt;i&gt;" in tables.to_html(frame) and "<i>" not in tables.to_html(frame)
 
 
-def test_numbers_as_texts():
-  frame = pd.DataFrame({"x": [-0.004, 0.25, math.nan], "x_low": [-0.06, math.nan, math.nan]})
-  frame = frame.assign(x_high=[0.004, math.nan, math.nan], a_share=[0.5, 0.004, math.nan])
-  columns = {"x": ("x", 2, "+"), "share": ("a_share", 0)}
-  assert {title: list(column) for title, column in tables.texts(frame, columns).items()} == {
-    "x": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
-    "share": ["50", "0", "–"],
+def test_numbers_as_texts(results):
+  nan = math.nan
+  frame = pd.DataFrame({"bopo_gain": [-0.004, 0.25, nan], "bopo_gain_low": [-0.06, nan, nan]})
+  frame = frame.assign(bopo_gain_high=[0.004, nan, nan], cost_gap_share=[0.5, 0.004, nan])
+  frame = frame.assign(lam=[0.3, 1, nan], family=["bopo", "other", "sft"], candidates=[["a"]] * 3)
+  columns = ["bopo_gain", "cost_gap_share", "lam", "family", "candidates"]
+  assert tables.texts(results, frame, columns).to_dict("list") == {
+    "BoPO minus it": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
+    "Cost gap, %": ["50", "0", "–"],
+    "λ": ["0.3", "1", "–"],
+    "Family": ["BoPO", "other", "SFT only"],
+    "Candidates": ["1", "1", "1"],
   }
 
 
@@ -258,8 +259,8 @@ def chromium():
     browser.close()
 
 
-@pytest.mark.parametrize("size", [PHONE, DESK, PAPER])
-def test_a_browser_opens_it_quietly_and_it_fits(chromium, index, size, tmp_path):
+@pytest.mark.parametrize("size", [PHONE, DESK])
+def test_a_browser_opens_it_quietly_and_it_fits(chromium, index, size):
   opened, errors, requests = chromium.new_page(), [], []
   opened.set_viewport_size(dict(zip(("width", "height"), size)))
   opened.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
@@ -267,15 +268,8 @@ def test_a_browser_opens_it_quietly_and_it_fits(chromium, index, size, tmp_path)
   opened.on("request", lambda request: requests.append(request.url))
   opened.goto(index.as_uri())
   shown = "[...document.querySelectorAll('details p')].every(p => p.checkVisibility())"
-  assert not opened.evaluate(shown)  # closed on the screen
-  if size == PAPER:  # printed, all of it shows
-    opened.emulate_media(media="print")
-    ends = "[...document.querySelectorAll('table')].map(t => t.getBoundingClientRect().right)"
-    assert max(opened.evaluate(ends)) <= PAPER[0]
-    pdf = opened.pdf(path=tmp_path / "report.pdf", format="A4")
-    assert pdf[:5] == b"%PDF-" and len(pdf) > 20_000
-  else:
-    opened.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+  assert not opened.evaluate(shown)
+  opened.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
   assert opened.evaluate(shown) and errors == []
   assert not opened.evaluate("document.documentElement.scrollWidth > window.innerWidth")
   assert [url for url in requests if not url.startswith("data:")] == [index.as_uri()]

@@ -1,6 +1,6 @@
-"""Who beats whom: every policy's figures, areas, ablations, and the best under each budget."""
+"""Who beats whom, and where it spends: policies, areas, ablations, budgets, difficulties."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -8,11 +8,16 @@ import pandas as pd
 from baar_jax.config import ABLATIONS
 from baar_jax.report import frontier
 from baar_jax.report.table import METRICS, Evaluation
-from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
+from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
+from baar_jax.train import rewards
 
 PRIVILEGED = ("oracle", "optimum")  # they see what no router may
 MIN_USABLE_SHARE = 0.5  # of resamples that have a value; below it there is no interval (our choice)
 NO_VALUE = np.full(1, np.nan)
+DIFFICULTIES = ["easy", "hard", "intractable"]
+# Generated tokens per second (paper, "Latency Analysis"): SMALL and LARGE after OpenAI's targets,
+# the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and the network do not count.
+SMALL_RATE, LARGE_RATE, ROUTER_RATE = 90.0, 80.0, 180.0
 
 
 def interval(name: str, value_B: np.ndarray) -> dict[str, float]:
@@ -30,18 +35,16 @@ def interval(name: str, value_B: np.ndarray) -> dict[str, float]:
 
 def resample(e: Evaluation, value_N) -> np.ndarray:
   """value_B: the mean over all tasks, and over the tasks of each resample."""
-  return np.asarray(value_N)[e.picks_BxN].mean(axis=1)
+  return np.asarray(value_N)[..., e.picks_BxN].mean(axis=-1)
 
 
 def area(e: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
   """area_B of some policies; NaN without any, or where LARGE is not both dearer and better."""
   if not len(policies):
     return NO_VALUE
-  names, areas = [*policies, ALWAYS_SMALL, ALWAYS_LARGE], []
-  cost_QxB, score_QxB = (
-    e.per_task(column).loc[names].to_numpy()[:, e.picks_BxN].mean(axis=2)
-    for column in ("cost_usd", metric)
-  )
+  names, areas = [*policies, *BOUNDARIES], []
+  cost_QxB = resample(e, e.per_task("cost_usd").loc[names])
+  score_QxB = resample(e, e.per_task(metric).loc[names])
   for cost_Q, score_Q in zip(cost_QxB.T, score_QxB.T):
     small, large = zip(cost_Q[-2:], score_Q[-2:])
     usable = large[0] > small[0] and large[1] > small[1]
@@ -50,13 +53,9 @@ def area(e: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
 
 
 def policies(e: Evaluation) -> pd.DataFrame:
-  """The figures of every policy, by its name.
-
-  Columns: those of the entries; episodes; means per task of cost_usd, deciding_usd, steps,
-  large_calls and METRICS, some with intervals; cost_gap_share and success_gap_share; use_share (of
-  the cap); overruns (episodes over their cap).
-  """
-  table = e.entries.copy()
+  """The figures of every policy, by its name: means per task, some with intervals, its shares of
+  the gaps between the boundaries and of its cap, and overruns (episodes over the cap)."""
+  table = e.entries.drop(columns=["threshold", "share"])
   table["episodes"] = e.episodes.policy.value_counts()
   for column in ("deciding_usd", "steps", "large_calls", "spent_usd"):
     table[column] = e.per_task(column).mean(axis=1)
@@ -64,7 +63,7 @@ def policies(e: Evaluation) -> pd.DataFrame:
     rows = [interval(column, resample(e, value_N)) for value_N in e.per_task(column).to_numpy()]
     table = table.join(pd.DataFrame(rows, table.index))
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    low, high = table[column][[ALWAYS_SMALL, ALWAYS_LARGE]]
+    low, high = table[column][[*BOUNDARIES]]
     table[f"{name}_gap_share"] = (table[column] - low) / (high - low if high > low else np.nan)
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
   cap = table.call_budget.fillna(table.usd_budget)
@@ -88,16 +87,14 @@ def headline(e: Evaluation, table: pd.DataFrame) -> dict | None:
   policy = height[::-1].idxmax()
   result = {"policy": policy, "parameters": table.parameters[policy], "points": len(height)}
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    per_task = e.per_task(column).loc[[ALWAYS_SMALL, ALWAYS_LARGE, policy]].to_numpy()
-    low_B, high_B, value_B = (resample(e, value_N) for value_N in per_task)
+    low_B, high_B, value_B = resample(e, e.per_task(column).loc[[*BOUNDARIES, policy]])
     gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
     result |= interval(f"{name}_gap_share", (value_B - low_B) / gap_B)
   return result
 
 
 def _against(e: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels) -> list[dict]:
-  """Rows of labels, metric, policies, compared_with (names of BoPO's points), area, bopo_area and
-  bopo_gain, these with intervals."""
+  """A row per metric: the area of some policies, that of BoPO's points, and the difference."""
   rows = []
   for metric in METRICS:
     area_B, bopo_B = area(e, names, metric), area(e, bopo, metric)
@@ -110,15 +107,14 @@ def _against(e: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels)
 def frontiers(e: Evaluation) -> pd.DataFrame:
   """A row per family and metric: its area, that of BoPO, and BoPO's minus its own.
 
-  A family's points without a budget make its frontier; First-Large has those under its budgets.
-  All of BoPO's points are held against a family with several weights of cost, those at
-  `compared_lam` alone against any other, so that no trained family is beaten by more points. BoPO
-  at each of several weights has rows too, with that `lam`.
+  First-Large has the points under its budgets, all others those without one. So that no trained
+  family is beaten by more points, a family with several weights of cost is held against all of
+  BoPO's, any other against those at `compared_lam`. BoPO has rows at each of several `lam` too.
   """
   bopo, rows = e.soft("bopo"), []
   lines = e.entries[e.entries.usd_budget.isna()]
   for family, group in lines.groupby("family", sort=False):
-    if family not in (ALWAYS_SMALL, ALWAYS_LARGE, *ABLATIONS):
+    if family not in (*BOUNDARIES, *ABLATIONS):
       points = e.soft(family) if len(e.soft(family)) else group
       rivals = bopo if points.lam.nunique() > 1 else bopo[bopo.lam == e.compared_lam]
       rivals = rivals[rivals.family != family]
@@ -129,37 +125,23 @@ def frontiers(e: Evaluation) -> pd.DataFrame:
 
 
 def ablations(e: Evaluation) -> pd.DataFrame:
-  """Each ablation, and SFT alone, against BoPO at the same weight and thresholds or shares.
-
-  SFT alone, which has no weight of cost, is held against BoPO at the first ablation's. There are no
-  rows where no ablation was evaluated.
-  """
-  lines, bopo, rows = e.soft("sft", *ABLATIONS), e.soft("bopo"), []
-  if lines.lam.isna().all():
-    return pd.DataFrame()
-  lines = lines.fillna({"lam": lines.lam.dropna().iloc[0]})
-  points = dict(zip(map(_setting, bopo.lam, bopo.parameters), bopo.index))
-  for (family, lam), group in lines.groupby(["family", "lam"], sort=False):
-    pairs = {name: points.get(_setting(lam, p)) for name, p in group.parameters.items()}
-    pairs = {name: match for name, match in pairs.items() if match}
-    rows += _against(e, list(pairs), list(pairs.values()), family=family, lam=lam)
+  """Rows as of `frontiers`: each ablation, and SFT alone, against BoPO at the same weight of cost
+  and the same thresholds or shares. SFT alone, which has no weight, takes the first ablation's."""
+  lines, rows = e.soft("sft", *ABLATIONS), []
+  lines = lines.assign(lam=lines.lam.bfill())
+  setting = ["lam", "threshold", "share"]
+  pairs = lines.reset_index().merge(e.soft("bopo").reset_index(), "left", setting)
+  for (family, lam), group in pairs.groupby(["family_x", "lam"], sort=False):
+    group = group.dropna(subset="policy_y")
+    rows += _against(e, group.policy_x, group.policy_y, family=family, lam=lam)
   return pd.DataFrame(rows)
-
-
-def _setting(lam: float, parameters: dict) -> tuple:
-  """The weight of cost, and the share of LARGE calls or else the threshold."""
-  return lam, parameters.get("share"), "share" in parameters or parameters.get("threshold")
-
-
-def halves(tasks: int) -> np.ndarray:
-  """half_N: 0 or 1 for each task, drawn: the tasks' order may go through their types in turn."""
-  return np.random.default_rng(0).permutation(tasks) % 2
 
 
 def pick_by_halves(value_CxN: np.ndarray) -> np.ndarray:
   """pick_N: for each half of the tasks the candidate that does best on the other (the first if
   equal), so that no task has a say in what is measured on it (two-fold cross-validation)."""
-  half_N = halves(value_CxN.shape[1])
+  # The halves are drawn, because the tasks' order may go through their types in turn.
+  half_N = np.random.default_rng(0).permutation(value_CxN.shape[1]) % 2
   sum_CxH = np.stack([value_CxN[:, half_N == half].sum(axis=1) for half in (0, 1)], axis=1)
   best_H = sum_CxH.round(9).argmax(axis=0)  # equal sums of floats may differ in the last bits
   return best_H[1 - half_N]
@@ -169,11 +151,9 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   """A row per K and family: its figures, with parameters picked by `pick_by_halves`.
 
   Our choice: the paper shows each family's best rows. Privileged policies and ablations do not
-  compete; always-SMALL does, as it keeps every budget. Intervals hold fixed what was picked.
-
-  Columns: K, family, candidates (names), METRICS and gain (BoPO's SR minus this one's) with
-  intervals, use_share, overruns (of all candidates), best, lead of the best over the next with its
-  interval, and clear (whether that lies above 0).
+  compete; always-SMALL does, as it keeps every budget. Intervals hold fixed what was picked. `gain`
+  is BoPO's SR minus this one's, `lead` that of the best over the next, `clear` whether the interval
+  of the lead lies above 0; `overruns` are those of all candidates.
   """
   lines, rows = e.entries[~e.entries.family.isin(ABLATIONS)], []
   per_task = {column: e.per_task(column) for column in (*METRICS, "large_calls")}
@@ -193,9 +173,60 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
     competing = [row["family"] for row in budget_rows if row["family"] not in PRIVILEGED]
     best, *others = sorted(competing, key=lambda family: -sr_B[family][0])
     for row in budget_rows:
-      family = row["family"]
-      row |= interval("gain", NO_VALUE if family == "bopo" else sr_B["bopo"] - sr_B[family])
-      leads = family == best and others
-      row |= interval("lead", sr_B[best] - sr_B[others[0]] if leads else NO_VALUE)
-      rows.append(row | {"best": family == best, "clear": bool(row["lead_low"] > 0)})
+      family, leads = row["family"], row["family"] == best
+      gain_B = NO_VALUE if family == "bopo" else sr_B["bopo"] - sr_B[family]
+      lead_B = sr_B[best] - sr_B[others[0]] if leads and others else NO_VALUE
+      row |= interval("gain", gain_B) | interval("lead", lead_B)
+      rows.append(row | {"best": leads, "clear": bool(row["lead_low"] > 0)})
   return pd.DataFrame(rows)
+
+
+def difficulties(e: Evaluation, easy_rate: float) -> pd.Series:
+  """Each test task's difficulty, by the evaluation's own episodes of the boundaries."""
+  trials = e.episodes.groupby(["task_id", "policy"]).success.agg(list).unstack()[[*BOUNDARIES]]
+  return trials.loc[e.tasks].apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
+
+
+def representatives(e: Evaluation, table: pd.DataFrame, best: Mapping | None) -> pd.Series:
+  """A policy per family without a budget: the one nearest in cost to the headline's, else its
+  first."""
+  families = e.soft()[~e.soft().family.isin(ABLATIONS)].family
+  cost_usd = table.cost_usd[families.index]
+  first_usd = cost_usd.groupby(families).transform("first")
+  distance = (cost_usd - (table.cost_usd[best["policy"]] if best else first_usd)).abs()
+  return distance.groupby(families, sort=False).idxmin()
+
+
+def by_difficulty(e: Evaluation, chosen: pd.Series, difficulty: pd.Series) -> pd.DataFrame:
+  """Each family's shares of dollars and of LARGE calls by difficulty, and those of the tasks as
+  the family "task mix"; NaN where the sum is 0."""
+  tables, task_mix = [], pd.DataFrame(1.0, ["task mix"], e.tasks)
+  for column in ("cost_usd", "large_calls"):
+    value = pd.concat([task_mix, e.per_task(column).loc[chosen].set_axis(chosen.index)])
+    sums = value.T.groupby(difficulty).sum().T.reindex(columns=DIFFICULTIES, fill_value=0.0)
+    shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
+    tables.append(shares.rename_axis("family").reset_index().assign(column=column))
+  return pd.concat(tables, ignore_index=True)
+
+
+def latency(e: Evaluation, chosen: pd.Series, scripted: bool) -> pd.DataFrame:
+  """Mean seconds per episode, by family, by the paper's token rates and as measured.
+
+  A router's decision is one token of its own, a judge's answers are at LARGE's rate, untaken
+  proposals at SMALL's. Measured are waited_s for the router or judge, decision_s of one decision,
+  models_s (NaN for scripts, and where replies were replayed), and waited_share (of the models'
+  measured seconds, else of those by the rates).
+  """
+  table = e.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
+  mean = table.groupby("policy").mean().loc[chosen].set_axis(chosen.index)
+  s = pd.DataFrame({"small_s": (mean.small_tokens + mean.proposal_tokens) / SMALL_RATE})
+  s["large_s"] = mean.large_tokens / LARGE_RATE
+  s["router_s"] = mean.decisions / ROUTER_RATE + mean.judge_tokens / LARGE_RATE
+  s["total_s"] = s.sum(axis=1)
+  s["router_share"] = s.router_s / s.total_s
+  decisions = mean.decisions + mean.judgements
+  s["waited_s"] = mean.router_latency_s.where((mean.router_latency_s > 0) & (decisions > 0))
+  s["decision_s"] = s.waited_s / decisions
+  s["models_s"] = mean.latency_s.where((mean.replayed == 0) & (not scripted))
+  s["waited_share"] = s.waited_s / (s.waited_s + s.models_s.fillna(s.small_s + s.large_s))
+  return s

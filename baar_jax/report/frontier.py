@@ -4,7 +4,7 @@ import numpy as np
 
 
 def pareto(cost_P, score_P) -> np.ndarray:
-  """Indices of the non-dominated points by ascending cost; ties by index. Equal points all stay.
+  """Indices of the non-dominated points by ascending cost; equal points all stay, by index.
 
   A point is dominated by one that is no dearer and no worse, and better in one of the two.
   Raises ValueError where the shapes are not equal and one-dimensional, or a value is not finite.
@@ -21,28 +21,20 @@ def pareto(cost_P, score_P) -> np.ndarray:
 def area(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]) -> float:
   """Share of the boundaries' rectangle under the policies' upper concave hull (our metric).
 
-  The hull of the boundaries and the policies is what mixing policies over tasks can reach. The
-  straight line between the boundaries has 0.5; policies that beat always-LARGE can pass 1. Costs
-  outside the rectangle are clipped into it.
-
-  Args:
-    cost_P, score_P: the policies' mean costs and scores; may be empty.
-    small, large: (cost, score) of always-SMALL and always-LARGE, in the same units.
-
-  Raises:
-    ValueError: as in `pareto`, or where LARGE is not both dearer and better.
+  The hull of the boundaries, (cost, score) of always-SMALL and always-LARGE, and of the policies is
+  what mixing policies over tasks can reach. The line between the boundaries has 0.5; policies that
+  beat always-LARGE can pass 1. Costs outside the rectangle are clipped into it.
+  Raises ValueError as `pareto` does, or where LARGE is not both dearer and better.
   """
-  cost_P, score_P = _points(cost_P, score_P)
-  _points([small[0], large[0]], [small[1], large[1]])
+  cost_P, score_P = _points([*cost_P, small[0], large[0]], [*score_P, small[1], large[1]])
   width, height = large[0] - small[0], large[1] - small[1]
   if width <= 0.0 or height <= 0.0:
     raise ValueError(
       f"always-LARGE must cost more and score more than always-SMALL, got {large} and {small}"
     )
   x_P = np.clip((cost_P - small[0]) / width, 0.0, 1.0)
-  y_P = (score_P - small[1]) / height
-  hull = upper_hull([(0.0, 0.0), (1.0, 1.0), *zip(x_P.tolist(), y_P.tolist())])
-  return sum((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in zip(hull, hull[1:]))
+  hull_x, hull_y = zip(*upper_hull([*zip(x_P, (score_P - small[1]) / height)]))
+  return float(np.trapezoid(hull_y, hull_x))
 
 
 def upper_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -61,8 +53,6 @@ def upper_hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _points(cost_P, score_P) -> tuple[np.ndarray, np.ndarray]:
   cost_P, score_P = np.asarray(cost_P, np.float64), np.asarray(score_P, np.float64)
-  if cost_P.ndim != 1 or cost_P.shape != score_P.shape:
-    raise ValueError(f"costs and scores must be equally long, got {cost_P.shape}, {score_P.shape}")
-  if not np.all(np.isfinite([cost_P, score_P])):
-    raise ValueError("costs and scores must be finite")
+  if cost_P.ndim != 1 or cost_P.shape != score_P.shape or not np.isfinite([cost_P, score_P]).all():
+    raise ValueError("costs and scores must be finite and equally long")
   return cost_P, score_P

@@ -1,9 +1,8 @@
 """The sandbox's exact frontier: the best that any router can do on what it sees.
 
-Dynamic programming over the information state. Given the kind of building and the sign, locks are
-independent of each other but for the one broken lock, and a lock that was passed was not broken. So
-what a router has seen counts only through (step, lock, kind, sign, look of this lock, jams of this
-lock by each model), and nothing is approximated. Values are over the distribution of tasks.
+Dynamic programming over what a router has seen: step, lock, kind of building, sign, and this lock's
+look and jams by each model. That is exact, because given kind and sign the locks are independent of
+each other but for the one broken lock, and a lock that was passed was not broken.
 
 Axes: I locks, L hardness, K kinds, Z signs, C looks, S and G jams of this lock by SMALL and LARGE,
 M models, D a building without and with a broken lock, Q dollars and success.
@@ -33,10 +32,8 @@ VISIBLE = re.compile(rf"Lock (\d) looks ({'|'.join(LOOKS)})\. The sign is ({'|'.
 
 
 class Point(NamedTuple):
-  """Expected dollars of an episode, and probability that it succeeds."""
-
-  cost_usd: float
-  success: float
+  cost_usd: float  # expected, of an episode
+  success: float  # its probability
 
 
 class Exact:
@@ -50,10 +47,10 @@ class Exact:
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
     self._open, self._jam = _outcomes(rules, errors, prior_IxKxZxL)
 
-  def hull(self, tolerance: float = 1e-3) -> list[Point]:
-    """Vertices of the optimal frontier by ascending cost, up to `tolerance` of success's range."""
-    points = [self.solve(1e6)[0], self.solve(1e-9)[0]]
-    gap, index = tolerance * (points[1].success - points[0].success), 1
+  def hull(self) -> list[Point]:
+    """Vertices of the optimal frontier by ascending cost, up to 0.001 of success's range."""
+    points, index = [self.solve(1e6)[0], self.solve(1e-9)[0]], 1
+    gap = 1e-3 * (points[1].success - points[0].success)
     while index < len(points):
       left, right = points[index - 1 : index + 1]
       mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
@@ -65,10 +62,8 @@ class Exact:
     return points
 
   def optimal_choice(self, mu: float) -> Callable[[str, Sequence[tuple[int, str, str]], str], int]:
-    """The optimal policy: choose(description, history, observation) -> model index.
-
-    The history holds (model, action, observation that was seen before it) per step.
-    """
+    """The optimal policy: choose(description, history, observation) -> model index, where the
+    history holds (model, action, observation that was seen before it) per step."""
     table = self.solve(mu)[1]
     kinds = [kind.word for kind in self._rules.kinds]
 
@@ -83,11 +78,9 @@ class Exact:
     return choose
 
   def solve(self, mu: float = 0.0, p: float | None = None) -> tuple[Point, dict]:
-    """A policy's value, and its probability of LARGE by (step, lock), backward over steps.
-
-    The policy takes LARGE with probability p at every step. Without p it is the one that maximises
-    success - mu * dollars, and SMALL where both are equal.
-    """
+    """The value, backward over steps, of taking LARGE with probability p at every step, or without
+    p of the policy that maximises success - mu * dollars (SMALL where both are equal); and its
+    probability of LARGE by (step, lock)."""
     locks, attempts = self._rules.locks, self._rules.attempts
     lives_SxG = np.add.outer(range(attempts), range(attempts)) < attempts
     # Too many jams end the episode: their states keep the value 0.
@@ -118,10 +111,8 @@ class Exact:
 
 
 def exact_frontier(config: Config) -> dict | None:
-  """The optimal frontier's Points, the boundaries' and the area, for the report.
-
-  None in another environment, for other models or prices, and if LARGE gains nothing.
-  """
+  """The optimal frontier's Points, the boundaries' and the area; None in another environment, for
+  other models or prices, and if LARGE gains nothing."""
   c = config.models
   if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices:
     return None

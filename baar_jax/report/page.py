@@ -14,13 +14,11 @@ from baar_jax.config import Config
 from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
-from baar_jax.report import compare, plots, spend, tables
-from baar_jax.report.table import Evaluation, load
+from baar_jax.report import compare, plots, tables
+from baar_jax.report.table import Evaluation, load, run_ledger, training
 from baar_jax.rollout.entries import ALWAYS_SMALL, Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
-
-HERE = Path(__file__).parent
 
 
 def summarize(
@@ -38,14 +36,13 @@ def summarize(
   calls of API models. Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
-  e, scripted = load(store, entries, config), config.models.kind == "scripted"
+  e, updates = load(store, entries, config), config.baselines.updates
   table = compare.policies(e)
   best = compare.headline(e, table)
-  chosen = spend.representatives(e, table, best)
-  difficulty = spend.difficulties(e, config.profile.easy_rate)
+  chosen = compare.representatives(e, table, best)
+  difficulty = compare.difficulties(e, config.profile.easy_rate)
   families = set(table.family)
-  updates = config.baselines.updates
-  calibrations = [line for line in metrics if line.get("stage") == "cascade-calibration"]
+  calibrations = [line for line in metrics if line["stage"] == "cascade-calibration"]
   calibrations = [line for line in calibrations if line.get("updates", updates) == updates]
   results = {
     "run": _facts(config, metrics, e) | {"train_tasks": len(profiles)},
@@ -54,29 +51,30 @@ def summarize(
     "frontiers": compare.frontiers(e),
     "ablations": compare.ablations(e),
     "hard_budget": compare.hard_budgets(e, table),
-    "by_difficulty": spend.by_difficulty(e, chosen, difficulty),
-    "latency": spend.latency(e, chosen, scripted),
+    "by_difficulty": compare.by_difficulty(e, chosen, difficulty),
+    "latency": compare.latency(e, chosen, config.models.kind == "scripted"),
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
     "robustness": measure_robustness(store, config),
-    "training": spend.training(metrics, families),
+    "training": training(metrics, families),
     "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
-    "ledger": spend.run_ledger(store.table(), spent, len(config.models.names)),
+    "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact,
-    "episodes": showcase(store, e, best, difficulty),
+    "episodes": showcase(store, e, best["policy"], difficulty) if best else [],
   }
-  return results | {"paper": spend.beside_paper(results)}
+  return results | {"paper": tables.beside_paper(results)}
 
 
 def _facts(config: Config, metrics: Sequence[Mapping], e: Evaluation) -> dict:
   """What was run: environment, models, router, and how many tasks and seeds."""
   models, scripted = config.models, config.models.kind == "scripted"
-  environments = [line for line in metrics if line.get("stage") == "environments"]
-  hosts = [] if scripted else [{"name": m.host, "own": m.own} for m in endpoints(models)]
+  environments = [line for line in metrics if line["stage"] == "environments"]
+  memory_mb = [line["mb_per_live_episode"] for line in environments]
+  hosts = [] if scripted else [endpoint.host for endpoint in endpoints(models)]
   prices = map(dataclasses.asdict, prices_of(models.names, models.prices))
   return {
     "name": config.name,
     "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
-    "environment_mb": max((line["mb_per_live_episode"] for line in environments), default=None),
+    "environment_mb": max(memory_mb, default=None),
     "own_tasks": any(line["own_tasks"] for line in environments),
     "models": {"kind": models.kind, "names": list(models.names), "hosts": hosts},
     "prices_usd_per_million": dict(zip(models.names, prices)),
@@ -92,63 +90,48 @@ def _facts(config: Config, metrics: Sequence[Mapping], e: Evaluation) -> dict:
   }
 
 
-def showcase(
-  store: Store, e: Evaluation, best: Mapping | None, difficulty: pd.Series
-) -> list[dict]:
-  """A few episodes of the headline's policy, else of BoPO's first; none without BoPO.
-
-  They are of the first tasks that fit the rules, at their first seed. Rows of why, description,
-  small_score (always-SMALL's) and episode.
-  """
-  if e.soft("bopo").empty:
-    return []
-  policy = best["policy"] if best else e.soft("bopo").index[0]
-  first = e.episodes.sort_values("seed").groupby(["policy", "task_id"])[["score", "seed"]].first()
+def showcase(store: Store, e: Evaluation, policy: str, difficulty: pd.Series) -> list[dict]:
+  """Episodes of a policy: of each difficulty the first task that it solves and the first that it
+  does not, at their first seed. Rows of why, description, small_score (always-SMALL's), episode."""
+  first = e.episodes.sort_values("seed").groupby(["policy", "task_id"]).first()
   routed, small = (first.loc[name].loc[e.tasks] for name in (policy, ALWAYS_SMALL))
-  hard, solved = difficulty == "hard", routed.score >= 1
-  rules = {
-    "hard, solved where always SMALL fails": (hard & solved & (small.score < 1), 2),
-    "hard, not solved": (hard & ~solved, 1),
-    "easy": (difficulty == "easy", 1),
-    "intractable": (difficulty == "intractable", 1),
-  }
-  texts = {task.id: task.description for task in store.tasks("test")}
-  stored = {(x.task_id, x.seed): x for x in store.episodes(policy)}
+  chosen = routed.assign(difficulty=difficulty, small_score=small.score)
+  chosen = chosen.groupby(["difficulty", "success"], sort=False).head(1)
+  descriptions = {task.id: task.description for task in store.tasks("test")}
+  stored = {(episode.task_id, episode.seed): episode for episode in store.episodes(policy)}
   rows = []
-  for why, (fits, count) in rules.items():
-    for task, seed in routed.seed[fits][:count].items():
-      row = {"why": why, "description": texts[task], "small_score": small.score[task]}
-      rows.append(row | {"episode": stored[task, seed]})
+  for task, row in chosen.sort_values("difficulty", kind="stable").iterrows():
+    why = f"{row.difficulty}, {'solved' if row.success else 'not solved'}"
+    row = {"why": why, "description": descriptions[task], "small_score": row.small_score}
+    rows.append(row | {"episode": stored[task, chosen.seed[task]]})
   return rows
 
 
 def write(results: Mapping, directory: Path) -> Path:
   """Writes index.html, PNGs, results.json and hard_budget.*; returns the page's path."""
   directory.mkdir(parents=True, exist_ok=True)
-  text = json.dumps(plain(results), indent=1, allow_nan=False)
-  (directory / "results.json").write_text(text, encoding="utf-8")
+  files = {"results.json": json.dumps(plain(results), indent=1, allow_nan=False)}
   if len(results["hard_budget"]):
-    frame, bold = tables.hard_budget(results)
-    narrow = frame.columns.get_level_values(1).isin(["Family", "Candidates", "SR", "Use%"])
-    for ending, export in (("md", tables.to_markdown), ("tex", tables.to_latex)):
-      text = export(frame.loc[:, narrow], bold.loc[:, narrow])
-      (directory / f"hard_budget.{ending}").write_text(text, encoding="utf-8")
+    table = tables.hard_budget(results)
+    narrow = table.loc[:, table.columns.isin(["Family", "Candidates", "SR", "Use%"], level=1)]
+    files["hard_budget.md"] = tables.to_markdown(narrow)
+    files["hard_budget.tex"] = tables.to_latex(narrow)
   images = {}
   for name, figure in plots.draw_all(results).items():
     file = directory / f"{name}.png"
     figure.savefig(file, dpi=144)
     images[name] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-  path = directory / "index.html"
-  path.write_text(render(results, images), encoding="utf-8")
-  return path
+  files["index.html"] = render(results, images)
+  for name, text in files.items():
+    (directory / name).write_text(text, encoding="utf-8")
+  return directory / "index.html"
 
 
 def render(results: Mapping, images: Mapping[str, str]) -> str:
   """The page, with images by name as URLs. Whatever the results hold, the template escapes it."""
-  loader = jinja2.FileSystemLoader(HERE)
+  loader = jinja2.FileSystemLoader(Path(__file__).parent)
   jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-  style = (HERE / "report.css").read_text(encoding="utf-8")
-  context = {"r": results, "t": tables, "spend": spend, "exp": math.exp, "style": style}
+  context = {"r": results, "t": tables, "compare": compare, "exp": math.exp}
   page = jinja.get_template("page.html.j2").render(context, images=images)
   return page.replace(" %", "\u00a0%")
 
@@ -156,9 +139,9 @@ def render(results: Mapping, images: Mapping[str, str]) -> str:
 def plain(value):
   """The same as lists and dicts that strict JSON can hold: tables as rows, NaN as None."""
   if isinstance(value, pd.DataFrame):
-    return plain((value.reset_index() if value.index.name else value).to_dict("records"))
-  if dataclasses.is_dataclass(value):
-    return plain(dataclasses.asdict(value))
+    value = (value.reset_index() if value.index.name else value).to_dict("records")
+  elif dataclasses.is_dataclass(value):
+    value = dataclasses.asdict(value)
   if isinstance(value, Mapping):
     return {key: plain(item) for key, item in value.items()}
   if isinstance(value, Collection) and not isinstance(value, str):

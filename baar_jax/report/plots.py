@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from baar_jax.report import spend
 from baar_jax.report.frontier import pareto, upper_hull
+from baar_jax.report.table import CURVES
 from baar_jax.report.tables import FAMILIES, METRIC_NAMES, family_name, shown_metrics
-from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
+from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
 
 MUTED = "#5f6875"
 DASHED = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
@@ -40,9 +40,9 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
   return figures
 
 
-def look(family: str) -> dict[str, str]:
+def family_style(results: Mapping, family: str) -> dict[str, str]:
   _, color, marker = FAMILIES.get(family, (family, MUTED, "o"))
-  return {"color": color, "marker": marker}
+  return {"color": color, "marker": marker, "label": family_name(results, family)}
 
 
 def new_axes(x: str, metric: str) -> Axes:
@@ -56,35 +56,34 @@ def draw_frontier(
 ) -> Figure:
   """Cost against score: the line between the boundaries, each family's points and upper hull.
 
-  Args:
-    rows: of `compare.frontiers` or `compare.ablations`, whose points are drawn, and those of BoPO
-      that they are compared with, which lie on top.
-    optimum: exact (cost, success) points.
+  `rows` are of `compare.frontiers` or `compare.ablations`: their points are drawn, and those of
+  BoPO that they are compared with, which lie on top; `optimum` are exact (cost, success) points.
   """
   table, axes = results["policies"], new_axes("dollars per task (list price)", metric)
   if len(optimum):
-    style = {"color": look("optimum")["color"], "label": "exact optimum, all tasks"}
+    style = {"color": FAMILIES["optimum"][1], "label": "exact optimum, all tasks"}
     axes.plot(*zip(*((usd, 100 * share) for usd, share in optimum)), ":", **style)
-  ends = list(zip(*table.loc[[ALWAYS_SMALL, ALWAYS_LARGE], ["cost_usd", metric]].to_numpy().T))
-  axes.plot(*zip(*ends), **DASHED)
-  axes.plot(*zip(*ends), **look(ALWAYS_SMALL), linestyle="", zorder=4)
-  for family, end, offset in zip((ALWAYS_SMALL, ALWAYS_LARGE), ends, ((9, -12), (9, 5))):
-    axes.annotate(FAMILIES[family][0], end, offset, textcoords="offset points", fontsize=8)
+  ends = table.loc[[*BOUNDARIES], ["cost_usd", metric]].to_numpy()
+  axes.plot(*ends.T, **DASHED)
+  for family, end, below in zip(BOUNDARIES, ends, (-12, 5)):
+    style = family_style(results, family)
+    axes.annotate(style.pop("label"), end, (9, below), textcoords="offset points", fontsize=8)
+    axes.plot(*end, **style, zorder=4)
   groups = dict(zip(rows.family, rows.policies))
   rivals = dict.fromkeys(name for names in rows.compared_with for name in names)
   groups["bopo"] = groups.pop("bopo", []) or list(rivals)
-  for family in (family for family in groups if groups[family]):
-    points, style = table.loc[groups[family]], look(family)
-    hull = upper_hull([*ends, *zip(points.cost_usd.clip(ends[0][0], ends[1][0]), points[metric])])
+  for family in filter(groups.get, groups):
+    points, style = table.loc[groups[family]], family_style(results, family)
+    hull = upper_hull([*map(tuple, ends), *zip(points.cost_usd.clip(*ends[:, 0]), points[metric])])
     width = 1.8 if family == "bopo" else 0.9
     axes.plot(*zip(*hull), color=style["color"], linewidth=width, zorder=2)
     best = points.iloc[pareto(points.cost_usd, points[metric])]
     faint = {"color": style["color"], "linewidth": 0.8, "alpha": 0.4}
     axes.hlines(best[metric], best.cost_usd_low, best.cost_usd_high, **faint)
     axes.vlines(best.cost_usd, best[f"{metric}_low"], best[f"{metric}_high"], **faint)
-    axes.plot(points.cost_usd, points[metric], **style, linestyle="", alpha=0.45, zorder=3)
-    label = family_name(results, family)
-    axes.plot(best.cost_usd, best[metric], **style, linestyle="", label=label, zorder=4)
+    axes.plot(best.cost_usd, best[metric], **style, linestyle="", zorder=4)
+    style |= {"label": None, "linestyle": "", "alpha": 0.45}
+    axes.plot(points.cost_usd, points[metric], **style, zorder=3)
   handles, labels = axes.get_legend_handles_labels()
   axes.figure.legend(handles[::-1], labels[::-1], **ABOVE)
   return axes.figure
@@ -94,9 +93,9 @@ def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   """Score under a budget of K LARGE calls, per family, its parameters picked on other tasks."""
   axes, rows = new_axes("K, LARGE calls allowed per task", metric), results["hard_budget"]
   for family, curve in rows[rows.family != ALWAYS_SMALL].groupby("family", sort=False):
-    width, label = 1.8 if family == "bopo" else 1.0, family_name(results, family)
-    axes.plot(curve.K, curve[metric], **look(family), linewidth=width, label=label)
-  for family in (ALWAYS_SMALL, ALWAYS_LARGE):
+    width = 1.8 if family == "bopo" else 1.0
+    axes.plot(curve.K, curve[metric], **family_style(results, family), linewidth=width)
+  for family in BOUNDARIES:
     score = results["policies"][metric][family]
     axes.axhline(score, **DASHED)
     where = (0.01, score), (0, 3), ("axes fraction", "data"), "offset points"
@@ -108,23 +107,21 @@ def draw_hard_budget(results: Mapping, metric: str) -> Figure:
 
 def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
   """A stage's quantities over the updates, a line of moving means per router."""
-  names = [name for name in spend.CURVES if lines[name].notna().any()]
+  names = [name for name in CURVES if lines[name].notna().any()]
+  routers = [
+    " ".join([family_name(results, row.ablation), *[f"λ = {row.lam:g}"] * (row.lam == row.lam)])
+    for row in lines.itertuples()
+  ]
+  curves = lines.assign(router=routers).pivot(index="update", columns="router", values=names)
+  means = curves.rolling(max(1, len(curves) // 12), min_periods=1).mean()
   height = math.ceil(len(names) / 4)
   figure = Figure(figsize=(9.2, 1.7 * height + 0.6), layout="constrained")
   panels = figure.subplots(height, 4, squeeze=False, sharex=True).ravel()
-  routers = lines.groupby(["ablation", "lam"], sort=False, dropna=False)
-  for place, ((ablation, lam), curve) in enumerate(routers):
-    color = matplotlib.colormaps["viridis"](0.1 + 0.7 * place / routers.ngroups)
-    label = [family_name(results, ablation)] * bool(ablation) + [f"λ = {lam:g}"] * (lam == lam)
-    curve = curve.set_index("update").sort_index()
-    means = curve[names].rolling(max(1, len(curve) // 12), min_periods=1).mean()
-    for axes, name in zip(panels, names):
-      style = {"color": color, "linestyle": "--" if ablation else "-"}
-      axes.plot(means[name].dropna(), label=", ".join(label), **style)
-      axes.set_title(name.replace("_", " "), loc="left")
+  for axes, name in zip(panels, names):
+    means[name].plot(ax=axes, legend=False, colormap="viridis", xlabel="update")
+    axes.set_title(name.replace("_", " "), loc="left")
   for axes in panels[len(names) :]:
     axes.set_visible(False)
-  figure.supxlabel("update", fontsize=9)
-  if routers.ngroups > 1:
+  if len(set(routers)) > 1:
     figure.legend(*panels[0].get_legend_handles_labels(), **ABOVE)
   return figure

@@ -1,44 +1,42 @@
-"""The evaluation as one table: every policy's episodes on the keys that all policies share."""
+"""What a run has stored, read as tables: the evaluation's episodes, the ledger, training curves."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from baar_jax.config import Config, compared_lam
-from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL, Entry
+from baar_jax.episode import SMALL
+from baar_jax.llms.calls import Spent
+from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 
 METRICS = ("score_percent", "success_percent")
 # Episodes that ended in an error are left out, for all policies alike. A policy that lacks a larger
 # share of its episodes has not been evaluated.
 LEFT_OUT_LIMIT = 0.05
+PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
+CURVES = ["loss", "accuracy", "reward", "success", "kl", "entropy", "large_share", "clipped"]
+CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
   """What was evaluated.
 
-  Attributes:
-    entries: one row per policy, by its name, in the report's order: family, parameters, lam,
-      call_budget and usd_budget (NaN is no cap).
-    episodes: one row per policy, task and seed: the columns of `Store.table`, and
-      deciding_usd (of a router and of a judge).
-    tasks: ids in the evaluation's order.
-    left_out: the tasks and seeds that not every policy has.
-    picks_BxN: all tasks once, and below as many drawn with replacement for each resample.
-    sr: which of METRICS is the environment's SR.
-    compared_lam: the weight of cost whose BoPO router is held against methods without one.
+  `entries` has a row per policy, by its name, in the report's order: the fields of `Entry` (NaN is
+  no cap), and the parameters lam, threshold and share. `episodes` has a row per policy, task and
+  seed: the columns of `Store.table`, and deciding_usd (of a router and of a judge).
   """
 
   entries: pd.DataFrame
   episodes: pd.DataFrame
-  tasks: list[str]
-  left_out: list[str]
-  picks_BxN: np.ndarray
-  sr: str
-  compared_lam: float
+  tasks: list[str]  # ids in the evaluation's order
+  left_out: list[str]  # the tasks and seeds that not every policy has
+  picks_BxN: np.ndarray  # all tasks once, and below as many drawn for each resample
+  sr: str  # which of METRICS is the environment's SR
+  compared_lam: float  # the weight of cost whose BoPO router is held against methods without one
 
   def per_task(self, column: str) -> pd.DataFrame:
     """A column of the episodes, or one of METRICS, by policy and task, averaged over seeds."""
@@ -59,19 +57,12 @@ def draw(tasks: int, resamples: int) -> np.ndarray:
 
 
 def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
-  """Reads the evaluation.
-
-  Raises:
-    ValueError: a boundary or the test tasks are missing, or too many of a policy's episodes.
-  """
+  """Reads the evaluation. Raises ValueError where a part of it has not been run."""
   lines = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
   lines = lines.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
-  lines["lam"] = [parameters.get("lam", np.nan) for parameters in lines.parameters]
-  missing = sorted({ALWAYS_SMALL, ALWAYS_LARGE} - set(lines.index))
+  parameters = pd.DataFrame(lines.parameters.tolist(), lines.index, dtype=float)
+  lines = lines.join(parameters.reindex(columns=["lam", "threshold", "share"]))
   tasks = [task.id for task in store.tasks("test")][: config.evaluate.tasks or None]
-  if missing or not tasks:
-    what = f"no entry for {', '.join(missing)}" if missing else "there are no test tasks"
-    raise ValueError(f"{what}: run --stage=evaluate first")
   keys = pd.MultiIndex.from_product([tasks, range(config.evaluate.seeds)])
   episodes = store.table(list(lines.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
@@ -88,3 +79,39 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   sr = METRICS[config.env.kind != "scienceworld"]
   picks_BxN = draw(len(tasks), config.evaluate.bootstrap)
   return Evaluation(lines, episodes, tasks, left_out, picks_BxN, sr, compared_lam(config))
+
+
+def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[str, float]:
+  """Dollars of a run: PARTS, total_usd (their sum), presumed_usd and replayed_usd.
+
+  `presumed_usd` may have been billed beyond the sum, at most; `replayed_usd` is what replayed acts
+  and proposals would have cost again. `table` is of all episodes. `spent` are the recorded calls
+  of API models (None of scripted ones), which also know of calls whose episode was lost and count a
+  replayed reply once: of SMALL, of the other `models` - 1, which are "large", and of the judge.
+  """
+  usd = table.loc[~table.reused, [*PARTS, "presumed_usd", "proposed_usd", "replayed_usd"]].sum()
+  ledger, presumed_usd = usd[list(PARTS)].to_dict(), usd.presumed_usd
+  if spent is not None:
+    ledger["proposals_usd"] = usd.proposed_usd
+    ledger["judge_usd"] = sum(spent.replies_usd[models:])
+    ledger["small_usd"] = spent.replies_usd[SMALL] - usd.proposed_usd
+    ledger["large_usd"] = sum(spent.replies_usd[1:models])
+    ledger["retries_usd"], presumed_usd = spent.retries_usd, spent.presumed_usd
+  totals = {"total_usd": sum(ledger.values()), "presumed_usd": presumed_usd}
+  return ledger | totals | {"replayed_usd": usd.replayed_usd}
+
+
+def training(metrics: Sequence[Mapping], families: Collection[str]) -> pd.DataFrame:
+  """The curves of what is evaluated: lines of metrics.jsonl, the newest of each update.
+
+  A resumed run repeats updates. Lines that state another number of updates than the newest line of
+  the same router are of an earlier training.
+  """
+  router, numbers = ["stage", "ablation", "lam"], ["update", "updates", *CURVES]
+  lines = pd.DataFrame(metrics, columns=[*router, *numbers], dtype=object)
+  lines = lines.astype(dict.fromkeys(["lam", *numbers], float)).fillna({"updates": 0})
+  evaluated = lines.ablation.fillna(lines.stage).isin({"sft", "bopo", *families})
+  lines = lines[lines.stage.isin(CURVE_STAGES) & lines["update"].notna() & evaluated]
+  newest = lines.groupby(router, dropna=False).updates.transform("last")
+  lines = lines[lines.updates == newest].fillna({"ablation": ""})
+  return lines.drop_duplicates([*router, "update"], keep="last")

@@ -1,16 +1,18 @@
-"""The tables of the page: figures -> DataFrames of texts -> HTML, Markdown, LaTeX."""
+"""How figures are written: as tables of texts in HTML, Markdown and LaTeX, and as phrases."""
 
+import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
-from baar_jax.report.compare import PRIVILEGED
-from baar_jax.report.spend import DIFFICULTIES
+from baar_jax.report.compare import DIFFICULTIES, PRIVILEGED
 from baar_jax.report.table import METRICS
-from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
+from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
 
 FAMILIES = {  # name, colour and marker
   ALWAYS_SMALL: ("always SMALL", "#1d2530", "X"),
@@ -33,7 +35,33 @@ METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {"small_usd": "SMALL", "large_usd": "LARGE", "proposals_usd": "proposals not taken"}
 LEDGER |= {"judge_usd": "zero-shot router", "retries_usd": "attempts without an answer"}
 LEDGER |= {"router_usd": "router", "total_usd": "all of it"}
+# How the name of a figure ends: what stands for it in the title, the factor, and the format, in
+# which z takes the minus from what rounds to 0.
+UNITS = {
+  "_percent": (", %", 1.0, "z.1f"),
+  "_share": (", %", 100.0, "z.0f"),
+  "_usd": (", $", 1.0, ""),  # as many digits as the cheapest policy needs
+  "_s": (", s", 1.0, "z.2f"),
+  "area": ("area", 1.0, "z.2f"),
+  "jaccard": ("Jaccard", 1.0, "z.2f"),
+  "agreement": ("same label, %", 100.0, "z.0f"),
+  "predicted": ("predicted failures, %", 100.0, "z.0f"),
+  "observed": ("observed, %", 100.0, "z.0f"),
+  "bopo_gain": ("gain", 1.0, "+z.2f"),
+  "gain": ("gain", 1.0, "+z.1f"),
+  "large_calls": ("LARGE calls", 1.0, "z.1f"),
+  "steps": ("steps", 1.0, "z.1f"),
+}
+TITLES = {"lam": "λ", "policies": "Points", "call_budget": "K", "usd_budget": "Cap, $"}
+TITLES |= {"sr_percent": "SR", "use_share": "Use%", "deciding_usd": "Router cost, $"}
+TITLES |= {"area": "Its area", "bopo_area": "BoPO's", "bopo_gain": "BoPO minus it"}
+TITLES |= {"gain": "BoPO minus it", "small_s": "SMALL, s", "large_s": "LARGE, s"}
+TITLES |= {"paper": "The paper", "ours": "This run"}
 NONE = "–"
+
+
+class Bold(str):
+  """A text of a table that stands out."""
 
 
 def family_name(results: Mapping, family: str) -> str:
@@ -61,12 +89,10 @@ def shown_metrics(results: Mapping) -> list[str]:
 
 
 def models_text(results: Mapping) -> str:
-  """Which models were asked; what a host in one's own network serves is not called real."""
+  """Which models were asked."""
   models = results["run"]["models"]
-  if models["kind"] == "scripted":
-    return "scripted models"
-  names = " and ".join(dict.fromkeys(host["name"] for host in models["hosts"]))
-  return f"{'' if any(host['own'] for host in models['hosts']) else 'real '}models at {names}"
+  scripted, hosts = models["kind"] == "scripted", dict.fromkeys(models["hosts"])
+  return "scripted models" if scripted else f"models at {' and '.join(hosts)}"
 
 
 def cost_digits(results: Mapping) -> int:
@@ -76,143 +102,124 @@ def cost_digits(results: Mapping) -> int:
   return 2 - math.floor(math.log10(cheapest)) if cheapest > 0 else 4
 
 
-def texts(frame: pd.DataFrame, columns: Mapping) -> dict:
-  """Columns of a frame as texts such as "58.7 [49.1, 68.0]", with the interval where it has one.
+def texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]) -> pd.DataFrame:
+  """Columns of a frame as texts, a figure with its interval where the frame has one.
 
-  Args:
-    columns: title -> (name, digits) or (name, digits, "+"); shares are shown in percent.
+  How the name of a figure ends tells its unit; other columns are words or settings.
   """
-  result = {}
-  for title, (name, digits, *sign) in columns.items():
-    scale = 100.0 if name.endswith("_share") else 1.0
-    # z: what rounds to 0 has no minus.
-    form = f"{{:{''.join(sign)}z.{digits}f}}".format
-    ends = (name, f"{name}_low", f"{name}_high") if f"{name}_low" in frame else (name,)
-    cells = (scale * frame[list(ends)]).map(form, na_action="ignore").astype("string")
-    value, *ends = (cells[end] for end in ends)
-    with_ends = value + " [" + ends[0] + ", " + ends[1] + "]" if ends else value
-    result[title] = with_ends.fillna(value).fillna(NONE)
-  return result
+  frame, result = pd.DataFrame(frame), {}
+  for name in columns:
+    ending = next(filter(name.endswith, UNITS), "")
+    unit, factor, form = UNITS.get(ending, ("", 1.0, ""))
+    if ending == "_usd":
+      form = f"z.{cost_digits(results) + (name != 'cost_usd')}f"
+    ends = [end for end in (f"{name}_low", f"{name}_high") if end in frame]
+    title = (name.removesuffix(ending) + unit).replace("_", " ")
+    cells = [
+      _figure(factor * np.array(values, float), form) if ending else _word(results, *values)
+      for values in zip(*(frame[column] for column in (name, *ends)))
+    ]
+    if name == "sr_percent":
+      cells = [Bold(cell) if clear is True else cell for cell, clear in zip(cells, frame.clear)]
+    result[TITLES.get(name, title[:1].upper() + title[1:])] = cells
+  return pd.DataFrame(result, dtype=object)
+
+
+def _figure(values: np.ndarray, form: str) -> str:
+  """A number, such as "58.7", or with the ends of its interval "58.7 [49.1, 68.0]"."""
+  value, *ends = (NONE if np.isnan(value) else f"{value:{form}}" for value in values)
+  return f"{value} [{', '.join(ends)}]" if ends and NONE not in ends else value
+
+
+def _word(results: Mapping, value) -> str:
+  if isinstance(value, str):
+    return family_name(results, value)
+  if isinstance(value, dict):
+    return parameter_text(value) or NONE
+  if isinstance(value, list):
+    return str(len(value))
+  return NONE if pd.isna(value) else f"{value:g}"
+
+
+def side_by_side(results: Mapping, frame: pd.DataFrame, by: str, words, figures) -> pd.DataFrame:
+  """The texts of some figures for each value of `by`, a block each, beside those of some words."""
+  blocks = {}
+  for value, group in frame.groupby(by, sort=False):
+    block = texts(results, group, [*words, *figures])
+    blocks[value] = block.set_index(list(block.columns[: len(words)]))
+  return pd.concat(blocks, axis=1).fillna(NONE).reset_index(col_level=1)
 
 
 def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
   """The rows of `frontiers` or `ablations`: each area, BoPO's, and BoPO's minus it."""
-  titles = {"its area": ("area", 2), "BoPO's": ("bopo_area", 2)}
-  titles |= {"BoPO minus it": ("bopo_gain", 2, "+")}
-  first = frame[frame.metric == METRICS[0]]
-  columns = {
-    ("", "Family"): [family_name(results, family) for family in first.family],
-    ("", "λ"): [NONE if pd.isna(lam) else f"{lam:g}" for lam in first.lam],
-    ("", "Points"): list(map(len, first.policies)),
-  }
-  for metric in shown_metrics(results):
-    rows = frame[frame.metric == metric].reset_index()
-    columns |= texts(rows, {(METRIC_NAMES[metric], title): titles[title] for title in titles})
-  return pd.DataFrame(columns)
+  frame = pd.concat([frame[frame.metric == metric] for metric in shown_metrics(results)])
+  frame = frame.assign(metric=frame.metric.map(METRIC_NAMES))
+  figures = ["area", "bopo_area", "bopo_gain"]
+  return side_by_side(results, frame, "metric", ["family", "lam", "policies"], figures)
 
 
-def hard_budget(results: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
+def hard_budget(results: Mapping) -> pd.DataFrame:
   """Per family SR, Use%, BoPO's gain, and success where SR is something else, under each K.
 
   The boundaries come first, for comparison: always-LARGE is not capped.
-
-  Returns:
-    Texts, and a table of the same shape: True where a text is bold.
   """
   rows, sr = results["hard_budget"], results["run"]["sr"]
-  titles = {"SR": (sr, 1), "Use%": ("use_share", 0), "BoPO minus it": ("gain", 1, "+")}
-  if sr != "success_percent":
-    titles["Success"] = ("success_percent", 1)
-  families = list(dict.fromkeys((ALWAYS_SMALL, ALWAYS_LARGE, *rows.family)))
-  counts = rows.candidates.map(len).groupby(rows.family)
-  counts = counts.agg(lambda n: " to ".join(map(str, sorted({n.min(), n.max()}))))
-  columns = {
-    ("", "Family"): [family_name(results, family) for family in families],
-    ("", "Candidates"): [counts.get(family, "no cap") for family in families],
-  }
-  bold = pd.DataFrame(index=families)
-  for K, group in rows.groupby("K"):
-    group = group.set_index("family").reindex(families)
-    figures = [metric + end for metric in METRICS for end in ("", "_low", "_high")]
-    group.loc[ALWAYS_LARGE, figures] = results["policies"].loc[ALWAYS_LARGE, figures]
-    columns |= texts(group, {(f"K = {K}", title): titles[title] for title in titles})
-    bold[f"K = {K}", "SR"] = group.clear.eq(True)
-  frame = pd.DataFrame(columns, families)
-  return frame, bold.reindex(columns=frame.columns, fill_value=False)
+  large = results["policies"].loc[[ALWAYS_LARGE]].assign(candidates="no cap", use_share=np.nan)
+  large = large.merge(rows[["K"]].drop_duplicates(), "cross")
+  small = rows.family == ALWAYS_SMALL
+  rows = pd.concat([rows[small], large, rows[~small]]).sort_values("K", kind="stable")
+  rows = rows.rename(columns=lambda name: name.replace(sr, "sr_percent"))
+  figures = ["sr_percent", "use_share", "gain", *rows.columns.intersection(["success_percent"])]
+  rows = rows.assign(K=rows.K.map("K = {}".format))
+  return side_by_side(results, rows, "K", ["family", "candidates"], figures)
 
 
 def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
   """The figures of all policies under a cap in dollars, or of all others."""
-  table, digits = results["policies"], cost_digits(results)
-  table = table[table.usd_budget.notna() == dollars]
-  cap = table.usd_budget if dollars else table.call_budget
-  columns = {
-    "Family": [family_name(results, family) for family in table.family],
-    "Parameters": [parameter_text(p) or NONE for p in table.parameters],
-    "Cap, $" if dollars else "K": [NONE if pd.isna(k) else f"{k:g}" for k in cap],
-  }
-  titles = {
-    "Mean score": ("score_percent", 1),
-    "Success": ("success_percent", 1),
-    "Model cost, $": ("cost_usd", digits),
-    "Router cost, $": ("deciding_usd", digits + 1),
-    "Cost gap, %": ("cost_gap_share", 0),
-    "Success gap, %": ("success_gap_share", 0),
-    "LARGE calls": ("large_calls", 1),
-    "Steps": ("steps", 1),
-    "Use%": ("use_share", 0),
-    "Overruns": ("overruns", 0),
-  }
-  return pd.DataFrame(columns | texts(table, titles))
+  table, cap = results["policies"], "usd_budget" if dollars else "call_budget"
+  figures = ["score_percent", "success_percent", "cost_usd", "deciding_usd", "cost_gap_share"]
+  figures += ["success_gap_share", "large_calls", "steps", "use_share", "overruns"]
+  rows = table[table.usd_budget.notna() == dollars]
+  return texts(results, rows, ["family", "parameters", cap, *figures])
 
 
 def spending(results: Mapping) -> pd.DataFrame:
-  """Which part of a family's dollars and LARGE calls each difficulty takes, in percent."""
-  rows, columns = results["by_difficulty"], {}
-  for column, title in (("cost_usd", "share of dollars, %"), ("large_calls", "of LARGE calls, %")):
-    shares = 100 * rows[rows.column == column].set_index("family")[DIFFICULTIES]
-    columns |= texts(shares, {(title, name): (name, 0) for name in DIFFICULTIES})
-  frame = pd.DataFrame(columns)
-  frame.insert(0, ("", "Family"), [family_name(results, family) for family in frame.index])
-  return frame
+  """Which part of a family's dollars and LARGE calls each difficulty takes."""
+  figures = [f"{difficulty}_share" for difficulty in DIFFICULTIES]
+  rows = results["by_difficulty"].rename(columns=dict(zip(DIFFICULTIES, figures)))
+  titles = {"cost_usd": "share of dollars", "large_calls": "of LARGE calls"}
+  rows = rows.assign(column=rows.column.map(titles))
+  return side_by_side(results, rows, "column", ["family"], figures)
 
 
-def latency(results: Mapping) -> pd.DataFrame:
-  rows = results["latency"].reset_index()
-  names = {"SMALL, s": "small_s", "LARGE, s": "large_s", "router, s": "router_s"}
-  names |= {"router, %": "router_share"}
-  titles = {("by the paper's rates", title): (name, 2) for title, name in names.items()}
-  names = {"a decision, s": "decision_s", "router, s": "waited_s", "models, s": "models_s"}
-  names |= {"router, %": "waited_share"}
-  titles |= {("measured", title): (name, 3) for title, name in names.items()}
-  families = [family_name(results, family) for family in rows.family]
-  return pd.DataFrame({("", "Family"): families} | texts(rows, titles))
+def beside_paper(results: Mapping) -> pd.DataFrame:
+  """The paper's figures and ours, as texts; ours is None where this run has no such figure.
 
-
-def calibration(results: Mapping) -> pd.DataFrame:
-  """Per bin of the cascade's predictions: the mean of them, the observed rate, and the count."""
-  bins = pd.DataFrame(results["calibration"]["bins"], columns=["predicted", "observed", "count"])
-  bins = bins.rename(columns={"predicted": "predicted_share", "observed": "observed_share"})
-  titles = {"Predicted failures, %": "predicted_share", "Observed, %": "observed_share"}
-  titles |= {"Decisions": "count"}
-  return pd.DataFrame(texts(bins, {title: (name, 0) for title, name in titles.items()}))
-
-
-def robustness(results: Mapping) -> pd.DataFrame:
-  rows = pd.DataFrame(results["robustness"], dtype=float)
-  rows = rows.rename(columns={"agreement": "agreement_share"})
-  titles = {"Trials K": "trials", "Tasks": "tasks", "Same label, %": "agreement_share"}
-  titles |= {"Hard": "hard", f"Hard at K = {results['run']['profile_trials']}": "base_hard"}
-  columns = {title: (name, 0) for title, name in titles.items()}
-  return pd.DataFrame(texts(rows, columns | {"Jaccard of the hard": ("hard_jaccard", 2)}))
-
-
-def paper(results: Mapping) -> pd.DataFrame:
-  rows = results["paper"].fillna(NONE)
-  figures = rows.figure.where(~rows.figure.duplicated(), "")
-  names = [family_name(results, what) for what in rows.what]
-  columns = {"Figure": figures, "": names, "The paper": rows.paper, "This run": rows.ours}
-  return pd.DataFrame(columns)
+  Empty for environments that are not the paper's.
+  """
+  published = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
+  run, table = results["run"], results["policies"]
+  rows = published.get(run["environment"], [])
+  rows += published["three benchmarks together"] if rows else []
+  ours = {("Boundaries, SR", name): f"{table[run['sr']][name]:.1f}" for name in BOUNDARIES}
+  for row in results["hard_budget"].to_dict("records"):
+    text = f"{row[run['sr']]:.1f} ({100 * row['use_share']:.0f} %)"
+    ours[f"SR (Use%) at K = {row['K']}", row["family"]] = text
+  shares = results["by_difficulty"].query("column == 'cost_usd'").set_index("family")
+  for (family, difficulty), share in shares[DIFFICULTIES].stack().items():
+    what = f"{family_name(results, family)}, {difficulty}"
+    ours["Shares of dollars (of tasks for the task mix)", what] = f"{100 * share:.1f} %"
+  for family, share in results["latency"].router_share.items():
+    ours["Router's share of seconds, by the rates", family] = f"{100 * share:.1f} %"
+  for row in results["robustness"]:
+    figure = f"Labels of {row['trials']} trials against {run['profile_trials']}"
+    if row["tasks"]:
+      ours[figure, "agreement"] = f"{100 * row['agreement']:.1f} %"
+    if row["hard_jaccard"] is not None:
+      ours[figure, "Jaccard, hard"] = f"{row['hard_jaccard']:.2f}"
+  frame = pd.DataFrame(rows, columns=["figure", "what", "paper"])
+  frame["ours"] = [ours.get((figure, what)) for figure, what, _ in rows]
+  return frame[frame.ours.notna().groupby(frame.figure).transform("any")]
 
 
 def ledger(results: Mapping) -> dict[str, float]:
@@ -225,46 +232,44 @@ def ledger(results: Mapping) -> dict[str, float]:
   }
 
 
-def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str, digits: int) -> list[str]:
+def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str) -> list[str]:
   """Who is above BoPO by the point estimate, privileged families apart, in words."""
   rows = frame[(frame[gain] < 0) & ~frame.family.isin(PRIVILEGED)]
-  if "metric" in frame:
+  if "metric" in rows:
     rows = rows[rows.metric.isin(shown_metrics(results))]
-  low, high = -rows[f"{gain}_high"], -rows[f"{gain}_low"]
-  leads = texts(rows.assign(by=-rows[gain], by_low=low, by_high=high), {"text": ("by", digits)})
-  sentences = []
-  for row in rows.assign(text=leads["text"], clear=low > 0).to_dict("records"):
-    where = f"K = {row['K']}" if "K" in row else METRIC_NAMES[row["metric"]]
-    verb = "excludes" if row["clear"] else "does not exclude"
-    lead = f"{family_name(results, row['family'])}, {where}: by {row['text']}"
-    sentences.append(f"{lead}; the 95 % interval {verb} 0")
-  return sentences
+  where = rows.metric.map(METRIC_NAMES) if "metric" in rows else "K = " + rows.K.astype(str)
+  verbs = np.where(rows[f"{gain}_high"] < 0, "excludes", "does not exclude")
+  words = texts(results, rows, ["family", gain]).to_numpy()
+  return [
+    f"{family}, {place}: BoPO minus it is {text}; the 95 % interval {verb} 0"
+    for (family, text), place, verb in zip(words, where, verbs)
+  ]
 
 
-def to_html(frame: pd.DataFrame, bold: pd.DataFrame | None = None) -> Markup:
+def to_html(table: pd.DataFrame) -> Markup:
   """The table as HTML. Its texts are escaped."""
-  cells = _marked(frame, bold, lambda text: str(escape(text)), "<b>{}</b>")
+  cells = _quote(table, lambda text: str(escape(text)), "<b>{}</b>")
   return Markup(cells.to_html(escape=False, index=False, border=0))
 
 
-def to_markdown(frame: pd.DataFrame, bold: pd.DataFrame) -> str:
-  cells = _marked(frame, bold, lambda text: re.sub(r"([\\|*_`<>])", r"\\\1", text), "**{}**")
+def to_markdown(table: pd.DataFrame) -> str:
+  cells = _quote(table, lambda text: re.sub(r"([\\|*_`<>])", r"\\\1", text), "**{}**")
   cells.columns = [" ".join(filter(None, names)) for names in cells.columns]
   return cells.to_markdown(index=False, disable_numparse=True)
 
 
-def to_latex(frame: pd.DataFrame, bold: pd.DataFrame) -> str:
+def to_latex(table: pd.DataFrame) -> str:
   """The table for LaTeX with booktabs."""
-  style = frame.style.hide(axis="index").format(escape="latex")
+  style = table.style.hide(axis="index").format(escape="latex")
   style = style.format_index(escape="latex", axis="columns")
-  style = style.apply(lambda _: bold.replace({True: "textbf:--rwrap", False: ""}), axis=None)
-  form = "l" + "r" * (len(frame.columns) - 1)
+  style = style.map(lambda text: "textbf:--rwrap;" * isinstance(text, Bold))
+  form = "l" + "r" * (len(table.columns) - 1)
   return style.to_latex(hrules=True, column_format=form, multicol_align="c")
 
 
-def _marked(
-  frame: pd.DataFrame, bold: pd.DataFrame | None, quote: Callable[[str], str], strong: str
-) -> pd.DataFrame:
-  """The table with every text quoted, and some bold."""
-  cells = frame.map(lambda text: quote(str(text))).rename(columns=quote)
-  return cells if bold is None else cells.where(~bold.to_numpy(bool), cells.map(strong.format))
+def _quote(table: pd.DataFrame, quote: Callable[[str], str], strong: str) -> pd.DataFrame:
+  """The table with every text quoted, and those that are Bold in a format."""
+  cells = table.map(
+    lambda text: (strong if isinstance(text, Bold) else "{}").format(quote(str(text)))
+  )
+  return cells.rename(columns=quote)

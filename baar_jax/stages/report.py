@@ -22,9 +22,8 @@ def main(run: Run) -> None:
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
   c, metrics = run.config, read_metrics(run.dir / "metrics.jsonl")
   results = page.summarize(run.store, entries(c), c, metrics, exact_frontier(c), spent)
-  path = page.write(results, run.dir / "report")
   print(terminal_table(results))
-  print(f"report: {path}")
+  print(f"report: {page.write(results, run.dir / 'report')}")
 
 
 def read_metrics(path: Path) -> list[dict]:
