@@ -1,4 +1,4 @@
-"""Stage baselines: trains the rivals of BoPO and its ablations on what the run has stored."""
+"""Stage `baselines`: trains the rivals of BoPO, and its ablations, on what the run has stored."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from baar_jax.config import SFTConfig, compared_lam
+from baar_jax.config import compared_lam
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import stratified_name
@@ -46,7 +46,8 @@ def train_cascade(run: Run) -> None:
   and SMALL's proposal. It learns on stored episodes in which SMALL acted whether the episode will
   still fail: p(LARGE) is p(failure). Its calibration on held-out training tasks is logged.
   """
-  store, config = run.store, training_config(run)
+  store = run.store
+  config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
   trials = [e for profile in load_profiles(store, run.config).values() for e in profile.small]
   episodes = map(add_proposals, trials + store.episodes(stratified_name(run.config)))
   episodes = [e for e in episodes if any(step.model == SMALL for step in e.steps)]
@@ -75,9 +76,8 @@ def hold_out(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:
 def measure_calibration(p_D: np.ndarray, failed_D: np.ndarray) -> dict:
   """How well predicted probabilities of failure agree with what happened.
 
-  Returns:
-    brier: the mean squared difference (Brier 1950); base_rate: of failures; bins: of equal width,
-    those with any decision: mean prediction, observed rate and count.
+  `brier` is the mean squared difference (Brier 1950), `base_rate` that of failures, and `bins`, of
+  equal width and with any decision, have a mean prediction, an observed rate and a count.
   """
   bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
   decisions = pd.DataFrame({"p": p_D, "failed": failed_D}).groupby(bin_D)
@@ -93,7 +93,8 @@ def train_single_turn(run: Run) -> None:
   draw goes to the cheaper one. Every state of either trial is labelled with that winner: what a
   single query's preference data would say of it.
   """
-  profiles, config = load_profiles(run.store, run.config).values(), training_config(run)
+  config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
+  profiles = load_profiles(run.store, run.config).values()
   small = [e for profile in profiles for e in profile.small]
   large = [e for profile in profiles for e in profile.large]
   wins = find_large_wins(small, large)
@@ -107,9 +108,7 @@ def train_single_turn(run: Run) -> None:
   fit_stored(run, "single-turn", config, view, batches, label_winners)
 
 
-def find_large_wins(
-  small: Sequence[Episode], large: Sequence[Episode]
-) -> dict[tuple[str, int], bool]:
+def find_large_wins(small, large) -> dict[tuple[str, int], bool]:
   """By task and trial, for trials of both boundaries: whether LARGE alone succeeded."""
   small_success = {(e.task_id, e.seed): e.success for e in small}
   return {
@@ -117,8 +116,3 @@ def find_large_wins(
     for e in large
     if (e.task_id, e.seed) in small_success
   }
-
-
-def training_config(run: Run) -> SFTConfig:
-  """How scorer and classifier are trained: as SFT is, with their own number of updates."""
-  return dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)

@@ -44,14 +44,10 @@ def length_buckets(max_tokens: int, count: int) -> list[int]:
 def make_batch(episodes, windows, *, rows, decisions, buckets, advantages=None) -> Batch:
   """Pads episodes to a batch of few shapes: T is a bucket, R is `rows` or a power of two above it.
 
-  Args:
-    episodes: a sequence of Episodes.
-    windows: of each episode, a sequence of Windows with every decision in exactly one.
-    rows: B; missing episodes are rows without decisions.
-    decisions: S, at least the steps of the longest episode.
-    buckets: allowed T, ascending; ValueError if a window is longer than all.
-    advantages: of each episode, for a policy gradient, which leaves out the decisions without a
-      log-probability (forced by a budget).
+  Each decision of an episode is in exactly one of its windows. B is `rows`, of which missing
+  episodes have no decisions; S is `decisions`, at least the steps of the longest episode. With
+  `advantages`, of a policy gradient, decisions without a log-probability (forced by a budget) are
+  left out. Raises ValueError if a window is longer than every bucket.
   """
   flat = [window for episode_windows in windows for window in episode_windows]
   longest = max(len(window.tokens) for window in flat)

@@ -12,15 +12,9 @@ from jax.sharding import Mesh
 
 from baar_jax.config import Config
 from baar_jax.mesh import split_parameters
+from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
-from baar_jax.router.weights import (
-  abstract_model,
-  build_model,
-  load_pretrained,
-  shape_of,
-  start_alike,
-)
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_pretraining_episodes
 
@@ -93,13 +87,13 @@ def load_initial(directory: Path, store: Store, config: Config, view: View, mesh
   Raises ValueError if it is still to be pretrained, or the checkpoint cannot be loaded.
   """
   if config.router.weights:
-    return load_pretrained(view, mesh)
+    return weights.load_pretrained(view, mesh)
   if config.pretrain.epochs > 0:
     updates = count_pretrain_updates(store, config)
     model = load_router(directory, config, mesh, "pretrain", updates=updates)
   else:
-    model = build_model(config.router, config.seed)
-  start_alike(model, view.decision_ids)
+    model = weights.build_model(config.router, config.seed)
+  weights.start_alike(model, view.decision_ids)
   return model
 
 
@@ -114,13 +108,9 @@ def load_router(
 ) -> Qwen2:
   """The trained router of a run's directory: of its newest checkpoint, the parameters alone.
 
-  Args:
-    family: of `sft_family`, "pretrain", "bopo", a rival or an ablation.
-    lam: the weight of cost, for families that are trained at several.
-    updates: how many a finished training has; None is what the config says.
-
-  Raises:
-    ValueError: it has not been trained to its end.
+  `family` is of `sft_family`, "pretrain", "bopo", a rival or an ablation, and `lam` the weight of
+  cost where a family has several. A finished training has `updates`, by default the config's.
+  Raises ValueError if it has not come to its end.
   """
   stage = family if family in ("pretrain", "bopo") else "baselines"
   section = config.baselines if lam is None else config.bopo
@@ -133,7 +123,9 @@ def load_router(
     with contextlib.closing(Checkpoints(place)) as checkpoints:
       done = checkpoints.update
       if done == last:
-        graphdef, params = nnx.split(abstract_model(shape_of(config.router, decision_ids)))
+        graphdef, params = nnx.split(
+          weights.abstract_model(weights.shape_of(config.router, decision_ids))
+        )
         place_leaf = lambda x, sharding: x.update(sharding=sharding)  # noqa: E731
         like = jax.tree.map(place_leaf, params, split_parameters(params, mesh))
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})

@@ -111,8 +111,8 @@ def load_references(
   hard = [task_id for task_id, profile in profiles.items() if profile.difficulty == "hard"]
   lacking = sum(not stratified[task_id] for task_id in hard)
   if lacking and not clone_large:
-    place = f"{config.runs}/{config.name}"
-    raise ValueError(f"{place} lacks references of {lacking} tasks: run --stage=references")
+    lack = f"lacks references of {lacking} tasks: run --stage=references"
+    raise ValueError(f"{config.runs}/{config.name} {lack}")
   return {
     task_id: choose_reference(profile, stratified[task_id], clone_large)
     for task_id, profile in profiles.items()
@@ -134,8 +134,7 @@ def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
   quarters = {max(1, config.references.samples * quarter // 4) for quarter in (1, 2, 3)}
   episodes = _load_episodes(store, config, {0}, quarters)
   if not episodes:
-    place = f"{config.runs}/{config.name}"
-    raise ValueError(f"{place} has no training episodes: run --stage=profile first")
+    raise ValueError(f"{config.runs}/{config.name} has no profile: run --stage=profile first")
   return episodes
 
 

@@ -20,7 +20,7 @@ from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
-from baar_jax.train import losses
+from baar_jax.train import dataset, losses
 from baar_jax.train.batches import Batcher, Relabel
 from baar_jax.train.checkpoint import (
   Checkpoints,
@@ -28,12 +28,6 @@ from baar_jax.train.checkpoint import (
   load_initial,
   load_router,
   sft_family,
-)
-from baar_jax.train.dataset import (
-  draw_sft_batches,
-  draw_task_batches,
-  load_profiles,
-  load_references,
 )
 from baar_jax.train.methods import METHODS
 from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
@@ -45,16 +39,14 @@ SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 def fit_references(run) -> None:
   """Trains the SFT router of a run or of an ablation."""
   view = View(run.config.router, run.tokenizer)
-  fit_stored(run, "sft", run.config.sft, view, draw_sft_batches(run.store, run.config))
+  fit_stored(run, "sft", run.config.sft, view, dataset.draw_sft_batches(run.store, run.config))
 
 
 def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, relabel=None) -> None:
   """Trains a router on decisions of stored episodes, or goes on from its newest checkpoint.
 
-  Args:
-    method_name: "pretrain", "sft", "cascade" or "single-turn".
-    batches: the episodes of each update; the same whenever it is called.
-    relabel: as of `Batcher.micro_batches`.
+  `method_name` is "pretrain", "sft", "cascade" or "single-turn". `batches` are the episodes of each
+  update, the same whenever it is called; `relabel` is as of `Batcher.micro_batches`.
   """
   method, last = METHODS[method_name], config.updates
   family = sft_family(run.ablation) if method_name == "sft" else method_name
@@ -88,6 +80,7 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
 def fit_rollouts(run, method_name: str, lam: float) -> None:
   """Trains a router from the SFT router on its own episodes, or goes on from its checkpoint.
 
+  An update rolls out episodes, computes their advantages, takes gradient steps, logs and saves.
   `method_name` is "bopo", also for an ablated run, or "vanilla"; `lam` is the weight of cost.
   """
   config, method, family = run.config.bopo, METHODS[method_name], run.ablation or method_name
@@ -96,8 +89,8 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     done, last = checkpoints.update, config.updates
     if done == last:
       return
-    profiles = load_profiles(run.store, run.config)
-    references = load_references(run.store, run.config, profiles)
+    profiles = dataset.load_profiles(run.store, run.config)
+    references = dataset.load_references(run.store, run.config, profiles)
     tasks = [task for task in run.store.tasks("train") if task.id in references]
     view = View(run.config.router, run.tokenizer)
     batcher = Batcher(run.config, view, tasks)
@@ -110,7 +103,7 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     # DAPO gathers episodes over updates. A checkpoint is saved only when none is pending, because
     # after a restart they are read from the store again.
     pending: list[tuple[Episode, float]] = []  # with their advantages
-    batches = draw_task_batches(tasks, config.tasks_per_update, run.config.seed)
+    batches = dataset.draw_task_batches(tasks, config.tasks_per_update, run.config.seed)
     for update, update_tasks in islice(enumerate(batches, 1), done, last):
       episodes = roll_out(run, family, lam, update, trainer.model, view, update_tasks)
       kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, config)
