@@ -1,6 +1,5 @@
 """Everything that learns on the smallest run: rivals and ablations too; evaluated and exported."""
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -14,6 +13,7 @@ from flax import nnx
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
 from baar_jax.episode import SMALL
 from baar_jax.rollout.entries import entries, rollouts_name, zero_shot_name
+from baar_jax.rollout.live import Job, rule_policy
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
@@ -24,7 +24,8 @@ K = 1
 
 
 def configured(runs):
-  config = tiny.config(runs)
+  config = tiny.config(runs, test_tasks=4)
+  config.evaluate.tasks = 3
   config.sft.updates = config.bopo.updates = 1
   config.baselines = BaselinesConfig(RIVALS, tuple(ABLATIONS), compared_lam=0.1, updates=1)
   config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
@@ -51,8 +52,7 @@ def run(tmp_path_factory):
 
 
 def test_every_entry_has_every_test_task_within_its_budget(run):
-  keys = {(task.id, 0) for task in run.tasks("test")}
-  assert len(keys) == 3
+  keys = {(task.id, 0) for task in run.tasks("test")[:3]}
   for entry in entries(run.config):
     episodes = run.store.episodes(entry.policy)
     if entry.policy.startswith("always"):  # the profile's trials are under the same names
@@ -71,21 +71,16 @@ def test_policies_are_what_their_names_say(run):
 
 
 def test_stored_episodes_are_what_an_own_run_gives(run):
-  """Also where an episode of another entry stands for them; fewer tasks are the first."""
+  """Also where an episode of another entry stands for them."""
 
   def outcome(e):
     return e.task_id, e.score, e.stop, [(s.model, s.action, s.observation) for s in e.steps]
 
-  fewer = copy.copy(run)
-  evaluation = dataclasses.replace(run.config.evaluate, tasks=2)
-  fewer.config = dataclasses.replace(run.config, evaluate=evaluation)
-  assert evaluate.test_tasks(fewer) == run.tasks("test")[:2]
-  jobs = [evaluate.Job(task, 0) for task in run.tasks("test")]
-  policies = evaluate.Policies(run)
+  jobs = [Job(task, 0) for task in run.tasks("test")[:3]]
   for entry in entries(run.config):
     if entry.family in ("first-large", "random", "oracle") and entry.call_budget is not None:
       renamed = dataclasses.replace(entry, policy="own " + entry.policy)
-      episodes = run.collect("own", policies.make(renamed), jobs, entry.call_budget)
+      episodes = run.collect("own", rule_policy(renamed), jobs, entry.call_budget)
       stored = run.store.episodes(entry.policy)
       assert list(map(outcome, episodes)) == list(map(outcome, stored))
 

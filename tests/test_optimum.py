@@ -11,11 +11,13 @@ from baar_jax.config import Config
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
+from baar_jax.episode import Step, Task
 from baar_jax.llms.agent import extend, open_conversation, parse_action
 from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact, exact_frontier
 from baar_jax.rollout.budget import unlimited
+from baar_jax.rollout.live import Job, Live
 from baar_jax.train import rewards
 
 MU = 90.0  # success per dollar: the middle of the frontier
@@ -34,29 +36,28 @@ def exact():
   return Exact()
 
 
-def run(env, task, choose, seed=0):
-  """One episode through the real pair. Returns steps (model, action, observation), usd, score."""
+def run(env, task, rule, seed=0):
+  """One episode through the real pair. Returns its steps and its score."""
   agents = ScriptedPair(NAMES, SandboxErrors()).start(env, task, seed, unlimited)
-  observation, done, history, usd = env.reset(task.id), False, [], []
-  messages = open_conversation(env.system_prompt, task, observation)
-  while not done and len(history) < task.max_steps:
-    model = choose(task.description, history, observation)
-    reply = agents[model].reply(messages, len(history))
+  live = Live(Job(task, seed), env, observation=env.reset(task.id))
+  messages, done = open_conversation(env.system_prompt, task, live.observation), False
+  while not done and len(live.steps) < task.max_steps:
+    model = rule(live)
+    reply = agents[model].reply(messages, len(live.steps))
     action = parse_action(reply.text)
-    history.append((model, action, observation))
-    usd.append(reply.call.cost_usd)
-    observation, done = env.step(action)
-    extend(messages, reply.text, observation)
-  return history, usd, env.score()
+    live.steps.append(Step(live.observation, model, action, [reply.call]))
+    live.observation, done = env.step(action)
+    extend(messages, reply.text, live.observation)
+  return live.steps, env.score()
 
 
 def always(model):
-  return lambda description, history, observation: model
+  return lambda live: model
 
 
 def coin(p, seed=0):
   draw = np.random.default_rng(seed)
-  return lambda description, history, observation: int(draw.random() < p)
+  return lambda live: int(draw.random() < p)
 
 
 def test_the_price_of_a_call_depends_on_step_and_model_alone(exact):
@@ -64,10 +65,10 @@ def test_the_price_of_a_call_depends_on_step_and_model_alone(exact):
   env = Sandbox(train_tasks=60)
   seen = set()
   for number, task in enumerate(env.tasks("train")):
-    history, usd, _ = run(env, task, coin(0.5, number))
-    expected = [exact.call_usd[step][model] for step, (model, _, _) in enumerate(history)]
-    np.testing.assert_allclose(usd, expected, rtol=1e-12)
-    for text in [task.description, *(text for _, _, text in history)]:
+    steps, _ = run(env, task, coin(0.5, number))
+    expected = [exact.call_usd[i][step.model] for i, step in enumerate(steps)]
+    np.testing.assert_allclose([step.cost_usd for step in steps], expected, rtol=1e-12)
+    for text in [task.description, *(step.observation for step in steps)]:
       seen |= {word.rstrip(".") for word in text.split()}
   np.testing.assert_allclose([large / small for small, large in exact.call_usd], 5.0)
   assert seen >= {"cabin", "tower", "vault", *sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"}
@@ -158,40 +159,42 @@ def test_steps_run_out():
 @pytest.mark.parametrize("policy", ["small", "large", "random", "optimal"])
 def test_exact_values_are_those_of_episodes(exact, policy):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors."""
-  choose, point = {
+  rule, point = {
     "small": (always(0), exact.solve(p=0.0)[0]),
     "large": (always(1), exact.solve(p=1.0)[0]),
     "random": (coin(0.4), exact.solve(p=0.4)[0]),
-    "optimal": (exact.optimal_choice(MU), exact.solve(MU)[0]),
+    "optimal": (exact.optimal_rule(MU), exact.solve(MU)[0]),
   }[policy]
   env = Sandbox(train_tasks=1500)
-  episodes = [run(env, task, choose) for task in env.tasks("train")]
+  episodes = [run(env, task, rule) for task in env.tasks("train")]
   for values, expected in (
-    ([sum(usd) for _, usd, _ in episodes], point.cost_usd),
-    ([score for _, _, score in episodes], point.success),
+    ([sum(step.cost_usd for step in steps) for steps, _ in episodes], point.cost_usd),
+    ([score for _, score in episodes], point.success),
   ):
     error = np.std(values) / math.sqrt(len(values))
     assert abs(np.mean(values) - expected) < 3 * error
 
 
-def test_optimal_choice_reads_visible_text_alone(exact):
-  choose = exact.optimal_choice(MU)
+def test_the_optimal_rule_reads_visible_text_alone(exact):
+  def choose(description, steps, observation, mu=MU):
+    task = Task("t", "train", description, 18)
+    return exact.optimal_rule(mu)(Live(Job(task, 0), None, steps=steps, observation=observation))
+
   smooth, marked, _ = (f"It opened. Lock 2 looks {look}. The sign is" for look in sandbox.LOOKS)
-  first = [(0, "pull A", "You enter. Lock 1 looks smooth. The sign is blank.")]
+  first = [Step("You enter. Lock 1 looks smooth. The sign is blank.", 0, "pull A")]
   assert choose("Open the tower.", first, f"{marked} green.") == 1
   assert choose("Open the tower.", first, f"{smooth} green.") == 0
   assert choose("Open the tower.", first, f"{marked} amber.") == 0
   # SMALL jammed the lock that looked smooth: it is likely tricky
-  jammed = [*first, (0, "pull A", f"{smooth} green.")]
+  jammed = [*first, Step(f"{smooth} green.", 0, "pull A")]
   assert choose("Open the tower.", jammed, f"{smooth} green.") == 1
   with pytest.raises(ValueError, match="not an observation"):
     choose("Open the tower.", first, "Lock 2 looks fine.")
   # It knows who jammed. Lock 2 is never broken. SMALL's jam is the stronger sign of a tricky lock
   # rather than a plain one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2, LARGE: 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
-  choose = exact.optimal_choice(150.0)
   now = "It jammed. Lock 2 looks marked. The sign is amber."
-  assert choose("Open the cabin.", [*first, (0, "pull A", now)], now) == 1
-  assert choose("Open the cabin.", [*first, (1, "pull A", now)], now) == 0
+  assert choose("Open the cabin.", [*first, Step(now, 0, "pull A")], now, 150.0) == 1
+  assert choose("Open the cabin.", [*first, Step(now, 1, "pull A")], now, 150.0) == 0
 
 
 def test_frozen_figures(exact):
@@ -215,7 +218,7 @@ def test_all_three_classes_are_common():
   env = Sandbox(train_tasks=150)
   classes = []
   for task in env.tasks("train"):
-    trials = [[run(env, task, always(m), seed)[2] == 1.0 for seed in range(5)] for m in (0, 1)]
+    trials = [[run(env, task, always(m), seed)[1] == 1.0 for seed in range(5)] for m in (0, 1)]
     classes.append(rewards.difficulty(*trials))
   for difficulty in ("easy", "hard", "intractable"):
     assert 0.2 < classes.count(difficulty) / len(classes) < 0.5

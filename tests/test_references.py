@@ -13,20 +13,8 @@ from baar_jax.stages import references
 from baar_jax.store import Store
 
 
-@pytest.mark.parametrize("k, share", [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)])
-def test_episode_k_takes_large_with_probability_k_over_n(k, share):
-  lives = [
-    Live(Job(Task(f"t{t}", "train", "do it", 9), k), None, steps=[None] * step)
-    for t in range(50)
-    for step in range(20)
-  ]
-  picks = [references.stratified_rule(live, 4) for live in lives]
-  # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
-  assert sum(picks) / 1000 == pytest.approx(share, abs=0.064 if share < 1 else 0)
-
-
-def test_the_stage_asks_for_k_from_1_to_n_on_hard_tasks_alone(tmp_path, capsys):
-  store, events = Store(tmp_path / "episodes.sqlite"), []
+def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, capsys):
+  store, events, policies = Store(tmp_path / "episodes.sqlite"), [], []
   # A task without a profile is passed over.
   names = ["h1", "e", "h2", "lost"]
   store.put_tasks("train", [Task(name, "train", "do it", 9) for name in names])
@@ -36,6 +24,7 @@ def test_the_stage_asks_for_k_from_1_to_n_on_hard_tasks_alone(tmp_path, capsys):
 
   def collect(label, policy, jobs):
     events.append(label)
+    policies.append(policy)
     events.extend((job.task.id, job.seed) for job in jobs)
     store.add(episode("h1", policy.name, 2, "SL", 1, cost_usd=0.1))
     store.add(episode("h2", policy.name, 2, "SL", 0, cost_usd=0.1))
@@ -53,3 +42,11 @@ def test_the_stage_asks_for_k_from_1_to_n_on_hard_tasks_alone(tmp_path, capsys):
   said = "references: 2 hard tasks, LARGE at 75% of their steps; 1 had no stratified success"
   assert capsys.readouterr().out.startswith(said)
   store.close()
+  for k in (1, 2, 3):
+    lives = [
+      Live(Job(Task(f"t{i % 50}", "train", "do it", 9), k), None, steps=[None] * (i // 50))
+      for i in range(1000)
+    ]
+    large = sum(decision.model for decision in policies[0].choose(lives))
+    # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
+    assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)

@@ -23,6 +23,7 @@ from baar_jax.llms.agent import extend, open_conversation
 from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.rollout.budget import unlimited
+from baar_jax.rollout.live import Live
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 ERRORS = SandboxErrors()
@@ -61,18 +62,17 @@ class Exact:
         index += 1
     return points
 
-  def optimal_choice(self, mu: float) -> Callable[[str, Sequence[tuple[int, str, str]], str], int]:
-    """The optimal policy: choose(description, history, observation) -> model index, where the
-    history holds (model, action, observation that was seen before it) per step."""
+  def optimal_rule(self, mu: float) -> Callable[[Live], int]:
+    """The optimal policy, which reads what a router sees."""
     table = self.solve(mu)[1]
     kinds = [kind.word for kind in self._rules.kinds]
 
-    def choose(description: str, history: Sequence[tuple[int, str, str]], observation: str) -> int:
-      kind = kinds.index(description.rstrip(".").split()[-1])
-      lock, look, sign = _parse(observation)
-      here = itertools.takewhile(lambda step: _parse(step[2])[0] == lock, reversed(history))
-      models = [model for model, _, _ in here]
-      chosen = table[len(history), lock]
+    def choose(live: Live) -> int:
+      kind = kinds.index(live.task.description.rstrip(".").split()[-1])
+      lock, look, sign = _parse(live.observation)
+      here = itertools.takewhile(lambda s: _parse(s.observation)[0] == lock, reversed(live.steps))
+      models = [step.model for step in here]
+      chosen = table[len(live.steps), lock]
       return int(chosen[kind, sign, look, models.count(0), models.count(1)])
 
     return choose

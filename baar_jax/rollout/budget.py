@@ -49,11 +49,6 @@ class CallBudget:
     self.remaining += model != SMALL and not made
 
 
-@dataclasses.dataclass(eq=False)
-class Reservation:
-  most: Fraction  # dollars that are held for a call in flight
-
-
 class DollarBudget:
   """At most `limit_usd` dollars, whichever threads spend them.
 
@@ -66,7 +61,7 @@ class DollarBudget:
     if not 0 <= limit_usd < math.inf:
       raise ValueError(f"a dollar budget must be >= 0 and finite, got {limit_usd}")
     self.limit_usd, self._settled = limit_usd, Fraction(0)
-    self._open: set[Reservation] = set()
+    self._held: dict[object, Fraction] = {}  # by reservation, of the calls in flight
     self._changed = threading.Condition()
 
   @property
@@ -85,27 +80,26 @@ class DollarBudget:
     with self._changed:
       return _exact(usd) <= self._free()
 
-  def reserve(self, usd: float) -> Reservation | None:
+  def reserve(self, usd: float) -> object | None:
     """Holds `usd` for a call; waits while the end of calls in flight could make it fit.
 
-    Returns None if it does not fit even when all reservations are given back.
+    Returns the reservation, or None if it does not fit even when all others are given back.
     """
-    reservation = Reservation(_exact(usd))
+    most, reservation = _exact(usd), object()
     with self._changed:
-      while reservation.most > self._free():
-        if reservation.most > _exact(self.limit_usd) - self._settled:
+      while most > self._free():
+        if most > _exact(self.limit_usd) - self._settled:
           return None
         self._changed.wait()
-      self._open.add(reservation)
+      self._held[reservation] = most
     return reservation
 
-  def settle(self, reservation: Reservation, usd: float) -> None:
+  def settle(self, reservation: object, usd: float) -> None:
     """Closes a reservation with the cost of its call. Raises ValueError if it is closed."""
     cost = _exact(usd)
     with self._changed:
-      if reservation not in self._open:
+      if self._held.pop(reservation, None) is None:
         raise ValueError("this reservation is settled already")
-      self._open.remove(reservation)
       self._settled += cost
       self._changed.notify_all()
 
@@ -115,8 +109,7 @@ class DollarBudget:
       self._settled += _exact(usd)
 
   def _free(self) -> Fraction:
-    held = sum((reservation.most for reservation in self._open), Fraction(0))
-    return _exact(self.limit_usd) - self._settled - held
+    return _exact(self.limit_usd) - self._settled - sum(self._held.values())
 
 
 @dataclasses.dataclass

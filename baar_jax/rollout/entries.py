@@ -70,11 +70,9 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
 
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
   base = zero_shot_name(config) if family == "zero-shot" else family
-  trained = family in dict(routers(config))
-  shown = family == "zero-shot" or (trained and config.router.show_budget)
+  shown = family == "zero-shot" or (config.router.show_budget and family in dict(routers(config)))
   unlimited = None
-  # An episode does not tell what a cap on dollars would have changed.
-  if "K" in budget and not shown:
+  if "K" in budget and not shown:  # of a cap on dollars an episode does not tell what it changed
     unlimited = ALWAYS_LARGE if family == FIRST_LARGE else _name(base, parameters)
   policy = _name(base, parameters | budget)
   return Entry(family, parameters, policy, budget.get("K"), unlimited, budget.get("usd"))

@@ -54,7 +54,8 @@ class Live:
   judged: Decision | None = None  # a judge's for the next step, with its calls
   decision: Decision = Decision(SMALL)  # for the next step, as the loop has taken it
   rest: Iterator[None] | None = None  # plays what is left of the episode, decision by decision
-  stop: str = ""  # with `score`, set when the episode is over
+  stop: str = ""  # an episode's, once it is over
+  error: Exception | None = None  # that has ended it
   score: float = 0.0
 
   @property
@@ -117,8 +118,7 @@ def random_rule(live: Live, p: float) -> int:
 def oracle_rule(live: Live) -> int:
   """LARGE exactly where the scripted SMALL is more likely to fail than not.
 
-  Privileged: it reads the error model of the scripted pair, so it is an upper bound to compare
-  with and never a router.
+  Privileged, as it reads the pair's rates of error: an upper bound and never a router.
   """
   return LARGE if live.agents[SMALL].error_rate() > 0.5 else SMALL
 

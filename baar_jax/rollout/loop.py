@@ -2,7 +2,6 @@
 
 import dataclasses
 import queue
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,8 +32,8 @@ def run_episodes(
   died more than `RESTARTS` times, or whose model gave no answer, stops as "error:..." and must not
   be stored. Raises CapReached after all episodes that could be finished within the cap.
   """
-  waiting, stopped = _by_task(jobs), None
-  events: queue.SimpleQueue[tuple[Live, Exception | None]] = queue.SimpleQueue()  # see `_go_on`
+  waiting, stopped = sorted(jobs, key=lambda job: job.seed), None  # all tasks once, then again
+  events: queue.SimpleQueue[Live] = queue.SimpleQueue()  # whose next decision or end has come
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
@@ -44,26 +43,28 @@ def run_episodes(
     workers.submit(_go_on, live, events)
 
   try:
-    live_count = min(len(envs), sum(map(len, waiting.values())))
+    live_count = min(len(envs), len(waiting))
     for env in envs[:live_count]:
       begin(_take(waiting), env)
     while live_count:
-      ready, ended = _wait(events)
-      for live, error in ended:
+      arrived = [events.get()]
+      arrived += [events.get() for _ in range(events.qsize())]
+      for live in (live for live in arrived if live.stop):
         policy.finish(live)
-        if isinstance(error, EnvDied) and live.restarts < RESTARTS:
+        if isinstance(live.error, EnvDied) and live.restarts < RESTARTS:
           begin(live.job, live.env, live.restarts + 1)
           continue
-        if isinstance(error, CapReached):
-          stopped = error
-        elif error and not isinstance(error, EnvDied | agent.NoAnswer):
-          raise error  # a bug
+        if isinstance(live.error, CapReached):
+          stopped = live.error
+        elif live.error and not isinstance(live.error, EnvDied | agent.NoAnswer):
+          raise live.error  # a bug
         else:
-          yield _episode(live, policy.name, error)
+          yield _episode(live, policy.name)
         if waiting and not stopped:
           begin(_take(waiting, live.task.id), live.env)
         else:
           live_count -= 1
+      ready = [live for live in arrived if not live.stop]
       _decide(ready, policy)
       for live in ready:
         workers.submit(_go_on, live, events)
@@ -76,29 +77,9 @@ def run_episodes(
     raise stopped
 
 
-def _by_task(jobs: Iterable[Job]) -> dict[str, deque[Job]]:
-  waiting: dict[str, deque[Job]] = {}
-  for job in jobs:
-    waiting.setdefault(job.task.id, deque()).append(job)
-  return waiting
-
-
-def _take(waiting: dict[str, deque[Job]], held: str = "") -> Job:
-  """The next job of the task that an environment holds, else of the first task that waits."""
-  task_id = held if held in waiting else next(iter(waiting))
-  jobs = waiting.pop(task_id)
-  job = jobs.popleft()
-  if jobs:
-    waiting[task_id] = jobs  # at the end: other environments take other tasks
-  return job
-
-
-def _wait(events: queue.SimpleQueue) -> tuple[list[Live], list[tuple[Live, Exception | None]]]:
-  """All episodes that wait for a decision, at least one event long, and those that have ended."""
-  arrived = [events.get()]
-  arrived += [events.get() for _ in range(events.qsize())]
-  ready = [live for live, error in arrived if error is None and not live.stop]
-  return ready, [(live, error) for live, error in arrived if error or live.stop]
+def _take(waiting: list[Job], held: str = "") -> Job:
+  """Takes the next job of the task that an environment holds, else the first one."""
+  return waiting.pop(next((i for i, job in enumerate(waiting) if job.task.id == held), 0))
 
 
 def _decide(ready: Sequence[Live], policy: Policy) -> None:
@@ -108,13 +89,13 @@ def _decide(ready: Sequence[Live], policy: Policy) -> None:
     live.decision = decision
 
 
-def _go_on(live: Live, events: queue.SimpleQueue) -> None:
-  """Plays to the next decision or to the end, in a worker thread; reports (live, error or None)."""
+def _go_on(live: Live, events: queue.SimpleQueue[Live]) -> None:
+  """Plays to the next decision or to the end, in a worker thread."""
   try:
     next(live.rest, None)
-    events.put((live, None))
   except Exception as error:
-    events.put((live, error))
+    live.error, live.stop = error, f"error:{error}"
+  events.put(live)
 
 
 def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
@@ -205,10 +186,9 @@ def _step(live: Live, reply: Reply, action: str) -> Step:
   return Step(live.observation, made.model, action, calls, *deciding, proposal=live.proposed)
 
 
-def _episode(live: Live, policy_name: str, error: Exception | None) -> Episode:
-  """The record of an episode that ended, by an error of its environment or a model if any."""
+def _episode(live: Live, policy_name: str) -> Episode:
+  """The record of an episode that ended."""
   settled_usd = 0.0 if live.dollar_budget is None else live.dollar_budget.settled_usd
   lost_usd = max(0.0, round(settled_usd - sum(step.spent_usd for step in live.steps), PLACES))
-  stop = live.stop if error is None else f"error:{error}"
   key, caps = (live.task.id, policy_name, live.job.seed), (live.call_limit, live.usd_limit)
-  return Episode(*key, live.steps, live.score, stop, *caps, lost_usd=lost_usd)
+  return Episode(*key, live.steps, live.score, live.stop, *caps, lost_usd=lost_usd)

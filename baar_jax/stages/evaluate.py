@@ -5,11 +5,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from baar_jax.config import Config
-from baar_jax.episode import Task
 from baar_jax.report.optimum import Exact
 from baar_jax.rollout.entries import Entry, entries, routers
-from baar_jax.rollout.live import Job, Live, Policy, rule_policy
+from baar_jax.rollout.live import Job, Policy, rule_policy
 from baar_jax.router.policy import RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.view import View
 from baar_jax.run import Run
@@ -20,20 +18,17 @@ from baar_jax.train.fit import score_episodes
 
 
 def main(run: Run) -> None:
-  for family, parameters in routers(run.config):  # a missing one is reported before anything is run
-    load_router(run.dir, run.config, run.mesh, family, parameters.get("lam"))
-  policies = Policies(run)
-  jobs = [Job(task, seed) for task in test_tasks(run) for seed in range(run.config.evaluate.seeds)]
-  for entry in entries(run.config):
+  c = run.config
+  for family, parameters in routers(c):  # a missing one is reported before anything is run
+    load_router(run.dir, c, run.mesh, family, parameters.get("lam"))
+  load = lru_cache(maxsize=1)(partial(_load_trained, run))  # entries of one router are adjacent
+  tasks = run.tasks("test")[: c.evaluate.tasks or None]
+  jobs = [Job(task, seed) for task in tasks for seed in range(c.evaluate.seeds)]
+  for entry in entries(c):
     if entry.unlimited:
       _reuse(run, entry, jobs)
-    policy, K, usd = policies.make(entry), entry.call_budget, entry.usd_budget
-    run.collect(entry.policy, policy, jobs, call_budget=K, usd_budget=usd)
-
-
-def test_tasks(run: Run) -> list[Task]:
-  """The held-out tasks to evaluate on."""
-  return run.tasks("test")[: run.config.evaluate.tasks or None]
+    policy = rule_policy(entry) or _make_policy(run, entry, load)
+    run.collect(entry.policy, policy, jobs, entry.call_budget, entry.usd_budget)
 
 
 def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
@@ -50,52 +45,30 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
   run.store.add_equal(entry.policy, entry.call_budget, entry.unlimited, keys)
 
 
-class Policies:
-  """Makes the entries' policies. The last router is kept: entries of one router are adjacent."""
-
-  def __init__(self, run: Run):
-    self._run = run
-    self._model = lru_cache(maxsize=1)(partial(load_router, run.dir, run.config, run.mesh))
-    self._p = lru_cache(maxsize=1)(self._measure)
-
-  def make(self, entry: Entry) -> Policy:
-    """The policy of an entry; raises ValueError if its router has not been trained."""
-    if policy := rule_policy(entry):
-      return policy
-    config = self._run.config
-    if entry.family == "optimum":
-      return Policy(entry.policy, _optimal_rule(config, entry.parameters["mu"]))
-    if entry.family == "zero-shot":
-      judge = self._run.pair.judge(config.baselines.judge)
-      return ZeroShotPolicy(entry.policy, judge, config.router, self._run.tokenizer)
-    return self._router(entry)
-
-  def _router(self, entry: Entry) -> RouterPolicy:
-    run, family, threshold = self._run, entry.family, entry.parameters.get("threshold")
-    key = family, entry.parameters.get("lam")
-    if threshold is None:
-      threshold = float(np.quantile(self._p(*key), 1.0 - entry.parameters["share"]))
-    model, view, rule = self._model(*key), self._view(family), Threshold(threshold)
-    return RouterPolicy(entry.policy, model, view, rule, run.live_episodes, run.mesh)
-
-  def _view(self, family: str) -> View:
-    return View(self._run.config.router, self._run.tokenizer, proposals=family == "cascade")
-
-  def _measure(self, family: str, lam: float | None) -> np.ndarray:
-    """p_D: the router's p(LARGE) of decisions in stored training episodes."""
-    episodes, relabel = load_threshold_episodes(self._run.store, self._run.config), None
-    if family == "cascade":  # which is asked where SMALL acts, and shown what it proposes
-      episodes, relabel = list(map(add_proposals, episodes)), label_failures
-    model, view = self._model(family, lam), self._view(family)
-    return score_episodes(self._run, model, view, episodes, relabel)[0]
+def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
+  """The policy of an entry that is computed, asks a judge, or is a router that `load` loads."""
+  c, parameters = run.config, entry.parameters
+  if entry.family == "optimum":
+    exact = Exact(max_steps=c.env.max_steps, names=c.models.names)
+    return Policy(entry.policy, exact.optimal_rule(parameters["mu"]))
+  if entry.family == "zero-shot":
+    judge = run.pair.judge(c.baselines.judge)
+    return ZeroShotPolicy(entry.policy, judge, c.router, run.tokenizer)
+  model, view, p_D = load(entry.family, parameters.get("lam"))
+  threshold = parameters.get("threshold")
+  if threshold is None:
+    threshold = float(np.quantile(p_D, 1.0 - parameters["share"]))
+  rule = Threshold(threshold)
+  return RouterPolicy(entry.policy, model, view, rule, run.live_episodes, run.mesh)
 
 
-def _optimal_rule(config: Config, mu: float) -> Callable[[Live], int]:
-  """The sandbox's best policy given the cues, for a weight of dollars."""
-  choose = Exact(max_steps=config.env.max_steps, names=config.models.names).optimal_choice(mu)
-
-  def rule(live: Live) -> int:
-    history = [(step.model, step.action, step.observation) for step in live.steps]
-    return choose(live.task.description, history, live.observation)
-
-  return rule
+def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
+  """A trained router, its view, and p_D, its p(LARGE) of decisions in stored training episodes."""
+  model = load_router(run.dir, run.config, run.mesh, family, lam)
+  view = View(run.config.router, run.tokenizer, proposals=family == "cascade")
+  if not run.config.evaluate.shares:
+    return model, view, None
+  episodes, relabel = load_threshold_episodes(run.store, run.config), None
+  if family == "cascade":  # which is asked where SMALL acts, and shown what it proposes
+    episodes, relabel = list(map(add_proposals, episodes)), label_failures
+  return model, view, score_episodes(run, model, view, episodes, relabel)[0]

@@ -1,7 +1,7 @@
 """Stage profile: both boundaries on every training task -> each task's difficulty and costs."""
 
 import collections
-from collections.abc import Iterator, Mapping
+import itertools
 from pathlib import Path
 
 from baar_jax.mesh import exchange
@@ -9,7 +9,7 @@ from baar_jax.rollout.live import Job
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import text_pieces
 from baar_jax.run import Run
-from baar_jax.train.dataset import Profile, load_profiles
+from baar_jax.train.dataset import load_profiles
 
 
 def main(run: Run) -> None:
@@ -26,17 +26,12 @@ def main(run: Run) -> None:
     if run.config.router.weights:
       adopt_tokenizer(Path(run.config.router.weights), run.tokenizer)
     else:
-      train_tokenizer(_texts(run, profiles), run.config.router.vocab_size, run.tokenizer)
+      episodes = {task_id: (*p.small, *p.large) for task_id, p in profiles.items()}
+      texts = (text_pieces(task, e) for task in tasks for e in episodes.get(task.id, ()))
+      pieces = itertools.chain.from_iterable(texts)
+      train_tokenizer(pieces, run.config.router.vocab_size, run.tokenizer)
   exchange(None)  # waits until every process is here
   mix = collections.Counter(profile.difficulty for profile in profiles.values())
   inverted = sum(profile.cost_small > profile.cost_large for profile in profiles.values())
   run.store.finish("profile")
   run.say(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
-
-
-def _texts(run: Run, profiles: Mapping[str, Profile]) -> Iterator[str]:
-  """What the router's tokenizer is trained on: the pieces of text of the profile's episodes."""
-  for task in run.store.tasks("train"):
-    if profile := profiles.get(task.id):
-      for episode in (*profile.small, *profile.large):
-        yield from text_pieces(task, episode)

@@ -1,7 +1,7 @@
 """Stage references: the trajectory tau* of every training task that SFT imitates."""
 
 from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name
-from baar_jax.rollout.live import Job, Live, Policy, random_rule
+from baar_jax.rollout.live import Job, Policy, random_rule
 from baar_jax.run import Run
 from baar_jax.train.dataset import load_profiles, load_references
 
@@ -12,7 +12,9 @@ def main(run: Run) -> None:
   difficulty = {task_id: profile.difficulty for task_id, profile in profiles.items()}
   hard = [task for task in run.tasks("train") if difficulty.get(task.id) == "hard"]
   if not run.config.references.clone_large:
-    policy = Policy(stratified_name(run.config), lambda live: stratified_rule(live, samples))
+    # LARGE with probability k / N at each step of episode k of N samples, which has the seed k.
+    name = stratified_name(run.config)
+    policy = Policy(name, lambda live: random_rule(live, live.job.seed / samples))
     jobs = [Job(task, k) for task in hard for k in range(1, samples + 1)]
     run.collect("references", policy, jobs)
   references = load_references(run.store, run.config, profiles)
@@ -24,8 +26,3 @@ def main(run: Run) -> None:
     f"references: {len(hard)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps; "
     f"{fallback} had no stratified success and take a LARGE trial of the profile"
   )
-
-
-def stratified_rule(live: Live, samples: int) -> int:
-  """LARGE with probability k / N at each step of episode k of N `samples`, which has the seed k."""
-  return random_rule(live, live.job.seed / samples)
