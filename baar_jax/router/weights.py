@@ -5,10 +5,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import EllipsisType
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,12 +137,13 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
 
   def load(path, x, sharding):
     array = np.empty(x.shape, dtype)
-    for tensor in _tensors(path, x):
+    name, places = _places(path, x)
+    for tensor, layer in places:
       # The file is mapped: what was read of it counts as memory until it is closed.
-      with safe_open(file_of[tensor.name], "np") as file:
-        numbers = file.get_tensor(tensor.name)
-      place = array[tensor.layer]
-      place[...] = (numbers.T if tensor.kernel else numbers).reshape(place.shape)
+      with safe_open(file_of[tensor], "np") as file:
+        numbers = file.get_tensor(tensor)
+      numbers = numbers.T if name.endswith("_kernel") else numbers
+      array[layer] = numbers.reshape(array[layer].shape)
     return jax.make_array_from_callback(x.shape, sharding, array.__getitem__)
 
   graphdef, abstract = nnx.split(abstract_model(config))
@@ -155,7 +154,8 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
 def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
   """The sizes in config.json and each tensor's file, by headers; raises what `load_qwen2` does."""
   config, file_of = read_config(directory), {}
-  shapes = {tensor.name: tensor.shape for tensor, _ in _model_tensors(abstract_model(config))}
+  params = nnx.split(abstract_model(config))[1]
+  expected = jax.eval_shape(lambda params: dict(_file_tensors(params)), params)
   for path in sorted(Path(directory).glob("model*.safetensors")):
     try:
       with safe_open(path, "np") as file:
@@ -166,15 +166,15 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
       stored, shape = header.get_dtype(), header.get_shape()
       if name in file_of:
         raise ValueError(f"{path}: tensor {name} is in {file_of[name].name} too; remove one")
-      if name not in shapes:
+      if name not in expected:
         raise ValueError(f"{path}: tensor {name} has no place in a Qwen2 of this config.json")
       if stored not in STORED:
         raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
-      if shape != list(shapes[name]):
-        expected = f"config.json makes it {list(shapes[name])}"
-        raise ValueError(f"{path}: tensor {name} is {shape}, {expected}")
+      expected_shape = list(expected[name].shape)
+      if shape != expected_shape:
+        raise ValueError(f"{path}: tensor {name} is {shape}, config.json makes it {expected_shape}")
     file_of |= dict.fromkeys(headers, path)
-  for name in sorted(shapes.keys() - file_of.keys()):
+  for name in sorted(expected.keys() - file_of.keys()):
     raise ValueError(f"{directory}: tensor {name} is in no model*.safetensors; restore a copy")
   return config, file_of
 
@@ -220,7 +220,8 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
   shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-  arrays = {tensor.name: _to_file(tensor, x, dtype) for tensor, x in _model_tensors(model)}
+  tensors = _file_tensors(nnx.split(model)[1])
+  arrays = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors}
   file = temporary / "model.safetensors"
   save_file(arrays, file, {"format": "pt"})
   file.chmod(0o644)  # as the other files: save_file lets nobody else read it
@@ -237,37 +238,20 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   os.replace(temporary, directory)
 
 
-class _Tensor(NamedTuple):
-  """A tensor of the files, with its name and shape there."""
-
-  name: str
-  shape: tuple[int, ...]
-  layer: int | EllipsisType  # its place in our parameter
-  kernel: bool
-
-
-def _model_tensors(model: Qwen2) -> list[tuple[_Tensor, jax.Array]]:
-  """The files' tensors that a model consists of, each with our parameter."""
-  flat = jax.tree_util.tree_flatten_with_path(nnx.split(model)[1])[0]
-  return [(tensor, x) for path, x in flat for tensor in _tensors(path, x)]
-
-
-def _tensors(path, x) -> list[_Tensor]:
-  """The files' tensors that a parameter consists of: one, or one for each layer."""
+def _places(path, x) -> tuple[str, list]:
+  """Our name of a parameter, and (name, index) of the files' tensors that it consists of."""
   name = next(key.key for key in path if getattr(key, "key", None) in NAMES)
-  stacked, kernel = LAYER in NAMES[name], name.endswith("_kernel")
-  shape = x.shape[1:] if stacked else x.shape
-  if kernel:
-    inputs = 2 if name == "o_kernel" else 1  # axes
-    shape = math.prod(shape[inputs:]), math.prod(shape[:inputs])
-  elif name.endswith("_bias"):
-    shape = (math.prod(shape),)
-  layers = range(x.shape[0]) if stacked else (...,)
-  return [_Tensor(NAMES[name].format(layer), shape, layer, kernel) for layer in layers]
+  layers = range(x.shape[0]) if LAYER in NAMES[name] else (...,)
+  return name, [(NAMES[name].format(layer), layer) for layer in layers]
 
 
-def _to_file(tensor: _Tensor, x: jax.Array, dtype) -> np.ndarray:
-  """A tensor of a parameter in a file's layout."""
-  x = np.asarray(x[tensor.layer].astype(dtype))
-  x = x.reshape(tensor.shape[::-1]).T if tensor.kernel else x.reshape(tensor.shape)
-  return np.ascontiguousarray(x)
+def _file_tensors(params: nnx.State) -> Iterator[tuple[str, jax.Array]]:
+  """(name, array) of the files' tensors that a model's parameters consist of, in their layout."""
+  for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+    name, places = _places(path, x)
+    for tensor, layer in places:
+      array = x[layer]
+      if name.endswith("_kernel"):
+        inputs = 2 if name == "o_kernel" else 1  # axes
+        array = array.reshape(math.prod(array.shape[:inputs]), -1).T
+      yield tensor, array.reshape(-1) if name.endswith("_bias") else array
