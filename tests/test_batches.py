@@ -52,22 +52,13 @@ def test_the_papers_view_has_one_row_per_step(make_episode):
   )
 
 
-def test_behind_each_position_stands_the_decisions_token(view, make_task, make_episode):
-  episode = make_episode("SLLS")
-  windows = view.episode_windows(make_task(), episode)
-  batch = make_batch([episode], [windows], rows=1, decisions=4, buckets=(320,))
-  after = batch.tokens_RxT[batch.row_BxS[0, :3], batch.position_BxS[0, :3] + 1]
-  np.testing.assert_array_equal(after, np.array(view.decision_ids)[[0, 1, 1]])
+def test_few_shapes(make_episode):
+  """Rows are those asked for or a power of two above; the longest row sets the length."""
+  for count, rows in ((1, 3), (3, 3), (4, 4), (9, 16), (16, 16), (17, 32)):
+    windows = [[Window([1], [0], s) for s in range(count)]]
+    batch = make_batch([make_episode("S" * count)], windows, **SIZES | {"decisions": count})
+    assert batch.tokens_RxT.shape == (rows, 6)
 
-
-@pytest.mark.parametrize("windows, rows", [(1, 3), (3, 3), (4, 4), (9, 16), (16, 16), (17, 32)])
-def test_rows_are_those_asked_for_or_a_power_of_two_above(make_episode, windows, rows):
-  flat = [Window([1], [0], s) for s in range(windows)]
-  sizes = SIZES | {"decisions": windows}
-  assert make_batch([make_episode("S" * windows)], [flat], **sizes).tokens_RxT.shape == (rows, 6)
-
-
-def test_the_longest_row_sets_the_length(make_episode):
   def batch(tokens):
     windows = [[Window([1], [0], 0)], [Window([1] * tokens, [0], 0)]]
     return make_batch([make_episode("S"), make_episode("S")], windows, **SIZES)

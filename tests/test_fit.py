@@ -24,28 +24,32 @@ def small_config(runs):
   return config
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-  """A run that has trained without a stop, with a checkpoint after every second update."""
+@pytest.fixture(scope="module", autouse=True)
+def save_often():
+  """Checkpoints are written after every second update."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fit, "SAVE_EVERY", 2)
     patch.setattr(fit, "SAVE_EVERY_ROLLOUTS", 2)
-    run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
-    for stage in (profile, references, sft):
-      stage.main(run)
-    run.before_bopo = len(run.store.table())
-    shutil.copytree(run.dir, run.dir.parent / "imitated")
-    bopo.main(run)
-    run.close()
-    run.store = None
-    yield run
+    yield
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, save_often):
+  """A run that has trained without a stop."""
+  run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
+  for stage in (profile, references, sft):
+    stage.main(run)
+  run.before_bopo = len(run.store.table())
+  shutil.copytree(run.dir, run.dir.parent / "imitated")
+  bopo.main(run)
+  run.close()
+  run.store = None
+  return run
 
 
 @pytest.fixture
-def copied(unbroken, tmp_path, monkeypatch):
+def copied(unbroken, tmp_path):
   """copied("imitated" | "tiny"): a copy of the run before or after BoPO, or that copy again."""
-  monkeypatch.setattr(fit, "SAVE_EVERY", 2)
-  monkeypatch.setattr(fit, "SAVE_EVERY_ROLLOUTS", 2)
   runs = []
 
   def opening(state):
@@ -84,12 +88,12 @@ def kill_at_log(run, monkeypatch, update):
   """Ends the run when it has logged an update of a training."""
   log = run.log
 
-  def logging(**values):
+  def log_and_die(**values):
     log(**values)
     if values.get("update") == update:
       raise Killed
 
-  monkeypatch.setattr(run, "log", logging)
+  monkeypatch.setattr(run, "log", log_and_die)
 
 
 def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
@@ -114,16 +118,15 @@ def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
 def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
   whole = logged(unbroken, "bopo")
   assert [line["update"] for line in whole] == [1, 2, 3, 4]
-  run, left = copied("imitated"), [9]  # the first kill is in the third update's rollouts
-  add = run.store.add
+  run = copied("imitated")  # the first kill is in the third update's rollouts
+  add, kill = run.store.add, iter([False] * 9)
 
-  def adding(episode):
-    if left[0] == 0:
+  def add_or_die(episode):
+    if next(kill, True):
       raise Killed
-    left[0] -= 1
     add(episode)
 
-  monkeypatch.setattr(run.store, "add", adding)
+  monkeypatch.setattr(run.store, "add", add_or_die)
   with pytest.raises(Killed):
     bopo.main(run)
   assert len(run.store.table()) - unbroken.before_bopo == 9
@@ -148,7 +151,7 @@ def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   assert len(logged(run, "bopo")) == len(lines)
 
 
-def test_training_moves_the_router_and_every_update_has_its_own_seeds(copied, unbroken):
+def test_training_moves_the_router_and_every_update_has_its_own_seeds(copied):
   run = copied("tiny")
   pairs = zip(leaves(run, "sft"), leaves(run, "bopo", 0.1), strict=True)
   assert any(not np.array_equal(one, other) for one, other in pairs)
@@ -170,15 +173,13 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(copied, monke
 
   learned, update_policy = [], fit.update_policy
 
-  def learning(trainer, anchor, batcher, episodes, *others):
+  def record_update(trainer, anchor, batcher, episodes, *others):
     learned.append([e.policy.rpartition("/")[2] for e in episodes])
     return update_policy(trainer, anchor, batcher, episodes, *others)
 
-  monkeypatch.setattr(fit, "update_policy", learning)
-  method = dataclasses.replace(
-    METHODS["bopo"], compute_advantages=one_group, dynamic_sampling=dynamic
-  )
-  monkeypatch.setitem(METHODS, "bopo", method)
+  monkeypatch.setattr(fit, "update_policy", record_update)
+  changes = {"compute_advantages": one_group, "dynamic_sampling": dynamic}
+  monkeypatch.setitem(METHODS, "bopo", dataclasses.replace(METHODS["bopo"], **changes))
   run = copied("imitated")
   bopo.main(run)
   each = [["1"] * 2, ["2"] * 2, ["3"] * 2, ["4"] * 2]

@@ -15,11 +15,8 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False)
   [
     ("11110", "00000", 0.8, "easy"),  # 4 / 5 reaches 0.8
     ("11100", "10000", 0.8, "hard"),  # 3 / 5 does not; LARGE once is enough
-    ("00000", "11111", 0.8, "hard"),
     ("00000", "00000", 0.8, "intractable"),
-    ("11100", "00000", 0.8, "intractable"),  # lucky thrice
-    ("1110", "00000", 0.8, "intractable"),  # one trial lost: 3 / 4 < 0.8
-    ("111", "1", 0.8, "easy"),
+    ("1110", "00000", 0.8, "intractable"),  # lucky thrice; one trial lost: 3 / 4 < 0.8
     ("1111111100", "0", 0.8, "easy"),  # 8 / 10, K = 10
     ("110", "1", 0.6, "easy"),
     ("110", "1", 0.7, "hard"),
@@ -35,16 +32,16 @@ def test_difficulty(small, large, rate, expected):
   [
     (0.003, 0.001, 0.005, 0.5),  # 2 / 4
     (0.002, 0.005, 0.001, 0.25),  # inverted: 1 / 4 of the same interval
-    (0.0005, 0.001, 0.005, 0.0),  # below: clipped
-    (0.009, 0.001, 0.005, 1.0),  # above: clipped
+    (0.0005, 0.001, 0.005, 0.0),  # clipped
+    (0.009, 0.001, 0.005, 1.0),
     (0.004, 0.004, 0.004, 0.0),  # equal boundaries, nothing above them
     (0.005, 0.004, 0.004, 1.0),  # 0.001 / 1e-9, clipped
   ],
 )
 def test_normalized_cost(cost, small, large, expected):
   share = rewards.normalized_cost(cost, small, large)
-  assert isinstance(share, float)
-  assert share == pytest.approx(expected, abs=1e-6)
+  assert isinstance(share, float) and share == pytest.approx(expected, abs=1e-6)
+  assert share == rewards.normalized_cost(cost, large, small)  # whichever is dearer
 
 
 def test_normalized_cost_of_arrays_and_with_another_eps():
@@ -52,13 +49,6 @@ def test_normalized_cost_of_arrays_and_with_another_eps():
   share = rewards.normalized_cost(np.array([1.0, 2.0, 9.0]), 1.0, np.array([5.0, 5.0, 0.0]))
   # 0 / 4, 1 / 4, and 9 above [0, 1]
   np.testing.assert_allclose(share, [0.0, 0.25, 1.0], atol=1e-8)
-
-
-@given(FLOATS.map(lambda x: x % 1e6), *[st.floats(0, 1e6)] * 2)
-def test_normalized_cost_is_a_share_and_symmetric_in_the_boundaries(cost, small, large):
-  share = rewards.normalized_cost(cost, small, large)
-  assert 0.0 <= share <= 1.0
-  assert share == rewards.normalized_cost(cost, large, small)
 
 
 def test_boundary_reward():
