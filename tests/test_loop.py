@@ -14,10 +14,12 @@ from baar_jax.rollout.loop import run_episodes
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00
+USD = SMALL_USD, LARGE_USD
+NAMES = "small", "large"
 
 
-def task(name: str, max_steps: int = 10) -> Task:
-  return Task(name, "train", f"Do {name}.", max_steps)
+def job(name: str = "t1", seed: int = 0, max_steps: int = 10) -> Job:
+  return Job(Task(name, "train", f"Do {name}.", max_steps), seed)
 
 
 class HandEnv:
@@ -49,68 +51,64 @@ class HandEnv:
 
 
 class HandPair:
-  """Answers "go <step>", or with `texts` of a step; keeps what it was shown."""
+  """Answers "go <step>", or with `texts` of a step; keeps what it was shown.
 
-  kind = "by hand"
-  names = ("small", "large")
+  The most that a call can cost is what it costs, unless `bounds` say otherwise.
+  """
 
-  def __init__(self, tape, texts=None):
-    self.tape, self.texts, self.shown = tape, texts or {}, []
-    self.bounds = {"small": SMALL_USD, "large": LARGE_USD}
+  def __init__(self, tape, texts=(), bounds=USD):
+    self.tape, self.texts, self.bounds, self.shown = tape, dict(texts), bounds, []
 
   def start(self, env, task, seed, hold):
     self.tape.append(f"start {task.id} {seed}")
-    return [HandAgent(self, "small", hold), HandAgent(self, "large", hold)]
+    return [HandAgent(self, model, hold) for model in (0, 1)]
 
   def stop(self):
     self.tape.append("stop")
 
 
 class HandAgent:
-  """Its bound is what its model's calls cost, or what the pair's `bounds` say."""
-
-  def __init__(self, pair, name, hold):
-    self.pair, self.name, self.hold = pair, name, hold
-    self.model = pair.names.index(name)
+  def __init__(self, pair, model, hold):
+    self.pair, self.model, self.hold = pair, model, hold
 
   def bound_usd(self, messages, step):
-    return self.pair.bounds[self.name]
+    return self.pair.bounds[self.model]
 
   def reply(self, messages, step):
-    with self.hold(self.pair.bounds[self.name]) as cost:
-      cost.usd = (SMALL_USD, LARGE_USD)[self.model]
-      return self.answer(messages, step)
-
-  def answer(self, messages, step):
-    self.pair.tape.append(f"ask {self.name}")
-    self.pair.shown.append([dict(message) for message in messages])
-    text = self.pair.texts.get(step, f"Thought: now.\n\nAction: go {step}")
-    text = self.pair.texts.get((step, self.name), text)
-    if isinstance(text, Exception):
-      raise text
-    return Reply(text, Call(self.model, Usage(1000, 0, 100), (SMALL_USD, LARGE_USD)[self.model]))
+    with self.hold(self.bound_usd(messages, step)) as cost:
+      cost.usd = USD[self.model]
+      self.pair.tape.append(f"ask {NAMES[self.model]}")
+      self.pair.shown.append([dict(message) for message in messages])
+      texts, text = self.pair.texts, f"Thought: now.\n\nAction: go {step}"
+      text = texts.get((step, NAMES[self.model]), texts.get(step, text))
+      if isinstance(text, Exception):
+        raise text
+      return Reply(text, Call(self.model, Usage(1000, 0, 100), cost.usd))
 
 
 class HandPolicy:
-  """Takes decisions from a string by step, such as "SLS"; its logp names the step."""
+  """Takes decisions from a string by step, such as "SLS"; its logp names the step.
+
+  `asks` may be "small", for what it proposes, or a judge's price.
+  """
 
   name = "by-hand"
 
-  def __init__(self, tape, models="SLSLSLSLSL", proposing=False):
-    self.tape, self.models, self.proposing = tape, models, proposing
-    self.groups, self.finished = [], []
+  def __init__(self, tape, models="SLSLSLSLSL", asks=None):
+    self.tape, self.models, self.asks, self.groups, self.finished = tape, models, asks, [], []
 
   def prepare(self, live):
-    if self.proposing:
+    if self.asks == "small":
       live.proposal_reply = live.agents[0].reply(live.messages, len(live.steps))
+    elif self.asks:
+      with live.hold(self.asks) as cost:
+        cost.usd = self.asks
 
   def choose(self, ready):
     self.tape.append("choose")
-    self.groups.append([(live.task.id, len(live.steps)) for live in ready])
-    return [
-      Decision("SL".index(self.models[len(live.steps)]), -float(len(live.steps)), 1e-6)
-      for live in ready
-    ]
+    steps = [len(live.steps) for live in ready]
+    self.groups.append([(live.task.id, step) for live, step in zip(ready, steps)])
+    return [Decision("SL".index(self.models[step]), -float(step), 1e-6) for step in steps]
 
   def finish(self, live):
     self.finished.append((live.task.id, live.job.seed, len(live.steps)))
@@ -146,10 +144,10 @@ def run(envs, jobs, tape, policy=None, pair=None, **limits):
   return list(run_episodes(jobs, policy, pair, envs, **limits))
 
 
-def one(tape, models="SL", length=2, pair=None, proposing=False, **limits):
-  """The one episode of a task, with a policy by hand."""
-  policy = HandPolicy(tape, models, proposing)
-  (episode,) = run([HandEnv(tape, length)], [Job(task("t1"), 0)], tape, policy, pair, **limits)
+def one(tape, models="SL", length=2, asks=None, texts=(), bounds=USD, **limits):
+  """The one episode of a task."""
+  policy, pair = HandPolicy(tape, models, asks), HandPair(tape, texts, bounds)
+  (episode,) = run([HandEnv(tape, length)], [job()], tape, policy, pair, **limits)
   return episode
 
 
@@ -157,26 +155,18 @@ def models_of(episode):
   return [step.model for step in episode.steps]
 
 
-def asked(tape):
-  return [event.removeprefix("ask ") for event in tape if event.startswith("ask")]
-
-
 def test_tape_of_one_episode(tape):
   pair, policy = HandPair(tape), HandPolicy(tape, "SL")
-  (episode,) = run([HandEnv(tape)], [Job(task("t1"), 7)], tape, policy, pair)
+  (episode,) = run([HandEnv(tape)], [job(seed=7)], tape, policy, pair)
   first = ["reset t1", "start t1 7", "choose", "ask small", "step go 0"]
   assert tape == [*first, "choose", "ask large", "step go 1", "score"]
   assert policy.finished == [("t1", 7, 2)]
   assert (episode.task_id, episode.policy, episode.seed) == ("t1", "by-hand", 7)
   assert (episode.score, episode.stop, episode.call_budget) == (0.5, "done", None)
-  assert [(s.observation, s.model, s.action, s.logp) for s in episode.steps] == [
-    ("seen 0", 0, "go 0", 0.0),
-    ("seen 1", 1, "go 1", -1.0),
-  ]
-  assert [s.cost_usd for s in episode.steps] == pytest.approx([SMALL_USD, LARGE_USD])
-  assert [s.router_cost_usd for s in episode.steps] == [1e-6, 1e-6]
-  for step in episode.steps:
-    assert [(call.kind, call.usage) for call in step.calls] == [("act", Usage(1000, 0, 100))]
+  steps = [(s.observation, s.model, s.action, s.logp, s.router_cost_usd) for s in episode.steps]
+  assert steps == [("seen 0", 0, "go 0", 0.0, 1e-6), ("seen 1", 1, "go 1", -1.0, 1e-6)]
+  calls = [(call.kind, call.usage, call.cost_usd) for step in episode.steps for call in step.calls]
+  assert calls == [("act", Usage(1000, 0, 100), usd) for usd in USD]
   opening = [
     {"role": "system", "content": "Act."},
     {"role": "user", "content": "Task: Do t1.\n\nseen 0"},
@@ -187,7 +177,7 @@ def test_tape_of_one_episode(tape):
 
 def test_an_unparsable_reply_is_answered_and_counts_as_a_step(tape):
   pair = HandPair(tape, texts={0: "I would rather not."})
-  (episode,) = run([HandEnv(tape)], [Job(task("t1", max_steps=2), 0)], tape, pair=pair)
+  (episode,) = run([HandEnv(tape)], [job(max_steps=2)], tape, pair=pair)
   assert [event for event in tape if event.startswith("step")] == ["step go 1"]
   assert [s.action for s in episode.steps] == ["", "go 1"]
   assert episode.steps[1].observation == NO_ACTION
@@ -198,7 +188,7 @@ def test_an_unparsable_reply_is_answered_and_counts_as_a_step(tape):
 
 @pytest.mark.parametrize("length, stop", [(2, "done"), (3, "done"), (4, "max_steps")])
 def test_max_steps_ends_an_episode(tape, length, stop):
-  (episode,) = run([HandEnv(tape, length)], [Job(task("t1", max_steps=3), 0)], tape)
+  (episode,) = run([HandEnv(tape, length)], [job(max_steps=3)], tape)
   assert (len(episode.steps), episode.stop, episode.score) == (min(length, 3), stop, 0.5)
   assert tape[-1] == "score"
 
@@ -225,8 +215,7 @@ def test_call_budget(tape, call_budget, models, taken, logps):
 
 def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, inline):
   envs, policy = [HandEnv(tape, length) for length in (2, 3, 4)], HandPolicy(tape, "LLLL")
-  jobs = [Job(task(name), 0) for name in ("t1", "t2", "t3")]
-  episodes = run(envs, jobs, tape, policy, call_budget=2)
+  episodes = run(envs, [job("t1"), job("t2"), job("t3")], tape, policy, call_budget=2)
   assert policy.groups == [[(name, step) for name in ("t1", "t2", "t3")] for step in (0, 1)]
   assert [models_of(e) for e in episodes] == [[1, 1], [1, 1, 0], [1, 1, 0, 0]]
 
@@ -239,7 +228,7 @@ def test_a_slow_episode_delays_its_own_only(tape):
       in_time.append(released.wait(30))
 
   envs = [HandEnv(tape, 3, fault=wait), HandEnv(tape, 5)]
-  jobs = [Job(task("slow"), 0), Job(task("quick"), 0), Job(task("quick"), 1)]
+  jobs = [job("slow"), job("quick"), job("quick", 1)]
   episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), envs)
   first, second = next(episodes), next(episodes)
   assert [(e.task_id, len(e.steps)) for e in (first, second)] == [("quick", 5), ("quick", 5)]
@@ -249,22 +238,25 @@ def test_a_slow_episode_delays_its_own_only(tape):
   assert in_time == [True]
 
 
-def dies(call, times):
-  """A fault that ends the environment's process at a call, so many times."""
+def raises(error, call, times=9):
+  """A fault that raises at a call, so many times."""
   left = [times]
 
   def fault(seen):
     if seen == call and left[0]:
       left[0] -= 1
-      raise EnvDied("the process was killed")
+      raise error
 
   return fault
+
+
+DIED = EnvDied("the process was killed")
 
 
 @pytest.mark.parametrize("call", ["step go 1", "reset t1", "score"])
 def test_an_episode_whose_environment_died_twice_is_run_again(tape, call):
   policy = HandPolicy(tape)
-  (episode,) = run([HandEnv(tape, fault=dies(call, 2))], [Job(task("t1"), 3)], tape, policy)
+  (episode,) = run([HandEnv(tape, fault=raises(DIED, call, 2))], [job(seed=3)], tape, policy)
   assert tape.count("reset t1") == len(policy.finished) == 3
   assert (episode.stop, episode.score, episode.seed) == ("done", 0.5, 3)
   assert [s.observation for s in episode.steps] == ["seen 0", "seen 1"]  # of the last try alone
@@ -272,8 +264,8 @@ def test_an_episode_whose_environment_died_twice_is_run_again(tape, call):
 
 def test_episodes_that_end_in_an_error(tape):
   """An environment died three times, or a model had no answer; the next episode goes on."""
-  jobs = [Job(task("t1"), 0), Job(task("t2", max_steps=1), 0)]
-  lost, whole = run([HandEnv(tape, fault=dies("step go 1", 3))], jobs, tape)
+  jobs = [job("t1"), job("t2", max_steps=1)]
+  lost, whole = run([HandEnv(tape, fault=raises(DIED, "step go 1", 3))], jobs, tape)
   assert (lost.task_id, lost.stop) == ("t1", "error:the process was killed")
   assert (whole.task_id, whole.stop, tape.count("reset t1")) == ("t2", "max_steps", 3)
   tape.clear()
@@ -286,21 +278,17 @@ def test_episodes_that_end_in_an_error(tape):
 
 @pytest.mark.parametrize("call", ["reset t1", "step go 1", "score"])
 def test_any_other_exception_is_raised(tape, call):
-  def fault(seen):
-    if seen == call:
-      raise ZeroDivisionError("a bug")
-
+  envs = [HandEnv(tape, fault=raises(ZeroDivisionError("a bug"), call)), HandEnv(tape)]
   with pytest.raises(ZeroDivisionError, match="a bug"):
-    envs = [HandEnv(tape, fault=fault), HandEnv(tape)]
-    run(envs, [Job(task("t1"), 0), Job(task("t2"), 0)], tape)
+    run(envs, [job("t1"), job("t2")], tape)
   with pytest.raises(AttributeError):
-    one(tape, pair=HandPair(tape, texts={1: None}))  # no text to parse: a bug of the model's class
+    one(tape, texts={1: None})  # no text to parse: a bug of the model's class
   with pytest.raises(IndexError):
     one(tape, "S", 3)  # a bug of the policy
 
 
 def test_an_abandoned_loop_ends_its_threads(tape):
-  jobs = [Job(task("t1"), seed) for seed in range(9)]
+  jobs = [job(seed=seed) for seed in range(9)]
   episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), [HandEnv(tape)])
   next(episodes)
   episodes.close()  # the fixture looks for threads
@@ -309,11 +297,11 @@ def test_an_abandoned_loop_ends_its_threads(tape):
 
 def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):
   envs = [HandEnv(tape, 1, "a "), HandEnv(tape, 1, "b ")]
-  jobs = [Job(task(name), seed) for name in ("t1", "t2") for seed in range(3)]
-  assert len(run(envs, [*jobs, Job(task("t3"), 0)], tape)) == 7
+  jobs = [job(name, seed) for name in ("t1", "t2") for seed in range(3)]
+  assert len(run(envs, [*jobs, job("t3", 5)], tape)) == 7
   resets = [event for event in tape if "reset" in event]
   assert resets == ["a reset t1", "b reset t2"] * 3 + ["a reset t3"]  # t1 and t2 are through
-  assert [e.task_id for e in run(envs, [Job(task("t1"), 0)], tape)] == ["t1"]  # fewer jobs
+  assert [e.task_id for e in run(envs, [job()], tape)] == ["t1"]  # fewer jobs
   assert run(envs, [], tape) == []
 
 
@@ -340,15 +328,12 @@ def test_usd_budget(tape, call_budget, usd_budget, taken, stop):
 
 def test_what_a_call_may_cost_counts_and_not_what_it_does(tape):
   """LARGE's bound is twice its cost: with two bounds, three calls fit."""
-  pair = HandPair(tape)
-  pair.bounds["large"] = 2 * LARGE_USD
-  episode = one(tape, "LLLL", 4, pair, usd_budget=4 * LARGE_USD)
-  assert models_of(episode) == [1, 1, 1, 0]
+  bounds = SMALL_USD, 2 * LARGE_USD
+  assert models_of(one(tape, "LLLL", 4, bounds=bounds, usd_budget=4 * LARGE_USD)) == [1, 1, 1, 0]
 
 
 def test_attempts_that_use_up_the_dollars_end_an_episode(tape):
-  pair = HandPair(tape, texts={1: BudgetSpent("no more")})
-  episode = one(tape, pair=pair, usd_budget=1.0)
+  episode = one(tape, texts={1: BudgetSpent("no more")}, usd_budget=1.0)
   assert (episode.stop, len(episode.steps), episode.score) == ("budget", 1, 0.5)
   # LARGE's attempts and then SMALL's were billed, and are in no step.
   assert episode.lost_usd == pytest.approx(LARGE_USD + SMALL_USD, rel=1e-12)
@@ -358,20 +343,12 @@ def test_attempts_that_use_up_the_dollars_end_an_episode(tape):
 
 def test_small_acts_where_large_s_attempts_used_up_what_large_needs(tape):
   """And LARGE's call is given back to a call budget."""
-  pair = HandPair(tape, texts={(1, "large"): BudgetSpent("no more")})
-  episode = one(tape, "LLLL", 4, pair, call_budget=2, usd_budget=1.0)
+  texts = {(1, "large"): BudgetSpent("no more")}
+  episode = one(tape, "LLLL", 4, texts=texts, call_budget=2, usd_budget=1.0)
   assert models_of(episode) == [1, 0, 1, 0]
   assert [s.logp for s in episode.steps] == [0.0, None, -2.0, None]
   assert [s.router_cost_usd for s in episode.steps] == [1e-6, 1e-6, 1e-6, 0.0]
   assert (episode.stop, episode.lost_usd) == ("done", pytest.approx(LARGE_USD, rel=1e-12))
-
-
-class Asking(HandPolicy):
-  """Has to ask somebody first, who is dear: half a dollar."""
-
-  def prepare(self, live):
-    with live.hold(0.5) as cost:
-      cost.usd = 0.5
 
 
 @pytest.mark.parametrize(
@@ -382,62 +359,60 @@ class Asking(HandPolicy):
     (0.5 + 2 * LARGE_USD + 0.5 * SMALL_USD, [1, 0, 0, 0, 0, 0], "done"),
   ],
 )
-def test_small_acts_where_nobody_can_be_asked(tape, usd_budget, taken, stop):
-  policy, jobs = Asking(tape, "LLLLLL"), [Job(task("t1"), 0)]
-  (episode,) = run([HandEnv(tape, 6)], jobs, tape, policy, usd_budget=usd_budget)
+def test_small_acts_where_a_judge_of_half_a_dollar_cannot_be_asked(tape, usd_budget, taken, stop):
+  episode = one(tape, "LLLLLL", 6, asks=0.5, usd_budget=usd_budget)
   assert models_of(episode) == taken
   assert episode.stop == stop and tape.count("choose") == sum(taken)
 
 
 def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
   """Episodes of two SMALL calls each; five calls fit."""
-  cap = DollarBudget(5.5 * SMALL_USD)
-  jobs = [Job(task(name), 0) for name in ("t1", "t2", "t3", "t4", "t5", "t6")]
-  envs, finished = [HandEnv(tape) for _ in range(2)], []
+  cap, envs, finished = DollarBudget(5.5 * SMALL_USD), [HandEnv(tape) for _ in range(2)], []
+  jobs = [job(f"t{number}") for number in range(1, 7)]
   with pytest.raises(CapReached, match="is left of"):
     for episode in run_episodes(jobs, HandPolicy(tape, "SS"), HandPair(tape), envs, cap=cap):
       finished.append(episode)
   assert [e.stop for e in finished] == ["done", "done"]
-  assert tape.count("ask small") == 5
-  assert "stop" not in tape
+  assert tape.count("ask small") == 5 and "stop" not in tape
   assert "reset t4" in tape and "reset t5" not in tape  # no episode is begun that cannot go on
   assert (cap.settled_usd, cap.remaining) == pytest.approx((5 * SMALL_USD, 0.5 * SMALL_USD))
 
 
 def test_both_calls_of_a_cascade_are_billed(tape):
-  episode = one(tape, "SL", proposing=True)
-  assert asked(tape) == ["small", "small", "large"]
-  taken, escalated = episode.steps
-  assert (taken.model, taken.proposal) == (0, "go 0")
-  assert (escalated.model, escalated.proposal) == (1, "go 1")
+  episode = one(tape, "SL", asks="small")
+  assert [event for event in tape if "ask" in event] == ["ask small", "ask small", "ask large"]
+  assert [(step.model, step.proposal) for step in episode.steps] == [(0, "go 0"), (1, "go 1")]
   calls = [[(call.kind, call.model) for call in step.calls] for step in episode.steps]
   assert calls == [[("act", 0)], [("act", 1), ("proposal", 0)]]
-  assert taken.cost_usd == pytest.approx(SMALL_USD)
-  assert escalated.usd("act") == pytest.approx(LARGE_USD)
+  assert [step.usd("act") for step in episode.steps] == pytest.approx(USD)
   assert episode.cost_usd == pytest.approx(2 * SMALL_USD + LARGE_USD)
 
 
-def test_a_proposal_is_taken_where_large_could_not_be_paid(tape):
-  pair = HandPair(tape, texts={(0, "large"): BudgetSpent("no more")})
-  episode = one(tape, "L", 1, pair, proposing=True, usd_budget=1.0)
-  assert asked(tape) == ["small", "large"]
-  (step,) = episode.steps
-  assert (step.model, step.action, step.proposal, len(step.calls)) == (0, "go 0", "go 0", 1)
-  assert episode.spent_usd == pytest.approx(SMALL_USD + LARGE_USD, rel=1e-12)
-
-
-def test_no_proposal_where_a_budget_leaves_no_choice(tape):
-  episode = one(tape, "LL", proposing=True, call_budget=1)
-  assert asked(tape) == ["small", "large", "small"]
-  assert [step.proposal for step in episode.steps] == ["go 0", None]
-
-
-def test_a_paid_proposal_needs_no_more_dollars(tape):
-  limit = 1.5 * SMALL_USD + LARGE_USD
-  episode = one(tape, "LL", proposing=True, usd_budget=limit)
-  # Step 0 pays for the proposal and LARGE. The rest pays for neither: the episode ends.
-  assert (models_of(episode), episode.stop) == ([1], "budget")
-  episode = one(tape, "SL", proposing=True, usd_budget=limit)
-  # Step 0 takes the proposal; step 1 proposes while LARGE fits, and takes the proposal after that.
-  assert models_of(episode) == [0, 0]
-  assert episode.spent_usd == pytest.approx(2 * SMALL_USD)
+@pytest.mark.parametrize(
+  "models, limits, texts, asked, taken, stop",
+  [
+    # No proposal where a budget leaves no choice.
+    ("LL", {"call_budget": 1}, {}, "SLS", [(1, "go 0"), (0, None)], "done"),
+    # It is taken where LARGE's attempts brought nothing.
+    ("L", {"usd_budget": 1.0}, {(0, "large"): BudgetSpent("")}, "SL", [(0, "go 0")], "done"),
+    # Step 0 pays for the proposal and LARGE. The rest pays for neither: the episode ends.
+    ("LL", {"usd_budget": 1.5 * SMALL_USD + LARGE_USD}, {}, "SL", [(1, "go 0")], "budget"),
+    # Step 1 proposes while LARGE fits, and then takes the proposal, which is paid for.
+    (
+      "SL",
+      {"usd_budget": 1.5 * SMALL_USD + LARGE_USD},
+      {},
+      "SS",
+      [(0, "go 0"), (0, "go 1")],
+      "done",
+    ),
+  ],
+)
+def test_proposals_under_budgets(tape, models, limits, texts, asked, taken, stop):
+  episode = one(tape, models, len(models), asks="small", texts=texts, **limits)
+  asks = [event.removeprefix("ask ")[0].upper() for event in tape if event.startswith("ask")]
+  assert asks == list(asked)
+  assert [(step.model, step.proposal) for step in episode.steps] == taken
+  assert episode.stop == stop
+  spent = SMALL_USD * asked.count("S") + LARGE_USD * asked.count("L")
+  assert episode.spent_usd == pytest.approx(spent, rel=1e-12)
