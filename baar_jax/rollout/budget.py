@@ -54,7 +54,7 @@ class DollarBudget:
 
   The most that a call can cost is reserved, the call is made, and its cost is settled; so what is
   billed never passes the limit, unless a call costs more than was reserved for it. Dollars add up
-  exactly, as the decimals that they are written as: a hundred calls of a cent are a dollar.
+  exactly, as the decimals that they are written as.
   """
 
   def __init__(self, limit_usd: float):
@@ -134,10 +134,8 @@ def hold(
         continue
       reservation = budget.reserve(usd)
       if reservation is None:
-        left_usd = budget.limit_usd - budget.settled_usd
-        raise refusal(
-          f"a call may cost ${usd:.6f}, and ${left_usd:.6f} is left of ${budget.limit_usd:g}"
-        )
+        left = f"${budget.limit_usd - budget.settled_usd:.6f} is left of ${budget.limit_usd:g}"
+        raise refusal(f"a call may cost ${usd:.6f}, and {left}")
       stack.callback(lambda budget=budget, held=reservation: budget.settle(held, cost.usd))
     yield cost
 
