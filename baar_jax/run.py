@@ -253,15 +253,14 @@ def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | N
   """What this process may still spend: an equal share of the rest; None where there is no cap."""
   if not config.max_usd:
     return None
-  cap = DollarBudget(config.max_usd)
   if config.models.kind == "scripted":
     episodes = store.table()
-    cap.spend(episodes.spent_usd[~episodes.reused].sum())
+    spent_usd = episodes.spent_usd[~episodes.reused].sum()
   else:
-    cap.spend(read_spent(directory, len(config.models.names) + 1).at_most_usd)
-  left_usd = max(0.0, cap.remaining)
-  cap.spend(left_usd - left_usd / config.distributed.processes)
-  return cap
+    spent_usd = read_spent(directory, len(config.models.names) + 1).at_most_usd
+  left_usd = max(0.0, config.max_usd - spent_usd)
+  others_usd = left_usd - left_usd / config.distributed.processes
+  return DollarBudget(config.max_usd, spent_usd + others_usd)
 
 
 def _differences(stored: dict, new: dict) -> list[tuple]:

@@ -60,11 +60,9 @@ def test_cents_add_up_exactly():
 
 
 def test_what_was_spent_before_counts():
-  budget = DollarBudget(1.0)
-  budget.spend(0.75)
+  budget = DollarBudget(1.0, spent_usd=0.75)
   assert budget.remaining == 0.25 and budget.reserve(0.5) is None
-  budget.spend(1.0)  # a lower limit than was spent already
-  assert budget.reserve(0.001) is None
+  assert DollarBudget(1.0, spent_usd=1.75).reserve(0.001) is None  # the limit was lowered
 
 
 def test_impossible_dollars_are_refused():

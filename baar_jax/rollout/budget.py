@@ -57,10 +57,10 @@ class DollarBudget:
   exactly, as the decimals that they are written as.
   """
 
-  def __init__(self, limit_usd: float):
+  def __init__(self, limit_usd: float, spent_usd: float = 0.0):
     if not 0 <= limit_usd < math.inf:
       raise ValueError(f"a dollar budget must be >= 0 and finite, got {limit_usd}")
-    self.limit_usd, self._settled = limit_usd, Fraction(0)
+    self.limit_usd, self._settled = limit_usd, _exact(spent_usd)
     self._held: dict[object, Fraction] = {}  # by reservation, of the calls in flight
     self._changed = threading.Condition()
 
@@ -72,8 +72,7 @@ class DollarBudget:
 
   @property
   def settled_usd(self) -> float:
-    with self._changed:
-      return float(self._settled)
+    return float(self._settled)
 
   def allows(self, usd: float) -> bool:
     """Whether a call of at most `usd` fits into what is left now."""
@@ -102,11 +101,6 @@ class DollarBudget:
         raise ValueError("this reservation is settled already")
       self._settled += cost
       self._changed.notify_all()
-
-  def spend(self, usd: float) -> None:
-    """Counts dollars that were spent before this budget was created."""
-    with self._changed:
-      self._settled += _exact(usd)
 
   def _free(self) -> Fraction:
     return _exact(self.limit_usd) - self._settled - sum(self._held.values())
