@@ -19,7 +19,6 @@ from baar_jax.train.fit import update_policy
 from baar_jax.train.losses import bopo_loss, sft_step_loss
 from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
 
-LENGTHS = "SLSLLS"
 ADV = np.array([1.0, -2.0, 0.5, 3.0, -1.0])  # mean 0.3
 WHOLE = 8  # rows that hold all episodes
 BOPO = BoPOConfig(ratio_level="decision", kl_beta=0.5)
@@ -29,25 +28,23 @@ OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 @pytest.fixture(scope="module")
 def episodes(make_episode):
-  """Of 5, 1, 6, 2 and 4 decisions, with log-probabilities where nothing was forced."""
-  made = []
-  for i, length in enumerate((5, 1, 6, 2, 4)):
-    models = LENGTHS[i:] + LENGTHS[:i]
-    logps = [None if (i, s) == (2, 3) else -0.3 - 0.1 * s for s in range(length)]
-    made.append(make_episode(models[:length], logps=logps))
-  return made
+  """Of 5, 1, 6, 2 and 4 decisions, with log-probabilities; one decision was forced."""
+  logps = [-0.3 - 0.1 * s for s in range(6)]
+  models = "SLSLL", "L", "SLLSSL", "LL", "LSSL"
+  result = [make_episode(letters, logps=logps[: len(letters)]) for letters in models]
+  result[2].steps[3].logp = None
+  return result
 
 
 @pytest.fixture(scope="module")
 def batcher(router_config, tokenizer_dir, make_task):
   """batcher(rows): cuts into micro-batches of so many rows, of lengths of so many buckets."""
-  task = make_task()
 
   def make(rows: int, buckets: int = 1) -> Batcher:
     router = dataclasses.replace(router_config, max_tokens=128, buckets=buckets)
     sft = SFTConfig(micro_episodes=rows)
     config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
-    return Batcher(config, View(router, tokenizer_dir), [task])
+    return Batcher(config, View(router, tokenizer_dir), [make_task()])
 
   return make
 
@@ -128,12 +125,11 @@ def test_sft_micro_batches_make_the_step_of_one_batch(
 def test_bopo_micro_batches_make_the_step_of_one_batch(
   compiled, tiny_model, batcher, episodes, filled, router_config, view
 ):
-  other = filled(lambda: build_model(router_config, 0), seed=3)
-  anchor = Scorer(other, view.decision_ids)
-  trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, view.decision_ids)
-
+  ids, other = view.decision_ids, filled(lambda: build_model(router_config, 0), seed=3)
+  trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
+  others = episodes, ADV, BOPO, 0
   steps = [
-    partial(update_policy, trainer, anchor, batcher(rows), episodes, ADV, BOPO, seed=0)
+    partial(update_policy, trainer, Scorer(other, ids), batcher(rows), *others)
     for rows in (2, WHOLE)
   ]
   assert assert_same_steps(trainer, compiled[1], steps)["kl"] > 0.01
@@ -188,13 +184,11 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
 
 def updates_of(optimizer, gradients, value=0.0):
   """The optimizer's updates of one parameter that stays at `value`."""
-  params = {"x": jnp.array(value)}
-  state, step = optimizer.init(params), jax.jit(optimizer.update)
-  values = []
+  state, step, updates = optimizer.init(jnp.array(value)), jax.jit(optimizer.update), []
   for gradient in gradients:
-    update, state = step({"x": jnp.array(gradient)}, state, params)
-    values.append(float(update["x"]))
-  return values
+    update, state = step(jnp.array(gradient), state, jnp.array(value))
+    updates.append(float(update))
+  return updates
 
 
 def sft(**settings):

@@ -7,9 +7,8 @@ from baar_jax.train.checkpoint import load_router
 
 def main(run: Run) -> None:
   """Writes <run>/export/sft and <run>/export/bopo-lam<lam>; a directory that exists stays."""
-  routers = [("sft", "sft", None)]
-  routers += [(f"bopo-lam{lam:g}", "bopo", lam) for lam in run.config.bopo.lam]
-  for name, family, lam in routers:
+  bopo = [(f"bopo-lam{lam:g}", "bopo", lam) for lam in run.config.bopo.lam]
+  for name, family, lam in [("sft", "sft", None), *bopo]:
     directory = run.dir / "export" / name
     if not directory.exists():
       model = load_router(run.dir, run.config, run.mesh, family, lam)

@@ -128,8 +128,8 @@ class Batcher:
 def label_failures(batch: Batch, episodes: Sequence[Episode]) -> Batch:
   """The batch with the episode's failure as what is to be decided, where SMALL acted."""
   small_BxS = batch.mask_BxS & (batch.action_BxS == SMALL)
-  batch = dataclasses.replace(batch, mask_BxS=small_BxS)
-  return label_episodes(batch, [not e.success for e in episodes])
+  failures = [not e.success for e in episodes]
+  return label_episodes(dataclasses.replace(batch, mask_BxS=small_BxS), failures)
 
 
 def label_episodes(batch: Batch, labels: Sequence[bool]) -> Batch:

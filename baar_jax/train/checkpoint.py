@@ -123,9 +123,8 @@ def load_router(
     with contextlib.closing(Checkpoints(place)) as checkpoints:
       done = checkpoints.update
       if done == last:
-        graphdef, params = nnx.split(
-          weights.abstract_model(weights.shape_of(config.router, decision_ids))
-        )
+        shape = weights.shape_of(config.router, decision_ids)
+        graphdef, params = nnx.split(weights.abstract_model(shape))
         place_leaf = lambda x, sharding: x.update(sharding=sharding)  # noqa: E731
         like = jax.tree.map(place_leaf, params, split_parameters(params, mesh))
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})

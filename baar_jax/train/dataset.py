@@ -52,8 +52,8 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
 
   Per K of `profile.robustness`: trials, tasks (those with all trials of both boundaries, under K
   and under `profile.trials`, the base), agreement (share of them that are as difficult), hard and
-  base_hard (how many are hard), and hard_jaccard (of the two sets of hard tasks). None where there
-  is no task, or none hard. The trials of a smaller K are among those of a larger one.
+  base_hard (how many are hard), and hard_jaccard (of the two sets); None where there is no task, or
+  none hard. The trials of a smaller K are among those of a larger one.
   """
   rows, base = [], _classify_tasks(store, config, config.profile.trials)
   for K in config.profile.robustness:

@@ -63,10 +63,7 @@ class Scorer:
 
 
 class Trainer(Scorer):
-  """A scorer whose parameters are moved by one loss.
-
-  Parameters and gradients are float32, whatever the computation is in.
-  """
+  """A scorer whose parameters are moved by one loss; they and gradients are float32."""
 
   def __init__(self, model: Qwen2, loss: Loss, optimizer, ids, mesh=None, dtype="float32"):
     """Copies the model's parameters: the buffers of the copy are given away by each step."""
