@@ -8,7 +8,8 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from pydantic import ValidationError
 
-from baar_jax.config import Config, explain, validate
+from baar_jax.checks import explain, validate
+from baar_jax.config import Config
 from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run

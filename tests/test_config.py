@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from baar_jax.config import Config, EnvConfig, ModelsConfig, explain, validate
+from baar_jax.checks import explain, validate
+from baar_jax.config import Config, EnvConfig, ModelsConfig
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
 SETTINGS = ["sciworld-llama"] + [f"{name}-paper" for name in ("sciworld", "alfworld", "appworld")]
@@ -53,7 +54,17 @@ ROUTER = {
   "max_tokens": (567,),  # 2 x (96 + 20 + 2 x 44 of previews and 80 around them) = 568
 }
 BAD = {
-  "name": ("", "..", "a/b"),
+  "name": (
+    "",
+    "..",
+    "a/b",
+    "a b",
+    "a\n",
+    "../a",
+    "-a",
+    "\N{LATIN SMALL LETTER A WITH ACUTE}",
+    "$(a)",
+  ),
   "max_usd": (-1.0, math.inf),
   "env.kind": ("chess", "chess.py"),
   "models.names": ((1, 2), ("m", "m"), ("", "m")),
@@ -74,11 +85,10 @@ BAD = {
   "evaluate.usd_budgets": ((0.1, -0.1), (0.1, 0.1), (math.inf,)),
   "distributed.process": (1, -1),  # of one
 } | {f"router.{name}": bad for name, bad in ROUTER.items()}
-BAD["models.base_urls"] += (
-  ("http://h:99999",),
-  ("http://h:0",),
-  ("http://a", "http://b", "http://c"),
-)
+BAD["models.base_urls"] += tuple((f"http://{rest}",) for rest in ["h:99999", "h:0", "h:sk-secret"])
+BAD["models.base_urls"] += ("http://a", "http://b", "http://c"), ("http://h/v1\n",)
+SECRET = ["sk-secret@h", "h?key=sk-secret", "h#sk-secret", "user:sk-secret@h/v1"]
+BAD["models.base_urls"] += tuple((f"https://{rest}",) for rest in SECRET)
 POSITIVE = "env.train_tasks env.test_tasks env.max_steps env.live_per_process env.timeout_s"
 POSITIVE += " models.max_completion_tokens models.concurrency baselines.judge.timeout_s"
 POSITIVE += " router.hidden_size router.buckets router.result_tokens router.num_layers"
@@ -116,9 +126,58 @@ def refusal(field, value) -> str:
 @pytest.mark.parametrize("field, value", [(field, bad) for field in BAD for bad in BAD[field]])
 def test_what_cannot_work_is_refused_by_name(field, value):
   text = refusal(field, value)
-  shown = repr(value) if field != "models.key_variables" or value != "A KEY" else "not shown"
+  shown = "not shown" if field.endswith(("key_variables", "base_urls")) else repr(value)
   assert text.startswith(f"--config.{field} is {shown}") and "\n" not in text
+  assert "secret" not in text
   assert "; it must " in text or "; each entry must " in text
+
+
+def floats(section, prefix="") -> dict:
+  """The types of the fields that are floats or tuples of these, by name."""
+  named = {}
+  for field in dataclasses.fields(section):
+    value, name = getattr(section, field.name), f"{prefix}{field.name}"
+    if dataclasses.is_dataclass(value):
+      named |= floats(value, f"{name}.")
+    elif "float" in str(field.type):
+      named[name] = field.type
+  return named
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, -1e30])
+def test_no_float_is_unbounded(value):
+  for name, kind in floats(Config()).items():
+    bad = (0.25, value) if "tuple" in str(kind) else value
+    bad = (((value,) * 3, (0.0,) * 3)) if name.endswith("prices") else bad
+    assert refusal(name, bad).startswith(f"--config.{name} is "), name
+
+
+# Names of sizes, and what they may be together; the other numbers are those of Config.
+SIZES = "router.vocab_size router.hidden_size router.intermediate_size router.num_layers"
+SIZES += " router.max_tokens env.train_tasks env.test_tasks env.max_steps env.processes"
+SIZES += " env.live_per_process sft.batch_episodes sft.micro_episodes sft.updates bopo.updates"
+SIZES += " bopo.tasks_per_update bopo.group_size pretrain.batch_episodes evaluate.bootstrap"
+SIZES += " evaluate.seeds baselines.updates"
+
+
+@pytest.mark.parametrize("name", SIZES.split())
+def test_sizes_that_fit_no_memory_are_refused(name):
+  text = refusal(name, 10**12)
+  assert text.startswith("--config.") and "\n" not in text and ("GB" in text or "less than" in text)
+
+
+def test_an_unset_key_variable_is_never_shown(monkeypatch):
+  monkeypatch.setenv("A_KEY", "sk-1")
+  config = Config(models=ModelsConfig(key_variables=("A_KEY", "")))
+  validate(config)
+  for group in (config.models, config.baselines.judge):
+    before, group.key_variables = group.key_variables, ("AIzaSecret",)
+    with pytest.raises(
+      ValueError, match="key_variables is not shown.* variables that are set"
+    ) as error:
+      validate(config)
+    assert "Secret" not in str(error.value)
+    group.key_variables = before
 
 
 def test_messages_say_what_a_value_must_be():
@@ -172,7 +231,7 @@ def test_values_take_the_type_of_their_field():
 @pytest.mark.parametrize("key", ["sk-secret", ("sk-secret",)])
 def test_a_key_in_place_of_its_variable_is_not_printed(field, key):
   text = refusal(field, key)
-  assert field in text and "the name of an environment variable" in text and "secret" not in text
+  assert f"{field} is not shown" in text and "secret" not in text
   for wrong in ((), {"key_variables": key}), (("chat", ("m",), (), (), key), {}):
     with pytest.raises(ValidationError) as error:
       ModelsConfig(*wrong[0], **wrong[1])

@@ -11,7 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
-LAYERS = ("config episode mesh", "store", "envs", "llms", "rollout", "router", "train", "run")
+LAYERS = (
+  "config episode mesh",
+  "checks store",
+  "envs",
+  "llms",
+  "rollout",
+  "router",
+  "train",
+  "run",
+)
 LAYERS += ("report", "stages")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 # What child processes and engines of other Pythons do without.

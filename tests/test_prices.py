@@ -2,7 +2,8 @@
 
 import pytest
 
-from baar_jax.config import Config, validate
+from baar_jax.checks import validate
+from baar_jax.config import Config
 from baar_jax.episode import Usage
 from baar_jax.llms.prices import Price, cost_usd, prices_of
 

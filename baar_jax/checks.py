@@ -1,0 +1,117 @@
+"""Refuses a configuration that cannot work, in one line that names the field."""
+
+import dataclasses
+import operator
+import os
+import re
+from collections.abc import Iterator
+
+import psutil
+from pydantic import TypeAdapter, ValidationError
+
+from baar_jax.config import ENVS, MARKUP_TOKENS, Config, ablate
+
+SECRETS = ("key_variables", "base_urls")  # may hold a key by mistake, and are never shown
+
+
+def validate(config: Config) -> None:
+  """Refuses what cannot work by ValueError: one line with the field, its value and what it must be.
+
+  Values take their field's type: what a configuration file has assigned, nobody has checked yet.
+  """
+  try:
+    vars(config).update(vars(TypeAdapter(Config).validate_python(dataclasses.asdict(config))))
+  except ValidationError as error:
+    raise ValueError(explain(error, "--config", config)) from None
+  for name, works, must in _cross_checks(config):
+    if not works:
+      value = show(name, operator.attrgetter(name)(config))
+      raise ValueError(f"--config.{name} is {value}; it must be {must}")
+  total = psutil.virtual_memory().total
+  for name, needed in _least_bytes(config).items():
+    if needed > total:
+      sizes = f"{needed / 1e9:,.0f} GB, this machine has {total / 1e9:,.0f} GB"
+      raise ValueError(f"--config.{name} has sizes that take at least {sizes}: make some smaller")
+
+
+def show(name: str, value: object) -> str:
+  """A field's value, unless a user may have put a key there."""
+  secret = name.endswith(SECRETS)
+  return "not shown, for it may be or hold a key" if secret else repr(value)
+
+
+def explain(error: ValidationError, prefix: str, config: object = None) -> str:
+  """The first error in one line; its value is that of the whole field where `config` has it."""
+  first = error.errors()[0]
+  names = [part for part in first["loc"] if isinstance(part, str)]
+  name = ".".join(names or map(str, first["loc"]))
+  cause, _, must = first["msg"].partition(" should ")  # of pydantic: "Input should be ..."
+  must = must or f"be valid: {cause.removeprefix('Value error, ')}"
+  must = re.sub(r"^match pattern '\^\((.*)\)\$'", r"be one of \1", must)
+  value = operator.attrgetter(name)(config) if config else first["input"]
+  value = show(name if names else SECRETS[0], value)  # who gives no names may mean any field
+  which = "each entry" if isinstance(first["loc"][-1], int) else "it"
+  return f"{prefix}.{name} is {value}; {which} must {must}"
+
+
+def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
+  """Checks beside those of single fields: a field, whether it works, and what it must be."""
+  b, d, r = c.baselines, c.distributed, c.router
+  works = bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", c.name))
+  yield "name", works, 'made of letters, digits, "_", "." and "-"; the last two may not be first'
+  works = c.env.kind in ENVS or bool(re.fullmatch(r".+\.py:\w+", c.env.kind))
+  yield "env.kind", works, f"one of {', '.join(ENVS)}, or FILE.py:CLASS"
+  works = c.env.kind != "appworld" or c.env.live_per_process == 1
+  yield "env.live_per_process", works, "1 for AppWorld, whose worlds need a process each"
+  works = 0 <= d.process < d.processes
+  yield "distributed.process", works, "at least 0 and below --config.distributed.processes"
+  works = d.processes == 1 or bool(re.fullmatch(r".+:\d+", d.coordinator))
+  yield "distributed.coordinator", works, "host:port of process 0"
+  works = not r.weights or c.pretrain.epochs == 0
+  yield "pretrain.epochs", works, "0 with --config.router.weights, which are pretrained"
+  for section in ("profile", "bopo", "baselines", "evaluate"):
+    for name, values in vars(getattr(c, section)).items():
+      if isinstance(values, tuple):  # policies are told apart by these, written with six digits
+        texts = {value if isinstance(value, str) else f"{value:g}" for value in values}
+        yield f"{section}.{name}", len(texts) == len(values), "of different values"
+  yield "evaluate.thresholds", 0.5 not in c.evaluate.thresholds, "without 0.5, which is argmax"
+  works = b.compared_lam in (None, *c.bopo.lam)
+  yield "baselines.compared_lam", works, f"one of --config.bopo.lam, {c.bopo.lam}"
+  same = [name for name in b.ablations if ablate(c, name) == c]
+  yield "baselines.ablations", not same, f"without {', '.join(same)}: that is left out anyway"
+  works = c.models.kind != "chat" or len(c.models.names) == 2  # the router decides between two
+  yield "models.names", works, "two models, the cheaper one first"
+  yield "baselines.judge.names", len(b.judge.names) == 1, "one model"
+  for name, models in (("models", c.models), ("baselines.judge", b.judge)):
+    unset = {variable for variable in models.key_variables if variable} - {*os.environ}
+    yield f"{name}.key_variables", not unset, "names of environment variables that are set, or ''"
+    count, urls = len(models.names), [url.rstrip("/") for url in models.base_urls or ("",)]
+    for key, values in (("base_urls", urls), ("key_variables", models.key_variables)):
+      works = len(values) in (0, 1, count)
+      yield f"{name}.{key}", works, f"for all models together or for each of the {count}"
+    served = set(zip(models.names, urls * count if len(urls) == 1 else urls))
+    yield f"{name}.names", len(served) == count, "different at one address"
+  step = r.description_tokens + r.action_tokens + 2 * r.result_tokens + MARKUP_TOKENS[r.view]
+  yield "router.max_tokens", r.max_tokens >= 2 * step, f"at least {2 * step} for these previews"
+  works = r.num_heads % r.num_kv_heads == 0
+  yield "router.num_heads", works, "a multiple of --config.router.num_kv_heads"
+
+
+def _least_bytes(c: Config) -> dict[str, int]:
+  """The least memory that the sizes of a section take; an object is at least 100 bytes."""
+  r, e = c.router, c.env
+  live = (e.processes or os.cpu_count()) * e.live_per_process
+  layer = 2 * r.hidden_size * (r.num_heads + r.num_kv_heads) * r.head_dim
+  layer += 3 * r.hidden_size * r.intermediate_size
+  parameters = r.num_layers * layer + r.vocab_size * r.hidden_size
+  token = 4 * r.num_layers * r.num_kv_heads * r.head_dim * live  # its keys and values, in 2 bytes
+  token += 4 * c.sft.micro_episodes * r.hidden_size
+  trials = c.profile.trials + c.references.samples
+  return {
+    "router": 16 * parameters + r.max_tokens * token,  # a gradient and two moments are as large
+    "env": 100 * (live + e.train_tasks * trials + e.test_tasks * c.evaluate.seeds),
+    "evaluate": 8 * c.evaluate.bootstrap * e.test_tasks,
+    "sft": 100 * max(c.sft.batch_episodes, c.pretrain.batch_episodes)
+    + 16 * c.sft.micro_episodes * e.max_steps,
+    "bopo": 100 * c.bopo.tasks_per_update * c.bopo.group_size,
+  }
