@@ -43,7 +43,7 @@ def with_new(policies: dict, *more: Entry, **settings) -> tuple:
 def results() -> dict:
   """Of every family, one with a name that is markup, and an episode whose texts are."""
   results = summarize(*with_new(EVERY, Entry("new <router>", {}, "new"), robustness=(1,)), METRICS)
-  small, large = results["episodes"][1]["episode"].steps[2:]
+  small, large = results["episodes"].episode.iloc[1].steps[2:]
   small.observation, small.action = "<script>alert(1)</script> & " + "x" * 900, "<b>go</b>"
   # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
   small.logp, large.logp, large.action = math.log(0.2), math.log(0.75), ""
@@ -188,13 +188,13 @@ def test_the_hard_budget_as_markdown_and_latex(index):
 
 
 @pytest.mark.parametrize("clear", [True, False])
-def test_bold_only_where_the_lead_is_clear(results, clear):
+def test_a_star_only_where_the_lead_is_clear(results, clear):
   rows = results["hard_budget"].assign(clear=False)
   rows.loc[(rows.family == "bopo") & (rows.K == 1), "clear"] = clear
   table = tables.hard_budget(results | {"hard_budget": rows})
-  assert ("<b>50.0 [0.0, 100.0]</b>" in tables.to_html(table)) is clear
-  assert ("**50.0 [0.0, 100.0]**" in tables.to_markdown(table)) is clear
-  assert (r"\textbf{50.0 [0.0, 100.0]}" in tables.to_latex(table)) is clear
+  assert ("50.0 [0.0, 100.0] *" in tables.to_html(table)) is clear
+  assert (r"50.0 [0.0, 100.0] \*" in tables.to_markdown(table)) is clear
+  assert ("50.0 [0.0, 100.0] *" in tables.to_latex(table)) is clear
 
 
 def test_texts_of_tables_are_no_markup():

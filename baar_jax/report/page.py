@@ -15,25 +15,21 @@ from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, plots, tables
+from baar_jax.report.optimum import exact_frontier
 from baar_jax.report.table import Evaluation, load, run_ledger, training
-from baar_jax.rollout.entries import ALWAYS_SMALL, Entry
+from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
 
 
 def summarize(
-  store: Store,
-  entries: Sequence[Entry],
-  config: Config,
-  metrics: Sequence[Mapping] = (),
-  exact: Mapping | None = None,
-  spent: Spent | None = None,
+  store: Store, entries: Sequence[Entry], config: Config, metrics=(), spent: Spent | None = None
 ) -> dict:
   """The figures of the evaluation, tables and values, by name.
 
   *_percent is in percent, *_share in [0, 1]; *_low and *_high are ends of 95 % intervals; NaN or
-  None is what cannot be computed. `exact` is of `optimum.exact_frontier`; `spent` are the recorded
-  calls of API models. Raises ValueError where the profile or an entry's episodes are missing.
+  None is what cannot be computed. `metrics` are lines of metrics.jsonl, `spent` the recorded calls
+  of API models. Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
   e, updates = load(store, entries, config), config.baselines.updates
@@ -58,8 +54,8 @@ def summarize(
     "training": training(metrics, families),
     "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
-    "exact": exact,
-    "episodes": showcase(store, e, best["policy"], difficulty) if best else [],
+    "exact": exact_frontier(config),
+    "episodes": showcase(store, e, best["policy"], difficulty) if best else None,
   }
   return results | {"paper": tables.beside_paper(results)}
 
@@ -90,21 +86,15 @@ def _facts(config: Config, metrics: Sequence[Mapping], e: Evaluation) -> dict:
   }
 
 
-def showcase(store: Store, e: Evaluation, policy: str, difficulty: pd.Series) -> list[dict]:
-  """Episodes of a policy: of each difficulty the first task that it solves and the first that it
-  does not, at their first seed. Rows of why, description, small_score (always-SMALL's), episode."""
-  first = e.episodes.sort_values("seed").groupby(["policy", "task_id"]).first()
-  routed, small = (first.loc[name].loc[e.tasks] for name in (policy, ALWAYS_SMALL))
-  chosen = routed.assign(difficulty=difficulty, small_score=small.score)
-  chosen = chosen.groupby(["difficulty", "success"], sort=False).head(1)
+def showcase(store: Store, e: Evaluation, policy: str, difficulty: pd.Series) -> pd.DataFrame:
+  """A policy's first episode, by task and seed, of each difficulty and outcome."""
   descriptions = {task.id: task.description for task in store.tasks("test")}
   stored = {(episode.task_id, episode.seed): episode for episode in store.episodes(policy)}
-  rows = []
-  for task, row in chosen.sort_values("difficulty", kind="stable").iterrows():
-    why = f"{row.difficulty}, {'solved' if row.success else 'not solved'}"
-    row = {"why": why, "description": descriptions[task], "small_score": row.small_score}
-    rows.append(row | {"episode": stored[task, chosen.seed[task]]})
-  return rows
+  rows = e.episodes[e.episodes.policy == policy]
+  rows = rows.assign(difficulty=rows.task_id.map(difficulty), text=rows.task_id.map(descriptions))
+  rows = rows.sort_values("difficulty", kind="stable").drop_duplicates(["difficulty", "success"])
+  rows["episode"] = [stored[key] for key in zip(rows.task_id, rows.seed)]
+  return rows[["difficulty", "success", "text", "episode"]]
 
 
 def write(results: Mapping, directory: Path) -> Path:

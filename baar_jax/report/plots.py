@@ -1,9 +1,10 @@
 """The figures of the page: results -> matplotlib figures."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,15 +27,12 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
   metrics, figures = shown_metrics(results), {}
   with matplotlib.rc_context(STYLE):
     for metric in metrics:
-      rows = results["frontiers"]
-      rows = rows[(rows.metric == metric) & rows.lam.isna()]
-      exact = metric == "success_percent" and results["exact"]
-      figure = draw_frontier(results, metric, rows, exact["optimum"] if exact else ())
-      figures[f"frontier_{metric.removesuffix('_percent')}"] = figure
+      rows = results["frontiers"][results["frontiers"].lam.isna()]
+      figures[f"frontier_{metric.removesuffix('_percent')}"] = draw_frontier(results, metric, rows)
     if len(results["hard_budget"]):
       figures["hard_budget"] = draw_hard_budget(results, metrics[0])
-    if len(rows := results["ablations"]):
-      figures["ablations"] = draw_frontier(results, metrics[0], rows[rows.metric == metrics[0]])
+    if len(results["ablations"]):
+      figures["ablations"] = draw_frontier(results, metrics[0], results["ablations"])
     for stage, curves in results["training"].groupby("stage", sort=False):
       figures[f"training_{stage}"] = draw_training(results, curves)
   return figures
@@ -51,18 +49,17 @@ def new_axes(x: str, metric: str) -> Axes:
   return axes
 
 
-def draw_frontier(
-  results: Mapping, metric: str, rows: pd.DataFrame, optimum: Sequence[tuple[float, float]] = ()
-) -> Figure:
+def draw_frontier(results: Mapping, metric: str, rows: pd.DataFrame) -> Figure:
   """Cost against score: the line between the boundaries, each family's points and upper hull.
 
   `rows` are of `compare.frontiers` or `compare.ablations`: their points are drawn, and those of
-  BoPO that they are compared with, which lie on top; `optimum` are exact (cost, success) points.
+  BoPO that they are compared with, which lie on top.
   """
   table, axes = results["policies"], new_axes("dollars per task (list price)", metric)
-  if len(optimum):
-    style = {"color": FAMILIES["optimum"][1], "label": "exact optimum, all tasks"}
-    axes.plot(*zip(*((usd, 100 * share) for usd, share in optimum)), ":", **style)
+  rows = rows[rows.metric == metric]
+  if metric == "success_percent" and results["exact"]:
+    usd, share = np.array(results["exact"]["optimum"]).T
+    axes.plot(usd, 100 * share, ":", color=MUTED, label="exact optimum, all tasks")
   ends = table.loc[[*BOUNDARIES], ["cost_usd", metric]].to_numpy()
   axes.plot(*ends.T, **DASHED)
   for family, end, below in zip(BOUNDARIES, ends, (-12, 5)):
@@ -108,20 +105,17 @@ def draw_hard_budget(results: Mapping, metric: str) -> Figure:
 def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
   """A stage's quantities over the updates, a line of moving means per router."""
   names = [name for name in CURVES if lines[name].notna().any()]
-  routers = [
-    " ".join([family_name(results, row.ablation), *[f"λ = {row.lam:g}"] * (row.lam == row.lam)])
-    for row in lines.itertuples()
-  ]
+  routers = lines.ablation.map(lambda name: f"{family_name(results, name)} ")
+  routers += lines.lam.map(lambda lam: f"λ = {lam:g}" if lam == lam else "")
   curves = lines.assign(router=routers).pivot(index="update", columns="router", values=names)
   means = curves.rolling(max(1, len(curves) // 12), min_periods=1).mean()
-  height = math.ceil(len(names) / 4)
-  figure = Figure(figsize=(9.2, 1.7 * height + 0.6), layout="constrained")
-  panels = figure.subplots(height, 4, squeeze=False, sharex=True).ravel()
+  figure = Figure(figsize=(9.2, 4.0 if len(names) > 4 else 2.3), layout="constrained")
+  panels = figure.subplots(math.ceil(len(names) / 4), 4, squeeze=False, sharex=True).ravel()
   for axes, name in zip(panels, names):
     means[name].plot(ax=axes, legend=False, colormap="viridis", xlabel="update")
     axes.set_title(name.replace("_", " "), loc="left")
   for axes in panels[len(names) :]:
     axes.set_visible(False)
-  if len(set(routers)) > 1:
+  if routers.nunique() > 1:
     figure.legend(*panels[0].get_legend_handles_labels(), **ABOVE)
   return figure

@@ -13,9 +13,7 @@ from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 
 METRICS = ("score_percent", "success_percent")
-# Episodes that ended in an error are left out, for all policies alike. A policy that lacks a larger
-# share of its episodes has not been evaluated.
-LEFT_OUT_LIMIT = 0.05
+LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
 CURVES = ["loss", "accuracy", "reward", "success", "kl", "entropy", "large_share", "clipped"]
 CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
@@ -50,12 +48,6 @@ class Evaluation:
     return lines[lines.family.isin(families)] if families else lines
 
 
-def draw(tasks: int, resamples: int) -> np.ndarray:
-  """picks_BxN of `Evaluation`: one draw for all figures, so that their differences are paired."""
-  drawn = np.random.default_rng(0).integers(tasks, size=(resamples, tasks))
-  return np.vstack([np.arange(tasks), drawn])
-
-
 def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   """Reads the evaluation. Raises ValueError where a part of it has not been run."""
   lines = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
@@ -77,7 +69,11 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   tasks = [task for task in tasks if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
   sr = METRICS[config.env.kind != "scienceworld"]
-  picks_BxN = draw(len(tasks), config.evaluate.bootstrap)
+  # One draw for all figures, so that their differences are paired.
+  size = config.evaluate.bootstrap, len(tasks)
+  picks_BxN = np.vstack(
+    [np.arange(len(tasks)), np.random.default_rng(0).integers(size[1], size=size)]
+  )
   return Evaluation(lines, episodes, tasks, left_out, picks_BxN, sr, compared_lam(config))
 
 

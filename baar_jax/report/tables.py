@@ -3,12 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from baar_jax.report.compare import DIFFICULTIES, PRIVILEGED
 from baar_jax.report.table import METRICS
@@ -58,10 +58,6 @@ TITLES |= {"area": "Its area", "bopo_area": "BoPO's", "bopo_gain": "BoPO minus i
 TITLES |= {"gain": "BoPO minus it", "small_s": "SMALL, s", "large_s": "LARGE, s"}
 TITLES |= {"paper": "The paper", "ours": "This run"}
 NONE = "–"
-
-
-class Bold(str):
-  """A text of a table that stands out."""
 
 
 def family_name(results: Mapping, family: str) -> str:
@@ -120,7 +116,7 @@ def texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]) 
       for values in zip(*(frame[column] for column in (name, *ends)))
     ]
     if name == "sr_percent":
-      cells = [Bold(cell) if clear is True else cell for cell, clear in zip(cells, frame.clear)]
+      cells = [cell + " *" * (clear is True) for cell, clear in zip(cells, frame.clear)]
     result[TITLES.get(name, title[:1].upper() + title[1:])] = cells
   return pd.DataFrame(result, dtype=object)
 
@@ -159,10 +155,8 @@ def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def hard_budget(results: Mapping) -> pd.DataFrame:
-  """Per family SR, Use%, BoPO's gain, and success where SR is something else, under each K.
-
-  The boundaries come first, for comparison: always-LARGE is not capped.
-  """
+  """Per family SR (with a star if clearly best), Use%, BoPO's gain, and success where that is not
+  SR, under each K. The boundaries come first; always-LARGE is not capped."""
   rows, sr = results["hard_budget"], results["run"]["sr"]
   large = results["policies"].loc[[ALWAYS_LARGE]].assign(candidates="no cap", use_share=np.nan)
   large = large.merge(rows[["K"]].drop_duplicates(), "cross")
@@ -248,12 +242,11 @@ def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str) -> list[str]:
 
 def to_html(table: pd.DataFrame) -> Markup:
   """The table as HTML. Its texts are escaped."""
-  cells = _quote(table, lambda text: str(escape(text)), "<b>{}</b>")
-  return Markup(cells.to_html(escape=False, index=False, border=0))
+  return Markup(table.to_html(index=False, border=0))
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-  cells = _quote(table, lambda text: re.sub(r"([\\|*_`<>])", r"\\\1", text), "**{}**")
+  cells = table.map(lambda text: re.sub(r"([\\|*_`<>])", r"\\\1", text))
   cells.columns = [" ".join(filter(None, names)) for names in cells.columns]
   return cells.to_markdown(index=False, disable_numparse=True)
 
@@ -262,14 +255,5 @@ def to_latex(table: pd.DataFrame) -> str:
   """The table for LaTeX with booktabs."""
   style = table.style.hide(axis="index").format(escape="latex")
   style = style.format_index(escape="latex", axis="columns")
-  style = style.map(lambda text: "textbf:--rwrap;" * isinstance(text, Bold))
   form = "l" + "r" * (len(table.columns) - 1)
   return style.to_latex(hrules=True, column_format=form, multicol_align="c")
-
-
-def _quote(table: pd.DataFrame, quote: Callable[[str], str], strong: str) -> pd.DataFrame:
-  """The table with every text quoted, and those that are Bold in a format."""
-  cells = table.map(
-    lambda text: (strong if isinstance(text, Bold) else "{}").format(quote(str(text)))
-  )
-  return cells.rename(columns=quote)

@@ -8,7 +8,6 @@ import pandas as pd
 
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import tables
-from baar_jax.report.optimum import exact_frontier
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
 
@@ -20,8 +19,8 @@ def main(run: Run) -> None:
   from baar_jax.report import page
 
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
-  c, metrics = run.config, read_metrics(run.dir / "metrics.jsonl")
-  results = page.summarize(run.store, entries(c), c, metrics, exact_frontier(c), spent)
+  metrics = read_metrics(run.dir / "metrics.jsonl")
+  results = page.summarize(run.store, entries(run.config), run.config, metrics, spent)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
 
