@@ -127,9 +127,3 @@ class Episode:
 
   def to_json(self) -> str:
     return json.dumps(self, default=vars, ensure_ascii=False, separators=(",", ":"))
-
-  @classmethod
-  def from_json(cls, text: str) -> "Episode":
-    fields = json.loads(text)
-    steps = [step | {"calls": list(map(Call.read, step["calls"]))} for step in fields["steps"]]
-    return cls(**fields | {"steps": [Step(**step) for step in steps]})

@@ -34,6 +34,8 @@ from baar_jax.router.weights import check_pretrained
 from baar_jax.store import Store
 
 SPLITS = ("train", "test")
+STORE = "episodes{}.sqlite"  # of a process: nothing, or "-" and its number
+LOST = "restore a copy, or choose another --config.name"
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
 FREE_FIELDS = """runs env.processes env.live_per_process env.timeout_s bopo.lam profile.robustness
@@ -57,17 +59,18 @@ class Run:
       check_pretrained(config.router)
     self.config, self.ablation = config, ""
     self.first = config.distributed.process == 0
-    self.mesh = _open_mesh(config)
     self.dir = Path(config.runs) / config.name
+    stored_config = read_config(self.dir)
+    self.mesh = _open_mesh(config)
     self.tokenizer = self.dir / "tokenizer"
     number = "" if self.first else f"-{config.distributed.process}"
-    path = self.dir / f"episodes{number}.sqlite"
+    path = self.dir / STORE.format(number)
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
       self._lock = (self.dir / f"lock{number}").open("a")  # the cap is read once, at the start
       fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it after a kill
       self.store = Store(path)
-      self._check_config()
+      self._check_config(stored_config)
     except OSError as error:
       text = f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
       if isinstance(error, BlockingIOError):
@@ -83,15 +86,13 @@ class Run:
       jax.config.update("jax_compilation_cache_dir", str((self.dir / "compiled").absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-  def _check_config(self) -> None:
+  def _check_config(self, stored: dict) -> None:
     """Refuses a config that contradicts the directory's, then writes it there."""
-    path = self.dir / "config.json"
     config = json.loads(json.dumps(dataclasses.asdict(self.config)))
-    if path.exists() and self.store.tasks("train"):  # before that it binds nothing
-      try:
-        stored = json.loads(path.read_text())
-      except ValueError:
-        raise ValueError(f"{path} is not JSON; restore a copy, or choose another name") from None
+    if not self.store.tasks("train"):  # before that it binds nothing
+      if (self.dir / "checkpoints").exists():
+        raise ValueError(f"{self.dir} has checkpoints and no tasks: {LOST}")
+    elif stored:
       for name, was, now in _differences(stored, config):
         if f"{name}.".startswith(FREE):
           continue
@@ -100,8 +101,9 @@ class Run:
           maker = f"by another version of this program, which differs in {name}: "
         raise ValueError(f"{self.dir} was made {maker}choose another --config.name")
     if self.first:
-      path.with_suffix(".tmp").write_text(json.dumps(config, indent=2))
-      path.with_suffix(".tmp").replace(path)
+      path = self.dir / "config.tmp"
+      path.write_text(json.dumps(config, indent=2))
+      path.replace(path.with_suffix(".json"))
 
   def ablated(self, name: str) -> "Run":
     """This run without one part of the method: the same store, models and environments."""
@@ -261,6 +263,26 @@ def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | N
   left_usd = max(0.0, config.max_usd - spent_usd)
   others_usd = left_usd - left_usd / config.distributed.processes
   return DollarBudget(config.max_usd, spent_usd + others_usd)
+
+
+def read_config(directory: Path) -> dict:
+  """The configuration that a run's directory was made with; empty where there is none.
+
+  Raises ValueError if it cannot be read, or if a store is gone, and what was spent with it.
+  """
+  path = directory / "config.json"
+  if not path.exists():
+    return {}
+  try:
+    stored = json.loads(path.read_text())
+    processes = range(stored["distributed"]["processes"])
+  except (ValueError, TypeError, KeyError, RecursionError):
+    raise ValueError(f"{path} cannot be read as a configuration: {LOST}") from None
+  for number in processes:
+    store = directory / STORE.format(f"-{number}" if number else "")
+    if not store.exists() or not store.stat().st_size:
+      raise ValueError(f"{store} is gone or empty, and with it what was spent: {LOST}")
+  return stored
 
 
 def _differences(stored: dict, new: dict) -> list[tuple]:

@@ -7,14 +7,18 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas
 from jax import process_index
+from pydantic import TypeAdapter
 
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
 
 EXCHANGED = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
+BUDGETS = ("call_budget", "usd_budget")
+EPISODE = TypeAdapter(Episode)  # which reads one from JSON
 ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
 
 
@@ -124,17 +128,24 @@ class Store:
 
   def episodes(self, policy: str) -> list[Episode]:
     """A policy's episodes, by task and seed."""
-    rows = self._db.execute(
-      "SELECT coalesce(e.episode, o.episode), e.call_budget, e.reused FROM episodes e "
-      "LEFT JOIN episodes o ON o.policy = e.equals AND o.task_id = e.task_id AND o.seed = e.seed "
-      "WHERE e.policy = ? ORDER BY e.task_id, e.seed",
-      (policy,),
+    query = (
+      "SELECT e.task_id, e.seed, coalesce(e.episode, o.episode), e.call_budget, e.reused "
+      "FROM episodes e LEFT JOIN episodes o "
+      "ON o.policy = e.equals AND o.task_id = e.task_id AND o.seed = e.seed "
+      "WHERE e.policy = ? ORDER BY e.task_id, e.seed"
     )
     episodes = []
-    for text, call_budget, reused in rows:
+    for task_id, seed, text, call_budget, reused in self._db.execute(query, (policy,)):
       fields = {"policy": policy, "call_budget": call_budget, "reused": bool(reused)}
-      episodes.append(dataclasses.replace(Episode.from_json(text), **fields))
+      try:
+        episodes.append(dataclasses.replace(EPISODE.validate_json(text), **fields))
+      except ValueError as error:
+        raise self._unreadable(policy, task_id, seed) from error
     return episodes
+
+  def _unreadable(self, *key) -> ValueError:
+    row = "the episode of policy {}, task {}, seed {}".format(*key)
+    return ValueError(f"{self._path}: {row} cannot be read: restore a copy of the file")
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """The summaries of these policies' episodes, or of all: a row each, by KEY.
@@ -145,8 +156,12 @@ class Store:
     """
     where = "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
     query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
-    types = {"success": bool, "reused": bool, "call_budget": float, "usd_budget": float}
-    return pandas.read_sql(query, self._db, params=policies).astype(types)
+    table = pandas.read_sql(query, self._db, params=policies)
+    filled = table.drop(columns=["policy", "task_id", "stop"]).fillna(dict.fromkeys(BUDGETS, 0))
+    numbers = filled.apply(pandas.to_numeric, errors="coerce").astype(float)
+    for key in table[[*KEY]][~np.isfinite(numbers).all(axis=1)].itertuples(index=False):
+      raise self._unreadable(*key)
+    return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 
   def exchange(self, policy: str) -> None:
     """Gives the store of every process the episodes of a policy that any process has."""
@@ -158,7 +173,7 @@ class Store:
       # Each episode is sent by the first process that has it.
       sent = stored.intersection(lacking[start : start + EXCHANGED]) - earlier
       texts = [e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent]
-      for episode in map(Episode.from_json, itertools.chain(*exchange(texts))):
+      for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
         if (episode.task_id, episode.seed) not in stored:
           self.add(episode)
 

@@ -14,7 +14,8 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.rollout.live import Job, Policy
 from baar_jax.run import Run
-from baar_jax.stages import bopo, pretrain, profile, references, sft
+from baar_jax.stages import bopo, plan, pretrain, profile, references, sft
+from baar_jax.store import Store
 
 
 @pytest.fixture
@@ -102,6 +103,57 @@ def test_what_changes_no_stored_result_may_change(opened, config):
   written = json.loads((opened(config).dir / "config.json").read_text())
   assert (written["env"]["live_per_process"], written["env"]["data"]) == (5, "")
   assert (written["bopo"]["lam"], written["evaluate"]["seeds"]) == ([0.1, 0.9], 3)
+
+
+LOST = {  # what happens to a run's directory, and what the line has to say
+  "deleted": (lambda d: (d / "episodes.sqlite").unlink(), "episodes.sqlite is gone or empty"),
+  "emptied": (
+    lambda d: (d / "episodes.sqlite").write_bytes(b""),
+    "episodes.sqlite is gone or empty",
+  ),
+  "replaced": (lambda d: replace(d), "has checkpoints and no tasks"),
+  "no config": (
+    lambda d: (replace(d), (d / "config.json").unlink()),
+    "has checkpoints and no tasks",
+  ),
+}
+SHAPES = ["[]", "[1]", "3", "null", '"text"', "{", "\x00", '{"distributed": {"processes": "2"}}']
+SHAPES += [
+  "[" * 100_000,
+  '{"distributed": {"processes": null}}',
+  '{"distributed": {"processes": 2}}',
+]
+
+
+def replace(directory):
+  (directory / "episodes.sqlite").unlink()
+  Store(directory / "episodes.sqlite").close()
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_lost_store_is_no_fresh_start(case, config):
+  """With it what was spent would be forgotten, and --config.max_usd would begin again."""
+  run = Run(config)
+  run.tasks("train")
+  run.close()
+  (run.dir / "checkpoints" / "sft").mkdir(parents=True)
+  damage, words = LOST[case]
+  damage(run.dir)
+  for dry_run in (False, True) if "gone" in words else (False,):
+    with pytest.raises(ValueError, match=words) as error:
+      _ = plan.main(config, ["profile"]) if dry_run else Run(config)
+    assert "restore a copy, or choose another --config.name" in message(error)
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_a_config_of_the_wrong_shape_is_one_line(text, config):
+  run = Run(config)
+  run.tasks("train")
+  run.close()
+  (run.dir / "config.json").write_text(text)
+  with pytest.raises(ValueError, match=r"(config\.json cannot be read|sqlite is gone)") as error:
+    Run(config)
+  assert "restore a copy, or choose another --config.name" in message(error)
 
 
 def test_a_run_can_be_moved_to_where_it_can_be_written(opened, config, tmp_path):

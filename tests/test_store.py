@@ -174,3 +174,46 @@ def test_the_table_by_hand(store):
   texts = {"policy": "cascade", "task_id": "t1", "stop": "max_steps"}
   assert row == texts | numbers | {"success": False, "reused": False}
   assert len(store.table()) == 2 and store.table(["nobody"]).empty
+
+
+TEXT = "UPDATE episodes SET episode = ? WHERE seed = 1"
+COLUMN = "UPDATE episodes SET {} = ? WHERE seed = 1"
+ROWS = [(TEXT, text) for text in (None, "", "{", "[]", "3", b"\xff", '{"task_id": "t"}', "null")]
+ROWS += [(COLUMN.format("score"), "high"), (COLUMN.format("steps"), None)]
+ROWS += [(COLUMN.format("usd_budget"), "much"), (COLUMN.format("cost_usd"), math.inf)]
+
+
+@pytest.mark.parametrize("change, value", ROWS)
+def test_a_row_that_cannot_be_read_is_named(store, path, change, value):
+  for seed in range(3):
+    store.add(episode("t", "p", seed))
+  damage(path, change, value)
+  with pytest.raises(ValueError) as error:
+    store.episodes("p")
+    store.table()
+  assert f"{path}: the episode of policy p, task t, seed 1 cannot be read" in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+WRONG = {
+  '"score":1.0': '"score":"high"',
+  '"score":1': '"score":NaN',
+  '"cost_usd":1.0': '"cost":1.0',
+}
+WRONG |= {'"steps":[': '"steps":[3,', '"calls":[': '"calls":[null,', '"seed":1': '"seed":1.5'}
+WRONG |= {'"usage":{': '"usage":{"tokens":3,', '"lost_usd":0.0': '"lost_usd":Infinity'}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_an_episode_of_the_wrong_shape_is_named(store, path, word):
+  store.add(episode("t", "p", 1))
+  text = episode("t", "p", 1).to_json()
+  assert word in text
+  damage(path, TEXT, text.replace(word, WRONG[word]))
+  with pytest.raises(ValueError, match="policy p, task t, seed 1 cannot be read"):
+    store.episodes("p")
+
+
+def damage(path, change, value):
+  with contextlib.closing(sqlite3.connect(path)) as db, db:
+    db.execute(change, (value,))

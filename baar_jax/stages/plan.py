@@ -11,6 +11,7 @@ from baar_jax.episode import Usage
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, routers, stratified_name
+from baar_jax.run import read_config
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
 
@@ -26,6 +27,7 @@ ASSUMED = pd.DataFrame(SHARES | TOKENS | {"judge_reply": [1, 200, np.inf]}, RANG
 def main(config: Config, stages: Sequence[str]) -> None:
   """Prints what the stages have still to run; opens no environment and asks no model."""
   path = Path(config.runs) / config.name / "episodes.sqlite"
+  read_config(path.parent)  # refuses a directory whose store is gone
   store = Store(path if path.exists() else ":memory:")
   groups = store.table().groupby("policy")
   outcomes = pd.DataFrame({name: summarise(group) for name, group in groups}, OUTCOME).T
