@@ -197,11 +197,9 @@ def test_a_row_that_cannot_be_read_is_named(store, path, change, value):
 
 WRONG = {
   '"score":1.0': '"score":"high"',
-  '"score":1': '"score":NaN',
   '"cost_usd":1.0': '"cost":1.0',
 }
 WRONG |= {'"steps":[': '"steps":[3,', '"calls":[': '"calls":[null,', '"seed":1': '"seed":1.5'}
-WRONG |= {'"usage":{': '"usage":{"tokens":3,', '"lost_usd":0.0': '"lost_usd":Infinity'}
 
 
 @pytest.mark.parametrize("word", WRONG)
