@@ -1,5 +1,7 @@
 """Call budgets, call by call; dollar budgets under many schedules, and under many threads."""
 
+import contextlib
+import math
 import random
 import threading
 import time
@@ -66,17 +68,37 @@ def test_what_was_spent_before_counts():
 
 
 def test_impossible_dollars_are_refused():
-  for limit in (-0.01, float("nan"), float("inf")):
+  for limit in (-0.01, math.nan, math.inf):
     with pytest.raises(ValueError, match="dollar budget"):
       DollarBudget(limit)
   budget = DollarBudget(1.0)
-  with pytest.raises(ValueError, match="must be >= 0, got -0.1"):
-    budget.reserve(-0.1)
-  reservation = budget.reserve(0.1)
-  with pytest.raises(ValueError, match="must be >= 0, got -0.1"):
-    budget.settle(reservation, -0.1)
-  budget.settle(reservation, 0.0)
+  for usd in (-0.1, math.nan, math.inf):
+    with pytest.raises(ValueError, match=f"dollars must be .* got {usd}"):
+      budget.reserve(usd)
   assert budget.remaining == 1.0
+
+
+@pytest.mark.parametrize("usd", [-0.1, math.nan, math.inf])
+def test_a_reservation_is_closed_at_its_worst_whatever_is_settled(usd):
+  task, run = DollarBudget(2.0), DollarBudget(1.0)
+  with pytest.raises(ValueError, match=f"got {usd}"), hold(task, run, 0.625) as cost:
+    cost.usd = usd
+  assert (task.settled_usd, run.settled_usd) == (0.625, 0.625)
+  assert (task.remaining, run.remaining) == (1.375, 0.375)
+  with pytest.raises(CapReached, match=r"\$0.375000 is left of \$1"), hold(task, run, 0.5):
+    pass  # and nobody waits for the call that is lost
+
+
+def test_a_call_that_costs_more_than_all_is_booked_and_nothing_is_left():
+  task, run = DollarBudget(2.0), DollarBudget(1.0)
+  with pytest.raises(OSError), hold(task, run, 0.5) as cost:
+    cost.usd = 1.75
+    raise OSError
+  assert (run.settled_usd, run.remaining, task.remaining) == (1.75, 0.0, 0.25)
+  assert run.reserve(0.0) is None and not run.allows(0.0)
+  with pytest.raises(CapReached, match=r"and \$0.000000 is left of \$1"), hold(task, run, 0.25):
+    pass
+  assert task.remaining == 0.25  # which was held for a moment
 
 
 class Turns:
@@ -162,37 +184,45 @@ def test_all_that_fit_go_on_when_a_call_ends():
     assert all(future.result(timeout=30) for future in waiting)
 
 
-def test_two_hundred_threads_on_one_budget():
-  """With failures and cancellations; each thread draws for itself what becomes of its calls."""
-  limit, worst = 64.0, 1.0
-  budget, billed, refused, start = DollarBudget(limit), [], [], threading.Event()
+@settings(max_examples=30)
+@given(st.integers(0, 4000), st.integers(1, 40), st.integers(0, 2**32))
+def test_threads_are_never_allowed_more_than_the_cap(limit, count, seed):
+  """In cents. Each thread draws its calls: their worst case, their cost, and how they end.
 
-  def call(number):
-    draw = random.Random(number)
-    start.wait()
-    for _ in range(10):
-      reservation = budget.reserve(worst)
-      if reservation is None:
-        refused.append(budget.settled_usd)
+  The books are kept apart from the budget: what each thread was allowed goes up before anybody can
+  be allowed more, and down only once its call is over.
+  """
+  run, lock, allowed, most = DollarBudget(limit / 100), threading.Lock(), [0], [0]
+
+  def book(cents):
+    with lock:
+      allowed[0] += cents
+      most[0] = max(most[0], allowed[0])
+
+  def call(draw):
+    task, worst = DollarBudget(5.0), draw.randint(0, 300)
+    cost = draw.choice((0, worst, draw.randint(0, worst)))
+    how = draw.choice(("answered", "failed", "raised", "nonsense"))
+    with hold(task, run, worst / 100) as charge:
+      book(worst)
+      time.sleep(1e-4)  # the others go on
+      if how == "nonsense":
+        charge.usd = math.nan
         return
-      try:
-        if draw.random() < 0.3:
-          raise TimeoutError
-        cost = draw.randrange(65) / 64
-        billed.append(cost)
-      except TimeoutError:
-        budget.settle(reservation, 0.0)
-      else:
-        budget.settle(reservation, cost)
+      charge.usd = 0.0 if how == "failed" else cost / 100
+      book(0 - worst if how == "failed" else cost - worst)
+      if how == "raised":
+        raise Cancelled
 
-  threads = [threading.Thread(target=call, args=(number,)) for number in range(200)]
-  for thread in threads:
-    thread.start()
-  start.set()
-  for thread in threads:
-    thread.join(60)
-    assert not thread.is_alive()
-  assert sum(billed) == budget.settled_usd <= limit
-  assert budget.remaining == limit - budget.settled_usd
-  # 200 * 10 calls of half a dollar do not fit; whoever was refused was so by what was settled.
-  assert refused and all(settled > limit - worst for settled in refused)
+  def play(number):
+    draw = random.Random(f"{seed}|{number}")
+    for _ in range(8):
+      with contextlib.suppress(Cancelled, ValueError, CapReached):
+        call(draw)
+
+  with ThreadPoolExecutor(count) as threads:
+    for future in [threads.submit(play, number) for number in range(count)]:
+      future.result(timeout=60)
+  assert most[0] <= limit
+  assert run.settled_usd == allowed[0] / 100
+  assert run.remaining == (limit - allowed[0]) / 100

@@ -66,9 +66,9 @@ class DollarBudget:
 
   @property
   def remaining(self) -> float:
-    """Dollars that are neither settled nor reserved."""
+    """Dollars that are neither settled nor reserved; 0 where a call has cost more than it held."""
     with self._changed:
-      return float(self._free())
+      return float(max(0, self._free()))
 
   @property
   def settled_usd(self) -> float:
@@ -94,13 +94,19 @@ class DollarBudget:
     return reservation
 
   def settle(self, reservation: object, usd: float) -> None:
-    """Closes a reservation with the cost of its call. Raises ValueError if it is closed."""
-    cost = _exact(usd)
+    """Closes a reservation with the cost of its call, or with all that it holds.
+
+    Raises ValueError in the second case, where `usd` is no cost, and if it is closed already.
+    """
     with self._changed:
-      if self._held.pop(reservation, None) is None:
+      cost = self._held.pop(reservation, None)
+      if cost is None:
         raise ValueError("this reservation is settled already")
-      self._settled += cost
-      self._changed.notify_all()
+      try:
+        cost = _exact(usd)
+      finally:
+        self._settled += cost
+        self._changed.notify_all()
 
   def _free(self) -> Fraction:
     return _exact(self.limit_usd) - self._settled - sum(self._held.values())
@@ -128,7 +134,8 @@ def hold(
         continue
       reservation = budget.reserve(usd)
       if reservation is None:
-        left = f"${budget.limit_usd - budget.settled_usd:.6f} is left of ${budget.limit_usd:g}"
+        left_usd = max(0.0, budget.limit_usd - budget.settled_usd)
+        left = f"${left_usd:.6f} is left of ${budget.limit_usd:g}"
         raise refusal(f"a call may cost ${usd:.6f}, and {left}")
       stack.callback(lambda budget=budget, held=reservation: budget.settle(held, cost.usd))
     yield cost
@@ -138,6 +145,6 @@ unlimited = functools.partial(hold, None, None)  # pays for calls that no budget
 
 
 def _exact(usd: float) -> Fraction:
-  if usd < 0:
-    raise ValueError(f"dollars must be >= 0, got {usd}")
+  if not 0 <= usd < math.inf:
+    raise ValueError(f"dollars must be >= 0 and finite, got {usd}")
   return Fraction(str(float(usd)))
