@@ -73,8 +73,9 @@ class ModelsConfig:
   max_completion_tokens: int = Field(1024, gt=0)  # of one reply; budgets reserve them all
   token_limit_field: str = Field("max_completion_tokens", pattern="^max_(completion_)?tokens$")
   concurrency: int = Field(16, gt=0)  # calls of one model at a time
-  timeout_s: float = Field(120.0, gt=0, le=1e6)  # until an answer begins, and again until it ends
+  timeout_s: float = Field(120.0, gt=0, le=1e6)  # of an attempt, to its last byte
   retries: int = Field(5, ge=0)  # of one reply, after its first attempt
+  max_failures: int = Field(100, gt=0)  # of one kind in a row at one endpoint; they stop the run
   record: bool = True  # keep replies in the run's file, so that none is paid for twice
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+BLANKS = b" " * 20_000_000
+
 
 class StandIn(ThreadingHTTPServer):
   """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
@@ -130,7 +132,10 @@ class Handler(BaseHTTPRequestHandler):
     finally:
       self.server.give()
 
-  def reply(self, request, text, usable=True, usage=(), choice=(), **fields):
+  def reply(self, request, text, usable=True, **fields):
+    self.send(200, self.answer(request, text, usable, **fields))
+
+  def answer(self, request, text, usable=True, usage=(), choice=(), **fields) -> bytes:
     """A billed answer, with these fields in place of its own."""
     billed = self.server.bill(request, text, usable)
     body = {"id": "c1", "object": "chat.completion", "created": 1, "model": request["model"]}
@@ -138,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
     body["choices"] = [{"index": 0, "finish_reason": "stop", "message": message, **dict(choice)}]
     changed = usage(billed) if callable(usage) else usage
     body["usage"] = None if changed is None else {**billed, **dict(changed)}
-    self.send(200, json.dumps(body | fields).encode())
+    return json.dumps(body | fields).encode()
 
   def refuse(self, fault, message=""):
     status, _, code = fault.partition(" ")
@@ -162,12 +167,11 @@ class Handler(BaseHTTPRequestHandler):
     self.close_connection = True
 
   def repeat(self, data):
-    """Sends the same bytes again and again while a stall lasts, or until the client is gone."""
+    """Sends the same bytes again and again, while a stall lasts and a client is there."""
     end = time.monotonic() + self.server.stall_s
-    with contextlib.suppress(OSError):
-      while time.monotonic() < end:
-        self.wfile.write(data)
-        time.sleep(0.02)
+    while time.monotonic() < end:
+      self.wfile.write(data)
+      time.sleep(0.02)
 
 
 def stall(h, request, text):
@@ -187,38 +191,39 @@ def malformed(h, request, text):
 
 
 def trickle(status, h, request, text):
-  """A body without an end, of an answer or of an error."""
-  h.lose(request, text)
+  """Blanks before the body of an answer or of an error."""
   h.send_response(status)
   h.end_headers()
+  h.lose(request, text)
   h.repeat(b" ")
+  h.wfile.write(h.answer(request, text) if status == 200 else b"{}")
 
 
 def slow_headers(h, request, text):
   h.lose(request, text)
   h.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
   h.repeat(b"x")
+  body = h.answer(request, text)
+  h.wfile.write(b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 
 def endless_continue(h, request, text):
   h.lose(request, text)
   h.repeat(b"HTTP/1.1 100 Continue\r\n\r\n")
+  h.reply(request, text)
 
 
 def bomb(h, request, text):
-  """100 MB of blanks and the answer behind them, compressed to 100 kB."""
+  """20 MB of blanks and an answer, compressed to less than 1 MB."""
   h.lose(request, text)
-  body = b" " * 10**8 + b'{"choices": [], "usage": {}}'
-  h.send(200, gzip.compress(body, 1), {"content-encoding": "gzip"})
+  body = gzip.compress(BLANKS + h.answer(request, text), 1)
+  h.send(200, body, {"content-encoding": "gzip"})
 
 
-def endless_body(h, request, text):
+def long_body(h, request, text):
+  """The same without compression."""
   h.lose(request, text)
-  h.send_response(200)
-  h.end_headers()
-  with contextlib.suppress(OSError):
-    for _ in range(2000):  # 2 GB
-      h.wfile.write(b" " * 10**6)
+  h.send(200, BLANKS + h.answer(request, text))
 
 
 def redirect(h, request, text):
@@ -282,7 +287,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "error_trickle": functools.partial(trickle, 500),
   "slow_headers": slow_headers,
   "endless_continue": endless_continue,
-  "endless_body": endless_body,
+  "long_body": long_body,
   "bomb": bomb,
   # No usable content.
   "empty": fault(choices=[]),

@@ -13,7 +13,8 @@ import httpx2
 import pytest
 from standin import StandIn
 
-from baar_jax.config import ModelsConfig
+from baar_jax.checks import validate
+from baar_jax.config import Config, ModelsConfig
 from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NoAnswer
 from baar_jax.llms.calls import Calls, Spent, read_spent
@@ -108,13 +109,15 @@ def test_a_refusal_is_tried_again_and_free(start, tmp_path, fault):
   assert spent(tmp_path) == Spent((REPLY_USD, 0.0))
 
 
-# Bytes that keep coming, as of "trickle", are no answer.
-@pytest.mark.parametrize(
-  "fault", ["drop", "malformed", "408", "502", "504", "524", "stall", "trickle"]
-)
+LATE = ("stall", "trickle", "error_trickle", "slow_headers", "endless_continue")
+LOST = ("drop", "malformed", "408", "502", "504", "524", "bomb", "long_body")
+
+
+@pytest.mark.parametrize("fault", [*LATE, *LOST])
 def test_an_unknown_outcome_is_presumed_billed(start, tmp_path, fault):
-  limit_s = 0.2 if fault in ("stall", "trickle") else 5.0
-  server, pair = start(standin=StandIn(fault=faults(fault), stall_s=1.0), timeout_s=limit_s)
+  """The deadline is for an attempt as a whole; bytes that keep coming are no answer."""
+  standin = StandIn(fault=faults(fault), stall_s=1.0)  # and then an answer
+  server, pair = start(standin, timeout_s=0.2 if fault in LATE else 5.0)
   assert lost_usd(ask(pair)) == (0.0, BOUND_USD)
   assert len(server.seen) == 2
   assert spent(tmp_path).presumed_usd == BOUND_USD
@@ -135,20 +138,93 @@ def test_what_was_never_sent_is_free(start, tmp_path, monkeypatch):
   assert server.seen == [] and spent(tmp_path) == Spent()
 
 
-@pytest.mark.parametrize("fault", ["empty", "silent"])
+@pytest.mark.parametrize("fault", ["empty", "silent", "tool_calls"])
 def test_an_answer_without_content_is_tried_again_and_paid_for(start, tmp_path, fault):
   _, pair = start(fault=faults(fault))
   assert lost_usd(ask(pair)) == (REPLY_USD, 0.0)
   assert spent(tmp_path) == Spent((CACHED_USD, 0.0), REPLY_USD)
 
 
-def test_an_answer_that_cannot_be_priced_ends_the_run(start, tmp_path):
-  server, pair = start(fault=lambda *_: "unpriced")
+@pytest.mark.parametrize("fault", ["filtered", "refusal"])
+def test_what_a_filter_refuses_is_paid_for_once(start, tmp_path, fault):
+  server, pair = start(fault=lambda *_: fault)
+  with pytest.raises(NoAnswer, match="refused this conversation"):
+    ask(pair)
+  assert len(server.seen) == 1 and spent(tmp_path).retries_usd == REPLY_USD
+
+
+COUNTS = ("no_prompt", "no_completion", "negative", "negative_cache", "boolean", "fraction")
+COUNTS += ("text_count", "absurd", "small_total", "large_cache", "wrong_misses", "twice")
+
+
+@pytest.mark.parametrize("fault", ["unpriced", *COUNTS, "priority"])
+def test_an_answer_that_cannot_be_priced_ends_the_run(start, tmp_path, fault):
+  server, pair = start(fault=lambda *_: fault)
   budget = DollarBudget(1.0)
-  with pytest.raises(ValueError, match="whose usage is missing or impossible") as error:
+  said = "service tier" if fault == "priority" else "whose usage is missing or impossible"
+  with pytest.raises(ValueError, match=said) as error:
     ask(pair, run=budget)
   assert "\n" not in str(error.value) and len(server.seen) == 1
   assert spent(tmp_path).presumed_usd == budget.settled_usd == BOUND_USD
+  assert float(server.usd({"small": PRICES[0]})) <= BOUND_USD
+
+
+def test_a_cache_as_deepseek_reports_it(start, tmp_path):
+  server, pair = start(fault=lambda *_: "deepseek")
+  for seed in (1, 2):
+    ask(pair, seed=seed)
+  assert spent(tmp_path).replies_usd[0] == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
+
+
+def test_the_dearest_service_tier_is_reserved_until_an_answer_names_another(start, tmp_path):
+  """Of public addresses; OpenAI is asked for its default tier."""
+  server, pair = start(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
+  (small, _) = pair.start(None, TASK, 7, unlimited)
+  assert small.bound_usd(MESSAGES, 0) == pytest.approx(2.5 * BOUND_USD)
+  pair.models[0].client.base_url = server.url
+  ask(pair)
+  assert small.bound_usd(MESSAGES, 0) == BOUND_USD
+
+
+@pytest.mark.parametrize("fault, paid", [("tool_calls", 3), ("429", 0), ("filtered", 3), (None, 0)])
+def test_an_endpoint_that_fails_again_and_again_ends_the_run(start, tmp_path, capsys, fault, paid):
+  """And the next run says so before it asks once."""
+  dead = {"base_urls": ("http://127.0.0.1:9/v1",)} if fault is None else {}
+  server, pair = start(fault=lambda *_: fault, max_failures=3, retries=1, **dead)
+
+  def fail(pair, attempts):
+    end = "small at 127.0.0.1 .*3 times in a row"
+    with pytest.raises(ValueError, match=end) as error:
+      for seed in range(attempts):
+        with contextlib.suppress(NoAnswer):
+          ask(pair, seed=seed)
+    assert "\n" not in str(error.value)
+
+  fail(pair, 4)
+  assert len(server.seen) == (0 if fault is None else 3)
+  assert float(server.usd({"small": PRICES[0]})) == pytest.approx(
+    spent(tmp_path).retries_usd, rel=1e-9
+  )
+  assert capsys.readouterr().err == ""
+  _, again = start(server, max_failures=3, **dead)
+  assert "time after time, which ended the last run" in capsys.readouterr().err
+  fail(again, 1)
+  assert len(server.seen) == (0 if fault is None else 4)
+  if fault:
+    server.fault = lambda *_: None
+    _, mended = start(server, max_failures=3)
+    assert ask(mended).text
+    capsys.readouterr()
+    start(server, max_failures=3)
+    assert capsys.readouterr().err == ""
+
+
+def test_failures_of_several_kinds_or_with_replies_between_are_tried_again(start):
+  kinds = itertools.cycle(["silent", "429", "silent", None, "silent", "silent", "500", None])
+  server, pair = start(fault=lambda *_: next(kinds), max_failures=3, retries=5)
+  for seed in range(4):
+    ask(pair, seed=seed)
+  assert len(server.seen) == 16
 
 
 def test_a_reply_that_is_all_reasoning_is_the_agent_s_mistake(start, tmp_path):
@@ -199,11 +275,13 @@ def test_retries_are_bounded(start, tmp_path):
   "fault, error, message",
   [
     *[(code, ValueError, f"answered {code}.*MY_KEY") for code in ("400", "401", "403", "404")],
-    ("400 sk-secret", ValueError, r"told to answer 400 \*\*\*; see"),  # the key is not repeated
+    ("400 sk-secret", ValueError, "its message repeats a part of the key"),
+    ("echo", ValueError, "its message repeats a part of the key"),
     ("429 insufficient_quota", ValueError, "quota is used up"),
     ("400 context_length_exceeded", NoAnswer, "takes no conversation this long"),
     ("400 longer than its Context Length", NoAnswer, "takes no conversation this long"),
     ("400 content_filter", NoAnswer, "takes no conversation like this"),
+    ("redirect", ValueError, "answered 307"),
   ],
 )
 def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, error, message):
@@ -212,7 +290,7 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, e
   budget = DollarBudget(1.0)
   with pytest.raises(error, match=f"^small at 127.0.0.1 .*{message}") as raised:
     ask(pair, run=budget)
-  assert "\n" not in str(raised.value) and "sk-secret" not in str(raised.value)
+  assert str(raised.value).isprintable() and "secret" not in str(raised.value)
   assert len(server.seen) == 1 and pair.slept == [] and spent(tmp_path) == Spent()
   assert (budget.settled_usd, budget.remaining) == (0.0, 1.0)
 
@@ -372,7 +450,7 @@ def test_each_model_has_an_endpoint_and_a_key(monkeypatch):
 @pytest.mark.parametrize("key", [None, "sec\nret", "secrét"])
 def test_a_key_that_is_missing_or_cannot_be_sent_is_refused(monkeypatch, key):
   monkeypatch.delenv("MY_KEY", raising=False)
-  problem = "set the environment variable MY_KEY"
+  problem = "set the environment variable that --config.models.key_variables names"
   if key:
     monkeypatch.setenv("MY_KEY", key)
     problem = "variable MY_KEY holds"
@@ -380,6 +458,18 @@ def test_a_key_that_is_missing_or_cannot_be_sent_is_refused(monkeypatch, key):
   with pytest.raises(ValueError, match=problem) as error:
     endpoint.key()
   assert "sec" not in str(error.value) and "\n" not in str(error.value)
+  assert ("MY_KEY" in str(error.value)) == bool(key)  # what is not set may be a key itself
+
+
+@pytest.mark.parametrize(
+  "place", ["sk-secret@h/v1", "me:sk-secret@h", "h?k=sk-secret", "h#sk-secret"]
+)
+def test_an_address_with_a_secret_is_refused_and_not_printed(place):
+  config = Config()
+  config.models.base_urls = (f"http://{place}",)
+  with pytest.raises(ValueError, match="it is no http") as error:
+    validate(config)
+  assert "secret" not in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

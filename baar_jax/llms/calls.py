@@ -18,6 +18,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
   id INTEGER PRIMARY KEY, model INTEGER, kind TEXT, usd REAL, request TEXT, reply TEXT);
 CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
+CREATE TABLE IF NOT EXISTS stops (model INTEGER PRIMARY KEY, problem TEXT);
 """
 
 
@@ -73,6 +74,16 @@ class Calls:
     fields = json.loads(row[0])
     call = Call.read(fields["call"] | {"replayed": True, "latency_s": 0.0})
     return Reply(fields["text"], call, tuple(map(Call.read, fields["lost"])))
+
+  def find_stop(self, model: int) -> str:
+    """The failure of a model that ended the last run, else ""."""
+    with self._lock:
+      row = self._db.execute("SELECT problem FROM stops WHERE model = ?", (model,)).fetchone()
+    return row[0] if row else ""
+
+  def note_stop(self, model: int, problem: str) -> None:
+    with self._lock, self._db:
+      self._db.execute("INSERT OR REPLACE INTO stops VALUES (?, ?)", (model, problem))
 
   def close(self) -> None:
     with self._lock:

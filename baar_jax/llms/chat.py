@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
-from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, Calls
+from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
+from baar_jax.llms.client import Limits, open_client
 from baar_jax.llms.endpoints import Outcome, endpoints, read_answer, read_refusal
 from baar_jax.llms.prices import prices_of
 
@@ -30,6 +32,7 @@ TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is 
 # The HTTP library's names of what goes wrong before a request has left.
 NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
 NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol")
+DEAREST_TIER = 2.5  # a provider's dearest service tier over its list price (our choice)
 ROUNDING = 1e-9  # by which two ways to add up the same dollars may differ, as a share of them
 
 
@@ -70,14 +73,18 @@ class ChatModel:
     """Takes the configuration's model at `place`; its calls are recorded under that index."""
     self._pair, self._index = pair, place if recorded_as is None else recorded_as
     self._endpoint = endpoint = endpoints(config)[place]
+    self._where = f"{endpoint.model} at {endpoint.host}"
     self.price = prices_of(config.names, config.prices)[place]
     self.config, self.find = config, pair.calls.find
-    self._slots = threading.BoundedSemaphore(config.concurrency)
-    self.client = openai.OpenAI(
-      base_url=endpoint.base_url, api_key=endpoint.key(), timeout=config.timeout_s, max_retries=0
-    )
-    if not endpoint.openai:  # the client has read them from the environment
-      self.client.organization = self.client.project = None
+    self.tier_factor = 1.0 if endpoint.own or endpoint.openai else DEAREST_TIER
+    self._slots, self._lock = threading.BoundedSemaphore(config.concurrency), threading.Lock()
+    self._failure, self._failures = pair.calls.find_stop(self._index), 0  # the same, in a row
+    if self._failure:
+      self._failures = config.max_failures - 1
+      stopped = f"{self._where} {self._failure} time after time, which ended the last run"
+      print(f"{stopped}: once more ends this one", file=sys.stderr)
+    self._limits = Limits(pair.stopping)
+    self.client = open_client(endpoint, self._limits)
 
   def request(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
     """A hash of all that a reply depends on, and of which trial it is for."""
@@ -90,10 +97,9 @@ class ChatModel:
     """A reply, after as many attempts as it takes and the configuration allows.
 
     Raises what `Agent.reply` does, and ValueError if the endpoint refuses calls like this one,
-    cannot be priced, asks to wait for too long, or has billed more than the most.
+    cannot be priced, asks to wait for too long, has billed more than the most, or fails on and on.
     """
     start, lost = time.monotonic(), []
-    where = f"{self._endpoint.model} at {self._endpoint.host}"
     for attempt in range(self.config.retries + 1):
       with self._slots, hold(bound_usd) as cost:
         if self._pair.stopping.is_set():
@@ -101,6 +107,8 @@ class ChatModel:
         number = self._pair.calls.begin(self._index, bound_usd, request)
         cost.usd = bound_usd  # also if whoever waits is interrupted
         outcome = self._attempt(messages, seed)
+        if outcome.kind in (REPLY, RETRY):
+          self.tier_factor = 1.0  # the answer told its service tier
         if outcome.kind != PRESUMED:
           cost.usd = self.price.cost_usd(outcome.usage)  # a failed attempt has none
         usage, reply = outcome.usage, None
@@ -112,23 +120,38 @@ class ChatModel:
         self._pair.calls.end(number, outcome.kind, cost.usd, reply if self.config.record else None)
       if cost.usd > bound_usd * (1 + ROUNDING):
         raise ValueError(
-          f"{where} billed {usage.prompt_tokens} prompt and {usage.completion_tokens} completion "
-          f"tokens, ${cost.usd:.6f}, and ${bound_usd:.6f} was the most: it does not keep the limit "
-          "of a reply's tokens or counts others; see --config.models.token_limit_field"
+          f"{self._where} billed {usage.prompt_tokens} prompt and {usage.completion_tokens} "
+          f"completion tokens, ${cost.usd:.6f}, and ${bound_usd:.6f} was the most: it ignores the "
+          "limit of a reply's tokens or counts others; see --config.models.token_limit_field"
         )
+      if outcome.fatal:
+        raise ValueError(f"{self._where} {outcome.problem}")
+      self._count_failures(outcome)
       if reply:
         return reply
-      if outcome.fatal:
-        raise ValueError(f"{where} {outcome.problem}")
       if outcome.hopeless:
         break
       if attempt < self.config.retries:
         backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
         self._pair.sleep(outcome.wait_s + backoff_s)
-    raise NoAnswer(f"{where} {outcome.problem} ({attempt + 1} attempts)")
+    raise NoAnswer(f"{self._where} {outcome.problem} ({attempt + 1} attempts)")
+
+  def _count_failures(self, outcome: Outcome) -> None:
+    """Raises ValueError at the last failure of one kind in a row that is allowed."""
+    problem = outcome.problem.partition(":")[0]
+    with self._lock:
+      if problem != self._failure:
+        self._failure, self._failures = problem, 0
+        self._pair.calls.note_stop(self._index, "")
+      self._failures += bool(problem)
+      if self._failures >= self.config.max_failures:
+        self._pair.calls.note_stop(self._index, problem)
+        times = f"{self._failures} times in a row; see --config.models.max_failures"
+        raise ValueError(f"{self._where} {problem}, {times}")
 
   def _attempt(self, messages: Messages, seed: int) -> Outcome:
-    body = b""
+    self._limits.begin(self.config.timeout_s)
+    tier = {"service_tier": "default"} if self._endpoint.openai else {}
     try:
       with self.client.chat.completions.with_streaming_response.create(
         model=self._endpoint.model,
@@ -136,12 +159,9 @@ class ChatModel:
         temperature=self.config.temperature,
         seed=seed,
         **{self.config.token_limit_field: self.config.max_completion_tokens},
+        **tier,
       ) as response:
-        until = time.monotonic() + self.config.timeout_s  # the client's own limit is for each part
-        for part in response.iter_bytes():
-          body += part
-          if time.monotonic() > until:
-            return Outcome(PRESUMED, "did not end its answer in time")
+        body = response.read()
     except openai.APIStatusError as error:
       wait = error.response.headers.get("retry-after", "")
       said = error.status_code, error.code, error.message, wait
@@ -169,7 +189,8 @@ class ChatAgent(Agent):
     new_bytes = sum(len(message["content"].encode()) + TOKENS_PER_MESSAGE for message in new)
     price = self._model.price
     prompt_usd = (self._counted_tokens + new_bytes) * price.dearest_input
-    return (prompt_usd + self._model.config.max_completion_tokens * price.dearest_output) / 1e6
+    usd = prompt_usd + self._model.config.max_completion_tokens * price.dearest_output
+    return self._model.tier_factor * usd / 1e6
 
   def reply(self, messages: Messages, step: int) -> Reply:
     model = self._model

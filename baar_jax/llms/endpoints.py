@@ -1,5 +1,6 @@
 """Endpoints of API models: where each is served, its key, and what its answers come to."""
 
+import base64
 import contextlib
 import dataclasses
 import email.utils
@@ -7,7 +8,9 @@ import ipaddress
 import itertools
 import json
 import os
+import re
 import time
+import unicodedata
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
@@ -21,6 +24,12 @@ RETRIED = (408, 409, 429)  # and all from 500 on
 UNKNOWN = (408, 502, 504, 524)  # lost behind the endpoint: the model may have been at work
 LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more ends the run
 LONGEST_COMPLAINT = 200  # characters of an endpoint's message in an error
+SHARED = 6  # characters in a row of a message that may not be those of a key
+CACHE_COUNTS = ("cached_tokens", "prompt_cache_hit_tokens")
+CACHE_COUNTS += ("cache_write_tokens", "cache_creation_tokens")
+MOST_TOKENS = 10**7  # of one call; no model reads or writes as many
+# Service tiers that cost the list price or less; another one's price is not known.
+TIERS = (None, "auto", "batch", "default", "flex", "on_demand", "standard")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Endpoint:
 
   @property
   def host(self) -> str:
-    return urlsplit(self.base_url).hostname or self.base_url
+    return urlsplit(self.base_url).hostname
 
   @property
   def own(self) -> bool:
@@ -50,6 +59,13 @@ class Endpoint:
     """Whether the address is OpenAI's, in any of its regions."""
     return f".{self.host}".endswith(".api.openai.com")
 
+  @property
+  def source(self) -> str:
+    """Where the key is from. A variable that is not set is not named: it may be a key itself."""
+    if self.variable == OPENAI_KEY or self.variable in os.environ:
+      return f"the environment variable {self.variable}"
+    return "the environment variable that --config.models.key_variables names for it"
+
   def key(self) -> str:
     """The key. Raises ValueError where it cannot be one, or a public endpoint's is not set."""
     where = f"{self.model} at {self.host}"
@@ -60,12 +76,10 @@ class Endpoint:
       )
     key = os.environ.get(self.variable, "").strip() if self.variable else NO_KEY
     if not (key.isascii() and key.isprintable()):
-      raise ValueError(f"the environment variable {self.variable} holds characters of no key")
+      raise ValueError(f"{self.source} holds characters of no key")
     if not key and not self.own:
-      raise ValueError(
-        f"{where} needs a key: set the environment variable {self.variable}, or name another in "
-        "--config.models.key_variables"
-      )
+      problem = f"{where} needs a key: set {self.source}"
+      raise ValueError(f"{problem}, or name another in --config.models.key_variables")
     return key or NO_KEY
 
 
@@ -99,9 +113,7 @@ def read_refusal(
 ) -> Outcome:
   """The outcome that a status of 400 and above tells of; the key is never repeated."""
   too_long = status < 500 and "context length" in complaint.lower()
-  if key != NO_KEY:
-    complaint = complaint.replace(key, "***")
-  complaint = " ".join(complaint.split())[:LONGEST_COMPLAINT]
+  complaint = clean(complaint, key)
   if too_long or code == "context_length_exceeded":
     return Outcome(FAILED, f"takes no conversation this long: {complaint}", hopeless=True)
   if status == 400 and code == "content_filter":
@@ -115,37 +127,68 @@ def read_refusal(
       wait = f"asks to wait {wait_s:.0f} s: the same command goes on then"
       return Outcome(kind, f"{problem} and {wait}", fatal=True)
     return Outcome(kind, problem, wait_s=wait_s)
-  variable = endpoint.variable or "a variable that --config.models.key_variables names"
-  problem = f"{complaint}; see --config.models (its key is in {variable})"
+  problem = f"{complaint}; see --config.models (its key is in {endpoint.source})"
   if status in (401, 403):  # the endpoint's message may quote a part of the key
-    problem = f"check the key in {variable}"
+    problem = f"check the key in {endpoint.source}"
   return Outcome(FAILED, f"answered {status}: {problem}", fatal=True)
+
+
+def clean(complaint: str, key: str) -> str:
+  """An endpoint's message as one short line, or what stands for one that repeats the key.
+
+  A part of the key counts, also spaced, in hexadecimal digits, or in base64 at any offset.
+  """
+  line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
+  line = "".join(char for char in line if unicodedata.category(char)[0] != "C")  # not bidi either
+  raw, forms = key.encode(), [key, key[::-1], key.encode().hex()]
+  forms += [base64.b64encode(bytes(offset) + raw).decode()[2 * offset :] for offset in range(3)]
+  said, *forms = (re.sub(r"[\W_]", "", text).lower() for text in (line, *forms))
+  parts = {form[i : i + SHARED] for form in forms for i in range(max(1, len(form) - SHARED + 1))}
+  if key != NO_KEY and any(part in said for part in parts if part):
+    return "its message repeats a part of the key"
+  return line
 
 
 def read_answer(body: bytes, price: Price) -> Outcome:
   """The outcome that a response's body tells of."""
   try:
-    fields = json.loads(body)
+    fields = json.loads(body, object_pairs_hook=_read_object)
   except (ValueError, RecursionError):
     fields = None
+  except KeyError:
+    fields = {"usage": None}
   if not isinstance(fields, dict) or not fields.keys() & {"choices", "usage"}:
     return Outcome(PRESUMED, "sent an answer that cannot be read")
   try:
+    choice = fields["choices"][0]
+    message, reason = choice["message"], choice.get("finish_reason")
+    text, refused = read_text(message.get("content")), bool(message.get("refusal"))
+  except (KeyError, IndexError, TypeError, AttributeError):
+    text, reason, refused = "", None, False
+  try:
     usage = read_usage(fields["usage"])
     price.cost_usd(usage)
-  except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    if text.strip() and not usage.completion_tokens:
+      raise ValueError("a text without tokens")
+  except (ValueError, KeyError, TypeError, AttributeError):
     problem = "sent an answer whose usage is missing or impossible, so that it cannot be priced"
     return Outcome(PRESUMED, problem, fatal=True)
-  try:
-    choice = fields["choices"][0]
-    text, cut = read_text(choice["message"].get("content")), choice.get("finish_reason") == "length"
-  except (KeyError, IndexError, TypeError, AttributeError):
-    text, cut = "", False
+  if fields.get("service_tier") not in TIERS:
+    return Outcome(PRESUMED, "answered from a service tier whose price is not known", fatal=True)
   if text.strip():
     return Outcome(REPLY, text=text, usage=usage)
-  if cut:  # all tokens went into reasoning, as they would again: the agent's mistake
-    return Outcome(REPLY, usage=usage)
+  if reason == "length":  # all tokens went into reasoning, as they would again
+    return Outcome(REPLY, usage=usage)  # the agent's mistake
+  if refused or reason == "content_filter":
+    return Outcome(RETRY, "refused this conversation", usage=usage, hopeless=True)
   return Outcome(RETRY, "sent an answer without content", usage=usage)
+
+
+def _read_object(pairs: list[tuple[str, object]]) -> dict:
+  fields = dict(pairs)
+  if len(fields) < len(pairs):
+    raise KeyError("a key is there twice")
+  return fields
 
 
 def read_text(content: str | list[dict] | None) -> str:
@@ -158,19 +201,23 @@ def read_text(content: str | list[dict] | None) -> str:
 
 
 def read_usage(fields: dict) -> Usage:
-  """Usage as endpoints report it; the total and the parts of the prompt are optional.
+  """Usage as OpenAI, LiteLLM and DeepSeek report it; the total and a cache's counts are optional.
 
   What the total counts beyond prompt and completion is billed as completion: some report the
-  tokens of a model's reasoning so.
+  tokens of a model's reasoning so. Raises KeyError or ValueError for counts that cannot be.
   """
-  details = fields.get("prompt_tokens_details") or {}
-  prompt, completion = int(fields["prompt_tokens"]), int(fields["completion_tokens"])
-  return Usage(
-    prompt_tokens=prompt,
-    cached_tokens=int(details.get("cached_tokens") or 0),
-    completion_tokens=max(completion, int(fields.get("total_tokens") or 0) - prompt),
-    cache_write_tokens=int(details.get("cache_write_tokens") or 0),
-  )
+  prompt, completion = fields["prompt_tokens"], fields["completion_tokens"]
+  optional = {**fields, **(fields.get("prompt_tokens_details") or {})}
+  cached, hits, written, created = (optional.get(name) or 0 for name in CACHE_COUNTS)
+  misses, total = optional.get("prompt_cache_miss_tokens"), optional.get("total_tokens")
+  counts = [prompt, completion, cached, hits, written, created]
+  counts += [count for count in (misses, total) if count is not None]
+  if any(type(count) is not int or not 0 <= count <= MOST_TOKENS for count in counts):
+    raise ValueError("no count of tokens")
+  total = prompt + completion if total is None else total
+  if not prompt or total < prompt + completion or misses not in (None, prompt - hits):
+    raise ValueError("counts that disagree")
+  return Usage(prompt, max(cached, hits), total - prompt, max(written, created))
 
 
 def read_wait_s(retry_after: str) -> float:
