@@ -105,7 +105,7 @@ def test_the_report_s_dollars_are_what_the_stand_in_billed(whole):
   for part, model in (("small_usd", "small"), ("large_usd", "large")):
     usable = [call for call in server.billed if call[0] == model and call[2]]
     assert ledger[part] == pytest.approx(float(server.usd(PRICES, usable)), rel=1e-9)
-  assert results["run"]["models"]["hosts"] == [{"name": "127.0.0.1", "own": True}] * 2
+  assert results["run"]["models"]["hosts"] == ["127.0.0.1"] * 2
   assert "models at 127.0.0.1" in out and "real models" not in out
   assert not [p for p in results["policies"] if p["family"] in ("oracle", "optimum")]
 
