@@ -1,5 +1,6 @@
 """Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3"""
 
+import signal
 import sqlite3
 import sys
 from contextlib import closing
@@ -78,7 +79,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if unexpected := values(argv)[1:]:
       raise flags.Error(f"unexpected argument {unexpected[0]!r}; a stage is --stage=NAME")
-    str(config.value.name)  # raises OSError where the configuration file could not be read
+    getattr(config.value, "name", None)  # raises OSError where the file could not be read
+    if not isinstance(config.value, Config):
+      raise flags.Error(f"get_config() returned {config.value!r:.40} and no Config")
   except (flags.Error, ImportError, OSError, SyntaxError, TypeError) as error:
     cause: BaseException | None = error
     while cause and not isinstance(cause, ValidationError):  # config_flags hides it behind its own
@@ -86,6 +89,12 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     sys.exit(fail(explain(cause, cause.title) if cause else error))
   except (AttributeError, KeyError, ValueError) as error:  # of the config's dataclasses
     sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
+  except SystemExit as end:
+    if any(word.lstrip("-").startswith(("help", "?")) for word in argv):
+      raise
+    sys.exit(fail(f"the configuration file ended the program: {end.code}"))
+  except Exception as error:  # of the user's file
+    sys.exit(fail(f"the configuration file raised {type(error).__name__}: {error}"))
   return config.value, stage.value
 
 
@@ -98,5 +107,19 @@ def fail(error: Exception | str) -> int:
   return 2
 
 
+def keep_interrupts() -> None:
+  """Raises a Ctrl-C again that a callback of a library has swallowed, as in garbage collection."""
+
+  def hook(unraisable) -> None:
+    if unraisable.exc_type is KeyboardInterrupt:
+      signal.setitimer(signal.ITIMER_REAL, 0.1)
+    else:
+      sys.__unraisablehook__(unraisable)
+
+  signal.signal(signal.SIGALRM, signal.default_int_handler)
+  sys.unraisablehook = hook
+
+
 if __name__ == "__main__":
+  keep_interrupts()
   app.run(main, flags_parser=parse)

@@ -29,6 +29,16 @@ WRONG = [
   (["--config=FILE:value"], ["EnvConfig.train_tasks is 0; it must be greater than 0"]),
   (["--config=FILE:key"], ["ModelsConfig.key_variables is not shown"]),
   (["--config=FILE:other"], ["no setting 'other'"]),
+  (["--config=FILE:none"], ["get_config() returned None and no Config"]),
+  (["--config=FILE:dict"], ["returned {'seed': 3} and no Config"]),
+  (["--config=FILE:exit"], ["ended the program: 0"]),
+  (["--config=FILE:exit_text"], ["ended the program", "a b"]),
+  (["--config=FILE:zero"], ["ZeroDivisionError: division by zero"]),
+  (["--config=FILE:runtime"], ["RuntimeError: two lines"]),
+  (["--config=FILE:key_error"], ["key"]),
+  (["--config=FILE:assertion"], ["AssertionError"]),
+  (["--config=FILE:recursion"], ["RecursionError"]),
+  (["--config=FILE:group"], ["ExceptionGroup"]),
   (["--config.models.names=('gpt-4.1-mini','gpt-9')"], ["gpt-9", "--config.models.prices"]),
   (["--config.runs=main.py/runs"], ["cannot write to main.py/runs", "--config.runs"]),
   (
@@ -41,13 +51,31 @@ WRONG = [
   ([SANDBOX, "--stage=report"], ["no profile: run --stage=profile first"]),
 ]
 FILE = """
+import sys
 from baar_jax import config
 def get_config(setting):
   if setting == "value":
     return config.Config(env=config.EnvConfig(train_tasks=0))
   if setting == "key":
     return config.Config(models=config.ModelsConfig(key_variables="sk-secret"))
+  if setting == "group":
+    raise ExceptionGroup("many", [ValueError("one")])
+  wrong = {
+    "none": lambda: None,
+    "dict": lambda: {"seed": 3},
+    "exit": lambda: sys.exit(0),
+    "exit_text": lambda: sys.exit("a\\nb"),
+    "zero": lambda: 1 / 0,
+    "runtime": lambda: (_ for _ in ()).throw(RuntimeError("two\\nlines")),
+    "key_error": lambda: {}["key"],
+    "assertion": fail,
+    "recursion": lambda: get_config("recursion"),
+  }
+  if setting in wrong:
+    return wrong[setting]()
   raise ValueError(f"no setting {setting!r}")
+def fail():
+  assert False
 """
 
 
@@ -64,7 +92,8 @@ def test_a_mistake_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
   arguments = [argument.replace("FILE", str(tmp_path / "file.py")) for argument in arguments]
   where = [argument for argument in arguments if argument.startswith("--config=")]
   others = [argument for argument in arguments if argument not in where]
-  runs = [] if "--config.runs=main.py/runs" in others else [f"--config.runs={tmp_path / 'runs'}"]
+  bare = "--config.runs=main.py/runs" in others or where and where[0].endswith(("none", "dict"))
+  runs = [] if bare else [f"--config.runs={tmp_path / 'runs'}"]
   try:
     code = main.main(main.parse(["main.py", *where, *runs, *others], flags.FlagValues()))
   except SystemExit as end:
@@ -91,3 +120,29 @@ def test_help_is_printed():
   command = [sys.executable, "main.py", "--help"]
   ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
   assert "--config: Configuration file." in ended.stdout and "--stage" in ended.stdout
+
+
+# Two Ctrl-Cs of which a library's callback swallows the first: there is none but this one.
+SWALLOWING = """
+import gc, os, signal, sys, time
+import main
+main.keep_interrupts()
+def callback(phase, info):
+  gc.callbacks.remove(callback)
+  os.kill(os.getpid(), signal.SIGINT)
+  time.sleep(1)
+gc.callbacks.append(callback)
+try:
+  gc.collect()
+  print("swallowed", flush=True)
+  time.sleep(60)
+  print("lost")
+except KeyboardInterrupt:
+  print("stopped")
+"""
+
+
+def test_a_ctrl_c_that_a_callback_swallows_comes_again():
+  command = [sys.executable, "-c", SWALLOWING]
+  ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  assert ended.stdout.split() == ["swallowed", "stopped"], ended.stderr
