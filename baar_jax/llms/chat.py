@@ -23,7 +23,7 @@ from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
-from baar_jax.llms.client import Limits, open_client
+from baar_jax.llms.client import Network, open_client
 from baar_jax.llms.endpoints import Outcome, endpoints, read_answer, read_refusal
 from baar_jax.llms.prices import prices_of
 
@@ -81,10 +81,10 @@ class ChatModel:
     self._failure, self._failures = pair.calls.find_stop(self._index), 0  # the same, in a row
     if self._failure:
       self._failures = config.max_failures - 1
-      stopped = f"{self._where} {self._failure} time after time, which ended the last run"
+      stopped = f"{self._where} {self._failure}, which ended the last run"
       print(f"{stopped}: once more ends this one", file=sys.stderr)
-    self._limits = Limits(pair.stopping)
-    self.client = open_client(endpoint, self._limits)
+    self._network = Network(pair.stopping)
+    self.client = open_client(endpoint, self._network)
 
   def request(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
     """A hash of all that a reply depends on, and of which trial it is for."""
@@ -119,14 +119,15 @@ class ChatModel:
           lost.append(Call(self._index, usage, cost.usd, kind=outcome.kind))
         self._pair.calls.end(number, outcome.kind, cost.usd, reply if self.config.record else None)
       if cost.usd > bound_usd * (1 + ROUNDING):
-        raise ValueError(
-          f"{self._where} billed {usage.prompt_tokens} prompt and {usage.completion_tokens} "
-          f"completion tokens, ${cost.usd:.6f}, and ${bound_usd:.6f} was the most: it ignores the "
-          "limit of a reply's tokens or counts others; see --config.models.token_limit_field"
+        self._stop(
+          f"billed {usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens, "
+          f"${cost.usd:.6f}, and ${bound_usd:.6f} was the most: it does not keep the limit of a "
+          "reply's tokens or counts others; see --config.models.token_limit_field"
         )
       if outcome.fatal:
-        raise ValueError(f"{self._where} {outcome.problem}")
-      self._count_failures(outcome)
+        self._stop(outcome.problem)
+      if not self._pair.stopping.is_set():
+        self._count_failures(outcome.problem.partition(":")[0])
       if reply:
         return reply
       if outcome.hopeless:
@@ -136,21 +137,24 @@ class ChatModel:
         self._pair.sleep(outcome.wait_s + backoff_s)
     raise NoAnswer(f"{self._where} {outcome.problem} ({attempt + 1} attempts)")
 
-  def _count_failures(self, outcome: Outcome) -> None:
-    """Raises ValueError at the last failure of one kind in a row that is allowed."""
-    problem = outcome.problem.partition(":")[0]
+  def _stop(self, problem: str, why: str = "") -> None:
+    """Ends the run; the next one says so before it asks."""
+    self._pair.calls.note_stop(self._index, problem)
+    raise ValueError(f"{self._where} {problem}{why}")
+
+  def _count_failures(self, problem: str) -> None:
+    """Ends the run at the last failure of one kind in a row that is allowed; "" is a reply."""
     with self._lock:
       if problem != self._failure:
         self._failure, self._failures = problem, 0
         self._pair.calls.note_stop(self._index, "")
       self._failures += bool(problem)
       if self._failures >= self.config.max_failures:
-        self._pair.calls.note_stop(self._index, problem)
-        times = f"{self._failures} times in a row; see --config.models.max_failures"
-        raise ValueError(f"{self._where} {problem}, {times}")
+        limit = f"--config.models.max_failures={self.config.max_failures}"
+        self._stop(problem, f", as often in a row as {limit} allows")
 
   def _attempt(self, messages: Messages, seed: int) -> Outcome:
-    self._limits.begin(self.config.timeout_s)
+    self._network.begin(self.config.timeout_s)
     tier = {"service_tier": "default"} if self._endpoint.openai else {}
     try:
       with self.client.chat.completions.with_streaming_response.create(
@@ -163,8 +167,11 @@ class ChatModel:
       ) as response:
         body = response.read()
     except openai.APIStatusError as error:
-      wait = error.response.headers.get("retry-after", "")
-      said = error.status_code, error.code, error.message, wait
+      body, response = error.body, error.response
+      message = body.get("message") if isinstance(body, dict) else None
+      complaint = message if isinstance(message, str) else response.text
+      wait = response.headers.get("retry-after", "")
+      said = error.status_code, error.code, complaint, wait
       return read_refusal(*said, self._endpoint, self.client.api_key)
     except (openai.APIConnectionError, httpx2.RequestError) as error:  # time-outs are among them
       cause = type(error.__cause__ or error).__name__

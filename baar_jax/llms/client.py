@@ -1,4 +1,4 @@
-"""The HTTP client of an endpoint: whatever it sends, an attempt ends in time."""
+"""The HTTP client of an endpoint: whatever is sent, an attempt ends in time and reads no more."""
 
 import contextlib
 import threading
@@ -17,8 +17,8 @@ HEADERS = {"host", "connection", "accept", "accept-encoding", "user-agent", "con
 HEADERS |= {"content-length", "authorization", "x-stainless-raw-response"}
 
 
-class Limits(threading.local):
-  """What the attempt of this thread may still take: seconds, and bytes of an answer."""
+class Network(threading.local, httpcore2.SyncBackend):
+  """Connections, and what the attempt of this thread may still take: seconds and bytes."""
 
   def __init__(self, stopping: threading.Event):
     self._stopping, self._until, self._bytes = stopping, 0.0, 0
@@ -39,41 +39,33 @@ class Limits(threading.local):
       raise httpcore2.ReadError("too many bytes")
     return data
 
+  def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
+    left_s = self.left_s()
+    return Stream(super().connect_tcp(host, port, left_s, local_address, socket_options), self)
 
-class LimitedStream(httpcore2.NetworkStream):
+
+class Stream(httpcore2.NetworkStream):
   """A connection that keeps the limits of each attempt that uses it."""
 
-  def __init__(self, stream: httpcore2.NetworkStream, limits: Limits):
-    self._stream, self._limits = stream, limits
+  def __init__(self, stream: httpcore2.NetworkStream, network: Network):
+    self._stream, self._network = stream, network
     self.close, self.get_extra_info = stream.close, stream.get_extra_info
 
   def read(self, max_bytes, timeout=None):
     while True:
-      wait_s = min(POLL_S, self._limits.left_s())
+      wait_s = min(POLL_S, self._network.left_s())
       with contextlib.suppress(httpcore2.ReadTimeout):
-        return self._limits.count(self._stream.read(max_bytes, wait_s))
+        return self._network.count(self._stream.read(max_bytes, wait_s))
 
   def write(self, buffer, timeout=None):
-    self._stream.write(buffer, self._limits.left_s())
+    self._stream.write(buffer, self._network.left_s())
 
   def start_tls(self, ssl_context, server_hostname=None, timeout=None):
-    stream = self._stream.start_tls(ssl_context, server_hostname, self._limits.left_s())
-    return LimitedStream(stream, self._limits)
+    left_s = self._network.left_s()
+    return Stream(self._stream.start_tls(ssl_context, server_hostname, left_s), self._network)
 
 
-class LimitedBackend(httpcore2.SyncBackend):
-  """Opens such connections."""
-
-  def __init__(self, limits: Limits):
-    self._limits = limits
-
-  def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
-    left_s = self._limits.left_s()
-    stream = super().connect_tcp(host, port, left_s, local_address, socket_options)
-    return LimitedStream(stream, self._limits)
-
-
-def open_client(endpoint: Endpoint, limits: Limits) -> openai.OpenAI:
+def open_client(endpoint: Endpoint, network: Network) -> openai.OpenAI:
   """A client that follows no redirect and unpacks nothing.
 
   What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone.
@@ -93,5 +85,5 @@ def open_client(endpoint: Endpoint, limits: Limits) -> openai.OpenAI:
   hooks = {"request": [send], "response": [receive]}
   http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)
   for transport in filter(None, (http._transport, *http._mounts.values())):
-    transport._pool._network_backend = LimitedBackend(limits)  # the library has no other way
+    transport._pool._network_backend = network  # the library has no other way
   return openai.OpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0, http_client=http)
