@@ -235,11 +235,15 @@ def test_a_reply_that_is_all_reasoning_is_the_agent_s_mistake(start, tmp_path):
   assert len(server.seen) == 1 and spent(tmp_path) == Spent((REPLY_USD, 0.0))
 
 
-def test_a_bill_above_the_bound_is_counted_and_ends_the_run(start, tmp_path):
+def test_a_bill_above_the_bound_is_counted_and_ends_the_run(start, tmp_path, capsys):
   server, pair = start(fault=lambda *_: "dear")
   budget = DollarBudget(1.0)
   with pytest.raises(ValueError) as error:
     ask(pair, run=budget)
+  start(server)
+  assert (
+    capsys.readouterr().err == f"{error.value}, which ended the last run: once more ends this one\n"
+  )
   # 8 tokens at $1 and 1000 at $4 per million; the most was 41 and 50.
   assert str(error.value).startswith(
     "small at 127.0.0.1 billed 8 prompt and 1000 completion tokens, $0.004008, and $0.000241 was "
@@ -248,10 +252,11 @@ def test_a_bill_above_the_bound_is_counted_and_ends_the_run(start, tmp_path):
   assert spent(tmp_path).replies_usd[0] == budget.settled_usd == pytest.approx(0.004008, rel=1e-12)
 
 
-def test_a_run_that_is_stopped_asks_nothing_again(start):
-  """Even where an endpoint asks to wait for minutes."""
+@pytest.mark.parametrize("fault", ["429", "trickle", "slow_headers"])
+def test_a_run_that_is_stopped_waits_for_nothing(start, fault):
+  """Neither as long as an endpoint asks to, nor for the answer of a call in flight."""
   pairs = []
-  standin = StandIn(fault=lambda *_: pairs[0].stop() or "429", retry_after="250")
+  standin = StandIn(fault=lambda *_: pairs[0].stop() or fault, retry_after="250", stall_s=1.0)
   server, pair = start(standin=standin, waits=True)
   pairs.append(pair)
   with pytest.raises(NoAnswer, match="the run is being stopped"):
@@ -363,6 +368,10 @@ def test_the_bound_of_a_call(start):
   assert small.bound_usd(longer, 1) == pytest.approx((8 + 62 + 200) / 1e6, rel=1e-12)
   assert large.bound_usd(longer, 1) == pytest.approx((103 * 12 + 2000) / 1e6, rel=1e-12)
   assert small.reply(longer, 1).call.usage == Usage(8 + 10 + 4, 8, 10)  # 8 are cached
+  # Long prompts of this model are dearer: $7.50 to write to the cache, and $22.50 for a reply.
+  _, tiered = start(names=("claude-sonnet-4-5",), prices=())
+  (model,) = tiered.start(None, TASK, 7, unlimited)
+  assert model.bound_usd(MESSAGES, 0) == pytest.approx((41 * 7.5 + 50 * 22.5) / 1e6, rel=1e-12)
 
 
 def test_a_call_that_fits_exactly_is_made_and_a_larger_one_is_not(start):
@@ -496,6 +505,7 @@ def test_openai_s_key_and_account_are_for_openai_alone(start, monkeypatch):
   monkeypatch.setenv("OPENAI_API_KEY", "secret")
   monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
   monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
+  monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer mine\nX-Mine: mine")
   config = ModelsConfig(kind="chat", base_urls=("https://eu.api.openai.com/v1",))
   assert endpoints(config)[0].key() == "secret"
   for url in ("https://api.together.xyz/v1", "https://notapi.openai.com.example.org/v1"):
@@ -505,9 +515,12 @@ def test_openai_s_key_and_account_are_for_openai_alone(start, monkeypatch):
   server, pair = start()
   ask(pair)
   assert server.headers[0]["authorization"] == "Bearer none"
-  assert not {"openai-organization", "openai-project"} & server.headers[0].keys()
+  assert "mine" not in str(server.headers[0])
   _, pair = start(base_urls=("https://api.openai.com/v1",))
-  assert pair.models[0].client.organization == "org-mine"
+  pair.models[0].client.base_url = server.url
+  ask(pair)
+  assert {"org-mine", "proj-mine", "mine"} < set(server.headers[1].values())
+  assert server.seen[1]["service_tier"] == "default"  # others are not asked for one
 
 
 ANSWER = {"choices": [{"message": {"content": "Go."}}]}
@@ -550,4 +563,6 @@ def test_what_a_total_counts_beyond_its_parts_is_completion():
   details = {"cached_tokens": None, "cache_write_tokens": 5}
   fields = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
   assert read_usage(fields) == Usage(9, 0, 2, 5)
+  details = {"cached_tokens": 3, "cache_creation_tokens": 5}  # of LiteLLM
+  assert read_usage(fields | {"prompt_tokens_details": details}) == Usage(9, 3, 2, 5)
   assert read_usage({"prompt_tokens": 9, "completion_tokens": 2}) == Usage(9, 0, 2)
