@@ -30,6 +30,7 @@ class HandEnv:
 
   def __init__(self, tape, length=2, name="", fault=lambda call: None):
     self.tape, self.length, self.name, self.fault = tape, length, name, fault
+    self.closed = threading.Event()
 
   def _note(self, call):
     self.tape.append(self.name + call)
@@ -48,6 +49,9 @@ class HandEnv:
   def score(self):
     self._note("score")
     return 0.5
+
+  def close(self):
+    self.closed.set()
 
 
 class HandPair:
@@ -293,6 +297,49 @@ def test_an_abandoned_loop_ends_its_threads(tape):
   next(episodes)
   episodes.close()  # the fixture looks for threads
   assert tape.count("stop") == 1 and tape.count("score") < 9
+
+
+def test_ctrl_c_waits_for_no_step(tape):
+  """An environment is closed while it acts, which ends the step of one in another process."""
+  ended = []
+  slow = HandEnv(
+    tape, fault=lambda call: call == "step go 0" and ended.append(slow.closed.wait(30))
+  )
+  quick = HandEnv(tape, fault=lambda call: None)
+  episodes = run_episodes([job("t1"), job("t2")], HandPolicy(tape), HandPair(tape), [slow, quick])
+  next(episodes)
+  with pytest.raises(KeyboardInterrupt):
+    episodes.throw(KeyboardInterrupt)
+  assert ended == [True] and quick.closed.is_set()
+
+
+@pytest.mark.parametrize("source", ["step go 1", "score", "a model"])
+def test_failures_in_a_row_stop_the_loop(tape, source):
+  """Each try counts: an environment that died is tried three times."""
+  env = HandEnv(tape, fault=raises(DIED, source))
+  texts = {1: NoAnswer("large at host: no content (6 attempts)")} if source == "a model" else {}
+  jobs = [job(f"t{number}") for number in range(9)]
+  with pytest.raises(ValueError, match="5 times in a row .*(was killed|6 attempts).*max_failures"):
+    run([env], jobs, tape, pair=HandPair(tape, texts), max_failures=5)
+  resets = [event for event in tape if event.startswith("reset")]
+  assert resets == [f"reset t{i}" for i in ([0, 1, 2, 3, 4] if texts else [0, 0, 0, 1, 1])]
+
+
+def test_an_episode_that_goes_well_starts_the_count_of_failures_again(tape):
+  def fault(call):
+    if call == "score" and tape.count("score") % 5:  # four deaths before each score
+      raise DIED
+
+  jobs = [job(f"t{number}") for number in range(9)]
+  episodes = run([HandEnv(tape, fault=fault)], jobs, tape, max_failures=5)
+  assert [e.stop for e in episodes if e.stop != "done"] == [f"error:{DIED}"] * 5
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_ends_a_worker_ends_the_loop(tape, error):
+  """As an environment in this process might raise it: nobody waits for it for ever."""
+  with pytest.raises(error):
+    run([HandEnv(tape, fault=raises(error, "step go 1"))], [job()], tape)
 
 
 def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):

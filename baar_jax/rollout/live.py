@@ -55,7 +55,7 @@ class Live:
   decision: Decision = Decision(SMALL)  # for the next step, as the loop has taken it
   rest: Iterator[None] | None = None  # plays what is left of the episode, decision by decision
   stop: str = ""  # an episode's, once it is over
-  error: Exception | None = None  # that has ended it
+  error: BaseException | None = None  # that has ended it
   score: float = 0.0
 
   @property

@@ -23,16 +23,17 @@ def run_episodes(
   call_budget: int | None = None,
   usd_budget: float | None = None,
   cap: DollarBudget | None = None,
+  max_failures: int = 100,
 ) -> Iterator[Episode]:
   """Runs episodes, as many at a time as there are environments, and yields each as it ends.
 
   The caller's thread decides, for all that are ready at once; `_play` runs in worker threads, and a
-  slow episode delays no other. Large calls and dollars of each episode are capped by `call_budget`
-  and `usd_budget`, the dollars of all, these and others, by `cap`. An episode whose environment
-  died more than `RESTARTS` times, or whose model gave no answer, stops as "error:..." and must not
-  be stored. Raises CapReached after all episodes that could be finished within the cap.
+  slow episode delays no other. `call_budget` and `usd_budget` cap each episode, `cap` all of them.
+  One whose environment died more than `RESTARTS` times, or whose model gave no answer, stops as
+  "error:..." and must not be stored. Raises CapReached after all that could be finished within the
+  cap, and ValueError once `max_failures` tries in a row have failed.
   """
-  waiting, stopped = sorted(jobs, key=lambda job: job.seed), None  # all tasks once, then again
+  waiting = sorted(jobs, key=lambda job: job.seed)  # all tasks once, then again
   events: queue.SimpleQueue[Live] = queue.SimpleQueue()  # whose next decision or end has come
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
@@ -43,7 +44,7 @@ def run_episodes(
     workers.submit(_go_on, live, events)
 
   try:
-    live_count = min(len(envs), len(waiting))
+    live_count, failures, stopped = min(len(envs), len(waiting)), 0, None
     for env in envs[:live_count]:
       begin(_take(waiting), env)
     while live_count:
@@ -51,25 +52,24 @@ def run_episodes(
       arrived += [events.get() for _ in range(events.qsize())]
       for live in (live for live in arrived if live.stop):
         policy.finish(live)
+        failures = _count_failures(live, failures, max_failures)
         if isinstance(live.error, EnvDied) and live.restarts < RESTARTS:
           begin(live.job, live.env, live.restarts + 1)
           continue
         if isinstance(live.error, CapReached):
           stopped = live.error
-        elif live.error and not isinstance(live.error, EnvDied | agent.NoAnswer):
-          raise live.error  # a bug
         else:
           yield _episode(live, policy.name)
         if waiting and not stopped:
           begin(_take(waiting, live.task.id), live.env)
         else:
           live_count -= 1
-      ready = [live for live in arrived if not live.stop]
-      _decide(ready, policy)
-      for live in ready:
+      for live in _decide(arrived, policy):
         workers.submit(_go_on, live, events)
-  except BaseException:  # Ctrl-C, an abandoned loop, or a bug: nobody waits for replies
+  except BaseException:  # Ctrl-C, an abandoned loop, or a bug: nobody waits for replies or steps
     pair.stop()
+    for env in envs:
+      env.close()
     raise
   finally:
     workers.shutdown(wait=True, cancel_futures=True)
@@ -82,18 +82,32 @@ def _take(waiting: list[Job], held: str = "") -> Job:
   return waiting.pop(next((i for i, job in enumerate(waiting) if job.task.id == held), 0))
 
 
-def _decide(ready: Sequence[Live], policy: Policy) -> None:
-  """Asks the policy where the budgets leave a choice."""
+def _count_failures(live: Live, in_a_row: int, limit: int) -> int:
+  """The failed tries in a row, with this one. Raises ValueError at the limit, and any bug."""
+  if live.error is None or isinstance(live.error, CapReached):
+    return 0
+  if not isinstance(live.error, EnvDied | agent.NoAnswer):
+    raise live.error
+  if in_a_row + 1 >= limit:
+    times = f"{limit} times in a row an episode has failed, at last {live.task.id}"
+    raise ValueError(f"{times}: {live.error}; see --config.models.max_failures")
+  return in_a_row + 1
+
+
+def _decide(arrived: Sequence[Live], policy: Policy) -> list[Live]:
+  """Asks the policy where the budgets leave a choice. Returns all episodes that go on."""
+  ready = [live for live in arrived if not live.stop]
   free = [live for live in ready if len(live.allowed) > 1]
   for live, decision in zip(free, policy.choose(free) if free else ()):
     live.decision = decision
+  return ready
 
 
 def _go_on(live: Live, events: queue.SimpleQueue[Live]) -> None:
   """Plays to the next decision or to the end, in a worker thread."""
   try:
     next(live.rest, None)
-  except Exception as error:
+  except BaseException as error:
     live.error, live.stop = error, f"error:{error}"
   events.put(live)
 
