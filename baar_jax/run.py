@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,8 +139,13 @@ class Run:
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       threads = ThreadPoolExecutor()
       ends = self.envs()[0], self.envs()[-1]  # of different processes if there are two
-      listings = threads.map(lambda env, name: env.tasks(name), ends, SPLITS)
+      futures = threads.map(lambda env, name: env.tasks(name), ends, SPLITS)
       threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
+      listings = list(futures)
+      counts = Counter(task.id for tasks in listings for task in tasks)
+      if twice := [task_id for task_id, count in counts.items() if count > 1]:
+        problem = f"--config.env.kind={self.config.env.kind} lists the task {twice[0]!r} twice"
+        raise ValueError(f"{problem}: each is in one split, once")
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
@@ -162,9 +168,8 @@ class Run:
     place = {task_id: i for i, task_id in enumerate(dict.fromkeys(job.task.id for job in jobs))}
     share = [job for job in jobs if place[job.task.id] % d.processes == d.process]
     if missing := [job for job in share if (job.task.id, job.seed) not in stored]:
-      episodes = run_episodes(
-        missing, policy, self.pair, self.envs(), call_budget, usd_budget, self.cap
-      )
+      limits = call_budget, usd_budget, self.cap, self.config.models.max_failures
+      episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
       done = len(share) - len(missing)
       bar = self.progress(total=len(share), initial=done, desc=title, unit="ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed

@@ -12,6 +12,7 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
+from baar_jax.episode import Task
 from baar_jax.rollout.live import Job, Policy
 from baar_jax.run import Run
 from baar_jax.stages import bopo, plan, pretrain, profile, references, sft
@@ -246,6 +247,24 @@ def test_tasks_are_listed_once(opened, config, monkeypatch):
   assert opened(config).tasks("test") == tasks
 
 
+@pytest.mark.parametrize("splits, task_id", [(("a b a", "c"), "a"), (("a b", "c b"), "b")])
+def test_a_task_that_is_listed_twice_is_refused_before_anything_is_stored(
+  opened, config, splits, task_id
+):
+  class Listing(Sandbox):
+    def tasks(self, split):
+      names = splits[split == "test"].split()
+      return [Task(name, split, "do it", 9) for name in names]
+
+  for _ in range(2):  # the second time as the first
+    run = opened(config)
+    run._envs = [Listing(train_tasks=6, test_tasks=3, max_steps=10)]
+    with pytest.raises(ValueError) as error:
+      run.tasks("train")
+    assert f"lists the task {task_id!r} twice" in message(error)
+    assert run.store.tasks("train") == run.store.tasks("test") == []
+
+
 def test_only_missing_episodes_are_run(opened, config):
   run, policy = opened(config), Counting()
   first, second, third = run.tasks("train")[:3]
@@ -282,6 +301,10 @@ def test_an_episode_that_ended_in_an_error_is_left_out_and_tried_again(opened, c
   assert [e.task_id for e in run.collect("some", Counting(), jobs)] == [second.id]
   said = capsys.readouterr().out.splitlines()
   assert said == [f"left out: {first.id} seed 0 of counted: error:the process was killed"]
+  run.config.models.max_failures = 3
+  with pytest.raises(ValueError) as error:
+    run.collect("some", Counting("again"), jobs)
+  assert "3 times in a row" in message(error) and "the process was killed" in message(error)
   run._envs = [Sandbox(**sizes)]
   policy = Counting()
   assert [e.task_id for e in run.collect("some", policy, jobs)] == [first.id, second.id]
