@@ -88,7 +88,8 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
       cause = cause.__context__
     sys.exit(fail(explain(cause, cause.title) if cause else error))
   except (AttributeError, KeyError, ValueError) as error:  # of the config's dataclasses
-    sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
+    what = next(iter(error.args), type(error).__name__)
+    sys.exit(fail(f"{what}; the fields are in baar_jax/config.py"))
   except SystemExit as end:
     if any(word.lstrip("-").startswith(("help", "?")) for word in argv):
       raise

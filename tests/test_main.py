@@ -39,6 +39,7 @@ WRONG = [
   (["--config=FILE:assertion"], ["AssertionError"]),
   (["--config=FILE:recursion"], ["RecursionError"]),
   (["--config=FILE:group"], ["ExceptionGroup"]),
+  (["--config=FILE:empty"], ["AttributeError"]),
   (["--config.models.names=('gpt-4.1-mini','gpt-9')"], ["gpt-9", "--config.models.prices"]),
   (["--config.runs=main.py/runs"], ["cannot write to main.py/runs", "--config.runs"]),
   (
@@ -69,6 +70,7 @@ def get_config(setting):
     "runtime": lambda: (_ for _ in ()).throw(RuntimeError("two\\nlines")),
     "key_error": lambda: {}["key"],
     "assertion": fail,
+    "empty": lambda: (_ for _ in ()).throw(AttributeError()),
     "recursion": lambda: get_config("recursion"),
   }
   if setting in wrong:

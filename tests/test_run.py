@@ -167,6 +167,11 @@ def test_a_run_can_be_moved_to_where_it_can_be_written(opened, config, tmp_path)
     Run(config)
   problem = f"cannot write to {__file__}/tiny (Not a directory); set --config.runs"
   assert message(error) == problem
+  config.runs = str(tmp_path / "full")
+  (tmp_path / "full" / "tiny").mkdir(parents=True)
+  (tmp_path / "full" / "tiny" / "config.tmp").symlink_to("/dev/full")
+  with pytest.raises(ValueError, match="No space left on device"):
+    Run(config)
 
 
 # Takes a lock as another process would, says so, and holds it until its standard input ends.
