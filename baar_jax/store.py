@@ -159,7 +159,8 @@ class Store:
     table = pandas.read_sql(query, self._db, params=policies)
     filled = table.drop(columns=["policy", "task_id", "stop"]).fillna(dict.fromkeys(BUDGETS, 0))
     numbers = filled.apply(pandas.to_numeric, errors="coerce").astype(float)
-    for key in table[[*KEY]][~np.isfinite(numbers).all(axis=1)].itertuples(index=False):
+    fine = (np.isfinite(numbers) & (numbers >= 0)).all(axis=1) & (numbers.score <= 1)
+    for key in table[[*KEY]][~fine].itertuples(index=False):
       raise self._unreadable(*key)
     return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 

@@ -320,6 +320,8 @@ def test_episodes_are_chosen_by_the_rule(every):
 
 def test_the_figures_are_strict_json(every):
   assert json.loads(json.dumps(plain(every), allow_nan=False)) == plain(every)
+  odd = {"a": [math.inf, np.float32("nan"), {"b": pd.NA}], "c": pd.DataFrame({"x": [-math.inf, 1]})}
+  assert plain(odd) == {"a": [None, None, {"b": None}], "c": [{"x": None}, {"x": 1.0}]}
   first = plain(every)["policies"][0]
   assert (first["policy"], first["use_share"]) == ("always-small", None)
 
@@ -347,6 +349,17 @@ def test_what_is_not_evaluated_yet_is_named():
   store, lines = fill(FEW), entries(FEW)
   with pytest.raises(ValueError, match="^sft has 0 of 8 episodes: run --stage=evaluate first$"):
     summarize(store, [*lines, Entry("sft", {}, "sft")], config())
+
+
+@pytest.mark.parametrize("change", ["score = NULL", "score = 1.5", "cost_usd = -1", "steps = 'x'"])
+@pytest.mark.parametrize(("policy", "seed"), [("sft", 0), ("always-small", 7)])
+def test_a_row_of_the_wrong_shape_is_named(change, policy, seed):
+  """Of the evaluation, and of what only the ledger counts."""
+  store = fill(EVERY)
+  where = "policy = ? AND task_id = 'test-0' AND seed = ?"
+  store._db.execute(f"UPDATE episodes SET {change} WHERE {where}", (policy, seed))
+  with pytest.raises(ValueError, match=f"policy {policy}, task test-0, seed {seed} cannot be read"):
+    summarize(store, entries(EVERY), config())
 
 
 def test_the_labels_of_other_trials_are_compared():

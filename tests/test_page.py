@@ -2,6 +2,7 @@
 
 import html.parser
 import itertools
+import json
 import math
 import re
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from report_store import BOPO, EVERY, FEW, config, entries, fill
 from tiny import episode
 
+from baar_jax.episode import Episode, Step
 from baar_jax.report import page, tables
 from baar_jax.report.page import summarize
 from baar_jax.rollout.entries import Entry
@@ -244,6 +246,99 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
   assert read_metrics(path) == []
   path.write_text('{"stage": "sft", "update": 1}\n{"bins": [{"a": 1}')
   assert read_metrics(path) == [{"stage": "sft", "update": 1}]
+
+
+CALIBRATION = {"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}
+WRONG_LINES = {
+  "[1]": "wrong",
+  '"text"': "wrong",
+  "no JSON": "wrong",
+  "[" * 100_000: "wrong",
+  '{"update": 1}': "stage",
+  '{"stage": 3, "update": 1}': "stage",
+  '{"stage": "sft", "loss": 0.5}': "update",
+  '{"stage": "sft", "update": "first"}': "update",
+  '{"stage": "sft", "update": NaN}': "update",
+  '{"stage": "sft", "update": 1, "loss": NaN}': "loss",
+  '{"stage": "sft", "update": 1, "loss": 9e999}': "loss",
+  '{"stage": "sft", "update": 1, "loss": [0.5]}': "loss",
+  '{"stage": "bopo", "update": 1, "lam": {}}': "lam",
+  f'{{"stage": "bopo", "update": 1, "kl": 1{"0" * 400}}}': "kl",
+  '{"stage": "bopo", "update": 1, "ablation": []}': "ablation",
+  '{"stage": "environments", "own_tasks": true}': "mb_per_live_episode",
+  '{"stage": "environments", "own_tasks": true, "mb_per_live_episode": NaN}': "mb_per_live",
+  '{"stage": "environments", "mb_per_live_episode": 1.5}': "own_tasks",
+  json.dumps(CALIBRATION | {"brier": math.nan}): "brier",
+  json.dumps(CALIBRATION | {"brier": None}): "brier",
+  json.dumps(CALIBRATION | {"base_rate": "high"}): "base_rate",
+  json.dumps(CALIBRATION | {"bins": 3}): "bins",
+  json.dumps(CALIBRATION | {"bins": [{"predicted": 0.5}]}): "bins",
+  json.dumps(CALIBRATION | {"bins": [BINS[0] | {"observed": math.nan}]}): "bins",
+}
+
+
+@pytest.mark.parametrize("line", WRONG_LINES)
+def test_a_line_of_the_wrong_shape_is_named(tmp_path, line):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text(f'{{"stage": "sft", "update": 1}}\n{line}\n')
+  with pytest.raises(ValueError, match=f"^{path}, line 2.*{WRONG_LINES[line]}") as error:
+    read_metrics(path)
+  assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_lines_that_are_no_text(tmp_path):
+  (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
+  with pytest.raises(ValueError, match="metrics.jsonl, line 1"):
+    read_metrics(tmp_path / "metrics.jsonl")
+
+
+HOSTILE = [
+  "<script>alert(1)</script>",
+  '"><img src=x onerror=alert(1)>',
+  "</style></title><iframe src=//evil>",
+  "{{ 7 * 7 }}{% include 'report.css' %}",
+  "a\u202eevil\u2066\u200f\x1b[31m\x00\x07\x9b\ufeff\U000e0041\ud800",
+  "[x](javascript:alert(1)) ![y](//evil/z.png) [z]: //evil | *b* _c_ `d` # e ~f~ \\",
+  "a\n| --- |\r\n# title\u2028b",
+  r"\input{/etc/passwd} \write18{rm} $x$ %",
+]
+UNSEEN = re.compile(
+  "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+@pytest.fixture(scope="module", params=range(len(HOSTILE)))
+def hostile(request, results, tmp_path_factory):
+  """A hostile text, and the directory of a report with it wherever others' texts come in."""
+  text = HOSTILE[request.param]
+  rows, steps = results["episodes"].copy(), [Step(text, 1, text, logp=-0.5)]
+  rows["episode"] = [Episode(text, text, 0, steps, 1.0, f"error:{text}") for _ in rows.episode]
+  run = results["run"] | {"name": text, "environment": text, "stand_ins": []}
+  run["models"] = {"kind": "chat", "names": [text, text], "hosts": [text, text]}
+  run["prices_usd_per_million"] = {text: run["prices_usd_per_million"]["gpt-4.1"]}
+  changed = {"run": run, "episodes": rows.assign(text=text), "training": results["training"][:0]}
+  for name in ("policies", "frontiers", "hard_budget", "ablations"):
+    changed[name] = results[name].replace({"family": {"single-turn": text}})
+  return text, page.write(results | changed, tmp_path_factory.mktemp("hostile")).parent
+
+
+def test_hostile_texts_are_texts_in_all_files(hostile):
+  text, directory = hostile
+  index = (directory / "index.html").read_text(encoding="utf-8")
+  reader = Reader(index)
+  seen = re.sub(r"\s+", " ", UNSEEN.sub("\ufffd", text.replace("\r\n", "\n"))).strip()
+  assert reader.open == [] and not {"script", "iframe", "a", "form"} & set(reader.tags)
+  assert all(value.startswith("data:") for _, name, value in reader.attributes if name == "src")
+  assert not any(name.startswith("on") for _, name, _ in reader.attributes)
+  assert seen[:12] in reader.text
+  tex, md = (
+    (directory / f"hard_budget.{end}").read_text(encoding="utf-8") for end in ("tex", "md")
+  )
+  assert not any(map(UNSEEN.search, (index, md, tex)))
+  assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {7}
+  assert "](" not in md and "<" not in md.replace(r"\<", "")
+  assert not re.search(r"\\(input|write18)", tex) and tex.count(r"\\") == len(md.splitlines())
+  json.loads((directory / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -181,6 +181,8 @@ COLUMN = "UPDATE episodes SET {} = ? WHERE seed = 1"
 ROWS = [(TEXT, text) for text in (None, "", "{", "[]", "3", b"\xff", '{"task_id": "t"}', "null")]
 ROWS += [(COLUMN.format("score"), "high"), (COLUMN.format("steps"), None)]
 ROWS += [(COLUMN.format("usd_budget"), "much"), (COLUMN.format("cost_usd"), math.inf)]
+ROWS += [(COLUMN.format("score"), -0.5), (COLUMN.format("score"), 1.5)]
+ROWS += [(COLUMN.format("cost_usd"), -1.0)]
 
 
 @pytest.mark.parametrize("change, value", ROWS)

@@ -119,8 +119,13 @@ def write(results: Mapping, directory: Path) -> Path:
 
 def render(results: Mapping, images: Mapping[str, str]) -> str:
   """The page, with images by name as URLs. Whatever the results hold, the template escapes it."""
-  loader = jinja2.FileSystemLoader(Path(__file__).parent)
-  jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+  jinja = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: tables.clean(value) if type(value) is str else value,  # not Markup
+  )
   context = {"r": results, "t": tables, "compare": compare, "exp": math.exp}
   page = jinja.get_template("page.html.j2").render(context, images=images)
   return page.replace(" %", "\u00a0%")
@@ -137,4 +142,5 @@ def plain(value):
   if isinstance(value, Collection) and not isinstance(value, str):
     return [plain(item) for item in value]
   value = value.item() if hasattr(value, "item") else value  # a number of NumPy's
-  return None if isinstance(value, float) and not math.isfinite(value) else value
+  wrong = isinstance(value, float) and not math.isfinite(value)
+  return None if wrong or value is pd.NA else value

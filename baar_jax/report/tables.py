@@ -60,11 +60,17 @@ TITLES |= {"paper": "The paper", "ours": "This run"}
 NONE = "–"
 
 
+def clean(text: str) -> str:
+  """A text in one line, without characters that are not seen, reorder others or end a line."""
+  text = " ".join(text.split())
+  return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def family_name(results: Mapping, family: str) -> str:
   """As a reader knows it; another family goes by its own name."""
   if family in results["run"]["stand_ins"]:
     return f"{family} (stand-in)"
-  return FAMILIES[family][0] if family in FAMILIES else family
+  return FAMILIES[family][0] if family in FAMILIES else clean(family)
 
 
 def parameter_text(parameters: Mapping) -> str:
@@ -246,7 +252,7 @@ def to_html(table: pd.DataFrame) -> Markup:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-  cells = table.map(lambda text: re.sub(r"([\\|*_`<>])", r"\\\1", text))
+  cells = table.map(lambda text: re.sub(r"([\\|*_`<>]|(?<=\])\()", r"\\\1", text))
   cells.columns = [" ".join(filter(None, names)) for names in cells.columns]
   return cells.to_markdown(index=False, disable_numparse=True)
 

@@ -5,11 +5,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+from pydantic import FiniteFloat, create_model
 
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import tables
+from baar_jax.report.table import CURVE_STAGES, CURVES
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
+
+# What the report reads from a line of metrics.jsonl, by the line's stage.
+NUMBER, NUMBER_OR_NONE = (FiniteFloat, ...), (FiniteFloat | None, None)
+UPDATE = {"update": NUMBER, **dict.fromkeys(("lam", "updates", *CURVES), NUMBER_OR_NONE)}
+BIN = create_model("bin", **dict.fromkeys(("predicted", "observed", "count"), NUMBER))
+CALIBRATION = {"brier": NUMBER, "base_rate": NUMBER, "bins": (list[BIN], ...)}
+FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
+FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
+FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
+LINES = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
+LINE = create_model("line", stage=(str, ...))  # of any other stage
 
 
 def main(run: Run) -> None:
@@ -26,13 +39,18 @@ def main(run: Run) -> None:
 
 
 def read_metrics(path: Path) -> list[dict]:
-  """The lines of metrics.jsonl; none if nothing was trained."""
-  lines = []
-  for line in path.read_text().splitlines() if path.exists() else ():
+  """The lines of metrics.jsonl; none if nothing was trained. Raises ValueError for a wrong one."""
+  lines, text = [], path.read_text(errors="replace") if path.exists() else ""
+  for number, line in enumerate(text.splitlines(), 1):
     try:
-      lines.append(json.loads(line))
-    except json.JSONDecodeError:
-      continue  # it was cut by a kill, and the resumed run wrote its update again
+      fields = json.loads(line)
+      LINES.get(fields["stage"], LINE).model_validate(fields)
+      lines.append(fields)
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+      if isinstance(error, json.JSONDecodeError) and line.startswith("{"):
+        continue  # it was cut by a kill, and the resumed run wrote its update again
+      problem = " ".join(str(error).split())[:160]
+      raise ValueError(f"{path}, line {number} is wrong ({problem}): remove the line") from error
   return lines
 
 
