@@ -76,7 +76,6 @@ class ModelsConfig:
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of an attempt, to its last byte
   retries: int = Field(5, ge=0)  # of one reply, after its first attempt
   max_failures: int = Field(100, gt=0)  # of one kind in a row at one endpoint; they stop the run
-  record: bool = True  # keep replies in the run's file, so that none is paid for twice
 
 
 @section

@@ -41,7 +41,7 @@ ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
 FREE_FIELDS = """runs env.processes env.live_per_process env.timeout_s bopo.lam profile.robustness
 baselines evaluate distributed max_usd dry_run models.key_variables models.token_limit_field
-models.concurrency models.timeout_s models.retries models.max_failures models.record"""
+models.concurrency models.timeout_s models.retries models.max_failures"""
 FREE = tuple(f"{name}." for name in FREE_FIELDS.split())
 
 

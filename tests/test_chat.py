@@ -301,9 +301,10 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, e
 
 
 def test_waits_that_an_endpoint_asks_for(start):
-  for header, slept in (("7", 7.5), ("0.1", 0.6), ("soon", 0.5)):  # jitter comes on top
-    _, pair = start(standin=StandIn(fault=faults("429"), retry_after=header), record=False)
-    ask(pair)
+  headers = ("7", 7.5), ("0.1", 0.6), ("soon", 0.5), ("nan", 0.5)  # jitter comes on top
+  for seed, (header, slept) in enumerate(headers):
+    _, pair = start(standin=StandIn(fault=faults("429"), retry_after=header))
+    ask(pair, seed=seed)
     assert pair.slept == [slept]
   now = datetime.datetime.now(datetime.UTC)
   later = email.utils.format_datetime(now + datetime.timedelta(seconds=90), usegmt=True)
@@ -347,7 +348,7 @@ def test_anything_else_is_another_request(start):
   server, pair = start()
   ask(pair)
   calls = [{"model": 1}, {"messages": MESSAGES[:1]}, {"step": 1}, {"seed": 8}]
-  settings = [{"temperature": 0.1}, {"max_completion_tokens": 51}, {"record": False}]
+  settings = [{"temperature": 0.1}, {"max_completion_tokens": 51}]
   for number, other in enumerate(calls, 2):
     ask(pair, **other)
     assert len(server.seen) == number, other

@@ -117,7 +117,7 @@ class ChatModel:
           reply = Reply(outcome.text, call, tuple(lost))
         elif outcome.kind != FAILED:
           lost.append(Call(self._index, usage, cost.usd, kind=outcome.kind))
-        self._pair.calls.end(number, outcome.kind, cost.usd, reply if self.config.record else None)
+        self._pair.calls.end(number, outcome.kind, cost.usd, reply)
       if cost.usd > bound_usd * (1 + ROUNDING):
         self._stop(
           f"billed {usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens, "
@@ -202,7 +202,7 @@ class ChatAgent(Agent):
   def reply(self, messages: Messages, step: int) -> Reply:
     model = self._model
     request = model.request(messages, self._task.id, self._seed, step)
-    reply = model.find(request) if model.config.record else None
+    reply = model.find(request)
     if reply is None:
       bound_usd = self.bound_usd(messages, step)
       reply = model.ask(messages, self._seed, request, bound_usd, self._hold)

@@ -32,10 +32,7 @@ class Lapse:
 
 
 class SandboxErrors:
-  """The sandbox: plain locks are easy for both; a critical one SMALL mostly gets wrong.
-
-  A wrong action rings the alarm, which is fatal; a wasted step jams the lock.
-  """
+  """The sandbox: plain locks are easy for both models; a critical one SMALL mostly gets wrong."""
 
   PLAIN = (Lapse(0.10, 0.05), Lapse(0.02, 0.05))  # of SMALL and LARGE
   CRITICAL = (Lapse(0.80, 0.5), Lapse(0.10, 0.3))
@@ -47,12 +44,9 @@ class SandboxErrors:
 class KnowledgeErrors:
   """Critical steps that a model does not know how to do, the same in every trial.
 
-  A task's hidden tier is drawn: its critical steps are within reach of both models, of LARGE alone,
-  or of neither. A model does not know a critical step with a probability that rises with the task's
-  hardness over the model's ability. Two rules (SMALL is decisively wrong on half of what it does
-  not know and lost on the rest; it spoils the step for LARGE) keep a random router from being
-  nearly as good as an informed one. The rates were set once, on other tasks, so that the pair's
-  ends lie where the paper's do; those of this class are for a user's environment.
+  A model does not know one with a probability that rises with the task's hardness, by its hidden
+  tier, over the model's ability. These rates are for a user's environment; subclasses have the
+  benchmarks'. docs/environments.md says why each rule is as it is.
   """
 
   ABILITY = (0.0, 3.8)  # of SMALL and LARGE
@@ -115,12 +109,7 @@ class ScienceWorldErrors(KnowledgeErrors):
 
 
 class ALFWorldErrors(KnowledgeErrors):
-  """ALFWorld: how hard a game is depends on its type of task.
-
-  A model has to search, so about half of the steps between critical ones lead elsewhere. Nothing
-  there is fatal, so a model that could try again and again would win in the end: what it does not
-  know it hardly ever gets right, and a step that SMALL has spoiled LARGE seldom saves.
-  """
+  """ALFWorld: how hard a game is depends on its type of task; a model has to search there."""
 
   DRAW = "tier 28"  # of the first 40 the one whose shares in 126 made games are nearest to PRIORS'
   ROUTINE = (0.55, 0.45)
@@ -136,11 +125,7 @@ class ALFWorldErrors(KnowledgeErrors):
 
 
 class AppWorldErrors(KnowledgeErrors):
-  """AppWorld: how hard a task is depends on its difficulty level, from 1 to 3.
-
-  A wrong write or answer is fatal more often than elsewhere, so known steps fail less often. A
-  login or a loop over pages that went wrong says so and is soon corrected.
-  """
+  """AppWorld: how hard a task is depends on its difficulty level, from 1 to 3."""
 
   HARDNESS = {"easy": -2.4, "hard": 0.3, "intractable": 5.2}
   KNOWN_EASY, KNOWN = (0.06, 0.04), (0.10, 0.08)
@@ -239,10 +224,10 @@ class ScriptedAgent(Agent):
 
 @dataclasses.dataclass(eq=False)
 class ScriptedJudge(Agent):
-  """Stands in for a strong model that is asked SMALL or BIG; it reads the same text.
+  """Stands in for a strong model that is asked SMALL or BIG, by a rule of our own.
 
-  By rule: BIG at the start, and where the last result says that something went wrong or has been
-  seen before after the same action. What a strong model would say is not known here.
+  BIG at the start, and where the last result says that something went wrong or is one that came
+  before after the same action.
   """
 
   WRONG = ("no known action", "nothing happens", "error", "exception", "fail", "can't", "jams")
