@@ -48,13 +48,11 @@ FREE = tuple(f"{name}." for name in FREE_FIELDS.split())
 class Run:
   """A run's directory <runs>/<name>, and the environments and models of its config.
 
-  Several processes share the directory, on one disk. Each has its own store and runs its share of
-  the tasks; they exchange new episodes before they continue.
+  Several processes share the directory; each has its own store and its share of the tasks.
   """
 
   def __init__(self, config: Config):
-    """Opens or creates the directory. Raises ValueError if it has another config, cannot be written
-    or is in use, or if the models are not a priced pair."""
+    """Opens or creates the directory. Raises ValueError where it or the models cannot be used."""
     models.check(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
@@ -159,14 +157,14 @@ class Run:
   ) -> list[Episode]:
     """Runs the jobs whose episodes are not stored yet, stores each as it ends, and returns all.
 
-    Each of several processes runs its share of the tasks. An episode that ended in an error is
-    reported and left out; the next run tries it again. Raises CapReached where the next call may
-    pass --config.max_usd.
+    An episode that ended in an error is reported and left out; the next run tries it again.
+    Raises CapReached where the next call may pass --config.max_usd.
     """
     self.store.exchange(policy.name)
     stored, d = self.store.keys(policy.name), self.config.distributed
-    place = {task_id: i for i, task_id in enumerate(dict.fromkeys(job.task.id for job in jobs))}
-    share = [job for job in jobs if place[job.task.id] % d.processes == d.process]
+    task_ids = list(dict.fromkeys(job.task.id for job in jobs))
+    own_ids = set(task_ids[d.process :: d.processes])
+    share = [job for job in jobs if job.task.id in own_ids]
     if missing := [job for job in share if (job.task.id, job.seed) not in stored]:
       limits = call_budget, usd_budget, self.cap, self.config.models.max_failures
       episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
@@ -174,7 +172,10 @@ class Run:
       bar = self.progress(total=len(share), initial=done, desc=title, unit="ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
         self._store_all(episodes, policy.name, bar)
-      self._log_environments()
+      c, envs = self.config.env, self.envs()
+      if used_mb := memory_mb(envs) / len(envs):  # for the report
+        generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
+        self.log(stage="environments", mb_per_live_episode=used_mb, own_tasks=generated)
     self.store.exchange(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
@@ -191,14 +192,6 @@ class Run:
       bar.update()
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy_name}: {episode.stop}")
-
-  def _log_environments(self) -> None:
-    """Logs for the report the memory of an environment, and whether its tasks are generated."""
-    c, envs = self.config.env, self.envs()
-    used_mb = 0.0 if c.kind == "sandbox" else memory_mb(envs)
-    if used_mb:
-      generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
-      self.log(stage="environments", mb_per_live_episode=used_mb / len(envs), own_tasks=generated)
 
   def say(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""
@@ -229,10 +222,10 @@ class Run:
     self._lock.close()
 
 
-def memory_mb(envs: Sequence[ProcessEnv]) -> float:
+def memory_mb(envs: Sequence[Env]) -> float:
   """Resident memory of the environments' processes and of all that these have started."""
   total = 0
-  for pid in {env.pid for env in envs} - {None}:
+  for pid in {env.pid for env in envs if isinstance(env, ProcessEnv)} - {None}:
     with contextlib.suppress(psutil.Error):  # one of them has ended
       for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         total += process.memory_info().rss

@@ -23,7 +23,8 @@ ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
 
 
 def summarise(episode: Episode) -> dict:
-  """Computes an episode's columns when it is stored; see `Store.table`."""
+  """An episode's columns: `decisions`, `judgements` and `replayed` count steps, `retries_usd` has
+  what is in no step, `proposed_usd` is of new proposals, tokens are completion tokens."""
   steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
   answers = [call for call in calls if call.kind in ANSWERS]
   usd, tokens = collections.Counter(), collections.Counter()
@@ -66,10 +67,7 @@ CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
 
 
 class Store:
-  """Episodes by (policy, task_id, seed), and their tasks; used from one thread.
-
-  WAL keeps every committed episode through kill -9.
-  """
+  """Episodes by (policy, task_id, seed), and their tasks; WAL keeps them through kill -9."""
 
   def __init__(self, path: Path | str):
     """Opens or creates the file. Raises ValueError if it cannot be used as a store."""
@@ -148,12 +146,7 @@ class Store:
     return ValueError(f"{self._path}: {row} cannot be read: restore a copy of the file")
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
-    """The summaries of these policies' episodes, or of all: a row each, by KEY.
-
-    Of COLUMNS, `retries_usd` has what is in no step, `replayed_usd` is of acts and proposals,
-    `proposed_usd` of proposals that were not replayed; `decisions`, `judgements` and `replayed`
-    count steps; tokens are completion tokens.
-    """
+    """The summaries of these policies' episodes, or of all: a row each, by KEY."""
     where = "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
     query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     table = pandas.read_sql(query, self._db, params=policies)

@@ -103,25 +103,21 @@ def test_a_mistake_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
   check(code, *capsys.readouterr(), words)
 
 
-@pytest.mark.parametrize(
-  "arguments, words",
-  [
-    (["--config.bopo.lamb=3"], ["lamb", "baar_jax/config.py"]),
-    (["profile"], ["unexpected argument 'profile'"]),
-    ([SANDBOX, "--config.sft.updates=0"], ["--config.sft.updates is 0; it must be greater than 0"]),
-    ([SANDBOX, "--stage=sft"], ["no finished references: run --stage=references first"]),
-  ],
-)
-def test_a_mistake_ends_the_program(arguments, words, tmp_path):
-  command = [sys.executable, "main.py", *arguments, f"--config.runs={tmp_path}"]
-  ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-  check(ended.returncode, ended.stdout, ended.stderr, words)
+def run(*command: str) -> subprocess.CompletedProcess:
+  command = [sys.executable, *command]
+  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_mistake_ends_the_program(tmp_path):
+  runs = f"--config.runs={tmp_path}"
+  for flag, word in (("--config.bopo.lamb=3", "lamb"), ("--stage=sft", "--stage=references first")):
+    ended = run("main.py", SANDBOX, flag, runs)
+    check(ended.returncode, ended.stdout, ended.stderr, [word])
 
 
 def test_help_is_printed():
-  command = [sys.executable, "main.py", "--help"]
-  ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-  assert "--config: Configuration file." in ended.stdout and "--stage" in ended.stdout
+  text = run("main.py", "--help").stdout
+  assert "--config: Configuration file." in text and "--stage" in text
 
 
 # Two Ctrl-Cs of which a library's callback swallows the first: there is none but this one.
@@ -145,6 +141,5 @@ except KeyboardInterrupt:
 
 
 def test_a_ctrl_c_that_a_callback_swallows_comes_again():
-  command = [sys.executable, "-c", SWALLOWING]
-  ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  ended = run("-c", SWALLOWING)
   assert ended.stdout.split() == ["swallowed", "stopped"], ended.stderr
