@@ -194,6 +194,31 @@ def test_threshold(value, p_A, model):
   assert Threshold(value).pick(np.array(p_A), start(0)) == model
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("model", [0, 1])
+def test_logits_that_are_no_numbers_stop_the_run(
+  filled, router_config, view, tmp_path, number, model
+):
+  """An infinite row of the head would make the router always take one model, in silence."""
+  broken = filled(lambda: build_model(router_config, 0))
+  row = np.array([view.decision_ids[model]])
+  broken.embedding_VxD[...] = broken.embedding_VxD[...].at[row, 0].set(number)
+  with pytest.raises(ValueError, match="^logits of router: all numbers must be finite$"):
+    make_policy(broken, view).choose([start(0)])
+
+
+@pytest.mark.parametrize("rule", [Threshold(0.5), Sample("a")])
+@pytest.mark.parametrize("p_A", [[np.nan, np.nan], [0.5, np.nan], [np.nan, 0.5]])
+def test_probabilities_that_are_no_numbers_are_refused(rule, p_A):
+  with pytest.raises(ValueError, match="probabilities"):
+    rule.pick(np.array(p_A), start(0))
+
+
+def test_a_threshold_that_is_no_number_is_refused():
+  with pytest.raises(ValueError, match="threshold: all numbers must be finite"):
+    Threshold(float("nan")).pick(np.array([0.5, 0.5]), start(0))
+
+
 CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
 
 

@@ -1,9 +1,12 @@
 """The tokenizer: no text is lost or read as a decision, and files that do not fit are named."""
 
+import json
+
+import hf
 import pytest
-import tokenizers
 
 from baar_jax.router.tokenizer import CUT_MARK, Tokenizer, adopt_tokenizer
+from baar_jax.router.view import View
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +35,68 @@ def test_long_texts_are_cut_and_marked(tokenizer):
 def test_a_directory_without_the_decision_tokens(tmp_path):
   with pytest.raises(ValueError, match=r"tokenizer.json cannot .*: .* run --stage=profile first"):
     Tokenizer(tmp_path)
-  tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
+  hf.write_tokenizer(tmp_path, 300)
   with pytest.raises(ValueError, match="lacks the decision tokens"):
     Tokenizer(tmp_path)
+
+
+def change(**fields):
+  """A change of the fields of a tokenizer's model, or beside it."""
+
+  def apply(tokenizer):
+    model = {name: value for name, value in fields.items() if name in tokenizer["model"]}
+    return tokenizer | fields | {"model": tokenizer["model"] | model}
+
+  return apply
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    change(vocab=[]),
+    change(vocab={}, merges=[]),  # every text would be empty
+    change(vocab={"a": -1}),
+    change(merges=["a"]),
+    change(continuing_subword_prefix="####"),  # the package panics
+    change(
+      truncation={"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
+    ),
+    change(pre_tokenizer=None),
+    change(decoder=None),
+    change(
+      padding={
+        "strategy": {"Fixed": 50},
+        "direction": "Right",
+        "pad_id": 7,
+        "pad_type_id": 0,
+        "pad_token": "x",
+        "pad_to_multiple_of": None,
+      }
+    ),
+    lambda tokenizer: (
+      tokenizer | {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}}
+    ),
+    lambda tokenizer: (
+      tokenizer | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    ),
+    lambda tokenizer: "[" * 100_000,
+  ],
+)
+def test_a_tokenizer_of_the_wrong_shape_is_refused_in_one_line(damage, tokenizer_dir, tmp_path):
+  fields = damage(json.loads((tokenizer_dir / "tokenizer.json").read_text()))
+  (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match=r"^\S+/tokenizer.json cannot be read [^\n]+$"):
+    Tokenizer(tmp_path)
+
+
+def test_a_token_beyond_the_routers_vocabulary_is_refused(router_config, tokenizer_dir, tmp_path):
+  fields = json.loads((tokenizer_dir / "tokenizer.json").read_text())
+  fields["model"]["vocab"]["Q"] = 340  # the router of 340 tokens would read another row in silence
+  (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+  with pytest.raises(
+    ValueError, match="tokenizer.json has the token 340, beyond --config.router.vocab_size=340"
+  ):
+    View(router_config, tmp_path)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "{}", "[\n]"])

@@ -17,6 +17,7 @@ from flax import nnx
 from golden import make_qwen2
 from safetensors.numpy import load_file, save_file
 
+from baar_jax.config import RouterConfig
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.tokenizer import adopt_tokenizer
@@ -244,6 +245,13 @@ def test_a_tensor_that_does_not_fit_is_refused(name, array, line, tmp_path):
     ("vocab_size", [3], "a wrong size (vocab_size: Input should be a valid integer"),
     ("vocab_size", -1, "a wrong size (vocab_size: Input should be greater than 0"),
     ("num_attention_heads", 0, "a wrong size (num_attention_heads: Input should be greater than 0"),
+    ("head_dim", 9, "a wrong size (head_dim: Input should be a multiple of 2"),
+    ("rope_theta", float("nan"), "a wrong size (rope_theta: Input should be a finite number"),
+    ("rope_theta", 10**400, "a wrong size (rope_theta: Input should be a valid number"),
+    ("rms_norm_eps", float("inf"), "a wrong size (rms_norm_eps: Input should be a finite number"),
+    ("rms_norm_eps", -1e-6, "a wrong size (rms_norm_eps: Input should be greater than 0"),
+    ("vocab_size", 10**400, "a wrong size (vocab_size: Input should be less than"),
+    ("num_hidden_layers", 10**6, "a wrong size (num_hidden_layers: Input should be less than"),
     ("model_type", "llama", "model_type='llama', expected 'qwen2'"),
     ("model_type", None, "model_type=None"),
     ("hidden_act", "gelu", "hidden_act='gelu'"),
@@ -258,46 +266,63 @@ def test_a_config_that_does_not_fit_is_refused(name, value, problem, tmp_path):
   assert f"{CONFIG} has {problem}" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["[]", "{\n]", "\xff", None])
+@pytest.mark.parametrize(
+  "changes, line",
+  [
+    ({"num_key_value_heads": 4}, f"{CONFIG}: num_attention_heads is no multiple of num_key_"),
+    # 10^8 rows of 10^6 numbers of 4 bytes are 400,000 GB, and each layer 1.1.
+    ({"vocab_size": 10**8, "hidden_size": 10**6, "head_dim": 10}, "weights of 400,003 GB in float"),
+  ],
+)
+def test_sizes_that_cannot_be_are_refused(changes, line, tmp_path):
+  set_fields(hf.write(tmp_path, SHAPE), changes)
+  assert line in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "{\n]", "\xff", "[" * 100_000, None])
 def test_a_config_that_cannot_be_read_is_refused(text, tmp_path):
   path = hf.write(tmp_path, SHAPE) / "config.json"
   path.unlink() if text is None else path.write_text(text, "latin-1")
   assert f"{CONFIG} cannot be read" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("header, data", [(0, 0), (0.001, 0), (0.999, 0), (1, 0), (1, 0.99999)])
-def test_a_cut_file_is_refused(header, data, tmp_path):
-  cut(hf.write(tmp_path, SHAPE) / "model.safetensors", header, data)
-  assert f"{WHOLE} is cut short or damaged" in refusal(tmp_path)
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("gone")])
+def test_a_file_that_is_no_regular_file_is_refused(file, make, adopt, tmp_path):
+  """Directories, pipes (which would be waited for) and broken links."""
+  path = hf.write(tmp_path, SHAPE, tokens=300) / file
+  path.unlink()
+  make(path)
+  with pytest.raises(
+    ValueError, match=rf"^{path} cannot be read \(it is missing or no regular file\)[^\n]*$"
+  ):
+    load_pretrained(adopt(tmp_path))
 
 
-@pytest.mark.parametrize("dtype", ["F8_E4M3", "I8"])
-def test_a_quantised_tensor_is_refused(dtype, tmp_path):
-  """The bytes of a float32 tensor are said to be four times as many numbers of 8 bits."""
-  file = hf.write(tmp_path, SHAPE) / "model.safetensors"
-  data = file.read_bytes()
-  end = 8 + int.from_bytes(data[:8], "little")
-  header = json.loads(data[8:end])
-  header[UP] |= {"dtype": dtype, "shape": [160, 48]}
-  text = json.dumps(header).encode()
-  file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
-  assert f"{WHOLE}: tensor {UP} is {dtype}, expected F32 or BF16 or F16" in refusal(tmp_path)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_numbers_that_are_none_are_neither_read_nor_written(number, stored, tmp_path):
+  base = hf.write(tmp_path / "base", SHAPE, stored, tokens=300)
+  model = load_qwen2(base)
+  array = load_file(base / "model.safetensors")[UP].copy()
+  array[39, 47] = number
+  set_tensor(base, UP, array)
+  line = f"DIR/model.safetensors: tensor {UP}: all numbers must be finite"
+  assert line in refusal(base)
+  config = RouterConfig(weights=str(base))
+  with pytest.raises(ValueError, match="all numbers must be finite"):
+    weights.check_pretrained(config)  # before anything is paid
+  model.layers.up_kernel[...] = model.layers.up_kernel[...].at[1, 47, 39].set(number)
+  with pytest.raises(ValueError, match=f"{UP}: all numbers must be finite"):
+    save_qwen2(model, tmp_path / "saved", base / "tokenizer.json")
+  assert not (tmp_path / "saved").exists()
 
 
-def test_a_tensor_has_to_be_in_one_of_the_shards(tmp_path):
-  hf.write(tmp_path, SHAPE, shard_mb=0.06)
-  places = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
-  here, other = places[UP], places["model.embed_tokens.weight"]
-  array = load_file(tmp_path / here)[UP]
-  set_tensor(tmp_path, UP, array, other)
-  first, last = sorted((here, other))
-  assert refusal(tmp_path) == f"DIR/{last}: tensor {UP} is in {first} too; remove one"
-  set_tensor(tmp_path, UP, None, here)
-  load_qwen2(tmp_path)  # whatever the index says
-  set_tensor(tmp_path, UP, None, other)
-  assert f"tensor {UP} is in no model*.safetensors" in refusal(tmp_path)
-  cut(tmp_path / other, 1, 0.9)
-  assert refusal(tmp_path).startswith(f"DIR/{other} is cut short or damaged")
+def test_a_number_that_bf16_cannot_hold_is_not_written(tmp_path):
+  model = load_qwen2(hf.write(tmp_path / "base", SHAPE, tokens=300))
+  model.final_norm[...] = model.final_norm[...].at[3].set(np.finfo(np.float32).max)
+  with pytest.raises(ValueError, match="model.norm.weight: all numbers must be finite"):
+    save_qwen2(model, tmp_path / "saved", tmp_path / "base" / "tokenizer.json")
 
 
 @pytest.mark.parametrize("tied", [True, False])

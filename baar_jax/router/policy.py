@@ -18,7 +18,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.live import Decision, Live, Policy
-from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
@@ -36,6 +36,7 @@ class Sample:
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
     draw = random.Random(f"{self.key}|{live.task.id}|{live.job.seed}|{len(live.steps)}").random()
+    check_finite(p_A, "probabilities")
     return min(int(np.searchsorted(np.cumsum(p_A), draw, side="right")), len(p_A) - 1)
 
 
@@ -46,6 +47,7 @@ class Threshold:
   value: float = 0.5
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
+    check_finite([*p_A, self.value], "probabilities and threshold")
     return len(p_A) - 1 if p_A[-1] >= self.value else int(np.argmax(p_A[:-1]))
 
 
@@ -125,6 +127,7 @@ class RouterPolicy(Policy):
         if len(tokens) > T:
           pending.append((i, start + T, tokens[T:]))
         else:
+          check_finite(logits_A, f"logits of {self.name}")
           p_A = np.exp(logits_A - logits_A.max())
           p_RxA[i] = p_A / p_A.sum()
     return p_RxA, new_tokens_R

@@ -14,17 +14,17 @@ NEARNESS = 2.0  # size of the initial biases of queries and keys
 NEAR_TOKENS = 16, 128  # shortest and longest wavelength of the rotations that have them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config={"allow_inf_nan": False})
 class Qwen2Config:
   """Sizes under the names, and with the defaults, of a Hugging Face `config.json`."""
 
-  vocab_size: int = Field(gt=0)
-  hidden_size: int = Field(gt=0)
-  intermediate_size: int = Field(gt=0)
-  num_hidden_layers: int = Field(gt=0)
-  num_attention_heads: int = Field(gt=0)
-  num_key_value_heads: int = Field(gt=0)
-  head_dim: int = Field(gt=0)
+  vocab_size: int = Field(gt=0, le=10**8)
+  hidden_size: int = Field(gt=0, le=10**6)
+  intermediate_size: int = Field(gt=0, le=10**6)
+  num_hidden_layers: int = Field(gt=0, le=1000)
+  num_attention_heads: int = Field(gt=0, le=10**4)
+  num_key_value_heads: int = Field(gt=0, le=10**4)
+  head_dim: int = Field(gt=0, le=10**4, multiple_of=2)
   rope_theta: float = Field(gt=0)
   rms_norm_eps: float = Field(1e-6, gt=0)
   tie_word_embeddings: bool = False
@@ -237,3 +237,9 @@ def rms_norm(x_BxTxD, scale_D, eps):
 def _normal(rngs: nnx.Rngs, shape, fan_in: int):
   """Random weights that keep the scale of their input (our choice: narrow models learn faster)."""
   return fan_in**-0.5 * jax.random.normal(rngs.params(), shape)
+
+
+def check_finite(numbers, name: str) -> None:
+  """Raises ValueError if a number is infinite or NaN: a router would take SMALL in silence."""
+  if not np.isfinite(numbers).all():
+    raise ValueError(f"{name}: all numbers must be finite")

@@ -11,6 +11,7 @@ from tokenizers import decoders, pre_tokenizers
 DECISION_TOKENS = ("<|SMALL|>", "<|BIG|>")
 TOKEN_CHARS = 12  # of the longest token: a short phrase, so that long phrases share their parts
 CUT_MARK = " ..."  # stands behind a text that was cut
+PROBE = "step 1:\n é☂"  # a text that every tokenizer has to keep
 
 
 class Tokenizer:
@@ -25,6 +26,7 @@ class Tokenizer:
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
     if None in self.decision_ids:
       raise ValueError(f"{directory}/tokenizer.json lacks the decision tokens {DECISION_TOKENS}")
+    self.last_id = max(self._tokenizer.get_vocab().values())
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.decode = self._tokenizer.decode  # tokens -> text, without the decision tokens
     self.cut_mark = self.encode(CUT_MARK, None)
@@ -69,9 +71,22 @@ def read_tokenizer(directory: Path, remedy="restore a copy of it") -> tokenizers
   """A directory's `tokenizer.json`; ValueError with the remedy if it cannot be read."""
   path = directory / "tokenizer.json"
   try:
-    return tokenizers.Tokenizer.from_file(str(path))
-  except Exception as error:  # the package raises nothing narrower
-    raise ValueError(f"{path} cannot be read ({error}): {remedy}") from error
+    tokenizer = tokenizers.Tokenizer.from_file(str(require_file(path)))
+    if tokenizer.decode(tokenizer.encode(PROBE).ids) != PROBE:
+      raise ValueError("it does not keep the text")
+    return tokenizer
+  except KeyboardInterrupt:
+    raise
+  except BaseException as error:  # the package raises nothing narrower: its panics are these
+    reason = str(error).partition("\n")[0]
+    raise ValueError(f"{path} cannot be read ({reason}): {remedy}") from error
+
+
+def require_file(path: Path) -> Path:
+  """The path; ValueError unless it is a regular file. A pipe would be waited for."""
+  if not path.is_file():
+    raise ValueError("it is missing or no regular file")
+  return path
 
 
 def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:

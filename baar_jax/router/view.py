@@ -60,7 +60,10 @@ class View:
   def __init__(self, config: RouterConfig, directory: Path, proposals: bool = False):
     """Reads the directory's tokenizer; raises ValueError where `Tokenizer` does."""
     self.config, self.tokenizer, self.proposals = config, Tokenizer(directory), proposals
-    self.decision_ids = self.tokenizer.decision_ids
+    self.decision_ids, last_id = self.tokenizer.decision_ids, self.tokenizer.last_id
+    if not config.weights and last_id >= config.vocab_size:
+      rows = f"--config.router.vocab_size={config.vocab_size}"
+      raise ValueError(f"{directory}/tokenizer.json has the token {last_id}, beyond {rows}")
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
     """The sequences of an episode up to its last decision; each decision is in exactly one."""

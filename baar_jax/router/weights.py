@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from flax import nnx
 from jax.sharding import Mesh
 from pydantic import ValidationError
@@ -20,8 +21,8 @@ from safetensors.numpy import save_file
 from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS
 from baar_jax.mesh import one_device, split_parameters
-from baar_jax.router.qwen2 import Qwen2, Qwen2Config
-from baar_jax.router.tokenizer import DECISION_TOKENS, read_tokenizer
+from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
+from baar_jax.router.tokenizer import DECISION_TOKENS, read_tokenizer, require_file
 from baar_jax.router.view import View
 
 LAYER = "model.layers.{}."
@@ -116,9 +117,12 @@ def _set_rows(model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[in
 
 
 def check_pretrained(config: RouterConfig) -> None:
-  """Raises ValueError unless `load_pretrained` can load `config.weights`; reads headers alone."""
-  (shape, _), tokenizer = check_directory(config.weights), read_tokenizer(Path(config.weights))
-  tokens, longest = tokenizer.get_vocab_size(), shape.max_position_embeddings
+  """Raises ValueError unless `load_pretrained` can load `config.weights`; reads every number."""
+  shape, file_of = check_directory(config.weights)
+  for name, path in file_of.items():
+    _read(path, name)
+  tokens = max(read_tokenizer(Path(config.weights)).get_vocab().values()) + 1
+  longest = shape.max_position_embeddings
   if config.max_tokens > longest:
     flag = f"--config.router.max_tokens is {config.max_tokens}"
     raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
@@ -139,9 +143,7 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
     array = np.empty(x.shape, dtype)
     name, places = _places(path, x)
     for tensor, layer in places:
-      # The file is mapped: what was read of it counts as memory until it is closed.
-      with safe_open(file_of[tensor], "np") as file:
-        numbers = file.get_tensor(tensor)
+      numbers = _read(file_of[tensor], tensor)
       numbers = numbers.T if name.endswith("_kernel") else numbers
       array[layer] = numbers.reshape(array[layer].shape)
     return jax.make_array_from_callback(x.shape, sharding, array.__getitem__)
@@ -156,12 +158,17 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
   config, file_of = read_config(directory), {}
   params = nnx.split(abstract_model(config))[1]
   expected = jax.eval_shape(lambda params: dict(_file_tensors(params)), params)
+  needed = 4 * sum(math.prod(x.shape) for x in expected.values())
+  memory = psutil.virtual_memory().total + psutil.swap_memory().total
+  if needed > memory:
+    sizes = f"{needed / 1e9:,.0f} GB in float32, this machine has {memory / 1e9:,.0f}"
+    raise ValueError(f"{directory}: config.json describes weights of {sizes} GB of memory")
   for path in sorted(Path(directory).glob("model*.safetensors")):
     try:
-      with safe_open(path, "np") as file:
+      with safe_open(require_file(path), "np") as file:
         headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-      raise ValueError(f"{path} is cut short or damaged ({error}); restore a copy of it") from None
+    except (SafetensorError, OSError, ValueError) as error:
+      raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from None
     for name, header in headers.items():
       stored, shape = header.get_dtype(), header.get_shape()
       if name in file_of:
@@ -183,8 +190,9 @@ def read_config(directory: Path | str) -> Qwen2Config:
   """The sizes in config.json; ValueError if it is incomplete or of another architecture."""
   path = Path(directory) / "config.json"
   try:
-    fields = {name: x for name, x in json.loads(path.read_text()).items() if x is not None}
-  except (OSError, ValueError, AttributeError) as error:
+    fields = json.loads(require_file(path).read_text())
+    fields = {name: value for name, value in fields.items() if value is not None}
+  except (OSError, ValueError, AttributeError, RecursionError) as error:
     hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
     raise ValueError(f"{path} cannot be read ({error}): {hint}") from None
   rope = fields.get("rope_parameters")
@@ -200,11 +208,14 @@ def read_config(directory: Path | str) -> Qwen2Config:
   if isinstance(heads, int) and isinstance(width, int) and heads > 0:
     fields.setdefault("head_dim", width // heads)
   try:
-    return Qwen2Config(**fields)
+    shape = Qwen2Config(**fields)
   except ValidationError as error:
     problem = error.errors()[0]
     reason = f"{problem['loc'][0]}: {problem['msg']}"
     raise ValueError(f"{path} has a wrong size ({reason}); restore a copy of it") from None
+  if shape.num_attention_heads % shape.num_key_value_heads:
+    raise ValueError(f"{path}: num_attention_heads is no multiple of num_key_value_heads")
+  return shape
 
 
 def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.bfloat16) -> None:
@@ -217,11 +228,13 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   if directory.exists():
     raise ValueError(f"{directory} exists; remove it to write it anew")
   temporary = directory.with_name(directory.name + ".tmp")
+  arrays = {}
+  for name, x in _file_tensors(nnx.split(model)[1]):
+    arrays[name] = np.ascontiguousarray(x.astype(dtype))
+    check_finite(arrays[name], f"{directory}: tensor {name}")
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
   shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-  tensors = _file_tensors(nnx.split(model)[1])
-  arrays = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors}
   file = temporary / "model.safetensors"
   save_file(arrays, file, {"format": "pt"})
   file.chmod(0o644)  # as the other files: save_file lets nobody else read it
@@ -236,6 +249,14 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   for name, fields in json_files.items():
     (temporary / name).write_text(json.dumps(fields, indent=2))
   os.replace(temporary, directory)
+
+
+def _read(path: Path, name: str) -> np.ndarray:
+  # The file is mapped: what was read of it counts as memory until it is closed.
+  with safe_open(path, "np") as file:
+    numbers = file.get_tensor(name)
+  check_finite(numbers, f"{path}: tensor {name}")
+  return numbers
 
 
 def _places(path, x) -> tuple[str, list]:
