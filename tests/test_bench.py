@@ -41,12 +41,12 @@ def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypa
 
 
 def test_flop_by_hand():
-  shape = Qwen2Config(99, 4, 6, 2, 2, 1, head_dim=3, rope_theta=100.0)
-  # A layer: query and output 4 x 6 each, key and value 4 x 3 each, three of 4 x 6: 144. Two layers:
-  # 5 tokens x 288 entries x 2 = 2,880. Tokens see 1 + 2 + 3 and 1 + 2, themselves included: 9
-  # pairs x (3 + 3 products and as many sums) x 2 heads x 2 layers = 432.
+  shape = Qwen2Config(99, 4, 6, 2, 2, 1, head_dim=4, rope_theta=100.0)
+  # A layer: query and output 4 x 8 each, key and value 4 x 4 each, three of 4 x 6: 168. Two layers:
+  # 5 tokens x 336 entries x 2 = 3,360. Tokens see 1 + 2 + 3 and 1 + 2, themselves included: 9
+  # pairs x (4 + 4 products and as many sums) x 2 heads x 2 layers = 576.
   windows = [Window([0] * T, [], 0) for T in (3, 2)]
-  assert bench.model_flop(shape, windows) == 2880 + 432
+  assert bench.model_flop(shape, windows) == 3360 + 576
 
 
 def test_api_models_are_not_paid_to_be_measured():

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tiny
-from test_loop import LARGE_USD, SMALL_USD, HandEnv, HandPair, task
+from test_loop import LARGE_USD, SMALL_USD, HandEnv, HandPair, job
 
-from baar_jax.rollout.live import Job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View
@@ -96,7 +95,7 @@ def test_a_threshold_on_a_hand_made_episode(
   view = View(router_config, tokenizer_dir, proposals=proposals)
   policy = RouterPolicy("scored", tiny_model, view, Threshold(0.4), live_episodes=1)
   tape = []
-  (episode,) = run_episodes([Job(task("t"), 0)], policy, HandPair(tape), [HandEnv(tape)])
+  (episode,) = run_episodes([job("t")], policy, HandPair(tape), [HandEnv(tape)])
   assert [step.model for step in episode.steps] == [0, 1]
   assert [event[4:] for event in tape if event.startswith("ask")] == asked
   assert episode.cost_usd == pytest.approx(cost_usd)
