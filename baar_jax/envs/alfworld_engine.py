@@ -86,7 +86,7 @@ def import_engine() -> Callable:
 
   def evaluate_names(symbol, context: dict | None = None) -> list:
     if not NAMES.fullmatch(symbol.expression):
-      raise EnvDied(f"the game cannot be played: {symbol.expression!r} is no name of a thing")
+      raise RuntimeError(f"{symbol.expression!r} is no name of a thing")
     return evaluate(symbol, context)
 
   textgen.EvalSymbol.derive = evaluate_names
@@ -110,20 +110,19 @@ class Engine:
     Raises EnvDied if the engine cannot play this game; other games of this process can be played.
     """
     self.goal = read_goal(name)
-    if game != self._loaded:
-      import mementos.core
+    import mementos.core
 
-      self._env = self._env or import_engine()()
-      self._loaded = None
-      mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
-      try:
+    self._env = self._env or import_engine()()
+    try:
+      if game != self._loaded:
+        mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
         self._env.load(game)
-      except (Exception, SystemExit) as error:  # a damaged game fails in any of several parsers
-        self._env = None
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise EnvDied(f"the game cannot be played: {reason}") from error
-      self._loaded = game
-    return self._enter(self._env.reset())
+        self._loaded = game
+      return self._enter(self._env.reset())
+    except (Exception, SystemExit) as error:  # a damaged game fails in any of several parsers
+      self._env = self._loaded = None
+      reason = str(error).split("\n")[0] or type(error).__name__
+      raise EnvDied(f"the game cannot be played: {reason}") from error
 
   def step(self, command: str) -> str:
     return self._enter(self._env.step(command)[0])
