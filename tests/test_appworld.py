@@ -118,7 +118,7 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
     ("while True: pass", "timed out after 3 seconds"),
     ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     ("raise BaseException('odd')", "odd"),
-    ("print('\\ud800')", "surrogates not allowed"),
+    ("print('\\ud800')", "?"),
     ("x = [0] * 10**10", "MemoryError"),
     ("import subprocess", "not allowed"),
     ("-" * 100_000 + "1", "cannot be parsed"),
@@ -134,6 +134,52 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
   assert "HOME" in observation and "OPENAI_API_KEY" not in observation
   cut = "y" * appworld.OUTPUT_CHARS + "\n[123 more characters were cut]"
   assert env.step(f"print('y' * {appworld.OUTPUT_CHARS + 123})") == (cut, False)
+
+
+FILE = "__import__('io').FileIO"
+FORGED = '{"value": {"observation": "o", "done": true, "system_prompt": "", "oracle": null}}'
+REFUSED = {  # PARENT and WORKER are process ids
+  "keys": "import pathlib\nprint(pathlib.Path('/proc/PARENT/environ').read_text())",
+  "memory": f"{FILE}('/proc/WORKER/mem')",
+  "solution": f"{FILE}('DATA/tasks/{PAY}/ground_truth/answer.json')",
+  "library": "r = __import__('readline')\nr.read_history_file('/etc/passwd')",
+  "write": f"{FILE}('TMP/file', 'w')",
+  "link": "import os\nos.symlink('/etc/passwd', 'TMP/file')",
+  "spawn": "import os\nos.posix_spawn('/bin/sh', ['sh', '-c', 'touch TMP/file'], {})",
+  "signal": "import os\n__import__('signal').pidfd_send_signal(os.pidfd_open(PARENT), 0)",
+  "machine code": "__import__('ctypes').CDLL(None).getppid()",
+  "network": "__import__('socket').socket()",
+  "database": "from appworld.apps.venmo.models import User\nprint(len(User.all()))",
+}
+FUTILE = {
+  "evaluation": "import appworld\nPassed = type('Passed', (), {'success': True})\n"
+  "appworld.AppWorld.evaluate = lambda self: Passed",
+  "answer": "for fd in range(1, 64):\n  for pid in ('self', WORKER):\n    try:\n"
+  f"      file = {FILE}(f'/proc/{{pid}}/fd/{{fd}}', 'w')\n"
+  f"      file.write(b'{FORGED}\\n{{\"value\": 1.0}}\\n')\n    except OSError:\n      pass",
+}
+
+
+@pytest.mark.parametrize("attack", REFUSED | FUTILE)
+def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, attack):
+  code = (REFUSED | FUTILE)[attack].replace("PARENT", str(os.getpid()))
+  code = code.replace("WORKER", str(env.pid)).replace("DATA", str(data / "data"))
+  env.reset(PAY)
+  observation, done = env.step(code.replace("TMP", str(tmp_path)))
+  assert observation.startswith("Execution failed") == (attack in REFUSED) and not done
+  assert not list(tmp_path.iterdir())
+  assert env.score() == 0.0
+  assert env.step("print(7)") == ("7", False)  # the next answer is its own
+
+
+def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(env):
+  env.reset(PAY)
+  env.step(env.oracle().action)
+  for code in ("import os\nos.abort()", "__import__('signal').alarm(0)\nwhile True: pass"):
+    observation, done = env.step(f"x = 1\n{code}")
+    assert observation.endswith("ran too long, and all variables are lost.") and not done
+    assert "name 'x' is not defined" in env.step("print(x)")[0]
+  assert env.oracle().position == 1
 
 
 def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):
@@ -323,7 +369,9 @@ def test_a_download_is_whole_or_absent(monkeypatch, tmp_path):
   assert not list(tmp_path.glob("*.part"))
 
 
-def test_setup_tries_the_download_once_and_then_makes_tasks(monkeypatch, tmp_path):
+def test_setup_tries_the_download_once_makes_tasks_and_says_what_code_is_kept_from(
+  monkeypatch, tmp_path
+):
   fake_download(monkeypatch, tmp_path, "raise SystemExit('no network')")
   monkeypatch.setattr(engines, "install", lambda kind: False)
   calls, lines = [], []
@@ -338,8 +386,10 @@ def test_setup_tries_the_download_once_and_then_makes_tasks(monkeypatch, tmp_pat
       engines.generated_data("appworld").rmdir()
     config = Config(env=EnvConfig(kind="appworld", data=data_flag, train_tasks=3, test_tasks=2))
     lines.clear()
+    monkeypatch.setattr(setup, "landlock_version", lambda version=tries: version)
     setup.main(SimpleNamespace(config=config, say=lines.append, tasks=lambda split: None))
     assert "".join(lines).count("no network") == tries
+    assert ("without Landlock" in "".join(lines)) == (not tries)
   assert calls == [(MAKER, str(tmp_path / "appworld-own"), "3", "2")] * 3
 
 

@@ -3,14 +3,18 @@
 import json
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
 from absl import flags
 
 import main
+from baar_jax.config import Config, EnvConfig
 from baar_jax.envs.base import EnvDied, spread
 from baar_jax.envs.process import open_envs
+from baar_jax.episode import Task
+from baar_jax.run import Run
 from baar_jax.store import Store
 
 CORRIDOR = Path(__file__).parents[1] / "examples" / "corridor.py"
@@ -59,6 +63,53 @@ def test_the_example_plays_and_an_environment_without_an_expert_says_so(tmp_path
 def test_a_wrong_kind_or_argument_is_named(kind, kwargs, error, message):
   with pytest.raises(error, match=message):
     open_envs(kind, kwargs, 1, 1)
+
+
+ODD = """
+from baar_jax.envs.base import Env
+from baar_jax.episode import Task
+class Odd(Env):
+  system_prompt = "p"
+  def __init__(self, method, result):
+    setattr(self, method, lambda *_: eval(result))
+  def reset(self, task_id): return "a room"
+  def step(self, action): return "a room", False
+"""
+
+
+RESULTS = {  # wrong ones of each method
+  "tasks": ["None", "[]", "['t']", "[Task('t', 'a', 'Go.', 9)] * 2", "[Task(1, 'a', 'Go.', 9)]"],
+  "reset": ["None", "b'a'", "('a', False)"],
+  "step": ["None", "'ab'", "('a', None)", "('a', False, 1)", "['a', True]"],
+  "score": ["None", "float('nan')", "-0.1", "1.5", "'1'"],
+  "oracle": ["None", "'go'"],
+  "mistake": ["None", "7"],
+}
+EXPECTED = {"tasks": "a list of Task", "step": "(text, bool)", "score": "a number in [0, 1]"}
+
+
+@pytest.mark.parametrize("method", RESULTS)
+def test_a_result_of_the_wrong_kind_is_named_with_its_class(tmp_path, method):
+  (tmp_path / "odd.py").write_text(ODD)
+  arguments = {"score": (), "oracle": (), "mistake": ("lost", "k")}.get(method, ("t",))
+  for result in RESULTS[method]:
+    settings = {"method": method, "result": result}
+    with closing(*open_envs(f"{tmp_path}/odd.py:Odd", settings, 1, 1)) as env:
+      with pytest.raises(ValueError, match=f"^Odd.{method} returned .*; expected ") as error:
+        if method != "tasks":
+          env.reset("t")
+        getattr(env, method)(*arguments)
+      assert EXPECTED.get(method, "") in str(error.value)
+      assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+def test_splits_that_share_a_task_are_refused():
+  env = SimpleNamespace(tasks=lambda split: [Task(id_, split, "Go.", 9) for id_ in ("a", split)])
+  store = SimpleNamespace(tasks=lambda split: [])
+  config = Config(env=EnvConfig(kind="odd.py:Odd"))
+  run = SimpleNamespace(first=True, store=store, envs=lambda: [env], config=config)
+  with pytest.raises(ValueError, match="odd.py:Odd lists 'a' in both splits; expected different"):
+    Run.tasks(run, "train")
 
 
 def test_spread_is_a_permutation_that_starts_evenly():

@@ -161,11 +161,6 @@ class Stuck(Env):
     return ""
   def step(self, action):
     time.sleep(600)
-class Counting(Env):
-  system_prompt, episodes_per_process, count = "p", 2, 0
-  def reset(self, task_id):
-    self.count += 1
-    return str(self.count)
 class Chatty(Env):
   system_prompt = "p"
   def reset(self, task_id):
@@ -211,11 +206,6 @@ def test_no_process_outlives_a_parent_that_waits_for_it(end, file):
   assert ended(processes)
 
 
-def test_a_new_process_replaces_one_that_has_run_its_episodes(opened, file):
-  (env,) = opened(f"{file}:Counting", {}, 1, 1)
-  assert [env.reset("t") for _ in range(5)] == ["1", "2", "1", "2", "1"]
-
-
 def test_prints_input_and_bugs_stay_out_of_the_protocol(file):
   requests = [[0, "reset", ["t"]], [0, "tasks", [""]], [0, "step", ["x"]]]
   done = subprocess.run(
@@ -226,8 +216,7 @@ def test_prints_input_and_bugs_stay_out_of_the_protocol(file):
     text=True,
   )
   greeting, state, mistake, bug = map(json.loads, done.stdout.splitlines())
-  fields = {"system_prompt": "p", "code_actions": False, "episodes_per_process": 0}
-  assert greeting == {"value": fields}
+  assert greeting == {"value": {"system_prompt": "p", "code_actions": False}}
   assert state["value"]["observation"] == "'' False"  # no input to read, and no jax
   assert state["value"]["oracle"] is None and "no expert" in state["value"]["no_oracle"]
   assert mistake == {"error": "ValueError", "message": "no such split", "survived": True}

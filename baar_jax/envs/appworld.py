@@ -1,9 +1,7 @@
 """AppWorld: an assistant writes Python that calls the APIs of nine apps, on the real engine."""
 
-import ast
 import atexit
 import fcntl
-import gc
 import importlib
 import json
 import os
@@ -11,15 +9,17 @@ import re
 import resource
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import IO, Any
 
 from baar_jax.envs.appworld_expert import Expert
+from baar_jax.envs.appworld_shell import Shell
 from baar_jax.envs.base import Env, Oracle, spread
+from baar_jax.envs.engines import hide_process
 from baar_jax.episode import Task
 
 OUTPUT_CHARS = 4000  # of one observation; the rest is cut
-GC_WORLDS = 10  # AppWorld itself collects garbage too seldom
 MEMORY_BYTES = 4 << 30  # of a process; an agent's code that takes more gets a MemoryError
 ROOT_NAME = "baar_jax-appworld-"
 SYSTEM_PROMPT = """\
@@ -88,13 +88,11 @@ Execution successful.
 class AppWorld(Env):
   """The Env of AppWorld. Its engine has room for one world in a process.
 
-  Agents' code runs in this process. AppWorld blocks the usual functions for files and processes,
-  which is no sandbox: the code can read what the process can, solutions included.
+  The world stays in this process; agents' code runs in another one, see appworld_shell.py.
   """
 
   system_prompt = SYSTEM_PROMPT
   code_actions = True
-  episodes_per_process = 100  # the engine's memory grows by 100 MB in 300 episodes
 
   def __init__(
     self,
@@ -121,7 +119,6 @@ class AppWorld(Env):
     self._max_steps, self._code_s = max_steps, code_s
     self._engine: Any = None
     self._world: Any = None
-    self._worlds = 0
 
   def tasks(self, split: str) -> list[Task]:
     """Tasks of a dataset; any first few of them are spread evenly over its list."""
@@ -151,16 +148,12 @@ class AppWorld(Env):
   def reset(self, task_id: str) -> str:
     self._specs(task_id)
     if self._engine is None:
-      self._start_engine()
+      self._start_engine(task_id)
     if self._world is not None:
       self._end_world()
     solution = self._data / "tasks" / task_id / "ground_truth" / "compiled_solution.py"
-    self._world = self._engine.AppWorld(
-      task_id=task_id,
-      experiment_name="episodes",
-      max_interactions=1_000_000,  # the caller counts steps
-      timeout_seconds=self._code_s,
-    )
+    self._world = self._engine.AppWorld(task_id=task_id, experiment_name="episodes")
+    self._shell.start(self._world.task.datetime)
     task = self._world.task
     self._expert = Expert(solution.read_text(), task.api_docs) if solution.is_file() else None
     person = task.supervisor
@@ -171,9 +164,10 @@ class AppWorld(Env):
     return "\n".join([head, *(f"- {app}: {text}" for app, text in task.app_descriptions.items())])
 
   def step(self, action: str) -> tuple[str, bool]:
-    # A model's reply may hold half a surrogate pair, which cannot be written to AppWorld's log.
-    code = action.encode("utf-8", "replace").decode()
-    output = self._execute(code).rstrip()
+    requester = self._world.requester
+    requester.reset_request_count()
+    output = self._shell.execute(action, self._code_s, self._call_api).rstrip()
+    requester.reset_request_count()
     if self._expert:
       self._expert.observe(action, output)
     cut = len(output) - OUTPUT_CHARS
@@ -181,24 +175,12 @@ class AppWorld(Env):
       output = f"{output[:OUTPUT_CHARS]}\n[{cut} more characters were cut]"
     return output, self._world.task_completed()
 
-  def _execute(self, code: str) -> str:
-    # AppWorld writes its log of all steps after each step: an entry that cannot be written
-    # would fail all later steps.
-    self._world.environment_io.clear()
-    try:
-      ast.parse(code)
-    except SyntaxError:
-      pass  # AppWorld's answer shows the place
-    except (ValueError, RecursionError, MemoryError) as error:  # AppWorld's parser would fail
-      return f"Execution failed. Traceback:\nThe code cannot be parsed: {error}"
-    try:
-      return self._world.execute(code)
-    except BaseException as error:  # raised by the agent's code, or by printing its output
-      self._world.safety_guard.disable()
-      return f"Execution failed. Traceback:\n{type(error).__name__}: {error}"
+  def _call_api(self, call: dict) -> object:
+    return self._world.apis[call["app"]][call["api"]](**call["arguments"])
 
   def score(self) -> float:
     """1 if all tests of AppWorld's own evaluation pass, else 0."""
+    self._world._save_state(self._world.output_db_home_path_on_disk)
     return float(self._world.evaluate().success)
 
   def oracle(self) -> Oracle:
@@ -215,30 +197,33 @@ class AppWorld(Env):
       )
     return self._expert
 
-  def _start_engine(self) -> None:
+  def _start_engine(self, task_id: str) -> None:
     """Imports the package, with a root directory for this process: it writes beside its data."""
     self._root, self._lock = make_root(self._data)
     os.environ["APPWORLD_ROOT"] = str(self._root)
     os.environ["IPYTHONDIR"] = str(self._root / "ipython")  # rather than in the user's home
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, hard))
+    warnings.simplefilter("ignore")  # of the engine's libraries
     names = set(os.environ)
     self._engine = importlib.import_module("appworld")
-    # It reads the first .env above its directory; the agent's code could read those keys.
-    for name in set(os.environ) - names:
+    for name in set(os.environ) - names:  # of the first .env above its directory
       del os.environ[name]
+    hide_process()
+    world = self._engine.AppWorld(
+      task_id=task_id,
+      experiment_name="shell",
+      load_ground_truth=False,
+      max_interactions=1_000_000,  # the caller counts steps
+      timeout_seconds=self._code_s,
+    )
+    self._shell = Shell(world)
+    world.close()
 
   def _end_world(self) -> None:
-    # Each world's IPython shell would stay until the process ends, with all its variables: 1 MB a
-    # world. This process is killed, so its exit handlers are not needed.
+    # Each world's IPython shell would stay until the process ends, which runs no exit handlers.
     atexit._clear()
-    self._world.shell.user_ns.clear()
     self._world.close()
-    self._worlds += 1
-    if self._worlds % GC_WORLDS == 0:
-      gc.collect()
-      if not gc.get_freeze_count():
-        gc.freeze()  # the engine's own million objects stay and need not be looked at again
     shutil.rmtree(self._root / "experiments", ignore_errors=True)
 
 

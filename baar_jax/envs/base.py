@@ -13,6 +13,10 @@ class EnvDied(RuntimeError):
   """The process behind an environment is gone; the next reset() starts a new one."""
 
 
+class WrongResult(ValueError):
+  """A method of an environment returned what its protocol forbids."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Oracle:
   """What the environment's expert knows about the next step; only scripted models may see it."""
@@ -33,7 +37,6 @@ class Env(Protocol):
 
   system_prompt: str  # the agent's instructions, with one worked example
   code_actions = False  # whether an action is a block of code rather than one line
-  episodes_per_process = 0  # a new process replaces one that has run so many; 0: never
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split, in a fixed order. Raises ValueError if there are none."""

@@ -12,7 +12,7 @@ import subprocess
 import threading
 
 from baar_jax.envs.base import Env, EnvDied, Oracle
-from baar_jax.envs.engines import environ_of, python_of
+from baar_jax.envs.engines import ENGINES, environ_of, hide_process, python_of
 from baar_jax.envs.worker import KINDS, RETURNED_ERRORS
 from baar_jax.episode import Task
 
@@ -37,7 +37,6 @@ class _Child:
     self._start()
 
   def _start(self) -> None:
-    self._episodes = 0
     self._playing: set[int] = set()  # the slots whose episode is in this process
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     # Ctrl-C reaches the parent alone; a child is killed with its JVM, as a group.
@@ -47,9 +46,7 @@ class _Child:
 
   def greeting(self) -> dict:
     """What a child that has started says about its environment."""
-    fields = self._answer(self._timeout_s)
-    self._max_episodes = fields.pop("episodes_per_process")
-    return fields
+    return self._answer(self._timeout_s)
 
   def call(self, slot: int, method: str, *args):
     """Calls a method of a slot's environment and returns its result.
@@ -63,9 +60,6 @@ class _Child:
       if self.process is not None and self.process.poll() is not None:
         self._kill(f"it exited with code {self.process.returncode}")
       if method in ("reset", "tasks"):  # they need no earlier state
-        full = 0 < self._max_episodes <= self._episodes
-        if method == "reset" and full and self.open_slots == {slot}:
-          self._kill("a new one replaces it")
         if self.process is None:
           self._start()
           self.greeting()
@@ -73,7 +67,6 @@ class _Child:
         raise EnvDied(f"the environment's process is gone: {self._cause_of_death}")
       if method == "reset":
         self._playing.add(slot)
-        self._episodes += 1
       try:
         self.process.stdin.write(json.dumps([slot, method, args]).encode() + b"\n")
         self.process.stdin.flush()
@@ -192,6 +185,8 @@ def open_envs(
   """
   if kind not in KINDS and ".py:" not in kind:
     raise ValueError(f"unknown environment {kind!r}; known: {', '.join(KINDS)}, FILE.py:CLASS")
+  if kind in ENGINES:
+    hide_process()  # agents' code must not read this process's keys
   children: list[_Child] = []
   try:
     for _ in range(processes):

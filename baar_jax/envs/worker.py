@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import os
+import reprlib
 import signal
 import sys
 import threading
@@ -13,7 +14,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from baar_jax.envs.base import Env, EnvDied
+from baar_jax.envs.base import Env, EnvDied, Oracle, WrongResult
+from baar_jax.episode import Task
 
 # A child imports only the module of the kind that it runs.
 KINDS = {
@@ -22,15 +24,35 @@ KINDS = {
   "alfworld": ("baar_jax.envs.alfworld", "ALFWorld"),
   "appworld": ("baar_jax.envs.appworld", "AppWorld"),
 }
-GREETING = ("system_prompt", "code_actions", "episodes_per_process")
+GREETING = ("system_prompt", "code_actions")
 # Mistakes of the caller, which the child survives. Any other error ends the child; so does a
 # ValueError within step or score, for it is the environment's own.
-RETURNED_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
+RETURNED_ERRORS = {
+  error.__name__: error for error in (ValueError, NotImplementedError, EnvDied, WrongResult)
+}
 FATAL_METHODS = ("step", "score")
 PARENT_CHECK_S = 1.0
-# AppWorld turns functions off while it executes an agent's code, and that code may change any
-# module, so the child keeps the functions that it needs.
-_killpg, _sleep, _dumps = os.killpg, time.sleep, json.dumps
+
+
+def _is_text(result: object) -> bool:
+  return isinstance(result, str)
+
+
+def _are_tasks(result: object) -> bool:
+  if not isinstance(result, list) or any(type(task) is not Task for task in result):
+    return False
+  types = {tuple(map(type, dataclasses.astuple(task))) for task in result}
+  return types == {(str, str, str, int)} and len({task.id for task in result}) == len(result)
+
+
+EXPECTED = {  # what each method must return
+  "tasks": ("a list of Task whose ids differ", _are_tasks),
+  "reset": ("a text", _is_text),
+  "step": ("(text, bool)", lambda r: isinstance(r, tuple) and [*map(type, r)] == [str, bool]),
+  "score": ("a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1),
+  "oracle": ("an Oracle", lambda r: isinstance(r, Oracle)),
+  "mistake": ("a text", _is_text),
+}
 
 
 def main(kind: str, kwargs: str) -> None:
@@ -53,12 +75,13 @@ def main(kind: str, kwargs: str) -> None:
       fields = {"value": work()}
     except Exception as error:  # the process boundary: the parent raises it
       survived = type(error) in RETURNED_ERRORS.values() and method not in FATAL_METHODS
+      survived |= isinstance(error, WrongResult)
       message = (str(error).splitlines() or [""])[0]
       if not survived:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         message += f" ({Path(frame.filename).name}:{frame.lineno})"
       fields = {"error": type(error).__name__, "message": message, "survived": survived}
-    answers.write(_dumps(fields) + "\n")
+    answers.write(json.dumps(fields) + "\n")
     answers.flush()
     if not survived:
       raise SystemExit(1)
@@ -95,13 +118,13 @@ def _class_of(kind: str) -> type[Env]:
 def _end_with(parent: int) -> None:
   """Ends the child and all that it started once its parent is gone, even during a call."""
   while os.getppid() == parent:
-    _sleep(PARENT_CHECK_S)
-  _killpg(os.getpgrp(), signal.SIGKILL)
+    time.sleep(PARENT_CHECK_S)
+  os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _call(env: Env, method: str, args: list) -> object:
   """One method's result as JSON can hold it; the oracle travels with each observation."""
-  result = getattr(env, method)(*args)
+  result = _check(env, method, getattr(env, method)(*args))
   if method == "tasks":
     return [dataclasses.asdict(task) for task in result]
   if method not in ("reset", "step"):
@@ -112,10 +135,18 @@ def _call(env: Env, method: str, args: list) -> object:
   state |= {"oracle": None, "no_oracle": "the episode is over"}
   if not done:
     try:
-      state["oracle"] = dataclasses.asdict(env.oracle())
+      state["oracle"] = dataclasses.asdict(_check(env, "oracle", env.oracle()))
     except NotImplementedError as error:
       state["no_oracle"] = str(error)
   return state
+
+
+def _check(env: Env, method: str, result):
+  expected, is_right = EXPECTED[method]
+  if not is_right(result):
+    call = f"{type(env).__name__}.{method}"
+    raise WrongResult(f"{call} returned {reprlib.repr(result)}; expected {expected}")
+  return result
 
 
 if __name__ == "__main__":

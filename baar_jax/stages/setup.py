@@ -4,6 +4,7 @@ import os
 import shutil
 
 from baar_jax.envs import engines
+from baar_jax.envs.appworld_shell import landlock_version
 from baar_jax.run import Run
 
 # What generates tasks, run in the engine's Python: MODULE DIRECTORY TRAIN_TASKS TEST_TASKS.
@@ -26,6 +27,8 @@ def main(run: Run) -> None:
   engine, generated, note = engines.ENGINES[c.kind], engines.generated_data(c.kind), ""
   engines.install(c.kind)
   run.say(f"setup: {engine.title} {engine.version} in {engines.directory(c.kind)}")
+  if c.kind == "appworld" and landlock_version() < 1:
+    run.say("setup: without Landlock (Linux 5.13) Python alone keeps agents' code from files")
   lacking = not c.data and engines.uses_generated_data(c.kind, "") and not generated.is_dir()
   if c.kind in DOWNLOADS and lacking and (error := download(c.kind)):
     instead = "this project's tasks are used instead"
