@@ -369,9 +369,7 @@ def test_a_download_is_whole_or_absent(monkeypatch, tmp_path):
   assert not list(tmp_path.glob("*.part"))
 
 
-def test_setup_tries_the_download_once_makes_tasks_and_says_what_code_is_kept_from(
-  monkeypatch, tmp_path
-):
+def test_setup_tries_the_download_once_makes_tasks_and_looks_for_landlock(monkeypatch, tmp_path):
   fake_download(monkeypatch, tmp_path, "raise SystemExit('no network')")
   monkeypatch.setattr(engines, "install", lambda kind: False)
   calls, lines = [], []

@@ -108,7 +108,7 @@ def test_splits_that_share_a_task_are_refused():
   store = SimpleNamespace(tasks=lambda split: [])
   config = Config(env=EnvConfig(kind="odd.py:Odd"))
   run = SimpleNamespace(first=True, store=store, envs=lambda: [env], config=config)
-  with pytest.raises(ValueError, match="odd.py:Odd lists 'a' in both splits; expected different"):
+  with pytest.raises(ValueError, match="odd.py:Odd lists the task 'a' twice: each is in one split"):
     Run.tasks(run, "train")
 
 
