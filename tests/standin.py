@@ -162,10 +162,9 @@ class Handler(BaseHTTPRequestHandler):
     self.wfile.write(body)
 
   def lose(self, request, text):
-    """Bills an answer that never arrives, where told so, and closes the connection in the end."""
+    """Bills an answer that never arrives, where told so."""
     if self.server.bills_what_it_loses:
       self.server.bill(request, text, False)
-    self.close_connection = True
 
   def repeat(self, data):
     """Sends the same bytes again and again, while a stall lasts and a client is there."""
@@ -178,12 +177,14 @@ class Handler(BaseHTTPRequestHandler):
 def stall(h, request, text):
   h.lose(request, text)
   time.sleep(h.server.stall_s)
+  h.close_connection = True
 
 
 def drop(h, request, text):
   h.lose(request, text)
   h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
   h.connection.close()  # at once, with a reset
+  h.close_connection = True
 
 
 def malformed(h, request, text):
@@ -198,6 +199,7 @@ def trickle(status, h, request, text):
   h.lose(request, text)
   h.repeat(b" ")
   h.wfile.write(h.answer(request, text) if status == 200 else b"{}")
+  h.close_connection = True
 
 
 def slow_headers(h, request, text):

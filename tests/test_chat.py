@@ -1,5 +1,6 @@
 """API models: the real client against a stand-in on loopback that fails as it is told."""
 
+import base64
 import contextlib
 import datetime
 import email.utils
@@ -19,7 +20,14 @@ from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NoAnswer
 from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair
-from baar_jax.llms.endpoints import endpoints, read_answer, read_text, read_usage, read_wait_s
+from baar_jax.llms.endpoints import (
+  clean,
+  endpoints,
+  read_answer,
+  read_text,
+  read_usage,
+  read_wait_s,
+)
 from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, hold, unlimited
 
@@ -298,6 +306,36 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, e
   assert str(raised.value).isprintable() and "secret" not in str(raised.value)
   assert len(server.seen) == 1 and pair.slept == [] and spent(tmp_path) == Spent()
   assert (budget.settled_usd, budget.remaining) == (0.0, 1.0)
+
+
+KEY = "sk-Secret0123456789"
+WITHHELD = "its message repeats a part of the key"
+
+
+@pytest.mark.parametrize(
+  "said, shown",
+  [
+    ("no\troom\n", "no room"),
+    (
+      "\x1b[2Ja\u202eb\u200d\u2066c",
+      "[2Jabc",
+    ),  # the codes of a terminal, of direction, and joiners
+    ("x" * 500, "x" * 200),
+    ("x" * 500 + KEY, "x" * 200),
+    ("Secre", "Secre"),  # five characters in a row
+    (KEY[:6], WITHHELD),
+    (f"key {KEY[4:10]}...", WITHHELD),
+    (" ".join(KEY), WITHHELD),
+    ("\u200b".join(KEY), WITHHELD),
+    ("S.e.c-r_e,t", WITHHELD),
+    (KEY.upper(), WITHHELD),
+    (KEY[::-1], WITHHELD),
+    (KEY.encode().hex(), WITHHELD),
+    *[(base64.b64encode(b"Bearer "[i:] + KEY.encode()).decode(), WITHHELD) for i in range(3)],
+  ],
+)
+def test_what_an_endpoint_says_is_one_short_line_without_its_key(said, shown):
+  assert clean(said, KEY) == shown
 
 
 def test_waits_that_an_endpoint_asks_for(start):

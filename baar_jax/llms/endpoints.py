@@ -140,12 +140,13 @@ def clean(complaint: str, key: str) -> str:
   """
   line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
   line = "".join(char for char in line if unicodedata.category(char)[0] != "C")  # not bidi either
-  raw, forms = key.encode(), [key, key[::-1], key.encode().hex()]
-  forms += [base64.b64encode(bytes(offset) + raw).decode()[2 * offset :] for offset in range(3)]
-  said, *forms = (re.sub(r"[\W_]", "", text).lower() for text in (line, *forms))
-  parts = {form[i : i + SHARED] for form in forms for i in range(max(1, len(form) - SHARED + 1))}
-  if key != NO_KEY and any(part in said for part in parts if part):
-    return "its message repeats a part of the key"
+  forms = [key, key[::-1], key.encode().hex()]
+  forms += [base64.b64encode(bytes(i) + key.encode()).decode()[2 * i :] for i in range(3)]
+  bare = [re.sub(r"[\W_]", "", text).lower() for text in (line, *forms)]
+  for said, form in [(line, key), *((bare[0], form) for form in bare[1:])]:
+    parts = {form[i : i + SHARED] for i in range(max(1, len(form) - SHARED + 1))} - {""}
+    if key != NO_KEY and any(part in said for part in parts):
+      return "its message repeats a part of the key"
   return line
 
 
