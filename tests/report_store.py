@@ -59,12 +59,13 @@ def fill(policies: dict) -> Store:
     store.add(episode("train-0", name, 0, models[:1], 1.0))
     store.add(episode("train-1", name, 0, models, score))
   store.add(episode("test-0", "always-small", 7, "SSSSSSSS", 0.0))  # a seed that does not count
-  for policy, (family, _, _, models, scores) in policies.items():
+  for policy, (family, _, K, models, scores) in policies.items():
     for i, score in enumerate(scores):
       # BoPO calls LARGE on the hard tasks alone.
       used = "SSSS" if policy == "bopo(lam=0.3)" and i in (0, 3) else models
       for seed in range(2):
         e = episode(f"test-{i}", policy, seed, used, score)
+        e.call_budget = K
         for step in e.steps:
           step.calls = [call(step.model, 5.0 if step.model else 1.0, tokens=90)]
           step.router_cost_usd = 0.5

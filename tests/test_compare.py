@@ -124,7 +124,9 @@ def test_dollar_budgets_are_apart():
   lines.append(Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
   for i in range(4):
     for seed in range(2):
-      store.add(episode(f"test-{i}", "bopo(usd=7)", seed, "SL" if i else "LL", 1.0))
+      e = episode(f"test-{i}", "bopo(usd=7)", seed, "SL" if i else "LL", 1.0)
+      e.usd_budget = 7.0
+      store.add(e)
   results = summarize(store, lines, config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
   assert tuple(results["policies"].loc["bopo(usd=7)", ["overruns", "use_share"]]) == (2, 1.0)

@@ -27,26 +27,21 @@ METRICS = [
 ]
 METRICS += [{"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 2.0}]
 BINS = [{"predicted": 0.1, "observed": 0.2, "count": 30}]
-METRICS += [{"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}]
+CALIBRATION = {"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-PHONE, DESK = (360, 740), (1280, 900)  # pixels
-
-
-def with_new(policies: dict, *more: Entry, **settings) -> tuple:
-  """A store, entries and config of hand-made policies and others that call LARGE second."""
-  store, lines = fill(policies), [*entries(policies), *more]
-  for i, seed, entry in itertools.product(range(4), range(2), more):
-    store.add(episode(f"test-{i}", entry.policy, seed, "SL", 1.0))
-  return store, lines, config(**settings)
 
 
 @pytest.fixture(scope="module")
 def results() -> dict:
-  """Of every family, one with a name that is markup, and an episode whose texts are."""
-  results = summarize(*with_new(EVERY, Entry("new <router>", {}, "new"), robustness=(1,)), METRICS)
+  """Of every family, and one more that has no name of its own."""
+  store, more = fill(EVERY), [Entry("newcomer", {}, "newcomer")]
+  for i, seed in itertools.product(range(4), range(2)):
+    store.add(episode(f"test-{i}", "newcomer", seed, "SL", 1.0))
+  settings = config(robustness=(1,))
+  results = summarize(store, [*entries(EVERY), *more], settings, [*METRICS, CALIBRATION])
   small, large = results["episodes"].episode.iloc[1].steps[2:]
-  small.observation, small.action = "<script>alert(1)</script> & " + "x" * 900, "<b>go</b>"
+  small.observation = "x" * 900
   # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
   small.logp, large.logp, large.action = math.log(0.2), math.log(0.75), ""
   return results
@@ -65,11 +60,12 @@ class Reader(html.parser.HTMLParser):
     self.open, self.tags, self.attributes, self.text = [], [], [], ""
     self.feed(text)
     self.close()
+    assert self.open == []
     self.text = re.sub(r"\s+", " ", self.text)  # no-break spaces too
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
-    self.attributes += [(tag, name, value or "") for name, value in attrs]
+    self.attributes += [(name, value or "") for name, value in attrs]
     if tag not in VOID:
       self.open.append(tag)
 
@@ -79,6 +75,12 @@ class Reader(html.parser.HTMLParser):
   def handle_data(self, data):
     if "style" not in self.open:
       self.text += data
+
+  def check_that_it_asks_for_nothing(self):
+    assert not {"script", "link", "iframe", "a", "form"} & set(self.tags)
+    for name, value in self.attributes:
+      assert name not in ("href", "srcset") and not name.startswith("on") and "url(" not in value
+      assert name != "src" or value.startswith("data:image/png;base64,")
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +93,7 @@ def rendered(results: dict) -> str:
 
 
 def test_the_page_is_well_formed_and_asks_for_nothing(index, reader):
-  assert reader.open == []
-  assert not {"script", "link", "iframe"} & set(reader.tags)
-  for _, name, value in reader.attributes:
-    assert name not in ("href", "srcset") and not name.startswith("on") and "url(" not in value
-    assert name != "src" or value.startswith("data:image/png;base64,")
+  reader.check_that_it_asks_for_nothing()
   names = {path.stem for path in index.parent.glob("*.png")}
   curves = {"training_sft", "training_bopo", "training_vanilla"}
   assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations", *curves}
@@ -122,16 +120,11 @@ def test_the_page_says(reader):
     "always saying the rate of 40 % has 0.240",
     "16 policies",
     "zero-shot router (stand-in)",
-    "new <router>",
+    "newcomer",
     "8 budget overruns",
   ):
     assert words in reader.text, words
-
-
-def test_what_others_wrote_is_escaped_and_cut(index):
-  text = index.read_text(encoding="utf-8")
-  assert "<script" not in text and "<b>go" not in text and "<router>" not in text
-  assert "&lt;b&gt;go" in text and "x" * 330 not in text
+  assert "x" * 300 in reader.text and "x" * 330 not in reader.text  # texts are cut
 
 
 def test_a_stand_in_is_called_so_everywhere(results, reader):
@@ -199,40 +192,29 @@ def test_a_star_only_where_the_lead_is_clear(results, clear):
   assert ("50.0 [0.0, 100.0] *" in tables.to_latex(table)) is clear
 
 
-def test_texts_of_tables_are_no_markup():
-  frame = pd.DataFrame({("", "a"): [r"a_b & 5% {x} #1 $z <i>*|"]})
-  assert r"a\_b \& 5\% \{x\} \#1 \$z" in tables.to_latex(frame)
-  assert r"a\_b & 5% {x} #1 $z \<i\>\*\|" in tables.to_markdown(frame)
-  assert "&lt;i&gt;" in tables.to_html(frame) and "<i>" not in tables.to_html(frame)
-
-
-def test_numbers_as_texts(results):
+def test_numbers_and_settings_as_texts(results):
   nan = math.nan
   frame = pd.DataFrame({"bopo_gain": [-0.004, 0.25, nan], "bopo_gain_low": [-0.06, nan, nan]})
   frame = frame.assign(bopo_gain_high=[0.004, nan, nan], cost_gap_share=[0.5, 0.004, nan])
-  frame = frame.assign(lam=[0.3, 1, nan], family=["bopo", "other", "sft"], candidates=[["a"]] * 3)
-  columns = ["bopo_gain", "cost_gap_share", "lam", "family", "candidates"]
+  router = {"lam": 0.3, "update": 12}
+  rules = [router | {"threshold": 0.5}, router | {"threshold": 0.2}, {"share": 0.25}]
+  frame = frame.assign(lam=[0.3, 1, nan], family=["bopo", "x", "sft"], parameters=rules)
+  columns = ["bopo_gain", "cost_gap_share", "lam", "family", "parameters"]
   assert tables.texts(results, frame, columns).to_dict("list") == {
     "BoPO minus it": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
     "Cost gap, %": ["50", "0", "–"],
     "λ": ["0.3", "1", "–"],
-    "Family": ["BoPO", "other", "SFT only"],
-    "Candidates": ["1", "1", "1"],
+    "Family": ["BoPO", "x", "SFT only"],
+    "Parameters": ["λ = 0.3", "λ = 0.3, t = 0.2", "share 25 %"],
   }
 
 
-def test_parameters_in_words():
-  router = {"lam": 0.3, "update": 12}
-  assert tables.parameter_text({**router, "threshold": 0.5}) == "λ = 0.3"
-  assert tables.parameter_text({**router, "threshold": 0.2}) == "λ = 0.3, t = 0.2"
-  assert tables.parameter_text({**router, "share": 0.25}) == "λ = 0.3, share 25 %"
-  assert tables.parameter_text({}) == ""
-
-
 def test_the_terminal_table():
-  store, lines, settings = with_new(FEW, Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
-  lines.insert(2, lines.pop())
-  lines = terminal_table(summarize(store, lines, settings)).splitlines()
+  store, lines = fill(FEW), entries(FEW)
+  lines.insert(2, Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
+  for i, seed in itertools.product(range(4), range(2)):
+    store.add(episode(f"test-{i}", "bopo(usd=7)", seed, "SL", 1.0))
+  lines = terminal_table(summarize(store, lines, config())).splitlines()
   # A header, the policies, three families' areas, and the ledger.
   assert len(lines) == 1 + len(FEW) + 1 + 3 + 1
   assert lines[5].split() == ["first-large(K=2)", "55.0", "50.0", "12.00", "2.0", "100"]
@@ -248,48 +230,33 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
   assert read_metrics(path) == [{"stage": "sft", "update": 1}]
 
 
-CALIBRATION = {"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}
+UPDATE, MEMORY = '{"stage": "bopo", "update": 1, %s}', '{"stage": "environments", %s}'
 WRONG_LINES = {
-  "[1]": "wrong",
-  '"text"': "wrong",
-  "no JSON": "wrong",
-  "[" * 100_000: "wrong",
-  '{"update": 1}': "stage",
-  '{"stage": 3, "update": 1}': "stage",
-  '{"stage": "sft", "loss": 0.5}': "update",
-  '{"stage": "sft", "update": "first"}': "update",
-  '{"stage": "sft", "update": NaN}': "update",
-  '{"stage": "sft", "update": 1, "loss": NaN}': "loss",
-  '{"stage": "sft", "update": 1, "loss": 9e999}': "loss",
-  '{"stage": "sft", "update": 1, "loss": [0.5]}': "loss",
-  '{"stage": "bopo", "update": 1, "lam": {}}': "lam",
-  f'{{"stage": "bopo", "update": 1, "kl": 1{"0" * 400}}}': "kl",
-  '{"stage": "bopo", "update": 1, "ablation": []}': "ablation",
-  '{"stage": "environments", "own_tasks": true}': "mb_per_live_episode",
-  '{"stage": "environments", "own_tasks": true, "mb_per_live_episode": NaN}': "mb_per_live",
-  '{"stage": "environments", "mb_per_live_episode": 1.5}': "own_tasks",
-  json.dumps(CALIBRATION | {"brier": math.nan}): "brier",
+  **dict.fromkeys(["[1]", '"text"', "no JSON", "[" * 100_000, "\xff\x00"], ""),
+  **dict.fromkeys(['{"update": 1}', '{"stage": 3}', '{"stage": []}'], ""),
+  **dict.fromkeys(['{"stage": "sft"}', '{"stage": "sft", "update": "first"}'], "update"),
+  **dict.fromkeys([UPDATE % f'"loss": {x}' for x in ("NaN", "-Infinity", "9e999", "[1]")], "loss"),
+  UPDATE % f'"kl": 1{"0" * 400}': "kl",
+  UPDATE % '"lam": {}': "lam",
+  UPDATE % '"ablation": []': "ablation",
+  MEMORY % '"own_tasks": true': "mb_per_live_episode",
+  MEMORY % '"own_tasks": true, "mb_per_live_episode": NaN': "mb_per_live_episode",
+  MEMORY % '"mb_per_live_episode": 1.5': "own_tasks",
   json.dumps(CALIBRATION | {"brier": None}): "brier",
-  json.dumps(CALIBRATION | {"base_rate": "high"}): "base_rate",
+  json.dumps(CALIBRATION | {"base_rate": math.nan}): "base_rate",
   json.dumps(CALIBRATION | {"bins": 3}): "bins",
-  json.dumps(CALIBRATION | {"bins": [{"predicted": 0.5}]}): "bins",
-  json.dumps(CALIBRATION | {"bins": [BINS[0] | {"observed": math.nan}]}): "bins",
+  json.dumps(CALIBRATION | {"bins": [{"predicted": 0.5}]}): "observed",
+  json.dumps(CALIBRATION | {"bins": [BINS[0] | {"observed": math.nan}]}): "observed",
 }
 
 
-@pytest.mark.parametrize("line", WRONG_LINES)
-def test_a_line_of_the_wrong_shape_is_named(tmp_path, line):
-  path = tmp_path / "metrics.jsonl"
-  path.write_text(f'{{"stage": "sft", "update": 1}}\n{line}\n')
-  with pytest.raises(ValueError, match=f"^{path}, line 2.*{WRONG_LINES[line]}") as error:
+@pytest.mark.parametrize("number", range(len(WRONG_LINES)))
+def test_a_line_of_the_wrong_shape_is_named(tmp_path, number):
+  path, (line, reason) = tmp_path / "metrics.jsonl", [*WRONG_LINES.items()][number]
+  path.write_text(f'{{"stage": "sft", "update": 1}}\n{line}\n', encoding="latin-1")
+  with pytest.raises(ValueError, match=f"^{path}, line 2 is wrong.*{reason}") as error:
     read_metrics(path)
   assert "\n" not in str(error.value) and len(str(error.value)) < 300
-
-
-def test_lines_that_are_no_text(tmp_path):
-  (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
-  with pytest.raises(ValueError, match="metrics.jsonl, line 1"):
-    read_metrics(tmp_path / "metrics.jsonl")
 
 
 HOSTILE = [
@@ -298,47 +265,40 @@ HOSTILE = [
   "</style></title><iframe src=//evil>",
   "{{ 7 * 7 }}{% include 'report.css' %}",
   "a\u202eevil\u2066\u200f\x1b[31m\x00\x07\x9b\ufeff\U000e0041\ud800",
-  "[x](javascript:alert(1)) ![y](//evil/z.png) [z]: //evil | *b* _c_ `d` # e ~f~ \\",
+  "\u2028",
+  "[x](javascript:alert(1)) ![y](//evil/z.png) | *b* _c_ `d` # e ~f~ \\",
   "a\n| --- |\r\n# title\u2028b",
   r"\input{/etc/passwd} \write18{rm} $x$ %",
 ]
 UNSEEN = re.compile(
-  "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+  "[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ud800-\\udfff\\ufeff]"
 )
 
 
-@pytest.fixture(scope="module", params=range(len(HOSTILE)))
-def hostile(request, results, tmp_path_factory):
-  """A hostile text, and the directory of a report with it wherever others' texts come in."""
-  text = HOSTILE[request.param]
-  rows, steps = results["episodes"].copy(), [Step(text, 1, text, logp=-0.5)]
-  rows["episode"] = [Episode(text, text, 0, steps, 1.0, f"error:{text}") for _ in rows.episode]
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, text):
+  """Texts of others' tasks and models, and a family's name, which no one else gives."""
+  steps = [Step(text, 1, text, logp=-0.5)]
+  rows = results["episodes"].assign(text=text)
+  rows["episode"] = [Episode(text, text, 0, steps, 1.0, f"error:{text}") for _ in rows.text]
   run = results["run"] | {"name": text, "environment": text, "stand_ins": []}
   run["models"] = {"kind": "chat", "names": [text, text], "hosts": [text, text]}
   run["prices_usd_per_million"] = {text: run["prices_usd_per_million"]["gpt-4.1"]}
-  changed = {"run": run, "episodes": rows.assign(text=text), "training": results["training"][:0]}
+  changed = {"run": run, "episodes": rows, "training": results["training"][:0]}
   for name in ("policies", "frontiers", "hard_budget", "ablations"):
     changed[name] = results[name].replace({"family": {"single-turn": text}})
-  return text, page.write(results | changed, tmp_path_factory.mktemp("hostile")).parent
-
-
-def test_hostile_texts_are_texts_in_all_files(hostile):
-  text, directory = hostile
-  index = (directory / "index.html").read_text(encoding="utf-8")
+  monkeypatch.setattr(page.plots, "draw_all", lambda _: {})
+  page.write(results | changed, tmp_path)
+  names = ("index.html", "hard_budget.md", "hard_budget.tex", "results.json")
+  index, md, tex, data = ((tmp_path / name).read_text(encoding="utf-8") for name in names)
+  assert json.loads(data) and not any(map(UNSEEN.search, (index, md, tex)))
   reader = Reader(index)
-  seen = re.sub(r"\s+", " ", UNSEEN.sub("\ufffd", text.replace("\r\n", "\n"))).strip()
-  assert reader.open == [] and not {"script", "iframe", "a", "form"} & set(reader.tags)
-  assert all(value.startswith("data:") for _, name, value in reader.attributes if name == "src")
-  assert not any(name.startswith("on") for _, name, _ in reader.attributes)
-  assert seen[:12] in reader.text
-  tex, md = (
-    (directory / f"hard_budget.{end}").read_text(encoding="utf-8") for end in ("tex", "md")
-  )
-  assert not any(map(UNSEEN.search, (index, md, tex)))
+  reader.check_that_it_asks_for_nothing()
+  shown = UNSEEN.sub("\ufffd", " ".join(text.split()))
+  assert shown[:12] in reader.text
   assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {7}
   assert "](" not in md and "<" not in md.replace(r"\<", "")
   assert not re.search(r"\\(input|write18)", tex) and tex.count(r"\\") == len(md.splitlines())
-  json.loads((directory / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +314,7 @@ def chromium():
     browser.close()
 
 
-@pytest.mark.parametrize("size", [PHONE, DESK])
+@pytest.mark.parametrize("size", [(360, 740), (1280, 900)])  # pixels of a phone and of a desk
 def test_a_browser_opens_it_quietly_and_it_fits(chromium, index, size):
   opened, errors, requests = chromium.new_page(), [], []
   opened.set_viewport_size(dict(zip(("width", "height"), size)))

@@ -69,8 +69,8 @@ def policies(e: Evaluation) -> pd.DataFrame:
   cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
   # Floats may add up to slightly more than the exact sum of a budget in dollars.
-  caps = table.assign(usd_budget=table.usd_budget + 1e-12).loc[e.episodes.policy].reset_index()
-  over = (e.episodes.large_calls > caps.call_budget) | (e.episodes.spent_usd > caps.usd_budget)
+  over = e.episodes.spent_usd > e.episodes.usd_budget + 1e-12
+  over |= e.episodes.large_calls > e.episodes.call_budget
   table["overruns"] = over.groupby(e.episodes.policy).sum()
   return table
 

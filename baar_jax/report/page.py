@@ -119,13 +119,8 @@ def write(results: Mapping, directory: Path) -> Path:
 
 def render(results: Mapping, images: Mapping[str, str]) -> str:
   """The page, with images by name as URLs. Whatever the results hold, the template escapes it."""
-  jinja = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    finalize=lambda value: tables.clean(value) if type(value) is str else value,  # not Markup
-  )
+  files, clean = jinja2.FileSystemLoader(Path(__file__).parent), tables.clean
+  jinja = jinja2.Environment(loader=files, autoescape=True, trim_blocks=True, finalize=clean)
   context = {"r": results, "t": tables, "compare": compare, "exp": math.exp}
   page = jinja.get_template("page.html.j2").render(context, images=images)
   return page.replace(" %", "\u00a0%")

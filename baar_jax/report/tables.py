@@ -60,10 +60,11 @@ TITLES |= {"paper": "The paper", "ours": "This run"}
 NONE = "–"
 
 
-def clean(text: str) -> str:
-  """A text in one line, without characters that are not seen, reorder others or end a line."""
-  text = " ".join(text.split())
-  return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+def clean(value):
+  """A text in one line, without characters that are not seen or reorder others; else the value."""
+  if type(value) is not str:  # Markup is clean
+    return value
+  return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(value.split()))
 
 
 def family_name(results: Mapping, family: str) -> str:
