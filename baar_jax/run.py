@@ -80,9 +80,10 @@ class Run:
     largest = len(self.pair.names) - 1
     self.boundaries = always(SMALL, ALWAYS_SMALL), always(largest, ALWAYS_LARGE)
     self._envs: list[Env] = []
-    # Shapes are compiled once for all stages, restarts and values of lam.
+    # Shapes are compiled once for all runs. Programs are not kept in the run's directory, which may
+    # come from a stranger.
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-      jax.config.update("jax_compilation_cache_dir", str((self.dir / "compiled").absolute()))
+      jax.config.update("jax_compilation_cache_dir", str(engines.cache() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
   def _check_config(self, stored: dict) -> None:

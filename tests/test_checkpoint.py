@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,12 @@ def test_the_newest_two_are_kept_and_saving_goes_on(whole, tmp_path):
   save(directory, 30, 40)
   assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == ["30", "40"]
   assert_state(restore(directory)[1], 40)
+
+
+def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
+  for name in ("load", "loads", "Unpickler", "_Unpickler"):
+    monkeypatch.setattr(pickle, name, None)
+  assert_state(restore(whole)[1], 20)
 
 
 def test_none(tmp_path):

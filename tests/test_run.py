@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import jax
 import pytest
 import tiny
 
@@ -29,6 +30,17 @@ def opened():
   """Run, closed at the end."""
   with contextlib.ExitStack() as stack:
     yield lambda config: stack.enter_context(contextlib.closing(Run(config)))
+
+
+def test_no_program_is_kept_where_a_stranger_may_have_been(opened, config, tmp_path, monkeypatch):
+  """A run's directory may come from anyone; compiled programs are read from the user's cache."""
+  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+  monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
+  before = jax.config.jax_compilation_cache_dir
+  opened(config)
+  after = jax.config.jax_compilation_cache_dir
+  jax.config.update("jax_compilation_cache_dir", before)
+  assert after == str(tmp_path / "cache" / "compiled")
 
 
 def test_a_stage_counts_as_run_once_it_has_ended(config, opened):
