@@ -61,8 +61,10 @@ def main(command: tuple[Config, str]) -> int:
   except CapReached as cap:
     print(f"stopped by --config.max_usd: {cap}; a higher one goes on from here", file=sys.stderr)
     return 3
-  except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
+  except (ValueError, NotImplementedError, EnvDied, OSError) as error:
     return fail(error)
+  except sqlite3.Error as error:  # a damaged file or a full disk
+    return fail(f"{config.runs}/{config.name}: {error}")
   except KeyboardInterrupt:
     print("\nstopped; the same command goes on from here", file=sys.stderr)
     return 130

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 from jax import process_index
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
@@ -18,7 +18,8 @@ from baar_jax.mesh import exchange
 EXCHANGED = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 BUDGETS = ("call_budget", "usd_budget")
-EPISODE = TypeAdapter(Episode)  # which reads one from JSON
+EPISODE, EPISODE_NAME = TypeAdapter(Episode), "the episode of policy {}, task {}, seed {}"
+TASKS, TASK_COLUMNS = TypeAdapter(list[Task]), ("id", "split", "description", "max_steps")
 ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
 
 
@@ -93,8 +94,12 @@ class Store:
       self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", rows)
 
   def tasks(self, split: str) -> list[Task]:
-    query = "SELECT id, split, description, max_steps FROM tasks WHERE split = ? ORDER BY place"
-    return [Task(*row) for row in self._db.execute(query, (split,))]
+    query = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks WHERE split = ? ORDER BY place"
+    rows = [dict(zip(TASK_COLUMNS, row)) for row in self._db.execute(query, (split,))]
+    try:
+      return TASKS.validate_python(rows)
+    except ValidationError as error:
+      raise self._unreadable(f"{split} task {error.errors()[0]['loc'][0]}") from None
 
   def add(self, episode: Episode) -> None:
     """Stores an episode in one transaction. Raises ValueError if its key is taken."""
@@ -137,12 +142,11 @@ class Store:
       fields = {"policy": policy, "call_budget": call_budget, "reused": bool(reused)}
       try:
         episodes.append(dataclasses.replace(EPISODE.validate_json(text), **fields))
-      except ValueError as error:
-        raise self._unreadable(policy, task_id, seed) from error
+      except ValidationError:
+        raise self._unreadable(EPISODE_NAME.format(policy, task_id, seed)) from None
     return episodes
 
-  def _unreadable(self, *key) -> ValueError:
-    row = "the episode of policy {}, task {}, seed {}".format(*key)
+  def _unreadable(self, row: str) -> ValueError:
     return ValueError(f"{self._path}: {row} cannot be read: restore a copy of the file")
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
@@ -154,7 +158,7 @@ class Store:
     numbers = filled.apply(pandas.to_numeric, errors="coerce").astype(float)
     fine = (np.isfinite(numbers) & (numbers >= 0)).all(axis=1) & (numbers.score <= 1)
     for key in table[[*KEY]][~fine].itertuples(index=False):
-      raise self._unreadable(*key)
+      raise self._unreadable(EPISODE_NAME.format(*key))
     return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 
   def exchange(self, policy: str) -> None:

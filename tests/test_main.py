@@ -1,5 +1,6 @@
 """The command line: a wrong one is one line that says what to do, with exit code 2."""
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_a_mistake_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
   except SystemExit as end:
     code = end.code
   check(code, *capsys.readouterr(), words)
+
+
+def test_a_damaged_store_and_a_full_disk_name_the_run(tmp_path, monkeypatch, capsys):
+  for problem in ("database disk image is malformed", "database or disk is full"):
+
+    def stage(run, problem=problem):
+      raise sqlite3.DatabaseError(problem)
+
+    monkeypatch.setitem(main.STAGES, "report", stage)
+    flags_of_run = [SANDBOX, "--stage=report", f"--config.runs={tmp_path}", "--config.name=mine"]
+    code = main.main(main.parse(["main.py", *flags_of_run], flags.FlagValues()))
+    check(code, *capsys.readouterr(), [f"{tmp_path}/mine: {problem}"])
 
 
 def run(*command: str) -> subprocess.CompletedProcess:

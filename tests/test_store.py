@@ -214,6 +214,13 @@ def test_an_episode_of_the_wrong_shape_is_named(store, path, word):
     store.episodes("p")
 
 
+def test_a_task_that_cannot_be_read_is_named(store, path):
+  store.put_tasks("train", TASKS)
+  damage(path, "UPDATE tasks SET max_steps = ? WHERE place = 1", "many")
+  with pytest.raises(ValueError, match="train task 1 cannot be read: restore a copy of the file"):
+    store.tasks("train")
+
+
 def damage(path, change, value):
   with contextlib.closing(sqlite3.connect(path)) as db, db:
     db.execute(change, (value,))
