@@ -10,7 +10,6 @@ from report_store import BOPO, BOUNDARIES, EVERY, FEW, config, entries, fill
 from scipy.stats import norm
 from tiny import episode
 
-from baar_jax.episode import Task
 from baar_jax.report import compare, tables
 from baar_jax.report.page import plain, summarize
 from baar_jax.report.table import load, training
@@ -274,22 +273,15 @@ def test_later_lines_of_metrics_win():
   expected = [("sft", "", 1, 0.7), ("bopo", "", 1, 0.1), ("bopo", "no-reference", 1, 0.2)]
   assert [*curves.itertuples(index=False, name=None)] == [*expected, ("sft", "", 2, 0.5)]
   assert training([], ()).empty
-  # A training of another length is another curve. Lines of old records do not state their length.
-  lines = [
-    {"stage": "cascade", "update": update, "loss": loss, **updates}
-    for updates, losses in (({}, (9, 8, 7)), ({"updates": 2}, (6, 5)), ({"updates": 1}, (4,)))
-    for update, loss in enumerate(losses, 1)
-  ]
-  curves = [training(lines[:end], {"cascade"}).loss.tolist() for end in (3, 4, 5, 6)]
-  assert curves == [[9.0, 8.0, 7.0], [6.0], [6.0, 5.0], [4.0]]
 
 
 def test_the_newest_calibration_of_an_evaluated_cascade():
-  lines = [
-    {"stage": "cascade-calibration", "brier": b, "base_rate": 0.5, "bins": []} for b in (9, 1)
-  ]
-  lines.append(lines[0] | {"updates": 7})  # of a scorer that was trained for longer
-  assert figures(EVERY, metrics=lines)["calibration"]["brier"] == 1
+  line = {"stage": "cascade-calibration", "base_rate": 0.5, "bins": [], "updates": 150}
+  lines = [line | {"brier": 9}, line | {"brier": 1}, line | {"brier": 7, "updates": 7}]
+  # Neither the calibration nor the curves are those of a scorer that was trained for longer.
+  lines += [{"stage": "cascade", "update": 1, "loss": n, "updates": n} for n in (150, 200)]
+  results = figures(EVERY, metrics=lines)
+  assert results["calibration"]["brier"] == 1 and results["training"].loss.tolist() == [150]
   assert figures(FEW, metrics=lines)["calibration"] is None
 
 
@@ -340,13 +332,6 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   assert results["policies"].episodes.tolist() == [23, 23]
 
 
-def test_boundaries_without_a_gap_have_no_shares():
-  policies = {n: (*kind[:3], "S", (1.0,)) for n, kind in FEW.items() if kind[2] is None}
-  results = figures(policies)
-  assert results["policies"].success_gap_share.isna().all()
-  assert results["frontiers"].area.isna().all() and results["headline"] is None
-
-
 def test_what_is_not_evaluated_yet_is_named():
   store, lines = fill(FEW), entries(FEW)
   with pytest.raises(ValueError, match="^sft has 0 of 8 episodes: run --stage=evaluate first$"):
@@ -362,15 +347,3 @@ def test_a_row_of_the_wrong_shape_is_named(change, policy, seed):
   store._db.execute(f"UPDATE episodes SET {change} WHERE {where}", (policy, seed))
   with pytest.raises(ValueError, match=f"policy {policy}, task test-0, seed {seed} cannot be read"):
     summarize(store, entries(EVERY), config())
-
-
-def test_the_labels_of_other_trials_are_compared():
-  """SMALL solves the task in the second trial alone, LARGE in the third: K decides."""
-  store = fill(FEW)
-  store.put_tasks("train", [Task("train-9", "train", "do it", 40)])
-  for seed in range(3):
-    store.add(episode("train-9", "always-small", seed, "S", float(seed == 1)))
-    store.add(episode("train-9", "always-large", seed, "L", float(seed == 2)))
-  one, three = summarize(store, entries(FEW), config(trials=3, robustness=(1, 3)))["robustness"]
-  # One trial: intractable. Three: hard.
-  assert (one["agreement"], one["hard_jaccard"], three["agreement"]) == (0.0, 0.0, 1.0)

@@ -18,7 +18,6 @@ from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact, exact_frontier
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.live import Job, Live
-from baar_jax.train import rewards
 
 MU = 90.0  # success per dollar: the middle of the frontier
 FEW = Rules(
@@ -150,12 +149,6 @@ def test_always_small_without_doubt_is_a_closed_form():
   assert point.cost_usd == pytest.approx(first + 0.9 * second + 0.81 * third)
 
 
-def test_steps_run_out():
-  assert Exact(FEW, max_steps=2).solve(0.0)[0].success == 0.0
-  three, six = (Exact(FEW, max_steps=steps).solve(p=1.0)[0].success for steps in (3, 6))
-  assert 0.0 < three < six
-
-
 @pytest.mark.parametrize("policy", ["small", "large", "random", "optimal"])
 def test_exact_values_are_those_of_episodes(exact, policy):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors."""
@@ -212,16 +205,6 @@ def test_frozen_figures(exact):
   sure = dataclasses.replace(sandbox.RULES, amber=(0.0, 1.0), looks=tuple(np.eye(3).tolist()))
   costs, scores = zip(*Exact(sure).hull())
   assert frontier.area(costs, scores, small, large) == pytest.approx(0.9078, abs=1e-4)
-
-
-def test_all_three_classes_are_common():
-  env = Sandbox(train_tasks=150)
-  classes = []
-  for task in env.tasks("train"):
-    trials = [[run(env, task, always(m), seed)[1] == 1.0 for seed in range(5)] for m in (0, 1)]
-    classes.append(rewards.difficulty(*trials))
-  for difficulty in ("easy", "hard", "intractable"):
-    assert 0.2 < classes.count(difficulty) / len(classes) < 0.5
 
 
 def test_the_frontier_is_of_the_sandbox_and_its_models_alone():

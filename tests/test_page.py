@@ -143,7 +143,9 @@ def test_a_run_without_bopo_or_without_a_gap():
   assert "No BoPO router has been evaluated" in text
   assert "Training" not in text and "hard budget" not in text and "than BoPO" not in text
   flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
-  text = rendered(summarize(fill(flat), entries(flat), config()))
+  results = summarize(fill(flat), entries(flat), config())
+  assert results["policies"].success_gap_share.isna().all() and results["headline"] is None
+  text = rendered(results)
   assert "there is no gap that a router could recover" in text
   assert "larger area than BoPO" not in text
 

@@ -21,6 +21,8 @@ from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
 
+SCORERS = ("cascade", "single-turn", "cascade-calibration")
+
 
 def summarize(
   store: Store, entries: Sequence[Entry], config: Config, metrics=(), spent: Spent | None = None
@@ -32,14 +34,16 @@ def summarize(
   of API models. Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
-  e, updates = load(store, entries, config), config.baselines.updates
+  e = load(store, entries, config)
   table = compare.policies(e)
   best = compare.headline(e, table)
   chosen = compare.representatives(e, table, best)
   difficulty = compare.difficulties(e, config.profile.easy_rate)
   families = set(table.family)
+  # Scorers that state another number of updates are of an earlier training.
+  updates = {None, config.baselines.updates}
+  metrics = [m for m in metrics if m["stage"] not in SCORERS or m.get("updates") in updates]
   calibrations = [line for line in metrics if line["stage"] == "cascade-calibration"]
-  calibrations = [line for line in calibrations if line.get("updates", updates) == updates]
   results = {
     "run": _facts(config, metrics, e) | {"train_tasks": len(profiles)},
     "policies": table,

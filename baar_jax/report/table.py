@@ -98,16 +98,11 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
 
 
 def training(metrics: Sequence[Mapping], families: Collection[str]) -> pd.DataFrame:
-  """The curves of what is evaluated: lines of metrics.jsonl, the newest of each update.
-
-  A resumed run repeats updates. Lines that state another number of updates than the newest line of
-  the same router are of an earlier training.
-  """
-  router, numbers = ["stage", "ablation", "lam"], ["update", "updates", *CURVES]
-  lines = pd.DataFrame(metrics, columns=[*router, *numbers], dtype=object)
-  lines = lines.astype(dict.fromkeys(["lam", *numbers], float)).fillna({"updates": 0})
+  """The curves of what is evaluated: lines of metrics.jsonl, the newest of each update, which a
+  resumed run repeats."""
+  key = ["stage", "ablation", "lam", "update"]
+  lines = pd.DataFrame(metrics, columns=[*key, *CURVES], dtype=object)
+  lines = lines.astype(dict.fromkeys(["lam", "update", *CURVES], float))
   evaluated = lines.ablation.fillna(lines.stage).isin({"sft", "bopo", *families})
-  lines = lines[lines.stage.isin(CURVE_STAGES) & lines["update"].notna() & evaluated]
-  newest = lines.groupby(router, dropna=False).updates.transform("last")
-  lines = lines[lines.updates == newest].fillna({"ablation": ""})
-  return lines.drop_duplicates([*router, "update"], keep="last")
+  lines = lines[lines.stage.isin(CURVE_STAGES) & evaluated].fillna({"ablation": ""})
+  return lines.drop_duplicates(key, keep="last")
