@@ -61,10 +61,9 @@ def main(command: tuple[Config, str]) -> int:
   except CapReached as cap:
     print(f"stopped by --config.max_usd: {cap}; a higher one goes on from here", file=sys.stderr)
     return 3
-  except (ValueError, NotImplementedError, EnvDied, OSError) as error:
-    return fail(error)
-  except sqlite3.Error as error:  # a damaged file or a full disk
-    return fail(f"{config.runs}/{config.name}: {error}")
+  except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
+    directory = f"{config.runs}/{config.name}: " if isinstance(error, sqlite3.Error) else ""
+    return fail(f"{directory}{error}")
   except KeyboardInterrupt:
     print("\nstopped; the same command goes on from here", file=sys.stderr)
     return 130
@@ -110,19 +109,15 @@ def fail(error: Exception | str) -> int:
   return 2
 
 
-def keep_interrupts() -> None:
-  """Raises a Ctrl-C again that a callback of a library has swallowed, as in garbage collection."""
-
-  def hook(unraisable) -> None:
-    if unraisable.exc_type is KeyboardInterrupt:
-      signal.setitimer(signal.ITIMER_REAL, 0.1)
-    else:
-      sys.__unraisablehook__(unraisable)
-
-  signal.signal(signal.SIGALRM, signal.default_int_handler)
-  sys.unraisablehook = hook
+def repeat_interrupt(unraisable: object) -> None:
+  """As sys.unraisablehook: a Ctrl-C that a callback of a library has swallowed comes again."""
+  if unraisable.exc_type is KeyboardInterrupt:
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+  else:
+    sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":
-  keep_interrupts()
+  sys.unraisablehook = repeat_interrupt
   app.run(main, flags_parser=parse)

@@ -17,7 +17,7 @@ LAYERS = "layers"  # the module whose arrays have the layers as their first axis
 
 
 def join(coordinator: str, processes: int, process: int) -> None:
-  """Joins the processes of a run, if there are several, before anything else uses JAX.
+  """Joins a run's processes, if it has several, before anything else uses JAX.
 
   Raises ValueError if process 0 cannot be reached for a minute.
   """

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -49,15 +49,13 @@ def results(runs):
 
 
 def interrupt(process, condition, number):
-  """Sends a signal once `condition()`, until the run ends. Returns what it said."""
-  end, sent = time.monotonic() + 240, False
-  while time.monotonic() < end and (sent or process.poll() is None):
-    try:
-      if sent := sent or condition():
+  """Sends one signal once `condition()`, and waits until the run ends. Returns what it said."""
+  end = time.monotonic() + 240
+  while time.monotonic() < end and process.poll() is None:
+    with suppress(OSError, sqlite3.OperationalError):  # there is no such file or table yet
+      if condition():
         os.kill(process.pid, number)
-        return process.communicate(timeout=30)
-    except (OSError, sqlite3.OperationalError, subprocess.TimeoutExpired):
-      continue  # there is no such file or table yet, or garbage collection swallowed the signal
+        return process.communicate(timeout=60)
     time.sleep(0.01)
   raise AssertionError(process.communicate())
 
