@@ -43,30 +43,24 @@ def test_no_program_is_kept_where_a_stranger_may_have_been(opened, config, tmp_p
   assert after == str(tmp_path / "cache" / "compiled")
 
 
-def test_a_stage_counts_as_run_once_it_has_ended(config, opened):
-  run = opened(config)
-  with pytest.raises(ValueError, match="has no finished profile: run --stage=profile first"):
-    run.require("profile")
-  run.store.finish("profile")
-  opened(config).require("profile")
-
-
-def test_a_profile_that_was_stopped_is_not_worked_on(config, opened, monkeypatch):
+def test_a_stage_counts_as_run_once_it_has_ended(config, opened, monkeypatch):
   run = opened(config)
   collect = run.collect
 
-  def stop(label, *args):
-    if "large" in label:
+  def stop(title, *args):
+    if "large" in title:
       raise KeyboardInterrupt
-    return collect(label, *args)
+    return collect(title, *args)
 
-  monkeypatch.setattr(run, "collect", stop)
-  with pytest.raises(KeyboardInterrupt):
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(run, "collect", stop)
     profile.main(run)
   run.config.pretrain.epochs = 1
   for stage in (references.main, pretrain.main, sft.main, bopo.main):
     with pytest.raises(ValueError, match="has no finished (profile|references): run --stage="):
       stage(run)
+  run.store.finish("profile")
+  opened(tiny.config(config.runs)).require("profile")
 
 
 class Counting(Policy):
@@ -118,43 +112,30 @@ def test_what_changes_no_stored_result_may_change(opened, config):
   assert (written["bopo"]["lam"], written["evaluate"]["seeds"]) == ([0.1, 0.9], 3)
 
 
-LOST = {  # what happens to a run's directory, and what the line has to say
-  "deleted": (lambda d: (d / "episodes.sqlite").unlink(), "episodes.sqlite is gone or empty"),
-  "emptied": (
-    lambda d: (d / "episodes.sqlite").write_bytes(b""),
-    "episodes.sqlite is gone or empty",
-  ),
-  "replaced": (lambda d: replace(d), "has checkpoints and no tasks"),
-  "no config": (
-    lambda d: (replace(d), (d / "config.json").unlink()),
-    "has checkpoints and no tasks",
-  ),
-}
-SHAPES = ["[]", "[1]", "3", "null", '"text"', "{", "\x00", '{"distributed": {"processes": "2"}}']
-SHAPES += [
-  "[" * 100_000,
-  '{"distributed": {"processes": null}}',
-  '{"distributed": {"processes": 2}}',
-]
+GONE, UNUSED = "episodes.sqlite is gone or empty", "has checkpoints and no tasks"
+LOST = [("deleted", True, GONE), ("emptied", True, GONE), ("new", True, UNUSED)]
+SHAPES = ["[]", "[1]", "3", "null", '"text"', "{", "\x00", "[" * 100_000]
+SHAPES += [f'{{"distributed": {{"processes": {value}}}}}' for value in ('"2"', "null", "2")]
 
 
-def replace(directory):
-  (directory / "episodes.sqlite").unlink()
-  Store(directory / "episodes.sqlite").close()
-
-
-@pytest.mark.parametrize("case", LOST)
-def test_a_lost_store_is_no_fresh_start(case, config):
+@pytest.mark.parametrize("store, keeps_config, words", [*LOST, ("new", False, UNUSED)])
+def test_a_lost_store_is_no_fresh_start(store, keeps_config, words, config):
   """With it what was spent would be forgotten, and --config.max_usd would begin again."""
   run = Run(config)
   run.tasks("train")
   run.close()
   (run.dir / "checkpoints" / "sft").mkdir(parents=True)
-  damage, words = LOST[case]
-  damage(run.dir)
-  for dry_run in (False, True) if "gone" in words else (False,):
+  (run.dir / "episodes.sqlite").unlink()
+  if store == "emptied":
+    (run.dir / "episodes.sqlite").touch()
+  elif store == "new":
+    Store(run.dir / "episodes.sqlite").close()
+  if not keeps_config:
+    (run.dir / "config.json").unlink()
+  start = [lambda: Run(config)] + [lambda: plan.main(config, ["profile"])] * (words == GONE)
+  for begin in start:
     with pytest.raises(ValueError, match=words) as error:
-      _ = plan.main(config, ["profile"]) if dry_run else Run(config)
+      begin()
     assert "restore a copy, or choose another --config.name" in message(error)
 
 
@@ -190,32 +171,21 @@ def test_a_run_can_be_moved_to_where_it_can_be_written(opened, config, tmp_path)
 LOCKING = """
 import fcntl, sys
 file = open(sys.argv[1], "a")
-try:
-  fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  print("locked", flush=True)
-except BlockingIOError:
-  print("refused", flush=True)
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
 sys.stdin.read()
 """
 
 
-def other_process(path):
-  command = [sys.executable, "-c", LOCKING, str(path)]
-  return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def test_a_directory_that_another_process_uses_is_refused(opened, config):
-  directory = opened(config).dir
-  with other_process(directory / "lock") as process:
-    assert process.stdout.readline() == "refused\n"
-    process.stdin.close()
-  directory.with_name("free").mkdir()
-  config.name = "free"
-  with other_process(directory.with_name("free") / "lock") as process:
+def test_a_directory_that_another_process_uses_is_refused(opened, config, tmp_path):
+  (tmp_path / "tiny").mkdir()
+  command = [sys.executable, "-c", LOCKING, str(tmp_path / "tiny" / "lock")]
+  pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+  with subprocess.Popen(command, **pipes) as process:
     assert process.stdout.readline() == "locked\n"
     with pytest.raises(ValueError) as error:
       Run(config)
-    problem = f"another process is using {directory.with_name('free')}: wait for it or choose"
+    problem = f"another process is using {tmp_path / 'tiny'}: wait for it or choose"
     assert message(error) == f"{problem} another --config.name"
     process.kill()
   opened(config)
