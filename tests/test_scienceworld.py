@@ -153,11 +153,11 @@ def test_first_kept_solution_wins(tmp_path, monkeypatch):
   env = ScienceWorld(gold_dir=tmp_path)
   path = tmp_path / "find-plant-3.json"
 
-  def slow_gold(self, task_id):
+  def slow_solve(self, task_id):
     path.write_text(json.dumps({"actions": ["the rival's"], "description": "d"}))
     return {"actions": ["ours"], "description": "d"}
 
-  monkeypatch.setattr(scienceworld_engine.Engine, "gold", slow_gold)
+  monkeypatch.setattr(scienceworld_engine.Engine, "solve", slow_solve)
   env.reset("find-plant/3")
   assert env.oracle().action == "the rival's"
   assert [file.name for file in tmp_path.iterdir()] == [path.name]

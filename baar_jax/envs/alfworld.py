@@ -138,14 +138,14 @@ class ALFWorld(Env):
     game = self._data / task_id / GAME
     self.system_prompt = write_prompt(read_game(game)[1])
     welcome = self._engine.start(game, game.parents[1].name)
-    return self._observation("\n".join(welcome.split("\n\n")[1:]))
+    return self._observe("\n".join(welcome.split("\n\n")[1:]))
 
   def step(self, action: str) -> tuple[str, bool]:
     admitted = action in self._engine.commands
     feedback = self._engine.step(action) if admitted else "Nothing happens."
-    return self._observation(feedback), self._engine.won
+    return self._observe(feedback), self._engine.won
 
-  def _observation(self, feedback: str) -> str:
+  def _observe(self, feedback: str) -> str:
     commands = ",".join(self._engine.commands)
     return f"{ARRIVED.sub('', feedback.strip())}\nAVAILABLE ACTIONS: {commands}"
 

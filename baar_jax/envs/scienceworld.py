@@ -90,28 +90,28 @@ class ScienceWorld(Env):
     smaller one. The first listing takes a while, because it makes and keeps the solutions.
     """
     size = self._sizes[split]
-    rounds = itertools.zip_longest(*(self._short_tasks(name, split) for name in TASK_TYPES))
+    rounds = itertools.zip_longest(*(self._list_short_tasks(name, split) for name in TASK_TYPES))
     tasks = list(itertools.islice(filter(None, itertools.chain.from_iterable(rounds)), size))
     if len(tasks) < size:
       short = f"{len(tasks)} tasks of at most {MAX_GOLD_STEPS} steps"
       raise ValueError(f"ScienceWorld's {split} split has {short}, {size} were asked for")
     return tasks
 
-  def _short_tasks(self, task_type: str, split: str) -> Iterator[Task]:
-    numbers = self._engine.variations(task_type, split)
+  def _list_short_tasks(self, task_type: str, split: str) -> Iterator[Task]:
+    numbers = self._engine.list_variations(task_type, split)
     for place in spread(len(numbers)):
       task_id = f"{task_type}/{numbers[place]}"
-      gold = self._gold(task_id)
+      gold = self._read_gold(task_id)
       if len(gold["actions"]) <= MAX_GOLD_STEPS:
         yield Task(task_id, split, gold["description"], self._max_steps)
 
-  def _gold(self, task_id: str) -> dict:
+  def _read_gold(self, task_id: str) -> dict:
     """The task's solution and description, kept by whichever process makes them first."""
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
     if not path.exists():
       draft = path.with_suffix(f".{os.getpid()}.tmp")
       draft.parent.mkdir(parents=True, exist_ok=True)
-      draft.write_text(json.dumps(self._engine.gold(task_id)))
+      draft.write_text(json.dumps(self._engine.solve(task_id)))
       with contextlib.suppress(FileExistsError):
         os.link(draft, path)
       draft.unlink()
@@ -124,10 +124,10 @@ class ScienceWorld(Env):
     raise ValueError(f"{path} is damaged: delete it, and a new one will be made")
 
   def reset(self, task_id: str) -> str:
-    plan = self._gold(task_id)["actions"] + ["wait1"]
+    plan = self._read_gold(task_id)["actions"] + ["wait1"]
     observation = self._engine.load(task_id)
     self._score = 0.0
-    self._expert = Expert(plan, observation, self._engine.valid_actions)
+    self._expert = Expert(plan, observation, self._engine.list_valid_actions)
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
@@ -149,4 +149,4 @@ class ScienceWorld(Env):
     return self._expert.oracle()
 
   def mistake(self, kind: str, key: str) -> str:
-    return self._expert.mistake(kind, key, self._engine.objects())
+    return self._expert.mistake(kind, key, self._engine.list_objects())

@@ -110,28 +110,28 @@ class Engine:
     self._points = (float(score), completed == "true")
     return observation or NOT_UNDERSTOOD, *self._points
 
-  def objects(self) -> list[str]:
+  def list_objects(self) -> list[str]:
     self._seed()
-    return self._lines(self._game.getPossibleObjects())
+    return self._split_lines(self._game.getPossibleObjects())
 
-  def valid_actions(self) -> list[str]:  # slow
+  def list_valid_actions(self) -> list[str]:  # slow
     self._seed()
-    return self._lines(self._game.getValidActionObjectCombinations())
+    return self._split_lines(self._game.getValidActionObjectCombinations())
 
-  def gold(self, task_id: str) -> dict:
+  def solve(self, task_id: str) -> dict:
     """A task's description and its solver's actions; the game has to be loaded again afterwards."""
     self._load(task_id)  # unlike the next line, this checks the variation
     self._load(task_id, gold=True)
-    actions = self._lines(self._game.getGoldActionSequence())
+    actions = self._split_lines(self._game.getGoldActionSequence())
     return {"actions": actions, "description": self._game.getTaskDescription()}
 
-  def variations(self, task_type: str, split: str) -> list[int]:
+  def list_variations(self, task_type: str, split: str) -> list[int]:
     """The variations in a split of the engine; the game has to be loaded again afterwards."""
     self._load(f"{task_type}/0")
     listed = getattr(self._game, f"getVariations{split.capitalize()}")()
     return [int(number) for number in listed.toString().strip("[]").split(",") if number.strip()]
 
-  def _lines(self, java_list) -> list[str]:
+  def _split_lines(self, java_list) -> list[str]:
     """A Java list of strings, in one call to the JVM rather than one for each element."""
     text = self._join("\n", java_list)
     return text.split("\n") if text else []
@@ -145,11 +145,11 @@ class Expert:
   so a wire that is joined at a wrong end mostly stays so, and the circuit is lost.)
   """
 
-  def __init__(self, plan: list[str], observation: str, valid_actions: Callable[[], list[str]]):
+  def __init__(self, plan: list[str], observation: str, list_actions: Callable[[], list[str]]):
     self._plan, self._position = list(plan), 0
     self._recovery: deque[str] = deque()
     self._failures = 0  # at the plan's current step
-    self._valid_actions = valid_actions
+    self._list_valid_actions = list_actions
     room = ROOM.search(observation)
     self._room = room[1] if room else None
 
@@ -193,7 +193,7 @@ class Expert:
   def _repair(self, action: str) -> None:
     """Replaces an invalid action of the plan by the valid one that shares most words with it."""
     words = {*action.split()}
-    valid = {o: {*o.split()} for o in self._valid_actions() if verb(o) == verb(action)}
+    valid = {o: {*o.split()} for o in self._list_valid_actions() if verb(o) == verb(action)}
     if valid:
       likeness = {o: len(words & other) - 0.3 * len(other - words) for o, other in valid.items()}
       self._plan[self._position] = max(likeness, key=likeness.get)
@@ -204,13 +204,13 @@ class Expert:
     """A wrong action in place of the expert's, on the objects that are here; see Env.mistake."""
     draw, action = random.Random(key), self.oracle().action
     here = [name for name in objects if name not in ("agent", "air")] or ["table"]
-    wrong = _wrong_object(action, here, draw) if kind == "wrong" else None
-    wrong = wrong or _wasted_step(action, here, draw, WEIGHTS.get(kind, WEIGHTS["lost"]))
+    wrong = _act_wrongly(action, here, draw) if kind == "wrong" else None
+    wrong = wrong or _waste_step(action, here, draw, WEIGHTS.get(kind, WEIGHTS["lost"]))
     # The expert looks around and walks, too: a mistake must not do its work by chance.
     return wrong if wrong != action else f"examine {draw.choice(here)}"
 
 
-def _wrong_object(action: str, here: list[str], draw: random.Random) -> str | None:
+def _act_wrongly(action: str, here: list[str], draw: random.Random) -> str | None:
   """The same verb on the wrong thing; None if the step is not critical or has another form."""
   name, others = verb(action), [thing for thing in here if thing not in action] or here
   if name in ("focus", "mix", "activate", "deactivate", "disconnect"):
@@ -230,7 +230,7 @@ def _wrong_object(action: str, here: list[str], draw: random.Random) -> str | No
   return f"{name} {thing} {preposition} {draw.choice(others)}"
 
 
-def _wasted_step(action: str, here: list[str], draw: random.Random, weights: tuple) -> str:
+def _waste_step(action: str, here: list[str], draw: random.Random, weights: tuple) -> str:
   kind, thing = draw.choices(WASTED, weights)[0], draw.choice(here)
   if kind in ("examine", "look at"):
     return f"{kind} {thing}"
