@@ -106,10 +106,11 @@ def _least_bytes(c: Config) -> dict[str, int]:
   parameters = r.num_layers * layer + r.vocab_size * r.hidden_size
   token = 4 * r.num_layers * r.num_kv_heads * r.head_dim * live  # its keys and values, in 2 bytes
   token += 4 * c.sft.micro_episodes * r.hidden_size
-  trials = c.profile.trials + c.references.samples
+  jobs = e.train_tasks * (c.profile.trials + c.references.samples)
+  jobs += e.test_tasks * c.evaluate.seeds
   return {
     "router": 16 * parameters + r.max_tokens * token,  # a gradient and two moments are as large
-    "env": 100 * (live + e.train_tasks * trials + e.test_tasks * c.evaluate.seeds),
+    "env": 10**7 * e.processes + 10**4 * live + 100 * jobs,
     "evaluate": 8 * c.evaluate.bootstrap * e.test_tasks,
     "sft": 100 * max(c.sft.batch_episodes, c.pretrain.batch_episodes)
     + 16 * c.sft.micro_episodes * e.max_steps,

@@ -70,12 +70,12 @@ class ModelsConfig:
   base_urls: tuple[Annotated[str, AfterValidator(address)], ...] = ()
   key_variables: tuple[Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")], ...] = ()
   temperature: float = Field(0.7, ge=0, le=2)
-  max_completion_tokens: int = Field(1024, gt=0)  # of one reply; budgets reserve them all
+  max_completion_tokens: int = Field(1024, gt=0, le=10**7)  # of one reply; budgets reserve them all
   token_limit_field: str = Field("max_completion_tokens", pattern="^max_(completion_)?tokens$")
-  concurrency: int = Field(16, gt=0)  # calls of one model at a time
+  concurrency: int = Field(16, gt=0, le=10**4)  # calls of one model at a time
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of an attempt, to its last byte
-  retries: int = Field(5, ge=0)  # of one reply, after its first attempt
-  max_failures: int = Field(100, gt=0)  # of one kind in a row at one endpoint; they stop the run
+  retries: int = Field(5, ge=0, le=100)  # of one reply, after its first attempt
+  max_failures: int = Field(100, gt=0, le=10**6)  # in a row at one endpoint, which stop the run
 
 
 @section
@@ -96,7 +96,7 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True  # write what is left of a call budget into the text
   max_tokens: int = 768  # of one sequence; the oldest whole steps of a longer one are left out
-  buckets: int = Field(2, gt=0)  # row lengths that are compiled: equal parts of max_tokens
+  buckets: int = Field(2, gt=0, le=100)  # row lengths that are compiled: equal parts of max_tokens
   description_tokens: int = Field(96, gt=0)  # previews: longer texts are cut, with a mark
   action_tokens: int = Field(12, gt=0)
   result_tokens: int = Field(24, gt=0)
@@ -113,7 +113,7 @@ class ProfileConfig:
 
 @section
 class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's (our choice)
-  epochs: int = Field(0, ge=0)  # passes over stored training episodes; 0 leaves random weights
+  epochs: int = Field(0, ge=0, le=1000)  # over stored training episodes; 0 leaves random weights
   batch_episodes: int = Field(32, gt=0)
   learning_rate: float = Field(3e-3, gt=0, le=1)
 
@@ -157,8 +157,8 @@ class BoPOConfig:
   clip_norm: float = Field(1.0, gt=0, le=1e6)
   updates: int = Field(100, gt=0, lt=10**6)  # rollout batches
   tasks_per_update: int = Field(8, gt=0)
-  epochs: int = Field(1, gt=0)  # passes over each rollout batch
-  batch_episodes: int = Field(64, gt=0)  # of one gradient step
+  epochs: int = Field(1, gt=0, le=1000)  # passes over each rollout batch
+  batch_episodes: int = Field(64, gt=0, le=10**6)  # of one gradient step
 
 
 @section
@@ -167,9 +167,7 @@ class BaselinesConfig:  # what is trained and evaluated beside BoPO
   ablations: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...] = ()
   # The weight of cost at which ablations are trained and rivals compared; None is the first of lam.
   compared_lam: float | None = None
-  updates: int = Field(
-    150, gt=0, lt=10**6
-  )  # gradient steps of the cascade's scorer and the classifier
+  updates: int = Field(150, gt=0, lt=10**6)  # gradient steps of the scorer and the classifier
   # The model that a zero-shot router asks; in scripted runs a stand-in at this model's price.
   judge: ModelsConfig = Field(default_factory=lambda: ModelsConfig(**JUDGE))
 
@@ -177,14 +175,14 @@ class BaselinesConfig:  # what is trained and evaluated beside BoPO
 @section
 class EvaluateConfig:
   seeds: int = Field(3, gt=0)
-  tasks: int = Field(0, ge=0)  # how many test tasks, from the first on; 0 is all
+  tasks: int = Field(0, ge=0, le=10**9)  # how many test tasks, from the first on; 0 is all
   random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
   # Extra points: LARGE where its probability is above a threshold, or above the threshold at which
   # LARGE has this share of the decisions in stored training episodes.
   thresholds: tuple[Share, ...] = ()
   shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
   budget_rules: bool = False  # use these points under hard budgets too; else argmax alone
-  call_budgets: tuple[Annotated[int, Field(ge=0)], ...] = (5, 10, 15)
+  call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
   usd_budgets: tuple[Dollars, ...] = ()  # B_max of a task
   bootstrap: int = Field(1000, gt=0)  # resamples of the tasks behind each interval
 
@@ -194,14 +192,14 @@ class DistributedConfig:  # processes train one router, each on its share of the
   processes: int = 1
   process: int = 0  # the number of this process, from 0
   coordinator: str = ""  # host:port of process 0
-  fsdp: int = Field(0, ge=0)  # over how many devices parameters are split; 0 is all
+  fsdp: int = Field(0, ge=0, le=10**6)  # over how many devices parameters are split; 0 is all
 
 
 @section
 class Config:
   name: str = "quickstart"  # of letters, digits, ".", "_" and "-"
   runs: str = "runs"  # the run's directory is <runs>/<name>
-  seed: int = 0
+  seed: int = Field(0, ge=0, lt=2**31)
   max_usd: float = Field(0.0, ge=0, le=1e9)  # cap on all model calls; 0 is no cap
   dry_run: bool = False  # print what is still to be run and what it may cost, and run nothing
   env: EnvConfig = Field(default_factory=EnvConfig)
