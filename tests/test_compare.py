@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -330,6 +331,18 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   assert results["run"]["left_out_episodes"] == ["test-0 seed 1"]
   assert results["run"]["test_tasks"] == 12
   assert results["policies"].episodes.tolist() == [23, 23]
+
+
+@pytest.mark.parametrize("change", ['"logp":NaN', '"logp":1000', '"router_cost_usd":9e999'])
+def test_a_number_that_is_none_in_a_shown_episode_is_named(change):
+  name, store = change.partition(":")[0], fill(FEW)
+  where = "policy = 'bopo(lam=0.3)' AND task_id = 'test-1'"
+  ((text,), _) = store._db.execute(f"SELECT episode FROM episodes WHERE {where}")
+  text, count = re.subn(f"{name}:[^,]*", change, text)
+  store._db.execute(f"UPDATE episodes SET episode = ? WHERE {where}", [text])
+  with pytest.raises(ValueError, match="policy bopo.*, task test-1, seed 0 has a number") as error:
+    summarize(store, entries(FEW), config())
+  assert count and "\n" not in str(error.value)
 
 
 def test_what_is_not_evaluated_yet_is_named():

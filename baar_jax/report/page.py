@@ -98,6 +98,11 @@ def showcase(store: Store, e: Evaluation, policy: str, difficulty: pd.Series) ->
   rows = rows.assign(difficulty=rows.task_id.map(difficulty), text=rows.task_id.map(descriptions))
   rows = rows.sort_values("difficulty", kind="stable").drop_duplicates(["difficulty", "success"])
   rows["episode"] = [stored[key] for key in zip(rows.task_id, rows.seed)]
+  for shown in rows.episode:
+    numbers = [x for s in shown.steps for x in (s.cost_usd, s.router_cost_usd, -(s.logp or 0.0))]
+    if not all(-0.01 < x < math.inf for x in numbers):  # the log of 1 may be rounded up
+      row = f"policy {shown.policy}, task {shown.task_id}, seed {shown.seed}"
+      raise ValueError(f"the stored episode of {row} has a number that is none: restore a copy")
   return rows[["difficulty", "success", "text", "episode"]]
 
 

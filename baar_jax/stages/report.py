@@ -63,7 +63,7 @@ def terminal_table(results: Mapping) -> str:
   for policy, p in table.iterrows():
     use = "" if pd.isna(p.use_share) else f"{100 * p.use_share:.0f}"
     lines.append(
-      f"{policy + mark.get(p.family, ''):<44}{p[sr]:>7.1f}{p.success_percent:>9.1f}"
+      f"{tables.clean(policy) + mark.get(p.family, ''):<44}{p[sr]:>7.1f}{p.success_percent:>9.1f}"
       f"{p.cost_usd:>10.{digits}f}{p.large_calls:>7.1f}{use:>6}"
     )
   rows = results["frontiers"]
