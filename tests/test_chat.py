@@ -1,12 +1,8 @@
 """API models: the real client against a stand-in on loopback that fails as it is told."""
 
-import base64
 import contextlib
-import datetime
-import email.utils
 import functools
 import itertools
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,21 +10,11 @@ import httpx2
 import pytest
 from standin import StandIn
 
-from baar_jax.checks import validate
-from baar_jax.config import Config, ModelsConfig
+from baar_jax.config import ModelsConfig
 from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NoAnswer
 from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair
-from baar_jax.llms.endpoints import (
-  clean,
-  endpoints,
-  read_answer,
-  read_text,
-  read_usage,
-  read_wait_s,
-)
-from baar_jax.llms.prices import Price
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, hold, unlimited
 
 PRICES = (1.0, 0.5, 4.0), (10.0, 5.0, 40.0, 12.0)  # input, cached, output, cache write
@@ -308,47 +294,12 @@ def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, e
   assert (budget.settled_usd, budget.remaining) == (0.0, 1.0)
 
 
-KEY = "sk-Secret0123456789"
-WITHHELD = "its message repeats a part of the key"
-
-
-@pytest.mark.parametrize(
-  "said, shown",
-  [
-    ("no\troom\n", "no room"),
-    (
-      "\x1b[2Ja\u202eb\u200d\u2066c",
-      "[2Jabc",
-    ),  # the codes of a terminal, of direction, and joiners
-    ("x" * 500, "x" * 200),
-    ("x" * 500 + KEY, "x" * 200),
-    ("Secre", "Secre"),  # five characters in a row
-    (KEY[:6], WITHHELD),
-    (f"key {KEY[4:10]}...", WITHHELD),
-    (" ".join(KEY), WITHHELD),
-    ("\u200b".join(KEY), WITHHELD),
-    ("S.e.c-r_e,t", WITHHELD),
-    (KEY.upper(), WITHHELD),
-    (KEY[::-1], WITHHELD),
-    (KEY.encode().hex(), WITHHELD),
-    *[(base64.b64encode(b"Bearer "[i:] + KEY.encode()).decode(), WITHHELD) for i in range(3)],
-  ],
-)
-def test_what_an_endpoint_says_is_one_short_line_without_its_key(said, shown):
-  assert clean(said, KEY) == shown
-
-
 def test_waits_that_an_endpoint_asks_for(start):
-  headers = ("7", 7.5), ("0.1", 0.6), ("soon", 0.5), ("nan", 0.5)  # jitter comes on top
+  headers = ("7", 7.5), ("0.1", 0.6), ("soon", 0.5)  # jitter comes on top
   for seed, (header, slept) in enumerate(headers):
     _, pair = start(standin=StandIn(fault=faults("429"), retry_after=header))
     ask(pair, seed=seed)
     assert pair.slept == [slept]
-  now = datetime.datetime.now(datetime.UTC)
-  later = email.utils.format_datetime(now + datetime.timedelta(seconds=90), usegmt=True)
-  assert 80 < read_wait_s(later) <= 90
-  past = email.utils.format_datetime(now - datetime.timedelta(seconds=90), usegmt=True)
-  assert read_wait_s(past) == read_wait_s("-3") == read_wait_s("") == 0.0
 
 
 def test_a_wait_that_is_too_long_ends_the_run(start):
@@ -481,76 +432,11 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(start, tmp_path):
   assert found.at_most_usd == pytest.approx(cap.settled_usd, rel=1e-12)
 
 
-def test_each_model_has_an_endpoint_and_a_key(monkeypatch):
-  monkeypatch.setenv("OPENAI_API_KEY", " secret\r\n")
-  config = ModelsConfig(kind="chat", names=("a", "b"))
-  rows = [(e.model, e.base_url, e.variable, e.key()) for e in endpoints(config)]
-  openai = "https://api.openai.com/v1", "OPENAI_API_KEY", "secret"
-  assert rows == [("a", *openai), ("b", *openai)]
-  config.base_urls = ("http://localhost:8000/v1/", "https://api.together.xyz/v1")
-  config.key_variables = ("", "TOGETHER_API_KEY")
-  monkeypatch.setenv("TOGETHER_API_KEY", "other")
-  first, second = endpoints(config)
-  assert (first.base_url, first.host) == ("http://localhost:8000/v1", "localhost")
-  assert (first.key(), second.host, second.key()) == ("none", "api.together.xyz", "other")
-
-
-@pytest.mark.parametrize("key", [None, "sec\nret", "secrét"])
-def test_a_key_that_is_missing_or_cannot_be_sent_is_refused(monkeypatch, key):
-  monkeypatch.delenv("MY_KEY", raising=False)
-  problem = "set the environment variable that --config.models.key_variables names"
-  if key:
-    monkeypatch.setenv("MY_KEY", key)
-    problem = "variable MY_KEY holds"
-  (endpoint, _) = endpoints(ModelsConfig(kind="chat", key_variables=("MY_KEY",)))
-  with pytest.raises(ValueError, match=problem) as error:
-    endpoint.key()
-  assert "sec" not in str(error.value) and "\n" not in str(error.value)
-  assert ("MY_KEY" in str(error.value)) == bool(key)  # what is not set may be a key itself
-
-
-@pytest.mark.parametrize(
-  "place", ["sk-secret@h/v1", "me:sk-secret@h", "h?k=sk-secret", "h#sk-secret"]
-)
-def test_an_address_with_a_secret_is_refused_and_not_printed(place):
-  config = Config()
-  config.models.base_urls = (f"http://{place}",)
-  with pytest.raises(ValueError, match="it is no http") as error:
-    validate(config)
-  assert "secret" not in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-  "url, own",
-  [
-    ("http://127.0.0.1:8000/v1", True),
-    ("http://localhost/v1", True),
-    ("http://[::1]:8000/v1", True),
-    ("http://10.1.2.3/v1", True),
-    ("http://gpu-server:8000/v1", True),
-    ("https://api.openai.com/v1", False),
-    ("http://8.8.8.8/v1", False),
-  ],
-)
-def test_own_endpoints_need_no_key(monkeypatch, url, own):
-  monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-  (endpoint, _) = endpoints(ModelsConfig(kind="chat", base_urls=(url,)))
-  assert endpoint.own == own
-  if own:
-    assert endpoint.key() == "none"
-
-
 def test_openai_s_key_and_account_are_for_openai_alone(start, monkeypatch):
   monkeypatch.setenv("OPENAI_API_KEY", "secret")
   monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
   monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
   monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer mine\nX-Mine: mine")
-  config = ModelsConfig(kind="chat", base_urls=("https://eu.api.openai.com/v1",))
-  assert endpoints(config)[0].key() == "secret"
-  for url in ("https://api.together.xyz/v1", "https://notapi.openai.com.example.org/v1"):
-    (endpoint, _) = endpoints(ModelsConfig(kind="chat", base_urls=(url,)))
-    with pytest.raises(ValueError, match="--config.models.key_variables, or '' if it needs none"):
-      endpoint.key()
   server, pair = start()
   ask(pair)
   assert server.headers[0]["authorization"] == "Bearer none"
@@ -560,48 +446,3 @@ def test_openai_s_key_and_account_are_for_openai_alone(start, monkeypatch):
   ask(pair)
   assert {"org-mine", "proj-mine", "mine"} < set(server.headers[1].values())
   assert server.seen[1]["service_tier"] == "default"  # others are not asked for one
-
-
-ANSWER = {"choices": [{"message": {"content": "Go."}}]}
-COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
-
-
-@pytest.mark.parametrize(
-  "body, unknown, fatal",
-  [
-    (json.dumps(ANSWER | {"usage": COUNTS}), False, False),
-    ("[" * 100_000, True, False),  # deeper than can be read
-    (b"\xff", True, False),
-    ("[]", True, False),
-    ('{"error": "try again"}', True, False),
-    (json.dumps(ANSWER), True, True),
-    (json.dumps(ANSWER | {"usage": None}), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": -1}}), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": 10**400}}), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": float("inf")}}), True, True),
-  ],
-)
-def test_what_an_answer_tells(body, unknown, fatal):
-  outcome = read_answer(body, Price(*PRICES[0]))
-  assert (outcome.kind == "presumed", outcome.fatal) == (unknown, fatal)
-  assert (outcome.text == "Go.") == (not unknown)
-
-
-def test_text_in_parts_and_half_a_pair_of_surrogates():
-  parts = [{"type": "reasoning"}, {"type": "text", "text": "Go "}, {"type": "text", "text": "on."}]
-  assert read_text(parts) == "Go on."
-  assert read_text("a \ud83d b") == "a ? b"
-  assert read_text("\U0001f600") == "\U0001f600"
-  assert read_text(None) == read_text([]) == ""
-
-
-def test_what_a_total_counts_beyond_its_parts_is_completion():
-  assert read_usage(COUNTS | {"total_tokens": 60}) == Usage(8, 0, 52)
-  assert read_usage(COUNTS | {"total_tokens": 18}) == Usage(8, 0, 10)
-  assert read_usage(COUNTS | {"total_tokens": None}) == Usage(8, 0, 10)
-  details = {"cached_tokens": None, "cache_write_tokens": 5}
-  fields = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
-  assert read_usage(fields) == Usage(9, 0, 2, 5)
-  details = {"cached_tokens": 3, "cache_creation_tokens": 5}  # of LiteLLM
-  assert read_usage(fields | {"prompt_tokens_details": details}) == Usage(9, 3, 2, 5)
-  assert read_usage({"prompt_tokens": 9, "completion_tokens": 2}) == Usage(9, 0, 2)
