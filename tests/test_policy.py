@@ -75,7 +75,7 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
 
 
 def make_policy(model, view) -> RouterPolicy:
-  return RouterPolicy("router", model, view, Sample("key"), live_episodes=3)
+  return RouterPolicy("router", model, view, Sample("key"), rows=3)
 
 
 class TestCache:

@@ -93,7 +93,7 @@ def test_a_threshold_on_a_hand_made_episode(
 
   monkeypatch.setattr(RouterPolicy, "_probabilities", probabilities)
   view = View(router_config, tokenizer_dir, proposals=proposals)
-  policy = RouterPolicy("scored", tiny_model, view, Threshold(0.4), live_episodes=1)
+  policy = RouterPolicy("scored", tiny_model, view, Threshold(0.4), rows=1)
   tape = []
   (episode,) = run_episodes([job("t")], policy, HandPair(tape), [HandEnv(tape)])
   assert [step.model for step in episode.steps] == [0, 1]

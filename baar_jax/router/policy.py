@@ -62,23 +62,19 @@ class RouterPolicy(Policy):
   """
 
   def __init__(
-    self,
-    name: str,
-    model: Qwen2,
-    view: View,
-    rule: Rule,
-    live_episodes: int,
-    mesh: Mesh | None = None,
+    self, name: str, model: Qwen2, view: View, rule: Rule, rows: int, mesh: Mesh | None = None
   ):
-    """Copies the model from the mesh to this process's first device, in the configured dtype."""
+    """Copies the model from the mesh to this process's first device, in the configured dtype.
+
+    At most `rows` episodes may be live at once.
+    """
     self.name, self._view, self._rule = name, view, rule
     self._usd_per_token = view.config.usd_per_million_tokens / 1e6
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
-    self._cache = model.empty_cache(live_episodes + 1, view.config.max_tokens, dtype)
-    self._spare_row = live_episodes  # of the cache, for padding
-    self._free_rows = list(range(live_episodes))
+    self._cache = model.empty_cache(rows + 1, view.config.max_tokens, dtype)
+    self._spare_row, self._free_rows = rows, list(range(rows))  # of the cache; one is for padding
     self._rows: dict[Live, int] = {}
     self._cached_text: list[list[int]] = [[] for _ in self._free_rows]  # the tokens of each row
 
@@ -88,7 +84,7 @@ class RouterPolicy(Policy):
       live.proposal_reply = live.agents[SMALL].reply(live.messages, len(live.steps))
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Decisions for the ready episodes; at most `live_episodes` may be live at once."""
+    """Decisions for the ready episodes, in their order."""
     start_s = time.monotonic()
     texts = [self._view.live_window(live).tokens for live in ready]
     for live in ready:

@@ -1,5 +1,7 @@
 """The Qwen2 transformer in flax.nnx."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ NEAR_TOKENS = 16, 128  # shortest and longest wavelength of the rotations that h
 
 @dataclass(frozen=True, config={"allow_inf_nan": False})
 class Qwen2Config:
-  """Sizes under the names, and with the defaults, of a Hugging Face `config.json`."""
+  """A plain Qwen2 under the names, and with the defaults, of a Hugging Face `config.json`."""
 
   vocab_size: int = Field(gt=0, le=10**8)
   hidden_size: int = Field(gt=0, le=10**6)
@@ -29,6 +31,12 @@ class Qwen2Config:
   rms_norm_eps: float = Field(1e-6, gt=0)
   tie_word_embeddings: bool = False
   max_position_embeddings: int = Field(32_768, gt=0)  # bounds `router.max_tokens` alone
+  model_type: Literal["qwen2"] = "qwen2"
+  hidden_act: Literal["silu"] = "silu"
+  use_sliding_window: Literal[False] = False
+  rope_type: Literal["default"] = "default"
+  rope_scaling: None = None
+  quantization_config: None = None
 
 
 class Layer(nnx.Module):

@@ -44,16 +44,6 @@ NAMES = {
   "up_kernel": LAYER + "mlp.up_proj.weight",
   "down_kernel": LAYER + "mlp.down_proj.weight",
 }
-# What config.json may say of the architecture; None is a field that is left out.
-EXPECTED = {
-  "model_type": ("qwen2",),
-  "hidden_act": ("silu", None),
-  "use_sliding_window": (False, None),
-  "rope_scaling": (None,),
-  "rope_type": ("default", None),
-  "quantization_config": (None,),
-}
-WRITTEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu"}
 STORED = ("F32", "BF16", "F16")  # dtypes of tensors; numbers of quantised ones would need a scale
 VOCABULARY_BLOCK = 128  # a vocabulary without spare rows grows to a multiple of it
 
@@ -187,7 +177,7 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
 
 
 def read_config(directory: Path | str) -> Qwen2Config:
-  """The sizes in config.json; ValueError if it is incomplete or of another architecture."""
+  """What config.json says; ValueError if it is incomplete or of another architecture."""
   path = Path(directory) / "config.json"
   try:
     fields = json.loads(require_file(path).read_text())
@@ -195,24 +185,17 @@ def read_config(directory: Path | str) -> Qwen2Config:
   except (OSError, ValueError, AttributeError, RecursionError) as error:
     hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
     raise ValueError(f"{path} cannot be read ({error}): {hint}") from None
-  rope = fields.get("rope_parameters")
-  fields = (rope if isinstance(rope, dict) else {}) | fields
-  for name, expected in EXPECTED.items():
-    if fields.get(name) not in expected:
-      raise ValueError(
-        f"{path} has {name}={fields.get(name)!r}, expected {expected[0]!r}: "
-        "only plain Qwen2 and Qwen2.5 models can be loaded"
-      )
-  heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
-  fields.setdefault("num_key_value_heads", heads)
+  rope, heads, width = map(fields.get, ("rope_parameters", "num_attention_heads", "hidden_size"))
+  defaults = {"model_type": None, "num_key_value_heads": heads}
+  fields = defaults | (rope if isinstance(rope, dict) else {}) | fields
   if isinstance(heads, int) and isinstance(width, int) and heads > 0:
     fields.setdefault("head_dim", width // heads)
   try:
     shape = Qwen2Config(**fields)
   except ValidationError as error:
-    problem = error.errors()[0]
-    reason = f"{problem['loc'][0]}: {problem['msg']}"
-    raise ValueError(f"{path} has a wrong size ({reason}); restore a copy of it") from None
+    name, problem = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
+    remedy = "only plain Qwen2 and Qwen2.5 models can be loaded"
+    raise ValueError(f"{path} has a wrong {name} ({problem}); {remedy}") from None
   if shape.num_attention_heads % shape.num_key_value_heads:
     raise ValueError(f"{path}: num_attention_heads is no multiple of num_key_value_heads")
   return shape
@@ -238,8 +221,10 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   file = temporary / "model.safetensors"
   save_file(arrays, file, {"format": "pt"})
   file.chmod(0o644)  # as the other files: save_file lets nobody else read it
+  fields = {name: value for name, value in vars(model.config).items() if value is not None}
+  written = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": jnp.dtype(dtype).name}
   json_files = {
-    "config.json": WRITTEN | {"torch_dtype": jnp.dtype(dtype).name} | vars(model.config),
+    "config.json": written | fields,
     "tokenizer_config.json": {
       "tokenizer_class": "PreTrainedTokenizerFast",
       "model_max_length": model.config.max_position_embeddings,
