@@ -64,21 +64,12 @@ class TestForward:
       difference = np.abs(full(changed) - hidden).max(axis=-1)
       assert (difference[:, :t] < 1e-6).all() and (difference[:, t:] > 1e-4).all()
 
-  def test_rematerialisation_keeps_the_gradient(self, model):
+  def test_every_weight_has_a_gradient(self, model):
     graphdef, params = nnx.split(model)
-    weight, start_B = random(2, 5, 16), np.zeros(2, np.int32)
-
-    def loss(params):
-      return (nnx.merge(graphdef, params)(TOKENS[:, :5]) * weight).sum()
-
-    def stored_loss(params):  # the cached forward stores its activations
-      cache = model.empty_cache(2, 5)
-      hidden, _ = nnx.merge(graphdef, params).extend(TOKENS[:, :5], start_B, cache, np.arange(2))
-      return (hidden * weight).sum()
-
-    again, kept = (jax.jit(jax.grad(f))(params) for f in (loss, stored_loss))
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), again, kept)
-    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(kept))  # every weight is used
+    weight = random(2, 8, 16)
+    loss = lambda params: (nnx.merge(graphdef, params)(TOKENS) * weight).sum()  # noqa: E731
+    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
+    assert all(np.abs(gradient).max() > 1e-3 for gradient in gradients)
 
   def test_bf16(self, full, model):
     hidden = jax.jit(partial(model, dtype=jnp.bfloat16))(TOKENS)
