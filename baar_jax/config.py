@@ -75,7 +75,7 @@ class ModelsConfig:
   concurrency: int = Field(16, gt=0, le=10**4)  # calls of one model at a time
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of an attempt, to its last byte
   retries: int = Field(5, ge=0, le=100)  # of one reply, after its first attempt
-  max_failures: int = Field(100, gt=0, le=10**6)  # in a row at one endpoint, which stop the run
+  max_failures: int = Field(100, gt=0, le=10**6)  # in a row (attempts, episodes) end the run
 
 
 @section
