@@ -1,5 +1,6 @@
 """Refuses a configuration that cannot work, in one line that names the field."""
 
+import contextlib
 import dataclasses
 import operator
 import os
@@ -30,14 +31,14 @@ def validate(config: Config) -> None:
   total = psutil.virtual_memory().total
   for name, needed in _least_bytes(config).items():
     if needed > total:
-      sizes = f"{needed / 1e9:,.0f} GB, this machine has {total / 1e9:,.0f} GB"
+      sizes = f"{needed // 10**9:,} GB, this machine has {total // 10**9:,} GB"
       raise ValueError(f"--config.{name} has sizes that take at least {sizes}: make some smaller")
 
 
 def show(name: str, value: object) -> str:
   """A field's value, unless a user may have put a key there."""
   secret = name.endswith(SECRETS)
-  return "not shown, for it may be or hold a key" if secret else repr(value)
+  return "not shown, for it may be or hold a key" if secret else f"{value!r:.200}"
 
 
 def explain(error: ValidationError, prefix: str, config: object = None) -> str:
@@ -48,7 +49,9 @@ def explain(error: ValidationError, prefix: str, config: object = None) -> str:
   cause, _, must = first["msg"].partition(" should ")  # of pydantic: "Input should be ..."
   must = must or f"be valid: {cause.removeprefix('Value error, ')}"
   must = re.sub(r"^match pattern '\^\((.*)\)\$'", r"be one of \1", must)
-  value = operator.attrgetter(name)(config) if config else first["input"]
+  value = first["input"]
+  with contextlib.suppress(AttributeError):  # the whole field, where the error is of an entry
+    value = operator.attrgetter(name)(config)
   value = show(name if names else SECRETS[0], value)  # who gives no names may mean any field
   which = "each entry" if isinstance(first["loc"][-1], int) else "it"
   return f"{prefix}.{name} is {value}; {which} must {must}"
@@ -57,7 +60,7 @@ def explain(error: ValidationError, prefix: str, config: object = None) -> str:
 def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   """Checks beside those of single fields: a field, whether it works, and what it must be."""
   b, d, r = c.baselines, c.distributed, c.router
-  works = bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", c.name))
+  works = bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", c.name))
   yield "name", works, 'made of letters, digits, "_", "." and "-"; the last two may not be first'
   works = c.env.kind in ENVS or bool(re.fullmatch(r".+\.py:\w+", c.env.kind))
   yield "env.kind", works, f"one of {', '.join(ENVS)}, or FILE.py:CLASS"

@@ -55,7 +55,8 @@ ROUTER = {
   "max_tokens": (567,),  # 2 x (96 + 20 + 2 x 44 of previews and 80 around them) = 568
 }
 BAD = {
-  "name": ("", "..", "a/b", "a b", "a\n", "../a", "-a", "\xe1", "$(a)"),
+  "name": ("", "..", "a/b", "a b", "a\n", "../a", "-a", "\xe1", "$(a)", "a" * 101),
+  "env": ("word",),
   "env.kind": ("chess", "chess.py"),
   "models.names": ((1, 2), ("m", "m"), ("", "m")),
   "models.prices": ((1, 2),),
@@ -138,7 +139,7 @@ def test_no_float_is_unbounded(value):
 
 def test_no_count_is_negative_or_unbounded():
   for name, is_tuple in fields("int", Config()).items():
-    for bad in [-1, 10**15] + [0] * (name not in ZERO.split()):
+    for bad in [-1, 10**15, 10**400] + [0] * (name not in ZERO.split()):
       assert refusal(name, (bad,) if is_tuple else bad).startswith("--config."), name
 
 
@@ -174,6 +175,7 @@ def test_messages_say_what_a_value_must_be():
   assert refusal("sft.updates", 0).endswith(" is 0; it must be greater than 0")
   assert refusal("router.view", "poem").endswith("it must be one of transcript|paper")
   assert "each entry must be a valid number" in refusal("bopo.lam", (0.1, "much"))
+  assert refusal("env", {"a": 1}).startswith("--config.env.a is 1; it must be valid: Unexpected")
 
 
 ADDRESSES = ("http://one/v1", "http://two/v1"), ("http://one/v1", "http://one/v1/")
