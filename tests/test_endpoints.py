@@ -17,7 +17,6 @@ from baar_jax.llms.endpoints import (
   read_usage,
   read_wait_s,
 )
-from baar_jax.llms.prices import Price
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -128,7 +127,7 @@ COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
   ],
 )
 def test_what_an_answer_tells(body, unknown, fatal):
-  outcome = read_answer(body, Price(1.0, 0.5, 4.0))
+  outcome = read_answer(body)
   assert (outcome.kind == "presumed", outcome.fatal) == (unknown, fatal)
   assert (outcome.text == "Go.") == (not unknown)
 

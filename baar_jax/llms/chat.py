@@ -177,7 +177,7 @@ class ChatModel:
       cause = type(error.__cause__ or error).__name__
       kind = FAILED if cause in NOT_SENT else PRESUMED
       return Outcome(kind, f"did not answer ({cause})")
-    return read_answer(body, self.price)
+    return read_answer(body)
 
 
 class ChatAgent(Agent):

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY
-from baar_jax.llms.prices import Price
 
 OPENAI_URL, OPENAI_KEY = "https://api.openai.com/v1", "OPENAI_API_KEY"
 NO_KEY = "none"  # what an endpoint without keys is sent: the protocol wants some
@@ -150,7 +149,7 @@ def clean(complaint: str, key: str) -> str:
   return line
 
 
-def read_answer(body: bytes, price: Price) -> Outcome:
+def read_answer(body: bytes) -> Outcome:
   """The outcome that a response's body tells of."""
   try:
     fields = json.loads(body, object_pairs_hook=_read_object)
@@ -168,7 +167,6 @@ def read_answer(body: bytes, price: Price) -> Outcome:
     text, reason, refused = "", None, False
   try:
     usage = read_usage(fields["usage"])
-    price.cost_usd(usage)
     if text.strip() and not usage.completion_tokens:
       raise ValueError("a text without tokens")
   except (ValueError, KeyError, TypeError, AttributeError):
@@ -216,9 +214,11 @@ def read_usage(fields: dict) -> Usage:
   if any(type(count) is not int or not 0 <= count <= MOST_TOKENS for count in counts):
     raise ValueError("no count of tokens")
   total = prompt + completion if total is None else total
-  if not prompt or total < prompt + completion or misses not in (None, prompt - hits):
+  cached, written = max(cached, hits), max(written, created)
+  fits = 0 < prompt >= cached + written and misses in (None, prompt - hits)
+  if not fits or total < prompt + completion:
     raise ValueError("counts that disagree")
-  return Usage(prompt, max(cached, hits), total - prompt, max(written, created))
+  return Usage(prompt, cached, total - prompt, written)
 
 
 def read_wait_s(retry_after: str) -> float:
