@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 from flax import nnx
 from golden import make_qwen2
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from baar_jax.config import RouterConfig
@@ -173,10 +174,10 @@ def test_a_directory_appears_when_it_is_whole(tmp_path, monkeypatch):
 
   def disk_full(tensors, path, metadata):
     path.write_bytes(b"cut")
-    raise OSError("no space left")
+    raise SafetensorError("no space left")
 
   monkeypatch.setattr(weights, "save_file", disk_full)
-  with pytest.raises(OSError, match="no space left"):
+  with pytest.raises(ValueError, match="^\\S+model.safetensors cannot be written: no space left$"):
     save_qwen2(load_qwen2(base), tmp_path / "saved", base / "tokenizer.json")
   assert not (tmp_path / "saved").exists()
 

@@ -90,7 +90,7 @@ class RouterPolicy(Policy):
     for live in ready:
       if live not in self._rows:
         self._rows[live] = self._free_rows.pop()
-    p_RxA, new_tokens_R = self._probabilities([self._rows[live] for live in ready], texts)
+    p_RxA, new_tokens_R = self._score([self._rows[live] for live in ready], texts)
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
@@ -105,32 +105,32 @@ class RouterPolicy(Policy):
       self._free_rows.append(row)
       self._cached_text[row] = []
 
-  def _probabilities(self, rows: list[int], texts: list[list[int]]) -> tuple[np.ndarray, list[int]]:
+  def _score(self, rows: list[int], texts: list[list[int]]) -> tuple[np.ndarray, list[int]]:
     """p_RxA, and the number of tokens that each row was fed: those that it did not hold yet."""
-    pending = []  # (index, position of the first token, tokens) of what is still to be fed
-    for i, (row, text) in enumerate(zip(rows, texts)):
+    pending, p_A_of = [], {}  # (row, first position, tokens) still to be fed; row -> p_A
+    for row, text in zip(rows, texts):
       cached = self._cached_text[row]
       start = len(cached) if text[: len(cached)] == cached and len(cached) < len(text) else 0
-      pending.append((i, start, text[start:]))
+      pending.append((row, start, text[start:]))
       self._cached_text[row] = text
     new_tokens_R = [len(tokens) for _, _, tokens in pending]
-    p_RxA = np.zeros((len(rows), len(self._view.decision_ids)))
     while pending:
-      pending.sort(key=lambda chunk: len(chunk[2]))
+      pending.sort(key=lambda part: len(part[2]))
       batch, pending = pending[: ROWS[-1]], pending[ROWS[-1] :]
-      logits_RxA, T = self._feed([(rows[i], start, tokens) for i, start, tokens in batch])
-      for (i, start, tokens), logits_A in zip(batch, logits_RxA):
+      logits_RxA, T = self._feed(batch)
+      for (row, start, tokens), logits_A in zip(batch, logits_RxA):
         if len(tokens) > T:
-          pending.append((i, start + T, tokens[T:]))
+          pending.append((row, start + T, tokens[T:]))
         else:
           check_finite(logits_A, f"logits of {self.name}")
           p_A = np.exp(logits_A - logits_A.max())
-          p_RxA[i] = p_A / p_A.sum()
-    return p_RxA, new_tokens_R
+          p_A_of[row] = p_A / p_A.sum()
+    return np.stack([p_A_of[row] for row in rows]), new_tokens_R
 
   def _feed(self, batch: Sequence[tuple[int, int, list[int]]]) -> tuple[np.ndarray, int]:
     """Feeds (row, start, tokens) in one compiled call; returns logits_RxA and its length T."""
-    T, R = _bucket(len(batch[-1][2]), NEW_TOKENS), _bucket(len(batch), ROWS)
+    R = next(size for size in ROWS if len(batch) <= size)
+    T = next((size for size in NEW_TOKENS if len(batch[-1][2]) <= size), NEW_TOKENS[-1])
     tokens_RxT = np.zeros((R, T), np.int32)
     start_R, last_R = np.zeros((2, R), np.int32)
     row_R = np.full(R, self._spare_row, np.int32)
@@ -172,11 +172,6 @@ def read_decision(text: str) -> int | None:
   """The model that an answer names; None if it names none or several."""
   words = set(re.findall(rf"\b({'|'.join(DECISION_WORDS)})\b", text))
   return DECISION_WORDS.index(words.pop()) if len(words) == 1 else None
-
-
-def _bucket(size: int, buckets: Sequence[int]) -> int:
-  """The smallest bucket that holds `size`, or the largest one."""
-  return next((bucket for bucket in buckets if size <= bucket), buckets[-1])
 
 
 @partial(jax.jit, static_argnums=(0, 7), donate_argnums=(2,))

@@ -219,7 +219,10 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
   temporary.mkdir(parents=True)
   shutil.copyfile(tokenizer, temporary / "tokenizer.json")
   file = temporary / "model.safetensors"
-  save_file(arrays, file, {"format": "pt"})
+  try:
+    save_file(arrays, file, {"format": "pt"})
+  except SafetensorError as error:
+    raise ValueError(f"{file} cannot be written: {error}") from None
   file.chmod(0o644)  # as the other files: save_file lets nobody else read it
   fields = {name: value for name, value in vars(model.config).items() if value is not None}
   written = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": jnp.dtype(dtype).name}
