@@ -296,6 +296,8 @@ def test_the_paper_stands_beside_the_same_environment_alone(every):
   assert not any("K =" in figure or "trials" in figure for figure, _ in ours)  # K = 1 and 2 here
   sandbox = every["run"] | {"environment": "sandbox"}
   assert tables.beside_paper(every | {"run": sandbox}).empty
+  idle = every["latency"].assign(router_share=math.nan)
+  assert not any("nan" in text for text in tables.beside_paper(every | {"latency": idle}).ours)
   ours = {"first-large(K=5)": ("first-large", {}, 5, "LLSS", (1.0, 1.0, 1.0, 1.0))}
   rows = figures(FEW | ours)["paper"]
   assert row(rows, what="first-large", figure="SR (Use%) at K = 5").ours == "100.0 (40 %)"

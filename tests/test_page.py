@@ -107,8 +107,8 @@ def test_the_page_says(reader):
     "4 held-out tasks, 2 seeds, scripted models.",
     "a rule on the same text stands in for the judge",
     "What each part of BoPO is worth",
-    "vanilla RL, success rate: BoPO minus it is -0.06 [-0.",
-    "With a higher SR under a K than BoPO, privileged families apart: none",
+    "vanilla RL, success rate: -0.06 [-0.",
+    "With a higher SR under a K than BoPO, privileged families apart (BoPO minus it",
     "task mix 25 50 25 25 50 25",  # easy, hard and intractable tasks
     "BoPO 17 67 17 0 100 0",  # 4, 16 and 4 of its 24 dollars; LARGE for hard tasks alone
     "On 1 of 2 training tasks SMALL is the dearer",
@@ -161,11 +161,10 @@ def test_who_is_above_bopo_in_words(results):
     ],
     columns=["family", "metric", "bopo_gain", "bopo_gain_low", "bopo_gain_high"],
   )
-  start, end = "BoPO minus it is -0.10", "the 95 % interval"
   assert tables.above_bopo(results, rows, "bopo_gain") == [
-    f"cascade, success rate: {start} [-0.30, -0.01]; {end} excludes 0",
-    f"cascade, mean score: {start} [-0.30, +0.10]; {end} does not exclude 0",
-    f"vanilla RL, success rate: {start}; {end} does not exclude 0",
+    "cascade, success rate: -0.10 [-0.30, -0.01]",
+    "cascade, mean score: -0.10 [-0.30, +0.10]",
+    "vanilla RL, success rate: -0.10",
   ]
 
 

@@ -219,7 +219,8 @@ def beside_paper(results: Mapping) -> pd.DataFrame:
     if row["hard_jaccard"] is not None:
       ours[figure, "Jaccard, hard"] = f"{row['hard_jaccard']:.2f}"
   frame = pd.DataFrame(rows, columns=["figure", "what", "paper"])
-  frame["ours"] = [ours.get((figure, what)) for figure, what, _ in rows]
+  values = [ours.get((figure, what), "nan") for figure, what, _ in rows]
+  frame["ours"] = [None if "nan" in text else text for text in values]
   return frame[frame.ours.notna().groupby(frame.figure).transform("any")]
 
 
@@ -239,12 +240,8 @@ def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str) -> list[str]:
   if "metric" in rows:
     rows = rows[rows.metric.isin(shown_metrics(results))]
   where = rows.metric.map(METRIC_NAMES) if "metric" in rows else "K = " + rows.K.astype(str)
-  verbs = np.where(rows[f"{gain}_high"] < 0, "excludes", "does not exclude")
   words = texts(results, rows, ["family", gain]).to_numpy()
-  return [
-    f"{family}, {place}: BoPO minus it is {text}; the 95 % interval {verb} 0"
-    for (family, text), place, verb in zip(words, where, verbs)
-  ]
+  return [f"{family}, {place}: {text}" for (family, text), place in zip(words, where)]
 
 
 def to_html(table: pd.DataFrame) -> Markup:
