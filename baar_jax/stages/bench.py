@@ -135,8 +135,7 @@ class RouterBench:
       batches = [make_batch([episode], x, rows=1, decisions=STEPS, buckets=buckets) for x in rows]
       seconds[name] = fastest_s(lambda batches=batches: list(map(scorer.logits, batches)))
     yield "transcript_score_ms", 1e3 * seconds["transcript"], "scoring a finished episode"
-    ratio = seconds["paper"] / seconds["transcript"]
-    remark = f"the paper's prompts: {ratio:.3g} x as long as the transcript"
+    remark = f"by the paper's prompts: {seconds['paper'] / seconds['transcript']:.3g} x as long"
     yield "paper_score_ms", 1e3 * seconds["paper"], remark
     squares = [jax.random.normal(jax.random.key(0), (n, n), c.dtype) for n in MATMUL_SIZES]
     peak = max(2 * len(x) ** 3 / fastest_s(partial(jax.jit(jnp.matmul), x, x)) for x in squares)
@@ -207,20 +206,20 @@ def wait() -> Iterator[Figure]:
   rules = Rules(attempts=WAITING_STEPS + 1)  # nobody opens the lock: episodes end at max_steps
   envs = [Sandbox(1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
   jobs = [Job(envs[0].tasks("test")[0], seed) for seed in range(LIVE)]
-  pair, policy = SimpleNamespace(start=start, stop=lambda: None), RANDOM
-  seconds = fastest_s(lambda: list(run_episodes(jobs, policy, pair, envs)), repeats=0)
+  pair = SimpleNamespace(start=start, stop=lambda: None)
+  seconds = fastest_s(lambda: list(run_episodes(jobs, RANDOM, pair, envs)), repeats=0)
   remark = f"{seconds / latency_s_BxS.sum(axis=1).max():.3g} x the longest of {LIVE} live episodes"
   yield "waiting_s", seconds, remark
-  barrier_s = latency_s_BxS.max(axis=0).sum()
-  yield "waiting_barrier_s", barrier_s, "what a barrier at each step would take, not run"
+  remark = "what a barrier at each step would take, not run"
+  yield "waiting_barrier_s", latency_s_BxS.max(axis=0).sum(), remark
 
 
 def run_envs(run: Run) -> Iterator[Figure]:
   """Episodes of the run's environment through the rollout loop, and their actions alone."""
-  tasks, envs, policy = run.tasks("test")[:12], run.envs(), RANDOM
+  tasks, envs = run.tasks("test")[:12], run.envs()
   for seed in (SEED, SEED + 2):  # in the first round Java still compiles
     jobs, start = [Job(task, seed + i) for task in tasks for i in (0, 1)], time.perf_counter()
-    episodes = list(run_episodes(jobs, policy, run.pair, envs))
+    episodes = list(run_episodes(jobs, RANDOM, run.pair, envs))
     loop_s = time.perf_counter() - start
 
   def replay(env: Env, episodes: Sequence[Episode]) -> None:
