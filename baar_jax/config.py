@@ -84,13 +84,13 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
   # shape is as below, the weights are random, and a tokenizer is trained on the profile.
   weights: str = ""
   dtype: str = Field("float32", pattern="^(float32|bfloat16)$")  # parameters: float32
-  vocab_size: int = Field(2048, ge=258)  # all bytes and the two decisions
-  hidden_size: int = Field(64, gt=0)
-  intermediate_size: int = Field(192, gt=0)
-  num_layers: int = Field(2, gt=0)
-  num_heads: int = Field(2, gt=0)
-  num_kv_heads: int = Field(1, gt=0)
-  head_dim: int = Field(32, gt=0, multiple_of=2)
+  vocab_size: int = Field(2048, ge=258, le=10**8)  # all bytes and the two decisions
+  hidden_size: int = Field(64, gt=0, le=10**6)
+  intermediate_size: int = Field(192, gt=0, le=10**6)
+  num_layers: int = Field(2, gt=0, le=1000)
+  num_heads: int = Field(2, gt=0, le=10**4)
+  num_kv_heads: int = Field(1, gt=0, le=10**4)
+  head_dim: int = Field(32, gt=0, le=10**4, multiple_of=2)
   rope_theta: float = Field(10_000.0, ge=1, le=1e12)
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")

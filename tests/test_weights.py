@@ -326,6 +326,15 @@ def test_a_number_that_bf16_cannot_hold_is_not_written(tmp_path):
     save_qwen2(model, tmp_path / "saved", tmp_path / "base" / "tokenizer.json")
 
 
+def test_the_largest_shape_that_a_configuration_may_have_is_a_shape():
+  largest = {"vocab_size": 10**8, "hidden_size": 10**6, "intermediate_size": 10**6}
+  largest |= {"num_layers": 1000, "num_heads": 10**4, "num_kv_heads": 10**4, "head_dim": 10**4}
+  assert weights.shape_of(RouterConfig(**largest), ()).num_hidden_layers == 1000
+  for name, value in largest.items():
+    with pytest.raises(ValueError, match="less than or equal"):
+      RouterConfig(**{name: value + 2})
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_decisions_start_alike(router_config, filled, tied):
   config = dataclasses.replace(router_config, tie_word_embeddings=tied)
