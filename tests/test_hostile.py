@@ -43,8 +43,7 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
       timeout_s=0.4,
     )
     config = dataclasses.replace(tiny.config(tmp_path, **TASKS), models=models)
-    config.evaluate = dataclasses.replace(config.evaluate, seeds=3, usd_budgets=(0.0005, 0.002))
-    config.profile.trials = 5
+    config.profile.trials = 7
     while code := main.main((config, "all")):
       lines.append(capsys.readouterr().err.splitlines()[-1])
       assert code == 2 and lines[-1].startswith("error: ") and lines[-1].isprintable()
