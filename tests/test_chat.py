@@ -110,8 +110,8 @@ LOST = ("drop", "malformed", "408", "502", "504", "524", "bomb", "long_body")
 @pytest.mark.parametrize("fault", [*LATE, *LOST])
 def test_an_unknown_outcome_is_presumed_billed(start, tmp_path, fault):
   """The deadline is for an attempt as a whole; bytes that keep coming are no answer."""
-  standin = StandIn(fault=faults(fault), stall_s=1.0)  # and then an answer
-  server, pair = start(standin, timeout_s=0.2 if fault in LATE else 5.0)
+  standin = StandIn(fault=faults(fault), stall_s=1.2)  # and then an answer
+  server, pair = start(standin, timeout_s=0.4 if fault in LATE else 5.0)
   assert lost_usd(ask(pair)) == (0.0, BOUND_USD)
   assert len(server.seen) == 2
   assert spent(tmp_path).presumed_usd == BOUND_USD
