@@ -87,7 +87,7 @@ def _count_failures(live: Live, in_a_row: int, limit: int) -> int:
   if live.error is None or isinstance(live.error, CapReached):
     return 0
   if not isinstance(live.error, EnvDied | agent.NoAnswer):
-    raise live.error
+    raise live.error  # a bug
   if in_a_row + 1 >= limit:
     times = f"{limit} times in a row an episode has failed, at last {live.task.id}"
     raise ValueError(f"{times}: {live.error}; see --config.models.max_failures")
