@@ -29,35 +29,32 @@ def tasks_of(tier):
   return [task_id for task_id in IDS if ERRORS.tier(task_id) == tier]
 
 
-@pytest.mark.parametrize(
-  "names, shares",
-  [
-    (("find-plant", "lifespan-longest-lived"), (0.56, 0.40, 0.04)),
-    (("power-component", "chemistry-mix-paint-secondary-color"), (0.18, 0.67, 0.15)),
-    (("chemistry-mix-paint-tertiary-color", "test-conductivity"), (0.10, 0.63, 0.27)),
-  ],
-)
-def test_tiers_follow_the_prior_of_the_task_s_type(names, shares):
-  for name in names:
-    tiers = [ERRORS.tier(f"{name}/{i}") for i in range(4000)]
-    for tier, share in zip(("easy", "hard", "intractable"), shares):
-      assert tiers.count(tier) / 4000 == pytest.approx(share, abs=0.03)
+PRIORS = {
+  ("find-plant", "lifespan-longest-lived"): (0.56, 0.40, 0.04),
+  ("power-component", "chemistry-mix-paint-secondary-color"): (0.18, 0.67, 0.15),
+  ("chemistry-mix-paint-tertiary-color", "test-conductivity"): (0.10, 0.63, 0.27),
+}
+
+
+@pytest.mark.parametrize("name, shares", [(n, row) for names, row in PRIORS.items() for n in names])
+def test_tiers_follow_the_prior_of_the_task_s_type(name, shares):
+  tiers = [ERRORS.tier(f"{name}/{i}") for i in range(4000)]
+  for tier, share in zip(("easy", "hard", "intractable"), shares):
+    assert tiers.count(tier) / 4000 == pytest.approx(share, abs=0.03)
 
 
 def test_routine_steps_and_recoveries_do_not_depend_on_knowledge():
   routine = Oracle("look around", 3, critical=False, recovering=False)
   recovery = Oracle("disconnect wire", 3, critical=True, recovering=True)
-  for tier, small, large in (
-    ("easy", 0.06, 0.04),
-    ("hard", 0.12, 0.17),
-    ("intractable", 0.12, 0.17),
-  ):
-    task_id = tasks_of(tier)[0]
+  rates = {"easy": (0.06, 0.04), "hard": (0.12, 0.17), "intractable": (0.12, 0.17)}
+  for tier, (small, large) in rates.items():
+    expected = [Lapse(0.14, 0.0), Lapse(0.05, 0.0), Lapse(small, 0.4), Lapse(large, 0.9)]
     for spoiled in (False, True):
-      assert ERRORS.lapse(SMALL, task_id, routine, spoiled) == Lapse(0.14, 0.0)
-      assert ERRORS.lapse(LARGE, task_id, routine, spoiled) == Lapse(0.05, 0.0)
-      assert ERRORS.lapse(SMALL, task_id, recovery, spoiled) == Lapse(small, 0.4)
-      assert ERRORS.lapse(LARGE, task_id, recovery, spoiled) == Lapse(large, 0.9)
+      assert expected == [
+        ERRORS.lapse(model, tasks_of(tier)[0], oracle, spoiled)
+        for oracle in (routine, recovery)
+        for model in (SMALL, LARGE)
+      ]
 
 
 # sigmoid(1.6 (hardness - ability)) at the tiers' centres: easy 1.6 * -2.4 = -3.84 and
@@ -99,11 +96,9 @@ def test_spoiled_step_is_harder_for_large_where_it_knew_it():
 
 
 def test_sandbox_rates():
-  for critical_step, rates in ((False, (0.10, 0.02)), (True, (0.80, 0.10))):
+  for critical_step, rates in ((False, [0.10, 0.02]), (True, [0.80, 0.10])):
     oracle = Oracle("pull A", 0, critical_step, recovering=False)
-    assert [SandboxErrors().lapse(m, "t", oracle, False).rate for m in (SMALL, LARGE)] == list(
-      rates
-    )
+    assert [SandboxErrors().lapse(m, "t", oracle, False).rate for m in (SMALL, LARGE)] == rates
 
 
 class Room:

@@ -12,6 +12,7 @@ from baar_jax.llms.endpoints import Endpoint
 
 MOST_BYTES = 16 * 2**20  # of an answer
 POLL_S = 0.2  # how soon an attempt ends when its run is stopped
+CONNECT_S = 10.0  # to connect to one of a host's addresses
 # The headers that endpoints other than OpenAI's are sent; the client itself needs the last one.
 HEADERS = {"host", "connection", "accept", "accept-encoding", "user-agent", "content-type"}
 HEADERS |= {"content-length", "authorization", "x-stainless-raw-response"}
@@ -40,8 +41,8 @@ class Network(threading.local, httpcore2.SyncBackend):
     return data
 
   def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
-    left_s = self.left_s()
-    return Stream(super().connect_tcp(host, port, left_s, local_address, socket_options), self)
+    wait_s = min(CONNECT_S, self.left_s())
+    return Stream(super().connect_tcp(host, port, wait_s, local_address, socket_options), self)
 
 
 class Stream(httpcore2.NetworkStream):
