@@ -29,7 +29,7 @@ def validate(config: Config) -> None:
       value = show(name, operator.attrgetter(name)(config))
       raise ValueError(f"--config.{name} is {value}; it must be {must}")
   total = psutil.virtual_memory().total
-  for name, needed in _least_bytes(config).items():
+  for name, needed in _estimate_bytes(config).items():
     if needed > total:
       sizes = f"{needed // 10**9:,} GB, this machine has {total // 10**9:,} GB"
       raise ValueError(f"--config.{name} has sizes that take at least {sizes}: make some smaller")
@@ -100,7 +100,7 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   yield "router.num_heads", works, "a multiple of --config.router.num_kv_heads"
 
 
-def _least_bytes(c: Config) -> dict[str, int]:
+def _estimate_bytes(c: Config) -> dict[str, int]:
   """The least memory that the sizes of a section take; an object is at least 100 bytes."""
   r, e = c.router, c.env
   live = (e.processes or os.cpu_count()) * e.live_per_process

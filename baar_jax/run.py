@@ -105,7 +105,7 @@ class Run:
       path.write_text(json.dumps(config, indent=2))
       path.replace(path.with_suffix(".json"))
 
-  def ablated(self, name: str) -> "Run":
+  def ablate(self, name: str) -> "Run":
     """This run without one part of the method: the same store, models and environments."""
     other = copy.copy(self)
     other.config, other.ablation = ablate(self.config, name), name
@@ -169,8 +169,7 @@ class Run:
     if missing := [job for job in share if (job.task.id, job.seed) not in stored]:
       limits = call_budget, usd_budget, self.cap, self.config.models.max_failures
       episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
-      done = len(share) - len(missing)
-      bar = self.progress(total=len(share), initial=done, desc=title, unit="ep")
+      bar = self.progress(title, len(share), len(share) - len(missing), "ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
         self._store_all(episodes, policy.name, bar)
       c, envs = self.config.env, self.envs()
@@ -199,9 +198,10 @@ class Run:
     if self.first:
       print(text)
 
-  def progress(self, **settings) -> tqdm:
+  def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:
     """A progress bar on the first process's terminal, if it is one."""
-    return tqdm(disable=None if self.first else True, **settings)
+    disable = None if self.first else True
+    return tqdm(desc=title, total=total, initial=done, unit=unit, disable=disable)
 
   def require(self, stage: str) -> None:
     """Raises ValueError, in every process, unless all have run the stage to its end."""

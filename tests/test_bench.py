@@ -46,7 +46,7 @@ def test_flop_by_hand():
   # 5 tokens x 336 entries x 2 = 3,360. Tokens see 1 + 2 + 3 and 1 + 2, themselves included: 9
   # pairs x (4 + 4 products and as many sums) x 2 heads x 2 layers = 576.
   windows = [Window([0] * T, [], 0) for T in (3, 2)]
-  assert bench.model_flop(shape, windows) == 3360 + 576
+  assert bench.count_flop(shape, windows) == 3360 + 576
 
 
 def test_api_models_are_not_paid_to_be_measured():

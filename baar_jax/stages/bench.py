@@ -71,7 +71,7 @@ def main(run: Run) -> None:
   path.write_text(json.dumps(figures, indent=2))
 
 
-def fastest_s(call: Callable[[], object], repeats: int = 3) -> float:
+def measure_s(call: Callable[[], object], repeats: int = 3) -> float:
   """Seconds until the call's arrays are ready: the fastest repeat after a first call, which
   compiles; without repeats the first call."""
   seconds = []
@@ -118,7 +118,7 @@ class RouterBench:
         for s in range(STEPS):
           for live, episode in zip(lives, self.episodes):
             live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
-          seconds.append(fastest_s(partial(policy.choose, lives), repeats=0))
+          seconds.append(measure_s(partial(policy.choose, lives), repeats=0))
           for live in lives if forget or s + 1 == STEPS else ():
             policy.finish(live)
       mean_s = float(np.mean(seconds))
@@ -133,15 +133,15 @@ class RouterBench:
       windows = view.episode_windows(self.task, episode)
       rows = [[[window]] for window in windows]
       batches = [make_batch([episode], x, rows=1, decisions=STEPS, buckets=buckets) for x in rows]
-      seconds[name] = fastest_s(lambda batches=batches: list(map(scorer.logits, batches)))
+      seconds[name] = measure_s(lambda batches=batches: list(map(scorer.logits, batches)))
     yield "transcript_score_ms", 1e3 * seconds["transcript"], "scoring a finished episode"
     remark = f"by the paper's prompts: {seconds['paper'] / seconds['transcript']:.3g} x as long"
     yield "paper_score_ms", 1e3 * seconds["paper"], remark
     squares = [jax.random.normal(jax.random.key(0), (n, n), c.dtype) for n in MATMUL_SIZES]
-    peak = max(2 * len(x) ** 3 / fastest_s(partial(jax.jit(jnp.matmul), x, x)) for x in squares)
+    peak = max(2 * len(x) ** 3 / measure_s(partial(jax.jit(jnp.matmul), x, x)) for x in squares)
     yield "matmul_gflop_per_s", peak / 1e9, "the fastest of a few matrix products"
     windows = self.view.episode_windows(self.task, episode)
-    rate = model_flop(self.model.config, windows) / seconds["transcript"]
+    rate = count_flop(self.model.config, windows) / seconds["transcript"]
     yield "score_gflop_per_s", rate / 1e9, f"scoring: {rate / peak:.3g} of the matrix products"
 
   def train(self) -> Iterator[Figure]:
@@ -151,17 +151,17 @@ class RouterBench:
     windows = [w for episode in episodes for w in self.view.episode_windows(self.task, episode)]
     batcher = Batcher(c, self.view, [self.task])
     trainer = Trainer(model, sft_step_loss, sft_optimizer(c.sft), *placed)
-    sft_s = fastest_s(lambda: trainer.step(batcher.micro_batches(episodes)))
+    sft_s = measure_s(lambda: trainer.step(batcher.micro_batches(episodes)))
     del trainer  # its parameters and its optimizer's state
     trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
     anchor, adv_B = Scorer(model, *placed), np.linspace(-1, 1, len(episodes), dtype="float32")
-    bopo_s = fastest_s(
+    bopo_s = measure_s(
       lambda: update_policy(trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed)
     )
     tokens = sum(len(window.tokens) for window in windows)
     yield "sft_tokens_per_s", tokens / sft_s, f"{len(episodes) / sft_s:.3g} episodes/s"
     yield "bopo_tokens_per_s", tokens / bopo_s, f"{sft_s / bopo_s:.3g} x SFT"
-    rate = 3 * model_flop(model.config, windows) / sft_s
+    rate = 3 * count_flop(model.config, windows) / sft_s
     yield "sft_gflop_per_s", rate / 1e9, "without the forward that is repeated to save memory"
 
   def load(self) -> Iterator[Figure]:
@@ -170,14 +170,14 @@ class RouterBench:
     if not self.config.router.weights:
       save_qwen2(self.model, weights, self.directory / "tokenizer.json")
     megabytes = sum(path.stat().st_size for path in weights.glob("*.safetensors")) / 1e6
-    seconds = fastest_s(lambda: nnx.split(load_qwen2(weights))[1])
+    seconds = measure_s(lambda: nnx.split(load_qwen2(weights))[1])
     yield "load_mb_per_s", megabytes / seconds, f"a checkpoint of {megabytes:.3g} MB"
     yield "memory_mb", psutil.Process().memory_info().rss / 1e6, "of this process now"
     if stats := jax.local_devices()[0].memory_stats():
       yield "device_peak_memory_mb", stats["peak_bytes_in_use"] / 1e6, ""
 
 
-def model_flop(shape: Qwen2Config, windows: Sequence[Window]) -> int:
+def count_flop(shape: Qwen2Config, windows: Sequence[Window]) -> int:
   """Multiplications and additions of a forward; a gradient costs two more, and recomputes some.
 
   A matrix entry costs 2 for a token; attention costs 4 N H for a pair of a token and one that it
@@ -207,7 +207,7 @@ def wait() -> Iterator[Figure]:
   envs = [Sandbox(1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
   jobs = [Job(envs[0].tasks("test")[0], seed) for seed in range(LIVE)]
   pair = SimpleNamespace(start=start, stop=lambda: None)
-  seconds = fastest_s(lambda: list(run_episodes(jobs, RANDOM, pair, envs)), repeats=0)
+  seconds = measure_s(lambda: list(run_episodes(jobs, RANDOM, pair, envs)), repeats=0)
   remark = f"{seconds / latency_s_BxS.sum(axis=1).max():.3g} x the longest of {LIVE} live episodes"
   yield "waiting_s", seconds, remark
   remark = "what a barrier at each step would take, not run"
@@ -231,7 +231,7 @@ def run_envs(run: Run) -> Iterator[Figure]:
 
   shares = [episodes[i :: len(envs)] for i in range(len(envs))]
   with ThreadPoolExecutor(len(envs)) as threads:
-    replay_s = fastest_s(lambda: list(threads.map(replay, envs, shares)), repeats=0)
+    replay_s = measure_s(lambda: list(threads.map(replay, envs, shares)), repeats=0)
   steps = sum(len(episode.steps) for episode in episodes)
   yield "steps_per_s", steps / loop_s, f"{run.config.env.kind}: the loop, random routing"
   remark = f"without models, policy or loop; the loop: {replay_s / loop_s:.3g} x as fast"

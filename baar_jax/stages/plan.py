@@ -94,14 +94,14 @@ def estimate(c: Config, outcomes: pd.DataFrame, policy: str, family: str) -> tup
   names = [policy] if stored else [family] if family in BOUNDARIES else [*BOUNDARIES]
   if assumed := not {*names} <= {*outcomes.index}:
     steps_R = ASSUMED.steps * c.env.max_steps
-    usages = [usage(*pair) for pair in zip(steps_R, ASSUMED.itertuples())]
+    usages = [count_tokens(*pair) for pair in zip(steps_R, ASSUMED.itertuples())]
     rows = [[1, steps_R.expected, *map(price.cost_usd, usages)] for price in (small, large)]
     outcomes = pd.DataFrame(rows, [*BOUNDARIES], OUTCOME)
   near = outcomes.loc[names]
   calls = np.average(near.steps, weights=near.episodes)
   usd_R = np.array([near.least.min(), near.expected.mean(), near.most.max()])
   if family == "cascade" and not stored:  # what SMALL proposes and LARGE does instead
-    usd_R[1:] += small.cost_usd(usage(calls, ASSUMED.loc["expected"])) / 2
+    usd_R[1:] += small.cost_usd(count_tokens(calls, ASSUMED.loc["expected"])) / 2
   if family == "zero-shot" and not stored:
     price, *_ = prices_of(c.baselines.judge.names, c.baselines.judge.prices)
     for i, a in enumerate(ASSUMED.itertuples()):
@@ -110,7 +110,7 @@ def estimate(c: Config, outcomes: pd.DataFrame, policy: str, family: str) -> tup
   return calls, usd_R, assumed
 
 
-def usage(steps: float, a) -> Usage:
+def count_tokens(steps: float, a) -> Usage:
   """Tokens of all calls of an episode, by a row of ASSUMED."""
   prompt = steps * a.first_prompt + a.growth * steps * max(0.0, steps - 1) / 2
   cached = a.cached * max(0.0, prompt - steps * a.growth)

@@ -33,7 +33,7 @@ def main(run: Run) -> None:
   for lam in run.config.bopo.lam if "vanilla" in c.rivals else ():
     fit_rollouts(run, "vanilla", lam)
   for ablation in c.ablations:
-    ablated = run.ablated(ablation)
+    ablated = run.ablate(ablation)
     if ablation == UNSTRATIFIED:
       fit_references(ablated)
     fit_rollouts(ablated, "bopo", compared_lam(run.config))

@@ -66,7 +66,7 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
     del model  # the trainer has copied it
     if done:
       trainer.load(checkpoints.restore(trainer.state))
-    with run.progress(total=last, initial=done, desc=method_name, unit="update") as bar:
+    with run.progress(method_name, last, done, "update") as bar:
       for update, episodes in islice(enumerate(batches, 1), done, last):
         metrics = trainer.step(batcher.micro_batches(episodes, relabel))
         log_fields = {"update": update, "updates": last, "compiled": trainer.compiled}
