@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,8 +19,7 @@ from baar_jax.config import Config
 from baar_jax.train.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
-# Reads of damaged files leave futures behind that nobody awaits.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+PATHS = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
 
 # Saves a state that tells its update, one update after another, until it is killed.
 SAVE_FOR_EVER = """
@@ -108,29 +108,34 @@ def test_another_structure(whole, change):
     other["params"]["more"] = jnp.zeros(3)
   with pytest.raises(ValueError) as error:
     restore(whole, other)
-  assert_one_line(error.value, whole)
+  assert_one_line(error.value, whole / "20", "cannot be read", "remove that directory")
 
 
-def assert_one_line(error: ValueError, directory: Path) -> None:
-  message = str(error)
-  assert "\n" not in message
-  assert f"{directory / '20'} cannot be read" in message
-  assert "remove that directory" in message
+def assert_one_line(error: ValueError, *texts) -> None:
+  assert "\n" not in str(error)
+  assert all(str(text) in str(error) for text in texts), error
+
+
+DAMAGES = {
+  "gone": None,
+  "half": lambda content: content[: len(content) // 2],
+  "garbage": lambda content: bytes(byte ^ 0x5A for byte in content),
+  "key": lambda content: content.replace(b"param_name", b"parameter"),  # other JSON
+}
 
 
 def damage(path: Path, how: str) -> None:
   content = path.read_bytes()
-  if how == "gone":
-    path.unlink()
-  else:
-    garbage = bytes(byte ^ 0x5A for byte in content)
-    path.write_bytes(garbage if how == "garbage" else content[: len(content) // 2])
+  path.unlink()
+  if how != "gone":
+    path.write_bytes(DAMAGES[how](content))
 
 
-@pytest.mark.parametrize("how", ["half", "garbage", "gone"])
+@pytest.mark.parametrize("how", DAMAGES)
 def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   """Whichever file is damaged: the right values or the error, never wrong values."""
-  files = [path.relative_to(whole) for path in (whole / "20").rglob("*") if path.is_file()]
+  paths = [path for path in (whole / "20").rglob("*") if path.is_file()]
+  files = [path.relative_to(whole) for path in paths if path.parent.name != "config"]
   noticed = 0
   for number, names in enumerate([files, *([name] for name in files)]):
     directory = shutil.copytree(whole, tmp_path / str(number))
@@ -139,7 +144,7 @@ def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
     try:
       assert_state(restore(directory)[1], 20)
     except ValueError as error:
-      assert_one_line(error, directory)
+      assert_one_line(error, directory / "20", "cannot be read", "remove that directory")
       noticed += 1
     if names is files:  # the advice in the message then works
       assert noticed == 1
@@ -150,11 +155,91 @@ def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   assert noticed > 1
 
 
+@pytest.mark.parametrize(
+  "name", ["notes.txt", ".DS_Store", "abc/", "20 (copy)/", "030/", "30.orbax-checkpoint-tmp/", "30"]
+)
+def test_what_is_no_checkpoint_is_left_alone(whole, tmp_path, name):
+  directory = shutil.copytree(whole, tmp_path / "sft")
+  (directory / name).mkdir() if name.endswith("/") else (directory / name).touch()
+  update, got = restore(directory)
+  assert update == 20
+  assert_state(got, 20)
+
+
+@pytest.mark.parametrize("name", ["25", "99999999999999999999"])
+def test_an_empty_directory_named_as_a_checkpoint_is_refused(whole, tmp_path, name):
+  directory = shutil.copytree(whole, tmp_path / "sft")
+  (directory / name).mkdir()
+  with pytest.raises(ValueError) as error:
+    restore(directory)
+  assert_one_line(error.value, directory / name, "cannot be read", "remove that directory")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", ["params", "optimizer"])
+def test_numbers_that_are_none_are_never_restored(tmp_path, place, value):
+  poisoned = state(20)
+  leaf = poisoned["params"]["layers"] if place == "params" else poisoned["optimizer"]
+  key = "kernel" if place == "params" else 1
+  leaf[key] = leaf[key].at[1].set(value)
+  with contextlib.closing(Checkpoints(tmp_path, Config())) as checkpoints:
+    checkpoints.save(20, poisoned)
+  with pytest.raises(ValueError) as error:
+    restore(tmp_path)
+  assert_one_line(error.value, tmp_path / "20", "not finite", "remove that directory")
+
+
+# Reads what is cut, then writes to a disk that is full.
+FAIL_TWICE = """
+import resource, sys
+from pathlib import Path
+import jax
+jax.config.update("jax_platforms", "cpu")
+from absl import logging
+from tests.test_checkpoint import restore, save
+logging.use_absl_handler()
+logging.set_verbosity(logging.WARNING)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+for call in (restore, lambda directory: save(directory, 30)):
+  try:
+    call(Path(sys.argv[1]))
+  except ValueError as error:
+    print(len(str(error)) < 600)
+"""
+
+
+def test_nothing_is_said_beside_the_error(whole, tmp_path):
+  directory = shutil.copytree(whole, tmp_path / "sft")
+  for path in (directory / "20" / "params" / "d").iterdir():
+    damage(path, "half")
+  command = [sys.executable, "-c", FAIL_TWICE, str(directory)]
+  result = subprocess.run(command, cwd=ROOT, env=PATHS, capture_output=True, text=True)
+  assert (result.stdout, result.stderr) == ("True\nTrue\n", "")
+
+
+@pytest.mark.parametrize("limit", [0, 100, 1000])
+def test_a_full_disk_is_named_with_the_newest_whole_checkpoint(whole, tmp_path, limit):
+  """The limit of a file's size stands for the disk; Orbax writes in threads of its own."""
+  directory = shutil.copytree(whole, tmp_path / "sft")
+  trees, limits = state(30), resource.getrlimit(resource.RLIMIT_FSIZE)
+  checkpoints = Checkpoints(directory, Config())
+  resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+  try:
+    with pytest.raises(ValueError) as error, contextlib.closing(checkpoints):
+      checkpoints.save(30, trees)
+      checkpoints.save(40, trees)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  text = f"no checkpoint after update 20 can be written to {directory} ("
+  assert_one_line(error.value, text, "File too large", "make room there")
+  save(directory, 50)  # once there is room
+  assert_state(restore(directory)[1], 50)
+
+
 def test_kill_in_the_middle_of_a_save(tmp_path):
   """SIGKILL at some moment of many saves: the newest whole one is there, and saving goes on."""
   command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path / "sft")]
-  env = os.environ | {"PYTHONPATH": str(ROOT)}
-  child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=env)
+  child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=PATHS)
   lines = iter(child.stdout)
   for line in lines:
     if int(line) >= 3:

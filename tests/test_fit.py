@@ -1,6 +1,7 @@
 """Training goes on after a stop to the same parameters; dynamic sampling; what is missing."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -12,10 +13,11 @@ from flax import nnx
 
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.stages import bopo, profile, references, sft
+from baar_jax.stages import bopo, pretrain, profile, references, rivals, sft
 from baar_jax.train import fit
 from baar_jax.train.checkpoint import load_initial, load_router
 from baar_jax.train.methods import METHODS
+from baar_jax.train.trainer import Trainer
 
 
 def small_config(runs):
@@ -160,6 +162,50 @@ def test_training_moves_the_router_and_every_update_has_its_own_seeds(copied):
   assert seeds == [{1002, 1003}, {1004, 1005}, {1006, 1007}, {1008, 1009}]
   sampled = [step.logp for group in episodes for e in group for step in e.steps]
   assert all(logp is not None and logp < 0 for logp in sampled)
+
+
+TRAININGS = {  # of each method: its stage, its directory of checkpoints, and BoPO's updates or not
+  "pretrain": (pretrain.main, "pretrain", False),
+  "sft": (sft.main, "sft", False),
+  "cascade": (rivals.train_cascade, "cascade-4", False),
+  "single-turn": (rivals.train_single_turn, "single-turn-4", False),
+  "bopo": (bopo.main, "bopo-lam0.1", True),
+  "vanilla": (lambda run: fit.fit_rollouts(run, "vanilla", 0.1), "vanilla-lam0.1", True),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_stops_at_the_first_number_that_is_none(copied, monkeypatch, name):
+  """In the third update: nothing of it is saved, and no episode is rolled out after it."""
+  stage, place, rolls_out = TRAININGS[name]
+  run, step, count = copied("imitated"), Trainer.step, itertools.count(1)
+  run.config.pretrain.epochs, run.config.baselines.updates = 4 * (name == "pretrain"), 4
+  if not rolls_out:
+    shutil.rmtree(run.dir / "checkpoints" / place, ignore_errors=True)
+  advantages = METHODS["bopo"].compute_advantages  # of every group: a step in each update
+  method = dataclasses.replace(METHODS["vanilla"], compute_advantages=advantages)
+  monkeypatch.setitem(METHODS, "vanilla", method)
+  update = lambda: next(count) if not rolls_out else len({e for e in rolled_out(run)})  # noqa: E731
+
+  def poison(trainer, batches):
+    if update() == 3:
+      trainer.params = jax.tree.map(lambda x: x * np.nan, trainer.params)
+    return step(trainer, batches)
+
+  monkeypatch.setattr(Trainer, "step", poison)
+  directory = run.dir / "checkpoints" / place
+  with pytest.raises(ValueError) as error:
+    stage(run)
+  message = str(error.value)
+  assert message.startswith(f"{name} ") and "\n" not in message
+  assert "update 3" in message and "loss nan" in message and str(directory / "2") in message
+  assert [path.name for path in directory.iterdir() if path.is_dir()] == ["2"]
+  assert len(rolled_out(run)) == 3 * rolls_out
+
+
+def rolled_out(run):
+  """The policies whose episodes were rolled out for an update."""
+  return {policy for policy in run.store.table().policy if "/" in policy}
 
 
 @pytest.mark.parametrize("dynamic", [True, False])

@@ -2,10 +2,14 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import logging
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh
@@ -18,6 +22,10 @@ from baar_jax.router.view import View
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_pretraining_episodes
 
+READING = "checkpoint {directory}/{update} cannot be read ({reason}); "
+READING += "remove that directory to go on from the one before"
+WRITING = "no checkpoint after update {update} can be written to {directory} ({reason}); "
+WRITING += "make room there and run the same command again"
 UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
@@ -31,6 +39,8 @@ class Checkpoints:
   def __init__(self, directory: Path, config: Config | None = None):
     """Opens the directory, or creates it if a config is given, which every checkpoint holds."""
     self._directory, self._config = directory.absolute(), config
+    for name in ("absl", "asyncio"):  # Orbax logs with a traceback what it also raises
+      logging.getLogger(name).setLevel(logging.CRITICAL)
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=config is not None)
     self._manager = ocp.CheckpointManager(self._directory, options=options)
 
@@ -39,34 +49,51 @@ class Checkpoints:
     """The number of updates in the newest checkpoint, 0 if there is none."""
     return self._manager.latest_step() or 0
 
+  @property
+  def newest(self) -> Path | None:
+    """The directory of the newest checkpoint."""
+    return self._directory / str(self.update) if self.update else None
+
   def save(self, update: int, state: Mapping) -> None:
-    """Writes a checkpoint of named pytrees of arrays, in the background."""
+    """Writes named pytrees of arrays in the background; ValueError, also later, if it cannot."""
     trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
     config = ocp.args.JsonSave(dataclasses.asdict(self._config))
-    self._manager.save(update, args=ocp.args.Composite(**trees, config=config))
+    with self._explain(WRITING):
+      self._manager.save(update, args=ocp.args.Composite(**trees, config=config))
 
   def restore(self, like: Mapping) -> dict:
     """The newest checkpoint's pytrees, of the names, shapes, dtypes and shardings of `like`.
 
-    Raises ValueError if there is none, or it cannot be read into that structure.
+    Raises ValueError if there is none, it cannot be read into that structure, or it holds a number
+    that is not finite.
     """
     if self.update == 0:
       raise ValueError(f"{self._directory} holds no checkpoint")
     trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
-    try:
+    with self._explain(READING):
       restored = self._manager.restore(self.update, args=ocp.args.Composite(**trees))
-      return {name: restored[name] for name in like}
-    except (ValueError, KeyError, OSError, TypeError) as error:
-      reason = str(error).splitlines()[0]
-      raise ValueError(
-        f"checkpoint {self._directory / str(self.update)} cannot be read ({reason}); "
-        "remove that directory to go on from the one before"
-      ) from error
+      restored = {name: restored[name] for name in like}
+      if not all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(restored)):
+        raise ValueError("it holds numbers that are not finite")
+    return restored
 
   def close(self) -> None:
     """Waits until everything is written."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    with self._explain(WRITING):
+      self._manager.close()
+
+  @contextlib.contextmanager
+  def _explain(self, text: str) -> Iterator[None]:
+    """Raises ValueError, of one line, for whatever Orbax raises: there is no common class."""
+    # Where one read fails, the others in flight find their event loop closed, now or later.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    try:
+      yield
+      sys.unraisablehook = hook
+    except Exception as error:
+      reason = textwrap.shorten(str(error) or repr(error), 250)
+      values = {"directory": self._directory, "update": self.update, "reason": reason}
+      raise ValueError(text.format(**values)) from error
 
 
 def checkpoint_directory(directory: Path, config: Config, family: str, lam=None) -> Path:

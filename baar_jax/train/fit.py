@@ -69,6 +69,7 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
     with run.progress(method_name, last, done, "update") as bar:
       for update, episodes in islice(enumerate(batches, 1), done, last):
         metrics = trainer.step(batcher.micro_batches(episodes, relabel))
+        check_finite(method_name, update, metrics, checkpoints)
         log_fields = {"update": update, "updates": last, "compiled": trainer.compiled}
         run.log(stage=method_name, **log_fields, **metrics)
         if update == last or update - checkpoints.update >= SAVE_EVERY:
@@ -115,11 +116,22 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
         adv_B, seed = np.array(advantages), run.config.seed + update
         metrics |= update_policy(trainer, anchor, batcher, step_episodes, adv_B, config, seed)
         pending = []
+      check_finite(method_name, update, metrics, checkpoints)
       log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
       run.log(stage=method_name, **log_fields, **metrics)
       due = update == last or update - checkpoints.update >= SAVE_EVERY_ROLLOUTS
       if due and not pending:
         checkpoints.save(update, trainer.state)
+
+
+def check_finite(method_name: str, update: int, metrics: dict, checkpoints: Checkpoints) -> None:
+  """Raises ValueError, in every process, if a figure of an update is no finite number."""
+  bad = [f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value)]
+  if bad:
+    raise ValueError(
+      f"{method_name} stopped: update {update} has {', '.join(bad)}; last good checkpoint: "
+      f"{checkpoints.newest or 'none'}; set a lower learning rate under another --config.name"
+    )
 
 
 def roll_out(

@@ -76,13 +76,14 @@ class Trainer(Scorer):
     gradient_sharding = params_sharding, self._replicated  # and that of the metrics
     self._gradient = jax.jit(self._batch_gradient, out_shardings=gradient_sharding)
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
-    step_sharding = params_sharding, state_sharding, self._replicated  # and that of the norm
+    step_sharding = params_sharding, state_sharding, self._replicated  # and that of sizes
     self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1), out_shardings=step_sharding)
 
   def step(self, batches: Sequence[Batch]) -> dict[str, float]:
     """One optimizer step on the sum of the batches' losses; the same in every process.
 
-    Returns the loss's metrics, summed over the batches, and the norm of the gradient.
+    Returns the loss's metrics, summed over the batches, the norm of the gradient, and the size of
+    the largest parameter after the step.
     """
     gradient, metrics = None, []
     with jax.set_mesh(self.mesh):
@@ -91,11 +92,11 @@ class Trainer(Scorer):
         gradient = addend if gradient is None else self._add(gradient, addend)
         del addend  # free this gradient before the next one is computed
         metrics.append(batch_metrics)
-      self.params, self.optimizer_state, norm = self._apply(
+      self.params, self.optimizer_state, sizes = self._apply(
         self.params, self.optimizer_state, gradient
       )
     totals = {name: sum(float(shares[name]) for shares in metrics) for name in metrics[0]}
-    return totals | {"gradient_norm": float(norm)}
+    return totals | {name: float(size) for name, size in sizes.items()}
 
   def _batch_gradient(self, params, batch: Batch):
     loss = lambda params: self._loss(self._forward(params, batch), batch)  # noqa: E731
@@ -103,7 +104,10 @@ class Trainer(Scorer):
 
   def _apply_gradient(self, params, optimizer_state, gradient):
     updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
-    return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
+    params = optax.apply_updates(params, updates)
+    sizes = {"gradient_norm": optax.tree.norm(gradient)}
+    sizes["largest_parameter"] = optax.tree.norm(params, ord="inf")
+    return params, optimizer_state, sizes
 
   @property
   def compiled(self) -> int:
