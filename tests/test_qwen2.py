@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from baar_jax.router.qwen2 import Qwen2, Qwen2Config, attention, rms_norm, rotate
+from baar_jax.router.qwen2 import Qwen2, Qwen2Config, attention, rms_norm
 
 CONFIG = Qwen2Config(
   vocab_size=11,
@@ -103,34 +101,13 @@ class TestCache:
       np.testing.assert_array_equal(now[:, :, :6], was[:, :, :6])
 
 
-class TestRope:
-  @settings(max_examples=20)
-  @given(position=st.integers(0, 5000), seed=st.integers(0, 9))
-  def test_is_a_complex_rotation(self, model, position, seed):
-    """Entries h and h + H/2 are a complex number, turned by position * theta^(-2h/H)."""
-    x = random(1, 1, 2, 4, seed=seed)
-    turned = rotate(x, *model._rope(jnp.array([[position]]), jnp.float32))[0, 0]
-    number = np.asarray(x[0, 0, :, :2] + 1j * x[0, 0, :, 2:])
-    number = number * np.exp(1j * position * np.array([1.0, 0.1]))  # 100^0, 100^(-2/4)
-    want = np.concatenate([number.real, number.imag], axis=-1)
-    np.testing.assert_allclose(turned, want, atol=3e-3)
-
-
-class TestAttention:
-  def test_by_hand(self):
-    # One head of size 1. Token 0 sees itself: 2. Token 1 has scores 3 * 0 = 0 and 3 * ln(2) / 3,
-    # weights 1/3 and 2/3: 2 / 3 + 2 * 8 / 3 = 6.
-    q = jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
-    k = jnp.array([0.0, np.log(2) / 3]).reshape(1, 2, 1, 1)
-    v = jnp.array([2.0, 8.0]).reshape(1, 2, 1, 1)
-    np.testing.assert_allclose(attention(q, k, v)[0, :, 0, 0], [2.0, 6.0], rtol=1e-5)
-
-  def test_against_jax(self):
-    q, k, v = random(2, 3, 4, 6), random(2, 7, 2, 6, seed=1), random(2, 7, 2, 6, seed=2)
-    mask = np.random.default_rng(3).random((2, 3, 7)) < 0.5
-    mask[:, :, 0] = True
-    want = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
-    np.testing.assert_allclose(attention(q, k, v, mask), want, atol=1e-5)
+def test_attention_by_hand():
+  # One head of size 1. Token 0 sees itself: 2. Token 1 has scores 3 * 0 = 0 and 3 * ln(2) / 3,
+  # weights 1/3 and 2/3: 2 / 3 + 2 * 8 / 3 = 6.
+  q = jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
+  k = jnp.array([0.0, np.log(2) / 3]).reshape(1, 2, 1, 1)
+  v = jnp.array([2.0, 8.0]).reshape(1, 2, 1, 1)
+  np.testing.assert_allclose(attention(q, k, v)[0, :, 0, 0], [2.0, 6.0], rtol=1e-5)
 
 
 def test_rms_norm_by_hand():

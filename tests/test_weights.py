@@ -222,9 +222,9 @@ WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
 @pytest.mark.parametrize(
   "name, array, line",
   [
-    ("model.side", zeros(3), f"{WHOLE}: tensor model.side has no place"),
-    (UP.replace("1", "3"), zeros(40, 48), "layers.3.mlp.up_proj.weight has no place"),
-    ("lm_head.weight", zeros(307, 48), "lm_head.weight has no place"),
+    ("side\n\x1b[3m", zeros(3), f"{WHOLE}: tensor 'side\\n\\x1b[3m' has no place"),
+    (UP.replace("1", "3"), zeros(40, 48), "layers.3.mlp.up_proj.weight' has no place"),
+    ("lm_head.weight", zeros(307, 48), "tensor 'lm_head.weight' has no place"),
     (UP, None, f"DIR: tensor {UP} is in no model*.safetensors"),
     (UP, zeros(48, 40), f"{WHOLE}: tensor {UP} is [48, 40], config.json makes it [40, 48]"),
     (UP, zeros(40 * 48), f"{UP} is [1920], config.json makes it [40, 48]"),

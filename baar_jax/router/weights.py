@@ -164,7 +164,7 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
       if name in file_of:
         raise ValueError(f"{path}: tensor {name} is in {file_of[name].name} too; remove one")
       if name not in expected:
-        raise ValueError(f"{path}: tensor {name} has no place in a Qwen2 of this config.json")
+        raise ValueError(f"{path}: tensor {name!r} has no place in a Qwen2 of this config.json")
       if stored not in STORED:
         raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
       expected_shape = list(expected[name].shape)
