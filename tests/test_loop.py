@@ -1,6 +1,7 @@
 """The rollout loop against a tape of events, with environments and models made by hand."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,22 +119,11 @@ class HandPolicy:
     self.finished.append((live.task.id, live.job.seed, len(live.steps)))
 
 
-class Inline:
-  """A thread pool that runs everything at once in the caller's thread: rounds become exact."""
-
-  def __init__(self, *args, **kwargs):
-    pass
-
-  def submit(self, work, *args):
-    work(*args)
-
-  def shutdown(self, **kwargs):
-    pass
-
-
 @pytest.fixture
 def inline(monkeypatch):
-  monkeypatch.setattr(rollout, "ThreadPoolExecutor", Inline)
+  """Workers do everything at once in the caller's thread: rounds become exact."""
+  pool = SimpleNamespace(submit=lambda work, *args: work(*args), shutdown=lambda **_: None)
+  monkeypatch.setattr(rollout, "ThreadPoolExecutor", lambda *_, **__: pool)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ MAKERS = {"alfworld": "baar_jax.envs.alfworld_games", "appworld": "baar_jax.envs
 # The arguments of the engine's Python that download its data into the directory that its variable
 # names, and the files that a complete download has.
 DOWNLOADS = {"appworld": (("-I", "-m", "appworld.cli", "download", "data"), "data/datasets/*.txt")}
-DOWNLOAD_S = 180.0
 
 
 def main(run: Run) -> None:
@@ -43,7 +42,7 @@ def main(run: Run) -> None:
   run.tasks("train")  # shows whether they can be used
 
 
-def download(kind: str, timeout_s: float = DOWNLOAD_S) -> str:
+def download(kind: str, timeout_s: float = 180.0) -> str:
   """Downloads an engine's data, as a whole or not at all. Returns "", or why it failed."""
   arguments, complete = DOWNLOADS[kind]
   place = engines.downloaded_data(kind)
