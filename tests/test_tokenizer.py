@@ -71,6 +71,15 @@ def test_a_tokenizer_of_the_wrong_shape_is_one_line(
     Tokenizer(tmp_path)
 
 
+def test_decisions_that_share_a_token_are_refused(tokenizer_dir, tmp_path):
+  text = (tokenizer_dir / "tokenizer.json").read_text()
+  fields = json.loads(text.replace("<|BIG|>", "<|LARGE|>"))
+  fields["model"]["vocab"]["<|BIG|>"] = 0  # SMALL's: both would always be equally probable
+  (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match="lacks the decision tokens"):
+    Tokenizer(tmp_path)
+
+
 def test_a_token_beyond_the_routers_vocabulary_is_refused(router_config, tokenizer_dir, tmp_path):
   fields = json.loads((tokenizer_dir / "tokenizer.json").read_text())
   fields["model"]["vocab"]["Q"] = 340  # the router of 340 tokens would read another row in silence

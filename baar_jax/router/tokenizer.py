@@ -24,7 +24,7 @@ class Tokenizer:
     """Raises ValueError if `tokenizer.json` is missing, unreadable or lacks the decision tokens."""
     self._tokenizer = read_tokenizer(directory, "restore a copy, or run --stage=profile first")
     self.decision_ids = [self._tokenizer.token_to_id(token) for token in DECISION_TOKENS]
-    if None in self.decision_ids:
+    if len({*self.decision_ids} - {None}) < len(DECISION_TOKENS):
       raise ValueError(f"{directory}/tokenizer.json lacks the decision tokens {DECISION_TOKENS}")
     self.last_id = max(self._tokenizer.get_vocab().values())
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
