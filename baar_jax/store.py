@@ -154,10 +154,11 @@ class Store:
     where = "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
     query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     table = pandas.read_sql(query, self._db, params=policies)
-    filled = table.drop(columns=["policy", "task_id", "stop"]).fillna(dict.fromkeys(BUDGETS, 0))
-    numbers = filled.apply(pandas.to_numeric, errors="coerce").astype(float)
-    fine = (np.isfinite(numbers) & (numbers >= 0)).all(axis=1) & (numbers.score <= 1)
-    for key in table[[*KEY]][~fine].itertuples(index=False):
+    numbers = table.drop(columns=["policy", "task_id", "stop"])
+    numbers = numbers.apply(pandas.to_numeric, errors="coerce").astype(float)
+    fine = np.isfinite(numbers) & (numbers >= 0)
+    fine[[*BUDGETS]] |= table[[*BUDGETS]].isna()  # no cap
+    for key in table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)].itertuples(index=False):
       raise self._unreadable(EPISODE_NAME.format(*key))
     return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 
