@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-from pydantic import FiniteFloat, create_model
+from pydantic import FiniteFloat, ValidationError, create_model
 
+from baar_jax.checks import explain
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import tables
 from baar_jax.report.table import CURVE_STAGES, CURVES
@@ -46,11 +47,13 @@ def read_metrics(path: Path) -> list[dict]:
       fields = json.loads(line)
       LINES.get(fields["stage"], LINE).model_validate(fields)
       lines.append(fields)
+    except ValidationError as error:
+      raise ValueError(f"{explain(error, f'{path}, line {number}')}: remove the line") from None
     except (TypeError, KeyError, ValueError, RecursionError) as error:
       if isinstance(error, json.JSONDecodeError) and line.startswith("{"):
         continue  # it was cut by a kill, and the resumed run wrote its update again
-      problem = " ".join(str(error).split())[:160]
-      raise ValueError(f"{path}, line {number} is wrong ({problem}): remove the line") from error
+      problem = f"{path}, line {number} is no JSON object with a stage: remove the line"
+      raise ValueError(problem) from None
   return lines
 
 
