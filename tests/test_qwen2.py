@@ -81,7 +81,7 @@ class TestCache:
     """Three rows of 5, 9 and 12 tokens, fed in three ragged parts."""
     tokens = np.random.default_rng(1).integers(0, 11, (3, 12)).astype(np.int32)
     want = full(tokens)
-    cache = model.empty_cache(3, 16)
+    cache = model.make_cache(3, 16)
     bounds = [(0, 2, 4, 5), (0, 6, 7, 9), (0, 1, 7, 12)]
     for part in range(3):
       spans = [(row[part], row[part + 1]) for row in bounds]
@@ -93,7 +93,7 @@ class TestCache:
         np.testing.assert_allclose(hidden[r, : end - start], want[r, start:end], atol=1e-5)
 
   def test_positions_past_the_cache_are_dropped(self, full, extend, model):
-    _, cache = extend(TOKENS[:, :6], np.zeros(2, np.int32), model.empty_cache(2, 8))
+    _, cache = extend(TOKENS[:, :6], np.zeros(2, np.int32), model.make_cache(2, 8))
     fed = np.concatenate([TOKENS[:, 6:], TOKENS[:, :3]], axis=1)  # two real, three past the end
     hidden, after = extend(fed, np.array([6, 6], np.int32), cache)
     np.testing.assert_allclose(hidden[:, :2], full(TOKENS)[:, 6:], atol=1e-5)

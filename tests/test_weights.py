@@ -329,7 +329,7 @@ def test_a_number_that_bf16_cannot_hold_is_not_written(tmp_path):
 def test_the_largest_shape_that_a_configuration_may_have_is_a_shape():
   largest = {"vocab_size": 10**8, "hidden_size": 10**6, "intermediate_size": 10**6}
   largest |= {"num_layers": 1000, "num_heads": 10**4, "num_kv_heads": 10**4, "head_dim": 10**4}
-  assert weights.shape_of(RouterConfig(**largest), ()).num_hidden_layers == 1000
+  assert weights.find_shape(RouterConfig(**largest), ()).num_hidden_layers == 1000
   for name, value in largest.items():
     with pytest.raises(ValueError, match="less than or equal"):
       RouterConfig(**{name: value + 2})
@@ -394,7 +394,7 @@ def test_a_checkpoints_decisions_start_as_their_words(
     np.testing.assert_array_equal(after[others], before[others])
   np.testing.assert_array_equal(model.final_norm[...], written["model.norm.weight"])
   # Checkpoints are restored into this shape.
-  abstract = weights.abstract_model(weights.shape_of(view.config, view.decision_ids))
+  abstract = weights.make_abstract_model(weights.find_shape(view.config, view.decision_ids))
   assert model.config == abstract.config
   structures = (nnx.split(router)[1] for router in (model, abstract))
   shapes, expected = ([x.shape for x in jax.tree.leaves(params)] for params in structures)

@@ -73,7 +73,7 @@ class RouterPolicy(Policy):
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
-    self._cache = model.empty_cache(rows + 1, view.config.max_tokens, dtype)
+    self._cache = model.make_cache(rows + 1, view.config.max_tokens, dtype)
     self._spare_row, self._free_rows = rows, list(range(rows))  # of the cache; one is for padding
     self._rows: dict[Live, int] = {}
     self._cached_text: list[list[int]] = [[] for _ in self._free_rows]  # the tokens of each row

@@ -46,19 +46,19 @@ class Layer(nnx.Module):
     D, F = config.hidden_size, config.intermediate_size
     N, K, H = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     self.input_norm = nnx.Param(jnp.ones(D))
-    self.q_kernel = nnx.Param(_normal(rngs, (D, N, H), D))
-    near_H = _nearness(config)
+    self.q_kernel = nnx.Param(_draw_normal(rngs, (D, N, H), D))
+    near_H = _make_near_bias(config)
     even_N = (jnp.arange(N) % 2 == 0).astype(jnp.float32)  # odd heads start without a bias
     self.q_bias = nnx.Param(even_N[:, None] * near_H[None])
-    self.k_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
+    self.k_kernel = nnx.Param(_draw_normal(rngs, (D, K, H), D))
     self.k_bias = nnx.Param(jnp.broadcast_to(near_H[None], (K, H)))
-    self.v_kernel = nnx.Param(_normal(rngs, (D, K, H), D))
+    self.v_kernel = nnx.Param(_draw_normal(rngs, (D, K, H), D))
     self.v_bias = nnx.Param(jnp.zeros((K, H)))
-    self.o_kernel = nnx.Param(_normal(rngs, (N, H, D), N * H))
+    self.o_kernel = nnx.Param(_draw_normal(rngs, (N, H, D), N * H))
     self.post_attention_norm = nnx.Param(jnp.ones(D))
-    self.gate_kernel = nnx.Param(_normal(rngs, (D, F), D))
-    self.up_kernel = nnx.Param(_normal(rngs, (D, F), D))
-    self.down_kernel = nnx.Param(_normal(rngs, (F, D), F))
+    self.gate_kernel = nnx.Param(_draw_normal(rngs, (D, F), D))
+    self.up_kernel = nnx.Param(_draw_normal(rngs, (D, F), D))
+    self.down_kernel = nnx.Param(_draw_normal(rngs, (F, D), F))
     self.eps = config.rms_norm_eps
 
   def __call__(self, x_BxTxD, rope, mask_BxTxU, past=None):
@@ -98,10 +98,10 @@ class Qwen2(nnx.Module):
   def __init__(self, config: Qwen2Config, rngs: nnx.Rngs):
     self.config = config
     V, D = config.vocab_size, config.hidden_size
-    self.embedding_VxD = nnx.Param(_normal(rngs, (V, D), D))
+    self.embedding_VxD = nnx.Param(_draw_normal(rngs, (V, D), D))
     self.final_norm = nnx.Param(jnp.ones(D))
     if not config.tie_word_embeddings:
-      self.head_VxD = nnx.Param(_normal(rngs, (V, D), D))
+      self.head_VxD = nnx.Param(_draw_normal(rngs, (V, D), D))
 
     stack = nnx.vmap(lambda rngs: Layer(config, rngs), in_axes=(0,), out_axes=0)
     self.layers = nnx.split_rngs(splits=config.num_hidden_layers)(stack)(rngs)
@@ -125,7 +125,7 @@ class Qwen2(nnx.Module):
   def extend(self, tokens_BxT, start_B, cache, row_B):
     """hidden_BxTxD after the final norm of new tokens, and the cache with their keys and values.
 
-    Sequence b, padded on the right, extends row row_B[b] of `empty_cache`'s arrays: the first
+    Sequence b, padded on the right, extends row row_B[b] of `make_cache`'s arrays: the first
     start_B[b] tokens stay, later ones are overwritten. Positions past the row's end are dropped.
     """
     dtype = cache[0].dtype
@@ -145,7 +145,7 @@ class Qwen2(nnx.Module):
     (x_BxTxD, cache), _ = jax.lax.scan(block, (embedded_BxTxD, cache), layers)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps), cache
 
-  def empty_cache(self, rows: int, length: int, dtype=jnp.float32):
+  def make_cache(self, rows: int, length: int, dtype=jnp.float32):
     """Zeroed (k_LxRxUxKxH, v_LxRxUxKxH) for R = `rows` sequences of up to U = `length` tokens."""
     c = self.config
     shape = c.num_hidden_layers, rows, length, c.num_key_value_heads, c.head_dim
@@ -215,7 +215,7 @@ def _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU):
   return mean_BxKxGxTxH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
-def _nearness(config: Qwen2Config):
+def _make_near_bias(config: Qwen2Config):
   """bias_H of queries and keys that favours the last few tokens at the start (our choice).
 
   Once rotated, equal biases add a score that depends on the distance alone. Without them a narrow
@@ -242,7 +242,7 @@ def rms_norm(x_BxTxD, scale_D, eps):
   return (x32_BxTxD * scale).astype(x_BxTxD.dtype) * scale_D.astype(x_BxTxD.dtype)[None, None]
 
 
-def _normal(rngs: nnx.Rngs, shape, fan_in: int):
+def _draw_normal(rngs: nnx.Rngs, shape, fan_in: int):
   """Random weights that keep the scale of their input (our choice: narrow models learn faster)."""
   return fan_in**-0.5 * jax.random.normal(rngs.params(), shape)
 

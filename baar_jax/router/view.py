@@ -69,7 +69,8 @@ class View:
     """The sequences of an episode up to its last decision; each decision is in exactly one."""
     if not self.config.show_budget:
       episode = dataclasses.replace(episode, call_budget=None, usd_budget=None)
-    return (self._prompts if self.config.view == "paper" else self._transcript)(task, episode)
+    paper = self.config.view == "paper"
+    return (self._write_prompts if paper else self._write_transcript)(task, episode)
 
   def live_window(self, live) -> Window:
     """The sequence at whose end the next decision of a `rollout.live.Live` is predicted."""
@@ -83,61 +84,61 @@ class View:
     limited = [(piece, None) if isinstance(piece, str) else piece for piece in pieces]
     return [token for text, limit in limited for token in self.tokenizer.encode(text, limit)]
 
-  def _transcript(self, task: Task, episode: Episode) -> list[Window]:
+  def _write_transcript(self, task: Task, episode: Episode) -> list[Window]:
     """One text that grows by whole steps; over the limit a new window keeps its newer half."""
     c, steps = self.config, episode.steps
     head = self.encode(TASK, (task.description, c.description_tokens))
     windows = [Window(head + self.encode(START, (steps[0].observation, c.result_tokens)), [], 0)]
     blocks, answer = [], []
     for s, step in enumerate(steps):
-      ask = self._ask(task, episode, s)
-      if len(windows[-1].tokens) + len(answer) + len(ask) <= c.max_tokens:
-        windows[-1].tokens.extend(answer + ask)
+      question = self._write_question(task, episode, s)
+      if len(windows[-1].tokens) + len(answer) + len(question) <= c.max_tokens:
+        windows[-1].tokens.extend(answer + question)
       else:
-        free = c.max_tokens // 2 - len(head) - len(ask)
-        first = _first_block(blocks, [free] * s)
+        free = c.max_tokens // 2 - len(head) - len(question)
+        first = _find_first_block(blocks, [free] * s)
         omitted = self.encode(f"\nsteps 1-{first} omitted")
-        windows.append(Window(head + omitted + sum(blocks[first:], []) + ask, [], s))
+        windows.append(Window(head + omitted + sum(blocks[first:], []) + question, [], s))
       windows[-1].positions.append(len(windows[-1].tokens) - 1)
       if s + 1 < len(steps):
         # An action that was taken as proposed stands in the text already.
-        outcome = self._outcome(steps, s, show_action=not self._proposal(step))
+        outcome = self._write_outcome(steps, s, show_action=not self._show_proposal(step))
         answer = [self.decision_ids[step.model], *outcome]
-        blocks.append(ask + answer)
+        blocks.append(question + answer)
     return windows
 
-  def _ask(self, task: Task, episode: Episode, s: int) -> list[int]:
+  def _write_question(self, task: Task, episode: Episode, s: int) -> list[int]:
     """The line of a step up to its decision."""
-    calls, usd = _budgets_left(episode, s)
+    calls, usd = _count_left(episode, s)
     budget = "" if calls is None else BUDGET.format(steps=task.max_steps, left=calls)
     if usd is not None:
       budget = f"{budget or f'/{task.max_steps},'} ${usd:.4f} left,"
-    line, proposal = STEP.format(number=s + 1, budget=budget), self._proposal(episode.steps[s])
+    line, proposal = STEP.format(number=s + 1, budget=budget), self._show_proposal(episode.steps[s])
     return self.encode(line, *proposal, MODEL) if proposal else self.encode(line + MODEL)
 
-  def _prompts(self, task: Task, episode: Episode) -> list[Window]:
+  def _write_prompts(self, task: Task, episode: Episode) -> list[Window]:
     """The paper's prompt for each step, with the newest of the steps before it that fit."""
     windows, blocks, omitted = [], [], [[]]
     for s, step in enumerate(episode.steps):
-      head, tail = self._prompt(task, episode, s)
+      head, tail = self._write_prompt(task, episode, s)
       free = [self.config.max_tokens - len(head) - len(line) - len(tail) for line in omitted]
       hard = (episode.call_budget, episode.usd_budget) != (None, None)
-      first = _first_block(blocks, free, oldest=max(0, s - RECENT_STEPS) if hard else 0)
+      first = _find_first_block(blocks, free, oldest=max(0, s - RECENT_STEPS) if hard else 0)
       tokens = head + omitted[first] + sum(blocks[first:], []) + tail
       windows.append(Window(tokens, [len(tokens) - 1], s))
       if s + 1 < len(episode.steps):
         title = f"\nStep {s + 1} [Model: {DECISION_WORDS[step.model]}]"
-        blocks.append(self.encode(title) + self._outcome(episode.steps, s))
+        blocks.append(self.encode(title) + self._write_outcome(episode.steps, s))
         omitted.append(self.encode(f"\n(steps 1-{s + 1} omitted)"))
     return windows
 
-  def _prompt(self, task: Task, episode: Episode, s: int) -> tuple[list[int], list[int]]:
+  def _write_prompt(self, task: Task, episode: Episode, s: int) -> tuple[list[int], list[int]]:
     """The paper's prompt (appendix "Prompts", in our words) before and after the previous steps.
 
     A budget of dollars, which the paper lacks, is worded as its budget of calls.
     """
     c, limit, rules = self.config, episode.call_budget, []
-    calls, usd = _budgets_left(episode, s)
+    calls, usd = _count_left(episode, s)
     budget, steps_left = "\nBudget:", task.max_steps - s
     if calls is not None:
       budget += f" at most {limit} BIG calls, {limit - calls} used, {calls} left."
@@ -153,20 +154,20 @@ class View:
     description = task.description, c.description_tokens
     head = self.encode(f"{role}\nTask: ", description, *hard, CHOICES, *rules, previous)
     ask = ASK if calls is None or calls > 0 else ASK_SPENT
-    return head, self.encode(*self._proposal(episode.steps[s]), ask)
+    return head, self.encode(*self._show_proposal(episode.steps[s]), ask)
 
-  def _proposal(self, step: Step) -> list:
+  def _show_proposal(self, step: Step) -> list:
     # The episodes that a scorer learns from have no proposal where LARGE acted.
     shown = self.proposals and step.proposal is not None and step.model == SMALL
     return [PROPOSAL, (step.proposal, self.config.action_tokens)] if shown else []
 
-  def _outcome(self, steps: Sequence[Step], s: int, show_action: bool = True) -> list[int]:
+  def _write_outcome(self, steps: Sequence[Step], s: int, show_action: bool = True) -> list[int]:
     action = [ACTION, (steps[s].action, self.config.action_tokens)] if show_action else []
     result = steps[s + 1].observation, self.config.result_tokens
     return self.encode(*action, RESULT, result)
 
 
-def _budgets_left(episode: Episode, s: int) -> tuple[int | None, float | None]:
+def _count_left(episode: Episode, s: int) -> tuple[int | None, float | None]:
   """LARGE calls and dollars that are left before step s; None without such a budget."""
   calls, usd = episode.call_budget, episode.usd_budget
   if calls is not None:
@@ -176,7 +177,7 @@ def _budgets_left(episode: Episode, s: int) -> tuple[int | None, float | None]:
   return calls, usd
 
 
-def _first_block(blocks: list[list[int]], free: Sequence[int], oldest: int = 0) -> int:
+def _find_first_block(blocks: list[list[int]], free: Sequence[int], oldest: int = 0) -> int:
   """The first of the newest blocks that fit, if `free[i]` tokens are free for blocks[i:]."""
   size = 0
   for first in reversed(range(oldest, len(blocks))):

@@ -48,7 +48,7 @@ STORED = ("F32", "BF16", "F16")  # dtypes of tensors; numbers of quantised ones 
 VOCABULARY_BLOCK = 128  # a vocabulary without spare rows grows to a multiple of it
 
 
-def shape_of(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
+def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
   """The configured shape, or the checkpoint's (see `read_config`) with rows for the decisions."""
   if config.weights:
     shape, rows = read_config(config.weights), max(decision_ids) + 1
@@ -62,12 +62,12 @@ def shape_of(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
 
 def build_model(config: RouterConfig, seed: int) -> Qwen2:
   """A router of the configured shape with random weights."""
-  shape = shape_of(config, ())
+  shape = find_shape(config, ())
   # One compilation of everything is faster than drawing each weight by itself.
   return nnx.jit(lambda: Qwen2(shape, nnx.Rngs(seed)))()
 
 
-def abstract_model(shape: Qwen2Config) -> Qwen2:
+def make_abstract_model(shape: Qwen2Config) -> Qwen2:
   """A model's structure, shapes and dtypes without values."""
   return nnx.eval_shape(lambda: Qwen2(shape, nnx.Rngs(0)))
 
@@ -91,7 +91,7 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   model = load_qwen2(config.weights, jnp.float32, mesh)
   stored_ids = map(read_tokenizer(Path(config.weights)).token_to_id, DECISION_TOKENS)
   if None in stored_ids or max(ids) >= model.config.vocab_size:
-    model.config = shape_of(config, ids)
+    model.config = find_shape(config, ids)
     _set_rows(model, ids, [view.encode(f" {word}") for word in DECISION_WORDS])
   return model
 
@@ -131,14 +131,14 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
 
   def load(path, x, sharding):
     array = np.empty(x.shape, dtype)
-    name, places = _places(path, x)
+    name, places = _find_places(path, x)
     for tensor, layer in places:
       numbers = _read(file_of[tensor], tensor)
       numbers = numbers.T if name.endswith("_kernel") else numbers
       array[layer] = numbers.reshape(array[layer].shape)
     return jax.make_array_from_callback(x.shape, sharding, array.__getitem__)
 
-  graphdef, abstract = nnx.split(abstract_model(config))
+  graphdef, abstract = nnx.split(make_abstract_model(config))
   shardings = split_parameters(abstract, mesh or one_device())
   return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings))
 
@@ -146,8 +146,8 @@ def load_qwen2(directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = Non
 def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
   """The sizes in config.json and each tensor's file, by headers; raises what `load_qwen2` does."""
   config, file_of = read_config(directory), {}
-  params = nnx.split(abstract_model(config))[1]
-  expected = jax.eval_shape(lambda params: dict(_file_tensors(params)), params)
+  params = nnx.split(make_abstract_model(config))[1]
+  expected = jax.eval_shape(lambda params: dict(_list_tensors(params)), params)
   needed = 4 * sum(math.prod(x.shape) for x in expected.values())
   memory = psutil.virtual_memory().total + psutil.swap_memory().total
   if needed > memory:
@@ -212,7 +212,7 @@ def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.b
     raise ValueError(f"{directory} exists; remove it to write it anew")
   temporary = directory.with_name(directory.name + ".tmp")
   arrays = {}
-  for name, x in _file_tensors(nnx.split(model)[1]):
+  for name, x in _list_tensors(nnx.split(model)[1]):
     arrays[name] = np.ascontiguousarray(x.astype(dtype))
     check_finite(arrays[name], f"{directory}: tensor {name}")
   shutil.rmtree(temporary, ignore_errors=True)
@@ -247,17 +247,17 @@ def _read(path: Path, name: str) -> np.ndarray:
   return numbers
 
 
-def _places(path, x) -> tuple[str, list]:
+def _find_places(path, x) -> tuple[str, list]:
   """Our name of a parameter, and (name, index) of the files' tensors that it consists of."""
   name = next(key.key for key in path if getattr(key, "key", None) in NAMES)
   layers = range(x.shape[0]) if LAYER in NAMES[name] else (...,)
   return name, [(NAMES[name].format(layer), layer) for layer in layers]
 
 
-def _file_tensors(params: nnx.State) -> Iterator[tuple[str, jax.Array]]:
+def _list_tensors(params: nnx.State) -> Iterator[tuple[str, jax.Array]]:
   """(name, array) of the files' tensors that a model's parameters consist of, in their layout."""
   for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
-    name, places = _places(path, x)
+    name, places = _find_places(path, x)
     for tensor, layer in places:
       array = x[layer]
       if name.endswith("_kernel"):

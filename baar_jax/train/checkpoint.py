@@ -150,8 +150,8 @@ def load_router(
     with contextlib.closing(Checkpoints(place)) as checkpoints:
       done = checkpoints.update
       if done == last:
-        shape = weights.shape_of(config.router, decision_ids)
-        graphdef, params = nnx.split(weights.abstract_model(shape))
+        shape = weights.find_shape(config.router, decision_ids)
+        graphdef, params = nnx.split(weights.make_abstract_model(shape))
         place_leaf = lambda x, sharding: x.update(sharding=sharding)  # noqa: E731
         like = jax.tree.map(place_leaf, params, split_parameters(params, mesh))
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
