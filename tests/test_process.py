@@ -209,7 +209,7 @@ def test_no_process_outlives_a_parent_that_waits_for_it(end, file):
 def test_prints_input_and_bugs_stay_out_of_the_protocol(file):
   requests = [[0, "reset", ["t"]], [0, "tasks", [""]], [0, "step", ["x"]]]
   done = subprocess.run(
-    [sys.executable, "-m", "baar_jax.envs.worker", f"{file}:Chatty", "{}"],
+    [sys.executable, "-m", "baar_jax.envs.worker", str(file.parent), f"{file}:Chatty", "{}"],
     cwd=ROOT,
     input="".join(json.dumps(request) + "\n" for request in requests),
     capture_output=True,

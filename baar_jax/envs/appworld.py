@@ -1,7 +1,6 @@
 """AppWorld: an assistant writes Python that calls the APIs of nine apps, on the real engine."""
 
 import atexit
-import fcntl
 import importlib
 import json
 import os
@@ -11,7 +10,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from baar_jax.envs.appworld_expert import Expert
 from baar_jax.envs.appworld_shell import Shell
@@ -21,7 +20,6 @@ from baar_jax.episode import Task
 
 OUTPUT_CHARS = 4000  # of one observation; the rest is cut
 MEMORY_BYTES = 4 << 30  # of a process; an agent's code that takes more gets a MemoryError
-ROOT_NAME = "baar_jax-appworld-"
 SYSTEM_PROMPT = """\
 You are the assistant of a person, your supervisor, who gives you one task. You do it by writing \
 Python code that calls the APIs of the supervisor's apps. Each turn you write ONE block of code; \
@@ -199,7 +197,8 @@ class AppWorld(Env):
 
   def _start_engine(self, task_id: str) -> None:
     """Imports the package, with a root directory for this process: it writes beside its data."""
-    self._root, self._lock = make_root(self._data)
+    self._root = Path(tempfile.mkdtemp())
+    (self._root / "data").symlink_to(self._data)
     os.environ["APPWORLD_ROOT"] = str(self._root)
     os.environ["IPYTHONDIR"] = str(self._root / "ipython")  # rather than in the user's home
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -225,23 +224,3 @@ class AppWorld(Env):
     atexit._clear()
     self._world.close()
     shutil.rmtree(self._root / "experiments", ignore_errors=True)
-
-
-def make_root(data: Path) -> tuple[Path, IO]:
-  """A temporary directory with a link to the data, and the lock that shows that it is in use.
-
-  It removes the directories of processes that were killed.
-  """
-  for path in Path(tempfile.gettempdir()).glob(f"{ROOT_NAME}*/lock"):
-    try:
-      with path.open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path.parent, ignore_errors=True)
-    except OSError:
-      continue  # it is in use, or another user's
-  root = Path(tempfile.mkdtemp(prefix=ROOT_NAME))
-  (root / "data").symlink_to(data)
-  lock = (root / "new_lock").open("w")
-  fcntl.flock(lock, fcntl.LOCK_EX)
-  os.rename(root / "new_lock", root / "lock")
-  return root, lock

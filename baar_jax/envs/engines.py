@@ -96,7 +96,7 @@ def python_of(kind: str) -> list[str]:
   Raises ValueError if its engine is not installed.
   """
   if kind not in ENGINES:
-    return [sys.executable, "-m"]
+    return [sys.executable, "-c", RUN_MODULE, ROOT]
   if not installed(kind):
     raise ValueError(f"{ENGINES[kind].title} is not installed; run: {setup_command(kind)}")
   return [str(python_path(kind)), "-I", "-B", "-c", RUN_MODULE, ROOT]
@@ -104,10 +104,8 @@ def python_of(kind: str) -> list[str]:
 
 def environ_of(kind: str) -> dict[str, str]:
   """The environment variables of its process."""
-  if kind in ENGINES:
-    return {name: os.environ[name] for name in PASSED_TO_ENGINES if name in os.environ}
-  paths = filter(None, [ROOT, os.environ.get("PYTHONPATH")])
-  return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+  passed = PASSED_TO_ENGINES if kind in ENGINES else os.environ
+  return {name: os.environ[name] for name in passed if name in os.environ}
 
 
 def hide_process() -> None:

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import subprocess
+import tempfile
 import threading
 
 from baar_jax.envs.base import Env, EnvDied, Oracle
@@ -28,7 +29,8 @@ class _Child:
   """
 
   def __init__(self, kind: str, kwargs: dict, slots: int, timeout_s: float) -> None:
-    self._command = [*python_of(kind), WORKER, kind, json.dumps(kwargs)]
+    self._scratch = tempfile.TemporaryDirectory(prefix="baar_jax-", ignore_cleanup_errors=True)
+    self._command = [*python_of(kind), WORKER, self._scratch.name, kind, json.dumps(kwargs)]
     self._environ = environ_of(kind)
     self._timeout_s = timeout_s
     self._lock = threading.Lock()
@@ -109,6 +111,7 @@ class _Child:
       with self._lock:
         if self.process is not None:
           self._kill("it was closed")
+        self._scratch.cleanup()
 
 
 def _kill_group(process: subprocess.Popen) -> None:

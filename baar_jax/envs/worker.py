@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import reprlib
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -55,10 +57,11 @@ EXPECTED = {  # what each method must return
 }
 
 
-def main(kind: str, kwargs: str) -> None:
+def main(scratch: str, kind: str, kwargs: str) -> None:
   """Answers requests until the input ends or the parent is gone.
 
   Args:
+    scratch: a directory for temporary files, which is removed with the parent.
     kind: one of KINDS, or "FILE.py:CLASS" for an environment from the user's own file.
     kwargs: of the environment's constructor, as JSON.
   """
@@ -67,7 +70,8 @@ def main(kind: str, kwargs: str) -> None:
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   os.dup2(2, 1)
-  threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+  tempfile.tempdir = scratch
+  threading.Thread(target=_end_with, args=(os.getppid(), scratch), daemon=True).start()
 
   def answer(method: str, work: Callable[[], object]) -> None:
     survived = True
@@ -115,10 +119,11 @@ def _class_of(kind: str) -> type[Env]:
   return getattr(module, name)
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, scratch: str) -> None:
   """Ends the child and all that it started once its parent is gone, even during a call."""
   while os.getppid() == parent:
     time.sleep(PARENT_CHECK_S)
+  shutil.rmtree(scratch, ignore_errors=True)
   os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
