@@ -16,6 +16,7 @@ import pytest
 from baar_jax.config import Config, EnvConfig
 from baar_jax.envs import appworld, engines
 from baar_jax.envs.appworld_expert import MAX_PLAN, Expert, make_plan
+from baar_jax.envs.appworld_shell import landlock_version
 from baar_jax.envs.base import Oracle, spread
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL
@@ -114,12 +115,17 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
   for code, expected in (
     ("x = (", "Syntax error"),
     ("print(1/0)", "ZeroDivisionError"),
+    (
+      "while True: sum(range(3000)), apis.supervisor.show_profile()",
+      "Execution",
+    ),  # ended amid calls
     ("while True: pass", "timed out after 3 seconds"),
     ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     ("raise BaseException('odd')", "odd"),
     ("print('\\ud800')", "?"),
     ("x = [0] * 10**10", "MemoryError"),
     ("import subprocess", "not allowed"),
+    ("apis.venmo.show_transaction(transaction_id='../../admin/x')", "parameters are invalid"),
     ("-" * 100_000 + "1", "cannot be parsed"),
     ("print('\0')", "null bytes"),
     ("\ud800", "Syntax error"),
@@ -161,6 +167,8 @@ FUTILE = {
 
 @pytest.mark.parametrize("attack", REFUSED | FUTILE)
 def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, attack):
+  if attack in ("library", "signal") and landlock_version() < 6:
+    pytest.skip("needs Linux 6.12")
   code = (REFUSED | FUTILE)[attack].replace("PARENT", str(os.getpid()))
   code = code.replace("WORKER", str(env.pid)).replace("DATA", str(data / "data"))
   env.reset(PAY)

@@ -121,7 +121,11 @@ def _run_shell(world: Any, now: datetime) -> None:
   stream = socket.socket(fileno=CHANNEL).makefile("rwb")
 
   def request(_app_name: str, _api_name: str, **arguments: object) -> object:
-    answer = _ask(stream, {"app": _app_name, "api": _api_name, "arguments": arguments})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # the code's time limit waits
+    try:
+      answer = _ask(stream, {"app": _app_name, "api": _api_name, "arguments": arguments})
+    finally:
+      signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     if "error" in answer:
       raise Exception(answer["error"])
     return answer["value"]

@@ -30,9 +30,8 @@ class Oracle:
 class Env(Protocol):
   """A text environment that runs one episode at a time.
 
-  A new environment is a subclass with `tasks`, `reset`, `step`, `score` and `system_prompt`; its
-  constructor takes train_tasks, test_tasks and max_steps (see examples/corridor.py). Only the
-  scripted models need `oracle` and `mistake`.
+  A new environment is a subclass whose constructor takes train_tasks, test_tasks and max_steps
+  (see examples/corridor.py). Only the scripted models need `oracle` and `mistake`.
   """
 
   system_prompt: str  # the agent's instructions, with one worked example

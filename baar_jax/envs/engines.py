@@ -21,7 +21,6 @@ RUN_MODULE = (
   "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
   "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-# An engine's process gets no other variables, so that an agent's code can read no keys.
 PASSED_TO_ENGINES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 
@@ -66,8 +65,7 @@ def setup_command(kind: str) -> str:
   return f"python main.py --stage=setup --config=configs/{kind}.py"
 
 
-def directory(kind: str) -> Path:
-  """Of the engine's Python environment."""
+def directory(kind: str) -> Path:  # of the engine's Python environment
   return cache() / f"{kind}-{ENGINES[kind].version}"
 
 
@@ -91,9 +89,9 @@ def installed(kind: str) -> bool:
 
 
 def python_of(kind: str) -> list[str]:
-  """The command that runs a module of this project for an environment of this kind.
+  """The command that runs a module of this project where environments of this kind can run.
 
-  Raises ValueError if its engine is not installed.
+  Raises ValueError if their engine is not installed.
   """
   if kind not in ENGINES:
     return [sys.executable, "-c", RUN_MODULE, ROOT]
@@ -103,7 +101,7 @@ def python_of(kind: str) -> list[str]:
 
 
 def environ_of(kind: str) -> dict[str, str]:
-  """The environment variables of its process."""
+  """The environment variables of a process; an engine's gets no keys."""
   passed = PASSED_TO_ENGINES if kind in ENGINES else os.environ
   return {name: os.environ[name] for name in passed if name in os.environ}
 
@@ -132,18 +130,15 @@ def install(kind: str) -> bool:
   with locked(place.name):
     if installed(kind):
       return False
-    missing = [name for name in engine.programs if not shutil.which(name)]
-    if missing:
-      raise ValueError(
-        f"{engine.title} is compiled when it is installed, and {' and '.join(missing)} cannot be "
-        "found: install a C++ compiler and make (Debian: apt-get install g++ make)"
-      )
+    if missing := [name for name in engine.programs if not shutil.which(name)]:
+      problem = f"{engine.title} is compiled, and {' and '.join(missing)} cannot be found"
+      repair = "install a C++ compiler and make (Debian: apt-get install g++ make)"
+      raise ValueError(f"{problem}: {repair}")
     print(f"installing {engine.title} {engine.version} into {place}", file=sys.stderr)
     shutil.rmtree(place, ignore_errors=True)  # of an interrupted installation
     commands = [[sys.executable, "-m", "venv", str(place)]]
-    commands.append([python, "-m", "pip", "install", *engine.packages])
-    if engine.install:
-      commands.append([python, *engine.install])
+    commands += [[python, "-m", "pip", "install", *engine.packages]]
+    commands += [[python, *engine.install]] if engine.install else []
     # The builds call `python`, which has to be the environment's.
     path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
     log = cache() / f"{place.name}.log"
@@ -165,10 +160,9 @@ def output_of(
   name: str, command: list[str], environ: dict | None = None, timeout_s: float | None = None
 ) -> str:
   """What a command prints. Raises ValueError with its last line of errors if it fails."""
+  options = {"capture_output": True, "text": True, "env": environ, "timeout": timeout_s}
   try:
-    done = subprocess.run(
-      command, input="", capture_output=True, text=True, env=environ, timeout=timeout_s
-    )
+    done = subprocess.run(command, input="", **options)
   except subprocess.TimeoutExpired:
     raise ValueError(f"{name} took more than {timeout_s:g} s") from None
   if done.returncode:
@@ -180,26 +174,22 @@ def output_of(
 def data_of(kind: str, data: str) -> Path:
   """The directory of an engine's data, which may have to be downloaded or generated yet.
 
-  Args:
-    data: a directory; "own" is what --stage=setup generates; "" is the directory that the engine's
-      environment variable names, else what --stage=setup has downloaded, else what it generates.
-
-  Raises:
-    ValueError: the directory does not exist, or the engine cannot use its name.
+  `data` is a directory; "own" is what --stage=setup generates; "" is the directory that the
+  engine's environment variable names, else what --stage=setup has downloaded, else what it
+  generates. Raises ValueError if the directory does not exist or the engine cannot use its name.
   """
-  variable, unusable = ENGINES[kind].data_variable, ENGINES[kind].unusable
-  named = data or os.environ.get(variable)
-  if data == GENERATED or not named:
-    downloaded = not data and downloaded_data(kind).is_dir()
-    place = downloaded_data(kind) if downloaded else generated_data(kind)
-  else:
+  engine, place = ENGINES[kind], generated_data(kind)
+  named = data or os.environ.get(engine.data_variable)
+  if named and data != GENERATED:
     place = Path(named).absolute()
     if not place.is_dir():
-      source = "--config.env.data" if data else f"${variable}"
+      source = "--config.env.data" if data else f"${engine.data_variable}"
       raise ValueError(f"{place}, named by {source}, is not a directory")
+  elif not data and downloaded_data(kind).is_dir():
+    place = downloaded_data(kind)
   for path in (str(place), tempfile.gettempdir()):
-    if unusable and unusable in path:
-      problem = f"{ENGINES[kind].title} cannot use {path}, whose name contains {unusable!r}"
+    if engine.unusable and engine.unusable in path:
+      problem = f"{engine.title} cannot use {path}, whose name contains {engine.unusable!r}"
       raise ValueError(f"{problem}: move it, or set BAAR_JAX_CACHE and TMPDIR")
   return place
 

@@ -1,10 +1,9 @@
 """Sandbox: rows of locks with noisy warnings, small enough for the best router to be computed.
 
-A task is a building whose locks are opened in turn, each by pulling the right lever of three. One
-lever jams the lock, one rings the alarm and ends the episode. Locks are plain, tricky (a weak model
-errs) or broken (no lever opens it). A task's id determines everything. Three warnings tell of it:
-the kind of building, each lock's look, and one early sign. All variants of a text have the same
-number of characters, so that a call's price depends on the step and the model alone.
+Of a lock's three levers one opens it, one jams it and one rings the alarm, which ends the episode.
+Locks are plain, tricky (a weak model errs) or broken (no lever opens them). A task's id determines
+everything; the kind of building, each lock's look and one early sign warn of it. All variants of a
+text have the same number of characters, so that a call's price depends on step and model alone.
 """
 
 import dataclasses
@@ -23,9 +22,7 @@ LEVERS = "ABC"
 
 
 class Kind(NamedTuple):
-  """A kind of building."""
-
-  word: str  # names it in the task's description
+  word: str  # names the kind of building in the task's description
   share: float  # of the tasks
   tricky: float  # probability that a lock is tricky
   doomed: float  # probability that one lock is broken
@@ -57,8 +54,6 @@ MAX_STEPS = 18
 
 
 class Building(NamedTuple):
-  """One task's hidden state and its warnings."""
-
   kind: str
   sign: int
   hardness: tuple[int, ...]  # per lock, as are the looks and levers

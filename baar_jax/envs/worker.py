@@ -36,24 +36,21 @@ FATAL_METHODS = ("step", "score")
 PARENT_CHECK_S = 1.0
 
 
-def _is_text(result: object) -> bool:
-  return isinstance(result, str)
-
-
-def _are_tasks(result: object) -> bool:
-  if not isinstance(result, list) or any(type(task) is not Task for task in result):
+def _are_tasks(tasks: object) -> bool:
+  if not isinstance(tasks, list) or any(type(task) is not Task for task in tasks):
     return False
-  types = {tuple(map(type, dataclasses.astuple(task))) for task in result}
-  return types == {(str, str, str, int)} and len({task.id for task in result}) == len(result)
+  types = {tuple(map(type, dataclasses.astuple(task))) for task in tasks}
+  return types == {(str, str, str, int)} and len({task.id for task in tasks}) == len(tasks)
 
 
+TEXT = ("a text", lambda result: isinstance(result, str))
 EXPECTED = {  # what each method must return
   "tasks": ("a list of Task whose ids differ", _are_tasks),
-  "reset": ("a text", _is_text),
+  "reset": TEXT,
   "step": ("(text, bool)", lambda r: isinstance(r, tuple) and [*map(type, r)] == [str, bool]),
   "score": ("a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1),
-  "oracle": ("an Oracle", lambda r: isinstance(r, Oracle)),
-  "mistake": ("a text", _is_text),
+  "oracle": ("an Oracle", lambda result: isinstance(result, Oracle)),
+  "mistake": TEXT,
 }
 
 
@@ -129,7 +126,7 @@ def _end_with(parent: int, scratch: str) -> None:
 
 def _call(env: Env, method: str, args: list) -> object:
   """One method's result as JSON can hold it; the oracle travels with each observation."""
-  result = _check(env, method, getattr(env, method)(*args))
+  result = _call_method(env, method, *args)
   if method == "tasks":
     return [dataclasses.asdict(task) for task in result]
   if method not in ("reset", "step"):
@@ -140,17 +137,18 @@ def _call(env: Env, method: str, args: list) -> object:
   state |= {"oracle": None, "no_oracle": "the episode is over"}
   if not done:
     try:
-      state["oracle"] = dataclasses.asdict(_check(env, "oracle", env.oracle()))
+      state["oracle"] = dataclasses.asdict(_call_method(env, "oracle"))
     except NotImplementedError as error:
       state["no_oracle"] = str(error)
   return state
 
 
-def _check(env: Env, method: str, result):
+def _call_method(env: Env, method: str, *args):
+  result = getattr(env, method)(*args)
   expected, is_right = EXPECTED[method]
   if not is_right(result):
-    call = f"{type(env).__name__}.{method}"
-    raise WrongResult(f"{call} returned {reprlib.repr(result)}; expected {expected}")
+    name, text = type(env).__name__, reprlib.repr(result)
+    raise WrongResult(f"{name}.{method} returned {text}; expected {expected}")
   return result
 
 
