@@ -15,7 +15,6 @@ from baar_jax.report.tables import FAMILIES, METRIC_NAMES, family_name, shown_me
 from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
 
 MUTED = "#5f6875"
-DASHED = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 ABOVE = {"loc": "outside upper center", "ncols": 3}  # the place of a legend
 STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "legend.frameon": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.color": "#dfe3e8"}
@@ -61,7 +60,7 @@ def draw_frontier(results: Mapping, metric: str, rows: pd.DataFrame) -> Figure:
     usd, share = np.array(results["exact"]["optimum"]).T
     axes.plot(usd, 100 * share, ":", color=MUTED, label="exact optimum, all tasks")
   ends = table.loc[[*BOUNDARIES], ["cost_usd", metric]].to_numpy()
-  axes.plot(*ends.T, **DASHED)
+  axes.plot(*ends.T, "--", color=MUTED, linewidth=0.9, zorder=1)
   for family, end, below in zip(BOUNDARIES, ends, (-12, 5)):
     style = family_style(results, family)
     axes.annotate(style.pop("label"), end, (9, below), textcoords="offset points", fontsize=8)
@@ -92,11 +91,9 @@ def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   for family, curve in rows[rows.family != ALWAYS_SMALL].groupby("family", sort=False):
     width = 1.8 if family == "bopo" else 1.0
     axes.plot(curve.K, curve[metric], **family_style(results, family), linewidth=width)
-  for family in BOUNDARIES:
-    score = results["policies"][metric][family]
-    axes.axhline(score, **DASHED)
-    where = (0.01, score), (0, 3), ("axes fraction", "data"), "offset points"
-    axes.annotate(FAMILIES[family][0], *where, fontsize=8)
+  for family, dashes in zip(BOUNDARIES, (":", "--")):
+    style = {"color": MUTED, "linestyle": dashes, "label": FAMILIES[family][0]}
+    axes.axhline(results["policies"][metric][family], **style)
   axes.set_xticks(sorted(set(rows.K)))
   axes.figure.legend(**ABOVE)
   return axes.figure
