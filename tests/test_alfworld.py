@@ -133,22 +133,16 @@ def test_mistakes_are_repeatable_and_the_expert_recovers_from_them(env):
   assert list(map(len, positions)) == [2, 2, 3, 3, 3, 4]
 
 
-def test_the_older_grammar_and_games_that_cannot_be_played(data, opened, tmp_path):
-  older, broken, intact = copy_games(data, tmp_path, 3, "pick_")
+def test_the_older_grammar_has_other_words(data, opened, tmp_path):
+  older, intact = copy_games(data, tmp_path, 2, "pick_")
   text = older.read_text()
   assert "move {o} to {r}" in text
   older.write_text(text.replace("move {o} to {r}", "put {o} in/on {r}"))
-  game = json.loads(broken.read_text())
-  broken.write_text(json.dumps(game | {"pddl_problem": game["pddl_problem"][:900]}))
-  env = opened(tmp_path, 3)
-  pid = env.pid
-  assert follow(env, id_of(older))[-1].startswith("put ") and env.score() == 1.0
-  assert "put OBJECT in/on RECEPTACLE" in env.system_prompt and "move" not in env.system_prompt
-  with pytest.raises(EnvDied, match="cannot be played"):
-    env.reset(id_of(broken))
-  assert follow(env, id_of(intact))[-1].startswith("move ") and env.score() == 1.0
-  assert "move OBJECT to RECEPTACLE" in env.system_prompt
-  assert env.pid == pid  # the broken game did not end the process
+  env = opened(tmp_path, 2)
+  for file, words in ((older, "put OBJECT in/on"), (intact, "move OBJECT to")):
+    assert follow(env, id_of(file))[-1].startswith(words.split()[0]) and env.score() == 1.0
+    assert f"{words} RECEPTACLE" in env.system_prompt
+    assert ("move" in env.system_prompt) == (file == intact)
 
 
 STOCK = """
@@ -231,26 +225,29 @@ def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
       env.reset(task_id)
 
 
-def test_a_game_from_a_stranger_runs_no_code(data, opened, tmp_path, capfd):
+def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, opened, tmp_path, capfd):
   """The engine evaluates what stands in braces in a game's text; only names are let through."""
   played, hostile, deep, pipe = copy_games(data, tmp_path, 4)
-  trap = tmp_path / "trap"
-  game = json.loads(hostile.read_text())
-  code = f"{{__import__('pathlib').Path('{trap}').touch()}}"
-  grammar = game["grammar"].replace("You are in the middle of a room.", code)
-  hostile.write_text(json.dumps(game | {"grammar": grammar}))
   deep.write_text("[" * 100_000)
   pipe.unlink()
   os.mkfifo(pipe)
   with pytest.raises(ValueError, match="has 2 games, 3 were asked for"):
     listing(tmp_path, 3)
   assert "left out 2 of 4 games: " in capfd.readouterr().err
-  env = opened(tmp_path, 2)
-  pid = env.pid
-  cut = game["grammar"].replace('"list_appliances"', '"nothing"')
-  for text, reason in ((grammar, ".*__import__.* is no name"), (cut, ".*list_appliances")):
-    hostile.write_text(json.dumps(game | {"grammar": text}))
-    with pytest.raises(EnvDied, match=f"the game cannot be played: {reason}") as error:
+  env, trap = opened(tmp_path, 2), tmp_path / "trap"
+  pid, game, code = (
+    env.pid,
+    hostile.read_text(),
+    f"{{__import__('pathlib').Path('{trap}').touch()}}",
+  )
+  for part, damage, reason in (
+    ("You are in the middle of a room.", code, "__import__.* is no name"),
+    ('list_appliances\\": [', 'nothing\\": [', "list_appliances"),
+    ("(:init", "(:init (", "."),
+  ):
+    assert part in game
+    hostile.write_text(game.replace(part, damage))
+    with pytest.raises(EnvDied, match=f"the game cannot be played: .*{reason}") as error:
       env.reset(id_of(hostile))
     assert "\n" not in str(error.value) and not trap.exists()
     assert follow(env, id_of(played)) and env.score() == 1.0
