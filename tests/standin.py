@@ -233,6 +233,11 @@ def redirect(h, request, text):
   h.send(307, b"{}", {"location": h.server.url + "/chat/completions"})
 
 
+def charset(h, request, text):
+  """An error whose text is not in the encoding that it names."""
+  h.send(400, b"abc", {"content-type": "text/plain; charset=utf-16"})
+
+
 def echo(h, request, text):
   """An error that repeats the key in several ways, and characters that turn a terminal around."""
   key = h.headers["authorization"].removeprefix("Bearer ")
@@ -320,4 +325,5 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   # Others.
   "redirect": redirect,
   "echo": echo,
+  "charset": charset,
 }

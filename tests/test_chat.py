@@ -281,6 +281,7 @@ def test_retries_are_bounded(start, tmp_path):
     ("400 longer than its Context Length", NoAnswer, "takes no conversation this long"),
     ("400 content_filter", NoAnswer, "takes no conversation like this"),
     ("redirect", ValueError, "answered 307"),
+    ("charset", ValueError, "answered 400: abc"),
   ],
 )
 def test_what_cannot_work_is_said_at_once(start, tmp_path, monkeypatch, fault, error, message):

@@ -56,6 +56,7 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
   first, second = endpoints(config)
   assert (first.model, second.model) == ("a", "b")
   assert first.base_url == second.base_url == (url or "https://api.openai.com/v1").rstrip("/")
+  assert ("NOT_SET" not in first.source) and ("None" not in first.source)
   if " " not in key:
     assert first.key() == second.key() == key
     return

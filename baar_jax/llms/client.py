@@ -67,7 +67,7 @@ class Stream(httpcore2.NetworkStream):
 
 
 def open_client(endpoint: Endpoint, network: Network) -> openai.OpenAI:
-  """A client that follows no redirect and unpacks nothing.
+  """A client that follows no redirect, unpacks nothing, and reads all as UTF-8.
 
   What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone.
   """
@@ -82,6 +82,7 @@ def open_client(endpoint: Endpoint, network: Network) -> openai.OpenAI:
 
   def receive(response: httpx2.Response) -> None:
     response.headers.pop("content-encoding", None)
+    response.encoding = "utf-8"
 
   hooks = {"request": [send], "response": [receive]}
   http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks=hooks)

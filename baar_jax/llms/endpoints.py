@@ -61,7 +61,7 @@ class Endpoint:
   @property
   def source(self) -> str:
     """Where the key is from. A variable that is not set is not named: it may be a key itself."""
-    if self.variable == OPENAI_KEY or self.variable in os.environ:
+    if self.variable == OPENAI_KEY or (self.variable or "") in os.environ:
       return f"the environment variable {self.variable}"
     return "the environment variable that --config.models.key_variables names for it"
 
