@@ -17,7 +17,7 @@ from baar_jax.episode import Episode, Task
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
 from baar_jax.router.policy import RouterPolicy, Sample
-from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 from baar_jax.train import dataset, losses
@@ -69,7 +69,7 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
     with run.progress(method_name, last, done, "update") as bar:
       for update, episodes in islice(enumerate(batches, 1), done, last):
         metrics = trainer.step(batcher.micro_batches(episodes, relabel))
-        check_finite(method_name, update, metrics, checkpoints)
+        check_metrics(method_name, update, metrics, checkpoints)
         log_fields = {"update": update, "updates": last, "compiled": trainer.compiled}
         run.log(stage=method_name, **log_fields, **metrics)
         if update == last or update - checkpoints.update >= SAVE_EVERY:
@@ -116,7 +116,7 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
         adv_B, seed = np.array(advantages), run.config.seed + update
         metrics |= update_policy(trainer, anchor, batcher, step_episodes, adv_B, config, seed)
         pending = []
-      check_finite(method_name, update, metrics, checkpoints)
+      check_metrics(method_name, update, metrics, checkpoints)
       log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
       run.log(stage=method_name, **log_fields, **metrics)
       due = update == last or update - checkpoints.update >= SAVE_EVERY_ROLLOUTS
@@ -124,7 +124,7 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
         checkpoints.save(update, trainer.state)
 
 
-def check_finite(method_name: str, update: int, metrics: dict, checkpoints: Checkpoints) -> None:
+def check_metrics(method_name: str, update: int, metrics: dict, checkpoints: Checkpoints) -> None:
   """Raises ValueError, in every process, if a figure of an update is no finite number."""
   bad = [f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value)]
   if bad:
@@ -187,4 +187,5 @@ def score_episodes(
   batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, relabel)
   p_D = [scorer.p_large(batch)[batch.mask_BxS] for batch in batches]
   action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
+  check_finite(np.concatenate(p_D), "p(LARGE) of stored episodes")
   return np.concatenate(p_D), np.concatenate(action_D)
