@@ -1,5 +1,6 @@
 """Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3"""
 
+import runpy
 import signal
 import sqlite3
 import sys
@@ -74,38 +75,40 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
   """The configuration and the stage of a command line; a wrong one ends the program in one line."""
   words, stages = "Configuration file.", ["all", *STAGES, *EXTRA]
   try:
-    config = config_flags.DEFINE_config_file(
-      "config", "configs/quickstart.py", words, values, sys_argv=argv
+    default = load_config("configs/quickstart.py")
+    config = config_flags.DEFINE_config_dataclass(
+      "config", default, words, values, sys_argv=argv, parse_fn=load_config
     )
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if unexpected := values(argv)[1:]:
       raise flags.Error(f"unexpected argument {unexpected[0]!r}; a stage is --stage=NAME")
-    getattr(config.value, "name", None)  # raises OSError where the file could not be read
-    if not isinstance(config.value, Config):
-      raise flags.Error(f"get_config() returned {config.value!r:.40} and no Config")
-  except (flags.Error, ImportError, OSError, SyntaxError, TypeError) as error:
-    cause: BaseException | None = error
-    while cause and not isinstance(cause, ValidationError):  # config_flags hides it behind its own
-      cause = cause.__context__
-    sys.exit(fail(explain(cause, cause.title) if cause else error))
-  except (AttributeError, KeyError, ValueError) as error:  # of the config's dataclasses
-    what = next(iter(error.args), type(error).__name__)
-    sys.exit(fail(f"{what}; the fields are in baar_jax/config.py"))
-  except SystemExit as end:
-    if any(word.lstrip("-").startswith(("help", "?")) for word in argv):
-      raise
-    sys.exit(fail(f"the configuration file ended the program: {end.code}"))
-  except Exception as error:  # of the user's file
-    sys.exit(fail(f"the configuration file raised {type(error).__name__}: {error}"))
+  except flags.Error as error:
+    sys.exit(fail(error))
+  except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
+    sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
   return config.value, stage.value
+
+
+def load_config(name: str) -> Config:
+  """The configuration of FILE.py or FILE.py:SETTING.
+
+  Raises flags.Error, whatever the file does wrong.
+  """
+  path, *setting = name.split(":", 1)
+  try:
+    config = runpy.run_path(path)["get_config"](*setting)
+  except ValidationError as error:
+    raise flags.Error(explain(error, error.title)) from None
+  except (Exception, SystemExit) as error:
+    raise flags.Error(f"{name}: {type(error).__name__}: {error}") from None
+  if not isinstance(config, Config):
+    raise flags.Error(f"{name}: get_config() returned {config!r:.40} and no Config")
+  return config
 
 
 def fail(error: Exception | str) -> int:
   """Says what is wrong in one line. Returns the exit code of a user's mistake."""
-  text = str(error)
-  if "Traceback" in text:  # of a configuration file that raised
-    text = text.strip().splitlines()[-1]
-  print(f"error: {' '.join(text.split())}", file=sys.stderr)
+  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
   return 2
 
 

@@ -30,17 +30,19 @@ WRONG = [
   (["--config=FILE:value"], ["EnvConfig.train_tasks is 0; it must be greater than 0"]),
   (["--config=FILE:key"], ["ModelsConfig.key_variables is not shown"]),
   (["--config=FILE:other"], ["no setting 'other'"]),
-  (["--config=FILE:none"], ["None value for flag config"]),
+  (["--config=FILE:none"], ["file.py:none: get_config() returned None and no Config"]),
   (["--config=FILE:dict"], ["returned {'seed': 3} and no Config"]),
-  (["--config=FILE:exit"], ["ended the program: 0"]),
-  (["--config=FILE:exit_text"], ["ended the program", "a b"]),
+  (["--config=FILE:exit"], ["file.py:exit: SystemExit: 0"]),
+  (["--config=FILE:exit_text"], ["SystemExit: a b"]),
   (["--config=FILE:zero"], ["ZeroDivisionError: division by zero"]),
   (["--config=FILE:runtime"], ["RuntimeError: two lines"]),
-  (["--config=FILE:key_error"], ["key"]),
+  (["--config=FILE:key_error"], ["KeyError: 'key'"]),
   (["--config=FILE:assertion"], ["AssertionError"]),
   (["--config=FILE:recursion"], ["RecursionError"]),
   (["--config=FILE:group"], ["ExceptionGroup"]),
   (["--config=FILE:empty"], ["AttributeError"]),
+  (["--config=README.md"], ["README.md: SyntaxError"]),
+  (["--config=main.py"], ["main.py: KeyError: 'get_config'"]),
   (["--config.models.names=('gpt-4.1-mini','gpt-9')"], ["gpt-9", "--config.models.prices"]),
   (["--config.runs=main.py/runs"], ["cannot write to main.py/runs", "--config.runs"]),
   (
@@ -95,8 +97,7 @@ def test_a_mistake_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
   arguments = [argument.replace("FILE", str(tmp_path / "file.py")) for argument in arguments]
   where = [argument for argument in arguments if argument.startswith("--config=")]
   others = [argument for argument in arguments if argument not in where]
-  bare = "--config.runs=main.py/runs" in others or where and where[0].endswith(("none", "dict"))
-  runs = [] if bare else [f"--config.runs={tmp_path / 'runs'}"]
+  runs = [] if "--config.runs=main.py/runs" in others else [f"--config.runs={tmp_path / 'runs'}"]
   try:
     code = main.main(main.parse(["main.py", *where, *runs, *others], flags.FlagValues()))
   except SystemExit as end:
