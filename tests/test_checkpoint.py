@@ -92,9 +92,8 @@ def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
 
 def test_none(tmp_path):
   with contextlib.closing(Checkpoints(tmp_path / "sft", Config())) as checkpoints:
-    assert checkpoints.update == 0
-    with pytest.raises(ValueError, match="sft holds no checkpoint"):
-      checkpoints.restore(state(0))
+    assert (checkpoints.update, checkpoints.newest) == (0, None)
+    assert_refused(lambda: checkpoints.restore(state(0)), "sft holds no checkpoint")
 
 
 def assert_refused(call, *texts) -> None:

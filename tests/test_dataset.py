@@ -12,7 +12,6 @@ from baar_jax.episode import SMALL, Task
 from baar_jax.rollout.entries import BOUNDARIES
 from baar_jax.router.view import View
 from baar_jax.store import Store
-from baar_jax.train.batches import label_failures, make_batch
 from baar_jax.train.dataset import (
   Profile,
   add_proposals,
@@ -213,17 +212,6 @@ def test_without_a_profile_the_stage_is_named(store):
   for load in (load_profiles, load_references, load_threshold_episodes):
     with pytest.raises(ValueError, match=r"runs/quickstart .*: run --stage=profile first"):
       load(store, Config())
-
-
-def test_failure_is_the_label_where_small_acted(make_episode, make_task, view):
-  good, bad = add_proposals(make_episode("SL")), add_proposals(make_episode("LSS"))
-  assert [step.proposal for step in good.steps] == ["open door 0", None]
-  bad.score = 0.5
-  windows = [view.episode_windows(make_task(), e) for e in (good, bad)]
-  batch = make_batch([good, bad], windows, rows=3, decisions=4, buckets=[160, 320])
-  batch = label_failures(batch, [good, bad])
-  assert batch.mask_BxS.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
-  assert batch.action_BxS.tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
 
 
 def test_live_text_is_the_text_that_a_scorer_learns_from(

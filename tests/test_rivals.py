@@ -9,7 +9,7 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View
 from baar_jax.stages.rivals import find_large_wins, hold_out, measure_calibration
-from baar_jax.train.batches import label_episodes, make_batch
+from baar_jax.train.batches import label_episodes, label_failures, make_batch
 from baar_jax.train.dataset import add_proposals
 
 
@@ -24,20 +24,25 @@ def test_large_wins_where_it_alone_succeeds():
   assert wins == {("t", 0): False, ("t", 1): True, ("t", 2): False, ("t", 3): False}
 
 
-def test_every_state_of_a_trial_has_its_winner(view, make_task):
-  episodes = [trial(0, 1, "SS"), trial(1, 0, "SSS"), trial(1, 1, "LL")]
+def test_what_is_to_be_decided(view, make_task):
+  """The winner at every state of a trial; the failure where SMALL acted."""
+  episodes = [trial(0, 1, "SS"), trial(1, 0.5, "LSS"), trial(1, 1, "LL")]
   windows = [view.episode_windows(make_task(), e) for e in episodes]
   batch = make_batch(episodes, windows, rows=4, decisions=3, buckets=[320])
   labelled = label_episodes(batch, [False, True, True])
   assert labelled.action_BxS.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]
   assert labelled.action_BxS.dtype == batch.action_BxS.dtype
   assert (labelled.mask_BxS == batch.mask_BxS).all()
+  labelled = label_failures(batch, episodes)
+  assert labelled.mask_BxS.tolist() == [[1, 1, 0], [0, 1, 1], [0, 0, 0], [0, 0, 0]]
+  assert labelled.action_BxS.tolist() == [[0, 0, 0], [0, 1, 1], [0, 0, 0], [0, 0, 0]]
 
 
 def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
   make_episode, make_task, view, router_config, tokenizer_dir
 ):
   episode, task = add_proposals(make_episode("SL")), make_task()
+  assert [step.proposal for step in episode.steps] == ["open door 0", None]
   assert view.episode_windows(task, episode) == view.episode_windows(task, make_episode("SL"))
   proposing = View(router_config, tokenizer_dir, proposals=True)
   (window,) = proposing.episode_windows(task, add_proposals(make_episode("SLS")))

@@ -182,24 +182,19 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
   assert abs(update_policy(*arguments)["loss"] + 0.3) > 0.05
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient_norm", "largest_parameter"])
+@pytest.mark.parametrize("what", ["gradient_norm", "largest_parameter"])
 def test_a_step_shows_numbers_that_are_none(tiny_model, view, batcher, episodes, what):
-  """A loss of nan; then a gradient of nan alone; then parameters that overflow alone."""
+  """A gradient of nan beside a finite loss; parameters that overflow beside a finite gradient."""
 
   def loss(logits_BxSxA, batch):
     value, metrics = sft_step_loss(logits_BxSxA, batch)
-    if what == "loss":
-      metrics["loss"] = value = value * jnp.nan
     return (value + jnp.sqrt(0 * value) if what == "gradient_norm" else value), metrics
 
-  optimizer = optax.scale(1e38 if what == "largest_parameter" else -0.1)
-  optimizer = optax.chain(optimizer, optax.scale(1e38 if what == "largest_parameter" else 1.0))
-  metrics = Trainer(tiny_model, loss, optimizer, view.decision_ids).step(
-    batcher(WHOLE).micro_batches(episodes)
-  )
-  names = ["loss", "gradient_norm", "largest_parameter"]
-  bad = [name for name in names if not math.isfinite(metrics[name])]
-  assert bad == names[names.index(what) :]
+  optimizer = optax.chain(optax.scale(-1e38), optax.scale(1e38))
+  trainer = Trainer(tiny_model, loss, optimizer, view.decision_ids)
+  metrics = trainer.step(batcher(WHOLE).micro_batches(episodes))
+  assert math.isfinite(metrics["loss"]) and not math.isfinite(metrics["largest_parameter"])
+  assert math.isfinite(metrics["gradient_norm"]) == (what == "largest_parameter")
 
 
 def updates_of(optimizer, gradients, value=0.0):
