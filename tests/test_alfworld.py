@@ -23,7 +23,7 @@ TRAIN = TEST = 6  # one game of each type
 def data(tmp_path_factory) -> Path:
   """Games as --stage=setup makes them."""
   missing = [name for name in engines.ENGINES["alfworld"].programs if not shutil.which(name)]
-  if missing and not engines.installed("alfworld"):
+  if missing and not engines.is_installed("alfworld"):
     pytest.skip(f"ALFWorld cannot be compiled here without {missing}")
   engines.install("alfworld")
   return make(tmp_path_factory.mktemp("games"), TRAIN, TEST)

@@ -55,7 +55,7 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
   toy(packages=("toy==1.2", "part==2"))
   assert engines.install("toy") is True and len(calls) == 5
   Path(python).unlink()  # as an upgrade of Python may
-  assert not engines.installed("toy")
+  assert not engines.is_installed("toy")
 
 
 def test_a_failed_installation_is_one_line_and_does_not_count(toy, tmp_path):
@@ -68,7 +68,7 @@ def test_a_failed_installation_is_one_line_and_does_not_count(toy, tmp_path):
     engines.install("toy")
   assert "\n" not in str(error.value)
   assert (tmp_path / "cache" / "toy-1.log").read_text() == "output\noutput\n"
-  assert not engines.installed("toy")
+  assert not engines.is_installed("toy")
 
 
 def test_engines_get_no_secrets(toy, monkeypatch):

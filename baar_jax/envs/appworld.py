@@ -104,10 +104,8 @@ class AppWorld(Env):
   ) -> None:
     """Starts no engine yet.
 
-    Args:
-      data: the directory that holds AppWorld's `data/`.
-      train_split, test_split: names of datasets; "" is train and test_normal.
-      code_s: seconds after which AppWorld stops an agent's code.
+    `data` is the directory above AppWorld's `data/`. The splits are names of datasets; "" is train
+    and test_normal. An agent's code is stopped after `code_s` seconds.
     """
     self._data = Path(data).absolute() / "data"
     self._splits = {  # the dataset of each, and its number of tasks

@@ -81,7 +81,7 @@ def downloaded_data(kind: str) -> Path:
   return cache() / f"{kind}-data"
 
 
-def installed(kind: str) -> bool:
+def is_installed(kind: str) -> bool:
   """Whether the environment is complete, of the pinned packages, and still has its Python."""
   marker = directory(kind) / "installed.txt"
   packages = marker.read_text().splitlines() if marker.exists() else []
@@ -95,7 +95,7 @@ def python_of(kind: str) -> list[str]:
   """
   if kind not in ENGINES:
     return [sys.executable, "-c", RUN_MODULE, ROOT]
-  if not installed(kind):
+  if not is_installed(kind):
     raise ValueError(f"{ENGINES[kind].title} is not installed; run: {setup_command(kind)}")
   return [str(python_path(kind)), "-I", "-B", "-c", RUN_MODULE, ROOT]
 
@@ -113,7 +113,7 @@ def hide_process() -> None:
 
 
 @contextlib.contextmanager
-def locked(name: str) -> Iterator[None]:
+def lock(name: str) -> Iterator[None]:
   """Lets one process at a time produce what `name` stands for; the others wait."""
   cache().mkdir(parents=True, exist_ok=True)
   with (cache() / f"{name}.lock").open("w") as file:
@@ -127,8 +127,8 @@ def install(kind: str) -> bool:
   Raises ValueError if a program is missing or the installation failed.
   """
   engine, place, python = ENGINES[kind], directory(kind), str(python_path(kind))
-  with locked(place.name):
-    if installed(kind):
+  with lock(place.name):
+    if is_installed(kind):
       return False
     if missing := [name for name in engine.programs if not shutil.which(name)]:
       problem = f"{engine.title} is compiled, and {' and '.join(missing)} cannot be found"

@@ -23,9 +23,7 @@ WORKER = "baar_jax.envs.worker"
 class _Child:
   """One child process with an environment per slot; it answers one call at a time.
 
-  Attributes:
-    process: None after it died; the next reset() starts another.
-    open_slots: those whose handle is not closed.
+  `process` is None after it died, until the next reset(); `open_slots` have an open handle.
   """
 
   def __init__(self, kind: str, kwargs: dict, slots: int, timeout_s: float) -> None:
@@ -46,7 +44,7 @@ class _Child:
       self._command, **pipes, env=self._environ, start_new_session=True
     )
 
-  def greeting(self) -> dict:
+  def read_greeting(self) -> dict:
     """What a child that has started says about its environment."""
     return self._answer(self._timeout_s)
 
@@ -64,7 +62,7 @@ class _Child:
       if method in ("reset", "tasks"):  # they need no earlier state
         if self.process is None:
           self._start()
-          self.greeting()
+          self.read_greeting()
       elif self.process is None or slot not in self._playing:
         raise EnvDied(f"the environment's process is gone: {self._cause_of_death}")
       if method == "reset":
@@ -122,8 +120,8 @@ def _kill_group(process: subprocess.Popen) -> None:
 class ProcessEnv(Env):
   """An Env whose episodes run in a slot of a child process.
 
-  Several threads may call several handles at once, but each handle serves one thread at a time.
-  The oracle travels with each observation, so that asking for it costs nothing.
+  A handle serves one thread at a time. The oracle travels with each observation, so that asking
+  for it costs nothing.
   """
 
   def __init__(self, child: _Child, slot: int, system_prompt: str, code_actions: bool) -> None:
@@ -178,13 +176,9 @@ def open_envs(
 ) -> list[ProcessEnv]:
   """Starts child processes and returns a handle per slot; neighbours are in different processes.
 
-  Args:
-    kind: one of KINDS, or "FILE.py:CLASS" for an environment from the user's own file.
-    kwargs: of the environment's constructor, in types that JSON has.
-    timeout_s: of one call; a child that takes longer is killed.
-
-  Raises:
-    ValueError: the kind or its arguments are wrong, or its engine is not installed.
+  The kind is one of KINDS, or "FILE.py:CLASS" of the user's own file; `kwargs` of its constructor
+  are JSON's types. A child that takes longer than `timeout_s` for a call is killed. Raises
+  ValueError if the kind or its arguments are wrong, or its engine is not installed.
   """
   if kind not in KINDS and ".py:" not in kind:
     raise ValueError(f"unknown environment {kind!r}; known: {', '.join(KINDS)}, FILE.py:CLASS")
@@ -194,7 +188,7 @@ def open_envs(
   try:
     for _ in range(processes):
       children.append(_Child(kind, kwargs, live_per_process, timeout_s))
-    greetings = [child.greeting() for child in children]
+    greetings = [child.read_greeting() for child in children]
   except BaseException:
     for child in children:
       child.close(*child.open_slots)

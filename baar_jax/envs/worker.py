@@ -57,10 +57,7 @@ EXPECTED = {  # what each method must return
 def main(scratch: str, kind: str, kwargs: str) -> None:
   """Answers requests until the input ends or the parent is gone.
 
-  Args:
-    scratch: a directory for temporary files, which is removed with the parent.
-    kind: one of KINDS, or "FILE.py:CLASS" for an environment from the user's own file.
-    kwargs: of the environment's constructor, as JSON.
+  `scratch` is for temporary files and ends with the parent; kind and kwargs (JSON) as in open_envs.
   """
   # What an environment prints must not mix with the answers, and it must not read the requests.
   requests = os.fdopen(os.dup(0))
