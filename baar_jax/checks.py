@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.config import ENVS, MARKUP_TOKENS, Config, ablate
 
-SECRETS = ("key_variables", "base_urls")  # may hold a key by mistake, and are never shown
+# Fields that may hold a key by mistake, and the sections around them: never shown.
+SECRETS = ("key_variables", "base_urls", "models", "judge")
 
 
 def validate(config: Config) -> None:
@@ -52,9 +53,10 @@ def explain(error: ValidationError, prefix: str, config: object = None) -> str:
   value = first["input"]
   with contextlib.suppress(AttributeError):  # the whole field, where the error is of an entry
     value = operator.attrgetter(name)(config)
-  value = show(name if names else SECRETS[0], value)  # who gives no names may mean any field
+  # A value without a field's name, or with that of none, may be meant for any field.
+  shown = show(name if names and "Unexpected" not in cause else SECRETS[0], value)
   which = "each entry" if isinstance(first["loc"][-1], int) else "it"
-  return f"{prefix}.{name} is {value}; {which} must {must}"
+  return f"{prefix}.{name} is {shown}; {which} must {must}"
 
 
 def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:

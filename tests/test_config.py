@@ -59,6 +59,7 @@ BAD = {
   "env": ("word",),
   "env.kind": ("chess", "chess.py"),
   "models.names": ((1, 2), ("m", "m"), ("", "m")),
+  "models": ("sk-secret",),
   "models.prices": ((1, 2),),
   "models.base_urls": ((1,), ("http://",), ("https:///v1",), ("a:8000",), ("http://[::1/v1",)),
   "models.key_variables": (("A", "B", "C"), "A KEY"),
@@ -111,7 +112,7 @@ def refusal(field, value) -> str:
 @pytest.mark.parametrize("field, value", [(field, bad) for field in BAD for bad in BAD[field]])
 def test_what_cannot_work_is_refused_by_name(field, value):
   text = refusal(field, value)
-  shown = "not shown" if field.endswith(("key_variables", "base_urls")) else repr(value)
+  shown = "not shown" if field.endswith(("variables", "urls", "models")) else repr(value)
   assert text.startswith(f"--config.{field} is {shown}") and "\n" not in text
   assert "secret" not in text
   assert "; it must " in text or "; each entry must " in text
@@ -175,7 +176,7 @@ def test_messages_say_what_a_value_must_be():
   assert refusal("sft.updates", 0).endswith(" is 0; it must be greater than 0")
   assert refusal("router.view", "poem").endswith("it must be one of transcript|paper")
   assert "each entry must be a valid number" in refusal("bopo.lam", (0.1, "much"))
-  assert refusal("env", {"a": 1}).startswith("--config.env.a is 1; it must be valid: Unexpected")
+  assert "env.a is not shown" in refusal("env", {"a": 1})  # it may be a misspelt key_variables
 
 
 ADDRESSES = ("http://one/v1", "http://two/v1"), ("http://one/v1", "http://one/v1/")
@@ -224,7 +225,8 @@ def test_values_take_the_type_of_their_field():
 def test_a_key_in_place_of_its_variable_is_not_printed(field, key):
   text = refusal(field, key)
   assert f"{field} is not shown" in text and "secret" not in text
-  for wrong in ((), {"key_variables": key}), (("chat", ("m",), (), (), key), {}):
+  wrongs = [((), {"key_variables": key}), (("chat", ("m",), (), (), key), {})]
+  for wrong in [*wrongs, ((), {"key_varables": key}), ((), {"names": 3, "key_variables": key})]:
     with pytest.raises(ValidationError) as error:
       ModelsConfig(*wrong[0], **wrong[1])
     assert "secret" not in explain(error.value, "ModelsConfig") + str(error.value)
