@@ -250,9 +250,11 @@ threading.Event().wait()
   with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=environ) as process:
     child = psutil.Process(int(process.stdout.readline()))
     time.sleep(1)  # the code runs
+    shells = child.children(recursive=True)
     process.kill()
-  psutil.wait_procs([child], timeout=30)
-  assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+  assert len(shells) == 2
+  _, alive = psutil.wait_procs([child, *shells], timeout=30)
+  assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
   assert not list(tmp_path.iterdir())  # nor does a temporary file stay
 
 
