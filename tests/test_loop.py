@@ -407,7 +407,7 @@ def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
   cap, envs, finished = DollarBudget(5.5 * SMALL_USD), [HandEnv(tape) for _ in range(2)], []
   jobs = [job(f"t{number}") for number in range(1, 7)]
   with pytest.raises(CapReached, match="is left of"):
-    for episode in run_episodes(jobs, HandPolicy(tape, "SS"), HandPair(tape), envs, cap=cap):
+    for episode in run_episodes(jobs, HandPolicy(tape, "SS"), HandPair(tape), envs, run_budget=cap):
       finished.append(episode)
   assert [e.stop for e in finished] == ["done", "done"]
   assert tape.count("ask small") == 5 and "stop" not in tape

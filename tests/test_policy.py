@@ -232,14 +232,14 @@ def ask(router_config, tokenizer_dir):
     judge = HandJudge(*answers)
     policy = ZeroShotPolicy("zero-shot", judge, router_config, tokenizer_dir)
     policy.prepare(live)
-    assert [decision.model for decision in policy.choose([live])] == [live.judged.model]
+    assert [decision.model for decision in policy.choose([live])] == [live.judgement.model]
     return judge
 
   return ask
 
 
 def judged_usd(live, kind):
-  return Step("", 0, "", live.judged.calls).usd(kind)
+  return Step("", 0, "", live.judgement.calls).usd(kind)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_judge_is_shown_the_papers_prompt_with_the_budget(ask, make_task, make
   assert "Task: find the plant" in prompt
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
   assert prompt.endswith("Decision:")
-  assert live.judged.model == 1 and judged_usd(live, "judge") == pytest.approx(CALL_USD)
+  assert live.judgement.model == 1 and judged_usd(live, "judge") == pytest.approx(CALL_USD)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_judge_is_shown_the_papers_prompt_with_the_budget(ask, make_task, make
 def test_an_unreadable_answer_is_asked_for_once_more_and_billed(ask, answers, model):
   live = start(0)
   assert [place for _, place in ask(live, *answers).asked] == [0, 1]
-  assert live.judged.model == model
+  assert live.judgement.model == model
   assert judged_usd(live, "judge") == pytest.approx(2 * CALL_USD)
   assert (judged_usd(live, "retry"), judged_usd(live, "presumed")) == (1.0, 0.5)
 

@@ -12,7 +12,7 @@ from baar_jax.episode import SMALL
 
 
 class BudgetSpent(RuntimeError):
-  """A call does not fit what a task may cost; the episode ends with what it has."""
+  """A call does not fit what an episode may cost; the episode ends with the score that it has."""
 
 
 class CapReached(RuntimeError):
@@ -114,22 +114,22 @@ class DollarBudget:
 
 @dataclasses.dataclass
 class Cost:
-  usd: float = 0.0  # that a call did cost, to be set while its worst case is held
+  usd: float = 0.0  # of a call, to be set while its worst case is held
 
 
 @contextlib.contextmanager
 def hold(
-  task: DollarBudget | None, run: DollarBudget | None, usd: float, replayed: bool = False
+  episode: DollarBudget | None, run: DollarBudget | None, usd: float, replayed: bool = False
 ) -> Iterator[Cost]:
   """Holds the worst case of a call in the budgets of its episode and of the run, if they have one.
 
   When the call ends, however it ends, its cost is settled: 0 where none was set. A `replayed`
-  reply was recorded before; the run does not pay for it again, but the task's budget does, as
-  policies are compared under it. Raises BudgetSpent or CapReached if `usd` does not fit.
+  reply was recorded before; the run does not pay for it again, but the episode's budget does,
+  because policies are compared under it. Raises BudgetSpent or CapReached if `usd` does not fit.
   """
   cost = Cost()
   with contextlib.ExitStack() as stack:
-    for budget, refusal in ((task, BudgetSpent), (None if replayed else run, CapReached)):
+    for budget, refusal in ((episode, BudgetSpent), (None if replayed else run, CapReached)):
       if budget is None:
         continue
       reservation = budget.reserve(usd)

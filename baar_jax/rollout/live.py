@@ -44,18 +44,18 @@ class Live:
   call_budget: CallBudget = dataclasses.field(default_factory=lambda: CallBudget(None))
   dollar_budget: DollarBudget | None = None  # None is no cap, also below
   run_budget: DollarBudget | None = None
-  restarts: int = 0  # how often it began again because its environment died
+  restarts: int = 0  # how often it was run again because its environment died
   agents: Sequence[agent.Agent] = ()  # one per model
   messages: agent.Messages = dataclasses.field(default_factory=list)  # what the agents are shown
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
   allowed: Sequence[int] = ()  # models whose next call fits, ascending; none ends the episode
-  proposal_reply: Reply | None = None  # SMALL's, to a cascade for the next step; it is paid for
-  judged: Decision | None = None  # a judge's for the next step, with its calls
-  decision: Decision = Decision(SMALL)  # for the next step, as the loop has taken it
-  rest: Iterator[None] | None = None  # plays what is left of the episode, decision by decision
-  stop: str = ""  # an episode's, once it is over
-  error: BaseException | None = None  # that has ended it
+  proposal_reply: Reply | None = None  # a cascade: SMALL's for the next step; it is paid for
+  judgement: Decision | None = None  # a judge's decision for the next step, with its calls
+  decision: Decision = Decision(SMALL)  # for the next step
+  coroutine: Iterator[None] | None = None  # plays the episode; it yields where it needs a decision
+  stop: str = ""  # as of `Episode`, once the episode is over
+  error: BaseException | None = None  # the one that has ended the episode
   score: float = 0.0
 
   @property
@@ -71,8 +71,8 @@ class Live:
     return self.dollar_budget and self.dollar_budget.limit_usd
 
   @property
-  def proposed(self) -> str | None:
-    """The action that SMALL has proposed, empty if none can be read; None without a proposal."""
+  def proposal(self) -> str | None:
+    """The action that SMALL proposes, empty if its reply has none; None without a proposal."""
     if self.proposal_reply is None:
       return None
     return agent.parse_action(self.proposal_reply.text, self.env.code_actions) or ""
@@ -84,14 +84,14 @@ class Live:
 
 
 class Policy:
-  """Chooses a model for each of the episodes that are ready: by a rule, if a class does no more."""
+  """Chooses a model for each episode that is ready: by a rule, unless a subclass does it."""
 
   def __init__(self, name: str, rule: Callable[[Live], int]):
     self.name = name  # part of the episodes' key: it carries every parameter and checkpoint
     self._rule = rule
 
   def prepare(self, live: Live) -> None:
-    """Asks models for what the next decision needs; it may set `proposal_reply` or `judged`.
+    """Asks models for what the next decision needs; it may set `proposal_reply` or `judgement`.
 
     Called in a worker thread, unless a budget leaves no choice. May raise what `Agent.reply` does.
     """
@@ -101,7 +101,7 @@ class Policy:
     return [Decision(self._rule(live)) for live in ready]
 
   def finish(self, live: Live) -> None:
-    """Forgets an episode that ended or starts again. By default nothing was kept."""
+    """Frees what is kept of an episode that ended or starts again: here nothing."""
 
 
 def always(model: int, name: str) -> Policy:
@@ -124,7 +124,7 @@ def oracle_rule(live: Live) -> int:
 
 
 def rule_policy(entry: Entry) -> Policy | None:
-  """The policy of an entry that is neither trained nor computed nor asks a judge, else None."""
+  """The policy of an entry that decides by one of these rules, else None."""
   rules = {
     ALWAYS_SMALL: lambda live: SMALL,
     ALWAYS_LARGE: lambda live: LARGE,

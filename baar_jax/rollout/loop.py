@@ -12,7 +12,7 @@ from baar_jax.rollout.budget import BudgetSpent, CallBudget, CapReached, DollarB
 from baar_jax.rollout.live import Decision, Job, Live, Policy
 
 RESTARTS = 2  # of one episode whose environment died
-PLACES = 12  # decimals of lost_usd: it is a difference of sums, so it is rounded
+DECIMALS = 12  # of lost_usd: it is a difference of sums, so it is rounded
 
 
 def run_episodes(
@@ -22,31 +22,31 @@ def run_episodes(
   envs: Sequence[Env],
   call_budget: int | None = None,
   usd_budget: float | None = None,
-  cap: DollarBudget | None = None,
+  run_budget: DollarBudget | None = None,
   max_failures: int = 100,
 ) -> Iterator[Episode]:
   """Runs episodes, as many at a time as there are environments, and yields each as it ends.
 
   The caller's thread decides, for all that are ready at once; `_play` runs in worker threads, and a
-  slow episode delays no other. `call_budget` and `usd_budget` cap each episode, `cap` all of them.
-  One whose environment died more than `RESTARTS` times, or whose model gave no answer, stops as
-  "error:..." and must not be stored. Raises CapReached after all that could be finished within the
-  cap, and ValueError once `max_failures` tries in a row have failed.
+  slow episode delays no other. `call_budget` and `usd_budget` limit each episode, `run_budget` all
+  together. An episode whose environment died more than `RESTARTS` times, or whose model gave no
+  answer, stops as "error:..." and must not be stored. Raises CapReached after what could be
+  finished within the run's budget, and ValueError once `max_failures` tries in a row have failed.
   """
   waiting = sorted(jobs, key=lambda job: job.seed)  # all tasks once, then again
-  events: queue.SimpleQueue[Live] = queue.SimpleQueue()  # whose next decision or end has come
+  events: queue.SimpleQueue[Live] = queue.SimpleQueue()  # which wait for a decision or are over
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
     dollars = None if usd_budget is None else DollarBudget(usd_budget)
-    live = Live(job, env, CallBudget(call_budget), dollars, cap, restarts)
-    live.rest = _play(live, pair, policy)
-    workers.submit(_go_on, live, events)
+    live = Live(job, env, CallBudget(call_budget), dollars, run_budget, restarts)
+    live.coroutine = _play(live, pair, policy)
+    workers.submit(_advance, live, events)
 
   try:
-    live_count, failures, stopped = min(len(envs), len(waiting)), 0, None
+    live_count, failures, cap_reached = min(len(envs), len(waiting)), 0, None
     for env in envs[:live_count]:
-      begin(_take(waiting), env)
+      begin(_pop_job(waiting), env)
     while live_count:
       arrived = [events.get()]
       arrived += [events.get() for _ in range(events.qsize())]
@@ -57,15 +57,16 @@ def run_episodes(
           begin(live.job, live.env, live.restarts + 1)
           continue
         if isinstance(live.error, CapReached):
-          stopped = live.error
+          cap_reached = live.error
         else:
-          yield _episode(live, policy.name)
-        if waiting and not stopped:
-          begin(_take(waiting, live.task.id), live.env)
+          yield _record_episode(live, policy.name)
+        if waiting and not cap_reached:
+          begin(_pop_job(waiting, live.task.id), live.env)
         else:
           live_count -= 1
-      for live in _decide(arrived, policy):
-        workers.submit(_go_on, live, events)
+      _decide(arrived, policy)
+      for live in (live for live in arrived if not live.stop):
+        workers.submit(_advance, live, events)
   except BaseException:  # Ctrl-C, an abandoned loop, or a bug: nobody waits for replies or steps
     pair.stop()
     for env in envs:
@@ -73,13 +74,13 @@ def run_episodes(
     raise
   finally:
     workers.shutdown(wait=True, cancel_futures=True)
-  if stopped:
-    raise stopped
+  if cap_reached:
+    raise cap_reached
 
 
-def _take(waiting: list[Job], held: str = "") -> Job:
-  """Takes the next job of the task that an environment holds, else the first one."""
-  return waiting.pop(next((i for i, job in enumerate(waiting) if job.task.id == held), 0))
+def _pop_job(waiting: list[Job], last_task: str = "") -> Job:
+  """Takes the next job of the task that an environment ran last, else the first job."""
+  return waiting.pop(next((i for i, job in enumerate(waiting) if job.task.id == last_task), 0))
 
 
 def _count_failures(live: Live, in_a_row: int, limit: int) -> int:
@@ -94,28 +95,26 @@ def _count_failures(live: Live, in_a_row: int, limit: int) -> int:
   return in_a_row + 1
 
 
-def _decide(arrived: Sequence[Live], policy: Policy) -> list[Live]:
-  """Asks the policy where the budgets leave a choice. Returns all episodes that go on."""
-  ready = [live for live in arrived if not live.stop]
-  free = [live for live in ready if len(live.allowed) > 1]
-  for live, decision in zip(free, policy.choose(free) if free else ()):
+def _decide(arrived: Sequence[Live], policy: Policy) -> None:
+  """Asks the policy for the decisions that the budgets leave open."""
+  undecided = [live for live in arrived if not live.stop and len(live.allowed) > 1]
+  for live, decision in zip(undecided, policy.choose(undecided) if undecided else ()):
     live.decision = decision
-  return ready
 
 
-def _go_on(live: Live, events: queue.SimpleQueue[Live]) -> None:
+def _advance(live: Live, events: queue.SimpleQueue[Live]) -> None:
   """Plays to the next decision or to the end, in a worker thread."""
   try:
-    next(live.rest, None)
+    next(live.coroutine, None)
   except BaseException as error:
     live.error, live.stop = error, f"error:{error}"
   events.put(live)
 
 
 def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
-  """One episode, from its reset to its score, in worker threads; each `yield` waits for a decision.
+  """Plays an episode in worker threads, from its reset to its score, and keeps its state in `live`.
 
-  What the policy may see of it and what it brings are in `live`.
+  Each `yield` waits for a decision.
   """
   live.observation = live.env.reset(live.task.id)
   live.agents = pair.start(live.env, live.task, live.job.seed, live.hold)
@@ -129,7 +128,7 @@ def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
       break
     action = agent.parse_action(reply.text, live.env.code_actions)
     observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
-    live.steps.append(_step(live, reply, action or ""))
+    live.steps.append(_record_step(live, reply, action or ""))
     agent.extend(live.messages, reply.text, observation)
     live.observation = observation
     if done or len(live.steps) >= live.task.max_steps:
@@ -138,12 +137,12 @@ def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
 
 
 def _prepare(live: Live, policy: Policy) -> None:
-  """Sets the allowed models, and has the policy ask for what its decision needs.
+  """Sets the allowed models, and lets the policy call models before it decides.
 
-  If that spends the budget, only SMALL is left. The decision is what the budgets leave, until the
-  policy takes another.
+  If these calls spend the budget, only SMALL is left. Until the policy decides, the decision is the
+  cheapest allowed model.
   """
-  live.proposal_reply = live.judged = None
+  live.proposal_reply = live.judgement = None
   live.allowed = _allowed(live)
   if len(live.allowed) > 1:
     try:
@@ -160,7 +159,7 @@ def _allowed(live: Live) -> list[int]:
   def fits(model: int) -> bool:
     if not live.call_budget.allows(model):
       return False
-    if live.dollar_budget is None or (model == SMALL and live.proposal_reply):  # which is paid for
+    if live.dollar_budget is None or (model == SMALL and live.proposal_reply):  # it is paid for
       return True
     return live.dollar_budget.allows(live.agents[model].bound_usd(live.messages, len(live.steps)))
 
@@ -168,9 +167,10 @@ def _allowed(live: Live) -> list[int]:
 
 
 def _ask(live: Live) -> Reply | None:
-  """The reply of the chosen model, or of the dearest below it that the budgets allow; else None.
+  """The reply of the chosen model, else of the next cheaper one, else of the cheapest allowed one.
 
-  `live.decision` becomes that model's. Of SMALL the proposal is taken, if there is one.
+  `live.decision` then names the model that replied; a proposal of SMALL is its reply. None is the
+  end of the budget.
   """
   allowed = live.allowed
   while allowed:
@@ -188,21 +188,21 @@ def _ask(live: Live) -> Reply | None:
   return None
 
 
-def _step(live: Live, reply: Reply, action: str) -> Step:
+def _record_step(live: Live, reply: Reply, action: str) -> Step:
   """The record of a step: the decision, the action, and all calls that were made for it."""
-  made, calls, latency_s = live.decision, reply.calls("act"), live.decision.latency_s
+  decision, calls, latency_s = live.decision, reply.calls("act"), live.decision.latency_s
   if live.proposal_reply and reply is not live.proposal_reply:
     calls += live.proposal_reply.calls("proposal")
-  if live.judged:
-    calls += live.judged.calls
-    latency_s += live.judged.latency_s
-  deciding = made.logp, made.cost_usd, latency_s
-  return Step(live.observation, made.model, action, calls, *deciding, proposal=live.proposed)
+  if live.judgement:
+    calls += live.judgement.calls
+    latency_s += live.judgement.latency_s
+  router = decision.logp, decision.cost_usd, latency_s
+  return Step(live.observation, decision.model, action, calls, *router, live.proposal)
 
 
-def _episode(live: Live, policy_name: str) -> Episode:
+def _record_episode(live: Live, policy_name: str) -> Episode:
   """The record of an episode that ended."""
   settled_usd = 0.0 if live.dollar_budget is None else live.dollar_budget.settled_usd
-  lost_usd = max(0.0, round(settled_usd - sum(step.spent_usd for step in live.steps), PLACES))
+  lost_usd = max(0.0, round(settled_usd - sum(step.spent_usd for step in live.steps), DECIMALS))
   key, caps = (live.task.id, policy_name, live.job.seed), (live.call_limit, live.usd_limit)
   return Episode(*key, live.steps, live.score, live.stop, *caps, lost_usd=lost_usd)

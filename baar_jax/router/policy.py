@@ -24,7 +24,7 @@ from baar_jax.router.view import View
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
 ROWS = (1, 4, 16, 64)  # bucket sizes of its batch
 # What a judge reads: more than a small router, because it is a strong model (our choice).
-JUDGED = {"max_tokens": 4096, "description_tokens": 256, "action_tokens": 32, "result_tokens": 64}
+JUDGE_VIEW = dict(max_tokens=4096, description_tokens=256, action_tokens=32, result_tokens=64)
 TRIES = 2  # a judge's answer that cannot be read is asked for once more; then SMALL acts
 
 
@@ -148,7 +148,7 @@ class ZeroShotPolicy(Policy):
 
   def __init__(self, name: str, judge: Callable, config: RouterConfig, tokenizer: Path):
     """`judge` is `Pair.judge`'s; it is shown the paper's prompt with its budget."""
-    config = dataclasses.replace(config, view="paper", show_budget=True, **JUDGED)
+    config = dataclasses.replace(config, view="paper", show_budget=True, **JUDGE_VIEW)
     self.name, self._judge, self._view = name, judge, View(config, tokenizer)
 
   def prepare(self, live: Live) -> None:
@@ -162,10 +162,10 @@ class ZeroShotPolicy(Policy):
       if model is not None:
         break
     model, latency_s = SMALL if model is None else model, time.monotonic() - start_s
-    live.judged = Decision(model, latency_s=latency_s, calls=calls)
+    live.judgement = Decision(model, latency_s=latency_s, calls=calls)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    return [Decision(live.judged.model) for live in ready]
+    return [Decision(live.judgement.model) for live in ready]
 
 
 def read_decision(text: str) -> int | None:

@@ -75,7 +75,7 @@ class View:
   def live_window(self, live) -> Window:
     """The sequence at whose end the next decision of a `rollout.live.Live` is predicted."""
     # The model and the action of an episode's last step are not read.
-    steps = [*live.steps, Step(live.observation, SMALL, "", proposal=live.proposed)]
+    steps = [*live.steps, Step(live.observation, SMALL, "", proposal=live.proposal)]
     episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_limit, live.usd_limit)
     return self.episode_windows(live.task, episode)[-1]
 
