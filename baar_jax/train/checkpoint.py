@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -32,8 +33,7 @@ UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 class Checkpoints:
   """The checkpoints of one training run in one directory; the newest two are kept.
 
-  Each is written to a temporary directory and renamed when it is whole, so that a kill leaves the
-  one before.
+  Each is written under another name and renamed when it is whole: a kill leaves the one before.
   """
 
   def __init__(self, directory: Path, config: Config | None = None):
@@ -41,6 +41,7 @@ class Checkpoints:
     self._directory, self._config = directory.absolute(), config
     for name in ("absl", "asyncio"):  # Orbax logs with a traceback what it also raises
       logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # of what has failed
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=config is not None)
     self._manager = ocp.CheckpointManager(self._directory, options=options)
 
@@ -64,8 +65,7 @@ class Checkpoints:
   def restore(self, like: Mapping) -> dict:
     """The newest checkpoint's pytrees, of the names, shapes, dtypes and shardings of `like`.
 
-    Raises ValueError if there is none, it cannot be read into that structure, or it holds a number
-    that is not finite.
+    Raises ValueError if there is none, it cannot be read so, or a number in it is not finite.
     """
     if self.update == 0:
       raise ValueError(f"{self._directory} holds no checkpoint")
