@@ -84,6 +84,7 @@ RESULTS = {  # wrong ones of each method
   "score": ["None", "float('nan')", "-0.1", "1.5", "'1'"],
   "oracle": ["None", "'go'"],
   "mistake": ["None", "7"],
+  "system_prompt": ["None"],
 }
 EXPECTED = {"tasks": "a list of Task", "step": "(text, bool)", "score": "a number in [0, 1]"}
 
@@ -94,13 +95,15 @@ def test_a_result_of_the_wrong_kind_is_named_with_its_class(tmp_path, method):
   arguments = {"score": (), "oracle": (), "mistake": ("lost", "k")}.get(method, ("t",))
   for result in RESULTS[method]:
     settings = {"method": method, "result": result}
-    with closing(*open_envs(f"{tmp_path}/odd.py:Odd", settings, 1, 1)) as env:
-      with pytest.raises(ValueError, match=f"^Odd.{method} returned .*; expected ") as error:
-        if method != "tasks":
-          env.reset("t")
-        getattr(env, method)(*arguments)
-      assert EXPECTED.get(method, "") in str(error.value)
-      assert "\n" not in str(error.value) and len(str(error.value)) < 200
+    with (
+      pytest.raises(ValueError, match=f"^Odd.{method} gave .*; expected ") as error,
+      closing(*open_envs(f"{tmp_path}/odd.py:Odd", settings, 1, 1)) as env,
+    ):
+      if method != "tasks":
+        env.reset("t")
+      getattr(env, method)(*arguments)
+    assert EXPECTED.get(method, "") in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
 
 def test_splits_that_share_a_task_are_refused():

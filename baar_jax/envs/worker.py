@@ -26,7 +26,6 @@ KINDS = {
   "alfworld": ("baar_jax.envs.alfworld", "ALFWorld"),
   "appworld": ("baar_jax.envs.appworld", "AppWorld"),
 }
-GREETING = ("system_prompt", "code_actions")
 # Mistakes of the caller, which the child survives. Any other error ends the child; so does a
 # ValueError within step or score, for it is the environment's own.
 RETURNED_ERRORS = {
@@ -51,6 +50,7 @@ EXPECTED = {  # what each method must return
   "score": ("a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1),
   "oracle": ("an Oracle", lambda result: isinstance(result, Oracle)),
   "mistake": TEXT,
+  "system_prompt": TEXT,
 }
 
 
@@ -91,7 +91,12 @@ def main(scratch: str, kind: str, kwargs: str) -> None:
       envs[slot] = _class_of(kind)(**json.loads(kwargs))
     return envs[slot]
 
-  answer("greet", lambda: {name: getattr(env_of(0), name) for name in GREETING})
+  def greet() -> dict:
+    env = env_of(0)
+    prompt = _check(env, "system_prompt", env.system_prompt)
+    return {"system_prompt": prompt, "code_actions": env.code_actions}
+
+  answer("greet", greet)
   for line in requests:
     slot, method, args = json.loads(line)
     answer(method, lambda s=slot, m=method, a=args: _call(env_of(s), m, a))
@@ -123,7 +128,7 @@ def _end_with(parent: int, scratch: str) -> None:
 
 def _call(env: Env, method: str, args: list) -> object:
   """One method's result as JSON can hold it; the oracle travels with each observation."""
-  result = _call_method(env, method, *args)
+  result = _check(env, method, getattr(env, method)(*args))
   if method == "tasks":
     return [dataclasses.asdict(task) for task in result]
   if method not in ("reset", "step"):
@@ -134,18 +139,17 @@ def _call(env: Env, method: str, args: list) -> object:
   state |= {"oracle": None, "no_oracle": "the episode is over"}
   if not done:
     try:
-      state["oracle"] = dataclasses.asdict(_call_method(env, "oracle"))
+      state["oracle"] = dataclasses.asdict(_check(env, "oracle", env.oracle()))
     except NotImplementedError as error:
       state["no_oracle"] = str(error)
   return state
 
 
-def _call_method(env: Env, method: str, *args):
-  result = getattr(env, method)(*args)
-  expected, is_right = EXPECTED[method]
+def _check(env: Env, name: str, result):
+  expected, is_right = EXPECTED[name]
   if not is_right(result):
-    name, text = type(env).__name__, reprlib.repr(result)
-    raise WrongResult(f"{name}.{method} returned {text}; expected {expected}")
+    text = reprlib.repr(result)
+    raise WrongResult(f"{type(env).__name__}.{name} gave {text}; expected {expected}")
   return result
 
 
