@@ -35,7 +35,7 @@ def test_a_longer_prompt_pays_its_tier_for_all_tokens():
   assert price.cost_usd(Usage(200, 0, 10)) == pytest.approx((200 * 3 + 10 * 15) / 1e6)
   # 101 fresh * 6 + 100 cached * 0.6 + 10 * 22.5 = 891 millionths
   assert price.cost_usd(Usage(201, 100, 10)) == pytest.approx(891e-6)
-  assert (price.dearest_input, price.dearest_output, price.output) == (7.5, 22.5, 15)
+  assert price.most_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
 
 
 def test_tiers_of_a_listed_model():

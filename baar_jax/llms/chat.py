@@ -192,12 +192,10 @@ class ChatAgent(Agent):
 
     A conversation only grows, so the tokens that were billed for its beginning need no estimate.
     """
-    new = messages[self._counted_messages :]
+    model, new = self._model, messages[self._counted_messages :]
     new_bytes = sum(len(message["content"].encode()) + TOKENS_PER_MESSAGE for message in new)
-    price = self._model.price
-    prompt_usd = (self._counted_tokens + new_bytes) * price.dearest_input
-    usd = prompt_usd + self._model.config.max_completion_tokens * price.dearest_output
-    return self._model.tier_factor * usd / 1e6
+    prompt, completion = self._counted_tokens + new_bytes, model.config.max_completion_tokens
+    return model.tier_factor * model.price.most_usd(prompt, completion)
 
   def reply(self, messages: Messages, step: int) -> Reply:
     model = self._model

@@ -20,15 +20,11 @@ class Price:
   cache_write: float | None = None
   tiers: tuple[tuple[int, "Price"], ...] = ()
 
-  @property
-  def dearest_input(self) -> float:
-    """The most that a prompt token can cost, in any tier."""
-    longer = [price.dearest_input for _, price in self.tiers]
-    return max(self.input, self.cached_input, self.cache_write or 0.0, *longer)
-
-  @property
-  def dearest_output(self) -> float:
-    return max([self.output, *(price.output for _, price in self.tiers)])
+  def most_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
+    """The most that a call of at most these tokens can cost, in any tier."""
+    tiers = [self, *(price for _, price in self.tiers)]
+    prompt_price = max(max(p.input, p.cached_input, p.cache_write or 0.0) for p in tiers)
+    return (prompt_tokens * prompt_price + completion_tokens * max(p.output for p in tiers)) / 1e6
 
   def cost_usd(self, usage: Usage) -> float:
     """Dollars of one call. Raises ValueError where parts of the prompt exceed the whole."""

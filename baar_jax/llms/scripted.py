@@ -180,7 +180,6 @@ class ScriptedAgent(Agent):
   _seed: int
   _spoiled: dict[int, int]  # step -> position of the plan; shared by the episode's agents
   _hold: Hold
-  _composed: tuple[int, Reply, int | None] | None = None  # of the next step
 
   def _lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
     before = [position for at, position in self._spoiled.items() if at < step]
@@ -192,15 +191,12 @@ class ScriptedAgent(Agent):
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """What the reply will cost, exactly."""
-    if self._composed is None or self._composed[0] != step:
-      self._composed = step, *self._compose(messages, step)
-    return self._composed[1].call.cost_usd
+    return self._compose(messages, step)[0].call.cost_usd
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    usd = self.bound_usd(messages, step)
-    with self._hold(usd) as cost:
-      cost.usd = usd
-    _, reply, spoiled = self._composed
+    reply, spoiled = self._compose(messages, step)
+    with self._hold(reply.call.cost_usd) as cost:
+      cost.usd = reply.call.cost_usd
     self._spoiled.pop(step, None)  # a proposal that this reply replaces was not acted on
     if spoiled is not None:
       self._spoiled[step] = spoiled
