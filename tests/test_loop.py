@@ -1,5 +1,6 @@
 """The rollout loop against a tape of events, with environments and models made by hand."""
 
+import functools
 import threading
 from types import SimpleNamespace
 
@@ -23,15 +24,18 @@ def job(name: str = "t1", seed: int = 0, max_steps: int = 10) -> Job:
   return Job(Task(name, "train", f"Do {name}.", max_steps), seed)
 
 
+NINE = [job(f"t{number}") for number in range(9)]
+
+
 class HandEnv:
   """Ends after `length` steps with a score of 0.5; `fault` may raise or wait in any call."""
 
-  system_prompt = "Act."
-  code_actions = False
+  system_prompt, code_actions = "Act.", False
 
   def __init__(self, tape, length=2, name="", fault=lambda call: None):
     self.tape, self.length, self.name, self.fault = tape, length, name, fault
     self.closed = threading.Event()
+    self.close = self.closed.set
 
   def _note(self, call):
     self.tape.append(self.name + call)
@@ -51,9 +55,6 @@ class HandEnv:
     self._note("score")
     return 0.5
 
-  def close(self):
-    self.closed.set()
-
 
 class HandPair:
   """Answers "go <step>", or with `texts` of a step; keeps what it was shown.
@@ -66,29 +67,25 @@ class HandPair:
 
   def start(self, env, task, seed, hold):
     self.tape.append(f"start {task.id} {seed}")
-    return [HandAgent(self, model, hold) for model in (0, 1)]
+    replies = [functools.partial(self.reply, model, hold) for model in (0, 1)]
+    return [
+      SimpleNamespace(reply=reply, bound_usd=lambda *_, usd=usd: usd)
+      for reply, usd in zip(replies, self.bounds)
+    ]
+
+  def reply(self, model, hold, messages, step):
+    with hold(self.bounds[model]) as cost:
+      cost.usd = USD[model]
+      self.tape.append(f"ask {NAMES[model]}")
+      self.shown.append([dict(message) for message in messages])
+      text = self.texts.get(step, f"Thought: now.\n\nAction: go {step}")
+      text = self.texts.get((step, NAMES[model]), text)
+      if isinstance(text, Exception):
+        raise text
+      return Reply(text, Call(model, Usage(1000, 0, 100), cost.usd))
 
   def stop(self):
     self.tape.append("stop")
-
-
-class HandAgent:
-  def __init__(self, pair, model, hold):
-    self.pair, self.model, self.hold = pair, model, hold
-
-  def bound_usd(self, messages, step):
-    return self.pair.bounds[self.model]
-
-  def reply(self, messages, step):
-    with self.hold(self.bound_usd(messages, step)) as cost:
-      cost.usd = USD[self.model]
-      self.pair.tape.append(f"ask {NAMES[self.model]}")
-      self.pair.shown.append([dict(message) for message in messages])
-      texts, text = self.pair.texts, f"Thought: now.\n\nAction: go {step}"
-      text = texts.get((step, NAMES[self.model]), texts.get(step, text))
-      if isinstance(text, Exception):
-        raise text
-      return Reply(text, Call(self.model, Usage(1000, 0, 100), cost.usd))
 
 
 class HandPolicy:
@@ -133,25 +130,30 @@ def tape():
   assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
 
 
-def run(envs, jobs, tape, policy=None, pair=None, **limits):
-  policy, pair = policy or HandPolicy(tape), pair or HandPair(tape)
-  return list(run_episodes(jobs, policy, pair, envs, **limits))
+def start(tape, jobs, envs=None, policy=None, pair=None, **limits):
+  policy, pair, envs = policy or HandPolicy(tape), pair or HandPair(tape), envs or [HandEnv(tape)]
+  return run_episodes(jobs, policy, pair, envs, **limits)
+
+
+def run(*args, **kwargs):
+  return list(start(*args, **kwargs))
 
 
 def one(tape, models="SL", length=2, asks=None, texts=(), bounds=USD, **limits):
   """The one episode of a task."""
   policy, pair = HandPolicy(tape, models, asks), HandPair(tape, texts, bounds)
-  (episode,) = run([HandEnv(tape, length)], [job()], tape, policy, pair, **limits)
+  jobs = [job(max_steps=length)]  # an end with the last step is still an end
+  (episode,) = run(tape, jobs, [HandEnv(tape, length)], policy, pair, **limits)
   return episode
 
 
 def models_of(episode):
-  return [step.model for step in episode.steps]
+  return "".join("SL"[step.model] for step in episode.steps)
 
 
 def test_tape_of_one_episode(tape):
   pair, policy = HandPair(tape), HandPolicy(tape, "SL")
-  (episode,) = run([HandEnv(tape)], [job(seed=7)], tape, policy, pair)
+  (episode,) = run(tape, [job(seed=7)], None, policy, pair)
   first = ["reset t1", "start t1 7", "choose", "ask small", "step go 0"]
   assert tape == [*first, "choose", "ask large", "step go 1", "score"]
   assert policy.finished == [("t1", 7, 2)]
@@ -161,17 +163,15 @@ def test_tape_of_one_episode(tape):
   assert steps == [("seen 0", 0, "go 0", 0.0, 1e-6), ("seen 1", 1, "go 1", -1.0, 1e-6)]
   calls = [(call.kind, call.usage, call.cost_usd) for step in episode.steps for call in step.calls]
   assert calls == [("act", Usage(1000, 0, 100), usd) for usd in USD]
-  opening = [
-    {"role": "system", "content": "Act."},
-    {"role": "user", "content": "Task: Do t1.\n\nseen 0"},
-  ]
-  reply = {"role": "assistant", "content": "Thought: now.\n\nAction: go 0"}
-  assert pair.shown == [opening, [*opening, reply, {"role": "user", "content": "seen 1"}]]
+  opening = [("system", "Act."), ("user", "Task: Do t1.\n\nseen 0")]
+  reply = "assistant", "Thought: now.\n\nAction: go 0"
+  shown = [[(message["role"], message["content"]) for message in each] for each in pair.shown]
+  assert shown == [opening, [*opening, reply, ("user", "seen 1")]]
 
 
 def test_an_unparsable_reply_is_answered_and_counts_as_a_step(tape):
   pair = HandPair(tape, texts={0: "I would rather not."})
-  (episode,) = run([HandEnv(tape)], [job(max_steps=2)], tape, pair=pair)
+  (episode,) = run(tape, [job(max_steps=2)], pair=pair)
   assert [event for event in tape if event.startswith("step")] == ["step go 1"]
   assert [s.action for s in episode.steps] == ["", "go 1"]
   assert episode.steps[1].observation == NO_ACTION
@@ -180,38 +180,51 @@ def test_an_unparsable_reply_is_answered_and_counts_as_a_step(tape):
   assert episode.cost_usd == pytest.approx(SMALL_USD + LARGE_USD)  # the useless reply is paid for
 
 
-@pytest.mark.parametrize("length, stop", [(2, "done"), (3, "done"), (4, "max_steps")])
-def test_max_steps_ends_an_episode(tape, length, stop):
-  (episode,) = run([HandEnv(tape, length)], [job(max_steps=3)], tape)
-  assert (len(episode.steps), episode.stop, episode.score) == (min(length, 3), stop, 0.5)
-  assert tape[-1] == "score"
+HALF = {"asks": 0.5}  # a judge whose question costs half a dollar
 
 
 @pytest.mark.parametrize(
-  "call_budget, models, taken, logps",
+  "models, calls, usd, settings, taken, stop",
   [
-    (None, "LLLL", [1, 1, 1, 1], [0.0, -1.0, -2.0, -3.0]),
-    (4, "LLLL", [1, 1, 1, 1], [0.0, -1.0, -2.0, -3.0]),
-    (2, "LLLL", [1, 1, 0, 0], [0.0, -1.0, None, None]),  # the second is allowed, the third is not
-    (2, "LSLL", [1, 0, 1, 0], [0.0, -1.0, -2.0, None]),  # SMALL takes nothing from the budget
-    (1, "SSSL", [0, 0, 0, 1], [0.0, -1.0, -2.0, -3.0]),
-    (0, "LLLL", [0, 0, 0, 0], [None] * 4),
+    ("LLLL", None, None, {}, "LLLL", "done"),
+    ("LLLL", 2, None, {}, "LLss", "done"),  # the second is allowed, the third is not
+    ("LSLL", 2, None, {}, "LSLs", "done"),  # SMALL takes nothing from the budget
+    ("SSSL", 1, None, {}, "SSSL", "done"),
+    ("LLLL", 0, None, {}, "ssss", "done"),
+    ("LLLL", None, 4 * LARGE_USD, {}, "LLLL", "done"),  # the last one fits exactly
+    ("LLLL", None, 2 * LARGE_USD + 2 * SMALL_USD, {}, "LLss", "done"),
+    ("LLLL", None, LARGE_USD + 2.5 * SMALL_USD, {}, "Lss", "budget"),  # not even SMALL fits
+    ("LLLL", None, 0.5 * SMALL_USD, {}, "", "budget"),
+    ("LLLL", None, 0.0, {}, "", "budget"),
+    ("LLLL", 1, LARGE_USD + SMALL_USD, {}, "Ls", "budget"),
+    # What a call may cost counts: LARGE's bound is twice its cost. With two, three calls fit.
+    ("LLLL", None, 4 * LARGE_USD, {"bounds": (SMALL_USD, 2 * LARGE_USD)}, "LLLs", "done"),
+    # SMALL acts where the judge cannot be asked, even if what is left would do for LARGE.
+    ("LLLLLL", None, 1.0 + 4 * LARGE_USD, HALF, "LLssss", "done"),
+    ("LLLLLL", None, 0.5 + LARGE_USD + 3.5 * SMALL_USD, HALF, "Lsss", "budget"),
+    ("LLLLLL", None, 0.5 + 2 * LARGE_USD + 0.5 * SMALL_USD, HALF, "Lsssss", "done"),
   ],
 )
-def test_call_budget(tape, call_budget, models, taken, logps):
-  episode = one(tape, models, 4, call_budget=call_budget)
-  assert (models_of(episode), episode.call_budget) == (taken, call_budget)
-  assert [s.logp for s in episode.steps] == logps
-  assert tape.count("choose") == sum(logp is not None for logp in logps)  # forced is not asked
-  # Deciding costs nothing where nothing was decided.
-  assert [s.router_cost_usd > 0 for s in episode.steps] == [logp is not None for logp in logps]
+def test_budgets(tape, models, calls, usd, settings, taken, stop):
+  """Where SMALL alone is left, a small letter in `taken`, nobody is asked and deciding is free."""
+  length, limits = len(models), {"call_budget": calls, "usd_budget": usd}
+  episode = one(tape, models, length, **settings, **limits)
+  assert models_of(episode) == taken.upper()
+  decided = [letter.isupper() for letter in taken]
+  logps = [-float(step) if chosen else None for step, chosen in enumerate(decided)]
+  assert [step.logp for step in episode.steps] == logps
+  assert [step.router_cost_usd > 0 for step in episode.steps] == decided
+  assert tape.count("choose") == sum(decided)
+  assert (episode.stop, episode.call_budget, episode.usd_budget) == (stop, calls, usd)
+  assert usd is None or episode.spent_usd <= usd
+  assert tape[-1] == "score" and episode.score == 0.5
 
 
 def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, inline):
   envs, policy = [HandEnv(tape, length) for length in (2, 3, 4)], HandPolicy(tape, "LLLL")
-  episodes = run(envs, [job("t1"), job("t2"), job("t3")], tape, policy, call_budget=2)
+  episodes = run(tape, [job("t1"), job("t2"), job("t3")], envs, policy, call_budget=2)
   assert policy.groups == [[(name, step) for name in ("t1", "t2", "t3")] for step in (0, 1)]
-  assert [models_of(e) for e in episodes] == [[1, 1], [1, 1, 0], [1, 1, 0, 0]]
+  assert list(map(models_of, episodes)) == ["LL", "LLS", "LLSS"]
 
 
 def test_a_slow_episode_delays_its_own_only(tape):
@@ -222,11 +235,9 @@ def test_a_slow_episode_delays_its_own_only(tape):
       in_time.append(released.wait(30))
 
   envs = [HandEnv(tape, 3, fault=wait), HandEnv(tape, 5)]
-  jobs = [job("slow"), job("quick"), job("quick", 1)]
-  episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), envs)
-  first, second = next(episodes), next(episodes)
-  assert [(e.task_id, len(e.steps)) for e in (first, second)] == [("quick", 5), ("quick", 5)]
-  assert {first.seed, second.seed} == {0, 1}
+  episodes = start(tape, [job("slow"), job("quick"), job("quick", 1)], envs)
+  quick = [next(episodes), next(episodes)]
+  assert {(e.task_id, e.seed, len(e.steps)) for e in quick} == {("quick", 0, 5), ("quick", 1, 5)}
   released.set()
   assert [(e.task_id, len(e.steps)) for e in episodes] == [("slow", 3)]
   assert in_time == [True]
@@ -234,11 +245,10 @@ def test_a_slow_episode_delays_its_own_only(tape):
 
 def raises(error, call, times=9):
   """A fault that raises at a call, so many times."""
-  left = [times]
+  left = iter(range(times))
 
   def fault(seen):
-    if seen == call and left[0]:
-      left[0] -= 1
+    if seen == call and next(left, None) is not None:
       raise error
 
   return fault
@@ -250,67 +260,56 @@ DIED = EnvDied("the process was killed")
 @pytest.mark.parametrize("call", ["step go 1", "reset t1", "score"])
 def test_an_episode_whose_environment_died_twice_is_run_again(tape, call):
   policy = HandPolicy(tape)
-  (episode,) = run([HandEnv(tape, fault=raises(DIED, call, 2))], [job(seed=3)], tape, policy)
+  (episode,) = run(tape, [job(seed=3)], [HandEnv(tape, fault=raises(DIED, call, 2))], policy)
   assert tape.count("reset t1") == len(policy.finished) == 3
   assert (episode.stop, episode.score, episode.seed) == ("done", 0.5, 3)
   assert [s.observation for s in episode.steps] == ["seen 0", "seen 1"]  # of the last try alone
 
 
-def test_episodes_that_end_in_an_error(tape):
+NO_ANSWER = NoAnswer("large at host: no content (6 attempts)")
+
+
+@pytest.mark.parametrize(
+  "fault, texts, error, tries",
+  [(raises(DIED, "step go 1", 3), {}, DIED, 3), (lambda call: None, {1: NO_ANSWER}, NO_ANSWER, 1)],
+)
+def test_episodes_that_end_in_an_error(tape, fault, texts, error, tries):
   """An environment died three times, or a model had no answer; the next episode goes on."""
-  jobs = [job("t1"), job("t2", max_steps=1)]
-  lost, whole = run([HandEnv(tape, fault=raises(DIED, "step go 1", 3))], jobs, tape)
-  assert (lost.task_id, lost.stop) == ("t1", "error:the process was killed")
-  assert (whole.task_id, whole.stop, tape.count("reset t1")) == ("t2", "max_steps", 3)
-  tape.clear()
-  pair, policy = HandPair(tape, texts={1: NoAnswer("small did not answer")}), HandPolicy(tape)
-  lost, whole = run([HandEnv(tape)], jobs, tape, policy, pair)
-  assert (lost.stop, whole.stop) == ("error:small did not answer", "max_steps")
-  assert tape.count("reset t1") == 1  # it is not run again
-  assert policy.finished == [("t1", 0, 1), ("t2", 0, 1)]
+  policy, jobs = HandPolicy(tape), [job("t1"), job("t2", max_steps=1)]
+  lost, whole = run(tape, jobs, [HandEnv(tape, fault=fault)], policy, HandPair(tape, texts))
+  assert (lost.task_id, lost.stop) == ("t1", f"error:{error}")
+  assert (whole.task_id, whole.stop, tape.count("reset t1")) == ("t2", "max_steps", tries)
+  assert policy.finished == [("t1", 0, 1)] * tries + [("t2", 0, 1)]
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("call", ["reset t1", "step go 1", "score"])
-def test_any_other_exception_is_raised(tape, call):
-  envs = [HandEnv(tape, fault=raises(ZeroDivisionError("a bug"), call)), HandEnv(tape)]
-  with pytest.raises(ZeroDivisionError, match="a bug"):
-    run(envs, [job("t1"), job("t2")], tape)
-  with pytest.raises(AttributeError):
-    one(tape, texts={1: None})  # no text to parse: a bug of the model's class
-  with pytest.raises(IndexError):
-    one(tape, "S", 3)  # a bug of the policy
+def test_any_other_exception_is_raised(tape, error, call):
+  """Also what ends a worker, as an environment in this process might raise it."""
+  with pytest.raises(error, match="a bug"):
+    run(tape, [job("t1"), job("t2")], [HandEnv(tape, fault=raises(error("a bug"), call))] * 2)
 
 
-def test_an_abandoned_loop_ends_its_threads(tape):
-  jobs = [job(seed=seed) for seed in range(9)]
-  episodes = run_episodes(jobs, HandPolicy(tape), HandPair(tape), [HandEnv(tape)])
-  next(episodes)
-  episodes.close()  # the fixture looks for threads
-  assert tape.count("stop") == 1 and tape.count("score") < 9
-
-
-def test_ctrl_c_waits_for_no_step(tape):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_ctrl_c_and_an_abandoned_loop_wait_for_no_step(tape, error):
   """An environment is closed while it acts, which ends the step of one in another process."""
-  ended = []
-  slow = HandEnv(
-    tape, fault=lambda call: call == "step go 0" and ended.append(slow.closed.wait(30))
-  )
-  quick = HandEnv(tape, fault=lambda call: None)
-  episodes = run_episodes([job("t1"), job("t2")], HandPolicy(tape), HandPair(tape), [slow, quick])
+  ended, quick = [], HandEnv(tape)
+  slow = HandEnv(tape, fault=lambda call: "step" in call and ended.append(slow.closed.wait(30)))
+  episodes = start(tape, NINE, [slow, quick])
   next(episodes)
-  with pytest.raises(KeyboardInterrupt):
-    episodes.throw(KeyboardInterrupt)
-  assert ended == [True] and quick.closed.is_set()
+  with pytest.raises(error):
+    episodes.throw(error)
+  assert ended[0] and quick.closed.is_set()
+  assert tape.count("stop") == 1 and tape.count("score") < 9  # the fixture looks for threads
 
 
 @pytest.mark.parametrize("source", ["step go 1", "score", "a model"])
 def test_failures_in_a_row_stop_the_loop(tape, source):
   """Each try counts: an environment that died is tried three times."""
   env = HandEnv(tape, fault=raises(DIED, source))
-  texts = {1: NoAnswer("large at host: no content (6 attempts)")} if source == "a model" else {}
-  jobs = [job(f"t{number}") for number in range(9)]
+  texts = {1: NO_ANSWER} if source == "a model" else {}
   with pytest.raises(ValueError, match="5 times in a row .*(was killed|6 attempts).*max_failures"):
-    run([env], jobs, tape, pair=HandPair(tape, texts), max_failures=5)
+    run(tape, NINE, [env], pair=HandPair(tape, texts), max_failures=5)
   resets = [event for event in tape if event.startswith("reset")]
   assert resets == [f"reset t{i}" for i in ([0, 1, 2, 3, 4] if texts else [0, 0, 0, 1, 1])]
 
@@ -320,53 +319,18 @@ def test_an_episode_that_goes_well_starts_the_count_of_failures_again(tape):
     if call == "score" and tape.count("score") % 5:  # four deaths before each score
       raise DIED
 
-  jobs = [job(f"t{number}") for number in range(9)]
-  episodes = run([HandEnv(tape, fault=fault)], jobs, tape, max_failures=5)
+  episodes = run(tape, NINE, [HandEnv(tape, fault=fault)], max_failures=5)
   assert [e.stop for e in episodes if e.stop != "done"] == [f"error:{DIED}"] * 5
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_what_ends_a_worker_ends_the_loop(tape, error):
-  """As an environment in this process might raise it: nobody waits for it for ever."""
-  with pytest.raises(error):
-    run([HandEnv(tape, fault=raises(error, "step go 1"))], [job()], tape)
 
 
 def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):
   envs = [HandEnv(tape, 1, "a "), HandEnv(tape, 1, "b ")]
   jobs = [job(name, seed) for name in ("t1", "t2") for seed in range(3)]
-  assert len(run(envs, [*jobs, job("t3", 5)], tape)) == 7
+  assert len(run(tape, [*jobs, job("t3", 5)], envs)) == 7
   resets = [event for event in tape if "reset" in event]
   assert resets == ["a reset t1", "b reset t2"] * 3 + ["a reset t3"]  # t1 and t2 are through
-  assert [e.task_id for e in run(envs, [job()], tape)] == ["t1"]  # fewer jobs
-  assert run(envs, [], tape) == []
-
-
-@pytest.mark.parametrize(
-  "call_budget, usd_budget, taken, stop",
-  [
-    (None, 4 * LARGE_USD, [1, 1, 1, 1], "done"),  # the last one fits exactly
-    (None, 2 * LARGE_USD + 2 * SMALL_USD, [1, 1, 0, 0], "done"),
-    (None, LARGE_USD + 3 * SMALL_USD, [1, 0, 0, 0], "done"),
-    (None, LARGE_USD + 2.5 * SMALL_USD, [1, 0, 0], "budget"),  # not even SMALL fits
-    (None, 0.5 * SMALL_USD, [], "budget"),
-    (None, 0.0, [], "budget"),
-    (1, LARGE_USD + SMALL_USD, [1, 0], "budget"),
-  ],
-)
-def test_usd_budget(tape, call_budget, usd_budget, taken, stop):
-  episode = one(tape, "LLLL", 4, call_budget=call_budget, usd_budget=usd_budget)
-  assert models_of(episode) == taken
-  assert (episode.stop, episode.usd_budget, episode.score) == (stop, usd_budget, 0.5)
-  assert episode.spent_usd <= usd_budget
-  assert tape.count("choose") == sum(taken)  # where SMALL alone is left nobody is asked
-  assert tape[-1] == "score"
-
-
-def test_what_a_call_may_cost_counts_and_not_what_it_does(tape):
-  """LARGE's bound is twice its cost: with two bounds, three calls fit."""
-  bounds = SMALL_USD, 2 * LARGE_USD
-  assert models_of(one(tape, "LLLL", 4, bounds=bounds, usd_budget=4 * LARGE_USD)) == [1, 1, 1, 0]
+  assert [e.task_id for e in run(tape, [job()], envs)] == ["t1"]  # fewer jobs
+  assert run(tape, [], envs) == []
 
 
 def test_attempts_that_use_up_the_dollars_end_an_episode(tape):
@@ -382,24 +346,10 @@ def test_small_acts_where_large_s_attempts_used_up_what_large_needs(tape):
   """And LARGE's call is given back to a call budget."""
   texts = {(1, "large"): BudgetSpent("no more")}
   episode = one(tape, "LLLL", 4, texts=texts, call_budget=2, usd_budget=1.0)
-  assert models_of(episode) == [1, 0, 1, 0]
+  assert models_of(episode) == "LSLS"
   assert [s.logp for s in episode.steps] == [0.0, None, -2.0, None]
   assert [s.router_cost_usd for s in episode.steps] == [1e-6, 1e-6, 1e-6, 0.0]
   assert (episode.stop, episode.lost_usd) == ("done", pytest.approx(LARGE_USD, rel=1e-12))
-
-
-@pytest.mark.parametrize(
-  "usd_budget, taken, stop",
-  [
-    (1.0 + 4 * LARGE_USD, [1, 1, 0, 0, 0, 0], "done"),  # what is left would do for LARGE
-    (0.5 + LARGE_USD + 3.5 * SMALL_USD, [1, 0, 0, 0], "budget"),
-    (0.5 + 2 * LARGE_USD + 0.5 * SMALL_USD, [1, 0, 0, 0, 0, 0], "done"),
-  ],
-)
-def test_small_acts_where_a_judge_of_half_a_dollar_cannot_be_asked(tape, usd_budget, taken, stop):
-  episode = one(tape, "LLLLLL", 6, asks=0.5, usd_budget=usd_budget)
-  assert models_of(episode) == taken
-  assert episode.stop == stop and tape.count("choose") == sum(taken)
 
 
 def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
@@ -407,45 +357,32 @@ def test_the_cap_ends_the_loop_after_what_can_be_finished(tape):
   cap, envs, finished = DollarBudget(5.5 * SMALL_USD), [HandEnv(tape) for _ in range(2)], []
   jobs = [job(f"t{number}") for number in range(1, 7)]
   with pytest.raises(CapReached, match="is left of"):
-    for episode in run_episodes(jobs, HandPolicy(tape, "SS"), HandPair(tape), envs, run_budget=cap):
-      finished.append(episode)
-  assert [e.stop for e in finished] == ["done", "done"]
+    for episode in start(tape, jobs, envs, HandPolicy(tape, "SS"), run_budget=cap):
+      finished.append(episode.stop)
+  assert finished == ["done", "done"]
   assert tape.count("ask small") == 5 and "stop" not in tape
   assert "reset t4" in tape and "reset t5" not in tape  # no episode is begun that cannot go on
   assert (cap.settled_usd, cap.remaining) == pytest.approx((5 * SMALL_USD, 0.5 * SMALL_USD))
 
 
-def test_both_calls_of_a_cascade_are_billed(tape):
-  episode = one(tape, "SL", asks="small")
-  assert [event for event in tape if "ask" in event] == ["ask small", "ask small", "ask large"]
-  assert [(step.model, step.proposal) for step in episode.steps] == [(0, "go 0"), (1, "go 1")]
-  calls = [[(call.kind, call.model) for call in step.calls] for step in episode.steps]
-  assert calls == [[("act", 0)], [("act", 1), ("proposal", 0)]]
-  assert [step.usd("act") for step in episode.steps] == pytest.approx(USD)
-  assert episode.cost_usd == pytest.approx(2 * SMALL_USD + LARGE_USD)
+LITTLE = 1.5 * SMALL_USD + LARGE_USD
 
 
 @pytest.mark.parametrize(
   "models, limits, texts, asked, taken, stop",
   [
+    ("SL", {}, {}, "SSL", [(0, "go 0"), (1, "go 1")], "done"),
     # No proposal where a budget leaves no choice.
     ("LL", {"call_budget": 1}, {}, "SLS", [(1, "go 0"), (0, None)], "done"),
     # It is taken where LARGE's attempts brought nothing.
     ("L", {"usd_budget": 1.0}, {(0, "large"): BudgetSpent("")}, "SL", [(0, "go 0")], "done"),
     # Step 0 pays for the proposal and LARGE. The rest pays for neither: the episode ends.
-    ("LL", {"usd_budget": 1.5 * SMALL_USD + LARGE_USD}, {}, "SL", [(1, "go 0")], "budget"),
+    ("LL", {"usd_budget": LITTLE}, {}, "SL", [(1, "go 0")], "budget"),
     # Step 1 proposes while LARGE fits, and then takes the proposal, which is paid for.
-    (
-      "SL",
-      {"usd_budget": 1.5 * SMALL_USD + LARGE_USD},
-      {},
-      "SS",
-      [(0, "go 0"), (0, "go 1")],
-      "done",
-    ),
+    ("SL", {"usd_budget": LITTLE}, {}, "SS", [(0, "go 0"), (0, "go 1")], "done"),
   ],
 )
-def test_proposals_under_budgets(tape, models, limits, texts, asked, taken, stop):
+def test_proposals_of_a_cascade(tape, models, limits, texts, asked, taken, stop):
   episode = one(tape, models, len(models), asks="small", texts=texts, **limits)
   asks = [event.removeprefix("ask ")[0].upper() for event in tape if event.startswith("ask")]
   assert asks == list(asked)
@@ -453,3 +390,9 @@ def test_proposals_under_budgets(tape, models, limits, texts, asked, taken, stop
   assert episode.stop == stop
   spent = SMALL_USD * asked.count("S") + LARGE_USD * asked.count("L")
   assert episode.spent_usd == pytest.approx(spent, rel=1e-12)
+  acted, lost = [USD[step.model] for step in episode.steps], LARGE_USD if texts else 0.0
+  assert [step.usd("act") for step in episode.steps] == pytest.approx(acted)
+  assert episode.lost_usd == pytest.approx(lost, rel=1e-12)
+  calls = [[(call.kind, call.model) for call in step.calls] for step in episode.steps]
+  both = [("act", 1), ("proposal", 0)]
+  assert calls == [both if model else [("act", 0)] for model, _ in taken]
