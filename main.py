@@ -29,6 +29,7 @@ from baar_jax.stages import (
   setup,
   sft,
 )
+from configs import quickstart
 
 STAGES = {
   "setup": setup.main,
@@ -75,9 +76,8 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
   """The configuration and the stage of a command line; a wrong one ends the program in one line."""
   words, stages = "Configuration file.", ["all", *STAGES, *EXTRA]
   try:
-    default = load_config("configs/quickstart.py")
     config = config_flags.DEFINE_config_dataclass(
-      "config", default, words, values, sys_argv=argv, parse_fn=load_config
+      "config", quickstart.get_config(), words, values, sys_argv=argv, parse_fn=load_config
     )
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if unexpected := values(argv)[1:]:

@@ -117,15 +117,15 @@ def test_a_damaged_store_and_a_full_disk_name_the_run(tmp_path, monkeypatch, cap
     check(code, *capsys.readouterr(), [f"{tmp_path}/mine: {problem}"])
 
 
-def run(*command: str) -> subprocess.CompletedProcess:
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
   command = [sys.executable, *command]
-  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_a_mistake_ends_the_program(tmp_path):
-  runs = f"--config.runs={tmp_path}"
+def test_a_mistake_ends_the_program_wherever_it_is_started(tmp_path):
+  sandbox = f"--config={ROOT / 'configs' / 'sandbox.py'}"
   for flag, word in (("--config.bopo.lamb=3", "lamb"), ("--stage=sft", "--stage=references first")):
-    ended = run("main.py", SANDBOX, flag, runs)
+    ended = run(str(ROOT / "main.py"), sandbox, flag, cwd=tmp_path)
     check(ended.returncode, ended.stdout, ended.stderr, [word])
 
 
