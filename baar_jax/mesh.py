@@ -80,7 +80,7 @@ def split_rows(tree, mesh: Mesh):
   return jax.tree.map(place, tree)
 
 
-def spread(x):
+def spread_rows(x):
   """Inside a compiled function: x with its rows over all devices of the mesh in use, if any."""
   # Without it the compiler may split the work along a split of the weights instead.
   mesh = jax.sharding.get_abstract_mesh()

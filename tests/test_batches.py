@@ -7,7 +7,7 @@ import pytest
 from baar_jax.router.view import Window
 from baar_jax.train.batches import length_buckets, make_batch
 
-SIZES = {"rows": 3, "decisions": 4, "buckets": (6, 10)}
+SIZES = {"size": 3, "decisions": 4, "buckets": (6, 10)}
 
 
 def assert_arrays(batch, **expected):

@@ -41,8 +41,8 @@ from baar_jax.router.weights import build_model
 from baar_jax.mesh import make_mesh, one_device
 from baar_jax.train.batches import Batcher
 from baar_jax.train.fit import update_policy
-from baar_jax.train.losses import bopo_loss, sft_step_loss
-from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.train.losses import bopo_loss, sft_batch_loss
+from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
 
@@ -60,7 +60,7 @@ model = build_model(config.router, 0)
 out = []
 for mesh in (one_device(), make_mesh(2)):
   ids = view.decision_ids
-  trainer = Trainer(model, sft_step_loss, sft_optimizer(config.sft), ids, mesh)
+  trainer = Trainer(model, sft_batch_loss, sft_optimizer(config.sft), ids, mesh)
   batches = batcher.micro_batches(episodes)
   metrics = [trainer.step(batches) for _ in range(2)]
   kernel = trainer.params["layers"]["q_kernel"][...]
@@ -73,7 +73,7 @@ for mesh in (one_device(), make_mesh(2)):
   loss = partial(bopo_loss, config.bopo)
   better = Trainer(trainer.model, loss, bopo_optimizer(config.bopo), ids, mesh)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0, 0.2])
-  anchor = Scorer(model, ids, mesh)
+  anchor = ShardedRouter(model, ids, mesh)
   metrics.append(update_policy(better, anchor, batcher, episodes, adv_B, config.bopo, seed=0))
   params = [np.asarray(x).ravel().tolist() for x in jax.tree.leaves(better.params)]
   out.append({"metrics": metrics, "params": params, "held": held, "moments": moments})

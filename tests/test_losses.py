@@ -81,7 +81,7 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes(run):
     adv_B=f32([2, -1, 0, 0]),
     episode_share=4 / 5,
   )
-  step = jax.value_and_grad(lambda logits: losses.dapo_step_loss(None, logits, batch)[0])
+  step = jax.value_and_grad(lambda logits: losses.dapo_loss(None, logits, batch)[0])
   loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
   # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to
   # [.8, 1.28]. Gains min(3, 2.56), min(1, 1.6), min(-1.5, -1.28), min(-.8244, -.8244).

@@ -28,7 +28,7 @@ def test_what_is_to_be_decided(view, make_task):
   """The winner at every state of a trial; the failure where SMALL acted."""
   episodes = [trial(0, 1, "SS"), trial(1, 0.5, "LSS"), trial(1, 1, "LL")]
   windows = [view.episode_windows(make_task(), e) for e in episodes]
-  batch = make_batch(episodes, windows, rows=4, decisions=3, buckets=[320])
+  batch = make_batch(episodes, windows, size=4, decisions=3, buckets=[320])
   labelled = label_episodes(batch, [False, True, True])
   assert labelled.action_BxS.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]
   assert labelled.action_BxS.dtype == batch.action_BxS.dtype

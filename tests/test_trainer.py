@@ -16,8 +16,8 @@ from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 from baar_jax.train.batches import Batcher
 from baar_jax.train.fit import update_policy
-from baar_jax.train.losses import bopo_loss, sft_step_loss
-from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.train.losses import bopo_loss, sft_batch_loss
+from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
 ADV = np.array([1.0, -2.0, 0.5, 3.0, -1.0])  # mean 0.3
 WHOLE = 8  # rows that hold all episodes
@@ -51,7 +51,7 @@ def batcher(router_config, tokenizer_dir, make_task):
 
 @pytest.fixture(scope="module")
 def compiled(tiny_model, view):
-  trainer = Trainer(tiny_model, sft_step_loss, OPTIMIZER, view.decision_ids)
+  trainer = Trainer(tiny_model, sft_batch_loss, OPTIMIZER, view.decision_ids)
   return trainer, copy_of(trainer.state)
 
 
@@ -129,7 +129,7 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
   others = episodes, ADV, BOPO, 0
   steps = [
-    partial(update_policy, trainer, Scorer(other, ids), batcher(rows), *others)
+    partial(update_policy, trainer, ShardedRouter(other, ids), batcher(rows), *others)
     for rows in (2, WHOLE)
   ]
   assert assert_same_steps(trainer, compiled[1], steps)["kl"] > 0.01
@@ -187,7 +187,7 @@ def test_a_step_shows_numbers_that_are_none(tiny_model, view, batcher, episodes,
   """A gradient of nan beside a finite loss; parameters that overflow beside a finite gradient."""
 
   def loss(logits_BxSxA, batch):
-    value, metrics = sft_step_loss(logits_BxSxA, batch)
+    value, metrics = sft_batch_loss(logits_BxSxA, batch)
     return (value + jnp.sqrt(0 * value) if what == "gradient_norm" else value), metrics
 
   optimizer = optax.chain(optax.scale(-1e38), optax.scale(1e38))

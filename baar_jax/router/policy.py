@@ -57,8 +57,8 @@ Rule = Sample | Threshold
 class RouterPolicy(Policy):
   """Scores the decisions of all ready episodes in one forward pass of their new tokens.
 
-  Each live episode has a row of the KV cache, which is filled anew where the text does not extend
-  the text that it holds: a new episode, a cut of the history, the paper's view.
+  Each live episode has a row of the KV cache, which is filled anew where the tokens do not
+  extend those that it holds: a new episode, a cut of the history, the paper's view.
   """
 
   def __init__(
@@ -76,7 +76,7 @@ class RouterPolicy(Policy):
     self._cache = model.make_cache(rows + 1, view.config.max_tokens, dtype)
     self._spare_row, self._free_rows = rows, list(range(rows))  # of the cache; one is for padding
     self._rows: dict[Live, int] = {}
-    self._cached_text: list[list[int]] = [[] for _ in self._free_rows]  # the tokens of each row
+    self._cached_tokens: list[list[int]] = [[] for _ in self._free_rows]  # of each row
 
   def prepare(self, live: Live) -> None:
     """A cascade's router is shown what SMALL proposes; a decision for SMALL takes the proposal."""
@@ -86,11 +86,11 @@ class RouterPolicy(Policy):
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for the ready episodes, in their order."""
     start_s = time.monotonic()
-    texts = [self._view.live_window(live).tokens for live in ready]
+    sequences = [self._view.live_window(live).tokens for live in ready]
     for live in ready:
       if live not in self._rows:
         self._rows[live] = self._free_rows.pop()
-    p_RxA, new_tokens_R = self._score([self._rows[live] for live in ready], texts)
+    p_RxA, new_tokens_R = self._score([self._rows[live] for live in ready], sequences)
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
@@ -103,16 +103,16 @@ class RouterPolicy(Policy):
     row = self._rows.pop(live, None)
     if row is not None:
       self._free_rows.append(row)
-      self._cached_text[row] = []
+      self._cached_tokens[row] = []
 
-  def _score(self, rows: list[int], texts: list[list[int]]) -> tuple[np.ndarray, list[int]]:
+  def _score(self, rows: list[int], sequences: list[list[int]]) -> tuple[np.ndarray, list[int]]:
     """p_RxA, and the number of tokens that each row was fed: those that it did not hold yet."""
     pending, p_A_of = [], {}  # (row, first position, tokens) still to be fed; row -> p_A
-    for row, text in zip(rows, texts):
-      cached = self._cached_text[row]
-      start = len(cached) if text[: len(cached)] == cached and len(cached) < len(text) else 0
-      pending.append((row, start, text[start:]))
-      self._cached_text[row] = text
+    for row, tokens in zip(rows, sequences):
+      cached = self._cached_tokens[row]
+      start = len(cached) if tokens[: len(cached)] == cached and len(cached) < len(tokens) else 0
+      pending.append((row, start, tokens[start:]))
+      self._cached_tokens[row] = tokens
     new_tokens_R = [len(tokens) for _, _, tokens in pending]
     while pending:
       pending.sort(key=lambda part: len(part[2]))

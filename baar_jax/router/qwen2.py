@@ -1,4 +1,7 @@
-"""The Qwen2 transformer in flax.nnx."""
+"""The Qwen2 transformer in flax.nnx.
+
+Axes: F inner width of SwiGLU, U key positions, H2 half of H, M the queries of a key head (G x T).
+"""
 
 from typing import Literal
 
@@ -9,7 +12,7 @@ from flax import nnx
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from baar_jax.mesh import spread
+from baar_jax.mesh import spread_rows
 
 QUERIES = 128  # of one block of attention scores on a CPU
 NEARNESS = 2.0  # size of the initial biases of queries and keys
@@ -116,10 +119,10 @@ class Qwen2(nnx.Module):
     graphdef, stacked = nnx.split(self.layers)
 
     def block(x_BxTxD, layer):
-      return spread(nnx.merge(graphdef, layer)(x_BxTxD, rope, None)[0]), None
+      return spread_rows(nnx.merge(graphdef, layer)(x_BxTxD, rope, None)[0]), None
 
     embedded_BxTxD = self.embedding_VxD[...][tokens_BxT].astype(dtype)
-    x_BxTxD, _ = jax.lax.scan(jax.checkpoint(block), spread(embedded_BxTxD), stacked)
+    x_BxTxD, _ = jax.lax.scan(jax.checkpoint(block), spread_rows(embedded_BxTxD), stacked)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
 
   def extend(self, tokens_BxT, start_B, cache, row_B):

@@ -122,8 +122,8 @@ class View:
     for s, step in enumerate(episode.steps):
       head, tail = self._write_prompt(task, episode, s)
       free = [self.config.max_tokens - len(head) - len(line) - len(tail) for line in omitted]
-      hard = (episode.call_budget, episode.usd_budget) != (None, None)
-      first = _find_first_block(blocks, free, oldest=max(0, s - RECENT_STEPS) if hard else 0)
+      capped = (episode.call_budget, episode.usd_budget) != (None, None)
+      first = _find_first_block(blocks, free, oldest=max(0, s - RECENT_STEPS) if capped else 0)
       tokens = head + omitted[first] + sum(blocks[first:], []) + tail
       windows.append(Window(tokens, [len(tokens) - 1], s))
       if s + 1 < len(episode.steps):
@@ -146,13 +146,14 @@ class View:
     if usd is not None:
       budget += f" at most ${episode.usd_budget:.4f}, ${usd:.4f} left."
       rules.append(HARD_DOLLARS.format(left=usd, steps=steps_left))
-    role, hard = ROLE, []
+    role, budget_pieces = ROLE, []
     if rules:
       role, environment = ROLE_HARD, (episode.steps[0].observation, c.result_tokens)
-      hard = ["\nEnvironment: ", environment, f"{budget} Step {s + 1} of {task.max_steps}."]
+      budget += f" Step {s + 1} of {task.max_steps}."
+      budget_pieces = ["\nEnvironment: ", environment, budget]
     previous = "\nPrevious steps:" if s else "\nPrevious steps: none"
     description = task.description, c.description_tokens
-    head = self.encode(f"{role}\nTask: ", description, *hard, CHOICES, *rules, previous)
+    head = self.encode(f"{role}\nTask: ", description, *budget_pieces, CHOICES, *rules, previous)
     ask = ASK if calls is None or calls > 0 else ASK_SPENT
     return head, self.encode(*self._show_proposal(episode.steps[s]), ask)
 
@@ -178,7 +179,7 @@ def _count_left(episode: Episode, s: int) -> tuple[int | None, float | None]:
 
 
 def _find_first_block(blocks: list[list[int]], free: Sequence[int], oldest: int = 0) -> int:
-  """The first of the newest blocks that fit, if `free[i]` tokens are free for blocks[i:]."""
+  """Index of the oldest of the newest blocks that fit, if blocks[i:] may take `free[i]` tokens."""
   size = 0
   for first in reversed(range(oldest, len(blocks))):
     size += len(blocks[first])

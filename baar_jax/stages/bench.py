@@ -35,8 +35,8 @@ from baar_jax.router.weights import build_model, load_pretrained, load_qwen2, sa
 from baar_jax.run import Run
 from baar_jax.train.batches import Batcher, length_buckets, make_batch
 from baar_jax.train.fit import update_policy
-from baar_jax.train.losses import bopo_loss, sft_step_loss
-from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.train.losses import bopo_loss, sft_batch_loss
+from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
 # The router that is measured, unless the run's router has weights; and the steps of an episode.
 WIDTHS = {"hidden_size": 512, "intermediate_size": 2752, "head_dim": 64, "max_tokens": 1792}
@@ -105,7 +105,7 @@ class RouterBench:
     self.views = {v: View(dataclasses.replace(c, view=v), directory) for v in MARKUP_TOKENS}
     self.view = self.views["transcript"]
     self.model = load_pretrained(self.view) if c.weights else build_model(c, 0)
-    self.placed = self.view.decision_ids, None, c.dtype  # for a Scorer or Trainer, as are the next
+    self.placed = self.view.decision_ids, None, c.dtype  # tokens, mesh, dtype of a ShardedRouter
 
   def decide(self) -> Iterator[Figure]:
     """A step at which the router decides for all live episodes: from the cache, or with nothing
@@ -127,12 +127,13 @@ class RouterBench:
 
   def score(self) -> Iterator[Figure]:
     """All decisions of a finished episode: by its transcript, and by the paper's prompts."""
-    c, episode, scorer = self.config.router, self.episodes[0], Scorer(self.model, *self.placed)
+    c, episode = self.config.router, self.episodes[0]
+    scorer = ShardedRouter(self.model, *self.placed)
     buckets, seconds = length_buckets(c.max_tokens, c.buckets), {}
     for name, view in self.views.items():
       windows = view.episode_windows(self.task, episode)
       rows = [[[window]] for window in windows]
-      batches = [make_batch([episode], x, rows=1, decisions=STEPS, buckets=buckets) for x in rows]
+      batches = [make_batch([episode], x, size=1, decisions=STEPS, buckets=buckets) for x in rows]
       seconds[name] = measure_s(lambda batches=batches: list(map(scorer.logits, batches)))
     yield "transcript_score_ms", 1e3 * seconds["transcript"], "scoring a finished episode"
     remark = f"by the paper's prompts: {seconds['paper'] / seconds['transcript']:.3g} x as long"
@@ -150,11 +151,12 @@ class RouterBench:
     episodes = self.episodes[: c.bopo.batch_episodes]
     windows = [w for episode in episodes for w in self.view.episode_windows(self.task, episode)]
     batcher = Batcher(c, self.view, [self.task])
-    trainer = Trainer(model, sft_step_loss, sft_optimizer(c.sft), *placed)
+    trainer = Trainer(model, sft_batch_loss, sft_optimizer(c.sft), *placed)
     sft_s = measure_s(lambda: trainer.step(batcher.micro_batches(episodes)))
     del trainer  # its parameters and its optimizer's state
     trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
-    anchor, adv_B = Scorer(model, *placed), np.linspace(-1, 1, len(episodes), dtype="float32")
+    anchor = ShardedRouter(model, *placed)
+    adv_B = np.linspace(-1, 1, len(episodes), dtype="float32")
     bopo_s = measure_s(
       lambda: update_policy(trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed)
     )

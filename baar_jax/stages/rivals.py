@@ -15,7 +15,7 @@ from baar_jax.run import Run
 from baar_jax.train.batches import Batch, label_episodes, label_failures
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
 from baar_jax.train.dataset import add_proposals, draw_batches, load_profiles
-from baar_jax.train.fit import fit_references, fit_rollouts, fit_stored, score_episodes
+from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, score_episodes
 
 HELD_OUT = 6  # each N-th training task is kept for the calibration
 BINS = 10  # of the calibration
@@ -35,7 +35,7 @@ def main(run: Run) -> None:
   for ablation in c.ablations:
     ablated = run.ablate(ablation)
     if ablation == UNSTRATIFIED:
-      fit_references(ablated)
+      fit_sft(ablated)
     fit_rollouts(ablated, "bopo", compared_lam(run.config))
 
 

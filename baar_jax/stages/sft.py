@@ -1,9 +1,9 @@
 """Stage sft: the router imitates the decisions of the references (paper: BoSFT)."""
 
 from baar_jax.run import Run
-from baar_jax.train.fit import fit_references
+from baar_jax.train.fit import fit_sft
 
 
 def main(run: Run) -> None:
   run.require("references")
-  fit_references(run)
+  fit_sft(run)

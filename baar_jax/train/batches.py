@@ -14,7 +14,7 @@ from baar_jax.router.view import View, Window
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """What a loss reads of a part of a gradient step's episodes.
+  """A micro-batch: what a loss reads of a part of a gradient step's episodes.
 
   A transcript has one row per episode, the paper's view one per step: a row and a position say
   where each decision is predicted.
@@ -22,14 +22,14 @@ class Batch:
 
   tokens_RxT: np.ndarray  # int32, zero-padded on the right
   row_BxS: np.ndarray  # int32, where in tokens_RxT each decision is predicted
-  position_BxS: np.ndarray
+  position_BxS: np.ndarray  # int32, and at which position of that row
   action_BxS: np.ndarray  # int32, the model chosen, or what a label puts in its place
   logp_BxS: np.ndarray  # float32, its log-probability when it was sampled; 0 where none was
   mask_BxS: np.ndarray  # bool, the real decisions
   adv_B: np.ndarray | None = None  # float32, the episodes' advantages, for a policy gradient
   ref_logits_BxSxA: jax.Array | None = None  # float32, the SFT router's logits, likewise
   token_BxSxM: np.ndarray | None = None  # int32, what follows each decision, for the pretraining
-  episode_share: float = 1.0  # this part's rows over all episodes of the step
+  episode_share: float = 1.0  # this part's B, with padding, over all episodes of the step
   decision_share: float = 1.0  # its real decisions over all of them
 
 
@@ -41,10 +41,10 @@ def length_buckets(max_tokens: int, count: int) -> list[int]:
   return [max_tokens * part // count for part in range(1, count + 1)]
 
 
-def make_batch(episodes, windows, *, rows, decisions, buckets, advantages=None) -> Batch:
-  """Pads episodes to a batch of few shapes: T is a bucket, R is `rows` or a power of two above it.
+def make_batch(episodes, windows, *, size, decisions, buckets, advantages=None) -> Batch:
+  """Pads episodes to a batch of few shapes: T is a bucket, R is B or a power of two above it.
 
-  Each decision of an episode is in exactly one of its windows. B is `rows`, of which missing
+  Each decision of an episode is in exactly one of its windows. B is `size`, of which missing
   episodes have no decisions; S is `decisions`, at least the steps of the longest episode. With
   `advantages`, of a policy gradient, decisions without a log-probability (forced by a budget) are
   left out. Raises ValueError if a window is longer than every bucket.
@@ -54,11 +54,11 @@ def make_batch(episodes, windows, *, rows, decisions, buckets, advantages=None) 
   if longest > buckets[-1]:
     raise ValueError(f"a sequence of {longest} tokens fits no bucket of {list(buckets)}")
   T = next(bucket for bucket in buckets if longest <= bucket)
-  R = rows if len(flat) <= rows else 1 << (len(flat) - 1).bit_length()
+  R = size if len(flat) <= size else 1 << (len(flat) - 1).bit_length()
   tokens_RxT = np.zeros((R, T), np.int32)
-  row_BxS, position_BxS, action_BxS = np.zeros((3, rows, decisions), np.int32)
-  logp_BxS = np.zeros((rows, decisions), np.float32)
-  mask_BxS = np.zeros((rows, decisions), bool)
+  row_BxS, position_BxS, action_BxS = np.zeros((3, size, decisions), np.int32)
+  logp_BxS = np.zeros((size, decisions), np.float32)
+  mask_BxS = np.zeros((size, decisions), bool)
   row = 0
   for b, (episode, episode_windows) in enumerate(zip(episodes, windows)):
     for window in episode_windows:
@@ -73,7 +73,7 @@ def make_batch(episodes, windows, *, rows, decisions, buckets, advantages=None) 
       mask_BxS[b, s] = advantages is None or step.logp is not None
   adv_B = None
   if advantages is not None:
-    adv_B = np.zeros(rows, np.float32)
+    adv_B = np.zeros(size, np.float32)
     adv_B[: len(episodes)] = advantages
   return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS, adv_B)
 
@@ -82,10 +82,10 @@ class Batcher:
   """Cuts the episodes of a gradient step into micro-batches of few shapes, short ones together."""
 
   def __init__(self, config: Config, view: View, tasks: Iterable[Task]):
-    """`tasks` are those of all episodes; a micro-batch has `sft.micro_episodes` rows."""
+    """`tasks` are those of all episodes; a micro-batch holds up to `sft.micro_episodes`."""
     self._view, self._tasks = view, {task.id: task for task in tasks}
     self._shape = {
-      "rows": config.sft.micro_episodes,
+      "size": config.sft.micro_episodes,
       "decisions": config.env.max_steps,
       "buckets": length_buckets(config.router.max_tokens, config.router.buckets),
     }
@@ -115,12 +115,12 @@ class Batcher:
   def _group(self, windows: Sequence[Sequence[Window]]) -> list[list[int]]:
     """Indices of episodes with at most B windows in all, so that cut ones bring no new shape."""
     groups: list[list[int]] = []
-    rows = B = self._shape["rows"]
+    count = B = self._shape["size"]  # a full group, so that the first episode opens another
     for i in sorted(range(len(windows)), key=lambda i: max(len(w.tokens) for w in windows[i])):
-      rows += len(windows[i])
-      if rows > B:
+      count += len(windows[i])
+      if count > B:
         groups.append([])
-        rows = len(windows[i])
+        count = len(windows[i])
       groups[-1].append(i)
     return groups
 

@@ -40,7 +40,7 @@ def load_profiles(store: Store, config: Config, trials: int | None = None) -> di
     if small and large:
       successes = [e.success for e in small], [e.success for e in large]
       difficulty = rewards.difficulty(*successes, config.profile.easy_rate)
-      median_usd = [statistics.median(e.cost_usd for e in both) for both in (small, large)]
+      median_usd = [statistics.median(e.cost_usd for e in group) for group in (small, large)]
       profiles[task_id] = Profile(difficulty, *median_usd, small, large)
   if not profiles:
     raise ValueError(f"{config.runs}/{config.name} has no profile: run --stage=profile first")
@@ -51,7 +51,7 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
   """How far the tasks' difficulties depend on the number of trials K (paper, appendix).
 
   Per K of `profile.robustness`: trials, tasks (those with all trials of both boundaries, under K
-  and under `profile.trials`, the base), agreement (share of them that are as difficult), hard and
+  and under `profile.trials`, the base), agreement (share of them with the same label), hard and
   base_hard (how many are hard), and hard_jaccard (of the two sets); None where there is no task, or
   none hard. The trials of a smaller K are among those of a larger one.
   """
@@ -59,7 +59,7 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
   for K in config.profile.robustness:
     other = _classify_tasks(store, config, K)
     tasks = base.keys() & other.keys()
-    base_hard, hard = ({t for t in tasks if of[t] == "hard"} for of in (base, other))
+    base_hard, hard = ({t for t in tasks if labels[t] == "hard"} for labels in (base, other))
     agreement = sum(base[t] == other[t] for t in tasks) / len(tasks) if tasks else None
     jaccard = len(hard & base_hard) / len(hard | base_hard) if hard | base_hard else None
     row = {"trials": K, "tasks": len(tasks), "agreement": agreement}
@@ -169,10 +169,10 @@ def draw_sft_batches(store: Store, config: Config) -> Iterator[list[Episode]]:
 def mix_batches(
   hard: Sequence[Episode], rest: Sequence[Episode], size: int, hard_share: float, seed: int
 ) -> Iterator[list[Episode]]:
-  """Batches with a set share of hard tasks; each pool is gone through before it repeats."""
-  hards = round(size * hard_share) if hard and rest else size * bool(hard)
-  hard_batches = draw_batches(hard, hards, f"{seed}|hard")
-  rest_batches = draw_batches(rest, size - hards, f"{seed}|rest")
+  """Batches with a set share of hard tasks; each pool is used up before it repeats."""
+  hard_count = round(size * hard_share) if hard and rest else size * bool(hard)
+  hard_batches = draw_batches(hard, hard_count, f"{seed}|hard")
+  rest_batches = draw_batches(rest, size - hard_count, f"{seed}|rest")
   while True:
     yield next(hard_batches) + next(rest_batches)
 
@@ -182,7 +182,7 @@ def draw_batches(
 ) -> Iterator[list[Episode]]:
   """Batches from a queue, to which the whole pool is added in a new order when it runs low.
 
-  The pool is gone through before it repeats, or with `newest_first` nearly so. Raises ValueError
+  The pool is used up before it repeats, or with `newest_first` nearly so. Raises ValueError
   if it is empty.
   """
   if size and not pool:
@@ -196,7 +196,7 @@ def draw_batches(
 
 
 def draw_task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
-  """Batches of different tasks; all are gone through, in a new order, before any repeats."""
+  """Batches of different tasks; all are used, in a new order, before any repeats."""
   draw = random.Random(f"{seed}|bopo")
   size = min(size, len(tasks))
   order: list[Task] = []

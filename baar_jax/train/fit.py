@@ -30,14 +30,14 @@ from baar_jax.train.checkpoint import (
   sft_family,
 )
 from baar_jax.train.methods import METHODS
-from baar_jax.train.trainer import Scorer, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
 SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
 
-def fit_references(run) -> None:
-  """Trains the SFT router of a run or of an ablation."""
+def fit_sft(run) -> None:
+  """Trains the SFT router of a run, or of an ablated run, on the references."""
   view = View(run.config.router, run.tokenizer)
   fit_stored(run, "sft", run.config.sft, view, dataset.draw_sft_batches(run.store, run.config))
 
@@ -98,14 +98,14 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     sft = load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
     ids, dtype, loss = view.decision_ids, run.config.router.dtype, partial(method.loss, config)
     trainer = Trainer(sft, loss, bopo_optimizer(config), ids, run.mesh, dtype)
-    anchor = Scorer(sft, ids, run.mesh, dtype) if method.anchored else None
+    anchor = ShardedRouter(sft, ids, run.mesh, dtype) if method.anchored else None
     if done:
       trainer.load(checkpoints.restore(trainer.state))
     # DAPO gathers episodes over updates. A checkpoint is saved only when none is pending, because
     # after a restart they are read from the store again.
     pending: list[tuple[Episode, float]] = []  # with their advantages
-    batches = dataset.draw_task_batches(tasks, config.tasks_per_update, run.config.seed)
-    for update, update_tasks in islice(enumerate(batches, 1), done, last):
+    task_batches = dataset.draw_task_batches(tasks, config.tasks_per_update, run.config.seed)
+    for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
       episodes = roll_out(run, family, lam, update, trainer.model, view, update_tasks)
       kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, config)
       pending += zip(kept, adv_B)
@@ -183,7 +183,7 @@ def score_episodes(
 
   `relabel` masks decisions that the router would not be asked for, or changes what was decided.
   """
-  scorer = Scorer(model, view.decision_ids, run.mesh, run.config.router.dtype)
+  scorer = ShardedRouter(model, view.decision_ids, run.mesh, run.config.router.dtype)
   batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, relabel)
   p_D = [scorer.p_large(batch)[batch.mask_BxS] for batch in batches]
   action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]

@@ -1,4 +1,4 @@
-"""The losses: imitation, policy gradients, the distance to the SFT router, and coming tokens."""
+"""The losses: imitation, policy gradients, the KL to the SFT router, and the next tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,8 @@ def next_token_loss(logits_BxSxV, batch: Batch):
   return loss, {"loss": loss}
 
 
-def sft_step_loss(logits_BxSxA, batch: Batch):
-  """The SFT loss, and how often the more probable model is right and is LARGE."""
+def sft_batch_loss(logits_BxSxA, batch: Batch):
+  """The SFT loss, and how often the more probable choice is the label and is LARGE."""
   share = batch.decision_share
   loss = share * sft_loss(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
   choice_BxS = logits_BxSxA.argmax(-1)
@@ -37,31 +37,30 @@ def sft_step_loss(logits_BxSxA, batch: Batch):
 
 
 def bopo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
-  """Minus the gain, plus the distance to the SFT router (paper: objective of BoPO)."""
+  """The policy loss, plus kl_beta times the KL to the SFT router (paper: objective of BoPO)."""
+  share, mask_BxS = batch.decision_share, batch.mask_BxS
   logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
-  arrays = logp_BxS, batch.logp_BxS, batch.adv_B, batch.mask_BxS
-  options = config.ratio_level, config.clip_low, config.clip_high
-  gain_loss = batch.episode_share * policy_loss(*arrays, *options)
-  kl = exact_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
-  loss = gain_loss + config.kl_beta * batch.decision_share * kl
-  uncertainty = batch.decision_share * entropy(logits_BxSxA, batch.mask_BxS)
-  return loss, {"loss": loss, "kl": batch.decision_share * kl, "entropy": uncertainty}
+  ratio = config.ratio_level, config.clip_low, config.clip_high
+  policy = policy_loss(logp_BxS, batch.logp_BxS, batch.adv_B, mask_BxS, *ratio)
+  kl = exact_kl(logits_BxSxA, batch.ref_logits_BxSxA, mask_BxS)
+  loss = batch.episode_share * policy + config.kl_beta * share * kl
+  return loss, {"loss": loss, "kl": share * kl, "entropy": share * entropy(logits_BxSxA, mask_BxS)}
 
 
-def dapo_step_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
-  """Minus the clipped gain, in which each decision counts the same (DAPO, Yu et al. 2025).
+def dapo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
+  """The clipped policy loss in which each decision counts the same (DAPO, Yu et al. 2025).
 
-  It is summed over decisions and divided by the step's episodes, so that its gradient is as large
+  It is summed over decisions and divided by the episodes, so that its gradient is as large
   as BoPO's with ratios of trajectories at the same learning rate and eps (our choice; with a tiny
   eps AdamW would not see the difference). `config` is not read: the clips are the paper's.
   """
   logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
   ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
-  gain_BxS = _clip_gain(ratio_BxS, batch.adv_B[:, None], DAPO_CLIP_LOW, DAPO_CLIP_HIGH)
+  surrogate_BxS = _clip_surrogate(ratio_BxS, batch.adv_B[:, None], DAPO_CLIP_LOW, DAPO_CLIP_HIGH)
   decisions_per_row = batch.mask_BxS.sum() / len(batch.mask_BxS)
-  loss = batch.episode_share * decisions_per_row * -masked_mean(gain_BxS, batch.mask_BxS)
-  uncertainty = batch.decision_share * entropy(logits_BxSxA, batch.mask_BxS)
-  return loss, {"loss": loss, "entropy": uncertainty}
+  loss = batch.episode_share * decisions_per_row * -masked_mean(surrogate_BxS, batch.mask_BxS)
+  uncertainty = entropy(logits_BxSxA, batch.mask_BxS)
+  return loss, {"loss": loss, "entropy": batch.decision_share * uncertainty}
 
 
 def sft_loss(logits_BxSxA, action_BxS, mask_BxS):
@@ -109,15 +108,15 @@ def policy_loss(
   log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
   adv_B = jax.lax.stop_gradient(adv_B)
   if ratio_level == "trajectory":
-    gain_B = _clip_gain(jnp.exp(log_ratio_BxS.sum(axis=1)), adv_B, clip_low, clip_high)
-    gain_B = jnp.where(mask_BxS.any(axis=1), gain_B, 0.0)
+    surrogate_B = _clip_surrogate(jnp.exp(log_ratio_BxS.sum(axis=1)), adv_B, clip_low, clip_high)
+    surrogate_B = jnp.where(mask_BxS.any(axis=1), surrogate_B, 0.0)
   elif ratio_level == "decision":
-    gain_BxS = _clip_gain(jnp.exp(log_ratio_BxS), adv_B[:, None], clip_low, clip_high)
+    surrogate_BxS = _clip_surrogate(jnp.exp(log_ratio_BxS), adv_B[:, None], clip_low, clip_high)
     decisions_B = jnp.maximum(mask_BxS.sum(axis=1), 1)
-    gain_B = jnp.where(mask_BxS, gain_BxS, 0.0).sum(axis=1) / decisions_B
+    surrogate_B = jnp.where(mask_BxS, surrogate_BxS, 0.0).sum(axis=1) / decisions_B
   else:
     raise ValueError(f"ratio_level is {ratio_level!r}; use 'trajectory' or 'decision'")
-  return -gain_B.mean()
+  return -surrogate_B.mean()
 
 
 def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
@@ -153,8 +152,8 @@ def _mask(logits_BxSxA, mask_BxS):
   return jnp.where(mask_BxS[:, :, None], logits_BxSxA, 0.0)
 
 
-def _clip_gain(ratio, adv, clip_low, clip_high):
-  """ratio x advantage, or the smaller one with a clipped ratio where a side has a clip."""
+def _clip_surrogate(ratio, adv, clip_low, clip_high):
+  """ratio x advantage; with a clip the smaller of this and clipped ratio x advantage (PPO)."""
   if clip_low is None and clip_high is None:
     return ratio * adv
   low = None if clip_low is None else 1.0 - clip_low

@@ -43,7 +43,7 @@ def bopo_advantages(episodes, profiles, references, lam, config) -> Advantages:
   if not groups:
     count = len(all_groups)
     raise ValueError(f"none of the {count} tasks of this batch has {MIN_GROUP} episodes: {DIED}")
-  kept, reward_B, adv_B, clipped = [], [], [], 0
+  kept, reward_B, adv_B, clipped_groups = [], [], [], 0
   for task_id, group in groups.items():
     reward = partial(compute_reward, profile=profiles[task_id], lam=lam, config=config)
     reward_G = np.array([reward(e) for e in group])
@@ -54,8 +54,8 @@ def bopo_advantages(episodes, profiles, references, lam, config) -> Advantages:
     kept.extend(group)
     reward_B.extend(reward_G)
     adv_B.extend(adv_G)
-    clipped += int((np.abs(adv_G) >= clip).any())
-  return kept, np.array(adv_B), summarise(kept, reward_B) | {"clipped": clipped}
+    clipped_groups += int((np.abs(adv_G) >= clip).any())
+  return kept, np.array(adv_B), summarize_rollouts(kept, reward_B) | {"clipped": clipped_groups}
 
 
 def compute_reward(episode: Episode, profile: Profile, lam: float, config: BoPOConfig) -> float:
@@ -67,7 +67,7 @@ def compute_reward(episode: Episode, profile: Profile, lam: float, config: BoPOC
 
 
 def dapo_advantages(episodes, profiles, references, lam, config) -> Advantages:
-  """(R - mean) / std within each group that is neither all good nor all bad (DAPO).
+  """(R - mean) / std within each group with both successes and failures (DAPO).
 
   R is 1[success] - lam * C, and C the dollars over always-LARGE's mean of all training tasks: one
   unit for all (our choice, so that lam means the same in every environment). No difficulty, no
@@ -87,7 +87,7 @@ def dapo_advantages(episodes, profiles, references, lam, config) -> Advantages:
       kept.extend(group)
       adv_B.extend((reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS))
       kept_groups += 1
-  metrics = summarise([e for group in groups for e in group], reward_B)
+  metrics = summarize_rollouts([e for group in groups for e in group], reward_B)
   return kept, np.array(adv_B), metrics | {"kept_groups": kept_groups / len(groups)}
 
 
@@ -99,8 +99,8 @@ def group_by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
   return groups
 
 
-def summarise(episodes: Sequence[Episode], reward_B: Sequence[float]) -> dict[str, float]:
-  """What the log says of a rollout batch."""
+def summarize_rollouts(episodes: Sequence[Episode], reward_B: Sequence[float]) -> dict[str, float]:
+  """What a rollout batch adds to the log."""
   return {
     "reward": float(np.mean(reward_B)),
     "success": sum(e.success for e in episodes) / len(episodes),
@@ -111,9 +111,9 @@ def summarise(episodes: Sequence[Episode], reward_B: Sequence[float]) -> dict[st
 
 METHODS = {
   "pretrain": Method(losses.next_token_loss, whole_vocabulary=True),
-  "sft": Method(losses.sft_step_loss),
-  "cascade": Method(losses.sft_step_loss),
-  "single-turn": Method(losses.sft_step_loss),
+  "sft": Method(losses.sft_batch_loss),
+  "cascade": Method(losses.sft_batch_loss),
+  "single-turn": Method(losses.sft_batch_loss),
   "bopo": Method(losses.bopo_loss, bopo_advantages, anchored=True),
-  "vanilla": Method(losses.dapo_step_loss, dapo_advantages, dynamic_sampling=True),
+  "vanilla": Method(losses.dapo_loss, dapo_advantages, dynamic_sampling=True),
 }

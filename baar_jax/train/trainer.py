@@ -22,15 +22,16 @@ BOPO_WEIGHT_DECAY = 1e-4  # our choice
 Loss = Callable[[jax.Array, Batch], tuple[jax.Array, dict[str, jax.Array]]]
 
 
-class Scorer:
-  """The decision logits of a router whose parameters lie on the devices of a mesh."""
+class ShardedRouter:
+  """A router whose parameters lie on the devices of a mesh: its logits at decisions."""
 
-  def __init__(self, model: Qwen2, ids, mesh: Mesh | None = None, dtype: str = "float32"):
+  def __init__(self, model: Qwen2, token_ids, mesh: Mesh | None = None, dtype: str = "float32"):
     """Puts the parameters onto the mesh (None is one device); the computation is in `dtype`.
 
-    `ids` are the decisions' tokens; None gives the logits of the whole vocabulary.
+    `token_ids` are the decisions' tokens; None gives the logits of the whole vocabulary.
     """
-    self.mesh, self._ids = mesh or one_device(), None if ids is None else np.array(ids)
+    self.mesh = mesh or one_device()
+    self._token_ids = None if token_ids is None else np.array(token_ids)
     self._dtype, self.low_precision = jnp.dtype(dtype), dtype != "float32"
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
@@ -42,7 +43,7 @@ class Scorer:
     """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
     model = nnx.merge(self._graphdef, params)
     hidden_RxTxD = model(batch.tokens_RxT, self._dtype)
-    return model.logits(hidden_RxTxD[batch.row_BxS, batch.position_BxS], self._ids)
+    return model.logits(hidden_RxTxD[batch.row_BxS, batch.position_BxS], self._token_ids)
 
   @property
   def model(self) -> Qwen2:
@@ -62,21 +63,21 @@ class Scorer:
     return weight_BxSxA[..., -1] / weight_BxSxA.sum(axis=-1)
 
 
-class Trainer(Scorer):
-  """A scorer whose parameters are moved by one loss; they and gradients are float32."""
+class Trainer(ShardedRouter):
+  """A router that learns by one loss; its parameters and gradients are float32."""
 
-  def __init__(self, model: Qwen2, loss: Loss, optimizer, ids, mesh=None, dtype="float32"):
+  def __init__(self, model: Qwen2, loss: Loss, optimizer, token_ids, mesh=None, dtype="float32"):
     """Copies the model's parameters: the buffers of the copy are given away by each step."""
     graphdef, params = nnx.split(model)
-    super().__init__(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)), ids, mesh, dtype)
+    super().__init__(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)), token_ids, mesh, dtype)
     self._loss, self._optimizer = loss, optimizer
     params_sharding = split_parameters(self.params, self.mesh)
     state_sharding = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
     self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_sharding)(self.params)
-    gradient_sharding = params_sharding, self._replicated  # and that of the metrics
+    gradient_sharding = params_sharding, self._replicated  # of the gradient, of the metrics
     self._gradient = jax.jit(self._batch_gradient, out_shardings=gradient_sharding)
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
-    step_sharding = params_sharding, state_sharding, self._replicated  # and that of sizes
+    step_sharding = params_sharding, state_sharding, self._replicated  # the last is of sizes
     self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1), out_shardings=step_sharding)
 
   def step(self, batches: Sequence[Batch]) -> dict[str, float]:
@@ -121,7 +122,7 @@ class Trainer(Scorer):
     return {"params": nnx.to_pure_dict(self.params), "optimizer": leaves}
 
   def load(self, state) -> None:
-    """Takes over pytrees of the structure of `state`."""
+    """Continues from a stored `state`."""
     nnx.replace_by_pure_dict(self.params, state["params"])
     treedef = jax.tree.structure(self.optimizer_state)
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
