@@ -30,19 +30,17 @@ def views(router_config, tokenizer_dir):
 
 @pytest.fixture(scope="module")
 def decode(tokenizer_dir):
+  """The text of tokens, with the decisions."""
   tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
-  return lambda window: tokenizer.decode(window.tokens, skip_special_tokens=False)
+  return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def episode_of(models, **fields) -> Episode:
-  """An episode of a model per step: see 1, go 1, see 2, go 2, ..."""
+def episode_of(models, calls=(), **budgets) -> Episode:
+  """An episode of a model per step: see 1, go 1, see 2, go 2, ...; `calls` are (usd, kind)."""
   steps = [Step(f"see {i}", model, f"go {i}") for i, model in enumerate(models, 1)]
-  return Episode("plant-0", "test", 0, steps, 1.0, "done", **fields)
-
-
-def last_text(view, decode, episode, task=TASK) -> str:
-  """What the router reads before the episode's last decision."""
-  return decode(view.episode_windows(task, episode)[-1])
+  for step, each in zip(steps, calls):
+    step.calls = [Call(step.model, Usage(0, 0, 0), usd, kind=kind) for usd, kind in each]
+  return Episode("plant-0", "test", 0, steps, 1.0, "done", **budgets)
 
 
 def live_window(view, episode, s):
@@ -51,11 +49,6 @@ def live_window(view, episode, s):
   live = Live(Job(TASK, 0), None, CallBudget(calls), usd and DollarBudget(usd))
   live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
   return view.live_window(live)
-
-
-def assert_in_order(text, parts):
-  """Each part stands behind the one before."""
-  assert re.search(".*".join(map(re.escape, parts)), text, re.DOTALL), text
 
 
 environment_texts = st.text(st.sampled_from("abc\n é☂<|>"), max_size=30)
@@ -73,52 +66,39 @@ def episodes(draw):
   return Episode("plant-0", "test", 0, steps, 1.0, "done", calls, usd)
 
 
-class TestBothViews:
-  @pytest.mark.parametrize("kind, max_tokens", [("transcript", 220), ("paper", 640)])
-  @given(episode=episodes())
-  def test_training_reads_what_the_router_saw(self, views, kind, max_tokens, episode):
-    """Every decision is in exactly one window, behind what was visible live and nothing else."""
-    view = views(view=kind, max_tokens=max_tokens)
-    windows = view.episode_windows(TASK, episode)
-    place = {w.first + i: (w, p) for w in windows for i, p in enumerate(w.positions)}
-    decided = [w.first + i for w in windows for i in range(len(w.positions))]
-    assert decided == list(range(len(episode.steps)))
-    assert all(len(w.tokens) <= max_tokens for w in windows)
-    for s in range(len(episode.steps)):
-      (window, position), live = place[s], live_window(view, episode, s)
-      assert live.tokens == window.tokens[: position + 1]
-      assert live.positions[-1] == position == len(live.tokens) - 1
+@pytest.mark.parametrize("kind, max_tokens", [("transcript", 220), ("paper", 640)])
+@given(episode=episodes())
+def test_training_reads_what_the_router_saw(views, kind, max_tokens, episode):
+  """Every decision is in exactly one window, behind what was visible live and nothing else."""
+  view = views(view=kind, max_tokens=max_tokens)
+  windows = view.episode_windows(TASK, episode)
+  places = [(w.first + i, w, p) for w in windows for i, p in enumerate(w.positions)]
+  assert [s for s, _, _ in places] == list(range(len(episode.steps)))
+  assert all(len(w.tokens) <= max_tokens for w in windows)
+  for s, window, position in places:
+    live = live_window(view, episode, s)
+    assert (live.tokens, live.first) == (window.tokens[: position + 1], window.first)
+    assert live.positions[-1] == position == len(live.tokens) - 1
 
-  @pytest.mark.parametrize("kind", ["transcript", "paper"])
-  @pytest.mark.parametrize("budget", [{"call_budget": 3}, {"usd_budget": 0.05}])
-  @pytest.mark.parametrize("show", [True, False])
-  def test_a_budget_is_shown_only_where_the_config_says_so(self, views, kind, budget, show):
-    view = views(view=kind, max_tokens=900, show_budget=show)
-    capped, free = (view.episode_windows(TASK, episode_of([1, 0], **b)) for b in (budget, {}))
-    assert (capped != free) == show
+
+@pytest.mark.parametrize("kind", ["transcript", "paper"])
+@pytest.mark.parametrize("budget", [{"call_budget": 3}, {"usd_budget": 0.05}])
+@pytest.mark.parametrize("show", [True, False])
+def test_a_budget_is_shown_only_where_the_config_says_so(views, kind, budget, show):
+  view = views(view=kind, max_tokens=900, show_budget=show)
+  capped, free = (view.episode_windows(TASK, episode_of([1, 0], **b)) for b in (budget, {}))
+  assert (capped != free) == show
 
 
 class TestTranscript:
   def test_text(self, views, decode):
     (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([1, 0]))
     assert (window.first, len(window.positions)) == (0, 2)
-    assert decode(window) == (
+    assert decode(window.tokens) == (
       "task: find the plant\nstart: see 1\n"
       "step 1 model:<|BIG|> action: go 1\nresult: see 2\n"
       "step 2 model:"
     )
-
-  @given(episode=episodes())
-  def test_only_grows_until_a_cut(self, views, episode):
-    view = views(max_tokens=220)
-    windows = [live_window(view, episode, s) for s in range(len(episode.steps))]
-    for s, (before, now) in enumerate(zip(windows, windows[1:])):
-      if now.first == before.first:
-        # The decision stands right behind the position that predicted it.
-        decided = [*before.tokens, view.decision_ids[episode.steps[s].model]]
-        assert now.tokens[: len(decided)] == decided
-      else:
-        assert now.first == s + 1
 
   @given(episode=episodes())
   def test_decision_tokens_are_decisions_alone(self, views, episode):
@@ -130,18 +110,15 @@ class TestTranscript:
     assert places == [(p + 1, view.decision_ids[step.model]) for p, step in steps]
 
   def test_a_cut_keeps_whole_steps_in_about_half_the_room(self, views, decode):
-    view, limit = views(max_tokens=220), 220
-    windows = view.episode_windows(TASK, episode_of([0, 1] * 15))
+    windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
     assert len(windows) > 2
     step_tokens = max(b - a for w in windows for a, b in zip(w.positions, w.positions[1:]))
-    for window in windows[:-1]:
-      assert limit - step_tokens < len(window.tokens) <= limit  # not before it is full
-    for window in windows[1:]:
-      start = window.positions[0] + 1  # tokens right after the cut
-      assert limit / 2 - step_tokens < start <= limit / 2 + 20
-      text = decode(dataclasses.replace(window, tokens=window.tokens[:start]))
-      assert text.startswith("task: find the plant\nsteps 1-")
-      omitted = int(re.search(r"\nsteps 1-(\d+) omitted\n", text)[1])
+    for full, window in zip(windows, windows[1:]):
+      assert 220 - step_tokens < len(full.tokens) <= 220  # no cut before a window is full
+      tokens = window.tokens[: window.positions[0] + 1]  # right after the cut
+      assert 110 - step_tokens < len(tokens) <= 110 + 20
+      text = decode(tokens)
+      omitted = int(re.match(r"task: find the plant\nsteps 1-(\d+) omitted\n", text)[1])
       numbers = [int(n) for n in re.findall(r"\nstep (\d+) model:", text)]
       assert numbers == list(range(omitted + 1, window.first + 2))
       for n in numbers[:-1]:  # each with its decision, action and result
@@ -151,93 +128,87 @@ class TestTranscript:
   def test_previews_are_cut_and_marked(self, views, decode):
     view = views(description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640)
     steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]  # no merges: a letter is a token
-    episode = Episode("t", "p", 0, steps, 1.0, "done")
-    text = last_text(view, decode, episode, Task("t", "train", "XYZXYZXYZ", 9))
+    episode, task = Episode("t", "p", 0, steps, 1.0, "done"), Task("t", "train", "XYZXYZXYZ", 9)
+    text = decode(view.episode_windows(task, episode)[-1].tokens)
     assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text
     assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text  # just as long: not cut
 
 
-class TestPaper:
-  FIELDS = (texts.ROLE, "Task: find the plant", texts.CHOICES)
-
-  def test_soft_prompt(self, views, decode):
-    windows = views(view="paper", max_tokens=2000).episode_windows(TASK, episode_of([0, 1, 0]))
-    assert [(w.first, w.positions) for w in windows] == [
-      (s, [len(w.tokens) - 1]) for s, w in enumerate(windows)
-    ]
-    first, _, text = map(decode, windows)
-    assert_in_order(first, [*self.FIELDS, "Previous steps: none", "SMALL or BIG?", "Decision:"])
-    steps = ["Step 1 [Model: SMALL]", "go 1", "see 2", "Step 2 [Model: BIG]", "go 2", "see 3"]
-    assert_in_order(text, [*self.FIELDS, "Previous steps:", *steps, texts.ASK])
-    assert text.endswith(texts.ASK) and text.endswith("Decision:")
-    assert "budget" not in text.lower() and "omitted" not in text
-    long = last_text(views(view="paper", max_tokens=2000), decode, episode_of([0] * 14))
-    assert_in_order(long, [f"Step {n} [" for n in range(1, 14)])  # more than ten
-
-  def test_hard_prompt(self, views, decode):
-    """5 calls of which 3 are used: 2 for steps 14 to 40, which are 27."""
-    episode = episode_of([1, 0, 1, 1] + [0] * 10, call_budget=5)
-    text = last_text(views(view="paper", max_tokens=2000), decode, episode)
-    shown = [part for n in range(4, 14) for part in (f"Step {n} [", f"go {n}", f"see {n + 1}")]
-    parts = [texts.ROLE_HARD, "Task: find the plant", "Environment: see 1"]
-    parts += ["at most 5", "3 used", "2 left", "Step 14 of 40", texts.CHOICES]
-    parts += ["2 BIG calls", "27 steps", "Previous steps:", "(steps 1-3 omitted)", *shown]
-    assert_in_order(text, [*parts, texts.ASK])
-    assert text.endswith(texts.ASK) and "Step 3 [" not in text
-
-  def test_hard_prompt_of_a_spent_budget(self, views, decode):
-    episode = episode_of([1, 0, 1, 0], call_budget=2)
-    text = last_text(views(view="paper", max_tokens=2000), decode, episode)
-    assert_in_order(text, ["at most 2", "2 used", "0 left", "spent", "has to be SMALL"])
-    assert "SMALL or BIG?" not in text and "omitted" not in text
-
-  @pytest.mark.parametrize("budget", [None, 20])
-  def test_over_the_limit_the_oldest_steps_go(self, views, decode, budget):
-    """At many limits, so that the line about omitted steps is counted too."""
-    episode = episode_of([0, 1] * 5 + [0], call_budget=budget)
-    windows = views(view="paper", max_tokens=2000).episode_windows(TASK, episode)
-    shortest, numbers = len(windows[0].tokens), set()
-    for limit in range(shortest + 60, shortest + 200, 7):
-      windows = views(view="paper", max_tokens=limit).episode_windows(TASK, episode)
-      assert max(len(w.tokens) for w in windows) <= limit
-      text = decode(windows[-1])
-      omitted = int(re.search(r"\(steps 1-(\d+) omitted\)", text)[1])
-      shown = [int(n) for n in re.findall(r"\nStep (\d+) \[", text)]
-      assert shown == list(range(omitted + 1, 11))
-      numbers.add(omitted)
-    assert len(numbers) > 2
+# 0.05 - 0.01 - 0.002 is 0.038; less 0.02 and 0.003 it is 0.015.
+CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
 
 
-class TestBudgets:
-  TASK = dataclasses.replace(TASK, max_steps=30)
-  # 0.05 - 0.01 - 0.002 is 0.038; less 0.02 and 0.003 it is 0.015.
-  CALLS = (((0.01, "act"), (0.002, "retry")), ((0.02, "act"), (0.003, "presumed")), ())
+@pytest.mark.parametrize(
+  "budgets, line, left",
+  [
+    ({"call_budget": 3}, "{} large calls left,", [(3,), (3,), (2,)]),  # one used in step 2
+    ({"usd_budget": 0.05}, "${:.4f} left,", [(0.05,), (0.038,), (0.015,)]),
+    (
+      {"call_budget": 1, "usd_budget": 0.02},
+      "{} large calls left, ${:.4f} left,",
+      [(1, 0.02), (1, 0.008), (0, 0)],
+    ),
+  ],
+)
+def test_the_transcript_says_what_is_left_at_each_step(views, decode, budgets, line, left):
+  (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([0, 1, 0], CALLS, **budgets))
+  lines = [f"{number}/40, {line.format(*each)}" for number, each in enumerate(left, 1)]
+  assert re.findall(r"\nstep (.*) model:", decode(window.tokens)) == lines
 
-  def episode(self, **budgets):
-    episode = episode_of([0, 1, 0], **budgets)
-    for step, calls in zip(episode.steps, self.CALLS):
-      step.calls = [Call(step.model, Usage(0, 0, 0), usd, kind=kind) for usd, kind in calls]
-    return episode
 
-  @pytest.mark.parametrize(
-    "budgets, line, left",
-    [
-      ({"call_budget": 3}, "{} large calls left,", [(3,), (3,), (2,)]),  # one used in step 2
-      ({"usd_budget": 0.05}, "${:.4f} left,", [(0.05,), (0.038,), (0.015,)]),
-      (
-        {"call_budget": 1, "usd_budget": 0.02},
-        "{} large calls left, ${:.4f} left,",
-        [(1, 0.02), (1, 0.008), (0, 0)],
-      ),
-    ],
-  )
-  def test_the_transcript_says_what_is_left_at_each_step(self, views, decode, budgets, line, left):
-    text = last_text(views(max_tokens=640), decode, self.episode(**budgets), self.TASK)
-    lines = [f"{number}/30, {line.format(*each)}" for number, each in enumerate(left, 1)]
-    assert re.findall(r"\nstep (.*) model:", text) == lines
+SOFT, HARD = ([role, "Task: find the plant"] for role in (texts.ROLE, texts.ROLE_HARD))
+# 5 calls of which 3 are used: 2 for steps 14 to 40, which are 27.
+FIVE = ["Environment: see 1", "at most 5", "3 used", "2 left", "Step 14 of 40", texts.CHOICES]
+FIVE += ["2 BIG calls", "27 steps", "Previous steps:", "(steps 1-3 omitted)"]
+FIVE += [part for n in range(4, 14) for part in (f"Step {n} [", f"go {n}", f"see {n + 1}")]
+DOLLARS = ["Budget: at most $0.0500, $0.0150 left. Step 3 of 40.", texts.CHOICES]
+DOLLARS += ["$0.0150 must last for up to 38 steps", "Step 2 [Model: BIG]", texts.ASK]
+STEPS = ["Step 1 [Model: SMALL]", "go 1", "see 2", "Step 2 [Model: BIG]", "go 2", "see 3"]
 
-  def test_the_papers_prompt_says_it_too(self, views, decode):
-    view = views(view="paper", max_tokens=2000)
-    text = last_text(view, decode, self.episode(usd_budget=0.05), self.TASK)
-    assert "Budget: at most $0.0500, $0.0150 left. Step 3 of 30." in text
-    assert "$0.0150 must last for up to 28 steps" in text and "BIG calls" not in text
+
+@pytest.mark.parametrize(
+  "models, budgets, parts, absent",
+  [
+    ([0], {}, [*SOFT, texts.CHOICES, "Previous steps: none", "SMALL or BIG?", "Decision:"], []),
+    (
+      [0, 1, 0],
+      {},
+      [*SOFT, texts.CHOICES, "Previous steps:", *STEPS, texts.ASK],
+      ["budget", "Budget", "omitted"],
+    ),
+    ([0] * 14, {}, [f"Step {n} [" for n in range(1, 14)], ["omitted"]),  # more than ten
+    ([1, 0, 1, 1] + [0] * 10, {"call_budget": 5}, [*HARD, *FIVE, texts.ASK], ["Step 3 ["]),
+    (
+      [1, 0, 1, 0],
+      {"call_budget": 2},
+      [*HARD, "at most 2", "2 used", "0 left", "spent", "has to be SMALL"],
+      ["SMALL or BIG?", "omitted"],
+    ),
+    ([0, 1, 0], {"usd_budget": 0.05}, [*HARD, *DOLLARS], ["BIG calls"]),
+  ],
+)
+def test_the_papers_prompt(views, decode, models, budgets, parts, absent):
+  """One for each decision; its parts stand in this order, and the question is the last one."""
+  view = views(view="paper", max_tokens=2000)
+  windows = view.episode_windows(TASK, episode_of(models, CALLS, **budgets))
+  assert [w.first for w in windows] == list(range(len(models)))
+  text = decode(windows[-1].tokens)
+  assert re.search(".*".join(map(re.escape, parts)), text, re.DOTALL), text
+  assert text.endswith("\nDecision:") and not [part for part in absent if part in text]
+
+
+@pytest.mark.parametrize("budget", [None, 20])
+def test_over_the_limit_a_papers_prompt_loses_its_oldest_steps(views, decode, budget):
+  """At many limits, so that the line about omitted steps is counted too."""
+  episode = episode_of([0, 1] * 5 + [0], call_budget=budget)
+  windows = views(view="paper", max_tokens=2000).episode_windows(TASK, episode)
+  shortest, numbers = len(windows[0].tokens), set()
+  for limit in range(shortest + 60, shortest + 200, 7):
+    windows = views(view="paper", max_tokens=limit).episode_windows(TASK, episode)
+    assert max(len(w.tokens) for w in windows) <= limit
+    text = decode(windows[-1].tokens)
+    omitted = int(re.search(r"\(steps 1-(\d+) omitted\)", text)[1])
+    shown = [int(n) for n in re.findall(r"\nStep (\d+) \[", text)]
+    assert shown == list(range(omitted + 1, 11))
+    numbers.add(omitted)
+  assert len(numbers) > 2
