@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import random
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -23,36 +24,16 @@ from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 
 
-def start(number: int, seed: int = 0, steps: int = 0) -> Live:
-  """A live episode, perhaps with steps behind it."""
-  task = Task(f"plant-{number}", "train", f"find plant {number}", 40)
-  live = Live(Job(task, seed), env=None)
+def start(number: int, seed: int = 0) -> Live:
+  live = Live(Job(Task(f"plant-{number}", "train", f"find plant {number}", 40), seed), env=None)
   live.observation = f"hall {number}"
-  for _ in range(steps):
-    act(live, model=len(live.steps) % 2)
   return live
 
 
 def act(live: Live, model: int, logp=None) -> None:
   s = len(live.steps)
-  action = f"go {live.task.id} {s}"
-  live.steps.append(Step(live.observation, model, action, logp=logp))
+  live.steps.append(Step(live.observation, model, f"go {live.task.id} {s}", logp=logp))
   live.observation = f"room {s}" + " lamp" * (s % 3)
-
-
-@pytest.fixture(scope="module")
-def uncached(tiny_model):
-  """p_A of the last token, by one forward of all tokens."""
-  forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
-
-  def probabilities(view, live):
-    tokens = view.live_window(live).tokens
-    padded = np.zeros((1, 320), np.int32)
-    padded[0, : len(tokens)] = tokens
-    logits = np.asarray(forward(padded), np.float64)[0, len(tokens) - 1, view.decision_ids]
-    return np.exp(logits) / np.exp(logits).sum()
-
-  return probabilities
 
 
 def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
@@ -78,60 +59,57 @@ def make_policy(model, view) -> RouterPolicy:
   return RouterPolicy("router", model, view, Sample("key"), rows=3)
 
 
-class TestCache:
-  @pytest.mark.parametrize(
-    "kind, lengths",
-    [("transcript", router.NEW_TOKENS), ("paper", router.NEW_TOKENS), ("transcript", (16,))],
-  )
-  def test_equals_the_uncached_forward(
-    self, tiny_model, router_config, tokenizer_dir, uncached, kind, lengths, monkeypatch
-  ):
-    """Over whole episodes that join and leave the batch, behind cuts of the history too.
+@pytest.mark.parametrize(
+  "kind, lengths",
+  [("transcript", router.NEW_TOKENS), ("paper", router.NEW_TOKENS), ("transcript", (16,))],
+)
+def test_a_cache_equals_the_uncached_forward(
+  tiny_model, router_config, tokenizer_dir, kind, lengths, monkeypatch
+):
+  """Over whole episodes that join and leave the batch, behind cuts of the history too.
 
-    With parts of 16 tokens, the text of a step is fed in several calls.
-    """
-    monkeypatch.setattr(router, "NEW_TOKENS", lengths)
-    view = View(dataclasses.replace(router_config, view=kind), tokenizer_dir)
-    errors = []
+  With parts of 16 tokens, the text of a step is fed in several calls.
+  """
+  monkeypatch.setattr(router, "NEW_TOKENS", lengths)
+  view = View(dataclasses.replace(router_config, view=kind), tokenizer_dir)
+  forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
+  errors = []
 
-    def check(live, decision):
-      p_A = uncached(view, live)
-      errors.append(abs(decision.logp - np.log(p_A[decision.model])))
-      assert errors[-1] < 1e-4
+  def check(live, decision):
+    tokens = view.live_window(live).tokens
+    padded = np.pad(np.array([tokens], np.int32), ((0, 0), (0, 320 - len(tokens))))
+    logits_A = np.asarray(forward(padded), np.float64)[0, len(tokens) - 1, view.decision_ids]
+    logp_A = logits_A - np.log(np.exp(logits_A).sum())
+    errors.append(abs(decision.logp - logp_A[decision.model]))
+    assert errors[-1] < 1e-4
 
-    done = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
-    assert len(done) == 5 and len(errors) == sum(len(live.steps) for live in done) >= 60
-    if kind == "transcript":
-      assert all(view.live_window(live).first > 0 for live in done)  # every history was cut
-    assert {step.model for live in done for step in live.steps} == {0, 1}
+  done = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
+  assert len(done) == 5 and len(errors) == sum(len(live.steps) for live in done) >= 60
+  if kind == "transcript":
+    assert all(view.live_window(live).first > 0 for live in done)  # every history was cut
+  assert {step.model for live in done for step in live.steps} == {0, 1}
 
-  def test_an_episode_that_starts_again(self, tiny_model, view):
-    """finish() forgets; so does asking twice for the same text."""
-    policy, live = make_policy(tiny_model, view), start(3, steps=2)
-    logps = [policy.choose([live])[0].logp for _ in range(2)]
-    policy.finish(live)
-    policy.finish(live)
-    np.testing.assert_allclose([*logps, policy.choose([live])[0].logp], logps[0], atol=1e-5)
 
-  def test_few_shapes_are_compiled(self, tiny_model, filled, router_config, view, monkeypatch):
-    """Whatever number of episodes is ready, and however much each has to be fed."""
-    extend, shapes = router._extend, set()
+def test_few_shapes_are_compiled(tiny_model, filled, router_config, view, monkeypatch):
+  """Whatever number of episodes is ready, and however much each has to be fed."""
+  extend, shapes = router._extend, set()
 
-    def spy(graphdef, params, cache, tokens_RxT, *rest):
-      shapes.add(tokens_RxT.shape)
-      return extend(graphdef, params, cache, tokens_RxT, *rest)
+  def spy(graphdef, params, cache, tokens_RxT, *rest):
+    shapes.add(tokens_RxT.shape)
+    return extend(graphdef, params, cache, tokens_RxT, *rest)
 
-    monkeypatch.setattr(router, "_extend", spy)
-    play(make_policy(tiny_model, view), episodes=6, steps=8)
-    assert shapes <= {(R, T) for R in (1, 4) for T in router.NEW_TOKENS}
-    compiled = extend._cache_size()
-    assert compiled > 0
-    # Other episodes with another router compile nothing.
-    play(make_policy(filled(lambda: build_model(router_config, 0), seed=7), view), 6, 8)
-    assert extend._cache_size() == compiled
+  monkeypatch.setattr(router, "_extend", spy)
+  play(make_policy(tiny_model, view), episodes=6, steps=8)
+  assert shapes <= {(R, T) for R in (1, 4) for T in router.NEW_TOKENS}
+  compiled = extend._cache_size()
+  assert compiled > 0
+  # Other episodes with another router compile nothing.
+  play(make_policy(filled(lambda: build_model(router_config, 0), seed=7), view), 6, 8)
+  assert extend._cache_size() == compiled
 
 
 def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir):
+  """Until finish() forgets the episode, or where the same text is asked about again."""
   config = dataclasses.replace(router_config, usd_per_million_tokens=1e6)  # a dollar each
   view = View(config, tokenizer_dir)
   policy, live, paid, lengths = make_policy(tiny_model, view), start(0), [], [0]
@@ -141,12 +119,19 @@ def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir):
     lengths.append(len(view.live_window(live).tokens))
     act(live, decision.model)
   np.testing.assert_allclose(paid, np.diff(lengths))
+  (new,), (again,) = policy.choose([live]), policy.choose([live])
+  policy.finish(live)
+  policy.finish(live)
+  (anew,) = policy.choose([live])
+  assert again.cost_usd == anew.cost_usd == len(view.live_window(live).tokens) > new.cost_usd
+  np.testing.assert_allclose([again.logp, anew.logp], new.logp, atol=1e-5)
 
 
 def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
   even = np.full(64, 1 / 64)  # many choices, so that chance equality is rare
-  draws = [("a", 1, 0, 0), ("b", 1, 0, 0), ("a", 2, 0, 0), ("a", 1, 1, 0), ("a", 1, 0, 1)]
-  first, again = ([Sample(key).pick(even, start(*at)) for key, *at in draws] for _ in range(2))
+  lives = [start(0), start(0), start(1), start(0, seed=1), start(0)]
+  act(lives[-1], 0)
+  first, again = ([Sample(key).pick(even, x) for key, x in zip("abaaa", lives)] for _ in range(2))
   assert first == again and first[0] not in first[1:]
 
 
@@ -170,17 +155,25 @@ def test_samples_have_the_models_frequencies(p_A, shares):
   "value, p_A, model",
   [
     (0.5, [0.4, 0.6], 1),
-    (0.5, [0.6, 0.4], 0),
     (0.5, [0.5, 0.5], 1),  # "reaches"
     (0.7, [0.4, 0.6], 0),
     (0.0, [1.0, 0.0], 1),
     (0.3, [0.2, 0.5, 0.3], 2),
     (0.5, [0.2, 0.5, 0.3], 1),  # the likeliest of the others
-    (0.5, [0.5, 0.2, 0.3], 0),
   ],
 )
 def test_threshold(value, p_A, model):
   assert Threshold(value).pick(np.array(p_A), start(0)) == model
+
+
+@pytest.mark.parametrize(
+  "rule, p_A",
+  [(rule, p_A) for rule in (Threshold(0.5), Sample("a")) for p_A in ([0.5, np.nan], [np.nan, 0.5])]
+  + [(Threshold(np.nan), [0.5, 0.5])],
+)
+def test_probabilities_and_thresholds_that_are_no_numbers_are_refused(rule, p_A):
+  with pytest.raises(ValueError, match="probabilities.*: all numbers must be finite"):
+    rule.pick(np.array(p_A), start(0))
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
@@ -194,54 +187,6 @@ def test_logits_that_are_no_numbers_stop_the_run(filled, router_config, view, nu
     make_policy(broken, view).choose([start(0)])
 
 
-@pytest.mark.parametrize("rule", [Threshold(0.5), Sample("a")])
-@pytest.mark.parametrize("p_A", [[np.nan, np.nan], [0.5, np.nan], [np.nan, 0.5]])
-def test_probabilities_that_are_no_numbers_are_refused(rule, p_A):
-  with pytest.raises(ValueError, match="probabilities"):
-    rule.pick(np.array(p_A), start(0))
-
-
-def test_a_threshold_that_is_no_number_is_refused():
-  with pytest.raises(ValueError, match="threshold: all numbers must be finite"):
-    Threshold(float("nan")).pick(np.array([0.5, 0.5]), start(0))
-
-
-CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
-
-
-class HandJudge:
-  """Gives these answers; each takes a retry at $0.50 and a presumed call at $0.25."""
-
-  def __init__(self, *answers):
-    self.answers, self.asked = list(answers), []
-
-  def __call__(self, task, seed, hold):
-    return self
-
-  def reply(self, messages, place):
-    self.asked.append((messages[-1]["content"], place))
-    lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
-    return Reply(self.answers.pop(0), Call(2, Usage(100, 0, 10), CALL_USD), lost)
-
-
-@pytest.fixture
-def ask(router_config, tokenizer_dir):
-  """ask(live, *answers): the judge, after a zero-shot router has asked it about an episode."""
-
-  def ask(live, *answers):
-    judge = HandJudge(*answers)
-    policy = ZeroShotPolicy("zero-shot", judge, router_config, tokenizer_dir)
-    policy.prepare(live)
-    assert [decision.model for decision in policy.choose([live])] == [live.judgement.model]
-    return judge
-
-  return ask
-
-
-def judged_usd(live, kind):
-  return Step("", 0, "", live.judgement.calls).usd(kind)
-
-
 @pytest.mark.parametrize(
   "text, model",
   [("Decision: SMALL.", 0), ("**BIG**", 1), ("The step is hard, so BIG\nBIG", 1)]
@@ -251,25 +196,38 @@ def test_answers_are_read_strictly(text, model):
   assert read_decision(text) == model
 
 
-def test_a_judge_is_shown_the_papers_prompt_with_the_budget(ask, make_task, make_episode):
-  live = Live(Job(make_task(), 0), None, CallBudget(3))
-  live.observation, live.steps = "see lamp 9", make_episode("LS").steps
-  prompt = ask(live, "BIG").asked[0][0]
-  assert "Task: find the plant" in prompt
-  assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  assert prompt.endswith("Decision:")
-  assert live.judgement.model == 1 and judged_usd(live, "judge") == pytest.approx(CALL_USD)
+CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
 
 
 @pytest.mark.parametrize(
-  "answers, model", [(["hm", "BIG"], 1), (["hm", "SMALL or BIG"], 0)], ids=["second", "none"]
+  "answers, model",
+  [(["BIG"], 1), (["hm", "BIG"], 1), (["hm", "SMALL or BIG"], 0)],
+  ids=["first", "second", "none"],
 )
-def test_an_unreadable_answer_is_asked_for_once_more_and_billed(ask, answers, model):
-  live = start(0)
-  assert [place for _, place in ask(live, *answers).asked] == [0, 1]
-  assert live.judgement.model == model
-  assert judged_usd(live, "judge") == pytest.approx(2 * CALL_USD)
-  assert (judged_usd(live, "retry"), judged_usd(live, "presumed")) == (1.0, 0.5)
+def test_a_judge_is_asked_twice_at_most_and_billed(
+  answers, model, router_config, tokenizer_dir, make_task, make_episode
+):
+  """It is shown the paper's prompt with the budget; each answer takes a retry and a lost call."""
+  live = Live(Job(make_task(), 0), None, CallBudget(3))
+  live.observation, live.steps = "see lamp 9", make_episode("LS").steps
+  left, asked = list(answers), []
+
+  def reply(messages, place):
+    asked.append((messages[-1]["content"], place))
+    lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
+    return Reply(left.pop(0), Call(2, Usage(100, 0, 10), CALL_USD), lost)
+
+  judge = SimpleNamespace(reply=reply)
+  policy = ZeroShotPolicy("zero-shot", lambda *_: judge, router_config, tokenizer_dir)
+  policy.prepare(live)
+  assert [decision.model for decision in policy.choose([live])] == [live.judgement.model] == [model]
+  (prompt, *_), places = zip(*asked)
+  assert places == tuple(range(4, 4 + len(answers))) and not left  # two for each step
+  assert "Task: find the plant" in prompt and prompt.endswith("Decision:")
+  assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
+  step, tries = Step("", 0, "", live.judgement.calls), len(answers)
+  assert step.usd("judge") == pytest.approx(tries * CALL_USD)
+  assert (step.usd("retry"), step.usd("presumed")) == (tries * 0.5, tries * 0.25)
 
 
 def test_the_stand_in_reads_the_prompt_and_pays(make_task):

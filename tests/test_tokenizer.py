@@ -5,7 +5,7 @@ import json
 import hf
 import pytest
 
-from baar_jax.router.tokenizer import CUT_MARK, Tokenizer, adopt_tokenizer
+from baar_jax.router.tokenizer import CUT_MARK, Tokenizer
 from baar_jax.router.view import View
 
 
@@ -41,57 +41,31 @@ def test_a_directory_without_the_decision_tokens(tmp_path):
 
 
 TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
-PADDING = {"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None}
-PADDING |= {"pad_id": 7, "pad_type_id": 0, "pad_token": "x"}
+UNREADABLE = r"^\S+/tokenizer.json cannot be read [^\n]+$"
 
 
 @pytest.mark.parametrize(
-  "changes, model_changes",
+  "changes, vocabulary, line",
   [
-    ({}, {"vocab": []}),
-    ({}, {"vocab": {}, "merges": []}),  # every text would be empty
-    ({}, {"vocab": {"a": -1}}),
-    ({}, {"merges": ["a"]}),
-    ({}, {"continuing_subword_prefix": "####"}),  # the package panics, as at the next and the last
-    ({"truncation": TRUNCATION}, {}),
-    ({"padding": PADDING}, {}),
-    ({"pre_tokenizer": None}, {}),
-    ({"decoder": None}, {}),
-    ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}}, {}),
-    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, {}),
+    ({"truncation": TRUNCATION}, {}, UNREADABLE),  # it would not keep the text
+    ({"decoder": None}, {}, UNREADABLE),
+    ({"model": {"type": "BPE", "vocab": {}, "merges": []}}, {}, UNREADABLE),
+    ({"model": {"type": "BPE", "vocab": [], "merges": []}}, {}, UNREADABLE),
+    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, {}, UNREADABLE),
+    ({}, {"a": -1}, UNREADABLE),
+    # Tokens of their own for both decisions, or they would always be equally probable.
+    ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks the decision tokens"),
+    # A router of 340 tokens would read another row in silence.
+    ({}, {"Q": 340}, "the token 340, beyond --config.router.vocab_size=340"),
   ],
 )
-def test_a_tokenizer_of_the_wrong_shape_is_one_line(
-  changes, model_changes, tokenizer_dir, tmp_path
+def test_a_tokenizer_that_does_not_fit_is_one_line(
+  changes, vocabulary, line, router_config, tokenizer_dir, tmp_path
 ):
+  """At the normalizer, the package panics."""
   fields = json.loads((tokenizer_dir / "tokenizer.json").read_text()) | changes
-  fields["model"] |= model_changes
+  if vocabulary:
+    fields["model"]["vocab"] |= vocabulary
   (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
-  with pytest.raises(ValueError, match=r"^\S+/tokenizer.json cannot be read [^\n]+$"):
-    Tokenizer(tmp_path)
-
-
-def test_decisions_that_share_a_token_are_refused(tokenizer_dir, tmp_path):
-  text = (tokenizer_dir / "tokenizer.json").read_text()
-  fields = json.loads(text.replace("<|BIG|>", "<|LARGE|>"))
-  fields["model"]["vocab"]["<|BIG|>"] = 0  # SMALL's: both would always be equally probable
-  (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
-  with pytest.raises(ValueError, match="lacks the decision tokens"):
-    Tokenizer(tmp_path)
-
-
-def test_a_token_beyond_the_routers_vocabulary_is_refused(router_config, tokenizer_dir, tmp_path):
-  fields = json.loads((tokenizer_dir / "tokenizer.json").read_text())
-  fields["model"]["vocab"]["Q"] = 340  # the router of 340 tokens would read another row in silence
-  (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
-  with pytest.raises(ValueError, match="the token 340, beyond --config.router.vocab_size=340"):
+  with pytest.raises(ValueError, match=line):
     View(router_config, tmp_path)
-
-
-@pytest.mark.parametrize("text", [None, "", "{", "{}", "[\n]", "[" * 100_000])
-def test_a_checkpoints_tokenizer_that_cannot_be_read(text, tmp_path):
-  if text is not None:
-    (tmp_path / "tokenizer.json").write_text(text)
-  with pytest.raises(ValueError, match=r"^\S+/tokenizer.json cannot be read [^\n]+$"):
-    adopt_tokenizer(tmp_path, tmp_path / "adopted")
-  assert not (tmp_path / "adopted").exists()
