@@ -11,14 +11,14 @@ from report_store import BOPO, BOUNDARIES, EVERY, FEW, config, entries, fill
 from scipy.stats import norm
 from tiny import episode
 
-from baar_jax.report import compare, tables
-from baar_jax.report.page import plain, summarize
+from baar_jax.report import compare, texts
+from baar_jax.report.page import compute_results, plain
 from baar_jax.report.table import load, training
 from baar_jax.rollout.entries import Entry
 
 
 def figures(policies: dict, lam=(0.3,), metrics=(), **profile) -> dict:
-  return summarize(fill(policies), entries(policies), config(lam, **profile), metrics)
+  return compute_results(fill(policies), entries(policies), config(lam, **profile), metrics)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
       "UPDATE episodes SET cost_usd = 5 WHERE policy = 'bopo' AND task_id = ?", (f"test-{i}",)
     )
   e = load(store, entries(policies), config())
-  found = compare.interval("area", compare.area(e, ["bopo"], "score_percent"))
+  found = compare.interval("area", compare.resample_area(e, ["bopo"], "score_percent"))
   assert found["area"] == pytest.approx(0.75)
   # n is binomial(20, 1/2): 95 % within 6..14
   assert found["area_low"] == pytest.approx(1 - 14 / 20 / 2, abs=0.03)
@@ -127,7 +127,7 @@ def test_dollar_budgets_are_apart():
       e = episode(f"test-{i}", "bopo(usd=7)", seed, "SL" if i else "LL", 1.0)
       e.usd_budget = 7.0
       store.add(e)
-  results = summarize(store, lines, config())
+  results = compute_results(store, lines, config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
   assert tuple(results["policies"].loc["bopo(usd=7)", ["overruns", "use_share"]]) == (2, 1.0)
   assert all("bopo(usd=7)" not in names for names in results["frontiers"].policies)
@@ -295,9 +295,9 @@ def test_the_paper_stands_beside_the_same_environment_alone(every):
   assert shares["task mix, intractable"] == ("25.8 %", "25.0 %")
   assert not any("K =" in figure or "trials" in figure for figure, _ in ours)  # K = 1 and 2 here
   sandbox = every["run"] | {"environment": "sandbox"}
-  assert tables.beside_paper(every | {"run": sandbox}).empty
+  assert texts.beside_paper(every | {"run": sandbox}).empty
   idle = every["latency"].assign(router_share=math.nan)
-  assert not any("nan" in text for text in tables.beside_paper(every | {"latency": idle}).ours)
+  assert not any("nan" in text for text in texts.beside_paper(every | {"latency": idle}).ours)
   ours = {"first-large(K=5)": ("first-large", {}, 5, "LLSS", (1.0, 1.0, 1.0, 1.0))}
   rows = figures(FEW | ours)["paper"]
   assert row(rows, what="first-large", figure="SR (Use%) at K = 5").ours == "100.0 (40 %)"
@@ -329,7 +329,7 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   store._db.execute(
     "DELETE FROM episodes WHERE policy = 'always-large' AND task_id = 'test-0' AND seed = 1"
   )
-  results = summarize(store, entries(policies), config())
+  results = compute_results(store, entries(policies), config())
   assert results["run"]["left_out_episodes"] == ["test-0 seed 1"]
   assert results["run"]["test_tasks"] == 12
   assert results["policies"].episodes.tolist() == [23, 23]
@@ -343,14 +343,14 @@ def test_a_number_that_is_none_in_a_shown_episode_is_named(change):
   text, count = re.subn(f"{name}:[^,]*", change, text)
   store._db.execute(f"UPDATE episodes SET episode = ? WHERE {where}", [text])
   with pytest.raises(ValueError, match="policy bopo.*, task test-1, seed 0 has a number") as error:
-    summarize(store, entries(FEW), config())
+    compute_results(store, entries(FEW), config())
   assert count and "\n" not in str(error.value)
 
 
 def test_what_is_not_evaluated_yet_is_named():
   store, lines = fill(FEW), entries(FEW)
   with pytest.raises(ValueError, match="^sft has 0 of 8 episodes: run --stage=evaluate first$"):
-    summarize(store, [*lines, Entry("sft", {}, "sft")], config())
+    compute_results(store, [*lines, Entry("sft", {}, "sft")], config())
 
 
 @pytest.mark.parametrize("change", ["score = NULL", "score = 1.5", "cost_usd = -1", "steps = 'x'"])
@@ -361,4 +361,4 @@ def test_a_row_of_the_wrong_shape_is_named(change, policy, seed):
   where = "policy = ? AND task_id = 'test-0' AND seed = ?"
   store._db.execute(f"UPDATE episodes SET {change} WHERE {where}", (policy, seed))
   with pytest.raises(ValueError, match=f"policy {policy}, task test-0, seed {seed} cannot be read"):
-    summarize(store, entries(EVERY), config())
+    compute_results(store, entries(EVERY), config())

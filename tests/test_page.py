@@ -14,8 +14,8 @@ from report_store import BOPO, EVERY, FEW, config, entries, fill
 from tiny import episode
 
 from baar_jax.episode import Episode, Step
-from baar_jax.report import page, tables
-from baar_jax.report.page import summarize
+from baar_jax.report import page, texts
+from baar_jax.report.page import compute_results
 from baar_jax.rollout.entries import Entry
 from baar_jax.stages.report import read_metrics, terminal_table
 
@@ -39,7 +39,7 @@ def results() -> dict:
   for i, seed in itertools.product(range(4), range(2)):
     store.add(episode(f"test-{i}", "newcomer", seed, "SL", 1.0))
   settings = config(robustness=(1,))
-  results = summarize(store, [*entries(EVERY), *more], settings, [*METRICS, CALIBRATION])
+  results = compute_results(store, [*entries(EVERY), *more], settings, [*METRICS, CALIBRATION])
   small, large = results["episodes"].episode.iloc[1].steps[2:]
   small.observation = "x" * 900
   # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
@@ -108,7 +108,7 @@ def test_the_page_says(reader):
     "a rule on the same text stands in for the judge",
     "What each part of BoPO is worth",
     "vanilla RL, success rate: -0.06 [-0.",
-    "With a higher SR under a K than BoPO, privileged families apart (BoPO minus it",
+    "With a higher SR under a K than BoPO, without privileged families (BoPO minus it",
     "task mix 25 50 25 25 50 25",  # easy, hard and intractable tasks
     "BoPO 17 67 17 0 100 0",  # 4, 16 and 4 of its 24 dollars; LARGE for hard tasks alone
     "On 1 of 2 training tasks SMALL is the dearer",
@@ -117,7 +117,7 @@ def test_the_page_says(reader):
     "(no action in the reply)",
     "The paper's figures are published, not measured here",
     "10 20 30 Of SMALL's proposals",
-    "always saying the rate of 40 % has 0.240",
+    "always predicting the rate of 40 % has 0.240",
     "16 policies",
     "zero-shot router (stand-in)",
     "newcomer",
@@ -139,11 +139,11 @@ def test_a_stand_in_is_called_so_everywhere(results, reader):
 
 def test_a_run_without_bopo_or_without_a_gap():
   few = {name: FEW[name] for name in ("always-small", "always-large", "random(p=0.5)")}
-  text = rendered(summarize(fill(few), entries(few), config()))
+  text = rendered(compute_results(fill(few), entries(few), config()))
   assert "No BoPO router has been evaluated" in text
   assert "Training" not in text and "hard budget" not in text and "than BoPO" not in text
   flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
-  results = summarize(fill(flat), entries(flat), config())
+  results = compute_results(fill(flat), entries(flat), config())
   assert results["policies"].success_gap_share.isna().all() and results["headline"] is None
   text = rendered(results)
   assert "there is no gap that a router could recover" in text
@@ -161,7 +161,7 @@ def test_who_is_above_bopo_in_words(results):
     ],
     columns=["family", "metric", "bopo_gain", "bopo_gain_low", "bopo_gain_high"],
   )
-  assert tables.above_bopo(results, rows, "bopo_gain") == [
+  assert texts.above_bopo(results, rows, "bopo_gain") == [
     "cascade, success rate: -0.10 [-0.30, -0.01]",
     "cascade, mean score: -0.10 [-0.30, +0.10]",
     "vanilla RL, success rate: -0.10",
@@ -187,10 +187,10 @@ def test_the_hard_budget_as_markdown_and_latex(index):
 def test_a_star_only_where_the_lead_is_clear(results, clear):
   rows = results["hard_budget"].assign(clear=False)
   rows.loc[(rows.family == "bopo") & (rows.K == 1), "clear"] = clear
-  table = tables.hard_budget(results | {"hard_budget": rows})
-  assert ("50.0 [0.0, 100.0] *" in tables.to_html(table)) is clear
-  assert (r"50.0 [0.0, 100.0] \*" in tables.to_markdown(table)) is clear
-  assert ("50.0 [0.0, 100.0] *" in tables.to_latex(table)) is clear
+  table = texts.hard_budget(results | {"hard_budget": rows})
+  assert ("50.0 [0.0, 100.0] *" in texts.to_html(table)) is clear
+  assert (r"50.0 [0.0, 100.0] \*" in texts.to_markdown(table)) is clear
+  assert ("50.0 [0.0, 100.0] *" in texts.to_latex(table)) is clear
 
 
 def test_numbers_and_settings_as_texts(results):
@@ -201,7 +201,7 @@ def test_numbers_and_settings_as_texts(results):
   rules = [router | {"threshold": 0.5}, router | {"threshold": 0.2}, {"share": 0.25}]
   frame = frame.assign(lam=[0.3, 1, nan], family=["bopo", "x", "sft"], parameters=rules)
   columns = ["bopo_gain", "cost_gap_share", "lam", "family", "parameters"]
-  assert tables.texts(results, frame, columns).to_dict("list") == {
+  assert texts.format_columns(results, frame, columns).to_dict("list") == {
     "BoPO minus it": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
     "Cost gap, %": ["50", "0", "–"],
     "λ": ["0.3", "1", "–"],
@@ -215,7 +215,7 @@ def test_the_terminal_table():
   lines.insert(2, Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
   for i, seed in itertools.product(range(4), range(2)):
     store.add(episode(f"test-{i}", "bopo(usd=7)", seed, "SL", 1.0))
-  lines = terminal_table(summarize(store, lines, config())).splitlines()
+  lines = terminal_table(compute_results(store, lines, config())).splitlines()
   # A header, the policies, three families' areas, and the ledger.
   assert len(lines) == 1 + len(FEW) + 1 + 3 + 1
   assert lines[5].split() == ["first-large(K=2)", "55.0", "50.0", "12.00", "2.0", "100"]

@@ -1,4 +1,8 @@
-"""Who beats whom, and where it spends: policies, areas, ablations, budgets, difficulties."""
+"""Who beats whom, and where it spends: policies, areas, ablations, budgets, difficulties.
+
+Axes: B bootstrap resamples of the tasks, the first of which is all tasks; N tasks, P policies, C
+candidates, H halves.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,34 +37,36 @@ def interval(name: str, value_B: np.ndarray) -> dict[str, float]:
   return {name: float(value_B[0]), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
-def resample(e: Evaluation, value_N) -> np.ndarray:
+def resample(data: Evaluation, value_N) -> np.ndarray:
   """value_B: the mean over all tasks, and over the tasks of each resample."""
-  return np.asarray(value_N)[..., e.picks_BxN].mean(axis=-1)
+  return np.asarray(value_N)[..., data.picks_BxN].mean(axis=-1)
 
 
-def area(e: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
+def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
   """area_B of some policies; NaN without any, or where LARGE is not both dearer and better."""
   if not len(policies):
     return NO_VALUE
   names, areas = [*policies, *BOUNDARIES], []
-  cost_QxB = resample(e, e.per_task("cost_usd").loc[names])
-  score_QxB = resample(e, e.per_task(metric).loc[names])
-  for cost_Q, score_Q in zip(cost_QxB.T, score_QxB.T):
-    small, large = zip(cost_Q[-2:], score_Q[-2:])
+  cost_PxB = resample(data, data.per_task("cost_usd").loc[names])
+  score_PxB = resample(data, data.per_task(metric).loc[names])
+  for cost_P, score_P in zip(cost_PxB.T, score_PxB.T):
+    small, large = zip(cost_P[-2:], score_P[-2:])
     usable = large[0] > small[0] and large[1] > small[1]
-    areas.append(frontier.area(cost_Q[:-2], score_Q[:-2], small, large) if usable else np.nan)
+    areas.append(frontier.area(cost_P[:-2], score_P[:-2], small, large) if usable else np.nan)
   return np.array(areas)
 
 
-def policies(e: Evaluation) -> pd.DataFrame:
-  """The figures of every policy, by its name: means per task, some with intervals, its shares of
+def policies(data: Evaluation) -> pd.DataFrame:
+  """The results of every policy, by its name: means per task, some with intervals, its shares of
   the gaps between the boundaries and of its cap, and overruns (episodes over the cap)."""
-  table = e.entries.drop(columns=["threshold", "share"])
-  table["episodes"] = e.episodes.policy.value_counts()
+  table = data.entries.drop(columns=["threshold", "share"])
+  table["episodes"] = data.episodes.policy.value_counts()
   for column in ("deciding_usd", "steps", "large_calls", "spent_usd"):
-    table[column] = e.per_task(column).mean(axis=1)
+    table[column] = data.per_task(column).mean(axis=1)
   for column in ("cost_usd", *METRICS):
-    rows = [interval(column, resample(e, value_N)) for value_N in e.per_task(column).to_numpy()]
+    rows = [
+      interval(column, resample(data, value_N)) for value_N in data.per_task(column).to_numpy()
+    ]
     table = table.join(pd.DataFrame(rows, table.index))
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
     low, high = table[column][[*BOUNDARIES]]
@@ -69,71 +75,73 @@ def policies(e: Evaluation) -> pd.DataFrame:
   cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
   # Floats may add up to slightly more than the exact sum of a budget in dollars.
-  over = e.episodes.spent_usd > e.episodes.usd_budget + 1e-12
-  over |= e.episodes.large_calls > e.episodes.call_budget
-  table["overruns"] = over.groupby(e.episodes.policy).sum()
+  over = data.episodes.spent_usd > data.episodes.usd_budget + 1e-12
+  over |= data.episodes.large_calls > data.episodes.call_budget
+  table["overruns"] = over.groupby(data.episodes.policy).sum()
   return table
 
 
-def headline(e: Evaluation, table: pd.DataFrame) -> dict | None:
+def headline(data: Evaluation, table: pd.DataFrame) -> dict | None:
   """BoPO's point without a budget that lies highest above the line between the boundaries.
 
   It is picked on the test tasks, as is any point of a frontier. None without BoPO or without a gap.
   """
-  points = table.loc[e.soft("bopo").index]
+  points = table.loc[data.uncapped("bopo").index]
   height = (points.success_gap_share - points.cost_gap_share).dropna()
   if height.empty:
     return None
   policy = height[::-1].idxmax()
   result = {"policy": policy, "parameters": table.parameters[policy], "points": len(height)}
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    low_B, high_B, value_B = resample(e, e.per_task(column).loc[[*BOUNDARIES, policy]])
+    low_B, high_B, value_B = resample(data, data.per_task(column).loc[[*BOUNDARIES, policy]])
     gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
     result |= interval(f"{name}_gap_share", (value_B - low_B) / gap_B)
   return result
 
 
-def _against(e: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels) -> list[dict]:
+def _compare_with_bopo(
+  data: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels
+) -> list[dict]:
   """A row per metric: the area of some policies, that of BoPO's points, and the difference."""
   rows = []
   for metric in METRICS:
-    area_B, bopo_B = area(e, names, metric), area(e, bopo, metric)
+    area_B, bopo_B = resample_area(data, names, metric), resample_area(data, bopo, metric)
     row = labels | {"metric": metric, "policies": list(names), "compared_with": list(bopo)}
     row |= interval("area", area_B) | interval("bopo_area", bopo_B)
     rows.append(row | interval("bopo_gain", bopo_B - area_B))
   return rows
 
 
-def frontiers(e: Evaluation) -> pd.DataFrame:
+def frontiers(data: Evaluation) -> pd.DataFrame:
   """A row per family and metric: its area, that of BoPO, and BoPO's minus its own.
 
   First-Large has the points under its budgets, all others those without one. So that no trained
   family is beaten by more points, a family with several weights of cost is held against all of
   BoPO's, any other against those at `compared_lam`. BoPO has rows at each of several `lam` too.
   """
-  bopo, rows = e.soft("bopo"), []
-  lines = e.entries[e.entries.usd_budget.isna()]
-  for family, group in lines.groupby("family", sort=False):
+  bopo, rows = data.uncapped("bopo"), []
+  entries = data.entries[data.entries.usd_budget.isna()]
+  for family, group in entries.groupby("family", sort=False):
     if family not in (*BOUNDARIES, *ABLATIONS):
-      points = e.soft(family) if len(e.soft(family)) else group
-      rivals = bopo if points.lam.nunique() > 1 else bopo[bopo.lam == e.compared_lam]
+      points = data.uncapped(family) if len(data.uncapped(family)) else group
+      rivals = bopo if points.lam.nunique() > 1 else bopo[bopo.lam == data.compared_lam]
       rivals = rivals[rivals.family != family]
-      rows += _against(e, points.index, rivals.index, family=family, lam=np.nan)
+      rows += _compare_with_bopo(data, points.index, rivals.index, family=family, lam=np.nan)
   for lam, points in bopo.groupby("lam", sort=False) if bopo.lam.nunique() > 1 else ():
-    rows += _against(e, points.index, [], family="bopo", lam=lam)
+    rows += _compare_with_bopo(data, points.index, [], family="bopo", lam=lam)
   return pd.DataFrame(rows)
 
 
-def ablations(e: Evaluation) -> pd.DataFrame:
+def ablations(data: Evaluation) -> pd.DataFrame:
   """Rows as of `frontiers`: each ablation, and SFT alone, against BoPO at the same weight of cost
   and the same thresholds or shares. SFT alone, which has no weight, takes the first ablation's."""
-  lines, rows = e.soft("sft", *ABLATIONS), []
-  lines = lines.assign(lam=lines.lam.bfill())
+  entries, rows = data.uncapped("sft", *ABLATIONS), []
+  entries = entries.assign(lam=entries.lam.bfill())
   setting = ["lam", "threshold", "share"]
-  pairs = lines.reset_index().merge(e.soft("bopo").reset_index(), "left", setting)
+  pairs = entries.reset_index().merge(data.uncapped("bopo").reset_index(), "left", setting)
   for (family, lam), group in pairs.groupby(["family_x", "lam"], sort=False):
     group = group.dropna(subset="policy_y")
-    rows += _against(e, group.policy_x, group.policy_y, family=family, lam=lam)
+    rows += _compare_with_bopo(data, group.policy_x, group.policy_y, family=family, lam=lam)
   return pd.DataFrame(rows)
 
 
@@ -147,27 +155,27 @@ def pick_by_halves(value_CxN: np.ndarray) -> np.ndarray:
   return best_H[1 - half_N]
 
 
-def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
-  """A row per K and family: its figures, with parameters picked by `pick_by_halves`.
+def hard_budgets(data: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
+  """A row per K and family: its results, with parameters picked by `pick_by_halves`.
 
   Our choice: the paper shows each family's best rows. Privileged policies and ablations do not
   compete; always-SMALL does, as it keeps every budget. Intervals hold fixed what was picked. `gain`
-  is BoPO's SR minus this one's, `lead` that of the best over the next, `clear` whether the interval
-  of the lead lies above 0; `overruns` are those of all candidates.
+  is BoPO's SR minus this family's, `lead` the best SR minus the next one's, `clear` whether the
+  interval of the lead lies above 0; `overruns` are those of all candidates.
   """
-  lines, rows = e.entries[~e.entries.family.isin(ABLATIONS)], []
-  per_task = {column: e.per_task(column) for column in (*METRICS, "large_calls")}
-  for K in sorted(lines.call_budget.dropna().unique()):
-    candidates = lines[(lines.call_budget == K) | (lines.index == ALWAYS_SMALL)]
+  entries, rows = data.entries[~data.entries.family.isin(ABLATIONS)], []
+  per_task = {column: data.per_task(column) for column in (*METRICS, "large_calls")}
+  for K in sorted(entries.call_budget.dropna().unique()):
+    candidates = entries[(entries.call_budget == K) | (entries.index == ALWAYS_SMALL)]
     sr_B, budget_rows = {"bopo": NO_VALUE}, []
     for family, group in candidates.groupby("family", sort=False):
       values = {column: frame.loc[group.index].to_numpy() for column, frame in per_task.items()}
-      pick_N = pick_by_halves(values[e.sr])
+      pick_N = pick_by_halves(values[data.sr])
       picked = {column: v[pick_N, np.arange(len(pick_N))] for column, v in values.items()}
-      sr_B[family] = resample(e, picked[e.sr])
+      sr_B[family] = resample(data, picked[data.sr])
       row = {"K": int(K), "family": family, "candidates": list(group.index)}
       for metric in METRICS:
-        row |= interval(metric, resample(e, picked[metric]))
+        row |= interval(metric, resample(data, picked[metric]))
       row["use_share"] = picked["large_calls"].mean() / K if K else np.nan
       budget_rows.append(row | {"overruns": int(table.overruns[group.index].sum())})
     competing = [row["family"] for row in budget_rows if row["family"] not in PRIVILEGED]
@@ -181,35 +189,35 @@ def hard_budgets(e: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   return pd.DataFrame(rows)
 
 
-def difficulties(e: Evaluation, easy_rate: float) -> pd.Series:
+def difficulties(data: Evaluation, easy_rate: float) -> pd.Series:
   """Each test task's difficulty, by the evaluation's own episodes of the boundaries."""
-  trials = e.episodes.groupby(["task_id", "policy"]).success.agg(list).unstack()[[*BOUNDARIES]]
-  return trials.loc[e.tasks].apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
+  trials = data.episodes.groupby(["task_id", "policy"]).success.agg(list).unstack()[[*BOUNDARIES]]
+  return trials.loc[data.tasks].apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
 
 
-def representatives(e: Evaluation, table: pd.DataFrame, best: Mapping | None) -> pd.Series:
+def representatives(data: Evaluation, table: pd.DataFrame, best: Mapping | None) -> pd.Series:
   """A policy per family without a budget: the one nearest in cost to the headline's, else its
   first."""
-  families = e.soft()[~e.soft().family.isin(ABLATIONS)].family
+  families = data.uncapped()[~data.uncapped().family.isin(ABLATIONS)].family
   cost_usd = table.cost_usd[families.index]
   first_usd = cost_usd.groupby(families).transform("first")
   distance = (cost_usd - (table.cost_usd[best["policy"]] if best else first_usd)).abs()
   return distance.groupby(families, sort=False).idxmin()
 
 
-def by_difficulty(e: Evaluation, chosen: pd.Series, difficulty: pd.Series) -> pd.DataFrame:
+def by_difficulty(data: Evaluation, chosen: pd.Series, difficulty: pd.Series) -> pd.DataFrame:
   """Each family's shares of dollars and of LARGE calls by difficulty, and those of the tasks as
   the family "task mix"; NaN where the sum is 0."""
-  tables, task_mix = [], pd.DataFrame(1.0, ["task mix"], e.tasks)
+  tables, task_mix = [], pd.DataFrame(1.0, ["task mix"], data.tasks)
   for column in ("cost_usd", "large_calls"):
-    value = pd.concat([task_mix, e.per_task(column).loc[chosen].set_axis(chosen.index)])
+    value = pd.concat([task_mix, data.per_task(column).loc[chosen].set_axis(chosen.index)])
     sums = value.T.groupby(difficulty).sum().T.reindex(columns=DIFFICULTIES, fill_value=0.0)
     shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
     tables.append(shares.rename_axis("family").reset_index().assign(column=column))
   return pd.concat(tables, ignore_index=True)
 
 
-def latency(e: Evaluation, chosen: pd.Series, scripted: bool) -> pd.DataFrame:
+def latency(data: Evaluation, chosen: pd.Series, scripted: bool) -> pd.DataFrame:
   """Mean seconds per episode, by family, by the paper's token rates and as measured.
 
   A router's decision is one token of its own, a judge's answers are at LARGE's rate, untaken
@@ -217,7 +225,7 @@ def latency(e: Evaluation, chosen: pd.Series, scripted: bool) -> pd.DataFrame:
   models_s (NaN for scripts, and where replies were replayed), and waited_share (of the models'
   measured seconds, else of those by the rates).
   """
-  table = e.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
+  table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
   mean = table.groupby("policy").mean().loc[chosen].set_axis(chosen.index)
   s = pd.DataFrame({"small_s": (mean.small_tokens + mean.proposal_tokens) / SMALL_RATE})
   s["large_s"] = mean.large_tokens / LARGE_RATE

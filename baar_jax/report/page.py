@@ -1,4 +1,4 @@
-"""The report: all figures as one dict of tables, and its files, the page first of all."""
+"""The report: all results as one dict of tables, and the files that show them, first the page."""
 
 import base64
 import dataclasses
@@ -14,57 +14,57 @@ from baar_jax.config import Config
 from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
-from baar_jax.report import compare, plots, tables
+from baar_jax.report import compare, plots, texts
 from baar_jax.report.optimum import exact_frontier
 from baar_jax.report.table import Evaluation, load, run_ledger, training
 from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
 
-SCORERS = ("cascade", "single-turn", "cascade-calibration")
+RIVAL_STAGES = ("cascade", "single-turn", "cascade-calibration")
 
 
-def summarize(
+def compute_results(
   store: Store, entries: Sequence[Entry], config: Config, metrics=(), spent: Spent | None = None
 ) -> dict:
-  """The figures of the evaluation, tables and values, by name.
+  """The results of the evaluation, tables and values, by name.
 
   *_percent is in percent, *_share in [0, 1]; *_low and *_high are ends of 95 % intervals; NaN or
   None is what cannot be computed. `metrics` are lines of metrics.jsonl, `spent` the recorded calls
   of API models. Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
-  e = load(store, entries, config)
-  table = compare.policies(e)
-  best = compare.headline(e, table)
-  chosen = compare.representatives(e, table, best)
-  difficulty = compare.difficulties(e, config.profile.easy_rate)
+  data = load(store, entries, config)
+  table = compare.policies(data)
+  headline = compare.headline(data, table)
+  chosen = compare.representatives(data, table, headline)
+  difficulty = compare.difficulties(data, config.profile.easy_rate)
   families = set(table.family)
-  # Scorers that state another number of updates are of an earlier training.
+  # Lines that state another number of updates are of an earlier training.
   updates = {None, config.baselines.updates}
-  metrics = [m for m in metrics if m["stage"] not in SCORERS or m.get("updates") in updates]
+  metrics = [m for m in metrics if m["stage"] not in RIVAL_STAGES or m.get("updates") in updates]
   calibrations = [line for line in metrics if line["stage"] == "cascade-calibration"]
   results = {
-    "run": _facts(config, metrics, e) | {"train_tasks": len(profiles)},
+    "run": _facts(config, metrics, data) | {"train_tasks": len(profiles)},
     "policies": table,
-    "headline": best,
-    "frontiers": compare.frontiers(e),
-    "ablations": compare.ablations(e),
-    "hard_budget": compare.hard_budgets(e, table),
-    "by_difficulty": compare.by_difficulty(e, chosen, difficulty),
-    "latency": compare.latency(e, chosen, config.models.kind == "scripted"),
+    "headline": headline,
+    "frontiers": compare.frontiers(data),
+    "ablations": compare.ablations(data),
+    "hard_budget": compare.hard_budgets(data, table),
+    "by_difficulty": compare.by_difficulty(data, chosen, difficulty),
+    "latency": compare.latency(data, chosen, config.models.kind == "scripted"),
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
     "robustness": measure_robustness(store, config),
     "training": training(metrics, families),
     "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),
-    "episodes": showcase(store, e, best["policy"], difficulty) if best else None,
+    "episodes": showcase(store, data, headline["policy"], difficulty) if headline else None,
   }
-  return results | {"paper": tables.beside_paper(results)}
+  return results | {"paper": texts.beside_paper(results)}
 
 
-def _facts(config: Config, metrics: Sequence[Mapping], e: Evaluation) -> dict:
+def _facts(config: Config, metrics: Sequence[Mapping], data: Evaluation) -> dict:
   """What was run: environment, models, router, and how many tasks and seeds."""
   models, scripted = config.models, config.models.kind == "scripted"
   environments = [line for line in metrics if line["stage"] == "environments"]
@@ -79,22 +79,22 @@ def _facts(config: Config, metrics: Sequence[Mapping], e: Evaluation) -> dict:
     "models": {"kind": models.kind, "names": list(models.names), "hosts": hosts},
     "prices_usd_per_million": dict(zip(models.names, prices)),
     "router": dataclasses.asdict(config.router),
-    "test_tasks": len(e.tasks),
+    "test_tasks": len(data.tasks),
     "seeds": config.evaluate.seeds,
     "profile_trials": config.profile.trials,
-    "compared_lam": e.compared_lam,
-    "left_out_episodes": e.left_out,
+    "compared_lam": data.compared_lam,
+    "left_out_episodes": data.left_out,
     # Families of which a scripted run evaluates something else under their name.
-    "stand_ins": ["zero-shot"] if scripted and "zero-shot" in set(e.entries.family) else [],
-    "sr": e.sr,
+    "stand_ins": ["zero-shot"] if scripted and "zero-shot" in set(data.entries.family) else [],
+    "sr": data.sr,
   }
 
 
-def showcase(store: Store, e: Evaluation, policy: str, difficulty: pd.Series) -> pd.DataFrame:
+def showcase(store: Store, data: Evaluation, policy: str, difficulty: pd.Series) -> pd.DataFrame:
   """A policy's first episode, by task and seed, of each difficulty and outcome."""
   descriptions = {task.id: task.description for task in store.tasks("test")}
   stored = {(episode.task_id, episode.seed): episode for episode in store.episodes(policy)}
-  rows = e.episodes[e.episodes.policy == policy]
+  rows = data.episodes[data.episodes.policy == policy]
   rows = rows.assign(difficulty=rows.task_id.map(difficulty), text=rows.task_id.map(descriptions))
   rows = rows.sort_values("difficulty", kind="stable").drop_duplicates(["difficulty", "success"])
   rows["episode"] = [stored[key] for key in zip(rows.task_id, rows.seed)]
@@ -102,7 +102,7 @@ def showcase(store: Store, e: Evaluation, policy: str, difficulty: pd.Series) ->
     numbers = [x for s in shown.steps for x in (s.cost_usd, s.router_cost_usd, -(s.logp or 0.0))]
     if not all(-0.01 < x < math.inf for x in numbers):  # the log of 1 may be rounded up
       row = f"policy {shown.policy}, task {shown.task_id}, seed {shown.seed}"
-      raise ValueError(f"the stored episode of {row} has a number that is none: restore a copy")
+      raise ValueError(f"the stored episode of {row} has a number out of its range: restore a copy")
   return rows[["difficulty", "success", "text", "episode"]]
 
 
@@ -111,10 +111,10 @@ def write(results: Mapping, directory: Path) -> Path:
   directory.mkdir(parents=True, exist_ok=True)
   files = {"results.json": json.dumps(plain(results), indent=1, allow_nan=False)}
   if len(results["hard_budget"]):
-    table = tables.hard_budget(results)
+    table = texts.hard_budget(results)
     narrow = table.loc[:, table.columns.isin(["Family", "Candidates", "SR", "Use%"], level=1)]
-    files["hard_budget.md"] = tables.to_markdown(narrow)
-    files["hard_budget.tex"] = tables.to_latex(narrow)
+    files["hard_budget.md"] = texts.to_markdown(narrow)
+    files["hard_budget.tex"] = texts.to_latex(narrow)
   images = {}
   for name, figure in plots.draw_all(results).items():
     file = directory / f"{name}.png"
@@ -128,15 +128,15 @@ def write(results: Mapping, directory: Path) -> Path:
 
 def render(results: Mapping, images: Mapping[str, str]) -> str:
   """The page, with images by name as URLs. Whatever the results hold, the template escapes it."""
-  files, clean = jinja2.FileSystemLoader(Path(__file__).parent), tables.clean
+  files, clean = jinja2.FileSystemLoader(Path(__file__).parent), texts.clean
   jinja = jinja2.Environment(loader=files, autoescape=True, trim_blocks=True, finalize=clean)
-  context = {"r": results, "t": tables, "compare": compare, "exp": math.exp}
+  context = {"results": results, "texts": texts, "compare": compare, "exp": math.exp}
   page = jinja.get_template("page.html.j2").render(context, images=images)
   return page.replace(" %", "\u00a0%")
 
 
 def plain(value):
-  """The same as lists and dicts that strict JSON can hold: tables as rows, NaN as None."""
+  """A value as lists and dicts that strict JSON can hold: tables as rows, NaN as None."""
   if isinstance(value, pd.DataFrame):
     value = (value.reset_index() if value.index.name else value).to_dict("records")
   elif dataclasses.is_dataclass(value):

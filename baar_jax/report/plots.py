@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from baar_jax.report.frontier import pareto, upper_hull
 from baar_jax.report.table import CURVES
-from baar_jax.report.tables import FAMILIES, METRIC_NAMES, family_name, shown_metrics
+from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
 from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
 
 MUTED = "#5f6875"

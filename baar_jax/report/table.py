@@ -21,7 +21,7 @@ CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-  """What was evaluated.
+  """The evaluation's entries and episodes.
 
   `entries` has a row per policy, by its name, in the report's order: the fields of `Entry` (NaN is
   no cap), and the parameters lam, threshold and share. `episodes` has a row per policy, task and
@@ -32,7 +32,7 @@ class Evaluation:
   episodes: pd.DataFrame
   tasks: list[str]  # ids in the evaluation's order
   left_out: list[str]  # the tasks and seeds that not every policy has
-  picks_BxN: np.ndarray  # all tasks once, and below as many drawn for each resample
+  picks_BxN: np.ndarray  # indices of tasks: all of them, then those of each bootstrap resample
   sr: str  # which of METRICS is the environment's SR
   compared_lam: float  # the weight of cost whose BoPO router is held against methods without one
 
@@ -42,26 +42,26 @@ class Evaluation:
     means = values.mean().unstack().loc[self.entries.index, self.tasks]
     return 100 * means if column in METRICS else means
 
-  def soft(self, *families: str) -> pd.DataFrame:
+  def uncapped(self, *families: str) -> pd.DataFrame:
     """The entries of some families, or of all, that have no budget."""
-    lines = self.entries[self.entries.call_budget.isna() & self.entries.usd_budget.isna()]
-    return lines[lines.family.isin(families)] if families else lines
+    entries = self.entries[self.entries.call_budget.isna() & self.entries.usd_budget.isna()]
+    return entries[entries.family.isin(families)] if families else entries
 
 
 def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   """Reads the evaluation. Raises ValueError where a part of it has not been run."""
-  lines = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
-  lines = lines.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
-  parameters = pd.DataFrame(lines.parameters.tolist(), lines.index, dtype=float)
-  lines = lines.join(parameters.reindex(columns=["lam", "threshold", "share"]))
+  frame = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
+  frame = frame.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
+  parameters = pd.DataFrame(frame.parameters.tolist(), frame.index, dtype=float)
+  frame = frame.join(parameters.reindex(columns=["lam", "threshold", "share"]))
   tasks = [task.id for task in store.tasks("test")][: config.evaluate.tasks or None]
   keys = pd.MultiIndex.from_product([tasks, range(config.evaluate.seeds)])
-  episodes = store.table(list(lines.index)).set_index(["task_id", "seed"], drop=False)
+  episodes = store.table(list(frame.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
-  counts = episodes.policy.value_counts().reindex(lines.index, fill_value=0)
+  counts = episodes.policy.value_counts().reindex(frame.index, fill_value=0)
   for policy, count in counts[counts < (1 - LEFT_OUT_LIMIT) * len(keys)].items():
     raise ValueError(f"{policy} has {count} of {len(keys)} episodes: run --stage=evaluate first")
-  shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(lines)
+  shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
@@ -69,12 +69,12 @@ def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
   tasks = [task for task in tasks if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
   sr = METRICS[config.env.kind != "scienceworld"]
-  # One draw for all figures, so that their differences are paired.
+  # One draw for all results, so that their differences are paired.
   size = config.evaluate.bootstrap, len(tasks)
   picks_BxN = np.vstack(
     [np.arange(len(tasks)), np.random.default_rng(0).integers(size[1], size=size)]
   )
-  return Evaluation(lines, episodes, tasks, left_out, picks_BxN, sr, compared_lam(config))
+  return Evaluation(frame, episodes, tasks, left_out, picks_BxN, sr, compared_lam(config))
 
 
 def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[str, float]:

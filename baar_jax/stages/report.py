@@ -9,7 +9,7 @@ from pydantic import FiniteFloat, ValidationError, create_model
 
 from baar_jax.checks import explain
 from baar_jax.llms.calls import read_spent
-from baar_jax.report import tables
+from baar_jax.report import texts
 from baar_jax.report.table import CURVE_STAGES, CURVES
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
@@ -34,7 +34,7 @@ def main(run: Run) -> None:
 
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
   metrics = read_metrics(run.dir / "metrics.jsonl")
-  results = page.summarize(run.store, entries(run.config), run.config, metrics, spent)
+  results = page.compute_results(run.store, entries(run.config), run.config, metrics, spent)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
 
@@ -60,21 +60,21 @@ def read_metrics(path: Path) -> list[dict]:
 def terminal_table(results: Mapping) -> str:
   """A line per policy, those under a cap in dollars last, and per area; what the run has cost."""
   mark = {family: " (stand-in)" for family in results["run"]["stand_ins"]}
-  sr, digits = results["run"]["sr"], tables.cost_digits(results)
+  sr, digits = results["run"]["sr"], texts.cost_digits(results)
   lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
   table = results["policies"].sort_values("usd_budget", key=pd.notna, kind="stable")
   for policy, p in table.iterrows():
     use = "" if pd.isna(p.use_share) else f"{100 * p.use_share:.0f}"
     lines.append(
-      f"{tables.clean(policy) + mark.get(p.family, ''):<44}{p[sr]:>7.1f}{p.success_percent:>9.1f}"
+      f"{texts.clean(policy) + mark.get(p.family, ''):<44}{p[sr]:>7.1f}{p.success_percent:>9.1f}"
       f"{p.cost_usd:>10.{digits}f}{p.large_calls:>7.1f}{use:>6}"
     )
   rows = results["frontiers"]
   for row in rows[(rows.metric == sr) & rows.lam.isna() & rows.area.notna()].itertuples():
     lines.append(f"area of {row.family}{mark.get(row.family, '')}: {row.area:.3f}")
-  *parts, (_, total_usd) = tables.ledger(results).items()
+  *parts, (_, total_usd) = texts.ledger(results).items()
   line = ", ".join(f"{title} ${usd:.4f}" for title, usd in parts)
   line = f"spent by this run: ${total_usd:.4f} ({line})"
   if presumed_usd := results["ledger"]["presumed_usd"]:
     line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
-  return "\n".join([*lines, f"{line}; {tables.models_text(results)}"])
+  return "\n".join([*lines, f"{line}; {texts.models_text(results)}"])

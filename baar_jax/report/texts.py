@@ -1,4 +1,4 @@
-"""How figures are written: as tables of texts in HTML, Markdown and LaTeX, and as phrases."""
+"""Results as texts: tables of texts in HTML, Markdown and LaTeX, and phrases."""
 
 import json
 import math
@@ -35,8 +35,8 @@ METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {"small_usd": "SMALL", "large_usd": "LARGE", "proposals_usd": "proposals not taken"}
 LEDGER |= {"judge_usd": "zero-shot router", "retries_usd": "attempts without an answer"}
 LEDGER |= {"router_usd": "router", "total_usd": "all of it"}
-# How the name of a figure ends: what stands for it in the title, the factor, and the format, in
-# which z takes the minus from what rounds to 0.
+# By the suffix of a column's name: what replaces it in the title, the factor, and the format, in
+# which z drops the minus of what rounds to 0.
 UNITS = {
   "_percent": (", %", 1.0, "z.1f"),
   "router_share": ("router, %", 100.0, "z.2f"),
@@ -59,7 +59,7 @@ TITLES |= {"sr_percent": "SR", "use_share": "Use%", "deciding_usd": "Router cost
 TITLES |= {"area": "Its area", "bopo_area": "BoPO's", "bopo_gain": "BoPO minus it"}
 TITLES |= {"gain": "BoPO minus it", "small_s": "SMALL, s", "large_s": "LARGE, s"}
 TITLES |= {"paper": "The paper", "ours": "This run"}
-NONE = "–"
+DASH = "–"  # no value
 
 
 def clean(value):
@@ -90,7 +90,7 @@ def shown_metrics(results: Mapping) -> list[str]:
   """The environment's own metric first; one suffices where every score is 0 or 1."""
   sr, table = results["run"]["sr"], results["policies"]
   same = (table.score_percent == table.success_percent).all()
-  return [sr] if same else sorted(METRICS, key=sr.__ne__)
+  return [sr] if same else [sr, *(metric for metric in METRICS if metric != sr)]
 
 
 def models_text(results: Mapping) -> str:
@@ -107,22 +107,26 @@ def cost_digits(results: Mapping) -> int:
   return 2 - math.floor(math.log10(cheapest)) if cheapest > 0 else 4
 
 
-def texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]) -> pd.DataFrame:
-  """Columns of a frame as texts, a figure with its interval where the frame has one.
+def format_columns(
+  results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]
+) -> pd.DataFrame:
+  """Columns of a frame as texts, a number with its interval where the frame has one.
 
-  How the name of a figure ends tells its unit; other columns are words or settings.
+  The suffix of a column's name tells its unit; columns without one are words or settings.
   """
   frame, result = pd.DataFrame(frame), {}
   for name in columns:
-    ending = next(filter(name.endswith, UNITS), "")
-    unit, factor, form = UNITS.get(ending, ("", 1.0, ""))
-    if ending == "_usd":
-      form = f"z.{cost_digits(results) + (name != 'cost_usd')}f"
-    ends = [end for end in (f"{name}_low", f"{name}_high") if end in frame]
-    title = (name.removesuffix(ending) + unit).replace("_", " ")
+    suffix = next(filter(name.endswith, UNITS), "")
+    unit, factor, spec = UNITS.get(suffix, ("", 1.0, ""))
+    if suffix == "_usd":
+      spec = f"z.{cost_digits(results) + (name != 'cost_usd')}f"
+    bounds = [bound for bound in (f"{name}_low", f"{name}_high") if bound in frame]
+    title = (name.removesuffix(suffix) + unit).replace("_", " ")
     cells = [
-      _figure(factor * np.array(values, float), form) if ending else _word(results, *values)
-      for values in zip(*(frame[column] for column in (name, *ends)))
+      _format_number(factor * np.array(values, float), spec)
+      if suffix
+      else _format_word(results, *values)
+      for values in zip(*(frame[column] for column in (name, *bounds)))
     ]
     if name == "sr_percent":
       cells = [cell + " *" * (clear is True) for cell, clear in zip(cells, frame.clear)]
@@ -130,37 +134,37 @@ def texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]) 
   return pd.DataFrame(result, dtype=object)
 
 
-def _figure(values: np.ndarray, form: str) -> str:
-  """A number, such as "58.7", or with the ends of its interval "58.7 [49.1, 68.0]"."""
-  value, *ends = (NONE if np.isnan(value) else f"{value:{form}}" for value in values)
-  return f"{value} [{', '.join(ends)}]" if ends and NONE not in ends else value
+def _format_number(values: np.ndarray, spec: str) -> str:
+  """A number, such as "58.7", or with the bounds of its interval "58.7 [49.1, 68.0]"."""
+  value, *bounds = (DASH if np.isnan(value) else f"{value:{spec}}" for value in values)
+  return f"{value} [{', '.join(bounds)}]" if bounds and DASH not in bounds else value
 
 
-def _word(results: Mapping, value) -> str:
+def _format_word(results: Mapping, value) -> str:
   if isinstance(value, str):
     return family_name(results, value)
   if isinstance(value, dict):
-    return parameter_text(value) or NONE
+    return parameter_text(value) or DASH
   if isinstance(value, list):
     return str(len(value))
-  return NONE if pd.isna(value) else f"{value:g}"
+  return DASH if pd.isna(value) else f"{value:g}"
 
 
-def side_by_side(results: Mapping, frame: pd.DataFrame, by: str, words, figures) -> pd.DataFrame:
-  """The texts of some figures for each value of `by`, a block each, beside those of some words."""
+def side_by_side(results: Mapping, frame: pd.DataFrame, by: str, labels, columns) -> pd.DataFrame:
+  """The label columns as texts, and beside them a block of other columns for each value of `by`."""
   blocks = {}
   for value, group in frame.groupby(by, sort=False):
-    block = texts(results, group, [*words, *figures])
-    blocks[value] = block.set_index(list(block.columns[: len(words)]))
-  return pd.concat(blocks, axis=1).fillna(NONE).reset_index(col_level=1)
+    block = format_columns(results, group, [*labels, *columns])
+    blocks[value] = block.set_index(list(block.columns[: len(labels)]))
+  return pd.concat(blocks, axis=1).fillna(DASH).reset_index(col_level=1)
 
 
 def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
   """The rows of `frontiers` or `ablations`: each area, BoPO's, and BoPO's minus it."""
   frame = pd.concat([frame[frame.metric == metric] for metric in shown_metrics(results)])
   frame = frame.assign(metric=frame.metric.map(METRIC_NAMES))
-  figures = ["area", "bopo_area", "bopo_gain"]
-  return side_by_side(results, frame, "metric", ["family", "lam", "policies"], figures)
+  columns = ["area", "bopo_area", "bopo_gain"]
+  return side_by_side(results, frame, "metric", ["family", "lam", "policies"], columns)
 
 
 def hard_budget(results: Mapping) -> pd.DataFrame:
@@ -172,31 +176,31 @@ def hard_budget(results: Mapping) -> pd.DataFrame:
   small = rows.family == ALWAYS_SMALL
   rows = pd.concat([rows[small], large, rows[~small]]).sort_values("K", kind="stable")
   rows = rows.rename(columns=lambda name: name.replace(sr, "sr_percent"))
-  figures = ["sr_percent", "use_share", "gain", *rows.columns.intersection(["success_percent"])]
+  columns = ["sr_percent", "use_share", "gain", *rows.columns.intersection(["success_percent"])]
   rows = rows.assign(K=rows.K.map("K = {}".format))
-  return side_by_side(results, rows, "K", ["family", "candidates"], figures)
+  return side_by_side(results, rows, "K", ["family", "candidates"], columns)
 
 
 def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
-  """The figures of all policies under a cap in dollars, or of all others."""
+  """The results of all policies under a cap in dollars, or of all others."""
   table, cap = results["policies"], "usd_budget" if dollars else "call_budget"
-  figures = ["score_percent", "success_percent", "cost_usd", "deciding_usd", "cost_gap_share"]
-  figures += ["success_gap_share", "large_calls", "steps", "use_share", "overruns"]
+  columns = ["score_percent", "success_percent", "cost_usd", "deciding_usd", "cost_gap_share"]
+  columns += ["success_gap_share", "large_calls", "steps", "use_share", "overruns"]
   rows = table[table.usd_budget.notna() == dollars]
-  return texts(results, rows, ["family", "parameters", cap, *figures])
+  return format_columns(results, rows, ["family", "parameters", cap, *columns])
 
 
 def spending(results: Mapping) -> pd.DataFrame:
   """Which part of a family's dollars and LARGE calls each difficulty takes."""
-  figures = [f"{difficulty}_share" for difficulty in DIFFICULTIES]
-  rows = results["by_difficulty"].rename(columns=dict(zip(DIFFICULTIES, figures)))
+  columns = [f"{difficulty}_share" for difficulty in DIFFICULTIES]
+  rows = results["by_difficulty"].rename(columns=dict(zip(DIFFICULTIES, columns)))
   titles = {"cost_usd": "share of dollars", "large_calls": "of LARGE calls"}
   rows = rows.assign(column=rows.column.map(titles))
-  return side_by_side(results, rows, "column", ["family"], figures)
+  return side_by_side(results, rows, "column", ["family"], columns)
 
 
 def beside_paper(results: Mapping) -> pd.DataFrame:
-  """The paper's figures and ours, as texts; ours is None where this run has no such figure.
+  """The paper's numbers and ours, as texts; ours is None where this run has no such number.
 
   Empty for environments that are not the paper's.
   """
@@ -237,12 +241,12 @@ def ledger(results: Mapping) -> dict[str, float]:
 
 
 def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str) -> list[str]:
-  """Who is above BoPO by the point estimate, privileged families apart, in words."""
+  """Which families are above BoPO by the point estimate, without the privileged, as phrases."""
   rows = frame[(frame[gain] < 0) & ~frame.family.isin(PRIVILEGED)]
   if "metric" in rows:
     rows = rows[rows.metric.isin(shown_metrics(results))]
   where = rows.metric.map(METRIC_NAMES) if "metric" in rows else "K = " + rows.K.astype(str)
-  words = texts(results, rows, ["family", gain]).to_numpy()
+  words = format_columns(results, rows, ["family", gain]).to_numpy()
   return [f"{family}, {place}: {text}" for (family, text), place in zip(words, where)]
 
 
@@ -261,5 +265,5 @@ def to_latex(table: pd.DataFrame) -> str:
   """The table for LaTeX with booktabs."""
   style = table.style.hide(axis="index").format(escape="latex")
   style = style.format_index(escape="latex", axis="columns")
-  form = "l" + "r" * (len(table.columns) - 1)
-  return style.to_latex(hrules=True, column_format=form, multicol_align="c")
+  alignment = "l" + "r" * (len(table.columns) - 1)
+  return style.to_latex(hrules=True, column_format=alignment, multicol_align="c")
