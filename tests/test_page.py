@@ -201,7 +201,7 @@ def test_numbers_and_settings_as_texts(results):
   rules = [router | {"threshold": 0.5}, router | {"threshold": 0.2}, {"share": 0.25}]
   frame = frame.assign(lam=[0.3, 1, nan], family=["bopo", "x", "sft"], parameters=rules)
   columns = ["bopo_gain", "cost_gap_share", "lam", "family", "parameters"]
-  assert texts.format_columns(results, frame, columns).to_dict("list") == {
+  assert texts.as_texts(results, frame, columns).to_dict("list") == {
     "BoPO minus it": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
     "Cost gap, %": ["50", "0", "–"],
     "λ": ["0.3", "1", "–"],

@@ -1,7 +1,6 @@
 """Who beats whom, and where it spends: policies, areas, ablations, budgets, difficulties.
 
-Axes: B bootstrap resamples of the tasks, the first of which is all tasks; N tasks, P policies, C
-candidates, H halves.
+Axes: B resamples of the tasks (the first is all), N tasks, P policies, C candidates, H halves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,9 +63,7 @@ def policies(data: Evaluation) -> pd.DataFrame:
   for column in ("deciding_usd", "steps", "large_calls", "spent_usd"):
     table[column] = data.per_task(column).mean(axis=1)
   for column in ("cost_usd", *METRICS):
-    rows = [
-      interval(column, resample(data, value_N)) for value_N in data.per_task(column).to_numpy()
-    ]
+    rows = [interval(column, resample(data, row)) for row in data.per_task(column).to_numpy()]
     table = table.join(pd.DataFrame(rows, table.index))
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
     low, high = table[column][[*BOUNDARIES]]
@@ -99,9 +96,7 @@ def headline(data: Evaluation, table: pd.DataFrame) -> dict | None:
   return result
 
 
-def _compare_with_bopo(
-  data: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels
-) -> list[dict]:
+def _compare(data: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels) -> list[dict]:
   """A row per metric: the area of some policies, that of BoPO's points, and the difference."""
   rows = []
   for metric in METRICS:
@@ -126,9 +121,9 @@ def frontiers(data: Evaluation) -> pd.DataFrame:
       points = data.uncapped(family) if len(data.uncapped(family)) else group
       rivals = bopo if points.lam.nunique() > 1 else bopo[bopo.lam == data.compared_lam]
       rivals = rivals[rivals.family != family]
-      rows += _compare_with_bopo(data, points.index, rivals.index, family=family, lam=np.nan)
+      rows += _compare(data, points.index, rivals.index, family=family, lam=np.nan)
   for lam, points in bopo.groupby("lam", sort=False) if bopo.lam.nunique() > 1 else ():
-    rows += _compare_with_bopo(data, points.index, [], family="bopo", lam=lam)
+    rows += _compare(data, points.index, [], family="bopo", lam=lam)
   return pd.DataFrame(rows)
 
 
@@ -141,7 +136,7 @@ def ablations(data: Evaluation) -> pd.DataFrame:
   pairs = entries.reset_index().merge(data.uncapped("bopo").reset_index(), "left", setting)
   for (family, lam), group in pairs.groupby(["family_x", "lam"], sort=False):
     group = group.dropna(subset="policy_y")
-    rows += _compare_with_bopo(data, group.policy_x, group.policy_y, family=family, lam=lam)
+    rows += _compare(data, group.policy_x, group.policy_y, family=family, lam=lam)
   return pd.DataFrame(rows)
 
 

@@ -107,9 +107,7 @@ def cost_digits(results: Mapping) -> int:
   return 2 - math.floor(math.log10(cheapest)) if cheapest > 0 else 4
 
 
-def format_columns(
-  results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]
-) -> pd.DataFrame:
+def as_texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]) -> pd.DataFrame:
   """Columns of a frame as texts, a number with its interval where the frame has one.
 
   The suffix of a column's name tells its unit; columns without one are words or settings.
@@ -123,9 +121,7 @@ def format_columns(
     bounds = [bound for bound in (f"{name}_low", f"{name}_high") if bound in frame]
     title = (name.removesuffix(suffix) + unit).replace("_", " ")
     cells = [
-      _format_number(factor * np.array(values, float), spec)
-      if suffix
-      else _format_word(results, *values)
+      _number(factor * np.array(values, float), spec) if suffix else _word(results, *values)
       for values in zip(*(frame[column] for column in (name, *bounds)))
     ]
     if name == "sr_percent":
@@ -134,13 +130,13 @@ def format_columns(
   return pd.DataFrame(result, dtype=object)
 
 
-def _format_number(values: np.ndarray, spec: str) -> str:
+def _number(values: np.ndarray, spec: str) -> str:
   """A number, such as "58.7", or with the bounds of its interval "58.7 [49.1, 68.0]"."""
   value, *bounds = (DASH if np.isnan(value) else f"{value:{spec}}" for value in values)
   return f"{value} [{', '.join(bounds)}]" if bounds and DASH not in bounds else value
 
 
-def _format_word(results: Mapping, value) -> str:
+def _word(results: Mapping, value) -> str:
   if isinstance(value, str):
     return family_name(results, value)
   if isinstance(value, dict):
@@ -154,7 +150,7 @@ def side_by_side(results: Mapping, frame: pd.DataFrame, by: str, labels, columns
   """The label columns as texts, and beside them a block of other columns for each value of `by`."""
   blocks = {}
   for value, group in frame.groupby(by, sort=False):
-    block = format_columns(results, group, [*labels, *columns])
+    block = as_texts(results, group, [*labels, *columns])
     blocks[value] = block.set_index(list(block.columns[: len(labels)]))
   return pd.concat(blocks, axis=1).fillna(DASH).reset_index(col_level=1)
 
@@ -187,7 +183,7 @@ def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
   columns = ["score_percent", "success_percent", "cost_usd", "deciding_usd", "cost_gap_share"]
   columns += ["success_gap_share", "large_calls", "steps", "use_share", "overruns"]
   rows = table[table.usd_budget.notna() == dollars]
-  return format_columns(results, rows, ["family", "parameters", cap, *columns])
+  return as_texts(results, rows, ["family", "parameters", cap, *columns])
 
 
 def spending(results: Mapping) -> pd.DataFrame:
@@ -246,7 +242,7 @@ def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str) -> list[str]:
   if "metric" in rows:
     rows = rows[rows.metric.isin(shown_metrics(results))]
   where = rows.metric.map(METRIC_NAMES) if "metric" in rows else "K = " + rows.K.astype(str)
-  words = format_columns(results, rows, ["family", gain]).to_numpy()
+  words = as_texts(results, rows, ["family", gain]).to_numpy()
   return [f"{family}, {place}: {text}" for (family, text), place in zip(words, where)]
 
 

@@ -1,7 +1,4 @@
-"""The Qwen2 transformer in flax.nnx.
-
-Axes: F inner width of SwiGLU, U key positions, H2 half of H, M the queries of a key head (G x T).
-"""
+"""The Qwen2 transformer in flax.nnx. Axes: F SwiGLU's width, U key positions, M = G x T queries."""
 
 from typing import Literal
 

@@ -20,15 +20,9 @@ from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
-from baar_jax.train import dataset, losses
+from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batcher, Relabel
-from baar_jax.train.checkpoint import (
-  Checkpoints,
-  checkpoint_directory,
-  load_initial,
-  load_router,
-  sft_family,
-)
+from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, sft_family
 from baar_jax.train.methods import METHODS
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
@@ -59,7 +53,7 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
     if method.whole_vocabulary:
       model, ids = build_model(run.config.router, run.config.seed), None
     else:
-      model = load_initial(run.dir, run.store, run.config, view, run.mesh)
+      model = checkpoint.load_initial(run.dir, run.store, run.config, view, run.mesh)
       ids = view.decision_ids
     dtype = run.config.router.dtype
     trainer = Trainer(model, method.loss, sft_optimizer(config), ids, run.mesh, dtype)
@@ -95,7 +89,7 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     tasks = [task for task in run.store.tasks("train") if task.id in references]
     view = View(run.config.router, run.tokenizer)
     batcher = Batcher(run.config, view, tasks)
-    sft = load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
+    sft = checkpoint.load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
     ids, dtype, loss = view.decision_ids, run.config.router.dtype, partial(method.loss, config)
     trainer = Trainer(sft, loss, bopo_optimizer(config), ids, run.mesh, dtype)
     anchor = ShardedRouter(sft, ids, run.mesh, dtype) if method.anchored else None
