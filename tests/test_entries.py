@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from baar_jax.config import RIVALS, BaselinesConfig
-from baar_jax.rollout.entries import entries, zero_shot_name
+from baar_jax.rollout.entries import Entry, entries, zero_shot_name
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def config():
   return config
 
 
-def test_names_are_unique_and_carry_every_parameter(config):
+def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   expected = ["always-small", "always-large", "first-large(K=1)", "first-large(K=2)"]
   expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
   expected += ["oracle", "oracle(K=1)", "oracle(K=2)"]
@@ -26,30 +26,24 @@ def test_names_are_unique_and_carry_every_parameter(config):
   for router in ("sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"):
     expected += [router + "threshold=0.5)", router + "threshold=0.25)"]
     expected += [router + f"threshold=0.5,K={K})" for K in (1, 2)]
-  assert [entry.policy for entry in entries(config)] == expected
+  by_name = {entry.policy: entry for entry in entries(config)}
+  assert list(by_name) == expected
+  name = "random(p=0.5,K=2)"
+  assert by_name[name] == Entry("random", {"p": 0.5}, name, 2, unlimited="random(p=0.5)")
+  assert by_name["first-large(K=2)"].unlimited == "always-large"
+  name = "bopo(lam=0.3,update=2,threshold=0.25)"
+  assert by_name[name] == Entry("bopo", {"lam": 0.3, "update": 2, "threshold": 0.25}, name)
 
 
 def test_dollars_cap_small_too(config):
   config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
   capped = [entry for entry in entries(config) if entry.usd_budget]
-  names = ["always-small", "first-large", "random(p=0.5,", "oracle"]
-  assert [entry.policy for entry in capped[:4]] == [
-    *("always-small(usd=0.5)", "first-large(usd=0.5)"),
-    *("always-small(usd=0.01)", "first-large(usd=0.01)"),
-  ]
-  assert len(capped) == 2 * (len(names) + 3)
+  bases = ["always-small(", "first-large(", "random(p=0.5,", "oracle("]
+  bases += [f"bopo(lam={lam},update=2,threshold=0.5," for lam in (0.1, 0.3)]
+  bases += ["sft(update=2,threshold=0.5,"]
+  expected = {f"{base}usd={usd})" for base in bases for usd in (0.5, 0.01)}
+  assert {entry.policy for entry in capped} == expected
   assert all(entry.unlimited is None and entry.call_budget is None for entry in capped)
-
-
-def test_entries_say_what_they_are(config):
-  by_name = {entry.policy: entry for entry in entries(config)}
-  entry = by_name["random(p=0.5,K=2)"]
-  assert (entry.family, entry.parameters, entry.call_budget) == ("random", {"p": 0.5}, 2)
-  assert entry.unlimited == "random(p=0.5)"
-  assert by_name["first-large(K=2)"].unlimited == "always-large"
-  entry = by_name["bopo(lam=0.3,update=2,threshold=0.25)"]
-  assert entry.parameters == {"lam": 0.3, "update": 2, "threshold": 0.25}
-  assert (entry.family, entry.call_budget) == ("bopo", None)
 
 
 def test_rivals_and_ablations_join_with_the_same_points(config):
@@ -58,24 +52,23 @@ def test_rivals_and_ablations_join_with_the_same_points(config):
   config.evaluate = dataclasses.replace(
     config.evaluate, thresholds=(), shares=(0.25,), call_budgets=(2,), budget_rules=True
   )
-  by_name = {entry.policy: entry for entry in entries(config)}
   judged = zero_shot_name(config)
   assert judged.startswith("zero-shot gpt-5 ")
-  expected = {judged, f"{judged}(K=2)"}
   rivals = {"cascade(update=7,", "single-turn(update=7,"}
   rivals |= {"vanilla(lam=0.1,update=2,", "vanilla(lam=0.3,update=2,"}
   old = {"sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"}
+  expected = {judged, f"{judged}(K=2)"}
   expected |= {router + f"share=0.25{K})" for router in rivals | old for K in ("", ",K=2")}
   expected |= {router + f"threshold=0.5{K})" for router in rivals for K in ("", ",K=2")}
   expected |= {f"no-reference(lam=0.3,update=2,{rule})" for rule in ("threshold=0.5", "share=0.25")}
+  by_name = {entry.policy: entry for entry in entries(config)}
   assert set(by_name) - before == expected
   # What sees its budget is run under it, not taken from the run without one.
-  assert by_name[f"{judged}(K=2)"].unlimited is None
-  assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited is None
-  config.router.show_budget = False
-  by_name = {entry.policy: entry for entry in entries(config)}
-  assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited == "cascade(update=7,share=0.25)"
-  assert by_name[f"{judged}(K=2)"].unlimited is None
+  for show, unlimited in ((True, None), (False, "cascade(update=7,share=0.25)")):
+    config.router.show_budget = show
+    by_name = {entry.policy: entry for entry in entries(config)}
+    assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited == unlimited
+    assert by_name[f"{judged}(K=2)"].unlimited is None
 
 
 @pytest.mark.parametrize(

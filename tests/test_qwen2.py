@@ -1,6 +1,5 @@
 """The transformer by hand and by properties; test_weights compares it with the PyTorch original."""
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -11,23 +10,12 @@ from flax import nnx
 
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config, attention, rms_norm
 
+SIZES = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
 CONFIG = Qwen2Config(
-  vocab_size=11,
-  hidden_size=16,
-  intermediate_size=12,
-  num_hidden_layers=2,
-  num_attention_heads=4,
-  num_key_value_heads=2,
-  head_dim=4,
-  rope_theta=100.0,
-  rms_norm_eps=1e-3,
-  tie_word_embeddings=True,
+  **SIZES, **HEADS, rope_theta=100.0, rms_norm_eps=1e-3, tie_word_embeddings=True
 )
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [10, 0, 7, 7, 8, 2, 5, 3]], np.int32)
-
-
-def random(*shape, seed=0):
-  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +23,9 @@ def model(filled):
   return filled(lambda: Qwen2(CONFIG, nnx.Rngs(0)))
 
 
-@jax.jit
-def forward(model, tokens_BxT):
-  return model(tokens_BxT)
-
-
 @pytest.fixture(scope="module")
 def full(model):
-  return partial(forward, model)
+  return partial(jax.jit(lambda model, tokens_BxT: model(tokens_BxT)), model)
 
 
 @pytest.fixture(scope="module")
@@ -52,53 +35,44 @@ def extend(model):
   )
 
 
-class TestForward:
-  def test_shape_and_causality(self, full):
-    hidden = full(TOKENS)
-    assert hidden.shape == (2, 8, 16) and hidden.dtype == jnp.float32
-    for t in (0, 3, 7):
-      changed = TOKENS.copy()
-      changed[:, t] = (changed[:, t] + 1) % 11
-      difference = np.abs(full(changed) - hidden).max(axis=-1)
-      assert (difference[:, :t] < 1e-6).all() and (difference[:, t:] > 1e-4).all()
-
-  def test_every_weight_has_a_gradient(self, model):
-    graphdef, params = nnx.split(model)
-    weight = random(2, 8, 16)
-    loss = lambda params: (nnx.merge(graphdef, params)(TOKENS) * weight).sum()  # noqa: E731
-    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
-    assert all(np.abs(gradient).max() > 1e-3 for gradient in gradients)
-
-  def test_bf16(self, full, model):
-    hidden = jax.jit(partial(model, dtype=jnp.bfloat16))(TOKENS)
-    assert hidden.dtype == jnp.bfloat16
-    assert model.logits(hidden).dtype == jnp.float32
-    np.testing.assert_allclose(hidden.astype(jnp.float32), full(TOKENS), atol=0.15)
+def test_every_weight_has_a_gradient(model):
+  graphdef, params = nnx.split(model)
+  weight = np.random.default_rng(0).normal(size=(2, 8, 16)).astype(np.float32)
+  loss = lambda params: (nnx.merge(graphdef, params)(TOKENS) * weight).sum()  # noqa: E731
+  gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
+  assert all(np.abs(gradient).max() > 1e-3 for gradient in gradients)
 
 
-class TestCache:
-  def test_extending_equals_the_full_forward(self, full, extend, model):
-    """Three rows of 5, 9 and 12 tokens, fed in three ragged parts."""
-    tokens = np.random.default_rng(1).integers(0, 11, (3, 12)).astype(np.int32)
-    want = full(tokens)
-    cache = model.make_cache(3, 16)
-    bounds = [(0, 2, 4, 5), (0, 6, 7, 9), (0, 1, 7, 12)]
-    for part in range(3):
-      spans = [(row[part], row[part + 1]) for row in bounds]
-      fed = np.full((3, 6), 7, np.int32)  # garbage on padding
-      for r, (start, end) in enumerate(spans):
-        fed[r, : end - start] = tokens[r, start:end]
-      hidden, cache = extend(fed, np.array([start for start, _ in spans], np.int32), cache)
-      for r, (start, end) in enumerate(spans):
-        np.testing.assert_allclose(hidden[r, : end - start], want[r, start:end], atol=1e-5)
+def test_bf16(full, model):
+  hidden = jax.jit(partial(model, dtype=jnp.bfloat16))(TOKENS)
+  assert hidden.dtype == jnp.bfloat16
+  assert model.logits(hidden).dtype == jnp.float32
+  np.testing.assert_allclose(hidden.astype(jnp.float32), full(TOKENS), atol=0.15)
 
-  def test_positions_past_the_cache_are_dropped(self, full, extend, model):
-    _, cache = extend(TOKENS[:, :6], np.zeros(2, np.int32), model.make_cache(2, 8))
-    fed = np.concatenate([TOKENS[:, 6:], TOKENS[:, :3]], axis=1)  # two real, three past the end
-    hidden, after = extend(fed, np.array([6, 6], np.int32), cache)
-    np.testing.assert_allclose(hidden[:, :2], full(TOKENS)[:, 6:], atol=1e-5)
-    for was, now in zip(cache, after):
-      np.testing.assert_array_equal(now[:, :, :6], was[:, :, :6])
+
+def test_extending_equals_the_full_forward(full, extend, model):
+  """Three rows of 5, 9 and 12 tokens, fed in three ragged parts."""
+  tokens = np.random.default_rng(1).integers(0, 11, (3, 12)).astype(np.int32)
+  want = full(tokens)
+  cache = model.make_cache(3, 16)
+  bounds = [(0, 2, 4, 5), (0, 6, 7, 9), (0, 1, 7, 12)]
+  for part in range(3):
+    spans = [(row[part], row[part + 1]) for row in bounds]
+    fed = np.full((3, 6), 7, np.int32)  # garbage on padding
+    for r, (start, end) in enumerate(spans):
+      fed[r, : end - start] = tokens[r, start:end]
+    hidden, cache = extend(fed, np.array([start for start, _ in spans], np.int32), cache)
+    for r, (start, end) in enumerate(spans):
+      np.testing.assert_allclose(hidden[r, : end - start], want[r, start:end], atol=1e-5)
+
+
+def test_positions_past_the_cache_are_dropped(full, extend, model):
+  _, cache = extend(TOKENS[:, :6], np.zeros(2, np.int32), model.make_cache(2, 8))
+  fed = np.concatenate([TOKENS[:, 6:], TOKENS[:, :3]], axis=1)  # two real, three past the end
+  hidden, after = extend(fed, np.array([6, 6], np.int32), cache)
+  np.testing.assert_allclose(hidden[:, :2], full(TOKENS)[:, 6:], atol=1e-5)
+  for was, now in zip(cache, after):
+    np.testing.assert_array_equal(now[:, :, :6], was[:, :, :6])
 
 
 def test_attention_by_hand():
@@ -117,15 +91,3 @@ def test_rms_norm_by_hand():
   np.testing.assert_allclose(rms_norm(x, jnp.array([2.0, 10.0]), 0.0), want, rtol=1e-6)
   # With eps = 3.5 the root is 4.
   np.testing.assert_allclose(rms_norm(x, jnp.ones(2), 3.5), [[[0.75, 1.0]]], rtol=1e-6)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_head_reads_its_own_table(filled, tied):
-  config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
-  model = filled(lambda: Qwen2(config, nnx.Rngs(0)))
-  assert hasattr(model, "head_VxD") != tied
-  table_VxD = model.embedding_VxD[...] if tied else model.head_VxD[...]
-  # A hidden state that is 1 in dimension d picks column d.
-  np.testing.assert_allclose(model.logits(jnp.eye(16)[None])[0], table_VxD.T, atol=1e-6)
-  chosen = model.logits(jnp.eye(16), np.array([7, 2]))
-  np.testing.assert_allclose(chosen, table_VxD[np.array([7, 2])].T, atol=1e-6)

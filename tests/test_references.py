@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from tiny import episode
 
-from baar_jax.config import Config
+from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
 from baar_jax.rollout.entries import BOUNDARIES
 from baar_jax.rollout.live import Job, Live
@@ -16,24 +16,20 @@ from baar_jax.store import Store
 def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, capsys):
   store, events, policies = Store(tmp_path / "episodes.sqlite"), [], []
   # A task without a profile is passed over.
-  names = ["h1", "e", "h2", "lost"]
-  store.put_tasks("train", [Task(name, "train", "do it", 9) for name in names])
+  store.put_tasks("train", [Task(name, "train", "do it", 9) for name in ("h1", "e", "h2", "lost")])
   for task_id, scores in {"h1": (0, 1), "e": (1, 0), "h2": (0, 1)}.items():
     for name, letter, score in zip(BOUNDARIES, "SL", scores):
       store.add(episode(task_id, name, 0, letter * 2, score))
 
   def collect(label, policy, jobs):
-    events.append(label)
+    events.extend([label, *((job.task.id, job.seed) for job in jobs)])
     policies.append(policy)
-    events.extend((job.task.id, job.seed) for job in jobs)
-    store.add(episode("h1", policy.name, 2, "SL", 1, cost_usd=0.1))
-    store.add(episode("h2", policy.name, 2, "SL", 0, cost_usd=0.1))
+    for task_id, score in (("h1", 1), ("h2", 0)):
+      store.add(episode(task_id, policy.name, 2, "SL", score, cost_usd=0.1))
 
-  config = Config()
-  config.references.samples = 3
-  run = SimpleNamespace(
-    store=store, config=config, tasks=store.tasks, say=print, collect=collect, require=events.append
-  )
+  config = Config(references=ReferencesConfig(samples=3))
+  run = SimpleNamespace(store=store, config=config, tasks=store.tasks, say=print)
+  run.collect, run.require = collect, events.append
   references.main(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1, 2, 3)]
   assert events == ["profile", "references", *jobs]
@@ -42,11 +38,9 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   said = "references: 2 hard tasks, LARGE at 75% of their steps; 1 had no stratified success"
   assert capsys.readouterr().out.startswith(said)
   store.close()
+  task = Task("t", "train", "do it", 9)
   for k in (1, 2, 3):
-    lives = [
-      Live(Job(Task(f"t{i % 50}", "train", "do it", 9), k), None, steps=[None] * (i // 50))
-      for i in range(1000)
-    ]
+    lives = [Live(Job(task, k), None, steps=[None] * i) for i in range(1000)]
     large = sum(decision.model for decision in policies[0].choose(lives))
     # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
     assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
