@@ -7,6 +7,7 @@ config.json those of Qwen2.5's own. Values depend on a tensor's name alone.
 """
 
 import argparse
+import itertools
 import json
 import zlib
 from collections.abc import Iterator
@@ -42,7 +43,6 @@ CONFIG = {
   "sliding_window": 32_768,
   "use_sliding_window": False,
 }
-CHUNK = 1 << 22  # numbers that are drawn at a time
 # What Qwen2's tokenizer splits a text into before it merges bytes, and its tokens behind those.
 WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -54,42 +54,33 @@ SYLLABLES = ("ka", "lo", "mi", "ne", "ru", "so", "ti", "va", "SA", "LL", "TA", "
 
 def plan(shape: dict) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
   """(name, shape, mean, half-width) of each tensor, uniformly distributed."""
-  D, F, V = (shape[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
-  H = shape.get("head_dim", D // shape["num_attention_heads"])
-  Q, K = shape["num_attention_heads"] * H, shape["num_key_value_heads"] * H
-
-  def kernel(name: str, rows: int, columns: int):
-    return f"{name}.weight", (rows, columns), 0.0, (3 / columns) ** 0.5
-
-  yield kernel("model.embed_tokens", V, D)
-  for layer in range(shape["num_hidden_layers"]):
-    prefix = f"model.layers.{layer}."
-    yield prefix + "input_layernorm.weight", (D,), 1.0, 0.5
-    for name, rows in (("q", Q), ("k", K), ("v", K)):
-      yield kernel(f"{prefix}self_attn.{name}_proj", rows, D)
-      yield f"{prefix}self_attn.{name}_proj.bias", (rows,), 0.1, 1.5
-    yield kernel(prefix + "self_attn.o_proj", D, Q)
-    yield prefix + "post_attention_layernorm.weight", (D,), 1.0, 0.5
-    yield kernel(prefix + "mlp.gate_proj", F, D)
-    yield kernel(prefix + "mlp.up_proj", F, D)
-    yield kernel(prefix + "mlp.down_proj", D, F)
+  V, D, F, layers, N, K, tied = (shape[name] for name in FIELDS)
+  H = shape.get("head_dim", D // N)
+  rows = {"q": N * H, "k": K * H, "v": K * H}
+  kernels = {f"self_attn.{name}_proj": (size, D) for name, size in rows.items()}
+  kernels |= {"self_attn.o_proj": (D, N * H), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D)}
+  kernels |= {"mlp.down_proj": (D, F)}
+  tables = {"model.embed_tokens": (V, D)} | ({} if tied else {"lm_head": (V, D)})
   yield "model.norm.weight", (D,), 1.0, 0.5
-  if not shape["tie_word_embeddings"]:
-    yield kernel("lm_head", V, D)
+  for layer in range(layers):
+    prefix = f"model.layers.{layer}."
+    for name in ("input", "post_attention"):
+      yield f"{prefix}{name}_layernorm.weight", (D,), 1.0, 0.5
+    for name, size in rows.items():
+      yield f"{prefix}self_attn.{name}_proj.bias", (size,), 0.1, 1.5
+    tables |= {prefix + name: sizes for name, sizes in kernels.items()}
+  for name, sizes in tables.items():
+    yield f"{name}.weight", sizes, 0.0, (3 / sizes[1]) ** 0.5
 
 
 def tensors(shape: dict, dtype: str = "float32") -> Iterator:
   """(name, array) of each tensor, one at a time."""
   for name, sizes, mean, width in plan(shape):
     # Bits, which NumPy promises to keep from version to version; it does not for distributions.
-    bits = np.random.PCG64([0, zlib.crc32(name.encode())])
-    array = np.empty(sizes, DTYPES[dtype])
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-      part = flat[start : start + CHUNK]
-      unit = (bits.random_raw(part.size) >> 40).astype(np.float32) * np.float32(2**-23) - 1
-      part[:] = np.float32(mean) + np.float32(width) * unit
-    yield name, array
+    bits = np.random.PCG64([0, zlib.crc32(name.encode())]).random_raw(np.prod(sizes)) >> 40
+    unit = bits.astype(np.float32) * np.float32(2**-23) - 1
+    numbers = np.float32(mean) + np.float32(width) * unit
+    yield name, numbers.astype(DTYPES[dtype]).reshape(sizes)
 
 
 def write(directory: Path, shape: dict, dtype="float32", shard_mb=None, tokens=0) -> Path:
@@ -101,19 +92,15 @@ def write(directory: Path, shape: dict, dtype="float32", shard_mb=None, tokens=0
   """
   directory.mkdir(parents=True, exist_ok=True)
   (directory / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": dtype} | shape))
-  files, filled = [[]], 0.0
-  for name, sizes, _, _ in plan(shape):
-    size_mb = np.prod(sizes) * np.dtype(DTYPES[dtype]).itemsize / 1e6
-    if shard_mb and files[-1] and filled + size_mb > shard_mb:
-      files.append([])
-      filled = 0.0
-    files[-1].append(name)
-    filled += size_mb
+  numbers = np.cumsum([np.prod(sizes) for _, sizes, _, _ in plan(shape)])
+  ends_mb = numbers * np.dtype(DTYPES[dtype]).itemsize / 1e6
+  _, counts = np.unique(ends_mb // (shard_mb or np.inf), return_counts=True)  # of each file
   drawn, places = tensors(shape, dtype), {}
-  for number, names in enumerate(files, 1):
-    shard = f"-{number:05}-of-{len(files):05}" if shard_mb else ""
-    places |= dict.fromkeys(names, f"model{shard}.safetensors")
-    save_file(dict(next(drawn) for _ in names), directory / places[names[0]], {"format": "pt"})
+  for number, count in enumerate(counts, 1):
+    shard = f"-{number:05}-of-{len(counts):05}" if shard_mb else ""
+    part, file = dict(itertools.islice(drawn, count)), f"model{shard}.safetensors"
+    save_file(part, directory / file, {"format": "pt"})
+    places |= dict.fromkeys(part, file)
   if shard_mb:
     text = json.dumps({"metadata": {}, "weight_map": places})
     (directory / "model.safetensors.index.json").write_text(text)
