@@ -80,10 +80,6 @@ class StandIn(ThreadingHTTPServer):
       number = len(self.seen) - 1
       return number, self.fault(number, request)
 
-  def give(self) -> None:
-    with self._lock:
-      self._now -= 1
-
   def bill(self, request: dict, text: str, usable: bool) -> dict:
     """Counts the call's tokens: 4 characters each, and those of the longest prompt it begins with
     are cached."""
@@ -123,18 +119,18 @@ class Handler(BaseHTTPRequestHandler):
     number, fault = self.server.take(request, self.headers)
     time.sleep(self.server.latency_s(number))
     text = self.server.answer(request)
+    if fault in LOSING and self.server.bills_what_it_loses:
+      self.server.bill(request, text, False)
     try:
       if fault in FAULTS:
         FAULTS[fault](self, request, text)
       elif fault:
         self.refuse(fault)
       else:
-        self.reply(request, text)
+        self.send(200, self.answer(request, text))
     finally:
-      self.server.give()
-
-  def reply(self, request, text, usable=True, **fields):
-    self.send(200, self.answer(request, text, usable, **fields))
+      with self.server._lock:
+        self.server._now -= 1
 
   def answer(self, request, text, usable=True, usage=(), choice=(), **fields) -> bytes:
     """A billed answer, with these fields in place of its own."""
@@ -148,10 +144,9 @@ class Handler(BaseHTTPRequestHandler):
 
   def refuse(self, fault, message=""):
     status, _, code = fault.partition(" ")
-    message = message or f"told to answer {fault}"
-    error = {"error": {"message": message, "type": "x", "code": code or None}}
+    error = {"message": message or f"told to answer {fault}", "type": "x", "code": code or None}
     headers = {"retry-after": self.server.retry_after} if status in ("429", "503") else {}
-    self.send(int(status), json.dumps(error).encode(), headers)
+    self.send(int(status), json.dumps({"error": error}).encode(), headers)
 
   def send(self, status, body, headers=()):
     self.send_response(status)
@@ -160,11 +155,6 @@ class Handler(BaseHTTPRequestHandler):
     self.send_header("content-length", str(len(body)))
     self.end_headers()
     self.wfile.write(body)
-
-  def lose(self, request, text):
-    """Bills an answer that never arrives, where told so."""
-    if self.server.bills_what_it_loses:
-      self.server.bill(request, text, False)
 
   def repeat(self, data):
     """Sends the same bytes again and again, while a stall lasts and a client is there."""
@@ -175,35 +165,26 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def stall(h, request, text):
-  h.lose(request, text)
   time.sleep(h.server.stall_s)
   h.close_connection = True
 
 
 def drop(h, request, text):
-  h.lose(request, text)
   h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
   h.connection.close()  # at once, with a reset
   h.close_connection = True
-
-
-def malformed(h, request, text):
-  h.lose(request, text)
-  h.send(200, b'{"id": "c1", "choices": [{"mess')
 
 
 def trickle(status, h, request, text):
   """Blanks before the body of an answer or of an error."""
   h.send_response(status)
   h.end_headers()
-  h.lose(request, text)
   h.repeat(b" ")
   h.wfile.write(h.answer(request, text) if status == 200 else b"{}")
   h.close_connection = True
 
 
 def slow_headers(h, request, text):
-  h.lose(request, text)
   h.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
   h.repeat(b"x")
   body = h.answer(request, text)
@@ -211,31 +192,17 @@ def slow_headers(h, request, text):
 
 
 def endless_continue(h, request, text):
-  h.lose(request, text)
   h.repeat(b"HTTP/1.1 100 Continue\r\n\r\n")
-  h.reply(request, text)
+  h.send(200, h.answer(request, text))
 
 
-def bomb(h, request, text):
-  """20 MB of blanks and an answer, compressed to less than 1 MB."""
-  h.lose(request, text)
-  body = gzip.compress(BLANKS + h.answer(request, text), 1)
-  h.send(200, body, {"content-encoding": "gzip"})
-
-
-def long_body(h, request, text):
-  """The same without compression."""
-  h.lose(request, text)
-  h.send(200, BLANKS + h.answer(request, text))
+def long_body(h, request, text, pack=bytes, **headers):
+  """20 MB of blanks before an answer; as a bomb they are compressed to less than 1 MB."""
+  h.send(200, pack(BLANKS + h.answer(request, text)), headers)
 
 
 def redirect(h, request, text):
   h.send(307, b"{}", {"location": h.server.url + "/chat/completions"})
-
-
-def charset(h, request, text):
-  """An error whose text is not in the encoding that it names."""
-  h.send(400, b"abc", {"content-type": "text/plain; charset=utf-16"})
 
 
 def echo(h, request, text):
@@ -255,13 +222,13 @@ def twice(h, request, text):
 def dear(h, request, text):
   """More tokens than were asked for; they are billed."""
   tokens = {"completion_tokens": 20 * most_tokens(request)}
-  h.reply(request, text, usage=tokens | {"total_tokens": None})
+  h.send(200, h.answer(request, text, usage=tokens | {"total_tokens": None}))
   h.server.billed[-1][1].update(tokens)
 
 
 def priority(h, request, text):
   """A service tier that costs twice as much."""
-  h.reply(request, text, service_tier="priority")
+  h.send(200, h.answer(request, text, service_tier="priority"))
   h.server.billed.append(h.server.billed[-1])
 
 
@@ -275,7 +242,7 @@ def deepseek(billed):
 
 def fault(usable=False, **fields):
   """A billed answer with these fields."""
-  return lambda h, request, text: h.reply(request, text, usable, **fields)
+  return lambda h, request, text: h.send(200, h.answer(request, text, usable, **fields))
 
 
 def said(content, reason="stop", usable=False, **message):
@@ -290,13 +257,13 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   # No whole answer.
   "stall": stall,
   "drop": drop,
-  "malformed": malformed,
+  "malformed": lambda h, *_: h.send(200, b'{"id": "c1", "choices": [{"mess'),
   "trickle": functools.partial(trickle, 200),
   "error_trickle": functools.partial(trickle, 500),
   "slow_headers": slow_headers,
   "endless_continue": endless_continue,
   "long_body": long_body,
-  "bomb": bomb,
+  "bomb": functools.partial(long_body, pack=gzip.compress, **{"content-encoding": "gzip"}),
   # No usable content.
   "empty": fault(choices=[]),
   "silent": said(None),
@@ -325,5 +292,9 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   # Others.
   "redirect": redirect,
   "echo": echo,
-  "charset": charset,
+  # An error whose text is not in the encoding that it names.
+  "charset": lambda h, *_: h.send(400, b"abc", {"content-type": "text/plain; charset=utf-16"}),
 }
+# They are billed where `bills_what_it_loses` says so.
+LOSING = ("stall", "drop", "malformed", "trickle", "error_trickle", "slow_headers")
+LOSING += ("endless_continue",)
