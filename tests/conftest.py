@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
-from tiny import call
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import Episode, Step, Task
+from baar_jax.episode import Task
 from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
@@ -45,19 +45,8 @@ def tokenizer_dir(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def router_config() -> RouterConfig:
   """A router so small that a forward is nothing, with previews of a few tokens."""
-  return RouterConfig(
-    vocab_size=340,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    max_tokens=320,
-    description_tokens=8,
-    action_tokens=4,
-    result_tokens=6,
-  )
+  texts = {"description_tokens": 8, "action_tokens": 4, "result_tokens": 6, "max_tokens": 320}
+  return RouterConfig(vocab_size=340, intermediate_size=24, num_layers=2, **tiny.ROUTER, **texts)
 
 
 @pytest.fixture(scope="session")
@@ -90,20 +79,5 @@ def tiny_model(router_config, filled):
 def make_task():
   def make(task_id: str = "plant-0", max_steps: int = 40) -> Task:
     return Task(task_id, "train", "find the plant", max_steps)
-
-  return make
-
-
-@pytest.fixture(scope="session")
-def make_episode():
-  """make_episode("SLS"): an episode with these models, each step with texts of its own."""
-
-  def make(models: str, task_id: str = "plant-0", logps=None, **fields) -> Episode:
-    logps = logps or [None] * len(models)
-    steps = [
-      Step(f"see lamp {s}", "SL".index(model), f"open door {s}", [call(usd=0.01)], logp)
-      for s, (model, logp) in enumerate(zip(models, logps))
-    ]
-    return Episode(task_id, "test", 0, steps, 1.0, "done", **fields)
 
   return make

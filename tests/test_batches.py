@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from tiny import episode
 
 from baar_jax.router.view import Window
 from baar_jax.train.batches import length_buckets, make_batch
@@ -15,9 +16,9 @@ def assert_arrays(batch, **expected):
     np.testing.assert_array_equal(getattr(batch, name), np.array(values), err_msg=name)
 
 
-def test_transcripts(make_episode):
+def test_transcripts():
   """One row per episode; the second episode's history was cut before its last step."""
-  episodes = [make_episode("SL"), make_episode("LSL", logps=[-0.5, None, 0.0])]
+  episodes = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
   windows = [
     [Window([11, 12, 13, 14], [1, 3], 0)],
     [Window([21, 22, 23], [0, 2], 0), Window([31, 32], [1], 2)],
@@ -40,8 +41,8 @@ def test_transcripts(make_episode):
   assert_arrays(batch, mask_BxS=mask_BxS, adv_B=[2.0, -1.0, 0.0])
 
 
-def test_the_papers_view_has_one_row_per_step(make_episode):
-  episodes = [make_episode("SL"), make_episode("L")]
+def test_the_papers_view_has_one_row_per_step():
+  episodes = [episode(models="SL"), episode(models="L")]
   windows = [[Window([1, 2, 3], [2], 0), Window([4, 5, 6, 7], [3], 1)], [Window([8], [0], 0)]]
   assert_arrays(
     make_batch(episodes, windows, **SIZES),
@@ -52,16 +53,16 @@ def test_the_papers_view_has_one_row_per_step(make_episode):
   )
 
 
-def test_few_shapes(make_episode):
+def test_few_shapes():
   """Rows are those asked for or a power of two above; the longest row sets the length."""
   for count, rows in ((1, 3), (3, 3), (4, 4), (9, 16), (16, 16), (17, 32)):
     windows = [[Window([1], [0], s) for s in range(count)]]
-    batch = make_batch([make_episode("S" * count)], windows, **SIZES | {"decisions": count})
+    batch = make_batch([episode(models="S" * count)], windows, **SIZES | {"decisions": count})
     assert batch.tokens_RxT.shape == (rows, 6)
 
   def batch(tokens):
     windows = [[Window([1], [0], 0)], [Window([1] * tokens, [0], 0)]]
-    return make_batch([make_episode("S"), make_episode("S")], windows, **SIZES)
+    return make_batch([episode(models="S"), episode(models="S")], windows, **SIZES)
 
   assert [batch(tokens).tokens_RxT.shape[1] for tokens in (1, 6, 7, 10)] == [6, 6, 10, 10]
   with pytest.raises(ValueError, match=r"a sequence of 11 tokens fits no bucket of \[6, 10\]"):

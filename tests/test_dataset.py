@@ -214,13 +214,11 @@ def test_without_a_profile_the_stage_is_named(store):
       load(store, Config())
 
 
-def test_live_text_is_the_text_that_a_scorer_learns_from(
-  make_episode, make_task, router_config, tokenizer_dir
-):
+def test_live_text_is_the_text_that_a_scorer_learns_from(make_task, router_config, tokenizer_dir):
   """Live, LARGE's steps had a proposal too; the stored ones that a scorer learns from have none."""
   view, task = View(router_config, tokenizer_dir, proposals=True), make_task()
-  (whole,) = view.episode_windows(task, add_proposals(make_episode("SLSS")))
-  live = add_proposals(make_episode("SLSS"))
+  (whole,) = view.episode_windows(task, add_proposals(episode(models="SLSS")))
+  live = add_proposals(episode(models="SLSS"))
   live.steps[1].proposal = "open door 9"
   for s, step in enumerate(live.steps):
     steps = [*live.steps[:s], dataclasses.replace(step, model=SMALL)]  # its model is still open

@@ -205,11 +205,11 @@ CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
   ids=["first", "second", "none"],
 )
 def test_a_judge_is_asked_twice_at_most_and_billed(
-  answers, model, router_config, tokenizer_dir, make_task, make_episode
+  answers, model, router_config, tokenizer_dir, make_task
 ):
   """It is shown the paper's prompt with the budget; each answer takes a retry and a lost call."""
   live = Live(Job(make_task(), 0), None, CallBudget(3))
-  live.observation, live.steps = "see lamp 9", make_episode("LS").steps
+  live.observation, live.steps = "see lamp 9", tiny.episode(models="LS").steps
   left, asked = list(answers), []
 
   def reply(messages, place):

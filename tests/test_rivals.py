@@ -39,13 +39,15 @@ def test_what_is_to_be_decided(view, make_task):
 
 
 def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
-  make_episode, make_task, view, router_config, tokenizer_dir
+  make_task, view, router_config, tokenizer_dir
 ):
-  episode, task = add_proposals(make_episode("SL")), make_task()
+  episode, task = add_proposals(tiny.episode(models="SL")), make_task()
   assert [step.proposal for step in episode.steps] == ["open door 0", None]
-  assert view.episode_windows(task, episode) == view.episode_windows(task, make_episode("SL"))
+  assert view.episode_windows(task, episode) == view.episode_windows(
+    task, tiny.episode(models="SL")
+  )
   proposing = View(router_config, tokenizer_dir, proposals=True)
-  (window,) = proposing.episode_windows(task, add_proposals(make_episode("SLS")))
+  (window,) = proposing.episode_windows(task, add_proposals(tiny.episode(models="SLS")))
   text = proposing.tokenizer.decode(window.tokens)
   # The decision tokens are special: they are not in the text.
   assert text[text.index("step 1") :].split("\n") == [

@@ -32,46 +32,38 @@ def store(path):
 
 def test_an_episode_comes_back_as_it_was(store, path):
   whole = episode("t1", "random(p=0.5)", 3, "SLS", score=0.25, stop="max_steps")
-  whole.call_budget = 2
-  step = whole.steps[1]
+  whole.call_budget, step = 2, whole.steps[1]
   step.observation, step.action = 'a "quoted"\nline \N{SNOWMAN}\t', "go to O'Hara"
   step.calls = [Call(1, Usage(9, 4, 2), 0.1 + 0.2, 1 / 3), call(2, 0.5, 7, "judge", True)]
-  step.router_cost_usd = 1e-17
-  step.logp = -1.2345678901234567
+  step.router_cost_usd, step.logp = 1e-17, -1.2345678901234567
   store.add(whole)
   store.close()
-  (found,) = Store(path).episodes("random(p=0.5)")
-  assert found == whole
-  assert found.steps[0].logp is None
-  assert found.cost_usd == 1.0 + (0.1 + 0.2) + 1.0
-  assert found.large_calls == 1
+  assert Store(path).episodes("random(p=0.5)") == [whole]
+  assert (whole.cost_usd, whole.large_calls) == (1.0 + (0.1 + 0.2) + 1.0, 1)
 
 
 def test_a_key_is_taken_once_and_orders_the_episodes(store):
   keys = [("t2", 10), ("t1", 2), ("t2", 9), ("t1", 11)]
-  for key in keys:
-    store.add(episode(key[0], "p", key[1], score=1.0))
+  for task_id, seed in keys:
+    store.add(episode(task_id, "p", seed))
   store.add(episode("t1", "q", 2))
   with pytest.raises(ValueError, match=r"\('p', 't1', 2\) is already stored"):
     store.add(episode("t1", "p", 2, score=0.0))
-  assert [(e.task_id, e.seed, e.score) for e in store.episodes("p")] == [
-    ("t1", 2, 1.0),
-    ("t1", 11, 1.0),
-    ("t2", 9, 1.0),
-    ("t2", 10, 1.0),
-  ]
+  stored = [(e.task_id, e.seed, e.score) for e in store.episodes("p")]
+  assert stored == [("t1", 2, 1.0), ("t1", 11, 1.0), ("t2", 9, 1.0), ("t2", 10, 1.0)]
   assert store.keys("p") == set(keys) and len(store.table()) == 5
   assert store.keys("unknown") == set() and store.episodes("unknown") == []
 
 
-def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store):
-  assert store.tasks("train") == []
-  store.put_tasks("train", TASKS)
+def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store, path):
   store.put_tasks("test", [Task("t9", "test", "do 9", 1)])
-  assert store.tasks("train") == TASKS
-  store.put_tasks("train", TASKS[:1])
-  assert store.tasks("train") == TASKS[:1]
+  for tasks in ([], TASKS[:1], TASKS):
+    store.put_tasks("train", tasks)
+    assert store.tasks("train") == tasks
   assert [task.id for task in store.tasks("test")] == ["t9"]
+  damage(path, "UPDATE tasks SET max_steps = ? WHERE place = 1", "many")
+  with pytest.raises(ValueError, match="train task 1 cannot be read: restore a copy of the file"):
+    store.tasks("train")
 
 
 WRITER = """
@@ -87,26 +79,19 @@ for seed in range(10**6):
 
 
 def test_what_was_committed_survives_kill_9(path, request):
-  tests = str(request.path.parent)
-  writer = subprocess.Popen(
-    [sys.executable, "-c", WRITER, str(path), tests],
-    stdout=subprocess.PIPE,
-    text=True,
-    cwd=request.config.rootpath,
-  )
+  root, tests = request.config.rootpath, str(request.path.parent)
+  command = [sys.executable, "-c", WRITER, str(path), tests]
+  writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
   for _ in range(20):
     writer.stdout.readline()
   writer.send_signal(signal.SIGKILL)
-  rest = writer.stdout.read()
+  said = 20 + writer.stdout.read().count("\n")
   assert writer.wait() == -signal.SIGKILL
-  said = 20 + rest.count("\n")
   store = Store(path)
-  # The one under way at the kill may be there, unsaid.
-  assert len(store.table()) in (said, said + 1)
-  found = store.episodes("p")
-  assert [e.seed for e in found] == list(range(len(store.table())))
-  assert all(e == episode("t", "p", e.seed, "SL" * 5) for e in found)
-  store.add(episode("t", "p", len(store.table())))  # and it goes on
+  stored = store.episodes("p")
+  assert len(stored) in (said, said + 1)  # the one under way at the kill may be there, unsaid
+  assert stored == [episode("t", "p", seed, "SL" * 5) for seed in range(len(stored))]
+  store.add(episode("t", "p", len(stored)))  # and it goes on
 
 
 def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
@@ -137,27 +122,24 @@ def test_a_row_that_equals_another_policy_s_shares_its_text(store, path):
   store.add_equal("random(K=4)", 4, "random", [("t1", 2), ("t1", 0)])
   store.add_equal("random(K=3)", 3, "random(K=4)", [("t1", 2)])  # refers to the first
   first, third = store.episodes("random(K=4)")
-  expected = dict(policy="random(K=4)", call_budget=4, reused=True)
-  assert first == dataclasses.replace(store.episodes("random")[0], **expected)
-  assert third == dataclasses.replace(store.episodes("random")[2], **expected)
-  (again,) = store.episodes("random(K=3)")
-  assert again == dataclasses.replace(third, policy="random(K=3)", call_budget=3)
-  texts = sqlite3.connect(path).execute("SELECT count(*), count(episode) FROM episodes")
-  assert texts.fetchone() == (6, 3)
+  equals = dict(policy="random(K=4)", call_budget=4, reused=True)
+  texts = store.episodes("random")
+  assert [first, third] == [dataclasses.replace(texts[i], **equals) for i in (0, 2)]
+  again = dataclasses.replace(third, policy="random(K=3)", call_budget=3)
+  assert store.episodes("random(K=3)") == [again]
+  counts = sqlite3.connect(path).execute("SELECT count(*), count(episode) FROM episodes")
+  assert counts.fetchone() == (6, 3)
   table = store.table(["random(K=4)"])
-  assert list(table.steps) == [1, 3]
-  assert list(table.cost_usd) == [1.0, 7.0] and table.reused.all()
+  assert (*table.steps, *table.cost_usd) == (1, 3, 1.0, 7.0) and table.reused.all()
 
 
 def test_the_table_by_hand(store):
   e = episode("t1", "cascade", 3, "SL", score=0.5, stop="max_steps")
   small, large = e.steps
   small.calls = [Call(0, Usage(10, 0, 7), 1.0, 0.5, True), call(2, 0.125, 3, "judge")]
-  large.calls = [
-    Call(1, Usage(10, 0, 5), 4.0, 2.0),
-    Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal"),
-  ]
-  large.calls += [call(1, 8.0, kind="retry"), call(1, 16.0, kind="presumed")]
+  large.calls = [Call(1, Usage(10, 0, 5), 4.0, 2.0), call(1, 8.0, kind="retry")]
+  large.calls += [Call(0, Usage(9, 0, 6), 0.5, 1.0, kind="proposal")]
+  large.calls += [call(1, 16.0, kind="presumed")]
   small.logp, large.router_cost_usd, large.router_latency_s = -1.0, 0.25, 0.75
   e.lost_usd, e.usd_budget = 32.0, 64.0
   store.add(e)
@@ -176,49 +158,25 @@ def test_the_table_by_hand(store):
   assert len(store.table()) == 2 and store.table(["nobody"]).empty
 
 
-TEXT = "UPDATE episodes SET episode = ? WHERE seed = 1"
-COLUMN = "UPDATE episodes SET {} = ? WHERE seed = 1"
-ROWS = [(TEXT, text) for text in (None, "", "{", "[]", "3", b"\xff", '{"task_id": "t"}', "null")]
-ROWS += [(COLUMN.format("score"), "high"), (COLUMN.format("steps"), None)]
-ROWS += [(COLUMN.format("usd_budget"), "much"), (COLUMN.format("cost_usd"), math.inf)]
-ROWS += [(COLUMN.format("score"), -0.5), (COLUMN.format("score"), 1.5)]
-ROWS += [(COLUMN.format("cost_usd"), -1.0)]
+COLUMN, FINE = "UPDATE episodes SET {} = ? WHERE seed = 1", episode("t", "p", 1).to_json()
+COLUMNS = [("score", "high"), ("score", -0.5), ("score", 1.5), ("steps", None)]
+COLUMNS += [("usd_budget", "much"), ("cost_usd", math.inf), ("cost_usd", -1.0)]
+TEXTS = None, "", "{", "[]", "3", b"\xff", '{"task_id": "t"}', "null"
+WRONG = {'"score":1.0': '"score":"high"', '"cost_usd":1.0': '"cost":1.0', '"seed":1': '"seed":1.5'}
+WRONG |= {'"steps":[': '"steps":[3,', '"calls":[': '"calls":[null,'}
+TEXTS += tuple(FINE.replace(*change) for change in WRONG.items())
 
 
-@pytest.mark.parametrize("change, value", ROWS)
-def test_a_row_that_cannot_be_read_is_named(store, path, change, value):
+@pytest.mark.parametrize("column, value", COLUMNS + [("episode", text) for text in TEXTS])
+def test_a_row_that_cannot_be_read_is_named(store, path, column, value):
   for seed in range(3):
     store.add(episode("t", "p", seed))
-  damage(path, change, value)
-  with pytest.raises(ValueError) as error:
+  assert value != FINE
+  damage(path, COLUMN.format(column), value)
+  problem = f"{path}: the episode of policy p, task t, seed 1 cannot be read: restore a copy"
+  with pytest.raises(ValueError, match=f"^{re.escape(problem)} of the file$"):
     store.episodes("p")
     store.table()
-  assert f"{path}: the episode of policy p, task t, seed 1 cannot be read" in str(error.value)
-  assert "\n" not in str(error.value)
-
-
-WRONG = {
-  '"score":1.0': '"score":"high"',
-  '"cost_usd":1.0': '"cost":1.0',
-}
-WRONG |= {'"steps":[': '"steps":[3,', '"calls":[': '"calls":[null,', '"seed":1': '"seed":1.5'}
-
-
-@pytest.mark.parametrize("word", WRONG)
-def test_an_episode_of_the_wrong_shape_is_named(store, path, word):
-  store.add(episode("t", "p", 1))
-  text = episode("t", "p", 1).to_json()
-  assert word in text
-  damage(path, TEXT, text.replace(word, WRONG[word]))
-  with pytest.raises(ValueError, match="policy p, task t, seed 1 cannot be read"):
-    store.episodes("p")
-
-
-def test_a_task_that_cannot_be_read_is_named(store, path):
-  store.put_tasks("train", TASKS)
-  damage(path, "UPDATE tasks SET max_steps = ? WHERE place = 1", "many")
-  with pytest.raises(ValueError, match="train task 1 cannot be read: restore a copy of the file"):
-    store.tasks("train")
 
 
 def damage(path, change, value):

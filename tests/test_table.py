@@ -33,10 +33,10 @@ def table(episodes):
 @given(lists)
 def test_the_parts_are_the_whole(drawn):
   episodes = [Episode("t", "p", 0, *e, 1.0, "done", lost_usd=lost) for *e, lost in drawn]
-  wholes = [e.spent_usd + sum(step.router_cost_usd for step in e.steps) for e in episodes]
+  whole = sum(e.spent_usd + sum(step.router_cost_usd for step in e.steps) for e in episodes)
   ledger = run_ledger(table(episodes), None, 2)
-  assert ledger["total_usd"] == pytest.approx(sum(wholes), rel=1e-12, abs=1e-12)
-  assert sum(ledger[part] for part in PARTS) == pytest.approx(sum(wholes), rel=1e-12, abs=1e-12)
+  parts = sum(ledger[part] for part in PARTS)
+  assert (ledger["total_usd"], parts) == pytest.approx((whole, whole), rel=1e-12, abs=1e-12)
 
 
 def test_episodes_by_hand():
@@ -44,41 +44,30 @@ def test_episodes_by_hand():
   e.steps[0].calls.append(call(usd=0.5, kind="retry"))
   e.steps[1].router_cost_usd = 0.25
   e.steps[2].calls.append(call(usd=8.0, kind="presumed"))
-  parts = (2.0, 5.0, 0.0, 0.0, 0.5, 0.25)  # in the order of PARTS
-  assert (e.cost_usd, e.spent_usd) == (7.0, 15.5)
   lost, reused = dataclasses.replace(e, lost_usd=4.0), dataclasses.replace(e, reused=True)
-  rows = table([e, lost, reused])
-  assert tuple(rows.loc[0, list(PARTS)]) == parts
-  assert (lost.spent_usd, rows.retries_usd[1]) == (19.5, 4.5)
-  ledger = run_ledger(rows, None, 2)
+  assert (e.cost_usd, e.spent_usd, lost.spent_usd) == (7.0, 15.5, 19.5)
+  ledger = run_ledger(table([e, lost, reused]), None, 2)
+  # SMALL, LARGE, proposals, judge, retries, router: of two episodes, as the third was not played
+  assert [ledger[part] for part in PARTS] == [4.0, 10.0, 0.0, 0.0, 5.0, 0.5]
   assert (ledger["total_usd"], ledger["presumed_usd"]) == (7.75 + 11.75, 16.0)
 
 
-def test_the_recorded_calls_come_first():
-  """A reply that is replayed in a second episode was paid once."""
-  first, second = episode(models="SL"), episode(models="SL")
-  for step in second.steps:
-    step.calls = [dataclasses.replace(step.calls[0], replayed=True)]
-  second.steps[0].router_cost_usd = 0.25
-  ledger = run_ledger(table([first, second]), Spent((1.0, 5.0), 0.5, 2.0), 2)
-  assert [ledger[part] for part in PARTS] == [1.0, 5.0, 0.0, 0.0, 0.5, 0.25]
-  assert (ledger["total_usd"], ledger["presumed_usd"], ledger["replayed_usd"]) == (6.75, 2.0, 6.0)
-
-
-def test_proposals_and_judges():
-  """The second episode's proposal was replayed; the first one's is among SMALL's calls."""
+def test_recorded_calls_come_before_those_of_episodes():
+  """The second episode's proposal was replayed; the first one's is among SMALL's calls. What is
+  replayed was paid once."""
   first, second = episode(models="SL"), episode(models="SL")
   for e, replayed in ((first, False), (second, True)):
     e.steps[1].calls.append(call(0, 0.75, kind="proposal", replayed=replayed))
     e.steps[0].calls.append(call(2, 0.125, kind="judge"))
+  second.steps[0].router_cost_usd = 0.25
   rows = table([first, second])
   scripted = run_ledger(rows, None, 2)
   assert (scripted["proposals_usd"], scripted["judge_usd"]) == (1.5, 0.25)
-  assert scripted["total_usd"] == 2 * (1.0 + 5.0 + 0.75 + 0.125)
+  assert scripted["total_usd"] == 2 * (1.0 + 5.0 + 0.75 + 0.125) + 0.25
   # SMALL replied twice and proposed once, LARGE replied twice, the judge once.
-  ledger = run_ledger(rows, Spent((2.75, 10.0, 0.125)), 2)
-  assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.0, 0.0]
-  assert (ledger["total_usd"], ledger["replayed_usd"]) == (12.875, 0.75)
+  ledger = run_ledger(rows, Spent((2.75, 10.0, 0.125), 0.5, 2.0), 2)
+  assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.5, 0.25]
+  assert (ledger["total_usd"], ledger["presumed_usd"], ledger["replayed_usd"]) == (13.625, 2, 0.75)
   # With three models the judge is the fourth.
   ledger = run_ledger(table([]), Spent((1.0, 2.0, 4.0, 8.0)), 3)
   assert [ledger[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]
@@ -94,5 +83,4 @@ def test_the_calls_of_several_processes(tmp_path):
     calls.begin(1, 16.0, "r")  # its process was killed
     calls.close()
   spent = read_spent(tmp_path, 2)
-  assert spent == Spent((2.0, 4.0), 8.0, 48.0)
-  assert spent.at_most_usd == 62.0
+  assert (spent, spent.at_most_usd) == (Spent((2.0, 4.0), 8.0, 48.0), 62.0)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny import episode
 
 from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
 from baar_jax.router.view import View
@@ -27,11 +28,11 @@ OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 
 @pytest.fixture(scope="module")
-def episodes(make_episode):
+def episodes():
   """Of 5, 1, 6, 2 and 4 decisions, with log-probabilities; one decision was forced."""
   logps = [-0.3 - 0.1 * s for s in range(6)]
   models = "SLSLL", "L", "SLLSSL", "LL", "LSSL"
-  result = [make_episode(letters, logps=logps[: len(letters)]) for letters in models]
+  result = [episode("plant-0", models=letters, logps=logps[: len(letters)]) for letters in models]
   result[2].steps[3].logp = None
   return result
 
