@@ -36,13 +36,13 @@ from baar_jax.store import Store
 
 SPLITS = ("train", "test")
 STORE = "episodes{}.sqlite"  # of a process: nothing, or "-" and its number
-LOST = "restore a copy, or choose another --config.name"
+RESTORE = "restore a copy, or choose another --config.name"
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
-FREE_FIELDS = """runs env.processes env.live_per_process env.timeout_s bopo.lam profile.robustness
-baselines evaluate distributed max_usd dry_run models.key_variables models.token_limit_field
-models.concurrency models.timeout_s models.retries models.max_failures"""
-FREE = tuple(f"{name}." for name in FREE_FIELDS.split())
+CHANGEABLE_FIELDS = """runs env.processes env.live_per_process env.timeout_s bopo.lam baselines
+profile.robustness evaluate distributed max_usd dry_run models.key_variables models.concurrency
+models.token_limit_field models.timeout_s models.retries models.max_failures"""
+CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 
 
 class Run:
@@ -57,12 +57,12 @@ class Run:
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
     self.config, self.ablation = config, ""
-    self.first = config.distributed.process == 0
+    self.is_main = config.distributed.process == 0  # it prints, logs and lists the tasks
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
     self.mesh = _open_mesh(config)
     self.tokenizer = self.dir / "tokenizer"
-    number = "" if self.first else f"-{config.distributed.process}"
+    number = "" if self.is_main else f"-{config.distributed.process}"
     path = self.dir / STORE.format(number)
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Run:
         text = f"another process is using {self.dir}: wait for it or choose another --config.name"
       raise ValueError(text) from None
     self.pair = models.open_pair(config, path)
-    self.cap = _open_cap(config, self.dir, self.store)
+    self.budget = _open_budget(config, self.dir, self.store)
     largest = len(self.pair.names) - 1
     self.boundaries = always(SMALL, ALWAYS_SMALL), always(largest, ALWAYS_LARGE)
     self._envs: list[Env] = []
@@ -91,16 +91,16 @@ class Run:
     config = json.loads(json.dumps(dataclasses.asdict(self.config)))
     if not self.store.tasks("train"):  # before that it binds nothing
       if (self.dir / "checkpoints").exists():
-        raise ValueError(f"{self.dir} has checkpoints and no tasks: {LOST}")
+        raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
     elif stored:
       for name, was, now in _differences(stored, config):
-        if f"{name}.".startswith(FREE):
+        if f"{name}.".startswith(CHANGEABLE):
           continue
-        maker = f"with {name}={was!r}, this config has {now!r}: set it back, or "
+        reason = f"with {name}={was!r}, this config has {now!r}: set it back, or "
         if ABSENT in (was, now):
-          maker = f"by another version of this program, which differs in {name}: "
-        raise ValueError(f"{self.dir} was made {maker}choose another --config.name")
-    if self.first:
+          reason = f"by another version of this program, which differs in {name}: "
+        raise ValueError(f"{self.dir} was made {reason}choose another --config.name")
+    if self.is_main:
       path = self.dir / "config.tmp"
       path.write_text(json.dumps(config, indent=2))
       path.replace(path.with_suffix(".json"))
@@ -119,26 +119,26 @@ class Run:
     """The environments, opened on first use."""
     if not self._envs:
       c, count = self.config.env, self.live_episodes
-      sizes = {"train_tasks": c.train_tasks, "test_tasks": c.test_tasks, "max_steps": c.max_steps}
+      args = {"train_tasks": c.train_tasks, "test_tasks": c.test_tasks, "max_steps": c.max_steps}
       if c.kind == "scienceworld":
-        sizes["gold_dir"] = str(Path(self.config.runs) / "gold")
+        args["gold_dir"] = str(Path(self.config.runs) / "gold")
       elif c.kind in engines.ENGINES:
-        sizes["data"] = str(engines.existing_data(c.kind, c.data))
-        sizes |= {"train_split": c.train_split, "test_split": c.test_split}
+        args["data"] = str(engines.existing_data(c.kind, c.data))
+        args |= {"train_split": c.train_split, "test_split": c.test_split}
       if c.kind == "sandbox":  # needs no processes
-        self._envs += [Sandbox(**sizes) for _ in range(count)]
+        self._envs += [Sandbox(**args) for _ in range(count)]
       else:
         processes = count // c.live_per_process
-        self._envs += open_envs(c.kind, sizes, processes, c.live_per_process, c.timeout_s)
+        self._envs += open_envs(c.kind, args, processes, c.live_per_process, c.timeout_s)
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split; both splits are listed once and then read from the store."""
-    if self.first and not self.store.tasks(split):
+    if self.is_main and not self.store.tasks(split):
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       threads = ThreadPoolExecutor()
-      ends = self.envs()[0], self.envs()[-1]  # of different processes if there are two
-      futures = threads.map(lambda env, name: env.tasks(name), ends, SPLITS)
+      envs = self.envs()[0], self.envs()[-1]  # of different processes if there are two
+      futures = threads.map(lambda env, name: env.tasks(name), envs, SPLITS)
       threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
       listings = list(futures)
       counts = Counter(task.id for tasks in listings for task in tasks)
@@ -149,7 +149,7 @@ class Run:
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
       listing = exchange([dataclasses.asdict(task) for task in self.store.tasks(name)])[0]
-      if not self.first:
+      if not self.is_main:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
 
@@ -161,13 +161,13 @@ class Run:
     An episode that ended in an error is reported and left out; the next run tries it again.
     Raises CapReached where the next call may pass --config.max_usd.
     """
-    self.store.exchange(policy.name)
+    self.store.sync(policy.name)
     stored, d = self.store.keys(policy.name), self.config.distributed
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
     own_ids = set(task_ids[d.process :: d.processes])
     share = [job for job in jobs if job.task.id in own_ids]
     if missing := [job for job in share if (job.task.id, job.seed) not in stored]:
-      limits = call_budget, usd_budget, self.cap, self.config.models.max_failures
+      limits = call_budget, usd_budget, self.budget, self.config.models.max_failures
       episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
       bar = self.progress(title, len(share), len(share) - len(missing), "ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
@@ -176,7 +176,7 @@ class Run:
       if used_mb := memory_mb(envs) / len(envs):  # for the report
         generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
         self.log(stage="environments", mb_per_live_episode=used_mb, own_tasks=generated)
-    self.store.exchange(policy.name)
+    self.store.sync(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
 
@@ -193,14 +193,14 @@ class Run:
     for episode in failed:
       print(f"left out: {episode.task_id} seed {episode.seed} of {policy_name}: {episode.stop}")
 
-  def say(self, text: str) -> None:
+  def print(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""
-    if self.first:
+    if self.is_main:
       print(text)
 
   def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:
     """A progress bar on the first process's terminal, if it is one."""
-    disable = None if self.first else True
+    disable = None if self.is_main else True
     return tqdm(desc=title, total=total, initial=done, unit=unit, disable=disable)
 
   def require(self, stage: str) -> None:
@@ -210,7 +210,7 @@ class Run:
 
   def log(self, **values) -> None:
     """Appends a line to metrics.jsonl, once for all processes; it names the run's ablation."""
-    if self.first:
+    if self.is_main:
       ablation = {"ablation": self.ablation} if self.ablation else {}
       with (self.dir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(values | ablation) + "\n")
@@ -250,8 +250,8 @@ def _open_mesh(config: Config) -> Mesh:
   return mesh
 
 
-def _open_cap(config: Config, directory: Path, store: Store) -> DollarBudget | None:
-  """What this process may still spend: an equal share of the rest; None where there is no cap."""
+def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget | None:
+  """What this process may still spend: an equal share of the rest; None without a cap."""
   if not config.max_usd:
     return None
   if config.models.kind == "scripted":
@@ -276,11 +276,11 @@ def read_config(directory: Path) -> dict:
     stored = json.loads(path.read_text())
     processes = range(stored["distributed"]["processes"])
   except (ValueError, TypeError, KeyError, RecursionError):
-    raise ValueError(f"{path} cannot be read as a configuration: {LOST}") from None
+    raise ValueError(f"{path} cannot be read as a configuration: {RESTORE}") from None
   for number in processes:
     store = directory / STORE.format(f"-{number}" if number else "")
     if not store.exists() or not store.stat().st_size:
-      raise ValueError(f"{store} is gone or empty, and with it what was spent: {LOST}")
+      raise ValueError(f"{store} is gone or empty, and with it what was spent: {RESTORE}")
   return stored
 
 

@@ -15,15 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
 
-EXCHANGED = 256  # episodes that processes exchange at a time
+SYNC_CHUNK = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 BUDGETS = ("call_budget", "usd_budget")
-EPISODE, EPISODE_NAME = TypeAdapter(Episode), "the episode of policy {}, task {}, seed {}"
-TASKS, TASK_COLUMNS = TypeAdapter(list[Task]), ("id", "split", "description", "max_steps")
+EPISODE_TYPE, EPISODE_NAME = TypeAdapter(Episode), "the episode of policy {}, task {}, seed {}"
+TASKS_TYPE, TASK_COLUMNS = TypeAdapter(list[Task]), ("id", "split", "description", "max_steps")
 ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
 
 
-def summarise(episode: Episode) -> dict:
+def summarize_episode(episode: Episode) -> dict:
   """An episode's columns: `decisions`, `judgements` and `replayed` count steps, `retries_usd` has
   what is in no step, `proposed_usd` is of new proposals, tokens are completion tokens."""
   steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
@@ -55,7 +55,7 @@ def summarise(episode: Episode) -> dict:
   }
 
 
-COLUMNS = tuple(summarise(Episode("", "", 0, [], 0.0, "")))
+COLUMNS = tuple(summarize_episode(Episode("", "", 0, [], 0.0, "")))
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS tasks (
   split TEXT, place INTEGER, id TEXT, description TEXT, max_steps INTEGER,
@@ -97,14 +97,14 @@ class Store:
     query = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks WHERE split = ? ORDER BY place"
     rows = [dict(zip(TASK_COLUMNS, row)) for row in self._db.execute(query, (split,))]
     try:
-      return TASKS.validate_python(rows)
+      return TASKS_TYPE.validate_python(rows)
     except ValidationError as error:
       raise self._unreadable(f"{split} task {error.errors()[0]['loc'][0]}") from None
 
   def add(self, episode: Episode) -> None:
     """Stores an episode in one transaction. Raises ValueError if its key is taken."""
     key = (episode.policy, episode.task_id, episode.seed)
-    row = (*key, *summarise(episode).values(), None, episode.to_json())
+    row = (*key, *summarize_episode(episode).values(), None, episode.to_json())
     try:
       with self._db:
         self._db.execute(f"INSERT INTO episodes VALUES ({', '.join('?' * len(row))})", row)
@@ -141,7 +141,7 @@ class Store:
     for task_id, seed, text, call_budget, reused in self._db.execute(query, (policy,)):
       fields = {"policy": policy, "call_budget": call_budget, "reused": bool(reused)}
       try:
-        episodes.append(dataclasses.replace(EPISODE.validate_json(text), **fields))
+        episodes.append(dataclasses.replace(EPISODE_TYPE.validate_json(text), **fields))
       except ValidationError:
         raise self._unreadable(EPISODE_NAME.format(policy, task_id, seed)) from None
     return episodes
@@ -162,17 +162,17 @@ class Store:
       raise self._unreadable(EPISODE_NAME.format(*key))
     return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 
-  def exchange(self, policy: str) -> None:
+  def sync(self, policy: str) -> None:
     """Gives the store of every process the episodes of a policy that any process has."""
     stored = self.keys(policy)
     keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
     lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
     earlier = set.union(set(), *keys_of_process[: process_index()])
-    for start in range(0, len(lacking), EXCHANGED):
+    for start in range(0, len(lacking), SYNC_CHUNK):
       # Each episode is sent by the first process that has it.
-      sent = stored.intersection(lacking[start : start + EXCHANGED]) - earlier
+      sent = stored.intersection(lacking[start : start + SYNC_CHUNK]) - earlier
       texts = [e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent]
-      for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
+      for episode in map(EPISODE_TYPE.validate_json, itertools.chain(*exchange(texts))):
         if (episode.task_id, episode.seed) not in stored:
           self.add(episode)
 

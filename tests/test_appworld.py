@@ -345,7 +345,7 @@ def test_setup_downloads_all_or_nothing_and_looks_for_landlock(monkeypatch, tmp_
 
   monkeypatch.setattr(engines, "run_module", make)
   monkeypatch.setattr(setup.download, "__defaults__", (1.0,))
-  run = SimpleNamespace(say=lines.append, tasks=lambda split: None)
+  run = SimpleNamespace(print=lines.append, tasks=lambda split: None)
   for data_flag, code, landlock, said in (
     ("own", "raise SystemExit('no route')", 0, "without Landlock"),
     ("", "raise SystemExit('no route')", 1, "could not be downloaded (the download failed: no ro"),

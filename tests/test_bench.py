@@ -28,7 +28,7 @@ def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypa
     monkeypatch.setattr(bench, name, value)
   run = Run(tiny.config(tmp_path))
   lines = []
-  run.say = lines.append
+  run.print = lines.append
   bench.main(run)
   run.close()
   figures = json.loads((run.dir / "report" / "bench.json").read_text())

@@ -110,7 +110,7 @@ def test_splits_that_share_a_task_are_refused():
   env = SimpleNamespace(tasks=lambda split: [Task(id_, split, "Go.", 9) for id_ in ("a", split)])
   store = SimpleNamespace(tasks=lambda split: [])
   config = Config(env=EnvConfig(kind="odd.py:Odd"))
-  run = SimpleNamespace(first=True, store=store, envs=lambda: [env], config=config)
+  run = SimpleNamespace(is_main=True, store=store, envs=lambda: [env], config=config)
   with pytest.raises(ValueError, match="odd.py:Odd lists the task 'a' twice: each is in one split"):
     Run.tasks(run, "train")
 

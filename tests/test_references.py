@@ -28,7 +28,7 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
       store.add(episode(task_id, policy.name, 2, "SL", score, cost_usd=0.1))
 
   config = Config(references=ReferencesConfig(samples=3))
-  run = SimpleNamespace(store=store, config=config, tasks=store.tasks, say=print)
+  run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.collect, run.require = collect, events.append
   references.main(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""The lines of the evaluation: policies, their budgets, and the names of stored episodes."""
+"""The entries of the evaluation: policies, their budgets, and the names of stored episodes."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One line of the evaluation: a policy under a budget."""
+  """One entry of the evaluation: a policy under a budget."""
 
   family: str  # of `entries`' table; points of one family make one frontier
   # Of the policy within its family, such as {"p": 0.25} or {"lam": 0.3, "threshold": 0.5}; "share"
@@ -29,27 +29,27 @@ class Entry:
 
 
 def entries(config: Config) -> list[Entry]:
-  """The lines of the evaluation in the order of the report; those of one router are adjacent."""
+  """The entries of the evaluation in the order of the report; those of one router are adjacent."""
   c, scripted = config, config.models.kind == "scripted"
   calls = [{"K": K} for K in c.evaluate.call_budgets]
   dollars = [{"usd": usd} for usd in c.evaluate.usd_budgets]
-  free, capped = [{}], [*calls, *dollars]
+  uncapped, capped = [{}], [*calls, *dollars]
   # Families with the parameters of one policy and the budgets that it runs under.
-  table = [(ALWAYS_SMALL, {}, free), (ALWAYS_LARGE, {}, free), (FIRST_LARGE, {}, calls)]
+  table = [(ALWAYS_SMALL, {}, uncapped), (ALWAYS_LARGE, {}, uncapped), (FIRST_LARGE, {}, calls)]
   for budget in dollars:  # a cap on dollars limits SMALL too
     table += [(ALWAYS_SMALL, {}, [budget]), (FIRST_LARGE, {}, [budget])]
-  table += [("random", {"p": p}, free + capped) for p in c.evaluate.random_p]
+  table += [("random", {"p": p}, uncapped + capped) for p in c.evaluate.random_p]
   if scripted:
-    table.append(("oracle", {}, free + capped))
+    table.append(("oracle", {}, uncapped + capped))
   if scripted and c.env.kind == "sandbox" and not c.models.prices:  # the optimum is known for these
-    table += [("optimum", {"mu": mu}, free) for mu in OPTIMUM_WEIGHTS]
+    table += [("optimum", {"mu": mu}, uncapped) for mu in OPTIMUM_WEIGHTS]
   if "zero-shot" in c.baselines.rivals:
-    table.append(("zero-shot", {}, free + capped))
+    table.append(("zero-shot", {}, uncapped + capped))
   rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
   rules += [{"share": share} for share in c.evaluate.shares]
   capped_rules = rules if c.evaluate.budget_rules else rules[:1]
   for family, parameters in routers(c):
-    table += [(family, parameters | rule, free) for rule in rules]
+    table += [(family, parameters | rule, uncapped) for rule in rules]
     for budget in capped if family not in ABLATIONS else ():
       table += [(family, parameters | rule, [budget]) for rule in capped_rules]
   return [_entry(c, *policy, budget) for *policy, budgets in table for budget in budgets]

@@ -57,7 +57,7 @@ def main(run: Run) -> None:
   """Prints a table and saves report/bench.json; of the run's results nothing changes."""
   if run.pair.kind != "scripted":
     raise ValueError("--stage=bench plays scripted models alone: set --config.models.kind=scripted")
-  run.say(f"{jax.devices()[0].device_kind}, {psutil.cpu_count()} cores, jax {jax.__version__}")
+  run.print(f"{jax.devices()[0].device_kind}, {psutil.cpu_count()} cores, jax {jax.__version__}")
   figures: dict[str, float] = {}
   with tempfile.TemporaryDirectory() as directory:
     bench = RouterBench(run.config, Path(directory))
@@ -65,7 +65,7 @@ def main(run: Run) -> None:
     for name, value, remark in chain(*parts):
       figures[name] = value
       shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-      run.say(f"{name:24}{shown:>10}  {remark}".rstrip())
+      run.print(f"{name:24}{shown:>10}  {remark}".rstrip())
   path = run.dir / "report" / "bench.json"
   path.parent.mkdir(exist_ok=True)
   path.write_text(json.dumps(figures, indent=2))

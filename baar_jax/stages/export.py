@@ -13,4 +13,4 @@ def main(run: Run) -> None:
     if not directory.exists():
       model = load_router(run.dir, run.config, run.mesh, family, lam)
       save_qwen2(model, directory, run.tokenizer / "tokenizer.json", run.config.router.dtype)
-    run.say(f"export: {directory}")
+    run.print(f"export: {directory}")

@@ -30,7 +30,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
   read_config(path.parent)  # refuses a directory whose store is gone
   store = Store(path if path.exists() else ":memory:")
   groups = store.table().groupby("policy")
-  outcomes = pd.DataFrame({name: summarise(group) for name, group in groups}, OUTCOME).T
+  outcomes = pd.DataFrame({name: summarize_outcomes(group) for name, group in groups}, OUTCOME).T
   print("dry run: nothing is run, nothing is spent; calls of the models, list prices")
   print("episodes that stand for other policies' too and recorded replies make it less")
   print(f"{'stage':<12}{'episodes':>10}{'calls':>10}{'$ expected':>12}   $ range")
@@ -53,7 +53,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
   store.close()
 
 
-def summarise(episodes: pd.DataFrame) -> list[float]:
+def summarize_outcomes(episodes: pd.DataFrame) -> list[float]:
   """OUTCOME of stored episodes; the ends leave out the cheapest and the dearest tenth."""
   usd, tenth = np.sort(episodes.spent_usd), len(episodes) // 10
   return [len(usd), episodes.steps.mean(), usd[tenth], usd.mean(), usd[-1 - tenth]]

@@ -21,8 +21,8 @@ def main(run: Run) -> None:
   profiles = load_profiles(run.store, run.config)
   for task in tasks:
     if task.id not in profiles:
-      run.say(f"left out: {task.id} has no trial of both boundaries")
-  if run.first and not (run.tokenizer / "tokenizer.json").exists():
+      run.print(f"left out: {task.id} has no trial of both boundaries")
+  if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
     if run.config.router.weights:
       adopt_tokenizer(Path(run.config.router.weights), run.tokenizer)
     else:
@@ -34,4 +34,4 @@ def main(run: Run) -> None:
   mix = collections.Counter(profile.difficulty for profile in profiles.values())
   inverted = sum(profile.cost_small > profile.cost_large for profile in profiles.values())
   run.store.finish("profile")
-  run.say(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
+  run.print(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")

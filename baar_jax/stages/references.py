@@ -22,7 +22,7 @@ def main(run: Run) -> None:
   chosen = [references[task.id] for task in hard]
   fallback = sum(episode.policy == ALWAYS_LARGE for episode in chosen)
   large, steps = sum(e.large_calls for e in chosen), sum(len(e.steps) for e in chosen)
-  run.say(
+  run.print(
     f"references: {len(hard)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps; "
     f"{fallback} had no stratified success and take a LARGE trial of the profile"
   )

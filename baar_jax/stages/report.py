@@ -27,7 +27,7 @@ LINE = create_model("line", stage=(str, ...))  # of any other stage
 
 
 def main(run: Run) -> None:
-  if not run.first:
+  if not run.is_main:
     return
   # matplotlib takes a second to import, which the other stages need not pay.
   from baar_jax.report import page
