@@ -1,9 +1,9 @@
 """The layers: a file imports from lower ones alone, and what must start fast stays without JAX."""
 
 import ast
+import graphlib
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,25 +12,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
 LAYERS = (
-  "config episode mesh",
-  "checks store",
-  "envs",
-  "llms",
-  "rollout",
-  "router",
-  "train",
-  "run",
+  "config episode mesh, checks store, envs, llms, rollout, router, train, run, report, stages"
 )
-LAYERS += ("report", "stages")
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
+LEVEL = {name: level for level, names in enumerate(LAYERS.split(",")) for name in names.split()}
 # What child processes and engines of other Pythons do without.
 HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib", "psutil"}
 LONGEST_CHAIN = 9
-FILES = {
-  ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
-  for path in PACKAGE.rglob("*.py")
-  if path.name != "__init__.py"
-}
 
 
 def imports(path: Path) -> set[str]:
@@ -45,56 +32,40 @@ def imports(path: Path) -> set[str]:
   return names
 
 
-def inner_imports(path: Path) -> set[str]:
-  """The files of the package that a file imports, as named in FILES."""
-  inner = set()
-  for name in imports(path):
-    parts = name.split(".")
-    if parts[0] == "baar_jax" and len(parts) > 1:
-      prefixes = [".".join(parts[1:end]) for end in range(len(parts), 1, -1)]
-      inner.add(next(prefix for prefix in prefixes if prefix in FILES))
-  return inner
+PATHS = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"] + [ROOT / "main.py"]
+ALL = {".".join(path.relative_to(ROOT).with_suffix("").parts): imports(path) for path in PATHS}
+# The files of the package that each file imports, as modules or for names in them.
+INNER = {
+  name: {module for full in names for module in (full, full.rpartition(".")[0]) if module in ALL}
+  for name, names in ALL.items()
+}
+REACHED, CHAIN = {}, {}  # all files that importing one imports, and the longest chain from it down
+for file in graphlib.TopologicalSorter(INNER).static_order():  # it raises where imports are a cycle
+  REACHED[file] = {file}.union(*(REACHED[inner] for inner in INNER[file]))
+  CHAIN[file] = 1 + max((CHAIN[inner] for inner in INNER[file]), default=0)
 
 
-@cache
-def reached(start: str) -> set[str]:
-  """All files that importing one imports in the end."""
-  done, todo = set(), {start}
-  while todo:
-    name = todo.pop()
-    done.add(name)
-    todo |= inner_imports(FILES[name]) - done
-  return done
+def test_files_import_from_lower_layers_and_their_own():
+  for name in ALL.keys() - {"main"}:
+    own = name.split(".")[1]
+    for inner in INNER[name]:
+      folder = inner.partition("baar_jax.")[2].split(".")[0]
+      sibling = folder == own != "stages"  # a stage never imports a stage
+      assert sibling or LEVEL[folder] < LEVEL[own], f"{name} imports {inner}"
+    assert not {"main", "configs"} & {full.split(".")[0] for full in ALL[name]}, name
 
 
-@cache
-def chain(name: str) -> int:
-  """How many files the longest chain of imports from this one down has."""
-  return 1 + max((chain(inner) for inner in inner_imports(FILES[name])), default=0)
-
-
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_a_file_imports_from_lower_layers_and_its_own(name):
-  own = name.split(".")[0]
-  for inner in inner_imports(FILES[name]):
-    folder = inner.split(".")[0]
-    sibling = folder == own != "stages"  # a stage never imports a stage
-    assert LEVEL[folder] < LEVEL[own] or (sibling and name != inner), inner
-    assert name not in reached(inner), f"{inner} imports {name}"
-
-
-def test_chains_are_short_and_end_at_the_command_line():
-  assert 1 + max(chain(inner) for inner in inner_imports(ROOT / "main.py")) <= LONGEST_CHAIN
+def test_chains_are_short_and_packages_import_nothing():
+  assert CHAIN["main"] <= LONGEST_CHAIN
   assert {name for path in PACKAGE.rglob("__init__.py") for name in imports(path)} == set()
-  assert not {"main", "configs"} & {n.split(".")[0] for p in FILES.values() for n in imports(p)}
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(FILES) if name.startswith("envs.")])
-def test_environments_do_without_heavy_libraries(name):
+def test_environments_do_without_heavy_libraries():
   """Child processes start with them, in a fraction of a second and a few MB."""
-  outer = {n.split(".")[0] for inner in reached(name) for n in imports(FILES[inner])}
-  assert not outer & HEAVY
-  assert "config" not in reached(name)
+  for name in ALL:
+    if name.startswith("baar_jax.envs."):
+      outer = {full.split(".")[0] for inner in REACHED[name] for full in ALL[inner]}
+      assert not outer & HEAVY and "baar_jax.config" not in REACHED[name], name
 
 
 @pytest.mark.parametrize(
