@@ -16,6 +16,8 @@ from baar_jax.report.page import compute_results, plain
 from baar_jax.report.table import load, training
 from baar_jax.rollout.entries import Entry
 
+NAN = math.nan
+
 
 def figures(policies: dict, lam=(0.3,), metrics=(), **profile) -> dict:
   return compute_results(fill(policies), entries(policies), config(lam, **profile), metrics)
@@ -29,36 +31,30 @@ def every() -> dict:
 def row(frame: pd.DataFrame, **where) -> pd.Series:
   for column, value in where.items():
     frame = frame[frame[column] == value]
-  (found,) = frame.to_dict("records")
-  return pd.Series(found)
+  (fields,) = frame.to_dict("records")
+  return pd.Series(fields)
 
 
-def draw(tasks: int, resamples: int) -> np.ndarray:
-  drawn = np.random.default_rng(0).integers(tasks, size=(resamples, tasks))
-  return np.vstack([np.arange(tasks), drawn])
+def test_intervals():
+  def interval(value_N, resamples: int) -> list[float]:
+    drawn = np.random.default_rng(0).integers(len(value_N), size=(resamples, len(value_N)))
+    value_B = [value_N.mean(), *value_N[drawn].mean(axis=1)]
+    return [*compare.interval("x", np.array(value_B)).values()]
 
-
-def test_an_interval_of_many_tasks_is_the_normal_one():
+  # Of many tasks it is the normal one.
   value_N = np.random.default_rng(3).normal(10.0, 2.0, size=400)
-  value_B = value_N[draw(400, 8000)].mean(axis=1)
-  half = norm.ppf(0.975) * value_N.std() / math.sqrt(400)
-  found = compare.interval("x", value_B)
-  assert found["x"] == value_N.mean()
-  assert found["x_low"] == pytest.approx(value_N.mean() - half, abs=0.1 * half)
-  assert found["x_high"] == pytest.approx(value_N.mean() + half, abs=0.1 * half)
-
-
-def test_intervals_of_few_values():
+  mean, half = value_N.mean(), norm.ppf(0.975) * value_N.std() / math.sqrt(400)
+  assert interval(value_N, 8000) == pytest.approx([mean, mean - half, mean + half], abs=0.1 * half)
   # Means of two draws from {0, 1} are 0, 1/2, 1 with 1/4, 1/2, 1/4: both tails reach the ends.
-  value_B = np.array([0.0, 1.0])[draw(2, 500)].mean(axis=1)
-  assert compare.interval("x", value_B) == {"x": 0.5, "x_low": 0.0, "x_high": 1.0}
+  assert interval(np.array([0.0, 1.0]), 500) == [0.5, 0.0, 1.0]
   # Resamples without a value are dropped, and half of them are too few.
-  nan = math.nan
-  x = compare.interval("x", np.array([9.0, 1.0, 1.0, nan, nan]))
-  assert (x["x_low"], x["x_high"]) == (1.0, 1.0)
-  x = compare.interval("x", np.array([9.0, 1.0, nan, nan, nan]))
-  assert x["x"] == 9.0 and math.isnan(x["x_low"])
-  assert all(map(math.isnan, compare.interval("x", np.array([nan, 1.0, 1.0])).values()))
+  for value_B, expected in (
+    ([9.0, 1.0, 1.0, NAN, NAN], [9.0, 1.0, 1.0]),
+    ([9.0, 1.0, NAN, NAN, NAN], [9.0, NAN, NAN]),
+    ([NAN, 1.0, 1.0], [NAN] * 3),
+  ):
+    x = compare.interval("x", np.array(value_B))
+    assert [*x.values()] == pytest.approx(expected, nan_ok=True)
 
 
 def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
@@ -72,16 +68,14 @@ def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
     "bopo": ("bopo", BOPO, None, "S", score),
   }
   store = fill(policies)
-  for i in range(10):
-    store._db.execute(
-      "UPDATE episodes SET cost_usd = 5 WHERE policy = 'bopo' AND task_id = ?", (f"test-{i}",)
-    )
+  # "test-0" to "test-9" have six letters.
+  where = "policy = 'bopo' AND length(task_id) = 6"
+  store._db.execute(f"UPDATE episodes SET cost_usd = 5 WHERE {where}")
   e = load(store, entries(policies), config())
-  found = compare.interval("area", compare.resample_area(e, ["bopo"], "score_percent"))
-  assert found["area"] == pytest.approx(0.75)
+  area = compare.interval("area", compare.resample_area(e, ["bopo"], "score_percent"))
   # n is binomial(20, 1/2): 95 % within 6..14
-  assert found["area_low"] == pytest.approx(1 - 14 / 20 / 2, abs=0.03)
-  assert found["area_high"] == pytest.approx(1 - 6 / 20 / 2, abs=0.03)
+  expected = (0.75, 1 - 14 / 20 / 2, 1 - 6 / 20 / 2)
+  assert tuple(area.values()) == pytest.approx(expected, abs=0.03) and area["area"] == 0.75
 
 
 def test_policy_figures(every):
@@ -172,12 +166,11 @@ def test_ablations_against_bopo_at_the_same_settings(every):
 
 
 def test_bopo_at_each_of_several_weights():
-  more = {"bopo(lam=0.9)": ("bopo", {**BOPO, "lam": 0.9}, None, "SSLL", (1.0, 1.0, 0.0, 0.0))}
-  more |= {
-    f"vanilla(lam={lam})": ("vanilla", {**BOPO, "lam": lam}, None, "SLSL", (1.0, 0.2, 1.0, 0.0))
-    for lam in (0.3, 0.9)
-  }
-  fronts = figures(FEW | more, lam=(0.3, 0.9))["frontiers"]
+  other = BOPO | {"lam": 0.9}
+  policies = FEW | {"bopo(lam=0.9)": ("bopo", other, None, "SSLL", (1.0, 1.0, 0.0, 0.0))}
+  for name, parameters in (("vanilla(lam=0.3)", BOPO), ("vanilla(lam=0.9)", other)):
+    policies[name] = ("vanilla", parameters, None, "SLSL", (1.0, 0.2, 1.0, 0.0))
+  fronts = figures(policies, lam=(0.3, 0.9))["frontiers"]
   fronts = fronts[fronts.metric == "success_percent"]
   # 15/16 as above; half of both gaps lies on the line between the boundaries.
   assert row(fronts, lam=0.3).area == pytest.approx(15 / 16)
@@ -187,26 +180,21 @@ def test_bopo_at_each_of_several_weights():
   assert row(fronts, family="vanilla").compared_with == ["bopo(lam=0.3)", "bopo(lam=0.9)"]
 
 
-def test_parameters_are_picked_on_the_other_half():
-  # The halves are drawn: here tasks 0 and 1, and tasks 2 and 3. On the first 1 against 1, so the
-  # first is taken for 2 and 3; on the second 1 against 1.25, so the other is taken for 0 and 1.
-  value_CxN = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.25]])
-  assert compare.pick_by_halves(value_CxN).tolist() == [1, 1, 0, 0]
+def test_a_budget_s_parameters_are_picked_on_the_other_half():
   # Of 61 tasks the first candidate solves every other one, the second the rest: without a draw
   # each half would pick one candidate, and score 0 or 1 with it on all tasks of the other.
   value_CxN = np.eye(2)[np.arange(61) % 2].T
   picked_N = value_CxN[compare.pick_by_halves(value_CxN), np.arange(61)]
   assert 20 < picked_N.sum() < 40
-
-
-def test_a_budget_s_families_have_parameters_of_the_other_half():
+  # Here the halves are tasks 0 and 1, and tasks 2 and 3. On the first 1 against 1, so the first is
+  # taken for 2 and 3; on the second 1 against 1.25, so the other is taken for 0 and 1.
   sft = {
     "sft(a)": ("sft", {"share": 0.5}, 1, "SL", (1.0, 0.0, 1.0, 0.0)),
     "sft(b)": ("sft", {"share": 0.25}, 1, "LL", (0.0, 1.0, 1.0, 0.25)),
   }
   sft = row(figures(FEW | sft)["hard_budget"], K=1, family="sft")
   assert sft.candidates == ["sft(a)", "sft(b)"]
-  # As above (0, 1, 1, 0); alone they have 50 and 56.25. Two LARGE calls on two tasks, one on two.
+  # Scores (0, 1, 1, 0); alone they have 50 and 56.25. Two LARGE calls on two tasks, one on two.
   assert (sft.score_percent, sft.use_share, sft.overruns) == (50.0, 1.5, 8)
   assert (sft.score_percent_low, sft.score_percent_high) == (0.0, 100.0)
 
@@ -236,12 +224,15 @@ def test_the_best_under_a_budget(every):
 def test_spend_by_difficulty(every):
   rows = every["by_difficulty"]
   assert "no-reference" not in set(rows.family) and "first-large" not in set(rows.family)
-  shares = lambda **where: row(rows, **where)[compare.DIFFICULTIES].tolist()  # noqa: E731
-  assert shares(family="task mix", column="cost_usd") == [0.25, 0.5, 0.25]
-  # Dollars 4, 8, 8, 4; LARGE calls 0, 1, 1, 0.
-  assert shares(family="bopo", column="cost_usd") == pytest.approx([4 / 24, 16 / 24, 4 / 24])
-  assert shares(family="bopo", column="large_calls") == [0.0, 1.0, 0.0]
-  assert all(map(math.isnan, shares(family="always-small", column="large_calls")))
+  for family, column, expected in (
+    ("task mix", "cost_usd", [0.25, 0.5, 0.25]),
+    # Dollars 4, 8, 8, 4; LARGE calls 0, 1, 1, 0.
+    ("bopo", "cost_usd", [4 / 24, 16 / 24, 4 / 24]),
+    ("bopo", "large_calls", [0.0, 1.0, 0.0]),
+    ("always-small", "large_calls", [NAN] * 3),
+  ):
+    shares = row(rows, family=family, column=column)[compare.DIFFICULTIES].tolist()
+    assert shares == pytest.approx(expected, nan_ok=True)
   assert every["inverted_tasks"] == 1  # of two training tasks
 
 
@@ -260,19 +251,16 @@ def test_seconds_by_the_rates_and_as_measured(every):
   assert math.isnan(every["latency"].waited_s["bopo"])  # it was not measured
 
 
-def test_later_lines_of_metrics_win():
-  lines = [
-    {"stage": "sft", "update": 1, "loss": 0.7},
-    {"stage": "sft", "update": 2, "loss": 0.6},
-    {"stage": "bopo", "lam": 0.3, "update": 1, "loss": 0.1},
-    {"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 0.2},
-    {"stage": "sft", "update": 2, "loss": 0.5},
-    {"stage": "vanilla", "update": 1, "loss": 9.0},  # it is not evaluated
-    {"stage": "other", "update": 1, "loss": 9.0},
-  ]
-  curves = training(lines, {"no-reference"})[["stage", "ablation", "update", "loss"]]
-  expected = [("sft", "", 1, 0.7), ("bopo", "", 1, 0.1), ("bopo", "no-reference", 1, 0.2)]
-  assert [*curves.itertuples(index=False, name=None)] == [*expected, ("sft", "", 2, 0.5)]
+def test_curves_are_of_the_newest_lines_of_what_is_evaluated():
+  sft = {"stage": "sft", "update": 1, "loss": 0.7}
+  bopo = sft | {"stage": "bopo", "loss": 0.1}
+  without = bopo | {"ablation": "no-reference", "loss": 0.2}
+  newer = [sft | {"update": 2, "loss": loss} for loss in (0.6, 0.5)]
+  others = [sft | {"stage": "vanilla"}, sft | {"stage": "other"}]  # they are not evaluated
+  curves = training([sft, newer[0], bopo, without, newer[1], *others], {"no-reference"})
+  curves = [*curves[["stage", "ablation", "update", "loss"]].itertuples(index=False, name=None)]
+  assert curves[:2] == [("sft", "", 1, 0.7), ("bopo", "", 1, 0.1)]
+  assert curves[2:] == [("bopo", "no-reference", 1, 0.2), ("sft", "", 2, 0.5)]
   assert training([], ()).empty
 
 
@@ -292,7 +280,6 @@ def test_the_paper_stands_beside_the_same_environment_alone(every):
   shares = {what: texts for (figure, what), texts in ours.items() if figure.startswith("Shares")}
   assert shares["BoPO, hard"] == ("52.2 %", "66.7 %")  # 16 of 24 dollars
   assert shares["vanilla RL, intractable"] == ("37.5 %", "25.0 %")
-  assert shares["task mix, intractable"] == ("25.8 %", "25.0 %")
   assert not any("K =" in figure or "trials" in figure for figure, _ in ours)  # K = 1 and 2 here
   sandbox = every["run"] | {"environment": "sandbox"}
   assert texts.beside_paper(every | {"run": sandbox}).empty
@@ -306,59 +293,44 @@ def test_the_paper_stands_beside_the_same_environment_alone(every):
 
 def test_episodes_are_chosen_by_the_rule(every):
   rows = every["episodes"]
+  assert {(e.policy, e.seed) for e in rows.episode} == {("bopo(lam=0.3)", 0)}
   assert [e.task_id for e in rows.episode] == ["test-0", "test-1", "test-3"]
-  assert [(e.policy, e.seed) for e in rows.episode] == [("bopo(lam=0.3)", 0)] * 3
-  assert list(zip(rows.difficulty, rows.success)) == [
-    ("easy", True),
-    ("hard", True),
-    ("intractable", False),
-  ]
+  assert rows.difficulty.tolist() == ["easy", "hard", "intractable"]
+  assert rows.success.tolist() == [True, True, False]
 
 
 def test_the_figures_are_strict_json(every):
   assert json.loads(json.dumps(plain(every), allow_nan=False)) == plain(every)
   odd = {"a": [math.inf, np.float32("nan"), {"b": pd.NA}], "c": pd.DataFrame({"x": [-math.inf, 1]})}
   assert plain(odd) == {"a": [None, None, {"b": None}], "c": [{"x": None}, {"x": 1.0}]}
-  first = plain(every)["policies"][0]
-  assert (first["policy"], first["use_share"]) == ("always-small", None)
 
 
-def test_an_episode_lost_to_an_error_is_left_out_for_all():
+def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is_named():
   policies = {n: (*kind[:4], (1.0,) * 12) for n, kind in BOUNDARIES.items()}
   store = fill(policies)
-  store._db.execute(
-    "DELETE FROM episodes WHERE policy = 'always-large' AND task_id = 'test-0' AND seed = 1"
-  )
+  where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 1"
+  store._db.execute(f"DELETE FROM episodes WHERE {where}")
   results = compute_results(store, entries(policies), config())
   assert results["run"]["left_out_episodes"] == ["test-0 seed 1"]
   assert results["run"]["test_tasks"] == 12
   assert results["policies"].episodes.tolist() == [23, 23]
+  with pytest.raises(ValueError, match="^sft has 0 of 24 episodes: run --stage=evaluate first$"):
+    compute_results(store, [*entries(policies), Entry("sft", {}, "sft")], config())
 
 
-@pytest.mark.parametrize("change", ['"logp":NaN', '"logp":1000', '"router_cost_usd":9e999'])
-def test_a_number_that_is_none_in_a_shown_episode_is_named(change):
-  name, store = change.partition(":")[0], fill(FEW)
-  where = "policy = 'bopo(lam=0.3)' AND task_id = 'test-1'"
-  ((text,), _) = store._db.execute(f"SELECT episode FROM episodes WHERE {where}")
-  text, count = re.subn(f"{name}:[^,]*", change, text)
-  store._db.execute(f"UPDATE episodes SET episode = ? WHERE {where}", [text])
-  with pytest.raises(ValueError, match="policy bopo.*, task test-1, seed 0 has a number") as error:
+COLUMNS = ["score = NULL", "score = 1.5", "cost_usd = -1", "steps = 'x'"]
+NUMBERS = [("logp", "null", "NaN"), ("logp", "null", "1000"), ("router_cost_usd", "0.5", "9e999")]
+JSON = "episode = replace(episode, '\"{0}\":{1},', '\"{0}\":{2},')"
+WRONG = [("always-small", 7, change) for change in COLUMNS]  # what only the ledger counts
+WRONG += [("bopo(lam=0.3)", 0, change) for change in COLUMNS + [JSON.format(*n) for n in NUMBERS]]
+
+
+@pytest.mark.parametrize("policy, seed, change", WRONG)
+def test_a_row_of_the_wrong_shape_is_named(policy, seed, change):
+  store, where = fill(FEW), f"policy = '{policy}' AND task_id = 'test-0' AND seed = {seed}"
+  store._db.execute(f"UPDATE episodes SET {change} WHERE {where}")
+  reason = "cannot be read" if change in COLUMNS else "has a number"
+  name = re.escape(f"policy {policy}, task test-0, seed {seed} ")
+  with pytest.raises(ValueError, match=name + reason) as error:
     compute_results(store, entries(FEW), config())
-  assert count and "\n" not in str(error.value)
-
-
-def test_what_is_not_evaluated_yet_is_named():
-  store, lines = fill(FEW), entries(FEW)
-  with pytest.raises(ValueError, match="^sft has 0 of 8 episodes: run --stage=evaluate first$"):
-    compute_results(store, [*lines, Entry("sft", {}, "sft")], config())
-
-
-@pytest.mark.parametrize("change", ["score = NULL", "score = 1.5", "cost_usd = -1", "steps = 'x'"])
-@pytest.mark.parametrize(("policy", "seed"), [("sft", 0), ("always-small", 7)])
-def test_a_row_of_the_wrong_shape_is_named(change, policy, seed):
-  """Of the evaluation, and of what only the ledger counts."""
-  store = fill(EVERY)
-  where = "policy = ? AND task_id = 'test-0' AND seed = ?"
-  store._db.execute(f"UPDATE episodes SET {change} WHERE {where}", (policy, seed))
-  with pytest.raises(ValueError, match=f"policy {policy}, task test-0, seed {seed} cannot be read"):
-    compute_results(store, entries(EVERY), config())
+  assert "\n" not in str(error.value)
