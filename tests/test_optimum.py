@@ -50,10 +50,6 @@ def run(env, task, rule, seed=0):
   return live.steps, env.score()
 
 
-def always(model):
-  return lambda live: model
-
-
 def coin(p, seed=0):
   draw = np.random.default_rng(seed)
   return lambda live: int(draw.random() < p)
@@ -62,15 +58,15 @@ def coin(p, seed=0):
 def test_the_price_of_a_call_depends_on_step_and_model_alone(exact):
   """Real messages of real episodes, of every kind, sign, look and event."""
   env = Sandbox(train_tasks=60)
-  seen = set()
+  texts = ""
   for number, task in enumerate(env.tasks("train")):
     steps, _ = run(env, task, coin(0.5, number))
     expected = [exact.call_usd[i][step.model] for i, step in enumerate(steps)]
     np.testing.assert_allclose([step.cost_usd for step in steps], expected, rtol=1e-12)
-    for text in [task.description, *(step.observation for step in steps)]:
-      seen |= {word.rstrip(".") for word in text.split()}
+    texts += " ".join([task.description, *(step.observation for step in steps)])
   np.testing.assert_allclose([large / small for small, large in exact.call_usd], 5.0)
-  assert seen >= {"cabin", "tower", "vault", *sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"}
+  words = ["cabin", "tower", "vault", *sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"]
+  assert all(word in texts for word in words)
 
 
 def brute_force(rules, errors, mu, call_usd):
@@ -90,9 +86,7 @@ def brute_force(rules, errors, mu, call_usd):
       for looks in itertools.product(range(3), repeat=3):
         p_looks = math.prod(rules.looks[level][look] for level, look in zip(levels, looks))
         worlds.append((p_kind * p_levels * p_looks, kind.word, sign, levels, looks))
-  weight_W = np.array([w[0] for w in worlds])
-  kind_W, sign_W = np.array([w[1] for w in worlds]), np.array([w[2] for w in worlds])
-  level_WxI, look_WxI = np.array([w[3] for w in worlds]), np.array([w[4] for w in worlds])
+  weight_W, kind_W, sign_W, level_WxI, look_WxI = map(np.array, zip(*worlds))
   assert weight_W.sum() == pytest.approx(1.0)
   lapses = [[errors.lapse(m, "", Oracle("", 0, c, False), False) for c in (0, 1)] for m in (0, 1)]
 
@@ -111,9 +105,9 @@ def brute_force(rules, errors, mu, call_usd):
       return 0.0
     values = []
     for model in (0, 1):
-      level_W = level_WxI[:, lock]
-      rate_W = np.where(level_W == PLAIN, lapses[model][0].rate, lapses[model][1].rate)
-      wrong_W = np.where(level_W == PLAIN, lapses[model][0].wrong, lapses[model][1].wrong)
+      level_W, (plain, tricky) = level_WxI[:, lock], lapses[model]
+      rate_W = np.where(level_W == PLAIN, plain.rate, tricky.rate)
+      wrong_W = np.where(level_W == PLAIN, plain.wrong, tricky.wrong)
       open_W = np.where(level_W == BROKEN, 0.0, 1 - rate_W)
       jam_W = 1 - open_W - rate_W * wrong_W
       values.append(
@@ -149,45 +143,37 @@ def test_always_small_without_doubt_is_a_closed_form():
   assert point.cost_usd == pytest.approx(first + 0.9 * second + 0.81 * third)
 
 
-@pytest.mark.parametrize("policy", ["small", "large", "random", "optimal"])
-def test_exact_values_are_those_of_episodes(exact, policy):
-  """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors."""
-  rule, point = {
-    "small": (always(0), exact.solve(p=0.0)[0]),
-    "large": (always(1), exact.solve(p=1.0)[0]),
-    "random": (coin(0.4), exact.solve(p=0.4)[0]),
-    "optimal": (exact.optimal_rule(MU), exact.solve(MU)[0]),
-  }[policy]
+@pytest.mark.parametrize("p", [0.0, 0.4, 1.0, None])
+def test_exact_values_are_those_of_episodes(exact, p):
+  """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is optimal."""
+  rule = exact.optimal_rule(MU) if p is None else coin(p)
   env = Sandbox(train_tasks=1500)
   episodes = [run(env, task, rule) for task in env.tasks("train")]
-  for values, expected in (
-    ([sum(step.cost_usd for step in steps) for steps, _ in episodes], point.cost_usd),
-    ([score for _, score in episodes], point.success),
-  ):
-    error = np.std(values) / math.sqrt(len(values))
-    assert abs(np.mean(values) - expected) < 3 * error
+  costs = [sum(step.cost_usd for step in steps) for steps, _ in episodes]
+  values = np.array([costs, [score for _, score in episodes]])
+  errors = values.std(axis=1) / math.sqrt(len(episodes))
+  assert (np.abs(values.mean(axis=1) - exact.solve(MU, p)[0]) < 3 * errors).all()
 
 
 def test_the_optimal_rule_reads_visible_text_alone(exact):
-  def choose(description, steps, observation, mu=MU):
-    task = Task("t", "train", description, 18)
+  def choose(kind, steps, observation, mu=MU):
+    task = Task("t", "train", f"Open the {kind}.", 18)
     return exact.optimal_rule(mu)(Live(Job(task, 0), None, steps=steps, observation=observation))
 
   smooth, marked, _ = (f"It opened. Lock 2 looks {look}. The sign is" for look in sandbox.LOOKS)
   first = [Step("You enter. Lock 1 looks smooth. The sign is blank.", 0, "pull A")]
-  assert choose("Open the tower.", first, f"{marked} green.") == 1
-  assert choose("Open the tower.", first, f"{smooth} green.") == 0
-  assert choose("Open the tower.", first, f"{marked} amber.") == 0
+  assert choose("tower", first, f"{marked} green.") == 1
+  assert choose("tower", first, f"{smooth} green.") == 0
+  assert choose("tower", first, f"{marked} amber.") == 0
   # SMALL jammed the lock that looked smooth: it is likely tricky
-  jammed = [*first, Step(f"{smooth} green.", 0, "pull A")]
-  assert choose("Open the tower.", jammed, f"{smooth} green.") == 1
+  assert choose("tower", [*first, Step(f"{smooth} green.", 0, "pull A")], f"{smooth} green.") == 1
   with pytest.raises(ValueError, match="not an observation"):
-    choose("Open the tower.", first, "Lock 2 looks fine.")
+    choose("tower", first, "Lock 2 looks fine.")
   # It knows who jammed. Lock 2 is never broken. SMALL's jam is the stronger sign of a tricky lock
   # rather than a plain one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2, LARGE: 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
   now = "It jammed. Lock 2 looks marked. The sign is amber."
-  assert choose("Open the cabin.", [*first, Step(now, 0, "pull A")], now, 150.0) == 1
-  assert choose("Open the cabin.", [*first, Step(now, 1, "pull A")], now, 150.0) == 0
+  choices = [choose("cabin", [*first, Step(now, jam, "pull A")], now, 150.0) for jam in (0, 1)]
+  assert choices == [1, 0]
 
 
 def test_frozen_figures(exact):
@@ -198,21 +184,20 @@ def test_frozen_figures(exact):
   assert large.cost_usd / small.cost_usd == pytest.approx(6.858, abs=1e-3)
   costs, scores = zip(*exact.hull())
   assert frontier.area(costs, scores, small, large) == pytest.approx(0.8046, abs=1e-4)
-  slopes = np.diff(scores) / np.diff(costs)
-  assert (np.diff(slopes) <= 0).all()
+  assert (np.diff(np.diff(scores) / np.diff(costs)) <= 0).all()
   for point in [small, large, *(exact.solve(p=p)[0] for p in (0.25, 0.5, 0.75))]:
     assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3
   sure = dataclasses.replace(sandbox.RULES, amber=(0.0, 1.0), looks=tuple(np.eye(3).tolist()))
-  costs, scores = zip(*Exact(sure).hull())
-  assert frontier.area(costs, scores, small, large) == pytest.approx(0.9078, abs=1e-4)
+  area = frontier.area(*zip(*Exact(sure).hull()), small, large)
+  assert area == pytest.approx(0.9078, abs=1e-4)
 
 
 def test_the_frontier_is_of_the_sandbox_and_its_models_alone():
   config = Config()
   assert exact_frontier(config) is None
   config.env.kind, config.env.max_steps = "sandbox", 18
-  found = exact_frontier(config)
-  assert found["optimum"][0] == pytest.approx(found["small"])  # the cheapest policy is SMALL
-  assert found["small"].cost_usd < found["large"].cost_usd and 0.5 < found["area"] < 1
+  figures = exact_frontier(config)
+  assert figures["optimum"][0] == pytest.approx(figures["small"])  # the cheapest policy is SMALL
+  assert figures["small"].cost_usd < figures["large"].cost_usd and 0.5 < figures["area"] < 1
   config.env.max_steps = 2  # too few for any success
   assert exact_frontier(config) is None
