@@ -51,10 +51,9 @@ def env(opened, data):
   return opened(data)
 
 
-def listing(data: Path, train_tasks: int, split: str = "train", **kwargs) -> set[str]:
+def listing(data: Path, size: int, split: str = "train", **splits) -> set[str]:
   """The ids in a split, as the environment lists them in this process, where it can only list."""
-  tasks = ALFWorld(str(data), train_tasks, 2, **kwargs).tasks(split)
-  return {task.id for task in tasks}
+  return {task.id for task in ALFWorld(str(data), size, size, **splits).tasks(split)}
 
 
 def copy_games(data: Path, place: Path, count: int, kind: str = "") -> list[Path]:
@@ -155,7 +154,8 @@ infos = textworld.EnvInfos(won=True, admissible_commands=True)
 env = AlfredDemangler(PddlEnv(infos), shuffle=False)
 env.load(file)
 states = [env.reset()] + [env.step(action)[0] for action in actions]
-print(json.dumps([[s["feedback"], sorted(s["admissible_commands"]), s["won"]] for s in states]))
+commands = [",".join(sorted(s["admissible_commands"])) for s in states]
+print(json.dumps([[s["feedback"], c, s["won"]] for s, c in zip(states, commands)]))
 """
 
 
@@ -170,8 +170,7 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
     states.append([*observation.rsplit("\nAVAILABLE ACTIONS: "), done])
   arguments = [STOCK, str(data / GAMES / task.id / GAME), json.dumps(actions)]
   printed = engines.output_of("stock", [str(engines.python_path("alfworld")), "-Ic", *arguments])
-  stock = [[text, ",".join(commands), won] for text, commands, won in json.loads(printed)]
-  assert stock[1:] == states
+  assert json.loads(printed)[1:] == states
 
 
 def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
@@ -185,17 +184,6 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
     assert json.loads(path.read_text())["walkthrough"][-1].split()[0] in ("move", "use")
   (first,) = data.glob(f"{GAMES}/train/*/trial_T000000_*/{GAME}")
   assert hashlib.sha256(first.read_bytes()).hexdigest()[:16] == "b1ba9f4ab4b1f7f0"
-
-
-def test_unreadable_games_are_left_out_and_counted(data, tmp_path, capfd):
-  damaged, intact, unsolvable, other = copy_games(data, tmp_path, 4)
-  damaged.write_text("{")
-  unsolvable.write_text(json.dumps(json.loads(unsolvable.read_text()) | {"solvable": False}))
-  shutil.copytree(intact.parent, tmp_path / GAMES / "train" / "notes" / "trial_x")
-  assert listing(tmp_path, 2) == {id_of(intact), id_of(other)}
-  with pytest.raises(ValueError, match="has 2 games, 3 were asked for.*--config.env.train_tasks"):
-    listing(tmp_path, 3)
-  assert "left out 3 of 5 games: " in capfd.readouterr().err
 
 
 def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
@@ -225,21 +213,25 @@ def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
       env.reset(task_id)
 
 
-def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, opened, tmp_path, capfd):
-  """The engine evaluates what stands in braces in a game's text; only names are let through."""
-  played, hostile, deep, pipe = copy_games(data, tmp_path, 4)
+def test_unreadable_games_are_left_out_and_counted(data, tmp_path, capfd):
+  damaged, unsolvable, deep, pipe, *intact = copy_games(data, tmp_path, 6)
+  damaged.write_text("{")
+  unsolvable.write_text(json.dumps(json.loads(unsolvable.read_text()) | {"solvable": False}))
   deep.write_text("[" * 100_000)
   pipe.unlink()
-  os.mkfifo(pipe)
-  with pytest.raises(ValueError, match="has 2 games, 3 were asked for"):
+  os.mkfifo(pipe)  # reading it would never end
+  shutil.copytree(intact[0].parent, tmp_path / GAMES / "train" / "notes" / "trial_x")
+  assert listing(tmp_path, 2) == set(map(id_of, intact))
+  with pytest.raises(ValueError, match="has 2 games, 3 were asked for.*--config.env.train_tasks"):
     listing(tmp_path, 3)
-  assert "left out 2 of 4 games: " in capfd.readouterr().err
-  env, trap = opened(tmp_path, 2), tmp_path / "trap"
-  pid, game, code = (
-    env.pid,
-    hostile.read_text(),
-    f"{{__import__('pathlib').Path('{trap}').touch()}}",
-  )
+  assert "left out 5 of 7 games: " in capfd.readouterr().err
+
+
+def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, opened, tmp_path):
+  """The engine evaluates what stands in braces in a game's text; only names are let through."""
+  played, hostile = copy_games(data, tmp_path, 2)
+  env, trap, game = opened(tmp_path, 2), tmp_path / "trap", hostile.read_text()
+  pid, code = env.pid, f"{{__import__('pathlib').Path('{trap}').touch()}}"
   for part, damage, reason in (
     ("You are in the middle of a room.", code, "__import__.* is no name"),
     ('list_appliances\\": [', 'nothing\\": [', "list_appliances"),

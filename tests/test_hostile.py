@@ -33,15 +33,9 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
 
   server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6, bills_what_it_loses=True)
   with server.running():
-    models = ModelsConfig(
-      kind="chat",
-      names=("small", "large"),
-      prices=((0.4, 0.1, 1.6), (2.0, 0.5, 8.0)),
-      base_urls=(server.url,),
-      key_variables=("HOSTILE_KEY",),
-      max_completion_tokens=60,
-      timeout_s=0.4,
-    )
+    models = {"names": ("small", "large"), "prices": ((0.4, 0.1, 1.6), (2.0, 0.5, 8.0))}
+    models |= {"base_urls": (server.url,), "key_variables": ("HOSTILE_KEY",)}
+    models = ModelsConfig(kind="chat", **models, max_completion_tokens=60, timeout_s=0.4)
     config = dataclasses.replace(tiny.config(tmp_path, **TASKS), models=models)
     config.profile.trials = 7
     while code := main.main((config, "all")):
