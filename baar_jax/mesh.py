@@ -68,7 +68,7 @@ def split_parameters(params, mesh: Mesh):
 
 def split_rows(tree, mesh: Mesh):
   """NumPy arrays that every process holds whole, with their rows spread over all devices, or
-  repeated where the devices do not divide these; arrays of JAX stay where they are."""
+  repeated where the number of devices does not divide them; arrays of JAX stay where they are."""
 
   def place(x):
     if isinstance(x, jax.Array):

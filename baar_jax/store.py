@@ -24,8 +24,8 @@ ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
 
 
 def summarize_episode(episode: Episode) -> dict:
-  """An episode's columns: `decisions`, `judgements` and `replayed` count steps, `retries_usd` has
-  what is in no step, `proposed_usd` is of new proposals, tokens are completion tokens."""
+  """An episode's columns: `decisions`, `judgements` and `replayed` count steps, `retries_usd`
+  includes `lost_usd`, `proposed_usd` has no replayed proposals, tokens are completion tokens."""
   steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
   answers = [call for call in calls if call.kind in ANSWERS]
   usd, tokens = collections.Counter(), collections.Counter()

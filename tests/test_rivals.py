@@ -98,7 +98,7 @@ def test_a_threshold_on_a_hand_made_episode(
     texts.append(view.tokenizer.decode(tokens[0]))
     return np.array([next(p_A)]), [1]
 
-  monkeypatch.setattr(RouterPolicy, "_score", probabilities)
+  monkeypatch.setattr(RouterPolicy, "_predict", probabilities)
   view = View(router_config, tokenizer_dir, proposals=proposals)
   policy = RouterPolicy("scored", tiny_model, view, Threshold(0.4), rows=1)
   tape = []

@@ -222,7 +222,7 @@ def beside_paper(results: Mapping) -> pd.DataFrame:
       ours[figure, "Jaccard, hard"] = f"{row['hard_jaccard']:.2f}"
   frame = pd.DataFrame(rows, columns=["figure", "what", "paper"])
   values = [ours.get((figure, what), "nan") for figure, what, _ in rows]
-  frame["ours"] = [None if "nan" in text else text for text in values]
+  frame["ours"] = [None if "nan" in text else text for text in values]  # a NaN is written so
   return frame[frame.ours.notna().groupby(frame.figure).transform("any")]
 
 

@@ -45,7 +45,7 @@ class CallBudget:
     self.remaining -= model != SMALL
 
   def settle(self, model: int, made: bool) -> None:
-    """Closes a reservation."""
+    """Closes a reservation, and gives the call back if it was not made."""
     self.remaining += model != SMALL and not made
 
 
@@ -94,9 +94,9 @@ class DollarBudget:
     return reservation
 
   def settle(self, reservation: object, usd: float) -> None:
-    """Closes a reservation with the cost of its call, or with all that it holds.
+    """Closes a reservation with the cost of its call.
 
-    Raises ValueError in the second case, where `usd` is no cost, and if it is closed already.
+    Raises ValueError if it is closed already, or if `usd` is not a cost: then all of it is spent.
     """
     with self._changed:
       cost = self._held.pop(reservation, None)

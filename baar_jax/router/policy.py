@@ -55,7 +55,7 @@ Rule = Sample | Threshold
 
 
 class RouterPolicy(Policy):
-  """Scores the decisions of all ready episodes in one forward pass of their new tokens.
+  """Decides for all ready episodes in one forward pass of their new tokens.
 
   Each live episode has a row of the KV cache, which is filled anew where the tokens do not
   extend those that it holds: a new episode, a cut of the history, the paper's view.
@@ -90,7 +90,7 @@ class RouterPolicy(Policy):
     for live in ready:
       if live not in self._rows:
         self._rows[live] = self._free_rows.pop()
-    p_RxA, new_tokens_R = self._score([self._rows[live] for live in ready], sequences)
+    p_RxA, new_tokens_R = self._predict([self._rows[live] for live in ready], sequences)
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
@@ -105,7 +105,7 @@ class RouterPolicy(Policy):
       self._free_rows.append(row)
       self._cached_tokens[row] = []
 
-  def _score(self, rows: list[int], sequences: list[list[int]]) -> tuple[np.ndarray, list[int]]:
+  def _predict(self, rows: list[int], sequences: list[list[int]]) -> tuple[np.ndarray, list[int]]:
     """p_RxA, and the number of tokens that each row was fed: those that it did not hold yet."""
     pending, p_A_of = [], {}  # (row, first position, tokens) still to be fed; row -> p_A
     for row, tokens in zip(rows, sequences):

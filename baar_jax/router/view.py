@@ -34,7 +34,7 @@ ASK_SPENT = "\nThe answer has to be SMALL.\nDecision:"
 class Window:
   """One sequence that the router reads."""
 
-  tokens: list[int]  # the token after each position but the last one is the decision
+  tokens: list[int]  # each position, except the last, is followed by its decision
   positions: list[int]  # where the decisions of steps `first`, `first` + 1, ... are predicted
   first: int  # the episode's step that the first position decides
 

@@ -14,7 +14,7 @@ from baar_jax.run import Run
 from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import add_proposals, load_threshold_episodes
-from baar_jax.train.fit import score_episodes
+from baar_jax.train.fit import predict_large
 
 
 def main(run: Run) -> None:
@@ -71,4 +71,4 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
   episodes, relabel = load_threshold_episodes(run.store, run.config), None
   if family == "cascade":  # which is asked where SMALL acts, and shown what it proposes
     episodes, relabel = list(map(add_proposals, episodes)), label_failures
-  return model, view, score_episodes(run, model, view, episodes, relabel)[0]
+  return model, view, predict_large(run, model, view, episodes, relabel)[0]

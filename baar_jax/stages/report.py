@@ -22,8 +22,8 @@ CALIBRATION = {"brier": NUMBER, "base_rate": NUMBER, "bins": (list[BIN], ...)}
 FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
 FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
 FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
-LINES = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
-LINE = create_model("line", stage=(str, ...))  # of any other stage
+LINE_MODELS = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
+ANY_LINE = create_model("line", stage=(str, ...))  # of any other stage
 
 
 def main(run: Run) -> None:
@@ -45,7 +45,7 @@ def read_metrics(path: Path) -> list[dict]:
   for number, line in enumerate(text.splitlines(), 1):
     try:
       fields = json.loads(line)
-      LINES.get(fields["stage"], LINE).model_validate(fields)
+      LINE_MODELS.get(fields["stage"], ANY_LINE).model_validate(fields)
       lines.append(fields)
     except ValidationError as error:
       raise ValueError(f"{explain(error, f'{path}, line {number}')}: remove the line") from None

@@ -15,7 +15,7 @@ from baar_jax.run import Run
 from baar_jax.train.batches import Batch, label_episodes, label_failures
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
 from baar_jax.train.dataset import add_proposals, draw_batches, load_profiles
-from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, score_episodes
+from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, predict_large
 
 HELD_OUT = 6  # each N-th training task is kept for the calibration
 BINS = 10  # of the calibration
@@ -61,7 +61,7 @@ def train_cascade(run: Run) -> None:
   # All processes score together, or none.
   if held_out and not all(exchange(store.finished(calibrated))):
     model = load_router(run.dir, run.config, run.mesh, "cascade")
-    p_D, failed_D = score_episodes(run, model, view, held_out, label_failures)
+    p_D, failed_D = predict_large(run, model, view, held_out, label_failures)
     figures = measure_calibration(p_D, failed_D)
     run.log(stage="cascade-calibration", updates=config.updates, **figures)
     store.finish(calibrated)

@@ -78,10 +78,10 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
   An update rolls out episodes, computes their advantages, takes gradient steps, logs and saves.
   `method_name` is "bopo", also for an ablated run, or "vanilla"; `lam` is the weight of cost.
   """
-  config, method, family = run.config.bopo, METHODS[method_name], run.ablation or method_name
+  bopo, method, family = run.config.bopo, METHODS[method_name], run.ablation or method_name
   directory = checkpoint_directory(run.dir, run.config, family, lam)
   with closing(Checkpoints(directory, run.config)) as checkpoints:
-    done, last = checkpoints.update, config.updates
+    done, last = checkpoints.update, bopo.updates
     if done == last:
       return
     profiles = dataset.load_profiles(run.store, run.config)
@@ -90,25 +90,25 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     view = View(run.config.router, run.tokenizer)
     batcher = Batcher(run.config, view, tasks)
     sft = checkpoint.load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
-    ids, dtype, loss = view.decision_ids, run.config.router.dtype, partial(method.loss, config)
-    trainer = Trainer(sft, loss, bopo_optimizer(config), ids, run.mesh, dtype)
+    ids, dtype, loss = view.decision_ids, run.config.router.dtype, partial(method.loss, bopo)
+    trainer = Trainer(sft, loss, bopo_optimizer(bopo), ids, run.mesh, dtype)
     anchor = ShardedRouter(sft, ids, run.mesh, dtype) if method.anchored else None
     if done:
       trainer.load(checkpoints.restore(trainer.state))
-    # DAPO gathers episodes over updates. A checkpoint is saved only when none is pending, because
-    # after a restart they are read from the store again.
+    # DAPO gathers episodes over updates. A checkpoint is saved only when none is pending, so that a
+    # restart, which reads episodes from the store again, misses none.
     pending: list[tuple[Episode, float]] = []  # with their advantages
-    task_batches = dataset.draw_task_batches(tasks, config.tasks_per_update, run.config.seed)
+    task_batches = dataset.draw_task_batches(tasks, bopo.tasks_per_update, run.config.seed)
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
       episodes = roll_out(run, family, lam, update, trainer.model, view, update_tasks)
-      kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, config)
+      kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, bopo)
       pending += zip(kept, adv_B)
       groups = {episode.task_id for episode, _ in pending}
       enough = len(groups) >= len(update_tasks) or not method.dynamic_sampling
       if pending and (enough or update == last):
-        step_episodes, advantages = zip(*pending)
+        kept, advantages = zip(*pending)
         adv_B, seed = np.array(advantages), run.config.seed + update
-        metrics |= update_policy(trainer, anchor, batcher, step_episodes, adv_B, config, seed)
+        metrics |= update_policy(trainer, anchor, batcher, kept, adv_B, bopo, seed)
         pending = []
       check_metrics(method_name, update, metrics, checkpoints)
       log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
@@ -119,7 +119,7 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
 
 
 def check_metrics(method_name: str, update: int, metrics: dict, checkpoints: Checkpoints) -> None:
-  """Raises ValueError, in every process, if a figure of an update is no finite number."""
+  """Raises ValueError, in every process, unless all metrics of an update are finite."""
   bad = [f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value)]
   if bad:
     raise ValueError(
@@ -132,17 +132,17 @@ def roll_out(
   run, family: str, lam: float, update: int, model: Qwen2, view: View, tasks: Sequence[Task]
 ) -> list[Episode]:
   """A group of episodes of each task, by sampling from the router as it is."""
-  config, name = run.config.bopo, rollouts_name(family, lam, update)
+  bopo, name = run.config.bopo, rollouts_name(family, lam, update)
   # The policy's cache and copy of the router are freed on return: the gradient needs the memory.
   policy = RouterPolicy(name, model, view, Sample(name), run.live_episodes, run.mesh)
-  first_seed = SEEDS_BEFORE_BOPO + config.group_size * update  # each update has other seeds
-  seeds = range(first_seed, first_seed + config.group_size)
+  first_seed = SEEDS_BEFORE_BOPO + bopo.group_size * update  # each update has other seeds
+  seeds = range(first_seed, first_seed + bopo.group_size)
   jobs = [Job(task, seed) for task in tasks for seed in seeds]
-  return run.collect(f"{family} lam={lam:g} {update}/{config.updates}", policy, jobs)
+  return run.collect(f"{family} lam={lam:g} {update}/{bopo.updates}", policy, jobs)
 
 
 def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> dict[str, float]:
-  """The gradient steps on one rollout batch. Returns their mean metrics.
+  """Takes the gradient steps on a rollout batch. Returns their mean metrics.
 
   In bfloat16 the log-probabilities of the rollouts, which were computed with a cache, differ by
   hundredths from those of a training forward, and a trajectory's ratio adds up dozens of them.
@@ -158,7 +158,7 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
       step_episodes = [episodes[i] for i in indices]
       gradient_steps.append(batcher.micro_batches(step_episodes, advantages=adv_B[indices]))
   if trainer.low_precision:
-    for batches in gradient_steps:
+    for batches in gradient_steps:  # the micro-batches of each
       for i, batch in enumerate(batches):
         logp_BxS = losses.action_logp(trainer.logits(batch), batch.action_BxS)
         batches[i] = dataclasses.replace(batch, logp_BxS=logp_BxS)
@@ -170,16 +170,16 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
   return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
 
 
-def score_episodes(
+def predict_large(
   run, model: Qwen2, view: View, episodes: Sequence[Episode], relabel: Relabel | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
   """p_D, a router's p(LARGE) of decisions in stored training episodes, and action_D, as decided.
 
   `relabel` masks decisions that the router would not be asked for, or changes what was decided.
   """
-  scorer = ShardedRouter(model, view.decision_ids, run.mesh, run.config.router.dtype)
+  router = ShardedRouter(model, view.decision_ids, run.mesh, run.config.router.dtype)
   batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, relabel)
-  p_D = [scorer.p_large(batch)[batch.mask_BxS] for batch in batches]
+  p_D = [router.p_large(batch)[batch.mask_BxS] for batch in batches]
   action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
   check_finite(np.concatenate(p_D), "p(LARGE) of stored episodes")
   return np.concatenate(p_D), np.concatenate(action_D)

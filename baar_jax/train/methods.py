@@ -13,7 +13,7 @@ from baar_jax.train.dataset import Profile
 
 MIN_GROUP = 2  # episodes; a smaller group has no mean to compare with
 DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are not kept
-DIED = "see above what their environments died of, then run the same command again"
+RERUN = "see above what their environments died of, then run the same command again"
 Advantages = tuple[list[Episode], np.ndarray, dict[str, float]]  # kept episodes, adv_B, metrics
 
 
@@ -42,7 +42,7 @@ def bopo_advantages(episodes, profiles, references, lam, config) -> Advantages:
   groups = {task_id: group for task_id, group in all_groups.items() if len(group) >= MIN_GROUP}
   if not groups:
     count = len(all_groups)
-    raise ValueError(f"none of the {count} tasks of this batch has {MIN_GROUP} episodes: {DIED}")
+    raise ValueError(f"none of the {count} tasks of this batch has {MIN_GROUP} episodes: {RERUN}")
   kept, reward_B, adv_B, clipped_groups = [], [], [], 0
   for task_id, group in groups.items():
     reward = partial(compute_reward, profile=profiles[task_id], lam=lam, config=config)
@@ -76,7 +76,7 @@ def dapo_advantages(episodes, profiles, references, lam, config) -> Advantages:
   """
   del references, config
   if not episodes:
-    raise ValueError(f"no episode of this batch came to its end: {DIED}")
+    raise ValueError(f"no episode of this batch came to its end: {RERUN}")
   unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
   groups = group_by_task(episodes).values()
   kept, reward_B, adv_B, kept_groups = [], [], [], 0

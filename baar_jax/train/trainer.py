@@ -129,7 +129,7 @@ class Trainer(ShardedRouter):
 
 
 def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
-  """AdamW with clipping, a warm-up from above 0, and a cosine decay to 0 (paper: appendix)."""
+  """AdamW with clipping, a warm-up that starts above 0, a cosine decay to 0 (paper: appendix)."""
   warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
   first, peak = config.learning_rate / (warmup + 1), config.learning_rate
   schedule = optax.warmup_cosine_decay_schedule(first, peak, warmup, config.updates)
