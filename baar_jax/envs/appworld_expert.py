@@ -120,10 +120,7 @@ class Expert:
   def mistake(self, kind: str, key: str) -> str:
     """Wrong code in place of the expert's; see Env.mistake."""
     step, draw = self._next, random.Random(key)
-    errors = {"wrong": self._wrong, "hasty": _hasty, "lost": _lost}
-    if kind not in errors:
-      raise ValueError(f"unknown kind of mistake {kind!r}; known: {', '.join(errors)}")
-    code = errors[kind](step, draw)
+    code = {"wrong": self._wrong, "hasty": _hasty, "lost": _lost}[kind](step, draw)
     return _lost(step, draw) if code in ("", step.code) else code
 
   def _wrong(self, step: PlanStep, draw: random.Random) -> str:

@@ -121,19 +121,18 @@ def lock(name: str) -> Iterator[None]:
     yield
 
 
-def install(kind: str) -> bool:
-  """Installs the engine's Python environment unless it is complete. Returns whether it did.
+def install(kind: str) -> None:
+  """Installs the engine's Python environment unless it is complete.
 
   Raises ValueError if a program is missing or the installation failed.
   """
   engine, place, python = ENGINES[kind], directory(kind), str(python_path(kind))
   with lock(place.name):
     if is_installed(kind):
-      return False
+      return
     if missing := [name for name in engine.programs if not shutil.which(name)]:
-      problem = f"{engine.title} is compiled, and {' and '.join(missing)} cannot be found"
-      repair = "install a C++ compiler and make (Debian: apt-get install g++ make)"
-      raise ValueError(f"{problem}: {repair}")
+      problem = f"{engine.title} is compiled, and {' and '.join(missing)} cannot be found: install"
+      raise ValueError(f"{problem} a C++ compiler and make (Debian: apt-get install g++ make)")
     print(f"installing {engine.title} {engine.version} into {place}", file=sys.stderr)
     shutil.rmtree(place, ignore_errors=True)  # of an interrupted installation
     commands = [[sys.executable, "-m", "venv", str(place)]]
@@ -148,7 +147,6 @@ def install(kind: str) -> bool:
         if subprocess.run(command, env=os.environ | {"PATH": path}, **streams).returncode:
           raise ValueError(f"{' '.join(command)} failed; its output is in {log}")
     (place / "installed.txt").write_text("\n".join(engine.packages))
-    return True
 
 
 def run_module(kind: str, module: str, *arguments: str) -> str:

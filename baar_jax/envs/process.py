@@ -4,6 +4,7 @@ A child that dies, hangs or fails is reported as EnvDied, and the next reset() s
 """
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -38,15 +39,10 @@ class _Child:
 
   def _start(self) -> None:
     self._playing: set[int] = set()  # the slots whose episode is in this process
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     # Ctrl-C reaches the parent alone; a child is killed with its JVM, as a group.
-    self.process = subprocess.Popen(
-      self._command, **pipes, env=self._environ, start_new_session=True
-    )
-
-  def read_greeting(self) -> dict:
-    """What a child that has started says about its environment."""
-    return self._answer(self._timeout_s)
+    options = {"env": self._environ, "start_new_session": True}
+    options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    self.process = subprocess.Popen(self._command, **options)
 
   def call(self, slot: int, method: str, *args):
     """Calls a method of a slot's environment and returns its result.
@@ -62,7 +58,7 @@ class _Child:
       if method in ("reset", "tasks"):  # they need no earlier state
         if self.process is None:
           self._start()
-          self.read_greeting()
+          self.read_answer(self._timeout_s)
       elif self.process is None or slot not in self._playing:
         raise EnvDied(f"the environment's process is gone: {self._cause_of_death}")
       if method == "reset":
@@ -73,9 +69,10 @@ class _Child:
       except OSError:
         raise self._kill("it closed its input") from None
       # A first listing may compute solutions for minutes; the environment limits its own calls.
-      return self._answer(None if method == "tasks" else self._timeout_s)
+      return self.read_answer(None if method == "tasks" else self._timeout_s)
 
-  def _answer(self, timeout_s: float | None) -> object:
+  def read_answer(self, timeout_s: float | None):
+    """The next answer. A child that has started says at first what its environment is like."""
     # The child sends one line per request, so no answer can wait unseen in the buffer.
     if not select.select([self.process.stdout], [], [], timeout_s)[0]:
       raise self._kill(f"no answer within {timeout_s:g} s")
@@ -120,17 +117,14 @@ def _kill_group(process: subprocess.Popen) -> None:
 class ProcessEnv(Env):
   """An Env whose episodes run in a slot of a child process.
 
-  A handle serves one thread at a time. The oracle travels with each observation, so that asking
-  for it costs nothing.
+  A handle serves one thread at a time. The oracle travels with each observation.
   """
 
   def __init__(self, child: _Child, slot: int, system_prompt: str, code_actions: bool) -> None:
     self.system_prompt, self.code_actions = system_prompt, code_actions
     self._child, self._slot = child, slot
+    self._call = functools.partial(child.call, slot)
     self._state: dict = {}  # what the last reset or step answered
-
-  def _call(self, method: str, *args):
-    return self._child.call(self._slot, method, *args)
 
   def _move(self, method: str, text: str) -> str:
     self._state = {}
@@ -188,7 +182,7 @@ def open_envs(
   try:
     for _ in range(processes):
       children.append(_Child(kind, kwargs, live_per_process, timeout_s))
-    greetings = [child.read_greeting() for child in children]
+    greetings = [child.read_answer(timeout_s) for child in children]
   except BaseException:
     for child in children:
       child.close(*child.open_slots)
