@@ -6,11 +6,7 @@ import tiny
 
 from baar_jax.config import BoPOConfig
 from baar_jax.train.dataset import Profile
-from baar_jax.train.methods import (
-  bopo_advantages,
-  compute_reward,
-  dapo_advantages,
-)
+from baar_jax.train.methods import bopo_advantages, compute_reward, dapo_advantages
 
 HARD = Profile("hard", 2.0, 10.0, [], [])
 INVERTED = Profile("easy", 2.0, 1.0, [], [])  # SMALL is the dearer one: C_min is LARGE's
@@ -41,57 +37,43 @@ def test_reward_of_an_episode(profile, score, usd, reward):
 
 # Rewards of the hard task: 0 - 0, 1.5 - 0.125, 1.5 - 0.25, 0 - 0.5: mean 0.53125, and the squared
 # distances 0.28223, 0.71191, 0.51660, 1.06348 have the mean 0.64355, so std 0.80222.
-GROUP = [
-  tried("h", 8, 0, 2.0),
-  tried("h", 9, 1, 4.0),
-  tried("h", 10, 1, 6.0, "LLLL"),
-  tried("h", 11, 0, 10.0),
-]
+COSTS = ((0, 2.0, "SL"), (1, 4.0, "SL"), (1, 6.0, "LLLL"), (0, 10.0, "SL"))
+GROUP = [tried("h", 8 + g, score, usd, models) for g, (score, usd, models) in enumerate(COSTS)]
 # Both fail as cheaply as can be: rewards 0 and 0, std 0.
 FAILED = [tried("e", 8, 0, 1.0, "SSS"), tried("e", 9, 0, 1.0, "SSS")]
-ALONE = tried("alone", 8, 1, 2.0)
+MIXED = [GROUP[0], FAILED[0], GROUP[1], tried("alone", 8, 1, 2.0), GROUP[2], FAILED[1], GROUP[3]]
 REFERENCES = {
   "h": tried("h", 0, 1, 4.0),  # reward 1.375, above the mean
   "e": tried("e", 0, 1, 1.0),  # reward 1
   "alone": tried("alone", 0, 1, 4.0),
 }
-MIXED = [GROUP[0], FAILED[0], GROUP[1], ALONE, GROUP[2], FAILED[1], GROUP[3]]
-GUIDED = {
-  ("h", 8): -1.52402,  # (0 - 1.375) / (0.80222 + 0.1)
-  ("h", 9): 0.0,
-  ("h", 10): -0.13855,  # (1.25 - 1.375) / 0.90222
-  ("h", 11): -2.07821,  # (-0.5 - 1.375) / 0.90222
-  ("e", 8): -5.0,  # (0 - 1) / 0.1 = -10, clipped
-  ("e", 9): -5.0,
-}
-OF_THE_MEAN = {
-  ("h", 8): -0.58882,  # (0 - 0.53125) / 0.90222
-  ("h", 9): 0.93519,
-  ("h", 10): 0.79664,
-  ("h", 11): -1.14300,
-  ("e", 8): 0.0,
-  ("e", 9): 0.0,
-}
+# (0 - 1.375) / (0.80222 + 0.1), (1.25 - 1.375) / 0.90222, (-0.5 - 1.375) / 0.90222; and
+# (0 - 1) / 0.1 = -10, clipped
+GUIDED = {"h": [-1.52402, 0.0, -0.13855, -2.07821], "e": [-5.0, -5.0]}
+# (0 - 0.53125) / 0.90222, ...
+OF_THE_MEAN = {"h": [-0.58882, 0.93519, 0.79664, -1.14300], "e": [0.0, 0.0]}
 
 
 @pytest.mark.parametrize("guided, expected, clipped", [(True, GUIDED, 1), (False, OF_THE_MEAN, 0)])
 def test_advantages_of_two_groups(guided, expected, clipped):
   config = BoPOConfig(reference_guided=guided)
   kept, adv_B, metrics = bopo_advantages(MIXED, PROFILES, REFERENCES, LAM, config)
-  by_key = {(e.task_id, e.seed): adv for e, adv in zip(kept, adv_B, strict=True)}
-  assert by_key == pytest.approx(expected, abs=1e-4)
-  assert metrics["clipped"] == clipped  # groups
-  assert metrics["reward"] == pytest.approx(2.125 / 6)
-  assert metrics["success"] == pytest.approx(2 / 6)
-  assert metrics["cost_usd"] == pytest.approx((2 + 4 + 6 + 10 + 1 + 1) / 6)
-  # LARGE calls: 1, 1, 4, 1 and none; steps: 2, 2, 4, 2 and 3, 3
-  assert metrics["large_share"] == pytest.approx(7 / 16)
+  assert kept == [*GROUP, *FAILED]
+  assert adv_B == pytest.approx([*expected["h"], *expected["e"]], abs=1e-4)
+  assert metrics == {
+    "clipped": clipped,  # groups
+    "reward": pytest.approx(2.125 / 6),
+    "success": pytest.approx(2 / 6),
+    "cost_usd": pytest.approx((2 + 4 + 6 + 10 + 1 + 1) / 6),
+    # LARGE calls: 1, 1, 4, 1 and none; steps: 2, 2, 4, 2 and 3, 3
+    "large_share": pytest.approx(7 / 16),
+  }
 
 
 def test_a_reference_below_the_mean_changes_nothing():
   low = REFERENCES | {"h": tried("h", 0, 0, 10.0)}  # reward -0.5
   _, adv_B, _ = bopo_advantages(GROUP, PROFILES, low, LAM, BoPOConfig())
-  assert adv_B == pytest.approx([-0.58882, 0.93519, 0.79664, -1.143], abs=1e-4)
+  assert adv_B == pytest.approx(OF_THE_MEAN["h"], abs=1e-4)
 
 
 def test_a_batch_without_a_group_says_what_to_do():
