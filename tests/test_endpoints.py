@@ -124,6 +124,7 @@ COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
     (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": 10**400}}), True, True),
     (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": float("inf")}}), True, True),
     (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens_details": [1]}}), True, True),
+    (json.dumps(ANSWER | {"usage": COUNTS | {"cached_tokens": False}}), True, True),
     (json.dumps(ANSWER | {"usage": COUNTS, "service_tier": ["default"]}), True, True),
   ],
 )
@@ -147,6 +148,7 @@ def test_text_in_parts_and_half_a_pair_of_surrogates():
   [
     ({"total_tokens": 60}, None, (8, 0, 52)),
     ({"total_tokens": 18}, None, (8, 0, 10)),
+    ({"total_tokens": 60}, {"total_tokens": 18}, (8, 0, 52)),
     ({"total_tokens": None}, {"cached_tokens": None, "cache_write_tokens": 5}, (8, 0, 10, 5)),
     ({}, {"cached_tokens": 3, "cache_creation_tokens": 5}, (8, 3, 10, 5)),  # LiteLLM
     ({"prompt_cache_hit_tokens": 6, "prompt_cache_miss_tokens": 2}, None, (8, 6, 10)),  # DeepSeek

@@ -206,9 +206,10 @@ def read_usage(fields: dict) -> Usage:
   tokens of a model's reasoning so. Raises KeyError or ValueError for counts that cannot be.
   """
   prompt, completion = fields["prompt_tokens"], fields["completion_tokens"]
-  optional = {**fields, **(fields.get("prompt_tokens_details") or {})}
-  cached, hits, written, created = (optional.get(name) or 0 for name in CACHE_COUNTS)
-  misses, total = optional.get("prompt_cache_miss_tokens"), optional.get("total_tokens")
+  objects = fields, fields.get("prompt_tokens_details") or {}
+  optional = {name: n for counted in objects for name, n in counted.items() if n is not None}
+  cached, hits, written, created = (optional.get(name, 0) for name in CACHE_COUNTS)
+  misses, total = optional.get("prompt_cache_miss_tokens"), fields.get("total_tokens")
   counts = [prompt, completion, cached, hits, written, created]
   counts += [count for count in (misses, total) if count is not None]
   if any(type(count) is not int or not 0 <= count <= MOST_TOKENS for count in counts):
