@@ -3,9 +3,8 @@
 import dataclasses
 import re
 from typing import Annotated
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, HttpUrl
 from pydantic.dataclasses import dataclass
 
 ENVS = ("sandbox", "scienceworld", "alfworld", "appworld")
@@ -31,12 +30,12 @@ section = dataclass(
 
 def address(url: str) -> str:
   """The same text. Raises ValueError if it may hold a key, or no HTTP client can be sent to it."""
+  plain = re.fullmatch(r"(?i)https?://[^\s/@?#]+(/[^\s@?#]*)?", url)
   try:
-    parts = urlsplit(url)
-    works = parts.hostname and parts.port != 0 and not {*"@?#"} & {*url}
+    works = plain and url.isascii() and url.isprintable() and HttpUrl(url).port
   except ValueError:
     works = False
-  if not works or not re.fullmatch(r"(?i)https?://\S+", url):
+  if not works:
     raise ValueError("it is no http(s)://host[:port][/path] address")
   return url
 

@@ -82,6 +82,7 @@ BAD = {
 }
 SECRET = ["sk-secret@h", "h?key=sk-secret", "h#sk-secret", "user:sk-secret@h/v1", "h:sk-secret"]
 BAD["models.base_urls"] += tuple((f"https://{rest}",) for rest in [*SECRET, "h:99999", "h:0"])
+BAD["models.base_urls"] += tuple((f"http://{host}/v1",) for host in ("256.0.0.1", "a\0", "\uff41"))
 BAD["models.base_urls"] += ("http://a", "http://b", "http://c"), ("http://h/v1\n",)
 REFUSED = [(name, value) for names, bad in BAD.items() for name in names.split() for value in bad]
 # Integers that may be 0; no other may.
