@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import socket
 import unittest.mock
 from concurrent.futures import ThreadPoolExecutor
 
@@ -109,6 +110,12 @@ def test_what_was_never_sent_is_free(start, tmp_path, monkeypatch):
     monkeypatch.setattr(httpx2.Client, "send", send)
     with pytest.raises(NoAnswer, match=name):
       ask(pair)
+  monkeypatch.undo()
+  monkeypatch.setattr("baar_jax.llms.client.CONNECT_S", 0.2)
+  with socket.create_server(("127.0.0.1", 0)) as silent:  # it never agrees on encryption
+    url = f"https://127.0.0.1:{silent.getsockname()[1]}/v1"
+    with pytest.raises(NoAnswer, match="ConnectTimeout"):
+      ask(start(retries=0, timeout_s=1e6, base_urls=(url,))[1])
   assert server.seen == [] and spent(tmp_path) == Spent()
 
 

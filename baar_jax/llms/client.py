@@ -12,7 +12,7 @@ from baar_jax.llms.endpoints import Endpoint
 
 MOST_BYTES = 16 * 2**20  # of an answer
 POLL_S = 0.2  # how soon an attempt ends when its run is stopped
-CONNECT_S = 10.0  # to connect to one of a host's addresses
+CONNECT_S = 10.0  # to connect to one of a host's addresses, and to agree on encryption
 # The headers that endpoints other than OpenAI's are sent; the client itself needs the last one.
 HEADERS = {"host", "connection", "accept", "accept-encoding", "user-agent", "content-type"}
 HEADERS |= {"content-length", "authorization", "x-stainless-raw-response"}
@@ -62,8 +62,8 @@ class Stream(httpcore2.NetworkStream):
     self._stream.write(buffer, self._network.left_s())
 
   def start_tls(self, ssl_context, server_hostname=None, timeout=None):
-    left_s = self._network.left_s()
-    return Stream(self._stream.start_tls(ssl_context, server_hostname, left_s), self._network)
+    wait_s = min(CONNECT_S, self._network.left_s())
+    return Stream(self._stream.start_tls(ssl_context, server_hostname, wait_s), self._network)
 
 
 def open_client(endpoint: Endpoint, network: Network) -> openai.OpenAI:
