@@ -6,6 +6,9 @@ import sqlite3
 import sys
 from contextlib import closing
 
+if __name__ == "__main__":  # a Ctrl-C ends the program at once, whatever callback it meets
+  on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from absl import app, flags, logging
 from ml_collections import config_flags
 from pydantic import ValidationError
@@ -99,10 +102,10 @@ def load_config(name: str) -> Config:
     config = runpy.run_path(path)["get_config"](*setting)
   except ValidationError as error:
     raise flags.Error(explain(error, error.title)) from None
-  except (Exception, SystemExit) as error:
+  except BaseException as error:
     raise flags.Error(f"{name}: {type(error).__name__}: {error}") from None
   if not isinstance(config, Config):
-    raise flags.Error(f"{name}: get_config() returned {config!r:.40} and no Config")
+    raise flags.Error(f"{name}: get_config() returned a {type(config).__name__} and no Config")
   return config
 
 
@@ -123,4 +126,5 @@ def repeat_interrupt(unraisable: object) -> None:
 
 if __name__ == "__main__":
   sys.unraisablehook = repeat_interrupt
+  signal.signal(signal.SIGINT, on_interrupt)
   app.run(main, flags_parser=parse)

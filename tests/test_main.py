@@ -1,5 +1,6 @@
 """The command line: a wrong one is one line that says what to do, with exit code 2."""
 
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -41,8 +42,9 @@ BODIES = {  # of get_config, and what the line has to say
   "raise ValueError(f'no setting {setting!r}')": "no setting 'other'",
   "return Config(env=EnvConfig(train_tasks=0))": "EnvConfig.train_tasks is 0; it must be greater",
   "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables is not shown",
-  "pass": "file.py:other: get_config() returned None and no Config",
-  "return {'seed': 3}": "returned {'seed': 3} and no Config",
+  "pass": "file.py:other: get_config() returned a NoneType and no Config",
+  "return {'key': 'sk-secret'}": "returned a dict and no Config",
+  "raise KeyboardInterrupt": "file.py:other: KeyboardInterrupt",
   "raise SystemExit(0)": "file.py:other: SystemExit: 0",
   "raise SystemExit('a\\nb')": "SystemExit: a b",
   "1 / 0": "ZeroDivisionError: division by zero",
@@ -122,6 +124,23 @@ try:
 except KeyboardInterrupt:
   print("stopped")
 """
+
+
+# A Ctrl-C while the program imports JAX, whose callbacks could swallow it.
+STARTING = """
+import os, runpy, signal, sys
+class Finder:
+  def find_spec(name, *_):
+    if name == "jax":
+      os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+def test_a_ctrl_c_while_the_program_starts_ends_it_in_silence():
+  ended = run("-c", STARTING)
+  assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_ctrl_c_that_a_callback_swallows_comes_again():
