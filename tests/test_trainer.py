@@ -100,7 +100,6 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   assert batches[2].decision_share == pytest.approx(5 / 17)
 
   def relabel(batch, group):
-    assert len(group) in (1, 2)
     return dataclasses.replace(batch, mask_BxS=batch.mask_BxS & (batch.action_BxS == 0))
 
   batches = batcher(2).micro_batches(episodes, relabel)  # the shares are of what it leaves
@@ -124,7 +123,7 @@ def test_sft_micro_batches_make_the_step_of_one_batch(
 
 
 def test_bopo_micro_batches_make_the_step_of_one_batch(
-  compiled, tiny_model, batcher, episodes, filled, router_config, view
+  compiled, tiny_model, batcher, episodes, filled, router_config, view, monkeypatch
 ):
   ids, other = view.decision_ids, filled(lambda: build_model(router_config, 0), seed=3)
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
@@ -134,13 +133,10 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
     for rows in (2, WHOLE)
   ]
   assert assert_same_steps(trainer, compiled[1], steps)["kl"] > 0.01
-
-
-def test_bopo_reports_the_mean_of_its_steps(compiled, batcher, episodes, monkeypatch):
-  trainer, answers = compiled[0], iter([{"loss": 1.0, "kl": 0.0}, {"loss": 4.0, "kl": 0.5}])
+  # The metrics are the mean of the steps'.
+  answers = iter([{"loss": 1.0, "kl": 0.0}, {"loss": 4.0, "kl": 0.5}])
   monkeypatch.setattr(trainer, "step", lambda batches: next(answers))
-  config = BoPOConfig(epochs=2)
-  metrics = update_policy(trainer, None, batcher(WHOLE), episodes, ADV, config, seed=0)
+  metrics = update_policy(trainer, None, batcher(WHOLE), episodes, ADV, BoPOConfig(epochs=2), 0)
   assert metrics == {"loss": 2.5, "kl": 0.25}
 
 
@@ -152,7 +148,6 @@ def test_steps_lower_the_loss_and_a_saved_state_goes_on(trainer, batcher, episod
   after = copy_of(trainer.state)
   values = [metrics["loss"] for metrics in first + later]
   assert max(values[1:]) < values[0] and values[-1] < values[0] - 0.03
-  assert all(metrics["gradient_norm"] > 0 for metrics in first)
   # Momentum is a part of the state.
   assert max(np.abs(leaf).max() for leaf in saved["optimizer"]) > 1e-3
   trainer.load(saved)
@@ -214,33 +209,29 @@ def sft(**settings):
 
 def test_schedule():
   # Adam's step on a constant gradient is the learning rate. 3 % of 103 updates are warm-up
-  # (3.09, so 3), in quarters; the other 100 a half cosine.
-  rates = [-update for update in updates_of(sft(), [0.5] * 104)]
-  assert rates[:3] == pytest.approx([0.15, 0.3, 0.45], rel=1e-4)
-  assert rates[3] == pytest.approx(0.6, rel=1e-4)  # the peak
-  assert rates[28] == pytest.approx(0.6 * (1 + math.sqrt(0.5)) / 2, rel=1e-4)  # cos 45 degrees
-  assert rates[53] == pytest.approx(0.3, rel=1e-4)  # cos 90
-  assert rates[103] == pytest.approx(0.0, abs=1e-6)
-
-  for updates, few in ((1, [0.6]), (2, [0.3, 0.6])):
+  # (3.09, so 3), in quarters; the other 100 a half cosine: the peak, cos 45 degrees, 90 and 180.
+  rates = -np.array(updates_of(sft(), [0.5] * 104))
+  expected = [0.15, 0.3, 0.45, 0.6, 0.6 * (1 + math.sqrt(0.5)) / 2, 0.3, 0.0]
+  np.testing.assert_allclose(rates[[0, 1, 2, 3, 28, 53, 103]], expected, rtol=1e-4, atol=1e-6)
+  for updates, expected in ((1, [-0.6]), (2, [-0.3, -0.6])):
     steps = updates_of(sft(updates=updates), [0.5] * updates)
-    assert [-step for step in steps] == pytest.approx(few, rel=1e-4)
+    assert steps == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_large_eps_keeps_the_sizes_of_gradients():
+@pytest.mark.parametrize("gradient", [0.5, 0.001])
+def test_a_large_eps_keeps_the_sizes_of_gradients(gradient):
   # Bias-corrected, Adam's first step on g is lr * g / (|g| + eps); there is no value to decay.
   bopo = bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
   for optimizer in (sft(updates=1, adam_eps=0.1), bopo):
-    for gradient in (0.5, 0.001):
-      step = pytest.approx([-0.6 * gradient / (gradient + 0.1)], rel=1e-5)
-      assert updates_of(optimizer, [gradient]) == step
+    step = pytest.approx([-0.6 * gradient / (gradient + 0.1)], rel=1e-5)
+    assert updates_of(optimizer, [gradient]) == step
 
 
 def test_gradients_are_clipped_and_weights_decay():
   # With clipping a gradient of 1000 is one of 1.
   clipped, ones = (updates_of(sft(), [1.0, big, -big]) for big in (1000.0, 1.0))
   assert clipped == pytest.approx(ones)
-  assert updates_of(sft(), [0.5, 1.0]) != pytest.approx(updates_of(sft(), [1.0, 1.0]))
+  assert updates_of(sft(), [0.5, 1.0]) != pytest.approx(ones[:2])
   # No gradient: at a quarter and at half of the peak the updates are -0.15 and -0.3 * 0.01 * 5.
   decayed = updates_of(sft(weight_decay=0.01), [0.0, 0.0], value=5.0)
   assert decayed == pytest.approx([-0.0075, -0.015], rel=1e-3)
