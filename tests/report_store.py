@@ -39,12 +39,11 @@ def entries(policies: dict) -> list[Entry]:
   ]
 
 
-def config(lam: tuple[float, ...] = (0.3,), **profile) -> Config:
+def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) -> Config:
   """Of ScienceWorld with scripted models."""
   result = Config()
   result.bopo.lam, result.evaluate.seeds, result.evaluate.bootstrap = lam, 2, 200
-  for name, value in profile.items():
-    setattr(result.profile, name, value)
+  result.profile.robustness = robustness
   return result
 
 

@@ -11,10 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
-LAYERS = (
-  "config episode mesh, checks store, envs, llms, rollout, router, train, run, report, stages"
-)
-LEVEL = {name: level for level, names in enumerate(LAYERS.split(",")) for name in names.split()}
+ORDER = "config episode mesh, checks store, envs, llms, rollout, router, train, run, report, stages"
+LEVEL = {name: level for level, names in enumerate(ORDER.split(",")) for name in names.split()}
 # What child processes and engines of other Pythons do without.
 HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib", "psutil"}
 LONGEST_CHAIN = 9
