@@ -12,20 +12,7 @@ from baar_jax.episode import SMALL, Task
 from baar_jax.rollout.entries import BOUNDARIES
 from baar_jax.router.view import View
 from baar_jax.store import Store
-from baar_jax.train.dataset import (
-  Profile,
-  add_proposals,
-  choose_reference,
-  draw_batches,
-  draw_task_batches,
-  find_cheapest,
-  load_pretraining_episodes,
-  load_profiles,
-  load_references,
-  load_threshold_episodes,
-  measure_robustness,
-  mix_batches,
-)
+from baar_jax.train import dataset
 
 
 def trials(task_id, policy, outcomes):
@@ -37,19 +24,11 @@ def trials(task_id, policy, outcomes):
 # Per task: trials of SMALL and of LARGE, the class, and the median dollars of both.
 TASKS = {
   # four of five is 80 %
-  "four-of-five": (
-    [(1, 1.0), (1, 2.0), (0, 99.0), (1, 3.0), (1, 4.0)],
-    [(0, 9.0)] * 5,
-    ("easy", 3.0, 9.0),
-  ),
+  "most": ([(1, 1.0), (1, 2.0), (0, 99.0), (1, 3.0), (1, 4.0)], [(0, 9.0)] * 5, ("easy", 3.0, 9.0)),
   # a partial score is no success
   "nearly": ([(0.99, 1.0)] * 5, [(0.99, 5.0)] * 5, ("intractable", 1.0, 5.0)),
   # fewer trials: the rate is over those there are (3 of 4); an even median is the mean
-  "four-trials": (
-    [(1, 1.0), (1, 2.0), (1, 4.0), (0, 50.0)],
-    [(1, 5.0), (1, 7.0)],
-    ("hard", 3.0, 6.0),
-  ),
+  "few": ([(1, 1.0), (1, 2.0), (1, 4.0), (0, 50.0)], [(1, 5.0), (1, 7.0)], ("hard", 3.0, 6.0)),
   # SMALL may be the dearer one; the sixth trials are of no profile
   "inverted": ([(0, 9.0)] * 5 + [(1, 1.0)], [(1, 2.0)] * 5 + [(1, 99.0)], ("hard", 9.0, 2.0)),
   # without a trial of either there is no profile
@@ -59,10 +38,8 @@ TASKS = {
 
 
 @pytest.fixture
-def store(tmp_path):
-  store = Store(tmp_path / "episodes.sqlite")
-  yield store
-  store.close()
+def store():
+  return Store(":memory:")
 
 
 def fill(store, task_ids, episodes):
@@ -78,17 +55,17 @@ def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
   for name, (*outcomes, _) in TASKS.items():
     others += [e for both in zip(BOUNDARIES, outcomes) for e in trials(name, *both)]
   fill(store, names, others)
-  profiles = load_profiles(store, Config())
+  profiles = dataset.load_profiles(store, Config())
   assert list(profiles) == [name for name in names if TASKS[name][2]]
   for name, profile in profiles.items():
     figures = profile.difficulty, profile.cost_small, profile.cost_large
     assert figures == pytest.approx(TASKS[name][2])
-  assert [e.cost_usd for e in profiles["four-trials"].small] == [1.0, 2.0, 4.0, 50.0]
+  assert [e.cost_usd for e in profiles["few"].small] == [1.0, 2.0, 4.0, 50.0]
   assert [e.seed for e in profiles["inverted"].small] == [0, 1, 2, 3, 4]
   # Neither does the pretraining see the sixth, or its length would depend on it.
-  assert max(e.seed for e in load_pretraining_episodes(store, Config())) == 4
-  loose = load_profiles(store, Config(profile=ProfileConfig(easy_rate=0.75)))
-  assert loose["four-trials"].difficulty == "easy"
+  assert max(e.seed for e in dataset.load_pretraining_episodes(store, Config())) == 4
+  loose = dataset.load_profiles(store, Config(profile=ProfileConfig(easy_rate=0.75)))
+  assert loose["few"].difficulty == "easy"
 
 
 # Outcomes of four trials of SMALL and of LARGE per task, and its difficulty from the first two (the
@@ -107,9 +84,9 @@ def test_robustness_of_the_labels(store):
   for task_id, outcomes in OUTCOMES.items():
     for name, marks in zip(BOUNDARIES, outcomes):
       fill(store, OUTCOMES, trials(task_id, name, [(int(mark), 1.0) for mark in marks]))
-  assert measure_robustness(store, Config()) == []
+  assert dataset.measure_robustness(store, Config()) == []
   config = Config(profile=ProfileConfig(trials=2, robustness=(1, 4, 9), easy_rate=0.8))
-  assert [list(row.values()) for row in measure_robustness(store, config)] == [
+  assert [list(row.values()) for row in dataset.measure_robustness(store, config)] == [
     # Five of six agree; hard are {helped, short} and {early, helped, short}.
     [1, 6, pytest.approx(5 / 6), 2, 3, pytest.approx(2 / 3)],
     # Without "short": four of five agree; hard are {late, early, helped} and {early, helped}.
@@ -140,18 +117,18 @@ STRATIFIED = [mixed(1, 0, 1.0), mixed(2, 1, 55.0), mixed(3, 1, 50.0)]
   ],
 )
 def test_the_reference_of_a_task(difficulty, stratified, clone_large, reference):
-  profile = Profile(difficulty, 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
-  assert choose_reference(profile, stratified, clone_large) is reference
+  profile = dataset.Profile(difficulty, 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
+  assert dataset.choose_reference(profile, stratified, clone_large) is reference
 
 
 def test_ties():
   best = mixed(2, 1, 3.0, "LLLLL")  # dollars, whatever is against it
   other = mixed(1, 1, 4.0, "SS")
-  assert find_cheapest([other, best]) is find_cheapest([best, other]) is best
+  assert dataset.find_cheapest([other, best]) is dataset.find_cheapest([best, other]) is best
   best = mixed(2, 1, 4.0, "SL")  # then fewer LARGE calls, then fewer steps, then the first
   others = [mixed(1, 1, 4.0, "LL"), mixed(1, 1, 4.0, "SLSS"), mixed(3, 1, 4.0, "LS")]
-  assert find_cheapest([*others[:2], best, others[2]]) is best
-  assert find_cheapest([]) is None
+  assert dataset.find_cheapest([*others[:2], best, others[2]]) is best
+  assert dataset.find_cheapest([]) is None
 
 
 @pytest.fixture
@@ -169,7 +146,7 @@ def full_store(store):
 def test_stored_references(full_store):
   config, rest = Config(), {"e": ("always-small", 0), "i": ("always-small", 0)}
   keys = lambda: {  # noqa: E731
-    task: (e.policy, e.seed) for task, e in load_references(full_store, config).items()
+    task: (e.policy, e.seed) for task, e in dataset.load_references(full_store, config).items()
   }
   assert keys() == {"h": ("stratified(samples=20)", 2)} | rest
   config.references.samples = 7
@@ -183,13 +160,17 @@ def test_thresholds_are_set_on_the_first_trials_and_three_mixes(full_store):
   for k in (5, 15):
     full_store.add(episode("h", "stratified(samples=20)", k, "SL", 0))
   full_store.add(episode("a test task", BOUNDARIES[0]))
-  keys = [(e.task_id, e.policy, e.seed) for e in load_threshold_episodes(full_store, Config())]
+  keys = [
+    (e.task_id, e.policy, e.seed) for e in dataset.load_threshold_episodes(full_store, Config())
+  ]
   boundaries = [(task_id, name, 0) for name in BOUNDARIES for task_id in "ehi"]
   # The quarters of 20 are k = 5, 10, 15.
   assert keys == [*boundaries, *(("h", "stratified(samples=20)", k) for k in (5, 10, 15))]
 
 
-@pytest.mark.parametrize("load", [load_profiles, load_references, load_threshold_episodes])
+@pytest.mark.parametrize(
+  "load", [dataset.load_profiles, dataset.load_references, dataset.load_threshold_episodes]
+)
 def test_without_a_profile_the_stage_is_named(store, load):
   with pytest.raises(ValueError, match=r"runs/quickstart .*: run --stage=profile first"):
     load(store, Config())
@@ -198,8 +179,8 @@ def test_without_a_profile_the_stage_is_named(store, load):
 def test_live_text_is_the_text_that_a_scorer_learns_from(make_task, router_config, tokenizer_dir):
   """Live, LARGE's steps had a proposal too; the stored ones that a scorer learns from have none."""
   view, task = View(router_config, tokenizer_dir, proposals=True), make_task()
-  (whole,) = view.episode_windows(task, add_proposals(episode(models="SLSS")))
-  live = add_proposals(episode(models="SLSS"))
+  (whole,) = view.episode_windows(task, dataset.add_proposals(episode(models="SLSS")))
+  live = dataset.add_proposals(episode(models="SLSS"))
   live.steps[1].proposal = "open door 9"
   for s, step in enumerate(live.steps):
     steps = [*live.steps[:s], dataclasses.replace(step, model=SMALL)]  # its model is still open
@@ -217,30 +198,34 @@ def first(count, batches):
 @pytest.mark.parametrize("size, share, hards", [(64, 0.7, 45), (10, 1.0, 10), (10, 0.0, 0)])
 def test_share_of_hard_tasks(size, share, hards):
   # whatever the natural mix: here one in eleven is hard
-  for batch in first(5, mix_batches(list(range(10)), list(range(100, 200)), size, share, 0)):
+  for batch in first(
+    5, dataset.mix_batches(list(range(10)), list(range(100, 200)), size, share, 0)
+  ):
     assert (len(batch), sum(number < 100 for number in batch)) == (size, hards)
   for pools in (([], [1, 2]), ([1, 2], [])):  # without one kind the other fills the batch
-    assert all(sorted(b) == [1, 1, 2, 2] for b in first(3, mix_batches(*pools, 4, share, 0)))
+    assert all(
+      sorted(b) == [1, 1, 2, 2] for b in first(3, dataset.mix_batches(*pools, 4, share, 0))
+    )
 
 
 def test_each_pool_is_gone_through_in_a_new_order_before_it_repeats():
   pools = list(range(6)), list(range(100, 104))
-  draw = lambda seed: first(12, mix_batches(*pools, 4, 0.5, seed))  # noqa: E731
+  draw = lambda seed: first(12, dataset.mix_batches(*pools, 4, 0.5, seed))  # noqa: E731
   assert draw(0) == draw(0) != draw(7)
   for pool, count in zip(pools, (4, 6)):  # of 12 batches that take two of each pool
     drawn = [number for batch in draw(0) for number in batch if number in pool]
     passes = [drawn[i * len(pool) : (i + 1) * len(pool)] for i in range(count)]
     assert all(sorted(one_pass) == pool for one_pass in passes) and passes[0] != passes[1]
-  batches = first(12, draw_batches(pools[0], 4, 0, newest_first=True))
+  batches = first(12, dataset.draw_batches(pools[0], 4, 0, newest_first=True))
   assert collections.Counter(itertools.chain(*batches)) == dict.fromkeys(pools[0], 8)
   with pytest.raises(ValueError, match="no stored episodes to learn from: run --stage=references"):
-    next(draw_batches([], 4, 0))
+    next(dataset.draw_batches([], 4, 0))
 
 
 @pytest.mark.parametrize("count, size", [(6, 2), (5, 2), (7, 3), (4, 4), (3, 8)])
 def test_every_task_is_gone_through_before_any_repeats(count, size):
   tasks = [Task(f"t{i}", "train", "do it", 9) for i in range(count)]
-  draw = lambda seed: first(20, draw_task_batches(tasks, size, seed))  # noqa: E731
+  draw = lambda seed: first(20, dataset.draw_task_batches(tasks, size, seed))  # noqa: E731
   assert draw(0) == draw(0) != draw(1)
   seen = collections.Counter()
   for batch in draw(0):
