@@ -90,18 +90,20 @@ def test_a_cache_equals_the_uncached_forward(
   assert {step.model for live in done for step in live.steps} == {0, 1}
 
 
-def test_few_shapes_are_compiled(tiny_model, filled, router_config, view):
+def test_few_shapes_are_compiled(tiny_model, filled, router_config, view, monkeypatch):
   """Whatever number of episodes is ready, and however much each has to be fed."""
-  count_compiled, other = (
-    router._extend._cache_size,
-    filled(lambda: build_model(router_config, 0), 7),
-  )
-  router._extend.clear_cache()
+  extend, shapes = router._extend, set()
+
+  def spy(*inputs):
+    shapes.add(inputs[3].shape)
+    return extend(*inputs)
+
+  monkeypatch.setattr(router, "_extend", spy)
   play(make_policy(tiny_model, view), episodes=6, steps=8)
-  compiled = count_compiled()
-  assert 0 < compiled <= 2 * len(router.NEW_TOKENS)  # for batches of 1 and of up to 4
+  assert shapes <= {(R, T) for R in (1, 4) for T in router.NEW_TOKENS}
+  compiled, other = extend._cache_size(), filled(lambda: build_model(router_config, 0), seed=7)
   play(make_policy(other, view), 6, 8)  # another router compiles nothing
-  assert count_compiled() == compiled
+  assert extend._cache_size() == compiled > 0
 
 
 def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir):
@@ -116,11 +118,12 @@ def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir):
     act(live, decision.model)
   np.testing.assert_allclose(paid, np.diff(lengths))
   (new,), (again,) = policy.choose([live]), policy.choose([live])
-  policy.finish(live)
-  policy.finish(live)
-  (anew,) = policy.choose([live])
-  assert again.cost_usd == anew.cost_usd == len(view.live_window(live).tokens) > new.cost_usd
-  np.testing.assert_allclose([again.logp, anew.logp], new.logp, atol=1e-5)
+  assert again.cost_usd == len(view.live_window(live).tokens) > new.cost_usd
+  np.testing.assert_allclose(again.logp, new.logp, atol=1e-5)
+  for _ in range(2):
+    policy.finish(live)
+  act(live, 0)
+  assert policy.choose([live])[0].cost_usd == len(view.live_window(live).tokens)
 
 
 def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
