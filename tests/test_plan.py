@@ -1,5 +1,6 @@
 """The dry run: what is missing, what it may cost, and that nothing is touched."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -8,7 +9,6 @@ import tiny
 from baar_jax.config import ModelsConfig
 from baar_jax.run import Run
 from baar_jax.stages import plan, profile
-from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
 
 STAGES = ["setup", "profile", "references", "pretrain", "sft", "bopo", "evaluate", "report"]
@@ -46,28 +46,25 @@ def test_what_a_fresh_run_has_to_do(config, capsys):
   # A SMALL episode of 6 steps: 6 * 1000 + 150 * (0 + 1 + ... + 5) = 8250 tokens at $0.4 a million
   # and 6 * 60 at $1.6; LARGE five times as much. 12 * (0.0033 + 0.000576) * 6
   assert rows["profile"][2] == pytest.approx(0.2791, abs=5e-5)
-  # 40 % of the tasks are taken for hard, 3 samples each: 2.4 * 3, rounded.
-  assert rows["references"][0] == 7
-  # 1 lam, 2 updates of 2 tasks and 2 episodes.
-  assert rows["bopo"][0] == 8
-  # 3 tasks: always-small and -large, first-large(K=1), random, oracle, sft and bopo, the last four
-  # also with K = 1; and six weights of the optimum.
-  assert rows["evaluate"][0] == 3 * (3 + 2 * 4 + 6)
+  # References: 40 % of the tasks are taken for hard, 3 samples each: 2.4 * 3, rounded. BoPO: 1 lam,
+  # 2 updates of 2 tasks and 2 episodes. Evaluation: 3 tasks; always-small and -large,
+  # first-large(K=1), random, oracle, sft and bopo, the last four also with K = 1; and six weights
+  # of the optimum.
+  numbers = {"references": 7, "bopo": 8, "evaluate": 3 * (3 + 2 * 4 + 6), "in all": 24 + 7 + 8 + 51}
+  assert {name: rows[name][0] for name in numbers} == numbers
   assert all(rows[name] == [0] * 5 for name in ("setup", "pretrain", "sft", "report"))
   expected, least, most = rows["in all"][2:]
-  assert rows["in all"][0] == 24 + 7 + 8 + 51 and 0 < least < expected < most
+  assert 0 < least < expected < most
 
 
 @pytest.mark.parametrize("usd_budget", [None, 2.5])
 def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys):
   config.evaluate.usd_budgets = (usd_budget,) if usd_budget else ()
   before = table(config, capsys, ["evaluate"])["evaluate"]
-  Run(config).close()
-  store = Store(f"{config.runs}/tiny/episodes.sqlite")
-  for seed, usd in enumerate((1.0, 2.0, 3.0)):
-    store.add(tiny.episode("other", "always-small", seed, "SS", cost_usd=usd))
-    store.add(tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd))
-  store.close()
+  with contextlib.closing(Run(config)) as run:
+    for seed, usd in enumerate((1.0, 2.0, 3.0)):
+      run.store.add(tiny.episode("other", "always-small", seed, "SS", cost_usd=usd))
+      run.store.add(tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd))
   rows = table(config, capsys, ["profile", "bopo", "evaluate"])
   # 12 episodes of each boundary are missing: of $2 and 2 calls, of $20 and 4 calls.
   assert rows["profile"] == [24, 12 * 2 + 12 * 4, 264, 12 * 1 + 12 * 10, 12 * 3 + 12 * 30]
@@ -82,9 +79,8 @@ def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys)
 
 
 def test_what_is_done_is_not_missing(config, capsys):
-  run = Run(config)
-  profile.main(run)
-  hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
-  run.close()
+  with contextlib.closing(Run(config)) as run:
+    profile.main(run)
+    hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
   rows = table(config, capsys)
   assert rows["profile"] == [0] * 5 and rows["references"][0] == 3 * hard
