@@ -34,18 +34,9 @@ from baar_jax.stages import (
 )
 from configs import quickstart
 
-STAGES = {
-  "setup": setup.main,
-  "profile": profile.main,
-  "references": references.main,
-  "pretrain": pretrain.main,
-  "sft": sft.main,
-  "bopo": bopo.main,
-  "baselines": rivals.main,
-  "evaluate": evaluate.main,
-  "report": report.main,
-}
-EXTRA = {"export": export.main, "bench": bench.main}  # of one process
+STAGES = {"setup": setup, "profile": profile, "references": references, "pretrain": pretrain}
+STAGES |= {"sft": sft, "bopo": bopo, "baselines": rivals, "evaluate": evaluate, "report": report}
+EXTRA = {"export": export, "bench": bench}  # of one process
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -62,7 +53,7 @@ def main(command: tuple[Config, str]) -> int:
       return 0
     with closing(Run(config)) as run:
       for name in stages:
-        (STAGES | EXTRA)[name](run)
+        (STAGES | EXTRA)[name].main(run)
   except CapReached as cap:
     print(f"stopped by --config.max_usd: {cap}; a higher one goes on from here", file=sys.stderr)
     return 3
@@ -93,10 +84,7 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
 
 
 def load_config(name: str) -> Config:
-  """The configuration of FILE.py or FILE.py:SETTING.
-
-  Raises flags.Error, whatever the file does wrong.
-  """
+  """The configuration of FILE.py or FILE.py:SETTING; flags.Error, whatever the file does wrong."""
   path, *setting = name.split(":", 1)
   try:
     config = runpy.run_path(path)["get_config"](*setting)

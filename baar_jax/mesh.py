@@ -17,10 +17,8 @@ LAYERS = "layers"  # the module whose arrays have the layers as their first axis
 
 
 def join(coordinator: str, processes: int, process: int) -> None:
-  """Joins a run's processes, if it has several, before anything else uses JAX.
-
-  Raises ValueError if process 0 cannot be reached for a minute.
-  """
+  """Joins a run's processes, if it has several, before anything else uses JAX; a ValueError if
+  process 0 cannot be reached for a minute."""
   if processes == 1 or jax.distributed.is_initialized():
     return
   host, _, port = coordinator.rpartition(":")
@@ -42,8 +40,8 @@ def make_mesh(fsdp: int = 0) -> Mesh:
   devices = jax.device_count()
   fsdp = fsdp or devices
   if devices % fsdp:
-    flag = f"--config.distributed.fsdp is {fsdp!r}"
-    raise ValueError(f"{flag}; it must divide the number of devices, {devices}")
+    problem = f"it must divide the number of devices, {devices}"
+    raise ValueError(f"--config.distributed.fsdp is {fsdp}; {problem}")
   return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=(AxisType.Auto,) * 2)
 
 
@@ -84,9 +82,8 @@ def spread_rows(x):
   """Inside a compiled function: x with its rows over all devices of the mesh in use, if any."""
   # Without it the compiler may split the work along a split of the weights instead.
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or x.shape[0] % mesh.size:
-    return x
-  return jax.lax.with_sharding_constraint(x, P(AXES))
+  splits = not mesh.empty and x.shape[0] % mesh.size == 0
+  return jax.lax.with_sharding_constraint(x, P(AXES)) if splits else x
 
 
 def local_copy(tree, mesh: Mesh, dtype):

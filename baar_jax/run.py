@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +35,6 @@ from baar_jax.router.weights import check_pretrained
 from baar_jax.store import Store
 
 SPLITS = ("train", "test")
-STORE = "episodes{}.sqlite"  # of a process: nothing, or "-" and its number
 RESTORE = "restore a copy, or choose another --config.name"
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
@@ -63,7 +62,7 @@ class Run:
     self.mesh = _open_mesh(config)
     self.tokenizer = self.dir / "tokenizer"
     number = "" if self.is_main else f"-{config.distributed.process}"
-    path = self.dir / STORE.format(number)
+    path = self.dir / f"episodes{number}.sqlite"
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
       self._lock = (self.dir / f"lock{number}").open("a")  # the cap is read once, at the start
@@ -77,8 +76,8 @@ class Run:
       raise ValueError(text) from None
     self.pair = models.open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
-    largest = len(self.pair.names) - 1
-    self.boundaries = always(SMALL, ALWAYS_SMALL), always(largest, ALWAYS_LARGE)
+    large = len(self.pair.names) - 1
+    self.boundaries = always(SMALL, ALWAYS_SMALL), always(large, ALWAYS_LARGE)
     self._envs: list[Env] = []
     # Shapes are compiled once for all runs. Programs are not kept in the run's directory, which may
     # come from a stranger.
@@ -171,7 +170,17 @@ class Run:
       episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
       bar = self.progress(title, len(share), len(share) - len(missing), "ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
-        self._store_all(episodes, policy.name, bar)
+        failed, cost_usd = [], 0.0
+        for episode in episodes:
+          if episode.stop.startswith("error:"):
+            failed.append(episode)
+          else:
+            self.store.add(episode)
+          cost_usd += episode.cost_usd
+          bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
+          bar.update()
+      for e in failed:
+        print(f"left out: {e.task_id} seed {e.seed} of {policy.name}: {e.stop}")
       c, envs = self.config.env, self.envs()
       if used_mb := memory_mb(envs) / len(envs):  # for the report
         generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
@@ -180,19 +189,6 @@ class Run:
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
 
-  def _store_all(self, episodes: Iterator[Episode], policy_name: str, bar: tqdm) -> None:
-    failed, cost_usd = [], 0.0
-    for episode in episodes:
-      if episode.stop.startswith("error:"):
-        failed.append(episode)
-      else:
-        self.store.add(episode)
-      cost_usd += episode.cost_usd
-      bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
-      bar.update()
-    for episode in failed:
-      print(f"left out: {episode.task_id} seed {episode.seed} of {policy_name}: {episode.stop}")
-
   def print(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""
     if self.is_main:
@@ -200,8 +196,8 @@ class Run:
 
   def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:
     """A progress bar on the first process's terminal, if it is one."""
-    disable = None if self.is_main else True
-    return tqdm(desc=title, total=total, initial=done, unit=unit, disable=disable)
+    quiet = None if self.is_main else True
+    return tqdm(desc=title, total=total, initial=done, unit=unit, disable=quiet)
 
   def require(self, stage: str) -> None:
     """Raises ValueError, in every process, unless all have run the stage to its end."""
@@ -278,7 +274,7 @@ def read_config(directory: Path) -> dict:
   except (ValueError, TypeError, KeyError, RecursionError):
     raise ValueError(f"{path} cannot be read as a configuration: {RESTORE}") from None
   for number in processes:
-    store = directory / STORE.format(f"-{number}" if number else "")
+    store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")
     if not store.exists() or not store.stat().st_size:
       raise ValueError(f"{store} is gone or empty, and with it what was spent: {RESTORE}")
   return stored

@@ -30,7 +30,7 @@ FLAGS += ["--config.sft.adam_eps=0.01", "--config.bopo.adam_eps=0.01"]
 
 # Two updates of SFT, then one of BoPO, on one device and on a mesh of 2 x 2.
 MESHES = """
-import dataclasses, json, sys
+import json, sys
 from functools import partial
 from pathlib import Path
 import jax, numpy as np
@@ -47,13 +47,11 @@ from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
 
 config = tiny.config("none")
-config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, micro_episodes=4))
-episodes = [tiny.episode(models=m) for m in ("SLS", "L", "LLSS", "SS", "LS", "SLLLS")]
-for e in episodes:
-  for step in e.steps:
-    step.logp = -0.5
+config.sft.micro_episodes = 4
+letters = "SLS", "L", "LLSS", "SS", "LS", "SLLLS"
+episodes = [tiny.episode(models=models, logps=[-0.5] * len(models)) for models in letters]
 directory = Path(sys.argv[1])
-train_tokenizer(["find the plant", "do 1 seen 2"], 300, directory)
+train_tokenizer(["find the plant", "open door 1 see lamp 2"], 300, directory)
 view = View(config.router, directory)
 batcher = Batcher(config, view, [Task("t", "train", "find the plant", 10)])
 model = build_model(config.router, 0)
@@ -64,60 +62,46 @@ for mesh in (one_device(), make_mesh(2)):
   batches = batcher.micro_batches(episodes)
   metrics = [trainer.step(batches) for _ in range(2)]
   kernel = trainer.params["layers"]["q_kernel"][...]
-  held = max(shard.data.size for shard in kernel.addressable_shards) / kernel.size
-  moments = max(
-    shard.data.size / x.size
-    for x in jax.tree.leaves(trainer.optimizer_state) if x.size == kernel.size
-    for shard in x.addressable_shards
-  )
+  alike = [kernel, *(x for x in jax.tree.leaves(trainer.optimizer_state) if x.size == kernel.size)]
+  shares = [shard.data.size / x.size for x in alike for shard in x.addressable_shards]
   loss = partial(bopo_loss, config.bopo)
   better = Trainer(trainer.model, loss, bopo_optimizer(config.bopo), ids, mesh)
   adv_B = np.array([1.0, -2.0, 0.5, 3.0, -1.0, 0.2])
   anchor = ShardedRouter(model, ids, mesh)
   metrics.append(update_policy(better, anchor, batcher, episodes, adv_B, config.bopo, seed=0))
   params = [np.asarray(x).ravel().tolist() for x in jax.tree.leaves(better.params)]
-  out.append({"metrics": metrics, "params": params, "held": held, "moments": moments})
+  out.append({"metrics": metrics, "params": params, "shares": shares})
 print(json.dumps(out))
 """
 
 
 def test_four_devices_make_the_updates_of_one(tmp_path):
-  result = subprocess.run(
-    [sys.executable, "-c", MESHES, str(tmp_path)],
-    cwd=ROOT,
-    env=os.environ | FOUR | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-    capture_output=True,
-    text=True,
-  )
+  command = [sys.executable, "-c", MESHES, str(tmp_path)]
+  env = os.environ | FOUR | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+  result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
   assert result.returncode == 0, result.stderr
   one, four = json.loads(result.stdout.splitlines()[-1])
   # SFT's two updates and BoPO's change the loss, by far more than what is allowed to differ.
   losses = [metrics["loss"] for metrics in one["metrics"]]
   assert abs(losses[0] - losses[1]) > 1e-3
-  assert four["held"] == four["moments"] == 1 / 2  # of a kernel and its moments, by one device
+  assert four["shares"] == [1 / 2] * 12  # of a kernel and its two moments, by each device
   for mine, its in zip(one["metrics"], four["metrics"]):
     assert its == pytest.approx(mine, abs=1e-5)
   for mine, its in zip(one["params"], four["params"]):
     np.testing.assert_allclose(its, mine, rtol=0, atol=1e-5)
 
 
-def free_port() -> int:
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
-
-
-def start_two(runs: Path, *flags: str, own=((), ())) -> list[subprocess.Popen]:
-  """The processes of one run, joined on loopback, perhaps with flags that only one of them has."""
-  shared = ["--config.distributed.processes=2", *flags]
-  shared += [f"--config.distributed.coordinator=127.0.0.1:{free_port()}"]
-  return [
-    start(runs, *FLAGS, *shared, f"--config.distributed.process={n}", *own[n]) for n in range(2)
-  ]
+def start_two(runs: Path, *flags: str, second=()) -> list[subprocess.Popen]:
+  """The processes of one run, joined on loopback, perhaps with flags that only the second has."""
+  with socket.create_server(("127.0.0.1", 0)) as probe:
+    port = probe.getsockname()[1]
+  d, shared = "--config.distributed", [*FLAGS, *flags]
+  shared += [f"{d}.coordinator=127.0.0.1:{port}", f"{d}.processes=2"]
+  return [start(runs, *shared, f"{d}.process={n}", *(second if n else ())) for n in (0, 1)]
 
 
 def test_processes_with_other_flags_end_in_words(tmp_path):
-  for process in start_two(tmp_path, own=((), ("--config.evaluate.seeds=2",))):
+  for process in start_two(tmp_path, second=["--config.evaluate.seeds=2"]):
     _, err = process.communicate(timeout=240)
     assert process.returncode == 2, err
     assert "process 0 has evaluate.seeds=1, process 1 has 2" in err and "Traceback" not in err

@@ -83,7 +83,7 @@ def test_a_damaged_store_and_a_full_disk_name_the_run(problem, tmp_path, monkeyp
   def stage(run):
     raise sqlite3.DatabaseError(problem)
 
-  monkeypatch.setitem(main.STAGES, "report", stage)
+  monkeypatch.setattr(main.report, "main", stage)
   flags_of_run = [SANDBOX, "--stage=report", f"--config.runs={tmp_path}", "--config.name=mine"]
   code = main.main(main.parse(["main.py", *flags_of_run], flags.FlagValues()))
   check(code, *capsys.readouterr(), f"{tmp_path}/mine: {problem}")

@@ -22,9 +22,8 @@ def start(runs, *flags):
   """main.py with the numbers of tiny.config; one episode at a time, so nothing hangs on timing."""
   command = [sys.executable, "main.py", "--config=configs/sandbox.py", *tiny.flags(runs), *flags]
   pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-  return subprocess.Popen(
-    command, cwd=ROOT, env=os.environ | QUICK, start_new_session=True, **pipes
-  )
+  env = os.environ | QUICK
+  return subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes)
 
 
 def finish(process):

@@ -83,10 +83,10 @@ def measure_s(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 class RouterBench:
-  """The measured router, and episodes of random letters that are longer than their previews."""
+  """The measured router, made or loaded, and episodes of random letters that are longer than their
+  previews. Its tokenizer is in `directory`."""
 
   def __init__(self, config: Config, directory: Path):
-    """Makes or loads the router; `directory` gets its tokenizer."""
     c = dataclasses.replace(config.router if config.router.weights else ROUTER, view="transcript")
     self.directory, self.config = directory, copy.deepcopy(config)
     self.config.router, self.config.env.max_steps, self.config.bopo.epochs = c, STEPS, 1
@@ -110,7 +110,7 @@ class RouterBench:
   def decide(self) -> Iterator[Figure]:
     """A step at which the router decides for all live episodes: from the cache, or with nothing
     left in it from the steps before."""
-    one_s = None
+    first_s = None
     for name, view, count, forget in DECISIONS:
       policy = RouterPolicy("bench", self.model, self.views[view], Threshold(), count)
       for _ in range(2):  # the first time compiles
@@ -122,8 +122,8 @@ class RouterBench:
           for live in lives if forget or s + 1 == STEPS else ():
             policy.finish(live)
       mean_s = float(np.mean(seconds))
-      one_s = one_s or mean_s
-      yield name, 1e3 * mean_s, f"{view}, {count} live: {mean_s / one_s:.3g} x the first"
+      first_s = first_s or mean_s
+      yield name, 1e3 * mean_s, f"{view}, {count} live: {mean_s / first_s:.3g} x the first"
 
   def score(self) -> Iterator[Figure]:
     """All decisions of a finished episode: by its transcript, and by the paper's prompts."""
@@ -157,9 +157,8 @@ class RouterBench:
     trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
     anchor = ShardedRouter(model, *placed)
     adv_B = np.linspace(-1, 1, len(episodes), dtype="float32")
-    bopo_s = measure_s(
-      lambda: update_policy(trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed)
-    )
+    update = partial(update_policy, trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed)
+    bopo_s = measure_s(update)
     tokens = sum(len(window.tokens) for window in windows)
     yield "sft_tokens_per_s", tokens / sft_s, f"{len(episodes) / sft_s:.3g} episodes/s"
     yield "bopo_tokens_per_s", tokens / bopo_s, f"{sft_s / bopo_s:.3g} x SFT"
@@ -175,16 +174,11 @@ class RouterBench:
     seconds = measure_s(lambda: nnx.split(load_qwen2(weights))[1])
     yield "load_mb_per_s", megabytes / seconds, f"a checkpoint of {megabytes:.3g} MB"
     yield "memory_mb", psutil.Process().memory_info().rss / 1e6, "of this process now"
-    if stats := jax.local_devices()[0].memory_stats():
-      yield "device_peak_memory_mb", stats["peak_bytes_in_use"] / 1e6, ""
 
 
 def count_flop(shape: Qwen2Config, windows: Sequence[Window]) -> int:
-  """Multiplications and additions of a forward; a gradient costs two more, and recomputes some.
-
-  A matrix entry costs 2 for a token; attention costs 4 N H for a pair of a token and one that it
-  sees, in each layer. Norms, rotations, the embedding and the head are left out.
-  """
+  """Multiplications and additions of a forward, without norms, rotations, embedding and head: 2 of
+  a token and a matrix entry, 4 N H of a token and one that it sees, in each layer."""
   D, F, H = shape.hidden_size, shape.intermediate_size, shape.head_dim
   N, K, L = shape.num_attention_heads, shape.num_key_value_heads, shape.num_hidden_layers
   entries = 2 * D * N * H + 2 * D * K * H + 3 * D * F
@@ -194,7 +188,7 @@ def count_flop(shape: Qwen2Config, windows: Sequence[Window]) -> int:
 
 
 def wait() -> Iterator[Figure]:
-  """Episodes that do nothing but wait for replies, all live at once, each in an environment."""
+  """Episodes that do nothing but wait for replies, all live at once."""
   sigma = math.log(P99_S / MEDIAN_S) / 2.3263  # at a normal's 99 %
   latency_s_BxS = MEDIAN_S * np.random.default_rng(0).lognormal(0, sigma, (LIVE, WAITING_STEPS))
 
@@ -217,23 +211,23 @@ def wait() -> Iterator[Figure]:
 
 
 def run_envs(run: Run) -> Iterator[Figure]:
-  """Episodes of the run's environment through the rollout loop, and their actions alone."""
+  """Episodes of the run's environment through the loop, and their actions alone."""
   tasks, envs = run.tasks("test")[:12], run.envs()
   for seed in (SEED, SEED + 2):  # in the first round Java still compiles
     jobs, start = [Job(task, seed + i) for task in tasks for i in (0, 1)], time.perf_counter()
     episodes = list(run_episodes(jobs, RANDOM, run.pair, envs))
     loop_s = time.perf_counter() - start
 
-  def replay(env: Env, episodes: Sequence[Episode]) -> None:
-    for episode in episodes:
+  def replay(number: int) -> None:
+    env = envs[number]
+    for episode in episodes[number :: len(envs)]:
       env.reset(episode.task_id)
       for step in episode.steps:
         env.step(step.action)
       env.score()
 
-  shares = [episodes[i :: len(envs)] for i in range(len(envs))]
   with ThreadPoolExecutor(len(envs)) as threads:
-    replay_s = measure_s(lambda: list(threads.map(replay, envs, shares)), repeats=0)
+    replay_s = measure_s(lambda: list(threads.map(replay, range(len(envs)))), repeats=0)
   steps = sum(len(episode.steps) for episode in episodes)
   yield "steps_per_s", steps / loop_s, f"{run.config.env.kind}: the loop, random routing"
   remark = f"without models, policy or loop; the loop: {replay_s / loop_s:.3g} x as fast"
