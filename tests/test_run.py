@@ -19,6 +19,8 @@ from baar_jax.run import Run
 from baar_jax.stages import bopo, plan, pretrain, profile, references, sft
 from baar_jax.store import Store
 
+SIZES = {"train_tasks": 6, "test_tasks": 3, "max_steps": 10}
+
 
 @pytest.fixture
 def config(tmp_path):
@@ -66,12 +68,12 @@ class Counting(Policy):
   """Always SMALL; keeps the keys that it decided for."""
 
   def __init__(self, name="counted"):
-    super().__init__(name, lambda live: 0)
+    super().__init__(name, self.decide)
     self.asked = []
 
-  def choose(self, ready):
-    self.asked += [(live.task.id, live.job.seed) for live in ready if not live.steps]
-    return super().choose(ready)
+  def decide(self, live):
+    self.asked += [(live.task.id, live.job.seed)] * (not live.steps)
+    return 0
 
 
 def refused(config) -> str:
@@ -90,10 +92,10 @@ def used_directory(config):
     return run.dir
 
 
-CHANGED = {"seed": 1, "models.names": ("gpt-4.1-mini",) * 2, "router.view": "paper"}
+CHANGED = {"seed": 1, "models.names": ("gpt-4.1-mini",) * 2, "bopo.clip_low": 0.2}
 
 
-@pytest.mark.parametrize("field, value", (CHANGED | {"bopo.clip_low": 0.2}).items())
+@pytest.mark.parametrize("field, value", CHANGED.items())
 def test_a_config_that_contradicts_the_directory_is_refused_by_name(config, field, value):
   path = used_directory(config) / "config.json"
   written = path.read_text()
@@ -223,25 +225,21 @@ def test_nobody_is_at_work_after_an_interruption(opened, config, monkeypatch):
 
 
 def test_tasks_are_listed_once(opened, config, monkeypatch):
-  run = opened(config)
-  tasks = run.tasks("test")
-  assert tasks == Sandbox(train_tasks=6, test_tasks=3, max_steps=10).tasks("test")
+  tasks = opened(config).tasks("test")
+  assert tasks == Sandbox(**SIZES).tasks("test")
   monkeypatch.setattr(Sandbox, "tasks", None)
-  assert run.tasks("test") == tasks
   assert opened(config).tasks("test") == tasks
 
 
 @pytest.mark.parametrize("splits, task_id", [("a b a, c", "a"), ("a b, c b", "b")])
-def test_a_task_that_is_listed_twice_is_refused_before_anything_is_stored(
-  opened, config, splits, task_id
-):
+def test_a_task_that_is_listed_twice_is_refused_and_not_stored(opened, config, splits, task_id):
   class Listing(Sandbox):
     def tasks(self, split):
       names = splits.split(", ")[split == "test"].split()
       return [Task(name, split, "do it", 9) for name in names]
 
   run = opened(config)
-  run._envs = [Listing(train_tasks=6, test_tasks=3, max_steps=10)]
+  run._envs = [Listing(**SIZES)]
   for _ in range(2):  # the second time as the first
     with pytest.raises(ValueError, match=f"lists the task {task_id!r} twice: .* in one split"):
       run.tasks("train")
@@ -276,8 +274,7 @@ def test_an_episode_that_ended_in_an_error_is_left_out_and_tried_again(opened, c
         raise EnvDied("the process was killed")
       return super().reset(task_id)
 
-  sizes = {"train_tasks": 6, "test_tasks": 3, "max_steps": 10}
-  run._envs = [Dying(**sizes)]
+  run._envs = [Dying(**SIZES)]
   jobs = [Job(first, 0), Job(second, 0)]
   assert [e.task_id for e in run.collect("some", Counting(), jobs)] == [second.id]
   said = capsys.readouterr().out.splitlines()
@@ -285,7 +282,6 @@ def test_an_episode_that_ended_in_an_error_is_left_out_and_tried_again(opened, c
   run.config.models.max_failures = 3
   with pytest.raises(ValueError, match="3 times in a row.*the process was killed"):
     run.collect("some", Counting("again"), jobs)
-  run._envs = [Sandbox(**sizes)]
-  policy = Counting()
+  run._envs, policy = [Sandbox(**SIZES)], Counting()
   assert [e.task_id for e in run.collect("some", policy, jobs)] == [first.id, second.id]
   assert policy.asked == [(first.id, 0)]
