@@ -43,11 +43,6 @@ class Call:
   replayed: bool = False  # the reply was recorded before and is not paid for again
   kind: str = "act"
 
-  @classmethod
-  def read(cls, fields: dict) -> "Call":
-    """The call whose fields JSON holds."""
-    return cls(**fields | {"usage": Usage(**fields["usage"])})
-
 
 @dataclasses.dataclass(frozen=True)
 class Reply:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import socket
+import sqlite3
 import unittest.mock
 from concurrent.futures import ThreadPoolExecutor
 
@@ -275,6 +276,17 @@ def test_a_recorded_reply_is_not_asked_for_again(start):
   assert run.settled_usd == 0.0
   _, corrected = start(standin=server, prices=((3.0, 1.5, 12.0), PRICES[1]))
   assert ask(corrected).call.cost_usd == pytest.approx(3 * CACHED_USD, rel=1e-12)
+
+
+@pytest.mark.parametrize("damage", ["usd = 'much'", "usd = NULL", "usd = -1", "reply = '{}'"])
+def test_a_damaged_call_is_named(start, tmp_path, damage):
+  server, pair = start()
+  ask(pair)
+  with contextlib.closing(sqlite3.connect(tmp_path / "episodes.sqlite")) as db, db:
+    db.execute(f"UPDATE calls SET {damage}")
+  with pytest.raises(ValueError, match=r"episodes.sqlite: call 1 cannot be read: restore a copy"):
+    ask(start(standin=server)[1]) if "reply" in damage else spent(tmp_path)
+  assert len(server.seen) == 1
 
 
 def test_anything_else_is_another_request(start):

@@ -9,10 +9,14 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from baar_jax.episode import Call, Reply
+from pydantic import TypeAdapter, ValidationError
+
+from baar_jax.episode import Reply
 
 # What a call came to. One that is still "open" when its process has ended may have been billed.
 REPLY, RETRY, PRESUMED, FAILED, OPEN = "reply", "retry", "presumed", "failed", "open"
+REPLY_ROW, UNREADABLE = TypeAdapter(Reply), "{}: call {} cannot be read: restore a copy of the file"
+IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -45,7 +49,7 @@ class Calls:
 
   def __init__(self, path: Path | str):
     """Opens the file of a `Store`."""
-    self._lock = threading.Lock()
+    self._lock, self._path = threading.Lock(), path
     self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
     self._db.execute("PRAGMA journal_mode=WAL")
     self._db.execute("PRAGMA synchronous=NORMAL")
@@ -66,14 +70,17 @@ class Calls:
 
   def find(self, request: str) -> Reply | None:
     """The recorded reply to a request, marked as replayed."""
-    select = "SELECT reply FROM calls WHERE request = ? AND reply IS NOT NULL"
+    select = "SELECT id, reply FROM calls WHERE request = ? AND reply IS NOT NULL"
     with self._lock:
       row = self._db.execute(select, (request,)).fetchone()
     if row is None:
       return None
-    fields = json.loads(row[0])
-    call = Call.read(fields["call"] | {"replayed": True, "latency_s": 0.0})
-    return Reply(fields["text"], call, tuple(map(Call.read, fields["lost"])))
+    try:
+      reply = REPLY_ROW.validate_json(row[1])
+    except ValidationError:
+      raise ValueError(UNREADABLE.format(self._path, row[0])) from None
+    call = dataclasses.replace(reply.call, replayed=True, latency_s=0.0)
+    return dataclasses.replace(reply, call=call)
 
   def find_stop(self, model: int) -> str:
     """The failure of a model that ended the last run, else ""."""
@@ -98,6 +105,8 @@ def read_spent(directory: Path, models: int) -> Spent:
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue
+      if row := db.execute(f"SELECT id FROM calls WHERE NOT ({IS_COST})").fetchone():
+        raise ValueError(UNREADABLE.format(path, row[0]))
       for model, kind, sum_usd in db.execute(
         "SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2"
       ):
