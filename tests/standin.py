@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-BLANKS = b" " * 20_000_000
+OK, BLANKS = b"HTTP/1.1 200 OK\r\n\r\n", b" " * 20_000_000
 
 
 class StandIn(ThreadingHTTPServer):
@@ -138,8 +138,7 @@ class Handler(BaseHTTPRequestHandler):
     body = {"id": "c1", "object": "chat.completion", "created": 1, "model": request["model"]}
     message = {"role": "assistant", "content": text}
     body["choices"] = [{"index": 0, "finish_reason": "stop", "message": message, **dict(choice)}]
-    changed = usage(billed) if callable(usage) else usage
-    body["usage"] = None if changed is None else {**billed, **dict(changed)}
+    body["usage"] = None if usage is None else {**billed, **dict(usage)}
     return json.dumps(body | fields).encode()
 
   def refuse(self, fault, message=""):
@@ -156,17 +155,20 @@ class Handler(BaseHTTPRequestHandler):
     self.end_headers()
     self.wfile.write(body)
 
-  def repeat(self, data):
-    """Sends the same bytes again and again, while a stall lasts and a client is there."""
-    end = time.monotonic() + self.server.stall_s
+
+def slow(first, repeated, last=b""):
+  """Bytes that keep coming while a stall lasts and a client is there, and then an answer."""
+
+  def fault(h, request, text):
+    h.wfile.write(first)
+    end = time.monotonic() + h.server.stall_s
     while time.monotonic() < end:
-      self.wfile.write(data)
+      h.wfile.write(repeated)
       time.sleep(0.02)
+    h.wfile.write(last + h.answer(request, text))
+    h.close_connection = True
 
-
-def stall(h, request, text):
-  time.sleep(h.server.stall_s)
-  h.close_connection = True
+  return fault
 
 
 def drop(h, request, text):
@@ -175,48 +177,15 @@ def drop(h, request, text):
   h.close_connection = True
 
 
-def trickle(status, h, request, text):
-  """Blanks before the body of an answer or of an error."""
-  h.send_response(status)
-  h.end_headers()
-  h.repeat(b" ")
-  h.wfile.write(h.answer(request, text) if status == 200 else b"{}")
-  h.close_connection = True
-
-
-def slow_headers(h, request, text):
-  h.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
-  h.repeat(b"x")
-  body = h.answer(request, text)
-  h.wfile.write(b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-
-
-def endless_continue(h, request, text):
-  h.repeat(b"HTTP/1.1 100 Continue\r\n\r\n")
-  h.send(200, h.answer(request, text))
-
-
 def long_body(h, request, text, pack=bytes, **headers):
   """20 MB of blanks before an answer; as a bomb they are compressed to less than 1 MB."""
   h.send(200, pack(BLANKS + h.answer(request, text)), headers)
-
-
-def redirect(h, request, text):
-  h.send(307, b"{}", {"location": h.server.url + "/chat/completions"})
 
 
 def echo(h, request, text):
   """An error that repeats the key in several ways, and characters that turn a terminal around."""
   key = h.headers["authorization"].removeprefix("Bearer ")
   h.refuse("400", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
-
-
-def twice(h, request, text):
-  """The same count twice in one answer."""
-  usage = json.dumps(h.server.bill(request, text, False))
-  usage = usage.replace('"completion_tokens": ', '"completion_tokens": 0, "completion_tokens": ')
-  choices = json.dumps([{"message": {"role": "assistant", "content": text}}])
-  h.send(200, f'{{"choices": {choices}, "usage": {usage}}}'.encode())
 
 
 def dear(h, request, text):
@@ -230,14 +199,6 @@ def priority(h, request, text):
   """A service tier that costs twice as much."""
   h.send(200, h.answer(request, text, service_tier="priority"))
   h.server.billed.append(h.server.billed[-1])
-
-
-def deepseek(billed):
-  """Counts of a cache as DeepSeek reports them."""
-  hits = billed["prompt_tokens_details"]["cached_tokens"]
-  misses = billed["prompt_tokens"] - hits
-  counts = {"prompt_cache_hit_tokens": hits, "prompt_cache_miss_tokens": misses}
-  return counts | {"prompt_tokens_details": None}
 
 
 def fault(usable=False, **fields):
@@ -255,13 +216,13 @@ CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "
 # By what reaches the client. "429" and the like are answered by `Handler.refuse`.
 FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   # No whole answer.
-  "stall": stall,
+  "stall": slow(b"", b"", OK),
+  "trickle": slow(OK, b" "),
+  "error_trickle": slow(b"HTTP/1.1 500 Error\r\n\r\n", b" "),
+  "slow_headers": slow(b"HTTP/1.1 200 OK\r\nx-slow: ", b"x", b"\r\n\r\n"),
+  "endless_continue": slow(b"", b"HTTP/1.1 100 Continue\r\n\r\n", OK),
   "drop": drop,
   "malformed": lambda h, *_: h.send(200, b'{"id": "c1", "choices": [{"mess'),
-  "trickle": functools.partial(trickle, 200),
-  "error_trickle": functools.partial(trickle, 500),
-  "slow_headers": slow_headers,
-  "endless_continue": endless_continue,
   "long_body": long_body,
   "bomb": functools.partial(long_body, pack=gzip.compress, **{"content-encoding": "gzip"}),
   # No usable content.
@@ -278,23 +239,18 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "negative": fault(usage={"completion_tokens": -7}),
   "negative_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": -7}}),
   "boolean": fault(usage={"prompt_tokens": True, "total_tokens": None}),
-  "fraction": fault(usage={"completion_tokens": 0.5}),
-  "text_count": fault(usage={"completion_tokens": "9"}),
   "absurd": fault(usage={"completion_tokens": 10**18, "total_tokens": None}),
   "small_total": fault(usage={"total_tokens": 1}),
   "large_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
   "wrong_misses": fault(usage={"prompt_cache_hit_tokens": 1, "prompt_cache_miss_tokens": 1}),
-  "twice": twice,
   # Bills that are not as expected.
   "dear": dear,
   "priority": priority,
-  "deepseek": fault(usable=True, usage=deepseek),
   # Others.
-  "redirect": redirect,
+  "redirect": lambda h, *_: h.send(307, b"{}", {"location": h.server.url + "/chat/completions"}),
   "echo": echo,
   # An error whose text is not in the encoding that it names.
   "charset": lambda h, *_: h.send(400, b"abc", {"content-type": "text/plain; charset=utf-16"}),
 }
-# They are billed where `bills_what_it_loses` says so.
-LOSING = ("stall", "drop", "malformed", "trickle", "error_trickle", "slow_headers")
-LOSING += ("endless_continue",)
+# The first ones are billed where `bills_what_it_loses` says so.
+LOSING = [*FAULTS][:7]

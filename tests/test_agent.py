@@ -6,39 +6,28 @@ from baar_jax.llms import agent
 
 
 @pytest.mark.parametrize(
-  "reply, action",
+  "reply, action, code",
   [
-    ("Thought: it is dark.\n\nAction: turn on lamp", "turn on lamp"),
-    ("Action:   look around  ", "look around"),
-    ("Action:\n\n  open door\nObservation: it is open", "open door"),  # what follows is made up
-    ("Action: go north\nThought: no.\nAction: go south", "go south"),
-    ("Thought: no colon here. Action go", None),
-    ("Thought: I am done.", None),
-    ("Action:", None),
-    ("Action: go north\nAction:  \n ", None),
-    ("", None),
-    ("action: go", None),  # as the prompt spells it
-    ("Action: say Action: go", "go"),
+    ("Thought: it is dark.\n\nAction: turn on lamp", "turn on lamp", False),
+    ("Action:   look around  ", "look around", False),
+    ("Action:\n\n  open door\nObservation: it is open", "open door", False),  # the rest is made up
+    ("Action: go north\nThought: no.\nAction: go south", "go south", False),
+    ("Thought: no colon here. Action go", None, False),
+    ("Action: go north\nAction:  \n ", None, False),
+    ("", None, False),
+    ("action: go", None, False),  # as the prompt spells it
+    ("Action: say Action: go", "go", False),
+    ("Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```", "a = 1\nprint(a)", True),
+    ("Action:\n```\nprint('Action: no')\n```\nand so on", "print('Action: no')", True),
+    ("Action: ```py\nx\n```\nObservation: 1\nAction:\n```python\ny\n```", "x", True),
+    ("Thought: no fence.\nAction: print(1)\nprint(2)", "print(1)\nprint(2)", True),
+    ("```python\nprint(1)\n```", None, True),
+    ("Action:\n```python\n\n```", None, True),
+    ("Action:", None, True),
   ],
 )
-def test_parse_action(reply, action):
-  assert agent.parse_action(reply) == action
-
-
-@pytest.mark.parametrize(
-  "reply, action",
-  [
-    ("Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```", "a = 1\nprint(a)"),
-    ("Action:\n```\nprint('Action: no')\n```\nand so on", "print('Action: no')"),
-    ("Action: ```py\nx\n```\nObservation: 1\nAction:\n```python\ny\n```", "x"),  # y is made up
-    ("Thought: no fence.\nAction: print(1)\nprint(2)", "print(1)\nprint(2)"),
-    ("```python\nprint(1)\n```", None),
-    ("Action:\n```python\n\n```", None),
-    ("Action:", None),
-  ],
-)
-def test_parse_code(reply, action):
-  assert agent.parse_action(reply, code=True) == action
+def test_parse_action(reply, action, code):
+  assert agent.parse_action(reply, code=code) == action
 
 
 def test_written_replies_are_read_again():

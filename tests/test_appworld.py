@@ -19,7 +19,7 @@ from baar_jax.config import Config, EnvConfig
 from baar_jax.envs import appworld, engines
 from baar_jax.envs.appworld_expert import MAX_PLAN, Expert, make_plan
 from baar_jax.envs.appworld_shell import landlock_version
-from baar_jax.envs.base import Oracle, spread
+from baar_jax.envs.base import spread
 from baar_jax.envs.process import open_envs
 from baar_jax.stages import setup
 
@@ -96,8 +96,8 @@ def test_gold_passes_and_nothing_else_does_in_every_scenario(pair_of_envs):
 def test_two_environments_stay_apart_and_repeat_an_episode(pair_of_envs):
   here, there = pair_of_envs
   tape = follow(here, PAY)
-  assert tape[0].startswith("Your supervisor is ")
-  assert all(text in tape[0] for text in ("@example.com", "2024-05-16", "\n- venmo: "))
+  for text in ("Your supervisor is ", "@example.com", "2024-05-16", "\n- venmo: "):
+    assert text in tape[0]
   for env in pair_of_envs:
     follow(env, PAY, until="create_transaction")
   there.step(there.oracle().action)
@@ -105,7 +105,6 @@ def test_two_environments_stay_apart_and_repeat_an_episode(pair_of_envs):
   assert here.step(balance) != there.step(balance)
   assert (here.score(), there.score()) == (0.0, 0.0)  # neither has said that it is done
   assert follow(there, PAY) == tape == follow(here, PAY)
-  assert here.code_actions and "```python" in here.system_prompt
 
 
 def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
@@ -288,40 +287,11 @@ def test_tasks_are_repeatable_and_kept(data):
   assert before.items() <= after.items()
 
 
-SOLUTION = """
-import math
-
-def solution(apis, requester):
-    "A docstring."
-    me = apis.supervisor.show_profile()
-    word = 'pw'
-    token = apis.venmo.login(username=me['email'], password=word)['access_token']
-    for page in range(3):
-        apis.venmo.show_transactions(access_token=token, page_index=page)
-    apis.venmo.create_transaction(access_token=token, receiver_email='b@x.org', amount=3)
-    apis.supervisor.complete_task(answer=4)
-"""
-DOCS = {"venmo": {"create_transaction": {"method": "POST"}}}
-
-
-def test_plan_of_a_solution():
-  plan = make_plan(SOLUTION, DOCS)
-  assert [step.kind for step in plan] == ["read", "login", "pages", "write", "answer"]
-  assert plan[0].code == "import math\nme = apis.supervisor.show_profile()\nprint(me)"
-  assert plan[1].code.startswith("word = 'pw'\n") and plan[1].code.endswith("\nprint(token)")
-  expert = Expert(SOLUTION, DOCS)
-  expert.observe("print(1)", "1")
-  expert.observe(plan[0].code, "Execution failed. Traceback:")
-  for number, step in enumerate(plan):
-    assert expert.oracle() == Oracle(step.code, number, number > 0, recovering=False)
-    expert.observe(step.code, "Execution successful.")
-  assert expert.oracle().action == plan[-1].code
-
-
 def test_long_plans_are_joined_where_it_matters_least():
   lines = [f"    x{number} = apis.phone.show_alarm(alarm_id={number})" for number in range(30)]
   lines.insert(9, "    apis.venmo.create_transaction(amount=1)")
-  plan = make_plan("\n".join(["def solution(apis, requester):", *lines]), DOCS)
+  docs = {"venmo": {"create_transaction": {"method": "POST"}}}
+  plan = make_plan("\n".join(["def solution(apis, requester):", *lines]), docs)
   assert len(plan) == MAX_PLAN
   assert [step.apis for step in plan if step.kind == "write"] == [[("venmo", "create_transaction")]]
   assert plan[-1].code == "apis.supervisor.complete_task()"  # which the solution lacks
@@ -331,39 +301,34 @@ def test_long_plans_are_joined_where_it_matters_least():
 WHOLE = "(root / 'data').mkdir(); (root / 'data/train.txt').write_text('t')"
 
 
-def test_setup_downloads_all_or_nothing_and_looks_for_landlock(monkeypatch, tmp_path):
-  """Each row: a fake download, the kernel's Landlock, and what setup says."""
+@pytest.mark.parametrize(
+  "data, code, landlock, said",
+  [
+    ("own", "raise SystemExit('no route')", 0, "without Landlock"),
+    ("", "raise SystemExit('no route')", 1, "could not be downloaded (the download failed: no"),
+    ("", "(root / 'data').mkdir()", 1, "it brought no data"),
+    ("", f"{WHOLE}; time.sleep(60)", 1, "took more than 1 s"),
+    ("", WHOLE, 1, "appworld-data"),
+  ],
+)
+def test_setup_downloads_all_or_nothing(monkeypatch, tmp_path, data, code, landlock, said):
+  """And where there is nothing generates tasks; `code` stands for the download."""
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path))
   monkeypatch.delenv("APPWORLD_ROOT", raising=False)
   monkeypatch.setattr(engines, "python_path", lambda kind: Path(sys.executable))
   monkeypatch.setattr(engines, "install", lambda kind: False)
-  made, lines = [], []
-
-  def make(kind, *arguments):
-    made.append(arguments)
-    engines.generated_data(kind).mkdir(exist_ok=True)
-
-  monkeypatch.setattr(engines, "run_module", make)
+  monkeypatch.setattr(setup, "landlock_version", lambda: landlock)
   monkeypatch.setattr(setup.download, "__defaults__", (1.0,))
-  run = SimpleNamespace(print=lines.append, tasks=lambda split: None)
-  for data_flag, code, landlock, said in (
-    ("own", "raise SystemExit('no route')", 0, "without Landlock"),
-    ("", "raise SystemExit('no route')", 1, "could not be downloaded (the download failed: no ro"),
-    ("", "(root / 'data').mkdir()", 1, "it brought no data"),
-    ("", f"{WHOLE}\ntime.sleep(60)", 1, "took more than 1 s"),
-    ("", WHOLE, 1, f"tasks in {tmp_path / 'appworld-data'}"),
-  ):
-    code = f"import os, pathlib, time\nroot = pathlib.Path(os.environ['APPWORLD_ROOT'])\n{code}"
-    monkeypatch.setitem(setup.DOWNLOADS, "appworld", (("-c", code), "data/*.txt"))
-    monkeypatch.setattr(setup, "landlock_version", lambda version=landlock: version)
-    env = EnvConfig(kind="appworld", data=data_flag, train_tasks=3, test_tasks=2)
-    run.config = Config(env=env)
-    lines.clear()
-    shutil.rmtree(tmp_path / "appworld-own", ignore_errors=True)
-    setup.main(run)
-    text = "\n".join(lines)
-    assert said in text and ("without Landlock" in text) == (not landlock)
-    assert ("no route" in text) == ("no route" in code and not data_flag)
-    assert engines.uses_generated_data("appworld", "") == (code.rsplit("\n", 1)[1] != WHOLE)
-  assert made == [(MAKER, str(tmp_path / "appworld-own"), "3", "2")] * 4
+  code = f"import os, pathlib, time; root = pathlib.Path(os.environ['APPWORLD_ROOT']); {code}"
+  monkeypatch.setitem(setup.DOWNLOADS, "appworld", (("-c", code), "data/*.txt"))
+  made, lines, place = [], [], tmp_path / "appworld-own"
+  make = lambda kind, *arguments: made.append(arguments) or place.mkdir()  # noqa: E731
+  monkeypatch.setattr(engines, "run_module", make)
+  config = Config(env=EnvConfig(kind="appworld", data=data, train_tasks=3, test_tasks=2))
+  setup.main(SimpleNamespace(config=config, print=lines.append, tasks=lambda split: None))
+  text, downloaded = "\n".join(lines), code.endswith(WHOLE)
+  assert said in text and ("without Landlock" in text) == (not landlock)
+  assert "no route" not in text or not data
+  assert engines.uses_generated_data("appworld", "") == (not downloaded)
+  assert made == [(MAKER, str(place), "3", "2")] * (not downloaded)
   assert not list(tmp_path.glob("*.part"))

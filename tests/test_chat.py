@@ -33,13 +33,13 @@ BOUND_USD = (41 * 1.0 + 50 * 4.0) / 1e6
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-  """start(retries=...): a stand-in, and a pair that asks it and notes its calls."""
+  """start(retries=...): a stand-in, and a pair that asks it and notes its waits."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   monkeypatch.setattr("baar_jax.llms.chat.random.random", lambda: 0.5)
   servers = []
 
-  def starting(standin=None, fault=lambda *_: None, waits=False, **settings):
-    server = standin or StandIn(fault=fault)
+  def starting(server=None, **settings):
+    server = server or StandIn()
     if server not in servers:
       servers.append(server)
       stack.enter_context(server.running())
@@ -48,16 +48,20 @@ def start(tmp_path, monkeypatch):
     pair = ChatPair(ModelsConfig(**values), Calls(tmp_path / "episodes.sqlite"))
     stack.callback(pair.close)
     pair.slept = []
-    pair.sleep = pair.sleep if waits else pair.slept.append
+    pair.sleep = pair.slept.append
     return server, pair
 
   with contextlib.ExitStack() as stack:
     yield starting
 
 
-def faults(*names):
-  """The faults of the first requests; the others are answered."""
-  return lambda number, request: names[number] if number < len(names) else None
+def once(fault, **settings) -> StandIn:
+  """One that answers all requests but the first."""
+  return StandIn(fault=lambda number, request: None if number else fault, **settings)
+
+
+def always(fault, **settings) -> StandIn:
+  return StandIn(fault=lambda number, request: fault, **settings)
 
 
 def ask(pair, model=0, messages=MESSAGES, step=0, seed=7, task=None, run=None):
@@ -81,6 +85,9 @@ def test_a_call_and_what_it_sends(start, tmp_path, monkeypatch):
   ask(pair, model=1)
   assert server.seen[1]["model"] == "large"
   assert spent(tmp_path) == Spent((REPLY_USD, pytest.approx(10 * REPLY_USD, rel=1e-12)))
+  server.fault = lambda *_: "cut"  # all reasoning: the agent's mistake, paid for once
+  reply = ask(pair, messages=MESSAGES[1:])
+  assert (reply.text, reply.lost, len(server.seen)) == ("", (), 3)
 
 
 FREE, PAID = ("429", "500", "503", "409"), ("empty", "silent", "tool_calls")
@@ -91,7 +98,7 @@ LOST = (*LATE, "drop", "malformed", "408", "502", "504", "524", "bomb", "long_bo
 @pytest.mark.parametrize("fault", [*FREE, *PAID, *LOST])
 def test_an_attempt_that_fails_is_repeated_and_paid_as_far_as_is_known(start, tmp_path, fault):
   """The deadline is for an attempt as a whole; bytes that keep coming are no answer."""
-  standin = StandIn(fault=faults(fault), retry_after="0", stall_s=1.2)  # and then an answer
+  standin = once(fault, retry_after="0", stall_s=1.2)  # and then an answer
   server, pair = start(standin, timeout_s=0.4 if fault in LATE else 5.0)
   reply = ask(pair)
   retry, presumed = ("retry", REPLY_USD), ("presumed", BOUND_USD)
@@ -120,23 +127,13 @@ def test_what_was_never_sent_is_free(start, tmp_path, monkeypatch):
   assert server.seen == [] and spent(tmp_path) == Spent()
 
 
-def test_the_dearest_service_tier_is_reserved_until_an_answer_names_another(start, tmp_path):
-  """Of public addresses; OpenAI is asked for its default tier."""
-  server, pair = start(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
-  (small, _) = pair.start(None, TASK, 7, unlimited)
-  assert small.bound_usd(MESSAGES, 0) == pytest.approx(2.5 * BOUND_USD)
-  pair.models[0].client.base_url = server.url
-  ask(pair)
-  assert small.bound_usd(MESSAGES, 0) == BOUND_USD
-
-
 @pytest.mark.parametrize("fault", ["tool_calls", "429", "filtered", "dead port"])
 def test_an_endpoint_that_fails_again_and_again_ends_the_run(start, tmp_path, capsys, fault):
   """And the next run says so before it asks once."""
-  settings, dead = {"max_failures": 3, "retries": 1}, fault == "dead port"
-  if dead:
-    settings["base_urls"] = ("http://127.0.0.1:9/v1",)
-  server, pair = start(fault=lambda *_: fault, **settings)
+  dead = fault == "dead port"
+  settings = {"max_failures": 3, "retries": 1}
+  settings |= {"base_urls": ("http://127.0.0.1:9/v1",)} if dead else {}
+  server, pair = start(always(fault), **settings)
 
   def fail(pair, attempts):
     end = r"^small at 127.0.0.1 .*in a row as --config.models.max_failures=3 allows\Z"
@@ -149,12 +146,12 @@ def test_an_endpoint_that_fails_again_and_again_ends_the_run(start, tmp_path, ca
   assert len(server.seen) == (0 if dead else 3)
   billed_usd = float(server.usd({"small": PRICES[0]}))
   assert billed_usd == pytest.approx(spent(tmp_path).retries_usd, rel=1e-9)
-  assert capsys.readouterr().err == ""
   fail(start(server, **settings)[1], 1)
-  assert ", which ended the last run: once more ends this one" in capsys.readouterr().err
+  said = capsys.readouterr().err
+  assert said.count("\n") == said.count(", which ended the last run: once more ends this one") == 1
   assert len(server.seen) == (0 if dead else 4)
-  server.fault = lambda *_: None
   if not dead:
+    server.fault = lambda *_: None
     assert ask(start(server, **settings)[1]).text
     capsys.readouterr()
     start(server, **settings)
@@ -163,18 +160,10 @@ def test_an_endpoint_that_fails_again_and_again_ends_the_run(start, tmp_path, ca
 
 def test_failures_of_several_kinds_or_with_replies_between_are_tried_again(start):
   kinds = itertools.cycle(["silent", "429", "silent", None, "silent", "silent", "500", None])
-  server, pair = start(fault=lambda *_: next(kinds), max_failures=3, retries=5)
+  server, pair = start(StandIn(fault=lambda *_: next(kinds)), max_failures=3, retries=5)
   for seed in range(4):
     ask(pair, seed=seed)
   assert len(server.seen) == 16
-
-
-def test_a_reply_that_is_all_reasoning_is_the_agent_s_mistake(start, tmp_path):
-  """Cut at the limit before any content: paid for once, and not asked for again."""
-  server, pair = start(fault=lambda *_: "cut")
-  reply = ask(pair)
-  assert (reply.text, reply.call.usage, reply.lost) == ("", USAGE, ())
-  assert len(server.seen) == 1 and spent(tmp_path) == Spent((REPLY_USD, 0.0))
 
 
 @pytest.mark.parametrize("fault", ["429", "trickle", "slow_headers"])
@@ -182,7 +171,8 @@ def test_a_run_that_is_stopped_waits_for_nothing(start, fault):
   """Neither as long as an endpoint asks to, nor for the answer of a call in flight."""
   pairs = []
   standin = StandIn(fault=lambda *_: pairs[0].stop() or fault, retry_after="250", stall_s=1.0)
-  server, pair = start(standin=standin, waits=True)
+  server, pair = start(standin)
+  pair.sleep = pair.stopping.wait
   pairs.append(pair)
   with pytest.raises(NoAnswer, match="the run is being stopped"):
     ask(pair)
@@ -190,8 +180,7 @@ def test_a_run_that_is_stopped_waits_for_nothing(start, fault):
 
 
 def test_retries_are_bounded(start, tmp_path):
-  silent = StandIn(fault=lambda *_: "silent")
-  server, pair = start(standin=silent, retries=3, token_limit_field="max_tokens")
+  server, pair = start(always("silent"), retries=3, token_limit_field="max_tokens")
   with pytest.raises(NoAnswer, match=r"sent an answer without content \(4 attempts\)"):
     ask(pair)
   assert len(server.seen) == 4 and pair.slept == [0.5, 1.0, 2.0]  # the draw of a half changes none
@@ -200,8 +189,8 @@ def test_retries_are_bounded(start, tmp_path):
   assert spent(tmp_path).retries_usd == pytest.approx(REPLY_USD + 3 * CACHED_USD, rel=1e-12)
 
 
-COUNTS = """unpriced no_prompt no_completion negative negative_cache boolean fraction text_count
-absurd small_total large_cache wrong_misses twice"""
+COUNTS = """unpriced no_prompt no_completion negative negative_cache boolean
+absurd small_total large_cache wrong_misses"""
 UNKNOWN = Spent(presumed_usd=BOUND_USD)
 # 8 tokens at $1 and 1000 at $4 per million; the most was 41 and 50.
 DEAR = r"billed 8 prompt and 1000 completion tokens, \$0.004008, and \$0.000241 was "
@@ -232,8 +221,7 @@ def test_what_cannot_work_is_said_at_once_and_booked(
   start, tmp_path, monkeypatch, capsys, fault, error, message, cost
 ):
   monkeypatch.setenv("MY_KEY", "sk-secret")
-  standin = StandIn(fault=lambda *_: str(fault), retry_after="86400")
-  server, pair = start(standin, key_variables=("MY_KEY",))
+  server, pair = start(always(str(fault), retry_after="86400"), key_variables=("MY_KEY",))
   budget = DollarBudget(1.0)
   with pytest.raises(error, match=f"^small at 127.0.0.1 .*{message}") as raised:
     ask(pair, run=budget)
@@ -246,17 +234,16 @@ def test_what_cannot_work_is_said_at_once_and_booked(
   assert said_before == (error is ValueError)
 
 
-def test_waits_that_an_endpoint_asks_for(start):
-  headers = ("7", 7.5), ("0.1", 0.6), ("soon", 0.5)  # jitter comes on top
-  for seed, (header, slept) in enumerate(headers):
-    _, pair = start(standin=StandIn(fault=faults("429"), retry_after=header))
-    ask(pair, seed=seed)
-    assert pair.slept == [slept]
+@pytest.mark.parametrize("header, slept", [("7", 7.5), ("0.1", 0.6), ("soon", 0.5)])
+def test_waits_that_an_endpoint_asks_for(start, header, slept):
+  _, pair = start(once("429", retry_after=header))
+  ask(pair)
+  assert pair.slept == [slept]  # with jitter on top
 
 
 def test_calls_of_a_model_at_a_time_are_limited(start):
   server = StandIn(latency_s=lambda number: 0.05)
-  _, pair = start(standin=server, concurrency=3)
+  _, pair = start(server, concurrency=3)
   with ThreadPoolExecutor(12) as threads:
     list(threads.map(lambda seed: ask(pair, seed=seed), range(12)))
   assert len(server.seen) == 12 and server.most_at_once <= 3
@@ -264,9 +251,9 @@ def test_calls_of_a_model_at_a_time_are_limited(start):
 
 def test_a_recorded_reply_is_not_asked_for_again(start):
   """A task's budget pays for it again, and the run's does not."""
-  server, pair = start(fault=faults("empty"))
+  server, pair = start(once("empty"))
   first = ask(pair)
-  _, again = start(standin=server)  # as another process would
+  _, again = start(server)  # as another process would
   task, run = DollarBudget(1.0), DollarBudget(1.0)
   reply = ask(again, task=task, run=run)
   assert len(server.seen) == 2
@@ -274,7 +261,7 @@ def test_a_recorded_reply_is_not_asked_for_again(start):
   assert (reply.text, reply.call.usage, reply.lost) == (first.text, first.call.usage, first.lost)
   assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
   assert run.settled_usd == 0.0
-  _, corrected = start(standin=server, prices=((3.0, 1.5, 12.0), PRICES[1]))
+  _, corrected = start(server, prices=((3.0, 1.5, 12.0), PRICES[1]))
   assert ask(corrected).call.cost_usd == pytest.approx(3 * CACHED_USD, rel=1e-12)
 
 
@@ -315,6 +302,13 @@ def test_the_bound_of_a_call(start):
   _, tiered = start(names=("claude-sonnet-4-5",), prices=())
   (model,) = tiered.start(None, TASK, 7, unlimited)
   assert model.bound_usd(MESSAGES, 0) == pytest.approx((41 * 7.5 + 50 * 22.5) / 1e6, rel=1e-12)
+  # At a public address the dearest service tier is reserved until an answer names another.
+  server, public = start(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
+  (model, _) = public.start(None, TASK, 7, unlimited)
+  assert model.bound_usd(MESSAGES, 0) == pytest.approx(2.5 * BOUND_USD)
+  public.models[0].client.base_url = server.url
+  ask(public)
+  assert model.bound_usd(MESSAGES, 0) == BOUND_USD
 
 
 def test_a_call_that_fits_exactly_is_made_and_what_does_not_fit_is_not(start, tmp_path):
@@ -349,7 +343,7 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(start, tmp_path):
   kinds = ("429", "drop", "malformed", "empty", "silent", "500")
   fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]  # noqa: E731
   server = StandIn(fault=fault, bills_what_it_loses=True)
-  _, pair = start(standin=server, concurrency=200, retries=1, timeout_s=60.0)
+  _, pair = start(server, concurrency=200, retries=1, timeout_s=60.0)
   pair.models[0].client._client.event_hooks = {"request": [cancel], "response": [cancel]}
   cap = DollarBudget(60 * BOUND_USD)
 

@@ -9,14 +9,8 @@ import pytest
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.endpoints import (
-  clean,
-  endpoints,
-  read_answer,
-  read_text,
-  read_usage,
-  read_wait_s,
-)
+from baar_jax.llms import endpoints
+from baar_jax.llms.endpoints import clean, read_answer, read_usage, read_wait_s
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -47,13 +41,12 @@ UNSET = "set the environment variable that --config.models.key_variables names f
   ],
 )
 def test_which_key_is_sent_where(monkeypatch, url, variable, key):
-  monkeypatch.setenv("OPENAI_API_KEY", " secret\r\n")
-  monkeypatch.setenv("MINE", "mine")
-  monkeypatch.setenv("TWO_LINES", "sec\nret")
-  monkeypatch.setenv("ACCENT", "secrét")
+  values = {"OPENAI_API_KEY": " secret\r\n", "MINE": "mine", "ACCENT": "secrét"}
+  for name, value in (values | {"TWO_LINES": "sec\nret"}).items():
+    monkeypatch.setenv(name, value)
   urls, variables = (url,) if url else (), () if variable is None else (variable,)
   config = ModelsConfig(names=("a", "b"), base_urls=urls, key_variables=variables)
-  first, second = endpoints(config)
+  first, second = endpoints.endpoints(config)
   assert (first.model, second.model) == ("a", "b")
   assert first.base_url == second.base_url == (url or "https://api.openai.com/v1").rstrip("/")
   assert ("NOT_SET" not in first.source) and ("None" not in first.source)
@@ -70,7 +63,7 @@ def test_two_models_at_two_addresses(monkeypatch):
   monkeypatch.setenv("OTHER", "other")
   urls = "http://localhost:8000/v1/", "https://api.together.xyz/v1"
   config = ModelsConfig(names=("a", "b"), base_urls=urls, key_variables=("", "OTHER"))
-  rows = [(endpoint.model, endpoint.host, endpoint.key()) for endpoint in endpoints(config)]
+  rows = [(e.model, e.host, e.key()) for e in endpoints.endpoints(config)]
   assert rows == [("a", "localhost", "none"), ("b", "api.together.xyz", "other")]
 
 
@@ -78,10 +71,7 @@ def test_two_models_at_two_addresses(monkeypatch):
   "said, shown",
   [
     ("no\troom\n", "no room"),
-    (
-      "\x1b[2Ja\u202eb\u200d\u2066c",
-      "[2Jabc",
-    ),  # codes of a terminal, joiners
+    ("\x1b[2Ja\u202eb\u200d\u2066c", "[2Jabc"),  # codes of a terminal, joiners
     ("x" * 500, "x" * 200),
     ("x" * 500 + KEY, "x" * 200),
     ("Secre", "Secre"),  # five characters in a row
@@ -108,38 +98,37 @@ def test_how_long_an_endpoint_asks_to_wait():
   assert read_wait_s(past) == read_wait_s("-3") == read_wait_s("") == read_wait_s("nan") == 0.0
 
 
-ANSWER = {"choices": [{"message": {"content": "Go."}}]}
 COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
+PARTS = [{"type": "reasoning"}, {"type": "text", "text": "Go "}, {"type": "text", "text": "on."}]
+
+
+def answer(content="Go.", **counts):
+  return json.dumps({"choices": [{"message": {"content": content}}], "usage": COUNTS | counts})
 
 
 @pytest.mark.parametrize(
-  "body, unknown, fatal",
+  "body, kind, text, fatal",
   [
-    (json.dumps(ANSWER | {"usage": COUNTS}), False, False),
-    ("[" * 100_000, True, False),  # deeper than can be read
-    (b"\xff", True, False),
-    ("[]", True, False),
-    ('{"error": "try again"}', True, False),
-    (json.dumps(ANSWER), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": 10**400}}), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens": float("inf")}}), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS | {"prompt_tokens_details": [1]}}), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS | {"cached_tokens": False}}), True, True),
-    (json.dumps(ANSWER | {"usage": COUNTS, "service_tier": ["default"]}), True, True),
+    (answer(), "reply", "Go.", False),
+    (answer(PARTS), "reply", "Go on.", False),
+    (answer("a \ud83d b \U0001f600"), "reply", "a ? b \U0001f600", False),  # half a pair
+    (answer([]), "retry", "", False),
+    ("[" * 100_000, "presumed", "", False),  # deeper than can be read
+    (b"\xff", "presumed", "", False),
+    ('{"error": "try again"}', "presumed", "", False),
+    (answer().replace("usage", "used"), "presumed", "", True),
+    (answer().replace('"completion', '"completion_tokens": 0, "completion'), "presumed", "", True),
+    (answer(prompt_tokens=10**400), "presumed", "", True),
+    (answer(prompt_tokens=float("inf")), "presumed", "", True),
+    (answer(completion_tokens=0.5), "presumed", "", True),
+    (answer(prompt_tokens_details=[1]), "presumed", "", True),
+    (answer(cached_tokens=False), "presumed", "", True),
+    (answer().replace('"usage"', '"service_tier": ["default"], "usage"'), "presumed", "", True),
   ],
 )
-def test_what_an_answer_tells(body, unknown, fatal):
+def test_what_an_answer_tells(body, kind, text, fatal):
   outcome = read_answer(body)
-  assert (outcome.kind == "presumed", outcome.fatal) == (unknown, fatal)
-  assert (outcome.text == "Go.") == (not unknown)
-
-
-def test_text_in_parts_and_half_a_pair_of_surrogates():
-  parts = [{"type": "reasoning"}, {"type": "text", "text": "Go "}, {"type": "text", "text": "on."}]
-  assert read_text(parts) == "Go on."
-  assert read_text("a \ud83d b") == "a ? b"
-  assert read_text("\U0001f600") == "\U0001f600"
-  assert read_text(None) == read_text([]) == ""
+  assert (outcome.kind, outcome.text, outcome.fatal) == (kind, text, fatal)
 
 
 # What a total counts beyond its parts is completion. (prompt, cached, completion, cache write)

@@ -43,13 +43,11 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
   place.mkdir(parents=True)
   (place / "half").touch()  # of an interrupted installation
   engines.install("toy")
-  python = str(place / "bin" / "python")
-  assert calls == [
-    [sys.executable, "-m", "venv", str(place)],
-    [python, "-m", "pip", "install", "toy==1.2"],
-    [python, "-m", "toy", "finish"],
-  ]
   assert not (place / "half").exists()
+  python = str(place / "bin" / "python")
+  venv = [sys.executable, "-m", "venv", str(place)]
+  packages = [python, "-m", "pip", "install", "toy==1.2"]
+  assert calls == [venv, packages, [python, "-m", "toy", "finish"]]
   engines.install("toy")
   assert len(calls) == 3
   assert engines.python_of("toy")[:3] == [python, "-I", "-B"]
@@ -83,34 +81,25 @@ def test_engines_get_no_secrets(toy, monkeypatch):
 
 
 def test_where_the_data_is(toy, tmp_path, monkeypatch):
+  """What the flag names, else the variable, what was downloaded, and what was generated."""
   toy()
   names = "cache/toy-own", "cache/toy-data", "a", "b"
   generated, downloaded, variable, flag = (tmp_path / name for name in names)
   with pytest.raises(ValueError, match="Toy has no tasks yet; run: "):
     engines.existing_data("toy", "")
-  generated.mkdir(parents=True)
-  assert engines.existing_data("toy", "") == engines.existing_data("toy", "own") == generated
-  downloaded.mkdir()
-  assert engines.existing_data("toy", "") == downloaded
-  assert not engines.uses_generated_data("toy", "") and engines.uses_generated_data("toy", "own")
-  monkeypatch.setenv("TOY_DATA", str(variable))
-  with pytest.raises(ValueError, match=r"a, named by \$TOY_DATA, is not a directory"):
-    engines.data_of("toy", "")
-  variable.mkdir()
+  for place in (generated, downloaded, variable):
+    if place == variable:
+      monkeypatch.setenv("TOY_DATA", str(place))
+      with pytest.raises(ValueError, match=r"a, named by \$TOY_DATA, is not a directory"):
+        engines.data_of("toy", "")
+    place.mkdir(parents=True)
+    assert engines.existing_data("toy", "") == place
+    assert engines.uses_generated_data("toy", "") == (place == generated)
+    assert engines.existing_data("toy", "own") == generated
+  with pytest.raises(ValueError, match="b, named by --config.env.data, is not a directory"):
+    engines.data_of("toy", str(flag))
   flag.mkdir()
-  assert engines.data_of("toy", "") == variable
   assert engines.data_of("toy", str(flag)) == flag
-  assert engines.data_of("toy", "own") == generated
-  with pytest.raises(ValueError, match="c, named by --config.env.data, is not a directory"):
-    engines.data_of("toy", str(tmp_path / "c"))
   toy(unusable="/a")
   with pytest.raises(ValueError, match="/a, whose name contains '/a': move it, or set BAAR_JAX_"):
     engines.data_of("toy", "")
-
-
-def test_what_a_command_prints_and_how_it_fails():
-  assert engines.output_of("it", [sys.executable, "-c", "print(3)"]) == "3\n"
-  with pytest.raises(ValueError, match="^it failed: no$"):
-    engines.output_of("it", [sys.executable, "-c", "raise SystemExit('no')"])
-  with pytest.raises(ValueError, match="^it took more than 0.1 s$"):
-    engines.output_of("it", ["sleep", "60"], timeout_s=0.1)

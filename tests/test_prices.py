@@ -8,6 +8,7 @@ from baar_jax.episode import Usage
 from baar_jax.llms.prices import Price, cost_usd, prices_of
 
 
+# Of a listed model, or of a price of one's own.
 @pytest.mark.parametrize(
   "model, usage, dollars",
   [
@@ -15,13 +16,18 @@ from baar_jax.llms.prices import Price, cost_usd, prices_of
     ("gpt-4.1-mini", (0, 0, 1_000_000), 1.60),
     # 600 fresh * 2 + 400 cached * 0.5 + 50 * 8 = 1800 millionths
     ("gpt-4.1", (1000, 400, 50), 0.0018),
-    # 600 * 0.4 + 400 * 0.1 + 50 * 1.6 = 360 millionths
-    ("gpt-4.1-mini", (1000, 400, 50), 0.00036),
     ("gpt-4.1", (0, 0, 0), 0.0),
+    # 5,005 fresh * 1.25 + 257,955 cached * 0.625 + 1,744 * 10 = 184,918.125 millionths
+    ((1.25, 0.625, 10), (262_960, 257_955, 1_744), 0.184918125),
+    # 3 fresh * 3 + 12,304 written * 3.75 + 550 * 15 = 54,399 millionths
+    ((3, 0.3, 15, 3.75), (12_307, 0, 550, 12_304), 0.054399),
+    # Where writing has no price of its own it costs as much as reading: 10 * 3
+    ((3, 0.3, 15), (10, 0, 0, 10), 30e-6),
   ],
 )
 def test_cost(model, usage, dollars):
-  assert cost_usd(model, Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
+  (price,) = prices_of([model]) if isinstance(model, str) else prices_of(["mine"], [model])
+  assert price.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
 
 
 @pytest.mark.parametrize("model", ["gpt-9", "sonar", "whisper-1", "text-embedding-3-small"])
@@ -31,40 +37,18 @@ def test_a_model_without_a_price_by_the_token_is_an_error(model):
 
 
 def test_a_longer_prompt_pays_its_tier_for_all_tokens():
-  price = Price(3, 0.3, 15, 3.75, ((200, Price(6, 0.6, 22.5, 7.5)),))
-  assert price.cost_usd(Usage(200, 0, 10)) == pytest.approx((200 * 3 + 10 * 15) / 1e6)
-  # 101 fresh * 6 + 100 cached * 0.6 + 10 * 22.5 = 891 millionths
-  assert price.cost_usd(Usage(201, 100, 10)) == pytest.approx(891e-6)
-  assert price.most_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
-
-
-def test_tiers_of_a_listed_model():
   (price,) = prices_of(["claude-sonnet-4-5"])
   assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
+  assert price.cost_usd(Usage(200_000, 0, 10)) == pytest.approx(0.60015)
+  # 100,001 fresh * 6 + 100,000 cached * 0.6 + 10 * 22.5 = 660,231 millionths
+  assert price.cost_usd(Usage(200_001, 100_000, 10)) == pytest.approx(0.660231)
+  assert price.most_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
 
 
 @pytest.mark.parametrize("usage", [(10, 11, 0), (10, -1, 0), (10, 0, -1), (10, 6, 0, 5)])
 def test_an_impossible_usage_is_an_error(usage):
   with pytest.raises(ValueError, match="impossible usage"):
     cost_usd("gpt-4.1", Usage(*usage))
-
-
-@pytest.mark.parametrize(
-  "price, usage, dollars",
-  [
-    # 5,005 fresh * 1.25 + 257,955 cached * 0.625 + 1,744 * 10 = 184,918.125 millionths
-    ((1.25, 0.625, 10), (262_960, 257_955, 1_744), 0.184918125),
-    # 3 fresh * 3 + 12,304 written * 3.75 + 550 * 15 = 54,399 millionths
-    ((3, 0.3, 15, 3.75), (12_307, 0, 550, 12_304), 0.054399),
-    # 2,823 fresh * 1.40 + 41,518 cached * 0.26 = 14,746.88 millionths
-    ((1.40, 0.26, 0), (44_341, 41_518, 0), 0.01474688),
-    # Where writing has no price of its own it costs as much as reading: 10 * 3
-    ((3, 0.3, 15), (10, 0, 0, 10), 30e-6),
-  ],
-)
-def test_own_prices(price, usage, dollars):
-  (found,) = prices_of(["mine"], (price,))
-  assert found.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
 
 
 def test_own_prices_stand_for_the_table():

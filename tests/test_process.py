@@ -80,22 +80,12 @@ def test_slots_answer_in_several_threads_as_the_environment_itself(opened):
   assert tapes == [play(Sandbox(**SIZES), task) for _, task in jobs]
 
 
-def test_a_caller_s_mistake_is_a_value_error_and_harms_no_episode(opened):
-  env, other = opened("sandbox", SIZES, 1, 2)
-  with pytest.raises(RuntimeError, match="call reset"):
-    other.oracle()
-  other.reset("test-0")
-  with pytest.raises(ValueError, match="nowhere"):
-    env.tasks("nowhere")
-  assert other.step(other.oracle().action)[0]
-  env.close()
-  with pytest.raises(EnvDied, match="closed"):
-    env.reset("test-0")
-  assert other.reset("test-0")
-
-
-def test_every_slot_notices_a_killed_child_and_it_is_replaced(opened):
+def test_mistakes_and_deaths_concern_the_slots_that_they_are_of(opened):
   first, second = opened("sandbox", SIZES, 1, 2)
+  with pytest.raises(RuntimeError, match="call reset"):
+    second.oracle()
+  with pytest.raises(ValueError, match="nowhere"):
+    first.tasks("nowhere")
   first.reset("test-0")
   second.reset("test-0")
   dead = first.pid
@@ -108,6 +98,9 @@ def test_every_slot_notices_a_killed_child_and_it_is_replaced(opened):
     with pytest.raises(EnvDied, match="process is gone"):
       call()
   assert second.reset("test-0") and second.pid == first.pid
+  first.close()
+  with pytest.raises(EnvDied, match="closed"):
+    first.reset("test-0")
   assert second.step(second.oracle().action)[0]
 
 
@@ -140,15 +133,14 @@ def test_a_jvm_s_death_is_noticed_and_it_dies_with_its_child(opened, tmp_path):
   (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
   observation = env.reset("find-plant/3")
   assert 50 < memory_mb([env]) < 1500
-  child, jvm = family(env.pid)
-  jvm.kill()
-  with pytest.raises(EnvDied):
-    env.step("look around")
-  assert ended([child, jvm])
-  assert env.reset("find-plant/3") == observation
-  child, jvm = family(env.pid)
-  child.kill()
-  assert ended([child, jvm])
+  for victim in (1, 0):  # the JVM, then the child
+    processes = family(env.pid)
+    assert len(processes) == 2
+    processes[victim].kill()
+    with pytest.raises(EnvDied):
+      env.step("look around")
+    assert ended(processes)
+    assert env.reset("find-plant/3") == observation
 
 
 ENVS = """
@@ -193,8 +185,7 @@ def file(tmp_path):
 def test_no_process_outlives_a_parent_that_waits_for_it(end, file):
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   command = [sys.executable, "-c", PARENT, f"{file}:Stuck", str(end)]
-  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-  parent = subprocess.Popen(command, cwd=ROOT, **pipes)
+  parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
   signal.signal(signal.SIGINT, before)
   processes = family(int(parent.stdout.readline()))
   assert len(processes) == 2
@@ -208,13 +199,9 @@ def test_no_process_outlives_a_parent_that_waits_for_it(end, file):
 
 def test_prints_input_and_bugs_stay_out_of_the_protocol(file):
   requests = [[0, "reset", ["t"]], [0, "tasks", [""]], [0, "step", ["x"]]]
-  done = subprocess.run(
-    [sys.executable, "-m", "baar_jax.envs.worker", str(file.parent), f"{file}:Chatty", "{}"],
-    cwd=ROOT,
-    input="".join(json.dumps(request) + "\n" for request in requests),
-    capture_output=True,
-    text=True,
-  )
+  command = [sys.executable, "-m", "baar_jax.envs.worker", str(file.parent), f"{file}:Chatty", "{}"]
+  said = "".join(json.dumps(request) + "\n" for request in requests)
+  done = subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True)
   greeting, state, mistake, bug = map(json.loads, done.stdout.splitlines())
   assert greeting == {"value": {"system_prompt": "p", "code_actions": False}}
   assert state["value"]["observation"] == "'' False"  # no input to read, and no jax

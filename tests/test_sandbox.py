@@ -20,28 +20,23 @@ def play(task_id, lever):
   return answers, env.score()
 
 
-def first_task(doomed):
-  tasks = (task.id for task in Sandbox().tasks("train"))
-  return next(task for task in tasks if (BROKEN in build(task).hardness) == doomed)
-
-
 def test_tasks_are_fixed_by_their_id():
   env, other = Sandbox(train_tasks=5, test_tasks=3), Sandbox(train_tasks=9, test_tasks=3)
   assert env.tasks("train") == other.tasks("train")[:5]
-  assert [task.id for task in env.tasks("test")] == ["test-0", "test-1", "test-2"]
   with pytest.raises(ValueError, match="has no 'dev' tasks"):
     env.tasks("dev")
 
 
 def test_right_levers_open_all_but_a_broken_lock_and_the_sign_shows_from_the_second_lock_on():
-  task = first_task(doomed=False)
+  tasks = {BROKEN in build(task.id).hardness: task.id for task in Sandbox().tasks("train")}
+  task = tasks[False]
   assert Sandbox().reset(task).endswith("The sign is blank.")
   answers, score = play(task, RIGHT)
   assert len(answers) == 9 and score == 1.0
   assert answers[-1] == "It opened. The task has been done."
   sign = sandbox.SIGNS[build(task).sign]
   assert all(answer.endswith(f"The sign is {sign}.") for answer in answers[:-1])
-  task = first_task(doomed=True)
+  task = tasks[True]
   broken = build(task).hardness.index(BROKEN)
   assert broken >= sandbox.RULES.broken_from
   answers, score = play(task, RIGHT)

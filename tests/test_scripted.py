@@ -1,5 +1,8 @@
 """The scripted pair: stated rates, worked out by hand; the same replies every time."""
 
+import contextlib
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,10 +13,11 @@ from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
-from baar_jax.llms.scripted import Lapse, SandboxErrors, ScienceWorldErrors, ScriptedPair
+from baar_jax.llms.scripted import Lapse, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.live import Job, always
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.stages.setup import MAKERS
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()
@@ -29,32 +33,29 @@ def tasks_of(tier):
   return [task_id for task_id in IDS if ERRORS.tier(task_id) == tier]
 
 
-PRIORS = {
-  ("find-plant", "lifespan-longest-lived"): (0.56, 0.40, 0.04),
-  ("power-component", "chemistry-mix-paint-secondary-color"): (0.18, 0.67, 0.15),
-  ("chemistry-mix-paint-tertiary-color", "test-conductivity"): (0.10, 0.63, 0.27),
-}
-
-
-@pytest.mark.parametrize("name, shares", [(n, row) for names, row in PRIORS.items() for n in names])
-def test_tiers_follow_the_prior_of_the_task_s_type(name, shares):
-  tiers = [ERRORS.tier(f"{name}/{i}") for i in range(4000)]
-  for tier, share in zip(("easy", "hard", "intractable"), shares):
-    assert tiers.count(tier) / 4000 == pytest.approx(share, abs=0.03)
+@pytest.mark.parametrize(
+  "names, shares",
+  [
+    ("find-plant lifespan-longest-lived", (0.56, 0.40, 0.04)),
+    ("power-component chemistry-mix-paint-secondary-color", (0.18, 0.67, 0.15)),
+    ("chemistry-mix-paint-tertiary-color test-conductivity", (0.10, 0.63, 0.27)),
+  ],
+)
+def test_tiers_follow_the_prior_of_the_task_s_type(names, shares):
+  for name in names.split():
+    tiers = [ERRORS.tier(f"{name}/{i}") for i in range(4000)]
+    counts = [tiers.count(tier) / 4000 for tier in ("easy", "hard", "intractable")]
+    assert counts == pytest.approx(shares, abs=0.03)
 
 
 def test_routine_steps_and_recoveries_do_not_depend_on_knowledge():
   routine = Oracle("look around", 3, critical=False, recovering=False)
   recovery = Oracle("disconnect wire", 3, critical=True, recovering=True)
-  rates = {"easy": (0.06, 0.04), "hard": (0.12, 0.17), "intractable": (0.12, 0.17)}
-  for tier, (small, large) in rates.items():
-    expected = [Lapse(0.14, 0.0), Lapse(0.05, 0.0), Lapse(small, 0.4), Lapse(large, 0.9)]
-    for spoiled in (False, True):
-      assert expected == [
-        ERRORS.lapse(model, tasks_of(tier)[0], oracle, spoiled)
-        for oracle in (routine, recovery)
-        for model in (SMALL, LARGE)
-      ]
+  for tier, *rates in (("easy", 0.06, 0.04), ("hard", 0.12, 0.17), ("intractable", 0.12, 0.17)):
+    task_id = tasks_of(tier)[0]
+    for spoiled, (model, rate) in itertools.product((False, True), enumerate(rates)):
+      assert ERRORS.lapse(model, task_id, routine, spoiled) == Lapse((0.14, 0.05)[model], 0.0)
+      assert ERRORS.lapse(model, task_id, recovery, spoiled) == Lapse(rate, (0.4, 0.9)[model])
 
 
 # sigmoid(1.6 (hardness - ability)) at the tiers' centres: easy 1.6 * -2.4 = -3.84 and
@@ -71,34 +72,19 @@ def test_share_of_unknown_steps(tier, small, large):
     assert sum(x.rate == rate for x in lapses) / len(steps) == pytest.approx(share, abs=0.03)
 
 
-def test_what_large_does_not_know_small_does_not_either():
+def test_what_large_does_not_know_small_does_not_either_and_a_spoiled_step_is_harder_for_large():
   unknown_to_large = 0
   for task_id in IDS:
-    large = ERRORS.lapse(LARGE, task_id, critical(2), False)
-    small = ERRORS.lapse(SMALL, task_id, critical(2), False)
+    calls = itertools.product((SMALL, LARGE), [task_id], [critical(2)], (False, True))
+    small, later_small, large, later_large = (ERRORS.lapse(*call) for call in calls)
+    assert small == later_small
+    assert small.rate != 0.98 or (small.spoils and small.wrong in (0.8, 0.02))
     if large.rate == 0.95:
       unknown_to_large += 1
-      assert large == Lapse(0.95, 0.6)
-      assert small.rate == 0.98
-    if small.rate == 0.98:
-      assert small.spoils
-      assert small.wrong in (0.8, 0.02)
+      assert (small.rate, large, later_large) == (0.98, Lapse(0.95, 0.6), large)
+    else:
+      assert later_large == Lapse(0.6, 0.9)
   assert unknown_to_large > 100
-
-
-def test_spoiled_step_is_harder_for_large_where_it_knew_it():
-  for task_id in tasks_of("hard")[:50]:
-    before = ERRORS.lapse(LARGE, task_id, critical(1), False)
-    after = ERRORS.lapse(LARGE, task_id, critical(1), True)
-    assert after == (Lapse(0.6, 0.9) if before == Lapse(0.17, 0.9) else before)
-    small = [ERRORS.lapse(SMALL, task_id, critical(1), spoiled) for spoiled in (False, True)]
-    assert small[0] == small[1]
-
-
-def test_sandbox_rates():
-  for critical_step, rates in ((False, [0.10, 0.02]), (True, [0.80, 0.10])):
-    oracle = Oracle("pull A", 0, critical_step, recovering=False)
-    assert [SandboxErrors().lapse(m, "t", oracle, False).rate for m in (SMALL, LARGE)] == rates
 
 
 class Room:
@@ -106,12 +92,8 @@ class Room:
 
   system_prompt = "s" * 40
   code_actions = False
-
-  def oracle(self):
-    return critical(5)
-
-  def mistake(self, kind, key):
-    return f"{kind} {key}"
+  oracle = staticmethod(lambda: critical(5))
+  mistake = staticmethod(lambda kind, key: f"{kind} {key}")
 
 
 class Always:
@@ -128,19 +110,15 @@ def agents(errors, seed=0):
   return ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), errors).start(Room(), TASK, seed, unlimited)
 
 
-def test_replies_are_the_same_every_time_and_differ_between_seeds():
-  messages = open_conversation(Room.system_prompt, TASK, "You see a pot.")
+def test_replies_are_the_same_every_time_and_their_tokens_are_counted_from_the_text():
+  messages = open_conversation(Room.system_prompt, TASK, "You see.")
   first, again, other = (
     [[a.reply(messages, step) for step in range(30)] for a in agents(ERRORS, seed)]
     for seed in (0, 0, 1)
   )
   assert first == again != other
-
-
-def test_tokens_are_counted_from_the_text():
   # 40 characters of instructions are 10 tokens; "Task: Do it.\n\nYou see." is 22, so 6.
-  messages = open_conversation(Room.system_prompt, TASK, "You see.")
-  reply = agents(Always(wrong=1.0))[0].reply(messages, 0)
+  reply = first[0][0]
   assert reply.call.usage == Usage(16, 0, -(-len(reply.text) // 4))
   assert reply.text.startswith("Thought: ")
 
@@ -165,19 +143,22 @@ def test_kinds_of_mistakes_and_spoiled_steps():
   [
     ("scienceworld", {"test": 60}, 3, [(0.435, 0.325), (0.654, 0.639)], 0.12, 0.08),
     ("alfworld", {"train": 66, "test": 60}, 1, [(0.40, 0.40), (0.635, 0.635)], 0.05, 0.15),
+    ("appworld", {"train": 36, "test": 24}, 2, [(0.53, 0.53), (0.667, 0.667)], 0.15, 0.0),
   ],
 )
 def test_the_pair_s_ends_lie_near_the_paper_s(
   kind, splits, seeds, ends, tolerance, least_share, tmp_path
 ):
+  data = tmp_path / "own"
   kwargs = {f"{split}_tasks": size for split, size in splits.items()}
-  if kind == "alfworld":
+  kwargs["data" if kind in MAKERS else "gold_dir"] = str(data)
+  if kind in MAKERS:
     engines.install(kind)
-    sizes = map(str, splits.values())
-    engines.run_module(kind, "baar_jax.envs.alfworld_games", str(tmp_path), *sizes)
-  kwargs["data" if kind == "alfworld" else "gold_dir"] = str(tmp_path)
-  envs = open_envs(kind, kwargs, processes=2, live_per_process=4)
-  try:
+    engines.run_module(kind, MAKERS[kind], str(data), *map(str, splits.values()))
+  with contextlib.ExitStack() as stack:
+    envs = open_envs(kind, kwargs, processes=2, live_per_process=1 if kind == "appworld" else 4)
+    for env in envs:
+      stack.callback(env.close)
     tasks = [task for split in splits for task in envs[0].tasks(split)]
     jobs = [Job(task, seed) for task in tasks for seed in range(seeds)]
     pair = ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), scripted.ERRORS[kind]())
@@ -186,16 +167,11 @@ def test_the_pair_s_ends_lie_near_the_paper_s(
       for model in (SMALL, LARGE)
       for episode in run_episodes(jobs, always(model, "m"), pair, envs)
     ]
-  finally:
-    for env in envs:
-      env.close()
   episodes = pd.DataFrame(rows, columns=("model", "task", "score", "success", "stop"))
   assert set(episodes["stop"]) == {"done", "max_steps"}
-  np.testing.assert_allclose(
-    episodes.groupby("model")[["score", "success"]].mean(), ends, atol=tolerance, rtol=0
-  )
+  means = episodes.groupby("model")[["score", "success"]].mean()
+  np.testing.assert_allclose(means, ends, atol=tolerance, rtol=0)
   trials = episodes.groupby(["task", "model"])["success"].agg(list).unstack()
   labels = pd.Series([difficulty(*both) for both in trials.to_numpy()])
   shares = labels.value_counts(normalize=True)
-  assert len(shares) == 3
-  assert shares.min() > least_share
+  assert len(shares) == 3 and shares.min() > least_share

@@ -1,5 +1,6 @@
 """Whole runs whose two models are a loopback stand-in with faults: what they cost, to the cent."""
 
+import contextlib
 import json
 import os
 import random
@@ -30,18 +31,17 @@ def sometimes(number, request):
 
 
 def command(runs, server, *flags, stage="all"):
-  settings = {
-    "models.kind": "chat",
-    "models.names": "('small','large')",
-    "models.prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))",
-    "models.base_urls": f"('{server.url}',)",
-    "models.max_completion_tokens": 60,
-    "models.timeout_s": 10.0,
-    "env.max_steps": TASKS["max_steps"],
+  models = {
+    "kind": "chat",
+    "names": "('small','large')",
+    "prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))",
+    "base_urls": f"('{server.url}',)",
+    "max_completion_tokens": 60,
+    "timeout_s": 10.0,
   }
-  own = [f"--config.{name}={value}" for name, value in settings.items()]
-  start = [sys.executable, "main.py", "--config=configs/sandbox.py", f"--stage={stage}"]
-  return [*start, *tiny.flags(runs), *own, *flags]
+  own = [f"--config.models.{name}={value}" for name, value in models.items()]
+  own += [f"--config.env.max_steps={TASKS['max_steps']}", f"--stage={stage}", *flags]
+  return [sys.executable, "main.py", "--config=configs/sandbox.py", *tiny.flags(runs), *own]
 
 
 def popen(program, **settings):
@@ -53,77 +53,53 @@ def popen(program, **settings):
 def finish(program, code=0):
   process = popen(program, text=True)
   out, err = process.communicate(timeout=600)
-  assert process.returncode == code, err
-  assert "Traceback" not in err
+  assert process.returncode == code and "Traceback" not in err, err
   return out, err
 
 
-def spent(runs):
-  return read_spent(runs / "tiny", 2)
-
-
 def query(runs, text):
-  db = sqlite3.connect(runs / "tiny" / "episodes.sqlite")
-  try:
+  with contextlib.closing(sqlite3.connect(runs / "tiny" / "episodes.sqlite")) as db:
     return db.execute(text).fetchall()
-  finally:
-    db.close()
 
 
 def most_replies(runs):
   """Of one and the same request."""
-  text = "SELECT max(n) FROM (SELECT count(reply) n FROM calls GROUP BY request)"
-  return query(runs, text)[0][0]
+  ((most,),) = query(runs, "SELECT max(n) FROM (SELECT count(reply) n FROM calls GROUP BY request)")
+  return most
 
 
 def billed(server):
   return float(server.usd(PRICES))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-  """A run of all stages with faults in 5 % of the requests."""
-  runs = tmp_path_factory.mktemp("whole")
+def test_a_whole_run_costs_what_the_stand_in_billed_and_pays_for_no_reply_twice(tmp_path):
+  """All stages, with faults in 5 % of the requests."""
   with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
     flags = ["--config.evaluate.usd_budgets=(0.0005,0.002)", "--config.router.show_budget=True"]
-    out, err = finish(command(runs, server, *flags))
-    yield runs, server, out, json.loads((runs / "tiny/report/results.json").read_text())
-
-
-def test_the_report_s_dollars_are_what_the_stand_in_billed(whole):
-  runs, server, out, results = whole
+    out, _ = finish(command(tmp_path, server, *flags))
+  results = json.loads((tmp_path / "tiny/report/results.json").read_text())
   ledger = results["ledger"]
-  assert {number for number in range(len(server.seen)) if sometimes(number, None)}
-  parts = ledger["small_usd"], ledger["large_usd"], ledger["retries_usd"]
-  assert min(parts) > 0
+  parts = [ledger[name] for name in ("small_usd", "large_usd", "retries_usd")]
+  assert min(parts) > 0 and ledger["presumed_usd"] > 0  # of connections that were lost
   assert sum(parts) == pytest.approx(billed(server), rel=1e-9)  # far below a cent
   assert sum(parts) + ledger["router_usd"] == pytest.approx(ledger["total_usd"], abs=1e-12)
-  assert ledger["presumed_usd"] > 0  # of connections that were lost
-  assert f"${ledger['total_usd']:.4f}" in out
-  page = (runs / "tiny/report/index.html").read_text()
-  assert f"{ledger['total_usd']:.6f}" in page
-  for part, model in (("small_usd", "small"), ("large_usd", "large")):
+  for usd, model in zip(parts, PRICES):
     usable = [call for call in server.billed if call[0] == model and call[2]]
-    assert ledger[part] == pytest.approx(float(server.usd(PRICES, usable)), rel=1e-9)
+    assert usd == pytest.approx(float(server.usd(PRICES, usable)), rel=1e-9)
+  assert f"${ledger['total_usd']:.4f}" in out
+  assert f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
   assert results["run"]["models"]["hosts"] == ["127.0.0.1"] * 2
   assert "models at 127.0.0.1" in out and "real models" not in out
   assert not [p for p in results["policies"] if p["family"] in ("oracle", "optimum")]
-
-
-def test_no_reply_was_paid_for_twice_and_no_task_passed_its_dollars(whole):
-  runs, server, _, results = whole
-  assert results["ledger"]["replayed_usd"] > 0  # first-large begins as always-large did
-  assert most_replies(runs) == 1
-  assert len(server.seen) == query(runs, "SELECT count(*) FROM calls")[0][0]
+  assert ledger["replayed_usd"] > 0  # first-large begins as always-large did
+  assert most_replies(tmp_path) == 1
+  assert query(tmp_path, "SELECT count(*) FROM calls") == [(len(server.seen),)]
   rows = [row for row in results["policies"] if row["usd_budget"] is not None]
   assert {row["family"] for row in rows} >= {"always-small", "first-large", "random", "sft", "bopo"}
   assert {row["usd_budget"] for row in rows} == {0.0005, 0.002}
   assert all(row["overruns"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
-  small, ample = (
-    next(r for r in rows if r["family"] == "first-large" and r["usd_budget"] == usd)
-    for usd in (0.0005, 0.002)
-  )
-  assert small["large_calls"] < ample["large_calls"]
+  calls = {r["usd_budget"]: r["large_calls"] for r in rows if r["family"] == "first-large"}
+  assert calls[0.0005] < calls[0.002]
 
 
 def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
@@ -132,10 +108,10 @@ def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
     flags = ["--config.max_usd=0.006", "--config.env.live_per_process=3"]
     _, err = finish(command(tmp_path, server, *flags, stage="profile"), code=3)
     assert err.splitlines()[-1].startswith("stopped by --config.max_usd: a call may cost $"), err
-    assert 0.003 < billed(server) <= spent(tmp_path).at_most_usd <= 0.006
+    assert 0.003 < billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd <= 0.006
     out, _ = finish(command(tmp_path, server, stage="profile"))
     assert out.startswith("profile: 6 tasks")
-    found = spent(tmp_path)
+    found = read_spent(tmp_path / "tiny", 2)
     assert sum(found.replies_usd) + found.retries_usd == pytest.approx(billed(server), rel=1e-9)
     assert query(tmp_path, "SELECT count(*) FROM episodes") == [(24,)]
     assert most_replies(tmp_path) == 1
@@ -188,5 +164,5 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
     assert kinds["reply"] <= len(server.seen) <= kinds["reply"] + kinds.get("open", 0)
     assert most_replies(tmp_path) == 1
-    found = spent(tmp_path)
+    found = read_spent(tmp_path / "tiny", 2)
     assert sum(found.replies_usd) <= billed(server) <= found.at_most_usd
