@@ -21,6 +21,7 @@ from baar_jax.train.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}
+UNREADABLE = "cannot be read", "remove that directory to go on from the one before"
 
 # Saves a state that tells its update, one update after another, until it is killed.
 SAVE_FOR_EVER = """
@@ -59,6 +60,14 @@ def assert_restored(directory: Path, update: int) -> None:
   jax.tree.map(np.testing.assert_array_equal, got, state(update))
 
 
+def assert_refused(call, *texts) -> None:
+  """The call ends in one line with these texts."""
+  with pytest.raises(ValueError) as error:
+    call()
+  message = str(error.value)
+  assert "\n" not in message and all(str(text) in message for text in texts), message
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
   """A directory with the checkpoints of updates 10 and 20; to be copied, not changed."""
@@ -80,17 +89,6 @@ def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
   for name in ("load", "loads", "Unpickler", "_Unpickler"):
     monkeypatch.setattr(pickle, name, None)
   assert_restored(whole, 20)
-
-
-def assert_refused(call, *texts) -> None:
-  """The call ends in one line with these texts."""
-  with pytest.raises(ValueError) as error:
-    call()
-  message = str(error.value)
-  assert "\n" not in message and all(str(text) in message for text in texts), message
-
-
-UNREADABLE = "cannot be read", "remove that directory to go on from the one before"
 
 
 def test_no_checkpoint_or_one_of_another_structure(whole, tmp_path):
