@@ -145,6 +145,7 @@ REFUSED = {  # PARENT and WORKER are process ids
   "spawn": "import os\nos.posix_spawn('/bin/sh', ['sh', '-c', 'touch TMP/file'], {})",
   "signal": "import os\n__import__('signal').pidfd_send_signal(os.pidfd_open(PARENT), 0)",
   "machine code": "__import__('ctypes').CDLL(None).getppid()",
+  "memory limit": "__import__('resource').setrlimit(9, (-1, -1))",
   "network": "__import__('socket').socket()",
   "database": "from appworld.apps.venmo.models import User\nprint(len(User.all()))",
 }

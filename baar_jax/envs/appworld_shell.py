@@ -28,7 +28,7 @@ READABLE = (sys.prefix, sysconfig.get_path("stdlib"), "/usr/share/zoneinfo")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Events of Python's audit hooks that a shell may not cause.
 DENIED = ("ctypes.", "fcntl.", "gc.", "os.", "pty.", "shutil.", "signal.", "socket.", "sqlite3.")
-DENIED += ("code.__new__", "subprocess.", "sys.addaudithook", "syslog.")
+DENIED += ("code.__new__", "resource.", "subprocess.", "sys.addaudithook", "syslog.")
 # Linux's numbers of an option of prctl, of Landlock's system calls, and of rights.
 NO_NEW_PRIVILEGES, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 38, 444, 445, 446
 READ_FILE, READ_DIRECTORY = 4, 8
