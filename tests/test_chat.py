@@ -272,7 +272,7 @@ def test_a_damaged_call_is_named(start, tmp_path, damage):
   with contextlib.closing(sqlite3.connect(tmp_path / "episodes.sqlite")) as db, db:
     db.execute(f"UPDATE calls SET {damage}")
   with pytest.raises(ValueError, match=r"episodes.sqlite: call 1 cannot be read: restore a copy"):
-    ask(start(standin=server)[1]) if "reply" in damage else spent(tmp_path)
+    ask(start(server)[1]) if "reply" in damage else spent(tmp_path)
   assert len(server.seen) == 1
 
 
