@@ -99,7 +99,8 @@ def load_config(name: str) -> Config:
 
 def fail(error: Exception | str) -> int:
   """Says what is wrong in one line. Returns the exit code of a user's mistake."""
-  print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+  line = "".join(filter(str.isprintable, " ".join(str(error).split())))
+  print(f"error: {line}", file=sys.stderr)
   return 2
 
 

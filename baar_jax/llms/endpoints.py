@@ -10,7 +10,6 @@ import json
 import os
 import re
 import time
-import unicodedata
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
@@ -138,7 +137,7 @@ def clean(complaint: str, key: str) -> str:
   A part of the key counts, also spaced, in hexadecimal digits, or in base64 at any offset.
   """
   line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
-  line = "".join(char for char in line if unicodedata.category(char)[0] != "C")  # not bidi either
+  line = "".join(filter(str.isprintable, line))  # no control and no bidirectional character
   forms = [key, key[::-1], key.encode().hex()]
   forms += [base64.b64encode(bytes(i) + key.encode()).decode()[2 * i :] for i in range(3)]
   bare = [re.sub(r"[\W_]", "", text).lower() for text in (line, *forms)]

@@ -48,8 +48,7 @@ def run_episodes(
     for env in envs[:live_count]:
       begin(_pop_job(waiting), env)
     while live_count:
-      arrived = [events.get()]
-      arrived += [events.get() for _ in range(events.qsize())]
+      arrived = [events.get(), *(events.get() for _ in range(events.qsize()))]
       for live in (live for live in arrived if live.stop):
         policy.finish(live)
         failures = _count_failures(live, failures, max_failures)
