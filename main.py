@@ -4,6 +4,7 @@ import runpy
 import signal
 import sqlite3
 import sys
+import threading
 from contextlib import closing
 
 if __name__ == "__main__":  # a Ctrl-C ends the program at once, whatever callback it meets
@@ -107,8 +108,8 @@ def fail(error: Exception | str) -> int:
 def repeat_interrupt(unraisable: object) -> None:
   """As sys.unraisablehook: a Ctrl-C that a callback of a library has swallowed comes again."""
   if unraisable.exc_type is KeyboardInterrupt:
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    interrupt = [threading.main_thread().ident, signal.SIGINT]  # no other thread wakes this one
+    threading.Timer(0.5, signal.pthread_kill, interrupt).start()
   else:
     sys.__unraisablehook__(unraisable)
 
