@@ -110,6 +110,7 @@ def test_help_is_printed():
 SWALLOWING = """
 import gc, os, signal, sys, time
 import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs do not have
 sys.unraisablehook = main.repeat_interrupt
 def callback(phase, info):
   gc.callbacks.remove(callback)
