@@ -48,9 +48,7 @@ class EnvConfig:
   max_steps: int = Field(40, gt=0)
   processes: int = Field(0, ge=0)  # child processes; 0 is one per core
   live_per_process: int = Field(4, gt=0)  # episodes that share a process (and its JVM)
-  timeout_s: float = Field(
-    120.0, gt=0, le=1e6
-  )  # of one call; a process that takes longer is replaced
+  timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
   # The directory of ALFWorld's or AppWorld's data. "own" is what --stage=setup makes; "" is
   # $ALFWORLD_DATA or $APPWORLD_ROOT where set, else what setup downloaded, else what it made.
   data: str = ""

@@ -188,7 +188,9 @@ def test_nothing_is_said_beside_the_errors_of_a_damaged_checkpoint_and_a_full_di
   assert len(writing) == 3 and result.stderr == "" and len(max(writing, key=len)) < 600
   for line in writing:
     assert line.startswith(f"no checkpoint after update 20 can be written to {directory} (")
-    assert "make room there" in line  # which of its threads' errors Orbax tells differs
+    # The error of the thread that writes, or of the one that then cannot remove what was written.
+    assert "File too large" in line or "Directory not empty" in line
+    assert "make room there" in line
   save(directory, 50)  # once there is room
   assert_restored(directory, 50)
 
