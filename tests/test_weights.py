@@ -137,8 +137,9 @@ def test_memory_and_four_devices(tmp_path):
   )
   assert result.returncode == 0, result.stderr
   peak, shares = json.loads(result.stdout.splitlines()[-1])
-  # The host needs the parameters, and at most twice 79 MB while one kind of tensor is placed.
-  assert stored > 300e6 and stored < peak < 1.55 * stored
+  # The host needs the parameters, and a few times 79 MB while kinds of tensors are being placed
+  # (how many at once is up to the threads): never all of them twice.
+  assert stored > 300e6 and stored < peak < 1.9 * stored
   # 307 tokens and heads of 10 cannot be divided by 4; 48 and 40 can.
   assert shares == {name: [1.0 if "_bias" in name else 1 / 4] * 4 for name in shares}
   assert len(shares) == 15
