@@ -17,6 +17,7 @@ ABLATIONS = {
 }
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 SEEDS_BEFORE_BOPO = 1000  # seeds below belong to the profile and the references
+DEV_SEEDS, TEST_SEEDS = 2000, 3000  # the first seeds of the evaluation's episodes by split
 JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 # Entries of tuples.
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -197,6 +198,7 @@ class Config:
   name: str = "quickstart"  # of letters, digits, ".", "_" and "-"
   runs: str = "runs"  # the run's directory is <runs>/<name>
   seed: int = Field(0, ge=0, lt=2**31)
+  train_seeds: int = Field(1, gt=0, le=100)  # everything that is trained is trained so many times
   max_usd: float = Field(0.0, ge=0, le=1e9)  # cap on all model calls; 0 is no cap
   dry_run: bool = False  # print what is still to be run and what it may cost, and run nothing
   env: EnvConfig = Field(default_factory=EnvConfig)
