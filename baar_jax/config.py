@@ -146,6 +146,9 @@ class BoPOConfig:
   advantage_eps: float = Field(0.1, gt=0, le=100)
   advantage_clip: float = Field(5.0, gt=0, le=1e6)
   reference_guided: bool = True  # False is the ablation: the group's mean alone
+  # Take the mean off a batch's advantages, most of which a good reference makes negative. Not the
+  # paper's form: only the noise and the clip of the gradient change, see docs/evaluation.md.
+  recentre: bool = False
   kl_beta: float = Field(0.04, ge=0, le=100)
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
   clip_low: float | None = Field(None, ge=0, le=1)

@@ -70,6 +70,15 @@ def test_advantages_of_two_groups(guided, expected, clipped):
   }
 
 
+def test_the_mean_of_a_batch_is_taken_off_again():
+  # GUIDED sums up to -13.74078: the mean of its six is -2.29013.
+  config = BoPOConfig(recentre=True)
+  _, adv_B, metrics = bopo_advantages(MIXED, PROFILES, REFERENCES, LAM, config)
+  expected = [0.76611, 2.29013, 2.15158, 0.21192, -2.70987, -2.70987]
+  assert adv_B == pytest.approx(expected, abs=1e-4)
+  assert metrics["clipped"] == 1
+
+
 def test_a_reference_below_the_mean_changes_nothing():
   low = REFERENCES | {"h": tried("h", 0, 0, 10.0)}  # reward -0.5
   _, adv_B, _ = bopo_advantages(GROUP, PROFILES, low, LAM, BoPOConfig())
