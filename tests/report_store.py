@@ -1,12 +1,15 @@
 """A hand-made evaluation in which every family has episodes, for the tests of the report."""
 
+import itertools
+
 from tiny import call, episode
 
-from baar_jax.config import Config
+from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config
 from baar_jax.episode import Task
 from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 
+SEEDS = {"dev": DEV_SEEDS, "test": TEST_SEEDS}
 BOPO, SHARE = {"lam": 0.3, "threshold": 0.5}, {"lam": 0.3, "update": 12, "share": 0.25}
 # Policy: family, parameters, K, models of each step, and scores of the four tasks, which are easy,
 # hard, hard and intractable. SMALL costs $1 a step, LARGE $5, and a router's decision $0.5.
@@ -48,11 +51,11 @@ def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) ->
 
 
 def fill(policies: dict) -> Store:
-  """A store with these policies' episodes, two seeds each, and a profile of two training tasks."""
+  """A store with these policies' episodes on dev and test, which are alike, two seeds each, and a profile of two training tasks."""
   store = Store(":memory:")
   tasks = max(len(scores) for *_, scores in policies.values())
-  store.put_tasks("test", [Task(f"test-{i}", "test", "do it", 40) for i in range(tasks)])
-  store.put_tasks("train", [Task(f"train-{i}", "train", "do it", 40) for i in range(2)])
+  for split, count in (("train", 2), ("dev", tasks), ("test", tasks)):
+    store.put_tasks(split, [Task(f"{split}-{i}", split, "do it", 40) for i in range(count)])
   # On the second training task SMALL is the dearer one, and alone without success.
   for name, models, score in (("always-small", "SSSSSSSSS", 0.0), ("always-large", "L", 1.0)):
     store.add(episode("train-0", name, 0, models[:1], 1.0))
@@ -62,8 +65,8 @@ def fill(policies: dict) -> Store:
     for i, score in enumerate(scores):
       # BoPO calls LARGE on the hard tasks alone.
       used = "SSSS" if policy == "bopo(lam=0.3)" and i in (0, 3) else models
-      for seed in range(2):
-        e = episode(f"test-{i}", policy, seed, used, score)
+      for split, seed in itertools.product(SEEDS, range(2)):
+        e = episode(f"{split}-{i}", policy, SEEDS[split] + seed, used, score)
         e.call_budget = K
         for step in e.steps:
           step.calls = [call(step.model, 5.0 if step.model else 1.0, tokens=90)]

@@ -71,7 +71,7 @@ def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
   # "test-0" to "test-9" have six letters.
   where = "policy = 'bopo' AND length(task_id) = 6"
   store._db.execute(f"UPDATE episodes SET cost_usd = 5 WHERE {where}")
-  e = load(store, entries(policies), config())
+  e = load(store, entries(policies), config(), "test")
   area = compare.interval("area", compare.resample_area(e, ["bopo"], "score_percent"))
   # n is binomial(20, 1/2): 95 % within 6..14
   expected = (0.75, 1 - 14 / 20 / 2, 1 - 6 / 20 / 2)
@@ -118,7 +118,7 @@ def test_dollar_budgets_are_apart():
   lines.append(Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
   for i in range(4):
     for seed in range(2):
-      e = episode(f"test-{i}", "bopo(usd=7)", seed, "SL" if i else "LL", 1.0)
+      e = episode(f"test-{i}", "bopo(usd=7)", 3000 + seed, "SL" if i else "LL", 1.0)
       e.usd_budget = 7.0
       store.add(e)
   results = compute_results(store, lines, config())
@@ -280,7 +280,7 @@ def test_the_paper_stands_beside_the_same_environment_alone(every):
 
 def test_episodes_are_chosen_by_the_rule(every):
   rows = every["episodes"]
-  assert {(e.policy, e.seed) for e in rows.episode} == {("bopo(lam=0.3)", 0)}
+  assert {(e.policy, e.seed) for e in rows.episode} == {("bopo(lam=0.3)", 3000)}
   assert [e.task_id for e in rows.episode] == ["test-0", "test-1", "test-3"]
   assert rows.difficulty.tolist() == ["easy", "hard", "intractable"]
   assert rows.success.tolist() == [True, True, False]
@@ -295,13 +295,13 @@ def test_the_figures_are_strict_json(every):
 def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is_named():
   policies = {n: (*kind[:4], (1.0,) * 12) for n, kind in BOUNDARIES.items()}
   store = fill(policies)
-  where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 1"
+  where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 3001"
   store._db.execute(f"DELETE FROM episodes WHERE {where}")
   results = compute_results(store, entries(policies), config())
-  assert results["run"]["left_out_episodes"] == ["test-0 seed 1"]
+  assert results["run"]["left_out_episodes"] == ["test-0 seed 3001"]
   assert results["run"]["test_tasks"] == 12
   assert results["policies"].episodes.tolist() == [23, 23]
-  with pytest.raises(ValueError, match="^sft has 0 of 24 episodes: run --stage=evaluate first$"):
+  with pytest.raises(ValueError, match="^sft has 0 of 24 episodes on test: run --stage=evaluate first$"):
     compute_results(store, [*entries(policies), Entry("sft", {}, "sft")], config())
 
 
@@ -309,7 +309,7 @@ COLUMNS = ["score = NULL", "score = 1.5", "cost_usd = -1", "steps = 'x'"]
 NUMBERS = [("logp", "null", "NaN"), ("logp", "null", "1000"), ("router_cost_usd", "0.5", "9e999")]
 JSON = "episode = replace(episode, '\"{0}\":{1},', '\"{0}\":{2},')"
 WRONG = [("always-small", 7, change) for change in COLUMNS]  # what only the ledger counts
-WRONG += [("bopo(lam=0.3)", 0, change) for change in COLUMNS + [JSON.format(*n) for n in NUMBERS]]
+WRONG += [("bopo(lam=0.3)", 3000, change) for change in COLUMNS + [JSON.format(*n) for n in NUMBERS]]
 
 
 @pytest.mark.parametrize("policy, seed, change", WRONG)

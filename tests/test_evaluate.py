@@ -54,11 +54,11 @@ def test_every_entry_has_every_test_task_within_its_budget_and_does_what_its_nam
   def outcome(e):
     return e.task_id, e.seed, e.score, e.stop, [(s.model, s.action, s.observation) for s in e.steps]
 
-  jobs = [Job(task, 0) for task in run.tasks("test")[:3]]
+  jobs = [Job(task, 3000) for task in run.tasks("test")[:3]]
   for entry in entries(run.config):
     # The profile's trials are under the names of the boundaries too.
     episodes = [e for e in run.store.episodes(entry.policy) if e.task_id.startswith("test")]
-    assert {(e.task_id, e.seed) for e in episodes} == {(job.task.id, 0) for job in jobs}
+    assert {(e.task_id, e.seed) for e in episodes} == {(job.task.id, job.seed) for job in jobs}
     assert {e.call_budget for e in episodes} == {entry.call_budget}
     for e in episodes:
       models = [step.model for step in e.steps]

@@ -34,7 +34,7 @@ def compute_results(
   of API models. Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
-  data = load(store, entries, config)
+  data = load(store, entries, config, "test")
   table = compare.policies(data)
   headline = compare.headline(data, table)
   chosen = compare.representatives(data, table, headline)

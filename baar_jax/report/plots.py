@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from baar_jax.report.frontier import pareto, upper_hull
+from baar_jax.report.frontier import pareto, vertices
 from baar_jax.report.table import CURVES
 from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
 from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
@@ -70,7 +70,8 @@ def draw_frontier(results: Mapping, metric: str, rows: pd.DataFrame) -> Figure:
   groups["bopo"] = groups.pop("bopo", []) or list(rivals)
   for family in filter(groups.get, groups):
     points, style = table.loc[groups[family]], family_style(results, family)
-    hull = upper_hull([*map(tuple, ends), *zip(points.cost_usd.clip(*ends[:, 0]), points[metric])])
+    hull = points.iloc[vertices(points.cost_usd, points[metric], *ends)]
+    hull = [ends[0], *hull[["cost_usd", metric]].to_numpy(), ends[1]]
     width = 1.8 if family == "bopo" else 0.9
     axes.plot(*zip(*hull), color=style["color"], linewidth=width, zorder=2)
     best = points.iloc[pareto(points.cost_usd, points[metric])]

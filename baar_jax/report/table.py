@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from baar_jax.config import Config, compared_lam
+from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config, compared_lam
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
 from baar_jax.rollout.entries import Entry
@@ -48,19 +48,21 @@ class Evaluation:
     return entries[entries.family.isin(families)] if families else entries
 
 
-def load(store: Store, entries: Sequence[Entry], config: Config) -> Evaluation:
-  """Reads the evaluation. Raises ValueError where a part of it has not been run."""
+def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> Evaluation:
+  """Reads the entries' episodes on "dev" or "test". Raises ValueError where a part of them has not
+  been run. Of either split the first `evaluate.tasks` count, 0 is all."""
   frame = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
   frame = frame.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
   parameters = pd.DataFrame(frame.parameters.tolist(), frame.index, dtype=float)
   frame = frame.join(parameters.reindex(columns=["lam", "threshold", "share"]))
-  tasks = [task.id for task in store.tasks("test")][: config.evaluate.tasks or None]
-  keys = pd.MultiIndex.from_product([tasks, range(config.evaluate.seeds)])
+  tasks = [task.id for task in store.tasks(split)][: config.evaluate.tasks or None]
+  first = {"dev": DEV_SEEDS, "test": TEST_SEEDS}[split]
+  keys = pd.MultiIndex.from_product([tasks, range(first, first + config.evaluate.seeds)])
   episodes = store.table(list(frame.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
   counts = episodes.policy.value_counts().reindex(frame.index, fill_value=0)
   for policy, count in counts[counts < (1 - LEFT_OUT_LIMIT) * len(keys)].items():
-    raise ValueError(f"{policy} has {count} of {len(keys)} episodes: run --stage=evaluate first")
+    raise ValueError(f"{policy} has {count} of {len(keys)} episodes on {split}: run --stage=evaluate first")
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")

@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from baar_jax.config import TEST_SEEDS
 from baar_jax.report.optimum import Exact
 from baar_jax.rollout.entries import Entry, entries, routers
 from baar_jax.rollout.live import Job, Policy, rule_policy
@@ -23,7 +24,8 @@ def main(run: Run) -> None:
     load_router(run.dir, c, run.mesh, family, parameters.get("lam"))
   load = lru_cache(maxsize=1)(partial(_load_trained, run))  # entries of one router are adjacent
   tasks = run.tasks("test")[: c.evaluate.tasks or None]
-  jobs = [Job(task, seed) for task in tasks for seed in range(c.evaluate.seeds)]
+  seeds = range(TEST_SEEDS, TEST_SEEDS + c.evaluate.seeds)
+  jobs = [Job(task, seed) for task in tasks for seed in seeds]
   for entry in entries(c):
     if entry.unlimited:
       _reuse(run, entry, jobs)
