@@ -23,6 +23,7 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
   expected += ["oracle", "oracle(K=1)", "oracle(K=2)"]
   expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
+  expected += ["optimum(K=1)", "optimum(K=2)"]
   for router in ("sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"):
     expected += [router + "threshold=0.5)", router + "threshold=0.25)"]
     expected += [router + f"threshold=0.5,K={K})" for K in (1, 2)]
@@ -31,6 +32,7 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   name = "random(p=0.5,K=2)"
   assert by_name[name] == Entry("random", {"p": 0.5}, name, 2, unlimited="random(p=0.5)")
   assert by_name["first-large(K=2)"].unlimited == "always-large"
+  assert by_name["optimum(K=2)"] == Entry("optimum", {}, "optimum(K=2)", 2)  # it sees its cap
   name = "bopo(lam=0.3,update=2,threshold=0.25)"
   assert by_name[name] == Entry("bopo", {"lam": 0.3, "update": 2, "threshold": 0.25}, name)
 

@@ -16,7 +16,7 @@ from baar_jax.llms.agent import extend, open_conversation, parse_action
 from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact, exact_frontier
-from baar_jax.rollout.budget import unlimited
+from baar_jax.rollout.budget import CallBudget, unlimited
 from baar_jax.rollout.live import Job, Live
 
 MU = 90.0  # success per dollar: the middle of the frontier
@@ -35,13 +35,14 @@ def exact():
   return Exact()
 
 
-def run(env, task, rule, seed=0):
+def run(env, task, rule, seed=0, calls=None):
   """One episode through the real pair. Returns its steps and its score."""
   agents = ScriptedPair(NAMES, SandboxErrors()).start(env, task, seed, unlimited)
-  live = Live(Job(task, seed), env, observation=env.reset(task.id))
+  live = Live(Job(task, seed), env, CallBudget(calls), observation=env.reset(task.id))
   messages, done = open_conversation(env.system_prompt, task, live.observation), False
   while not done and len(live.steps) < task.max_steps:
     model = rule(live)
+    live.call_budget.reserve(model)  # raises where none is left
     reply = agents[model].reply(messages, len(live.steps))
     action = parse_action(reply.text)
     live.steps.append(Step(live.observation, model, action, [reply.call]))
@@ -69,7 +70,7 @@ def test_the_price_of_a_call_depends_on_step_and_model_alone(exact):
   assert all(word in texts for word in words)
 
 
-def brute_force(rules, errors, mu, call_usd):
+def brute_force(rules, errors, mu, call_usd, calls):
   """Best expected success - mu * dollars by expectimax over full visible histories.
 
   Keeps the weight of every possible building that agrees with what was seen; no beliefs, no
@@ -90,45 +91,47 @@ def brute_force(rules, errors, mu, call_usd):
   assert weight_W.sum() == pytest.approx(1.0)
   lapses = [[errors.lapse(m, "", Oracle("", 0, c, False), False) for c in (0, 1)] for m in (0, 1)]
 
-  def arrive(weight_W, lock, step):
+  def arrive(weight_W, lock, step, calls):
     if lock == rules.locks:
       return weight_W.sum()
     signs = (1, 2) if lock == rules.sign_at else (None,)
+    state = lock, 0, step, calls
     return sum(
-      act(weight_W * (look_WxI[:, lock] == look) * (sign is None or sign_W == sign), lock, 0, step)
+      act(weight_W * (look_WxI[:, lock] == look) * (sign is None or sign_W == sign), *state)
       for look in range(3)
       for sign in signs
     )
 
-  def act(weight_W, lock, jams, step):
+  def act(weight_W, lock, jams, step, calls):
     if jams == rules.attempts or not weight_W.any():
       return 0.0
     values = []
-    for model in (0, 1):
+    for model in (0, 1) if calls else (0,):
       level_W, (plain, tricky) = level_WxI[:, lock], lapses[model]
       rate_W = np.where(level_W == PLAIN, plain.rate, tricky.rate)
       wrong_W = np.where(level_W == PLAIN, plain.wrong, tricky.wrong)
       open_W = np.where(level_W == BROKEN, 0.0, 1 - rate_W)
       jam_W = 1 - open_W - rate_W * wrong_W
       values.append(
-        arrive(weight_W * open_W, lock + 1, step + 1)
-        + act(weight_W * jam_W, lock, jams + 1, step + 1)
+        arrive(weight_W * open_W, lock + 1, step + 1, calls - model)
+        + act(weight_W * jam_W, lock, jams + 1, step + 1, calls - model)
         - mu * call_usd[step][model] * weight_W.sum()
       )
     return max(values)
 
-  return sum(arrive(weight_W * (kind_W == kind.word), 0, 0) for kind in rules.kinds)
+  return sum(arrive(weight_W * (kind_W == kind.word), 0, 0, calls) for kind in rules.kinds)
 
 
-@pytest.mark.parametrize("mu", [0.0, 30.0, 100.0, 300.0, 1000.0])
-def test_the_optimum_is_that_of_full_histories(mu):
+@pytest.mark.parametrize("calls", [0, 1, 2, 3, None])
+@pytest.mark.parametrize("mu", [0.0, 100.0, 300.0, 1000.0])
+def test_the_optimum_is_that_of_full_histories(mu, calls):
   class Harsh(SandboxErrors):  # errors that make every part of the state matter
     PLAIN = (Lapse(0.2, 0.3), Lapse(0.05, 0.3))
     CRITICAL = (Lapse(0.7, 0.4), Lapse(0.2, 0.4))
 
   exact = Exact(FEW, max_steps=7, errors=Harsh())
-  point = exact.solve(mu)[0]
-  expected = brute_force(FEW, Harsh(), mu, exact.call_usd)
+  point = exact.solve(mu, calls=calls)[0]
+  expected = brute_force(FEW, Harsh(), mu, exact.call_usd, 7 if calls is None else calls)
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
@@ -143,16 +146,24 @@ def test_always_small_without_doubt_is_a_closed_form():
   assert point.cost_usd == pytest.approx(first + 0.9 * second + 0.81 * third)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.4, 1.0, None])
-def test_exact_values_are_those_of_episodes(exact, p):
+def test_a_cap_that_never_binds_changes_nothing_and_each_call_helps(exact):
+  assert exact.solve(MU, calls=18)[0] == exact.solve(MU, calls=10**9)[0] == exact.solve(MU)[0]
+  success = [exact.solve(calls=K)[0].success for K in range(19)]
+  assert success[0] == exact.solve(p=0.0)[0].success and success == sorted(success)
+  assert success[1] > exact.solve(p=1.0, calls=1)[0].success > success[0]
+
+
+@pytest.mark.parametrize("p, calls", [(0.0, None), (0.4, None), (1.0, 3), (None, None), (None, 3)])
+def test_exact_values_are_those_of_episodes(exact, p, calls):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is optimal."""
-  rule = exact.optimal_rule(MU) if p is None else coin(p)
+  optimal, draw = exact.optimal_rule(MU, calls), coin(1.0 if p is None else p)
+  rule = optimal if p is None else lambda live: draw(live) if live.call_budget.allows(1) else 0
   env = Sandbox(train_tasks=1500)
-  episodes = [run(env, task, rule) for task in env.tasks("train")]
+  episodes = [run(env, task, rule, calls=calls) for task in env.tasks("train")]
   costs = [sum(step.cost_usd for step in steps) for steps, _ in episodes]
   values = np.array([costs, [score for _, score in episodes]])
   errors = values.std(axis=1) / math.sqrt(len(episodes))
-  assert (np.abs(values.mean(axis=1) - exact.solve(MU, p)[0]) < 3 * errors).all()
+  assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
 
 
 def test_the_optimal_rule_reads_visible_text_alone(exact):
@@ -199,5 +210,8 @@ def test_the_frontier_is_of_the_sandbox_and_its_models_alone():
   figures = exact_frontier(config)
   assert figures["optimum"][0] == pytest.approx(figures["small"])  # the cheapest policy is SMALL
   assert figures["small"].cost_usd < figures["large"].cost_usd and 0.5 < figures["area"] < 1
+  assert list(figures["capped"]) == list(config.evaluate.call_budgets)
+  for first, best in (points.values() for points in figures["capped"].values()):
+    assert first.success < best.success < figures["optimum"][-1].success
   config.env.max_steps = 2  # too few for any success
   assert exact_frontier(config) is None

@@ -49,8 +49,8 @@ def test_what_a_fresh_run_has_to_do(config, capsys):
   # References: 40 % of the tasks are taken for hard, 3 samples each: 2.4 * 3, rounded. BoPO: 1 lam,
   # 2 updates of 2 tasks and 2 episodes. Evaluation: 3 tasks; always-small and -large,
   # first-large(K=1), random, oracle, sft and bopo, the last four also with K = 1; and six weights
-  # of the optimum.
-  numbers = {"references": 7, "bopo": 8, "evaluate": 3 * (3 + 2 * 4 + 6), "in all": 24 + 7 + 8 + 51}
+  # of the optimum, and the optimum with K = 1.
+  numbers = {"references": 7, "bopo": 8, "evaluate": 3 * (3 + 2 * 4 + 7), "in all": 24 + 7 + 8 + 54}
   assert {name: rows[name][0] for name in numbers} == numbers
   assert all(rows[name] == [0] * 5 for name in ("setup", "pretrain", "sft", "report"))
   expected, least, most = rows["in all"][2:]
@@ -70,11 +70,11 @@ def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys)
   assert rows["profile"] == [24, 12 * 2 + 12 * 4, 264, 12 * 1 + 12 * 10, 12 * 3 + 12 * 30]
   # 8 episodes between the boundaries' means of $2 and $20, and between their ends of $1 and $30.
   assert rows["bopo"] == [8, 24, 88, 8, 240]
-  # 3 of always-small, 3 of always-large, and 45 between them. Of these the budget adds 18: always-
+  # 3 of always-small, 3 of always-large, and 48 between them. Of these the budget adds 18: always-
   # small, and First-Large, random, oracle, sft, bopo: $1 to $2.5, of which always-small expects $2.
-  assert rows["evaluate"][0] == before[0] == (69 if usd_budget else 51)
+  assert rows["evaluate"][0] == before[0] == (72 if usd_budget else 54)
   capped = [3 * 2 + 15 * 2.5, 18 * 1, 18 * 2.5] if usd_budget else [0, 0, 0]
-  free = [3 * 2 + 3 * 20 + 45 * 11, 3 * 1 + 3 * 10 + 45 * 1, 3 * 3 + 3 * 30 + 45 * 30]
+  free = [3 * 2 + 3 * 20 + 48 * 11, 3 * 1 + 3 * 10 + 48 * 1, 3 * 3 + 3 * 30 + 48 * 30]
   assert rows["evaluate"][2:] == [a + b for a, b in zip(free, capped)]
 
 

@@ -1,11 +1,12 @@
 """The sandbox's exact frontier: the best that any router can do on what it sees.
 
-Dynamic programming over what a router has seen: step, lock, kind of building, sign, and this lock's
-look and jams by each model. That is exact, because given kind and sign the locks are independent of
-each other but for the one broken lock, and a lock that was passed was not broken.
+Dynamic programming over what a router has seen: step, lock, kind of building, sign, this lock's
+look and jams by each model, and under a cap the LARGE calls that are left. That is exact, because
+given kind and sign the locks are independent of each other but for the one broken lock, and a lock
+that was passed was not broken.
 
 Axes: I locks, L hardness, K kinds, Z signs, C looks, S and G jams of this lock by SMALL and LARGE,
-M models, D a building without and with a broken lock, Q dollars and success.
+M models, D a building without and with a broken lock, Q dollars and success, R calls left.
 """
 
 import itertools
@@ -23,11 +24,13 @@ from baar_jax.llms.agent import extend, open_conversation
 from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.rollout.budget import unlimited
+from baar_jax.rollout.entries import FIRST_LARGE
 from baar_jax.rollout.live import Live
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 ERRORS = SandboxErrors()
 COST, SUCCESS = 0, 1
+FREE = 1e-9  # success per dollar where dollars only decide between equals
 TINY = 1e-300  # keeps the posterior of an impossible state from being 0 / 0
 VISIBLE = re.compile(rf"Lock (\d) looks ({'|'.join(LOOKS)})\. The sign is ({'|'.join(SIGNS)})\.")
 
@@ -50,7 +53,7 @@ class Exact:
 
   def hull(self) -> list[Point]:
     """Vertices of the optimal frontier by ascending cost, up to 0.001 of success's range."""
-    points, index = [self.solve(1e6)[0], self.solve(1e-9)[0]], 1
+    points, index = [self.solve(1e6)[0], self.solve(FREE)[0]], 1
     gap = 1e-3 * (points[1].success - points[0].success)
     while index < len(points):
       left, right = points[index - 1 : index + 1]
@@ -62,9 +65,9 @@ class Exact:
         index += 1
     return points
 
-  def optimal_rule(self, mu: float) -> Callable[[Live], int]:
-    """The optimal policy, which reads what a router sees."""
-    table = self.solve(mu)[1]
+  def optimal_rule(self, mu: float = FREE, calls: int | None = None) -> Callable[[Live], int]:
+    """The policy of `solve`, which reads what a router sees."""
+    table = self.solve(mu, calls=calls)[1]
     kinds = [kind.word for kind in self._rules.kinds]
 
     def choose(live: Live) -> int:
@@ -73,46 +76,58 @@ class Exact:
       here = itertools.takewhile(lambda s: _parse(s.observation)[0] == lock, reversed(live.steps))
       models = [step.model for step in here]
       chosen = table[len(live.steps), lock]
-      return int(chosen[kind, sign, look, models.count(0), models.count(1)])
+      left = int(min(live.call_budget.remaining, len(chosen) - 1))
+      return int(chosen[left, kind, sign, look, models.count(0), models.count(1)])
 
     return choose
 
-  def solve(self, mu: float = 0.0, p: float | None = None) -> tuple[Point, dict]:
+  def solve(
+    self, mu: float = 0.0, p: float | None = None, calls: int | None = None
+  ) -> tuple[Point, dict]:
     """The value, backward over steps, of taking LARGE with probability p at every step, or without
     p of the policy that maximises success - mu * dollars (SMALL where both are equal); and its
-    probability of LARGE by (step, lock)."""
-    locks, attempts = self._rules.locks, self._rules.attempts
+    probability of LARGE, RxKxZxCxSxG by (step, lock). LARGE is called at most `calls` times; R is
+    from 0 to `calls`, or without a cap 1."""
+    locks, attempts, capped = self._rules.locks, self._rules.attempts, calls is not None
+    left_R = np.arange(min(calls, len(self.call_usd)) + 1 if capped else 1)
+    allowed_RxKxZxCxSxG = (left_R > 0)[:, *[None] * 5] | (not capped)
+
+    def call_large(value_QxR: np.ndarray) -> np.ndarray:  # at R = 0 it is not allowed
+      return np.roll(value_QxR, 1, axis=1) if capped else value_QxR
+
     lives_SxG = np.add.outer(range(attempts), range(attempts)) < attempts
     # Too many jams end the episode: their states keep the value 0.
-    ended = np.zeros((2, *self._look_IxKxZxC.shape[1:], attempts + 1, attempts + 1))
+    ended = np.zeros((2, len(left_R), *self._look_IxKxZxC.shape[1:], attempts + 1, attempts + 1))
     jammed = [ended] * locks
-    arrived = list(np.zeros((locks + 1, 2, *self._sign_KxZ.shape)))  # before a lock's look is seen
+    arrived = list(np.zeros((locks + 1, *ended.shape[:4])))  # before a lock's look is seen
     arrived[locks][SUCCESS] = 1.0
     table = {}
     for step in reversed(range(len(self.call_usd))):
       for lock in range(min(step + 1, locks)):
-        after_open = arrived[lock + 1][..., None, None, None, None]
-        after_jam = np.stack([jammed[lock][..., 1:, :-1], jammed[lock][..., :-1, 1:]], axis=-1)
+        opened, jam = arrived[lock + 1][..., None, None, None], jammed[lock]
+        after_open = np.stack([opened, call_large(opened)], axis=-1)
+        after_jam = np.stack([jam[..., 1:, :-1], call_large(jam[..., :-1, 1:])], axis=-1)
         value_M = self._open[lock] * after_open + self._jam[lock] * after_jam
         value_M[COST] += self.call_usd[step]
         small, large = value_M[..., 0], value_M[..., 1]
         gain = large - small
-        chosen = gain[SUCCESS] > mu * gain[COST] if p is None else p
-        table[step, lock] = chosen
+        wanted = gain[SUCCESS] > mu * gain[COST] if p is None else p
+        table[step, lock] = chosen = allowed_RxKxZxCxSxG * wanted
         jammed[lock] = ended.copy()
         jammed[lock][..., :-1, :-1] = lives_SxG * ((1 - chosen) * small + chosen * large)
-        value_QxKxZ = (self._look_IxKxZxC[lock] * jammed[lock][..., 0, 0]).sum(axis=-1)
+        value_QxRxKxZ = (self._look_IxKxZxC[lock] * jammed[lock][..., 0, 0]).sum(axis=-1)
         if lock == self._rules.sign_at:  # the sign is seen first here
-          mean = (self._sign_KxZ * value_QxKxZ)[..., BLANK + 1 :].sum(axis=-1, keepdims=True)
-          value_QxKxZ = np.broadcast_to(mean, value_QxKxZ.shape)
-        arrived[lock] = value_QxKxZ
-    cost, success = arrived[0][..., BLANK] @ self._share_K
+          mean = (self._sign_KxZ * value_QxRxKxZ)[..., BLANK + 1 :].sum(axis=-1, keepdims=True)
+          value_QxRxKxZ = np.broadcast_to(mean, value_QxRxKxZ.shape)
+        arrived[lock] = value_QxRxKxZ
+    cost, success = arrived[0][:, -1, :, BLANK] @ self._share_K
     return Point(float(cost), float(success)), table
 
 
 def exact_frontier(config: Config) -> dict | None:
-  """The optimal frontier's Points, the boundaries' and the area; None in another environment, for
-  other models or prices, and if LARGE gains nothing."""
+  """The optimal frontier's Points, the boundaries' and the area; and as "capped" by K of
+  `evaluate.call_budgets` the Points of the optimum and of First-Large, over all tasks. None in
+  another environment, for other models or prices, and if LARGE gains nothing."""
   c = config.models
   if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices:
     return None
@@ -121,7 +136,11 @@ def exact_frontier(config: Config) -> dict | None:
   if large.success <= small.success:
     return None
   area = frontier.area(*zip(*hull), small, large)
-  return {"optimum": hull, "small": small, "large": large, "area": area}
+  capped = {
+    K: {FIRST_LARGE: exact.solve(p=1.0, calls=K)[0], "optimum": exact.solve(FREE, calls=K)[0]}
+    for K in config.evaluate.call_budgets
+  }
+  return {"optimum": hull, "small": small, "large": large, "area": area, "capped": capped}
 
 
 def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:

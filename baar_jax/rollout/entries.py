@@ -43,6 +43,7 @@ def entries(config: Config) -> list[Entry]:
     table.append(("oracle", {}, uncapped + capped))
   if scripted and c.env.kind == "sandbox" and not c.models.prices:  # the optimum is known for these
     table += [("optimum", {"mu": mu}, uncapped) for mu in OPTIMUM_WEIGHTS]
+    table.append(("optimum", {}, calls))
   if "zero-shot" in c.baselines.rivals:
     table.append(("zero-shot", {}, uncapped + capped))
   rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
@@ -70,8 +71,8 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
 
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
   base = zero_shot_name(config) if family == "zero-shot" else family
-  shown = family == "zero-shot" or (config.router.show_budget and family in dict(routers(config)))
-  unlimited = None
+  shown = config.router.show_budget and family in dict(routers(config))
+  shown, unlimited = shown or family in ("zero-shot", "optimum"), None
   if "K" in budget and not shown:  # of a cap on dollars an episode does not tell what it changed
     unlimited = ALWAYS_LARGE if family == FIRST_LARGE else _name(base, parameters)
   policy = _name(base, parameters | budget)

@@ -52,7 +52,7 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   c, parameters = run.config, entry.parameters
   if entry.family == "optimum":
     exact = Exact(max_steps=c.env.max_steps, names=c.models.names)
-    return Policy(entry.policy, exact.optimal_rule(parameters["mu"]))
+    return Policy(entry.policy, exact.optimal_rule(**parameters, calls=entry.call_budget))
   if entry.family == "zero-shot":
     judge = run.pair.judge(c.baselines.judge)
     return ZeroShotPolicy(entry.policy, judge, c.router, run.tokenizer)
