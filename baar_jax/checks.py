@@ -111,12 +111,12 @@ def _estimate_bytes(c: Config) -> dict[str, int]:
   parameters = r.num_layers * layer + r.vocab_size * r.hidden_size
   token = 4 * r.num_layers * r.num_kv_heads * r.head_dim * live  # its keys and values, in 2 bytes
   token += 4 * c.sft.micro_episodes * r.hidden_size
-  jobs = e.train_tasks * (c.profile.trials + c.references.samples)
-  jobs += e.test_tasks * c.evaluate.seeds
+  jobs = (e.train_tasks + e.dev_tasks) * (c.profile.trials + c.references.samples)
+  jobs += (e.dev_tasks + e.test_tasks) * c.evaluate.seeds
   return {
     "router": 16 * parameters + r.max_tokens * token,  # a gradient and two moments are as large
     "env": 10**7 * e.processes + 10**4 * live + 100 * jobs,
-    "evaluate": 8 * c.evaluate.bootstrap * e.test_tasks,
+    "evaluate": 8 * c.evaluate.bootstrap * max(e.dev_tasks, e.test_tasks),
     "sft": 100 * max(c.sft.batch_episodes, c.pretrain.batch_episodes)
     + 16 * c.sft.micro_episodes * e.max_steps,
     "bopo": 100 * c.bopo.tasks_per_update * c.bopo.group_size,

@@ -45,6 +45,7 @@ def address(url: str) -> str:
 class EnvConfig:
   kind: str = "scienceworld"  # one of ENVS, or FILE.py:CLASS for an Env of the user's
   train_tasks: int = Field(96, gt=0)
+  dev_tasks: int = Field(34, gt=0)
   test_tasks: int = Field(60, gt=0)
   max_steps: int = Field(40, gt=0)
   processes: int = Field(0, ge=0)  # child processes; 0 is one per core
@@ -54,6 +55,7 @@ class EnvConfig:
   # $ALFWORLD_DATA or $APPWORLD_ROOT where set, else what setup downloaded, else what it made.
   data: str = ""
   train_split: str = ""  # a directory's or dataset's name, or a task list; "" is the usual one
+  dev_split: str = ""
   test_split: str = ""
 
 

@@ -5,6 +5,8 @@ import json
 
 SMALL, LARGE = 0, 1  # indices by price; a run may have models that are dearer than LARGE
 DECISION_WORDS = ("SMALL", "BIG")  # in prompts and answers: the paper calls LARGE so there
+# Of the tasks: to learn from, to choose by, and to measure on. A task is in one of them.
+SPLITS = ("train", "dev", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,7 +14,7 @@ class Task:
   """One task of an environment."""
 
   id: str  # unique within the environment
-  split: str  # "train", "dev" or "test"
+  split: str  # one of SPLITS
   description: str  # what the agent is asked to do
   max_steps: int  # an episode ends after this many agent steps
 

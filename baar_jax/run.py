@@ -23,7 +23,7 @@ from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import ProcessEnv, open_envs
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.llms import pair as models
 from baar_jax.llms.calls import read_spent
 from baar_jax.mesh import exchange, join, make_mesh
@@ -34,7 +34,6 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import Store
 
-SPLITS = ("train", "test")
 RESTORE = "restore a copy, or choose another --config.name"
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
@@ -118,12 +117,13 @@ class Run:
     """The environments, opened on first use."""
     if not self._envs:
       c, count = self.config.env, self.live_episodes
-      args = {"train_tasks": c.train_tasks, "test_tasks": c.test_tasks, "max_steps": c.max_steps}
+      args = {f"{split}_tasks": getattr(c, f"{split}_tasks") for split in SPLITS}
+      args["max_steps"] = c.max_steps
       if c.kind == "scienceworld":
         args["gold_dir"] = str(Path(self.config.runs) / "gold")
       elif c.kind in engines.ENGINES:
         args["data"] = str(engines.existing_data(c.kind, c.data))
-        args |= {"train_split": c.train_split, "test_split": c.test_split}
+        args |= {f"{split}_split": getattr(c, f"{split}_split") for split in SPLITS}
       if c.kind == "sandbox":  # needs no processes
         self._envs += [Sandbox(**args) for _ in range(count)]
       else:
@@ -132,12 +132,12 @@ class Run:
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
-    """The tasks of a split; both splits are listed once and then read from the store."""
+    """The tasks of a split; all splits are listed once and then read from the store."""
     if self.is_main and not self.store.tasks(split):
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       threads = ThreadPoolExecutor()
-      envs = self.envs()[0], self.envs()[-1]  # of different processes if there are two
-      futures = threads.map(lambda env, name: env.tasks(name), envs, SPLITS)
+      first, *_, last = self.envs() * 2  # of different processes if there are two
+      futures = threads.map(lambda env, name: env.tasks(name), (first, last, last), SPLITS)
       threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
       listings = list(futures)
       counts = Counter(task.id for tasks in listings for task in tasks)

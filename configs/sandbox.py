@@ -6,7 +6,7 @@ from configs.quickstart import RANDOM_WEIGHTS
 
 def get_config() -> config.Config:
   c = config.Config(name="sandbox")
-  c.env = config.EnvConfig("sandbox", 480, 256, max_steps=18, live_per_process=16)
+  c.env = config.EnvConfig("sandbox", 480, 128, 256, max_steps=18, live_per_process=16)
   texts = {"max_tokens": 320, "description_tokens": 16, "action_tokens": 8, "result_tokens": 16}
   c.router = config.RouterConfig(vocab_size=512, **RANDOM_WEIGHTS, **texts)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)

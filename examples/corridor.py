@@ -15,8 +15,9 @@ from configs import sandbox
 class Corridor(Env):
   system_prompt = "Name each door's colour.\n\nExample:\nThought: It is red.\n\nAction: open red"
 
-  def __init__(self, train_tasks, test_tasks, max_steps):
-    self.sizes, self.max_steps = {"train": train_tasks, "test": test_tasks}, max_steps
+  def __init__(self, train_tasks, dev_tasks, test_tasks, max_steps):
+    self.sizes = {"train": train_tasks, "dev": dev_tasks, "test": test_tasks}
+    self.max_steps = max_steps
 
   def tasks(self, split):
     return [Task(f"{split}-{i}", split, "Go.", self.max_steps) for i in range(self.sizes[split])]
@@ -42,5 +43,5 @@ class Corridor(Env):
 
 
 def get_config() -> Config:
-  env = EnvConfig(f"{__file__}:Corridor", train_tasks=96, test_tasks=48, max_steps=12)
+  env = EnvConfig(f"{__file__}:Corridor", 96, 34, 48, max_steps=12)
   return dataclasses.replace(sandbox.get_config(), name="corridor", env=env)

@@ -4,6 +4,7 @@ import hashlib
 import re
 
 from baar_jax.envs.sandbox import PLAIN, Sandbox, build
+from baar_jax.episode import SPLITS
 
 LARGE = "large"
 
@@ -11,9 +12,9 @@ LARGE = "large"
 class Lockpick:
   """Answers a request with the right lever; SMALL mostly fails at locks that are not plain."""
 
-  def __init__(self, train_tasks: int, test_tasks: int, max_steps: int):
-    self._env = Sandbox(train_tasks, test_tasks, max_steps)
-    self._tasks = [task for split in ("train", "test") for task in self._env.tasks(split)]
+  def __init__(self, train_tasks: int, dev_tasks: int, test_tasks: int, max_steps: int):
+    self._env = Sandbox(train_tasks, dev_tasks, test_tasks, max_steps)
+    self._tasks = [task for split in SPLITS for task in self._env.tasks(split)]
 
   def __call__(self, request: dict) -> str:
     texts = [message["content"] for message in request["messages"][1:]]

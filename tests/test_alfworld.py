@@ -17,6 +17,7 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 
 TRAIN = TEST = 6  # one game of each type
+DEV = 1
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +27,11 @@ def data(tmp_path_factory) -> Path:
   if missing and not engines.is_installed("alfworld"):
     pytest.skip(f"ALFWorld cannot be compiled here without {missing}")
   engines.install("alfworld")
-  return make(tmp_path_factory.mktemp("games"), TRAIN, TEST)
+  return make(tmp_path_factory.mktemp("games"), TRAIN, DEV, TEST)
 
 
-def make(place: Path, train: int, test: int) -> Path:
-  engines.run_module("alfworld", "baar_jax.envs.alfworld_games", str(place), str(train), str(test))
+def make(place: Path, *sizes: int) -> Path:
+  engines.run_module("alfworld", "baar_jax.envs.alfworld_games", str(place), *map(str, sizes))
   return place
 
 
@@ -40,7 +41,7 @@ def opened():
   with contextlib.ExitStack() as envs:
 
     def opening(data, train_tasks=TRAIN):
-      kwargs = {"data": str(data), "train_tasks": train_tasks, "test_tasks": TEST}
+      kwargs = {"data": str(data), "train_tasks": train_tasks, "dev_tasks": DEV, "test_tasks": TEST}
       return envs.enter_context(contextlib.closing(open_envs("alfworld", kwargs, 1, 1)[0]))
 
     yield opening
@@ -53,7 +54,7 @@ def env(opened, data):
 
 def listing(data: Path, size: int, split: str = "train", **splits) -> set[str]:
   """The ids in a split, as the environment lists them in this process, where it can only list."""
-  return {task.id for task in ALFWorld(str(data), size, size, **splits).tasks(split)}
+  return {task.id for task in ALFWorld(str(data), size, DEV, size, **splits).tasks(split)}
 
 
 def copy_games(data: Path, place: Path, count: int, kind: str = "") -> list[Path]:
@@ -176,7 +177,7 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
 def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
   files = copy_games(data, tmp_path, 2)
   files[0].unlink()
-  make(tmp_path, TRAIN + 1, 1)
+  make(tmp_path, TRAIN + 1, 0, 1)
   games = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob(GAME)}
   assert len(games) == TRAIN + 2
   for path in data.glob(f"{GAMES}/train/*/*/{GAME}"):
@@ -195,6 +196,9 @@ def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
   assert listing(tmp_path, 2, train_split=str(plain)) == set(ids[:2])
   assert "left out 1 of 3 games: " in capfd.readouterr().err
   assert listing(tmp_path, 2, "test", test_split=str(mapped)) == set(ids[1:])
+  # There is no valid_seen, so that dev takes the game that train leaves.
+  both = ALFWorld(str(tmp_path), 2, 1, 0)
+  assert {task.id for split in ("train", "dev") for task in both.tasks(split)} == set(ids)
   (tmp_path / GAMES / "empty").mkdir()
   plain.write_text("train/nothing/here")
   mapped.write_text("[1]")

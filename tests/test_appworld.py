@@ -21,11 +21,12 @@ from baar_jax.envs.appworld_expert import MAX_PLAN, Expert, make_plan
 from baar_jax.envs.appworld_shell import landlock_version
 from baar_jax.envs.base import spread
 from baar_jax.envs.process import open_envs
+from baar_jax.episode import SPLITS
 from baar_jax.stages import setup
 
 ROOT = Path(__file__).parents[1]
 SCENARIOS = 5
-SIZES = {"train_tasks": SCENARIOS, "test_tasks": 2, "test_split": "dev"}
+SIZES = {"train_tasks": SCENARIOS, "dev_tasks": 1, "test_tasks": 2, "test_split": "dev"}
 MAKER = "baar_jax.envs.appworld_tasks"
 PAY, SHARES = "d1a0000_1", "d3a0000_1"
 
@@ -36,8 +37,9 @@ def data(tmp_path_factory):
   engines.install("appworld")
   place = tmp_path_factory.mktemp("appworld") / "own"
   (place / "data" / "tasks" / PAY).mkdir(parents=True)  # version 1 had no version.txt
-  printed = engines.run_module("appworld", MAKER, str(place), str(SCENARIOS), "2")
-  assert printed == f"7 tasks in {place}, 7 of them new\n"
+  printed = engines.run_module("appworld", MAKER, str(place), str(SCENARIOS), "1", "2")
+  # The dataset dev has 3 tasks, test_normal 2.
+  assert printed == f"10 tasks in {place}, 10 of them new\n"
   return place
 
 
@@ -68,10 +70,12 @@ def follow(env, task_id, until=None):
 
 
 def test_gold_passes_and_nothing_else_does_in_every_scenario(pair_of_envs):
-  tasks = pair_of_envs[0].tasks("train") + pair_of_envs[1].tasks("test")
+  tasks = [task for split in SPLITS for task in pair_of_envs[0].tasks(split)]
   assert len({task.id.split("_")[0] for task in tasks}) == SCENARIOS
   assert {task.id[:3] for task in tasks} == {"d1a", "d2a", "d3a"}
-  assert len({task.id for task in tasks}) == SCENARIOS + 2  # no task is in both splits
+  assert (
+    len({task.id for task in tasks}) == SCENARIOS + 3
+  )  # dev and test share a dataset and no task
 
   def play(env, task):
     scores = []
@@ -230,7 +234,8 @@ def test_killed_parent_ends_a_child_amid_endless_code(data, tmp_path):
   parent = """
 import sys, threading
 from baar_jax.envs.process import open_envs
-(env,) = open_envs("appworld", {"data": sys.argv[1], "train_tasks": 1, "test_tasks": 1}, 1, 1)
+sizes = dict.fromkeys(("train_tasks", "dev_tasks", "test_tasks"), 1)
+(env,) = open_envs("appworld", {"data": sys.argv[1]} | sizes, 1, 1)
 env.reset(sys.argv[2])
 threading.Thread(target=env.step, args=("while True: pass",)).start()
 print(env.pid, flush=True)
@@ -250,7 +255,8 @@ print(env.pid, flush=True)
 
 def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
   def env_of(place=data, **settings):
-    return appworld.AppWorld(place, **{"train_tasks": SCENARIOS, "test_tasks": 1} | settings)
+    sizes = {"train_tasks": SCENARIOS, "dev_tasks": 1, "test_tasks": 1}
+    return appworld.AppWorld(place, **sizes | settings)
 
   ids = (data / "data/datasets/train.txt").read_text().split()
   assert [task.id for task in env_of().tasks("train")] == [ids[i] for i in spread(SCENARIOS)]
@@ -278,12 +284,15 @@ def test_tasks_are_repeatable_and_kept(data):
 
   before = contents()
   shutil.rmtree(data / "data" / "tasks" / PAY)
-  printed = engines.run_module("appworld", MAKER, str(data), "5", "3")
-  assert printed == f"8 tasks in {data}, 2 of them new\n"  # one again, and one more
+  printed = engines.run_module("appworld", MAKER, str(data), "5", "1", "3")
+  assert printed == f"12 tasks in {data}, 3 of them new\n"  # one again, and two more
   after = contents()
-  for dataset in ("dev", "test_normal"):
+  for dataset, ids in (
+    ("dev", "d1a0000_2 d2a0000_2 d3a0000_2 d2a0001_2"),
+    ("test_normal", "d1a0000_3 d2a0000_3 d3a0000_3"),
+  ):
     path = data / f"data/datasets/{dataset}.txt"
-    assert path.read_text() == "d1a0000_2\nd2a0000_2\nd3a0000_2"
+    assert path.read_text().split() == ids.split()
     del before[path]
   assert before.items() <= after.items()
 
@@ -325,11 +334,13 @@ def test_setup_downloads_all_or_nothing(monkeypatch, tmp_path, data, code, landl
   made, lines, place = [], [], tmp_path / "appworld-own"
   make = lambda kind, *arguments: made.append(arguments) or place.mkdir()  # noqa: E731
   monkeypatch.setattr(engines, "run_module", make)
-  config = Config(env=EnvConfig(kind="appworld", data=data, train_tasks=3, test_tasks=2))
+  config = Config(
+    env=EnvConfig(kind="appworld", data=data, train_tasks=3, dev_tasks=4, test_tasks=2)
+  )
   setup.main(SimpleNamespace(config=config, print=lines.append, tasks=lambda split: None))
   text, downloaded = "\n".join(lines), code.endswith(WHOLE)
   assert said in text and ("without Landlock" in text) == (not landlock)
   assert "no route" not in text or not data
   assert engines.uses_generated_data("appworld", "") == (not downloaded)
-  assert made == [(MAKER, str(place), "3", "2")] * (not downloaded)
+  assert made == [(MAKER, str(place), "3", "4", "2")] * (not downloaded)
   assert not list(tmp_path.glob("*.part"))

@@ -13,7 +13,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.llms import chat
 from baar_jax.llms.calls import read_spent
 
-TASKS = {"train_tasks": 8, "test_tasks": 5, "max_steps": 14}
+TASKS = {"train_tasks": 8, "dev_tasks": 2, "test_tasks": 5, "max_steps": 14}
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
 REFUSALS = ("429", "503", "502", "404", "400 content_filter", "429 insufficient_quota")
 KEY = "sk-hostile-0123456789abcdef"

@@ -34,7 +34,7 @@ def test_the_command_line_runs_the_example(tmp_path):
 def test_an_environment_without_an_expert_can_be_played(tmp_path):
   path = tmp_path / "plain.py"
   path.write_text(CORRIDOR.read_text().replace("def oracle(", "def other("))
-  sizes = {"train_tasks": 2, "test_tasks": 2, "max_steps": 12}
+  sizes = {"train_tasks": 2, "dev_tasks": 2, "test_tasks": 2, "max_steps": 12}
   with closing(*open_envs(f"{path}:Corridor", sizes, 1, 1)) as env:
     assert [(task.id, task.max_steps) for task in env.tasks("train")][1] == ("train-1", 12)
     assert env.reset("test-0").endswith(" door.")

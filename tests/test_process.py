@@ -19,7 +19,7 @@ from baar_jax.envs.sandbox import Sandbox
 from baar_jax.run import memory_mb
 
 ROOT = Path(__file__).parents[1]
-SIZES = {"train_tasks": 4, "test_tasks": 4}
+SIZES = {"train_tasks": 4, "dev_tasks": 4, "test_tasks": 4}
 
 
 def family(pid):

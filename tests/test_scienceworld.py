@@ -8,6 +8,7 @@ import pytest
 from baar_jax.envs import scienceworld_engine
 from baar_jax.envs.scienceworld import TASK_TYPES, ScienceWorld
 from baar_jax.envs.scienceworld_engine import CRITICAL_VERBS, Expert
+from baar_jax.episode import SPLITS
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +122,9 @@ def test_senseless_actions_are_answered_and_unknown_tasks_named(env, tasks):
 def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch):
   few = ("identify-life-stages-2", "find-animal", "find-plant")  # so that few solutions are made
   monkeypatch.setattr("baar_jax.envs.scienceworld.TASK_TYPES", few)
-  env = ScienceWorld(train_tasks=6, test_tasks=3, gold_dir=gold_dir)
-  train, test = ([task.id for task in env.tasks(split)] for split in ("train", "test"))
-  assert (len(train), len(test), len({*train, *test})) == (6, 3, 9)
+  env = ScienceWorld(train_tasks=6, dev_tasks=2, test_tasks=3, gold_dir=gold_dir)
+  train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
+  assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
   assert [task_id.split("/")[0] for task_id in train] == [*few, *few]
   smaller = ScienceWorld(train_tasks=4, gold_dir=gold_dir)
   assert [task.id for task in smaller.tasks("train")] == train[:4]

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
 KINDS = ("429", "500", "malformed", "empty", "silent", "drop")
-TASKS = {"train_tasks": 6, "test_tasks": 3, "max_steps": 14}
+TASKS = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 14}
 
 
 def sometimes(number, request):

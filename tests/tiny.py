@@ -10,7 +10,9 @@ DOLLARS = {"S": 1.0, "L": 5.0}
 ROUTER = {"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
 TEXTS = {"vocab_size": 1024, "max_tokens": 300, "description_tokens": 8, "action_tokens": 6}
 SECTIONS = {
-  "env": dict(train_tasks=6, test_tasks=3, max_steps=10, processes=1, live_per_process=1),
+  "env": dict(
+    train_tasks=6, dev_tasks=2, test_tasks=3, max_steps=10, processes=1, live_per_process=1
+  ),
   "router": ROUTER | TEXTS | {"intermediate_size": 32, "num_layers": 1, "result_tokens": 16},
   "profile": {"trials": 2},
   "references": {"samples": 3},

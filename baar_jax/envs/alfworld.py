@@ -8,11 +8,11 @@ from pathlib import Path
 
 from baar_jax.envs.alfworld_engine import TASK_TYPES, Engine, advise, mistake, read_goal
 from baar_jax.envs.base import Env, Oracle, write_replies
-from baar_jax.episode import Task
+from baar_jax.episode import SPLITS, Task
 
 GAMES = "json_2.1.1"  # the directory of the splits in the benchmark's download
 GAME = "game.tw-pddl"
-USUAL_SPLITS = {"train": "train", "test": "valid_unseen"}
+USUAL_SPLITS = {"train": "train", "dev": "valid_seen", "test": "valid_unseen"}
 NO_TEXT_GAMES = ("movable", "Sliced")  # ALFWorld does not offer games with these names as text
 # Games have one of two grammars, which differ in the words for putting an object down.
 MOVE, PUT = "move {} to {}", "put {} in/on {}"
@@ -66,17 +66,30 @@ class ALFWorld(Env):
   """The Env of ALFWorld; a task's id is its game's directory in the data, SPLIT/NAME/TRIAL."""
 
   def __init__(
-    self, data: str, train_tasks: int, test_tasks: int, max_steps=30, train_split="", test_split=""
+    self,
+    data: str,
+    train_tasks: int,
+    dev_tasks: int,
+    test_tasks: int,
+    max_steps: int = 30,
+    train_split: str = "",
+    dev_split: str = "",
+    test_split: str = "",
   ) -> None:
     """`data` is the directory of the splits, or the one above its json_2.1.1/.
 
-    A split is a directory in it ("" is train or valid_unseen), or a file that lists games, either
-    as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
+    A split is a directory in it ("" is train, valid_seen or valid_unseen), or a file that lists
+    games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings. Where there is no
+    valid_seen, dev takes games of train that train leaves.
     """
     nested = Path(data) / GAMES
     self._data = nested if nested.is_dir() else Path(data)
-    self._splits = {"train": train_split, "test": test_split}
-    self._sizes = {"train": train_tasks, "test": test_tasks}
+    named = dict(zip(SPLITS, (train_split, dev_split, test_split)))
+    self._splits = {split: name or USUAL_SPLITS[split] for split, name in named.items()}
+    self._dev_is_left_over = not (self._data / self._splits["dev"]).is_dir() and not dev_split
+    if self._dev_is_left_over:
+      self._splits["dev"] = USUAL_SPLITS["train"]
+    self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
     self._max_steps, self._engine, self.system_prompt = max_steps, Engine(), write_prompt(MOVE)
 
   def tasks(self, split: str) -> list[Task]:
@@ -84,8 +97,11 @@ class ALFWorld(Env):
 
     Games that are missing or unreadable are left out, and stderr says how many.
     """
-    source, size = self._splits[split] or USUAL_SPLITS[split], self._sizes[split]
+    source, size = self._splits[split], self._sizes[split]
     ids = self._list_ids(source)
+    if split == "dev" and self._dev_is_left_over:
+      train = {task.id for task in self.tasks("train")}
+      ids = [task_id for task_id in ids if task_id not in train]
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
     for task_id in sorted(ids, key=lambda id_: id_.split("/")[-1]):
       ids_by_type.setdefault(Path(task_id).parent.name.split("-")[0], []).append(task_id)

@@ -1,8 +1,8 @@
 """Generates ALFWorld games: the engine's floor plans with random furniture, objects and goals.
 
-It runs in the engine's Python: MODULE DIRECTORY TRAIN_GAMES TEST_GAMES. The floor plans, what fits
-where, the domain and the grammar come from the alfworld package. A split's name and a game's number
-seed all that is random, so they always give the same game.
+It runs in the engine's Python: MODULE DIRECTORY TRAIN_GAMES DEV_GAMES TEST_GAMES. The floor plans,
+what fits where, the domain and the grammar come from the alfworld package. A split's name and a
+game's number seed all that is random, so they always give the same game.
 """
 
 import itertools
@@ -182,4 +182,4 @@ def main(root: Path, sizes: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-  main(Path(sys.argv[1]), {"train": int(sys.argv[2]), "test": int(sys.argv[3])})
+  main(Path(sys.argv[1]), dict(zip(USUAL_SPLITS, map(int, sys.argv[2:]))))

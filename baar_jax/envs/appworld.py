@@ -16,7 +16,7 @@ from baar_jax.envs.appworld_expert import Expert
 from baar_jax.envs.appworld_shell import Shell
 from baar_jax.envs.base import Env, Oracle, spread
 from baar_jax.envs.engines import hide_process
-from baar_jax.episode import Task
+from baar_jax.episode import SPLITS, Task
 
 OUTPUT_CHARS = 4000  # of one observation; the rest is cut
 MEMORY_BYTES = 4 << 30  # of a process; an agent's code that takes more gets a MemoryError
@@ -96,29 +96,36 @@ class AppWorld(Env):
     self,
     data: str | Path,
     train_tasks: int,
+    dev_tasks: int,
     test_tasks: int,
     max_steps: int = 40,
     train_split: str = "",
+    dev_split: str = "",
     test_split: str = "",
     code_s: int = 60,
   ) -> None:
     """Starts no engine yet.
 
-    `data` is the directory above AppWorld's `data/`. The splits are names of datasets; "" is train
-    and test_normal. An agent's code is stopped after `code_s` seconds.
+    `data` is the directory above AppWorld's `data/`. The splits are names of datasets; "" is train,
+    dev and test_normal. An agent's code is stopped after `code_s` seconds.
     """
     self._data = Path(data).absolute() / "data"
-    self._splits = {  # the dataset of each, and its number of tasks
-      "train": (train_split or "train", train_tasks),
-      "test": (test_split or "test_normal", test_tasks),
-    }
+    self._datasets = train_split or "train", dev_split or "dev", test_split or "test_normal"
+    self._sizes = train_tasks, dev_tasks, test_tasks
     self._max_steps, self._code_s = max_steps, code_s
     self._engine: Any = None
     self._world: Any = None
 
   def tasks(self, split: str) -> list[Task]:
-    """Tasks of a dataset; any first few of them are spread evenly over its list."""
-    dataset, count = self._splits[split]
+    """Tasks of a dataset; any first few of them are spread evenly over its list.
+
+    Splits of one dataset take different tasks of it, in the order of SPLITS.
+    """
+    place = SPLITS.index(split)
+    dataset = self._datasets[place]
+    sizes = zip(self._datasets[: place + 1], self._sizes)
+    *earlier, size = (size for name, size in sizes if name == dataset)
+    first, count = sum(earlier), sum(earlier) + size
     path = self._data / "datasets" / f"{dataset}.txt"
     if not path.is_file():
       names = sorted(file.stem for file in path.parent.glob("*.txt"))
@@ -132,7 +139,7 @@ class AppWorld(Env):
         f"AppWorld's dataset {dataset} has {len(ids)} tasks in {path.parent}, {count} were asked "
         f"for: set --config.env.{split}_tasks, or make more tasks with --stage=setup"
       )
-    chosen = [ids[index] for index in spread(len(ids))[:count]]
+    chosen = [ids[index] for index in spread(len(ids))[first:count]]
     return [Task(id_, split, self._specs(id_)["instruction"], self._max_steps) for id_ in chosen]
 
   def _specs(self, task_id: str) -> dict:

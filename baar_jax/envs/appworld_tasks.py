@@ -1,6 +1,6 @@
 """Makes AppWorld tasks, in its own Python, where the real ones cannot be downloaded.
 
-Training and test tasks are different variants of five scenarios; a variant has its own people,
+Training, dev and test tasks are different variants of five scenarios; a variant has its own people,
 amounts and records, and is the same whenever it is made. Tasks that exist are kept.
 """
 
@@ -23,7 +23,7 @@ from appworld.collections.models import ModelCollection
 from appworld.common.constants import CANARY_STRING, DB_VERSION
 from appworld.common.utils import freeze_time
 
-VERSION = "2"  # tasks of another version are deleted
+VERSION = "3"  # tasks of another version are deleted
 NOW = datetime(2024, 5, 16, 12, 0)  # the time of every task
 APPS = get_all_apps(skip_admin=True)
 ACCOUNTS = [app for app in APPS if app not in ("api_docs", "supervisor")]
@@ -271,7 +271,7 @@ def write_task(data: Path, task_id: str) -> None:
   os.replace(draft, data / "tasks" / task_id)
 
 
-def main(directory: str, train_tasks: str, test_tasks: str) -> None:
+def main(directory: str, train: int, dev: int, test: int) -> None:
   """Makes what is missing in the directory and says in one line how many tasks there are."""
   root = Path(directory).absolute()
   os.environ["APPWORLD_ROOT"] = str(root)
@@ -281,20 +281,20 @@ def main(directory: str, train_tasks: str, test_tasks: str) -> None:
     write_base(data)
     write(version, VERSION)
   total = new = 0
-  for first, count, datasets in ((1, train_tasks, "train"), (2, test_tasks, "dev test_normal")):
+  sizes = {"train": train, "dev": dev + test, "test_normal": test}  # dev has room for two splits
+  for first, (dataset, size) in enumerate(sizes.items(), 1):
     ids = []
-    for task_id in (f"{name}_{n}" for n in itertools.count(first, 2) for name in SCENARIOS):
+    for task_id in (f"{name}_{n}" for n in itertools.count(first, 3) for name in SCENARIOS):
       if not (data / "tasks" / task_id).exists():
-        if len(ids) >= int(count):
+        if len(ids) >= size:
           break
         write_task(data, task_id)
         new += 1
       ids.append(task_id)
-    for dataset in datasets.split():
-      write(data / "datasets" / f"{dataset}.txt", "\n".join(ids))
+    write(data / "datasets" / f"{dataset}.txt", "\n".join(ids))
     total += len(ids)
   print(f"{total} tasks in {root}, {new} of them new")
 
 
 if __name__ == "__main__":
-  main(*sys.argv[1:])
+  main(sys.argv[1], *map(int, sys.argv[2:]))

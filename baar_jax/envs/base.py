@@ -30,8 +30,8 @@ class Oracle:
 class Env(Protocol):
   """A text environment that runs one episode at a time.
 
-  A new environment is a subclass whose constructor takes train_tasks, test_tasks and max_steps
-  (see examples/corridor.py). Only the scripted models need `oracle` and `mistake`.
+  A new environment is a subclass whose constructor takes train_tasks, dev_tasks, test_tasks and
+  max_steps (see examples/corridor.py). Only the scripted models need `oracle` and `mistake`.
   """
 
   system_prompt: str  # the agent's instructions, with one worked example

@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.episode import Task
+from baar_jax.episode import SPLITS, Task
 
 PLAIN, TRICKY, BROKEN = range(3)
 LOOKS = ("smooth", "marked", "rusted")
@@ -85,8 +85,8 @@ class Sandbox(Env):
     "Example:\nThought: The first lock is next.\n\nAction: pull B"
   )
 
-  def __init__(self, train_tasks=96, test_tasks=60, max_steps=MAX_STEPS, rules=RULES):
-    self._sizes = {"train": train_tasks, "test": test_tasks}
+  def __init__(self, train_tasks=96, dev_tasks=34, test_tasks=60, max_steps=MAX_STEPS, rules=RULES):
+    self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
     self._max_steps, self._rules = max_steps, rules
     self._building: Building | None = None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from baar_jax.envs.base import Env, Oracle, spread, write_replies
 from baar_jax.envs.scienceworld_engine import Engine, Expert
-from baar_jax.episode import Task
+from baar_jax.episode import SPLITS, Task
 
 # The engine's own solutions finish most variations of these types well within 40 steps.
 TASK_TYPES = ("use-thermometer", "measure-melting-point-known-substance", "power-component")
@@ -74,12 +74,14 @@ class ScienceWorld(Env):
   system_prompt = write_replies(PROMPT)
   _engine = functools.cached_property(lambda self: Engine())
 
-  def __init__(self, train_tasks=96, test_tasks=60, max_steps=40, gold_dir="runs/gold") -> None:
+  def __init__(
+    self, train_tasks=96, dev_tasks=34, test_tasks=60, max_steps=40, gold_dir="runs/gold"
+  ) -> None:
     """Starts no engine yet; solutions are kept in `gold_dir`.
 
     The engine may find another solution in each run, so the first one of each task is followed.
     """
-    self._sizes = {"train": train_tasks, "test": test_tasks}
+    self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
     self._max_steps = max_steps
     self._gold_dir = Path(gold_dir)
 
