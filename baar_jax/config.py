@@ -16,6 +16,7 @@ ABLATIONS = {
   "no-hard-bonus": ("bopo", "r_hard", 0.0),
 }
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
+VANILLA_BATCHES = 3  # vanilla RL rolls out at most so many times BoPO's batches
 SEEDS_BEFORE_BOPO = 1000  # seeds below belong to the profile and the references
 DEV_SEEDS, TEST_SEEDS = 2000, 3000  # the first seeds of the evaluation's episodes by split
 JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}

@@ -39,7 +39,7 @@ def run(tmp_path_factory):
   assert len(run.store.table()) == 0  # what is missing is reported before anything is run
   for stage in (profile, references, sft):
     stage.main(run)
-  with pytest.raises(ValueError, match="has 0 of 1 updates: run --stage=bopo first"):
+  with pytest.raises(ValueError, match="is not finished after 0 updates: run --stage=bopo first"):
     export.main(run)
   assert not (run.dir / "export" / "bopo-lam0.1").exists()
   for stage in (bopo, rivals, evaluate):

@@ -103,7 +103,7 @@ def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   whole = logged(run, "sft")
   train_and_die(sft.main, run, monkeypatch, run, "log", 3)  # the second's checkpoint is whole
   run = copied("imitated")
-  with pytest.raises(ValueError, match="has 2 of 3 updates: run --stage=sft first"):
+  with pytest.raises(ValueError, match="is not finished after 2 updates: run --stage=sft first"):
     leaves(run, "sft")
   sft.main(run)
   # The third is from the same parameters.
@@ -121,7 +121,7 @@ def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   assert len(run.store.table()) - unbroken.before_bopo == 9
   train_and_die(bopo.main, run, monkeypatch, run, "log", 1)
   run = copied("imitated")
-  with pytest.raises(ValueError, match=r"lam0\.1 has 2 of 4 updates: run --stage=bopo"):
+  with pytest.raises(ValueError, match=r"lam0\.1 is not finished after 2 updates: run"):
     leaves(run, "bopo", 0.1)
   bopo.main(run)
   # 4 updates of 2 tasks with 2 episodes each, and nothing was run twice
@@ -183,9 +183,18 @@ def test_a_training_stops_at_the_first_number_that_is_none(
   assert len(rollouts) == 3 * (steps_before == 4)
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(copied, monkeypatch, dynamic):
-  """Of each batch's two groups one is kept: with dynamic sampling two batches make one step."""
+@pytest.mark.parametrize(
+  "dynamic, limit, pools, counts",
+  [
+    (True, 3, ("1122", "3344", "5566", "7788"), (32, 8)),  # as many steps as BoPO's 4 x 2
+    (True, 1, ("1122", "3344"), (16, 4)),  # but no more than `limit` times its episodes
+    (False, 3, ("11", "22", "33", "44"), (16, 4)),
+  ],
+)
+def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
+  copied, unbroken, monkeypatch, dynamic, limit, pools, counts
+):
+  """Of each batch's two groups one is kept: with dynamic sampling two batches make one pool."""
 
   def one_group(episodes, *_):
     group = [e for e in episodes if e.task_id == episodes[0].task_id]
@@ -198,19 +207,24 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(copied, monke
     return update_policy(trainer, anchor, batcher, episodes, *others)
 
   monkeypatch.setattr(fit, "update_policy", record_update)
+  monkeypatch.setattr(fit, "VANILLA_BATCHES", limit)
   changes = {"compute_advantages": one_group, "dynamic_sampling": dynamic}
   monkeypatch.setitem(METHODS, "bopo", dataclasses.replace(METHODS["bopo"], **changes))
   run = copied("imitated")
   bopo.main(run)
-  assert learned == ([[*"1122"], [*"3344"]] if dynamic else [[*"11"], [*"22"], [*"33"], [*"44"]])
-  steps = ["loss" in line for line in logged(run, "bopo")]
-  assert steps == [not dynamic, True, not dynamic, True]
+  assert ["".join(pool) for pool in learned] == [*pools]
+  lines, last = logged(run, "bopo"), logged(unbroken, "bopo")[-1]
+  assert [f"{line['update']}" for line in lines if "loss" in line] == [pool[-1] for pool in pools]
+  assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts
+  assert (last["episodes"], last["gradient_steps"]) == (16, 8)
+  bopo.main(run)  # finished: nothing more is done
+  assert len(logged(run, "bopo")) == len(lines)
 
 
 def test_the_decisions_of_a_router_from_random_weights_start_alike(copied):
   run = copied("imitated")
   view = View(run.config.router, run.tokenizer)
-  model = load_initial(run.dir, run.store, run.config, view, run.mesh)
+  model = load_initial(run.dir, run.config, view, run.mesh)
   small, large = np.asarray(model.logits(np.arange(16.0), np.array(view.decision_ids)))
   assert small == large != 0
 
@@ -223,5 +237,5 @@ def test_what_is_missing_is_named(tmp_path, copied):
     leaves(run, "sft")
   run.close()
   shutil.rmtree(done.dir / "checkpoints")
-  with pytest.raises(ValueError, match="has 0 of 3 updates: run --stage=sft first"):
+  with pytest.raises(ValueError, match="is not finished after 0 updates: run --stage=sft first"):
     bopo.main(done)

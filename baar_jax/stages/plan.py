@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from baar_jax.config import Config
+from baar_jax.config import VANILLA_BATCHES, Config
 from baar_jax.episode import Usage
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.prices import prices_of
@@ -75,9 +75,11 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     episodes = min(c.bopo.tasks_per_update, tasks) * c.bopo.group_size
     for family, parameters in routers(c):
       if "lam" in parameters and (family == "bopo") == (stage == "bopo"):
-        for update in range(1, c.bopo.updates + 1):
+        limit = c.bopo.updates * (VANILLA_BATCHES if family == "vanilla" else 1)
+        for update in range(1, limit + 1):  # the later ones only as far as they are needed
+          needed_R = [1, 1, 1] if update <= c.bopo.updates else [0, 0.5, 1]
           name = rollouts_name(family, parameters["lam"], update)
-          planned.append((name, family, episodes, None))
+          planned.append((name, family, episodes * np.array(needed_R), None))
   elif stage == "evaluate":
     episodes = (c.evaluate.tasks or len(ids) or c.env.test_tasks) * c.evaluate.seeds
     planned = [(entry.policy, entry.family, episodes, entry.usd_budget) for entry in entries(c)]

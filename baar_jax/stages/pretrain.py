@@ -17,7 +17,6 @@ from baar_jax.episode import Episode
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.train.batches import Batch
-from baar_jax.train.checkpoint import count_pretrain_updates
 from baar_jax.train.dataset import draw_batches, load_pretraining_episodes
 from baar_jax.train.fit import fit_stored
 from baar_jax.train.losses import NO_TOKEN
@@ -31,11 +30,11 @@ def main(run: Run) -> None:
   if c.epochs == 0:
     return
   run.require("references")
-  updates = count_pretrain_updates(run.store, run.config)
+  episodes = load_pretraining_episodes(run.store, run.config)
+  updates = max(1, c.epochs * len(episodes) // c.batch_episodes)
   warmup_share = min(1.0, WARMUP / updates)
   config = SFTConfig(updates, learning_rate=c.learning_rate, warmup_share=warmup_share, **ADAM)
   view = View(run.config.router, run.tokenizer)
-  episodes = load_pretraining_episodes(run.store, run.config)
   batches = draw_batches(episodes, c.batch_episodes, run.config.seed, newest_first=True)
   fit_stored(run, "pretrain", config, view, batches, partial(label_outcomes, view))
 

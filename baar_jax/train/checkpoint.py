@@ -1,4 +1,4 @@
-"""Checkpoints of a router (Orbax): parameters, optimizer, update, and the config beside them."""
+"""Checkpoints of a router (Orbax): parameters, optimizer, progress, and the config beside them."""
 
 import contextlib
 import dataclasses
@@ -20,8 +20,6 @@ from baar_jax.mesh import split_parameters
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
-from baar_jax.store import Store
-from baar_jax.train.dataset import load_pretraining_episodes
 
 READING = "checkpoint {directory}/{update} cannot be read ({reason}); "
 READING += "remove that directory to go on from the one before"
@@ -55,12 +53,30 @@ class Checkpoints:
     """The directory of the newest checkpoint."""
     return self._directory / str(self.update) if self.update else None
 
-  def save(self, update: int, state: Mapping) -> None:
-    """Writes named pytrees of arrays in the background; ValueError, also later, if it cannot."""
+  @property
+  def progress(self) -> dict:
+    """What the newest checkpoint's training has to remember; empty if there is none."""
+    if self.update == 0:
+      return {}
+    with self._explain(READING):
+      args = ocp.args.Composite(progress=ocp.args.JsonRestore())
+      return dict(self._manager.restore(self.update, args=args)["progress"])
+
+  @property
+  def finished(self) -> bool:
+    """Whether the training has come to its end."""
+    return self.progress.get("finished", False)
+
+  def save(self, update: int, state: Mapping, **progress) -> None:
+    """Writes named pytrees of arrays in the background; ValueError, also later, if it cannot.
+
+    `progress` are values for JSON; `finished` says that the training has come to its end.
+    """
     trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
-    config = ocp.args.JsonSave(dataclasses.asdict(self._config))
+    texts = {"config": dataclasses.asdict(self._config), "progress": progress}
+    trees |= {name: ocp.args.JsonSave(text) for name, text in texts.items()}
     with self._explain(WRITING):
-      self._manager.save(update, args=ocp.args.Composite(**trees, config=config))
+      self._manager.save(update, args=ocp.args.Composite(**trees))
 
   def restore(self, like: Mapping) -> dict:
     """The newest checkpoint's pytrees, of the names, shapes, dtypes and shardings of `like`.
@@ -108,7 +124,7 @@ def sft_family(ablation: str) -> str:
   return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
 
 
-def load_initial(directory: Path, store: Store, config: Config, view: View, mesh: Mesh) -> Qwen2:
+def load_initial(directory: Path, config: Config, view: View, mesh: Mesh) -> Qwen2:
   """The router that SFT starts from: a checkpoint's, or a small one whose decisions start alike.
 
   Raises ValueError if it is still to be pretrained, or the checkpoint cannot be loaded.
@@ -116,40 +132,27 @@ def load_initial(directory: Path, store: Store, config: Config, view: View, mesh
   if config.router.weights:
     return weights.load_pretrained(view, mesh)
   if config.pretrain.epochs > 0:
-    updates = count_pretrain_updates(store, config)
-    model = load_router(directory, config, mesh, "pretrain", updates=updates)
+    model = load_router(directory, config, mesh, "pretrain")
   else:
     model = weights.build_model(config.router, config.seed)
   weights.start_alike(model, view.decision_ids)
   return model
 
 
-def count_pretrain_updates(store: Store, config: Config) -> int:
-  """The number of updates that go through all episodes as often as `pretrain.epochs` says."""
-  c = config.pretrain
-  return max(1, c.epochs * len(load_pretraining_episodes(store, config)) // c.batch_episodes)
-
-
-def load_router(
-  directory: Path, config: Config, mesh: Mesh, family: str, lam=None, updates: int | None = None
-) -> Qwen2:
+def load_router(directory: Path, config: Config, mesh: Mesh, family: str, lam=None) -> Qwen2:
   """The trained router of a run's directory: of its newest checkpoint, the parameters alone.
 
   `family` is of `sft_family`, "pretrain", "bopo", a rival or an ablation, and `lam` the weight of
-  cost where a family has several. A finished training has `updates`, by default the config's.
-  Raises ValueError if it has not come to its end.
+  cost where a family has several. Raises ValueError if its training has not come to its end.
   """
   stage = family if family in ("pretrain", "bopo") else "baselines"
-  section = config.baselines if lam is None else config.bopo
-  if family.startswith("sft"):
-    stage, section = "sft", config.sft
-  last, done = updates or section.updates, 0
-  decision_ids = View(config.router, directory / "tokenizer").decision_ids
+  stage = "sft" if family.startswith("sft") else stage
+  decision_ids, update = View(config.router, directory / "tokenizer").decision_ids, 0
   place = checkpoint_directory(directory, config, family, lam)
   if place.exists():
     with contextlib.closing(Checkpoints(place)) as checkpoints:
-      done = checkpoints.update
-      if done == last:
+      update = checkpoints.update
+      if checkpoints.finished:
         shape = weights.find_shape(config.router, decision_ids)
         graphdef, params = nnx.split(weights.make_abstract_model(shape))
         place_leaf = lambda x, sharding: x.update(sharding=sharding)  # noqa: E731
@@ -157,4 +160,4 @@ def load_router(
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
         nnx.replace_by_pure_dict(like, restored["params"])
         return nnx.merge(graphdef, like)
-  raise ValueError(f"{place} has {done} of {last} updates: run --stage={stage} first")
+  raise ValueError(f"{place} is not finished after {update} updates: run --stage={stage} first")

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from baar_jax.config import SEEDS_BEFORE_BOPO, SFTConfig
+from baar_jax.config import SEEDS_BEFORE_BOPO, VANILLA_BATCHES, BoPOConfig, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
@@ -46,14 +47,14 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
   family = sft_family(run.ablation) if method_name == "sft" else method_name
   directory = checkpoint_directory(run.dir, run.config, family)
   with closing(Checkpoints(directory, run.config)) as checkpoints:
-    done = checkpoints.update
-    if done == last:
+    if checkpoints.finished:
       return
+    done = checkpoints.update
     batcher = Batcher(run.config, view, run.store.tasks("train"))
     if method.whole_vocabulary:
       model, ids = build_model(run.config.router, run.config.seed), None
     else:
-      model = checkpoint.load_initial(run.dir, run.store, run.config, view, run.mesh)
+      model = checkpoint.load_initial(run.dir, run.config, view, run.mesh)
       ids = view.decision_ids
     dtype = run.config.router.dtype
     trainer = Trainer(model, method.loss, sft_optimizer(config), ids, run.mesh, dtype)
@@ -67,7 +68,7 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
         log_fields = {"update": update, "updates": last, "compiled": trainer.compiled}
         run.log(stage=method_name, **log_fields, **metrics)
         if update == last or update - checkpoints.update >= SAVE_EVERY:
-          checkpoints.save(update, trainer.state)
+          checkpoints.save(update, trainer.state, finished=update == last)
         bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
         bar.update()
 
@@ -77,13 +78,17 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
 
   An update rolls out episodes, computes their advantages, takes gradient steps, logs and saves.
   `method_name` is "bopo", also for an ablated run, or "vanilla"; `lam` is the weight of cost.
+  A method that drops groups (DAPO) goes on until it has taken as many gradient steps as BoPO, for
+  at most `VANILLA_BATCHES` times as many updates; so it may see more episodes, never fewer.
   """
   bopo, method, family = run.config.bopo, METHODS[method_name], run.ablation or method_name
+  last = bopo.updates * (VANILLA_BATCHES if method.dynamic_sampling else 1)
   directory = checkpoint_directory(run.dir, run.config, family, lam)
   with closing(Checkpoints(directory, run.config)) as checkpoints:
-    done, last = checkpoints.update, bopo.updates
-    if done == last:
+    if checkpoints.finished:
       return
+    done, progress = checkpoints.update, checkpoints.progress
+    counts = {name: progress.get(name, 0) for name in ("episodes", "gradient_steps")}
     profiles = dataset.load_profiles(run.store, run.config)
     references = dataset.load_references(run.store, run.config, profiles)
     tasks = [task for task in run.store.tasks("train") if task.id in references]
@@ -99,10 +104,13 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     # restart, which reads episodes from the store again, misses none.
     pending: list[tuple[Episode, float]] = []  # with their advantages
     task_batches = dataset.draw_task_batches(tasks, bopo.tasks_per_update, run.config.seed)
+    batch_episodes = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
+    enough_steps = bopo.updates * count_steps(bopo, batch_episodes)
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
       episodes = roll_out(run, family, lam, update, trainer.model, view, update_tasks)
       kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, bopo)
       pending += zip(kept, adv_B)
+      counts["episodes"] += len(episodes)
       groups = {episode.task_id for episode, _ in pending}
       enough = len(groups) >= len(update_tasks) or not method.dynamic_sampling
       if pending and (enough or update == last):
@@ -110,12 +118,20 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
         adv_B, seed = np.array(advantages), run.config.seed + update
         metrics |= update_policy(trainer, anchor, batcher, kept, adv_B, bopo, seed)
         pending = []
+        counts["gradient_steps"] += count_steps(bopo, len(kept))
       check_metrics(method_name, update, metrics, checkpoints)
       log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
-      run.log(stage=method_name, **log_fields, **metrics)
-      due = update == last or update - checkpoints.update >= SAVE_EVERY_ROLLOUTS
-      if due and not pending:
-        checkpoints.save(update, trainer.state)
+      run.log(stage=method_name, **log_fields, **counts, **metrics)
+      finished = update == last or counts["gradient_steps"] >= enough_steps
+      if finished or (update - checkpoints.update >= SAVE_EVERY_ROLLOUTS and not pending):
+        checkpoints.save(update, trainer.state, finished=finished, **counts)
+      if finished:
+        return
+
+
+def count_steps(config: BoPOConfig, episodes: int) -> int:
+  """The number of gradient steps that are taken on so many episodes."""
+  return config.epochs * math.ceil(episodes / config.batch_episodes)
 
 
 def check_metrics(method_name: str, update: int, metrics: dict, checkpoints: Checkpoints) -> None:
