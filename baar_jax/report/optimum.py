@@ -45,7 +45,7 @@ class Exact:
 
   def __init__(self, rules=sandbox.RULES, max_steps=sandbox.MAX_STEPS, names=NAMES, errors=ERRORS):
     self._rules = rules
-    self.call_usd = _call_prices(Sandbox(1, 1, max_steps, rules), names, errors)
+    self.call_usd = _call_prices(Sandbox(1, 1, 1, max_steps, rules), names, errors)
     self._share_K = np.array([kind.share for kind in rules.kinds])
     self._sign_KxZ, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)

@@ -200,7 +200,7 @@ def wait() -> Iterator[Figure]:
     return [SimpleNamespace(bound_usd=lambda messages, step: 0.0, reply=reply)] * 2
 
   rules = Rules(attempts=WAITING_STEPS + 1)  # nobody opens the lock: episodes end at max_steps
-  envs = [Sandbox(1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
+  envs = [Sandbox(1, 1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
   jobs = [Job(envs[0].tasks("test")[0], seed) for seed in range(LIVE)]
   pair = SimpleNamespace(start=start, stop=lambda: None)
   seconds = measure_s(lambda: list(run_episodes(jobs, RANDOM, pair, envs)), repeats=0)
