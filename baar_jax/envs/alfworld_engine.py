@@ -26,7 +26,7 @@ TREATMENTS = {
   "pick_cool_then_place_in_recep": ("cool", "iscool", "Fridge"),
 }
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
-ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine")
+ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine", "help")
 
 # Unproductive actions, and how often each is taken; "wrong" is like "lost" at a routine step.
 WASTED = ("go", "examine", "open", "close", "inventory", "look", "nonsense")
@@ -183,9 +183,9 @@ def advise(engine: Engine) -> Oracle:
     targets.sort(key=lambda r: -sum(facts.container.get(o) == r for o in objects))
     placed = [o for o in objects if facts.container.get(o) == targets[0]]
   position, held, recovering = 2 * bool(placed), facts.held, False
-  # The command that puts down the held object here, in the words of the game's grammar, if any.
+  # The commands that put the held object down here, in the words of the game's grammar.
   words = (f"move {held} to ", f"put {held} in/on ")
-  put = next((admitted for admitted in engine.commands if admitted.startswith(words)), None)
+  puts = [admitted for admitted in engine.commands if admitted.startswith(words)]
   if not held:  # prefers an object that is treated already, near, visible, and not put away yet
     receptacle = {o: facts.container.get(o) for o in objects if o not in placed}
     candidates = [
@@ -200,7 +200,7 @@ def advise(engine: Engine) -> Oracle:
     fitting = {r for r, kind in facts.rows["cancontain"] if kind == facts.object_type[held]}
     places = [r for r in facts.location if facts.furniture[r] in fitting]
     place = min(places, key=lambda r: (r in facts.closed, r), default=None)
-    action, recovering = put or (facts.reach(place) if place else "look"), True
+    action, recovering = puts[0] if puts else facts.reach(place) if place else "look", True
   elif task_type == LOOK:
     lamps = [o for o in facts.objects(target) if facts.container.get(o) in facts.location]
     position, action = 1, facts.reach(facts.container[lamps[0]]) or f"use {lamps[0]}"
@@ -209,7 +209,8 @@ def advise(engine: Engine) -> Oracle:
     position, action = 1, facts.walk(place) or f"{command} {held} with {place}"
   else:
     position += 2 if command else 1
-    action = facts.reach(targets[0]) or put
+    # Others may share the target's place, as drawers do a dresser's.
+    action = facts.reach(targets[0]) or next(p for p in puts if p.endswith(f" {targets[0]}"))
   return Oracle(action, position, verb(action) not in ROUTINE_VERBS, recovering)
 
 
