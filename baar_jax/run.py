@@ -116,14 +116,7 @@ class Run:
   def envs(self) -> list[Env]:
     """The environments, opened on first use."""
     if not self._envs:
-      c, count = self.config.env, self.live_episodes
-      args = {f"{split}_tasks": getattr(c, f"{split}_tasks") for split in SPLITS}
-      args["max_steps"] = c.max_steps
-      if c.kind == "scienceworld":
-        args["gold_dir"] = str(Path(self.config.runs) / "gold")
-      elif c.kind in engines.ENGINES:
-        args["data"] = str(engines.existing_data(c.kind, c.data))
-        args |= {f"{split}_split": getattr(c, f"{split}_split") for split in SPLITS}
+      c, count, args = self.config.env, self.live_episodes, env_arguments(self.config)
       if c.kind == "sandbox":  # needs no processes
         self._envs += [Sandbox(**args) for _ in range(count)]
       else:
@@ -140,10 +133,7 @@ class Run:
       futures = threads.map(lambda env, name: env.tasks(name), (first, last, last), SPLITS)
       threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
       listings = list(futures)
-      counts = Counter(task.id for tasks in listings for task in tasks)
-      if twice := [task_id for task_id, count in counts.items() if count > 1]:
-        problem = f"--config.env.kind={self.config.env.kind} lists the task {twice[0]!r} twice"
-        raise ValueError(f"{problem}: each is in one split, once")
+      check_listings(self.config.env.kind, listings)
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
@@ -217,6 +207,27 @@ class Run:
     self.pair.close()
     self.store.close()
     self._lock.close()
+
+
+def env_arguments(config: Config) -> dict:
+  """What an environment is made with. Raises ValueError if its data are missing."""
+  c = config.env
+  args = {f"{split}_tasks": getattr(c, f"{split}_tasks") for split in SPLITS}
+  args["max_steps"] = c.max_steps
+  if c.kind == "scienceworld":
+    args |= {"gold_dir": str(Path(config.runs) / "gold"), "short_tasks": c.short_tasks}
+  elif c.kind in engines.ENGINES:
+    args["data"] = str(engines.existing_data(c.kind, c.data))
+    args |= {f"{split}_split": getattr(c, f"{split}_split") for split in SPLITS}
+  return args
+
+
+def check_listings(kind: str, listings: Sequence[Sequence[Task]]) -> None:
+  """Raises ValueError if a task is in two of the splits, or twice in one."""
+  counts = Counter(task.id for tasks in listings for task in tasks)
+  if twice := [task_id for task_id, count in counts.items() if count > 1]:
+    problem = f"--config.env.kind={kind} lists the task {twice[0]!r} twice"
+    raise ValueError(f"{problem}: each is in one split, once")
 
 
 def memory_mb(envs: Sequence[Env]) -> float:

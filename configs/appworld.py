@@ -1,4 +1,8 @@
-"""AppWorld: keyless on a CPU; with :paper the paper's setting, with Qwen2.5-1.5B and API models."""
+"""AppWorld: keyless on a CPU; with :paper the paper's setting, with Qwen2.5-1.5B and API models.
+
+The paper's 105 and 168 tasks are the datasets train and test_normal, dev's are the dataset dev.
+configs/sciworld.py says what differs from the paper.
+"""
 
 from baar_jax import config
 from configs import quickstart, sciworld

@@ -1,5 +1,13 @@
 """ScienceWorld with Qwen2.5-1.5B as the router, trained on GPUs, and the scripted pair; with :paper
-the paper's GPT-4.1 mini and GPT-4.1, with :llama its Llama 3.1 at any compatible endpoint."""
+the paper's GPT-4.1 mini and GPT-4.1, with :llama its Llama 3.1 at any compatible endpoint.
+
+What differs from the paper, in all three environments' :paper:
+- Dev tasks choose what is shown; the paper has none. Its hyperparameters are the defaults of
+  baar_jax/config.py, and the numbers of updates, which it does not state, are ours.
+- The router reads our own transcript; --config.router.view=paper is the paper's prompt.
+- ScienceWorld: the paper's 2,120 and 200 tasks are AgentGym's, whose list is not public. These are
+  as many of the same 23 types, from the engine's own splits, the types in turns.
+"""
 
 from baar_jax import config
 
@@ -13,9 +21,9 @@ LLAMA = {
 
 def get_config(setting: str = "") -> config.Config:
   config.check_setting(setting, "paper", "llama")
-  # The paper trains on 2,120 tasks; 1,783 of the engine's training split are short enough here.
+  # 1,783 tasks of the engine's training split are short enough for the scripted pair.
   # 16 processes keep 64 episodes alive, whatever the machine: each has a row of the KV cache.
-  sizes = {"train_tasks": 1700, "test_tasks": 200, "max_steps": 40, "processes": 16}
+  sizes = {"train_tasks": 1700, "dev_tasks": 100, "test_tasks": 200, "processes": 16}
   texts = {"description_tokens": 256, "action_tokens": 32, "result_tokens": 64}
   c = config.Config(  # the paper's values are the defaults of baar_jax/config.py
     name=f"sciworld-{setting}" if setting else "sciworld",
@@ -28,6 +36,8 @@ def get_config(setting: str = "") -> config.Config:
     evaluate=config.EvaluateConfig(shares=(0.2, 0.4, 0.6)),
   )
   if setting:
+    c.env.train_tasks, c.env.short_tasks = 2120, False
+    c.router.weights, c.router.max_tokens = "weights/Qwen2.5-1.5B-Instruct", 2048
     c.models = config.ModelsConfig(kind="chat", **(LLAMA if setting == "llama" else {}))
     c.profile.robustness = (3, 10)
     c.baselines = config.BaselinesConfig(config.RIVALS, tuple(config.ABLATIONS), compared_lam=0.3)

@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import json
 
 import pytest
 import tiny
 
-from baar_jax.config import ModelsConfig
+from baar_jax.config import EnvConfig, ModelsConfig
+from baar_jax.envs.alfworld import GAME, GAMES
 from baar_jax.run import Run
 from baar_jax.stages import plan, profile
 from baar_jax.train.dataset import load_profiles
@@ -76,6 +78,27 @@ def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys)
   capped = [3 * 2 + 15 * 2.5, 18 * 1, 18 * 2.5] if usd_budget else [0, 0, 0]
   free = [3 * 2 + 3 * 20 + 48 * 11, 3 * 1 + 3 * 10 + 48 * 1, 3 * 3 + 3 * 30 + 48 * 30]
   assert rows["evaluate"][2:] == [a + b for a, b in zip(free, capped)]
+
+
+def test_it_lists_the_tasks_where_that_needs_no_engine(config, tmp_path, capsys):
+  splits = ("train", "train", "valid_seen", "valid_unseen")
+  names = [f"{s}/pick_and_place_simple-Mug-None-Desk-{i}/trial_{i}" for i, s in enumerate(splits)]
+  game = {"solvable": True, "pddl_domain": "d", "pddl_problem": "p"}
+  for name in names:
+    (tmp_path / GAMES / name).mkdir(parents=True)
+    text = json.dumps(game | {"grammar": 'Your task is to: put a mug on the desk."'})
+    (tmp_path / GAMES / name / GAME).write_text(text)
+  (tmp_path / "list.txt").write_text("\n".join(names[:2]))
+  config.env = EnvConfig("alfworld", 2, 1, 1, data=str(tmp_path), train_split="list.txt")
+  plan.main(config, STAGES)
+  out = capsys.readouterr().out
+  assert "tasks: 2 train, 1 dev, 1 test" in out and "210" in out
+  config.env.dev_split = "train"
+  with pytest.raises(ValueError, match=f"the task '{names[0]}' twice: each is in one split"):
+    plan.main(config, STAGES)
+  config.env.train_tasks = 3
+  with pytest.raises(ValueError, match="list.txt in .* has 2 games, 3 were asked for"):
+    plan.main(config, STAGES)
 
 
 def test_what_is_done_is_not_missing(config, capsys):

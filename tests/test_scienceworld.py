@@ -6,7 +6,7 @@ import re
 import pytest
 
 from baar_jax.envs import scienceworld_engine
-from baar_jax.envs.scienceworld import TASK_TYPES, ScienceWorld
+from baar_jax.envs.scienceworld import LONGER_TYPES, TASK_TYPES, ScienceWorld
 from baar_jax.envs.scienceworld_engine import CRITICAL_VERBS, Expert
 from baar_jax.episode import SPLITS
 
@@ -138,6 +138,16 @@ def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch
     gold = {"actions": ["wait1"] * steps, "description": first.description}
     (tmp_path / f"{first.id.replace('/', '-')}.json").write_text(json.dumps(gold))
     assert ScienceWorld(test_tasks=1, gold_dir=tmp_path).tasks("test") == [listed]
+
+
+def test_tasks_of_any_length_have_neither_solution_nor_expert(tmp_path):
+  env = ScienceWorld(train_tasks=24, gold_dir=tmp_path, short_tasks=False)
+  types = [task.id.split("/")[0] for task in env.tasks("train")]
+  assert types == [*TASK_TYPES, *LONGER_TYPES, TASK_TYPES[0]]
+  assert env.reset("boil/0") and not env.step("look around")[1]
+  with pytest.raises(NotImplementedError, match="no expert, .*short_tasks"):
+    env.oracle()
+  assert list(tmp_path.iterdir()) == []
 
 
 def test_first_kept_solution_wins(tmp_path, monkeypatch):

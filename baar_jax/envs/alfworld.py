@@ -78,11 +78,11 @@ class ALFWorld(Env):
   ) -> None:
     """`data` is the directory of the splits, or the one above its json_2.1.1/.
 
-    A split is a directory in it ("" is train, valid_seen or valid_unseen), or a file that lists
-    games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings. Where there is no
-    valid_seen, dev takes games of train that train leaves.
+    A split is a directory in it ("" is train, valid_seen or valid_unseen), or a file, there or
+    elsewhere, that lists games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
+    Where there is no valid_seen, dev takes games of train that train leaves.
     """
-    nested = Path(data) / GAMES
+    nested, self._root = Path(data) / GAMES, Path(data)
     self._data = nested if nested.is_dir() else Path(data)
     named = dict(zip(SPLITS, (train_split, dev_split, test_split)))
     self._splits = {split: name or USUAL_SPLITS[split] for split, name in named.items()}
@@ -127,14 +127,16 @@ class ALFWorld(Env):
     splits = sorted(place.name for place in self._data.iterdir() if place.is_dir())
     if (self._data / source).is_dir():
       return self._find_ids(source)
-    if not Path(source).is_file():
+    path = next(filter(Path.is_file, (self._root / source, Path(source))), None)
+    if path is None:
       raise ValueError(
-        f"ALFWorld's split {source!r} is neither a directory in {self._data} nor a file (that "
-        f"directory has: {', '.join(splits) or 'none'}); set --config.env.train_split and "
-        "test_split, or take generated games with --config.env.data=own"
+        f"ALFWorld's split {source!r} is neither a directory in {self._data} nor a file here or in "
+        f"{self._root} (that directory has: {', '.join(splits) or 'none'}); set "
+        "--config.env.train_split and test_split, or take generated games with "
+        "--config.env.data=own"
       )
     try:
-      text = Path(source).read_text()
+      text = path.read_text()
       if not source.endswith(".json"):
         return text.split()
       names = [f"{entry['task_type']}/{entry['task_id']}" for entry in json.loads(text)]

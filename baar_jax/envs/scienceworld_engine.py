@@ -118,6 +118,11 @@ class Engine:
     self._seed()
     return self._split_lines(self._game.getValidActionObjectCombinations())
 
+  def describe(self, task_id: str) -> str:
+    """A task's description; the game has to be loaded again afterwards."""
+    self._load(task_id)
+    return self._game.getTaskDescription()
+
   def solve(self, task_id: str) -> dict:
     """A task's description and its solver's actions; the game has to be loaded again afterwards."""
     self._load(task_id)  # unlike the next line, this checks the variation

@@ -88,7 +88,7 @@ def main(scratch: str, kind: str, kwargs: str) -> None:
 
   def env_of(slot: int) -> Env:
     if slot not in envs:
-      envs[slot] = _class_of(kind)(**json.loads(kwargs))
+      envs[slot] = class_of(kind)(**json.loads(kwargs))
     return envs[slot]
 
   def greet() -> dict:
@@ -102,7 +102,8 @@ def main(scratch: str, kind: str, kwargs: str) -> None:
     answer(method, lambda s=slot, m=method, a=args: _call(env_of(s), m, a))
 
 
-def _class_of(kind: str) -> type[Env]:
+def class_of(kind: str) -> type[Env]:
+  """The class of a kind. Raises ValueError if the user's file or its class does not exist."""
   if kind in KINDS:
     module, name = KINDS[kind]
     return getattr(importlib.import_module(module), name)
