@@ -2,18 +2,22 @@
 
 import contextlib
 import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import astuple
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from baar_jax.envs import engines
+from baar_jax.envs import alfworld_engine, engines, scienceworld_engine
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
-from baar_jax.llms.scripted import Lapse, ScienceWorldErrors, ScriptedPair
+from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.live import Job, always
 from baar_jax.rollout.loop import run_episodes
@@ -133,6 +137,31 @@ def test_kinds_of_mistakes_and_spoiled_steps():
   small.reply([], 0)
   assert large.error_rate() == 0.25  # the agents of an episode share what was spoiled
   assert agents(Always(wrong=0.0, spoils=True))[1].error_rate() == 1.0
+
+
+def test_the_documentation_states_the_rates_of_the_code():
+  text = (Path(__file__).parents[1] / "docs/environments.md").read_text()
+  kinds = [scripted.ERRORS[kind] for kind in ("scienceworld", "alfworld", "appworld")]
+
+  def numbers(value) -> list[float]:
+    if isinstance(value, str | Lapse):
+      value = re.findall(r"-?[\d.]+", value) if isinstance(value, str) else astuple(value)[:2]
+    values = value.values() if isinstance(value, dict) else value
+    return [*map(float, values)] if isinstance(values, Iterable) else [values]
+
+  rows = re.findall(r"^\| `([A-Z_]+)` \|[^|]*\|(.*)\|$", text, re.M)
+  assert len(rows) == 17
+  for name, cells in rows:
+    values = [getattr(kind, name) for kind in kinds if hasattr(kind, name)]
+    values = values or getattr(scripted.SandboxErrors, name)
+    stated = [numbers(cell) for cell in cells.split("|")]
+    assert all(a in ([], numbers(b)) for a, b in zip(stated, values, strict=True)), name
+  shares = re.findall(r"^   \|.*\| (0\.\d\d, 0\.\d\d, 0\.\d\d) \|$", text, re.M)
+  priors = [weights for kind in (*kinds, KnowledgeErrors) for _, weights in kind.PRIORS]
+  assert [tuple(numbers(row)) for row in shares] == priors
+  for title, engine in (("ScienceWorld", scienceworld_engine), ("ALFWorld", alfworld_engine)):
+    cells = re.findall(rf"^\| {title} \|.*(\|.* 0\.\d\d, .*)\| (0\.\d\d, .*) \|$", text, re.M)
+    assert [[*map(numbers, row)] for row in cells] == [[*map(numbers, engine.WEIGHTS.values())]]
 
 
 # The mean scores of always-SMALL and always-LARGE are the paper's. ScienceWorld's success rates are
