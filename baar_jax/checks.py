@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.config import ENVS, MARKUP_TOKENS, Config, ablate
+from baar_jax.config import ENVS, MARKUP_TOKENS, ROLLOUT_RANGE, VANILLA_BATCHES, Config, ablate
 
 # Fields that may hold a key by mistake, and the sections around them: never shown.
 SECRETS = ("key_variables", "base_urls", "models", "judge")
@@ -80,6 +80,10 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
         texts = {value if isinstance(value, str) else f"{value:g}" for value in values}
         yield f"{section}.{name}", len(texts) == len(values), "of different values"
   yield "evaluate.thresholds", 0.5 not in c.evaluate.thresholds, "without 0.5, which is argmax"
+  most = ROLLOUT_RANGE // (VANILLA_BATCHES * c.bopo.group_size)
+  yield "bopo.updates", c.bopo.updates <= most, f"at most {most}, for each episode's own seed"
+  works = c.train_seeds <= c.evaluate.seeds
+  yield "train_seeds", works, "at most --config.evaluate.seeds, so that each router is evaluated"
   works = b.compared_lam in (None, *c.bopo.lam)
   yield "baselines.compared_lam", works, f"one of --config.bopo.lam, {c.bopo.lam}"
   same = [name for name in b.ablations if ablate(c, name) == c]

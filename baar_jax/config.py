@@ -17,13 +17,15 @@ ABLATIONS = {
 }
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 VANILLA_BATCHES = 3  # vanilla RL rolls out at most so many times BoPO's batches
-SEEDS_BEFORE_BOPO = 1000  # seeds below belong to the profile and the references
-DEV_SEEDS, TEST_SEEDS = 2000, 3000  # the first seeds of the evaluation's episodes by split
+# The first seeds of episodes by what they are for. The bounds of counts keep them apart: no draw of
+# one purpose is known from another. Rollouts have a range for each training seed.
+PROFILE_SEEDS, REFERENCE_SEEDS, DEV_SEEDS, TEST_SEEDS, ROLLOUT_SEEDS = 0, 1000, 2000, 3000, 10_000
+SEEDS, ROLLOUT_RANGE = 1000, 1_000_000  # how many there are for a purpose, and for a training seed
 JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 # Entries of tuples.
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=100)]
-Trials = Annotated[int, Field(gt=0, le=SEEDS_BEFORE_BOPO)]
+Trials = Annotated[int, Field(gt=0, le=SEEDS)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 section = dataclass(
   config={"extra": "forbid", "hide_input_in_errors": True, "allow_inf_nan": False}
@@ -110,7 +112,7 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
 
 @section
 class ProfileConfig:
-  trials: int = Field(5, gt=0, le=SEEDS_BEFORE_BOPO)  # K of the paper, per boundary model
+  trials: int = Field(5, gt=0, le=SEEDS)  # K of the paper, per boundary model
   robustness: tuple[Trials, ...] = ()  # other K
   easy_rate: float = Field(0.8, gt=0, le=1)
 
@@ -124,7 +126,7 @@ class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's 
 
 @section
 class ReferencesConfig:
-  samples: int = Field(20, gt=0, le=SEEDS_BEFORE_BOPO)  # N of the paper, per hard task
+  samples: int = Field(20, gt=0, lt=SEEDS)  # N of the paper, per hard task
   clone_large: bool = False  # ablation: no stratified sampling
 
 
@@ -181,8 +183,8 @@ class BaselinesConfig:  # what is trained and evaluated beside BoPO
 
 @section
 class EvaluateConfig:
-  seeds: int = Field(3, gt=0)
-  tasks: int = Field(0, ge=0, le=10**9)  # how many test tasks, from the first on; 0 is all
+  seeds: int = Field(3, gt=0, le=SEEDS)
+  tasks: int = Field(0, ge=0, le=10**9)  # how many of dev and of test, from the first on; 0 is all
   random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
   # Extra points: LARGE where its probability is above a threshold, or above the threshold at which
   # LARGE has this share of the decisions in stored training episodes.
@@ -206,7 +208,7 @@ class DistributedConfig:  # processes train one router, each on its share of the
 class Config:
   name: str = "quickstart"  # of letters, digits, ".", "_" and "-"
   runs: str = "runs"  # the run's directory is <runs>/<name>
-  seed: int = Field(0, ge=0, lt=2**31)
+  seed: int = Field(0, ge=0, le=10**9)
   train_seeds: int = Field(1, gt=0, le=100)  # everything that is trained is trained so many times
   max_usd: float = Field(0.0, ge=0, le=1e9)  # cap on all model calls; 0 is no cap
   dry_run: bool = False  # print what is still to be run and what it may cost, and run nothing
@@ -232,6 +234,12 @@ def check_setting(setting: str, *settings: str) -> None:
 def compared_lam(c: Config) -> float:
   """The weight of cost that ablations are trained with, and at which rivals are compared."""
   return c.bopo.lam[0] if c.baselines.compared_lam is None else c.baselines.compared_lam
+
+
+def evaluation_seeds(c: Config, split: str) -> range:
+  """The seeds of the evaluation's episodes on "dev" or "test"."""
+  first = {"dev": DEV_SEEDS, "test": TEST_SEEDS}[split]
+  return range(first, first + c.evaluate.seeds)
 
 
 def ablate(config: Config, name: str) -> Config:

@@ -37,9 +37,9 @@ from baar_jax.store import Store
 RESTORE = "restore a copy, or choose another --config.name"
 ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
-CHANGEABLE_FIELDS = """runs env.processes env.live_per_process env.timeout_s bopo.lam baselines
-profile.robustness evaluate distributed max_usd dry_run models.key_variables models.concurrency
-models.token_limit_field models.timeout_s models.retries models.max_failures"""
+CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s bopo.lam
+baselines profile.robustness evaluate distributed max_usd dry_run models.key_variables
+models.concurrency models.token_limit_field models.timeout_s models.retries models.max_failures"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 
 
@@ -54,7 +54,7 @@ class Run:
     models.check(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
-    self.config, self.ablation = config, ""
+    self.config, self.ablation, self.train_seed = config, "", 0
     self.is_main = config.distributed.process == 0  # it prints, logs and lists the tasks
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
@@ -108,6 +108,18 @@ class Run:
     other = copy.copy(self)
     other.config, other.ablation = ablate(self.config, name), name
     return other
+
+  def reseed(self, train_seed: int) -> "Run":
+    """This run with the training seed of this number: what is trained with another one is kept
+    apart, and the store, models and environments are the same."""
+    other = copy.copy(self)
+    other.config = dataclasses.replace(self.config, seed=self.config.seed + train_seed)
+    other.train_seed = train_seed
+    return other
+
+  def trainings(self) -> list["Run"]:
+    """This run with each of its training seeds."""
+    return [self.reseed(number) for number in range(self.config.train_seeds)]
 
   @property
   def live_episodes(self) -> int:
@@ -195,11 +207,13 @@ class Run:
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
   def log(self, **values) -> None:
-    """Appends a line to metrics.jsonl, once for all processes; it names the run's ablation."""
+    """Appends a line to metrics.jsonl, once for all processes; it names the run's ablation and its
+    training seed, where they are not the usual ones."""
     if self.is_main:
-      ablation = {"ablation": self.ablation} if self.ablation else {}
+      values |= {"ablation": self.ablation} if self.ablation else {}
+      values |= {"train_seed": self.train_seed} if self.train_seed else {}
       with (self.dir / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(values | ablation) + "\n")
+        file.write(json.dumps(values) + "\n")
 
   def close(self) -> None:
     while self._envs:

@@ -70,7 +70,7 @@ BAD = {
   "models.base_urls": ((1,), ("http://",), ("https:///v1",), ("a:8000",), ("http://[::1/v1",)),
   "models.key_variables baselines.judge.key_variables": (("A", "B", "C"), "A KEY", *KEYS),
   "models.temperature": (2.5,),
-  "profile.trials references.samples": (1001,),  # later seeds are BoPO's
+  "profile.trials references.samples evaluate.seeds": (1001,),  # the next purpose has these seeds
   "profile.robustness": ((2.5,), (3, 3), (1001,)),
   "profile.easy_rate sft.hard_share": (1.1,),
   "bopo.lam": ((), (0.1, -0.1), (0.1, "much"), (0.1, 0.1000001)),
@@ -173,6 +173,9 @@ TOGETHER = [
   ({"env.kind": "appworld"}, "1 for AppWorld"),
   (NO_REFERENCE | {"bopo.reference_guided": False}, "without no-reference"),
   ({"router.weights": "w", "pretrain.epochs": 1}, "0 with --config.router.weights"),
+  ({"references.samples": 1000}, "less than 1000"),  # its seeds are 1001, 1002, ...
+  ({"bopo.updates": 41_667}, "at most 41666"),  # x 8 episodes x 3 batches of vanilla: a million
+  ({"train_seeds": 4}, "at most --config.evaluate.seeds"),
   ({"models.kind": "chat", "models.names": ("m",)}, "two models"),
   (TWO, "coordinator is ''; it must be host:port of process 0"),
   ({"models.names": ("m", "m"), "models.base_urls": ADDRESSES[1]}, "different at one address"),

@@ -137,8 +137,8 @@ def full_store(store):
   episodes = [episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1)]
   for task_id, scores in {"h": (0, 1), "e": (1, 0), "i": (0, 0)}.items():
     episodes += [episode(task_id, name, 0, "SS", score) for name, score in zip(BOUNDARIES, scores)]
-  for k in (2, 10):  # as text, "10" would come before "2"
-    episodes.append(episode("h", "stratified(samples=20)", k, "SL", 1, cost_usd=4.0))
+  for k in (2, 10):
+    episodes.append(episode("h", "stratified(samples=20)", 1000 + k, "SL", 1, cost_usd=4.0))
   fill(store, "hei", episodes)
   return store
 
@@ -148,7 +148,7 @@ def test_stored_references(full_store):
   keys = lambda: {  # noqa: E731
     task: (e.policy, e.seed) for task, e in dataset.load_references(full_store, config).items()
   }
-  assert keys() == {"h": ("stratified(samples=20)", 2)} | rest
+  assert keys() == {"h": ("stratified(samples=20)", 1002)} | rest
   config.references.samples = 7
   with pytest.raises(ValueError, match="lacks references of 1 tasks: run --stage=references"):
     keys()
@@ -158,14 +158,14 @@ def test_stored_references(full_store):
 
 def test_thresholds_are_set_on_the_first_trials_and_three_mixes(full_store):
   for k in (5, 15):
-    full_store.add(episode("h", "stratified(samples=20)", k, "SL", 0))
+    full_store.add(episode("h", "stratified(samples=20)", 1000 + k, "SL", 0))
   full_store.add(episode("a test task", BOUNDARIES[0]))
   keys = [
     (e.task_id, e.policy, e.seed) for e in dataset.load_threshold_episodes(full_store, Config())
   ]
   boundaries = [(task_id, name, 0) for name in BOUNDARIES for task_id in "ehi"]
   # The quarters of 20 are k = 5, 10, 15.
-  assert keys == [*boundaries, *(("h", "stratified(samples=20)", k) for k in (5, 10, 15))]
+  assert keys == [*boundaries, *(("h", "stratified(samples=20)", k) for k in (1005, 1010, 1015))]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Everything that learns on the smallest run: rivals and ablations too; evaluated and exported."""
 
+import copy
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -10,14 +12,26 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig, ablate
-from baar_jax.episode import SMALL
+from baar_jax.config import (
+  ABLATIONS,
+  DEV_SEEDS,
+  PROFILE_SEEDS,
+  REFERENCE_SEEDS,
+  RIVALS,
+  ROLLOUT_SEEDS,
+  TEST_SEEDS,
+  BaselinesConfig,
+  ablate,
+)
+from baar_jax.episode import SMALL, SPLITS
+from baar_jax.report.choice import choose
 from baar_jax.rollout.entries import entries, rollouts_name, zero_shot_name
 from baar_jax.rollout.live import Job, rule_policy
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
 from baar_jax.stages import bopo, evaluate, export, profile, references, rivals, sft
+from baar_jax.store import KEY
 from baar_jax.train.checkpoint import load_router
 
 
@@ -37,27 +51,71 @@ def run(tmp_path_factory):
     with pytest.raises(ValueError, match="run --stage=(profile|sft) first"):
       stage.main(run)
   assert len(run.store.table()) == 0  # what is missing is reported before anything is run
+  run.luck = {}  # of each stage: tasks and seeds of the episodes that it has added
   for stage in (profile, references, sft):
-    stage.main(run)
+    start(run, stage)
   with pytest.raises(ValueError, match="is not finished after 0 updates: run --stage=bopo first"):
     export.main(run)
   assert not (run.dir / "export" / "bopo-lam0.1").exists()
   for stage in (bopo, rivals, evaluate):
-    stage.main(run)
+    start(run, stage)
   yield run
   run.close()
 
 
-def test_every_entry_has_every_test_task_within_its_budget_and_does_what_its_name_says(run):
+def start(run, stage):
+  before = set(run.store.table()[[*KEY]].itertuples(index=False))
+  stage.main(run)
+  added = set(run.store.table()[[*KEY]].itertuples(index=False)) - before
+  run.luck[stage] = {(task_id, seed) for _, task_id, seed in added}
+
+
+def test_no_episode_shares_its_luck_with_one_of_another_purpose(run):
+  purposes = [run.luck[stage] for stage in (profile, references, bopo, evaluate)]
+  assert all(purposes) and sum(map(len, purposes)) == len(set().union(*purposes))
+  seeds = {split: {s for t, s in run.luck[evaluate] if t.startswith(split)} for split in SPLITS}
+  assert seeds == {"train": set(), "dev": {2000}, "test": {3000}}
+  # The largest counts, and no other, fit into their ranges.
+  most = [
+    range(PROFILE_SEEDS, PROFILE_SEEDS + 1000),
+    range(REFERENCE_SEEDS, REFERENCE_SEEDS + 1000),
+  ]
+  most += [range(first, first + 1000) for first in (DEV_SEEDS, TEST_SEEDS)]
+  most += [range(ROLLOUT_SEEDS, ROLLOUT_SEEDS + 1)]
+  assert all(one.stop <= next_one.start for one, next_one in itertools.pairwise(most))
+
+
+def test_training_seeds_take_turns_in_the_evaluation(run, monkeypatch):
+  tape, config = [], dataclasses.replace(run.config, train_seeds=2)
+  config.evaluate = dataclasses.replace(config.evaluate, seeds=3)
+  several = copy.copy(run)
+  several.config = config
+  several.collect = lambda title, policy, jobs, *_: tape.append(
+    (title, policy, {job.seed for job in jobs})
+  )
+  loaded = lambda run, family, lam: (run.train_seed, None, [0.5])  # noqa: E731
+  monkeypatch.setattr(evaluate, "_load_trained", loaded)
+  monkeypatch.setattr(evaluate, "RouterPolicy", lambda name, model, *_: model)
+  chosen = [entry for entry in entries(config) if entry.family == "sft" and not entry.unlimited]
+  evaluate._play(several, chosen[:1], "test")
+  name = "test sft(update=1,seeds=2,threshold=0.5)"
+  assert tape == [(name, 0, {3000, 3002}), (name, 1, {3001})]
+
+
+def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name_says(run):
   """Also where an episode of another entry stands for its own: a run of its own gives the same."""
 
   def outcome(e):
     return e.task_id, e.seed, e.score, e.stop, [(s.model, s.action, s.observation) for s in e.steps]
 
-  jobs = [Job(task, 3000) for task in run.tasks("test")[:3]]
+  jobs = [Job(task, 2000) for task in run.tasks("dev")]
+  chosen = choose(run.store, entries(run.config), run.config).policies
+  assert {"always-small", "always-large"} < {*chosen} < {e.policy for e in entries(run.config)}
   for entry in entries(run.config):
+    stored = run.store.episodes(entry.policy)
+    assert any(e.task_id.startswith("test") for e in stored) == (entry.policy in chosen)
     # The profile's trials are under the names of the boundaries too.
-    episodes = [e for e in run.store.episodes(entry.policy) if e.task_id.startswith("test")]
+    episodes = [e for e in stored if e.seed == 2000]
     assert {(e.task_id, e.seed) for e in episodes} == {(job.task.id, job.seed) for job in jobs}
     assert {e.call_budget for e in episodes} == {entry.call_budget}
     for e in episodes:
@@ -102,7 +160,7 @@ def test_a_cascades_episodes_hold_both_calls(run):
 
 def test_zero_shot_pays_for_its_questions_beside_the_models(run):
   episodes = run.store.episodes(zero_shot_name(run.config))
-  assert len(episodes) == 3
+  assert len(episodes) in (2, 5)  # 2 on dev, and 3 on test where dev has chosen it
   for e in episodes:
     assert all(any(call.kind == "judge" for call in step.calls) for step in e.steps)
     assert all(step.usd("judge") > 0 and not step.router_cost_usd for step in e.steps)

@@ -67,8 +67,8 @@ def copied(unbroken, tmp_path):
     run.close()
 
 
-def leaves(run, family, lam=None):
-  model = load_router(run.dir, run.config, run.mesh, family, lam)
+def leaves(run, family, lam=None, train_seed=0):
+  model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed)
   return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model)[1])]
 
 
@@ -138,10 +138,27 @@ def test_training_moves_the_router_and_every_update_has_its_own_seeds(copied):
   run = copied("tiny")
   pairs = zip(leaves(run, "sft"), leaves(run, "bopo", 0.1), strict=True)
   assert any(not np.array_equal(one, other) for one, other in pairs)
-  for update, seeds in enumerate(({1002, 1003}, {1004, 1005}, {1006, 1007}, {1008, 1009}), 1):
+  for update, first in enumerate((10_000, 10_002, 10_004, 10_006), 1):
     episodes = run.store.episodes(f"bopo(lam=0.1)/{update}")
-    assert {e.seed for e in episodes} == seeds
+    assert {e.seed for e in episodes} == {first, first + 1}
     assert all(step.logp < 0 for e in episodes for step in e.steps)
+
+
+def test_another_training_seed_is_added_to_a_run(copied):
+  run = copied("tiny")
+  before = leaves(run, "sft"), leaves(run, "bopo", 0.1), logged(run, "sft")
+  run.config.train_seeds = 2
+  for stage in (sft, bopo):
+    stage.main(run)
+  for family, lam, old in (("sft", None, before[0]), ("bopo", 0.1, before[1])):
+    for one, other in zip(leaves(run, family, lam), old, strict=True):
+      np.testing.assert_array_equal(one, other)
+    new = leaves(run, family, lam, train_seed=1)
+    assert any(not np.array_equal(one, other) for one, other in zip(new, old, strict=True))
+  added = logged(run, "sft")[len(before[2]) :]
+  assert [(line["update"], line["train_seed"]) for line in added] == [(1, 1), (2, 1), (3, 1)]
+  seeds = {e.seed for e in run.store.episodes("bopo(lam=0.1,seed=1)/2")}
+  assert seeds == {1_010_002, 1_010_003}
 
 
 @pytest.mark.parametrize(

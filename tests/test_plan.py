@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import tiny
@@ -43,16 +44,16 @@ def test_nothing_is_created_and_no_key_is_needed(config, tmp_path, monkeypatch, 
 
 def test_what_a_fresh_run_has_to_do(config, capsys):
   rows = table(config, capsys)
-  # 6 tasks, 2 trials of 2 boundaries; 60 % of 10 steps each.
-  assert rows["profile"][:2] == [24, 144]
+  # 6 training and 2 dev tasks, 2 trials of 2 boundaries; 60 % of 10 steps each.
+  assert rows["profile"][:2] == [32, 192]
   # A SMALL episode of 6 steps: 6 * 1000 + 150 * (0 + 1 + ... + 5) = 8250 tokens at $0.4 a million
-  # and 6 * 60 at $1.6; LARGE five times as much. 12 * (0.0033 + 0.000576) * 6
-  assert rows["profile"][2] == pytest.approx(0.2791, abs=5e-5)
-  # References: 40 % of the tasks are taken for hard, 3 samples each: 2.4 * 3, rounded. BoPO: 1 lam,
-  # 2 updates of 2 tasks and 2 episodes. Evaluation: 3 tasks; always-small and -large,
-  # first-large(K=1), random, oracle, sft and bopo, the last four also with K = 1; and six weights
-  # of the optimum, and the optimum with K = 1.
-  numbers = {"references": 7, "bopo": 8, "evaluate": 3 * (3 + 2 * 4 + 7), "in all": 24 + 7 + 8 + 54}
+  # and 6 * 60 at $1.6; LARGE five times as much. 16 * (0.0033 + 0.000576) * 6
+  assert rows["profile"][2] == pytest.approx(0.3721, abs=5e-5)
+  # References: 40 % of the tasks are taken for hard, 3 samples each: 3.2 * 3, rounded. BoPO: 1 lam,
+  # 2 updates of 2 tasks and 2 episodes. Evaluation: 2 dev and 3 test tasks; always-small and
+  # always-large, first-large(K=1), random, oracle, sft and bopo, the last four also with K = 1; and
+  # six weights of the optimum, and the optimum with K = 1.
+  numbers = {"references": 10, "bopo": 8, "evaluate": 5 * (3 + 2 * 4 + 7), "in all": 50 + 90}
   assert {name: rows[name][0] for name in numbers} == numbers
   assert all(rows[name] == [0] * 5 for name in ("setup", "pretrain", "sft", "report"))
   expected, least, most = rows["in all"][2:]
@@ -68,15 +69,15 @@ def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys)
       run.store.add(tiny.episode("other", "always-small", seed, "SS", cost_usd=usd))
       run.store.add(tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd))
   rows = table(config, capsys, ["profile", "bopo", "evaluate"])
-  # 12 episodes of each boundary are missing: of $2 and 2 calls, of $20 and 4 calls.
-  assert rows["profile"] == [24, 12 * 2 + 12 * 4, 264, 12 * 1 + 12 * 10, 12 * 3 + 12 * 30]
+  # 16 episodes of each boundary are missing: of $2 and 2 calls, of $20 and 4 calls.
+  assert rows["profile"] == [32, 16 * 2 + 16 * 4, 352, 16 * 1 + 16 * 10, 16 * 3 + 16 * 30]
   # 8 episodes between the boundaries' means of $2 and $20, and between their ends of $1 and $30.
   assert rows["bopo"] == [8, 24, 88, 8, 240]
-  # 3 of always-small, 3 of always-large, and 48 between them. Of these the budget adds 18: always-
+  # 5 of always-small, 5 of always-large, and 80 between them. Of these the budget adds 30: always-
   # small, and First-Large, random, oracle, sft, bopo: $1 to $2.5, of which always-small expects $2.
-  assert rows["evaluate"][0] == before[0] == (72 if usd_budget else 54)
-  capped = [3 * 2 + 15 * 2.5, 18 * 1, 18 * 2.5] if usd_budget else [0, 0, 0]
-  free = [3 * 2 + 3 * 20 + 48 * 11, 3 * 1 + 3 * 10 + 48 * 1, 3 * 3 + 3 * 30 + 48 * 30]
+  assert rows["evaluate"][0] == before[0] == (120 if usd_budget else 90)
+  capped = [5 * 2 + 25 * 2.5, 30 * 1, 30 * 2.5] if usd_budget else [0, 0, 0]
+  free = [5 * 2 + 5 * 20 + 80 * 11, 5 * 1 + 5 * 10 + 80 * 1, 5 * 3 + 5 * 30 + 80 * 30]
   assert rows["evaluate"][2:] == [a + b for a, b in zip(free, capped)]
 
 
@@ -104,6 +105,8 @@ def test_it_lists_the_tasks_where_that_needs_no_engine(config, tmp_path, capsys)
 def test_what_is_done_is_not_missing(config, capsys):
   with contextlib.closing(Run(config)) as run:
     profile.main(run)
-    hard = sum(p.difficulty == "hard" for p in load_profiles(run.store, run.config).values())
+    load = partial(load_profiles, run.store, run.config)
+    profiles = [*load().values(), *load(split="dev").values()]
+    hard = sum(p.difficulty == "hard" for p in profiles)
   rows = table(config, capsys)
   assert rows["profile"] == [0] * 5 and rows["references"][0] == 3 * hard

@@ -15,8 +15,9 @@ from baar_jax.store import Store
 
 def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, capsys):
   store, events, policies = Store(tmp_path / "episodes.sqlite"), [], []
-  # A task without a profile is passed over.
-  store.put_tasks("train", [Task(name, "train", "do it", 9) for name in ("h1", "e", "h2", "lost")])
+  # A task without a profile is passed over. Dev has references of its own.
+  for split, names in (("train", ("h1", "e", "lost")), ("dev", ("h2",))):
+    store.put_tasks(split, [Task(name, split, "do it", 9) for name in names])
   for task_id, scores in {"h1": (0, 1), "e": (1, 0), "h2": (0, 1)}.items():
     for name, letter, score in zip(BOUNDARIES, "SL", scores):
       store.add(episode(task_id, name, 0, letter * 2, score))
@@ -25,13 +26,13 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     events.extend([label, *((job.task.id, job.seed) for job in jobs)])
     policies.append(policy)
     for task_id, score in (("h1", 1), ("h2", 0)):
-      store.add(episode(task_id, policy.name, 2, "SL", score, cost_usd=0.1))
+      store.add(episode(task_id, policy.name, 1002, "SL", score, cost_usd=0.1))
 
   config = Config(references=ReferencesConfig(samples=3))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.collect, run.require = collect, events.append
   references.main(run)
-  jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1, 2, 3)]
+  jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
   assert events == ["profile", "references", *jobs]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
@@ -40,7 +41,7 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   store.close()
   task = Task("t", "train", "do it", 9)
   for k in (1, 2, 3):
-    lives = [Live(Job(task, k), None, steps=[None] * i) for i in range(1000)]
+    lives = [Live(Job(task, 1000 + k), None, steps=[None] * i) for i in range(1000)]
     large = sum(decision.model for decision in policies[0].choose(lives))
     # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
     assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)

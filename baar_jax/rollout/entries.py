@@ -59,9 +59,10 @@ def entries(config: Config) -> list[Entry]:
 def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
   """Family and training parameters of every trained router."""
   c, rivals = config, config.baselines.rivals
-  rollouts, steps = {"update": c.bopo.updates}, {"update": c.baselines.updates}
+  seeds = {"seeds": c.train_seeds} if c.train_seeds > 1 else {}  # a point stands for all of them
+  rollouts, steps = {"update": c.bopo.updates} | seeds, {"update": c.baselines.updates} | seeds
   return [
-    ("sft", {"update": c.sft.updates}),
+    ("sft", {"update": c.sft.updates} | seeds),
     *(("bopo", {"lam": lam} | rollouts) for lam in c.bopo.lam),
     *((family, steps) for family in ("cascade", "single-turn") if family in rivals),
     *(("vanilla", {"lam": lam} | rollouts) for lam in c.bopo.lam if "vanilla" in rivals),
@@ -90,9 +91,10 @@ def stratified_name(config: Config) -> str:
   return f"stratified(samples={config.references.samples})"
 
 
-def rollouts_name(family: str, lam: float, update: int) -> str:
+def rollouts_name(family: str, lam: float, update: int, train_seed: int = 0) -> str:
   """The policy whose episodes are rolled out for an update."""
-  return f"{family}(lam={lam:g})/{update}"
+  seed = f",seed={train_seed}" if train_seed else ""
+  return f"{family}(lam={lam:g}{seed})/{update}"
 
 
 def zero_shot_name(config: Config) -> str:

@@ -6,5 +6,6 @@ from baar_jax.train.fit import fit_rollouts
 
 def main(run: Run) -> None:
   run.require("references")
-  for lam in run.config.bopo.lam:
-    fit_rollouts(run, "bopo", lam)
+  for trained in run.trainings():
+    for lam in run.config.bopo.lam:
+      fit_rollouts(trained, "bopo", lam)

@@ -1,11 +1,12 @@
-"""Stage evaluate: every policy on the held-out tasks, the same way."""
+"""Stage evaluate: every policy on dev, and on test what dev has chosen, all the same way."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
 
-from baar_jax.config import TEST_SEEDS
+from baar_jax.config import evaluation_seeds
+from baar_jax.report.choice import choose
 from baar_jax.report.optimum import Exact
 from baar_jax.rollout.entries import Entry, entries, routers
 from baar_jax.rollout.live import Job, Policy, rule_policy
@@ -21,16 +22,25 @@ from baar_jax.train.fit import predict_large
 def main(run: Run) -> None:
   c = run.config
   for family, parameters in routers(c):  # a missing one is reported before anything is run
-    load_router(run.dir, c, run.mesh, family, parameters.get("lam"))
-  load = lru_cache(maxsize=1)(partial(_load_trained, run))  # entries of one router are adjacent
-  tasks = run.tasks("test")[: c.evaluate.tasks or None]
-  seeds = range(TEST_SEEDS, TEST_SEEDS + c.evaluate.seeds)
-  jobs = [Job(task, seed) for task in tasks for seed in seeds]
-  for entry in entries(c):
-    if entry.unlimited:
-      _reuse(run, entry, jobs)
-    policy = rule_policy(entry) or _make_policy(run, entry, load)
-    run.collect(entry.policy, policy, jobs, entry.call_budget, entry.usd_budget)
+    for number in range(c.train_seeds):
+      load_router(run.dir, c, run.mesh, family, parameters.get("lam"), train_seed=number)
+  _play(run, entries(c), "dev")
+  chosen = choose(run.store, entries(c), c).policies
+  _play(run, [entry for entry in entries(c) if entry.policy in chosen], "test")
+
+
+def _play(run: Run, played: Sequence[Entry], split: str) -> None:
+  """Runs the entries' episodes on dev or on test; the training seeds take turns by seed."""
+  tasks, trainings = run.tasks(split)[: run.config.evaluate.tasks or None], run.trainings()
+  for number, trained in enumerate(trainings):
+    load = lru_cache(maxsize=1)(partial(_load_trained, trained))  # a router's entries are adjacent
+    seeds = evaluation_seeds(run.config, split)[number :: len(trainings)]
+    jobs = [Job(task, seed) for task in tasks for seed in seeds]
+    for entry in played:
+      if entry.unlimited:
+        _reuse(run, entry, jobs)
+      policy = rule_policy(entry) or _make_policy(run, entry, load)
+      run.collect(f"{split} {entry.policy}", policy, jobs, entry.call_budget, entry.usd_budget)
 
 
 def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
@@ -66,7 +76,7 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
 
 def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
   """A trained router, its view, and p_D, its p(LARGE) of decisions in stored training episodes."""
-  model = load_router(run.dir, run.config, run.mesh, family, lam)
+  model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed=run.train_seed)
   view = View(run.config.router, run.tokenizer, proposals=family == "cascade")
   if not run.config.evaluate.shares:
     return model, view, None

@@ -6,7 +6,8 @@ from baar_jax.train.checkpoint import load_router
 
 
 def main(run: Run) -> None:
-  """Writes <run>/export/sft and <run>/export/bopo-lam<lam>; a directory that exists stays."""
+  """Writes <run>/export/sft and <run>/export/bopo-lam<lam>, of the first training seed; a directory
+  that exists stays."""
   bopo = [(f"bopo-lam{lam:g}", "bopo", lam) for lam in run.config.bopo.lam]
   for name, family, lam in [("sft", "sft", None), *bopo]:
     directory = run.dir / "export" / name

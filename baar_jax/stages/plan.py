@@ -1,12 +1,13 @@
 """The dry run: which episodes a stage has still to run, and what their calls may cost."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from baar_jax.config import VANILLA_BATCHES, Config
+from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, VANILLA_BATCHES, Config
 from baar_jax.envs import engines
 from baar_jax.envs.worker import class_of
 from baar_jax.episode import SPLITS, Usage
@@ -81,30 +82,40 @@ def summarize_outcomes(episodes: pd.DataFrame) -> list[float]:
 
 def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
   """(policy, family, episodes_R, dollars that each may cost) of what a stage has still to run."""
-  ids = {task.id for task in store.tasks("test" if stage == "evaluate" else "train")}
-  tasks, planned = len(ids) or c.env.train_tasks, []
+  ids = {split: {task.id for task in store.tasks(split)} for split in SPLITS}
+  tasks = {split: len(ids[split]) or getattr(c.env, f"{split}_tasks") for split in SPLITS}
+  profiled, planned = ("train", "dev"), []  # with the splits of each policy's tasks
+  count = tasks["train"] + tasks["dev"]
   if stage == "profile":
     trials = max(c.profile.trials, *c.profile.robustness, 0)
-    planned = [(name, name, tasks * trials, None) for name in BOUNDARIES]
+    planned = [(profiled, name, name, count * trials, None) for name in BOUNDARIES]
   elif stage == "references" and not c.references.clone_large:
-    hard = ASSUMED.hard_tasks.to_numpy() * tasks
+    hard = ASSUMED.hard_tasks.to_numpy() * count
     if store.finished("profile"):
-      hard = sum(profile.difficulty == "hard" for profile in load_profiles(store, c).values())
-    planned = [(stratified_name(c), "", hard * c.references.samples, None)]
+      profiles = [p for split in profiled for p in load_profiles(store, c, split=split).values()]
+      hard = sum(profile.difficulty == "hard" for profile in profiles)
+    planned = [(profiled, stratified_name(c), "", hard * c.references.samples, None)]
   elif stage in ("bopo", "baselines"):
-    episodes = min(c.bopo.tasks_per_update, tasks) * c.bopo.group_size
+    episodes = min(c.bopo.tasks_per_update, tasks["train"]) * c.bopo.group_size
     for family, parameters in routers(c):
       if "lam" in parameters and (family == "bopo") == (stage == "bopo"):
         limit = c.bopo.updates * (VANILLA_BATCHES if family == "vanilla" else 1)
-        for update in range(1, limit + 1):  # the later ones only as far as they are needed
+        # The later updates are made only as far as they are needed.
+        for update, seed in product(range(1, limit + 1), range(c.train_seeds)):
           needed_R = [1, 1, 1] if update <= c.bopo.updates else [0, 0.5, 1]
-          name = rollouts_name(family, parameters["lam"], update)
-          planned.append((name, family, episodes * np.array(needed_R), None))
-  elif stage == "evaluate":
-    episodes = (c.evaluate.tasks or len(ids) or c.env.test_tasks) * c.evaluate.seeds
-    planned = [(entry.policy, entry.family, episodes, entry.usd_budget) for entry in entries(c)]
-  for policy, family, episodes, usd_budget in planned:
-    stored = sum(task_id in ids for task_id, _ in store.keys(policy))
+          name = rollouts_name(family, parameters["lam"], update, seed)
+          planned.append((["train"], name, family, episodes * np.array(needed_R), None))
+  elif stage == "evaluate":  # on test at most all entries, for dev has yet to choose
+    for split in ("dev", "test"):
+      episodes = min(tasks[split], c.evaluate.tasks or tasks[split]) * c.evaluate.seeds
+      planned += [([split], e.policy, e.family, episodes, e.usd_budget) for e in entries(c)]
+  for splits, policy, family, episodes, usd_budget in planned:
+    wanted = set().union(*(ids[split] for split in splits))
+    # The profile's and the evaluation's episodes of the boundaries have the same names.
+    evaluated = [
+      DEV_SEEDS <= seed < ROLLOUT_SEEDS for task_id, seed in store.keys(policy) if task_id in wanted
+    ]
+    stored = evaluated.count(stage == "evaluate")
     yield policy, family, np.maximum(np.zeros(3), episodes - stored), usd_budget
 
 

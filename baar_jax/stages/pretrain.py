@@ -35,8 +35,9 @@ def main(run: Run) -> None:
   warmup_share = min(1.0, WARMUP / updates)
   config = SFTConfig(updates, learning_rate=c.learning_rate, warmup_share=warmup_share, **ADAM)
   view = View(run.config.router, run.tokenizer)
-  batches = draw_batches(episodes, c.batch_episodes, run.config.seed, newest_first=True)
-  fit_stored(run, "pretrain", config, view, batches, partial(label_outcomes, view))
+  for trained in run.trainings():
+    batches = draw_batches(episodes, c.batch_episodes, trained.config.seed, newest_first=True)
+    fit_stored(trained, "pretrain", config, view, batches, partial(label_outcomes, view))
 
 
 def label_outcomes(view: View, batch: Batch, episodes: Sequence[Episode]) -> Batch:

@@ -1,9 +1,10 @@
-"""Stage profile: both boundaries on every training task -> each task's difficulty and costs."""
+"""Stage profile: both boundaries on every train and dev task -> its difficulty and costs."""
 
 import collections
 import itertools
 from pathlib import Path
 
+from baar_jax.config import PROFILE_SEEDS
 from baar_jax.mesh import exchange
 from baar_jax.rollout.live import Job
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
@@ -13,14 +14,15 @@ from baar_jax.train.dataset import load_profiles
 
 
 def main(run: Run) -> None:
-  tasks = run.tasks("train")
+  tasks = run.tasks("train") + run.tasks("dev")
   trials = max(run.config.profile.trials, *run.config.profile.robustness, 0)
-  jobs = [Job(task, seed) for task in tasks for seed in range(trials)]
+  jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in range(trials)]
   for policy in run.boundaries:
     run.collect(f"profile {policy.name}", policy, jobs)
-  profiles = load_profiles(run.store, run.config)
+  profiles = load_profiles(run.store, run.config)  # of train, which alone is learnt from
+  dev_profiles = load_profiles(run.store, run.config, split="dev")
   for task in tasks:
-    if task.id not in profiles:
+    if task.id not in profiles | dev_profiles:
       run.print(f"left out: {task.id} has no trial of both boundaries")
   if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
     if run.config.router.weights:
@@ -31,7 +33,9 @@ def main(run: Run) -> None:
       pieces = itertools.chain.from_iterable(texts)
       train_tokenizer(pieces, run.config.router.vocab_size, run.tokenizer)
   exchange(None)  # waits until every process is here
-  mix = collections.Counter(profile.difficulty for profile in profiles.values())
-  inverted = sum(profile.cost_small > profile.cost_large for profile in profiles.values())
   run.store.finish("profile")
-  run.print(f"profile: {len(profiles)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}")
+  for split, loaded in (("train", profiles), ("dev", dev_profiles)):
+    mix = collections.Counter(profile.difficulty for profile in loaded.values())
+    inverted = sum(profile.cost_small > profile.cost_large for profile in loaded.values())
+    counts = f"{len(loaded)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}"
+    run.print(f"profile of {split}: {counts}")

@@ -1,5 +1,6 @@
-"""Stage references: the trajectory tau* of every training task that SFT imitates."""
+"""Stage references: the trajectory tau* of every training task, for SFT, and of every dev task."""
 
+from baar_jax.config import REFERENCE_SEEDS
 from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name
 from baar_jax.rollout.live import Job, Policy, random_rule
 from baar_jax.run import Run
@@ -8,14 +9,18 @@ from baar_jax.train.dataset import load_profiles, load_references
 
 def main(run: Run) -> None:
   run.require("profile")
-  profiles, samples = load_profiles(run.store, run.config), run.config.references.samples
+  tasks, samples = run.tasks("train") + run.tasks("dev"), run.config.references.samples
+  profiles = load_profiles(run.store, run.config)
+  profiles |= load_profiles(run.store, run.config, split="dev")
   difficulty = {task_id: profile.difficulty for task_id, profile in profiles.items()}
-  hard = [task for task in run.tasks("train") if difficulty.get(task.id) == "hard"]
+  hard = [task for task in tasks if difficulty.get(task.id) == "hard"]
   if not run.config.references.clone_large:
-    # LARGE with probability k / N at each step of episode k of N samples, which has the seed k.
+    # LARGE with probability k / N at each step of episode k of N samples.
     name = stratified_name(run.config)
-    policy = Policy(name, lambda live: random_rule(live, live.job.seed / samples))
-    jobs = [Job(task, k) for task in hard for k in range(1, samples + 1)]
+    policy = Policy(
+      name, lambda live: random_rule(live, (live.job.seed - REFERENCE_SEEDS) / samples)
+    )
+    jobs = [Job(task, REFERENCE_SEEDS + k) for task in hard for k in range(1, samples + 1)]
     run.collect("references", policy, jobs)
   references = load_references(run.store, run.config, profiles)
   run.store.finish("references")

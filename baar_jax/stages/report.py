@@ -10,6 +10,7 @@ from pydantic import FiniteFloat, ValidationError, create_model
 from baar_jax.checks import explain
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import texts
+from baar_jax.report.choice import choose
 from baar_jax.report.table import CURVE_STAGES, CURVES
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
@@ -34,7 +35,10 @@ def main(run: Run) -> None:
 
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
   metrics = read_metrics(run.dir / "metrics.jsonl")
-  results = page.compute_results(run.store, entries(run.config), run.config, metrics, spent)
+  every = entries(run.config)
+  chosen = choose(run.store, every, run.config).policies
+  shown = [entry for entry in every if entry.policy in chosen]
+  results = page.compute_results(run.store, shown, run.config, metrics, spent)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
 

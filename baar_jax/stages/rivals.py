@@ -13,7 +13,7 @@ from baar_jax.rollout.entries import stratified_name
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.train.batches import Batch, label_episodes, label_failures
-from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
+from baar_jax.train.checkpoint import UNSTRATIFIED, checkpoint_directory, load_router
 from baar_jax.train.dataset import add_proposals, draw_batches, load_profiles
 from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, predict_large
 
@@ -23,8 +23,16 @@ BINS = 10  # of the calibration
 
 def main(run: Run) -> None:
   c = run.config.baselines
-  if c.rivals or c.ablations:
-    load_router(run.dir, run.config, run.mesh, "sft")  # a missing one is reported first
+  trainings = run.trainings() if c.rivals or c.ablations else []
+  for trained in trainings:  # a missing one is reported first
+    load_router(run.dir, run.config, run.mesh, "sft", train_seed=trained.train_seed)
+  for trained in trainings:
+    train_all(trained)
+
+
+def train_all(run: Run) -> None:
+  """Trains all rivals and ablations of one training seed."""
+  c = run.config.baselines
   if "cascade" in c.rivals:
     train_cascade(run)
   if "single-turn" in c.rivals:
@@ -57,10 +65,11 @@ def train_cascade(run: Run) -> None:
   batches = draw_batches(pool, config.batch_episodes, f"{run.config.seed}|cascade")
   fit_stored(run, "cascade", config, view, batches, label_failures)
   held_out = [e for e in episodes if e.task_id in held_out_ids]
-  calibrated = f"calibration of cascade-{config.updates}"
+  place = checkpoint_directory(run.dir, run.config, "cascade", None, run.train_seed)
+  calibrated = f"calibration of {place.name}"
   # All processes score together, or none.
   if held_out and not all(exchange(store.finished(calibrated))):
-    model = load_router(run.dir, run.config, run.mesh, "cascade")
+    model = load_router(run.dir, run.config, run.mesh, "cascade", train_seed=run.train_seed)
     p_D, failed_D = predict_large(run, model, view, held_out, label_failures)
     figures = measure_calibration(p_D, failed_D)
     run.log(stage="cascade-calibration", updates=config.updates, **figures)

@@ -6,4 +6,5 @@ from baar_jax.train.fit import fit_sft
 
 def main(run: Run) -> None:
   run.require("references")
-  fit_sft(run)
+  for trained in run.trainings():
+    fit_sft(trained)

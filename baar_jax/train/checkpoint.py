@@ -112,11 +112,14 @@ class Checkpoints:
       raise ValueError(text.format(**values)) from error
 
 
-def checkpoint_directory(directory: Path, config: Config, family: str, lam=None) -> Path:
+def checkpoint_directory(
+  directory: Path, config: Config, family: str, lam=None, train_seed: int = 0
+) -> Path:
   """Where in a run's directory the checkpoints of a router are; arguments as of `load_router`."""
   if family in ("cascade", "single-turn"):
     family += f"-{config.baselines.updates}"
-  return directory / "checkpoints" / (family if lam is None else f"{family}-lam{lam:g}")
+  family += "" if lam is None else f"-lam{lam:g}"
+  return directory / "checkpoints" / (f"{family}-seed{train_seed}" if train_seed else family)
 
 
 def sft_family(ablation: str) -> str:
@@ -124,7 +127,9 @@ def sft_family(ablation: str) -> str:
   return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
 
 
-def load_initial(directory: Path, config: Config, view: View, mesh: Mesh) -> Qwen2:
+def load_initial(
+  directory: Path, config: Config, view: View, mesh: Mesh, train_seed: int = 0
+) -> Qwen2:
   """The router that SFT starts from: a checkpoint's, or a small one whose decisions start alike.
 
   Raises ValueError if it is still to be pretrained, or the checkpoint cannot be loaded.
@@ -132,14 +137,16 @@ def load_initial(directory: Path, config: Config, view: View, mesh: Mesh) -> Qwe
   if config.router.weights:
     return weights.load_pretrained(view, mesh)
   if config.pretrain.epochs > 0:
-    model = load_router(directory, config, mesh, "pretrain")
+    model = load_router(directory, config, mesh, "pretrain", train_seed=train_seed)
   else:
     model = weights.build_model(config.router, config.seed)
   weights.start_alike(model, view.decision_ids)
   return model
 
 
-def load_router(directory: Path, config: Config, mesh: Mesh, family: str, lam=None) -> Qwen2:
+def load_router(
+  directory: Path, config: Config, mesh: Mesh, family: str, lam=None, train_seed: int = 0
+) -> Qwen2:
   """The trained router of a run's directory: of its newest checkpoint, the parameters alone.
 
   `family` is of `sft_family`, "pretrain", "bopo", a rival or an ablation, and `lam` the weight of
@@ -148,7 +155,7 @@ def load_router(directory: Path, config: Config, mesh: Mesh, family: str, lam=No
   stage = family if family in ("pretrain", "bopo") else "baselines"
   stage = "sft" if family.startswith("sft") else stage
   decision_ids, update = View(config.router, directory / "tokenizer").decision_ids, 0
-  place = checkpoint_directory(directory, config, family, lam)
+  place = checkpoint_directory(directory, config, family, lam, train_seed)
   if place.exists():
     with contextlib.closing(Checkpoints(place)) as checkpoints:
       update = checkpoints.update

@@ -4,9 +4,9 @@ import collections
 import dataclasses
 import random
 import statistics
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from baar_jax.config import Config
+from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.rollout.entries import BOUNDARIES, stratified_name
 from baar_jax.store import Store
@@ -24,17 +24,19 @@ class Profile:
   large: Sequence[Episode]
 
 
-def load_profiles(store: Store, config: Config, trials: int | None = None) -> dict[str, Profile]:
-  """The profiles of the training tasks with trials of both boundaries, in the tasks' order.
+def load_profiles(
+  store: Store, config: Config, trials: int | None = None, split: str = "train"
+) -> dict[str, Profile]:
+  """The profiles of a split's tasks with trials of both boundaries, in the tasks' order.
 
   They are of the first `trials` alone, by default those of the config: `profile.robustness` may
   have stored more. Raises ValueError if there are none.
   """
   trials, profiles = trials or config.profile.trials, {}
-  by_task = {task.id: ([], []) for task in store.tasks("train")}
+  by_task = {task.id: ([], []) for task in store.tasks(split)}
   for boundary, name in enumerate(BOUNDARIES):
     for episode in store.episodes(name):
-      if episode.seed < trials and episode.task_id in by_task:
+      if episode.seed < PROFILE_SEEDS + trials and episode.task_id in by_task:
         by_task[episode.task_id][boundary].append(episode)
   for task_id, (small, large) in by_task.items():
     if small and large:
@@ -98,13 +100,14 @@ def choose_reference(profile: Profile, stratified: Sequence[Episode], clone_larg
 
 
 def load_references(
-  store: Store, config: Config, profiles: Mapping[str, Profile] | None = None
+  store: Store, config: Config, profiles: Mapping[str, Profile] | None = None, split: str = "train"
 ) -> dict[str, Episode]:
-  """tau* by task id, from `load_profiles` where no profiles are given.
+  """tau* by task id, of profiles, or of those that `load_profiles` loads of a split.
 
   Raises ValueError if a hard task has no stratified episode, so the stage has not ended.
   """
-  profiles, clone_large = profiles or load_profiles(store, config), config.references.clone_large
+  profiles = profiles or load_profiles(store, config, split=split)
+  clone_large = config.references.clone_large
   stratified = collections.defaultdict(list)
   for episode in () if clone_large else store.episodes(stratified_name(config)):
     stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
@@ -121,7 +124,7 @@ def load_references(
 
 def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
   """What the profile's first trials and the references stored of training tasks."""
-  samples = range(config.references.samples + 1)
+  samples = range(1, config.references.samples + 1)
   return _load_episodes(store, config, range(config.profile.trials), samples)
 
 
@@ -139,10 +142,11 @@ def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
 
 
 def _load_episodes(
-  store: Store, config: Config, trials: Container[int], samples: Container[int]
+  store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]
 ) -> list[Episode]:
-  """Training tasks' trials of the boundaries and stratified episodes, with these seeds."""
-  seeds = dict.fromkeys(BOUNDARIES, trials) | {stratified_name(config): samples}
+  """Training tasks' trials of the boundaries and stratified episodes, by their numbers."""
+  seeds = dict.fromkeys(BOUNDARIES, {PROFILE_SEEDS + k for k in trials})
+  seeds[stratified_name(config)] = {REFERENCE_SEEDS + k for k in samples}
   train = {task.id for task in store.tasks("train")}
   episodes = [e for name in seeds for e in store.episodes(name) if e.seed in seeds[name]]
   return [e for e in episodes if e.task_id in train]

@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from baar_jax.config import SEEDS_BEFORE_BOPO, VANILLA_BATCHES, BoPOConfig, SFTConfig
+from baar_jax.config import ROLLOUT_RANGE, ROLLOUT_SEEDS, VANILLA_BATCHES, BoPOConfig, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
@@ -45,7 +45,7 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
   """
   method, last = METHODS[method_name], config.updates
   family = sft_family(run.ablation) if method_name == "sft" else method_name
-  directory = checkpoint_directory(run.dir, run.config, family)
+  directory = checkpoint_directory(run.dir, run.config, family, None, run.train_seed)
   with closing(Checkpoints(directory, run.config)) as checkpoints:
     if checkpoints.finished:
       return
@@ -54,7 +54,8 @@ def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, re
     if method.whole_vocabulary:
       model, ids = build_model(run.config.router, run.config.seed), None
     else:
-      model = checkpoint.load_initial(run.dir, run.config, view, run.mesh)
+      place = run.dir, run.config, view, run.mesh
+      model = checkpoint.load_initial(*place, run.train_seed)
       ids = view.decision_ids
     dtype = run.config.router.dtype
     trainer = Trainer(model, method.loss, sft_optimizer(config), ids, run.mesh, dtype)
@@ -83,7 +84,7 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
   """
   bopo, method, family = run.config.bopo, METHODS[method_name], run.ablation or method_name
   last = bopo.updates * (VANILLA_BATCHES if method.dynamic_sampling else 1)
-  directory = checkpoint_directory(run.dir, run.config, family, lam)
+  directory = checkpoint_directory(run.dir, run.config, family, lam, run.train_seed)
   with closing(Checkpoints(directory, run.config)) as checkpoints:
     if checkpoints.finished:
       return
@@ -94,7 +95,8 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     tasks = [task for task in run.store.tasks("train") if task.id in references]
     view = View(run.config.router, run.tokenizer)
     batcher = Batcher(run.config, view, tasks)
-    sft = checkpoint.load_router(run.dir, run.config, run.mesh, sft_family(run.ablation))
+    place = run.dir, run.config, run.mesh, sft_family(run.ablation)
+    sft = checkpoint.load_router(*place, train_seed=run.train_seed)
     ids, dtype, loss = view.decision_ids, run.config.router.dtype, partial(method.loss, bopo)
     trainer = Trainer(sft, loss, bopo_optimizer(bopo), ids, run.mesh, dtype)
     anchor = ShardedRouter(sft, ids, run.mesh, dtype) if method.anchored else None
@@ -148,10 +150,11 @@ def roll_out(
   run, family: str, lam: float, update: int, model: Qwen2, view: View, tasks: Sequence[Task]
 ) -> list[Episode]:
   """A group of episodes of each task, by sampling from the router as it is."""
-  bopo, name = run.config.bopo, rollouts_name(family, lam, update)
+  bopo, name = run.config.bopo, rollouts_name(family, lam, update, run.train_seed)
   # The policy's cache and copy of the router are freed on return: the gradient needs the memory.
   policy = RouterPolicy(name, model, view, Sample(name), run.live_episodes, run.mesh)
-  first_seed = SEEDS_BEFORE_BOPO + bopo.group_size * update  # each update has other seeds
+  # Each update of each training seed has other seeds.
+  first_seed = ROLLOUT_SEEDS + ROLLOUT_RANGE * run.train_seed + bopo.group_size * (update - 1)
   seeds = range(first_seed, first_seed + bopo.group_size)
   jobs = [Job(task, seed) for task in tasks for seed in seeds]
   return run.collect(f"{family} lam={lam:g} {update}/{bopo.updates}", policy, jobs)
