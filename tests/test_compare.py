@@ -216,9 +216,9 @@ def test_the_best_under_a_budget(every):
   first = row(rows[rows.best], K=2)
   assert first.family == "first-large" and first.lead == pytest.approx(25)
   assert math.isnan(first.gain)  # there is no BoPO
-  # K = 5: the oracle, which is privileged, does not compete. First-Large's gains over always-SMALL
+  # K = 5: the privileged rule does not compete. First-Large's gains over always-SMALL
   # by task are 0, 80, 100, 100: one resample in 256 holds zeros alone, so its lead is clear.
-  five = {name: (name, {}, 5, "LSSS", (1.0,) * 4) for name in ("oracle", "first-large")}
+  five = {name: (name, {}, 5, "LSSS", (1.0,) * 4) for name in ("privileged", "first-large")}
   rows = figures(BOUNDARIES | five)["hard_budget"]
   assert row(rows[rows.best]).family == "first-large" and row(rows[rows.best]).clear is True
 

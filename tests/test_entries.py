@@ -21,7 +21,6 @@ def config():
 def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   expected = ["always-small", "always-large", "first-large(K=1)", "first-large(K=2)"]
   expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
-  expected += ["oracle", "oracle(K=1)", "oracle(K=2)"]
   expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
   expected += ["optimum(K=1)", "optimum(K=2)"]
   for router in ("sft(update=2,", "bopo(lam=0.1,update=2,", "bopo(lam=0.3,update=2,"):
@@ -37,10 +36,22 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   assert by_name[name] == Entry("bopo", {"lam": 0.3, "update": 2, "threshold": 0.25}, name)
 
 
+def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
+  config.env.kind = "scienceworld"
+  expected = ["privileged(mu=0)"]
+  for mu in (10, 30, 100):
+    expected += [f"privileged(mu={mu})", f"privileged(mu={mu},K=1)", f"privileged(mu={mu},K=2)"]
+  by_name = {entry.policy: entry for entry in entries(config)}
+  assert [name for name in by_name if name.startswith(("optimum", "privileged"))] == expected
+  assert by_name["privileged(mu=10,K=2)"].unlimited == "privileged(mu=10)"
+  config.models.kind = "chat"
+  assert not {"optimum", "privileged"} & {entry.family for entry in entries(config)}
+
+
 def test_dollars_cap_small_too(config):
   config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
   capped = [entry for entry in entries(config) if entry.usd_budget]
-  bases = ["always-small(", "first-large(", "random(p=0.5,", "oracle("]
+  bases = ["always-small(", "first-large(", "random(p=0.5,"]
   bases += [f"bopo(lam={lam},update=2,threshold=0.5," for lam in (0.1, 0.3)]
   bases += ["sft(update=2,threshold=0.5,"]
   expected = {f"{base}usd={usd})" for base in bases for usd in (0.5, 0.01)}

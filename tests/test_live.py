@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from baar_jax.episode import Task
+from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout.entries import Entry
 from baar_jax.rollout.live import Decision, Job, Live, rule_policy
 
 
-def live(task_id="t", seed=0, step=0, error_rates=(0.0, 0.0)) -> Live:
-  agents = [SimpleNamespace(error_rate=lambda rate=rate: rate) for rate in error_rates]
+def live(task_id="t", seed=0, step=0, prospects=()) -> Live:
+  agents = [SimpleNamespace(prospect=lambda messages, step, p=p: p) for p in prospects]
   job = Job(Task(task_id, "train", "do it", 10), seed)
   return Live(job, None, agents=agents, steps=[None] * step)
 
@@ -38,7 +39,13 @@ def test_random_takes_large_as_often_as_it_says():
   assert all(0 < sum(draws) < 20 for draws in steps_of)
 
 
-@pytest.mark.parametrize("rate, model", [(0.0, 0), (0.5, 0), (0.51, 1), (1.0, 1)])
-def test_oracle_takes_large_where_small_is_likelier_to_fail_than_not(rate, model):
-  # What LARGE would do does not matter.
-  assert models("oracle", [live(error_rates=(rate, 0.9))]) == [model]
+# LARGE costs $0.01 more. It gains (0.9 - 0.1) * 0.5 = 0.4, so 40 per dollar.
+@pytest.mark.parametrize(
+  "small_loss, known_share, mu, model",
+  [(0.9, 0.5, 39, 1), (0.9, 0.5, 41, 0), (0.9, 0.0, 0, 0), (0.11, 0.5, 0, 1), (0.09, 0.5, 0, 0)],
+)
+def test_privileged_takes_large_where_it_gains_enough_per_dollar(
+  small_loss, known_share, mu, model
+):
+  prospects = Prospect(small_loss, 0.2, 0.01), Prospect(0.1, known_share, 0.02)
+  assert models("privileged", [live(prospects=prospects)], mu=mu) == [model]

@@ -148,7 +148,7 @@ def test_who_is_above_bopo_in_words(results):
   rows += [("cascade", "score_percent", -0.1, -0.3, 0.1)]
   rows += [("vanilla", "success_percent", -0.1, math.nan, math.nan)]
   rows += [("random", "success_percent", 0.2, 0.1, 0.3)]
-  rows += [("oracle", "success_percent", -0.2, -0.3, -0.1)]  # privileged
+  rows += [("privileged", "success_percent", -0.2, -0.3, -0.1)]
   assert texts.above_bopo(results, pd.DataFrame(rows, columns=names), "bopo_gain") == [
     "cascade, success rate: -0.10 [-0.30, -0.01]",
     "cascade, mean score: -0.10 [-0.30, +0.10]",

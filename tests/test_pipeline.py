@@ -89,7 +89,7 @@ MOMENTS = [  # one in each stage, and one more in BoPO's
   lambda runs: '"sft"' in metrics(runs),
   lambda runs: "bopo(lam=0.1)/1" in policies(runs),
   lambda runs: any(runs.glob("tiny/checkpoints/bopo-*/*")),
-  lambda runs: "oracle" in policies(runs),
+  lambda runs: "optimum(mu=40)" in policies(runs),
   lambda runs: any(runs.glob("tiny/report/*")),
 ]
 

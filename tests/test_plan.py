@@ -51,9 +51,9 @@ def test_what_a_fresh_run_has_to_do(config, capsys):
   assert rows["profile"][2] == pytest.approx(0.3721, abs=5e-5)
   # References: 40 % of the tasks are taken for hard, 3 samples each: 3.2 * 3, rounded. BoPO: 1 lam,
   # 2 updates of 2 tasks and 2 episodes. Evaluation: 2 dev and 3 test tasks; always-small and
-  # always-large, first-large(K=1), random, oracle, sft and bopo, the last four also with K = 1; and
+  # always-large, first-large(K=1), random, sft and bopo, the last three also with K = 1; and
   # six weights of the optimum, and the optimum with K = 1.
-  numbers = {"references": 10, "bopo": 8, "evaluate": 5 * (3 + 2 * 4 + 7), "in all": 50 + 90}
+  numbers = {"references": 10, "bopo": 8, "evaluate": 5 * (3 + 2 * 3 + 7), "in all": 50 + 80}
   assert {name: rows[name][0] for name in numbers} == numbers
   assert all(rows[name] == [0] * 5 for name in ("setup", "pretrain", "sft", "report"))
   expected, least, most = rows["in all"][2:]
@@ -73,11 +73,11 @@ def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys)
   assert rows["profile"] == [32, 16 * 2 + 16 * 4, 352, 16 * 1 + 16 * 10, 16 * 3 + 16 * 30]
   # 8 episodes between the boundaries' means of $2 and $20, and between their ends of $1 and $30.
   assert rows["bopo"] == [8, 24, 88, 8, 240]
-  # 5 of always-small, 5 of always-large, and 80 between them. Of these the budget adds 30: always-
-  # small, and First-Large, random, oracle, sft, bopo: $1 to $2.5, of which always-small expects $2.
-  assert rows["evaluate"][0] == before[0] == (120 if usd_budget else 90)
-  capped = [5 * 2 + 25 * 2.5, 30 * 1, 30 * 2.5] if usd_budget else [0, 0, 0]
-  free = [5 * 2 + 5 * 20 + 80 * 11, 5 * 1 + 5 * 10 + 80 * 1, 5 * 3 + 5 * 30 + 80 * 30]
+  # 5 of always-small, 5 of always-large, and 70 between them. Of these the budget adds 25: always-
+  # small, and First-Large, random, sft, bopo: $1 to $2.5, of which always-small expects $2.
+  assert rows["evaluate"][0] == before[0] == (105 if usd_budget else 80)
+  capped = [5 * 2 + 20 * 2.5, 25 * 1, 25 * 2.5] if usd_budget else [0, 0, 0]
+  free = [5 * 2 + 5 * 20 + 70 * 11, 5 * 1 + 5 * 10 + 70 * 1, 5 * 3 + 5 * 30 + 70 * 30]
   assert rows["evaluate"][2:] == [a + b for a, b in zip(free, capped)]
 
 

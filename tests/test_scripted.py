@@ -109,6 +109,9 @@ class Always:
   def lapse(self, model, task_id, oracle, spoiled):
     return Lapse(0.25 if spoiled else 1.0, self.wrong, self.spoils)
 
+  def unknown_share(self, model, task_id):
+    return 0.25
+
 
 def agents(errors, seed=0):
   return ScriptedPair(("gpt-4.1-mini", "gpt-4.1"), errors).start(Room(), TASK, seed, unlimited)
@@ -133,10 +136,14 @@ def test_kinds_of_mistakes_and_spoiled_steps():
   ]
   assert actions == ["wrong t|0|7", "wrong t|0|7", "lost t|0|7", "hasty t|0|7"]
   small, large = agents(Always(wrong=0.0, spoils=True))
-  assert large.error_rate() == 1.0
+  assert large.prospect([], 0) == (1.0, 0.75, 0.0)
   small.reply([], 0)
-  assert large.error_rate() == 0.25  # the agents of an episode share what was spoiled
-  assert agents(Always(wrong=0.0, spoils=True))[1].error_rate() == 1.0
+  assert large.prospect([], 0).loss == 0.25  # the agents of an episode share what was spoiled
+  small, large = agents(Always(wrong=0.5))
+  assert large.prospect([], 0).loss == 0.5 + 0.5 / 40  # a wrong action, or one of 40 steps
+  messages = [{"content": "s" * 400}]  # 100 tokens at $0.4 and $2 a million
+  prospects = [agent.prospect(messages, 30) for agent in (small, large)]
+  assert prospects == [(0.55, 0.75, pytest.approx(usd)) for usd in (4e-5, 2e-4)]
 
 
 def test_the_documentation_states_the_rates_of_the_code():

@@ -10,6 +10,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
@@ -29,6 +30,16 @@ class Lapse:
   rate: float  # probability of an error
   wrong: float  # probability that an error is a wrong action rather than a wasted step
   spoils: bool = False  # whether an error here spoils the state for the next try
+
+
+class Prospect(NamedTuple):
+  """What is known of a model's next call by the error model alone."""
+
+  # Expected share of the task. A wrong action or an error that spoils the step loses all of it, a
+  # wasted step one part of the steps that are left (our choice).
+  loss: float
+  known_share: float  # of the task's critical steps
+  usd: float
 
 
 class SandboxErrors:
@@ -70,20 +81,23 @@ class KnowledgeErrors:
     weights = next(row for pattern, row in self.PRIORS if re.search(pattern, task_id))
     return random.Random(f"{task_id}|{self.DRAW}").choices([*self.HARDNESS], weights)[0]
 
+  def unknown_share(self, model: int, task_id: str) -> float:
+    """The probability that a model does not know a critical step of the task."""
+    mean = self.HARDNESS[self.tier(task_id)]
+    hardness = random.Random(f"{task_id}|hardness").gauss(mean, self.SPREAD)
+    return 1.0 / (1.0 + math.exp(-self.SLOPE * (hardness - self.ABILITY[model])))
+
   def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
     """How a model may err on the oracle's step; `spoiled` if an error on it before spoils it."""
     if not oracle.critical:
       return Lapse(self.ROUTINE[model], 0.0)
-    tier = self.tier(task_id)
-    rate = (self.KNOWN_EASY if tier == "easy" else self.KNOWN)[model]
+    rate = (self.KNOWN_EASY if self.tier(task_id) == "easy" else self.KNOWN)[model]
     known = Lapse(rate, self.KNOWN_WRONG[model])
     if oracle.recovering:
       return known
-    hardness = random.Random(f"{task_id}|hardness").gauss(self.HARDNESS[tier], self.SPREAD)
-    unknown_share = 1.0 / (1.0 + math.exp(-self.SLOPE * (hardness - self.ABILITY[model])))
     # One number for both models, so that LARGE's unknown steps are among SMALL's.
     step = f"{task_id}|{oracle.position}"
-    if random.Random(f"{step}|unknown").random() < unknown_share:
+    if random.Random(f"{step}|unknown").random() < self.unknown_share(model, task_id):
       told = any(part in oracle.action for part in self.TOLD)
       rate = (self.TOLD_UNKNOWN if told else self.UNKNOWN)[model]
       if model == LARGE:
@@ -185,9 +199,13 @@ class ScriptedAgent(Agent):
     before = [position for at, position in self._spoiled.items() if at < step]
     return self._errors.lapse(self._model, self._task.id, oracle, oracle.position in before)
 
-  def error_rate(self) -> float:
-    """The probability that this model errs on the next step; privileged."""
-    return self._lapse(self._env.oracle()).rate
+  def prospect(self, messages: Messages, step: int) -> Prospect:
+    """What the next call may bring; privileged. The reply, which costs little, is left out."""
+    lapse, left = self._lapse(self._env.oracle()), self._task.max_steps - step
+    loss = 1.0 if lapse.spoils else lapse.wrong + (1 - lapse.wrong) / left
+    known_share = 1 - self._errors.unknown_share(self._model, self._task.id)
+    usd = write_call(self._model, self._price, messages, "").call.cost_usd
+    return Prospect(lapse.rate * loss, known_share, usd)
 
   def bound_usd(self, messages: Messages, step: int) -> float:
     """What the reply will cost, exactly."""

@@ -14,7 +14,7 @@ from baar_jax.report.table import METRICS, Evaluation
 from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
 from baar_jax.train import rewards
 
-PRIVILEGED = ("oracle", "optimum")  # they see what no router may
+PRIVILEGED = ("privileged", "optimum")  # they know what no router may
 MIN_USABLE_SHARE = 0.5  # of resamples that have a value; below it there is no interval (our choice)
 NO_VALUE = np.full(1, np.nan)
 DIFFICULTIES = ["easy", "hard", "intractable"]

@@ -28,7 +28,7 @@ FAMILIES = {  # name, colour and marker
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
   "no-reference": ("no reference advantage", "#0d6e5e", "D"),
   "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),
-  "oracle": ("oracle (privileged)", "#8a5eb0", "P"),
+  "privileged": ("privileged (error model)", "#8a5eb0", "P"),
   "optimum": ("optimum (exact policy)", "#ad7a10", "*"),
 }
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))

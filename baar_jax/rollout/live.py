@@ -36,7 +36,7 @@ class Live:
   """An episode that is being run.
 
   A policy decides from `task`, `steps`, `observation`, `call_limit`, `usd_limit` and what its
-  `prepare` has left. `agents` are for the privileged oracle and for a cascade's proposals.
+  `prepare` has left. `agents` are for the privileged rule and for a cascade's proposals.
   """
 
   job: Job
@@ -115,12 +115,16 @@ def random_rule(live: Live, p: float) -> int:
   return LARGE if random.Random(key).random() < p else SMALL
 
 
-def oracle_rule(live: Live) -> int:
-  """LARGE exactly where the scripted SMALL is more likely to fail than not.
+def privileged_rule(live: Live, mu: float) -> int:
+  """LARGE where it is expected to gain more than `mu` of the task per additional dollar.
 
-  Privileged, as it reads the pair's rates of error: an upper bound and never a router.
+  It reads the scripted pair's error model, which no router sees, so its sweep over `mu` bounds what
+  routers can reach; it is no optimum, as it looks one step ahead (our choice). The gain is SMALL's
+  loss minus LARGE's, and counts as far as LARGE knows the task: one that it cannot do is given up.
   """
-  return LARGE if live.agents[SMALL].error_rate() > 0.5 else SMALL
+  small, large = (agent.prospect(live.messages, len(live.steps)) for agent in live.agents)
+  gain = large.known_share * (small.loss - large.loss)
+  return LARGE if gain > mu * (large.usd - small.usd) else SMALL
 
 
 def rule_policy(entry: Entry) -> Policy | None:
@@ -130,6 +134,6 @@ def rule_policy(entry: Entry) -> Policy | None:
     ALWAYS_LARGE: lambda live: LARGE,
     FIRST_LARGE: lambda live: LARGE,  # as long as its budget allows
     "random": lambda live: random_rule(live, entry.parameters["p"]),
-    "oracle": oracle_rule,
+    "privileged": lambda live: privileged_rule(live, entry.parameters["mu"]),
   }
   return Policy(entry.policy, rules[entry.family]) if entry.family in rules else None
