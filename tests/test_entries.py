@@ -38,7 +38,7 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
 
 def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
   config.env.kind = "scienceworld"
-  expected = ["privileged(mu=0)"]
+  expected = ["privileged(mu=0)", "privileged(mu=3)"]
   for mu in (10, 30, 100):
     expected += [f"privileged(mu={mu})", f"privileged(mu={mu},K=1)", f"privileged(mu={mu},K=2)"]
   by_name = {entry.policy: entry for entry in entries(config)}

@@ -10,7 +10,8 @@ ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # al
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 ARGMAX = 0.5  # the threshold that takes the more probable of two models
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
-PRIVILEGED_WEIGHTS = (0, 10, 30, 100)  # the same
+PRIVILEGED_WEIGHTS = (0, 3, 10, 30, 100)  # the same
+ROUTINE_WEIGHT = 3  # with it or less, privileged rules spend a cap on routine steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +41,10 @@ def entries(config: Config) -> list[Entry]:
   for budget in dollars:  # a cap on dollars limits SMALL too
     table += [(ALWAYS_SMALL, {}, [budget]), (FIRST_LARGE, {}, [budget])]
   table += [("random", {"p": p}, uncapped + capped) for p in c.evaluate.random_p]
-  if scripted and c.env.kind != "sandbox":  # with weight 0 a cap is spent as First-Large spends it
+  if scripted and c.env.kind != "sandbox":
     for mu in PRIVILEGED_WEIGHTS:
-      table.append(("privileged", {"mu": mu}, uncapped + (capped if mu else [])))
+      budgets = uncapped if mu <= ROUTINE_WEIGHT else uncapped + capped
+      table.append(("privileged", {"mu": mu}, budgets))
   elif scripted and not c.models.prices:  # the optimum is known for these
     table += [("optimum", {"mu": mu}, uncapped) for mu in OPTIMUM_WEIGHTS]
     table.append(("optimum", {}, calls))
