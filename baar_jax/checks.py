@@ -68,6 +68,8 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   yield "env.kind", works, f"one of {', '.join(ENVS)}, or FILE.py:CLASS"
   works = c.env.kind != "appworld" or c.env.live_per_process == 1
   yield "env.live_per_process", works, "1 for AppWorld, whose worlds need a process each"
+  works = c.env.short_tasks or c.models.kind == "chat"
+  yield "env.short_tasks", works, "True for scripted models, which follow solutions"
   works = 0 <= d.process < d.processes
   yield "distributed.process", works, "at least 0 and below --config.distributed.processes"
   works = d.processes == 1 or bool(re.fullmatch(r".+:\d+", d.coordinator))

@@ -57,9 +57,7 @@ class EnvConfig:
   # The directory of ALFWorld's or AppWorld's data. "own" is what --stage=setup makes; "" is
   # $ALFWORLD_DATA or $APPWORLD_ROOT where set, else what setup downloaded, else what it made.
   data: str = ""
-  # ScienceWorld: only tasks that are solved within 32 steps, and their solutions, which scripted
-  # models follow; else tasks of any length, for other models.
-  short_tasks: bool = True
+  short_tasks: bool = True  # ScienceWorld: those that are solved in 32 steps; else all, for chat
   train_split: str = ""  # a directory's or dataset's name, or a task list; "" is the usual one
   dev_split: str = ""
   test_split: str = ""

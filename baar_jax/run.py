@@ -145,7 +145,10 @@ class Run:
       futures = threads.map(lambda env, name: env.tasks(name), (first, last, last), SPLITS)
       threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
       listings = list(futures)
-      check_listings(self.config.env.kind, listings)
+      counts = Counter(task.id for tasks in listings for task in tasks)
+      if twice := [task_id for task_id, count in counts.items() if count > 1]:
+        problem = f"--config.env.kind={self.config.env.kind} lists the task {twice[0]!r} twice"
+        raise ValueError(f"{problem}: each is in one split, once")
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
@@ -229,19 +232,11 @@ def env_arguments(config: Config) -> dict:
   args = {f"{split}_tasks": getattr(c, f"{split}_tasks") for split in SPLITS}
   args["max_steps"] = c.max_steps
   if c.kind == "scienceworld":
-    args |= {"gold_dir": str(Path(config.runs) / "gold"), "short_tasks": c.short_tasks}
+    args |= {"gold_dir": str(Path(config.runs) / "gold"), "short": c.short_tasks}
   elif c.kind in engines.ENGINES:
     args["data"] = str(engines.existing_data(c.kind, c.data))
     args |= {f"{split}_split": getattr(c, f"{split}_split") for split in SPLITS}
   return args
-
-
-def check_listings(kind: str, listings: Sequence[Sequence[Task]]) -> None:
-  """Raises ValueError if a task is in two of the splits, or twice in one."""
-  counts = Counter(task.id for tasks in listings for task in tasks)
-  if twice := [task_id for task_id, count in counts.items() if count > 1]:
-    problem = f"--config.env.kind={kind} lists the task {twice[0]!r} twice"
-    raise ValueError(f"{problem}: each is in one split, once")
 
 
 def memory_mb(envs: Sequence[Env]) -> float:

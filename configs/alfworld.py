@@ -1,9 +1,5 @@
-"""ALFWorld: keyless on a CPU; with :paper the paper's setting, with Qwen2.5-1.5B and API models.
-
-The paper's tasks are AgentGym's: its mappings_train.json lists 2,420 games of the split train, its
-mappings_test.json 200 of valid_train. Both files belong into $ALFWORLD_DATA. Dev tasks are of
-valid_seen. configs/sciworld.py says what else differs from the paper.
-"""
+"""ALFWorld: keyless on a CPU; with :paper the paper's setting, see configs/sciworld.py. Its tasks
+are those of AgentGym's mappings_{train,test}.json, which have to be copied to $ALFWORLD_DATA."""
 
 from baar_jax import config
 from configs import quickstart, sciworld

@@ -1,8 +1,4 @@
-"""AppWorld: keyless on a CPU; with :paper the paper's setting, with Qwen2.5-1.5B and API models.
-
-The paper's 105 and 168 tasks are the datasets train and test_normal, dev's are the dataset dev.
-configs/sciworld.py says what differs from the paper.
-"""
+"""AppWorld: keyless on a CPU; with :paper the paper's setting, see configs/sciworld.py."""
 
 from baar_jax import config
 from configs import quickstart, sciworld

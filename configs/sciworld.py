@@ -1,13 +1,10 @@
 """ScienceWorld with Qwen2.5-1.5B as the router, trained on GPUs, and the scripted pair; with :paper
 the paper's GPT-4.1 mini and GPT-4.1, with :llama its Llama 3.1 at any compatible endpoint.
 
-What differs from the paper, in all three environments' :paper:
-- Dev tasks choose what is shown; the paper has none. Its hyperparameters are the defaults of
-  baar_jax/config.py, and the numbers of updates, which it does not state, are ours.
-- The router reads our own transcript; --config.router.view=paper is the paper's prompt.
-- ScienceWorld: the paper's 2,120 and 200 tasks are AgentGym's, whose list is not public. These are
-  as many of the same 23 types, from the engine's own splits, the types in turns.
-"""
+What differs from the paper, in the :paper of each environment: dev tasks choose what is shown; the
+router reads our own transcript (--config.router.view=paper is the paper's prompt); the paper does
+not state the numbers of updates; its 2,120 and 200 ScienceWorld tasks are not public, and these are
+as many of AgentGym's 23 types, from the engine's own splits."""
 
 from baar_jax import config
 

@@ -140,13 +140,11 @@ def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch
     assert ScienceWorld(test_tasks=1, gold_dir=tmp_path).tasks("test") == [listed]
 
 
-def test_tasks_of_any_length_have_neither_solution_nor_expert(tmp_path):
-  env = ScienceWorld(train_tasks=24, gold_dir=tmp_path, short_tasks=False)
+def test_tasks_of_any_length_have_no_solution(tmp_path):
+  env = ScienceWorld(train_tasks=24, gold_dir=tmp_path, short=False)
   types = [task.id.split("/")[0] for task in env.tasks("train")]
   assert types == [*TASK_TYPES, *LONGER_TYPES, TASK_TYPES[0]]
-  assert env.reset("boil/0") and not env.step("look around")[1]
-  with pytest.raises(NotImplementedError, match="no expert, .*short_tasks"):
-    env.oracle()
+  assert env.reset("boil/0") == env.step("look around")[0]
   assert list(tmp_path.iterdir()) == []
 
 

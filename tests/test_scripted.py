@@ -14,7 +14,7 @@ import pytest
 from baar_jax.envs import alfworld_engine, engines, scienceworld_engine
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.process import open_envs
-from baar_jax.episode import LARGE, SMALL, Task, Usage
+from baar_jax.episode import LARGE, SMALL, SPLITS, Task, Usage
 from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, ScriptedPair
@@ -186,11 +186,12 @@ def test_the_pair_s_ends_lie_near_the_paper_s(
   kind, splits, seeds, ends, tolerance, least_share, tmp_path
 ):
   data = tmp_path / "own"
-  kwargs = {f"{split}_tasks": size for split, size in splits.items()}
+  sizes = dict.fromkeys(SPLITS, 1) | splits
+  kwargs = {f"{split}_tasks": size for split, size in sizes.items()}
   kwargs["data" if kind in MAKERS else "gold_dir"] = str(data)
   if kind in MAKERS:
     engines.install(kind)
-    engines.run_module(kind, MAKERS[kind], str(data), *map(str, splits.values()))
+    engines.run_module(kind, MAKERS[kind], str(data), *map(str, sizes.values()))
   with contextlib.ExitStack() as stack:
     envs = open_envs(kind, kwargs, processes=2, live_per_process=1 if kind == "appworld" else 4)
     for env in envs:

@@ -130,10 +130,9 @@ class ALFWorld(Env):
     path = next(filter(Path.is_file, (self._root / source, Path(source))), None)
     if path is None:
       raise ValueError(
-        f"ALFWorld's split {source!r} is neither a directory in {self._data} nor a file here or in "
-        f"{self._root} (that directory has: {', '.join(splits) or 'none'}); set "
-        "--config.env.train_split and test_split, or take generated games with "
-        "--config.env.data=own"
+        f"ALFWorld's split {source!r} is neither a file here or in {self._root} nor a directory in "
+        f"{self._data} (that has: {', '.join(splits) or 'none'}); set --config.env.train_split and "
+        "test_split, or take generated games with --config.env.data=own"
       )
     try:
       text = path.read_text()

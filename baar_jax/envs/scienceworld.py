@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from baar_jax.envs.base import NO_EXPERT, Env, Oracle, spread, write_replies
+from baar_jax.envs.base import Env, Oracle, spread, write_replies
 from baar_jax.envs.scienceworld_engine import Engine, Expert
 from baar_jax.episode import SPLITS, Task
 
@@ -78,23 +78,16 @@ class ScienceWorld(Env):
   _engine = functools.cached_property(lambda self: Engine())
 
   def __init__(
-    self,
-    train_tasks: int = 96,
-    dev_tasks: int = 34,
-    test_tasks: int = 60,
-    max_steps: int = 40,
-    gold_dir: str = "runs/gold",
-    short_tasks: bool = True,
+    self, train_tasks=96, dev_tasks=34, test_tasks=60, max_steps=40, gold_dir="gold", short=True
   ) -> None:
     """Starts no engine yet; solutions are kept in `gold_dir`.
 
     The engine may find another solution in each run, so the first one of each task is followed.
-    Without `short_tasks` there are tasks of any length and more types, no solutions and no expert.
+    If not `short`, tasks have any length and more types; there are no solutions to follow.
     """
     self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
-    self._max_steps, self._short_tasks = max_steps, short_tasks
+    self._max_steps, self._short = max_steps, short
     self._gold_dir = Path(gold_dir)
-    self._expert: Expert | None = None
 
   def tasks(self, split: str) -> list[Task]:
     """Lists tasks of one of the engine's own splits; the task types take turns.
@@ -102,26 +95,26 @@ class ScienceWorld(Env):
     Within a type the variations are spread evenly, and a larger split starts with the tasks of a
     smaller one. The first listing takes a while, because it makes and keeps the solutions.
     """
-    size, types = self._sizes[split], TASK_TYPES + (() if self._short_tasks else LONGER_TYPES)
+    size, types = self._sizes[split], TASK_TYPES if self._short else TASK_TYPES + LONGER_TYPES
     rounds = itertools.zip_longest(*(self._list_tasks(name, split) for name in types))
     tasks = list(itertools.islice(filter(None, itertools.chain.from_iterable(rounds)), size))
     if len(tasks) < size:
-      length = f" of at most {MAX_GOLD_STEPS} steps" if self._short_tasks else ""
-      listed = f"{len(tasks)} tasks{length}, {size} were asked for"
-      raise ValueError(f"ScienceWorld's {split} split has {listed}")
+      usable = f"{len(tasks)} {'short ' * self._short}tasks, {size} were asked for"
+      raise ValueError(f"ScienceWorld's {split} split has {usable}")
     return tasks
 
   def _list_tasks(self, task_type: str, split: str) -> Iterator[Task]:
     numbers = self._engine.list_variations(task_type, split)
     for place in spread(len(numbers)):
       task_id = f"{task_type}/{numbers[place]}"
-      if not self._short_tasks:
-        yield Task(task_id, split, self._engine.describe(task_id), self._max_steps)
-      elif len((gold := self._read_gold(task_id))["actions"]) <= MAX_GOLD_STEPS:
+      gold = self._read_gold(task_id)
+      if len(gold["actions"]) <= MAX_GOLD_STEPS:
         yield Task(task_id, split, gold["description"], self._max_steps)
 
   def _read_gold(self, task_id: str) -> dict:
     """The task's solution and description, kept by whichever process makes them first."""
+    if not self._short:
+      return {"actions": [], "description": self._engine.describe(task_id)}
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
     if not path.exists():
       draft = path.with_suffix(f".{os.getpid()}.tmp")
@@ -139,11 +132,10 @@ class ScienceWorld(Env):
     raise ValueError(f"{path} is damaged: delete it, and a new one will be made")
 
   def reset(self, task_id: str) -> str:
-    plan = [*self._read_gold(task_id)["actions"], "wait1"] if self._short_tasks else []
+    plan = self._read_gold(task_id)["actions"] + ["wait1"]
     observation = self._engine.load(task_id)
     self._score = 0.0
-    if plan:
-      self._expert = Expert(plan, observation, self._engine.list_valid_actions)
+    self._expert = Expert(plan, observation, self._engine.list_valid_actions)
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
@@ -153,8 +145,7 @@ class ScienceWorld(Env):
     # A model's reply may hold half a surrogate pair, which cannot be sent to the engine.
     action = action.encode("utf-8", "replace").decode().strip()
     observation, score, completed = self._engine.step(action)
-    if self._expert:
-      self._expert.observe(action, observation)
+    self._expert.observe(action, observation)
     self._score = max(0.0, round(score, 2))
     return observation, completed or score < 0
 
@@ -163,8 +154,6 @@ class ScienceWorld(Env):
     return self._score
 
   def oracle(self) -> Oracle:
-    if self._expert is None:
-      raise NotImplementedError(f"{NO_EXPERT}: leave out --config.env.short_tasks=False")
     return self._expert.oracle()
 
   def mistake(self, kind: str, key: str) -> str:
