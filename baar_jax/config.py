@@ -24,6 +24,7 @@ SEEDS, ROLLOUT_RANGE = 1000, 1_000_000  # how many there are for a purpose, and 
 JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 # Entries of tuples.
 Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=100)]
 Trials = Annotated[int, Field(gt=0, le=SEEDS)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
@@ -130,11 +131,14 @@ class ReferencesConfig:
 
 @section
 class SFTConfig:
-  updates: int = Field(150, gt=0, lt=10**6)
+  updates: int = Field(150, gt=0, lt=10**6)  # at most
+  check_every: int = Field(5, gt=0, lt=10**6)  # updates between two measurements of the dev loss
+  patience: int = Field(4, gt=0, lt=10**6)  # measurements without a new best that end a training
   batch_episodes: int = Field(64, gt=0)
   micro_episodes: int = Field(16, gt=0)  # rows of one compiled gradient; accumulated to the batch
   hard_share: float = Field(0.7, ge=0, le=1)
-  learning_rate: float = Field(2e-5, gt=0, le=1)
+  # All are tried, also for the scorer and the classifier, and the best on dev is kept.
+  learning_rates: tuple[Rate, ...] = Field((2e-5,), min_length=1)
   warmup_share: float = Field(0.03, ge=0, le=1)
   # With an eps above most entries of the gradient their sizes count: less noise in short runs.
   adam_eps: float = Field(1e-8, gt=0, le=1)
@@ -152,9 +156,7 @@ class BoPOConfig:
   advantage_eps: float = Field(0.1, gt=0, le=100)
   advantage_clip: float = Field(5.0, gt=0, le=1e6)
   reference_guided: bool = True  # False is the ablation: the group's mean alone
-  # Take the mean off a batch's advantages, most of which a good reference makes negative. Not the
-  # paper's form: only the noise and the clip of the gradient change, see docs/evaluation.md.
-  recentre: bool = False
+  recentre: bool = False  # takes the batch's mean off the advantages; see docs/evaluation.md
   kl_beta: float = Field(0.04, ge=0, le=100)
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
   clip_low: float | None = Field(None, ge=0, le=1)
@@ -174,7 +176,7 @@ class BaselinesConfig:  # what is trained and evaluated beside BoPO
   ablations: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...] = ()
   # The weight of cost at which ablations are trained and rivals compared; None is the first of lam.
   compared_lam: float | None = None
-  updates: int = Field(150, gt=0, lt=10**6)  # gradient steps of the scorer and the classifier
+  updates: int = Field(150, gt=0, lt=10**6)  # at most, of the scorer and the classifier
   # The model that a zero-shot router asks; in scripted runs a stand-in at this model's price.
   judge: ModelsConfig = Field(default_factory=lambda: ModelsConfig(**JUDGE))
 

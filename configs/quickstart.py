@@ -12,7 +12,7 @@ def get_config() -> config.Config:
   c.env = config.EnvConfig(kind="scienceworld", train_tasks=68, test_tasks=60, max_steps=40)
   c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
-  c.sft = config.SFTConfig(updates=6, micro_episodes=8, learning_rate=1e-2, adam_eps=1e-2)
+  c.sft = config.SFTConfig(updates=6, micro_episodes=8, learning_rates=(1e-2,), adam_eps=1e-2)
   c.bopo = config.BoPOConfig(
     lam=(0.7,),  # where a short run spends on some steps
     advantage_eps=0.5,  # a group that fails as a whole says little about which step was wrong

@@ -38,7 +38,7 @@ def test_the_paper_s_settings_are_the_defaults():
   validate(c)
   assert (c.profile.trials, c.profile.easy_rate) == (5, 0.8)
   assert (c.references.samples, c.references.clone_large) == (20, False)
-  assert (c.sft.hard_share, c.sft.batch_episodes, c.sft.learning_rate) == (0.7, 64, 2e-5)
+  assert (c.sft.hard_share, c.sft.batch_episodes, c.sft.learning_rates) == (0.7, 64, (2e-5,))
   assert (c.sft.warmup_share, c.sft.clip_norm) == (0.03, 1.0)
   assert c.bopo.lam == (0.1, 0.3, 0.5, 0.7, 0.9)
   assert (c.bopo.r_success, c.bopo.r_hard, c.bopo.group_size) == (1.0, 0.5, 8)

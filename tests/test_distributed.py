@@ -58,7 +58,7 @@ model = build_model(config.router, 0)
 out = []
 for mesh in (one_device(), make_mesh(2)):
   ids = view.decision_ids
-  trainer = Trainer(model, sft_batch_loss, sft_optimizer(config.sft), ids, mesh)
+  trainer = Trainer(model, sft_batch_loss, sft_optimizer(config.sft, 1e-2), ids, mesh)
   batches = batcher.micro_batches(episodes)
   metrics = [trainer.step(batches) for _ in range(2)]
   kernel = trainer.params["layers"]["q_kernel"][...]

@@ -23,7 +23,7 @@ from baar_jax.train.trainer import Trainer
 
 def small_config(runs):
   config = tiny.config(runs)
-  config.sft.updates, config.bopo.updates = 3, 4
+  config.sft.updates, config.sft.check_every, config.bopo.updates = 3, 1, 4
   return config
 
 
@@ -103,7 +103,7 @@ def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   whole = logged(run, "sft")
   train_and_die(sft.main, run, monkeypatch, run, "log", 3)  # the second's checkpoint is whole
   run = copied("imitated")
-  with pytest.raises(ValueError, match="is not finished after 2 updates: run --stage=sft first"):
+  with pytest.raises(ValueError, match="sft holds no finished router: run --stage=sft first"):
     leaves(run, "sft")
   sft.main(run)
   # The third is from the same parameters.
@@ -114,6 +114,56 @@ def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   assert len(logged(run, "sft")) == 7
 
 
+@pytest.mark.parametrize(
+  "rate, best, updates, dev_loss, losses",
+  [
+    # Two checks without a new best end a training: an equal loss is none.
+    (0.01, 2, 4, 0.7, {0.01: [0.9, 0.7, 0.8, 0.7], 0.02: [0.8, 0.75, 0.76, 0.77]}),
+    (0.02, 5, 5, 0.6, {0.01: [0.9, 0.7, 0.8, 0.7], 0.02: [0.9, 0.8, 0.9, 0.7, 0.6]}),
+  ],
+)
+def test_the_best_update_of_the_best_learning_rate_is_kept(
+  copied, monkeypatch, rate, best, updates, dev_loss, losses
+):
+  """The training is killed in the first learning rate's third update and in the second's first."""
+  rates, seen, make_optimizer = [], {}, fit.sft_optimizer
+
+  def record_rate(config, rate):
+    rates.append(rate)
+    return make_optimizer(config, rate)
+
+  def loss(trainer, batches):
+    """The loss by learning rate and by the optimizer's count of steps."""
+    update = int(jax.tree.leaves(trainer.optimizer_state)[0])
+    seen[rates[-1], update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
+    return losses[rates[-1]][update - 1]
+
+  def reopen():
+    run = copied("imitated")
+    sft_fields = {"updates": 5, "patience": 2, "learning_rates": (0.01, 0.02)}
+    vars(run.config.sft).update(sft_fields)
+    return run
+
+  monkeypatch.setattr(fit, "sft_optimizer", record_rate)
+  monkeypatch.setattr(Trainer, "loss", loss)
+  run = reopen()
+  shutil.rmtree(run.dir / "checkpoints" / "sft")
+  for _ in range(2):
+    train_and_die(sft.main, run, monkeypatch, run, "log", 3)
+    run = reopen()
+  sft.main(run)
+  for one, another in zip(leaves(run, "sft"), seen[rate, best], strict=True):
+    np.testing.assert_array_equal(one, another)
+  (line,) = logged(run, "stored-training")[1:]
+  expected = {"dev_loss": dev_loss, "best_update": best, "updates": updates, "learning_rate": rate}
+  assert {name: line[name] for name in expected} == expected
+  tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")[3:]]
+  first, second = ([(rate, n) for n in range(1, len(losses[rate]) + 1)] for rate in losses)
+  assert tried == [*first[:3], *first[2:], second[0], *second]
+  sft.main(run)  # finished: nothing more is done
+  assert len(logged(run, "stored-training")) == 2
+
+
 def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
   run = copied("imitated")  # the first kill is in the third update's rollouts
   train_and_die(bopo.main, run, monkeypatch, run.store, "add", 9)
@@ -121,7 +171,7 @@ def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
   assert len(run.store.table()) - unbroken.before_bopo == 9
   train_and_die(bopo.main, run, monkeypatch, run, "log", 1)
   run = copied("imitated")
-  with pytest.raises(ValueError, match=r"lam0\.1 is not finished after 2 updates: run"):
+  with pytest.raises(ValueError, match=r"lam0\.1 holds no finished router: run --stage=bopo"):
     leaves(run, "bopo", 0.1)
   bopo.main(run)
   # 4 updates of 2 tasks with 2 episodes each, and nothing was run twice
@@ -164,9 +214,9 @@ def test_another_training_seed_is_added_to_a_run(copied):
 @pytest.mark.parametrize(
   "name, train, place, steps_before",
   [
-    ("pretrain", pretrain.main, "pretrain", 2),
-    ("sft", sft.main, "sft", 2),
-    ("cascade", rivals.train_cascade, "cascade-4", 2),
+    ("pretrain", pretrain.main, "pretrain-lr0.003", 2),
+    ("sft", sft.main, "sft-lr0.01", 2),
+    ("cascade", rivals.train_cascade, "cascade-4-lr0.01", 2),
     ("bopo", bopo.main, "bopo-lam0.1", 4),  # two gradient steps an update
     ("vanilla", lambda run: fit.fit_rollouts(run, "vanilla", 0.1), "vanilla-lam0.1", 4),
   ],
@@ -179,7 +229,7 @@ def test_a_training_stops_at_the_first_number_that_is_none(
   directory = run.dir / "checkpoints" / place
   run.config.pretrain.epochs, run.config.baselines.updates = 4 * (name == "pretrain"), 4
   if name == "sft":
-    shutil.rmtree(directory)
+    shutil.rmtree(run.dir / "checkpoints" / "sft")
   keep_all = METHODS["bopo"].compute_advantages
   method = dataclasses.replace(METHODS["vanilla"], compute_advantages=keep_all)
   monkeypatch.setitem(METHODS, "vanilla", method)
@@ -254,5 +304,5 @@ def test_what_is_missing_is_named(tmp_path, copied):
     leaves(run, "sft")
   run.close()
   shutil.rmtree(done.dir / "checkpoints")
-  with pytest.raises(ValueError, match="is not finished after 0 updates: run --stage=sft first"):
+  with pytest.raises(ValueError, match="sft holds no finished router: run --stage=sft first"):
     bopo.main(done)

@@ -1,4 +1,4 @@
-"""The rivals by hand: preference data, held-out tasks, calibration, and the cascade's calls."""
+"""The rivals by hand: preference data, calibration, and the cascade's calls."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from test_loop import LARGE_USD, SMALL_USD, HandEnv, HandPair, job
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View
-from baar_jax.stages.rivals import find_large_wins, hold_out, measure_calibration
+from baar_jax.stages.rivals import find_large_wins, measure_calibration
 from baar_jax.train.batches import label_episodes, label_failures, make_batch
 from baar_jax.train.dataset import add_proposals
 
@@ -57,11 +57,6 @@ def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
   ]
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
   assert ids == [proposing.decision_ids[0], proposing.decision_ids[1]]
-
-
-def test_every_sixth_task_is_held_out(make_task):
-  fit_ids, held_out = hold_out([make_task(f"t{i}") for i in range(1, 14)])
-  assert held_out == {"t6", "t12"} and len(fit_ids) == 11
 
 
 def test_calibration_by_hand():

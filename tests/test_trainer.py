@@ -203,8 +203,8 @@ def updates_of(optimizer, gradients, value=0.0):
 
 
 def sft(**settings):
-  defaults = {"updates": 103, "learning_rate": 0.6, "weight_decay": 0.0}
-  return sft_optimizer(SFTConfig(**defaults | settings))
+  defaults = {"updates": 103, "weight_decay": 0.0}
+  return sft_optimizer(SFTConfig(**defaults | settings), 0.6)
 
 
 def test_schedule():

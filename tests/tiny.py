@@ -16,7 +16,7 @@ SECTIONS = {
   "router": ROUTER | TEXTS | {"intermediate_size": 32, "num_layers": 1, "result_tokens": 16},
   "profile": {"trials": 2},
   "references": {"samples": 3},
-  "sft": {"updates": 2, "batch_episodes": 8, "micro_episodes": 8, "learning_rate": 1e-2},
+  "sft": {"updates": 2, "batch_episodes": 8, "micro_episodes": 8, "learning_rates": (1e-2,)},
   "bopo": {"lam": (0.1,), "updates": 2, "tasks_per_update": 2, "group_size": 2}
   | {"learning_rate": 1e-2, "batch_episodes": 2},
   "evaluate": {"seeds": 1, "random_p": (0.5,), "call_budgets": (1,), "bootstrap": 20},

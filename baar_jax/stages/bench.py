@@ -151,7 +151,7 @@ class RouterBench:
     episodes = self.episodes[: c.bopo.batch_episodes]
     windows = [w for episode in episodes for w in self.view.episode_windows(self.task, episode)]
     batcher = Batcher(c, self.view, [self.task])
-    trainer = Trainer(model, sft_batch_loss, sft_optimizer(c.sft), *placed)
+    trainer = Trainer(model, sft_batch_loss, sft_optimizer(c.sft, c.sft.learning_rates[0]), *placed)
     sft_s = measure_s(lambda: trainer.step(batcher.micro_batches(episodes)))
     del trainer  # its parameters and its optimizer's state
     trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)

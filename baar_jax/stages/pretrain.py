@@ -33,11 +33,11 @@ def main(run: Run) -> None:
   episodes = load_pretraining_episodes(run.store, run.config)
   updates = max(1, c.epochs * len(episodes) // c.batch_episodes)
   warmup_share = min(1.0, WARMUP / updates)
-  config = SFTConfig(updates, learning_rate=c.learning_rate, warmup_share=warmup_share, **ADAM)
+  config = SFTConfig(updates, learning_rates=(c.learning_rate,), warmup_share=warmup_share, **ADAM)
   view = View(run.config.router, run.tokenizer)
   for trained in run.trainings():
-    batches = draw_batches(episodes, c.batch_episodes, trained.config.seed, newest_first=True)
-    fit_stored(trained, "pretrain", config, view, batches, partial(label_outcomes, view))
+    draw = partial(draw_batches, episodes, c.batch_episodes, trained.config.seed, newest_first=True)
+    fit_stored(trained, "pretrain", config, view, draw, relabel=partial(label_outcomes, view))
 
 
 def label_outcomes(view: View, batch: Batch, episodes: Sequence[Episode]) -> Batch:

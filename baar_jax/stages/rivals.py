@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from baar_jax.config import compared_lam
-from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.episode import SMALL, Episode
 from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import stratified_name
 from baar_jax.router.view import View
@@ -17,7 +18,6 @@ from baar_jax.train.checkpoint import UNSTRATIFIED, checkpoint_directory, load_r
 from baar_jax.train.dataset import add_proposals, draw_batches, load_profiles
 from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, predict_large
 
-HELD_OUT = 6  # each N-th training task is kept for the calibration
 BINS = 10  # of the calibration
 
 
@@ -52,34 +52,29 @@ def train_cascade(run: Run) -> None:
 
   The scorer is a router of the same shape, from the same initial weights, that reads the transcript
   and SMALL's proposal. It learns on stored episodes in which SMALL acted whether the episode will
-  still fail: p(LARGE) is p(failure). Its calibration on held-out training tasks is logged.
+  still fail: p(LARGE) is p(failure). Its calibration on dev tasks is logged.
   """
-  store = run.store
   config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
-  trials = [e for profile in load_profiles(store, run.config).values() for e in profile.small]
-  episodes = map(add_proposals, trials + store.episodes(stratified_name(run.config)))
-  episodes = [e for e in episodes if any(step.model == SMALL for step in e.steps)]
-  fit_ids, held_out_ids = hold_out(store.tasks("train"))
   view = View(run.config.router, run.tokenizer, proposals=True)
-  pool = [e for e in episodes if e.task_id in fit_ids]
-  batches = draw_batches(pool, config.batch_episodes, f"{run.config.seed}|cascade")
-  fit_stored(run, "cascade", config, view, batches, label_failures)
-  held_out = [e for e in episodes if e.task_id in held_out_ids]
+  train, dev = load_proposals(run, "train"), load_proposals(run, "dev")
+  draw = partial(draw_batches, train, config.batch_episodes, f"{run.config.seed}|cascade")
+  fit_stored(run, "cascade", config, view, draw, dev, label_failures)
   place = checkpoint_directory(run.dir, run.config, "cascade", None, run.train_seed)
   calibrated = f"calibration of {place.name}"
-  # All processes score together, or none.
-  if held_out and not all(exchange(store.finished(calibrated))):
+  if not all(exchange(run.store.finished(calibrated))):  # all processes score together, or none
     model = load_router(run.dir, run.config, run.mesh, "cascade", train_seed=run.train_seed)
-    p_D, failed_D = predict_large(run, model, view, held_out, label_failures)
-    figures = measure_calibration(p_D, failed_D)
+    figures = measure_calibration(*predict_large(run, model, view, dev, label_failures))
     run.log(stage="cascade-calibration", updates=config.updates, **figures)
-    store.finish(calibrated)
+    run.store.finish(calibrated)
 
 
-def hold_out(tasks: Sequence[Task]) -> tuple[set[str], set[str]]:
-  """The ids of the training tasks to fit on, and of those held out."""
-  held_out = {task.id for i, task in enumerate(tasks, 1) if i % HELD_OUT == 0}
-  return {task.id for task in tasks} - held_out, held_out
+def load_proposals(run: Run, split: str) -> list[Episode]:
+  """A split's stored episodes in which SMALL acted, as it would have proposed it."""
+  profiles = load_profiles(run.store, run.config, split=split)
+  episodes = [e for profile in profiles.values() for e in profile.small]
+  mixed = run.store.episodes(stratified_name(run.config))
+  episodes += [e for e in mixed if e.task_id in profiles]
+  return [e for e in map(add_proposals, episodes) if any(step.model == SMALL for step in e.steps)]
 
 
 def measure_calibration(p_D: np.ndarray, failed_D: np.ndarray) -> dict:
@@ -103,18 +98,22 @@ def train_single_turn(run: Run) -> None:
   single query's preference data would say of it.
   """
   config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
-  profiles = load_profiles(run.store, run.config).values()
-  small = [e for profile in profiles for e in profile.small]
-  large = [e for profile in profiles for e in profile.large]
-  wins = find_large_wins(small, large)
-  episodes = [e for e in small + large if (e.task_id, e.seed) in wins]
+  wins: dict[tuple[str, int], bool] = {}
+
+  def load_trials(split: str) -> list[Episode]:
+    profiles = load_profiles(run.store, run.config, split=split).values()
+    small = [e for profile in profiles for e in profile.small]
+    large = [e for profile in profiles for e in profile.large]
+    wins.update(find_large_wins(small, large))
+    return [e for e in small + large if (e.task_id, e.seed) in wins]
 
   def label_winners(batch: Batch, episodes: Sequence[Episode]) -> Batch:
     return label_episodes(batch, [wins[e.task_id, e.seed] for e in episodes])
 
-  batches = draw_batches(episodes, config.batch_episodes, f"{run.config.seed}|single-turn")
+  train, dev = load_trials("train"), load_trials("dev")
+  draw = partial(draw_batches, train, config.batch_episodes, f"{run.config.seed}|single-turn")
   view = View(run.config.router, run.tokenizer)
-  fit_stored(run, "single-turn", config, view, batches, label_winners)
+  fit_stored(run, "single-turn", config, view, draw, dev, label_winners)
 
 
 def find_large_wins(small, large) -> dict[tuple[str, int], bool]:

@@ -62,16 +62,9 @@ class Checkpoints:
       args = ocp.args.Composite(progress=ocp.args.JsonRestore())
       return dict(self._manager.restore(self.update, args=args)["progress"])
 
-  @property
-  def finished(self) -> bool:
-    """Whether the training has come to its end."""
-    return self.progress.get("finished", False)
-
   def save(self, update: int, state: Mapping, **progress) -> None:
-    """Writes named pytrees of arrays in the background; ValueError, also later, if it cannot.
-
-    `progress` are values for JSON; `finished` says that the training has come to its end.
-    """
+    """Writes named pytrees of arrays and what JSON can hold in the background; ValueError, also
+    later, if it cannot. With `finished=True` the training has come to its end."""
     trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
     texts = {"config": dataclasses.asdict(self._config), "progress": progress}
     trees |= {name: ocp.args.JsonSave(text) for name, text in texts.items()}
@@ -154,12 +147,11 @@ def load_router(
   """
   stage = family if family in ("pretrain", "bopo") else "baselines"
   stage = "sft" if family.startswith("sft") else stage
-  decision_ids, update = View(config.router, directory / "tokenizer").decision_ids, 0
+  decision_ids = View(config.router, directory / "tokenizer").decision_ids
   place = checkpoint_directory(directory, config, family, lam, train_seed)
   if place.exists():
     with contextlib.closing(Checkpoints(place)) as checkpoints:
-      update = checkpoints.update
-      if checkpoints.finished:
+      if checkpoints.progress.get("finished"):
         shape = weights.find_shape(config.router, decision_ids)
         graphdef, params = nnx.split(weights.make_abstract_model(shape))
         place_leaf = lambda x, sharding: x.update(sharding=sharding)  # noqa: E731
@@ -167,4 +159,4 @@ def load_router(
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
         nnx.replace_by_pure_dict(like, restored["params"])
         return nnx.merge(graphdef, like)
-  raise ValueError(f"{place} is not finished after {update} updates: run --stage={stage} first")
+  raise ValueError(f"{place} holds no finished router: run --stage={stage} first")

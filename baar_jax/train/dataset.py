@@ -161,13 +161,14 @@ def add_proposals(episode: Episode) -> Episode:
   return dataclasses.replace(episode, steps=steps)
 
 
-def draw_sft_batches(store: Store, config: Config) -> Iterator[list[Episode]]:
-  """References with a set share of those of hard tasks."""
-  profiles = load_profiles(store, config)
+def draw_sft_batches(store: Store, config: Config, split: str = "train") -> Iterator[list[Episode]]:
+  """References with a set share of those of hard tasks; in a batch of dev there is room for all."""
+  profiles = load_profiles(store, config, split=split)
   references = load_references(store, config, profiles).values()
   hard = [e for e in references if profiles[e.task_id].difficulty == "hard"]
   rest = [e for e in references if profiles[e.task_id].difficulty != "hard"]
-  return mix_batches(hard, rest, config.sft.batch_episodes, config.sft.hard_share, config.seed)
+  size = max(config.sft.batch_episodes, len(references) * (split == "dev"))
+  return mix_batches(hard, rest, size, config.sft.hard_share, config.seed)
 
 
 def mix_batches(

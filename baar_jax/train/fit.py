@@ -6,15 +6,18 @@
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from baar_jax.config import ROLLOUT_RANGE, ROLLOUT_SEEDS, VANILLA_BATCHES, BoPOConfig, SFTConfig
+from baar_jax.config import ROLLOUT_RANGE, ROLLOUT_SEEDS, VANILLA_BATCHES, SFTConfig
 from baar_jax.episode import Episode, Task
+from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
 from baar_jax.router.policy import RouterPolicy, Sample
@@ -32,46 +35,93 @@ SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
 
 def fit_sft(run) -> None:
-  """Trains the SFT router of a run, or of an ablated run, on the references."""
-  view = View(run.config.router, run.tokenizer)
-  fit_stored(run, "sft", run.config.sft, view, dataset.draw_sft_batches(run.store, run.config))
+  """Trains the SFT router of a run, or of an ablated run, on the references.
 
-
-def fit_stored(run, method_name: str, config: SFTConfig, view: View, batches, relabel=None) -> None:
-  """Trains a router on decisions of stored episodes, or goes on from its newest checkpoint.
-
-  `method_name` is "pretrain", "sft", "cascade" or "single-turn". `batches` are the episodes of each
-  update, the same whenever it is called; `relabel` is as of `Batcher.micro_batches`.
+  Its dev loss is of one batch of dev tasks' references, with the training's share of hard tasks.
   """
-  method, last = METHODS[method_name], config.updates
+  draw = partial(dataset.draw_sft_batches, run.store, run.config)
+  view = View(run.config.router, run.tokenizer)
+  fit_stored(run, "sft", run.config.sft, view, draw, next(draw("dev")))
+
+
+def fit_stored(
+  run, method_name: str, config: SFTConfig, view: View, draw: Callable, dev=(), relabel=None
+) -> None:
+  """Trains a router on decisions of stored episodes with each learning rate, and keeps the best.
+
+  `method_name` is "pretrain", "sft", "cascade" or "single-turn". `draw()` gives the episodes of
+  each update, always the same; `dev` are the episodes of the dev loss; `relabel` is as of
+  `Batcher.micro_batches`. Each learning rate has a directory; when all are finished, that of the
+  least dev loss is renamed to the router's.
+  """
+  method = METHODS[method_name]
   family = sft_family(run.ablation) if method_name == "sft" else method_name
-  directory = checkpoint_directory(run.dir, run.config, family, None, run.train_seed)
-  with closing(Checkpoints(directory, run.config)) as checkpoints:
-    if checkpoints.finished:
-      return
-    done = checkpoints.update
-    batcher = Batcher(run.config, view, run.store.tasks("train"))
-    if method.whole_vocabulary:
-      model, ids = build_model(run.config.router, run.config.seed), None
-    else:
-      place = run.dir, run.config, view, run.mesh
-      model = checkpoint.load_initial(*place, run.train_seed)
-      ids = view.decision_ids
-    dtype = run.config.router.dtype
-    trainer = Trainer(model, method.loss, sft_optimizer(config), ids, run.mesh, dtype)
-    del model  # the trainer has copied it
-    if done:
-      trainer.load(checkpoints.restore(trainer.state))
-    with run.progress(method_name, last, done, "update") as bar:
-      for update, episodes in islice(enumerate(batches, 1), done, last):
-        metrics = trainer.step(batcher.micro_batches(episodes, relabel))
-        check_metrics(method_name, update, metrics, checkpoints)
-        log_fields = {"update": update, "updates": last, "compiled": trainer.compiled}
-        run.log(stage=method_name, **log_fields, **metrics)
-        if update == last or update - checkpoints.update >= SAVE_EVERY:
-          checkpoints.save(update, trainer.state, finished=update == last)
-        bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
-        bar.update()
+  place = checkpoint_directory(run.dir, run.config, family, None, run.train_seed)
+  if place.exists():
+    return
+  batcher = Batcher(run.config, view, run.store.tasks("train") + run.store.tasks("dev"))
+  make_batches = partial(batcher.micro_batches, relabel=relabel)
+  dev_batches, results = make_batches(dev), {}
+  for rate in config.learning_rates:
+    directory = place.with_name(f"{place.name}-lr{rate:g}")
+    with closing(Checkpoints(directory, run.config)) as checkpoints:
+      if method.whole_vocabulary:
+        model, ids = build_model(run.config.router, run.config.seed), None
+      else:
+        model = checkpoint.load_initial(run.dir, run.config, view, run.mesh, run.train_seed)
+        ids = view.decision_ids
+      optimizer, dtype = sft_optimizer(config, rate), run.config.router.dtype
+      trainer = Trainer(model, method.loss, optimizer, ids, run.mesh, dtype)
+      del model  # the trainer has copied it
+      updates = map(make_batches, islice(draw(), checkpoints.update, config.updates))
+      learn = partial(stop_early, run, method_name, config, rate, trainer)
+      results[directory] = learn(updates, dev_batches, checkpoints)
+  best = min(results, key=lambda directory: results[directory]["dev_loss"])
+  if dev:
+    run.log(stage="stored-training", router=place.name, **results[best])
+    run.print(f"{place.name}: {', '.join(f'{k} {v:g}' for k, v in results[best].items())}")
+  exchange(None)  # every process has read the directories
+  if run.is_main:
+    best.rename(place)
+  exchange(None)
+
+
+def stop_early(run, method_name, config, rate, trainer, updates, dev_batches, checkpoints) -> dict:
+  """Trains on the batches of each update until the dev loss stops improving; `rate` is logged.
+
+  The last checkpoint has the parameters of the least dev loss; without dev, those of the last
+  update and its loss. Returns the `dev_loss`, its `best_update`, and how many `updates` were taken.
+  """
+  if checkpoints.progress.get("finished"):
+    return checkpoints.progress
+  done, progress = checkpoints.update, {"dev_loss": math.inf, "best_update": 0}
+  best = jax.tree.map(jnp.copy, trainer.state["params"])
+  if done:
+    state, progress = checkpoints.restore(trainer.state | {"best": best}), checkpoints.progress
+    trainer.load(state)
+    best = state["best"]
+  with run.progress(f"{method_name} lr={rate:g}", config.updates, done, "update") as bar:
+    for update, batches in enumerate(updates, done + 1):
+      metrics, last = trainer.step(batches), update == config.updates
+      if checked := last or (dev_batches and update % config.check_every == 0):
+        metrics["dev_loss"] = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
+      check_metrics(method_name, update, metrics, checkpoints)
+      log_fields = {"update": update, "updates": config.updates, "learning_rate": rate}
+      run.log(stage=method_name, **log_fields, compiled=trainer.compiled, **metrics)
+      bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
+      bar.update()
+      if checked and metrics["dev_loss"] < progress["dev_loss"]:
+        progress = {"dev_loss": metrics["dev_loss"], "best_update": update}
+        best = jax.tree.map(jnp.copy, trainer.state["params"])
+      elif checked:
+        last |= update - progress["best_update"] >= config.patience * config.check_every
+      if last:
+        break
+      if update - checkpoints.update >= SAVE_EVERY:
+        checkpoints.save(update, trainer.state | {"best": best}, **progress)
+  progress |= {"updates": update, "learning_rate": rate}
+  checkpoints.save(update, {"params": best}, finished=True, **progress)
+  return progress
 
 
 def fit_rollouts(run, method_name: str, lam: float) -> None:
@@ -86,10 +136,9 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
   last = bopo.updates * (VANILLA_BATCHES if method.dynamic_sampling else 1)
   directory = checkpoint_directory(run.dir, run.config, family, lam, run.train_seed)
   with closing(Checkpoints(directory, run.config)) as checkpoints:
-    if checkpoints.finished:
+    if checkpoints.progress.get("finished"):
       return
-    done, progress = checkpoints.update, checkpoints.progress
-    counts = {name: progress.get(name, 0) for name in ("episodes", "gradient_steps")}
+    done, progress = checkpoints.update, {"episodes": 0, "gradient_steps": 0} | checkpoints.progress
     profiles = dataset.load_profiles(run.store, run.config)
     references = dataset.load_references(run.store, run.config, profiles)
     tasks = [task for task in run.store.tasks("train") if task.id in references]
@@ -106,13 +155,14 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     # restart, which reads episodes from the store again, misses none.
     pending: list[tuple[Episode, float]] = []  # with their advantages
     task_batches = dataset.draw_task_batches(tasks, bopo.tasks_per_update, run.config.seed)
+    count_steps = lambda episodes: bopo.epochs * math.ceil(episodes / bopo.batch_episodes)  # noqa: E731
     batch_episodes = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
-    enough_steps = bopo.updates * count_steps(bopo, batch_episodes)
+    enough_steps = bopo.updates * count_steps(batch_episodes)
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
       episodes = roll_out(run, family, lam, update, trainer.model, view, update_tasks)
       kept, adv_B, metrics = method.compute_advantages(episodes, profiles, references, lam, bopo)
       pending += zip(kept, adv_B)
-      counts["episodes"] += len(episodes)
+      progress["episodes"] += len(episodes)
       groups = {episode.task_id for episode, _ in pending}
       enough = len(groups) >= len(update_tasks) or not method.dynamic_sampling
       if pending and (enough or update == last):
@@ -120,20 +170,16 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
         adv_B, seed = np.array(advantages), run.config.seed + update
         metrics |= update_policy(trainer, anchor, batcher, kept, adv_B, bopo, seed)
         pending = []
-        counts["gradient_steps"] += count_steps(bopo, len(kept))
+        progress["gradient_steps"] += count_steps(len(kept))
       check_metrics(method_name, update, metrics, checkpoints)
       log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
-      run.log(stage=method_name, **log_fields, **counts, **metrics)
-      finished = update == last or counts["gradient_steps"] >= enough_steps
-      if finished or (update - checkpoints.update >= SAVE_EVERY_ROLLOUTS and not pending):
-        checkpoints.save(update, trainer.state, finished=finished, **counts)
-      if finished:
+      progress["finished"] = update == last or progress["gradient_steps"] >= enough_steps
+      run.log(stage=method_name, **log_fields, **progress, **metrics)
+      due = update - checkpoints.update >= SAVE_EVERY_ROLLOUTS and not pending
+      if due or progress["finished"]:
+        checkpoints.save(update, trainer.state, **progress)
+      if progress["finished"]:
         return
-
-
-def count_steps(config: BoPOConfig, episodes: int) -> int:
-  """The number of gradient steps that are taken on so many episodes."""
-  return config.epochs * math.ceil(episodes / config.batch_episodes)
 
 
 def check_metrics(method_name: str, update: int, metrics: dict, checkpoints: Checkpoints) -> None:
@@ -192,12 +238,13 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
 def predict_large(
   run, model: Qwen2, view: View, episodes: Sequence[Episode], relabel: Relabel | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """p_D, a router's p(LARGE) of decisions in stored training episodes, and action_D, as decided.
+  """p_D, a router's p(LARGE) of decisions in stored episodes, and action_D, as decided.
 
   `relabel` masks decisions that the router would not be asked for, or changes what was decided.
   """
   router = ShardedRouter(model, view.decision_ids, run.mesh, run.config.router.dtype)
-  batches = Batcher(run.config, view, run.store.tasks("train")).micro_batches(episodes, relabel)
+  tasks = run.store.tasks("train") + run.store.tasks("dev")
+  batches = Batcher(run.config, view, tasks).micro_batches(episodes, relabel)
   p_D = [router.p_large(batch)[batch.mask_BxS] for batch in batches]
   action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
   check_finite(np.concatenate(p_D), "p(LARGE) of stored episodes")

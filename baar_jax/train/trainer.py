@@ -75,7 +75,9 @@ class Trainer(ShardedRouter):
     state_sharding = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
     self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_sharding)(self.params)
     gradient_sharding = params_sharding, self._replicated  # of the gradient, of the metrics
-    self._gradient = jax.jit(self._batch_gradient, out_shardings=gradient_sharding)
+    gradient = jax.grad(self._evaluate, has_aux=True)
+    self._gradient = jax.jit(gradient, out_shardings=gradient_sharding)
+    self._losses = jax.jit(self._evaluate, out_shardings=self._replicated)
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
     step_sharding = params_sharding, state_sharding, self._replicated  # the last is of sizes
     self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1), out_shardings=step_sharding)
@@ -99,9 +101,13 @@ class Trainer(ShardedRouter):
     totals = {name: sum(float(shares[name]) for shares in metrics) for name in metrics[0]}
     return totals | {name: float(size) for name, size in sizes.items()}
 
-  def _batch_gradient(self, params, batch: Batch):
-    loss = lambda params: self._loss(self._forward(params, batch), batch)  # noqa: E731
-    return jax.grad(loss, has_aux=True)(params)
+  def loss(self, batches: Sequence[Batch]) -> float:
+    """The sum of the batches' losses, without a step; the same in every process."""
+    with jax.set_mesh(self.mesh):
+      return sum(float(self._losses(self.params, split_rows(b, self.mesh))[0]) for b in batches)
+
+  def _evaluate(self, params, batch: Batch):
+    return self._loss(self._forward(params, batch), batch)
 
   def _apply_gradient(self, params, optimizer_state, gradient):
     updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
@@ -128,11 +134,11 @@ class Trainer(ShardedRouter):
     self.optimizer_state = jax.tree.unflatten(treedef, state["optimizer"])
 
 
-def sft_optimizer(config: SFTConfig) -> optax.GradientTransformation:
+def sft_optimizer(config: SFTConfig, learning_rate: float) -> optax.GradientTransformation:
   """AdamW with clipping, a warm-up that starts above 0, a cosine decay to 0 (paper: appendix)."""
   warmup = min(config.updates - 1, max(1, round(config.warmup_share * config.updates)))
-  first, peak = config.learning_rate / (warmup + 1), config.learning_rate
-  schedule = optax.warmup_cosine_decay_schedule(first, peak, warmup, config.updates)
+  first = learning_rate / (warmup + 1)
+  schedule = optax.warmup_cosine_decay_schedule(first, learning_rate, warmup, config.updates)
   return _clip_adamw(schedule, config, config.weight_decay)
 
 
