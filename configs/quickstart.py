@@ -12,7 +12,8 @@ def get_config() -> config.Config:
   c.env = config.EnvConfig(kind="scienceworld", train_tasks=68, test_tasks=60, max_steps=40)
   c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
-  c.sft = config.SFTConfig(updates=6, micro_episodes=8, learning_rates=(1e-2,), adam_eps=1e-2)
+  rates = {"learning_rates": (1e-2,), "adam_eps": 1e-2}
+  c.sft = config.SFTConfig(updates=60, check_every=3, micro_episodes=8, **rates)
   c.bopo = config.BoPOConfig(
     lam=(0.7,),  # where a short run spends on some steps
     advantage_eps=0.5,  # a group that fails as a whole says little about which step was wrong
@@ -21,6 +22,6 @@ def get_config() -> config.Config:
     adam_eps=0.1,  # so high that AdamW nearly follows the gradient itself; see SFTConfig
     updates=12,
   )
-  c.baselines = config.BaselinesConfig(updates=24)
+  c.baselines = config.BaselinesConfig(updates=60)
   c.evaluate = config.EvaluateConfig(random_p=(0.5,), thresholds=(0.15, 0.3))
   return c

@@ -10,7 +10,7 @@ def get_config() -> config.Config:
   texts = {"max_tokens": 320, "description_tokens": 16, "action_tokens": 8, "result_tokens": 16}
   c.router = config.RouterConfig(vocab_size=512, **RANDOM_WEIGHTS, **texts)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
-  c.sft = config.SFTConfig(updates=16, micro_episodes=32, learning_rates=(3e-3,))
+  c.sft = config.SFTConfig(updates=60, micro_episodes=32, learning_rates=(3e-3,))
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
     learning_rate=1e-3,
@@ -21,7 +21,7 @@ def get_config() -> config.Config:
     clip_high=0.28,
     epochs=2,
   )
-  c.baselines = config.BaselinesConfig(updates=24)
+  c.baselines = config.BaselinesConfig(updates=60)
   points = {"random_p": (0.5,), "thresholds": (0.1, 0.2, 0.35, 0.65, 0.8)}
   c.evaluate = config.EvaluateConfig(call_budgets=(1, 2, 4), **points)
   return c

@@ -105,6 +105,7 @@ def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
   names = [name for name in CURVES if lines[name].notna().any()]
   routers = lines.ablation.map(lambda name: f"{family_name(results, name)} ")
   routers += lines.lam.map(lambda lam: f"λ = {lam:g}" if lam == lam else "")
+  routers += lines.learning_rate.map(lambda rate: f"rate {rate:g}" if rate == rate else "")
   curves = lines.assign(router=routers).pivot(index="update", columns="router", values=names)
   means = curves.rolling(max(1, len(curves) // 12), min_periods=1).mean()
   figure = Figure(figsize=(9.2, 4.0 if len(names) > 4 else 2.3), layout="constrained")

@@ -15,7 +15,8 @@ from baar_jax.store import Store
 METRICS = ("score_percent", "success_percent")
 LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
-CURVES = ["loss", "accuracy", "reward", "success", "kl", "entropy", "large_share", "clipped"]
+CURVES = ["loss", "dev_loss", "accuracy", "reward", "success", "kl", "entropy", "large_share"]
+CURVES += ["clipped"]
 CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
 
 
@@ -102,9 +103,9 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
 def training(metrics: Sequence[Mapping], families: Collection[str]) -> pd.DataFrame:
   """The curves of what is evaluated: lines of metrics.jsonl, the newest of each update, which a
   resumed run repeats."""
-  key = ["stage", "ablation", "lam", "update"]
+  key = ["stage", "ablation", "lam", "learning_rate", "update"]
   lines = pd.DataFrame(metrics, columns=[*key, *CURVES], dtype=object)
-  lines = lines.astype(dict.fromkeys(["lam", "update", *CURVES], float))
+  lines = lines.astype(dict.fromkeys([*key[2:], *CURVES], float))
   evaluated = lines.ablation.fillna(lines.stage).isin({"sft", "bopo", *families})
   lines = lines[lines.stage.isin(CURVE_STAGES) & evaluated].fillna({"ablation": ""})
   return lines.drop_duplicates(key, keep="last")

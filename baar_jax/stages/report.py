@@ -17,7 +17,8 @@ from baar_jax.run import Run
 
 # What the report reads from a line of metrics.jsonl, by the line's stage.
 NUMBER, NUMBER_OR_NONE = (FiniteFloat, ...), (FiniteFloat | None, None)
-UPDATE = {"update": NUMBER, **dict.fromkeys(("lam", "updates", *CURVES), NUMBER_OR_NONE)}
+CURVE = "lam", "learning_rate", "updates", *CURVES
+UPDATE = {"update": NUMBER, **dict.fromkeys(CURVE, NUMBER_OR_NONE)}
 BIN = create_model("bin", **dict.fromkeys(("predicted", "observed", "count"), NUMBER))
 CALIBRATION = {"brier": NUMBER, "base_rate": NUMBER, "bins": (list[BIN], ...)}
 FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
