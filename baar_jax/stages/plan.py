@@ -33,12 +33,11 @@ def main(config: Config, stages: Sequence[str]) -> None:
   path = Path(config.runs) / config.name / "episodes.sqlite"
   read_config(path.parent)  # refuses a directory whose store is gone
   store = Store(path if path.exists() else ":memory:")
-  checked = "listed before" if store.tasks("train") else check_tasks(config)
+  print(f"tasks: {'listed before' if store.tasks('train') else check_tasks(config)}")
   groups = store.table().groupby("policy")
   outcomes = pd.DataFrame({name: summarize_outcomes(group) for name, group in groups}, OUTCOME).T
   print("dry run: nothing is run, nothing is spent; calls of the models, list prices")
   print("episodes that stand for other policies' too and recorded replies make it less")
-  print(f"tasks: {checked}")
   print(f"{'stage':<12}{'episodes':>10}{'calls':>10}{'$ expected':>12}   $ range")
   assumptions = IN_ALFWORLD if config.env.kind == "alfworld" else ASSUMED
   rows, any_assumed = {stage: np.zeros(5) for stage in stages}, False
