@@ -1,17 +1,22 @@
-"""Refuses a configuration that cannot work, in one line that names the field."""
+"""Refuses a configuration that cannot work, in one line that names the field; reads a run's."""
 
 import contextlib
 import dataclasses
+import json
 import operator
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+import pandas
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.config import ENVS, MARKUP_TOKENS, ROLLOUT_RANGE, VANILLA_BATCHES, Config, ablate
 
+RESTORE = "restore a copy, or choose another --config.name"
+ABSENT = object()  # a field that one version of the configuration does not have
 # Fields that may hold a key by mistake, and the sections around them: never shown.
 SECRETS = ("key_variables", "base_urls", "models", "judge")
 
@@ -127,3 +132,30 @@ def _estimate_bytes(c: Config) -> dict[str, int]:
     + 16 * c.sft.micro_episodes * e.max_steps,
     "bopo": 100 * c.bopo.tasks_per_update * c.bopo.group_size,
   }
+
+
+def read_config(directory: Path) -> dict:
+  """The configuration that a run's directory was made with; empty where there is none.
+
+  Raises ValueError if it cannot be read, or if a store is gone, and what was spent with it.
+  """
+  path = directory / "config.json"
+  if not path.exists():
+    return {}
+  try:
+    stored = json.loads(path.read_text())
+    processes = range(stored["distributed"]["processes"])
+  except (ValueError, TypeError, KeyError, RecursionError):
+    raise ValueError(f"{path} cannot be read as a configuration: {RESTORE}") from None
+  for number in processes:
+    store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")
+    if not store.exists() or not store.stat().st_size:
+      raise ValueError(f"{store} is gone or empty, and with it what was spent: {RESTORE}")
+  return stored
+
+
+def differences(stored: dict, new: dict) -> list[tuple]:
+  """(field, was, now) of every value that differs; ABSENT where a config has no such field."""
+  was, now = (pandas.json_normalize(config).to_dict("records")[0] for config in (stored, new))
+  rows = [(name, was.get(name, ABSENT), now.get(name, ABSENT)) for name in sorted(was | now)]
+  return [row for row in rows if row[1] != row[2]]

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-import pandas
 import psutil
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from baar_jax.checks import ABSENT, RESTORE, differences, read_config
 from baar_jax.config import Config, ablate
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
@@ -34,8 +34,6 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import Store
 
-RESTORE = "restore a copy, or choose another --config.name"
-ABSENT = object()  # a field that one version of the configuration does not have
 # What may change between stages of one run: no stored result and no training depends on it.
 CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s bopo.lam
 baselines profile.robustness evaluate distributed max_usd dry_run models.key_variables
@@ -91,7 +89,7 @@ class Run:
       if (self.dir / "checkpoints").exists():
         raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
     elif stored:
-      for name, was, now in _differences(stored, config):
+      for name, was, now in differences(stored, config):
         if f"{name}.".startswith(CHANGEABLE):
           continue
         reason = f"with {name}={was!r}, this config has {now!r}: set it back, or "
@@ -110,8 +108,7 @@ class Run:
     return other
 
   def reseed(self, train_seed: int) -> "Run":
-    """This run with the training seed of this number: what is trained with another one is kept
-    apart, and the store, models and environments are the same."""
+    """This run with another training seed: what is trained has its own place and luck."""
     other = copy.copy(self)
     other.config = dataclasses.replace(self.config, seed=self.config.seed + train_seed)
     other.train_seed = train_seed
@@ -255,7 +252,7 @@ def _open_mesh(config: Config) -> Mesh:
   join(d.coordinator, d.processes, d.process)
   first, *others = exchange(dataclasses.asdict(config))
   for number, other in enumerate(others, 1):
-    for name, here, there in _differences(first, other):
+    for name, here, there in differences(first, other):
       if name not in ("runs", "distributed.process", "env.processes", "env.live_per_process"):
         problem = f"process 0 has {name}={here}, process {number} has {there}: start all with"
         raise ValueError(f"{problem} the same flags but --config.distributed.process")
@@ -278,30 +275,3 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
   left_usd = max(0.0, config.max_usd - spent_usd)
   others_usd = left_usd - left_usd / config.distributed.processes
   return DollarBudget(config.max_usd, spent_usd + others_usd)
-
-
-def read_config(directory: Path) -> dict:
-  """The configuration that a run's directory was made with; empty where there is none.
-
-  Raises ValueError if it cannot be read, or if a store is gone, and what was spent with it.
-  """
-  path = directory / "config.json"
-  if not path.exists():
-    return {}
-  try:
-    stored = json.loads(path.read_text())
-    processes = range(stored["distributed"]["processes"])
-  except (ValueError, TypeError, KeyError, RecursionError):
-    raise ValueError(f"{path} cannot be read as a configuration: {RESTORE}") from None
-  for number in processes:
-    store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")
-    if not store.exists() or not store.stat().st_size:
-      raise ValueError(f"{store} is gone or empty, and with it what was spent: {RESTORE}")
-  return stored
-
-
-def _differences(stored: dict, new: dict) -> list[tuple]:
-  """(field, was, now) of every value that differs; ABSENT where a config has no such field."""
-  was, now = (pandas.json_normalize(config).to_dict("records")[0] for config in (stored, new))
-  rows = [(name, was.get(name, ABSENT), now.get(name, ABSENT)) for name in sorted(was | now)]
-  return [row for row in rows if row[1] != row[2]]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from baar_jax.checks import read_config
 from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, VANILLA_BATCHES, Config
 from baar_jax.envs import engines
 from baar_jax.envs.worker import class_of
@@ -14,7 +15,7 @@ from baar_jax.episode import SPLITS, Usage
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, routers, stratified_name
-from baar_jax.run import env_arguments, read_config
+from baar_jax.run import env_arguments
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
 
@@ -78,16 +79,16 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
   """(policy, family, episodes_R, dollars that each may cost) of what a stage has still to run."""
   ids = {split: {task.id for task in store.tasks(split)} for split in SPLITS}
   tasks = {split: len(ids[split]) or getattr(c.env, f"{split}_tasks") for split in SPLITS}
-  profiled, planned = ("train", "dev"), []  # with the splits of each policy's tasks
-  count = tasks["train"] + tasks["dev"]
+  profiled, count = ids["train"] | ids["dev"], tasks["train"] + tasks["dev"]
+  planned: list[tuple] = []  # first the tasks that each policy plays
   if stage == "profile":
     trials = max(c.profile.trials, *c.profile.robustness, 0)
     planned = [(profiled, name, name, count * trials, None) for name in BOUNDARIES]
   elif stage == "references" and not c.references.clone_large:
     hard = ASSUMED.hard_tasks.to_numpy() * count
     if store.finished("profile"):
-      profiles = [p for split in profiled for p in load_profiles(store, c, split=split).values()]
-      hard = sum(profile.difficulty == "hard" for profile in profiles)
+      profiles = load_profiles(store, c) | load_profiles(store, c, split="dev")
+      hard = sum(profile.difficulty == "hard" for profile in profiles.values())
     planned = [(profiled, stratified_name(c), "", hard * c.references.samples, None)]
   elif stage in ("bopo", "baselines"):
     episodes = min(c.bopo.tasks_per_update, tasks["train"]) * c.bopo.group_size
@@ -98,18 +99,15 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
         for update, seed in product(range(1, limit + 1), range(c.train_seeds)):
           needed_R = [1, 1, 1] if update <= c.bopo.updates else [0, 0.5, 1]
           name = rollouts_name(family, parameters["lam"], update, seed)
-          planned.append((["train"], name, family, episodes * np.array(needed_R), None))
+          planned.append((ids["train"], name, family, episodes * np.array(needed_R), None))
   elif stage == "evaluate":  # on test at most all entries, for dev has yet to choose
     for split in ("dev", "test"):
       episodes = min(tasks[split], c.evaluate.tasks or tasks[split]) * c.evaluate.seeds
-      planned += [([split], e.policy, e.family, episodes, e.usd_budget) for e in entries(c)]
-  for splits, policy, family, episodes, usd_budget in planned:
-    wanted = set().union(*(ids[split] for split in splits))
+      planned += [(ids[split], e.policy, e.family, episodes, e.usd_budget) for e in entries(c)]
+  for task_ids, policy, family, episodes, usd_budget in planned:
     # The profile's and the evaluation's episodes of the boundaries have the same names.
-    evaluated = [
-      DEV_SEEDS <= seed < ROLLOUT_SEEDS for task_id, seed in store.keys(policy) if task_id in wanted
-    ]
-    stored = evaluated.count(stage == "evaluate")
+    seeds = [seed for task_id, seed in store.keys(policy) if task_id in task_ids]
+    stored = sum((DEV_SEEDS <= s < ROLLOUT_SEEDS) == (stage == "evaluate") for s in seeds)
     yield policy, family, np.maximum(np.zeros(3), episodes - stored), usd_budget
 
 

@@ -19,23 +19,22 @@ def main(run: Run) -> None:
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in range(trials)]
   for policy in run.boundaries:
     run.collect(f"profile {policy.name}", policy, jobs)
-  profiles = load_profiles(run.store, run.config)  # of train, which alone is learnt from
-  dev_profiles = load_profiles(run.store, run.config, split="dev")
+  train, dev = (load_profiles(run.store, run.config, split=split) for split in ("train", "dev"))
   for task in tasks:
-    if task.id not in profiles | dev_profiles:
+    if task.id not in train | dev:
       run.print(f"left out: {task.id} has no trial of both boundaries")
   if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
     if run.config.router.weights:
       adopt_tokenizer(Path(run.config.router.weights), run.tokenizer)
     else:
-      episodes = {task_id: (*p.small, *p.large) for task_id, p in profiles.items()}
+      episodes = {task_id: (*p.small, *p.large) for task_id, p in train.items()}
       texts = (text_pieces(task, e) for task in tasks for e in episodes.get(task.id, ()))
       pieces = itertools.chain.from_iterable(texts)
       train_tokenizer(pieces, run.config.router.vocab_size, run.tokenizer)
   exchange(None)  # waits until every process is here
   run.store.finish("profile")
-  for split, loaded in (("train", profiles), ("dev", dev_profiles)):
-    mix = collections.Counter(profile.difficulty for profile in loaded.values())
-    inverted = sum(profile.cost_small > profile.cost_large for profile in loaded.values())
-    counts = f"{len(loaded)} tasks, {dict(mix)}, SMALL dearer than LARGE on {inverted}"
+  for split, profiles in (("train", train.values()), ("dev", dev.values())):
+    mix = dict(collections.Counter(profile.difficulty for profile in profiles))
+    inverted = sum(profile.cost_small > profile.cost_large for profile in profiles)
+    counts = f"{len(profiles)} tasks, {mix}, SMALL dearer than LARGE on {inverted}"
     run.print(f"profile of {split}: {counts}")
