@@ -1,5 +1,6 @@
 """The figures of hand-made evaluations, with the arithmetic in the comments."""
 
+import itertools
 import json
 import math
 import re
@@ -7,25 +8,26 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from report_store import BOPO, BOUNDARIES, EVERY, FEW, config, entries, fill
-from scipy.stats import norm
+from report_store import BOPO, BOUNDARIES, EVERY, FEW, SEEDS, config, entries, fill
 from tiny import episode
 
+from baar_jax.config import ABLATIONS, BaselinesConfig
 from baar_jax.report import compare, texts
+from baar_jax.report.bootstrap import interval
 from baar_jax.report.page import compute_results, plain
-from baar_jax.report.table import load, training
+from baar_jax.report.table import load
 from baar_jax.rollout.entries import Entry
 
-NAN = math.nan
 
-
-def figures(policies: dict, lam=(0.3,), metrics=()) -> dict:
-  return compute_results(fill(policies), entries(policies), config(lam), metrics)
+def figures(policies: dict, metrics=(), **baselines) -> dict:
+  settings = config()
+  settings.baselines = BaselinesConfig(**baselines)
+  return compute_results(fill(policies), entries(policies), settings, metrics)
 
 
 @pytest.fixture(scope="module")
 def every() -> dict:
-  return figures(EVERY)
+  return figures(EVERY, ablations=tuple(ABLATIONS))
 
 
 def row(frame: pd.DataFrame, **where) -> pd.Series:
@@ -33,28 +35,6 @@ def row(frame: pd.DataFrame, **where) -> pd.Series:
     frame = frame[frame[column] == value]
   (fields,) = frame.to_dict("records")
   return pd.Series(fields)
-
-
-def test_intervals():
-  def interval(value_N, resamples: int) -> list[float]:
-    drawn = np.random.default_rng(0).integers(len(value_N), size=(resamples, len(value_N)))
-    value_B = [value_N.mean(), *value_N[drawn].mean(axis=1)]
-    return [*compare.interval("x", np.array(value_B)).values()]
-
-  # Of many tasks it is the normal one.
-  value_N = np.random.default_rng(3).normal(10.0, 2.0, size=400)
-  mean, half = value_N.mean(), norm.ppf(0.975) * value_N.std() / math.sqrt(400)
-  assert interval(value_N, 8000) == pytest.approx([mean, mean - half, mean + half], abs=0.1 * half)
-  # Means of two draws from {0, 1} are 0, 1/2, 1 with 1/4, 1/2, 1/4: both tails reach the ends.
-  assert interval(np.array([0.0, 1.0]), 500) == [0.5, 0.0, 1.0]
-  # Resamples without a value are dropped, and half of them are too few.
-  for value_B, expected in (
-    ([9.0, 1.0, 1.0, NAN, NAN], [9.0, 1.0, 1.0]),
-    ([9.0, 1.0, NAN, NAN, NAN], [9.0, NAN, NAN]),
-    ([NAN, 1.0, 1.0], [NAN] * 3),
-  ):
-    x = compare.interval("x", np.array(value_B))
-    assert [*x.values()] == pytest.approx(expected, nan_ok=True)
 
 
 def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
@@ -72,7 +52,7 @@ def test_areas_draw_the_same_tasks_for_policies_and_boundaries():
   where = "policy = 'bopo' AND length(task_id) = 6"
   store._db.execute(f"UPDATE episodes SET cost_usd = 5 WHERE {where}")
   e = load(store, entries(policies), config(), "test")
-  area = compare.interval("area", compare.resample_area(e, ["bopo"], "score_percent"))
+  area = interval("area", compare.resample_area(e, ["bopo"], "score_percent"))
   # n is binomial(20, 1/2): 95 % within 6..14
   expected = (0.75, 1 - 14 / 20 / 2, 1 - 6 / 20 / 2)
   assert tuple(area.values()) == pytest.approx(expected, abs=0.03) and area["area"] == 0.75
@@ -101,24 +81,20 @@ def test_policy_figures(every):
   assert math.isnan(table.use_share["bopo(lam=0.3)"])
 
 
-def test_the_headline_is_the_highest_point_above_the_line(every):
+def test_the_headline_is_measured_on_test(every):
   best = every["headline"]
-  assert (best["policy"], best["parameters"], best["points"]) == ("bopo(lam=0.3)", BOPO, 1)
+  assert (best["policy"], best["parameters"]) == ("bopo(lam=0.3)", BOPO)
   assert (best["cost_gap_share"], best["success_gap_share"]) == (0.125, 1.0)
   assert best["cost_gap_share_low"] <= 0.125 <= best["cost_gap_share_high"]
-  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above at most.
-  points = {1: ("SSSL", (1, 0, 0, 0)), 2: ("SSLL", (1, 1, 1, 0)), 3: ("LLLL", (1, 1, 1, 0))}
-  bopo = {f"bopo(lam={lam})": ("bopo", {"lam": lam}, None, *p) for lam, p in points.items()}
-  best = figures(BOUNDARIES | bopo, lam=(1, 2, 3))["headline"]
-  assert (best["policy"], best["points"]) == ("bopo(lam=2)", 3)
 
 
 def test_dollar_budgets_are_apart():
   store, lines = fill(FEW), entries(FEW)
   lines.append(Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
-  for i in range(4):
+  for split, i in itertools.product(SEEDS, range(4)):
     for seed in range(2):
-      e = episode(f"test-{i}", "bopo(usd=7)", 3000 + seed, "SL" if i else "LL", 1.0)
+      name, models = f"{split}-{i}", "SL" if i else "LL"
+      e = episode(name, "bopo(usd=7)", SEEDS[split] + seed, models, 1.0)
       e.usd_budget = 7.0
       store.add(e)
   results = compute_results(store, lines, config())
@@ -129,98 +105,73 @@ def test_dollar_budgets_are_apart():
 
 def test_frontiers_take_points_without_a_budget_and_first_large_its_budgets(every):
   fronts = every["frontiers"]
+  assert row(fronts, family="first-large", metric="score_percent").policies == ["first-large(K=2)"]
   rows = fronts[fronts.metric == "success_percent"]
   assert not rows.family.duplicated().any()
   success = dict(zip(rows.family, rows.itertuples()))
   assert success["bopo"].policies == ["bopo(lam=0.3)"]
-  assert success["first-large"].policies == ["first-large(K=2)"]
+  assert success["random"].policies == []  # it lies on the line
   baselines = {"random", "first-large", "sft", "vanilla", "cascade", "single-turn", "zero-shot"}
   assert set(success) == {"bopo", *baselines}
-  # The hull (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8.
-  assert success["bopo"].area == pytest.approx(15 / 16) and math.isnan(success["bopo"].bopo_gain)
+  # The line (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8.
+  assert success["bopo"].area == pytest.approx(15 / 16) and math.isnan(success["bopo"].area_gain)
   random = success["random"]
-  assert random.area == pytest.approx(0.5) and random.bopo_gain == pytest.approx(7 / 16)
-  assert 0.0 < random.bopo_gain_low <= 7 / 16 <= random.bopo_gain_high
+  assert random.area == pytest.approx(0.5) and random.area_gain == pytest.approx(7 / 16)
+  assert 0.0 < random.area_gain_low <= 7 / 16 <= random.area_gain_high
   # Vanilla RL solves all three for always-SMALL's $4: an area of 1. BoPO pays for LARGE on every
   # hard task, so in every resample that holds one it is behind.
-  assert success["vanilla"].bopo_gain == pytest.approx(-1 / 16)
-  assert success["vanilla"].bopo_gain_high < 0
+  assert success["vanilla"].area_gain == pytest.approx(-1 / 16)
+  assert success["vanilla"].area_gain_high < 0
 
 
-def test_ablations_against_bopo_at_the_same_settings(every):
+def test_ablations_against_bopo_at_the_same_weight(every):
   rows = every["ablations"]
   rows = rows[rows.metric == "success_percent"]
-  assert list(rows.family) == ["sft", "no-stratified", "no-reference", "no-hard-bonus"]
-  without = row(rows, family="no-reference")
-  assert (without.lam, without.compared_with) == (0.3, ["bopo(lam=0.3)"])
+  assert set(rows.family) == {"bopo", "sft", *ABLATIONS}
   # BoPO has 15/16; the ablation lies on always-SMALL: 1/2.
-  assert (without.area, without.bopo_area) == pytest.approx((0.5, 15 / 16))
-  assert without.bopo_gain == pytest.approx(7 / 16)
-  assert 0 < without.bopo_gain_low <= 7 / 16 <= without.bopo_gain_high
-  # SFT, at (1/4, 1/2): the hull through it has 1/16 + 3/4 * 3/4.
-  assert row(rows, family="sft").lam == 0.3
+  without = row(rows, family="no-reference")
+  assert (without.area, without.area_gain) == pytest.approx((0.5, 7 / 16))
+  assert 0 < without.area_gain_low <= 7 / 16 <= without.area_gain_high
+  # SFT, at (1/4, 1/2): the line through it has 1/16 + 3/4 * 3/4.
   assert row(rows, family="sft").area == pytest.approx(1 / 16 + 9 / 16)
-  # Of lam 0.9 there is no BoPO to compare with.
-  assert row(rows, family="no-hard-bonus").policies == []
-  assert math.isnan(row(rows, family="no-hard-bonus").area)
   # Where the money goes is shown of neither, nor of what has a budget.
   assert not {"no-reference", "first-large"} & set(every["by_difficulty"].family)
+  assert figures(EVERY)["ablations"].empty
 
 
-def test_bopo_at_each_of_several_weights():
-  other = BOPO | {"lam": 0.9}
-  policies = FEW | {"bopo(lam=0.9)": ("bopo", other, None, "SSLL", (1.0, 1.0, 0.0, 0.0))}
-  for name, parameters in (("vanilla(lam=0.3)", BOPO), ("vanilla(lam=0.9)", other)):
-    policies[name] = ("vanilla", parameters, None, "SLSL", (1.0, 0.2, 1.0, 0.0))
-  fronts = figures(policies, lam=(0.3, 0.9))["frontiers"]
-  fronts = fronts[fronts.metric == "success_percent"]
-  # 15/16 as above; half of both gaps lies on the line between the boundaries.
-  assert row(fronts, lam=0.3).area == pytest.approx(15 / 16)
-  assert row(fronts, lam=0.9).area == pytest.approx(0.5)
-  # Random has no weight and is held against one BoPO router, vanilla RL has as many as BoPO.
-  assert row(fronts, family="random").compared_with == ["bopo(lam=0.3)"]
-  assert row(fronts, family="vanilla").compared_with == ["bopo(lam=0.3)", "bopo(lam=0.9)"]
-
-
-def test_a_budget_s_parameters_are_picked_on_the_other_half():
-  # Of 61 tasks the first candidate solves every other one, the second the rest: without a draw
-  # each half would pick one candidate, and score 0 or 1 with it on all tasks of the other.
-  value_CxN = np.eye(2)[np.arange(61) % 2].T
-  picked_N = value_CxN[compare.pick_by_halves(value_CxN), np.arange(61)]
-  assert 20 < picked_N.sum() < 40
-  # Here the halves are tasks 0 and 1, and tasks 2 and 3. On the first 1 against 1, so the first is
-  # taken for 2 and 3; on the second 1 against 1.25, so the other is taken for 0 and 1.
-  sft = {
-    "sft(a)": ("sft", {"share": 0.5}, 1, "SL", (1.0, 0.0, 1.0, 0.0)),
-    "sft(b)": ("sft", {"share": 0.25}, 1, "LL", (0.0, 1.0, 1.0, 0.25)),
-  }
-  sft = row(figures(FEW | sft)["hard_budget"], K=1, family="sft")
-  assert sft.candidates == ["sft(a)", "sft(b)"]
-  # Scores (0, 1, 1, 0); alone they have 50 and 56.25. Two LARGE calls on two tasks, one on two.
-  assert (sft.score_percent, sft.use_share, sft.overruns) == (50.0, 1.5, 8)
-  assert (sft.score_percent_low, sft.score_percent_high) == (0.0, 100.0)
-
-
-def test_the_best_under_a_budget(every):
+def test_the_rows_under_a_budget(every):
   bopo = EVERY["bopo(lam=0.3,K=1)"]
   better = EVERY | {"bopo(lam=0.3,K=1)": (*bopo[:-1], (1.0, 1.0, 1.0, 0.0))}
   rows = figures(better)["hard_budget"]
   # K = 1: scores of BoPO 3/4, always-SMALL 0.3, single-turn 1/4: SMALL is the next one.
-  best = row(rows[rows.best], K=1)
-  assert best.family == "bopo" and best.lead == pytest.approx(75 - 30) and math.isnan(best.gain)
-  # The gains by task are 0, 80, 100, 0: one resample in 16 holds zeros alone, so the interval of
-  # 95 % begins at 0 and the lead is not clear.
-  assert best.lead_low == 0.0 and best.clear is False
-  assert row(rows, K=1, family="single-turn").gain == pytest.approx(75 - 25)
+  best = row(rows, K=1, family="bopo")
+  assert (best.policy, best.overruns) == ("bopo(lam=0.3,K=1)", 8)
+  assert best.lead == pytest.approx(75 - 30)
+  # The gains by task are 0, 80, 100, 0: one resample in 16 holds zeros alone.
+  assert best.lead_low == 0.0 and math.isnan(best.gain) and math.isnan(best.over_first)
+  other = row(rows, K=1, family="single-turn")
+  assert (other.gain, other.lead) == pytest.approx((75 - 25, 25 - 75))
+  assert row(rows, K=1, family="always-small").use_share == 0
   # K = 2: First-Large alone, (1 + 0.2 + 1 + 0) / 4 = 55, against always-SMALL's 30.
-  first = row(rows[rows.best], K=2)
-  assert first.family == "first-large" and first.lead == pytest.approx(25)
+  first, small = (row(rows, K=2, family=name) for name in ("first-large", "always-small"))
+  assert (first.lead, small.over_first) == pytest.approx((25, -25))
   assert math.isnan(first.gain)  # there is no BoPO
   # K = 5: the privileged rule does not compete. First-Large's gains over always-SMALL
   # by task are 0, 80, 100, 100: one resample in 256 holds zeros alone, so its lead is clear.
   five = {name: (name, {}, 5, "LSSS", (1.0,) * 4) for name in ("privileged", "first-large")}
   rows = figures(BOUNDARIES | five)["hard_budget"]
-  assert row(rows[rows.best]).family == "first-large" and row(rows[rows.best]).clear is True
+  assert row(rows, family="first-large").lead_low > 0 and math.isnan(row(rows, family="oracle").lead)
+
+
+def test_the_one_router_comes_first_where_it_is():
+  one = {"one": ("conditioned", {}, None, "SSSL", (1.0, 1.0, 1.0, 0.0))}
+  one |= {"one(K=1)": ("conditioned", {}, 1, "SSSL", (1.0, 1.0, 1.0, 1.0))}
+  results = figures(EVERY | one)
+  assert (results["run"]["main"], results["headline"]["policy"]) == ("conditioned", "one")
+  # (1/4, 1): 1/8 + 3/4 against BoPO's 15/16
+  gain = row(results["frontiers"], family="bopo", metric="success_percent").area_gain
+  assert gain == pytest.approx(14 / 16 - 15 / 16)
+  assert row(results["hard_budget"], K=1, family="bopo").gain == pytest.approx(100 - 50)
 
 
 def test_seconds_by_the_rates_and_as_measured(every):
@@ -238,26 +189,11 @@ def test_seconds_by_the_rates_and_as_measured(every):
   assert math.isnan(every["latency"].waited_s["bopo"])  # it was not measured
 
 
-def test_curves_are_of_the_newest_lines_of_what_is_evaluated():
-  sft = {"stage": "sft", "update": 1, "loss": 0.7}
-  bopo = sft | {"stage": "bopo", "loss": 0.1}
-  without = bopo | {"ablation": "no-reference", "loss": 0.2}
-  newer = [sft | {"update": 2, "loss": loss} for loss in (0.6, 0.5)]
-  others = [sft | {"stage": "vanilla"}, sft | {"stage": "other"}]  # they are not evaluated
-  curves = training([sft, newer[0], bopo, without, newer[1], *others], {"no-reference"})
-  curves = [*curves[["stage", "ablation", "update", "loss"]].itertuples(index=False, name=None)]
-  assert curves[:2] == [("sft", "", 1, 0.7), ("bopo", "", 1, 0.1)]
-  assert curves[2:] == [("bopo", "no-reference", 1, 0.2), ("sft", "", 2, 0.5)]
-  assert training([], ()).empty
-
-
 def test_the_newest_calibration_of_an_evaluated_cascade():
   line = {"stage": "cascade-calibration", "base_rate": 0.5, "bins": [], "updates": 150}
+  # The last is of a scorer that was trained for longer.
   lines = [line | {"brier": 9}, line | {"brier": 1}, line | {"brier": 7, "updates": 7}]
-  # Neither the calibration nor the curves are those of a scorer that was trained for longer.
-  lines += [{"stage": "cascade", "update": 1, "loss": n, "updates": n} for n in (150, 200)]
-  results = figures(EVERY, metrics=lines)
-  assert results["calibration"]["brier"] == 1 and results["training"].loss.tolist() == [150]
+  assert figures(EVERY, metrics=lines)["calibration"]["brier"] == 1
   assert figures(FEW, metrics=lines)["calibration"] is None
 
 
@@ -301,7 +237,7 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is
   assert results["run"]["left_out_episodes"] == ["test-0 seed 3001"]
   assert results["run"]["test_tasks"] == 12
   assert results["policies"].episodes.tolist() == [23, 23]
-  with pytest.raises(ValueError, match="^sft has 0 of 24 episodes on test: run --stage=evaluate first$"):
+  with pytest.raises(ValueError, match="^sft has 0 of 24 episodes on dev: run --stage=evaluate first$"):
     compute_results(store, [*entries(policies), Entry("sft", {}, "sft")], config())
 
 

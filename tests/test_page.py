@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from report_store import BOPO, EVERY, FEW, config, entries, fill
 
+from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
 from baar_jax.report import page, texts
 from baar_jax.report.page import compute_results
@@ -18,12 +19,6 @@ from baar_jax.rollout.entries import Entry
 from baar_jax.stages.report import read_metrics, terminal_table
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
-METRICS = [
-  {"stage": stage, **lam, "update": update, "loss": 1 / update, "kl": 0.1}
-  for stage, lam in (("sft", {}), ("bopo", {"lam": 0.3}), ("vanilla", {"lam": 0.3}))
-  for update in (1, 2, 3)
-]
-METRICS += [{"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 2.0}]
 BINS = [{"predicted": 0.1, "observed": 0.2, "count": 30}]
 CALIBRATION = {"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -34,8 +29,9 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 def results() -> dict:
   """Of every family, and one more that has no name of its own."""
   policies = EVERY | {"newcomer": ("newcomer", {}, None, "SL", (1.0,) * 4)}
-  settings, metrics = config(robustness=(1,)), [*METRICS, CALIBRATION]
-  results = compute_results(fill(policies), entries(policies), settings, metrics)
+  settings = config(robustness=(1,))
+  settings.baselines.ablations = tuple(ABLATIONS)
+  results = compute_results(fill(policies), entries(policies), settings, [CALIBRATION])
   small, large = results["episodes"].episode.iloc[1].steps[2:]
   small.observation = "x" * 900
   # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
@@ -91,8 +87,7 @@ def rendered(results: dict) -> str:
 def test_the_page_is_well_formed_and_asks_for_nothing(index, reader):
   reader.check_that_it_asks_for_nothing()
   names = {path.stem for path in index.parent.glob("*.png")}
-  curves = {"training_sft", "training_bopo", "training_vanilla"}
-  assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations", *curves}
+  assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations"}
   assert reader.tags.count("img") == len(names)
 
 
@@ -133,7 +128,7 @@ def test_a_run_without_bopo_or_without_a_gap():
   few = {name: FEW[name] for name in ("always-small", "always-large", "random(p=0.5)")}
   text = rendered(compute_results(fill(few), entries(few), config()))
   assert "No BoPO router has been evaluated" in text
-  assert "Training" not in text and "hard budget" not in text and "than BoPO" not in text
+  assert "Calibration" not in text and "hard budget" not in text and "than BoPO" not in text
   flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
   results = compute_results(fill(flat), entries(flat), config())
   assert results["policies"].success_gap_share.isna().all() and results["headline"] is None
@@ -143,13 +138,13 @@ def test_a_run_without_bopo_or_without_a_gap():
 
 
 def test_who_is_above_bopo_in_words(results):
-  names = ["family", "metric", "bopo_gain", "bopo_gain_low", "bopo_gain_high"]
+  names = ["family", "metric", "area_gain", "area_gain_low", "area_gain_high"]
   rows = [("cascade", "success_percent", -0.1, -0.3, -0.01)]
   rows += [("cascade", "score_percent", -0.1, -0.3, 0.1)]
   rows += [("vanilla", "success_percent", -0.1, math.nan, math.nan)]
   rows += [("random", "success_percent", 0.2, 0.1, 0.3)]
   rows += [("privileged", "success_percent", -0.2, -0.3, -0.1)]
-  assert texts.above_bopo(results, pd.DataFrame(rows, columns=names), "bopo_gain") == [
+  assert texts.above_main(results, pd.DataFrame(rows, columns=names), "area_gain") == [
     "cascade, success rate: -0.10 [-0.30, -0.01]",
     "cascade, mean score: -0.10 [-0.30, +0.10]",
     "vanilla RL, success rate: -0.10",
@@ -159,22 +154,22 @@ def test_who_is_above_bopo_in_words(results):
 def test_the_hard_budget_as_markdown_and_latex(index):
   lines = (index.parent / "hard_budget.md").read_text(encoding="utf-8").splitlines()
   cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
-  assert cells[0] == ["Family", "Candidates", "K = 1 SR", "K = 1 Use%", "K = 2 SR", "K = 2 Use%"]
+  assert cells[0] == ["Family", "K = 1 SR", "K = 1 Use%", "K = 2 SR", "K = 2 Use%"]
   # What has no cap has no share of it; SMALL keeps every cap.
-  small, large = ["30.0 [0.0, 75.0]", "0"], ["75.0 [25.0, 100.0]", "–"]
-  assert cells[2] == ["always SMALL", "1", *small, *small]
-  assert cells[3] == ["always LARGE", "no cap", *large, *large]
-  assert ["single-turn", "1", "25.0 [0.0, 75.0]", "100", "–", "–"] in cells
+  small, large = ["30.0 [0.0, 80.0]", "0"], ["75.0 [25.0, 100.0]", "–"]
+  assert cells[2] == ["always SMALL", *small, *small]
+  assert cells[3] == ["always LARGE", *large, *large]
+  assert ["single-turn", "25.0 [0.0, 75.0]", "100", "–", "–"] in cells
   tex = (index.parent / "hard_budget.tex").read_text(encoding="utf-8")
-  assert r"single-turn & 1 & 25.0 [0.0, 75.0] & 100 & – & – \\" in tex
+  assert r"single-turn & 25.0 [0.0, 75.0] & 100 & – & – \\" in tex
   assert r"\multicolumn{2}{c}{K = 1}" in tex and r"& SR & Use\% & SR & Use\% \\" in tex
   assert r"\toprule" in tex and r"\bottomrule" in tex
 
 
 @pytest.mark.parametrize("clear", [True, False])
 def test_a_star_only_where_the_lead_is_clear(results, clear):
-  rows = results["hard_budget"].assign(clear=False)
-  rows.loc[(rows.family == "bopo") & (rows.K == 1), "clear"] = clear
+  rows = results["hard_budget"].assign(lead_low=0.0)
+  rows.loc[(rows.family == "bopo") & (rows.K == 1), "lead_low"] = 0.1 * clear
   table = texts.hard_budget(results | {"hard_budget": rows})
   assert ("50.0 [0.0, 100.0] *" in texts.to_html(table)) is clear
   assert (r"50.0 [0.0, 100.0] \*" in texts.to_markdown(table)) is clear
@@ -183,12 +178,12 @@ def test_a_star_only_where_the_lead_is_clear(results, clear):
 
 def test_numbers_and_settings_as_texts(results):
   nan = math.nan
-  frame = pd.DataFrame({"bopo_gain": [-0.004, 0.25, nan], "bopo_gain_low": [-0.06, nan, nan]})
-  frame = frame.assign(bopo_gain_high=[0.004, nan, nan], cost_gap_share=[0.5, 0.004, nan])
+  frame = pd.DataFrame({"area_gain": [-0.004, 0.25, nan], "area_gain_low": [-0.06, nan, nan]})
+  frame = frame.assign(area_gain_high=[0.004, nan, nan], cost_gap_share=[0.5, 0.004, nan])
   router = {"lam": 0.3, "update": 12}
   rules = [router | {"threshold": 0.5}, router | {"threshold": 0.2}, {"share": 0.25}]
   frame = frame.assign(lam=[0.3, 1, nan], family=["bopo", "x", "sft"], parameters=rules)
-  columns = ["bopo_gain", "cost_gap_share", "lam", "family", "parameters"]
+  columns = ["area_gain", "cost_gap_share", "lam", "family", "parameters"]
   assert texts.as_texts(results, frame, columns).to_dict("list") == {
     "BoPO minus it": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
     "Cost gap, %": ["50", "0", "–"],
@@ -207,7 +202,7 @@ def test_the_terminal_table():
   assert len(lines) == 1 + len(FEW) + 1 + 3 + 1
   assert lines[5].split() == ["first-large(K=2)", "55.0", "50.0", "12.00", "2.0", "100"]
   assert lines[7].split() == ["bopo(usd=7)", "100.0", "100.0", "6.00", "1.0", "86"]  # caps last
-  assert lines[8].startswith("area of random: 0.528")
+  assert lines[8].startswith("area of first-large: 0.528")
   assert lines[-1].startswith("spent by this run: $") and lines[-1].endswith("scripted models")
 
 
@@ -218,15 +213,11 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
   assert read_metrics(path) == [{"stage": "sft", "update": 1}]
 
 
-UPDATE, MEMORY = '{"stage": "bopo", "update": 1, %s}', '{"stage": "environments", %s}'
+MEMORY, BAD = '{"stage": "environments", %s}', ("NaN", "-Infinity", "9e999", "[1]", f"1{'0' * 400}")
 WRONG_LINES = {
   **dict.fromkeys(["[1]", '"text"', "no JSON", "[" * 100_000, "\xff\x00"], ""),
   **dict.fromkeys(['{"update": 1}', '{"stage": 3}', '{"stage": []}'], ""),
-  **dict.fromkeys(['{"stage": "sft"}', '{"stage": "sft", "update": "first"}'], "update"),
-  **dict.fromkeys([UPDATE % f'"loss": {x}' for x in ("NaN", "-Infinity", "9e999", "[1]")], "loss"),
-  UPDATE % f'"kl": 1{"0" * 400}': "kl",
-  UPDATE % '"lam": {}': "lam",
-  UPDATE % '"ablation": []': "ablation",
+  **dict.fromkeys([MEMORY % f'"mb_per_live_episode": {x}' for x in BAD], "mb_per_live_episode"),
   MEMORY % '"own_tasks": true': "mb_per_live_episode",
   MEMORY % '"own_tasks": true, "mb_per_live_episode": NaN': "mb_per_live_episode",
   MEMORY % '"mb_per_live_episode": 1.5': "own_tasks",
@@ -272,7 +263,7 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   run = results["run"] | {"name": text, "environment": text, "stand_ins": []}
   run["models"] = {"kind": "chat", "names": [text, text], "hosts": [text, text]}
   run["prices_usd_per_million"] = {text: run["prices_usd_per_million"]["gpt-4.1"]}
-  changed = {"run": run, "episodes": rows, "training": results["training"][:0]}
+  changed = {"run": run, "episodes": rows}
   for name in ("policies", "frontiers", "hard_budget", "ablations"):
     changed[name] = results[name].replace({"family": {"single-turn": text}})
   monkeypatch.setattr(page.plots, "draw_all", lambda _: {})
@@ -284,7 +275,7 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   reader.check_that_it_asks_for_nothing()
   shown = UNSEEN.sub("\ufffd", " ".join(text.split()))
   assert shown[:12] in reader.text
-  assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {7}
+  assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {6}
   assert "](" not in md and "<" not in md.replace(r"\<", "")
   assert not re.search(r"\\(input|write18)", tex) and tex.count(r"\\") == len(md.splitlines())
 

@@ -15,6 +15,7 @@ COMPARED = "compared"  # BoPO's points at the weight of cost that the ablations 
 
 
 class Choice(NamedTuple):
+  dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
   policies: list[str]  # all that is chosen, in the entries' order
   # By family (or COMPARED) and metric: the policies on the upper hull of its points and the
   # boundaries, by ascending cost. First-Large has the points under its budgets, others those
@@ -59,7 +60,7 @@ def choose(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
   best = capped.assign(sr=mean[data.sr]).groupby(budget, dropna=False).sr.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
   policies = [name for name in data.entries.index if name in chosen]
-  return Choice(policies, vertices, headline, typical)
+  return Choice(mean, policies, vertices, headline, typical)
 
 
 def _by_family(entries: pd.DataFrame) -> dict[str, pd.Index]:

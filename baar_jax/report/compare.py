@@ -1,69 +1,44 @@
 """Who beats whom, and where it spends: policies, areas, ablations, budgets, difficulties.
 
-Axes: B resamples of the tasks (the first is all), N tasks, P policies, C candidates, H halves.
+Axes: B resamples of the tasks and training seeds (the first is all), P policies.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from baar_jax.config import ABLATIONS
 from baar_jax.report import frontier
-from baar_jax.report.table import METRICS, Evaluation
-from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
+from baar_jax.report.bootstrap import interval
+from baar_jax.report.choice import COMPARED, Choice, main_family
+from baar_jax.report.table import DIFFICULTIES, METRICS, PRIVILEGED, Evaluation
+from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES, FIRST_LARGE
 from baar_jax.train import rewards
 
-PRIVILEGED = ("privileged", "optimum")  # they know what no router may
-MIN_USABLE_SHARE = 0.5  # of resamples that have a value; below it there is no interval (our choice)
 NO_VALUE = np.full(1, np.nan)
-DIFFICULTIES = ["easy", "hard", "intractable"]
 # Generated tokens per second (paper, "Latency Analysis"): SMALL and LARGE after OpenAI's targets,
 # the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and the network do not count.
 SMALL_RATE, LARGE_RATE, ROUTER_RATE = 90.0, 80.0, 180.0
 
 
-def interval(name: str, value_B: np.ndarray) -> dict[str, float]:
-  """name, name_low and name_high: a value and its 95 % percentile bootstrap interval (Efron 1979).
-
-  value_B[0] is the value over all tasks, the others are over resamples of them, NaN where there is
-  none. Seeds are averaged within a task first: runs of one task are not independent of each other.
-  """
-  drawn = value_B[1:][np.isfinite(value_B[1:])]
-  low = high = np.nan
-  if np.isfinite(value_B[0]) and len(drawn) >= MIN_USABLE_SHARE * (len(value_B) - 1):
-    low, high = np.percentile(drawn, [2.5, 97.5])
-  return {name: float(value_B[0]), f"{name}_low": float(low), f"{name}_high": float(high)}
-
-
-def resample(data: Evaluation, value_N) -> np.ndarray:
-  """value_B: the mean over all tasks, and over the tasks of each resample."""
-  return np.asarray(value_N)[..., data.picks_BxN].mean(axis=-1)
-
-
 def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """area_B of some policies; NaN without any, or where LARGE is not both dearer and better."""
-  if not len(policies):
-    return NO_VALUE
-  names, areas = [*policies, *BOUNDARIES], []
-  cost_PxB = resample(data, data.per_task("cost_usd").loc[names])
-  score_PxB = resample(data, data.per_task(metric).loc[names])
-  for cost_P, score_P in zip(cost_PxB.T, score_PxB.T):
-    small, large = zip(cost_P[-2:], score_P[-2:])
-    usable = large[0] > small[0] and large[1] > small[1]
-    areas.append(frontier.area(cost_P[:-2], score_P[:-2], small, large) if usable else np.nan)
-  return np.array(areas)
+  """area_B along some policies; NaN where LARGE is not both dearer and better."""
+  columns = [data.resampled[column] for column in ("cost_usd", metric)]
+  points = (means.loc[list(policies)].to_numpy() for means in columns)
+  small, large = zip(*(means.loc[[*BOUNDARIES]].to_numpy() for means in columns))
+  return frontier.area_along(*points, small, large)
 
 
 def policies(data: Evaluation) -> pd.DataFrame:
   """The results of every policy, by its name: means per task, some with intervals, its shares of
   the gaps between the boundaries and of its cap, and overruns (episodes over the cap)."""
-  table = data.entries.drop(columns=["threshold", "share"])
+  table = data.entries.drop(columns=["threshold", "share", "trained"])
   table["episodes"] = data.episodes.policy.value_counts()
   for column in ("deciding_usd", "steps", "large_calls", "spent_usd"):
     table[column] = data.per_task(column).mean(axis=1)
-  for column in ("cost_usd", *METRICS):
-    rows = [interval(column, resample(data, row)) for row in data.per_task(column).to_numpy()]
+  for column, mean_PxB in data.resampled.items():
+    rows = [interval(column, mean_B) for mean_B in mean_PxB.to_numpy()]
     table = table.join(pd.DataFrame(rows, table.index))
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
     low, high = table[column][[*BOUNDARIES]]
@@ -78,109 +53,70 @@ def policies(data: Evaluation) -> pd.DataFrame:
   return table
 
 
-def headline(data: Evaluation, table: pd.DataFrame) -> dict | None:
-  """BoPO's point without a budget that lies highest above the line between the boundaries.
-
-  It is picked on the test tasks, as is any point of a frontier. None without BoPO or without a gap.
-  """
-  points = table.loc[data.uncapped("bopo").index]
-  height = (points.success_gap_share - points.cost_gap_share).dropna()
-  if height.empty:
+def headline(data: Evaluation, choice: Choice, table: pd.DataFrame) -> dict | None:
+  """The point that dev has chosen, with intervals of its shares of the gaps on these tasks; None
+  without one or without a gap."""
+  policy = choice.headline
+  if policy is None or table.loc[policy, ["cost_gap_share", "success_gap_share"]].isna().any():
     return None
-  policy = height[::-1].idxmax()
-  result = {"policy": policy, "parameters": table.parameters[policy], "points": len(height)}
+  result = {"policy": policy, "parameters": table.parameters[policy]}
   for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    low_B, high_B, value_B = resample(data, data.per_task(column).loc[[*BOUNDARIES, policy]])
+    low_B, high_B, value_B = data.resampled[column].loc[[*BOUNDARIES, policy]].to_numpy()
     gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
     result |= interval(f"{name}_gap_share", (value_B - low_B) / gap_B)
   return result
 
 
-def _compare(data: Evaluation, names: Sequence[str], bopo: Sequence[str], **labels) -> list[dict]:
-  """A row per metric: the area of some policies, that of BoPO's points, and the difference."""
+def frontiers(data: Evaluation, choice: Choice) -> pd.DataFrame:
+  """A row per family and metric: its area along the points that dev has chosen, and the area of the
+  main family minus its own. All are comparable, however many candidates there were."""
+  families = dict.fromkeys(family for family, _ in choice.vertices)
+  shown = [f for f in families if f not in (*BOUNDARIES, *ABLATIONS, COMPARED)]
+  return _areas(data, choice, shown, main_family(families))
+
+
+def ablations(data: Evaluation, choice: Choice) -> pd.DataFrame:
+  """Rows as of `frontiers`: BoPO at the ablations' weight of cost (as "bopo"), SFT alone and each
+  ablation; gains are of that BoPO. Empty without ablations."""
+  families = dict.fromkeys(f for f, _ in choice.vertices if f in (COMPARED, "sft", *ABLATIONS))
+  rows = _areas(data, choice, families if COMPARED in families else [], COMPARED)
+  return rows.replace({"family": {COMPARED: "bopo"}})
+
+
+def _areas(data: Evaluation, choice: Choice, families: Iterable[str], main: str) -> pd.DataFrame:
   rows = []
-  for metric in METRICS:
-    area_B, bopo_B = resample_area(data, names, metric), resample_area(data, bopo, metric)
-    row = labels | {"metric": metric, "policies": list(names), "compared_with": list(bopo)}
-    row |= interval("area", area_B) | interval("bopo_area", bopo_B)
-    rows.append(row | interval("bopo_gain", bopo_B - area_B))
-  return rows
-
-
-def frontiers(data: Evaluation) -> pd.DataFrame:
-  """A row per family and metric: its area, that of BoPO, and BoPO's minus its own.
-
-  First-Large has the points under its budgets, all others those without one. So that no trained
-  family is beaten by more points, a family with several weights of cost is held against all of
-  BoPO's, any other against those at `compared_lam`. BoPO has rows at each of several `lam` too.
-  """
-  bopo, rows = data.uncapped("bopo"), []
-  entries = data.entries[data.entries.usd_budget.isna()]
-  for family, group in entries.groupby("family", sort=False):
-    if family not in (*BOUNDARIES, *ABLATIONS):
-      points = data.uncapped(family) if len(data.uncapped(family)) else group
-      rivals = bopo if points.lam.nunique() > 1 else bopo[bopo.lam == data.compared_lam]
-      rivals = rivals[rivals.family != family]
-      rows += _compare(data, points.index, rivals.index, family=family, lam=np.nan)
-  for lam, points in bopo.groupby("lam", sort=False) if bopo.lam.nunique() > 1 else ():
-    rows += _compare(data, points.index, [], family="bopo", lam=lam)
+  for family in families:
+    for metric in METRICS:
+      points = choice.vertices[family, metric]
+      area_B, gain_B = resample_area(data, points, metric), NO_VALUE
+      if family != main and (main, metric) in choice.vertices:
+        gain_B = resample_area(data, choice.vertices[main, metric], metric) - area_B
+      row = {"family": family, "metric": metric, "policies": points}
+      rows.append(row | interval("area", area_B) | interval("area_gain", gain_B))
   return pd.DataFrame(rows)
-
-
-def ablations(data: Evaluation) -> pd.DataFrame:
-  """Rows as of `frontiers`: each ablation, and SFT alone, against BoPO at the same weight of cost
-  and the same thresholds or shares. SFT alone, which has no weight, takes the first ablation's."""
-  entries, rows = data.uncapped("sft", *ABLATIONS), []
-  entries = entries.assign(lam=entries.lam.bfill())
-  setting = ["lam", "threshold", "share"]
-  pairs = entries.reset_index().merge(data.uncapped("bopo").reset_index(), "left", setting)
-  for (family, lam), group in pairs.groupby(["family_x", "lam"], sort=False):
-    group = group.dropna(subset="policy_y")
-    rows += _compare(data, group.policy_x, group.policy_y, family=family, lam=lam)
-  return pd.DataFrame(rows)
-
-
-def pick_by_halves(value_CxN: np.ndarray) -> np.ndarray:
-  """pick_N: for each half of the tasks the candidate that does best on the other (the first if
-  equal), so that no task has a say in what is measured on it (two-fold cross-validation)."""
-  # The halves are drawn, because the tasks' order may go through their types in turn.
-  half_N = np.random.default_rng(0).permutation(value_CxN.shape[1]) % 2
-  sum_CxH = np.stack([value_CxN[:, half_N == half].sum(axis=1) for half in (0, 1)], axis=1)
-  best_H = sum_CxH.round(9).argmax(axis=0)  # equal sums of floats may differ in the last bits
-  return best_H[1 - half_N]
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
-  """A row per K and family: its results, with parameters picked by `pick_by_halves`.
-
-  Our choice: the paper shows each family's best rows. Privileged policies and ablations do not
-  compete; always-SMALL does, as it keeps every budget. Intervals hold fixed what was picked. `gain`
-  is BoPO's SR minus this family's, `lead` the best SR minus the next one's, `clear` whether the
-  interval of the lead lies above 0; `overruns` are those of all candidates.
-  """
-  entries, rows = data.entries[~data.entries.family.isin(ABLATIONS)], []
-  per_task = {column: data.per_task(column) for column in (*METRICS, "large_calls")}
-  for K in sorted(entries.call_budget.dropna().unique()):
-    candidates = entries[(entries.call_budget == K) | (entries.index == ALWAYS_SMALL)]
-    sr_B, budget_rows = {"bopo": NO_VALUE}, []
-    for family, group in candidates.groupby("family", sort=False):
-      values = {column: frame.loc[group.index].to_numpy() for column, frame in per_task.items()}
-      pick_N = pick_by_halves(values[data.sr])
-      picked = {column: v[pick_N, np.arange(len(pick_N))] for column, v in values.items()}
-      sr_B[family] = resample(data, picked[data.sr])
-      row = {"K": int(K), "family": family, "candidates": list(group.index)}
-      for metric in METRICS:
-        row |= interval(metric, resample(data, picked[metric]))
-      row["use_share"] = picked["large_calls"].mean() / K if K else np.nan
-      budget_rows.append(row | {"overruns": int(table.overruns[group.index].sum())})
-    competing = [row["family"] for row in budget_rows if row["family"] not in PRIVILEGED]
-    best, *others = sorted(competing, key=lambda family: -sr_B[family][0])
-    for row in budget_rows:
-      family, leads = row["family"], row["family"] == best
-      gain_B = NO_VALUE if family == "bopo" else sr_B["bopo"] - sr_B[family]
-      lead_B = sr_B[best] - sr_B[others[0]] if leads and others else NO_VALUE
-      row |= interval("gain", gain_B) | interval("lead", lead_B)
-      rows.append(row | {"best": leads, "clear": bool(row["lead_low"] > 0)})
+  """A row per K and family: that of `policies` with the parameters that dev has chosen, and by SR
+  its `lead` over the best other on these tasks (so it is rather too low), what it is over
+  First-Large, and the `gain` of the main family over it. Privileged policies do not compete;
+  always-SMALL does, as it keeps every budget."""
+  rows, main = [], main_family(table.family)
+  for K in sorted(table.call_budget.dropna().unique()):
+    group = table[table.call_budget.eq(K) | (table.index == ALWAYS_SMALL)]
+    sr_B = dict(zip(group.family, data.resampled[data.sr].loc[group.index].to_numpy()))
+    competing = [family for family in sr_B if family not in PRIVILEGED]
+    competing.sort(key=lambda family: -sr_B[family][0])
+    for policy, row in group.iterrows():
+      best = next((other for other in competing if other != row.family), None)
+      pairs = {"lead": (row.family, best if row.family in competing else None)}
+      pairs |= {"over_first": (row.family, FIRST_LARGE), "gain": (main, row.family)}
+      used = row.large_calls / K if K else np.nan
+      row = row.to_dict() | {"K": int(K), "policy": policy, "use_share": used}
+      for name, (above, below) in pairs.items():
+        known = above != below and above in sr_B and below in sr_B
+        row |= interval(name, sr_B[above] - sr_B[below] if known else NO_VALUE)
+      rows.append(row)
   return pd.DataFrame(rows)
 
 
@@ -190,29 +126,20 @@ def difficulties(data: Evaluation, easy_rate: float) -> pd.Series:
   return trials.loc[data.tasks].apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
 
 
-def representatives(data: Evaluation, table: pd.DataFrame, best: Mapping | None) -> pd.Series:
-  """A policy per family without a budget: the one nearest in cost to the headline's, else its
-  first."""
-  families = data.uncapped()[~data.uncapped().family.isin(ABLATIONS)].family
-  cost_usd = table.cost_usd[families.index]
-  first_usd = cost_usd.groupby(families).transform("first")
-  distance = (cost_usd - (table.cost_usd[best["policy"]] if best else first_usd)).abs()
-  return distance.groupby(families, sort=False).idxmin()
-
-
-def by_difficulty(data: Evaluation, chosen: pd.Series, difficulty: pd.Series) -> pd.DataFrame:
+def by_difficulty(data: Evaluation, typical: Mapping, difficulty: pd.Series) -> pd.DataFrame:
   """Each family's shares of dollars and of LARGE calls by difficulty, and those of the tasks as
   the family "task mix"; NaN where the sum is 0."""
   tables, task_mix = [], pd.DataFrame(1.0, ["task mix"], data.tasks)
   for column in ("cost_usd", "large_calls"):
-    value = pd.concat([task_mix, data.per_task(column).loc[chosen].set_axis(chosen.index)])
+    value = data.per_task(column).loc[[*typical.values()]].set_axis([*typical])
+    value = pd.concat([task_mix, value])
     sums = value.T.groupby(difficulty).sum().T.reindex(columns=DIFFICULTIES, fill_value=0.0)
     shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
     tables.append(shares.rename_axis("family").reset_index().assign(column=column))
   return pd.concat(tables, ignore_index=True)
 
 
-def latency(data: Evaluation, chosen: pd.Series, scripted: bool) -> pd.DataFrame:
+def latency(data: Evaluation, typical: Mapping[str, str], scripted: bool) -> pd.DataFrame:
   """Mean seconds per episode, by family, by the paper's token rates and as measured.
 
   A router's decision is one token of its own, a judge's answers are at LARGE's rate, untaken
@@ -221,7 +148,8 @@ def latency(data: Evaluation, chosen: pd.Series, scripted: bool) -> pd.DataFrame
   measured seconds, else of those by the rates).
   """
   table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
-  mean = table.groupby("policy").mean().loc[chosen].set_axis(chosen.index)
+  mean = table.groupby("policy").mean().loc[[*typical.values()]]
+  mean.index = pd.Index(typical, name="family")
   s = pd.DataFrame({"small_s": (mean.small_tokens + mean.proposal_tokens) / SMALL_RATE})
   s["large_s"] = mean.large_tokens / LARGE_RATE
   s["router_s"] = mean.decisions / ROUTER_RATE + mean.judge_tokens / LARGE_RATE

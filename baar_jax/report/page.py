@@ -15,48 +15,46 @@ from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, plots, texts
+from baar_jax.report.choice import choose, main_family
 from baar_jax.report.optimum import exact_frontier
-from baar_jax.report.table import Evaluation, load, run_ledger, training
+from baar_jax.report.table import Evaluation, load, run_ledger
 from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
-
-RIVAL_STAGES = ("cascade", "single-turn", "cascade-calibration")
-
 
 def compute_results(
   store: Store, entries: Sequence[Entry], config: Config, metrics=(), spent: Spent | None = None
 ) -> dict:
   """The results of the evaluation, tables and values, by name.
 
-  *_percent is in percent, *_share in [0, 1]; *_low and *_high are ends of 95 % intervals; NaN or
-  None is what cannot be computed. `metrics` are lines of metrics.jsonl, `spent` the recorded calls
-  of API models. Raises ValueError where the profile or an entry's episodes are missing.
+  All but "dev" are of test and of what dev has chosen. *_percent is in percent, *_share in [0, 1];
+  *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `metrics` are
+  lines of metrics.jsonl, `spent` the recorded calls of API models. Raises ValueError where the
+  profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
-  data = load(store, entries, config, "test")
+  choice = choose(store, entries, config)
+  shown = [entry for entry in entries if entry.policy in choice.policies]
+  data = load(store, shown, config, "test")
   table = compare.policies(data)
-  headline = compare.headline(data, table)
-  chosen = compare.representatives(data, table, headline)
+  headline = compare.headline(data, choice, table)
   difficulty = compare.difficulties(data, config.profile.easy_rate)
-  families = set(table.family)
   # Lines that state another number of updates are of an earlier training.
   updates = {None, config.baselines.updates}
-  metrics = [m for m in metrics if m["stage"] not in RIVAL_STAGES or m.get("updates") in updates]
-  calibrations = [line for line in metrics if line["stage"] == "cascade-calibration"]
+  calibrations = [m for m in metrics if m["stage"] == "cascade-calibration" and m.get("updates") in updates]
   results = {
     "run": _facts(config, metrics, data) | {"train_tasks": len(profiles)},
+    "dev": choice.dev,
     "policies": table,
     "headline": headline,
-    "frontiers": compare.frontiers(data),
-    "ablations": compare.ablations(data),
+    "frontiers": compare.frontiers(data, choice),
+    "ablations": compare.ablations(data, choice),
     "hard_budget": compare.hard_budgets(data, table),
-    "by_difficulty": compare.by_difficulty(data, chosen, difficulty),
-    "latency": compare.latency(data, chosen, config.models.kind == "scripted"),
+    "by_difficulty": compare.by_difficulty(data, choice.typical, difficulty),
+    "latency": compare.latency(data, choice.typical, config.models.kind == "scripted"),
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
     "robustness": measure_robustness(store, config),
-    "training": training(metrics, families),
-    "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
+    "calibration": calibrations[-1] if calibrations and "cascade" in set(table.family) else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),
     "episodes": showcase(store, data, headline["policy"], difficulty) if headline else None,
@@ -82,7 +80,8 @@ def _facts(config: Config, metrics: Sequence[Mapping], data: Evaluation) -> dict
     "test_tasks": len(data.tasks),
     "seeds": config.evaluate.seeds,
     "profile_trials": config.profile.trials,
-    "compared_lam": data.compared_lam,
+    "train_seeds": config.train_seeds,
+    "main": main_family(data.entries.family),
     "left_out_episodes": data.left_out,
     # Families of which a scripted run evaluates something else under their name.
     "stand_ins": ["zero-shot"] if scripted and "zero-shot" in set(data.entries.family) else [],

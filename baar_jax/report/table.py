@@ -1,52 +1,72 @@
-"""What a run has stored, read as tables: the evaluation's episodes, the ledger, training curves."""
+"""What a run has stored, read as tables: the evaluation's episodes, the ledger."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config, compared_lam
+from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
-from baar_jax.rollout.entries import Entry
+from baar_jax.report import bootstrap
+from baar_jax.rollout.entries import Entry, routers
 from baar_jax.store import Store
 
+PRIVILEGED = ("oracle", "optimum")  # they see what no router may
+DIFFICULTIES = ["easy", "hard", "intractable"]
 METRICS = ("score_percent", "success_percent")
 LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
-CURVES = ["loss", "dev_loss", "accuracy", "reward", "success", "kl", "entropy", "large_share"]
-CURVES += ["clipped"]
-CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-  """The evaluation's entries and episodes.
+  """The entries' episodes on one split.
 
   `entries` has a row per policy, by its name, in the report's order: the fields of `Entry` (NaN is
-  no cap), and the parameters lam, threshold and share. `episodes` has a row per policy, task and
-  seed: the columns of `Store.table`, and deciding_usd (of a router and of a judge).
+  no cap), the parameters lam, threshold and share, and trained (a router). `episodes` has a row per policy, task and
+  seed: the columns of `Store.table`, deciding_usd (of a router and of a judge), and training_seed.
   """
 
   entries: pd.DataFrame
   episodes: pd.DataFrame
   tasks: list[str]  # ids in the evaluation's order
   left_out: list[str]  # the tasks and seeds that not every policy has
-  picks_BxN: np.ndarray  # indices of tasks: all of them, then those of each bootstrap resample
+  resamples: int
   sr: str  # which of METRICS is the environment's SR
-  compared_lam: float  # the weight of cost whose BoPO router is held against methods without one
 
   def per_task(self, column: str) -> pd.DataFrame:
     """A column of the episodes, or one of METRICS, by policy and task, averaged over seeds."""
-    values = self.episodes.groupby(["policy", "task_id"])[column.removesuffix("_percent")]
-    means = values.mean().unstack().loc[self.entries.index, self.tasks]
-    return 100 * means if column in METRICS else means
+    return self._by_seed(column).T.groupby(level="task_id", sort=False).mean().T
+
+  @functools.cached_property
+  def resampled(self) -> dict[str, pd.DataFrame]:
+    """Of cost_usd and METRICS the mean by policy: over all episodes, then in each resample."""
+    frames = {column: self._by_seed(column) for column in ("cost_usd", *METRICS)}
+    shape = len(self.entries), len(self.tasks), self.episodes.training_seed.nunique()
+    draws = bootstrap.draw(*shape[1:], self.resamples)
+    return {
+      column: pd.DataFrame(
+        bootstrap.means(frame.to_numpy().reshape(shape), self.entries.trained.to_numpy(), draws),
+        frame.index,
+      )
+      for column, frame in frames.items()
+    }
 
   def uncapped(self, *families: str) -> pd.DataFrame:
     """The entries of some families, or of all, that have no budget."""
     entries = self.entries[self.entries.call_budget.isna() & self.entries.usd_budget.isna()]
     return entries[entries.family.isin(families)] if families else entries
+
+  def _by_seed(self, column: str) -> pd.DataFrame:
+    """A column by policy, and by task and training seed (nan where a task lacks one)."""
+    keys = ["policy", "task_id", "training_seed"]
+    means = self.episodes.groupby(keys)[column.removesuffix("_percent")].mean().unstack(keys[1:])
+    seeds = sorted(self.episodes.training_seed.unique())
+    columns = pd.MultiIndex.from_product([self.tasks, seeds], names=keys[1:])
+    means = means.reindex(index=self.entries.index, columns=columns)
+    return 100 * means if column in METRICS else means
 
 
 def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> Evaluation:
@@ -56,6 +76,7 @@ def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> 
   frame = frame.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
   parameters = pd.DataFrame(frame.parameters.tolist(), frame.index, dtype=float)
   frame = frame.join(parameters.reindex(columns=["lam", "threshold", "share"]))
+  frame["trained"] = frame.family.isin(dict(routers(config)))
   tasks = [task.id for task in store.tasks(split)][: config.evaluate.tasks or None]
   first = {"dev": DEV_SEEDS, "test": TEST_SEEDS}[split]
   keys = pd.MultiIndex.from_product([tasks, range(first, first + config.evaluate.seeds)])
@@ -63,21 +84,18 @@ def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> 
   episodes = episodes[episodes.index.isin(keys)]
   counts = episodes.policy.value_counts().reindex(frame.index, fill_value=0)
   for policy, count in counts[counts < (1 - LEFT_OUT_LIMIT) * len(keys)].items():
-    raise ValueError(f"{policy} has {count} of {len(keys)} episodes on {split}: run --stage=evaluate first")
+    number = f"{count} of {len(keys)} episodes on {split}"
+    raise ValueError(f"{policy} has {number}: run --stage=evaluate first")
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
+  episodes["training_seed"] = (episodes.seed - first) % config.train_seeds
   tasks = [task for task in tasks if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
   sr = METRICS[config.env.kind != "scienceworld"]
-  # One draw for all results, so that their differences are paired.
-  size = config.evaluate.bootstrap, len(tasks)
-  picks_BxN = np.vstack(
-    [np.arange(len(tasks)), np.random.default_rng(0).integers(size[1], size=size)]
-  )
-  return Evaluation(frame, episodes, tasks, left_out, picks_BxN, sr, compared_lam(config))
+  return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
 
 
 def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[str, float]:
@@ -98,14 +116,3 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
     ledger["retries_usd"], presumed_usd = spent.retries_usd, spent.presumed_usd
   totals = {"total_usd": sum(ledger.values()), "presumed_usd": presumed_usd}
   return ledger | totals | {"replayed_usd": usd.replayed_usd}
-
-
-def training(metrics: Sequence[Mapping], families: Collection[str]) -> pd.DataFrame:
-  """The curves of what is evaluated: lines of metrics.jsonl, the newest of each update, which a
-  resumed run repeats."""
-  key = ["stage", "ablation", "lam", "learning_rate", "update"]
-  lines = pd.DataFrame(metrics, columns=[*key, *CURVES], dtype=object)
-  lines = lines.astype(dict.fromkeys([*key[2:], *CURVES], float))
-  evaluated = lines.ablation.fillna(lines.stage).isin({"sft", "bopo", *families})
-  lines = lines[lines.stage.isin(CURVE_STAGES) & evaluated].fillna({"ablation": ""})
-  return lines.drop_duplicates(key, keep="last")

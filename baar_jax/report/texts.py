@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from baar_jax.report.compare import DIFFICULTIES, PRIVILEGED
-from baar_jax.report.table import METRICS
+from baar_jax.report.table import DIFFICULTIES, METRICS, PRIVILEGED
 from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
 
 FAMILIES = {  # name, colour and marker
@@ -25,6 +24,7 @@ FAMILIES = {  # name, colour and marker
   "vanilla": ("vanilla RL", "#3c4cc0", "h"),
   "sft": ("SFT only", "#2f6cb3", "s"),
   "bopo": ("BoPO", "#c9452c", "o"),
+  "conditioned": ("one router", "#111111", "*"),
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
   "no-reference": ("no reference advantage", "#0d6e5e", "D"),
   "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),
@@ -49,15 +49,18 @@ UNITS = {
   "agreement": ("same label, %", 100.0, "z.0f"),
   "predicted": ("predicted failures, %", 100.0, "z.0f"),
   "observed": ("observed, %", 100.0, "z.0f"),
-  "bopo_gain": ("gain", 1.0, "+z.2f"),
+  "area_gain": ("gain", 1.0, "+z.2f"),
   "gain": ("gain", 1.0, "+z.1f"),
+  "lead": ("lead", 1.0, "+z.1f"),
+  "over_first": ("lead", 1.0, "+z.1f"),
   "large_calls": ("LARGE calls", 1.0, "z.1f"),
   "steps": ("steps", 1.0, "z.1f"),
 }
 TITLES = {"lam": "λ", "policies": "Points", "call_budget": "K", "usd_budget": "Cap, $"}
 TITLES |= {"sr_percent": "SR", "use_share": "Use%", "deciding_usd": "Router cost, $"}
-TITLES |= {"area": "Its area", "bopo_area": "BoPO's", "bopo_gain": "BoPO minus it"}
-TITLES |= {"gain": "BoPO minus it", "small_s": "SMALL, s", "large_s": "LARGE, s"}
+TITLES |= {"area": "Its area", "area_gain": "{main} minus it", "gain": "{main} minus it"}
+TITLES |= {"lead": "minus best other", "over_first": "minus First-Large"}
+TITLES |= {"small_s": "SMALL, s", "large_s": "LARGE, s"}
 TITLES |= {"paper": "The paper", "ours": "This run"}
 DASH = "–"  # no value
 
@@ -76,13 +79,19 @@ def family_name(results: Mapping, family: str) -> str:
   return FAMILIES[family][0] if family in FAMILIES else clean(family)
 
 
+def main_name(results: Mapping) -> str:
+  """Of the family that the report is about, at the start of a sentence."""
+  name = family_name(results, results["run"]["main"])
+  return name[:1].upper() + name[1:]
+
+
 def parameter_text(parameters: Mapping) -> str:
-  """A policy's parameters, but for the training's length and the threshold of 0.5."""
+  """A policy's parameters, but for the training's length and seeds and the threshold of 0.5."""
   symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
   return ", ".join(
     f"share {100 * v:g} %" if k == "share" else f"{symbols.get(k, k)} = {v:g}"
     for k, v in parameters.items()
-    if k != "update" and (k, v) != ("threshold", 0.5)
+    if k not in ("update", "seeds") and (k, v) != ("threshold", 0.5)
   )
 
 
@@ -125,8 +134,9 @@ def as_texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str
       for values in zip(*(frame[column] for column in (name, *bounds)))
     ]
     if name == "sr_percent":
-      cells = [cell + " *" * (clear is True) for cell, clear in zip(cells, frame.clear)]
-    result[TITLES.get(name, title[:1].upper() + title[1:])] = cells
+      cells = [cell + " *" * bool(low > 0) for cell, low in zip(cells, frame.lead_low)]
+    title = TITLES.get(name, title[:1].upper() + title[1:])
+    result[title.format(main=main_name(results))] = cells
   return pd.DataFrame(result, dtype=object)
 
 
@@ -155,26 +165,28 @@ def side_by_side(results: Mapping, frame: pd.DataFrame, by: str, labels, columns
   return pd.concat(blocks, axis=1).fillna(DASH).reset_index(col_level=1)
 
 
-def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
-  """The rows of `frontiers` or `ablations`: each area, BoPO's, and BoPO's minus it."""
+def areas(results: Mapping, frame: pd.DataFrame, main: str = "") -> pd.DataFrame:
+  """The rows of `frontiers` or `ablations`: each area, and that of `main`, by default the main
+  family, minus it."""
+  results = results | {"run": results["run"] | {"main": main or results["run"]["main"]}}
   frame = pd.concat([frame[frame.metric == metric] for metric in shown_metrics(results)])
   frame = frame.assign(metric=frame.metric.map(METRIC_NAMES))
-  columns = ["area", "bopo_area", "bopo_gain"]
-  return side_by_side(results, frame, "metric", ["family", "lam", "policies"], columns)
+  return side_by_side(results, frame, "metric", ["family"], ["policies", "area", "area_gain"])
 
 
 def hard_budget(results: Mapping) -> pd.DataFrame:
-  """Per family SR (with a star if clearly best), Use%, BoPO's gain, and success where that is not
-  SR, under each K. The boundaries come first; always-LARGE is not capped."""
+  """Per family SR (with a star if clearly best), Use%, SR minus that of the best other and of
+  First-Large, and success where that is not SR, under each K. The boundaries come first;
+  always-LARGE is not capped."""
   rows, sr = results["hard_budget"], results["run"]["sr"]
-  large = results["policies"].loc[[ALWAYS_LARGE]].assign(candidates="no cap", use_share=np.nan)
-  large = large.merge(rows[["K"]].drop_duplicates(), "cross")
+  large = results["policies"].loc[[ALWAYS_LARGE]].merge(rows[["K"]].drop_duplicates(), "cross")
   small = rows.family == ALWAYS_SMALL
   rows = pd.concat([rows[small], large, rows[~small]]).sort_values("K", kind="stable")
   rows = rows.rename(columns=lambda name: name.replace(sr, "sr_percent"))
-  columns = ["sr_percent", "use_share", "gain", *rows.columns.intersection(["success_percent"])]
+  columns = ["sr_percent", "use_share", "lead", "over_first"]
+  columns += rows.columns.intersection(["success_percent"]).to_list()
   rows = rows.assign(K=rows.K.map("K = {}".format))
-  return side_by_side(results, rows, "K", ["family", "candidates"], columns)
+  return side_by_side(results, rows, "K", ["family"], columns)
 
 
 def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
@@ -236,8 +248,9 @@ def ledger(results: Mapping) -> dict[str, float]:
   }
 
 
-def above_bopo(results: Mapping, frame: pd.DataFrame, gain: str) -> list[str]:
-  """Which families are above BoPO by the point estimate, without the privileged, as phrases."""
+def above_main(results: Mapping, frame: pd.DataFrame, gain: str) -> list[str]:
+  """Which families are above the main one by the point estimate, without the privileged, as
+  phrases."""
   rows = frame[(frame[gain] < 0) & ~frame.family.isin(PRIVILEGED)]
   if "metric" in rows:
     rows = rows[rows.metric.isin(shown_metrics(results))]

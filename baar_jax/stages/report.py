@@ -10,21 +10,17 @@ from pydantic import FiniteFloat, ValidationError, create_model
 from baar_jax.checks import explain
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import texts
-from baar_jax.report.choice import choose
-from baar_jax.report.table import CURVE_STAGES, CURVES
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
 
 # What the report reads from a line of metrics.jsonl, by the line's stage.
-NUMBER, NUMBER_OR_NONE = (FiniteFloat, ...), (FiniteFloat | None, None)
-CURVE = "lam", "learning_rate", "updates", *CURVES
-UPDATE = {"update": NUMBER, **dict.fromkeys(CURVE, NUMBER_OR_NONE)}
+NUMBER = (FiniteFloat, ...)
 BIN = create_model("bin", **dict.fromkeys(("predicted", "observed", "count"), NUMBER))
 CALIBRATION = {"brier": NUMBER, "base_rate": NUMBER, "bins": (list[BIN], ...)}
-FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
-FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
-FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
-LINE_MODELS = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
+LINE_MODELS = {
+  "environments": create_model("line", mb_per_live_episode=NUMBER, own_tasks=(bool, ...)),
+  "cascade-calibration": create_model("line", updates=(FiniteFloat | None, None), **CALIBRATION),
+}
 ANY_LINE = create_model("line", stage=(str, ...))  # of any other stage
 
 
@@ -36,10 +32,7 @@ def main(run: Run) -> None:
 
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
   metrics = read_metrics(run.dir / "metrics.jsonl")
-  every = entries(run.config)
-  chosen = choose(run.store, every, run.config).policies
-  shown = [entry for entry in every if entry.policy in chosen]
-  results = page.compute_results(run.store, shown, run.config, metrics, spent)
+  results = page.compute_results(run.store, entries(run.config), run.config, metrics, spent)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
 
@@ -75,7 +68,7 @@ def terminal_table(results: Mapping) -> str:
       f"{p.cost_usd:>10.{digits}f}{p.large_calls:>7.1f}{use:>6}"
     )
   rows = results["frontiers"]
-  for row in rows[(rows.metric == sr) & rows.lam.isna() & rows.area.notna()].itertuples():
+  for row in rows[(rows.metric == sr) & rows.area.notna()].itertuples():
     lines.append(f"area of {row.family}{mark.get(row.family, '')}: {row.area:.3f}")
   *parts, (_, total_usd) = texts.ledger(results).items()
   line = ", ".join(f"{title} ${usd:.4f}" for title, usd in parts)
