@@ -25,7 +25,7 @@ def evaluate(rng, effect_R, tasks=60) -> tuple[np.ndarray, np.ndarray]:
   return np.where(large, usd_AxNx1[1], usd_AxNx1[0]), (rng.random(shape) < rate).astype(float)
 
 
-@pytest.mark.parametrize(("runs", "effect"), [(3000, 0.0), (1000, 0.03)])
+@pytest.mark.parametrize(("runs", "effect"), [(2000, 0.0), (600, 0.03)])
 def test_mixes_of_the_boundaries_have_an_area_of_a_half(runs, effect):
   """Dev chooses from 15 points that gain nothing, and test measures; 1,000 runs have intervals."""
   rng, areas, hulls, covered = np.random.default_rng(0), [], [], []
@@ -61,7 +61,7 @@ def test_luck_of_training_has_students_interval():
   assert [*interval("x", mean_PxB[0]).values()] == pytest.approx([3, low, high], abs=0.03 * half)
   assert [*interval("x", mean_PxB[1]).values()] == [5, 5, 5]
   # Where no router was trained, and where episodes' luck explains as much, there is nothing to add.
-  assert np.ptp(means(value_PxNxR, ~trained, draw(40, 3, 100))) == pytest.approx(4)
+  assert np.ptp(means(value_PxNxR, ~trained, draw(40, 3, 100)), axis=1) == pytest.approx([0, 0])
   noise_PxNxR = np.random.default_rng(0).permuted(value_PxNxR[:1], axis=2)
   noise_PxNxR[:, :3] = np.stack([np.roll([1, 2, 6], k) for k in range(3)])
   draws = draw(3, 3, 100)

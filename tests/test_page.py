@@ -156,7 +156,7 @@ def test_the_hard_budget_as_markdown_and_latex(index):
   cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
   assert cells[0] == ["Family", "K = 1 SR", "K = 1 Use%", "K = 2 SR", "K = 2 Use%"]
   # What has no cap has no share of it; SMALL keeps every cap.
-  small, large = ["30.0 [0.0, 80.0]", "0"], ["75.0 [25.0, 100.0]", "–"]
+  small, large = ["30.0 [0.0, 80.0]", "0"], ["75.0 [50.0, 100.0]", "–"]
   assert cells[2] == ["always SMALL", *small, *small]
   assert cells[3] == ["always LARGE", *large, *large]
   assert ["single-turn", "25.0 [0.0, 75.0]", "100", "–", "–"] in cells

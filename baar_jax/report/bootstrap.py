@@ -8,6 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 MIN_USABLE_SHARE = 0.5  # of resamples that have a value; below it there is no interval (our choice)
+# How much of a training seed's deviation the luck of episodes explains, in parts of what it explains
+# on average: more, because only what is left above 0 counts (our choice, by simulation).
+NOISE_SHARE = 1.5
 
 
 class Draws(NamedTuple):
@@ -53,7 +56,7 @@ def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: Draws) -> np.nd
   rest_PxNxR = rest_PxNxR - deviation_PxR[:, None]
   between_P = N * (deviation_PxR**2).sum(axis=1)
   noise_P = np.nansum(rest_PxNxR**2, axis=(1, 2)) / (N - 1) if N > 1 else between_P
-  kept_P = np.clip(1 - noise_P / np.maximum(between_P, 1e-300), 0, None) ** 0.5
+  kept_P = np.clip(1 - NOISE_SHARE * noise_P / np.maximum(between_P, 1e-300), 0, None) ** 0.5
   return mean_PxB + (trained_P * kept_P)[:, None] * deviation_PxR @ draws.push_BxR.T
 
 
