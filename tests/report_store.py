@@ -51,7 +51,8 @@ def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) ->
 
 
 def fill(policies: dict) -> Store:
-  """A store with these policies' episodes on dev and test, which are alike, two seeds each, and a profile of two training tasks."""
+  """A store with these policies' episodes, two seeds each and alike on dev and test, and a profile
+  of two training tasks."""
   store = Store(":memory:")
   tasks = max(len(scores) for *_, scores in policies.values())
   for split, count in (("train", 2), ("dev", tasks), ("test", tasks)):

@@ -160,7 +160,9 @@ def test_the_rows_under_a_budget(every):
   # by task are 0, 80, 100, 100: one resample in 256 holds zeros alone, so its lead is clear.
   five = {name: (name, {}, 5, "LSSS", (1.0,) * 4) for name in ("privileged", "first-large")}
   rows = figures(BOUNDARIES | five)["hard_budget"]
-  assert row(rows, family="first-large").lead_low > 0 and math.isnan(row(rows, family="oracle").lead)
+  assert row(rows, family="first-large").lead_low > 0 and math.isnan(
+    row(rows, family="oracle").lead
+  )
 
 
 def test_the_one_router_comes_first_where_it_is():
@@ -237,7 +239,9 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is
   assert results["run"]["left_out_episodes"] == ["test-0 seed 3001"]
   assert results["run"]["test_tasks"] == 12
   assert results["policies"].episodes.tolist() == [23, 23]
-  with pytest.raises(ValueError, match="^sft has 0 of 24 episodes on dev: run --stage=evaluate first$"):
+  with pytest.raises(
+    ValueError, match="^sft has 0 of 24 episodes on dev: run --stage=evaluate first$"
+  ):
     compute_results(store, [*entries(policies), Entry("sft", {}, "sft")], config())
 
 
@@ -245,7 +249,9 @@ COLUMNS = ["score = NULL", "score = 1.5", "cost_usd = -1", "steps = 'x'"]
 NUMBERS = [("logp", "null", "NaN"), ("logp", "null", "1000"), ("router_cost_usd", "0.5", "9e999")]
 JSON = "episode = replace(episode, '\"{0}\":{1},', '\"{0}\":{2},')"
 WRONG = [("always-small", 7, change) for change in COLUMNS]  # what only the ledger counts
-WRONG += [("bopo(lam=0.3)", 3000, change) for change in COLUMNS + [JSON.format(*n) for n in NUMBERS]]
+WRONG += [
+  ("bopo(lam=0.3)", 3000, change) for change in COLUMNS + [JSON.format(*n) for n in NUMBERS]
+]
 
 
 @pytest.mark.parametrize("policy, seed, change", WRONG)

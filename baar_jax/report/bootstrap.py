@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 MIN_USABLE_SHARE = 0.5  # of resamples that have a value; below it there is no interval (our choice)
-# How much of a training seed's deviation the luck of episodes explains, in parts of what it explains
-# on average: more, because only what is left above 0 counts (our choice, by simulation).
+# What is taken off for the luck of episodes, in parts of what it explains on average: more than 1,
+# because only what is left above 0 counts (our choice, by simulation).
 NOISE_SHARE = 1.5
 
 
@@ -28,7 +28,9 @@ def draw(tasks: int, training_seeds: int, resamples: int, seed: int = 0) -> Draw
   deviations, and as in t divided by the root of a chi-square over its degrees.
   """
   rng, R = np.random.default_rng(seed), training_seeds
-  weight_BxN = np.vstack([np.ones(tasks), rng.multinomial(tasks, np.ones(tasks) / tasks, resamples)])
+  weight_BxN = np.vstack(
+    [np.ones(tasks), rng.multinomial(tasks, np.ones(tasks) / tasks, resamples)]
+  )
   push_BxR = np.zeros((resamples + 1, R))
   if R > 1:
     scale_Bx1 = np.sqrt(R * rng.chisquare(R - 1, size=(resamples, 1)))

@@ -22,6 +22,7 @@ from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
 
+
 def compute_results(
   store: Store, entries: Sequence[Entry], config: Config, metrics=(), spent: Spent | None = None
 ) -> dict:
@@ -41,7 +42,9 @@ def compute_results(
   difficulty = compare.difficulties(data, config.profile.easy_rate)
   # Lines that state another number of updates are of an earlier training.
   updates = {None, config.baselines.updates}
-  calibrations = [m for m in metrics if m["stage"] == "cascade-calibration" and m.get("updates") in updates]
+  calibrations = [
+    m for m in metrics if m["stage"] == "cascade-calibration" and m.get("updates") in updates
+  ]
   results = {
     "run": _facts(config, metrics, data) | {"train_tasks": len(profiles)},
     "dev": choice.dev,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config
+from baar_jax.config import Config, evaluation_seeds
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
 from baar_jax.report import bootstrap
@@ -25,8 +25,9 @@ class Evaluation:
   """The entries' episodes on one split.
 
   `entries` has a row per policy, by its name, in the report's order: the fields of `Entry` (NaN is
-  no cap), the parameters lam, threshold and share, and trained (a router). `episodes` has a row per policy, task and
-  seed: the columns of `Store.table`, deciding_usd (of a router and of a judge), and training_seed.
+  no cap), the parameters lam, threshold and share, and trained (a router). `episodes` has a row per
+  policy, task and seed: the columns of `Store.table`, deciding_usd (of a router and of a judge), and
+  training_seed.
   """
 
   entries: pd.DataFrame
@@ -78,8 +79,8 @@ def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> 
   frame = frame.join(parameters.reindex(columns=["lam", "threshold", "share"]))
   frame["trained"] = frame.family.isin(dict(routers(config)))
   tasks = [task.id for task in store.tasks(split)][: config.evaluate.tasks or None]
-  first = {"dev": DEV_SEEDS, "test": TEST_SEEDS}[split]
-  keys = pd.MultiIndex.from_product([tasks, range(first, first + config.evaluate.seeds)])
+  seeds = evaluation_seeds(config, split)
+  keys = pd.MultiIndex.from_product([tasks, seeds])
   episodes = store.table(list(frame.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
   counts = episodes.policy.value_counts().reindex(frame.index, fill_value=0)
@@ -91,7 +92,7 @@ def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> 
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
-  episodes["training_seed"] = (episodes.seed - first) % config.train_seeds
+  episodes["training_seed"] = (episodes.seed - seeds[0]) % config.train_seeds
   tasks = [task for task in tasks if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
   sr = METRICS[config.env.kind != "scienceworld"]
