@@ -26,7 +26,7 @@ class Evaluation:
 
   `entries` has a row per policy, by its name, in the report's order: the fields of `Entry` (NaN is
   no cap), the parameters lam, threshold and share, and trained (a router). `episodes` has a row per
-  policy, task and seed: the columns of `Store.table`, deciding_usd (of a router and of a judge), and
+  policy, task and seed: the columns of `Store.table`, deciding_usd (a router's and a judge's), and
   training_seed.
   """
 
