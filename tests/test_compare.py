@@ -161,7 +161,7 @@ def test_the_rows_under_a_budget(every):
   five = {name: (name, {}, 5, "LSSS", (1.0,) * 4) for name in ("privileged", "first-large")}
   rows = figures(BOUNDARIES | five)["hard_budget"]
   assert row(rows, family="first-large").lead_low > 0 and math.isnan(
-    row(rows, family="oracle").lead
+    row(rows, family="privileged").lead
   )
 
 

@@ -13,7 +13,7 @@ from baar_jax.report import bootstrap
 from baar_jax.rollout.entries import Entry, routers
 from baar_jax.store import Store
 
-PRIVILEGED = ("oracle", "optimum")  # they see what no router may
+PRIVILEGED = ("privileged", "optimum")  # they know what no router may
 DIFFICULTIES = ["easy", "hard", "intractable"]
 METRICS = ("score_percent", "success_percent")
 LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
