@@ -19,6 +19,12 @@ from baar_jax.rollout.entries import Entry
 from baar_jax.stages.report import read_metrics, terminal_table
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
+METRICS = [
+  {"stage": stage, **lam, "update": update, "loss": 1 / update, "kl": 0.1}
+  for stage, lam in (("sft", {}), ("bopo", {"lam": 0.3}), ("vanilla", {"lam": 0.3}))
+  for update in (1, 2, 3)
+]
+METRICS += [{"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 2.0}]
 BINS = [{"predicted": 0.1, "observed": 0.2, "count": 30}]
 CALIBRATION = {"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -31,7 +37,7 @@ def results() -> dict:
   policies = EVERY | {"newcomer": ("newcomer", {}, None, "SL", (1.0,) * 4)}
   settings = config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
-  results = compute_results(fill(policies), entries(policies), settings, [CALIBRATION])
+  results = compute_results(fill(policies), entries(policies), settings, [*METRICS, CALIBRATION])
   small, large = results["episodes"].episode.iloc[1].steps[2:]
   small.observation = "x" * 900
   # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
@@ -87,7 +93,8 @@ def rendered(results: dict) -> str:
 def test_the_page_is_well_formed_and_asks_for_nothing(index, reader):
   reader.check_that_it_asks_for_nothing()
   names = {path.stem for path in index.parent.glob("*.png")}
-  assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations"}
+  curves = {"training_sft", "training_bopo", "training_vanilla"}
+  assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations", *curves}
   assert reader.tags.count("img") == len(names)
 
 
@@ -128,7 +135,7 @@ def test_a_run_without_bopo_or_without_a_gap():
   few = {name: FEW[name] for name in ("always-small", "always-large", "random(p=0.5)")}
   text = rendered(compute_results(fill(few), entries(few), config()))
   assert "No BoPO router has been evaluated" in text
-  assert "Calibration" not in text and "hard budget" not in text and "than BoPO" not in text
+  assert "Training" not in text and "hard budget" not in text and "than BoPO" not in text
   flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
   results = compute_results(fill(flat), entries(flat), config())
   assert results["policies"].success_gap_share.isna().all() and results["headline"] is None
@@ -213,11 +220,15 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
   assert read_metrics(path) == [{"stage": "sft", "update": 1}]
 
 
-MEMORY, BAD = '{"stage": "environments", %s}', ("NaN", "-Infinity", "9e999", "[1]", f"1{'0' * 400}")
+UPDATE, MEMORY = '{"stage": "bopo", "update": 1, %s}', '{"stage": "environments", %s}'
 WRONG_LINES = {
   **dict.fromkeys(["[1]", '"text"', "no JSON", "[" * 100_000, "\xff\x00"], ""),
   **dict.fromkeys(['{"update": 1}', '{"stage": 3}', '{"stage": []}'], ""),
-  **dict.fromkeys([MEMORY % f'"mb_per_live_episode": {x}' for x in BAD], "mb_per_live_episode"),
+  **dict.fromkeys(['{"stage": "sft"}', '{"stage": "sft", "update": "first"}'], "update"),
+  **dict.fromkeys([UPDATE % f'"loss": {x}' for x in ("NaN", "-Infinity", "9e999", "[1]")], "loss"),
+  UPDATE % f'"kl": 1{"0" * 400}': "kl",
+  UPDATE % '"lam": {}': "lam",
+  UPDATE % '"ablation": []': "ablation",
   MEMORY % '"own_tasks": true': "mb_per_live_episode",
   MEMORY % '"own_tasks": true, "mb_per_live_episode": NaN': "mb_per_live_episode",
   MEMORY % '"mb_per_live_episode": 1.5': "own_tasks",
@@ -263,7 +274,7 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   run = results["run"] | {"name": text, "environment": text, "stand_ins": []}
   run["models"] = {"kind": "chat", "names": [text, text], "hosts": [text, text]}
   run["prices_usd_per_million"] = {text: run["prices_usd_per_million"]["gpt-4.1"]}
-  changed = {"run": run, "episodes": rows}
+  changed = {"run": run, "episodes": rows, "training": results["training"][:0]}
   for name in ("policies", "frontiers", "hard_budget", "ablations"):
     changed[name] = results[name].replace({"family": {"single-turn": text}})
   monkeypatch.setattr(page.plots, "draw_all", lambda _: {})

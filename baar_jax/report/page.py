@@ -17,10 +17,12 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, plots, texts
 from baar_jax.report.choice import choose, main_family
 from baar_jax.report.optimum import exact_frontier
-from baar_jax.report.table import Evaluation, load, run_ledger
+from baar_jax.report.table import Evaluation, load, run_ledger, training
 from baar_jax.rollout.entries import Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
+
+RIVAL_STAGES = ("cascade", "single-turn", "cascade-calibration")
 
 
 def compute_results(
@@ -42,9 +44,10 @@ def compute_results(
   difficulty = compare.difficulties(data, config.profile.easy_rate)
   # Lines that state another number of updates are of an earlier training.
   updates = {None, config.baselines.updates}
-  calibrations = [
-    m for m in metrics if m["stage"] == "cascade-calibration" and m.get("updates") in updates
-  ]
+  metrics = [m for m in metrics if m["stage"] not in RIVAL_STAGES or m.get("updates") in updates]
+  metrics = [m for m in metrics if not m.get("train_seed")]  # curves are of the first training seed
+  calibrations = [line for line in metrics if line["stage"] == "cascade-calibration"]
+  families = {entry.family for entry in entries}
   results = {
     "run": _facts(config, metrics, data) | {"train_tasks": len(profiles)},
     "dev": choice.dev,
@@ -57,7 +60,8 @@ def compute_results(
     "latency": compare.latency(data, choice.typical, config.models.kind == "scripted"),
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
     "robustness": measure_robustness(store, config),
-    "calibration": calibrations[-1] if calibrations and "cascade" in set(table.family) else None,
+    "training": training(metrics, families),
+    "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),
     "episodes": showcase(store, data, headline["policy"], difficulty) if headline else None,

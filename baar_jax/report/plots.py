@@ -1,12 +1,15 @@
 """The figures of the page: results -> matplotlib figures."""
 
+import math
 from collections.abc import Mapping
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from baar_jax.report.table import CURVES
 from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
 from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES
 
@@ -27,6 +30,8 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
       figures["hard_budget"] = draw_hard_budget(results, metrics[0])
     if len(results["ablations"]):
       figures["ablations"] = draw_frontier(results, metrics[0], "ablations")
+    for stage, curves in results["training"].groupby("stage", sort=False):
+      figures[f"training_{stage}"] = draw_training(results, curves)
   return figures
 
 
@@ -82,3 +87,23 @@ def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   axes.set_xticks(sorted(set(rows.K)))
   axes.figure.legend(**ABOVE)
   return axes.figure
+
+
+def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
+  """A stage's quantities over the updates, a line of moving means per router."""
+  names = [name for name in CURVES if lines[name].notna().any()]
+  routers = lines.ablation.map(lambda name: f"{family_name(results, name)} ")
+  routers += lines.lam.map(lambda lam: f"λ = {lam:g}" if lam == lam else "")
+  routers += lines.learning_rate.map(lambda rate: f"rate {rate:g}" if rate == rate else "")
+  curves = lines.assign(router=routers).pivot(index="update", columns="router", values=names)
+  means = curves.rolling(max(1, len(curves) // 12), min_periods=1).mean()
+  figure = Figure(figsize=(9.2, 4.0 if len(names) > 4 else 2.3), layout="constrained")
+  panels = figure.subplots(math.ceil(len(names) / 4), 4, squeeze=False, sharex=True).ravel()
+  for axes, name in zip(panels, names):
+    means[name].plot(ax=axes, legend=False, colormap="viridis", xlabel="update")
+    axes.set_title(name.replace("_", " "), loc="left")
+  for axes in panels[len(names) :]:
+    axes.set_visible(False)
+  if routers.nunique() > 1:
+    figure.legend(*panels[0].get_legend_handles_labels(), **ABOVE)
+  return figure

@@ -10,17 +10,20 @@ from pydantic import FiniteFloat, ValidationError, create_model
 from baar_jax.checks import explain
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import texts
+from baar_jax.report.table import CURVE_STAGES, CURVES
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
 
 # What the report reads from a line of metrics.jsonl, by the line's stage.
-NUMBER = (FiniteFloat, ...)
+NUMBER, NUMBER_OR_NONE = (FiniteFloat, ...), (FiniteFloat | None, None)
+CURVE = "lam", "learning_rate", "updates", *CURVES
+UPDATE = {"update": NUMBER, **dict.fromkeys(CURVE, NUMBER_OR_NONE)}
 BIN = create_model("bin", **dict.fromkeys(("predicted", "observed", "count"), NUMBER))
 CALIBRATION = {"brier": NUMBER, "base_rate": NUMBER, "bins": (list[BIN], ...)}
-LINE_MODELS = {
-  "environments": create_model("line", mb_per_live_episode=NUMBER, own_tasks=(bool, ...)),
-  "cascade-calibration": create_model("line", updates=(FiniteFloat | None, None), **CALIBRATION),
-}
+FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
+FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
+FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
+LINE_MODELS = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
 ANY_LINE = create_model("line", stage=(str, ...))  # of any other stage
 
 
