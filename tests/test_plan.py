@@ -107,3 +107,12 @@ def test_what_is_done_is_not_missing(config, capsys):
     hard = sum(p.difficulty == "hard" for p in profiles)
   rows = table(config, capsys)
   assert rows["profile"] == [0] * 5 and rows["references"][0] == 3 * hard
+
+
+def test_vanilla_rl_may_need_three_times_the_rollouts_of_bopo(config, capsys):
+  config.baselines.rivals = ("vanilla",)
+  rows = table(config, capsys, ["bopo", "baselines"])
+  (episodes, _, usd, least, most), vanilla = rows["bopo"], rows["baselines"]
+  assert [vanilla[0], *vanilla[2:]] == pytest.approx(
+    [2 * episodes, 2 * usd, least, 3 * most], rel=1e-3
+  )
