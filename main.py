@@ -32,11 +32,19 @@ from baar_jax.stages import (
   rivals,
   setup,
   sft,
+  value,
 )
 from configs import quickstart
 
 STAGES = {"setup": setup, "profile": profile, "references": references, "pretrain": pretrain}
-STAGES |= {"sft": sft, "bopo": bopo, "baselines": rivals, "evaluate": evaluate, "report": report}
+STAGES |= {
+  "value": value,
+  "sft": sft,
+  "bopo": bopo,
+  "baselines": rivals,
+  "evaluate": evaluate,
+  "report": report,
+}
 EXTRA = {"export": export, "bench": bench}  # of one process
 
 

@@ -26,6 +26,7 @@ JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=100)]
+Price = Annotated[float, Field(ge=0, le=2)]
 Trials = Annotated[int, Field(gt=0, le=SEEDS)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 section = dataclass(
@@ -130,6 +131,20 @@ class ReferencesConfig:
 
 
 @section
+class ValueConfig:  # of the router that knows its budget: heads behind a router that stays as it is
+  updates: int = Field(0, ge=0, lt=10**6)  # gradient steps of every head; 0 leaves it out
+  prices: tuple[Price, ...] = (0.0, 0.1, 0.2, 0.5, 1.0)  # of which dev chooses, for each budget
+  heads: int = Field(5, gt=0, le=100)  # which vote
+  value_width: int = Field(64, gt=0, le=10**4)
+  advantage_width: int = Field(32, gt=0, le=10**4)
+  batch_decisions: int = Field(1024, gt=0, le=10**6)
+  return_share: float = Field(0.3, ge=0, le=1)  # of the updates, that learn returns as they were
+  learning_rate: float = Field(2e-3, gt=0, le=1)
+  weight_decay: float = Field(0.3, ge=0, le=100)
+  noise: float = Field(0.5, ge=0, le=100)  # on the hidden states, in units of their spread
+
+
+@section
 class SFTConfig:
   updates: int = Field(150, gt=0, lt=10**6)  # at most
   check_every: int = Field(5, gt=0, lt=10**6)  # updates between two measurements of the dev loss
@@ -218,6 +233,7 @@ class Config:
   profile: ProfileConfig = Field(default_factory=ProfileConfig)
   references: ReferencesConfig = Field(default_factory=ReferencesConfig)
   pretrain: PretrainConfig = Field(default_factory=PretrainConfig)
+  value: ValueConfig = Field(default_factory=ValueConfig)
   sft: SFTConfig = Field(default_factory=SFTConfig)
   bopo: BoPOConfig = Field(default_factory=BoPOConfig)
   baselines: BaselinesConfig = Field(default_factory=BaselinesConfig)

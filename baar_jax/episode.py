@@ -71,6 +71,7 @@ class Step:
   router_cost_usd: float = 0.0  # of the router's own computation, without a judge's calls
   router_latency_s: float = 0.0  # seconds that the episode waited for the decision
   proposal: str | None = None  # what SMALL proposed before a cascade decided
+  score: float | None = None  # of the episode so far, after the action; None where it is not told
 
   def usd(self, *kinds: str) -> float:
     """Dollars of the calls of these kinds."""

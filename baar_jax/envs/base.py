@@ -36,6 +36,7 @@ class Env(Protocol):
 
   system_prompt: str  # the agent's instructions, with one worked example
   code_actions = False  # whether an action is a block of code rather than one line
+  scores_steps = False  # whether score() tells something, at little cost, after every step
 
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split, in a fixed order. Raises ValueError if there are none."""

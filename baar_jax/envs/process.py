@@ -120,8 +120,11 @@ class ProcessEnv(Env):
   A handle serves one thread at a time. The oracle travels with each observation.
   """
 
-  def __init__(self, child: _Child, slot: int, system_prompt: str, code_actions: bool) -> None:
+  def __init__(
+    self, child: _Child, slot: int, system_prompt: str, code_actions: bool, scores_steps: bool
+  ) -> None:
     self.system_prompt, self.code_actions = system_prompt, code_actions
+    self.scores_steps = scores_steps
     self._child, self._slot = child, slot
     self._call = functools.partial(child.call, slot)
     self._state: dict = {}  # what the last reset or step answered

@@ -75,6 +75,7 @@ class ScienceWorld(Env):
   """The Env of ScienceWorld; a task's id is "<task type>/<variation>"."""
 
   system_prompt = write_replies(PROMPT)
+  scores_steps = True
   _engine = functools.cached_property(lambda self: Engine())
 
   def __init__(

@@ -94,7 +94,8 @@ def main(scratch: str, kind: str, kwargs: str) -> None:
   def greet() -> dict:
     env = env_of(0)
     prompt = _check(env, "system_prompt", env.system_prompt)
-    return {"system_prompt": prompt, "code_actions": env.code_actions}
+    flags = {"code_actions": env.code_actions, "scores_steps": env.scores_steps}
+    return {"system_prompt": prompt, **flags}
 
   answer("greet", greet)
   for line in requests:

@@ -8,6 +8,7 @@ from baar_jax.config import ABLATIONS, Config, compared_lam
 
 ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # also the families
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
+CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
 ARGMAX = 0.5  # the threshold that takes the more probable of two models
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
 PRIVILEGED_WEIGHTS = (0, 3, 10, 30, 100)  # the same
@@ -53,6 +54,10 @@ def entries(config: Config) -> list[Entry]:
   rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
   rules += [{"share": share} for share in c.evaluate.shares]
   capped_rules = rules if c.evaluate.budget_rules else rules[:1]
+  if c.value.updates:
+    seeds = {"seeds": c.train_seeds} if c.train_seeds > 1 else {}
+    trained = {"update": c.value.updates} | seeds
+    table += [(CONDITIONED, trained | {"price": p}, uncapped + capped) for p in c.value.prices]
   for family, parameters in routers(c):
     table += [(family, parameters | rule, uncapped) for rule in rules]
     for budget in capped if family not in ABLATIONS else ():
@@ -77,7 +82,7 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
   base = zero_shot_name(config) if family == "zero-shot" else family
   shown = config.router.show_budget and family in dict(routers(config))
-  shown, unlimited = shown or family in ("zero-shot", "optimum"), None
+  shown, unlimited = shown or family in ("zero-shot", "optimum", CONDITIONED), None
   if "K" in budget and not shown:  # of a cap on dollars an episode does not tell what it changed
     unlimited = ALWAYS_LARGE if family == FIRST_LARGE else _name(base, parameters)
   policy = _name(base, parameters | budget)

@@ -128,6 +128,7 @@ def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
     action = agent.parse_action(reply.text, live.env.code_actions)
     observation, done = (agent.NO_ACTION, False) if action is None else live.env.step(action)
     live.steps.append(_record_step(live, reply, action or ""))
+    live.steps[-1].score = live.env.score() if live.env.scores_steps else None
     agent.extend(live.messages, reply.text, observation)
     live.observation = observation
     if done or len(live.steps) >= live.task.max_steps:

@@ -18,6 +18,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.live import Decision, Live, Policy
+from baar_jax.router.head import SHARPNESS, Heads, count_calls_left, describe, estimate
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 
@@ -69,6 +70,7 @@ class RouterPolicy(Policy):
     At most `rows` episodes may be live at once.
     """
     self.name, self._view, self._rule = name, view, rule
+    self._token_ids: tuple[int, ...] | None = tuple(view.decision_ids)
     self._usd_per_token = view.config.usd_per_million_tokens / 1e6
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
@@ -90,7 +92,8 @@ class RouterPolicy(Policy):
     for live in ready:
       if live not in self._rows:
         self._rows[live] = self._free_rows.pop()
-    p_RxA, new_tokens_R = self._predict([self._rows[live] for live in ready], sequences)
+    output_RxC, new_tokens_R = self._feed_all([self._rows[live] for live in ready], sequences)
+    p_RxA = self._predict(output_RxC, ready)
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
@@ -105,9 +108,18 @@ class RouterPolicy(Policy):
       self._free_rows.append(row)
       self._cached_tokens[row] = []
 
-  def _predict(self, rows: list[int], sequences: list[list[int]]) -> tuple[np.ndarray, list[int]]:
-    """p_RxA, and the number of tokens that each row was fed: those that it did not hold yet."""
-    pending, p_A_of = [], {}  # (row, first position, tokens) still to be fed; row -> p_A
+  def _predict(self, logits_RxA: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
+    """p_RxA, the probabilities of the models."""
+    check_finite(logits_RxA, f"logits of {self.name}")
+    weight_RxA = np.exp(logits_RxA - logits_RxA.max(axis=1, keepdims=True))
+    return weight_RxA / weight_RxA.sum(axis=1, keepdims=True)
+
+  def _feed_all(self, rows: list[int], sequences: list[list[int]]) -> tuple[np.ndarray, list[int]]:
+    """What the router computes at the end of each sequence: logits_RxA, or with a head hidden_RxD.
+
+    Also the number of tokens that each row was fed: those that it did not hold yet.
+    """
+    pending, output_of = [], {}  # (row, first position, tokens) still to be fed; row -> output_C
     for row, tokens in zip(rows, sequences):
       cached = self._cached_tokens[row]
       start = len(cached) if tokens[: len(cached)] == cached and len(cached) < len(tokens) else 0
@@ -117,18 +129,16 @@ class RouterPolicy(Policy):
     while pending:
       pending.sort(key=lambda part: len(part[2]))
       batch, pending = pending[: ROWS[-1]], pending[ROWS[-1] :]
-      logits_RxA, T = self._feed(batch)
-      for (row, start, tokens), logits_A in zip(batch, logits_RxA):
+      output_RxC, T = self._feed(batch)
+      for (row, start, tokens), output_C in zip(batch, output_RxC):
         if len(tokens) > T:
           pending.append((row, start + T, tokens[T:]))
         else:
-          check_finite(logits_A, f"logits of {self.name}")
-          p_A = np.exp(logits_A - logits_A.max())
-          p_A_of[row] = p_A / p_A.sum()
-    return np.stack([p_A_of[row] for row in rows]), new_tokens_R
+          output_of[row] = output_C
+    return np.stack([output_of[row] for row in rows]), new_tokens_R
 
   def _feed(self, batch: Sequence[tuple[int, int, list[int]]]) -> tuple[np.ndarray, int]:
-    """Feeds (row, start, tokens) in one compiled call; returns logits_RxA and its length T."""
+    """Feeds (row, start, tokens) in one compiled call; returns output_RxC and its length T."""
     R = next(size for size in ROWS if len(batch) <= size)
     T = next((size for size in NEW_TOKENS if len(batch[-1][2]) <= size), NEW_TOKENS[-1])
     tokens_RxT = np.zeros((R, T), np.int32)
@@ -138,9 +148,27 @@ class RouterPolicy(Policy):
       chunk = tokens[:T]
       tokens_RxT[r, : len(chunk)] = chunk
       row_R[r], start_R[r], last_R[r] = row, start, len(chunk) - 1
-    inputs = tokens_RxT, row_R, start_R, last_R, tuple(self._view.decision_ids)
-    logits_RxA, self._cache = _extend(self._graphdef, self._params, self._cache, *inputs)
-    return np.asarray(logits_RxA, np.float64), T
+    inputs = tokens_RxT, row_R, start_R, last_R, self._token_ids
+    output_RxC, self._cache = _extend(self._graphdef, self._params, self._cache, *inputs)
+    return np.asarray(output_RxC, np.float64), T
+
+
+class ConditionedPolicy(RouterPolicy):
+  """Decides by a decision head: by what is left of the budget, and by the price of a dollar."""
+
+  def __init__(self, name: str, model: Qwen2, view: View, heads: Heads, price: float, *rest):
+    """`price` is as of `head.describe`; the rest are rule, rows and mesh as of `RouterPolicy`."""
+    super().__init__(name, model, view, *rest)
+    self._heads, self._price, self._token_ids = heads, price, None
+
+  def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
+    rows = []
+    for live in ready:
+      left = count_calls_left(self._heads, live.call_limit, live.usd_limit, live.steps)
+      large_calls = sum(step.model != SMALL for step in live.steps)
+      rows.append((left, self._price, len(live.steps), large_calls, live.task.max_steps))
+    advantage_RxA = estimate(self._heads, hidden_RxD, describe(*np.array(rows).T))[1]
+    return super()._predict(SHARPNESS * np.asarray(advantage_RxA, np.float64), ready)
 
 
 class ZeroShotPolicy(Policy):
@@ -176,8 +204,9 @@ def read_decision(text: str) -> int | None:
 
 @partial(jax.jit, static_argnums=(0, 7), donate_argnums=(2,))
 def _extend(graphdef, params, cache, tokens_RxT, row_R, start_R, last_R, ids):
-  """One forward pass of new tokens on the given cache rows. Returns logits_RxA and the cache."""
+  """One forward pass of new tokens on the given cache rows. Returns the cache, and before it the
+  logits_RxA of the ids, without ids hidden_RxD."""
   model = nnx.merge(graphdef, params)
   hidden_RxTxD, cache = model.extend(tokens_RxT, start_R, cache, row_R)
   hidden_RxD = hidden_RxTxD[jnp.arange(len(last_R)), last_R]
-  return model.logits(hidden_RxD, np.array(ids)), cache
+  return (hidden_RxD if ids is None else model.logits(hidden_RxD, np.array(ids))), cache

@@ -8,15 +8,16 @@ import numpy as np
 from baar_jax.config import evaluation_seeds
 from baar_jax.report.choice import choose
 from baar_jax.report.optimum import Exact
-from baar_jax.rollout.entries import Entry, entries, routers
+from baar_jax.rollout.entries import CONDITIONED, Entry, entries, routers
 from baar_jax.rollout.live import Job, Policy, rule_policy
-from baar_jax.router.policy import RouterPolicy, Threshold, ZeroShotPolicy
+from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.view import View
 from baar_jax.run import Run
 from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import add_proposals, load_threshold_episodes
 from baar_jax.train.fit import predict_large
+from baar_jax.train.values import blind_view, load_heads, load_trunk
 
 
 def main(run: Run) -> None:
@@ -39,7 +40,7 @@ def _play(run: Run, played: Sequence[Entry], split: str) -> None:
     for entry in played:
       if entry.unlimited:
         _reuse(run, entry, jobs)
-      policy = rule_policy(entry) or _make_policy(run, entry, load)
+      policy = rule_policy(entry) or _make_policy(trained, entry, load)
       run.collect(f"{split} {entry.policy}", policy, jobs, entry.call_budget, entry.usd_budget)
 
 
@@ -66,6 +67,9 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   if entry.family == "zero-shot":
     judge = run.pair.judge(c.baselines.judge)
     return ZeroShotPolicy(entry.policy, judge, c.router, run.tokenizer)
+  if entry.family == CONDITIONED:
+    trunk = load_trunk(run), blind_view(run), load_heads(run), parameters["price"]
+    return ConditionedPolicy(entry.policy, *trunk, Threshold(), run.live_episodes, run.mesh)
   model, view, p_D = load(entry.family, parameters.get("lam"))
   threshold = parameters.get("threshold")
   if threshold is None:

@@ -38,12 +38,17 @@ class ShardedRouter:
     self._replicated = NamedSharding(self.mesh, PartitionSpec())
     self._logits = jax.jit(self._forward)
     self._replicated_logits = jax.jit(self._forward, out_shardings=self._replicated)
+    self._replicated_hidden = jax.jit(self._gather, out_shardings=self._replicated)
 
   def _forward(self, params, batch: Batch):
     """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
     model = nnx.merge(self._graphdef, params)
-    hidden_RxTxD = model(batch.tokens_RxT, self._dtype)
-    return model.logits(hidden_RxTxD[batch.row_BxS, batch.position_BxS], self._token_ids)
+    return model.logits(self._gather(params, batch), self._token_ids)
+
+  def _gather(self, params, batch: Batch):
+    """hidden_BxSxD at the decisions."""
+    hidden_RxTxD = nnx.merge(self._graphdef, params)(batch.tokens_RxT, self._dtype)
+    return hidden_RxTxD[batch.row_BxS, batch.position_BxS]
 
   @property
   def model(self) -> Qwen2:
@@ -53,6 +58,12 @@ class ShardedRouter:
     """logits_BxSxA of the parameters as they are, spread over the mesh."""
     with jax.set_mesh(self.mesh):
       return self._logits(self.params, split_rows(batch, self.mesh))
+
+  def hidden(self, batch: Batch) -> np.ndarray:
+    """The hidden state at each decision, float32 [B, S, D]: all of it in every process."""
+    with jax.set_mesh(self.mesh):
+      hidden = self._replicated_hidden(self.params, split_rows(batch, self.mesh))
+    return np.asarray(hidden.addressable_data(0), np.float32)
 
   def p_large(self, batch: Batch) -> np.ndarray:
     """The probability of LARGE at each decision, float64 [B, S]: all of it in every process."""

@@ -1,0 +1,104 @@
+"""The decision head: a router's hidden state, and what is left of a budget -> values of models.
+
+It is small and lies behind the transformer, so that one forward pass of an episode serves every
+budget: texts that state the budget need a pass for each, and a small router learns less from
+them (our choice, see docs/evaluation.md). Several heads of different seeds vote: their mean counts.
+
+Axes beside the usual: E heads, I inputs (D and F), F facts about the budget, W width.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from baar_jax.episode import SMALL, Step
+
+MAX_CALLS = 20  # a budget of so many LARGE calls, or of more, is none
+MAX_PRICE = 2.0
+FACTS = 9
+ADVANTAGE_UNIT = 0.3  # an advantage is small beside a value: its net starts on a scale of its own
+SHARPNESS = 60.0  # logits per unit of advantage, where a model is sampled
+
+
+class Heads(NamedTuple):
+  """Parameters of E heads with a common scale: of each a net of values and one of advantages."""
+
+  value: Sequence[tuple[jax.Array, jax.Array]]  # (weight_ExIxW, bias_ExW) of each layer
+  advantage: Sequence[tuple[jax.Array, jax.Array]]
+  mean_D: np.ndarray  # of the hidden states that they have learned from
+  spread_D: np.ndarray
+  large_usd: np.ndarray  # mean dollars of a LARGE call, by which dollars that are left are calls
+
+
+def draw_heads(key, hidden: int, widths: tuple[int, int], models: int, scale: tuple) -> Heads:
+  """One head (without the axis E) of random weights, which values everything at 0."""
+  nets = []
+  for width, outputs in zip(widths, (1, models)):
+    sizes = [hidden + FACTS, width, width, outputs]
+    key, *keys = jax.random.split(key, 4)
+    layers = [
+      (jax.random.normal(k, (i, o)) * i**-0.5, jnp.zeros(o))
+      for k, i, o in zip(keys, sizes, sizes[1:])
+    ]
+    layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
+    nets.append(layers)
+  return Heads(*nets, *scale)
+
+
+def describe(left, price, step, large_calls, max_steps):
+  """What a head reads beside the hidden state, float32 [..., F].
+
+  `left` are the LARGE calls that are left (`MAX_CALLS` or more is no cap), `price` is the weight
+  lam of cost, in units of always-LARGE's mean dollars of an episode, up to `MAX_PRICE`; `step`
+  counts from 0. All broadcast.
+  """
+  xp = jnp if isinstance(left, jax.Array) else np
+  left, steps_left = xp.minimum(left, MAX_CALLS), xp.maximum(max_steps - step, 1)
+  weight, time = 1 / (1 + price), step / max_steps
+  facts = [left / MAX_CALLS, xp.log1p(left) / 3, xp.minimum(left / steps_left, 1.0)]
+  facts += [(left >= steps_left) | (left >= MAX_CALLS), weight, weight**0.5]
+  facts += [time, time**0.5, large_calls / MAX_CALLS]
+  return xp.stack(xp.broadcast_arrays(*facts), axis=-1).astype(np.float32)
+
+
+def estimate_one(head: Heads, hidden, state):
+  """Of one head (without the axis E): value [...] and advantages [..., A], whose mean is 0.
+
+  The value of a model, Q, is their sum: the score that is expected with it and the best choices
+  after it, times 1 / (1 + price), minus the dollars until the end times price / (1 + price).
+  """
+  hidden = (hidden - head.mean_D) / head.spread_D
+  x = jnp.concatenate([hidden, state], axis=-1)
+  value, advantage = _apply(head.value, x)[..., 0], ADVANTAGE_UNIT * _apply(head.advantage, x)
+  return value, advantage - advantage.mean(axis=-1, keepdims=True)
+
+
+@jax.jit
+def estimate(heads: Heads, hidden_RxD, state_RxF):
+  """value_R and advantage_RxA: the means of all heads (see `estimate_one`)."""
+  axes = Heads(0, 0, None, None, None)
+  value_ExR, advantage_ExRxA = jax.vmap(estimate_one, (axes, None, None))(
+    heads, hidden_RxD, state_RxF
+  )
+  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
+
+
+def count_calls_left(
+  heads: Heads, calls: int | None, usd: float | None, steps: Sequence[Step]
+) -> float:
+  """LARGE calls that are left of a cap on calls and of one on dollars, of which a call takes as
+  many as the mean LARGE call in training (our choice); inf without a cap."""
+  left = float("inf") if calls is None else calls - sum(step.model != SMALL for step in steps)
+  if usd is not None:
+    left = min(left, max(0.0, usd - sum(s.spent_usd for s in steps)) / float(heads.large_usd))
+  return left
+
+
+def _apply(layers, x):
+  for weight, bias in layers[:-1]:
+    x = jax.nn.silu(x @ weight + bias)
+  weight, bias = layers[-1]
+  return x @ weight + bias

@@ -1,0 +1,224 @@
+"""Values of stored decisions under every budget and price: what the decision heads learn.
+
+A transition does not depend on the budget, so each stored step is read under many. With r LARGE
+calls left, the value of a model is what the step pays and then the best that r, less the call,
+allows; with a price, dollars are taken off. This is fitted Q-iteration (Ernst et al. 2005), with a
+slowly moving copy of the heads as its target. `run` is a `baar_jax.run.Run`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from baar_jax.config import ValueConfig
+from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.router.head import MAX_CALLS, MAX_PRICE, Heads, describe, draw_heads, estimate_one
+from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.view import View
+from baar_jax.train import checkpoint, dataset
+from baar_jax.train.batches import Batch, Batcher
+from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory
+from baar_jax.train.trainer import ShardedRouter
+
+ROUND = 100  # updates between two lines of the log
+TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
+CAPPED_SHARE, FREE_SHARE = 0.6, 0.8  # of the draws that have a cap; of these, at price 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Transitions:
+  """Stored decisions in a row, episode after episode (N)."""
+
+  hidden_NxD: np.ndarray
+  model_N: np.ndarray
+  cost_N: np.ndarray  # of the step, in units of always-LARGE's mean dollars of an episode
+  gain_N: np.ndarray  # of score by the step, where the environment tells it; else all by the last
+  last_N: np.ndarray  # whether the episode ends with it
+  step_N: np.ndarray
+  large_N: np.ndarray  # LARGE calls before it
+  steps_N: np.ndarray  # the task's max_steps
+
+
+jax.tree_util.register_dataclass(Transitions)
+
+
+def blind_view(run) -> View:
+  """The view of the router behind the heads, whose text does not change with the budget."""
+  config = dataclasses.replace(run.config.router, show_budget=False)
+  return View(config, run.tokenizer)
+
+
+def load_trunk(run) -> Qwen2:
+  """The router behind the heads, which stays as it is: pretrained, or a checkpoint's."""
+  return checkpoint.load_initial(run.dir, run.config, blind_view(run), run.mesh, run.train_seed)
+
+
+def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> Transitions:
+  """The decisions of episodes on tasks of a split, with what the trunk computes at them."""
+  groups: list[Sequence[Episode]] = []
+
+  def keep(batch: Batch, group: Sequence[Episode]) -> Batch:
+    groups.append(group)
+    return batch
+
+  trunk = ShardedRouter(load_trunk(run), (), run.mesh, run.config.router.dtype)
+  tasks = {task.id: task for task in run.store.tasks(split)}
+  batches = Batcher(run.config, blind_view(run), tasks.values()).micro_batches(episodes, keep)
+  unit_usd = np.mean([p.cost_large for p in dataset.load_profiles(run.store, run.config).values()])
+  hidden, rows = [], []
+  for batch, group in zip(batches, groups):
+    hidden_BxSxD = trunk.hidden(batch)
+    for b, episode in enumerate(group):
+      hidden.append(hidden_BxSxD[b, : len(episode.steps)])
+      rows += _list_rows(tasks[episode.task_id], episode, unit_usd)
+  columns = map(np.array, zip(*rows))
+  return Transitions(np.concatenate(hidden), *columns)
+
+
+def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
+  """The fields of `Transitions` but the first, of each step of an episode."""
+  rows, large_calls, before = [], 0, 0.0
+  for number, step in enumerate(episode.steps):
+    last = number + 1 == len(episode.steps)
+    score = episode.score if last else before if step.score is None else step.score
+    cost, gain = np.float32(step.cost_usd / unit_usd), np.float32(score - before)
+    rows.append((step.model, cost, gain, last, number, large_calls, task.max_steps))
+    large_calls, before = large_calls + (step.model != SMALL), score
+  return rows
+
+
+def fit_values(run) -> None:
+  """Fits the heads of a run's training seed to its stored episodes, if that is still to be done."""
+  c = run.config.value
+  place = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed)
+  with closing(Checkpoints(place, run.config)) as checkpoints:
+    if checkpoints.progress.get("finished"):
+      return
+    episodes = dataset.load_pretraining_episodes(run.store, run.config)
+    data = read_transitions(run, episodes)
+    models = len(run.pair.names)
+    large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == models - 1])
+    scale = data.hidden_NxD.mean(axis=0), data.hidden_NxD.std(axis=0) + 1e-3, np.float32(large_usd)
+    keys = jax.random.split(jax.random.key(run.config.seed), c.heads)
+    widths = c.value_width, c.advantage_width
+    draw = lambda key: draw_heads(key, data.hidden_NxD.shape[1], widths, models, scale)[:2]  # noqa: E731
+    heads = Heads(*jax.vmap(draw)(keys), *scale)
+    with run.progress("value", c.updates, 0, "update") as bar:
+      for done, heads, loss in fit_heads(heads, data, c, run.config.seed):
+        run.log(stage="value", update=done, loss=loss)
+        if not np.isfinite(loss):
+          raise ValueError(
+            f"value stopped: update {done} has loss {loss}; set a lower learning rate"
+          )
+        bar.update(done - bar.n)
+    checkpoints.save(c.updates, {"heads": _as_tree(heads)}, finished=True)
+
+
+def load_heads(run) -> Heads:
+  """The heads of a run's training seed. Raises ValueError if they have not been fitted."""
+  place = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed)
+  if place.exists():
+    with closing(Checkpoints(place)) as checkpoints:
+      if checkpoints.progress.get("finished"):
+        c, hidden = run.config.value, load_trunk(run).config.hidden_size
+        zeros = np.zeros(hidden, np.float32), np.zeros(hidden, np.float32), np.float32(0)
+        widths = c.value_width, c.advantage_width
+        draw = lambda key: draw_heads(key, hidden, widths, len(run.pair.names), zeros)[:2]  # noqa: E731
+        keys = jax.random.split(jax.random.key(0), c.heads)
+        like = Heads(*jax.vmap(draw)(keys), *zeros)
+        restored = checkpoints.restore({"heads": _as_tree(like)})["heads"]
+        return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(restored))
+  raise ValueError(f"{place} has no fitted heads: run --stage=value first")
+
+
+def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
+  """Yields (updates done, the target's heads, mean loss) after each `ROUND` updates."""
+  schedule = optax.cosine_decay_schedule(config.learning_rate, config.updates)
+  optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
+  nets, scale = heads[:2], heads[2:]
+  data = jax.tree.map(jnp.asarray, data)
+  returns = jax.tree.map(jnp.asarray, compute_returns(data))
+  state, target = jax.vmap(optimizer.init)(nets), nets
+  axes = None, None, None, 0, 0, 0, 0, None
+  step = jax.jit(jax.vmap(partial(_update, optimizer, config), axes))
+  keys = jax.random.split(jax.random.key(seed + 1), config.heads)
+  losses = []
+  for done in range(1, config.updates + 1):
+    imitate = done <= config.return_share * config.updates
+    keys = jax.vmap(lambda key: jax.random.split(key)[0])(keys)
+    nets, target, state, loss_E = step(data, returns, scale, nets, target, state, keys, imitate)
+    losses.append(loss_E)
+    if done % ROUND == 0 or done == config.updates:
+      yield done, Heads(*target, *scale), float(np.mean(losses))
+      losses = []
+
+
+def compute_returns(data: Transitions) -> tuple[np.ndarray, np.ndarray]:
+  """gain_N and cost_N from each decision to the end of its episode."""
+  gain_N, cost_N = np.array(data.gain_N, np.float64), np.array(data.cost_N, np.float64)
+  for n in reversed(range(len(gain_N) - 1)):
+    if not data.last_N[n]:
+      gain_N[n] += gain_N[n + 1]
+      cost_N[n] += cost_N[n + 1]
+  return gain_N.astype(np.float32), cost_N.astype(np.float32)
+
+
+def compute_target(gain, cost, last, weight, value, advantage, calls_after):
+  """Q of the model that acted: what its step pays, and the best that the rest of the cap allows.
+
+  `weight` is 1 / (1 + price) and multiplies scores; 1 - weight multiplies costs. `value` and
+  `advantage` [..., A] are the next decision's, where dearer models need a call of `calls_after`.
+  """
+  best = jnp.where(calls_after >= 1, advantage.max(axis=-1), advantage[..., SMALL])
+  return weight * gain - (1 - weight) * cost + jnp.where(last, 0.0, value + best)
+
+
+def _update(optimizer, config, data, returns, scale, nets, target, state, key, imitate):
+  """One step of one head on drawn decisions, each under a drawn cap and price."""
+  key_n, key_c, key_f, key_w, key_r, key_h = jax.random.split(key, 6)
+  shape = (config.batch_decisions,)
+  n = jax.random.randint(key_n, shape, 0, len(data.model_N))
+  now = jax.tree.map(lambda x: x[n], data)
+  after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, len(data.model_N) - 1)], data)
+  capped = jax.random.uniform(key_c, shape) < CAPPED_SHARE
+  free = capped & (jax.random.uniform(key_f, shape) < FREE_SHARE)
+  lightest = 1 / (1 + MAX_PRICE)
+  weight = jnp.where(free, 1.0, jax.random.uniform(key_w, shape, minval=lightest))
+  used = (now.model_N != SMALL).astype(jnp.float32)
+  left = jax.random.randint(key_r, shape, 0, MAX_CALLS).astype(jnp.float32)
+  left = jnp.where(capped, jnp.maximum(left, used), jnp.inf)
+  price = 1 / weight - 1
+
+  def estimate(nets, part, left, hidden):
+    facts = describe(left, price, part.step_N, part.large_N, part.steps_N)
+    return estimate_one(Heads(*nets, *scale), hidden, facts)
+
+  value, advantage = estimate(target, after, left - used, after.hidden_NxD)
+  target_N = compute_target(
+    now.gain_N, now.cost_N, now.last_N, weight, value, advantage, left - used
+  )
+  gain_N, cost_N = (x[n] for x in returns)
+  target_N = jnp.where(imitate, weight * gain_N - (1 - weight) * cost_N, target_N)
+  noise = config.noise * scale[1] * jax.random.normal(key_h, now.hidden_NxD.shape)
+
+  def loss(nets):
+    value, advantage = estimate(nets, now, left, now.hidden_NxD + noise)
+    chosen = jnp.take_along_axis(advantage, now.model_N[:, None], axis=1)[:, 0]
+    return jnp.mean((value + chosen - target_N) ** 2)
+
+  error, gradient = jax.value_and_grad(loss)(nets)
+  updates, state = optimizer.update(gradient, state, nets)
+  nets = optax.apply_updates(nets, updates)
+  target = jax.tree.map(lambda old, new: old + TARGET_RATE * (new - old), target, nets)
+  return nets, target, state, error
+
+
+def _as_tree(heads: Heads) -> dict:
+  """The arrays by number, as a checkpoint holds them."""
+  return {f"{number:02}": np.asarray(x) for number, x in enumerate(jax.tree.leaves(heads))}
