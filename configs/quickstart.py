@@ -9,7 +9,9 @@ TEXTS = {"max_tokens": 512, "description_tokens": 48, "action_tokens": 12, "resu
 
 def get_config() -> config.Config:
   c = config.Config(name="quickstart")
-  c.env = config.EnvConfig(kind="scienceworld", train_tasks=68, test_tasks=60, max_steps=40)
+  c.env = config.EnvConfig(
+    kind="scienceworld", train_tasks=68, dev_tasks=24, test_tasks=60, max_steps=40
+  )
   c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
   rates = {"learning_rates": (1e-2,), "adam_eps": 1e-2}

@@ -10,7 +10,8 @@ def get_config() -> config.Config:
   texts = {"max_tokens": 320, "description_tokens": 16, "action_tokens": 8, "result_tokens": 16}
   c.router = config.RouterConfig(vocab_size=512, **RANDOM_WEIGHTS, **texts)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
-  c.value = config.ValueConfig(updates=2000)
+  fit = {"heads": 3, "value_width": 128, "advantage_width": 128}  # many tasks, so less noise
+  c.value = config.ValueConfig(updates=5000, **fit, noise=0.1, weight_decay=0.1)
   c.sft = config.SFTConfig(updates=60, micro_episodes=32, learning_rates=(3e-3,))
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
