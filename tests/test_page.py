@@ -209,7 +209,7 @@ def test_the_terminal_table():
   assert len(lines) == 1 + len(FEW) + 1 + 3 + 1
   assert lines[5].split() == ["first-large(K=2)", "55.0", "50.0", "12.00", "2.0", "100"]
   assert lines[7].split() == ["bopo(usd=7)", "100.0", "100.0", "6.00", "1.0", "86"]  # caps last
-  assert lines[8].startswith("area of first-large: 0.528")
+  assert lines[8].startswith("area of bopo: 0.938")
   assert lines[-1].startswith("spent by this run: $") and lines[-1].endswith("scripted models")
 
 

@@ -72,7 +72,8 @@ def frontiers(data: Evaluation, choice: Choice) -> pd.DataFrame:
   main family minus its own. All are comparable, however many candidates there were."""
   families = dict.fromkeys(family for family, _ in choice.vertices)
   shown = [f for f in families if f not in (*BOUNDARIES, *ABLATIONS, COMPARED)]
-  return _areas(data, choice, shown, main_family(families))
+  main = main_family(families)
+  return _areas(data, choice, sorted(shown, key=lambda family: family != main), main)
 
 
 def ablations(data: Evaluation, choice: Choice) -> pd.DataFrame:
@@ -104,6 +105,7 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   rows, main = [], main_family(table.family)
   for K in sorted(table.call_budget.dropna().unique()):
     group = table[table.call_budget.eq(K) | (table.index == ALWAYS_SMALL)]
+    group = group.sort_values("family", key=lambda names: names != main, kind="stable")
     sr_B = dict(zip(group.family, data.resampled[data.sr].loc[group.index].to_numpy()))
     competing = [family for family in sr_B if family not in PRIVILEGED]
     competing.sort(key=lambda family: -sr_B[family][0])
