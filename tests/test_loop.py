@@ -30,7 +30,7 @@ NINE = [job(f"t{number}") for number in range(9)]
 class HandEnv:
   """Ends after `length` steps with a score of 0.5; `fault` may raise or wait in any call."""
 
-  system_prompt, code_actions = "Act.", False
+  system_prompt, code_actions, scores_steps = "Act.", False, False
 
   def __init__(self, tape, length=2, name="", fault=lambda call: None):
     self.tape, self.length, self.name, self.fault = tape, length, name, fault

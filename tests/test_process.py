@@ -203,7 +203,8 @@ def test_prints_input_and_bugs_stay_out_of_the_protocol(file):
   said = "".join(json.dumps(request) + "\n" for request in requests)
   done = subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True)
   greeting, state, mistake, bug = map(json.loads, done.stdout.splitlines())
-  assert greeting == {"value": {"system_prompt": "p", "code_actions": False}}
+  flags = {"code_actions": False, "scores_steps": False}
+  assert greeting == {"value": {"system_prompt": "p", **flags}}
   assert state["value"]["observation"] == "'' False"  # no input to read, and no jax
   assert state["value"]["oracle"] is None and "no expert" in state["value"]["no_oracle"]
   assert mistake == {"error": "ValueError", "message": "no such split", "survived": True}

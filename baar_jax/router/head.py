@@ -8,6 +8,7 @@ Axes beside the usual: E heads, I inputs (D and F), F facts about the budget, W 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -33,18 +34,20 @@ class Heads(NamedTuple):
   large_usd: np.ndarray  # mean dollars of a LARGE call, by which dollars that are left are calls
 
 
-def draw_heads(key, hidden: int, widths: tuple[int, int], models: int, scale: tuple) -> Heads:
-  """One head (without the axis E) of random weights, which values everything at 0."""
-  nets = []
-  for width, outputs in zip(widths, (1, models)):
-    sizes = [hidden + FACTS, width, width, outputs]
-    key, *keys = jax.random.split(key, 4)
-    layers = [
-      (jax.random.normal(k, (i, o)) * i**-0.5, jnp.zeros(o))
-      for k, i, o in zip(keys, sizes, sizes[1:])
-    ]
-    layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
-    nets.append(layers)
+def draw_heads(key, count: int, widths: tuple[int, int], models: int, scale: tuple) -> Heads:
+  """`count` heads of random weights, which value everything at 0; `scale` are the other fields."""
+
+  def draw(key, width: int, outputs: int) -> list:
+    sizes, keys = [len(scale[0]) + FACTS, width, width, outputs], jax.random.split(key, 3)
+    shapes = zip(keys, sizes, sizes[1:])
+    layers = [(jax.random.normal(k, (i, o)) * i**-0.5, jnp.zeros(o)) for k, i, o in shapes]
+    return [*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1])]
+
+  keys_2xE = jax.random.split(key, (2, count))
+  nets = [
+    jax.vmap(partial(draw, width=width, outputs=outputs))(keys)
+    for keys, width, outputs in zip(keys_2xE, widths, (1, models))
+  ]
   return Heads(*nets, *scale)
 
 
@@ -64,16 +67,16 @@ def describe(left, price, step, large_calls, max_steps):
   return xp.stack(xp.broadcast_arrays(*facts), axis=-1).astype(np.float32)
 
 
-def estimate_one(head: Heads, hidden, state):
-  """Of one head (without the axis E): value [...] and advantages [..., A], whose mean is 0.
+def estimate_one(head: Heads, hidden_NxD, state_NxF):
+  """Of one head (without the axis E): value_N and advantage_NxA, whose mean over A is 0.
 
   The value of a model, Q, is their sum: the score that is expected with it and the best choices
-  after it, times 1 / (1 + price), minus the dollars until the end times price / (1 + price).
+  after it, times 1 / (1 + price), minus the cost until the end times price / (1 + price).
   """
-  hidden = (hidden - head.mean_D) / head.spread_D
-  x = jnp.concatenate([hidden, state], axis=-1)
-  value, advantage = _apply(head.value, x)[..., 0], ADVANTAGE_UNIT * _apply(head.advantage, x)
-  return value, advantage - advantage.mean(axis=-1, keepdims=True)
+  hidden_NxD = (hidden_NxD - head.mean_D[None]) / head.spread_D[None]
+  x_NxI = jnp.concatenate([hidden_NxD, state_NxF], axis=-1)
+  advantage_NxA = ADVANTAGE_UNIT * _apply(head.advantage, x_NxI)
+  return _apply(head.value, x_NxI)[:, 0], advantage_NxA - advantage_NxA.mean(axis=-1, keepdims=True)
 
 
 @jax.jit
@@ -97,8 +100,8 @@ def count_calls_left(
   return left
 
 
-def _apply(layers, x):
-  for weight, bias in layers[:-1]:
-    x = jax.nn.silu(x @ weight + bias)
-  weight, bias = layers[-1]
-  return x @ weight + bias
+def _apply(layers, x_NxI):
+  for weight_IxW, bias_W in layers[:-1]:
+    x_NxI = jax.nn.silu(x_NxI @ weight_IxW + bias_W[None])
+  weight_IxW, bias_W = layers[-1]
+  return x_NxI @ weight_IxW + bias_W[None]

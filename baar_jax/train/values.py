@@ -27,6 +27,7 @@ from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory
 from baar_jax.train.trainer import ShardedRouter
 
 ROUND = 100  # updates between two lines of the log
+SPREAD_EPS = 1e-3
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
 CAPPED_SHARE, FREE_SHARE = 0.6, 0.8  # of the draws that have a cap; of these, at price 0
 
@@ -102,21 +103,18 @@ def fit_values(run) -> None:
       return
     episodes = dataset.load_pretraining_episodes(run.store, run.config)
     data = read_transitions(run, episodes)
-    models = len(run.pair.names)
-    large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == models - 1])
-    scale = data.hidden_NxD.mean(axis=0), data.hidden_NxD.std(axis=0) + 1e-3, np.float32(large_usd)
-    keys = jax.random.split(jax.random.key(run.config.seed), c.heads)
-    widths = c.value_width, c.advantage_width
-    draw = lambda key: draw_heads(key, data.hidden_NxD.shape[1], widths, models, scale)[:2]  # noqa: E731
-    heads = Heads(*jax.vmap(draw)(keys), *scale)
+    large = len(run.pair.names) - 1
+    large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == large])
+    spread_D = data.hidden_NxD.std(axis=0) + SPREAD_EPS
+    heads = _draw(run, data.hidden_NxD.mean(axis=0), spread_D, np.float32(large_usd))
     with run.progress("value", c.updates, 0, "update") as bar:
-      for done, heads, loss in fit_heads(heads, data, c, run.config.seed):
+      for done, newer, loss in fit_heads(heads, data, c, run.config.seed):
         run.log(stage="value", update=done, loss=loss)
         if not np.isfinite(loss):
-          raise ValueError(
-            f"value stopped: update {done} has loss {loss}; set a lower learning rate"
-          )
+          problem = f"value stopped: update {done} has loss {loss}"
+          raise ValueError(f"{problem}; set a lower --config.value.learning_rate")
         bar.update(done - bar.n)
+        heads = newer
     checkpoints.save(c.updates, {"heads": _as_tree(heads)}, finished=True)
 
 
@@ -126,15 +124,17 @@ def load_heads(run) -> Heads:
   if place.exists():
     with closing(Checkpoints(place)) as checkpoints:
       if checkpoints.progress.get("finished"):
-        c, hidden = run.config.value, load_trunk(run).config.hidden_size
-        zeros = np.zeros(hidden, np.float32), np.zeros(hidden, np.float32), np.float32(0)
-        widths = c.value_width, c.advantage_width
-        draw = lambda key: draw_heads(key, hidden, widths, len(run.pair.names), zeros)[:2]  # noqa: E731
-        keys = jax.random.split(jax.random.key(0), c.heads)
-        like = Heads(*jax.vmap(draw)(keys), *zeros)
+        zeros_D = np.zeros(load_trunk(run).config.hidden_size, np.float32)
+        like = _draw(run, zeros_D, zeros_D, np.float32(0))
         restored = checkpoints.restore({"heads": _as_tree(like)})["heads"]
         return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(restored))
   raise ValueError(f"{place} has no fitted heads: run --stage=value first")
+
+
+def _draw(run, *scale) -> Heads:
+  c = run.config.value
+  widths, key = (c.value_width, c.advantage_width), jax.random.key(run.config.seed)
+  return draw_heads(key, c.heads, widths, len(run.pair.names), scale)
 
 
 def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
@@ -205,7 +205,7 @@ def _update(optimizer, config, data, returns, scale, nets, target, state, key, i
   )
   gain_N, cost_N = (x[n] for x in returns)
   target_N = jnp.where(imitate, weight * gain_N - (1 - weight) * cost_N, target_N)
-  noise = config.noise * scale[1] * jax.random.normal(key_h, now.hidden_NxD.shape)
+  noise = config.noise * scale[1][None] * jax.random.normal(key_h, now.hidden_NxD.shape)
 
   def loss(nets):
     value, advantage = estimate(nets, now, left, now.hidden_NxD + noise)

@@ -1,0 +1,104 @@
+"""Decision heads: what they read, their targets by hand, and that they solve a small problem."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from baar_jax.config import ValueConfig
+from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
+from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
+from baar_jax.train import values
+from baar_jax.train.values import Transitions, compute_returns, compute_target, fit_heads
+
+TASK = Task("t", "train", "Do it.", 4)
+
+
+def step(model, usd, score=None):
+  return Step("seen", model, "act", [Call(model, Usage(1, 0, 1), usd)], score=score)
+
+
+def test_rows_of_an_episode_by_hand():
+  """Gains add up to the final score, also where the environment tells none on the way."""
+  told = Episode(
+    "t", "p", 0, [step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9)], 0.5, "done"
+  )
+  rows = values._list_rows(TASK, told, unit_usd=2.0)
+  model, cost, gain, last, number, large_calls, max_steps = zip(*rows)
+  assert model == (0, 1, 0) and cost == (0.5, 1.0, 0.5) and gain == (0.25, 0.0, 0.25)
+  assert last == (False, False, True) and number == (0, 1, 2) and large_calls == (0, 0, 1)
+  assert max_steps == (4, 4, 4)
+  silent = dataclasses.replace(told, steps=[step(0, 1.0), step(1, 2.0)])
+  assert [row[2] for row in values._list_rows(TASK, silent, 1.0)] == [0.0, 0.5]
+
+
+def test_target_under_caps_and_prices_by_hand():
+  """With a call left LARGE may be best; without one only SMALL counts; prices take dollars off."""
+  value, advantage = jnp.array([0.5] * 4), jnp.array([[-0.1, 0.1]] * 4)
+  target = compute_target(
+    gain=jnp.array([0.2, 0.2, 0.2, 0.2]),
+    cost=jnp.array([0.4, 0.4, 0.4, 0.4]),
+    last=jnp.array([False, False, False, True]),
+    weight=jnp.array([1.0, 1.0, 0.5, 0.5]),
+    value=value,
+    advantage=advantage,
+    calls_after=jnp.array([1.0, 0.0, jnp.inf, jnp.inf]),
+  )
+  # 0.2 + 0.6; 0.2 + 0.4; 0.1 - 0.2 + 0.6; 0.1 - 0.2
+  np.testing.assert_allclose(target, [0.8, 0.6, 0.5, -0.1], atol=1e-6)
+
+
+def test_what_is_left_by_hand():
+  heads = Heads((), (), np.zeros(1), np.ones(1), np.float32(0.5))
+  steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
+  assert count_calls_left(heads, None, None, steps) == float("inf")
+  assert count_calls_left(heads, 3, None, steps) == 2
+  assert count_calls_left(heads, 3, 1.5, steps) == 1.5  # $0.75 are left
+  assert count_calls_left(heads, None, 0.1, steps) == 0
+  free, capped = describe(np.array([np.inf, 2]), 1.0, np.array([1, 1]), 0, np.array([4, 4]))
+  assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
+  assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
+  assert capped[4:].tolist() == pytest.approx([0.5, 0.5**0.5, 0.25, 0.5, 0])
+
+
+def test_returns_end_with_their_episode():
+  data = make_transitions([(0, 0.0, False), (1, 1.0, True), (0, 0.5, True)])
+  gain_N, cost_N = compute_returns(data)
+  assert gain_N.tolist() == [1.0, 1.0, 0.5] and cost_N.tolist() == [2.0, 1.0, 1.0]
+
+
+def make_transitions(rows, signal=None) -> Transitions:
+  model, gain, last = (np.array(column) for column in zip(*rows))
+  n = len(rows)
+  hidden = np.zeros((n, 1), np.float32) if signal is None else np.array(signal, np.float32)[:, None]
+  step_N = np.array([0 if k == 0 or last[k - 1] else 1 for k in range(n)])
+  large_N = np.array([0 if step_N[k] == 0 else model[k - 1] for k in range(n)])
+  cost = np.ones(n, np.float32)
+  return Transitions(
+    hidden, model, cost, gain.astype(np.float32), last, step_N, large_N, np.full(n, 2)
+  )
+
+
+def test_heads_keep_the_only_call_for_where_it_counts():
+  """Two steps; LARGE earns 0.1 at the first and 1 at the second, SMALL nothing. With one call left
+  LARGE waits, with two it acts twice: what brute force over the four plans gives."""
+  rows, signal = [], []
+  for first in (0, 1):
+    for second in (0, 1):
+      rows += [(first, 0.1 * first, False), (second, 1.0 * second, True)]
+      signal += [-1.0, 1.0]
+  config = ValueConfig(
+    updates=800, heads=2, batch_decisions=128, learning_rate=1e-2, noise=0, weight_decay=0
+  )
+  data = make_transitions(rows * 8, signal * 8)
+  scale = np.zeros(1, np.float32), np.ones(1, np.float32), np.float32(1)
+  heads = draw_heads(jax.random.key(0), config.heads, (16, 16), 2, scale)
+  *_, (done, heads, loss) = fit_heads(heads, data, config, seed=0)
+  assert done == 800 and loss < 0.01
+  state = describe(np.array([2.0, 1.0, 1.0]), 0.0, np.array([0, 0, 1]), 0, 2)
+  value_R, advantage_RxA = estimate(heads, np.array([[-1.0], [-1.0], [1.0]]), state)
+  assert np.argmax(advantage_RxA, axis=1).tolist() == [LARGE, SMALL, LARGE]
+  best_R = value_R + advantage_RxA.max(axis=1)
+  np.testing.assert_allclose(best_R, [1.1, 1.0, 1.0], atol=0.08)
