@@ -26,5 +26,5 @@ def get_config() -> config.Config:
     updates=12,
   )
   c.baselines = config.BaselinesConfig(updates=60)
-  c.evaluate = config.EvaluateConfig(random_p=(0.5,), thresholds=(0.15, 0.3))
+  c.evaluate = config.EvaluateConfig(random_p=(0.5,), call_budgets=(3, 5, 10, 15))
   return c

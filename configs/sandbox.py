@@ -25,5 +25,5 @@ def get_config() -> config.Config:
   )
   c.baselines = config.BaselinesConfig(updates=60)
   points = {"random_p": (0.5,), "thresholds": (0.1, 0.2, 0.35, 0.65, 0.8)}
-  c.evaluate = config.EvaluateConfig(call_budgets=(1, 2, 4), **points)
+  c.evaluate = config.EvaluateConfig(call_budgets=(1, 2, 4, 8), **points)
   return c

@@ -90,13 +90,13 @@ def test_heads_keep_the_only_call_for_where_it_counts():
       rows += [(first, 0.1 * first, False), (second, 1.0 * second, True)]
       signal += [-1.0, 1.0]
   config = ValueConfig(
-    updates=800, heads=2, batch_decisions=128, learning_rate=1e-2, noise=0, weight_decay=0
+    updates=2000, heads=2, batch_decisions=128, learning_rate=1e-2, noise=0, weight_decay=0
   )
   data = make_transitions(rows * 8, signal * 8)
   scale = np.zeros(1, np.float32), np.ones(1, np.float32), np.float32(1)
   heads = draw_heads(jax.random.key(0), config.heads, (16, 16), 2, scale)
   *_, (done, heads, loss) = fit_heads(heads, data, config, seed=0)
-  assert done == 800 and loss < 0.01
+  assert done == 2000 and loss < 0.01
   state = describe(np.array([2.0, 1.0, 1.0]), 0.0, np.array([0, 0, 1]), 0, 2)
   value_R, advantage_RxA = estimate(heads, np.array([[-1.0], [-1.0], [1.0]]), state)
   assert np.argmax(advantage_RxA, axis=1).tolist() == [LARGE, SMALL, LARGE]

@@ -54,11 +54,10 @@ def entries(config: Config) -> list[Entry]:
   rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
   rules += [{"share": share} for share in c.evaluate.shares]
   capped_rules = rules if c.evaluate.budget_rules else rules[:1]
-  if c.value.updates:
-    seeds = {"seeds": c.train_seeds} if c.train_seeds > 1 else {}
-    trained = {"update": c.value.updates} | seeds
-    table += [(CONDITIONED, trained | {"price": p}, uncapped + capped) for p in c.value.prices]
   for family, parameters in routers(c):
+    if family == CONDITIONED:
+      table += [(family, parameters | {"price": p}, uncapped + capped) for p in c.value.prices]
+      continue
     table += [(family, parameters | rule, uncapped) for rule in rules]
     for budget in capped if family not in ABLATIONS else ():
       table += [(family, parameters | rule, [budget]) for rule in capped_rules]
@@ -71,6 +70,7 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
   seeds = {"seeds": c.train_seeds} if c.train_seeds > 1 else {}  # a point stands for all of them
   rollouts, steps = {"update": c.bopo.updates} | seeds, {"update": c.baselines.updates} | seeds
   return [
+    *([(CONDITIONED, {"update": c.value.updates} | seeds)] if c.value.updates else []),
     ("sft", {"update": c.sft.updates} | seeds),
     *(("bopo", {"lam": lam} | rollouts) for lam in c.bopo.lam),
     *((family, steps) for family in ("cascade", "single-turn") if family in rivals),

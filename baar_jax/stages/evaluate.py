@@ -23,8 +23,11 @@ from baar_jax.train.values import blind_view, load_heads, load_trunk
 def main(run: Run) -> None:
   c = run.config
   for family, parameters in routers(c):  # a missing one is reported before anything is run
-    for number in range(c.train_seeds):
-      load_router(run.dir, c, run.mesh, family, parameters.get("lam"), train_seed=number)
+    for trained in run.trainings():
+      if family == CONDITIONED:
+        load_heads(trained)
+      else:
+        load_router(run.dir, c, run.mesh, family, parameters.get("lam"), trained.train_seed)
   _play(run, entries(c), "dev")
   chosen = choose(run.store, entries(c), c).policies
   _play(run, [entry for entry in entries(c) if entry.policy in chosen], "test")
