@@ -43,6 +43,7 @@ STAGES |= {
   "bopo": bopo,
   "baselines": rivals,
   "evaluate": evaluate,
+  "forecast": forecast,
   "report": report,
 }
 EXTRA = {"export": export, "bench": bench}  # of one process

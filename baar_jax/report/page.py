@@ -61,6 +61,7 @@ def compute_results(
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
     "robustness": measure_robustness(store, config),
     "training": training(metrics, families),
+    "forecast": next((m for m in reversed(metrics) if m["stage"] == "forecast"), None),
     "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),

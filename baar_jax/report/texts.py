@@ -47,7 +47,7 @@ UNITS = {
   "area": ("area", 1.0, "z.2f"),
   "jaccard": ("Jaccard", 1.0, "z.2f"),
   "agreement": ("same label, %", 100.0, "z.0f"),
-  "predicted": ("predicted failures, %", 100.0, "z.0f"),
+  "predicted": ("predicted, %", 100.0, "z.0f"),
   "observed": ("observed, %", 100.0, "z.0f"),
   "area_gain": ("gain", 1.0, "+z.2f"),
   "gain": ("gain", 1.0, "+z.1f"),

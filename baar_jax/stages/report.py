@@ -22,6 +22,9 @@ BIN = create_model("bin", **dict.fromkeys(("predicted", "observed", "count"), NU
 CALIBRATION = {"brier": NUMBER, "base_rate": NUMBER, "bins": (list[BIN], ...)}
 FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
 FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
+ROW = {"budget": (str, ...), "measured_share": NUMBER_OR_NONE}
+ROW |= dict.fromkeys([f"forecast_share{end}" for end in ("", "_low", "_high")], NUMBER)
+FIELDS["forecast"] = CALIBRATION | {"rows": (list[create_model("row", **ROW)], ...)}
 FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
 LINE_MODELS = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
 ANY_LINE = create_model("line", stage=(str, ...))  # of any other stage

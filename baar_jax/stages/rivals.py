@@ -4,9 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-import pandas as pd
-
 from baar_jax.config import compared_lam
 from baar_jax.episode import SMALL, Episode
 from baar_jax.mesh import exchange
@@ -16,9 +13,7 @@ from baar_jax.run import Run
 from baar_jax.train.batches import Batch, label_episodes, label_failures
 from baar_jax.train.checkpoint import UNSTRATIFIED, checkpoint_directory, load_router
 from baar_jax.train.dataset import add_proposals, draw_batches, load_profiles
-from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, predict_large
-
-BINS = 10  # of the calibration
+from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, measure_calibration, predict_large
 
 
 def main(run: Run) -> None:
@@ -75,19 +70,6 @@ def load_proposals(run: Run, split: str) -> list[Episode]:
   mixed = run.store.episodes(stratified_name(run.config))
   episodes += [e for e in mixed if e.task_id in profiles]
   return [e for e in map(add_proposals, episodes) if any(step.model == SMALL for step in e.steps)]
-
-
-def measure_calibration(p_D: np.ndarray, failed_D: np.ndarray) -> dict:
-  """How well predicted probabilities of failure agree with what happened.
-
-  `brier` is the mean squared difference (Brier 1950), `base_rate` that of failures, and `bins`, of
-  equal width and with any decision, have a mean prediction, an observed rate and a count.
-  """
-  bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
-  decisions = pd.DataFrame({"p": p_D, "failed": failed_D}).groupby(bin_D)
-  bins = decisions.agg(predicted=("p", "mean"), observed=("failed", "mean"), count=("p", "size"))
-  brier, base_rate = float(np.mean((p_D - failed_D) ** 2)), float(np.mean(failed_D))
-  return {"brier": brier, "base_rate": base_rate, "bins": bins.to_dict("records")}
 
 
 def train_single_turn(run: Run) -> None:

@@ -14,6 +14,7 @@ from itertools import islice
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from baar_jax.config import ROLLOUT_RANGE, ROLLOUT_SEEDS, VANILLA_BATCHES, SFTConfig
 from baar_jax.episode import Episode, Task
@@ -30,6 +31,7 @@ from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, sft_fam
 from baar_jax.train.methods import METHODS
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
+BINS = 10  # of a calibration
 SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
@@ -249,3 +251,17 @@ def predict_large(
   action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
   check_finite(np.concatenate(p_D), "p(LARGE) of stored episodes")
   return np.concatenate(p_D), np.concatenate(action_D)
+
+
+def measure_calibration(p_D: np.ndarray, outcome_D: np.ndarray) -> dict:
+  """How well predicted probabilities, or shares, agree with what happened.
+
+  `brier` is the mean squared difference (Brier 1950), `base_rate` what happened on average, and
+  `bins`, of equal width and with any prediction, have a mean prediction, what was observed on
+  average, and a count.
+  """
+  bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
+  decisions = pd.DataFrame({"p": p_D, "outcome": outcome_D}).groupby(bin_D)
+  bins = decisions.agg(predicted=("p", "mean"), observed=("outcome", "mean"), count=("p", "size"))
+  brier, base_rate = float(np.mean((p_D - outcome_D) ** 2)), float(np.mean(outcome_D))
+  return {"brier": brier, "base_rate": base_rate, "bins": bins.to_dict("records")}

@@ -61,7 +61,7 @@ def load_trunk(run) -> Qwen2:
 
 
 def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> Transitions:
-  """The decisions of episodes on tasks of a split, with what the trunk computes at them."""
+  """The decisions of episodes on tasks of a split, in their order, with what the trunk computes."""
   groups: list[Sequence[Episode]] = []
 
   def keep(batch: Batch, group: Sequence[Episode]) -> Batch:
@@ -72,14 +72,13 @@ def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> 
   tasks = {task.id: task for task in run.store.tasks(split)}
   batches = Batcher(run.config, blind_view(run), tasks.values()).micro_batches(episodes, keep)
   unit_usd = np.mean([p.cost_large for p in dataset.load_profiles(run.store, run.config).values()])
-  hidden, rows = [], []
+  hidden_of = {}
   for batch, group in zip(batches, groups):
-    hidden_BxSxD = trunk.hidden(batch)
-    for b, episode in enumerate(group):
-      hidden.append(hidden_BxSxD[b, : len(episode.steps)])
-      rows += _list_rows(tasks[episode.task_id], episode, unit_usd)
-  columns = map(np.array, zip(*rows))
-  return Transitions(np.concatenate(hidden), *columns)
+    for episode, hidden_SxD in zip(group, trunk.hidden(batch)):
+      hidden_of[id(episode)] = hidden_SxD[: len(episode.steps)]
+  rows = [row for e in episodes for row in _list_rows(tasks[e.task_id], e, unit_usd)]
+  hidden_NxD = np.concatenate([hidden_of[id(episode)] for episode in episodes])
+  return Transitions(hidden_NxD, *map(np.array, zip(*rows)))
 
 
 def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
