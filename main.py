@@ -24,6 +24,7 @@ from baar_jax.stages import (
   bopo,
   evaluate,
   export,
+  forecast,
   plan,
   pretrain,
   profile,
@@ -37,15 +38,8 @@ from baar_jax.stages import (
 from configs import quickstart
 
 STAGES = {"setup": setup, "profile": profile, "references": references, "pretrain": pretrain}
-STAGES |= {
-  "value": value,
-  "sft": sft,
-  "bopo": bopo,
-  "baselines": rivals,
-  "evaluate": evaluate,
-  "forecast": forecast,
-  "report": report,
-}
+STAGES |= {"value": value, "sft": sft, "bopo": bopo, "baselines": rivals, "evaluate": evaluate}
+STAGES |= {"forecast": forecast, "report": report}
 EXTRA = {"export": export, "bench": bench}  # of one process
 
 

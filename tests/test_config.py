@@ -96,8 +96,8 @@ BAD["models.base_urls"] += tuple((f"http://{host}/v1",) for host in ("256.0.0.1"
 BAD["models.base_urls"] += ("http://a", "http://b", "http://c"), ("http://h/v1\n",)
 REFUSED = [(name, value) for names, bad in BAD.items() for name in names.split() for value in bad]
 # Integers that may be 0; no other may.
-ZERO = "value.updates env.processes models.retries baselines.judge.retries pretrain.epochs evaluate.tasks"
-ZERO += " distributed.process distributed.fsdp evaluate.call_budgets seed"
+ZERO = "env.processes models.retries baselines.judge.retries pretrain.epochs evaluate.tasks"
+ZERO += " value.updates distributed.process distributed.fsdp evaluate.call_budgets seed"
 
 
 def put(config, field, value):

@@ -89,9 +89,9 @@ def test_a_threshold_on_a_hand_made_episode(
   def probabilities(policy, rows, tokens):
     del policy, rows
     texts.append(view.tokenizer.decode(tokens[0]))
-    return np.array([next(p_A)]), [1]
+    return np.log([next(p_A)]), [1]
 
-  monkeypatch.setattr(RouterPolicy, "_predict", probabilities)
+  monkeypatch.setattr(RouterPolicy, "_feed_all", probabilities)
   view = View(router_config, tokenizer_dir, proposals=proposals)
   policy = RouterPolicy("scored", tiny_model, view, Threshold(0.4), rows=1)
   tape = []
