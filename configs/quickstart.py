@@ -9,13 +9,12 @@ TEXTS = {"max_tokens": 512, "description_tokens": 48, "action_tokens": 12, "resu
 
 def get_config() -> config.Config:
   c = config.Config(name="quickstart")
-  c.env = config.EnvConfig(
-    kind="scienceworld", train_tasks=68, dev_tasks=24, test_tasks=60, max_steps=40
-  )
+  tasks = {"train_tasks": 68, "dev_tasks": 16, "test_tasks": 40}
+  c.env = config.EnvConfig(kind="scienceworld", max_steps=40, **tasks)
   c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
   rates = {"learning_rates": (1e-2,), "adam_eps": 1e-2}
-  c.value = config.ValueConfig(updates=2000)
+  c.value = config.ValueConfig(updates=2000, prices=(0.1, 0.5, 1.0))
   c.sft = config.SFTConfig(updates=60, check_every=3, micro_episodes=8, **rates)
   c.bopo = config.BoPOConfig(
     lam=(0.7,),  # where a short run spends on some steps
@@ -23,8 +22,8 @@ def get_config() -> config.Config:
     advantage_clip=2.0,
     learning_rate=1.5e-2,
     adam_eps=0.1,  # so high that AdamW nearly follows the gradient itself; see SFTConfig
-    updates=12,
+    updates=8,
   )
   c.baselines = config.BaselinesConfig(updates=60)
-  c.evaluate = config.EvaluateConfig(random_p=(0.5,), call_budgets=(3, 5, 10, 15))
+  c.evaluate = config.EvaluateConfig(seeds=2, random_p=(), call_budgets=(3, 5, 10))
   return c

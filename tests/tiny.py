@@ -53,6 +53,7 @@ def config(runs, name="tiny", **env) -> Config:
 def flags(runs) -> list[str]:
   """The numbers of `config` for the command line, whatever else a configuration says."""
   values = {"name": "tiny", "runs": runs, "pretrain.batch_episodes": 16, "evaluate.thresholds": ()}
+  values |= {"value.updates": 20, "value.heads": 2, "value.value_width": 8, "value.prices": (0.5,)}
   for section, fields in SECTIONS.items():
     values |= {f"{section}.{name}": value for name, value in fields.items()}
   return [f"--config.{name}={value}" for name, value in values.items()]
