@@ -110,10 +110,10 @@ def test_a_run_stops_before_its_cap_and_goes_on(tmp_path):
     assert err.splitlines()[-1].startswith("stopped by --config.max_usd: a call may cost $"), err
     assert 0.003 < billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd <= 0.006
     out, _ = finish(command(tmp_path, server, stage="profile"))
-    assert out.startswith("profile: 6 tasks")
+    assert out.startswith("profile of train: 6 tasks")
     found = read_spent(tmp_path / "tiny", 2)
     assert sum(found.replies_usd) + found.retries_usd == pytest.approx(billed(server), rel=1e-9)
-    assert query(tmp_path, "SELECT count(*) FROM episodes") == [(24,)]
+    assert query(tmp_path, "SELECT count(*) FROM episodes") == [(32,)]
     assert most_replies(tmp_path) == 1
 
 
@@ -158,7 +158,7 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path):
       kept = stored
     _, err = starter.communicate()
     assert code == 0, err.decode()
-    assert kills >= 4 and len(kept) == 6 * 2 * 2
+    assert kills >= 4 and len(kept) == (6 + 2) * 2 * 2  # train and dev tasks
     # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills

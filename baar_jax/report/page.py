@@ -26,14 +26,19 @@ RIVAL_STAGES = ("cascade", "single-turn", "cascade-calibration")
 
 
 def compute_results(
-  store: Store, entries: Sequence[Entry], config: Config, metrics=(), spent: Spent | None = None
+  store: Store,
+  entries: Sequence[Entry],
+  config: Config,
+  metrics=(),
+  spent: Spent | None = None,
+  forecast: Mapping | None = None,
 ) -> dict:
   """The results of the evaluation, tables and values, by name.
 
   All but "dev" are of test and of what dev has chosen. *_percent is in percent, *_share in [0, 1];
   *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `metrics` are
-  lines of metrics.jsonl, `spent` the recorded calls of API models. Raises ValueError where the
-  profile or an entry's episodes are missing.
+  lines of metrics.jsonl, `spent` the recorded calls of API models, `forecast` what the stage kept.
+  Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
   choice = choose(store, entries, config)
@@ -61,7 +66,7 @@ def compute_results(
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
     "robustness": measure_robustness(store, config),
     "training": training(metrics, families),
-    "forecast": next((m for m in reversed(metrics) if m["stage"] == "forecast"), None),
+    "forecast": forecast,
     "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),

@@ -20,6 +20,7 @@ LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has 
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
 CURVES = ["loss", "dev_loss", "accuracy", "reward", "success", "kl", "entropy", "large_share"]
 CURVES += ["clipped"]
+FORECAST = "forecast.json"  # what stage forecast leaves in a run's directory
 CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
 
 

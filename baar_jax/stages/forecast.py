@@ -1,12 +1,13 @@
 """Stage forecast: the score that the heads expect under each budget, and how it came out."""
 
 import dataclasses
+import json
 
 import numpy as np
 
 from baar_jax.report import bootstrap
 from baar_jax.report.choice import choose
-from baar_jax.report.table import load
+from baar_jax.report.table import FORECAST, load
 from baar_jax.rollout.entries import ALWAYS_SMALL, CONDITIONED, entries
 from baar_jax.router.head import count_calls_left, describe, estimate
 from baar_jax.run import Run
@@ -15,7 +16,7 @@ from baar_jax.train.values import load_heads, read_transitions
 
 
 def main(run: Run) -> None:
-  """Prints and logs a row per budget of `evaluate`, and one without: the mean over test tasks.
+  """Prints and keeps, for the report, a row per budget of `evaluate`, and one without: the mean over test tasks.
 
   A forecast is the value at the first decision, at price 0. What was measured is of the router at
   the price that dev has chosen there; the calibration counts each test task under each cap once.
@@ -48,8 +49,11 @@ def main(run: Run) -> None:
       text += f"; measured {100 * row['measured_share']:.1f}"
     rows.append(row)
     run.print(text)
-  if pairs:
-    run.log(stage="forecast", rows=rows, **measure_calibration(*map(np.concatenate, zip(*pairs))))
+  if pairs and run.is_main:
+    result = {"rows": rows} | measure_calibration(*map(np.concatenate, zip(*pairs)))
+    draft = run.dir / "forecast.tmp"
+    draft.write_text(json.dumps(result))
+    draft.replace(run.dir / FORECAST)
 
 
 def predict_scores(run: Run, task_ids, calls: int | None, usd: float | None) -> np.ndarray:

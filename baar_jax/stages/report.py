@@ -10,7 +10,7 @@ from pydantic import FiniteFloat, ValidationError, create_model
 from baar_jax.checks import explain
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import texts
-from baar_jax.report.table import CURVE_STAGES, CURVES
+from baar_jax.report.table import CURVE_STAGES, CURVES, FORECAST
 from baar_jax.rollout.entries import entries
 from baar_jax.run import Run
 
@@ -24,7 +24,9 @@ FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
 FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
 ROW = {"budget": (str, ...), "measured_share": NUMBER_OR_NONE}
 ROW |= dict.fromkeys([f"forecast_share{end}" for end in ("", "_low", "_high")], NUMBER)
-FIELDS["forecast"] = CALIBRATION | {"rows": (list[create_model("row", **ROW)], ...)}
+FORECAST_MODEL = create_model(
+  "forecast", rows=(list[create_model("row", **ROW)], ...), **CALIBRATION
+)
 FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
 LINE_MODELS = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
 ANY_LINE = create_model("line", stage=(str, ...))  # of any other stage
@@ -38,9 +40,21 @@ def main(run: Run) -> None:
 
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
   metrics = read_metrics(run.dir / "metrics.jsonl")
-  results = page.compute_results(run.store, entries(run.config), run.config, metrics, spent)
+  forecast = read_forecast(run.dir / FORECAST) if run.config.value.updates else None
+  stored = metrics, spent, forecast
+  results = page.compute_results(run.store, entries(run.config), run.config, *stored)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
+
+
+def read_forecast(path: Path) -> dict | None:
+  """What the stage forecast kept; None if nothing. Raises ValueError if it cannot be read."""
+  try:
+    return FORECAST_MODEL.model_validate_json(path.read_text()).model_dump()
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    raise ValueError(f"{path} cannot be read: run --stage=forecast again") from error
 
 
 def read_metrics(path: Path) -> list[dict]:
