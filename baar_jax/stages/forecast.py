@@ -16,7 +16,7 @@ from baar_jax.train.values import load_heads, read_transitions
 
 
 def main(run: Run) -> None:
-  """Prints and keeps, for the report, a row per budget of `evaluate`, and one without: the mean over test tasks.
+  """Prints, and keeps for the report, the mean over test tasks under each budget and without one.
 
   A forecast is the value at the first decision, at price 0. What was measured is of the router at
   the price that dev has chosen there; the calibration counts each test task under each cap once.
