@@ -70,19 +70,23 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   if entry.family == "zero-shot":
     judge = run.pair.judge(c.baselines.judge)
     return ZeroShotPolicy(entry.policy, judge, c.router, run.tokenizer)
+  model, view, rest = load(entry.family, parameters.get("lam"))
+  rows = run.live_episodes, run.mesh
   if entry.family == CONDITIONED:
-    trunk = load_trunk(run), blind_view(run), load_heads(run), parameters["price"]
-    return ConditionedPolicy(entry.policy, *trunk, Threshold(), run.live_episodes, run.mesh)
-  model, view, p_D = load(entry.family, parameters.get("lam"))
+    price = parameters["price"]
+    return ConditionedPolicy(entry.policy, model, view, rest, price, Threshold(), *rows)
   threshold = parameters.get("threshold")
   if threshold is None:
-    threshold = float(np.quantile(p_D, 1.0 - parameters["share"]))
+    threshold = float(np.quantile(rest, 1.0 - parameters["share"]))
   rule = Threshold(threshold)
-  return RouterPolicy(entry.policy, model, view, rule, run.live_episodes, run.mesh)
+  return RouterPolicy(entry.policy, model, view, rule, *rows)
 
 
 def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
-  """A trained router, its view, and p_D, its p(LARGE) of decisions in stored training episodes."""
+  """A trained router, its view, and p_D, its p(LARGE) of decisions in stored training episodes;
+  in place of p_D the heads of the router that knows its budget."""
+  if family == CONDITIONED:
+    return load_trunk(run), blind_view(run), load_heads(run)
   model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed=run.train_seed)
   view = View(run.config.router, run.tokenizer, proposals=family == "cascade")
   if not run.config.evaluate.shares:

@@ -21,6 +21,7 @@ from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.router.head import MAX_CALLS, MAX_PRICE, Heads, describe, draw_heads, estimate_one
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
+from baar_jax.router.weights import find_shape
 from baar_jax.train import checkpoint, dataset
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory
@@ -28,6 +29,7 @@ from baar_jax.train.trainer import ShardedRouter
 
 ROUND = 100  # updates between two lines of the log
 SPREAD_EPS = 1e-3
+TINY_USD = 1e-9  # models may be free of charge
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
 CAPPED_SHARE, FREE_SHARE = 0.6, 0.8  # of the draws that have a cap; of these, at price 0
 
@@ -71,7 +73,8 @@ def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> 
   trunk = ShardedRouter(load_trunk(run), (), run.mesh, run.config.router.dtype)
   tasks = {task.id: task for task in run.store.tasks(split)}
   batches = Batcher(run.config, blind_view(run), tasks.values()).micro_batches(episodes, keep)
-  unit_usd = np.mean([p.cost_large for p in dataset.load_profiles(run.store, run.config).values()])
+  profiles = dataset.load_profiles(run.store, run.config).values()
+  unit_usd = max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
   hidden_of = {}
   for batch, group in zip(batches, groups):
     for episode, hidden_SxD in zip(group, trunk.hidden(batch)):
@@ -105,7 +108,7 @@ def fit_values(run) -> None:
     large = len(run.pair.names) - 1
     large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == large])
     spread_D = data.hidden_NxD.std(axis=0) + SPREAD_EPS
-    heads = _draw(run, data.hidden_NxD.mean(axis=0), spread_D, np.float32(large_usd))
+    heads = _draw(run, data.hidden_NxD.mean(axis=0), spread_D, np.float32(max(TINY_USD, large_usd)))
     with run.progress("value", c.updates, 0, "update") as bar:
       for done, newer, loss in fit_heads(heads, data, c, run.config.seed):
         run.log(stage="value", update=done, loss=loss)
@@ -123,7 +126,7 @@ def load_heads(run) -> Heads:
   if place.exists():
     with closing(Checkpoints(place)) as checkpoints:
       if checkpoints.progress.get("finished"):
-        zeros_D = np.zeros(load_trunk(run).config.hidden_size, np.float32)
+        zeros_D = np.zeros(find_shape(run.config.router, ()).hidden_size, np.float32)
         like = _draw(run, zeros_D, zeros_D, np.float32(0))
         restored = checkpoints.restore({"heads": _as_tree(like)})["heads"]
         return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(restored))
