@@ -81,7 +81,7 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   yield "distributed.coordinator", works, "host:port of process 0"
   works = not r.weights or c.pretrain.epochs == 0
   yield "pretrain.epochs", works, "0 with --config.router.weights, which are pretrained"
-  for section in ("profile", "sft", "bopo", "baselines", "evaluate"):
+  for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
     for name, values in vars(getattr(c, section)).items():
       if isinstance(values, tuple):  # policies are told apart by these, written with six digits
         texts = {value if isinstance(value, str) else f"{value:g}" for value in values}

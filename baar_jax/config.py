@@ -26,7 +26,8 @@ JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=100)]
-Price = Annotated[float, Field(ge=0, le=2)]
+MAX_PRICE = 2.0  # of a dollar, that the heads are trained for; see baar_jax/router/head.py
+Price = Annotated[float, Field(ge=0, le=MAX_PRICE)]
 Trials = Annotated[int, Field(gt=0, le=SEEDS)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 section = dataclass(
@@ -133,7 +134,8 @@ class ReferencesConfig:
 @section
 class ValueConfig:  # of the router that knows its budget: heads behind a router that stays as it is
   updates: int = Field(0, ge=0, lt=10**6)  # gradient steps of every head; 0 leaves it out
-  prices: tuple[Price, ...] = (0.0, 0.1, 0.2, 0.5, 1.0)  # of which dev chooses, for each budget
+  # Of which dev chooses, for each budget.
+  prices: tuple[Price, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
   heads: int = Field(5, gt=0, le=100)  # which vote
   value_width: int = Field(64, gt=0, le=10**4)
   advantage_width: int = Field(32, gt=0, le=10**4)

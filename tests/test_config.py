@@ -73,6 +73,7 @@ BAD = {
   "models.temperature": (2.5,),
   "profile.trials references.samples evaluate.seeds": (1001,),  # the next purpose has these seeds
   "profile.robustness": ((2.5,), (3, 3), (1001,)),
+  "value.prices": ((), (0.1, 0.1), (2.5,)),
   "profile.easy_rate sft.hard_share": (1.1,),
   "bopo.lam": ((), (0.1, -0.1), (0.1, "much"), (0.1, 0.1000001)),
   "bopo.group_size": (1,),

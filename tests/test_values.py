@@ -6,10 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
+from baar_jax.rollout.live import Job
+from baar_jax.router import policy as policy_module
 from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
+from baar_jax.run import Run
+from baar_jax.stages import profile
 from baar_jax.train import values
 from baar_jax.train.values import Transitions, compute_returns, compute_target, fit_heads
 
@@ -102,3 +107,41 @@ def test_heads_keep_the_only_call_for_where_it_counts():
   assert np.argmax(advantage_RxA, axis=1).tolist() == [LARGE, SMALL, LARGE]
   best_R = value_R + advantage_RxA.max(axis=1)
   np.testing.assert_allclose(best_R, [1.1, 1.0, 1.0], atol=0.08)
+
+
+def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
+  """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
+  also where episodes of different lengths are batched together."""
+  config = tiny.config(tmp_path)
+  config.router.tie_word_embeddings = False
+  run = Run(config)
+  profile.main(run)
+  trunk, view = values.load_trunk(run), values.blind_view(run)
+  scale = np.zeros(16, np.float32), np.ones(16, np.float32), np.float32(1)
+  heads, seen = draw_heads(jax.random.key(0), 2, (8, 8), 2, scale), {}
+  estimate_all = policy_module.estimate
+
+  def note(heads, hidden, facts):
+    for live, *row in zip(asked[-1], hidden, facts):
+      seen.setdefault((live.task.id, live.job.seed), []).append(row)
+    return estimate_all(heads, hidden, facts)
+
+  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, 0.5, 1)
+  asked, choose = [], policy.choose
+  monkeypatch.setattr(policy_module, "estimate", note)
+  monkeypatch.setattr(policy, "choose", lambda ready: asked.append(ready) or choose(ready))
+  jobs = [Job(task, 2000) for task in run.store.tasks("train")]
+  episodes = run.collect("capped", policy, jobs, call_budget=3)
+  assert len({len(e.steps) for e in episodes}) > 1
+  data, n = values.read_transitions(run, episodes), 0
+  for episode in episodes:
+    left = 3
+    for s, step in enumerate(episode.steps):
+      if left:  # else the budget leaves no choice
+        hidden, facts = seen[episode.task_id, 2000].pop(0)
+        np.testing.assert_allclose(hidden, data.hidden_NxD[n + s], atol=1e-5)
+        expected = describe(left, 0.5, data.step_N[n + s], data.large_N[n + s], data.steps_N[n + s])
+        np.testing.assert_allclose(facts, expected, rtol=1e-6)
+      left -= step.model == LARGE
+    n += len(episode.steps)
+  run.close()

@@ -8,7 +8,7 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config, compared_lam
 from baar_jax.report import frontier
 from baar_jax.report.table import METRICS, load
-from baar_jax.rollout.entries import BOUNDARIES, FIRST_LARGE, Entry
+from baar_jax.rollout.entries import BOUNDARIES, CONDITIONED, FIRST_LARGE, Entry
 from baar_jax.store import Store
 
 COMPARED = "compared"  # BoPO's points at the weight of cost that the ablations are trained with
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 def main_family(families: Iterable[str]) -> str:
   """Which family the report is about: the router that knows its budget, without one BoPO."""
-  return "conditioned" if "conditioned" in set(families) else "bopo"
+  return CONDITIONED if CONDITIONED in set(families) else "bopo"
 
 
 def choose(store: Store, entries: Sequence[Entry], config: Config) -> Choice:

@@ -24,7 +24,7 @@ FAMILIES = {  # name, colour and marker
   "vanilla": ("vanilla RL", "#3c4cc0", "h"),
   "sft": ("SFT only", "#2f6cb3", "s"),
   "bopo": ("BoPO", "#c9452c", "o"),
-  "conditioned": ("one router", "#111111", "*"),
+  "conditioned": ("budget-aware router", "#111111", "*"),
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
   "no-reference": ("no reference advantage", "#0d6e5e", "D"),
   "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),

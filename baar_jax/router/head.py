@@ -18,10 +18,8 @@ import numpy as np
 from baar_jax.episode import SMALL, Step
 
 MAX_CALLS = 20  # a budget of so many LARGE calls, or of more, is none
-MAX_PRICE = 2.0
 FACTS = 9
 ADVANTAGE_UNIT = 0.3  # an advantage is small beside a value: its net starts on a scale of its own
-SHARPNESS = 60.0  # logits per unit of advantage, where a model is sampled
 
 
 class Heads(NamedTuple):
@@ -31,7 +29,7 @@ class Heads(NamedTuple):
   advantage: Sequence[tuple[jax.Array, jax.Array]]
   mean_D: np.ndarray  # of the hidden states that they have learned from
   spread_D: np.ndarray
-  large_usd: np.ndarray  # mean dollars of a LARGE call, by which dollars that are left are calls
+  large_usd: np.ndarray  # mean dollars of a LARGE call: dollars that are left count as so many
 
 
 def draw_heads(key, count: int, widths: tuple[int, int], models: int, scale: tuple) -> Heads:
@@ -54,9 +52,10 @@ def draw_heads(key, count: int, widths: tuple[int, int], models: int, scale: tup
 def describe(left, price, step, large_calls, max_steps):
   """What a head reads beside the hidden state, float32 [..., F].
 
-  `left` are the LARGE calls that are left (`MAX_CALLS` or more is no cap), `price` is the weight
-  lam of cost, in units of always-LARGE's mean dollars of an episode, up to `MAX_PRICE`; `step`
-  counts from 0. All broadcast.
+  `left` are the LARGE calls that are left (`MAX_CALLS` or more is no cap); `price`, up to
+  config.MAX_PRICE, weighs dollars against the score, in units of the mean over training tasks of
+  always-LARGE's median dollars; `step` counts from 0; `large_calls` were made before it, and the
+  task ends after `max_steps`. All broadcast.
   """
   xp = jnp if isinstance(left, jax.Array) else np
   left, steps_left = xp.minimum(left, MAX_CALLS), xp.maximum(max_steps - step, 1)
@@ -68,7 +67,7 @@ def describe(left, price, step, large_calls, max_steps):
 
 
 def estimate_one(head: Heads, hidden_NxD, state_NxF):
-  """Of one head (without the axis E): value_N and advantage_NxA, whose mean over A is 0.
+  """Computes value_N and advantage_NxA, whose mean over A is 0, with one head (without axis E).
 
   The value of a model, Q, is their sum: the score that is expected with it and the best choices
   after it, times 1 / (1 + price), minus the cost until the end times price / (1 + price).

@@ -18,7 +18,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.episode import DECISION_WORDS, SMALL
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.live import Decision, Live, Policy
-from baar_jax.router.head import SHARPNESS, Heads, count_calls_left, describe, estimate
+from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 
@@ -154,21 +154,38 @@ class RouterPolicy(Policy):
 
 
 class ConditionedPolicy(RouterPolicy):
-  """Decides by a decision head: by what is left of the budget, and by the price of a dollar."""
+  """Takes the model of the largest value, by what is left and by the price of a dollar."""
 
-  def __init__(self, name: str, model: Qwen2, view: View, heads: Heads, price: float, *rest):
-    """`price` is as of `head.describe`; the rest are rule, rows and mesh as of `RouterPolicy`."""
-    super().__init__(name, model, view, *rest)
+  def __init__(
+    self,
+    name: str,
+    model: Qwen2,
+    view: View,
+    heads: Heads,
+    price: float,
+    rows: int,
+    mesh: Mesh | None = None,
+  ):
+    """`price` is as of `head.describe`; the others are as of `RouterPolicy`."""
+    super().__init__(name, model, view, Threshold(), rows, mesh)
     self._heads, self._price, self._token_ids = heads, price, None
 
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """The values say what is best, not how probable it is."""
+    return [dataclasses.replace(decision, logp=None) for decision in super().choose(ready)]
+
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
+    check_finite(hidden_RxD, f"hidden states of {self.name}")
     rows = []
     for live in ready:
       left = count_calls_left(self._heads, live.call_limit, live.usd_limit, live.steps)
       large_calls = sum(step.model != SMALL for step in live.steps)
       rows.append((left, self._price, len(live.steps), large_calls, live.task.max_steps))
-    advantage_RxA = estimate(self._heads, hidden_RxD, describe(*np.array(rows).T))[1]
-    return super()._predict(SHARPNESS * np.asarray(advantage_RxA, np.float64), ready)
+    missing = self._spare_row - len(ready)  # one shape is compiled, that of all live episodes
+    inputs = hidden_RxD, describe(*np.array(rows, np.float64).T)
+    padded = [np.pad(x, ((0, missing), (0, 0))) for x in inputs]
+    advantage_RxA = np.asarray(estimate(self._heads, *padded)[1])[: len(ready)]
+    return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
 
 
 class ZeroShotPolicy(Policy):

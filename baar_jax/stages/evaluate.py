@@ -74,7 +74,7 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   rows = run.live_episodes, run.mesh
   if entry.family == CONDITIONED:
     price = parameters["price"]
-    return ConditionedPolicy(entry.policy, model, view, rest, price, Threshold(), *rows)
+    return ConditionedPolicy(entry.policy, model, view, rest, price, *rows)
   threshold = parameters.get("threshold")
   if threshold is None:
     threshold = float(np.quantile(rest, 1.0 - parameters["share"]))

@@ -24,9 +24,9 @@ FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE | {"ablation": (str | None, None)})
 FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
 ROW = {"budget": (str, ...), "measured_share": NUMBER_OR_NONE}
 ROW |= dict.fromkeys([f"forecast_share{end}" for end in ("", "_low", "_high")], NUMBER)
-FORECAST_MODEL = create_model(
-  "forecast", rows=(list[create_model("row", **ROW)], ...), **CALIBRATION
-)
+PARTS = {"rows": (list[create_model("row", **ROW)], ...)}
+PARTS["calibration"] = create_model("calibration", **CALIBRATION) | None, None
+FORECAST_MODEL = create_model("forecast", **PARTS)
 FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
 LINE_MODELS = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
 ANY_LINE = create_model("line", stage=(str, ...))  # of any other stage

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from baar_jax.config import ValueConfig
+from baar_jax.config import MAX_PRICE, ValueConfig
 from baar_jax.episode import SMALL, Episode, Task
-from baar_jax.router.head import MAX_CALLS, MAX_PRICE, Heads, describe, draw_heads, estimate_one
+from baar_jax.router.head import MAX_CALLS, Heads, describe, draw_heads, estimate_one
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 from baar_jax.router.weights import find_shape
@@ -31,7 +31,8 @@ ROUND = 100  # updates between two lines of the log
 SPREAD_EPS = 1e-3
 TINY_USD = 1e-9  # models may be free of charge
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
-CAPPED_SHARE, FREE_SHARE = 0.6, 0.8  # of the draws that have a cap; of these, at price 0
+CAPPED_SHARE = 0.6  # of the draws that have a cap
+FREE_SHARES = 0.8, 0.1  # of those with a cap, and of those without one, at price 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Transitions:
 
   hidden_NxD: np.ndarray
   model_N: np.ndarray
-  cost_N: np.ndarray  # of the step, in units of always-LARGE's mean dollars of an episode
+  cost_N: np.ndarray  # dollars of the step, over the mean of always-LARGE's medians by task
   gain_N: np.ndarray  # of score by the step, where the environment tells it; else all by the last
   last_N: np.ndarray  # whether the episode ends with it
   step_N: np.ndarray
@@ -63,7 +64,10 @@ def load_trunk(run) -> Qwen2:
 
 
 def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> Transitions:
-  """The decisions of episodes on tasks of a split, in their order, with what the trunk computes."""
+  """The decisions of episodes on tasks of a split, in their order, with what the trunk computes.
+
+  Raises ValueError if there is no profile, or the router is still to be pretrained.
+  """
   groups: list[Sequence[Episode]] = []
 
   def keep(batch: Batch, group: Sequence[Episode]) -> Batch:
@@ -78,7 +82,7 @@ def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> 
   hidden_of = {}
   for batch, group in zip(batches, groups):
     for episode, hidden_SxD in zip(group, trunk.hidden(batch)):
-      hidden_of[id(episode)] = hidden_SxD[: len(episode.steps)]
+      hidden_of[id(episode)] = hidden_SxD[: len(episode.steps)].copy()  # without the padding
   rows = [row for e in episodes for row in _list_rows(tasks[e.task_id], e, unit_usd)]
   hidden_NxD = np.concatenate([hidden_of[id(episode)] for episode in episodes])
   return Transitions(hidden_NxD, *map(np.array, zip(*rows)))
@@ -89,7 +93,8 @@ def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
   rows, large_calls, before = [], 0, 0.0
   for number, step in enumerate(episode.steps):
     last = number + 1 == len(episode.steps)
-    score = episode.score if last else before if step.score is None else step.score
+    told = before if step.score is None else step.score
+    score = episode.score if last else told
     cost, gain = np.float32(step.cost_usd / unit_usd), np.float32(score - before)
     rows.append((step.model, cost, gain, last, number, large_calls, task.max_steps))
     large_calls, before = large_calls + (step.model != SMALL), score
@@ -97,7 +102,10 @@ def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
 
 
 def fit_values(run) -> None:
-  """Fits the heads of a run's training seed to its stored episodes, if that is still to be done."""
+  """Fits the heads of a run's training seed to its stored episodes, if that is still to be done.
+
+  Raises ValueError as `read_transitions` does, and if a loss is not finite.
+  """
   c = run.config.value
   place = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed)
   with closing(Checkpoints(place, run.config)) as checkpoints:
@@ -114,7 +122,7 @@ def fit_values(run) -> None:
         run.log(stage="value", update=done, loss=loss)
         if not np.isfinite(loss):
           problem = f"value stopped: update {done} has loss {loss}"
-          raise ValueError(f"{problem}; set a lower --config.value.learning_rate")
+          raise ValueError(f"{problem}; set a lower learning rate under another --config.name")
         bar.update(done - bar.n)
         heads = newer
     checkpoints.save(c.updates, {"heads": _as_tree(heads)}, finished=True)
@@ -149,12 +157,13 @@ def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
   state, target = jax.vmap(optimizer.init)(nets), nets
   axes = None, None, None, 0, 0, 0, 0, None
   step = jax.jit(jax.vmap(partial(_update, optimizer, config), axes))
-  keys = jax.random.split(jax.random.key(seed + 1), config.heads)
+  keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
     imitate = done <= config.return_share * config.updates
-    keys = jax.vmap(lambda key: jax.random.split(key)[0])(keys)
-    nets, target, state, loss_E = step(data, returns, scale, nets, target, state, keys, imitate)
+    nets, target, state, loss_E = step(
+      data, returns, scale, nets, target, state, keys, (done, imitate)
+    )
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
       yield done, Heads(*target, *scale), float(np.mean(losses))
@@ -181,18 +190,23 @@ def compute_target(gain, cost, last, weight, value, advantage, calls_after):
   return weight * gain - (1 - weight) * cost + jnp.where(last, 0.0, value + best)
 
 
-def _update(optimizer, config, data, returns, scale, nets, target, state, key, imitate):
-  """One step of one head on drawn decisions, each under a drawn cap and price."""
-  key_n, key_c, key_f, key_w, key_r, key_h = jax.random.split(key, 6)
+def _update(optimizer, config, data, returns, scale, nets, target, state, key, now):
+  """One step of one head on drawn decisions, each under a drawn cap and price.
+
+  `now` is (number of the update, whether returns are learnt as they were). Returns the head's nets,
+  its target's, the optimizer's state and the loss.
+  """
+  done, imitate = now
+  key_n, key_c, key_f, key_w, key_r, key_h = jax.random.split(jax.random.fold_in(key, done), 6)
   shape = (config.batch_decisions,)
   n = jax.random.randint(key_n, shape, 0, len(data.model_N))
-  now = jax.tree.map(lambda x: x[n], data)
+  here = jax.tree.map(lambda x: x[n], data)
   after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, len(data.model_N) - 1)], data)
   capped = jax.random.uniform(key_c, shape) < CAPPED_SHARE
-  free = capped & (jax.random.uniform(key_f, shape) < FREE_SHARE)
+  free = jax.random.uniform(key_f, shape) < jnp.where(capped, *FREE_SHARES)
   lightest = 1 / (1 + MAX_PRICE)
   weight = jnp.where(free, 1.0, jax.random.uniform(key_w, shape, minval=lightest))
-  used = (now.model_N != SMALL).astype(jnp.float32)
+  used = (here.model_N != SMALL).astype(jnp.float32)
   left = jnp.floor(MAX_CALLS * jax.random.uniform(key_r, shape) ** 2)  # few calls more often
   left = jnp.where(capped, jnp.maximum(left, used), jnp.inf)
   price = 1 / weight - 1
@@ -203,15 +217,15 @@ def _update(optimizer, config, data, returns, scale, nets, target, state, key, i
 
   value, advantage = estimate(target, after, left - used, after.hidden_NxD)
   target_N = compute_target(
-    now.gain_N, now.cost_N, now.last_N, weight, value, advantage, left - used
+    here.gain_N, here.cost_N, here.last_N, weight, value, advantage, left - used
   )
   gain_N, cost_N = (x[n] for x in returns)
   target_N = jnp.where(imitate, weight * gain_N - (1 - weight) * cost_N, target_N)
-  noise = config.noise * scale[1][None] * jax.random.normal(key_h, now.hidden_NxD.shape)
+  noise = config.noise * scale[1][None] * jax.random.normal(key_h, here.hidden_NxD.shape)
 
   def loss(nets):
-    value, advantage = estimate(nets, now, left, now.hidden_NxD + noise)
-    chosen = jnp.take_along_axis(advantage, now.model_N[:, None], axis=1)[:, 0]
+    value, advantage = estimate(nets, here, left, here.hidden_NxD + noise)
+    chosen = jnp.take_along_axis(advantage, here.model_N[:, None], axis=1)[:, 0]
     return jnp.mean((value + chosen - target_N) ** 2)
 
   error, gradient = jax.value_and_grad(loss)(nets)
