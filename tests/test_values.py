@@ -145,3 +145,25 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
       left -= step.model == LARGE
     n += len(episode.steps)
   run.close()
+
+
+def test_heads_are_kept_whole(tmp_path):
+  """What is loaded is what was fitted; a damaged file is one line, and a second fit does nothing."""
+  config = tiny.config(tmp_path)
+  config.router.tie_word_embeddings = False
+  config.value.updates, config.value.heads = 3, 2
+  run = Run(config)
+  with pytest.raises(ValueError, match="run --stage=value first"):
+    values.load_heads(run)
+  profile.main(run)
+  values.fit_values(run)
+  path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
+  stored, heads = path.read_bytes(), values.load_heads(run)
+  assert [len(heads.value), len(heads.advantage), heads.mean_D.shape] == [3, 3, (16,)]
+  assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (2, 25, 64)
+  values.fit_values(run)
+  assert path.read_bytes() == stored
+  path.write_bytes(stored[:-100])
+  with pytest.raises(ValueError, match="heads.npz cannot be read"):
+    values.load_heads(run)
+  run.close()

@@ -7,9 +7,10 @@ slowly moving copy of the heads as its target. `run` is a `baar_jax.run.Run`.
 """
 
 import dataclasses
+import zipfile
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +19,20 @@ import optax
 
 from baar_jax.config import MAX_PRICE, ValueConfig
 from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.mesh import exchange
 from baar_jax.router.head import MAX_CALLS, Heads, describe, draw_heads, estimate_one
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
-from baar_jax.router.weights import find_shape
 from baar_jax.train import checkpoint, dataset
 from baar_jax.train.batches import Batch, Batcher
-from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory
+from baar_jax.train.checkpoint import checkpoint_directory
 from baar_jax.train.trainer import ShardedRouter
 
 ROUND = 100  # updates between two lines of the log
 SPREAD_EPS = 1e-3
 TINY_USD = 1e-9  # models may be free of charge
+LAYERS = [(0, 0)] * 3  # weight and bias
+HEADS = jax.tree.structure(Heads(LAYERS, LAYERS, 0, 0, 0))
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
 CAPPED_SHARE = 0.6  # of the draws that have a cap
 FREE_SHARES = 0.8, 0.1  # of those with a cap, and of those without one, at price 0
@@ -106,45 +109,50 @@ def fit_values(run) -> None:
 
   Raises ValueError as `read_transitions` does, and if a loss is not finite.
   """
-  c = run.config.value
-  place = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed)
-  with closing(Checkpoints(place, run.config)) as checkpoints:
-    if checkpoints.progress.get("finished"):
-      return
-    episodes = dataset.load_pretraining_episodes(run.store, run.config)
-    data = read_transitions(run, episodes)
-    large = len(run.pair.names) - 1
-    large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == large])
-    spread_D = data.hidden_NxD.std(axis=0) + SPREAD_EPS
-    heads = _draw(run, data.hidden_NxD.mean(axis=0), spread_D, np.float32(max(TINY_USD, large_usd)))
-    with run.progress("value", c.updates, 0, "update") as bar:
-      for done, newer, loss in fit_heads(heads, data, c, run.config.seed):
-        run.log(stage="value", update=done, loss=loss)
-        if not np.isfinite(loss):
-          problem = f"value stopped: update {done} has loss {loss}"
-          raise ValueError(f"{problem}; set a lower learning rate under another --config.name")
-        bar.update(done - bar.n)
-        heads = newer
-    checkpoints.save(c.updates, {"heads": _as_tree(heads)}, finished=True)
+  c, path = run.config.value, _find_heads(run)
+  if all(exchange(path.exists())):  # all processes fit, or none
+    return
+  episodes = dataset.load_pretraining_episodes(run.store, run.config)
+  data, models = read_transitions(run, episodes), len(run.pair.names)
+  large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == models - 1])
+  scale = data.hidden_NxD.mean(axis=0), data.hidden_NxD.std(axis=0) + SPREAD_EPS
+  scale = *scale, np.float32(max(TINY_USD, large_usd))
+  widths, key = (c.value_width, c.advantage_width), jax.random.key(run.config.seed)
+  heads = draw_heads(key, c.heads, widths, models, scale)
+  with run.progress("value", c.updates, 0, "update") as bar:
+    for done, newer, loss in fit_heads(heads, data, c, run.config.seed):
+      run.log(stage="value", update=done, loss=loss)
+      if not np.isfinite(loss):
+        problem = f"value stopped: update {done} has loss {loss}"
+        raise ValueError(f"{problem}; set a lower learning rate under another --config.name")
+      bar.update(done - bar.n)
+      heads = newer
+  if run.is_main:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp.npz")
+    np.savez(draft, *map(np.asarray, jax.tree.leaves(heads)))
+    draft.replace(path)
+  exchange(None)  # waits until they are written
 
 
 def load_heads(run) -> Heads:
-  """The heads of a run's training seed. Raises ValueError if they have not been fitted."""
+  """The heads of a run's training seed. Raises ValueError if they are missing or damaged."""
+  path = _find_heads(run)
+  if not path.exists():
+    raise ValueError(f"{path} is missing: run --stage=value first")
+  try:
+    with np.load(path) as stored:
+      heads = jax.tree.unflatten(HEADS, list(stored.values()))
+    if not all(np.isfinite(x).all() for x in jax.tree.leaves(heads)):
+      raise ValueError("it holds numbers that are not finite")
+  except (ValueError, OSError, zipfile.BadZipFile) as error:
+    raise ValueError(f"{path} cannot be read ({error}): remove it and run --stage=value") from error
+  return heads
+
+
+def _find_heads(run) -> Path:
   place = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed)
-  if place.exists():
-    with closing(Checkpoints(place)) as checkpoints:
-      if checkpoints.progress.get("finished"):
-        zeros_D = np.zeros(find_shape(run.config.router, ()).hidden_size, np.float32)
-        like = _draw(run, zeros_D, zeros_D, np.float32(0))
-        restored = checkpoints.restore({"heads": _as_tree(like)})["heads"]
-        return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(restored))
-  raise ValueError(f"{place} has no fitted heads: run --stage=value first")
-
-
-def _draw(run, *scale) -> Heads:
-  c = run.config.value
-  widths, key = (c.value_width, c.advantage_width), jax.random.key(run.config.seed)
-  return draw_heads(key, c.heads, widths, len(run.pair.names), scale)
+  return place / "heads.npz"
 
 
 def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
@@ -233,8 +241,3 @@ def _update(optimizer, config, data, returns, scale, nets, target, state, key, n
   nets = optax.apply_updates(nets, updates)
   target = jax.tree.map(lambda old, new: old + TARGET_RATE * (new - old), target, nets)
   return nets, target, state, error
-
-
-def _as_tree(heads: Heads) -> dict:
-  """The arrays by number, as a checkpoint holds them."""
-  return {f"{number:02}": np.asarray(x) for number, x in enumerate(jax.tree.leaves(heads))}
