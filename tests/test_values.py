@@ -148,7 +148,7 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
 
 
 def test_heads_are_kept_whole(tmp_path):
-  """What is loaded is what was fitted; a damaged file is one line, and a second fit does nothing."""
+  """What is loaded was fitted; a damaged file is one line, and a second fit does nothing."""
   config = tiny.config(tmp_path)
   config.router.tie_word_embeddings = False
   config.value.updates, config.value.heads = 3, 2
