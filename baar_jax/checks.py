@@ -115,7 +115,7 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
 
 def _estimate_bytes(c: Config) -> dict[str, int]:
   """The least memory that the sizes of a section take; an object is at least 100 bytes."""
-  r, e = c.router, c.env
+  r, e, v = c.router, c.env, c.value
   live = (e.processes or os.cpu_count()) * e.live_per_process
   layer = 2 * r.hidden_size * (r.num_heads + r.num_kv_heads) * r.head_dim
   layer += 3 * r.hidden_size * r.intermediate_size
@@ -124,7 +124,10 @@ def _estimate_bytes(c: Config) -> dict[str, int]:
   token += 4 * c.sft.micro_episodes * r.hidden_size
   jobs = (e.train_tasks + e.dev_tasks) * (c.profile.trials + c.references.samples)
   jobs += (e.dev_tasks + e.test_tasks) * c.evaluate.seeds
+  width = max(v.value_width, v.advantage_width)
   return {
+    "value": 16 * v.heads * width * (width + r.hidden_size)  # a gradient, two moments, the target
+    + 8 * v.heads * v.batch_decisions * (width + r.hidden_size),
     "router": 16 * parameters + r.max_tokens * token,  # a gradient and two moments are as large
     "env": 10**7 * e.processes + 10**4 * live + 100 * jobs,
     "evaluate": 8 * c.evaluate.bootstrap * max(e.dev_tasks, e.test_tasks),

@@ -142,10 +142,12 @@ class Run:
       futures = threads.map(lambda env, name: env.tasks(name), (first, last, last), SPLITS)
       threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
       listings = list(futures)
+      problem = f"--config.env.kind={self.config.env.kind} lists"
+      for name in (name for name, tasks in zip(SPLITS, listings) if not tasks):
+        raise ValueError(f"{problem} no {name} task: each split needs one")
       counts = Counter(task.id for tasks in listings for task in tasks)
       if twice := [task_id for task_id, count in counts.items() if count > 1]:
-        problem = f"--config.env.kind={self.config.env.kind} lists the task {twice[0]!r} twice"
-        raise ValueError(f"{problem}: each is in one split, once")
+        raise ValueError(f"{problem} the task {twice[0]!r} twice: each is in one split, once")
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:

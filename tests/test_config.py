@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from baar_jax.checks import explain, validate
-from baar_jax.config import Config, EnvConfig, ModelsConfig
+from baar_jax.config import Config, EnvConfig, ModelsConfig, ValueConfig
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
 SETTINGS = ["sciworld-llama"] + [f"{name}-paper" for name in ("sciworld", "alfworld", "appworld")]
@@ -162,6 +162,9 @@ def test_messages_say_what_a_value_must_be():
   assert refusal("router.view", "poem").endswith("it must be one of transcript|paper")
   assert "each entry must be a valid number" in refusal("bopo.lam", (0.1, "much"))
   assert refusal("env.live_per_process", 10**12).endswith(" GB: make some smaller")
+  wide = Config(value=ValueConfig(heads=100, value_width=10**4))
+  with pytest.raises(ValueError, match="--config.value.* GB: make some smaller"):
+    validate(wide)
   assert "env.a is not shown" in refusal("env", {"a": 1})  # it may be a misspelt key_variables
 
 

@@ -106,6 +106,17 @@ def test_splits_that_share_a_task_are_refused():
     Run.tasks(run, "train")
 
 
+def test_a_split_without_tasks_is_refused():
+  env = SimpleNamespace(
+    tasks=lambda split: [] if split == "dev" else [Task(split, split, "Go.", 9)]
+  )
+  store = SimpleNamespace(tasks=lambda split: [])
+  config = Config(env=EnvConfig(kind="odd.py:Odd"))
+  run = SimpleNamespace(is_main=True, store=store, envs=lambda: [env], config=config)
+  with pytest.raises(ValueError, match="odd.py:Odd lists no dev task: each split needs one"):
+    Run.tasks(run, "train")
+
+
 def test_spread_is_a_permutation_that_starts_evenly():
   assert all(sorted(spread(count)) == list(range(count)) for count in (0, 1, 2, 7, 64, 100))
   assert spread(8) == [0, 4, 2, 6, 1, 5, 3, 7]
