@@ -31,6 +31,8 @@ def main(run: Run) -> None:
     return
   dev = evaluation_seeds(c, "dev")
   played = [e for e in entries(c) if any(seed in dev for _, seed in run.store.keys(e.policy))]
+  if not any(entry.family == CONDITIONED for entry in played):
+    raise ValueError(f"{run.dir} has no evaluated {CONDITIONED} router: run --stage=evaluate first")
   chosen = choose(run.store, played, c).policies
   played = [e for e in played if e.family == CONDITIONED and e.policy in chosen]
   data = load(run.store, played, c, "test")
