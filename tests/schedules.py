@@ -220,8 +220,12 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
       asyncio.run(play_batch(batch, server, upstream, draw))
       schedules += batch
       print(f"{len(schedules)} schedules, {server.kills} kills", file=sys.stderr, flush=True)
+    known = [schedule for schedule in schedules if schedule.last]
+    for schedule in known:  # calls that clients had left may have been made since
+      schedule.last = httpx2.get(f"{server.url}/v1/sessions/{schedule.id}").json()
+      schedule.check(schedule.last, upstream.usd_of[schedule.id])
     server.restart()
-    for schedule in filter(lambda schedule: schedule.last, schedules):
+    for schedule in known:
       found = httpx2.get(f"{server.url}/v1/sessions/{schedule.id}").json()
       same = found | {"left_usd": None} == schedule.last | {"left_usd": None}  # rounded when stored
       assert same or schedule.last["in_flight"], (found, schedule.last)
@@ -233,7 +237,6 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
   assert sessions == sum(schedule.last is not None for schedule in schedules)
   for schedule in schedules:
     statuses += schedule.statuses
-  known = [schedule.last for schedule in schedules if schedule.last]
   return {
     "schedules": count,
     "kills": kills,
@@ -241,9 +244,10 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     "calls": {str(status): number for status, number in statuses.items()},
     "attempts": len(upstream.seen),
     "billed_usd": float(sum(upstream.usd_of.values())),
-    "counted_usd": sum(session["spent_usd"] for session in known),
+    "counted_usd": sum(schedule.last["spent_usd"] for schedule in known),
     "at_cap": sum(
-      session["left_usd"] is not None and session["left_usd"] < 2e-4 for session in known
+      schedule.last["left_usd"] is not None and schedule.last["left_usd"] < 2e-4
+      for schedule in known
     ),
   }
 
