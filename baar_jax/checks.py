@@ -109,6 +109,8 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   same = [name for name in b.ablations if ablate(c, name) == c]
   yield "baselines.ablations", not same, f"without {', '.join(same)}: that is left out anyway"
   yield "models.names", len(c.models.names) > 1, "two models or more, the cheapest first"
+  works = len(c.models.skills) in (0, len(c.models.names))
+  yield "models.skills", works, "one for each of --config.models.names, or ()"
   yield "baselines.judge.names", len(b.judge.names) == 1, "one model"
   for name, models in (("models", c.models), ("baselines.judge", b.judge)):
     unset = {variable for variable in models.key_variables if variable} - {*os.environ}

@@ -73,6 +73,8 @@ class ModelsConfig:
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
   # Per model (input, cached input, output[, cache write]), $ per million tokens; () is the list's.
   prices: tuple[Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...] = ()
+  # Of scripted models, from 0 (SMALL's rates of error) to 1 (LARGE's); () are equal steps by rank.
+  skills: tuple[Share, ...] = ()
   # For kind="chat", one for all models or one for each: endpoints of OpenAI's chat completions, ()
   # is OpenAI's own, and environment variables that hold their keys, "" where none is needed.
   base_urls: tuple[Annotated[str, AfterValidator(address)], ...] = ()

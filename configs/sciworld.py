@@ -1,6 +1,7 @@
 """ScienceWorld with Qwen2.5-1.5B as the router, trained on GPUs, and the scripted pair; with :paper
 the paper's GPT-4.1 mini and GPT-4.1, with :llama its Llama 3.1 at any compatible endpoint. With
-:trio the default run, on a CPU, with three scripted models.
+:trio the default run, on a CPU, with three scripted models; :nano-mini, :nano-full and :mini-full
+are two of these three, which err as they do there.
 
 What differs from the paper, in the :paper of each environment: dev tasks choose what is shown; the
 router reads our own transcript (--config.router.view=paper is the paper's prompt); the paper does
@@ -18,11 +19,20 @@ LLAMA = {
 }
 
 
+TRIOS = {  # names and skills of the settings with two or all of the three models
+  "trio": (quickstart.TRIO, ()),
+  "nano-mini": (quickstart.TRIO[:2], (0.0, 0.5)),
+  "nano-full": (quickstart.TRIO[::2], (0.0, 1.0)),
+  "mini-full": (quickstart.TRIO[1:], (0.5, 1.0)),
+}
+
+
 def get_config(setting: str = "") -> config.Config:
-  config.check_setting(setting, "paper", "llama", "trio")
-  if setting == "trio":
+  config.check_setting(setting, "paper", "llama", *TRIOS)
+  if setting in TRIOS:
     c = quickstart.get_config()
-    c.name, c.models.names = "sciworld-trio", quickstart.TRIO
+    c.name = f"sciworld-{setting}"
+    c.models.names, c.models.skills = TRIOS[setting]
     return c
   # 1,783 tasks of the engine's training split are short enough for the scripted pair.
   # 16 processes keep 64 episodes alive, whatever the machine: each has a row of the KV cache.

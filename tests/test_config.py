@@ -14,15 +14,18 @@ from pydantic import ValidationError
 
 from baar_jax.checks import explain, validate
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ValueConfig
+from configs.sciworld import TRIOS
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
-SETTINGS = ["sciworld-llama"] + [f"{name}-paper" for name in ("sciworld", "alfworld", "appworld")]
+SETTINGS = ["sciworld-llama", *(f"sciworld-{setting}" for setting in TRIOS)] + [
+  f"{name}-paper" for name in ("sciworld", "alfworld", "appworld")
+]
 SETTINGS += [f"reproduce-{setting}" for setting in ("alfworld", "appworld", "sandbox")]
 
 
 @pytest.mark.parametrize("name", CONFIGS + SETTINGS)
 def test_shipped_configs_are_valid(name):
-  stem, *setting = name.split("-")
+  stem, *setting = name.split("-", 1)
   get_config = importlib.import_module(f"configs.{stem}").get_config
   config = get_config(*setting)
   validate(config)
@@ -59,6 +62,7 @@ BAD = {
   "models.names": ((1, 2), ("m", "m"), ("", "m")),
   "models": ("sk-secret",),
   "models.prices": ((1, 2),),
+  "models.skills": ((0.5,), (0.0, 1.5), (0.0, 0.5, 1.0)),
   "models.base_urls": ((1,), ("http://",), ("https:///v1",), ("a:8000",), ("http://[::1/v1",)),
   "models.key_variables baselines.judge.key_variables": (("A", "B", "C"), "A KEY", *KEYS),
   "profile.trials references.samples evaluate.seeds": (1001,),  # the next purpose has these seeds

@@ -103,6 +103,8 @@ class Room:
 class Always:
   """An error model that always errs, in one way."""
 
+  skills = (0.0, 1.0)
+
   def __init__(self, wrong, spoils=False):
     self.wrong, self.spoils = wrong, spoils
 

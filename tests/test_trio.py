@@ -1,6 +1,7 @@
 """Three models: their words and texts, draws, rules and cascade by hand, and a whole small run."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -9,10 +10,12 @@ import tiny
 from test_live import live, models
 from test_loop import TRIO_USD, HandEnv, HandPair, HandPolicy, job
 from test_pipeline import finish, results, start
+from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
+from baar_jax.llms.pair import open_pair
 from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors
-from baar_jax.rollout.budget import BudgetSpent
+from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.live import Decision
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import Threshold, read_decision
@@ -20,6 +23,7 @@ from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
 from baar_jax.store import summarize_episode
 from baar_jax.train.dataset import add_proposals
+from configs import sciworld
 
 
 def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
@@ -118,6 +122,24 @@ def test_the_rates_of_the_model_between_are_halfway():
       assert middle.rate == pytest.approx(0.965) and not middle.spoils and small.rate == 0.98
     else:  # LARGE knows it, too
       assert middle.rate < 0.1451 and large.rate != 0.95
+
+
+@pytest.mark.parametrize("setting", ["nano-mini", "nano-full", "mini-full"])
+def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(setting, make_task, tmp_path):
+  names = sciworld.get_config(setting).models.names
+
+  def play(setting):
+    pair = open_pair(sciworld.get_config(setting), tmp_path / "none.sqlite")
+    for task_id in (f"mix/{i}" for i in range(40)):
+      agents = dict(zip(pair.names, pair.start(Room(), make_task(task_id), 7, unlimited)))
+      for step, name in itertools.product(range(10), names):
+        reply = agents[name].reply([], step)
+        yield task_id, step, name, reply.text, reply.call.cost_usd
+
+  replies = list(play(setting))
+  assert replies == list(play("trio"))
+  kinds = {word for *_, text, _ in replies for word in ("wrong", "lost", "hasty") if word in text}
+  assert kinds == {"wrong", "hasty", *(["lost"] if names[0] == "gpt-4.1-nano" else [])}
 
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):

@@ -37,8 +37,9 @@ def check(config: Config) -> None:
 def open_pair(config: Config, path: Path) -> Pair:
   """The configured pair. API models record their calls in the store at `path`."""
   if config.models.kind == "scripted":
-    errors = ERRORS.get(config.env.kind, KnowledgeErrors)(len(config.models.names))
-    return ScriptedPair(config.models.names, errors, config.models.prices)
+    c = config.models
+    errors = ERRORS.get(config.env.kind, KnowledgeErrors)(len(c.names), c.skills)
+    return ScriptedPair(c.names, errors, c.prices)
   from baar_jax.llms.chat import ChatPair  # a scripted run does without the client
 
   return ChatPair(config.models, Calls(path))

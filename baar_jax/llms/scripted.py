@@ -42,15 +42,18 @@ class Prospect(NamedTuple):
 
 
 class Ranked:
-  """Rates of the cheapest model, SMALL, and of the dearest, LARGE; those of others lie between."""
+  """Models between SMALL's rates of error and LARGE's: one of skill 0 has the first, of 1 the last.
 
-  def __init__(self, models: int = 2):
+  Without `skills` they rise in equal steps by rank, from 0 to 1 (our choice).
+  """
+
+  def __init__(self, models: int = 2, skills: Sequence[float] = ()):
     self.models = models
+    self.skills = tuple(skills) or tuple(model / (models - 1) for model in range(models))
 
   def between(self, ends: tuple[float, float], model: int) -> float:
-    """A model's number, from SMALL's to LARGE's in equal steps by rank (our choice)."""
-    part = model / (self.models - 1)
-    return (1 - part) * ends[0] + part * ends[1]
+    """A model's number, from SMALL's to LARGE's."""
+    return (1 - self.skills[model]) * ends[0] + self.skills[model] * ends[1]
 
 
 class SandboxErrors(Ranked):
@@ -114,11 +117,11 @@ class KnowledgeErrors(Ranked):
     if random.Random(f"{step}|unknown").random() < self.unknown_share(model, task_id):
       told = any(part in oracle.action for part in self.TOLD)
       rate = self.between(self.TOLD_UNKNOWN if told else self.UNKNOWN, model)
-      if model != SMALL:
+      if self.skills[model] > 0:
         return Lapse(rate, self.LARGE_UNKNOWN_WRONG)
       decisive = random.Random(f"{step}|style").random() < self.DECISIVE_SHARE
       return Lapse(rate, self.DECISIVE if decisive else self.LOST, spoils=not told)
-    if model != SMALL and spoiled:
+    if self.skills[model] > 0 and spoiled:
       return dataclasses.replace(known, rate=self.SPOILED)
     return known
 
@@ -241,7 +244,7 @@ class ScriptedAgent(Agent):
     draw = random.Random(key)  # the same numbers for all models: policies differ by choice alone
     action, spoiled = oracle.action, None
     if draw.random() < lapse.rate:
-      wasted = "lost" if self._model == SMALL else "hasty"
+      wasted = "hasty" if self._errors.skills[self._model] > 0 else "lost"
       kind = "wrong" if draw.random() < lapse.wrong else wasted
       action = self._env.mistake(kind, key)
       spoiled = oracle.position if lapse.spoils else None

@@ -132,9 +132,9 @@ class Exact:
 def exact_frontier(config: Config) -> dict | None:
   """The optimal frontier's Points, the boundaries' and the area; and as "capped" by K of
   `evaluate.call_budgets` the Points of the optimum and of First-Large, over all tasks. None in
-  another environment, for other models or prices, and if LARGE gains nothing."""
+  another environment, for other models, prices or skills, and if LARGE gains nothing."""
   c = config.models
-  if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices:
+  if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices or c.skills:
     return None
   exact = Exact(max_steps=config.env.max_steps, names=c.names)
   hull, small, large = exact.hull(), exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]

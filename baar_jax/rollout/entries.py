@@ -48,7 +48,7 @@ def entries(config: Config) -> list[Entry]:
     for mu in PRIVILEGED_WEIGHTS:
       budgets = uncapped if mu <= ROUTINE_WEIGHT else uncapped + capped
       table.append(("privileged", {"mu": mu}, budgets))
-  elif scripted and not c.models.prices:  # the optimum is known for these
+  elif scripted and not (c.models.prices or c.models.skills):  # the optimum is known for these
     table += [("optimum", {"mu": mu}, uncapped) for mu in OPTIMUM_WEIGHTS]
     table.append(("optimum", {}, calls))
   if "zero-shot" in c.baselines.rivals:
