@@ -41,7 +41,7 @@ PAIR, GAMES = ScriptedPair(ModelsConfig().names, ScienceWorldErrors()), {}  # ag
 def get_config() -> Config:
   c = dataclasses.replace(quickstart.get_config(), name=DIRECTORY.name, env=EnvConfig("served"))
   c.models = ModelsConfig("chat", base_urls=(f"http://127.0.0.1:{UPSTREAM}/v1",))
-  c.profile.trials, c.references.samples, c.value.prices = 3, 6, (0.1,)
+  c.profile.trials, c.references.samples, c.value.prices = 3, 6, (0.1, 0.5, 1.0)
   c.evaluate = EvaluateConfig(seeds=2, random_p=(), call_budgets=(3, 6))
   c.serve = ServeConfig(port=ENDPOINT, policy="stratified", record_text=True, max_sessions=16)
   return c
@@ -137,11 +137,9 @@ def collect(c: Config, envs, tasks) -> None:
 def judge(c: Config, envs) -> None:
   with contextlib.closing(Store(DIRECTORY / "episodes.sqlite")) as store:
     dev, test = store.tasks("dev"), store.tasks("test")
-  models, seeds = (
-    ["baar", *(f"baar:K={K}" for K in c.evaluate.call_budgets)],
-    range(c.evaluate.seeds),
-  )
+  seeds, models = range(c.evaluate.seeds), [f"baar:price={price:g}" for price in c.value.prices]
   # SMALL and LARGE have played test tasks in `collect`, and dev tasks as often as a profile needs.
+  models += [f"baar:K={K}" for K in c.evaluate.call_budgets]
   plan = [(task, model, k) for k in seeds for task in test for model in models]
   models += ["baar:small", "baar:large"]
   plan += [(task, model, c.profile.trials + k) for k in seeds for task in dev for model in models]

@@ -1,5 +1,6 @@
 """The endpoint, in process, with a loopback upstream."""
 
+import contextlib
 import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step
+from baar_jax.rollout.live import Policy
 from baar_jax.run import Run
 from baar_jax.serve.sessions import Turn
 from baar_jax.stages.serve import build
@@ -199,6 +201,38 @@ def test_large_calls_are_capped_by_header_and_name(client, upstream):
     assert [reply.json()["model"] for reply in left] == ["large", "small", "small"]
     assert [reply.headers["x-baar-left-large-calls"] for reply in left] == ["0", "0", "0"]
     assert client.session(name)["policy"] == "first-large(K=1)"
+
+
+class Values(Policy):
+  """Stands for the router that knows its budget: LARGE where a dollar counts for little."""
+
+  prices = (0.5, 0.1)
+
+  def __init__(self):
+    super().__init__("conditioned(update=3)", lambda live: int(live.price < 0.3))
+
+
+@pytest.fixture
+def routed(tmp_path, upstream, monkeypatch):
+  """routed(**serve): a client of a server with a router."""
+  monkeypatch.setattr("baar_jax.serve.decide.open_router", lambda *args: Values())
+  (tmp_path / "served" / "tokenizer").mkdir(parents=True)
+  with contextlib.ExitStack() as stack:
+    yield lambda **serve: stack.enter_context(Client(tmp_path, upstream, policy="router", **serve))
+
+
+def test_a_client_says_how_much_a_dollar_counts(routed):
+  client, price = routed(), ["baar:price=0.5", "baar:price=0.1", "baar", "baar:K=5:price=0.5"]
+  models = [client.chat(f"s{n}", model=name).json()["model"] for n, name in enumerate(price)]
+  assert models == ["small", "large", "large", "small"]
+  settings = ["price=0.5", "price=0.1", "price=0.1", "price=0.5,K=5"]
+  policies = [client.session(f"s{n}")["policy"] for n in range(4)]
+  assert policies == [f"conditioned(update=3,{text})" for text in settings]
+  assert {*price[:3]} < {model["id"] for model in client.http.get("/v1/models").json()["data"]}
+  for name in ("baar:price=0.3", "baar:small:price=0.5", "baar:price=x"):
+    assert client.chat("other", model=name).status_code == 404
+  assert client.chat("s0").status_code == 200  # a later call that names no price
+  assert client.chat("s0", model="baar:price=0.1").status_code == 409
 
 
 def test_what_was_in_flight_at_a_kill_counts_at_its_worst_case(tmp_path, upstream):

@@ -126,11 +126,19 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
       seen.setdefault((live.task.id, live.job.seed), []).append(row)
     return estimate_all(heads, hidden, facts)
 
-  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, 0.5, 1)
+  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1)
   asked, choose = [], policy.choose
   monkeypatch.setattr(policy_module, "estimate", note)
-  monkeypatch.setattr(policy, "choose", lambda ready: asked.append(ready) or choose(ready))
   jobs = [Job(task, 2000) for task in run.store.tasks("train")]
+  prices = dict.fromkeys((job.task.id for job in jobs), None) | {jobs[0].task.id: 1.0}
+
+  def ask(ready):
+    asked.append(ready)
+    for live in ready:
+      live.price = prices[live.task.id]
+    return choose(ready)
+
+  monkeypatch.setattr(policy, "choose", ask)
   episodes = run.collect("capped", policy, jobs, call_budget=3)
   assert len({len(e.steps) for e in episodes}) > 1
   data, n = values.read_transitions(run, episodes), 0
@@ -140,7 +148,8 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
       if left:  # else the budget leaves no choice
         hidden, facts = seen[episode.task_id, 2000].pop(0)
         np.testing.assert_allclose(hidden, data.hidden_NxD[n + s], atol=1e-5)
-        expected = describe(left, 0.5, data.step_N[n + s], data.large_N[n + s], data.steps_N[n + s])
+        row = data.step_N[n + s], data.large_N[n + s], data.steps_N[n + s]
+        expected = describe(left, prices[episode.task_id] or 0.5, *row)
         np.testing.assert_allclose(facts, expected, rtol=1e-6)
       left -= step.model == LARGE
     n += len(episode.steps)

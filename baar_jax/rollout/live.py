@@ -48,6 +48,7 @@ class Live:
   call_budget: CallBudget = dataclasses.field(default_factory=lambda: CallBudget(None))
   dollar_budget: DollarBudget | None = None  # None is no cap, also below
   run_budget: DollarBudget | None = None
+  price: float | None = None  # of a dollar, of the policy's prices; None is the least of them
   restarts: int = 0  # how often it was run again because its environment died
   agents: Sequence[agent.Agent] = ()  # one per model
   messages: agent.Messages = dataclasses.field(default_factory=list)  # what the agents are shown
@@ -95,6 +96,8 @@ class Live:
 
 class Policy:
   """Chooses a model for each episode that is ready: by a rule, unless a subclass does it."""
+
+  prices: Sequence[float] = ()  # of a dollar, where it decides by the episode's
 
   def __init__(self, name: str, rule: Callable[[Live], int]):
     self.name = name  # part of the episodes' key: it carries every parameter and checkpoint

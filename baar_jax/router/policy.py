@@ -198,13 +198,13 @@ class ConditionedPolicy(RouterPolicy):
     model: Qwen2,
     view: View,
     heads: Heads,
-    price: float,
+    prices: Sequence[float],
     rows: int,
     mesh: Mesh | None = None,
   ):
-    """`price` is as of `head.describe`; the others are as of `RouterPolicy`."""
+    """`prices` are as of `head.describe`; the others are as of `RouterPolicy`."""
     super().__init__(name, model, view, Threshold(), rows, mesh)
-    self._heads, self._price, self._token_ids = heads, price, None
+    self._heads, self.prices, self._token_ids = heads, prices, None
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """The values say what is best, not how probable it is."""
@@ -216,7 +216,8 @@ class ConditionedPolicy(RouterPolicy):
     for live in ready:
       left = count_calls_left(self._heads, live.call_limit, live.usd_limit, live.steps)
       large_calls = sum(step.large_calls for step in live.steps)
-      rows.append((left, self._price, len(live.steps), large_calls, live.task.max_steps))
+      price = min(self.prices) if live.price is None else live.price
+      rows.append((left, price, len(live.steps), large_calls, live.task.max_steps))
     missing = self._spare_row - len(ready)  # one shape is compiled, that of all live episodes
     inputs = hidden_RxD, describe(*np.array(rows, np.float64).T)
     padded = [np.pad(x, ((0, missing), (0, 0))) for x in inputs]

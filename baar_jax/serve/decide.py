@@ -34,19 +34,17 @@ def read_run(directory: Path) -> Config:
 def open_router(directory: Path, config: Config, mesh: Mesh, rows: int) -> RouterPolicy:
   """The trained router of a run: the one that knows its budget, else BoPO's, else SFT's.
 
-  Of several prices of a dollar it takes the least, as a cap says what may be spent, and of several
-  weights of cost the first. At most `rows` episodes are live at once. Raises ValueError if there
-  is none.
+  The first one decides at an episode's own price of a dollar, else at the least, as a cap says what
+  may be spent; its name says none. Of several weights of cost the first is taken. At most `rows`
+  episodes are live at once. Raises ValueError if there is none.
   """
   run = SimpleNamespace(dir=directory, config=config, mesh=mesh, train_seed=0, ablation="")
   run.tokenizer = directory / "tokenizer"
   parameters = dict(entries.routers(config))
   value = checkpoint_directory(directory, config, "value")
   if entries.CONDITIONED in parameters and value.exists():
-    price = min(config.value.prices)
-    settings = parameters[entries.CONDITIONED] | {"price": price}
-    name = entries.policy_name(entries.CONDITIONED, settings)
-    parts = load_trunk(run), blind_view(run), load_heads(run), price
+    name = entries.policy_name(entries.CONDITIONED, parameters[entries.CONDITIONED])
+    parts = load_trunk(run), blind_view(run), load_heads(run), config.value.prices
     return ConditionedPolicy(name, *parts, rows, mesh)
   model, update = _load_newest(directory, config, mesh)
   settings = {"update": update, "lam": config.bopo.lam[0]} if update else {}

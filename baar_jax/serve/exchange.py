@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import random
 import re
 import time
@@ -40,12 +41,18 @@ class Exchange:
   @property
   def names(self) -> list[str]:
     """The model names that a client can ask for; any other K works too."""
-    caps = (f"{NAME}:K={K}" for K in self.config.evaluate.call_budgets)
-    return [NAME, *(f"{NAME}:{rule}" for rule in self.deciders), *caps]
+    caps = (f"K={K}" for K in self.config.evaluate.call_budgets)
+    return [NAME, *(f"{NAME}:{word}" for word in (*self.deciders, *self.prices, *caps))]
+
+  @functools.cached_property
+  def prices(self) -> dict[str, float]:
+    """The prices of a dollar that a client can name, where the router is told one."""
+    router = self.deciders.get("router")
+    return {f"price={price:g}": price for price in (router.policy.prices if router else ())}
 
   def find_session(self, headers: Mapping[str, str], body: dict, text: Conversation) -> Session:
     """The session of a call, which may be new. Raises Refusal."""
-    c, (rule, calls) = self.config.serve, self._read_name(body.get("model"))
+    c, (rule, calls, price) = self.config.serve, self._read_name(body.get("model"))
     calls.append(read_cap(headers, "x-baar-max-large-calls", int))
     asked = find_least(calls), read_cap(headers, "x-baar-max-usd", float)
     limits = [find_least(caps) for caps in zip(asked, (c.max_large_calls, c.max_usd))]
@@ -62,29 +69,33 @@ class Exchange:
       description = text.task if c.record_text else ""
       session = Session(id_, rule, self.deciders[rule].policy.name, task_id, description, *limits)
       if rule == "router":
+        session.price = min(self.prices.values(), default=None) if price is None else price
         session.policy = name_capped(session)
       self.sessions.add(session)
     if session.score is not None:
       raise Refusal(409, f"session {id_} is scored: take another x-session-id", CONFLICT)
     begun = session.call_limit, session.usd_limit
     same = all(cap in (None, limit) for cap, limit in zip(asked, begun)) or [*begun] == limits
-    if rule != session.rule or not same:
-      problem = f"session {id_} was begun as {NAME}:{session.rule} or with other caps"
+    if rule != session.rule or price not in (None, session.price) or not same:
+      problem = f"session {id_} was begun as {NAME}:{session.rule} or with another price or cap"
       raise Refusal(409, f"{problem}: take another x-session-id", CONFLICT)
     return session
 
-  def _read_name(self, name: object) -> tuple[str, list[int | None]]:
-    """The rule and the caps on large calls that a model name stands for."""
-    rule, caps = self.config.serve.policy, []
+  def _read_name(self, name: object) -> tuple[str, list[int | None], float | None]:
+    """The rule, the caps on large calls and the price of a dollar that a model name stands for."""
+    rule, caps, price = self.config.serve.policy, [], None
     first, *words = name.split(":") if isinstance(name, str) else [""]
     for word in words:
       if cap := re.fullmatch(r"K=(\d{1,9})", word):
         caps.append(int(cap[1]))
+      elif word in self.prices:
+        price = self.prices[word]
       else:
         rule = word
-    if first != NAME or rule not in self.deciders:
+    priced = price is None or rule == "router"
+    if first != NAME or rule not in self.deciders or not priced:
       raise Refusal(404, f"model must be one of {', '.join(self.names)}", code="model_not_found")
-    return rule, caps
+    return rule, caps, price
 
   async def decide(self, session: Session, body: dict, text: Conversation) -> Turn:
     """The model that acts next, with its worst case held. Raises Refusal where none fits."""
@@ -139,7 +150,8 @@ class Exchange:
     """What the session's policy decides from its text and from what is left of its caps."""
     if session.live is None:
       task = Task(session.task_id, "test", text.task, self.config.env.max_steps)
-      session.live = Live(Job(task, session.seed), None, agents=self.upstreams)
+      job = Job(task, session.seed)
+      session.live = Live(job, None, agents=self.upstreams, price=session.price)
     live, steps = session.live, session.acted(len(text.actions))
     live.steps = [
       dataclasses.replace(step, observation=observation, action=action)
@@ -248,8 +260,9 @@ class Exchange:
 
 
 def name_capped(session: Session) -> str:
-  """The name of a session's policy under its caps, as `rollout.entries` writes it."""
-  base, caps = session.policy, {"K": session.call_limit, "usd": session.usd_limit}
+  """The name of a session's policy, at its price under its caps, as `rollout.entries` writes it."""
+  base, caps = session.policy, {"price": session.price}
+  caps |= {"K": session.call_limit, "usd": session.usd_limit}
   if base == ALWAYS_LARGE and session.call_limit is not None:
     base = FIRST_LARGE
   texts = [f"{k}={v:g}" for k, v in caps.items() if v is not None and f"{k}=" not in base]
