@@ -91,3 +91,14 @@ def test_what_changes_the_judge_changes_its_name(config, change):
   before = zero_shot_name(config)
   config.baselines.judge = dataclasses.replace(config.baselines.judge, **change)
   assert zero_shot_name(config) != before
+
+
+def test_under_a_cap_the_router_that_knows_its_budget_is_also_run_untold(config):
+  config.value.updates, config.value.prices, config.evaluate.call_budgets = 9, (0.5, 0.1), (2,)
+  name = "conditioned(update=9,price="
+  rows = [(e.policy, e.unlimited) for e in entries(config) if e.family == "conditioned"]
+  free = [f"{name}0.5)", f"{name}0.1)"]
+  assert rows == [*zip(free, (None, None)), (f"{name}0.1,K=2)", None)] + [
+    (f"{name}0.5,told=0,K=2)", free[0]),  # its episodes within the cap are not run again
+    (f"{name}0.1,told=0,K=2)", free[1]),
+  ]

@@ -109,9 +109,10 @@ def test_heads_keep_the_only_call_for_where_it_counts():
   np.testing.assert_allclose(best_R, [1.1, 1.0, 1.0], atol=0.08)
 
 
-def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("told", [True, False])
+def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch, told):
   """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
-  also where episodes of different lengths are batched together."""
+  also where episodes of different lengths are batched together; untold, that there is no cap."""
   config = tiny.config(tmp_path)
   config.router.tie_word_embeddings = False
   run = Run(config)
@@ -126,7 +127,7 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
       seen.setdefault((live.task.id, live.job.seed), []).append(row)
     return estimate_all(heads, hidden, facts)
 
-  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1)
+  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, told=told)
   asked, choose = [], policy.choose
   monkeypatch.setattr(policy_module, "estimate", note)
   jobs = [Job(task, 2000) for task in run.store.tasks("train")]
@@ -149,7 +150,7 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch):
         hidden, facts = seen[episode.task_id, 2000].pop(0)
         np.testing.assert_allclose(hidden, data.hidden_NxD[n + s], atol=1e-5)
         row = data.step_N[n + s], data.large_N[n + s], data.steps_N[n + s]
-        expected = describe(left, prices[episode.task_id] or 0.5, *row)
+        expected = describe(left if told else np.inf, prices[episode.task_id] or 0.5, *row)
         np.testing.assert_allclose(facts, expected, rtol=1e-6)
       left -= step.model == LARGE
     n += len(episode.steps)

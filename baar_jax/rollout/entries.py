@@ -10,6 +10,7 @@ ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # al
 ALWAYS = "always"  # a model between the boundaries, named by its rank from 1
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
+UNTOLD = {"told": 0}  # under a cap: that router, which then spends as without one until it is spent
 ARGMAX = 0.5  # the threshold that takes the most probable model
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
 PRIVILEGED_WEIGHTS = (0, 3, 10, 30, 100)  # the same
@@ -58,7 +59,10 @@ def entries(config: Config) -> list[Entry]:
   capped_rules = rules if c.evaluate.budget_rules else rules[:1]
   for family, parameters in routers(c):
     if family == CONDITIONED:
-      table += [(family, parameters | {"price": p}, uncapped + capped) for p in c.value.prices]
+      prices = [parameters | {"price": p} for p in c.value.prices]
+      table += [(family, priced, uncapped) for priced in prices]
+      table.append((family, parameters | {"price": min(c.value.prices)}, capped))
+      table += [(family, priced | UNTOLD, capped) for priced in prices]
       continue
     table += [(family, parameters | rule, uncapped) for rule in rules]
     for budget in capped if family not in ABLATIONS else ():
@@ -84,9 +88,13 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
   base = zero_shot_name(config) if family == "zero-shot" else family
   shown = config.router.show_budget and family in dict(routers(config))
-  shown, unlimited = shown or family in ("zero-shot", "optimum", CONDITIONED), None
+  shown |= family in ("zero-shot", "optimum")
+  if family == CONDITIONED:  # its text does not say it
+    shown = "told" not in parameters
+  unlimited = None
   if "K" in budget and not shown:  # of a cap on dollars an episode does not tell what it changed
-    unlimited = ALWAYS_LARGE if family == FIRST_LARGE else policy_name(base, parameters)
+    freely = {key: value for key, value in parameters.items() if key not in UNTOLD}
+    unlimited = ALWAYS_LARGE if family == FIRST_LARGE else policy_name(base, freely)
   policy = policy_name(base, parameters | budget)
   return Entry(family, parameters, policy, budget.get("K"), unlimited, budget.get("usd"))
 
@@ -99,8 +107,12 @@ def policy_name(base: str, parameters: dict[str, float]) -> str:
 
 def stratified_name(config: Config) -> str:
   """The policy whose episodes the references of hard tasks are chosen from."""
-  together = ",in_time" if config.references.in_time else ""
-  return f"stratified(samples={config.references.samples}{together})"
+  return f"stratified(samples={config.references.samples})"
+
+
+def together_name(config: Config) -> str:
+  """The policy of `together_rule`, from whose episodes the values learn too."""
+  return f"together(samples={config.references.together})"
 
 
 def rollouts_name(family: str, lam: float, update: int, train_seed: int = 0) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from baar_jax.config import REFERENCE_SEEDS, ReferencesConfig
+from baar_jax.config import REFERENCE_SEEDS
 from baar_jax.envs.base import Env
 from baar_jax.episode import SMALL, Call, Reply, Step, Task
 from baar_jax.llms import agent
@@ -131,17 +131,19 @@ def random_rule(live: Live, p: float) -> int:
   return draw.choice(range(1, len(live.agents))) if draw.random() < p else SMALL
 
 
-def stratified_rule(live: Live, config: ReferencesConfig) -> int:
-  """LARGE with probability k / N at each step of episode k of N `samples` (paper).
+def stratified_rule(live: Live, samples: int) -> int:
+  """LARGE with probability k / N at each step of episode k of N `samples` (paper)."""
+  return random_rule(live, (live.job.seed - REFERENCE_SEEDS) / samples)
 
-  With `in_time`, even k have their LARGE steps together: the first k / (2 N) of the task's steps,
-  or all but these. So what first-large does is among what a router learns from (our choice).
+
+def together_rule(live: Live, samples: int) -> int:
+  """LARGE at the first k / (2 N) of the task's steps, or for even k of N `samples` at all others.
+
+  So what first-large does is among what the values learn from (our choice).
   """
-  k, samples = live.job.seed - REFERENCE_SEEDS, config.samples
-  if k % 2 or not config.in_time:
-    return random_rule(live, k / samples)
+  k = live.job.seed - REFERENCE_SEEDS
   early = len(live.steps) < k / (2 * samples) * live.task.max_steps
-  return random_rule(live, float(early == (k % 4 == 2)))
+  return random_rule(live, float(early == k % 2))
 
 
 def privileged_rule(live: Live, mu: float) -> int:

@@ -201,10 +201,14 @@ class ConditionedPolicy(RouterPolicy):
     prices: Sequence[float],
     rows: int,
     mesh: Mesh | None = None,
+    told: bool = True,
   ):
-    """`prices` are as of `head.describe`; the others are as of `RouterPolicy`."""
+    """`prices` are as of `head.describe`; the others are as of `RouterPolicy`.
+
+    Without `told` it decides as if there were no cap, until nothing of the cap is left.
+    """
     super().__init__(name, model, view, Threshold(), rows, mesh)
-    self._heads, self.prices, self._token_ids = heads, prices, None
+    self._heads, self.prices, self._told, self._token_ids = heads, prices, told, None
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """The values say what is best, not how probable it is."""
@@ -214,7 +218,8 @@ class ConditionedPolicy(RouterPolicy):
     check_finite(hidden_RxD, f"hidden states of {self.name}")
     rows = []
     for live in ready:
-      left = count_calls_left(self._heads, live.call_limit, live.usd_limit, live.steps)
+      caps = (live.call_limit, live.usd_limit) if self._told else (None, None)
+      left = count_calls_left(self._heads, *caps, live.steps)
       large_calls = sum(step.large_calls for step in live.steps)
       price = min(self.prices) if live.price is None else live.price
       rows.append((left, price, len(live.steps), large_calls, live.task.max_steps))

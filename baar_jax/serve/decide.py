@@ -87,7 +87,7 @@ def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Poli
     "large": always(len(config.models.names) - 1, entries.ALWAYS_LARGE),
     "random": Policy(name, lambda live: random_rule(live, RANDOM_P)),
     "stratified": Policy(
-      entries.stratified_name(config), lambda live: stratified_rule(live, config.references)
+      entries.stratified_name(config), lambda live: stratified_rule(live, config.references.samples)
     ),
   }
   if c.policy in ("router", "sample"):

@@ -86,7 +86,8 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   model, view, rest = load(entry.family, parameters.get("lam"))
   rows = run.live_episodes, run.mesh
   if entry.family == CONDITIONED:
-    return ConditionedPolicy(entry.policy, model, view, rest, [parameters["price"]], *rows)
+    told = "told" not in parameters
+    return ConditionedPolicy(entry.policy, model, view, rest, [parameters["price"]], *rows, told)
   rule = Threshold(parameters.get("threshold"), [price.input for price in run.pair.prices])
   if "share" in parameters:
     rule.value = float(np.quantile(rule.last_values(rest), 1.0 - parameters["share"]))

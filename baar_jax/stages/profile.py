@@ -2,11 +2,12 @@
 
 import collections
 import itertools
+from functools import partial
 
-from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS
+from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SERVED
 from baar_jax.mesh import exchange
-from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name
-from baar_jax.rollout.live import Job, Policy, stratified_rule
+from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name, together_name
+from baar_jax.rollout.live import Job, Policy, stratified_rule, together_rule
 from baar_jax.router.source import weights_directory
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import text_pieces
@@ -46,15 +47,19 @@ def main(run: Run) -> None:
 def references(run: Run) -> None:
   """Collects the trajectory tau* of every training task, for SFT, and of every dev task."""
   run.require("profile")
-  tasks, samples = run.tasks("train") + run.tasks("dev"), run.config.references.samples
+  tasks, c = run.tasks("train") + run.tasks("dev"), run.config.references
   profiles = load_profiles(run.store, run.config)
   profiles |= load_profiles(run.store, run.config, split="dev")
   hard = [task for task in tasks if task.id in profiles and profiles[task.id].difficulty == "hard"]
   if not run.config.references.clone_large:
-    name, settings = stratified_name(run.config), run.config.references
-    policy = Policy(name, lambda live: stratified_rule(live, settings))
-    jobs = [Job(task, REFERENCE_SEEDS + k) for task in hard for k in range(1, samples + 1)]
+    policy = Policy(stratified_name(run.config), partial(stratified_rule, samples=c.samples))
+    jobs = [Job(task, REFERENCE_SEEDS + k) for task in hard for k in range(1, c.samples + 1)]
     run.collect("references", policy, jobs)
+  if run.config.env.kind != SERVED:  # clients are not asked for them
+    policy = Policy(together_name(run.config), partial(together_rule, samples=c.together))
+    train = [task for task in hard if task.split == "train"]
+    jobs = [Job(task, REFERENCE_SEEDS + k) for task in train for k in range(1, c.together + 1)]
+    run.collect("together", policy, jobs)
   trajectories = load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]
