@@ -39,7 +39,7 @@ def run_episodes(
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
     dollars = None if usd_budget is None else DollarBudget(usd_budget)
-    live = Live(job, env, CallBudget(call_budget), dollars, run_budget, restarts)
+    live = Live(job, env, CallBudget(call_budget), dollars, run_budget, restarts=restarts)
     live.coroutine = _play(live, pair, policy)
     workers.submit(_advance, live, events)
 
