@@ -11,16 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import psutil
 
 from baar_jax.config import Config, RouterConfig
-from baar_jax.envs.base import Env
-from baar_jax.envs.sandbox import Rules, Sandbox
-from baar_jax.episode import Call, Episode, Reply, Step, Task, Usage
+from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.live import Job, Live, Policy, random_rule
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import RouterPolicy, Threshold
@@ -43,9 +40,7 @@ DECISIONS = [("cached_decision_ms", "transcript", 1, False)]
 DECISIONS += [("whole_decision_ms", "transcript", 1, True), ("paper_decision_ms", "paper", 1, True)]
 DECISIONS += [("cached_16_step_ms", "transcript", 16, False)]
 SEED = 7_000_000  # of episodes that are measured and not stored
-LIVE, WAITING_STEPS, MEDIAN_S, P99_S = 64, 4, 0.5, 5.0  # episodes that wait, and lognormal replies
 Figure = tuple[str, float, str]  # a name that ends in its unit, a value, and a remark
-RANDOM = Policy("bench", lambda live: random_rule(live, 0.5))
 
 
 def main(run: Run) -> None:
@@ -86,7 +81,6 @@ def measure_all(run: Run, directory: Path) -> Iterator[Figure]:
   model = load_pretrained(view) if c.weights else build_model(config.router, 0)
   yield from decide(model, view, directory, task, episodes)
   yield from train(config, model, view, task, episodes[: config.bopo.batch_episodes])
-  yield from wait()
   yield from play(run)
 
 
@@ -135,33 +129,13 @@ def train(c: Config, model, view: View, task: Task, episodes) -> Iterator[Figure
   yield "bopo_tokens_per_s", tokens / bopo_s, f"{sft_s / bopo_s:.3g} x SFT"
 
 
-def wait() -> Iterator[Figure]:
-  """Episodes that do nothing but wait for replies, all live at once."""
-  sigma = math.log(P99_S / MEDIAN_S) / 2.3263  # at a normal's 99 %
-  latency_s_BxS = MEDIAN_S * np.random.default_rng(0).lognormal(0, sigma, (LIVE, WAITING_STEPS))
-
-  def start(env: Env, task: Task, seed: int, hold: object) -> list[SimpleNamespace]:
-    def reply(messages: object, step: int) -> Reply:
-      time.sleep(latency_s_BxS[seed, step])
-      return Reply("Thought: I wait.\n\nAction: wait", Call(0, Usage(1, 0, 1), 0.0))
-
-    return [SimpleNamespace(bound_usd=lambda messages, step: 0.0, reply=reply)] * 2
-
-  rules = Rules(attempts=WAITING_STEPS + 1)  # nobody opens the lock: episodes end at max_steps
-  envs = [Sandbox(1, 1, 1, WAITING_STEPS, rules) for _ in range(LIVE)]
-  jobs = [Job(envs[0].tasks("test")[0], seed) for seed in range(LIVE)]
-  pair = SimpleNamespace(start=start, stop=lambda: None)
-  seconds = time_s(lambda: list(run_episodes(jobs, RANDOM, pair, envs)))
-  remark = f"{seconds / latency_s_BxS.sum(axis=1).max():.3g} x the longest of {LIVE} live episodes"
-  yield "waiting_s", seconds, remark
-
-
 def play(run: Run) -> Iterator[Figure]:
   """Episodes of the run's environment through the loop."""
   tasks, envs = run.tasks("test")[:12], run.envs()
+  policy = Policy("bench", lambda live: random_rule(live, 0.5))
   for seed in (SEED, SEED + 2):  # in the first round Java still compiles
     jobs, start = [Job(task, seed + i) for task in tasks for i in (0, 1)], time.perf_counter()
-    episodes = list(run_episodes(jobs, RANDOM, run.pair, envs))
+    episodes = list(run_episodes(jobs, policy, run.pair, envs))
     loop_s = time.perf_counter() - start
   steps = sum(len(episode.steps) for episode in episodes)
   yield "steps_per_s", steps / loop_s, f"{run.config.env.kind}: the loop, random routing"
