@@ -16,14 +16,14 @@ from baar_jax.report import compare, texts
 from baar_jax.report.compare import COMPARED, choose
 from baar_jax.report.frontier import interval
 from baar_jax.report.page import compute_results, plain
-from baar_jax.report.table import load, training
+from baar_jax.report.table import load
 from baar_jax.rollout.entries import Entry
 
 
-def figures(policies: dict, metrics=(), **baselines) -> dict:
+def figures(policies: dict, **baselines) -> dict:
   settings = config()
   settings.baselines = BaselinesConfig(**baselines)
-  return compute_results(fill(policies), entries(policies), settings, metrics)
+  return compute_results(fill(policies), entries(policies), settings)
 
 
 @pytest.fixture(scope="module")
@@ -248,27 +248,6 @@ def test_seconds_by_the_rates_and_as_measured(every):
   # Four answers of 160 tokens of LARGE decide; no router of its own.
   assert every["latency"].router_s["zero-shot"] == pytest.approx(4 * 160 / 80)
   assert math.isnan(every["latency"].waited_s["bopo"])  # it was not measured
-
-
-def test_curves_are_of_the_newest_lines_of_what_is_evaluated():
-  sft = {"stage": "sft", "update": 1, "loss": 0.7}
-  bopo = sft | {"stage": "bopo", "loss": 0.1}
-  without = bopo | {"ablation": "no-reference", "loss": 0.2}
-  newer = [sft | {"update": 2, "loss": loss} for loss in (0.6, 0.5)]
-  others = [sft | {"stage": "vanilla"}, sft | {"stage": "other"}]  # they are not evaluated
-  curves = training([sft, newer[0], bopo, without, newer[1], *others], {"no-reference"})
-  curves = [*curves[["stage", "ablation", "update", "loss"]].itertuples(index=False, name=None)]
-  assert curves[:2] == [("sft", "", 1, 0.7), ("bopo", "", 1, 0.1)]
-  assert curves[2:] == [("bopo", "no-reference", 1, 0.2), ("sft", "", 2, 0.5)]
-  assert training([], ()).empty
-
-
-def test_the_newest_calibration_of_an_evaluated_cascade():
-  line = {"stage": "cascade-calibration", "base_rate": 0.5, "bins": [], "updates": 150}
-  # The last is of a scorer that was trained for longer.
-  lines = [line | {"brier": 9}, line | {"brier": 1}, line | {"brier": 7, "updates": 7}]
-  assert figures(EVERY, metrics=lines)["calibration"]["brier"] == 1
-  assert figures(FEW, metrics=lines)["calibration"] is None
 
 
 def test_the_paper_stands_beside_the_same_environment_alone(every):

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import shutil
 
 import jax
@@ -12,7 +11,7 @@ import tiny
 from flax import nnx
 
 from baar_jax import config as settings
-from baar_jax.config import ABLATIONS, DEV_SEEDS, RIVALS, BaselinesConfig
+from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
 from baar_jax.report.compare import choose
 from baar_jax.rollout.entries import entries, rollouts_name, zero_shot_name
@@ -143,20 +142,6 @@ def test_zero_shot_pays_for_its_questions_beside_the_models(run):
     assert all(any(call.kind == "judge" for call in step.calls) for step in e.steps)
     assert all(step.usd("judge") > 0 and not step.router_cost_usd for step in e.steps)
     assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
-
-
-def test_the_calibration_is_of_dev_steps_and_logged_once(run):
-  path = run.dir / "metrics.jsonl"
-  before = path.read_text()
-  train.baselines(run)
-  assert path.read_text() == before
-  lines = map(json.loads, before.splitlines())
-  (line,) = [line for line in lines if line["stage"] == "cascade-calibration"]
-  dev = {task.id for task in run.store.tasks("dev")}
-  episodes = run.store.episodes("always-small") + run.store.episodes("stratified(samples=3)")
-  profiled = [e for e in episodes if e.task_id in dev and e.seed < DEV_SEEDS]
-  steps = [step for e in profiled for step in e.steps]
-  assert sum(b["count"] for b in line["bins"]) == sum(step.model == SMALL for step in steps)
 
 
 def test_the_stage_goes_on_where_it_stopped(run, tmp_path):

@@ -16,17 +16,14 @@ from baar_jax.episode import Episode, Step
 from baar_jax.report import page, texts
 from baar_jax.report.page import compute_results
 from baar_jax.rollout.entries import Entry
-from baar_jax.stages.report import read_metrics, terminal_table
+from baar_jax.stages.report import read_forecast, terminal_table
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
-METRICS = [
-  {"stage": stage, **lam, "update": update, "loss": 1 / update, "kl": 0.1}
-  for stage, lam in (("sft", {}), ("bopo", {"lam": 0.3}), ("vanilla", {"lam": 0.3}))
-  for update in (1, 2, 3)
-]
-METRICS += [{"stage": "bopo", "lam": 0.3, "ablation": "no-reference", "update": 1, "loss": 2.0}]
-BINS = [{"predicted": 0.1, "observed": 0.2, "count": 30}]
-CALIBRATION = {"stage": "cascade-calibration", "brier": 0.1, "base_rate": 0.4, "bins": BINS}
+
+
+ROW = {"budget": "K = 1", "measured_share": 0.5, "forecast_share": 0.4}
+ROW |= {"forecast_share_low": 0.3, "forecast_share_high": 0.45}
+FIT = {"brier": 0.125, "bins": [{"predicted": 0.1, "observed": 0.2, "count": 30}]}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,8 @@ def results() -> dict:
   policies = EVERY | {"newcomer": ("newcomer", {}, None, "SL", (1.0,) * 4)}
   settings = config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
-  results = compute_results(fill(policies), entries(policies), settings, [*METRICS, CALIBRATION])
+  forecast = {"rows": [ROW], "calibration": FIT}
+  results = compute_results(fill(policies), entries(policies), settings, forecast=forecast)
   small, large = results["episodes"].episode.iloc[1].steps[2:]
   small.observation = "x" * 900
   # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
@@ -91,8 +89,7 @@ def rendered(results: dict) -> str:
 def test_the_page_is_well_formed_and_asks_for_nothing(index, reader):
   reader.check_that_it_asks_for_nothing()
   names = {path.stem for path in index.parent.glob("*.png")}
-  curves = {"training_sft", "training_bopo", "training_vanilla"}
-  assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations", *curves}
+  assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations"}
   assert reader.tags.count("img") == len(names)
 
 
@@ -108,8 +105,8 @@ def test_the_page_says(reader):
     "p(LARGE) 0.80",
     "p(LARGE) 0.75",
     "(no action in the reply)",
-    "10 20 30 Of SMALL's proposals",
-    "always predicting the rate of 40 % has 0.240",
+    "K = 1 40 [30, 45] 50",
+    "10 20 30 By task and cap. Mean squared difference 0.125",
     "newcomer",
     "8 budget overruns",
   ):
@@ -131,7 +128,7 @@ def test_a_run_without_bopo_or_without_a_gap():
   few = {name: FEW[name] for name in ("always-small", "always-large", "random(p=0.5)")}
   text = rendered(compute_results(fill(few), entries(few), config()))
   assert "No BoPO router has been evaluated" in text
-  assert "Training" not in text and "hard budget" not in text
+  assert "hard budget" not in text
   flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
   results = compute_results(fill(flat), entries(flat), config())
   assert results["policies"].success_gap_share.isna().all() and results["headline"] is None
@@ -192,36 +189,15 @@ def test_the_terminal_table():
   assert lines[-1].startswith("spent by this run: $") and lines[-1].endswith("scripted models")
 
 
-def test_a_line_cut_by_a_kill_is_left_out(tmp_path):
-  path = tmp_path / "metrics.jsonl"
-  assert read_metrics(path) == []
-  path.write_text('{"stage": "sft", "update": 1}\n{"bins": [{"a": 1}')
-  assert read_metrics(path) == [{"stage": "sft", "update": 1}]
-
-
-UPDATE, MEMORY = '{"stage": "bopo", "update": 1, %s}', '{"stage": "environments", %s}'
-WRONG_LINES = {
-  **dict.fromkeys(["[1]", '"text"', "no JSON", "[" * 100_000, "\xff\x00"], ""),
-  **dict.fromkeys(['{"update": 1}', '{"stage": 3}', '{"stage": []}'], ""),
-  **dict.fromkeys(['{"stage": "sft"}', '{"stage": "sft", "update": "first"}'], "update"),
-  **dict.fromkeys([UPDATE % f'"loss": {x}' for x in ("NaN", "-Infinity", "9e999", "[1]")], "loss"),
-  UPDATE % f'"kl": 1{"0" * 400}': "kl",
-  UPDATE % '"lam": {}': "lam",
-  UPDATE % '"ablation": []': "ablation",
-  MEMORY % '"own_tasks": true, "mb_per_live_episode": NaN': "mb_per_live_episode",
-  json.dumps(CALIBRATION | {"brier": None}): "brier",
-  json.dumps(CALIBRATION | {"bins": [{"predicted": 0.5}]}): "observed",
-  json.dumps(CALIBRATION | {"bins": [BINS[0] | {"observed": math.nan}]}): "observed",
-}
-
-
-@pytest.mark.parametrize("number", range(len(WRONG_LINES)))
-def test_a_line_of_the_wrong_shape_is_named(tmp_path, number):
-  path, (line, reason) = tmp_path / "metrics.jsonl", [*WRONG_LINES.items()][number]
-  path.write_text(f'{{"stage": "sft", "update": 1}}\n{line}\n', encoding="latin-1")
-  with pytest.raises(ValueError, match=f"^{path}, line 2.*{reason}.*: remove the line") as error:
-    read_metrics(path)
-  assert "\n" not in str(error.value) and len(str(error.value)) < 500
+def test_a_forecast_that_cannot_be_read_is_named(tmp_path):
+  path = tmp_path / "forecast.json"
+  assert read_forecast(path) is None
+  for text in ('{"rows": [', '{"rows": [{}]}', json.dumps({"rows": [ROW | {"budget": None}]})):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{path} cannot be read: run --stage=forecast again$"):
+      read_forecast(path)
+  path.write_text(json.dumps({"rows": [ROW], "calibration": FIT}))
+  assert read_forecast(path) == {"rows": [ROW], "calibration": FIT}
 
 
 HOSTILE = [
@@ -249,7 +225,7 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   run = results["run"] | {"name": text, "environment": text, "stand_ins": []}
   run["models"] = {"kind": "chat", "names": [text, text], "hosts": [text, text]}
   run["prices_usd_per_million"] = {text: run["prices_usd_per_million"]["gpt-4.1"]}
-  changed = {"run": run, "episodes": rows, "training": results["training"][:0]}
+  changed = {"run": run, "episodes": rows}
   for name in ("policies", "frontiers", "hard_budget", "ablations"):
     changed[name] = results[name].replace({"family": {"single-turn": text}})
   monkeypatch.setattr(page, "draw_all", lambda _: {})

@@ -21,13 +21,12 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import choose, main_family
 from baar_jax.report.optimum import exact_frontier
-from baar_jax.report.table import CURVES, Evaluation, load, run_ledger, training
+from baar_jax.report.table import Evaluation, load, run_ledger
 from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
 from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES, Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
 
-RIVAL_STAGES = ("cascade", "single-turn", "cascade-calibration")
 MUTED = "#5f6875"
 ABOVE = {"loc": "outside upper center", "ncols": 3}  # the place of a legend
 STYLE = {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "legend.frameon": False}
@@ -39,15 +38,15 @@ def compute_results(
   store: Store,
   entries: Sequence[Entry],
   config: Config,
-  metrics=(),
   spent: Spent | None = None,
   forecast: Mapping | None = None,
+  own_tasks: bool = False,
 ) -> dict:
   """The results of the evaluation, tables and values, by name.
 
   All but "dev" are of test and of what dev has chosen. *_percent is in percent, *_share in [0, 1];
-  *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `metrics` are
-  lines of metrics.jsonl, `spent` the recorded calls of API models, `forecast` what the stage kept.
+  *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `spent` are
+  the recorded calls of API models, `forecast` what the stage kept; `own_tasks` were generated here.
   Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
@@ -57,14 +56,8 @@ def compute_results(
   table = compare.policies(data)
   headline = compare.headline(data, choice, table)
   difficulty = compare.difficulties(data, config.profile.easy_rate)
-  # Lines that state another number of updates are of an earlier training.
-  updates = {None, config.baselines.updates}
-  metrics = [m for m in metrics if m["stage"] not in RIVAL_STAGES or m.get("updates") in updates]
-  metrics = [m for m in metrics if not m.get("train_seed")]  # curves are of the first training seed
-  calibrations = [line for line in metrics if line["stage"] == "cascade-calibration"]
-  families = {entry.family for entry in entries}
   results = {
-    "run": _facts(config, metrics, data) | {"train_tasks": len(profiles)},
+    "run": _facts(config, data) | {"train_tasks": len(profiles), "own_tasks": own_tasks},
     "dev": choice.dev,
     "policies": table,
     "headline": headline,
@@ -75,9 +68,7 @@ def compute_results(
     "latency": compare.latency(data, choice.typical, config.models.kind == "scripted"),
     "inverted_tasks": sum(p.cost_small > p.cost_large for p in profiles.values()),
     "robustness": measure_robustness(store, config),
-    "training": training(metrics, families),
     "forecast": forecast,
-    "calibration": calibrations[-1] if calibrations and "cascade" in families else None,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),
     "episodes": showcase(store, data, headline["policy"], difficulty) if headline else None,
@@ -85,18 +76,14 @@ def compute_results(
   return results | {"paper": texts.beside_paper(results)}
 
 
-def _facts(config: Config, metrics: Sequence[Mapping], data: Evaluation) -> dict:
+def _facts(config: Config, data: Evaluation) -> dict:
   """What was run: environment, models, router, and how many tasks and seeds."""
   models, scripted = config.models, config.models.kind == "scripted"
-  environments = [line for line in metrics if line["stage"] == "environments"]
-  memory_mb = [line["mb_per_live_episode"] for line in environments]
   hosts = [] if scripted else [endpoint.host for endpoint in endpoints(models)]
   prices = map(dataclasses.asdict, prices_of(models.names, models.prices))
   return {
     "name": config.name,
     "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
-    "environment_mb": max(memory_mb, default=None),
-    "own_tasks": any(line["own_tasks"] for line in environments),
     "models": {"kind": models.kind, "names": list(models.names), "hosts": hosts},
     "prices_usd_per_million": dict(zip(models.names, prices)),
     "router": dataclasses.asdict(config.router),
@@ -182,8 +169,6 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
       figures["hard_budget"] = draw_hard_budget(results, metrics[0])
     if len(results["ablations"]):
       figures["ablations"] = draw_frontier(results, metrics[0], "ablations")
-    for stage, curves in results["training"].groupby("stage", sort=False):
-      figures[f"training_{stage}"] = draw_training(results, curves)
   return figures
 
 
@@ -239,23 +224,3 @@ def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   axes.set_xticks(sorted(set(rows.K)))
   axes.figure.legend(**ABOVE)
   return axes.figure
-
-
-def draw_training(results: Mapping, lines: pd.DataFrame) -> Figure:
-  """A stage's quantities over the updates, a line of moving means per router."""
-  names = [name for name in CURVES if lines[name].notna().any()]
-  routers = lines.ablation.map(lambda name: f"{family_name(results, name)} ")
-  routers += lines.lam.map(lambda lam: f"λ = {lam:g}" if lam == lam else "")
-  routers += lines.learning_rate.map(lambda rate: f"rate {rate:g}" if rate == rate else "")
-  curves = lines.assign(router=routers).pivot(index="update", columns="router", values=names)
-  means = curves.rolling(max(1, len(curves) // 12), min_periods=1).mean()
-  figure = Figure(figsize=(9.2, 4.0 if len(names) > 4 else 2.3), layout="constrained")
-  panels = figure.subplots(math.ceil(len(names) / 4), 4, squeeze=False, sharex=True).ravel()
-  for axes, name in zip(panels, names):
-    means[name].plot(ax=axes, legend=False, colormap="viridis", xlabel="update")
-    axes.set_title(name.replace("_", " "), loc="left")
-  for axes in panels[len(names) :]:
-    axes.set_visible(False)
-  if routers.nunique() > 1:
-    figure.legend(*panels[0].get_legend_handles_labels(), **ABOVE)
-  return figure

@@ -1,8 +1,8 @@
-"""What a run has stored, read as tables: the evaluation's episodes, the ledger, training curves."""
+"""What a run has stored, read as tables: the evaluation's episodes, and the ledger."""
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -18,10 +18,7 @@ DIFFICULTIES = ["easy", "hard", "intractable"]
 METRICS = ("score_percent", "success_percent")
 LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
-CURVES = ["loss", "dev_loss", "accuracy", "reward", "success", "kl", "entropy", "large_share"]
-CURVES += ["clipped"]
 FORECAST = "forecast.json"  # what stage forecast leaves in a run's directory
-CURVE_STAGES = ("sft", "bopo", "vanilla", "cascade", "single-turn")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,14 +136,3 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
     ledger["retries_usd"], presumed_usd = spent.retries_usd, spent.presumed_usd
   totals = {"total_usd": sum(ledger.values()), "presumed_usd": presumed_usd}
   return ledger | totals | {"replayed_usd": usd.replayed_usd}
-
-
-def training(metrics: Sequence[Mapping], families: Collection[str]) -> pd.DataFrame:
-  """The curves of what is evaluated: lines of metrics.jsonl, the newest of each update, which a
-  resumed run repeats."""
-  key = ["stage", "ablation", "lam", "learning_rate", "update"]
-  lines = pd.DataFrame(metrics, columns=[*key, *CURVES], dtype=object)
-  lines = lines.astype(dict.fromkeys([*key[2:], *CURVES], float))
-  evaluated = lines.ablation.fillna(lines.stage).isin({"sft", "bopo", *families})
-  lines = lines[lines.stage.isin(CURVE_STAGES) & evaluated].fillna({"ablation": ""})
-  return lines.drop_duplicates(key, keep="last")

@@ -107,7 +107,7 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
   if family == "cascade":  # which is asked where any but the dearest acts, and shown its proposal
     episodes = [add_proposals(episode, dearest) for episode in episodes]
     relabel = partial(label_failures, dearest=dearest)
-  return model, view, predict(run, model, view, episodes, relabel)[0]
+  return model, view, predict(run, model, view, episodes, relabel)
 
 
 def forecast(run: Run) -> None:

@@ -1,34 +1,24 @@
 """Stage report: the evaluation's results as a page, PNGs, results.json and the terminal's table."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-from pydantic import FiniteFloat, ValidationError, create_model
+from pydantic import FiniteFloat, create_model
 
-from baar_jax.checks import explain
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import texts
-from baar_jax.report.table import CURVE_STAGES, CURVES, FORECAST, list_evaluated
+from baar_jax.report.table import FORECAST, list_evaluated
 from baar_jax.run import Run
 
-# What the report reads from a line of metrics.jsonl, by the line's stage.
-NUMBER, NUMBER_OR_NONE = (FiniteFloat, ...), (FiniteFloat | None, None)
-UPDATE = dict.fromkeys(("lam", "learning_rate", "updates", *CURVES), NUMBER_OR_NONE)
-UPDATE |= {"update": NUMBER, "ablation": (str | None, None)}
-FIELDS = dict.fromkeys(CURVE_STAGES, UPDATE)
-FIELDS["environments"] = {"mb_per_live_episode": NUMBER, "own_tasks": (bool, ...)}
-BIN = create_model("bin", **dict.fromkeys(("predicted", "observed", "count"), NUMBER))
-CALIBRATION = {"brier": NUMBER, "base_rate": NUMBER, "bins": (list[BIN], ...)}
-FIELDS["cascade-calibration"] = CALIBRATION | {"updates": NUMBER_OR_NONE}
-LINE_MODELS = {stage: create_model("line", **fields) for stage, fields in FIELDS.items()}
-ANY_LINE = create_model("line", stage=(str, ...))  # of any other stage
 # What it reads from what the stage forecast has kept.
-ROW = {"budget": (str, ...), "measured_share": NUMBER_OR_NONE}
-ROW |= dict.fromkeys([f"forecast_share{end}" for end in ("", "_low", "_high")], NUMBER)
-ROWS, FIT = list[create_model("row", **ROW)], create_model("fit", **CALIBRATION)
-FORECAST_MODEL = create_model("forecast", rows=(ROWS, ...), calibration=(FIT | None, None))
+NUMBER = (FiniteFloat, ...)
+ROW = dict.fromkeys([f"forecast_share{end}" for end in ("", "_low", "_high")], NUMBER)
+ROW |= {"budget": (str, ...), "measured_share": (FiniteFloat | None, None)}
+BIN = dict.fromkeys(("predicted", "observed", "count"), NUMBER)
+FIT = create_model("fit", brier=NUMBER, bins=(list[create_model("bin", **BIN)], ...))
+ROWS = (list[create_model("row", **ROW)], ...)
+FORECAST_MODEL = create_model("forecast", rows=ROWS, calibration=(FIT | None, None))
 
 
 def main(run: Run) -> None:
@@ -38,10 +28,11 @@ def main(run: Run) -> None:
   from baar_jax.report import page
 
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
-  metrics = read_metrics(run.dir / "metrics.jsonl")
+  metrics = run.dir / "metrics.jsonl"
+  own_tasks = metrics.exists() and '"own_tasks": true' in metrics.read_text(errors="replace")
   forecast = read_forecast(run.dir / FORECAST) if run.config.value.updates else None
-  stored, played = (metrics, spent, forecast), list_evaluated(run.store, run.config)
-  results = page.compute_results(run.store, played, run.config, *stored)
+  played = list_evaluated(run.store, run.config)
+  results = page.compute_results(run.store, played, run.config, spent, forecast, own_tasks)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
 
@@ -54,24 +45,6 @@ def read_forecast(path: Path) -> dict | None:
     return None
   except ValueError as error:
     raise ValueError(f"{path} cannot be read: run --stage=forecast again") from error
-
-
-def read_metrics(path: Path) -> list[dict]:
-  """The lines of metrics.jsonl; none if nothing was trained. Raises ValueError for a wrong one."""
-  lines, text = [], path.read_text(errors="replace") if path.exists() else ""
-  for number, line in enumerate(text.splitlines(), 1):
-    try:
-      fields = json.loads(line)
-      LINE_MODELS.get(fields["stage"], ANY_LINE).model_validate(fields)
-      lines.append(fields)
-    except ValidationError as error:
-      raise ValueError(f"{explain(error, f'{path}, line {number}')}: remove the line") from None
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
-      if isinstance(error, json.JSONDecodeError) and line.startswith("{"):
-        continue  # it was cut by a kill, and the resumed run wrote its update again
-      problem = f"{path}, line {number} is no JSON object with a stage: remove the line"
-      raise ValueError(problem) from None
-  return lines
 
 
 def terminal_table(results: Mapping) -> str:

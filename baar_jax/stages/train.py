@@ -8,21 +8,20 @@ import numpy as np
 
 from baar_jax.config import PROFILE_SEEDS, SFTConfig, compared_lam
 from baar_jax.episode import SMALL, Episode
-from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import ALWAYS, entries, stratified_name
 from baar_jax.rollout.live import Job, rule_policy
 from baar_jax.router.view import View, open_view
 from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run
 from baar_jax.train.batches import Batch, label_episodes, label_failures
-from baar_jax.train.checkpoint import UNSTRATIFIED, checkpoint_directory, load_router
+from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
 from baar_jax.train.dataset import (
   add_proposals,
   draw_batches,
   load_pretraining_episodes,
   load_profiles,
 )
-from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored, measure_calibration, predict
+from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored
 from baar_jax.train.losses import NO_TOKEN
 from baar_jax.train.values import fit_values
 
@@ -118,20 +117,12 @@ def train_cascade(run: Run) -> None:
   Each next model proposes in turn, and the dearest acts. The scorer is a router of the same shape,
   from the same initial weights, that reads the transcript and the proposal. It learns on stored
   episodes, where any model but the dearest acted, whether the episode will still fail: p(going on)
-  is p(failure). Its calibration on dev tasks is logged.
+  is p(failure).
   """
   view = open_view(run.config, run.tokenizer, proposals=True)
   label = partial(label_failures, dearest=len(run.pair.names) - 1)
   train, dev = load_proposals(run, "train"), load_proposals(run, "dev")
   _fit_rival(run, "cascade", view, train, dev, label)
-  place = checkpoint_directory(run.dir, run.config, "cascade", None, run.train_seed)
-  calibrated = f"calibration of {place.name}"
-  if not all(exchange(run.store.finished(calibrated))):  # all processes score together, or none
-    model = load_router(run.dir, run.config, run.mesh, "cascade", train_seed=run.train_seed)
-    p_DxA, action_D = predict(run, model, view, dev, label)
-    figures = measure_calibration(p_DxA[:, 1], action_D)
-    run.log(stage="cascade-calibration", updates=run.config.baselines.updates, **figures)
-    run.store.finish(calibrated)
 
 
 def load_proposals(run: Run, split: str) -> list[Episode]:

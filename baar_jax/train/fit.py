@@ -252,29 +252,26 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
 
 def predict(
   run, model: Qwen2, view: View, episodes: Sequence[Episode], relabel: Relabel | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-  """p_DxA, a router's probabilities at decisions in stored episodes, and action_D, as decided.
+) -> np.ndarray:
+  """p_DxA, a router's probabilities at decisions in stored episodes.
 
-  `relabel` masks decisions that the router would not be asked for, or changes what was decided.
+  `relabel` masks decisions that the router would not be asked for.
   """
   router = ShardedRouter(model, view.logit_ids, run.mesh, run.config.router.dtype)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
   batches = Batcher(run.config, view, tasks).micro_batches(episodes, relabel)
   p_DxA = np.concatenate([router.probabilities(batch)[batch.mask_BxS] for batch in batches])
-  action_D = [batch.action_BxS[batch.mask_BxS] for batch in batches]
   check_finite(p_DxA, "probabilities of stored episodes")
-  return p_DxA, np.concatenate(action_D)
+  return p_DxA
 
 
 def measure_calibration(p_D: np.ndarray, outcome_D: np.ndarray) -> dict:
   """How well predicted probabilities, or shares, agree with what happened.
 
-  `brier` is the mean squared difference (Brier 1950), `base_rate` what happened on average, and
-  `bins`, of equal width and with any prediction, have a mean prediction, what was observed on
-  average, and a count.
+  `brier` is the mean squared difference (Brier 1950); `bins`, of equal width and with any
+  prediction, have a mean prediction, what was observed on average, and a count.
   """
   bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
   decisions = pd.DataFrame({"p": p_D, "outcome": outcome_D}).groupby(bin_D)
   bins = decisions.agg(predicted=("p", "mean"), observed=("outcome", "mean"), count=("p", "size"))
-  brier, base_rate = float(np.mean((p_D - outcome_D) ** 2)), float(np.mean(outcome_D))
-  return {"brier": brier, "base_rate": base_rate, "bins": bins.to_dict("records")}
+  return {"brier": float(np.mean((p_D - outcome_D) ** 2)), "bins": bins.to_dict("records")}
