@@ -101,7 +101,6 @@ def test_the_page_says(reader):
     "task mix 25 50 25 25 50 25",  # easy, hard and intractable tasks
     "BoPO 17 67 17 0 100 0",  # 4, 16 and 4 of its 24 dollars; LARGE for hard tasks alone
     "SMALL 25 50 25 – – –",  # always; it calls LARGE for none
-    "On 1 of 2 training tasks SMALL is the dearer",
     "p(LARGE) 0.80",
     "p(LARGE) 0.75",
     "(no action in the reply)",

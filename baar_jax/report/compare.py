@@ -211,13 +211,11 @@ def by_difficulty(data: Evaluation, typical: Mapping, difficulty: pd.Series) -> 
   return pd.concat(tables, ignore_index=True)
 
 
-def latency(data: Evaluation, typical: Mapping[str, str], scripted: bool) -> pd.DataFrame:
+def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   """Mean seconds per episode, by family, by the paper's token rates and as measured.
 
   A router's decision is one token of its own, a judge's answers are at LARGE's rate, untaken
-  proposals at SMALL's. Measured are waited_s for the router or judge, decision_s of one decision,
-  models_s (NaN for scripts, and where replies were replayed), and waited_share (of the models'
-  measured seconds, else of those by the rates).
+  proposals at SMALL's. Measured are waited_s, for the router or judge, and decision_s of each time.
   """
   table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
   mean = table.groupby("policy").mean().loc[[*typical.values()]]
@@ -230,6 +228,4 @@ def latency(data: Evaluation, typical: Mapping[str, str], scripted: bool) -> pd.
   decisions = mean.decisions + mean.judgements
   s["waited_s"] = mean.router_latency_s.where((mean.router_latency_s > 0) & (decisions > 0))
   s["decision_s"] = s.waited_s / decisions
-  s["models_s"] = mean.latency_s.where((mean.replayed == 0) & (not scripted))
-  s["waited_share"] = s.waited_s / (s.waited_s + s.models_s.fillna(s.small_s + s.large_s))
   return s

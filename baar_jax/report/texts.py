@@ -40,7 +40,6 @@ LEDGER |= {"router_usd": "router", "total_usd": "all of it"}
 UNITS = {
   "_percent": (", %", 1.0, "z.1f"),
   "router_share": ("router, %", 100.0, "z.2f"),
-  "waited_share": ("waited, %", 100.0, "z.2f"),
   "_share": (", %", 100.0, "z.0f"),
   "_usd": (", $", 1.0, ""),  # as many digits as the cheapest policy needs
   "_s": (", s", 1.0, "z.3f"),
@@ -205,34 +204,21 @@ def spending(results: Mapping) -> pd.DataFrame:
 
 
 def beside_paper(results: Mapping) -> pd.DataFrame:
-  """The paper's numbers and ours, as texts; ours is None where this run has no such number.
-
-  Empty for environments that are not the paper's.
-  """
+  """The paper's SR, and Use% where there is a K, beside ours, as texts; of the policies that this
+  run has too, in the paper's environments."""
   published = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
-  run, table = results["run"], results["policies"]
-  rows = published.get(run["environment"], [])
-  rows += published["three benchmarks together"] if rows else []
-  ours = {("Boundaries, SR", name): f"{table[run['sr']][name]:.1f}" for name in BOUNDARIES}
+  sr, table = results["run"]["sr"], results["policies"]
+  ours = {("", family): f"{table[sr][family]:.1f}" for family in BOUNDARIES}
   for row in results["hard_budget"].to_dict("records"):
-    text = f"{row[run['sr']]:.1f} ({100 * row['use_share']:.0f} %)"
-    ours[f"SR (Use%) at K = {row['K']}", row["family"]] = text
-  shares = results["by_difficulty"].query("column == 'cost_usd'").set_index("family")
-  for (family, difficulty), share in shares[DIFFICULTIES].stack().items():
-    what = f"{family_name(results, family)}, {difficulty}"
-    ours["Shares of dollars (of tasks for the task mix)", what] = f"{100 * share:.1f} %"
-  for family, share in results["latency"].router_share.items():
-    ours["Router's share of seconds, by the rates", family] = f"{100 * share:.1f} %"
-  for row in results["robustness"]:
-    figure = f"Labels of {row['trials']} trials against {run['profile_trials']}"
-    if row["tasks"]:
-      ours[figure, "agreement"] = f"{100 * row['agreement']:.1f} %"
-    if row["hard_jaccard"] is not None:
-      ours[figure, "Jaccard, hard"] = f"{row['hard_jaccard']:.2f}"
-  frame = pd.DataFrame(rows, columns=["figure", "what", "paper"])
-  values = [ours.get((figure, what), "nan") for figure, what, _ in rows]
-  frame["ours"] = [None if "nan" in text else text for text in values]  # a NaN is written so
-  return frame[frame.ours.notna().groupby(frame.figure).transform("any")]
+    text = f"{row[sr]:.1f} ({100 * row['use_share']:.0f} %)"
+    ours[str(row["K"]), row["family"]] = text
+  rows = [
+    (family, K, paper, ours[K, family])
+    for K, group in published.get(results["run"]["environment"], {}).items()
+    for family, paper in group.items()
+    if (K, family) in ours
+  ]
+  return pd.DataFrame(rows, columns=["family", "K", "paper", "ours"])
 
 
 def ledger(results: Mapping) -> dict[str, float]:
