@@ -91,7 +91,7 @@ REFUSED = [(name, value) for names, bad in BAD.items() for name in names.split()
 ZERO = "env.processes models.retries baselines.judge.retries pretrain.epochs evaluate.tasks"
 ZERO += " value.updates distributed.process distributed.fsdp evaluate.call_budgets seed"
 ZERO += " serve.port serve.max_large_calls"
-ZERO += " router.layers"
+ZERO += " router.layers references.together"
 
 
 def put(config, field, value):

@@ -8,7 +8,7 @@ from tiny import episode
 from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
 from baar_jax.rollout.entries import BOUNDARIES
-from baar_jax.rollout.live import Job, Live
+from baar_jax.rollout.live import Job, Live, together_rule
 from baar_jax.stages import profile
 from baar_jax.store import Store
 
@@ -28,12 +28,13 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.name, 1002, "SL", score, cost_usd=0.1))
 
-  config = Config(references=ReferencesConfig(samples=3))
+  config = Config(references=ReferencesConfig(samples=3, together=2))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.collect, run.require = collect, events.append
   profile.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
-  assert events == ["profile", "references", *jobs]
+  together = [("h1", 1001), ("h1", 1002)]  # the values learn from training tasks alone
+  assert events == ["profile", "references", *jobs, "together", *together]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   said = "references: 2 hard tasks, LARGE at 75% of their steps; 1 had no stratified success"
@@ -46,3 +47,14 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     large = sum(decision.model for decision in policies[0].choose(lives))
     # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
     assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
+
+
+def test_large_steps_may_be_together_in_time():
+  task = Task("t", "train", "do it", 8)
+
+  def models(k):
+    lives = [Live(Job(task, 1000 + k), None, agents=[None] * 2, steps=[None] * s) for s in range(8)]
+    return "".join("SL"[together_rule(live, 4)] for live in lives)
+
+  # 8 k / (2 * 4) = k steps: the first 1 and 3 are LARGE, and all but the first 2 and 4.
+  assert [models(k) for k in (1, 2, 3, 4)] == ["LSSSSSSS", "SSLLLLLL", "LLLSSSSS", "SSSSLLLL"]

@@ -110,6 +110,11 @@ def stratified_name(config: Config) -> str:
   return f"stratified(samples={config.references.samples})"
 
 
+def together_name(config: Config) -> str:
+  """The policy of `together_rule`, from whose episodes the values learn too."""
+  return f"together(samples={config.references.together})"
+
+
 def rollouts_name(family: str, lam: float, update: int, train_seed: int = 0) -> str:
   """The policy whose episodes are rolled out for an update."""
   seed = f",seed={train_seed}" if train_seed else ""

@@ -136,6 +136,16 @@ def stratified_rule(live: Live, samples: int) -> int:
   return random_rule(live, (live.job.seed - REFERENCE_SEEDS) / samples)
 
 
+def together_rule(live: Live, samples: int) -> int:
+  """LARGE at the first k / (2 N) of the task's steps, or for even k of N `samples` at all others.
+
+  So what first-large does is among what the values learn from (our choice).
+  """
+  k = live.job.seed - REFERENCE_SEEDS
+  early = len(live.steps) < k / (2 * samples) * live.task.max_steps
+  return random_rule(live, float(early == k % 2))
+
+
 def privileged_rule(live: Live, mu: float) -> int:
   """The model that gains the most over SMALL, where a dollar more costs `mu` of the task.
 

@@ -14,7 +14,14 @@ from baar_jax.envs.worker import class_of
 from baar_jax.episode import SPLITS, Usage
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.prices import Price, prices_of
-from baar_jax.rollout.entries import BOUNDARIES, entries, rollouts_name, routers, stratified_name
+from baar_jax.rollout.entries import (
+  BOUNDARIES,
+  entries,
+  rollouts_name,
+  routers,
+  stratified_name,
+  together_name,
+)
 from baar_jax.run import env_arguments
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
@@ -84,11 +91,13 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     trials = max(c.profile.trials, *c.profile.robustness, 0)
     planned = [(profiled, name, name, count * trials, None) for name in BOUNDARIES]
   elif stage == "references" and not c.references.clone_large:
-    hard = ASSUMED.hard_tasks.to_numpy() * count
-    if store.finished("profile"):
-      profiles = load_profiles(store, c) | load_profiles(store, c, split="dev")
-      hard = sum(profile.difficulty == "hard" for profile in profiles.values())
-    planned = [(profiled, stratified_name(c), "", hard * c.references.samples, None)]
+    hard = {split: ASSUMED.hard_tasks.to_numpy() * tasks[split] for split in ("train", "dev")}
+    for split in hard if store.finished("profile") else ():
+      profiles = load_profiles(store, c, split=split).values()
+      hard[split] = sum(profile.difficulty == "hard" for profile in profiles)
+    samples, together = sum(hard.values()) * c.references.samples, c.references.together
+    planned = [(profiled, stratified_name(c), "", samples, None)]
+    planned.append((ids["train"], together_name(c), "", hard["train"] * together, None))
   elif stage in ("bopo", "baselines"):
     if stage == "baselines" and "single-turn" in c.baselines.rivals:
       between = [e.policy for e in entries(c) if e.family == "always"]

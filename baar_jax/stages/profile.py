@@ -4,10 +4,10 @@ import collections
 import itertools
 from functools import partial
 
-from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS
+from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SERVED
 from baar_jax.mesh import exchange
-from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name
-from baar_jax.rollout.live import Job, Policy, stratified_rule
+from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name, together_name
+from baar_jax.rollout.live import Job, Policy, stratified_rule, together_rule
 from baar_jax.router.source import weights_directory
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import text_pieces
@@ -55,6 +55,11 @@ def references(run: Run) -> None:
     policy = Policy(stratified_name(run.config), partial(stratified_rule, samples=c.samples))
     jobs = [Job(task, REFERENCE_SEEDS + k) for task in hard for k in range(1, c.samples + 1)]
     run.collect("references", policy, jobs)
+  if run.config.env.kind != SERVED:  # clients are not asked for them
+    policy = Policy(together_name(run.config), partial(together_rule, samples=c.together))
+    train = [task for task in hard if task.split == "train"]
+    jobs = [Job(task, REFERENCE_SEEDS + k) for task in train for k in range(1, c.together + 1)]
+    run.collect("together", policy, jobs)
   trajectories = load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
 from baar_jax.episode import LARGE, Episode, Task
-from baar_jax.rollout.entries import BOUNDARIES, stratified_name
+from baar_jax.rollout.entries import BOUNDARIES, stratified_name, together_name
 from baar_jax.store import Store
 from baar_jax.train import rewards
 
@@ -125,7 +125,8 @@ def load_references(
 def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
   """What the profile's first trials and the references stored of training tasks."""
   samples = range(1, config.references.samples + 1)
-  return _load_episodes(store, config, range(config.profile.trials), samples)
+  episodes = _load_episodes(store, config, range(config.profile.trials), samples)
+  return episodes + list(store.episodes(together_name(config)))
 
 
 def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
