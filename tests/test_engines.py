@@ -90,16 +90,16 @@ def test_where_the_data_is(toy, tmp_path, monkeypatch):
   for place in (generated, downloaded, variable):
     if place == variable:
       monkeypatch.setenv("TOY_DATA", str(place))
-      with pytest.raises(ValueError, match=r"a, named by \$TOY_DATA, is not a directory"):
+      with pytest.raises(ValueError, match=r"a, named by .*TOY_DATA, is not a directory"):
         engines.data_of("toy", "")
     place.mkdir(parents=True)
     assert engines.existing_data("toy", "") == place
     assert engines.uses_generated_data("toy", "") == (place == generated)
     assert engines.existing_data("toy", "own") == generated
-  with pytest.raises(ValueError, match="b, named by --config.env.data, is not a directory"):
+  with pytest.raises(ValueError, match="b, named by --config.env.data.*is not a directory"):
     engines.data_of("toy", str(flag))
   flag.mkdir()
   assert engines.data_of("toy", str(flag)) == flag
   toy(unusable="/a")
-  with pytest.raises(ValueError, match="/a, whose name contains '/a': move it, or set BAAR_JAX_"):
+  with pytest.raises(ValueError, match="for one contains ./a.: move it, or set BAAR_JAX_"):
     engines.data_of("toy", "")

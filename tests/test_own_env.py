@@ -46,7 +46,7 @@ def test_an_environment_without_an_expert_can_be_played(tmp_path):
 @pytest.mark.parametrize(
   "kind, message",
   [
-    ("beach", "known: sandbox"),
+    ("beach", "there is no file"),
     ("nowhere.py:Corridor", "there is no file nowhere.py"),
     (f"{CORRIDOR}:Hall", "corridor.py has no class Hall"),
     ("sandbox", "no_such_argument"),

@@ -24,10 +24,7 @@ OUTPUT_CHARS = 4000  # of one observation; the rest is cut
 MEMORY_BYTES = 4 << 30  # of a process; an agent's code that takes more gets a MemoryError
 API = re.compile(r"\bapis\.(\w+)\.(\w+)")
 COMPLETE = ("supervisor", "complete_task")
-MAX_PLAN = 15  # steps; neighbours are joined beyond it
-# What a step does, by how much it matters; the first two are routine.
-KINDS = ("read", "declare", "pages", "login", "write", "answer")
-ROUTINE = ("read", "declare")
+ROUTINE = ("read", "declare")  # kinds of steps
 EARLY = 0.7  # share of wrong writes that declare the task done instead
 # Arguments that can be changed so that the call still works and does something else.
 NUMBERS = ("amount", "quantity", "rating", "priority", "duration")
@@ -69,23 +66,18 @@ class AppWorld(Env):
 
     Splits of one dataset take different tasks of it, in the order of SPLITS.
     """
-    place = SPLITS.index(split)
-    dataset = self._datasets[place]
-    sizes = zip(self._datasets[: place + 1], self._sizes)
-    *earlier, size = (size for name, size in sizes if name == dataset)
-    first, count = sum(earlier), sum(earlier) + size
+    *earlier, dataset = self._datasets[: SPLITS.index(split) + 1]
+    first = sum(size for name, size in zip(earlier, self._sizes) if name == dataset)
+    count = first + self._sizes[len(earlier)]
     path = self._data / "datasets" / f"{dataset}.txt"
-    if not path.is_file():
+    lines = path.read_text().split("\n") if path.is_file() else []
+    ids = [line.partition(":")[0].strip() for line in lines if line.strip()]
+    if len(ids) < count:
       names = sorted(file.stem for file in path.parent.glob("*.txt"))
       raise ValueError(
-        f"AppWorld has no dataset {dataset!r} in {path.parent}, but {names}: get its data with "
-        "`appworld download data`, or take tasks made here with --config.env.data=own"
-      )
-    ids = [line.partition(":")[0].strip() for line in path.read_text().split("\n") if line.strip()]
-    if len(ids) < max(count, 1):
-      raise ValueError(
-        f"AppWorld's dataset {dataset} has {len(ids)} tasks in {path.parent}, {count} were asked "
-        f"for: set --config.env.{split}_tasks, or make more tasks with --stage=setup"
+        f"AppWorld's dataset {dataset!r} has {len(ids)} tasks in {path.parent}, {count} were asked "
+        f"for, and there are {names}: set --config.env.{split}_tasks or {split}_split, get data by "
+        "`appworld download data`, or make more tasks by --stage=setup --config.env.data=own"
       )
     chosen = [ids[index] for index in spread(len(ids))[first:count]]
     return [Task(id_, split, self._specs(id_)["instruction"], self._max_steps) for id_ in chosen]
@@ -118,10 +110,8 @@ class AppWorld(Env):
     return "\n".join([head, *(f"- {app}: {text}" for app, text in apps)])
 
   def step(self, action: str) -> tuple[str, bool]:
-    requester = self._world.requester
-    requester.reset_request_count()
+    self._world.requester.reset_request_count()
     output = self._shell.execute(action, self._code_s, self._call_api).rstrip()
-    requester.reset_request_count()
     if self._expert:
       self._expert.observe(action, output)
     cut = len(output) - OUTPUT_CHARS
@@ -144,10 +134,8 @@ class AppWorld(Env):
 
   def oracle(self) -> Oracle:
     if self._expert is None:
-      raise NotImplementedError(
-        f"AppWorld's task {self._world.task_id} has no solution, which scripted models need: only "
-        "the datasets train and dev have them, and tasks made here (--config.env.data=own)"
-      )
+      problem = f"AppWorld's task {self._world.task_id} has no solution, which scripted models need"
+      raise NotImplementedError(f"{problem}: take the datasets train and dev, or tasks made here")
     return self._expert.oracle()
 
   def mistake(self, kind: str, key: str) -> str:
@@ -197,30 +185,25 @@ def make_plan(solution: str, docs: dict) -> list[PlanStep]:
   if not plan or COMPLETE not in plan[-1].apis:
     waiting += ast.parse("apis.supervisor.complete_task()").body
     plan.append(_step(waiting, docs))
-  while len(plan) > MAX_PLAN:
-    # The two neighbours that matter least become one step; the last step stays alone.
-    pairs = [sorted(KINDS.index(step.kind) for step in pair) for pair in zip(plan, plan[1:-1])]
-    first = pairs.index(min(pairs))
-    one, two = plan[first : first + 2]
-    joined = PlanStep(f"{one.code}\n{two.code}", KINDS[pairs[first][1]], one.apis + two.apis)
-    plan[first : first + 2] = [joined]
   return plan
 
 
 def _step(nodes: list[ast.stmt], docs: dict) -> PlanStep:
   code = "\n".join(ast.unparse(node) for node in nodes)
   apis = API.findall(code)
-  signs = {
+  signs = {  # of what the step does, by how much it matters
+    "read": True,
     "declare": COMPLETE in apis and "complete_task()" in code,
     "pages": "page_index=" in code or "from_pages(" in code,
     "login": any(name == "login" for _, name in apis),
     "write": any(_writes(api, docs) for api in apis if api != COMPLETE and api[1] != "login"),
     "answer": COMPLETE in apis and "complete_task()" not in code,
   }
+  *_, kind = filter(signs.get, signs)
   targets = [node.targets[-1] for node in nodes if isinstance(node, ast.Assign)]
   if targets:
     code += f"\nprint({ast.unparse(targets[-1])})"
-  return PlanStep(code, max(filter(signs.get, signs), key=KINDS.index, default="read"), apis)
+  return PlanStep(code, kind, apis)
 
 
 def _writes(api: tuple[str, str], docs: dict) -> bool:
@@ -240,7 +223,6 @@ class Expert:
 
   def __init__(self, solution: str, docs: dict) -> None:
     self._plan, self._docs, self._position = make_plan(solution, docs), docs, 0
-    self._plan.append(self._plan[-1])  # for whoever asks when the plan is over
 
   def oracle(self) -> Oracle:
     step = self._plan[self._position]

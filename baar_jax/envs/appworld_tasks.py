@@ -154,6 +154,7 @@ Their email addresses are in my phone's contacts."""
 # A task's id is d<level of difficulty>a<number>_<variant>.
 SCENARIOS = {"d1a0000": pay_friend, "d2a0000": text_birthdays, "d3a0000": ask_for_shares}
 SCENARIOS |= {"d2a0001": sum_distances, "d3a0001": sum_payments}
+TESTS = ("the answer is right", "the changes are right")  # in the following code
 EVALUATION = """\
 import json
 
@@ -192,11 +193,9 @@ def solution_of(code: str, is_question: bool) -> str:
 
 
 def write(path: Path, content: object) -> None:
-  """Writes text as it is and all else as JSON; the file appears as a whole."""
+  """Writes text as it is and all else as JSON."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  draft = path.with_name(f"{path.name}.tmp")
-  draft.write_text(content if isinstance(content, str) else json.dumps(content))
-  os.replace(draft, path)
+  path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
 def save(models: ModelCollection, place: Path, form: str) -> None:
@@ -244,23 +243,16 @@ def write_task(data: Path, task_id: str) -> None:
       models.supervisor.AccountPassword.create_save(supervisor_id=1, **account)
     save(models, draft / "dbs", "changes")
   specs = {"instruction": instruction, "supervisor": fields_of(me)}
-  specs |= {"datetime": NOW.isoformat(), "db_version": DB_VERSION, "canary_string": CANARY_STRING}
-  write(draft / "specs.json", specs)
-  canary = f"# Canary String: {CANARY_STRING}\n"
-  solution = canary + solution_of(code, is_question=answer is not None)
-  apps = {*re.findall(r"apis\.(\w+)\.", solution)} - {"supervisor"}
-  sizes = {"num_apps": len(apps), "num_solution_code_lines": solution.count("\n")}
+  write(draft / "specs.json", specs | {"datetime": NOW.isoformat(), "db_version": DB_VERSION})
+  counts = {"num_apps": 0, "num_solution_code_lines": 0}  # which the engine loads and never uses
   ground_truth = {
-    "evaluation.py": canary + EVALUATION,
-    "compiled_solution.py": solution,
-    "metadata.json": {"mode": "minimal", "difficulty": int(task_id[1]), **sizes},
+    "evaluation.py": EVALUATION,
+    "compiled_solution.py": solution_of(code, is_question=answer is not None),
+    "metadata.json": {"mode": "minimal", "difficulty": int(task_id[1]), **counts},
     "public_data.json": {},
     "private_data.json": {"added": added},
     "answer.json": answer,
-    "test_data.json": [
-      {"requirement": "the answer is right", "label": "no_op_fail"},
-      {"requirement": "the changes are right", "label": "no_op_fail" if added else "no_op_pass"},
-    ],
+    "test_data.json": [{"requirement": name, "label": "no_op_fail"} for name in TESTS],
   }
   for name, content in ground_truth.items():
     write(draft / "ground_truth" / name, content)

@@ -181,14 +181,14 @@ def data_of(kind: str, data: str) -> Path:
   if named and data != GENERATED:
     place = Path(named).absolute()
     if not place.is_dir():
-      source = "--config.env.data" if data else f"${engine.data_variable}"
+      source = f"--config.env.data or ${engine.data_variable}"
       raise ValueError(f"{place}, named by {source}, is not a directory")
   elif not data and downloaded_data(kind).is_dir():
     place = downloaded_data(kind)
-  for path in (str(place), tempfile.gettempdir()):
-    if engine.unusable and engine.unusable in path:
-      problem = f"{engine.title} cannot use {path}, whose name contains {engine.unusable!r}"
-      raise ValueError(f"{problem}: move it, or set BAAR_JAX_CACHE and TMPDIR")
+  paths = f"{place} or {tempfile.gettempdir()}"
+  if engine.unusable and engine.unusable in paths:
+    problem = f"{engine.title} cannot use {paths}, for one contains {engine.unusable!r}"
+    raise ValueError(f"{problem}: move it, or set BAAR_JAX_CACHE and TMPDIR")
   return place
 
 

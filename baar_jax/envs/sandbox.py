@@ -88,11 +88,8 @@ class Sandbox(Env):
   def __init__(self, train_tasks=96, dev_tasks=34, test_tasks=60, max_steps=MAX_STEPS, rules=RULES):
     self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
     self._max_steps, self._rules = max_steps, rules
-    self._building: Building | None = None
 
   def tasks(self, split: str) -> list[Task]:
-    if self._sizes.get(split, 0) < 1:
-      raise ValueError(f"the sandbox has no {split!r} tasks; it has {self._sizes}")
     ids = [f"{split}-{number}" for number in range(self._sizes[split])]
     kinds = [build(id_, self._rules).kind for id_ in ids]
     return [Task(id_, split, f"Open the {kind}.", self._max_steps) for id_, kind in zip(ids, kinds)]
@@ -100,40 +97,33 @@ class Sandbox(Env):
   def reset(self, task_id: str) -> str:
     self._building = build(task_id, self._rules)
     self._lock = self._jams = 0
-    self._done = False
     return self._observe("You enter.")
 
   def step(self, action: str) -> tuple[str, bool]:
-    right, _, ringing = (f"pull {lever}" for lever in self._levers())
+    right, _, ringing = (f"pull {lever}" for lever in self._building.levers[self._lock])
     if action == ringing:
-      self._done = True
       return "It rang an alarm. The task has failed.", True
     if action == right and self._building.hardness[self._lock] != BROKEN:
       self._lock, self._jams = self._lock + 1, 0
-      self._done = self._lock == self._rules.locks
       event = "It opened."
     else:
       self._jams += 1
-      self._done = self._jams == self._rules.attempts
       event = "It jammed." if re.fullmatch("pull [ABC]", action) else "No effect."
-    if self._done:
-      return f"{event} The task has {'failed' if self._jams else 'been done'}.", True
+    if self._jams == self._rules.attempts:
+      return f"{event} The task has failed.", True
+    if self._lock == self._rules.locks:
+      return f"{event} The task has been done.", True
     return self._observe(event), False
 
   def score(self) -> float:
-    return float(self._building is not None and self._lock == self._rules.locks)
+    return float(self._lock == self._rules.locks)
 
   def oracle(self) -> Oracle:
-    action = f"pull {self._levers()[0]}"
+    action = f"pull {self._building.levers[self._lock][0]}"
     return Oracle(action, self._lock, self._building.hardness[self._lock] != PLAIN, False)
 
   def mistake(self, kind: str, key: str) -> str:
-    return f"pull {self._levers()[2 if kind == 'wrong' else 1]}"
-
-  def _levers(self) -> str:
-    if self._building is None or self._done:
-      raise RuntimeError("the sandbox has no open episode: call reset() first")
-    return self._building.levers[self._lock]
+    return f"pull {self._building.levers[self._lock][2 if kind == 'wrong' else 1]}"
 
   def _observe(self, event: str) -> str:
     sign = self._building.sign if self._lock >= self._rules.sign_at else BLANK

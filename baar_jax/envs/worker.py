@@ -1,5 +1,6 @@
 """The child process's side of process.py: one environment per slot, driven by JSON lines."""
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -14,18 +15,17 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 from baar_jax.envs.base import Env, EnvDied, Oracle, WrongResult
 from baar_jax.episode import Task
 
-# A child imports only the module of the kind that it runs.
+# The class of each kind; a child imports only the module of its own.
 KINDS = {
-  "sandbox": ("baar_jax.envs.sandbox", "Sandbox"),
-  "scienceworld": ("baar_jax.envs.scienceworld", "ScienceWorld"),
-  "alfworld": ("baar_jax.envs.alfworld", "ALFWorld"),
-  "appworld": ("baar_jax.envs.appworld", "AppWorld"),
+  "sandbox": "Sandbox",
+  "scienceworld": "ScienceWorld",
+  "alfworld": "ALFWorld",
+  "appworld": "AppWorld",
 }
 # Mistakes of the caller, which the child survives. Any other error ends the child; so does a
 # ValueError within step or score, for it is the environment's own.
@@ -61,49 +61,28 @@ def main(scratch: str, kind: str, kwargs: str) -> None:
   `scratch` is for temporary files and ends with the parent; kind and kwargs (JSON) as in open_envs.
   """
   # What an environment prints must not mix with the answers, and it must not read the requests.
-  requests = os.fdopen(os.dup(0))
-  answers = os.fdopen(os.dup(1), "w")
+  requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   os.dup2(2, 1)
   tempfile.tempdir = scratch
   threading.Thread(target=_end_with, args=(os.getppid(), scratch), daemon=True).start()
-
-  def answer(method: str, work: Callable[[], object]) -> None:
-    survived = True
-    try:
-      fields = {"value": work()}
-    except Exception as error:  # the process boundary: the parent raises it
-      survived = type(error) in RETURNED_ERRORS.values() and method not in FATAL_METHODS
-      survived |= isinstance(error, WrongResult)
-      message = (str(error).splitlines() or [""])[0]
-      if not survived:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        message += f" ({Path(frame.filename).name}:{frame.lineno})"
-      fields = {"error": type(error).__name__, "message": message, "survived": survived}
-    answers.write(json.dumps(fields) + "\n")
-    answers.flush()
-    if not survived:
-      raise SystemExit(1)
-
   env_of: dict[int, Env] = defaultdict(lambda: class_of(kind)(**json.loads(kwargs)))  # by slot
-
-  def greet() -> dict:
-    env = env_of[0]
-    prompt = _check(env, "system_prompt", env.system_prompt)
-    flags = {"code_actions": env.code_actions, "scores_steps": env.scores_steps}
-    return {"system_prompt": prompt, **flags}
-
-  answer("greet", greet)
   for line in requests:
     slot, method, args = json.loads(line)
-    answer(method, lambda s=slot, m=method, a=args: _call(env_of[s], m, a))
+    try:
+      answer = {"value": _call(env_of[slot], method, args)}
+    except Exception as error:  # the process boundary: the parent raises it
+      answer = _describe(error, method)
+    answers.write(json.dumps(answer, default=vars) + "\n")
+    answers.flush()
+    if "death" in answer:
+      raise SystemExit(1)
 
 
 def class_of(kind: str) -> type[Env]:
   """The class of a kind. Raises ValueError if the user's file or its class does not exist."""
   if kind in KINDS:
-    module, name = KINDS[kind]
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"baar_jax.envs.{kind}"), KINDS[kind])
   path, _, name = kind.rpartition(":")
   if not Path(path).is_file():
     raise ValueError(f"--config.env.kind is {kind!r}, but there is no file {path}")
@@ -125,22 +104,30 @@ def _end_with(parent: int, scratch: str) -> None:
 
 
 def _call(env: Env, method: str, args: list) -> object:
-  """One method's result as JSON can hold it; the oracle travels with each observation."""
+  """One method's result; the oracle travels with each observation."""
+  if method == "greet":
+    _check(env, "system_prompt", env.system_prompt)
+    return {name: getattr(env, name) for name in ("system_prompt", "code_actions", "scores_steps")}
   result = _check(env, method, getattr(env, method)(*args))
-  if method == "tasks":
-    return [dataclasses.asdict(task) for task in result]
   if method not in ("reset", "step"):
     return result
   observation, done = (result, False) if method == "reset" else result
   # The prompt may depend on the task.
   state = {"observation": observation, "done": done, "system_prompt": env.system_prompt}
-  state |= {"oracle": None, "no_oracle": "the episode is over"}
   if not done:
-    try:
-      state["oracle"] = dataclasses.asdict(_check(env, "oracle", env.oracle()))
-    except NotImplementedError as error:
-      state["no_oracle"] = str(error)
+    with contextlib.suppress(NotImplementedError):
+      state["oracle"] = _check(env, "oracle", env.oracle())
   return state
+
+
+def _describe(error: Exception, method: str) -> dict:
+  """An error that the parent raises, or the cause of this process's death."""
+  name, message = type(error).__name__, (str(error).splitlines() or [""])[0]
+  mistake = name in RETURNED_ERRORS and method not in FATAL_METHODS
+  if mistake or isinstance(error, WrongResult):
+    return {"error": name, "message": message}
+  frame = traceback.extract_tb(error.__traceback__)[-1]
+  return {"death": f"{name}: {message} ({Path(frame.filename).name}:{frame.lineno})"}
 
 
 def _check(env: Env, name: str, result):
