@@ -42,7 +42,7 @@ def get_config() -> Config:
   c = dataclasses.replace(quickstart.get_config(), name=DIRECTORY.name, env=EnvConfig("served"))
   c.models = ModelsConfig("chat", base_urls=(f"http://127.0.0.1:{UPSTREAM}/v1",))
   c.profile.trials, c.references.samples, c.value.prices = 3, 6, (0.1, 0.5, 1.0)
-  c.evaluate = EvaluateConfig(seeds=2, random_p=(), call_budgets=(3, 6))
+  c.evaluate = EvaluateConfig(seeds=3, random_p=(), call_budgets=(3, 6))
   c.serve = ServeConfig(port=ENDPOINT, policy="stratified", record_text=True, max_sessions=16)
   return c
 
@@ -55,6 +55,7 @@ def play(client: openai.OpenAI, env, task, model: str, trial: int) -> None:
   headers = {"x-session-id": session, "x-baar-task": task.id}
   while not done and len(messages) < 2 + 2 * task.max_steps:
     asked = {"model": model, "messages": messages, "user": session, "extra_headers": headers}
+    headers["x-baar-score"] = str(env.score())
     reply = client.chat.completions.create(**asked).choices[0].message.content
     action = parse_action(reply)
     observation, done = env.step(action) if action else (NO_ACTION, False)

@@ -266,13 +266,14 @@ def test_a_scored_session_is_an_episode(tmp_path, upstream):
   with Client(tmp_path, upstream, record_text=True) as client:
     client.chat(headers={"x-baar-task": "t"})
     messages = [*ASK, {"role": "assistant", "content": SAID}, {"role": "user", "content": "Out."}]
-    client.chat(headers={"x-baar-task": "t"}, messages=messages)
+    client.chat(headers={"x-baar-task": "t", "x-baar-score": "0.2"}, messages=messages)
     score = client.post("/v1/sessions/s/score", {"score": 0.5})
     assert score.json()["score"] == 0.5
     (episode,) = client.run.store.episodes("always-small")
     assert [step.observation for step in episode.steps] == ["A door.", "Out."]
     assert [step.action for step in episode.steps] == ["go", ""]  # of the last one nothing came
     assert (episode.task_id, episode.score, episode.stop) == ("t", 0.5, "done")
+    assert [step.score for step in episode.steps] == [0.2, None]
     assert episode.spent_usd == pytest.approx(client.session()["spent_usd"])
     assert client.run.store.tasks("train")[0].description == "go out"
     assert client.chat().status_code == 409
@@ -304,6 +305,7 @@ BAD = [  # fields of a call or its headers, the status, and a word of the error
   ({}, {"x-session-id": "a" * 257}, 400, "session id"),
   ({}, {"x-baar-max-usd": "-1"}, 400, "x-baar-max-usd"),
   ({}, {"x-baar-max-usd": "nan"}, 400, "x-baar-max-usd"),
+  ({}, {"x-baar-score": "1.1"}, 400, "x-baar-score"),
   ({}, {"x-baar-max-large-calls": "1.5"}, 400, "x-baar-max-large-calls"),
   ({"text": "a" * 2**20}, {}, 413, "max_body_mb"),
 ]

@@ -53,8 +53,8 @@ class Exchange:
   def find_session(self, headers: Mapping[str, str], body: dict, text: Conversation) -> Session:
     """The session of a call, which may be new. Raises Refusal."""
     c, (rule, calls, price) = self.config.serve, self._read_name(body.get("model"))
-    calls.append(read_cap(headers, "x-baar-max-large-calls", int))
-    asked = find_least(calls), read_cap(headers, "x-baar-max-usd", float)
+    calls.append(read_number(headers, "x-baar-max-large-calls", int))
+    asked = find_least(calls), read_number(headers, "x-baar-max-usd", float)
     limits = [find_least(caps) for caps in zip(asked, (c.max_large_calls, c.max_usd))]
     metadata = body["metadata"] if isinstance(body.get("metadata"), dict) else {}
     given = [body.get("session_id"), metadata.get("session_id"), headers.get("x-session-id")]
@@ -79,6 +79,9 @@ class Exchange:
     if rule != session.rule or price not in (None, session.price) or not same:
       problem = f"session {id_} was begun as {NAME}:{session.rule} or with another price or cap"
       raise Refusal(409, f"{problem}: take another x-session-id", CONFLICT)
+    score = read_number(headers, "x-baar-score", float, 1)
+    if score is not None and session.places and session.places[-1] == len(text.actions) - 1:
+      session.steps[-1].score = score  # what the values learn from: see `train.values`
     return session
 
   def _read_name(self, name: object) -> tuple[str, list[int | None], float | None]:
@@ -282,14 +285,17 @@ def find_least(caps: Sequence[float | None]) -> float | None:
   return min((cap for cap in caps if cap is not None), default=None)
 
 
-def read_cap(headers: Mapping[str, str], name: str, number: type) -> float | int | None:
-  """A cap from a header; None without one."""
+def read_number(
+  headers: Mapping[str, str], name: str, number: type, most: int = MOST_CAP
+) -> float | int | None:
+  """A number from a header; None without one."""
   if name not in headers:
     return None
   try:
-    cap = number(headers[name])
+    value = number(headers[name])
   except ValueError:
-    cap = -1
-  if not 0 <= cap <= MOST_CAP:
-    raise Refusal(400, f"{name} must be a number from 0 on{', a whole one' * (number is int)}")
-  return cap
+    value = -1
+  if not 0 <= value <= most:
+    text = f"{name} must be a number from 0 to {most}{', a whole one' * (number is int)}"
+    raise Refusal(400, text)
+  return value
