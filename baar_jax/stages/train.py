@@ -150,10 +150,9 @@ def train_single_turn(run: Run) -> None:
   learnt: dict[str, list[Episode]] = {}
   for split in ("train", "dev"):
     profiles = load_profiles(run.store, run.config, split=split)
-    middle = [[e for e in episodes if e.task_id in profiles] for episodes in between]
-    small = [e for profile in profiles.values() for e in profile.small]
-    large = [e for profile in profiles.values() for e in profile.large]
-    by_model = [small, *middle, large]
+    by_model = [[e for profile in profiles.values() for e in profile.small]]
+    by_model += [[e for e in episodes if e.task_id in profiles] for episodes in between]
+    by_model += [[e for profile in profiles.values() for e in profile.large]]
     winners |= find_winners(*by_model)
     learnt[split] = [e for group in by_model for e in group if (e.task_id, e.seed) in winners]
 
