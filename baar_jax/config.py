@@ -181,7 +181,6 @@ class BoPOConfig:
   advantage_eps: float = Field(0.1, gt=0, le=100)
   advantage_clip: float = Field(5.0, gt=0, le=1e6)
   reference_guided: bool = True  # False is the ablation: the group's mean alone
-  recentre: bool = False  # takes the batch's mean off the advantages; see docs/evaluation.md
   kl_beta: float = Field(0.04, ge=0, le=100)
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
   clip_low: float | None = Field(None, ge=0, le=1)

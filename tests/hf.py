@@ -87,7 +87,7 @@ def write(directory: Path, shape: dict, dtype="float32", shard_mb=None, tokens=0
   """Writes config.json and the weights; one file of them is in memory at a time.
 
   Args:
-    shard_mb: of one file; None is one file of all, without an index.
+    shard_mb: of one file; None is one file of all.
     tokens: of a tokenizer.json, at least 259; 0 is without one.
   """
   directory.mkdir(parents=True, exist_ok=True)
@@ -95,15 +95,11 @@ def write(directory: Path, shape: dict, dtype="float32", shard_mb=None, tokens=0
   numbers = np.cumsum([np.prod(sizes) for _, sizes, _, _ in plan(shape)])
   ends_mb = numbers * np.dtype(DTYPES[dtype]).itemsize / 1e6
   _, counts = np.unique(ends_mb // (shard_mb or np.inf), return_counts=True)  # of each file
-  drawn, places = tensors(shape, dtype), {}
+  drawn = tensors(shape, dtype)
   for number, count in enumerate(counts, 1):
     shard = f"-{number:05}-of-{len(counts):05}" if shard_mb else ""
-    part, file = dict(itertools.islice(drawn, count)), f"model{shard}.safetensors"
-    save_file(part, directory / file, {"format": "pt"})
-    places |= dict.fromkeys(part, file)
-  if shard_mb:
-    text = json.dumps({"metadata": {}, "weight_map": places})
-    (directory / "model.safetensors.index.json").write_text(text)
+    part = dict(itertools.islice(drawn, count))
+    save_file(part, directory / f"model{shard}.safetensors", {"format": "pt"})
   if tokens:
     write_tokenizer(directory, tokens)
   return directory

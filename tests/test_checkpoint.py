@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from baar_jax.config import Config
 from baar_jax.train.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
@@ -27,8 +26,8 @@ UNREADABLE = "cannot be read", "remove that directory to go on from the one befo
 SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
-from tests.test_checkpoint import Checkpoints, Config, state
-checkpoints = Checkpoints(Path(sys.argv[1]), Config())
+from tests.test_checkpoint import Checkpoints, state
+checkpoints = Checkpoints(Path(sys.argv[1]), create=True)
 for update in range(1, 10_000):
   checkpoints.save(update, state(update))
   print(update, flush=True)
@@ -44,7 +43,7 @@ def state(value: float):
 
 
 def save(directory: Path, *updates: int) -> None:
-  with contextlib.closing(Checkpoints(directory, Config(name="mine"))) as checkpoints:
+  with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
     for update in updates:
       checkpoints.save(update, state(update))
 
@@ -77,8 +76,6 @@ def whole(tmp_path_factory):
 
 
 def test_the_newest_two_are_kept_and_saving_goes_on(whole, tmp_path):
-  texts = [path.read_text() for path in (whole / "20" / "config").iterdir()]
-  assert any('"name":"mine"' in text.replace(" ", "") for text in texts)
   directory = shutil.copytree(whole, tmp_path / "sft")
   save(directory, 30, 40)
   assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == ["30", "40"]
@@ -118,8 +115,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["gone", *DAMAGES])
 def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   """Whichever file is damaged: the right values or the error, never wrong values."""
-  paths = (path for path in (whole / "20").rglob("*") if path.is_file())
-  files = [path.relative_to(whole) for path in paths if path.parent.name != "config"]
+  files = [path.relative_to(whole) for path in (whole / "20").rglob("*") if path.is_file()]
   noticed = 0
   for number, names in enumerate([files, *([name] for name in files)]):
     directory = shutil.copytree(whole, tmp_path / str(number))
@@ -135,24 +131,12 @@ def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   assert noticed > 1
 
 
-def test_what_is_no_checkpoint_is_left_alone_or_refused(whole, tmp_path):
-  directory = shutil.copytree(whole, tmp_path / "sft")
-  for name in ("notes.txt", "30"):
-    (directory / name).touch()
-  for name in ("abc", "20 (copy)", "030", "30.orbax-checkpoint-tmp"):
-    (directory / name).mkdir()
-  assert_restored(directory, 20)
-  for name in ("25", "99999999999999999999"):
-    (directory / name).mkdir()
-    assert_refused(lambda: restore(directory), directory / name, *UNREADABLE)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("tree, leaf", [("params", "norm"), ("optimizer", 1)])
 def test_numbers_that_are_none_are_never_restored(tmp_path, tree, leaf, value):
   poisoned = state(20)
   poisoned[tree][leaf] = poisoned[tree][leaf].at[1].set(value)
-  with contextlib.closing(Checkpoints(tmp_path, Config())) as checkpoints:
+  with contextlib.closing(Checkpoints(tmp_path, create=True)) as checkpoints:
     checkpoints.save(20, poisoned)
   assert_refused(lambda: restore(tmp_path), tmp_path / "20", "not finite", *UNREADABLE)
 

@@ -1,4 +1,4 @@
-"""Training goes on after a stop to the same parameters; dynamic sampling; what is missing."""
+"""Training goes on after a stop to the same parameters; dynamic sampling; bad numbers."""
 
 import dataclasses
 import itertools
@@ -288,13 +288,3 @@ def test_the_decisions_of_a_router_from_random_weights_start_alike(copied):
   model = load_initial(run.dir, run.config, view, run.mesh)
   small, large = np.asarray(model.logits(np.arange(16.0), np.array(view.decision_ids)))
   assert small == large != 0
-
-
-def test_what_is_missing_is_named(tmp_path, copied):
-  done, run = copied("imitated"), Run(tiny.config(tmp_path / "empty"))
-  with pytest.raises(ValueError, match="tokenizer.json .* run --stage=profile first"):
-    leaves(run, "sft")
-  run.close()
-  shutil.rmtree(done.dir / "checkpoints")
-  with pytest.raises(ValueError, match="sft holds no finished router: run --stage=sft first"):
-    bopo(done)

@@ -100,7 +100,7 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch):
     ValueError, match="not converted yet: run the same command with --stage=setup"
   ):
     source.weights_directory(file)
-  (source.find_place(file).with_suffix(".part") / "new").mkdir(parents=True)  # was interrupted
+  source.find_place(file).with_suffix(".tmp").mkdir(parents=True)  # was interrupted
   directory = set_up(file)
   assert directory == set_up(file) == source.weights_directory(file)
   assert sorted(directory.parent.iterdir()) == [directory, directory.with_suffix(".lock")]

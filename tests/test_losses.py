@@ -234,21 +234,6 @@ def test_advantages_of_two_groups(guided, expected, clipped):
   }
 
 
-def test_the_mean_of_a_batch_is_taken_off_again():
-  # GUIDED sums up to -13.74078: the mean of its six is -2.29013.
-  config = BoPOConfig(recentre=True)
-  _, adv_B, metrics = bopo_advantages(MIXED, PROFILES, REFERENCES, LAM, config)
-  expected = [0.76611, 2.29013, 2.15158, 0.21192, -2.70987, -2.70987]
-  assert adv_B == pytest.approx(expected, abs=1e-4)
-  assert metrics["clipped"] == 1
-
-
-def test_a_reference_below_the_mean_changes_nothing():
-  low = REFERENCES | {"h": tried("h", 0, 0, 10.0)}  # reward -0.5
-  _, adv_B, _ = bopo_advantages(GROUP, PROFILES, low, LAM, BoPOConfig())
-  assert adv_B == pytest.approx(OF_THE_MEAN["h"], abs=1e-4)
-
-
 def test_a_batch_without_a_group_says_what_to_do():
   with pytest.raises(ValueError, match="none of the 2 tasks of this batch has 2 episodes"):
     bopo_advantages([GROUP[0], FAILED[0]], {}, {}, LAM, BoPOConfig())

@@ -176,22 +176,11 @@ def test_threshold(value, p_A, model):
   assert Threshold(value).pick(np.array(p_A), start(0)) == model
 
 
-@pytest.mark.parametrize(
-  "rule, p_A",
-  [(rule, p_A) for rule in (Threshold(0.5), Sample("a")) for p_A in ([0.5, np.nan], [np.nan, 0.5])]
-  + [(Threshold(np.nan), [0.5, 0.5])],
-)
-def test_probabilities_and_thresholds_that_are_no_numbers_are_refused(rule, p_A):
-  with pytest.raises(ValueError, match="probabilities.*: all numbers must be finite"):
-    rule.pick(np.array(p_A), start(0))
-
-
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("model", [0, 1])
-def test_logits_that_are_no_numbers_stop_the_run(filled, router_config, view, number, model):
+def test_logits_that_are_no_numbers_stop_the_run(filled, router_config, view, number):
   """An infinite row of the head would make the router always take one model, in silence."""
   broken = filled(lambda: build_model(router_config, 0))
-  row = np.array([view.decision_ids[model]])
+  row = np.array(view.decision_ids[1:])
   broken.embedding_VxD[...] = broken.embedding_VxD[...].at[row, 0].set(number)
   with pytest.raises(ValueError, match="^logits of router: all numbers must be finite$"):
     make_policy(broken, view).choose([start(0)])

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from baar_jax.train import rewards
 
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-
 
 @pytest.mark.parametrize(
   ("small", "large", "rate", "expected"),
@@ -77,43 +75,21 @@ def test_advantage(reward_G, reference, options, expected):
   np.testing.assert_allclose(advantage_G, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -0.1, 0.0])
-def test_what_has_no_value_is_an_error(number):
-  no_weight = number or -0.1  # 0 is one
-  for message, function, arguments in (
+@pytest.mark.parametrize(
+  "message, function, arguments",
+  [
     ("a trial of each model", rewards.difficulty, ([], [True])),
     ("a trial of each model", rewards.difficulty, ([True], [])),
-    ("easy_rate", rewards.difficulty, ([1], [1], number)),
-    ("eps", rewards.normalized_cost, (1, 1, 2, number)),
-    ("lam", rewards.boundary_reward, (1, 0, 0.5, no_weight)),
-    ("cost_norm", rewards.boundary_reward, (1, 0, no_weight, 0.1)),
     *(("one non-empty group", rewards.reference_advantage, (r, 0.0)) for r in ([], 1.0, [[1.0]])),
-    ("eps", rewards.reference_advantage, ([0.0], 0.0, number)),
-    ("clip", rewards.reference_advantage, ([0.0], 0.0, 1, number)),
-  ):
-    with pytest.raises(ValueError, match=message):
-      function(*arguments)
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_what_is_not_finite_is_an_error(number):
-  for function, arguments in (
-    (rewards.normalized_cost, (number, 1, 2)),
-    (rewards.normalized_cost, (1, number, 2)),
-    (rewards.reference_advantage, ([0.0, number], 0.0)),
-    (rewards.reference_advantage, ([0.0, 1.0], number)),
-  ):
-    with pytest.raises(ValueError, match="finite"):
-      function(*arguments)
-
-
-POSITIVE = st.floats(0, 1e3, exclude_min=True)
-
-
-@given(st.lists(FLOATS, min_size=1, max_size=8), FLOATS, POSITIVE, POSITIVE)
-def test_advantage_is_finite_and_clipped(reward_G, reference, eps, clip):
-  advantage_G = rewards.reference_advantage(reward_G, reference, eps, clip)
-  assert np.all(np.abs(advantage_G) <= clip)
+    *(("finite", rewards.normalized_cost, (number, 1, 2)) for number in (np.nan, np.inf)),
+    ("finite", rewards.normalized_cost, (1, np.nan, 2)),
+    ("finite", rewards.reference_advantage, ([0.0, np.nan], 0.0)),
+    ("finite", rewards.reference_advantage, ([0.0, 1.0], np.inf)),
+  ],
+)
+def test_what_has_no_value_is_an_error(message, function, arguments):
+  with pytest.raises(ValueError, match=message):
+    function(*arguments)
 
 
 @given(st.lists(st.floats(-2, 2), min_size=2, max_size=8), st.floats(-2, 2))

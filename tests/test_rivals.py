@@ -1,12 +1,9 @@
-"""The rivals by hand: preference data, calibration, and the cascade's calls."""
+"""The rivals by hand: preference data, what a scorer reads, and calibration."""
 
 import numpy as np
 import pytest
 import tiny
-from test_loop import LARGE_USD, SMALL_USD, HandEnv, HandPair, job
 
-from baar_jax.rollout.loop import run_episodes
-from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View
 from baar_jax.stages.train import find_winners
 from baar_jax.train.batches import label_episodes, label_failures, make_batch
@@ -71,33 +68,3 @@ def test_calibration_by_hand():
     {"predicted": pytest.approx(0.9), "observed": 1.0, "count": 1},
   ]
   assert measure_calibration(np.array([1.0]), np.array([1]))["bins"][0]["count"] == 1
-
-
-@pytest.mark.parametrize(
-  "proposals, asked, cost_usd",
-  [
-    (True, ["small", "small", "large"], 2 * SMALL_USD + LARGE_USD),  # a cascade
-    (False, ["small", "large"], SMALL_USD + LARGE_USD),  # a single-turn router
-  ],
-)
-def test_a_threshold_on_a_hand_made_episode(
-  proposals, asked, cost_usd, tiny_model, router_config, tokenizer_dir, monkeypatch
-):
-  """p(LARGE) .39 and .41 of two steps against .4: SMALL, then LARGE."""
-  p_A = iter(([0.61, 0.39], [0.59, 0.41]))
-  texts = []
-
-  def probabilities(policy, rows, tokens):
-    del policy, rows
-    texts.append(view.tokenizer.decode(tokens[0]))
-    return np.log([next(p_A)]), [1]
-
-  monkeypatch.setattr(RouterPolicy, "_feed_all", probabilities)
-  view = View(router_config, tokenizer_dir, proposals=proposals)
-  policy = RouterPolicy("scored", tiny_model, view, Threshold(0.4), rows=1)
-  tape = []
-  (episode,) = run_episodes([job("t")], policy, HandPair(tape), [HandEnv(tape)])
-  assert [step.model for step in episode.steps] == [0, 1]
-  assert [event[4:] for event in tape if event.startswith("ask")] == asked
-  assert episode.cost_usd == pytest.approx(cost_usd)
-  assert ["proposal: go" in text for text in texts] == [proposals] * 2

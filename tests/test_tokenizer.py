@@ -5,7 +5,7 @@ import json
 import hf
 import pytest
 
-from baar_jax.router.tokenizer import CUT_MARK, Tokenizer
+from baar_jax.router.tokenizer import Tokenizer
 from baar_jax.router.view import View
 
 
@@ -24,12 +24,6 @@ def test_no_text_is_read_as_a_decision(tokenizer, text):
   tokens = tokenizer.encode(text, None)
   assert not set(tokens) & set(tokenizer.decision_ids)
   assert tokenizer.decode(tokens) == text.replace("<|", "< |")
-
-
-def test_long_texts_are_cut_and_marked(tokenizer):
-  # Letters that no merge joins: each is a token.
-  assert tokenizer.decode(tokenizer.encode("QWQW", 4)) == "QWQW"
-  assert tokenizer.decode(tokenizer.encode("QWQWQ", 4)) == f"QWQW{CUT_MARK}"
 
 
 def test_a_directory_without_the_decision_tokens(tmp_path):

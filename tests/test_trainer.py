@@ -1,4 +1,4 @@
-"""Micro-batches add up to the whole batch, steps lower the loss, and a saved state goes on."""
+"""Micro-batches add up to the whole batch, and steps lower the loss."""
 
 import dataclasses
 import math
@@ -116,7 +116,7 @@ def test_sft_micro_batches_make_the_step_of_one_batch(
   assert_same_steps(trainer, compiled[1], [partial(trainer.step, part) for part in (one, parts)])
   # Other episodes of the same lengths compile no other shape.
   trainer.step(batcher(2, 2).micro_batches(episodes[::-1]))
-  assert trainer.compiled == 3
+  assert trainer._gradient._cache_size() == 3
   # The model that it started from is as it was.
   np.testing.assert_array_equal(tiny_model.final_norm[...], before)
   assert np.abs(trainer.model.final_norm[...] - before).max() > 1e-5
@@ -140,19 +140,10 @@ def test_bopo_micro_batches_make_the_step_of_one_batch(
   assert metrics == {"loss": 2.5, "kl": 0.25}
 
 
-def test_steps_lower_the_loss_and_a_saved_state_goes_on(trainer, batcher, episodes):
+def test_steps_lower_the_loss(trainer, batcher, episodes):
   batches = batcher(WHOLE).micro_batches(episodes)
-  first = [trainer.step(batches) for _ in range(3)]
-  saved = copy_of(trainer.state)
-  later = [trainer.step(batches) for _ in range(3)]
-  after = copy_of(trainer.state)
-  values = [metrics["loss"] for metrics in first + later]
+  values = [trainer.step(batches)["loss"] for _ in range(6)]
   assert max(values[1:]) < values[0] and values[-1] < values[0] - 0.03
-  # Momentum is a part of the state.
-  assert max(np.abs(leaf).max() for leaf in saved["optimizer"]) > 1e-3
-  trainer.load(saved)
-  assert [trainer.step(batches) for _ in range(3)] == later
-  assert_same([trainer.state, after], atol=0)
 
 
 def test_no_array_has_both_tokens_and_vocabulary(trainer, batcher, episodes):

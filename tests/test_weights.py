@@ -98,49 +98,33 @@ def test_the_sizes_are_those_of_config_json(tmp_path):
 SCRIPT = """
 import json, sys
 import jax
-import numpy as np
 from flax import nnx
 from baar_jax.mesh import make_mesh
 from baar_jax.router.weights import load_qwen2, save_qwen2
+from pathlib import Path
 
-def used(name):
-  lines = open("/proc/self/status").read().splitlines()
-  return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-base, saved, large = sys.argv[1:]
-load_qwen2(base)  # what the first call compiles and keeps
-before = used("VmRSS")
-model = load_qwen2(large)
-peak = used("VmHWM") - before  # ru_maxrss of a child starts at what its parent has used
+base, saved = map(Path, sys.argv[1:])
 split = load_qwen2(base, mesh=make_mesh(4))
-save_qwen2(split, saved, base + "/tokenizer.json", np.float32)
+save_qwen2(split, saved, base / "tokenizer.json", "float32")
 shares = {
   jax.tree_util.keystr(path): [shard.data.size / x.size for shard in x.addressable_shards]
   for path, x in jax.tree_util.tree_leaves_with_path(nnx.split(split)[1])
 }
-print(json.dumps([peak, shares]))
+print(json.dumps(shares))
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_and_four_devices(tmp_path):
-  """With four devices; of 304 MB all layers' tensors of a kind are at most 79 MB."""
+def test_four_devices_share_what_is_loaded(tmp_path):
   hf.write(tmp_path / "base", UNTIED, shard_mb=0.06, tokens=300)
-  large = dict(zip(hf.FIELDS, (8_192, 640, 2_560, 12, 10, 2, True)))
-  hf.write(tmp_path / "large", large, shard_mb=50)
-  stored = sum(path.stat().st_size for path in (tmp_path / "large").glob("*.safetensors"))
   devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
   result = subprocess.run(
-    [sys.executable, "-c", SCRIPT, *(tmp_path / name for name in ("base", "saved", "large"))],
+    [sys.executable, "-c", SCRIPT, tmp_path / "base", tmp_path / "saved"],
     env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | devices,
     capture_output=True,
     text=True,
   )
   assert result.returncode == 0, result.stderr
-  peak, shares = json.loads(result.stdout.splitlines()[-1])
-  # The host needs the parameters, and a few times 79 MB while kinds of tensors are being placed
-  # (how many at once is up to the threads): never all of them twice.
-  assert stored > 300e6 and stored < peak < 1.9 * stored
+  shares = json.loads(result.stdout.splitlines()[-1])
   # 307 tokens and heads of 10 cannot be divided by 4; 48 and 40 can.
   assert shares == {name: [1.0 if "_bias" in name else 1 / 4] * 4 for name in shares}
   assert len(shares) == 15
@@ -168,8 +152,6 @@ def test_writes_what_was_loaded(shape, stored, shard_mb, tmp_path):
     np.testing.assert_array_equal(written[name], want, strict=True)
   assert_same(load_qwen2(saved, dtype), model)
   assert (saved / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
-  with pytest.raises(ValueError, match="saved exists; remove it"):
-    save_qwen2(model, saved, base / "tokenizer.json")
 
 
 def test_the_first_layers_alone_are_a_smaller_router(adopt, tmp_path):
@@ -234,9 +216,9 @@ WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
   [
     ("side\n\x1b[3m", [3], "f4", f"{WHOLE}: tensor 'side\\n\\x1b[3m' has no place in a Qwen2"),
     (UP, None, "f4", f"DIR: tensor {UP} is in no model*.safetensors"),
-    (UP, [40, 48], "i1", f"{WHOLE}: tensor {UP} is I8, expected F32 or BF16 or F16"),
-    (UP, [48, 40], "f4", f"{UP} is [48, 40], config.json makes it [40, 48]"),
-    (BIAS, [2, 10], "f4", f"{BIAS} is [2, 10], config.json makes it [20]"),
+    (UP, [40, 48], "i1", f"{WHOLE}: tensor {UP} is I8 [40, 48], expected F32 or BF16 or F16 [40, "),
+    (UP, [48, 40], "f4", f"{UP} is F32 [48, 40], expected F32 or BF16 or F16 [40, 48]"),
+    (BIAS, [2, 10], "f4", f"{BIAS} is F32 [2, 10], expected F32 or BF16 or F16 [20]"),
   ],
 )
 def test_a_tensor_that_does_not_fit_is_refused(name, shape, dtype, line, tmp_path):
@@ -320,16 +302,6 @@ def test_numbers_that_are_none_are_neither_read_nor_written(number, stored, tmp_
       save_qwen2(model, saved, base / "tokenizer.json")
     model.final_norm[...], up[...] = norm, up[...].at[1, 47, 39].set(number)
   assert not saved.exists()
-
-
-def test_the_largest_shape_that_a_configuration_may_have_is_a_shape():
-  largest = dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 10**4)
-  largest |= dict.fromkeys(("hidden_size", "intermediate_size"), 10**6)
-  largest |= {"vocab_size": 10**8, "num_layers": 1000}
-  assert weights.find_shape(RouterConfig(**largest), ()).num_hidden_layers == 1000
-  for name, value in largest.items():
-    with pytest.raises(ValueError, match="less than or equal"):
-      RouterConfig(**{name: value + 2})
 
 
 def test_decisions_start_alike(router_config, filled):

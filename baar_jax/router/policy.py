@@ -39,7 +39,6 @@ class Sample:
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
     draw = random.Random(f"{self.key}|{live.task.id}|{live.job.seed}|{len(live.steps)}").random()
-    check_finite(p_A, "probabilities")
     return min(int(np.searchsorted(np.cumsum(p_A), draw, side="right")), len(p_A) - 1)
 
 
@@ -56,7 +55,6 @@ class Threshold:
   usd_A: Sequence[float] = ()  # prices that u is by; where they do not rise it is by rank
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
-    check_finite([*p_A, self.value], "probabilities and threshold")
     if len(p_A) == 2:
       return int(p_A[1] >= self.value)
     value, u_A = np.clip(self.value, TINY, 1 - TINY), self._scale(len(p_A))
@@ -144,9 +142,7 @@ class RouterPolicy(Policy):
 
   def _predict(self, logits_RxA: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     """p_RxA, the probabilities of the models."""
-    check_finite(logits_RxA, f"logits of {self.name}")
-    weight_RxA = np.exp(logits_RxA - logits_RxA.max(axis=1, keepdims=True))
-    return weight_RxA / weight_RxA.sum(axis=1, keepdims=True)
+    return softmax(logits_RxA, self.name)
 
   def _feed_all(self, rows: list[int], sequences: list[list[int]]) -> tuple[np.ndarray, list[int]]:
     """What the router computes at the end of each sequence: logits_RxA, or with a head hidden_RxD.
@@ -253,6 +249,14 @@ class ZeroShotPolicy(Policy):
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(live.judgement.model) for live in ready]
+
+
+def softmax(logits_RxA: np.ndarray, name: str) -> np.ndarray:
+  """p_RxA, float64; ValueError, which says of what, if a logit is infinite or NaN."""
+  check_finite(logits_RxA, f"logits of {name}")
+  logits_RxA = logits_RxA.astype(np.float64)
+  weight_RxA = np.exp(logits_RxA - logits_RxA.max(axis=1, keepdims=True))
+  return weight_RxA / weight_RxA.sum(axis=1, keepdims=True)
 
 
 def read_decision(text: str, words: Sequence[str]) -> int | None:

@@ -180,11 +180,10 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
         raise ValueError(f"{path}: tensor {name} is in {file_of[name].name} too; remove one")
       if name not in expected:
         raise ValueError(f"{path}: tensor {name!r} has no place in a Qwen2 of this config.json")
-      if stored not in STORED:
-        raise ValueError(f"{path}: tensor {name} is {stored}, expected {' or '.join(STORED)}")
-      expected_shape = list(expected[name].shape)
-      if shape != expected_shape:
-        raise ValueError(f"{path}: tensor {name} is {shape}, config.json makes it {expected_shape}")
+      sizes = list(expected[name].shape)
+      if stored not in STORED or shape != sizes:
+        problem = f"tensor {name} is {stored} {shape}"
+        raise ValueError(f"{path}: {problem}, expected {' or '.join(STORED)} {sizes}")
     file_of |= dict.fromkeys(headers, path)
   for name in sorted(expected.keys() - file_of.keys()):
     raise ValueError(f"{directory}: tensor {name} is in no model*.safetensors; restore a copy")
@@ -222,41 +221,38 @@ def read_config(directory: Path | str) -> Qwen2Config:
   return shape
 
 
-def save_qwen2(model: Qwen2, directory: Path | str, tokenizer: Path, dtype=jnp.bfloat16) -> None:
-  """Writes a directory that transformers and vLLM load; it appears when it is whole.
-
-  `tokenizer` is a `tokenizer.json`, `dtype` that of the written tensors. Raises ValueError if the
-  directory exists.
-  """
-  directory = Path(directory)
-  if directory.exists():
-    raise ValueError(f"{directory} exists; remove it to write it anew")
-  temporary = directory.with_name(directory.name + ".tmp")
+def save_qwen2(model: Qwen2, directory: Path, tokenizer: Path, dtype=jnp.bfloat16) -> None:
+  """Writes a model as `write_directory` does, with tensors in `dtype` and a `tokenizer.json`."""
   arrays = {}
   for name, x in _list_tensors(nnx.split(model)[1]):
     arrays[name] = np.ascontiguousarray(x.astype(dtype))
     check_finite(arrays[name], f"{directory}: tensor {name}")
+  write_directory(directory, arrays, model.config, tokenizer.read_text())
+
+
+def write_directory(directory: Path, arrays: dict, shape: Qwen2Config, tokenizer: str) -> None:
+  """Writes a directory that transformers and vLLM load; it appears when it is whole.
+
+  `arrays` are by the names of the files' tensors, `tokenizer` is the text of a `tokenizer.json`.
+  Raises ValueError if there is no room.
+  """
+  temporary = directory.with_name(directory.name + ".tmp")
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
-  shutil.copyfile(tokenizer, temporary / "tokenizer.json")
   file = temporary / "model.safetensors"
   try:
     save_file(arrays, file, {"format": "pt"})
   except SafetensorError as error:
     raise ValueError(f"{file} cannot be written: {error}") from None
   file.chmod(0o644)  # as the other files: save_file lets nobody else read it
-  fields = {name: value for name, value in vars(model.config).items() if value is not None}
-  written = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": jnp.dtype(dtype).name}
-  json_files = {
-    "config.json": written | fields,
-    "tokenizer_config.json": {
-      "tokenizer_class": "PreTrainedTokenizerFast",
-      "model_max_length": model.config.max_position_embeddings,
-      "clean_up_tokenization_spaces": False,
-    },
-  }
-  for name, fields in json_files.items():
-    (temporary / name).write_text(json.dumps(fields, indent=2))
+  stored = next(iter(arrays.values())).dtype.name
+  fields = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": stored}
+  fields |= {name: value for name, value in vars(shape).items() if value is not None}
+  settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+  settings["model_max_length"] = shape.max_position_embeddings
+  (temporary / "config.json").write_text(json.dumps(fields, indent=2))
+  (temporary / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+  (temporary / "tokenizer.json").write_text(tokenizer)
   os.replace(temporary, directory)
 
 

@@ -36,12 +36,7 @@ class Batch:
 Relabel = Callable[[Batch, Sequence[Episode]], Batch]
 
 
-def length_buckets(max_tokens: int, count: int) -> list[int]:
-  """Row lengths in use: equal parts of the limit. Each costs a compilation per loss."""
-  return [max_tokens * part // count for part in range(1, count + 1)]
-
-
-def make_batch(episodes, windows, *, size, decisions, buckets, advantages=None) -> Batch:
+def make_batch(episodes, windows, size, decisions, buckets, advantages=None) -> Batch:
   """Pads episodes to a batch of few shapes: T is a bucket, R is B or a power of two above it.
 
   Each decision of an episode is in exactly one of its windows. B is `size`, of which missing
@@ -78,32 +73,30 @@ def make_batch(episodes, windows, *, size, decisions, buckets, advantages=None) 
   return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS, adv_B)
 
 
+@dataclasses.dataclass(frozen=True)
 class Batcher:
   """Cuts the episodes of a gradient step into micro-batches of few shapes, short ones together."""
 
-  def __init__(self, config: Config, view: View, tasks: Iterable[Task]):
-    """`tasks` are those of all episodes; a micro-batch holds up to `sft.micro_episodes`."""
-    self._view, self._tasks = view, {task.id: task for task in tasks}
-    self._shape = {
-      "size": config.sft.micro_episodes,
-      "buckets": length_buckets(config.router.max_tokens, config.router.buckets),
-    }
-    self._max_steps = config.env.max_steps
+  config: Config  # a micro-batch holds up to `sft.micro_episodes`
+  view: View
+  tasks: Iterable[Task]  # those of all episodes
 
   def micro_batches(self, episodes, relabel: Relabel | None = None, advantages=None) -> list[Batch]:
     """The batches of a gradient step, with their shares of it; `advantages` as of `make_batch`.
 
     `relabel` changes what the router is to decide, or adds what the loss needs.
     """
-    batches = []
-    windows = [self._view.episode_windows(self._tasks[e.task_id], e) for e in episodes]
-    for indices in self._group(windows):
+    c, batches, task_of = self.config, [], {task.id: task for task in self.tasks}
+    parts = range(1, c.router.buckets + 1)  # each length costs a compilation per loss
+    buckets = [c.router.max_tokens * part // c.router.buckets for part in parts]
+    windows = [self.view.episode_windows(task_of[e.task_id], e) for e in episodes]
+    for indices in sort_by_length(windows, c.sft.micro_episodes):
       group = [episodes[i] for i in indices]
       adv = None if advantages is None else advantages[indices]
       # A client's episode may be longer than the config has it: a multiple is one shape more.
-      rounds = max(-(-len(e.steps) // self._max_steps) for e in group)
-      shape = self._shape | {"decisions": rounds * self._max_steps}
-      batch = make_batch(group, [windows[i] for i in indices], advantages=adv, **shape)
+      rounds = max(-(-len(e.steps) // c.env.max_steps) for e in group)
+      shape = c.sft.micro_episodes, rounds * c.env.max_steps, buckets
+      batch = make_batch(group, [windows[i] for i in indices], *shape, adv)
       batches.append(relabel(batch, group) if relabel else batch)
     decisions = max(1, sum(batch.mask_BxS.sum() for batch in batches))
     return [
@@ -115,17 +108,19 @@ class Batcher:
       for batch in batches
     ]
 
-  def _group(self, windows: Sequence[Sequence[Window]]) -> list[list[int]]:
-    """Indices of episodes with at most B windows in all, so that cut ones bring no new shape."""
-    groups: list[list[int]] = []
-    count = B = self._shape["size"]  # a full group, so that the first episode opens another
-    for i in sorted(range(len(windows)), key=lambda i: max(len(w.tokens) for w in windows[i])):
-      count += len(windows[i])
-      if count > B:
-        groups.append([])
-        count = len(windows[i])
-      groups[-1].append(i)
-    return groups
+
+def sort_by_length(windows: Sequence[Sequence[Window]], size: int) -> list[list[int]]:
+  """Indices of episodes, short ones together, with at most `size` windows in all, so that cut ones
+  bring no new shape."""
+  groups: list[list[int]] = []
+  count = size  # a full group, so that the first episode opens another
+  for i in sorted(range(len(windows)), key=lambda i: max(len(w.tokens) for w in windows[i])):
+    count += len(windows[i])
+    if count > size:
+      groups.append([])
+      count = len(windows[i])
+    groups[-1].append(i)
+  return groups
 
 
 def label_failures(batch: Batch, episodes: Sequence[Episode], dearest: int = LARGE) -> Batch:

@@ -1,7 +1,6 @@
-"""Checkpoints of a router (Orbax): parameters, optimizer, progress, and the config beside them."""
+"""Checkpoints of a router (Orbax): parameters, optimizer and progress."""
 
 import contextlib
-import dataclasses
 import logging
 import sys
 import textwrap
@@ -34,24 +33,18 @@ class Checkpoints:
   Each is written under another name and renamed when it is whole: a kill leaves the one before.
   """
 
-  def __init__(self, directory: Path, config: Config | None = None):
-    """Opens the directory, or creates it if a config is given, which every checkpoint holds."""
-    self._directory, self._config = directory.absolute(), config
+  def __init__(self, directory: Path, create: bool = False):
+    self.directory = directory.absolute()
     for name in ("absl", "asyncio"):  # Orbax logs with a traceback what it also raises
       logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # of what has failed
-    options = ocp.CheckpointManagerOptions(max_to_keep=2, create=config is not None)
-    self._manager = ocp.CheckpointManager(self._directory, options=options)
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, create=create)
+    self._manager = ocp.CheckpointManager(self.directory, options=options)
 
   @property
   def update(self) -> int:
     """The number of updates in the newest checkpoint, 0 if there is none."""
     return self._manager.latest_step() or 0
-
-  @property
-  def newest(self) -> Path | None:
-    """The directory of the newest checkpoint."""
-    return self._directory / str(self.update) if self.update else None
 
   @property
   def progress(self) -> dict:
@@ -66,8 +59,7 @@ class Checkpoints:
     """Writes named pytrees of arrays and what JSON can hold in the background; ValueError, also
     later, if it cannot. With `finished=True` the training has come to its end."""
     trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
-    texts = {"config": dataclasses.asdict(self._config), "progress": progress}
-    trees |= {name: ocp.args.JsonSave(text) for name, text in texts.items()}
+    trees["progress"] = ocp.args.JsonSave(progress)
     with self._explain(WRITING):
       self._manager.save(update, args=ocp.args.Composite(**trees))
 
@@ -77,7 +69,7 @@ class Checkpoints:
     Raises ValueError if there is none, it cannot be read so, or a number in it is not finite.
     """
     if self.update == 0:
-      raise ValueError(f"{self._directory} holds no checkpoint")
+      raise ValueError(f"{self.directory} holds no checkpoint")
     trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
     with self._explain(READING):
       restored = self._manager.restore(self.update, args=ocp.args.Composite(**trees))
@@ -101,7 +93,7 @@ class Checkpoints:
       sys.unraisablehook = hook
     except Exception as error:
       reason = textwrap.shorten(str(error) or repr(error), 250)
-      values = {"directory": self._directory, "update": self.update, "reason": reason}
+      values = {"directory": self.directory, "update": self.update, "reason": reason}
       raise ValueError(text.format(**values)) from error
 
 
@@ -148,8 +140,7 @@ def load_router(
   `family` is of `sft_family`, "pretrain", "bopo", a rival or an ablation, and `lam` the weight of
   cost where a family has several. Raises ValueError if its training has not come to its end.
   """
-  stage = family if family in ("pretrain", "bopo") else "baselines"
-  stage = "sft" if family.startswith("sft") else stage
+  stage = family if family in ("pretrain", "sft", "bopo") else "baselines"
   decision_ids = open_view(config, directory / "tokenizer").decision_ids
   place = checkpoint_directory(directory, config, family, lam, train_seed)
   if place.exists():

@@ -21,8 +21,8 @@ from baar_jax.episode import Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import rollouts_name
 from baar_jax.rollout.live import Job
-from baar_jax.router.policy import RouterPolicy, Sample
-from baar_jax.router.qwen2 import Qwen2, check_finite
+from baar_jax.router.policy import RouterPolicy, Sample, softmax
+from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View, open_view
 from baar_jax.router.weights import build_model
 from baar_jax.train import checkpoint, dataset, losses
@@ -66,7 +66,7 @@ def fit_stored(
   dev_batches, results = make_batches(dev), {}
   for rate in config.learning_rates:
     directory = place.with_name(f"{place.name}-lr{rate:g}")
-    with closing(Checkpoints(directory, run.config)) as checkpoints:
+    with closing(Checkpoints(directory, create=True)) as checkpoints:
       if method.whole_vocabulary:
         model, ids = build_model(run.config.router, run.config.seed), None
       else:
@@ -109,7 +109,7 @@ def stop_early(run, method_name, config, rate, trainer, updates, dev_batches, ch
         metrics["dev_loss"] = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
       check_metrics(method_name, update, metrics, checkpoints)
       log_fields = {"update": update, "updates": config.updates, "learning_rate": rate}
-      run.log(stage=method_name, **log_fields, compiled=trainer.compiled, **metrics)
+      run.log(stage=method_name, **log_fields, **metrics)
       bar.set_postfix_str(f"loss {metrics['loss']:.3f}", refresh=False)
       bar.update()
       if checked and metrics["dev_loss"] < progress["dev_loss"]:
@@ -138,7 +138,7 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
   last = bopo.updates * (VANILLA_BATCHES if method.dynamic_sampling else 1)
   directory = checkpoint_directory(run.dir, run.config, family, lam, run.train_seed)
   served = run.config.env.kind == SERVED
-  with closing(Checkpoints(directory, run.config)) as checkpoints:
+  with closing(Checkpoints(directory, create=True)) as checkpoints:
     if checkpoints.progress.get("finished") and not (served and checkpoints.update < last):
       return
     done, progress = checkpoints.update, {"episodes": 0, "gradient_steps": 0} | checkpoints.progress
@@ -178,9 +178,8 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
         pending = []
         progress["gradient_steps"] += count_steps(len(kept))
       check_metrics(method_name, update, metrics, checkpoints)
-      log_fields = {"lam": lam, "update": update, "compiled": trainer.compiled}
       progress["finished"] = update == last or progress["gradient_steps"] >= enough_steps
-      run.log(stage=method_name, **log_fields, **progress, **metrics)
+      run.log(stage=method_name, lam=lam, update=update, **progress, **metrics)
       due = update - checkpoints.update >= SAVE_EVERY_ROLLOUTS and not pending
       if due or progress["finished"]:
         checkpoints.save(update, trainer.state, **progress)
@@ -192,9 +191,10 @@ def check_metrics(method_name: str, update: int, metrics: dict, checkpoints: Che
   """Raises ValueError, in every process, unless all metrics of an update are finite."""
   bad = [f"{name} {value}" for name, value in metrics.items() if not np.isfinite(value)]
   if bad:
+    good = checkpoints.directory / str(checkpoints.update) if checkpoints.update else "none"
     raise ValueError(
-      f"{method_name} stopped: update {update} has {', '.join(bad)}; last good checkpoint: "
-      f"{checkpoints.newest or 'none'}; set a lower learning rate under another --config.name"
+      f"{method_name} stopped: update {update} has {', '.join(bad)}; last good checkpoint: {good}; "
+      "set a lower learning rate under another --config.name"
     )
 
 
@@ -236,17 +236,14 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
     for first in range(0, len(order), config.batch_episodes):
       indices = order[first : first + config.batch_episodes]
       step_episodes = [episodes[i] for i in indices]
-      gradient_steps.append(batcher.micro_batches(step_episodes, advantages=adv_B[indices]))
-  if trainer.low_precision:
-    for batches in gradient_steps:  # the micro-batches of each
-      for i, batch in enumerate(batches):
-        logp_BxS = losses.action_logp(trainer.logits(batch), batch.action_BxS)
-        batches[i] = dataclasses.replace(batch, logp_BxS=logp_BxS)
-  metrics = []
-  for batches in gradient_steps:
-    if anchor is not None:
-      batches = [dataclasses.replace(b, ref_logits_BxSxA=anchor.logits(b)) for b in batches]
-    metrics.append(trainer.step(batches))
+      batches = batcher.micro_batches(step_episodes, advantages=adv_B[indices])
+      if trainer.low_precision:
+        logps = [losses.action_logp(trainer.logits(b), b.action_BxS) for b in batches]
+        batches = [dataclasses.replace(b, logp_BxS=logp) for b, logp in zip(batches, logps)]
+      if anchor is not None:
+        batches = [dataclasses.replace(b, ref_logits_BxSxA=anchor.logits(b)) for b in batches]
+      gradient_steps.append(batches)
+  metrics = [trainer.step(batches) for batches in gradient_steps]
   return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
 
 
@@ -260,9 +257,8 @@ def predict(
   router = ShardedRouter(model, view.logit_ids, run.mesh, run.config.router.dtype)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
   batches = Batcher(run.config, view, tasks).micro_batches(episodes, relabel)
-  p_DxA = np.concatenate([router.probabilities(batch)[batch.mask_BxS] for batch in batches])
-  check_finite(p_DxA, "probabilities of stored episodes")
-  return p_DxA
+  logits_DxA = np.concatenate([np.asarray(router.logits(b))[b.mask_BxS] for b in batches])
+  return softmax(logits_DxA, "stored episodes")
 
 
 def measure_calibration(p_D: np.ndarray, outcome_D: np.ndarray) -> dict:

@@ -192,7 +192,6 @@ class Method:
 def bopo_advantages(episodes, profiles, references, lam, config) -> Advantages:
   """The reference-guided advantages of a rollout batch, in groups of at least `MIN_GROUP`.
 
-  With `config.recentre` their mean over the batch is taken off again, after the clip (our choice).
   Raises ValueError if there is no such group.
   """
   all_groups = group_by_task(episodes)
@@ -213,7 +212,7 @@ def bopo_advantages(episodes, profiles, references, lam, config) -> Advantages:
     adv_B.extend(adv_G)
     clipped_groups += int((np.abs(adv_G) >= clip).any())
   metrics = summarize_rollouts(kept, reward_B) | {"clipped": clipped_groups}
-  return kept, np.array(adv_B) - config.recentre * np.mean(adv_B), metrics
+  return kept, np.array(adv_B), metrics
 
 
 def compute_reward(episode: Episode, profile: Profile, lam: float, config: BoPOConfig) -> float:

@@ -64,12 +64,6 @@ class ShardedRouter:
     with jax.set_mesh(self.mesh):
       return np.asarray(self._hidden(self.params, split_rows(batch, self.mesh)), np.float32)
 
-  def probabilities(self, batch: Batch) -> np.ndarray:
-    """p_BxSxA at each decision, float64: all of it in every process."""
-    logits_BxSxA = np.asarray(self.logits(batch), np.float64)
-    weight_BxSxA = np.exp(logits_BxSxA - logits_BxSxA.max(axis=-1, keepdims=True))
-    return weight_BxSxA / weight_BxSxA.sum(axis=-1, keepdims=True)
-
 
 class Trainer(ShardedRouter):
   """A router that learns by one loss; its parameters and gradients are float32."""
@@ -123,11 +117,6 @@ class Trainer(ShardedRouter):
     sizes = {"gradient_norm": optax.tree.norm(gradient)}
     sizes["largest_parameter"] = optax.tree.norm(params, ord="inf")
     return params, optimizer_state, sizes
-
-  @property
-  def compiled(self) -> int:
-    """How many shapes of batches the gradient has been compiled for."""
-    return self._gradient._cache_size()
 
   @property
   def state(self) -> dict:
