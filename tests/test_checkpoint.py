@@ -149,7 +149,7 @@ from absl import logging
 from tests.test_checkpoint import restore, save
 logging.use_absl_handler()
 logging.set_verbosity(logging.WARNING)
-for limit in (None, 0, 100, 1000):
+for limit in (None, 0, 100):
   try:
     if limit is None:
       restore(Path(sys.argv[1]))
@@ -169,11 +169,12 @@ def test_nothing_is_said_beside_the_errors_of_a_damaged_checkpoint_and_a_full_di
   result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
   reading, *writing = result.stdout.splitlines()
   assert all(text in reading for text in (str(directory / "20"), *UNREADABLE))
-  assert len(writing) == 3 and result.stderr == "" and len(max(writing, key=len)) < 600
+  assert len(writing) == 2 and result.stderr == "" and len(max(writing, key=len)) < 600
   for line in writing:
     assert line.startswith(f"no checkpoint after update 20 can be written to {directory} (")
     # The error of the thread that writes, or of the one that then cannot remove what was written.
-    assert "File too large" in line or "Directory not empty" in line
+    causes = "File too large", "Failed writing", "Directory not empty"
+    assert any(cause in line for cause in causes)
     assert "make room there" in line
   save(directory, 50)  # once there is room
   assert_restored(directory, 50)
