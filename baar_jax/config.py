@@ -238,9 +238,10 @@ class ServeConfig:  # the endpoint of --stage=serve
   # Of a session: the default, which a client can only lower. None is no cap.
   max_usd: float | None = Field(None, ge=0, le=1e9)
   max_large_calls: int | None = Field(None, ge=0, le=10**9)
-  reserve_usd: float = Field(
-    0.0, ge=0, le=1e9
-  )  # of max_usd, for a last call when nothing else fits
+  # Of max_usd, for a last call when nothing else fits.
+  reserve_usd: float = Field(0.0, ge=0, le=1e9)
+  route_by_cache: bool = False  # a dearer model acts where its prompt cache makes it no dearer
+  fallback: bool = False  # another model answers where all retries of the router's choice fail
   record_text: bool = False  # store tasks, results and actions, which training needs
   key_variable: str = Field("", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")  # of the clients' key
   cache_ttl_s: float = Field(300.0, ge=0, le=1e6)  # how long an endpoint's prompt cache stays warm

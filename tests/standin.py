@@ -90,7 +90,7 @@ class StandIn(ThreadingHTTPServer):
   def bill(self, request: dict, text: str, usable: bool) -> dict:
     """Counts the call's tokens: 4 characters each, and those of the longest prompt it begins with
     are cached."""
-    contents = [message["content"] for message in request["messages"]]
+    contents = [message.get("content") or "" for message in request["messages"]]
     count = lambda texts: sum(-(-len(text) // 4) + 3 for text in texts)  # noqa: E731
     with self._lock:
       held = self._prompts.setdefault(request["model"], [])

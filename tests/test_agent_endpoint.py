@@ -13,7 +13,7 @@ import uvicorn
 from browser import open_phone
 from schedules import run_schedules
 from standin import StandIn
-from test_serve import ASK, PRICES, SAID, USD, Client
+from test_serve import ASK, PRICES, SAID, TOKENS, USD, Client
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Task
@@ -64,7 +64,7 @@ def ask(endpoint, upstream, request):
       return call(**{"model": "baar", "messages": ASK} | fields)
 
     create.session = lambda: client.get(f"/sessions/{request.node.name}", cast_to=object)
-    create.post = client.post
+    create.post, create.stream = client.post, client.chat.completions.stream
     yield create
 
 
@@ -77,20 +77,35 @@ def wait_for_quiet(ask) -> dict:
   raise AssertionError(session)
 
 
-def test_a_plain_call(ask):
-  reply = ask(raw=True)
-  completion = reply.parse()
+def test_a_plain_call(ask, upstream):
+  reply = ask(raw=True, temperature=0.5, stop=["x"], extra_body={"unheard": "of"})
+  completion, said, session = reply.parse(), reply.headers, ask.session()
   assert completion.choices[0].message.content == SAID
-  assert completion.model == reply.headers["x-baar-selected-model"] == "small"
-  assert completion.usage.cost == pytest.approx(USD) == ask.session()["spent_usd"]
+  assert completion.model == said["x-baar-selected-model"] == "small"
+  assert completion.usage.cost == session["spent_usd"] == pytest.approx(USD)
+  assert float(said["x-baar-cost-usd"]) == float(said["x-baar-session-usd"]) == pytest.approx(USD)
+  assert said["x-baar-session-id"] == session["id"] and "x-baar-session-source" not in said
+  assert float(said["x-baar-p-large"]) == 0
+  sent = {"temperature": 0.5, "unheard": "of", "stop": ["x"], "messages": ASK, "model": "small"}
+  assert upstream.seen[-1] == sent | {"max_completion_tokens": TOKENS}
 
 
-def test_a_streamed_call(ask):
-  stream = ask(stream=True, stream_options={"include_usage": True})
-  *chunks, last = list(stream)
-  assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SAID
-  assert chunks[-1].choices[0].finish_reason == "stop" and last.choices == []
-  assert last.usage.cost == pytest.approx(USD) and last.usage.prompt_tokens == 9
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_streamed_call_ends_with_its_dollars(ask, upstream, asked):
+  options = {"stream_options": {"include_usage": True}} if asked else {}
+  chunks = list(ask(stream=True, **options))
+  deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices]
+  assert "".join(filter(None, deltas)) == SAID and {chunk.model for chunk in chunks} == {"small"}
+  assert chunks[-1 - asked].choices[0].finish_reason == "stop"
+  assert [bool(chunk.choices) for chunk in chunks[-2:]] == [True, not asked]
+  assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+  assert chunks[-1].usage.cost == pytest.approx(USD) and chunks[-1].usage.prompt_tokens == 9
+  assert upstream.seen[-1]["stream_options"] == {"include_usage": True}
+
+
+def test_the_clients_own_reader_of_streams_is_told_the_dollars(ask):
+  with ask.stream(model="baar", messages=ASK) as stream:
+    assert stream.get_final_completion().usage.cost == pytest.approx(USD)
 
 
 def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, upstream):
@@ -102,20 +117,18 @@ def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, ups
   told = {"role": "tool", "tool_call_id": call.id, "content": "Outside."}
   messages = [*ASK, message.model_dump(exclude_none=True), told]
   upstream.fault = lambda number, request: None
-  upstream.bill, bill = (
-    lambda request, *rest: bill(request | {"messages": ASK}, *rest),
-    upstream.bill,
-  )
-  assert ask(messages=messages, tools=TOOLS).choices[0].message.content == SAID
-  upstream.bill = bill
-  path = f"/sessions/{ask.session()['id']}/score"
-  assert ask.post(path, body={"score": 1}, cast_to=object)["score"] == 1.0
-  run = endpoint[0].run
-  (episode,) = (e for e in run.store.episodes("always-small") if e.task_id == "tools")
-  assert [(s.observation, s.action) for s in episode.steps] == [
-    ("A door.", "go {}"),
-    ("Outside.", ""),
-  ]
+  reply = ask(messages=messages, tools=TOOLS, extra_headers={"x-baar-score": "0.2"})
+  assert reply.choices[0].message.content == SAID
+  path, store = f"/sessions/{ask.session()['id']}/score", endpoint[0].run.store
+  assert ask.post(path, body={"score": 0.5}, cast_to=object)["score"] == 0.5
+  (episode,) = (e for e in store.episodes("always-small") if e.task_id == "tools")
+  told = [(step.observation, step.action) for step in episode.steps]
+  assert told == [("A door.", "go {}"), ("Outside.", "")]  # of the last one nothing came
+  assert [step.score for step in episode.steps] == [0.2, None]
+  assert episode.score == 0.5 and episode.spent_usd == pytest.approx(ask.session()["spent_usd"])
+  assert store.tasks("train")[0].description == "go out"
+  with pytest.raises(openai.ConflictError, match="is scored"):
+    ask()
 
 
 def test_many_sessions_of_an_asynchronous_client(endpoint, upstream):
@@ -150,35 +163,21 @@ def test_a_stream_that_its_client_leaves_counts_at_its_most(ask, upstream):
   assert ask().choices[0].message.content == SAID
 
 
-def test_a_call_that_its_client_gives_up_is_booked(ask, upstream):
-  upstream.latency_s = lambda number: 0.5
-  with pytest.raises(openai.APITimeoutError):
-    ask(timeout=0.1)
-  upstream.latency_s = lambda number: 0.0
-  session = wait_for_quiet(ask)
-  assert session["spent_usd"] >= USD * (1 - 1e-9)
-
-
-def test_a_spent_cap_is_an_error_that_the_client_does_not_repeat(ask, upstream):
-  seen = len(upstream.seen)
-  with pytest.raises(openai.RateLimitError) as error:
-    ask(extra_headers={"x-baar-max-usd": "0.0001"})
-  assert error.value.body["cap_usd"] == 0.0001 < error.value.body["needed_usd"]
-  assert error.value.code == "budget_exhausted" and len(upstream.seen) == seen
-
-
 def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
   ask()
+  ask(extra_headers={"x-session-id": "other"})
   upstream.latency_s = lambda number: 0.2
   home, done = endpoint[1].removesuffix("v1"), threading.Event()
   calling = threading.Thread(target=lambda: [ask() for _ in iter(done.is_set, True)])
   with open_phone() as (page, errors, requests):
     page.goto(home)
+    page.locator(f"[id='{ask.session()['id']}'] summary").click()
     rows = page.locator(f"[id='{ask.session()['id']}'] tr")
     assert rows.nth(1).inner_text().split()[:3] == ["1", "small", f"${USD:.6f}"]
     assert not page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     calling.start()
     rows.nth(4).wait_for(state="visible", timeout=60_000)  # it reloads itself
+    assert page.locator("[id='other'] table").is_visible()  # as it was left
     done.set()
     calling.join()
   assert errors == [] and {url for url in requests if not url.startswith("data:")} == {home}

@@ -16,7 +16,7 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 def run(tmp_path):
   config = tiny.config(tmp_path, kind="served")
   prices, urls = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0)), ("http://127.0.0.1:9/v1",)
-  config.models = ModelsConfig("chat", ("small", "large"), prices, urls, ("",))
+  config.models = ModelsConfig("chat", ("small", "large"), prices=prices, base_urls=urls)
   run = Run(config)
   yield run
   run.close()
@@ -24,9 +24,8 @@ def run(tmp_path):
 
 def load(run, records, name="traces.jsonl"):
   run.config.traces = str(run.dir / name)
-  (run.dir / name).write_text(
-    "\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-  )
+  lines = [json.dumps(record, ensure_ascii=False) for record in records]
+  (run.dir / name).write_text("\n".join(lines))
   import_traces.main(run)
 
 

@@ -28,13 +28,8 @@ def tool(content):
   return {"role": "tool", "tool_call_id": "1", "content": content}
 
 
-CALLING = [
-  user("Fix"),
-  assistant("A look.", tool_calls=[LOOK, WAIT]),
-  tool("a"),
-  tool("b"),
-  user("c"),
-]
+CALLING = [user("Fix"), assistant("A look.", tool_calls=[LOOK, WAIT])]
+CALLING += [tool("a"), tool("b"), user("c")]
 IN_A_ROW = [user("Fix"), assistant("1"), assistant("2"), SYSTEM, user("on"), assistant("3")]
 
 

@@ -1,6 +1,7 @@
 """The endpoint, in process, with a loopback upstream."""
 
 import contextlib
+import dataclasses
 import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,8 @@ from starlette.testclient import TestClient
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step
-from baar_jax.rollout.live import Policy
+from baar_jax.llms.calls import read_spent
+from baar_jax.rollout.live import Decision, Policy
 from baar_jax.run import Run
 from baar_jax.serve.sessions import Turn
 from baar_jax.stages.serve import build
@@ -20,6 +22,7 @@ from baar_jax.stages.serve import build
 # Dollars per million tokens: input, cached input, output.
 PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
 ASK = [{"role": "user", "content": "Task: go out\n\nA door."}]
+MESSAGES = {"messages": ASK}
 SAID = "Thought: now.\n\nAction: go"  # 27 characters: 7 tokens, and 3 for the message
 USD = 1e-6 * (9 * 1 + 10 * 2)  # of the first call: 23 characters are 6 tokens, and 3
 TOKENS = 200  # of a reply, at most
@@ -28,15 +31,9 @@ TOKENS = 200  # of a reply, at most
 class Client:
   """A client of a server on a run's directory."""
 
-  def __init__(self, directory, upstream, name="served", timeout_s=2, concurrency=16, **serve):
-    models = {
-      "concurrency": concurrency,
-      "timeout_s": timeout_s,
-      "retries": 1,
-      "prices": PRICES,
-      "base_urls": (upstream.url,),
-      "max_completion_tokens": TOKENS,
-    }
+  def __init__(self, directory, upstream, name="served", timeout_s=20, concurrency=16, **serve):
+    models = {"concurrency": concurrency, "timeout_s": timeout_s, "retries": 1, "prices": PRICES}
+    models |= {"base_urls": (upstream.url,), "max_completion_tokens": TOKENS}
     config = Config(name=name, runs=str(directory))
     config.models = ModelsConfig("chat", ("small", "large"), **models)
     config.env, config.bopo.lam = EnvConfig("served", max_steps=9), (0.1,)
@@ -64,7 +61,8 @@ class Client:
 
 
 @pytest.fixture
-def upstream():
+def upstream(monkeypatch):
+  monkeypatch.setattr("baar_jax.serve.exchange.BACKOFF_S", 0.01)
   with StandIn(lambda request: SAID).running() as server:
     yield server
 
@@ -75,48 +73,9 @@ def client(tmp_path, upstream):
     yield client
 
 
-def test_a_call_is_forwarded_and_its_dollars_are_told(client, upstream):
-  response = client.chat(temperature=0.5, unheard="of", stop=["x"])
-  body, said = response.json(), response.headers
-  assert body["model"] == said["x-baar-selected-model"] == "small"
-  assert body["choices"][0]["message"]["content"] == SAID
-  assert body["usage"]["cost"] == float(said["x-baar-cost-usd"]) == pytest.approx(USD)
-  assert float(said["x-baar-session-usd"]) == pytest.approx(USD)
-  assert said["x-baar-session-id"] == "s" and float(said["x-baar-p-large"]) == 0
-  sent = {"temperature": 0.5, "unheard": "of", "stop": ["x"], "messages": ASK, "model": "small"}
-  assert upstream.seen == [sent | {"max_completion_tokens": TOKENS}]
-
-
-def read_stream(response):
-  events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-  return events[-1], [json.loads(event) for event in events[:-1]]
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_stream_is_passed_on_and_ends_with_its_dollars(client, upstream, asked):
-  options = {"stream_options": {"include_usage": True}} if asked else {}
-  response = client.chat(stream=True, **options)
-  mark, chunks = read_stream(response)
-  usages = [chunk.pop("usage") for chunk in chunks if "usage" in chunk]
-  assert [usage["cost"] for usage in usages] == [pytest.approx(USD)] * asked
-  deltas = [choice["delta"].get("content", "") for c in chunks for choice in c["choices"]]
-  assert "".join(deltas) == SAID and mark == "[DONE]"
-  assert {chunk["model"] for chunk in chunks} == {"small"}
-  assert upstream.seen[0]["stream_options"] == {"include_usage": True}
-  assert client.session()["spent_usd"] == pytest.approx(USD)
-
-
-def test_a_stream_that_breaks_is_an_error_and_counts_at_its_most(client, upstream):
-  upstream.fault = lambda number, request: "cut_stream"
-  text = client.chat(stream=True).text
-  assert json.loads(text.split("data: ")[-1])["error"]["code"] == "upstream_error"
-  # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
-  assert client.session()["spent_usd"] >= 1e-6 * (200 * 2 + 23)
-  upstream.fault = lambda number, request: None
-  assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
-
-
-def test_usage_that_is_told_while_a_model_writes_is_not_the_bill(client, upstream, monkeypatch):
+def test_a_stream_that_breaks_counts_at_its_most_whatever_usage_it_told(
+  client, upstream, monkeypatch
+):
   def count_on(handler, request, text):
     for n in (1, 2):
       choices = [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]
@@ -129,10 +88,14 @@ def test_usage_that_is_told_while_a_model_writes_is_not_the_bill(client, upstrea
 
   monkeypatch.setitem(standin.FAULTS, "count_on", count_on)
   upstream.fault = lambda number, request: "count_on"
-  for session in ("cut", "whole"):
-    client.chat(session, stream=True, user=session)
+  texts = [client.chat(name, stream=True, user=name).text for name in ("whole", "cut")]
+  last = [text.split("data: ")[-1].strip() for text in texts]
+  assert last[0] == "[DONE]" and json.loads(last[1])["error"]["code"] == "upstream_error"
+  # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
   assert client.session("cut")["spent_usd"] >= 1e-6 * (200 * 2 + 23)
   assert client.session("whole")["spent_usd"] == pytest.approx(1e-6 * (9 + 2 * 2))
+  upstream.fault = lambda number, request: None
+  assert client.chat("cut").status_code == 200 and client.session("cut")["in_flight"] == 0
 
 
 @pytest.mark.parametrize(
@@ -152,6 +115,12 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
     assert upstream.bound_usd({"messages": messages} | fields, known) >= 1e-6 * tokens
 
 
+def test_a_session_that_nobody_names_says_that_it_is_a_fingerprint(client):
+  said = [client.post("/v1/chat/completions", {"model": "baar"} | MESSAGES) for _ in range(2)]
+  assert [reply.headers["x-baar-session-source"] for reply in said] == ["fingerprint"] * 2
+  assert len(client.session(said[0].headers["x-baar-session-id"])["steps"]) == 2
+
+
 def test_a_cap_holds_for_later_calls_that_name_none(client):
   assert client.chat(headers={"x-baar-max-usd": "0.05"}).status_code == 200
   assert client.chat().headers["x-baar-left-usd"] < "0.05"
@@ -168,17 +137,14 @@ def test_a_session_that_was_killed_before_its_end_is_one_episode(client):
   assert len(client.run.store.episodes("always-small")) == 1
 
 
-def test_a_cap_that_only_large_calls_would_pass_leaves_a_trial_of_small(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_usd=0.001) as client:
-    client.chat()
-    assert client.session()["policy"] == "always-small"
-
-
 def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=0.0006) as client:
     replies = [client.chat(headers={"x-baar-max-usd": "9"}) for _ in range(20)]
+    # A cap that only a large call would pass leaves a trial of SMALL.
+    assert client.session()["policy"] == "always-small"
     statuses = [reply.status_code for reply in replies]
     assert statuses == sorted(statuses) and {*statuses} == {200, 429}
+    assert replies[-1].headers["x-should-retry"] == "false"  # OpenAI's client does not repeat it
     error, spent = replies[-1].json()["error"], client.session()["spent_usd"]
     assert error["spent_usd"] == spent < error["cap_usd"] == 0.0006 < spent + error["needed_usd"]
     assert upstream.usd({"small": PRICES[0], "large": PRICES[1]}) == pytest.approx(spent)
@@ -231,16 +197,70 @@ def test_a_client_says_how_much_a_dollar_counts(routed):
   assert {*price[:3]} < {model["id"] for model in client.http.get("/v1/models").json()["data"]}
   for name in ("baar:price=0.3", "baar:small:price=0.5", "baar:price=x"):
     assert client.chat("other", model=name).status_code == 404
-  assert client.chat("s0").status_code == 200  # a later call that names no price
-  assert client.chat("s0", model="baar:price=0.1").status_code == 409
+  assert client.chat("s1").status_code == 200 and client.chat("s0").status_code == 409
 
 
-def test_what_was_in_flight_at_a_kill_counts_at_its_worst_case(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_usd=1.0) as client:
-    client.chat()
+@pytest.mark.parametrize(
+  "cached, models, logps", [(0.9, [1, 1, 0], [None] * 3), (1.0, [1, 0, 0], [None, -0.5, -0.5])]
+)
+def test_a_warm_cache_can_decide(routed, cached, models, logps):
+  """The router chooses SMALL, but first LARGE, and a cap allows two calls of LARGE.
+
+  SMALL's call costs 10,000 x $1 + 10 x $2 a million, LARGE's 10,000 x $0.9 (or $1) + 10 x $10.
+  """
+  client = routed(route_by_cache=True, max_large_calls=2)
+  exchange, messages = client.http.app.state.exchange, [ASK[0] | {"content": "x" * 40_000}]
+  price, router = exchange.upstreams[1].price, exchange.deciders["router"].policy
+  exchange.upstreams[1].price = dataclasses.replace(price, cached_input=cached)
+  for _ in models:
+    client.chat(messages=messages)
+    router.choose = lambda ready: [Decision(0, logp=-0.5) for _ in ready]
+  steps = exchange.sessions.find("s").steps
+  assert [(step.model, step.logp) for step in steps] == [*zip(models, logps)]
+
+
+@pytest.mark.parametrize(
+  "name, failing, fault, cap, model, large_calls",
+  [  # Of a connection that is lost it is not known whether the call was billed.
+    ("baar:price=0.1", "large", "500", 1, "small", 0),
+    ("baar:price=0.1", "large", "drop", 1, "small", 1),
+    ("baar:price=0.5", "small", "500", 1, "large", 1),
+    ("baar:price=0.5", "small", "500", 0, None, 0),
+    ("baar:price=0.5", "small", "400 bad", 1, None, 0),
+    ("baar:small", "small", "500", 1, None, 0),
+  ],
+)
+def test_another_model_takes_over_where_all_retries_failed(
+  routed, upstream, name, failing, fault, cap, model, large_calls
+):
+  upstream.fault = lambda number, request: fault if request["model"] == failing else None
+  client = routed(fallback=True, max_large_calls=cap)
+  reply, session = client.chat(model=name), client.session()
+  acted, spent = [model] if model else [], read_spent(client.run.dir, 3)
+  assert [step["model"] for step in session["steps"]] == acted and session["in_flight"] == 0
+  assert (reply.json().get("model"), session["large_calls"]) == (model, large_calls)
+  assert len(upstream.seen) == (1 if fault == "400 bad" else 2) + len(acted)
+  assert spent.at_most_usd == pytest.approx(session["spent_usd"])
+  # Two calls that were lost count as 200 tokens of a reply at $10, and as their prompts.
+  assert spent.presumed_usd >= 2 * 1e-6 * (200 * 10 + 23 * 5) * (fault == "drop")
+  usd = {"small": USD, "large": 5 * USD, None: 0}[model]
+  assert sum(spent.replies_usd) == pytest.approx(usd)
+
+
+def test_what_is_in_flight_stays_in_memory_and_counts_at_its_worst_case_after_a_kill(
+  tmp_path, upstream
+):
+  with Client(tmp_path, upstream, max_usd=1.0, max_sessions=1) as client:
+    client.chat("s")
     sessions = client.http.app.state.exchange.sessions
-    step = Step("", 1, "")
-    sessions.begin(Turn(sessions.find("s"), {}, 1, step, 1.0, 0.25, ()))  # and no end of it
+    session = sessions.find("s")
+    client.chat("b")  # takes its place
+    turn = Turn(session, {}, 1, Step("", 1, ""), 1.0, 0.25, ())
+    sessions.begin(turn)  # and no end of it
+    session.reported[turn.number] = turn
+    del session, turn
+    gc.collect()
+    assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     session = client.session()
     assert session["spent_usd"] == pytest.approx(USD + 0.25) and session["in_flight"] == 0
@@ -248,55 +268,25 @@ def test_what_was_in_flight_at_a_kill_counts_at_its_worst_case(tmp_path, upstrea
     assert client.chat().status_code == 200
 
 
-def test_a_session_with_an_attempt_in_flight_stays_in_memory(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_usd=1.0, max_sessions=1) as client:
-    client.chat("a")
-    sessions = client.http.app.state.exchange.sessions
-    session = sessions.find("a")
-    client.chat("b")  # takes its place
-    turn = Turn(session, {}, 1, Step("", 1, ""), 1.0, 0.25, ())
-    sessions.begin(turn)
-    session.reported[turn.number] = turn
-    del session, turn
-    gc.collect()
-    assert client.session("a")["left_usd"] == pytest.approx(1.0 - USD - 0.25)
+def test_a_decision_is_given_back_or_booked_when_it_is_reported(client):
+  body = MESSAGES | {"model": "baar:large:K=1", "session_id": "s"}
+  usage = {"prompt_tokens": 100, "completion_tokens": 10}
+  for told, spent_usd, large_calls in (({"made": False}, 0, 0), ({"usage": usage}, 6e-4, 1)):
+    decision = client.post("/v1/decision", body).json()
+    assert decision["model"] == "large" and decision["left_large_calls"] == 0
+    assert client.session()["in_flight"] == 1
+    report = {"session_id": "s", "decision_id": decision["decision_id"]}
+    assert client.post("/v1/decision", report).status_code == 400
+    session = client.post("/v1/decision", report | told).json()
+    assert session["spent_usd"] == pytest.approx(spent_usd) and session["in_flight"] == 0
+    assert session["large_calls"] == len(session["steps"]) == large_calls
+    assert client.post("/v1/decision", report | told).status_code == 404
 
 
-def test_a_scored_session_is_an_episode(tmp_path, upstream):
-  with Client(tmp_path, upstream, record_text=True) as client:
-    client.chat(headers={"x-baar-task": "t"})
-    messages = [*ASK, {"role": "assistant", "content": SAID}, {"role": "user", "content": "Out."}]
-    client.chat(headers={"x-baar-task": "t", "x-baar-score": "0.2"}, messages=messages)
-    score = client.post("/v1/sessions/s/score", {"score": 0.5})
-    assert score.json()["score"] == 0.5
-    (episode,) = client.run.store.episodes("always-small")
-    assert [step.observation for step in episode.steps] == ["A door.", "Out."]
-    assert [step.action for step in episode.steps] == ["go", ""]  # of the last one nothing came
-    assert (episode.task_id, episode.score, episode.stop) == ("t", 0.5, "done")
-    assert [step.score for step in episode.steps] == [0.2, None]
-    assert episode.spent_usd == pytest.approx(client.session()["spent_usd"])
-    assert client.run.store.tasks("train")[0].description == "go out"
-    assert client.chat().status_code == 409
-
-
-def test_a_decision_is_booked_when_its_usage_is_reported(client):
-  decision = client.post(
-    "/v1/decision", {"model": "baar:large", "messages": ASK, "session_id": "d"}
-  )
-  number = decision.json()["decision_id"]
-  assert decision.json()["model"] == "large" and client.session("d")["in_flight"] == 1
-  report = {"session_id": "d", "decision_id": number}
-  report["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
-  assert client.post("/v1/decision", report).json()["spent_usd"] == pytest.approx(6e-4)
-  assert client.post("/v1/decision", report).status_code == 404
-
-
-MESSAGES = {"messages": ASK}
 BAD = [  # fields of a call or its headers, the status, and a word of the error
   ({"model": "gpt-4.1"}, {}, 404, "baar:large"),
   ({"model": None}, {}, 404, "model"),
   ({"messages": []}, {}, 400, "messages"),
-  ({"messages": None}, {}, 400, "messages"),
   ({"messages": [{"content": "x"}]}, {}, 400, "role"),
   ({"n": 0}, {}, 400, "n must"),
   ({"max_tokens": -1}, {}, 400, "max_tokens"),
@@ -334,9 +324,8 @@ def test_a_body_that_is_no_object_is_refused(client, text):
   [("400 bad", 400, 1), ("500", 500, 2), ("redirect", 502, 1), ("drop", 502, 2), ("401", 401, 1)],
 )
 def test_an_upstream_error_comes_back_and_leaves_the_session(
-  client, upstream, monkeypatch, fault, status, calls
+  client, upstream, fault, status, calls
 ):
-  monkeypatch.setattr("baar_jax.serve.exchange.BACKOFF_S", 0.01)
   upstream.fault = lambda number, request: fault
   assert client.chat().status_code == status and len(upstream.seen) == calls
   upstream.fault = lambda number, request: None
@@ -344,8 +333,8 @@ def test_an_upstream_error_comes_back_and_leaves_the_session(
 
 
 def test_a_call_that_waits_for_a_connection_is_in_time(tmp_path, upstream):
-  with Client(tmp_path, upstream, timeout_s=1, concurrency=1) as client:
-    upstream.latency_s = lambda number: 0.6
+  with Client(tmp_path, upstream, timeout_s=2, concurrency=1) as client:
+    upstream.latency_s = lambda number: 0.8
     with ThreadPoolExecutor(3) as threads:
       replies = list(threads.map(client.chat, "abc"))
     upstream.latency_s = lambda number: 0.0
@@ -373,7 +362,7 @@ def test_what_is_no_route_or_no_name_of_this_machine_is_refused(client, upstream
 
 
 def test_the_page_shows_steps_and_escapes_names(client):
-  client.chat("<script>")
+  client.chat("<i>a")
   page = client.http.get("/").text
-  assert "&lt;script&gt;" in page and "<script>" not in page and f"${USD:.6f}" in page
+  assert "&lt;i&gt;a" in page and "<i>" not in page and f"${USD:.6f}" in page
   assert 'baar_calls_total{model="small"} 1.0' in client.http.get("/metrics").text

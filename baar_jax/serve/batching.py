@@ -2,8 +2,7 @@
 
 import asyncio
 import collections
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from baar_jax.rollout.live import Decision, Live, Policy
@@ -15,9 +14,8 @@ class Decider:
   The sessions that were decided last have a row of the router's cache each; others wait for none.
   """
 
-  def __init__(self, policy: Policy, rows: int, observe: Callable[[int, float], None]):
-    """`observe` is told the sessions and the seconds of each call."""
-    self.policy, self._rows, self._observe = policy, rows, observe
+  def __init__(self, policy: Policy, rows: int):
+    self.policy, self._rows = policy, rows
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="router")
     self._ready: list[tuple[Live, asyncio.Future]] = []
     self._cached: collections.OrderedDict[Live, None] = collections.OrderedDict()
@@ -35,7 +33,6 @@ class Decider:
     while self._ready:
       batch, self._ready = self._ready[: self._rows], self._ready[self._rows :]
       lives, futures = zip(*batch)
-      start_s = time.monotonic()
       try:
         choose = self._thread.submit(self._choose, lives)
         results = await asyncio.wrap_future(choose)
@@ -44,7 +41,6 @@ class Decider:
       for future, result in zip(futures, results):
         if not future.done():
           (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
-      self._observe(len(batch), time.monotonic() - start_s)
 
   def _choose(self, lives: Sequence[Live]) -> list[Decision]:
     for live in lives:

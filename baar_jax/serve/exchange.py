@@ -2,27 +2,25 @@
 
 import asyncio
 import dataclasses
-import functools
 import random
-import re
 import time
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
-from baar_jax.llms.calls import PRESUMED, REPLY
+from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
 from baar_jax.llms.chat import BACKOFF_S, LONGEST_BACKOFF_S
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.entries import ALWAYS_LARGE, FIRST_LARGE
 from baar_jax.rollout.live import Decision, Job, Live
+from baar_jax.serve.asked import Refusal, find_least, read_asked
 from baar_jax.serve.batching import Decider
 from baar_jax.serve.messages import Conversation
 from baar_jax.serve.sessions import Cache, Session, Sessions, Turn
-from baar_jax.serve.upstream import Answer, Refusal, Upstream, digest
+from baar_jax.serve.upstream import Answer, Upstream, digest
 
 NAME = "baar"  # of the models that a client can ask for
-LONGEST_ID, MOST_CAP = 256, 10**9
 CONFLICT, NOT_FOUND = "conflict", "not_found"
 DESCRIBED = "id policy task_id score usd_limit call_limit spent_usd large_calls switch_usd"
 DESCRIBED += " left_usd left_large_calls"
@@ -38,67 +36,42 @@ class Exchange:
   upstreams: Sequence[Upstream]
   deciders: Mapping[str, Decider]  # by rule
 
-  @property
-  def names(self) -> list[str]:
-    """The model names that a client can ask for; any other K works too."""
-    caps = (f"K={K}" for K in self.config.evaluate.call_budgets)
-    return [NAME, *(f"{NAME}:{word}" for word in (*self.deciders, *self.prices, *caps))]
-
-  @functools.cached_property
-  def prices(self) -> dict[str, float]:
-    """The prices of a dollar that a client can name, where the router is told one."""
-    router = self.deciders.get("router")
-    return {f"price={price:g}": price for price in (router.policy.prices if router else ())}
+  def __post_init__(self):
+    prices = self.deciders["router"].policy.prices if "router" in self.deciders else ()
+    words = {rule: (rule, None) for rule in self.deciders}
+    words |= {"router": ("router", min(prices))} if prices else {}
+    words |= {f"price={price:g}": ("router", price) for price in prices}
+    # The rule and the price of a dollar that a client's name for a model stands for.
+    self.policies = {NAME: words[self.config.serve.policy]}
+    self.policies |= {f"{NAME}:{word}": policy for word, policy in words.items()}
 
   def find_session(self, headers: Mapping[str, str], body: dict, text: Conversation) -> Session:
     """The session of a call, which may be new. Raises Refusal."""
-    c, (rule, calls, price) = self.config.serve, self._read_name(body.get("model"))
-    calls.append(read_number(headers, "x-baar-max-large-calls", int))
-    asked = find_least(calls), read_number(headers, "x-baar-max-usd", float)
-    limits = [find_least(caps) for caps in zip(asked, (c.max_large_calls, c.max_usd))]
-    metadata = body["metadata"] if isinstance(body.get("metadata"), dict) else {}
-    given = [body.get("session_id"), metadata.get("session_id"), headers.get("x-session-id")]
-    id_ = next((check_id(x, "the session id") for x in given if x is not None), text.fingerprint)
+    c, asked = self.config.serve, read_asked(headers, body, self.policies)
+    pairs = (asked.call_limit, c.max_large_calls), (asked.usd_limit, c.max_usd)
+    limits, id_ = [find_least(*pair) for pair in pairs], asked.id or text.fingerprint
     session, number = self.sessions.find(id_), 1
-    while session and session.score is not None and id_ == text.fingerprint:
+    while session and session.score is not None and asked.id is None:
       number += 1  # the next trial of a client that names none
       session = self.sessions.find(f"{id_}-{number}")
     if session is None:
       id_ += f"-{number}" if number > 1 else ""
-      task_id = check_id(headers.get("x-baar-task", text.fingerprint), "x-baar-task")
-      description = text.task if c.record_text else ""
-      session = Session(id_, rule, self.deciders[rule].policy.name, task_id, description, *limits)
-      if rule == "router":
-        session.price = min(self.prices.values(), default=None) if price is None else price
+      policy, task_id = self.deciders[asked.rule].policy.name, asked.task_id or text.fingerprint
+      session = Session(id_, asked.rule, policy, task_id, text.task * c.record_text, *limits)
+      session.named, session.price = asked.id is not None, asked.price
+      if asked.rule == "router":
         session.policy = name_capped(session)
       self.sessions.add(session)
     if session.score is not None:
       raise Refusal(409, f"session {id_} is scored: take another x-session-id", CONFLICT)
     begun = session.call_limit, session.usd_limit
-    same = all(cap in (None, limit) for cap, limit in zip(asked, begun)) or [*begun] == limits
-    if rule != session.rule or price not in (None, session.price) or not same:
+    same = [*begun] == limits or all(pair[0] in (None, cap) for pair, cap in zip(pairs, begun))
+    if (asked.rule, asked.price) != (session.rule, session.price) or not same:
       problem = f"session {id_} was begun as {NAME}:{session.rule} or with another price or cap"
       raise Refusal(409, f"{problem}: take another x-session-id", CONFLICT)
-    score = read_number(headers, "x-baar-score", float, 1)
-    if score is not None and session.places and session.places[-1] == len(text.actions) - 1:
-      session.steps[-1].score = score  # what the values learn from: see `train.values`
+    if asked.score is not None and session.places and session.places[-1] == len(text.actions) - 1:
+      session.steps[-1].score = asked.score  # what the values learn from: see `train.values`
     return session
-
-  def _read_name(self, name: object) -> tuple[str, list[int | None], float | None]:
-    """The rule, the caps on large calls and the price of a dollar that a model name stands for."""
-    rule, caps, price = self.config.serve.policy, [], None
-    first, *words = name.split(":") if isinstance(name, str) else [""]
-    for word in words:
-      if cap := re.fullmatch(r"K=(\d{1,9})", word):
-        caps.append(int(cap[1]))
-      elif word in self.prices:
-        price = self.prices[word]
-      else:
-        rule = word
-    priced = price is None or rule == "router"
-    if first != NAME or rule not in self.deciders or not priced:
-      raise Refusal(404, f"model must be one of {', '.join(self.names)}", code="model_not_found")
-    return rule, caps, price
 
   async def decide(self, session: Session, body: dict, text: Conversation) -> Turn:
     """The model that acts next, with its worst case held. Raises Refusal where none fits."""
@@ -112,6 +85,10 @@ class Exchange:
         if session.score is not None:
           raise Refusal(409, f"session {session.id} is scored", CONFLICT)
         model = max((m for m in allowed if m <= decision.model), default=allowed[0])
+        if self.config.serve.route_by_cache and session.rule == "router":
+          usd_A = self.expect_usd(session, body)
+          dearer = [m for m in allowed if m > model and m in session.caches]
+          model = max((m for m in dearer if usd_A[m] <= usd_A[model]), default=model)
         if self.sessions.fits(session, model, bounds[model]):  # still
           break
       if len(allowed) < len(bounds) and session.rule not in UNCUT:
@@ -126,17 +103,20 @@ class Exchange:
       self.sessions.begin(turn)
     return turn
 
+  def expect_usd(self, session: Session, body: dict) -> list[float]:
+    """What a call of each model is expected to cost, with a reply of the session's mean length."""
+    ttl_s, steps = self.config.serve.cache_ttl_s, session.steps
+    reply = sum(s.calls[-1].usage.completion_tokens for s in steps) / max(1, len(steps))
+    models = enumerate(self.upstreams)
+    return [u.expected_usd(body, session.caches.get(m), ttl_s, reply) for m, u in models]
+
   async def _wait_for_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
     """What a call of each model can cost, and those that fit; attempts in flight may give way."""
     while True:
-      caches = map(session.caches.get, range(len(self.upstreams)))
-      bounds = [u.bound_usd(body, cache) for u, cache in zip(self.upstreams, caches)]
-      keep_usd = 0.0 if session.usd_limit is None else self.config.serve.reserve_usd
-      costs = list(enumerate(bounds))
-      allowed = [m for m, usd in costs if self.sessions.fits(session, m, usd + keep_usd)]
+      bounds, allowed = self._find_room(session, body, self.config.serve.reserve_usd)
       session.changed.clear()
       if not allowed and not session.busy and not session.last_call:
-        allowed = [m for m, usd in costs if self.sessions.fits(session, m, usd)]
+        bounds, allowed = self._find_room(session, body)
         session.last_call = bool(allowed)
       if allowed:
         return bounds, allowed
@@ -148,6 +128,14 @@ class Exchange:
         text = f"${spent:.6f} {of} is spent, and a call may cost ${needed:.6f}: hand in the work"
         fields = {"spent_usd": spent, "cap_usd": cap, "needed_usd": needed}
         raise Refusal(429, text, "insufficient_quota", "budget_exhausted", **fields)
+
+  def _find_room(self, session: Session, body: dict, keep_usd=0.0) -> tuple[list[float], list[int]]:
+    """What a call of each model can cost, and those that fit now with `keep_usd` left of a cap."""
+    keep_usd = 0.0 if session.usd_limit is None else keep_usd
+    caches = map(session.caches.get, range(len(self.upstreams)))
+    bounds = [u.bound_usd(body, cache) for u, cache in zip(self.upstreams, caches)]
+    fits = [self.sessions.fits(session, m, usd + keep_usd) for m, usd in enumerate(bounds)]
+    return bounds, [m for m, fit in enumerate(fits) if fit]
 
   async def _ask(self, session: Session, text: Conversation) -> Decision:
     """What the session's policy decides from its text and from what is left of its caps."""
@@ -171,7 +159,24 @@ class Exchange:
     return await self.deciders[session.rule].decide(live)
 
   async def forward(self, turn: Turn) -> Answer:
-    """The model's reply, still to be settled. Raises Refusal with an upstream's error."""
+    """The reply of the model that acts, still to be settled. Raises Refusal with its error.
+
+    With `serve.fallback` the models of the nearest ranks take over from one whose retries failed.
+    """
+    session, failed, c = turn.session, set(), self.config.serve
+    while (answer := await self._attempt_often(turn)).kind != REPLY:
+      failed.add(first := turn.step.model)
+      bounds, allowed = self._find_room(session, turn.body, c.reserve_usd)
+      others = {*allowed} - failed if c.fallback and session.rule == "router" else ()
+      if not answer.retry or not others:
+        raise answer.refusal
+      turn.step.model = min(others, key=lambda model: abs(model - first))
+      turn.step.logp, turn.most_usd, turn.number = None, bounds[turn.step.model], 0
+      self.sessions.begin(turn)
+    return answer
+
+  async def _attempt_often(self, turn: Turn) -> Answer:
+    """A reply of the turn's model, or what the last attempt came to; then nothing is held."""
     session, model = turn.session, turn.step.model
     retries = self.upstreams[model].config.retries
     for attempt in range(retries + 1):
@@ -190,25 +195,30 @@ class Exchange:
         break
       backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
       await asyncio.sleep(answer.wait_s + backoff_s)
-      if not self.sessions.fits(session, SMALL, turn.most_usd):
+      if session.score is not None or not self.sessions.fits(session, SMALL, turn.most_usd):
         self._give_up(turn, None)
         break
       self.sessions.begin(turn)
-    raise answer.refusal
+    return answer
+
+  def cancel(self, turn: Turn) -> None:
+    """Gives back all of a turn whose call was not made."""
+    self._give_up(turn, None)
+    self.sessions.end(turn, FAILED, None)
 
   def _give_up(self, turn: Turn, lost: Call | None) -> None:
-    """Gives back the large call of a turn without attempts that may be billed."""
-    if not turn.step.calls and lost is None:
-      turn.session.calls.settle(turn.step.model, made=False)
-      turn.session.large_calls -= turn.step.model != SMALL
+    """Gives back the large call of a model without attempts that may be billed."""
+    session, model = turn.session, turn.step.model
+    if lost is None and all(call.model != model for call in turn.step.calls):
+      session.calls.settle(model, made=False)
+      session.large_calls -= model != SMALL
+      session.last_call = False
 
   def settle(self, turn: Turn, usd: float | None, usage: Usage, whole: bool) -> None:
     """Books the reply of a turn as its step; without `usd` at the most that it can have cost.
 
-    `whole` is whether the client has all of it. A turn that is settled stays as it is.
+    `whole` is whether the client has all of it.
     """
-    if turn.usd is not None:
-      return
     session, model, known = turn.session, turn.step.model, usd is not None
     cost_usd, latency_s = usd if known else turn.most_usd, time.monotonic() - turn.start_s
     kind = "act" if whole or known else "presumed"
@@ -236,6 +246,7 @@ class Exchange:
     """What every answer says; the dollars of a stream are in its last chunk."""
     values = {"session-id": quote(session.id, safe=" "), "session-usd": session.spent_usd}
     values |= {"left-usd": session.left_usd, "left-large-calls": session.left_large_calls}
+    values["session-source"] = None if session.named else "fingerprint"
     if turn is not None:
       values |= {"selected-model": self.upstreams[turn.step.model].name, "p-large": turn.large_p}
       values["cost-usd"] = turn.usd
@@ -271,31 +282,3 @@ def name_capped(session: Session) -> str:
   texts = [f"{k}={v:g}" for k, v in caps.items() if v is not None and f"{k}=" not in base]
   start = f"{base[:-1]}," if base.endswith(")") else f"{base}("
   return f"{start}{','.join(texts)})" if texts else base
-
-
-def check_id(value: object, name: str) -> str:
-  fine = isinstance(value, str) and value.isprintable() and value.strip()
-  if not fine or len(value) > LONGEST_ID:
-    raise Refusal(400, f"{name} must be a text of 1 to {LONGEST_ID} characters")
-  return value
-
-
-def find_least(caps: Sequence[float | None]) -> float | None:
-  """The least of these caps; None, which is no cap, where there is none."""
-  return min((cap for cap in caps if cap is not None), default=None)
-
-
-def read_number(
-  headers: Mapping[str, str], name: str, number: type, most: int = MOST_CAP
-) -> float | int | None:
-  """A number from a header; None without one."""
-  if name not in headers:
-    return None
-  try:
-    value = number(headers[name])
-  except ValueError:
-    value = -1
-  if not 0 <= value <= most:
-    text = f"{name} must be a number from 0 to {most}{', a whole one' * (number is int)}"
-    raise Refusal(400, text)
-  return value

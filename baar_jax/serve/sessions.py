@@ -46,6 +46,7 @@ class Session:
   description: str
   call_limit: int | None
   usd_limit: float | None
+  named: bool = True  # its client gave it the id, which else is a fingerprint
   price: float | None = None  # of a dollar, for the router that knows its budget
   seed: int = 0
   large_calls: int = 0  # made or in flight

@@ -15,23 +15,14 @@ from baar_jax.llms import endpoints
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
 from baar_jax.llms.client import CONNECT_S, MOST_BYTES
 from baar_jax.llms.prices import prices_of
+from baar_jax.serve.asked import LIMITS, Refusal
 from baar_jax.serve.sessions import Cache
 
-LIMITS = ("max_tokens", "max_completion_tokens")
 PART_TOKENS = 50_000  # most of an image, a sound or a file in a message (our choice)
 PART_KINDS = ("image_url", "video_url", "audio_url", "input_audio", "file")
 DIGESTED = ("tools", "functions", "response_format")
 VALUE_TOKENS = 8  # most that a template puts around a text or a number
 BYTES_PER_TOKEN = 4  # of what is expected (our choice)
-
-
-class Refusal(Exception):
-  """An answer that is an error of OpenAI's form: its status and its body."""
-
-  def __init__(self, status: int, message: str, kind="invalid_request_error", code=None, **fields):
-    self.status, self.message = status, message
-    error = {"message": message, "type": kind, "param": None, "code": code or kind}
-    self.body = {"error": error | fields}
 
 
 @dataclasses.dataclass
@@ -84,12 +75,12 @@ class Upstream:
     usual = self._endpoint.own or self._endpoint.openai and body["service_tier"] == "default"
     return (1.0 if usual else endpoints.DEAREST_TIER) * self.price.most_usd(tokens, completion)
 
-  def expected_usd(self, body: dict, cache: Cache | None, ttl_s: float) -> float:
-    """What the prompt of the next call is expected to cost, if a cache stays warm for `ttl_s`."""
+  def expected_usd(self, body: dict, cache: Cache | None, ttl_s: float, reply: float) -> float:
+    """What a call with `reply` tokens is expected to cost, if a cache stays warm for `ttl_s`."""
     known, messages = (cache.tokens, cache.messages) if matches(body, cache) else (0, 0)
     tokens = known + count_tokens(body["messages"][messages:]) // BYTES_PER_TOKEN
     warm = known and time.time() < cache.at_s + ttl_s
-    return self.price.cost_usd(Usage(tokens, known if warm else 0, 0))
+    return self.price.cost_usd(Usage(tokens, known if warm else 0, reply))
 
   async def attempt(self, body: dict) -> Answer:
     """One attempt, which ends in time. What fails is an Answer too; only a cancellation raises."""

@@ -37,7 +37,7 @@ def main(run: Run) -> None:
 
 def build(run: Run):
   """The ASGI application of a run. Raises ValueError where it lacks a router, a price or a key."""
-  from baar_jax.serve.app import LOCAL, App, Metrics
+  from baar_jax.serve.app import LOCAL, App
   from baar_jax.serve.batching import Decider
   from baar_jax.serve.decide import open_policies
   from baar_jax.serve.exchange import Exchange
@@ -61,10 +61,6 @@ def build(run: Run):
       add_sessions(run.store, config, [scored], [mark])
 
   sessions = Sessions(run.dir / "episodes.sqlite", config, run.budget, keep)
-  metrics = Metrics()
-  deciders = {
-    rule: Decider(policy, c.max_sessions, metrics.observe)
-    for rule, policy in open_policies(run.dir, config, run.mesh).items()
-  }
-  exchange = Exchange(config, sessions, upstreams, deciders)
-  return App(exchange, metrics, key).build()
+  policies = open_policies(run.dir, config, run.mesh)
+  deciders = {rule: Decider(policy, c.max_sessions) for rule, policy in policies.items()}
+  return App(Exchange(config, sessions, upstreams, deciders), key).build()
