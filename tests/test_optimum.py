@@ -167,9 +167,8 @@ def test_the_optimal_rule_reads_visible_text_alone(exact):
 
   smooth, marked, _ = (f"It opened. Lock 2 looks {look}. The sign is" for look in sandbox.LOOKS)
   first = [Step("You enter. Lock 1 looks smooth. The sign is blank.", 0, "pull A")]
-  assert choose("tower", first, f"{marked} green.") == 1
-  assert choose("tower", first, f"{smooth} green.") == 0
-  assert choose("tower", first, f"{marked} amber.") == 0
+  seen = [f"{marked} green.", f"{smooth} green.", f"{marked} amber."]
+  assert [choose("tower", first, observation) for observation in seen] == [1, 0, 0]
   # SMALL jammed the lock that looked smooth: it is likely tricky
   assert choose("tower", [*first, Step(f"{smooth} green.", 0, "pull A")], f"{smooth} green.") == 1
   with pytest.raises(ValueError, match="not an observation"):

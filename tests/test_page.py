@@ -36,7 +36,6 @@ def results() -> dict:
   results = compute_results(fill(policies), entries(policies), settings, forecast=forecast)
   small, large = results["episodes"].episode.iloc[1].steps[2:]
   small.observation = "x" * 900
-  # log 0.2 of SMALL: LARGE had 0.8; then LARGE at 0.75.
   small.logp, large.logp, large.action = math.log(0.2), math.log(0.75), ""
   return results
 
@@ -101,8 +100,8 @@ def test_the_page_says(reader):
     "task mix 25 50 25 25 50 25",  # easy, hard and intractable tasks
     "BoPO 17 67 17 0 100 0",  # 4, 16 and 4 of its 24 dollars; LARGE for hard tasks alone
     "SMALL 25 50 25 – – –",  # always; it calls LARGE for none
-    "p(LARGE) 0.80",
-    "p(LARGE) 0.75",
+    "gpt-4.1-mini, p = 0.20, $",
+    "gpt-4.1, p = 0.75, $",
     "(no action in the reply)",
     "K = 1 40 [30, 45] 50",
     "10 20 30 By task and cap. Mean squared difference 0.125",

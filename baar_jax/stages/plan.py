@@ -47,16 +47,15 @@ def main(config: Config, stages: Sequence[str]) -> None:
   print("dry run: nothing is run, nothing is spent; calls of the models, list prices")
   print(f"{'stage':<12}{'episodes':>10}{'calls':>10}{'$ expected':>12}   $ range")
   assumptions = IN_ALFWORLD if config.env.kind == "alfworld" else ASSUMED
-  rows, any_assumed = {stage: np.zeros(5) for stage in stages}, False
+  rows = {stage: np.zeros(5) for stage in stages}
   for stage in stages:
     for policy, family, episodes_R, usd_budget in list_rollouts(config, store, stage):
-      calls, usd_R, assumed = estimate(config, assumptions, outcomes, policy, family)
+      calls, usd_R = estimate(config, assumptions, outcomes, policy, family)
       usd_R = np.minimum(usd_R, np.inf if usd_budget is None else usd_budget)
       rows[stage] += [episodes_R[1], episodes_R[1] * calls, *episodes_R * usd_R]
-      any_assumed |= assumed and episodes_R[2] > 0
   for stage, (n, calls, least, expected, most) in (rows | {"in all": sum(rows.values())}).items():
     print(f"{stage:<12}{n:>10,.0f}{calls:>10,.0f}{expected:>12.4f}   {least:.4f} to {most:.4f}")
-  if any_assumed:
+  if not {*BOUNDARIES} <= {*outcomes.index}:
     print(f"assumed where nothing is stored (shares and tokens):\n{assumptions.T.to_string()}")
   if config.models.kind == "scripted":
     print("scripted models: these are list-price dollars for text, and nobody is paid")
@@ -123,12 +122,12 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
 
 
 def estimate(c: Config, a: pd.DataFrame, outcomes: pd.DataFrame, policy: str, family: str) -> tuple:
-  """Calls of an episode, usd_R without a budget, and whether these are assumed (as `a` says): no
-  episodes of the policy are stored, and none of the boundaries that it lies between."""
+  """Calls of an episode, and usd_R without a budget: as the policy's stored episodes have them,
+  else the boundaries that it lies between, else as `a` assumes."""
   *cheaper, large = prices_of(c.models.names, c.models.prices)
   stored = policy in outcomes.index
   names = [policy] if stored else [family] if family in BOUNDARIES else [*BOUNDARIES]
-  if assumed := not {*names} <= {*outcomes.index}:
+  if not {*names} <= {*outcomes.index}:
     steps = a.steps * c.env.max_steps
     rows = [[1, steps.expected, *compute_usd(price, steps, a)] for price in (cheaper[0], large)]
     outcomes = pd.DataFrame(rows, [*BOUNDARIES], OUTCOME)
@@ -142,7 +141,7 @@ def estimate(c: Config, a: pd.DataFrame, outcomes: pd.DataFrame, policy: str, fa
     replies = np.minimum(a.judge_reply, c.baselines.judge.max_completion_tokens)
     answers = zip(a.judge_prompt, replies)
     usd_R += [calls * price.cost_usd(Usage(prompt, 0, reply)) for prompt, reply in answers]
-  return calls, usd_R, assumed
+  return calls, usd_R
 
 
 def compute_usd(price: Price, steps, a: pd.DataFrame) -> list[float]:
