@@ -221,7 +221,7 @@ def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
     (str(plain), "list.txt in .* has 0 games"),
     (str(mapped), "mappings.json is no list of games"),
     (str(tmp_path / "bytes.txt"), "bytes.txt is no list of games"),
-    ("nowhere", "neither a file .* directory .*has: empty, train.*--config.env.data=own"),
+    ("nowhere", "nowhere in .* 0 games.*there are .'empty', 'train'.*--config.env.data=own"),
   ):
     with pytest.raises(ValueError, match=message):
       listing(tmp_path, 2, splits=(split, "", ""))

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from baar_jax.envs.alfworld_engine import TASK_TYPES, Engine, advise, mistake, read_goal
@@ -27,14 +28,13 @@ class ALFWorld(Env):
   def __init__(
     self, data, train_tasks, dev_tasks, test_tasks, max_steps=30, splits=("", "", "")
   ) -> None:
-    """`data` is the directory of the splits, or the one above its json_2.1.1/.
+    """`data` is the directory above json_2.1.1/, which has those of the splits.
 
-    A split is a directory in it ("" is train, valid_seen or valid_unseen), or a file, there or
-    elsewhere, that lists games, either as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
+    A split is a directory in there ("" is train, valid_seen or valid_unseen), or a file in `data`
+    or elsewhere that lists games, as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
     Where there is no valid_seen, dev takes games of train that train leaves.
     """
-    nested, self._root = Path(data) / GAMES, Path(data)
-    self._data = nested if nested.is_dir() else Path(data)
+    self._root, self._data = Path(data), Path(data) / GAMES
     named = dict(zip(SPLITS, splits))
     self._splits = {split: name or USUAL_SPLITS[split] for split, name in named.items()}
     self._dev_is_left_over = not (named["dev"] or (self._data / USUAL_SPLITS["dev"]).is_dir())
@@ -67,24 +67,19 @@ class ALFWorld(Env):
     if errors:
       print(f"ALFWorld: left out {len(errors)} of {len(ids)} games: {errors[0]}", file=sys.stderr)
     if len(tasks) < size:
+      splits = sorted(place.name for place in self._data.glob("*/"))
       raise ValueError(
-        f"ALFWorld's {source} in {self._data} has {len(tasks)} games, {size} were asked for: set "
-        f"--config.env.{split}_tasks, or take generated games with --config.env.data=own"
+        f"ALFWorld's {source} in {self._data} has {len(tasks)} games, {size} were asked for, and "
+        f"there are {splits}: set --config.env.{split}_tasks or {split}_split, or take generated "
+        "games with --config.env.data=own"
       )
     return tasks
 
   def _list_ids(self, source: str) -> list[str]:
     """The ids of the games in a directory or in a list."""
-    splits = sorted(place.name for place in self._data.iterdir() if place.is_dir())
-    if (self._data / source).is_dir():
-      return self._find_ids(source)
-    path = next(filter(Path.is_file, (self._root / source, Path(source))), None)
-    if path is None:
-      raise ValueError(
-        f"ALFWorld's split {source!r} is neither a file here or in {self._root} nor a directory in "
-        f"{self._data} (that has: {', '.join(splits) or 'none'}); set --config.env.train_split and "
-        "test_split, or take generated games with --config.env.data=own"
-      )
+    path = self._root / source
+    if not path.is_file():
+      return self._find_ids((self._data / source).glob(f"*/*/{GAME}"))
     try:
       text = path.read_text()
       if not source.endswith(".json"):
@@ -94,12 +89,11 @@ class ALFWorld(Env):
       form = "lines SPLIT/NAME/TRIAL, or JSON objects with task_type and task_id"
       raise ValueError(f"{source} is no list of games: {form}") from None
     # AgentGym's mappings do not name the split, so each game is searched for in all.
-    ids = {id_.split("/", 1)[1]: id_ for split in splits for id_ in self._find_ids(split)}
+    ids = {i.split("/", 1)[1]: i for i in self._find_ids(self._data.glob(f"*/*/*/{GAME}"))}
     return [ids.get(name, f"?/{name}") for name in names]
 
-  def _find_ids(self, split: str) -> list[str]:
-    games = sorted((self._data / split).glob(f"*/*/{GAME}"))
-    ids = [game.parent.relative_to(self._data).as_posix() for game in games]
+  def _find_ids(self, games: Iterable[Path]) -> list[str]:
+    ids = [game.parent.relative_to(self._data).as_posix() for game in sorted(games)]
     return [id_ for id_ in ids if not any(word in id_ for word in NO_TEXT_GAMES)]
 
   def reset(self, task_id: str) -> str:

@@ -60,7 +60,7 @@ class _Child:
         self.process.stdin.flush()
         # The child sends one line per request, so no answer can wait unseen in the buffer.
         if not select.select([self.process.stdout], [], [], timeout_s)[0]:
-          raise self._kill(f"no answer within {timeout_s:g} s")
+          raise self._kill(f"no answer in {timeout_s:g} s")
         line = self.process.stdout.readline()
       except OSError:
         line = b""
