@@ -1,10 +1,10 @@
 """Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3"""
 
+import os
 import runpy
 import signal
 import sqlite3
 import sys
-import threading
 from contextlib import closing
 
 if __name__ == "__main__":  # a Ctrl-C ends the program at once, whatever callback it meets
@@ -64,9 +64,6 @@ def main(command: tuple[Config, str]) -> int:
   except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
     directory = f"{config.runs}/{config.name}: " if isinstance(error, sqlite3.Error) else ""
     return fail(f"{directory}{error}")
-  except KeyboardInterrupt:
-    print("\nstopped; the same command goes on from here", file=sys.stderr)
-    return 130
   return 0
 
 
@@ -108,16 +105,13 @@ def fail(error: Exception | str) -> int:
   return 2
 
 
-def repeat_interrupt(unraisable: object) -> None:
-  """As sys.unraisablehook: a Ctrl-C that a callback of a library has swallowed comes again."""
-  if unraisable.exc_type is KeyboardInterrupt:
-    interrupt = [threading.main_thread().ident, signal.SIGINT]  # no other thread wakes this one
-    threading.Timer(0.5, signal.pthread_kill, interrupt).start()
-  else:
-    sys.__unraisablehook__(unraisable)
+def stop(*_) -> None:
+  """Ends the program at a Ctrl-C, whatever it is at: all that counts is on disk."""
+  os.write(2, b"\nstopped; the same command goes on from here\n")
+  os._exit(130)
 
 
 if __name__ == "__main__":
-  sys.unraisablehook = repeat_interrupt
-  signal.signal(signal.SIGINT, on_interrupt)
+  ignored = on_interrupt == signal.SIG_IGN  # in the background
+  signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else stop)
   app.run(main, flags_parser=parse)

@@ -13,15 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-import psutil
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.checks import ABSENT, RESTORE, differences, read_config
+from baar_jax.checks import RESTORE, differences, read_config
 from baar_jax.config import SERVED, Config, ablate
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
-from baar_jax.envs.process import ProcessEnv, open_envs
+from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.llms import pair as models
@@ -92,12 +91,9 @@ class Run:
         raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
     elif stored:
       for name, was, now in differences(stored, config):
-        if f"{name}.".startswith(CHANGEABLE):
-          continue
-        reason = f"with {name}={was!r}, this config has {now!r}: set it back, or "
-        if ABSENT in (was, now):
-          reason = f"by another version of this program, which differs in {name}: "
-        raise ValueError(f"{self.dir} was made {reason}choose another --config.name")
+        if not f"{name}.".startswith(CHANGEABLE):
+          problem = f"{self.dir} was made with {name}={was!r}, this config has {now!r}"
+          raise ValueError(f"{problem}: set it back, or choose another --config.name")
     if self.is_main:
       path = self.dir / "config.tmp"
       path.write_text(json.dumps(config, indent=2))
@@ -141,11 +137,10 @@ class Run:
       raise ValueError(f"clients have named no {split} task yet: five tasks fill all splits")
     if self.is_main and not self.store.tasks(split):
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
-      threads = ThreadPoolExecutor()
       first, *_, last = self.envs() * 2  # of different processes if there are two
-      futures = threads.map(lambda env, name: env.tasks(name), (first, last, last), SPLITS)
-      threads.shutdown(wait=False)  # Ctrl-C does not wait for the listings
-      listings = list(futures)
+      with ThreadPoolExecutor() as threads:
+        envs = first, last, last
+        listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
       problem = f"--config.env.kind={self.config.env.kind} lists"
       for name in (name for name, tasks in zip(SPLITS, listings) if not tasks):
         raise ValueError(f"{problem} no {name} task: each split needs one")
@@ -192,10 +187,6 @@ class Run:
           bar.update()
       for e in failed:
         print(f"left out: {e.task_id} seed {e.seed} of {policy.name}: {e.stop}")
-      c, envs = self.config.env, self.envs()
-      if used_mb := memory_mb(envs) / len(envs):  # for the report
-        generated = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
-        self.log(stage="environments", mb_per_live_episode=used_mb, own_tasks=generated)
     self.store.sync(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
@@ -243,16 +234,6 @@ def env_arguments(config: Config) -> dict:
     args["data"] = str(engines.existing_data(c.kind, c.data))
     args["splits"] = [c.train_split, c.dev_split, c.test_split]
   return args
-
-
-def memory_mb(envs: Sequence[Env]) -> float:
-  """Resident memory of the environments' processes and of all that these have started."""
-  total = 0
-  for pid in {env.pid for env in envs if isinstance(env, ProcessEnv)} - {None}:
-    with contextlib.suppress(psutil.Error):  # one of them has ended
-      for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        total += process.memory_info().rss
-  return total / 2**20
 
 
 def _open_mesh(config: Config) -> Mesh:

@@ -66,7 +66,7 @@ def run_episodes(
       _decide(arrived, policy)
       for live in (live for live in arrived if not live.stop):
         workers.submit(_advance, live, events)
-  except BaseException:  # Ctrl-C, an abandoned loop, or a bug: nobody waits for replies or steps
+  except BaseException:  # an abandoned loop or a bug: nobody waits for replies or steps
     pair.stop()
     for env in envs:
       env.close()
@@ -163,19 +163,27 @@ def _goes_on(live: Live) -> bool:
   model, passed, decision = live.decision.model, live.proposal_reply, live.decision
   if not live.proposal_reply or _is_paid(live, model) or model not in live.allowed[:-1]:
     return False
-  live.call_budget.reserve(model)
-  try:
-    live.proposal_reply = live.agents[model].reply(live.messages, len(live.steps))
-  except BudgetSpent:
-    live.call_budget.settle(model, made=False)
-    live.allowed = [cheaper for cheaper in _allowed(live) if cheaper < model]
+  proposal = _call(live, model)
+  if proposal is None:
     return False
+  live.proposal_reply = proposal
   before = live.judgement or Decision(SMALL)
   waste = before.cost_usd + decision.cost_usd, before.latency_s + decision.latency_s
   live.judgement = Decision(model, None, *waste, [*before.calls, *passed.calls("proposal")])
   live.decision = Decision(model)
   live.allowed = [dearer for dearer in _allowed(live) if dearer >= model]
   return True
+
+
+def _call(live: Live, model: int) -> Reply | None:
+  """A model's reply; None where its attempts spend the budget: then cheaper ones are allowed."""
+  live.call_budget.reserve(model)
+  try:
+    return live.agents[model].reply(live.messages, len(live.steps))
+  except BudgetSpent:
+    live.call_budget.settle(model, made=False)
+    live.allowed = [cheaper for cheaper in _allowed(live) if cheaper < model]
+    return None
 
 
 def _is_paid(live: Live, model: int) -> bool:
@@ -187,11 +195,12 @@ def _allowed(live: Live) -> list[int]:
   """The models whose next call fits the episode's budgets, whatever it will cost."""
 
   def fits(model: int) -> bool:
-    if not (_is_paid(live, model) or live.call_budget.allows(model)):
-      return False
-    if _is_paid(live, model) or live.dollar_budget is None:
+    if _is_paid(live, model):
       return True
-    return live.dollar_budget.allows(live.agents[model].bound_usd(live.messages, len(live.steps)))
+    if not live.call_budget.allows(model):
+      return False
+    dollars, call = live.dollar_budget, (live.messages, len(live.steps))
+    return dollars is None or dollars.allows(live.agents[model].bound_usd(*call))
 
   return [model for model in range(len(live.agents)) if fits(model)]
 
@@ -202,19 +211,14 @@ def _ask(live: Live) -> Reply | None:
   `live.decision` then names the model that replied; its proposal is its reply. None is the end of
   the budget.
   """
-  allowed = live.allowed
-  while allowed:
-    model = max((m for m in allowed if m <= live.decision.model), default=allowed[0])
+  while live.allowed:
+    model = max((m for m in live.allowed if m <= live.decision.model), default=live.allowed[0])
     if model != live.decision.model:
       live.decision = dataclasses.replace(live.decision, model=model, logp=None)
     if _is_paid(live, model):
       return live.proposal_reply
-    live.call_budget.reserve(model)
-    try:
-      return live.agents[model].reply(live.messages, len(live.steps))
-    except BudgetSpent:  # by attempts that brought no answer
-      live.call_budget.settle(model, made=False)
-      allowed = [cheaper for cheaper in _allowed(live) if cheaper < model]
+    if reply := _call(live, model):
+      return reply
   return None
 
 
