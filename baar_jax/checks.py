@@ -24,7 +24,6 @@ from baar_jax.config import (
 )
 
 RESTORE = "restore a copy, or choose another --config.name"
-ABSENT = object()  # a field that one version of the configuration does not have
 # Fields that may hold a key by mistake, and the sections around them: never shown.
 SECRETS = ("key_variables", "base_urls", "models", "judge")
 
@@ -129,7 +128,7 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
 
 def _estimate_bytes(c: Config) -> dict[str, int]:
   """The least memory that the sizes of a section take; an object is at least 100 bytes."""
-  r, e, v = c.router, c.env, c.value
+  r, e = c.router, c.env
   live = (e.processes or os.cpu_count()) * e.live_per_process
   layer = 2 * r.hidden_size * (r.num_heads + r.num_kv_heads) * r.head_dim
   layer += 3 * r.hidden_size * r.intermediate_size
@@ -138,16 +137,9 @@ def _estimate_bytes(c: Config) -> dict[str, int]:
   token += 4 * c.sft.micro_episodes * r.hidden_size
   jobs = (e.train_tasks + e.dev_tasks) * (c.profile.trials + c.references.samples)
   jobs += (e.dev_tasks + e.test_tasks) * c.evaluate.seeds
-  width = max(v.value_width, v.advantage_width)
   return {
-    "value": 16 * v.heads * width * (width + r.hidden_size)  # a gradient, two moments, the target
-    + 8 * v.heads * v.batch_decisions * (width + r.hidden_size),
     "router": 16 * parameters + r.max_tokens * token,  # a gradient and two moments are as large
     "env": 10**7 * e.processes + 10**4 * live + 100 * jobs,
-    "evaluate": 8 * c.evaluate.bootstrap * max(e.dev_tasks, e.test_tasks),
-    "sft": 100 * max(c.sft.batch_episodes, c.pretrain.batch_episodes)
-    + 16 * c.sft.micro_episodes * e.max_steps,
-    "bopo": 100 * c.bopo.tasks_per_update * c.bopo.group_size,
   }
 
 
@@ -172,7 +164,10 @@ def read_config(directory: Path) -> dict:
 
 
 def differences(stored: dict, new: dict) -> list[tuple]:
-  """(field, was, now) of every value that differs; ABSENT where a config has no such field."""
+  """(field, was, now) of every value that differs; another version of the program lacks some."""
   was, now = (pandas.json_normalize(config).to_dict("records")[0] for config in (stored, new))
-  rows = [(name, was.get(name, ABSENT), now.get(name, ABSENT)) for name in sorted(was | now)]
+  rows = [
+    (name, was.get(name, "no such field"), now.get(name, "no such field"))
+    for name in sorted(was | now)
+  ]
   return [row for row in rows if row[1] != row[2]]

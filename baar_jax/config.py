@@ -54,7 +54,7 @@ class EnvConfig:
   train_tasks: int = Field(96, gt=0)
   dev_tasks: int = Field(34, gt=0)
   test_tasks: int = Field(60, gt=0)
-  max_steps: int = Field(40, gt=0)
+  max_steps: int = Field(40, gt=0, le=10**6)
   processes: int = Field(0, ge=0)  # child processes; 0 is one per core
   live_per_process: int = Field(4, gt=0)  # episodes that share a process (and its JVM)
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
@@ -126,7 +126,7 @@ class ProfileConfig:
 @section
 class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's (our choice)
   epochs: int = Field(0, ge=0, le=1000)  # over stored training episodes; 0 leaves random weights
-  batch_episodes: int = Field(32, gt=0)
+  batch_episodes: int = Field(32, gt=0, le=10**6)
   learning_rate: float = Field(3e-3, gt=0, le=1)
 
 
@@ -145,9 +145,9 @@ class ValueConfig:  # of the router that knows its budget: heads behind a router
   # Of which dev chooses, for each budget.
   prices: tuple[Price, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
   heads: int = Field(5, gt=0, le=100)  # which vote
-  value_width: int = Field(64, gt=0, le=10**4)
-  advantage_width: int = Field(32, gt=0, le=10**4)
-  batch_decisions: int = Field(1024, gt=0, le=10**6)
+  value_width: int = Field(64, gt=0, le=1000)
+  advantage_width: int = Field(32, gt=0, le=1000)
+  batch_decisions: int = Field(1024, gt=0, le=10**5)
   return_share: float = Field(0.3, ge=0, le=1)  # of the updates, that learn returns as they were
   learning_rate: float = Field(2e-3, gt=0, le=1)
   weight_decay: float = Field(0.3, ge=0, le=100)
@@ -159,8 +159,8 @@ class SFTConfig:
   updates: int = Field(150, gt=0, lt=10**6)  # at most
   check_every: int = Field(5, gt=0, lt=10**6)  # updates between two measurements of the dev loss
   patience: int = Field(4, gt=0, lt=10**6)  # measurements without a new best that end a training
-  batch_episodes: int = Field(64, gt=0)
-  micro_episodes: int = Field(16, gt=0)  # rows of one compiled gradient; accumulated to the batch
+  batch_episodes: int = Field(64, gt=0, le=10**6)
+  micro_episodes: int = Field(16, gt=0, le=10**5)  # rows of one compiled gradient, of a batch
   hard_share: float = Field(0.7, ge=0, le=1)
   # All are tried, also for the scorer and the classifier, and the best on dev is kept.
   learning_rates: tuple[Rate, ...] = Field((2e-5,), min_length=1)
@@ -177,7 +177,7 @@ class BoPOConfig:
   lam: tuple[Weight, ...] = Field((0.1, 0.3, 0.5, 0.7, 0.9), min_length=1)
   r_success: float = Field(1.0, ge=0, le=100)
   r_hard: float = Field(0.5, ge=0, le=100)
-  group_size: int = Field(8, ge=2)
+  group_size: int = Field(8, ge=2, le=10**5)
   advantage_eps: float = Field(0.1, gt=0, le=100)
   advantage_clip: float = Field(5.0, gt=0, le=1e6)
   reference_guided: bool = True  # False is the ablation: the group's mean alone
@@ -189,7 +189,7 @@ class BoPOConfig:
   adam_eps: float = Field(1e-8, gt=0, le=1)  # as for SFT
   clip_norm: float = Field(1.0, gt=0, le=1e6)
   updates: int = Field(100, gt=0, lt=10**6)  # rollout batches
-  tasks_per_update: int = Field(8, gt=0)
+  tasks_per_update: int = Field(8, gt=0, le=10**5)
   epochs: int = Field(1, gt=0, le=1000)  # passes over each rollout batch
   batch_episodes: int = Field(64, gt=0, le=10**6)  # of one gradient step
 
@@ -217,7 +217,7 @@ class EvaluateConfig:
   budget_rules: bool = False  # use these points under hard budgets too; else argmax alone
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
   usd_budgets: tuple[Dollars, ...] = ()  # B_max of a task
-  bootstrap: int = Field(1000, gt=0)  # resamples of the tasks behind each interval
+  bootstrap: int = Field(1000, gt=0, le=10**5)  # resamples of the tasks behind each interval
 
 
 @section

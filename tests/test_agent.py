@@ -28,9 +28,3 @@ from baar_jax.llms import agent
 )
 def test_parse_action(reply, action, code):
   assert agent.parse_action(reply, code=code) == action
-
-
-def test_written_replies_are_read_again():
-  assert agent.write_reply("So.", "go", code=False) == "Thought: So.\n\nAction: go"
-  code = "for i in range(2):\n  print(i)"
-  assert agent.parse_action(agent.write_reply("So.", code, code=True), code=True) == code

@@ -1,6 +1,5 @@
 """Where arrays lie on one device; tests of several are in test_distributed.py."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
@@ -20,14 +19,3 @@ def test_the_longest_axis_that_can_be_is_split(fsdp, embedding, kernel):
   split = meshes.split_parameters(params, AbstractMesh((1, fsdp), meshes.AXES))
   assert (split["embedding"].spec, split["layers"]["kernel"].spec) == (embedding, kernel)
   assert split["layers"]["bias"].spec == P(None, None)
-
-
-def test_arrays_keep_their_values():
-  mesh = meshes.one_device()
-  rows = meshes.split_rows({"x": np.arange(6).reshape(3, 2), "y": np.float32(2)}, mesh)
-  np.testing.assert_array_equal(rows["x"], [[0, 1], [2, 3], [4, 5]])
-  assert rows["y"] == 2 and meshes.split_rows(rows, mesh)["x"] is rows["x"]
-  params = {"x": jnp.array([1.0, 1 / 3])}
-  copy = meshes.local_copy(params, mesh, jnp.bfloat16)
-  np.testing.assert_array_equal(copy["x"].astype(jnp.float32), [1.0, 0.333984375])
-  assert copy["x"].dtype == jnp.bfloat16 and params["x"].dtype == jnp.float32

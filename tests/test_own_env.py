@@ -101,6 +101,7 @@ def test_a_result_of_the_wrong_kind_is_named(tmp_path, method, arguments, result
   "ids, message",
   [
     ({"train": "ab", "dev": "ac", "test": "d"}, "the task 'a' twice: each is in one split"),
+    ({"train": "aba", "dev": "c", "test": "d"}, "the task 'a' twice"),
     ({"train": "ab", "dev": "", "test": "d"}, "no dev task: each split needs one"),
   ],
 )

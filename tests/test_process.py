@@ -16,7 +16,6 @@ import pytest
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.run import memory_mb
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"train_tasks": 4, "dev_tasks": 4, "test_tasks": 4}
@@ -118,7 +117,6 @@ def test_closing_ends_a_call_and_one_that_waits_for_it(opened):
 def test_a_jvm_s_death_is_noticed_and_it_dies_with_its_child(opened, tmp_path):
   (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
   observation = env.reset("find-plant/3")
-  assert 50 < memory_mb([env]) < 1500
   for victim in (1, 0):  # the JVM, then the child
     processes = family(env.pid)
     assert len(processes) == 2

@@ -4,7 +4,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import jax
@@ -13,11 +12,9 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.episode import SPLITS, Task
 from baar_jax.rollout.live import Job, Policy
 from baar_jax.run import Run
-from baar_jax.stages import plan, profile
-from baar_jax.stages.train import bopo, pretrain, sft
+from baar_jax.stages import plan
 from baar_jax.store import Store
 
 SIZES = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 10}
@@ -44,25 +41,6 @@ def test_no_program_is_kept_where_a_stranger_may_have_been(opened, config, tmp_p
   after = jax.config.jax_compilation_cache_dir
   jax.config.update("jax_compilation_cache_dir", before)
   assert after == str(tmp_path / "cache" / "compiled")
-
-
-def test_a_stage_counts_as_run_once_it_has_ended(config, opened, monkeypatch):
-  run = opened(config)
-
-  def stop(title, policy, jobs, collect=run.collect):
-    if "large" in title:
-      raise KeyboardInterrupt
-    return collect(title, policy, jobs)
-
-  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(run, "collect", stop)
-    profile.main(run)
-  run.config.pretrain.epochs = 1
-  for stage in (profile.references, pretrain, sft, bopo):
-    with pytest.raises(ValueError, match="has no finished (profile|references): run --stage="):
-      stage(run)
-  run.store.finish("profile")
-  opened(tiny.config(config.runs)).require("profile")
 
 
 class Counting(Policy):
@@ -108,8 +86,7 @@ def test_a_config_that_contradicts_the_directory_is_refused_by_name(config, fiel
   assert f"was made with {field}={was!r}, this config has {now!r}" in text
   assert "choose another --config.name" in text and path.read_text() == written
   path.write_text(written.replace('"adam_eps"', '"adam_epsilon"'))
-  text = refused(config)
-  assert "another version of this program" in text and "bopo.adam_eps" in text
+  assert "was made with bopo.adam_eps='no such field', this config has" in refused(config)
 
 
 def test_what_changes_no_stored_result_may_change(opened, config):
@@ -196,8 +173,6 @@ def test_a_directory_that_another_process_uses_is_refused(opened, config, tmp_pa
 
 
 MODELS = {
-  ("gpt-4.1",): "are 2 or 3, got 1",
-  ("gpt-4.1-nano",) * 4: "are 2 or 3, got 4",
   ("gpt-4.1-mini", "gpt-9"): "no price for model 'gpt-9'",
   ("gpt-4.1", "gpt-4.1-mini"): "('gpt-4.1', 'gpt-4.1-mini'); one of them is dearer than the next",
 }
@@ -208,48 +183,6 @@ def test_no_priced_pair_is_refused_before_a_directory_exists(config):
     assert problem in refused(config) and not Path(config.runs, config.name).exists()
   config.models.names, config.models.prices = ("a", "b"), ((1.0, 1.0, 4.0), (0.5, 0.5, 4.0))
   Run(config).close()  # the input of the first one alone is dearer
-
-
-def test_nobody_is_at_work_after_an_interruption(opened, config, monkeypatch):
-  """Ctrl-C while an episode is stored: the others end before anything is closed."""
-  run = opened(config)
-  stopped = []
-  monkeypatch.setattr(run.pair, "stop", lambda: stopped.append(True))
-
-  def add(episode):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(run.store, "add", add)
-  jobs = [Job(task, seed) for task in run.tasks("train") for seed in range(9)]
-  with pytest.raises(KeyboardInterrupt) as error:
-    run.collect("some", Counting(), jobs)
-  assert stopped == [True] and error.tb  # whose frames hold what was at work
-  assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
-
-
-def test_tasks_are_listed_once(opened, config, monkeypatch):
-  tasks = opened(config).tasks("test")
-  assert tasks == Sandbox(**SIZES).tasks("test")
-  monkeypatch.setattr(Sandbox, "tasks", None)
-  assert opened(config).tasks("test") == tasks
-
-
-@pytest.mark.parametrize(
-  "splits, task_id",
-  [("a b a, c, d", "a"), ("a b, c b, d", "b"), ("a, b c, c", "c"), ("a, b, a", "a")],
-)
-def test_a_task_that_is_listed_twice_is_refused_and_not_stored(opened, config, splits, task_id):
-  class Listing(Sandbox):
-    def tasks(self, split):
-      names = splits.split(", ")[SPLITS.index(split)].split()
-      return [Task(name, split, "do it", 9) for name in names]
-
-  run = opened(config)
-  run._envs = [Listing(**SIZES)]
-  for _ in range(2):  # the second time as the first
-    with pytest.raises(ValueError, match=f"lists the task {task_id!r} twice: .* in one split"):
-      run.tasks("train")
-    assert not any(map(run.store.tasks, SPLITS))
 
 
 def test_only_missing_episodes_are_run(opened, config):

@@ -4,10 +4,7 @@ import contextlib
 import dataclasses
 import math
 import re
-import signal
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 from tiny import call, episode
@@ -64,34 +61,6 @@ def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store, path):
   damage(path, "UPDATE tasks SET max_steps = ? WHERE place = 1", "many")
   with pytest.raises(ValueError, match="train task 1 cannot be read: restore a copy of the file"):
     store.tasks("train")
-
-
-WRITER = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from baar_jax.store import Store
-from tiny import call, episode
-store = Store(sys.argv[1])
-for seed in range(10**6):
-  store.add(episode("t", "p", seed, "SL" * 5))
-  print(seed, flush=True)
-"""
-
-
-def test_what_was_committed_survives_kill_9(path, request):
-  root, tests = request.config.rootpath, str(request.path.parent)
-  command = [sys.executable, "-c", WRITER, str(path), tests]
-  writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
-  for _ in range(20):
-    writer.stdout.readline()
-  writer.send_signal(signal.SIGKILL)
-  said = 20 + writer.stdout.read().count("\n")
-  assert writer.wait() == -signal.SIGKILL
-  store = Store(path)
-  stored = store.episodes("p")
-  assert len(stored) in (said, said + 1)  # the one under way at the kill may be there, unsaid
-  assert stored == [episode("t", "p", seed, "SL" * 5) for seed in range(len(stored))]
-  store.add(episode("t", "p", len(stored)))  # and it goes on
 
 
 def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 from pydantic import FiniteFloat, create_model
 
+from baar_jax.envs import engines
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import texts
 from baar_jax.report.table import FORECAST, list_evaluated
@@ -28,8 +29,8 @@ def main(run: Run) -> None:
   from baar_jax.report import page
 
   spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
-  metrics = run.dir / "metrics.jsonl"
-  own_tasks = metrics.exists() and '"own_tasks": true' in metrics.read_text(errors="replace")
+  c = run.config.env
+  own_tasks = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
   forecast = read_forecast(run.dir / FORECAST) if run.config.value.updates else None
   played = list_evaluated(run.store, run.config)
   results = page.compute_results(run.store, played, run.config, spent, forecast, own_tasks)
