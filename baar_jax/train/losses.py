@@ -39,13 +39,9 @@ def next_token_loss(logits_BxSxV, batch: Batch):
 
 
 def sft_batch_loss(logits_BxSxA, batch: Batch):
-  """The SFT loss, and how often the more probable choice is the label and is LARGE."""
-  share = batch.decision_share
-  loss = share * sft_loss(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
-  choice_BxS = logits_BxSxA.argmax(-1)
-  accuracy = masked_mean(choice_BxS == batch.action_BxS, batch.mask_BxS)
-  large_share = masked_mean(choice_BxS > 0, batch.mask_BxS)
-  return loss, {"loss": loss, "accuracy": share * accuracy, "large_share": share * large_share}
+  """The batch's share of the SFT loss."""
+  loss = batch.decision_share * sft_loss(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
+  return loss, {"loss": loss}
 
 
 def bopo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
@@ -56,7 +52,7 @@ def bopo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
   policy = policy_loss(logp_BxS, batch.logp_BxS, batch.adv_B, mask_BxS, *ratio)
   kl = exact_kl(logits_BxSxA, batch.ref_logits_BxSxA, mask_BxS)
   loss = batch.episode_share * policy + config.kl_beta * share * kl
-  return loss, {"loss": loss, "kl": share * kl, "entropy": share * entropy(logits_BxSxA, mask_BxS)}
+  return loss, {"loss": loss, "kl": share * kl}
 
 
 def dapo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
@@ -71,8 +67,7 @@ def dapo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch):
   surrogate_BxS = _clip_surrogate(ratio_BxS, batch.adv_B[:, None], DAPO_CLIP_LOW, DAPO_CLIP_HIGH)
   decisions_per_row = batch.mask_BxS.sum() / len(batch.mask_BxS)
   loss = batch.episode_share * decisions_per_row * -masked_mean(surrogate_BxS, batch.mask_BxS)
-  uncertainty = entropy(logits_BxSxA, batch.mask_BxS)
-  return loss, {"loss": loss, "entropy": batch.decision_share * uncertainty}
+  return loss, {"loss": loss}
 
 
 def sft_loss(logits_BxSxA, action_BxS, mask_BxS):
@@ -140,12 +135,6 @@ def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
   logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
   ref_logp_BxSxA = jax.nn.log_softmax(_mask(ref_logits_BxSxA, mask_BxS))
   return masked_mean((jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)).sum(axis=-1), mask_BxS)
-
-
-def entropy(logits_BxSxA, mask_BxS):
-  """Entropy of the decisions in nats, averaged over real decisions; 0 if the mask is empty."""
-  logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
-  return masked_mean(-(jnp.exp(logp_BxSxA) * logp_BxSxA).sum(axis=-1), mask_BxS)
 
 
 def action_logp(logits_BxSxA, action_BxS):
