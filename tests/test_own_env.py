@@ -1,6 +1,5 @@
 """An environment in one file: examples/corridor.py, by the command line and by hand."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +25,6 @@ def test_the_command_line_runs_the_example(tmp_path):
   with closing(Store(tmp_path / "tiny" / "episodes.sqlite")) as store:
     table = store.table(["always-small", "always-large"])
   assert table.groupby("policy").success.sum()["always-large"] > 0
-  metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
-  used = [json.loads(line) for line in metrics if "mb_per_live_episode" in line]
-  assert used[0]["mb_per_live_episode"] > 5
 
 
 def test_an_environment_without_an_expert_can_be_played(tmp_path):
