@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +30,6 @@ class Engine:
   data_variable: str  # the environment variable that names the directory of its data
   programs: tuple[str, ...] = ()  # those that its build needs
   install: tuple[str, ...] = ()  # arguments of its Python that end the installation
-  unusable: str | None = None  # what the paths of its data must not contain
 
   @property
   def version(self) -> str:
@@ -50,7 +48,6 @@ ENGINES = {
     packages=("appworld==0.1.3.post1",),
     data_variable="APPWORLD_ROOT",
     install=("-m", "appworld.cli", "install"),
-    unusable="memory",  # it takes such a path for a database in memory
   ),
 }
 
@@ -174,21 +171,16 @@ def data_of(kind: str, data: str) -> Path:
 
   `data` is a directory; "own" is what --stage=setup generates; "" is the directory that the
   engine's environment variable names, else what --stage=setup has downloaded, else what it
-  generates. Raises ValueError if the directory does not exist or the engine cannot use its name.
+  generates. Raises ValueError if a named directory does not exist.
   """
-  engine, place = ENGINES[kind], generated_data(kind)
-  named = data or os.environ.get(engine.data_variable)
+  place, variable = generated_data(kind), ENGINES[kind].data_variable
+  named = data or os.environ.get(variable)
   if named and data != GENERATED:
     place = Path(named).absolute()
     if not place.is_dir():
-      source = f"--config.env.data or ${engine.data_variable}"
-      raise ValueError(f"{place}, named by {source}, is not a directory")
+      raise ValueError(f"{place}, named by --config.env.data or ${variable}, is not a directory")
   elif not data and downloaded_data(kind).is_dir():
     place = downloaded_data(kind)
-  paths = f"{place} or {tempfile.gettempdir()}"
-  if engine.unusable and engine.unusable in paths:
-    problem = f"{engine.title} cannot use {paths}, for one contains {engine.unusable!r}"
-    raise ValueError(f"{problem}: move it, or set BAAR_JAX_CACHE and TMPDIR")
   return place
 
 
