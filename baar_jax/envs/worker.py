@@ -20,13 +20,8 @@ from pathlib import Path
 from baar_jax.envs.base import Env, EnvDied, Oracle, WrongResult
 from baar_jax.episode import Task
 
-# The class of each kind; a child imports only the module of its own.
-KINDS = {
-  "sandbox": "Sandbox",
-  "scienceworld": "ScienceWorld",
-  "alfworld": "ALFWorld",
-  "appworld": "AppWorld",
-}
+# The class of each kind, whose name is that of its module; a child imports only its own.
+KINDS = {name.lower(): name for name in ("Sandbox", "ScienceWorld", "ALFWorld", "AppWorld")}
 # Mistakes of the caller, which the child survives. Any other error ends the child; so does a
 # ValueError within step or score, for it is the environment's own.
 RETURNED_ERRORS = {
