@@ -50,9 +50,8 @@ async def play(http, url: str, model: str, session: str, steps: int, seconds: li
   for step in range(steps):
     body = {"model": model, "messages": messages, "user": f"{session} {step}"}
     start_s = time.perf_counter()
-    answer = await http.post(
-      f"{url}/chat/completions", json=body, headers={"x-session-id": session}
-    )
+    headers = {"x-session-id": session}
+    answer = await http.post(f"{url}/chat/completions", json=body, headers=headers)
     seconds.append(time.perf_counter() - start_s)
     reply = answer.raise_for_status().json()["choices"][0]["message"]
     messages += [reply, {"role": "user", "content": f"Lamp {step} is green. The door hums. " * 5}]
@@ -63,9 +62,8 @@ async def measure(url: str, model: str, name: str, sessions: int, steps: int):
   seconds = [[] for _ in range(sessions)]
   async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits(max_connections=None)) as http:
     start_s = time.perf_counter()
-    await asyncio.gather(
-      *(play(http, url, model, f"{name} {i}", steps, own) for i, own in enumerate(seconds))
-    )
+    playing = (play(http, url, model, f"{name} {i}", steps, own) for i, own in enumerate(seconds))
+    await asyncio.gather(*playing)
     return np.array(seconds), sessions * steps / (time.perf_counter() - start_s)
 
 

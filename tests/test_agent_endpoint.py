@@ -15,10 +15,7 @@ from schedules import run_schedules
 from standin import StandIn
 from test_serve import ASK, PRICES, SAID, TOKENS, USD, Client
 
-from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Task
-from baar_jax.run import Run
-from baar_jax.stages.serve import build
 from examples import agent, corridor
 
 TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}]
@@ -187,12 +184,9 @@ def test_the_example_plays_through_the_endpoint_and_learns(tmp_path):
   """In the corridor, which needs no engine."""
   task, models = Task("t", "train", "Go.", 12), ThreadingHTTPServer(("127.0.0.1", 0), agent.StandIn)
   threading.Thread(target=models.serve_forever, daemon=True).start()
-  config = Config(name="e", runs=str(tmp_path), env=EnvConfig("served"))
-  url = f"http://127.0.0.1:{models.server_address[1]}/v1"
-  config.models, config.bopo.lam = ModelsConfig("chat", base_urls=(url,)), (0.1,)
-  config.serve = ServeConfig(policy="small", record_text=True)
-  run = Run(config)
-  with contextlib.closing(run), serving(build(run)) as url:
+  models.url = f"http://127.0.0.1:{models.server_address[1]}/v1"
+  client = Client(tmp_path, models, models={"names": agent.PAIR.names}, record_text=True)
+  with contextlib.closing(client.run) as run, serving(client.http.app) as url:
     with openai.OpenAI(base_url=url, api_key="-") as client:
       agent.play(client, corridor.Corridor(1, 1, 1, 12), task, "baar:large", 0)
     (episode,) = run.store.episodes("always-large")

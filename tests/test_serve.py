@@ -31,11 +31,11 @@ TOKENS = 200  # of a reply, at most
 class Client:
   """A client of a server on a run's directory."""
 
-  def __init__(self, directory, upstream, name="served", timeout_s=20, concurrency=16, **serve):
-    models = {"concurrency": concurrency, "timeout_s": timeout_s, "retries": 1, "prices": PRICES}
-    models |= {"base_urls": (upstream.url,), "max_completion_tokens": TOKENS}
+  def __init__(self, directory, upstream, name="served", models=(), **serve):
+    usual = {"names": ("small", "large"), "prices": PRICES, "base_urls": (upstream.url,)}
+    usual |= {"max_completion_tokens": TOKENS, "timeout_s": 20, "retries": 1}
     config = Config(name=name, runs=str(directory))
-    config.models = ModelsConfig("chat", ("small", "large"), **models)
+    config.models = ModelsConfig("chat", **usual | dict(models))
     config.env, config.bopo.lam = EnvConfig("served", max_steps=9), (0.1,)
     config.serve = ServeConfig(**{"policy": "small"} | serve)
     self.run = Run(config)
@@ -73,9 +73,7 @@ def client(tmp_path, upstream):
     yield client
 
 
-def test_a_stream_that_breaks_counts_at_its_most_whatever_usage_it_told(
-  client, upstream, monkeypatch
-):
+def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
   def count_on(handler, request, text):
     for n in (1, 2):
       choices = [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]
@@ -247,9 +245,7 @@ def test_another_model_takes_over_where_all_retries_failed(
   assert sum(spent.replies_usd) == pytest.approx(usd)
 
 
-def test_what_is_in_flight_stays_in_memory_and_counts_at_its_worst_case_after_a_kill(
-  tmp_path, upstream
-):
+def test_what_is_in_flight_stays_in_memory_and_counts_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0, max_sessions=1) as client:
     client.chat("s")
     sessions = client.http.app.state.exchange.sessions
@@ -323,9 +319,7 @@ def test_a_body_that_is_no_object_is_refused(client, text):
   "fault, status, calls",
   [("400 bad", 400, 1), ("500", 500, 2), ("redirect", 502, 1), ("drop", 502, 2), ("401", 401, 1)],
 )
-def test_an_upstream_error_comes_back_and_leaves_the_session(
-  client, upstream, fault, status, calls
-):
+def test_an_upstreams_error_leaves_the_session(client, upstream, fault, status, calls):
   upstream.fault = lambda number, request: fault
   assert client.chat().status_code == status and len(upstream.seen) == calls
   upstream.fault = lambda number, request: None
@@ -333,7 +327,7 @@ def test_an_upstream_error_comes_back_and_leaves_the_session(
 
 
 def test_a_call_that_waits_for_a_connection_is_in_time(tmp_path, upstream):
-  with Client(tmp_path, upstream, timeout_s=2, concurrency=1) as client:
+  with Client(tmp_path, upstream, models={"timeout_s": 2, "concurrency": 1}) as client:
     upstream.latency_s = lambda number: 0.8
     with ThreadPoolExecutor(3) as threads:
       replies = list(threads.map(client.chat, "abc"))

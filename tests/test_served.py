@@ -46,9 +46,8 @@ def test_sessions_have_the_seeds_that_stages_read(task, policy, seeds):
   store = Store(":memory:")
   for name in "abcd":
     store.name_task(name, "", 9)
-  assert [
-    add(store, task, policy, drawn) for drawn in (1002, 1005, 1002, 1001)[: len(seeds)]
-  ] == seeds
+  drawn = (1002, 1005, 1002, 1001)[: len(seeds)]
+  assert [add(store, task, policy, seed) for seed in drawn] == seeds
 
 
 def test_what_clients_still_have_to_play_is_told_in_one_line():

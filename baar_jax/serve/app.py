@@ -26,7 +26,6 @@ from baar_jax.serve.sessions import Session, Turn
 from baar_jax.serve.upstream import Answer, Upstream, read_chunks
 
 SHOWN_SESSIONS = 100
-METRICS_TYPE = prometheus.CONTENT_TYPE_LATEST
 LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
 FILES = Path(__file__).parent, Path(__file__).parents[1] / "report"
 
@@ -226,7 +225,8 @@ class App:
     return JSONResponse({"object": "list", "data": names})
 
   async def _show_metrics(self, request: Request) -> Response:
-    return Response(prometheus.generate_latest(self._registry), media_type=METRICS_TYPE)
+    text = prometheus.generate_latest(self._registry)
+    return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request) -> Response:
     sessions = map(self.exchange.describe, self.exchange.sessions.newest(SHOWN_SESSIONS))

@@ -93,9 +93,7 @@ def find_least(*caps: float | None) -> float | None:
   return min((cap for cap in caps if cap is not None), default=None)
 
 
-def read_number(
-  headers: Mapping[str, str], name: str, number: type, most: int = MOST_CAP
-) -> float | int | None:
+def read_number(headers: Mapping[str, str], name: str, number: type, most=MOST_CAP) -> float | None:
   """A number from a header; None without one."""
   if name not in headers:
     return None
@@ -104,6 +102,6 @@ def read_number(
   except ValueError:
     value = -1
   if not 0 <= value <= most:
-    text = f"{name} must be a number from 0 to {most}{', a whole one' * (number is int)}"
-    raise Refusal(400, text)
+    whole = "a whole number" if number is int else "a number"
+    raise Refusal(400, f"{name} must be {whole} from 0 to {most}")
   return value

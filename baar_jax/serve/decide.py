@@ -31,8 +31,12 @@ def read_run(directory: Path) -> Config:
     raise ValueError(explain(error, f"{directory}/config.json")) from None
 
 
-def open_router(directory: Path, config: Config, mesh: Mesh, rows: int) -> RouterPolicy:
+def open_router(
+  directory: Path, config: Config, mesh: Mesh, rows: int, sample: bool = False
+) -> RouterPolicy:
   """The trained router of a run: the one that knows its budget, else BoPO's, else SFT's.
+
+  To `sample` it is one of the last two, and samples for BoPO's next update.
 
   The first one decides at an episode's own price of a dollar, else at the least, as a cap says what
   may be spent; its name says none. Of several weights of cost the first is taken. At most `rows`
@@ -42,25 +46,20 @@ def open_router(directory: Path, config: Config, mesh: Mesh, rows: int) -> Route
   run.tokenizer = directory / "tokenizer"
   parameters = dict(entries.routers(config))
   value = checkpoint_directory(directory, config, "value")
-  if entries.CONDITIONED in parameters and value.exists():
+  if entries.CONDITIONED in parameters and value.exists() and not sample:
     name = entries.policy_name(entries.CONDITIONED, parameters[entries.CONDITIONED])
     parts = load_trunk(run), blind_view(run), load_heads(run), config.value.prices
     return ConditionedPolicy(name, *parts, rows, mesh)
   model, update = _load_newest(directory, config, mesh)
+  view = open_view(config, run.tokenizer)
+  if sample:
+    name = entries.rollouts_name("bopo", config.bopo.lam[0], update + 1)
+    return RouterPolicy(name, model, view, Sample(name), rows, mesh)
   settings = {"update": update, "lam": config.bopo.lam[0]} if update else {}
   family = "bopo" if update else "sft"
   settings = parameters[family] | settings | {"threshold": entries.ARGMAX}
   name = entries.policy_name(family, settings)
-  view = open_view(config, run.tokenizer)
   return RouterPolicy(name, model, view, Threshold(entries.ARGMAX), rows, mesh)
-
-
-def open_sampler(directory: Path, config: Config, mesh: Mesh, rows: int) -> RouterPolicy:
-  """The router that samples for BoPO's next update; arguments as of `open_router`."""
-  model, update = _load_newest(directory, config, mesh)
-  name = entries.rollouts_name("bopo", config.bopo.lam[0], update + 1)
-  view = open_view(config, directory / "tokenizer")
-  return RouterPolicy(name, model, view, Sample(name), rows, mesh)
 
 
 def _load_newest(directory: Path, config: Config, mesh: Mesh) -> tuple[Qwen2, int]:
@@ -99,6 +98,5 @@ def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Poli
     if not (source / "tokenizer").exists():
       text = f"{source} has no trained router: set --config.serve.router to a run that has one"
       raise ValueError(f"{text}, or --config.serve.policy=small")
-    open_one = open_sampler if c.policy == "sample" else open_router
-    policies[c.policy] = open_one(source, trained, mesh, rows)
+    policies[c.policy] = open_router(source, trained, mesh, rows, c.policy == "sample")
   return policies

@@ -132,8 +132,8 @@ class Exchange:
   def _find_room(self, session: Session, body: dict, keep_usd=0.0) -> tuple[list[float], list[int]]:
     """What a call of each model can cost, and those that fit now with `keep_usd` left of a cap."""
     keep_usd = 0.0 if session.usd_limit is None else keep_usd
-    caches = map(session.caches.get, range(len(self.upstreams)))
-    bounds = [u.bound_usd(body, cache) for u, cache in zip(self.upstreams, caches)]
+    models = enumerate(self.upstreams)
+    bounds = [upstream.bound_usd(body, session.caches.get(m)) for m, upstream in models]
     fits = [self.sessions.fits(session, m, usd + keep_usd) for m, usd in enumerate(bounds)]
     return bounds, [m for m, fit in enumerate(fits) if fit]
 
