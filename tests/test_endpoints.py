@@ -1,6 +1,8 @@
 """Where models are served, with which keys, and what their answers come to."""
 
 import base64
+import datetime
+import email.utils
 import json
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms import endpoints
-from baar_jax.llms.endpoints import clean, read_answer, read_usage
+from baar_jax.llms.endpoints import clean, read_answer, read_usage, read_wait_s
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -86,6 +88,14 @@ def test_two_models_at_two_addresses(monkeypatch):
 )
 def test_what_an_endpoint_says_is_one_short_line_without_its_key(said, shown):
   assert clean(said, KEY) == shown
+
+
+def test_how_long_an_endpoint_asks_to_wait():
+  now = datetime.datetime.now(datetime.UTC)
+  later = email.utils.format_datetime(now + datetime.timedelta(seconds=90), usegmt=True)
+  assert 80 < read_wait_s(later) <= 90
+  past = email.utils.format_datetime(now - datetime.timedelta(seconds=90), usegmt=True)
+  assert read_wait_s(past) == read_wait_s("-3") == read_wait_s("") == read_wait_s("nan") == 0.0
 
 
 COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}

@@ -66,14 +66,9 @@ def billed(server):
 
 
 def test_a_whole_run_costs_what_the_stand_in_billed_and_pays_for_no_reply_twice(tmp_path, capsys):
-  """At first up to a cap; then all stages go on from there. 5 % of the requests meet faults."""
+  """All stages, with faults in 5 % of the requests."""
   with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
     settings = {"evaluate__usd_budgets": (0.0005, 0.002), "router__show_budget": True}
-    capped = {"max_usd": 0.006, "env__live_per_process": 3}
-    assert run(tmp_path, server, "profile", **capped, **settings) == 3
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("stopped by --config.max_usd: a call may cost $")
-    assert 0.003 < billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd <= 0.006
     assert run(tmp_path, server, **settings) == 0
   out = capsys.readouterr().out
   results = json.loads((tmp_path / "tiny/report/results.json").read_text())
@@ -135,11 +130,27 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert not [text for text in [said, *files] if KEY[3:].encode() in text]
 
 
+def test_a_run_stops_before_its_cap_and_goes_on(tmp_path, capsys):
+  """At a cap and then without one: together they pay for what one run would."""
+  with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
+    assert run(tmp_path, server, "profile", max_usd=0.006, env__live_per_process=3) == 3
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("stopped by --config.max_usd: a call may cost $")
+    assert 0.003 < billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd <= 0.006
+    assert run(tmp_path, server, "profile") == 0
+    assert capsys.readouterr().out.startswith("profile of train: 6 tasks")
+    found = read_spent(tmp_path / "tiny", 2)
+    assert sum(found.replies_usd) + found.retries_usd == pytest.approx(billed(server), rel=1e-9)
+    assert query(tmp_path, "SELECT count(*) FROM episodes") == [(32,)]
+    assert most_replies(tmp_path) == 1
+
+
 # Imports once; then starts the program once for each line of its standard input.
 STARTER = """
 import os, sys
 sys.path.insert(0, os.getcwd())
-import main, baar_jax.llms.chat
+import main, openai
+openai.OpenAI(api_key="none").chat.completions  # the client imports what it needs on first use
 from absl import app
 for _ in sys.stdin:
   process = os.fork()

@@ -5,8 +5,6 @@ a connection lost after the request was sent, an answer that cannot be read) is 
 cost the most that it can. Refusals (4xx and 5xx other than `endpoints.UNKNOWN`) are free.
 """
 
-import asyncio
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
@@ -18,20 +16,20 @@ import time
 from collections.abc import Callable
 
 import httpx2
+import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
-from baar_jax.llms.client import open_client, read_parts
+from baar_jax.llms.client import Network, open_client
 from baar_jax.llms.endpoints import (
   DEAREST_TIER,
   NOT_SENT,
   Outcome,
   endpoints,
   read_answer,
-  read_error,
   read_refusal,
 )
 from baar_jax.llms.prices import prices_of
@@ -51,41 +49,32 @@ class ChatPair(Pair):
     self.names, self.prices = config.names, prices_of(config.names, config.prices)
     self.calls, self.stopping = calls, threading.Event()
     self.sleep = self.stopping.wait
-    self.models = [ChatModel(self, config, i, i) for i in range(len(self.names))]
-    self.loop = asyncio.new_event_loop()  # of all requests; threads wait for it
-    self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-    self._thread.start()
+    self.models = [ChatModel(self, config, i) for i in range(len(self.names))]
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ChatAgent"]:
     return [ChatAgent(model, task, seed, hold) for model in self.models[: len(self.names)]]
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ChatAgent"]:
-    self.models.append(ChatModel(self, config, 0, len(self.names)))
+    self.models.append(ChatModel(self, config, 0, recorded_as=len(self.names)))
     return functools.partial(ChatAgent, self.models[-1])
 
   def stop(self) -> None:
     self.stopping.set()
-    self.loop.call_soon_threadsafe(self._cancel)
-
-  def _cancel(self) -> None:
-    for request in asyncio.all_tasks(self.loop):
-      request.cancel()
 
   def close(self) -> None:
     for model in self.models:
-      asyncio.run_coroutine_threadsafe(model.client.aclose(), self.loop).result()
-    self.loop.call_soon_threadsafe(self.loop.stop)
-    self._thread.join()
-    self.loop.close()
+      model.client.close()
     self.calls.close()
 
 
 class ChatModel:
   """One model at its endpoint; shared by all episodes and their threads."""
 
-  def __init__(self, pair: ChatPair, config: ModelsConfig, place: int, index: int):
-    """Takes the configuration's model at `place`; its calls are recorded under `index`."""
-    self._pair, self._index = pair, index
+  def __init__(
+    self, pair: ChatPair, config: ModelsConfig, place: int, recorded_as: int | None = None
+  ):
+    """Takes the configuration's model at `place`; its calls are recorded under that index."""
+    self._pair, self._index = pair, place if recorded_as is None else recorded_as
     self._endpoint = endpoint = endpoints(config)[place]
     self._where = f"{endpoint.model} at {endpoint.host}"
     self.price = prices_of(config.names, config.prices)[place]
@@ -97,7 +86,8 @@ class ChatModel:
       self._failures = config.max_failures - 1
       stopped = f"{self._where} {self._failure}, which ended the last run"
       print(f"{stopped}: once more ends this one", file=sys.stderr)
-    self.client, self._key = open_client(endpoint, config), endpoint.key()
+    self._network = Network(pair.stopping)
+    self.client = open_client(endpoint, self._network)
 
   def request(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
     """A hash of all that a reply depends on, and of which trial it is for."""
@@ -167,30 +157,30 @@ class ChatModel:
         self._stop(problem, f", as often in a row as {limit} allows")
 
   def _attempt(self, messages: Messages, seed: int) -> Outcome:
-    """What one request comes to, which ends in time or when the run is stopped."""
-    c, tier = self.config, {"service_tier": "default"} if self._endpoint.openai else {}
-    body = {"model": self._endpoint.model, "messages": messages, "temperature": c.temperature}
-    body |= {"seed": seed, c.token_limit_field: c.max_completion_tokens} | tier
+    self._network.begin(self.config.timeout_s)
+    tier = {"service_tier": "default"} if self._endpoint.openai else {}
     try:
-      return asyncio.run_coroutine_threadsafe(self._post(body), self._pair.loop).result()
-    except concurrent.futures.CancelledError:
-      return Outcome(PRESUMED, "did not answer before the run was stopped")
-
-  async def _post(self, body: dict) -> Outcome:
-    if self._pair.stopping.is_set():
-      raise asyncio.CancelledError
-    request = self.client.stream("POST", "/chat/completions", content=json.dumps(body))
-    try:
-      async with asyncio.timeout(self.config.timeout_s), request as response:
-        text = b"".join([part async for part in read_parts(response)])
-    except (TimeoutError, httpx2.RequestError) as error:
-      cause = type(error).__name__
-      return Outcome(FAILED if cause in NOT_SENT else PRESUMED, f"did not answer ({cause})")
-    if response.is_success:
-      return read_answer(text)
-    said, wait = read_error(text), response.headers.get("retry-after", "")
-    refusal = response.status_code, said.get("code"), said["message"], wait
-    return read_refusal(*refusal, self._endpoint, self._key)
+      with self.client.chat.completions.with_streaming_response.create(
+        model=self._endpoint.model,
+        messages=messages,
+        temperature=self.config.temperature,
+        seed=seed,
+        **{self.config.token_limit_field: self.config.max_completion_tokens},
+        **tier,
+      ) as response:
+        body = response.read()
+    except openai.APIStatusError as error:
+      body, response = error.body, error.response
+      message = body.get("message") if isinstance(body, dict) else None
+      complaint = message if isinstance(message, str) else response.text
+      wait = response.headers.get("retry-after", "")
+      said = error.status_code, error.code, complaint, wait
+      return read_refusal(*said, self._endpoint, self.client.api_key)
+    except (openai.APIConnectionError, httpx2.RequestError) as error:  # time-outs are among them
+      cause = type(error.__cause__ or error).__name__
+      kind = FAILED if cause in NOT_SENT else PRESUMED
+      return Outcome(kind, f"did not answer ({cause})")
+    return read_answer(body)
 
 
 class ChatAgent(Agent):

@@ -1,12 +1,15 @@
 """Endpoints of API models: where each is served, its key, and what its answers come to."""
 
 import base64
+import contextlib
 import dataclasses
+import email.utils
 import ipaddress
 import itertools
 import json
 import os
 import re
+import time
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
@@ -105,16 +108,6 @@ class Outcome:
   fatal: bool = False  # asking again cannot help, nor can asking anything else
   hopeless: bool = False  # asking this again cannot help
   wait_s: float = 0.0  # seconds that the endpoint asks to wait before the next attempt
-
-
-def read_error(body: bytes) -> dict:
-  """The texts of an endpoint's error, by their names; without a "message" it is the body."""
-  message = {"message": body.decode(errors="replace")}
-  try:
-    fields = json.loads(body)["error"].items()
-  except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-    return message
-  return message | {name: text for name, text in fields if isinstance(text, str)}
 
 
 def read_refusal(
@@ -233,8 +226,10 @@ def read_usage(fields: dict) -> Usage:
 
 
 def read_wait_s(retry_after: str) -> float:
-  """Seconds that a Retry-After header asks to wait; what is no number asks for nothing."""
-  try:
+  """Seconds that a Retry-After header asks to wait: a number, or the date until when."""
+  with contextlib.suppress(ValueError):
     return max(0.0, float(retry_after))
-  except ValueError:
+  try:
+    return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+  except (ValueError, OverflowError):
     return 0.0

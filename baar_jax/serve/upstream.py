@@ -13,7 +13,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms import endpoints
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
-from baar_jax.llms.client import open_client, read_parts
+from baar_jax.llms.client import CONNECT_S, MOST_BYTES
 from baar_jax.llms.prices import prices_of
 from baar_jax.serve.asked import LIMITS, Refusal
 from baar_jax.serve.sessions import Cache
@@ -48,7 +48,11 @@ class Upstream:
     self._endpoint, self.config = endpoints.endpoints(config)[place], config
     self.name, self._key = self._endpoint.model, self._endpoint.key()
     self.price = prices_of(config.names, config.prices)[place]
-    self.client = open_client(self._endpoint, config)
+    limits = httpx2.Limits(max_connections=config.concurrency)
+    timeout = httpx2.Timeout(None, connect=min(CONNECT_S, config.timeout_s))
+    headers = {"authorization": f"Bearer {self._key}", "accept-encoding": "identity"}
+    headers["content-type"] = "application/json"
+    self.client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout)
 
   def write(self, body: dict) -> dict:
     """The request for this model: with a limit of tokens, and streams with their usage."""
@@ -80,7 +84,7 @@ class Upstream:
 
   async def attempt(self, body: dict) -> Answer:
     """One attempt, which ends in time. What fails is an Answer too; only a cancellation raises."""
-    url, content = "/chat/completions", json.dumps(self.write(body))
+    url, content = f"{self._endpoint.base_url}/chat/completions", json.dumps(self.write(body))
     clock, limit = asyncio.get_running_loop().time, asyncio.timeout(None)
 
     async def start_clock(event: str, info: dict) -> None:  # it has waited for a free connection
@@ -106,7 +110,7 @@ class Upstream:
     except (ValueError, RecursionError):
       fields = None
     if response.status_code != 200:
-      return self._refuse(response, text)
+      return self._refuse(response, fields, text.decode(errors="replace"))
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
       return self.explain(httpx2.ReadError("an answer that is none"))
     usd, usage = self.cost(fields)
@@ -128,11 +132,13 @@ class Upstream:
     except (ValueError, KeyError, TypeError, AttributeError):
       return None, Usage(0, 0, 0)
 
-  def _refuse(self, response: httpx2.Response, body: bytes) -> Answer:
+  def _refuse(self, response: httpx2.Response, fields: object, text: str) -> Answer:
     """An endpoint's own error with its status; it repeats no part of the key."""
-    status, said = response.status_code, endpoints.read_error(body)
+    status, said = response.status_code, {"message": text}
+    if isinstance(fields, dict) and isinstance(fields.get("error"), dict):
+      said = fields["error"]
     message, kind, code = (
-      endpoints.clean(said.get(name, ""), self._key) for name in ("message", "type", "code")
+      endpoints.clean(str(said.get(name) or ""), self._key) for name in ("message", "type", "code")
     )
     wait = response.headers.get("retry-after", "")
     outcome = endpoints.read_refusal(status, code, message, wait, self._endpoint, self._key)
@@ -164,6 +170,14 @@ def digest(body: dict, messages: int) -> str:
 
 def matches(body: dict, cache: Cache | None) -> bool:
   return cache is not None and digest(body, cache.messages) == cache.digest
+
+
+async def read_parts(response: httpx2.Response) -> AsyncIterator[bytes]:
+  """The body as it comes, up to `MOST_BYTES`."""
+  async for part in response.aiter_raw():
+    if response.num_bytes_downloaded > MOST_BYTES:
+      raise httpx2.ReadError("too many bytes")
+    yield part
 
 
 async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
