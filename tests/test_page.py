@@ -13,8 +13,9 @@ from report_store import BOPO, EVERY, FEW, config, entries, fill
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
-from baar_jax.report import page, texts
+from baar_jax.report import page, table, texts
 from baar_jax.report.page import compute_results
+from baar_jax.report.table import read_curves
 from baar_jax.rollout.entries import Entry
 from baar_jax.stages.report import read_forecast, terminal_table
 
@@ -23,6 +24,9 @@ VOID = {"meta", "br", "img", "link", "hr", "input"}
 
 ROW = {"budget": "K = 1", "measured_share": 0.5, "forecast_share": 0.4}
 ROW |= {"forecast_share_low": 0.3, "forecast_share_high": 0.45}
+CURVES = pd.DataFrame({"stage": "sft", "training": "", "update": [1, 2]}).reindex(
+  columns=["stage", "training", "update", *table.CURVES], fill_value=0.5
+)
 FIT = {"brier": 0.125, "bins": [{"predicted": 0.1, "observed": 0.2, "count": 30}]}
 
 
@@ -33,7 +37,9 @@ def results() -> dict:
   settings = config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
   forecast = {"rows": [ROW], "calibration": FIT}
-  results = compute_results(fill(policies), entries(policies), settings, forecast=forecast)
+  results = compute_results(
+    fill(policies), entries(policies), settings, forecast=forecast, curves=CURVES
+  )
   small, large = results["episodes"].episode.iloc[1].steps[2:]
   small.observation = "x" * 900
   small.logp, large.logp, large.action = math.log(0.2), math.log(0.75), ""
@@ -88,7 +94,8 @@ def rendered(results: dict) -> str:
 def test_the_page_is_well_formed_and_asks_for_nothing(index, reader):
   reader.check_that_it_asks_for_nothing()
   names = {path.stem for path in index.parent.glob("*.png")}
-  assert names == {"frontier_score", "frontier_success", "hard_budget", "ablations"}
+  expected = {"frontier_score", "frontier_success", "hard_budget", "ablations", "training_sft"}
+  assert names == expected
   assert reader.tags.count("img") == len(names)
 
 
@@ -196,6 +203,27 @@ def test_a_forecast_that_cannot_be_read_is_named(tmp_path):
       read_forecast(path)
   path.write_text(json.dumps({"rows": [ROW], "calibration": FIT}))
   assert read_forecast(path) == {"rows": [ROW], "calibration": FIT}
+
+
+def test_curves_are_of_the_first_training_seed_and_of_the_newest_lines(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  assert read_curves(path).empty
+  lines = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
+  lines += [{"stage": "bopo", "lam": 0.3, "update": 1, "reward": r} for r in (0.1, 0.2)]
+  lines += [lines[0] | {"train_seed": 1}, {"stage": "stored-training", "updates": 2}]
+  path.write_text("\n".join(map(json.dumps, lines)))
+  curves = read_curves(path)
+  rows = [("sft", "rate 0.01", 1, 1.0), ("sft", "rate 0.01", 2, 0.5)]
+  assert [*curves[["stage", "training", "update", "loss"]].itertuples(index=False)][:2] == rows
+  assert [*curves[curves.stage == "bopo"][["training", "reward"]].itertuples(index=False)] == [
+    ("λ = 0.3", 0.2)
+  ]
+  figure = page.draw_training(curves[curves.stage == "sft"])
+  assert [axes.get_title("left") for axes in figure.axes] == ["loss"]
+  for text in ("{", "[1]", '{"update": "x"}'):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{path} cannot be read"):
+      read_curves(path)
 
 
 HOSTILE = [

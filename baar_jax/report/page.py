@@ -21,7 +21,7 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import choose, main_family
 from baar_jax.report.optimum import exact_frontier
-from baar_jax.report.table import Evaluation, load, run_ledger
+from baar_jax.report.table import CURVES, Evaluation, load, run_ledger
 from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
 from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES, Entry
 from baar_jax.store import Store
@@ -41,12 +41,14 @@ def compute_results(
   spent: Spent | None = None,
   forecast: Mapping | None = None,
   own_tasks: bool = False,
+  curves: pd.DataFrame | None = None,
 ) -> dict:
   """The results of the evaluation, tables and values, by name.
 
   All but "dev" are of test and of what dev has chosen. *_percent is in percent, *_share in [0, 1];
   *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `spent` are
-  the recorded calls of API models, `forecast` what the stage kept; `own_tasks` were generated here.
+  the recorded calls of API models, `forecast` what the stage kept; `own_tasks` were generated here,
+  `curves` are as of `read_curves`.
   Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
@@ -68,6 +70,7 @@ def compute_results(
     "latency": compare.latency(data, choice.typical),
     "robustness": measure_robustness(store, config),
     "forecast": forecast,
+    "training": pd.DataFrame(columns=["stage"]) if curves is None else curves,
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),
     "episodes": showcase(store, data, headline["policy"], difficulty) if headline else None,
@@ -163,6 +166,8 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
       figures["hard_budget"] = draw_hard_budget(results, metrics[0])
     if len(results["ablations"]):
       figures["ablations"] = draw_frontier(results, metrics[0], "ablations")
+    for stage, curves in results["training"].groupby("stage", sort=False):
+      figures[f"training_{stage}"] = draw_training(curves)
   return figures
 
 
@@ -218,3 +223,18 @@ def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   axes.set_xticks(sorted(set(rows.K)))
   axes.figure.legend(**ABOVE)
   return axes.figure
+
+
+def draw_training(curves: pd.DataFrame) -> Figure:
+  """What a stage has logged over its updates, a line of moving means per training."""
+  names = [name for name in CURVES if curves[name].notna().any()]
+  figure = Figure(figsize=(9.2, 2.4), layout="constrained")
+  panels = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
+  for axes, name in zip(panels, names):
+    for training, line in curves[curves[name].notna()].groupby("training", sort=False):
+      means = line[name].rolling(max(1, len(line) // 12), min_periods=1).mean()
+      axes.plot(line["update"], means, label=training)
+    axes.set_title(name.replace("_", " "), loc="left")
+  if curves.training.nunique() > 1:
+    figure.legend(*panels[0].get_legend_handles_labels(), **ABOVE)
+  return figure

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -18,6 +20,7 @@ DIFFICULTIES = ["easy", "hard", "intractable"]
 METRICS = ("score_percent", "success_percent")
 LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
+CURVES = ["loss", "dev_loss", "reward", "success", "kl", "gradient_norm"]
 FORECAST = "forecast.json"  # what stage forecast leaves in a run's directory
 
 
@@ -134,3 +137,27 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
     ledger["retries_usd"], presumed_usd = spent.retries_usd, spent.presumed_usd
   totals = {"total_usd": sum(ledger.values()), "presumed_usd": presumed_usd}
   return ledger | totals | {"replayed_usd": usd.replayed_usd}
+
+
+def read_curves(path: Path) -> pd.DataFrame:
+  """A row per update of each training, from the lines of metrics.jsonl: stage, training (what tells
+  it from the stage's others), update and CURVES, NaN where a stage has none.
+
+  Of several training seeds it has the first, of an update that a resumed run has repeated the
+  newest. Raises ValueError if a line cannot be read.
+  """
+  key = ["stage", "ablation", "lam", "learning_rate"]
+  try:
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    table = pd.DataFrame(lines, columns=[*key, "train_seed", "update", *CURVES], dtype=object)
+    table = table.astype(dict.fromkeys(["lam", "learning_rate", "update", *CURVES], float))
+  except (ValueError, TypeError) as error:
+    raise ValueError(
+      f"{path} cannot be read ({error}): move it away, and no curve is drawn"
+    ) from None
+  table = table[table["update"].notna() & table.train_seed.isna()]
+  table = table.drop_duplicates([*key, "update"], keep="last")
+  names = table.ablation.fillna("").astype(str)
+  names += table.lam.map(lambda lam: f" λ = {lam:g}" if lam == lam else "")
+  names += table.learning_rate.map(lambda rate: f" rate {rate:g}" if rate == rate else "")
+  return table.assign(training=names.str.strip())[["stage", "training", "update", *CURVES]]

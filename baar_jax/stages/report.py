@@ -9,7 +9,7 @@ from pydantic import FiniteFloat, create_model
 from baar_jax.envs import engines
 from baar_jax.llms.calls import read_spent
 from baar_jax.report import texts
-from baar_jax.report.table import FORECAST, list_evaluated
+from baar_jax.report.table import FORECAST, list_evaluated, read_curves
 from baar_jax.run import Run
 
 # What it reads from what the stage forecast has kept.
@@ -32,8 +32,8 @@ def main(run: Run) -> None:
   c = run.config.env
   own_tasks = c.kind in engines.ENGINES and engines.uses_generated_data(c.kind, c.data)
   forecast = read_forecast(run.dir / FORECAST) if run.config.value.updates else None
-  played = list_evaluated(run.store, run.config)
-  results = page.compute_results(run.store, played, run.config, spent, forecast, own_tasks)
+  played, curves = list_evaluated(run.store, run.config), read_curves(run.dir / "metrics.jsonl")
+  results = page.compute_results(run.store, played, run.config, spent, forecast, own_tasks, curves)
   print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
 
