@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import standin
@@ -77,6 +78,7 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
   def count_on(handler, request, text):
     for n in (1, 2):
       choices = [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]
+      choices = [1] if request["user"] == "odd" else choices
       usage = {"prompt_tokens": 9, "completion_tokens": n}
       line = json.dumps({"choices": choices, "usage": usage})
       start = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" if n == 1 else b""
@@ -86,11 +88,13 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
 
   monkeypatch.setitem(standin.FAULTS, "count_on", count_on)
   upstream.fault = lambda number, request: "count_on"
-  texts = [client.chat(name, stream=True, user=name).text for name in ("whole", "cut")]
+  texts = [client.chat(name, stream=True, user=name).text for name in ("whole", "cut", "odd")]
   last = [text.split("data: ")[-1].strip() for text in texts]
-  assert last[0] == "[DONE]" and json.loads(last[1])["error"]["code"] == "upstream_error"
-  # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
-  assert client.session("cut")["spent_usd"] >= 1e-6 * (200 * 2 + 23)
+  assert last[0] == "[DONE]"
+  for name, text in zip(("cut", "odd"), last[1:]):
+    assert json.loads(text)["error"]["code"] == "upstream_error"
+    # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
+    assert client.session(name)["spent_usd"] >= 1e-6 * (200 * 2 + 23)
   assert client.session("whole")["spent_usd"] == pytest.approx(1e-6 * (9 + 2 * 2))
   upstream.fault = lambda number, request: None
   assert client.chat("cut").status_code == 200 and client.session("cut")["in_flight"] == 0
@@ -243,6 +247,20 @@ def test_another_model_takes_over_where_all_retries_failed(
   assert spent.presumed_usd >= 2 * 1e-6 * (200 * 10 + 23 * 5) * (fault == "drop")
   usd = {"small": USD, "large": 5 * USD, None: 0}[model]
   assert sum(spent.replies_usd) == pytest.approx(usd)
+
+
+def test_nobody_takes_over_in_a_session_that_was_scored_meanwhile(routed, upstream, monkeypatch):
+  client = routed(fallback=True)
+  client.chat()
+  sessions = client.http.app.state.exchange.sessions
+
+  async def score(seconds):
+    sessions.finish(sessions.find("s"), 1.0)
+
+  monkeypatch.setattr("baar_jax.serve.exchange.asyncio", SimpleNamespace(sleep=score))
+  upstream.fault = lambda number, request: "500"
+  assert client.chat().status_code == 500 and len(upstream.seen) == 2
+  assert len(client.session()["steps"]) == 1 and client.session()["in_flight"] == 0
 
 
 def test_what_is_in_flight_stays_in_memory_and_counts_after_a_kill(tmp_path, upstream):

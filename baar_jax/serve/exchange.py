@@ -168,7 +168,7 @@ class Exchange:
       failed.add(first := turn.step.model)
       bounds, allowed = self._find_room(session, turn.body, c.reserve_usd)
       others = {*allowed} - failed if c.fallback and session.rule == "router" else ()
-      if not answer.retry or not others:
+      if not answer.retry or not others or session.score is not None:
         raise answer.refusal
       turn.step.model = min(others, key=lambda model: abs(model - first))
       turn.step.logp, turn.most_usd, turn.number = None, bounds[turn.step.model], 0

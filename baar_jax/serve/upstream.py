@@ -199,6 +199,12 @@ async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
         chunk = json.loads(data)
       except (ValueError, RecursionError):
         chunk = None
-      if not isinstance(chunk, dict) or "error" in chunk:
+      if not is_chunk(chunk):
         raise httpx2.ReadError("no chunk")
       yield chunk
+
+
+def is_chunk(chunk: object) -> bool:
+  choices = chunk.get("choices") or [] if isinstance(chunk, dict) else None
+  fine = isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices)
+  return fine and "error" not in chunk
