@@ -296,6 +296,9 @@ def test_setup_downloads_all_or_nothing(monkeypatch, tmp_path, data, code, said)
   monkeypatch.setattr(setup.download, "__defaults__", (1.0,))
   code = f"import os, pathlib, time; root = pathlib.Path(os.environ['APPWORLD_ROOT']); {code}"
   monkeypatch.setitem(setup.DOWNLOADS, "appworld", (("-c", code), "data/*.txt"))
+  draft = tmp_path / "appworld-data.part"  # of a download that was interrupted
+  draft.mkdir()
+  mode = draft.stat().st_mode
   made, lines, place = [], [], tmp_path / "appworld-own"
   make = lambda kind, *arguments: made.append(arguments) or place.mkdir()  # noqa: E731
   monkeypatch.setattr(engines, "run_module", make)
@@ -306,4 +309,7 @@ def test_setup_downloads_all_or_nothing(monkeypatch, tmp_path, data, code, said)
   assert "no route" not in text or not data
   assert engines.uses_generated_data("appworld", "") == (not downloaded)
   assert made == [(MAKER, str(place), "3", "4", "2")] * (not downloaded)
-  assert all(path.name.startswith("appworld-") for path in tmp_path.iterdir())  # no draft
+  left = {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"}
+  left -= {draft.name} if data else set()
+  assert left == {"appworld-data" if downloaded else "appworld-own"}  # no draft
+  assert {(tmp_path / name).stat().st_mode for name in left} == {mode}

@@ -1,8 +1,7 @@
 """Stage setup: installs what an environment needs, and downloads or generates its tasks."""
 
 import os
-import tempfile
-from pathlib import Path
+import shutil
 
 from baar_jax.envs import engines
 from baar_jax.envs.appworld_shell import landlock_version
@@ -49,13 +48,19 @@ def main(run: Run) -> None:
 def download(kind: str, timeout_s: float = 180.0) -> None:
   """Downloads an engine's data, as a whole or not at all. Raises ValueError if that fails."""
   (arguments, complete), place = DOWNLOADS[kind], engines.downloaded_data(kind)
-  draft = tempfile.TemporaryDirectory(dir=engines.cache(), ignore_cleanup_errors=True)
-  with engines.lock(place.name), draft as root:
-    if not place.is_dir():  # else another process was faster
-      # The lines are wide, for of a failure only the last one is shown.
-      environ = os.environ | {engines.ENGINES[kind].data_variable: root, "COLUMNS": "2000"}
+  draft = place.with_name(f"{place.name}.part")  # readable by all, as caches may be shared
+  with engines.lock(place.name):
+    if place.is_dir():  # another process was faster
+      return
+    shutil.rmtree(draft, ignore_errors=True)  # of an interrupted download
+    draft.mkdir()
+    # The lines are wide, for of a failure only the last one is shown.
+    environ = os.environ | {engines.ENGINES[kind].data_variable: str(draft), "COLUMNS": "2000"}
+    try:
       command = [str(engines.python_path(kind)), *arguments]
       engines.output_of("the download", command, environ, timeout_s)
-      if not any(Path(root).glob(complete)):
+      if not any(draft.glob(complete)):
         raise ValueError(f"it brought no {complete}")
-      os.replace(root, place)
+      os.replace(draft, place)
+    finally:
+      shutil.rmtree(draft, ignore_errors=True)
