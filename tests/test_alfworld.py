@@ -200,7 +200,7 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
   assert hashlib.sha256(first.read_bytes()).hexdigest()[:16] == "b1ba9f4ab4b1f7f0"
 
 
-def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
+def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd, monkeypatch):
   ids = [id_of(file) for file in copy_games(data, tmp_path, 3)]
   plain, mapped = tmp_path / "list.txt", tmp_path / "mappings.json"
   plain.write_text("\n".join(["train/pick_and_place_simple-Mug-None-Desk-1/trial_A", *ids[:2]]))
@@ -208,6 +208,10 @@ def test_splits_by_directory_and_by_list(data, env, tmp_path, capfd):
   mapped.write_text(json.dumps(names))
   assert listing(tmp_path, 2, splits=(str(plain), "", "")) == set(ids[:2])
   assert "left out 1 of 3 games: " in capfd.readouterr().err
+  (tmp_path / "here").mkdir()
+  shutil.copy(plain, tmp_path / "here" / "mine.txt")
+  monkeypatch.chdir(tmp_path / "here")
+  assert listing(tmp_path, 2, splits=("mine.txt", "", "")) == set(ids[:2])
   assert listing(tmp_path, 2, "test", splits=("", "", str(mapped))) == set(ids[1:])
   # There is no valid_seen, so that dev takes the game that train leaves.
   both = ALFWorld(str(tmp_path), 2, 1, 0)

@@ -77,8 +77,8 @@ class ALFWorld(Env):
 
   def _list_ids(self, source: str) -> list[str]:
     """The ids of the games in a directory or in a list."""
-    path = self._root / source
-    if not path.is_file():
+    path = next(filter(Path.is_file, (self._root / source, Path(source))), None)
+    if path is None:
       return self._find_ids((self._data / source).glob(f"*/*/{GAME}"))
     try:
       text = path.read_text()
