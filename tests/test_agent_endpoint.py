@@ -160,6 +160,15 @@ def test_a_stream_that_its_client_leaves_counts_at_its_most(ask, upstream):
   assert ask().choices[0].message.content == SAID
 
 
+def test_a_call_that_its_client_gives_up_is_booked(ask, upstream):
+  upstream.latency_s = lambda number: 0.5
+  with pytest.raises(openai.APITimeoutError):
+    ask(timeout=0.1)
+  upstream.latency_s = lambda number: 0.0
+  session = wait_for_quiet(ask)
+  assert session["spent_usd"] >= USD * (1 - 1e-9)
+
+
 def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
   ask()
   ask(extra_headers={"x-session-id": "other"})
