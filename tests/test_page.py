@@ -211,7 +211,7 @@ def test_curves_are_of_the_first_training_seed_and_of_the_newest_lines(tmp_path)
   lines = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
   lines += [{"stage": "bopo", "lam": 0.3, "update": 1, "reward": r} for r in (0.1, 0.2)]
   lines += [lines[0] | {"train_seed": 1}, {"stage": "stored-training", "updates": 2}]
-  path.write_text("\n".join(map(json.dumps, lines)))
+  path.write_text("\n".join(['{"stage": "sft", "upd', *map(json.dumps, lines)]))  # cut by a kill
   curves = read_curves(path)
   rows = [("sft", "rate 0.01", 1, 1.0), ("sft", "rate 0.01", 2, 0.5)]
   assert [*curves[["stage", "training", "update", "loss"]].itertuples(index=False)][:2] == rows
@@ -220,9 +220,12 @@ def test_curves_are_of_the_first_training_seed_and_of_the_newest_lines(tmp_path)
   ]
   figure = page.draw_training(curves[curves.stage == "sft"])
   assert [axes.get_title("left") for axes in figure.axes] == ["loss"]
-  for text in ("{", "[1]", '{"update": "x"}'):
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path} cannot be read"):
+  wrong = [{"update": 1}, [1], None, "x"]
+  wrong += [{"stage": "sft", "update": "x"}, {"stage": "../../x", "update": 1}, {"stage": [1]}]
+  wrong += [{"stage": "sft", "update": 1, "ablation": text} for text in ("$\\x$", {}, 1)]
+  for line in wrong:
+    path.write_text(json.dumps(line))
+    with pytest.raises(ValueError, match=f"^line 1 of {path} cannot be read: remove it"):
       read_curves(path)
 
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
+from pydantic import Field, ValidationError, create_model
 
 from baar_jax.config import SERVED, Config, evaluation_seeds
 from baar_jax.episode import SMALL
@@ -21,6 +22,15 @@ METRICS = ("score_percent", "success_percent")
 LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
 PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
 CURVES = ["loss", "dev_loss", "reward", "success", "kl", "gradient_norm"]
+# Of a line of metrics.jsonl; its words become names of files and labels.
+WORD = Field(pattern=r"^[a-z-]{1,40}$")
+LINE = create_model(
+  "line",
+  stage=(Annotated[str, WORD], ...),
+  ablation=(Annotated[str, WORD] | None, None),
+  train_seed=(int | None, None),
+  **dict.fromkeys(("lam", "learning_rate", "update", *CURVES), (float | None, None)),
+)
 FORECAST = "forecast.json"  # what stage forecast leaves in a run's directory
 
 
@@ -144,17 +154,20 @@ def read_curves(path: Path) -> pd.DataFrame:
   it from the stage's others), update and CURVES, NaN where a stage has none.
 
   Of several training seeds it has the first, of an update that a resumed run has repeated the
-  newest. Raises ValueError if a line cannot be read.
+  newest. Raises ValueError if a line is wrong, unless a kill has cut it.
   """
-  key = ["stage", "ablation", "lam", "learning_rate"]
-  try:
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    table = pd.DataFrame(lines, columns=[*key, "train_seed", "update", *CURVES], dtype=object)
-    table = table.astype(dict.fromkeys(["lam", "learning_rate", "update", *CURVES], float))
-  except (ValueError, TypeError) as error:
-    raise ValueError(
-      f"{path} cannot be read ({error}): move it away, and no curve is drawn"
-    ) from None
+  key, lines = ["stage", "ablation", "lam", "learning_rate"], []
+  texts = path.read_text(errors="replace").splitlines() if path.exists() else []
+  for number, text in enumerate(texts, 1):
+    try:
+      lines.append(dict(LINE.model_validate_json(text)))
+    except ValidationError as error:
+      # The resumed run has written the update of a cut line again.
+      if error.errors()[0]["type"] != "json_invalid" or not text.startswith("{"):
+        problem = f"line {number} of {path} cannot be read"
+        raise ValueError(f"{problem}: remove it, or the file, and no curve is drawn") from None
+  table = pd.DataFrame(lines, columns=[*key, "train_seed", "update", *CURVES], dtype=object)
+  table = table.astype(dict.fromkeys(["lam", "learning_rate", "update", *CURVES], float))
   table = table[table["update"].notna() & table.train_seed.isna()]
   table = table.drop_duplicates([*key, "update"], keep="last")
   names = table.ablation.fillna("").astype(str)
