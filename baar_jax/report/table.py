@@ -1,4 +1,4 @@
-"""What a run has stored, read as tables: the evaluation's episodes, and the ledger."""
+"""What a run has stored, read as tables: the evaluation's episodes, the ledger, the curves."""
 
 import dataclasses
 import functools

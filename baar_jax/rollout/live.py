@@ -31,7 +31,7 @@ class Decision:
   logp: float | None = None
   cost_usd: float = 0.0
   latency_s: float = 0.0
-  calls: Sequence[Call] = ()  # of a judge that was asked
+  calls: Sequence[Call] = ()  # of a judge that was asked, or for proposals that were passed over
   p_A: Sequence[float] = ()  # the router's probability of each model, where it has some
 
 

@@ -158,7 +158,8 @@ def fit_rollouts(run, method_name: str, lam: float) -> None:
     # restart, which reads episodes from the store again, misses none.
     pending: list[tuple[Episode, float]] = []  # with their advantages
     task_batches = dataset.draw_task_batches(tasks, bopo.tasks_per_update, run.config.seed)
-    last, task_batches = (done + 1, repeat(tasks)) if served else (last, task_batches)
+    if served:  # one update, from what clients have sampled of any task
+      last, task_batches = done + 1, repeat(tasks)
     count_steps = lambda episodes: bopo.epochs * math.ceil(episodes / bopo.batch_episodes)  # noqa: E731
     batch_episodes = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
     enough_steps = bopo.updates * count_steps(batch_episodes)
@@ -227,7 +228,7 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
   In bfloat16 the log-probabilities of the rollouts, which were computed with a cache, differ by
   hundredths from those of a training forward, and a trajectory's ratio adds up dozens of them.
   There they are recomputed before the first step, by the arithmetic that they are compared with
-  (our choice).
+  (our choice). `anchor` is the SFT router of a method whose loss reads its logits, else None.
   """
   draw = random.Random(seed)
   gradient_steps = []
