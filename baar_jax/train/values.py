@@ -215,7 +215,7 @@ def _update(optimizer, config, data, returns, scale, nets, target, state, key, n
   lightest = 1 / (1 + MAX_PRICE)
   weight = jnp.where(free, 1.0, jax.random.uniform(key_w, shape, minval=lightest))
   used = (here.model_N != SMALL).astype(jnp.float32)
-  left = jnp.floor(MAX_CALLS * jax.random.uniform(key_r, shape))
+  left = jnp.floor(MAX_CALLS * jax.random.uniform(key_r, shape) ** 2)  # few calls more often
   left = jnp.where(capped, jnp.maximum(left, used), jnp.inf)
   price = 1 / weight - 1
 
