@@ -148,8 +148,10 @@ def judge(c: Config, envs) -> None:
   run("evaluate", "report")
 
 
-def main(what: str, count: str = "50") -> None:
+def main(what: str = "", count: str = "50") -> None:
   c = get_config()
+  if what not in ("collect", "train", "play") or not count.isdecimal():
+    sys.exit(__doc__)
   if what == "train":
     run("references", "pretrain", "value")
     return
