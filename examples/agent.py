@@ -1,6 +1,6 @@
 """An agent of OpenAI's client plays ScienceWorld through the endpoint, whose router learns from it.
 
-python -m examples.agent collect    # plays 50 tasks with SMALL, LARGE and mixes; "collect 200": 200
+python -m examples.agent collect    # plays 50 tasks with SMALL, LARGE and mixes; "collect 300": 300
 python -m examples.agent train      # a router learns from these sessions
 python -m examples.agent play       # it is served, and judged on tasks that it has not learned from
 
@@ -151,7 +151,8 @@ def judge(c: Config, envs) -> None:
 def main(what: str = "", count: str = "50") -> None:
   c = get_config()
   if what not in ("collect", "train", "play") or not count.isdecimal():
-    sys.exit(__doc__)
+    print(__doc__, file=sys.stderr)
+    sys.exit(2)
   if what == "train":
     run("references", "pretrain", "value")
     return
