@@ -17,7 +17,7 @@ def get_config() -> config.Config:
   c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
   rates = {"learning_rates": (1e-2,), "adam_eps": 1e-2}
-  c.value = config.ValueConfig(updates=2000, prices=(0.0, 0.1, 0.5, 1.0))
+  c.value = config.ValueConfig(updates=2000, prices=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(updates=60, check_every=3, micro_episodes=8, **rates)
   c.bopo = config.BoPOConfig(
     lam=(0.7,),  # where a short run spends on some steps
