@@ -133,8 +133,8 @@ class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's 
 @section
 class ReferencesConfig:
   samples: int = Field(20, gt=0, lt=SEEDS)  # N of the paper, per hard task
-  # More samples, whose LARGE steps are together in time, for pretraining and values; our choice, see
-  # docs/evaluation.md.
+  # More samples, whose LARGE steps are together in time, for pretraining and values; our choice,
+  # see docs/evaluation.md.
   together: int = Field(0, ge=0, lt=SEEDS)
   clone_large: bool = False  # ablation: no stratified sampling
 
