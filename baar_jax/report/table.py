@@ -102,6 +102,8 @@ def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> 
     number = f"{count} of {len(keys)} episodes on {split}"
     raise ValueError(f"{policy} has {number}: run --stage=evaluate first")
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
+  if not shared.any():
+    raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
   episodes["training_seed"] = (episodes.seed - seeds[0]) % config.train_seeds
