@@ -28,12 +28,11 @@ from baar_jax.stages import (
   profile,
   report,
   serve,
-  setup,
   train,
 )
 from configs import quickstart
 
-STAGES = {"setup": setup.main, "profile": profile.main, "references": profile.references}
+STAGES = {"setup": profile.setup, "profile": profile.main, "references": profile.references}
 STAGES |= {"pretrain": train.pretrain, "value": train.value, "sft": train.sft, "bopo": train.bopo}
 STAGES |= {"baselines": train.baselines, "evaluate": evaluate.main, "forecast": evaluate.forecast}
 STAGES |= {"report": report.main}

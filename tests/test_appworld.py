@@ -4,27 +4,21 @@ import ast
 import itertools
 import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from baar_jax.config import Config, EnvConfig
 from baar_jax.envs import appworld, engines
 from baar_jax.envs.appworld import Expert, make_plan
 from baar_jax.envs.appworld_shell import landlock_version
 from baar_jax.envs.base import spread
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS
-from baar_jax.stages import setup
 
 SCENARIOS = 5
 SIZES = {"train_tasks": SCENARIOS, "dev_tasks": 1, "test_tasks": 2, "splits": ("", "", "dev")}
-MAKER = "baar_jax.envs.appworld_tasks"
 PAY, SHARES = "d1a0000_1", "d3a0000_1"
 
 
@@ -34,7 +28,7 @@ def data(tmp_path_factory):
   engines.install("appworld")
   place = tmp_path_factory.mktemp("appworld") / "own"
   (place / "data" / "tasks" / PAY).mkdir(parents=True)  # version 1 had no version.txt
-  engines.run_module("appworld", MAKER, str(place), str(SCENARIOS), "1", "2")
+  engines.make_tasks("appworld", place, (SCENARIOS, 1, 2))
   assert len(list((place / "data" / "tasks").iterdir())) == SCENARIOS + 3 + 2  # dev has 1 + 2
   return place
 
@@ -257,7 +251,7 @@ def test_tasks_are_repeatable_and_kept(data):
 
   before = contents()
   shutil.rmtree(data / "data" / "tasks" / PAY)
-  engines.run_module("appworld", MAKER, str(data), "5", "1", "3")
+  engines.make_tasks("appworld", data, (5, 1, 3))
   after = contents()
   for dataset, ids in (
     ("dev", "d1a0000_2 d2a0000_2 d3a0000_2 d2a0001_2"),
@@ -274,42 +268,3 @@ def test_a_plan_ends_by_completing_the_task():
   plan = make_plan("def solution(apis, _):\n  apis.venmo.create_transaction(amount=1)", docs)
   assert [step.kind for step in plan] == ["write", "declare"]
   assert plan[-1].code == "apis.supervisor.complete_task()"
-
-
-@pytest.mark.parametrize(
-  "data, code, said",
-  [
-    ("own", "raise SystemExit('no route')", "without Landlock"),
-    ("", "raise SystemExit('no route')", "could not be downloaded (the download failed: no route)"),
-    ("", "(root / 'data').mkdir()", "it brought no data"),
-    ("", "time.sleep(60)", "took more than 1 s"),
-    ("", "(root / 'data').mkdir(); (root / 'data/train.txt').touch()", "appworld-data"),
-  ],
-)
-def test_setup_downloads_all_or_nothing(monkeypatch, tmp_path, data, code, said):
-  """And where there is nothing generates tasks; `code` stands for the download."""
-  monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path))
-  monkeypatch.delenv("APPWORLD_ROOT", raising=False)
-  monkeypatch.setattr(engines, "python_path", lambda kind: Path(sys.executable))
-  monkeypatch.setattr(engines, "install", lambda kind: False)
-  monkeypatch.setattr(setup, "landlock_version", lambda: 0)
-  monkeypatch.setattr(setup.download, "__defaults__", (1.0,))
-  code = f"import os, pathlib, time; root = pathlib.Path(os.environ['APPWORLD_ROOT']); {code}"
-  monkeypatch.setitem(setup.DOWNLOADS, "appworld", (("-c", code), "data/*.txt"))
-  draft = tmp_path / "appworld-data.part"  # of a download that was interrupted
-  draft.mkdir()
-  mode = draft.stat().st_mode
-  made, lines, place = [], [], tmp_path / "appworld-own"
-  make = lambda kind, *arguments: made.append(arguments) or place.mkdir()  # noqa: E731
-  monkeypatch.setattr(engines, "run_module", make)
-  config = Config(env=EnvConfig("appworld", 3, 4, 2, data=data))
-  setup.main(SimpleNamespace(config=config, print=lines.append, tasks=lambda split: None))
-  text, downloaded = "\n".join(lines), said == "appworld-data"
-  assert said in text and "without Landlock" in text
-  assert "no route" not in text or not data
-  assert engines.uses_generated_data("appworld", "") == (not downloaded)
-  assert made == [(MAKER, str(place), "3", "4", "2")] * (not downloaded)
-  left = {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"}
-  left -= {draft.name} if data else set()
-  assert left == {"appworld-data" if downloaded else "appworld-own"}  # no draft
-  assert {(tmp_path / name).stat().st_mode for name in left} == {mode}

@@ -9,23 +9,24 @@ import pytest
 
 from baar_jax.envs import engines
 
-ENGINE = engines.Engine("Toy", ("toy==1.2",), "TOY_DATA")
+ENGINE = engines.Engine("Toy", ("toy==1.2",), "TOY_DATA", "toy-download", "toy_maker")
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-  """toy(...) declares an engine; its cache is empty and its installation only records commands."""
+  """toy(...) declares an engine; its cache is empty, and what would run is only recorded."""
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
   monkeypatch.delenv("TOY_DATA", raising=False)
   calls = []
 
-  def run(command, stdout, **_):
+  def run(command, stdout=None, **_):
     calls.append(command)
     if "venv" in command:
       (Path(command[-1]) / "bin").mkdir(parents=True)
       (Path(command[-1]) / "bin" / "python").touch()
-    stdout.write("output\n")
-    return subprocess.CompletedProcess(command, int("broken==1" in command))
+    if stdout:
+      stdout.write("output\n")
+    return subprocess.CompletedProcess(command, int("broken==1" in command), "", "")
 
   def toy(**changes):
     monkeypatch.setitem(engines.ENGINES, "toy", dataclasses.replace(ENGINE, **changes))
@@ -59,15 +60,10 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
 
 
 def test_a_failed_installation_is_one_line_and_does_not_count(toy, tmp_path):
-  calls = toy(packages=("broken==1",), programs=("sh", "no-such"))
-  with pytest.raises(ValueError, match="no-such cannot be found: install a C.. compiler"):
-    engines.install("toy")
-  assert calls == []
-  toy(packages=("broken==1",))
-  with pytest.raises(ValueError, match=r"pip install broken==1 failed; .*toy-1.log") as error:
+  toy(packages=("broken==1",), needs="; it needs a compiler")
+  with pytest.raises(ValueError, match=r"broken==1 failed; .*broken-1.log; it needs a") as error:
     engines.install("toy")
   assert "\n" not in str(error.value)
-  assert (tmp_path / "cache" / "toy-1.log").read_text() == "output\noutput\n"
   assert not engines.is_installed("toy")
 
 
@@ -80,23 +76,19 @@ def test_engines_get_no_secrets(toy, monkeypatch):
   assert engines.environ_of("sandbox")["OPENAI_API_KEY"] == "secret"  # it is the user's code
 
 
-def test_where_the_data_is(toy, tmp_path, monkeypatch):
-  """What the flag names, else the variable, what was downloaded, and what was generated."""
-  toy()
-  names = "cache/toy-own", "cache/toy-data", "a", "b"
-  generated, downloaded, variable, flag = (tmp_path / name for name in names)
-  with pytest.raises(ValueError, match="Toy has no tasks yet; run: "):
-    engines.existing_data("toy", "")
-  for place in (generated, downloaded, variable):
+def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp_path, monkeypatch):
+  calls, lines = toy(), []
+  generated, variable, flag = (tmp_path / name for name in ("cache/toy-own", "a", "b"))
+  for named, place in (("", generated), ("", variable), (str(flag), flag)):
     if place == variable:
       monkeypatch.setenv("TOY_DATA", str(place))
-      with pytest.raises(ValueError, match=r"a, named by .*TOY_DATA, is not a directory"):
-        engines.data_of("toy", "")
+    with pytest.raises(ValueError, match=f"{place} is no directory of Toy's data, .*; run: "):
+      engines.existing_data("toy", named)
     place.mkdir(parents=True)
-    assert engines.existing_data("toy", "") == place
-    assert engines.uses_generated_data("toy", "") == (place == generated)
-    assert engines.existing_data("toy", "own") == generated
-  with pytest.raises(ValueError, match="b, named by --config.env.data.*is not a directory"):
-    engines.data_of("toy", str(flag))
-  flag.mkdir()
-  assert engines.data_of("toy", str(flag)) == flag
+    assert engines.existing_data("toy", named) == place
+    del calls[:], lines[:]
+    engines.set_up("toy", named, (3, 2, 1), lines.append)
+    made = [["toy_maker", str(generated), "3", "2", "1"]] if place == generated else []
+    assert [call[-5:] for call in calls if "toy_maker" in call] == made
+    assert ("bin/toy-download" in lines[-1]) == bool(made)
+  assert engines.existing_data("toy", "own") == generated

@@ -21,7 +21,6 @@ from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, S
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.live import Job, always
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.stages.setup import MAKERS
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()
@@ -190,10 +189,10 @@ def test_the_pair_s_ends_lie_near_the_paper_s(
   data = tmp_path / "own"
   sizes = dict.fromkeys(SPLITS, 1) | splits
   kwargs = {f"{split}_tasks": size for split, size in sizes.items()}
-  kwargs["data" if kind in MAKERS else "gold_dir"] = str(data)
-  if kind in MAKERS:
+  kwargs["data" if kind in engines.ENGINES else "gold_dir"] = str(data)
+  if kind in engines.ENGINES:
     engines.install(kind)
-    engines.run_module(kind, MAKERS[kind], str(data), *map(str, sizes.values()))
+    engines.make_tasks(kind, data, sizes.values())
   with contextlib.ExitStack() as stack:
     envs = open_envs(kind, kwargs, processes=2, live_per_process=1 if kind == "appworld" else 4)
     for env in envs:

@@ -3,8 +3,6 @@
 import itertools
 import json
 import re
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from baar_jax.envs.alfworld_engine import TASK_TYPES, Engine, advise, mistake, read_goal
@@ -31,41 +29,23 @@ class ALFWorld(Env):
     """`data` is the directory above json_2.1.1/, which has those of the splits.
 
     A split is a directory in there ("" is train, valid_seen or valid_unseen), or a file in `data`
-    or elsewhere that lists games, as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
-    Where there is no valid_seen, dev takes games of train that train leaves.
+    that lists games, as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
     """
     self._root, self._data = Path(data), Path(data) / GAMES
-    named = dict(zip(SPLITS, splits))
-    self._splits = {split: name or USUAL_SPLITS[split] for split, name in named.items()}
-    self._dev_is_left_over = not (named["dev"] or (self._data / USUAL_SPLITS["dev"]).is_dir())
-    if self._dev_is_left_over:
-      self._splits["dev"] = USUAL_SPLITS["train"]
+    self._sources = {split: name or USUAL_SPLITS[split] for split, name in zip(SPLITS, splits)}
     self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
     self._max_steps, self._engine, self.system_prompt = max_steps, Engine(), write_prompt(MOVE)
 
   def tasks(self, split: str) -> list[Task]:
-    """Lists a split's games: the task types take turns, each with its trials in sorted order.
-
-    Games that are missing or unreadable are left out, and stderr says how many.
-    """
-    source, size = self._splits[split], self._sizes[split]
-    ids = self._list_ids(source)
-    if split == "dev" and self._dev_is_left_over:
-      train = {task.id for task in self.tasks("train")}
-      ids = [task_id for task_id in ids if task_id not in train]
+    """Lists a split's games: the task types take turns, each with its trials in sorted order."""
+    source, size, tasks = self._sources[split], self._sizes[split], []
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
-    for task_id in sorted(ids, key=lambda id_: id_.split("/")[-1]):
-      ids_by_type.setdefault(Path(task_id).parent.name.split("-")[0], []).append(task_id)
-    tasks, errors = [], []
+    for task_id in sorted(self._list_ids(source), key=lambda id_: id_.split("/")[-1]):
+      ids_by_type[read_goal(Path(task_id).parent.name)[0]].append(task_id)
     for task_id in itertools.chain(*itertools.zip_longest(*ids_by_type.values())):
-      if task_id and len(tasks) < size:
-        try:
-          description, _ = read_game(self._data / task_id / GAME)
-          tasks.append(Task(task_id, split, description, self._max_steps))
-        except ValueError as error:
-          errors.append(str(error))
-    if errors:
-      print(f"ALFWorld: left out {len(errors)} of {len(ids)} games: {errors[0]}", file=sys.stderr)
+      game = read_game(self._data / task_id / GAME) if task_id and len(tasks) < size else None
+      if game:
+        tasks.append(Task(task_id, split, game[0], self._max_steps))
     if len(tasks) < size:
       splits = sorted(place.name for place in self._data.glob("*/"))
       raise ValueError(
@@ -77,28 +57,30 @@ class ALFWorld(Env):
 
   def _list_ids(self, source: str) -> list[str]:
     """The ids of the games in a directory or in a list."""
-    path = next(filter(Path.is_file, (self._root / source, Path(source))), None)
-    if path is None:
-      return self._find_ids((self._data / source).glob(f"*/*/{GAME}"))
+    path = self._root / source
+    if not path.is_file():
+      return self._find_ids(source)
     try:
       text = path.read_text()
-      if not source.endswith(".json"):
+      if path.suffix != ".json":
         return text.split()
       names = [f"{entry['task_type']}/{entry['task_id']}" for entry in json.loads(text)]
     except (ValueError, KeyError, TypeError, RecursionError):
       form = "lines SPLIT/NAME/TRIAL, or JSON objects with task_type and task_id"
       raise ValueError(f"{source} is no list of games: {form}") from None
     # AgentGym's mappings do not name the split, so each game is searched for in all.
-    ids = {i.split("/", 1)[1]: i for i in self._find_ids(self._data.glob(f"*/*/*/{GAME}"))}
+    ids = {id_.split("/", 1)[1]: id_ for id_ in self._find_ids("*")}
     return [ids.get(name, f"?/{name}") for name in names]
 
-  def _find_ids(self, games: Iterable[Path]) -> list[str]:
-    ids = [game.parent.relative_to(self._data).as_posix() for game in sorted(games)]
+  def _find_ids(self, directory: str) -> list[str]:
+    games = sorted(self._data.glob(f"{directory}/*/*/{GAME}"))
+    ids = [game.parent.relative_to(self._data).as_posix() for game in games]
     return [id_ for id_ in ids if not any(word in id_ for word in NO_TEXT_GAMES)]
 
   def reset(self, task_id: str) -> str:
     game = self._data / task_id / GAME
-    self.system_prompt = write_prompt(read_game(game)[1])
+    _, put = read_game(game)
+    self.system_prompt = write_prompt(put)
     welcome = self._engine.start(game, game.parents[1].name)
     return self._observe("\n".join(welcome.split("\n\n")[1:]))
 
@@ -126,14 +108,14 @@ def write_prompt(put: str) -> str:
   return read_prompt("alfworld").format(putting=putting, put_example=put_example)
 
 
-def read_game(path: Path) -> tuple[str, str]:
-  """A game's task and its words for putting down. Raises ValueError if there is no game."""
-  read_goal(path.parents[1].name)  # raises for another name
+def read_game(path: Path) -> tuple[str, str] | None:
+  """A game's task and its words for putting down; None if it cannot be won.
+
+  Raises ValueError if it is missing or damaged.
+  """
   try:
     game = json.loads(path.read_text()) if path.is_file() else {}  # reading a pipe would never end
-    if game["solvable"] and game["pddl_domain"] and game["pddl_problem"]:
-      put = PUT if PUT_TEMPLATE.search(game["grammar"]) else MOVE
-      return TASK.search(game["grammar"])[1], put
+    put = PUT if PUT_TEMPLATE.search(game["grammar"]) else MOVE
+    return (TASK.search(game["grammar"])[1], put) if game["solvable"] else None
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
-    pass  # the error below covers it
-  raise ValueError(f"{path} is missing, damaged or has no solution: get it, or delete it")
+    raise ValueError(f"{path} is missing or damaged: get it, or delete it") from None

@@ -1,4 +1,4 @@
-"""Engines that need a Python environment each: where it is, and how it is installed."""
+"""Engines that need a Python environment each: how they are installed, and where their data are."""
 
 import contextlib
 import ctypes
@@ -8,10 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import baar_jax
+from baar_jax.envs.appworld_shell import landlock_version
 
 ROOT = str(Path(baar_jax.__file__).parents[1])
 GENERATED = "own"  # --config.env.data for the tasks that this project generates
@@ -28,12 +29,10 @@ class Engine:
   title: str  # its name in messages
   packages: tuple[str, ...]  # pinned, the engine itself first
   data_variable: str  # the environment variable that names the directory of its data
-  programs: tuple[str, ...] = ()  # those that its build needs
+  download: str  # the command of its Python environment that brings the real data
+  maker: str  # the module that generates tasks; its arguments are a directory and the splits' sizes
+  needs: str = ""  # what has to be there before the installation
   install: tuple[str, ...] = ()  # arguments of its Python that end the installation
-
-  @property
-  def version(self) -> str:
-    return self.packages[0].partition("==")[2]
 
 
 ENGINES = {
@@ -41,12 +40,16 @@ ENGINES = {
     title="ALFWorld",
     packages=("alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4"),
     data_variable="ALFWORLD_DATA",
-    programs=("g++", "make"),
+    download="alfworld-download --data-dir $ALFWORLD_DATA",
+    maker="baar_jax.envs.alfworld_games",
+    needs="; it needs a C++ compiler and make (Debian: apt-get install g++ make)",
   ),
   "appworld": Engine(
     title="AppWorld",
     packages=("appworld==0.1.3.post1",),
     data_variable="APPWORLD_ROOT",
+    download="appworld download data --root $APPWORLD_ROOT",
+    maker="baar_jax.envs.appworld_tasks",
     install=("-m", "appworld.cli", "install"),
   ),
 }
@@ -63,19 +66,11 @@ def setup_command(kind: str) -> str:
 
 
 def directory(kind: str) -> Path:  # of the engine's Python environment
-  return cache() / f"{kind}-{ENGINES[kind].version}"
+  return cache() / ENGINES[kind].packages[0].replace("==", "-")
 
 
 def python_path(kind: str) -> Path:
   return directory(kind) / "bin" / "python"
-
-
-def generated_data(kind: str) -> Path:
-  return cache() / f"{kind}-own"
-
-
-def downloaded_data(kind: str) -> Path:
-  return cache() / f"{kind}-data"
 
 
 def is_installed(kind: str) -> bool:
@@ -118,19 +113,30 @@ def lock(name: str) -> Iterator[None]:
     yield
 
 
-def install(kind: str) -> None:
-  """Installs the engine's Python environment unless it is complete.
+def set_up(kind: str, data: str, sizes: Iterable[int], say: Callable[[str], None]) -> None:
+  """Installs an engine and generates tasks, `sizes` of SPLITS, each where it is missing.
 
-  Raises ValueError if a program is missing or the installation failed.
+  Tasks are generated where `data_of` says so. Raises ValueError if the installation fails.
   """
+  engine, place = ENGINES[kind], data_of(kind, GENERATED)
+  install(kind)
+  say(f"setup: {engine.title} in {directory(kind)}")
+  if kind == "appworld" and landlock_version() < 1:
+    say("setup: without Landlock (Linux 5.13) Python alone keeps agents' code from files")
+  if uses_generated_data(kind, data):
+    real = f"{directory(kind)}/bin/{engine.download}"
+    say(f"setup: generating tasks in {place}; real ones come by {real}")
+    with lock(place.name):
+      make_tasks(kind, place, sizes)
+
+
+def install(kind: str) -> None:
+  """Installs the engine's Python environment unless it is complete; ValueError if that fails."""
   engine, place, python = ENGINES[kind], directory(kind), str(python_path(kind))
   with lock(place.name):
     if is_installed(kind):
       return
-    if missing := [name for name in engine.programs if not shutil.which(name)]:
-      problem = f"{engine.title} is compiled, and {' and '.join(missing)} cannot be found: install"
-      raise ValueError(f"{problem} a C++ compiler and make (Debian: apt-get install g++ make)")
-    print(f"installing {engine.title} {engine.version} into {place}", file=sys.stderr)
+    print(f"installing {engine.title} into {place}", file=sys.stderr)
     shutil.rmtree(place, ignore_errors=True)  # of an interrupted installation
     commands = [[sys.executable, "-m", "venv", str(place)]]
     commands += [[python, "-m", "pip", "install", *engine.packages]]
@@ -142,13 +148,14 @@ def install(kind: str) -> None:
       streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
       for command in commands:
         if subprocess.run(command, env=os.environ | {"PATH": path}, **streams).returncode:
-          raise ValueError(f"{' '.join(command)} failed; its output is in {log}")
+          raise ValueError(f"{' '.join(command)} failed; its output is in {log}{engine.needs}")
     (place / "installed.txt").write_text("\n".join(engine.packages))
 
 
-def run_module(kind: str, module: str, *arguments: str) -> str:
-  """Runs a module of this project in the engine's Python and returns what it printed."""
-  return output_of(module, [*python_of(kind), module, *arguments], environ_of(kind))
+def make_tasks(kind: str, place: Path, sizes: Iterable[int]) -> None:
+  """Generates the tasks that a directory lacks, in the engine's Python."""
+  maker = ENGINES[kind].maker
+  output_of(maker, [*python_of(kind), maker, str(place), *map(str, sizes)], environ_of(kind))
 
 
 def output_of(
@@ -167,30 +174,23 @@ def output_of(
 
 
 def data_of(kind: str, data: str) -> Path:
-  """The directory of an engine's data, which may have to be downloaded or generated yet.
+  """The directory of an engine's data, which may still be missing.
 
   `data` is a directory; "own" is what --stage=setup generates; "" is the directory that the
-  engine's environment variable names, else what --stage=setup has downloaded, else what it
-  generates. Raises ValueError if a named directory does not exist.
+  engine's environment variable names, else what --stage=setup generates.
   """
-  place, variable = generated_data(kind), ENGINES[kind].data_variable
-  named = data or os.environ.get(variable)
-  if named and data != GENERATED:
-    place = Path(named).absolute()
-    if not place.is_dir():
-      raise ValueError(f"{place}, named by --config.env.data or ${variable}, is not a directory")
-  elif not data and downloaded_data(kind).is_dir():
-    place = downloaded_data(kind)
-  return place
+  named = data or os.environ.get(ENGINES[kind].data_variable) or GENERATED
+  return cache() / f"{kind}-own" if named == GENERATED else Path(named).absolute()
 
 
 def uses_generated_data(kind: str, data: str) -> bool:
-  return data_of(kind, data) == generated_data(kind)
+  return data_of(kind, data) == data_of(kind, GENERATED)
 
 
 def existing_data(kind: str, data: str) -> Path:
-  """The directory of `data_of`. Raises ValueError if it has yet to be generated."""
-  place = data_of(kind, data)
+  """The directory of `data_of`. Raises ValueError if it is missing."""
+  engine, place = ENGINES[kind], data_of(kind, data)
   if not place.is_dir():
-    raise ValueError(f"{ENGINES[kind].title} has no tasks yet; run: {setup_command(kind)}")
+    named = f"{engine.title}'s data, by --config.env.data, ${engine.data_variable} or setup"
+    raise ValueError(f"{place} is no directory of {named}; run: {setup_command(kind)}")
   return place

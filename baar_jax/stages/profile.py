@@ -1,10 +1,12 @@
-"""Stages profile, which plays both boundaries on train and dev tasks, and references."""
+"""Stages setup, profile, which plays both boundaries on train and dev tasks, and references."""
 
 import collections
 import itertools
 from functools import partial
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SERVED
+from baar_jax.envs import engines
+from baar_jax.episode import SPLITS
 from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name, together_name
 from baar_jax.rollout.live import Job, Policy, stratified_rule, together_rule
@@ -13,6 +15,15 @@ from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import text_pieces
 from baar_jax.run import Run
 from baar_jax.train.dataset import load_profiles, load_references
+
+
+def setup(run: Run) -> None:
+  """Installs the environment's engine and provides its tasks, where they are missing."""
+  c = run.config.env
+  if c.kind in engines.ENGINES:
+    sizes = [getattr(c, f"{split}_tasks") for split in SPLITS]
+    engines.set_up(c.kind, c.data, sizes, run.print)
+    run.tasks("train")  # shows whether they can be used
 
 
 def main(run: Run) -> None:
