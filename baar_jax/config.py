@@ -50,13 +50,14 @@ def address(url: str) -> str:
 
 @section
 class EnvConfig:
-  kind: str = "scienceworld"  # one of ENVS, or FILE.py:CLASS for an Env of the user's
-  train_tasks: int = Field(96, gt=0)
-  dev_tasks: int = Field(34, gt=0)
-  test_tasks: int = Field(60, gt=0)
+  # One of ENVS, or FILE.py:CLASS for an Env of the user's.
+  kind: str = Field("scienceworld", pattern=rf"^({'|'.join(ENVS)}|.+\.py:\w+)$")
+  train_tasks: int = Field(96, gt=0, le=10**6)
+  dev_tasks: int = Field(34, gt=0, le=10**6)
+  test_tasks: int = Field(60, gt=0, le=10**6)
   max_steps: int = Field(40, gt=0, le=10**6)
-  processes: int = Field(0, ge=0)  # child processes; 0 is one per core
-  live_per_process: int = Field(4, gt=0)  # episodes that share a process (and its JVM)
+  processes: int = Field(0, ge=0, le=10**4)  # child processes; 0 is one per core
+  live_per_process: int = Field(4, gt=0, le=10**4)  # episodes that share a process (and its JVM)
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
   # The directory of ALFWorld's or AppWorld's data. "own" is what --stage=setup makes; "" is
   # $ALFWORLD_DATA or $APPWORLD_ROOT where set, else what setup made.
@@ -107,11 +108,13 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True  # write what is left of a call budget into the text
-  max_tokens: int = 768  # of one sequence; the oldest whole steps of a longer one are left out
+  max_tokens: int = Field(
+    768, gt=0, le=10**6
+  )  # of one sequence; the oldest steps of a longer one go
   buckets: int = Field(2, gt=0, le=100)  # row lengths that are compiled: equal parts of max_tokens
-  description_tokens: int = Field(96, gt=0)  # previews: longer texts are cut, with a mark
-  action_tokens: int = Field(12, gt=0)
-  result_tokens: int = Field(24, gt=0)
+  description_tokens: int = Field(96, gt=0, le=10**6)  # previews: longer texts are cut, with a mark
+  action_tokens: int = Field(12, gt=0, le=10**6)
+  result_tokens: int = Field(24, gt=0, le=10**6)
   # The price of router compute, which is reported in its own column.
   usd_per_million_tokens: float = Field(0.02, ge=0, le=1e9)
 
@@ -199,7 +202,7 @@ class BaselinesConfig:  # what is trained and evaluated beside BoPO
   rivals: tuple[Annotated[str, Field(pattern=f"^({'|'.join(RIVALS)})$")], ...] = ()
   ablations: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...] = ()
   # The weight of cost at which ablations are trained and rivals compared; None is the first of lam.
-  compared_lam: float | None = None
+  compared_lam: float | None = Field(None, ge=0, le=100)
   updates: int = Field(150, gt=0, lt=10**6)  # at most, of the scorer and the classifier
   # The model that a zero-shot router asks; in scripted runs a stand-in at this model's price.
   judge: ModelsConfig = Field(default_factory=lambda: ModelsConfig(**JUDGE))
@@ -222,9 +225,9 @@ class EvaluateConfig:
 
 @section
 class DistributedConfig:  # processes train one router, each on its share of the episodes
-  processes: int = 1
-  process: int = 0  # the number of this process, from 0
-  coordinator: str = ""  # host:port of process 0
+  processes: int = Field(1, gt=0, le=10**4)
+  process: int = Field(0, ge=0, le=10**4)  # the number of this process, from 0
+  coordinator: str = Field("", pattern=r"^(.+:\d+)?$")  # host:port of process 0
   fsdp: int = Field(0, ge=0, le=10**6)  # over how many devices parameters are split; 0 is all
 
 
@@ -251,7 +254,7 @@ class ServeConfig:  # the endpoint of --stage=serve
 
 @section
 class Config:
-  name: str = "quickstart"  # of letters, digits, ".", "_" and "-"
+  name: str = Field("quickstart", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
   runs: str = "runs"  # the run's directory is <runs>/<name>
   seed: int = Field(0, ge=0, le=10**9)
   train_seeds: int = Field(1, gt=0, le=100)  # everything that is trained is trained so many times

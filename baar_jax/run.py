@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.checks import RESTORE, differences, read_config
+from baar_jax.checks import RESTORE, flatten, read_config
 from baar_jax.config import SERVED, Config, ablate
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
@@ -40,6 +40,7 @@ traces serve baselines profile.robustness evaluate value.prices distributed max_
 models.key_variables models.concurrency models.token_limit_field models.timeout_s models.retries
 models.max_failures"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
+OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
 
 class Run:
@@ -67,11 +68,12 @@ class Run:
       fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it after a kill
       self.store = Store(path)
       self._check_config(stored_config)
+    except BlockingIOError:
+      problem = f"another process is using {self.dir}"
+      raise ValueError(f"{problem}: wait for it or choose another --config.name") from None
     except OSError as error:
-      text = f"cannot write to {self.dir} ({error.strerror}); set --config.runs"
-      if isinstance(error, BlockingIOError):
-        text = f"another process is using {self.dir}: wait for it or choose another --config.name"
-      raise ValueError(text) from None
+      problem = f"cannot write to {self.dir} ({error.strerror})"
+      raise ValueError(f"{problem}; set --config.runs") from None
     self.pair = models.open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     large = len(self.pair.names) - 1
@@ -83,20 +85,20 @@ class Run:
       jax.config.update("jax_compilation_cache_dir", str(engines.cache() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-  def _check_config(self, stored: dict) -> None:
+  def _check_config(self, stored: Config | None) -> None:
     """Refuses a config that contradicts the directory's, then writes it there."""
-    config = json.loads(json.dumps(dataclasses.asdict(self.config)))
     if not self.store.tasks("train"):  # before that it binds nothing
       if (self.dir / "checkpoints").exists():
         raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
     elif stored:
-      for name, was, now in differences(stored, config):
-        if not f"{name}.".startswith(CHANGEABLE):
-          problem = f"{self.dir} was made with {name}={was!r}, this config has {now!r}"
+      was, now = flatten(stored), flatten(self.config)
+      for name in now:
+        if now[name] != was[name] and not f"{name}.".startswith(CHANGEABLE):
+          problem = f"{self.dir} was made with {name}={was[name]!r}, this config has {now[name]!r}"
           raise ValueError(f"{problem}: set it back, or choose another --config.name")
     if self.is_main:
       path = self.dir / "config.tmp"
-      path.write_text(json.dumps(config, indent=2))
+      path.write_text(json.dumps(dataclasses.asdict(self.config), indent=2))
       path.replace(path.with_suffix(".json"))
 
   def ablate(self, name: str) -> "Run":
@@ -137,9 +139,8 @@ class Run:
       raise ValueError(f"clients have named no {split} task yet: five tasks fill all splits")
     if self.is_main and not self.store.tasks(split):
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
-      first, *_, last = self.envs() * 2  # of different processes if there are two
+      envs = self.envs() * len(SPLITS)  # neighbours are in different processes
       with ThreadPoolExecutor() as threads:
-        envs = first, last, last
         listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
       problem = f"--config.env.kind={self.config.env.kind} lists"
       for name in (name for name, tasks in zip(SPLITS, listings) if not tasks):
@@ -150,7 +151,7 @@ class Run:
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
-      listing = exchange([dataclasses.asdict(task) for task in self.store.tasks(name)])[0]
+      listing = exchange([vars(task) for task in self.store.tasks(name)])[0]
       if not self.is_main:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
@@ -240,17 +241,11 @@ def _open_mesh(config: Config) -> Mesh:
   """Joins the run's processes, which must agree; returns the mesh of all devices."""
   d = config.distributed
   join(d.coordinator, d.processes, d.process)
-  first, *others = exchange(dataclasses.asdict(config))
-  for number, other in enumerate(others, 1):
-    for name, here, there in differences(first, other):
-      if name not in ("runs", "distributed.process", "env.processes", "env.live_per_process"):
-        problem = f"process 0 has {name}={here}, process {number} has {there}: start all with"
-        raise ValueError(f"{problem} the same flags but --config.distributed.process")
-  mesh = make_mesh(d.fsdp)
-  if config.sft.micro_episodes % mesh.size:
-    problem = f"--config.sft.micro_episodes is {config.sft.micro_episodes}; it must be a multiple"
-    raise ValueError(f"{problem} of the number of devices, {mesh.size}")
-  return mesh
+  first, *others = exchange(flatten(config))
+  for name in first:
+    if name not in OF_PROCESS and any(other[name] != first[name] for other in others):
+      raise ValueError(f"the processes have different --config.{name}: start all with one")
+  return make_mesh(d.fsdp)
 
 
 def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget | None:

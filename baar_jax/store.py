@@ -3,13 +3,13 @@
 import collections
 import dataclasses
 import itertools
+import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas
-from jax import process_index
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
@@ -19,24 +19,21 @@ SYNC_CHUNK = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 SPLIT_OF = ("train", "dev", "train", "test", "train")  # of each five tasks that clients name
 BUDGETS = ("call_budget", "usd_budget")
-EPISODE_TYPE, EPISODE_NAME = TypeAdapter(Episode), "the episode of policy {}, task {}, seed {}"
-TASKS_TYPE, TASK_COLUMNS = TypeAdapter(list[Task]), ("id", "split", "description", "max_steps")
-ANSWERS = ("act", "proposal")  # kinds of calls that were asked for an action
+EPISODE, TASK = TypeAdapter(Episode), TypeAdapter(Task)
+EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 
 
 def summarize_episode(episode: Episode) -> dict:
-  """An episode's columns: `decisions`, `judgements` and `replayed` count steps, `retries_usd`
-  includes `lost_usd`, `proposed_usd` has no replayed proposals, tokens are completion tokens. Of
-  proposals that were not taken, those of models dearer than SMALL are parts of `large_usd`."""
+  """An episode's columns: `decisions` and `judgements` count steps, `retries_usd` includes
+  `lost_usd`, `proposals_usd` has no replayed ones, tokens are completion tokens. Proposals of
+  models dearer than SMALL that were not taken are parts of `large_usd`."""
   steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
-  answers = [call for call in calls if call.kind in ANSWERS]
-  proposals = [call for call in calls if call.kind == "proposal" and call.model == SMALL]
   usd, tokens = collections.Counter(), collections.Counter()
   for call in calls:
     part = "small" if call.kind == "act" else call.kind
-    if call.kind in ANSWERS and call.model != SMALL:
+    if call.kind in ("act", "proposal") and call.model != SMALL:
       part = "large"
-    usd[part] += call.cost_usd
+    usd[part] += 0.0 if part == "proposal" and call.replayed else call.cost_usd
     tokens[part] += call.usage.completion_tokens
   fields = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls", "cost_usd")
   return {
@@ -51,11 +48,7 @@ def summarize_episode(episode: Episode) -> dict:
     "retries_usd": usd["retry"] + episode.lost_usd,  # a lost attempt is a retry in no step
     "router_usd": sum(step.router_cost_usd for step in steps),
     "presumed_usd": usd["presumed"],
-    "replayed_usd": sum(call.cost_usd for call in answers if call.replayed),
-    "replayed": sum(any(c.replayed and c.kind in ANSWERS for c in s.calls) for s in steps),
-    "proposed_usd": sum(c.cost_usd for c in proposals if not c.replayed),
     **{f"{part}_tokens": tokens[part] for part in ("small", "large", "proposal", "judge")},
-    "latency_s": sum(call.latency_s for call in answers),
     "router_latency_s": sum(step.router_latency_s for step in steps),
   }
 
@@ -63,8 +56,7 @@ def summarize_episode(episode: Episode) -> dict:
 COLUMNS = tuple(summarize_episode(Episode("", "", 0, [], 0.0, "")))
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS tasks (
-  split TEXT, place INTEGER, id TEXT, description TEXT, max_steps INTEGER,
-  PRIMARY KEY (split, place));
+  split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place));
 CREATE TABLE IF NOT EXISTS episodes (
   policy TEXT, task_id TEXT, seed INTEGER, {", ".join(COLUMNS)}, equals TEXT, episode TEXT,
   PRIMARY KEY (policy, task_id, seed));
@@ -93,10 +85,10 @@ class Store:
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
     """Saves a split's tasks in their order, in one transaction."""
-    rows = [(split, i, t.id, t.description, t.max_steps) for i, t in enumerate(tasks)]
+    rows = [(split, place, json.dumps(vars(task))) for place, task in enumerate(tasks)]
     with self._db:
       self._db.execute("DELETE FROM tasks WHERE split = ?", (split,))
-      self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?, ?, ?)", rows)
+      self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?)", rows)
 
   def name_task(self, task_id: str, description: str, max_steps: int) -> Task:
     """The task that clients know by this name. A new one comes into a split, where it stays: of
@@ -109,12 +101,9 @@ class Store:
     return known[task_id]
 
   def tasks(self, split: str) -> list[Task]:
-    query = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks WHERE split = ? ORDER BY place"
-    rows = [dict(zip(TASK_COLUMNS, row)) for row in self._db.execute(query, (split,))]
-    try:
-      return TASKS_TYPE.validate_python(rows)
-    except ValidationError as error:
-      raise self._unreadable(f"{split} task {error.errors()[0]['loc'][0]}") from None
+    query = "SELECT place, task FROM tasks WHERE split = ? ORDER BY place"
+    rows = self._db.execute(query, (split,))
+    return [self._read(TASK, text, f"{split} task {place}") for place, text in rows]
 
   def add(self, *episodes: Episode, finished: Iterable[str] = ()) -> None:
     """Stores episodes, and marks as of `finish`, in one transaction. Raises ValueError if the key
@@ -157,15 +146,20 @@ class Store:
     )
     episodes = []
     for task_id, seed, text, call_budget, reused in self._db.execute(query, (policy,)):
+      episode = self._read(EPISODE, text, EPISODE_NAME.format(policy, task_id, seed))
       fields = {"policy": policy, "call_budget": call_budget, "reused": bool(reused)}
-      try:
-        episodes.append(dataclasses.replace(EPISODE_TYPE.validate_json(text), **fields))
-      except ValidationError:
-        raise self._unreadable(EPISODE_NAME.format(policy, task_id, seed)) from None
+      episodes.append(dataclasses.replace(episode, **fields))
     return episodes
 
-  def _unreadable(self, row: str) -> ValueError:
-    return ValueError(f"{self._path}: {row} cannot be read: restore a copy of the file")
+  def _read(self, record: TypeAdapter, text: str, name: str):
+    """The record of a row, which its name tells apart. Raises ValueError if it cannot be read."""
+    try:
+      return record.validate_json(text)
+    except ValidationError:
+      raise self._unreadable(name) from None
+
+  def _unreadable(self, name: str) -> ValueError:
+    return ValueError(f"{self._path}: {name} cannot be read: restore a copy of the file")
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """The summaries of these policies' episodes, or of all: a row each, by KEY."""
@@ -185,14 +179,13 @@ class Store:
     stored = self.keys(policy)
     keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
     lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
-    earlier = set.union(set(), *keys_of_process[: process_index()])
     for start in range(0, len(lacking), SYNC_CHUNK):
-      # Each episode is sent by the first process that has it.
-      sent = stored.intersection(lacking[start : start + SYNC_CHUNK]) - earlier
+      sent = stored.intersection(lacking[start : start + SYNC_CHUNK])
       texts = [e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent]
-      for episode in map(EPISODE_TYPE.validate_json, itertools.chain(*exchange(texts))):
+      for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
         if (episode.task_id, episode.seed) not in stored:
           self.add(episode)
+          stored.add((episode.task_id, episode.seed))
 
   def finish(self, stage: str) -> None:
     """Records that a stage has been run to its end."""

@@ -40,12 +40,12 @@ def test_recorded_calls_come_before_those_of_episodes():
   second.steps[0].router_cost_usd = 0.25
   rows = table([first, second])
   scripted = run_ledger(rows, None, 2)
-  assert (scripted["proposals_usd"], scripted["judge_usd"]) == (1.5, 0.25)
-  assert scripted["total_usd"] == 2 * (1.0 + 5.0 + 0.75 + 0.125) + 0.25
+  assert (scripted["proposals_usd"], scripted["judge_usd"]) == (0.75, 0.25)
+  assert scripted["total_usd"] == 2 * (1.0 + 5.0 + 0.125) + 0.75 + 0.25
   # SMALL replied twice and proposed once, LARGE replied twice, the judge once.
   ledger = run_ledger(rows, Spent((2.75, 10.0, 0.125), 0.5, 2.0), 2)
   assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.5, 0.25]
-  assert (ledger["total_usd"], ledger["presumed_usd"], ledger["replayed_usd"]) == (13.625, 2, 0.75)
+  assert (ledger["total_usd"], ledger["presumed_usd"]) == (13.625, 2)
   # With three models the judge is the fourth.
   ledger = run_ledger(table([]), Spent((1.0, 2.0, 4.0, 8.0)), 3)
   assert [ledger[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]

@@ -132,23 +132,21 @@ def list_evaluated(store: Store, config: Config) -> list[Entry]:
 
 
 def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[str, float]:
-  """Dollars of a run: PARTS, total_usd (their sum), presumed_usd and replayed_usd.
+  """Dollars of a run: PARTS, total_usd (their sum), and presumed_usd.
 
-  `presumed_usd` may have been billed beyond the sum, at most; `replayed_usd` is what replayed acts
-  and proposals would have cost again. `table` is of all episodes. `spent` are the recorded calls
-  of API models (None of scripted ones), which also know of calls whose episode was lost and count a
-  replayed reply once: of SMALL, of the other `models` - 1, which are "large", and of the judge.
+  `presumed_usd` may have been billed beyond the sum, at most. `table` is of all episodes. `spent`
+  are the recorded calls of API models (None of scripted ones), which also know of calls whose
+  episode was lost and count a replayed reply once: of SMALL, of the other `models` - 1, which are
+  "large", and of the judge.
   """
-  usd = table.loc[~table.reused, [*PARTS, "presumed_usd", "proposed_usd", "replayed_usd"]].sum()
+  usd = table.loc[~table.reused, [*PARTS, "presumed_usd"]].sum()
   ledger, presumed_usd = usd[list(PARTS)].to_dict(), usd.presumed_usd
   if spent is not None:
-    ledger["proposals_usd"] = usd.proposed_usd
     ledger["judge_usd"] = sum(spent.replies_usd[models:])
-    ledger["small_usd"] = spent.replies_usd[SMALL] - usd.proposed_usd
+    ledger["small_usd"] = spent.replies_usd[SMALL] - usd.proposals_usd
     ledger["large_usd"] = sum(spent.replies_usd[1:models])
     ledger["retries_usd"], presumed_usd = spent.retries_usd, spent.presumed_usd
-  totals = {"total_usd": sum(ledger.values()), "presumed_usd": presumed_usd}
-  return ledger | totals | {"replayed_usd": usd.replayed_usd}
+  return ledger | {"total_usd": sum(ledger.values()), "presumed_usd": presumed_usd}
 
 
 def read_curves(path: Path) -> pd.DataFrame:
