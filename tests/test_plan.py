@@ -70,7 +70,9 @@ def test_it_lists_the_tasks_where_that_needs_no_engine(config, tmp_path, capsys)
   game = {"solvable": True, "pddl_domain": "d", "pddl_problem": "p"}
   for name in names:
     (tmp_path / GAMES / name).mkdir(parents=True)
-    text = json.dumps(game | {"grammar": 'Your task is to: put a mug on the desk."'})
+    text = json.dumps(
+      game | {"grammar": 'move {o} to {r} Your task is to: put a mug on the desk."'}
+    )
     (tmp_path / GAMES / name / GAME).write_text(text)
   (tmp_path / "list.txt").write_text("\n".join(names[:2]))
   config.env = EnvConfig("alfworld", 2, 1, 1, data=str(tmp_path), train_split="list.txt")

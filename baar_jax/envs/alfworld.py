@@ -13,15 +13,15 @@ GAMES = "json_2.1.1"  # the directory of the splits in the benchmark's download
 GAME = "game.tw-pddl"
 USUAL_SPLITS = {"train": "train", "dev": "valid_seen", "test": "valid_unseen"}
 NO_TEXT_GAMES = ("movable", "Sliced")  # ALFWorld does not offer games with these names as text
-# Games have one of two grammars, which differ in the words for putting an object down.
-MOVE, PUT = "move {} to {}", "put {} in/on {}"
+MOVE = "move {o} to {r}"  # of the grammar since ALFWorld 0.4; an older one has other words
 ARRIVED = re.compile(r"^You arrive at loc [^.]*\. ")
-PUT_TEMPLATE = re.compile(r'template\s*::\s*"put .* in/on ')
 TASK = re.compile(r"Your task is to: (.+?)\s*\"")
 
 
 class ALFWorld(Env):
   """The Env of ALFWorld; a task's id is its game's directory in the data, SPLIT/NAME/TRIAL."""
+
+  system_prompt = read_prompt("alfworld")
 
   def __init__(
     self, data, train_tasks, dev_tasks, test_tasks, max_steps=30, splits=("", "", "")
@@ -34,7 +34,7 @@ class ALFWorld(Env):
     self._root, self._data = Path(data), Path(data) / GAMES
     self._sources = {split: name or USUAL_SPLITS[split] for split, name in zip(SPLITS, splits)}
     self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
-    self._max_steps, self._engine, self.system_prompt = max_steps, Engine(), write_prompt(MOVE)
+    self._max_steps, self._engine = max_steps, Engine()
 
   def tasks(self, split: str) -> list[Task]:
     """Lists a split's games: the task types take turns, each with its trials in sorted order."""
@@ -42,10 +42,9 @@ class ALFWorld(Env):
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
     for task_id in sorted(self._list_ids(source), key=lambda id_: id_.split("/")[-1]):
       ids_by_type[read_goal(Path(task_id).parent.name)[0]].append(task_id)
-    for task_id in itertools.chain(*itertools.zip_longest(*ids_by_type.values())):
-      game = read_game(self._data / task_id / GAME) if task_id and len(tasks) < size else None
-      if game:
-        tasks.append(Task(task_id, split, game[0], self._max_steps))
+    for task_id in filter(None, itertools.chain(*itertools.zip_longest(*ids_by_type.values()))):
+      if len(tasks) < size and (text := read_description(self._data / task_id / GAME)):
+        tasks.append(Task(task_id, split, text, self._max_steps))
     if len(tasks) < size:
       splits = sorted(place.name for place in self._data.glob("*/"))
       raise ValueError(
@@ -79,8 +78,6 @@ class ALFWorld(Env):
 
   def reset(self, task_id: str) -> str:
     game = self._data / task_id / GAME
-    _, put = read_game(game)
-    self.system_prompt = write_prompt(put)
     welcome = self._engine.start(game, game.parents[1].name)
     return self._observe("\n".join(welcome.split("\n\n")[1:]))
 
@@ -103,19 +100,12 @@ class ALFWorld(Env):
     return mistake(self._engine, kind, key)
 
 
-def write_prompt(put: str) -> str:
-  putting, put_example = put.format("OBJECT", "RECEPTACLE"), put.format("apple 1", "sidetable 1")
-  return read_prompt("alfworld").format(putting=putting, put_example=put_example)
-
-
-def read_game(path: Path) -> tuple[str, str] | None:
-  """A game's task and its words for putting down; None if it cannot be won.
-
-  Raises ValueError if it is missing or damaged.
-  """
+def read_description(path: Path) -> str | None:
+  """What a game asks for; None if nobody can win it. Raises ValueError if it cannot be played."""
   try:
     game = json.loads(path.read_text()) if path.is_file() else {}  # reading a pipe would never end
-    put = PUT if PUT_TEMPLATE.search(game["grammar"]) else MOVE
-    return (TASK.search(game["grammar"])[1], put) if game["solvable"] else None
+    if MOVE in game["grammar"]:
+      return TASK.search(game["grammar"])[1] if game["solvable"] else None
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
-    raise ValueError(f"{path} is missing or damaged: get it, or delete it") from None
+    pass  # the error below covers it
+  raise ValueError(f"{path} is missing, damaged or older than ALFWorld 0.4: get another, or none")

@@ -40,19 +40,15 @@ NAMES = re.compile(rf" *{NAME}( (or|\+) {NAME})* *")
 NONSENSE = ("think about the {}", "search the {}", "find the {}", "check the {}")
 
 
-def cache_on_disk(function: Callable) -> Callable:
-  """Returns a function of strings that keeps its results in files of 30 to 60 kB each."""
-
-  def cached(*texts: str, **named: str):
-    key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()[:40]
-    path, draft = TRANSLATIONS / key, TRANSLATIONS / f"{key}.{os.getpid()}"
-    if not path.exists():
-      TRANSLATIONS.mkdir(exist_ok=True)
-      draft.write_bytes(zlib.compress(pickle.dumps(function(*texts, **named)), 1))
-      os.replace(draft, path)
-    return pickle.loads(zlib.decompress(path.read_bytes()))
-
-  return cached
+def keep_on_disk(function: Callable, *texts: str, **named: str):
+  """A function's result, which is kept in a file of 30 to 60 kB."""
+  key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()[:40]
+  path, draft = TRANSLATIONS / key, TRANSLATIONS / f"{key}.{os.getpid()}"
+  if not path.exists():
+    TRANSLATIONS.mkdir(exist_ok=True)
+    draft.write_bytes(zlib.compress(pickle.dumps(function(*texts, **named)), 1))
+    os.replace(draft, path)
+  return pickle.loads(zlib.decompress(path.read_bytes()))
 
 
 @functools.cache
@@ -69,9 +65,9 @@ def import_engine() -> Callable:
   from textworld.envs import PddlEnv
   from textworld.envs.pddl import logic, textgen
 
-  translate = cache_on_disk(fast_downward.pddl2sas)
-  fast_downward.pddl2sas = lambda domain, problem, **_: translate(domain, problem)
-  logic._parse_and_convert = cache_on_disk(logic._parse_and_convert)
+  translate, read = fast_downward.pddl2sas, logic._parse_and_convert
+  fast_downward.pddl2sas = lambda *texts, **_: keep_on_disk(translate, *texts)
+  logic._parse_and_convert = functools.partial(keep_on_disk, read)
   parse = functools.cache(textgen._parse_and_convert)
   textgen._parse_and_convert = lambda text, rule_name, trace=False: copy.deepcopy(
     parse(text, rule_name=rule_name)  # a copy, because deriving a text writes into its symbols
@@ -176,16 +172,14 @@ def read_goal(name: str) -> tuple[str, str, str]:
 def advise(engine: Engine) -> Oracle:
   """The expert's next action in any state of a game."""
   facts, (task_type, object_type, target) = engine.facts, engine.goal
-  command, treated, place_type = TREATMENTS.get(task_type, ("", "", ""))
+  treatment, treated, place_type = TREATMENTS.get(task_type, ("", "", ""))
   objects, targets = facts.objects(object_type), facts.receptacles(target)
   placed: list[str] = []
   if task_type == TWO:  # both go to one receptacle, the one that already holds most of them
     targets.sort(key=lambda r: -sum(facts.container.get(o) == r for o in objects))
     placed = [o for o in objects if facts.container.get(o) == targets[0]]
   position, held, recovering = 2 * bool(placed), facts.held, False
-  # The commands that put the held object down here, in the words of the game's grammar.
-  words = (f"move {held} to ", f"put {held} in/on ")
-  puts = [admitted for admitted in engine.commands if admitted.startswith(words)]
+  puts = [command for command in engine.commands if command.startswith(f"move {held} to ")]
   if not held:  # prefers an object that is treated already, near, visible, and not put away yet
     receptacle = {o: facts.container.get(o) for o in objects if o not in placed}
     candidates = [
@@ -204,13 +198,13 @@ def advise(engine: Engine) -> Oracle:
   elif task_type == LOOK:
     lamps = [o for o in facts.objects(target) if facts.container.get(o) in facts.location]
     position, action = 1, facts.reach(facts.container[lamps[0]]) or f"use {lamps[0]}"
-  elif command and (held,) not in facts.rows[treated]:
+  elif treatment and (held,) not in facts.rows[treated]:
     place = facts.receptacles(place_type.lower())[0]
-    position, action = 1, facts.walk(place) or f"{command} {held} with {place}"
+    position, action = 1, facts.walk(place) or f"{treatment} {held} with {place}"
   else:
-    position += 2 if command else 1
+    position += 2 if treatment else 1
     # Others may share the target's place, as drawers do a dresser's.
-    action = facts.reach(targets[0]) or next(p for p in puts if p.endswith(f" {targets[0]}"))
+    action = facts.reach(targets[0]) or f"move {held} to {targets[0]}"
   return Oracle(action, position, verb(action) not in ROUTINE_VERBS, recovering)
 
 
