@@ -23,8 +23,10 @@ from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
-from baar_jax.llms import pair as models
-from baar_jax.llms.calls import read_spent
+from baar_jax.llms.agent import Pair
+from baar_jax.llms.calls import Calls, read_spent
+from baar_jax.llms.endpoints import check_models
+from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.mesh import exchange, join, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
@@ -51,7 +53,7 @@ class Run:
 
   def __init__(self, config: Config):
     """Opens or creates the directory. Raises ValueError where it or the models cannot be used."""
-    models.check(config)
+    check_models(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
     self.config, self.ablation, self.train_seed = config, "", 0
@@ -74,7 +76,7 @@ class Run:
     except OSError as error:
       problem = f"cannot write to {self.dir} ({error.strerror})"
       raise ValueError(f"{problem}; set --config.runs") from None
-    self.pair = models.open_pair(config, path)
+    self.pair = open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     large = len(self.pair.names) - 1
     self.boundaries = always(SMALL, ALWAYS_SMALL), always(large, ALWAYS_LARGE)
@@ -222,6 +224,17 @@ class Run:
     self.pair.close()
     self.store.close()
     self._lock.close()
+
+
+def open_pair(config: Config, path: Path) -> Pair:
+  """The configured models. API models record their calls in the store at `path`."""
+  c = config.models
+  if c.kind == "scripted":
+    errors = ERRORS.get(config.env.kind, KnowledgeErrors)(len(c.names), c.skills)
+    return ScriptedPair(c.names, errors, c.prices)
+  from baar_jax.llms.chat import ChatPair  # a scripted run does without the client
+
+  return ChatPair(c, Calls(path))
 
 
 def env_arguments(config: Config) -> dict:

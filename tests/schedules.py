@@ -21,8 +21,8 @@ import httpx2
 from standin import StandIn
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
+from baar_jax.llms import endpoints
 from baar_jax.run import Run
-from baar_jax.serve import exchange
 from baar_jax.stages import serve
 
 AT_ONCE, TOLERANCE_USD = 40, 1e-9
@@ -59,7 +59,7 @@ def serve_forever(runs: str, port: int, url: str) -> None:
   models = ModelsConfig("chat", tuple(PRICES), prices=prices, base_urls=(url,))
   models.timeout_s, models.retries = 3.0, 2
   served = ServeConfig(policy="random", port=port, max_sessions=10)
-  exchange.BACKOFF_S = 0.01
+  endpoints.BACKOFF_S = 0.01
   env = EnvConfig("served")
   serve.main(Run(Config(name="s", runs=runs, env=env, models=models, serve=served)))
 

@@ -13,7 +13,6 @@ from tiny import call
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import DECISION_WORDS, Call, Reply, Step, Task, Usage
-from baar_jax.llms import pair as models
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold, unlimited
@@ -22,6 +21,7 @@ from baar_jax.router import policy as router
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy, read_decision
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
+from baar_jax.run import open_pair
 
 
 def start(number: int, seed: int = 0) -> Live:
@@ -248,7 +248,7 @@ def test_the_stand_in_reads_the_prompt_and_pays(make_task):
 
 
 def test_the_pair_makes_its_judge_at_the_judges_price(tmp_path):
-  pair = models.open_pair(tiny.config(tmp_path), tmp_path / "none.sqlite")
+  pair = open_pair(tiny.config(tmp_path), tmp_path / "none.sqlite")
   judge = pair.judge(ModelsConfig(names=("own",), prices=((1.0, 0.5, 2.0),)))
   assert judge(None, 0, unlimited).price == Price(1.0, 0.5, 2.0)
   with pytest.raises(ValueError, match="no price for model 'nobody'"):

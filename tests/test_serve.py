@@ -63,7 +63,7 @@ class Client:
 
 @pytest.fixture
 def upstream(monkeypatch):
-  monkeypatch.setattr("baar_jax.serve.exchange.BACKOFF_S", 0.01)
+  monkeypatch.setattr("baar_jax.llms.endpoints.BACKOFF_S", 0.01)
   with StandIn(lambda request: SAID).running() as server:
     yield server
 

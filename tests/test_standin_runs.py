@@ -18,7 +18,7 @@ from standin import FAULTS, Lockpick, StandIn
 
 import main
 from baar_jax.config import ModelsConfig
-from baar_jax.llms import chat
+from baar_jax.llms import endpoints
 from baar_jax.llms.calls import read_spent
 
 ROOT = Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   """Each twentieth request is met by the next one; what stops the run is one line, and the same
   command goes on. No answer that was billed is missing in the run's books at any stop."""
   monkeypatch.setenv("HOSTILE_KEY", KEY)
-  monkeypatch.setattr(chat, "BACKOFF_S", 0.001)
+  monkeypatch.setattr(endpoints, "BACKOFF_S", 0.001)
   left, lines = [*FAULTS, *REFUSALS], []
 
   def fault(number, request):

@@ -13,7 +13,6 @@ from test_pipeline import finish, results, start
 from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
-from baar_jax.llms.pair import open_pair
 from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors
 from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.live import Decision
@@ -21,6 +20,7 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.router.policy import Threshold, read_decision
 from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
+from baar_jax.run import open_pair
 from baar_jax.store import summarize_episode
 from baar_jax.train.dataset import add_proposals
 from configs import sciworld

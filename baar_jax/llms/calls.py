@@ -20,9 +20,9 @@ IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
-  id INTEGER PRIMARY KEY, model INTEGER, kind TEXT, usd REAL, request TEXT, reply TEXT);
+  id INTEGER PRIMARY KEY, model INTEGER, kind TEXT, usd REAL, request TEXT, reply TEXT,
+  problem TEXT);
 CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NOT NULL;
-CREATE TABLE IF NOT EXISTS stops (model INTEGER PRIMARY KEY, problem TEXT);
 """
 
 
@@ -61,12 +61,15 @@ class Calls:
     with self._lock, self._db:
       return self._db.execute(insert, (model, OPEN, worst_usd, request)).lastrowid
 
-  def end(self, call: int, kind: str, usd: float, reply: Reply | None = None) -> None:
-    """Records what an attempt came to, and its reply if that is to be replayed."""
+  def end(
+    self, call: int, kind: str, usd: float, reply: Reply | None = None, problem: str | None = None
+  ) -> None:
+    """Records what an attempt came to, its reply if that is to be replayed, and why there is none
+    ("" where there is one; None counts as neither)."""
     text = None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
-    update = "UPDATE calls SET kind = ?, usd = ?, reply = ? WHERE id = ?"
+    update = "UPDATE calls SET kind = ?, usd = ?, reply = ?, problem = ? WHERE id = ?"
     with self._lock, self._db:
-      self._db.execute(update, (kind, usd, text, call))
+      self._db.execute(update, (kind, usd, text, problem, call))
 
   def find(self, request: str) -> Reply | None:
     """The recorded reply to a request, marked as replayed."""
@@ -82,15 +85,12 @@ class Calls:
     call = dataclasses.replace(reply.call, replayed=True, latency_s=0.0)
     return dataclasses.replace(reply, call=call)
 
-  def find_stop(self, model: int) -> str:
-    """The failure of a model that ended the last run, else ""."""
+  def find_failure(self, model: int, limit: int) -> str:
+    """What the last `limit` attempts at a model's calls have failed with, if all alike; else ""."""
+    select = "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL"
     with self._lock:
-      row = self._db.execute("SELECT problem FROM stops WHERE model = ?", (model,)).fetchone()
-    return row[0] if row else ""
-
-  def note_stop(self, model: int, problem: str) -> None:
-    with self._lock, self._db:
-      self._db.execute("INSERT OR REPLACE INTO stops VALUES (?, ?)", (model, problem))
+      rows = self._db.execute(f"{select} ORDER BY id DESC LIMIT ?", (model, limit)).fetchall()
+    return rows[0][0] if len(rows) == limit and len({*rows}) == 1 else ""
 
   def close(self) -> None:
     with self._lock:

@@ -5,15 +5,15 @@ a connection lost after the request was sent, an answer that cannot be read) is 
 cost the most that it can. Refusals (4xx and 5xx other than `endpoints.UNKNOWN`) are free.
 """
 
-import dataclasses
+import asyncio
+import concurrent.futures
 import functools
 import hashlib
 import json
-import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import httpx2
 import openai
@@ -21,22 +21,17 @@ import openai
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
+from baar_jax.llms import endpoints
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
-from baar_jax.llms.client import Network, open_client
-from baar_jax.llms.endpoints import (
-  DEAREST_TIER,
-  NOT_SENT,
-  Outcome,
-  endpoints,
-  read_answer,
-  read_refusal,
-)
+from baar_jax.llms.endpoints import Endpoint, Outcome
 from baar_jax.llms.prices import prices_of
 
-BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
 ROUNDING = 1e-9  # by which two ways to add up the same dollars may differ, as a share of them
+# The headers that endpoints other than OpenAI's are sent; the client itself needs the last one.
+HEADERS = {"host", "accept", "accept-encoding", "user-agent", "content-type", "content-length"}
+HEADERS |= {"authorization", "x-stainless-raw-response"}
 
 
 class ChatPair(Pair):
@@ -49,45 +44,52 @@ class ChatPair(Pair):
     self.names, self.prices = config.names, prices_of(config.names, config.prices)
     self.calls, self.stopping = calls, threading.Event()
     self.sleep = self.stopping.wait
-    self.models = [ChatModel(self, config, i) for i in range(len(self.names))]
+    # Attempts run in an event loop, which can end them at any point; worker threads wait for them.
+    self._loop = asyncio.new_event_loop()
+    threading.Thread(target=self._loop.run_forever, daemon=True).start()
+    self.models = [ChatModel(self, config, i, i) for i in range(len(self.names))]
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ChatAgent"]:
     return [ChatAgent(model, task, seed, hold) for model in self.models[: len(self.names)]]
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ChatAgent"]:
-    self.models.append(ChatModel(self, config, 0, recorded_as=len(self.names)))
+    self.models.append(ChatModel(self, config, 0, len(self.names)))
     return functools.partial(ChatAgent, self.models[-1])
+
+  def run(self, attempt: Coroutine) -> Outcome:
+    """What an attempt comes to."""
+    try:
+      return asyncio.run_coroutine_threadsafe(attempt, self._loop).result()
+    except concurrent.futures.CancelledError:
+      return Outcome(PRESUMED, "did not answer before the run was stopped")
 
   def stop(self) -> None:
     self.stopping.set()
+    for task in asyncio.all_tasks(self._loop):
+      self._loop.call_soon_threadsafe(task.cancel)
 
   def close(self) -> None:
     for model in self.models:
-      model.client.close()
+      self.run(model.client.close())
+    self._loop.call_soon_threadsafe(self._loop.stop)
     self.calls.close()
 
 
 class ChatModel:
   """One model at its endpoint; shared by all episodes and their threads."""
 
-  def __init__(
-    self, pair: ChatPair, config: ModelsConfig, place: int, recorded_as: int | None = None
-  ):
-    """Takes the configuration's model at `place`; its calls are recorded under that index."""
-    self._pair, self._index = pair, place if recorded_as is None else recorded_as
-    self._endpoint = endpoint = endpoints(config)[place]
+  def __init__(self, pair: ChatPair, config: ModelsConfig, place: int, index: int):
+    """Takes the configuration's model at `place`; its calls are recorded under the index."""
+    self._pair, self._index, self.config, self.find = pair, index, config, pair.calls.find
+    self._endpoint = endpoint = endpoints.endpoints(config)[place]
     self._where = f"{endpoint.model} at {endpoint.host}"
     self.price = prices_of(config.names, config.prices)[place]
-    self.config, self.find = config, pair.calls.find
-    self.tier_factor = 1.0 if endpoint.own or endpoint.openai else DEAREST_TIER
-    self._slots, self._lock = threading.BoundedSemaphore(config.concurrency), threading.Lock()
-    self._failure, self._failures = pair.calls.find_stop(self._index), 0  # the same, in a row
-    if self._failure:
-      self._failures = config.max_failures - 1
-      stopped = f"{self._where} {self._failure}, which ended the last run"
+    self.tier_factor = 1.0 if endpoint.own or endpoint.openai else endpoints.DEAREST_TIER
+    self._slots = threading.BoundedSemaphore(config.concurrency)
+    self.client = open_client(endpoint, config.timeout_s)
+    if problem := pair.calls.find_failure(self._index, config.max_failures):
+      stopped = f"{self._where} {problem}, which ended the last run"
       print(f"{stopped}: once more ends this one", file=sys.stderr)
-    self._network = Network(pair.stopping)
-    self.client = open_client(endpoint, self._network)
 
   def request(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
     """A hash of all that a reply depends on, and of which trial it is for."""
@@ -100,87 +102,73 @@ class ChatModel:
     """A reply, after as many attempts as it takes and the configuration allows.
 
     Raises what `Agent.reply` does, and ValueError if the endpoint refuses calls like this one,
-    cannot be priced, asks to wait for too long, has billed more than the most, or fails on and on.
+    cannot be priced, has billed more than the most, or fails `max_failures` times in a row.
     """
-    start, lost = time.monotonic(), []
+    start, lost, calls = time.monotonic(), [], self._pair.calls
     for attempt in range(self.config.retries + 1):
       with self._slots, hold(bound_usd) as cost:
         if self._pair.stopping.is_set():
           raise NoAnswer(f"{self._endpoint.model} was not asked: the run is being stopped")
-        number = self._pair.calls.begin(self._index, bound_usd, request)
+        number = calls.begin(self._index, bound_usd, request)
         cost.usd = bound_usd  # also if whoever waits is interrupted
-        outcome = self._attempt(messages, seed)
+        outcome = self._pair.run(self._attempt(messages, seed))
         if outcome.kind in (REPLY, RETRY):
           self.tier_factor = 1.0  # the answer told its service tier
         if outcome.kind != PRESUMED:
           cost.usd = self.price.cost_usd(outcome.usage)  # a failed attempt has none
-        usage, reply = outcome.usage, None
+        reply = None
         if outcome.kind == REPLY:
-          call = Call(self._index, usage, cost.usd, time.monotonic() - start)
+          call = Call(self._index, outcome.usage, cost.usd, time.monotonic() - start)
           reply = Reply(outcome.text, call, tuple(lost))
         elif outcome.kind != FAILED:
-          lost.append(Call(self._index, usage, cost.usd, kind=outcome.kind))
-        self._pair.calls.end(number, outcome.kind, cost.usd, reply)
+          lost.append(Call(self._index, outcome.usage, cost.usd, kind=outcome.kind))
+        # What is cancelled with the run is no failure of the endpoint.
+        problem = None if self._pair.stopping.is_set() else outcome.problem.partition(":")[0]
+        calls.end(number, outcome.kind, cost.usd, reply, problem)
       if cost.usd > bound_usd * (1 + ROUNDING):
-        self._stop(
-          f"billed {usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens, "
-          f"${cost.usd:.6f}, and ${bound_usd:.6f} was the most: it does not keep the limit of a "
-          "reply's tokens or counts others; see --config.models.token_limit_field"
-        )
+        most = f"billed ${cost.usd:.6f}, and ${bound_usd:.6f} was the most"
+        raise ValueError(f"{self._where} {most}; see --config.models.token_limit_field")
       if outcome.fatal:
-        self._stop(outcome.problem)
-      if not self._pair.stopping.is_set():
-        self._count_failures(outcome.problem.partition(":")[0])
+        raise ValueError(f"{self._where} {outcome.problem}")
+      if problem and calls.find_failure(self._index, self.config.max_failures):
+        limit = f"--config.models.max_failures={self.config.max_failures}"
+        raise ValueError(f"{self._where} {problem}, as often in a row as {limit} allows")
       if reply:
         return reply
       if outcome.hopeless:
         break
       if attempt < self.config.retries:
-        backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
-        self._pair.sleep(outcome.wait_s + backoff_s)
+        self._pair.sleep(outcome.wait_s + endpoints.backoff_s(attempt))
     raise NoAnswer(f"{self._where} {outcome.problem} ({attempt + 1} attempts)")
 
-  def _stop(self, problem: str, why: str = "") -> None:
-    """Ends the run; the next one says so before it asks."""
-    self._pair.calls.note_stop(self._index, problem)
-    raise ValueError(f"{self._where} {problem}{why}")
-
-  def _count_failures(self, problem: str) -> None:
-    """Ends the run at the last failure of one kind in a row that is allowed; "" is a reply."""
-    with self._lock:
-      if problem != self._failure:
-        self._failure, self._failures = problem, 0
-        self._pair.calls.note_stop(self._index, "")
-      self._failures += bool(problem)
-      if self._failures >= self.config.max_failures:
-        limit = f"--config.models.max_failures={self.config.max_failures}"
-        self._stop(problem, f", as often in a row as {limit} allows")
-
-  def _attempt(self, messages: Messages, seed: int) -> Outcome:
-    self._network.begin(self.config.timeout_s)
+  async def _attempt(self, messages: Messages, seed: int) -> Outcome:
+    c, limit_s = self.config, 0.0 if self._pair.stopping.is_set() else self.config.timeout_s
     tier = {"service_tier": "default"} if self._endpoint.openai else {}
     try:
-      with self.client.chat.completions.with_streaming_response.create(
-        model=self._endpoint.model,
-        messages=messages,
-        temperature=self.config.temperature,
-        seed=seed,
-        **{self.config.token_limit_field: self.config.max_completion_tokens},
-        **tier,
-      ) as response:
-        body = response.read()
+      async with asyncio.timeout(limit_s):
+        response = await self.client.chat.completions.with_raw_response.create(
+          model=self._endpoint.model,
+          messages=messages,
+          temperature=c.temperature,
+          seed=seed,
+          **{c.token_limit_field: c.max_completion_tokens},
+          **tier,
+        )
     except openai.APIStatusError as error:
-      body, response = error.body, error.response
-      message = body.get("message") if isinstance(body, dict) else None
-      complaint = message if isinstance(message, str) else response.text
-      wait = response.headers.get("retry-after", "")
-      said = error.status_code, error.code, complaint, wait
-      return read_refusal(*said, self._endpoint, self.client.api_key)
-    except (openai.APIConnectionError, httpx2.RequestError) as error:  # time-outs are among them
-      cause = type(error.__cause__ or error).__name__
-      kind = FAILED if cause in NOT_SENT else PRESUMED
-      return Outcome(kind, f"did not answer ({cause})")
-    return read_answer(body)
+      message = error.body.get("message") if isinstance(error.body, dict) else None
+      complaint = message if isinstance(message, str) else error.response.text
+      wait = error.response.headers.get("retry-after", "")
+      return endpoints.read_refusal(
+        error.status_code, error.code, complaint, wait, self.client.api_key
+      )
+    except openai.APIConnectionError as error:
+      cause = type(error.__cause__).__name__
+      return Outcome(
+        FAILED if cause in endpoints.NOT_SENT else PRESUMED, f"did not answer ({cause})"
+      )
+    except TimeoutError:
+      return Outcome(PRESUMED, "did not answer in time")
+    return endpoints.read_answer(response.content)
 
 
 class ChatAgent(Agent):
@@ -208,11 +196,48 @@ class ChatAgent(Agent):
       bound_usd = self.bound_usd(messages, step)
       reply = model.ask(messages, self._seed, request, bound_usd, self._hold)
     else:
-      # What the same reply costs today: prices may have been corrected since it was recorded.
-      cost_usd = model.price.cost_usd(reply.call.usage)
-      reply = dataclasses.replace(reply, call=dataclasses.replace(reply.call, cost_usd=cost_usd))
       usd = sum(call.cost_usd for call in (*reply.lost, reply.call))
       with self._hold(usd, replayed=True) as cost:
         cost.usd = usd
     self._counted_messages, self._counted_tokens = len(messages), reply.call.usage.prompt_tokens
     return reply
+
+
+class Bounded(httpx2.AsyncByteStream):
+  """The bytes of an answer, of which no more than `MOST_BYTES` are read."""
+
+  def __init__(self, stream: httpx2.AsyncByteStream):
+    self._stream, self.aclose = stream, stream.aclose
+
+  async def __aiter__(self) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in self._stream:
+      size += len(part)
+      if size > endpoints.MOST_BYTES:
+        raise httpx2.ReadError("too many bytes")
+      yield part
+
+
+def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
+  """A client that follows no redirect, unpacks nothing, and reads all as UTF-8.
+
+  What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone.
+  """
+  key = endpoint.key()
+
+  async def send(request: httpx2.Request) -> None:
+    request.headers["accept-encoding"] = "identity"
+    if not endpoint.openai:
+      request.headers["authorization"] = f"Bearer {key}"
+      for name in request.headers.keys() - HEADERS:
+        del request.headers[name]
+
+  async def receive(response: httpx2.Response) -> None:
+    response.headers.pop("content-encoding", None)
+    response.encoding, response.stream = "utf-8", Bounded(response.stream)
+
+  hooks = {"request": [send], "response": [receive]}
+  http = openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks)
+  timeout = httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, timeout_s))
+  url, options = endpoint.base_url, {"max_retries": 0, "timeout": timeout, "http_client": http}
+  return openai.AsyncOpenAI(base_url=url, api_key=key, **options)

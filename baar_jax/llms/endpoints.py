@@ -1,25 +1,27 @@
 """Endpoints of API models: where each is served, its key, and what its answers come to."""
 
 import base64
-import contextlib
 import dataclasses
-import email.utils
 import ipaddress
 import itertools
 import json
 import os
+import random
 import re
-import time
 from urllib.parse import urlsplit
 
-from baar_jax.config import ModelsConfig
+from baar_jax.config import Config, ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY
+from baar_jax.llms.prices import prices_of
 
 OPENAI_URL, OPENAI_KEY = "https://api.openai.com/v1", "OPENAI_API_KEY"
 NO_KEY = "none"  # what an endpoint without keys is sent: the protocol wants some
 RETRIED = (408, 409, 429)  # and all from 500 on
 UNKNOWN = (408, 502, 504, 524)  # lost behind the endpoint: the model may have been at work
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
+CONNECT_S = 10.0  # to connect to one of a host's addresses, and to agree on encryption
+MOST_BYTES = 16 * 2**20  # of an answer
 LONGEST_RETRY_AFTER_S = 300.0  # an endpoint that asks for more ends the run
 LONGEST_COMPLAINT = 200  # characters of an endpoint's message in an error
 SHARED = 6  # characters in a row of a message that may not be those of a key
@@ -40,7 +42,7 @@ class Endpoint:
 
   model: str
   base_url: str
-  variable: str | None  # that holds the key; "" needs none, None is not configured
+  variable: str | None  # that holds the key; "" needs none, None is the usual one
 
   @property
   def host(self) -> str:
@@ -61,40 +63,51 @@ class Endpoint:
     """Whether the address is OpenAI's, in any of its regions."""
     return f".{self.host}".endswith(".api.openai.com")
 
-  @property
-  def source(self) -> str:
-    """Where the key is from. A variable that is not set is not named: it may be a key itself."""
-    if self.variable == OPENAI_KEY or (self.variable or "") in os.environ:
-      return f"the environment variable {self.variable}"
-    return "the environment variable that --config.models.key_variables names for it"
-
   def key(self) -> str:
-    """The key. Raises ValueError where it cannot be one, or a public endpoint's is not set."""
-    where = f"{self.model} at {self.host}"
-    if self.variable is None and not self.own:
+    """The key. Raises ValueError where it cannot be one, or a public endpoint's is not set.
+
+    No variable is named: what is configured as one may be the key itself.
+    """
+    variable = OPENAI_KEY if self.variable is None and self.openai else self.variable
+    key = os.environ.get(variable or "", "").strip()
+    missing = not key and not self.own and variable != ""
+    if missing or not (key.isascii() and key.isprintable()):
       raise ValueError(
-        f"{where}: name the environment variable of its key in --config.models.key_variables, "
-        "or '' if it needs none"
+        f"{self.model} at {self.host} needs a key of printable ASCII characters: set the "
+        "environment variable that --config.models.key_variables names ('' for no key; "
+        f"{OPENAI_KEY} at OpenAI's addresses)"
       )
-    key = os.environ.get(self.variable, "").strip() if self.variable else NO_KEY
-    if not (key.isascii() and key.isprintable()):
-      raise ValueError(f"{self.source} holds characters of no key")
-    if not key and not self.own:
-      problem = f"{where} needs a key: set {self.source}"
-      raise ValueError(f"{problem}, or name another in --config.models.key_variables")
     return key or NO_KEY
 
 
 def endpoints(config: ModelsConfig) -> list[Endpoint]:
-  """Each model's endpoint, in the order of the names.
-
-  Where no variables are configured OpenAI's is for OpenAI's addresses alone.
-  """
+  """Each model's endpoint, in the order of the names."""
   urls, variables = config.base_urls or (OPENAI_URL,), config.key_variables or (None,)
   columns = config.names, itertools.cycle(urls), itertools.cycle(variables)
-  rows = [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in zip(*columns)]
-  unnamed = [row.variable is None and row.openai for row in rows]
-  return [dataclasses.replace(r, variable=OPENAI_KEY) if u else r for r, u in zip(rows, unnamed)]
+  return [Endpoint(name, url.rstrip("/"), variable) for name, url, variable in zip(*columns)]
+
+
+def check_models(config: Config) -> None:
+  """Raises ValueError where a model has no price or no key, or the models are in the wrong order:
+  before anything is opened or run."""
+  kind, names = config.models.kind, config.models.names
+  if kind == "scripted" and not 2 <= len(names) <= 3:
+    raise ValueError(f"the scripted models are 2 or 3, got {len(names)} names: {names}")
+  groups = {"models": config.models}
+  if "zero-shot" in config.baselines.rivals:
+    groups["baselines.judge"] = config.baselines.judge
+  for group_name, group in groups.items():
+    try:
+      prices = prices_of(group.names, group.prices)
+      for endpoint in endpoints(group) if kind == "chat" else ():
+        endpoint.key()
+    except ValueError as error:
+      raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
+    if any(a.input > b.input and a.output > b.output for a, b in itertools.pairwise(prices)):
+      raise ValueError(
+        f"--config.{group_name}.names is {group.names!r}; one of them is dearer than the next: "
+        "name the cheapest first, by the list's prices or your own"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,42 +123,42 @@ class Outcome:
   wait_s: float = 0.0  # seconds that the endpoint asks to wait before the next attempt
 
 
+def backoff_s(attempt: int) -> float:
+  """Seconds to wait after an attempt (from 0) has failed."""
+  return min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
+
+
 def read_refusal(
-  status: int, code: str | None, complaint: str, retry_after: str, endpoint: Endpoint, key: str
+  status: int, code: str | None, complaint: str, retry_after: str, key: str
 ) -> Outcome:
-  """The outcome that a status of 400 and above tells of; the key is never repeated."""
+  """The outcome that a status of 300 and above tells of; the key is never repeated."""
   too_long = status < 500 and "context length" in complaint.lower()
-  complaint = clean(complaint, key)
-  if too_long or code == "context_length_exceeded":
-    return Outcome(FAILED, f"takes no conversation this long: {complaint}", hopeless=True)
-  if status == 400 and code == "content_filter":
-    return Outcome(FAILED, f"takes no conversation like this: {complaint}", hopeless=True)
-  if code == "insufficient_quota":
-    return Outcome(FAILED, "answered 429: this account's quota is used up", fatal=True)
-  if status in RETRIED or status >= 500:
-    kind = PRESUMED if status in UNKNOWN else FAILED
-    wait_s, problem = read_wait_s(retry_after), f"answered {status}"
-    if wait_s > LONGEST_RETRY_AFTER_S:
-      wait = f"asks to wait {wait_s:.0f} s: the same command goes on then"
-      return Outcome(kind, f"{problem} and {wait}", fatal=True)
-    return Outcome(kind, problem, wait_s=wait_s)
-  problem = f"{complaint}; see --config.models (its key is in {endpoint.source})"
-  if status in (401, 403):  # the endpoint's message may quote a part of the key
-    problem = f"check the key in {endpoint.source}"
-  return Outcome(FAILED, f"answered {status}: {problem}", fatal=True)
+  hopeless = too_long or code in ("context_length_exceeded", "content_filter")
+  try:
+    wait_s = max(0.0, float(retry_after))
+  except ValueError:  # it is none, or a date
+    wait_s = 0.0
+  passes = (status in RETRIED or status >= 500) and code != "insufficient_quota"
+  said = clean(complaint, key)
+  if status in (401, 403):  # the message may quote a part of the key
+    said = "check the key in the variable that --config.models.key_variables names"
+  if wait_s > LONGEST_RETRY_AFTER_S:
+    passes, said = False, f"it asks to wait {wait_s:.0f} s"
+  kind, problem = PRESUMED if status in UNKNOWN else FAILED, f"answered {status}: {said}"
+  fatal = not passes and not hopeless
+  return Outcome(kind, problem, fatal=fatal, hopeless=hopeless, wait_s=wait_s)
 
 
 def clean(complaint: str, key: str) -> str:
   """An endpoint's message as one short line, or what stands for one that repeats the key.
 
-  A part of the key counts, also spaced, in hexadecimal digits, or in base64 at any offset.
+  A part of the key counts, also spaced, or in base64 at any offset.
   """
   line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
   line = "".join(filter(str.isprintable, line))  # no control and no bidirectional character
-  forms = [key, key[::-1], key.encode().hex()]
-  forms += [base64.b64encode(bytes(i) + key.encode()).decode()[2 * i :] for i in range(3)]
-  bare = [re.sub(r"[\W_]", "", text).lower() for text in (line, *forms)]
-  for said, form in [(line, key), *((bare[0], form) for form in bare[1:])]:
+  coded = [base64.b64encode(bytes(i) + key.encode()).decode()[2 * i :] for i in range(3)]
+  bare, *forms = [re.sub(r"[\W_]", "", text).lower() for text in (line, key, *coded)]
+  for said, form in [(line, key), *((bare, form) for form in forms)]:
     parts = {form[i : i + SHARED] for i in range(max(1, len(form) - SHARED + 1))} - {""}
     if key != NO_KEY and any(part in said for part in parts):
       return "its message repeats a part of the key"
@@ -158,14 +171,14 @@ def read_answer(body: bytes) -> Outcome:
     fields = json.loads(body, object_pairs_hook=_read_object)
   except (ValueError, RecursionError):
     fields = None
-  except KeyError:
-    fields = {"usage": None}
   if not isinstance(fields, dict) or not fields.keys() & {"choices", "usage"}:
     return Outcome(PRESUMED, "sent an answer that cannot be read")
   try:
     choice = fields["choices"][0]
     message, reason = choice["message"], choice.get("finish_reason")
-    text, refused = read_text(message.get("content")), bool(message.get("refusal"))
+    # Half a pair of surrogates is no text.
+    text = (message.get("content") or "").encode(errors="replace").decode()
+    refused = bool(message.get("refusal")) or reason == "content_filter"
   except (KeyError, IndexError, TypeError, AttributeError):
     text, reason, refused = "", None, False
   try:
@@ -177,59 +190,33 @@ def read_answer(body: bytes) -> Outcome:
     return Outcome(PRESUMED, problem, fatal=True)
   if fields.get("service_tier") not in TIERS:
     return Outcome(PRESUMED, "answered from a service tier whose price is not known", fatal=True)
-  if text.strip():
+  if text.strip() or reason == "length":  # without a text all tokens went into reasoning
     return Outcome(REPLY, text=text, usage=usage)
-  if reason == "length":  # all tokens went into reasoning, as they would again
-    return Outcome(REPLY, usage=usage)  # the agent's mistake
-  if refused or reason == "content_filter":
-    return Outcome(RETRY, "refused this conversation", usage=usage, hopeless=True)
-  return Outcome(RETRY, "sent an answer without content", usage=usage)
+  problem = "refused this conversation" if refused else "sent an answer without content"
+  return Outcome(RETRY, problem, usage=usage, hopeless=refused)
 
 
 def _read_object(pairs: list[tuple[str, object]]) -> dict:
   fields = dict(pairs)
-  if len(fields) < len(pairs):
-    raise KeyError("a key is there twice")
-  return fields
-
-
-def read_text(content: str | list[dict] | None) -> str:
-  """The text of a message's content, which some send in parts; "" if it has none."""
-  if isinstance(content, list):
-    content = "".join(part["text"] for part in content if part.get("type") == "text")
-  if not isinstance(content, str):
-    return ""
-  return content.encode(errors="replace").decode()  # half a pair of surrogates is no text
+  return fields if len(fields) == len(pairs) else {"usage": None}  # a key is there twice
 
 
 def read_usage(fields: dict) -> Usage:
   """Usage as OpenAI, LiteLLM and DeepSeek report it; the total and a cache's counts are optional.
 
   What the total counts beyond prompt and completion is billed as completion: some report the
-  tokens of a model's reasoning so. Raises KeyError or ValueError for counts that cannot be.
+  tokens of a model's reasoning so. Raises KeyError, TypeError or ValueError for counts that cannot
+  be.
   """
   prompt, completion = fields["prompt_tokens"], fields["completion_tokens"]
-  objects = fields, fields.get("prompt_tokens_details") or {}
-  optional = {name: n for counted in objects for name, n in counted.items() if n is not None}
-  cached, hits, written, created = (optional.get(name, 0) for name in CACHE_COUNTS)
-  misses, total = optional.get("prompt_cache_miss_tokens"), fields.get("total_tokens")
-  counts = [prompt, completion, cached, hits, written, created]
-  counts += [count for count in (misses, total) if count is not None]
+  details = fields | (fields.get("prompt_tokens_details") or {})
+  cached, hits, written, created = counts = [details.get(name) or 0 for name in CACHE_COUNTS]
+  total = fields.get("total_tokens")
+  counts += [prompt, completion, 0 if total is None else total]
   if any(type(count) is not int or not 0 <= count <= MOST_TOKENS for count in counts):
     raise ValueError("no count of tokens")
   total = prompt + completion if total is None else total
   cached, written = max(cached, hits), max(written, created)
-  fits = 0 < prompt >= cached + written and misses in (None, prompt - hits)
-  if not fits or total < prompt + completion:
+  if not 0 < prompt >= cached + written or total < prompt + completion:
     raise ValueError("counts that disagree")
   return Usage(prompt, cached, total - prompt, written)
-
-
-def read_wait_s(retry_after: str) -> float:
-  """Seconds that a Retry-After header asks to wait: a number, or the date until when."""
-  with contextlib.suppress(ValueError):
-    return max(0.0, float(retry_after))
-  try:
-    return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-  except (ValueError, OverflowError):
-    return 0.0

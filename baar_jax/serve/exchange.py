@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import random
 import time
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
@@ -10,7 +9,7 @@ from urllib.parse import quote
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
-from baar_jax.llms.chat import BACKOFF_S, LONGEST_BACKOFF_S
+from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.entries import ALWAYS_LARGE, FIRST_LARGE
 from baar_jax.rollout.live import Decision, Job, Live
@@ -193,8 +192,7 @@ class Exchange:
       self.sessions.end(turn, answer.kind, lost)
       if last:
         break
-      backoff_s = min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
-      await asyncio.sleep(answer.wait_s + backoff_s)
+      await asyncio.sleep(answer.wait_s + backoff_s(attempt))
       if session.score is not None or not self.sessions.fits(session, SMALL, turn.most_usd):
         self._give_up(turn, None)
         break

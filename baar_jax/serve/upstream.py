@@ -13,7 +13,6 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms import endpoints
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
-from baar_jax.llms.client import CONNECT_S, MOST_BYTES
 from baar_jax.llms.prices import prices_of
 from baar_jax.serve.asked import LIMITS, Refusal
 from baar_jax.serve.sessions import Cache
@@ -49,7 +48,7 @@ class Upstream:
     self.name, self._key = self._endpoint.model, self._endpoint.key()
     self.price = prices_of(config.names, config.prices)[place]
     limits = httpx2.Limits(max_connections=config.concurrency)
-    timeout = httpx2.Timeout(None, connect=min(CONNECT_S, config.timeout_s))
+    timeout = httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, config.timeout_s))
     headers = {"authorization": f"Bearer {self._key}", "accept-encoding": "identity"}
     headers["content-type"] = "application/json"
     self.client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout)
@@ -141,7 +140,7 @@ class Upstream:
       endpoints.clean(str(said.get(name) or ""), self._key) for name in ("message", "type", "code")
     )
     wait = response.headers.get("retry-after", "")
-    outcome = endpoints.read_refusal(status, code, message, wait, self._endpoint, self._key)
+    outcome = endpoints.read_refusal(status, code, message, wait, self._key)
     if status < 400:
       status, message = 502, f"{self.name} answered with a redirect, which is not followed"
     elif status in (401, 403):  # the message may quote a part of the key
@@ -173,9 +172,9 @@ def matches(body: dict, cache: Cache | None) -> bool:
 
 
 async def read_parts(response: httpx2.Response) -> AsyncIterator[bytes]:
-  """The body as it comes, up to `MOST_BYTES`."""
+  """The body as it comes, up to `endpoints.MOST_BYTES`."""
   async for part in response.aiter_raw():
-    if response.num_bytes_downloaded > MOST_BYTES:
+    if response.num_bytes_downloaded > endpoints.MOST_BYTES:
       raise httpx2.ReadError("too many bytes")
     yield part
 
