@@ -168,18 +168,14 @@ def test_a_run_that_is_stopped_waits_for_nothing(start, fault):
 
 
 @pytest.mark.parametrize(
-  "fault, header, slept",
-  [
-    ("silent", "", [0.5, 1.0, 2.0]),
-    ("429", "7", [7.5, 8.0, 9.0]),
-    ("429", "soon", [0.5, 1.0, 2.0]),
-  ],
+  "fault, header, wait_s", [("silent", "", 0), ("429", "7", 7), ("429", "soon", 0)]
 )
 def test_retries_are_bounded_and_wait_as_long_as_is_asked(start, tmp_path, fault, header, wait_s):
   standin = always(fault, retry_after=header)
   server, pair = start(standin, retries=3, token_limit_field="max_tokens")
   with pytest.raises(NoAnswer, match=r"^small at 127.0.0.1 .* \(4 attempts\)"):
     ask(pair)
+  # The draw of a half changes no delay.
   assert len(server.seen) == 4 and pair.slept == [wait_s + 0.5, wait_s + 1.0, wait_s + 2.0]
   assert server.seen[0]["max_tokens"] == 50 and "max_completion_tokens" not in server.seen[0]
   # One whole prompt, and three times the cached one.
