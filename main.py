@@ -7,8 +7,15 @@ import sqlite3
 import sys
 from contextlib import closing
 
-if __name__ == "__main__":  # a Ctrl-C ends the program at once, whatever callback it meets
-  on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+# Before JAX is imported, whose callbacks could swallow it. In the background it stays ignored.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+
+  def stop(*_) -> None:
+    """Ends the program at a Ctrl-C, whatever it is at: all that counts is on disk."""
+    os.write(2, b"\nstopped; the same command goes on from here\n")
+    os._exit(130)
+
+  signal.signal(signal.SIGINT, stop)
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -20,16 +27,7 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.router.gguf import set_up
 from baar_jax.run import Run
-from baar_jax.stages import (
-  bench,
-  evaluate,
-  import_traces,
-  plan,
-  profile,
-  report,
-  serve,
-  train,
-)
+from baar_jax.stages import bench, evaluate, import_traces, plan, profile, report, serve, train
 from configs import quickstart
 
 STAGES = {"setup": profile.setup, "profile": profile.main, "references": profile.references}
@@ -61,8 +59,7 @@ def main(command: tuple[Config, str]) -> int:
     print(f"stopped by --config.max_usd: {cap}; a higher one goes on from here", file=sys.stderr)
     return 3
   except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
-    directory = f"{config.runs}/{config.name}: " if isinstance(error, sqlite3.Error) else ""
-    return fail(f"{directory}{error}")
+    return fail(f"{config.runs}/{config.name}: {error}")
   return 0
 
 
@@ -104,13 +101,5 @@ def fail(error: Exception | str) -> int:
   return 2
 
 
-def stop(*_) -> None:
-  """Ends the program at a Ctrl-C, whatever it is at: all that counts is on disk."""
-  os.write(2, b"\nstopped; the same command goes on from here\n")
-  os._exit(130)
-
-
 if __name__ == "__main__":
-  ignored = on_interrupt == signal.SIG_IGN  # in the background
-  signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else stop)
   app.run(main, flags_parser=parse)

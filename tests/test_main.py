@@ -1,6 +1,5 @@
 """The command line: a wrong one is one line that says what to do, with exit code 2."""
 
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -29,14 +28,14 @@ WRONG = {
   "--config.models.names=('gpt-4.1-mini','gpt-9')": "gpt-9 ... --config.models.prices",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json cannot be",
   "--config.distributed.fsdp=3": "fsdp is 3 ... the number of devices, 1",
-  "--config.distributed.processes=2": "coordinator is '' ... host:port of process 0",
+  "--config.distributed.processes=2": "coordinator must be host:port of process 0",
   f"--stage=export {TWO}": "--stage=export runs in one process: leave out",
   f"{SANDBOX} --stage=report": "no profile: run --stage=profile first",
 }
 BODIES = {  # of get_config, and what the line has to say
   "raise ValueError(f'no setting {setting!r}')": "no setting 'other'",
-  "return Config(env=EnvConfig(train_tasks=0))": "EnvConfig.train_tasks is 0; it must be greater",
-  "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables is not shown",
+  "return Config(env=EnvConfig(train_tasks=0))": "EnvConfig.train_tasks: Input should be greater",
+  "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables: Input should be",
   "pass": "file.py:other: get_config() returned a NoneType and no Config",
   "raise KeyboardInterrupt": "file.py:other: KeyboardInterrupt",
   "raise SystemExit(0)": "file.py:other: SystemExit: 0",
@@ -104,6 +103,6 @@ runpy.run_path("main.py", run_name="__main__")
 """
 
 
-def test_a_ctrl_c_while_the_program_starts_ends_it_in_silence():
+def test_a_ctrl_c_while_the_program_starts_ends_it():
   ended = run("-c", STARTING)
-  assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+  assert (ended.returncode, ended.stdout) == (130, "") and "Traceback" not in ended.stderr
