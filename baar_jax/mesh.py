@@ -1,8 +1,6 @@
 """One mesh (data, fsdp) over all devices: where arrays lie, and what processes tell each other."""
 
 import json
-import socket
-import time
 from functools import partial
 
 import jax
@@ -12,27 +10,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXES = ("data", "fsdp")
-REACH_S = 60.0  # that process 0 may take to start
-LAYERS = "layers"  # the module whose arrays have the layers as their first axis
 
 
 def join(coordinator: str, processes: int, process: int) -> None:
-  """Joins a run's processes, if it has several, before anything else uses JAX; a ValueError if
-  process 0 cannot be reached for a minute."""
-  if processes == 1 or jax.distributed.is_initialized():
-    return
-  host, _, port = coordinator.rpartition(":")
-  end = time.monotonic() + REACH_S
-  while process > 0:  # JAX itself would end the program without an exception
-    try:
-      socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-      break
-    except (OSError, OverflowError) as error:
-      if time.monotonic() > end:
-        flag = f"--config.distributed.coordinator {coordinator}"
-        raise ValueError(f"{flag} cannot be reached ({error}): start process 0 there") from error
-    time.sleep(0.5)
-  jax.distributed.initialize(coordinator, processes, process)
+  """Joins a run's processes, if it has several, before anything else uses JAX."""
+  if processes > 1:
+    jax.distributed.initialize(coordinator, processes, process)
 
 
 def make_mesh(fsdp: int = 0) -> Mesh:
@@ -56,8 +39,8 @@ def split_parameters(params, mesh: Mesh):
   fsdp = mesh.shape["fsdp"]
 
   def split(path, x) -> NamedSharding:
-    per_layer = any(getattr(key, "key", getattr(key, "name", None)) == LAYERS for key in path)
-    axes = [axis for axis in range(int(per_layer), x.ndim) if x.shape[axis] % fsdp == 0]
+    first = int("layers" in jax.tree_util.keystr(path))  # axis 0 is the layer
+    axes = [axis for axis in range(first, x.ndim) if x.shape[axis] % fsdp == 0]
     longest = max(axes, key=lambda axis: x.shape[axis], default=None)
     return NamedSharding(mesh, P(*("fsdp" if a == longest else None for a in range(x.ndim))))
 
@@ -87,7 +70,7 @@ def spread_rows(x):
 
 
 def local_copy(tree, mesh: Mesh, dtype):
-  """Whole float arrays in `dtype` on this process's first device; every process must call it."""
+  """Whole arrays in `dtype` on this process's first device; every process must call it."""
   cast = partial(jax.tree.map, lambda x: x.astype(dtype))
   whole = jax.jit(cast, out_shardings=NamedSharding(mesh, P()))(tree)
   return jax.tree.map(lambda x: x.addressable_data(0), whole)

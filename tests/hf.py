@@ -1,13 +1,9 @@
 """Writes Hugging Face directories of Qwen2 with random weights, and uses nothing of baar_jax.
 
-  python tests/hf.py DIRECTORY --shape=qwen2.5-1.5b --dtype=bfloat16 --shard_mb=1000 --tokens=400
-
-The names and shapes of the tensors are those of transformers' Qwen2ForCausalLM, the fields of
-config.json those of Qwen2.5's own. Values depend on a tensor's name alone.
+Names and shapes of tensors are those of transformers' Qwen2ForCausalLM, fields of config.json those
+of Qwen2.5's own. Values depend on a tensor's name alone.
 """
 
-import argparse
-import itertools
 import json
 import zlib
 from collections.abc import Iterator
@@ -27,12 +23,11 @@ SHAPES = {
     "grouped": (307, 48, 40, 3, 6, 2, True),
     "multihead": (131, 40, 56, 2, 4, 4, False),
     "long": (97, 128, 64, 2, 2, 1, True),
-    "qwen2.5-1.5b": (151_936, 1_536, 8_960, 28, 12, 2, True),
   }.items()
 }
 # Heads that do not add up to the width, and other constants than Qwen2.5's.
 SHAPES["multihead"] |= {"head_dim": 16, "rope_theta": 10_000.0, "rms_norm_eps": 1e-3}
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 CONFIG = {
   "architectures": ["Qwen2ForCausalLM"],
   "hidden_act": "silu",
@@ -74,7 +69,7 @@ def plan(shape: dict) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
 
 
 def tensors(shape: dict, dtype: str = "float32") -> Iterator:
-  """(name, array) of each tensor, one at a time."""
+  """(name, array) of each tensor."""
   for name, sizes, mean, width in plan(shape):
     # Bits, which NumPy promises to keep from version to version; it does not for distributions.
     bits = np.random.PCG64([0, zlib.crc32(name.encode())]).random_raw(np.prod(sizes)) >> 40
@@ -83,23 +78,16 @@ def tensors(shape: dict, dtype: str = "float32") -> Iterator:
     yield name, numbers.astype(DTYPES[dtype]).reshape(sizes)
 
 
-def write(directory: Path, shape: dict, dtype="float32", shard_mb=None, tokens=0) -> Path:
-  """Writes config.json and the weights; one file of them is in memory at a time.
-
-  Args:
-    shard_mb: of one file; None is one file of all.
-    tokens: of a tokenizer.json, at least 259; 0 is without one.
-  """
+def write(directory: Path, shape: dict, dtype="float32", shards=1, tokens=0) -> Path:
+  """Writes config.json, the weights, and a tokenizer.json of so many tokens (0: none)."""
   directory.mkdir(parents=True, exist_ok=True)
   (directory / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": dtype} | shape))
-  numbers = np.cumsum([np.prod(sizes) for _, sizes, _, _ in plan(shape)])
-  ends_mb = numbers * np.dtype(DTYPES[dtype]).itemsize / 1e6
-  _, counts = np.unique(ends_mb // (shard_mb or np.inf), return_counts=True)  # of each file
-  drawn = tensors(shape, dtype)
-  for number, count in enumerate(counts, 1):
-    shard = f"-{number:05}-of-{len(counts):05}" if shard_mb else ""
-    part = dict(itertools.islice(drawn, count))
-    save_file(part, directory / f"model{shard}.safetensors", {"format": "pt"})
+  drawn = list(tensors(shape, dtype))
+  for shard in range(shards):
+    number = f"-{shard + 1:05}-of-{shards:05}" if shards > 1 else ""
+    save_file(
+      dict(drawn[shard::shards]), directory / f"model{number}.safetensors", {"format": "pt"}
+    )
   if tokens:
     write_tokenizer(directory, tokens)
   return directory
@@ -123,18 +111,3 @@ def write_tokenizer(directory: Path, tokens: int) -> None:
   tokenizer.add_special_tokens(list(SPECIAL))
   assert tokenizer.get_vocab_size() == tokens, (tokenizer.get_vocab_size(), tokens)
   tokenizer.save(str(directory / "tokenizer.json"))
-
-
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("directory", type=Path)
-  parser.add_argument("--shape", choices=SHAPES, default="grouped")
-  parser.add_argument("--dtype", choices=DTYPES, default="float32")
-  parser.add_argument("--shard_mb", type=float, help="of one file; left out, there is one file")
-  parser.add_argument("--tokens", type=int, default=0, help="of a tokenizer.json; 0: without one")
-  flags = parser.parse_args()
-  write(flags.directory, SHAPES[flags.shape], flags.dtype, flags.shard_mb, flags.tokens)
-
-
-if __name__ == "__main__":
-  main()

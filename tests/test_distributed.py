@@ -43,8 +43,7 @@ from baar_jax.train.batches import Batcher
 from baar_jax.train.fit import update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
-from baar_jax.router.tokenizer import train_tokenizer
-from baar_jax.router.view import View
+from baar_jax.router.view import View, train_tokenizer
 
 config = tiny.config("none")
 config.sft.micro_episodes = 4
@@ -129,7 +128,7 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path):
   """From a checkpoint; each runs its own tasks into its own store, and both are killed in BoPO."""
   two, one = tmp_path / "two", tmp_path / "one"
   shape = hf.SHAPES["grouped"]
-  weights = hf.write(tmp_path / "weights", shape, shard_mb=0.05, tokens=300)
+  weights = hf.write(tmp_path / "weights", shape, shards=3, tokens=300)
   flag = f"--config.router.weights={weights}"
   processes = start_two(two, flag)
   saved = two / "tiny" / "checkpoints" / "bopo-lam0.1" / "5"  # written in the background

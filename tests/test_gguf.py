@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from baar_jax.router import source, weights
+from baar_jax.router import weights
 from baar_jax.router.gguf import convert, set_up
-from baar_jax.router.tokenizer import Tokenizer, adopt_tokenizer, read_tokenizer
+from baar_jax.router.view import View, adopt_tokenizer, read_tokenizer
+from baar_jax.router.weights import weights_directory
 
 SHAPE = hf.SHAPES["grouped"] | {"num_hidden_layers": 2}
 TEXT = "Budget: 12 large calls.\n\nThe door to the kitchen is open; "
@@ -27,11 +28,12 @@ LOGP = """-13.59 -10.53 -3.15 -1.03 -3.07 -12.69 -11.01 -3.19 -0.99 -1.06 -2.27 
 def smollm2():
   """The converted directory, in the user's cache; the first time this takes a download of 93 MB."""
   try:
-    return set_up("smollm2")
+    set_up("smollm2")
   except ValueError as error:
     if "download" not in str(error):
       raise
     pytest.skip(str(error))
+  return weights_directory("smollm2")
 
 
 @jax.jit
@@ -93,16 +95,15 @@ def write_gguf(directory, kind, **changes):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch):
+def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_config):
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
   original, file = write_gguf(tmp_path, kind), str(tmp_path / "made.gguf")
-  with pytest.raises(
-    ValueError, match="not converted yet: run the same command with --stage=setup"
-  ):
-    source.weights_directory(file)
-  source.find_place(file).with_suffix(".tmp").mkdir(parents=True)  # was interrupted
-  directory = set_up(file)
-  assert directory == set_up(file) == source.weights_directory(file)
+  directory = weights_directory(file)
+  with pytest.raises(ValueError, match="config.json cannot be read .* or run --stage=setup"):
+    weights.load_qwen2(directory)
+  directory.with_suffix(".tmp").mkdir(parents=True)  # was interrupted
+  for _ in range(2):
+    set_up(file)
   assert sorted(directory.parent.iterdir()) == [directory, directory.with_suffix(".lock")]
   written = load_file(directory / "model.safetensors")
   assert written.keys() == original.keys()
@@ -115,13 +116,13 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch):
   tokens = [read_tokenizer(place).encode(text).ids for place in (tmp_path, directory)]
   assert tokens[0] == tokens[1]
   adopt_tokenizer(directory, tmp_path / "adopted")  # whose decisions take the place of no token
-  assert Tokenizer(tmp_path / "adopted").decision_ids == [300, 301]
+  assert View(router_config, tmp_path / "adopted").decision_ids == [300, 301]
 
 
 BAD = [
   ("gpt2", {}, "architecture is 'gpt2'"),
-  ("llama", {"blk.1.attn_q.weight": None}, "tensor blk.1.attn_q.weight is missing"),
-  ("qwen2", {"blk.1.attn_q.bias": None}, "tensor blk.1.attn_q.bias is missing"),
+  ("llama", {"blk.1.attn_q.weight": None}, "it lacks 'blk.1.attn_q.weight'"),
+  ("qwen2", {"blk.1.attn_q.bias": None}, "it lacks 'blk.1.attn_q.bias'"),
   ("llama", {"rope_freqs.weight": np.ones(4, "f")}, "rope_freqs.weight has no place"),
   ("llama", {"output_norm.weight": np.ones(4, "f")}, "output_norm.weight is .4,., its sizes"),
   ("llama", {"tokenizer.ggml.pre": "gpt-4o"}, "tokenizer is gpt2, gpt-4o"),

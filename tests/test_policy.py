@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import random
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ import tiny
 from tiny import call
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import DECISION_WORDS, Call, Reply, Step, Task, Usage
+from baar_jax.episode import DECISION_WORDS, Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold, unlimited
@@ -189,44 +189,27 @@ def test_logits_that_are_no_numbers_stop_the_run(filled, router_config, view, nu
 @pytest.mark.parametrize(
   "text, model",
   [("Decision: SMALL.", 0), ("**BIG**", 1), ("The step is hard, so BIG\nBIG", 1)]
-  + [(text, None) for text in ("SMALL or BIG?", "small", "BIGGER", "")],
+  + [(text, 0) for text in ("SMALL or BIG?", "big", "BIGGER", "")],
 )
 def test_answers_are_read_strictly(text, model):
   assert read_decision(text, DECISION_WORDS) == model
 
 
-CALL_USD = (100 * 1.0 + 10 * 2.0) / 1e6
-
-
-@pytest.mark.parametrize(
-  "answers, model",
-  [(["BIG"], 1), (["hm", "BIG"], 1), (["hm", "SMALL or BIG"], 0)],
-  ids=["first", "second", "none"],
-)
-def test_a_judge_is_asked_twice_at_most_and_billed(
-  answers, model, router_config, tokenizer_dir, make_task
-):
-  """It is shown the paper's prompt with the budget; each answer takes a retry and a lost call."""
+def test_a_judge_is_shown_the_prompt_and_billed(router_config, tokenizer_dir, make_task):
+  """The paper's, with the budget; the answer took a retry and a lost call."""
   live = Live(Job(make_task(), 0), None, CallBudget(3))
   live.observation, live.steps = "see lamp 9", tiny.episode(models="LS").steps
-  left, asked = list(answers), []
-
-  def reply(messages, place):
-    asked.append((messages[-1]["content"], place))
-    lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
-    return Reply(left.pop(0), Call(2, Usage(100, 0, 10), CALL_USD), lost)
-
-  judge = SimpleNamespace(reply=reply)
+  lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
+  judge = Mock(**{"reply.return_value": Reply("BIG", call(2, 2.0), lost)})
   policy = ZeroShotPolicy("zero-shot", lambda *_: judge, router_config, tokenizer_dir)
   policy.prepare(live)
-  assert [decision.model for decision in policy.choose([live])] == [live.judgement.model] == [model]
-  (prompt, *_), places = zip(*asked)
-  assert places == tuple(range(4, 4 + len(answers))) and not left  # two for each step
-  assert "Task: find the plant" in prompt and prompt.endswith("Decision:")
+  assert [decision.model for decision in policy.choose([live])] == [live.judgement.model] == [1]
+  ((((message,), place), _),) = judge.reply.call_args_list
+  prompt = message["content"]
+  assert place == 2 and "Task: find the plant" in prompt and prompt.endswith("Decision:")
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  step, tries = Step("", 0, "", live.judgement.calls), len(answers)
-  assert step.usd("judge") == pytest.approx(tries * CALL_USD)
-  assert (step.usd("retry"), step.usd("presumed")) == (tries * 0.5, tries * 0.25)
+  step = Step("", 0, "", live.judgement.calls)
+  assert [step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
 
 
 def test_the_stand_in_reads_the_prompt_and_pays(make_task):

@@ -1,7 +1,8 @@
-"""What the router reads: nothing but the past, append-only, cut in whole steps, in both views."""
+"""What the router reads: the past alone, cut in whole steps, in tokens that keep every text."""
 
 import dataclasses
 import functools
+import json
 import re
 
 import pytest
@@ -13,8 +14,7 @@ from baar_jax.episode import Call, Episode, Step, Task, Usage
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.live import Job, Live
 from baar_jax.router import view as texts
-from baar_jax.router.tokenizer import CUT_MARK
-from baar_jax.router.view import View
+from baar_jax.router.view import CUT_MARK, View
 
 SMALL, BIG = "<|SMALL|>", "<|BIG|>"
 TASK = Task("plant-0", "train", "find the plant", 40)
@@ -211,3 +211,47 @@ def test_over_the_limit_a_papers_prompt_loses_its_oldest_steps(views, decode):
     assert shown == list(range(omitted + 1, 11))
     numbers.add(omitted)
   assert len(numbers) > 2
+
+
+@pytest.mark.parametrize("text", ["naïve ☂ \t\x00", "二", "a\n\nb", "", "a < | b |> c"])
+def test_any_text_can_be_written(view, text):
+  assert view.tokenizer.decode(view.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["<|SMALL|>", "a<|BIG|>b", "<|<|BIG|>", "<| BIG |>"])
+def test_no_text_is_read_as_a_decision(view, text):
+  tokens = view.encode(text)
+  assert not set(tokens) & set(view.decision_ids)
+  assert view.tokenizer.decode(tokens) == text.replace("<|", "< |")
+
+
+TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
+PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}  # of the package
+UNREADABLE = r"^\S+/tokenizer.json cannot be read [^\n]+: restore a copy[^\n]+--stage=profile$"
+
+
+@pytest.mark.parametrize(
+  "changes, vocabulary, line",
+  [
+    ({"truncation": TRUNCATION}, {}, UNREADABLE),  # it would not keep the text
+    ({"decoder": None}, {}, UNREADABLE),
+    ({"model": {"type": "BPE", "vocab": [], "merges": []}}, {}, UNREADABLE),
+    ({"normalizer": PANIC}, {}, UNREADABLE),
+    ({}, {"a": -1}, UNREADABLE),
+    # Tokens of their own for both decisions, or they would always be equally probable.
+    ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks the decision tokens"),
+    # A router of 340 tokens would read another row in silence.
+    ({}, {"Q": 340}, "the token 340, beyond --config.router.vocab_size=340"),
+  ],
+)
+def test_a_tokenizer_that_does_not_fit_is_one_line(
+  changes, vocabulary, line, router_config, tokenizer_dir, tmp_path
+):
+  with pytest.raises(ValueError, match=UNREADABLE):
+    View(router_config, tmp_path)
+  fields = json.loads((tokenizer_dir / "tokenizer.json").read_text()) | changes
+  if vocabulary:
+    fields["model"]["vocab"] |= vocabulary
+  (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match=line):
+    View(router_config, tmp_path)

@@ -3,9 +3,8 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import hf
 import jax
@@ -21,8 +20,7 @@ from safetensors.numpy import load_file, save_file
 from baar_jax.config import Config, RouterConfig
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.tokenizer import adopt_tokenizer
-from baar_jax.router.view import View
+from baar_jax.router.view import View, adopt_tokenizer
 from baar_jax.router.weights import build_model, load_pretrained, load_qwen2, save_qwen2
 from baar_jax.train.checkpoint import load_initial
 
@@ -40,6 +38,18 @@ def assert_same(model: Qwen2, other: Qwen2) -> None:
   for mine, its in zip(leaves(model), leaves(other), strict=True):
     assert mine.dtype == its.dtype
     np.testing.assert_array_equal(mine, its)
+
+
+@pytest.fixture
+def adopt(router_config, tmp_path):
+  """adopt(directory): the view that a run makes of a checkpoint."""
+
+  def make(directory):
+    adopt_tokenizer(directory, tmp_path / "tokenizer")
+    config = dataclasses.replace(router_config, weights=str(directory))
+    return View(config, tmp_path / "tokenizer")
+
+  return make
 
 
 @jax.jit
@@ -63,12 +73,11 @@ def test_computes_what_the_pytorch_original_does(case, tmp_path):
     np.testing.assert_allclose(output[:, golden[f"{case}/kept_S"]], want, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, UNTIED])
-def test_transformers_loads_what_is_saved(shape, tmp_path):
+def test_transformers_loads_what_is_saved(tmp_path):
   """Where torch is installed: the model, and a Qwen2's tokenizer with the decisions added."""
   pytest.importorskip("torch")
   transformers = pytest.importorskip("transformers")
-  model = load_qwen2(hf.write(tmp_path / "base", shape, tokens=300))
+  model = load_qwen2(hf.write(tmp_path / "base", UNTIED, tokens=300))
   adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
   saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
   save_qwen2(model, saved, file, jnp.float32)
@@ -82,70 +91,29 @@ def test_transformers_loads_what_is_saved(shape, tmp_path):
   assert [id for id in ids if id >= 300] == [301, 300]
 
 
-def test_the_sizes_are_those_of_config_json(tmp_path):
-  config = weights.read_config(hf.write(tmp_path, hf.SHAPES["multihead"]))
-  sizes = 131, 40, 56, 2, 4, 4, 16, 10_000.0, 1e-3, False, 32_768
-  assert tuple(vars(config).values())[: len(sizes)] == sizes
-  # Without a size of heads they share the width, without key heads each has its own; transformers
-  # writes the base of the rotations into a field of today's.
-  rope = {"rope_type": "default", "rope_theta": 500.0}
+def test_sizes_that_config_json_leaves_out(tmp_path):
+  """Heads share the width, each has its own keys; transformers writes the rotations' base so."""
+  rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
   absent = {"num_key_value_heads": None, "head_dim": None, "rope_theta": None}
-  set_fields(tmp_path, absent | {"rope_parameters": rope})
+  set_fields(hf.write(tmp_path, hf.SHAPES["multihead"]), absent | rope)
   config = weights.read_config(tmp_path)
   assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 10, 500.0)
 
 
-SCRIPT = """
-import json, sys
-import jax
-from flax import nnx
-from baar_jax.mesh import make_mesh
-from baar_jax.router.weights import load_qwen2, save_qwen2
-from pathlib import Path
-
-base, saved = map(Path, sys.argv[1:])
-split = load_qwen2(base, mesh=make_mesh(4))
-save_qwen2(split, saved, base / "tokenizer.json", "float32")
-shares = {
-  jax.tree_util.keystr(path): [shard.data.size / x.size for shard in x.addressable_shards]
-  for path, x in jax.tree_util.tree_leaves_with_path(nnx.split(split)[1])
-}
-print(json.dumps(shares))
-"""
-
-
-def test_four_devices_share_what_is_loaded(tmp_path):
-  hf.write(tmp_path / "base", UNTIED, shard_mb=0.06, tokens=300)
-  devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-  result = subprocess.run(
-    [sys.executable, "-c", SCRIPT, tmp_path / "base", tmp_path / "saved"],
-    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | devices,
-    capture_output=True,
-    text=True,
-  )
-  assert result.returncode == 0, result.stderr
-  shares = json.loads(result.stdout.splitlines()[-1])
-  # 307 tokens and heads of 10 cannot be divided by 4; 48 and 40 can.
-  assert shares == {name: [1.0 if "_bias" in name else 1 / 4] * 4 for name in shares}
-  assert len(shares) == 15
-  assert_same(load_qwen2(tmp_path / "saved"), load_qwen2(tmp_path / "base"))
-
-
 @pytest.mark.parametrize(
-  "shape, stored, shard_mb",
-  [(SHAPE | {"num_hidden_layers": 1}, "bfloat16", None), (UNTIED, "float32", 0.03)],
-  ids=["whole", "shards"],
+  "shape, stored, shards",
+  [(SHAPE, "bfloat16", 1), (UNTIED, "float32", 4), (UNTIED, "float16", 1)],
 )
-def test_writes_what_was_loaded(shape, stored, shard_mb, tmp_path):
+def test_writes_what_was_loaded(shape, stored, shards, tmp_path):
   """Every number of every tensor, in bf16 if nothing else is asked for."""
-  base = hf.write(tmp_path / "base", shape, stored, shard_mb=shard_mb, tokens=300)
-  assert (len(list(base.glob("*.safetensors"))) > 3) == bool(shard_mb)
+  base = hf.write(tmp_path / "base", shape, stored, shards, tokens=300)
+  assert len(list(base.glob("*.safetensors"))) == shards
   saved, dtype = tmp_path / "saved", jnp.dtype(stored)
   model = load_qwen2(base, dtype)
   assert {x.dtype for x in leaves(model)} == {dtype}
   (tmp_path / "saved.tmp").mkdir()  # of a run that was killed
   save_qwen2(model, saved, base / "tokenizer.json", *([] if stored == "bfloat16" else [dtype]))
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "saved"]
+  assert not (tmp_path / "saved.tmp").exists()
   written, expected = load_file(saved / "model.safetensors"), dict(hf.tensors(shape, stored))
   assert written.keys() == expected.keys()
   for name, want in expected.items():
@@ -159,8 +127,6 @@ def test_the_first_layers_alone_are_a_smaller_router(adopt, tmp_path):
   whole, cut = load_qwen2(directory), load_qwen2(directory, layers=2)
   for mine, its in zip(leaves(cut.layers), leaves(whole.layers), strict=True):
     np.testing.assert_array_equal(mine, its[:2])
-  save_qwen2(cut, tmp_path / "cut", directory / "tokenizer.json", jnp.float32)
-  assert_same(load_qwen2(tmp_path / "cut"), cut)
   with pytest.raises(ValueError, match="router.layers is 4; the weights have 3"):
     weights.check_pretrained(RouterConfig(weights=str(directory), layers=4))
   view = adopt(directory)
@@ -173,11 +139,7 @@ def test_the_first_layers_alone_are_a_smaller_router(adopt, tmp_path):
 
 def test_a_directory_appears_when_it_is_whole(tmp_path, monkeypatch):
   base = hf.write(tmp_path / "base", UNTIED, tokens=300)
-
-  def disk_full(tensors, path, metadata):
-    path.write_bytes(b"cut")
-    raise SafetensorError("no space left")
-
+  disk_full = Mock(side_effect=SafetensorError("no space left"))
   monkeypatch.setattr(weights, "save_file", disk_full)
   with pytest.raises(ValueError, match="^\\S+model.safetensors cannot be written: no space left$"):
     save_qwen2(load_qwen2(base), tmp_path / "saved", base / "tokenizer.json")
@@ -211,81 +173,55 @@ BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
 WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
 
 
-@pytest.mark.parametrize(
-  "name, shape, dtype, line",
-  [
-    ("side\n\x1b[3m", [3], "f4", f"{WHOLE}: tensor 'side\\n\\x1b[3m' has no place in a Qwen2"),
-    (UP, None, "f4", f"DIR: tensor {UP} is in no model*.safetensors"),
-    (UP, [40, 48], "i1", f"{WHOLE}: tensor {UP} is I8 [40, 48], expected F32 or BF16 or F16 [40, "),
-    (UP, [48, 40], "f4", f"{UP} is F32 [48, 40], expected F32 or BF16 or F16 [40, 48]"),
-    (BIAS, [2, 10], "f4", f"{BIAS} is F32 [2, 10], expected F32 or BF16 or F16 [20]"),
-  ],
-)
-def test_a_tensor_that_does_not_fit_is_refused(name, shape, dtype, line, tmp_path):
-  set_tensor(hf.write(tmp_path, SHAPE), name, None if shape is None else np.zeros(shape, dtype))
-  assert line in refusal(tmp_path)
-
-
-def test_a_tensor_in_two_files_is_refused(tmp_path):
+def test_a_tensor_that_does_not_fit_is_refused(tmp_path):
+  expected = "expected F32 or BF16 or F16"
+  for name, array, line in [
+    ("side\n\x1b[3m", np.zeros(3), f"{WHOLE}: tensor 'side\\n\\x1b[3m' has no place in a Qwen2"),
+    (UP, None, f"DIR: tensor {UP} is in no model*.safetensors"),
+    (UP, np.zeros([40, 48], "i1"), f"{WHOLE}: tensor {UP} is I8 [40, 48], {expected} [40, 48]"),
+    (UP, np.zeros([48, 40], "f4"), f"tensor {UP} is F32 [48, 40], {expected} [40, 48]"),
+    (BIAS, np.zeros([2, 10], "f4"), f"tensor {BIAS} is F32 [2, 10], {expected} [20]"),
+  ]:
+    set_tensor(hf.write(tmp_path, SHAPE), name, array)
+    assert line in refusal(tmp_path)
   save_file({UP: np.zeros([40, 48], "f4")}, hf.write(tmp_path, SHAPE) / "model-2.safetensors")
   assert f"{WHOLE}: tensor {UP} is in model-2.safetensors too; remove one" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize(
-  "name, values",
-  [
-    ("hidden_size", [None]),
-    ("rope_theta", [None, float("nan"), 10**400]),
-    ("rms_norm_eps", [float("inf"), -1e-6]),
-    ("vocab_size", ["many", [3], -1, 10**400]),
-    ("num_attention_heads", [0]),
-    ("num_hidden_layers", [10**6]),
-    ("head_dim", [9]),  # rotations take pairs
-    ("model_type", ["llama", None]),
-    ("hidden_act", ["gelu"]),
-    ("use_sliding_window", [True]),
-    ("rope_scaling", [{"type": "yarn"}]),
-    ("quantization_config", [{"bits": 4}]),
-  ],
-)
-def test_a_config_that_does_not_fit_is_refused(name, values, tmp_path):
-  for value in values:
-    set_fields(hf.write(tmp_path, SHAPE), {name: value})
-    assert f"{CONFIG} has a wrong {name} (" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize(
-  "changes, line",
-  [
-    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type (Input should be 'default'); only pl"),
-    ({"num_key_value_heads": 4}, f"{CONFIG}: num_attention_heads is no multiple of num_key_"),
-    # 10^8 rows of 10^6 numbers of 4 bytes are 400,000 GB, and each layer 1.1.
-    ({"vocab_size": 10**8, "hidden_size": 10**6, "head_dim": 10}, "weights of 400,003 GB in float"),
-  ],
-)
-def test_sizes_that_cannot_be_are_refused(changes, line, tmp_path):
-  set_fields(hf.write(tmp_path, SHAPE), changes)
-  assert line in refusal(tmp_path)
+def test_a_config_that_does_not_fit_is_refused(tmp_path):
+  wrong = [("vocab_size", value) for value in ("many", [3], -1, 10**400, None)]
+  wrong += [("rope_theta", value) for value in (None, float("nan"), 10**400)]
+  wrong += [("rms_norm_eps", float("inf")), ("rms_norm_eps", -1e-6), ("hidden_act", "gelu")]
+  wrong += [("num_attention_heads", 0), ("num_hidden_layers", 10**6), ("head_dim", 9)]
+  wrong += [("model_type", "llama"), ("model_type", None), ("use_sliding_window", True)]
+  wrong += [("rope_scaling", {"type": "yarn"}), ("quantization_config", {"bits": 4})]
+  rows = [({name: value}, f"{CONFIG} has a wrong {name} (") for name, value in wrong]
+  rows += [({"rope_parameters": {"rope_type": "yarn"}}, "rope_type (Input should be 'default')")]
+  rows += [
+    ({"num_key_value_heads": 4}, "num_attention_heads is no multiple of num_key_value_heads")
+  ]
+  # 10^8 rows of 10^6 numbers of 4 bytes are 400,000 GB, and each layer 1.1.
+  large = {"vocab_size": 10**8, "hidden_size": 10**6, "head_dim": 10}
+  for changes, line in [*rows, (large, "weights of 400,003 GB in float32")]:
+    set_fields(hf.write(tmp_path, SHAPE), changes)
+    assert line in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 @pytest.mark.parametrize(
-  "content",
-  [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("gone")]  # a pipe would be waited for
-  + [b"", b"{", b"[]", b"[\n]", b"\xff", b"[" * 100_000, "cut"],
+  "content",  # a pipe would be waited for
+  [os.mkfifo, lambda path: path.symlink_to("gone"), b"", b"[\n]", b"\xff", b"[" * 100_000, "cut"],
 )
 def test_a_file_that_cannot_be_read_is_refused(file, content, adopt, tmp_path):
   path = hf.write(tmp_path, SHAPE, tokens=300) / file
   data = path.read_bytes()[:-1] if content == "cut" else content
   path.unlink()
   path.write_bytes(data) if isinstance(data, bytes) else content(path)
-  reason = r"[^\n]+" if isinstance(data, bytes) else "it is missing or no regular file"
-  with pytest.raises(ValueError, match=rf"^{path} cannot be read \({reason}\)[^\n]+$"):
+  with pytest.raises(ValueError, match=rf"^{path} cannot be read \([^\n]+\)[^\n]+$"):
     load_pretrained(adopt(tmp_path))
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("number, stored", [(np.nan, "float32"), (-np.inf, "bfloat16")])
 def test_numbers_that_are_none_are_neither_read_nor_written(number, stored, tmp_path):
   base, saved = hf.write(tmp_path / "base", SHAPE, stored, tokens=300), tmp_path / "saved"
   model = load_qwen2(base)
@@ -293,8 +229,8 @@ def test_numbers_that_are_none_are_neither_read_nor_written(number, stored, tmp_
   array[39, 47] = number
   set_tensor(base, UP, array)
   assert f"{WHOLE}: tensor {UP}: all numbers must be finite" in refusal(base)
-  with pytest.raises(ValueError, match="all numbers must be finite"):
-    weights.check_pretrained(RouterConfig(weights=str(base)))  # before anything is paid
+  with pytest.raises(ValueError, match="all numbers must be finite"):  # before anything is paid
+    weights.check_pretrained(RouterConfig(weights=str(base)))
   norm, up = model.final_norm[...], model.layers.up_kernel
   model.final_norm[...] = norm.at[3].set(np.finfo(np.float32).max)  # bf16 cannot hold it
   for tensor in ("model.norm.weight", UP):
@@ -315,18 +251,6 @@ def test_decisions_start_alike(router_config, filled):
     np.testing.assert_allclose(table[...], want, rtol=1e-6)
 
 
-@pytest.fixture
-def adopt(router_config, tmp_path):
-  """adopt(directory): the view that a run makes of a checkpoint."""
-
-  def make(directory):
-    adopt_tokenizer(directory, tmp_path / "tokenizer")
-    config = dataclasses.replace(router_config, weights=str(directory))
-    return View(config, tmp_path / "tokenizer")
-
-  return make
-
-
 WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])  # " SMALL" and " BIG" in tokens
 
 
@@ -334,8 +258,7 @@ WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])  # " SMALL" and " B
   "tied, vocab_size, tokens, rows",
   [
     (True, 302, 300, 302),  # as many spare rows as there are decisions
-    (False, 301, 300, 384),  # one too few: 3 * 128
-    (True, 383, 383, 512),  # the second decision is row 384, the first of the next block
+    (False, 301, 300, 302),  # one too few
   ],
 )
 def test_a_checkpoints_decisions_start_as_their_words(
@@ -354,13 +277,10 @@ def test_a_checkpoints_decisions_start_as_their_words(
     np.testing.assert_allclose(after[ids], means, atol=1e-6)
     others = np.setdiff1d(np.arange(vocab_size), ids)
     np.testing.assert_array_equal(after[others], before[others])
-  np.testing.assert_array_equal(model.final_norm[...], written["model.norm.weight"])
   # Checkpoints are restored into this shape.
   abstract = weights.make_abstract_model(weights.find_shape(view.config, ids))
   assert model.config == abstract.config
-  structures = (nnx.split(router)[1] for router in (model, abstract))
-  shapes, expected = ([x.shape for x in jax.tree.leaves(params)] for params in structures)
-  assert shapes == expected
+  assert nnx.state(abstract) == jax.eval_shape(lambda: nnx.state(model))
   # A saved router keeps what its decisions have learned.
   for number, table in enumerate(model.token_tables):
     table[...] = table[...].at[np.array(ids)].set(7.0 + number)

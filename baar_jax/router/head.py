@@ -1,10 +1,7 @@
 """The decision head: a router's hidden state, and what is left of a budget -> values of models.
 
-It is small and lies behind the transformer, so that one forward pass of an episode serves every
-budget: texts that state the budget need a pass for each, and a small router learns less from
-them (our choice, see docs/evaluation.md). Several heads of different seeds vote: their mean counts.
-
-Axes beside the usual: E heads, I inputs (D and F), F facts about the budget, W width.
+One forward pass of an episode serves every budget (our choice, see docs/evaluation.md). Several
+heads vote: their mean counts. Axes: E heads, I inputs (D and F), F facts about the budget, W width.
 """
 
 from collections.abc import Sequence
@@ -16,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from baar_jax.episode import Step
+from baar_jax.router.view import count_left
 
 MAX_CALLS = 20  # a budget of so many LARGE calls, or of more, is none
 FACTS = 9
@@ -35,27 +33,23 @@ class Heads(NamedTuple):
 def draw_heads(key, count: int, widths: tuple[int, int], models: int, scale: tuple) -> Heads:
   """`count` heads of random weights, which value everything at 0; `scale` are the other fields."""
 
-  def draw(key, width: int, outputs: int) -> list:
+  def draw(width: int, outputs: int, key) -> list:
     sizes, keys = [len(scale[0]) + FACTS, width, width, outputs], jax.random.split(key, 3)
     shapes = zip(keys, sizes, sizes[1:])
     layers = [(jax.random.normal(k, (i, o)) * i**-0.5, jnp.zeros(o)) for k, i, o in shapes]
     return [*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1])]
 
-  keys_2xE = jax.random.split(key, (2, count))
-  nets = [
-    jax.vmap(partial(draw, width=width, outputs=outputs))(keys)
-    for keys, width, outputs in zip(keys_2xE, widths, (1, models))
-  ]
-  return Heads(*nets, *scale)
+  value_keys_E, advantage_keys_E = jax.random.split(key, (2, count))
+  value = jax.vmap(partial(draw, widths[0], 1))(value_keys_E)
+  return Heads(value, jax.vmap(partial(draw, widths[1], models))(advantage_keys_E), *scale)
 
 
 def describe(left, price, step, large_calls, max_steps):
-  """What a head reads beside the hidden state, float32 [..., F].
+  """What a head reads beside the hidden state, float32 [..., F]; all arguments broadcast.
 
-  `left` are the LARGE calls that are left (`MAX_CALLS` or more is no cap); `price`, up to
-  config.MAX_PRICE, weighs dollars against the score, in units of the mean over training tasks of
-  always-LARGE's median dollars; `step` counts from 0; `large_calls` were made before it, and the
-  task ends after `max_steps`. All broadcast.
+  `left` are LARGE calls (`MAX_CALLS` or more is no cap); `price`, up to config.MAX_PRICE, weighs
+  dollars, in units of the mean over training tasks of always-LARGE's median, against the score;
+  `step` counts from 0, and `large_calls` were made before it.
   """
   xp = jnp if isinstance(left, jax.Array) else np
   left, steps_left = xp.minimum(left, MAX_CALLS), xp.maximum(max_steps - step, 1)
@@ -67,10 +61,10 @@ def describe(left, price, step, large_calls, max_steps):
 
 
 def estimate_one(head: Heads, hidden_NxD, state_NxF):
-  """Computes value_N and advantage_NxA, whose mean over A is 0, with one head (without axis E).
+  """value_N and advantage_NxA, whose mean over A is 0, of one head (without axis E).
 
-  The value of a model, Q, is their sum: the score that is expected with it and the best choices
-  after it, times 1 / (1 + price), minus the cost until the end times price / (1 + price).
+  Their sum, Q, is the score that is expected with a model and the best choices after it, times
+  1 / (1 + price), minus the cost until the end times price / (1 + price).
   """
   hidden_NxD = (hidden_NxD - head.mean_D[None]) / head.spread_D[None]
   x_NxI = jnp.concatenate([hidden_NxD, state_NxF], axis=-1)
@@ -81,10 +75,8 @@ def estimate_one(head: Heads, hidden_NxD, state_NxF):
 @jax.jit
 def estimate(heads: Heads, hidden_RxD, state_RxF):
   """value_R and advantage_RxA: the means of all heads (see `estimate_one`)."""
-  axes = Heads(0, 0, None, None, None)
-  value_ExR, advantage_ExRxA = jax.vmap(estimate_one, (axes, None, None))(
-    heads, hidden_RxD, state_RxF
-  )
+  vote = jax.vmap(estimate_one, (Heads(0, 0, None, None, None), None, None))
+  value_ExR, advantage_ExRxA = vote(heads, hidden_RxD, state_RxF)
   return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
 
 
@@ -93,10 +85,9 @@ def count_calls_left(
 ) -> float:
   """LARGE calls that are left of a cap on calls and of one on dollars, of which a call takes as
   many as the mean LARGE call in training (our choice); inf without a cap."""
-  left = float("inf") if calls is None else calls - sum(step.large_calls for step in steps)
-  if usd is not None:
-    left = min(left, max(0.0, usd - sum(s.spent_usd for s in steps)) / float(heads.large_usd))
-  return left
+  calls, usd = count_left(calls, usd, steps)
+  left = float("inf") if calls is None else calls
+  return left if usd is None else min(left, usd / float(heads.large_usd))
 
 
 def _apply(layers, x_NxI):

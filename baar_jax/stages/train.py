@@ -54,7 +54,7 @@ def pretrain(run: Run) -> None:
 def label_outcomes(view: View, batch: Batch, episodes: Sequence[Episode]) -> Batch:
   """The batch with the tokens that follow each decision but the last, which nothing follows."""
   c = view.config
-  width = c.action_tokens + c.result_tokens + 2 * len(view.tokenizer.cut_mark)
+  width = c.action_tokens + c.result_tokens + 2 * len(view.cut_mark)
   token_BxSxM = np.full((*batch.mask_BxS.shape, width), NO_TOKEN, np.int32)
   for b, episode in enumerate(episodes):
     for s, (step, after) in enumerate(zip(episode.steps, episode.steps[1:])):
