@@ -19,7 +19,6 @@ from baar_jax.envs.process import open_envs
 
 ACTING = ("take", "move", "clean", "heat", "cool", "use", "slice")  # all other verbs waste a step
 TRAIN = TEST = 6  # one game of each type
-DEV = 1
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +28,15 @@ def data(tmp_path_factory) -> Path:
     pytest.skip("ALFWorld cannot be compiled here")
   engines.install("alfworld")
   place = tmp_path_factory.mktemp("games")
-  engines.make_tasks("alfworld", place, (TRAIN, DEV, TEST))
+  engines.make_tasks("alfworld", place, (TRAIN, 1, TEST))
   return place
 
 
 @pytest.fixture(scope="module")
-def opened():
-  """opened(data, ...): an environment in a process, which ends with the module."""
-  with contextlib.ExitStack() as envs:
-
-    def opening(data, train_tasks=TRAIN):
-      kwargs = {"data": str(data), "train_tasks": train_tasks, "dev_tasks": DEV, "test_tasks": TEST}
-      return envs.enter_context(contextlib.closing(open_envs("alfworld", kwargs, 1, 1)[0]))
-
-    yield opening
-
-
-@pytest.fixture(scope="module")
-def env(opened, data):
-  return opened(data)
+def env(data):
+  sizes = {"train_tasks": TRAIN, "dev_tasks": 1, "test_tasks": TEST}
+  with contextlib.closing(*open_envs("alfworld", {"data": str(data)} | sizes, 1, 1)) as env:
+    yield env
 
 
 def listing(data: Path, source: str, size: int) -> list[str]:
@@ -55,48 +44,38 @@ def listing(data: Path, source: str, size: int) -> list[str]:
   return [task.id for task in ALFWorld(data, size, 0, 0, splits=(source, "", "")).tasks("train")]
 
 
-def copy_games(data: Path, place: Path, count: int, kind: str = "") -> list[Path]:
-  """Copies the first training games of a type to another directory; returns their files."""
-  for file in sorted(data.glob(f"{GAMES}/train/{kind}*/*/{GAME}"))[:count]:
-    shutil.copytree(file.parent, place / file.parent.relative_to(data))
-  return sorted(place.glob(f"{GAMES}/train/*/*/{GAME}"))
+def put(data: Path, task_id: str, game: str) -> str:
+  path = data / GAMES / task_id / GAME
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(game)
+  return task_id
 
 
-def id_of(file: Path) -> str:
-  return "/".join(file.parts[-4:-1])
-
-
-def follow(env, task_id: str) -> list[str]:
-  """Plays the expert's actions, at most 30, and returns them."""
+def follow(env, task_id: str) -> float:
+  """The score of the expert's actions, at most 30."""
   env.reset(task_id)
-  actions, done = [], False
-  while not done and len(actions) < 30:
-    actions.append(env.oracle().action)
-    _, done = env.step(actions[-1])
-  return actions
+  done, left = False, 30
+  while not done and left:
+    (_, done), left = env.step(env.oracle().action), left - 1
+  return env.score()
 
 
-def test_the_expert_wins_games_of_every_type(data, opened, tmp_path):
+def test_the_expert_wins_games_of_every_type(data, env):
   """It plays real games where $ALFWORLD_DATA is set, else generated ones.
 
   It plays each again with all furniture in one place, where it has to name its target: a dresser
   shares its place with its drawers.
   """
   source = Path(os.environ.get("ALFWORLD_DATA") or data)
-  size = min(30, len(list(source.glob(f"{GAMES}/train/*/*/{GAME}"))))
-  (tmp_path / GAMES).mkdir()
-  env, crowded = opened(source, size), opened(tmp_path, size)
-  tasks = env.tasks("train")
-  for task in tasks:
-    game = json.loads((source / GAMES / task.id / GAME).read_text())
+  ids = listing(source, "", min(30, len(list(source.glob(f"{GAMES}/train/*/*/{GAME}")))))
+  for task_id in ids:
+    game, name = json.loads((source / GAMES / task_id / GAME).read_text()), task_id.split("/", 1)[1]
     place = re.search(r"receptacleAtLocation \S+ ([^\s)]+)", game["pddl_problem"])[1]
     moved = re.sub(r"(AtLocation \S+ )[^\s)]+", rf"\g<1>{place}", game["pddl_problem"])
-    (tmp_path / GAMES / task.id).mkdir(parents=True)
-    (tmp_path / GAMES / task.id / GAME).write_text(json.dumps(game | {"pddl_problem": moved}))
-    for house in (env, crowded):
-      follow(house, task.id)
-      assert house.score() == 1.0
-  assert {task.id.split("/")[1].split("-")[0] for task in tasks} == set(TASK_TYPES)
+    assert follow(env, put(data, f"plain/{name}", json.dumps(game))) == 1.0
+    crowded = json.dumps(game | {"pddl_problem": moved})
+    assert follow(env, put(data, f"crowded/{name}", crowded)) == 1.0
+  assert {task_id.split("/")[1].split("-")[0] for task_id in ids} == set(TASK_TYPES)
 
 
 def test_observations_are_as_agentgym_gives_them(env):
@@ -172,26 +151,33 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
 
 
 def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
-  copy_games(data, tmp_path, 2)[0].unlink()
-  engines.make_tasks("alfworld", tmp_path, (TRAIN + 1, 0, 1))
-  games = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob(GAME)}
-  assert len(games) == TRAIN + 2
-  for path in data.glob(f"{GAMES}/train/*/*/{GAME}"):
-    assert games[path.relative_to(data)] == path.read_bytes()
-    assert json.loads(path.read_text())["walkthrough"][-1].split()[0] in ("move", "use")
-    if "trial_T000000_" in str(path):
-      assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] == "b1ba9f4ab4b1f7f0"
+  def read(place):
+    return {
+      path.relative_to(place): path.read_bytes() for path in place.glob(f"{GAMES}/train/**/{GAME}")
+    }
+
+  made, (first, *_) = read(data), sorted(data.glob(f"{GAMES}/train/*/trial_T00000[1-5]*"))
+  assert any(
+    hashlib.sha256(text).hexdigest().startswith("b1ba9f4ab4b1f7f0") for text in made.values()
+  )
+  assert all(
+    json.loads(text)["walkthrough"][-1].split()[0] in ("move", "use") for text in made.values()
+  )
+  shutil.copytree(first, tmp_path / first.relative_to(data))
+  engines.make_tasks("alfworld", tmp_path, (TRAIN + 1, 0, 0))
+  assert made.items() <= read(tmp_path).items() and len(read(tmp_path)) == TRAIN + 1
 
 
 def test_splits_are_directories_or_lists(data, tmp_path):
-  ids = [id_of(file) for file in copy_games(data, tmp_path, 3)]
+  game = (data / GAMES / listing(data, "", 1)[0] / GAME).read_text()
+  lost = json.dumps(json.loads(game) | {"solvable": False})
+  name = "train/pick_and_place_simple-Mug-None-Desk-{}/trial_{}"
+  texts = {name.format(i, i): lost if i == 0 else game for i in range(3)}
+  ids = [put(tmp_path, task_id, text) for task_id, text in texts.items()]
   (tmp_path / "list.txt").write_text("\n".join(ids[:2]))
   names = [dict(zip(("task_type", "task_id"), id_.split("/")[1:])) for id_ in ids[1:]]
   (tmp_path / "list.json").write_text(json.dumps(names))
-  unsolvable = tmp_path / GAMES / ids[0] / GAME
-  unsolvable.write_text(json.dumps(json.loads(unsolvable.read_text()) | {"solvable": False}))
-  assert set(listing(tmp_path, "list.json", 2)) == set(ids[1:])
-  assert set(listing(tmp_path, "", 2)) == set(ids[1:])
+  assert listing(tmp_path, "", 2) == listing(tmp_path, "list.json", 2) == ids[1:]
   assert listing(tmp_path, str(tmp_path / "list.txt"), 1) == [ids[1]]
   with pytest.raises(ValueError, match="list.txt in .* has 1 games, 2 were asked for"):
     listing(tmp_path, "list.txt", 2)
@@ -223,20 +209,19 @@ def test_data_that_cannot_be_read_are_one_line(tmp_path, name, content, message)
   assert "\n" not in str(error.value)
 
 
-def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, opened, tmp_path):
+def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_path):
   """The engine evaluates what stands in braces in a game's text; only names are let through."""
-  played, hostile = copy_games(data, tmp_path, 2)
-  env, trap, game = opened(tmp_path, 2), tmp_path / "trap", hostile.read_text()
-  pid, code = env.pid, f"{{__import__('pathlib').Path('{trap}').touch()}}"
+  played, pid, trap = listing(data, "", 1)[0], env.pid, tmp_path / "trap"
+  game = (data / GAMES / played / GAME).read_text()
   for part, damage, reason in (
-    ("You are in the middle of a room.", code, "__import__.* is no name"),
+    ("You are in the middle of a room.", f"{{open('{trap}', 'w')}}", "open.* is no name"),
     ('list_appliances\\": [', 'nothing\\": [', "list_appliances"),
     ("(:init", "(:init (", "."),
   ):
     assert part in game
-    hostile.write_text(game.replace(part, damage))
+    hostile = put(data, played.replace("train", "hostile"), game.replace(part, damage))
     with pytest.raises(EnvDied, match=f"the game cannot be played: .*{reason}") as error:
-      env.reset(id_of(hostile))
+      env.reset(hostile)
     assert "\n" not in str(error.value) and not trap.exists()
-    assert follow(env, id_of(played)) and env.score() == 1.0
+    assert follow(env, played) == 1.0
   assert env.pid == pid  # it may play other games at the same time

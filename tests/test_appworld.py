@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from baar_jax.envs import appworld, engines
-from baar_jax.envs.appworld import Expert, make_plan
+from baar_jax.envs.appworld import ROUTINE, make_plan, mistake
 from baar_jax.envs.appworld_shell import landlock_version
 from baar_jax.envs.base import spread
 from baar_jax.envs.process import open_envs
@@ -180,19 +180,17 @@ def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
 def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):
   docs = {"venmo": {"create_payment_request": {"method": "POST"}}}
   gold = (data / "data" / "tasks" / SHARES / "ground_truth" / "compiled_solution.py").read_text()
-  expert, again, wrong = Expert(gold, docs), Expert(gold, docs), ""
-  for _ in make_plan(gold, docs):
-    oracle = expert.oracle()
-    for kind, key in itertools.product(("wrong", "lost", "hasty"), map(str, range(30))):
-      action = expert.mistake(kind, key)
-      assert oracle.action != action == again.mistake(kind, key)
-      ast.parse(action)
-      assert kind != "lost" or "api_docs" in action
-      assert kind != "hasty" or "show_account()" in action or "login(user=" in action
-      assert kind != "wrong" or ("api_docs" in action) != oracle.critical
-      wrong += action * (kind == "wrong")
-    for one in (expert, again):
-      one.observe(oracle.action, "")
+  wrong = ""
+  for step, (kind, key) in itertools.product(
+    make_plan(gold, docs), itertools.product(("wrong", "lost", "hasty"), map(str, range(30)))
+  ):
+    action = mistake(step, docs, kind, key)
+    assert step.code != action == mistake(step, docs, kind, key)
+    ast.parse(action)
+    assert kind != "lost" or "api_docs" in action
+    assert kind != "hasty" or "show_account()" in action or "login(user=" in action
+    assert kind != "wrong" or ("api_docs" in action) == (step.kind in ROUTINE)
+    wrong += action * (kind == "wrong")
   assert all(text in wrong for text in ("login(", "page_index=0", "amount=usd + 1"))
 
 
@@ -221,12 +219,11 @@ def test_what_mistakes_come_to(env):
 
 
 def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
-  def env_of(place=data, **settings):
-    sizes = {"train_tasks": SCENARIOS, "dev_tasks": 1, "test_tasks": 1}
-    return appworld.AppWorld(place, **sizes | settings)
+  def tasks_of(place=data, count=SCENARIOS, **settings):
+    return appworld.AppWorld(place, count, 1, 1, **settings).tasks("train")
 
   ids = (data / "data/datasets/train.txt").read_text().split()
-  assert [task.id for task in env_of().tasks("train")] == [ids[i] for i in spread(SCENARIOS)]
+  assert [task.id for task in tasks_of()] == [ids[i] for i in spread(SCENARIOS)]
   solution = data / "data" / "tasks" / PAY / "ground_truth" / "compiled_solution.py"
   hidden = solution.rename(solution.with_suffix(".hidden"))
   assert env.reset(PAY)
@@ -234,11 +231,9 @@ def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
   assert env.step("print(7)") == ("7", False)  # it can be played
   for match, call in (
     ("has no solution.* datasets train and dev", env.oracle),
-    ("9 were asked for", lambda: env_of(train_tasks=9).tasks("train")),
-    ("'challenge' has 0 tasks .*'dev'", lambda: env_of(splits=("", "", "challenge")).tasks("test")),
-    ("'train' has 0 tasks .*appworld download data", lambda: env_of(tmp_path).tasks("train")),
-    ("'x9_9' is no AppWorld task", lambda: env.reset("x9_9")),
-    ("'../x' is no AppWorld task", lambda: env_of().reset("../x")),
+    ("train.txt has 5 tasks, 9 were asked for", lambda: tasks_of(count=9)),
+    ("x.txt has 0 tasks", lambda: tasks_of(splits=("x", "", ""))),
+    ("train.txt has 0 tasks, .*set --config.env.train_tasks", lambda: tasks_of(tmp_path)),
   ):
     with pytest.raises((ValueError, NotImplementedError), match=match) as error:
       call()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from baar_jax.envs.appworld_shell import Shell
+from baar_jax.envs.appworld_shell import FAILED, Shell
 from baar_jax.envs.base import Env, Oracle, read_prompt, spread
 from baar_jax.envs.engines import hide_process
 from baar_jax.episode import SPLITS, Task
@@ -73,23 +73,14 @@ class AppWorld(Env):
     lines = path.read_text().split("\n") if path.is_file() else []
     ids = [line.partition(":")[0].strip() for line in lines if line.strip()]
     if len(ids) < count:
-      names = sorted(file.stem for file in path.parent.glob("*.txt"))
-      raise ValueError(
-        f"AppWorld's dataset {dataset!r} has {len(ids)} tasks in {path.parent}, {count} were asked "
-        f"for, and there are {names}: set --config.env.{split}_tasks or {split}_split, get data by "
-        "`appworld download data`, or make more tasks by --stage=setup --config.env.data=own"
-      )
+      problem = f"AppWorld's dataset {path} has {len(ids)} tasks, {count} were asked for"
+      raise ValueError(f"{problem}: set --config.env.{split}_tasks or {split}_split, or run setup")
     chosen = [ids[index] for index in spread(len(ids))[first:count]]
-    return [Task(id_, split, self._specs(id_)["instruction"], self._max_steps) for id_ in chosen]
-
-  def _specs(self, task_id: str) -> dict:
-    path = self._data / "tasks" / task_id / "specs.json"
-    if not re.fullmatch(r"\w+", task_id) or not path.is_file():
-      raise ValueError(f"{task_id!r} is no AppWorld task in {self._data / 'tasks'}")
-    return json.loads(path.read_text())
+    specs = [self._data / "tasks" / id_ / "specs.json" for id_ in chosen]
+    texts = [json.loads(path.read_text())["instruction"] for path in specs]
+    return [Task(id_, split, text, self._max_steps) for id_, text in zip(chosen, texts)]
 
   def reset(self, task_id: str) -> str:
-    self._specs(task_id)
     if self._engine is None:
       self._start_engine(task_id)
     elif self._world is not None:
@@ -101,7 +92,8 @@ class AppWorld(Env):
     self._world = self._engine.AppWorld(task_id, "episodes")
     task = self._world.task
     self._shell.start(task.datetime)
-    self._expert = Expert(solution.read_text(), task.api_docs) if solution.is_file() else None
+    self._plan = make_plan(solution.read_text(), task.api_docs) if solution.is_file() else []
+    self._position = 0  # in the plan, whatever else the agent does in between
     person, apps = task.supervisor, task.app_descriptions.items()
     head = (
       f"Your supervisor is {person.first_name} {person.last_name}, email {person.email}, phone "
@@ -112,8 +104,8 @@ class AppWorld(Env):
   def step(self, action: str) -> tuple[str, bool]:
     self._world.requester.reset_request_count()
     output = self._shell.execute(action, self._code_s, self._call_api).rstrip()
-    if self._expert:
-      self._expert.observe(action, output)
+    if self._plan and action == self._plan[self._position].code and not output.startswith(FAILED):
+      self._position = min(self._position + 1, len(self._plan) - 1)
     cut = len(output) - OUTPUT_CHARS
     if cut > 0:
       output = f"{output[:OUTPUT_CHARS]}\n[{cut} more characters were cut]"
@@ -133,13 +125,14 @@ class AppWorld(Env):
     return float(self._world.evaluate().success)
 
   def oracle(self) -> Oracle:
-    if self._expert is None:
+    if not self._plan:
       problem = f"AppWorld's task {self._world.task_id} has no solution, which scripted models need"
       raise NotImplementedError(f"{problem}: take the datasets train and dev, or tasks made here")
-    return self._expert.oracle()
+    step = self._plan[self._position]
+    return Oracle(step.code, self._position, step.kind not in ROUTINE, recovering=False)
 
   def mistake(self, kind: str, key: str) -> str:
-    return self._expert.mistake(kind, key)
+    return mistake(self._plan[self._position], self._world.task.api_docs, kind, key)
 
   def _start_engine(self, task_id: str) -> None:
     """Imports the package, with a root directory for this process: it writes beside its data."""
@@ -218,53 +211,46 @@ def _arguments(tree: ast.AST) -> Iterator[tuple[ast.Call, tuple, ast.keyword]]:
         yield call, match.groups(), argument
 
 
-class Expert:
-  """Follows a gold solution, whatever else is done in between; docs[app][api] is of an API."""
+def mistake(step: PlanStep, docs: dict, kind: str, key: str) -> str:
+  """Wrong code in place of a step's; see Env.mistake. docs[app][api] is of an API."""
+  draw, code = random.Random(key), ""
+  if kind == "wrong":
+    code = _wrong(step, docs, draw)
+  elif kind == "hasty":
+    code = _hasty(step, draw)
+  if code in ("", step.code):  # reads documentation
+    app, api = draw.choice(step.apis)
+    (text,) = draw.choices(list(WANDERINGS), list(WANDERINGS.values()))
+    code = text.format(app=app, api=api)
+  return code
 
-  def __init__(self, solution: str, docs: dict) -> None:
-    self._plan, self._docs, self._position = make_plan(solution, docs), docs, 0
 
-  def oracle(self) -> Oracle:
-    step = self._plan[self._position]
-    return Oracle(step.code, self._position, step.kind not in ROUTINE, recovering=False)
-
-  def observe(self, code: str, output: str) -> None:
-    """Goes on to the next step if the code was this step's and did not fail."""
-    if code == self._plan[self._position].code and not output.startswith("Execution failed"):
-      self._position = min(self._position + 1, len(self._plan) - 1)
-
-  def mistake(self, kind: str, key: str) -> str:
-    """Wrong code in place of the expert's; see Env.mistake."""
-    step, draw = self._plan[self._position], random.Random(key)
-    code = {"wrong": self._wrong, "hasty": _hasty, "lost": _lost}[kind](step, draw)
-    return _lost(step, draw) if code in ("", step.code) else code
-
-  def _wrong(self, step: PlanStep, draw: random.Random) -> str:
-    """The step done wrongly; "" if it is a routine one or its call cannot be seen."""
-    tree = ast.parse(step.code)
-    if step.kind == "answer":
-      answer = draw.choice((f"answer={draw.randrange(10_000, 99_999)}", ""))
-      return f"apis.supervisor.complete_task({answer})"
-    if step.kind == "login":
-      password = f"{draw.choice(('pass', 'secret'))}{draw.randrange(1000)}"
-      for _, (_, name), argument in _arguments(tree):
-        if (name, argument.arg) == ("login", "password"):
-          argument.value = ast.Constant(password)
-      return ast.unparse(tree)
-    if step.kind == "pages":  # the first page alone, in no variable
-      for call, _, argument in _arguments(tree):
-        if argument.arg == "page_index":
-          argument.value = ast.Constant(0)
-          return f"print({ast.unparse(call)})"
-    if step.kind == "write":
-      calls = [(api, argument) for _, api, argument in _arguments(tree)]
-      spots = [a for api, a in calls if _writes(api, self._docs) and a.arg in NUMBERS + TEXTS]
-      if draw.random() < EARLY or not spots:
-        return "apis.supervisor.complete_task()"
-      spot = draw.choice(spots)
-      spot.value = ast.BinOp(spot.value, ast.Add(), ast.Constant(1 if spot.arg in NUMBERS else "?"))
-      return ast.unparse(tree)
-    return ""
+def _wrong(step: PlanStep, docs: dict, draw: random.Random) -> str:
+  """The step done wrongly; "" if it is a routine one or its call cannot be seen."""
+  tree = ast.parse(step.code)
+  if step.kind == "answer":
+    answer = draw.choice((f"answer={draw.randrange(10_000, 99_999)}", ""))
+    return f"apis.supervisor.complete_task({answer})"
+  if step.kind == "login":
+    password = f"{draw.choice(('pass', 'secret'))}{draw.randrange(1000)}"
+    for _, (_, name), argument in _arguments(tree):
+      if (name, argument.arg) == ("login", "password"):
+        argument.value = ast.Constant(password)
+    return ast.unparse(tree)
+  if step.kind == "pages":  # the first page alone, in no variable
+    for call, _, argument in _arguments(tree):
+      if argument.arg == "page_index":
+        argument.value = ast.Constant(0)
+        return f"print({ast.unparse(call)})"
+  if step.kind == "write":
+    calls = [(api, argument) for _, api, argument in _arguments(tree)]
+    spots = [a for api, a in calls if _writes(api, docs) and a.arg in NUMBERS + TEXTS]
+    if draw.random() < EARLY or not spots:
+      return "apis.supervisor.complete_task()"
+    spot = draw.choice(spots)
+    spot.value = ast.BinOp(spot.value, ast.Add(), ast.Constant(1 if spot.arg in NUMBERS else "?"))
+    return ast.unparse(tree)
+  return ""
 
 
 def _hasty(step: PlanStep, draw: random.Random) -> str:
@@ -274,9 +260,3 @@ def _hasty(step: PlanStep, draw: random.Random) -> str:
   if draw.random() < 0.5:
     return f"print(apis.{app}.show_account())"
   return f"print(apis.{app}.login(user='me', secret='{draw.randrange(1000)}'))"
-
-
-def _lost(step: PlanStep, draw: random.Random) -> str:
-  app, api = draw.choice(step.apis)
-  (code,) = draw.choices(list(WANDERINGS), list(WANDERINGS.values()))
-  return code.format(app=app, api=api)

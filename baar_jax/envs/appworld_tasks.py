@@ -1,4 +1,4 @@
-"""Makes AppWorld tasks, in its own Python, where the real ones cannot be downloaded.
+"""Makes AppWorld tasks, in its own Python, where there are no real ones.
 
 Training, dev and test tasks are different variants of five scenarios; a variant has its own people,
 amounts and records, and is the same whenever it is made. Tasks that exist are kept.
@@ -46,7 +46,7 @@ for number, name in enumerate(re.split(r",\s", NAMES), 1):
 
 
 def fields_of(person: Person) -> dict:
-  return {name: value for name, value in person._asdict().items() if name != "id"}
+  return dict(zip(Person._fields[1:], person[1:]))
 
 
 def contacts(person: Person, group: str = "") -> list[Person]:
