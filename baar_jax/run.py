@@ -29,9 +29,8 @@ from baar_jax.llms.endpoints import check_models
 from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.mesh import exchange, join, make_mesh
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL
-from baar_jax.rollout.live import Job, Policy, always
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, Job, Policy, always
 from baar_jax.rollout.served import find_sessions
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import Store

@@ -6,7 +6,7 @@ from tiny import call, episode
 
 from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config
 from baar_jax.episode import Task
-from baar_jax.rollout.entries import Entry
+from baar_jax.rollout.policies import Entry
 from baar_jax.store import Store
 
 SEEDS = {"dev": DEV_SEEDS, "test": TEST_SEEDS}

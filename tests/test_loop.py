@@ -11,8 +11,8 @@ from baar_jax.episode import Call, Reply, Task, Usage
 from baar_jax.llms.agent import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget
-from baar_jax.rollout.live import Decision, Job
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import Decision, Job
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00

@@ -7,7 +7,7 @@ import tiny
 
 from baar_jax import Router
 from baar_jax.llms.agent import extend, open_conversation, write_reply
-from baar_jax.rollout.live import Decision, Policy
+from baar_jax.rollout.policies import Decision, Policy
 from baar_jax.serve.messages import read_messages
 
 SYSTEM = {"role": "system", "content": "You are an agent."}

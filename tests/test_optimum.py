@@ -17,7 +17,7 @@ from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact, exact_frontier
 from baar_jax.rollout.budget import CallBudget, unlimited
-from baar_jax.rollout.live import Job, Live
+from baar_jax.rollout.policies import Job, Live
 from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier

@@ -16,7 +16,7 @@ from baar_jax.episode import Episode, Step
 from baar_jax.report import page, table, texts
 from baar_jax.report.page import compute_results
 from baar_jax.report.table import read_curves
-from baar_jax.rollout.entries import Entry
+from baar_jax.rollout.policies import Entry
 from baar_jax.stages.report import read_forecast, terminal_table
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}

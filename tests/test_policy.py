@@ -16,7 +16,7 @@ from baar_jax.episode import DECISION_WORDS, Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold, unlimited
-from baar_jax.rollout.live import Job, Live
+from baar_jax.rollout.policies import Job, Live
 from baar_jax.router import policy as router
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy, read_decision
 from baar_jax.router.view import View
@@ -203,13 +203,12 @@ def test_a_judge_is_shown_the_prompt_and_billed(router_config, tokenizer_dir, ma
   judge = Mock(**{"reply.return_value": Reply("BIG", call(2, 2.0), lost)})
   policy = ZeroShotPolicy("zero-shot", lambda *_: judge, router_config, tokenizer_dir)
   policy.prepare(live)
-  assert [decision.model for decision in policy.choose([live])] == [live.judgement.model] == [1]
+  assert [decision.model for decision in policy.choose([live])] == [live.step.model] == [1]
   ((((message,), place), _),) = judge.reply.call_args_list
   prompt = message["content"]
   assert place == 2 and "Task: find the plant" in prompt and prompt.endswith("Decision:")
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  step = Step("", 0, "", live.judgement.calls)
-  assert [step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
+  assert [live.step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
 
 
 def test_the_stand_in_reads_the_prompt_and_pays(make_task):

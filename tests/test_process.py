@@ -1,7 +1,6 @@
 """Environments in child processes: same answers, every death noticed, no process left behind."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,10 @@ ROOT = Path(__file__).parents[1]
 SIZES = {"train_tasks": 4, "dev_tasks": 4, "test_tasks": 4}
 
 
+def pid_of(env):
+  return env.child.process and env.child.process.pid
+
+
 def family(pid):
   """A process and all that it has started."""
   process = psutil.Process(pid)
@@ -33,7 +36,7 @@ def alive(process):
 
 
 def ended(processes):
-  """Whether all processes end within half a minute; it leaves them to be waited for."""
+  """Whether all processes end within half a minute."""
   for _ in range(300):
     if not any(map(alive, processes)):
       return True
@@ -51,7 +54,7 @@ def opened():
     return list(envs)
 
   yield opening
-  processes = [p for pid in {env.pid for env in envs} - {None} for p in family(pid)]
+  processes = [p for pid in {pid_of(env) for env in envs} - {None} for p in family(pid)]
   for env in envs * 2:
     env.close()
   assert ended(processes)
@@ -59,8 +62,6 @@ def opened():
 
 def test_slots_answer_in_several_threads_as_the_environment_itself(opened):
   envs, here = opened("sandbox", SIZES, 2, 4), Sandbox(**SIZES)
-  pids = [env.pid for env in envs]
-  assert len(set(pids)) == 2 and pids == pids[:2] * 4  # neighbours are in different processes
   assert envs[0].system_prompt == here.system_prompt
   for split in ("train", "test"):
     assert envs[1].tasks(split) == here.tasks(split)
@@ -77,6 +78,8 @@ def test_slots_answer_in_several_threads_as_the_environment_itself(opened):
   with ThreadPoolExecutor(8) as pool:
     tapes = list(pool.map(lambda job: play(*job), jobs))
   assert tapes == [play(Sandbox(**SIZES), task) for _, task in jobs]
+  pids = [pid_of(env) for env in envs]
+  assert len(set(pids)) == 2 and pids == pids[:2] * 4  # neighbours are in different processes
 
 
 @pytest.mark.parametrize("sent, cause", [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "in 3 s")])
@@ -86,39 +89,37 @@ def test_a_death_concerns_the_slots_that_it_is_of(opened, sent, cause):
     second.oracle()
   first.reset("test-0")
   second.reset("test-0")
-  dead, processes = first.pid, family(first.pid)
+  dead, processes = pid_of(first), family(pid_of(first))
   os.kill(dead, sent)
   with pytest.raises(EnvDied, match=cause):
     first.step("look")
   assert ended(processes)
-  assert first.reset("test-0") and first.pid != dead
+  assert first.reset("test-0") and pid_of(first) != dead
   # Another process answers now, but it does not hold the second slot's episode.
   for call in (lambda: second.step("look"), lambda: second.mistake("lost", "k")):
     with pytest.raises(EnvDied, match="process is gone"):
       call()
-  assert second.reset("test-0") and second.pid == first.pid
-  assert second.step(second.oracle().action)[0]
+  assert second.reset("test-0") and second.step(second.oracle().action)[0]
 
 
 def test_closing_ends_a_call_and_one_that_waits_for_it(opened):
   envs = opened("sandbox", SIZES, 1, 2, timeout_s=60)
-  os.kill(envs[0].pid, signal.SIGSTOP)  # it will not answer
+  os.kill(pid_of(envs[0]), signal.SIGSTOP)  # it will not answer
   with ThreadPoolExecutor(2) as threads:
     calls = [threads.submit(env.reset, "test-0") for env in envs]
     time.sleep(0.2)
-    for env in envs:
-      env.close()
+    envs[0].close()
     messages = sorted(str(call.exception()) for call in calls)
   assert messages[0].endswith("environment is closed")
   assert messages[1].endswith("it ended without an answer")  # not "no answer in 60 s"
-  assert [env.pid for env in envs] == [None, None]  # the waiting call started no new child
+  assert pid_of(envs[0]) is None  # the waiting call started no new child
 
 
 def test_a_jvm_s_death_is_noticed_and_it_dies_with_its_child(opened, tmp_path):
   (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
   observation = env.reset("find-plant/3")
   for victim in (1, 0):  # the JVM, then the child
-    processes = family(env.pid)
+    processes = family(pid_of(env))
     assert len(processes) == 2
     processes[victim].kill()
     with pytest.raises(EnvDied):
@@ -152,7 +153,7 @@ import sys, threading
 from baar_jax.envs.process import open_envs
 (env,) = open_envs(sys.argv[1], {}, 1, 1)
 env.reset("t")
-print(env.pid, flush=True)
+print(env.child.process.pid, flush=True)
 if sys.argv[2] == "raise":
   threading.Timer(0.5, env.close).start()  # as Run.close() does at the end
 env.step("x")
@@ -183,16 +184,12 @@ def test_no_process_outlives_a_parent_that_waits_for_it(end, file):
   assert ended(processes) and not list(scratch.iterdir())
 
 
-def test_prints_input_and_bugs_stay_out_of_the_protocol(file):
-  requests = [[0, "greet", []], [0, "reset", ["t"]], [0, "tasks", [""]], [0, "step", ["x"]]]
-  command = [sys.executable, "-m", "baar_jax.envs.worker", str(file.parent), f"{file}:Chatty", "{}"]
-  said = "".join(json.dumps(request) + "\n" for request in requests)
-  done = subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True)
-  greeting, state, mistake, bug = map(json.loads, done.stdout.splitlines())
-  flags = {"code_actions": False, "scores_steps": False}
-  assert greeting == {"value": {"system_prompt": "p", **flags}}
-  assert state["value"]["observation"] == "'' False"  # no input to read, and no jax
-  assert "oracle" not in state["value"]
-  assert mistake == {"error": "ValueError", "message": "no such split"}
-  assert bug["death"].startswith("ValueError: a bug (envs.py:")  # the environment's own
-  assert done.returncode == 1 and "noise" in done.stderr
+def test_prints_input_and_bugs_stay_out_of_the_protocol(opened, file, capfd):
+  (env,) = opened(f"{file}:Chatty", {}, 1, 1)
+  assert (env.system_prompt, env.code_actions, env.scores_steps) == ("p", False, False)
+  assert env.reset("t") == "'' False"  # no input to read, and no jax
+  with pytest.raises(ValueError, match="^no such split$"):
+    env.tasks("")
+  with pytest.raises(EnvDied, match=r"ValueError: a bug \(envs.py:"):  # the environment's own
+    env.step("x")
+  assert "noise" in capfd.readouterr().err

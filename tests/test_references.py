@@ -7,8 +7,7 @@ from tiny import episode
 
 from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
-from baar_jax.rollout.entries import BOUNDARIES
-from baar_jax.rollout.live import Job, Live, together_rule
+from baar_jax.rollout.policies import BOUNDARIES, Job, Live, together_rule
 from baar_jax.stages import profile
 from baar_jax.store import Store
 

@@ -128,19 +128,14 @@ def test_first_kept_solution_wins(tmp_path, monkeypatch):
   env = ScienceWorld(gold_dir=tmp_path)
   path = tmp_path / "find-plant-3.json"
 
-  def slow_solve(self, task_id):
+  def slow_solve(self, task_id, solve):
     path.write_text(json.dumps({"actions": ["the rival's"], "description": "d"}))
     return {"actions": ["ours"], "description": "d"}
 
-  monkeypatch.setattr(scienceworld_engine.Engine, "solve", slow_solve)
+  monkeypatch.setattr(scienceworld_engine.Engine, "describe", slow_solve)
   env.reset("find-plant/3")
   assert env.oracle().action == "the rival's"
   assert [file.name for file in tmp_path.iterdir()] == [path.name]
-  wrong = ('["the rival\'s"]', '{"actions": []}', '{"actions": [1], "description": "d"}')
-  for content in ("{", "[" * 100_000, "\0", *wrong):
-    path.write_text(content)
-    with pytest.raises(ValueError, match="find-plant-3.json is damaged.*delete it"):
-      env.reset("find-plant/3")
 
 
 def test_java_that_does_not_start_says_what_to_do(monkeypatch, tmp_path):

@@ -19,8 +19,8 @@ from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.live import Job, always
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import Job, always
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step
 from baar_jax.llms.calls import read_spent
-from baar_jax.rollout.live import Decision, Policy
+from baar_jax.rollout.policies import Decision, Policy
 from baar_jax.run import Run
 from baar_jax.serve.sessions import Turn
 from baar_jax.stages.serve import build

@@ -7,7 +7,7 @@ import tiny
 
 from baar_jax.config import Config, ProfileConfig, ReferencesConfig
 from baar_jax.episode import Episode, Step
-from baar_jax.rollout.live import Job
+from baar_jax.rollout.policies import Job
 from baar_jax.rollout.served import add_sessions, find_sessions
 from baar_jax.store import Store
 

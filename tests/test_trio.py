@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 import tiny
-from test_live import live, models
 from test_loop import TRIO_USD, HandEnv, HandPair, HandPolicy, job
 from test_pipeline import finish, results, start
+from test_policies import live, models
 from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
 from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors
 from baar_jax.rollout.budget import BudgetSpent, unlimited
-from baar_jax.rollout.live import Decision
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import Decision
 from baar_jax.router.policy import Threshold, read_decision
 from baar_jax.router.view import View, train_tokenizer
 from baar_jax.run import open_pair

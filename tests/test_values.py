@@ -10,7 +10,7 @@ import tiny
 
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
-from baar_jax.rollout.live import Job
+from baar_jax.rollout.policies import Job
 from baar_jax.router import policy as policy_module
 from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
 from baar_jax.run import Run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from baar_jax.episode import Call, Episode, Step, Task, Usage
 from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.live import Job, Live
+from baar_jax.rollout.policies import Job, Live
 from baar_jax.router import view as texts
 from baar_jax.router.view import CUT_MARK, View
 
@@ -46,7 +46,7 @@ def episode_of(models, calls=(), **budgets) -> Episode:
 def live_window(view, episode, s):
   """What the router reads before step s, while the episode runs."""
   calls, usd = episode.call_budget, episode.usd_budget
-  live = Live(Job(TASK, 0), None, CallBudget(calls), usd and DollarBudget(usd))
+  live = Live(Job(TASK, 0), None, CallBudget(calls), DollarBudget(usd))
   live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
   return view.live_window(live)
 

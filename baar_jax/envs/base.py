@@ -14,10 +14,6 @@ class EnvDied(RuntimeError):
   """The process behind an environment is gone; the next reset() starts a new one."""
 
 
-class WrongResult(ValueError):
-  """A method of an environment returned what its protocol forbids."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Oracle:
   """What the environment's expert knows about the next step; only scripted models may see it."""

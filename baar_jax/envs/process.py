@@ -1,42 +1,149 @@
 """Runs any environment in a child process, by JSON lines; several episodes may share one child.
 
 A child that dies, hangs or fails is reported as EnvDied, and the next reset() starts a new one.
+The first half of this file is the child's side.
 """
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import json
 import os
+import reprlib
 import select
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
+import time
+import traceback
+from collections import defaultdict
+from pathlib import Path
 
 from baar_jax.envs.base import Env, EnvDied, Oracle
 from baar_jax.envs.engines import ENGINES, environ_of, hide_process, python_of
-from baar_jax.envs.worker import RETURNED_ERRORS
 from baar_jax.episode import Task
 
+# The class of each kind, whose name is that of its module; a child imports only its own.
+KINDS = {name.lower(): name for name in ("Sandbox", "ScienceWorld", "ALFWorld", "AppWorld")}
+PARENT_CHECK_S = 1.0
 
-class _Child:
-  """One child process with an environment per slot; it answers one call at a time.
 
-  `process` is None after it died, until the next reset().
+class WrongResult(ValueError):
+  """A method of an environment returned what its protocol forbids."""
+
+
+# By the name of an error in the child, which survives it: what the parent raises. Any other error
+# ends the child; so does a ValueError within step or score, for it is the environment's own.
+RETURNED_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
+RETURNED_ERRORS["WrongResult"] = ValueError
+TEXT = ("a text", lambda result: isinstance(result, str))
+EXPECTED = {  # what each method must return
+  "tasks": ("a list of Task", lambda r: isinstance(r, list) and {*map(type, r)} <= {Task}),
+  "reset": TEXT,
+  "step": ("(text, bool)", lambda r: isinstance(r, tuple) and [*map(type, r)] == [str, bool]),
+  "score": ("a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1),
+  "oracle": ("an Oracle", lambda result: isinstance(result, Oracle)),
+  "mistake": TEXT,
+  "system_prompt": TEXT,
+}
+
+
+def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
+  """The child: it answers until the input ends or the parent is gone.
+
+  `scratch` is for temporary files and ends with the parent; kind and kwargs (JSON) as in open_envs.
   """
+  # What an environment prints must not mix with the answers, and it must not read the requests.
+  requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+  os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+  os.dup2(2, 1)
+  tempfile.tempdir = scratch
+  threading.Thread(target=_end_with, args=(os.getppid(), scratch), daemon=True).start()
+  env_of: dict[int, Env] = defaultdict(lambda: class_of(kind)(**json.loads(kwargs)))  # by slot
+  for line in requests:
+    slot, method, args = json.loads(line)
+    try:
+      answer = {"value": _call(env_of[slot], method, args)}
+    except Exception as error:  # the process boundary: the parent raises it
+      answer = _describe(error, method)
+    answers.write(json.dumps(answer, default=vars) + "\n")
+    answers.flush()
+
+
+def class_of(kind: str) -> type[Env]:
+  """The class of a kind. Raises ValueError if the user's file or its class does not exist."""
+  if kind in KINDS:
+    return getattr(importlib.import_module(f"baar_jax.envs.{kind}"), KINDS[kind])
+  path, _, name = kind.rpartition(":")
+  if not Path(path).is_file():
+    raise ValueError(f"--config.env.kind is {kind!r}, but there is no file {path}")
+  spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module
+  spec.loader.exec_module(module)
+  if not hasattr(module, name):
+    raise ValueError(f"--config.env.kind is {kind!r}, but {path} has no class {name}")
+  return getattr(module, name)
+
+
+def _end_with(parent: int, scratch: str) -> None:
+  """Ends the child and all that it started once its parent is gone, even during a call."""
+  while os.getppid() == parent:
+    time.sleep(PARENT_CHECK_S)
+  shutil.rmtree(scratch, ignore_errors=True)
+  os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _call(env: Env, method: str, args: list) -> object:
+  """One method's result; prompt and oracle, which may change, travel with each observation."""
+  if method == "greet":
+    _check(env, "system_prompt", env.system_prompt)
+    return {name: getattr(env, name) for name in ("system_prompt", "code_actions", "scores_steps")}
+  result = _check(env, method, getattr(env, method)(*args))
+  if method not in ("reset", "step"):
+    return result
+  observation, done = (result, False) if method == "reset" else result
+  oracle = None
+  with contextlib.suppress(NotImplementedError):
+    oracle = None if done else _check(env, "oracle", env.oracle())
+  return observation, done, env.system_prompt, oracle
+
+
+def _describe(error: Exception, method: str) -> dict:
+  """An error that the parent raises, or the cause of this process's death."""
+  name, message = type(error).__name__, (str(error).splitlines() or [""])[0]
+  if name in RETURNED_ERRORS and not (name == "ValueError" and method in ("step", "score")):
+    return {"error": name, "message": message}
+  frame = traceback.extract_tb(error.__traceback__)[-1]
+  return {"death": f"{name}: {message} ({Path(frame.filename).name}:{frame.lineno})"}
+
+
+def _check(env: Env, name: str, result):
+  expected, is_right = EXPECTED[name]
+  if not is_right(result):
+    text = reprlib.repr(result)
+    raise WrongResult(f"{type(env).__name__}.{name} gave {text}; expected {expected}")
+  return result
+
+
+class Child:
+  """The parent's end of a child process with an environment per slot, which takes turns."""
 
   def __init__(self, kind: str, kwargs: dict, timeout_s: float) -> None:
     self._scratch = tempfile.TemporaryDirectory(prefix="baar_jax-", ignore_cleanup_errors=True)
-    command = [*python_of(kind), "baar_jax.envs.worker", self._scratch.name, kind]
+    command = [*python_of(kind), "baar_jax.envs.process", self._scratch.name, kind]
     # Ctrl-C reaches the parent alone; a child is killed with its JVM, as a group.
     options = {"env": environ_of(kind), "start_new_session": True}
     options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     self._start = functools.partial(subprocess.Popen, [*command, json.dumps(kwargs)], **options)
-    self._timeout_s = timeout_s
-    self._lock = threading.Lock()
-    self._closed, self._cause_of_death = False, "no episode has begun"
+    self._timeout_s, self._lock, self._closed = timeout_s, threading.Lock(), False
     self._playing: set[int] = set()  # the slots whose episode is in this process
-    self.process: subprocess.Popen | None = self._start()
+    self._cause_of_death = "no episode has begun"
+    self.process: subprocess.Popen | None = None  # until a call starts it; None after it died
 
   def call(self, slot: int, method: str, *args):
     """Calls a method of a slot's environment and returns its result.
@@ -61,12 +168,9 @@ class _Child:
         # The child sends one line per request, so no answer can wait unseen in the buffer.
         if not select.select([self.process.stdout], [], [], timeout_s)[0]:
           raise self._kill(f"no answer in {timeout_s:g} s")
-        line = self.process.stdout.readline()
-      except OSError:
-        line = b""
-      if not line.endswith(b"\n"):
-        raise self._kill("it ended without an answer")
-      answer = json.loads(line)
+        answer = json.loads(self.process.stdout.readline())
+      except (OSError, json.JSONDecodeError):  # the pipe or the line is cut
+        raise self._kill("it ended without an answer") from None
       if "death" in answer:
         raise self._kill(answer["death"])
       if "error" in answer:
@@ -77,12 +181,12 @@ class _Child:
     """Ends the process with everything that it started, and returns the error that says so."""
     process, self.process = self.process, None
     self._playing.clear()
+    self._cause_of_death = cause
     _kill_group(process)
     process.wait()
     process.stdout.close()
     with contextlib.suppress(OSError):  # a request that the child will never read
       process.stdin.close()
-    self._cause_of_death = cause
     return EnvDied(f"the environment's process died: {cause}")
 
   def close(self) -> None:
@@ -102,69 +206,56 @@ def _kill_group(process: subprocess.Popen) -> None:
 
 
 class ProcessEnv(Env):
-  """An Env whose episodes run in a slot of a child process.
+  """An Env whose episodes run in a slot of a child process; it serves one thread at a time."""
 
-  A handle serves one thread at a time. The oracle travels with each observation.
-  """
-
-  def __init__(self, child: _Child, slot: int, greeting: dict) -> None:
+  def __init__(self, child: Child, slot: int, greeting: dict) -> None:
     """`greeting` has the attributes of the environment in the child."""
     vars(self).update(greeting)
-    self._child = child
-    self._call = functools.partial(child.call, slot)
-    self._state: dict = {}  # what the last reset or step answered
-
-  def _move(self, method: str, text: str) -> str:
-    self._state = self._call(method, text)
-    self.system_prompt = self._state["system_prompt"]
-    return self._state["observation"]
+    self.child, self._call, self._oracle = child, functools.partial(child.call, slot), None
 
   def tasks(self, split: str) -> list[Task]:
     return [Task(**fields) for fields in self._call("tasks", split)]
 
   def reset(self, task_id: str) -> str:
-    return self._move("reset", task_id)
+    return self._move("reset", task_id)[0]
 
   def step(self, action: str) -> tuple[str, bool]:
-    return self._move("step", action), self._state["done"]
+    return self._move("step", action)
+
+  def _move(self, method: str, text: str) -> tuple[str, bool]:
+    observation, done, self.system_prompt, self._oracle = self._call(method, text)
+    return observation, done
 
   def score(self) -> float:
     return self._call("score")
 
   def oracle(self) -> Oracle:
     # Where none came with the observation, the environment raises what says why.
-    return Oracle(**(self._state.get("oracle") or self._call("oracle")))
+    return Oracle(**(self._oracle or self._call("oracle")))
 
   def mistake(self, kind: str, key: str) -> str:
     return self._call("mistake", kind, key)
 
-  @property
-  def pid(self) -> int | None:
-    """Of the child; None while there is none."""
-    process = self._child.process
-    return process.pid if process else None
-
   def close(self) -> None:
     """Ends the child, with the episodes of its other slots."""
-    self._child.close()
+    self.child.close()
 
 
 def open_envs(
   kind: str, kwargs: dict, processes: int, live_per_process: int, timeout_s: float = 120.0
 ) -> list[ProcessEnv]:
-  """Starts child processes and returns a handle per slot; neighbours are in different processes.
+  """Opens child processes and returns a handle per slot; neighbours are in different processes.
 
-  The kind is one of worker.KINDS, or "FILE.py:CLASS" of the user's own file; `kwargs` of its
-  constructor are JSON's types. A child that takes longer than `timeout_s` for a call is killed.
-  Raises ValueError if the kind or its arguments are wrong, or its engine is not installed.
+  The kind is one of KINDS, or "FILE.py:CLASS" of the user's own file; `kwargs` of its constructor
+  are JSON's types. A child that takes longer than `timeout_s` for a call is killed. Raises
+  ValueError if the kind or its arguments are wrong, or its engine is not installed.
   """
   if kind in ENGINES:
     hide_process()  # agents' code must not read this process's keys
-  children = [_Child(kind, kwargs, timeout_s) for _ in range(processes)]
-  try:
-    greeting = children[0].call(0, "greet")
-  except BaseException:
-    for child in children:
-      child.close()
-    raise
+  children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]
+  greeting = children[0].call(0, "greet")
   return [ProcessEnv(c, slot, greeting) for slot in range(live_per_process) for c in children]
+
+
+if __name__ == "__main__":
+  answer_requests(*sys.argv[1:])

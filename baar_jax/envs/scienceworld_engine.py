@@ -118,16 +118,12 @@ class Engine:
     self._seed()
     return self._split_lines(self._game.getValidActionObjectCombinations())
 
-  def describe(self, task_id: str) -> str:
-    """A task's description; the game has to be loaded again afterwards."""
-    self._load(task_id)
-    return self._game.getTaskDescription()
-
-  def solve(self, task_id: str) -> dict:
+  def describe(self, task_id: str, solve: bool = False) -> dict:
     """A task's description and its solver's actions; the game has to be loaded again afterwards."""
     self._load(task_id)  # unlike the next line, this checks the variation
-    self._load(task_id, gold=True)
-    actions = self._split_lines(self._game.getGoldActionSequence())
+    if solve:
+      self._load(task_id, gold=True)
+    actions = self._split_lines(self._game.getGoldActionSequence()) if solve else []
     return {"actions": actions, "description": self._game.getTaskDescription()}
 
   def list_variations(self, task_type: str, split: str) -> list[int]:

@@ -13,7 +13,7 @@ from baar_jax.config import ABLATIONS, Config, compared_lam
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.table import DIFFICULTIES, METRICS, PRIVILEGED, Evaluation, load
-from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES, CONDITIONED, FIRST_LARGE, Entry
+from baar_jax.rollout.policies import ALWAYS_SMALL, BOUNDARIES, CONDITIONED, FIRST_LARGE, Entry
 from baar_jax.store import Store
 from baar_jax.train import rewards
 

@@ -24,8 +24,7 @@ from baar_jax.llms.agent import extend, open_conversation
 from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.entries import FIRST_LARGE
-from baar_jax.rollout.live import Live
+from baar_jax.rollout.policies import FIRST_LARGE, Live
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST, SUCCESS = 0, 1

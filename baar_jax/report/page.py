@@ -23,7 +23,7 @@ from baar_jax.report.compare import choose, main_family
 from baar_jax.report.optimum import exact_frontier
 from baar_jax.report.table import CURVES, Evaluation, load, run_ledger
 from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
-from baar_jax.rollout.entries import ALWAYS_SMALL, BOUNDARIES, Entry
+from baar_jax.rollout.policies import ALWAYS_SMALL, BOUNDARIES, Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
 

@@ -13,7 +13,7 @@ from baar_jax.config import SERVED, Config, evaluation_seeds
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
 from baar_jax.report import frontier
-from baar_jax.rollout.entries import BOUNDARIES, Entry, entries, routers
+from baar_jax.rollout.policies import BOUNDARIES, Entry, entries, routers
 from baar_jax.store import Store
 
 PRIVILEGED = ("privileged", "optimum")  # they know what no router may

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from baar_jax.report.table import DIFFICULTIES, METRICS
-from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
+from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
 
 FAMILIES = {  # name, colour and marker
   ALWAYS_SMALL: ("always SMALL", "#1d2530", "X"),

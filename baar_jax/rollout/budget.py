@@ -26,8 +26,6 @@ class CallBudget:
   """
 
   def __init__(self, limit: int | None):
-    if limit is not None and limit < 0:
-      raise ValueError(f"a call budget must be >= 0, got {limit}")
     self.limit, self.remaining = limit, math.inf if limit is None else limit
 
   def allows(self, model: int) -> bool:
@@ -50,17 +48,16 @@ class CallBudget:
 
 
 class DollarBudget:
-  """At most `limit_usd` dollars, whichever threads spend them.
+  """At most `limit_usd` dollars, whichever threads spend them; None is no limit.
 
   The most that a call can cost is reserved, the call is made, and its cost is settled; so what is
   billed never passes the limit, unless a call costs more than was reserved for it. Dollars add up
   exactly, as the decimals that they are written as.
   """
 
-  def __init__(self, limit_usd: float, spent_usd: float = 0.0):
-    if not 0 <= limit_usd < math.inf:
-      raise ValueError(f"a dollar budget must be >= 0 and finite, got {limit_usd}")
+  def __init__(self, limit_usd: float | None, spent_usd: float = 0.0):
     self.limit_usd, self._settled = limit_usd, _exact(spent_usd)
+    self._limit = math.inf if limit_usd is None else _exact(limit_usd)
     self._held: dict[object, Fraction] = {}  # by reservation, of the calls in flight
     self._changed = threading.Condition()
 
@@ -87,29 +84,27 @@ class DollarBudget:
     most, reservation = _exact(usd), object()
     with self._changed:
       while most > self._free():
-        if most > _exact(self.limit_usd) - self._settled:
+        if most > self._limit - self._settled:
           return None
         self._changed.wait()
       self._held[reservation] = most
     return reservation
 
   def settle(self, reservation: object, usd: float) -> None:
-    """Closes a reservation with the cost of its call.
+    """Closes a reservation, once, with the cost of its call.
 
-    Raises ValueError if it is closed already, or if `usd` is not a cost: then all of it is spent.
+    Raises ValueError if `usd` is not a cost: then all of the reservation is spent.
     """
     with self._changed:
-      cost = self._held.pop(reservation, None)
-      if cost is None:
-        raise ValueError("this reservation is settled already")
+      cost = self._held.pop(reservation)
       try:
         cost = _exact(usd)
       finally:
         self._settled += cost
         self._changed.notify_all()
 
-  def _free(self) -> Fraction:
-    return _exact(self.limit_usd) - self._settled - sum(self._held.values())
+  def _free(self) -> Fraction | float:
+    return self._limit - self._settled - sum(self._held.values())
 
 
 @dataclasses.dataclass

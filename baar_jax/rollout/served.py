@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, ROLLOUT_SEEDS, Config, evaluation_seeds
 from baar_jax.episode import Episode
-from baar_jax.rollout.entries import BOUNDARIES, stratified_name
-from baar_jax.rollout.live import Job
+from baar_jax.rollout.policies import BOUNDARIES, Job, stratified_name
 from baar_jax.store import Store
 
 NAMED = 3  # missing trials that a message names

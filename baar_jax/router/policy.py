@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Task
 from baar_jax.mesh import local_copy, one_device
-from baar_jax.rollout.live import Decision, Job, Live, Policy
+from baar_jax.rollout.policies import Decision, Job, Live, Policy
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
@@ -212,11 +212,11 @@ class ZeroShotPolicy(Policy):
     prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
     judge, start_s = self._judge(live.task, live.job.seed, live.hold), time.monotonic()
     reply = judge.reply([{"role": "user", "content": prompt}], len(live.steps))
-    model, latency_s = read_decision(reply.text, self._view.words), time.monotonic() - start_s
-    live.judgement = Decision(model, latency_s=latency_s, calls=reply.calls("judge"))
+    live.step.model = read_decision(reply.text, self._view.words)
+    live.step.calls, live.step.router_latency_s = reply.calls("judge"), time.monotonic() - start_s
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    return [Decision(live.judgement.model) for live in ready]
+    return [Decision(live.step.model) for live in ready]
 
 
 def softmax(logits_RxA: np.ndarray, name: str) -> np.ndarray:

@@ -100,7 +100,7 @@ class View:
     return (self._write_prompts if paper else self._write_transcript)(task, episode)
 
   def live_window(self, live) -> Window:
-    """The sequence at whose end the next decision of a `rollout.live.Live` is predicted."""
+    """The sequence at whose end the next decision of a `rollout.policies.Live` is predicted."""
     # The action of an episode's last step is not read, its model only as the one that proposes.
     steps = [*live.steps, Step(live.observation, live.proposer, "", proposal=live.proposal)]
     episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_limit, live.usd_limit)

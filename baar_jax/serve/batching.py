@@ -5,7 +5,7 @@ import collections
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from baar_jax.rollout.live import Decision, Live, Policy
+from baar_jax.rollout.policies import Decision, Live, Policy
 
 
 class Decider:

@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from baar_jax.checks import read_config
 from baar_jax.config import Config
 from baar_jax.episode import SMALL
-from baar_jax.rollout import entries
-from baar_jax.rollout.live import Policy, always, random_rule, stratified_rule
+from baar_jax.rollout import policies
+from baar_jax.rollout.policies import Policy, always, random_rule, stratified_rule
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Sample, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import open_view
@@ -40,22 +40,22 @@ def open_router(
   """
   run = SimpleNamespace(dir=directory, config=config, mesh=mesh, train_seed=0, ablation="")
   run.tokenizer = directory / "tokenizer"
-  parameters = dict(entries.routers(config))
+  parameters = dict(policies.routers(config))
   value = checkpoint_directory(directory, config, "value")
-  if entries.CONDITIONED in parameters and value.exists() and not sample:
-    name = entries.policy_name(entries.CONDITIONED, parameters[entries.CONDITIONED])
+  if policies.CONDITIONED in parameters and value.exists() and not sample:
+    name = policies.policy_name(policies.CONDITIONED, parameters[policies.CONDITIONED])
     parts = load_trunk(run), blind_view(run), load_heads(run), config.value.prices
     return ConditionedPolicy(name, *parts, rows, mesh)
   model, update = _load_newest(directory, config, mesh)
   view = open_view(config, run.tokenizer)
   if sample:
-    name = entries.rollouts_name("bopo", config.bopo.lam[0], update + 1)
+    name = policies.rollouts_name("bopo", config.bopo.lam[0], update + 1)
     return RouterPolicy(name, model, view, Sample(name), rows, mesh)
   settings = {"update": update, "lam": config.bopo.lam[0]} if update else {}
   family = "bopo" if update else "sft"
-  settings = parameters[family] | settings | {"threshold": entries.ARGMAX}
-  name = entries.policy_name(family, settings)
-  return RouterPolicy(name, model, view, Threshold(entries.ARGMAX), rows, mesh)
+  settings = parameters[family] | settings | {"threshold": policies.ARGMAX}
+  name = policies.policy_name(family, settings)
+  return RouterPolicy(name, model, view, Threshold(policies.ARGMAX), rows, mesh)
 
 
 def _load_newest(directory: Path, config: Config, mesh: Mesh) -> tuple[Qwen2, int]:
@@ -76,13 +76,14 @@ def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Poli
   Raises ValueError if it needs a router and there is none.
   """
   c, rows = config.serve, config.serve.max_sessions
-  name = entries.policy_name("random", {"p": RANDOM_P})
-  policies = {
-    "small": always(SMALL, entries.ALWAYS_SMALL),
-    "large": always(len(config.models.names) - 1, entries.ALWAYS_LARGE),
+  name = policies.policy_name("random", {"p": RANDOM_P})
+  named = {
+    "small": always(SMALL, policies.ALWAYS_SMALL),
+    "large": always(len(config.models.names) - 1, policies.ALWAYS_LARGE),
     "random": Policy(name, lambda live: random_rule(live, RANDOM_P)),
     "stratified": Policy(
-      entries.stratified_name(config), lambda live: stratified_rule(live, config.references.samples)
+      policies.stratified_name(config),
+      lambda live: stratified_rule(live, config.references.samples),
     ),
   }
   if c.policy in ("router", "sample"):
@@ -94,5 +95,5 @@ def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Poli
     if not (source / "tokenizer").exists():
       text = f"{source} has no trained router: set --config.serve.router to a run that has one"
       raise ValueError(f"{text}, or --config.serve.policy=small")
-    policies[c.policy] = open_router(source, trained, mesh, rows, c.policy == "sample")
-  return policies
+    named[c.policy] = open_router(source, trained, mesh, rows, c.policy == "sample")
+  return named

@@ -11,8 +11,7 @@ from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.entries import ALWAYS_LARGE, FIRST_LARGE
-from baar_jax.rollout.live import Decision, Job, Live
+from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Live
 from baar_jax.serve.asked import Refusal, find_least, read_asked
 from baar_jax.serve.batching import Decider
 from baar_jax.serve.messages import Conversation
@@ -272,7 +271,7 @@ class Exchange:
 
 
 def name_capped(session: Session) -> str:
-  """The name of a session's policy, at its price under its caps, as `rollout.entries` writes it."""
+  """The name of a session's policy, at its price under its caps, as of `policies.entries`."""
   base, caps = session.policy, {"price": session.price}
   caps |= {"K": session.call_limit, "usd": session.usd_limit}
   if base == ALWAYS_LARGE and session.call_limit is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.mesh import one_device
 from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.live import Decision, Job, Live
+from baar_jax.rollout.policies import Decision, Job, Live
 from baar_jax.router.policy import RouterPolicy
 from baar_jax.serve.decide import open_router, read_run
 from baar_jax.serve.messages import read_messages
@@ -59,17 +59,17 @@ class Router:
       live.observation = read.observations[-1]
       del live.steps[len(read.actions) :]  # they are decided again
       for before, action in [*zip(read.observations, read.actions)][len(live.steps) :]:
-        known = live.dollar_budget and left_usd is not None
+        known = None not in (live.usd_limit, left_usd)
         usd = max(0.0, live.dollar_budget.remaining - left_usd) if known else 0.0
-        model, live.dollar_budget = live.decision.model, None
-        live.decision = Decision(SMALL)  # of replies that were not asked for here
+        model, live.dollar_budget = live.step.model, DollarBudget(None)
+        live.step.model = SMALL  # of replies that were not asked for here
         live.steps.append(Step(before, model, action, [Call(model, Usage(0, 0, 0), usd)]))
       spent = sum(step.spent_usd for step in live.steps)
       used = sum(step.model != SMALL for step in live.steps)
       live.call_budget = CallBudget(None if left_large_calls is None else left_large_calls + used)
-      live.dollar_budget = None if left_usd is None else DollarBudget(left_usd + spent, spent)
-      live.decision = Decision(SMALL, p_A=[1.0] + [0.0] * len(self._models[1:]))
+      live.dollar_budget = DollarBudget(None if left_usd is None else left_usd + spent, spent)
+      decision = Decision(SMALL, p_A=[1.0] + [0.0] * len(self._models[1:]))
       if left_large_calls != 0:
-        live.decision = self._policy.choose([live])[0]
-      p_A = map(float, live.decision.p_A)
-      return Choice(self._models[live.decision.model], dict(zip(self._models, p_A)))
+        decision = self._policy.choose([live])[0]
+      live.step.model = decision.model
+      return Choice(self._models[decision.model], dict(zip(self._models, decision.p_A)))

@@ -16,7 +16,6 @@ from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.calls import OPEN, PRESUMED, Calls
 from baar_jax.rollout.budget import CallBudget, Cost, DollarBudget, hold
 
-NO_CAP_USD = 1e9
 DECIMALS = 12  # of dollars that are a difference of sums
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -60,10 +59,10 @@ class Session:
   open: dict[int, float] = dataclasses.field(default_factory=dict)  # attempts in flight: the most
 
   def __post_init__(self):
-    limit_usd = NO_CAP_USD if self.usd_limit is None else self.usd_limit
-    self.dollars, self.calls = DollarBudget(limit_usd, self.spent_usd), CallBudget(self.call_limit)
+    self.dollars = DollarBudget(self.usd_limit, self.spent_usd)
+    self.calls = CallBudget(self.call_limit)
     self.calls.remaining -= self.large_calls
-    self.live = None  # as the router knows it, a `rollout.live.Live`
+    self.live = None  # as the router knows it, a `rollout.policies.Live`
     self.reported: dict[int, Turn] = {}  # in flight until the client reports their usage
     self.deciding = asyncio.Lock()  # one decision at a time
     self.changed = asyncio.Event()  # an attempt has ended

@@ -13,8 +13,7 @@ from baar_jax.report import frontier
 from baar_jax.report.compare import choose
 from baar_jax.report.optimum import Exact
 from baar_jax.report.table import FORECAST, list_evaluated, load
-from baar_jax.rollout.entries import CONDITIONED, Entry, entries, routers
-from baar_jax.rollout.live import Job, Policy, rule_policy
+from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.view import open_view

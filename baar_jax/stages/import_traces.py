@@ -7,7 +7,7 @@ from baar_jax.config import SERVED, Config
 from baar_jax.episode import SMALL, Call, Episode, Step
 from baar_jax.llms.endpoints import read_usage
 from baar_jax.llms.prices import prices_of
-from baar_jax.rollout.entries import ALWAYS_LARGE, ALWAYS_SMALL, stratified_name
+from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, stratified_name
 from baar_jax.rollout.served import add_sessions
 from baar_jax.run import Run
 from baar_jax.serve.messages import read_messages

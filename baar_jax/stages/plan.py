@@ -9,10 +9,10 @@ import pandas as pd
 from baar_jax.checks import read_config
 from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, VANILLA_BATCHES, Config
 from baar_jax.envs import engines
-from baar_jax.envs.worker import class_of
+from baar_jax.envs.process import class_of
 from baar_jax.episode import SPLITS, Usage
 from baar_jax.llms.prices import prices_of
-from baar_jax.rollout.entries import (
+from baar_jax.rollout.policies import (
   BOUNDARIES,
   entries,
   rollouts_name,

@@ -8,8 +8,15 @@ from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SERVED
 from baar_jax.envs import engines
 from baar_jax.episode import SPLITS
 from baar_jax.mesh import exchange
-from baar_jax.rollout.entries import ALWAYS_LARGE, stratified_name, together_name
-from baar_jax.rollout.live import Job, Policy, stratified_rule, together_rule
+from baar_jax.rollout.policies import (
+  ALWAYS_LARGE,
+  Job,
+  Policy,
+  stratified_name,
+  stratified_rule,
+  together_name,
+  together_rule,
+)
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import weights_directory
 from baar_jax.run import Run

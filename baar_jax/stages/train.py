@@ -8,8 +8,7 @@ import numpy as np
 
 from baar_jax.config import PROFILE_SEEDS, SFTConfig, compared_lam
 from baar_jax.episode import SMALL, Episode
-from baar_jax.rollout.entries import ALWAYS, entries, stratified_name
-from baar_jax.rollout.live import Job, rule_policy
+from baar_jax.rollout.policies import ALWAYS, Job, entries, rule_policy, stratified_name
 from baar_jax.router.view import View, open_view
 from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run

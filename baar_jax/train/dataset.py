@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
 from baar_jax.episode import LARGE, Episode, Task
-from baar_jax.rollout.entries import BOUNDARIES, stratified_name, together_name
+from baar_jax.rollout.policies import BOUNDARIES, stratified_name, together_name
 from baar_jax.store import Store
 from baar_jax.train import rewards
 

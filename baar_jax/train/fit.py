@@ -19,8 +19,7 @@ import pandas as pd
 from baar_jax.config import ROLLOUT_RANGE, ROLLOUT_SEEDS, SERVED, VANILLA_BATCHES, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.mesh import exchange
-from baar_jax.rollout.entries import rollouts_name
-from baar_jax.rollout.live import Job
+from baar_jax.rollout.policies import Job, rollouts_name
 from baar_jax.router.policy import RouterPolicy, Sample, softmax
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View, open_view

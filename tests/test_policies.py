@@ -1,12 +1,63 @@
-"""The evaluation's lines: names that carry every parameter, and what runs under which budget."""
+"""The policies that need no training, and the entries: names, and what runs under which budget."""
 
 import dataclasses
+import math
+from types import SimpleNamespace
 
 import pytest
 import tiny
 
 from baar_jax.config import RIVALS, BaselinesConfig
-from baar_jax.rollout.entries import Entry, entries, zero_shot_name
+from baar_jax.episode import Task
+from baar_jax.llms.scripted import Prospect
+from baar_jax.rollout.policies import (
+  Decision,
+  Entry,
+  Job,
+  Live,
+  entries,
+  rule_policy,
+  zero_shot_name,
+)
+
+
+def live(task_id="t", seed=0, step=0, prospects=()) -> Live:
+  agents = [SimpleNamespace(prospect=lambda _, step, p=p: p) for p in prospects or (None, None)]
+  job = Job(Task(task_id, "train", "do it", 10), seed)
+  return Live(job, None, agents=agents, steps=[None] * step)
+
+
+def models(family, ready, **parameters):
+  decisions = rule_policy(Entry(family, parameters, family)).choose(ready)
+  assert all(d == Decision(d.model, logp=None, cost_usd=0.0) for d in decisions)
+  return [d.model for d in decisions]
+
+
+def test_random_takes_large_as_often_as_it_says():
+  """The draw depends on task, seed and step alone."""
+  ready = [live(f"t{t}", seed, step) for t in range(10) for seed in range(10) for step in range(20)]
+  none, few, many, all_ = (models("random", ready, p=p) for p in (0.0, 0.25, 0.5, 1.0))
+  for p, draws in ((0.25, few), (0.5, many)):
+    # 2000 draws: five standard deviations around the mean
+    assert abs(sum(draws) - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p))
+  assert all(a <= b for a, b in zip(few, many))  # a larger p takes LARGE wherever a smaller does
+  assert none == models("always-small", ready) == [0] * 2000
+  assert all_ == models("always-large", ready) == models("first-large", ready) == [1] * 2000
+  assert many[::-1] == models("random", ready[::-1], p=0.5)
+
+
+# LARGE costs $0.01 more. It gains (0.9 - 0.1) * 0.5 = 0.4, so 40 per dollar. A third model gains
+# (0.9 - 0.05) * 0.8 = 0.68 for $0.03 more: over LARGE 14 per dollar.
+@pytest.mark.parametrize(
+  "small_loss, known_share, mu, model",
+  [(0.9, 0.5, 39, 1), (0.9, 0.5, 41, 0), (0.9, 0.0, 0, 0), (0.11, 0.5, 0, 1), (0.09, 0.5, 0, 0)]
+  + [(0.9, 0.5, 13, 2), (0.9, 0.5, 15, 1)],
+)
+def test_privileged_takes_what_gains_enough_per_dollar(small_loss, known_share, mu, model):
+  prospects = Prospect(small_loss, 0.2, 0.01), Prospect(0.1, known_share, 0.02)
+  if mu in (13, 15):
+    prospects = *prospects, Prospect(0.05, 0.8, 0.04)
+  assert models("privileged", [live(prospects=prospects)], mu=mu) == [model]
 
 
 @pytest.fixture
@@ -41,9 +92,8 @@ def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
   expected = ["privileged(mu=0)", "privileged(mu=3)"]
   for mu in (10, 30, 100):
     expected += [f"privileged(mu={mu})", f"privileged(mu={mu},K=1)", f"privileged(mu={mu},K=2)"]
-  by_name = {entry.policy: entry for entry in entries(config)}
-  assert [name for name in by_name if name.startswith(("optimum", "privileged"))] == expected
-  assert by_name["privileged(mu=10,K=2)"].unlimited == "privileged(mu=10)"
+  names = [entry.policy for entry in entries(config)]
+  assert [name for name in names if name.startswith(("optimum", "privileged"))] == expected
   config.models.kind = "chat"
   assert not {"optimum", "privileged"} & {entry.family for entry in entries(config)}
 
@@ -51,11 +101,11 @@ def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
 def test_dollars_cap_small_too(config):
   config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
   capped = [entry for entry in entries(config) if entry.usd_budget]
-  bases = ["always-small(", "first-large(", "random(p=0.5,"]
+  bases = ["always-small(", "first-large(", "random(p=0.5,", "sft(update=2,threshold=0.5,"]
   bases += [f"bopo(lam={lam},update=2,threshold=0.5," for lam in (0.1, 0.3)]
-  bases += ["sft(update=2,threshold=0.5,"]
-  expected = {f"{base}usd={usd})" for base in bases for usd in (0.5, 0.01)}
-  assert {entry.policy for entry in capped} == expected
+  assert {entry.policy for entry in capped} == {
+    f"{base}usd={usd})" for base in bases for usd in (0.5, 0.01)
+  }
   assert all(entry.unlimited is None and entry.call_budget is None for entry in capped)
 
 
@@ -74,23 +124,18 @@ def test_rivals_and_ablations_join_with_the_same_points(config):
   expected |= {router + f"share=0.25{K})" for router in rivals | old for K in ("", ",K=2")}
   expected |= {router + f"threshold=0.5{K})" for router in rivals for K in ("", ",K=2")}
   expected |= {f"no-reference(lam=0.3,update=2,{rule})" for rule in ("threshold=0.5", "share=0.25")}
-  by_name = {entry.policy: entry for entry in entries(config)}
-  assert set(by_name) - before == expected
+  assert {entry.policy for entry in entries(config)} - before == expected
   # What sees its budget is run under it, not taken from the run without one.
   for show, unlimited in ((True, None), (False, "cascade(update=7,share=0.25)")):
     config.router.show_budget = show
     by_name = {entry.policy: entry for entry in entries(config)}
     assert by_name["cascade(update=7,share=0.25,K=2)"].unlimited == unlimited
     assert by_name[f"{judged}(K=2)"].unlimited is None
-
-
-@pytest.mark.parametrize(
-  "change", [{"temperature": 0.5}, {"max_completion_tokens": 9}, {"base_urls": ("http://h/v1",)}]
-)
-def test_what_changes_the_judge_changes_its_name(config, change):
-  before = zero_shot_name(config)
-  config.baselines.judge = dataclasses.replace(config.baselines.judge, **change)
-  assert zero_shot_name(config) != before
+  names = [judged]  # what changes the judge changes its name
+  for change in ({"temperature": 0.5}, {"max_completion_tokens": 9}, {"base_urls": ("http://h",)}):
+    config.baselines.judge = dataclasses.replace(config.baselines.judge, **change)
+    assert zero_shot_name(config) not in names
+    names.append(zero_shot_name(config))
 
 
 def test_under_a_cap_the_router_that_knows_its_budget_is_also_run_untold(config):
