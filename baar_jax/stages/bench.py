@@ -4,17 +4,16 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import random
-import string
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
-import psutil
 
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task
@@ -30,56 +29,49 @@ from baar_jax.train.losses import bopo_loss, sft_batch_loss
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
 # The router that is measured, unless the run's router has weights; and the steps of an episode.
-WIDTHS = {"hidden_size": 512, "intermediate_size": 2752, "head_dim": 64, "max_tokens": 1792}
-COUNTS = {"num_layers": 8, "num_heads": 8, "num_kv_heads": 2, "buckets": 4}
-ROUTER, STEPS = RouterConfig(**WIDTHS, **COUNTS, action_tokens=20, result_tokens=44), 20
-# Figures of live decisions: the view, how many episodes are live, and whether the cache is lost.
-DECISIONS = [("cached_decision_ms", "transcript", 1, False)]
-DECISIONS += [("whole_decision_ms", "transcript", 1, True), ("paper_decision_ms", "paper", 1, True)]
-DECISIONS += [("cached_16_step_ms", "transcript", 16, False)]
+SHAPE = {"hidden_size": 512, "intermediate_size": 2752, "head_dim": 64, "num_layers": 8}
+SHAPE |= {"num_heads": 8, "num_kv_heads": 2, "max_tokens": 1792, "buckets": 4}
+ROUTER, STEPS = RouterConfig(**SHAPE, action_tokens=20, result_tokens=44), 20
+DECISIONS = {  # the view, how many episodes are live, and whether the cache is lost at each step
+  "cached_decision_ms": ("transcript", 1, False),
+  "whole_decision_ms": ("transcript", 1, True),
+  "paper_decision_ms": ("paper", 1, True),
+  "cached_16_step_ms": ("transcript", 16, False),
+}
 SEED = 7_000_000  # of episodes that are measured and not stored
-Figure = tuple[str, float, str]  # a name that ends in its unit, a value, and a remark
 
 
 def main(run: Run) -> None:
-  """Prints a table and saves report/bench.json; of the run's results nothing changes."""
+  """Prints figures and saves report/bench.json; of the run's results nothing changes.
+
+  The router, made or loaded, meets episodes of random letters that are longer than their previews.
+  """
   if run.pair.kind != "scripted":
     raise ValueError("--stage=bench plays scripted models alone: set --config.models.kind=scripted")
-  run.print(f"{jax.devices()[0].device_kind}, {psutil.cpu_count()} cores, jax {jax.__version__}")
-  figures: dict[str, float] = {}
-  with tempfile.TemporaryDirectory() as directory:
-    for name, value, remark in measure_all(run, Path(directory)):
-      figures[name] = value
-      shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-      run.print(f"{name:24}{shown:>10}  {remark}".rstrip())
-  path = run.dir / "report" / "bench.json"
-  path.parent.mkdir(exist_ok=True)
-  path.write_text(json.dumps(figures, indent=2))
-
-
-def measure_all(run: Run, directory: Path) -> Iterator[Figure]:
-  """The figures of a router, made or loaded, whose tokenizer is put into the directory, on episodes
-  of random letters that are longer than their previews; then those of the rollout loop."""
-  c, config = run.config.router, copy.deepcopy(run.config)
-  config.router = dataclasses.replace(c if c.weights else ROUTER, view="transcript")
-  config.env.max_steps, config.bopo.epochs = STEPS, 1
-  cpu = jax.default_backend() == "cpu"
-  config.bopo.batch_episodes, config.sft.micro_episodes = (1, 1) if cpu else (64, 16)
+  run.print(f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}")
+  c = run.config.router
+  router = dataclasses.replace(c if c.weights else ROUTER, view="transcript")
   draw = random.Random(0)
-  text = lambda: "".join(draw.choices(string.ascii_lowercase + " ", k=1000))  # noqa: E731
+  text = lambda: "".join(draw.choices("abcdefghijklmnopqrstuvwxyz ", k=1000))  # noqa: E731
   task, episodes = Task("bench", "test", text(), STEPS), []
   for _ in range(64):
     steps = [Step(text(), s % 2, text(), logp=math.log(0.5)) for s in range(STEPS)]
     episodes.append(Episode("bench", "bench", 0, steps, 1.0, "done"))
-  if c.weights:
-    adopt_tokenizer(weights_directory(c.weights), directory)
-  else:
-    train_tokenizer(text_pieces(task, episodes[0]), config.router.vocab_size, directory)
-  view = View(config.router, directory)
-  model = load_pretrained(view) if c.weights else build_model(config.router, 0)
-  yield from decide(model, view, directory, task, episodes)
-  yield from train(config, model, view, task, episodes[: config.bopo.batch_episodes])
-  yield from play(run)
+  with tempfile.TemporaryDirectory() as name:
+    directory = Path(name)
+    if c.weights:
+      adopt_tokenizer(weights_directory(c.weights), directory)
+    else:
+      train_tokenizer(text_pieces(task, episodes[0]), router.vocab_size, directory)
+    view = View(router, directory)
+    model = load_pretrained(view) if c.weights else build_model(router, 0)
+    figures = decide(model, view, directory, task, episodes)
+  figures |= train(run.config, model, view, task, episodes) | play(run)
+  for name, value in figures.items():
+    run.print(f"{name:24}{value:>12,.4g}")
+  path = run.dir / "report" / "bench.json"
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(json.dumps(figures, indent=2))
 
 
 def time_s(call: Callable[[], object]) -> float:
@@ -89,11 +81,11 @@ def time_s(call: Callable[[], object]) -> float:
   return time.perf_counter() - start
 
 
-def decide(model, view: View, directory: Path, task: Task, episodes) -> Iterator[Figure]:
+def decide(model, view: View, directory: Path, task: Task, episodes) -> dict[str, float]:
   """A step at which the router decides for all live episodes: from the cache, or with nothing left
   in it from the steps before."""
-  first_s = None
-  for name, view_name, count, forget in DECISIONS:
+  figures = {}
+  for name, (view_name, count, forget) in DECISIONS.items():
     shown = View(dataclasses.replace(view.config, view=view_name), directory)
     policy = RouterPolicy("bench", model, shown, Threshold(), count)
     for _ in range(2):  # the first time compiles
@@ -104,36 +96,38 @@ def decide(model, view: View, directory: Path, task: Task, episodes) -> Iterator
         seconds.append(time_s(partial(policy.choose, lives)))
         for live in lives if forget or s + 1 == STEPS else ():
           policy.finish(live)
-    mean_s = float(np.mean(seconds))
-    first_s = first_s or mean_s
-    yield name, 1e3 * mean_s, f"{view_name}, {count} live: {mean_s / first_s:.3g} x the first"
+    figures[name] = 1e3 * float(np.mean(seconds))
+  return figures
 
 
-def train(c: Config, model, view: View, task: Task, episodes) -> Iterator[Figure]:
-  """Gradient steps of SFT and BoPO as their stages make them, in real tokens."""
+def train(c: Config, model, view: View, task: Task, episodes) -> dict[str, float]:
+  """Gradient steps of SFT and BoPO as their stages make them, in real tokens: of one episode on a
+  CPU, else of 64."""
+  c = copy.deepcopy(c)
+  c.router, c.env.max_steps, c.bopo.epochs = view.config, STEPS, 1
+  count, c.sft.micro_episodes = (1, 1) if jax.default_backend() == "cpu" else (64, 16)
+  c.bopo.batch_episodes = count
   placed = view.decision_ids, None, c.router.dtype
-  batcher = Batcher(c, view, [task])
+  batcher, episodes = Batcher(c, view, [task]), episodes[:count]
   trainer = Trainer(model, sft_batch_loss, sft_optimizer(c.sft, c.sft.learning_rates[0]), *placed)
-  sft = lambda: trainer.step(batcher.micro_batches(episodes))  # noqa: E731
-  sft_s = min([time_s(sft) for _ in range(4)][1:])  # the first compiles
+  sft_s = [time_s(lambda: trainer.step(batcher.micro_batches(episodes))) for _ in range(4)]
   del trainer  # its parameters and its optimizer's state
   trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
-  adv_B = np.linspace(-1, 1, len(episodes), dtype="float32")
+  adv_B = np.linspace(-1, 1, count, dtype="float32")
   arguments = ShardedRouter(model, *placed), batcher, episodes, adv_B, c.bopo, c.seed
-  bopo_s = min([time_s(partial(update_policy, trainer, *arguments)) for _ in range(4)][1:])
+  bopo_s = [time_s(partial(update_policy, trainer, *arguments)) for _ in range(4)]
   windows = [window for episode in episodes for window in view.episode_windows(task, episode)]
   tokens = sum(len(window.tokens) for window in windows)
-  yield "sft_tokens_per_s", tokens / sft_s, f"{len(episodes) / sft_s:.3g} episodes/s"
-  yield "bopo_tokens_per_s", tokens / bopo_s, f"{sft_s / bopo_s:.3g} x SFT"
+  seconds = {"sft_tokens_per_s": sft_s, "bopo_tokens_per_s": bopo_s}
+  return {name: tokens / min(times[1:]) for name, times in seconds.items()}  # the first compiles
 
 
-def play(run: Run) -> Iterator[Figure]:
-  """Episodes of the run's environment through the loop."""
+def play(run: Run) -> dict[str, float]:
+  """Episodes of the run's environment through the loop, with random routing."""
   tasks, envs = run.tasks("test")[:12], run.envs()
   policy = Policy("bench", lambda live: random_rule(live, 0.5))
   for seed in (SEED, SEED + 2):  # in the first round Java still compiles
     jobs, start = [Job(task, seed + i) for task in tasks for i in (0, 1)], time.perf_counter()
     episodes = list(run_episodes(jobs, policy, run.pair, envs))
     loop_s = time.perf_counter() - start
-  steps = sum(len(episode.steps) for episode in episodes)
-  yield "steps_per_s", steps / loop_s, f"{run.config.env.kind}: the loop, random routing"
+  return {"steps_per_s": sum(len(episode.steps) for episode in episodes) / loop_s}
