@@ -72,9 +72,6 @@ class Run:
     except BlockingIOError:
       problem = f"another process is using {self.dir}"
       raise ValueError(f"{problem}: wait for it or choose another --config.name") from None
-    except OSError as error:
-      problem = f"cannot write to {self.dir} ({error.strerror})"
-      raise ValueError(f"{problem}; set --config.runs") from None
     self.pair = open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     large = len(self.pair.names) - 1
@@ -144,11 +141,11 @@ class Run:
       with ThreadPoolExecutor() as threads:
         listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
       problem = f"--config.env.kind={self.config.env.kind} lists"
-      for name in (name for name, tasks in zip(SPLITS, listings) if not tasks):
-        raise ValueError(f"{problem} no {name} task: each split needs one")
-      counts = Counter(task.id for tasks in listings for task in tasks)
-      if twice := [task_id for task_id, count in counts.items() if count > 1]:
-        raise ValueError(f"{problem} the task {twice[0]!r} twice: each is in one split, once")
+      if lacking := [name for name, tasks in zip(SPLITS, listings) if not tasks]:
+        raise ValueError(f"{problem} no {lacking[0]} task: each split needs one")
+      (task_id, count), *_ = Counter(t.id for tasks in listings for t in tasks).most_common(1)
+      if count > 1:
+        raise ValueError(f"{problem} the task {task_id!r} twice: each is in one split, once")
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
