@@ -1,14 +1,12 @@
 """The dry run: what is missing, what it may cost, and that nothing is touched."""
 
 import contextlib
-import json
 from functools import partial
 
 import pytest
 import tiny
 
 from baar_jax.config import EnvConfig, ModelsConfig
-from baar_jax.envs.alfworld import GAME, GAMES
 from baar_jax.run import Run
 from baar_jax.stages import plan, profile
 from baar_jax.train.dataset import load_profiles
@@ -64,22 +62,10 @@ def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys)
   assert rows["evaluate"][::2] == [a + b for a, b in zip(free, capped)]
 
 
-def test_it_lists_the_tasks_where_that_needs_no_engine(config, tmp_path, capsys):
-  splits = ("train", "train", "valid_seen", "valid_unseen")
-  names = [f"{s}/pick_and_place_simple-Mug-None-Desk-{i}/trial_{i}" for i, s in enumerate(splits)]
-  game = {"solvable": True, "pddl_domain": "d", "pddl_problem": "p"}
-  for name in names:
-    (tmp_path / GAMES / name).mkdir(parents=True)
-    text = json.dumps(
-      game | {"grammar": 'move {o} to {r} Your task is to: put a mug on the desk."'}
-    )
-    (tmp_path / GAMES / name / GAME).write_text(text)
-  (tmp_path / "list.txt").write_text("\n".join(names[:2]))
-  config.env = EnvConfig("alfworld", 2, 1, 1, data=str(tmp_path), train_split="list.txt")
-  plan.main(config, STAGES)
-  assert "tasks: 2 train, 1 dev, 1 test" in capsys.readouterr().out
-  config.env.train_tasks = 3
-  with pytest.raises(ValueError, match="list.txt in .* has 2 games, 3 were asked for"):
+def test_it_lists_the_tasks_where_that_needs_no_engine(config, tmp_path):
+  (tmp_path / "list.txt").touch()
+  config.env = EnvConfig("alfworld", data=str(tmp_path), train_split="list.txt")
+  with pytest.raises(ValueError, match="list.txt in .* has 0 games, 96 were asked for"):
     plan.main(config, STAGES)
 
 

@@ -22,9 +22,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def store(path):
-  store = Store(path)
-  yield store
-  store.close()
+  return Store(path)
 
 
 def test_an_episode_comes_back_as_it_was(store, path):
@@ -41,9 +39,7 @@ def test_an_episode_comes_back_as_it_was(store, path):
 
 def test_a_key_is_taken_once_and_orders_the_episodes(store):
   keys = [("t2", 10), ("t1", 2), ("t2", 9), ("t1", 11)]
-  for task_id, seed in keys:
-    store.add(episode(task_id, "p", seed))
-  store.add(episode("t1", "q", 2))
+  store.add(*(episode(task_id, "p", seed) for task_id, seed in keys), episode("t1", "q", 2))
   with pytest.raises(ValueError, match=r"\('p', 't1', 2\) is already stored"):
     store.add(episode("t1", "p", 2, score=0.0))
   stored = [(e.task_id, e.seed, e.score) for e in store.episodes("p")]
@@ -64,8 +60,6 @@ def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store, path):
 
 
 def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
-  for seed in range(200):
-    store.add(episode("t", "p", seed))
   store.close()
   with path.open("r+b") as file:
     file.seek(100)
@@ -83,8 +77,7 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
 
 
 def test_a_row_that_equals_another_policy_s_shares_its_text(store, path):
-  for seed in range(3):
-    store.add(episode("t1", "random", seed, "SLS"[: seed + 1]))
+  store.add(*(episode("t1", "random", seed, "SLS"[: seed + 1]) for seed in range(3)))
   store.add_equal("random(K=4)", 4, "random", [("t1", 2), ("t1", 0)])
   store.add_equal("random(K=3)", 3, "random(K=4)", [("t1", 2)])  # refers to the first
   first, third = store.episodes("random(K=4)")
@@ -137,8 +130,7 @@ DAMAGE += [("episode", FINE.replace(*change)) for change in WRONG.items()]
 
 @pytest.mark.parametrize("column, value", DAMAGE)
 def test_a_row_that_cannot_be_read_is_named(store, path, column, value):
-  for seed in range(3):
-    store.add(episode("t", "p", seed))
+  store.add(*(episode("t", "p", seed) for seed in range(3)))
   assert value != FINE
   damage(path, COLUMN.format(column), value)
   problem = f"{path}: the episode of policy p, task t, seed 1 cannot be read: restore a copy"
