@@ -9,7 +9,7 @@ import pytest
 
 from baar_jax.envs import engines
 
-ENGINE = engines.Engine("Toy", ("toy==1.2",), "TOY_DATA", "toy-download", "toy_maker")
+ENGINE = engines.Engine(("toy==1.2",), "TOY_DATA", "toy-download", "toy_maker")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def toy(tmp_path, monkeypatch):
 def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path):
   calls = toy(install=("-m", "toy", "finish"))
   place = tmp_path / "cache" / "toy-1.2"
-  with pytest.raises(ValueError, match="Toy is not installed; run: python main.py --stage=setup"):
+  with pytest.raises(ValueError, match="toy is not installed; run: python main.py --stage=setup"):
     engines.python_of("toy")
   place.mkdir(parents=True)
   (place / "half").touch()  # of an interrupted installation
@@ -82,7 +82,7 @@ def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp
   for named, place in (("", generated), ("", variable), (str(flag), flag)):
     if place == variable:
       monkeypatch.setenv("TOY_DATA", str(place))
-    with pytest.raises(ValueError, match=f"{place} is no directory of Toy's data, .*; run: "):
+    with pytest.raises(ValueError, match=f"toy has no data in {place}: .*, or run: "):
       engines.existing_data("toy", named)
     place.mkdir(parents=True)
     assert engines.existing_data("toy", named) == place

@@ -74,7 +74,7 @@ class AppWorld(Env):
     ids = [line.partition(":")[0].strip() for line in lines if line.strip()]
     if len(ids) < count:
       problem = f"AppWorld's dataset {path} has {len(ids)} tasks, {count} were asked for"
-      raise ValueError(f"{problem}: set --config.env.{split}_tasks or {split}_split, or run setup")
+      raise ValueError(f"{problem}: set --config.env.{split}_tasks or {split}_split, or other data")
     chosen = [ids[index] for index in spread(len(ids))[first:count]]
     specs = [self._data / "tasks" / id_ / "specs.json" for id_ in chosen]
     texts = [json.loads(path.read_text())["instruction"] for path in specs]
@@ -216,8 +216,12 @@ def mistake(step: PlanStep, docs: dict, kind: str, key: str) -> str:
   draw, code = random.Random(key), ""
   if kind == "wrong":
     code = _wrong(step, docs, draw)
-  elif kind == "hasty":
-    code = _hasty(step, draw)
+  elif kind == "hasty":  # a call without its token, or with a parameter that does not exist
+    apps = sorted({app for app, _ in step.apis if app not in ("supervisor", "api_docs")})
+    app = draw.choice(apps or ["venmo", "phone", "spotify"])
+    code = f"print(apis.{app}.show_account())"
+    if draw.random() >= 0.5:
+      code = f"print(apis.{app}.login(user='me', secret='{draw.randrange(1000)}'))"
   if code in ("", step.code):  # reads documentation
     app, api = draw.choice(step.apis)
     (text,) = draw.choices(list(WANDERINGS), list(WANDERINGS.values()))
@@ -251,12 +255,3 @@ def _wrong(step: PlanStep, docs: dict, draw: random.Random) -> str:
     spot.value = ast.BinOp(spot.value, ast.Add(), ast.Constant(1 if spot.arg in NUMBERS else "?"))
     return ast.unparse(tree)
   return ""
-
-
-def _hasty(step: PlanStep, draw: random.Random) -> str:
-  """A call without a token, or with a parameter that does not exist: a short error."""
-  apps = sorted({app for app, _ in step.apis if app not in ("supervisor", "api_docs")})
-  app = draw.choice(apps or ["venmo", "phone", "spotify"])
-  if draw.random() < 0.5:
-    return f"print(apis.{app}.show_account())"
-  return f"print(apis.{app}.login(user='me', secret='{draw.randrange(1000)}'))"

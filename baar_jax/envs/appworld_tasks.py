@@ -270,13 +270,11 @@ def main(directory: str, train: int, dev: int, test: int) -> None:
     write(version, VERSION)
   sizes = {"train": train, "dev": dev + test, "test_normal": test}  # dev has room for two splits
   for first, (dataset, size) in enumerate(sizes.items(), 1):
-    ids = []
-    for task_id in (f"{name}_{n}" for n in itertools.count(first, 3) for name in SCENARIOS):
+    endless = (f"{name}_{n}" for n in itertools.count(first, 3) for name in SCENARIOS)
+    ids = list(itertools.islice(endless, size))
+    for task_id in ids:
       if not (data / "tasks" / task_id).exists():
-        if len(ids) >= size:
-          break
         write_task(data, task_id)
-      ids.append(task_id)
     write(data / "datasets" / f"{dataset}.txt", "\n".join(ids))
 
 

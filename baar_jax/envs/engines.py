@@ -16,6 +16,7 @@ from baar_jax.envs.appworld_shell import landlock_version
 
 ROOT = str(Path(baar_jax.__file__).parents[1])
 GENERATED = "own"  # --config.env.data for the tasks that this project generates
+SET_UP = "run: python main.py --stage=setup --config=configs/{}.py"
 # An engine's Python looks for modules in this project last, so that none shadows the engine's.
 RUN_MODULE = (
   "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
@@ -26,7 +27,6 @@ PASSED_TO_ENGINES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  title: str  # its name in messages
   packages: tuple[str, ...]  # pinned, the engine itself first
   data_variable: str  # the environment variable that names the directory of its data
   download: str  # the command of its Python environment that brings the real data
@@ -37,7 +37,6 @@ class Engine:
 
 ENGINES = {
   "alfworld": Engine(
-    title="ALFWorld",
     packages=("alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4"),
     data_variable="ALFWORLD_DATA",
     download="alfworld-download --data-dir $ALFWORLD_DATA",
@@ -45,7 +44,6 @@ ENGINES = {
     needs="; it needs a C++ compiler and make (Debian: apt-get install g++ make)",
   ),
   "appworld": Engine(
-    title="AppWorld",
     packages=("appworld==0.1.3.post1",),
     data_variable="APPWORLD_ROOT",
     download="appworld download data --root $APPWORLD_ROOT",
@@ -61,10 +59,6 @@ def cache() -> Path:
   return Path(os.environ.get("BAAR_JAX_CACHE") or user / "baar_jax").absolute()
 
 
-def setup_command(kind: str) -> str:
-  return f"python main.py --stage=setup --config=configs/{kind}.py"
-
-
 def directory(kind: str) -> Path:  # of the engine's Python environment
   return cache() / ENGINES[kind].packages[0].replace("==", "-")
 
@@ -76,8 +70,8 @@ def python_path(kind: str) -> Path:
 def is_installed(kind: str) -> bool:
   """Whether the environment is complete, of the pinned packages, and still has its Python."""
   marker = directory(kind) / "installed.txt"
-  packages = marker.read_text().splitlines() if marker.exists() else []
-  return packages == list(ENGINES[kind].packages) and python_path(kind).exists()
+  packages = marker.read_text().split() if marker.exists() else []
+  return packages == [*ENGINES[kind].packages] and python_path(kind).exists()
 
 
 def python_of(kind: str) -> list[str]:
@@ -88,7 +82,7 @@ def python_of(kind: str) -> list[str]:
   if kind not in ENGINES:
     return [sys.executable, "-c", RUN_MODULE, ROOT]
   if not is_installed(kind):
-    raise ValueError(f"{ENGINES[kind].title} is not installed; run: {setup_command(kind)}")
+    raise ValueError(f"the engine of {kind} is not installed; {SET_UP.format(kind)}")
   return [str(python_path(kind)), "-I", "-B", "-c", RUN_MODULE, ROOT]
 
 
@@ -120,7 +114,7 @@ def set_up(kind: str, data: str, sizes: Iterable[int], say: Callable[[str], None
   """
   engine, place = ENGINES[kind], data_of(kind, GENERATED)
   install(kind)
-  say(f"setup: {engine.title} in {directory(kind)}")
+  say(f"setup: the engine of {kind} is in {directory(kind)}")
   if kind == "appworld" and landlock_version() < 1:
     say("setup: without Landlock (Linux 5.13) Python alone keeps agents' code from files")
   if uses_generated_data(kind, data):
@@ -136,7 +130,7 @@ def install(kind: str) -> None:
   with lock(place.name):
     if is_installed(kind):
       return
-    print(f"installing {engine.title} into {place}", file=sys.stderr)
+    print(f"installing into {place}", file=sys.stderr)
     shutil.rmtree(place, ignore_errors=True)  # of an interrupted installation
     commands = [[sys.executable, "-m", "venv", str(place)]]
     commands += [[python, "-m", "pip", "install", *engine.packages]]
@@ -189,8 +183,8 @@ def uses_generated_data(kind: str, data: str) -> bool:
 
 def existing_data(kind: str, data: str) -> Path:
   """The directory of `data_of`. Raises ValueError if it is missing."""
-  engine, place = ENGINES[kind], data_of(kind, data)
+  place, variable = data_of(kind, data), ENGINES[kind].data_variable
   if not place.is_dir():
-    named = f"{engine.title}'s data, by --config.env.data, ${engine.data_variable} or setup"
-    raise ValueError(f"{place} is no directory of {named}; run: {setup_command(kind)}")
+    problem = f"{kind} has no data in {place}: set --config.env.data or ${variable}, or"
+    raise ValueError(f"{problem} {SET_UP.format(kind)}")
   return place
