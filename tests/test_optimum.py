@@ -13,7 +13,7 @@ from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
 from baar_jax.episode import Step, Task
 from baar_jax.llms.agent import extend, open_conversation, parse_action
-from baar_jax.llms.scripted import Lapse, SandboxErrors, ScriptedPair
+from baar_jax.llms.scripted import SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact, exact_frontier
 from baar_jax.rollout.budget import CallBudget, unlimited
@@ -131,8 +131,8 @@ PAIR_AND_TRIO = (2, 0), (2, 1), (2, 2), (2, 3), (2, None), (3, 1), (3, 3)
 @pytest.mark.parametrize("mu", [0.0, 100.0, 300.0, 1000.0])
 def test_the_optimum_is_that_of_full_histories(models, calls, mu):
   class Harsh(SandboxErrors):  # errors that make every part of the state matter
-    PLAIN = (Lapse(0.2, 0.3), Lapse(0.05, 0.3))
-    CRITICAL = (Lapse(0.7, 0.4), Lapse(0.2, 0.4))
+    PLAIN = (0.2, 0.3), (0.05, 0.3)
+    CRITICAL = (0.7, 0.4), (0.2, 0.4)
 
   exact = Exact(FEW, max_steps=7, names=TRIO[-models:], errors=Harsh(models))
   point = exact.solve(mu, calls=calls)[0]

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -152,8 +151,7 @@ def test_the_documentation_states_the_rates_of_the_code():
   kinds = [scripted.ERRORS[kind] for kind in ("scienceworld", "alfworld", "appworld")]
 
   def numbers(value) -> list[float]:
-    if isinstance(value, str | Lapse):
-      value = re.findall(r"-?[\d.]+", value) if isinstance(value, str) else astuple(value)[:2]
+    value = re.findall(r"-?[\d.]+", value) if isinstance(value, str) else value
     values = value.values() if isinstance(value, dict) else value
     return [*map(float, values)] if isinstance(values, Iterable) else [values]
 

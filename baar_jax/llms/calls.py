@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import json
-import re
 import sqlite3
 import threading
 from pathlib import Path
@@ -100,16 +99,15 @@ class Calls:
 def read_spent(directory: Path, models: int) -> Spent:
   """What the calls of all of a run's processes have cost; the last of `models` is the judge."""
   usd = collections.Counter()  # by model, of replies, else by kind
-  files = directory.glob("episodes*.sqlite")
-  for path in sorted(path for path in files if re.fullmatch(r"episodes(-\d+)?", path.stem)):
+  others = directory.glob("episodes-[0-9]*.sqlite")
+  for path in sorted([*others, *directory.glob("episodes.sqlite")]):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue
       if row := db.execute(f"SELECT id FROM calls WHERE NOT ({IS_COST})").fetchone():
         raise ValueError(UNREADABLE.format(path, row[0]))
-      for model, kind, sum_usd in db.execute(
-        "SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2"
-      ):
+      sums = db.execute("SELECT model, kind, sum(usd) FROM calls GROUP BY 1, 2")
+      for model, kind, sum_usd in sums:
         usd[model if kind == REPLY else kind] += sum_usd
   replies_usd = tuple(float(usd[model]) for model in range(models))
   return Spent(replies_usd, float(usd[RETRY]), float(usd[PRESUMED] + usd[OPEN]))

@@ -41,10 +41,10 @@ class Prospect(NamedTuple):
   usd: float
 
 
-class Ranked:
-  """Models between SMALL's rates of error and LARGE's: one of skill 0 has the first, of 1 the last.
+class Errors:
+  """Rates of error from SMALL's, of a model with skill 0, to LARGE's, of one with skill 1.
 
-  Without `skills` they rise in equal steps by rank, from 0 to 1 (our choice).
+  Without `skills` they rise in equal steps by rank (our choice).
   """
 
   def __init__(self, models: int = 2, skills: Sequence[float] = ()):
@@ -56,19 +56,18 @@ class Ranked:
     return (1 - self.skills[model]) * ends[0] + self.skills[model] * ends[1]
 
 
-class SandboxErrors(Ranked):
+class SandboxErrors(Errors):
   """The sandbox: plain locks are easy for all models; a critical one SMALL mostly gets wrong."""
 
-  PLAIN = (Lapse(0.10, 0.05), Lapse(0.02, 0.05))  # of SMALL and LARGE
-  CRITICAL = (Lapse(0.80, 0.5), Lapse(0.10, 0.3))
+  PLAIN = (0.10, 0.05), (0.02, 0.05)  # rate and wrong, of SMALL and LARGE
+  CRITICAL = (0.80, 0.5), (0.10, 0.3)
 
   def lapse(self, model: int, task_id: str, oracle: Oracle, spoiled: bool) -> Lapse:
-    small, large = self.CRITICAL if oracle.critical else self.PLAIN
-    rate = self.between((small.rate, large.rate), model)
-    return Lapse(rate, self.between((small.wrong, large.wrong), model))
+    rates = self.CRITICAL if oracle.critical else self.PLAIN
+    return Lapse(*(self.between(ends, model) for ends in zip(*rates)))
 
 
-class KnowledgeErrors(Ranked):
+class KnowledgeErrors(Errors):
   """Critical steps that a model does not know how to do, the same in every trial.
 
   A model does not know one with a probability that rises with the task's hardness, by its hidden
@@ -171,7 +170,6 @@ class AppWorldErrors(KnowledgeErrors):
   )
 
 
-Errors = SandboxErrors | KnowledgeErrors
 ERRORS: dict[str, type[Errors]] = {
   "sandbox": SandboxErrors,
   "scienceworld": ScienceWorldErrors,
