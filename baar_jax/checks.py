@@ -60,11 +60,14 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   yield "baselines.compared_lam", works, f"one of --config.bopo.lam, {c.bopo.lam}"
   same = [name for name in b.ablations if ablate(c, name) == c]
   yield "baselines.ablations", not same, f"without {', '.join(same)}: that is left out anyway"
-  works = len(c.models.skills) in (0, len(c.models.names))
-  yield "models.skills", works, "one for each of --config.models.names, or ()"
-  yield "models.names", len(c.models.names) > 1, "two models or more, the cheapest first"
+  count, scripted = len(c.models.names), c.models.kind == "scripted"
+  must = f"{'two or three' if scripted else 'two or more'} models, the cheapest first"
+  yield "models.names", count > 1 and not (scripted and count > 3), must
   yield "baselines.judge.names", len(b.judge.names) == 1, "one model"
   for name, models in (("models", c.models), ("baselines.judge", b.judge)):
+    for key in ("prices", "skills"):
+      works = len(getattr(models, key)) in (0, len(models.names))
+      yield f"{name}.{key}", works, "one for each of the names, or ()"
     unset = {variable for variable in models.key_variables if variable} - {*os.environ}
     yield f"{name}.key_variables", not unset, "names of environment variables that are set, or ''"
     for key in ("base_urls", "key_variables"):

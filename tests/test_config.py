@@ -60,7 +60,7 @@ BAD = {
   "env.kind models.kind models.token_limit_field": ("poem",),
   "router.dtype router.view bopo.ratio_level": ("poem",),
   "env.short_tasks": (False,),  # the scripted models need solutions
-  "models.names": ((1, 2), ("m",), ("", "m")),
+  "models.names": ((1, 2), ("m",), ("", "m"), ("a", "b", "c", "d")),
   "models": ("sk-secret",),
   "models.skills": ((0.5,), (0.0, 1.5), (0.0, 0.5, 1.0)),
   "models.base_urls": ((1,), ("http://",), ("https:///v1",), ("a:8000",), ("http://[::1/v1",)),
@@ -76,7 +76,7 @@ BAD = {
   "evaluate.thresholds": ((0.5,),),  # that is argmax, which every router has
   "evaluate.usd_budgets": ((0.1, 0.1),),
   "sft.clip_norm bopo.r_hard router.rope_theta": (math.nan, math.inf, -math.inf, 1e30, -1e30),
-  "models.prices": ((1, 2), ((1, 1, 1), (1, 1)), ((math.nan,) * 3,) * 2, ((1e30,) * 3,) * 2),
+  "models.prices": ((1, 2), ((1, 1, 1),), ((math.nan,) * 3,) * 2, ((1e30,) * 3,) * 2),
   "distributed.process": (1,),  # of one
   "router.vocab_size": (257,),  # 256 bytes and two decisions
   "router.num_heads": (3,),  # of 2 key-value heads

@@ -90,16 +90,13 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
 def check_models(config: Config) -> None:
   """Raises ValueError where a model has no price or no key, or the models are in the wrong order:
   before anything is opened or run."""
-  kind, names = config.models.kind, config.models.names
-  if kind == "scripted" and not 2 <= len(names) <= 3:
-    raise ValueError(f"the scripted models are 2 or 3, got {len(names)} names: {names}")
   groups = {"models": config.models}
   if "zero-shot" in config.baselines.rivals:
     groups["baselines.judge"] = config.baselines.judge
   for group_name, group in groups.items():
     try:
       prices = prices_of(group.names, group.prices)
-      for endpoint in endpoints(group) if kind == "chat" else ():
+      for endpoint in endpoints(group) if config.models.kind == "chat" else ():
         endpoint.key()
     except ValueError as error:
       raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None

@@ -79,14 +79,7 @@ def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tupl
 
   Raises ValueError for a model that has none.
   """
-  if not own:
-    return tuple(map(list_price, names))
-  if len(own) != len(names):
-    raise ValueError(
-      f"--config.models.prices has {len(own)} entries, --config.models.names {len(names)}: "
-      "give one for each model"
-    )
-  return tuple(Price(*row) for row in own)
+  return tuple(Price(*row) for row in own) or tuple(map(list_price, names))
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:
