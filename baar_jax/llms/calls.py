@@ -31,9 +31,7 @@ class Spent:
 
   replies_usd: tuple[float, ...] = (0.0, 0.0)  # of usable replies, by model
   retries_usd: float = 0.0  # of attempts that were billed and useless
-  # The most that attempts may have cost of which it is not known whether they were billed:
-  # time-outs, lost connections, and what a killed process was waiting for.
-  presumed_usd: float = 0.0
+  presumed_usd: float = 0.0  # the most of attempts of which nobody knows whether they were billed
 
   @property
   def at_most_usd(self) -> float:

@@ -93,9 +93,9 @@ class ChatModel:
 
   def request(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
     """A hash of all that a reply depends on, and of which trial it is for."""
-    c = self.config
-    sampling, place = (c.temperature, c.max_completion_tokens), (task_id, seed, step)
-    parts = self._endpoint.model, self._endpoint.base_url, sampling, messages, *place
+    sampling = self.config.temperature, self.config.max_completion_tokens
+    address = self._endpoint.model, self._endpoint.base_url
+    parts = *address, sampling, messages, task_id, seed, step
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
   def ask(self, messages: Messages, seed: int, request: str, bound_usd: float, hold: Hold) -> Reply:
@@ -156,11 +156,9 @@ class ChatModel:
         )
     except openai.APIStatusError as error:
       message = error.body.get("message") if isinstance(error.body, dict) else None
-      complaint = message if isinstance(message, str) else error.response.text
-      wait = error.response.headers.get("retry-after", "")
-      return endpoints.read_refusal(
-        error.status_code, error.code, complaint, wait, self.client.api_key
-      )
+      message = message if isinstance(message, str) else error.response.text
+      told = error.code, message, error.response.headers.get("retry-after", "")
+      return endpoints.read_refusal(error.status_code, *told, self.client.api_key)
     except openai.APIConnectionError as error:
       cause = type(error.__cause__).__name__
       return Outcome(

@@ -1,6 +1,7 @@
 """Endpoints of API models: where each is served, its key, and what its answers come to."""
 
 import base64
+import contextlib
 import dataclasses
 import ipaddress
 import itertools
@@ -51,12 +52,10 @@ class Endpoint:
   @property
   def own(self) -> bool:
     """Whether the address is of this machine or a private network."""
-    if "." not in self.host and ":" not in self.host:
-      return True  # localhost, or a name within one's own network
     try:
       return ipaddress.ip_address(self.host).is_private
     except ValueError:
-      return False
+      return "." not in self.host  # localhost, or a name within one's own network
 
   @property
   def openai(self) -> bool:
@@ -88,8 +87,7 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
 
 
 def check_models(config: Config) -> None:
-  """Raises ValueError where a model has no price or no key, or the models are in the wrong order:
-  before anything is opened or run."""
+  """Raises ValueError where a model has no price or no key, or is dearer than the next one."""
   groups = {"models": config.models}
   if "zero-shot" in config.baselines.rivals:
     groups["baselines.judge"] = config.baselines.judge
@@ -125,25 +123,20 @@ def backoff_s(attempt: int) -> float:
   return min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
 
 
-def read_refusal(
-  status: int, code: str | None, complaint: str, retry_after: str, key: str
-) -> Outcome:
+def read_refusal(status: int, code: str | None, said: str, retry_after: str, key: str) -> Outcome:
   """The outcome that a status of 300 and above tells of; the key is never repeated."""
-  too_long = status < 500 and "context length" in complaint.lower()
+  too_long = status < 500 and "context length" in said.lower()
   hopeless = too_long or code in ("context_length_exceeded", "content_filter")
-  try:
-    wait_s = max(0.0, float(retry_after))
-  except ValueError:  # it is none, or a date
-    wait_s = 0.0
   passes = (status in RETRIED or status >= 500) and code != "insufficient_quota"
-  said = clean(complaint, key)
+  said, wait_s = clean(said, key), 0.0
   if status in (401, 403):  # the message may quote a part of the key
     said = "check the key in the variable that --config.models.key_variables names"
+  with contextlib.suppress(ValueError):  # it is none, or a date
+    wait_s = max(0.0, float(retry_after))
   if wait_s > LONGEST_RETRY_AFTER_S:
     passes, said = False, f"it asks to wait {wait_s:.0f} s"
-  kind, problem = PRESUMED if status in UNKNOWN else FAILED, f"answered {status}: {said}"
-  fatal = not passes and not hopeless
-  return Outcome(kind, problem, fatal=fatal, hopeless=hopeless, wait_s=wait_s)
+  kind, fatal = PRESUMED if status in UNKNOWN else FAILED, not passes and not hopeless
+  return Outcome(kind, f"answered {status}: {said}", fatal=fatal, hopeless=hopeless, wait_s=wait_s)
 
 
 def clean(complaint: str, key: str) -> str:
@@ -201,9 +194,8 @@ def _read_object(pairs: list[tuple[str, object]]) -> dict:
 def read_usage(fields: dict) -> Usage:
   """Usage as OpenAI, LiteLLM and DeepSeek report it; the total and a cache's counts are optional.
 
-  What the total counts beyond prompt and completion is billed as completion: some report the
-  tokens of a model's reasoning so. Raises KeyError, TypeError or ValueError for counts that cannot
-  be.
+  What the total counts beyond prompt and completion is billed as completion: some report reasoning
+  so. Raises KeyError, TypeError or ValueError for counts that cannot be.
   """
   prompt, completion = fields["prompt_tokens"], fields["completion_tokens"]
   details = fields | (fields.get("prompt_tokens_details") or {})

@@ -18,7 +18,7 @@ from baar_jax.episode import SMALL, Call, Reply, Task, Usage, decision_words
 from baar_jax.llms.agent import Agent, Hold, Messages, Pair, write_reply
 from baar_jax.llms.prices import Price, prices_of
 
-CHARS_PER_TOKEN = 4  # no tokenizer of the priced models is available offline: a stated estimate
+CHARS_PER_TOKEN = 4  # our choice: no tokenizer of the priced models is available offline
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
 
 
@@ -184,7 +184,6 @@ class ScriptedPair(Pair):
   kind = "scripted"
 
   def __init__(self, names: tuple[str, ...], errors: Errors, prices: Sequence = ()):
-    """Takes errors of as many models, and `ModelsConfig.prices`; ValueError if one has none."""
     self.names, self.prices, self._errors = names, prices_of(names, prices), errors
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ScriptedAgent"]:
@@ -192,7 +191,7 @@ class ScriptedPair(Pair):
     return [ScriptedAgent(model, price, *shared) for model, price in enumerate(self.prices)]
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ScriptedJudge"]:
-    price, *_ = prices_of(config.names, config.prices)
+    (price,) = prices_of(config.names, config.prices)
     return functools.partial(ScriptedJudge, price, models=len(self.names))
 
 
@@ -206,7 +205,7 @@ class ScriptedAgent(Agent):
   _env: Env
   _task: Task
   _seed: int
-  _spoiled: dict[int, int]  # step -> position of the plan; shared by the episode's agents
+  _spoiled: dict[int, int | None]  # step -> position of the plan; shared by the episode's agents
   _hold: Hold
 
   def _lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
@@ -229,9 +228,7 @@ class ScriptedAgent(Agent):
     reply, spoiled = self._compose(messages, step)
     with self._hold(reply.call.cost_usd) as cost:
       cost.usd = reply.call.cost_usd
-    self._spoiled.pop(step, None)  # a proposal that this reply replaces was not acted on
-    if spoiled is not None:
-      self._spoiled[step] = spoiled
+    self._spoiled[step] = spoiled  # also in place of a proposal's, which was not acted on
     return reply
 
   def _compose(self, messages: Messages, step: int) -> tuple[Reply, int | None]:
@@ -277,10 +274,7 @@ class ScriptedJudge(Agent):
 
 
 def write_call(model: int, price: Price, messages: Messages, text: str) -> Reply:
-  """The text as a model's reply to a conversation, with its tokens and its price.
-
-  A text has a token for each 4 characters, rounded up (our choice).
-  """
+  """The text as a model's reply to a conversation, with its tokens (rounded up) and its price."""
   texts = [text, *(message["content"] for message in messages)]
   completion, *prompt = (-(-len(text) // CHARS_PER_TOKEN) for text in texts)
   usage = Usage(sum(prompt), 0, completion)
