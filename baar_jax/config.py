@@ -1,10 +1,9 @@
 """The configuration: one dataclass per concern, each bound beside its field, nested in Config."""
 
 import dataclasses
-import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, HttpUrl
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 SERVED = "served"  # the environment that clients of the endpoint play, or have played
@@ -31,21 +30,14 @@ MAX_PRICE = 2.0  # of a dollar, that the heads are trained for; see baar_jax/rou
 Price = Annotated[float, Field(ge=0, le=MAX_PRICE)]
 Trials = Annotated[int, Field(gt=0, le=SEEDS)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
+# A user, a password, a query or a fragment may hold a key.
+Address = Annotated[
+  str, Field(pattern=r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$")
+]
+Variable = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")]
 section = dataclass(
   config={"extra": "forbid", "hide_input_in_errors": True, "allow_inf_nan": False}
 )
-
-
-def address(url: str) -> str:
-  """The same text. Raises ValueError if it may hold a key, or no HTTP client can be sent to it."""
-  plain = re.fullmatch(r"(?i)https?://[^\s/@?#]+(/[^\s@?#]*)?", url)
-  try:
-    works = plain and url.isascii() and url.isprintable() and HttpUrl(url).port
-  except ValueError:
-    works = False
-  if not works:
-    raise ValueError("it is no http(s)://host[:port][/path] address")
-  return url
 
 
 @section
@@ -78,8 +70,8 @@ class ModelsConfig:
   skills: tuple[Share, ...] = ()
   # For kind="chat", one for all models or one for each: endpoints of OpenAI's chat completions, ()
   # is OpenAI's own, and environment variables that hold their keys, "" where none is needed.
-  base_urls: tuple[Annotated[str, AfterValidator(address)], ...] = ()
-  key_variables: tuple[Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")], ...] = ()
+  base_urls: tuple[Address, ...] = ()
+  key_variables: tuple[Variable, ...] = ()
   temperature: float = Field(0.7, ge=0, le=2)
   max_completion_tokens: int = Field(1024, gt=0, le=10**7)  # of one reply; budgets reserve them all
   token_limit_field: str = Field("max_completion_tokens", pattern="^max_(completion_)?tokens$")

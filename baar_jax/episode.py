@@ -97,7 +97,7 @@ class Step:
   @property
   def spent_usd(self) -> float:
     """The most that all calls of this step can have been billed for."""
-    return self.cost_usd + self.usd("judge") + self.usd("retry") + self.usd("presumed")
+    return sum(call.cost_usd for call in self.calls)
 
 
 @dataclasses.dataclass

@@ -84,8 +84,7 @@ BAD = {
   "router.max_tokens": (567,),  # 2 x (96 + 20 + 2 x 44 of previews and 80 around them) = 568
 }
 SECRET = ["sk-secret@h", "h?key=sk-secret", "h#sk-secret", "user:sk-secret@h/v1", "h:sk-secret"]
-BAD["models.base_urls"] += tuple((f"https://{rest}",) for rest in [*SECRET, "h:99999", "h:0"])
-BAD["models.base_urls"] += tuple((f"http://{host}/v1",) for host in ("256.0.0.1", "a\0", "\uff41"))
+BAD["models.base_urls"] += tuple((f"https://{rest}",) for rest in [*SECRET, "a\0", "\uff41"])
 BAD["models.base_urls"] += ("http://a", "http://b", "http://c"), ("http://h/v1\n",)
 REFUSED = [(name, value) for names, bad in BAD.items() for name in names.split() for value in bad]
 
