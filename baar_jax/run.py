@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import pandas
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.checks import RESTORE, flatten, read_config
 from baar_jax.config import SERVED, Config, ablate
 from baar_jax.envs import engines
 from baar_jax.envs.base import Env
@@ -33,7 +33,7 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, Job, Policy, always
 from baar_jax.rollout.served import find_sessions
 from baar_jax.router.weights import check_pretrained
-from baar_jax.store import Store
+from baar_jax.store import RESTORE, Store, read_config
 
 # What may change between stages of one run: no stored result and no training depends on it.
 CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s bopo.lam
@@ -269,3 +269,8 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
   left_usd = max(0.0, config.max_usd - spent_usd)
   others_usd = left_usd - left_usd / config.distributed.processes
   return DollarBudget(config.max_usd, spent_usd + others_usd)
+
+
+def flatten(config: Config) -> dict[str, object]:
+  """The values of all fields by their names, such as bopo.lam."""
+  return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]

@@ -12,9 +12,11 @@ import numpy as np
 import pandas
 from pydantic import TypeAdapter, ValidationError
 
+from baar_jax.config import Config
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 
+RESTORE = "restore a copy, or choose another --config.name"
 SYNC_CHUNK = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 SPLIT_OF = ("train", "dev", "train", "test", "train")  # of each five tasks that clients name
@@ -198,3 +200,22 @@ class Store:
 
   def close(self) -> None:
     self._db.close()
+
+
+def read_config(directory: Path) -> Config | None:
+  """The configuration that a run's directory was made with; None where there is none.
+
+  Raises ValueError if it cannot be read, or if a store is gone, and what was spent with it.
+  """
+  path = directory / "config.json"
+  if not path.exists():
+    return None
+  try:
+    stored = TypeAdapter(Config).validate_json(path.read_bytes())
+  except ValidationError:
+    raise ValueError(f"{path} is no configuration of this version: {RESTORE}") from None
+  for number in range(stored.distributed.processes):
+    store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")
+    if not store.exists() or not store.stat().st_size:
+      raise ValueError(f"{store} is gone or empty, and with it what was spent: {RESTORE}")
+  return stored

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.checks import explain, validate
 from baar_jax.config import Config, ModelsConfig
 from configs.sciworld import TRIOS
+from main import explain, validate
 
 CONFIGS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
 SETTINGS = ["sciworld-llama", *(f"sciworld-{setting}" for setting in TRIOS)] + [

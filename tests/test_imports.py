@@ -11,9 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
-ORDER = (
-  "config episode mesh, checks store, envs, llms, rollout, router, train, run, report, serve, "
-)
+ORDER = "config episode mesh, store, envs, llms, rollout, router, train, run, report, serve, "
 ORDER += "stages"
 LEVEL = {name: level for level, names in enumerate(ORDER.split(",")) for name in names.split()}
 # What child processes and engines of other Pythons do without.

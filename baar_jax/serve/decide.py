@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 from jax.sharding import Mesh
 
-from baar_jax.checks import read_config
 from baar_jax.config import Config
 from baar_jax.episode import SMALL
 from baar_jax.rollout import policies
@@ -14,6 +13,7 @@ from baar_jax.rollout.policies import Policy, always, random_rule, stratified_ru
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Sample, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import open_view
+from baar_jax.store import read_config
 from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, load_router
 from baar_jax.train.values import blind_view, load_heads, load_trunk
 

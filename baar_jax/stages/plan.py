@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from baar_jax.checks import read_config
 from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, VANILLA_BATCHES, Config
 from baar_jax.envs import engines
 from baar_jax.envs.process import class_of
@@ -21,7 +20,7 @@ from baar_jax.rollout.policies import (
   together_name,
 )
 from baar_jax.run import env_arguments
-from baar_jax.store import Store
+from baar_jax.store import Store, read_config
 from baar_jax.train.dataset import load_profiles
 
 # What is assumed where nothing is stored: shares of env.max_steps and of the tasks, and tokens. A
