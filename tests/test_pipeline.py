@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -24,12 +25,11 @@ ROOT = Path(__file__).parents[1]
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
-def start(runs, *flags, config="sandbox.py"):
+def start(runs, *flags):
   """main.py with the numbers of tiny.config; one episode at a time, so nothing hangs on timing."""
-  command = [sys.executable, "main.py", f"--config=configs/{config}", *tiny.flags(runs), *flags]
-  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-  env = os.environ | QUICK
-  return subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **pipes)
+  command = [sys.executable, "main.py", "--config=configs/sandbox.py", *tiny.flags(runs), *flags]
+  options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+  return subprocess.Popen(command, env=os.environ | QUICK, start_new_session=True, **options)
 
 
 def finish(process):
@@ -83,8 +83,8 @@ def test_a_run_ends_with_its_report_and_a_second_one_does_nothing_new(whole):
   assert "image/png" in page and "cripted" in page
   assert "bopo(lam=0.1,update=2,threshold=0.5)" in out and "first-large(K=1)" in out  # the table
   lines = [json.loads(line) for line in metrics(runs).splitlines()]
-  updates = [(x["stage"], x["update"]) for x in lines if x["stage"] in ("sft", "bopo")]
-  assert updates == [("sft", 1), ("sft", 2), ("bopo", 1), ("bopo", 2)]
+  updates = [line["update"] for line in lines if line["stage"] in ("sft", "bopo")]
+  assert updates == [1, 2, 1, 2]
   before = rows(runs), metrics(runs), results(runs)
   again = [line for line in out.splitlines() if "dev_loss" not in line]  # what a training says
   assert finish(start(runs)).splitlines() == again
@@ -132,12 +132,7 @@ def test_a_router_in_python_decides_as_the_evaluation_did(whole, tmp_path, polic
 
 
 def without_times(text):
-  episode = json.loads(text or '{"steps": []}')  # a row without text refers to another policy's
-  for step in episode["steps"]:
-    del step["router_latency_s"]
-    for call in step["calls"]:
-      del call["latency_s"]
-  return episode
+  return re.sub(r'latency_s":[^,}]*', "", text or "")  # without text it is another policy's
 
 
 def test_a_run_goes_on_where_it_was_killed(whole, tmp_path):
