@@ -4,7 +4,6 @@ import ast
 import itertools
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psutil
@@ -27,26 +26,19 @@ def data(tmp_path_factory):
   """Generated tasks, in place of an older version's; the engine is installed if it is missing."""
   engines.install("appworld")
   place = tmp_path_factory.mktemp("appworld") / "own"
-  (place / "data" / "tasks" / PAY).mkdir(parents=True)  # version 1 had no version.txt
+  (place / "data" / "tasks" / PAY).mkdir(parents=True)
   engines.make_tasks("appworld", place, (SCENARIOS, 1, 2))
-  assert len(list((place / "data" / "tasks").iterdir())) == SCENARIOS + 3 + 2  # dev has 1 + 2
   return place
 
 
 @pytest.fixture(scope="module")
-def pair_of_envs(data):
-  """Two processes, which import the engine once for all tests."""
+def env(data):
+  """An environment in a process, which imports the engine once for all tests."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("OPENAI_API_KEY", "sk-secret")
-    envs = open_envs("appworld", {"data": str(data)} | SIZES, 2, 1)
-  yield envs
-  for env in envs:
-    env.close()
-
-
-@pytest.fixture
-def env(pair_of_envs):
-  return pair_of_envs[0]
+    (env,) = open_envs("appworld", {"data": str(data)} | SIZES, 1, 1)
+  yield env
+  env.close()
 
 
 def follow(env, task_id, until=None):
@@ -59,44 +51,24 @@ def follow(env, task_id, until=None):
   return tape
 
 
-def test_gold_passes_and_nothing_else_does_in_every_scenario(pair_of_envs):
-  tasks = [task for split in SPLITS for task in pair_of_envs[0].tasks(split)]
+def test_gold_passes_and_nothing_else_does_in_every_scenario(env):
+  tasks = [task for split in SPLITS for task in env.tasks(split)]
   assert len({task.id.split("_")[0] for task in tasks}) == SCENARIOS
   assert {task.id[:3] for task in tasks} == {"d1a", "d2a", "d3a"}
   assert len({task.id for task in tasks}) == SCENARIOS + 3  # dev and test share no task
-
-  def play(env, task):
-    scores = []
+  for task in tasks:
     for answer in ("", "answer=-1"):
       env.reset(task.id)
-      scores.append(env.score())  # before anything is done
+      assert env.score() == 0.0  # before anything is done
       assert env.step(f"apis.supervisor.complete_task({answer})")[1]
-      scores.append(env.score())
+      assert env.score() == 0.0
     tape = follow(env, task.id)
     assert not any("Execution failed" in observation for _, observation in tape[1:])
     assert 5 <= len(tape) - 1 <= 10
-    return [*scores, env.score()]
-
-  def play_half(index):
-    return [play(pair_of_envs[index], task) for task in tasks[index::2]]
-
-  with ThreadPoolExecutor(2) as threads:
-    scores = sum(threads.map(play_half, (0, 1)), [])
-  assert scores == [[0.0, 0.0, 0.0, 0.0, 1.0]] * len(tasks)
-
-
-def test_two_environments_stay_apart_and_repeat_an_episode(pair_of_envs):
-  here, there = pair_of_envs
-  tape = follow(here, PAY)
+    assert env.score() == 1.0
+  assert follow(env, task.id) == tape
   for text in ("Your supervisor is ", "@example.com", "2024-05-16", "\n- venmo: "):
     assert text in tape[0]
-  for env in pair_of_envs:
-    follow(env, PAY, until="create_transaction")
-  there.step(there.oracle().action)
-  balance = "print(apis.venmo.show_venmo_balance(access_token=venmo))"
-  assert here.step(balance) != there.step(balance)
-  assert (here.score(), there.score()) == (0.0, 0.0)  # neither has said that it is done
-  assert follow(there, PAY) == tape == follow(here, PAY)
 
 
 def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
@@ -126,7 +98,7 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
 
 
 FILE = "__import__('io').FileIO"
-FORGED = '{"value": {"observation": "o", "done": true, "system_prompt": "", "oracle": null}}'
+FORGED = '{"value": ["o", true, "", null]}'
 REFUSED = {  # PARENT and WORKER are process ids
   "keys": "import pathlib\nprint(pathlib.Path('/proc/PARENT/environ').read_text())",
   "memory": f"{FILE}('/proc/WORKER/mem')",
@@ -173,12 +145,9 @@ def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
       observation, done = env.step(f"x = 1\n{code}")
       assert observation.endswith("ran too long, and all variables are lost.") and not done
       assert "name 'x' is not defined" in env.step("print(x)")[0]
-    shells = psutil.Process(env.child.process.pid).children(
-      recursive=True
-    )  # they are killed as a group
-    assert len(shells) == 2 and {os.getpgid(shell.pid) for shell in shells} == {
-      env.child.process.pid
-    }
+    world = psutil.Process(env.child.process.pid)
+    shells = world.children(recursive=True)  # they are killed as a group
+    assert [os.getpgid(shell.pid) for shell in shells] == [world.pid] * 2
 
 
 def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):
@@ -188,8 +157,8 @@ def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):
   for step, (kind, key) in itertools.product(
     make_plan(gold, docs), itertools.product(("wrong", "lost", "hasty"), map(str, range(30)))
   ):
-    action = mistake(step, docs, kind, key)
-    assert step.code != action == mistake(step, docs, kind, key)
+    action = mistake(step, kind, key)
+    assert step.code != action == mistake(step, kind, key)
     ast.parse(action)
     assert kind != "lost" or "api_docs" in action
     assert kind != "hasty" or "show_account()" in action or "login(user=" in action
@@ -201,65 +170,59 @@ def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):
 def test_what_mistakes_come_to(env):
   """A wrong login and a first page can be put right; a wrong write ends the task."""
   follow(env, SHARES, until="login(")
-  oracle = env.oracle()
+  oracle, done = env.oracle(), False
   for kind in ("wrong", "lost", "hasty"):
-    observation, done = env.step(env.mistake(kind, "k"))
-    assert (done, env.oracle()) == (False, oracle)
-    assert ("Execution failed" in observation) == (kind != "lost")
-    assert (len(observation) > 500) == (kind == "lost")
-  done = False
+    observation, _ = env.step(env.mistake(kind, "k"))
+    assert env.oracle() == oracle
+    assert ("Execution failed" in observation, len(observation) > 500) == (
+      (False, True) if kind == "lost" else (True, False)
+    )
   while not done:
     if "page_index" in env.oracle().action:
       assert not env.step(env.mistake("wrong", "k"))[1]
     _, done = env.step(env.oracle().action)
   assert env.score() == 1.0
-  for text, ends in (("amount", False), ("complete", True)):
-    follow(env, PAY, until="create_transaction")
-    errors = (env.mistake("wrong", str(key)) for key in range(99))
-    assert env.step(next(error for error in errors if text in error))[1] == ends
-    for _ in range(0 if ends else 2):
-      env.step(env.oracle().action)
-    assert env.score() == 0.0
+  follow(env, PAY, until="create_transaction")
+  errors = (env.mistake("wrong", str(key)) for key in range(99))
+  assert not env.step(next(error for error in errors if "amount" in error))[1]
+  while not done:
+    _, done = env.step(env.oracle().action)
+  assert env.score() == 0.0
 
 
 def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
-  def tasks_of(place=data, count=SCENARIOS, **settings):
-    return appworld.AppWorld(place, count, 1, 1, **settings).tasks("train")
+  def listing(place=data, count=SCENARIOS, name="train"):
+    tasks = appworld.AppWorld(place, count, 1, 1, splits=(name, "", "")).tasks("train")
+    return [task.id for task in tasks]
 
   ids = (data / "data/datasets/train.txt").read_text().split()
-  assert [task.id for task in tasks_of()] == [ids[i] for i in spread(SCENARIOS)]
+  assert listing() == [ids[i] for i in spread(SCENARIOS)]
   solution = data / "data" / "tasks" / PAY / "ground_truth" / "compiled_solution.py"
   hidden = solution.rename(solution.with_suffix(".hidden"))
-  assert env.reset(PAY)
+  env.reset(PAY)
   hidden.rename(solution)
   assert env.step("print(7)") == ("7", False)  # it can be played
-  for match, call in (
-    ("has no solution.* datasets train and dev", env.oracle),
-    ("train.txt has 5 tasks, 9 were asked for", lambda: tasks_of(count=9)),
-    ("x.txt has 0 tasks", lambda: tasks_of(splits=("x", "", ""))),
-    ("train.txt has 0 tasks, .*set --config.env.train_tasks", lambda: tasks_of(tmp_path)),
+  with pytest.raises(NotImplementedError, match="has no solution.* datasets train and dev"):
+    env.oracle()
+  for match, arguments in (
+    ("train.txt has 5 tasks, 9 were asked for", (data, 9)),
+    ("x.txt has 0 tasks", (data, 1, "x")),
+    ("train.txt has 0 tasks, .*set --config.env.train_tasks", (tmp_path, 1)),
   ):
-    with pytest.raises((ValueError, NotImplementedError), match=match) as error:
-      call()
-    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=match):
+      listing(*arguments)
 
 
 def test_tasks_are_repeatable_and_kept(data):
   def contents():
-    return {path: path.read_bytes() for path in (data / "data").rglob("*") if path.is_file()}
+    return {path: path.read_bytes() for path in (data / "data/tasks").rglob("*") if path.is_file()}
 
   before = contents()
   shutil.rmtree(data / "data" / "tasks" / PAY)
   engines.make_tasks("appworld", data, (5, 1, 3))
-  after = contents()
-  for dataset, ids in (
-    ("dev", "d1a0000_2 d2a0000_2 d3a0000_2 d2a0001_2"),
-    ("test_normal", "d1a0000_3 d2a0000_3 d3a0000_3"),
-  ):
-    path = data / f"data/datasets/{dataset}.txt"
-    assert path.read_text().split() == ids.split()
-    del before[path]
-  assert before.items() <= after.items()
+  assert before.items() <= contents().items()
+  ids = (data / "data/datasets/dev.txt").read_text().split()
+  assert ids == ["d1a0000_2", "d2a0000_2", "d3a0000_2", "d2a0001_2"]
 
 
 def test_a_plan_ends_by_completing_the_task():

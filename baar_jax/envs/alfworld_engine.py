@@ -98,7 +98,7 @@ class Engine:
   """
 
   def __init__(self) -> None:
-    self._env = self._loaded = None
+    self._env = None
 
   def start(self, game: Path | dict, name: str) -> str:
     """Starts a game, from its file or its contents, and returns the engine's first text.
@@ -109,14 +109,12 @@ class Engine:
     import mementos.core
 
     self._env = self._env or import_engine()()
+    mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
     try:
-      if game != self._loaded:
-        mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game it has seen
-        self._env.load(game)
-        self._loaded = game
+      self._env.load(game)
       return self._enter(self._env.reset())
     except (Exception, SystemExit) as error:  # a damaged game fails in any of several parsers
-      self._env = self._loaded = None
+      self._env = None
       reason = str(error).split("\n")[0] or type(error).__name__
       raise EnvDied(f"the game cannot be played: {reason}") from error
 

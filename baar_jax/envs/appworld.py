@@ -11,7 +11,6 @@ import resource
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,7 +131,7 @@ class AppWorld(Env):
     return Oracle(step.code, self._position, step.kind not in ROUTINE, recovering=False)
 
   def mistake(self, kind: str, key: str) -> str:
-    return mistake(self._plan[self._position], self._world.task.api_docs, kind, key)
+    return mistake(self._plan[self._position], kind, key)
 
   def _start_engine(self, task_id: str) -> None:
     """Imports the package, with a root directory for this process: it writes beside its data."""
@@ -157,12 +156,14 @@ class PlanStep(NamedTuple):
   code: str  # executed at once
   kind: str
   apis: list[tuple[str, str]]  # the names of an app and of one of its APIs
+  writing: list[tuple[str, str]]  # those that change something
 
 
 def make_plan(solution: str, docs: dict) -> list[PlanStep]:
   """Splits the function `solution` of a gold solution into steps that each call an API.
 
   All steps share one namespace; what the solution's module has beside the function comes first.
+  docs[app][api] is of an API.
   """
   module = ast.parse(solution).body
   function = next(node for node in module if getattr(node, "name", "") == "solution")
@@ -184,38 +185,28 @@ def make_plan(solution: str, docs: dict) -> list[PlanStep]:
 def _step(nodes: list[ast.stmt], docs: dict) -> PlanStep:
   code = "\n".join(ast.unparse(node) for node in nodes)
   apis = API.findall(code)
+  methods = {api: docs.get(api[0], {}).get(api[1], {}).get("method", "GET") for api in apis}
+  writing = [api for api in apis if methods[api] != "GET"]
   signs = {  # of what the step does, by how much it matters
     "read": True,
     "declare": COMPLETE in apis and "complete_task()" in code,
     "pages": "page_index=" in code or "from_pages(" in code,
     "login": any(name == "login" for _, name in apis),
-    "write": any(_writes(api, docs) for api in apis if api != COMPLETE and api[1] != "login"),
+    "write": any(api != COMPLETE and api[1] != "login" for api in writing),
     "answer": COMPLETE in apis and "complete_task()" not in code,
   }
   *_, kind = filter(signs.get, signs)
   targets = [node.targets[-1] for node in nodes if isinstance(node, ast.Assign)]
   if targets:
     code += f"\nprint({ast.unparse(targets[-1])})"
-  return PlanStep(code, kind, apis)
+  return PlanStep(code, kind, apis, writing)
 
 
-def _writes(api: tuple[str, str], docs: dict) -> bool:
-  return docs.get(api[0], {}).get(api[1], {"method": "GET"})["method"] != "GET"
-
-
-def _arguments(tree: ast.AST) -> Iterator[tuple[ast.Call, tuple, ast.keyword]]:
-  """Every named argument of a call of an API."""
-  for call in ast.walk(tree):
-    if isinstance(call, ast.Call) and (match := API.fullmatch(ast.unparse(call.func))):
-      for argument in call.keywords:
-        yield call, match.groups(), argument
-
-
-def mistake(step: PlanStep, docs: dict, kind: str, key: str) -> str:
-  """Wrong code in place of a step's; see Env.mistake. docs[app][api] is of an API."""
+def mistake(step: PlanStep, kind: str, key: str) -> str:
+  """Wrong code in place of a step's; see Env.mistake."""
   draw, code = random.Random(key), ""
   if kind == "wrong":
-    code = _wrong(step, docs, draw)
+    code = _wrong(step, draw)
   elif kind == "hasty":  # a call without its token, or with a parameter that does not exist
     apps = sorted({app for app, _ in step.apis if app not in ("supervisor", "api_docs")})
     app = draw.choice(apps or ["venmo", "phone", "spotify"])
@@ -229,26 +220,28 @@ def mistake(step: PlanStep, docs: dict, kind: str, key: str) -> str:
   return code
 
 
-def _wrong(step: PlanStep, docs: dict, draw: random.Random) -> str:
+def _wrong(step: PlanStep, draw: random.Random) -> str:
   """The step done wrongly; "" if it is a routine one or its call cannot be seen."""
   tree = ast.parse(step.code)
+  calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+  apis = [(call, API.fullmatch(ast.unparse(call.func))) for call in calls]
+  arguments = [(call, api.groups(), a) for call, api in apis if api for a in call.keywords]
   if step.kind == "answer":
     answer = draw.choice((f"answer={draw.randrange(10_000, 99_999)}", ""))
     return f"apis.supervisor.complete_task({answer})"
   if step.kind == "login":
     password = f"{draw.choice(('pass', 'secret'))}{draw.randrange(1000)}"
-    for _, (_, name), argument in _arguments(tree):
+    for _, (_, name), argument in arguments:
       if (name, argument.arg) == ("login", "password"):
         argument.value = ast.Constant(password)
     return ast.unparse(tree)
   if step.kind == "pages":  # the first page alone, in no variable
-    for call, _, argument in _arguments(tree):
+    for call, _, argument in arguments:
       if argument.arg == "page_index":
         argument.value = ast.Constant(0)
         return f"print({ast.unparse(call)})"
   if step.kind == "write":
-    calls = [(api, argument) for _, api, argument in _arguments(tree)]
-    spots = [a for api, a in calls if _writes(api, docs) and a.arg in NUMBERS + TEXTS]
+    spots = [a for _, api, a in arguments if api in step.writing and a.arg in NUMBERS + TEXTS]
     if draw.random() < EARLY or not spots:
       return "apis.supervisor.complete_task()"
     spot = draw.choice(spots)
