@@ -29,13 +29,13 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.router.gguf import set_up
 from baar_jax.run import Run
-from baar_jax.stages import bench, evaluate, import_traces, plan, profile, report, serve, train
+from baar_jax.stages import bench, evaluate, import_traces, plan, profile, serve, train
 from configs import quickstart
 
 STAGES = {"setup": profile.setup, "profile": profile.main, "references": profile.references}
 STAGES |= {"pretrain": train.pretrain, "value": train.value, "sft": train.sft, "bopo": train.bopo}
 STAGES |= {"baselines": train.baselines, "evaluate": evaluate.main, "forecast": evaluate.forecast}
-STAGES |= {"report": report.main}
+STAGES |= {"report": evaluate.report}
 EXTRA = {"import": import_traces.main, "export": train.export}  # of one process
 EXTRA |= {"bench": bench.main, "serve": serve.main}
 

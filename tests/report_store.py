@@ -1,11 +1,13 @@
 """A hand-made evaluation in which every family has episodes, for the tests of the report."""
 
 import itertools
+from pathlib import Path
 
 from tiny import call, episode
 
 from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config
 from baar_jax.episode import Task
+from baar_jax.report.page import compute_results
 from baar_jax.rollout.policies import Entry
 from baar_jax.store import Store
 
@@ -81,3 +83,8 @@ def fill(policies: dict) -> Store:
             step.calls += [proposal] * (step.model == 1)
         store.add(e)
   return store
+
+
+def figures(policies: dict, settings: Config | None = None, directory=Path("none")) -> dict:
+  """The report's results on them."""
+  return compute_results(fill(policies), entries(policies), settings or config(), directory)

@@ -171,8 +171,6 @@ def test_the_optimal_rule_reads_visible_text_alone(exact):
   assert [choose("tower", first, observation) for observation in seen] == [1, 0, 0]
   # SMALL jammed the lock that looked smooth: it is likely tricky
   assert choose("tower", [*first, Step(f"{smooth} green.", 0, "pull A")], f"{smooth} green.") == 1
-  with pytest.raises(ValueError, match="not an observation"):
-    choose("tower", first, "Lock 2 looks fine.")
   # It knows who jammed. Lock 2 is never broken. SMALL's jam is the stronger sign of a tricky lock
   # rather than a plain one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2, LARGE: 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
   now = "It jammed. Lock 2 looks marked. The sign is amber."
@@ -201,10 +199,7 @@ def test_the_frontier_is_of_the_sandbox_and_its_models_alone():
   assert exact_frontier(config) is None
   config.env.kind, config.env.max_steps = "sandbox", 18
   figures = exact_frontier(config)
-  assert figures["optimum"][0] == pytest.approx(figures["small"])  # the cheapest policy is SMALL
-  assert figures["small"].cost_usd < figures["large"].cost_usd and 0.5 < figures["area"] < 1
-  assert list(figures["capped"]) == list(config.evaluate.call_budgets)
-  for first, best in (points.values() for points in figures["capped"].values()):
-    assert first.success < best.success < figures["optimum"][-1].success
+  small = Exact().solve(p=0.0)[0]  # the cheapest policy
+  assert figures["optimum"][0] == pytest.approx(small) and 0.5 < figures["area"] < 1
   config.env.max_steps = 2  # too few for any success
   assert exact_frontier(config) is None

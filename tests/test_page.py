@@ -1,5 +1,6 @@
-"""The report's files: one rendered page, its tables in three formats, the terminal's lines."""
+"""The report's files: one page, its tables in three formats, the terminal's lines."""
 
+import copy
 import html.parser
 import json
 import math
@@ -9,40 +10,33 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from browser import open_phone
-from report_store import BOPO, EVERY, FEW, config, entries, fill
+from report_store import BOPO, EVERY, FEW, config, entries, figures, fill
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
-from baar_jax.report import page, table, texts
-from baar_jax.report.page import compute_results
+from baar_jax.report import page, texts
+from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import read_curves
 from baar_jax.rollout.policies import Entry
-from baar_jax.stages.report import read_forecast, terminal_table
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
-
-
-ROW = {"budget": "K = 1", "measured_share": 0.5, "forecast_share": 0.4}
-ROW |= {"forecast_share_low": 0.3, "forecast_share_high": 0.45}
-CURVES = pd.DataFrame({"stage": "sft", "training": "", "update": [1, 2]}).reindex(
-  columns=["stage", "training", "update", *table.CURVES], fill_value=0.5
-)
-FIT = {"brier": 0.125, "bins": [{"predicted": 0.1, "observed": 0.2, "count": 30}]}
+LINES = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
 
 
 @pytest.fixture(scope="module")
-def results() -> dict:
+def results(tmp_path_factory) -> dict:
   """Of every family, and one more that has no name of its own."""
-  policies = EVERY | {"newcomer": ("newcomer", {}, None, "SL", (1.0,) * 4)}
-  settings = config(robustness=(1,))
+  names = {"one": None, "one(K=1)": 1}
+  one = {n: ("conditioned", {}, K, "SSSL", (1.0, 1.0, 1.0, 0.0)) for n, K in names.items()}
+  newcomer = {"newcomer": ("newcomer", {}, None, "SL", (1.0,) * 4)}
+  directory, settings = tmp_path_factory.mktemp("run"), config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
-  forecast = {"rows": [ROW], "calibration": FIT}
-  results = compute_results(
-    fill(policies), entries(policies), settings, forecast=forecast, curves=CURVES
-  )
-  small, large = results["episodes"].episode.iloc[1].steps[2:]
-  small.observation = "x" * 900
-  small.logp, large.logp, large.action = math.log(0.2), math.log(0.75), ""
+  forecast = pd.DataFrame({"K = 1": [1.0, 0.9, 0.6, 0.1], "no cap": 0.5})
+  forecast.set_axis([f"test-{i}" for i in range(4)]).to_csv(directory / FORECAST)
+  (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, LINES)))
+  results = figures(EVERY | one | newcomer, settings, directory)
+  small, large = results["episodes"][1].steps[2:]
+  small.observation, large.action = "x" * 900, ""
   return results
 
 
@@ -87,31 +81,22 @@ def reader(index) -> Reader:
   return Reader(index.read_text(encoding="utf-8"))
 
 
-def rendered(results: dict) -> str:
-  return Reader(page.render(results, {})).text
-
-
-def test_the_page_is_well_formed_and_asks_for_nothing(index, reader):
+def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
   reader.check_that_it_asks_for_nothing()
   names = {path.stem for path in index.parent.glob("*.png")}
-  expected = {"frontier_score", "frontier_success", "hard_budget", "ablations", "training_sft"}
-  assert names == expected
+  assert names == {"frontier_score", "frontier_success", "hard_budget", "training_sft"}
   assert reader.tags.count("img") == len(names)
-
-
-def test_the_page_says(reader):
   for words in (
-    "BoPO recovers 100 % of the success gap",
-    "for 12 % of their cost gap",
+    "The budget-aware router recovers 100 % of the success gap",
+    "for 25 % of their cost gap",
+    "scripted models gpt-4.1-mini and gpt-4.1.",
     "a rule on the same text stands in for the judge",
-    "task mix 25 50 25 25 50 25",  # easy, hard and intractable tasks
-    "BoPO 17 67 17 0 100 0",  # 4, 16 and 4 of its 24 dollars; LARGE for hard tasks alone
-    "SMALL 25 50 25 – – –",  # always; it calls LARGE for none
-    "gpt-4.1-mini, p = 0.20, $",
-    "gpt-4.1, p = 0.75, $",
+    "task mix 25 50 25",  # easy, hard and intractable tasks
+    "BoPO 17 67 17",  # 4, 16 and 4 of its 24 dollars
     "(no action in the reply)",
-    "K = 1 40 [30, 45] 50",
-    "10 20 30 By task and cap. Mean squared difference 0.125",
+    # (1 + .9 + .6 + .1) / 4, and (1 + 1 + 1 + 0) / 4; squares of 0, .1, .4 and .1
+    "K = 1 65 [35, 98] 75 no cap 50 [50, 50] –",
+    "10 0 1 60 100 1 95 100 2 By task and cap. Mean squared difference 0.045",
     "newcomer",
     "8 budget overruns",
   ):
@@ -119,49 +104,28 @@ def test_the_page_says(reader):
   assert "x" * 300 in reader.text and "x" * 330 not in reader.text  # texts are cut
 
 
-def test_a_stand_in_is_called_so_everywhere(results, reader):
-  assert "zero-shot LLM" not in reader.text and reader.text.count("zero-shot (stand-in)") > 2
-  assert "\nzero-shot (stand-in)  " in terminal_table(results)
-  real = {"kind": "chat", "names": ["a", "b"], "hosts": ["api.openai.com", "127.0.0.1"]}
-  run = results["run"] | {"stand_ins": [], "models": real}
-  text = rendered(results | {"run": run})
-  assert "zero-shot LLM" in text and "stand-in" not in text and "cripted" not in text
-  assert "models at api.openai.com and 127.0.0.1" in text
-
-
-def test_a_run_without_bopo_or_without_a_gap():
+def test_a_run_without_bopo_or_without_a_gap(tmp_path):
   few = {name: FEW[name] for name in ("always-small", "always-large", "random(p=0.5)")}
-  text = rendered(compute_results(fill(few), entries(few), config()))
-  assert "No BoPO router has been evaluated" in text
-  assert "hard budget" not in text
   flat = {name: (*kind[:3], "S", (1.0,)) for name, kind in EVERY.items() if kind[2] is None}
-  results = compute_results(fill(flat), entries(flat), config())
-  assert results["policies"].success_gap_share.isna().all() and results["headline"] is None
-  text = rendered(results)
-  assert "there is no gap that a router could recover" in text
+  for policies in (few, flat):
+    results = figures(policies)
+    text = Reader(page.write(results, tmp_path).read_text(encoding="utf-8")).text
+    assert results["headline"] is None and "There is no BoPO, or no gap" in text
+    assert "hard budget" not in text
+  assert results["policies"].success_gap_share.isna().all()
 
 
 def test_the_hard_budget_as_markdown_and_latex(index):
   lines = (index.parent / "hard_budget.md").read_text(encoding="utf-8").splitlines()
   cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
   assert cells[0] == ["Family", "K = 1 SR", "K = 1 Use%", "K = 2 SR", "K = 2 Use%"]
-  # What has no cap has no share of it; SMALL keeps every cap.
-  small, large = ["30.0 [0.0, 80.0]", "0"], ["75.0 [50.0, 100.0]", "–"]
-  assert cells[2] == ["always SMALL", *small, *small]
-  assert cells[3] == ["always LARGE", *large, *large]
+  small, large = ["30.0 [0.0, 80.0]", "–"], ["75.0 [50.0, 100.0]", "–"]  # they have no cap
+  assert cells[2:4] == [["always SMALL", *small, *small], ["always LARGE", *large, *large]]
   assert ["single-turn", "25.0 [0.0, 75.0]", "100", "–", "–"] in cells
   tex = (index.parent / "hard_budget.tex").read_text(encoding="utf-8")
   assert r"single-turn & 25.0 [0.0, 75.0] & 100 & – & – \\" in tex
   assert r"\multicolumn{2}{c}{K = 1}" in tex and r"& SR & Use\% & SR & Use\% \\" in tex
   assert r"\toprule" in tex and r"\bottomrule" in tex
-
-
-def test_a_star_only_where_the_lead_is_clear(results):
-  for clear in (True, False):
-    rows = results["hard_budget"].assign(lead_low=0.0)
-    rows.loc[(rows.family == "bopo") & (rows.K == 1), "lead_low"] = 0.1 * clear
-    table = texts.hard_budget(results | {"hard_budget": rows})
-    assert (r"50.0 [0.0, 100.0] \*" in texts.to_markdown(table)) is clear
 
 
 def test_numbers_and_settings_as_texts(results):
@@ -170,12 +134,12 @@ def test_numbers_and_settings_as_texts(results):
   frame = frame.assign(area_gain_high=[0.004, nan, nan], cost_gap_share=[0.5, 0.004, nan])
   router = {"lam": 0.3, "update": 12}
   rules = [router | {"threshold": 0.5}, router | {"threshold": 0.2}, {"share": 0.25}]
-  frame = frame.assign(lam=[0.3, 1, nan], family=["bopo", "x", "sft"], parameters=rules)
-  columns = ["area_gain", "cost_gap_share", "lam", "family", "parameters"]
+  frame = frame.assign(K=[3, 1, nan], family=["bopo", "x", "sft"], parameters=rules)
+  columns = ["area_gain", "cost_gap_share", "K", "family", "parameters"]
   assert texts.as_texts(results, frame, columns).to_dict("list") == {
-    "BoPO minus it": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
+    "Gain": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
     "Cost gap, %": ["50", "0", "–"],
-    "λ": ["0.3", "1", "–"],
+    "K": ["3", "1", "–"],
     "Family": ["BoPO", "x", "SFT only"],
     "Parameters": ["λ = 0.3", "λ = 0.3, t = 0.2", "share 25 %"],
   }
@@ -185,7 +149,8 @@ def test_the_terminal_table():
   store = fill(FEW | {"bopo(usd=7)": ("bopo", BOPO, None, "SL", (1.0,) * 4)})
   lines = entries(FEW)
   lines.insert(2, Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
-  lines = terminal_table(compute_results(store, lines, config())).splitlines()
+  results = page.compute_results(store, lines, config(), Path("none"))
+  lines = texts.terminal_table(results).splitlines()
   # A header, the policies, three families' areas, and the ledger.
   assert len(lines) == 1 + len(FEW) + 1 + 3 + 1
   assert lines[5].split() == ["first-large(K=2)", "55.0", "50.0", "12.00", "2.0", "100"]
@@ -194,39 +159,37 @@ def test_the_terminal_table():
   assert lines[-1].startswith("spent by this run: $") and lines[-1].endswith("scripted models")
 
 
-def test_a_forecast_that_cannot_be_read_is_named(tmp_path):
-  path = tmp_path / "forecast.json"
-  assert read_forecast(path) is None
-  for text in ('{"rows": [', '{"rows": [{}]}', json.dumps({"rows": [ROW | {"budget": None}]})):
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path} cannot be read: run --stage=forecast again$"):
-      read_forecast(path)
-  path.write_text(json.dumps({"rows": [ROW], "calibration": FIT}))
-  assert read_forecast(path) == {"rows": [ROW], "calibration": FIT}
-
-
 def test_curves_are_of_the_first_training_seed_and_of_the_newest_lines(tmp_path):
   path = tmp_path / "metrics.jsonl"
   assert read_curves(path).empty
-  lines = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
-  lines += [{"stage": "bopo", "lam": 0.3, "update": 1, "reward": r} for r in (0.1, 0.2)]
+  lines = LINES + [{"stage": "bopo", "lam": 0.3, "update": 1, "reward": r} for r in (0.1, 0.2)]
   lines += [lines[0] | {"train_seed": 1}, {"stage": "stored-training", "updates": 2}]
-  path.write_text("\n".join(['{"stage": "sft", "upd', *map(json.dumps, lines)]))  # cut by a kill
+  path.write_text("\n".join(map(json.dumps, lines)))
   curves = read_curves(path)
-  rows = [("sft", "rate 0.01", 1, 1.0), ("sft", "rate 0.01", 2, 0.5)]
-  assert [*curves[["stage", "training", "update", "loss"]].itertuples(index=False)][:2] == rows
-  assert [*curves[curves.stage == "bopo"][["training", "reward"]].itertuples(index=False)] == [
-    ("λ = 0.3", 0.2)
+  names = ["stage", "training", "update"]
+  assert [*curves[[*names, "loss"]].dropna().itertuples(index=False, name=None)] == [
+    ("sft", "learning_rate 0.01", 1, 1.0),
+    ("sft", "learning_rate 0.01", 2, 0.5),
   ]
+  rows = [*curves[[*names, "reward"]].dropna().itertuples(index=False, name=None)]
+  assert rows == [("bopo", "lam 0.3", 1, 0.2)]
   figure = page.draw_training(curves[curves.stage == "sft"])
-  assert [axes.get_title("left") for axes in figure.axes] == ["loss"]
-  wrong = [{"update": 1}, [1], None, "x"]
-  wrong += [{"stage": "sft", "update": "x"}, {"stage": "../../x", "update": 1}, {"stage": [1]}]
-  wrong += [{"stage": "sft", "update": 1, "ablation": text} for text in ("$\\x$", {}, 1)]
-  for line in wrong:
-    path.write_text(json.dumps(line))
-    with pytest.raises(ValueError, match=f"^line 1 of {path} cannot be read: remove it"):
-      read_curves(path)
+  assert [axes.get_title() for axes in figure.axes] == ["loss"]
+
+
+WRONG = [{"update": 1}, [1], None, "x", {"stage": "sft", "update": "x"}, {"stage": [1]}]
+WRONG += [{"stage": "../../x", "update": 1}, {"stage": "sft", "ablation": "$\\x$"}]
+
+
+@pytest.mark.parametrize(
+  ("name", "text"),
+  [("metrics.jsonl", json.dumps(line)) for line in WRONG]
+  + [(FORECAST, text) for text in (",K = 1\ntest-0,x", "a,b\n1,2,3\n4", "")],
+)
+def test_a_file_of_the_run_that_cannot_be_read_is_named(tmp_path, name, text):
+  (tmp_path / name).write_text(text)
+  with pytest.raises(ValueError, match=f"^{tmp_path / name} cannot be read: "):
+    figures(FEW, directory=tmp_path)
 
 
 HOSTILE = [
@@ -248,13 +211,12 @@ UNSEEN = re.compile(
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, text):
   """Texts of others' tasks and models, and a family's name, which no one else gives."""
-  steps = [Step(text, 1, text, logp=-0.5)]
-  rows = results["episodes"].assign(text=text)
-  rows["episode"] = [Episode(text, text, 0, steps, 1.0, f"error:{text}") for _ in rows.text]
-  run = results["run"] | {"name": text, "environment": text, "stand_ins": []}
-  run["models"] = {"kind": "chat", "names": [text, text], "hosts": [text, text]}
+  episode = Episode(text, text, 0, [Step(text, 1, text, logp=-0.5)], 1.0, f"error:{text}")
+  settings = copy.deepcopy(results["config"])
+  vars(settings)["name"], vars(settings.models)["names"] = text, (text, text)
+  run = results["run"] | {"environment": text, "models": text}
   run["prices_usd_per_million"] = {text: run["prices_usd_per_million"]["gpt-4.1"]}
-  changed = {"run": run, "episodes": rows}
+  changed = {"run": run, "config": settings, "episodes": [episode]}
   for name in ("policies", "frontiers", "hard_budget", "ablations"):
     changed[name] = results[name].replace({"family": {"single-turn": text}})
   monkeypatch.setattr(page, "draw_all", lambda _: {})

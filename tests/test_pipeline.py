@@ -165,5 +165,5 @@ def test_paper_view(tmp_path):
   flags = "router.view=paper env.max_steps=4 pretrain.epochs=0 router.max_tokens=448 "
   flags += "sft.batch_episodes=4 sft.micro_episodes=4 evaluate.random_p=()"
   finish(start(tmp_path, *(f"--config.{flag}" for flag in flags.split())))
-  assert results(tmp_path)["run"]["router"]["view"] == "paper"
+  assert results(tmp_path)["config"]["router"]["view"] == "paper"
   assert {p["success_percent"] for p in results(tmp_path)["policies"]} == {0.0}

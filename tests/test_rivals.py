@@ -1,14 +1,11 @@
-"""The rivals by hand: preference data, what a scorer reads, and calibration."""
+"""The rivals by hand: preference data and what a scorer reads."""
 
-import numpy as np
-import pytest
 import tiny
 
 from baar_jax.router.view import View
 from baar_jax.stages.train import find_winners
 from baar_jax.train.batches import label_episodes, label_failures, make_batch
 from baar_jax.train.dataset import add_proposals
-from baar_jax.train.fit import measure_calibration
 
 
 def trial(seed, score, models="S"):
@@ -56,15 +53,3 @@ def test_the_proposal_stands_before_the_decision_and_is_not_repeated(
   ]
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
   assert ids == [proposing.decision_ids[0], proposing.decision_ids[1]]
-
-
-def test_calibration_by_hand():
-  # Squared errors .01, .04, .64, .01: Brier .7 / 4. Bins [.1, .2), [.8, .9), [.9, 1].
-  figures = measure_calibration(np.array([0.1, 0.8, 0.8, 0.9]), np.array([0, 1, 0, 1]))
-  assert figures["brier"] == pytest.approx(0.175)
-  assert figures["bins"] == [
-    {"predicted": pytest.approx(0.1), "observed": 0.0, "count": 1},
-    {"predicted": pytest.approx(0.8), "observed": 0.5, "count": 2},
-    {"predicted": pytest.approx(0.9), "observed": 1.0, "count": 1},
-  ]
-  assert measure_calibration(np.array([1.0]), np.array([1]))["bins"][0]["count"] == 1

@@ -183,6 +183,6 @@ def test_a_forecast_before_an_evaluation_says_what_to_run(tmp_path):
   config = tiny.config(tmp_path)
   config.value.updates = 3
   run = Run(config)
-  with pytest.raises(ValueError, match="no evaluated conditioned router: run --stage=evaluate"):
+  with pytest.raises(ValueError, match="run --stage=evaluate"):
     evaluate.forecast(run)
   run.close()

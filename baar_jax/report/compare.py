@@ -3,6 +3,7 @@
 Axes: B resamples of the tasks and training seeds (the first is all), P policies.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,24 +13,24 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config, compared_lam
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
-from baar_jax.report.table import DIFFICULTIES, METRICS, PRIVILEGED, Evaluation, load
-from baar_jax.rollout.policies import ALWAYS_SMALL, BOUNDARIES, CONDITIONED, FIRST_LARGE, Entry
-from baar_jax.store import Store
+from baar_jax.report.table import COMPARED, DIFFICULTIES, METRICS, Evaluation, load
+from baar_jax.rollout.policies import BOUNDARIES, CONDITIONED, FIRST_LARGE, Entry
+from baar_jax.store import BUDGETS, Store
 from baar_jax.train import rewards
 
-COMPARED = "compared"  # BoPO's points at the weight of cost that the ablations are trained with
+FORECAST = "forecast.csv"  # what stage forecast leaves in a run's directory
 NO_VALUE = np.full(1, np.nan)
 # Generated tokens per second (paper, "Latency Analysis"): SMALL and LARGE after OpenAI's targets,
 # the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and the network do not count.
 SMALL_RATE, LARGE_RATE, ROUTER_RATE = 90.0, 80.0, 180.0
+BINS = 10  # of a calibration
 
 
 class Choice(NamedTuple):
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
   policies: list[str]  # all that is chosen, in the entries' order
   # By family (or COMPARED) and metric: the policies on the upper hull of its points and the
-  # boundaries, by ascending cost. First-Large has the points under its budgets, others those
-  # without one.
+  # boundaries. First-Large has the points under its budgets, others those without one.
   vertices: dict[tuple[str, str], list[str]]
   headline: str | None  # the main family's point that lies highest above the boundaries' line
   typical: dict[str, str]  # per family without a budget the policy nearest in cost to the headline
@@ -55,7 +56,8 @@ def choose(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
   groups = pd.concat([first_large, uncapped]).groupby("family", sort=False)
   points = {family: group.index for family, group in groups}
   if config.baselines.ablations:
-    points[COMPARED] = points["bopo"][uncapped.lam[points["bopo"]] == compared_lam(config)]
+    lam = uncapped.parameters[points["bopo"]].str["lam"]
+    points[COMPARED] = points["bopo"][lam == compared_lam(config)]
   vertices = {
     (family, metric): _on_hull(mean, names, metric)
     for family, names in points.items()
@@ -103,16 +105,17 @@ def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.
 def policies(data: Evaluation) -> pd.DataFrame:
   """The results of every policy, by its name: means per task, some with intervals, its shares of
   the gaps between the boundaries and of its cap, and overruns (episodes over the cap)."""
-  table = data.entries.drop(columns=["threshold", "share", "trained"])
+  table = data.entries.drop(columns="trained")
   table["episodes"] = data.episodes.policy.value_counts()
   for column in ("deciding_usd", "steps", "large_calls", "spent_usd"):
     table[column] = data.per_task(column).mean(axis=1)
-  for column, mean_PxB in data.resampled.items():
+  resampled = dict(data.resampled)
+  for gap, column in (("cost_gap_share", "cost_usd"), ("success_gap_share", "success_percent")):
+    low_B, high_B = resampled[column].loc[[*BOUNDARIES]].to_numpy()
+    resampled[gap] = (resampled[column] - low_B) / np.where(high_B > low_B, high_B - low_B, np.nan)
+  for column, mean_PxB in resampled.items():
     rows = [interval(column, mean_B) for mean_B in mean_PxB.to_numpy()]
     table = table.join(pd.DataFrame(rows, table.index))
-  for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    low, high = table[column][[*BOUNDARIES]]
-    table[f"{name}_gap_share"] = (table[column] - low) / (high - low if high > low else np.nan)
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
   cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
@@ -123,41 +126,12 @@ def policies(data: Evaluation) -> pd.DataFrame:
   return table
 
 
-def headline(data: Evaluation, choice: Choice, table: pd.DataFrame) -> dict | None:
-  """The point that dev has chosen, with intervals of its shares of the gaps on these tasks; None
-  without one or without a gap."""
-  policy = choice.headline
-  if policy is None or table.loc[policy, ["cost_gap_share", "success_gap_share"]].isna().any():
-    return None
-  result = {"policy": policy, "parameters": table.parameters[policy]}
-  for name, column in (("cost", "cost_usd"), ("success", "success_percent")):
-    low_B, high_B, value_B = data.resampled[column].loc[[*BOUNDARIES, policy]].to_numpy()
-    gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
-    result |= interval(f"{name}_gap_share", (value_B - low_B) / gap_B)
-  return result
-
-
-def frontiers(data: Evaluation, choice: Choice) -> pd.DataFrame:
-  """A row per family and metric: its area along the points that dev has chosen, and the area of the
-  main family minus its own. All are comparable, however many candidates there were."""
-  families = dict.fromkeys(family for family, _ in choice.vertices)
-  shown = [f for f in families if f not in (*BOUNDARIES, *ABLATIONS, COMPARED)]
-  main = main_family(families)
-  return _areas(data, choice, sorted(shown, key=lambda family: family != main), main)
-
-
-def ablations(data: Evaluation, choice: Choice) -> pd.DataFrame:
-  """Rows as of `frontiers`: BoPO at the ablations' weight of cost (as "bopo"), SFT alone and each
-  ablation; gains are of that BoPO. Empty without ablations."""
-  families = dict.fromkeys(f for f, _ in choice.vertices if f in (COMPARED, "sft", *ABLATIONS))
-  rows = _areas(data, choice, families if COMPARED in families else [], COMPARED)
-  return rows.replace({"family": {COMPARED: "bopo"}})
-
-
-def _areas(data: Evaluation, choice: Choice, families: Iterable[str], main: str) -> pd.DataFrame:
+def areas(data: Evaluation, choice: Choice, main: str, others: Iterable[str]) -> pd.DataFrame:
+  """A row per family and metric: its area along the points that dev has chosen, and the gain of
+  `main` over it. All are comparable, however many candidates there were."""
   rows = []
-  for family in families:
-    for metric in METRICS:
+  for family, metric in itertools.product(dict.fromkeys([main, *others]), METRICS):
+    if (family, metric) in choice.vertices:
       points = choice.vertices[family, metric]
       area_B, gain_B = resample_area(data, points, metric), NO_VALUE
       if family != main and (main, metric) in choice.vertices:
@@ -168,54 +142,39 @@ def _areas(data: Evaluation, choice: Choice, families: Iterable[str], main: str)
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
-  """A row per K and family: that of `policies` with the parameters that dev has chosen, and by SR
-  its `lead` over the best other on these tasks (so it is rather too low), what it is over
-  First-Large, and the `gain` of the main family over it. Privileged policies do not compete;
-  always-SMALL does, as it keeps every budget."""
-  rows, main = [], main_family(table.family)
+  """A row per K and family, first the boundaries, which keep no cap, then the main family: that of
+  `policies` with the parameters that dev has chosen, and the gain in SR of the main family over
+  it, on the same tasks."""
+  rows, sr, main = [], data.resampled[data.sr], main_family(table.family)
+  first = table.family.isin([*BOUNDARIES, main])
+  table = pd.concat([table[first], table[~first]]).rename_axis("policy").reset_index()
   for K in sorted(table.call_budget.dropna().unique()):
-    group = table[table.call_budget.eq(K) | (table.index == ALWAYS_SMALL)]
-    group = group.sort_values("family", key=lambda names: names != main, kind="stable")
-    sr_B = dict(zip(group.family, data.resampled[data.sr].loc[group.index].to_numpy()))
-    competing = [family for family in sr_B if family not in PRIVILEGED]
-    competing.sort(key=lambda family: -sr_B[family][0])
-    for policy, row in group.iterrows():
-      best = next((other for other in competing if other != row.family), None)
-      pairs = {"lead": (row.family, best if row.family in competing else None)}
-      pairs |= {"over_first": (row.family, FIRST_LARGE), "gain": (main, row.family)}
-      used = row.large_calls / K if K else np.nan
-      row = row.to_dict() | {"K": int(K), "policy": policy, "use_share": used}
-      for name, (above, below) in pairs.items():
-        known = above != below and above in sr_B and below in sr_B
-        row |= interval(name, sr_B[above] - sr_B[below] if known else NO_VALUE)
-      rows.append(row)
+    group = table[table.call_budget.eq(K) | table.policy.isin(BOUNDARIES)]
+    main_B = sr.loc[group.policy[group.family == main]].mean()  # NaN without one
+    for row in group.to_dict("records"):
+      gain_B = (main_B - sr.loc[row["policy"]]).to_numpy() if row["family"] != main else NO_VALUE
+      rows.append(row | {"K": int(K)} | interval("gain", gain_B))
   return pd.DataFrame(rows)
 
 
-def difficulties(data: Evaluation, easy_rate: float) -> pd.Series:
-  """Each test task's difficulty, by the evaluation's own episodes of the boundaries."""
+def by_difficulty(data: Evaluation, typical: Mapping, easy_rate: float) -> pd.DataFrame:
+  """Each family's shares of its dollars by the test tasks' difficulty, which the boundaries' own
+  episodes tell, and those of the tasks as the family "task mix"; NaN where the sum is 0."""
   trials = data.episodes.groupby(["task_id", "policy"]).success.agg(list).unstack()[[*BOUNDARIES]]
-  return trials.loc[data.tasks].apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
-
-
-def by_difficulty(data: Evaluation, typical: Mapping, difficulty: pd.Series) -> pd.DataFrame:
-  """Each family's shares of dollars and of LARGE calls by difficulty, and those of the tasks as
-  the family "task mix"; NaN where the sum is 0."""
-  tables, task_mix = [], pd.DataFrame(1.0, ["task mix"], data.tasks)
-  for column in ("cost_usd", "large_calls"):
-    value = data.per_task(column).loc[[*typical.values()]].set_axis([*typical])
-    value = pd.concat([task_mix, value])
-    sums = value.T.groupby(difficulty).sum().T.reindex(columns=DIFFICULTIES, fill_value=0.0)
-    shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
-    tables.append(shares.rename_axis("family").reset_index().assign(column=column))
-  return pd.concat(tables, ignore_index=True)
+  difficulty = trials.apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
+  cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
+  value = pd.concat([pd.DataFrame(1.0, ["task mix"], data.tasks), cost_usd])
+  sums = value.T.groupby(difficulty).sum().T.reindex(columns=DIFFICULTIES, fill_value=0.0)
+  shares = sums.div(sums.sum(axis=1).replace(0.0, np.nan), axis=0)
+  return shares.add_suffix("_share").rename_axis("family").reset_index()
 
 
 def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
-  """Mean seconds per episode, by family, by the paper's token rates and as measured.
+  """Mean seconds per episode, by family, by the paper's token rates; and waited_s, what an episode
+  really waited for its router or judge.
 
   A router's decision is one token of its own, a judge's answers are at LARGE's rate, untaken
-  proposals at SMALL's. Measured are waited_s, for the router or judge, and decision_s of each time.
+  proposals at SMALL's.
   """
   table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
   mean = table.groupby("policy").mean().loc[[*typical.values()]]
@@ -223,9 +182,36 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   s = pd.DataFrame({"small_s": (mean.small_tokens + mean.proposal_tokens) / SMALL_RATE})
   s["large_s"] = mean.large_tokens / LARGE_RATE
   s["router_s"] = mean.decisions / ROUTER_RATE + mean.judge_tokens / LARGE_RATE
-  s["total_s"] = s.sum(axis=1)
-  s["router_share"] = s.router_s / s.total_s
-  decisions = mean.decisions + mean.judgements
-  s["waited_s"] = mean.router_latency_s.where((mean.router_latency_s > 0) & (decisions > 0))
-  s["decision_s"] = s.waited_s / decisions
+  s["router_share"] = s.router_s / s.sum(axis=1)
+  s["waited_s"] = mean.router_latency_s.where(mean.router_latency_s > 0)
   return s
+
+
+def forecasts(data: Evaluation, score_NxB: pd.DataFrame) -> dict:
+  """Expected scores in [0, 1] of the tasks (rows), by budget, beside what the one router had.
+
+  `rows` have each budget's mean, and what was measured where the router has been evaluated under
+  this cap. Its calibration counts each task under each cap once: `bins` of equal width with their
+  means and a count, and `brier`, the mean squared difference (Brier 1950).
+  """
+  draws = frontier.draw(len(score_NxB), 1, data.resamples)
+  mean_KxB = frontier.means(score_NxB.to_numpy().T[..., None], np.zeros(score_NxB.shape[1]), draws)
+  rows = pd.DataFrame([interval("forecast_share", mean_B) for mean_B in mean_KxB])
+  rows.insert(0, "budget", score_NxB.columns)
+  own = data.entries[data.entries.family == CONDITIONED].dropna(thresh=1, subset=[*BUDGETS])
+  measured_NxB = data.per_task("score_percent").loc[own.index].T / 100
+  measured_NxB.columns = [budget_name(*budget) for budget in own[[*BUDGETS]].to_numpy()]
+  rows["measured_share"] = rows.budget.map(measured_NxB.mean())
+  shared = score_NxB.columns.intersection(measured_NxB.columns)
+  frames = {"predicted_share": score_NxB[shared], "observed_share": measured_NxB[shared]}
+  pairs = pd.DataFrame({name: frame.to_numpy().ravel() for name, frame in frames.items()})
+  bins = pairs.groupby((pairs.predicted_share * BINS).clip(upper=BINS - 1).astype(int))
+  bins = bins.mean().assign(count=bins.size()).reset_index(drop=True)
+  brier = ((pairs.predicted_share - pairs.observed_share) ** 2).mean()
+  return {"rows": rows, "bins": bins, "brier": brier}
+
+
+def budget_name(calls: float | None, usd: float | None) -> str:
+  if calls is not None and not np.isnan(calls):
+    return f"K = {calls:g}"
+  return "no cap" if usd is None else f"${usd:g}"

@@ -24,7 +24,7 @@ from baar_jax.llms.agent import extend, open_conversation
 from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.policies import FIRST_LARGE, Live
+from baar_jax.rollout.policies import Live
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST, SUCCESS = 0, 1
@@ -129,9 +129,8 @@ class Exact:
 
 
 def exact_frontier(config: Config) -> dict | None:
-  """The optimal frontier's Points, the boundaries' and the area; and as "capped" by K of
-  `evaluate.call_budgets` the Points of the optimum and of First-Large, over all tasks. None in
-  another environment, for other models, prices or skills, and if LARGE gains nothing."""
+  """The optimal frontier's Points over all tasks, and its area. None in another environment, for
+  other models, prices or skills, and if LARGE gains nothing."""
   c = config.models
   if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices or c.skills:
     return None
@@ -139,12 +138,7 @@ def exact_frontier(config: Config) -> dict | None:
   hull, small, large = exact.hull(), exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   if large.success <= small.success:
     return None
-  area = frontier.area(*zip(*hull), small, large)
-  capped = {
-    K: {FIRST_LARGE: exact.solve(p=1.0, calls=K)[0], "optimum": exact.solve(FREE, calls=K)[0]}
-    for K in config.evaluate.call_budgets
-  }
-  return {"optimum": hull, "small": small, "large": large, "area": area, "capped": capped}
+  return {"optimum": hull, "area": frontier.area(*zip(*hull), small, large)}
 
 
 def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:
@@ -181,10 +175,8 @@ def _outcomes(rules: Rules, errors: Errors, prior_IxKxZxL: np.ndarray) -> tuple[
 
 def _parse(observation: str) -> tuple[int, int, int]:
   """Lock, look and sign that an observation shows, as indices."""
-  match = VISIBLE.search(observation)
-  if match is None:
-    raise ValueError(f"not an observation of the sandbox: {observation!r}")
-  return int(match[1]) - 1, LOOKS.index(match[2]), SIGNS.index(match[3])
+  lock, look, sign = VISIBLE.search(observation).groups()
+  return int(lock) - 1, LOOKS.index(look), SIGNS.index(sign)
 
 
 def _call_prices(env: Sandbox, names: Sequence[str], errors: Errors) -> list[list[float]]:

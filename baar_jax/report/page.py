@@ -14,16 +14,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from baar_jax.config import Config
+from baar_jax.config import ABLATIONS, Config
+from baar_jax.envs import engines
 from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
-from baar_jax.report.compare import choose, main_family
 from baar_jax.report.optimum import exact_frontier
-from baar_jax.report.table import CURVES, Evaluation, load, run_ledger
+from baar_jax.report.table import COMPARED, CURVES, Evaluation, load, read_curves, run_ledger
 from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
-from baar_jax.rollout.policies import ALWAYS_SMALL, BOUNDARIES, Entry
+from baar_jax.rollout.policies import BOUNDARIES, Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
 
@@ -38,78 +38,73 @@ def compute_results(
   store: Store,
   entries: Sequence[Entry],
   config: Config,
+  directory: Path,
   spent: Spent | None = None,
-  forecast: Mapping | None = None,
-  own_tasks: bool = False,
-  curves: pd.DataFrame | None = None,
 ) -> dict:
   """The results of the evaluation, tables and values, by name.
 
   All but "dev" are of test and of what dev has chosen. *_percent is in percent, *_share in [0, 1];
-  *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `spent` are
-  the recorded calls of API models, `forecast` what the stage kept; `own_tasks` were generated here,
-  `curves` are as of `read_curves`.
+  *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `directory`
+  is the run's, `spent` are the recorded calls of API models.
   Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
-  choice = choose(store, entries, config)
-  shown = [entry for entry in entries if entry.policy in choice.policies]
-  data = load(store, shown, config, "test")
-  table = compare.policies(data)
-  headline = compare.headline(data, choice, table)
-  difficulty = compare.difficulties(data, config.profile.easy_rate)
+  choice = compare.choose(store, entries, config)
+  data = load(store, [e for e in entries if e.policy in choice.policies], config, "test")
+  table, headline = compare.policies(data), choice.headline
+  if headline and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any():
+    headline = None  # there is no gap on test
+  families = [e.family for e in entries if e.family not in (*BOUNDARIES, *ABLATIONS)]
+  ablations = ["sft", *ABLATIONS] if config.baselines.ablations else []
+  episodes = store.episodes(headline or BOUNDARIES[0])
   results = {
-    "run": _facts(config, data) | {"train_tasks": len(profiles), "own_tasks": own_tasks},
+    "config": config,
+    "run": _facts(config, data) | {"train_tasks": len(profiles)},
     "dev": choice.dev,
     "policies": table,
     "headline": headline,
-    "frontiers": compare.frontiers(data, choice),
-    "ablations": compare.ablations(data, choice),
+    "frontiers": compare.areas(data, choice, compare.main_family(families), families),
+    "ablations": compare.areas(data, choice, COMPARED, ablations),
     "hard_budget": compare.hard_budgets(data, table),
-    "by_difficulty": compare.by_difficulty(data, choice.typical, difficulty),
+    "by_difficulty": compare.by_difficulty(data, choice.typical, config.profile.easy_rate),
     "latency": compare.latency(data, choice.typical),
     "robustness": measure_robustness(store, config),
-    "forecast": forecast,
-    "training": pd.DataFrame(columns=["stage"]) if curves is None else curves,
+    "forecast": _read_forecast(directory / compare.FORECAST, data),
+    "training": read_curves(directory / "metrics.jsonl"),
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),
-    "episodes": showcase(store, data, headline["policy"], difficulty) if headline else None,
+    "episodes": [episode for episode in episodes if episode.task_id in data.tasks][:3],
   }
   return results | {"paper": texts.beside_paper(results)}
 
 
 def _facts(config: Config, data: Evaluation) -> dict:
-  """What was run: environment, models, router, and how many tasks and seeds."""
-  models, scripted = config.models, config.models.kind == "scripted"
-  hosts = [] if scripted else [endpoint.host for endpoint in endpoints(models)]
+  """What was run, in words and numbers that are not in the config."""
+  env, models = config.env, config.models
+  hosts = dict.fromkeys(endpoint.host for endpoint in endpoints(models))
   prices = map(dataclasses.asdict, prices_of(models.names, models.prices))
+  own_tasks = env.kind in engines.ENGINES and engines.uses_generated_data(env.kind, env.data)
+  is_scripted = models.kind == "scripted"
   return {
-    "name": config.name,
-    "environment": config.env.kind.rpartition(":")[2],  # the class of one of the user's own
-    "models": {"kind": models.kind, "names": list(models.names), "hosts": hosts},
+    "environment": env.kind.rpartition(":")[2],  # the class of one of the user's own
+    "own_tasks": own_tasks,  # generated here, not the benchmark's
+    "models": "scripted models" if is_scripted else f"models at {' and '.join(hosts)}",
     "prices_usd_per_million": dict(zip(models.names, prices)),
-    "router": dataclasses.asdict(config.router),
     "test_tasks": len(data.tasks),
-    "seeds": config.evaluate.seeds,
-    "profile_trials": config.profile.trials,
-    "train_seeds": config.train_seeds,
-    "main": main_family(data.entries.family),
+    "main": compare.main_family(data.entries.family),
     "left_out_episodes": data.left_out,
-    # Families of which a scripted run evaluates something else under their name.
-    "stand_ins": ["zero-shot"] if scripted and "zero-shot" in set(data.entries.family) else [],
     "sr": data.sr,
   }
 
 
-def showcase(store: Store, data: Evaluation, policy: str, difficulty: pd.Series) -> pd.DataFrame:
-  """A policy's first episode, by task and seed, of each difficulty and outcome."""
-  descriptions = {task.id: task.description for task in store.tasks("test")}
-  stored = {(episode.task_id, episode.seed): episode for episode in store.episodes(policy)}
-  rows = data.episodes[data.episodes.policy == policy]
-  rows = rows.assign(difficulty=rows.task_id.map(difficulty), text=rows.task_id.map(descriptions))
-  rows = rows.sort_values("difficulty", kind="stable").drop_duplicates(["difficulty", "success"])
-  rows["episode"] = [stored[key] for key in zip(rows.task_id, rows.seed)]
-  return rows[["difficulty", "success", "text", "episode"]]
+def _read_forecast(path: Path, data: Evaluation) -> dict | None:
+  if not path.exists():
+    return None
+  try:
+    score_NxB = pd.read_csv(path, index_col=0, dtype=str).astype(float).loc[data.tasks]
+  except (ValueError, KeyError):
+    raise ValueError(f"{path} cannot be read: run --stage=forecast again") from None
+  return compare.forecasts(data, score_NxB)
 
 
 def write(results: Mapping, directory: Path) -> Path:
@@ -118,7 +113,7 @@ def write(results: Mapping, directory: Path) -> Path:
   files = {"results.json": json.dumps(plain(results), indent=1, allow_nan=False)}
   if len(results["hard_budget"]):
     table = texts.hard_budget(results)
-    narrow = table.loc[:, table.columns.isin(["Family", "Candidates", "SR", "Use%"], level=1)]
+    narrow = table.loc[:, table.columns.isin(["Family", "SR", "Use%"], level=1)]
     files["hard_budget.md"] = texts.to_markdown(narrow)
     files["hard_budget.tex"] = texts.to_latex(narrow)
   images = {}
@@ -126,19 +121,18 @@ def write(results: Mapping, directory: Path) -> Path:
     file = directory / f"{name}.png"
     figure.savefig(file, dpi=144)
     images[name] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-  files["index.html"] = render(results, images)
+  jinja = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,  # whatever the results hold
+    trim_blocks=True,
+    finalize=texts.clean,
+  )
+  context = {"results": results, "texts": texts, "compare": compare, "images": images}
+  page = jinja.get_template("page.html.j2").render(context)
+  files["index.html"] = page.replace(" %", "\u00a0%")
   for name, text in files.items():
     (directory / name).write_text(text, encoding="utf-8")
   return directory / "index.html"
-
-
-def render(results: Mapping, images: Mapping[str, str]) -> str:
-  """The page, with images by name as URLs. Whatever the results hold, the template escapes it."""
-  files, clean = jinja2.FileSystemLoader(Path(__file__).parent), texts.clean
-  jinja = jinja2.Environment(loader=files, autoescape=True, trim_blocks=True, finalize=clean)
-  context = {"results": results, "texts": texts, "compare": compare, "exp": np.exp}
-  page = jinja.get_template("page.html.j2").render(context, images=images)
-  return page.replace(" %", "\u00a0%")
 
 
 def plain(value):
@@ -152,8 +146,7 @@ def plain(value):
   if isinstance(value, Collection) and not isinstance(value, str):
     return [plain(item) for item in value]
   value = value.item() if hasattr(value, "item") else value  # a number of NumPy's
-  wrong = isinstance(value, float) and not math.isfinite(value)
-  return None if wrong or value is pd.NA else value
+  return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def draw_all(results: Mapping) -> dict[str, Figure]:
@@ -164,8 +157,6 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
       figures[f"frontier_{metric.removesuffix('_percent')}"] = draw_frontier(results, metric)
     if len(results["hard_budget"]):
       figures["hard_budget"] = draw_hard_budget(results, metrics[0])
-    if len(results["ablations"]):
-      figures["ablations"] = draw_frontier(results, metrics[0], "ablations")
     for stage, curves in results["training"].groupby("stage", sort=False):
       figures[f"training_{stage}"] = draw_training(curves)
   return figures
@@ -174,7 +165,7 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
 def family_style(results: Mapping, family: str) -> dict:
   """Colour, marker, label and width of a family's line; the main family's is thick."""
   _, color, marker = FAMILIES.get(family, (family, MUTED, "o"))
-  style = {"color": color, "marker": marker, "label": family_name(results, family)}
+  style = {"color": color, "marker": marker, "label": family_name(family)}
   thick = family == results["run"]["main"]
   return style | {"linewidth": 1.0 + 1.4 * thick, "zorder": 2 + thick}
 
@@ -185,10 +176,10 @@ def new_axes(x: str, metric: str) -> Axes:
   return axes
 
 
-def draw_frontier(results: Mapping, metric: str, table="frontiers") -> Figure:
+def draw_frontier(results: Mapping, metric: str) -> Figure:
   """Cost against score: the line between the boundaries, and each family's along the points that
   dev has chosen, with their intervals."""
-  policies, rows = results["policies"], results[table]
+  policies, rows = results["policies"], results["frontiers"]
   axes = new_axes("dollars per task (list price)", metric)
   if metric == "success_percent" and results["exact"]:
     usd, share = np.array(results["exact"]["optimum"]).T
@@ -196,17 +187,16 @@ def draw_frontier(results: Mapping, metric: str, table="frontiers") -> Figure:
   ends = policies.loc[[*BOUNDARIES], ["cost_usd", metric]].to_numpy()
   axes.plot(*ends.T, "--", color=MUTED, linewidth=0.9, zorder=1)
   for family, end, below in zip(BOUNDARIES, ends, (-12, 5)):
-    style = family_style(results, family)
-    axes.annotate(style.pop("label"), end, (9, below), textcoords="offset points", fontsize=8)
-    axes.plot(*end, **style | {"zorder": 4})
+    place = {"xytext": (9, below), "textcoords": "offset points"}
+    axes.annotate(FAMILIES[family][0], end, fontsize=8, **place)
   for row in rows[rows.metric == metric].itertuples():
     points, style = policies.loc[row.policies], family_style(results, row.family)
     line = np.vstack([ends[:1], points[["cost_usd", metric]], ends[1:]])
-    axes.plot(*line.T, **style | {"marker": "", "label": None})
+    axes.plot(*line.T, **style)
     faint = {"color": style["color"], "linewidth": 0.8, "alpha": 0.4}
     axes.hlines(points[metric], points.cost_usd_low, points.cost_usd_high, **faint)
     axes.vlines(points.cost_usd, points[f"{metric}_low"], points[f"{metric}_high"], **faint)
-    axes.plot(points.cost_usd, points[metric], **style | {"linestyle": "", "zorder": 4})
+  axes.plot(*ends.T, "X", color=MUTED, zorder=4)
   handles, labels = axes.get_legend_handles_labels()
   axes.figure.legend(handles[::-1], labels[::-1], **ABOVE)
   return axes.figure
@@ -215,7 +205,7 @@ def draw_frontier(results: Mapping, metric: str, table="frontiers") -> Figure:
 def draw_hard_budget(results: Mapping, metric: str) -> Figure:
   """Score under a budget of K LARGE calls, a line per family."""
   axes, rows = new_axes("K, LARGE calls allowed per task", metric), results["hard_budget"]
-  for family, curve in rows[rows.family != ALWAYS_SMALL].groupby("family", sort=False):
+  for family, curve in rows[~rows.family.isin(BOUNDARIES)].groupby("family", sort=False):
     axes.plot(curve.K, curve[metric], **family_style(results, family))
   for family, dashes in zip(BOUNDARIES, (":", "--")):
     style = {"color": MUTED, "linestyle": dashes, "label": FAMILIES[family][0]}
@@ -229,12 +219,10 @@ def draw_training(curves: pd.DataFrame) -> Figure:
   """What a stage has logged over its updates, a line of moving means per training."""
   names = [name for name in CURVES if curves[name].notna().any()]
   figure = Figure(figsize=(9.2, 2.4), layout="constrained")
-  panels = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
-  for axes, name in zip(panels, names):
-    for training, line in curves[curves[name].notna()].groupby("training", sort=False):
-      means = line[name].rolling(max(1, len(line) // 12), min_periods=1).mean()
-      axes.plot(line["update"], means, label=training)
-    axes.set_title(name.replace("_", " "), loc="left")
+  for axes, name in zip(figure.subplots(1, max(1, len(names)), squeeze=False)[0], names):
+    lines = curves.dropna(subset=[name]).pivot(index="update", columns="training", values=name)
+    means = lines.rolling(max(1, len(lines) // 12), min_periods=1).mean()
+    means.plot(ax=axes, title=name.replace("_", " "), xlabel="", legend=False)
   if curves.training.nunique() > 1:
-    figure.legend(*panels[0].get_legend_handles_labels(), **ABOVE)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), **ABOVE)
   return figure

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, create_model
 
 from baar_jax.config import SERVED, Config, evaluation_seeds
 from baar_jax.episode import SMALL
@@ -16,7 +16,7 @@ from baar_jax.report import frontier
 from baar_jax.rollout.policies import BOUNDARIES, Entry, entries, routers
 from baar_jax.store import Store
 
-PRIVILEGED = ("privileged", "optimum")  # they know what no router may
+COMPARED = "compared"  # BoPO's points at the weight of cost that the ablations are trained with
 DIFFICULTIES = ["easy", "hard", "intractable"]
 METRICS = ("score_percent", "success_percent")
 LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
@@ -31,7 +31,6 @@ LINE = create_model(
   train_seed=(int | None, None),
   **dict.fromkeys(("lam", "learning_rate", "update", *CURVES), (float | None, None)),
 )
-FORECAST = "forecast.json"  # what stage forecast leaves in a run's directory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,9 +38,8 @@ class Evaluation:
   """The entries' episodes on one split.
 
   `entries` has a row per policy, by its name, in the report's order: the fields of `Entry` (NaN is
-  no cap), the parameters lam, threshold and share, and trained (a router). `episodes` has a row per
-  policy, task and seed: the columns of `Store.table`, deciding_usd (a router's and a judge's), and
-  training_seed.
+  no cap) and trained (a router). `episodes` has a row per policy, task and seed: the columns of
+  `Store.table`, deciding_usd (a router's and a judge's) and training_seed.
   """
 
   entries: pd.DataFrame
@@ -91,16 +89,13 @@ def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> 
   been run."""
   frame = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
   frame = frame.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
-  parameters = pd.DataFrame(frame.parameters.tolist(), frame.index, dtype=float)
-  frame = frame.join(parameters.reindex(columns=["lam", "threshold", "share"]))
   frame["trained"] = frame.family.isin(dict(routers(config)))
   seeds, keys = evaluation_seeds(config, split), list_jobs(store, config, split)
   episodes = store.table(list(frame.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
-  counts = episodes.policy.value_counts().reindex(frame.index, fill_value=0)
-  for policy, count in counts[counts < (1 - LEFT_OUT_LIMIT) * len(keys)].items():
-    number = f"{count} of {len(keys)} episodes on {split}"
-    raise ValueError(f"{policy} has {number}: run --stage=evaluate first")
+  for policy in frame.index:
+    if not _is_played(store, policy, keys):
+      raise ValueError(f"{policy} lacks episodes on {split}: run --stage=evaluate first")
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
@@ -113,19 +108,18 @@ def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> 
   return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
 
 
+def _is_played(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
+  return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
+
+
 def list_evaluated(store: Store, config: Config) -> list[Entry]:
-  """The entries of the evaluation; of a served run the boundaries, and those of which clients have
-  played enough on dev and on test. Raises ValueError if there are none of these."""
+  """The entries of the evaluation; of a served run those of which clients have played enough on dev
+  and on test. Raises ValueError if these are the boundaries at most."""
   if config.env.kind != SERVED:
     return entries(config)
   jobs = [list_jobs(store, config, split) for split in ("dev", "test")]
-
-  def is_played(policy: str) -> bool:
-    keys = store.keys(policy)
-    return all(len(keys & set(part)) >= (1 - LEFT_OUT_LIMIT) * len(part) for part in jobs)
-
-  played = [e for e in entries(config) if e.policy in BOUNDARIES or is_played(e.policy)]
-  if len(played) == len(BOUNDARIES):
+  played = [e for e in entries(config) if all(_is_played(store, e.policy, keys) for keys in jobs)]
+  if len(played) <= len(BOUNDARIES):
     problem = "clients have played no policy but the boundaries on dev and on test"
     raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")
   return played
@@ -154,23 +148,17 @@ def read_curves(path: Path) -> pd.DataFrame:
   it from the stage's others), update and CURVES, NaN where a stage has none.
 
   Of several training seeds it has the first, of an update that a resumed run has repeated the
-  newest. Raises ValueError if a line is wrong, unless a kill has cut it.
+  newest. Raises ValueError if a line is wrong.
   """
-  key, lines = ["stage", "ablation", "lam", "learning_rate"], []
-  texts = path.read_text(errors="replace").splitlines() if path.exists() else []
-  for number, text in enumerate(texts, 1):
-    try:
-      lines.append(dict(LINE.model_validate_json(text)))
-    except ValidationError as error:
-      # The resumed run has written the update of a cut line again.
-      if error.errors()[0]["type"] != "json_invalid" or not text.startswith("{"):
-        problem = f"line {number} of {path} cannot be read"
-        raise ValueError(f"{problem}: remove it, or the file, and no curve is drawn") from None
-  table = pd.DataFrame(lines, columns=[*key, "train_seed", "update", *CURVES], dtype=object)
-  table = table.astype(dict.fromkeys(["lam", "learning_rate", "update", *CURVES], float))
+  key, numbers = ["stage", "ablation", "lam", "learning_rate"], ["update", *CURVES]
+  try:
+    texts = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = [dict(LINE.model_validate_json(text)) for text in texts]
+  except ValueError:
+    raise ValueError(f"{path} cannot be read: remove it, and no curve is drawn") from None
+  table = pd.DataFrame(lines, columns=[*key, "train_seed", *numbers], dtype=object)
   table = table[table["update"].notna() & table.train_seed.isna()]
-  table = table.drop_duplicates([*key, "update"], keep="last")
-  names = table.ablation.fillna("").astype(str)
-  names += table.lam.map(lambda lam: f" λ = {lam:g}" if lam == lam else "")
-  names += table.learning_rate.map(lambda rate: f" rate {rate:g}" if rate == rate else "")
-  return table.assign(training=names.str.strip())[["stage", "training", "update", *CURVES]]
+  table = table.drop_duplicates([*key, "update"], keep="last").astype(dict.fromkeys(numbers, float))
+  parameters = (row.dropna() for _, row in table[key[1:]].iterrows())
+  table["training"] = [", ".join(f"{k} {v}" for k, v in row.items()) for row in parameters]
+  return table[["stage", "training", *numbers]]

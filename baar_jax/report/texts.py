@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from baar_jax.report.table import DIFFICULTIES, METRICS
+from baar_jax.report.table import COMPARED, METRICS
 from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
 
 FAMILIES = {  # name, colour and marker
@@ -18,12 +18,13 @@ FAMILIES = {  # name, colour and marker
   "always": ("always one between", "#5f6875", "X"),
   "random": ("random", "#848b96", "^"),
   "first-large": ("First-Large", "#2f8a5b", "D"),
-  "zero-shot": ("zero-shot LLM", "#0f8a94", "X"),
+  "zero-shot": ("zero-shot router", "#0f8a94", "X"),
   "cascade": ("cascade", "#7a5a2e", "v"),
   "single-turn": ("single-turn", "#b8408f", "<"),
   "vanilla": ("vanilla RL", "#3c4cc0", "h"),
   "sft": ("SFT only", "#2f6cb3", "s"),
   "bopo": ("BoPO", "#c9452c", "o"),
+  COMPARED: ("BoPO at the same λ", "#c9452c", "o"),
   "conditioned": ("budget-aware router", "#111111", "*"),
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
   "no-reference": ("no reference advantage", "#0d6e5e", "D"),
@@ -46,18 +47,14 @@ UNITS = {
   "area": ("area", 1.0, "z.2f"),
   "jaccard": ("Jaccard", 1.0, "z.2f"),
   "agreement": ("same label, %", 100.0, "z.0f"),
-  "predicted": ("predicted, %", 100.0, "z.0f"),
-  "observed": ("observed, %", 100.0, "z.0f"),
   "area_gain": ("gain", 1.0, "+z.2f"),
   "gain": ("gain", 1.0, "+z.1f"),
-  "over_first": ("lead", 1.0, "+z.1f"),
   "large_calls": ("LARGE calls", 1.0, "z.1f"),
   "steps": ("steps", 1.0, "z.1f"),
 }
-TITLES = {"lam": "λ", "policies": "Points", "call_budget": "K", "usd_budget": "Cap, $"}
+TITLES = {"policies": "Points", "call_budget": "K", "usd_budget": "Cap, $"}
 TITLES |= {"sr_percent": "SR", "use_share": "Use%", "deciding_usd": "Router cost, $"}
-TITLES |= {"area": "Its area", "area_gain": "{main} minus it", "gain": "{main} minus it"}
-TITLES |= {"over_first": "it minus First-Large", "small_s": "SMALL, s", "large_s": "LARGE, s"}
+TITLES |= {"small_s": "SMALL, s", "large_s": "LARGE, s", "area_gain": "Gain"}
 TITLES |= {"paper": "The paper", "ours": "This run"}
 DASH = "–"  # no value
 
@@ -69,17 +66,9 @@ def clean(value):
   return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(value.split()))
 
 
-def family_name(results: Mapping, family: str) -> str:
+def family_name(family: str) -> str:
   """As a reader knows it; another family goes by its own name."""
-  if family in results["run"]["stand_ins"]:
-    return f"{family} (stand-in)"
   return FAMILIES[family][0] if family in FAMILIES else clean(family)
-
-
-def main_name(results: Mapping) -> str:
-  """Of the family that the report is about, at the start of a sentence."""
-  name = family_name(results, results["run"]["main"])
-  return name[:1].upper() + name[1:]
 
 
 def parameter_text(parameters: Mapping) -> str:
@@ -97,12 +86,6 @@ def shown_metrics(results: Mapping) -> list[str]:
   sr, table = results["run"]["sr"], results["policies"]
   same = (table.score_percent == table.success_percent).all()
   return [sr] if same else sorted(METRICS, key=lambda metric: metric != sr)
-
-
-def models_text(results: Mapping) -> str:
-  """Which models were asked."""
-  hosts = dict.fromkeys(results["run"]["models"]["hosts"])  # none of scripted models
-  return f"models at {' and '.join(hosts)}" if hosts else "scripted models"
 
 
 def cost_digits(results: Mapping) -> int:
@@ -125,14 +108,10 @@ def as_texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str
       spec = f"z.{cost_digits(results) + (name != 'cost_usd')}f"
     bounds = [bound for bound in (f"{name}_low", f"{name}_high") if bound in frame]
     title = (name.removesuffix(suffix) + unit).replace("_", " ")
-    cells = [
-      _number(factor * np.array(values, float), spec) if suffix else _word(results, *values)
+    result[TITLES.get(name, title[:1].upper() + title[1:])] = [
+      _number(factor * np.array(values, float), spec) if suffix else _word(*values)
       for values in zip(*(frame[column] for column in (name, *bounds)))
     ]
-    if name == "sr_percent":
-      cells = [cell + " *" * bool(low > 0) for cell, low in zip(cells, frame.lead_low)]
-    title = TITLES.get(name, title[:1].upper() + title[1:])
-    result[title.format(main=main_name(results))] = cells
   return pd.DataFrame(result, dtype=object)
 
 
@@ -142,9 +121,9 @@ def _number(values: np.ndarray, spec: str) -> str:
   return f"{value} [{', '.join(bounds)}]" if bounds and DASH not in bounds else value
 
 
-def _word(results: Mapping, value) -> str:
+def _word(value) -> str:
   if isinstance(value, str):
-    return family_name(results, value)
+    return family_name(value)
   if isinstance(value, dict):
     return parameter_text(value) or DASH
   if isinstance(value, list):
@@ -161,46 +140,29 @@ def side_by_side(results: Mapping, frame: pd.DataFrame, by: str, columns) -> pd.
   return pd.concat(blocks, axis=1).fillna(DASH).reset_index(col_level=1)
 
 
-def areas(results: Mapping, frame: pd.DataFrame, main: str = "") -> pd.DataFrame:
-  """The rows of `frontiers` or `ablations`: each area, and that of `main`, by default the main
-  family, minus it."""
-  results = results | {"run": results["run"] | {"main": main or results["run"]["main"]}}
+def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
+  """The rows of `frontiers` or `ablations`."""
   frame = pd.concat([frame[frame.metric == metric] for metric in shown_metrics(results)])
   frame = frame.assign(metric=frame.metric.map(METRIC_NAMES))
   return side_by_side(results, frame, "metric", ["policies", "area", "area_gain"])
 
 
 def hard_budget(results: Mapping) -> pd.DataFrame:
-  """Per family SR (with a star if clearly best), Use%, the main family's SR minus it and it minus
-  First-Large's, and success where that is not SR, under each K. The boundaries come first;
-  always-LARGE is not capped."""
+  """Per family SR, Use%, the main family's gain over it, and success where that is not SR, under
+  each K."""
   rows, sr = results["hard_budget"], results["run"]["sr"]
-  large = results["policies"].loc[[ALWAYS_LARGE]].merge(rows[["K"]].drop_duplicates(), "cross")
-  small = rows.family == ALWAYS_SMALL
-  rows = pd.concat([rows[small], large, rows[~small]]).sort_values("K", kind="stable")
   rows = rows.rename(columns=lambda name: name.replace(sr, "sr_percent"))
-  columns = ["sr_percent", "use_share", "gain", "over_first"]
+  columns = ["sr_percent", "use_share", "gain"]
   columns += rows.columns.intersection(["success_percent"]).to_list()
   rows = rows.assign(K=rows.K.map("K = {}".format))
   return side_by_side(results, rows, "K", columns)
 
 
-def every_policy(results: Mapping, dollars: bool) -> pd.DataFrame:
-  """The results of all policies under a cap in dollars, or of all others."""
-  table, cap = results["policies"], "usd_budget" if dollars else "call_budget"
+def every_policy(results: Mapping) -> pd.DataFrame:
   columns = ["score_percent", "success_percent", "cost_usd", "deciding_usd", "cost_gap_share"]
   columns += ["success_gap_share", "large_calls", "steps", "use_share", "overruns"]
-  rows = table[table.usd_budget.notna() == dollars]
-  return as_texts(results, rows, ["family", "parameters", cap, *columns])
-
-
-def spending(results: Mapping) -> pd.DataFrame:
-  """Which part of a family's dollars and LARGE calls each difficulty takes."""
-  columns = [f"{difficulty}_share" for difficulty in DIFFICULTIES]
-  rows = results["by_difficulty"].rename(columns=dict(zip(DIFFICULTIES, columns)))
-  titles = {"cost_usd": "share of dollars", "large_calls": "of LARGE calls"}
-  rows = rows.assign(column=rows.column.map(titles))
-  return side_by_side(results, rows, "column", columns)
+  table, caps = results["policies"], ["call_budget", "usd_budget"]
+  return as_texts(results, table, ["family", "parameters", *caps, *columns])
 
 
 def beside_paper(results: Mapping) -> pd.DataFrame:
@@ -210,8 +172,7 @@ def beside_paper(results: Mapping) -> pd.DataFrame:
   sr, table = results["run"]["sr"], results["policies"]
   ours = {("", family): f"{table[sr][family]:.1f}" for family in BOUNDARIES}
   for row in results["hard_budget"].to_dict("records"):
-    text = f"{row[sr]:.1f} ({100 * row['use_share']:.0f} %)"
-    ours[str(row["K"]), row["family"]] = text
+    ours[str(row["K"]), row["family"]] = f"{row[sr]:.1f} ({100 * row['use_share']:.0f} %)"
   rows = [
     (family, K, paper, ours[K, family])
     for K, group in published.get(results["run"]["environment"], {}).items()
@@ -223,12 +184,9 @@ def beside_paper(results: Mapping) -> pd.DataFrame:
 
 def ledger(results: Mapping) -> dict[str, float]:
   """Dollars by title; those of baselines only where a baseline has cost something."""
-  book, stand_in = results["ledger"], " (stand-in)" if results["run"]["stand_ins"] else ""
-  return {
-    title + stand_in * (part == "judge_usd"): book[part]
-    for part, title in LEDGER.items()
-    if part not in ("proposals_usd", "judge_usd") or book[part]
-  }
+  book = results["ledger"]
+  optional = ("proposals_usd", "judge_usd")
+  return {t: book[part] for part, t in LEDGER.items() if part not in optional or book[part]}
 
 
 def to_markdown(table: pd.DataFrame) -> str:
@@ -242,3 +200,25 @@ def to_latex(table: pd.DataFrame) -> str:
   style = style.format_index(escape="latex", axis="columns")
   alignment = "l" + "r" * (len(table.columns) - 1)
   return style.to_latex(hrules=True, column_format=alignment, multicol_align="c")
+
+
+def terminal_table(results: Mapping) -> str:
+  """A line per policy, those under a cap in dollars last, and per area; what the run has cost."""
+  sr, digits = results["run"]["sr"], cost_digits(results)
+  lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
+  table = results["policies"].sort_values("usd_budget", key=pd.notna, kind="stable")
+  for policy, p in table.iterrows():
+    use = "" if pd.isna(p.use_share) else f"{100 * p.use_share:.0f}"
+    lines.append(
+      f"{clean(policy):<44}{p[sr]:>7.1f}{p.success_percent:>9.1f}"
+      f"{p.cost_usd:>10.{digits}f}{p.large_calls:>7.1f}{use:>6}"
+    )
+  rows = results["frontiers"]
+  for row in rows[(rows.metric == sr) & rows.area.notna()].itertuples():
+    lines.append(f"area of {row.family}: {row.area:.3f}")
+  *parts, (_, total_usd) = ledger(results).items()
+  line = ", ".join(f"{title} ${usd:.4f}" for title, usd in parts)
+  line = f"spent by this run: ${total_usd:.4f} ({line})"
+  if presumed_usd := results["ledger"]["presumed_usd"]:
+    line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
+  return "\n".join([*lines, f"{line}; {results['run']['models']}"])

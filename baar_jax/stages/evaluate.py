@@ -1,19 +1,28 @@
-"""Stages evaluate (every policy on dev, on test what dev has chosen) and forecast."""
+"""Stages evaluate (every policy on dev, on test what dev has chosen), forecast and report."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
+import pandas as pd
 
 from baar_jax.config import SERVED, evaluation_seeds
 from baar_jax.episode import SMALL
-from baar_jax.report import frontier
-from baar_jax.report.compare import choose
+from baar_jax.llms.calls import read_spent
+from baar_jax.report.compare import FORECAST, budget_name, choose, forecasts
 from baar_jax.report.optimum import Exact
-from baar_jax.report.table import FORECAST, list_evaluated, load
-from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
+from baar_jax.report.table import list_evaluated, load
+from baar_jax.rollout.policies import (
+  ALWAYS_SMALL,
+  CONDITIONED,
+  Entry,
+  Job,
+  Policy,
+  entries,
+  routers,
+  rule_policy,
+)
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.view import open_view
@@ -21,7 +30,7 @@ from baar_jax.run import Run
 from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import add_proposals, load_threshold_episodes
-from baar_jax.train.fit import measure_calibration, predict
+from baar_jax.train.fit import predict
 from baar_jax.train.values import Transitions, blind_view, load_heads, load_trunk, read_transitions
 
 
@@ -29,9 +38,7 @@ def main(run: Run) -> None:
   c = run.config
   if c.env.kind == SERVED:  # clients have played
     for split in ("dev", "test"):
-      tasks = run.tasks(split)[: c.evaluate.tasks or None]
-      jobs = [Job(task, seed) for task in tasks for seed in evaluation_seeds(c, split)]
-      run.collect(split, run.boundaries[0], jobs)
+      run.collect(split, run.boundaries[0], _list_jobs(run, split))
     run.print(f"evaluated: {', '.join(e.policy for e in list_evaluated(run.store, c))}")
     return
   for family, parameters in routers(c):  # a missing one is reported before anything is run
@@ -47,16 +54,21 @@ def main(run: Run) -> None:
 
 def _play(run: Run, played: Sequence[Entry], split: str) -> None:
   """Runs the entries' episodes on dev or on test; the training seeds take turns by seed."""
-  tasks, trainings = run.tasks(split)[: run.config.evaluate.tasks or None], run.trainings()
+  trainings = run.trainings()
   for number, trained in enumerate(trainings):
     load = lru_cache(maxsize=1)(partial(_load_trained, trained))  # a router's entries are adjacent
-    seeds = evaluation_seeds(run.config, split)[number :: len(trainings)]
-    jobs = [Job(task, seed) for task in tasks for seed in seeds]
+    jobs = _list_jobs(run, split, number, len(trainings))
     for entry in played:
       if entry.unlimited:
         _reuse(run, entry, jobs)
       policy = rule_policy(entry) or _make_policy(trained, entry, load)
       run.collect(f"{split} {entry.policy}", policy, jobs, entry.call_budget, entry.usd_budget)
+
+
+def _list_jobs(run: Run, split: str, number: int = 0, trainings: int = 1) -> list[Job]:
+  tasks = run.tasks(split)[: run.config.evaluate.tasks or None]
+  seeds = evaluation_seeds(run.config, split)[number::trainings]
+  return [Job(task, seed) for task in tasks for seed in seeds]
 
 
 def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
@@ -110,55 +122,30 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
 
 
 def forecast(run: Run) -> None:
-  """Prints and keeps the mean score that the heads expect on test tasks under each budget.
-
-  A forecast is the value at the first decision, at price 0. What was measured, where the budget has
-  been evaluated, is of the router at the price that dev has chosen there; the calibration counts
-  each test task under each cap once.
-  """
-  c = run.config
+  """Prints and keeps the score that the heads expect of each test task under each budget: the value
+  at its first decision, at price 0."""
+  c, store = run.config, run.store
   if c.value.updates == 0:
     run.print("no forecast: --config.value.updates is 0")
     return
-  dev, candidates = evaluation_seeds(c, "dev"), list_evaluated(run.store, c)
-  played = [e for e in candidates if any(seed in dev for _, seed in run.store.keys(e.policy))]
-  if not any(entry.family == CONDITIONED for entry in played):
-    if c.env.kind == SERVED:
-      run.print(f"no forecast: clients have not played the {CONDITIONED} router on dev and on test")
-      return
-    raise ValueError(f"{run.dir} has no evaluated {CONDITIONED} router: run --stage=evaluate first")
-  chosen = choose(run.store, played, c).policies
-  played = [e for e in played if e.family == CONDITIONED and e.policy in chosen]
-  data = load(run.store, played, c, "test")
-  score_PxN = data.per_task("score_percent") / 100
-  first = {e.task_id: e for e in run.store.episodes(played[0].policy) if e.steps}
+  played = list_evaluated(store, c)
+  chosen = choose(store, played, c).policies
+  data = load(store, [entry for entry in played if entry.policy in chosen], c, "test")
+  first = {e.task_id: e for e in store.episodes(ALWAYS_SMALL) if e.steps}
   texts = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
   routers = [(load_heads(r), read_transitions(r, texts, "test")) for r in run.trainings()]
   budgets = [(K, None) for K in c.evaluate.call_budgets]
   budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
-  rows, pairs = [], []
-  for calls, usd in [*budgets, (None, None)]:
-    forecast_N = predict_scores(routers, calls, usd)
-    draws = frontier.draw(len(forecast_N), 1, c.evaluate.bootstrap)
-    mean_B = frontier.means(forecast_N[None, :, None], np.array([False]), draws)[0]
-    budget = "no cap" if calls is usd is None else f"${usd:g}" if calls is None else f"K = {calls}"
-    row = frontier.interval("forecast_share", mean_B)
-    mean, low, high = (100 * share for share in row.values())
-    row |= {"budget": budget, "measured_share": None}
-    text = f"forecast of SR, {budget}: {mean:.1f} [{low:.1f}, {high:.1f}]"
-    capped = [e.policy for e in played if (e.call_budget, e.usd_budget) == (calls, usd)]
-    if budget != "no cap" and capped:
-      measured_N = score_PxN.loc[capped[0]].to_numpy()
-      row["measured_share"] = float(measured_N.mean())
-      pairs.append((forecast_N, measured_N))
-      text += f"; measured {100 * row['measured_share']:.1f}"
-    rows.append(row)
-    run.print(text)
+  scores = {budget_name(*b): predict_scores(routers, *b) for b in [*budgets, (None, None)]}
+  score_NxB = pd.DataFrame(scores, data.tasks)
+  for row in forecasts(data, score_NxB)["rows"].itertuples():
+    bounds = f"[{100 * row.forecast_share_low:.1f}, {100 * row.forecast_share_high:.1f}]"
+    text = f"forecast of SR, {row.budget}: {100 * row.forecast_share:.1f} {bounds}"
+    is_measured = pd.notna(row.measured_share)
+    run.print(text + (f"; measured {100 * row.measured_share:.1f}" if is_measured else ""))
   if run.is_main:
-    predictions = map(np.concatenate, zip(*pairs))
-    calibration = measure_calibration(*predictions) if pairs else None
     draft = run.dir / "forecast.tmp"
-    draft.write_text(json.dumps({"rows": rows, "calibration": calibration}))
+    score_NxB.to_csv(draft)
     draft.replace(run.dir / FORECAST)
 
 
@@ -174,3 +161,17 @@ def predict_scores(
     best_N = advantage_NxA.max(axis=1) if left >= 1 else advantage_NxA[:, SMALL]
     forecasts.append(np.clip(value_N + best_N, 0.0, 1.0))
   return np.mean(forecasts, axis=0)
+
+
+def report(run: Run) -> None:
+  """Writes the results as a page, PNGs, results.json and tables, and prints the main ones."""
+  if not run.is_main:
+    return
+  # matplotlib takes a second to import, which the other stages need not pay.
+  from baar_jax.report import page
+
+  spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
+  played = list_evaluated(run.store, run.config)
+  results = page.compute_results(run.store, played, run.config, run.dir, spent)
+  print(page.texts.terminal_table(results))
+  print(f"report: {page.write(results, run.dir / 'report')}")

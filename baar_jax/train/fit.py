@@ -14,7 +14,6 @@ from itertools import islice, repeat
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from baar_jax.config import ROLLOUT_RANGE, ROLLOUT_SEEDS, SERVED, VANILLA_BATCHES, SFTConfig
 from baar_jax.episode import Episode, Task
@@ -30,7 +29,6 @@ from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, sft_fam
 from baar_jax.train.losses import METHODS, MIN_GROUP, group_by_task
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
-BINS = 10  # of a calibration
 SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
@@ -259,15 +257,3 @@ def predict(
   batches = Batcher(run.config, view, tasks).micro_batches(episodes, relabel)
   logits_DxA = np.concatenate([np.asarray(router.logits(b))[b.mask_BxS] for b in batches])
   return softmax(logits_DxA, "stored episodes")
-
-
-def measure_calibration(p_D: np.ndarray, outcome_D: np.ndarray) -> dict:
-  """How well predicted probabilities, or shares, agree with what happened.
-
-  `brier` is the mean squared difference (Brier 1950); `bins`, of equal width and with any
-  prediction, have a mean prediction, what was observed on average, and a count.
-  """
-  bin_D = np.minimum((p_D * BINS).astype(int), BINS - 1)
-  decisions = pd.DataFrame({"p": p_D, "outcome": outcome_D}).groupby(bin_D)
-  bins = decisions.agg(predicted=("p", "mean"), observed=("outcome", "mean"), count=("p", "size"))
-  return {"brier": float(np.mean((p_D - outcome_D) ** 2)), "bins": bins.to_dict("records")}
