@@ -1,4 +1,6 @@
-"""Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3"""
+"""Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3
+
+What cannot work is refused in one line before anything is opened."""
 
 import dataclasses
 import os
@@ -60,8 +62,10 @@ def main(command: tuple[Config, str]) -> int:
   except CapReached as cap:
     print(f"stopped by --config.max_usd: {cap}; a higher one goes on from here", file=sys.stderr)
     return 3
-  except (ValueError, NotImplementedError, EnvDied, OSError, sqlite3.Error) as error:
+  except sqlite3.Error as error:  # such as a full disk
     return fail(f"{config.runs}/{config.name}: {error}")
+  except (ValueError, NotImplementedError, EnvDied, OSError) as error:
+    return fail(error)
   return 0
 
 

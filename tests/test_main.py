@@ -1,5 +1,6 @@
 """The command line: a wrong one is one line that says what to do, with exit code 2."""
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ BODIES = {  # of get_config, and what the line has to say
   "raise ValueError(f'no setting {setting!r}')": "no setting 'other'",
   "return Config(env=EnvConfig(train_tasks=0))": "EnvConfig.train_tasks: Input should be greater",
   "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables: Input should be",
+  "return Config(models=ModelsConfig('chat', ('m',), (), (), 'sk-secret'))": "ModelsConfig.",
   "pass": "file.py:other: get_config() returned a NoneType and no Config",
   "raise KeyboardInterrupt": "file.py:other: KeyboardInterrupt",
   "raise SystemExit(0)": "file.py:other: SystemExit: 0",
@@ -68,12 +70,14 @@ def test_a_mistake_is_one_line(arguments, body, said, tmp_path, monkeypatch, cap
   check(code, *capsys.readouterr(), said)
 
 
-def test_a_full_disk_names_the_run(tmp_path, capsys):
-  (tmp_path / "mine").mkdir()
-  (tmp_path / "mine" / "config.tmp").symlink_to("/dev/full")
-  command = ["main.py", SANDBOX, f"--config.runs={tmp_path}", "--config.name=mine"]
+def test_a_damaged_store_names_the_run(tmp_path, monkeypatch, capsys):
+  def stage(run):
+    raise sqlite3.DatabaseError("disk image is malformed")
+
+  monkeypatch.setitem(main.STAGES, "report", stage)
+  command = ["main.py", SANDBOX, "--stage=report", f"--config.runs={tmp_path}"]
   code = main.main(main.parse(command, flags.FlagValues()))
-  check(code, *capsys.readouterr(), f"{tmp_path}/mine: [Errno 28] No space left on device")
+  check(code, *capsys.readouterr(), f"{tmp_path}/sandbox: disk image is malformed")
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:

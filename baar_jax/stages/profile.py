@@ -4,7 +4,7 @@ import collections
 import itertools
 from functools import partial
 
-from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SERVED
+from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS
 from baar_jax.envs import engines
 from baar_jax.episode import SPLITS
 from baar_jax.mesh import exchange
@@ -68,15 +68,14 @@ def references(run: Run) -> None:
   profiles = load_profiles(run.store, run.config)
   profiles |= load_profiles(run.store, run.config, split="dev")
   hard = [task for task in tasks if task.id in profiles and profiles[task.id].difficulty == "hard"]
-  if not run.config.references.clone_large:
+  if not c.clone_large:
     policy = Policy(stratified_name(run.config), partial(stratified_rule, samples=c.samples))
     jobs = [Job(task, REFERENCE_SEEDS + k) for task in hard for k in range(1, c.samples + 1)]
     run.collect("references", policy, jobs)
-  if run.config.env.kind != SERVED:  # clients are not asked for them
-    policy = Policy(together_name(run.config), partial(together_rule, samples=c.together))
-    train = [task for task in hard if task.split == "train"]
-    jobs = [Job(task, REFERENCE_SEEDS + k) for task in train for k in range(1, c.together + 1)]
-    run.collect("together", policy, jobs)
+  policy = Policy(together_name(run.config), partial(together_rule, samples=c.together))
+  train = [task for task in hard if task.split == "train"]
+  jobs = [Job(task, REFERENCE_SEEDS + k) for task in train for k in range(1, c.together + 1)]
+  run.collect("together", policy, jobs)
   trajectories = load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]
