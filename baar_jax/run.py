@@ -30,8 +30,7 @@ from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.mesh import exchange, join, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, Job, Policy, always
-from baar_jax.rollout.served import find_sessions
+from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES, Job, Policy, always
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import RESTORE, Store, read_config
 
@@ -42,6 +41,8 @@ models.key_variables models.concurrency models.token_limit_field models.timeout_
 models.max_failures"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
+
+NAMED = 3  # missing trials that a message names
 
 
 class Run:
@@ -164,7 +165,7 @@ class Run:
     still have to play them.
     """
     if self.config.env.kind == SERVED:
-      return find_sessions(self.store, policy.name, jobs)
+      return self._find_sessions(policy.name, jobs)
     self.store.sync(policy.name)
     stored, d = self.store.keys(policy.name), self.config.distributed
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
@@ -189,6 +190,25 @@ class Run:
     self.store.sync(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
+
+  def _find_sessions(self, policy: str, jobs: Sequence[Job]) -> list[Episode]:
+    """The stored sessions of clients. Raises ValueError, in one line, if some are still to be
+    played, for a boundary those of both."""
+    policies = BOUNDARIES if policy in BOUNDARIES else (policy,)
+    keys = {(job.task.id, job.seed) for job in jobs}
+    lacking = [(id_, p) for p in policies for id_, _ in sorted(keys - self.store.keys(p))]
+    if missing := Counter(lacking).most_common():
+      counts = f"{len(lacking)} of {len(policies) * len(keys)} trials are missing"
+      counts += f", of {len({id_ for id_, _ in lacking})} tasks, such as "
+      some = [f"{count} of {id_!r:.80} by {name}" for (id_, name), count in missing[:NAMED]]
+      raise ValueError(f"{counts}{', '.join(some)}: serve them (docs/serving.md)")
+    episodes = [e for e in self.store.episodes(policy) if (e.task_id, e.seed) in keys]
+    if not all(any(step.observation or step.action for step in e.steps) for e in episodes):
+      problem = f"sessions of {policy} were stored without their texts, so nothing learns from them"
+      raise ValueError(
+        f"{problem}: serve another --config.name with --config.serve.record_text=True"
+      )
+    return episodes
 
   def print(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""

@@ -157,8 +157,7 @@ class Schedule:
       self.unreported += 1
       return "lost"
     if answer.status_code == 200:
-      told = {"made": False} if draw.random() < 0.3 else {"usage": usage}
-      report = {"session_id": self.id, "decision_id": answer.json()["decision_id"]} | told
+      report = {"decision_id": answer.json()["decision_id"], "usage": usage}
       await asyncio.sleep(draw.random() * 0.1)
       try:
         assert (await http.post(path, json=report)).status_code in (200, 404)  # 404 after a kill

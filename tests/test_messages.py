@@ -8,7 +8,7 @@ import tiny
 from baar_jax import Router
 from baar_jax.llms.agent import extend, open_conversation, write_reply
 from baar_jax.rollout.policies import Decision, Policy
-from baar_jax.serve.messages import read_messages
+from baar_jax.serve.request import read_messages
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 LOOK = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
@@ -36,14 +36,13 @@ IN_A_ROW = [user("Fix"), assistant("1"), assistant("2"), SYSTEM, user("on"), ass
 @pytest.mark.parametrize(
   "messages, task, observations, actions",
   [
-    ([user("Fix \ud83d")], "Fix ?", [""], []),
     ([SYSTEM], "You are an agent.", [""], []),
     ([SYSTEM, user("Task: boil\n\nA room.\n\nA pot.")], "boil", ["A room.\n\nA pot."], []),
     ([user("Note\n\nmore"), user("and this")], "Note\n\nmore", ["and this"], []),
-    (CALLING, "Fix", ["", "a\nb\nc"], ['look {"at":"door"}\nwait not json\nA look.']),
+    (CALLING, "Fix", ["", "a\nb\nc"], ['look {"at": "door"}\nwait not json\nA look.']),
     ([user("a"), assistant(write_reply("So.", "x\ny", True))], "a", ["", ""], ["x\ny"]),
     (IN_A_ROW, "Fix", ["", "", "You are an agent.\non", ""], ["1", "2", "3"]),
-    ([user(PARTS)], "What is\n[image]\n[audio]", [""], []),
+    ([user(PARTS)], "What is\n[image_url]\n[input_audio]", [""], []),
   ],
 )
 def test_messages_are_an_episode(messages, task, observations, actions):
@@ -61,11 +60,10 @@ def test_a_fingerprint_is_of_what_all_calls_of_a_session_share():
 
 @pytest.mark.parametrize(
   "messages",
-  [None, [], "hello", ["hello"], [{"content": "b"}], [user(7)], [user(["a"])]]
-  + [[assistant(tool_calls=calls)] for calls in ("look", [{"id": 1}])],
+  [None, [], ["hello"], [{"content": "b"}], [user(7)], [user("\ud83d")]],
 )
 def test_what_is_no_list_of_messages_is_refused(messages):
-  with pytest.raises(ValueError, match="^(messages must be|message 0 has)[^\n]*$"):
+  with pytest.raises(ValueError, match="^request.messages[^\n]*: [^\n]*$"):
     read_messages(messages)
 
 

@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import gc
 import json
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -76,26 +74,22 @@ def client(tmp_path, upstream):
 
 def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
   def count_on(handler, request, text):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
     for n in (1, 2):
-      choices = [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]
-      choices = [1] if request["user"] == "odd" else choices
       usage = {"prompt_tokens": 9, "completion_tokens": n}
-      line = json.dumps({"choices": choices, "usage": usage})
-      start = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" if n == 1 else b""
-      handler.wfile.write(start + f"data: {line}\n\n".encode())
+      line = json.dumps({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": usage})
+      handler.wfile.write(f"data: {line}\n\n".encode())
     handler.wfile.write(b"data: [DONE]\n\n" if request["user"] == "whole" else b"")
     handler.close_connection = True
 
   monkeypatch.setitem(standin.FAULTS, "count_on", count_on)
   upstream.fault = lambda number, request: "count_on"
-  texts = [client.chat(name, stream=True, user=name).text for name in ("whole", "cut", "odd")]
-  last = [text.split("data: ")[-1].strip() for text in texts]
-  assert last[0] == "[DONE]"
-  for name, text in zip(("cut", "odd"), last[1:]):
-    assert json.loads(text)["error"]["code"] == "upstream_error"
-    # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
-    assert client.session(name)["spent_usd"] >= 1e-6 * (200 * 2 + 23)
+  whole, cut = [client.chat(name, stream=True, user=name).text for name in ("whole", "cut")]
+  assert whole.endswith("data: [DONE]\n\n")
+  assert json.loads(cut.split("data: ")[-1])["error"]["code"] == "upstream_error"
   assert client.session("whole")["spent_usd"] == pytest.approx(1e-6 * (9 + 2 * 2))
+  # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
+  assert client.session("cut")["spent_usd"] >= 1e-6 * (200 * 2 + 23)
   upstream.fault = lambda number, request: None
   assert client.chat("cut").status_code == 200 and client.session("cut")["in_flight"] == 0
 
@@ -117,10 +111,13 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
     assert upstream.bound_usd({"messages": messages} | fields, known) >= 1e-6 * tokens
 
 
-def test_a_session_that_nobody_names_says_that_it_is_a_fingerprint(client):
-  said = [client.post("/v1/chat/completions", {"model": "baar"} | MESSAGES) for _ in range(2)]
-  assert [reply.headers["x-baar-session-source"] for reply in said] == ["fingerprint"] * 2
-  assert len(client.session(said[0].headers["x-baar-session-id"])["steps"]) == 2
+def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):
+  named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}, {}]
+  said = [client.chat("h", **fields) for fields in named]
+  said += [client.post("/v1/chat/completions", {"model": "baar"} | MESSAGES) for _ in range(2)]
+  *ids, one, other = [reply.headers["x-baar-session-id"] for reply in said]
+  assert ids == ["b", "m", "h"] and one == other and one.startswith("fingerprint-")
+  assert len(client.session(one)["steps"]) == 2
 
 
 def test_a_cap_holds_for_later_calls_that_name_none(client):
@@ -133,8 +130,9 @@ def test_a_cap_holds_for_later_calls_that_name_none(client):
 def test_a_session_that_was_killed_before_its_end_is_one_episode(client):
   client.chat()
   sessions = client.http.app.state.exchange.sessions
-  sessions.finish(sessions.find("s"), 1.0)
-  sessions.find("s").score = None  # as it is on disk until the episode is stored
+  session = sessions.find("s")
+  sessions.finish(session, 1.0)
+  session.score = None  # as it is on disk until the episode is stored
   assert client.post("/v1/sessions/s/score", {"score": 1.0}).status_code == 200
   assert len(client.run.store.episodes("always-small")) == 1
 
@@ -142,8 +140,7 @@ def test_a_session_that_was_killed_before_its_end_is_one_episode(client):
 def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=0.0006) as client:
     replies = [client.chat(headers={"x-baar-max-usd": "9"}) for _ in range(20)]
-    # A cap that only a large call would pass leaves a trial of SMALL.
-    assert client.session()["policy"] == "always-small"
+    assert client.session()["policy"] == "always-small(usd=0.0006)"
     statuses = [reply.status_code for reply in replies]
     assert statuses == sorted(statuses) and {*statuses} == {200, 429}
     assert replies[-1].headers["x-should-retry"] == "false"  # OpenAI's client does not repeat it
@@ -154,12 +151,13 @@ def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
     assert partial["choices"][0]["finish_reason"] == "length" and partial["usage"]["cost"] == 0
 
 
-def test_one_last_call_is_paid_from_the_reserve(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_usd=0.0017, reserve_usd=0.001) as client:
-    replies = [client.chat() for _ in range(16)]
-    left = [float(r.headers["x-baar-left-usd"]) for r in replies if r.status_code == 200]
-    # A call takes $0.0000245, the first one more, and may cost 0.000409: 12 fit beside the reserve.
-    assert left[-3] > 0.001409 > left[-2] > left[-1] and len(left) == 13
+def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
+  with Client(tmp_path, upstream, max_usd=0.00105, reserve_usd=0.001) as client:
+    replies = [client.chat() for _ in range(4)]
+    left = [float(reply.headers["x-baar-left-usd"]) for reply in replies[:2]]
+    # A call takes $0.0000245, the first one more, and may cost 0.000409.
+    assert left[0] > 0.001 > left[1]
+    assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
 
 
 def test_large_calls_are_capped_by_header_and_name(client, upstream):
@@ -183,7 +181,7 @@ class Values(Policy):
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
   """routed(**serve): a client of a server with a router."""
-  monkeypatch.setattr("baar_jax.serve.decide.open_router", lambda *args: Values())
+  monkeypatch.setattr("baar_jax.serve.router.open_router", lambda *args: Values())
   (tmp_path / "served" / "tokenizer").mkdir(parents=True)
   with contextlib.ExitStack() as stack:
     yield lambda **serve: stack.enter_context(Client(tmp_path, upstream, policy="router", **serve))
@@ -225,7 +223,7 @@ def test_a_warm_cache_can_decide(routed, cached, models, logps):
   "name, failing, fault, cap, model, large_calls",
   [  # Of a connection that is lost it is not known whether the call was billed.
     ("baar:price=0.1", "large", "500", 1, "small", 0),
-    ("baar:price=0.1", "large", "drop", 1, "small", 1),
+    ("baar:price=0.1", "large", "drop", 2, "small", 2),
     ("baar:price=0.5", "small", "500", 1, "large", 1),
     ("baar:price=0.5", "small", "500", 0, None, 0),
     ("baar:price=0.5", "small", "400 bad", 1, None, 0),
@@ -263,17 +261,12 @@ def test_nobody_takes_over_in_a_session_that_was_scored_meanwhile(routed, upstre
   assert len(client.session()["steps"]) == 1 and client.session()["in_flight"] == 0
 
 
-def test_what_is_in_flight_stays_in_memory_and_counts_after_a_kill(tmp_path, upstream):
-  with Client(tmp_path, upstream, max_usd=1.0, max_sessions=1) as client:
+def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
+  with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
     sessions = client.http.app.state.exchange.sessions
-    session = sessions.find("s")
-    client.chat("b")  # takes its place
-    turn = Turn(session, {}, 1, Step("", 1, ""), 1.0, 0.25, ())
+    turn = Turn(sessions.find("s"), {}, 1, Step("", 1, ""), (), most_usd=0.25)
     sessions.begin(turn)  # and no end of it
-    session.reported[turn.number] = turn
-    del session, turn
-    gc.collect()
     assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     session = client.session()
@@ -282,34 +275,29 @@ def test_what_is_in_flight_stays_in_memory_and_counts_after_a_kill(tmp_path, ups
     assert client.chat().status_code == 200
 
 
-def test_a_decision_is_given_back_or_booked_when_it_is_reported(client):
+def test_a_decision_counts_at_its_most_until_its_usage_is_reported(client):
   body = MESSAGES | {"model": "baar:large:K=1", "session_id": "s"}
-  usage = {"prompt_tokens": 100, "completion_tokens": 10}
-  for told, spent_usd, large_calls in (({"made": False}, 0, 0), ({"usage": usage}, 6e-4, 1)):
-    decision = client.post("/v1/decision", body).json()
-    assert decision["model"] == "large" and decision["left_large_calls"] == 0
-    assert client.session()["in_flight"] == 1
-    report = {"session_id": "s", "decision_id": decision["decision_id"]}
-    assert client.post("/v1/decision", report).status_code == 400
-    session = client.post("/v1/decision", report | told).json()
-    assert session["spent_usd"] == pytest.approx(spent_usd) and session["in_flight"] == 0
-    assert session["large_calls"] == len(session["steps"]) == large_calls
-    assert client.post("/v1/decision", report | told).status_code == 404
+  decision = client.post("/v1/decision", body).json()
+  assert decision["model"] == "large" and decision["left_large_calls"] == 0
+  assert client.session()["in_flight"] == 1
+  report = {"decision_id": decision["decision_id"]}
+  assert client.post("/v1/decision", report).status_code == 400
+  report["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
+  session = client.post("/v1/decision", report).json()
+  assert session["spent_usd"] == pytest.approx(6e-4) and session["in_flight"] == 0
+  assert session["large_calls"] == len(session["steps"]) == 1
+  assert client.post("/v1/decision", report).status_code == 404
 
 
 BAD = [  # fields of a call or its headers, the status, and a word of the error
   ({"model": "gpt-4.1"}, {}, 404, "baar:large"),
-  ({"model": None}, {}, 404, "model"),
   ({"messages": []}, {}, 400, "messages"),
-  ({"messages": [{"content": "x"}]}, {}, 400, "role"),
-  ({"n": 0}, {}, 400, "n must"),
-  ({"max_tokens": -1}, {}, 400, "max_tokens"),
-  ({"stream": "yes"}, {}, 400, "stream"),
-  ({"session_id": ""}, {}, 400, "session id"),
-  ({}, {"x-session-id": "a" * 257}, 400, "session id"),
+  ({"n": 0}, {}, 400, "request.n"),
+  ({"max_tokens": True}, {}, 400, "max_tokens"),
+  ({"session_id": ""}, {}, 400, "session_id"),
+  ({}, {"x-session-id": "a" * 257}, 400, "x-session-id"),
   ({}, {"x-baar-max-usd": "-1"}, 400, "x-baar-max-usd"),
   ({}, {"x-baar-max-usd": "nan"}, 400, "x-baar-max-usd"),
-  ({}, {"x-baar-score": "1.1"}, 400, "x-baar-score"),
   ({}, {"x-baar-max-large-calls": "1.5"}, 400, "x-baar-max-large-calls"),
   ({"text": "a" * 2**20}, {}, 413, "max_body_mb"),
 ]
@@ -342,15 +330,6 @@ def test_an_upstreams_error_leaves_the_session(client, upstream, fault, status, 
   assert client.chat().status_code == status and len(upstream.seen) == calls
   upstream.fault = lambda number, request: None
   assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
-
-
-def test_a_call_that_waits_for_a_connection_is_in_time(tmp_path, upstream):
-  with Client(tmp_path, upstream, models={"timeout_s": 2, "concurrency": 1}) as client:
-    upstream.latency_s = lambda number: 0.8
-    with ThreadPoolExecutor(3) as threads:
-      replies = list(threads.map(client.chat, "abc"))
-    upstream.latency_s = lambda number: 0.0
-  assert [reply.status_code for reply in replies] == [200] * 3 and len(upstream.seen) == 3
 
 
 def test_other_addresses_need_a_key(tmp_path, upstream, monkeypatch):

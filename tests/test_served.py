@@ -1,34 +1,43 @@
-"""Sessions that clients have played, as tasks and episodes of a run."""
+"""Sessions that clients have played, or others have recorded, as tasks and episodes of a run."""
 
-import dataclasses
+import json
 
 import pytest
 import tiny
 
-from baar_jax.config import Config, ProfileConfig, ReferencesConfig
+from baar_jax.config import ModelsConfig
 from baar_jax.episode import Episode, Step
-from baar_jax.rollout.policies import Job
-from baar_jax.rollout.served import add_sessions, find_sessions
-from baar_jax.store import Store
+from baar_jax.rollout.policies import Job, always
+from baar_jax.run import Run
+from baar_jax.serve.sessions import add_sessions
+from baar_jax.stages import import_traces
 
-CONFIG = Config(profile=ProfileConfig(trials=2), references=ReferencesConfig(samples=3))
-
-
-def add(store, task_id, policy, seed=0):
-  episode = tiny.episode(task_id, policy, seed)
-  return add_sessions(store, CONFIG, [(episode, "do it")])[0].seed
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 
 
-def test_a_task_stays_in_the_split_of_its_first_session(tmp_path):
-  for names in ("abcdef", "fedcba"):
-    store = Store(tmp_path / "a.sqlite")
-    for name in names:
-      add(store, name, "always-small")
-    store.close()
-  store = Store(tmp_path / "a.sqlite")
-  tasks = [[task.id for task in store.tasks(split)] for split in ("train", "dev", "test")]
+@pytest.fixture
+def run(tmp_path):
+  config = tiny.config(tmp_path, kind="served")
+  prices, urls = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0)), ("http://127.0.0.1:9/v1",)
+  config.models = ModelsConfig("chat", ("small", "large"), prices=prices, base_urls=urls)
+  config.profile.trials = 2
+  run = Run(config)
+  yield run
+  run.close()
+
+
+def add(run, task_id, policy, text="do it"):
+  mark = f"{task_id} {policy} {len(run.store.keys(policy))}"
+  add_sessions(run.store, run.config, {mark: (tiny.episode(task_id, policy), text)})
+  assert add_sessions(run.store, run.config, {mark: (tiny.episode(task_id, policy), text)}) == 0
+
+
+def test_a_task_stays_in_the_split_of_its_first_session(run):
+  for name in "abcdeffedcba":
+    add(run, name, "always-small")
+  tasks = [[task.id for task in run.store.tasks(split)] for split in ("train", "dev", "test")]
   assert tasks == [["a", "c", "e", "f"], ["b"], ["d"]]
-  assert store.tasks("dev")[0].description == "do it"
+  assert run.store.tasks("dev")[0].description == "do it"
 
 
 @pytest.mark.parametrize(
@@ -37,39 +46,114 @@ def test_a_task_stays_in_the_split_of_its_first_session(tmp_path):
     ("a", "always-small", [0, 1, 10_000, 10_001]),
     ("b", "always-large", [0, 1, 2000, 2001]),
     ("d", "always-small", [3000, 3001]),
-    ("b", "bopo(lam=0.7)", [2000, 2001]),
     ("a", "bopo(lam=0.7)/1", [10_000, 10_001]),
-    ("a", "stratified(samples=3)", [1002, 1001, 1003, 1004]),  # the first one has drawn its number
+    ("a", "stratified(samples=3)", [1001, 1002, 1003, 1004]),
   ],
 )
-def test_sessions_have_the_seeds_that_stages_read(task, policy, seeds):
-  store = Store(":memory:")
+def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
   for name in "abcd":
-    store.name_task(name, "", 9)
-  drawn = (1002, 1005, 1002, 1001)[: len(seeds)]
-  assert [add(store, task, policy, seed) for seed in drawn] == seeds
+    run.store.name_task(name, "", 9)
+  for _ in seeds:
+    add(run, task, policy)
+  assert sorted(run.store.keys(policy)) == [(task, seed) for seed in seeds]
 
 
-def test_what_clients_still_have_to_play_is_told_in_one_line():
-  store = Store(":memory:")
-  tasks = [store.name_task(name, "", 9) for name in "ab"]
-  jobs = [Job(task, seed) for task in tasks for seed in (0, 1)]
+def test_what_clients_still_have_to_play_is_told_in_one_line(run):
+  jobs = [Job(run.store.name_task(name, "", 9), seed) for name in "ab" for seed in (0, 1)]
+  large = always(1, "always-large")
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
-    add(store, name, policy)
+    add(run, name, policy)
   line = "2 of 8 trials are missing, of 2 tasks, such as 1 of 'b' by always-small, 1 of 'a' by "
   with pytest.raises(ValueError, match=f"^{line}always-large: [^\n]*$"):
-    find_sessions(store, "always-large", jobs)
-  add(store, "a", "always-large"), add(store, "b", "always-small")
-  episodes = find_sessions(store, "always-large", jobs)
+    run.collect("", large, jobs)
+  add(run, "a", "always-large"), add(run, "b", "always-small")
+  episodes = run.collect("", large, jobs)
   assert [(e.task_id, e.seed) for e in episodes] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
   bare = Episode("a", "random(p=0.5)", 0, [Step("", 0, "")], 1.0, "done")
-  (bare,) = add_sessions(store, CONFIG, [(bare, "")])
+  add_sessions(run.store, run.config, {"bare": (bare, "")})
   with pytest.raises(ValueError, match="record_text"):
-    find_sessions(store, bare.policy, [Job(tasks[0], bare.seed)])
+    run.collect("", always(0, bare.policy), [Job(jobs[0].task, 10_000)])
 
 
-def test_episodes_are_stored_together_or_not_at_all():
-  store, one = Store(":memory:"), tiny.episode()
+def test_sessions_are_stored_together_or_not_at_all(run):
+  good, empty = tiny.episode("a", "p"), Episode("a", "p", 0, [], 1.0, "done")
+  with pytest.raises(ValueError, match="no call of a model"):
+    add_sessions(run.store, run.config, {"1": (good, ""), "2": (empty, "")})
   with pytest.raises(ValueError, match="already stored"):
-    store.add(dataclasses.replace(one, seed=1), one, one, finished=["mark"])
-  assert not store.keys("p") and not store.finished("mark")
+    run.store.add(good, good, finished=["1"])
+  assert not run.store.keys("p") and not run.store.finished("1")
+
+
+def load(run, records, name="traces.jsonl"):
+  run.config.traces = str(run.dir / name)
+  lines = [json.dumps(record, ensure_ascii=False) for record in records]
+  (run.dir / name).write_text("\n".join(lines))
+  import_traces.main(run)
+
+
+def chat(session="a", models=("small", "large"), **changes):
+  """A line per call of an agent that is told what its actions did; the first one is changed."""
+  messages, common = [{"role": "user", "content": "Fix it."}], {"session": session, "task": "fix"}
+  for number, model in enumerate(models):
+    reply = {"role": "assistant", "content": f"act {number}\u2028"}
+    call = {"model": model, "messages": [*messages, reply], "usage": USAGE, "score": 1.0}
+    yield common | call | changes
+    messages += [reply, {"role": "user", "content": f"result {number}"}]
+    changes = {}
+
+
+def atif(**changes):
+  call = {"tool_call_id": "1", "function_name": "look", "arguments": {"at": "door"}}
+  metrics = USAGE | {"cost_usd": 0.001}
+  act = {"source": "agent", "message": "", "tool_calls": [call], "metrics": metrics}
+  act["observation"] = {"results": [{"source_call_id": "1", "content": "It is open."}]}
+  done = {"source": "agent", "model_name": "large", "message": "done", "metrics": metrics}
+  steps = [{"source": "system", "message": "Act."}, {"source": "user", "message": "Fix it."}]
+  totals = {"total_prompt_tokens": 200, "total_cached_tokens": 80, "total_cost_usd": 0.002}
+  record = {"schema_version": "ATIF-v1.4", "session_id": "b", "agent": {"model_name": "large"}}
+  record |= {"steps": [*steps, act, done], "final_metrics": totals}
+  return record | {"extra": {"score": 0.5, "task": "door"}} | changes
+
+
+def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
+  for _ in range(2):
+    load(run, chat())
+  assert "imported 0 sessions; 1 were there before" in capsys.readouterr().out
+  (episode,) = run.store.episodes("stratified(samples=3)")
+  assert (episode.task_id, episode.seed, episode.score) == ("fix", 1001, 1.0)
+  told = [(step.observation, step.model, step.action) for step in episode.steps]
+  assert told == [("", 0, "act 0"), ("result 0", 1, "act 1")]
+  # (60 fresh x 1 + 40 cached x 0.5 + 10 out x 2) / 1e6, and LARGE is ten times as dear.
+  assert [step.cost_usd for step in episode.steps] == pytest.approx([100e-6, 1000e-6])
+  assert [task.description for task in run.store.tasks("train")] == ["Fix it."]
+  load(run, [*chat(), *chat("c", ["small"]), *chat("d", ["small"])])
+  assert run.store.keys("always-small") == {("fix", 0), ("fix", 1)}
+
+
+def test_an_atif_trajectory_is_an_episode(run):
+  load(run, [atif()], "trajectory.json")
+  (episode,) = run.store.episodes("always-large")
+  assert (episode.task_id, episode.score) == ("door", 0.5)
+  told = [(step.observation, step.action) for step in episode.steps]
+  assert told == [("", 'look {"at": "door"}'), ("It is open.", "done")]
+  assert episode.steps[0].calls[0].usage.cached_tokens == 40
+
+
+@pytest.mark.parametrize(
+  "records, problem",
+  [
+    (chat(model="other"), "session 'a': the model 'other' is not in --config.models.names"),
+    (chat(score=1.5), "its scores are .'1.0', '1.5'.; it needs one"),
+    (chat(usage=USAGE | {"cached_tokens": 101}), "counts that disagree"),
+    (chat(usage={}), "no record of a known format .'prompt_tokens'"),
+    ([*chat()][1:], "call 1 do not end with reply 1"),
+    (["text"], "line 3: no record of a known format"),
+    ([atif(final_metrics={"total_prompt_tokens": 201})], "is 201, and its .* 200"),
+    ([atif(final_metrics={"total_cost_usd": 0.1})], "is 0.1, and its .* 0.002"),
+    ([atif(extra={})], "its scores are"),
+  ],
+)
+def test_a_file_that_does_not_add_up_is_refused_as_a_whole(run, records, problem):
+  with pytest.raises(ValueError, match=f"{problem}[^\n]*$"):
+    load(run, [*chat("good"), *records])
+  assert not len(run.store.table())

@@ -217,16 +217,19 @@ class Bounded(httpx2.AsyncByteStream):
 
 
 def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
-  """A client that follows no redirect, unpacks nothing, and reads all as UTF-8.
+  """What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone."""
+  http, url, key = open_http(endpoint, timeout_s), endpoint.base_url, endpoint.key()
+  return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
 
-  What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone.
-  """
+
+def open_http(endpoint: Endpoint, timeout_s: float) -> httpx2.AsyncClient:
+  """A client that follows no redirect, unpacks nothing, and reads all as UTF-8."""
   key = endpoint.key()
 
   async def send(request: httpx2.Request) -> None:
     request.headers["accept-encoding"] = "identity"
+    request.headers["authorization"] = f"Bearer {key}"
     if not endpoint.openai:
-      request.headers["authorization"] = f"Bearer {key}"
       for name in request.headers.keys() - HEADERS:
         del request.headers[name]
 
@@ -235,7 +238,5 @@ def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
     response.encoding, response.stream = "utf-8", Bounded(response.stream)
 
   hooks = {"request": [send], "response": [receive]}
-  http = openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks)
   timeout = httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, timeout_s))
-  url, options = endpoint.base_url, {"max_retries": 0, "timeout": timeout, "http_client": http}
-  return openai.AsyncOpenAI(base_url=url, api_key=key, **options)
+  return openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks, timeout=timeout)

@@ -19,9 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from baar_jax.serve.asked import Refusal, check_id, read_body
-from baar_jax.serve.exchange import CONFLICT, NAME, NOT_FOUND, Exchange
-from baar_jax.serve.messages import Conversation, read_messages
+from baar_jax.serve.exchange import NAME, Exchange
+from baar_jax.serve.request import Refusal, Scored, read_body, read_fields
 from baar_jax.serve.sessions import Session, Turn
 from baar_jax.serve.upstream import Answer, Upstream, read_chunks
 
@@ -45,12 +44,13 @@ class App:
     self._page = jinja.get_template("sessions.html.j2")
 
   def build(self) -> Starlette:
-    """The ASGI application, which closes the exchange when it ends."""
+    """The ASGI application."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette):
       yield
-      await self.exchange.close()
+      for upstream in self.exchange.upstreams:
+        await upstream.client.aclose()
 
     table = {
       "/v1/chat/completions": ("POST", self._chat),
@@ -95,17 +95,9 @@ class App:
 
     return answer
 
-  def _open(self, request: Request, body: dict) -> tuple[Conversation, Session]:
-    """A call's text and its session. Raises Refusal for what no model can be asked."""
-    try:
-      text = read_messages(body.get("messages"), body.get("tools"))
-    except (ValueError, RecursionError) as problem:
-      raise Refusal(400, str(problem)) from None
-    return text, self.exchange.find_session(request.headers, body, text)
-
   async def _chat(self, request: Request) -> Response:
     body = await read_body(request, self._most_mb)
-    text, session = self._open(request, body)
+    session, text = self.exchange.open(request.headers, body)
     try:
       turn = await self.exchange.decide(session, body, text)
     except Refusal as refusal:
@@ -137,26 +129,25 @@ class App:
     return Response(content, headers=headers, media_type="text/event-stream")
 
   async def _relay(self, turn: Turn, answer: Answer) -> AsyncIterator[bytes]:
-    """The chunks of a streamed answer as they come; the last one waits, and has its dollars."""
+    """The chunks of a streamed answer, each when the next one comes; the last has its dollars."""
     upstream, last, held = self._upstream(turn), {}, {}
-    asked = (turn.body.get("stream_options") or {}).get("include_usage")
     try:
       async for chunk in read_chunks(answer):
         if isinstance(chunk.get("usage"), dict):
-          last = dict(chunk)  # some count while they write: only the last count is the bill
-        if not chunk.get("choices"):
-          continue
-        chunk.pop("usage", None)
-        if not asked and any(choice.get("finish_reason") for choice in chunk["choices"]):
-          chunk, held = held, chunk
-        if chunk:
-          yield write_event(chunk | {"model": upstream.name})
+          last = chunk  # some count while they write: only the last count is the bill
+        if chunk.get("choices"):
+          if held:
+            yield write_event(held)
+          held = {k: v for k, v in chunk.items() if k != "usage"} | {"model": upstream.name}
     except (TimeoutError, httpx2.RequestError) as failure:
       self._end(turn, answer)
       yield write_event(upstream.explain(failure).refusal.body)
       return
     answer.usd, answer.usage = upstream.cost(last)
     self._settle(turn, answer, whole=True)
+    if held and (turn.body.get("stream_options") or {}).get("include_usage"):
+      yield write_event(held)
+      held = {}
     end = {"model": upstream.name, "usage": last.get("usage", {}) | {"cost": turn.usd}}
     yield write_event((held or last | {"choices": []}) | end)
     yield write_event("[DONE]")
@@ -177,46 +168,38 @@ class App:
     body, exchange = await read_body(request, self._most_mb), self.exchange
     if "decision_id" in body:
       return self._report(body)
-    text, session = self._open(request, body)
+    session, text = exchange.open(request.headers, body)
     turn = await exchange.decide(session, body, text)
-    session.reported[turn.number] = turn
+    exchange.reported[turn.number] = turn
     names = [upstream.name for upstream in exchange.upstreams]
     fields = {"decision_id": turn.number, "session_id": session.id, "model": names[turn.step.model]}
     fields |= {"probabilities": dict(zip(names, turn.p_A)), "p_large": turn.large_p}
     fields |= {"expected_usd": dict(zip(names, exchange.expect_usd(session, body)))}
-    fields["most_usd"] = turn.most_usd
-    fields |= {name: getattr(session, name) for name in ("left_usd", "left_large_calls")}
-    return JSONResponse(fields, headers=self.exchange.headers(session, turn))
+    fields |= {"left_usd": session.left_usd, "left_large_calls": session.left_large_calls}
+    return JSONResponse(fields, headers=exchange.headers(session, turn))
 
   def _report(self, body: dict) -> Response:
-    session, number = self._find(body.get("session_id")), body["decision_id"]
-    turn = session.reported.get(number) if type(number) is int else None
+    number = body["decision_id"]
+    turn = self.exchange.reported.get(number) if type(number) is int else None
     if turn is None:
-      raise Refusal(404, "decision_id is of no decision that is still to be reported", NOT_FOUND)
+      raise Refusal(404, "decision_id is of no decision that is still to be reported")
     usd, usage = self._upstream(turn).cost(body)
-    if body.get("made") is False:
-      self.exchange.cancel(turn)
-    elif usd is None:
-      needed = "usage must have the prompt_tokens and completion_tokens of the reply"
-      raise Refusal(400, f"{needed}; send 'made': false if the call was not made")
-    else:
-      self._settle(turn, Answer("", usd=usd, usage=usage), whole=True)
-    headers = self.exchange.headers(session, turn)
-    return JSONResponse(self.exchange.describe(session), headers=headers)
+    if usd is None:
+      raise Refusal(400, "usage must have the prompt_tokens and completion_tokens of the reply")
+    del self.exchange.reported[number]
+    self._settle(turn, Answer("", usd=usd, usage=usage), whole=True)
+    headers = self.exchange.headers(turn.session, turn)
+    return JSONResponse(self.exchange.describe(turn.session), headers=headers)
 
   async def _score(self, request: Request) -> Response:
-    session, body = self._find(request.path_params["id"]), await read_body(request, self._most_mb)
-    score, task_id = body.get("score"), body.get("task")
-    if type(score) not in (int, float) or not 0 <= score <= 1:
-      raise Refusal(400, "score must be a number from 0 to 1")
-    if session.score is not None or session.busy or not session.steps:
-      raise Refusal(409, "a session is scored once, after a call, when none is in flight", CONFLICT)
-    session.task_id = check_id(task_id, "task") or session.task_id
-    self.exchange.sessions.finish(session, float(score))
+    session = self._find(request)
+    scored = read_fields(Scored, await read_body(request, self._most_mb))
+    session.task_id = scored.task or session.task_id
+    self.exchange.finish(session, scored.score)
     return JSONResponse(self.exchange.describe(session))
 
   async def _show_session(self, request: Request) -> Response:
-    return JSONResponse(self.exchange.describe(self._find(request.path_params["id"])))
+    return JSONResponse(self.exchange.describe(self._find(request)))
 
   async def _list_models(self, request: Request) -> Response:
     model = {"object": "model", "created": 0, "owned_by": NAME}
@@ -233,10 +216,10 @@ class App:
     context = {"names": [u.name for u in self.exchange.upstreams], "run": self.exchange.config}
     return HTMLResponse(self._page.render(context, sessions=list(sessions)))
 
-  def _find(self, id_: object) -> Session:
-    session = self.exchange.sessions.find(id_) if isinstance(id_, str) else None
+  def _find(self, request: Request) -> Session:
+    session = self.exchange.sessions.find(request.path_params["id"])
     if session is None:
-      raise Refusal(404, "there is no such session", NOT_FOUND)
+      raise Refusal(404, "there is no such session", code="not_found")
     return session
 
   def _upstream(self, turn: Turn) -> Upstream:

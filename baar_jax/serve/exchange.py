@@ -8,96 +8,104 @@ from urllib.parse import quote
 
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
-from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
+from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
-from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Live
-from baar_jax.serve.asked import Refusal, find_least, read_asked
-from baar_jax.serve.batching import Decider
-from baar_jax.serve.messages import Conversation
-from baar_jax.serve.sessions import Cache, Session, Sessions, Turn
-from baar_jax.serve.upstream import Answer, Upstream, digest
+from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
+from baar_jax.serve.decider import Decider, Situation
+from baar_jax.serve.request import (
+  CAP,
+  Asked,
+  Cache,
+  Conversation,
+  Refusal,
+  digest,
+  find_least,
+  read_fields,
+  read_messages,
+)
+from baar_jax.serve.sessions import Session, Sessions, Turn
+from baar_jax.serve.upstream import Answer, Upstream
 
 NAME = "baar"  # of the models that a client can ask for
-CONFLICT, NOT_FOUND = "conflict", "not_found"
+CONFLICT = "conflict"
 DESCRIBED = "id policy task_id score usd_limit call_limit spent_usd large_calls switch_usd"
 DESCRIBED += " left_usd left_large_calls"
-UNCUT = ("router", "sample", "small")  # rules that decide by what is left, or never for LARGE
 
 
-@dataclasses.dataclass
 class Exchange:
   """Decides, forwards and accounts for the calls of all sessions; used by one event loop."""
 
-  config: Config
-  sessions: Sessions
-  upstreams: Sequence[Upstream]
-  deciders: Mapping[str, Decider]  # by rule
-
-  def __post_init__(self):
-    prices = self.deciders["router"].policy.prices if "router" in self.deciders else ()
-    words = {rule: (rule, None) for rule in self.deciders}
+  def __init__(
+    self,
+    config: Config,
+    sessions: Sessions,
+    upstreams: Sequence[Upstream],
+    deciders: Mapping[str, Decider],
+  ):
+    """`deciders` are by rule."""
+    self.config, self.sessions, self.upstreams = config, sessions, upstreams
+    self.deciders = deciders
+    self.reported: dict[int, Turn] = {}  # by number, in flight until clients report their usage
+    prices = deciders["router"].policy.prices if "router" in deciders else ()
+    words = {rule: (rule, None) for rule in deciders}
     words |= {"router": ("router", min(prices))} if prices else {}
     words |= {f"price={price:g}": ("router", price) for price in prices}
     # The rule and the price of a dollar that a client's name for a model stands for.
-    self.policies = {NAME: words[self.config.serve.policy]}
+    self.policies = {NAME: words[config.serve.policy]}
     self.policies |= {f"{NAME}:{word}": policy for word, policy in words.items()}
 
-  def find_session(self, headers: Mapping[str, str], body: dict, text: Conversation) -> Session:
-    """The session of a call, which may be new. Raises Refusal."""
-    c, asked = self.config.serve, read_asked(headers, body, self.policies)
-    pairs = (asked.call_limit, c.max_large_calls), (asked.usd_limit, c.max_usd)
-    limits, id_ = [find_least(*pair) for pair in pairs], asked.id or text.fingerprint
-    session, number = self.sessions.find(id_), 1
-    while session and session.score is not None and asked.id is None:
-      number += 1  # the next trial of a client that names none
-      session = self.sessions.find(f"{id_}-{number}")
+  def open(self, headers: Mapping[str, str], body: dict) -> tuple[Session, Conversation]:
+    """The session of a call, which may be new, and its text. Raises Refusal."""
+    c, text = self.config.serve, read_messages(body.get("messages"), body.get("tools"))
+    asked = read_fields(Asked, body | {k: v for k, v in headers.items() if k.startswith("x-")})
+    if (policy := self.policies.get(CAP.sub("", asked.model))) is None:
+      names = ", ".join(self.policies)
+      raise Refusal(404, f"model must be one of {names}", code="model_not_found")
+    calls = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
+    limits = find_least(calls, c.max_large_calls), find_least(asked.usd_limit, c.max_usd)
+    id_ = asked.id or f"fingerprint-{text.fingerprint}"
+    session = self.sessions.find(id_)
     if session is None:
-      id_ += f"-{number}" if number > 1 else ""
-      policy, task_id = self.deciders[asked.rule].policy.name, asked.task_id or text.fingerprint
-      session = Session(id_, asked.rule, policy, task_id, text.task * c.record_text, *limits)
-      session.named, session.price = asked.id is not None, asked.price
-      if asked.rule == "router":
-        session.policy = name_capped(session)
+      rule, price = policy
+      name = self.deciders[rule].policy.name
+      if rule != "sample":  # whose name tells the update that learns from it
+        name = name_policy(name, price, *limits)
+      task_id, description = asked.task_id or text.fingerprint, text.task * c.record_text
+      session = Session(id_, rule, price, name, task_id, description, *limits)
       self.sessions.add(session)
     if session.score is not None:
-      raise Refusal(409, f"session {id_} is scored: take another x-session-id", CONFLICT)
-    begun = session.call_limit, session.usd_limit
-    same = [*begun] == limits or all(pair[0] in (None, cap) for pair, cap in zip(pairs, begun))
-    if (asked.rule, asked.price) != (session.rule, session.price) or not same:
+      raise Refusal(409, f"session {id_} is scored: take another x-session-id", code=CONFLICT)
+    pairs = zip((calls, asked.usd_limit), limits, (session.call_limit, session.usd_limit))
+    same = all(cap is None or limit == begun for cap, limit, begun in pairs)
+    if policy != (session.rule, session.price) or not same:
       problem = f"session {id_} was begun as {NAME}:{session.rule} or with another price or cap"
-      raise Refusal(409, f"{problem}: take another x-session-id", CONFLICT)
-    if asked.score is not None and session.places and session.places[-1] == len(text.actions) - 1:
-      session.steps[-1].score = asked.score  # what the values learn from: see `train.values`
-    return session
+      raise Refusal(409, f"{problem}: take another x-session-id", code=CONFLICT)
+    if session.places and session.places[-1] == len(text.actions) - 1:
+      step = session.steps[-1]
+      step.action = text.actions[-1] if c.record_text else ""
+      step.score = asked.score  # what the values learn from: see `train.values`
+    return session, text
 
   async def decide(self, session: Session, body: dict, text: Conversation) -> Turn:
     """The model that acts next, with its worst case held. Raises Refusal where none fits."""
-    recorded, place = self.config.serve.record_text, len(text.actions)
+    c = self.config.serve
     async with session.deciding:
-      while True:
-        bounds, allowed = await self._wait_for_room(session, body)
-        decision = Decision(allowed[0])
-        if len(allowed) > 1:
-          decision = await self._ask(session, text)
-        if session.score is not None:
-          raise Refusal(409, f"session {session.id} is scored", CONFLICT)
-        model = max((m for m in allowed if m <= decision.model), default=allowed[0])
-        if self.config.serve.route_by_cache and session.rule == "router":
-          usd_A = self.expect_usd(session, body)
-          dearer = [m for m in allowed if m > model and m in session.caches]
-          model = max((m for m in dearer if usd_A[m] <= usd_A[model]), default=model)
-        if self.sessions.fits(session, model, bounds[model]):  # still
-          break
-      if len(allowed) < len(bounds) and session.rule not in UNCUT:
-        session.policy = name_capped(session)  # its episode is none without a cap
-      if recorded and session.places and session.places[-1] == place - 1:
-        session.steps[-1].action = text.actions[-1]
-      logp = decision.logp if model == decision.model else None
-      step = Step(text.observations[-1] if recorded else "", model, "", [], logp)
+      _, allowed = await self._wait_for_room(session, body)
+      decision = Decision(allowed[0])
+      if len(allowed) > 1:
+        decision = await self._ask(session, text)
+      bounds, allowed = await self._wait_for_room(session, body)  # others have called meanwhile
+      if session.score is not None:
+        raise Refusal(409, f"session {session.id} is scored", code=CONFLICT)
+      model = max((m for m in allowed if m <= decision.model), default=allowed[0])
+      if c.route_by_cache and session.rule == "router":
+        usd_A = self.expect_usd(session, body)
+        dearer = [m for m in allowed if m > model and m in session.caches]
+        model = max((m for m in dearer if usd_A[m] <= usd_A[model]), default=model)
+      step = Step(text.observations[-1] if c.record_text else "", model, "")
+      step.logp = decision.logp if model == decision.model else None
       step.router_cost_usd, step.router_latency_s = decision.cost_usd, decision.latency_s
-      large_p = 1 - decision.p_A[SMALL] if decision.p_A else float(model != SMALL)
-      turn = Turn(session, body, place, step, large_p, bounds[model], decision.p_A)
+      turn = Turn(session, body, len(text.actions), step, decision.p_A, bounds[model])
       self.sessions.begin(turn)
     return turn
 
@@ -109,107 +117,77 @@ class Exchange:
     return [u.expected_usd(body, session.caches.get(m), ttl_s, reply) for m, u in models]
 
   async def _wait_for_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
-    """What a call of each model can cost, and those that fit; attempts in flight may give way."""
+    """What `_find_room` finds, once no attempt in flight can give way any more."""
     while True:
-      bounds, allowed = self._find_room(session, body, self.config.serve.reserve_usd)
       session.changed.clear()
-      if not allowed and not session.busy and not session.last_call:
-        bounds, allowed = self._find_room(session, body)
-        session.last_call = bool(allowed)
-      if allowed:
-        return bounds, allowed
-      if session.busy:
+      try:
+        return self._find_room(session, body)
+      except Refusal:
+        if not self._is_busy(session):
+          raise
         await session.changed.wait()
-      else:
-        spent, needed, cap = session.dollars.settled_usd, min(bounds), session.usd_limit
-        of = "under --config.max_usd" if session.dollars.allows(needed) else f"of ${cap:g}"
-        text = f"${spent:.6f} {of} is spent, and a call may cost ${needed:.6f}: hand in the work"
-        fields = {"spent_usd": spent, "cap_usd": cap, "needed_usd": needed}
-        raise Refusal(429, text, "insufficient_quota", "budget_exhausted", **fields)
 
-  def _find_room(self, session: Session, body: dict, keep_usd=0.0) -> tuple[list[float], list[int]]:
-    """What a call of each model can cost, and those that fit now with `keep_usd` left of a cap."""
-    keep_usd = 0.0 if session.usd_limit is None else keep_usd
-    models = enumerate(self.upstreams)
+  def _find_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
+    """What a call of each model can cost, and the models that fit now, from a whole reserve only
+    where none fits beside it. Raises Refusal where none fits."""
+    reserve_usd, models = self.config.serve.reserve_usd, enumerate(self.upstreams)
     bounds = [upstream.bound_usd(body, session.caches.get(m)) for m, upstream in models]
-    fits = [self.sessions.fits(session, m, usd + keep_usd) for m, usd in enumerate(bounds)]
-    return bounds, [m for m, fit in enumerate(fits) if fit]
+    for keep_usd in (reserve_usd, 0.0) if session.dollars.allows(reserve_usd) else ():
+      fits = [self.sessions.fits(session, m, usd, keep_usd) for m, usd in enumerate(bounds)]
+      if any(fits):
+        return bounds, [m for m, fit in enumerate(fits) if fit]
+    spent, needed = session.spent_usd, min(bounds)
+    text = f"${spent:.6f} is spent, and a call may cost ${needed:.6f}, which the session's cap or "
+    text += "--config.max_usd has no room for: hand in the work"
+    fields = {"spent_usd": spent, "cap_usd": session.usd_limit, "needed_usd": needed}
+    raise Refusal(429, text, "insufficient_quota", "budget_exhausted", **fields)
 
   async def _ask(self, session: Session, text: Conversation) -> Decision:
     """What the session's policy decides from its text and from what is left of its caps."""
-    if session.live is None:
-      task = Task(session.task_id, "test", text.task, self.config.env.max_steps)
-      job = Job(task, session.seed)
-      session.live = Live(job, None, agents=self.upstreams, price=session.price)
-    live, steps = session.live, session.acted(len(text.actions))
-    live.steps = [
-      dataclasses.replace(step, observation=observation, action=action)
-      for step, observation, action in zip(steps, text.observations, text.actions)
-    ]
-    live.observation = text.observations[-1]
-    # The view and the heads take what the text's steps have spent off these limits.
-    if session.call_limit is not None:
-      made = sum(step.model != SMALL for step in live.steps)
-      live.call_budget = CallBudget(session.left_large_calls + made)
-    if session.usd_limit is not None:
-      spent_usd = sum(step.spent_usd for step in live.steps)
-      live.dollar_budget = DollarBudget(session.left_usd + spent_usd)
-    return await self.deciders[session.rule].decide(live)
+    task = Task(session.task_id, "test", text.task, self.config.env.max_steps)
+    by_place = dict(zip(session.places, session.steps))  # of several calls for one the last counts
+    steps = [by_place.get(place, Step("", SMALL, "")) for place in range(len(text.actions))]
+    job, left = Job(task, session.seed), (session.left_usd, session.left_large_calls)
+    situation = Situation(session.id, job, text, steps, *left, session.price)
+    return await self.deciders[session.rule].decide(situation)
 
   async def forward(self, turn: Turn) -> Answer:
     """The reply of the model that acts, still to be settled. Raises Refusal with its error.
 
     With `serve.fallback` the models of the nearest ranks take over from one whose retries failed.
     """
-    session, failed, c = turn.session, set(), self.config.serve
-    while (answer := await self._attempt_often(turn)).kind != REPLY:
-      failed.add(first := turn.step.model)
-      bounds, allowed = self._find_room(session, turn.body, c.reserve_usd)
-      others = {*allowed} - failed if c.fallback and session.rule == "router" else ()
-      if not answer.retry or not others or session.score is not None:
+    session, c, attempts, failed = turn.session, self.config, 1, set()
+    while (answer := await self._attempt(turn)).kind != REPLY:
+      model, falls_back = turn.step.model, c.serve.fallback and session.rule == "router"
+      if not answer.retry or attempts > c.models.retries and not falls_back:
         raise answer.refusal
-      turn.step.model = min(others, key=lambda model: abs(model - first))
-      turn.step.logp, turn.most_usd, turn.number = None, bounds[turn.step.model], 0
-      self.sessions.begin(turn)
-    return answer
-
-  async def _attempt_often(self, turn: Turn) -> Answer:
-    """A reply of the turn's model, or what the last attempt came to; then nothing is held."""
-    session, model = turn.session, turn.step.model
-    retries = self.upstreams[model].config.retries
-    for attempt in range(retries + 1):
+      await asyncio.sleep(answer.wait_s + backoff_s(attempts - 1))
       try:
-        answer = await self.upstreams[model].attempt(turn.body)
-      except BaseException:
-        self.sessions.end(turn, PRESUMED, turn.lost())
-        raise
-      if answer.kind == REPLY:
-        return answer
-      lost = turn.lost() if answer.kind == PRESUMED else None
-      if last := attempt == retries or not answer.retry:
-        self._give_up(turn, lost)
-      self.sessions.end(turn, answer.kind, lost)
-      if last:
-        break
-      await asyncio.sleep(answer.wait_s + backoff_s(attempt))
-      if session.score is not None or not self.sessions.fits(session, SMALL, turn.most_usd):
-        self._give_up(turn, None)
-        break
+        bounds, allowed = self._find_room(session, turn.body)
+      except Refusal:
+        allowed = []
+      if attempts > c.models.retries or model not in allowed:
+        failed.add(model)
+        attempts, allowed = 0, {*allowed} - failed if falls_back else ()
+        model = min(allowed, key=lambda other: abs(other - model), default=None)
+        turn.step.logp = None
+      if model is None or session.score is not None:
+        raise answer.refusal
+      turn.step.model, turn.most_usd = model, bounds[model]
       self.sessions.begin(turn)
+      attempts += 1
     return answer
 
-  def cancel(self, turn: Turn) -> None:
-    """Gives back all of a turn whose call was not made."""
-    self._give_up(turn, None)
-    self.sessions.end(turn, FAILED, None)
-
-  def _give_up(self, turn: Turn, lost: Call | None) -> None:
-    """Gives back the large call of a model without attempts that may be billed."""
-    session, model = turn.session, turn.step.model
-    if lost is None and all(call.model != model for call in turn.step.calls):
-      session.calls.settle(model, made=False)
-      session.large_calls -= model != SMALL
-      session.last_call = False
+  async def _attempt(self, turn: Turn) -> Answer:
+    """One attempt of the turn's model; without a reply nothing is held."""
+    try:
+      answer = await self.upstreams[turn.step.model].attempt(turn.body)
+    except BaseException:
+      self.sessions.end(turn, PRESUMED, turn.lost())
+      raise
+    if answer.kind != REPLY:
+      self.sessions.end(turn, answer.kind, turn.lost() if answer.kind == PRESUMED else None)
+    return answer
 
   def settle(self, turn: Turn, usd: float | None, usage: Usage, whole: bool) -> None:
     """Books the reply of a turn as its step; without `usd` at the most that it can have cost.
@@ -239,14 +217,27 @@ class Exchange:
     warm, paid = (Usage(usage.prompt_tokens, max(n, usage.cached_tokens), 0) for n in (seen, 0))
     return max(0.0, price.cost_usd(paid) - price.cost_usd(warm))
 
+  def finish(self, session: Session, score: float) -> None:
+    """Ends a session with its score. What is not reported counts in full. Raises Refusal."""
+    if session.score is not None or self._is_busy(session) or not session.steps:
+      text = "a session is scored once, after a call, when none is in flight"
+      raise Refusal(409, text, code=CONFLICT)
+    for number in [*session.open]:
+      turn = self.reported.pop(number)
+      self.sessions.end(turn, PRESUMED, turn.lost())
+    self.sessions.finish(session, score)
+
+  def _is_busy(self, session: Session) -> bool:
+    """Whether an attempt is in flight that ends without a report."""
+    return not session.open.keys() <= self.reported.keys()
+
   def headers(self, session: Session, turn: Turn | None = None) -> dict[str, str]:
     """What every answer says; the dollars of a stream are in its last chunk."""
     values = {"session-id": quote(session.id, safe=" "), "session-usd": session.spent_usd}
     values |= {"left-usd": session.left_usd, "left-large-calls": session.left_large_calls}
-    values["session-source"] = None if session.named else "fingerprint"
     if turn is not None:
-      values |= {"selected-model": self.upstreams[turn.step.model].name, "p-large": turn.large_p}
-      values["cost-usd"] = turn.usd
+      values |= {"selected-model": self.upstreams[turn.step.model].name, "cost-usd": turn.usd}
+      values["p-large"] = turn.large_p
     for name in [name for name, value in values.items() if isinstance(value, float)]:
       values[name] = f"{values[name]:.9f}"
     return {f"x-baar-{name}": str(value) for name, value in values.items() if value is not None}
@@ -263,19 +254,12 @@ class Exchange:
     ]
     return shown | {"in_flight": len(session.open)}
 
-  async def close(self) -> None:
-    for decider in self.deciders.values():
-      decider.close()
-    for upstream in self.upstreams:
-      await upstream.client.aclose()
 
-
-def name_capped(session: Session) -> str:
-  """The name of a session's policy, at its price under its caps, as of `policies.entries`."""
-  base, caps = session.policy, {"price": session.price}
-  caps |= {"K": session.call_limit, "usd": session.usd_limit}
-  if base == ALWAYS_LARGE and session.call_limit is not None:
-    base = FIRST_LARGE
-  texts = [f"{k}={v:g}" for k, v in caps.items() if v is not None and f"{k}=" not in base]
-  start = f"{base[:-1]}," if base.endswith(")") else f"{base}("
-  return f"{start}{','.join(texts)})" if texts else base
+def name_policy(name: str, price: float | None, call_limit: int | None, usd_limit: float | None):
+  """The name of a policy at a price under caps, as `policies.entries` writes it."""
+  caps = {"K": call_limit, "usd": usd_limit}
+  caps = {key: value for key, value in caps.items() if value is not None}
+  if name == ALWAYS_LARGE and caps:
+    name = FIRST_LARGE
+  settings = caps if price is None else {"price": price} | caps
+  return policy_name(name, settings).replace(")(", ",")

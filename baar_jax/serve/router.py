@@ -1,16 +1,95 @@
-"""A trained router in Python, without a server: messages -> the model that is to answer next."""
+"""The policies of a server, such as a run's trained router, which decides also without one."""
 
+import contextlib
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
+from jax.sharding import Mesh
+
+from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.mesh import one_device
-from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.policies import Decision, Job, Live
-from baar_jax.router.policy import RouterPolicy
-from baar_jax.serve.decide import open_router, read_run
-from baar_jax.serve.messages import read_messages
+from baar_jax.rollout import policies
+from baar_jax.rollout.budget import DollarBudget
+from baar_jax.rollout.policies import Decision, Job, Policy, always, random_rule, stratified_rule
+from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Sample, Threshold
+from baar_jax.router.view import open_view
+from baar_jax.serve.decider import Decider, Situation
+from baar_jax.serve.request import read_messages
+from baar_jax.store import read_config
+from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, load_router
+from baar_jax.train.values import blind_view, load_heads, load_trunk
+
+RANDOM_P = 0.5
+
+
+def read_run(directory: Path) -> Config:
+  """The configuration of a run's directory. Raises ValueError where it cannot be read."""
+  if not (config := read_config(directory)):
+    raise ValueError(f"{directory} is no directory of a run: it has no config.json")
+  return config
+
+
+def open_router(
+  directory: Path, config: Config, mesh: Mesh, rows: int, sample: bool = False
+) -> RouterPolicy:
+  """The trained router of a run: the one that knows its budget, else BoPO's, else SFT's.
+
+  To `sample` it is one of the last two, and samples for BoPO's next update. Of several weights of
+  cost the first is taken. At most `rows` episodes are live at once. Raises ValueError if there is
+  none.
+  """
+  run = SimpleNamespace(dir=directory, config=config, mesh=mesh, train_seed=0, ablation="")
+  run.tokenizer = directory / "tokenizer"
+  families, lam, update = dict(policies.routers(config)), config.bopo.lam[0], 0
+  value = checkpoint_directory(directory, config, "value")
+  if policies.CONDITIONED in families and value.exists() and not sample:
+    name = policies.policy_name(policies.CONDITIONED, families[policies.CONDITIONED])
+    parts = load_trunk(run), blind_view(run), load_heads(run), config.value.prices
+    return ConditionedPolicy(name, *parts, rows, mesh)
+  bopo = checkpoint_directory(directory, config, "bopo", lam)
+  if bopo.exists():
+    with contextlib.closing(Checkpoints(bopo)) as checkpoints:
+      update = checkpoints.update  # 0 where it has asked for sessions in vain
+  family = ("bopo", lam) if update else ("sft",)
+  model = load_router(directory, config, mesh, *family)
+  settings = {"update": update, "lam": lam} if update else {}
+  settings = families[family[0]] | settings | {"threshold": policies.ARGMAX}
+  name, rule = policies.policy_name(family[0], settings), Threshold(policies.ARGMAX)
+  if sample:
+    name = policies.rollouts_name("bopo", lam, update + 1)
+    rule = Sample(name)
+  return RouterPolicy(name, model, open_view(config, run.tokenizer), rule, rows, mesh)
+
+
+def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Policy]:
+  """The policies that a client can name, with the configured one.
+
+  Raises ValueError if it needs a router and there is none.
+  """
+  c, strata = config.serve, config.references.samples
+  name = policies.policy_name("random", {"p": RANDOM_P})
+  named = {
+    "small": always(SMALL, policies.ALWAYS_SMALL),
+    "large": always(len(config.models.names) - 1, policies.ALWAYS_LARGE),
+    "random": Policy(name, lambda live: random_rule(live, RANDOM_P)),
+    "stratified": Policy(
+      policies.stratified_name(config), lambda live: stratified_rule(live, strata)
+    ),
+  }
+  if c.policy in ("router", "sample"):
+    source = Path(c.router) if c.router else directory
+    trained = read_run(source) if c.router else config
+    if len(trained.models.names) != len(config.models.names):
+      text = f"routes between {len(trained.models.names)} models"
+      raise ValueError(f"--config.serve.router={c.router} {text}; name as many to be served")
+    if not (source / "tokenizer").exists():
+      text = f"{source} has no trained router: set --config.serve.router to a run that has one"
+      raise ValueError(f"{text}, or --config.serve.policy=small")
+    named[c.policy] = open_router(source, trained, mesh, c.max_sessions, c.policy == "sample")
+  return named
 
 
 class Choice(NamedTuple):
@@ -25,9 +104,8 @@ class Router:
   """
 
   def __init__(self, policy: RouterPolicy, models: tuple[str, ...], max_steps: int, sessions: int):
-    self._policy, self._models, self._max_steps = policy, models, max_steps
-    self._lives: dict[str, Live] = {}  # by session, the newest last
-    self._most, self._lock = sessions, threading.Lock()
+    self._decider, self._lock = Decider(policy, models, sessions), threading.Lock()
+    self._models, self._max_steps = models, max_steps
 
   @classmethod
   def load(cls, directory: str | Path, sessions: int = 16) -> "Router":
@@ -46,30 +124,23 @@ class Router:
     checks whether a call fits the dollars. Without a name for the `session`, its system text, tools
     and first user message tell it. Raises ValueError for what are no messages or no caps.
     """
-    read = read_messages(messages, tools)
+    text = read_messages(messages, tools)
     if min(left_usd or 0, left_large_calls or 0) < 0:
       raise ValueError("left_usd and left_large_calls must not be negative")
+    id_ = session or text.fingerprint
+    job = Job(Task(id_, "test", text.task, self._max_steps), 0)
     with self._lock:
-      name = session or read.fingerprint
-      live = self._lives.pop(name, None) or Live(Job(Task(name, "test", "", 1), 0), env=None)
-      self._lives[name] = live
-      if len(self._lives) > self._most:
-        self._policy.finish(self._lives.pop(next(iter(self._lives))))
-      live.job = Job(Task(name, "test", read.task, self._max_steps), 0)
-      live.observation = read.observations[-1]
-      del live.steps[len(read.actions) :]  # they are decided again
-      for before, action in [*zip(read.observations, read.actions)][len(live.steps) :]:
-        known = None not in (live.usd_limit, left_usd)
-        usd = max(0.0, live.dollar_budget.remaining - left_usd) if known else 0.0
-        model, live.dollar_budget = live.step.model, DollarBudget(None)
-        live.step.model = SMALL  # of replies that were not asked for here
-        live.steps.append(Step(before, model, action, [Call(model, Usage(0, 0, 0), usd)]))
-      spent = sum(step.spent_usd for step in live.steps)
-      used = sum(step.model != SMALL for step in live.steps)
-      live.call_budget = CallBudget(None if left_large_calls is None else left_large_calls + used)
-      live.dollar_budget = DollarBudget(None if left_usd is None else left_usd + spent, spent)
+      live = self._decider.find(id_)
+      steps, model, before = live.steps[: len(text.actions)], live.step.model, live.dollar_budget
+      for _ in text.actions[len(steps) :]:
+        usd = 0.0 if None in (before.limit_usd, left_usd) else max(0.0, before.remaining - left_usd)
+        steps.append(Step("", model, "", [Call(model, Usage(0, 0, 0), usd)]))
+        model, before = SMALL, DollarBudget(None)  # of replies that were not asked for here
+      situation = Situation(id_, job, text, steps, left_usd, left_large_calls)
       decision = Decision(SMALL, p_A=[1.0] + [0.0] * len(self._models[1:]))
       if left_large_calls != 0:
-        decision = self._policy.choose([live])[0]
+        decision = self._decider.choose([situation])[0]
+      else:
+        self._decider.show(situation)
       live.step.model = decision.model
       return Choice(self._models[decision.model], dict(zip(self._models, decision.p_A)))

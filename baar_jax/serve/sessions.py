@@ -1,20 +1,24 @@
-"""A session is an episode that a client plays: its budgets, its attempts and its steps, on disk."""
+"""A session is an episode that a client plays: its budgets, attempts and steps, on disk."""
 
 import asyncio
 import collections
 import contextlib
 import dataclasses
+import itertools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from baar_jax.config import REFERENCE_SEEDS, ROLLOUT_SEEDS, Config
+from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, ROLLOUT_SEEDS, Config, evaluation_seeds
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.calls import OPEN, PRESUMED, Calls
-from baar_jax.rollout.budget import CallBudget, Cost, DollarBudget, hold
+from baar_jax.rollout.budget import Cost, DollarBudget, hold
+from baar_jax.rollout.policies import BOUNDARIES, stratified_name
+from baar_jax.serve.request import Cache
+from baar_jax.store import Store
 
 DECIMALS = 12  # of dollars that are a difference of sums
 _SCHEMA = """
@@ -25,33 +29,21 @@ CREATE INDEX IF NOT EXISTS sessions_by_task ON sessions (rule, task_id);
 
 
 @dataclasses.dataclass
-class Cache:
-  """What a model's endpoint has read of a session, and may read again at the cached price."""
-
-  messages: int  # of the conversation; `digest` tells them from others
-  digest: str
-  tokens: int  # of their prompt, as it was billed
-  at_s: float  # seconds of the epoch
-
-
-@dataclasses.dataclass
 class Session:
   """A client's episode: its fields are on disk, its other attributes in memory."""
 
   id: str
-  rule: str  # which policy decides: a key of `decide.open_policies`
+  rule: str  # which policy decides: a key of `router.open_policies`
+  price: float | None  # of a dollar, for the router that knows its budget
   policy: str  # the name under which its episode is stored
   task_id: str
   description: str
   call_limit: int | None
   usd_limit: float | None
-  named: bool = True  # its client gave it the id, which else is a fingerprint
-  price: float | None = None  # of a dollar, for the router that knows its budget
   seed: int = 0
   large_calls: int = 0  # made or in flight
   spent_usd: float = 0.0  # settled
   switch_usd: float = 0.0  # of it, for what was read anew because another model had acted
-  last_call: bool = False  # it has been made, from what is reserved for it
   score: float | None = None
   steps: list[Step] = dataclasses.field(default_factory=list)
   places: list[int] = dataclasses.field(default_factory=list)  # actions in the text of each step
@@ -60,10 +52,6 @@ class Session:
 
   def __post_init__(self):
     self.dollars = DollarBudget(self.usd_limit, self.spent_usd)
-    self.calls = CallBudget(self.call_limit)
-    self.calls.remaining -= self.large_calls
-    self.live = None  # as the router knows it, a `rollout.policies.Live`
-    self.reported: dict[int, Turn] = {}  # in flight until the client reports their usage
     self.deciding = asyncio.Lock()  # one decision at a time
     self.changed = asyncio.Event()  # an attempt has ended
 
@@ -73,19 +61,7 @@ class Session:
 
   @property
   def left_large_calls(self) -> int | None:
-    return None if self.call_limit is None else max(0, self.calls.remaining)
-
-  @property
-  def busy(self) -> bool:
-    """Whether an attempt is in flight that ends without a report."""
-    return len(self.open) > len(self.reported)
-
-  def acted(self, actions: int) -> list[Step]:
-    """The steps of the text's newest actions; of several calls for one the last counts."""
-    pairs = zip(self.steps, self.places, [*self.places[1:], actions])
-    steps = [step for step, place, after in pairs if place != after]
-    steps = steps[max(0, len(steps) - actions) :]
-    return [Step("", SMALL, "")] * (actions - len(steps)) + steps
+    return None if self.call_limit is None else max(0, self.call_limit - self.large_calls)
 
 
 SESSION = TypeAdapter(Session)
@@ -99,14 +75,18 @@ class Turn:
   body: dict
   place: int  # actions in its text
   step: Step  # as far as it is known
-  large_p: float  # the router's probability of a model dearer than SMALL
-  most_usd: float  # that an attempt can cost
   p_A: Sequence[float]  # the router's probability of each model, where it has some
+  most_usd: float  # that an attempt can cost
   number: int = 0  # of its last attempt, in `calls`
   held: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
   cost: Cost = dataclasses.field(default_factory=Cost)
   start_s: float = dataclasses.field(default_factory=time.monotonic)
   usd: float | None = None  # of all attempts, once the turn has ended
+
+  @property
+  def large_p(self) -> float:
+    """The router's probability of a model dearer than SMALL; of a rule 0 or 1."""
+    return 1 - self.p_A[SMALL] if self.p_A else float(self.step.model != SMALL)
 
   def lost(self) -> Call:
     """The call of an attempt without an answer, which may be billed."""
@@ -120,16 +100,10 @@ class Sessions(Calls):
   ended; what a killed process had in flight counts at its worst case. One thread calls all of it.
   """
 
-  def __init__(self, path: Path, config: Config, run_budget: DollarBudget | None, keep: Callable):
-    """Idle sessions over `serve.max_sessions` leave the memory, and are read when asked for.
-
-    `keep(mark, episode, description)` stores the episode of a session that was scored, unless it
-    has stored one with this mark: a kill may come between the episode and its session.
-    """
+  def __init__(self, path: Path, config: Config, store: Store, run_budget: DollarBudget | None):
     super().__init__(path)
-    self._config, self._run_budget, self._keep_episode = config, run_budget, keep
-    self._recent: collections.OrderedDict[str, Session] = collections.OrderedDict()
-    self._alive = weakref.WeakValueDictionary()  # also those that somebody still holds
+    self._config, self._store, self._run_budget = config, store, run_budget
+    self._alive = weakref.WeakValueDictionary()  # while a call of a client holds them
     self._db.executescript(_SCHEMA)
     for state in self._db.execute("SELECT state FROM sessions WHERE open > 0").fetchall():
       session = SESSION.validate_json(*state)
@@ -147,8 +121,7 @@ class Sessions(Calls):
       row = self._db.execute("SELECT state FROM sessions WHERE id = ?", (id_,)).fetchone()
       if row is None:
         return None
-      session = SESSION.validate_json(*row)
-    self._remember(session)
+      session = self._alive[id_] = SESSION.validate_json(*row)
     return session
 
   def newest(self, count: int) -> list[Session]:
@@ -163,23 +136,22 @@ class Sessions(Calls):
     ((count,),) = self._db.execute(select, (session.rule, session.task_id))
     number = REFERENCE_SEEDS + 1 + count % self._config.references.samples
     session.seed = number if session.rule == "stratified" else ROLLOUT_SEEDS + count
+    self._alive[session.id] = session
     with self._db:
       self._save(session)
-    self._remember(session)
 
-  def fits(self, session: Session, model: int, usd: float) -> bool:
-    """Whether a call of at most `usd` fits what is left now of all budgets."""
-    run = self._run_budget
-    fits = session.calls.allows(model) and session.dollars.allows(usd)
-    return fits and (run is None or run.allows(usd))
+  def fits(self, session: Session, model: int, usd: float, keep_usd: float = 0.0) -> bool:
+    """Whether a call of at most `usd` fits what is left now of all budgets, and leaves as much of
+    the session's."""
+    calls = model == SMALL or session.left_large_calls != 0
+    run = self._run_budget is None or self._run_budget.allows(usd)
+    return calls and run and session.dollars.allows(usd + keep_usd)
 
   def begin(self, turn: Turn) -> None:
-    """Takes the next attempt of a turn from all budgets, into which it fits."""
+    """Takes an attempt of a turn from all budgets, into which it fits."""
     session, model = turn.session, turn.step.model
     turn.cost = turn.held.enter_context(hold(session.dollars, self._run_budget, turn.most_usd))
-    if not turn.number:
-      session.calls.reserve(model)
-      session.large_calls += model != SMALL
+    session.large_calls += model != SMALL
     insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     row = model, OPEN, turn.most_usd, f"session {session.id}"
     try:
@@ -188,19 +160,21 @@ class Sessions(Calls):
         session.open[turn.number] = turn.most_usd
         self._save(session)
     except BaseException:  # such as a disk that is full: nothing is sent
+      session.large_calls -= model != SMALL
       session.open.pop(turn.number, None)
       turn.held.close()
       raise
-    self._remember(session)  # others may have taken its place while it was decided
 
   def end(self, turn: Turn, kind: str, call: Call | None) -> None:
     """Closes an attempt, with its call where it may be billed, and saves all of its session."""
     session = turn.session
-    turn.step.calls += [] if call is None else [call]
-    turn.cost.usd = 0.0 if call is None else call.cost_usd
+    if call is None:
+      session.large_calls -= turn.step.model != SMALL
+    else:
+      turn.step.calls.append(call)
+      turn.cost.usd = call.cost_usd
     turn.held.close()
     del session.open[turn.number]
-    session.reported.pop(turn.number, None)
     session.spent_usd = session.dollars.settled_usd
     session.changed.set()
     with self._db:
@@ -209,26 +183,56 @@ class Sessions(Calls):
       self._save(session)
 
   def finish(self, session: Session, score: float) -> None:
-    """Ends a session with its score and stores its episode; what is not reported counts in full."""
-    for turn in [*session.reported.values()]:
-      self.end(turn, PRESUMED, turn.lost())
+    """Ends a session with its score, and stores its episode; once, also where a kill comes between
+    the two."""
     lost_usd = session.spent_usd - sum(step.spent_usd for step in session.steps)
     fields = session.task_id, session.policy, session.seed, session.steps, score, "done"
     caps = session.call_limit, session.usd_limit
     episode = Episode(*fields, *caps, lost_usd=max(0.0, round(lost_usd, DECIMALS)))
-    self._keep_episode(f"session {session.id}", episode, session.description)
+    scored = {f"session {session.id}": (episode, session.description)}
+    add_sessions(self._store, self._config, scored)
     session.score = score
     with self._db:
       self._save(session)
-
-  def _remember(self, session: Session) -> None:
-    self._alive[session.id] = self._recent[session.id] = session
-    self._recent.move_to_end(session.id)
-    surplus = max(0, len(self._recent) - self._config.serve.max_sessions)
-    for id_ in [id_ for id_, other in self._recent.items() if not other.open][:surplus]:
-      del self._recent[id_]
 
   def _save(self, session: Session) -> None:
     s = session
     row = s.id, s.rule, s.task_id, len(s.open), time.time(), SESSION.dump_json(s).decode()
     self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def add_sessions(store: Store, config: Config, sessions: Mapping[str, tuple[Episode, str]]) -> int:
+  """Stores scored sessions by their marks, each with its task's text; of those that `Store.finish`
+  has marked none again. Returns how many are new.
+
+  A task is fixed to a split when it is first named; a session's seed is the first free one among
+  those that a stage reads. Raises ValueError if one has no step, and then stores none.
+  """
+  new = {mark: sessions[mark] for mark in sessions if not store.finished(mark)}
+  episodes, taken = [], collections.defaultdict(set)
+  for episode, description in new.values():
+    if not episode.steps:
+      raise ValueError(f"a session of {episode.task_id!r:.80} has no call of a model to be scored")
+    task = store.name_task(episode.task_id, description, config.env.max_steps)
+    if episode.policy not in taken:
+      taken[episode.policy] |= store.keys(episode.policy)
+    seeds = list_seeds(config, episode.policy, task.split)
+    seed = next(seed for seed in seeds if (task.id, seed) not in taken[episode.policy])
+    taken[episode.policy].add((task.id, seed))
+    episodes.append(dataclasses.replace(episode, seed=seed))
+  store.add(*episodes, finished=new)
+  return len(new)
+
+
+def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
+  """The seeds of a policy's sessions of a task, in the order in which they are given out.
+
+  They are those by which the stages tell the profile's trials, stratified samples, rollouts and
+  the evaluation apart.
+  """
+  c, trials = config, max(config.profile.trials, *config.profile.robustness, 0)
+  if policy == stratified_name(c):
+    return itertools.count(REFERENCE_SEEDS + 1)
+  profile = range(PROFILE_SEEDS, PROFILE_SEEDS + trials) if policy in BOUNDARIES else ()
+  first = ROLLOUT_SEEDS if split == "train" else evaluation_seeds(c, split).start
+  return itertools.chain(profile if split != "test" else (), itertools.count(first))

@@ -1,8 +1,8 @@
 """The models' endpoints: what a call may cost, one attempt at it, and what its answer comes to."""
 
 import asyncio
+import contextlib
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -13,14 +13,10 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms import endpoints
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
+from baar_jax.llms.chat import open_http
 from baar_jax.llms.prices import prices_of
-from baar_jax.serve.asked import LIMITS, Refusal
-from baar_jax.serve.sessions import Cache
+from baar_jax.serve.request import DIGESTED, LIMITS, Cache, Refusal, count_tokens, matches
 
-PART_TOKENS = 50_000  # most of an image, a sound or a file in a message (our choice)
-PART_KINDS = ("image_url", "video_url", "audio_url", "input_audio", "file")
-DIGESTED = ("tools", "functions", "response_format")
-VALUE_TOKENS = 8  # most that a template puts around a text or a number
 BYTES_PER_TOKEN = 4  # of what is expected (our choice)
 
 
@@ -47,11 +43,7 @@ class Upstream:
     self._endpoint, self.config = endpoints.endpoints(config)[place], config
     self.name, self._key = self._endpoint.model, self._endpoint.key()
     self.price = prices_of(config.names, config.prices)[place]
-    limits = httpx2.Limits(max_connections=config.concurrency)
-    timeout = httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, config.timeout_s))
-    headers = {"authorization": f"Bearer {self._key}", "accept-encoding": "identity"}
-    headers["content-type"] = "application/json"
-    self.client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout)
+    self.client = open_http(self._endpoint, config.timeout_s)
 
   def write(self, body: dict) -> dict:
     """The request for this model: with a limit of tokens, and streams with their usage."""
@@ -83,33 +75,24 @@ class Upstream:
 
   async def attempt(self, body: dict) -> Answer:
     """One attempt, which ends in time. What fails is an Answer too; only a cancellation raises."""
-    url, content = f"{self._endpoint.base_url}/chat/completions", json.dumps(self.write(body))
-    clock, limit = asyncio.get_running_loop().time, asyncio.timeout(None)
-
-    async def start_clock(event: str, info: dict) -> None:  # it has waited for a free connection
-      if event.endswith("send_request_headers.started"):
-        limit.reschedule(clock() + self.config.timeout_s)
-
+    url = f"{self._endpoint.base_url}/chat/completions"
+    content = json.dumps(self.write(body))  # ASCII, whatever a client has sent
+    headers = {"content-type": "application/json"}
+    request = self.client.build_request("POST", url, content=content, headers=headers)
+    until_s = asyncio.get_running_loop().time() + self.config.timeout_s
     try:
-      async with limit:
-        trace = {"trace": start_clock}
-        request = self.client.build_request("POST", url, content=content, extensions=trace)
+      async with asyncio.timeout_at(until_s):
         response = await self.client.send(request, stream=True)
         kind = response.headers.get("content-type", "")
         if response.status_code == 200 and kind.startswith("text/event-stream"):
-          return Answer(REPLY, response=response, until_s=limit.when())
-        try:
-          text = b"".join([part async for part in read_parts(response)])
-        finally:
-          await response.aclose()
+          return Answer(REPLY, response=response, until_s=until_s)
+        async with contextlib.aclosing(response):
+          await response.aread()
     except (TimeoutError, httpx2.RequestError) as failure:
       return self.explain(failure)
-    try:
-      fields = json.loads(text)
-    except (ValueError, RecursionError):
-      fields = None
     if response.status_code != 200:
-      return self._refuse(response, fields, text.decode(errors="replace"))
+      return self._refuse(response)
+    fields = read_json(response.text)
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
       return self.explain(httpx2.ReadError("an answer that is none"))
     usd, usage = self.cost(fields)
@@ -131,52 +114,20 @@ class Upstream:
     except (ValueError, KeyError, TypeError, AttributeError):
       return None, Usage(0, 0, 0)
 
-  def _refuse(self, response: httpx2.Response, fields: object, text: str) -> Answer:
+  def _refuse(self, response: httpx2.Response) -> Answer:
     """An endpoint's own error with its status; it repeats no part of the key."""
-    status, said = response.status_code, {"message": text}
-    if isinstance(fields, dict) and isinstance(fields.get("error"), dict):
-      said = fields["error"]
+    status, wait = response.status_code, response.headers.get("retry-after", "")
+    fields = read_json(response.text)
+    said = fields.get("error") if isinstance(fields, dict) else None
+    said = said if isinstance(said, dict) else {"message": response.text}
     message, kind, code = (
       endpoints.clean(str(said.get(name) or ""), self._key) for name in ("message", "type", "code")
     )
-    wait = response.headers.get("retry-after", "")
     outcome = endpoints.read_refusal(status, code, message, wait, self._key)
-    if status < 400:
-      status, message = 502, f"{self.name} answered with a redirect, which is not followed"
-    elif status in (401, 403):  # the message may quote a part of the key
-      message = outcome.problem
-    refusal = Refusal(status, message, kind or "upstream_error", code)
-    retry = not outcome.fatal and not outcome.hopeless
-    return Answer(outcome.kind, refusal, retry, outcome.wait_s)
-
-
-def count_tokens(value: object) -> int:
-  """The most prompt tokens of JSON: no token is shorter than a byte."""
-  if isinstance(value, str):
-    return len(value.encode(errors="replace")) + VALUE_TOKENS
-  if isinstance(value, dict):
-    if (kind := value.get("type")) in PART_KINDS:
-      return PART_TOKENS + count_tokens([v for k, v in value.items() if k != kind])
-    return sum(count_tokens(key) + count_tokens(entry) for key, entry in value.items())
-  return sum(map(count_tokens, value)) if isinstance(value, list) else 4 * VALUE_TOKENS
-
-
-def digest(body: dict, messages: int) -> str:
-  """Tells prompts apart that begin with so many messages."""
-  parts = [body.get(name) for name in DIGESTED]
-  return hashlib.sha256(json.dumps([parts, body["messages"][:messages]]).encode()).hexdigest()
-
-
-def matches(body: dict, cache: Cache | None) -> bool:
-  return cache is not None and digest(body, cache.messages) == cache.digest
-
-
-async def read_parts(response: httpx2.Response) -> AsyncIterator[bytes]:
-  """The body as it comes, up to `endpoints.MOST_BYTES`."""
-  async for part in response.aiter_raw():
-    if response.num_bytes_downloaded > endpoints.MOST_BYTES:
-      raise httpx2.ReadError("too many bytes")
-    yield part
+    status = 502 if status < 400 else status  # a redirect is not followed
+    text = f"{self.name} {outcome.problem}"
+    refusal = Refusal(status, text, kind or "upstream_error", code or None)
+    return Answer(outcome.kind, refusal, not outcome.fatal and not outcome.hopeless, outcome.wait_s)
 
 
 async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
@@ -184,26 +135,24 @@ async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
 
   Raises TimeoutError when it is late, and httpx2.ReadError where it is broken.
   """
-  parts, rest = read_parts(answer.response), b""
+  lines = answer.response.aiter_lines()
   while True:
     async with asyncio.timeout_at(answer.until_s):
-      part = await anext(parts, None)
-    if part is None:
+      line = await anext(lines, None)
+    if line is None:
       raise httpx2.ReadError("the stream ended early")
-    *lines, rest = (rest + part).split(b"\n")
-    for data in (line[5:].strip() for line in lines if line.startswith(b"data:")):
-      if data == b"[DONE]":
+    if line.startswith("data:"):
+      if line[5:].strip() == "[DONE]":
         return
-      try:
-        chunk = json.loads(data)
-      except (ValueError, RecursionError):
-        chunk = None
-      if not is_chunk(chunk):
+      chunk = read_json(line[5:])
+      if not isinstance(chunk, dict) or "error" in chunk:
         raise httpx2.ReadError("no chunk")
       yield chunk
 
 
-def is_chunk(chunk: object) -> bool:
-  choices = chunk.get("choices") or [] if isinstance(chunk, dict) else None
-  fine = isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices)
-  return fine and "error" not in chunk
+def read_json(text: str) -> object:
+  """What the text holds; None where it is no JSON."""
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError):
+    return None

@@ -8,9 +8,9 @@ from baar_jax.episode import SMALL, Call, Episode, Step
 from baar_jax.llms.endpoints import read_usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, stratified_name
-from baar_jax.rollout.served import add_sessions
 from baar_jax.run import Run
-from baar_jax.serve.messages import read_messages
+from baar_jax.serve.request import read_messages
+from baar_jax.serve.sessions import add_sessions
 
 SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")  # of ATIF's metrics
 USD_EPS = 1e-6  # dollars that are told may be rounded
@@ -21,26 +21,25 @@ def main(run: Run) -> None:
 
   Raises ValueError, of one line, where a part of it is missing or does not add up.
   """
-  c, sessions = run.config, {}
+  c, calls, sessions = run.config, {}, {}
   if c.env.kind != SERVED or not c.traces:
     raise ValueError("--stage=import needs --config.env.kind=served and --config.traces=FILE")
   text = Path(c.traces).read_text()
   lines = text.split("\n") if c.traces.endswith(".jsonl") else [text]
   try:
     for number, line in enumerate(lines, 1):
-      place = f"{c.traces}, line {number}"
+      place = f"line {number}"
       for call in list_calls(json.loads(line)) if line.strip() else ():
-        sessions.setdefault(str(call["session"]), []).append(call)
-    for id_, calls in sessions.items():
-      place = f"{c.traces}, session {id_!r:.80}"
-      sessions[id_] = read_session(calls, c)
+        calls.setdefault(str(call["session"]), []).append(call)
+    for id_ in calls:
+      place = f"session {id_!r:.80}"
+      sessions[f"import {id_}"] = read_session(calls[id_], c)
   except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-    problem = error if isinstance(error, ValueError) else "it is no record of a known format"
-    problem = f"it lacks {error}" if isinstance(error, KeyError) else problem
-    raise ValueError(f"{place}: {problem}; nothing is imported (docs/serving.md)") from None
-  marks = [id_ for id_ in sessions if not run.store.finished(f"import {id_}")]
-  add_sessions(run.store, c, [sessions[m] for m in marks], [f"import {m}" for m in marks])
-  run.print(f"imported {len(marks)} sessions; {len(sessions) - len(marks)} were there before")
+    problem = error if isinstance(error, ValueError) else f"no record of a known format ({error})"
+    line = f"{c.traces}, {place}: {problem}; nothing is imported (docs/serving.md)"
+    raise ValueError(line) from None
+  new = add_sessions(run.store, c, sessions)
+  run.print(f"imported {new} sessions; {len(sessions) - new} were there before")
 
 
 def list_calls(record: dict) -> list[dict]:
@@ -52,7 +51,8 @@ def list_calls(record: dict) -> list[dict]:
   common = {"session": record["session_id"]} | record["extra"]
   for step in record["steps"]:
     asked, results = step.get("tool_calls") or (), step.get("observation") or {}
-    tools = [{"function": {"name": t["function_name"], "input": t["arguments"]}} for t in asked]
+    names = [(tool["function_name"], json.dumps(tool["arguments"])) for tool in asked]
+    tools = [{"function": dict(zip(("name", "arguments"), name))} for name in names]
     role = "assistant" if step["source"] == "agent" else step["source"]
     messages.append({"role": role, "content": step["message"], "tool_calls": tools})
     if role == "assistant":
@@ -62,9 +62,9 @@ def list_calls(record: dict) -> list[dict]:
       messages.append({"role": "tool", "content": result.get("content")})
   for name in SUMS:
     parts = [call["usage"][name] for call in calls if call["usage"].get(name) is not None]
-    told = totals.get(f"total_{name}") if parts or name != "cost_usd" else None
-    if told is not None and abs(told - sum(parts)) > USD_EPS:
-      raise ValueError(f"total_{name} is {told}, and its steps have {sum(parts)}")
+    total = totals.get(f"total_{name}") if parts or name != "cost_usd" else None
+    if total is not None and abs(total - sum(parts)) > USD_EPS:
+      raise ValueError(f"total_{name} is {total}, and its steps have {sum(parts)}")
   return calls
 
 
@@ -77,18 +77,18 @@ def read_session(calls: list[dict], config: Config) -> tuple[Episode, str]:
   names, steps = config.models.names, []
   prices = prices_of(names, config.models.prices)
   for number, call in enumerate(calls, 1):
-    read = read_messages(call["messages"], call.get("tools"))
-    if len(read.actions) != number or call["messages"][-1]["role"] != "assistant":
+    text = read_messages(call["messages"], call.get("tools"))
+    if len(text.actions) != number or call["messages"][-1]["role"] != "assistant":
       raise ValueError(f"the messages of call {number} do not end with reply {number}")
     if call["model"] not in names:
       raise ValueError(f"the model {call['model']!r:.80} is not in --config.models.names")
     model, usage = names.index(call["model"]), read_usage(call["usage"])
     cost = Call(model, usage, prices[model].cost_usd(usage))
-    steps.append(Step(read.observations[-2], model, read.actions[-1], [cost]))
+    steps.append(Step(text.observations[-2], model, text.actions[-1], [cost]))
   scores = {call["score"] for call in calls if call.get("score") is not None}
   if len(scores) != 1 or not all(type(s) in (int, float) and 0 <= s <= 1 for s in scores):
     raise ValueError(f"its scores are {sorted(map(str, scores))}; it needs one, in [0, 1]")
   boundaries = {(SMALL,): ALWAYS_SMALL, (len(names) - 1,): ALWAYS_LARGE}
   policy = boundaries.get(tuple({step.model for step in steps}), stratified_name(config))
-  task = next((call["task"] for call in calls if call.get("task")), read.fingerprint)
-  return Episode(str(task), policy, -1, steps, float(scores.pop()), "done"), read.task
+  task = next((call["task"] for call in calls if call.get("task")), text.fingerprint)
+  return Episode(str(task), policy, -1, steps, float(scores.pop()), "done"), text.task

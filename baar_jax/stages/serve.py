@@ -4,7 +4,6 @@ import os
 import socket
 
 from baar_jax.config import SERVED
-from baar_jax.rollout.served import add_sessions
 from baar_jax.router.policy import RouterPolicy
 from baar_jax.run import Run
 
@@ -20,27 +19,24 @@ def main(run: Run) -> None:
       decider.policy.compile()
   import uvicorn  # only a server needs it
 
-  with socket.socket(socket.AF_INET6 if ":" in c.host else socket.AF_INET) as listener:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-      listener.bind((c.host, c.port))
-    except OSError as error:
-      raise ValueError(f"cannot listen on {c.host}:{c.port} ({error.strerror})") from None
-    port = listener.getsockname()[1]
-    run.print(
-      f"serving {c.policy} at http://{c.host}:{port}/v1; its page is http://{c.host}:{port}/"
-    )
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)).run(
-      sockets=[listener]
-    )
+  family = socket.AF_INET6 if ":" in c.host else socket.AF_INET
+  try:
+    listener = socket.create_server((c.host, c.port), family=family)
+  except OSError as error:
+    raise ValueError(f"cannot listen on {c.host}:{c.port} ({error.strerror})") from None
+  with listener:
+    address = f"http://{c.host}:{listener.getsockname()[1]}"
+    run.print(f"serving {c.policy} at {address}/v1; its page is {address}/")
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def build(run: Run):
   """The ASGI application of a run. Raises ValueError where it lacks a router, a price or a key."""
   from baar_jax.serve.app import LOCAL, App
-  from baar_jax.serve.batching import Decider
-  from baar_jax.serve.decide import open_policies
+  from baar_jax.serve.decider import Decider
   from baar_jax.serve.exchange import Exchange
+  from baar_jax.serve.router import open_policies
   from baar_jax.serve.sessions import Sessions
   from baar_jax.serve.upstream import Upstream
 
@@ -51,16 +47,10 @@ def build(run: Run):
   if c.host not in LOCAL and not key:
     problem = f"--config.serve.host={c.host} is open to others: set --config.serve.key_variable to"
     raise ValueError(f"{problem} an environment variable that holds the clients' key")
-  if config.models.kind != "chat":
-    raise ValueError("--stage=serve needs endpoints: set --config.models.kind=chat")
-  upstreams = [Upstream(config.models, place) for place in range(len(config.models.names))]
-  served = config.env.kind == SERVED  # the tasks of other runs are fixed
-
-  def keep(mark: str, *scored) -> None:
-    if served and not run.store.finished(mark):
-      add_sessions(run.store, config, [scored], [mark])
-
-  sessions = Sessions(run.dir / "episodes.sqlite", config, run.budget, keep)
-  policies = open_policies(run.dir, config, run.mesh)
-  deciders = {rule: Decider(policy, c.max_sessions) for rule, policy in policies.items()}
+  if config.env.kind != SERVED:  # whose models are of kind chat
+    raise ValueError("--stage=serve needs --config.env.kind=served")
+  names, policies = config.models.names, open_policies(run.dir, config, run.mesh)
+  upstreams = [Upstream(config.models, place) for place in range(len(names))]
+  sessions = Sessions(run.dir / "episodes.sqlite", config, run.store, run.budget)
+  deciders = {rule: Decider(policy, names, c.max_sessions) for rule, policy in policies.items()}
   return App(Exchange(config, sessions, upstreams, deciders), key).build()

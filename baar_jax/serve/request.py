@@ -1,0 +1,209 @@
+"""A client's call: who decides, under which caps, in which session; its messages as an episode."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
+
+from pydantic import (
+  AliasChoices,
+  AliasPath,
+  BaseModel,
+  ConfigDict,
+  Field,
+  StringConstraints,
+  ValidationError,
+)
+from starlette.requests import Request
+
+from baar_jax.llms.agent import parse_action
+
+CAP = re.compile(r":K=(\d{1,9})(?![^:])")  # on large calls, in a model's name
+LIMITS = ("max_tokens", "max_completion_tokens")
+Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)]
+Text = Annotated[str, Field(max_length=10**9)]  # also refuses half a pair of surrogates
+Tokens = Annotated[int, Field(ge=1, le=10**7)]
+PART_TOKENS = 50_000  # most of an image, a sound or a file in a message (our choice)
+PART_KINDS = ("image_url", "video_url", "audio_url", "input_audio", "file")
+DIGESTED = ("tools", "functions", "response_format")
+VALUE_TOKENS = 8  # most that a template puts around a text or a number
+ID = AliasChoices("session_id", AliasPath("metadata", "session_id"), "x-session-id")
+Fields = TypeVar("Fields", bound=BaseModel)
+
+
+class Refusal(ValueError):
+  """An answer that is an error of OpenAI's form: its status and its body."""
+
+  def __init__(self, status: int, message: str, kind="invalid_request_error", code=None, **fields):
+    super().__init__(message)
+    self.status = status
+    error = {"message": message, "type": kind, "param": None, "code": code or kind}
+    self.body = {"error": error | fields}
+
+
+class Strict(BaseModel):
+  model_config = ConfigDict(strict=True)  # converts nothing
+
+
+class Asked(Strict):
+  """What this server reads of a call's body and headers; None is not said."""
+
+  model: str
+  n: int | None = Field(None, ge=1, le=128)
+  max_tokens: Tokens | None = None
+  max_completion_tokens: Tokens | None = None
+  stream_options: dict | None = None
+  id: Id | None = Field(None, validation_alias=ID)
+  task_id: Id | None = Field(None, alias="x-baar-task")
+  usd_limit: float | None = Field(None, alias="x-baar-max-usd", strict=False, ge=0, le=1e9)
+  call_limit: int | None = Field(None, alias="x-baar-max-large-calls", strict=False, ge=0, le=10**9)
+  score: float | None = Field(None, alias="x-baar-score", strict=False, ge=0, le=1)  # so far
+
+
+class Scored(Strict):
+  """How a session ends."""
+
+  score: float = Field(ge=0, le=1)
+  task: Id | None = None
+
+
+def read_fields(kind: type[Fields], fields: Mapping) -> Fields:
+  """The fields as a record. Raises Refusal for what is missing or out of bounds."""
+  try:
+    return kind.model_validate(fields)
+  except ValidationError as error:
+    first = error.errors(include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    raise Refusal(400, f"request.{place}: {first['msg']}") from None
+
+
+async def read_body(request: Request, most_mb: float) -> dict:
+  """The body, a JSON object. Raises Refusal."""
+  if not request.headers.get("content-type", "").startswith("application/json"):
+    # A page of another site may send anything else without being asked.
+    raise Refusal(415, "send JSON with content-type: application/json")
+  body = bytearray()
+  async for part in request.stream():
+    body += part
+    if len(body) > most_mb * 2**20:
+      raise Refusal(413, f"the body is over --config.serve.max_body_mb={most_mb:g}")
+  try:
+    fields = json.loads(body, parse_constant=int)  # NaN and the like are no JSON
+  except (ValueError, RecursionError):
+    fields = None
+  if not isinstance(fields, dict):
+    raise Refusal(400, "the body must be a JSON object")
+  return fields
+
+
+def find_least(*caps: float | None) -> float | None:
+  """The least of these caps; None, which is no cap, where there is none."""
+  return min((cap for cap in caps if cap is not None), default=None)
+
+
+class Part(Strict):
+  type: str
+  text: Text | None = None
+
+
+class ToolCall(Strict):
+  function: dict[str, Text] = {}  # none of a tool that is no function
+
+
+class Message(Strict):
+  """What an episode takes from a message of OpenAI's chat completions."""
+
+  role: str
+  content: Text | list[Part] | None = None
+  tool_calls: list[ToolCall] | None = None
+
+  @property
+  def text(self) -> str:
+    """Its texts; a part that is none is named, such as "[image_url]"."""
+    parts = self.content or ()
+    if isinstance(parts, str):
+      return parts
+    return "\n".join(f"[{part.type}]" if part.text is None else part.text for part in parts)
+
+  @property
+  def action(self) -> str:
+    """Its tool calls, then the action of a ReAct reply or all of its text."""
+    functions = [call.function for call in self.tool_calls or ()]
+    calls = [f"{f.get('name', '')} {f.get('arguments', '')}".strip() for f in functions]
+    action = parse_action(self.text, code="```" in self.text) or self.text.strip()
+    return "\n".join(filter(None, [*calls, action]))
+
+
+class Chat(Strict):
+  messages: list[Message] = Field(min_length=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """The episode that a list of messages tells, with one observation more than actions."""
+
+  task: str  # what the agent is asked to do
+  observations: list[str]  # the first one is before any action; the last one waits for the next
+  actions: list[str]  # one for each assistant message
+  fingerprint: str  # the same for all calls of a session that names no id
+
+
+def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversation:
+  """Reads messages of OpenAI's chat completions as an episode (our choice).
+
+  The first user text is the task; one of the form "Task: ...\\n\\n..." is split into the task and
+  the first observation, as training's conversations begin. Each assistant message is an action;
+  all texts between two of them are one result. Raises Refusal where the messages are none.
+  """
+  opening, first_user, actions, results = [], None, [], [[]]
+  for message in read_fields(Chat, {"messages": messages}).messages:
+    if message.role == "assistant":
+      actions.append(message.action)
+      results.append([])
+    elif message.role in ("system", "developer") and not actions:
+      opening.append(message.text)
+    elif message.role == "user" and first_user is None:
+      first_user = message.text
+    elif message.text:
+      results[-1].append(message.text)
+  task = "\n".join(opening) if first_user is None else first_user
+  head, blank, observation = task.partition("\n\n")
+  if blank and head.startswith("Task: "):
+    task = head.removeprefix("Task: ")
+    results[0].insert(0, observation)
+  identity = json.dumps([opening, tools, first_user], sort_keys=True, default=str)
+  fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:32]
+  return Conversation(task, ["\n".join(texts) for texts in results], actions, fingerprint)
+
+
+@dataclasses.dataclass
+class Cache:
+  """What a model's endpoint has read of a session, and may read again at the cached price."""
+
+  messages: int  # of the conversation; `digest` tells them from others
+  digest: str
+  tokens: int  # of their prompt, as it was billed
+  at_s: float  # seconds of the epoch
+
+
+def count_tokens(value: object) -> int:
+  """The most prompt tokens of JSON: no token is shorter than a byte."""
+  if isinstance(value, str):
+    return len(value.encode(errors="replace")) + VALUE_TOKENS
+  if isinstance(value, dict):
+    if (kind := value.get("type")) in PART_KINDS:
+      return PART_TOKENS + count_tokens([v for k, v in value.items() if k != kind])
+    return sum(count_tokens(key) + count_tokens(entry) for key, entry in value.items())
+  return sum(map(count_tokens, value)) if isinstance(value, list) else 4 * VALUE_TOKENS
+
+
+def digest(body: dict, messages: int) -> str:
+  """Tells prompts apart that begin with so many messages."""
+  parts = [body.get(name) for name in DIGESTED]
+  return hashlib.sha256(json.dumps([parts, body["messages"][:messages]]).encode()).hexdigest()
+
+
+def matches(body: dict, cache: Cache | None) -> bool:
+  return cache is not None and digest(body, cache.messages) == cache.digest
