@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-import os
 import random
-import select
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from absl import flags
 from standin import FAULTS, Lockpick, StandIn
 
 import main
-from baar_jax.config import ModelsConfig
 from baar_jax.llms import endpoints
 from baar_jax.llms.calls import read_spent
 
@@ -27,11 +25,6 @@ KINDS = ("429", "500", "malformed", "empty", "silent", "drop")
 REFUSALS = ("429", "503", "502", "404", "400 content_filter", "429 insufficient_quota")
 TASKS = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 14}
 KEY = "sk-hostile-0123456789abcdef"
-
-
-def sometimes(number, request):
-  """A fault in every twentieth request, of each kind in turn."""
-  return KINDS[number // 20 % len(KINDS)] if number % 20 == 7 else None
 
 
 def arguments(runs, server, stage="all", **settings) -> list[str]:
@@ -65,36 +58,6 @@ def billed(server):
   return float(server.usd(PRICES))
 
 
-def test_a_whole_run_costs_what_the_stand_in_billed_and_pays_for_no_reply_twice(tmp_path, capsys):
-  """All stages, with faults in 5 % of the requests."""
-  with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
-    settings = {"evaluate__usd_budgets": (0.0005, 0.002), "router__show_budget": True}
-    assert run(tmp_path, server, **settings) == 0
-  out = capsys.readouterr().out
-  results = json.loads((tmp_path / "tiny/report/results.json").read_text())
-  ledger = results["ledger"]
-  parts = [ledger[name] for name in ("small_usd", "large_usd", "retries_usd")]
-  assert min(parts) > 0 and ledger["presumed_usd"] > 0  # of connections that were lost
-  assert sum(parts) == pytest.approx(billed(server), rel=1e-9)  # far below a cent
-  assert sum(parts) + ledger["router_usd"] == pytest.approx(ledger["total_usd"], abs=1e-12)
-  for usd, model in zip(parts, PRICES):
-    usable = [call for call in server.billed if call[0] == model and call[2]]
-    assert usd == pytest.approx(float(server.usd(PRICES, usable)), rel=1e-9)
-  assert f"${ledger['total_usd']:.4f}" in out
-  assert f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
-  assert results["run"]["models"] == "models at 127.0.0.1"
-  assert "models at 127.0.0.1" in out and "real models" not in out
-  assert not [p for p in results["policies"] if p["family"] in ("privileged", "optimum")]
-  assert most_replies(tmp_path) == 1
-  assert query(tmp_path, "SELECT count(*) FROM calls") == [(len(server.seen),)]
-  rows = [row for row in results["policies"] if row["usd_budget"] is not None]
-  assert {row["family"] for row in rows} >= {"always-small", "first-large", "random", "sft", "bopo"}
-  assert {row["usd_budget"] for row in rows} == {0.0005, 0.002}
-  assert all(row["overruns"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
-  calls = {r["usd_budget"]: r["large_calls"] for r in rows if r["family"] == "first-large"}
-  assert calls[0.0005] < calls[0.002]
-
-
 def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid(
   tmp_path, monkeypatch, capsys
 ):
@@ -102,19 +65,16 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   command goes on. No answer that was billed is missing in the run's books at any stop."""
   monkeypatch.setenv("HOSTILE_KEY", KEY)
   monkeypatch.setattr(endpoints, "BACKOFF_S", 0.001)
-  left, lines = [*FAULTS, *REFUSALS], []
+  left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
 
   def fault(number, request):
     return left.pop(0) if left and number % 20 == 7 else None
 
   server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6, bills_what_it_loses=True)
-  models = {"names": ("small", "large"), "prices": ((0.4, 0.1, 1.6), (2.0, 0.5, 8.0))}
-  models |= {"base_urls": (server.url,), "key_variables": ("HOSTILE_KEY",), "timeout_s": 0.4}
-  config = tiny.config(tmp_path, **TASKS)
-  config.models = ModelsConfig(kind="chat", max_completion_tokens=60, **models)
-  config.profile.trials = 9
+  settings = {"models__key_variables": "('HOSTILE_KEY',)", "models__timeout_s": 0.4}
+  settings |= {"profile__trials": 9, "evaluate__usd_budgets": budgets}
   with server.running():
-    while code := main.main((config, "all")):
+    while code := run(tmp_path, server, **settings):
       lines.append(capsys.readouterr().err.splitlines()[-1])
       assert code == 2 and lines[-1].startswith("error: ") and lines[-1].isprintable()
       assert len(lines) < len(FAULTS) + len(REFUSALS)
@@ -122,76 +82,72 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert not left, f"{len(server.seen)} requests are too few for {len(left)} more misbehaviours"
   known = read_spent(tmp_path / "tiny", 2).at_most_usd
   assert billed(server) <= known + 1e-9 < 3 * billed(server)
-  ledger = json.loads((tmp_path / "tiny/report/results.json").read_text())["ledger"]
+  assert query(tmp_path, "SELECT count(*) FROM calls") == [(len(server.seen),)]
+  assert most_replies(tmp_path) == 1
+  results = json.loads((tmp_path / "tiny/report/results.json").read_text())
+  ledger = results["ledger"]
+  total = sum(ledger[part] for part in ("small_usd", "large_usd", "retries_usd", "router_usd"))
+  assert ledger["total_usd"] == pytest.approx(total, abs=1e-12)
   assert ledger["total_usd"] + ledger["presumed_usd"] - ledger["router_usd"] == pytest.approx(known)
+  assert f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
+  out, err = capsys.readouterr()
+  assert f"${ledger['total_usd']:.4f}" in out and "models at 127.0.0.1" in out
+  assert results["run"]["models"] == "models at 127.0.0.1"
+  assert not [p for p in results["policies"] if p["family"] in ("privileged", "optimum")]
+  rows = [row for row in results["policies"] if row["usd_budget"] is not None]
+  assert {row["family"] for row in rows} >= {"always-small", "first-large", "random", "sft", "bopo"}
+  assert {row["usd_budget"] for row in rows} == {*budgets}
+  assert all(row["overruns"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
+  calls = {r["usd_budget"]: r["large_calls"] for r in rows if r["family"] == "first-large"}
+  assert calls[0.0005] < calls[0.002]
   files = [path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()]
-  said = "".join([*lines, *capsys.readouterr()]).encode()
+  said = "".join([*lines, out, err]).encode()
   assert not [text for text in [said, *files] if KEY[3:].encode() in text]
 
 
-def test_a_run_stops_before_its_cap_and_goes_on(tmp_path, capsys):
-  """At a cap and then without one: together they pay for what one run would."""
-  with StandIn(Lockpick(**TASKS), sometimes, retry_after="0").running() as server:
+def test_a_run_stops_before_its_cap_and_goes_on_and_knows_to_the_cent_what_it_paid(
+  tmp_path, capsys
+):
+  """At a cap and then without one, with a fault in each twentieth request."""
+  fault = lambda n, request: KINDS[n // 20 % len(KINDS)] if n % 20 == 7 else None  # noqa: E731
+  with StandIn(Lockpick(**TASKS), fault, retry_after="0").running() as server:
     assert run(tmp_path, server, "profile", max_usd=0.006, env__live_per_process=3) == 3
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("stopped by --config.max_usd: a call may cost $")
     assert 0.003 < billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd <= 0.006
     assert run(tmp_path, server, "profile") == 0
     assert capsys.readouterr().out.startswith("profile of train: 6 tasks")
-    found = read_spent(tmp_path / "tiny", 2)
-    assert sum(found.replies_usd) + found.retries_usd == pytest.approx(billed(server), rel=1e-9)
+    spent = read_spent(tmp_path / "tiny", 2)
+    assert sum(spent.replies_usd) + spent.retries_usd == pytest.approx(billed(server), rel=1e-9)
+    for usd, model in zip(spent.replies_usd, PRICES):
+      usable = [call for call in server.billed if call[0] == model and call[2]]
+      assert usd == pytest.approx(float(server.usd(PRICES, usable)), rel=1e-9)
     assert query(tmp_path, "SELECT count(*) FROM episodes") == [(32,)]
     assert most_replies(tmp_path) == 1
-
-
-# Imports once; then starts the program once for each line of its standard input.
-STARTER = """
-import os, sys
-sys.path.insert(0, os.getcwd())
-import main, openai
-openai.OpenAI(api_key="none").chat.completions  # the client imports what it needs on first use
-from absl import app
-for _ in sys.stdin:
-  process = os.fork()
-  if not process:
-    os.dup2(2, 1)
-    app.run(main.main, flags_parser=main.parse)
-  os.write(1, b"%d\\n" % process)
-  os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
-"""
 
 
 def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path, monkeypatch):
   """At random moments of a profile. What was in flight at a kill is recorded at its worst."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-  draw = random.Random(0)
+  draw, kept, kills, code = random.Random(0), {}, 0, -signal.SIGKILL
   with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
     given = arguments(tmp_path, server, "profile", env__live_per_process=4)
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    program = [sys.executable, "-c", STARTER, *given[1:]]
-    starter = subprocess.Popen(program, cwd=ROOT, bufsize=0, **pipes)
-    kept, kills, code = {}, 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
-      starter.stdin.write(b"\n")
-      number = int(starter.stdout.readline())
-      goal = len(server.seen) + draw.randrange(8, 48)
-      ended = []
-      while not ended and len(server.seen) < goal:
-        ended, _, _ = select.select([starter.stdout], [], [], draw.random() / 500)
-      if not ended:
-        os.kill(number, signal.SIGKILL)
-        kills += 1
-      code = int(starter.stdout.readline())
+      goal = len(server.seen) + draw.randrange(20, 60)
+      process = subprocess.Popen([sys.executable, *given], cwd=ROOT)
+      while process.poll() is None and len(server.seen) < goal:
+        time.sleep(draw.random() / 500)
+      process.kill()
+      code = process.wait()
+      kills += code == -signal.SIGKILL
       stored = dict(query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes"))
       assert kept.items() <= stored.items()
       kept = stored
-    _, err = starter.communicate()
-    assert code == 0, err.decode()
-    assert kills >= 4 and len(kept) == (6 + 2) * 2 * 2  # train and dev tasks
+    assert code == 0 and kills >= 4 and len(kept) == (6 + 2) * 2 * 2  # train and dev tasks
     # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
     assert kinds["reply"] <= len(server.seen) <= kinds["reply"] + kinds.get("open", 0)
     assert most_replies(tmp_path) == 1
-    found = read_spent(tmp_path / "tiny", 2)
-    assert sum(found.replies_usd) <= billed(server) <= found.at_most_usd
+    spent = read_spent(tmp_path / "tiny", 2)
+    assert sum(spent.replies_usd) <= billed(server) <= spent.at_most_usd
