@@ -158,12 +158,3 @@ def test_ctrl_c_ends_a_run_cleanly(tmp_path):
   assert "stopped; the same command goes on from here" in err and "report: " not in out
   with pytest.raises(ProcessLookupError):  # it led a process group, which is empty now
     os.killpg(process.pid, 0)
-
-
-def test_paper_view(tmp_path):
-  """Four steps are too few for any task, which a report has to bear as well."""
-  flags = "router.view=paper env.max_steps=4 pretrain.epochs=0 router.max_tokens=448 "
-  flags += "sft.batch_episodes=4 sft.micro_episodes=4 evaluate.random_p=()"
-  finish(start(tmp_path, *(f"--config.{flag}" for flag in flags.split())))
-  assert results(tmp_path)["config"]["router"]["view"] == "paper"
-  assert {p["success_percent"] for p in results(tmp_path)["policies"]} == {0.0}
