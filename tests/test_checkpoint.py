@@ -88,9 +88,7 @@ def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
   assert_restored(whole, 20)
 
 
-def test_no_checkpoint_or_one_of_another_structure(whole, tmp_path):
-  (tmp_path / "sft").mkdir()
-  assert_refused(lambda: restore(tmp_path / "sft"), "sft holds no checkpoint")
+def test_a_checkpoint_of_another_structure(whole):
   params = state(0)["params"]
   reshaped = params | {"norm": jnp.ones(6)}
   for other in (reshaped, {"norm": params["norm"]}, params | {"more": jnp.zeros(3)}):
@@ -131,8 +129,9 @@ def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   assert noticed > 1
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("tree, leaf", [("params", "norm"), ("optimizer", 1)])
+@pytest.mark.parametrize(
+  "tree, leaf, value", [("params", "norm", np.nan), ("optimizer", 1, np.inf)]
+)
 def test_numbers_that_are_none_are_never_restored(tmp_path, tree, leaf, value):
   poisoned = state(20)
   poisoned[tree][leaf] = poisoned[tree][leaf].at[1].set(value)
@@ -141,41 +140,32 @@ def test_numbers_that_are_none_are_never_restored(tmp_path, tree, leaf, value):
   assert_refused(lambda: restore(tmp_path), tmp_path / "20", "not finite", *UNREADABLE)
 
 
-# Reads what is cut, then writes to a disk that is full: the limit of a file's size stands for it.
+# Reads what is damaged, then writes to a full disk, for which a limit of files' sizes stands.
 FAIL = """
 import resource, sys
 from pathlib import Path
-from absl import logging
 from tests.test_checkpoint import restore, save
-logging.use_absl_handler()
-logging.set_verbosity(logging.WARNING)
-for limit in (None, 0, 100):
+for call in (restore, lambda directory: save(directory, 30)):
   try:
-    if limit is None:
-      restore(Path(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    save(Path(sys.argv[1]), 30, 40)
+    call(Path(sys.argv[1]))
   except ValueError as error:
     print(error)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 """
 
 
-def test_nothing_is_said_beside_the_errors_of_a_damaged_checkpoint_and_a_full_disk(whole, tmp_path):
-  """Both name the newest checkpoint; Orbax writes in threads of its own."""
+def test_a_damaged_checkpoint_and_a_full_disk_are_a_line_each(whole, tmp_path):
+  """Both lines name the newest checkpoint; nothing else is said, though Orbax writes in threads."""
   directory = shutil.copytree(whole, tmp_path / "sft")
   for path in (directory / "20" / "params" / "d").iterdir():
     damage(path, "half")
   command = [sys.executable, "-c", FAIL, str(directory)]
   result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-  reading, *writing = result.stdout.splitlines()
+  reading, writing = result.stdout.splitlines()
+  assert result.stderr == "" and len(writing) < 600
   assert all(text in reading for text in (str(directory / "20"), *UNREADABLE))
-  assert len(writing) == 2 and result.stderr == "" and len(max(writing, key=len)) < 600
-  for line in writing:
-    assert line.startswith(f"no checkpoint after update 20 can be written to {directory} (")
-    # The error of the thread that writes, or of the one that then cannot remove what was written.
-    causes = "File too large", "Failed writing", "Directory not empty"
-    assert any(cause in line for cause in causes)
-    assert "make room there" in line
+  assert writing.startswith(f"checkpoint {directory}/20 stays the newest, none can be written (")
+  assert "make room there" in writing
   save(directory, 50)  # once there is room
   assert_restored(directory, 50)
 

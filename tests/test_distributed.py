@@ -39,10 +39,9 @@ import tiny
 from baar_jax.episode import Task
 from baar_jax.router.weights import build_model
 from baar_jax.mesh import make_mesh, one_device
-from baar_jax.train.batches import Batcher
 from baar_jax.train.fit import update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
-from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.train.trainer import Batcher, ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.router.view import View, train_tokenizer
 
 config = tiny.config("none")

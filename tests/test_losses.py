@@ -11,9 +11,9 @@ import tiny
 
 from baar_jax.config import BoPOConfig
 from baar_jax.train import losses
-from baar_jax.train.batches import Batch
 from baar_jax.train.dataset import Profile
 from baar_jax.train.losses import bopo_advantages, compute_reward, dapo_advantages
+from baar_jax.train.trainer import NO_TOKEN, Batch
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
@@ -72,7 +72,7 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes(run):
     adv_B=f32([2, -1, 0, 0]),
     episode_share=4 / 5,
   )
-  step = lambda logits: losses.dapo_loss(None, logits, batch)[0]  # noqa: E731
+  step = lambda logits: losses.dapo_loss(logits, batch)["loss"]  # noqa: E731
   loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
   # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to
   # [.8, 1.28]. Gains min(3, 2.56), min(1, 1.6), min(-1.5, -1.28), min(-.8244, -.8244).
@@ -84,10 +84,9 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes(run):
 
 def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
   logits_BxSxV = np.log(f32([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
-  none = losses.NO_TOKEN
-  token_BxSxM = np.array([[[2, 0], [2, none], [none, none]]], np.int32)
+  token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
   batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
-  loss, _ = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)
+  loss = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
   # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
   np.testing.assert_allclose(loss, 0.5 * (1.0397208 + 0.4700036) / 2, rtol=1e-5)
 
@@ -167,7 +166,7 @@ def test_kl(run, padding):
 
 HARD = Profile("hard", 2.0, 10.0, [], [])
 INVERTED = Profile("easy", 2.0, 1.0, [], [])  # SMALL is the dearer one: C_min is LARGE's
-PROFILES = {"h": HARD, "e": INVERTED, "alone": HARD}
+PROFILES = {"h": HARD, "e": INVERTED}
 LAM = 0.5
 
 
@@ -198,12 +197,8 @@ COSTS = ((0, 2.0, "SL"), (1, 4.0, "SL"), (1, 6.0, "LLLL"), (0, 10.0, "SL"))
 GROUP = [tried("h", 8 + g, score, usd, models) for g, (score, usd, models) in enumerate(COSTS)]
 # Both fail as cheaply as can be: rewards 0 and 0, std 0.
 FAILED = [tried("e", 8, 0, 1.0, "SSS"), tried("e", 9, 0, 1.0, "SSS")]
-MIXED = [GROUP[0], FAILED[0], GROUP[1], tried("alone", 8, 1, 2.0), GROUP[2], FAILED[1], GROUP[3]]
-REFERENCES = {
-  "h": tried("h", 0, 1, 4.0),  # reward 1.375, above the mean
-  "e": tried("e", 0, 1, 1.0),  # reward 1
-  "alone": tried("alone", 0, 1, 4.0),
-}
+# Rewards 1.375, above the mean, and 1.
+REFERENCES = {"h": tried("h", 0, 1, 4.0), "e": tried("e", 0, 1, 1.0)}
 # (0 - 1.375) / (0.80222 + 0.1), (1.25 - 1.375) / 0.90222, (-0.5 - 1.375) / 0.90222; and
 # (0 - 1) / 0.1 = -10, clipped
 GUIDED = {"h": [-1.52402, 0.0, -0.13855, -2.07821], "e": [-5.0, -5.0]}
@@ -214,7 +209,7 @@ OF_THE_MEAN = {"h": [-0.58882, 0.93519, 0.79664, -1.14300], "e": [0.0, 0.0]}
 @pytest.mark.parametrize("guided, expected, clipped", [(True, GUIDED, 1), (False, OF_THE_MEAN, 0)])
 def test_advantages_of_two_groups(guided, expected, clipped):
   config = BoPOConfig(reference_guided=guided)
-  kept, adv_B, metrics = bopo_advantages(MIXED, PROFILES, REFERENCES, LAM, config)
+  kept, adv_B, metrics = bopo_advantages(config, [GROUP, FAILED], PROFILES, REFERENCES, LAM)
   assert kept == [*GROUP, *FAILED]
   assert adv_B == pytest.approx([*expected["h"], *expected["e"]], abs=1e-4)
   assert metrics == {
@@ -227,13 +222,6 @@ def test_advantages_of_two_groups(guided, expected, clipped):
   }
 
 
-def test_a_batch_without_a_group_says_what_to_do():
-  with pytest.raises(ValueError, match="none of the 2 tasks of this batch has 2 episodes"):
-    bopo_advantages([GROUP[0], FAILED[0]], {}, {}, LAM, BoPOConfig())
-  with pytest.raises(ValueError, match="run the same command again"):
-    dapo_advantages([], PROFILES, {}, LAM, BoPOConfig())
-
-
 # The unit of cost is the mean of always-LARGE: (10 + 6) / 2 = 8 dollars, whatever the task.
 VANILLA = {"a": Profile("hard", 2.0, 10.0, [], []), "b": Profile("easy", 1.0, 6.0, [], [])}
 
@@ -243,11 +231,11 @@ def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
   # -.5 * 1/8 = -.0625 and -.5 * 9/8 = -.5625.
   group = [tried("a", 0, 1.0, 4.0), tried("a", 1, 0.9, 8.0)]
   bad = [tried("b", seed, 0.5, usd) for seed, usd in enumerate((1.0, 9.0))]
-  kept, adv_B, metrics = dapo_advantages([*group, *bad], VANILLA, {}, LAM, BoPOConfig())
+  kept, adv_B, metrics = dapo_advantages([group, bad], VANILLA, {}, LAM)
   assert kept == group
   np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
   assert metrics["reward"] == pytest.approx((0.25 - 0.625) / 4)  # all episodes count here
   assert (metrics["success"], metrics["kept_groups"]) == (0.25, 0.5)
   good = [tried("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
-  kept, adv_B, metrics = dapo_advantages(good, VANILLA, {}, LAM, BoPOConfig())
-  assert (kept, adv_B.shape, metrics["kept_groups"]) == ([], (0,), 0.0)
+  kept, adv_B, metrics = dapo_advantages([good], VANILLA, {}, LAM)
+  assert (kept, adv_B, metrics["kept_groups"]) == ([], [], 0.0)

@@ -36,9 +36,7 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   assert events == ["profile", "references", *jobs, "together", *together]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
-  said = "references: 2 hard tasks, LARGE at 75% of their steps; 1 had no stratified success"
-  assert capsys.readouterr().out.startswith(said)
-  store.close()
+  assert "LARGE at 75% of their steps; 1 had no stratified" in capsys.readouterr().out
   task = Task("t", "train", "do it", 9)
   for k in (1, 2, 3):
     job, pair = Job(task, 1000 + k), [None] * 2

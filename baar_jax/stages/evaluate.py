@@ -27,10 +27,10 @@ from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.view import open_view
 from baar_jax.run import Run
-from baar_jax.train.batches import label_failures
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import add_proposals, load_threshold_episodes
 from baar_jax.train.fit import predict
+from baar_jax.train.trainer import label_failures
 from baar_jax.train.values import Transitions, blind_view, load_heads, load_trunk, read_transitions
 
 
@@ -114,11 +114,11 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
   view, dearest = open_view(run.config, run.tokenizer, family == "cascade"), len(run.pair.names) - 1
   if not run.config.evaluate.shares:
     return model, view, None
-  episodes, relabel = load_threshold_episodes(run.store, run.config), None
+  episodes, label = load_threshold_episodes(run.store, run.config), None
   if family == "cascade":  # which is asked where any but the dearest acts, and shown its proposal
     episodes = [add_proposals(episode, dearest) for episode in episodes]
-    relabel = partial(label_failures, dearest=dearest)
-  return model, view, predict(run, model, view, episodes, relabel)
+    label = partial(label_failures, dearest=dearest)
+  return model, view, predict(run, model, view, episodes, label)
 
 
 def forecast(run: Run) -> None:

@@ -4,15 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from baar_jax.config import PROFILE_SEEDS, SFTConfig, compared_lam
 from baar_jax.episode import SMALL, Episode
 from baar_jax.rollout.policies import ALWAYS, Job, entries, rule_policy, stratified_name
-from baar_jax.router.view import View, open_view
 from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run
-from baar_jax.train.batches import Batch, label_episodes, label_failures
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
 from baar_jax.train.dataset import (
   add_proposals,
@@ -21,7 +17,7 @@ from baar_jax.train.dataset import (
   load_profiles,
 )
 from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored
-from baar_jax.train.losses import NO_TOKEN
+from baar_jax.train.trainer import Label, label_failures
 from baar_jax.train.values import fit_values
 
 WARMUP = 10  # updates of the pretraining
@@ -31,10 +27,9 @@ ADAM = {"adam_eps": 1e-8, "weight_decay": 1e-4, "clip_norm": 1.0}
 def pretrain(run: Run) -> None:
   """A router from random weights learns what tends to come next (our choice).
 
-  Qwen2.5 has read much; a router from random weights would have to learn from sparse rewards alone
-  which words foretell a difficult step. So at every decision of the stored episodes of the profile
-  and the references it first predicts the tokens of the coming action and its result. No reward,
-  difficulty or reference enters.
+  It has read nothing, and rewards alone are too sparse to learn from which words foretell a
+  difficult step. So at every decision of the stored episodes of the profile and the references it
+  first predicts the tokens of the coming action and its result.
   """
   c = run.config.pretrain
   if c.epochs == 0:
@@ -44,22 +39,9 @@ def pretrain(run: Run) -> None:
   updates = max(1, c.epochs * len(episodes) // c.batch_episodes)
   warmup_share = min(1.0, WARMUP / updates)
   config = SFTConfig(updates, learning_rates=(c.learning_rate,), warmup_share=warmup_share, **ADAM)
-  view = open_view(run.config, run.tokenizer)
   for trained in run.trainings():
     draw = partial(draw_batches, episodes, c.batch_episodes, trained.config.seed, newest_first=True)
-    fit_stored(trained, "pretrain", config, view, draw, relabel=partial(label_outcomes, view))
-
-
-def label_outcomes(view: View, batch: Batch, episodes: Sequence[Episode]) -> Batch:
-  """The batch with the tokens that follow each decision but the last, which nothing follows."""
-  c = view.config
-  width = c.action_tokens + c.result_tokens + 2 * len(view.cut_mark)
-  token_BxSxM = np.full((*batch.mask_BxS.shape, width), NO_TOKEN, np.int32)
-  for b, episode in enumerate(episodes):
-    for s, (step, after) in enumerate(zip(episode.steps, episode.steps[1:])):
-      tokens = view.encode((step.action, c.action_tokens), (after.observation, c.result_tokens))
-      token_BxSxM[b, s, : len(tokens)] = tokens
-  return dataclasses.replace(batch, token_BxSxM=token_BxSxM)
+    fit_stored(trained, "pretrain", config, draw)
 
 
 def value(run: Run) -> None:
@@ -92,10 +74,7 @@ def bopo(run: Run) -> None:
 def baselines(run: Run) -> None:
   """The rivals of BoPO and its ablations are trained on what the run has stored."""
   c = run.config.baselines
-  trainings = run.trainings() if c.rivals or c.ablations else []
-  for trained in trainings:  # a missing one is reported first
-    load_router(run.dir, run.config, run.mesh, "sft", train_seed=trained.train_seed)
-  for trained in trainings:
+  for trained in run.trainings():
     if "cascade" in c.rivals:
       train_cascade(trained)
     if "single-turn" in c.rivals:
@@ -113,40 +92,32 @@ def baselines(run: Run) -> None:
 def train_cascade(run: Run) -> None:
   """The cascade (FrugalGPT): SMALL proposes, a scorer says whether the next model must do it.
 
-  Each next model proposes in turn, and the dearest acts. The scorer is a router of the same shape,
-  from the same initial weights, that reads the transcript and the proposal. It learns on stored
-  episodes, where any model but the dearest acted, whether the episode will still fail: p(going on)
-  is p(failure).
+  Each next model proposes in turn, and the dearest acts. The scorer is a router of the same shape
+  and initial weights that reads the proposal too. It learns, where any model but the dearest acted,
+  whether the episode will still fail: p(going on) is p(failure).
   """
-  view = open_view(run.config, run.tokenizer, proposals=True)
-  label = partial(label_failures, dearest=len(run.pair.names) - 1)
-  train, dev = load_proposals(run, "train"), load_proposals(run, "dev")
-  _fit_rival(run, "cascade", view, train, dev, label)
-
-
-def load_proposals(run: Run, split: str) -> list[Episode]:
-  """A split's stored episodes in which not the dearest model alone acted, with proposals."""
-  profiles = load_profiles(run.store, run.config, split=split)
-  episodes = [e for profile in profiles.values() for e in profile.small]
-  mixed = run.store.episodes(stratified_name(run.config))
-  episodes += [e for e in mixed if e.task_id in profiles]
-  proposed = [add_proposals(e, len(run.pair.names) - 1) for e in episodes]
-  return [e for e in proposed if any(step.proposal is not None for step in e.steps)]
+  dearest, episodes = len(run.pair.names) - 1, {}
+  for split in ("train", "dev"):
+    profiles = load_profiles(run.store, run.config, split=split)
+    trials = [e for profile in profiles.values() for e in profile.small]
+    trials += [e for e in run.store.episodes(stratified_name(run.config)) if e.task_id in profiles]
+    proposed = [add_proposals(e, dearest) for e in trials]
+    episodes[split] = [e for e in proposed if any(s.proposal is not None for s in e.steps)]
+  _fit_rival(run, "cascade", **episodes, label=partial(label_failures, dearest=dearest))
 
 
 def train_single_turn(run: Run) -> None:
   """The single-turn router (RouteLLM): a preference classifier on (state, winner), asked per step.
 
   Of the k-th trial of each model on a task the winner is the cheapest one that succeeded, SMALL
-  where none did. Every state of these trials is labelled with that winner: what a single query's
-  preference data would say of it. The trials of models between the boundaries are played here.
+  where none did. Every state of these trials is labelled with it, as by preference data on single
+  queries. The trials of models between the boundaries are played here.
   """
   tasks, trials = run.tasks("train") + run.tasks("dev"), range(run.config.profile.trials)
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in trials]
   rules = [rule_policy(entry) for entry in entries(run.config) if entry.family == ALWAYS]
   between = [run.collect(f"single-turn {rule.name}", rule, jobs) for rule in rules]
-  winners: dict[tuple[str, int], int] = {}
-  learnt: dict[str, list[Episode]] = {}
+  winners, learnt = {}, {}
   for split in ("train", "dev"):
     profiles = load_profiles(run.store, run.config, split=split)
     by_model = [[e for profile in profiles.values() for e in profile.small]]
@@ -154,12 +125,8 @@ def train_single_turn(run: Run) -> None:
     by_model += [[e for profile in profiles.values() for e in profile.large]]
     winners |= find_winners(*by_model)
     learnt[split] = [e for group in by_model for e in group if (e.task_id, e.seed) in winners]
-
-  def label_winners(batch: Batch, episodes: Sequence[Episode]) -> Batch:
-    return label_episodes(batch, [winners[e.task_id, e.seed] for e in episodes])
-
-  view = open_view(run.config, run.tokenizer)
-  _fit_rival(run, "single-turn", view, learnt["train"], learnt["dev"], label_winners)
+  label = lambda e: [winners[e.task_id, e.seed]] * len(e.steps)  # noqa: E731
+  _fit_rival(run, "single-turn", **learnt, label=label)
 
 
 def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
@@ -172,15 +139,15 @@ def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
   return winners
 
 
-def _fit_rival(run: Run, name: str, view: View, train: list[Episode], dev, label) -> None:
+def _fit_rival(run: Run, name: str, train: list[Episode], dev: list[Episode], label: Label) -> None:
   config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
   draw = partial(draw_batches, train, config.batch_episodes, f"{run.config.seed}|{name}")
-  fit_stored(run, name, config, view, draw, dev, label)
+  fit_stored(run, name, config, draw, dev, label)
 
 
 def export(run: Run) -> None:
-  """Writes <run>/export/sft and <run>/export/bopo-lam<lam>, of the first training seed, as Hugging
-  Face directories, for transformers or vLLM; a directory that exists stays."""
+  """Writes routers of the first training seed, if still to be written, as Hugging Face directories
+  <run>/export/sft and <run>/export/bopo-lam<lam>."""
   routers = [(f"bopo-lam{lam:g}", "bopo", lam) for lam in run.config.bopo.lam]
   for name, family, lam in [("sft", "sft", None), *routers]:
     directory = run.dir / "export" / name

@@ -1,7 +1,8 @@
-"""Checkpoints of a router (Orbax): parameters, optimizer and progress."""
+"""Checkpoints (Orbax) of parameters, optimizer and progress, and the routers that they hold."""
 
 import contextlib
 import logging
+import math
 import sys
 import textwrap
 import warnings
@@ -20,18 +21,14 @@ from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View, open_view
 
-READING = "checkpoint {directory}/{update} cannot be read ({reason}); "
-READING += "remove that directory to go on from the one before"
-WRITING = "no checkpoint after update {update} can be written to {directory} ({reason}); "
-WRITING += "make room there and run the same command again"
+READING = "cannot be read ({}); remove that directory to go on from the one before"
+WRITING = "stays the newest, none can be written ({}); make room there and run the command again"
 UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
 class Checkpoints:
-  """The checkpoints of one training run in one directory; the newest two are kept.
-
-  Each is written under another name and renamed when it is whole: a kill leaves the one before.
-  """
+  """The newest two checkpoints of a training, each of which is renamed when it is whole: a kill
+  leaves the one before."""
 
   def __init__(self, directory: Path, create: bool = False):
     self.directory = directory.absolute()
@@ -47,13 +44,16 @@ class Checkpoints:
     return self._manager.latest_step() or 0
 
   @property
+  def newest(self) -> str:
+    """The newest checkpoint's directory, or "none"."""
+    return f"{self.directory}/{self.update}" if self.update else "none"
+
+  @property
   def progress(self) -> dict:
-    """What the newest checkpoint's training has to remember; empty if there is none."""
-    if self.update == 0:
-      return {}
+    """What was saved beside the newest checkpoint's arrays; empty if there is none."""
+    args = ocp.args.Composite(progress=ocp.args.JsonRestore())
     with self._explain(READING):
-      args = ocp.args.Composite(progress=ocp.args.JsonRestore())
-      return dict(self._manager.restore(self.update, args=args)["progress"])
+      return dict(self._manager.restore(self.update, args=args)["progress"]) if self.update else {}
 
   def save(self, update: int, state: Mapping, **progress) -> None:
     """Writes named pytrees of arrays and what JSON can hold in the background; ValueError, also
@@ -64,12 +64,8 @@ class Checkpoints:
       self._manager.save(update, args=ocp.args.Composite(**trees))
 
   def restore(self, like: Mapping) -> dict:
-    """The newest checkpoint's pytrees, of the names, shapes, dtypes and shardings of `like`.
-
-    Raises ValueError if there is none, it cannot be read so, or a number in it is not finite.
-    """
-    if self.update == 0:
-      raise ValueError(f"{self.directory} holds no checkpoint")
+    """The newest checkpoint's pytrees, of the names, shapes, dtypes and shardings of `like`; a
+    ValueError if it cannot be read so, or a number in it is not finite."""
     trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
     with self._explain(READING):
       restored = self._manager.restore(self.update, args=ocp.args.Composite(**trees))
@@ -84,7 +80,7 @@ class Checkpoints:
       self._manager.close()
 
   @contextlib.contextmanager
-  def _explain(self, text: str) -> Iterator[None]:
+  def _explain(self, problem: str) -> Iterator[None]:
     """Raises ValueError, of one line, for whatever Orbax raises: there is no common class."""
     # Where one read fails, the others in flight find their event loop closed, now or later.
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
@@ -93,13 +89,17 @@ class Checkpoints:
       sys.unraisablehook = hook
     except Exception as error:
       reason = textwrap.shorten(str(error) or repr(error), 250)
-      values = {"directory": self.directory, "update": self.update, "reason": reason}
-      raise ValueError(text.format(**values)) from error
+      raise ValueError(f"checkpoint {self.newest} {problem.format(reason)}") from error
 
 
-def checkpoint_directory(
-  directory: Path, config: Config, family: str, lam=None, train_seed: int = 0
-) -> Path:
+def check_metrics(stage: str, update: int, metrics: Mapping, newest: str = "none") -> None:
+  """Raises ValueError, in every process, unless all metrics of an update are finite."""
+  if bad := [f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)]:
+    stop = f"{stage} stopped: update {update} has {', '.join(bad)}; last good checkpoint: {newest}"
+    raise ValueError(f"{stop}; set a lower learning rate under another --config.name")
+
+
+def checkpoint_directory(directory, config: Config, family: str, lam=None, train_seed=0) -> Path:
   """Where in a run's directory the checkpoints of a router are; arguments as of `load_router`."""
   if family in ("cascade", "single-turn"):
     family += f"-{config.baselines.updates}"
@@ -112,14 +112,9 @@ def sft_family(ablation: str) -> str:
   return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
 
 
-def load_initial(
-  directory: Path, config: Config, view: View, mesh: Mesh, train_seed: int = 0
-) -> Qwen2:
-  """The router that SFT starts from: a checkpoint's, or one whose decisions start alike, because it
-  is small, or lacks the last layers, whose output the words' rows are for.
-
-  Raises ValueError if it is still to be pretrained, or the checkpoint cannot be loaded.
-  """
+def load_initial(directory: Path, config: Config, view: View, mesh: Mesh, train_seed=0) -> Qwen2:
+  """The router that SFT starts from. Its decisions start alike if it is small, or lacks the last
+  layers, whose output the words' rows are for."""
   if config.router.weights:
     model = weights.load_pretrained(view, mesh)
     if not config.router.layers:
@@ -135,22 +130,22 @@ def load_initial(
 def load_router(
   directory: Path, config: Config, mesh: Mesh, family: str, lam=None, train_seed: int = 0
 ) -> Qwen2:
-  """The trained router of a run's directory: of its newest checkpoint, the parameters alone.
+  """The trained router of a run's directory. Raises ValueError if its training has not ended.
 
   `family` is of `sft_family`, "pretrain", "bopo", a rival or an ablation, and `lam` the weight of
-  cost where a family has several. Raises ValueError if its training has not come to its end.
+  cost where a family has several.
   """
-  stage = family if family in ("pretrain", "sft", "bopo") else "baselines"
-  decision_ids = open_view(config, directory / "tokenizer").decision_ids
   place = checkpoint_directory(directory, config, family, lam, train_seed)
   if place.exists():
     with contextlib.closing(Checkpoints(place)) as checkpoints:
       if checkpoints.progress.get("finished"):
+        decision_ids = open_view(config, directory / "tokenizer").decision_ids
         shape = weights.find_shape(config.router, decision_ids)
-        graphdef, params = nnx.split(weights.make_abstract_model(shape))
-        place_leaf = lambda x, sharding: x.update(sharding=sharding)  # noqa: E731
-        like = jax.tree.map(place_leaf, params, split_parameters(params, mesh))
+        graphdef, like = nnx.split(weights.make_abstract_model(shape))
+        shardings = split_parameters(like, mesh)
+        like = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), like, shardings)
         restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
         nnx.replace_by_pure_dict(like, restored["params"])
         return nnx.merge(graphdef, like)
+  stage = family if family in ("pretrain", "sft", "bopo") else "baselines"
   raise ValueError(f"{place} holds no finished router: run --stage={stage} first")

@@ -29,8 +29,7 @@ def load_profiles(
 ) -> dict[str, Profile]:
   """The profiles of a split's tasks with trials of both boundaries, in the tasks' order.
 
-  They are of the first `trials` alone, by default those of the config: `profile.robustness` may
-  have stored more. Raises ValueError if there are none.
+  They are of the first `trials`, by default the config's. Raises ValueError if there are none.
   """
   trials, profiles = trials or config.profile.trials, {}
   by_task = {task.id: ([], []) for task in store.tasks(split)}
@@ -52,37 +51,29 @@ def load_profiles(
 def measure_robustness(store: Store, config: Config) -> list[dict]:
   """How far the tasks' difficulties depend on the number of trials K (paper, appendix).
 
-  Per K of `profile.robustness`: trials, tasks (those with all trials of both boundaries, under K
-  and under `profile.trials`, the base), agreement (share of them with the same label), hard and
-  base_hard (how many are hard), and hard_jaccard (of the two sets); None where there is no task, or
-  none hard. The trials of a smaller K are among those of a larger one.
+  A row per K of `profile.robustness`, of tasks with all trials under K and under `profile.trials`,
+  the base: the share with the same label, and the Jaccard similarity of the hard sets, or None.
   """
-  rows, base = [], _classify_tasks(store, config, config.profile.trials)
+
+  def classify(trials: int) -> dict[str, str]:
+    profiles = load_profiles(store, config, trials).items()
+    return {t: p.difficulty for t, p in profiles if len(p.small) == len(p.large) == trials}
+
+  rows, base = [], classify(config.profile.trials)
   for K in config.profile.robustness:
-    other = _classify_tasks(store, config, K)
+    other = classify(K)
     tasks = base.keys() & other.keys()
     base_hard, hard = ({t for t in tasks if labels[t] == "hard"} for labels in (base, other))
     agreement = sum(base[t] == other[t] for t in tasks) / len(tasks) if tasks else None
     jaccard = len(hard & base_hard) / len(hard | base_hard) if hard | base_hard else None
-    row = {"trials": K, "tasks": len(tasks), "agreement": agreement}
-    row |= {"hard": len(hard), "base_hard": len(base_hard), "hard_jaccard": jaccard}
-    rows.append(row)
+    row = {"trials": K, "tasks": len(tasks), "agreement": agreement, "hard": len(hard)}
+    rows.append(row | {"base_hard": len(base_hard), "hard_jaccard": jaccard})
   return rows
-
-
-def _classify_tasks(store: Store, config: Config, trials: int) -> dict[str, str]:
-  """The difficulty of each training task that has so many trials of both boundaries."""
-  return {
-    task_id: profile.difficulty
-    for task_id, profile in load_profiles(store, config, trials).items()
-    if len(profile.small) == len(profile.large) == trials
-  }
 
 
 def find_cheapest(episodes: Iterable[Episode]) -> Episode | None:
   """The episode of least cost; ties: fewer large calls, then fewer steps, then the first."""
-  key = lambda e: (e.cost_usd, e.large_calls, len(e.steps))  # noqa: E731
-  return min(episodes, key=key, default=None)
+  return min(episodes, key=lambda e: (e.cost_usd, e.large_calls, len(e.steps)), default=None)
 
 
 def choose_reference(profile: Profile, stratified: Sequence[Episode], clone_large: bool) -> Episode:
@@ -99,21 +90,13 @@ def choose_reference(profile: Profile, stratified: Sequence[Episode], clone_larg
   return mixed or find_cheapest(e for e in profile.large if e.success)
 
 
-def load_references(
-  store: Store, config: Config, profiles: Mapping[str, Profile] | None = None, split: str = "train"
-) -> dict[str, Episode]:
-  """tau* by task id, of profiles, or of those that `load_profiles` loads of a split.
-
-  Raises ValueError if a hard task has no stratified episode, so the stage has not ended.
-  """
-  profiles = profiles or load_profiles(store, config, split=split)
-  clone_large = config.references.clone_large
-  stratified = collections.defaultdict(list)
+def load_references(store: Store, config: Config, profiles: Mapping[str, Profile]) -> dict:
+  """The episode tau* by task id. Raises ValueError if a hard task has no stratified episode yet."""
+  clone_large, stratified = config.references.clone_large, collections.defaultdict(list)
   for episode in () if clone_large else store.episodes(stratified_name(config)):
     stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
   hard = [task_id for task_id, profile in profiles.items() if profile.difficulty == "hard"]
-  lacking = sum(not stratified[task_id] for task_id in hard)
-  if lacking and not clone_large:
+  if not clone_large and (lacking := sum(not stratified[task_id] for task_id in hard)):
     lack = f"lacks references of {lacking} tasks: run --stage=references"
     raise ValueError(f"{config.runs}/{config.name} {lack}")
   return {
@@ -130,21 +113,13 @@ def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
 
 
 def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
-  """One trial of each boundary and three stratified episodes of every training task that has them.
-
-  What p(LARGE) means differs from method to method, so each router's thresholds are quantiles of
-  its own over these (our choice); no test task has a say. Raises ValueError if there are none.
-  """
+  """One trial of each boundary and three stratified episodes of every training task that has them:
+  a router's thresholds are quantiles of its own p(LARGE) over these (our choice)."""
   quarters = {max(1, config.references.samples * quarter // 4) for quarter in (1, 2, 3)}
-  episodes = _load_episodes(store, config, {0}, quarters)
-  if not episodes:
-    raise ValueError(f"{config.runs}/{config.name} has no profile: run --stage=profile first")
-  return episodes
+  return _load_episodes(store, config, {0}, quarters)
 
 
-def _load_episodes(
-  store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]
-) -> list[Episode]:
+def _load_episodes(store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]):
   """Training tasks' trials of the boundaries and stratified episodes, by their numbers."""
   seeds = dict.fromkeys(BOUNDARIES, {PROFILE_SEEDS + k for k in trials})
   seeds[stratified_name(config)] = {REFERENCE_SEEDS + k for k in samples}
@@ -172,9 +147,7 @@ def draw_sft_batches(store: Store, config: Config, split: str = "train") -> Iter
   return mix_batches(hard, rest, size, config.sft.hard_share, config.seed)
 
 
-def mix_batches(
-  hard: Sequence[Episode], rest: Sequence[Episode], size: int, hard_share: float, seed: int
-) -> Iterator[list[Episode]]:
+def mix_batches(hard, rest, size: int, hard_share: float, seed: int) -> Iterator[list[Episode]]:
   """Batches with a set share of hard tasks; each pool is used up before it repeats."""
   hard_count = round(size * hard_share) if hard and rest else size * bool(hard)
   hard_batches = draw_batches(hard, hard_count, f"{seed}|hard")
@@ -183,14 +156,9 @@ def mix_batches(
     yield next(hard_batches) + next(rest_batches)
 
 
-def draw_batches(
-  pool: Sequence[Episode], size: int, seed: int | str, newest_first: bool = False
-) -> Iterator[list[Episode]]:
-  """Batches from a queue, to which the whole pool is added in a new order when it runs low.
-
-  The pool is used up before it repeats, or with `newest_first` nearly so. Raises ValueError
-  if it is empty.
-  """
+def draw_batches(pool, size: int, seed, newest_first=False) -> Iterator[list[Episode]]:
+  """Batches from a queue, to which the whole pool is added in a new order when it runs low: it is
+  used up before it repeats, or with `newest_first` nearly so."""
   if size and not pool:
     raise ValueError("there are no stored episodes to learn from: run --stage=references first")
   draw = random.Random(seed)

@@ -1,7 +1,8 @@
-"""Gradient steps: a router's parameters and optimizer, spread over the devices of a mesh."""
+"""Gradient steps: episodes -> padded batches -> a router's parameters, spread over a mesh."""
 
+import dataclasses
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -11,25 +12,170 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from baar_jax.config import BoPOConfig, SFTConfig
+from baar_jax.config import BoPOConfig, Config, SFTConfig
+from baar_jax.episode import LARGE, Episode, Task
 from baar_jax.mesh import one_device, split_parameters, split_rows
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.train.batches import Batch
+from baar_jax.router.view import View, Window
 
 BOPO_WEIGHT_DECAY = 1e-4  # our choice
+NO_TOKEN = -1  # padding of the tokens that follow a decision
 
-# loss(logits_BxSxA, batch) -> (loss, metrics): the batch's share of the loss of a gradient step, so
-# that the shares of all its batches add up, and its share of figures for the log.
-Loss = Callable[[jax.Array, Batch], tuple[jax.Array, dict[str, jax.Array]]]
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """A micro-batch: what a loss reads of a part of a gradient step's episodes.
+
+  The losses of all parts add up to the step's: a mean over episodes counts by `episode_share`, one
+  over decisions by `decision_share`.
+  """
+
+  tokens_RxT: (
+    np.ndarray
+  )  # int32, zero-padded; a row per transcript, or per step of the paper's view
+  row_BxS: np.ndarray  # int32, where in tokens_RxT each decision is predicted
+  position_BxS: np.ndarray  # int32, and at which position of that row
+  action_BxS: np.ndarray  # int32, the model chosen, or what a label puts in its place
+  logp_BxS: np.ndarray  # float32, its log-probability when it was sampled; 0 where none was
+  mask_BxS: np.ndarray  # bool, the decisions to learn from
+  adv_B: np.ndarray | None = None  # float32, the episodes' advantages, for a policy gradient
+  ref_logits_BxSxA: jax.Array | None = None  # float32, the SFT router's logits, likewise
+  token_BxSxM: np.ndarray | None = None  # int32, what follows each decision, for the pretraining
+  episode_share: float = np.float32(1)  # this part's B, with padding, over all episodes of the step
+  decision_share: float = np.float32(1)  # its real decisions over all of them
+
+
+# What is to be decided at each step of an episode: an index of a logit, or None for nothing.
+Label = Callable[[Episode], list[int | None]]
+# (logits_BxSxA, batch) -> the shares of the batch of a gradient step's "loss" and other figures.
+Loss = Callable[[jax.Array, Batch], dict[str, jax.Array]]
+
+
+def label_models(episode: Episode, sampled: bool = False) -> list[int | None]:
+  """The models that acted; with `sampled` not those that a budget forced."""
+  return [None if sampled and step.logp is None else step.model for step in episode.steps]
+
+
+def label_failures(episode: Episode, dearest: int = LARGE) -> list[int | None]:
+  """Whether the episode fails, where any model but the dearest acted."""
+  return [int(not episode.success) if s.model < dearest else None for s in episode.steps]
+
+
+def make_batch(episodes, windows, labels_B, size, decisions, buckets, advantages=None) -> Batch:
+  """Pads episodes to a batch of few shapes: T is a bucket, R is B or a power of two above it.
+
+  B is `size`, of which missing episodes have no decisions; S is `decisions`, no less than any
+  episode's steps. Each step is decided in exactly one of its episode's windows.
+  """
+  flat = [window for episode_windows in windows for window in episode_windows]
+  longest = max(len(window.tokens) for window in flat)
+  T = min(bucket for bucket in buckets if bucket >= longest)
+  R = size if len(flat) <= size else 1 << (len(flat) - 1).bit_length()
+  tokens_RxT = np.zeros((R, T), np.int32)
+  row_BxS, position_BxS, action_BxS = np.zeros((3, size, decisions), np.int32)
+  logp_BxS = np.zeros((size, decisions), np.float32)
+  mask_BxS = np.zeros((size, decisions), bool)
+  adv_B = np.zeros(size, np.float32)
+  adv_B[: len(episodes)] = 0 if advantages is None else advantages
+  row = 0
+  for b, (episode, episode_windows, labels) in enumerate(zip(episodes, windows, labels_B)):
+    for window in episode_windows:
+      tokens_RxT[row, : len(window.tokens)] = window.tokens
+      span = slice(window.first, window.first + len(window.positions))
+      row_BxS[b, span] = row
+      position_BxS[b, span] = window.positions
+      row += 1
+    for s, (step, label) in enumerate(zip(episode.steps, labels)):
+      action_BxS[b, s] = label or 0
+      logp_BxS[b, s] = step.logp or 0.0
+      mask_BxS[b, s] = label is not None
+  return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS, adv_B)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batcher:
+  """Cuts the episodes of a gradient step into micro-batches of few shapes, short ones together."""
+
+  config: Config  # a micro-batch holds up to `sft.micro_episodes`
+  view: View
+  tasks: Iterable[Task]  # those of all episodes
+  outcomes: bool = False  # whether the batches have the tokens that follow each decision
+
+  def micro_batches(self, episodes, label: Label | None = None, advantages=None) -> list[Batch]:
+    """The batches of a gradient step; without a label the models that acted are to be decided, or
+    with advantages those that were sampled."""
+    batches = [batch for _, batch in self._cut(episodes, label, advantages)]
+    decisions = max(1, sum(batch.mask_BxS.sum() for batch in batches))
+    return [
+      dataclasses.replace(
+        batch,
+        episode_share=np.float32(len(batch.mask_BxS) / len(episodes)),
+        decision_share=np.float32(batch.mask_BxS.sum() / decisions),
+      )
+      for batch in batches
+    ]
+
+  def compute(self, function, episodes, label: Label | None = None) -> np.ndarray:
+    """What `function(batch)` [B, S, ...] is at the labelled decisions, in the episodes' order."""
+    values = {}
+    for indices, batch in self._cut(episodes, label):
+      for i, value_S, mask_S in zip(indices, np.asarray(function(batch)), batch.mask_BxS):
+        values[i] = value_S[mask_S]
+    return np.concatenate([values[i] for i in range(len(episodes))])
+
+  def _cut(self, episodes, label, advantages=None) -> Iterator[tuple[list[int], Batch]]:
+    """Each micro-batch, without its shares, after the indices of its episodes."""
+    c, task_of = self.config, {task.id: task for task in self.tasks}
+    label = label or partial(label_models, sampled=advantages is not None)
+    parts = range(1, c.router.buckets + 1)  # each length costs a compilation per loss
+    buckets = [c.router.max_tokens * part // c.router.buckets for part in parts]
+    windows = [self.view.episode_windows(task_of[e.task_id], e) for e in episodes]
+    for indices in sort_by_length(windows, c.sft.micro_episodes):
+      group = [episodes[i] for i in indices]
+      # A client's episode may be longer than the config has it: a multiple is one shape more.
+      rounds = max(-(-len(e.steps) // c.env.max_steps) for e in group)
+      shape = c.sft.micro_episodes, rounds * c.env.max_steps, buckets
+      adv = None if advantages is None else advantages[indices]
+      batch = make_batch(group, [windows[i] for i in indices], map(label, group), *shape, adv)
+      if self.outcomes:
+        token_BxSxM = list_outcomes(self.view, group, batch.mask_BxS.shape)
+        batch = dataclasses.replace(batch, token_BxSxM=token_BxSxM)
+      yield indices, batch
+
+
+def list_outcomes(view: View, episodes: Sequence[Episode], shape: tuple[int, int]) -> np.ndarray:
+  """token_BxSxM, of a batch of B x S: what follows each decision but an episode's last."""
+  c = view.config
+  width = c.action_tokens + c.result_tokens + 2 * len(view.cut_mark)
+  token_BxSxM = np.full((*shape, width), NO_TOKEN, np.int32)
+  for b, episode in enumerate(episodes):
+    for s, (step, after) in enumerate(zip(episode.steps, episode.steps[1:])):
+      tokens = view.encode((step.action, c.action_tokens), (after.observation, c.result_tokens))
+      token_BxSxM[b, s, : len(tokens)] = tokens
+  return token_BxSxM
+
+
+def sort_by_length(windows: Sequence[Sequence[Window]], size: int) -> list[list[int]]:
+  """Groups of indices of episodes, short ones together, with at most `size` windows."""
+  groups: list[list[int]] = []
+  count = size  # a full group, so that the first episode opens another
+  for i in sorted(range(len(windows)), key=lambda i: max(len(w.tokens) for w in windows[i])):
+    count += len(windows[i])
+    if count > size:
+      groups.append([])
+      count = len(windows[i])
+    groups[-1].append(i)
+  return groups
 
 
 class ShardedRouter:
-  """A router whose parameters lie on the devices of a mesh: its logits at decisions."""
+  """A router whose parameters lie on the devices of a mesh: what it computes at decisions."""
 
   def __init__(self, model: Qwen2, token_ids, mesh: Mesh | None = None, dtype: str = "float32"):
-    """Puts the parameters onto the mesh (None is one device); the computation is in `dtype`.
+    """Puts the parameters onto the mesh, None is one device, to compute in `dtype` with them.
 
-    `token_ids` are the decisions' tokens; None gives the logits of the whole vocabulary.
+    `token_ids` are those whose logits are computed; None is the whole vocabulary.
     """
     gc.collect()  # of routers that are done with: each is in a cycle with its compiled functions
     self.mesh = mesh or one_device()
@@ -38,31 +184,26 @@ class ShardedRouter:
     self._graphdef, params = nnx.split(model)
     self.params = jax.device_put(params, split_parameters(params, self.mesh))
     self._replicated = NamedSharding(self.mesh, PartitionSpec())
-    self._logits = jax.jit(self._forward, out_shardings=self._replicated)
-    self._hidden = jax.jit(self._gather, out_shardings=self._replicated)
-
-  def _forward(self, params, batch: Batch):
-    """logits_BxSxA, float32: hidden states are gathered at the decisions before the head."""
-    hidden_BxSxD = self._gather(params, batch)
-    return nnx.merge(self._graphdef, params).logits(hidden_BxSxD, self._token_ids)
-
-  def _gather(self, params, batch: Batch):
-    hidden_RxTxD = nnx.merge(self._graphdef, params)(batch.tokens_RxT, self._dtype)
-    return hidden_RxTxD[batch.row_BxS, batch.position_BxS]
+    # Both are whole in every process: the hidden states at decisions, and the logits there.
+    self.hidden = partial(self._run, jax.jit(self._gather, out_shardings=self._replicated))
+    self.logits = partial(self._run, jax.jit(self._forward, out_shardings=self._replicated))
 
   @property
   def model(self) -> Qwen2:
     return nnx.merge(self._graphdef, self.params)
 
-  def logits(self, batch: Batch) -> jax.Array:
-    """logits_BxSxA of the parameters as they are: all of it in every process."""
-    with jax.set_mesh(self.mesh):
-      return self._logits(self.params, split_rows(batch, self.mesh))
+  def _gather(self, params, batch: Batch):
+    hidden_RxTxD = nnx.merge(self._graphdef, params)(batch.tokens_RxT, self._dtype)
+    return hidden_RxTxD[batch.row_BxS, batch.position_BxS]
 
-  def hidden(self, batch: Batch) -> np.ndarray:
-    """The hidden state at each decision, float32 [B, S, D]: all of it in every process."""
+  def _forward(self, params, batch: Batch):
+    hidden_BxSxD = self._gather(params, batch)  # at the decisions alone, before the head
+    return nnx.merge(self._graphdef, params).logits(hidden_BxSxD, self._token_ids)
+
+  def _run(self, compiled, batch: Batch):
+    """What a compiled function computes of a batch with the parameters as they are."""
     with jax.set_mesh(self.mesh):
-      return np.asarray(self._hidden(self.params, split_rows(batch, self.mesh)), np.float32)
+      return compiled(self.params, split_rows(batch, self.mesh))
 
 
 class Trainer(ShardedRouter):
@@ -72,51 +213,44 @@ class Trainer(ShardedRouter):
     """Copies the model's parameters: the buffers of the copy are given away by each step."""
     graphdef, params = nnx.split(model)
     super().__init__(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)), token_ids, mesh, dtype)
-    self._loss, self._optimizer = loss, optimizer
+    self._loss, self._optimizer, whole = loss, optimizer, self._replicated
     params_sharding = split_parameters(self.params, self.mesh)
     state_sharding = split_parameters(jax.eval_shape(optimizer.init, self.params), self.mesh)
     self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_sharding)(self.params)
-    gradient_sharding = params_sharding, self._replicated  # of the gradient, of the metrics
     gradient = jax.grad(self._evaluate, has_aux=True)
-    self._gradient = jax.jit(gradient, out_shardings=gradient_sharding)
-    self._losses = jax.jit(self._evaluate, out_shardings=self._replicated)
+    self._gradient = jax.jit(gradient, out_shardings=(params_sharding, whole))
+    self._losses = jax.jit(self._evaluate, out_shardings=whole)
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
-    step_sharding = params_sharding, state_sharding, self._replicated  # the last is of sizes
+    step_sharding = params_sharding, state_sharding, whole  # the last is of the gradient's norm
     self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1), out_shardings=step_sharding)
 
   def step(self, batches: Sequence[Batch]) -> dict[str, float]:
-    """One optimizer step on the sum of the batches' losses; the same in every process.
-
-    Returns the loss's metrics, summed over the batches, the norm of the gradient, and the size of
-    the largest parameter after the step.
-    """
-    gradient, metrics = None, []
-    with jax.set_mesh(self.mesh):
-      for batch in batches:
-        addend, batch_metrics = self._gradient(self.params, split_rows(batch, self.mesh))
+    """One optimizer step on the sum of the batches' losses; the same in every process. Returns the
+    sums of the loss's figures, and the norm of the gradient."""
+    gradient, shares = None, []
+    for batch in batches:
+      addend, share = self._run(self._gradient, batch)
+      with jax.set_mesh(self.mesh):
         gradient = addend if gradient is None else self._add(gradient, addend)
-        del addend  # free this gradient before the next one is computed
-        metrics.append(batch_metrics)
-      self.params, self.optimizer_state, sizes = self._apply(
-        self.params, self.optimizer_state, gradient
-      )
-    totals = {name: sum(float(shares[name]) for shares in metrics) for name in metrics[0]}
-    return totals | {name: float(size) for name, size in sizes.items()}
+      del addend  # free this gradient before the next one is computed
+      shares.append(share)
+    with jax.set_mesh(self.mesh):
+      stepped = self._apply(self.params, self.optimizer_state, gradient)
+    self.params, self.optimizer_state, norm = stepped
+    totals = {name: sum(float(share[name]) for share in shares) for name in shares[0]}
+    return totals | {"gradient_norm": float(norm)}
 
   def loss(self, batches: Sequence[Batch]) -> float:
     """The sum of the batches' losses, without a step; the same in every process."""
-    with jax.set_mesh(self.mesh):
-      return sum(float(self._losses(self.params, split_rows(b, self.mesh))[0]) for b in batches)
+    return sum(float(self._run(self._losses, batch)[0]) for batch in batches)
 
   def _evaluate(self, params, batch: Batch):
-    return self._loss(self._forward(params, batch), batch)
+    figures = self._loss(self._forward(params, batch), batch)
+    return figures["loss"], figures
 
   def _apply_gradient(self, params, optimizer_state, gradient):
     updates, optimizer_state = self._optimizer.update(gradient, optimizer_state, params)
-    params = optax.apply_updates(params, updates)
-    sizes = {"gradient_norm": optax.tree.norm(gradient)}
-    sizes["largest_parameter"] = optax.tree.norm(params, ord="inf")
-    return params, optimizer_state, sizes
+    return optax.apply_updates(params, updates), optimizer_state, optax.tree.norm(gradient)
 
   @property
   def state(self) -> dict:

@@ -10,7 +10,7 @@ import dataclasses
 import zipfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,25 +21,24 @@ from baar_jax.config import MAX_PRICE, ValueConfig
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.router.head import MAX_CALLS, Heads, describe, draw_heads, estimate_one
-from baar_jax.router.qwen2 import Qwen2
+from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View, open_view
 from baar_jax.train import checkpoint, dataset
-from baar_jax.train.batches import Batch, Batcher
-from baar_jax.train.checkpoint import checkpoint_directory
-from baar_jax.train.trainer import ShardedRouter
+from baar_jax.train.checkpoint import check_metrics, checkpoint_directory
+from baar_jax.train.trainer import Batcher, ShardedRouter
 
 ROUND = 100  # updates between two lines of the log
 SPREAD_EPS = 1e-3
 TINY_USD = 1e-9  # models may be free of charge
+HEADS = "heads.npz"  # the file of a training's heads
 LAYERS = [(0, 0)] * 3  # weight and bias
-HEADS = jax.tree.structure(Heads(LAYERS, LAYERS, 0, 0, 0))
+STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, 0, 0, 0))
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
 CAPPED_SHARE = 0.6  # of the draws that have a cap
 FREE_SHARES = 0.8, 0.1  # of those with a cap, and of those without one, at price 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Transitions:
+class Transitions(NamedTuple):
   """Stored decisions in a row, episode after episode (N)."""
 
   hidden_NxD: np.ndarray
@@ -50,9 +49,6 @@ class Transitions:
   step_N: np.ndarray
   large_N: np.ndarray  # LARGE calls before it
   steps_N: np.ndarray  # the task's max_steps
-
-
-jax.tree_util.register_dataclass(Transitions)
 
 
 def blind_view(run) -> View:
@@ -67,28 +63,14 @@ def load_trunk(run) -> Qwen2:
 
 
 def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> Transitions:
-  """The decisions of episodes on tasks of a split, in their order, with what the trunk computes.
-
-  Raises ValueError if there is no profile, or the router is still to be pretrained.
-  """
-  groups: list[Sequence[Episode]] = []
-
-  def keep(batch: Batch, group: Sequence[Episode]) -> Batch:
-    groups.append(group)
-    return batch
-
+  """The decisions of episodes on tasks of a split, in their order, with what the trunk computes."""
   trunk = ShardedRouter(load_trunk(run), (), run.mesh, run.config.router.dtype)
   tasks = {task.id: task for task in run.store.tasks(split)}
-  batches = Batcher(run.config, blind_view(run), tasks.values()).micro_batches(episodes, keep)
+  hidden_NxD = Batcher(run.config, blind_view(run), tasks.values()).compute(trunk.hidden, episodes)
   profiles = dataset.load_profiles(run.store, run.config).values()
   unit_usd = max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
-  hidden_of = {}
-  for batch, group in zip(batches, groups):
-    for episode, hidden_SxD in zip(group, trunk.hidden(batch)):
-      hidden_of[id(episode)] = hidden_SxD[: len(episode.steps)].copy()  # without the padding
   rows = [row for e in episodes for row in _list_rows(tasks[e.task_id], e, unit_usd)]
-  hidden_NxD = np.concatenate([hidden_of[id(episode)] for episode in episodes])
-  return Transitions(hidden_NxD, *map(np.array, zip(*rows)))
+  return Transitions(hidden_NxD.astype(np.float32), *map(np.array, zip(*rows)))
 
 
 def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
@@ -107,9 +89,10 @@ def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
 def fit_values(run) -> None:
   """Fits the heads of a run's training seed to its stored episodes, if that is still to be done.
 
-  Raises ValueError as `read_transitions` does, and if a loss is not finite.
+  Raises ValueError if a loss is not finite.
   """
-  c, path = run.config.value, _find_heads(run)
+  c = run.config.value
+  path = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed) / HEADS
   if all(exchange(path.exists())):  # all processes fit, or none
     return
   episodes = dataset.load_pretraining_episodes(run.store, run.config)
@@ -122,9 +105,7 @@ def fit_values(run) -> None:
   with run.progress("value", c.updates, 0, "update") as bar:
     for done, newer, loss in fit_heads(heads, data, c, run.config.seed):
       run.log(stage="value", update=done, loss=loss)
-      if not np.isfinite(loss):
-        problem = f"value stopped: update {done} has loss {loss}"
-        raise ValueError(f"{problem}; set a lower learning rate under another --config.name")
+      check_metrics("value", done, {"loss": loss})
       bar.update(done - bar.n)
       heads = newer
   if run.is_main:
@@ -137,22 +118,15 @@ def fit_values(run) -> None:
 
 def load_heads(run) -> Heads:
   """The heads of a run's training seed. Raises ValueError if they are missing or damaged."""
-  path = _find_heads(run)
-  if not path.exists():
-    raise ValueError(f"{path} is missing: run --stage=value first")
+  path = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed) / HEADS
   try:
     with np.load(path) as stored:
-      heads = jax.tree.unflatten(HEADS, list(stored.values()))
-    if not all(np.isfinite(x).all() for x in jax.tree.leaves(heads)):
-      raise ValueError("it holds numbers that are not finite")
+      leaves = list(stored.values())
+    for x in leaves:
+      check_finite(x, "heads")
+    return jax.tree.unflatten(STRUCTURE, leaves)
   except (ValueError, OSError, zipfile.BadZipFile) as error:
-    raise ValueError(f"{path} cannot be read ({error}): remove it and run --stage=value") from error
-  return heads
-
-
-def _find_heads(run) -> Path:
-  place = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed)
-  return place / "heads.npz"
+    raise ValueError(f"{path} is missing or damaged: remove it and run --stage=value") from error
 
 
 def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
