@@ -26,7 +26,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.config import MARKUP_TOKENS, ROLLOUT_RANGE, VANILLA_BATCHES, Config, ablate
+from baar_jax.config import MARKUP_TOKENS, ROLLOUT_RANGE, SERVED, VANILLA_BATCHES, Config, ablate
 from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.router.gguf import set_up
@@ -125,8 +125,9 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   b, d, e, r = c.baselines, c.distributed, c.env, c.router
   works = e.kind != "appworld" or e.live_per_process == 1
   yield "env.live_per_process", works, "1 for AppWorld, whose worlds need a process each"
-  works = e.short_tasks or c.models.kind == "chat"
-  yield "env.short_tasks", works, "True for scripted models, which follow solutions"
+  chat = c.models.kind == "chat"
+  yield "env.short_tasks", e.short_tasks or chat, "True for scripted models, which follow solutions"
+  yield "models.kind", e.kind != SERVED or chat, "chat with --config.env.kind=served"
   yield "distributed.process", d.process < d.processes, "below --config.distributed.processes"
   works = d.processes == 1 or bool(d.coordinator)
   yield "distributed.coordinator", works, "host:port of process 0"

@@ -176,17 +176,15 @@ class Run:
       episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
       bar = self.progress(title, len(share), len(share) - len(missing), "ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
-        failed, cost_usd = [], 0.0
-        for episode in episodes:
-          if episode.stop.startswith("error:"):
-            failed.append(episode)
+        cost_usd = 0.0
+        for e in episodes:
+          if e.stop.startswith("error:"):
+            print(f"left out: {e.task_id} seed {e.seed} of {policy.name}: {e.stop}")
           else:
-            self.store.add(episode)
-          cost_usd += episode.cost_usd
+            self.store.add(e)
+          cost_usd += e.cost_usd
           bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
           bar.update()
-      for e in failed:
-        print(f"left out: {e.task_id} seed {e.seed} of {policy.name}: {e.stop}")
     self.store.sync(policy.name)
     keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
@@ -196,18 +194,15 @@ class Run:
     played, for a boundary those of both."""
     policies = BOUNDARIES if policy in BOUNDARIES else (policy,)
     keys = {(job.task.id, job.seed) for job in jobs}
-    lacking = [(id_, p) for p in policies for id_, _ in sorted(keys - self.store.keys(p))]
-    if missing := Counter(lacking).most_common():
-      counts = f"{len(lacking)} of {len(policies) * len(keys)} trials are missing"
-      counts += f", of {len({id_ for id_, _ in lacking})} tasks, such as "
-      some = [f"{count} of {id_!r:.80} by {name}" for (id_, name), count in missing[:NAMED]]
-      raise ValueError(f"{counts}{', '.join(some)}: serve them (docs/serving.md)")
+    missing = [(id_, p) for p in policies for id_, _ in sorted(keys - self.store.keys(p))]
+    if missing:
+      some = [f"{n} of {id_!r:.80} by {p}" for (id_, p), n in Counter(missing).most_common(NAMED)]
+      count = f"{len(missing)} of {len(policies) * len(keys)} trials are missing"
+      raise ValueError(f"{count}, such as {', '.join(some)}: serve them (docs/serving.md)")
     episodes = [e for e in self.store.episodes(policy) if (e.task_id, e.seed) in keys]
     if not all(any(step.observation or step.action for step in e.steps) for e in episodes):
-      problem = f"sessions of {policy} were stored without their texts, so nothing learns from them"
-      raise ValueError(
-        f"{problem}: serve another --config.name with --config.serve.record_text=True"
-      )
+      problem = f"sessions of {policy} were stored without their texts: serve another --config.name"
+      raise ValueError(f"{problem} with --config.serve.record_text=True, to learn from them")
     return episodes
 
   def print(self, text: str) -> None:

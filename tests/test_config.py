@@ -136,6 +136,7 @@ SAID = [  # fields, and what is said of them
   ({"bopo.lam": (0.1, "much")}, "bopo.lam.1: Input should be a valid number"),
   ({"router.hidden_size": 10**6, "router.vocab_size": 10**8}, "these take 1,600,"),  # GB
   ({"env.kind": "appworld"}, "1 for AppWorld"),
+  ({"env.kind": "served"}, "models.kind must be chat"),
   ({"baselines.ablations": ("no-reference",), "bopo.reference_guided": False}, "without no-ref"),
   ({"router.weights": "w", "pretrain.epochs": 1}, "0 with --config.router.weights"),
   ({"bopo.updates": 41_667}, "at most 41666"),  # x 8 episodes x 3 batches of vanilla: a million

@@ -63,7 +63,7 @@ def test_what_clients_still_have_to_play_is_told_in_one_line(run):
   large = always(1, "always-large")
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
     add(run, name, policy)
-  line = "2 of 8 trials are missing, of 2 tasks, such as 1 of 'b' by always-small, 1 of 'a' by "
+  line = "2 of 8 trials are missing, such as 1 of 'b' by always-small, 1 of 'a' by "
   with pytest.raises(ValueError, match=f"^{line}always-large: [^\n]*$"):
     run.collect("", large, jobs)
   add(run, "a", "always-large"), add(run, "b", "always-small")
