@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[1]
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
-def start(runs, *flags):
+def start(runs, *flags, config="sandbox.py"):
   """main.py with the numbers of tiny.config; one episode at a time, so nothing hangs on timing."""
-  command = [sys.executable, "main.py", "--config=configs/sandbox.py", *tiny.flags(runs), *flags]
+  command = [sys.executable, "main.py", f"--config=configs/{config}", *tiny.flags(runs), *flags]
   options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
   return subprocess.Popen(command, env=os.environ | QUICK, start_new_session=True, **options)
 
@@ -38,9 +38,9 @@ def finish(process):
   return out
 
 
-def rows(runs):
+def rows(runs, file="episodes.sqlite"):
   """Every stored episode by its key, as text."""
-  with closing(sqlite3.connect(f"file:{runs}/tiny/episodes.sqlite?mode=ro", uri=True)) as db:
+  with closing(sqlite3.connect(f"file:{runs}/tiny/{file}?mode=ro", uri=True)) as db:
     stored = db.execute("SELECT policy, task_id, seed, episode FROM episodes").fetchall()
   return {row[:3]: row[3] for row in stored}
 
