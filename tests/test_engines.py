@@ -19,14 +19,12 @@ def toy(tmp_path, monkeypatch):
   monkeypatch.delenv("TOY_DATA", raising=False)
   calls = []
 
-  def run(command, stdout=None, **_):
+  def run(command, **_):
     calls.append(command)
     if "venv" in command:
       (Path(command[-1]) / "bin").mkdir(parents=True)
       (Path(command[-1]) / "bin" / "python").touch()
-    if stdout:
-      stdout.write("output\n")
-    return subprocess.CompletedProcess(command, int("broken==1" in command), "", "")
+    return subprocess.CompletedProcess(command, int("broken==1" in command), "", "lines\nlast")
 
   def toy(**changes):
     monkeypatch.setitem(engines.ENGINES, "toy", dataclasses.replace(ENGINE, **changes))
@@ -60,10 +58,11 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
 
 
 def test_a_failed_installation_is_one_line_and_does_not_count(toy, tmp_path):
-  toy(packages=("broken==1",), needs="; it needs a compiler")
-  with pytest.raises(ValueError, match=r"broken==1 failed; .*broken-1.log; it needs a") as error:
+  toy(packages=("broken==1",), needs=", which takes a compiler,")
+  with pytest.raises(
+    ValueError, match="pip install broken==1, which takes a compiler, failed: last"
+  ):
     engines.install("toy")
-  assert "\n" not in str(error.value)
   assert not engines.is_installed("toy")
 
 

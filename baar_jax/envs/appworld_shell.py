@@ -5,7 +5,6 @@ a solution, and the other one forks a shell for each episode. A call of an API g
 to the engine's process, as JSON, and nothing else leaves the shell.
 """
 
-import ast
 import ctypes
 import json
 import os
@@ -141,16 +140,9 @@ def _run_shell(world: Any, now: datetime) -> None:
 
 
 def _execute(world: Any, code: str) -> str:
-  code = code.encode("utf-8", "replace").decode()  # a model's reply may hold half a surrogate pair
-  try:
-    ast.parse(code)
-  except SyntaxError:
-    pass  # the engine's answer shows the place
-  except (ValueError, RecursionError, MemoryError) as error:  # the engine's parser would fail
-    return f"{FAILED}The code cannot be parsed: {error}"
   try:
     return world.execute(code)
-  except BaseException as error:  # raised by the agent's code
+  except BaseException as error:  # raised by the agent's code, or while it was parsed
     world.safety_guard.disable()
     return f"{FAILED}{type(error).__name__}: {error}"
 

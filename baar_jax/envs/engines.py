@@ -41,7 +41,7 @@ ENGINES = {
     data_variable="ALFWORLD_DATA",
     download="alfworld-download --data-dir $ALFWORLD_DATA",
     maker="baar_jax.envs.alfworld_games",
-    needs="; it needs a C++ compiler and make (Debian: apt-get install g++ make)",
+    needs=", which takes a C++ compiler and make (Debian: apt-get install g++ make),",
   ),
   "appworld": Engine(
     packages=("appworld==0.1.3.post1",),
@@ -137,12 +137,8 @@ def install(kind: str) -> None:
     commands += [[python, *engine.install]] if engine.install else []
     # The builds call `python`, which has to be the environment's.
     path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
-    log = cache() / f"{place.name}.log"
-    with log.open("w") as output:
-      streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-      for command in commands:
-        if subprocess.run(command, env=os.environ | {"PATH": path}, **streams).returncode:
-          raise ValueError(f"{' '.join(command)} failed; its output is in {log}{engine.needs}")
+    for command in commands:
+      output_of(" ".join(command) + engine.needs, command, os.environ | {"PATH": path})
     (place / "installed.txt").write_text("\n".join(engine.packages))
 
 
