@@ -12,19 +12,12 @@ from jax.sharding import PartitionSpec as P
 AXES = ("data", "fsdp")
 
 
-def join(coordinator: str, processes: int, process: int) -> None:
-  """Joins a run's processes, if it has several, before anything else uses JAX."""
-  if processes > 1:
-    jax.distributed.initialize(coordinator, processes, process)
-
-
 def make_mesh(fsdp: int = 0) -> Mesh:
   """The mesh of all devices; `fsdp` of them share one copy of the parameters, 0 is all."""
   devices = jax.device_count()
   fsdp = fsdp or devices
   if devices % fsdp:
-    problem = f"it must divide the number of devices, {devices}"
-    raise ValueError(f"--config.distributed.fsdp is {fsdp}; {problem}")
+    raise ValueError(f"--config.distributed.fsdp is {fsdp}; it must divide {devices} devices")
   return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=(AxisType.Auto,) * 2)
 
 

@@ -27,7 +27,7 @@ from baar_jax.llms.agent import Pair
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.endpoints import check_models
 from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
-from baar_jax.mesh import exchange, join, make_mesh
+from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES, Job, Policy, always
@@ -264,7 +264,8 @@ def env_arguments(config: Config) -> dict:
 def _open_mesh(config: Config) -> Mesh:
   """Joins the run's processes, which must agree; returns the mesh of all devices."""
   d = config.distributed
-  join(d.coordinator, d.processes, d.process)
+  if d.processes > 1:  # before anything else uses JAX
+    jax.distributed.initialize(d.coordinator, d.processes, d.process)
   first, *others = exchange(flatten(config))
   for name in first:
     if name not in OF_PROCESS and any(other[name] != first[name] for other in others):

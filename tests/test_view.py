@@ -234,14 +234,13 @@ UNREADABLE = r"^\S+/tokenizer.json cannot be read [^\n]+: restore a copy[^\n]+--
   "changes, vocabulary, line",
   [
     ({"truncation": TRUNCATION}, {}, UNREADABLE),  # it would not keep the text
-    ({"decoder": None}, {}, UNREADABLE),
     ({"model": {"type": "BPE", "vocab": [], "merges": []}}, {}, UNREADABLE),
     ({"normalizer": PANIC}, {}, UNREADABLE),
     ({}, {"a": -1}, UNREADABLE),
     # Tokens of their own for both decisions, or they would always be equally probable.
     ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks the decision tokens"),
     # A router of 340 tokens would read another row in silence.
-    ({}, {"Q": 340}, "the token 340, beyond --config.router.vocab_size=340"),
+    ({}, {"Q": 340}, "has token 340, beyond router.vocab_size"),
   ],
 )
 def test_a_tokenizer_that_does_not_fit_is_one_line(

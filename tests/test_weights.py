@@ -192,10 +192,12 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path):
   wrong = [("vocab_size", value) for value in ("many", [3], -1, 10**400, None)]
   wrong += [("rope_theta", value) for value in (None, float("nan"), 10**400)]
   wrong += [("rms_norm_eps", float("inf")), ("rms_norm_eps", -1e-6), ("hidden_act", "gelu")]
-  wrong += [("num_attention_heads", 0), ("num_hidden_layers", 10**6), ("head_dim", 9)]
+  wrong += [("num_hidden_layers", 10**6), ("head_dim", 9), ("num_key_value_heads", 0)]
   wrong += [("model_type", "llama"), ("model_type", None), ("use_sliding_window", True)]
   wrong += [("rope_scaling", {"type": "yarn"}), ("quantization_config", {"bits": 4})]
   rows = [({name: value}, f"{CONFIG} has a wrong {name} (") for name, value in wrong]
+  unreadable = ("hidden_size", None), ("num_attention_heads", 0), ("rope_parameters", [1])
+  rows += [({name: value}, f"{CONFIG} cannot be read (") for name, value in unreadable]
   rows += [({"rope_parameters": {"rope_type": "yarn"}}, "rope_type (Input should be 'default')")]
   rows += [
     ({"num_key_value_heads": 4}, "num_attention_heads is no multiple of num_key_value_heads")
@@ -246,7 +248,7 @@ def test_decisions_start_alike(router_config, filled):
   expected = [np.array(table[...]) for table in model.token_tables]
   for table in expected:
     table[[3, 5]] = (table[3] + table[5]) / 2
-  weights.start_alike(model, [3, 5])
+  weights.set_rows(model, [3, 5], [[3, 5]] * 2)
   for table, want in zip(model.token_tables, expected, strict=True):
     np.testing.assert_allclose(table[...], want, rtol=1e-6)
 

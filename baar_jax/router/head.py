@@ -80,9 +80,7 @@ def estimate(heads: Heads, hidden_RxD, state_RxF):
   return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
 
 
-def count_calls_left(
-  heads: Heads, calls: int | None, usd: float | None, steps: Sequence[Step]
-) -> float:
+def count_calls_left(heads: Heads, calls, usd, steps: Sequence[Step]) -> float:
   """LARGE calls that are left of a cap on calls and of one on dollars, of which a call takes as
   many as the mean LARGE call in training (our choice); inf without a cap."""
   calls, usd = count_left(calls, usd, steps)

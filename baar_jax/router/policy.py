@@ -16,16 +16,16 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL, Task
+from baar_jax.episode import SMALL
 from baar_jax.mesh import local_copy, one_device
-from baar_jax.rollout.policies import Decision, Job, Live, Policy
+from baar_jax.rollout.policies import Decision, Live, Policy
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
 ROWS = (1, 4, 16, 64)  # bucket sizes of its batch
-# What a judge reads: more than a small router, because it is a strong model (our choice).
+# What a judge reads: more than a small router (our choice).
 JUDGE_VIEW = dict(max_tokens=4096, description_tokens=256, action_tokens=32, result_tokens=64)
 TINY = 1e-12  # of a probability
 
@@ -72,9 +72,6 @@ class Threshold:
     return (usd_A - usd_A[0]) / (usd_A[-1] - usd_A[0])
 
 
-Rule = Sample | Threshold
-
-
 class RouterPolicy(Policy):
   """Decides for all ready episodes in one forward pass of their new tokens.
 
@@ -82,10 +79,11 @@ class RouterPolicy(Policy):
   what it holds: after a cut of the history, and in the paper's view.
   """
 
-  def __init__(
-    self, name: str, model: Qwen2, view: View, rule: Rule, rows: int, mesh: Mesh | None = None
-  ):
-    """Copies the model from the mesh to this process's first device; `rows` may be live at once."""
+  def __init__(self, name, model: Qwen2, view: View, rule, rows: int, mesh: Mesh | None = None):
+    """Copies the model to this process's first device, for at most `rows` live episodes.
+
+    `rule` is a `Sample` or a `Threshold`.
+    """
     self.name, self._view, self._rule = name, view, rule
     self._token_ids: tuple[int, ...] | None = tuple(view.logit_ids)  # None is hidden states
     dtype = jnp.dtype(view.config.dtype)
@@ -123,19 +121,13 @@ class RouterPolicy(Policy):
     """Compiles all shapes of a call, so that no decision waits for it."""
     for R, T in itertools.product(ROWS, NEW_TOKENS):
       self._feed([(self._spare_row, 0, [0] * T)] * R)
-    live = Live(Job(Task("", "", "", 1), 0), env=None)
-    self.choose([live])
-    self.finish(live)
 
   def _predict(self, logits_RxA: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     """p_RxA, the probabilities of the models."""
     return softmax(logits_RxA, self.name)
 
   def _read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[int]]:
-    """What the router computes at the end of each text: logits_RxA, or with a head hidden_RxD.
-
-    Also how many tokens of each it was fed: those that its row did not hold yet.
-    """
+    """At the end of each text logits_RxA, or for heads hidden_RxD; and how many tokens were new."""
     texts, pending, output_of = [], [], {}  # pending: (row, first position, tokens) to be fed
     for live in ready:
       row, held = self._held.get(live) or (self._free_rows.pop(), [])
@@ -149,11 +141,8 @@ class RouterPolicy(Policy):
       pending.sort(key=lambda part: len(part[2]))
       batch, pending = pending[: ROWS[-1]], pending[ROWS[-1] :]
       output_RxC, T = self._feed(batch)
-      for (row, start, tokens), output_C in zip(batch, output_RxC):
-        if len(tokens) > T:
-          pending.append((row, start + T, tokens[T:]))
-        else:
-          output_of[row] = output_C
+      output_of |= {part[0]: output_C for part, output_C in zip(batch, output_RxC)}
+      pending += [(row, start + T, tokens[T:]) for row, start, tokens in batch if len(tokens) > T]
     self._held |= zip(ready, texts)
     return np.stack([output_of[row] for row, _ in texts]), new_tokens_R
 
@@ -177,10 +166,7 @@ class ConditionedPolicy(RouterPolicy):
   """Takes the model of the largest value, by what is left and by the price of a dollar."""
 
   def __init__(self, name, model, view, heads: Heads, prices, rows, mesh=None, told=True):
-    """`prices` are as of `describe`, the others as of `RouterPolicy`.
-
-    Without `told` it decides as if there were no cap, until nothing of the cap is left.
-    """
+    """`prices` are as of `describe`; without `told` it spends as if there were no cap."""
     super().__init__(name, model, view, Threshold(), rows, mesh)
     self._heads, self.prices, self._told, self._token_ids = heads, prices, told, None
 
@@ -201,7 +187,7 @@ class ConditionedPolicy(RouterPolicy):
 
 
 class ZeroShotPolicy(Policy):
-  """Does what the judge says; the ledger counts the judge's calls beside the router's."""
+  """Does what a judge says; SMALL where its answer names no model, or several."""
 
   def __init__(self, name: str, judge: Callable, config: RouterConfig, tokenizer: Path, models=2):
     """`judge` is `Pair.judge`'s; it is shown the paper's prompt with its budget."""
@@ -212,7 +198,8 @@ class ZeroShotPolicy(Policy):
     prompt = self._view.tokenizer.decode(self._view.live_window(live).tokens)
     judge, start_s = self._judge(live.task, live.job.seed, live.hold), time.monotonic()
     reply = judge.reply([{"role": "user", "content": prompt}], len(live.steps))
-    live.step.model = read_decision(reply.text, self._view.words)
+    named = set(re.findall(rf"\b({'|'.join(self._view.words)})\b", reply.text))
+    live.step.model = self._view.words.index(named.pop()) if len(named) == 1 else SMALL
     live.step.calls, live.step.router_latency_s = reply.calls("judge"), time.monotonic() - start_s
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
@@ -227,16 +214,9 @@ def softmax(logits_RxA: np.ndarray, name: str) -> np.ndarray:
   return weight_RxA / weight_RxA.sum(axis=1, keepdims=True)
 
 
-def read_decision(text: str, words: Sequence[str]) -> int:
-  """The model that an answer names by one of the words; SMALL if it names none or several."""
-  named = set(re.findall(rf"\b({'|'.join(words)})\b", text))
-  return words.index(named.pop()) if len(named) == 1 else SMALL
-
-
 @partial(jax.jit, static_argnums=(0, 7), donate_argnums=(2,))
 def _extend(graphdef, params, cache, tokens_RxT, row_R, start_R, last_R, ids):
-  """One forward pass of new tokens on the given cache rows. Returns the cache, and before it the
-  logits_RxA of the ids, without ids hidden_RxD."""
+  """One forward pass of new tokens: logits_RxA of the ids, without ids hidden_RxD; the cache."""
   model = nnx.merge(graphdef, params)
   hidden_RxTxD, cache = model.extend(tokens_RxT, start_R, cache, row_R)
   hidden_RxD = hidden_RxTxD[jnp.arange(len(last_R)), last_R]

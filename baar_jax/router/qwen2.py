@@ -87,7 +87,6 @@ class Layer(nnx.Module):
       k_BxTxKxH, v_BxTxKxH = (x[layer, row_B] for x in cache)
     a_BxTxNxH = attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, mask_BxTxU)
     x_BxTxD = x_BxTxD + jnp.einsum("BTNH,NHD->BTD", a_BxTxNxH, self.o_kernel[...].astype(dtype))
-
     h_BxTxD = rms_norm(x_BxTxD, self.post_attention_norm[...], self.eps)
     gate_BxTxF = jax.nn.silu(h_BxTxD @ self.gate_kernel[...].astype(dtype))
     h_BxTxF = gate_BxTxF * (h_BxTxD @ self.up_kernel[...].astype(dtype))
@@ -104,7 +103,6 @@ class Qwen2(nnx.Module):
     self.final_norm = nnx.Param(jnp.ones(D))
     if not config.tie_word_embeddings:
       self.head_VxD = nnx.Param(_draw_normal(rngs, (V, D), D))
-
     stack = nnx.vmap(lambda rngs: Layer(config, rngs), in_axes=(0,), out_axes=0)
     self.layers = nnx.split_rngs(splits=config.num_hidden_layers)(stack)(rngs)
 
@@ -123,16 +121,14 @@ class Qwen2(nnx.Module):
     embedded_BxTxD = self.embedding_VxD[...][tokens_BxT].astype(dtype)
     # To store everything is no faster: layers' activations are copied into stacks.
     keep_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    policy = keep_products if self._can_keep_products(tokens_BxT.size) else None
-    block = jax.checkpoint(block, policy=policy)
+    block = jax.checkpoint(block, policy=keep_products if self._has_room(tokens_BxT.size) else None)
     x_BxTxD, _ = jax.lax.scan(block, spread_rows(embedded_BxTxD), stacked)
     return rms_norm(x_BxTxD, self.final_norm[...], self.config.rms_norm_eps)
 
   def extend(self, tokens_BxT, start_B, cache, row_B):
     """hidden_BxTxD after the final norm of new tokens, and the cache with their keys and values.
 
-    Sequence b, padded on the right, extends row row_B[b] behind its first start_B[b] tokens, and
-    overwrites later ones. Positions past the row's end are dropped.
+    Sequence b, padded on the right, stands in row row_B[b] behind its first start_B[b] tokens.
     """
     dtype = cache[0].dtype
     position_BxT = start_B[:, None] + jnp.arange(tokens_BxT.shape[1])[None]
@@ -169,7 +165,7 @@ class Qwen2(nnx.Module):
     head_AxD = head_VxD if token_ids is None else head_VxD[token_ids]
     return jnp.einsum("...D,AD->...A", hidden.astype(jnp.float32), head_AxD.astype(jnp.float32))
 
-  def _can_keep_products(self, tokens: int) -> bool:
+  def _has_room(self, tokens: int) -> bool:
     c = self.config
     heads = 2 * (c.num_attention_heads + c.num_key_value_heads) * c.head_dim
     layer = heads + 2 * c.hidden_size + 3 * c.intermediate_size  # numbers of a token
@@ -188,14 +184,14 @@ class Qwen2(nnx.Module):
 def attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU=None):
   """Grouped-query attention [B, T, N, H]; without a mask it is causal, and U = T.
 
-  On a GPU, whole sequences in bf16 go through cuDNN's flash attention. On a CPU, the scores of a
-  few queries at a time stay in the processor's cache, in a fourth of the time.
+  On a GPU, whole sequences in bf16 go through cuDNN's flash attention; on a CPU the scores of a few
+  queries at a time stay in the processor's cache.
   """
   backend, whole = jax.default_backend(), mask_BxTxU is None
   if backend != "cpu":
-    fits = q_BxTxNxH.dtype == jnp.bfloat16 and q_BxTxNxH.shape[-1] % 8 == 0
+    flash = whole and q_BxTxNxH.dtype == jnp.bfloat16 and q_BxTxNxH.shape[-1] % 8 == 0
     settings = {"is_causal": True} if whole else {"mask": mask_BxTxU[:, None]}
-    settings["implementation"] = "cudnn" if backend == "gpu" and whole and fits else "xla"
+    settings["implementation"] = "cudnn" if backend == "gpu" and flash else "xla"
     return jax.nn.dot_product_attention(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, **settings)
   if not whole:
     return _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU)
@@ -230,8 +226,7 @@ def _attend(q_BxTxNxH, k_BxUxKxH, v_BxUxKxH, mask_BxTxU):
 def _make_near_bias(config: Qwen2Config):
   """bias_H of queries and keys that favours near tokens at the start (our choice).
 
-  Once rotated, equal biases add a score that depends on the distance alone; without them a narrow
-  model spends a short run on learning that near tokens matter.
+  Once rotated, it adds a score that depends on the distance alone: narrow models learn faster.
   """
   H, (shortest, longest) = config.head_dim, NEAR_TOKENS
   wavelength_H2 = 2 * jnp.pi * config.rope_theta ** (jnp.arange(0, H, 2, dtype=jnp.float32) / H)

@@ -70,15 +70,12 @@ def text_pieces(task: Task, episode: Episode, models: int = 2) -> Iterator[str]:
 class View:
   """Turns episodes into windows, in the same way for training and for live decisions.
 
-  The text before a decision holds only what was visible then. A transcript grows by whole steps
-  until it is cut, so that a rollout can keep a KV cache. With `proposals` it shows what is
-  proposed before each decision, as a cascade's scorer reads it, whose `logit_ids` are two: to take
-  the proposal, or to go on to the next model. `decision_ids` has the token of each model.
+  A transcript grows by whole steps until it is cut, so that a rollout can keep a KV cache. With a
+  cascade's `proposals`, `logit_ids` are two: to take the shown proposal, or to go on.
   """
 
   def __init__(self, config: RouterConfig, directory: Path, proposals=False, models=2):
-    """Raises ValueError if the directory's tokenizer cannot be read, lacks a decision's token, or
-    has tokens that a router from random weights has no rows for."""
+    """Raises ValueError if the directory's tokenizer cannot be read or has other tokens."""
     self.config, self.proposals, self.words = config, proposals, decision_words(models)
     self.tokenizer = read_tokenizer(directory)
     tokens, last_id = decision_tokens(models), max(self.tokenizer.get_vocab().values())
@@ -87,8 +84,7 @@ class View:
     if len({*self.decision_ids} - {None}) < models:
       raise ValueError(f"{directory}/tokenizer.json lacks the decision tokens {', '.join(tokens)}")
     if not config.weights and last_id >= config.vocab_size:
-      rows = f"--config.router.vocab_size={config.vocab_size}"
-      raise ValueError(f"{directory}/tokenizer.json has the token {last_id}, beyond {rows}")
+      raise ValueError(f"{directory}/tokenizer.json has token {last_id}, beyond router.vocab_size")
     self._encode_text = functools.lru_cache(maxsize=1 << 16)(self._encode_text)
     self.cut_mark = self._encode_text(CUT_MARK, None)
 
@@ -107,10 +103,7 @@ class View:
     return self.episode_windows(live.task, episode)[-1]
 
   def encode(self, *pieces: str | tuple[str, int]) -> list[int]:
-    """Tokens of texts, or of (text, limit): at most so many, then `cut_mark` if there were more.
-
-    Each is encoded alone, so that its tokens are fixed.
-    """
+    """Tokens of texts, each encoded alone; of (text, limit) so many, then `cut_mark` if cut."""
     limited = [(piece, None) if isinstance(piece, str) else piece for piece in pieces]
     return [token for text, limit in limited for token in self._encode_text(text, limit)]
 
@@ -169,10 +162,7 @@ class View:
     return windows
 
   def _write_prompt(self, task: Task, episode: Episode, s: int) -> tuple[list[int], list[int]]:
-    """The paper's prompt (appendix "Prompts", in our words) before and after the previous steps.
-
-    A budget of dollars, which the paper lacks, is worded as its budget of calls.
-    """
+    """The paper's prompt (appendix "Prompts", in our words) before and after the previous steps."""
     c, limit, rules = self.config, episode.call_budget, []
     calls, usd = count_left(episode.call_budget, episode.usd_budget, episode.steps[:s])
     budget, steps_left = "\nBudget:", task.max_steps - s
@@ -213,9 +203,7 @@ def open_view(config: Config, directory: Path, proposals: bool = False) -> View:
   return View(config.router, directory, proposals, len(config.models.names))
 
 
-def count_left(
-  calls: int | None, usd: float | None, steps: Sequence[Step]
-) -> tuple[int | None, float | None]:
+def count_left(calls: int | None, usd: float | None, steps: Sequence[Step]) -> tuple:
   """LARGE calls and dollars that are left of caps after some steps; None without a cap."""
   if calls is not None:
     calls -= sum(step.large_calls for step in steps)
@@ -241,8 +229,7 @@ def decision_tokens(models: int) -> list[str]:
 def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path, models=2) -> None:
   """Trains a byte-level BPE with the decision tokens and saves it as `tokenizer.json`.
 
-  Merges may span words but not lines: an environment repeats a few phrases, and one token for a
-  whole phrase keeps transcripts short.
+  Merges may span words, but not lines: environments repeat a few phrases.
   """
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   split = pre_tokenizers.Split("\n", "merged_with_next")
@@ -268,7 +255,7 @@ def adopt_tokenizer(source: Path, directory: Path, models: int = 2) -> None:
 
 
 def read_tokenizer(directory: Path) -> tokenizers.Tokenizer:
-  """A directory's `tokenizer.json`; ValueError if it cannot be read or changes texts."""
+  """A directory's `tokenizer.json`; ValueError if it cannot be read."""
   path = directory / "tokenizer.json"
   try:
     tokenizer = tokenizers.Tokenizer.from_file(str(require_file(path)))

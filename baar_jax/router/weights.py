@@ -52,17 +52,16 @@ STORED = ("F32", "BF16", "F16")  # dtypes of tensors; numbers of quantised ones 
 
 
 def weights_directory(weights: str) -> Path:
-  """The Hugging Face directory of any weights; --stage=setup makes that of a GGUF file, in the
-  user's cache."""
+  """The Hugging Face directory of any weights; that of a GGUF file is in the user's cache, where
+  --stage=setup writes it."""
   if weights not in PACKAGES and not weights.endswith(".gguf"):
     return Path(weights)
-  digest = PACKAGES[weights][1] if weights in PACKAGES else hash_file(weights)
+  digest = PACKAGES[weights][1] if weights in PACKAGES else _hash_file(weights)
   return engines.cache() / f"gguf-{digest[:16]}"
 
 
 @functools.cache
-def hash_file(path: str) -> str:
-  """The SHA-256 of a file."""
+def _hash_file(path: str) -> str:
   with open(path, "rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -80,8 +79,7 @@ def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config
 def keep_layers(shape: Qwen2Config, layers: int) -> Qwen2Config:
   """The shape with the first layers alone, all if `layers` is 0; ValueError if it has fewer."""
   if layers > shape.num_hidden_layers:
-    problem = f"--config.router.layers is {layers}"
-    raise ValueError(f"{problem}; the weights have {shape.num_hidden_layers}")
+    raise ValueError(f"router.layers is {layers}; the weights have {shape.num_hidden_layers}")
   return dataclasses.replace(shape, num_hidden_layers=layers or shape.num_hidden_layers)
 
 
@@ -97,20 +95,10 @@ def make_abstract_model(shape: Qwen2Config) -> Qwen2:
   return nnx.eval_shape(lambda: Qwen2(shape, nnx.Rngs(0)))
 
 
-def start_alike(model: Qwen2, decision_ids: Sequence[int]) -> None:
-  """Gives the decision tokens equal rows, the mean of theirs, so that all are equally probable.
-
-  Our choice, for random weights, so that a router need not unlearn an arbitrary preference. Equal
-  embedding rows also hide at first that past decisions predict the next one in the references.
-  """
-  _set_rows(model, decision_ids, [decision_ids] * len(decision_ids))
-
-
 def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
-  """The float32 router of the configured weights, with rows for the decisions.
+  """The float32 router of the configured weights; raises what `load_qwen2` does.
 
-  Each decision's row in the embedding, and in an untied head, is the mean of the rows of its
-  word's tokens (our choice); a saved router keeps its own. Raises what `load_qwen2` does.
+  The rows of each decision are the mean of those of its word's tokens; a saved router's stay.
   """
   config, ids = view.config, view.decision_ids
   directory = weights_directory(config.weights)
@@ -118,11 +106,11 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   find_id = read_tokenizer(directory).token_to_id
   if None in map(find_id, decision_tokens(len(ids))):
     model.config = find_shape(config, ids)
-    _set_rows(model, ids, [view.encode(f" {word}") for word in view.words])
+    set_rows(model, ids, [view.encode(f" {word}") for word in view.words])
   return model
 
 
-def _set_rows(model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[int]]) -> None:
+def set_rows(model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[int]]) -> None:
   """Sets each token's row to the mean of its sources' rows; a table grows to the configured V."""
   for table in model.token_tables:
     table_VxD = table[...]
@@ -140,13 +128,8 @@ def check_pretrained(config: RouterConfig) -> None:
   for name, path in file_of.items():
     _read(path, name)
   tokens = max(read_tokenizer(directory).get_vocab().values()) + 1
-  longest = shape.max_position_embeddings
-  if config.max_tokens > longest:
-    flag = f"--config.router.max_tokens is {config.max_tokens}"
-    raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
   if tokens > shape.vocab_size:
-    sizes = f"tokenizer.json has {tokens} tokens, config.json {shape.vocab_size}"
-    raise ValueError(f"{config.weights}: {sizes}; put the tokenizer of this checkpoint there")
+    raise ValueError(f"{directory}/tokenizer.json has {tokens} tokens, of {shape.vocab_size} rows")
 
 
 def load_qwen2(
@@ -178,11 +161,12 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
   """The sizes in config.json and each tensor's file, by headers; raises what `load_qwen2` does."""
   config, file_of = read_config(directory), {}
   expected = expected_tensors(config)
-  needed = 4 * sum(math.prod(x.shape) for x in expected.values())
-  memory = psutil.virtual_memory().total + psutil.swap_memory().total
+  needed = 4e-9 * sum(math.prod(x.shape) for x in expected.values())
+  memory = 1e-9 * (psutil.virtual_memory().total + psutil.swap_memory().total)
   if needed > memory:
-    sizes = f"{needed / 1e9:,.0f} GB in float32, this machine has {memory / 1e9:,.0f}"
-    raise ValueError(f"{directory}: config.json describes weights of {sizes} GB of memory")
+    raise ValueError(
+      f"{directory}: weights of {needed:,.0f} GB in float32, a memory of {memory:,.0f}"
+    )
   for path in sorted(Path(directory).glob("model*.safetensors")):
     try:
       with safe_open(require_file(path), "np") as file:
@@ -214,16 +198,14 @@ def read_config(directory: Path | str) -> Qwen2Config:
   """What config.json says; ValueError if it is incomplete or of another architecture."""
   path = Path(directory) / "config.json"
   try:
-    fields = json.loads(require_file(path).read_text())
+    fields = dict(json.loads(require_file(path).read_text()))
     fields = {name: value for name, value in fields.items() if value is not None}
-  except (OSError, ValueError, AttributeError, RecursionError) as error:
+    fields = {"model_type": None, **fields.get("rope_parameters", {}), **fields}
+    fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
+    fields.setdefault("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
+  except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
     hint = "--config.router.weights names a Hugging Face directory of a Qwen2, or run --stage=setup"
     raise ValueError(f"{path} cannot be read ({error}): {hint}") from None
-  rope, heads, width = map(fields.get, ("rope_parameters", "num_attention_heads", "hidden_size"))
-  defaults = {"model_type": None, "num_key_value_heads": heads}
-  fields = defaults | (rope if isinstance(rope, dict) else {}) | fields
-  if isinstance(heads, int) and isinstance(width, int) and heads > 0:
-    fields.setdefault("head_dim", width // heads)
   try:
     shape = Qwen2Config(**fields)
   except ValidationError as error:
@@ -237,19 +219,19 @@ def read_config(directory: Path | str) -> Qwen2Config:
 
 def save_qwen2(model: Qwen2, directory: Path, tokenizer: Path, dtype=jnp.bfloat16) -> None:
   """Writes a model as `write_directory` does, with tensors in `dtype` and a `tokenizer.json`."""
-  arrays = {}
-  for name, x in _list_tensors(nnx.split(model)[1]):
-    arrays[name] = np.ascontiguousarray(x.astype(dtype))
-    check_finite(arrays[name], f"{directory}: tensor {name}")
+  tensors = _list_tensors(nnx.split(model)[1])
+  arrays = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors}
   write_directory(directory, arrays, model.config, tokenizer.read_text())
 
 
 def write_directory(directory: Path, arrays: dict, shape: Qwen2Config, tokenizer: str) -> None:
   """Writes a directory that transformers and vLLM load; it appears when it is whole.
 
-  `arrays` are by the names of the files' tensors, `tokenizer` is the text of a `tokenizer.json`.
-  Raises ValueError if there is no room.
+  `arrays` are by the tensors' names, `tokenizer` is the text of a `tokenizer.json`. Raises
+  ValueError if there is no room, or a number is infinite or NaN.
   """
+  for name, numbers in arrays.items():
+    check_finite(numbers, f"{directory}: tensor {name}")
   temporary = directory.with_name(directory.name + ".tmp")
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir(parents=True)
@@ -263,7 +245,6 @@ def write_directory(directory: Path, arrays: dict, shape: Qwen2Config, tokenizer
   fields = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": stored}
   fields |= {name: value for name, value in vars(shape).items() if value is not None}
   settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-  settings["model_max_length"] = shape.max_position_embeddings
   (temporary / "config.json").write_text(json.dumps(fields, indent=2))
   (temporary / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
   (temporary / "tokenizer.json").write_text(tokenizer)

@@ -113,8 +113,9 @@ def sft_family(ablation: str) -> str:
 
 
 def load_initial(directory: Path, config: Config, view: View, mesh: Mesh, train_seed=0) -> Qwen2:
-  """The router that SFT starts from. Its decisions start alike if it is small, or lacks the last
-  layers, whose output the words' rows are for."""
+  """The router that SFT starts from. If it is small, or lacks the last layers, whose output the
+  words' rows are for, its decisions have equal rows (our choice), so that all are equally probable
+  and past ones do not at first predict the next one."""
   if config.router.weights:
     model = weights.load_pretrained(view, mesh)
     if not config.router.layers:
@@ -123,7 +124,7 @@ def load_initial(directory: Path, config: Config, view: View, mesh: Mesh, train_
     model = load_router(directory, config, mesh, "pretrain", train_seed=train_seed)
   else:
     model = weights.build_model(config.router, config.seed)
-  weights.start_alike(model, view.decision_ids)
+  weights.set_rows(model, view.decision_ids, [view.decision_ids] * len(view.decision_ids))
   return model
 
 
