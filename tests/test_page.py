@@ -89,7 +89,7 @@ def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
   for words in (
     "The budget-aware router recovers 100 % of the success gap",
     "for 25 % of their cost gap",
-    "scripted models gpt-4.1-mini and gpt-4.1.",
+    "scripted models gpt-4.1-mini and gpt-4.1 Environment",
     "a rule on the same text stands in for the judge",
     "task mix 25 50 25",  # easy, hard and intractable tasks
     "BoPO 17 67 17",  # 4, 16 and 4 of its 24 dollars

@@ -29,8 +29,8 @@ BINS = 10  # of a calibration
 class Choice(NamedTuple):
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
   policies: list[str]  # all that is chosen, in the entries' order
-  # By family (or COMPARED) and metric: the policies on the upper hull of its points and the
-  # boundaries. First-Large has the points under its budgets, others those without one.
+  # By family (or COMPARED) and metric: the policies on the upper hull of its points (First-Large's
+  # are under its budgets, others' without one) and the boundaries.
   vertices: dict[tuple[str, str], list[str]]
   headline: str | None  # the main family's point that lies highest above the boundaries' line
   typical: dict[str, str]  # per family without a budget the policy nearest in cost to the headline

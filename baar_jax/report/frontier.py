@@ -13,8 +13,8 @@ NOISE_SHARE = 1.5
 def pareto(cost_P, score_P) -> np.ndarray:
   """Indices of the non-dominated points by ascending cost; equal points all stay, by index.
 
-  A point is dominated by one that is no dearer and no worse, and better in one of the two.
-  Raises ValueError where the shapes are not equal and one-dimensional, or a value is not finite.
+  A point is dominated by one that is no dearer and no worse, and better in one of the two. Raises
+  ValueError where the points are no finite numbers, equally many.
   """
   cost_P, score_P = _points(cost_P, score_P)
   cost_Px1, score_Px1 = cost_P[:, None], score_P[:, None]
@@ -30,8 +30,7 @@ def area(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]
   The hull of the boundaries, (cost, score) of always-SMALL and always-LARGE, and of the policies is
   what mixing policies over tasks can reach. The line between the boundaries has 0.5; policies that
   beat always-LARGE can pass 1. Of measured points it is biased upwards, for noise can only raise a
-  hull. Costs outside the rectangle are clipped into it.
-  Raises ValueError as `pareto` does, or where LARGE is not both dearer and better.
+  hull. Costs are clipped into the rectangle. Raises ValueError as `vertices` does.
   """
   on_hull = vertices(cost_P, score_P, small, large)
   points = (np.asarray(values, np.float64)[on_hull] for values in (cost_P, score_P))
@@ -41,9 +40,8 @@ def area(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]
 def area_along(cost_V, score_V, small, large):
   """Share of the boundaries' rectangle under the line from always-SMALL through the points, in the
   order given, to always-LARGE. Where a point is cheaper than the one before, the area between is
-  taken off again, so that noise in the points cancels out in the mean. Costs are clipped as for
-  `area`. Points and boundaries may have further axes (cost_VxB); nan where LARGE is not both dearer
-  and better.
+  taken off again, so that noise in the points cancels out in the mean. Points and boundaries may
+  have further axes (cost_VxB); nan where LARGE is not both dearer and better.
   """
   width, height = large[0] - small[0], large[1] - small[1]
   usable = (width > 0.0) & (height > 0.0)
@@ -57,7 +55,8 @@ def area_along(cost_V, score_V, small, large):
 
 def vertices(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]) -> np.ndarray:
   """Indices of the policies on the upper concave hull of them and the boundaries, by ascending cost
-  (Andrew's monotone chain); of equal ones the first. Clips and raises ValueError as `area` does."""
+  (Andrew's monotone chain); of equal ones the first. Raises ValueError as `pareto` does, or where
+  LARGE is not both dearer and better."""
   cost_P, score_P = _points([small[0], large[0], *cost_P], [small[1], large[1], *score_P])
   if large[0] <= small[0] or large[1] <= small[1]:
     raise ValueError(

@@ -121,13 +121,9 @@ def write(results: Mapping, directory: Path) -> Path:
     file = directory / f"{name}.png"
     figure.savefig(file, dpi=144)
     images[name] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-  jinja = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # whatever the results hold
-    trim_blocks=True,
-    finalize=texts.clean,
-  )
-  context = {"results": results, "texts": texts, "compare": compare, "images": images}
+  loader, clean = jinja2.FileSystemLoader(Path(__file__).parent), texts.clean
+  jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=clean)
+  context = {"results": results, "texts": texts, "images": images}
   page = jinja.get_template("page.html.j2").render(context)
   files["index.html"] = page.replace(" %", "\u00a0%")
   for name, text in files.items():

@@ -40,7 +40,6 @@ LEDGER |= {"router_usd": "router", "total_usd": "all of it"}
 # which z drops the minus of what rounds to 0.
 UNITS = {
   "_percent": (", %", 1.0, "z.1f"),
-  "router_share": ("router, %", 100.0, "z.2f"),
   "_share": (", %", 100.0, "z.0f"),
   "_usd": (", $", 1.0, ""),  # as many digits as the cheapest policy needs
   "_s": (", s", 1.0, "z.3f"),

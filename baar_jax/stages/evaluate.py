@@ -13,16 +13,7 @@ from baar_jax.llms.calls import read_spent
 from baar_jax.report.compare import FORECAST, budget_name, choose, forecasts
 from baar_jax.report.optimum import Exact
 from baar_jax.report.table import list_evaluated, load
-from baar_jax.rollout.policies import (
-  ALWAYS_SMALL,
-  CONDITIONED,
-  Entry,
-  Job,
-  Policy,
-  entries,
-  routers,
-  rule_policy,
-)
+from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.view import open_view
@@ -131,7 +122,7 @@ def forecast(run: Run) -> None:
   played = list_evaluated(store, c)
   chosen = choose(store, played, c).policies
   data = load(store, [entry for entry in played if entry.policy in chosen], c, "test")
-  first = {e.task_id: e for e in store.episodes(ALWAYS_SMALL) if e.steps}
+  first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
   texts = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
   routers = [(load_heads(r), read_transitions(r, texts, "test")) for r in run.trainings()]
   budgets = [(K, None) for K in c.evaluate.call_budgets]
@@ -158,8 +149,8 @@ def predict_scores(
     left = count_calls_left(heads, calls, usd, ())
     facts_NxF = describe(left, 0.0, 0, 0, data.steps_N)
     value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts_NxF)
-    best_N = advantage_NxA.max(axis=1) if left >= 1 else advantage_NxA[:, SMALL]
-    forecasts.append(np.clip(value_N + best_N, 0.0, 1.0))
+    allowed_NxA = advantage_NxA if left >= 1 else advantage_NxA[:, [SMALL]]
+    forecasts.append(np.clip(value_N + allowed_NxA.max(axis=1), 0.0, 1.0))
   return np.mean(forecasts, axis=0)
 
 
