@@ -65,8 +65,7 @@ class Env(Protocol):
 
 def spread(count: int) -> list[int]:
   """The numbers below `count`, in an order whose every beginning is spread evenly."""
-  bits = max(1, (count - 1).bit_length())
-  return sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1])
+  return sorted(range(count), key=lambda number: f"{number:032b}"[::-1])
 
 
 def verb(action: str) -> str:

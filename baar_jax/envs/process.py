@@ -7,10 +7,10 @@ The first half of this file is the child's side.
 import contextlib
 import functools
 import importlib
-import importlib.util
 import json
 import os
 import reprlib
+import runpy
 import select
 import shutil
 import signal
@@ -81,13 +81,10 @@ def class_of(kind: str) -> type[Env]:
   path, _, name = kind.rpartition(":")
   if not Path(path).is_file():
     raise ValueError(f"--config.env.kind is {kind!r}, but there is no file {path}")
-  spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[spec.name] = module
-  spec.loader.exec_module(module)
-  if not hasattr(module, name):
+  contents = runpy.run_path(path)
+  if name not in contents:
     raise ValueError(f"--config.env.kind is {kind!r}, but {path} has no class {name}")
-  return getattr(module, name)
+  return contents[name]
 
 
 def _end_with(parent: int, scratch: str) -> None:
@@ -135,11 +132,11 @@ class Child:
 
   def __init__(self, kind: str, kwargs: dict, timeout_s: float) -> None:
     self._scratch = tempfile.TemporaryDirectory(prefix="baar_jax-", ignore_cleanup_errors=True)
-    command = [*python_of(kind), "baar_jax.envs.process", self._scratch.name, kind]
+    module = ["baar_jax.envs.process", self._scratch.name, kind, json.dumps(kwargs)]
+    options = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE) | {"env": environ_of(kind)}
     # Ctrl-C reaches the parent alone; a child is killed with its JVM, as a group.
-    options = {"env": environ_of(kind), "start_new_session": True}
-    options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    self._start = functools.partial(subprocess.Popen, [*command, json.dumps(kwargs)], **options)
+    options["start_new_session"] = True
+    self._start = functools.partial(subprocess.Popen, [*python_of(kind), *module], **options)
     self._timeout_s, self._lock, self._closed = timeout_s, threading.Lock(), False
     self._playing: set[int] = set()  # the slots whose episode is in this process
     self._cause_of_death = "no episode has begun"

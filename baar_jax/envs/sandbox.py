@@ -104,8 +104,7 @@ class Sandbox(Env):
     if action == ringing:
       return "It rang an alarm. The task has failed.", True
     if action == right and self._building.hardness[self._lock] != BROKEN:
-      self._lock, self._jams = self._lock + 1, 0
-      event = "It opened."
+      self._lock, self._jams, event = self._lock + 1, 0, "It opened."
     else:
       self._jams += 1
       event = "It jammed." if re.fullmatch("pull [ABC]", action) else "No effect."

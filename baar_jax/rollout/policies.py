@@ -22,8 +22,8 @@ CONDITIONED = "conditioned"  # the one router that knows its budget and the pric
 UNTOLD = {"told": 0}  # under a cap: that router, which then spends as without one until it is spent
 ARGMAX = 0.5  # the threshold that takes the most probable model
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
-PRIVILEGED_WEIGHTS = (0, 3, 10, 30, 100)  # the same
-ROUTINE_WEIGHT = 3  # with it or less, privileged rules spend a cap on routine steps
+PRIVILEGED_WEIGHTS = (10, 30, 100)  # the same
+ROUTINE_WEIGHTS = (0, 3)  # with them privileged rules would spend a cap on routine steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,13 +129,11 @@ class Entry:
   """One entry of the evaluation: a policy under a budget."""
 
   family: str  # of `entries`' table; points of one family make one frontier
-  # Of the policy within its family, such as {"p": 0.25} or {"lam": 0.3, "threshold": 0.5}; "share"
-  # stands for a threshold that training episodes have set.
-  parameters: dict[str, float]
+  parameters: dict[str, float]  # such as {"p": 0.25}; "share" is a threshold that episodes have set
   policy: str  # the name under which its episodes are stored
   call_budget: int | None = None  # K; None is no cap on large calls
-  # Under a call budget, the name of the same policy without one, if the policy is not shown its
-  # budget and so makes the same decisions until the budget is spent.
+  # Under a call budget that the policy is not shown: its name without one. It makes the same
+  # decisions until the budget is spent.
   unlimited: str | None = None
   usd_budget: float | None = None  # B_max; None is no cap on dollars
 
@@ -176,7 +174,7 @@ def privileged_rule(live: Live, mu: float) -> int:
   routers can reach; it is no optimum, as it looks one step ahead (our choice). The gain is SMALL's
   loss minus a model's, as far as that knows the task: one that it cannot do is given up.
   """
-  small, *dearer = (agent.prospect(live.messages, len(live.steps)) for agent in live.agents)
+  small, *dearer = (model.prospect(live.messages, len(live.steps)) for model in live.agents)
   gains = [m.known_share * (small.loss - m.loss) - mu * (m.usd - small.usd) for m in dearer]
   return int(np.argmax([0.0, *gains]))  # SMALL where none is better
 
@@ -199,22 +197,21 @@ def entries(config: Config) -> list[Entry]:
   c, scripted = config, config.models.kind == "scripted"
   calls = [{"K": K} for K in c.evaluate.call_budgets]
   dollars = [{"usd": usd} for usd in c.evaluate.usd_budgets]
-  uncapped, capped = [{}], [*calls, *dollars]
-  # Families with the parameters of one policy and the budgets that it runs under.
-  table = [(ALWAYS_SMALL, {}, uncapped), (ALWAYS_LARGE, {}, uncapped), (FIRST_LARGE, {}, calls)]
+  uncapped, capped, each = [{}], [*calls, *dollars], [{}, *calls, *dollars]
+  # Families with the parameters of one policy and the budgets that it runs under. A cap on dollars
+  # limits SMALL too.
+  table = [(ALWAYS_SMALL, {}, [{}, *dollars]), (ALWAYS_LARGE, {}, uncapped)]
+  table.append((FIRST_LARGE, {}, capped))
   table += [(ALWAYS, {"model": rank}, uncapped) for rank in range(2, len(c.models.names))]
-  for budget in dollars:  # a cap on dollars limits SMALL too
-    table += [(ALWAYS_SMALL, {}, [budget]), (FIRST_LARGE, {}, [budget])]
-  table += [("random", {"p": p}, uncapped + capped) for p in c.evaluate.random_p]
+  table += [("random", {"p": p}, each) for p in c.evaluate.random_p]
   if scripted and c.env.kind != "sandbox":
-    for mu in PRIVILEGED_WEIGHTS:
-      budgets = uncapped if mu <= ROUTINE_WEIGHT else uncapped + capped
-      table.append(("privileged", {"mu": mu}, budgets))
+    table += [("privileged", {"mu": mu}, uncapped) for mu in ROUTINE_WEIGHTS]
+    table += [("privileged", {"mu": mu}, each) for mu in PRIVILEGED_WEIGHTS]
   elif scripted and not (c.models.prices or c.models.skills):  # the optimum is known for these
     table += [("optimum", {"mu": mu}, uncapped) for mu in OPTIMUM_WEIGHTS]
     table.append(("optimum", {}, calls))
   if "zero-shot" in c.baselines.rivals:
-    table.append(("zero-shot", {}, uncapped + capped))
+    table.append(("zero-shot", {}, each))
   rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
   rules += [{"share": share} for share in c.evaluate.shares]
   capped_rules = rules if c.evaluate.budget_rules else rules[:1]
@@ -248,11 +245,9 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
 
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
   base = zero_shot_name(config) if family == "zero-shot" else family
-  shown = config.router.show_budget and family in dict(routers(config))
-  shown |= family in ("zero-shot", "optimum")
-  if family == CONDITIONED:  # its text does not say it
+  shown, unlimited = config.router.show_budget and family in dict(routers(config)), None
+  if family in ("zero-shot", "optimum", CONDITIONED):  # whatever their texts show
     shown = "told" not in parameters
-  unlimited = None
   if "K" in budget and not shown:  # of a cap on dollars an episode does not tell what it changed
     freely = {key: value for key, value in parameters.items() if key not in UNTOLD}
     unlimited = ALWAYS_LARGE if family == FIRST_LARGE else policy_name(base, freely)
@@ -278,8 +273,8 @@ def together_name(config: Config) -> str:
 
 def rollouts_name(family: str, lam: float, update: int, train_seed: int = 0) -> str:
   """The policy whose episodes are rolled out for an update."""
-  seed = f",seed={train_seed}" if train_seed else ""
-  return f"{family}(lam={lam:g}{seed})/{update}"
+  seed = {"seed": train_seed} if train_seed else {}
+  return f"{policy_name(family, {'lam': lam} | seed)}/{update}"
 
 
 def zero_shot_name(config: Config) -> str:
