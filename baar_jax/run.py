@@ -22,7 +22,7 @@ from baar_jax.envs import engines
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.envs.sandbox import Sandbox
-from baar_jax.episode import SMALL, SPLITS, Episode, Task
+from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.agent import Pair
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.endpoints import check_models
@@ -30,7 +30,14 @@ from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES, Job, Policy, always
+from baar_jax.rollout.policies import (
+  ALWAYS_LARGE,
+  ALWAYS_SMALL,
+  BOUNDARIES,
+  Job,
+  Policy,
+  rule_policy,
+)
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import RESTORE, Store, read_config
 
@@ -75,8 +82,7 @@ class Run:
       raise ValueError(f"{problem}: wait for it or choose another --config.name") from None
     self.pair = open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
-    large = len(self.pair.names) - 1
-    self.boundaries = always(SMALL, ALWAYS_SMALL), always(large, ALWAYS_LARGE)
+    self.boundaries = [rule_policy(family) for family in BOUNDARIES]
     self._envs: list[Env] = []
     # Shapes are compiled once for all runs. Programs are not kept in the run's directory, which may
     # come from a stranger.

@@ -112,7 +112,7 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
       if entry.family == "first-large":
         assert models == [1] + [0] * (len(models) - 1)
     if entry.family in ("first-large", "random") and entry.call_budget is not None:
-      rule = rule_policy(dataclasses.replace(entry, policy="own " + entry.policy))
+      rule = rule_policy(entry.family, "own " + entry.policy, **entry.parameters)
       own = run.collect("own", rule, jobs, entry.call_budget)
       assert list(map(outcome, own)) == list(map(outcome, episodes))
 

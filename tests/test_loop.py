@@ -102,7 +102,7 @@ class HandPolicy:
 
   def prepare(self, live):
     if self.asks == "small":
-      live.proposal_reply = live.agents[0].reply(live.messages, len(live.steps))
+      live.propose(live.agents[0].reply(live.messages, len(live.steps)))
     elif self.asks:
       with live.hold(self.asks) as cost:
         cost.usd = self.asks

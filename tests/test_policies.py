@@ -28,7 +28,7 @@ def live(task_id="t", seed=0, step=0, prospects=()) -> Live:
 
 
 def models(family, ready, **parameters):
-  decisions = rule_policy(Entry(family, parameters, family)).choose(ready)
+  decisions = rule_policy(family, **parameters).choose(ready)
   assert all(d == Decision(d.model, logp=None, cost_usd=0.0) for d in decisions)
   return [d.model for d in decisions]
 

@@ -7,7 +7,7 @@ from tiny import episode
 
 from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
-from baar_jax.rollout.policies import BOUNDARIES, Job, Live, together_rule
+from baar_jax.rollout.policies import BOUNDARIES, Job, Live, rule_policy
 from baar_jax.stages import profile
 from baar_jax.store import Store
 
@@ -51,7 +51,8 @@ def test_large_steps_may_be_together_in_time():
 
   def models(k):
     lives = [Live(Job(task, 1000 + k), None, agents=[None] * 2, steps=[None] * s) for s in range(8)]
-    return "".join("SL"[together_rule(live, 4)] for live in lives)
+    choices = rule_policy("together", samples=4).choose(lives)
+    return "".join("SL"[decision.model] for decision in choices)
 
   # 8 k / (2 * 4) = k steps: the first 1 and 3 are LARGE, and all but the first 2 and 4.
   assert [models(k) for k in (1, 2, 3, 4)] == ["LSSSSSSS", "SSLLLLLL", "LLLSSSSS", "SSSSLLLL"]

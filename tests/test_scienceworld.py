@@ -1,6 +1,7 @@
 """ScienceWorld on its real engine: the expert wins, replays are exact, fatal mistakes count."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -174,7 +175,8 @@ ASTRAY = [(KITCHEN, "You move to the kitchen."), (OUTSIDE, "You move to the outs
 )
 def test_the_expert_s_repairs(plan, steps, expected):
   valid = ["focus on pot in kitchen", "focus on sink", "open pot"]
-  expert = Expert(plan, "This room is called the hallway.", lambda: valid)
+  engine = SimpleNamespace(list_valid_actions=lambda: valid)
+  expert = Expert(plan, "This room is called the hallway.", engine)
   for action, observation in steps:
     expert.observe(action, observation)
   oracle = expert.oracle()

@@ -19,7 +19,7 @@ from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import Job, always
+from baar_jax.rollout.policies import Job, Policy
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()
@@ -201,7 +201,7 @@ def test_the_pair_s_ends_lie_near_the_paper_s(
     rows = [
       (model, episode.task_id, episode.score, episode.score == 1, episode.stop)
       for model in (SMALL, LARGE)
-      for episode in run_episodes(jobs, always(model, "m"), pair, envs)
+      for episode in run_episodes(jobs, Policy("m", lambda live, model=model: model), pair, envs)
     ]
   episodes = pd.DataFrame(rows, columns=("model", "task", "score", "success", "stop"))
   assert set(episodes["stop"]) == {"done", "max_steps"}

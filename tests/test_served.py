@@ -7,7 +7,7 @@ import tiny
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Episode, Step
-from baar_jax.rollout.policies import Job, always
+from baar_jax.rollout.policies import Job, rule_policy
 from baar_jax.run import Run
 from baar_jax.serve.sessions import add_sessions
 from baar_jax.stages import import_traces
@@ -60,7 +60,7 @@ def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
 
 def test_what_clients_still_have_to_play_is_told_in_one_line(run):
   jobs = [Job(run.store.name_task(name, "", 9), seed) for name in "ab" for seed in (0, 1)]
-  large = always(1, "always-large")
+  large = rule_policy("always-large")
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
     add(run, name, policy)
   line = "2 of 8 trials are missing, such as 1 of 'b' by always-small, 1 of 'a' by "
@@ -72,7 +72,7 @@ def test_what_clients_still_have_to_play_is_told_in_one_line(run):
   bare = Episode("a", "random(p=0.5)", 0, [Step("", 0, "")], 1.0, "done")
   add_sessions(run.store, run.config, {"bare": (bare, "")})
   with pytest.raises(ValueError, match="record_text"):
-    run.collect("", always(0, bare.policy), [Job(jobs[0].task, 10_000)])
+    run.collect("", rule_policy("always-small", bare.policy), [Job(jobs[0].task, 10_000)])
 
 
 def test_sessions_are_stored_together_or_not_at_all(run):

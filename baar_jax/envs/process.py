@@ -53,10 +53,7 @@ EXPECTED = {  # what each method must return
 
 
 def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
-  """The child: it answers until the input ends or the parent is gone.
-
-  `scratch` is for temporary files and ends with the parent; kind and kwargs (JSON) as in open_envs.
-  """
+  """The child: it answers until the input ends or the parent is gone, with which `scratch` ends."""
   # What an environment prints must not mix with the answers, and it must not read the requests.
   requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -143,10 +140,9 @@ class Child:
     self.process: subprocess.Popen | None = None  # until a call starts it; None after it died
 
   def call(self, slot: int, method: str, *args):
-    """Calls a method of a slot's environment and returns its result.
+    """What a method of a slot's environment returns, or raises as of RETURNED_ERRORS.
 
-    Raises EnvDied if the process of the slot's episode is gone, and RETURNED_ERRORS as the
-    environment does.
+    Raises EnvDied if the process of the slot's episode is gone.
     """
     with self._lock:
       if self._closed:
@@ -206,8 +202,7 @@ class ProcessEnv(Env):
   """An Env whose episodes run in a slot of a child process; it serves one thread at a time."""
 
   def __init__(self, child: Child, slot: int, greeting: dict) -> None:
-    """`greeting` has the attributes of the environment in the child."""
-    vars(self).update(greeting)
+    vars(self).update(greeting)  # the attributes of the environment in the child
     self.child, self._call, self._oracle = child, functools.partial(child.call, slot), None
 
   def tasks(self, split: str) -> list[Task]:

@@ -79,10 +79,9 @@ class ScienceWorld(Env):
     return json.loads(path.read_text())
 
   def reset(self, task_id: str) -> str:
-    plan = self._read_gold(task_id)["actions"] + ["wait1"]
+    plan = self._read_gold(task_id)["actions"]
     observation = self._engine.load(task_id)
-    self._score = 0.0
-    self._expert = Expert(plan, observation, self._engine.list_valid_actions)
+    self._score, self._expert = 0.0, Expert(plan, observation, self._engine)
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
@@ -104,4 +103,4 @@ class ScienceWorld(Env):
     return self._expert.oracle()
 
   def mistake(self, kind: str, key: str) -> str:
-    return self._expert.mistake(kind, key, self._engine.list_objects())
+    return self._expert.mistake(kind, key)

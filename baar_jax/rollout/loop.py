@@ -119,7 +119,7 @@ def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
     action = agent.parse_action(reply.text, env.code_actions)
     observation, done = (agent.NO_ACTION, False) if action is None else env.step(action)
     step, live.observation = live.step, observation
-    step.action, step.proposal = action or "", live.proposal
+    step.action = action or ""
     step.calls = [*reply.calls("act"), *step.calls]
     step.score = env.score() if env.scores_steps else None
     live.steps.append(step)
@@ -170,7 +170,8 @@ def _ask(live: Live) -> Generator[None, None, Reply | None]:
       step.calls = [*passed.calls("proposal"), *step.calls]
     if not passed or model == live.allowed[-1]:
       return reply
-    live.proposal_reply, step.logp = reply, None
+    live.propose(reply)
+    step.logp = None
     live.allowed = [dearer for dearer in _allowed(live) if dearer >= model]
     yield
 

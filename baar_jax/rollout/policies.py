@@ -16,6 +16,7 @@ from baar_jax.llms import agent
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
 
 ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # also the families
+STRATIFIED, TOGETHER = "stratified", "together"  # the stored trials that routers learn from
 ALWAYS = "always"  # a model between the boundaries, named by its rank from 1
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
@@ -88,12 +89,10 @@ class Live:
     """The model of the last proposal, SMALL without one."""
     return self.proposal_reply.call.model if self.proposal_reply else SMALL
 
-  @property
-  def proposal(self) -> str | None:
-    """The action that is proposed, empty if its reply has none; None without a proposal."""
-    if self.proposal_reply is None:
-      return None
-    return agent.parse_action(self.proposal_reply.text, self.env.code_actions) or ""
+  def propose(self, reply: Reply) -> None:
+    """Shows the policy a model's reply before it decides."""
+    self.proposal_reply = reply
+    self.step.proposal = agent.parse_action(reply.text, self.env.code_actions) or ""
 
   @property
   def hold(self) -> agent.Hold:
@@ -138,16 +137,24 @@ class Entry:
   usd_budget: float | None = None  # B_max; None is no cap on dollars
 
 
-def always(model: int, name: str) -> Policy:
-  """The same model at every step."""
-  return Policy(name, lambda live: model)
+def rule_policy(family: str, name: str = "", **parameters: float) -> Policy | None:
+  """The policy of a family that decides by a rule, else None; without a name by its parameters'."""
+  rules = {
+    ALWAYS_SMALL: lambda live: SMALL,
+    ALWAYS_LARGE: lambda live: len(live.agents) - 1,
+    FIRST_LARGE: lambda live: len(live.agents) - 1,  # as long as its budget allows
+    ALWAYS: lambda live: parameters["model"] - 1,
+    "random": lambda live: random_rule(live, **parameters),
+    STRATIFIED: lambda live: stratified_rule(live, **parameters),
+    TOGETHER: lambda live: together_rule(live, **parameters),
+    "privileged": lambda live: privileged_rule(live, **parameters),
+  }
+  return Policy(name or policy_name(family, parameters), rules[family]) if family in rules else None
 
 
 def random_rule(live: Live, p: float) -> int:
-  """One of the models dearer than SMALL, evenly, with probability p, else SMALL (our choice).
-
-  The draw depends on task, seed and step.
-  """
+  """One of the models dearer than SMALL, evenly, with probability p, else SMALL (our choice)."""
+  # The draw depends on task, seed and step alone.
   draw = random.Random(f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}")
   return draw.choice(range(1, len(live.agents))) if draw.random() < p else SMALL
 
@@ -177,19 +184,6 @@ def privileged_rule(live: Live, mu: float) -> int:
   small, *dearer = (model.prospect(live.messages, len(live.steps)) for model in live.agents)
   gains = [m.known_share * (small.loss - m.loss) - mu * (m.usd - small.usd) for m in dearer]
   return int(np.argmax([0.0, *gains]))  # SMALL where none is better
-
-
-def rule_policy(entry: Entry) -> Policy | None:
-  """The policy of an entry that decides by one of these rules, else None."""
-  rules = {
-    ALWAYS_SMALL: lambda live: SMALL,
-    ALWAYS_LARGE: lambda live: len(live.agents) - 1,
-    ALWAYS: lambda live: entry.parameters["model"] - 1,
-    FIRST_LARGE: lambda live: len(live.agents) - 1,  # as long as its budget allows
-    "random": lambda live: random_rule(live, entry.parameters["p"]),
-    "privileged": lambda live: privileged_rule(live, entry.parameters["mu"]),
-  }
-  return Policy(entry.policy, rules[entry.family]) if entry.family in rules else None
 
 
 def entries(config: Config) -> list[Entry]:
@@ -263,12 +257,12 @@ def policy_name(base: str, parameters: dict[str, float]) -> str:
 
 def stratified_name(config: Config) -> str:
   """The policy whose episodes the references of hard tasks are chosen from."""
-  return f"stratified(samples={config.references.samples})"
+  return policy_name(STRATIFIED, {"samples": config.references.samples})
 
 
 def together_name(config: Config) -> str:
   """The policy of `together_rule`, from whose episodes the values learn too."""
-  return f"together(samples={config.references.together})"
+  return policy_name(TOGETHER, {"samples": config.references.together})
 
 
 def rollouts_name(family: str, lam: float, update: int, train_seed: int = 0) -> str:

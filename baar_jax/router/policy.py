@@ -96,7 +96,7 @@ class RouterPolicy(Policy):
   def prepare(self, live: Live) -> None:
     """A cascade's router is shown what SMALL proposes; a decision for SMALL takes the proposal."""
     if self._view.proposals:
-      live.proposal_reply = live.agents[SMALL].reply(live.messages, len(live.steps))
+      live.propose(live.agents[SMALL].reply(live.messages, len(live.steps)))
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for the ready episodes, in their order."""

@@ -98,7 +98,7 @@ class View:
   def live_window(self, live) -> Window:
     """The sequence at whose end the next decision of a `rollout.policies.Live` is predicted."""
     # The action of an episode's last step is not read, its model only as the one that proposes.
-    steps = [*live.steps, Step(live.observation, live.proposer, "", proposal=live.proposal)]
+    steps = [*live.steps, Step(live.observation, live.proposer, "", proposal=live.step.proposal)]
     episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_limit, live.usd_limit)
     return self.episode_windows(live.task, episode)[-1]
 

@@ -13,7 +13,7 @@ from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.mesh import one_device
 from baar_jax.rollout import policies
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.policies import Decision, Job, Policy, always, random_rule, stratified_rule
+from baar_jax.rollout.policies import Decision, Job, Policy, rule_policy
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Sample, Threshold
 from baar_jax.router.view import open_view
 from baar_jax.serve.decider import Decider, Situation
@@ -69,15 +69,12 @@ def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Poli
 
   Raises ValueError if it needs a router and there is none.
   """
-  c, strata = config.serve, config.references.samples
-  name = policies.policy_name("random", {"p": RANDOM_P})
+  c = config.serve
   named = {
-    "small": always(SMALL, policies.ALWAYS_SMALL),
-    "large": always(len(config.models.names) - 1, policies.ALWAYS_LARGE),
-    "random": Policy(name, lambda live: random_rule(live, RANDOM_P)),
-    "stratified": Policy(
-      policies.stratified_name(config), lambda live: stratified_rule(live, strata)
-    ),
+    "small": rule_policy(policies.ALWAYS_SMALL),
+    "large": rule_policy(policies.ALWAYS_LARGE),
+    "random": rule_policy("random", p=RANDOM_P),
+    "stratified": rule_policy(policies.STRATIFIED, samples=config.references.samples),
   }
   if c.policy in ("router", "sample"):
     source = Path(c.router) if c.router else directory

@@ -52,7 +52,8 @@ def _play(run: Run, played: Sequence[Entry], split: str) -> None:
     for entry in played:
       if entry.unlimited:
         _reuse(run, entry, jobs)
-      policy = rule_policy(entry) or _make_policy(trained, entry, load)
+      policy = rule_policy(entry.family, entry.policy, **entry.parameters)
+      policy = policy or _make_policy(trained, entry, load)
       run.collect(f"{split} {entry.policy}", policy, jobs, entry.call_budget, entry.usd_budget)
 
 

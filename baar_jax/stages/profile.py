@@ -2,21 +2,12 @@
 
 import collections
 import itertools
-from functools import partial
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS
 from baar_jax.envs import engines
 from baar_jax.episode import SPLITS
 from baar_jax.mesh import exchange
-from baar_jax.rollout.policies import (
-  ALWAYS_LARGE,
-  Job,
-  Policy,
-  stratified_name,
-  stratified_rule,
-  together_name,
-  together_rule,
-)
+from baar_jax.rollout.policies import ALWAYS_LARGE, STRATIFIED, TOGETHER, Job, rule_policy
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import weights_directory
 from baar_jax.run import Run
@@ -69,13 +60,11 @@ def references(run: Run) -> None:
   profiles |= load_profiles(run.store, run.config, split="dev")
   hard = [task for task in tasks if task.id in profiles and profiles[task.id].difficulty == "hard"]
   if not c.clone_large:
-    policy = Policy(stratified_name(run.config), partial(stratified_rule, samples=c.samples))
     jobs = [Job(task, REFERENCE_SEEDS + k) for task in hard for k in range(1, c.samples + 1)]
-    run.collect("references", policy, jobs)
-  policy = Policy(together_name(run.config), partial(together_rule, samples=c.together))
+    run.collect("references", rule_policy(STRATIFIED, samples=c.samples), jobs)
   train = [task for task in hard if task.split == "train"]
   jobs = [Job(task, REFERENCE_SEEDS + k) for task in train for k in range(1, c.together + 1)]
-  run.collect("together", policy, jobs)
+  run.collect("together", rule_policy(TOGETHER, samples=c.together), jobs)
   trajectories = load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]

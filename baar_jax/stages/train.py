@@ -6,7 +6,7 @@ from functools import partial
 
 from baar_jax.config import PROFILE_SEEDS, SFTConfig, compared_lam
 from baar_jax.episode import SMALL, Episode
-from baar_jax.rollout.policies import ALWAYS, Job, entries, rule_policy, stratified_name
+from baar_jax.rollout.policies import ALWAYS, Job, rule_policy, stratified_name
 from baar_jax.router.weights import save_qwen2
 from baar_jax.run import Run
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
@@ -115,7 +115,7 @@ def train_single_turn(run: Run) -> None:
   """
   tasks, trials = run.tasks("train") + run.tasks("dev"), range(run.config.profile.trials)
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in trials]
-  rules = [rule_policy(entry) for entry in entries(run.config) if entry.family == ALWAYS]
+  rules = [rule_policy(ALWAYS, model=rank) for rank in range(2, len(run.pair.names))]
   between = [run.collect(f"single-turn {rule.name}", rule, jobs) for rule in rules]
   winners, learnt = {}, {}
   for split in ("train", "dev"):
