@@ -30,14 +30,7 @@ from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import (
-  ALWAYS_LARGE,
-  ALWAYS_SMALL,
-  BOUNDARIES,
-  Job,
-  Policy,
-  rule_policy,
-)
+from baar_jax.rollout.policies import BOUNDARIES, Job, Policy, rule_policy
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import RESTORE, Store, read_config
 
