@@ -31,10 +31,10 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.router.gguf import set_up
 from baar_jax.run import Run
-from baar_jax.stages import bench, evaluate, import_traces, plan, profile, serve, train
+from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
 from configs import quickstart
 
-STAGES = {"setup": profile.setup, "profile": profile.main, "references": profile.references}
+STAGES = {"setup": train.setup, "profile": train.profile, "references": train.references}
 STAGES |= {"pretrain": train.pretrain, "value": train.value, "sft": train.sft, "bopo": train.bopo}
 STAGES |= {"baselines": train.baselines, "evaluate": evaluate.main, "forecast": evaluate.forecast}
 STAGES |= {"report": evaluate.report}

@@ -18,7 +18,7 @@ from baar_jax.rollout.policies import Job, entries, rollouts_name, rule_policy, 
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
-from baar_jax.stages import evaluate, profile, train
+from baar_jax.stages import evaluate, train
 from baar_jax.store import KEY
 from baar_jax.train.checkpoint import load_router
 
@@ -40,7 +40,7 @@ def run(tmp_path_factory):
       stage(run)
   assert len(run.store.table()) == 0  # what is missing is reported before anything is run
   run.luck = {}  # of each stage: tasks and seeds of the episodes that it has added
-  for stage in (profile.main, profile.references, train.sft):
+  for stage in (train.profile, train.references, train.sft):
     start(run, stage)
   with pytest.raises(ValueError, match="holds no finished router: run --stage=bopo first"):
     train.export(run)
@@ -59,7 +59,7 @@ def start(run, stage):
 
 
 def test_no_episode_shares_its_luck_with_one_of_another_purpose(run):
-  stages = profile.main, profile.references, train.bopo, evaluate.main
+  stages = train.profile, train.references, train.bopo, evaluate.main
   purposes = [run.luck[stage] for stage in stages]
   assert all(purposes) and sum(map(len, purposes)) == len(set().union(*purposes))
   seeds = {

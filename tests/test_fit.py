@@ -14,7 +14,7 @@ from flax import nnx
 
 from baar_jax.router.view import View
 from baar_jax.run import Run
-from baar_jax.stages import profile
+from baar_jax.stages import train
 from baar_jax.stages.train import bopo, sft, train_cascade
 from baar_jax.train import fit
 from baar_jax.train.checkpoint import load_initial, load_router
@@ -40,7 +40,7 @@ def save_often():
 def unbroken(tmp_path_factory, save_often):
   """A run that has trained without a stop."""
   run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
-  for stage in (profile.main, profile.references, sft):
+  for stage in (train.profile, train.references, sft):
     stage(run)
   run.before_bopo = len(run.store.table())
   shutil.copytree(run.dir, run.dir.parent / "imitated")

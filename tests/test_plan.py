@@ -8,7 +8,7 @@ import tiny
 
 from baar_jax.config import EnvConfig, ModelsConfig
 from baar_jax.run import Run
-from baar_jax.stages import plan, profile
+from baar_jax.stages import plan, train
 from baar_jax.train.dataset import load_profiles
 
 STAGES = ["profile", "references", "sft", "bopo", "baselines", "evaluate"]
@@ -71,7 +71,7 @@ def test_it_lists_the_tasks_where_that_needs_no_engine(config, tmp_path):
 
 def test_what_is_done_is_not_missing(config, capsys):
   with contextlib.closing(Run(config)) as run:
-    profile.main(run)
+    train.profile(run)
     load = partial(load_profiles, run.store, run.config)
     profiles = [*load().values(), *load(split="dev").values()]
   capsys.readouterr()

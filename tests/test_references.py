@@ -8,7 +8,7 @@ from tiny import episode
 from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
 from baar_jax.rollout.policies import BOUNDARIES, Job, Live, rule_policy
-from baar_jax.stages import profile
+from baar_jax.stages import train
 from baar_jax.store import Store
 
 
@@ -30,7 +30,7 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   config = Config(references=ReferencesConfig(samples=3, together=2))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.collect, run.require = collect, events.append
-  profile.references(run)
+  train.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
   together = [("h1", 1001), ("h1", 1002)]  # the values learn from training tasks alone
   assert events == ["profile", "references", *jobs, "together", *together]

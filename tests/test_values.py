@@ -14,7 +14,7 @@ from baar_jax.rollout.policies import Job
 from baar_jax.router import policy as policy_module
 from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
 from baar_jax.run import Run
-from baar_jax.stages import evaluate, profile
+from baar_jax.stages import evaluate, train
 from baar_jax.train import values
 from baar_jax.train.values import Transitions, compute_returns, compute_target, fit_heads
 
@@ -116,7 +116,7 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch, told):
   config = tiny.config(tmp_path)
   config.router.tie_word_embeddings = False
   run = Run(config)
-  profile.main(run)
+  train.profile(run)
   trunk, view = values.load_trunk(run), values.blind_view(run)
   scale = np.zeros(16, np.float32), np.ones(16, np.float32), np.float32(1)
   heads, seen = draw_heads(jax.random.key(0), 2, (8, 8), 2, scale), {}
@@ -165,7 +165,7 @@ def test_heads_are_kept_whole(tmp_path):
   run = Run(config)
   with pytest.raises(ValueError, match="is missing or damaged: remove it and run --stage=value"):
     values.load_heads(run)
-  profile.main(run)
+  train.profile(run)
   values.fit_values(run)
   path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
   stored, heads = path.read_bytes(), values.load_heads(run)
