@@ -46,12 +46,8 @@ class ALFWorld(Env):
       if len(tasks) < size and (text := read_description(self._data / task_id / GAME)):
         tasks.append(Task(task_id, split, text, self._max_steps))
     if len(tasks) < size:
-      splits = sorted(place.name for place in self._data.glob("*/"))
-      raise ValueError(
-        f"ALFWorld's {source} in {self._data} has {len(tasks)} games, {size} were asked for, and "
-        f"there are {splits}: set --config.env.{split}_tasks or {split}_split, or take generated "
-        "games with --config.env.data=own"
-      )
+      problem = f"ALFWorld's {source} in {self._data} has {len(tasks)} games, {size} were asked for"
+      raise ValueError(f"{problem}: set --config.env.{split}_tasks or {split}_split, or other data")
     return tasks
 
   def _list_ids(self, source: str) -> list[str]:
