@@ -1,7 +1,6 @@
 """The HTTP face: OpenAI's chat completions, decisions, sessions and their scores, and a page."""
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import json
@@ -14,7 +13,6 @@ import httpx2
 import jinja2
 import prometheus_client as prometheus
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -34,24 +32,13 @@ class App:
 
   def __init__(self, exchange: Exchange, key: str = ""):
     """With a `key`, clients must send it as a bearer."""
-    self.exchange, self._key, self._registry = exchange, key, prometheus.CollectorRegistry()
-    count = functools.partial(prometheus.Counter, registry=self._registry)
-    self._calls = count("baar_calls", "Calls that a model answered.", ["model"])
-    self._usd = count("baar_usd", "The most that they can have cost.", ["model"])
-    self._errors = count("baar_errors", "Answers that are errors.", ["status"])
+    self.exchange, self._key = exchange, key
     self._most_mb = exchange.config.serve.max_body_mb
     jinja = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True)
     self._page = jinja.get_template("sessions.html.j2")
 
   def build(self) -> Starlette:
     """The ASGI application."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette):
-      yield
-      for upstream in self.exchange.upstreams:
-        await upstream.client.aclose()
-
     table = {
       "/v1/chat/completions": ("POST", self._chat),
       "/v1/decision": ("POST", self._decide),
@@ -63,8 +50,7 @@ class App:
     }
     routes = [Route(path, self._guard(f), methods=[name]) for path, (name, f) in table.items()]
     routes.append(Route("/health", lambda request: JSONResponse({"status": "ok"})))
-    handlers = {HTTPException: refuse_route}
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=routes)
     app.state.exchange = self.exchange
     return app
 
@@ -88,7 +74,6 @@ class App:
       except Exception as bug:  # of which nothing of the request is printed
         print(f"error: {type(bug).__name__} in {request.url.path}", file=sys.stderr)
         refusal = Refusal(500, f"a bug: {type(bug).__name__}", "server_error")
-      self._errors.labels(str(refusal.status)).inc()
       # OpenAI's clients would try again, also where a budget is spent.
       headers = {"x-should-retry": "false"} if refusal.status < 500 else None
       return JSONResponse(refusal.body, refusal.status, headers)
@@ -113,7 +98,7 @@ class App:
     if answer.response is not None:
       end = functools.partial(self._end, turn, answer)
       return Streamed(self._relay(turn, answer), self.exchange.headers(session, turn), end)
-    self._settle(turn, answer, whole=True)
+    self.exchange.settle(turn, answer.usd, answer.usage, whole=True)
     usage = answer.fields.get("usage")
     usage = (usage if isinstance(usage, dict) else {}) | {"cost": turn.usd}
     fields = answer.fields | {"model": self._upstream(turn).name, "usage": usage}
@@ -140,11 +125,9 @@ class App:
             yield write_event(held)
           held = {k: v for k, v in chunk.items() if k != "usage"} | {"model": upstream.name}
     except (TimeoutError, httpx2.RequestError) as failure:
-      self._end(turn, answer)
       yield write_event(upstream.explain(failure).refusal.body)
       return
-    answer.usd, answer.usage = upstream.cost(last)
-    self._settle(turn, answer, whole=True)
+    self.exchange.settle(turn, *upstream.cost(last), whole=True)
     if held and (turn.body.get("stream_options") or {}).get("include_usage"):
       yield write_event(held)
       held = {}
@@ -152,15 +135,9 @@ class App:
     yield write_event((held or last | {"choices": []}) | end)
     yield write_event("[DONE]")
 
-  def _settle(self, turn: Turn, answer: Answer, whole: bool) -> None:
-    if turn.usd is None:
-      self.exchange.settle(turn, answer.usd, answer.usage, whole)
-      self._calls.labels(self._upstream(turn).name).inc()
-      self._usd.labels(self._upstream(turn).name).inc(turn.usd)
-
   def _end(self, turn: Turn, answer: Answer) -> None:
     """Ends a stream wherever it stopped, as its client or its endpoint may have left it."""
-    self._settle(turn, answer, whole=False)
+    self.exchange.settle(turn, None, answer.usage, whole=False)
     self._closing = asyncio.ensure_future(answer.response.aclose())
 
   async def _decide(self, request: Request) -> Response:
@@ -187,7 +164,7 @@ class App:
     if usd is None:
       raise Refusal(400, "usage must have the prompt_tokens and completion_tokens of the reply")
     del self.exchange.reported[number]
-    self._settle(turn, Answer("", usd=usd, usage=usage), whole=True)
+    self.exchange.settle(turn, usd, usage, whole=True)
     headers = self.exchange.headers(turn.session, turn)
     return JSONResponse(self.exchange.describe(turn.session), headers=headers)
 
@@ -208,7 +185,13 @@ class App:
     return JSONResponse({"object": "list", "data": names})
 
   async def _show_metrics(self, request: Request) -> Response:
-    text = prometheus.generate_latest(self._registry)
+    registry, labels = prometheus.CollectorRegistry(), ["model", "outcome"]
+    calls = prometheus.Counter("baar_calls", "Attempts at calls.", labels, registry=registry)
+    usd = prometheus.Counter("baar_usd", "The most that they cost.", labels, registry=registry)
+    for model, kind, count, sum_usd in self.exchange.sessions.count():
+      calls.labels(self.exchange.upstreams[model].name, kind).inc(count)
+      usd.labels(self.exchange.upstreams[model].name, kind).inc(sum_usd)
+    text = prometheus.generate_latest(registry)
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request) -> Response:
@@ -224,11 +207,6 @@ class App:
 
   def _upstream(self, turn: Turn) -> Upstream:
     return self.exchange.upstreams[turn.step.model]
-
-
-async def refuse_route(request: Request, error: HTTPException) -> Response:
-  refusal = Refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-  return JSONResponse(refusal.body, error.status_code, error.headers)
 
 
 class Streamed(StreamingResponse):

@@ -28,28 +28,19 @@ class Decider:
   def __init__(self, policy: Policy, models: Sequence, rows: int):
     self.policy, self._models, self._rows = policy, models, rows
     self._lives: dict[str, Live] = {}  # by session, the newest last
-    self._ready: list[tuple[Situation, asyncio.Future]] = []
-    self._task: asyncio.Task | None = None
+    self._ready: dict[str, Situation] = {}
+    self._decided: dict[str, Decision] = {}
+    self._lock = asyncio.Lock()
 
   async def decide(self, situation: Situation) -> Decision:
-    """The decision for a session, in one call with all others that are ready, in a thread."""
-    future = asyncio.get_running_loop().create_future()
-    self._ready.append((situation, future))
-    if self._task is None or self._task.done():
-      self._task = asyncio.create_task(self._decide_all())
-    return await future
-
-  async def _decide_all(self) -> None:
-    while self._ready:
-      batch, self._ready = self._ready[: self._rows], self._ready[self._rows :]
-      situations, futures = zip(*batch)
-      try:
-        results = await asyncio.to_thread(self.choose, situations)
-      except Exception as error:  # a bug, or a router's number that is not finite: told to each
-        results = [error] * len(batch)
-      for future, result in zip(futures, results):
-        if not future.done():
-          (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
+    """The decision for a session. Who comes first decides for all that are ready, in a thread."""
+    self._ready[situation.id] = situation
+    async with self._lock:
+      while situation.id in self._ready:
+        batch = [self._ready.pop(id_) for id_ in [*self._ready][: self._rows]]
+        decisions = await asyncio.to_thread(self.choose, batch)
+        self._decided |= {other.id: decision for other, decision in zip(batch, decisions)}
+    return self._decided.pop(situation.id)
 
   def choose(self, situations: Sequence[Situation]) -> list[Decision]:
     """Decisions for different sessions, no more than there are rows."""

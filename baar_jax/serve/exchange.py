@@ -2,25 +2,23 @@
 
 import asyncio
 import dataclasses
+import random
 import time
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from baar_jax.config import Config
+from baar_jax.config import REFERENCE_SEEDS, Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
 from baar_jax.serve.decider import Decider, Situation
 from baar_jax.serve.request import (
-  CAP,
-  Asked,
-  Cache,
   Conversation,
   Refusal,
-  digest,
   find_least,
-  read_fields,
+  make_cache,
+  read_asked,
   read_messages,
 )
 from baar_jax.serve.sessions import Session, Sessions, Turn
@@ -32,37 +30,35 @@ DESCRIBED = "id policy task_id score usd_limit call_limit spent_usd large_calls 
 DESCRIBED += " left_usd left_large_calls"
 
 
+@dataclasses.dataclass
 class Exchange:
   """Decides, forwards and accounts for the calls of all sessions; used by one event loop."""
 
-  def __init__(
-    self,
-    config: Config,
-    sessions: Sessions,
-    upstreams: Sequence[Upstream],
-    deciders: Mapping[str, Decider],
-  ):
-    """`deciders` are by rule."""
-    self.config, self.sessions, self.upstreams = config, sessions, upstreams
-    self.deciders = deciders
-    self.reported: dict[int, Turn] = {}  # by number, in flight until clients report their usage
-    prices = deciders["router"].policy.prices if "router" in deciders else ()
-    words = {rule: (rule, None) for rule in deciders}
+  config: Config
+  sessions: Sessions
+  upstreams: Sequence[Upstream]
+  deciders: Mapping[str, Decider]  # by rule
+  # By number, in flight until clients report their usage.
+  reported: dict[int, Turn] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    prices = self.deciders["router"].policy.prices if "router" in self.deciders else ()
+    words = {rule: (rule, None) for rule in self.deciders}
     words |= {"router": ("router", min(prices))} if prices else {}
     words |= {f"price={price:g}": ("router", price) for price in prices}
     # The rule and the price of a dollar that a client's name for a model stands for.
-    self.policies = {NAME: words[config.serve.policy]}
+    self.policies = {NAME: words[self.config.serve.policy]}
     self.policies |= {f"{NAME}:{word}": policy for word, policy in words.items()}
 
   def open(self, headers: Mapping[str, str], body: dict) -> tuple[Session, Conversation]:
     """The session of a call, which may be new, and its text. Raises Refusal."""
-    c, text = self.config.serve, read_messages(body.get("messages"), body.get("tools"))
-    asked = read_fields(Asked, body | {k: v for k, v in headers.items() if k.startswith("x-")})
-    if (policy := self.policies.get(CAP.sub("", asked.model))) is None:
+    c, asked = self.config.serve, read_asked(headers, body)
+    text = read_messages(body.get("messages"), body.get("tools"))
+    if (policy := self.policies.get(asked.model)) is None:
       names = ", ".join(self.policies)
       raise Refusal(404, f"model must be one of {names}", code="model_not_found")
-    calls = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
-    limits = find_least(calls, c.max_large_calls), find_least(asked.usd_limit, c.max_usd)
+    pairs = (asked.call_limit, c.max_large_calls), (asked.usd_limit, c.max_usd)
+    limits = [find_least(*pair) for pair in pairs]
     id_ = asked.id or f"fingerprint-{text.fingerprint}"
     session = self.sessions.find(id_)
     if session is None:
@@ -75,8 +71,8 @@ class Exchange:
       self.sessions.add(session)
     if session.score is not None:
       raise Refusal(409, f"session {id_} is scored: take another x-session-id", code=CONFLICT)
-    pairs = zip((calls, asked.usd_limit), limits, (session.call_limit, session.usd_limit))
-    same = all(cap is None or limit == begun for cap, limit, begun in pairs)
+    changes = zip(pairs, limits, (session.call_limit, session.usd_limit))
+    same = all(cap is None or limit == begun for (cap, _), limit, begun in changes)
     if policy != (session.rule, session.price) or not same:
       problem = f"session {id_} was begun as {NAME}:{session.rule} or with another price or cap"
       raise Refusal(409, f"{problem}: take another x-session-id", code=CONFLICT)
@@ -90,11 +86,11 @@ class Exchange:
     """The model that acts next, with its worst case held. Raises Refusal where none fits."""
     c = self.config.serve
     async with session.deciding:
-      _, allowed = await self._wait_for_room(session, body)
+      _, allowed = await self._find_room(session, body)
       decision = Decision(allowed[0])
       if len(allowed) > 1:
         decision = await self._ask(session, text)
-      bounds, allowed = await self._wait_for_room(session, body)  # others have called meanwhile
+      bounds, allowed = await self._find_room(session, body)  # others have called meanwhile
       if session.score is not None:
         raise Refusal(409, f"session {session.id} is scored", code=CONFLICT)
       model = max((m for m in allowed if m <= decision.model), default=allowed[0])
@@ -116,26 +112,19 @@ class Exchange:
     models = enumerate(self.upstreams)
     return [u.expected_usd(body, session.caches.get(m), ttl_s, reply) for m, u in models]
 
-  async def _wait_for_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
-    """What `_find_room` finds, once no attempt in flight can give way any more."""
+  async def _find_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
+    """What a call of each model can cost, and the models that fit, from a whole reserve only where
+    none fits beside it. Raises Refusal where none fits, and no attempt in flight can give way."""
+    reserve_usd, models = self.config.serve.reserve_usd, range(len(self.upstreams))
     while True:
       session.changed.clear()
-      try:
-        return self._find_room(session, body)
-      except Refusal:
-        if not self._is_busy(session):
-          raise
-        await session.changed.wait()
-
-  def _find_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
-    """What a call of each model can cost, and the models that fit now, from a whole reserve only
-    where none fits beside it. Raises Refusal where none fits."""
-    reserve_usd, models = self.config.serve.reserve_usd, enumerate(self.upstreams)
-    bounds = [upstream.bound_usd(body, session.caches.get(m)) for m, upstream in models]
-    for keep_usd in (reserve_usd, 0.0) if session.dollars.allows(reserve_usd) else ():
-      fits = [self.sessions.fits(session, m, usd, keep_usd) for m, usd in enumerate(bounds)]
-      if any(fits):
-        return bounds, [m for m, fit in enumerate(fits) if fit]
+      bounds = [self.upstreams[m].bound_usd(body, session.caches.get(m)) for m in models]
+      for keep_usd in (reserve_usd, 0.0) if session.dollars.allows(reserve_usd) else ():
+        if fit := [m for m in models if self.sessions.fits(session, m, bounds[m], keep_usd)]:
+          return bounds, fit
+      if not self._is_busy(session):
+        break
+      await session.changed.wait()
     spent, needed = session.spent_usd, min(bounds)
     text = f"${spent:.6f} is spent, and a call may cost ${needed:.6f}, which the session's cap or "
     text += "--config.max_usd has no room for: hand in the work"
@@ -144,10 +133,12 @@ class Exchange:
 
   async def _ask(self, session: Session, text: Conversation) -> Decision:
     """What the session's policy decides from its text and from what is left of its caps."""
-    task = Task(session.task_id, "test", text.task, self.config.env.max_steps)
+    # What is drawn depends on the session, also its stratum.
+    task = Task(session.id, "test", text.task, self.config.env.max_steps)
+    stratum = random.Random(session.id).randint(1, self.config.references.samples)
     by_place = dict(zip(session.places, session.steps))  # of several calls for one the last counts
     steps = [by_place.get(place, Step("", SMALL, "")) for place in range(len(text.actions))]
-    job, left = Job(task, session.seed), (session.left_usd, session.left_large_calls)
+    job, left = Job(task, REFERENCE_SEEDS + stratum), (session.left_usd, session.left_large_calls)
     situation = Situation(session.id, job, text, steps, *left, session.price)
     return await self.deciders[session.rule].decide(situation)
 
@@ -162,10 +153,7 @@ class Exchange:
       if not answer.retry or attempts > c.models.retries and not falls_back:
         raise answer.refusal
       await asyncio.sleep(answer.wait_s + backoff_s(attempts - 1))
-      try:
-        bounds, allowed = self._find_room(session, turn.body)
-      except Refusal:
-        allowed = []
+      bounds, allowed = await self._find_room(session, turn.body)
       if attempts > c.models.retries or model not in allowed:
         failed.add(model)
         attempts, allowed = 0, {*allowed} - failed if falls_back else ()
@@ -190,19 +178,17 @@ class Exchange:
     return answer
 
   def settle(self, turn: Turn, usd: float | None, usage: Usage, whole: bool) -> None:
-    """Books the reply of a turn as its step; without `usd` at the most that it can have cost.
-
-    `whole` is whether the client has all of it.
-    """
+    """Books the reply of a turn, once, as its step; without `usd` at the most that it can have
+    cost. `whole` is whether the client has all of it."""
+    if turn.usd is not None:
+      return
     session, model, known = turn.session, turn.step.model, usd is not None
     cost_usd, latency_s = usd if known else turn.most_usd, time.monotonic() - turn.start_s
     kind = "act" if whole or known else "presumed"
     turn.usd = cost_usd + sum(call.cost_usd for call in turn.step.calls)
     if known:
       session.switch_usd += self._switch_usd(session, model, usage)
-      count = len(turn.body["messages"])
-      cache = Cache(count, digest(turn.body, count), usage.prompt_tokens, time.time())
-      session.caches[model] = cache
+      session.caches[model] = make_cache(turn.body, usage.prompt_tokens)
     session.steps.append(turn.step)
     session.places.append(turn.place)
     call = Call(model, usage, cost_usd, latency_s, kind=kind)

@@ -4,18 +4,11 @@ import dataclasses
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from pydantic import (
-  AliasChoices,
-  AliasPath,
-  BaseModel,
-  ConfigDict,
-  Field,
-  StringConstraints,
-  ValidationError,
-)
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 
 from baar_jax.llms.agent import parse_action
@@ -44,7 +37,7 @@ class Refusal(ValueError):
 
 
 class Strict(BaseModel):
-  model_config = ConfigDict(strict=True)  # converts nothing
+  model_config = {"strict": True}  # it converts nothing
 
 
 class Asked(Strict):
@@ -96,6 +89,16 @@ async def read_body(request: Request, most_mb: float) -> dict:
   if not isinstance(fields, dict):
     raise Refusal(400, "the body must be a JSON object")
   return fields
+
+
+def read_asked(headers: Mapping[str, str], body: dict) -> Asked:
+  """What the body and the headers of a call ask for, the model without the caps in its name.
+  Raises Refusal."""
+  named = {name: value for name, value in headers.items() if name.startswith("x-")}
+  asked = read_fields(Asked, body | named)
+  asked.call_limit = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
+  asked.model = CAP.sub("", asked.model)
+  return asked
 
 
 def find_least(*caps: float | None) -> float | None:
@@ -182,7 +185,7 @@ def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversa
 class Cache:
   """What a model's endpoint has read of a session, and may read again at the cached price."""
 
-  messages: int  # of the conversation; `digest` tells them from others
+  messages: int  # of the conversation; the digest tells them from others
   digest: str
   tokens: int  # of their prompt, as it was billed
   at_s: float  # seconds of the epoch
@@ -199,11 +202,17 @@ def count_tokens(value: object) -> int:
   return sum(map(count_tokens, value)) if isinstance(value, list) else 4 * VALUE_TOKENS
 
 
-def digest(body: dict, messages: int) -> str:
-  """Tells prompts apart that begin with so many messages."""
-  parts = [body.get(name) for name in DIGESTED]
-  return hashlib.sha256(json.dumps([parts, body["messages"][:messages]]).encode()).hexdigest()
+def make_cache(body: dict, tokens: int) -> Cache:
+  """What is warm once a prompt of so many tokens has been read."""
+  count = len(body["messages"])
+  return Cache(count, _digest(body, count), tokens, time.time())
 
 
 def matches(body: dict, cache: Cache | None) -> bool:
-  return cache is not None and digest(body, cache.messages) == cache.digest
+  """Whether a call begins with what the cache holds."""
+  return cache is not None and _digest(body, cache.messages) == cache.digest
+
+
+def _digest(body: dict, messages: int) -> str:
+  parts = [body.get(name) for name in DIGESTED]
+  return hashlib.sha256(json.dumps([parts, body["messages"][:messages]]).encode()).hexdigest()

@@ -23,8 +23,7 @@ from baar_jax.store import Store
 DECIMALS = 12  # of dollars that are a difference of sums
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
-  id TEXT PRIMARY KEY, rule TEXT, task_id TEXT, open INTEGER, changed_s REAL, state TEXT);
-CREATE INDEX IF NOT EXISTS sessions_by_task ON sessions (rule, task_id);
+  id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT);
 """
 
 
@@ -40,7 +39,6 @@ class Session:
   description: str
   call_limit: int | None
   usd_limit: float | None
-  seed: int = 0
   large_calls: int = 0  # made or in flight
   spent_usd: float = 0.0  # settled
   switch_usd: float = 0.0  # of it, for what was read anew because another model had acted
@@ -110,9 +108,8 @@ class Sessions(Calls):
       session.spent_usd += sum(session.open.values())
       attempts = [(PRESUMED, number) for number in session.open]
       session.open.clear()
-      with self._db:
-        self._db.executemany("UPDATE calls SET kind = ? WHERE id = ?", attempts)
-        self._save(session)
+      self._db.executemany("UPDATE calls SET kind = ? WHERE id = ?", attempts)
+      self._save(session)
 
   def find(self, id_: str) -> Session | None:
     """The session of this id, if there is one."""
@@ -129,16 +126,14 @@ class Sessions(Calls):
     select = "SELECT id FROM sessions ORDER BY changed_s DESC LIMIT ?"
     return [self.find(*id_) for id_ in self._db.execute(select, (count,)).fetchall()]
 
+  def count(self) -> list[tuple[int, str, int, float]]:
+    """Model, outcome, number and dollars of all attempts, those in flight at their most."""
+    select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
+    return self._db.execute(select).fetchall()
+
   def add(self, session: Session) -> None:
-    """Stores a new session. Its seed tells it from others of its task, and is a stratified
-    session's number: k of N, and then from 1 on again."""
-    select = "SELECT count(*) FROM sessions WHERE rule = ? AND task_id = ?"
-    ((count,),) = self._db.execute(select, (session.rule, session.task_id))
-    number = REFERENCE_SEEDS + 1 + count % self._config.references.samples
-    session.seed = number if session.rule == "stratified" else ROLLOUT_SEEDS + count
     self._alive[session.id] = session
-    with self._db:
-      self._save(session)
+    self._save(session)
 
   def fits(self, session: Session, model: int, usd: float, keep_usd: float = 0.0) -> bool:
     """Whether a call of at most `usd` fits what is left now of all budgets, and leaves as much of
@@ -154,16 +149,9 @@ class Sessions(Calls):
     session.large_calls += model != SMALL
     insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     row = model, OPEN, turn.most_usd, f"session {session.id}"
-    try:
-      with self._db:
-        turn.number = self._db.execute(insert, row).lastrowid
-        session.open[turn.number] = turn.most_usd
-        self._save(session)
-    except BaseException:  # such as a disk that is full: nothing is sent
-      session.large_calls -= model != SMALL
-      session.open.pop(turn.number, None)
-      turn.held.close()
-      raise
+    turn.number = self._db.execute(insert, row).lastrowid
+    session.open[turn.number] = turn.most_usd
+    self._save(session)
 
   def end(self, turn: Turn, kind: str, call: Call | None) -> None:
     """Closes an attempt, with its call where it may be billed, and saves all of its session."""
@@ -177,28 +165,27 @@ class Sessions(Calls):
     del session.open[turn.number]
     session.spent_usd = session.dollars.settled_usd
     session.changed.set()
-    with self._db:
-      update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
-      self._db.execute(update, (kind, turn.cost.usd, turn.number))
-      self._save(session)
+    update = "UPDATE calls SET kind = ?, usd = ? WHERE id = ?"
+    self._db.execute(update, (kind, turn.cost.usd, turn.number))
+    self._save(session)
 
   def finish(self, session: Session, score: float) -> None:
     """Ends a session with its score, and stores its episode; once, also where a kill comes between
     the two."""
     lost_usd = session.spent_usd - sum(step.spent_usd for step in session.steps)
-    fields = session.task_id, session.policy, session.seed, session.steps, score, "done"
+    fields = session.task_id, session.policy, 0, session.steps, score, "done"
     caps = session.call_limit, session.usd_limit
     episode = Episode(*fields, *caps, lost_usd=max(0.0, round(lost_usd, DECIMALS)))
     scored = {f"session {session.id}": (episode, session.description)}
     add_sessions(self._store, self._config, scored)
     session.score = score
-    with self._db:
-      self._save(session)
+    self._save(session)
 
   def _save(self, session: Session) -> None:
-    s = session
-    row = s.id, s.rule, s.task_id, len(s.open), time.time(), SESSION.dump_json(s).decode()
-    self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?)", row)
+    """Writes the session, and commits it with what was written of its attempt."""
+    row = session.id, len(session.open), time.time(), SESSION.dump_json(session).decode()
+    with self._db:
+      self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
 
 
 def add_sessions(store: Store, config: Config, sessions: Mapping[str, tuple[Episode, str]]) -> int:

@@ -41,12 +41,10 @@ def build(run: Run):
   from baar_jax.serve.upstream import Upstream
 
   config, c = run.config, run.config.serve
-  key = os.environ.get(c.key_variable, "").strip() if c.key_variable else ""
-  if c.key_variable and not key:
-    raise ValueError("--config.serve.key_variable names an environment variable without a key")
-  if c.host not in LOCAL and not key:
-    problem = f"--config.serve.host={c.host} is open to others: set --config.serve.key_variable to"
-    raise ValueError(f"{problem} an environment variable that holds the clients' key")
+  key = os.environ.get(c.key_variable, "").strip()
+  if not key and (c.key_variable or c.host not in LOCAL):
+    problem = f"to be asked at {c.host}, set --config.serve.key_variable to an environment variable"
+    raise ValueError(f"{problem} that holds the clients' key")
   if config.env.kind != SERVED:  # whose models are of kind chat
     raise ValueError("--stage=serve needs --config.env.kind=served")
   names, policies = config.models.names, open_policies(run.dir, config, run.mesh)
