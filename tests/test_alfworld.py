@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from baar_jax.envs import engines
-from baar_jax.envs.alfworld import GAME, GAMES, ALFWorld
-from baar_jax.envs.alfworld_engine import TASK_TYPES
+from baar_jax.envs.alfworld import GAME, GAMES, TASK_TYPES, ALFWorld
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from baar_jax.envs import alfworld_engine, engines, scienceworld_engine
+from baar_jax.envs import alfworld, engines, scienceworld_engine
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL, SPLITS, Task, Usage
@@ -165,7 +165,7 @@ def test_the_documentation_states_the_rates_of_the_code():
   shares = re.findall(r"^   \|.*\| (0\.\d\d, 0\.\d\d, 0\.\d\d) \|$", text, re.M)
   priors = [weights for kind in (*kinds, KnowledgeErrors) for _, weights in kind.PRIORS]
   assert [tuple(numbers(row)) for row in shares] == priors
-  for title, engine in (("ScienceWorld", scienceworld_engine), ("ALFWorld", alfworld_engine)):
+  for title, engine in (("ScienceWorld", scienceworld_engine), ("ALFWorld", alfworld)):
     cells = re.findall(rf"^\| {title} \|.*(\|.* 0\.\d\d, .*)\| (0\.\d\d, .*) \|$", text, re.M)
     assert [[*map(numbers, row)] for row in cells] == [[*map(numbers, engine.WEIGHTS.values())]]
 

@@ -16,8 +16,16 @@ from pathlib import Path
 from alfworld.gen import constants, goal_library
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-from baar_jax.envs.alfworld import GAME, GAMES, USUAL_SPLITS
-from baar_jax.envs.alfworld_engine import LOOK, TASK_TYPES, TREATMENTS, TWO, Engine, advise
+from baar_jax.envs.alfworld import (
+  GAME,
+  GAMES,
+  LOOK,
+  TASK_TYPES,
+  TREATMENTS,
+  TWO,
+  USUAL_SPLITS,
+  ALFWorld,
+)
 
 MOST_RECEPTACLES, MOST_OBJECTS = 14, 26  # the medians of real games are 20 and 39
 LAMPS = {"DeskLamp", "FloorLamp"}
@@ -133,7 +141,7 @@ def write_problem(name: str, locations: dict, container: dict, goal: str) -> str
   return "\n".join([*lines, "(:init", "\n".join(facts).translate(ENCODED), ")", goal])
 
 
-def make_game(engine: Engine, split: str, number: int) -> tuple[str, dict]:
+def make_game(env: ALFWorld, split: str, number: int) -> tuple[str, dict]:
   """Draws games until the expert wins one in 1 to 30 steps; the types take turns by number.
 
   Returns the game's directory, as NAME/TRIAL, and its contents.
@@ -158,23 +166,23 @@ def make_game(engine: Engine, split: str, number: int) -> tuple[str, dict]:
       "solvable": True,
     }
     name, actions = f"{task_type}-{thing}-None-{target}-{floor_plan}", []
-    engine.start(game, name)
-    while not engine.won and len(actions) < 30:
-      actions.append(advise(engine).action)
-      engine.step(actions[-1])
-    if engine.won and actions:
+    env.start(game, name)
+    while not env.won and len(actions) < 30:
+      actions.append(env.oracle().action)
+      env.step(actions[-1])
+    if env.won and actions:
       return f"{name}/{trial}", game | {"walkthrough": actions}
 
 
 def main(root: Path, sizes: dict[str, int]) -> None:
   """Generates each split's first games, except those that are there already."""
-  engine = Engine()
+  env = ALFWorld(root, 0, 0, 0)
   for split, size in sizes.items():
     directory = root / GAMES / USUAL_SPLITS[split]
     present = {path.parent.name.split("_")[1] for path in directory.glob(f"*/*/{GAME}")}
     for number in range(size):
       if f"T{number:06d}" not in present:
-        name, game = make_game(engine, split, number)
+        name, game = make_game(env, split, number)
         draft = directory / name / "draft"
         draft.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps(game))
