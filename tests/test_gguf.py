@@ -76,14 +76,14 @@ def write_gguf(directory, kind, **changes):
   original, names = dict(hf.tensors(SHAPE)), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
   stored = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2"}
   for name, numbers in original.items():
-    heads = N if "q_proj" in name else K if "k_proj" in name else 0
+    heads, theirs = N if "q_proj" in name else K, names.get_name(name, (".weight", ".bias"))
     if kind == "llama" and name.endswith(".bias"):
       original[name] = np.zeros_like(numbers)
-      continue
-    if kind == "llama" and heads:  # as llama.cpp's converter reorders them
+    elif kind == "llama" and ("q_proj" in name or "k_proj" in name):  # as llama.cpp reorders them
       halves = numbers.reshape(heads, 2, -1, *numbers.shape[1:])
-      numbers = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(numbers.shape))
-    stored[names.get_name(name, (".weight", ".bias"))] = numbers
+      stored[theirs] = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(numbers.shape))
+    else:
+      stored[theirs] = numbers
   for name, value in (stored | changes).items():
     if value is not None:
       (writer.add_string if isinstance(value, str) else writer.add_tensor)(name, value)
@@ -104,14 +104,13 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_con
   directory.with_suffix(".tmp").mkdir(parents=True)  # was interrupted
   for _ in range(2):
     set_up(file)
-  assert sorted(directory.parent.iterdir()) == [directory, directory.with_suffix(".lock")]
   written = load_file(directory / "model.safetensors")
   assert written.keys() == original.keys()
   for name, numbers in original.items():
     np.testing.assert_array_equal(written[name], numbers, strict=True)
-  sizes = weights.check_directory(directory)[0]
-  assert {name: getattr(sizes, name) for name in SHAPE} == SHAPE
-  assert (sizes.head_dim, sizes.rope_theta, sizes.max_position_embeddings) == (8, 1e4, 64)
+  sizes = vars(weights.check_directory(directory)[0])
+  expected = SHAPE | {"head_dim": 8, "rope_theta": 1e4, "max_position_embeddings": 64}
+  assert sizes == sizes | expected
   text = "<|im_start|>big lomi SALLTA 1234\n\n  don't e\u0301 ☂."
   tokens = [read_tokenizer(place).encode(text).ids for place in (tmp_path, directory)]
   assert tokens[0] == tokens[1]

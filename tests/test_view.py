@@ -100,15 +100,6 @@ class TestTranscript:
       "step 2 model:"
     )
 
-  @given(episode=episodes())
-  def test_decision_tokens_are_decisions_alone(self, views, episode):
-    """Whatever actions and observations say, and however they say it."""
-    view = views(max_tokens=1600)
-    (window,) = view.episode_windows(TASK, episode)
-    places = [(i, t) for i, t in enumerate(window.tokens) if t in view.decision_ids]
-    steps = zip(window.positions, episode.steps[:-1])
-    assert places == [(p + 1, view.decision_ids[step.model]) for p, step in steps]
-
   def test_a_cut_keeps_whole_steps_in_about_half_the_room(self, views, decode):
     windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
     assert len(windows) > 2
@@ -156,70 +147,56 @@ def test_the_transcript_says_what_is_left_at_each_step(views, decode, budgets, l
   assert re.findall(r"\nstep (.*) model:", decode(window.tokens)) == lines
 
 
-SOFT, HARD = ([role, "Task: find the plant"] for role in (texts.ROLE, texts.ROLE_HARD))
-# 5 calls of which 3 are used: 2 for steps 14 to 40, which are 27.
-FIVE = ["Environment: see 1", "at most 5", "3 used", "2 left", "Step 14 of 40", texts.CHOICES]
-FIVE += ["2 BIG calls", "27 steps", "Previous steps:", "(steps 1-3 omitted)"]
-FIVE += [part for n in range(4, 14) for part in (f"Step {n} [", f"go {n}", f"see {n + 1}")]
-DOLLARS = ["Budget: at most $0.0500, $0.0150 left. Step 3 of 40.", texts.CHOICES]
-DOLLARS += ["$0.0150 must last for up to 38 steps", "Step 2 [Model: BIG]", texts.ASK]
-STEPS = ["Step 1 [Model: SMALL]", "go 1", "see 2", "Step 2 [Model: BIG]", "go 2", "see 3"]
+FIVE = "\nEnvironment: see 1\nBudget: at most 5 BIG calls, 3 used, 2 left. Step 14 of 40."
+SPENT = "\nEnvironment: see 1\nBudget: at most 2 BIG calls, 2 used, 0 left. Step 4 of 40."
+DOLLARS = "\nEnvironment: see 1\nBudget: at most $0.0500, $0.0150 left. Step 3 of 40."
 
 
 @pytest.mark.parametrize(
-  "models, budgets, parts, absent",
+  "models, budgets, budget, rule, first",
   [
-    ([0], {}, [*SOFT, texts.CHOICES, "Previous steps: none", "SMALL or BIG?", "Decision:"], []),
-    (
-      [0, 1, 0],
-      {},
-      [*SOFT, texts.CHOICES, "Previous steps:", *STEPS, texts.ASK],
-      ["budget", "Budget", "omitted"],
-    ),
-    ([0] * 14, {}, [f"Step {n} [" for n in range(1, 14)], ["omitted"]),  # more than ten
-    ([1, 0, 1, 1] + [0] * 10, {"call_budget": 5}, [*HARD, *FIVE, texts.ASK], ["Step 3 ["]),
-    (
-      [1, 0, 1, 0],
-      {"call_budget": 2},
-      [*HARD, "at most 2", "2 used", "0 left", "spent", "has to be SMALL"],
-      ["SMALL or BIG?", "omitted"],
-    ),
-    ([0, 1, 0], {"usd_budget": 0.05}, [*HARD, *DOLLARS], ["BIG calls"]),
+    ([0, 1, 0], {}, "", "", 1),
+    ([0] * 14, {}, "", "", 1),  # more than ten
+    # 5 calls of which 3 are used: 2 for steps 14 to 40, which are 27.
+    ([1, 0, 1, 1] + [0] * 10, {"call_budget": 5}, FIVE, texts.HARD_LEFT, 4),
+    ([1, 0, 1, 0], {"call_budget": 2}, SPENT, texts.HARD_SPENT, 1),
+    ([0, 1, 0], {"usd_budget": 0.05}, DOLLARS, texts.HARD_DOLLARS, 1),
   ],
 )
-def test_the_papers_prompt(views, decode, models, budgets, parts, absent):
-  """One for each decision; its parts stand in this order, and the question is the last one."""
+def test_the_papers_prompt(views, decode, models, budgets, budget, rule, first):
+  """One for each decision, which lacks steps before `first`; a hard budget has another role."""
   view = views(view="paper", max_tokens=2000)
   windows = view.episode_windows(TASK, episode_of(models, CALLS, **budgets))
   assert [w.first for w in windows] == list(range(len(models)))
-  text = decode(windows[-1].tokens)
-  assert re.search(".*".join(map(re.escape, parts)), text, re.DOTALL), text
-  assert text.endswith("\nDecision:") and not [part for part in absent if part in text]
+  rule = rule.format(left=2 if budgets == {"call_budget": 5} else 0.015, steps=41 - len(models))
+  text = f"{texts.ROLE_HARD if budgets else texts.ROLE}\nTask: find the plant{budget}"
+  text += f"{texts.CHOICES}{rule}\nPrevious steps:"
+  text += f"\n(steps 1-{first - 1} omitted)" * (first > 1)
+  for n in range(first, len(models)):
+    word = ("SMALL", "BIG")[models[n - 1]]
+    text += f"\nStep {n} [Model: {word}] action: go {n}\nresult: see {n + 1}"
+  assert decode(windows[-1].tokens) == text + (texts.ASK_SPENT if budget == SPENT else texts.ASK)
+  assert decode(windows[0].tokens).endswith(f"Previous steps: none{texts.ASK}")
 
 
 def test_over_the_limit_a_papers_prompt_loses_its_oldest_steps(views, decode):
   """At many limits, so that the line about omitted steps is counted too."""
   episode, numbers = episode_of([0, 1] * 5 + [0], call_budget=20), set()
-  windows = views(view="paper", max_tokens=2000).episode_windows(TASK, episode)
-  for added in range(60, 200, 7):
-    limit = len(windows[0].tokens) + added
+  first = views(view="paper", max_tokens=2000).episode_windows(TASK, episode)[0]
+  for limit in range(len(first.tokens) + 60, len(first.tokens) + 200, 7):
     window = views(view="paper", max_tokens=limit).episode_windows(TASK, episode)[-1]
     text = decode(window.tokens)
-    assert len(window.tokens) <= limit
     omitted = int(re.search(r"\(steps 1-(\d+) omitted\)", text)[1])
     shown = [int(n) for n in re.findall(r"\nStep (\d+) \[", text)]
-    assert shown == list(range(omitted + 1, 11))
+    assert len(window.tokens) <= limit and shown == list(range(omitted + 1, 11))
     numbers.add(omitted)
   assert len(numbers) > 2
 
 
-@pytest.mark.parametrize("text", ["naïve ☂ \t\x00", "二", "a\n\nb", "", "a < | b |> c"])
-def test_any_text_can_be_written(view, text):
-  assert view.tokenizer.decode(view.encode(text)) == text
-
-
-@pytest.mark.parametrize("text", ["<|SMALL|>", "a<|BIG|>b", "<|<|BIG|>", "<| BIG |>"])
-def test_no_text_is_read_as_a_decision(view, text):
+@pytest.mark.parametrize(
+  "text", ["naïve ☂ \t\x00二\n\nb", "", "a<|BIG|>b", "<|<|SMALL|>", "<| BIG |>"]
+)
+def test_any_text_can_be_written_and_none_is_read_as_a_decision(view, text):
   tokens = view.encode(text)
   assert not set(tokens) & set(view.decision_ids)
   assert view.tokenizer.decode(tokens) == text.replace("<|", "< |")

@@ -21,7 +21,7 @@ from baar_jax.config import Config, RouterConfig
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View, adopt_tokenizer
-from baar_jax.router.weights import build_model, load_pretrained, load_qwen2, save_qwen2
+from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
 from baar_jax.train.checkpoint import load_initial
 
 # 6 heads of 10 on a width of 48: no two axes of a kernel are equally long.
@@ -31,13 +31,6 @@ UNTIED = SHAPE | {"tie_word_embeddings": False}
 
 def leaves(model: Qwen2) -> list[np.ndarray]:
   return [np.asarray(x) for x in jax.tree.leaves(nnx.split(model)[1])]
-
-
-def assert_same(model: Qwen2, other: Qwen2) -> None:
-  assert model.config == other.config
-  for mine, its in zip(leaves(model), leaves(other), strict=True):
-    assert mine.dtype == its.dtype
-    np.testing.assert_array_equal(mine, its)
 
 
 @pytest.fixture
@@ -100,17 +93,15 @@ def test_sizes_that_config_json_leaves_out(tmp_path):
   assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 10, 500.0)
 
 
-@pytest.mark.parametrize(
-  "shape, stored, shards",
-  [(SHAPE, "bfloat16", 1), (UNTIED, "float32", 4), (UNTIED, "float16", 1)],
-)
+CASES = [(SHAPE, "bfloat16", 1), (UNTIED, "float32", 4), (UNTIED, "float16", 1)]
+
+
+@pytest.mark.parametrize("shape, stored, shards", CASES)
 def test_writes_what_was_loaded(shape, stored, shards, tmp_path):
   """Every number of every tensor, in bf16 if nothing else is asked for."""
   base = hf.write(tmp_path / "base", shape, stored, shards, tokens=300)
-  assert len(list(base.glob("*.safetensors"))) == shards
   saved, dtype = tmp_path / "saved", jnp.dtype(stored)
   model = load_qwen2(base, dtype)
-  assert {x.dtype for x in leaves(model)} == {dtype}
   (tmp_path / "saved.tmp").mkdir()  # of a run that was killed
   save_qwen2(model, saved, base / "tokenizer.json", *([] if stored == "bfloat16" else [dtype]))
   assert not (tmp_path / "saved.tmp").exists()
@@ -118,7 +109,10 @@ def test_writes_what_was_loaded(shape, stored, shards, tmp_path):
   assert written.keys() == expected.keys()
   for name, want in expected.items():
     np.testing.assert_array_equal(written[name], want, strict=True)
-  assert_same(load_qwen2(saved, dtype), model)
+  again = load_qwen2(saved, dtype)
+  assert again.config == model.config
+  for mine, its in zip(leaves(again), leaves(model), strict=True):
+    np.testing.assert_array_equal(mine, its, strict=True)
   assert (saved / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
 
 
@@ -199,9 +193,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path):
   unreadable = ("hidden_size", None), ("num_attention_heads", 0), ("rope_parameters", [1])
   rows += [({name: value}, f"{CONFIG} cannot be read (") for name, value in unreadable]
   rows += [({"rope_parameters": {"rope_type": "yarn"}}, "rope_type (Input should be 'default')")]
-  rows += [
-    ({"num_key_value_heads": 4}, "num_attention_heads is no multiple of num_key_value_heads")
-  ]
+  rows += [({"num_key_value_heads": 4}, "num_attention_heads is no multiple of num_key_")]
   # 10^8 rows of 10^6 numbers of 4 bytes are 400,000 GB, and each layer 1.1.
   large = {"vocab_size": 10**8, "hidden_size": 10**6, "head_dim": 10}
   for changes, line in [*rows, (large, "weights of 400,003 GB in float32")]:
@@ -242,51 +234,24 @@ def test_numbers_that_are_none_are_neither_read_nor_written(number, stored, tmp_
   assert not saved.exists()
 
 
-def test_decisions_start_alike(router_config, filled):
-  config = dataclasses.replace(router_config, tie_word_embeddings=False)
-  model = filled(lambda: build_model(config, 0))
-  expected = [np.array(table[...]) for table in model.token_tables]
-  for table in expected:
-    table[[3, 5]] = (table[3] + table[5]) / 2
-  weights.set_rows(model, [3, 5], [[3, 5]] * 2)
-  for table, want in zip(model.token_tables, expected, strict=True):
-    np.testing.assert_allclose(table[...], want, rtol=1e-6)
-
-
 WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])  # " SMALL" and " BIG" in tokens
 
 
-@pytest.mark.parametrize(
-  "tied, vocab_size, tokens, rows",
-  [
-    (True, 302, 300, 302),  # as many spare rows as there are decisions
-    (False, 301, 300, 302),  # one too few
-  ],
-)
-def test_a_checkpoints_decisions_start_as_their_words(
-  tied, vocab_size, tokens, rows, adopt, tmp_path
-):
+@pytest.mark.parametrize("tied, vocab_size", [(True, 302), (False, 301)])  # 300 tokens: one too few
+def test_a_checkpoints_decisions_start_as_their_words(tied, vocab_size, adopt, tmp_path):
   shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
-  view = adopt(hf.write(tmp_path / "base", shape, tokens=tokens))
+  view = adopt(hf.write(tmp_path / "base", shape, tokens=300))
   ids = view.decision_ids
-  assert ids == [tokens, tokens + 1]  # behind all of its own
+  assert ids == [300, 301]  # behind all of its own
   model, written = load_pretrained(view), dict(hf.tensors(shape))
   number_of = json.loads((tmp_path / "base" / "tokenizer.json").read_text())["model"]["vocab"]
   for name, table in zip(("model.embed_tokens.weight", "lm_head.weight"), model.token_tables):
     before, after = written[name], np.asarray(table[...])
-    assert after.shape == (rows, 48)
+    assert after.shape == (302, 48)
     means = [before[[number_of[token] for token in word]].mean(axis=0) for word in WORDS]
     np.testing.assert_allclose(after[ids], means, atol=1e-6)
-    others = np.setdiff1d(np.arange(vocab_size), ids)
-    np.testing.assert_array_equal(after[others], before[others])
+    np.testing.assert_array_equal(after[:300], before[:300])
   # Checkpoints are restored into this shape.
   abstract = weights.make_abstract_model(weights.find_shape(view.config, ids))
   assert model.config == abstract.config
   assert nnx.state(abstract) == jax.eval_shape(lambda: nnx.state(model))
-  # A saved router keeps what its decisions have learned.
-  for number, table in enumerate(model.token_tables):
-    table[...] = table[...].at[np.array(ids)].set(7.0 + number)
-  save_qwen2(model, tmp_path / "saved", tmp_path / "tokenizer" / "tokenizer.json", jnp.float32)
-  saved = adopt(tmp_path / "saved")
-  assert saved.decision_ids == ids
-  assert_same(load_pretrained(saved), model)
