@@ -51,8 +51,8 @@ class EnvConfig:
   processes: int = Field(0, ge=0, le=10**4)  # child processes; 0 is one per core
   live_per_process: int = Field(4, gt=0, le=10**4)  # episodes that share a process (and its JVM)
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
-  # The directory of ALFWorld's or AppWorld's data. "own" is what --stage=setup makes; "" is
-  # $ALFWORLD_DATA or $APPWORLD_ROOT where set, else what setup made.
+  # The directory of ALFWorld's or AppWorld's data; "" is $ALFWORLD_DATA or $APPWORLD_ROOT where
+  # set, else what --stage=setup makes.
   data: str = ""
   short_tasks: bool = True  # ScienceWorld: those that are solved in 32 steps; else all, for chat
   train_split: str = ""  # a directory's or dataset's name, or a task list; "" is the usual one

@@ -90,4 +90,3 @@ def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp
     made = [["toy_maker", str(generated), "3", "2", "1"]] if place == generated else []
     assert [call[-5:] for call in calls if "toy_maker" in call] == made
     assert ("bin/toy-download" in lines[-1]) == bool(made)
-  assert engines.existing_data("toy", "own") == generated

@@ -15,7 +15,6 @@ import baar_jax
 from baar_jax.envs.appworld_shell import landlock_version
 
 ROOT = str(Path(baar_jax.__file__).parents[1])
-GENERATED = "own"  # --config.env.data for the tasks that this project generates
 SET_UP = "run: python main.py --stage=setup --config=configs/{}.py"
 # An engine's Python looks for modules in this project last, so that none shadows the engine's.
 RUN_MODULE = (
@@ -112,7 +111,7 @@ def set_up(kind: str, data: str, sizes: Iterable[int], say: Callable[[str], None
 
   What is there already stays. Raises ValueError if something fails.
   """
-  engine, place = ENGINES[kind], data_of(kind, GENERATED)
+  engine, place = ENGINES[kind], generated_data(kind)
   install(kind)
   say(f"setup: the engine of {kind} is in {directory(kind)}")
   if kind == "appworld" and landlock_version() < 1:
@@ -157,23 +156,20 @@ def output_of(name: str, command: list[str], environ: dict | None = None) -> str
   return done.stdout
 
 
-def data_of(kind: str, data: str) -> Path:
-  """The directory of an engine's data, which may still be missing.
-
-  `data` is a directory; "own" is what --stage=setup generates; "" is the directory that the
-  engine's environment variable names, else what --stage=setup generates.
-  """
-  named = data or os.environ.get(ENGINES[kind].data_variable) or GENERATED
-  return cache() / f"{kind}-own" if named == GENERATED else Path(named).absolute()
-
-
 def uses_generated_data(kind: str, data: str) -> bool:
-  return data_of(kind, data) == data_of(kind, GENERATED)
+  """Whether neither `data` nor the engine's environment variable names a directory."""
+  return not (data or os.environ.get(ENGINES[kind].data_variable))
+
+
+def generated_data(kind: str) -> Path:
+  return cache() / f"{kind}-own"
 
 
 def existing_data(kind: str, data: str) -> Path:
-  """The directory of `data_of`. Raises ValueError if it is missing."""
-  place, variable = data_of(kind, data), ENGINES[kind].data_variable
+  """The directory that is named, else that of generated tasks; ValueError if it is missing."""
+  variable = ENGINES[kind].data_variable
+  named = data or os.environ.get(variable)
+  place = Path(named).absolute() if named else generated_data(kind)
   if not place.is_dir():
     problem = f"{kind} has no data in {place}: set --config.env.data or ${variable}, or"
     raise ValueError(f"{problem} {SET_UP.format(kind)}")
