@@ -76,11 +76,9 @@ def test_what_clients_still_have_to_play_is_told_in_one_line(run):
 
 
 def test_sessions_are_stored_together_or_not_at_all(run):
-  good, empty = tiny.episode("a", "p"), Episode("a", "p", 0, [], 1.0, "done")
-  with pytest.raises(ValueError, match="no call of a model"):
-    add_sessions(run.store, run.config, {"1": (good, ""), "2": (empty, "")})
+  episode = tiny.episode("a", "p")
   with pytest.raises(ValueError, match="already stored"):
-    run.store.add(good, good, finished=["1"])
+    run.store.add(episode, episode, finished=["1"])
   assert not run.store.keys("p") and not run.store.finished("1")
 
 
@@ -143,14 +141,14 @@ def test_an_atif_trajectory_is_an_episode(run):
   "records, problem",
   [
     (chat(model="other"), "session 'a': the model 'other' is not in --config.models.names"),
-    (chat(score=1.5), "its scores are .'1.0', '1.5'.; it needs one"),
+    (chat(models=["small"], score=1.5), "request.score: .* less than or equal to 1"),
     (chat(usage=USAGE | {"cached_tokens": 101}), "counts that disagree"),
     (chat(usage={}), "no record of a known format .'prompt_tokens'"),
     ([*chat()][1:], "call 1 do not end with reply 1"),
     (["text"], "line 3: no record of a known format"),
     ([atif(final_metrics={"total_prompt_tokens": 201})], "is 201, and its .* 200"),
     ([atif(final_metrics={"total_cost_usd": 0.1})], "is 0.1, and its .* 0.002"),
-    ([atif(extra={})], "its scores are"),
+    ([atif(extra={})], "request.score: Field required"),
   ],
 )
 def test_a_file_that_does_not_add_up_is_refused_as_a_whole(run, records, problem):

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from baar_jax.serve.exchange import NAME, Exchange
-from baar_jax.serve.request import Refusal, Scored, read_body, read_fields
+from baar_jax.serve.request import Refusal, Scored, read_body
 from baar_jax.serve.sessions import Session, Turn
 from baar_jax.serve.upstream import Answer, Upstream, read_chunks
 
@@ -170,7 +170,7 @@ class App:
 
   async def _score(self, request: Request) -> Response:
     session = self._find(request)
-    scored = read_fields(Scored, await read_body(request, self._most_mb))
+    scored = Scored.read(await read_body(request, self._most_mb))
     session.task_id = scored.task or session.task_id
     self.exchange.finish(session, scored.score)
     return JSONResponse(self.exchange.describe(session))

@@ -14,18 +14,17 @@ from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
 from baar_jax.serve.decider import Decider, Situation
 from baar_jax.serve.request import (
+  Asked,
   Conversation,
   Refusal,
   find_least,
   make_cache,
-  read_asked,
   read_messages,
 )
 from baar_jax.serve.sessions import Session, Sessions, Turn
 from baar_jax.serve.upstream import Answer, Upstream
 
 NAME = "baar"  # of the models that a client can ask for
-CONFLICT = "conflict"
 DESCRIBED = "id policy task_id score usd_limit call_limit spent_usd large_calls switch_usd"
 DESCRIBED += " left_usd left_large_calls"
 
@@ -52,7 +51,7 @@ class Exchange:
 
   def open(self, headers: Mapping[str, str], body: dict) -> tuple[Session, Conversation]:
     """The session of a call, which may be new, and its text. Raises Refusal."""
-    c, asked = self.config.serve, read_asked(headers, body)
+    c, asked = self.config.serve, Asked.read_call(headers, body)
     text = read_messages(body.get("messages"), body.get("tools"))
     if (policy := self.policies.get(asked.model)) is None:
       names = ", ".join(self.policies)
@@ -69,13 +68,11 @@ class Exchange:
       task_id, description = asked.task_id or text.fingerprint, text.task * c.record_text
       session = Session(id_, rule, price, name, task_id, description, *limits)
       self.sessions.add(session)
-    if session.score is not None:
-      raise Refusal(409, f"session {id_} is scored: take another x-session-id", code=CONFLICT)
     changes = zip(pairs, limits, (session.call_limit, session.usd_limit))
     same = all(cap is None or limit == begun for (cap, _), limit, begun in changes)
-    if policy != (session.rule, session.price) or not same:
-      problem = f"session {id_} was begun as {NAME}:{session.rule} or with another price or cap"
-      raise Refusal(409, f"{problem}: take another x-session-id", code=CONFLICT)
+    if session.score is not None or policy != (session.rule, session.price) or not same:
+      problem = f"session {id_} is scored, or was begun with another model or cap"
+      raise Refusal(409, f"{problem}: take another x-session-id")
     if session.places and session.places[-1] == len(text.actions) - 1:
       step = session.steps[-1]
       step.action = text.actions[-1] if c.record_text else ""
@@ -92,7 +89,7 @@ class Exchange:
         decision = await self._ask(session, text)
       bounds, allowed = await self._find_room(session, body)  # others have called meanwhile
       if session.score is not None:
-        raise Refusal(409, f"session {session.id} is scored", code=CONFLICT)
+        raise Refusal(409, f"session {session.id} is scored")
       model = max((m for m in allowed if m <= decision.model), default=allowed[0])
       if c.route_by_cache and session.rule == "router":
         usd_A = self.expect_usd(session, body)
@@ -148,8 +145,12 @@ class Exchange:
     With `serve.fallback` the models of the nearest ranks take over from one whose retries failed.
     """
     session, c, attempts, failed = turn.session, self.config, 1, set()
-    while (answer := await self._attempt(turn)).kind != REPLY:
+    while True:
       model, falls_back = turn.step.model, c.serve.fallback and session.rule == "router"
+      answer = await self.upstreams[model].attempt(turn.body)
+      if answer.kind == REPLY:
+        return answer
+      self.sessions.end(turn, answer.kind, turn.lost() if answer.kind == PRESUMED else None)
       if not answer.retry or attempts > c.models.retries and not falls_back:
         raise answer.refusal
       await asyncio.sleep(answer.wait_s + backoff_s(attempts - 1))
@@ -164,18 +165,6 @@ class Exchange:
       turn.step.model, turn.most_usd = model, bounds[model]
       self.sessions.begin(turn)
       attempts += 1
-    return answer
-
-  async def _attempt(self, turn: Turn) -> Answer:
-    """One attempt of the turn's model; without a reply nothing is held."""
-    try:
-      answer = await self.upstreams[turn.step.model].attempt(turn.body)
-    except BaseException:
-      self.sessions.end(turn, PRESUMED, turn.lost())
-      raise
-    if answer.kind != REPLY:
-      self.sessions.end(turn, answer.kind, turn.lost() if answer.kind == PRESUMED else None)
-    return answer
 
   def settle(self, turn: Turn, usd: float | None, usage: Usage, whole: bool) -> None:
     """Books the reply of a turn, once, as its step; without `usd` at the most that it can have
@@ -206,8 +195,7 @@ class Exchange:
   def finish(self, session: Session, score: float) -> None:
     """Ends a session with its score. What is not reported counts in full. Raises Refusal."""
     if session.score is not None or self._is_busy(session) or not session.steps:
-      text = "a session is scored once, after a call, when none is in flight"
-      raise Refusal(409, text, code=CONFLICT)
+      raise Refusal(409, "a session is scored once, after a call, when none is in flight")
     for number in [*session.open]:
       turn = self.reported.pop(number)
       self.sessions.end(turn, PRESUMED, turn.lost())

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints, ValidationError
 from starlette.requests import Request
@@ -23,7 +23,6 @@ PART_KINDS = ("image_url", "video_url", "audio_url", "input_audio", "file")
 DIGESTED = ("tools", "functions", "response_format")
 VALUE_TOKENS = 8  # most that a template puts around a text or a number
 ID = AliasChoices("session_id", AliasPath("metadata", "session_id"), "x-session-id")
-Fields = TypeVar("Fields", bound=BaseModel)
 
 
 class Refusal(ValueError):
@@ -38,6 +37,16 @@ class Refusal(ValueError):
 
 class Strict(BaseModel):
   model_config = {"strict": True}  # it converts nothing
+
+  @classmethod
+  def read(cls, fields: Mapping) -> Self:
+    """The fields as a record. Raises Refusal for what is missing or out of bounds."""
+    try:
+      return cls.model_validate(fields)
+    except ValidationError as error:
+      first = error.errors(include_input=False)[0]
+      place = ".".join(map(str, first["loc"]))
+      raise Refusal(400, f"request.{place}: {first['msg']}") from None
 
 
 class Asked(Strict):
@@ -54,22 +63,20 @@ class Asked(Strict):
   call_limit: int | None = Field(None, alias="x-baar-max-large-calls", strict=False, ge=0, le=10**9)
   score: float | None = Field(None, alias="x-baar-score", strict=False, ge=0, le=1)  # so far
 
+  @classmethod
+  def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
+    """As of `read`; the model is without the caps in its name."""
+    asked = cls.read(body | {k: v for k, v in headers.items() if k.startswith("x-")})
+    asked.call_limit = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
+    asked.model = CAP.sub("", asked.model)
+    return asked
+
 
 class Scored(Strict):
   """How a session ends."""
 
   score: float = Field(ge=0, le=1)
   task: Id | None = None
-
-
-def read_fields(kind: type[Fields], fields: Mapping) -> Fields:
-  """The fields as a record. Raises Refusal for what is missing or out of bounds."""
-  try:
-    return kind.model_validate(fields)
-  except ValidationError as error:
-    first = error.errors(include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    raise Refusal(400, f"request.{place}: {first['msg']}") from None
 
 
 async def read_body(request: Request, most_mb: float) -> dict:
@@ -89,16 +96,6 @@ async def read_body(request: Request, most_mb: float) -> dict:
   if not isinstance(fields, dict):
     raise Refusal(400, "the body must be a JSON object")
   return fields
-
-
-def read_asked(headers: Mapping[str, str], body: dict) -> Asked:
-  """What the body and the headers of a call ask for, the model without the caps in its name.
-  Raises Refusal."""
-  named = {name: value for name, value in headers.items() if name.startswith("x-")}
-  asked = read_fields(Asked, body | named)
-  asked.call_limit = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
-  asked.model = CAP.sub("", asked.model)
-  return asked
 
 
 def find_least(*caps: float | None) -> float | None:
@@ -143,8 +140,7 @@ class Chat(Strict):
   messages: list[Message] = Field(min_length=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Conversation:
+class Conversation(NamedTuple):
   """The episode that a list of messages tells, with one observation more than actions."""
 
   task: str  # what the agent is asked to do
@@ -161,7 +157,7 @@ def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversa
   all texts between two of them are one result. Raises Refusal where the messages are none.
   """
   opening, first_user, actions, results = [], None, [], [[]]
-  for message in read_fields(Chat, {"messages": messages}).messages:
+  for message in Chat.read({"messages": messages}).messages:
     if message.role == "assistant":
       actions.append(message.action)
       results.append([])

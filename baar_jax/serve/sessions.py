@@ -1,7 +1,6 @@
 """A session is an episode that a client plays: its budgets, attempts and steps, on disk."""
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -193,16 +192,12 @@ def add_sessions(store: Store, config: Config, sessions: Mapping[str, tuple[Epis
   has marked none again. Returns how many are new.
 
   A task is fixed to a split when it is first named; a session's seed is the first free one among
-  those that a stage reads. Raises ValueError if one has no step, and then stores none.
+  those that a stage reads.
   """
   new = {mark: sessions[mark] for mark in sessions if not store.finished(mark)}
-  episodes, taken = [], collections.defaultdict(set)
+  episodes, taken = [], {e.policy: store.keys(e.policy) for e, _ in new.values()}
   for episode, description in new.values():
-    if not episode.steps:
-      raise ValueError(f"a session of {episode.task_id!r:.80} has no call of a model to be scored")
     task = store.name_task(episode.task_id, description, config.env.max_steps)
-    if episode.policy not in taken:
-      taken[episode.policy] |= store.keys(episode.policy)
     seeds = list_seeds(config, episode.policy, task.split)
     seed = next(seed for seed in seeds if (task.id, seed) not in taken[episode.policy])
     taken[episode.policy].add((task.id, seed))

@@ -9,7 +9,7 @@ from baar_jax.llms.endpoints import read_usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, stratified_name
 from baar_jax.run import Run
-from baar_jax.serve.request import read_messages
+from baar_jax.serve.request import Scored, read_messages
 from baar_jax.serve.sessions import add_sessions
 
 SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")  # of ATIF's metrics
@@ -43,22 +43,22 @@ def main(run: Run) -> None:
 
 
 def list_calls(record: dict) -> list[dict]:
-  """The calls of a record: the one that it is, or those of an ATIF trajectory, whose metrics must
-  add up to its totals."""
+  """The call that a record is, or those of an ATIF trajectory, whose metrics must add up."""
   if "schema_version" not in record:
     return [record]
   messages, calls, totals = [], [], record.get("final_metrics") or {}
   common = {"session": record["session_id"]} | record["extra"]
   for step in record["steps"]:
-    asked, results = step.get("tool_calls") or (), step.get("observation") or {}
-    names = [(tool["function_name"], json.dumps(tool["arguments"])) for tool in asked]
-    tools = [{"function": dict(zip(("name", "arguments"), name))} for name in names]
+    tools = [
+      {"function": {"name": tool["function_name"], "arguments": json.dumps(tool["arguments"])}}
+      for tool in step.get("tool_calls") or ()
+    ]
     role = "assistant" if step["source"] == "agent" else step["source"]
     messages.append({"role": role, "content": step["message"], "tool_calls": tools})
     if role == "assistant":
       model = step.get("model_name") or record["agent"]["model_name"]
       calls.append(common | {"model": model, "messages": [*messages], "usage": step["metrics"]})
-    for result in results.get("results", ()):
+    for result in (step.get("observation") or {}).get("results", ()):
       messages.append({"role": "tool", "content": result.get("content")})
   for name in SUMS:
     parts = [call["usage"][name] for call in calls if call["usage"].get(name) is not None]
@@ -85,10 +85,9 @@ def read_session(calls: list[dict], config: Config) -> tuple[Episode, str]:
     model, usage = names.index(call["model"]), read_usage(call["usage"])
     cost = Call(model, usage, prices[model].cost_usd(usage))
     steps.append(Step(text.observations[-2], model, text.actions[-1], [cost]))
-  scores = {call["score"] for call in calls if call.get("score") is not None}
-  if len(scores) != 1 or not all(type(s) in (int, float) and 0 <= s <= 1 for s in scores):
-    raise ValueError(f"its scores are {sorted(map(str, scores))}; it needs one, in [0, 1]")
+  scored = [call for call in calls if call.get("score") is not None]
+  score = Scored.read(scored[-1] if scored else {}).score
   boundaries = {(SMALL,): ALWAYS_SMALL, (len(names) - 1,): ALWAYS_LARGE}
   policy = boundaries.get(tuple({step.model for step in steps}), stratified_name(config))
   task = next((call["task"] for call in calls if call.get("task")), text.fingerprint)
-  return Episode(str(task), policy, -1, steps, float(scores.pop()), "done"), text.task
+  return Episode(str(task), policy, 0, steps, score, "done"), text.task
