@@ -5,15 +5,12 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, hold
 
-LARGE, LARGER = 1, 2
+SMALL, LARGE, LARGER = 0, 1, 2
 
 
 def test_calls_are_taken_before_they_are_made():
@@ -21,15 +18,12 @@ def test_calls_are_taken_before_they_are_made():
   for left in (2, 1):
     assert budget.remaining == left and budget.allows(LARGE)
     budget.reserve(LARGE)
-  assert budget.remaining == 0 and not budget.allows(LARGE)
+  assert budget.remaining == 0 and budget.allows(SMALL) and not budget.allows(LARGE)
   with pytest.raises(ValueError, match="no large call is left of 2"):
     budget.reserve(LARGER)  # every model but SMALL counts
-  budget.reserve(0)
-  budget.settle(0, made=False)
-  budget.settle(LARGE, made=True)
-  assert budget.remaining == 0
-  budget.settle(LARGER, made=False)  # a call that was not made is given back
-  assert budget.remaining == 1
+  for model, made, left in ((SMALL, False, 0), (LARGE, True, 0), (LARGER, False, 1)):
+    budget.settle(model, made)  # a call that was not made is given back
+    assert budget.remaining == left
 
 
 def test_dollars_are_reserved_then_settled():
@@ -44,8 +38,11 @@ def test_dollars_are_reserved_then_settled():
   budget.settle(budget.reserve(0.5), 0.0)  # the last dollar may be spent
   assert budget.reserve(0.51) is None and budget.remaining == 0.5  # nothing is held for it
   budget.settle(budget.reserve(0.5), 2.0)  # more than was held is counted in full
-  assert budget.settled_usd == 2.75 and budget.reserve(0.0) is None
+  assert budget.settled_usd == 2.75 and budget.reserve(0.0) is None and budget.remaining == 0.0
   assert DollarBudget(1.0, spent_usd=1.75).reserve(0.001) is None  # the limit was lowered
+  free = DollarBudget(None)
+  free.settle(free.reserve(1e9), 0.5)
+  assert (free.remaining, free.settled_usd) == (math.inf, 0.5) and free.allows(1e9)
 
 
 def test_cents_add_up_exactly():
@@ -58,30 +55,16 @@ def test_cents_add_up_exactly():
 
 @pytest.mark.parametrize("usd", [-0.1, math.nan, math.inf])
 def test_impossible_dollars_are_refused_and_a_reservation_is_closed_at_its_worst(usd):
-  with pytest.raises(ValueError, match=f"got {usd}"):
-    DollarBudget(usd)
+  for refused in (lambda: DollarBudget(usd), lambda: DollarBudget(1.0).reserve(usd)):
+    with pytest.raises(ValueError, match=f"dollars must be .* got {usd}"):
+      refused()
   episode, run = DollarBudget(2.0), DollarBudget(1.0)
-  with pytest.raises(ValueError, match=f"dollars must be .* got {usd}"):
-    run.reserve(usd)
-  assert run.remaining == 1.0
   with pytest.raises(ValueError, match=f"got {usd}"), hold(episode, run, 0.625) as cost:
     cost.usd = usd
   assert (episode.settled_usd, run.settled_usd) == (0.625, 0.625)
-  assert (episode.remaining, run.remaining) == (1.375, 0.375)
   with pytest.raises(CapReached, match=r"\$0.375000 is left of \$1"), hold(episode, run, 0.5):
     pass  # and nobody waits for the call that is lost
-
-
-def test_a_call_that_costs_more_than_all_is_booked_and_nothing_is_left():
-  episode, run = DollarBudget(2.0), DollarBudget(1.0)
-  with pytest.raises(OSError), hold(episode, run, 0.5) as cost:
-    cost.usd = 1.75
-    raise OSError
-  assert (run.settled_usd, run.remaining, episode.remaining) == (1.75, 0.0, 0.25)
-  assert run.reserve(0.0) is None and not run.allows(0.0)
-  with pytest.raises(CapReached, match=r"and \$0.000000 is left of \$1"), hold(episode, run, 0.25):
-    pass
-  assert episode.remaining == 0.25  # which was held for a moment
+  assert episode.remaining == 1.375  # nothing stays held
 
 
 def test_all_that_fit_go_on_when_a_call_ends():
@@ -95,9 +78,9 @@ def test_all_that_fit_go_on_when_a_call_ends():
     assert all(future.result(timeout=30) for future in waiting)
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 4000), st.sampled_from((2, 9, 40, 200)), st.integers(0, 2**32))
-def test_threads_are_never_allowed_more_than_the_cap(limit, count, seed):
+@pytest.mark.parametrize("count", [2, 9, 40, 200])
+@pytest.mark.parametrize("limit", [0, 250, 900, 4000])
+def test_threads_are_never_allowed_more_than_the_cap(limit, count):
   """In cents. Each thread draws its calls: their worst case, their cost, and how they end.
 
   The books are kept apart from the budget: what each thread was allowed goes up before anybody can
@@ -125,18 +108,16 @@ def test_threads_are_never_allowed_more_than_the_cap(limit, count, seed):
         raise OSError
 
   def play(number):
-    draw = random.Random(f"{seed}|{number}")
-    for _ in range(8):
-      worst = draw.randint(0, 300)
+    draw = random.Random(f"{limit}|{count}|{number}")
+    for worst in (draw.randint(0, 300) for _ in range(8)):
       try:
         call(draw, worst)
       except CapReached:
-        assert worst > limit - Fraction(str(run.settled_usd)) * 100, "refused, although it fits"
+        assert worst > limit - round(run.settled_usd * 100), "refused, although it fits"
       except (OSError, ValueError):
         pass
 
   with ThreadPoolExecutor(count) as threads:
     list(threads.map(play, range(count), timeout=60))
-  assert most[0] <= limit
-  assert run.settled_usd == allowed[0] / 100
+  assert most[0] <= limit and run.settled_usd == allowed[0] / 100
   assert run.remaining == (limit - allowed[0]) / 100

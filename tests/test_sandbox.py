@@ -12,7 +12,7 @@ RIGHT, JAMMING, RINGING = range(3)
 def play(task_id, lever):
   """Pulls the same kind of lever at every lock until the episode ends: answers and score."""
   env, building, answers, lock, done = Sandbox(), build(task_id), [], 0, False
-  env.reset(task_id)
+  assert env.reset(task_id).endswith("The sign is blank.")
   while not done:
     observation, done = env.step(f"pull {building.levers[lock][lever]}")
     answers.append(observation)
@@ -20,36 +20,25 @@ def play(task_id, lever):
   return answers, env.score()
 
 
-def test_tasks_are_fixed_by_their_id():
-  env, other = Sandbox(train_tasks=5, test_tasks=3), Sandbox(train_tasks=9, test_tasks=3)
-  assert env.tasks("train") == other.tasks("train")[:5]
-
-
 def test_right_levers_open_all_but_a_broken_lock_and_the_sign_shows_from_the_second_lock_on():
   tasks = {BROKEN in build(task.id).hardness: task.id for task in Sandbox().tasks("train")}
-  task = tasks[False]
-  assert Sandbox().reset(task).endswith("The sign is blank.")
-  answers, score = play(task, RIGHT)
+  answers, score = play(tasks[False], RIGHT)
   assert len(answers) == 9 and score == 1.0
   assert answers[-1] == "It opened. The task has been done."
-  sign = sandbox.SIGNS[build(task).sign]
+  sign = sandbox.SIGNS[build(tasks[False]).sign]
   assert all(answer.endswith(f"The sign is {sign}.") for answer in answers[:-1])
-  task = tasks[True]
-  broken = build(task).hardness.index(BROKEN)
+  broken = build(tasks[True]).hardness.index(BROKEN)
   assert broken >= sandbox.RULES.broken_from
-  answers, score = play(task, RIGHT)
+  answers, score = play(tasks[True], RIGHT)
   assert [answer[:10] for answer in answers] == ["It opened."] * broken + ["It jammed."] * 3
   assert score == 0.0
 
 
-def test_an_alarm_and_three_jams_are_fatal():
+def test_an_alarm_and_three_jams_are_fatal_and_nonsense_is_answered():
   assert play("train-0", RINGING) == (["It rang an alarm. The task has failed."], 0.0)
   answers, score = play("train-0", JAMMING)
   assert answers[0].startswith("It jammed. Lock 1 looks")
   assert len(answers) == 3 and score == 0.0
-
-
-def test_nonsense_is_answered():
   env = Sandbox()
   env.reset("train-0")
   observation, done = env.step("open sesame")
