@@ -1,4 +1,4 @@
-"""An environment in one file: examples/corridor.py, by the command line and by hand."""
+"""An environment in one file: examples/corridor.py, and others that do what they must not."""
 
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +17,34 @@ from baar_jax.run import Run
 from baar_jax.store import Store
 
 CORRIDOR = Path(__file__).parents[1] / "examples" / "corridor.py"
+ODD = """
+import sys
+from baar_jax.envs.base import Env
+class Odd(Env):
+  system_prompt, method = "p", ""
+  def give(self, method, right):
+    if method != self.method: return right
+    return eval(self.result)
+  def reset(self, text):
+    print("noise")
+    self.method, self.result = text.split("=", 1)
+    return self.give("reset", f"{sys.stdin.read()!r} {'jax' in sys.modules}")
+  def tasks(self, split): return self.give("tasks", [])
+  def step(self, action): return self.give("step", ("a room", False))
+  def score(self): return self.give("score", 0)
+  def mistake(self, kind, key): return self.give("mistake", "go")
+class Mute(Odd):
+  system_prompt = None
+class Blind(Odd):
+  def oracle(self): return "go"
+"""
+
+
+@pytest.fixture
+def odd(tmp_path):
+  """odd(class): one of the classes above, in a process of its own."""
+  (tmp_path / "odd.py").write_text(ODD)
+  return lambda name: closing(*open_envs(f"{tmp_path}/odd.py:{name}", {}, 1, 1))
 
 
 def test_the_command_line_runs_the_example(tmp_path):
@@ -25,18 +53,6 @@ def test_the_command_line_runs_the_example(tmp_path):
   with closing(Store(tmp_path / "tiny" / "episodes.sqlite")) as store:
     table = store.table(["always-small", "always-large"])
   assert table.groupby("policy").success.sum()["always-large"] > 0
-
-
-def test_an_environment_without_an_expert_can_be_played(tmp_path):
-  path = tmp_path / "plain.py"
-  path.write_text(CORRIDOR.read_text().replace("def oracle(", "def other("))
-  sizes = {"train_tasks": 2, "dev_tasks": 2, "test_tasks": 2, "max_steps": 12}
-  with closing(*open_envs(f"{path}:Corridor", sizes, 1, 1)) as env:
-    assert [(task.id, task.max_steps) for task in env.tasks("train")][1] == ("train-1", 12)
-    assert env.reset("test-0").endswith(" door.")
-    assert env.step(env.mistake("wrong", "k"))[1] is False and env.score() == 0
-    with pytest.raises(NotImplementedError, match="no expert, which scripted models need"):
-      env.oracle()
 
 
 @pytest.mark.parametrize(
@@ -52,43 +68,38 @@ def test_a_wrong_kind_or_argument_is_named(kind, message):
     open_envs(kind, {"no_such_argument": 1}, 1, 1)
 
 
-ODD = """
-from baar_jax.envs.base import Env
-class Odd(Env):
-  system_prompt, method = "p", ""
-  def give(self, method, right): return eval(self.result) if method == self.method else right
-  def reset(self, text):
-    self.method, self.result = text.split("=", 1)
-    return self.give("reset", "a room")
-  def tasks(self, split): return self.give("tasks", [])
-  def step(self, action): return self.give("step", ("a room", False))
-  def score(self): return self.give("score", 0)
-  def mistake(self, kind, key): return self.give("mistake", "go")
-class Mute(Odd):
-  system_prompt = None
-class Blind(Odd):
-  def oracle(self): return "go"
-"""
+def test_prints_input_and_bugs_stay_out_of_the_protocol(odd, capfd):
+  with odd("Odd") as env:
+    assert (env.system_prompt, env.code_actions, env.scores_steps) == ("p", False, False)
+    assert env.reset("=") == "'' False"  # no input to read, and no jax
+    with pytest.raises(NotImplementedError, match="no expert, which scripted models need"):
+      env.oracle()
+    env.reset("tasks=int('?')")
+    with pytest.raises(ValueError, match="^invalid literal for int"):
+      env.tasks("train")
+    for bug in ("step=int('?')", "step=1 / 0"):  # a ValueError, too, is the environment's own
+      env.reset(bug)
+      with pytest.raises(EnvDied, match=r"Error: .* \(<string>:1\)"):
+        env.step("x")
+  assert "noise" in capfd.readouterr().err
 
 
-def test_a_result_of_the_wrong_kind_is_named(tmp_path):
+def test_a_result_of_the_wrong_kind_is_named(odd):
   """In one line, which is no reason to try again."""
-  (tmp_path / "odd.py").write_text(ODD)
   calls = {"step": ["t"], "score": [], "mistake": ["lost", "k"], "tasks": ["train"]}
   wrong = {"reset": ["None", "b'a'", "('a', False)"], "tasks": ["None", "['t']"]}
   wrong |= {"step": ["None", "'ab'", "('a', None)", "('a', False, 1)"], "mistake": ["None", "7"]}
   wrong |= {"score": ["None", "float('nan')", "-0.1", "1.5", "'1'"]}
-  with closing(*open_envs(f"{tmp_path}/odd.py:Odd", {}, 1, 1)) as env:
+  with odd("Odd") as env:
     for method, result in [(name, result) for name in wrong for result in wrong[name]]:
       with pytest.raises(ValueError, match=f"^Odd.{method} gave .*; expected .*") as error:
         env.reset(f"{method}={result}")
         getattr(env, method)(*calls[method])
       assert "\n" not in str(error.value) and len(str(error.value)) < 200
   with pytest.raises(ValueError, match="^Mute.system_prompt gave None; expected a text"):
-    open_envs(f"{tmp_path}/odd.py:Mute", {}, 1, 1)
-  (blind,) = open_envs(f"{tmp_path}/odd.py:Blind", {}, 1, 1)
-  with closing(blind), pytest.raises(ValueError, match="^Blind.oracle gave 'go'; expected an Or"):
-    blind.reset("=")
+    odd("Mute")
+  with odd("Blind") as env, pytest.raises(ValueError, match="^Blind.oracle gave 'go'; expected an"):
+    env.reset("=")
 
 
 @pytest.mark.parametrize(

