@@ -9,7 +9,6 @@ import functools
 import importlib
 import json
 import os
-import reprlib
 import runpy
 import select
 import shutil
@@ -29,15 +28,14 @@ from baar_jax.episode import Task
 
 # The class of each kind, whose name is that of its module; a child imports only its own.
 KINDS = {name.lower(): name for name in ("Sandbox", "ScienceWorld", "ALFWorld", "AppWorld")}
-PARENT_CHECK_S = 1.0
 
 
 class WrongResult(ValueError):
   """A method of an environment returned what its protocol forbids."""
 
 
-# By the name of an error in the child, which survives it: what the parent raises. Any other error
-# ends the child; so does a ValueError within step or score, for it is the environment's own.
+# What the parent raises by the name of the child's error. Any other ends the child, and so does a
+# ValueError within step or score, which is the environment's own.
 RETURNED_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
 RETURNED_ERRORS["WrongResult"] = ValueError
 TEXT = ("a text", lambda result: isinstance(result, str))
@@ -87,7 +85,7 @@ def class_of(kind: str) -> type[Env]:
 def _end_with(parent: int, scratch: str) -> None:
   """Ends the child and all that it started once its parent is gone, even during a call."""
   while os.getppid() == parent:
-    time.sleep(PARENT_CHECK_S)
+    time.sleep(1.0)
   shutil.rmtree(scratch, ignore_errors=True)
   os.killpg(os.getpgrp(), signal.SIGKILL)
 
@@ -119,8 +117,7 @@ def _describe(error: Exception, method: str) -> dict:
 def _check(env: Env, name: str, result):
   expected, is_right = EXPECTED[name]
   if not is_right(result):
-    text = reprlib.repr(result)
-    raise WrongResult(f"{type(env).__name__}.{name} gave {text}; expected {expected}")
+    raise WrongResult(f"{type(env).__name__}.{name} gave {result!r:.80}; expected {expected}")
   return result
 
 
@@ -236,11 +233,11 @@ class ProcessEnv(Env):
 def open_envs(
   kind: str, kwargs: dict, processes: int, live_per_process: int, timeout_s: float = 120.0
 ) -> list[ProcessEnv]:
-  """Opens child processes and returns a handle per slot; neighbours are in different processes.
+  """Environments in child processes, one per slot; neighbours are in different processes.
 
-  The kind is one of KINDS, or "FILE.py:CLASS" of the user's own file; `kwargs` of its constructor
-  are JSON's types. A child that takes longer than `timeout_s` for a call is killed. Raises
-  ValueError if the kind or its arguments are wrong, or its engine is not installed.
+  The kind is one of KINDS, or "FILE.py:CLASS" of the user's own; `kwargs` of its constructor are
+  JSON's types. A child that takes longer than `timeout_s` for a call is killed. Raises ValueError
+  if the kind is wrong or its engine is not installed.
   """
   if kind in ENGINES:
     hide_process()  # agents' code must not read this process's keys

@@ -53,12 +53,12 @@ RULES = Rules()
 MAX_STEPS = 18
 
 
-class Building(NamedTuple):
+class Building(NamedTuple):  # with a hardness, a look and levers for each lock
   kind: str
   sign: int
-  hardness: tuple[int, ...]  # per lock, as are the looks and levers
+  hardness: tuple[int, ...]
   looks: tuple[str, ...]
-  levers: tuple[str, ...]  # per lock: the one that opens, the one that jams, the one that rings
+  levers: tuple[str, ...]  # the one that opens, the one that jams, the one that rings
 
 
 def build(task_id: str, rules: Rules = RULES) -> Building:

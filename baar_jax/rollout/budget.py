@@ -50,9 +50,8 @@ class CallBudget:
 class DollarBudget:
   """At most `limit_usd` dollars, whichever threads spend them; None is no limit.
 
-  The most that a call can cost is reserved, the call is made, and its cost is settled; so what is
-  billed never passes the limit, unless a call costs more than was reserved for it. Dollars add up
-  exactly, as the decimals that they are written as.
+  The most that a call can cost is reserved before it is made, and then its cost is settled; so what
+  is billed passes the limit only where a call costs more than its most. Sums of dollars are exact.
   """
 
   def __init__(self, limit_usd: float | None, spent_usd: float = 0.0):
@@ -64,8 +63,7 @@ class DollarBudget:
   @property
   def remaining(self) -> float:
     """Dollars that are neither settled nor reserved; 0 where a call has cost more than it held."""
-    with self._changed:
-      return float(max(0, self._free()))
+    return float(max(0, self._free()))
 
   @property
   def settled_usd(self) -> float:
@@ -73,8 +71,7 @@ class DollarBudget:
 
   def allows(self, usd: float) -> bool:
     """Whether a call of at most `usd` fits into what is left now."""
-    with self._changed:
-      return _exact(usd) <= self._free()
+    return _exact(usd) <= self._free()
 
   def reserve(self, usd: float) -> object | None:
     """Holds `usd` for a call; waits while the end of calls in flight could make it fit.
@@ -91,10 +88,8 @@ class DollarBudget:
     return reservation
 
   def settle(self, reservation: object, usd: float) -> None:
-    """Closes a reservation, once, with the cost of its call.
-
-    Raises ValueError if `usd` is not a cost: then all of the reservation is spent.
-    """
+    """Closes a reservation with the cost of its call; with all of it, and ValueError, if `usd` is
+    none."""
     with self._changed:
       cost = self._held.pop(reservation)
       try:
@@ -104,7 +99,8 @@ class DollarBudget:
         self._changed.notify_all()
 
   def _free(self) -> Fraction | float:
-    return self._limit - self._settled - sum(self._held.values())
+    with self._changed:
+      return self._limit - self._settled - sum(self._held.values())
 
 
 @dataclasses.dataclass
@@ -118,9 +114,9 @@ def hold(
 ) -> Iterator[Cost]:
   """Holds the worst case of a call in the budgets of its episode and of the run, if they have one.
 
-  When the call ends, however it ends, its cost is settled: 0 where none was set. A `replayed`
-  reply was recorded before; the run does not pay for it again, but the episode's budget does,
-  because policies are compared under it. Raises BudgetSpent or CapReached if `usd` does not fit.
+  However the call ends, its cost is settled: 0 where none was set. For a `replayed` reply, which
+  was recorded before, the episode's budget pays again, because policies are compared under it, but
+  the run does not. Raises BudgetSpent or CapReached if `usd` does not fit.
   """
   cost = Cost()
   with contextlib.ExitStack() as stack:

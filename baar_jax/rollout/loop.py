@@ -130,17 +130,14 @@ def _play(live: Live, pair: agent.Pair, policy: Policy) -> Iterator[None]:
 
 
 def _prepare(live: Live, policy: Policy) -> None:
-  """Begins a step: finds the allowed models, and lets the policy call models before it decides.
-
-  If these calls spend the budget, only SMALL is left.
-  """
+  """Begins a step: finds the allowed models, and lets the policy call models before it decides."""
   live.step, live.proposal_reply = Step(live.observation, SMALL, ""), None
   live.allowed = _allowed(live)
   if len(live.allowed) > 1:
     try:
       policy.prepare(live)
       live.allowed = _allowed(live)
-    except BudgetSpent:
+    except BudgetSpent:  # by these calls: only SMALL is left
       live.allowed = [model for model in _allowed(live) if model == SMALL]
 
 

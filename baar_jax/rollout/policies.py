@@ -7,8 +7,6 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
 from baar_jax.config import ABLATIONS, REFERENCE_SEEDS, Config, compared_lam
 from baar_jax.envs.base import Env
 from baar_jax.episode import SMALL, Reply, Step, Task
@@ -49,7 +47,7 @@ class Live:
   """An episode that is being run.
 
   A policy decides from `task`, `steps`, `observation`, `call_limit`, `usd_limit` and what its
-  `prepare` has left. `agents` are for the privileged rule and for a cascade's proposals.
+  `prepare` has left; the privileged rule also from `agents`.
   """
 
   job: Job
@@ -110,10 +108,7 @@ class Policy:
     self._rule = rule
 
   def prepare(self, live: Live) -> None:
-    """Asks models for what the next decision needs: a proposal, or a judge, who goes into `step`.
-
-    Called in a worker thread, unless a budget leaves no choice. May raise what `Agent.reply` does.
-    """
+    """Asks models for what the next decision needs, in a worker thread, where there is a choice."""
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """One decision per episode; a model that a budget forbids gives way to a cheaper one."""
@@ -131,8 +126,7 @@ class Entry:
   parameters: dict[str, float]  # such as {"p": 0.25}; "share" is a threshold that episodes have set
   policy: str  # the name under which its episodes are stored
   call_budget: int | None = None  # K; None is no cap on large calls
-  # Under a call budget that the policy is not shown: its name without one. It makes the same
-  # decisions until the budget is spent.
+  # Where the policy is not shown its call budget, so that it decides as without: its name without.
   unlimited: str | None = None
   usd_budget: float | None = None  # B_max; None is no cap on dollars
 
@@ -177,13 +171,12 @@ def together_rule(live: Live, samples: int) -> int:
 def privileged_rule(live: Live, mu: float) -> int:
   """The model that gains the most over SMALL, where a dollar more costs `mu` of the task.
 
-  It reads the scripted models' errors, which no router sees, so its sweep over `mu` bounds what
-  routers can reach; it is no optimum, as it looks one step ahead (our choice). The gain is SMALL's
-  loss minus a model's, as far as that knows the task: one that it cannot do is given up.
+  It reads the scripted models' errors, which no router sees, one step ahead (our choice). The gain
+  is SMALL's loss minus a model's, as far as that knows the task: one that it cannot do is given up.
   """
   small, *dearer = (model.prospect(live.messages, len(live.steps)) for model in live.agents)
   gains = [m.known_share * (small.loss - m.loss) - mu * (m.usd - small.usd) for m in dearer]
-  return int(np.argmax([0.0, *gains]))  # SMALL where none is better
+  return max(range(len(live.agents)), key=[0.0, *gains].__getitem__)  # SMALL where none is better
 
 
 def entries(config: Config) -> list[Entry]:
@@ -192,10 +185,9 @@ def entries(config: Config) -> list[Entry]:
   calls = [{"K": K} for K in c.evaluate.call_budgets]
   dollars = [{"usd": usd} for usd in c.evaluate.usd_budgets]
   uncapped, capped, each = [{}], [*calls, *dollars], [{}, *calls, *dollars]
-  # Families with the parameters of one policy and the budgets that it runs under. A cap on dollars
-  # limits SMALL too.
-  table = [(ALWAYS_SMALL, {}, [{}, *dollars]), (ALWAYS_LARGE, {}, uncapped)]
-  table.append((FIRST_LARGE, {}, capped))
+  # Families with the parameters of one policy and the budgets that it runs under.
+  table = [(ALWAYS_SMALL, {}, [{}, *dollars])]  # a cap on dollars limits SMALL too
+  table += [(ALWAYS_LARGE, {}, uncapped), (FIRST_LARGE, {}, capped)]
   table += [(ALWAYS, {"model": rank}, uncapped) for rank in range(2, len(c.models.names))]
   table += [("random", {"p": p}, each) for p in c.evaluate.random_p]
   if scripted and c.env.kind != "sandbox":
