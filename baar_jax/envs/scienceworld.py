@@ -46,7 +46,7 @@ class ScienceWorld(Env):
   def tasks(self, split: str) -> list[Task]:
     """Lists tasks of one of the engine's own splits; the task types take turns.
 
-    Within a type the variations are spread evenly. A larger split starts with a smaller one's tasks.
+    Within a type variations are spread evenly; a larger split starts with a smaller one's tasks.
     """
     size, types = self._sizes[split], TASK_TYPES if self._short else TASK_TYPES + LONGER_TYPES
     rounds = itertools.zip_longest(*(self._list_tasks(name, split) for name in types))
