@@ -9,14 +9,17 @@ import pytest
 
 from baar_jax.envs import engines
 
-ENGINE = engines.Engine(("toy==1.2",), "TOY_DATA", "toy-download", "toy_maker")
+ENGINE = engines.Engine(
+  ("toy==1.2",), "TOY_DATA", "toy-download", "toy_maker", ", which takes gcc,", ("-m", "finish")
+)
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-  """toy(...) declares an engine; its cache is empty, and what would run is only recorded."""
+  """The commands that would run for an engine "toy", of which nothing is there."""
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
   monkeypatch.delenv("TOY_DATA", raising=False)
+  monkeypatch.setitem(engines.ENGINES, "toy", ENGINE)
   calls = []
 
   def run(command, **_):
@@ -26,16 +29,11 @@ def toy(tmp_path, monkeypatch):
       (Path(command[-1]) / "bin" / "python").touch()
     return subprocess.CompletedProcess(command, int("broken==1" in command), "", "lines\nlast")
 
-  def toy(**changes):
-    monkeypatch.setitem(engines.ENGINES, "toy", dataclasses.replace(ENGINE, **changes))
-    monkeypatch.setattr(engines.subprocess, "run", run)
-    return calls
-
-  return toy
+  monkeypatch.setattr(engines.subprocess, "run", run)
+  return calls
 
 
-def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path):
-  calls = toy(install=("-m", "toy", "finish"))
+def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path, monkeypatch):
   place = tmp_path / "cache" / "toy-1.2"
   with pytest.raises(ValueError, match="toy is not installed; run: python main.py --stage=setup"):
     engines.python_of("toy")
@@ -45,29 +43,27 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
   assert not (place / "half").exists()
   python = str(place / "bin" / "python")
   venv = [sys.executable, "-m", "venv", str(place)]
-  packages = [python, "-m", "pip", "install", "toy==1.2"]
-  assert calls == [venv, packages, [python, "-m", "toy", "finish"]]
+  assert toy == [venv, [python, "-m", "pip", "install", "toy==1.2"], [python, "-m", "finish"]]
   engines.install("toy")
-  assert len(calls) == 3
+  assert len(toy) == 3
   assert engines.python_of("toy")[:3] == [python, "-I", "-B"]
-  toy(packages=("toy==1.2", "part==2"))
+  changed = dataclasses.replace(ENGINE, packages=("toy==1.2", "part==2"))
+  monkeypatch.setitem(engines.ENGINES, "toy", changed)
   engines.install("toy")
-  assert len(calls) == 5
+  assert len(toy) == 6
   Path(python).unlink()  # as an upgrade of Python may
   assert not engines.is_installed("toy")
 
 
-def test_a_failed_installation_is_one_line_and_does_not_count(toy, tmp_path):
-  toy(packages=("broken==1",), needs=", which takes a compiler,")
-  with pytest.raises(
-    ValueError, match="pip install broken==1, which takes a compiler, failed: last"
-  ):
+def test_a_failed_installation_is_one_line_and_does_not_count(toy, monkeypatch):
+  broken = dataclasses.replace(ENGINE, packages=("broken==1",))
+  monkeypatch.setitem(engines.ENGINES, "toy", broken)
+  with pytest.raises(ValueError, match="pip install broken==1, which takes gcc, failed: last"):
     engines.install("toy")
   assert not engines.is_installed("toy")
 
 
 def test_engines_get_no_secrets(toy, monkeypatch):
-  toy()
   monkeypatch.setenv("OPENAI_API_KEY", "secret")
   monkeypatch.setenv("LANG", "C.UTF-8")
   assert "secret" not in engines.environ_of("toy").values()
@@ -76,7 +72,7 @@ def test_engines_get_no_secrets(toy, monkeypatch):
 
 
 def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp_path, monkeypatch):
-  calls, lines = toy(), []
+  lines: list[str] = []
   generated, variable, flag = (tmp_path / name for name in ("cache/toy-own", "a", "b"))
   for named, place in (("", generated), ("", variable), (str(flag), flag)):
     if place == variable:
@@ -85,8 +81,8 @@ def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp
       engines.existing_data("toy", named)
     place.mkdir(parents=True)
     assert engines.existing_data("toy", named) == place
-    del calls[:], lines[:]
+    del toy[:], lines[:]
     engines.set_up("toy", named, (3, 2, 1), lines.append)
     made = [["toy_maker", str(generated), "3", "2", "1"]] if place == generated else []
-    assert [call[-5:] for call in calls if "toy_maker" in call] == made
+    assert [call[-5:] for call in toy if "toy_maker" in call] == made
     assert ("bin/toy-download" in lines[-1]) == bool(made)

@@ -1,8 +1,7 @@
 """Generates ALFWorld games: the engine's floor plans with random furniture, objects and goals.
 
-It runs in the engine's Python: MODULE DIRECTORY TRAIN_GAMES DEV_GAMES TEST_GAMES. The floor plans,
-what fits where, the domain and the grammar come from the alfworld package. A split's name and a
-game's number seed all that is random, so they always give the same game.
+The floor plans, what fits where, the domain and the grammar come from the alfworld package. A
+split's name and a game's number seed all that is random, so they always give the same game.
 """
 
 import itertools
@@ -10,7 +9,6 @@ import json
 import os
 import random
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 from alfworld.gen import constants, goal_library
@@ -94,7 +92,7 @@ class Scene:
     locations = {r: location for r, location in self.locations.items() if r in receptacles}
     container = {}
 
-    def put(kind: str, places: Collection[str]) -> None:
+    def put(kind: str, places: list[str]) -> None:
       # An object is named after its type and a random point.
       x, y, z = draw.uniform(-4, 4), draw.uniform(0, 2), draw.uniform(-4, 4)
       name = f"{kind}|{x:+06.2f}|{y:+06.2f}|{z:+06.2f}"

@@ -54,8 +54,8 @@ class AppWorld(Env):
     dev and test_normal. An agent's code is stopped after `code_s` seconds.
     """
     self._data = Path(data).absolute() / "data"
-    usual_datasets = "train", "dev", "test_normal"
-    self._datasets = [name or usual for name, usual in zip(splits, usual_datasets)]
+    usual = zip(splits, ("train", "dev", "test_normal"))
+    self._datasets = [name or dataset for name, dataset in usual]
     self._sizes = train_tasks, dev_tasks, test_tasks
     self._max_steps, self._code_s = max_steps, code_s
     self._engine = self._world = None

@@ -117,8 +117,8 @@ def set_up(kind: str, data: str, sizes: Iterable[int], say: Callable[[str], None
   if kind == "appworld" and landlock_version() < 1:
     say("setup: without Landlock (Linux 5.13) Python alone keeps agents' code from files")
   if uses_generated_data(kind, data):
-    real = f"{directory(kind)}/bin/{engine.download}"
-    say(f"setup: generating tasks in {place}; real ones come by {real}")
+    say(f"setup: generating tasks in {place}")
+    say(f"setup: real ones come by {directory(kind)}/bin/{engine.download}")
     with lock(place.name):
       make_tasks(kind, place, sizes)
 
