@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from baar_jax.envs.sandbox import PLAIN, Sandbox, build
+from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SPLITS
 
 OK, BLANKS = b"HTTP/1.1 200 OK\r\n\r\n", b" " * 20_000_000
@@ -25,10 +25,8 @@ class StandIn(ThreadingHTTPServer):
 
   A fault is one of FAULTS, or a status with a code behind it, if any: "400 too_long".
 
-  Attributes:
-    seen: every request's body, in order.
-    headers: of the same.
-    billed: (model, usage, whether its answer was usable) of every call that is billed.
+  `seen` and `headers` are of all requests, in order; `billed` has (model, usage, whether its answer
+  was usable) of every call that is billed.
   """
 
   daemon_threads = True
@@ -49,7 +47,6 @@ class StandIn(ThreadingHTTPServer):
     self.latency_s, self.stall_s, self.bills_what_it_loses = latency_s, stall_s, bills_what_it_loses
     self.chunk_s = chunk_s  # between those of a streamed answer
     self.seen, self.headers, self.billed = [], [], []
-    self.most_at_once = self._now = 0
     self._prompts: dict[str, list] = {}  # model -> conversations that its cache holds
     self._lock = threading.Lock()
 
@@ -61,10 +58,9 @@ class StandIn(ThreadingHTTPServer):
     """Dollars of some calls, or of all; prices are (input, cached, output) per million tokens."""
     total = Fraction(0)
     for model, usage, _ in self.billed if billed is None else billed:
-      fresh, cached, out = map(Fraction, prices[model])
-      cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
-      total += (usage["prompt_tokens"] - cached_tokens) * fresh + cached_tokens * cached
-      total += usage["completion_tokens"] * out
+      cached = usage["prompt_tokens_details"]["cached_tokens"]
+      counts = usage["prompt_tokens"] - cached, cached, usage["completion_tokens"]
+      total += sum(count * Fraction(price) for count, price in zip(counts, prices[model]))
     return total / 10**6
 
   @contextlib.contextmanager
@@ -82,14 +78,10 @@ class StandIn(ThreadingHTTPServer):
     with self._lock:
       self.seen.append(request)
       self.headers.append({name.lower(): value for name, value in headers.items()})
-      self._now += 1
-      self.most_at_once = max(self.most_at_once, self._now)
-      number = len(self.seen) - 1
-      return number, self.fault(number, request)
+      return len(self.seen) - 1, self.fault(len(self.seen) - 1, request)
 
   def bill(self, request: dict, text: str, usable: bool) -> dict:
-    """Counts the call's tokens: 4 characters each, and those of the longest prompt it begins with
-    are cached."""
+    """Counts 4 characters a token; those of the longest prompt that it begins with are cached."""
     contents = [message.get("content") or "" for message in request["messages"]]
     count = lambda texts: sum(-(-len(text) // 4) + 3 for text in texts)  # noqa: E731
     with self._lock:
@@ -128,18 +120,14 @@ class Handler(BaseHTTPRequestHandler):
     text = self.server.answer(request)
     if fault in LOSING and self.server.bills_what_it_loses:
       self.server.bill(request, text, False)
-    try:
-      if fault in FAULTS:
-        FAULTS[fault](self, request, text)
-      elif fault:
-        self.refuse(fault)
-      elif request.get("stream"):
-        self.stream(request, text)
-      else:
-        self.send(200, self.answer(request, text))
-    finally:
-      with self.server._lock:
-        self.server._now -= 1
+    if fault in FAULTS:
+      FAULTS[fault](self, request, text)
+    elif fault:
+      self.refuse(fault)
+    elif request.get("stream"):
+      self.stream(request, text)
+    else:
+      self.send(200, self.answer(request, text))
 
   def answer(self, request, text, usable=True, usage=(), choice=(), **fields) -> bytes:
     """A billed answer, with these fields in place of its own."""
@@ -157,13 +145,11 @@ class Handler(BaseHTTPRequestHandler):
     self.send_header("connection", "close")
     self.end_headers()
     chunk = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "other"}
-    words = [{"role": "assistant", "content": ""}]
-    words += [{"content": word} for word in re.findall(r"\s*\S+", text)]
-    choices = [[{"index": 0, "delta": word, "finish_reason": None}] for word in words]
-    choices.append([{"index": 0, "delta": {}, "finish_reason": "stop"}])
-    chunks = [chunk | {"choices": choice} for choice in choices]
-    chunks.append(chunk | {"choices": [], "usage": self.server.bill(request, text, True)})
-    for line in [*map(json.dumps, chunks), "[DONE]"][:most]:
+    deltas = [{"content": word} for word in ("", *re.findall(r"\s*\S+", text))]
+    chunks = [{"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    chunks.append({"choices": [], "usage": self.server.bill(request, text, True)})
+    for line in [*(json.dumps(chunk | fields) for fields in chunks), "[DONE]"][:most]:
       self.wfile.write(f"data: {line}\n\n".encode())
       self.wfile.flush()
       time.sleep(self.server.chunk_s)
@@ -223,12 +209,6 @@ def dear(h, request, text):
   h.server.billed[-1][1].update(tokens)
 
 
-def priority(h, request, text):
-  """A service tier that costs twice as much."""
-  h.send(200, h.answer(request, text, service_tier="priority"))
-  h.server.billed.append(h.server.billed[-1])
-
-
 def fault(usable=False, **fields):
   """A billed answer with these fields."""
   return lambda h, request, text: h.send(200, h.answer(request, text, usable, **fields))
@@ -236,8 +216,7 @@ def fault(usable=False, **fields):
 
 def said(content, reason="stop", usable=False, **message):
   """A billed answer with this message."""
-  message |= {"role": "assistant", "content": content}
-  return fault(usable, choice={"finish_reason": reason, "message": message})
+  return fault(usable, choice={"finish_reason": reason, "message": {"content": content} | message})
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
@@ -256,7 +235,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   # No usable content.
   "empty": fault(choices=[]),
   "silent": said(None),
-  "tool_calls": said(None, "tool_calls", tool_calls=[CALL]),
+  "tool_calls": said(None, "tool_calls", role="assistant", tool_calls=[CALL]),
   "filtered": said("", "content_filter"),
   "refusal": said(None, refusal="I'm sorry."),
   "cut": said(None, "length", usable=True),  # nothing but reasoning
@@ -265,21 +244,17 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
   "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),
   "negative": fault(usage={"completion_tokens": -7}),
-  "negative_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": -7}}),
   "boolean": fault(usage={"prompt_tokens": True, "total_tokens": None}),
   "absurd": fault(usage={"completion_tokens": 10**18, "total_tokens": None}),
   "small_total": fault(usage={"total_tokens": 1}),
   "large_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
-  "wrong_misses": fault(usage={"prompt_cache_hit_tokens": 1, "prompt_cache_miss_tokens": 1}),
   # Bills that are not as expected.
   "dear": dear,
-  "priority": priority,
+  "priority": fault(service_tier="priority"),
   # Others.
   "redirect": lambda h, *_: h.send(307, b"{}", {"location": h.server.url + "/chat/completions"}),
   "echo": echo,
   "cut_stream": lambda h, request, text: h.stream(request, text, most=3),
-  # An error whose text is not in the encoding that it names.
-  "charset": lambda h, *_: h.send(400, b"abc", {"content-type": "text/plain; charset=utf-16"}),
 }
 # The first ones are billed where `bills_what_it_loses` says so.
 LOSING = [*FAULTS][:7]
@@ -293,22 +268,17 @@ class Lockpick:
     self._tasks = [task for split in SPLITS for task in self._env.tasks(split)]
 
   def __call__(self, request: dict) -> str:
-    texts = [message["content"] for message in request["messages"][1:]]
-    draw = hashlib.sha256(repr((request["model"], request["seed"], texts)).encode()).digest()[0]
+    start, *texts = (message["content"] for message in request["messages"][1:])
+    draw = hashlib.sha256(repr((request["model"], request["seed"], start, texts)).encode())
     for task in self._tasks:
-      if self._replays(task, texts):
-        building, lock = build(task.id), self._env._lock
-        hard = building.hardness[lock] != PLAIN
-        errs = draw < (180 if request["model"] != "large" and hard else 13)
-        return f"Thought: I know this one.\n\nAction: pull {building.levers[lock][errs]}"
+      replayed = [f"Task: {task.description}\n\n{self._env.reset(task.id)}"]
+      for reply, observation in zip(texts[::2], texts[1::2]) if start == replayed[0] else ():
+        action = re.search(r"Action: (.*)", reply)
+        replayed.append(self._env.step(action[1])[0] if action else observation)
+      if replayed == [start, *texts[1::2]]:
+        oracle = self._env.oracle()
+        hard = oracle.critical and request["model"] != "large"
+        errs = draw.digest()[0] < (180 if hard else 13)
+        action = self._env.mistake("lost", "") if errs else oracle.action
+        return f"Thought: I know this one.\n\nAction: {action}"
     return "Thought: I have never been here."
-
-  def _replays(self, task, texts: list[str]) -> bool:
-    """Whether a conversation is of this task; if so the environment is left where it stands."""
-    if texts[0] != f"Task: {task.description}\n\n{self._env.reset(task.id)}":
-      return False
-    actions = [re.search(r"Action: (.*)", reply) for reply in texts[1::2]]
-    return all(
-      action is None or self._env.step(action[1])[0] == observation
-      for action, observation in zip(actions, texts[2::2])
-    )
