@@ -24,28 +24,25 @@ class StandIn(ThreadingHTTPServer):
   """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
 
   A fault is one of FAULTS, or a status with a code behind it, if any: "400 too_long".
-
   `seen` and `headers` are of all requests, in order; `billed` has (model, usage, whether its answer
   was usable) of every call that is billed.
   """
 
   daemon_threads = True
   request_queue_size = 128
+  retry_after, stall_s, bills_what_it_loses = "0.01", 5.0, False
+  chunk_s = 0.0  # between those of a streamed answer
 
   def __init__(
     self,
     answer: Callable[[dict], str] = lambda request: "Thought: now.\n\nAction: go",
     fault: Callable[[int, dict], str | None] = lambda number, request: None,
-    retry_after: str = "0.01",
     latency_s: Callable[[int], float] = lambda number: 0.0,
-    stall_s: float = 5.0,
-    bills_what_it_loses: bool = False,
-    chunk_s: float = 0.0,
+    **settings,
   ):
     super().__init__(("127.0.0.1", 0), Handler)
-    self.answer, self.fault, self.retry_after = answer, fault, retry_after
-    self.latency_s, self.stall_s, self.bills_what_it_loses = latency_s, stall_s, bills_what_it_loses
-    self.chunk_s = chunk_s  # between those of a streamed answer
+    self.answer, self.fault, self.latency_s = answer, fault, latency_s
+    vars(self).update(settings)
     self.seen, self.headers, self.billed = [], [], []
     self._prompts: dict[str, list] = {}  # model -> conversations that its cache holds
     self._lock = threading.Lock()
