@@ -100,9 +100,8 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
   show_budget: bool = True  # write what is left of a call budget into the text
-  max_tokens: int = Field(
-    768, gt=0, le=10**6
-  )  # of one sequence; the oldest steps of a longer one go
+  # Of one sequence; the oldest whole steps of a longer one are left out.
+  max_tokens: int = Field(768, gt=0, le=10**6)
   buckets: int = Field(2, gt=0, le=100)  # row lengths that are compiled: equal parts of max_tokens
   description_tokens: int = Field(96, gt=0, le=10**6)  # previews: longer texts are cut, with a mark
   action_tokens: int = Field(12, gt=0, le=10**6)

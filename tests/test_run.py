@@ -1,9 +1,8 @@
 """A run's directory: what may change, what may not, and what is still to be run."""
 
 import contextlib
+import fcntl
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -120,24 +119,14 @@ def test_a_config_that_is_none_or_of_more_processes_is_one_line(config):
   assert "episodes-1.sqlite is gone or empty, and with it what was spent" in refused(config)
 
 
-# Takes a lock as another process would, and holds it until its standard input ends.
-LOCKING = """
-import fcntl, sys
-fcntl.lockf(file := open(sys.argv[1], "a"), fcntl.LOCK_EX)
-print("locked", flush=True)
-sys.stdin.read()
-"""
+def test_a_directory_that_another_process_uses_is_refused(config, monkeypatch):
+  def lockf(file, operation):
+    assert file.name == f"{config.runs}/tiny/lock"
+    raise BlockingIOError
 
-
-def test_a_directory_that_another_process_uses_is_refused(opened, config, tmp_path):
-  (tmp_path / "tiny").mkdir()
-  command = [sys.executable, "-c", LOCKING, str(tmp_path / "tiny" / "lock")]
-  with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-    assert process.stdout.readline() == b"locked\n"
-    problem = f"another process is using {tmp_path / 'tiny'}: wait for it or choose another"
-    assert refused(config) == f"{problem} --config.name"
-    process.kill()
-  opened(config)
+  monkeypatch.setattr(fcntl, "lockf", lockf)
+  problem = f"another process is using {config.runs}/tiny: wait for it or choose another"
+  assert refused(config) == f"{problem} --config.name"
 
 
 MODELS = {

@@ -25,13 +25,7 @@ from baar_jax.router.weights import build_model, load_pretrained, weights_direct
 from baar_jax.run import Run
 from baar_jax.train.fit import update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
-from baar_jax.train.trainer import (
-  Batcher,
-  ShardedRouter,
-  Trainer,
-  bopo_optimizer,
-  sft_optimizer,
-)
+from baar_jax.train.trainer import Batcher, ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
 # The router that is measured, unless the run's router has weights; and the steps of an episode.
 SHAPE = {"hidden_size": 512, "intermediate_size": 2752, "head_dim": 64, "num_layers": 8}
