@@ -41,7 +41,9 @@ ADAM = {"adam_eps": 1e-8, "weight_decay": 1e-4, "clip_norm": 1.0}
 def setup(run: Run) -> None:
   """Installs the environment's engine and provides its tasks, where they are missing."""
   c = run.config.env
-  if c.kind in engines.ENGINES:
+  if c.kind not in engines.ENGINES:
+    run.print(f"setup: {c.kind} needs nothing more")
+  else:
     sizes = [getattr(c, f"{split}_tasks") for split in SPLITS]
     engines.set_up(c.kind, c.data, sizes, run.print)
     run.tasks("train")  # shows whether they can be used
