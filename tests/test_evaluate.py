@@ -72,20 +72,18 @@ def test_no_episode_shares_its_luck_with_one_of_another_purpose(run):
 
 
 def test_training_seeds_take_turns_in_the_evaluation(run, monkeypatch):
-  tape, config = [], dataclasses.replace(run.config, train_seeds=2)
+  tape, several, config = [], copy.copy(run), dataclasses.replace(run.config, train_seeds=2)
   config.evaluate = dataclasses.replace(config.evaluate, seeds=3)
-  several = copy.copy(run)
   several.config = config
-  several.collect = lambda title, policy, jobs, *_: tape.append(
-    (title, policy, {job.seed for job in jobs})
-  )
+  several.collect = lambda title, policy, jobs, *_: tape.append((title, policy, [*jobs]))
   loaded = lambda run, family, lam: (run.train_seed, None, [0.5])  # noqa: E731
   monkeypatch.setattr(evaluate, "_load_trained", loaded)
   monkeypatch.setattr(evaluate, "RouterPolicy", lambda name, model, *_: model)
   chosen = [entry for entry in entries(config) if entry.family == "sft" and not entry.unlimited]
   evaluate._play(several, chosen[:1], "test")
   name = "test sft(update=1,seeds=2,threshold=0.5)"
-  assert tape == [(name, 0, {3000, 3002}), (name, 1, {3001})]
+  seeds = [(title, policy, {job.seed for job in jobs}) for title, policy, jobs in tape]
+  assert seeds == [(name, 0, {3000, 3002}), (name, 1, {3001})]
 
 
 def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name_says(run):
@@ -117,28 +115,18 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
       assert list(map(outcome, own)) == list(map(outcome, episodes))
 
 
-def test_vanilla_and_ablations_use_as_many_episodes_as_bopo(run):
+def test_rivals_use_as_many_episodes_as_bopo_and_pay_for_all_their_calls(run):
   families = "bopo", "vanilla", *ABLATIONS
   first, *others = (run.store.keys(rollouts_name(family, 0.1, 1)) for family in families)
   assert len(first) == 4  # of 2 tasks with 2 episodes each
   assert all(keys == first for keys in others)
-
-
-def test_a_cascades_episodes_hold_both_calls(run):
   episodes = run.store.episodes("cascade(update=1,share=0.5)")
   steps = [step for e in episodes for step in e.steps]
   assert {step.model for step in steps} == {SMALL, 1}
   for step in steps:
-    assert step.proposal is not None
     assert (step.usd("proposal") > 0) == (step.model != SMALL)
     assert step.model != SMALL or step.action == step.proposal
-
-
-def test_zero_shot_pays_for_its_questions_beside_the_models(run):
-  episodes = run.store.episodes(zero_shot_name(run.config))
-  assert len(episodes) in (2, 5)  # 2 on dev, and 3 on test where dev has chosen it
-  for e in episodes:
-    assert all(any(call.kind == "judge" for call in step.calls) for step in e.steps)
+  for e in run.store.episodes(zero_shot_name(run.config)):
     assert all(step.usd("judge") > 0 and not step.router_cost_usd for step in e.steps)
     assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
 

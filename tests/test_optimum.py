@@ -1,6 +1,5 @@
 """The sandbox's exact optimum, against brute force and against episodes really run."""
 
-import dataclasses
 import itertools
 import math
 
@@ -11,13 +10,11 @@ from baar_jax.config import Config
 from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
-from baar_jax.episode import Step, Task
-from baar_jax.llms.agent import extend, open_conversation, parse_action
 from baar_jax.llms.scripted import SandboxErrors, ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.report.optimum import NAMES, Exact, exact_frontier
-from baar_jax.rollout.budget import CallBudget, unlimited
-from baar_jax.rollout.policies import Job, Live
+from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.policies import Job, Policy
 from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier
@@ -36,20 +33,11 @@ def exact():
   return Exact()
 
 
-def run(env, task, rule, seed=0, calls=None):
-  """One episode through the real pair. Returns its steps and its score."""
-  agents = ScriptedPair(NAMES, SandboxErrors()).start(env, task, seed, unlimited)
-  live = Live(Job(task, seed), env, CallBudget(calls), observation=env.reset(task.id))
-  messages, done = open_conversation(env.system_prompt, task, live.observation), False
-  while not done and len(live.steps) < task.max_steps:
-    model = rule(live)
-    live.call_budget.reserve(model)  # raises where none is left
-    reply = agents[model].reply(messages, len(live.steps))
-    action = parse_action(reply.text)
-    live.steps.append(Step(live.observation, model, action, [reply.call]))
-    live.observation, done = env.step(action)
-    extend(messages, reply.text, live.observation)
-  return live.steps, env.score()
+def play(rule, tasks, calls=None):
+  """An episode of each of so many training tasks, through the real pair and the real loop."""
+  env = Sandbox(train_tasks=tasks)
+  pair, jobs = ScriptedPair(NAMES, SandboxErrors()), [Job(task, 0) for task in env.tasks("train")]
+  return list(run_episodes(jobs, Policy("p", rule), pair, [env], calls))
 
 
 def coin(p, seed=0):
@@ -59,16 +47,12 @@ def coin(p, seed=0):
 
 def test_the_price_of_a_call_depends_on_step_and_model_alone(exact):
   """Real messages of real episodes, of every kind, sign, look and event."""
-  env = Sandbox(train_tasks=60)
   texts = ""
-  for number, task in enumerate(env.tasks("train")):
-    steps, _ = run(env, task, coin(0.5, number))
-    expected = [exact.call_usd[i][step.model] for i, step in enumerate(steps)]
-    np.testing.assert_allclose([step.cost_usd for step in steps], expected, rtol=1e-12)
-    texts += " ".join([task.description, *(step.observation for step in steps)])
-  np.testing.assert_allclose([large / small for small, large in exact.call_usd], 5.0)
-  words = ["cabin", "tower", "vault", *sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"]
-  assert all(word in texts for word in words)
+  for e in play(coin(0.5), 60):
+    expected = [exact.call_usd[i][step.model] for i, step in enumerate(e.steps)]
+    np.testing.assert_allclose([step.cost_usd for step in e.steps], expected, rtol=1e-12)
+    texts += " ".join(step.observation for step in e.steps)
+  assert all(word in texts for word in [*sandbox.LOOKS, *sandbox.SIGNS, "opened", "jammed"])
 
 
 def brute_force(rules, errors, mu, call_usd, calls):
@@ -147,35 +131,14 @@ def test_a_cap_that_never_binds_changes_nothing_and_each_call_helps(exact):
   assert success[1] > exact.solve(p=1.0, calls=1)[0].success > success[0]
 
 
-@pytest.mark.parametrize("p, calls", [(0.0, None), (0.4, None), (1.0, 3), (None, None), (None, 3)])
+@pytest.mark.parametrize("p, calls", [(0.4, None), (1.0, 3), (None, None), (None, 3)])
 def test_exact_values_are_those_of_episodes(exact, p, calls):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is optimal."""
-  optimal, draw = exact.optimal_rule(MU, calls), coin(1.0 if p is None else p)
-  rule = optimal if p is None else lambda live: draw(live) if live.call_budget.allows(1) else 0
-  env = Sandbox(train_tasks=1500)
-  episodes = [run(env, task, rule, calls=calls) for task in env.tasks("train")]
-  costs = [sum(step.cost_usd for step in steps) for steps, _ in episodes]
-  values = np.array([costs, [score for _, score in episodes]])
+  rule = exact.optimal_rule(MU, calls) if p is None else coin(p)
+  episodes = play(rule, 1500, calls)
+  values = np.array([[e.cost_usd for e in episodes], [e.score for e in episodes]])
   errors = values.std(axis=1) / math.sqrt(len(episodes))
   assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
-
-
-def test_the_optimal_rule_reads_visible_text_alone(exact):
-  def choose(kind, steps, observation, mu=MU):
-    task = Task("t", "train", f"Open the {kind}.", 18)
-    return exact.optimal_rule(mu)(Live(Job(task, 0), None, steps=steps, observation=observation))
-
-  smooth, marked, _ = (f"It opened. Lock 2 looks {look}. The sign is" for look in sandbox.LOOKS)
-  first = [Step("You enter. Lock 1 looks smooth. The sign is blank.", 0, "pull A")]
-  seen = [f"{marked} green.", f"{smooth} green.", f"{marked} amber."]
-  assert [choose("tower", first, observation) for observation in seen] == [1, 0, 0]
-  # SMALL jammed the lock that looked smooth: it is likely tricky
-  assert choose("tower", [*first, Step(f"{smooth} green.", 0, "pull A")], f"{smooth} green.") == 1
-  # It knows who jammed. Lock 2 is never broken. SMALL's jam is the stronger sign of a tricky lock
-  # rather than a plain one: 0.8 * 0.5 / (0.1 * 0.95) = 4.2, LARGE: 0.1 * 0.7 / (0.02 * 0.95) = 3.7.
-  now = "It jammed. Lock 2 looks marked. The sign is amber."
-  choices = [choose("cabin", [*first, Step(now, jam, "pull A")], now, 150.0) for jam in (0, 1)]
-  assert choices == [1, 0]
 
 
 def test_frozen_figures(exact):
@@ -189,9 +152,6 @@ def test_frozen_figures(exact):
   assert (np.diff(np.diff(scores) / np.diff(costs)) <= 0).all()
   for point in [small, large, *(exact.solve(p=p)[0] for p in (0.25, 0.5, 0.75))]:
     assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3
-  sure = dataclasses.replace(sandbox.RULES, amber=(0.0, 1.0), looks=tuple(np.eye(3).tolist()))
-  area = frontier.area(*zip(*Exact(sure).hull()), small, large)
-  assert area == pytest.approx(0.9078, abs=1e-4)
 
 
 def test_the_frontier_is_of_the_sandbox_and_its_models_alone():
