@@ -18,7 +18,7 @@ SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00
 USD = SMALL_USD, LARGE_USD
 TRIO_USD = *USD, 0.014  # a third model, five times as dear
-NAMES = "small", "large", "third"
+NAMES, JUDGE_USD = ("small", "large", "third"), 0.5
 
 
 def job(name: str = "t1", seed: int = 0, max_steps: int = 10) -> Job:
@@ -91,7 +91,7 @@ class HandPair:
 class HandPolicy:
   """Takes decisions from a string by step, such as "SLS"; its logp names the step.
 
-  `asks` may be "small", for what it proposes, or a judge's price.
+  `asks` may be "small", for what it proposes, or "judge".
   """
 
   name = "by-hand"
@@ -103,8 +103,9 @@ class HandPolicy:
     if self.asks == "small":
       live.propose(live.agents[0].reply(live.messages, len(live.steps)))
     elif self.asks:
-      with live.hold(self.asks) as cost:
-        cost.usd = self.asks
+      with live.hold(JUDGE_USD) as cost:
+        cost.usd = JUDGE_USD
+        self.tape.append("ask judge")
 
   def choose(self, ready):
     self.tape.append("choose")
@@ -139,14 +140,6 @@ def run(*args, **limits):
   return list(start(*args, **limits))
 
 
-def one(tape, models="SL", length=2, asks=None, texts=(), bounds=USD, **limits):
-  """The one episode of a task."""
-  policy, pair = HandPolicy(tape, models, asks), HandPair(tape, texts, bounds)
-  jobs = [job(max_steps=length)]  # an end with the last step is still an end
-  (episode,) = run(tape, jobs, [HandEnv(tape, length)], policy, pair, **limits)
-  return episode
-
-
 def models_of(episode):
   return "".join("SL"[step.model] for step in episode.steps)
 
@@ -179,39 +172,62 @@ def test_an_unparsable_reply_is_answered_and_counts_as_a_step(tape):
   assert episode.cost_usd == pytest.approx(SMALL_USD + LARGE_USD)  # the useless reply is paid for
 
 
-HALF = {"asks": 0.5}  # a judge whose question costs half a dollar
+GONE = BudgetSpent("its attempts have spent what the call needs")
+DEAR = {"bounds": (SMALL_USD, 2 * LARGE_USD)}  # what a call may cost counts, not what it does
+JUDGE, SMALL = {"asks": "judge"}, {"asks": "small"}  # asked before each decision
+LITTLE = 1.5 * SMALL_USD + LARGE_USD
 
 
 @pytest.mark.parametrize(
-  "models, calls, usd, settings, taken, stop",
+  "models, calls, usd, settings, asked, taken, stop",
   [
-    ("LLLL", 2, None, {}, "LLss", "done"),  # the second is allowed, the third is not
-    ("LSLL", 2, None, {}, "LSLs", "done"),  # SMALL takes nothing from the budget
-    ("LLLL", 0, None, {}, "ssss", "done"),
-    ("LLLL", None, 4 * LARGE_USD, {}, "LLLL", "done"),  # the last one fits exactly
-    ("LLLL", None, 2 * LARGE_USD + 2 * SMALL_USD, {}, "LLss", "done"),
-    ("LLLL", None, LARGE_USD + 2.5 * SMALL_USD, {}, "Lss", "budget"),  # not even SMALL fits
-    ("LLLL", None, 0.5 * SMALL_USD, {}, "", "budget"),
-    ("LLLL", 1, LARGE_USD + SMALL_USD, {}, "Ls", "budget"),
-    # What a call may cost counts: LARGE's bound is twice its cost. With two, three calls fit.
-    ("LLLL", None, 4 * LARGE_USD, {"bounds": (SMALL_USD, 2 * LARGE_USD)}, "LLLs", "done"),
+    ("LLLL", 2, None, {}, "LLSS", "LLss", "done"),  # the second is allowed, the third is not
+    ("LSLL", 2, None, {}, "LSLS", "LSLs", "done"),  # SMALL takes nothing from the budget
+    ("LLLL", 0, None, {}, "SSSS", "ssss", "done"),
+    ("LLLL", None, 4 * LARGE_USD, {}, "LLLL", "LLLL", "done"),  # the last one fits exactly
+    ("LLLL", None, 2 * LARGE_USD + 2 * SMALL_USD, {}, "LLSS", "LLss", "done"),
+    ("LLLL", None, LARGE_USD + 2.5 * SMALL_USD, {}, "LSS", "Lss", "budget"),  # nor does SMALL fit
+    ("LLLL", None, 0.5 * SMALL_USD, {}, "", "", "budget"),
+    ("LLLL", 1, LARGE_USD + SMALL_USD, {}, "LS", "Ls", "budget"),
+    ("LLLL", None, 4 * LARGE_USD, DEAR, "LLLS", "LLLs", "done"),
     # SMALL acts where the judge cannot be asked, even if what is left would do for LARGE.
-    ("LLLLLL", None, 1.0 + 4 * LARGE_USD, HALF, "LLssss", "done"),
-    ("LLLLLL", None, 0.5 + LARGE_USD + 3.5 * SMALL_USD, HALF, "Lsss", "budget"),
+    ("LLLLLL", None, 1.0 + 4 * LARGE_USD, JUDGE, "JLJLSSSS", "LLssss", "done"),
+    ("LLLLLL", None, 0.5 + LARGE_USD + 3.5 * SMALL_USD, JUDGE, "JLSSS", "Lsss", "budget"),
+    # Where attempts bring nothing, a cheaper model acts, and LARGE's call is given back.
+    ("LLLL", 2, 1.0, {"texts": {(1, "large"): GONE}}, "LLSLS", "LsLs", "done"),
+    ("SL", 2, 1.0, {"texts": {1: GONE}}, "SLS", "S", "budget"),
+    # A cascade: SMALL proposes, where a budget leaves a choice.
+    ("SL", None, None, SMALL, "SSL", "SL", "done"),
+    ("LL", 1, None, SMALL, "SLS", "Ls", "done"),
+    ("L", None, 1.0, SMALL | {"texts": {(0, "large"): GONE}}, "SL", "s", "done"),
+    ("LL", None, LITTLE, SMALL, "SL", "L", "budget"),  # the rest pays for neither
+    ("SL", None, LITTLE, SMALL, "SS", "Ss", "done"),  # a proposal is paid for before LARGE fits not
   ],
 )
-def test_budgets(tape, models, calls, usd, settings, taken, stop):
-  """Where SMALL alone is left, a small letter in `taken`, nobody is asked and deciding is free."""
-  length, limits = len(models), {"call_budget": calls, "usd_budget": usd}
-  episode = one(tape, models, length, **settings, **limits)
-  assert models_of(episode) == taken.upper()
-  decided = [letter.isupper() for letter in taken]
-  logps = [-float(step) if chosen else None for step, chosen in enumerate(decided)]
-  assert [step.logp for step in episode.steps] == logps
-  assert [step.router_cost_usd > 0 for step in episode.steps] == decided
-  assert tape.count("choose") == sum(decided)
+def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
+  """A small letter in `taken` is SMALL's, which was not decided for: it has no logp."""
+  pair = HandPair(tape, settings.get("texts", ()), settings.get("bounds", USD))
+  env, policy = HandEnv(tape, len(models)), HandPolicy(tape, models, settings.get("asks"))
+  jobs, limits = [job(max_steps=len(models))], {"call_budget": calls, "usd_budget": usd}
+  (episode,) = run(tape, jobs, [env], policy, pair, **limits)
   assert (episode.stop, episode.call_budget, episode.usd_budget) == (stop, calls, usd)
-  assert usd is None or episode.spent_usd <= usd
+  assert models_of(episode) == taken.upper()
+  events = [event.removeprefix("ask ")[0].upper() for event in tape if event.startswith("ask")]
+  assert "".join(events) == asked
+  logps = [-float(step) if letter.isupper() else None for step, letter in enumerate(taken)]
+  assert [step.logp for step in episode.steps] == logps
+  if "texts" not in settings:  # nobody is asked to decide where SMALL alone is left
+    decided = [step.router_cost_usd > 0 for step in episode.steps]
+    assert tape.count("choose") == sum(decided) == sum(map(str.isupper, taken))
+  # What was asked is paid for, in steps or else as lost; a budget is never passed.
+  spent_usd = sum({"S": SMALL_USD, "L": LARGE_USD, "J": JUDGE_USD}[letter] for letter in asked)
+  assert episode.spent_usd == pytest.approx(spent_usd, rel=1e-12) and episode.spent_usd <= (
+    usd or 9
+  )
+  proposed = [SMALL_USD * (s.proposal is not None and s.model) for s in episode.steps]
+  assert [s.usd("proposal") for s in episode.steps] == proposed
+  acted = [USD[step.model] + extra for step, extra in zip(episode.steps, proposed)]
+  assert [step.spent_usd for step in episode.steps] == pytest.approx(acted)
   assert tape[-1] == "score" and episode.score == 0.5
 
 
@@ -245,6 +261,10 @@ def raises(error, call, times=9):
       raise error
 
   return fault
+
+
+def die():
+  raise DIED
 
 
 DIED, NO_ANSWER = EnvDied("the process was killed"), NoAnswer("no content (6 attempts)")
@@ -298,15 +318,9 @@ def test_failures_in_a_row_stop_the_loop(tape, call, texts, tries):
   with pytest.raises(ValueError, match="5 times in a row .*(was killed|6 attempts).*max_failures"):
     run(tape, NINE, [env], pair=pair, max_failures=5)
   assert [event for event in tape if "reset" in event] == [f"reset t{number}" for number in tries]
-
-
-def test_an_episode_that_goes_well_starts_the_count_of_failures_again(tape):
-  def fault(call):
-    if call == "score" and tape.count("score") % 5:  # four deaths before each score
-      raise DIED
-
-  episodes = run(tape, NINE, [HandEnv(tape, fault=fault)], max_failures=5)
-  assert [e.stop for e in episodes if e.stop != "done"] == [f"error:{DIED}"] * 5
+  # An episode that goes well starts the count again.
+  few = HandEnv(tape, fault=lambda call: call == "score" and tape.count("score") % 5 and die())
+  assert len(run(tape, NINE, [few], max_failures=5)) == 9
 
 
 def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):
@@ -319,27 +333,6 @@ def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline)
   assert run(tape, [], envs) == []
 
 
-@pytest.mark.parametrize(
-  "models, texts, taken, stop, lost_usd",
-  [  # at step 1 the attempts of LARGE, or of both, bring nothing; SMALL acts at a small letter
-    ("LLLL", {(1, "large"): BudgetSpent("no more")}, "LsLs", "done", LARGE_USD),
-    ("SL", {1: BudgetSpent("no more")}, "S", "budget", LARGE_USD + SMALL_USD),
-  ],
-)
-def test_attempts_that_use_up_the_dollars(tape, models, texts, taken, stop, lost_usd):
-  """SMALL acts where LARGE's attempts used up what LARGE needs, whose call is given back; what
-  they cost is in no step."""
-  length, limits = len(models), {"call_budget": 2, "usd_budget": 1.0}
-  episode = one(tape, models, length, texts=texts, **limits)
-  assert models_of(episode) == taken.upper() and episode.stop == stop
-  logps = [-float(i) if letter.isupper() else None for i, letter in enumerate(taken)]
-  assert [step.logp for step in episode.steps] == logps
-  assert episode.lost_usd == pytest.approx(lost_usd, rel=1e-12)
-  acted_usd = sum(USD[step.model] for step in episode.steps)
-  assert episode.cost_usd == pytest.approx(acted_usd, rel=1e-12)
-  assert episode.spent_usd == pytest.approx(acted_usd + lost_usd, rel=1e-12)
-
-
 def test_the_cap_of_a_run_ends_the_loop(tape, inline):
   """Episodes of two SMALL calls each; five calls fit."""
   cap, envs = DollarBudget(5.5 * SMALL_USD), [HandEnv(tape) for _ in range(2)]
@@ -350,34 +343,3 @@ def test_the_cap_of_a_run_ends_the_loop(tape, inline):
   assert finished == ["done", "done"]
   assert tape.count("ask small") == 5 and "stop" not in tape
   assert (cap.settled_usd, cap.remaining) == pytest.approx((5 * SMALL_USD, 0.5 * SMALL_USD))
-
-
-LITTLE = 1.5 * SMALL_USD + LARGE_USD
-
-
-@pytest.mark.parametrize(
-  "models, limits, texts, asked, taken, stop",
-  [
-    ("SL", {}, {}, "SSL", [(0, "go 0"), (1, "go 1")], "done"),
-    # No proposal where a budget leaves no choice.
-    ("LL", {"call_budget": 1}, {}, "SLS", [(1, "go 0"), (0, None)], "done"),
-    # It is taken where LARGE's attempts brought nothing.
-    ("L", {"usd_budget": 1.0}, {(0, "large"): BudgetSpent("")}, "SL", [(0, "go 0")], "done"),
-    # Step 0 pays for the proposal and LARGE. The rest pays for neither: the episode ends.
-    ("LL", {"usd_budget": LITTLE}, {}, "SL", [(1, "go 0")], "budget"),
-    # Step 1 proposes while LARGE fits, and then takes the proposal, which is paid for.
-    ("SL", {"usd_budget": LITTLE}, {}, "SS", [(0, "go 0"), (0, "go 1")], "done"),
-  ],
-)
-def test_proposals_of_a_cascade(tape, models, limits, texts, asked, taken, stop):
-  episode = one(tape, models, len(models), asks="small", texts=texts, **limits)
-  asks = [event.removeprefix("ask ")[0].upper() for event in tape if event.startswith("ask")]
-  assert asks == list(asked)
-  assert [(step.model, step.proposal) for step in episode.steps] == taken
-  assert episode.stop == stop
-  spent = SMALL_USD * asked.count("S") + LARGE_USD * asked.count("L")
-  assert episode.spent_usd == pytest.approx(spent, rel=1e-12)
-  assert episode.lost_usd == pytest.approx(LARGE_USD if texts else 0.0, rel=1e-12)
-  calls = [[(call.kind, call.model) for call in step.calls] for step in episode.steps]
-  both = [("act", 1), ("proposal", 0)]
-  assert calls == [both if model else [("act", 0)] for model, _ in taken]
