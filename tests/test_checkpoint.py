@@ -36,10 +36,9 @@ for update in range(1, 10_000):
 
 def state(value: float):
   """A tree as training has it: named and numbered leaves, scalars among them."""
-  return {
-    "params": {"layers": {"kernel": jnp.full((2, 30, 7), value, jnp.float32)}, "norm": jnp.ones(5)},
-    "optimizer": [jnp.array(int(value), jnp.int32), jnp.arange(6, dtype=jnp.float32) * value],
-  }
+  params = {"layers": {"kernel": jnp.full((2, 30, 7), value, jnp.float32)}, "norm": jnp.ones(5)}
+  optimizer = [jnp.array(int(value), jnp.int32), jnp.arange(6, dtype=jnp.float32) * value]
+  return {"params": params, "optimizer": optimizer}
 
 
 def save(directory: Path, *updates: int) -> None:
@@ -88,12 +87,16 @@ def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
   assert_restored(whole, 20)
 
 
-def test_a_checkpoint_of_another_structure(whole):
-  params = state(0)["params"]
-  reshaped = params | {"norm": jnp.ones(6)}
-  for other in (reshaped, {"norm": params["norm"]}, params | {"more": jnp.zeros(3)}):
-    like = {"params": other, "optimizer": state(0)["optimizer"]}
-    assert_refused(partial(restore, whole, like), whole / "20", *UNREADABLE)
+@pytest.mark.parametrize(
+  "params",
+  [
+    state(0)["params"] | {"norm": jnp.ones(6)},
+    {"norm": jnp.ones(5)},
+    state(0)["params"] | {"more": jnp.zeros(3)},
+  ],
+)
+def test_a_checkpoint_of_another_structure(whole, params):
+  assert_refused(lambda: restore(whole, state(0) | {"params": params}), whole / "20", *UNREADABLE)
 
 
 DAMAGES = {
@@ -113,12 +116,10 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["gone", *DAMAGES])
 def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   """Whichever file is damaged: the right values or the error, never wrong values."""
-  files = [path.relative_to(whole) for path in (whole / "20").rglob("*") if path.is_file()]
   noticed = 0
-  for number, names in enumerate([files, *([name] for name in files)]):
+  for number, file in enumerate(path for path in (whole / "20").rglob("*") if path.is_file()):
     directory = shutil.copytree(whole, tmp_path / str(number))
-    for name in names:
-      damage(directory / name, how)
+    damage(directory / file.relative_to(whole), how)
     try:
       assert_restored(directory, 20)
     except ValueError:
@@ -174,15 +175,12 @@ def test_kill_in_the_middle_of_a_save(tmp_path):
   """SIGKILL at some moment of many saves: the newest whole one is there, and saving goes on."""
   command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path / "sft")]
   child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-  lines = iter(child.stdout)
-  for line in lines:
-    if int(line) >= 3:
-      break
-  time.sleep(0.1)
-  child.send_signal(signal.SIGKILL)
-  reported = [int(line) for line in lines]
-  child.wait()
-  child.stdout.close()
+  with child:
+    lines = iter(child.stdout)
+    next(line for line in lines if int(line) >= 3)
+    time.sleep(0.1)
+    child.send_signal(signal.SIGKILL)
+    reported = [int(line) for line in lines]
   update = restore(tmp_path / "sft")[0]
   assert_restored(tmp_path / "sft", update)
   # What was reported before the last save had begun is there.

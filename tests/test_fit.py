@@ -125,7 +125,6 @@ def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
 def test_the_best_update_of_the_best_learning_rate_is_kept(
   copied, monkeypatch, rate, best, updates, losses
 ):
-  """Also if the training is killed in the first learning rate's third update."""
   rates, seen, make_optimizer = [], {}, fit.sft_optimizer
 
   def record_rate(config, rate):
@@ -138,17 +137,11 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(
     seen[rates[-1], update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
     return losses[rates[-1]][update - 1]
 
-  def reopen():
-    run = copied("imitated")
-    vars(run.config.sft).update(updates=5, patience=2, learning_rates=(0.01, 0.02))
-    return run
-
   monkeypatch.setattr(fit, "sft_optimizer", record_rate)
   monkeypatch.setattr(Trainer, "loss", loss)
-  run = reopen()
+  run = copied("imitated")
+  vars(run.config.sft).update(updates=5, patience=2, learning_rates=(0.01, 0.02))
   shutil.rmtree(run.dir / "checkpoints" / "sft")
-  train_and_die(sft, run, monkeypatch, run, "log", 3)
-  run = reopen()
   sft(run)
   for one, another in zip(leaves(run, "sft"), seen[rate, best], strict=True):
     np.testing.assert_array_equal(one, another)
@@ -156,8 +149,7 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(
   found = line["learning_rate"], line["best_update"], line["updates"], line["dev_loss"]
   assert found == (rate, best, updates, min(losses[rate]))
   tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")[3:]]
-  first, second = ([(rate, n) for n in range(1, len(losses[rate]) + 1)] for rate in losses)
-  assert tried == [*first[:3], *first[2:], *second]
+  assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
 
 
 def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
@@ -183,17 +175,16 @@ def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
 def test_another_training_seed_is_added_to_a_run(copied):
   """With its own luck, and rollouts of other seeds for each update."""
   run = copied("tiny")
-  before = leaves(run, "sft"), leaves(run, "bopo", 0.1), logged(run, "sft")
+  before, updates = leaves(run, "bopo", 0.1), len(logged(run, "bopo"))
   run.config.train_seeds = 2
-  for stage in (sft, bopo):
-    stage(run)
-  for family, lam, old in (("sft", None, before[0]), ("bopo", 0.1, before[1])):
-    for one, other in zip(leaves(run, family, lam), old, strict=True):
-      np.testing.assert_array_equal(one, other)
-    new = leaves(run, family, lam, train_seed=1)
-    assert any(not np.array_equal(one, other) for one, other in zip(new, old, strict=True))
-  added = logged(run, "sft")[len(before[2]) :]
-  assert [(line["update"], line["train_seed"]) for line in added] == [(1, 1), (2, 1), (3, 1)]
+  sft(run)
+  bopo(run)
+  for one, other in zip(leaves(run, "bopo", 0.1), before, strict=True):
+    np.testing.assert_array_equal(one, other)
+  for family, lam in (("sft", None), ("bopo", 0.1)):
+    pairs = zip(leaves(run, family, lam), leaves(run, family, lam, train_seed=1), strict=True)
+    assert any(not np.array_equal(one, other) for one, other in pairs)
+  assert {line["train_seed"] for line in logged(run, "bopo")[updates:]} == {1}
   for name, first in (("0.1)/1", 10_000), ("0.1)/2", 10_002), ("0.1,seed=1)/2", 1_010_002)):
     episodes = run.store.episodes(f"bopo(lam={name}")
     assert {e.seed for e in episodes} == {first, first + 1}
@@ -201,21 +192,18 @@ def test_another_training_seed_is_added_to_a_run(copied):
 
 
 @pytest.mark.parametrize(
-  "name, train, place, steps_before",
-  [
-    ("cascade", train_cascade, "cascade-4-lr0.01", 2),
-    ("bopo", bopo, "bopo-lam0.1", 4),  # two gradient steps an update
-  ],
+  "name, train, place, rollouts",
+  [("cascade", train_cascade, "cascade-4-lr0.01", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
 )
 def test_a_training_stops_at_the_first_number_that_is_none(
-  copied, monkeypatch, name, train, place, steps_before
+  copied, monkeypatch, name, train, place, rollouts
 ):
   """In the third update: nothing of it is saved, and no episode is rolled out after it."""
   run, step, count = copied("imitated"), Trainer.step, itertools.count()
   directory, run.config.baselines.updates = run.dir / "checkpoints" / place, 4
 
   def poison(trainer, batches):
-    if next(count) == steps_before:
+    if next(count) == (4 if rollouts else 2):  # BoPO takes two gradient steps an update
       trainer.params = jax.tree.map(lambda x: x * np.nan, trainer.params)
     return step(trainer, batches)
 
@@ -226,8 +214,7 @@ def test_a_training_stops_at_the_first_number_that_is_none(
   pattern = f"{name} stopped: update 3 has .*loss nan, .*{re.escape(good)}.*"
   assert re.fullmatch(pattern, str(error.value))  # one line
   assert [path.name for path in directory.iterdir() if path.is_dir()] == ["2"]
-  rollouts = {policy for policy in run.store.table().policy if "/" in policy}
-  assert len(rollouts) == 3 * (name == "bopo")
+  assert len({policy for policy in run.store.table().policy if "/" in policy}) == rollouts
 
 
 @pytest.mark.parametrize(

@@ -34,20 +34,12 @@ def test_normalized_cost():
 
 
 def test_boundary_reward():
-  # 1 + 0.5 - 0.3 * 0.4
   reward = rewards.boundary_reward(True, True, 0.4, lam=0.3)
-  assert isinstance(reward, float) and reward == pytest.approx(1.38)
-  # Rows: easy, hard, intractable; columns: success, failure. All at C_norm = 1, lam = 0.5.
-  reward = rewards.boundary_reward(
-    success=np.array([[True, False]] * 3),
-    hard=np.array([[False], [True], [False]]),
-    cost_norm=np.ones((3, 2)),
-    lam=0.5,
-    r_success=2.0,
-    r_hard=0.25,
-  )
-  # 2 - .5, 0 - .5;  2 + .25 - .5, 0 - .5;  2 - .5, 0 - .5
-  np.testing.assert_allclose(reward, [[1.5, -0.5], [1.75, -0.5], [1.5, -0.5]])
+  assert isinstance(reward, float) and reward == pytest.approx(1.38)  # 1 + 0.5 - 0.3 * 0.4
+  # Rows: easy, hard; columns: success, failure. 2 - .5, 0 - .5;  2 + .25 - .5, 0 - .5
+  outcomes = np.array([[True, False]] * 2), np.array([[False], [True]]), np.ones((2, 2))
+  reward = rewards.boundary_reward(*outcomes, lam=0.5, r_success=2.0, r_hard=0.25)
+  np.testing.assert_allclose(reward, [[1.5, -0.5], [1.75, -0.5]])
 
 
 @pytest.mark.parametrize(
@@ -70,19 +62,19 @@ def test_advantage(reward_G, reference, options, expected):
   np.testing.assert_allclose(advantage_G, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("trials", [([], [True]), ([True], [])])
+def test_a_difficulty_needs_a_trial_of_each_model(trials):
+  with pytest.raises(ValueError, match="a trial of each model"):
+    rewards.difficulty(*trials)
+
+
 @pytest.mark.parametrize(
-  "message, function, arguments",
-  [
-    ("a trial of each model", rewards.difficulty, ([], [True])),
-    ("a trial of each model", rewards.difficulty, ([True], [])),
-    *(("one non-empty group", rewards.reference_advantage, (r, 0.0)) for r in ([], 1.0, [[1.0]])),
-    ("finite", rewards.reference_advantage, ([0.0, np.nan], 0.0)),
-    ("finite", rewards.reference_advantage, ([0.0, 1.0], np.inf)),
-  ],
+  "reward_G, reference",
+  [([], 0.0), (1.0, 0.0), ([[1.0]], 0.0), ([0.0, np.nan], 0.0), ([0.0, 1.0], np.inf)],
 )
-def test_what_has_no_value_is_an_error(message, function, arguments):
-  with pytest.raises(ValueError, match=message):
-    function(*arguments)
+def test_rewards_are_one_group_of_finite_numbers(reward_G, reference):
+  with pytest.raises(ValueError, match="one non-empty group of finite numbers"):
+    rewards.reference_advantage(reward_G, reference)
 
 
 @given(st.lists(st.floats(-2, 2), min_size=2, max_size=8), st.floats(-2, 2))

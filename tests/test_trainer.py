@@ -59,39 +59,14 @@ def batcher(router_config, tokenizer_dir, make_task):
 
 
 @pytest.fixture(scope="module")
-def compiled(tiny_model, view):
-  trainer = Trainer(tiny_model, sft_batch_loss, OPTIMIZER, view.decision_ids)
-  return trainer, copy_of(trainer.state)
-
-
-@pytest.fixture
-def trainer(compiled):
-  """An SFT trainer at its start."""
-  compiled[0].load(copy_of(compiled[1]))
-  return compiled[0]
+def trainer(tiny_model, view):
+  """An SFT trainer."""
+  return Trainer(tiny_model, sft_batch_loss, OPTIMIZER, view.decision_ids)
 
 
 def copy_of(state):
   """A copy on the same devices: steps give their buffers away, and NumPy's compile again."""
   return jax.tree.map(jnp.copy, state)
-
-
-def assert_same(trees, atol):
-  jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=atol), *trees)
-
-
-def assert_same_steps(trainer, start, steps):
-  """Each step does the same to a trainer; returns their metrics."""
-  metrics, states = [], []
-  for step in steps:
-    trainer.load(copy_of(start))
-    metrics.append(step())
-    states.append(copy_of(trainer.state))
-  assert_same(states, atol=1e-5)
-  assert_same(metrics, atol=1e-5)
-  changes = jax.tree.map(lambda now, was: np.abs(now - was).max(), states[0], start)
-  assert max(jax.tree.leaves(changes["params"])) > 0.001
-  return metrics[0]
 
 
 SIZES = {"size": 3, "decisions": 4, "buckets": (6, 10)}
@@ -122,7 +97,7 @@ def test_a_batch_of_transcripts_by_hand():
   batch = make_batch(
     made, windows, [label_models(e, sampled=True) for e in made], **SIZES, advantages=[2.0, -1.0]
   )
-  mask_BxS = np.array([[0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]], bool)
+  mask_BxS = [[False] * 4, [True, False, True, False], [False] * 4]
   assert_arrays(batch, mask_BxS=mask_BxS, adv_B=[2.0, -1.0, 0.0])
 
 
@@ -168,32 +143,25 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   assert "".join("SL"[model] for model in models) == "SLSLLLSLLSSLLLLSSL"
 
 
-def test_sft_micro_batches_make_the_step_of_one_batch(
-  compiled, trainer, batcher, episodes, tiny_model
-):
-  before = np.array(tiny_model.final_norm[...])
-  one, parts = batcher(WHOLE).micro_batches(episodes), batcher(2, 2).micro_batches(episodes)
-  assert {batch.tokens_RxT.shape for batch in parts} == {(2, 64), (2, 128)}
-  assert_same_steps(trainer, compiled[1], [partial(trainer.step, part) for part in (one, parts)])
-  # Other episodes of the same lengths compile no other shape.
-  trainer.step(batcher(2, 2).micro_batches(episodes[::-1]))
-  assert trainer._gradient._cache_size() == 3
-  # The model that it started from is as it was.
-  np.testing.assert_array_equal(tiny_model.final_norm[...], before)
-  assert np.abs(trainer.model.final_norm[...] - before).max() > 1e-5
-
-
-def test_bopo_micro_batches_make_the_step_of_one_batch(
-  compiled, tiny_model, batcher, episodes, filled, router_config, view, monkeypatch
+def test_micro_batches_make_the_step_of_one_batch(
+  tiny_model, batcher, episodes, filled, router_config, view, monkeypatch
 ):
   ids, other = view.decision_ids, filled(lambda: build_model(router_config, 0), seed=3)
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
-  others = episodes, ADV, BOPO, 0
-  steps = [
-    partial(update_policy, trainer, ShardedRouter(other, ids), batcher(rows), *others)
-    for rows in (2, WHOLE)
-  ]
-  assert assert_same_steps(trainer, compiled[1], steps)["kl"] > 0.01
+  start, anchor = copy_of(trainer.state), ShardedRouter(other, ids)
+  metrics, states = [], []
+  for micro in (batcher(WHOLE), batcher(2, 2)):  # the latter of rows of 64 and of 128 tokens
+    trainer.load(copy_of(start))
+    metrics.append(update_policy(trainer, anchor, micro, episodes, ADV, BOPO, 0))
+    states.append(copy_of(trainer.state))
+  close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+  jax.tree.map(close, metrics[0], metrics[1])
+  jax.tree.map(close, states[0], states[1])
+  assert metrics[0]["kl"] > 0.01 and trainer._gradient._cache_size() == 3
+  changes = jax.tree.map(lambda now, was: np.abs(now - was).max(), states[0], start)
+  assert max(jax.tree.leaves(changes["params"])) > 0.001
+  # The model that it started from is as it was.
+  np.testing.assert_array_equal(tiny_model.final_norm[...], start["params"]["final_norm"])
   # The metrics are the mean of the steps'.
   answers = iter([{"loss": 1.0, "kl": 0.0}, {"loss": 4.0, "kl": 0.5}])
   monkeypatch.setattr(trainer, "step", lambda batches: next(answers))
@@ -232,14 +200,9 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
 
 def test_a_step_shows_a_gradient_that_is_none(tiny_model, view, batcher, episodes):
   """Beside a finite loss."""
-
-  def loss(logits_BxSxA, batch):
-    value = sft_batch_loss(logits_BxSxA, batch)["loss"]
-    return {"loss": value + jnp.sqrt(0 * value)}
-
-  metrics = Trainer(tiny_model, loss, OPTIMIZER, view.decision_ids).step(
-    batcher(WHOLE).micro_batches(episodes)
-  )
+  loss = lambda logits_BxSxA, batch: {"loss": jnp.sqrt(0 * logits_BxSxA.sum())}  # noqa: E731
+  trainer = Trainer(tiny_model, loss, OPTIMIZER, view.decision_ids)
+  metrics = trainer.step(batcher(WHOLE).micro_batches(episodes))
   assert math.isfinite(metrics["loss"]) and not math.isfinite(metrics["gradient_norm"])
 
 
@@ -268,20 +231,17 @@ def test_schedule():
     assert steps == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("gradient", [0.5, 0.001])
-def test_a_large_eps_keeps_the_sizes_of_gradients(gradient):
+def test_a_large_eps_keeps_the_sizes_of_gradients():
   # Bias-corrected, Adam's first step on g is lr * g / (|g| + eps); there is no value to decay.
   bopo = bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
   for optimizer in (sft(updates=1, adam_eps=0.1), bopo):
-    step = pytest.approx([-0.6 * gradient / (gradient + 0.1)], rel=1e-5)
-    assert updates_of(optimizer, [gradient]) == step
+    assert updates_of(optimizer, [0.001]) == pytest.approx([-0.6 * 0.001 / 0.101], rel=1e-5)
 
 
 def test_gradients_are_clipped_and_weights_decay():
   # With clipping a gradient of 1000 is one of 1.
   clipped, ones = (updates_of(sft(), [1.0, big, -big]) for big in (1000.0, 1.0))
-  assert clipped == pytest.approx(ones)
-  assert updates_of(sft(), [0.5, 1.0]) != pytest.approx(ones[:2])
+  assert clipped == pytest.approx(ones) != updates_of(sft(), [0.5, 1.0, -1.0])
   # No gradient: at a quarter and at half of the peak the updates are -0.15 and -0.3 * 0.01 * 5.
   decayed = updates_of(sft(weight_decay=0.01), [0.0, 0.0], value=5.0)
   assert decayed == pytest.approx([-0.0075, -0.015], rel=1e-3)
