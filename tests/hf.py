@@ -13,31 +13,20 @@ import ml_dtypes
 import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
-from tokenizers import pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.trainers import BpeTrainer
 
 FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
 FIELDS += ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
-SHAPES = {
-  name: dict(zip(FIELDS, sizes))
-  for name, sizes in {
-    "grouped": (307, 48, 40, 3, 6, 2, True),
-    "multihead": (131, 40, 56, 2, 4, 4, False),
-    "long": (97, 128, 64, 2, 2, 1, True),
-  }.items()
-}
+SIZES = {"grouped": (307, 48, 40, 3, 6, 2, True), "multihead": (131, 40, 56, 2, 4, 4, False)}
+SIZES["long"] = 97, 128, 64, 2, 2, 1, True
+SHAPES = {name: dict(zip(FIELDS, sizes)) for name, sizes in SIZES.items()}
 # Heads that do not add up to the width, and other constants than Qwen2.5's.
 SHAPES["multihead"] |= {"head_dim": 16, "rope_theta": 10_000.0, "rms_norm_eps": 1e-3}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-CONFIG = {
-  "architectures": ["Qwen2ForCausalLM"],
-  "hidden_act": "silu",
-  "max_position_embeddings": 32_768,
-  "model_type": "qwen2",
-  "rms_norm_eps": 1e-6,
-  "rope_theta": 1_000_000.0,
-  "sliding_window": 32_768,
-  "use_sliding_window": False,
-}
+CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu"}
+CONFIG |= {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0}
+CONFIG |= {"sliding_window": 32_768, "use_sliding_window": False}
 # What Qwen2's tokenizer splits a text into before it merges bytes, and its tokens behind those.
 WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -97,15 +86,12 @@ def write_tokenizer(directory: Path, tokens: int) -> None:
   """A tokenizer.json built as Qwen2's is: bytes, merges, then special tokens."""
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   tokenizer.normalizer = tokenizers.normalizers.NFC()
-  split = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
-  as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+  split = Split(tokenizers.Regex(WORDS), "isolated")
+  as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, as_bytes])
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  trainer = tokenizers.trainers.BpeTrainer(
-    vocab_size=tokens - len(SPECIAL),
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
+  merged, alphabet = tokens - len(SPECIAL), ByteLevel.alphabet()
+  trainer = BpeTrainer(vocab_size=merged, initial_alphabet=alphabet, show_progress=False)
   text = [f" {a}{b}{c}" for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES]
   tokenizer.train_from_iterator(text, trainer)
   tokenizer.add_special_tokens(list(SPECIAL))

@@ -11,17 +11,15 @@ import pytest
 import tiny
 from tiny import call
 
-from baar_jax.config import ModelsConfig
 from baar_jax.episode import Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.rollout.budget import CallBudget, DollarBudget, hold, unlimited
+from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
 from baar_jax.rollout.policies import Job, Live
 from baar_jax.router import policy as router
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
-from baar_jax.run import open_pair
 
 
 def start(number: int, seed: int = 0) -> Live:
@@ -182,14 +180,12 @@ def test_a_judge_is_shown_the_prompt_and_billed(
 
 
 def test_the_stand_in_reads_the_prompt_and_pays(make_task):
-  budget = DollarBudget(1.0)
-  pay = functools.partial(hold, None, budget)
-  judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, pay)
-  done = "Previous steps:\nStep 1 [Model: SMALL] action: {}\nresult: {}\nDecision:"
+  budget, done = DollarBudget(1.0), "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
+  judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, functools.partial(hold, None, budget))
   answers = {
     "Previous steps: none\nDecision:": "BIG",
-    done.format("go", "a hall"): "SMALL",
-    done.format("go", "Nothing happens."): "BIG",
+    done.format("a hall"): "SMALL",
+    done.format("Nothing happens."): "BIG",
     "Step 1 action: go\nresult: a hall\nStep 2 action: go\nresult: a hall\n": "BIG",
   }
   for text, answer in answers.items():
@@ -197,11 +193,3 @@ def test_the_stand_in_reads_the_prompt_and_pays(make_task):
   # A token is 4 characters; answers of 3 and 5 characters are 1 or 2 tokens.
   tokens = sum(-(-len(text) // 4) for text in answers)
   assert budget.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)
-
-
-def test_the_pair_makes_its_judge_at_the_judges_price(tmp_path):
-  pair = open_pair(tiny.config(tmp_path), tmp_path / "none.sqlite")
-  judge = pair.judge(ModelsConfig(names=("own",), prices=((1.0, 0.5, 2.0),)))
-  assert judge(None, 0, unlimited).price == Price(1.0, 0.5, 2.0)
-  with pytest.raises(ValueError, match="no price for model 'nobody'"):
-    pair.judge(ModelsConfig(names=("nobody",)))

@@ -1,7 +1,6 @@
 """Three models: their words and texts, draws, rules and cascade by hand, and a whole small run."""
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
@@ -76,7 +75,6 @@ def test_a_threshold_is_what_dollars_count_for():
     ("0", {}, {}, "s", 0),
     ("11", {}, {}, "slt", 2),
     ("1", {"call_budget": 1}, {}, "sl", 1),  # the only call: nothing is left to decide
-    ("1", {"usd_budget": TRIO_USD[0] + 1.5 * TRIO_USD[1]}, {}, "sl", 1),
     # The second proposal is taken where the third model's attempts brought nothing.
     ("11", {"usd_budget": 1.0}, {(0, "third"): BudgetSpent("")}, "slt", 1),
   ],
@@ -106,12 +104,12 @@ def test_the_rates_of_the_model_between_are_halfway():
   assert rates == pytest.approx([0.06, 0.45])
   for task_id in (f"mix/{i}" for i in range(300)):
     lapses = [ScienceWorldErrors(3).lapse(model, task_id, tricky, False) for model in range(3)]
-    small, middle, large = lapses
     assert lapses[::2] == [ScienceWorldErrors().lapse(m, task_id, tricky, False) for m in (0, 1)]
-    if middle.wrong == 0.6:  # it does not know the step, so SMALL does not either
-      assert middle.rate == pytest.approx(0.965) and not middle.spoils and small.rate == 0.98
+    small, middle, large = (lapse.rate for lapse in lapses)
+    if lapses[1].wrong == 0.6:  # it does not know the step, so SMALL does not either
+      assert middle == pytest.approx(0.965) and not lapses[1].spoils and small == 0.98
     else:  # LARGE knows it, too
-      assert middle.rate < 0.1451 and large.rate != 0.95
+      assert middle < 0.1451 and large != 0.95
 
 
 @pytest.mark.parametrize("setting", ["nano-mini", "nano-full", "mini-full"])
@@ -122,12 +120,10 @@ def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(setting, make
     pair = open_pair(sciworld.get_config(setting), tmp_path / "none.sqlite")
     for task_id in (f"mix/{i}" for i in range(40)):
       agents = dict(zip(pair.names, pair.start(Room(), make_task(task_id), 7, unlimited)))
-      for step, name in itertools.product(range(10), names):
-        reply = agents[name].reply([], step)
-        yield task_id, step, name, reply.text, reply.call.cost_usd
+      yield [agents[name].reply([], step).text for step in range(10) for name in names]
 
   replies = list(play(setting))
-  assert replies == list(play("trio")) and any("wrong" in text for *_, text, _ in replies)
+  assert replies == list(play("trio")) and "wrong" in str(replies)
 
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):

@@ -82,23 +82,17 @@ def test_training_reads_what_the_router_saw(views, kind, max_tokens, episode):
 
 
 @pytest.mark.parametrize("kind", ["transcript", "paper"])
-@pytest.mark.parametrize("budget", [{"call_budget": 3}, {"usd_budget": 0.05}])
-@pytest.mark.parametrize("show", [True, False])
-def test_a_budget_is_shown_only_where_the_config_says_so(views, kind, budget, show):
-  view = views(view=kind, max_tokens=900, show_budget=show)
-  capped, free = (view.episode_windows(TASK, episode_of([1, 0], **b)) for b in (budget, {}))
-  assert (capped != free) == show
+def test_a_budget_is_not_shown_where_the_config_says_so(views, kind):
+  view, budgets = views(view=kind, max_tokens=900, show_budget=False), {"call_budget": 3}
+  capped = episode_of([1, 0], **budgets, usd_budget=0.05)
+  assert view.episode_windows(TASK, capped) == view.episode_windows(TASK, episode_of([1, 0]))
 
 
 class TestTranscript:
   def test_text(self, views, decode):
     (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([1, 0]))
-    assert (window.first, len(window.positions)) == (0, 2)
-    assert decode(window.tokens) == (
-      "task: find the plant\nstart: see 1\n"
-      "step 1 model:<|BIG|> action: go 1\nresult: see 2\n"
-      "step 2 model:"
-    )
+    text = "task: find the plant\nstart: see 1\nstep 1 model:<|BIG|> action: go 1\nresult: see 2\n"
+    assert decode(window.tokens) == text + "step 2 model:"
 
   def test_a_cut_keeps_whole_steps_in_about_half_the_room(self, views, decode):
     windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
@@ -130,20 +124,19 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
 
 
 @pytest.mark.parametrize(
-  "budgets, line, left",
+  "budgets, left",
   [
-    ({"call_budget": 3}, "{} large calls left,", [(3,), (3,), (2,)]),  # one used in step 2
-    ({"usd_budget": 0.05}, "${:.4f} left,", [(0.05,), (0.038,), (0.015,)]),
+    ({"call_budget": 3}, ["3 large calls", "3 large calls", "2 large calls"]),  # one in step 2
+    ({"usd_budget": 0.05}, ["$0.0500", "$0.0380", "$0.0150"]),
     (
       {"call_budget": 1, "usd_budget": 0.02},
-      "{} large calls left, ${:.4f} left,",
-      [(1, 0.02), (1, 0.008), (0, 0)],
+      ["1 large calls left, $0.0200", "1 large calls left, $0.0080", "0 large calls left, $0.0000"],
     ),
   ],
 )
-def test_the_transcript_says_what_is_left_at_each_step(views, decode, budgets, line, left):
+def test_the_transcript_says_what_is_left_at_each_step(views, decode, budgets, left):
   (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([0, 1, 0], CALLS, **budgets))
-  lines = [f"{number}/40, {line.format(*each)}" for number, each in enumerate(left, 1)]
+  lines = [f"{number}/40, {each} left," for number, each in enumerate(left, 1)]
   assert re.findall(r"\nstep (.*) model:", decode(window.tokens)) == lines
 
 
