@@ -5,15 +5,13 @@ PYTHONPATH=. python tests/schedules.py 1000 [seed]
 
 import asyncio
 import multiprocessing
-import os
 import random
-import signal
 import socket
 import sqlite3
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import closing, suppress
 from fractions import Fraction
 
@@ -37,13 +35,12 @@ class Upstream(StandIn):
 
   def __init__(self, seed: int):
     draw = random.Random(seed)
+    options = {"stall_s": 4.0, "bills_what_it_loses": True, "chunk_s": 0.01}
     super().__init__(
       lambda request: WORDS,
       lambda number, request: draw.choice(FAULTS) if draw.random() < 0.2 else None,
       latency_s=lambda number: draw.random() * 0.05,
-      stall_s=4.0,
-      bills_what_it_loses=True,
-      chunk_s=0.01,
+      **options,
     )
     self.usd_of = defaultdict(Fraction)
 
@@ -57,11 +54,10 @@ class Upstream(StandIn):
 def serve_forever(runs: str, port: int, url: str) -> None:
   prices = tuple(tuple(map(float, price)) for price in PRICES.values())
   models = ModelsConfig("chat", tuple(PRICES), prices=prices, base_urls=(url,))
-  models.timeout_s, models.retries = 3.0, 2
-  served = ServeConfig(policy="random", port=port, max_sessions=10)
-  endpoints.BACKOFF_S = 0.01
-  env = EnvConfig("served")
-  serve.main(Run(Config(name="s", runs=runs, env=env, models=models, serve=served)))
+  models.timeout_s, models.retries, endpoints.BACKOFF_S = 3.0, 2, 0.01
+  config = Config(name="s", runs=runs, env=EnvConfig("served"), models=models)
+  config.serve = ServeConfig(policy="random", port=port, max_sessions=10)
+  serve.main(Run(config))
 
 
 class Server:
@@ -73,14 +69,10 @@ class Server:
     self.url, self._args = f"http://127.0.0.1:{port}", (runs, port, url)
     self._context = multiprocessing.get_context("forkserver")
     self._context.set_forkserver_preload(["baar_jax.stages.serve", "baar_jax.serve.app", "uvicorn"])
-    self.kills = -1
-    self.restart()
+    self.kills = 0
+    self._start()
 
-  def restart(self) -> None:
-    if self.kills >= 0:
-      os.kill(self._process.pid, signal.SIGKILL)
-      self._process.join()
-    self.kills += 1
+  def _start(self) -> None:
     self._process = self._context.Process(target=serve_forever, args=self._args, daemon=True)
     self._process.start()
     for _ in range(1200):
@@ -89,9 +81,19 @@ class Server:
       time.sleep(0.1)
     raise TimeoutError("the endpoint does not start")
 
+  def restart(self) -> None:
+    self.close()
+    self.kills += 1
+    self._start()
+
   def close(self) -> None:
-    self._process.kill()
+    self._process.kill()  # by SIGKILL
     self._process.join()
+
+  def find(self, id_: str) -> dict | None:
+    """A session as the endpoint describes it."""
+    answer = httpx2.get(f"{self.url}/v1/sessions/{id_}")
+    return answer.json() if answer.status_code == 200 else None
 
 
 class Schedule:
@@ -101,12 +103,10 @@ class Schedule:
     self.draw, self.id, self.url = random.Random(seed), f"session {seed}", url
     self.cap_usd = self.draw.choice([None, *(self.draw.uniform(0, 0.02) for _ in range(3))])
     self.cap_calls = self.draw.choice([None, 0, 1, 2, 4])
-    self.headers = {"x-session-id": self.id}
-    if self.cap_usd is not None:
-      self.headers["x-baar-max-usd"] = str(self.cap_usd)
-    if self.cap_calls is not None:
-      self.headers["x-baar-max-large-calls"] = str(self.cap_calls)
-    self.statuses, self.replies, self.unreported = Counter(), 0, 0  # replies: whole answers
+    caps = {"x-baar-max-usd": self.cap_usd, "x-baar-max-large-calls": self.cap_calls}
+    self.headers = {name: str(cap) for name, cap in caps.items() if cap is not None}
+    self.headers["x-session-id"] = self.id
+    self.statuses, self.replies = set(), 0  # replies: whole answers
 
   async def play(self, http: httpx2.AsyncClient) -> None:
     counts = [self.draw.randint(1, 4) for _ in range(self.draw.randint(1, 4))]
@@ -120,7 +120,7 @@ class Schedule:
       body |= {"max_completion_tokens": draw.randint(1, 60), "stream": draw.random() < 0.5}
       for _ in range(draw.randint(1, 3)):  # a retry is a call like others
         status = await self._call(http, body, draw)
-        self.statuses[status] += 1
+        self.statuses.add(status)
         if status == 200:
           break
         await asyncio.sleep(draw.random() * 0.2)
@@ -130,8 +130,6 @@ class Schedule:
     """Its status; "left" where the client gave up, "lost" where the server was killed."""
     patience_s = draw.random() * 0.1 if draw.random() < 0.1 else 60.0
     chunks = draw.randint(0, 15) if draw.random() < 0.3 else 1000
-    if draw.random() < 0.05:
-      return await self._decide(http, body, draw)
     try:
       async with asyncio.timeout(patience_s):
         path = f"{self.url}/v1/chat/completions"
@@ -148,38 +146,27 @@ class Schedule:
       await asyncio.sleep(draw.random())
       return "lost"
 
-  async def _decide(self, http, body: dict, draw: random.Random) -> int | str:
-    """A call that the client makes itself and reports, as far as it learns of it."""
-    path, usage = f"{self.url}/v1/decision", {"prompt_tokens": 5, "completion_tokens": 1}
-    try:
-      answer = await http.post(path, json=body, headers=self.headers)
-    except LOST:
-      self.unreported += 1
-      return "lost"
-    if answer.status_code == 200:
-      report = {"decision_id": answer.json()["decision_id"], "usage": usage}
-      await asyncio.sleep(draw.random() * 0.1)
-      try:
-        assert (await http.post(path, json=report)).status_code in (200, 404)  # 404 after a kill
-      except LOST:
-        self.unreported += 1
-    return answer.status_code
-
-  def check(self, session: dict, billed_usd: Fraction) -> None:
-    """That the books of a session without a call in flight are in order."""
-    spent_usd, cap_usd = session["spent_usd"], self.cap_usd
-    assert float(billed_usd) <= spent_usd + TOLERANCE_USD, (self.id, float(billed_usd), session)
-    assert session["in_flight"] <= self.unreported, (self.id, session)
-    assert len(session["steps"]) >= self.replies, (self.id, session)
-    assert {*self.statuses} <= {200, 429, 500, 502, 503, 504, "left", "lost"}, self.statuses
-    if cap_usd is not None:
-      assert spent_usd <= cap_usd + TOLERANCE_USD, (self.id, session)
-      left_usd = max(0.0, cap_usd - spent_usd)
-      kept_usd = abs(session["left_usd"] - left_usd)
-      assert kept_usd < TOLERANCE_USD or session["in_flight"], (self.id, session)
+  def check(self, server: Server, billed_usd: Fraction) -> dict | None:
+    """The session, whose books must be in order, also after what its clients had left."""
+    for _ in range(600):
+      session = server.find(self.id)
+      if session is None or not session["in_flight"]:
+        break
+      time.sleep(0.05)
+    if session is None:  # it was killed before it knew of the session, or the clients had left
+      assert not billed_usd and not self.replies, self.id
+      return None
+    spent_usd, context = session["spent_usd"], (self.id, float(billed_usd), session)
+    assert float(billed_usd) <= spent_usd + TOLERANCE_USD and not session["in_flight"], context
+    assert len(session["steps"]) >= self.replies, context
+    assert self.statuses <= {200, 429, 500, 502, 503, 504, "left", "lost"}, self.statuses
+    if self.cap_usd is not None:
+      assert spent_usd <= self.cap_usd + TOLERANCE_USD, context
+      assert abs(session["left_usd"] - max(0.0, self.cap_usd - spent_usd)) < TOLERANCE_USD, context
     if self.cap_calls is not None:
-      assert session["large_calls"] <= self.cap_calls, (self.id, session)
-      assert sum(s["model"] == "large" for s in session["steps"]) <= self.cap_calls, session
+      large_steps = sum(step["model"] == "large" for step in session["steps"])
+      assert large_steps <= session["large_calls"] <= self.cap_calls, context
+    return session | {"left_usd": None}  # rounded when stored
 
 
 async def play_batch(schedules: list[Schedule], server: Server, upstream: Upstream, draw) -> None:
@@ -198,52 +185,33 @@ async def play_batch(schedules: list[Schedule], server: Server, upstream: Upstre
       killing.cancel()
     else:
       await killing
-    for schedule in schedules:
-      for _ in range(600):  # what clients have left may still be in flight
-        answer = await http.get(f"{server.url}/v1/sessions/{schedule.id}")
-        if answer.status_code == 404 or answer.json()["in_flight"] <= schedule.unreported:
-          break
-        await asyncio.sleep(0.05)
-      schedule.last = answer.json() if answer.status_code == 200 else None
-      if schedule.last:
-        schedule.check(schedule.last, upstream.usd_of[schedule.id])
-      else:  # it was killed before it knew of the session, or the clients had left
-        assert not upstream.usd_of[schedule.id] and not schedule.replies, schedule.id
 
 
 def run_schedules(count: int, seed: int, runs: str) -> dict:
   """Plays so many schedules and returns what happened. Raises AssertionError if one fails."""
   draw, schedules = random.Random(seed), []
   with Upstream(seed).running() as upstream, closing(Server(runs, upstream.url)) as server:
+
+    def check_all() -> list[dict | None]:
+      return [schedule.check(server, upstream.usd_of[schedule.id]) for schedule in schedules]
+
     for first in range(0, count, AT_ONCE):
       numbers = range(first, min(first + AT_ONCE, count))
       batch = [Schedule(f"{seed}-{number}", server.url) for number in numbers]
       asyncio.run(play_batch(batch, server, upstream, draw))
       schedules += batch
       print(f"{len(schedules)} schedules, {server.kills} kills", file=sys.stderr, flush=True)
-    known = [schedule for schedule in schedules if schedule.last]
-    for schedule in known:  # calls that clients had left may have been made since
-      schedule.last = httpx2.get(f"{server.url}/v1/sessions/{schedule.id}").json()
-      schedule.check(schedule.last, upstream.usd_of[schedule.id])
+    sessions = check_all()
     server.restart()
-    for schedule in known:
-      found = httpx2.get(f"{server.url}/v1/sessions/{schedule.id}").json()
-      same = found | {"left_usd": None} == schedule.last | {"left_usd": None}  # rounded when stored
-      assert same or schedule.last["in_flight"], (found, schedule.last)
-    kills = server.kills
+    assert check_all() == sessions
   with closing(sqlite3.connect(f"{runs}/s/episodes.sqlite")) as db:
     assert db.execute("SELECT count(*) FROM calls WHERE kind = 'open'").fetchone() == (0,)
     assert db.execute("SELECT count(*) FROM sessions WHERE open > 0").fetchone() == (0,)
-    ((sessions,),) = db.execute("SELECT count(*) FROM sessions").fetchall()
-  assert sessions == sum(schedule.last is not None for schedule in schedules)
-  return {
-    "schedules": count,
-    "kills": kills,
-    "sessions": sessions,
-    "attempts": len(upstream.seen),
-    "billed_usd": float(sum(upstream.usd_of.values())),
-    "counted_usd": sum(schedule.last["spent_usd"] for schedule in known),
-  }
+    known = [*filter(None, sessions)]
+    assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(known),)
+  report = {"schedules": count, "kills": server.kills, "sessions": len(known)}
+  report |= {"attempts": len(upstream.seen), "billed_usd": float(sum(upstream.usd_of.values()))}
+  return report | {"counted_usd": sum(session["spent_usd"] for session in known)}
 
 
 if __name__ == "__main__":
