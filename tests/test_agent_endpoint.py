@@ -61,17 +61,8 @@ def ask(endpoint, upstream, request):
       return call(**{"model": "baar", "messages": ASK} | fields)
 
     create.session = lambda: client.get(f"/sessions/{request.node.name}", cast_to=object)
-    create.post, create.stream = client.post, client.chat.completions.stream
+    create.post = client.post
     yield create
-
-
-def wait_for_quiet(ask) -> dict:
-  """The session once nothing of it is in flight."""
-  for _ in range(400):
-    if not (session := ask.session())["in_flight"]:
-      return session
-    time.sleep(0.05)
-  raise AssertionError(session)
 
 
 def test_a_plain_call(ask, upstream):
@@ -98,11 +89,6 @@ def test_a_streamed_call_ends_with_its_dollars(ask, upstream, asked):
   assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
   assert chunks[-1].usage.cost == pytest.approx(USD) and chunks[-1].usage.prompt_tokens == 9
   assert upstream.seen[-1]["stream_options"] == {"include_usage": True}
-
-
-def test_the_clients_own_reader_of_streams_is_told_the_dollars(ask):
-  with ask.stream(model="baar", messages=ASK) as stream:
-    assert stream.get_final_completion().usage.cost == pytest.approx(USD)
 
 
 def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, upstream):
@@ -153,20 +139,10 @@ def test_a_stream_that_its_client_leaves_counts_at_its_most(ask, upstream):
   upstream.chunk_s = 0.2
   with ask(stream=True) as stream:
     next(stream)
-  session = wait_for_quiet(ask)
+  while (session := ask.session())["in_flight"]:
+    time.sleep(0.05)
   # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
   assert len(session["steps"]) == 1 and session["spent_usd"] >= 1e-6 * (200 * 2 + 23)
-  upstream.chunk_s = 0.0
-  assert ask().choices[0].message.content == SAID
-
-
-def test_a_call_that_its_client_gives_up_is_booked(ask, upstream):
-  upstream.latency_s = lambda number: 0.5
-  with pytest.raises(openai.APITimeoutError):
-    ask(timeout=0.1)
-  upstream.latency_s = lambda number: 0.0
-  session = wait_for_quiet(ask)
-  assert session["spent_usd"] >= USD * (1 - 1e-9)
 
 
 def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
