@@ -3,6 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import tiny
@@ -22,9 +23,7 @@ import sys
 from baar_jax.envs.base import Env
 class Odd(Env):
   system_prompt, method = "p", ""
-  def give(self, method, right):
-    if method != self.method: return right
-    return eval(self.result)
+  def give(self, method, right): return eval(self.result) if method == self.method else right
   def reset(self, text):
     print("noise")
     self.method, self.result = text.split("=", 1)
@@ -55,17 +54,11 @@ def test_the_command_line_runs_the_example(tmp_path):
   assert table.groupby("policy").success.sum()["always-large"] > 0
 
 
-@pytest.mark.parametrize(
-  "kind, message",
-  [
-    ("beach", "there is no file"),
-    (f"{CORRIDOR}:Hall", "corridor.py has no class Hall"),
-    ("sandbox", "no_such_argument"),
-  ],
-)
-def test_a_wrong_kind_or_argument_is_named(kind, message):
-  with pytest.raises((ValueError, EnvDied), match=message):
-    open_envs(kind, {"no_such_argument": 1}, 1, 1)
+def test_a_wrong_kind_or_argument_is_named():
+  wrong = {"beach": "there is no file", f"{CORRIDOR}:Hall": "corridor.py has no class Hall"}
+  for kind, message in (wrong | {"sandbox": "no_such_argument"}).items():
+    with pytest.raises((ValueError, EnvDied), match=message):
+      open_envs(kind, {"no_such_argument": 1}, 1, 1)
 
 
 def test_prints_input_and_bugs_stay_out_of_the_protocol(odd, capfd):
@@ -103,18 +96,18 @@ def test_a_result_of_the_wrong_kind_is_named(odd):
 
 
 @pytest.mark.parametrize(
-  "ids, message",
+  "train, dev, message",
   [
-    ({"train": "ab", "dev": "ac", "test": "d"}, "the task 'a' twice: each is in one split"),
-    ({"train": "aba", "dev": "c", "test": "d"}, "the task 'a' twice"),
-    ({"train": "ab", "dev": "", "test": "d"}, "no dev task: each split needs one"),
+    ("ab", "ac", "the task 'a' twice: each is in one split"),
+    ("aba", "c", "the task 'a' twice"),
+    ("ab", "", "no dev task: each split needs one"),
   ],
 )
-def test_splits_that_share_a_task_or_have_none_are_refused(ids, message):
+def test_splits_that_share_a_task_or_have_none_are_refused(train, dev, message):
+  ids = {"train": train, "dev": dev, "test": "d"}
   env = SimpleNamespace(tasks=lambda split: [Task(id_, split, "Go.", 9) for id_ in ids[split]])
-  store = SimpleNamespace(tasks=lambda split: [])
-  config = Config(env=EnvConfig(kind="odd.py:Odd"))
-  run = SimpleNamespace(is_main=True, store=store, envs=lambda: [env], config=config)
+  run = SimpleNamespace(is_main=True, store=Mock(**{"tasks.return_value": []}), envs=lambda: [env])
+  run.config = Config(env=EnvConfig(kind="odd.py:Odd"))
   with pytest.raises(ValueError, match=f"odd.py:Odd lists {message}"):
     Run.tasks(run, "train")
 

@@ -103,8 +103,8 @@ def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
   assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
   assert [task_id.split("/")[0] for task_id in train] == [*few, *few]
-  smaller = ScienceWorld(train_tasks=4, gold_dir=gold_dir)
-  assert [task.id for task in smaller.tasks("train")] == train[:4]
+  smaller = ScienceWorld(train_tasks=4, gold_dir=gold_dir).tasks("train")
+  assert [task.id for task in smaller] == train[:4]
   monkeypatch.setattr(scienceworld, "TASK_TYPES", few[:1])
   with pytest.raises(ValueError, match="9 were asked for"):
     ScienceWorld(test_tasks=9, gold_dir=gold_dir).tasks("test")
