@@ -23,7 +23,6 @@ from appworld.collections.models import ModelCollection
 from appworld.common.constants import CANARY_STRING, DB_VERSION
 from appworld.common.utils import freeze_time
 
-VERSION = "3"  # tasks of another version are deleted
 NOW = datetime(2024, 5, 16, 12, 0)  # the time of every task
 APPS = get_all_apps(skip_admin=True)
 ACCOUNTS = [app for app in APPS if app not in ("api_docs", "supervisor")]
@@ -263,11 +262,11 @@ def main(directory: str, train: int, dev: int, test: int) -> None:
   """Makes what is missing in the directory."""
   root = Path(directory).absolute()
   os.environ["APPWORLD_ROOT"] = str(root)
-  data, version = root / "data", root / "version.txt"
-  if not version.exists() or version.read_text() != VERSION:
-    shutil.rmtree(root, ignore_errors=True)
+  data, complete = root / "data", root / "version.txt"
+  if not complete.exists():
+    shutil.rmtree(root, ignore_errors=True)  # of an interrupted beginning
     write_base(data)
-    write(version, VERSION)
+    complete.touch()
   sizes = {"train": train, "dev": dev + test, "test_normal": test}  # dev has room for two splits
   for first, (dataset, size) in enumerate(sizes.items(), 1):
     endless = (f"{name}_{n}" for n in itertools.count(first, 3) for name in SCENARIOS)
