@@ -6,14 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
-ORDER = "config episode mesh, store, envs, llms, rollout, router, train, run, report, serve, "
-ORDER += "stages"
-LEVEL = {name: level for level, names in enumerate(ORDER.split(",")) for name in names.split()}
+ORDER = "config episode mesh,store,envs,llms,rollout,router,train,run,report,serve,stages".split(
+  ","
+)
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names.split()}
 # What child processes and engines of other Pythons do without.
 HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib", "psutil"}
 LONGEST_CHAIN = 9
@@ -67,16 +66,12 @@ def test_environments_do_without_heavy_libraries():
       assert not outer & HEAVY and "baar_jax.config" not in REACHED[name], name
 
 
-@pytest.mark.parametrize(
-  "modules, unwanted",
-  [
-    ("main", {"openai", "httpx", "httpx2"}),  # scripted runs do without the client of API models
-    ("baar_jax.envs.process, baar_jax.envs.sandbox", HEAVY | {"numpy"}),  # a child process
-  ],
-)
-def test_what_a_new_python_has_loaded(modules, unwanted):
-  """As Python sees it: also what libraries import."""
-  code = f"import sys, {modules}; print(*sys.modules)"
-  printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
-  loaded = {name.split(".")[0] for name in printed.split()}
-  assert "baar_jax" in loaded and not loaded & unwanted
+def test_what_a_new_python_has_loaded():
+  """As Python sees it, also what libraries import: of a child process, and of scripted runs, which
+  do without the client of API models."""
+  child = "baar_jax.envs.process, baar_jax.envs.sandbox"
+  for modules, unwanted in ((child, HEAVY | {"numpy"}), ("main", {"openai", "httpx", "httpx2"})):
+    code = f"import sys, {modules}; print(*sys.modules)"
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    loaded = {name.split(".")[0] for name in printed.split()}
+    assert "baar_jax" in loaded and not loaded & unwanted

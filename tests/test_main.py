@@ -26,6 +26,7 @@ WRONG = {
   "--config=README.md": "README.md: SyntaxError",
   "--config=main.py": "main.py: KeyError: 'get_config'",
   "--config.models.names=('gpt-4.1-mini','gpt-9')": "gpt-9 ... --config.models.prices",
+  "--config.models.names=('gpt-4.1','gpt-4.1-mini')": "one of them is dearer than the next",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json cannot be",
   "--config.distributed.fsdp=3": "fsdp is 3; it must divide 1 devices",
   "--config.distributed.processes=2": "coordinator must be host:port of process 0",

@@ -56,7 +56,6 @@ def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store, path):
 
 
 def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
-  store.close()
   with path.open("r+b") as file:
     file.seek(100)
     file.write(b"\xff" * (4096 - 100))  # the page with the schema
@@ -76,11 +75,10 @@ def test_a_row_that_equals_another_policy_s_shares_its_text(store, path):
   store.add(*(episode("t1", "random", seed, "SLS"[: seed + 1]) for seed in range(3)))
   store.add_equal("random(K=4)", 4, "random", [("t1", 2), ("t1", 0)])
   store.add_equal("random(K=3)", 3, "random(K=4)", [("t1", 2)])  # refers to the first
-  first, third = store.episodes("random(K=4)")
-  equals = dict(policy="random(K=4)", call_budget=4, reused=True)
-  texts = store.episodes("random")
-  assert [first, third] == [dataclasses.replace(texts[i], **equals) for i in (0, 2)]
-  again = dataclasses.replace(third, policy="random(K=3)", call_budget=3)
+  texts, expected = store.episodes("random"), {"policy": "random(K=4)", "reused": True}
+  equals = [dataclasses.replace(texts[i], **expected, call_budget=4) for i in (0, 2)]
+  assert store.episodes("random(K=4)") == equals
+  again = dataclasses.replace(equals[1], policy="random(K=3)", call_budget=3)
   assert store.episodes("random(K=3)") == [again]
   counts = sqlite3.connect(path).execute("SELECT count(*), count(episode) FROM episodes")
   assert counts.fetchone() == (6, 3)
