@@ -9,10 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
-ORDER = "config episode mesh,store,envs,llms,rollout,router,train,run,report,serve,stages".split(
-  ","
-)
-LEVEL = {name: level for level, names in enumerate(ORDER) for name in names.split()}
+LAYERS = "store envs llms rollout router train run report serve stages".split()  # noqa: SIM905
+LEVEL = {name: 1 + level for level, name in enumerate(LAYERS)}
+LEVEL |= {"config": 0, "episode": 0, "mesh": 0}
 # What child processes and engines of other Pythons do without.
 HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib", "psutil"}
 LONGEST_CHAIN = 9

@@ -56,6 +56,7 @@ def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store, path):
 
 
 def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
+  store.close()
   with path.open("r+b") as file:
     file.seek(100)
     file.write(b"\xff" * (4096 - 100))  # the page with the schema
