@@ -36,8 +36,8 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SYLLABLES = ("ka", "lo", "mi", "ne", "ru", "so", "ti", "va", "SA", "LL", "TA", "big")
 
 
-def plan(shape: dict) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
-  """(name, shape, mean, half-width) of each tensor, uniformly distributed."""
+def tensors(shape: dict, dtype: str = "float32") -> Iterator:
+  """(name, array) of each tensor, uniformly distributed."""
   V, D, F, layers, N, K, tied = (shape[name] for name in FIELDS)
   H = shape.get("head_dim", D // N)
   rows = {"q": N * H, "k": K * H, "v": K * H}
@@ -45,21 +45,14 @@ def plan(shape: dict) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
   kernels |= {"self_attn.o_proj": (D, N * H), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D)}
   kernels |= {"mlp.down_proj": (D, F)}
   tables = {"model.embed_tokens": (V, D)} | ({} if tied else {"lm_head": (V, D)})
-  yield "model.norm.weight", (D,), 1.0, 0.5
-  for layer in range(layers):
-    prefix = f"model.layers.{layer}."
+  plan = {"model.norm.weight": ((D,), 1.0, 0.5)}  # sizes, mean, half-width
+  for prefix in (f"model.layers.{layer}." for layer in range(layers)):
     for name in ("input", "post_attention"):
-      yield f"{prefix}{name}_layernorm.weight", (D,), 1.0, 0.5
-    for name, size in rows.items():
-      yield f"{prefix}self_attn.{name}_proj.bias", (size,), 0.1, 1.5
+      plan[f"{prefix}{name}_layernorm.weight"] = (D,), 1.0, 0.5
+    plan |= {f"{prefix}self_attn.{name}_proj.bias": ((rows[name],), 0.1, 1.5) for name in rows}
     tables |= {prefix + name: sizes for name, sizes in kernels.items()}
-  for name, sizes in tables.items():
-    yield f"{name}.weight", sizes, 0.0, (3 / sizes[1]) ** 0.5
-
-
-def tensors(shape: dict, dtype: str = "float32") -> Iterator:
-  """(name, array) of each tensor."""
-  for name, sizes, mean, width in plan(shape):
+  plan |= {f"{name}.weight": (sizes, 0.0, (3 / sizes[1]) ** 0.5) for name, sizes in tables.items()}
+  for name, (sizes, mean, width) in plan.items():
     # Bits, which NumPy promises to keep from version to version; it does not for distributions.
     bits = np.random.PCG64([0, zlib.crc32(name.encode())]).random_raw(np.prod(sizes)) >> 40
     unit = bits.astype(np.float32) * np.float32(2**-23) - 1

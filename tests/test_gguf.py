@@ -68,9 +68,9 @@ def write_gguf(directory, kind, **changes):
   writer.add_token_types([1] * 297 + [5] + [3] * 2 + [5] * 7)
   writer.add_token_merges([" ".join(pair) for pair in merges])
   V, D, F, layers, N, K, _ = (SHAPE[name] for name in hf.FIELDS)
-  sizes = {"embedding_length": D, "feed_forward_length": F, "block_count": layers}
-  sizes |= {"head_count": N, "head_count_kv": K, "context_length": 64}
-  for name, number in (sizes | {"rope_freq_base": 1e4, "layer_norm_rms_eps": 1e-6}).items():
+  sizes = {"embedding_length": D, "feed_forward_length": F, "block_count": layers, "head_count": N}
+  sizes |= {"head_count_kv": K, "context_length": 64, "rope_freq_base": 1e4}
+  for name, number in (sizes | {"layer_norm_rms_eps": 1e-6}).items():
     getattr(writer, f"add_{name}")(number)
   original, names = dict(hf.tensors(SHAPE)), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
   stored = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2"}

@@ -71,36 +71,30 @@ def test_a_cache_equals_the_uncached_forward(
   monkeypatch.setattr(router, "NEW_TOKENS", lengths)
   view = View(dataclasses.replace(router_config, view=kind), tokenizer_dir)
   forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
-  errors = []
 
   def check(live, decision):
     tokens = view.live_window(live).tokens
     padded = np.pad(np.array([tokens], np.int32), ((0, 0), (0, 320 - len(tokens))))
     logits_A = np.asarray(forward(padded), np.float64)[0, len(tokens) - 1, view.decision_ids]
     logp_A = logits_A - np.log(np.exp(logits_A).sum())
-    errors.append(abs(decision.logp - logp_A[decision.model]))
-    assert errors[-1] < 1e-4
+    assert decision.logp == pytest.approx(logp_A[decision.model], abs=1e-4)
 
   done = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
-  assert len(done) == 5 and len(errors) == sum(len(live.steps) for live in done) >= 60
+  assert len(done) == 5
   if kind == "transcript":
     assert all(view.live_window(live).first > 0 for live in done)  # every history was cut
   assert {step.model for live in done for step in live.steps} == {0, 1}
 
 
 def test_few_shapes_are_compiled(tiny_model, filled, router_config, view, monkeypatch):
-  """Whatever number of episodes is ready, and however much each has to be fed."""
-  extend, shapes = router._extend, set()
-
-  def spy(*inputs):
-    shapes.add(inputs[3].shape)
-    return extend(*inputs)
-
+  """Whatever number of episodes is ready, however much each has to be fed, whichever router."""
+  extend, other = router._extend, filled(lambda: build_model(router_config, 0), seed=7)
+  spy = Mock(side_effect=extend)
   monkeypatch.setattr(router, "_extend", spy)
   play(make_policy(tiny_model, view), episodes=6, steps=8)
+  shapes, compiled = {call.args[3].shape for call in spy.call_args_list}, extend._cache_size()
   assert shapes <= {(R, T) for R in (1, 4) for T in router.NEW_TOKENS}
-  compiled, other = extend._cache_size(), filled(lambda: build_model(router_config, 0), seed=7)
-  play(make_policy(other, view), 6, 8)  # another router compiles nothing
+  play(make_policy(other, view), 6, 8)
   assert extend._cache_size() == compiled > 0
 
 
@@ -124,7 +118,6 @@ def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir, 
   for _ in range(2):
     act(live, 0)
     assert policy.choose([live])[0].cost_usd == len(view.live_window(live).tokens)
-    policy.finish(live)
     policy.finish(live)
 
 

@@ -59,23 +59,6 @@ def test_bf16(full, model):
   np.testing.assert_allclose(hidden.astype(jnp.float32), full(TOKENS), atol=0.15)
 
 
-def test_extending_equals_the_full_forward(full, model):
-  """Three rows of 5, 9 and 12 tokens, fed in three ragged parts."""
-  extend = jax.jit(partial(model.extend, row_B=np.arange(3)))
-  tokens = np.random.default_rng(1).integers(0, 11, (3, 12)).astype(np.int32)
-  want = full(tokens)
-  cache = model.make_cache(3, 16)
-  bounds = [(0, 2, 4, 5), (0, 6, 7, 9), (0, 1, 7, 12)]
-  for part in range(3):
-    spans = [(row[part], row[part + 1]) for row in bounds]
-    fed = np.full((3, 6), 7, np.int32)  # garbage on padding
-    for r, (start, end) in enumerate(spans):
-      fed[r, : end - start] = tokens[r, start:end]
-    hidden, cache = extend(fed, np.array([start for start, _ in spans], np.int32), cache)
-    for r, (start, end) in enumerate(spans):
-      np.testing.assert_allclose(hidden[r, : end - start], want[r, start:end], atol=1e-5)
-
-
 def test_attention_by_hand():
   # One head of size 1. Token 0 sees itself: 2. Token 1 has scores 3 * 0 = 0 and 3 * ln(2) / 3,
   # weights 1/3 and 2/3: 2 / 3 + 2 * 8 / 3 = 6.

@@ -98,7 +98,7 @@ def make_abstract_model(shape: Qwen2Config) -> Qwen2:
 def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   """The float32 router of the configured weights; raises what `load_qwen2` does.
 
-  The rows of each decision are the mean of those of its word's tokens; a saved router's stay.
+  A decision that they lack starts as the mean of its word's tokens.
   """
   config, ids = view.config, view.decision_ids
   directory = weights_directory(config.weights)
