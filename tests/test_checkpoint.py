@@ -87,16 +87,10 @@ def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
   assert_restored(whole, 20)
 
 
-@pytest.mark.parametrize(
-  "params",
-  [
-    state(0)["params"] | {"norm": jnp.ones(6)},
-    {"norm": jnp.ones(5)},
-    state(0)["params"] | {"more": jnp.zeros(3)},
-  ],
-)
-def test_a_checkpoint_of_another_structure(whole, params):
-  assert_refused(lambda: restore(whole, state(0) | {"params": params}), whole / "20", *UNREADABLE)
+def test_a_checkpoint_of_another_structure(whole):
+  for params in (state(0)["params"] | {"norm": jnp.ones(6)}, {"norm": jnp.ones(5)}):
+    like = state(0) | {"params": params}
+    assert_refused(partial(restore, whole, like), whole / "20", *UNREADABLE)
 
 
 DAMAGES = {

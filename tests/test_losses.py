@@ -12,7 +12,7 @@ import tiny
 from baar_jax.config import BoPOConfig
 from baar_jax.train import losses
 from baar_jax.train.dataset import Profile
-from baar_jax.train.losses import bopo_advantages, compute_reward, dapo_advantages
+from baar_jax.train.losses import bopo_advantages, dapo_advantages
 from baar_jax.train.trainer import NO_TOKEN, Batch
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
@@ -172,23 +172,6 @@ LAM = 0.5
 
 def tried(task_id, seed, score, usd, models="SL"):
   return tiny.episode(task_id, "bopo", seed, models, score, cost_usd=usd)
-
-
-@pytest.mark.parametrize(
-  "profile, score, usd, reward",
-  [
-    (HARD, 1, 4.0, 1.375),  # 1 + 0.5 - 0.5 * 2/8
-    (HARD, 1, 99.0, 1.0),  # clipped
-    (HARD, 0.99, 6.0, -0.25),  # a partial score is a failure: no bonus, only the cost
-    (INVERTED, 1, 1.5, 0.75),  # 1 - 0.5 * 0.5/1
-    (INVERTED, 0, 3.0, -0.5),
-  ],
-)
-def test_reward_of_an_episode(profile, score, usd, reward):
-  value = compute_reward(tried("h", 0, score, usd), profile, LAM, BoPOConfig())
-  assert value == pytest.approx(reward, abs=1e-6)
-  config = BoPOConfig(r_success=2.0, r_hard=0.0)
-  assert compute_reward(tried("h", 0, 1, 6.0), HARD, 1.0, config) == pytest.approx(1.5)
 
 
 # Rewards of the hard task: 0 - 0, 1.5 - 0.125, 1.5 - 0.25, 0 - 0.5: mean 0.53125, and the squared

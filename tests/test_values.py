@@ -41,18 +41,16 @@ def test_rows_of_an_episode_by_hand():
 
 def test_target_under_caps_and_prices_by_hand():
   """With a call left LARGE may be best; without one only SMALL counts; prices take dollars off."""
-  value, advantage = jnp.array([0.5] * 4), jnp.array([[-0.1, 0.1]] * 4)
-  target = compute_target(
-    gain=jnp.array([0.2, 0.2, 0.2, 0.2]),
-    cost=jnp.array([0.4, 0.4, 0.4, 0.4]),
-    last=jnp.array([False, False, False, True]),
-    weight=jnp.array([1.0, 1.0, 0.5, 0.5]),
-    value=value,
-    advantage=advantage,
-    calls_after=jnp.array([1.0, 0.0, jnp.inf, jnp.inf]),
-  )
-  # 0.2 + 0.6; 0.2 + 0.4; 0.1 - 0.2 + 0.6; 0.1 - 0.2
-  np.testing.assert_allclose(target, [0.8, 0.6, 0.5, -0.1], atol=1e-6)
+  columns = [  # (weight, calls after the step, last, target), of gain .2 and cost .4
+    (1.0, 1.0, False, 0.2 + 0.6),
+    (1.0, 0.0, False, 0.2 + 0.4),
+    (0.5, np.inf, False, 0.1 - 0.2 + 0.6),
+    (0.5, np.inf, True, 0.1 - 0.2),
+  ]
+  for weight, calls, last, target in columns:
+    value, advantage = jnp.array(0.5), jnp.array([-0.1, 0.1])
+    got = compute_target(0.2, 0.4, last, weight, value, advantage, calls)
+    assert got == pytest.approx(target, abs=1e-6)
 
 
 def test_what_is_left_by_hand():
@@ -119,41 +117,33 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch, told):
   train.profile(run)
   trunk, view = values.load_trunk(run), values.blind_view(run)
   scale = np.zeros(16, np.float32), np.ones(16, np.float32), np.float32(1)
-  heads, seen = draw_heads(jax.random.key(0), 2, (8, 8), 2, scale), {}
+  heads, seen = draw_heads(jax.random.key(0), 2, (8, 8), 2, scale), []
   estimate_all = policy_module.estimate
 
   def note(heads, hidden, facts):
-    for live, *row in zip(asked[-1], hidden, facts):
-      seen.setdefault((live.task.id, live.job.seed), []).append(row)
+    seen.append((hidden[0], facts[0]))  # one episode lives at a time
     return estimate_all(heads, hidden, facts)
 
   policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, told=told)
-  asked, choose = [], policy.choose
   monkeypatch.setattr(policy_module, "estimate", note)
   jobs = [Job(task, 2000) for task in run.store.tasks("train")]
-  prices = dict.fromkeys((job.task.id for job in jobs), None) | {jobs[0].task.id: 1.0}
-
-  def ask(ready):
-    asked.append(ready)
-    for live in ready:
-      live.price = prices[live.task.id]
-    return choose(ready)
-
-  monkeypatch.setattr(policy, "choose", ask)
-  episodes = run.collect("capped", policy, jobs, call_budget=3)
+  run.collect("capped", policy, jobs, call_budget=3)
+  stored = {e.task_id: e for e in run.store.episodes("c")}
+  episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
-  data, n = values.read_transitions(run, episodes), 0
+  data, decisions = values.read_transitions(run, episodes), iter(seen)
+  n = 0
   for episode in episodes:
     left = 3
-    for s, step in enumerate(episode.steps):
+    for step in episode.steps:
       if left:  # else the budget leaves no choice
-        hidden, facts = seen[episode.task_id, 2000].pop(0)
-        np.testing.assert_allclose(hidden, data.hidden_NxD[n + s], atol=1e-5)
-        row = data.step_N[n + s], data.large_N[n + s], data.steps_N[n + s]
-        expected = describe(left if told else np.inf, prices[episode.task_id] or 0.5, *row)
+        hidden, facts = next(decisions)
+        np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
+        row = data.step_N[n], data.large_N[n], data.steps_N[n]
+        expected = describe(left if told else np.inf, 0.5, *row)
         np.testing.assert_allclose(facts, expected, rtol=1e-6)
       left -= step.model == LARGE
-    n += len(episode.steps)
+      n += 1
   run.close()
 
 
@@ -173,16 +163,9 @@ def test_heads_are_kept_whole(tmp_path):
   assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (2, 25, 64)
   values.fit_values(run)
   assert path.read_bytes() == stored
+  with pytest.raises(ValueError, match="run --stage=evaluate"):
+    evaluate.forecast(run)
   path.write_bytes(stored[:-100])
   with pytest.raises(ValueError, match="heads.npz is missing or damaged"):
     values.load_heads(run)
-  run.close()
-
-
-def test_a_forecast_before_an_evaluation_says_what_to_run(tmp_path):
-  config = tiny.config(tmp_path)
-  config.value.updates = 3
-  run = Run(config)
-  with pytest.raises(ValueError, match="run --stage=evaluate"):
-    evaluate.forecast(run)
   run.close()
