@@ -15,7 +15,6 @@ import time
 
 import httpx2
 import numpy as np
-import psutil
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
@@ -71,26 +70,20 @@ def main(router: str, sessions="64", steps="6", latency_s="3.0") -> None:
   size, runs = (int(sessions), int(steps)), tempfile.TemporaryDirectory()
   models = multiprocessing.Process(target=serve_models, args=(float(latency_s),), daemon=True)
   models.start()
-  direct = f"http://127.0.0.1:{PORT}/v1"
+  direct, routed = (f"http://127.0.0.1:{port}/v1" for port in (PORT, PORT + 1))
   values = {"env.kind": "served", "models.kind": "chat", "models.base_urls": f"('{direct}',)"}
-  values |= {"models.concurrency": 512, "serve.port": PORT + 1, "serve.router": router}
-  values |= {"runs": runs.name, "serve.max_usd": 5.0}
+  values |= {"serve.port": PORT + 1, "serve.router": router, "serve.max_usd": 5.0}
   words = [f"--config.{name}={value}" for name, value in values.items()]
-  command = [sys.executable, "main.py", "--stage=serve", *words]
+  command = [sys.executable, "main.py", "--stage=serve", f"--config.runs={runs.name}", *words]
   server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
   print(server.stdout.readline().strip() or sys.exit(server.wait()))
-  process = psutil.Process(server.pid)
   try:
     for number in range(ROUNDS):
-      own, own_rate = asyncio.run(measure(direct, "gpt-4.1", f"s{number}", *size))
-      routed_url, cpu_s = f"http://127.0.0.1:{PORT + 1}/v1", sum(process.cpu_times()[:2])
-      routed, rate = asyncio.run(measure(routed_url, "baar", f"s{number}", *size))
-      added_ms, took_s = 1e3 * (routed - own), routed.sum(axis=1)
-      row = {"sessions": size[0], "calls": routed.size, "latency_s": float(latency_s)}
+      direct_NxS, direct_rate = asyncio.run(measure(direct, "gpt-4.1", f"s{number}", *size))
+      routed_NxS, rate = asyncio.run(measure(routed, "baar", f"s{number}", *size))
+      added_ms, took_s = 1e3 * (routed_NxS - direct_NxS), routed_NxS.sum(axis=1)
+      row = {"sessions": size[0], "calls": routed_NxS.size, "share": rate / direct_rate}
       row |= {"added_ms_median": np.median(added_ms), "added_ms_p99": np.quantile(added_ms, 0.99)}
-      row |= {"direct_per_s": own_rate, "routed_per_s": rate, "share": rate / own_rate}
-      cpu_s = sum(process.cpu_times()[:2]) - cpu_s
-      row |= {"endpoint_cpu_ms_per_call": 1e3 * cpu_s / routed.size}
       row |= {"slowest_session_over_median": took_s.max() / np.median(took_s)}
       print(json.dumps({name: round(float(value), 3) for name, value in row.items()}))
   finally:

@@ -1,6 +1,7 @@
 """What clients' messages are read as, and what a router in Python reads of them."""
 
 import dataclasses
+import functools
 
 import pytest
 import tiny
@@ -16,18 +17,11 @@ WAIT = {"id": "2", "type": "function", "function": {"name": "wait", "arguments":
 PARTS = [{"type": "text", "text": "What is"}, {"type": "image_url"}, {"type": "input_audio"}]
 
 
-def user(content):
-  return {"role": "user", "content": content}
+def say(role, content=None, **fields):
+  return {"role": role, "content": content} | fields
 
 
-def assistant(content=None, **fields):
-  return {"role": "assistant", "content": content} | fields
-
-
-def tool(content):
-  return {"role": "tool", "tool_call_id": "1", "content": content}
-
-
+user, assistant, tool = (functools.partial(say, role) for role in ("user", "assistant", "tool"))
 CALLING = [user("Fix"), assistant("A look.", tool_calls=[LOOK, WAIT])]
 CALLING += [tool("a"), tool("b"), user("c")]
 IN_A_ROW = [user("Fix"), assistant("1"), assistant("2"), SYSTEM, user("on"), assistant("3")]

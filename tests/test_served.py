@@ -75,13 +75,6 @@ def test_what_clients_still_have_to_play_is_told_in_one_line(run):
     run.collect("", rule_policy("always-small", bare.policy), [Job(jobs[0].task, 10_000)])
 
 
-def test_sessions_are_stored_together_or_not_at_all(run):
-  episode = tiny.episode("a", "p")
-  with pytest.raises(ValueError, match="already stored"):
-    run.store.add(episode, episode, finished=["1"])
-  assert not run.store.keys("p") and not run.store.finished("1")
-
-
 def load(run, records, name="traces.jsonl"):
   run.config.traces = str(run.dir / name)
   lines = [json.dumps(record, ensure_ascii=False) for record in records]
