@@ -145,31 +145,25 @@ def models_of(episode):
 
 
 def test_tape_of_one_episode(tape):
-  pair, policy = HandPair(tape), HandPolicy(tape, "SL")
+  """Its second reply has no action: it is answered, and is paid for and counted as a step."""
+  pair, policy = HandPair(tape, {1: "I would rather not."}), HandPolicy(tape, "SLS")
   (episode,) = run(tape, [job(seed=7)], None, policy, pair)
-  first = ["reset t1", "start t1 7", "choose", "ask small", "step go 0"]
-  assert tape == [*first, "choose", "ask large", "step go 1", "score"]
-  assert policy.finished == [("t1", 7, 2)]
+  first = ["reset t1", "start t1 7", "choose", "ask small", "step go 0", "choose", "ask large"]
+  assert tape == [*first, "choose", "ask small", "step go 2", "score"]
+  assert policy.finished == [("t1", 7, 3)]
   assert (episode.task_id, episode.policy, episode.seed) == ("t1", "by-hand", 7)
   assert (episode.score, episode.stop, episode.call_budget) == (0.5, "done", None)
   steps = [(s.observation, s.model, s.action, s.logp, s.router_cost_usd) for s in episode.steps]
-  assert steps == [("seen 0", 0, "go 0", 0.0, 1e-6), ("seen 1", 1, "go 1", -1.0, 1e-6)]
+  assert steps == [("seen 0", 0, "go 0", 0.0, 1e-6), ("seen 1", 1, "", -1.0, 1e-6)] + [
+    (NO_ACTION, 0, "go 2", -2.0, 1e-6)
+  ]
   calls = [(call.kind, call.usage, call.cost_usd) for step in episode.steps for call in step.calls]
-  assert calls == [("act", Usage(1000, 0, 100), usd) for usd in USD]
-  opening = [("system", "Act."), ("user", "Task: Do t1.\n\nseen 0")]
-  reply = "assistant", "Thought: now.\n\nAction: go 0"
+  assert calls == [("act", Usage(1000, 0, 100), usd) for usd in (*USD, SMALL_USD)]
+  messages = [("system", "Act."), ("user", "Task: Do t1.\n\nseen 0")]
+  messages += [("assistant", "Thought: now.\n\nAction: go 0"), ("user", "seen 1")]
+  messages += [("assistant", "I would rather not."), ("user", NO_ACTION)]
   shown = [[(message["role"], message["content"]) for message in each] for each in pair.shown]
-  assert shown == [opening, [*opening, reply, ("user", "seen 1")]]
-
-
-def test_an_unparsable_reply_is_answered_and_counts_as_a_step(tape):
-  pair = HandPair(tape, texts={0: "I would rather not."})
-  (episode,) = run(tape, [job(max_steps=2)], pair=pair)
-  assert [event for event in tape if event.startswith("step")] == ["step go 1"]
-  assert [s.action for s in episode.steps] == ["", "go 1"]
-  assert episode.steps[1].observation == NO_ACTION == pair.shown[1][-1]["content"]
-  assert episode.stop == "max_steps"
-  assert episode.cost_usd == pytest.approx(SMALL_USD + LARGE_USD)  # the useless reply is paid for
+  assert shown == [messages[:2], messages[:4], messages]
 
 
 GONE = BudgetSpent("its attempts have spent what the call needs")
