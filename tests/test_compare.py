@@ -81,27 +81,31 @@ def test_test_has_no_say():
   assert [*results["policies"].index] == [*BOUNDARIES, "bopo2"]
 
 
+FIGURES = {
+  ("bopo(lam=0.3)", "episodes"): 8,
+  ("bopo(lam=0.3)", "cost_usd"): 6.0,  # (4 + 8 + 8 + 4) / 4
+  ("bopo(lam=0.3)", "deciding_usd"): 2.0,  # 4 decisions of 0.5, apart from the cost
+  ("bopo(lam=0.3)", "success_percent"): 75.0,
+  ("bopo(lam=0.3)", "cost_gap_share"): 0.125,  # (6 - 4) / (20 - 4)
+  ("bopo(lam=0.3)", "success_gap_share"): 1.0,  # (75 - 25) / (75 - 25)
+  ("bopo(lam=0.3)", "use_share"): math.nan,
+  ("bopo(lam=0.3,K=1)", "use_share"): 2.0,  # two LARGE calls where one is allowed
+  ("bopo(lam=0.3,K=1)", "overruns"): 8,
+  ("always-small", "score_percent"): 30.0,  # 1.2 / 4
+  ("cascade", "cost_usd"): 8.5,  # 1 + 1 + 1 + 5, and a proposal of 0.5
+  ("zero-shot", "cost_usd"): 16.0,  # 1 + 3 * 5, and beside it four judgements of 0.125
+  ("zero-shot", "deciding_usd"): 0.5,
+  ("first-large(K=2)", "use_share"): 1.0,
+  ("first-large(K=2)", "overruns"): 0,
+}
+
+
 def test_policy_figures(every):
-  table = every["policies"]
-  bopo = table.loc["bopo(lam=0.3)"]
-  assert (bopo.episodes, bopo.steps) == (8, 4.0)
-  assert bopo.cost_usd == 6.0  # (4 + 8 + 8 + 4) / 4
-  assert bopo.deciding_usd == 2.0  # 4 decisions of 0.5, apart from the cost
-  assert bopo.success_percent == bopo.score_percent == 75.0
+  table, bopo = every["policies"], every["policies"].loc["bopo(lam=0.3)"]
+  found = {key: float(table.loc[key]) for key in FIGURES}
+  assert found == pytest.approx(FIGURES, nan_ok=True) and every["headline"] == bopo.name
   assert 0.0 <= bopo.success_percent_low < 75.0 < bopo.success_percent_high <= 100.0
-  assert table.score_percent["always-small"] == pytest.approx(30.0)  # 1.2 / 4
-  # 1 + 1 + 1 + 5, and a proposal of 0.5; 1 + 3 * 5, and beside it four judgements of 0.125
-  assert table.cost_usd["cascade"] == 8.5
-  assert tuple(table.loc["zero-shot", ["cost_usd", "deciding_usd"]]) == (16.0, 0.5)
-  # (6 - 4) / (20 - 4) and (75 - 25) / (75 - 25); (12 - 4) / 16 and (50 - 25) / 50
-  shares = ["cost_gap_share", "success_gap_share"]
-  assert tuple(bopo[shares]) == (0.125, 1.0) and every["headline"] == bopo.name
   assert bopo.cost_gap_share_low <= 0.125 <= bopo.cost_gap_share_high
-  assert tuple(table.loc["random(p=0.5)", shares]) == (0.5, 0.5)
-  assert tuple(table.loc["first-large(K=2)", ["use_share", "overruns"]]) == (1.0, 0)
-  # Two LARGE calls where one is allowed, in every one of 4 x 2 episodes.
-  assert tuple(table.loc["bopo(lam=0.3,K=1)", ["use_share", "overruns"]]) == (2.0, 8)
-  assert math.isnan(table.use_share["bopo(lam=0.3)"])
 
 
 def test_dollar_budgets_are_apart_and_last_in_the_terminals_table():
@@ -142,13 +146,11 @@ def test_frontiers_take_points_without_a_budget_and_first_large_its_budgets(ever
 
 def test_ablations_against_bopo_at_the_same_weight(every):
   rows = every["ablations"]
-  rows = rows[rows.metric == "success_percent"]
-  assert set(rows.family) == {COMPARED, "sft", *ABLATIONS}
-  # BoPO has 15/16; the ablation lies on always-SMALL: 1/2.
-  without = row(rows, family="no-reference")
-  assert (without.area, without.area_gain) == pytest.approx((0.5, 7 / 16))
-  # SFT, at (1/4, 1/2): the line through it has 1/16 + 3/4 * 3/4.
-  assert row(rows, family="sft").area == pytest.approx(1 / 16 + 9 / 16)
+  areas = rows[rows.metric == "success_percent"].set_index("family")[["area", "area_gain"]]
+  assert {*areas.index} == {COMPARED, "sft", *ABLATIONS}
+  # BoPO has 15/16; the ablation lies on always-SMALL: 1/2. SFT is at (1/4, 1/2).
+  assert tuple(areas.loc["no-reference"]) == pytest.approx((0.5, 7 / 16))
+  assert areas.area["sft"] == pytest.approx(1 / 16 + 3 / 4 * 3 / 4)
   # Where the money goes is shown of neither, nor of what has a budget.
   assert not {"no-reference", "first-large"} & set(every["by_difficulty"].family)
   assert figures(FEW)["ablations"].empty

@@ -13,11 +13,10 @@ from report_store import EVERY, FEW, config, figures
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
-from baar_jax.report import page, texts
+from baar_jax.report import page
 from baar_jax.report.compare import FORECAST
 from baar_jax.report.table import read_curves
 
-NAN = float("nan")
 LINES = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
 
 
@@ -89,6 +88,8 @@ def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
     "K = 1 65 [35, 98] 75 no cap 50 [50, 50] –",
     "10 0 1 60 100 1 95 100 2 By task and cap. Mean squared difference 0.045",
     "newcomer",
+    "BoPO λ = 0.3 1 – 50.0 [0.0, 100.0]",
+    "single-turn λ = 0.3, share 25 % – – 50.0 [",
     "8 budget overruns",
   ):
     assert words in reader.text, words
@@ -117,18 +118,6 @@ def test_the_hard_budget_as_markdown_and_latex(index):
   assert r"single-turn & 25.0 [0.0, 75.0] & 100 & – & – \\" in tex
   assert r"\multicolumn{2}{c}{K = 1}" in tex and r"& SR & Use\% & SR & Use\% \\" in tex
   assert r"\toprule" in tex and r"\bottomrule" in tex
-
-
-def test_numbers_and_settings_as_texts(results):
-  frame = pd.DataFrame({"area_gain": [-0.004, 0.25, NAN], "area_gain_low": [-0.06, *2 * [NAN]]})
-  router = {"lam": 0.3, "update": 12}
-  rules = [router | {"threshold": 0.5}, router | {"threshold": 0.2}, {"share": 0.25}]
-  frame = frame.assign(area_gain_high=[0.004, NAN, NAN], K=[3, 1, NAN], parameters=rules)
-  assert texts.as_texts(results, frame, ["area_gain", "K", "parameters"]).to_dict("list") == {
-    "Gain": ["+0.00 [-0.06, +0.00]", "+0.25", "–"],  # nothing is minus zero
-    "K": ["3", "1", "–"],
-    "Parameters": ["λ = 0.3", "λ = 0.3, t = 0.2", "share 25 %"],
-  }
 
 
 def test_curves_are_of_the_first_training_seed_and_of_the_newest_lines(tmp_path):

@@ -129,15 +129,14 @@ def policies(data: Evaluation) -> pd.DataFrame:
 def areas(data: Evaluation, choice: Choice, main: str, others: Iterable[str]) -> pd.DataFrame:
   """A row per family and metric: its area along the points that dev has chosen, and the gain of
   `main` over it. All are comparable, however many candidates there were."""
-  rows = []
+  areas_B, rows = {}, []
   for family, metric in itertools.product(dict.fromkeys([main, *others]), METRICS):
     if (family, metric) in choice.vertices:
       points = choice.vertices[family, metric]
-      area_B, gain_B = resample_area(data, points, metric), NO_VALUE
-      if family != main and (main, metric) in choice.vertices:
-        gain_B = resample_area(data, choice.vertices[main, metric], metric) - area_B
-      row = {"family": family, "metric": metric, "policies": points}
-      rows.append(row | interval("area", area_B) | interval("area_gain", gain_B))
+      area_B = areas_B[family, metric] = resample_area(data, points, metric)
+      main_B = areas_B.get((main, metric), NO_VALUE) if family != main else NO_VALUE
+      row = {"family": family, "metric": metric, "policies": points} | interval("area", area_B)
+      rows.append(row | interval("area_gain", main_B - area_B))
   return pd.DataFrame(rows)
 
 
