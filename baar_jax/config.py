@@ -239,7 +239,7 @@ class ServeConfig:  # the endpoint of --stage=serve
   record_text: bool = False  # store tasks, results and actions, which training needs
   key_variable: str = Field("", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")  # of the clients' key
   cache_ttl_s: float = Field(300.0, ge=0, le=1e6)  # how long an endpoint's prompt cache stays warm
-  max_sessions: int = Field(256, gt=0, le=10**5)  # in memory and in the router's cache
+  max_sessions: int = Field(256, gt=0, le=10**5)  # in the router's cache
   max_body_mb: float = Field(16.0, gt=0, le=1000)
 
 
