@@ -6,7 +6,6 @@ import json
 import re
 
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,10 +28,9 @@ def views(router_config, tokenizer_dir):
 
 
 @pytest.fixture(scope="module")
-def decode(tokenizer_dir):
+def decode(view):
   """The text of tokens, with the decisions."""
-  tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
-  return lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
+  return functools.partial(view.tokenizer.decode, skip_special_tokens=False)
 
 
 def episode_of(models, calls=(), **budgets) -> Episode:
@@ -88,35 +86,36 @@ def test_a_budget_is_not_shown_where_the_config_says_so(views, kind):
   assert view.episode_windows(TASK, capped) == view.episode_windows(TASK, episode_of([1, 0]))
 
 
-class TestTranscript:
-  def test_text(self, views, decode):
-    (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([1, 0]))
-    text = "task: find the plant\nstart: see 1\nstep 1 model:<|BIG|> action: go 1\nresult: see 2\n"
-    assert decode(window.tokens) == text + "step 2 model:"
+def test_transcript(views, decode):
+  (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([1, 0]))
+  text = "task: find the plant\nstart: see 1\nstep 1 model:<|BIG|> action: go 1\nresult: see 2\n"
+  assert decode(window.tokens) == text + "step 2 model:"
 
-  def test_a_cut_keeps_whole_steps_in_about_half_the_room(self, views, decode):
-    windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
-    assert len(windows) > 2
-    step_tokens = max(b - a for w in windows for a, b in zip(w.positions, w.positions[1:]))
-    for full, window in zip(windows, windows[1:]):
-      assert 220 - step_tokens < len(full.tokens) <= 220  # no cut before a window is full
-      tokens = window.tokens[: window.positions[0] + 1]  # right after the cut
-      assert 110 - step_tokens < len(tokens) <= 110 + 20
-      text = decode(tokens)
-      omitted = int(re.match(r"task: find the plant\nsteps 1-(\d+) omitted\n", text)[1])
-      numbers = [int(n) for n in re.findall(r"\nstep (\d+) model:", text)]
-      assert numbers == list(range(omitted + 1, window.first + 2))
-      for n in numbers[:-1]:  # each with its decision, action and result
-        word = (SMALL, BIG)[(n - 1) % 2]
-        assert f"\nstep {n} model:{word} action: go {n}\nresult: see {n + 1}\n" in text
 
-  def test_previews_are_cut_and_marked(self, views, decode):
-    view = views(description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640)
-    steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]  # no merges: a letter is a token
-    episode, task = Episode("t", "p", 0, steps, 1.0, "done"), Task("t", "train", "XYZXYZXYZ", 9)
-    text = decode(view.episode_windows(task, episode)[-1].tokens)
-    assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text
-    assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text  # just as long: not cut
+def test_a_cut_keeps_whole_steps_in_about_half_the_room(views, decode):
+  windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
+  assert len(windows) > 2
+  step_tokens = max(b - a for w in windows for a, b in zip(w.positions, w.positions[1:]))
+  for full, window in zip(windows, windows[1:]):
+    assert 220 - step_tokens < len(full.tokens) <= 220  # no cut before a window is full
+    tokens = window.tokens[: window.positions[0] + 1]  # right after the cut
+    assert 110 - step_tokens < len(tokens) <= 110 + 20
+    text = decode(tokens)
+    omitted = int(re.match(r"task: find the plant\nsteps 1-(\d+) omitted\n", text)[1])
+    numbers = [int(n) for n in re.findall(r"\nstep (\d+) model:", text)]
+    assert numbers == list(range(omitted + 1, window.first + 2))
+    for n in numbers[:-1]:  # each with its decision, action and result
+      word = (SMALL, BIG)[(n - 1) % 2]
+      assert f"\nstep {n} model:{word} action: go {n}\nresult: see {n + 1}\n" in text
+
+
+def test_previews_are_cut_and_marked(views, decode):
+  view = views(description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640)
+  steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]  # no merges: a letter is a token
+  episode, task = Episode("t", "p", 0, steps, 1.0, "done"), Task("t", "train", "XYZXYZXYZ", 9)
+  text = decode(view.episode_windows(task, episode)[-1].tokens)
+  assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text
+  assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text  # just as long: not cut
 
 
 # 0.05 - 0.01 - 0.002 is 0.038; less 0.02 and 0.003 it is 0.015.

@@ -75,8 +75,8 @@ def test_transformers_loads_what_is_saved(tmp_path):
   saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
   save_qwen2(model, saved, file, jnp.float32)
   tokens_BxT = np.random.default_rng(5).integers(0, 307, (2, 12))
-  for output, want in zip(forward(model, tokens_BxT), make_qwen2.outputs(saved, tokens_BxT)):
-    np.testing.assert_allclose(output, want, rtol=0, atol=2e-5)
+  outputs = zip(forward(model, tokens_BxT), make_qwen2.outputs(saved, tokens_BxT))
+  assert all(np.allclose(output, want, rtol=0, atol=2e-5) for output, want in outputs)
   tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
   text = "task: find the plant\n\n  step 1 model:<|BIG|> action: é☂ big SMALL<|SMALL|>."
   ids = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
@@ -85,7 +85,6 @@ def test_transformers_loads_what_is_saved(tmp_path):
 
 
 def test_sizes_that_config_json_leaves_out(tmp_path):
-  """Heads share the width, each has its own keys; transformers writes the rotations' base so."""
   rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
   absent = {"num_key_value_heads": None, "head_dim": None, "rope_theta": None}
   set_fields(hf.write(tmp_path, hf.SHAPES["multihead"]), absent | rope)

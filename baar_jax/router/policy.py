@@ -80,17 +80,14 @@ class RouterPolicy(Policy):
   """
 
   def __init__(self, name, model: Qwen2, view: View, rule, rows: int, mesh: Mesh | None = None):
-    """Copies the model to this process's first device, for at most `rows` live episodes.
-
-    `rule` is a `Sample` or a `Threshold`.
-    """
+    """Copies the model to this process's first device; `rule` is a `Sample` or a `Threshold`."""
     self.name, self._view, self._rule = name, view, rule
     self._token_ids: tuple[int, ...] | None = tuple(view.logit_ids)  # None is hidden states
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
     self._cache = model.make_cache(rows + 1, view.config.max_tokens, dtype)
-    self._spare_row, self._free_rows = rows, list(range(rows))  # of the cache; one is for padding
+    self._spare_row, self._free_rows = rows, list(range(rows))  # for live episodes; one pads
     self._held: dict[Live, tuple[int, list[int]]] = {}  # an episode's row, and the tokens in it
 
   def prepare(self, live: Live) -> None:
