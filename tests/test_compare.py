@@ -53,11 +53,11 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
   assert choice.policies == [*BOUNDARIES, "bopo2"]
   assert choice.dev.success_percent.tolist() == [25, 75, 25, 75, 75]
   # Of a family with nothing above the line the one nearest in cost to the headline is shown.
-  choice = chosen(THREE | {f"sft{lam}": ("sft", {}, None, *POINTS[lam]) for lam in (1, 3)})
+  # Ablations, of which nothing else is, are held against BoPO at one weight.
+  more = {f"sft{lam}": ("sft", {}, None, *POINTS[lam]) for lam in (1, 3)}
+  more |= {"no-reference": ("no-reference", {"lam": 2}, None, *POINTS[3])}
+  choice = chosen(THREE | more, ("no-reference",), (2, 3))
   assert choice.vertices["sft", "success_percent"] == [] and choice.typical["sft"] == "sft1"
-  # Ablations are held against BoPO at one weight.
-  ablation = {"no-reference": ("no-reference", {"lam": 2}, None, *POINTS[3])}
-  choice = chosen(THREE | ablation, ("no-reference",), (2, 3))
   assert choice.vertices[COMPARED, "success_percent"] == ["bopo2"]
   assert "no-reference" not in choice.policies
 

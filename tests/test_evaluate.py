@@ -42,9 +42,6 @@ def run(tmp_path_factory):
   run.luck = {}  # of each stage: tasks and seeds of the episodes that it has added
   for stage in (train.profile, train.references, train.sft):
     start(run, stage)
-  with pytest.raises(ValueError, match="holds no finished router: run --stage=bopo first"):
-    train.export(run)
-  assert not (run.dir / "export" / "bopo-lam0.1").exists()
   for stage in (train.bopo, train.baselines, evaluate.main):
     start(run, stage)
   yield run

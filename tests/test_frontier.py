@@ -13,15 +13,11 @@ from baar_jax.report import frontier
 from baar_jax.report.frontier import draw, interval, means
 
 SMALL, LARGE = (1.0, 0.4), (5.0, 0.6)
-GRID = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
-
-
-def split(points):
-  return [cost for cost, _ in points], [score for _, score in points]
+GRID = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12)
 
 
 def area(points, small=SMALL, large=LARGE):
-  return frontier.area(*split(points), small, large)
+  return frontier.area(*zip(*points), small, large)
 
 
 @given(GRID)
@@ -31,7 +27,7 @@ def test_pareto_by_the_definition(points):
 
   kept = [i for i, q in enumerate(points) if not any(dominates(p, q) for p in points)]
   # By cost, and equal points by index.
-  assert frontier.pareto(*split(points)).tolist() == sorted(kept, key=lambda i: (points[i][0], i))
+  assert frontier.pareto(*zip(*points)).tolist() == sorted(kept, key=lambda i: (points[i][0], i))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +55,7 @@ def test_what_is_no_list_of_points_or_has_no_rectangle_is_an_error(costs, scores
     frontier.area(costs, scores, small, LARGE)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 2)), max_size=10))
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 2)), min_size=1, max_size=10))
 def test_area_is_that_of_scipys_hull(points):
   # Corners at y = 0 close the region under the upper hull.
   corners = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]

@@ -129,7 +129,7 @@ def forecast(run: Run) -> None:
   budgets = [(K, None) for K in c.evaluate.call_budgets]
   budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
   scores = {budget_name(*b): predict_scores(routers, *b) for b in [*budgets, (None, None)]}
-  score_NxB = pd.DataFrame(scores, data.tasks)
+  score_NxB = pd.DataFrame(scores, data.tasks, dtype=float)
   for row in forecasts(data, score_NxB)["rows"].itertuples():
     bounds = f"[{100 * row.forecast_share_low:.1f}, {100 * row.forecast_share_high:.1f}]"
     text = f"forecast of SR, {row.budget}: {100 * row.forecast_share:.1f} {bounds}"
