@@ -36,7 +36,7 @@ def configured(runs):
 def run(tmp_path_factory):
   run = Run(configured(tmp_path_factory.mktemp("runs")))
   for stage in (train.baselines, evaluate.main):
-    with pytest.raises(ValueError, match="--stage=(profile|sft)"):
+    with pytest.raises(ValueError, match="--stage=(profile|references|sft)"):
       stage(run)
   assert len(run.store.table()) == 0  # what is missing is reported before anything is run
   run.luck = {}  # of each stage: tasks and seeds of the episodes that it has added

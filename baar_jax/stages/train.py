@@ -152,6 +152,7 @@ def bopo(run: Run) -> None:
 def baselines(run: Run) -> None:
   """The rivals of BoPO and its ablations are trained on what the run has stored."""
   c = run.config.baselines
+  run.require("references")
   for trained in run.trainings():
     if "cascade" in c.rivals:
       train_cascade(trained)
