@@ -117,19 +117,16 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_con
   assert View(router_config, tmp_path / "adopted").decision_ids == [300, 301]
 
 
-BAD = [
-  ("gpt2", {}, "architecture is 'gpt2'"),
-  ("llama", {"blk.1.attn_q.weight": None}, "it lacks 'blk.1.attn_q.weight'"),
-  ("qwen2", {"blk.1.attn_q.bias": None}, "it lacks 'blk.1.attn_q.bias'"),
-  ("llama", {"rope_freqs.weight": np.ones(4, "f")}, "rope_freqs.weight has no place"),
-  ("llama", {"output_norm.weight": np.ones(4, "f")}, "output_norm.weight is .4,., its sizes"),
-  ("llama", {"tokenizer.ggml.pre": "gpt-4o"}, "tokenizer is gpt2, gpt-4o"),
-  ("llama", {"llama.rope.scaling.type": "yarn"}, "rotations are scaled"),
-]
-
-
 def test_what_no_qwen2_computes_is_refused_and_what_is_damaged(tmp_path):
-  for kind, changes, said in BAD:
+  for kind, changes, said in [
+    ("gpt2", {}, "architecture is 'gpt2'"),
+    ("llama", {"blk.1.attn_q.weight": None}, "it lacks 'blk.1.attn_q.weight'"),
+    ("qwen2", {"blk.1.attn_q.bias": None}, "it lacks 'blk.1.attn_q.bias'"),
+    ("llama", {"rope_freqs.weight": np.ones(4, "f")}, "rope_freqs.weight has no place"),
+    ("llama", {"output_norm.weight": np.ones(4, "f")}, "output_norm.weight is .4,., its sizes"),
+    ("llama", {"tokenizer.ggml.pre": "gpt-4o"}, "tokenizer is gpt2, gpt-4o"),
+    ("llama", {"llama.rope.scaling.type": "yarn"}, "rotations are scaled"),
+  ]:
     write_gguf(tmp_path, kind, **changes)
     with pytest.raises(ValueError, match=f"made.gguf cannot be converted: .*{said}"):
       convert(tmp_path / "made.gguf", tmp_path / "converted")

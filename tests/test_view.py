@@ -199,9 +199,10 @@ PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}  # of the packag
 UNREADABLE = r"^\S+/tokenizer.json cannot be read [^\n]+: restore a copy[^\n]+--stage=profile$"
 
 
-@pytest.mark.parametrize(
-  "changes, vocabulary, line",
-  [
+def test_a_tokenizer_that_does_not_fit_is_one_line(router_config, tokenizer_dir, tmp_path):
+  with pytest.raises(ValueError, match=UNREADABLE):
+    View(router_config, tmp_path)
+  for changes, vocabulary, line in [
     ({"truncation": TRUNCATION}, {}, UNREADABLE),  # it would not keep the text
     ({"model": {"type": "BPE", "vocab": [], "merges": []}}, {}, UNREADABLE),
     ({"normalizer": PANIC}, {}, UNREADABLE),
@@ -210,16 +211,10 @@ UNREADABLE = r"^\S+/tokenizer.json cannot be read [^\n]+: restore a copy[^\n]+--
     ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks the decision tokens"),
     # A router of 340 tokens would read another row in silence.
     ({}, {"Q": 340}, "has token 340, beyond router.vocab_size"),
-  ],
-)
-def test_a_tokenizer_that_does_not_fit_is_one_line(
-  changes, vocabulary, line, router_config, tokenizer_dir, tmp_path
-):
-  with pytest.raises(ValueError, match=UNREADABLE):
-    View(router_config, tmp_path)
-  fields = json.loads((tokenizer_dir / "tokenizer.json").read_text()) | changes
-  if vocabulary:
-    fields["model"]["vocab"] |= vocabulary
-  (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
-  with pytest.raises(ValueError, match=line):
-    View(router_config, tmp_path)
+  ]:
+    fields = json.loads((tokenizer_dir / "tokenizer.json").read_text()) | changes
+    if vocabulary:
+      fields["model"]["vocab"] |= vocabulary
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=line):
+      View(router_config, tmp_path)
