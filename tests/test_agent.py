@@ -12,18 +12,14 @@ from baar_jax.llms import agent
     ("Action:   look around  ", "look around", False),
     ("Action:\n\n  open door\nObservation: it is open", "open door", False),  # the rest is made up
     ("Action: go north\nThought: no.\nAction: go south", "go south", False),
-    ("Thought: no colon here. Action go", None, False),
     ("Action: go north\nAction:  \n ", None, False),
-    ("", None, False),
     ("action: go", None, False),  # as the prompt spells it
-    ("Action: say Action: go", "go", False),
     ("Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```", "a = 1\nprint(a)", True),
     ("Action:\n```\nprint('Action: no')\n```\nand so on", "print('Action: no')", True),
     ("Action: ```py\nx\n```\nObservation: 1\nAction:\n```python\ny\n```", "x", True),
     ("Thought: no fence.\nAction: print(1)\nprint(2)", "print(1)\nprint(2)", True),
     ("```python\nprint(1)\n```", None, True),
     ("Action:\n```python\n\n```", None, True),
-    ("Action:", None, True),
   ],
 )
 def test_parse_action(reply, action, code):

@@ -1,5 +1,6 @@
 """API models: the real client against a stand-in on loopback that fails as it is told."""
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -279,31 +280,24 @@ def test_a_call_that_fits_exactly_is_made_and_what_does_not_fit_is_not(server, c
   assert (task.remaining, run.remaining) == pytest.approx(left_usd, rel=1e-12)
 
 
-class Cancelled(BaseException):
-  pass
-
-
 def test_two_hundred_requests_that_fail_and_are_cancelled(server, connect, spent):
   """On one budget; a cancellation strikes while a request leaves or before its answer is read."""
   numbers, kinds = itertools.count(), ("429", "drop", "malformed", "empty", "silent", "500")
 
   async def cancel(message):
     if next(numbers) % 12 == 5:
-      raise Cancelled
+      raise asyncio.CancelledError
+
+  def work(seed):
+    with contextlib.suppress(NoAnswer, CapReached):
+      return ask(pair, task=DollarBudget(1.0), run=cap, seed=seed)
 
   server.fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]
   server.bills_what_it_loses, cap = True, DollarBudget(60 * BOUND_USD)
   pair = connect(concurrency=200, retries=1, timeout_s=60.0)
   pair.models[0].client._client.event_hooks = {"request": [cancel], "response": [cancel]}
-
-  def work(seed):
-    try:
-      ask(pair, task=DollarBudget(1.0), run=cap, seed=seed)
-    except (NoAnswer, Cancelled, CapReached) as error:
-      return type(error)
-
   with ThreadPoolExecutor(200) as threads:
-    assert {*threads.map(work, range(200))} == {NoAnswer, Cancelled, CapReached, None}
+    assert 0 < sum(map(bool, threads.map(work, range(200)))) < 200
   known, settled_usd = spent(), cap.settled_usd
   assert cap.remaining == pytest.approx(cap.limit_usd - settled_usd, abs=1e-12)
   assert known.at_most_usd == pytest.approx(settled_usd, rel=1e-12) and cap.limit_usd >= settled_usd

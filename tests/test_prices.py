@@ -10,13 +10,9 @@ from baar_jax.llms.prices import Price, cost_usd, prices_of
 @pytest.mark.parametrize(
   "model, usage, dollars",
   [
-    ("gpt-4.1", (1_000_000, 0, 0), 2.00),
     ("gpt-4.1-mini", (0, 0, 1_000_000), 1.60),
     # 600 fresh * 2 + 400 cached * 0.5 + 50 * 8 = 1800 millionths
     ("gpt-4.1", (1000, 400, 50), 0.0018),
-    ("gpt-4.1", (0, 0, 0), 0.0),
-    # 5,005 fresh * 1.25 + 257,955 cached * 0.625 + 1,744 * 10 = 184,918.125 millionths
-    ((1.25, 0.625, 10), (262_960, 257_955, 1_744), 0.184918125),
     # 3 fresh * 3 + 12,304 written * 3.75 + 550 * 15 = 54,399 millionths
     ((3, 0.3, 15, 3.75), (12_307, 0, 550, 12_304), 0.054399),
     # Where writing has no price of its own it costs as much as reading: 10 * 3
@@ -28,7 +24,7 @@ def test_cost(model, usage, dollars):
   assert price.cost_usd(Usage(*usage)) == pytest.approx(dollars, rel=1e-12)
 
 
-@pytest.mark.parametrize("model", ["gpt-9", "sonar", "whisper-1", "text-embedding-3-small"])
+@pytest.mark.parametrize("model", ["gpt-9", "sonar", "whisper-1", "deepseek-chat"])
 def test_a_model_without_a_price_by_the_token_is_an_error(model):
   with pytest.raises(ValueError, match=f"'{model}'.*set --config.models.prices"):
     cost_usd(model, Usage(1, 0, 1))
@@ -37,7 +33,6 @@ def test_a_model_without_a_price_by_the_token_is_an_error(model):
 def test_a_longer_prompt_pays_its_tier_for_all_tokens():
   (price,) = prices_of(["claude-sonnet-4-5"])
   assert price == Price(3, 0.3, 15, 3.75, ((200_000, Price(6, 0.6, 22.5, 7.5)),))
-  assert price.cost_usd(Usage(200_000, 0, 10)) == pytest.approx(0.60015)
   # 100,001 fresh * 6 + 100,000 cached * 0.6 + 10 * 22.5 = 660,231 millionths
   assert price.cost_usd(Usage(200_001, 100_000, 10)) == pytest.approx(0.660231)
   assert price.most_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)

@@ -21,7 +21,6 @@ from baar_jax.llms.calls import read_spent
 
 ROOT = Path(__file__).parents[1]
 PRICES = {"small": ("0.4", "0.1", "1.6"), "large": ("2", "0.5", "8")}
-KINDS = ("429", "500", "malformed", "empty", "silent", "drop")
 REFUSALS = ("429", "503", "502", "404", "400 content_filter", "429 insufficient_quota")
 TASKS = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 14}
 KEY = "sk-hostile-0123456789abcdef"
@@ -66,10 +65,7 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   monkeypatch.setenv("HOSTILE_KEY", KEY)
   monkeypatch.setattr(endpoints, "BACKOFF_S", 0.001)
   left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
-
-  def fault(number, request):
-    return left.pop(0) if left and number % 20 == 7 else None
-
+  fault = lambda number, _: left.pop(0) if left and number % 20 == 7 else None  # noqa: E731
   server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6, bills_what_it_loses=True)
   settings = {"models__key_variables": "('HOSTILE_KEY',)", "models__timeout_s": 0.4}
   settings |= {"profile__trials": 9, "evaluate__usd_budgets": budgets}
@@ -105,32 +101,18 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert not [text for text in [said, *files] if KEY[3:].encode() in text]
 
 
-def test_a_run_stops_before_its_cap_and_goes_on_and_knows_to_the_cent_what_it_paid(
-  tmp_path, capsys
+def test_neither_a_cap_nor_kill_9_loses_anything_or_pays_for_it_twice(
+  tmp_path, monkeypatch, capsys
 ):
-  """At a cap and then without one, with a fault in each twentieth request."""
-  fault = lambda n, request: KINDS[n // 20 % len(KINDS)] if n % 20 == 7 else None  # noqa: E731
-  with StandIn(Lockpick(**TASKS), fault, retry_after="0").running() as server:
-    assert run(tmp_path, server, "profile", max_usd=0.006, env__live_per_process=3) == 3
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("stopped by --config.max_usd: a call may cost $")
-    assert 0.003 < billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd <= 0.006
-    assert run(tmp_path, server, "profile") == 0
-    assert capsys.readouterr().out.startswith("profile of train: 6 tasks")
-    spent = read_spent(tmp_path / "tiny", 2)
-    assert sum(spent.replies_usd) + spent.retries_usd == pytest.approx(billed(server), rel=1e-9)
-    for usd, model in zip(spent.replies_usd, PRICES):
-      usable = [call for call in server.billed if call[0] == model and call[2]]
-      assert usd == pytest.approx(float(server.usd(PRICES, usable)), rel=1e-9)
-    assert query(tmp_path, "SELECT count(*) FROM episodes") == [(32,)]
-    assert most_replies(tmp_path) == 1
-
-
-def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path, monkeypatch):
-  """At random moments of a profile. What was in flight at a kill is recorded at its worst."""
+  """At a cap, and then without one at random moments. What was in flight counts at its worst."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   draw, kept, kills, code = random.Random(0), {}, 0, -signal.SIGKILL
   with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
+    assert run(tmp_path, server, "profile", max_usd=0.006, env__live_per_process=3) == 3
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("stopped by --config.max_usd: a call may cost $")
+    spent = read_spent(tmp_path / "tiny", 2)
+    assert 0.003 < billed(server) == pytest.approx(spent.at_most_usd, rel=1e-9) <= 0.006
     given = arguments(tmp_path, server, "profile", env__live_per_process=4)
     while code == -signal.SIGKILL:
       goal = len(server.seen) + draw.randrange(20, 60)
@@ -143,7 +125,7 @@ def test_kill_9_loses_nothing_and_pays_for_nothing_twice(tmp_path, monkeypatch):
       stored = dict(query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes"))
       assert kept.items() <= stored.items()
       kept = stored
-    assert code == 0 and kills >= 4 and len(kept) == (6 + 2) * 2 * 2  # train and dev tasks
+    assert code == 0 and kills >= 3 and len(kept) == (6 + 2) * 2 * 2  # train and dev tasks
     # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
