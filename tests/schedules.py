@@ -35,7 +35,7 @@ class Upstream(StandIn):
 
   def __init__(self, seed: int):
     draw = random.Random(seed)
-    options = {"stall_s": 4.0, "bills_what_it_loses": True, "chunk_s": 0.01}
+    options = {"stall_s": 4.0, "chunk_s": 0.01}
     super().__init__(
       lambda request: WORDS,
       lambda number, request: draw.choice(FAULTS) if draw.random() < 0.2 else None,
@@ -44,10 +44,10 @@ class Upstream(StandIn):
     )
     self.usd_of = defaultdict(Fraction)
 
-  def bill(self, request, text, usable):
-    usage = super().bill(request, text, usable)
-    with self._lock:
-      self.usd_of[request["user"]] += self.usd(PRICES, [(request["model"], usage, usable)])
+  def bill(self, request, text):
+    usage = super().bill(request, text)
+    with self.lock:
+      self.usd_of[request["user"]] += self.usd(PRICES, [(request["model"], usage)])
     return usage
 
 

@@ -24,14 +24,13 @@ class StandIn(ThreadingHTTPServer):
   """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
 
   A fault is one of FAULTS, or a status with a code behind it, if any: "400 too_long".
-  `seen` and `headers` are of all requests, in order; `billed` has (model, usage, whether its answer
-  was usable) of every call that is billed.
+  `seen` and `headers` are of all requests, in order; `billed` has (model, usage) of every call that
+  is billed, also of those whose answer is lost.
   """
 
   daemon_threads = True
   request_queue_size = 128
-  retry_after, stall_s, bills_what_it_loses = "0.01", 5.0, False
-  chunk_s = 0.0  # between those of a streamed answer
+  retry_after, stall_s, chunk_s = "0.01", 5.0, 0.0  # a chunk is one of a streamed answer
 
   def __init__(
     self,
@@ -45,7 +44,7 @@ class StandIn(ThreadingHTTPServer):
     vars(self).update(settings)
     self.seen, self.headers, self.billed = [], [], []
     self._prompts: dict[str, list] = {}  # model -> conversations that its cache holds
-    self._lock = threading.Lock()
+    self.lock = threading.Lock()
 
   @property
   def url(self) -> str:
@@ -54,7 +53,7 @@ class StandIn(ThreadingHTTPServer):
   def usd(self, prices: dict[str, tuple[str, str, str]], billed: list | None = None) -> Fraction:
     """Dollars of some calls, or of all; prices are (input, cached, output) per million tokens."""
     total = Fraction(0)
-    for model, usage, _ in self.billed if billed is None else billed:
+    for model, usage in self.billed if billed is None else billed:
       cached = usage["prompt_tokens_details"]["cached_tokens"]
       counts = usage["prompt_tokens"] - cached, cached, usage["completion_tokens"]
       total += sum(count * Fraction(price) for count, price in zip(counts, prices[model]))
@@ -71,17 +70,11 @@ class StandIn(ThreadingHTTPServer):
       self.server_close()
       thread.join()
 
-  def take(self, request: dict, headers) -> tuple[int, str | None]:
-    with self._lock:
-      self.seen.append(request)
-      self.headers.append({name.lower(): value for name, value in headers.items()})
-      return len(self.seen) - 1, self.fault(len(self.seen) - 1, request)
-
-  def bill(self, request: dict, text: str, usable: bool) -> dict:
+  def bill(self, request: dict, text: str) -> dict:
     """Counts 4 characters a token; those of the longest prompt that it begins with are cached."""
     contents = [message.get("content") or "" for message in request["messages"]]
     count = lambda texts: sum(-(-len(text) // 4) + 3 for text in texts)  # noqa: E731
-    with self._lock:
+    with self.lock:
       held = self._prompts.setdefault(request["model"], [])
       known = [prompt for prompt in held if contents[: len(prompt)] == prompt]
       usage = {
@@ -91,7 +84,7 @@ class StandIn(ThreadingHTTPServer):
       }
       usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
       held.append(contents)
-      self.billed.append((request["model"], usage, usable))
+      self.billed.append((request["model"], usage))
     return usage
 
   def handle_error(self, request, client_address):
@@ -112,11 +105,13 @@ class Handler(BaseHTTPRequestHandler):
 
   def do_POST(self):
     request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-    number, fault = self.server.take(request, self.headers)
+    with self.server.lock:
+      number = len(self.server.seen)
+      self.server.seen.append(request)
+      self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+      fault = self.server.fault(number, request)
     time.sleep(self.server.latency_s(number))
     text = self.server.answer(request)
-    if fault in LOSING and self.server.bills_what_it_loses:
-      self.server.bill(request, text, False)
     if fault in FAULTS:
       FAULTS[fault](self, request, text)
     elif fault:
@@ -126,9 +121,9 @@ class Handler(BaseHTTPRequestHandler):
     else:
       self.send(200, self.answer(request, text))
 
-  def answer(self, request, text, usable=True, usage=(), choice=(), **fields) -> bytes:
+  def answer(self, request, text, usage=(), choice=(), **fields) -> bytes:
     """A billed answer, with these fields in place of its own."""
-    billed = self.server.bill(request, text, usable)
+    billed = self.server.bill(request, text)
     body = {"id": "c1", "object": "chat.completion", "created": 1, "model": request["model"]}
     message = {"role": "assistant", "content": text}
     body["choices"] = [{"index": 0, "finish_reason": "stop", "message": message, **dict(choice)}]
@@ -145,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
     deltas = [{"content": word} for word in ("", *re.findall(r"\s*\S+", text))]
     chunks = [{"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas]
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    chunks.append({"choices": [], "usage": self.server.bill(request, text, True)})
+    chunks.append({"choices": [], "usage": self.server.bill(request, text)})
     for line in [*(json.dumps(chunk | fields) for fields in chunks), "[DONE]"][:most]:
       self.wfile.write(f"data: {line}\n\n".encode())
       self.wfile.flush()
@@ -172,17 +167,18 @@ def slow(first, repeated, last=b""):
 
   def fault(h, request, text):
     h.wfile.write(first)
-    end = time.monotonic() + h.server.stall_s
+    answer, end = h.answer(request, text), time.monotonic() + h.server.stall_s
     while time.monotonic() < end:
       h.wfile.write(repeated)
       time.sleep(0.02)
-    h.wfile.write(last + h.answer(request, text))
+    h.wfile.write(last + answer)
     h.close_connection = True
 
   return fault
 
 
 def drop(h, request, text):
+  h.server.bill(request, text)
   h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
   h.connection.close()  # at once, with a reset
   h.close_connection = True
@@ -206,14 +202,14 @@ def dear(h, request, text):
   h.server.billed[-1][1].update(tokens)
 
 
-def fault(usable=False, **fields):
+def fault(**fields):
   """A billed answer with these fields."""
-  return lambda h, request, text: h.send(200, h.answer(request, text, usable, **fields))
+  return lambda h, request, text: h.send(200, h.answer(request, text, **fields))
 
 
-def said(content, reason="stop", usable=False, **message):
+def said(content, reason="stop", **message):
   """A billed answer with this message."""
-  return fault(usable, choice={"finish_reason": reason, "message": {"content": content} | message})
+  return fault(choice={"finish_reason": reason, "message": {"content": content} | message})
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
@@ -226,7 +222,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "slow_headers": slow(b"HTTP/1.1 200 OK\r\nx-slow: ", b"x", b"\r\n\r\n"),
   "endless_continue": slow(b"", b"HTTP/1.1 100 Continue\r\n\r\n", OK),
   "drop": drop,
-  "malformed": lambda h, *_: h.send(200, b'{"id": "c1", "choices": [{"mess'),
+  "malformed": lambda h, *asked: h.send(200, h.answer(*asked)[:60]),
   "long_body": long_body,
   "bomb": functools.partial(long_body, pack=gzip.compress, **{"content-encoding": "gzip"}),
   # No usable content.
@@ -235,7 +231,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "tool_calls": said(None, "tool_calls", role="assistant", tool_calls=[CALL]),
   "filtered": said("", "content_filter"),
   "refusal": said(None, refusal="I'm sorry."),
-  "cut": said(None, "length", usable=True),  # nothing but reasoning
+  "cut": said(None, "length"),  # nothing but reasoning
   # Counts that cannot be.
   "unpriced": fault(usage=None),
   "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
@@ -253,8 +249,6 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "echo": echo,
   "cut_stream": lambda h, request, text: h.stream(request, text, most=3),
 }
-# The first ones are billed where `bills_what_it_loses` says so.
-LOSING = [*FAULTS][:7]
 
 
 class Lockpick:

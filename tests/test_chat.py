@@ -293,7 +293,7 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(server, connect, spent
       return ask(pair, task=DollarBudget(1.0), run=cap, seed=seed)
 
   server.fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]
-  server.bills_what_it_loses, cap = True, DollarBudget(60 * BOUND_USD)
+  cap = DollarBudget(60 * BOUND_USD)
   pair = connect(concurrency=200, retries=1, timeout_s=60.0)
   pair.models[0].client._client.event_hooks = {"request": [cancel], "response": [cancel]}
   with ThreadPoolExecutor(200) as threads:

@@ -66,7 +66,7 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   monkeypatch.setattr(endpoints, "BACKOFF_S", 0.001)
   left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
   fault = lambda number, _: left.pop(0) if left and number % 20 == 7 else None  # noqa: E731
-  server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6, bills_what_it_loses=True)
+  server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6)
   settings = {"models__key_variables": "('HOSTILE_KEY',)", "models__timeout_s": 0.4}
   settings |= {"profile__trials": 9, "evaluate__usd_budgets": budgets}
   with server.running():
@@ -111,8 +111,8 @@ def test_neither_a_cap_nor_kill_9_loses_anything_or_pays_for_it_twice(
     assert run(tmp_path, server, "profile", max_usd=0.006, env__live_per_process=3) == 3
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("stopped by --config.max_usd: a call may cost $")
-    spent = read_spent(tmp_path / "tiny", 2)
-    assert 0.003 < billed(server) == pytest.approx(spent.at_most_usd, rel=1e-9) <= 0.006
+    usd = read_spent(tmp_path / "tiny", 2).at_most_usd
+    assert 0.003 < usd <= 0.006 and usd == pytest.approx(billed(server), rel=1e-9)
     given = arguments(tmp_path, server, "profile", env__live_per_process=4)
     while code == -signal.SIGKILL:
       goal = len(server.seen) + draw.randrange(20, 60)
