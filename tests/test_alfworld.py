@@ -77,22 +77,6 @@ def test_the_expert_wins_games_of_every_type(data, env):
   assert {task_id.split("/")[1].split("-")[0] for task_id in ids} == set(TASK_TYPES)
 
 
-def test_observations_are_as_agentgym_gives_them(env):
-  task = env.tasks("test")[0]
-  room, goal, actions = env.reset(task.id).split("\n")
-  assert room.startswith("You are in the middle of a room.")
-  assert goal == f"Your task is to: {task.description}"
-  listed = actions.removeprefix("AVAILABLE ACTIONS: ").split(",")
-  assert {"look", "inventory", env.oracle().action} < set(listed)
-  assert listed == sorted(listed)
-  assert env.step("do something useful") == (f"Nothing happens.\n{actions}", False)
-  assert env.score() == 0.0
-  going = next(action for action in listed if action.startswith("go to"))
-  observation, _ = env.step(going)
-  assert observation.startswith(f"You arrive at {going.removeprefix('go to ')}.")
-  assert env.reset(task.id) == f"{room}\n{goal}\n{actions}"
-
-
 def test_mistakes_are_repeatable_and_the_expert_recovers_from_them(env):
   draw, steps, positions = random.Random(0), 0, []
   pairs = [(kind, str(key)) for kind in ("wrong", "lost", "hasty") for key in range(8)]

@@ -179,15 +179,6 @@ def test_seconds_by_the_rates_and_as_measured(every):
   assert math.isnan(every["latency"].waited_s["bopo"])  # it was not measured
 
 
-def test_the_paper_stands_beside_the_same_environment_alone(every):
-  assert every["paper"].to_numpy().tolist() == [  # K = 1 and 2 here
-    ["always-small", "", "43.5", "30.0"],
-    ["always-large", "", "65.4", "75.0"],
-  ]
-  sandbox = every["run"] | {"environment": "sandbox"}
-  assert texts.beside_paper(every | {"run": sandbox}).empty
-
-
 def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is_named():
   policies = {n: (*kind[:4], (1.0,) * 12) for n, kind in BOUNDARIES.items()}
   store = fill(policies)

@@ -1,8 +1,6 @@
 """The command line: a wrong one is one line that says what to do, with exit code 2."""
 
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,9 +77,3 @@ def test_a_damaged_store_names_the_run(tmp_path, monkeypatch, capsys):
   command = ["main.py", SANDBOX, "--stage=report", f"--config.runs={tmp_path}"]
   code = main.main(main.parse(command, flags.FlagValues()))
   check(code, *capsys.readouterr(), f"{tmp_path}/sandbox: disk image is malformed")
-
-
-def test_a_mistake_ends_the_program_wherever_it_is_started(tmp_path):
-  command = [sys.executable, ROOT / "main.py", f"--config={ROOT / SANDBOX[9:]}", "--stage=sft"]
-  ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-  check(ended.returncode, ended.stdout, ended.stderr, "--stage=references first")

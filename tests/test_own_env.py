@@ -11,7 +11,7 @@ from absl import flags
 
 import main
 from baar_jax.config import Config, EnvConfig
-from baar_jax.envs.base import EnvDied, spread
+from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import Task
 from baar_jax.run import Run
@@ -110,8 +110,3 @@ def test_splits_that_share_a_task_or_have_none_are_refused(train, dev, message):
   run.config = Config(env=EnvConfig(kind="odd.py:Odd"))
   with pytest.raises(ValueError, match=f"odd.py:Odd lists {message}"):
     Run.tasks(run, "train")
-
-
-def test_spread_is_a_permutation_that_starts_evenly():
-  assert all(sorted(spread(count)) == list(range(count)) for count in (0, 1, 2, 7, 64, 100))
-  assert spread(8) == [0, 4, 2, 6, 1, 5, 3, 7]

