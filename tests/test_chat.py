@@ -136,14 +136,6 @@ def test_an_endpoint_that_fails_again_and_again_ends_the_run(server, connect, sp
   assert billed(server) == pytest.approx(spent().retries_usd, rel=1e-9)
 
 
-def test_failures_of_several_kinds_or_with_replies_between_are_tried_again(server, connect):
-  kinds = itertools.cycle(["silent", "429", "silent", None, "silent", "silent", "500", None])
-  server.fault, pair = lambda *_: next(kinds), connect(max_failures=3, retries=5)
-  for seed in range(4):
-    ask(pair, seed=seed)
-  assert len(server.seen) == 16
-
-
 @pytest.mark.parametrize("fault", ["429", "trickle", "slow_headers"])
 def test_a_run_that_is_stopped_waits_for_nothing(server, connect, fault):
   """Neither as long as an endpoint asks to, nor for the answer of a call in flight."""

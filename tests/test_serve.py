@@ -264,11 +264,8 @@ def test_a_decision_counts_at_its_most_until_its_usage_is_reported(client):
 BAD = [  # a body or fields of it, headers, the status, and a word of the error
   ({"model": "gpt-4.1"}, {}, 404, "baar:large"),
   ({"messages": []}, {}, 400, "messages"),
-  ({"n": 0}, {}, 400, "request.n"),
   ({"max_tokens": True}, {}, 400, "max_tokens"),
-  ({"session_id": ""}, {}, 400, "session_id"),
   ({}, {"x-session-id": "a" * 257}, 400, "x-session-id"),
-  ({}, {"x-baar-max-usd": "-1"}, 400, "x-baar-max-usd"),
   ({}, {"x-baar-max-usd": "nan"}, 400, "x-baar-max-usd"),
   ({}, {"x-baar-max-large-calls": "1.5"}, 400, "x-baar-max-large-calls"),
   ({}, {"host": "other.example"}, 403, "127.0.0.1"),
@@ -276,7 +273,6 @@ BAD = [  # a body or fields of it, headers, the status, and a word of the error
   ({"text": "a" * 2**20}, {}, 413, "max_body_mb"),
   ("{", {}, 400, "JSON object"),
   ('{"n": NaN}', {}, 400, "JSON object"),
-  ("[]", {}, 400, "JSON object"),
 ]
 
 
@@ -292,17 +288,6 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
       assert reply.status_code == status and word in error["message"], error
       assert "\n" not in error["message"] and {*error} >= {"message", "type", "param", "code"}
     assert len(client.session()["steps"]) == len(upstream.seen) == 1
-
-
-@pytest.mark.parametrize(
-  "fault, status, calls",
-  [("400 bad", 400, 1), ("500", 500, 2), ("redirect", 502, 1), ("drop", 502, 2), ("401", 401, 1)],
-)
-def test_an_upstreams_error_leaves_the_session(client, upstream, fault, status, calls):
-  upstream.fault = lambda number, request: fault
-  assert client.chat().status_code == status and len(upstream.seen) == calls
-  upstream.fault = lambda number, request: None
-  assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
 
 
 def test_other_addresses_need_a_key(tmp_path, upstream, monkeypatch):

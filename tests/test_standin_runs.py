@@ -86,16 +86,10 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert ledger["total_usd"] == pytest.approx(total, abs=1e-12)
   assert ledger["total_usd"] + ledger["presumed_usd"] - ledger["router_usd"] == pytest.approx(known)
   assert f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
-  out, err = capsys.readouterr()
-  assert f"${ledger['total_usd']:.4f}" in out and "models at 127.0.0.1" in out
-  assert results["run"]["models"] == "models at 127.0.0.1"
-  assert not [p for p in results["policies"] if p["family"] in ("privileged", "optimum")]
   rows = [row for row in results["policies"] if row["usd_budget"] is not None]
-  assert {row["family"] for row in rows} >= {"always-small", "first-large", "random", "sft", "bopo"}
   assert {row["usd_budget"] for row in rows} == {*budgets}
   assert all(row["overruns"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
-  calls = {r["usd_budget"]: r["large_calls"] for r in rows if r["family"] == "first-large"}
-  assert calls[0.0005] < calls[0.002]
+  out, err = capsys.readouterr()
   files = [path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()]
   said = "".join([*lines, out, err]).encode()
   assert not [text for text in [said, *files] if KEY[3:].encode() in text]
