@@ -27,7 +27,6 @@ PUBLIC = "https://api.together.xyz/v1"
     (PUBLIC, "TWO_LINES", None),
     (PUBLIC, "ACCENT", None),
     # Private addresses need none.
-    ("http://localhost:8000/v1/", None, "none"),
     ("http://[::1]:8000/v1", None, "none"),
     ("http://10.1.2.3/v1", "NOT_SET", "none"),
     ("http://gpu-server:8000/v1", "MINE", "mine"),
@@ -82,11 +81,9 @@ def answer(content="Go.", **counts):
     (answer([]), "retry", "", False),
     ("[" * 100_000, "presumed", "", False),  # deeper than can be read
     ('{"error": "try again"}', "presumed", "", False),
-    (answer().replace("usage", "used"), "presumed", "", True),
     (answer().replace('"completion', '"completion_tokens": 0, "completion'), "presumed", "", True),
     (answer(prompt_tokens=float("inf")), "presumed", "", True),
     (answer(completion_tokens=0.5), "presumed", "", True),
-    (answer(prompt_tokens_details=[1]), "presumed", "", True),
     (answer().replace('"usage"', '"service_tier": ["default"], "usage"'), "presumed", "", True),
   ],
 )

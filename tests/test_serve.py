@@ -307,4 +307,5 @@ def test_the_page_shows_steps_and_escapes_names(client):
   client.chat("<i>a")
   page = client.http.get("/").text
   assert "&lt;i&gt;a" in page and "<i>" not in page and f"${USD:.6f}" in page
+  assert "://" not in page  # a browser asks for nothing else
   assert 'baar_calls_total{model="small",outcome="reply"} 1.0' in client.http.get("/metrics").text

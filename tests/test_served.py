@@ -136,7 +136,6 @@ def test_an_atif_trajectory_is_an_episode(run):
     (chat(model="other"), "session 'a': the model 'other' is not in --config.models.names"),
     (chat(models=["small"], score=1.5), "request.score: .* less than or equal to 1"),
     (chat(usage=USAGE | {"cached_tokens": 101}), "counts that disagree"),
-    (chat(usage={}), "no record of a known format .'prompt_tokens'"),
     ([*chat()][1:], "call 1 do not end with reply 1"),
     (["text"], "line 3: no record of a known format"),
     ([atif(final_metrics={"total_prompt_tokens": 201})], "is 201, and its .* 200"),
