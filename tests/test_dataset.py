@@ -11,8 +11,10 @@ from baar_jax.config import Config, ProfileConfig
 from baar_jax.episode import SMALL, Task
 from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.router.view import View
+from baar_jax.stages.train import find_winners
 from baar_jax.store import Store
 from baar_jax.train import dataset
+from baar_jax.train.trainer import label_failures
 
 
 def trials(task_id, policy, outcomes):
@@ -170,11 +172,6 @@ def test_thresholds_are_set_on_the_first_trials_and_three_mixes(full_store):
   assert [(e.task_id, e.policy, e.seed) for e in episodes] == boundaries + strata
 
 
-def test_without_a_profile_the_stage_is_named(store):
-  with pytest.raises(ValueError, match=r"runs/quickstart .*: run --stage=profile first"):
-    dataset.load_profiles(store, Config())
-
-
 def test_live_text_is_the_text_that_a_scorer_learns_from(make_task, router_config, tokenizer_dir):
   """Live, LARGE's steps had a proposal too; the stored ones that a scorer learns from have none."""
   view, task = View(router_config, tokenizer_dir, proposals=True), make_task()
@@ -227,3 +224,21 @@ def test_every_task_is_gone_through_before_any_repeats(count, size):
     assert len(set(ids)) == len(ids) == min(size, count)
     seen.update(ids)
     assert max(seen.values()) - min(seen[t.id] for t in tasks) <= 1 + (count % size > 0)
+
+
+def trial(seed, score, models="S"):
+  return episode("t", seed=seed, score=score, models=models)
+
+
+def test_the_cheapest_that_succeeds_wins():
+  small = [trial(seed, score) for seed, score in enumerate((1, 0, 0, 1, 0))]
+  large = [trial(seed, score) for seed, score in zip((0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1))]
+  assert find_winners(small, large) == {("t", 0): 0, ("t", 1): 1, ("t", 2): 0, ("t", 3): 0}
+  middle = [trial(seed, score) for seed, score in enumerate((1, 0, 1))]
+  assert find_winners(small, middle, large) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}
+
+
+def test_a_scorer_learns_failures_where_any_but_the_dearest_acted():
+  assert label_failures(trial(0, 1, "SS")) == [0, 0]
+  assert label_failures(trial(1, 0.5, "LSS")) == [None, 1, 1]
+  assert label_failures(trial(1, 0, "TLS"), dearest=2) == [None, 1, 1]

@@ -60,12 +60,6 @@ def test_advantage(reward_G, reference, options, expected):
   np.testing.assert_allclose(advantage_G, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("trials", [([], [True]), ([True], [])])
-def test_a_difficulty_needs_a_trial_of_each_model(trials):
-  with pytest.raises(ValueError, match="a trial of each model"):
-    rewards.difficulty(*trials)
-
-
 @pytest.mark.parametrize(
   "reward_G, reference",
   [([], 0.0), (1.0, 0.0), ([[1.0]], 0.0), ([0.0, np.nan], 0.0), ([0.0, 1.0], np.inf)],

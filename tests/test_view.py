@@ -171,20 +171,6 @@ def test_the_papers_prompt(views, decode, models, budgets, budget, rule, first):
   assert decode(windows[0].tokens).endswith(f"Previous steps: none{texts.ASK}")
 
 
-def test_over_the_limit_a_papers_prompt_loses_its_oldest_steps(views, decode):
-  """At many limits, so that the line about omitted steps is counted too."""
-  episode, numbers = episode_of([0, 1] * 5 + [0], call_budget=20), set()
-  first = views(view="paper", max_tokens=2000).episode_windows(TASK, episode)[0]
-  for limit in range(len(first.tokens) + 60, len(first.tokens) + 200, 7):
-    window = views(view="paper", max_tokens=limit).episode_windows(TASK, episode)[-1]
-    text = decode(window.tokens)
-    omitted = int(re.search(r"\(steps 1-(\d+) omitted\)", text)[1])
-    shown = [int(n) for n in re.findall(r"\nStep (\d+) \[", text)]
-    assert len(window.tokens) <= limit and shown == list(range(omitted + 1, 11))
-    numbers.add(omitted)
-  assert len(numbers) > 2
-
-
 @pytest.mark.parametrize(
   "text", ["naïve ☂ \t\x00二\n\nb", "", "a<|BIG|>b", "<|<|SMALL|>", "<| BIG |>"]
 )
