@@ -142,19 +142,6 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
   assert "b1ba9f4ab4b1f7f0" in digests
 
 
-def test_splits_are_directories_or_lists(data, tmp_path):
-  ids = listing(data, "", 3)
-  names = [dict(zip(("task_type", "task_id"), id_.split("/")[1:])) for id_ in ids[1:]]
-  lost = json.loads((data / GAMES / ids[0] / GAME).read_text()) | {"solvable": False}
-  ids[0] = put(data, ids[0].replace("train", "lost"), json.dumps(lost))
-  (tmp_path / "list.txt").write_text("\n".join(ids))
-  (tmp_path / "list.json").write_text(json.dumps(names))
-  for name in ("list.txt", "list.json"):
-    assert set(listing(data, str(tmp_path / name), 2)) == set(ids[1:])
-    with pytest.raises(ValueError, match=f"{name} in .* has 2 games, 3 were asked for"):
-      listing(data, str(tmp_path / name), 3)
-
-
 @pytest.mark.parametrize(
   "name, content, message",
   [

@@ -1,16 +1,12 @@
 """AppWorld on its real engine, with generated tasks: the gold solution passes, all else fails."""
 
-import ast
-import itertools
 import os
-import shutil
 from contextlib import closing
 
 import psutil
 import pytest
 
 from baar_jax.envs import appworld, engines
-from baar_jax.envs.appworld import ROUTINE, make_plan, mistake
 from baar_jax.envs.appworld_shell import landlock_version
 from baar_jax.envs.base import spread
 from baar_jax.envs.process import open_envs
@@ -150,25 +146,6 @@ def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
     assert [os.getpgid(shell.pid) for shell in shells] == [world.pid] * 2
 
 
-def test_mistakes_are_repeatable_of_their_kind_and_never_the_expert_s(data):
-  docs = {"venmo": {"create_payment_request": {"method": "POST"}}}
-  gold = (data / "data" / "tasks" / SHARES / "ground_truth" / "compiled_solution.py").read_text()
-  wrong = ""
-  for step, (kind, key) in itertools.product(
-    make_plan(gold, docs), itertools.product(("wrong", "lost", "hasty"), map(str, range(30)))
-  ):
-    action = mistake(step, kind, key)
-    assert step.code != action == mistake(step, kind, key)
-    ast.parse(action)
-    assert kind != "lost" or "api_docs" in action
-    assert kind != "hasty" or "show_account()" in action or "login(user=" in action
-    assert kind != "wrong" or ("api_docs" in action) == (step.kind in ROUTINE)
-    wrong += action * (kind == "wrong")
-  assert all(text in wrong for text in ("login(", "page_index=0", "amount=usd + 1"))
-  plan = make_plan("def solution(apis, _):\n  apis.venmo.create_payment_request(amount=1)", docs)
-  assert [step.kind for step in plan] == ["write", "declare"]
-
-
 def test_what_mistakes_come_to(env):
   """A wrong login can be put right; a wrong write ends the task."""
   follow(env, SHARES, until="login(")
@@ -208,15 +185,3 @@ def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
   ):
     with pytest.raises(ValueError, match=match):
       listing(*arguments)
-
-
-def test_tasks_are_repeatable_and_kept(data):
-  def contents():
-    return {path: path.read_bytes() for path in (data / "data/tasks").rglob("*") if path.is_file()}
-
-  before = contents()
-  shutil.rmtree(data / "data" / "tasks" / PAY)
-  engines.make_tasks("appworld", data, (5, 1, 3))
-  assert before.items() <= contents().items()
-  listed = (data / "data/datasets/dev.txt").read_text()
-  assert listed.split() == ["d1a0000_2", "d2a0000_2", "d3a0000_2", "d2a0001_2"]

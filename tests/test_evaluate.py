@@ -1,6 +1,5 @@
 """Everything that learns on the smallest run: rivals and ablations too; evaluated and exported."""
 
-import copy
 import dataclasses
 import shutil
 
@@ -66,21 +65,6 @@ def test_no_episode_shares_its_luck_with_one_of_another_purpose(run):
   # The bounds of counts (1000) are no further than the next purpose's first seed.
   names = ("PROFILE", "REFERENCE", "DEV", "TEST", "ROLLOUT")
   assert min(np.diff([getattr(settings, f"{name}_SEEDS") for name in names])) >= settings.SEEDS
-
-
-def test_training_seeds_take_turns_in_the_evaluation(run, monkeypatch):
-  tape, several, config = [], copy.copy(run), dataclasses.replace(run.config, train_seeds=2)
-  config.evaluate = dataclasses.replace(config.evaluate, seeds=3)
-  several.config = config
-  several.collect = lambda title, policy, jobs, *_: tape.append((title, policy, [*jobs]))
-  loaded = lambda run, family, lam: (run.train_seed, None, [0.5])  # noqa: E731
-  monkeypatch.setattr(evaluate, "_load_trained", loaded)
-  monkeypatch.setattr(evaluate, "RouterPolicy", lambda name, model, *_: model)
-  chosen = [entry for entry in entries(config) if entry.family == "sft" and not entry.unlimited]
-  evaluate._play(several, chosen[:1], "test")
-  name = "test sft(update=1,seeds=2,threshold=0.5)"
-  seeds = [(title, policy, {job.seed for job in jobs}) for title, policy, jobs in tape]
-  assert seeds == [(name, 0, {3000, 3002}), (name, 1, {3001})]
 
 
 def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name_says(run):

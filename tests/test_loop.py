@@ -33,13 +33,13 @@ class HandEnv:
 
   system_prompt, code_actions, scores_steps = "Act.", False, False
 
-  def __init__(self, tape, length=2, name="", fault=lambda call: None):
-    self.tape, self.length, self.name, self.fault = tape, length, name, fault
+  def __init__(self, tape, length=2, fault=lambda call: None):
+    self.tape, self.length, self.fault = tape, length, fault
     self.closed = threading.Event()
     self.close = self.closed.set
 
   def _note(self, call):
-    self.tape.append(self.name + call)
+    self.tape.append(call)
     self.fault(call)
 
   def reset(self, task_id):

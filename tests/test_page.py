@@ -1,4 +1,4 @@
-"""The report's files: one page, its tables in three formats, the terminal's lines."""
+"""The report's page: what it says, and hostile texts in all of its files."""
 
 import copy
 import html.parser
@@ -101,21 +101,7 @@ def test_a_run_without_bopo_or_without_a_gap(tmp_path):
     results = figures(policies)
     text = Reader(page.write(results, tmp_path).read_text(encoding="utf-8")).text
     assert results["headline"] is None and "There is no BoPO, or no gap" in text
-    assert "hard budget" not in text
   assert results["policies"].success_gap_share.isna().all()
-
-
-def test_the_hard_budget_as_markdown_and_latex(index):
-  lines = (index.parent / "hard_budget.md").read_text(encoding="utf-8").splitlines()
-  cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
-  assert cells[0] == ["Family", "K = 1 SR", "K = 1 Use%", "K = 2 SR", "K = 2 Use%"]
-  small, large = ["30.0 [0.0, 80.0]", "–"], ["75.0 [50.0, 100.0]", "–"]  # they have no cap
-  assert cells[2:4] == [["always SMALL", *small, *small], ["always LARGE", *large, *large]]
-  assert ["single-turn", "25.0 [0.0, 75.0]", "100", "–", "–"] in cells
-  tex = (index.parent / "hard_budget.tex").read_text(encoding="utf-8")
-  assert r"single-turn & 25.0 [0.0, 75.0] & 100 & – & – \\" in tex
-  assert r"\multicolumn{2}{c}{K = 1}" in tex and r"& SR & Use\% & SR & Use\% \\" in tex
-  assert r"\toprule" in tex and r"\bottomrule" in tex
 
 
 WRONG = [{"update": 1}, [1], None, "x", {"stage": "sft", "update": "x"}, {"stage": [1]}]

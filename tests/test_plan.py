@@ -1,15 +1,13 @@
 """The dry run: what is missing, what it may cost, and that nothing is touched."""
 
 import contextlib
-from functools import partial
 
 import pytest
 import tiny
 
-from baar_jax.config import EnvConfig, ModelsConfig
+from baar_jax.config import ModelsConfig
 from baar_jax.run import Run
-from baar_jax.stages import plan, train
-from baar_jax.train.dataset import load_profiles
+from baar_jax.stages import plan
 
 STAGES = ["profile", "references", "sft", "bopo", "baselines", "evaluate"]
 
@@ -60,20 +58,3 @@ def test_stored_episodes_say_what_the_next_ones_cost(usd_budget, config, capsys)
   # small, and First-Large, random, sft, bopo: $2.5, of which always-small expects $2.
   free, capped = [80, 5 * 2 + 5 * 20 + 70 * 11], [25, 5 * 2 + 20 * 2.5] if usd_budget else [0, 0]
   assert rows["evaluate"][::2] == [a + b for a, b in zip(free, capped)]
-
-
-def test_it_lists_the_tasks_where_that_needs_no_engine(config, tmp_path):
-  (tmp_path / "list.txt").touch()
-  config.env = EnvConfig("alfworld", data=str(tmp_path), train_split="list.txt")
-  with pytest.raises(ValueError, match="list.txt in .* has 0 games, 96 were asked for"):
-    plan.main(config, STAGES)
-
-
-def test_what_is_done_is_not_missing(config, capsys):
-  with contextlib.closing(Run(config)) as run:
-    train.profile(run)
-    load = partial(load_profiles, run.store, run.config)
-    profiles = [*load().values(), *load(split="dev").values()]
-  capsys.readouterr()
-  rows, hard = table(config, capsys), sum(p.difficulty == "hard" for p in profiles)
-  assert rows["profile"] == [0] * 3 and rows["references"][0] == 3 * hard

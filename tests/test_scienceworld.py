@@ -119,7 +119,6 @@ def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch
 
 FOCUS, KITCHEN, OUTSIDE = "focus on pot", "go to kitchen", "go to outside"
 AMBIGUOUS = (FOCUS, "Ambiguous request: Please enter the number")
-SHUT = (KITCHEN, "The door is not open.")
 ASTRAY = [(KITCHEN, "You move to the kitchen."), (OUTSIDE, "You move to the outside.")]
 
 
@@ -128,17 +127,14 @@ ASTRAY = [(KITCHEN, "You move to the kitchen."), (OUTSIDE, "You move to the outs
   [
     # It answers an ambiguous request, unless the plan does.
     ([FOCUS, "x"], [AMBIGUOUS], ("0", 1, True)),
-    ([FOCUS, "x"], [AMBIGUOUS, ("0", "You focus on the pot.")], ("x", 1, False)),
     ([FOCUS, "0", "x"], [AMBIGUOUS], ("0", 1, False)),
     # It opens a closed door.
-    ([KITCHEN], [SHUT], ("open door to kitchen", 0, True)),
-    ([KITCHEN], [SHUT, ("open door to kitchen", "It is open.")], (KITCHEN, 0, False)),
+    ([KITCHEN], [(KITCHEN, "The door is not open.")], ("open door to kitchen", 0, True)),
     # It replaces an action that is not understood by the valid one that is most like it.
     ([FOCUS], [(FOCUS, "No known action matches that")], ("focus on pot in kitchen", 0, False)),
     # It undoes the last deviation first.
     (["x"], ASTRAY, (KITCHEN, 0, True)),
     (["x"], [*ASTRAY, ASTRAY[0]], ("go to hallway", 0, True)),
-    (["x"], [("connect wire to b", "wire is now connected to b")], ("disconnect wire", 0, True)),
     # It waits when the plan is over.
     (["x"], [("x", "")], ("wait1", 1, False)),
   ],
