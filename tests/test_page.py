@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from browser import open_phone
 from report_store import EVERY, FEW, config, figures
 
 from baar_jax.config import ABLATIONS
@@ -158,3 +159,12 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {6}
   assert "](" not in md and "<" not in md.replace(r"\<", "")
   assert not re.search(r"\\(input|write18)", tex) and tex.count(r"\\") == len(md.splitlines())
+
+
+def test_a_browser_opens_it_quietly_and_it_fits_a_phone(index):
+  with open_phone() as (opened, errors, requests):
+    opened.goto(index.as_uri())
+    opened.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    assert errors == []
+    assert not opened.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+  assert [url for url in requests if not url.startswith("data:")] == [index.as_uri()]

@@ -1,17 +1,15 @@
-"""The sandbox: what its levers do, what it shows, and how reliable that is."""
+"""The sandbox: what its levers do, and what it shows."""
 
 from baar_jax.envs import sandbox
 from baar_jax.envs.sandbox import BROKEN, Sandbox, build
 
-RIGHT, JAMMING, RINGING = range(3)
 
-
-def play(task_id, lever):
-  """Pulls the same kind of lever at every lock until the episode ends: answers and score."""
+def play(task_id):
+  """Pulls the right lever at every lock until the episode ends: answers and score."""
   env, building, answers, lock, done = Sandbox(), build(task_id), [], 0, False
   assert env.reset(task_id).endswith("The sign is blank.")
   while not done:
-    observation, done = env.step(f"pull {building.levers[lock][lever]}")
+    observation, done = env.step(f"pull {building.levers[lock][0]}")
     answers.append(observation)
     lock += "opened" in observation
   return answers, env.score()
@@ -19,24 +17,13 @@ def play(task_id, lever):
 
 def test_right_levers_open_all_but_a_broken_lock_and_the_sign_shows_from_the_second_lock_on():
   tasks = {BROKEN in build(task.id).hardness: task.id for task in Sandbox().tasks("train")}
-  answers, score = play(tasks[False], RIGHT)
+  answers, score = play(tasks[False])
   assert len(answers) == 9 and score == 1.0
   assert answers[-1] == "It opened. The task has been done."
   sign = sandbox.SIGNS[build(tasks[False]).sign]
   assert all(answer.endswith(f"The sign is {sign}.") for answer in answers[:-1])
   broken = build(tasks[True]).hardness.index(BROKEN)
   assert broken >= sandbox.RULES.broken_from
-  answers, score = play(tasks[True], RIGHT)
+  answers, score = play(tasks[True])
   assert [answer[:10] for answer in answers] == ["It opened."] * broken + ["It jammed."] * 3
   assert score == 0.0
-
-
-def test_an_alarm_and_three_jams_are_fatal_and_nonsense_is_answered():
-  assert play("train-0", RINGING) == (["It rang an alarm. The task has failed."], 0.0)
-  answers, score = play("train-0", JAMMING)
-  assert answers[0].startswith("It jammed. Lock 1 looks")
-  assert len(answers) == 3 and score == 0.0
-  env = Sandbox()
-  env.reset("train-0")
-  observation, done = env.step("open sesame")
-  assert observation.startswith("No effect. Lock 1 looks") and not done
