@@ -185,3 +185,5 @@ def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
   ):
     with pytest.raises(ValueError, match=match):
       listing(*arguments)
+  with pytest.raises(ValueError, match="'../x' is no AppWorld task"):
+    appworld.AppWorld(data, 1, 1, 1).reset("../x")

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from baar_jax.config import ModelsConfig
+from baar_jax.config import Config, ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.endpoints import clean, endpoints, read_answer, read_usage
+from baar_jax.llms.endpoints import check_models, clean, endpoints, read_answer, read_usage
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -49,6 +49,12 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
   assert not any(word in str(error.value) for word in ("NOT_SET", "sec", "mine", "\n"))
 
 
+def test_a_port_that_cannot_be_is_refused():
+  models = ModelsConfig(kind="chat", base_urls=("http://localhost:65536/v1",))
+  with pytest.raises(ValueError, match="Port out of range"):
+    check_models(Config(models=models))
+
+
 @pytest.mark.parametrize(
   "said, shown",
   [
@@ -84,6 +90,9 @@ def answer(content="Go.", **counts):
     (answer().replace('"completion', '"completion_tokens": 0, "completion'), "presumed", "", True),
     (answer(prompt_tokens=float("inf")), "presumed", "", True),
     (answer(completion_tokens=0.5), "presumed", "", True),
+    (answer(cached_tokens=False), "presumed", "", True),
+    (answer(prompt_cache_hit_tokens=6, prompt_cache_miss_tokens=8), "presumed", "", True),
+    (answer(prompt_tokens_details={"a": 0, "b": 5}).replace('"b"', '"a"'), "presumed", "", True),
     (answer().replace('"usage"', '"service_tier": ["default"], "usage"'), "presumed", "", True),
   ],
 )
@@ -98,6 +107,7 @@ def test_what_an_answer_tells(body, kind, text, fatal):
   [
     ({"total_tokens": 60}, None, (8, 0, 52)),
     ({"total_tokens": None}, {"cached_tokens": None, "cache_write_tokens": 5}, (8, 0, 10, 5)),
+    ({"cache_write_tokens": 5}, {"cache_write_tokens": None}, (8, 0, 10, 5)),
     ({}, {"cached_tokens": 3, "cache_creation_tokens": 5}, (8, 3, 10, 5)),  # LiteLLM
     ({"prompt_cache_hit_tokens": 6, "prompt_cache_miss_tokens": 2}, None, (8, 6, 10)),  # DeepSeek
   ],

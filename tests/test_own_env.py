@@ -20,7 +20,7 @@ from baar_jax.store import Store
 CORRIDOR = Path(__file__).parents[1] / "examples" / "corridor.py"
 ODD = """
 import sys
-from baar_jax.envs.base import Env
+from baar_jax.envs.base import Env, Task
 class Odd(Env):
   system_prompt, method = "p", ""
   def give(self, method, right): return eval(self.result) if method == self.method else right
@@ -74,6 +74,7 @@ def test_a_result_of_the_wrong_kind_is_named(odd):
   """In one line, which is no reason to try again."""
   calls = {"step": ["t"], "score": [], "mistake": ["lost", "k"], "tasks": ["train"]}
   wrong = {"reset": ["None", "b'a'", "('a', False)"], "tasks": ["None", "['t']"]}
+  wrong["tasks"] += ["[Task(b't', 'train', 'd', 9)]", "[Task('t', 'train', None, 9)]"]
   wrong |= {"step": ["None", "'ab'", "('a', None)", "('a', False, 1)"], "mistake": ["None", "7"]}
   wrong |= {"score": ["None", "float('nan')", "-0.1", "1.5", "'1'"]}
   with odd("Odd") as env:

@@ -122,6 +122,8 @@ def test_the_first_layers_alone_are_a_smaller_router(adopt, tmp_path):
     np.testing.assert_array_equal(mine, its[:2])
   with pytest.raises(ValueError, match="router.layers is 4; the weights have 3"):
     weights.check_pretrained(RouterConfig(weights=str(directory), layers=4))
+  with pytest.raises(ValueError, match="max_tokens is 32769; .* trained for at most 32768"):
+    weights.check_pretrained(RouterConfig(weights=str(directory), max_tokens=32_769))
   view = adopt(directory)
   view.config = dataclasses.replace(view.config, layers=2)
   start = load_initial(tmp_path, Config(router=view.config), view, None)

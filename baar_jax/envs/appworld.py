@@ -80,6 +80,8 @@ class AppWorld(Env):
     return [Task(id_, split, text, self._max_steps) for id_, text in zip(chosen, texts)]
 
   def reset(self, task_id: str) -> str:
+    if not re.fullmatch(r"\w+", task_id):  # a task has code, and a store may be a stranger's
+      raise ValueError(f"{task_id!r} is no AppWorld task")
     if self._engine is None:
       self._start_engine(task_id)
     elif self._world is not None:

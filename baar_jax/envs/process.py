@@ -39,8 +39,14 @@ class WrongResult(ValueError):
 RETURNED_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
 RETURNED_ERRORS["WrongResult"] = ValueError
 TEXT = ("a text", lambda result: isinstance(result, str))
+
+
+def _is_task(task: object) -> bool:
+  return type(task) is Task and [*map(type, vars(task).values())] == [str, str, str, int]
+
+
 EXPECTED = {  # what each method must return
-  "tasks": ("a list of Task", lambda r: isinstance(r, list) and {*map(type, r)} <= {Task}),
+  "tasks": ("a list of Task", lambda r: isinstance(r, list) and all(map(_is_task, r))),
   "reset": TEXT,
   "step": ("(text, bool)", lambda r: isinstance(r, tuple) and [*map(type, r)] == [str, bool]),
   "score": ("a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1),

@@ -96,6 +96,7 @@ def check_models(config: Config) -> None:
       prices = prices_of(group.names, group.prices)
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():
         endpoint.key()
+        _ = urlsplit(endpoint.base_url).port  # raises ValueError above 65535
     except ValueError as error:
       raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
     if any(a.input > b.input and a.output > b.output for a, b in itertools.pairwise(prices)):
@@ -161,6 +162,8 @@ def read_answer(body: bytes) -> Outcome:
     fields = json.loads(body, object_pairs_hook=_read_object)
   except (ValueError, RecursionError):
     fields = None
+  except KeyError:
+    fields = {"usage": None}
   if not isinstance(fields, dict) or not fields.keys() & {"choices", "usage"}:
     return Outcome(PRESUMED, "sent an answer that cannot be read")
   try:
@@ -188,7 +191,9 @@ def read_answer(body: bytes) -> Outcome:
 
 def _read_object(pairs: list[tuple[str, object]]) -> dict:
   fields = dict(pairs)
-  return fields if len(fields) == len(pairs) else {"usage": None}  # a key is there twice
+  if len(fields) < len(pairs):
+    raise KeyError("a key is there twice")
+  return fields
 
 
 def read_usage(fields: dict) -> Usage:
@@ -198,14 +203,16 @@ def read_usage(fields: dict) -> Usage:
   so. Raises KeyError, TypeError or ValueError for counts that cannot be.
   """
   prompt, completion = fields["prompt_tokens"], fields["completion_tokens"]
-  details = fields | (fields.get("prompt_tokens_details") or {})
-  cached, hits, written, created = counts = [details.get(name) or 0 for name in CACHE_COUNTS]
-  total = fields.get("total_tokens")
-  counts += [prompt, completion, 0 if total is None else total]
+  objects = fields, fields.get("prompt_tokens_details") or {}
+  told = {name: count for part in objects for name, count in part.items() if count is not None}
+  cached, hits, written, created = counts = [told.get(name, 0) for name in CACHE_COUNTS]
+  misses, total = told.get("prompt_cache_miss_tokens", prompt - hits), fields.get("total_tokens")
+  counts += [prompt, completion, misses, 0 if total is None else total]
   if any(type(count) is not int or not 0 <= count <= MOST_TOKENS for count in counts):
     raise ValueError("no count of tokens")
   total = prompt + completion if total is None else total
   cached, written = max(cached, hits), max(written, created)
-  if not 0 < prompt >= cached + written or total < prompt + completion:
+  fits = 0 < prompt >= cached + written and misses == prompt - hits
+  if not fits or total < prompt + completion:
     raise ValueError("counts that disagree")
   return Usage(prompt, cached, total - prompt, written)

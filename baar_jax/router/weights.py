@@ -127,6 +127,9 @@ def check_pretrained(config: RouterConfig) -> None:
   keep_layers(shape, config.layers)
   for name, path in file_of.items():
     _read(path, name)
+  if config.max_tokens > (longest := shape.max_position_embeddings):
+    flag = f"--config.router.max_tokens is {config.max_tokens}"
+    raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
   tokens = max(read_tokenizer(directory).get_vocab().values()) + 1
   if tokens > shape.vocab_size:
     raise ValueError(f"{directory}/tokenizer.json has {tokens} tokens, of {shape.vocab_size} rows")
