@@ -1,16 +1,19 @@
-"""The endpoint as agents use it: OpenAI's client over a socket, the example, kills."""
+"""The endpoint as agents use it: OpenAI's client over a socket, a browser, the example, kills."""
 
+import asyncio
 import contextlib
 import socket
 import threading
+import time
 from http.server import ThreadingHTTPServer
 
 import openai
 import pytest
 import uvicorn
+from browser import open_phone
 from schedules import run_schedules
 from standin import StandIn
-from test_serve import ASK, SAID, TOKENS, USD, Client
+from test_serve import ASK, PRICES, SAID, TOKENS, USD, Client
 
 from baar_jax.episode import Task
 from examples import agent, corridor
@@ -47,8 +50,9 @@ def endpoint(tmp_path_factory, upstream):
 @pytest.fixture
 def ask(endpoint, upstream, request):
   """ask(**fields): a call of the test's own session by OpenAI's client."""
-  upstream.fault, headers = lambda *_: None, {"x-session-id": request.node.name}
+  upstream.fault, upstream.chunk_s = lambda number, request: None, 0.0
   upstream._prompts.clear()
+  upstream.latency_s, headers = lambda number: 0.0, {"x-session-id": request.node.name}
   with openai.OpenAI(base_url=endpoint[1], api_key="-", default_headers=headers) as client:
 
     def create(raw=False, **fields):
@@ -108,6 +112,56 @@ def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, ups
   assert store.tasks("train")[0].description == "go out"
   with pytest.raises(openai.ConflictError, match="is scored"):
     ask()
+
+
+def test_many_sessions_of_an_asynchronous_client(endpoint, upstream):
+  upstream.fault, first = lambda number, request: None, len(upstream.billed)
+
+  async def play(client, number):
+    headers = {"x-session-id": f"async {number}"}
+    asked = {"model": "baar:large", "messages": ASK, "extra_headers": headers}
+    plain = await client.chat.completions.create(**asked)
+    async for chunk in await client.chat.completions.create(stream=True, **asked):
+      assert chunk.model == plain.model == "large"
+    return await client.get(f"/sessions/async {number}", cast_to=object)
+
+  async def play_all():
+    async with openai.AsyncOpenAI(base_url=endpoint[1], api_key="-") as client:
+      return await asyncio.gather(*(play(client, number) for number in range(16)))
+
+  sessions = asyncio.run(play_all())
+  assert [len(session["steps"]) for session in sessions] == [2] * 16
+  usd = upstream.usd({"large": PRICES[1]}, upstream.billed[first:])
+  assert sum(session["spent_usd"] for session in sessions) == pytest.approx(float(usd))
+
+
+def test_a_stream_that_its_client_leaves_counts_at_its_most(ask, upstream):
+  upstream.chunk_s = 0.2
+  with ask(stream=True) as stream:
+    next(stream)
+  while (session := ask.session())["in_flight"]:
+    time.sleep(0.05)
+  # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
+  assert len(session["steps"]) == 1 and session["spent_usd"] >= 1e-6 * (200 * 2 + 23)
+
+
+def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
+  ask()
+  ask(extra_headers={"x-session-id": "other"})
+  upstream.latency_s = lambda number: 0.2
+  home, done = endpoint[1].removesuffix("v1"), threading.Event()
+  calling = threading.Thread(target=lambda: [ask() for _ in iter(done.is_set, True)])
+  with open_phone() as (page, errors, requests):
+    page.goto(home)
+    rows = page.locator(f"[id='{ask.session()['id']}'] tr")
+    assert rows.nth(1).inner_text().split()[:3] == ["1", "small", f"${USD:.6f}"]
+    assert not page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+    calling.start()
+    rows.nth(4).wait_for(state="visible", timeout=60_000)  # it reloads itself
+    assert page.locator("[id='other'] table").is_visible()
+    done.set()
+    calling.join()
+  assert errors == [] and {url for url in requests if not url.startswith("data:")} == {home}
 
 
 def test_the_example_plays_through_the_endpoint_and_learns(tmp_path):

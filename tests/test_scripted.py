@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,7 @@ from baar_jax.envs.process import open_envs
 from baar_jax.episode import LARGE, SMALL, SPLITS, Task, Usage
 from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
-from baar_jax.llms.scripted import Lapse, ScienceWorldErrors, ScriptedPair
+from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import Job, Policy
@@ -132,6 +134,22 @@ def test_kinds_of_mistakes_and_spoiled_steps():
   messages = [{"content": "s" * 400}]  # 100 tokens at $0.4 and $2 a million
   prospects = [agent.prospect(messages, 30) for agent in (small, large)]
   assert prospects == [(0.55, 0.75, pytest.approx(usd)) for usd in (4e-5, 2e-4)]
+
+
+def test_the_documentation_states_the_rates_of_the_code():
+  text = (Path(__file__).parents[1] / "docs/environments.md").read_text()
+  kinds = [scripted.ERRORS[kind] for kind in ("scienceworld", "alfworld", "appworld")]
+  numbers = lambda value: [*map(float, re.findall(r"-?[\d.]+", str(value)))]  # noqa: E731
+  rows = re.findall(r"^\| `([A-Z_]+)` \|[^|]*\|(.*)\|$", text, re.M)
+  assert len(rows) == 17
+  for name, cells in rows:
+    values = [getattr(kind, name) for kind in kinds if hasattr(kind, name)]
+    values = values or getattr(scripted.SandboxErrors, name)
+    stated = [numbers(cell) for cell in cells.split("|")]
+    assert all(a in ([], numbers(b)) for a, b in zip(stated, values, strict=True)), name
+  shares = re.findall(r"^   \|.*\| (0\.\d\d, 0\.\d\d, 0\.\d\d) \|$", text, re.M)
+  priors = [weights for kind in (*kinds, KnowledgeErrors) for _, weights in kind.PRIORS]
+  assert [tuple(numbers(row)) for row in shares] == priors
 
 
 # The mean scores of always-SMALL and always-LARGE are the paper's. ScienceWorld's success rates are
