@@ -18,16 +18,9 @@ from baar_jax.train.trainer import NO_TOKEN, Batch
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
 
-@pytest.fixture(params=["eager", "jitted"])
-def run(request):
-  """The value and the gradient of a loss with its options, compiled or not."""
-
-  def call(loss, *arrays, **options):
-    loss = jax.value_and_grad(partial(loss, **options))
-    arrays = [jnp.asarray(array) for array in arrays]
-    return (jax.jit(loss) if request.param == "jitted" else loss)(*arrays)
-
-  return call
+def run(loss, *arrays, **options):
+  """The value and the gradient of a loss with its options, compiled."""
+  return jax.jit(jax.value_and_grad(partial(loss, **options)))(*map(jnp.asarray, arrays))
 
 
 def f32(values):
@@ -40,7 +33,7 @@ ACTION = np.array([[0, 1], [1, 0]], np.int32)
 MASK = np.array([[True, True], [True, False]])
 
 
-def test_sft(run):
+def test_sft():
   # -ln 0.8 = 0.2231436, -ln 0.4 = 0.9162907, -ln 0.75 = 0.2876821; the fourth is padding
   # The gradient is (p - onehot) / 3 decisions.
   expected = f32([[[-0.2, 0.2], [0.6, -0.6]], [[0.25, -0.25], [0.0, 0.0]]]) / 3
@@ -63,7 +56,7 @@ def batch_of(mask_BxS, **fields):
   return Batch(zeros, zeros, zeros, mask_BxS=np.array(mask_BxS, bool), **fields)
 
 
-def test_dapo_counts_each_decision_once_and_is_divided_by_episodes(run):
+def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
   """Of 5 episodes in the step this batch has 4 rows, two of them padding."""
   low = np.log(0.5 / 1.5)
   batch = batch_of(
@@ -126,7 +119,7 @@ ALONE = [[0, 0, 0], [0, 1.0, 0]]
     ),
   ],
 )
-def test_policy_loss(run, options, ratio, adv, gain, slope):
+def test_policy_loss(options, ratio, adv, gain, slope):
   """Minus the mean gain of two episodes, whose slope is that by each decision's log-probability."""
   mask = f32(ratio) > 0
   old = -0.1 * np.arange(1, mask.size + 1, dtype=np.float32).reshape(mask.shape)
@@ -141,16 +134,14 @@ def test_policy_loss(run, options, ratio, adv, gain, slope):
   np.testing.assert_array_equal(gradient[:, mask.shape[1] :], 0)
 
 
-def test_the_advantage_is_a_constant_and_the_level_is_checked():
+def test_the_advantage_is_a_constant():
   logp, adv, mask = jnp.zeros((2, 1)), f32([1.0, -2.0]), np.ones((2, 1), bool)
   gradient = jax.grad(losses.policy_loss, argnums=2)(logp, logp, adv, mask)
   np.testing.assert_array_equal(gradient, 0)
-  with pytest.raises(ValueError, match="'token'; use 'trajectory' or 'decision'"):
-    losses.policy_loss(logp, logp, adv, mask, ratio_level="token")
 
 
 @pytest.mark.parametrize("padding", GARBAGE)
-def test_kl(run, padding):
+def test_kl(padding):
   logits = np.log(f32([[[0.5, 0.5], [0.3, 0.7], [1, 1]]]))
   reference = np.log(f32([[[0.9, 0.1], [0.3, 0.7], [1, 1]]]))
   logits[0, 2], reference[0, 2] = padding, -padding

@@ -1,5 +1,6 @@
 """Decision heads: what they read, their targets by hand, and that they solve a small problem."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -107,13 +108,19 @@ def test_heads_keep_the_only_call_for_where_it_counts():
   np.testing.assert_allclose(best_R, [1.1, 1.0, 1.0], atol=0.08)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch, told):
-  """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
-  also where episodes of different lengths are batched together; untold, that there is no cap."""
+@pytest.fixture
+def run(tmp_path):
   config = tiny.config(tmp_path)
   config.router.tie_word_embeddings = False
-  run = Run(config)
+  config.value.updates, config.value.heads = 3, 2
+  with contextlib.closing(Run(config)) as run:
+    yield run
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
+  """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
+  also where episodes of different lengths are batched together; untold, that there is no cap."""
   train.profile(run)
   trunk, view = values.load_trunk(run), values.blind_view(run)
   scale = np.zeros(16, np.float32), np.ones(16, np.float32), np.float32(1)
@@ -144,15 +151,10 @@ def test_live_and_stored_decisions_read_the_same(tmp_path, monkeypatch, told):
         np.testing.assert_allclose(facts, expected, rtol=1e-6)
       left -= step.model == LARGE
       n += 1
-  run.close()
 
 
-def test_heads_are_kept_whole(tmp_path):
+def test_heads_are_kept_whole(run, tmp_path):
   """What is loaded was fitted; a damaged file is one line, and a second fit does nothing."""
-  config = tiny.config(tmp_path)
-  config.router.tie_word_embeddings = False
-  config.value.updates, config.value.heads = 3, 2
-  run = Run(config)
   with pytest.raises(ValueError, match="is missing or damaged: remove it and run --stage=value"):
     values.load_heads(run)
   train.profile(run)
@@ -168,4 +170,3 @@ def test_heads_are_kept_whole(tmp_path):
   path.write_bytes(stored[:-100])
   with pytest.raises(ValueError, match="heads.npz is missing or damaged"):
     values.load_heads(run)
-  run.close()
