@@ -249,10 +249,3 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   assert [f"{line['update']}" for line in lines if "loss" in line] == [pool[-1] for pool in pools]
   assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts
   assert (last["episodes"], last["gradient_steps"]) == (16, 8)
-
-
-def test_a_batch_whose_episodes_are_lost_says_what_to_do(copied, monkeypatch):
-  run = copied("imitated")
-  monkeypatch.setattr(run, "collect", lambda *_: [tiny.episode("a"), tiny.episode("b")])
-  with pytest.raises(ValueError, match=r"/1: no profiled training task has 2 episodes; see above"):
-    bopo(run)

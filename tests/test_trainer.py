@@ -95,17 +95,6 @@ def test_a_batch_of_transcripts_by_hand():
   assert_arrays(batch, mask_BxS=mask_BxS, adv_B=[2.0, -1.0, 0.0])
 
 
-@pytest.mark.parametrize(
-  "rows, tokens, shape", [(3, 1, (3, 6)), (4, 6, (4, 6)), (16, 7, (16, 10)), (17, 10, (32, 10))]
-)
-def test_few_shapes(rows, tokens, shape):
-  """Rows are those asked for or a power of two above; the longest row sets the length."""
-  windows = [[Window([1] * tokens, [0], s) for s in range(rows)]]
-  sizes = SIZES | {"decisions": rows}
-  batch = make_batch([episode(models="S" * rows)], windows, [[0] * rows], **sizes)
-  assert batch.tokens_RxT.shape == shape
-
-
 def test_micro_batches_hold_every_episode_once(batcher, episodes):
   # Short ones together: 1, 2 | 4, 5 | 6 decisions.
   batches = batcher(2).micro_batches(episodes)
