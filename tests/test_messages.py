@@ -15,6 +15,7 @@ SYSTEM = {"role": "system", "content": "You are an agent."}
 LOOK = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
 WAIT = {"id": "2", "type": "function", "function": {"name": "wait", "arguments": "not json"}}
 PARTS = [{"type": "text", "text": "What is"}, {"type": "image_url"}, {"type": "input_audio"}]
+CUSTOM = {"type": "custom", "custom": {"name": "run", "input": "ls", "strict": True}}
 
 
 def say(role, content=None, **fields):
@@ -36,6 +37,7 @@ IN_A_ROW = [user("Fix"), assistant("1"), assistant("2"), SYSTEM, user("on"), ass
     (CALLING, "Fix", ["", "a\nb\nc"], ['look {"at": "door"}\nwait not json\nA look.']),
     ([user("a"), assistant(write_reply("So.", "x\ny", True))], "a", ["", ""], ["x\ny"]),
     (IN_A_ROW, "Fix", ["", "", "You are an agent.\non", ""], ["1", "2", "3"]),
+    ([user("a"), assistant(tool_calls=[CUSTOM])], "a", ["", ""], ["run ls"]),
     ([user(PARTS)], "What is\n[image_url]\n[input_audio]", [""], []),
   ],
 )

@@ -76,7 +76,8 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
     handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
     for n in (1, 2):
       usage = {"prompt_tokens": 9, "completion_tokens": n}
-      line = json.dumps({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": usage})
+      fields = {"choices": [{"index": 0, "delta": {"content": "x\u2028y"}}], "usage": usage}
+      line = json.dumps(fields, ensure_ascii=False)  # an end of a line is in the text
       handler.wfile.write(f"data: {line}\n\n".encode())
     handler.wfile.write(b"data: [DONE]\n\n" if request["user"] == "whole" else b"")
     handler.close_connection = True
@@ -111,7 +112,7 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
 
 
 def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):
-  named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}, {}]
+  named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}, {"session_id": None}]
   said = [client.chat("h", **fields) for fields in named]
   said += [client.post("/v1/chat/completions", {"model": "baar"} | MESSAGES) for _ in range(2)]
   *ids, one, other = [reply.headers["x-baar-session-id"] for reply in said]
@@ -140,6 +141,15 @@ def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
     assert partial["choices"][0]["finish_reason"] == "length" and partial["usage"]["cost"] == 0
 
 
+def test_a_retry_that_does_not_fit_is_exhausted_too(tmp_path, upstream):
+  upstream.fault = lambda number, request: "drop"
+  with Client(tmp_path, upstream, max_usd=0.0006) as client:
+    partial = client.chat("s", {"x-baar-on-exhausted": "partial"}).json()
+    assert partial["choices"][0]["finish_reason"] == "length"
+    error = client.chat("t").json()["error"]
+    assert error["code"] == "budget_exhausted" and error["spent_usd"] > 0.0004
+
+
 def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=0.00105, reserve_usd=0.001) as client:
     replies = [client.chat() for _ in range(4)]
@@ -147,6 +157,9 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
     # A call takes $0.0000245, the first one more, and may cost 0.000409.
     assert left[0] > 0.001 > left[1]
     assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
+    # A cap below the reserve is a last call's alone.
+    small = [client.chat("small", {"x-baar-max-usd": "0.0009"}) for _ in range(2)]
+    assert [reply.status_code for reply in small] == [200, 429]
 
 
 @pytest.mark.parametrize("model, cap", [("baar:large", "1"), ("baar:large:K=1", "9")])
@@ -288,6 +301,20 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
       assert reply.status_code == status and word in error["message"], error
       assert "\n" not in error["message"] and {*error} >= {"message", "type", "param", "code"}
     assert len(client.session()["steps"]) == len(upstream.seen) == 1
+
+
+@pytest.mark.parametrize(
+  "fault, status, calls",
+  [("400 bad", 400, 1), ("500", 500, 2), ("redirect", 502, 1), ("drop", 502, 2), ("401", 401, 1)],
+)
+def test_an_upstreams_error_leaves_the_session(client, upstream, fault, status, calls):
+  upstream.fault = lambda number, request: fault
+  reply = client.chat()
+  assert reply.status_code == status and len(upstream.seen) == calls
+  said = reply.json()["error"]["message"]
+  assert (said == f"told to answer {fault}") == (fault in ("400 bad", "500"))
+  upstream.fault = lambda number, request: None
+  assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
 
 
 def test_other_addresses_need_a_key(tmp_path, upstream, monkeypatch):

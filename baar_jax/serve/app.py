@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from baar_jax.serve.exchange import NAME, Exchange
+from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
 from baar_jax.serve.sessions import Session, Turn
 from baar_jax.serve.upstream import Answer, Upstream, read_chunks
@@ -85,8 +85,10 @@ class App:
     session, text = self.exchange.open(request.headers, body)
     try:
       turn = await self.exchange.decide(session, body, text)
+      answer = await self.exchange.forward(turn)
     except Refusal as refusal:
-      if refusal.status != 429 or request.headers.get("x-baar-on-exhausted") != "partial":
+      partial = request.headers.get("x-baar-on-exhausted") == "partial"
+      if not partial or refusal.body["error"]["code"] != EXHAUSTED:
         raise
       message = {"role": "assistant", "content": ""}
       choice = {"index": 0, "message": message, "finish_reason": "length"}
@@ -94,7 +96,6 @@ class App:
       fields |= {"model": NAME, "choices": [choice], "usage": {"cost": 0.0}}
       fields["usage"] |= dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
       return self._send(fields, body, self.exchange.headers(session))
-    answer = await self.exchange.forward(turn)
     if answer.response is not None:
       end = functools.partial(self._end, turn, answer)
       return Streamed(self._relay(turn, answer), self.exchange.headers(session, turn), end)

@@ -25,6 +25,7 @@ from baar_jax.serve.sessions import Session, Sessions, Turn
 from baar_jax.serve.upstream import Answer, Upstream
 
 NAME = "baar"  # of the models that a client can ask for
+EXHAUSTED = "budget_exhausted"  # the code of the error where no call fits
 DESCRIBED = "id policy task_id score usd_limit call_limit spent_usd large_calls switch_usd"
 DESCRIBED += " left_usd left_large_calls"
 
@@ -112,7 +113,8 @@ class Exchange:
   async def _find_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
     """What a call of each model can cost, and the models that fit, from a whole reserve only where
     none fits beside it. Raises Refusal where none fits, and no attempt in flight can give way."""
-    reserve_usd, models = self.config.serve.reserve_usd, range(len(self.upstreams))
+    reserve_usd = find_least(self.config.serve.reserve_usd, session.usd_limit)
+    models = range(len(self.upstreams))
     while True:
       session.changed.clear()
       bounds = [self.upstreams[m].bound_usd(body, session.caches.get(m)) for m in models]
@@ -126,7 +128,7 @@ class Exchange:
     text = f"${spent:.6f} is spent, and a call may cost ${needed:.6f}, which the session's cap or "
     text += "--config.max_usd has no room for: hand in the work"
     fields = {"spent_usd": spent, "cap_usd": session.usd_limit, "needed_usd": needed}
-    raise Refusal(429, text, "insufficient_quota", "budget_exhausted", **fields)
+    raise Refusal(429, text, "insufficient_quota", EXHAUSTED, **fields)
 
   async def _ask(self, session: Session, text: Conversation) -> Decision:
     """What the session's policy decides from its text and from what is left of its caps."""

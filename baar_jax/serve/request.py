@@ -66,7 +66,8 @@ class Asked(Strict):
   @classmethod
   def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
     """As of `read`; the model is without the caps in its name."""
-    asked = cls.read(body | {k: v for k, v in headers.items() if k.startswith("x-")})
+    fields = {k: v for k, v in body.items() if v is not None}
+    asked = cls.read(fields | {k: v for k, v in headers.items() if k.startswith("x-")})
     asked.call_limit = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
     asked.model = CAP.sub("", asked.model)
     return asked
@@ -108,8 +109,13 @@ class Part(Strict):
   text: Text | None = None
 
 
+class Function(Strict):
+  name: Text = ""
+  arguments: Text = Field("", validation_alias=AliasChoices("arguments", "input"))
+
+
 class ToolCall(Strict):
-  function: dict[str, Text] = {}  # none of a tool that is no function
+  function: Function = Field(Function(), validation_alias=AliasChoices("function", "custom"))
 
 
 class Message(Strict):
@@ -131,7 +137,7 @@ class Message(Strict):
   def action(self) -> str:
     """Its tool calls, then the action of a ReAct reply or all of its text."""
     functions = [call.function for call in self.tool_calls or ()]
-    calls = [f"{f.get('name', '')} {f.get('arguments', '')}".strip() for f in functions]
+    calls = [f"{function.name} {function.arguments}".strip() for function in functions]
     action = parse_action(self.text, code="```" in self.text) or self.text.strip()
     return "\n".join(filter(None, [*calls, action]))
 

@@ -124,8 +124,10 @@ class Upstream:
       endpoints.clean(str(said.get(name) or ""), self._key) for name in ("message", "type", "code")
     )
     outcome = endpoints.read_refusal(status, code, message, wait, self._key)
+    # A message about a key may quote a part of it.
+    text = message if status >= 400 and status not in (401, 403) else ""
+    text = text or f"{self.name} {outcome.problem}"
     status = 502 if status < 400 else status  # a redirect is not followed
-    text = f"{self.name} {outcome.problem}"
     refusal = Refusal(status, text, kind or "upstream_error", code or None)
     return Answer(outcome.kind, refusal, not outcome.fatal and not outcome.hopeless, outcome.wait_s)
 
@@ -135,19 +137,21 @@ async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
 
   Raises TimeoutError when it is late, and httpx2.ReadError where it is broken.
   """
-  lines = answer.response.aiter_lines()
+  parts, rest = answer.response.aiter_raw(), b""
   while True:
     async with asyncio.timeout_at(answer.until_s):
-      line = await anext(lines, None)
-    if line is None:
-      raise httpx2.ReadError("the stream ended early")
-    if line.startswith("data:"):
-      if line[5:].strip() == "[DONE]":
+      part = await anext(parts, None)
+    # Texts may hold other ends of lines, such as U+2028.
+    *lines, rest = (rest + (b"\n" if part is None else part)).split(b"\n")
+    for data in (line[5:].decode(errors="replace") for line in lines if line[:5] == b"data:"):
+      if data.strip() == "[DONE]":
         return
-      chunk = read_json(line[5:])
+      chunk = read_json(data)
       if not isinstance(chunk, dict) or "error" in chunk:
         raise httpx2.ReadError("no chunk")
       yield chunk
+    if part is None:
+      raise httpx2.ReadError("the stream ended early")
 
 
 def read_json(text: str) -> object:
