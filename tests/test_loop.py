@@ -33,13 +33,13 @@ class HandEnv:
 
   system_prompt, code_actions, scores_steps = "Act.", False, False
 
-  def __init__(self, tape, length=2, fault=lambda call: None):
-    self.tape, self.length, self.fault = tape, length, fault
+  def __init__(self, tape, length=2, name="", fault=lambda call: None):
+    self.tape, self.length, self.name, self.fault = tape, length, name, fault
     self.closed = threading.Event()
     self.close = self.closed.set
 
   def _note(self, call):
-    self.tape.append(call)
+    self.tape.append(self.name + call)
     self.fault(call)
 
   def reset(self, task_id):
@@ -177,9 +177,12 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
   [
     ("LLLL", 2, None, {}, "LLSS", "LLss", "done"),  # the second is allowed, the third is not
     ("LSLL", 2, None, {}, "LSLS", "LSLs", "done"),  # SMALL takes nothing from the budget
+    ("LLLL", 0, None, {}, "SSSS", "ssss", "done"),
     ("LLLL", None, 4 * LARGE_USD, {}, "LLLL", "LLLL", "done"),  # the last one fits exactly
     ("LLLL", None, 2 * LARGE_USD + 2 * SMALL_USD, {}, "LLSS", "LLss", "done"),
     ("LLLL", None, LARGE_USD + 2.5 * SMALL_USD, {}, "LSS", "Lss", "budget"),  # nor does SMALL fit
+    ("LLLL", None, 0.5 * SMALL_USD, {}, "", "", "budget"),
+    ("LLLL", 1, LARGE_USD + SMALL_USD, {}, "LS", "Ls", "budget"),
     ("LLLL", None, 4 * LARGE_USD, DEAR, "LLLS", "LLLs", "done"),
     # SMALL acts where the judge cannot be asked, even if what is left would do for LARGE.
     ("LLLLLL", None, 1.0 + 4 * LARGE_USD, JUDGE, "JLJLSSSS", "LLssss", "done"),
@@ -189,6 +192,7 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
     ("SL", 2, 1.0, {"texts": {1: GONE}}, "SLS", "S", "budget"),
     # A cascade: SMALL proposes, where a budget leaves a choice.
     ("SL", None, None, SMALL, "SSL", "SL", "done"),
+    ("LL", 1, None, SMALL, "SLS", "Ls", "done"),
     ("L", None, 1.0, SMALL | {"texts": {(0, "large"): GONE}}, "SL", "s", "done"),
     ("LL", None, LITTLE, SMALL, "SL", "L", "budget"),  # the rest pays for neither
     ("SL", None, LITTLE, SMALL, "SS", "Ss", "done"),  # a proposal is paid for before LARGE fits not
@@ -219,6 +223,27 @@ def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
   acted = [USD[step.model] + extra for step, extra in zip(episode.steps, proposed)]
   assert [step.spent_usd for step in episode.steps] == pytest.approx(acted)
   assert tape[-1] == "score" and episode.score == 0.5
+
+
+def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, inline):
+  envs, policy = [HandEnv(tape, length) for length in (2, 3, 4)], HandPolicy(tape, "LLLL")
+  episodes = run(tape, [job("t1"), job("t2"), job("t3")], envs, policy, call_budget=2)
+  assert policy.groups == [[(name, step) for name in ("t1", "t2", "t3")] for step in (0, 1)]
+  assert list(map(models_of, episodes)) == ["LL", "LLS", "LLSS"]
+
+
+def test_a_slow_episode_delays_its_own_only(tape):
+  released, in_time = threading.Event(), []
+
+  def wait(call):
+    if call == "step go 1":
+      in_time.append(released.wait(30))
+
+  envs = [HandEnv(tape, 3, fault=wait), HandEnv(tape, 5)]
+  episodes = start(tape, [job("slow"), job("quick"), job("quick", 1)], envs)
+  assert [next(episodes).task_id, next(episodes).task_id] == ["quick", "quick"]
+  released.set()
+  assert [(e.task_id, len(e.steps)) for e in episodes] == [("slow", 3)] and in_time == [True]
 
 
 def raises(error, call, times=9):
@@ -290,6 +315,16 @@ def test_failures_in_a_row_stop_the_loop(tape, call, texts, tries):
   # An episode that goes well starts the count again.
   few = HandEnv(tape, fault=lambda call: call == "score" and tape.count("score") % 5 and die())
   assert len(run(tape, NINE, [few], max_failures=5)) == 9
+
+
+def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):
+  envs = [HandEnv(tape, 1, "a "), HandEnv(tape, 1, "b ")]
+  jobs = [job(name, seed) for name in ("t1", "t2") for seed in range(3)]
+  assert len(run(tape, [*jobs, job("t3", 5)], envs)) == 7
+  resets = [event for event in tape if "reset" in event]
+  assert resets == ["a reset t1", "b reset t2"] * 3 + ["a reset t3"]  # t1 and t2 are through
+  assert [e.task_id for e in run(tape, [job()], envs)] == ["t1"]  # fewer jobs
+  assert run(tape, [], envs) == []
 
 
 def test_the_cap_of_a_run_ends_the_loop(tape, inline):
