@@ -150,6 +150,14 @@ def test_a_retry_that_does_not_fit_is_exhausted_too(tmp_path, upstream):
     assert error["code"] == "budget_exhausted" and error["spent_usd"] > 0.0004
 
 
+def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client, monkeypatch):
+  upstream = client.http.app.state.exchange.upstreams[0]
+  monkeypatch.setattr(upstream, "attempt", lambda body: 1 / 0)
+  assert client.chat().status_code == 500
+  session = client.session()
+  assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
+
+
 def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=0.00105, reserve_usd=0.001) as client:
     replies = [client.chat() for _ in range(4)]

@@ -149,7 +149,11 @@ class Exchange:
     session, c, attempts, failed = turn.session, self.config, 1, set()
     while True:
       model, falls_back = turn.step.model, c.serve.fallback and session.rule == "router"
-      answer = await self.upstreams[model].attempt(turn.body)
+      try:
+        answer = await self.upstreams[model].attempt(turn.body)
+      except BaseException:  # it may be billed, and its session outlives this call
+        self.sessions.end(turn, PRESUMED, turn.lost())
+        raise
       if answer.kind == REPLY:
         return answer
       self.sessions.end(turn, answer.kind, turn.lost() if answer.kind == PRESUMED else None)
