@@ -27,7 +27,7 @@ def toy(tmp_path, monkeypatch):
     if "venv" in command:
       (Path(command[-1]) / "bin").mkdir(parents=True)
       (Path(command[-1]) / "bin" / "python").touch()
-    return subprocess.CompletedProcess(command, 0, "", "")
+    return subprocess.CompletedProcess(command, int("broken==1" in command), "", "lines\nlast")
 
   monkeypatch.setattr(engines.subprocess, "run", run)
   return calls
@@ -55,9 +55,34 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
   assert not engines.is_installed("toy")
 
 
+def test_a_failed_installation_is_one_line_and_does_not_count(toy, monkeypatch):
+  broken = dataclasses.replace(ENGINE, packages=("broken==1",))
+  monkeypatch.setitem(engines.ENGINES, "toy", broken)
+  with pytest.raises(ValueError, match="pip install broken==1, which takes gcc, failed: last"):
+    engines.install("toy")
+  assert not engines.is_installed("toy")
+
+
 def test_engines_get_no_secrets(toy, monkeypatch):
   monkeypatch.setenv("OPENAI_API_KEY", "secret")
   monkeypatch.setenv("LANG", "C.UTF-8")
   assert "secret" not in engines.environ_of("toy").values()
   assert engines.environ_of("toy")["LANG"] == "C.UTF-8"
   assert engines.environ_of("sandbox")["OPENAI_API_KEY"] == "secret"  # it is the user's code
+
+
+def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp_path, monkeypatch):
+  lines: list[str] = []
+  generated, variable, flag = (tmp_path / name for name in ("cache/toy-own", "a", "b"))
+  for named, place in (("", generated), ("", variable), (str(flag), flag)):
+    if place == variable:
+      monkeypatch.setenv("TOY_DATA", str(place))
+    with pytest.raises(ValueError, match=f"toy has no data in {place}: .*, or run: "):
+      engines.existing_data("toy", named)
+    place.mkdir(parents=True)
+    assert engines.existing_data("toy", named) == place
+    del toy[:], lines[:]
+    engines.set_up("toy", named, (3, 2, 1), lines.append)
+    made = [["toy_maker", str(generated), "3", "2", "1"]] if place == generated else []
+    assert [call[-5:] for call in toy if "toy_maker" in call] == made
+    assert ("bin/toy-download" in lines[-1]) == bool(made)

@@ -1,4 +1,4 @@
-"""Geometry by hand, and as scipy's hull; intervals by simulation."""
+"""Geometry by hand, scipy's hull and the definition; intervals by simulation and closed forms."""
 
 import math
 
@@ -7,15 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
+from scipy.stats import norm, t
 
 from baar_jax.report import frontier
 from baar_jax.report.frontier import draw, interval, means
 
 SMALL, LARGE = (1.0, 0.4), (5.0, 0.6)
+GRID = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12)
 
 
 def area(points, small=SMALL, large=LARGE):
   return frontier.area(*zip(*points), small, large)
+
+
+@given(GRID)
+def test_pareto_by_the_definition(points):
+  def dominates(p, q):
+    return p[0] <= q[0] and p[1] >= q[1] and p != q
+
+  kept = [i for i, q in enumerate(points) if not any(dominates(p, q) for p in points)]
+  # By cost, and equal points by index.
+  assert frontier.pareto(*zip(*points)).tolist() == sorted(kept, key=lambda i: (points[i][0], i))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,27 @@ def test_mixes_of_the_boundaries_have_an_area_of_a_half(runs, effect):
   assert 0.93 <= np.mean(covered) <= 0.97
 
 
-def test_a_task_may_lack_a_seed():
+def test_luck_of_training_has_students_interval():
+  # Nothing but the training seeds differs: the interval of three values is Student's.
+  value_PxNxR = np.tile([[[1.0, 2.0, 6.0]], [[5.0, 5.0, 5.0]]], (1, 40, 1))
+  trained = np.array([True, True])
+  mean_PxB = means(value_PxNxR, trained, draw(40, 3, 40_000))
+  half = t.ppf(0.975, 2) * np.std([1, 2, 6], ddof=1) / math.sqrt(3)
+  low, high = 3 - half, 3 + half
+  assert [*interval("x", mean_PxB[0]).values()] == pytest.approx([3, low, high], abs=0.03 * half)
+  assert [*interval("x", mean_PxB[1]).values()] == [5, 5, 5]
+  # Where no router was trained, and where episodes' luck explains as much, there is nothing to add.
+  assert np.ptp(means(value_PxNxR, ~trained, draw(40, 3, 100)), axis=1) == pytest.approx([0, 0])
+  noise_PxNxR = np.stack([np.roll([1.0, 2.0, 6.0], k) for k in range(3)])[None]
+  assert np.ptp(means(noise_PxNxR, trained[:1], draw(3, 3, 100))) == pytest.approx(0)
+
+
+def test_tasks_have_the_normal_interval_and_may_lack_a_seed():
+  value_N = np.random.default_rng(3).normal(10.0, 2.0, size=400)
+  value_B = means(value_N[None, :, None], np.array([True]), draw(400, 1, 8000))[0]
+  mean, half = value_N.mean(), norm.ppf(0.975) * value_N.std() / 20
+  expected = [mean, mean - half, mean + half]
+  assert [*interval("x", value_B).values()] == pytest.approx(expected, abs=0.1 * half)
   # Two tasks' means are 1 and 3; without the second seed's value of the first task, 2 and 3.
   lacking = np.array([[[2.0, NAN], [3.0, 3.0]]])
   assert means(lacking, np.array([True]), draw(2, 2, 1))[0, 0] == 2.5

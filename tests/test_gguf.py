@@ -47,6 +47,16 @@ def test_real_weights_predict_what_another_program_predicts(smollm2):
   np.testing.assert_allclose(logp_BxTxV[0, np.arange(len(ids) - 1), ids[1:]], logp_T, atol=6e-3)
 
 
+def test_real_weights_answer_a_question(smollm2):
+  model, tokenizer = weights.load_qwen2(smollm2), read_tokenizer(smollm2)
+  question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+  ids, answer = tokenizer.encode(question).ids, []
+  while len(answer) < 12 and answer[-1:] != [tokenizer.token_to_id("<|im_end|>")]:
+    padded = np.pad(ids + answer, (0, 32 - len(ids + answer)))[None]
+    answer.append(int(log_probabilities(model, padded)[0, len(ids + answer) - 1].argmax()))
+  assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
 def write_gguf(directory, kind, **changes):
   """Writes made.gguf with other fields and tensors (None: without it); returns its tensors by their
   Hugging Face names."""

@@ -124,6 +124,13 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu):
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_cap_that_never_binds_changes_nothing_and_each_call_helps(exact):
+  assert exact.solve(MU, calls=18)[0] == exact.solve(MU, calls=10**9)[0] == exact.solve(MU)[0]
+  success = [exact.solve(calls=K)[0].success for K in range(19)]
+  assert success[0] == exact.solve(p=0.0)[0].success and success == sorted(success)
+  assert success[1] > exact.solve(p=1.0, calls=1)[0].success > success[0]
+
+
 @pytest.mark.parametrize("p, calls", [(0.4, None), (1.0, 3), (None, None), (None, 3)])
 def test_exact_values_are_those_of_episodes(exact, p, calls):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is optimal."""
@@ -154,3 +161,5 @@ def test_the_frontier_is_of_the_sandbox_and_its_models_alone():
   figures = exact_frontier(config)
   small = Exact().solve(p=0.0)[0]  # the cheapest policy
   assert figures["optimum"][0] == pytest.approx(small) and 0.5 < figures["area"] < 1
+  config.env.max_steps = 2  # too few for any success
+  assert exact_frontier(config) is None

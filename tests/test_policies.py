@@ -96,6 +96,25 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   }
 
 
+def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
+  config.env.kind = "scienceworld"
+  expected = ["privileged(mu=0)", "privileged(mu=3)"]
+  for mu in (10, 30, 100):
+    expected += [f"privileged(mu={mu})", f"privileged(mu={mu},K=1)", f"privileged(mu={mu},K=2)"]
+  names = [entry.policy for entry in entries(config)]
+  assert [name for name in names if name.startswith(("optimum", "privileged"))] == expected
+  config.models.kind = "chat"
+  assert not {"optimum", "privileged"} & {entry.family for entry in entries(config)}
+
+
+def test_dollars_cap_small_too(config):
+  config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
+  capped = [entry for entry in entries(config) if entry.usd_budget]
+  assert all(entry.unlimited is None and entry.call_budget is None for entry in capped)
+  names = {f"{name}usd={usd})" for name in ("always-small(", "first-large(") for usd in (0.5, 0.01)}
+  assert names <= {entry.policy for entry in capped}
+
+
 def test_what_changes_the_judge_changes_its_name(config):
   names = [zero_shot_name(config)]
   for change in ({"temperature": 0.5}, {"max_completion_tokens": 9}, {"base_urls": ("http://h",)}):

@@ -98,6 +98,29 @@ def test_a_death_concerns_the_slots_that_it_is_of(opened, sent, cause):
   assert second.reset("test-0") and second.step(second.oracle().action)[0]
 
 
+def test_closing_ends_a_call_and_one_that_waits_for_it(opened):
+  envs = opened("sandbox", SIZES, 1, 2, timeout_s=60)
+  os.kill(pid_of(envs[0]), signal.SIGSTOP)  # it will not answer
+  with ThreadPoolExecutor(2) as threads:
+    calls = [threads.submit(env.reset, "test-0") for env in envs]
+    time.sleep(0.2)
+    envs[0].close()
+    messages = sorted(str(call.exception()) for call in calls)
+  assert messages[0].endswith("environment is closed")
+  assert messages[1].endswith("it ended without an answer")  # not "no answer in 60 s"
+  assert pid_of(envs[0]) is None  # the waiting call started no new child
+
+
+def test_a_jvm_s_death_is_noticed(opened, tmp_path):
+  (env,) = opened("scienceworld", {"gold_dir": str(tmp_path)}, 1, 1)
+  observation = env.reset("find-plant/3")
+  _, jvm = processes = family(pid_of(env))
+  jvm.kill()
+  with pytest.raises(EnvDied):
+    env.step("look around")
+  assert ended(processes) and env.reset("find-plant/3") == observation
+
+
 STUCK = """
 import subprocess, sys, time
 from baar_jax.envs.base import Env

@@ -9,16 +9,19 @@ import tiny
 from test_loop import TRIO_USD, HandEnv, HandPair, HandPolicy, job
 from test_pipeline import finish, results, start
 from test_policies import live, models
+from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
 from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors
-from baar_jax.rollout.budget import BudgetSpent
+from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import Decision
 from baar_jax.router.policy import Threshold
 from baar_jax.router.view import View, train_tokenizer
+from baar_jax.run import open_pair
 from baar_jax.store import summarize_episode
 from baar_jax.train.dataset import add_proposals
+from configs import sciworld
 
 
 def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
@@ -105,6 +108,20 @@ def test_the_rates_of_the_model_between_are_halfway():
       assert middle == pytest.approx(0.965) and not lapses[1].spoils and small == 0.98
     else:  # LARGE knows it, too
       assert middle < 0.1451 and large != 0.95
+
+
+@pytest.mark.parametrize("setting", ["nano-mini", "nano-full", "mini-full"])
+def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(setting, make_task, tmp_path):
+  names = sciworld.get_config(setting).models.names
+
+  def play(setting):
+    pair = open_pair(sciworld.get_config(setting), tmp_path / "none.sqlite")
+    for task_id in (f"mix/{i}" for i in range(40)):
+      agents = dict(zip(pair.names, pair.start(Room(), make_task(task_id), 7, unlimited)))
+      yield [agents[name].reply([], step).text for step in range(10) for name in names]
+
+  replies = list(play(setting))
+  assert replies == list(play("trio")) and "wrong" in str(replies)
 
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
