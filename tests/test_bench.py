@@ -22,8 +22,6 @@ def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypa
   run.close()
   figures = json.loads((run.dir / "report" / "bench.json").read_text())
   assert list(figures) == [line.split()[0] for line in lines[1:]] == FIGURES
-  ratio = figures["bopo_tokens_per_s"] / figures["sft_tokens_per_s"]
-  assert any(line.endswith(f"{ratio:.3g} x sft_tokens_per_s") for line in lines)
   assert all(math.isfinite(value) and value > 0 for value in figures.values())
   assert [path.name for path in (run.dir / "report").iterdir()] == ["bench.json"]
   assert not (run.dir / "checkpoints").exists()

@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from test_policies import live, models
 from tiny import episode
 
 from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
-from baar_jax.rollout.policies import BOUNDARIES, Job, Live, rule_policy
+from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.stages import train
 from baar_jax.store import Store
 
@@ -37,22 +38,15 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   assert "LARGE at 75% of their steps; 1 had no stratified" in capsys.readouterr().out
-  task = Task("t", "train", "do it", 9)
   for k in (1, 2, 3):
-    job, pair = Job(task, 1000 + k), [None] * 2
-    lives = [Live(job, None, agents=pair, steps=[None] * i) for i in range(1000)]
-    large = sum(decision.model for decision in policies[0].choose(lives))
+    decisions = policies[0].choose([live("t", 1000 + k, step) for step in range(1000)])
+    large = sum(decision.model for decision in decisions)
     # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
     assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
 
 
 def test_large_steps_may_be_together_in_time():
-  task = Task("t", "train", "do it", 8)
-
-  def models(k):
-    lives = [Live(Job(task, 1000 + k), None, agents=[None] * 2, steps=[None] * s) for s in range(8)]
-    choices = rule_policy("together", samples=4).choose(lives)
-    return "".join("SL"[decision.model] for decision in choices)
-
-  # 8 k / (2 * 4) = k steps: the first 1 and 3 are LARGE, and all but the first 2 and 4.
-  assert [models(k) for k in (1, 2, 3, 4)] == ["LSSSSSSS", "SSLLLLLL", "LLLSSSSS", "SSSSLLLL"]
+  # 10 k / (2 * 5) = k of 10 steps: the first 1 and 3 are LARGE, and all but the first 2 and 4.
+  for k, letters in enumerate(["LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL"], 1):
+    lives = [live("t", 1000 + k, step) for step in range(10)]
+    assert "".join("SL"[model] for model in models("together", lives, samples=5)) == letters

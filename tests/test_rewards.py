@@ -1,23 +1,9 @@
-"""rewards.py against sums worked out by hand."""
+"""rewards.py against sums worked out by hand; test_dataset has the difficulties."""
 
 import numpy as np
 import pytest
 
 from baar_jax.train import rewards
-
-
-@pytest.mark.parametrize(
-  ("small", "large", "rate", "expected"),
-  [
-    ("11110", "00000", 0.8, "easy"),  # 4 / 5 reaches 0.8
-    ("11100", "10000", 0.8, "hard"),  # 3 / 5 does not; LARGE once is enough
-    ("1110", "00000", 0.8, "intractable"),  # lucky thrice; one trial lost: 3 / 4 < 0.8
-    ("110", "1", 0.6, "easy"),
-  ],
-)
-def test_difficulty(small, large, rate, expected):
-  trials = [np.array([mark == "1" for mark in marks]) for marks in (small, large)]
-  assert rewards.difficulty(*trials, rate) == expected
 
 
 def test_normalized_cost():

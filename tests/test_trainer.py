@@ -133,6 +133,9 @@ def test_micro_batches_make_the_step_of_one_batch(
   assert metrics[0]["kl"] > 0.01 and trainer._gradient._cache_size() == 3
   changes = jax.tree.map(lambda now, was: np.abs(now - was).max(), states[0], start)
   assert max(jax.tree.leaves(changes["params"])) > 0.001
+  # Every kernel, and what the optimizer keeps of it, is split over the devices.
+  kernels = [x for x in jax.tree.leaves(trainer.state) if x.ndim > 1]
+  assert all("fsdp" in kernel.sharding.spec for kernel in kernels)
   # The model that it started from is as it was.
   np.testing.assert_array_equal(tiny_model.final_norm[...], start["params"]["final_norm"])
   # The metrics are the mean of the steps'.
