@@ -6,7 +6,7 @@ import pytest
 from test_policies import live, models
 from tiny import episode
 
-from baar_jax.config import Config, ReferencesConfig
+from baar_jax.config import Config, ReferencesConfig, ValueConfig
 from baar_jax.episode import Task
 from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.stages import train
@@ -28,13 +28,15 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.name, 1002, "SL", score, cost_usd=0.1))
 
-  config = Config(references=ReferencesConfig(samples=3, together=2))
+  config = Config(references=ReferencesConfig(samples=3, together=2), value=ValueConfig(updates=1))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.collect, run.require = collect, events.append
   train.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
   together = [("h1", 1001), ("h1", 1002)]  # the values learn from training tasks alone
-  assert events == ["profile", "references", *jobs, "together", *together]
+  explored = [("e", k) for k in range(1001, 1006)]  # and from all: 3 + 2 samples of an easy task
+  expected = ["stratified", *jobs, "explored", *explored, "together", *together]
+  assert events == ["profile", *expected]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   assert "LARGE at 75% of their steps; 1 had no stratified" in capsys.readouterr().out
@@ -50,3 +52,9 @@ def test_large_steps_may_be_together_in_time():
   for k, letters in enumerate(["LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL"], 1):
     lives = [live("t", 1000 + k, step) for step in range(10)]
     assert "".join("SL"[model] for model in models("together", lives, samples=5)) == letters
+    lives = [live("t", 1004 + k, step) for step in range(10)]  # after 4 stratified samples
+    explored = models("explored", lives, samples=4, together=5)
+    assert "".join("SL"[model] for model in explored) == letters
+  lives = [live("t", 1002, step) for step in range(30)]
+  strata = models("stratified", lives, samples=4)
+  assert models("explored", lives, samples=4, together=5) == strata

@@ -14,7 +14,8 @@ from baar_jax.llms import agent
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
 
 ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # also the families
-STRATIFIED, TOGETHER = "stratified", "together"  # the stored trials that routers learn from
+# The stored trials that routers learn from, and that the values alone do.
+STRATIFIED, TOGETHER, EXPLORED = "stratified", "together", "explored"
 ALWAYS = "always"  # a model between the boundaries, named by its rank from 1
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
@@ -141,6 +142,7 @@ def rule_policy(family: str, name: str = "", **parameters: float) -> Policy | No
     "random": lambda live: random_rule(live, **parameters),
     STRATIFIED: lambda live: stratified_rule(live, **parameters),
     TOGETHER: lambda live: together_rule(live, **parameters),
+    EXPLORED: lambda live: explored_rule(live, **parameters),
     "privileged": lambda live: privileged_rule(live, **parameters),
   }
   return Policy(name or policy_name(family, parameters), rules[family]) if family in rules else None
@@ -158,14 +160,22 @@ def stratified_rule(live: Live, samples: int) -> int:
   return random_rule(live, (live.job.seed - REFERENCE_SEEDS) / samples)
 
 
-def together_rule(live: Live, samples: int) -> int:
+def together_rule(live: Live, samples: int, others: int = 0) -> int:
   """LARGE at the first k / (2 N) of the task's steps, or for even k of N `samples` at all others.
 
-  So what first-large does is among what the values learn from (our choice).
+  `others` is how many samples of another kind come before episode 1. So what first-large does is
+  among what the values learn from (our choice).
   """
-  k = live.job.seed - REFERENCE_SEEDS
+  k = live.job.seed - REFERENCE_SEEDS - others
   early = len(live.steps) < k / (2 * samples) * live.task.max_steps
   return random_rule(live, float(early == k % 2))
+
+
+def explored_rule(live: Live, samples: int, together: int) -> int:
+  """For a task that is not hard: the samples that a hard one has of both kinds (our choice)."""
+  if live.job.seed - REFERENCE_SEEDS <= samples:
+    return stratified_rule(live, samples)
+  return together_rule(live, together, samples)
 
 
 def privileged_rule(live: Live, mu: float) -> int:
@@ -255,6 +265,12 @@ def stratified_name(config: Config) -> str:
 def together_name(config: Config) -> str:
   """The policy of `together_rule`, from whose episodes the values learn too."""
   return policy_name(TOGETHER, {"samples": config.references.together})
+
+
+def explored_name(config: Config) -> str:
+  """The policy of `explored_rule`, from whose episodes the values alone learn."""
+  c = config.references
+  return policy_name(EXPLORED, {"samples": c.samples, "together": c.together})
 
 
 def rollouts_name(family: str, lam: float, update: int, train_seed: int = 0) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, VANILLA_BATCHES, Config
+from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, SERVED, VANILLA_BATCHES, Config
 from baar_jax.envs import engines
 from baar_jax.envs.process import class_of
 from baar_jax.episode import SPLITS, Usage
@@ -14,6 +14,7 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.policies import (
   BOUNDARIES,
   entries,
+  explored_name,
   rollouts_name,
   routers,
   stratified_name,
@@ -100,6 +101,9 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     samples, together = sum(hard.values()) * c.references.samples, c.references.together
     planned = [(profiled, stratified_name(c), "", samples, None)]
     planned.append((ids["train"], together_name(c), "", hard["train"] * together, None))
+    if c.value.updates and c.env.kind != SERVED:
+      explored = (tasks["train"] - hard["train"]) * (c.references.samples + together)
+      planned.append((ids["train"], explored_name(c), "", explored, None))
   elif stage in ("bopo", "baselines"):
     if stage == "baselines" and "single-turn" in c.baselines.rivals:
       between = [e.policy for e in entries(c) if e.family == "always"]

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 
-from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SFTConfig, compared_lam
+from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SERVED, SFTConfig, compared_lam
 from baar_jax.envs import engines
-from baar_jax.episode import SMALL, SPLITS, Episode
+from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout.policies import (
   ALWAYS,
   ALWAYS_LARGE,
+  EXPLORED,
   STRATIFIED,
   TOGETHER,
   Job,
@@ -85,12 +86,19 @@ def references(run: Run) -> None:
   profiles = load_profiles(run.store, run.config)
   profiles |= load_profiles(run.store, run.config, split="dev")
   hard = [task for task in tasks if task.id in profiles and profiles[task.id].difficulty == "hard"]
+
+  def collect(family: str, tasks: Sequence[Task], **samples: int) -> None:
+    seeds = [REFERENCE_SEEDS + k for k in range(1, sum(samples.values()) + 1)]
+    jobs = [Job(task, seed) for task in tasks for seed in seeds]
+    run.collect(family, rule_policy(family, **samples), jobs)
+
+  train = [task for task in tasks if task.id in profiles and task.split == "train"]
   if not c.clone_large:
-    jobs = [Job(task, REFERENCE_SEEDS + k) for task in hard for k in range(1, c.samples + 1)]
-    run.collect("references", rule_policy(STRATIFIED, samples=c.samples), jobs)
-  train = [task for task in hard if task.split == "train"]
-  jobs = [Job(task, REFERENCE_SEEDS + k) for task in train for k in range(1, c.together + 1)]
-  run.collect("together", rule_policy(TOGETHER, samples=c.together), jobs)
+    collect(STRATIFIED, hard, samples=c.samples)
+    if run.config.value.updates and run.config.env.kind != SERVED:  # clients explore by themselves
+      rest = [task for task in train if task not in hard]
+      collect(EXPLORED, rest, samples=c.samples, together=c.together)
+  collect(TOGETHER, [task for task in train if task in hard], samples=c.together)
   trajectories = load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
 from baar_jax.episode import LARGE, Episode, Task
-from baar_jax.rollout.policies import BOUNDARIES, stratified_name, together_name
+from baar_jax.rollout.policies import BOUNDARIES, explored_name, stratified_name, together_name
 from baar_jax.store import Store
 from baar_jax.train import rewards
 
@@ -110,6 +110,12 @@ def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
   samples = range(1, config.references.samples + 1)
   episodes = _load_episodes(store, config, range(config.profile.trials), samples)
   return episodes + list(store.episodes(together_name(config)))
+
+
+def load_value_episodes(store: Store, config: Config) -> list[Episode]:
+  """The same, and samples of training tasks that are not hard: if hard tasks alone had episodes
+  that mix the models, a mix would foretell a task that can be solved (our choice)."""
+  return load_pretraining_episodes(store, config) + store.episodes(explored_name(config))
 
 
 def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:

@@ -95,7 +95,7 @@ def fit_values(run) -> None:
   path = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed) / HEADS
   if all(exchange(path.exists())):  # all processes fit, or none
     return
-  episodes = dataset.load_pretraining_episodes(run.store, run.config)
+  episodes = dataset.load_value_episodes(run.store, run.config)
   data, models = read_transitions(run, episodes), len(run.pair.names)
   large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == models - 1])
   scale = data.hidden_NxD.mean(axis=0), data.hidden_NxD.std(axis=0) + SPREAD_EPS
