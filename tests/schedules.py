@@ -11,7 +11,6 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from contextlib import closing, suppress
 from fractions import Fraction
 
@@ -30,56 +29,32 @@ WORDS = "Thought: I look around and go on, as before.\n\nAction: go"
 LOST = httpx2.TransportError, httpx2.StreamError  # what a client sees of a server that was killed
 
 
-class Upstream(StandIn):
-  """Fails in a fifth of its calls, bills what it loses, and keeps each session's own dollars."""
-
-  def __init__(self, seed: int):
-    draw = random.Random(seed)
-    super().__init__(
-      lambda request: WORDS,
-      lambda number, request: draw.choice(FAULTS) if draw.random() < 0.2 else None,
-      latency_s=lambda number: draw.random() * 0.05,
-      stall_s=4.0,
-      chunk_s=0.01,
-    )
-    self.usd_of = defaultdict(Fraction)
-
-  def bill(self, request, text):
-    usage = super().bill(request, text)
-    with self.lock:
-      self.usd_of[request["user"]] += self.usd(PRICES, [(request["model"], usage)])
-    return usage
-
-
-def serve_forever(runs: str, port: int, url: str) -> None:
-  prices = tuple(tuple(map(float, price)) for price in PRICES.values())
-  models = ModelsConfig("chat", tuple(PRICES), prices=prices, base_urls=(url,))
-  models.timeout_s, models.retries, endpoints.BACKOFF_S = 3.0, 2, 0.01
-  config = Config(name="s", runs=runs, env=EnvConfig("served"), models=models)
-  config.serve = ServeConfig(policy="random", port=port, max_sessions=10)
+def serve_forever(config: Config) -> None:
+  endpoints.BACKOFF_S = 0.01
   serve.main(Run(config))
 
 
 class Server:
   """The endpoint as a process of its own, which can be killed and started again."""
 
-  def __init__(self, runs: str, url: str):
+  def __init__(self, config: Config):
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
-      port = free.getsockname()[1]
-    self.url, self._args = f"http://127.0.0.1:{port}", (runs, port, url)
+      config.serve.port = free.getsockname()[1]
+    self.url, self._config = f"http://127.0.0.1:{config.serve.port}", config
     self._context = multiprocessing.get_context("forkserver")
     self._context.set_forkserver_preload(["baar_jax.stages.serve", "baar_jax.serve.app", "uvicorn"])
     self.kills = 0
     self._start()
 
   def _start(self) -> None:
-    self._process = self._context.Process(target=serve_forever, args=self._args, daemon=True)
+    args = (self._config,)
+    self._process = self._context.Process(target=serve_forever, args=args, daemon=True)
     self._process.start()
-    for _ in range(1200):
+    while self._process.is_alive():
       with suppress(httpx2.TransportError):
         return httpx2.get(f"{self.url}/health").raise_for_status()
       time.sleep(0.1)
-    raise TimeoutError("the endpoint does not start")
+    raise ChildProcessError("the endpoint does not start")
 
   def restart(self) -> None:
     self.close()
@@ -165,32 +140,37 @@ class Schedule:
     return session | {"left_usd": None}  # rounded when stored
 
 
-async def play_batch(schedules: list[Schedule], server: Server, upstream: Upstream, draw) -> None:
-  """All schedules at once; somewhere in the middle the server is killed, if they last as long."""
+async def play_batch(schedules: list[Schedule], server: Server, upstream: StandIn, draw) -> None:
+  """All schedules at once; the server is killed after some calls, at the latest at the end."""
   last_call = len(upstream.seen) + draw.randint(1, 5 * len(schedules))
-
-  async def kill():
-    while len(upstream.seen) < last_call:
+  async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as http:
+    playing = asyncio.gather(*(schedule.play(http) for schedule in schedules))
+    while len(upstream.seen) < last_call and not playing.done():
       await asyncio.sleep(0.01)
     await asyncio.to_thread(server.restart)
-
-  killing = asyncio.create_task(kill())
-  async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as http:
-    await asyncio.gather(*(schedule.play(http) for schedule in schedules))
-    if len(upstream.seen) < last_call:
-      killing.cancel()
-    else:
-      await killing
+    await playing
 
 
 def run_schedules(count: int, seed: int, runs: str) -> dict:
   """Plays so many schedules and returns what happened. Raises AssertionError if one fails."""
-  draw, schedules = random.Random(seed), []
-  with Upstream(seed).running() as upstream, closing(Server(runs, upstream.url)) as server:
+  draw, faults, schedules = random.Random(seed), random.Random(seed), []
+  prices = tuple(tuple(map(float, price)) for price in PRICES.values())
+  models = ModelsConfig("chat", tuple(PRICES), prices=prices, timeout_s=3.0, retries=2)
+  config = Config(name="s", runs=runs, env=EnvConfig("served"), models=models)
+  config.serve = ServeConfig(policy="random", max_sessions=10)
+  upstream = StandIn(
+    lambda request: WORDS,
+    lambda number, request: faults.choice(FAULTS) if faults.random() < 0.2 else None,
+    latency_s=lambda number: faults.random() * 0.05,
+    stall_s=4.0,
+    chunk_s=0.01,
+  )
+  models.base_urls = (upstream.url,)
 
-    def check_all() -> list[dict | None]:
-      return [schedule.check(upstream.usd_of[schedule.id]) for schedule in schedules]
+  def check_all() -> list[dict | None]:
+    return [schedule.check(upstream.usd(PRICES, schedule.id)) for schedule in schedules]
 
+  with upstream.running(), closing(Server(config)) as server:
     for first in range(0, count, AT_ONCE):
       numbers = range(first, min(first + AT_ONCE, count))
       batch = [Schedule(f"{seed}-{number}", server.url) for number in numbers]
@@ -206,7 +186,7 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     known = [*filter(None, sessions)]
     assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(known),)
   report = {"schedules": count, "kills": server.kills, "sessions": len(known)}
-  report |= {"attempts": len(upstream.seen), "billed_usd": float(sum(upstream.usd_of.values()))}
+  report |= {"attempts": len(upstream.seen), "billed_usd": float(upstream.usd(PRICES))}
   return report | {"counted_usd": sum(session["spent_usd"] for session in known)}
 
 

@@ -24,8 +24,8 @@ class StandIn(ThreadingHTTPServer):
   """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
 
   A fault is one of FAULTS, or a status with a code behind it, if any: "400 too_long".
-  `seen` and `headers` are of all requests, in order; `billed` has (model, usage) of every call that
-  is billed, also of those whose answer is lost.
+  `seen` and `headers` are of all requests, in order; `billed` has (request, usage) of every call
+  that is billed, also of those whose answer is lost.
   """
 
   daemon_threads = True
@@ -50,13 +50,15 @@ class StandIn(ThreadingHTTPServer):
   def url(self) -> str:
     return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-  def usd(self, prices: dict[str, tuple[str, str, str]], billed: list | None = None) -> Fraction:
-    """Dollars of some calls, or of all; prices are (input, cached, output) per million tokens."""
+  def usd(self, prices: dict[str, tuple[str, str, str]], user: str | None = None) -> Fraction:
+    """Dollars of a user, or of all; prices are (input, cached, output) per million tokens."""
     total = Fraction(0)
-    for model, usage in self.billed if billed is None else billed:
-      cached = usage["prompt_tokens_details"]["cached_tokens"]
-      counts = usage["prompt_tokens"] - cached, cached, usage["completion_tokens"]
-      total += sum(count * Fraction(price) for count, price in zip(counts, prices[model]))
+    for request, usage in self.billed:
+      if user is None or request.get("user") == user:
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        counts = usage["prompt_tokens"] - cached, cached, usage["completion_tokens"]
+        price_of = map(Fraction, prices[request["model"]])
+        total += sum(count * price for count, price in zip(counts, price_of))
     return total / 10**6
 
   @contextlib.contextmanager
@@ -84,7 +86,7 @@ class StandIn(ThreadingHTTPServer):
       }
       usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
       held.append(contents)
-      self.billed.append((request["model"], usage))
+      self.billed.append((request, usage))
     return usage
 
   def handle_error(self, request, client_address):

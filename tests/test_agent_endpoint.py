@@ -115,11 +115,11 @@ def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, ups
 
 
 def test_many_sessions_of_an_asynchronous_client(endpoint, upstream):
-  upstream.fault, first = lambda number, request: None, len(upstream.billed)
+  upstream.fault = lambda number, request: None
 
   async def play(client, number):
     headers = {"x-session-id": f"async {number}"}
-    asked = {"model": "baar:large", "messages": ASK, "extra_headers": headers}
+    asked = {"model": "baar:large", "messages": ASK, "user": "async", "extra_headers": headers}
     plain = await client.chat.completions.create(**asked)
     async for chunk in await client.chat.completions.create(stream=True, **asked):
       assert chunk.model == plain.model == "large"
@@ -131,8 +131,8 @@ def test_many_sessions_of_an_asynchronous_client(endpoint, upstream):
 
   sessions = asyncio.run(play_all())
   assert [len(session["steps"]) for session in sessions] == [2] * 16
-  usd = upstream.usd({"large": PRICES[1]}, upstream.billed[first:])
-  assert sum(session["spent_usd"] for session in sessions) == pytest.approx(float(usd))
+  usd = float(upstream.usd({"large": PRICES[1]}, "async"))
+  assert sum(session["spent_usd"] for session in sessions) == pytest.approx(usd)
 
 
 def test_a_stream_that_its_client_leaves_counts_at_its_most(ask, upstream):

@@ -43,14 +43,10 @@ def test_dollars_are_reserved_then_settled():
   free = DollarBudget(None)
   free.settle(free.reserve(1e9), 0.5)
   assert (free.remaining, free.settled_usd) == (math.inf, 0.5) and free.allows(1e9)
-
-
-def test_cents_add_up_exactly():
-  """A hundred floats of 0.01 are 1.0000000000000007 when they are added one by one."""
-  budget = DollarBudget(1.0)
+  cents = DollarBudget(1.0)  # added one by one, a hundred floats of 0.01 are 1.0000000000000007
   for _ in range(100):
-    budget.settle(budget.reserve(0.01), 0.01)
-  assert budget.remaining == 0
+    cents.settle(cents.reserve(0.01), 0.01)
+  assert cents.remaining == 0
 
 
 @pytest.mark.parametrize("usd", [-0.1, math.nan, math.inf])
@@ -70,17 +66,12 @@ def test_impossible_dollars_are_refused_and_a_reservation_is_closed_at_its_worst
 @pytest.mark.parametrize("count", [2, 9, 40, 200])
 @pytest.mark.parametrize("limit", [0, 250, 900, 4000])
 def test_threads_are_never_allowed_more_than_the_cap(limit, count):
-  """In cents; the books are kept apart from the budget.
-
-  What a thread was allowed goes up before anybody can be allowed more, and down where its call
-  ends.
-  """
-  run, lock, allowed, most = DollarBudget(limit / 100), threading.Lock(), [0], [0]
+  """In cents; the test's own books count what a thread is allowed, and then what it has cost."""
+  run, lock, booked = DollarBudget(limit / 100), threading.Lock(), [0]
 
   def book(cents):
     with lock:
-      allowed[0] += cents
-      most[0] = max(most[0], allowed[0])
+      booked.append(booked[-1] + cents)
 
   def play(number):
     draw = random.Random(f"{limit}|{count}|{number}")
@@ -101,5 +92,5 @@ def test_threads_are_never_allowed_more_than_the_cap(limit, count):
 
   with ThreadPoolExecutor(count) as threads:
     list(threads.map(play, range(count), timeout=60))
-  assert most[0] <= limit and run.settled_usd == allowed[0] / 100
-  assert run.remaining == (limit - allowed[0]) / 100
+  assert max(booked) <= limit and run.settled_usd == booked[-1] / 100
+  assert run.remaining == (limit - booked[-1]) / 100

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from baar_jax.config import Config, ModelsConfig
+from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.endpoints import check_models, clean, endpoints, read_answer, read_usage
+from baar_jax.llms.endpoints import clean, endpoints, read_answer, read_usage
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -47,12 +47,6 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
   with pytest.raises(ValueError, match="needs a key.*--config.models.key_variables") as error:
     first.key()
   assert not any(word in str(error.value) for word in ("NOT_SET", "sec", "mine", "\n"))
-
-
-def test_a_port_that_cannot_be_is_refused():
-  models = ModelsConfig(kind="chat", base_urls=("http://localhost:65536/v1",))
-  with pytest.raises(ValueError, match="Port out of range"):
-    check_models(Config(models=models))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import main
 
 ROOT = Path(__file__).parents[1]
 SANDBOX = "--config=configs/sandbox.py"
+CHAT = "--config.models.kind=chat"
 TWO = "--config.distributed.processes=2 --config.distributed.coordinator=localhost:80"
 FIELDS = "baar_jax/config.py"
 # The flags, and what the line has to say. Without a file, the default's fields are parsed earlier.
@@ -25,6 +26,7 @@ WRONG = {
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json cannot be",
   "--config.distributed.fsdp=3": "fsdp is 3; it must divide 1 devices",
   "--config.distributed.processes=2": "coordinator must be host:port of process 0",
+  f"{CHAT} --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
   f"--stage=export {TWO}": "--stage=export runs in one process: leave out",
   f"{SANDBOX} --stage=report": "no profile: run --stage=profile first",
   f"{SANDBOX} --config.runs=README.md": "Not a directory: 'README.md/sandbox'",
