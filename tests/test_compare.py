@@ -10,9 +10,9 @@ from report_store import BOPO, BOUNDARIES, EVERY, FEW, SEEDS, config, entries, f
 from tiny import episode
 
 from baar_jax.config import ABLATIONS, BaselinesConfig
-from baar_jax.report.compare import choose
+from baar_jax.report.compare import choose_on_dev
 from baar_jax.report.page import compute_results
-from baar_jax.report.table import COMPARED, load
+from baar_jax.report.table import COMPARED, load_split
 from baar_jax.rollout.policies import Entry
 
 POINTS = {
@@ -40,7 +40,7 @@ def row(frame: pd.DataFrame, **where) -> pd.Series:
 def chosen(policies: dict, ablations=(), lam=(0.3,)):
   settings = config(lam)
   settings.baselines.ablations = ablations
-  return choose(fill(policies), entries(policies), settings)
+  return choose_on_dev(fill(policies), entries(policies), settings)
 
 
 def test_the_vertices_of_a_familys_hull_and_its_highest_point():
@@ -171,9 +171,9 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is
   store = fill(policies)
   where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 3001"
   store._db.execute(f"DELETE FROM episodes WHERE {where}")
-  data = load(store, entries(policies), config(), "test")
+  data = load_split(store, entries(policies), config(), "test")
   assert data.left_out == ["test-0 seed 3001"] and len(data.tasks) == 12
   assert data.episodes.policy.value_counts().tolist() == [23, 23]
   lines = [*entries(policies), Entry("sft", {}, "sft")]
   with pytest.raises(ValueError, match="^sft lacks episodes on dev: run --stage=evaluate first$"):
-    choose(store, lines, config())
+    choose_on_dev(store, lines, config())

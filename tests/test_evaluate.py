@@ -12,7 +12,7 @@ from flax import nnx
 from baar_jax import config as settings
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
-from baar_jax.report.compare import choose
+from baar_jax.report.compare import choose_on_dev
 from baar_jax.rollout.policies import Job, entries, rollouts_name, rule_policy, zero_shot_name
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
@@ -74,7 +74,7 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
     return e.task_id, e.seed, e.score, e.stop, [(s.model, s.action, s.observation) for s in e.steps]
 
   jobs = [Job(task, 2000) for task in run.tasks("dev")]
-  chosen = choose(run.store, entries(run.config), run.config).policies
+  chosen = choose_on_dev(run.store, entries(run.config), run.config).policies
   assert {"always-small", "always-large"} < {*chosen} < {e.policy for e in entries(run.config)}
   for entry in entries(run.config):
     stored = run.store.episodes(entry.policy)

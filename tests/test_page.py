@@ -76,7 +76,7 @@ def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
   assert names == {"frontier_score", "frontier_success", "hard_budget", "training_sft"}
   assert reader.tags.count("img") == len(names)
   for words in (
-    "The budget-aware router recovers 100 % of the success gap",
+    "The router that knows its budget recovers 100 % of the success gap",
     "for 25 % of their cost gap",
     "scripted models gpt-4.1-mini and gpt-4.1 Environment",
     "a rule on the same text stands in for the judge",

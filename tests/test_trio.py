@@ -63,7 +63,7 @@ def test_a_threshold_is_what_dollars_count_for():
   for model, logit in ((2, -1.1), (1, -1.0), (1, 0.0), (1, 3.3), (0, 3.5)):
     rule.value = 1 / (1 + math.exp(-logit))
     assert rule.pick(p_A, None) == model
-  last = rule.last_values(p_A[None])[0]
+  last = rule.switch_thresholds(p_A[None])[0]
   assert math.log(last / (1 - last)) == pytest.approx(math.log(5 / 3) / 0.15, rel=1e-3)
 
 

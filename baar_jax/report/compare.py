@@ -1,6 +1,6 @@
 """What dev chooses, who then beats whom on test, and where the money and the time go.
 
-Axes: B resamples of the tasks and training seeds (the first is all), P policies.
+Axes: B resamples of tasks and training seeds (the first is all), P policies, N tasks, K budgets.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import pandas as pd
 from baar_jax.config import ABLATIONS, Config, compared_lam
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
-from baar_jax.report.table import COMPARED, DIFFICULTIES, METRICS, Evaluation, load
+from baar_jax.report.table import COMPARED, DIFFICULTIES, METRICS, Evaluation, load_split
 from baar_jax.rollout.policies import BOUNDARIES, CONDITIONED, FIRST_LARGE, Entry
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train import rewards
@@ -41,13 +41,13 @@ def main_family(families: Iterable[str]) -> str:
   return CONDITIONED if CONDITIONED in set(families) else "bopo"
 
 
-def choose(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
-  """Chooses by the entries' episodes on dev; ValueError where some have not been run.
+def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
+  """What the entries' episodes on dev choose; ValueError where some have not been run.
 
   Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the best by SR
   under each budget; of equal ones the first. Test has no say, so that its figures are unbiased.
   """
-  data = load(store, entries, config, "dev")
+  data = load_split(store, entries, config, "dev")
   mean = pd.DataFrame({name: data.per_task(name).mean(axis=1) for name in ("cost_usd", *METRICS)})
   mean = mean.round(12)  # equal sums of floats may differ in the last bits
   is_capped = data.entries.call_budget.notna() | data.entries.usd_budget.notna()
@@ -56,7 +56,7 @@ def choose(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
   groups = pd.concat([first_large, uncapped]).groupby("family", sort=False)
   points = {family: group.index for family, group in groups}
   if config.baselines.ablations:
-    lam = uncapped.parameters[points["bopo"]].str["lam"]
+    lam = uncapped.parameters[points["bopo"]].map(lambda parameters: parameters["lam"])
     points[COMPARED] = points["bopo"][lam == compared_lam(config)]
   vertices = {
     (family, metric): _on_hull(mean, names, metric)
@@ -68,7 +68,7 @@ def choose(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
   for family in uncapped.family[~uncapped.family.isin(ABLATIONS)].unique():
     names = vertices[family, data.sr] or points[family]
     distances = (mean.cost_usd[names] - mean.cost_usd[headline or names[0]]).abs()
-    typical[family] = distances.idxmin()  # without a headline the first
+    typical[family] = distances.idxmin()  # without a headline the first point
   budget = ["family", "call_budget", "usd_budget"]
   best = capped.assign(sr=mean[data.sr]).groupby(budget, dropna=False).sr.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
@@ -77,7 +77,7 @@ def choose(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
 
 
 def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
-  """None where LARGE is not both dearer and better."""
+  """Those on the upper hull of these points; [] where LARGE is not both dearer and better."""
   points, ends = mean.loc[names], mean.loc[[*BOUNDARIES], ["cost_usd", metric]].to_numpy()
   if (ends[0] >= ends[1]).any():
     return []
@@ -85,7 +85,7 @@ def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]
 
 
 def _highest(mean: pd.DataFrame, names: Sequence[str]) -> str | None:
-  """The point with the largest share of the gap in success minus that of the gap in cost."""
+  """The largest share of the gap in success minus that of the gap in cost; None without a gap."""
   columns = ["success_percent", "cost_usd"]
   low, high = mean.loc[[*BOUNDARIES], columns].to_numpy()
   if not len(names) or (low >= high).any():
@@ -102,7 +102,7 @@ def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.
   return frontier.area_along(*points, small, large)
 
 
-def policies(data: Evaluation) -> pd.DataFrame:
+def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   """The results of every policy, by its name: means per task, some with intervals, its shares of
   the gaps between the boundaries and of its cap, and overruns (episodes over the cap)."""
   table = data.entries.drop(columns="trained")
@@ -142,8 +142,8 @@ def areas(data: Evaluation, choice: Choice, main: str, others: Iterable[str]) ->
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
   """A row per K and family, first the boundaries, which keep no cap, then the main family: that of
-  `policies` with the parameters that dev has chosen, and the gain in SR of the main family over
-  it, on the same tasks."""
+  `tabulate_policies` with the parameters that dev has chosen, and the gain in SR of the main
+  family over it, on the same tasks."""
   rows, sr, main = [], data.resampled[data.sr], main_family(table.family)
   first = table.family.isin([*BOUNDARIES, main])
   table = pd.concat([table[first], table[~first]]).rename_axis("policy").reset_index()
@@ -186,23 +186,23 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   return s
 
 
-def forecasts(data: Evaluation, score_NxB: pd.DataFrame) -> dict:
+def forecasts(data: Evaluation, score_NxK: pd.DataFrame) -> dict:
   """Expected scores in [0, 1] of the tasks (rows), by budget, beside what the one router had.
 
   `rows` have each budget's mean, and what was measured where the router has been evaluated under
   this cap. Its calibration counts each task under each cap once: `bins` of equal width with their
   means and a count, and `brier`, the mean squared difference (Brier 1950).
   """
-  draws = frontier.draw(len(score_NxB), 1, data.resamples)
-  mean_KxB = frontier.means(score_NxB.to_numpy().T[..., None], np.zeros(score_NxB.shape[1]), draws)
+  draws = frontier.draw(len(score_NxK), 1, data.resamples)
+  mean_KxB = frontier.means(score_NxK.to_numpy().T[..., None], np.zeros(score_NxK.shape[1]), draws)
   rows = pd.DataFrame([interval("forecast_share", mean_B) for mean_B in mean_KxB])
-  rows.insert(0, "budget", score_NxB.columns)
+  rows.insert(0, "budget", score_NxK.columns)
   own = data.entries[data.entries.family == CONDITIONED].dropna(thresh=1, subset=[*BUDGETS])
-  measured_NxB = data.per_task("score_percent").loc[own.index].T / 100
-  measured_NxB.columns = [budget_name(*budget) for budget in own[[*BUDGETS]].to_numpy()]
-  rows["measured_share"] = rows.budget.map(measured_NxB.mean())
-  shared = score_NxB.columns.intersection(measured_NxB.columns)
-  frames = {"predicted_share": score_NxB[shared], "observed_share": measured_NxB[shared]}
+  measured_NxK = data.per_task("score_percent").loc[own.index].T / 100
+  measured_NxK.columns = [budget_name(*budget) for budget in own[[*BUDGETS]].to_numpy()]
+  rows["measured_share"] = rows.budget.map(measured_NxK.mean())
+  shared = score_NxK.columns.intersection(measured_NxK.columns)
+  frames = {"predicted_share": score_NxK[shared], "observed_share": measured_NxK[shared]}
   pairs = pd.DataFrame({name: frame.to_numpy().ravel() for name, frame in frames.items()})
   bins = pairs.groupby((pairs.predicted_share * BINS).clip(upper=BINS - 1).astype(int))
   bins = bins.mean().assign(count=bins.size()).reset_index(drop=True)
@@ -211,6 +211,6 @@ def forecasts(data: Evaluation, score_NxB: pd.DataFrame) -> dict:
 
 
 def budget_name(calls: float | None, usd: float | None) -> str:
-  if calls is not None and not np.isnan(calls):
+  if pd.notna(calls):
     return f"K = {calls:g}"
   return "no cap" if usd is None else f"${usd:g}"

@@ -86,34 +86,33 @@ def _points(cost_P, score_P) -> tuple[np.ndarray, np.ndarray]:
 def draw(
   tasks: int, training_seeds: int, resamples: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-  """weight_BxN, the share of each task, drawn with replacement, and push_BxR, how far each training
-  seed's own deviation counts. They are drawn once for all results, so differences are paired.
+  """weight_BxN, the share of each task, drawn with replacement, and seed_weight_BxR, the weight of
+  each training seed's deviation. They are drawn once for all results, so differences are paired.
 
-  A mean over R normal deviations has the interval of Student's t with R - 1 degrees of freedom. Out
-  of three, resampling with replacement knows nothing of it, so normal weights are drawn for the
-  deviations, and as in t divided by the root of a chi-square over its degrees.
+  These weights make the sum of R deviations vary as a mean over R normal values does: as Student's
+  t with R - 1 degrees of freedom. R = 3 is too few to be resampled with replacement.
   """
   rng, R = np.random.default_rng(seed), training_seeds
   weight_BxN = np.vstack(
     [np.ones(tasks), rng.multinomial(tasks, np.ones(tasks) / tasks, resamples)]
   )
-  push_BxR = np.zeros((resamples + 1, R))
+  seed_weight_BxR = np.zeros((resamples + 1, R))
   if R > 1:
     scale_Bx1 = np.sqrt(R * rng.chisquare(R - 1, size=(resamples, 1)))
-    push_BxR[1:] = rng.normal(size=(resamples, R)) / scale_Bx1
-  return weight_BxN / tasks, push_BxR
+    seed_weight_BxR[1:] = rng.normal(size=(resamples, R)) / scale_Bx1
+  return weight_BxN / tasks, seed_weight_BxR
 
 
 def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.ndarray:
   """mean_PxB: over all tasks and training seeds, then in each resample.
 
-  The mean over tasks is resampled as it is: that carries the tasks' luck and that of episodes. To
-  it comes, for trained policies, the deviation of each training seed's mean, shrunk by what the
-  luck of episodes explains of its variance (analysis of variance: their mean squares' ratio).
+  The mean over tasks is resampled as it is: that carries the tasks' luck and that of episodes. Of
+  trained policies the deviation of each training seed's mean is added, less the part of its
+  variance that the luck of episodes explains (analysis of variance: the ratio of mean squares).
   Resampling both axes at once would count that luck thrice (simulated in docs/evaluation.md).
   A task may lack some seeds (nan), the same for all policies.
   """
-  weight_BxN, push_BxR = draws
+  weight_BxN, seed_weight_BxR = draws
   N, R = value_PxNxR.shape[1:]
   value_PxN = np.nanmean(value_PxNxR, axis=2)
   mean_PxB = value_PxN @ weight_BxN.T
@@ -122,10 +121,11 @@ def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.nd
   rest_PxNxR = value_PxNxR - value_PxN[..., None]
   deviation_PxR = np.nanmean(rest_PxNxR, axis=1)
   rest_PxNxR = rest_PxNxR - deviation_PxR[:, None]
+  # Both are mean squares times R - 1.
   between_P = N * (deviation_PxR**2).sum(axis=1)
   noise_P = np.nansum(rest_PxNxR**2, axis=(1, 2)) / (N - 1) if N > 1 else between_P
   kept_P = np.clip(1 - NOISE_SHARE * noise_P / np.maximum(between_P, 1e-300), 0, None) ** 0.5
-  return mean_PxB + (trained_P * kept_P)[:, None] * deviation_PxR @ push_BxR.T
+  return mean_PxB + (trained_P * kept_P)[:, None] * deviation_PxR @ seed_weight_BxR.T
 
 
 def interval(name: str, value_B: np.ndarray) -> dict[str, float]:

@@ -21,7 +21,7 @@ from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.optimum import exact_frontier
-from baar_jax.report.table import COMPARED, CURVES, Evaluation, load, read_curves, run_ledger
+from baar_jax.report.table import COMPARED, CURVES, Evaluation, load_split, read_curves, run_ledger
 from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
 from baar_jax.rollout.policies import BOUNDARIES, Entry
 from baar_jax.store import Store
@@ -49,9 +49,9 @@ def compute_results(
   Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config)  # a run without a profile is told to make one first
-  choice = compare.choose(store, entries, config)
-  data = load(store, [e for e in entries if e.policy in choice.policies], config, "test")
-  table, headline = compare.policies(data), choice.headline
+  choice = compare.choose_on_dev(store, entries, config)
+  data = load_split(store, [e for e in entries if e.policy in choice.policies], config, "test")
+  table, headline = compare.tabulate_policies(data), choice.headline
   if headline and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any():
     headline = None  # there is no gap on test
   families = [e.family for e in entries if e.family not in (*BOUNDARIES, *ABLATIONS)]
@@ -101,10 +101,10 @@ def _read_forecast(path: Path, data: Evaluation) -> dict | None:
   if not path.exists():
     return None
   try:
-    score_NxB = pd.read_csv(path, index_col=0, dtype=str).astype(float).loc[data.tasks]
+    score_NxK = pd.read_csv(path, index_col=0, dtype=str).astype(float).loc[data.tasks]
   except (ValueError, KeyError):
     raise ValueError(f"{path} cannot be read: run --stage=forecast again") from None
-  return compare.forecasts(data, score_NxB)
+  return compare.forecasts(data, score_NxK)
 
 
 def write(results: Mapping, directory: Path) -> Path:

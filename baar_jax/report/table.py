@@ -77,38 +77,38 @@ class Evaluation:
     return 100 * means if column in METRICS else means
 
 
-def list_jobs(store: Store, config: Config, split: str) -> pd.MultiIndex:
+def list_keys(store: Store, config: Config, split: str) -> pd.MultiIndex:
   """(task_id, seed) of what each policy plays on "dev" or "test"; of either the first
   `evaluate.tasks` tasks count, 0 is all."""
   tasks = [task.id for task in store.tasks(split)][: config.evaluate.tasks or None]
   return pd.MultiIndex.from_product([tasks, evaluation_seeds(config, split)])
 
 
-def load(store: Store, entries: Sequence[Entry], config: Config, split: str) -> Evaluation:
+def load_split(store: Store, listed: Sequence[Entry], config: Config, split: str) -> Evaluation:
   """Reads the entries' episodes on "dev" or "test". Raises ValueError where a part of them has not
   been run."""
-  frame = pd.DataFrame([vars(entry) for entry in entries]).set_index("policy")
+  frame = pd.DataFrame([vars(entry) for entry in listed]).set_index("policy")
   frame = frame.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
   frame["trained"] = frame.family.isin(dict(routers(config)))
-  seeds, keys = evaluation_seeds(config, split), list_jobs(store, config, split)
+  seeds, keys = evaluation_seeds(config, split), list_keys(store, config, split)
   episodes = store.table(list(frame.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
   for policy in frame.index:
-    if not _is_played(store, policy, keys):
+    if not _has_enough(store, policy, keys):
       raise ValueError(f"{policy} lacks episodes on {split}: run --stage=evaluate first")
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
     raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
-  episodes["training_seed"] = (episodes.seed - seeds[0]) % config.train_seeds
+  episodes["training_seed"] = (episodes.seed - seeds[0]) % config.train_seeds  # as evaluate plays
   tasks = [task for task in keys.unique(0) if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
-  sr = METRICS[config.env.kind != "scienceworld"]
+  sr = "score_percent" if config.env.kind == "scienceworld" else "success_percent"
   return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
 
 
-def _is_played(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
+def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
   return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
 
 
@@ -117,8 +117,8 @@ def list_evaluated(store: Store, config: Config) -> list[Entry]:
   and on test. Raises ValueError if these are the boundaries at most."""
   if config.env.kind != SERVED:
     return entries(config)
-  jobs = [list_jobs(store, config, split) for split in ("dev", "test")]
-  played = [e for e in entries(config) if all(_is_played(store, e.policy, keys) for keys in jobs)]
+  keys = [list_keys(store, config, split) for split in ("dev", "test")]
+  played = [e for e in entries(config) if all(_has_enough(store, e.policy, k) for k in keys)]
   if len(played) <= len(BOUNDARIES):
     problem = "clients have played no policy but the boundaries on dev and on test"
     raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")

@@ -25,7 +25,7 @@ FAMILIES = {  # name, colour and marker
   "sft": ("SFT only", "#2f6cb3", "s"),
   "bopo": ("BoPO", "#c9452c", "o"),
   COMPARED: ("BoPO at the same λ", "#c9452c", "o"),
-  "conditioned": ("budget-aware router", "#111111", "*"),
+  "conditioned": ("router that knows its budget", "#111111", "*"),
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
   "no-reference": ("no reference advantage", "#0d6e5e", "D"),
   "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),

@@ -58,13 +58,13 @@ class Threshold:
     value, u_A = np.clip(self.value, TINY, 1 - TINY), self._scale(len(p_A))
     return int(np.argmax(np.log(p_A + TINY) - np.log(value / (1 - value)) * u_A))
 
-  def last_values(self, p_DxA: np.ndarray) -> np.ndarray:
+  def switch_thresholds(self, p_NxA: np.ndarray) -> np.ndarray:
     """The largest value at which each decision is not the cheapest model's; of two, p(LARGE)."""
-    if p_DxA.shape[1] == 2:
-      return p_DxA[:, 1]
-    logp_DxA, u_A = np.log(p_DxA + TINY), self._scale(p_DxA.shape[1])
-    logit_D = ((logp_DxA[:, 1:] - logp_DxA[:, :1]) / u_A[None, 1:]).max(axis=1)
-    return 1 / (1 + np.exp(-logit_D))
+    if p_NxA.shape[1] == 2:
+      return p_NxA[:, 1]
+    logp_NxA, u_A = np.log(p_NxA + TINY), self._scale(p_NxA.shape[1])
+    logit_N = ((logp_NxA[:, 1:] - logp_NxA[:, :1]) / u_A[None, 1:]).max(axis=1)
+    return 1 / (1 + np.exp(-logit_N))
 
   def _scale(self, models: int) -> np.ndarray:
     rises = len(self.usd_A) == models and (np.diff(self.usd_A) > 0).all()

@@ -10,9 +10,9 @@ import pandas as pd
 from baar_jax.config import SERVED, evaluation_seeds
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import read_spent
-from baar_jax.report.compare import FORECAST, budget_name, choose, forecasts
+from baar_jax.report.compare import FORECAST, budget_name, choose_on_dev, forecasts
 from baar_jax.report.optimum import Exact
-from baar_jax.report.table import list_evaluated, load
+from baar_jax.report.table import list_evaluated, load_split
 from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
@@ -28,32 +28,33 @@ from baar_jax.train.values import Transitions, blind_view, load_heads, load_trun
 def main(run: Run) -> None:
   c = run.config
   if c.env.kind == SERVED:  # clients have played
-    for split in ("dev", "test"):
+    for split in ("dev", "test"):  # for one boundary it looks for the episodes of both
       run.collect(split, run.boundaries[0], _list_jobs(run, split))
     run.print(f"evaluated: {', '.join(e.policy for e in list_evaluated(run.store, c))}")
     return
   for family, parameters in routers(c):  # a missing one is reported before anything is run
-    for trained in run.trainings():
+    for training in run.trainings():
       if family == CONDITIONED:
-        load_heads(trained)
+        load_heads(training)
       else:
-        load_router(run.dir, c, run.mesh, family, parameters.get("lam"), trained.train_seed)
+        load_router(run.dir, c, run.mesh, family, parameters.get("lam"), training.train_seed)
   _play(run, entries(c), "dev")
-  chosen = choose(run.store, entries(c), c).policies
+  chosen = choose_on_dev(run.store, entries(c), c).policies
   _play(run, [entry for entry in entries(c) if entry.policy in chosen], "test")
 
 
-def _play(run: Run, played: Sequence[Entry], split: str) -> None:
-  """Runs the entries' episodes on dev or on test; the training seeds take turns by seed."""
+def _play(run: Run, planned: Sequence[Entry], split: str) -> None:
+  """Runs the entries' episodes on dev or on test: the n-th seed of either with the routers of the
+  training seed n modulo their number."""
   trainings = run.trainings()
-  for number, trained in enumerate(trainings):
-    load = lru_cache(maxsize=1)(partial(_load_trained, trained))  # a router's entries are adjacent
+  for number, training in enumerate(trainings):
+    load = lru_cache(maxsize=1)(partial(_load_trained, training))  # a router's entries are adjacent
     jobs = _list_jobs(run, split, number, len(trainings))
-    for entry in played:
+    for entry in planned:
       if entry.unlimited:
         _reuse(run, entry, jobs)
       policy = rule_policy(entry.family, entry.policy, **entry.parameters)
-      policy = policy or _make_policy(trained, entry, load)
+      policy = policy or _make_policy(training, entry, load)
       run.collect(f"{split} {entry.policy}", policy, jobs, entry.call_budget, entry.usd_budget)
 
 
@@ -86,20 +87,20 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   if entry.family == "zero-shot":
     judge = run.pair.judge(c.baselines.judge)
     return ZeroShotPolicy(entry.policy, judge, c.router, run.tokenizer, len(c.models.names))
-  model, view, rest = load(entry.family, parameters.get("lam"))
-  rows = run.live_episodes, run.mesh
+  model, view, heads_or_p = load(entry.family, parameters.get("lam"))
+  placed = run.live_episodes, run.mesh
   if entry.family == CONDITIONED:
-    told = "told" not in parameters
-    return ConditionedPolicy(entry.policy, model, view, rest, [parameters["price"]], *rows, told)
+    told, prices = "told" not in parameters, [parameters["price"]]
+    return ConditionedPolicy(entry.policy, model, view, heads_or_p, prices, *placed, told)
   rule = Threshold(parameters.get("threshold"), [price.input for price in run.pair.prices])
   if "share" in parameters:
-    rule.value = float(np.quantile(rule.last_values(rest), 1.0 - parameters["share"]))
-  return RouterPolicy(entry.policy, model, view, rule, *rows)
+    rule.value = float(np.quantile(rule.switch_thresholds(heads_or_p), 1.0 - parameters["share"]))
+  return RouterPolicy(entry.policy, model, view, rule, *placed)
 
 
 def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
-  """A trained router, its view, and p_DxA, its probabilities at decisions in stored training
-  episodes; in place of p_DxA the heads of the router that knows its budget."""
+  """A trained router, its view, and p_NxA, its probabilities at decisions in stored training
+  episodes; in place of p_NxA the heads of the router that knows its budget."""
   if family == CONDITIONED:
     return load_trunk(run), blind_view(run), load_heads(run)
   model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed=run.train_seed)
@@ -121,38 +122,38 @@ def forecast(run: Run) -> None:
     run.print("no forecast: --config.value.updates is 0")
     return
   played = list_evaluated(store, c)
-  chosen = choose(store, played, c).policies
-  data = load(store, [entry for entry in played if entry.policy in chosen], c, "test")
+  chosen = choose_on_dev(store, played, c).policies
+  data = load_split(store, [entry for entry in played if entry.policy in chosen], c, "test")
   first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
-  texts = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
-  routers = [(load_heads(r), read_transitions(r, texts, "test")) for r in run.trainings()]
+  openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
+  forecasters = [(load_heads(r), read_transitions(r, openings, "test")) for r in run.trainings()]
   budgets = [(K, None) for K in c.evaluate.call_budgets]
   budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
-  scores = {budget_name(*b): predict_scores(routers, *b) for b in [*budgets, (None, None)]}
-  score_NxB = pd.DataFrame(scores, data.tasks, dtype=float)
-  for row in forecasts(data, score_NxB)["rows"].itertuples():
+  scores = {budget_name(*b): predict_scores(forecasters, *b) for b in [*budgets, (None, None)]}
+  score_NxK = pd.DataFrame(scores, data.tasks, dtype=float)
+  for row in forecasts(data, score_NxK)["rows"].itertuples():
     bounds = f"[{100 * row.forecast_share_low:.1f}, {100 * row.forecast_share_high:.1f}]"
     text = f"forecast of SR, {row.budget}: {100 * row.forecast_share:.1f} {bounds}"
     is_measured = pd.notna(row.measured_share)
     run.print(text + (f"; measured {100 * row.measured_share:.1f}" if is_measured else ""))
   if run.is_main:
     draft = run.dir / "forecast.tmp"
-    score_NxB.to_csv(draft)
+    score_NxK.to_csv(draft)
     draft.replace(run.dir / FORECAST)
 
 
 def predict_scores(
-  routers: Sequence[tuple[Heads, Transitions]], calls: int | None, usd: float | None
+  forecasters: Sequence[tuple[Heads, Transitions]], calls: int | None, usd: float | None
 ) -> np.ndarray:
   """score_N in [0, 1] that is expected under a cap, at first decisions: the mean of the routers."""
-  forecasts = []
-  for heads, data in routers:
+  scores = []
+  for heads, data in forecasters:
     left = count_calls_left(heads, calls, usd, ())
-    facts_NxF = describe(left, 0.0, 0, 0, data.steps_N)
-    value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts_NxF)
+    facts = describe(left, 0.0, 0, 0, data.steps_N)
+    value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts)
     allowed_NxA = advantage_NxA if left >= 1 else advantage_NxA[:, [SMALL]]
-    forecasts.append(np.clip(value_N + allowed_NxA.max(axis=1), 0.0, 1.0))
-  return np.mean(forecasts, axis=0)
+    scores.append(np.clip(value_N + allowed_NxA.max(axis=1), 0.0, 1.0))
+  return np.mean(scores, axis=0)
 
 
 def report(run: Run) -> None:

@@ -233,8 +233,8 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
 
 
 def predict(run, model: Qwen2, view: View, episodes: Sequence[Episode], label=None) -> np.ndarray:
-  """p_DxA, a router's probabilities at the labelled decisions of stored episodes."""
+  """p_NxA, a router's probabilities at the labelled decisions of stored episodes."""
   router = ShardedRouter(model, view.logit_ids, run.mesh, run.config.router.dtype)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
-  logits_DxA = Batcher(run.config, view, tasks).compute(router.logits, episodes, label)
-  return softmax(logits_DxA, "stored episodes")
+  logits_NxA = Batcher(run.config, view, tasks).compute(router.logits, episodes, label)
+  return softmax(logits_NxA, "stored episodes")
