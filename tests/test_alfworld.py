@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny import follow
 
 from baar_jax.envs import engines
 from baar_jax.envs.alfworld import GAME, GAMES, TASK_TYPES, ALFWorld
@@ -50,12 +51,10 @@ def put(data: Path, task_id: str, game: str) -> str:
   return task_id
 
 
-def follow(env, task_id: str) -> float:
-  """The score of the expert's actions, at most 30."""
+def score(env, task_id: str) -> float:
+  """Of the expert's actions."""
   env.reset(task_id)
-  done, left = False, 30
-  while not done and left:
-    (_, done), left = env.step(env.oracle().action), left - 1
+  follow(env)
   return env.score()
 
 
@@ -71,9 +70,9 @@ def test_the_expert_wins_games_of_every_type(data, env):
     game, name = json.loads((source / GAMES / task_id / GAME).read_text()), task_id.split("/", 1)[1]
     place = re.search(r"receptacleAtLocation \S+ ([^\s)]+)", game["pddl_problem"])[1]
     moved = re.sub(r"(AtLocation \S+ )[^\s)]+", rf"\g<1>{place}", game["pddl_problem"])
-    assert follow(env, put(data, f"plain/{name}", json.dumps(game))) == 1.0
+    assert score(env, put(data, f"plain/{name}", json.dumps(game))) == 1.0
     crowded = json.dumps(game | {"pddl_problem": moved})
-    assert follow(env, put(data, f"crowded/{name}", crowded)) == 1.0
+    assert score(env, put(data, f"crowded/{name}", crowded)) == 1.0
   assert {task_id.split("/")[1].split("-")[0] for task_id in ids} == set(TASK_TYPES)
 
 
@@ -182,5 +181,5 @@ def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_pa
     with pytest.raises(EnvDied, match=f"the game cannot be played: .*{reason}") as error:
       env.reset(hostile)
     assert "\n" not in str(error.value) and not trap.exists()
-    assert follow(env, played) == 1.0
+    assert score(env, played) == 1.0
   assert env.child.process.pid == pid  # it may play other games at the same time

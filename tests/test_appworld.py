@@ -5,6 +5,7 @@ from contextlib import closing
 
 import psutil
 import pytest
+from tiny import follow
 
 from baar_jax.envs import appworld, engines
 from baar_jax.envs.appworld_shell import landlock_version
@@ -37,16 +38,6 @@ def env(data):
   env.close()
 
 
-def follow(env, task_id, until=None):
-  """The expert's episode as a tape, to its end or to a step whose action contains a text."""
-  tape, done = [env.reset(task_id)], False
-  while not done and not (until and until in env.oracle().action):
-    action = env.oracle().action
-    observation, done = env.step(action)
-    tape.append((action, observation))
-  return tape
-
-
 def test_gold_passes_and_nothing_else_does_in_every_scenario(env):
   tasks = [task for split in SPLITS for task in env.tasks(split)]
   assert len({task.id.split("_")[0] for task in tasks}) == SCENARIOS
@@ -58,13 +49,13 @@ def test_gold_passes_and_nothing_else_does_in_every_scenario(env):
       assert env.score() == 0.0  # before anything is done
       assert env.step(f"apis.supervisor.complete_task({answer})")[1]
       assert env.score() == 0.0
-    tape = follow(env, task.id)
-    assert not any("Execution failed" in observation for _, observation in tape[1:])
-    assert 5 <= len(tape) - 1 <= 10
+    first, tape = env.reset(task.id), follow(env)
+    assert not any("Execution failed" in observation for _, observation in tape)
+    assert 5 <= len(tape) <= 10
     assert env.score() == 1.0
-  assert follow(env, task.id) == tape
+  assert (env.reset(task.id), follow(env)) == (first, tape)
   for text in ("Your supervisor is ", "@example.com", "2024-05-16", "\n- venmo: "):
-    assert text in tape[0]
+    assert text in first
 
 
 def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
@@ -148,19 +139,19 @@ def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
 
 def test_what_mistakes_come_to(env):
   """A wrong login can be put right; a wrong write ends the task."""
-  follow(env, SHARES, until="login(")
+  env.reset(SHARES)
+  follow(env, lambda oracle: "login(" in oracle.action)
   oracle = env.oracle()
   for kind in ("wrong", "lost", "hasty"):
     observation, _ = env.step(env.mistake(kind, "k"))
     assert ("Execution failed" in observation) == (kind != "lost") and env.oracle() == oracle
-  while not env.step(env.oracle().action)[1]:
-    pass
+  follow(env)
   assert env.score() == 1.0
-  follow(env, PAY, until="create_transaction")
+  env.reset(PAY)
+  follow(env, lambda oracle: "create_transaction" in oracle.action)
   errors = (env.mistake("wrong", str(key)) for key in range(99))
   env.step(next(error for error in errors if "amount" in error))
-  while not env.step(env.oracle().action)[1]:
-    pass
+  follow(env)
   assert env.score() == 0.0
 
 

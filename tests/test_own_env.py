@@ -2,18 +2,14 @@
 
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import tiny
 from absl import flags
 
 import main
-from baar_jax.config import Config, EnvConfig
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
-from baar_jax.episode import Task
 from baar_jax.run import Run
 from baar_jax.store import Store
 
@@ -23,6 +19,7 @@ import sys
 from baar_jax.envs.base import Env, Task
 class Odd(Env):
   system_prompt, method = "p", ""
+  def __init__(self, **sizes): pass
   def give(self, method, right): return eval(self.result) if method == self.method else right
   def reset(self, text):
     print("noise")
@@ -36,14 +33,21 @@ class Mute(Odd):
   system_prompt = None
 class Blind(Odd):
   def oracle(self): return "go"
+class Twice(Odd):
+  def tasks(self, split): return [Task("a", split, "Go.", 9)]
 """
 
 
 @pytest.fixture
-def odd(tmp_path):
-  """odd(class): one of the classes above, in a process of its own."""
+def odd_file(tmp_path):
   (tmp_path / "odd.py").write_text(ODD)
-  return lambda name: closing(*open_envs(f"{tmp_path}/odd.py:{name}", {}, 1, 1))
+  return tmp_path / "odd.py"
+
+
+@pytest.fixture
+def odd(odd_file):
+  """odd(class): one of the classes above, in a process of its own."""
+  return lambda name: closing(*open_envs(f"{odd_file}:{name}", {}, 1, 1))
 
 
 def test_the_command_line_runs_the_example(tmp_path):
@@ -90,16 +94,10 @@ def test_a_result_of_the_wrong_kind_is_named(odd):
 
 
 @pytest.mark.parametrize(
-  "train, dev, message",
-  [
-    ("ab", "ac", "the task 'a' twice: each is in one split"),
-    ("ab", "", "no dev task: each split needs one"),
-  ],
+  "name, message", [("Twice", "the task 'a' twice: each is in one"), ("Odd", "no train task: each")]
 )
-def test_splits_that_share_a_task_or_have_none_are_refused(train, dev, message):
-  ids = {"train": train, "dev": dev, "test": "d"}
-  env = SimpleNamespace(tasks=lambda split: [Task(id_, split, "Go.", 9) for id_ in ids[split]])
-  run = SimpleNamespace(is_main=True, store=Mock(**{"tasks.return_value": []}), envs=lambda: [env])
-  run.config = Config(env=EnvConfig(kind="odd.py:Odd"))
-  with pytest.raises(ValueError, match=f"odd.py:Odd lists {message}"):
-    Run.tasks(run, "train")
+def test_splits_that_share_a_task_or_have_none_are_refused(odd_file, name, message, tmp_path):
+  config = tiny.config(tmp_path, kind=f"{odd_file}:{name}")
+  problem = f"odd.py:{name} lists {message}"
+  with closing(Run(config)) as run, pytest.raises(ValueError, match=problem):
+    run.tasks("train")

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from tiny import follow
 
 from baar_jax.envs import scienceworld
 from baar_jax.envs.scienceworld import TASK_TYPES, ScienceWorld
@@ -25,13 +26,6 @@ def env(gold_dir):
 def tasks(env):
   """The first test task of each type."""
   return {task.id.split("/")[0]: task for task in env.tasks("test")}
-
-
-def follow(env, until=lambda oracle: False) -> None:
-  """Follows the expert until a condition holds, or to the end."""
-  for _ in range(40):
-    if until(env.oracle()) or env.step(env.oracle().action)[1]:
-      break
 
 
 def test_expert_wins_a_task_of_every_type(env, tasks):

@@ -1,24 +1,23 @@
 """The scripted pair: stated rates, worked out by hand; the same replies every time."""
 
 import contextlib
+import importlib
 import itertools
 import re
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from baar_jax.envs import engines
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.process import open_envs
-from baar_jax.episode import LARGE, SMALL, SPLITS, Task, Usage
+from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, ScriptedPair
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import Job, Policy
+from baar_jax.rollout.policies import BOUNDARIES, Job
+from baar_jax.run import Run
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()
@@ -156,36 +155,33 @@ def test_the_documentation_states_the_rates_of_the_code():
 # those of 85 dev tasks for which the error rates were set; 60 tasks have a standard error of 0.06.
 @pytest.mark.calibration
 @pytest.mark.parametrize(
-  "kind, splits, seeds, ends, tolerance, least_share",
+  "name, sizes, seeds, ends, tolerance, least_share",
   [
-    ("scienceworld", {"test": 60}, 3, [(0.435, 0.325), (0.654, 0.639)], 0.12, 0.08),
-    ("alfworld", {"train": 66, "test": 60}, 1, [(0.40, 0.40), (0.635, 0.635)], 0.05, 0.15),
-    ("appworld", {"train": 36, "test": 24}, 2, [(0.53, 0.53), (0.667, 0.667)], 0.15, 0.0),
+    ("quickstart", (1, 1, 60), 3, [(0.435, 0.325), (0.654, 0.639)], 0.12, 0.08),
+    ("alfworld", (66, 1, 60), 1, [(0.40, 0.40), (0.635, 0.635)], 0.05, 0.15),
+    ("appworld", (36, 1, 24), 2, [(0.53, 0.53), (0.667, 0.667)], 0.15, 0.0),
   ],
 )
 def test_the_pair_s_ends_lie_near_the_paper_s(
-  kind, splits, seeds, ends, tolerance, least_share, tmp_path
+  name, sizes, seeds, ends, tolerance, least_share, tmp_path
 ):
-  sizes = dict.fromkeys(SPLITS, 1) | splits
-  kwargs = {f"{split}_tasks": size for split, size in sizes.items()}
-  kwargs["data" if kind in engines.ENGINES else "gold_dir"] = str(tmp_path / "own")
-  if kind in engines.ENGINES:
-    engines.install(kind)
-    engines.make_tasks(kind, tmp_path / "own", sizes.values())
-  pair, rows = ScriptedPair(NAMES, scripted.ERRORS[kind]()), []
-  with contextlib.ExitStack() as stack:
-    envs = open_envs(kind, kwargs, processes=2, live_per_process=1 if kind == "appworld" else 4)
-    for env in envs:
-      stack.callback(env.close)
-    tasks = [task for split in splits for task in envs[0].tasks(split)]
+  config = importlib.import_module(f"configs.{name}").get_config()
+  config.runs, env, data = str(tmp_path), config.env, tmp_path / "own"
+  env.train_tasks, env.dev_tasks, env.test_tasks = sizes
+  if env.kind in engines.ENGINES:
+    engines.install(env.kind)
+    engines.make_tasks(env.kind, data, sizes)
+    env.data = str(data)
+  with contextlib.closing(Run(config)) as run:
+    tasks = run.tasks("train") + run.tasks("test")
     jobs = [Job(task, seed) for task in tasks for seed in range(seeds)]
-    for model in (SMALL, LARGE):
-      for episode in run_episodes(jobs, Policy("m", lambda live, model=model: model), pair, envs):
-        assert episode.stop in ("done", "max_steps")
-        rows.append((model, episode.task_id, episode.score, episode.success))
-  episodes = pd.DataFrame(rows, columns=("model", "task", "score", "success"))
-  means = episodes.groupby("model")[["score", "success"]].mean()
+    for policy in run.boundaries:
+      assert len(run.collect("", policy, jobs)) == len(jobs)
+    trials = run.store.table().groupby("policy")
+  means = trials[["score", "success"]].mean().loc[[*BOUNDARIES]]
   np.testing.assert_allclose(means, ends, atol=tolerance, rtol=0)
-  trials = episodes.groupby(["task", "model"])["success"].agg(list).unstack()
-  shares = trials.apply(lambda both: difficulty(*both), axis=1).value_counts(normalize=True)
+  small, large = (
+    trials.get_group(name).groupby("task_id").success.agg(list) for name in BOUNDARIES
+  )
+  shares = small.combine(large, difficulty).value_counts(normalize=True)
   assert len(shares) == 3 and shares.min() > least_share

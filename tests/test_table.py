@@ -16,30 +16,23 @@ def table(*episodes):
   return store.table()
 
 
-def test_episodes_by_hand():
-  e = episode(models="SLS")
-  e.steps[0].calls.append(call(usd=0.5, kind="retry"))
-  e.steps[1].router_cost_usd = 0.25
-  e.steps[2].calls.append(call(usd=8.0, kind="presumed"))
-  lost, reused = dataclasses.replace(e, lost_usd=4.0), dataclasses.replace(e, reused=True)
-  assert (e.cost_usd, e.spent_usd, lost.spent_usd) == (7.0, 15.5, 19.5)
-  ledger = run_ledger(table(e, lost, reused), None, 2)
-  # SMALL, LARGE, proposals, judge, retries, router: of two episodes, as the third was not played
-  assert [ledger[part] for part in PARTS] == [4.0, 10.0, 0.0, 0.0, 5.0, 0.5]
-  assert (ledger["total_usd"], ledger["presumed_usd"]) == (7.75 + 11.75, 16.0)
-
-
 def test_recorded_calls_come_before_those_of_episodes():
   first, second = episode(models="SL"), episode(models="SL")
   for e, replayed in ((first, False), (second, True)):  # what is replayed was paid once
+    e.steps[0].calls += [call(2, 0.125, kind="judge"), call(usd=0.5, kind="retry")]
+    e.steps[0].calls.append(call(usd=8.0, kind="presumed"))
     e.steps[1].calls.append(call(0, 0.75, kind="proposal", replayed=replayed))
-    e.steps[0].calls.append(call(2, 0.125, kind="judge"))
-  scripted = run_ledger(table(first, second), None, 2)
-  assert [scripted[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.25, 0.0, 0.0]
+    e.steps[1].router_cost_usd = 0.25
+  second.lost_usd = 4.0
+  episodes = table(first, second, dataclasses.replace(first, reused=True))  # played once
+  ledger = run_ledger(episodes, None, 2)
+  # SMALL, LARGE, proposals, judge, retries, router
+  assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.25, 5.0, 0.5]
+  assert (ledger["total_usd"], ledger["presumed_usd"]) == (18.5, 16.0)
   # SMALL replied twice and proposed once, LARGE replied twice, the judge once.
-  ledger = run_ledger(table(first, second), Spent((2.75, 10.0, 0.125), 0.5, 2.0), 2)
-  assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.5, 0.0]
-  assert (ledger["total_usd"], ledger["presumed_usd"]) == (13.375, 2)
+  ledger = run_ledger(episodes, Spent((2.75, 10.0, 0.125), 0.5, 2.0), 2)
+  assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.125, 0.5, 0.5]
+  assert (ledger["total_usd"], ledger["presumed_usd"]) == (13.875, 2)
   # With three models the judge is the fourth.
   ledger = run_ledger(table(), Spent((1.0, 2.0, 4.0, 8.0)), 3)
   assert [ledger[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]

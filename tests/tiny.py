@@ -9,10 +9,9 @@ DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
 # The numbers of a run of seconds. One episode lives at a time, so that nothing depends on timing.
 ROUTER = {"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
 TEXTS = {"vocab_size": 1024, "max_tokens": 300, "description_tokens": 8, "action_tokens": 6}
+SIZES = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 10}
 SECTIONS = {
-  "env": dict(
-    train_tasks=6, dev_tasks=2, test_tasks=3, max_steps=10, processes=1, live_per_process=1
-  ),
+  "env": SIZES | {"processes": 1, "live_per_process": 1},
   "router": ROUTER | TEXTS | {"intermediate_size": 32, "num_layers": 1, "result_tokens": 16},
   "profile": {"trials": 2},
   "references": {"samples": 3},
@@ -38,12 +37,23 @@ def episode(
   """
   steps = []
   for i, (letter, logp) in enumerate(zip_longest(models, logps)):
-    model, usd = (
-      [*DOLLARS].index(letter),
-      DOLLARS[letter] if cost_usd is None else cost_usd / len(models),
-    )
+    model = [*DOLLARS].index(letter)
+    usd = DOLLARS[letter] if cost_usd is None else cost_usd / len(models)
     steps.append(Step(f"see lamp {i}", model, f"open door {i}", [call(model, usd)], logp))
   return Episode(task_id, policy, seed, steps, score, stop)
+
+
+def follow(env, until=lambda oracle: False) -> list[tuple[str, str]]:
+  """Plays the expert's actions, at most 60, until a condition on the next one holds.
+
+  Returns actions and observations.
+  """
+  tape, done = [], False
+  while not done and len(tape) < 60 and not until(env.oracle()):
+    action = env.oracle().action
+    observation, done = env.step(action)
+    tape.append((action, observation))
+  return tape
 
 
 def config(runs, name="tiny", **env) -> Config:
