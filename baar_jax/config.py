@@ -130,6 +130,8 @@ class ReferencesConfig:
   # More samples, whose LARGE steps are together in time, for pretraining and values; our choice,
   # see docs/evaluation.md.
   together: int = Field(0, ge=0, lt=SEEDS)
+  # As many samples of both kinds of training tasks that are not hard, for the values alone.
+  explored: bool = False
   clone_large: bool = False  # ablation: no stratified sampling
 
 

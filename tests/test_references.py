@@ -6,7 +6,7 @@ import pytest
 from test_policies import live, models
 from tiny import episode
 
-from baar_jax.config import Config, ReferencesConfig, ValueConfig
+from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
 from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.stages import train
@@ -28,7 +28,7 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.name, 1002, "SL", score, cost_usd=0.1))
 
-  config = Config(references=ReferencesConfig(samples=3, together=2), value=ValueConfig(updates=1))
+  config = Config(references=ReferencesConfig(samples=3, together=2, explored=True))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.collect, run.require = collect, events.append
   train.references(run)

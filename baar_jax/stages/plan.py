@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, SERVED, VANILLA_BATCHES, Config
+from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, VANILLA_BATCHES, Config
 from baar_jax.envs import engines
 from baar_jax.envs.process import class_of
 from baar_jax.episode import SPLITS, Usage
@@ -101,7 +101,7 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     samples, together = sum(hard.values()) * c.references.samples, c.references.together
     planned = [(profiled, stratified_name(c), "", samples, None)]
     planned.append((ids["train"], together_name(c), "", hard["train"] * together, None))
-    if c.value.updates and c.env.kind != SERVED:
+    if c.references.explored:
       explored = (tasks["train"] - hard["train"]) * (c.references.samples + together)
       planned.append((ids["train"], explored_name(c), "", explored, None))
   elif stage in ("bopo", "baselines"):

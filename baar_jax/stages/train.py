@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 
-from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SERVED, SFTConfig, compared_lam
+from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SFTConfig, compared_lam
 from baar_jax.envs import engines
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
@@ -95,7 +95,7 @@ def references(run: Run) -> None:
   train = [task for task in tasks if task.id in profiles and task.split == "train"]
   if not c.clone_large:
     collect(STRATIFIED, hard, samples=c.samples)
-    if run.config.value.updates and run.config.env.kind != SERVED:  # clients explore by themselves
+    if c.explored:
       rest = [task for task in train if task not in hard]
       collect(EXPLORED, rest, samples=c.samples, together=c.together)
   collect(TOGETHER, [task for task in train if task in hard], samples=c.together)
