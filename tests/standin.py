@@ -217,7 +217,6 @@ def said(content, reason="stop", **message):
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
 # By what reaches the client. "429" and the like are answered by `Handler.refuse`.
 FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
-  # No whole answer.
   "stall": slow(b"", b"", OK),
   "trickle": slow(OK, b" "),
   "error_trickle": slow(b"HTTP/1.1 500 Error\r\n\r\n", b" "),
@@ -227,14 +226,12 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "malformed": lambda h, *asked: h.send(200, h.answer(*asked)[:60]),
   "long_body": long_body,
   "bomb": functools.partial(long_body, pack=gzip.compress, **{"content-encoding": "gzip"}),
-  # No usable content.
   "empty": fault(choices=[]),
   "silent": said(None),
   "tool_calls": said(None, "tool_calls", role="assistant", tool_calls=[CALL]),
   "filtered": said("", "content_filter"),
   "refusal": said(None, refusal="I'm sorry."),
   "cut": said(None, "length"),  # nothing but reasoning
-  # Counts that cannot be.
   "unpriced": fault(usage=None),
   "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
   "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),
@@ -243,10 +240,8 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "absurd": fault(usage={"completion_tokens": 10**18, "total_tokens": None}),
   "small_total": fault(usage={"total_tokens": 1}),
   "large_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
-  # Bills that are not as expected.
   "dear": dear,
   "priority": fault(service_tier="priority"),
-  # Others.
   "redirect": lambda h, *_: h.send(307, b"{}", {"location": h.server.url + "/chat/completions"}),
   "echo": echo,
   "cut_stream": lambda h, request, text: h.stream(request, text, most=3),

@@ -20,7 +20,6 @@ from baar_jax.stages.serve import build
 # Dollars per million tokens: input, cached input, output.
 PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
 ASK = [{"role": "user", "content": "Task: go out\n\nA door."}]
-MESSAGES = {"messages": ASK}
 SAID = "Thought: now.\n\nAction: go"  # 27 characters: 7 tokens, and 3 for the message
 USD = 1e-6 * (9 * 1 + 10 * 2)  # of the first call: 23 characters are 6 tokens, and 3
 TOKENS = 200  # of a reply, at most
@@ -114,7 +113,9 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
 def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):
   named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}, {"session_id": None}]
   said = [client.chat("h", **fields) for fields in named]
-  said += [client.post("/v1/chat/completions", {"model": "baar"} | MESSAGES) for _ in range(2)]
+  said += [
+    client.post("/v1/chat/completions", {"model": "baar", "messages": ASK}) for _ in range(2)
+  ]
   *ids, one, other = [reply.headers["x-baar-session-id"] for reply in said]
   assert ids == ["b", "m", "h"] and one == other and one.startswith("fingerprint-")
   assert len(client.session(one)["steps"]) == 2
@@ -139,20 +140,15 @@ def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
     assert upstream.usd({"small": PRICES[0], "large": PRICES[1]}) == pytest.approx(spent)
     partial = client.chat(headers={"x-baar-on-exhausted": "partial"}).json()
     assert partial["choices"][0]["finish_reason"] == "length" and partial["usage"]["cost"] == 0
-
-
-def test_a_retry_that_does_not_fit_is_exhausted_too(tmp_path, upstream):
-  upstream.fault = lambda number, request: "drop"
-  with Client(tmp_path, upstream, max_usd=0.0006) as client:
-    partial = client.chat("s", {"x-baar-on-exhausted": "partial"}).json()
+    upstream.fault = lambda number, request: "drop"  # a retry, too, has to fit
+    partial = client.chat("other", {"x-baar-on-exhausted": "partial"}).json()
     assert partial["choices"][0]["finish_reason"] == "length"
-    error = client.chat("t").json()["error"]
+    error = client.chat("third").json()["error"]
     assert error["code"] == "budget_exhausted" and error["spent_usd"] > 0.0004
 
 
-def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client, monkeypatch):
-  upstream = client.http.app.state.exchange.upstreams[0]
-  monkeypatch.setattr(upstream, "attempt", lambda body: 1 / 0)
+def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client):
+  client.http.app.state.exchange.upstreams[0].attempt = lambda body: 1 / 0
   assert client.chat().status_code == 500
   session = client.session()
   assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
@@ -178,19 +174,12 @@ def test_large_calls_are_capped_by_header_and_name(client, model, cap):
   assert client.session()["policy"] == "first-large(K=1)"
 
 
-class Values(Policy):
-  """Stands for the router that knows its budget: LARGE where a dollar counts for little."""
-
-  prices = (0.5, 0.1)
-
-  def __init__(self):
-    super().__init__("conditioned(update=3)", lambda live: int(live.price < 0.3))
-
-
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
-  """routed(**serve): a client of a server with a router."""
-  monkeypatch.setattr("baar_jax.serve.router.open_router", lambda *args: Values())
+  """routed(**serve): a client whose router takes LARGE where a dollar counts for little."""
+  router = Policy("conditioned(update=3)", lambda live: int(live.price < 0.3))
+  router.prices = (0.5, 0.1)
+  monkeypatch.setattr("baar_jax.serve.router.open_router", lambda *args: router)
   (tmp_path / "served" / "tokenizer").mkdir(parents=True)
   with contextlib.ExitStack() as stack:
     yield lambda **serve: stack.enter_context(Client(tmp_path, upstream, policy="router", **serve))
@@ -269,7 +258,7 @@ def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
 
 
 def test_a_decision_counts_at_its_most_until_its_usage_is_reported(client):
-  body = MESSAGES | {"model": "baar:large:K=1", "session_id": "s"}
+  body = {"messages": ASK, "model": "baar:large:K=1", "session_id": "s"}
   decision = client.post("/v1/decision", body).json()
   assert decision["model"] == "large" and decision["left_large_calls"] == 0
   assert client.session()["in_flight"] == 1
