@@ -16,8 +16,6 @@ from baar_jax.episode import Episode, Step
 from baar_jax.report import page
 from baar_jax.report.compare import FORECAST
 
-LINES = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict:
@@ -29,7 +27,8 @@ def results(tmp_path_factory) -> dict:
   settings.baselines.ablations = tuple(ABLATIONS)
   forecast = pd.DataFrame({"K = 1": [1.0, 0.9, 0.6, 0.1], "no cap": 0.5})
   forecast.set_axis([f"test-{i}" for i in range(4)]).to_csv(directory / FORECAST)
-  (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, LINES)))
+  lines = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
+  (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   results = figures(EVERY | one | newcomer, settings, directory)
   small, large = results["episodes"][1].steps[2:]
   small.observation, large.action = "x" * 900, ""
