@@ -43,10 +43,9 @@ class Server:
     self.url, self._config = f"http://127.0.0.1:{config.serve.port}", config
     self._context = multiprocessing.get_context("forkserver")
     self._context.set_forkserver_preload(["baar_jax.stages.serve", "baar_jax.serve.app", "uvicorn"])
-    self.kills = 0
-    self._start()
+    self.start()
 
-  def _start(self) -> None:
+  def start(self) -> None:
     args = (self._config,)
     self._process = self._context.Process(target=serve_forever, args=args, daemon=True)
     self._process.start()
@@ -58,8 +57,7 @@ class Server:
 
   def restart(self) -> None:
     self.close()
-    self.kills += 1
-    self._start()
+    self.start()
 
   def close(self) -> None:
     self._process.kill()  # by SIGKILL
@@ -176,7 +174,7 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
       batch = [Schedule(f"{seed}-{number}", server.url) for number in numbers]
       asyncio.run(play_batch(batch, server, upstream, draw))
       schedules += batch
-      print(f"{len(schedules)} schedules, {server.kills} kills", file=sys.stderr, flush=True)
+      print(f"{len(schedules)} schedules", file=sys.stderr, flush=True)
     sessions = check_all()
     server.restart()
     assert check_all() == sessions
@@ -185,9 +183,9 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     assert db.execute("SELECT count(*) FROM sessions WHERE open > 0").fetchone() == (0,)
     known = [*filter(None, sessions)]
     assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(known),)
-  report = {"schedules": count, "kills": server.kills, "sessions": len(known)}
-  report |= {"attempts": len(upstream.seen), "billed_usd": float(upstream.usd(PRICES))}
-  return report | {"counted_usd": sum(session["spent_usd"] for session in known)}
+  counted_usd = sum(session["spent_usd"] for session in known)
+  dollars = {"billed_usd": float(upstream.usd(PRICES)), "counted_usd": counted_usd}
+  return {"sessions": len(known), "attempts": len(upstream.seen)} | dollars
 
 
 if __name__ == "__main__":

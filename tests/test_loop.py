@@ -10,7 +10,7 @@ from baar_jax.envs.base import EnvDied
 from baar_jax.episode import Call, Reply, Task, Usage
 from baar_jax.llms.agent import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
-from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget
+from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import Decision, Job
 
@@ -323,15 +323,3 @@ def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline)
   assert resets == ["a reset t1", "b reset t2"] * 3 + ["a reset t3"]  # t1 and t2 are through
   assert [e.task_id for e in run(tape, [job()], envs)] == ["t1"]  # fewer jobs
   assert run(tape, [], envs) == []
-
-
-def test_the_cap_of_a_run_ends_the_loop(tape, inline):
-  """Episodes of two SMALL calls each; five calls fit."""
-  cap, envs = DollarBudget(5.5 * SMALL_USD), [HandEnv(tape) for _ in range(2)]
-  jobs, finished = [job(f"t{number}") for number in range(1, 7)], []
-  with pytest.raises(CapReached, match="is left of"):
-    for episode in start(tape, jobs, envs, HandPolicy(tape, "SS"), run_budget=cap):
-      finished.append(episode.stop)
-  assert finished == ["done", "done"]
-  assert tape.count("ask small") == 5 and "stop" not in tape
-  assert (cap.settled_usd, cap.remaining) == pytest.approx((5 * SMALL_USD, 0.5 * SMALL_USD))
