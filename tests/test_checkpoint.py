@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -58,27 +57,22 @@ def assert_restored(directory: Path, update: int) -> None:
   jax.tree.map(np.testing.assert_array_equal, got, state(update))
 
 
-def assert_refused(call, *texts) -> None:
-  """The call ends in one line with these texts."""
+def assert_refused(directory: Path, like=None, text="") -> None:
+  """The newest checkpoint, 20, is refused in one line that says which it is and what to do."""
   with pytest.raises(ValueError) as error:
-    call()
-  message = str(error.value)
-  assert "\n" not in message and all(str(text) in message for text in texts), message
+    restore(directory, like)
+  message, parts = str(error.value), (str(directory / "20"), *UNREADABLE, text)
+  assert "\n" not in message and all(part in message for part in parts), message
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
   """A directory with the checkpoints of updates 10 and 20; to be copied, not changed."""
   directory = tmp_path_factory.mktemp("whole") / "sft"
-  save(directory, 10, 20)
+  save(directory, 5, 10)
+  save(directory, 20)  # the newest two are kept
+  assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == ["10", "20"]
   return directory
-
-
-def test_the_newest_two_are_kept_and_saving_goes_on(whole, tmp_path):
-  directory = shutil.copytree(whole, tmp_path / "sft")
-  save(directory, 30, 40)
-  assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == ["30", "40"]
-  assert_restored(directory, 40)
 
 
 def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
@@ -89,35 +83,29 @@ def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
 
 def test_a_checkpoint_of_another_structure(whole):
   for params in (state(0)["params"] | {"norm": jnp.ones(6)}, {"norm": jnp.ones(5)}):
-    like = state(0) | {"params": params}
-    assert_refused(partial(restore, whole, like), whole / "20", *UNREADABLE)
+    assert_refused(whole, state(0) | {"params": params})
 
 
 DAMAGES = {
-  "half": lambda content: content[: len(content) // 2],
-  "garbage": lambda content: bytes(byte ^ 0x5A for byte in content),
-  "key": lambda content: content.replace(b"param_name", b"parameter"),  # other JSON
+  "gone": lambda path: path.unlink(),
+  "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+  "garbage": lambda path: path.write_bytes(bytes(byte ^ 0x5A for byte in path.read_bytes())),
+  # other JSON
+  "key": lambda path: path.write_bytes(path.read_bytes().replace(b"param_name", b"parameter")),
 }
 
 
-def damage(path: Path, how: str) -> None:
-  content = path.read_bytes()
-  path.unlink()
-  if how != "gone":
-    path.write_bytes(DAMAGES[how](content))
-
-
-@pytest.mark.parametrize("how", ["gone", *DAMAGES])
+@pytest.mark.parametrize("how", DAMAGES)
 def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   """Whichever file is damaged: the right values or the error, never wrong values."""
   noticed = 0
   for number, file in enumerate(path for path in (whole / "20").rglob("*") if path.is_file()):
     directory = shutil.copytree(whole, tmp_path / str(number))
-    damage(directory / file.relative_to(whole), how)
+    DAMAGES[how](directory / file.relative_to(whole))
     try:
       assert_restored(directory, 20)
     except ValueError:
-      assert_refused(partial(restore, directory), directory / "20", *UNREADABLE)
+      assert_refused(directory)
       noticed += 1
       shutil.rmtree(directory / "20")  # the advice in the message
       assert_restored(directory, 10)
@@ -132,7 +120,7 @@ def test_numbers_that_are_none_are_never_restored(tmp_path, tree, leaf, value):
   poisoned[tree][leaf] = poisoned[tree][leaf].at[1].set(value)
   with contextlib.closing(Checkpoints(tmp_path, create=True)) as checkpoints:
     checkpoints.save(20, poisoned)
-  assert_refused(lambda: restore(tmp_path), tmp_path / "20", "not finite", *UNREADABLE)
+  assert_refused(tmp_path, text="not finite")
 
 
 # Reads what is damaged, then writes to a full disk, for which a limit of files' sizes stands.
@@ -153,7 +141,7 @@ def test_a_damaged_checkpoint_and_a_full_disk_are_a_line_each(whole, tmp_path):
   """Both lines name the newest checkpoint; nothing else is said, though Orbax writes in threads."""
   directory = shutil.copytree(whole, tmp_path / "sft")
   for path in (directory / "20" / "params" / "d").iterdir():
-    damage(path, "half")
+    DAMAGES["half"](path)
   command = [sys.executable, "-c", FAIL, str(directory)]
   result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
   reading, writing = result.stdout.splitlines()
