@@ -96,14 +96,14 @@ def test_robustness_of_the_labels(store):
   ]
 
 
-def mixed(seed, score, usd, models="SL"):
+def trial(seed, score, usd=None, models="SL"):
   return episode(seed=seed, models=models, score=score, cost_usd=usd)
 
 
 # Of SMALL, the second fails; of LARGE, the first.
-SMALL_TRIALS = [mixed(0, 1, 3.0, "SS"), mixed(1, 0, 1.0, "SS"), mixed(2, 1, 2.0, "SS")]
-LARGE_TRIALS = [mixed(0, 0, 0.1, "LL"), mixed(1, 1, 9.0, "LL"), mixed(2, 1, 8.0, "LL")]
-STRATIFIED = [mixed(1, 0, 1.0), mixed(2, 1, 55.0), mixed(3, 1, 50.0)]
+SMALL_TRIALS = [trial(0, 1, 3.0, "SS"), trial(1, 0, 1.0, "SS"), trial(2, 1, 2.0, "SS")]
+LARGE_TRIALS = [trial(0, 0, 0.1, "LL"), trial(1, 1, 9.0, "LL"), trial(2, 1, 8.0, "LL")]
+STRATIFIED = [trial(1, 0, 1.0), trial(2, 1, 55.0), trial(3, 1, 50.0)]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ STRATIFIED = [mixed(1, 0, 1.0), mixed(2, 1, 55.0), mixed(3, 1, 50.0)]
     ("hard", STRATIFIED, False, STRATIFIED[2]),
     # Without a stratified success, and in the ablation: the cheapest success of LARGE.
     ("hard", STRATIFIED, True, LARGE_TRIALS[2]),
-    ("hard", [mixed(1, 0, 1.0), mixed(2, 0.99, 2.0)], False, LARGE_TRIALS[2]),
+    ("hard", [trial(1, 0, 1.0), trial(2, 0.99, 2.0)], False, LARGE_TRIALS[2]),
   ],
 )
 def test_the_reference_of_a_task(difficulty, stratified, clone_large, reference):
@@ -125,7 +125,7 @@ def test_the_reference_of_a_task(difficulty, stratified, clone_large, reference)
 def test_ties():
   """Dollars count, then LARGE calls, then steps, then who is first."""
   trials = [(3.0, "LLL"), (4.0, "SL"), (4.0, "LS"), (4.0, "SLSS"), (4.0, "LL"), (5.0, "S")]
-  episodes = [mixed(seed, 1, *trial) for seed, trial in enumerate(trials)]
+  episodes = [trial(seed, 1, *each) for seed, each in enumerate(trials)]
   order = [0, 4, 3, 1, 2, 5]
   for best in (0, 1, 2, 3, 4, 5):
     left = [episodes[i] for i in order if i >= best]
@@ -226,10 +226,6 @@ def test_every_task_is_gone_through_before_any_repeats(count, size):
     assert max(seen.values()) - min(seen[t.id] for t in tasks) <= 1 + (count % size > 0)
 
 
-def trial(seed, score, models="S"):
-  return episode("t", seed=seed, score=score, models=models)
-
-
 def test_the_cheapest_that_succeeds_wins():
   small = [trial(seed, score) for seed, score in enumerate((1, 0, 0, 1, 0))]
   large = [trial(seed, score) for seed, score in zip((0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1))]
@@ -239,6 +235,6 @@ def test_the_cheapest_that_succeeds_wins():
 
 
 def test_a_scorer_learns_failures_where_any_but_the_dearest_acted():
-  assert label_failures(trial(0, 1, "SS")) == [0, 0]
-  assert label_failures(trial(1, 0.5, "LSS")) == [None, 1, 1]
-  assert label_failures(trial(1, 0, "TLS"), dearest=2) == [None, 1, 1]
+  assert label_failures(trial(0, 1, models="SS")) == [0, 0]
+  assert label_failures(trial(1, 0.5, models="LSS")) == [None, 1, 1]
+  assert label_failures(trial(1, 0, models="TLS"), dearest=2) == [None, 1, 1]

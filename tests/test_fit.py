@@ -1,10 +1,12 @@
 """Training goes on after a stop to the same parameters; dynamic sampling; bad numbers."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import re
 import shutil
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from flax import nnx
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.stages.train import bopo, sft, train_cascade
+from baar_jax.store import Store
 from baar_jax.train import fit
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.trainer import Trainer
@@ -39,10 +42,11 @@ def save_often():
 def unbroken(tmp_path_factory, save_often):
   """A run that has trained without a stop."""
   run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
-  for stage in (train.profile, train.references, sft):
+  train.profile(run)
+  for stage, state in ((train.references, "referenced"), (sft, "imitated")):
     stage(run)
+    shutil.copytree(run.dir, run.dir.parent / state)
   run.before_bopo = len(run.store.table())
-  shutil.copytree(run.dir, run.dir.parent / "imitated")
   bopo(run)
   run.close()
   run.store = None
@@ -51,19 +55,19 @@ def unbroken(tmp_path_factory, save_often):
 
 @pytest.fixture
 def copied(unbroken, tmp_path):
-  """copied("imitated" | "tiny"): a copy of the run before or after BoPO, or that copy again."""
-  runs = []
+  """copied(state): a copy of the run, or that copy again.
 
-  def opening(state):
-    config = small_config(tmp_path)
-    if not (tmp_path / config.name).exists():
-      shutil.copytree(unbroken.dir.parent / state, tmp_path / config.name)
-    runs.append(Run(config))
-    return runs[-1]
+  The states are "referenced", before SFT; "imitated", after it; "tiny", after BoPO.
+  """
+  with contextlib.ExitStack() as stack:
 
-  yield opening
-  for run in runs:
-    run.close()
+    def opening(state):
+      config = small_config(tmp_path)
+      if not (tmp_path / config.name).exists():
+        shutil.copytree(unbroken.dir.parent / state, tmp_path / config.name)
+      return stack.enter_context(contextlib.closing(Run(config)))
+
+    yield opening
 
 
 def leaves(run, family, lam=None, train_seed=0):
@@ -81,36 +85,49 @@ def logged(run, stage):
   return [line for line in lines if line["stage"] == stage]
 
 
-def train_and_die(train, run, monkeypatch, owner, name, calls):
-  """Trains until a method of the run or of its store has been called so many times."""
-  method, last = getattr(owner, name), iter([False] * (calls - 1))
+def train_and_die(stage, run, owner, method, calls):
+  """Trains until a method has been called so many times."""
+  call, left = getattr(owner, method), itertools.count(1 - calls)
 
   def call_or_die(*values, **fields):
-    method(*values, **fields)
-    if next(last, True):
+    call(*values, **fields)
+    if next(left) == 0:
       raise KeyboardInterrupt
 
-  monkeypatch.setattr(owner, name, call_or_die)
-  with pytest.raises(KeyboardInterrupt):
-    train(run)
-  run.close()
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(owner, method, call_or_die)
+    stage(run)
 
 
-def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
-  run = copied("imitated")
-  shutil.rmtree(run.dir / "checkpoints" / "sft")
-  whole = logged(run, "sft")
-  train_and_die(sft, run, monkeypatch, run, "log", 3)  # the second's checkpoint is whole
-  run = copied("imitated")
-  with pytest.raises(ValueError, match="sft holds no finished router: run --stage=sft first"):
-    leaves(run, "sft")
-  sft(run)
-  # The third is from the same parameters.
-  assert [line["update"] for line in whole] == [1, 2, 3]
-  assert logged(run, "sft")[3:] == [*whole, whole[2]]
-  assert_same(leaves(run, "sft"), leaves(unbroken, "sft"))
-  sft(run)  # finished: nothing more is done
-  assert len(logged(run, "sft")) == 7
+@pytest.mark.parametrize(
+  "stage, lam, kills, updates",
+  [
+    # The second update's checkpoint is whole: the third is done again from the same parameters.
+    (sft, None, [(Run, "log", 3, 0)], [1, 2, 3, 3]),
+    # In the third update's rollouts, and just before its checkpoint; an update has 4 episodes.
+    (bopo, 0.1, [(Store, "add", 9, 9), (Run, "log", 1, 12)], [1, 2, 3, 3, 4]),
+  ],
+)
+def test_a_killed_training_goes_on_to_the_same_parameters(
+  copied, unbroken, stage, lam, kills, updates
+):
+  name, state = stage.__name__, "imitated" if lam else "referenced"
+  for owner, method, calls, episodes in kills:
+    run = copied(state)
+    train_and_die(stage, run, owner, method, calls)
+    assert len(run.store.table()) - unbroken.before_bopo == episodes
+    run.close()
+  run = copied(state)
+  with pytest.raises(ValueError, match=rf"{name}\S* holds no finished router: run --stage={name} "):
+    leaves(run, name, lam)
+  for _ in range(2):  # the second time nothing more is done
+    stage(run)
+    lines, whole = logged(run, name), logged(unbroken, name)
+    assert [line["update"] for line in lines] == updates
+    assert [line["update"] for line in whole] == sorted({*updates})
+    assert all(line in whole for line in lines)
+    assert len(run.store.table()) - unbroken.before_bopo == (16 if lam else 0)
+  assert_same(leaves(run, name, lam), leaves(unbroken, name, lam))
 
 
 @pytest.mark.parametrize(
@@ -124,50 +141,26 @@ def test_a_stopped_sft_goes_on_to_the_same_parameters(copied, unbroken, monkeypa
 def test_the_best_update_of_the_best_learning_rate_is_kept(
   copied, monkeypatch, rate, best, updates, losses
 ):
-  rates, seen, make_optimizer = [], {}, fit.sft_optimizer
-
-  def record_rate(config, rate):
-    rates.append(rate)
-    return make_optimizer(config, rate)
+  seen, make_optimizer = {}, Mock(wraps=fit.sft_optimizer)
 
   def loss(trainer, batches):
     """The loss by learning rate and by the optimizer's count of steps."""
     update = int(jax.tree.leaves(trainer.optimizer_state)[0])
-    seen[rates[-1], update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
-    return losses[rates[-1]][update - 1]
+    rate = make_optimizer.call_args.args[1]
+    seen[rate, update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
+    return losses[rate][update - 1]
 
-  monkeypatch.setattr(fit, "sft_optimizer", record_rate)
+  monkeypatch.setattr(fit, "sft_optimizer", make_optimizer)
   monkeypatch.setattr(Trainer, "loss", loss)
-  run = copied("imitated")
+  run = copied("referenced")
   vars(run.config.sft).update(updates=5, patience=2, learning_rates=(0.01, 0.02))
-  shutil.rmtree(run.dir / "checkpoints" / "sft")
   sft(run)
   assert_same(leaves(run, "sft"), seen[rate, best])
   line = logged(run, "stored-training")[-1]
   found = line["learning_rate"], line["best_update"], line["updates"], line["dev_loss"]
   assert found == (rate, best, updates, min(losses[rate]))
-  tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")[3:]]
+  tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")]
   assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
-
-
-def test_a_killed_bopo_goes_on_to_the_same_parameters(copied, unbroken, monkeypatch):
-  run = copied("imitated")  # the first kill is in the third update's rollouts
-  train_and_die(bopo, run, monkeypatch, run.store, "add", 9)
-  run = copied("imitated")  # the second is just before the third update's checkpoint
-  assert len(run.store.table()) - unbroken.before_bopo == 9
-  train_and_die(bopo, run, monkeypatch, run, "log", 1)
-  run = copied("imitated")
-  with pytest.raises(ValueError, match=r"lam0\.1 holds no finished router: run --stage=bopo"):
-    leaves(run, "bopo", 0.1)
-  bopo(run)
-  # 4 updates of 2 tasks with 2 episodes each, and nothing was run twice
-  assert len(run.store.table()) - unbroken.before_bopo == 16
-  lines, whole = logged(run, "bopo"), logged(unbroken, "bopo")
-  assert [line["update"] for line in whole] == [1, 2, 3, 4]
-  assert {line["update"]: line for line in lines} == {line["update"]: line for line in whole}
-  assert_same(leaves(run, "bopo", 0.1), leaves(unbroken, "bopo", 0.1))
-  bopo(run)  # finished: nothing more is done
-  assert len(logged(run, "bopo")) == len(lines)
 
 
 def test_another_training_seed_is_added_to_a_run(copied):
@@ -208,7 +201,7 @@ def test_a_training_stops_at_the_first_number_that_is_none(
   with pytest.raises(ValueError) as error:
     train(run)
   good = f"last good checkpoint: {directory / '2'};"
-  pattern = f"{name} stopped: update 3 has .*loss nan, .*{re.escape(good)}.*"
+  pattern = f"{name} stopped: update 3 has .*loss nan, .*gradient_norm nan.*{re.escape(good)}.*"
   assert re.fullmatch(pattern, str(error.value))  # one line
   assert [path.name for path in directory.iterdir() if path.is_dir()] == ["2"]
   assert len({policy for policy in run.store.table().policy if "/" in policy}) == rollouts
@@ -230,13 +223,8 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   def one_group(groups, *_):
     return groups[0], [1.0, -1.0], {"success": 0.5}
 
-  learned, update_policy = [], fit.update_policy
-
-  def record_update(trainer, anchor, batcher, episodes, *others):
-    learned.append([e.policy.rpartition("/")[2] for e in episodes])
-    return update_policy(trainer, anchor, batcher, episodes, *others)
-
-  monkeypatch.setattr(fit, "update_policy", record_update)
+  update_policy = Mock(wraps=fit.update_policy)
+  monkeypatch.setattr(fit, "update_policy", update_policy)
   monkeypatch.setattr(fit, "VANILLA_BATCHES", limit)
   run = copied("imitated")
   method = fit.list_methods(run.config.bopo)["bopo"]
@@ -244,7 +232,8 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   changed = {"bopo": dataclasses.replace(method, **changes)}
   monkeypatch.setattr(fit, "list_methods", lambda config: changed)
   bopo(run)
-  assert ["".join(pool) for pool in learned] == [*pools]
+  learned = [call.args[3] for call in update_policy.call_args_list]
+  assert ["".join(e.policy[-1] for e in pool) for pool in learned] == [*pools]
   lines, last = logged(run, "bopo"), logged(unbroken, "bopo")[-1]
   assert [f"{line['update']}" for line in lines if "loss" in line] == [pool[-1] for pool in pools]
   assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts

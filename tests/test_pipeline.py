@@ -53,6 +53,12 @@ def metrics(runs):
   return (runs / "tiny" / "metrics.jsonl").read_text()
 
 
+def updates(runs):
+  """(stage, update) of SFT's and BoPO's lines of metrics.jsonl."""
+  lines = map(json.loads, metrics(runs).splitlines())
+  return [(line["stage"], line["update"]) for line in lines if line["stage"] in ("sft", "bopo")]
+
+
 def results(runs):
   return json.loads((runs / "tiny" / "report" / "results.json").read_text())
 
@@ -82,9 +88,7 @@ def test_a_run_ends_with_its_report_and_a_second_one_does_nothing_new(whole):
   assert out.splitlines()[-1] == f"report: {runs / 'tiny' / 'report' / 'index.html'}"
   assert "image/png" in page and "cripted" in page
   assert "bopo(lam=0.1,update=2,threshold=0.5)" in out and "first-large(K=1)" in out  # the table
-  lines = [json.loads(line) for line in metrics(runs).splitlines()]
-  updates = [line["update"] for line in lines if line["stage"] in ("sft", "bopo")]
-  assert updates == [1, 2, 1, 2]
+  assert updates(runs) == [("sft", 1), ("sft", 2), ("bopo", 1), ("bopo", 2)]
   before = rows(runs), metrics(runs), results(runs)
   again = [line for line in out.splitlines() if "dev_loss" not in line]  # what a training says
   assert finish(start(runs)).splitlines() == again
