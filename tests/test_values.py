@@ -124,7 +124,7 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
   """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
   also where episodes of different lengths are batched together; untold, that there is no cap."""
   train.profile(run)
-  trunk, view = values.load_trunk(run), values.blind_view(run)
+  trunk, view = values.load_trunk(run.dir, run.config, run.mesh)
   heads, estimate = make_heads(8, 16), Mock(wraps=policy_module.estimate)
   policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, told=told)
   monkeypatch.setattr(policy_module, "estimate", estimate)
@@ -147,11 +147,11 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
 def test_heads_are_kept_whole(run, tmp_path):
   """What is loaded was fitted; a damaged file is one line, and a second fit does nothing."""
   with pytest.raises(ValueError, match="is missing or damaged: remove it and run --stage=value"):
-    values.load_heads(run)
+    values.load_heads(run.dir, run.config)
   train.profile(run)
   values.fit_values(run)
   path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
-  stored, heads = path.read_bytes(), values.load_heads(run)
+  stored, heads = path.read_bytes(), values.load_heads(run.dir, run.config)
   assert [len(heads.value), len(heads.advantage), heads.mean_D.shape] == [3, 3, (16,)]
   assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (2, 25, 64)
   values.fit_values(run)
@@ -160,4 +160,4 @@ def test_heads_are_kept_whole(run, tmp_path):
     evaluate.forecast(run)
   path.write_bytes(stored[:-100])
   with pytest.raises(ValueError, match="heads.npz is missing or damaged"):
-    values.load_heads(run)
+    values.load_heads(run.dir, run.config)

@@ -69,8 +69,8 @@ class ChatPair(Pair):
       self._loop.call_soon_threadsafe(task.cancel)
 
   def close(self) -> None:
-    for model in self.models:
-      self.run(model.client.close())
+    while self.models:  # once: a loop that has been stopped would be waited for
+      self.run(self.models.pop().client.close())
     self._loop.call_soon_threadsafe(self._loop.stop)
     self.calls.close()
 

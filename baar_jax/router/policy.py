@@ -19,7 +19,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.policies import Decision, Live, Policy
-from baar_jax.router.head import Heads, count_calls_left, describe, estimate
+from baar_jax.router.head import FACTS, Heads, count_calls_left, describe, estimate
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 
@@ -86,7 +86,9 @@ class RouterPolicy(Policy):
     dtype = jnp.dtype(view.config.dtype)
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
-    self._cache = model.make_cache(rows + 1, view.config.max_tokens, dtype)
+    cache = model.make_cache(rows + 1, view.config.max_tokens, dtype)
+    # It is bound to the device of the parameters from the start: a call's shape is compiled once.
+    self._cache = jax.device_put(cache, jax.tree.leaves(self._params)[0].sharding)
     self._spare_row, self._free_rows = rows, list(range(rows))  # for live episodes; one pads
     self._held: dict[Live, tuple[int, list[int]]] = {}  # an episode's row, and the tokens in it
 
@@ -167,6 +169,10 @@ class ConditionedPolicy(RouterPolicy):
     super().__init__(name, model, view, Threshold(), rows, mesh)
     self._heads, self.prices, self._told, self._token_ids = heads, prices, told, None
 
+  def compile(self) -> None:
+    super().compile()
+    self._compare(np.zeros((1, len(self._heads.mean_D))), np.zeros((1, FACTS)))
+
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     check_finite(hidden_RxD, f"hidden states of {self.name}")
     rows = []
@@ -176,11 +182,14 @@ class ConditionedPolicy(RouterPolicy):
       large_calls = sum(step.large_calls for step in live.steps)
       price = min(self.prices) if live.price is None else live.price
       rows.append((left, price, len(live.steps), large_calls, live.task.max_steps))
-    missing = self._spare_row - len(ready)  # one shape is compiled, that of all live episodes
-    inputs = hidden_RxD, describe(*np.array(rows, np.float64).T)
-    padded = [np.pad(x, ((0, missing), (0, 0))) for x in inputs]
-    advantage_RxA = np.asarray(estimate(self._heads, *padded)[1])[: len(ready)]
+    advantage_RxA = self._compare(hidden_RxD, describe(*np.array(rows, np.float64).T))
     return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
+
+  def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
+    """advantage_RxA; one shape is compiled, that of all live episodes."""
+    missing = self._spare_row - len(hidden_RxD)
+    padded = [np.pad(x, ((0, missing), (0, 0))) for x in (hidden_RxD, facts_RxF)]
+    return np.asarray(estimate(self._heads, *padded)[1])[: len(hidden_RxD)]
 
 
 class ZeroShotPolicy(Policy):

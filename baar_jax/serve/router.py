@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from jax.sharding import Mesh
@@ -20,7 +19,7 @@ from baar_jax.serve.decider import Decider, Situation
 from baar_jax.serve.request import read_messages
 from baar_jax.store import read_config
 from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, load_router
-from baar_jax.train.values import blind_view, load_heads, load_trunk
+from baar_jax.train.values import load_heads, load_trunk
 
 RANDOM_P = 0.5
 
@@ -41,14 +40,13 @@ def open_router(
   cost the first is taken. At most `rows` episodes are live at once. Raises ValueError if there is
   none.
   """
-  run = SimpleNamespace(dir=directory, config=config, mesh=mesh, train_seed=0, ablation="")
-  run.tokenizer = directory / "tokenizer"
   families, lam, update = dict(policies.routers(config)), config.bopo.lam[0], 0
   value = checkpoint_directory(directory, config, "value")
   if policies.CONDITIONED in families and value.exists() and not sample:
     name = policies.policy_name(policies.CONDITIONED, families[policies.CONDITIONED])
-    parts = load_trunk(run), blind_view(run), load_heads(run), config.value.prices
-    return ConditionedPolicy(name, *parts, rows, mesh)
+    trunk, view = load_trunk(directory, config, mesh)
+    heads = load_heads(directory, config)
+    return ConditionedPolicy(name, trunk, view, heads, config.value.prices, rows, mesh)
   bopo = checkpoint_directory(directory, config, "bopo", lam)
   if bopo.exists():
     with contextlib.closing(Checkpoints(bopo)) as checkpoints:
@@ -61,7 +59,7 @@ def open_router(
   if sample:
     name = policies.rollouts_name("bopo", lam, update + 1)
     rule = Sample(name)
-  return RouterPolicy(name, model, open_view(config, run.tokenizer), rule, rows, mesh)
+  return RouterPolicy(name, model, open_view(config, directory / "tokenizer"), rule, rows, mesh)
 
 
 def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Policy]:

@@ -22,7 +22,7 @@ from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import add_proposals, load_threshold_episodes
 from baar_jax.train.fit import predict
 from baar_jax.train.trainer import label_failures
-from baar_jax.train.values import Transitions, blind_view, load_heads, load_trunk, read_transitions
+from baar_jax.train.values import Transitions, load_heads, load_trunk, read_transitions
 
 
 def main(run: Run) -> None:
@@ -35,7 +35,7 @@ def main(run: Run) -> None:
   for family, parameters in routers(c):  # a missing one is reported before anything is run
     for training in run.trainings():
       if family == CONDITIONED:
-        load_heads(training)
+        load_heads(run.dir, c, training.train_seed)
       else:
         load_router(run.dir, c, run.mesh, family, parameters.get("lam"), training.train_seed)
   _play(run, entries(c), "dev")
@@ -102,7 +102,8 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
   """A trained router, its view, and p_NxA, its probabilities at decisions in stored training
   episodes; in place of p_NxA the heads of the router that knows its budget."""
   if family == CONDITIONED:
-    return load_trunk(run), blind_view(run), load_heads(run)
+    trunk, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
+    return trunk, view, load_heads(run.dir, run.config, run.train_seed)
   model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed=run.train_seed)
   view, dearest = open_view(run.config, run.tokenizer, family == "cascade"), len(run.pair.names) - 1
   if not run.config.evaluate.shares:
@@ -126,7 +127,10 @@ def forecast(run: Run) -> None:
   data = load_split(store, [entry for entry in played if entry.policy in chosen], c, "test")
   first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
   openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
-  forecasters = [(load_heads(r), read_transitions(r, openings, "test")) for r in run.trainings()]
+  forecasters = [
+    (load_heads(r.dir, c, r.train_seed), read_transitions(r, openings, "test"))
+    for r in run.trainings()
+  ]
   budgets = [(K, None) for K in c.evaluate.call_budgets]
   budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
   scores = {budget_name(*b): predict_scores(forecasters, *b) for b in [*budgets, (None, None)]}

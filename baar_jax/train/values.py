@@ -10,14 +10,16 @@ import dataclasses
 import zipfile
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
-from baar_jax.config import MAX_PRICE, ValueConfig
+from baar_jax.config import MAX_PRICE, Config, ValueConfig
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.router.head import MAX_CALLS, Heads, describe, draw_heads, estimate_one
@@ -51,22 +53,20 @@ class Transitions(NamedTuple):
   steps_N: np.ndarray  # the task's max_steps
 
 
-def blind_view(run) -> View:
-  """The view of the router behind the heads, whose text does not change with the budget."""
-  router = dataclasses.replace(run.config.router, show_budget=False)
-  return open_view(dataclasses.replace(run.config, router=router), run.tokenizer)
-
-
-def load_trunk(run) -> Qwen2:
-  """The router behind the heads, which stays as it is: pretrained, or a checkpoint's."""
-  return checkpoint.load_initial(run.dir, run.config, blind_view(run), run.mesh, run.train_seed)
+def load_trunk(directory: Path, config: Config, mesh: Mesh, train_seed=0) -> tuple[Qwen2, View]:
+  """The router behind the heads of a run's directory, which stays as it is: pretrained, or a
+  checkpoint's. Its view writes a text that does not change with the budget."""
+  router = dataclasses.replace(config.router, show_budget=False)
+  view = open_view(dataclasses.replace(config, router=router), directory / "tokenizer")
+  return checkpoint.load_initial(directory, config, view, mesh, train_seed), view
 
 
 def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> Transitions:
   """The decisions of episodes on tasks of a split, in their order, with what the trunk computes."""
-  trunk = ShardedRouter(load_trunk(run), (), run.mesh, run.config.router.dtype)
+  model, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
+  trunk = ShardedRouter(model, (), run.mesh, run.config.router.dtype)
   tasks = {task.id: task for task in run.store.tasks(split)}
-  hidden_NxD = Batcher(run.config, blind_view(run), tasks.values()).compute(trunk.hidden, episodes)
+  hidden_NxD = Batcher(run.config, view, tasks.values()).compute(trunk.hidden, episodes)
   profiles = dataset.load_profiles(run.store, run.config).values()
   unit_usd = max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
   rows = [row for e in episodes for row in _list_rows(tasks[e.task_id], e, unit_usd)]
@@ -116,9 +116,9 @@ def fit_values(run) -> None:
   exchange(None)  # waits until they are written
 
 
-def load_heads(run) -> Heads:
-  """The heads of a run's training seed. Raises ValueError if they are missing or damaged."""
-  path = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed) / HEADS
+def load_heads(directory: Path, config: Config, train_seed: int = 0) -> Heads:
+  """The heads in a run's directory. Raises ValueError if they are missing or damaged."""
+  path = checkpoint_directory(directory, config, "value", None, train_seed) / HEADS
   try:
     with np.load(path) as stored:
       leaves = list(stored.values())
