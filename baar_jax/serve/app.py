@@ -13,6 +13,7 @@ import httpx2
 import jinja2
 import prometheus_client as prometheus
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -50,7 +51,13 @@ class App:
     }
     routes = [Route(path, self._guard(f), methods=[name]) for path, (name, f) in table.items()]
     routes.append(Route("/health", lambda request: JSONResponse({"status": "ok"})))
-    app = Starlette(routes=routes)
+    names = ", ".join(f"{name} {path.replace(':path', '')}" for path, (name, _) in table.items())
+
+    async def refuse(request: Request, error: HTTPException) -> Response:
+      body = Refusal(error.status_code, f"this server answers {names} and GET /health alone").body
+      return JSONResponse(body, error.status_code, error.headers)
+
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse})
     app.state.exchange = self.exchange
     return app
 

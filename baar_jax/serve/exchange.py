@@ -12,13 +12,14 @@ from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
-from baar_jax.serve.decider import Decider, Situation
+from baar_jax.serve.decider import Decider, make_live
 from baar_jax.serve.request import (
   Asked,
+  Cache,
   Conversation,
   Refusal,
+  drop_nulls,
   find_least,
-  make_cache,
   read_messages,
 )
 from baar_jax.serve.sessions import Session, Sessions, Turn
@@ -59,7 +60,7 @@ class Exchange:
       raise Refusal(404, f"model must be one of {names}", code="model_not_found")
     pairs = (asked.call_limit, c.max_large_calls), (asked.usd_limit, c.max_usd)
     limits = [find_least(*pair) for pair in pairs]
-    id_ = asked.id or f"fingerprint-{text.fingerprint}"
+    id_ = asked.id or self.sessions.name(text.fingerprint, is_new=not text.actions)
     session = self.sessions.find(id_)
     if session is None:
       rule, price = policy
@@ -138,8 +139,9 @@ class Exchange:
     by_place = dict(zip(session.places, session.steps))  # of several calls for one the last counts
     steps = [by_place.get(place, Step("", SMALL, "")) for place in range(len(text.actions))]
     job, left = Job(task, REFERENCE_SEEDS + stratum), (session.left_usd, session.left_large_calls)
-    situation = Situation(session.id, job, text, steps, *left, session.price)
-    return await self.deciders[session.rule].decide(situation)
+    live = make_live(job, text, steps, left, self.config.models.names)
+    live.price = session.price
+    return await self.deciders[session.rule].decide(live)
 
   async def forward(self, turn: Turn) -> Answer:
     """The reply of the model that acts, still to be settled. Raises Refusal with its error.
@@ -183,7 +185,7 @@ class Exchange:
     turn.usd = cost_usd + sum(call.cost_usd for call in turn.step.calls)
     if known:
       session.switch_usd += self._switch_usd(session, model, usage)
-      session.caches[model] = make_cache(turn.body, usage.prompt_tokens)
+      session.caches[model] = Cache.read(turn.body, usage.prompt_tokens)
     session.steps.append(turn.step)
     session.places.append(turn.place)
     call = Call(model, usage, cost_usd, latency_s, kind=kind)
@@ -218,9 +220,8 @@ class Exchange:
     if turn is not None:
       values |= {"selected-model": self.upstreams[turn.step.model].name, "cost-usd": turn.usd}
       values["p-large"] = turn.large_p
-    for name in [name for name, value in values.items() if isinstance(value, float)]:
-      values[name] = f"{values[name]:.9f}"
-    return {f"x-baar-{name}": str(value) for name, value in values.items() if value is not None}
+    texts = {k: f"{v:.9f}" if isinstance(v, float) else v for k, v in drop_nulls(values).items()}
+    return {f"x-baar-{name}": str(text) for name, text in texts.items()}
 
   def describe(self, session: Session) -> dict:
     """A session for people and programs; texts are not in it."""
@@ -237,8 +238,7 @@ class Exchange:
 
 def name_policy(name: str, price: float | None, call_limit: int | None, usd_limit: float | None):
   """The name of a policy at a price under caps, as `policies.entries` writes it."""
-  caps = {"K": call_limit, "usd": usd_limit}
-  caps = {key: value for key, value in caps.items() if value is not None}
+  caps = drop_nulls({"K": call_limit, "usd": usd_limit})
   if name == ALWAYS_LARGE and caps:
     name = FIRST_LARGE
   settings = caps if price is None else {"price": price} | caps

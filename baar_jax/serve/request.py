@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints, ValidationError
@@ -66,8 +66,9 @@ class Asked(Strict):
   @classmethod
   def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
     """As of `read`; the model is without the caps in its name."""
-    fields = {k: v for k, v in body.items() if v is not None}
-    asked = cls.read(fields | {k: v for k, v in headers.items() if k.startswith("x-")})
+    metadata = body.get("metadata")
+    fields = body | {"metadata": drop_nulls(metadata) if isinstance(metadata, dict) else None}
+    asked = cls.read(drop_nulls(fields) | {k: v for k, v in headers.items() if k[:2] == "x-"})
     asked.call_limit = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
     asked.model = CAP.sub("", asked.model)
     return asked
@@ -90,13 +91,22 @@ async def read_body(request: Request, most_mb: float) -> dict:
     body += part
     if len(body) > most_mb * 2**20:
       raise Refusal(413, f"the body is over --config.serve.max_body_mb={most_mb:g}")
-  try:
-    fields = json.loads(body, parse_constant=int)  # NaN and the like are no JSON
-  except (ValueError, RecursionError):
-    fields = None
+  fields = read_json(body, parse_constant=int)  # NaN and the like are no JSON
   if not isinstance(fields, dict):
     raise Refusal(400, "the body must be a JSON object")
   return fields
+
+
+def read_json(text: str | bytes, parse_constant: Callable | None = None) -> object:
+  """What the text holds; None where it is no JSON."""
+  try:
+    return json.loads(text, parse_constant=parse_constant)
+  except (ValueError, RecursionError):
+    return None
+
+
+def drop_nulls(fields: Mapping) -> dict:
+  return {name: value for name, value in fields.items() if value is not None}
 
 
 def find_least(*caps: float | None) -> float | None:
@@ -192,6 +202,16 @@ class Cache:
   tokens: int  # of their prompt, as it was billed
   at_s: float  # seconds of the epoch
 
+  @classmethod
+  def read(cls, body: dict, tokens: int) -> Self:
+    """What is warm once a prompt of so many tokens has been read."""
+    count = len(body["messages"])
+    return cls(count, _digest(body, count), tokens, time.time())
+
+  def begins(self, body: dict) -> bool:
+    """Whether a call begins with what was read."""
+    return _digest(body, self.messages) == self.digest
+
 
 def count_tokens(value: object) -> int:
   """The most prompt tokens of JSON: no token is shorter than a byte."""
@@ -202,17 +222,6 @@ def count_tokens(value: object) -> int:
       return PART_TOKENS + count_tokens([v for k, v in value.items() if k != kind])
     return sum(count_tokens(key) + count_tokens(entry) for key, entry in value.items())
   return sum(map(count_tokens, value)) if isinstance(value, list) else 4 * VALUE_TOKENS
-
-
-def make_cache(body: dict, tokens: int) -> Cache:
-  """What is warm once a prompt of so many tokens has been read."""
-  count = len(body["messages"])
-  return Cache(count, _digest(body, count), tokens, time.time())
-
-
-def matches(body: dict, cache: Cache | None) -> bool:
-  """Whether a call begins with what the cache holds."""
-  return cache is not None and _digest(body, cache.messages) == cache.digest
 
 
 def _digest(body: dict, messages: int) -> str:

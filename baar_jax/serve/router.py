@@ -12,10 +12,10 @@ from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.mesh import one_device
 from baar_jax.rollout import policies
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.policies import Decision, Job, Policy, rule_policy
+from baar_jax.rollout.policies import Decision, Job, Live, Policy, rule_policy
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Sample, Threshold
 from baar_jax.router.view import open_view
-from baar_jax.serve.decider import Decider, Situation
+from baar_jax.serve.decider import Decider, make_live
 from baar_jax.serve.request import read_messages
 from baar_jax.store import read_config
 from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, load_router
@@ -99,7 +99,7 @@ class Router:
   """
 
   def __init__(self, policy: RouterPolicy, models: tuple[str, ...], max_steps: int, sessions: int):
-    self._decider, self._lock = Decider(policy, models, sessions), threading.Lock()
+    self._decider, self._lock = Decider(policy, sessions), threading.Lock()
     self._models, self._max_steps = models, max_steps
 
   @classmethod
@@ -125,17 +125,15 @@ class Router:
     id_ = session or text.fingerprint
     job = Job(Task(id_, "test", text.task, self._max_steps), 0)
     with self._lock:
-      live = self._decider.find(id_)
-      steps, model, before = live.steps[: len(text.actions)], live.step.model, live.dollar_budget
+      last = self._decider.lives.get(id_) or Live(job, env=None)
+      steps, model, before = last.steps[: len(text.actions)], last.step.model, last.dollar_budget
       for _ in text.actions[len(steps) :]:
         usd = 0.0 if None in (before.limit_usd, left_usd) else max(0.0, before.remaining - left_usd)
         steps.append(Step("", model, "", [Call(model, Usage(0, 0, 0), usd)]))
         model, before = SMALL, DollarBudget(None)  # of replies that were not asked for here
-      situation = Situation(id_, job, text, steps, left_usd, left_large_calls)
+      live = make_live(job, text, steps, (left_usd, left_large_calls), self._models)
       decision = Decision(SMALL, p_A=[1.0] + [0.0] * len(self._models[1:]))
       if left_large_calls != 0:
-        decision = self._decider.choose([situation])[0]
-      else:
-        self._decider.show(situation)
-      live.step.model = decision.model
+        decision = self._decider.choose([live])[0]
+      self._decider.keep(live).step.model = decision.model
       return Choice(self._models[decision.model], dict(zip(self._models, decision.p_A)))

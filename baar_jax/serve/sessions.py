@@ -20,10 +20,7 @@ from baar_jax.serve.request import Cache
 from baar_jax.store import Store
 
 DECIMALS = 12  # of dollars that are a difference of sums
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (
-  id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT);
-"""
+_COLUMNS = "id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT"
 
 
 @dataclasses.dataclass
@@ -101,7 +98,7 @@ class Sessions(Calls):
     super().__init__(path)
     self._config, self._store, self._run_budget = config, store, run_budget
     self._alive = weakref.WeakValueDictionary()  # while a call of a client holds them
-    self._db.executescript(_SCHEMA)
+    self._db.execute(f"CREATE TABLE IF NOT EXISTS sessions ({_COLUMNS})")
     for state in self._db.execute("SELECT state FROM sessions WHERE open > 0").fetchall():
       session = SESSION.validate_json(*state)
       session.spent_usd += sum(session.open.values())
@@ -119,6 +116,16 @@ class Sessions(Calls):
         return None
       session = self._alive[id_] = SESSION.validate_json(*row)
     return session
+
+  def name(self, fingerprint: str, is_new: bool) -> str:
+    """The id of the newest session of a fingerprint, of which a new call may begin the next one:
+    with a number behind it where the newest one is scored."""
+    first = f"fingerprint-{fingerprint}"
+    select = "SELECT count(*), max(rowid), id FROM sessions WHERE id >= ?1 AND id < ?1 || '~'"
+    count, _, newest = self._db.execute(select, (first,)).fetchone()
+    if is_new and count and self.find(newest).score is not None:
+      return f"{first}-{count + 1}"
+    return newest or first
 
   def newest(self, count: int) -> list[Session]:
     """The sessions that have changed last."""

@@ -15,7 +15,7 @@ from baar_jax.llms import endpoints
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
 from baar_jax.llms.chat import open_http
 from baar_jax.llms.prices import prices_of
-from baar_jax.serve.request import DIGESTED, LIMITS, Cache, Refusal, count_tokens, matches
+from baar_jax.serve.request import DIGESTED, LIMITS, Cache, Refusal, count_tokens, read_json
 
 BYTES_PER_TOKEN = 4  # of what is expected (our choice)
 
@@ -58,7 +58,7 @@ class Upstream:
   def bound_usd(self, body: dict, cache: Cache | None) -> float:
     """The most that one attempt can cost; what was billed for a prompt's beginning is known."""
     body, tokens = self.write(body), count_tokens(body)
-    if matches(body, cache):
+    if cache and cache.begins(body):
       known = "model", "messages", *LIMITS, *DIGESTED
       others = {k: v for k, v in body.items() if k not in known}
       tokens = cache.tokens + count_tokens([others, body["messages"][cache.messages :]])
@@ -68,7 +68,7 @@ class Upstream:
 
   def expected_usd(self, body: dict, cache: Cache | None, ttl_s: float, reply: float) -> float:
     """What a call with `reply` tokens is expected to cost, if a cache stays warm for `ttl_s`."""
-    known, messages = (cache.tokens, cache.messages) if matches(body, cache) else (0, 0)
+    known, messages = (cache.tokens, cache.messages) if cache and cache.begins(body) else (0, 0)
     tokens = known + count_tokens(body["messages"][messages:]) // BYTES_PER_TOKEN
     warm = known and time.time() < cache.at_s + ttl_s
     return self.price.cost_usd(Usage(tokens, known if warm else 0, reply))
@@ -152,11 +152,3 @@ async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
       yield chunk
     if part is None:
       raise httpx2.ReadError("the stream ended early")
-
-
-def read_json(text: str) -> object:
-  """What the text holds; None where it is no JSON."""
-  try:
-    return json.loads(text)
-  except (ValueError, RecursionError):
-    return None

@@ -50,5 +50,5 @@ def build(run: Run):
   names, policies = config.models.names, open_policies(run.dir, config, run.mesh)
   upstreams = [Upstream(config.models, place) for place in range(len(names))]
   sessions = Sessions(run.dir / "episodes.sqlite", config, run.store, run.budget)
-  deciders = {rule: Decider(policy, names, c.max_sessions) for rule, policy in policies.items()}
+  deciders = {rule: Decider(policy, c.max_sessions) for rule, policy in policies.items()}
   return App(Exchange(config, sessions, upstreams, deciders), key).build()
