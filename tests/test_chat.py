@@ -49,6 +49,7 @@ def connect(server, tmp_path, monkeypatch):
     def connecting(**settings):
       pair = ChatPair(ModelsConfig(**values | settings), Calls(tmp_path / "episodes.sqlite"))
       stack.callback(pair.close)
+      stack.callback(pair.close)  # twice does no harm
       pair.slept = []
       pair.sleep = pair.slept.append
       return pair

@@ -111,14 +111,28 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
 
 
 def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):
-  named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}, {"session_id": None}]
+  named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}]
+  named += [{"session_id": None}, {"metadata": {"session_id": None}}]
   said = [client.chat("h", **fields) for fields in named]
   said += [
     client.post("/v1/chat/completions", {"model": "baar", "messages": ASK}) for _ in range(2)
   ]
   *ids, one, other = [reply.headers["x-baar-session-id"] for reply in said]
-  assert ids == ["b", "m", "h"] and one == other and one.startswith("fingerprint-")
+  assert ids == ["b", "m", "h", "h"] and one == other and one.startswith("fingerprint-")
   assert len(client.session(one)["steps"]) == 2
+
+
+def test_a_task_that_is_asked_anew_after_its_score_is_a_session_of_its_own(client):
+  later = [*ASK, {"role": "assistant", "content": SAID}, {"role": "user", "content": "Outside."}]
+  first, ids = {"model": "baar", "messages": ASK}, []
+  for _ in range(3):
+    for body in (first, first | {"messages": later}):
+      reply = client.post("/v1/chat/completions", body)
+    ids.append(reply.headers["x-baar-session-id"])
+    assert client.post(f"/v1/sessions/{ids[-1]}/score", {"score": 1}).status_code == 200
+    assert client.post("/v1/chat/completions", first | {"messages": later}).status_code == 409
+  assert ids[1:] == [f"{ids[0]}-2", f"{ids[0]}-3"]
+  assert [len(client.session(id_)["steps"]) for id_ in ids] == [2, 2, 2]
 
 
 def test_a_cap_holds_for_later_calls_that_name_none(client):
@@ -298,6 +312,10 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
       assert reply.status_code == status and word in error["message"], error
       assert "\n" not in error["message"] and {*error} >= {"message", "type", "param", "code"}
     assert len(client.session()["steps"]) == len(upstream.seen) == 1
+    for name, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/chat", 404)):
+      reply = client.http.request(name, path)
+      assert reply.status_code == status
+      assert "answers POST /v1/chat/completions, " in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
