@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import quote
 
 import openai
@@ -29,6 +27,7 @@ from baar_jax.config import Config, EnvConfig, EvaluateConfig, ModelsConfig, Ser
 from baar_jax.envs.process import open_envs
 from baar_jax.llms.agent import NO_ACTION, extend, open_conversation, parse_action
 from baar_jax.llms.scripted import ScienceWorldErrors, ScriptedPair
+from baar_jax.rollout.budget import unlimited  # the endpoint keeps the books
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
 from configs import quickstart
@@ -50,7 +49,7 @@ def get_config() -> Config:
 def play(client: openai.OpenAI, env, task, model: str, trial: int) -> None:
   """An episode: a usual ReAct loop, whose calls name their session and its task."""
   session, observation = f"{model} {task.id} {trial}", env.reset(task.id)
-  GAMES[session] = PAIR.start(env, task, trial, hold)
+  GAMES[session] = PAIR.start(env, task, trial, unlimited)
   messages, done = open_conversation(env.system_prompt, task, observation), False
   headers = {"x-session-id": session, "x-baar-task": task.id}
   while not done and len(messages) < 2 + 2 * task.max_steps:
@@ -84,10 +83,6 @@ class StandIn(BaseHTTPRequestHandler):
     """A line for each call would be too much."""
 
 
-def hold(usd: float):
-  return contextlib.nullcontext(SimpleNamespace(usd=usd))  # the endpoint keeps the books
-
-
 def start(stage: str, *settings: str, **options) -> subprocess.Popen:
   words = ["main.py", "--config=examples/agent.py", f"--stage={stage}", *settings]
   print("+ python", *words, flush=True)
@@ -103,22 +98,18 @@ def run(*stages: str) -> None:
 def play_all(envs, plan, *settings: str) -> None:
   """Serves, and plays each (task, model, trial), as many at a time as there are environments."""
   client = openai.OpenAI(base_url=f"http://127.0.0.1:{ENDPOINT}/v1", api_key="-")
-  server, free = start("serve", *settings, stdout=subprocess.PIPE), queue.SimpleQueue()
+  server, jobs = start("serve", *settings, stdout=subprocess.PIPE), iter(plan)
 
-  def play_one(job) -> None:
-    env = free.get()
-    try:
+  def play_share(env) -> None:
+    for job in jobs:  # which all threads share
       with contextlib.suppress(openai.ConflictError):  # it has its score already
         play(client, env, *job)
-    finally:
-      free.put(env)
 
   try:
     if not server.stdout.readline():
       sys.exit(server.wait())
-    list(map(free.put, envs))
     with ThreadPoolExecutor(len(envs)) as threads:
-      list(threads.map(play_one, plan))
+      list(threads.map(play_share, envs))
   finally:
     server.send_signal(signal.SIGINT)
     server.wait()

@@ -23,7 +23,7 @@ from baar_jax.serve.request import Refusal, Scored, read_body
 from baar_jax.serve.sessions import Session, Turn
 from baar_jax.serve.upstream import Answer, Upstream, read_chunks
 
-SHOWN_SESSIONS = 100
+SHOWN_SESSIONS, STREAM = 100, "text/event-stream"
 LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
 FILES = Path(__file__).parent, Path(__file__).parents[1] / "report"
 
@@ -104,8 +104,7 @@ class App:
       fields["usage"] |= dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
       return self._send(fields, body, self.exchange.headers(session))
     if answer.response is not None:
-      end = functools.partial(self._end, turn, answer)
-      return Streamed(self._relay(turn, answer), self.exchange.headers(session, turn), end)
+      return functools.partial(self._stream, turn, answer)
     self.exchange.settle(turn, answer.usd, answer.usage, whole=True)
     usage = answer.fields.get("usage")
     usage = (usage if isinstance(usage, dict) else {}) | {"cost": turn.usd}
@@ -119,7 +118,16 @@ class App:
     choices = [choice | {"delta": choice.get("message")} for choice in fields["choices"]]
     chunk = fields | {"object": "chat.completion.chunk", "choices": choices}
     content = write_event(chunk) + write_event("[DONE]")
-    return Response(content, headers=headers, media_type="text/event-stream")
+    return Response(content, headers=headers, media_type=STREAM)
+
+  async def _stream(self, turn: Turn, answer: Answer, *connection) -> None:
+    """Sends a streamed answer; its end is always told, wherever it stops, also before it begins."""
+    headers, chunks = self.exchange.headers(turn.session, turn), self._relay(turn, answer)
+    try:
+      await StreamingResponse(chunks, headers=headers, media_type=STREAM)(*connection)
+    finally:  # its client or its endpoint may have left it
+      self.exchange.settle(turn, None, answer.usage, whole=False)
+      self._closing = asyncio.ensure_future(answer.response.aclose())
 
   async def _relay(self, turn: Turn, answer: Answer) -> AsyncIterator[bytes]:
     """The chunks of a streamed answer, each when the next one comes; the last has its dollars."""
@@ -142,11 +150,6 @@ class App:
     end = {"model": upstream.name, "usage": last.get("usage", {}) | {"cost": turn.usd}}
     yield write_event((held or last | {"choices": []}) | end)
     yield write_event("[DONE]")
-
-  def _end(self, turn: Turn, answer: Answer) -> None:
-    """Ends a stream wherever it stopped, as its client or its endpoint may have left it."""
-    self.exchange.settle(turn, None, answer.usage, whole=False)
-    self._closing = asyncio.ensure_future(answer.response.aclose())
 
   async def _decide(self, request: Request) -> Response:
     """Decides for a caller that calls the model itself, or books what such a call has used."""
@@ -215,20 +218,6 @@ class App:
 
   def _upstream(self, turn: Turn) -> Upstream:
     return self.exchange.upstreams[turn.step.model]
-
-
-class Streamed(StreamingResponse):
-  """A stream whose end is always told, also where it was never begun."""
-
-  def __init__(self, content: AsyncIterator[bytes], headers: dict, end: Callable):
-    super().__init__(content, headers=headers, media_type="text/event-stream")
-    self._end = end
-
-  async def __call__(self, scope, receive, send) -> None:
-    try:
-      await super().__call__(scope, receive, send)
-    finally:
-      self._end()
 
 
 def write_event(data: dict | str) -> bytes:

@@ -13,15 +13,7 @@ from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
 from baar_jax.serve.decider import Decider, make_live
-from baar_jax.serve.request import (
-  Asked,
-  Cache,
-  Conversation,
-  Refusal,
-  drop_nulls,
-  find_least,
-  read_messages,
-)
+from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, find_least, read_messages
 from baar_jax.serve.sessions import Session, Sessions, Turn
 from baar_jax.serve.upstream import Answer, Upstream
 
@@ -154,11 +146,11 @@ class Exchange:
       try:
         answer = await self.upstreams[model].attempt(turn.body)
       except BaseException:  # it may be billed, and its session outlives this call
-        self.sessions.end(turn, PRESUMED, turn.lost())
+        self.sessions.end(turn, PRESUMED)
         raise
       if answer.kind == REPLY:
         return answer
-      self.sessions.end(turn, answer.kind, turn.lost() if answer.kind == PRESUMED else None)
+      self.sessions.end(turn, answer.kind)
       if not answer.retry or attempts > c.models.retries and not falls_back:
         raise answer.refusal
       await asyncio.sleep(answer.wait_s + backoff_s(attempts - 1))
@@ -205,8 +197,7 @@ class Exchange:
     if session.score is not None or self._is_busy(session) or not session.steps:
       raise Refusal(409, "a session is scored once, after a call, when none is in flight")
     for number in [*session.open]:
-      turn = self.reported.pop(number)
-      self.sessions.end(turn, PRESUMED, turn.lost())
+      self.sessions.end(self.reported.pop(number), PRESUMED)
     self.sessions.finish(session, score)
 
   def _is_busy(self, session: Session) -> bool:
@@ -220,8 +211,8 @@ class Exchange:
     if turn is not None:
       values |= {"selected-model": self.upstreams[turn.step.model].name, "cost-usd": turn.usd}
       values["p-large"] = turn.large_p
-    texts = {k: f"{v:.9f}" if isinstance(v, float) else v for k, v in drop_nulls(values).items()}
-    return {f"x-baar-{name}": str(text) for name, text in texts.items()}
+    said = [(name, value) for name, value in values.items() if value is not None]
+    return {f"x-baar-{k}": f"{v:.9f}" if isinstance(v, float) else str(v) for k, v in said}
 
   def describe(self, session: Session) -> dict:
     """A session for people and programs; texts are not in it."""
@@ -238,7 +229,8 @@ class Exchange:
 
 def name_policy(name: str, price: float | None, call_limit: int | None, usd_limit: float | None):
   """The name of a policy at a price under caps, as `policies.entries` writes it."""
-  caps = drop_nulls({"K": call_limit, "usd": usd_limit})
+  caps = {"K": call_limit, "usd": usd_limit}
+  caps = {key: value for key, value in caps.items() if value is not None}
   if name == ALWAYS_LARGE and caps:
     name = FIRST_LARGE
   settings = caps if price is None else {"price": price} | caps

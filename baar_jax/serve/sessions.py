@@ -82,10 +82,6 @@ class Turn:
     """The router's probability of a model dearer than SMALL; of a rule 0 or 1."""
     return 1 - self.p_A[SMALL] if self.p_A else float(self.step.model != SMALL)
 
-  def lost(self) -> Call:
-    """The call of an attempt without an answer, which may be billed."""
-    return Call(self.step.model, Usage(0, 0, 0), self.most_usd, kind="presumed")
-
 
 class Sessions(Calls):
   """The sessions of a run, and the attempts at their calls, in the file of its store.
@@ -109,11 +105,8 @@ class Sessions(Calls):
 
   def find(self, id_: str) -> Session | None:
     """The session of this id, if there is one."""
-    session = self._alive.get(id_)
-    if session is None:
-      row = self._db.execute("SELECT state FROM sessions WHERE id = ?", (id_,)).fetchone()
-      if row is None:
-        return None
+    session, select = self._alive.get(id_), "SELECT state FROM sessions WHERE id = ?"
+    if session is None and (row := self._db.execute(select, (id_,)).fetchone()):
       session = self._alive[id_] = SESSION.validate_json(*row)
     return session
 
@@ -159,9 +152,12 @@ class Sessions(Calls):
     session.open[turn.number] = turn.most_usd
     self._save(session)
 
-  def end(self, turn: Turn, kind: str, call: Call | None) -> None:
-    """Closes an attempt, with its call where it may be billed, and saves all of its session."""
+  def end(self, turn: Turn, kind: str, call: Call | None = None) -> None:
+    """Closes an attempt, with its call where it has an answer, and saves all of its session. One
+    that may be billed counts at its most."""
     session = turn.session
+    if call is None and kind == PRESUMED:
+      call = Call(turn.step.model, Usage(0, 0, 0), turn.most_usd, kind="presumed")
     if call is None:
       session.large_calls -= turn.step.model != SMALL
     else:
