@@ -39,9 +39,8 @@ def run(tmp_path_factory):
       stage(run)
   assert len(run.store.table()) == 0  # what is missing is reported before anything is run
   run.luck = {}  # of each stage: tasks and seeds of the episodes that it has added
-  for stage in (train.profile, train.references, train.sft):
-    start(run, stage)
-  for stage in (train.bopo, train.baselines, evaluate.main):
+  before = train.profile, train.references, train.sft, train.bopo, train.baselines
+  for stage in (*before, evaluate.main):
     start(run, stage)
   yield run
   run.close()
@@ -58,9 +57,8 @@ def test_no_episode_shares_its_luck_with_one_of_another_purpose(run):
   stages = train.profile, train.references, train.bopo, evaluate.main
   purposes = [run.luck[stage] for stage in stages]
   assert all(purposes) and sum(map(len, purposes)) == len(set().union(*purposes))
-  seeds = {
-    split: {s for t, s in run.luck[evaluate.main] if t.startswith(split)} for split in SPLITS
-  }
+  luck = run.luck[evaluate.main]
+  seeds = {split: {s for t, s in luck if t.startswith(split)} for split in SPLITS}
   assert seeds == {"train": set(), "dev": {2000}, "test": {3000}}
   # The bounds of counts (1000) are no further than the next purpose's first seed.
   names = ("PROFILE", "REFERENCE", "DEV", "TEST", "ROLLOUT")

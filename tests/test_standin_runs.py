@@ -82,8 +82,6 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert most_replies(tmp_path) == 1
   results = json.loads((tmp_path / "tiny/report/results.json").read_text())
   ledger = results["ledger"]
-  total = sum(ledger[part] for part in ("small_usd", "large_usd", "retries_usd", "router_usd"))
-  assert ledger["total_usd"] == pytest.approx(total, abs=1e-12)
   assert ledger["total_usd"] + ledger["presumed_usd"] - ledger["router_usd"] == pytest.approx(known)
   assert f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
   rows = [row for row in results["policies"] if row["usd_budget"] is not None]
