@@ -24,11 +24,9 @@ SEEDS, ROLLOUT_RANGE = 1000, 1_000_000  # how many there are for a purpose, and 
 JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 # Entries of tuples.
 Share = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(gt=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=100)]
 MAX_PRICE = 2.0  # of a dollar, that the heads are trained for; see baar_jax/router/head.py
 Price = Annotated[float, Field(ge=0, le=MAX_PRICE)]
-Trials = Annotated[int, Field(gt=0, le=SEEDS)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 # A user, a password, a query or a fragment may hold a key.
 Address = Annotated[
@@ -113,7 +111,7 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
 @section
 class ProfileConfig:
   trials: int = Field(5, gt=0, le=SEEDS)  # K of the paper, per boundary model
-  robustness: tuple[Trials, ...] = ()  # other K
+  robustness: tuple[Annotated[int, Field(gt=0, le=SEEDS)], ...] = ()  # other K
   easy_rate: float = Field(0.8, gt=0, le=1)
 
 
@@ -156,10 +154,10 @@ class SFTConfig:
   check_every: int = Field(5, gt=0, lt=10**6)  # updates between two measurements of the dev loss
   patience: int = Field(4, gt=0, lt=10**6)  # measurements without a new best that end a training
   batch_episodes: int = Field(64, gt=0, le=10**6)
-  micro_episodes: int = Field(16, gt=0, le=10**5)  # rows of one compiled gradient, of a batch
+  micro_episodes: int = Field(16, gt=0, le=10**5)  # rows of a compiled call, BoPO's and values' too
   hard_share: float = Field(0.7, ge=0, le=1)
   # All are tried, also for the scorer and the classifier, and the best on dev is kept.
-  learning_rates: tuple[Rate, ...] = Field((2e-5,), min_length=1)
+  learning_rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((2e-5,), min_length=1)
   warmup_share: float = Field(0.03, ge=0, le=1)
   # With an eps above most entries of the gradient their sizes count: less noise in short runs.
   adam_eps: float = Field(1e-8, gt=0, le=1)

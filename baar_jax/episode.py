@@ -11,8 +11,7 @@ SPLITS = ("train", "dev", "test")
 
 def decision_words(models: int) -> tuple[str, ...]:
   """What prompts and answers call the models: more than two go by their rank (our choice)."""
-  ranks = tuple(f"M{rank}" for rank in range(1, models + 1))
-  return DECISION_WORDS if models == 2 else ranks
+  return DECISION_WORDS if models == 2 else tuple(f"M{rank}" for rank in range(1, models + 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +71,8 @@ class Step:
   observation: str  # what the agent saw before it acted
   model: int  # index of the model that acted
   action: str  # what was sent to the environment
-  calls: list[Call] = dataclasses.field(default_factory=list)  # all that were made for this step
+  # All that were made for this step: the loop puts the newest first, the endpoint last.
+  calls: list[Call] = dataclasses.field(default_factory=list)
   logp: float | None = None  # of the decision, in nats; None where a budget or a rule made it
   router_cost_usd: float = 0.0  # of the router's own computation, without a judge's calls
   router_latency_s: float = 0.0  # seconds that the episode waited for the decision

@@ -42,8 +42,6 @@ models.max_failures"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
-NAMED = 3  # missing trials that a message names
-
 
 class Run:
   """A run's directory <runs>/<name>, and the environments and models of its config.
@@ -66,7 +64,7 @@ class Run:
     path = self.dir / f"episodes{number}.sqlite"
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
-      self._lock = (self.dir / f"lock{number}").open("a")  # the cap is read once, at the start
+      self._lock = (self.dir / f"lock{number}").open("a")  # two would spend the same rest of a cap
       fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it after a kill
       self.store = Store(path)
       self._check_config(stored_config)
@@ -106,7 +104,7 @@ class Run:
     return other
 
   def reseed(self, train_seed: int) -> "Run":
-    """This run with another training seed: what is trained has its own place and luck."""
+    """This run with another training seed: what is trained has directories and draws of its own."""
     other = copy.copy(self)
     other.config = dataclasses.replace(self.config, seed=self.config.seed + train_seed)
     other.train_seed = train_seed
@@ -169,11 +167,11 @@ class Run:
     stored, d = self.store.keys(policy.name), self.config.distributed
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
     own_ids = set(task_ids[d.process :: d.processes])
-    share = [job for job in jobs if job.task.id in own_ids]
-    if missing := [job for job in share if (job.task.id, job.seed) not in stored]:
+    own_jobs = [job for job in jobs if job.task.id in own_ids]
+    if missing := [job for job in own_jobs if (job.task.id, job.seed) not in stored]:
       limits = call_budget, usd_budget, self.budget, self.config.models.max_failures
       episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
-      bar = self.progress(title, len(share), len(share) - len(missing), "ep")
+      bar = self.progress(title, len(own_jobs), len(own_jobs) - len(missing), "ep")
       with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
         cost_usd = 0.0
         for e in episodes:
@@ -195,7 +193,7 @@ class Run:
     keys = {(job.task.id, job.seed) for job in jobs}
     missing = [(id_, p) for p in policies for id_, _ in sorted(keys - self.store.keys(p))]
     if missing:
-      some = [f"{n} of {id_!r:.80} by {p}" for (id_, p), n in Counter(missing).most_common(NAMED)]
+      some = [f"{n} of {id_!r:.80} by {p}" for (id_, p), n in Counter(missing).most_common(3)]
       count = f"{len(missing)} of {len(policies) * len(keys)} trials are missing"
       raise ValueError(f"{count}, such as {', '.join(some)}: serve them (docs/serving.md)")
     episodes = [e for e in self.store.episodes(policy) if (e.task_id, e.seed) in keys]

@@ -27,8 +27,9 @@ EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 
 def summarize_episode(episode: Episode) -> dict:
   """An episode's columns: `decisions` and `judgements` count steps, `retries_usd` includes
-  `lost_usd`, `proposals_usd` has no replayed ones, tokens are completion tokens. Proposals of
-  models dearer than SMALL that were not taken are parts of `large_usd`."""
+  `lost_usd`, tokens are completion tokens. `proposals_usd` is without replayed ones, because the
+  ledger takes it off the recorded calls, where a replayed reply counts once. Proposals of models
+  dearer than SMALL that were not taken are parts of `large_usd`."""
   steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
   usd, tokens = collections.Counter(), collections.Counter()
   for call in calls:
@@ -172,8 +173,9 @@ class Store:
     numbers = numbers.apply(pandas.to_numeric, errors="coerce").astype(float)
     fine = np.isfinite(numbers) & (numbers >= 0)
     fine[[*BUDGETS]] |= table[[*BUDGETS]].isna()  # no cap
-    for key in table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)].itertuples(index=False):
-      raise self._unreadable(EPISODE_NAME.format(*key))
+    bad_keys = table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)]
+    if len(bad_keys):
+      raise self._unreadable(EPISODE_NAME.format(*bad_keys.iloc[0]))
     return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 
   def sync(self, policy: str) -> None:

@@ -48,7 +48,7 @@ def save(directory: Path, *updates: int) -> None:
 
 def restore(directory: Path, like=None):
   with contextlib.closing(Checkpoints(directory)) as checkpoints:
-    return checkpoints.update, checkpoints.restore(like or state(0))
+    return checkpoints.last_update, checkpoints.restore(like or state(0))
 
 
 def assert_restored(directory: Path, update: int) -> None:

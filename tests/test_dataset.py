@@ -235,6 +235,6 @@ def test_the_cheapest_that_succeeds_wins():
 
 
 def test_a_scorer_learns_failures_where_any_but_the_dearest_acted():
-  assert label_failures(trial(0, 1, models="SS")) == [0, 0]
-  assert label_failures(trial(1, 0.5, models="LSS")) == [None, 1, 1]
+  assert label_failures(trial(0, 1, models="SS"), dearest=1) == [0, 0]
+  assert label_failures(trial(1, 0.5, models="LSS"), dearest=1) == [None, 1, 1]
   assert label_failures(trial(1, 0, models="TLS"), dearest=2) == [None, 1, 1]

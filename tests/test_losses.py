@@ -187,7 +187,7 @@ def test_advantages_of_two_groups(guided, expected, clipped):
   assert kept == [*GROUP, *FAILED]
   assert adv_B == pytest.approx([*expected["h"], *expected["e"]], abs=1e-4)
   assert metrics == {
-    "clipped": clipped,  # groups
+    "clipped_groups": clipped,
     "reward": pytest.approx(2.125 / 6),
     "success": pytest.approx(2 / 6),
     "cost_usd": pytest.approx((2 + 4 + 6 + 10 + 1 + 1) / 6),
@@ -209,7 +209,7 @@ def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
   assert kept == group
   np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
   assert metrics["reward"] == pytest.approx((0.25 - 0.625) / 4)  # all episodes count here
-  assert (metrics["success"], metrics["kept_groups"]) == (0.25, 0.5)
+  assert (metrics["success"], metrics["kept_share"]) == (0.25, 0.5)
   good = [tried("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
   kept, adv_B, metrics = dapo_advantages([good], VANILLA, {}, LAM)
-  assert (kept, adv_B, metrics["kept_groups"]) == ([], [], 0.0)
+  assert (kept, adv_B, metrics["kept_share"]) == ([], [], 0.0)

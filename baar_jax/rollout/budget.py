@@ -12,7 +12,7 @@ from baar_jax.episode import SMALL
 
 
 class BudgetSpent(RuntimeError):
-  """A call does not fit what an episode may cost; the episode ends with the score that it has."""
+  """A call does not fit what is left to an episode; a cheaper model's may."""
 
 
 class CapReached(RuntimeError):

@@ -32,7 +32,7 @@ def run_episodes(
   as "error:..." and must not be stored. Raises CapReached once calls in flight have ended, and
   ValueError once `max_failures` tries in a row have failed.
   """
-  waiting = sorted(jobs, key=lambda job: job.seed)  # all tasks once, then again
+  waiting = sorted(jobs, key=lambda job: job.seed)  # each task's first job, then the second
   arrivals: queue.SimpleQueue[Live] = queue.SimpleQueue()  # they wait for a decision or are over
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
@@ -76,12 +76,14 @@ def run_episodes(
 
 
 def _pop_job(waiting: list[Job], last_task: str = "") -> Job:
-  """Takes the next job of the task that an environment ran last, else the first job."""
+  """Takes the next job of the task that an environment ran last, else the first job: while a task
+  has jobs, the environment stays with it."""
   return waiting.pop(next((i for i, job in enumerate(waiting) if job.task.id == last_task), 0))
 
 
 def _decide(arrived: Sequence[Live], policy: Policy) -> list[Live]:
-  """The episodes that go on; the policy is asked once for all that a budget leaves a choice."""
+  """The episodes that go on. The policy decides once for all that may still choose; for the others
+  `_ask` takes what is allowed."""
   ready = [live for live in arrived if not live.stop]
   undecided = [live for live in ready if len(live.allowed) > 1]
   for live, decision in zip(undecided, policy.choose(undecided) if undecided else ()):
@@ -153,9 +155,9 @@ def _ask(live: Live) -> Generator[None, None, Reply | None]:
     model = max((m for m in live.allowed if m <= step.model), default=live.allowed[0])
     if model != step.model:
       step.model, step.logp = model, None
-    passed = live.proposal_reply
-    if passed and model == live.proposer:
-      return passed
+    proposal = live.proposal_reply
+    if proposal and model == live.proposer:
+      return proposal
     live.call_budget.reserve(model)
     try:
       reply = live.agents[model].reply(live.messages, len(live.steps))
@@ -163,9 +165,9 @@ def _ask(live: Live) -> Generator[None, None, Reply | None]:
       live.call_budget.settle(model, made=False)
       live.allowed = [cheaper for cheaper in _allowed(live) if cheaper < model]
       continue
-    if passed:
-      step.calls = [*passed.calls("proposal"), *step.calls]
-    if not passed or model == live.allowed[-1]:
+    if proposal:
+      step.calls = [*proposal.calls("proposal"), *step.calls]
+    if not proposal or model == live.allowed[-1]:
       return reply
     live.propose(reply)
     step.logp = None
@@ -175,11 +177,12 @@ def _ask(live: Live) -> Generator[None, None, Reply | None]:
 
 def _allowed(live: Live) -> list[int]:
   """The models whose next call fits the episode's budgets, whatever it will cost."""
-  paid, allowed = live.proposal_reply and live.proposer, []
-  for model, asked in enumerate(live.agents):
+  paid = live.proposer if live.proposal_reply else None
+  allowed = []
+  for model, player in enumerate(live.agents):
     fits = live.call_budget.allows(model)
-    if fits and model != paid and live.usd_limit is not None:  # a bound takes time
-      fits = live.dollar_budget.allows(asked.bound_usd(live.messages, len(live.steps)))
+    if fits and model != paid and live.usd_limit is not None:  # counting tokens is slow
+      fits = live.dollar_budget.allows(player.bound_usd(live.messages, len(live.steps)))
     if fits or model == paid:
       allowed.append(model)
   return allowed
@@ -188,6 +191,6 @@ def _allowed(live: Live) -> list[int]:
 def _record_episode(live: Live, policy_name: str) -> Episode:
   """The record of an episode that ended."""
   lost_usd = live.dollar_budget.settled_usd - sum(step.spent_usd for step in live.steps)
-  lost_usd = max(0.0, round(lost_usd, 12))  # a difference of sums
+  lost_usd = max(0.0, round(lost_usd, 12))  # floats: it may be -1e-17
   key, caps = (live.task.id, policy_name, live.job.seed), (live.call_limit, live.usd_limit)
   return Episode(*key, live.steps, live.score, live.stop, *caps, lost_usd=lost_usd)

@@ -1,7 +1,8 @@
 """The decision head: a router's hidden state, and what is left of a budget -> values of models.
 
 One forward pass of an episode serves every budget (our choice, see docs/evaluation.md). Several
-heads vote: their mean counts. Axes: E heads, I inputs (D and F), F facts about the budget, W width.
+heads vote: their mean counts. Axes: E heads, N decisions, I inputs (D and F), F facts about the
+budget, W width.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ import numpy as np
 from baar_jax.episode import Step
 from baar_jax.router.view import count_left
 
-MAX_CALLS = 20  # a budget of so many LARGE calls, or of more, is none
-FACTS = 9
+MAX_CALLS = 20  # with so many LARGE calls left, or more, there is no cap
+FACTS = 9  # that `describe` gives
 ADVANTAGE_UNIT = 0.3  # an advantage is small beside a value: its net starts on a scale of its own
 
 
@@ -54,35 +55,36 @@ def describe(left, price, step, large_calls, max_steps):
   xp = jnp if isinstance(left, jax.Array) else np
   left, steps_left = xp.minimum(left, MAX_CALLS), xp.maximum(max_steps - step, 1)
   weight, time = 1 / (1 + price), step / max_steps
+  # log1p(MAX_CALLS) is about 3.
   facts = [left / MAX_CALLS, xp.log1p(left) / 3, xp.minimum(left / steps_left, 1.0)]
   facts += [(left >= steps_left) | (left >= MAX_CALLS), weight, weight**0.5]
   facts += [time, time**0.5, large_calls / MAX_CALLS]
   return xp.stack(xp.broadcast_arrays(*facts), axis=-1).astype(np.float32)
 
 
-def estimate_one(head: Heads, hidden_NxD, state_NxF):
+def estimate_one(head: Heads, hidden_NxD, facts_NxF):
   """value_N and advantage_NxA, whose mean over A is 0, of one head (without axis E).
 
   Their sum, Q, is the score that is expected with a model and the best choices after it, times
   1 / (1 + price), minus the cost until the end times price / (1 + price).
   """
   hidden_NxD = (hidden_NxD - head.mean_D[None]) / head.spread_D[None]
-  x_NxI = jnp.concatenate([hidden_NxD, state_NxF], axis=-1)
+  x_NxI = jnp.concatenate([hidden_NxD, facts_NxF], axis=-1)
   advantage_NxA = ADVANTAGE_UNIT * _apply(head.advantage, x_NxI)
   return _apply(head.value, x_NxI)[:, 0], advantage_NxA - advantage_NxA.mean(axis=-1, keepdims=True)
 
 
 @jax.jit
-def estimate(heads: Heads, hidden_RxD, state_RxF):
+def estimate(heads: Heads, hidden_RxD, facts_RxF):
   """value_R and advantage_RxA: the means of all heads (see `estimate_one`)."""
   vote = jax.vmap(estimate_one, (Heads(0, 0, None, None, None), None, None))
-  value_ExR, advantage_ExRxA = vote(heads, hidden_RxD, state_RxF)
+  value_ExR, advantage_ExRxA = vote(heads, hidden_RxD, facts_RxF)
   return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
 
 
 def count_calls_left(heads: Heads, calls, usd, steps: Sequence[Step]) -> float:
-  """LARGE calls that are left of a cap on calls and of one on dollars, of which a call takes as
-  many as the mean LARGE call in training (our choice); inf without a cap."""
+  """LARGE calls that are left: the fewer of a cap on calls, and of one on dollars at the mean price
+  of a LARGE call in training (our choice); inf without a cap."""
   calls, usd = count_left(calls, usd, steps)
   left = float("inf") if calls is None else calls
   return left if usd is None else min(left, usd / float(heads.large_usd))

@@ -59,7 +59,7 @@ class Threshold:
     return int(np.argmax(np.log(p_A + TINY) - np.log(value / (1 - value)) * u_A))
 
   def switch_thresholds(self, p_NxA: np.ndarray) -> np.ndarray:
-    """The largest value at which each decision is not the cheapest model's; of two, p(LARGE)."""
+    """The largest value at which each of N decisions is not the cheapest's; of two, p(LARGE)."""
     if p_NxA.shape[1] == 2:
       return p_NxA[:, 1]
     logp_NxA, u_A = np.log(p_NxA + TINY), self._scale(p_NxA.shape[1])
@@ -106,7 +106,7 @@ class RouterPolicy(Policy):
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
       choice = self._rule.pick(p_A, live)
-      logp = float(np.log(max(p_A[choice], 1e-30)))
+      logp = float(np.log(max(p_A[choice], 1e-30)))  # a threshold of 0 may pick p = 0
       model = choice + live.proposer  # a cascade takes the proposal or goes on
       usd = new_tokens * (self._view.config.usd_per_million_tokens / 1e6)
       decisions.append(Decision(model, logp, usd, latency_s, p_A=tuple(map(float, p_A))))
@@ -126,13 +126,14 @@ class RouterPolicy(Policy):
     return softmax(logits_RxA, self.name)
 
   def _read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[int]]:
-    """At the end of each text logits_RxA, or for heads hidden_RxD; and how many tokens were new."""
-    texts, pending, output_of = [], [], {}  # pending: (row, first position, tokens) to be fed
+    """output_RxC at the end of each text: logits_RxA, or for heads hidden_RxD; and how many tokens
+    were new."""
+    fed, pending, output_of = [], [], {}  # pending: (row, first position, tokens) to be fed
     for live in ready:
       row, held = self._held.get(live) or (self._free_rows.pop(), [])
       tokens = self._view.live_window(live).tokens
       start = len(held) if tokens[: len(held)] == held and len(held) < len(tokens) else 0
-      texts.append((row, tokens))
+      fed.append((row, tokens))
       pending.append((row, start, tokens[start:]))
       self._held[live] = row, []  # until they are fed: a failure leaves nothing to be trusted
     new_tokens_R = [len(tokens) for _, _, tokens in pending]
@@ -142,8 +143,8 @@ class RouterPolicy(Policy):
       output_RxC, T = self._feed(batch)
       output_of |= {part[0]: output_C for part, output_C in zip(batch, output_RxC)}
       pending += [(row, start + T, tokens[T:]) for row, start, tokens in batch if len(tokens) > T]
-    self._held |= zip(ready, texts)
-    return np.stack([output_of[row] for row, _ in texts]), new_tokens_R
+    self._held |= zip(ready, fed)
+    return np.stack([output_of[row] for row, _ in fed]), new_tokens_R
 
   def _feed(self, batch: Sequence[tuple[int, int, list[int]]]) -> tuple[np.ndarray, int]:
     """Feeds (row, start, tokens) in one compiled call; returns output_RxC and its length T."""
@@ -174,6 +175,7 @@ class ConditionedPolicy(RouterPolicy):
     self._compare(np.zeros((1, len(self._heads.mean_D))), np.zeros((1, FACTS)))
 
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
+    """p_RxA, one-hot: 1 for the model of the largest value."""
     check_finite(hidden_RxD, f"hidden states of {self.name}")
     rows = []
     for live in ready:
@@ -186,7 +188,7 @@ class ConditionedPolicy(RouterPolicy):
     return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
 
   def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
-    """advantage_RxA; one shape is compiled, that of all live episodes."""
+    """advantage_RxA; with a row for all that may be live, so that one shape is compiled."""
     missing = self._spare_row - len(hidden_RxD)
     padded = [np.pad(x, ((0, missing), (0, 0))) for x in (hidden_RxD, facts_RxF)]
     return np.asarray(estimate(self._heads, *padded)[1])[: len(hidden_RxD)]

@@ -50,7 +50,7 @@ def open_router(
   bopo = checkpoint_directory(directory, config, "bopo", lam)
   if bopo.exists():
     with contextlib.closing(Checkpoints(bopo)) as checkpoints:
-      update = checkpoints.update  # 0 where it has asked for sessions in vain
+      update = checkpoints.last_update  # 0 where it has asked for sessions in vain
   family = ("bopo", lam) if update else ("sft",)
   model = load_router(directory, config, mesh, *family)
   settings = {"update": update, "lam": lam} if update else {}

@@ -39,21 +39,23 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(self.directory, options=options)
 
   @property
-  def update(self) -> int:
+  def last_update(self) -> int:
     """The number of updates in the newest checkpoint, 0 if there is none."""
     return self._manager.latest_step() or 0
 
   @property
   def newest(self) -> str:
     """The newest checkpoint's directory, or "none"."""
-    return f"{self.directory}/{self.update}" if self.update else "none"
+    return f"{self.directory}/{self.last_update}" if self.last_update else "none"
 
   @property
   def progress(self) -> dict:
     """What was saved beside the newest checkpoint's arrays; empty if there is none."""
+    if not self.last_update:
+      return {}
     args = ocp.args.Composite(progress=ocp.args.JsonRestore())
     with self._explain(READING):
-      return dict(self._manager.restore(self.update, args=args)["progress"]) if self.update else {}
+      return dict(self._manager.restore(self.last_update, args=args)["progress"])
 
   def save(self, update: int, state: Mapping, **progress) -> None:
     """Writes named pytrees of arrays and what JSON can hold in the background; ValueError, also
@@ -68,7 +70,7 @@ class Checkpoints:
     ValueError if it cannot be read so, or a number in it is not finite."""
     trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
     with self._explain(READING):
-      restored = self._manager.restore(self.update, args=ocp.args.Composite(**trees))
+      restored = self._manager.restore(self.last_update, args=ocp.args.Composite(**trees))
       restored = {name: restored[name] for name in like}
       if not all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(restored)):
         raise ValueError("it holds numbers that are not finite")
@@ -113,9 +115,9 @@ def sft_family(ablation: str) -> str:
 
 
 def load_initial(directory: Path, config: Config, view: View, mesh: Mesh, train_seed=0) -> Qwen2:
-  """The router that SFT starts from. If it is small, or lacks the last layers, whose output the
-  words' rows are for, its decisions have equal rows (our choice), so that all are equally probable
-  and past ones do not at first predict the next one."""
+  """The router that SFT starts from. Unless it has all layers of pretrained weights, its decision
+  tokens get equal rows (our choice), so that all are equally probable and past ones do not at first
+  predict the next one."""
   if config.router.weights:
     model = weights.load_pretrained(view, mesh)
     if not config.router.layers:

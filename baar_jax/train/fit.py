@@ -68,9 +68,10 @@ def fit_stored(run, name: str, config: SFTConfig, draw: Callable, dev=(), label=
       optimizer, dtype = sft_optimizer(config, rate), run.config.router.dtype
       trainer = Trainer(model, method.loss, optimizer, ids, run.mesh, dtype)
       del model  # the trainer has copied it
-      updates = map(make_batches, islice(draw(), checkpoints.update, config.updates))
-      learn = partial(stop_early, run, name, config, rate, trainer)
-      results[directory] = learn(updates, dev_batches, checkpoints)
+      update_batches = map(make_batches, islice(draw(), checkpoints.last_update, config.updates))
+      results[directory] = train_early_stopping(
+        run, name, config, rate, trainer, update_batches, dev_batches, checkpoints
+      )
   best = min(results, key=lambda directory: results[directory]["dev_loss"])
   if dev:
     run.log(stage="stored-training", router=place.name, **results[best])
@@ -81,7 +82,9 @@ def fit_stored(run, name: str, config: SFTConfig, draw: Callable, dev=(), label=
   exchange(None)
 
 
-def stop_early(run, name, config, rate, trainer, updates, dev_batches, checkpoints) -> dict:
+def train_early_stopping(
+  run, name, config, rate, trainer, update_batches, dev_batches, checkpoints
+) -> dict:
   """Trains on the batches of each update until the dev loss stops improving.
 
   The last checkpoint has the parameters of the least dev loss, or without dev of the last update.
@@ -89,14 +92,14 @@ def stop_early(run, name, config, rate, trainer, updates, dev_batches, checkpoin
   """
   if checkpoints.progress.get("finished"):
     return checkpoints.progress
-  done, progress = checkpoints.update, {"dev_loss": math.inf, "best_update": 0}
+  done, progress = checkpoints.last_update, {"dev_loss": math.inf, "best_update": 0}
   best = jax.tree.map(jnp.copy, trainer.state["params"])
   if done:
     state, progress = checkpoints.restore(trainer.state | {"best": best}), checkpoints.progress
     trainer.load(state)
     best = state["best"]
   with run.progress(f"{name} lr={rate:g}", config.updates, done, "update") as bar:
-    for update, batches in enumerate(updates, done + 1):
+    for update, batches in enumerate(update_batches, done + 1):
       metrics, last = trainer.step(batches), update == config.updates
       if checked := last or (dev_batches and update % config.check_every == 0):
         metrics["dev_loss"] = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
@@ -111,7 +114,7 @@ def stop_early(run, name, config, rate, trainer, updates, dev_batches, checkpoin
         last |= update - progress["best_update"] >= config.patience * config.check_every
       if last:
         break
-      if update - checkpoints.update >= SAVE_EVERY:
+      if update - checkpoints.last_update >= SAVE_EVERY:
         checkpoints.save(update, trainer.state | {"best": best}, **progress)
   progress |= {"updates": update, "learning_rate": rate}
   checkpoints.save(update, {"params": best}, finished=True, **progress)
@@ -130,7 +133,8 @@ def fit_rollouts(run, name: str, lam: float) -> None:
   last = bopo.updates * (VANILLA_BATCHES if method.dynamic_sampling else 1)
   directory = checkpoint_directory(run.dir, run.config, family, lam, run.train_seed)
   with closing(Checkpoints(directory, create=True)) as checkpoints:
-    done, progress = checkpoints.update, {"episodes": 0, "gradient_steps": 0} | checkpoints.progress
+    done = checkpoints.last_update
+    progress = {"episodes": 0, "gradient_steps": 0} | checkpoints.progress
     if progress.get("finished") and not (served and done < last):
       return
     profiles = dataset.load_profiles(run.store, run.config)
@@ -138,11 +142,11 @@ def fit_rollouts(run, name: str, lam: float) -> None:
     tasks = [task for task in run.store.tasks("train") if task.id in references]
     view = open_view(run.config, run.tokenizer)
     batcher = Batcher(run.config, view, tasks)
-    place = run.dir, run.config, run.mesh, sft_family(run.ablation)
-    sft = checkpoint.load_router(*place, train_seed=run.train_seed)
-    placed = view.decision_ids, run.mesh, run.config.router.dtype
-    trainer = Trainer(sft, method.loss, bopo_optimizer(bopo), *placed)
-    anchor = ShardedRouter(sft, *placed) if method.anchored else None
+    source = run.dir, run.config, run.mesh, sft_family(run.ablation)
+    sft = checkpoint.load_router(*source, train_seed=run.train_seed)
+    settings = view.decision_ids, run.mesh, run.config.router.dtype
+    trainer = Trainer(sft, method.loss, bopo_optimizer(bopo), *settings)
+    anchor = ShardedRouter(sft, *settings) if method.anchored else None
     if done:
       trainer.load(checkpoints.restore(trainer.state))
     # DAPO gathers episodes over updates. A checkpoint is saved only when none is pending, so that a
@@ -151,28 +155,28 @@ def fit_rollouts(run, name: str, lam: float) -> None:
     task_batches = dataset.draw_task_batches(tasks, bopo.tasks_per_update, run.config.seed)
     if served:  # one update, from what clients have sampled of any task
       last, task_batches = done + 1, repeat(tasks)
-    count_steps = lambda episodes: bopo.epochs * math.ceil(episodes / bopo.batch_episodes)  # noqa: E731
-    batch_episodes = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
-    enough_steps = bopo.updates * count_steps(batch_episodes)
+    count_steps = lambda count: bopo.epochs * math.ceil(count / bopo.batch_episodes)  # noqa: E731
+    rollout_episodes = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
+    enough_steps = bopo.updates * count_steps(rollout_episodes)
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
       groups = roll_out(run, family, lam, update, trainer.model, view, update_tasks)
       if not groups:
         return
-      kept, adv_B, metrics = method.compute_advantages(groups, profiles, references, lam)
-      pending += zip(kept, adv_B)
+      kept, kept_adv, metrics = method.compute_advantages(groups, profiles, references, lam)
+      pending += zip(kept, kept_adv)
       progress["episodes"] += sum(map(len, groups))
       pending_tasks = {episode.task_id for episode, _ in pending}
       enough = len(pending_tasks) >= len(update_tasks) or not method.dynamic_sampling
       if pending and (enough or update == last):
-        kept, advantages = zip(*pending)
+        episodes, advantages = zip(*pending)
         adv_B, seed = np.array(advantages), run.config.seed + update
-        metrics |= update_policy(trainer, anchor, batcher, kept, adv_B, bopo, seed)
+        metrics |= update_policy(trainer, anchor, batcher, episodes, adv_B, bopo, seed)
         pending = []
-        progress["gradient_steps"] += count_steps(len(kept))
+        progress["gradient_steps"] += count_steps(len(episodes))
       check_metrics(name, update, metrics, checkpoints.newest)
       progress["finished"] = update == last or progress["gradient_steps"] >= enough_steps
       run.log(stage=name, lam=lam, update=update, **progress, **metrics)
-      due = update - checkpoints.update >= SAVE_EVERY_ROLLOUTS and not pending
+      due = update - checkpoints.last_update >= SAVE_EVERY_ROLLOUTS and not pending
       if due or progress["finished"]:
         checkpoints.save(update, trainer.state, **progress)
       if progress["finished"]:
@@ -215,7 +219,7 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
   loss reads its logits, else None.
   """
   draw = random.Random(seed)
-  gradient_steps = []
+  step_batches = []
   for _ in range(config.epochs):
     order = draw.sample(range(len(episodes)), len(episodes))
     for first in range(0, len(order), config.batch_episodes):
@@ -227,8 +231,8 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
         batches = [dataclasses.replace(b, logp_BxS=logp) for b, logp in zip(batches, logps)]
       if anchor is not None:
         batches = [dataclasses.replace(b, ref_logits_BxSxA=anchor.logits(b)) for b in batches]
-      gradient_steps.append(batches)
-  metrics = [trainer.step(batches) for batches in gradient_steps]
+      step_batches.append(batches)
+  metrics = [trainer.step(batches) for batches in step_batches]
   return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
 
 

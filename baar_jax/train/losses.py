@@ -18,8 +18,36 @@ DAPO_CLIP_LOW, DAPO_CLIP_HIGH = 0.2, 0.28  # of DAPO's paper
 DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are not kept
 
 
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """A way to train a router."""
+
+  loss: Loss
+  # Of a method that rolls out groups; profiles and references are by task id:
+  # (groups, profiles, references, lam) -> episodes that are kept, their advantages, metrics.
+  compute_advantages: Callable | None = None
+  whole_vocabulary: bool = False  # logits of all words in place of the decisions'
+  proposals: bool = False  # the text shows what is proposed before each decision
+  anchored: bool = False  # the loss reads the SFT router's logits
+  # A gradient step waits for kept groups of as many tasks as one update has (DAPO).
+  dynamic_sampling: bool = False
+
+
+def list_methods(config: BoPOConfig) -> dict[str, Method]:
+  """Every method that trains a router, by its name."""
+  bopo = partial(bopo_loss, config), partial(bopo_advantages, config)
+  return {
+    "pretrain": Method(next_token_loss, whole_vocabulary=True),
+    "sft": Method(sft_batch_loss),
+    "cascade": Method(sft_batch_loss, proposals=True),
+    "single-turn": Method(sft_batch_loss),
+    "bopo": Method(*bopo, anchored=True),
+    "vanilla": Method(dapo_loss, dapo_advantages, dynamic_sampling=True),
+  }
+
+
 def next_token_loss(logits_BxSxV, batch: Batch) -> dict:
-  """Cross-entropy of the tokens that follow each decision, averaged over decisions with any."""
+  """Cross-entropy of the M tokens that follow each decision, averaged over decisions with any."""
   real_BxSxM = batch.token_BxSxM != NO_TOKEN
   token_BxSxM = jnp.where(real_BxSxM, batch.token_BxSxM, 0)
   logp_BxSxM = jnp.take_along_axis(jax.nn.log_softmax(logits_BxSxV), token_BxSxM, axis=2)
@@ -37,13 +65,12 @@ def sft_batch_loss(logits_BxSxA, batch: Batch) -> dict:
 
 def bopo_loss(config: BoPOConfig, logits_BxSxA, batch: Batch) -> dict:
   """The policy loss, plus kl_beta times the KL to the SFT router (paper: objective of BoPO)."""
-  share, mask_BxS = batch.decision_share, batch.mask_BxS
-  logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
+  mask_BxS, logp_BxS = batch.mask_BxS, action_logp(logits_BxSxA, batch.action_BxS)
   ratio = config.ratio_level, config.clip_low, config.clip_high
   policy = policy_loss(logp_BxS, batch.logp_BxS, batch.adv_B, mask_BxS, *ratio)
   kl = exact_kl(logits_BxSxA, batch.ref_logits_BxSxA, mask_BxS)
-  loss = batch.episode_share * policy + config.kl_beta * share * kl
-  return {"loss": loss, "kl": share * kl}
+  loss = batch.episode_share * policy + config.kl_beta * batch.decision_share * kl
+  return {"loss": loss, "kl": batch.decision_share * kl}
 
 
 def dapo_loss(logits_BxSxA, batch: Batch) -> dict:
@@ -138,34 +165,6 @@ def _clip_surrogate(ratio, adv, clip_low, clip_high):
   return jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv)
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
-  """A way to train a router."""
-
-  loss: Loss
-  # Of a method that rolls out groups; profiles and references are by task id:
-  # (groups, profiles, references, lam) -> episodes that are kept, their advantages, metrics.
-  compute_advantages: Callable | None = None
-  whole_vocabulary: bool = False  # logits of all words in place of the decisions'
-  proposals: bool = False  # the text shows what is proposed before each decision
-  anchored: bool = False  # the loss reads the SFT router's logits
-  # A gradient step waits until as many groups are kept as are rolled out for one update (DAPO).
-  dynamic_sampling: bool = False
-
-
-def list_methods(config: BoPOConfig) -> dict[str, Method]:
-  """Every method that trains a router, by its name."""
-  bopo = partial(bopo_loss, config), partial(bopo_advantages, config)
-  return {
-    "pretrain": Method(next_token_loss, whole_vocabulary=True),
-    "sft": Method(sft_batch_loss),
-    "cascade": Method(sft_batch_loss, proposals=True),
-    "single-turn": Method(sft_batch_loss),
-    "bopo": Method(*bopo, anchored=True),
-    "vanilla": Method(dapo_loss, dapo_advantages, dynamic_sampling=True),
-  }
-
-
 def bopo_advantages(config: BoPOConfig, groups, profiles, references, lam):
   """The reference-guided advantages of groups (paper, Eq. advantage)."""
   eps, clip = config.advantage_eps, config.advantage_clip
@@ -180,7 +179,7 @@ def bopo_advantages(config: BoPOConfig, groups, profiles, references, lam):
     reward_B.extend(reward_G)
     adv_B.extend(adv_G)
     clipped_groups += int((np.abs(adv_G) >= clip).any())
-  metrics = summarize_rollouts(groups, reward_B) | {"clipped": clipped_groups}
+  metrics = summarize_rollouts(groups, reward_B) | {"clipped_groups": clipped_groups}
   return sum(groups, []), adv_B, metrics
 
 
@@ -207,7 +206,7 @@ def dapo_advantages(groups, profiles, references, lam):
     if len({e.success for e in group}) == 2:
       kept_groups.append(group)
       adv_B.extend((reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS))
-  metrics = summarize_rollouts(groups, reward_B) | {"kept_groups": len(kept_groups) / len(groups)}
+  metrics = summarize_rollouts(groups, reward_B) | {"kept_share": len(kept_groups) / len(groups)}
   return sum(kept_groups, []), adv_B, metrics
 
 

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from baar_jax.config import BoPOConfig, Config, SFTConfig
-from baar_jax.episode import LARGE, Episode, Task
+from baar_jax.episode import Episode, Task
 from baar_jax.mesh import one_device, split_parameters, split_rows
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View, Window
@@ -31,9 +31,7 @@ class Batch:
   over decisions by `decision_share`.
   """
 
-  tokens_RxT: (
-    np.ndarray
-  )  # int32, zero-padded; a row per transcript, or per step of the paper's view
+  tokens_RxT: np.ndarray  # int32, 0-padded; a row per transcript, or per step of the paper's view
   row_BxS: np.ndarray  # int32, where in tokens_RxT each decision is predicted
   position_BxS: np.ndarray  # int32, and at which position of that row
   action_BxS: np.ndarray  # int32, the model chosen, or what a label puts in its place
@@ -41,7 +39,7 @@ class Batch:
   mask_BxS: np.ndarray  # bool, the decisions to learn from
   adv_B: np.ndarray | None = None  # float32, the episodes' advantages, for a policy gradient
   ref_logits_BxSxA: jax.Array | None = None  # float32, the SFT router's logits, likewise
-  token_BxSxM: np.ndarray | None = None  # int32, what follows each decision, for the pretraining
+  token_BxSxM: np.ndarray | None = None  # int32, the M tokens after each decision: pretraining
   episode_share: float = np.float32(1)  # this part's B, with padding, over all episodes of the step
   decision_share: float = np.float32(1)  # its real decisions over all of them
 
@@ -57,7 +55,7 @@ def label_models(episode: Episode, sampled: bool = False) -> list[int | None]:
   return [None if sampled and step.logp is None else step.model for step in episode.steps]
 
 
-def label_failures(episode: Episode, dearest: int = LARGE) -> list[int | None]:
+def label_failures(episode: Episode, dearest: int) -> list[int | None]:
   """Whether the episode fails, where any model but the dearest acted."""
   return [int(not episode.success) if s.model < dearest else None for s in episode.steps]
 
@@ -219,7 +217,7 @@ class Trainer(ShardedRouter):
     self.optimizer_state = jax.jit(optimizer.init, out_shardings=state_sharding)(self.params)
     gradient = jax.grad(self._evaluate, has_aux=True)
     self._gradient = jax.jit(gradient, out_shardings=(params_sharding, whole))
-    self._losses = jax.jit(self._evaluate, out_shardings=whole)
+    self._evaluate_compiled = jax.jit(self._evaluate, out_shardings=whole)
     self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
     step_sharding = params_sharding, state_sharding, whole  # the last is of the gradient's norm
     self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1), out_shardings=step_sharding)
@@ -242,7 +240,7 @@ class Trainer(ShardedRouter):
 
   def loss(self, batches: Sequence[Batch]) -> float:
     """The sum of the batches' losses, without a step; the same in every process."""
-    return sum(float(self._run(self._losses, batch)[0]) for batch in batches)
+    return sum(float(self._run(self._evaluate_compiled, batch)[0]) for batch in batches)
 
   def _evaluate(self, params, batch: Batch):
     figures = self._loss(self._forward(params, batch), batch)
