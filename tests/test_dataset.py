@@ -175,8 +175,8 @@ def test_thresholds_are_set_on_the_first_trials_and_three_mixes(full_store):
 def test_live_text_is_the_text_that_a_scorer_learns_from(make_task, router_config, tokenizer_dir):
   """Live, LARGE's steps had a proposal too; the stored ones that a scorer learns from have none."""
   view, task = View(router_config, tokenizer_dir, proposals=True), make_task()
-  (whole,) = view.episode_windows(task, dataset.add_proposals(episode(models="SLSS")))
-  live = dataset.add_proposals(episode(models="SLSS"))
+  (whole,) = view.episode_windows(task, dataset.add_proposals(episode(models="SLSS"), dearest=1))
+  live = dataset.add_proposals(episode(models="SLSS"), dearest=1)
   live.steps[1].proposal = "open door 9"
   for s, step in enumerate(live.steps):
     steps = [*live.steps[:s], dataclasses.replace(step, model=SMALL)]  # its model is still open

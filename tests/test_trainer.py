@@ -108,7 +108,7 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   assert batches[2].mask_BxS.sum(axis=1).tolist() == [5, 0]  # one was forced
   assert batches[2].decision_share == pytest.approx(5 / 17)
   # SLSLL, L, SLLSSL, LL, LSSL: the shares are of the 7 that are labelled.
-  batches = batcher(2).micro_batches(episodes, label_failures)
+  batches = batcher(2).micro_batches(episodes, partial(label_failures, dearest=1))
   assert sum(batch.decision_share for batch in batches) == pytest.approx(1)
   assert sum(batch.mask_BxS.sum() for batch in batches) == 7
   # What is computed of each batch comes in the order of the episodes.

@@ -134,11 +134,11 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
   data, decisions = values.read_transitions(run, episodes), iter(estimate.call_args_list)
-  left_N = 3 - data.large_N
+  left_N = 3 - data.large_calls_N
   for n in np.flatnonzero(left_N):  # else the budget leaves no choice
     _, (hidden,), (facts,) = next(decisions).args  # one episode lives at a time
     np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
-    row = data.step_N[n], data.large_N[n], data.steps_N[n]
+    row = data.step_N[n], data.large_calls_N[n], data.max_steps_N[n]
     expected = describe(left_N[n] if told else np.inf, 0.5, *row)
     np.testing.assert_allclose(facts, expected, rtol=1e-6)
   assert next(decisions, None) is None

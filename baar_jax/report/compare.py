@@ -187,7 +187,7 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
 
 
 def forecasts(data: Evaluation, score_NxK: pd.DataFrame) -> dict:
-  """Expected scores in [0, 1] of the tasks (rows), by budget, beside what the one router had.
+  """Expected scores in [0, 1] by task and budget, beside what the router that knows its budget had.
 
   `rows` have each budget's mean, and what was measured where the router has been evaluated under
   this cap. Its calibration counts each task under each cap once: `bins` of equal width with their

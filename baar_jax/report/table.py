@@ -88,7 +88,7 @@ def load_split(store: Store, listed: Sequence[Entry], config: Config, split: str
   """Reads the entries' episodes on "dev" or "test". Raises ValueError where a part of them has not
   been run."""
   frame = pd.DataFrame([vars(entry) for entry in listed]).set_index("policy")
-  frame = frame.astype({"call_budget": float, "usd_budget": float}).drop(columns="unlimited")
+  frame = frame.astype({"call_budget": float, "usd_budget": float}).drop(columns="uncapped_policy")
   frame["trained"] = frame.family.isin(dict(routers(config)))
   seeds, keys = evaluation_seeds(config, split), list_keys(store, config, split)
   episodes = store.table(list(frame.index)).set_index(["task_id", "seed"], drop=False)

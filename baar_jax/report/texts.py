@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 
 from baar_jax.report.table import COMPARED, METRICS
-from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
+from baar_jax.rollout import policies
 
 FAMILIES = {  # name, colour and marker
-  ALWAYS_SMALL: ("always SMALL", "#1d2530", "X"),
-  ALWAYS_LARGE: ("always LARGE", "#1d2530", "X"),
-  "always": ("always one between", "#5f6875", "X"),
+  policies.ALWAYS_SMALL: ("always SMALL", "#1d2530", "X"),
+  policies.ALWAYS_LARGE: ("always LARGE", "#1d2530", "X"),
+  policies.ALWAYS: ("always one between", "#5f6875", "X"),
   "random": ("random", "#848b96", "^"),
-  "first-large": ("First-Large", "#2f8a5b", "D"),
+  policies.FIRST_LARGE: ("First-Large", "#2f8a5b", "D"),
   "zero-shot": ("zero-shot router", "#0f8a94", "X"),
   "cascade": ("cascade", "#7a5a2e", "v"),
   "single-turn": ("single-turn", "#b8408f", "<"),
@@ -25,7 +25,7 @@ FAMILIES = {  # name, colour and marker
   "sft": ("SFT only", "#2f6cb3", "s"),
   "bopo": ("BoPO", "#c9452c", "o"),
   COMPARED: ("BoPO at the same λ", "#c9452c", "o"),
-  "conditioned": ("router that knows its budget", "#111111", "*"),
+  policies.CONDITIONED: ("router that knows its budget", "#111111", "*"),
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
   "no-reference": ("no reference advantage", "#0d6e5e", "D"),
   "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),
@@ -169,7 +169,7 @@ def beside_paper(results: Mapping) -> pd.DataFrame:
   run has too, in the paper's environments."""
   published = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
   sr, table = results["run"]["sr"], results["policies"]
-  ours = {("", family): f"{table[sr][family]:.1f}" for family in BOUNDARIES}
+  ours = {("", family): f"{table[sr][family]:.1f}" for family in policies.BOUNDARIES}
   for row in results["hard_budget"].to_dict("records"):
     ours[str(row["K"]), row["family"]] = f"{row[sr]:.1f} ({100 * row['use_share']:.0f} %)"
   rows = [

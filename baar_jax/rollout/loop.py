@@ -76,8 +76,7 @@ def run_episodes(
 
 
 def _pop_job(waiting: list[Job], last_task: str = "") -> Job:
-  """Takes the next job of the task that an environment ran last, else the first job: while a task
-  has jobs, the environment stays with it."""
+  """Takes the next job of an environment's last task, as long as it has any, else the first."""
   return waiting.pop(next((i for i, job in enumerate(waiting) if job.task.id == last_task), 0))
 
 

@@ -19,11 +19,11 @@ STRATIFIED, TOGETHER, EXPLORED = "stratified", "together", "explored"
 ALWAYS = "always"  # a model between the boundaries, named by its rank from 1
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
-UNTOLD = {"told": 0}  # under a cap: that router, which then spends as without one until it is spent
+UNTOLD = {"told": 0}  # that router under a cap of which it is not told
 ARGMAX = 0.5  # the threshold that takes the most probable model
-OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # success per dollar
-PRIVILEGED_WEIGHTS = (10, 30, 100)  # the same
-ROUTINE_WEIGHTS = (0, 3)  # with them privileged rules would spend a cap on routine steps
+OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: how much success a dollar is worth
+PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
+ROUTINE_WEIGHTS = (0, 3)  # small mu, without caps: they would be spent on routine steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Live:
 class Policy:
   """Chooses a model for each episode that is ready: by a rule, unless a subclass does it."""
 
-  prices: Sequence[float] = ()  # of a dollar, where it decides by the episode's
+  prices: Sequence[float] = ()  # of a dollar, of which an episode may name one (`Live.price`)
 
   def __init__(self, name: str, rule: Callable[[Live], int]):
     self.name = name  # part of the episodes' key: it carries every parameter and checkpoint
@@ -112,7 +112,7 @@ class Policy:
     """Asks models for what the next decision needs, in a worker thread, where there is a choice."""
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """One decision per episode; a model that a budget forbids gives way to a cheaper one."""
+    """One decision per episode; the loop replaces a model that a budget forbids."""
     return [Decision(self._rule(live)) for live in ready]
 
   def finish(self, live: Live) -> None:
@@ -124,16 +124,16 @@ class Entry:
   """One entry of the evaluation: a policy under a budget."""
 
   family: str  # of `entries`' table; points of one family make one frontier
-  parameters: dict[str, float]  # such as {"p": 0.25}; "share" is a threshold that episodes have set
+  parameters: dict[str, float]  # such as {"p": 0.25}; "share" sets a threshold by stored episodes
   policy: str  # the name under which its episodes are stored
   call_budget: int | None = None  # K; None is no cap on large calls
-  # Where the policy is not shown its call budget, so that it decides as without: its name without.
-  unlimited: str | None = None
+  # Where the policy is not told its call budget: the one without, which makes the same decisions.
+  uncapped_policy: str | None = None
   usd_budget: float | None = None  # B_max; None is no cap on dollars
 
 
 def rule_policy(family: str, name: str = "", **parameters: float) -> Policy | None:
-  """The policy of a family that decides by a rule, else None; without a name by its parameters'."""
+  """The policy of a family that decides by a rule, else None; its usual name is `policy_name`'s."""
   rules = {
     ALWAYS_SMALL: lambda live: SMALL,
     ALWAYS_LARGE: lambda live: len(live.agents) - 1,
@@ -156,7 +156,7 @@ def random_rule(live: Live, p: float) -> int:
 
 
 def stratified_rule(live: Live, samples: int) -> int:
-  """LARGE with probability k / N at each step of episode k of N `samples` (paper)."""
+  """LARGE with probability k / N at each step of episode k, from 1 to N = `samples` (paper)."""
   return random_rule(live, (live.job.seed - REFERENCE_SEEDS) / samples)
 
 
@@ -208,9 +208,9 @@ def entries(config: Config) -> list[Entry]:
     table.append(("optimum", {}, calls))
   if "zero-shot" in c.baselines.rivals:
     table.append(("zero-shot", {}, each))
-  rules = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
-  rules += [{"share": share} for share in c.evaluate.shares]
-  capped_rules = rules if c.evaluate.budget_rules else rules[:1]
+  thresholds = [{"threshold": value} for value in (ARGMAX, *c.evaluate.thresholds)]
+  thresholds += [{"share": share} for share in c.evaluate.shares]
+  capped_thresholds = thresholds if c.evaluate.budget_rules else thresholds[:1]
   for family, parameters in routers(c):
     if family == CONDITIONED:
       prices = [parameters | {"price": p} for p in c.value.prices]
@@ -218,9 +218,9 @@ def entries(config: Config) -> list[Entry]:
       table.append((family, parameters | {"price": min(c.value.prices)}, capped))
       table += [(family, priced | UNTOLD, capped) for priced in prices]
       continue
-    table += [(family, parameters | rule, uncapped) for rule in rules]
+    table += [(family, parameters | threshold, uncapped) for threshold in thresholds]
     for budget in capped if family not in ABLATIONS else ():
-      table += [(family, parameters | rule, [budget]) for rule in capped_rules]
+      table += [(family, parameters | threshold, [budget]) for threshold in capped_thresholds]
   return [_entry(c, *policy, budget) for *policy, budgets in table for budget in budgets]
 
 
@@ -240,15 +240,16 @@ def routers(config: Config) -> list[tuple[str, dict[str, float]]]:
 
 
 def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry:
+  """A policy under a budget, and whose episodes it may reuse."""
   base = zero_shot_name(config) if family == "zero-shot" else family
-  shown, unlimited = config.router.show_budget and family in dict(routers(config)), None
+  shown, uncapped_policy = config.router.show_budget and family in dict(routers(config)), None
   if family in ("zero-shot", "optimum", CONDITIONED):  # whatever their texts show
     shown = "told" not in parameters
-  if "K" in budget and not shown:  # of a cap on dollars an episode does not tell what it changed
+  if "K" in budget and not shown:  # episodes do not tell what a cap on dollars would change
     freely = {key: value for key, value in parameters.items() if key not in UNTOLD}
-    unlimited = ALWAYS_LARGE if family == FIRST_LARGE else policy_name(base, freely)
+    uncapped_policy = ALWAYS_LARGE if family == FIRST_LARGE else policy_name(base, freely)
   policy = policy_name(base, parameters | budget)
-  return Entry(family, parameters, policy, budget.get("K"), unlimited, budget.get("usd"))
+  return Entry(family, parameters, policy, budget.get("K"), uncapped_policy, budget.get("usd"))
 
 
 def policy_name(base: str, parameters: dict[str, float]) -> str:

@@ -1,8 +1,7 @@
 """The decision head: a router's hidden state, and what is left of a budget -> values of models.
 
 One forward pass of an episode serves every budget (our choice, see docs/evaluation.md). Several
-heads vote: their mean counts. Axes: E heads, N decisions, I inputs (D and F), F facts about the
-budget, W width.
+heads vote: their mean counts. Axes: E heads, N decisions, I inputs (D and F), F facts, W width.
 """
 
 from collections.abc import Sequence

@@ -126,8 +126,7 @@ class RouterPolicy(Policy):
     return softmax(logits_RxA, self.name)
 
   def _read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[int]]:
-    """output_RxC at the end of each text: logits_RxA, or for heads hidden_RxD; and how many tokens
-    were new."""
+    """output_RxC (logits_RxA, for heads hidden_RxD) at each text's end; how many tokens are new."""
     fed, pending, output_of = [], [], {}  # pending: (row, first position, tokens) to be fed
     for live in ready:
       row, held = self._held.get(live) or (self._free_rows.pop(), [])

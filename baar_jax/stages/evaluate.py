@@ -44,14 +44,13 @@ def main(run: Run) -> None:
 
 
 def _play(run: Run, planned: Sequence[Entry], split: str) -> None:
-  """Runs the entries' episodes on dev or on test: the n-th seed of either with the routers of the
-  training seed n modulo their number."""
+  """Runs entries' episodes on a split; its n-th seed plays training seed n modulo their number."""
   trainings = run.trainings()
   for number, training in enumerate(trainings):
     load = lru_cache(maxsize=1)(partial(_load_trained, training))  # a router's entries are adjacent
     jobs = _list_jobs(run, split, number, len(trainings))
     for entry in planned:
-      if entry.unlimited:
+      if entry.uncapped_policy:
         _reuse(run, entry, jobs)
       policy = rule_policy(entry.family, entry.policy, **entry.parameters)
       policy = policy or _make_policy(training, entry, load)
@@ -71,11 +70,11 @@ def _reuse(run: Run, entry: Entry, jobs: Sequence[Job]) -> None:
   the same draws follow from the same task, seed and step.
   """
   missing = {(job.task.id, job.seed) for job in jobs} - run.store.keys(entry.policy)
-  table = run.store.table([entry.unlimited])
+  table = run.store.table([entry.uncapped_policy])
   # With all K calls made, a router would not be asked again.
   unchanged = table[table.large_calls < entry.call_budget]
   keys = missing & set(zip(unchanged.task_id, unchanged.seed))
-  run.store.add_equal(entry.policy, entry.call_budget, entry.unlimited, keys)
+  run.store.add_equal(entry.policy, entry.call_budget, entry.uncapped_policy, keys)
 
 
 def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
@@ -153,7 +152,7 @@ def predict_scores(
   scores = []
   for heads, data in forecasters:
     left = count_calls_left(heads, calls, usd, ())
-    facts = describe(left, 0.0, 0, 0, data.steps_N)
+    facts = describe(left, 0.0, 0, 0, data.max_steps_N)
     value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts)
     allowed_NxA = advantage_NxA if left >= 1 else advantage_NxA[:, [SMALL]]
     scores.append(np.clip(value_N + allowed_NxA.max(axis=1), 0.0, 1.0))

@@ -12,6 +12,7 @@ from baar_jax.envs.process import class_of
 from baar_jax.episode import SPLITS, Usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.policies import (
+  ALWAYS,
   BOUNDARIES,
   entries,
   explored_name,
@@ -91,7 +92,7 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
   profiled, count = ids["train"] | ids["dev"], tasks["train"] + tasks["dev"]
   planned: list[tuple] = []  # first the tasks that each policy plays
   if stage == "profile":
-    trials = max(c.profile.trials, *c.profile.robustness, 0)
+    trials = max((c.profile.trials, *c.profile.robustness))
     planned = [(profiled, name, name, count * trials, None) for name in BOUNDARIES]
   elif stage == "references" and not c.references.clone_large:
     hard = {split: HARD_TASKS * tasks[split] for split in ("train", "dev")}
@@ -106,7 +107,7 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
       planned.append((ids["train"], explored_name(c), "", explored, None))
   elif stage in ("bopo", "baselines"):
     if stage == "baselines" and "single-turn" in c.baselines.rivals:
-      between = [e.policy for e in entries(c) if e.family == "always"]
+      between = [e.policy for e in entries(c) if e.family == ALWAYS]
       planned = [(profiled, name, "", count * c.profile.trials, None) for name in between]
     episodes = min(c.bopo.tasks_per_update, tasks["train"]) * c.bopo.group_size
     for family, parameters in routers(c):

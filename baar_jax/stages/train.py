@@ -23,20 +23,13 @@ from baar_jax.rollout.policies import (
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import save_qwen2, weights_directory
 from baar_jax.run import Run
+from baar_jax.train import dataset
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
-from baar_jax.train.dataset import (
-  add_proposals,
-  draw_batches,
-  load_pretraining_episodes,
-  load_profiles,
-  load_references,
-)
 from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored
 from baar_jax.train.trainer import Label, label_failures
 from baar_jax.train.values import fit_values
 
 WARMUP = 10  # updates of the pretraining
-ADAM = {"adam_eps": 1e-8, "weight_decay": 1e-4, "clip_norm": 1.0}
 
 
 def setup(run: Run) -> None:
@@ -53,11 +46,12 @@ def setup(run: Run) -> None:
 def profile(run: Run) -> None:
   """Measures every task's difficulty and costs, and trains or adopts the tokenizer."""
   tasks = run.tasks("train") + run.tasks("dev")
-  trials = max(run.config.profile.trials, *run.config.profile.robustness, 0)
+  trials = max((run.config.profile.trials, *run.config.profile.robustness))
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in range(trials)]
   for policy in run.boundaries:
     run.collect(f"profile {policy.name}", policy, jobs)
-  train, dev = (load_profiles(run.store, run.config, split=split) for split in ("train", "dev"))
+  load = partial(dataset.load_profiles, run.store, run.config)
+  train, dev = load(split="train"), load(split="dev")
   for task in tasks:
     if task.id not in train | dev:
       run.print(f"left out: {task.id} has no trial of both boundaries")
@@ -73,8 +67,8 @@ def profile(run: Run) -> None:
   exchange(None)  # waits until every process is here
   run.store.finish("profile")
   for split, profiles in (("train", train.values()), ("dev", dev.values())):
-    mix = dict(collections.Counter(profile.difficulty for profile in profiles))
-    inverted = sum(profile.cost_small > profile.cost_large for profile in profiles)
+    mix = dict(collections.Counter(p.difficulty for p in profiles))
+    inverted = sum(p.cost_small > p.cost_large for p in profiles)
     counts = f"{len(profiles)} tasks, {mix}, SMALL dearer than LARGE on {inverted}"
     run.print(f"profile of {split}: {counts}")
 
@@ -83,8 +77,8 @@ def references(run: Run) -> None:
   """Collects the trajectory tau* of every training task, for SFT, and of every dev task."""
   run.require("profile")
   tasks, c = run.tasks("train") + run.tasks("dev"), run.config.references
-  profiles = load_profiles(run.store, run.config)
-  profiles |= load_profiles(run.store, run.config, split="dev")
+  profiles = dataset.load_profiles(run.store, run.config)
+  profiles |= dataset.load_profiles(run.store, run.config, split="dev")
   hard = [task for task in tasks if task.id in profiles and profiles[task.id].difficulty == "hard"]
 
   def collect(family: str, tasks: Sequence[Task], **samples: int) -> None:
@@ -99,7 +93,7 @@ def references(run: Run) -> None:
       rest = [task for task in train if task not in hard]
       collect(EXPLORED, rest, samples=c.samples, together=c.together)
   collect(TOGETHER, [task for task in train if task in hard], samples=c.together)
-  trajectories = load_references(run.store, run.config, profiles)
+  trajectories = dataset.load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]
   fallback = sum(episode.policy == ALWAYS_LARGE for episode in chosen)
@@ -121,13 +115,14 @@ def pretrain(run: Run) -> None:
   if c.epochs == 0:
     return
   run.require("references")
-  episodes = load_pretraining_episodes(run.store, run.config)
+  episodes = dataset.load_pretraining_episodes(run.store, run.config)
   updates = max(1, c.epochs * len(episodes) // c.batch_episodes)
-  warmup_share = min(1.0, WARMUP / updates)
-  config = SFTConfig(updates, learning_rates=(c.learning_rate,), warmup_share=warmup_share, **ADAM)
-  for trained in run.trainings():
-    draw = partial(draw_batches, episodes, c.batch_episodes, trained.config.seed, newest_first=True)
-    fit_stored(trained, "pretrain", config, draw)
+  rates, warmup_share = (c.learning_rate,), min(1.0, WARMUP / updates)
+  config = SFTConfig(updates, learning_rates=rates, warmup_share=warmup_share, weight_decay=1e-4)
+  for training in run.trainings():
+    seed = training.config.seed
+    draw = partial(dataset.draw_batches, episodes, c.batch_episodes, seed, newest_first=True)
+    fit_stored(training, "pretrain", config, draw)
 
 
 def value(run: Run) -> None:
@@ -135,15 +130,15 @@ def value(run: Run) -> None:
   if run.config.value.updates == 0:
     return
   run.require("references")
-  for trained in run.trainings():
-    fit_values(trained)
+  for training in run.trainings():
+    fit_values(training)
 
 
 def sft(run: Run) -> None:
   """The router imitates the decisions of the references (paper: BoSFT)."""
   run.require("references")
-  for trained in run.trainings():
-    fit_sft(trained)
+  for training in run.trainings():
+    fit_sft(training)
 
 
 def bopo(run: Run) -> None:
@@ -152,25 +147,25 @@ def bopo(run: Run) -> None:
   Of a served run it takes one update, from what clients have sampled since the last one, if any.
   """
   run.require("references")
-  for trained in run.trainings():
+  for training in run.trainings():
     for lam in run.config.bopo.lam:
-      fit_rollouts(trained, "bopo", lam)
+      fit_rollouts(training, "bopo", lam)
 
 
 def baselines(run: Run) -> None:
   """The rivals of BoPO and its ablations are trained on what the run has stored."""
   c = run.config.baselines
   run.require("references")
-  for trained in run.trainings():
+  for training in run.trainings():
     if "cascade" in c.rivals:
-      train_cascade(trained)
+      train_cascade(training)
     if "single-turn" in c.rivals:
-      train_single_turn(trained)
+      train_single_turn(training)
     # Vanilla RL has BoPO's SFT router, tasks, seeds and number of episodes (paper).
     for lam in run.config.bopo.lam if "vanilla" in c.rivals else ():
-      fit_rollouts(trained, "vanilla", lam)
+      fit_rollouts(training, "vanilla", lam)
     for ablation in c.ablations:
-      ablated = trained.ablate(ablation)
+      ablated = training.ablate(ablation)
       if ablation == UNSTRATIFIED:
         fit_sft(ablated)
       fit_rollouts(ablated, "bopo", compared_lam(run.config))
@@ -185,10 +180,10 @@ def train_cascade(run: Run) -> None:
   """
   dearest, episodes = len(run.pair.names) - 1, {}
   for split in ("train", "dev"):
-    profiles = load_profiles(run.store, run.config, split=split)
-    trials = [e for profile in profiles.values() for e in profile.small]
+    profiles = dataset.load_profiles(run.store, run.config, split=split)
+    trials = [e for p in profiles.values() for e in p.small]
     trials += [e for e in run.store.episodes(stratified_name(run.config)) if e.task_id in profiles]
-    proposed = [add_proposals(e, dearest) for e in trials]
+    proposed = [dataset.add_proposals(e, dearest) for e in trials]
     episodes[split] = [e for e in proposed if any(s.proposal is not None for s in e.steps)]
   _fit_rival(run, "cascade", **episodes, label=partial(label_failures, dearest=dearest))
 
@@ -206,10 +201,10 @@ def train_single_turn(run: Run) -> None:
   between = [run.collect(f"single-turn {rule.name}", rule, jobs) for rule in rules]
   winners, learnt = {}, {}
   for split in ("train", "dev"):
-    profiles = load_profiles(run.store, run.config, split=split)
-    by_model = [[e for profile in profiles.values() for e in profile.small]]
+    profiles = dataset.load_profiles(run.store, run.config, split=split)
+    by_model = [[e for p in profiles.values() for e in p.small]]
     by_model += [[e for e in episodes if e.task_id in profiles] for episodes in between]
-    by_model += [[e for profile in profiles.values() for e in profile.large]]
+    by_model += [[e for p in profiles.values() for e in p.large]]
     winners |= find_winners(*by_model)
     learnt[split] = [e for group in by_model for e in group if (e.task_id, e.seed) in winners]
   label = lambda e: [winners[e.task_id, e.seed]] * len(e.steps)  # noqa: E731
@@ -227,8 +222,9 @@ def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
 
 
 def _fit_rival(run: Run, name: str, train: list[Episode], dev: list[Episode], label: Label) -> None:
+  """Trains a rival's router on labelled decisions, with SFT's settings but for the updates."""
   config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
-  draw = partial(draw_batches, train, config.batch_episodes, f"{run.config.seed}|{name}")
+  draw = partial(dataset.draw_batches, train, config.batch_episodes, f"{run.config.seed}|{name}")
   fit_stored(run, name, config, draw, dev, label)
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
-from baar_jax.episode import LARGE, Episode, Task
+from baar_jax.episode import Episode, Task
 from baar_jax.rollout.policies import BOUNDARIES, explored_name, stratified_name, together_name
 from baar_jax.store import Store
 from baar_jax.train import rewards
@@ -109,7 +109,7 @@ def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
   """What the profile's first trials and the references stored of training tasks."""
   samples = range(1, config.references.samples + 1)
   episodes = _load_episodes(store, config, range(config.profile.trials), samples)
-  return episodes + list(store.episodes(together_name(config)))
+  return episodes + store.episodes(together_name(config))
 
 
 def load_value_episodes(store: Store, config: Config) -> list[Episode]:
@@ -134,7 +134,7 @@ def _load_episodes(store: Store, config: Config, trials: Iterable[int], samples:
   return [e for e in episodes if e.task_id in train]
 
 
-def add_proposals(episode: Episode, dearest: int = LARGE) -> Episode:
+def add_proposals(episode: Episode, dearest: int) -> Episode:
   """The episode as a cascade would have seen it: all but the dearest proposed first."""
   steps = [
     dataclasses.replace(step, proposal=None if step.model == dearest else step.action)
@@ -144,12 +144,12 @@ def add_proposals(episode: Episode, dearest: int = LARGE) -> Episode:
 
 
 def draw_sft_batches(store: Store, config: Config, split: str = "train") -> Iterator[list[Episode]]:
-  """References with a set share of those of hard tasks; in a batch of dev there is room for all."""
+  """Batches of references, a set share of them of hard tasks; a batch of dev has room for all."""
   profiles = load_profiles(store, config, split=split)
   references = load_references(store, config, profiles).values()
   hard = [e for e in references if profiles[e.task_id].difficulty == "hard"]
   rest = [e for e in references if profiles[e.task_id].difficulty != "hard"]
-  size = max(config.sft.batch_episodes, len(references) * (split == "dev"))
+  size = max(config.sft.batch_episodes, len(references) if split == "dev" else 0)
   return mix_batches(hard, rest, size, config.sft.hard_share, config.seed)
 
 

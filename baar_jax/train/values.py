@@ -34,10 +34,10 @@ SPREAD_EPS = 1e-3
 TINY_USD = 1e-9  # models may be free of charge
 HEADS = "heads.npz"  # the file of a training's heads
 LAYERS = [(0, 0)] * 3  # weight and bias
-STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, 0, 0, 0))
+STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, 0, 0, 0))  # of the stored heads
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
-CAPPED_SHARE = 0.6  # of the draws that have a cap
-FREE_SHARES = 0.8, 0.1  # of those with a cap, and of those without one, at price 0
+CAPPED_SHARE = 0.6  # of the draws that have a cap (our choice)
+PRICE_0_SHARES = 0.8, 0.1  # at price 0, of draws with a cap and of those without (our choice)
 
 
 class Transitions(NamedTuple):
@@ -49,8 +49,8 @@ class Transitions(NamedTuple):
   gain_N: np.ndarray  # of score by the step, where the environment tells it; else all by the last
   last_N: np.ndarray  # whether the episode ends with it
   step_N: np.ndarray
-  large_N: np.ndarray  # LARGE calls before it
-  steps_N: np.ndarray  # the task's max_steps
+  large_calls_N: np.ndarray  # before it
+  max_steps_N: np.ndarray  # the task's
 
 
 def load_trunk(directory: Path, config: Config, mesh: Mesh, train_seed=0) -> tuple[Qwen2, View]:
@@ -64,7 +64,7 @@ def load_trunk(directory: Path, config: Config, mesh: Mesh, train_seed=0) -> tup
 def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> Transitions:
   """The decisions of episodes on tasks of a split, in their order, with what the trunk computes."""
   model, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
-  trunk = ShardedRouter(model, (), run.mesh, run.config.router.dtype)
+  trunk = ShardedRouter(model, (), run.mesh, run.config.router.dtype)  # no logits
   tasks = {task.id: task for task in run.store.tasks(split)}
   hidden_NxD = Batcher(run.config, view, tasks.values()).compute(trunk.hidden, episodes)
   profiles = dataset.load_profiles(run.store, run.config).values()
@@ -116,19 +116,6 @@ def fit_values(run) -> None:
   exchange(None)  # waits until they are written
 
 
-def load_heads(directory: Path, config: Config, train_seed: int = 0) -> Heads:
-  """The heads in a run's directory. Raises ValueError if they are missing or damaged."""
-  path = checkpoint_directory(directory, config, "value", None, train_seed) / HEADS
-  try:
-    with np.load(path) as stored:
-      leaves = list(stored.values())
-    for x in leaves:
-      check_finite(x, "heads")
-    return jax.tree.unflatten(STRUCTURE, leaves)
-  except (ValueError, OSError, zipfile.BadZipFile) as error:
-    raise ValueError(f"{path} is missing or damaged: remove it and run --stage=value") from error
-
-
 def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
   """Yields (updates done, the target's heads, mean loss) after each `ROUND` updates."""
   schedule = optax.cosine_decay_schedule(config.learning_rate, config.updates)
@@ -136,19 +123,19 @@ def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
   nets, scale = heads[:2], heads[2:]
   data = jax.tree.map(jnp.asarray, data)
   returns = jax.tree.map(jnp.asarray, compute_returns(data))
-  state, target = jax.vmap(optimizer.init)(nets), nets
-  axes = None, None, None, 0, 0, 0, 0, None
+  state, slow_nets = jax.vmap(optimizer.init)(nets), nets
+  axes = None, None, None, 0, 0, 0, 0, None, None
   step = jax.jit(jax.vmap(partial(_update, optimizer, config), axes))
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
-    imitate = done <= config.return_share * config.updates
-    nets, target, state, loss_E = step(
-      data, returns, scale, nets, target, state, keys, (done, imitate)
+    use_returns = done <= config.return_share * config.updates
+    nets, slow_nets, state, loss_E = step(
+      data, returns, scale, nets, slow_nets, state, keys, done, use_returns
     )
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
-      yield done, Heads(*target, *scale), float(np.mean(losses))
+      yield done, Heads(*slow_nets, *scale), float(np.mean(losses))
       losses = []
 
 
@@ -172,20 +159,21 @@ def compute_target(gain, cost, last, weight, value, advantage, calls_after):
   return weight * gain - (1 - weight) * cost + jnp.where(last, 0.0, value + best)
 
 
-def _update(optimizer, config, data, returns, scale, nets, target, state, key, now):
+def _update(
+  optimizer, config, data, returns, scale, nets, slow_nets, state, key, done, use_returns
+):
   """One step of one head on drawn decisions, each under a drawn cap and price.
 
-  `now` is (number of the update, whether returns are learnt as they were). Returns the head's nets,
-  its target's, the optimizer's state and the loss.
+  `done` is the number of the update, `use_returns` whether returns are learnt as they were. Returns
+  the head's nets, its target's (the slow ones), the optimizer's state and the loss.
   """
-  done, imitate = now
   key_n, key_c, key_f, key_w, key_r, key_h = jax.random.split(jax.random.fold_in(key, done), 6)
   shape = (config.batch_decisions,)
   n = jax.random.randint(key_n, shape, 0, len(data.model_N))
   here = jax.tree.map(lambda x: x[n], data)
   after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, len(data.model_N) - 1)], data)
   capped = jax.random.uniform(key_c, shape) < CAPPED_SHARE
-  free = jax.random.uniform(key_f, shape) < jnp.where(capped, *FREE_SHARES)
+  free = jax.random.uniform(key_f, shape) < jnp.where(capped, *PRICE_0_SHARES)
   lightest = 1 / (1 + MAX_PRICE)
   weight = jnp.where(free, 1.0, jax.random.uniform(key_w, shape, minval=lightest))
   used = (here.model_N != SMALL).astype(jnp.float32)
@@ -194,16 +182,17 @@ def _update(optimizer, config, data, returns, scale, nets, target, state, key, n
   price = 1 / weight - 1
 
   def estimate(nets, part, left, hidden):
-    facts = describe(left, price, part.step_N, part.large_N, part.steps_N)
+    facts = describe(left, price, part.step_N, part.large_calls_N, part.max_steps_N)
     return estimate_one(Heads(*nets, *scale), hidden, facts)
 
-  value, advantage = estimate(target, after, left - used, after.hidden_NxD)
+  value, advantage = estimate(slow_nets, after, left - used, after.hidden_NxD)
   target_N = compute_target(
     here.gain_N, here.cost_N, here.last_N, weight, value, advantage, left - used
   )
   gain_N, cost_N = (x[n] for x in returns)
-  target_N = jnp.where(imitate, weight * gain_N - (1 - weight) * cost_N, target_N)
-  noise = config.noise * scale[1][None] * jax.random.normal(key_h, here.hidden_NxD.shape)
+  target_N = jnp.where(use_returns, weight * gain_N - (1 - weight) * cost_N, target_N)
+  _, spread_D, _ = scale
+  noise = config.noise * spread_D[None] * jax.random.normal(key_h, here.hidden_NxD.shape)
 
   def loss(nets):
     value, advantage = estimate(nets, here, left, here.hidden_NxD + noise)
@@ -213,5 +202,18 @@ def _update(optimizer, config, data, returns, scale, nets, target, state, key, n
   error, gradient = jax.value_and_grad(loss)(nets)
   updates, state = optimizer.update(gradient, state, nets)
   nets = optax.apply_updates(nets, updates)
-  target = jax.tree.map(lambda old, new: old + TARGET_RATE * (new - old), target, nets)
-  return nets, target, state, error
+  slow_nets = jax.tree.map(lambda old, new: old + TARGET_RATE * (new - old), slow_nets, nets)
+  return nets, slow_nets, state, error
+
+
+def load_heads(directory: Path, config: Config, train_seed: int = 0) -> Heads:
+  """The heads in a run's directory. Raises ValueError if they are missing or damaged."""
+  path = checkpoint_directory(directory, config, "value", None, train_seed) / HEADS
+  try:
+    with np.load(path) as stored:
+      leaves = list(stored.values())
+    for x in leaves:
+      check_finite(x, "heads")
+    return jax.tree.unflatten(STRUCTURE, leaves)
+  except (ValueError, OSError, zipfile.BadZipFile) as error:
+    raise ValueError(f"{path} is missing or damaged: remove it and run --stage=value") from error
