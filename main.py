@@ -4,6 +4,7 @@ What cannot work is refused in one line before anything is opened."""
 
 import dataclasses
 import os
+import re
 import runpy
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
 
 import psutil
 from absl import app, flags, logging
+from jax.errors import JaxRuntimeError
 from ml_collections import config_flags
 from pydantic import TypeAdapter, ValidationError
 
@@ -64,6 +66,10 @@ def main(command: tuple[Config, str]) -> int:
     return 3
   except sqlite3.Error as error:  # such as a full disk
     return fail(f"{config.runs}/{config.name}: {error}")
+  except (MemoryError, JaxRuntimeError) as error:
+    if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    return fail(f"out of memory: lower --config.sft.micro_episodes or other sizes ({error!r:.200})")
   except (ValueError, NotImplementedError, EnvDied, OSError) as error:
     return fail(error)
   return 0
@@ -79,8 +85,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if unexpected := values(argv)[1:]:
       raise flags.Error(f"unexpected argument {unexpected[0]!r}; a stage is --stage=NAME")
-  except flags.Error as error:
-    sys.exit(fail(error))
+  except flags.Error as error:  # without an address or a variable's name, which may hold a key
+    line = re.sub("(?s)(key_variables?|base_urls)=.*", r"\1 is no tuple of texts", str(error))
+    sys.exit(fail(line))
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
     sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
   return config.value, stage.value
@@ -160,6 +167,8 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
     for key in ("base_urls", "key_variables"):
       works = len(getattr(models, key)) in (0, 1, len(models.names))
       yield f"{name}.{key}", works, "for all models together, or one for each"
+  works = c.serve.key_variable in ("", *os.environ)
+  yield "serve.key_variable", works, "the name of an environment variable that is set, or ''"
   step = r.description_tokens + r.action_tokens + 2 * r.result_tokens + MARKUP_TOKENS[r.view]
   yield "router.max_tokens", r.max_tokens >= 2 * step, f"at least {2 * step} for these previews"
   works = r.num_heads % r.num_kv_heads == 0

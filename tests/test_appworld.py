@@ -1,5 +1,6 @@
 """AppWorld on its real engine, with generated tasks: the gold solution passes, all else fails."""
 
+import ctypes
 import os
 from contextlib import closing
 
@@ -78,6 +79,7 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
   ):
     observation, done = env.step(code)
     assert expected in observation and not done
+  assert ctypes.CDLL(None).prctl(3) == 0  # PR_GET_DUMPABLE: nobody reads this process's keys
   observation, _ = env.step("import os\nprint(sorted(os.environ))")
   assert "HOME" in observation and "OPENAI_API_KEY" not in observation
   cut = "y" * appworld.OUTPUT_CHARS + "\n[123 more characters were cut]"

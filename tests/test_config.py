@@ -62,6 +62,7 @@ BAD = {
   "models.skills": ((0.5,), (0.0, 1.5), (0.0, 0.5, 1.0)),
   "models.base_urls": (("http://",), ("https:///v1",), ("a:8000",), ("http://[::1/v1",)),
   "models models.key_variables baselines.judge.key_variables": (("A", "B", "C"), "A KEY", *KEYS),
+  "serve.key_variable": ("AIza_secret",),
   "profile.trials references.samples evaluate.seeds": (1001,),  # the next purpose has these seeds
   "profile.robustness": ((2.5,), (3, 3), (1001,)),
   "bopo.lam": ((), (0.1, -0.1), (0.1, "much"), (0.1, 0.1000001)),
@@ -120,6 +121,7 @@ def test_every_number_has_bounds():
 
 SAID = [  # fields, and what is said of them
   ({"router.hidden_size": 10**6, "router.vocab_size": 10**8}, "these take 1,600,"),  # GB
+  ({"router.max_tokens": 10**6, "router.num_layers": 1000}, "these take "),  # in the cache
   ({"env.kind": "appworld"}, "1 for AppWorld"),
   ({"env.kind": "served"}, "models.kind must be chat"),
   ({"baselines.ablations": ("no-reference",), "bopo.reference_guided": False}, "without no-ref"),

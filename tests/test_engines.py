@@ -86,3 +86,8 @@ def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp
     made = [["toy_maker", str(generated), "3", "2", "1"]] if place == generated else []
     assert [call[-5:] for call in toy if "toy_maker" in call] == made
     assert ("bin/toy-download" in lines[-1]) == bool(made)
+  # Without Landlock agents' code is kept from files by Python alone, which is said.
+  monkeypatch.setitem(engines.ENGINES, "appworld", ENGINE)
+  monkeypatch.setattr(engines, "landlock_version", lambda: 0)
+  engines.set_up("appworld", str(flag), (3, 2, 1), lines.append)
+  assert lines[-1].startswith("setup: without Landlock")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
+from jax.errors import JaxRuntimeError
 
 import main
 
@@ -21,6 +22,7 @@ WRONG = {
   "--config.sft.updates=many": "--config.sft.updates=many ... int",
   "--config=configs/none.py": "configs/none.py ... No such file",
   "--config=README.md": "README.md: SyntaxError",
+  "--config.models.key_variables=('sk-secret',": "key_variables is no tuple of texts",
   "--config.models.names=('gpt-4.1-mini','gpt-9')": "gpt-9 ... --config.models.prices",
   "--config.models.names=('gpt-4.1','gpt-4.1-mini')": "one of them is dearer than the next",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json cannot be",
@@ -67,11 +69,21 @@ def test_a_mistake_is_one_line(arguments, body, said, tmp_path, monkeypatch, cap
   check(code, *capsys.readouterr(), said)
 
 
-def test_a_damaged_store_names_the_run(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+  "error, said",
+  [
+    (sqlite3.DatabaseError("disk image is malformed"), "RUNS/sandbox: disk image is malformed"),
+    (MemoryError(), "out of memory: lower --config.sft.micro_episodes"),
+    (JaxRuntimeError("RESOURCE_EXHAUSTED: 9 bytes"), "out of memory ... 9 bytes"),
+  ],
+)
+def test_a_damaged_store_and_too_little_memory_are_named(
+  error, said, tmp_path, monkeypatch, capsys
+):
   def stage(run):
-    raise sqlite3.DatabaseError("disk image is malformed")
+    raise error
 
   monkeypatch.setitem(main.STAGES, "report", stage)
   command = ["main.py", SANDBOX, "--stage=report", f"--config.runs={tmp_path}"]
   code = main.main(main.parse(command, flags.FlagValues()))
-  check(code, *capsys.readouterr(), f"{tmp_path}/sandbox: disk image is malformed")
+  check(code, *capsys.readouterr(), said.replace("RUNS", str(tmp_path)))

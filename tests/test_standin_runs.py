@@ -78,7 +78,8 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert not left, f"{len(server.seen)} requests are too few for {len(left)} more misbehaviours"
   known = read_spent(tmp_path / "tiny", 2).at_most_usd
   assert billed(server) <= known + 1e-9 < 3 * billed(server)
-  assert query(tmp_path, "SELECT count(*) FROM calls") == [(len(server.seen),)]
+  ((recorded,),) = query(tmp_path, "SELECT count(*) FROM calls")
+  assert recorded >= len(server.seen)  # also what had no time left to be sent
   assert most_replies(tmp_path) == 1
   results = json.loads((tmp_path / "tiny/report/results.json").read_text())
   ledger = results["ledger"]

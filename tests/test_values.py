@@ -127,6 +127,8 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
   trunk, view = values.load_trunk(run.dir, run.config, run.mesh)
   heads, estimate = make_heads(8, 16), Mock(wraps=policy_module.estimate)
   policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, told=told)
+  with pytest.raises(ValueError, match="^hidden states of c: all numbers must be finite$"):
+    policy._predict(np.full((1, 16), np.nan), ())
   monkeypatch.setattr(policy_module, "estimate", estimate)
   jobs = [Job(task, 2000) for task in run.store.tasks("train")]
   run.collect("capped", policy, jobs, call_budget=3)
@@ -144,7 +146,7 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
   assert next(decisions, None) is None
 
 
-def test_heads_are_kept_whole(run, tmp_path):
+def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
   """What is loaded was fitted; a damaged file is one line, and a second fit does nothing."""
   with pytest.raises(ValueError, match="is missing or damaged: remove it and run --stage=value"):
     values.load_heads(run.dir, run.config)
@@ -158,6 +160,16 @@ def test_heads_are_kept_whole(run, tmp_path):
   assert path.read_bytes() == stored
   with pytest.raises(ValueError, match="run --stage=evaluate"):
     evaluate.forecast(run)
+  arrays = dict(np.load(path))
+  for array in (np.array(np.nan), np.array([{}])):  # the last would have to be unpickled
+    np.savez(path, **arrays | {"arr_0": array})
+    with pytest.raises(ValueError, match="heads.npz is missing or damaged"):
+      values.load_heads(run.dir, run.config)
   path.write_bytes(stored[:-100])
   with pytest.raises(ValueError, match="heads.npz is missing or damaged"):
     values.load_heads(run.dir, run.config)
+  path.unlink()
+  monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
+  with pytest.raises(ValueError, match="^value stopped: update 2 has loss nan; last good"):
+    values.fit_values(run)
+  assert not path.exists()
