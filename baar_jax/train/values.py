@@ -165,7 +165,7 @@ def _update(
   """One step of one head on drawn decisions, each under a drawn cap and price.
 
   `done` is the number of the update, `use_returns` whether returns are learnt as they were. Returns
-  the head's nets, its target's (the slow ones), the optimizer's state and the loss.
+  the head's nets, the slow nets of its target, the optimizer's state and the loss.
   """
   key_n, key_c, key_f, key_w, key_r, key_h = jax.random.split(jax.random.fold_in(key, done), 6)
   shape = (config.batch_decisions,)
