@@ -34,11 +34,12 @@ from baar_jax.rollout.policies import BOUNDARIES, Job, Policy, rule_policy
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import RESTORE, Store, read_config
 
-# What may change between stages of one run: no stored result and no training depends on it.
+# What may change between stages of one run: no stored result and, but for the rounding of sums, no
+# training depends on it.
 CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s bopo.lam
 traces serve baselines profile.robustness evaluate value.prices distributed max_usd dry_run
 models.key_variables models.concurrency models.token_limit_field models.timeout_s models.retries
-models.max_failures"""
+models.max_failures sft.micro_episodes"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
