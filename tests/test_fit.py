@@ -130,22 +130,13 @@ def test_a_killed_training_goes_on_to_the_same_parameters(
   assert_same(leaves(run, name, lam), leaves(unbroken, name, lam))
 
 
-@pytest.mark.parametrize(
-  "rate, best, updates, losses",
-  [
-    # Two checks without a new best end a training: an equal loss is none.
-    (0.01, 2, 4, {0.01: [0.9, 0.7, 0.8, 0.7], 0.02: [0.8, 0.75, 0.76, 0.77]}),
-    (0.02, 5, 5, {0.01: [0.9, 0.7, 0.8, 0.7], 0.02: [0.9, 0.8, 0.9, 0.7, 0.6]}),
-  ],
-)
-def test_the_best_update_of_the_best_learning_rate_is_kept(
-  copied, monkeypatch, rate, best, updates, losses
-):
+def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
+  # Two checks without a new best end a training: an equal loss is none.
+  losses = {0.01: [0.9, 0.7, 0.8, 0.7], 0.02: [0.9, 0.6, 0.7, 0.5, 0.6], 0.03: [0.6, 0.7, 0.8]}
   seen, make_optimizer = {}, Mock(wraps=fit.sft_optimizer)
 
   def loss(trainer, batches):
-    """The loss by learning rate and by the optimizer's count of steps."""
-    update = int(jax.tree.leaves(trainer.optimizer_state)[0])
+    update = int(jax.tree.leaves(trainer.optimizer_state)[0])  # its count of steps
     rate = make_optimizer.call_args.args[1]
     seen[rate, update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
     return losses[rate][update - 1]
@@ -153,12 +144,12 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(
   monkeypatch.setattr(fit, "sft_optimizer", make_optimizer)
   monkeypatch.setattr(Trainer, "loss", loss)
   run = copied("referenced")
-  vars(run.config.sft).update(updates=5, patience=2, learning_rates=(0.01, 0.02))
+  vars(run.config.sft).update(updates=5, patience=2, learning_rates=tuple(losses))
   sft(run)
-  assert_same(leaves(run, "sft"), seen[rate, best])
+  assert_same(leaves(run, "sft"), seen[0.02, 4])
   line = logged(run, "stored-training")[-1]
   found = line["learning_rate"], line["best_update"], line["updates"], line["dev_loss"]
-  assert found == (rate, best, updates, min(losses[rate]))
+  assert found == (0.02, 4, 5, 0.5)
   tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")]
   assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
 
@@ -166,7 +157,7 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(
 def test_another_training_seed_is_added_to_a_run(copied):
   """With its own luck, and rollouts of other seeds for each update."""
   run = copied("tiny")
-  before, updates = leaves(run, "bopo", 0.1), len(logged(run, "bopo"))
+  before = leaves(run, "bopo", 0.1)
   run.config.train_seeds = 2
   sft(run)
   bopo(run)
@@ -174,11 +165,9 @@ def test_another_training_seed_is_added_to_a_run(copied):
   for family, lam in (("sft", None), ("bopo", 0.1)):
     pairs = zip(leaves(run, family, lam), leaves(run, family, lam, train_seed=1), strict=True)
     assert any(not np.array_equal(one, other) for one, other in pairs)
-  assert {line["train_seed"] for line in logged(run, "bopo")[updates:]} == {1}
   for name, first in (("0.1)/1", 10_000), ("0.1)/2", 10_002), ("0.1,seed=1)/2", 1_010_002)):
     episodes = run.store.episodes(f"bopo(lam={name}")
     assert {e.seed for e in episodes} == {first, first + 1}
-    assert all(step.logp < 0 for e in episodes for step in e.steps)
 
 
 @pytest.mark.parametrize(
@@ -208,15 +197,14 @@ def test_a_training_stops_at_the_first_number_that_is_none(
 
 
 @pytest.mark.parametrize(
-  "dynamic, limit, pools, counts",
+  "limit, pools, counts",
   [
-    (True, 3, ("1122", "3344", "5566", "7788"), (32, 8)),  # as many steps as BoPO's 4 x 2
-    (True, 1, ("1122", "3344"), (16, 4)),  # but no more than `limit` times its episodes
-    (False, 3, ("11", "22", "33", "44"), (16, 4)),
+    (3, ("1122", "3344", "5566", "7788"), (32, 8)),  # as many steps as BoPO's 4 x 2
+    (1, ("1122", "3344"), (16, 4)),  # but no more than `limit` times its episodes
   ],
 )
 def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
-  copied, unbroken, monkeypatch, dynamic, limit, pools, counts
+  copied, unbroken, monkeypatch, limit, pools, counts
 ):
   """Of each batch's two groups one is kept: with dynamic sampling two batches make one pool."""
 
@@ -228,9 +216,8 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   monkeypatch.setattr(fit, "VANILLA_BATCHES", limit)
   run = copied("imitated")
   method = fit.list_methods(run.config.bopo)["bopo"]
-  changes = {"compute_advantages": one_group, "dynamic_sampling": dynamic}
-  changed = {"bopo": dataclasses.replace(method, **changes)}
-  monkeypatch.setattr(fit, "list_methods", lambda config: changed)
+  method = dataclasses.replace(method, compute_advantages=one_group, dynamic_sampling=True)
+  monkeypatch.setattr(fit, "list_methods", lambda config: {"bopo": method})
   bopo(run)
   learned = [call.args[3] for call in update_policy.call_args_list]
   assert ["".join(e.policy[-1] for e in pool) for pool in learned] == [*pools]

@@ -5,7 +5,6 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import hf
 import jax
@@ -15,7 +14,6 @@ import pytest
 import tokenizers
 from flax import nnx
 from golden import make_qwen2
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from baar_jax.config import Config, RouterConfig
@@ -80,14 +78,6 @@ def test_transformers_loads_what_is_saved(tmp_path):
   assert [id for id in ids if id >= 300] == [301, 300]
 
 
-def test_sizes_that_config_json_leaves_out(tmp_path):
-  rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-  absent = {"num_key_value_heads": None, "head_dim": None, "rope_theta": None}
-  set_fields(hf.write(tmp_path, hf.SHAPES["multihead"]), absent | rope)
-  config = weights.read_config(tmp_path)
-  assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 10, 500.0)
-
-
 CASES = [(SHAPE, "bfloat16", 1), (UNTIED, "float32", 4), (UNTIED, "float16", 1)]
 
 
@@ -125,15 +115,6 @@ def test_the_first_layers_alone_are_a_smaller_router(adopt, tmp_path):
   start = load_initial(tmp_path, Config(router=view.config), view, None)
   small, big = start.embedding_VxD[...][np.array(view.decision_ids)]
   np.testing.assert_array_equal(small, big)  # what the words' rows are for is cut off
-
-
-def test_a_directory_appears_when_it_is_whole(tmp_path, monkeypatch):
-  base = hf.write(tmp_path / "base", UNTIED, tokens=300)
-  disk_full = Mock(side_effect=SafetensorError("no space left"))
-  monkeypatch.setattr(weights, "save_file", disk_full)
-  with pytest.raises(ValueError, match="^\\S+model.safetensors cannot be written: no space left$"):
-    save_qwen2(load_qwen2(base), tmp_path / "saved", base / "tokenizer.json")
-  assert not (tmp_path / "saved").exists()
 
 
 def set_fields(directory: Path, changes: dict) -> None:
@@ -179,15 +160,13 @@ def test_a_tensor_that_does_not_fit_is_refused(tmp_path):
 
 
 def test_a_config_that_does_not_fit_is_refused(tmp_path):
-  wrong = [("vocab_size", value) for value in ("many", [3], -1, 10**400, None)]
-  wrong += [("rope_theta", value) for value in (None, float("nan"), 10**400)]
-  wrong += [("rms_norm_eps", float("inf")), ("rms_norm_eps", -1e-6), ("hidden_act", "gelu")]
-  wrong += [("num_hidden_layers", 10**6), ("head_dim", 9), ("num_key_value_heads", 0)]
-  wrong += [("model_type", "llama"), ("model_type", None), ("use_sliding_window", True)]
-  wrong += [("rope_scaling", {"type": "yarn"}), ("quantization_config", {"bits": 4})]
+  wrong = [("vocab_size", value) for value in ("many", -1, 10**400, None)]
+  wrong += [("rope_theta", float("nan")), ("rms_norm_eps", float("inf")), ("head_dim", 9)]
+  wrong += [("num_hidden_layers", 10**6), ("num_key_value_heads", 0), ("model_type", "llama")]
+  wrong += [("use_sliding_window", True), ("rope_scaling", {"type": "yarn"})]
+  wrong += [("quantization_config", {"bits": 4})]
   rows = [({name: value}, f"{CONFIG} has a wrong {name} (") for name, value in wrong]
-  unreadable = ("hidden_size", None), ("num_attention_heads", 0), ("rope_parameters", [1])
-  rows += [({name: value}, f"{CONFIG} cannot be read (") for name, value in unreadable]
+  rows += [({"num_attention_heads": 0}, f"{CONFIG} cannot be read (")]
   rows += [({"rope_parameters": {"rope_type": "yarn"}}, "rope_type (Input should be 'default')")]
   rows += [({"num_key_value_heads": 4}, "num_attention_heads is no multiple of num_key_")]
   # 10^8 rows of 10^6 numbers of 4 bytes are 400,000 GB, and each layer 1.1.
