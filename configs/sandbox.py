@@ -9,12 +9,15 @@ def get_config(setting: str = "") -> config.Config:
   c = config.Config(name="sandbox-trio" if setting else "sandbox")
   if setting:
     c.models.names = TRIO
-  c.env = config.EnvConfig("sandbox", 480, 128, 256, max_steps=18, live_per_process=16)
+  c.env = config.EnvConfig("sandbox", 1920, 128, 256, max_steps=18, live_per_process=16)
   texts = {"max_tokens": 320, "description_tokens": 16, "action_tokens": 8, "result_tokens": 16}
   c.router = config.RouterConfig(vocab_size=512, **RANDOM_WEIGHTS, **texts)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
-  fit = {"heads": 3, "value_width": 128, "advantage_width": 128}  # many tasks, so less noise
-  c.value = config.ValueConfig(updates=5000, **fit, noise=0.1, weight_decay=0.1)
+  c.references.explored = True
+  fit = {"heads": 3, "value_width": 128, "advantage_width": 128}
+  smooth = {"noise": 0.0, "weight_decay": 0.0}  # so many episodes are not learnt by heart
+  prices = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
+  c.value = config.ValueConfig(updates=20_000, prices=prices, **fit, **smooth)
   c.sft = config.SFTConfig(updates=60, micro_episodes=32, learning_rates=(3e-3,))
   c.bopo = config.BoPOConfig(
     lam=(0.3,),
