@@ -23,7 +23,7 @@ from baar_jax.run import Run
 from baar_jax.stages import serve
 
 AT_ONCE, TOLERANCE_USD = 40, 1e-9
-PRICES = {"small": ("1", "0.5", "2"), "large": ("5", "2", "10")}
+PRICES = {"small": (1.0, 0.5, 2.0), "large": (5.0, 2.0, 10.0)}
 FAULTS = ("429", "500", "503", "drop", "stall", "malformed", "cut_stream", "unpriced", "empty")
 WORDS = "Thought: I look around and go on, as before.\n\nAction: go"
 LOST = httpx2.TransportError, httpx2.StreamError  # what a client sees of a server that was killed
@@ -152,8 +152,7 @@ async def play_batch(schedules: list[Schedule], server: Server, upstream: StandI
 def run_schedules(count: int, seed: int, runs: str) -> dict:
   """Plays so many schedules and returns what happened. Raises AssertionError if one fails."""
   draw, faults, schedules = random.Random(seed), random.Random(seed), []
-  prices = tuple(tuple(map(float, price)) for price in PRICES.values())
-  models = ModelsConfig("chat", tuple(PRICES), prices=prices, timeout_s=3.0, retries=2)
+  models = ModelsConfig("chat", tuple(PRICES), prices=(*PRICES.values(),), timeout_s=3.0, retries=2)
   config = Config(name="s", runs=runs, env=EnvConfig("served"), models=models)
   config.serve = ServeConfig(policy="random", max_sessions=10)
   upstream = StandIn(
@@ -174,7 +173,6 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
       batch = [Schedule(f"{seed}-{number}", server.url) for number in numbers]
       asyncio.run(play_batch(batch, server, upstream, draw))
       schedules += batch
-      print(f"{len(schedules)} schedules", file=sys.stderr, flush=True)
     sessions = check_all()
     server.restart()
     assert check_all() == sessions

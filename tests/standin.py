@@ -191,22 +191,6 @@ def long_body(h, request, text, pack=bytes, **headers):
   h.send(200, pack(BLANKS + h.answer(request, text)), headers)
 
 
-def renamed(h, request, text):
-  """Cached tokens under DeepSeek's names; as many as are fresh are written, under LiteLLM's."""
-  body = json.loads(h.answer(request, text))
-  usage = body["usage"]
-  cached = usage["prompt_tokens_details"].pop("cached_tokens")
-  fresh = usage["prompt_tokens"] - cached
-  usage["prompt_tokens_details"]["cache_creation_tokens"] = fresh
-  usage |= {"prompt_cache_hit_tokens": cached, "prompt_cache_miss_tokens": fresh}
-  h.send(200, json.dumps(body).encode())
-
-
-def twice(h, request, text):
-  """A count that is there twice, the last time with nothing."""
-  h.send(200, h.answer(request, text).replace(b'"total', b'"completion_tokens": 0, "total', 1))
-
-
 def echo(h, request, text):
   """An error that repeats the key in several ways, and characters that turn a terminal around."""
   key = h.headers["authorization"].removeprefix("Bearer ")
@@ -256,8 +240,6 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "absurd": fault(usage={"completion_tokens": 10**18, "total_tokens": None}),
   "small_total": fault(usage={"total_tokens": 1}),
   "large_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
-  "twice": twice,
-  "renamed": renamed,
   "dear": dear,
   "priority": fault(service_tier="priority"),
   "redirect": lambda h, *_: h.send(307, b"{}", {"location": h.server.url + "/chat/completions"}),

@@ -33,13 +33,13 @@ class HandEnv:
 
   system_prompt, code_actions, scores_steps = "Act.", False, False
 
-  def __init__(self, tape, length=2, name="", fault=lambda call: None):
-    self.tape, self.length, self.name, self.fault = tape, length, name, fault
+  def __init__(self, tape, length=2, fault=lambda call: None):
+    self.tape, self.length, self.fault = tape, length, fault
     self.closed = threading.Event()
     self.close = self.closed.set
 
   def _note(self, call):
-    self.tape.append(self.name + call)
+    self.tape.append(call)
     self.fault(call)
 
   def reset(self, task_id):
@@ -216,15 +216,11 @@ def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
   spent_usd = sum({"S": SMALL_USD, "L": LARGE_USD, "J": JUDGE_USD}[letter] for letter in asked)
   assert episode.spent_usd == pytest.approx(spent_usd, rel=1e-12)
   assert usd is None or episode.spent_usd <= usd
-  proposed = [SMALL_USD * (s.proposal is not None and s.model) for s in episode.steps]
-  assert [s.usd("proposal") for s in episode.steps] == proposed
-  acted = [USD[step.model] + extra for step, extra in zip(episode.steps, proposed)]
-  assert [step.spent_usd for step in episode.steps] == pytest.approx(acted)
   assert tape[-1] == "score" and episode.score == 0.5
 
 
 def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, inline):
-  envs, policy = [HandEnv(tape, length) for length in (2, 3, 4)], HandPolicy(tape, "LLLL")
+  envs, policy = [HandEnv(tape, length) for length in (2, 3, 4, 9)], HandPolicy(tape, "LLLL")
   episodes = run(tape, [job("t1"), job("t2"), job("t3")], envs, policy, call_budget=2)
   assert policy.groups == [[(name, step) for name in ("t1", "t2", "t3")] for step in (0, 1)]
   assert list(map(models_of, episodes)) == ["LL", "LLS", "LLSS"]
@@ -313,13 +309,3 @@ def test_failures_in_a_row_stop_the_loop(tape, call, texts, tries):
   # An episode that goes well starts the count again.
   few = HandEnv(tape, fault=lambda call: call == "score" and tape.count("score") % 5 and die())
   assert len(run(tape, NINE, [few], max_failures=5)) == 9
-
-
-def test_an_environment_keeps_its_task_while_there_are_jobs_for_it(tape, inline):
-  envs = [HandEnv(tape, 1, "a "), HandEnv(tape, 1, "b ")]
-  jobs = [job(name, seed) for name in ("t1", "t2") for seed in range(3)]
-  assert len(run(tape, [*jobs, job("t3", 5)], envs)) == 7
-  resets = [event for event in tape if "reset" in event]
-  assert resets == ["a reset t1", "b reset t2"] * 3 + ["a reset t3"]  # t1 and t2 are through
-  assert [e.task_id for e in run(tape, [job()], envs)] == ["t1"]  # fewer jobs
-  assert run(tape, [], envs) == []
