@@ -49,8 +49,7 @@ def live_window(view, episode, s):
   return view.live_window(live)
 
 
-environment_texts = st.text(st.sampled_from("abc\n é☂<|>"), max_size=30)
-environment_texts |= st.sampled_from([SMALL, f"a{BIG}b"])
+environment_texts = st.text(st.sampled_from("abc\n é☂<|>"), max_size=30) | st.just(f"a{BIG}b")
 
 
 @st.composite
@@ -121,11 +120,11 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
   [
     ({}, []),
     ({"call_budget": 3}, ["3 large calls", "3 large calls", "2 large calls"]),  # one in step 2
-    ({"usd_budget": 0.05}, ["$0.0500", "$0.0380", "$0.0150"]),
     (
-      {"call_budget": 1, "usd_budget": 0.02},
-      ["1 large calls left, $0.0200", "1 large calls left, $0.0080", "0 large calls left, $0.0000"],
+      {"call_budget": 1, "usd_budget": 0.05},
+      ["1 large calls left, $0.0500", "1 large calls left, $0.0380", "0 large calls left, $0.0150"],
     ),
+    ({"usd_budget": 0.02}, ["$0.0200", "$0.0080", "$0.0000"]),
   ],
 )
 def test_the_transcript_says_what_is_left_at_each_step(views, decode, budgets, left):
@@ -144,8 +143,7 @@ DOLLARS = "\nEnvironment: see 1\nBudget: at most $0.0500, $0.0150 left. Step 3 o
 @pytest.mark.parametrize(
   "models, budgets, budget, rule, first",
   [
-    ([0, 1, 0], {}, "", "", 1),
-    ([0] * 14, {}, "", "", 1),  # more than ten
+    ([0, 1] * 7, {}, "", "", 1),  # more than ten
     # 5 calls of which 3 are used: 2 for steps 14 to 40, which are 27.
     ([1, 0, 1, 1] + [0] * 10, {"call_budget": 5}, FIVE, texts.HARD_LEFT, 4),
     ([1, 0, 1, 0], {"call_budget": 2}, SPENT, texts.HARD_SPENT, 1),
@@ -168,13 +166,11 @@ def test_the_papers_prompt(views, decode, models, budgets, budget, rule, first):
   assert decode(windows[0].tokens).endswith(f"Previous steps: none{texts.ASK}")
 
 
-@pytest.mark.parametrize(
-  "text", ["naïve ☂ \t\x00二\n\nb", "", "a<|BIG|>b", "<|<|SMALL|>", "<| BIG |>"]
-)
-def test_any_text_can_be_written_and_none_is_read_as_a_decision(view, text):
-  tokens = view.encode(text)
-  assert not set(tokens) & set(view.decision_ids)
-  assert view.tokenizer.decode(tokens) == text.replace("<|", "< |")
+def test_any_text_can_be_written_and_none_is_read_as_a_decision(view):
+  for text in ("naïve ☂ \t\x00二\n\nb", "", "a<|BIG|>b", "<|<|SMALL|>", "<| BIG |>"):
+    tokens = view.encode(text)
+    assert not set(tokens) & set(view.decision_ids)
+    assert view.tokenizer.decode(tokens) == text.replace("<|", "< |")
 
 
 TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
@@ -187,9 +183,7 @@ def test_a_tokenizer_that_does_not_fit_is_one_line(router_config, tokenizer_dir,
     View(router_config, tmp_path)
   for changes, vocabulary, line in [
     ({"truncation": TRUNCATION}, {}, UNREADABLE),  # it would not keep the text
-    ({"model": {"type": "BPE", "vocab": [], "merges": []}}, {}, UNREADABLE),
     ({"normalizer": PANIC}, {}, UNREADABLE),
-    ({}, {"a": -1}, UNREADABLE),
     # Tokens of their own for both decisions, or they would always be equally probable.
     ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks the decision tokens"),
     # A router of 340 tokens would read another row in silence.
