@@ -9,7 +9,6 @@ from baar_jax.llms import agent
   "reply, action, code",
   [
     ("Thought: it is dark.\n\nAction: turn on lamp", "turn on lamp", False),
-    ("Action:   look around  ", "look around", False),
     ("Action:\n\n  open door\nObservation: it is open", "open door", False),  # the rest is made up
     ("Action: go north\nThought: no.\nAction: go south", "go south", False),
     ("Action: go north\nAction:  \n ", None, False),
