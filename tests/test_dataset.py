@@ -1,16 +1,14 @@
 """Training data by hand: profiles, references, labels, and the order of batches."""
 
 import collections
-import dataclasses
 import itertools
 
 import pytest
 from tiny import episode
 
 from baar_jax.config import Config, ProfileConfig
-from baar_jax.episode import SMALL, Task
+from baar_jax.episode import Task
 from baar_jax.rollout.policies import BOUNDARIES
-from baar_jax.router.view import View
 from baar_jax.stages.train import find_winners
 from baar_jax.store import Store
 from baar_jax.train import dataset
@@ -151,21 +149,6 @@ def test_stored_references(store):
     keys()
   config.references.clone_large = True  # needs none
   assert keys() == {"h": ("always-large", 0)} | rest
-
-
-def test_live_text_is_the_text_that_a_scorer_learns_from(make_task, router_config, tokenizer_dir):
-  """Live, LARGE's steps had a proposal too; the stored ones that a scorer learns from have none."""
-  view, task = View(router_config, tokenizer_dir, proposals=True), make_task()
-  (whole,) = view.episode_windows(task, dataset.add_proposals(episode(models="SLSS"), dearest=1))
-  live = dataset.add_proposals(episode(models="SLSS"), dearest=1)
-  live.steps[1].proposal = "open door 9"
-  for s, step in enumerate(live.steps):
-    steps = [*live.steps[:s], dataclasses.replace(step, model=SMALL)]  # its model is still open
-    (window,) = view.episode_windows(task, dataclasses.replace(live, steps=steps))
-    if s == 1:
-      assert "proposal: open door" in view.tokenizer.decode(window.tokens).split("\n")[-1]
-    else:
-      assert window.tokens == whole.tokens[: whole.positions[s] + 1]
 
 
 def first(count, batches):

@@ -84,16 +84,6 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   # What sees its budget is run under it, not taken from the run without one.
   seeing = [by_name[n].uncapped_policy for n in ("optimum(K=2)", f"{judged}(K=2)", f"{told}K=2)")]
   assert seeing == [None] * 3 and by_name[f"{told}told=0,K=2)"].uncapped_policy == f"{free}0.1)"
-  name = "cascade(update=7,threshold=0.5"
-  for config.router.show_budget, unlimited in ((True, None), (False, f"{name})")):
-    by_name = {entry.policy: entry for entry in entries(config)}
-    assert by_name[f"{name},K=2)"].uncapped_policy == unlimited
-  config.evaluate = dataclasses.replace(config.evaluate, shares=(0.25,), budget_rules=True)
-  more = {entry.policy for entry in entries(config)} - {*expected}
-  assert {name for name in more if name.startswith("sft")} == {
-    *(f"sft(update=2,share=0.25{cap})" for cap in ("", ",K=1", ",K=2")),
-    *(f"sft(update=2,threshold=0.25,{cap})" for cap in K[1:]),
-  }
 
 
 def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
@@ -105,14 +95,6 @@ def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
   assert [name for name in names if name.startswith(("optimum", "privileged"))] == expected
   config.models.kind = "chat"
   assert not {"optimum", "privileged"} & {entry.family for entry in entries(config)}
-
-
-def test_dollars_cap_small_too(config):
-  config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
-  capped = [entry for entry in entries(config) if entry.usd_budget]
-  assert all(entry.uncapped_policy is None and entry.call_budget is None for entry in capped)
-  names = {f"{name}usd={usd})" for name in ("always-small(", "first-large(") for usd in (0.5, 0.01)}
-  assert names <= {entry.policy for entry in capped}
 
 
 def test_what_changes_the_judge_changes_its_name(config):

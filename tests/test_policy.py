@@ -1,7 +1,6 @@
 """Routers as policies: a cache changes nothing, rules are kept, shapes are few, judges are paid."""
 
 import dataclasses
-import functools
 import random
 from unittest.mock import Mock
 
@@ -14,7 +13,7 @@ from tiny import call
 from baar_jax.episode import Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
+from baar_jax.rollout.budget import CallBudget, unlimited
 from baar_jax.rollout.policies import Job, Live
 from baar_jax.router import policy as router
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy
@@ -164,9 +163,9 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   assert [live.step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
 
 
-def test_the_stand_in_reads_the_prompt_and_pays(make_task):
-  budget, done = DollarBudget(1.0), "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
-  judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, functools.partial(hold, None, budget))
+def test_the_stand_in_reads_the_prompt(make_task):
+  done = "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
+  judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, unlimited)
   answers = {
     "Previous steps: none\nDecision:": "BIG",
     done.format("a hall"): "SMALL",
@@ -175,6 +174,3 @@ def test_the_stand_in_reads_the_prompt_and_pays(make_task):
   }
   for text, answer in answers.items():
     assert judge.reply([{"role": "user", "content": text}], 0).text == answer
-  # A token is 4 characters; answers of 3 and 5 characters are 1 or 2 tokens.
-  tokens = sum(-(-len(text) // 4) for text in answers)
-  assert budget.settled_usd == pytest.approx((tokens + 4.0 * (1 + 2 + 1 + 1)) / 1e6)

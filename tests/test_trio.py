@@ -102,12 +102,10 @@ def test_the_rates_of_the_model_between_are_halfway():
   assert rates == pytest.approx([0.06, 0.45])
   for task_id in (f"mix/{i}" for i in range(300)):
     lapses = [ScienceWorldErrors(3).lapse(model, task_id, tricky, False) for model in range(3)]
-    assert lapses[::2] == [ScienceWorldErrors().lapse(m, task_id, tricky, False) for m in (0, 1)]
-    small, middle, large = (lapse.rate for lapse in lapses)
     if lapses[1].wrong == 0.6:  # it does not know the step, so SMALL does not either
-      assert middle == pytest.approx(0.965) and not lapses[1].spoils and small == 0.98
+      assert lapses[1].rate == pytest.approx(0.965) and lapses[0].rate == 0.98
     else:  # LARGE knows it, too
-      assert middle < 0.1451 and large != 0.95
+      assert lapses[1].rate < 0.1451 and lapses[2].rate != 0.95
 
 
 @pytest.mark.parametrize("setting", ["nano-mini", "nano-full", "mini-full"])
