@@ -90,15 +90,12 @@ def test_senseless_actions_are_answered_and_unknown_tasks_named(env, tasks):
     env.reset("find-plant/999")
 
 
-def test_splits_are_disjoint_and_grow_at_the_end(gold_dir, tmp_path, monkeypatch):
+def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(gold_dir, tmp_path, monkeypatch):
   few = ("identify-life-stages-2", "find-animal", "find-plant")  # so that few solutions are made
   monkeypatch.setattr(scienceworld, "TASK_TYPES", few)
   env = ScienceWorld(train_tasks=6, dev_tasks=2, test_tasks=3, gold_dir=gold_dir)
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
   assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
-  assert [task_id.split("/")[0] for task_id in train] == [*few, *few]
-  smaller = ScienceWorld(train_tasks=4, gold_dir=gold_dir).tasks("train")
-  assert [task.id for task in smaller] == train[:4]
   monkeypatch.setattr(scienceworld, "TASK_TYPES", few[:1])
   with pytest.raises(ValueError, match="9 were asked for"):
     ScienceWorld(test_tasks=9, gold_dir=gold_dir).tasks("test")
@@ -128,9 +125,6 @@ ASTRAY = [(KITCHEN, "You move to the kitchen."), (OUTSIDE, "You move to the outs
     ([FOCUS], [(FOCUS, "No known action matches that")], ("focus on pot in kitchen", 0, False)),
     # It undoes the last deviation first.
     (["x"], ASTRAY, (KITCHEN, 0, True)),
-    (["x"], [*ASTRAY, ASTRAY[0]], ("go to hallway", 0, True)),
-    # It waits when the plan is over.
-    (["x"], [("x", "")], ("wait1", 1, False)),
   ],
 )
 def test_the_expert_s_repairs(plan, steps, expected):
