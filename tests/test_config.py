@@ -121,7 +121,6 @@ def test_every_number_has_bounds():
 
 SAID = [  # fields, and what is said of them
   ({"router.hidden_size": 10**6, "router.vocab_size": 10**8}, "these take 1,600,"),  # GB
-  ({"router.max_tokens": 10**6, "router.num_layers": 1000}, "these take "),  # in the cache
   ({"env.kind": "appworld"}, "1 for AppWorld"),
   ({"env.kind": "served"}, "models.kind must be chat"),
   ({"baselines.ablations": ("no-reference",), "bopo.reference_guided": False}, "without no-ref"),

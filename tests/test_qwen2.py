@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh
-from jax.sharding import PartitionSpec as P
 
-from baar_jax.mesh import AXES, split_parameters
 from baar_jax.router import qwen2
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config, attention
 
@@ -56,13 +53,3 @@ def test_attention_by_hand():
   k = jnp.array([0.0, np.log(2) / 3]).reshape(1, 2, 1, 1)
   v = jnp.array([2.0, 8.0]).reshape(1, 2, 1, 1)
   np.testing.assert_allclose(attention(q, k, v)[0, :, 0, 0], [2.0, 6.0], rtol=1e-5)
-
-
-def test_the_longest_axis_that_can_be_is_split_over_devices():
-  # 12 is the longest axis that 4 divides; the 8 layers are never split, 3 cannot be.
-  layers = {"kernel": np.zeros((8, 4, 12)), "bias": np.zeros((8, 3))}
-  params = {"embedding": np.zeros((10, 8)), "layers": layers}
-  split = split_parameters(params, AbstractMesh((1, 4), AXES))
-  assert split["embedding"].spec == P(None, "fsdp")
-  assert split["layers"]["kernel"].spec == P(None, None, "fsdp")
-  assert split["layers"]["bias"].spec == P(None, None)

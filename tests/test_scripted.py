@@ -57,9 +57,8 @@ def test_routine_steps_and_recoveries_do_not_depend_on_knowledge():
       assert ERRORS.lapse(model, task_id, recovery, spoiled) == Lapse(rate, (0.4, 0.9)[model])
 
 
-# sigmoid(1.6 (hardness - ability)) at the tiers' centres: easy 1.6 * -2.4 = -3.84 and
-# 1.6 * -6.2 = -9.92; hard 2.56 and -3.52; intractable 8.32 and 2.24. The spread of 0.5 pulls each
-# towards one half a little; 0.8 * 0.5 = 0.4 in the exponent is small.
+# sigmoid(1.6 (hardness - ability)), of -3.84 and -9.92, 2.56 and -3.52, 8.32 and 2.24; hardness
+# has a spread of 0.5, which pulls each towards one half a little.
 @pytest.mark.parametrize(
   "tier, small, large",
   [("easy", 0.021, 0.0), ("hard", 0.928, 0.029), ("intractable", 1.0, 0.904)],
