@@ -77,11 +77,10 @@ def test_the_expert_wins_games_of_every_type(data, env):
 
 
 def test_mistakes_are_repeatable_and_the_expert_recovers_from_them(env):
-  draw, steps, positions = random.Random(0), 0, []
+  draw, steps = random.Random(0), 0
   pairs = [(kind, str(key)) for kind in ("wrong", "lost", "hasty") for key in range(8)]
   for task in env.tasks("test"):
     observation, done = env.reset(task.id), False
-    positions.append(set())
     while not done:
       oracle = env.oracle()
       mistakes, again = ([env.mistake(*pair) for pair in pairs] for _ in range(2))
@@ -89,7 +88,6 @@ def test_mistakes_are_repeatable_and_the_expert_recovers_from_them(env):
       routine = oracle.action.split()[0] in ("go", "open", "close", "look", "inventory")
       assert oracle.critical != routine
       if oracle.critical:
-        positions[-1].add(oracle.position)
         listed = {*observation.split("AVAILABLE ACTIONS: ")[1].split(",")} - {oracle.action}
         acting = {action for action in listed if action.split()[0] in ACTING}
         assert not acting or {*mistakes[:8]} <= acting
@@ -97,9 +95,6 @@ def test_mistakes_are_repeatable_and_the_expert_recovers_from_them(env):
       steps += 1
       assert steps < 30 * TEST
     assert env.score() == 1.0
-  assert steps > 7 * TEST  # 6 without mistakes
-  # Taking, treating, and putting down or lighting are one position each; two objects have four.
-  assert list(map(len, positions)) == [2, 2, 3, 3, 3, 4]
 
 
 STOCK = """
@@ -147,9 +142,7 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
     ("nowhere", b"", "nowhere in .* 0 games.*set --config.env.train_tasks"),
     ("list.txt", b"\xff", "list.txt is no list of games"),
     ("list.txt", b"train/nothing", "'train' names no ALFWorld game"),
-    ("list.json", b"[1]", "list.json is no list of games"),
     ("list.json", b'[{"task_type": "pick_two_obj_and_place-A-B-C-1", "task_id": "x"}]', "missing"),
-    (GAME, b"{", "is missing, damaged or older"),
     (GAME, b"[" * 100_000, "is missing, damaged or older"),
     (GAME, b'{"solvable": true, "grammar": "put {o} in/on {r}"}', "is missing, damaged or older"),
     (GAME, None, "is missing, damaged or older"),  # a pipe, which would never end
