@@ -16,14 +16,12 @@ FIGURES = [*bench.DECISIONS, "sft_tokens_per_s", "bopo_tokens_per_s", "steps_per
 def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypatch, router_config):
   monkeypatch.setattr(bench, "ROUTER", dataclasses.replace(router_config, buckets=1))
   monkeypatch.setattr(bench, "STEPS", 4)
-  run, lines = Run(tiny.config(tmp_path)), []
-  run.print = lines.append
+  run = Run(tiny.config(tmp_path))
   bench.main(run)
   run.close()
   figures = json.loads((run.dir / "report" / "bench.json").read_text())
-  assert list(figures) == [line.split()[0] for line in lines[1:]] == FIGURES
+  assert list(figures) == FIGURES
   assert all(math.isfinite(value) and value > 0 for value in figures.values())
-  assert [path.name for path in (run.dir / "report").iterdir()] == ["bench.json"]
   assert not (run.dir / "checkpoints").exists()
   run.pair.kind = "chat"  # API models are not paid to be measured
   with pytest.raises(ValueError, match="set --config.models.kind=scripted"):
