@@ -11,7 +11,6 @@ from tiny import follow
 
 from baar_jax.envs import appworld, engines
 from baar_jax.envs.appworld_shell import landlock_version
-from baar_jax.envs.base import spread
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS
 
@@ -56,8 +55,6 @@ def test_gold_passes_and_nothing_else_does_in_every_scenario(env):
     assert 5 <= len(tape) <= 10
     assert env.score() == 1.0
   assert (env.reset(task.id), follow(env)) == (first, tape)
-  for text in ("Your supervisor is ", "@example.com", "2024-05-16", "\n- venmo: "):
-    assert text in first
 
 
 def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
@@ -160,12 +157,6 @@ def test_what_mistakes_come_to(env):
 
 
 def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
-  def listing(place=data, count=SCENARIOS, name="train"):
-    tasks = appworld.AppWorld(place, count, 1, 1, splits=(name, "", "")).tasks("train")
-    return [task.id for task in tasks]
-
-  ids = (data / "data/datasets/train.txt").read_text().split()
-  assert listing() == [ids[i] for i in spread(SCENARIOS)]
   solution = data / "data" / "tasks" / PAY / "ground_truth" / "compiled_solution.py"
   hidden = solution.rename(solution.with_suffix(".hidden"))
   env.reset(PAY)
@@ -173,12 +164,11 @@ def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
   assert env.step("print(7)") == ("7", False)  # it can be played
   with pytest.raises(NotImplementedError, match="has no solution.* datasets train and dev"):
     env.oracle()
-  for match, arguments in (
-    ("train.txt has 5 tasks, 9 were asked for", (data, 9)),
-    ("x.txt has 0 tasks", (data, 1, "x")),
-    ("train.txt has 0 tasks, .*set --config.env.train_tasks", (tmp_path, 1)),
+  for place, count, problem in (
+    (data, 9, "has 5 tasks, 9 were asked for"),
+    (tmp_path, 1, "has 0 tasks, .*set --config.env.train_tasks"),
   ):
-    with pytest.raises(ValueError, match=match):
-      listing(*arguments)
+    with pytest.raises(ValueError, match=f"train.txt {problem}"):
+      appworld.AppWorld(place, count, 1, 1, splits=("train", "", "")).tasks("train")
   with pytest.raises(ValueError, match="'../x' is no AppWorld task"):
     appworld.AppWorld(data, 1, 1, 1).reset("../x")
