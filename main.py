@@ -83,11 +83,11 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
       "config", quickstart.get_config(), words, values, sys_argv=argv, parse_fn=load_config
     )
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
-    if unexpected := values(argv)[1:]:
-      raise flags.Error(f"unexpected argument {unexpected[0]!r}; a stage is --stage=NAME")
+    if values(argv)[1:]:
+      raise flags.Error("an argument without --, or a value with a blank; a stage is --stage=NAME")
   except flags.Error as error:  # without an address or a variable's name, which may hold a key
-    line = re.sub("(?s)(key_variables?|base_urls)=.*", r"\1 is no tuple of texts", str(error))
-    sys.exit(fail(line))
+    hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
+    sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
     sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
   return config.value, stage.value

@@ -124,11 +124,11 @@ class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's 
 
 @section
 class ReferencesConfig:
-  samples: int = Field(20, gt=0, lt=SEEDS)  # N of the paper, per hard task
+  samples: int = Field(20, gt=0, lt=SEEDS // 2)  # N of the paper, per hard task
   # More samples, whose LARGE steps are together in time, for pretraining and values; our choice,
   # see docs/evaluation.md.
-  together: int = Field(0, ge=0, lt=SEEDS)
-  # As many samples of both kinds of training tasks that are not hard, for the values alone.
+  together: int = Field(0, ge=0, lt=SEEDS // 2)
+  # The same samples, of both kinds, of the other training tasks, for the values alone.
   explored: bool = False
   clone_large: bool = False  # ablation: no stratified sampling
 

@@ -1,4 +1,4 @@
-"""The whole pipeline on the sandbox, whose optimum is known, in minutes; :trio has three models."""
+"""The whole pipeline on the sandbox, whose optimum is known; :trio has three models."""
 
 from baar_jax import config
 from configs.quickstart import RANDOM_WEIGHTS, TRIO

@@ -86,13 +86,13 @@ def references(run: Run) -> None:
     jobs = [Job(task, seed) for task in tasks for seed in seeds]
     run.collect(family, rule_policy(family, **samples), jobs)
 
-  train = [task for task in tasks if task.id in profiles and task.split == "train"]
   if not c.clone_large:
     collect(STRATIFIED, hard, samples=c.samples)
     if c.explored:
-      rest = [task for task in train if task not in hard]
+      train = [task for task in tasks if task.id in profiles and task.split == "train"]
+      rest = [task for task in train if profiles[task.id].difficulty != "hard"]
       collect(EXPLORED, rest, samples=c.samples, together=c.together)
-  collect(TOGETHER, [task for task in train if task in hard], samples=c.together)
+  collect(TOGETHER, [task for task in hard if task.split == "train"], samples=c.together)
   trajectories = dataset.load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]
