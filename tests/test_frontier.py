@@ -46,13 +46,11 @@ def test_area(points, expected):
 
 
 @pytest.mark.parametrize(
-  ("costs", "scores", "small"),
-  [([1.0, 2.0], [0.5], SMALL), ([np.nan], [0.5], SMALL)]
-  + [([2.0], [0.5], small) for small in ((5.0, 0.4), (1.0, 0.6), (np.nan, 0.4))],
+  ("cost", "small"), [(np.nan, SMALL), (2.0, (5.0, 0.4)), (2.0, (1.0, 0.6)), (2.0, (np.nan, 0.4))]
 )
-def test_what_is_no_list_of_points_or_has_no_rectangle_is_an_error(costs, scores, small):
+def test_a_point_that_is_not_finite_or_no_rectangle_is_an_error(cost, small):
   with pytest.raises(ValueError, match="finite|cost more and score more"):
-    frontier.area(costs, scores, small, LARGE)
+    area([(cost, 0.5)], small)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 2)), min_size=1, max_size=10))
