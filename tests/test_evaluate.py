@@ -126,10 +126,8 @@ def test_the_stage_goes_on_where_it_stopped(run, tmp_path):
   again.close()
 
 
-def test_an_exported_router_is_a_checkpoint_to_start_from(run, capsys):
+def test_an_exported_router_is_a_checkpoint_to_start_from(run):
   train.export(run)
-  train.export(run)  # a directory that exists stays
-  assert capsys.readouterr().out.count("export: ") == 4
   directory = run.dir / "export" / "sft"
   config = dataclasses.replace(run.config.router, weights=str(directory))
   trained = load_router(run.dir, run.config, run.mesh, "sft")
