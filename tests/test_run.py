@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 
 import jax
 import pytest
@@ -73,17 +72,6 @@ def test_a_config_that_contradicts_the_directory_is_refused_by_name(config):
   config.bopo.clip_low = 0.2
   said = "was made with bopo.clip_low=None, this config has 0.2: set it back, or choose another"
   assert said in refused(config) and path.read_text() == written
-
-
-def test_what_changes_no_stored_result_may_change(opened, config):
-  """Nor does a mistyped flag bind a directory in which nothing was run."""
-  opened(tiny.config(config.runs, data="nowhere"))
-  opened(config).tasks("train")
-  config.env.live_per_process, config.bopo.lam, config.evaluate.seeds = 5, (0.1, 0.9), 3
-  config.train_seeds, config.sft.micro_episodes = 3, 2  # fewer where the memory is too small
-  written = json.loads((opened(config).dir / "config.json").read_text())
-  assert (written["env"]["live_per_process"], written["env"]["data"]) == (5, "")
-  assert (written["bopo"]["lam"], written["evaluate"]["seeds"]) == ([0.1, 0.9], 3)
 
 
 LOST = "restore a copy, or choose another --config.name"

@@ -6,7 +6,6 @@ import pytest
 import tiny
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import Episode, Step
 from baar_jax.rollout.policies import Job, rule_policy
 from baar_jax.run import Run
 from baar_jax.serve.sessions import add_sessions
@@ -69,10 +68,6 @@ def test_what_clients_still_have_to_play_is_told_in_one_line(run):
   add(run, "a", "always-large"), add(run, "b", "always-small")
   episodes = run.collect("", large, jobs)
   assert [(e.task_id, e.seed) for e in episodes] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
-  bare = Episode("a", "random(p=0.5)", 0, [Step("", 0, "")], 1.0, "done")
-  add_sessions(run.store, run.config, {"bare": (bare, "")})
-  with pytest.raises(ValueError, match="record_text"):
-    run.collect("", rule_policy("always-small", bare.policy), [Job(jobs[0].task, 10_000)])
 
 
 def load(run, records, name="traces.jsonl"):
@@ -117,8 +112,6 @@ def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
   # (60 fresh x 1 + 40 cached x 0.5 + 10 out x 2) / 1e6, and LARGE is ten times as dear.
   assert [step.cost_usd for step in episode.steps] == pytest.approx([100e-6, 1000e-6])
   assert [task.description for task in run.store.tasks("train")] == ["Fix it."]
-  load(run, [*chat(), *chat("c", ["small"]), *chat("d", ["small"])])
-  assert run.store.keys("always-small") == {("fix", 0), ("fix", 1)}
 
 
 def test_an_atif_trajectory_is_an_episode(run):
@@ -134,12 +127,10 @@ def test_an_atif_trajectory_is_an_episode(run):
   "records, problem",
   [
     (chat(model="other"), "session 'a': the model 'other' is not in --config.models.names"),
-    (chat(models=["small"], score=1.5), "request.score: .* less than or equal to 1"),
     (chat(usage=USAGE | {"cached_tokens": 101}), "counts that disagree"),
     ([*chat()][1:], "call 1 do not end with reply 1"),
     (["text"], "line 3: no record of a known format"),
     ([atif(final_metrics={"total_prompt_tokens": 201})], "is 201, and its .* 200"),
-    ([atif(final_metrics={"total_cost_usd": 0.1})], "is 0.1, and its .* 0.002"),
     ([atif(extra={})], "request.score: Field required"),
   ],
 )
