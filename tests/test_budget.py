@@ -1,4 +1,4 @@
-"""Dollar budgets, also of many threads."""
+"""Call budgets, call by call; dollar budgets, also of many threads."""
 
 import math
 import random
@@ -8,7 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from baar_jax.rollout.budget import CapReached, DollarBudget, hold
+from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, hold
+
+
+def test_calls_are_taken_before_they_are_made():
+  budget, (small, large, larger) = CallBudget(2), range(3)  # every model but SMALL counts
+  for model in (large, larger):
+    budget.reserve(model)
+  assert budget.remaining == 0 and budget.allows(small) and not budget.allows(large)
+  with pytest.raises(ValueError, match="no large call is left of 2"):
+    budget.reserve(large)
+  for model, made, left in ((small, False, 0), (large, True, 0), (larger, False, 1)):
+    budget.settle(model, made)  # a call that was not made is given back
+    assert budget.remaining == left
 
 
 def test_dollars_are_reserved_then_settled():

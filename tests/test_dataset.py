@@ -151,6 +151,27 @@ def test_stored_references(store):
   assert keys() == {"h": ("always-large", 0)} | rest
 
 
+def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_all(store):
+  others = [episode("h", "stratified(samples=20)", 1000 + k) for k in (2, 5, 15)]
+  others.append(episode("a test task", BOUNDARIES[0]))
+  others.append(episode("e", "explored(samples=20,together=0)", 1001))
+  trials = [
+    episode(task_id, name, seed) for name in BOUNDARIES for task_id in "eh" for seed in (0, 1)
+  ]
+  fill(store, "eh", trials + others)
+
+  def keys(episodes):
+    return sorted((e.task_id, e.policy, e.seed) for e in episodes)
+
+  # The quarters of 20 are k = 5, 10, 15.
+  learnt = [e for e in trials if e.seed == 0] + others[1:3]
+  assert keys(dataset.load_threshold_episodes(store, Config())) == keys(learnt)
+  assert keys(dataset.load_value_episodes(store, Config())) == keys(
+    trials + others[:3] + others[4:]
+  )
+  assert keys(dataset.load_pretraining_episodes(store, Config())) == keys(trials + others[:3])
+
+
 def first(count, batches):
   return list(itertools.islice(batches, count))
 

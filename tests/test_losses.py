@@ -132,6 +132,9 @@ def test_policy_loss(options, ratio, adv, gain, slope):
   np.testing.assert_allclose(loss, -sum(gain) / 2, rtol=1e-5)
   np.testing.assert_allclose(gradient[:, : mask.shape[1]], -f32(slope) / 2, rtol=1e-5)
   np.testing.assert_array_equal(gradient[:, mask.shape[1] :], 0)
+  now, old = jnp.array(now), jnp.array(old)
+  constant = jax.grad(losses.policy_loss, argnums=2)(now, old, f32(adv), padded_mask, **options)
+  np.testing.assert_array_equal(constant, 0)  # an advantage is no variable
 
 
 @pytest.mark.parametrize("padding", GARBAGE)

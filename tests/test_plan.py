@@ -41,6 +41,8 @@ def test_a_fresh_run_creates_nothing_and_needs_no_key(config, tmp_path, monkeypa
   numbers = {"references": 10, "sft": 0, "bopo": 8, "baselines": 24, "evaluate": 5 * (3 + 2 * 4)}
   numbers["in all"] = 32 + 9.6 + 8 + 24 + 55
   assert {name: rows[name][0] for name in numbers} == pytest.approx(numbers, abs=0.5)
+  config.references.explored = True  # 3 samples of the other 60 % of 6 training tasks
+  assert table(config, capsys)["references"][0] == pytest.approx(9.6 + 0.6 * 6 * 3, abs=0.5)
 
 
 def test_stored_episodes_say_what_the_next_ones_cost(config, capsys):

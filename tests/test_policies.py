@@ -86,6 +86,13 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   assert seeing == [None] * 3 and by_name[f"{told}told=0,K=2)"].uncapped_policy == f"{free}0.1)"
 
 
+def test_under_dollars_every_policy_is_run(config):
+  config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
+  capped = [entry for entry in entries(config) if entry.usd_budget]
+  assert all(entry.uncapped_policy is None and entry.call_budget is None for entry in capped)
+  assert {"always-small(usd=0.5)", "first-large(usd=0.01)"} <= {entry.policy for entry in capped}
+
+
 def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
   config.env.kind = "scienceworld"
   expected = ["privileged(mu=0)", "privileged(mu=3)"]

@@ -158,11 +158,11 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
   assert abs(update_policy(*arguments)["loss"] + 0.3) > 0.05
 
 
-def updates_of(optimizer, gradients):
-  """The optimizer's updates of one parameter that stays 0, so that nothing decays."""
-  state, step, updates = optimizer.init(jnp.array(0.0)), jax.jit(optimizer.update), []
+def updates_of(optimizer, gradients, value=0.0):
+  """The optimizer's updates of one parameter that keeps its value; 0 does not decay."""
+  state, step, updates = optimizer.init(jnp.array(value)), jax.jit(optimizer.update), []
   for gradient in gradients:
-    update, state = step(jnp.array(gradient), state, jnp.array(0.0))
+    update, state = step(jnp.array(gradient), state, jnp.array(value))
     updates.append(float(update))
   return updates
 
@@ -185,3 +185,5 @@ def test_schedule_and_clipping():
   # With clipping a gradient of 1000 is one of 1.
   clipped, ones = (updates_of(sft(), [1.0, big, -big]) for big in (1000.0, 1.0))
   assert clipped == pytest.approx(ones) != updates_of(sft(), [0.5, 1.0, -1.0])
+  # Weights decay: at a quarter and at half of the peak by 0.15 and 0.3 times 0.01 * 5.
+  assert updates_of(sft(), [0.0, 0.0], 5.0) == pytest.approx([-0.0075, -0.015], rel=1e-3)
