@@ -174,6 +174,13 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
     # A call takes $0.0000245, the first one more, and may cost 0.000409.
     assert left[0] > 0.001 > left[1]
     assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
+    # A cap below the reserve is a last call's alone.
+    small = [client.chat("small", {"x-baar-max-usd": "0.0009"}) for _ in range(2)]
+    assert [reply.status_code for reply in small] == [200, 429]
+    for name, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/chat", 404)):
+      reply = client.http.request(name, path)
+      said = "answers POST /v1/chat/completions, "
+      assert reply.status_code == status and said in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("model, cap", [("baar:large", "1"), ("baar:large:K=1", "9")])
