@@ -12,9 +12,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 @contextlib.contextmanager
 def open_phone():
   """The page, its errors and the addresses that it has asked for, which grow.
-
-  Skips where Playwright or a browser is not installed.
-  """
+  Skips where Playwright or a browser is not installed."""
   sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
   path = next(filter(None, map(shutil.which, BROWSERS)), None)
   if path is None:

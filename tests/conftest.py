@@ -56,9 +56,7 @@ def view(router_config, tokenizer_dir) -> View:
 @pytest.fixture(scope="session")
 def filled():
   """filled(build, seed): the model that build() makes, with weights drawn by NumPy.
-
-  Weights, biases and norms are all random, and nothing is compiled to draw them.
-  """
+  Weights, biases and norms are all random, and nothing is compiled to draw them."""
 
   def fill(build, seed: int = 0):
     graphdef, params = nnx.split(nnx.eval_shape(build))

@@ -16,8 +16,6 @@ from baar_jax.llms import agent
     ("Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```", "a = 1\nprint(a)", True),
     ("Action:\n```\nprint('Action: no')\n```\nand so on", "print('Action: no')", True),
     ("Action: ```py\nx\n```\nObservation: 1\nAction:\n```python\ny\n```", "x", True),
-    ("Thought: no fence.\nAction: print(1)\nprint(2)", "print(1)\nprint(2)", True),
-    ("```python\nprint(1)\n```", None, True),
     ("Action:\n```python\n\n```", None, True),
   ],
 )

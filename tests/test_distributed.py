@@ -51,9 +51,7 @@ def parameters(runs: Path) -> list:
 
 def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path, monkeypatch):
   """From a checkpoint; each runs its own tasks into its own store, and both are killed in BoPO.
-
-  Two devices each: batches are spread over two copies of the parameters, each split in two.
-  """
+  Two devices each: batches are spread over two copies of the parameters, each split in two."""
   monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
   two, one = tmp_path / "two", tmp_path / "one"
   shape = hf.SHAPES["grouped"]

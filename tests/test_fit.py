@@ -56,9 +56,7 @@ def unbroken(tmp_path_factory, save_often):
 @pytest.fixture
 def copied(unbroken, tmp_path):
   """copied(state): a copy of the run, or that copy again.
-
-  The states are "referenced", before SFT; "imitated", after it; "tiny", after BoPO.
-  """
+  The states are "referenced", before SFT; "imitated", after it; "tiny", after BoPO."""
   with contextlib.ExitStack() as stack:
 
     def opening(state):

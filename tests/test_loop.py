@@ -59,9 +59,7 @@ class HandEnv:
 
 class HandPair:
   """Answers "go <step>", or with `texts` of a step; keeps what it was shown.
-
-  The most that a call can cost is what it costs, unless `bounds` say otherwise.
-  """
+  The most that a call can cost is what it costs, unless `bounds` say otherwise."""
 
   def __init__(self, tape, texts=(), bounds=USD):
     self.tape, self.texts, self.bounds, self.shown = tape, dict(texts), bounds, []
@@ -89,9 +87,7 @@ class HandPair:
 
 class HandPolicy:
   """Takes decisions from a string by step, such as "SLS"; its logp names the step.
-
-  `asks` may be "small", for what it proposes, or "judge".
-  """
+  `asks` may be "small", for what it proposes, or "judge"."""
 
   name = "by-hand"
 

@@ -112,9 +112,7 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu):
 @pytest.mark.parametrize("p, calls", [(0.4, None), (1.0, 3), (None, None), (None, 3)])
 def test_exact_values_are_those_of_episodes(exact, p, calls):
   """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is optimal.
-
-  The price of a call depends on its step and model alone, whatever the text says.
-  """
+  The price of a call depends on its step and model alone, whatever the text says."""
   rule = exact.optimal_rule(MU, calls) if p is None else coin(p)
   episodes = play(rule, 1500, calls)
   for e in episodes:

@@ -64,9 +64,7 @@ def test_a_cache_equals_the_uncached_forward(
   tiny_model, router_config, tokenizer_dir, kind, lengths, monkeypatch
 ):
   """Over whole episodes that join and leave the batch, behind cuts too, in few shapes.
-
-  With parts of 16 tokens, the text of a step is fed in several calls.
-  """
+  With parts of 16 tokens, the text of a step is fed in several calls."""
   monkeypatch.setattr(router, "NEW_TOKENS", lengths)
   extend = Mock(side_effect=router._extend)
   monkeypatch.setattr(router, "_extend", extend)

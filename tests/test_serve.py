@@ -217,9 +217,7 @@ def test_a_client_says_how_much_a_dollar_counts(routed):
 )
 def test_a_warm_cache_can_decide(routed, cached, models, logps):
   """The router chooses SMALL, but first LARGE, and a cap allows two calls of LARGE.
-
-  SMALL's call costs 10,000 x $1 + 10 x $2 a million, LARGE's 10,000 x $0.9 (or $1) + 10 x $10.
-  """
+  SMALL's call costs 10,000 x $1 + 10 x $2 a million, LARGE's 10,000 x $0.9 (or $1) + 10 x $10."""
   client = routed(route_by_cache=True, max_large_calls=2)
   exchange, messages = client.http.app.state.exchange, [ASK[0] | {"content": "x" * 40_000}]
   price, router = exchange.upstreams[1].price, exchange.deciders["router"].policy

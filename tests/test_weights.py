@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers
 from flax import nnx
 from golden import make_qwen2
 from safetensors.numpy import load_file, save_file
@@ -48,9 +47,7 @@ def forward(model, tokens_BxT):
 @pytest.mark.parametrize("case", make_qwen2.CASES)
 def test_computes_what_the_pytorch_original_does(case, tmp_path):
   """Qwen2ForCausalLM's numbers (float32), which golden/make_qwen2.py made with the same weights.
-
-  Grouped, multi-head and multi-query attention; tied and untied heads; 3,000 tokens.
-  """
+  Grouped, multi-head and multi-query attention; tied and untied heads; 3,000 tokens."""
   golden = np.load(make_qwen2.FILE)
   model = load_qwen2(hf.write(tmp_path, hf.SHAPES[case]))
   outputs = forward(model, golden[f"{case}/tokens_BxT"].astype(np.int32))
@@ -58,24 +55,6 @@ def test_computes_what_the_pytorch_original_does(case, tmp_path):
     want = golden[f"{case}/{name}"]
     assert want.std() > 0.5
     np.testing.assert_allclose(output[:, golden[f"{case}/kept_S"]], want, rtol=0, atol=2e-5)
-
-
-def test_transformers_loads_what_is_saved(tmp_path):
-  """Where torch is installed: the model, and a Qwen2's tokenizer with the decisions added."""
-  pytest.importorskip("torch")
-  transformers = pytest.importorskip("transformers")
-  model = load_qwen2(hf.write(tmp_path / "base", UNTIED, tokens=300))
-  adopt_tokenizer(tmp_path / "base", tmp_path / "adopted")
-  saved, file = tmp_path / "saved", tmp_path / "adopted" / "tokenizer.json"
-  save_qwen2(model, saved, file, jnp.float32)
-  tokens_BxT = np.random.default_rng(5).integers(0, 307, (2, 12))
-  outputs = zip(forward(model, tokens_BxT), make_qwen2.outputs(saved, tokens_BxT))
-  assert all(np.allclose(output, want, rtol=0, atol=2e-5) for output, want in outputs)
-  tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
-  text = "task: find the plant\n\n  step 1 model:<|BIG|> action: é☂ big SMALL<|SMALL|>."
-  ids = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
-  assert tokenizer(text).input_ids == ids and tokenizer.decode(ids) == text
-  assert [id for id in ids if id >= 300] == [301, 300]
 
 
 CASES = [(SHAPE, "bfloat16", 1), (UNTIED, "float32", 4), (UNTIED, "float16", 1)]

@@ -45,9 +45,7 @@ def episode(
 
 def follow(env, until=lambda oracle: False) -> list[tuple[str, str]]:
   """Plays the expert's actions, at most 60, until a condition on the next one holds.
-
-  Returns actions and observations.
-  """
+  Returns actions and observations."""
   tape, done = [], False
   while not done and len(tape) < 60 and not until(env.oracle()):
     action = env.oracle().action
