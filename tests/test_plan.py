@@ -43,6 +43,8 @@ def test_a_fresh_run_creates_nothing_and_needs_no_key(config, tmp_path, monkeypa
   assert {name: rows[name][0] for name in numbers} == pytest.approx(numbers, abs=0.5)
   config.references.explored = True  # 3 samples of the other 60 % of 6 training tasks
   assert table(config, capsys)["references"][0] == pytest.approx(9.6 + 0.6 * 6 * 3, abs=0.5)
+  config.references.clone_large, config.references.together = True, 2  # only these: 40 % of 6
+  assert table(config, capsys)["references"][0] == pytest.approx(0.4 * 6 * 2, abs=0.5)
 
 
 def test_stored_episodes_say_what_the_next_ones_cost(config, capsys):

@@ -94,15 +94,16 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
   if stage == "profile":
     trials = max((c.profile.trials, *c.profile.robustness))
     planned = [(profiled, name, name, count * trials, None) for name in BOUNDARIES]
-  elif stage == "references" and not c.references.clone_large:
+  elif stage == "references":
     hard = {split: HARD_TASKS * tasks[split] for split in ("train", "dev")}
     for split in hard if store.finished("profile") else ():
       profiles = load_profiles(store, c, split=split).values()
       hard[split] = sum(profile.difficulty == "hard" for profile in profiles)
     samples, together = sum(hard.values()) * c.references.samples, c.references.together
-    planned = [(profiled, stratified_name(c), "", samples, None)]
-    planned.append((ids["train"], together_name(c), "", hard["train"] * together, None))
-    if c.references.explored:
+    planned = [(ids["train"], together_name(c), "", hard["train"] * together, None)]
+    if not c.references.clone_large:
+      planned.append((profiled, stratified_name(c), "", samples, None))
+    if c.references.explored and not c.references.clone_large:
       explored = (tasks["train"] - hard["train"]) * (c.references.samples + together)
       planned.append((ids["train"], explored_name(c), "", explored, None))
   elif stage in ("bopo", "baselines"):
