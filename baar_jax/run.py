@@ -104,16 +104,13 @@ class Run:
     other.config, other.ablation = ablate(self.config, name), name
     return other
 
-  def reseed(self, train_seed: int) -> "Run":
-    """This run with another training seed: what is trained has directories and draws of its own."""
-    other = copy.copy(self)
-    other.config = dataclasses.replace(self.config, seed=self.config.seed + train_seed)
-    other.train_seed = train_seed
-    return other
-
   def trainings(self) -> list["Run"]:
-    """This run with each of its training seeds."""
-    return [self.reseed(number) for number in range(self.config.train_seeds)]
+    """This run with each training seed: what is trained has directories and draws of its own."""
+    runs = [copy.copy(self) for _ in range(self.config.train_seeds)]
+    for number, run in enumerate(runs):
+      run.config = dataclasses.replace(self.config, seed=self.config.seed + number)
+      run.train_seed = number
+    return runs
 
   @property
   def live_episodes(self) -> int:

@@ -3,8 +3,7 @@
 import base64
 import dataclasses
 import json
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -133,16 +132,13 @@ def write(results: Mapping, directory: Path) -> Path:
 
 def plain(value):
   """A value as lists and dicts that strict JSON can hold: tables as rows, NaN as None."""
-  if isinstance(value, pd.DataFrame):
-    value = (value.reset_index() if value.index.name else value).to_dict("records")
-  elif dataclasses.is_dataclass(value):
-    value = dataclasses.asdict(value)
-  if isinstance(value, Mapping):
-    return {key: plain(item) for key, item in value.items()}
-  if isinstance(value, Collection) and not isinstance(value, str):
-    return [plain(item) for item in value]
-  value = value.item() if hasattr(value, "item") else value  # a number of NumPy's
-  return None if isinstance(value, float) and not math.isfinite(value) else value
+
+  def convert(item):
+    if isinstance(item, pd.DataFrame):
+      return (item.reset_index() if item.index.name else item).to_dict("records")
+    return dataclasses.asdict(item) if dataclasses.is_dataclass(item) else item.item()  # NumPy's
+
+  return json.loads(json.dumps(value, default=convert), parse_constant=lambda _: None)
 
 
 def draw_all(results: Mapping) -> dict[str, Figure]:

@@ -7,8 +7,7 @@ import math
 import os
 import random
 import tempfile
-import time
-from collections.abc import Callable
+import timeit
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +36,6 @@ DECISIONS = {  # the view, how many episodes are live, and whether the cache is 
   "paper_decision_ms": ("paper", 1, True),
   "cached_16_step_ms": ("transcript", 16, False),
 }
-AGAINST = dict.fromkeys(list(DECISIONS)[1:], "cached_decision_ms")  # whose multiple is printed
-AGAINST["bopo_tokens_per_s"] = "sft_tokens_per_s"
 SEED = 7_000_000  # of episodes that are measured and not stored
 
 
@@ -69,19 +66,10 @@ def main(run: Run) -> None:
     figures = decide(model, view, directory, task, episodes)
   figures |= train(run.config, model, view, task, episodes) | play(run)
   for name, value in figures.items():
-    first = AGAINST.get(name)
-    ratio = f"  {value / figures[first]:.3g} x {first}" if first else ""
-    run.print(f"{name:24}{value:>12,.4g}{ratio}")
+    run.print(f"{name:24}{value:>12,.4g}")
   path = run.dir / "report" / "bench.json"
   path.parent.mkdir(exist_ok=True)
   path.write_text(json.dumps(figures, indent=2))
-
-
-def time_s(call: Callable[[], object]) -> float:
-  """Seconds until the call's arrays are ready."""
-  start = time.perf_counter()
-  jax.block_until_ready(call())
-  return time.perf_counter() - start
 
 
 def decide(model, view: View, directory: Path, task: Task, episodes) -> dict[str, float]:
@@ -96,7 +84,7 @@ def decide(model, view: View, directory: Path, task: Task, episodes) -> dict[str
       for s in range(STEPS):
         for live, episode in zip(lives, episodes):
           live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
-        seconds.append(time_s(partial(policy.choose, lives)))
+        seconds.append(timeit.timeit(partial(policy.choose, lives), number=1))
         for live in lives if forget or s + 1 == STEPS else ():
           policy.finish(live)
     figures[name] = 1e3 * float(np.mean(seconds))
@@ -113,12 +101,12 @@ def train(c: Config, model, view: View, task: Task, episodes) -> dict[str, float
   placed = view.decision_ids, None, c.router.dtype
   batcher, episodes = Batcher(c, view, [task]), episodes[:count]
   trainer = Trainer(model, sft_batch_loss, sft_optimizer(c.sft, c.sft.learning_rates[0]), *placed)
-  sft_s = [time_s(lambda: trainer.step(batcher.micro_batches(episodes))) for _ in range(4)]
+  sft_s = timeit.repeat(lambda: trainer.step(batcher.micro_batches(episodes)), number=1, repeat=4)
   del trainer  # its parameters and its optimizer's state
   trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
   adv_B = np.linspace(-1, 1, count, dtype="float32")
   arguments = ShardedRouter(model, *placed), batcher, episodes, adv_B, c.bopo, c.seed
-  bopo_s = [time_s(partial(update_policy, trainer, *arguments)) for _ in range(4)]
+  bopo_s = timeit.repeat(partial(update_policy, trainer, *arguments), number=1, repeat=4)
   windows = [window for episode in episodes for window in view.episode_windows(task, episode)]
   tokens = sum(len(window.tokens) for window in windows)
   seconds = {"sft_tokens_per_s": sft_s, "bopo_tokens_per_s": bopo_s}
@@ -130,7 +118,7 @@ def play(run: Run) -> dict[str, float]:
   tasks, envs = run.tasks("test")[:12], run.envs()
   policy = Policy("bench", lambda live: random_rule(live, 0.5))
   for seed in (SEED, SEED + 2):  # in the first round Java still compiles
-    jobs, start = [Job(task, seed + i) for task in tasks for i in (0, 1)], time.perf_counter()
+    jobs, start_s = [Job(task, seed + i) for task in tasks for i in (0, 1)], timeit.default_timer()
     episodes = list(run_episodes(jobs, policy, run.pair, envs))
-    loop_s = time.perf_counter() - start
+    loop_s = timeit.default_timer() - start_s
   return {"steps_per_s": sum(len(episode.steps) for episode in episodes) / loop_s}
