@@ -11,16 +11,8 @@ from baar_jax.envs import engines
 from baar_jax.envs.process import class_of
 from baar_jax.episode import SPLITS, Usage
 from baar_jax.llms.prices import prices_of
-from baar_jax.rollout.policies import (
-  ALWAYS,
-  BOUNDARIES,
-  entries,
-  explored_name,
-  rollouts_name,
-  routers,
-  stratified_name,
-  together_name,
-)
+from baar_jax.rollout import policies
+from baar_jax.rollout.policies import BOUNDARIES, entries, routers
 from baar_jax.run import env_arguments
 from baar_jax.store import Store, read_config
 from baar_jax.train.dataset import load_profiles
@@ -100,22 +92,22 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
       profiles = load_profiles(store, c, split=split).values()
       hard[split] = sum(profile.difficulty == "hard" for profile in profiles)
     samples, together = sum(hard.values()) * c.references.samples, c.references.together
-    planned = [(ids["train"], together_name(c), "", hard["train"] * together, None)]
+    planned = [(ids["train"], policies.together_name(c), "", hard["train"] * together, None)]
     if not c.references.clone_large:
-      planned.append((profiled, stratified_name(c), "", samples, None))
+      planned.append((profiled, policies.stratified_name(c), "", samples, None))
     if c.references.explored and not c.references.clone_large:
       explored = (tasks["train"] - hard["train"]) * (c.references.samples + together)
-      planned.append((ids["train"], explored_name(c), "", explored, None))
+      planned.append((ids["train"], policies.explored_name(c), "", explored, None))
   elif stage in ("bopo", "baselines"):
     if stage == "baselines" and "single-turn" in c.baselines.rivals:
-      between = [e.policy for e in entries(c) if e.family == ALWAYS]
+      between = [e.policy for e in entries(c) if e.family == policies.ALWAYS]
       planned = [(profiled, name, "", count * c.profile.trials, None) for name in between]
     episodes = min(c.bopo.tasks_per_update, tasks["train"]) * c.bopo.group_size
     for family, parameters in routers(c):
       if "lam" in parameters and (family == "bopo") == (stage == "bopo"):
         updates = c.bopo.updates * (VANILLA_BATCHES if family == "vanilla" else 1)  # at most
         for update, seed in product(range(1, updates + 1), range(c.train_seeds)):
-          name = rollouts_name(family, parameters["lam"], update, seed)
+          name = policies.rollouts_name(family, parameters["lam"], update, seed)
           planned.append((ids["train"], name, family, episodes, None))
   elif stage == "evaluate":  # on test at most all entries, for dev has yet to choose
     for split in ("dev", "test"):

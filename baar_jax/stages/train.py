@@ -10,16 +10,8 @@ from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SFTConfig, compared_
 from baar_jax.envs import engines
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
-from baar_jax.rollout.policies import (
-  ALWAYS,
-  ALWAYS_LARGE,
-  EXPLORED,
-  STRATIFIED,
-  TOGETHER,
-  Job,
-  rule_policy,
-  stratified_name,
-)
+from baar_jax.rollout import policies
+from baar_jax.rollout.policies import Job, rule_policy, stratified_name
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import save_qwen2, weights_directory
 from baar_jax.run import Run
@@ -87,16 +79,16 @@ def references(run: Run) -> None:
     run.collect(family, rule_policy(family, **samples), jobs)
 
   if not c.clone_large:
-    collect(STRATIFIED, hard, samples=c.samples)
+    collect(policies.STRATIFIED, hard, samples=c.samples)
     if c.explored:
       train = [task for task in tasks if task.id in profiles and task.split == "train"]
       rest = [task for task in train if profiles[task.id].difficulty != "hard"]
-      collect(EXPLORED, rest, samples=c.samples, together=c.together)
-  collect(TOGETHER, [task for task in hard if task.split == "train"], samples=c.together)
+      collect(policies.EXPLORED, rest, samples=c.samples, together=c.together)
+  collect(policies.TOGETHER, [task for task in hard if task.split == "train"], samples=c.together)
   trajectories = dataset.load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]
-  fallback = sum(episode.policy == ALWAYS_LARGE for episode in chosen)
+  fallback = sum(episode.policy == policies.ALWAYS_LARGE for episode in chosen)
   large, steps = sum(e.large_calls for e in chosen), sum(len(e.steps) for e in chosen)
   run.print(
     f"references: {len(hard)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps; "
@@ -197,7 +189,7 @@ def train_single_turn(run: Run) -> None:
   """
   tasks, trials = run.tasks("train") + run.tasks("dev"), range(run.config.profile.trials)
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in trials]
-  rules = [rule_policy(ALWAYS, model=rank) for rank in range(2, len(run.pair.names))]
+  rules = [rule_policy(policies.ALWAYS, model=rank) for rank in range(2, len(run.pair.names))]
   between = [run.collect(f"single-turn {rule.name}", rule, jobs) for rule in rules]
   winners, learnt = {}, {}
   for split in ("train", "dev"):
