@@ -17,8 +17,6 @@ LLAMA = {
   "prices": ((0.18, 0.18, 0.18), (0.88, 0.88, 0.88)),
   "base_urls": ("http://localhost:8000/v1", "http://localhost:8001/v1"),
 }
-
-
 TRIOS = {  # names and skills of the settings with two or all of the three models
   "trio": (quickstart.TRIO, ()),
   "nano-mini": (quickstart.TRIO[:2], (0.0, 0.5)),

@@ -21,7 +21,7 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.optimum import exact_frontier
 from baar_jax.report.table import COMPARED, CURVES, Evaluation, load_split, read_curves, run_ledger
-from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name, shown_metrics
+from baar_jax.report.texts import FAMILIES, METRIC_NAMES, shown_metrics
 from baar_jax.rollout.policies import BOUNDARIES, Entry
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles, measure_robustness
@@ -156,9 +156,9 @@ def draw_all(results: Mapping) -> dict[str, Figure]:
 
 def family_style(results: Mapping, family: str) -> dict:
   """Colour, marker, label and width of a family's line; the main family's is thick."""
-  _, color, marker = FAMILIES.get(family, (family, MUTED, "o"))
-  style = {"color": color, "marker": marker, "label": family_name(family)}
+  label, color, marker = FAMILIES[family]
   thick = family == results["run"]["main"]
+  style = {"color": color, "marker": marker, "label": label}
   return style | {"linewidth": 1.0 + 1.4 * thick, "zorder": 2 + thick}
 
 

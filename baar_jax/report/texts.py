@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +53,7 @@ UNITS = {
 }
 TITLES = {"policies": "Points", "call_budget": "K", "usd_budget": "Cap, $"}
 TITLES |= {"sr_percent": "SR", "use_share": "Use%", "deciding_usd": "Router cost, $"}
-TITLES |= {"small_s": "SMALL, s", "large_s": "LARGE, s", "area_gain": "Gain"}
+TITLES |= {"small_s": "SMALL, s", "large_s": "LARGE, s"}
 TITLES |= {"paper": "The paper", "ours": "This run"}
 DASH = "–"  # no value
 
@@ -94,13 +94,13 @@ def cost_digits(results: Mapping) -> int:
   return 2 - math.floor(math.log10(cheapest)) if cheapest > 0 else 4
 
 
-def as_texts(results: Mapping, frame: pd.DataFrame | list, columns: Sequence[str]) -> pd.DataFrame:
-  """Columns of a frame as texts, a number with its interval where the frame has one.
+def as_texts(results: Mapping, frame: pd.DataFrame | list, columns=()) -> pd.DataFrame:
+  """Columns of a frame, or all, as texts, a number with its interval where the frame has one.
 
   The suffix of a column's name tells its unit; columns without one are words or settings.
   """
   frame, result = pd.DataFrame(frame), {}
-  for name in columns:
+  for name in columns or frame.columns:
     suffix = next(filter(name.endswith, UNITS), "")
     unit, factor, spec = UNITS.get(suffix, ("", 1.0, ""))
     if suffix == "_usd":
