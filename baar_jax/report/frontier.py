@@ -59,9 +59,8 @@ def vertices(cost_P, score_P, small: tuple[float, float], large: tuple[float, fl
   LARGE is not both dearer and better."""
   cost_P, score_P = _points([small[0], large[0], *cost_P], [small[1], large[1], *score_P])
   if large[0] <= small[0] or large[1] <= small[1]:
-    raise ValueError(
-      f"always-LARGE must cost more and score more than always-SMALL, got {large} and {small}"
-    )
+    problem = "always-LARGE must cost more and score more than always-SMALL"
+    raise ValueError(f"{problem}, got {large} and {small}")
   x_P, hull = np.clip(cost_P, small[0], large[0]), []
   for p in np.lexsort((-score_P, x_P)):
     if hull and x_P[p] == x_P[hull[-1]]:
@@ -93,14 +92,13 @@ def draw(
   t with R - 1 degrees of freedom. R = 3 is too few to be resampled with replacement.
   """
   rng, R = np.random.default_rng(seed), training_seeds
-  weight_BxN = np.vstack(
-    [np.ones(tasks), rng.multinomial(tasks, np.ones(tasks) / tasks, resamples)]
-  )
+  count_BxN = rng.multinomial(tasks, np.ones(tasks) / tasks, resamples)
+  weight_BxN = np.vstack([np.ones(tasks), count_BxN]) / tasks
   seed_weight_BxR = np.zeros((resamples + 1, R))
   if R > 1:
     scale_Bx1 = np.sqrt(R * rng.chisquare(R - 1, size=(resamples, 1)))
     seed_weight_BxR[1:] = rng.normal(size=(resamples, R)) / scale_Bx1
-  return weight_BxN / tasks, seed_weight_BxR
+  return weight_BxN, seed_weight_BxR
 
 
 def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.ndarray:

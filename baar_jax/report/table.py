@@ -56,16 +56,14 @@ class Evaluation:
   @functools.cached_property
   def resampled(self) -> dict[str, pd.DataFrame]:
     """Of cost_usd and METRICS the mean by policy: over all episodes, then in each resample."""
-    frames = {column: self._by_seed(column) for column in ("cost_usd", *METRICS)}
     shape = len(self.entries), len(self.tasks), self.episodes.training_seed.nunique()
     draws = frontier.draw(*shape[1:], self.resamples)
-    return {
-      column: pd.DataFrame(
-        frontier.means(frame.to_numpy().reshape(shape), self.entries.trained.to_numpy(), draws),
-        frame.index,
-      )
-      for column, frame in frames.items()
-    }
+    trained_P, means = self.entries.trained.to_numpy(), {}
+    for column in ("cost_usd", *METRICS):
+      frame = self._by_seed(column)
+      mean_PxB = frontier.means(frame.to_numpy().reshape(shape), trained_P, draws)
+      means[column] = pd.DataFrame(mean_PxB, frame.index)
+    return means
 
   def _by_seed(self, column: str) -> pd.DataFrame:
     """A column by policy, and by task and training seed (nan where a task lacks one)."""

@@ -53,8 +53,7 @@ UNITS = {
 }
 TITLES = {"policies": "Points", "call_budget": "K", "usd_budget": "Cap, $"}
 TITLES |= {"sr_percent": "SR", "use_share": "Use%", "deciding_usd": "Router cost, $"}
-TITLES |= {"small_s": "SMALL, s", "large_s": "LARGE, s"}
-TITLES |= {"paper": "The paper", "ours": "This run"}
+TITLES |= {"small_s": "SMALL, s", "large_s": "LARGE, s", "paper": "The paper", "ours": "This run"}
 DASH = "–"  # no value
 
 

@@ -21,7 +21,7 @@ from baar_jax.train.dataset import load_profiles
 # prompt grows with each step, ALFWorld's faster, as it lists all that is possible.
 STEPS, HARD_TASKS, PROMPT, REPLY, JUDGED = 0.6, 0.4, 1000, 60, Usage(1000, 0, 200)
 GROWTH = {"alfworld": 210}
-COLUMNS = ["episodes", "calls", "dollars"]
+FORMATS = {"episodes": "{:,.0f}".format, "calls": "{:,.0f}".format, "dollars": "{:,.4f}".format}
 
 
 def main(config: Config, stages: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
   read_config(path.parent)  # refuses a directory whose store is gone
   store = Store(path if path.exists() else ":memory:")
   print(f"tasks: {'listed before' if store.tasks('train') else check_tasks(config)}")
-  outcomes, rows = load_outcomes(config, store), pd.DataFrame(0.0, [*stages], COLUMNS)
+  outcomes, rows = load_outcomes(config, store), pd.DataFrame(0.0, [*stages], [*FORMATS])
   for stage in stages:
     for policy, family, episodes, usd_budget in list_rollouts(config, store, stage):
       calls, usd = estimate(config, outcomes, policy, family)
@@ -39,8 +39,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
   store.close()
   rows.loc["in all"] = rows.sum()
   print("dry run: nothing is run, nothing is spent; expected calls of the models, list prices")
-  formats = ["{:,.0f}".format, "{:,.0f}".format, "{:,.4f}".format]
-  print(rows.to_string(formatters=dict(zip(COLUMNS, formats))))
+  print(rows.to_string(formatters=FORMATS))
 
 
 def check_tasks(config: Config) -> str:

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 
+import pandas as pd
+
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SFTConfig, compared_lam
 from baar_jax.envs import engines
-from baar_jax.episode import SMALL, SPLITS, Episode, Task
+from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout import policies
 from baar_jax.rollout.policies import Job, rule_policy, stratified_name
@@ -81,8 +83,7 @@ def references(run: Run) -> None:
   if not c.clone_large:
     collect(policies.STRATIFIED, hard, samples=c.samples)
     if c.explored:
-      train = [task for task in tasks if task.id in profiles and task.split == "train"]
-      rest = [task for task in train if profiles[task.id].difficulty != "hard"]
+      rest = [t for t in tasks if t.split == "train" and t.id in profiles and t not in hard]
       collect(policies.EXPLORED, rest, samples=c.samples, together=c.together)
   collect(policies.TOGETHER, [task for task in hard if task.split == "train"], samples=c.together)
   trajectories = dataset.load_references(run.store, run.config, profiles)
@@ -90,10 +91,9 @@ def references(run: Run) -> None:
   chosen = [trajectories[task.id] for task in hard]
   fallback = sum(episode.policy == policies.ALWAYS_LARGE for episode in chosen)
   large, steps = sum(e.large_calls for e in chosen), sum(len(e.steps) for e in chosen)
-  run.print(
-    f"references: {len(hard)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps; "
-    f"{fallback} had no stratified success and take a LARGE trial of the profile"
-  )
+  share = f"{len(hard)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps"
+  lack = f"{fallback} had no stratified success and take a LARGE trial of the profile"
+  run.print(f"references: {share}; {lack}")
 
 
 def pretrain(run: Run) -> None:
@@ -205,12 +205,9 @@ def train_single_turn(run: Run) -> None:
 
 def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
   """By task and trial, of trials that all models have: the cheapest that succeeded, or SMALL."""
-  success_of = [{(e.task_id, e.seed): e.success for e in episodes} for episodes in trials]
-  winners = {}
-  for key in set.intersection(*map(set, success_of)):
-    successes = [success[key] for success in success_of]
-    winners[key] = successes.index(True) if any(successes) else SMALL
-  return winners
+  columns = ({(e.task_id, e.seed): e.success for e in episodes} for episodes in trials)
+  success = pd.DataFrame(dict(enumerate(columns))).dropna().astype(bool)  # a column per model
+  return success.idxmax(axis=1).to_dict()  # the first of the largest
 
 
 def _fit_rival(run: Run, name: str, train: list[Episode], dev: list[Episode], label: Label) -> None:
