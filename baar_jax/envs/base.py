@@ -1,7 +1,6 @@
 """The Env protocol: what the rollout loop and the scripted models ask of an environment."""
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Protocol
 
@@ -73,6 +72,5 @@ def verb(action: str) -> str:
 
 
 def read_prompt(name: str) -> str:
-  """An environment's instructions; a line "THOUGHT > ACTION" stands for a reply in full."""
-  text = (Path(__file__).parent / "prompts" / f"{name}.txt").read_text()
-  return re.sub(r"^(.+) > (.+)$", r"\nThought: \1\n\nAction: \2", text, flags=re.M)
+  """An environment's instructions."""
+  return (Path(__file__).parent / "prompts" / f"{name}.txt").read_text()
