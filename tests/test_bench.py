@@ -23,6 +23,6 @@ def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypa
   assert list(figures) == FIGURES
   assert all(math.isfinite(value) and value > 0 for value in figures.values())
   assert not (run.dir / "checkpoints").exists()
-  run.pair.kind = "chat"  # API models are not paid to be measured
+  run.config.models.kind = "chat"  # API models are not paid to be measured
   with pytest.raises(ValueError, match="set --config.models.kind=scripted"):
     bench.main(run)

@@ -34,9 +34,8 @@ class Agent(Protocol):
 
 
 class Pair(Protocol):
-  """The models to route between, cheapest first; `kind` is "scripted" or "chat"."""
+  """The models to route between, cheapest first."""
 
-  kind: str
   names: tuple[str, ...]
   prices: tuple[Price, ...]
 

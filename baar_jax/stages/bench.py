@@ -44,7 +44,7 @@ def main(run: Run) -> None:
 
   The router, made or loaded, meets episodes of random letters that are longer than their previews.
   """
-  if run.pair.kind != "scripted":
+  if run.config.models.kind != "scripted":
     raise ValueError("--stage=bench plays scripted models alone: set --config.models.kind=scripted")
   run.print(f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}")
   c = run.config.router

@@ -166,7 +166,7 @@ def report(run: Run) -> None:
   # matplotlib takes a second to import, which the other stages need not pay.
   from baar_jax.report import page
 
-  spent = None if run.pair.kind == "scripted" else read_spent(run.dir, len(run.pair.names) + 1)
+  spent = read_spent(run.dir, len(run.pair.names) + 1) if run.config.models.kind == "chat" else None
   played = list_evaluated(run.store, run.config)
   results = page.compute_results(run.store, played, run.config, run.dir, spent)
   print(page.texts.terminal_table(results))
