@@ -59,15 +59,13 @@ class ALFWorld(Env):
 
   system_prompt = read_prompt("alfworld")
 
-  def __init__(
-    self, data, train_tasks, dev_tasks, test_tasks, max_steps=30, splits=("", "", "")
-  ) -> None:
+  def __init__(self, data, train_tasks, dev_tasks, test_tasks, max_steps=30, splits=("", "", "")):
     """`data` is the directory above json_2.1.1/, which has those of the splits.
 
     A split is a directory in there ("" is train, valid_seen or valid_unseen), or a file in `data`
     that lists games, as lines SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
     """
-    self._root, self._data = Path(data), Path(data) / GAMES
+    self._root, self.data = Path(data), Path(data) / GAMES
     self._sources = {split: name or USUAL_SPLITS[split] for split, name in zip(SPLITS, splits)}
     self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
     self._max_steps, self._engine = max_steps, None
@@ -79,10 +77,10 @@ class ALFWorld(Env):
     for task_id in sorted(self._list_ids(source), key=lambda id_: id_.split("/")[-1]):
       ids_by_type[read_goal(Path(task_id).parent.name)[0]].append(task_id)
     for task_id in filter(None, itertools.chain(*itertools.zip_longest(*ids_by_type.values()))):
-      if len(tasks) < size and (text := read_description(self._data / task_id / GAME)):
+      if len(tasks) < size and (text := read_description(self.data / task_id / GAME)):
         tasks.append(Task(task_id, split, text, self._max_steps))
     if len(tasks) < size:
-      problem = f"ALFWorld's {source} in {self._data} has {len(tasks)} games, {size} were asked for"
+      problem = f"ALFWorld's {source} in {self.data} has {len(tasks)} games, {size} were asked for"
       raise ValueError(f"{problem}: set --config.env.{split}_tasks or {split}_split, or other data")
     return tasks
 
@@ -104,12 +102,12 @@ class ALFWorld(Env):
     return [ids.get(name, f"?/{name}") for name in names]
 
   def _find_ids(self, directory: str) -> list[str]:
-    games = sorted(self._data.glob(f"{directory}/*/*/{GAME}"))
-    ids = [game.parent.relative_to(self._data).as_posix() for game in games]
+    games = sorted(self.data.glob(f"{directory}/*/*/{GAME}"))
+    ids = [game.parent.relative_to(self.data).as_posix() for game in games]
     return [id_ for id_ in ids if not any(word in id_ for word in NO_TEXT_GAMES)]
 
   def reset(self, task_id: str) -> str:
-    game = self._data / task_id / GAME
+    game = self.data / task_id / GAME
     return self.start(game, game.parents[1].name)
 
   def start(self, game: Path | dict, name: str) -> str:

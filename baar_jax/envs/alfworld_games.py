@@ -14,16 +14,7 @@ from pathlib import Path
 from alfworld.gen import constants, goal_library
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
-from baar_jax.envs.alfworld import (
-  GAME,
-  GAMES,
-  LOOK,
-  TASK_TYPES,
-  TREATMENTS,
-  TWO,
-  USUAL_SPLITS,
-  ALFWorld,
-)
+from baar_jax.envs.alfworld import GAME, LOOK, TASK_TYPES, TREATMENTS, TWO, USUAL_SPLITS, ALFWorld
 
 MOST_RECEPTACLES, MOST_OBJECTS = 14, 26  # the medians of real games are 20 and 39
 LAMPS = {"DeskLamp", "FloorLamp"}
@@ -176,7 +167,7 @@ def main(root: Path, sizes: dict[str, int]) -> None:
   """Generates each split's first games, except those that are there already."""
   env = ALFWorld(root, 0, 0, 0)
   for split, size in sizes.items():
-    directory = root / GAMES / USUAL_SPLITS[split]
+    directory = env.data / USUAL_SPLITS[split]
     present = {path.parent.name.split("_")[1] for path in directory.glob(f"*/*/{GAME}")}
     for number in range(size):
       if f"T{number:06d}" not in present:

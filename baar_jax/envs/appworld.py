@@ -96,11 +96,10 @@ class AppWorld(Env):
     self._plan = make_plan(solution.read_text(), task.api_docs) if solution.is_file() else []
     self._position = 0  # in the plan, whatever else the agent does in between
     person, apps = task.supervisor, task.app_descriptions.items()
-    head = (
-      f"Your supervisor is {person.first_name} {person.last_name}, email {person.email}, phone "
-      f"number {person.phone_number}.\nIt is {task.datetime:%A, %Y-%m-%d, %H:%M}.\nThe apps:"
-    )
-    return "\n".join([head, *(f"- {app}: {text}" for app, text in apps)])
+    name = f"{person.first_name} {person.last_name}"
+    head = f"Your supervisor is {name}, email {person.email}, phone number {person.phone_number}."
+    date = f"It is {task.datetime:%A, %Y-%m-%d, %H:%M}."
+    return "\n".join([head, date, "The apps:", *(f"- {app}: {text}" for app, text in apps)])
 
   def step(self, action: str) -> tuple[str, bool]:
     self._world.requester.reset_request_count()

@@ -136,15 +136,12 @@ def _run_shell(world: Any, now: datetime) -> None:
   _give_up_rights()
   message = json.loads(stream.readline())
   while True:
-    message = _ask(stream, {"output": _execute(world, message["code"])})
-
-
-def _execute(world: Any, code: str) -> str:
-  try:
-    return world.execute(code)
-  except BaseException as error:  # raised by the agent's code, or while it was parsed
-    world.safety_guard.disable()
-    return f"{FAILED}{type(error).__name__}: {error}"
+    try:
+      output = world.execute(message["code"])
+    except BaseException as error:  # raised by the agent's code, or while it was parsed
+      world.safety_guard.disable()
+      output = f"{FAILED}{type(error).__name__}: {error}"
+    message = _ask(stream, {"output": output})
 
 
 def _give_up_rights() -> None:

@@ -8,7 +8,6 @@ text have the same number of characters, so that a call's price depends on step 
 
 import dataclasses
 import random
-import re
 from typing import NamedTuple
 
 from baar_jax.envs.base import Env, Oracle
@@ -100,14 +99,14 @@ class Sandbox(Env):
     return self._observe("You enter.")
 
   def step(self, action: str) -> tuple[str, bool]:
-    right, _, ringing = (f"pull {lever}" for lever in self._building.levers[self._lock])
+    right, jamming, ringing = (f"pull {lever}" for lever in self._building.levers[self._lock])
     if action == ringing:
       return "It rang an alarm. The task has failed.", True
     if action == right and self._building.hardness[self._lock] != BROKEN:
       self._lock, self._jams, event = self._lock + 1, 0, "It opened."
     else:
       self._jams += 1
-      event = "It jammed." if re.fullmatch("pull [ABC]", action) else "No effect."
+      event = "It jammed." if action in (right, jamming) else "No effect."
     if self._jams == self._rules.attempts:
       return f"{event} The task has failed.", True
     if self._lock == self._rules.locks:

@@ -37,8 +37,6 @@ HEADERS |= {"authorization", "x-stainless-raw-response"}
 class ChatPair(Pair):
   """The models of the configuration at their endpoints."""
 
-  kind = "chat"
-
   def __init__(self, config: ModelsConfig, calls: Calls):
     """Opens no connection yet. Raises ValueError if a price or a key is missing."""
     self.names, self.prices = config.names, prices_of(config.names, config.prices)
@@ -86,7 +84,10 @@ class ChatModel:
     self.price = prices_of(config.names, config.prices)[place]
     self.tier_factor = 1.0 if endpoint.own or endpoint.openai else endpoints.DEAREST_TIER
     self._slots = threading.BoundedSemaphore(config.concurrency)
-    self.client = open_client(endpoint, config.timeout_s)
+    # What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone.
+    http, url = open_http(endpoint, config.timeout_s), endpoint.base_url
+    settings = {"base_url": url, "api_key": endpoint.key(), "max_retries": 0}
+    self.client = openai.AsyncOpenAI(http_client=http, **settings)
     if problem := pair.calls.find_failure(self._index, config.max_failures):
       stopped = f"{self._where} {problem}, which ended the last run"
       print(f"{stopped}: once more ends this one", file=sys.stderr)
@@ -143,17 +144,12 @@ class ChatModel:
 
   async def _attempt(self, messages: Messages, seed: int) -> Outcome:
     c, limit_s = self.config, 0.0 if self._pair.stopping.is_set() else self.config.timeout_s
-    tier = {"service_tier": "default"} if self._endpoint.openai else {}
+    body = {"model": self._endpoint.model, "messages": messages, "temperature": c.temperature}
+    body |= {"seed": seed, c.token_limit_field: c.max_completion_tokens}
+    body |= {"service_tier": "default"} if self._endpoint.openai else {}
     try:
       async with asyncio.timeout(limit_s):
-        response = await self.client.chat.completions.with_raw_response.create(
-          model=self._endpoint.model,
-          messages=messages,
-          temperature=c.temperature,
-          seed=seed,
-          **{c.token_limit_field: c.max_completion_tokens},
-          **tier,
-        )
+        response = await self.client.chat.completions.with_raw_response.create(**body)
     except openai.APIStatusError as error:
       message = error.body.get("message") if isinstance(error.body, dict) else None
       message = message if isinstance(message, str) else error.response.text
@@ -161,9 +157,8 @@ class ChatModel:
       return endpoints.read_refusal(error.status_code, *told, self.client.api_key)
     except openai.APIConnectionError as error:
       cause = type(error.__cause__).__name__
-      return Outcome(
-        FAILED if cause in endpoints.NOT_SENT else PRESUMED, f"did not answer ({cause})"
-      )
+      kind = FAILED if cause in endpoints.NOT_SENT else PRESUMED
+      return Outcome(kind, f"did not answer ({cause})")
     except TimeoutError:
       return Outcome(PRESUMED, "did not answer in time")
     return endpoints.read_answer(response.content)
@@ -214,12 +209,6 @@ class Bounded(httpx2.AsyncByteStream):
       if size > endpoints.MOST_BYTES:
         raise httpx2.ReadError("too many bytes")
       yield part
-
-
-def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
-  """What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone."""
-  http, url, key = open_http(endpoint, timeout_s), endpoint.base_url, endpoint.key()
-  return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
 
 
 def open_http(endpoint: Endpoint, timeout_s: float) -> httpx2.AsyncClient:

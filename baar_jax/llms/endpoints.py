@@ -71,11 +71,10 @@ class Endpoint:
     key = os.environ.get(variable or "", "").strip()
     missing = not key and not self.own and variable != ""
     if missing or not (key.isascii() and key.isprintable()):
-      raise ValueError(
-        f"{self.model} at {self.host} needs a key of printable ASCII characters: set the "
-        "environment variable that --config.models.key_variables names ('' for no key; "
-        f"{OPENAI_KEY} at OpenAI's addresses)"
-      )
+      problem = f"{self.model} at {self.host} needs a key of printable ASCII characters"
+      choice = f"'' for no key; {OPENAI_KEY} at OpenAI's addresses"
+      place = f"environment variable that --config.models.key_variables names ({choice})"
+      raise ValueError(f"{problem}: set the {place}")
     return key or NO_KEY
 
 
@@ -100,10 +99,8 @@ def check_models(config: Config) -> None:
     except ValueError as error:
       raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
     if any(a.input > b.input and a.output > b.output for a, b in itertools.pairwise(prices)):
-      raise ValueError(
-        f"--config.{group_name}.names is {group.names!r}; one of them is dearer than the next: "
-        "name the cheapest first, by the list's prices or your own"
-      )
+      problem = f"--config.{group_name}.names is {group.names!r}; one of them is dearer than the"
+      raise ValueError(f"{problem} next: name the cheapest first, by the list's prices or your own")
 
 
 @dataclasses.dataclass(frozen=True)

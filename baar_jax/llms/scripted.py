@@ -130,10 +130,7 @@ class ScienceWorldErrors(KnowledgeErrors):
 
   PRIORS = (
     ("find-|lifespan-", (0.56, 0.40, 0.04)),
-    (
-      "power-component|use-thermometer|chemistry-mix-paint-secondary|identify-life",
-      (0.18, 0.67, 0.15),
-    ),
+    ("power-component|use-thermometer|paint-secondary|identify-life", (0.18, 0.67, 0.15)),
     ("", (0.10, 0.63, 0.27)),
   )
 
@@ -180,8 +177,6 @@ ERRORS: dict[str, type[Errors]] = {
 
 class ScriptedPair(Pair):
   """The models as scripts; deterministic given (task, seed, step) and the state."""
-
-  kind = "scripted"
 
   def __init__(self, names: tuple[str, ...], errors: Errors, prices: Sequence = ()):
     self.names, self.prices, self._errors = names, prices_of(names, prices), errors
