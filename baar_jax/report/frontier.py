@@ -45,12 +45,12 @@ def area_along(cost_V, score_V, small, large):
   """
   width, height = large[0] - small[0], large[1] - small[1]
   usable = (width > 0.0) & (height > 0.0)
-  width, height = np.where(usable, width, np.nan), np.where(usable, height, np.nan)
+  width, height = (np.where(usable, side, np.nan) for side in (width, height))
   x = np.clip((np.asarray(cost_V, np.float64) - small[0]) / width, 0.0, 1.0)
   y = (np.asarray(score_V, np.float64) - small[1]) / height
-  ends = np.zeros_like(x[:1]) if len(x) else np.zeros((1, *width.shape))
+  ends = 0.0 * width[None]  # nan where not usable
   x, y = (np.concatenate([ends, values, ends + 1.0]) for values in (x, y))
-  return np.where(usable, np.trapezoid(y, x, axis=0), np.nan)
+  return np.trapezoid(y, x, axis=0)
 
 
 def vertices(cost_P, score_P, small: tuple[float, float], large: tuple[float, float]) -> np.ndarray:
@@ -114,8 +114,6 @@ def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.nd
   N, R = value_PxNxR.shape[1:]
   value_PxN = np.nanmean(value_PxNxR, axis=2)
   mean_PxB = value_PxN @ weight_BxN.T
-  if R == 1:
-    return mean_PxB
   rest_PxNxR = value_PxNxR - value_PxN[..., None]
   deviation_PxR = np.nanmean(rest_PxNxR, axis=1)
   rest_PxNxR = rest_PxNxR - deviation_PxR[:, None]
