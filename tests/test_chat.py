@@ -51,7 +51,7 @@ def connect(server, tmp_path, monkeypatch):
       stack.callback(pair.close)
       stack.callback(pair.close)  # twice does no harm
       pair.slept = []
-      pair.sleep = pair.slept.append
+      pair.stopping.wait = pair.slept.append
       return pair
 
     yield connecting
@@ -141,7 +141,8 @@ def test_an_endpoint_that_fails_again_and_again_ends_the_run(server, connect, sp
 def test_a_run_that_is_stopped_waits_for_nothing(server, connect, fault):
   """Neither as long as an endpoint asks to, nor for the answer of a call in flight."""
   pair, server.retry_after, server.stall_s = connect(), "250", 1.0
-  server.fault, pair.sleep = lambda *_: pair.stop() or fault, pair.stopping.wait
+  server.fault = lambda *_: pair.stop() or fault
+  del pair.stopping.wait  # it is not noted, but waits
   with pytest.raises(NoAnswer, match="the run is being stopped"):
     ask(pair)
   assert len(server.seen) == 1

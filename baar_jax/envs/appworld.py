@@ -132,7 +132,20 @@ class AppWorld(Env):
     return Oracle(step.code, self._position, step.kind not in ROUTINE, recovering=False)
 
   def mistake(self, kind: str, key: str) -> str:
-    return mistake(self._plan[self._position], kind, key)
+    step, draw, code = self._plan[self._position], random.Random(key), ""
+    if kind == "wrong":
+      code = _wrong(step, draw)
+    elif kind == "hasty":  # a call without its token, or with a parameter that does not exist
+      apps = sorted({app for app, _ in step.apis if app not in ("supervisor", "api_docs")})
+      app = draw.choice(apps or ["venmo", "phone", "spotify"])
+      code = f"print(apis.{app}.show_account())"
+      if draw.random() >= 0.5:
+        code = f"print(apis.{app}.login(user='me', secret='{draw.randrange(1000)}'))"
+    if code in ("", step.code):  # reads documentation
+      app, api = draw.choice(step.apis)
+      (text,) = draw.choices(list(WANDERINGS), list(WANDERINGS.values()))
+      code = text.format(app=app, api=api)
+    return code
 
   def _start_engine(self, task_id: str) -> None:
     """Imports the package, with a root directory for this process: it writes beside its data."""
@@ -201,24 +214,6 @@ def _step(nodes: list[ast.stmt], docs: dict) -> PlanStep:
   if targets:
     code += f"\nprint({ast.unparse(targets[-1])})"
   return PlanStep(code, kind, apis, writing)
-
-
-def mistake(step: PlanStep, kind: str, key: str) -> str:
-  """Wrong code in place of a step's; see Env.mistake."""
-  draw, code = random.Random(key), ""
-  if kind == "wrong":
-    code = _wrong(step, draw)
-  elif kind == "hasty":  # a call without its token, or with a parameter that does not exist
-    apps = sorted({app for app, _ in step.apis if app not in ("supervisor", "api_docs")})
-    app = draw.choice(apps or ["venmo", "phone", "spotify"])
-    code = f"print(apis.{app}.show_account())"
-    if draw.random() >= 0.5:
-      code = f"print(apis.{app}.login(user='me', secret='{draw.randrange(1000)}'))"
-  if code in ("", step.code):  # reads documentation
-    app, api = draw.choice(step.apis)
-    (text,) = draw.choices(list(WANDERINGS), list(WANDERINGS.values()))
-    code = text.format(app=app, api=api)
-  return code
 
 
 def _wrong(step: PlanStep, draw: random.Random) -> str:

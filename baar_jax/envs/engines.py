@@ -116,7 +116,7 @@ def set_up(kind: str, data: str, sizes: Iterable[int], say: Callable[[str], None
   say(f"setup: the engine of {kind} is in {directory(kind)}")
   if kind == "appworld" and landlock_version() < 1:
     say("setup: without Landlock (Linux 5.13) Python alone keeps agents' code from files")
-  if uses_generated_data(kind, data):
+  if not named_data(kind, data):
     say(f"setup: generating tasks in {place}")
     say(f"setup: real ones come by {directory(kind)}/bin/{engine.download}")
     with lock(place.name):
@@ -156,9 +156,9 @@ def output_of(name: str, command: list[str], environ: dict | None = None) -> str
   return done.stdout
 
 
-def uses_generated_data(kind: str, data: str) -> bool:
-  """Whether neither `data` nor the engine's environment variable names a directory."""
-  return not (data or os.environ.get(ENGINES[kind].data_variable))
+def named_data(kind: str, data: str) -> str:
+  """The directory that `data` or else the engine's environment variable names; "" is none."""
+  return data or os.environ.get(ENGINES[kind].data_variable, "")
 
 
 def generated_data(kind: str) -> Path:
@@ -167,10 +167,8 @@ def generated_data(kind: str) -> Path:
 
 def existing_data(kind: str, data: str) -> Path:
   """The directory that is named, else that of generated tasks; ValueError if it is missing."""
-  variable = ENGINES[kind].data_variable
-  named = data or os.environ.get(variable)
-  place = Path(named).absolute() if named else generated_data(kind)
+  place = Path(named_data(kind, data) or generated_data(kind)).absolute()
   if not place.is_dir():
-    problem = f"{kind} has no data in {place}: set --config.env.data or ${variable}, or"
-    raise ValueError(f"{problem} {SET_UP.format(kind)}")
+    remedy = f"set --config.env.data or ${ENGINES[kind].data_variable}, or {SET_UP.format(kind)}"
+    raise ValueError(f"{kind} has no data in {place}: {remedy}")
   return place

@@ -41,7 +41,6 @@ class ChatPair(Pair):
     """Opens no connection yet. Raises ValueError if a price or a key is missing."""
     self.names, self.prices = config.names, prices_of(config.names, config.prices)
     self.calls, self.stopping = calls, threading.Event()
-    self.sleep = self.stopping.wait
     # Attempts run in an event loop, which can end them at any point; worker threads wait for them.
     self._loop = asyncio.new_event_loop()
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -85,9 +84,8 @@ class ChatModel:
     self.tier_factor = 1.0 if endpoint.own or endpoint.openai else endpoints.DEAREST_TIER
     self._slots = threading.BoundedSemaphore(config.concurrency)
     # What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone.
-    http, url = open_http(endpoint, config.timeout_s), endpoint.base_url
-    settings = {"base_url": url, "api_key": endpoint.key(), "max_retries": 0}
-    self.client = openai.AsyncOpenAI(http_client=http, **settings)
+    http, url, key = open_http(endpoint, config.timeout_s), endpoint.base_url, endpoint.key()
+    self.client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
     if problem := pair.calls.find_failure(self._index, config.max_failures):
       stopped = f"{self._where} {problem}, which ended the last run"
       print(f"{stopped}: once more ends this one", file=sys.stderr)
@@ -139,7 +137,7 @@ class ChatModel:
       if outcome.hopeless:
         break
       if attempt < self.config.retries:
-        self._pair.sleep(outcome.wait_s + endpoints.backoff_s(attempt))
+        self._pair.stopping.wait(outcome.wait_s + endpoints.backoff_s(attempt))
     raise NoAnswer(f"{self._where} {outcome.problem} ({attempt + 1} attempts)")
 
   async def _attempt(self, messages: Messages, seed: int) -> Outcome:
@@ -184,14 +182,13 @@ class ChatAgent(Agent):
   def reply(self, messages: Messages, step: int) -> Reply:
     model = self._model
     request = model.request(messages, self._task.id, self._seed, step)
-    reply = model.find(request)
-    if reply is None:
-      bound_usd = self.bound_usd(messages, step)
-      reply = model.ask(messages, self._seed, request, bound_usd, self._hold)
-    else:
+    if reply := model.find(request):
       usd = sum(call.cost_usd for call in (*reply.lost, reply.call))
       with self._hold(usd, replayed=True) as cost:
         cost.usd = usd
+    else:
+      bound_usd = self.bound_usd(messages, step)
+      reply = model.ask(messages, self._seed, request, bound_usd, self._hold)
     self._counted_messages, self._counted_tokens = len(messages), reply.call.usage.prompt_tokens
     return reply
 

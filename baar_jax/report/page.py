@@ -82,7 +82,7 @@ def _facts(config: Config, data: Evaluation) -> dict:
   env, models = config.env, config.models
   hosts = dict.fromkeys(endpoint.host for endpoint in endpoints(models))
   prices = map(dataclasses.asdict, prices_of(models.names, models.prices))
-  own_tasks = env.kind in engines.ENGINES and engines.uses_generated_data(env.kind, env.data)
+  own_tasks = env.kind in engines.ENGINES and not engines.named_data(env.kind, env.data)
   is_scripted = models.kind == "scripted"
   return {
     "environment": env.kind.rpartition(":")[2],  # the class of one of the user's own

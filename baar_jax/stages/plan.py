@@ -45,7 +45,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
 def check_tasks(config: Config) -> str:
   """Lists the tasks where that needs no engine. Raises ValueError where a run would."""
   c = config.env
-  if c.kind not in engines.ENGINES or engines.uses_generated_data(c.kind, c.data):
+  if c.kind not in engines.ENGINES or not engines.named_data(c.kind, c.data):
     return "not checked, for that takes the engine or --stage=setup"
   env = class_of(c.kind)(**env_arguments(config))
   return ", ".join(f"{len(env.tasks(split))} {split}" for split in SPLITS)
