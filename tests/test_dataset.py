@@ -104,19 +104,19 @@ STRATIFIED = [trial(1, 0, 1.0), trial(2, 1, 55.0), trial(3, 1, 50.0)]
 
 
 @pytest.mark.parametrize(
-  "difficulty, stratified, clone_large, reference",
+  "difficulty, stratified, reference",
   [
-    ("easy", [], False, SMALL_TRIALS[2]),  # the cheapest success of SMALL
-    ("intractable", [], True, SMALL_TRIALS[1]),  # also a failure
-    ("hard", STRATIFIED, False, STRATIFIED[2]),
-    # Without a stratified success, and in the ablation: the cheapest success of LARGE.
-    ("hard", STRATIFIED, True, LARGE_TRIALS[2]),
-    ("hard", [trial(1, 0, 1.0), trial(2, 0.99, 2.0)], False, LARGE_TRIALS[2]),
+    ("easy", [], SMALL_TRIALS[2]),  # the cheapest success of SMALL
+    ("intractable", [], SMALL_TRIALS[1]),  # also a failure
+    ("hard", STRATIFIED, STRATIFIED[2]),
+    # Without a stratified success: the cheapest success of LARGE.
+    ("hard", [], LARGE_TRIALS[2]),
+    ("hard", [trial(1, 0, 1.0), trial(2, 0.99, 2.0)], LARGE_TRIALS[2]),
   ],
 )
-def test_the_reference_of_a_task(difficulty, stratified, clone_large, reference):
+def test_the_reference_of_a_task(difficulty, stratified, reference):
   profile = dataset.Profile(difficulty, 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
-  assert dataset.choose_reference(profile, stratified, clone_large) is reference
+  assert dataset.choose_reference(profile, stratified) is reference
 
 
 def test_ties():
@@ -147,7 +147,7 @@ def test_stored_references(store):
   config.references.samples = 7
   with pytest.raises(ValueError, match="lacks references of 1 tasks: run --stage=references"):
     keys()
-  config.references.clone_large = True  # needs none
+  config.references.samples, config.references.clone_large = 20, True  # which reads none
   assert keys() == {"h": ("always-large", 0)} | rest
 
 

@@ -12,8 +12,9 @@ from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
+from baar_jax.serve import request
 from baar_jax.serve.decider import Decider, make_live
-from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, find_least, read_messages
+from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, read_messages
 from baar_jax.serve.sessions import Session, Sessions, Turn
 from baar_jax.serve.upstream import Answer, Upstream
 
@@ -35,10 +36,9 @@ class Exchange:
   reported: dict[int, Turn] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    prices = self.deciders["router"].policy.prices if "router" in self.deciders else ()
-    words = {rule: (rule, None) for rule in self.deciders}
-    words |= {"router": ("router", min(prices))} if prices else {}
-    words |= {f"price={price:g}": ("router", price) for price in prices}
+    prices_of = {rule: decider.policy.prices for rule, decider in self.deciders.items()}
+    words = {rule: (rule, min(prices, default=None)) for rule, prices in prices_of.items()}
+    words |= {f"price={p:g}": ("router", p) for p in prices_of.get("router", ())}
     # The rule and the price of a dollar that a client's name for a model stands for.
     self.policies = {NAME: words[self.config.serve.policy]}
     self.policies |= {f"{NAME}:{word}": policy for word, policy in words.items()}
@@ -51,7 +51,7 @@ class Exchange:
       names = ", ".join(self.policies)
       raise Refusal(404, f"model must be one of {names}", code="model_not_found")
     pairs = (asked.call_limit, c.max_large_calls), (asked.usd_limit, c.max_usd)
-    limits = [find_least(*pair) for pair in pairs]
+    limits = [request.find_least(*pair) for pair in pairs]
     id_ = asked.id or self.sessions.name(text.fingerprint, is_new=not text.actions)
     session = self.sessions.find(id_)
     if session is None:
@@ -106,7 +106,7 @@ class Exchange:
   async def _find_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
     """What a call of each model can cost, and the models that fit, from a whole reserve only where
     none fits beside it. Raises Refusal where none fits, and no attempt in flight can give way."""
-    reserve_usd = find_least(self.config.serve.reserve_usd, session.usd_limit)
+    reserve_usd = request.find_least(self.config.serve.reserve_usd, session.usd_limit)
     models = range(len(self.upstreams))
     while True:
       session.changed.clear()
@@ -211,7 +211,7 @@ class Exchange:
     if turn is not None:
       values |= {"selected-model": self.upstreams[turn.step.model].name, "cost-usd": turn.usd}
       values["p-large"] = turn.large_p
-    said = [(name, value) for name, value in values.items() if value is not None]
+    said = request.drop_nulls(values).items()
     return {f"x-baar-{k}": f"{v:.9f}" if isinstance(v, float) else str(v) for k, v in said}
 
   def describe(self, session: Session) -> dict:
@@ -229,9 +229,7 @@ class Exchange:
 
 def name_policy(name: str, price: float | None, call_limit: int | None, usd_limit: float | None):
   """The name of a policy at a price under caps, as `policies.entries` writes it."""
-  caps = {"K": call_limit, "usd": usd_limit}
-  caps = {key: value for key, value in caps.items() if value is not None}
-  if name == ALWAYS_LARGE and caps:
+  settings = request.drop_nulls({"price": price, "K": call_limit, "usd": usd_limit})
+  if name == ALWAYS_LARGE and settings:  # a rule has no price
     name = FIRST_LARGE
-  settings = caps if price is None else {"price": price} | caps
   return policy_name(name, settings).replace(")(", ",")

@@ -40,7 +40,7 @@ def open_router(
   cost the first is taken. At most `rows` episodes are live at once. Raises ValueError if there is
   none.
   """
-  families, lam, update = dict(policies.routers(config)), config.bopo.lam[0], 0
+  families, lam = dict(policies.routers(config)), config.bopo.lam[0]
   value = checkpoint_directory(directory, config, "value")
   if policies.CONDITIONED in families and value.exists() and not sample:
     name = policies.policy_name(policies.CONDITIONED, families[policies.CONDITIONED])
@@ -48,14 +48,12 @@ def open_router(
     heads = load_heads(directory, config)
     return ConditionedPolicy(name, trunk, view, heads, config.value.prices, rows, mesh)
   bopo = checkpoint_directory(directory, config, "bopo", lam)
-  if bopo.exists():
-    with contextlib.closing(Checkpoints(bopo)) as checkpoints:
-      update = checkpoints.last_update  # 0 where it has asked for sessions in vain
-  family = ("bopo", lam) if update else ("sft",)
-  model = load_router(directory, config, mesh, *family)
-  settings = {"update": update, "lam": lam} if update else {}
-  settings = families[family[0]] | settings | {"threshold": policies.ARGMAX}
-  name, rule = policies.policy_name(family[0], settings), Threshold(policies.ARGMAX)
+  with contextlib.closing(Checkpoints(bopo)) as checkpoints:
+    update = checkpoints.last_update  # 0 also where it has asked for sessions in vain
+  family, settings = ("bopo", {"lam": lam, "update": update}) if update else ("sft", {})
+  model = load_router(directory, config, mesh, family, settings.get("lam"))
+  settings = families[family] | settings | {"threshold": policies.ARGMAX}
+  name, rule = policies.policy_name(family, settings), Threshold(policies.ARGMAX)
   if sample:
     name = policies.rollouts_name("bopo", lam, update + 1)
     rule = Sample(name)

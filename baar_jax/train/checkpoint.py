@@ -139,16 +139,15 @@ def load_router(
   cost where a family has several.
   """
   place = checkpoint_directory(directory, config, family, lam, train_seed)
-  if place.exists():
-    with contextlib.closing(Checkpoints(place)) as checkpoints:
-      if checkpoints.progress.get("finished"):
-        decision_ids = open_view(config, directory / "tokenizer").decision_ids
-        shape = weights.find_shape(config.router, decision_ids)
-        graphdef, like = nnx.split(weights.make_abstract_model(shape))
-        shardings = split_parameters(like, mesh)
-        like = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), like, shardings)
-        restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
-        nnx.replace_by_pure_dict(like, restored["params"])
-        return nnx.merge(graphdef, like)
+  with contextlib.closing(Checkpoints(place)) as checkpoints:
+    if checkpoints.progress.get("finished"):
+      decision_ids = open_view(config, directory / "tokenizer").decision_ids
+      shape = weights.find_shape(config.router, decision_ids)
+      graphdef, like = nnx.split(weights.make_abstract_model(shape))
+      shardings = split_parameters(like, mesh)
+      like = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), like, shardings)
+      restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
+      nnx.replace_by_pure_dict(like, restored["params"])
+      return nnx.merge(graphdef, like)
   stage = family if family in ("pretrain", "sft", "bopo") else "baselines"
   raise ValueError(f"{place} holds no finished router: run --stage={stage} first")

@@ -76,33 +76,31 @@ def find_cheapest(episodes: Iterable[Episode]) -> Episode | None:
   return min(episodes, key=lambda e: (e.cost_usd, e.large_calls, len(e.steps)), default=None)
 
 
-def choose_reference(profile: Profile, stratified: Sequence[Episode], clone_large: bool) -> Episode:
+def choose_reference(profile: Profile, stratified: Sequence[Episode]) -> Episode:
   """tau* of a task (paper: stratified sampling; ties and fallbacks are our choice).
 
-  `stratified` are the task's N episodes in the order of k, none unless it is hard. `clone_large`
-  is the ablation in which hard tasks take the cheapest successful LARGE trial.
+  `stratified` are the task's N episodes in the order of k, none unless it is hard, nor in the
+  ablation `clone_large`: without a success among them it takes the cheapest of LARGE's.
   """
   if profile.difficulty == "intractable":
     return find_cheapest(profile.small)
   if profile.difficulty == "easy":
     return find_cheapest(e for e in profile.small if e.success)
-  mixed = None if clone_large else find_cheapest(e for e in stratified if e.success)
+  mixed = find_cheapest(e for e in stratified if e.success)
   return mixed or find_cheapest(e for e in profile.large if e.success)
 
 
 def load_references(store: Store, config: Config, profiles: Mapping[str, Profile]) -> dict:
   """The episode tau* by task id. Raises ValueError if a hard task has no stratified episode yet."""
-  clone_large, stratified = config.references.clone_large, collections.defaultdict(list)
-  for episode in () if clone_large else store.episodes(stratified_name(config)):
-    stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
-  hard = [task_id for task_id, profile in profiles.items() if profile.difficulty == "hard"]
-  if not clone_large and (lacking := sum(not stratified[task_id] for task_id in hard)):
-    lack = f"lacks references of {lacking} tasks: run --stage=references"
-    raise ValueError(f"{config.runs}/{config.name} {lack}")
-  return {
-    task_id: choose_reference(profile, stratified[task_id], clone_large)
-    for task_id, profile in profiles.items()
-  }
+  stratified = collections.defaultdict(list)
+  if not config.references.clone_large:
+    for episode in store.episodes(stratified_name(config)):
+      stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
+    hard = [id_ for id_, profile in profiles.items() if profile.difficulty == "hard"]
+    if lacking := sum(not stratified[id_] for id_ in hard):
+      lack = f"lacks references of {lacking} tasks: run --stage=references"
+      raise ValueError(f"{config.runs}/{config.name} {lack}")
+  return {id_: choose_reference(profile, stratified[id_]) for id_, profile in profiles.items()}
 
 
 def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:

@@ -6,7 +6,7 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby, islice, repeat
@@ -60,6 +60,9 @@ def fit_stored(run, name: str, config: SFTConfig, draw: Callable, dev=(), label=
   for rate in config.learning_rates:
     directory = place.with_name(f"{place.name}-lr{rate:g}")
     with closing(Checkpoints(directory, create=True)) as checkpoints:
+      done, results[rate] = checkpoints.last_update, checkpoints.progress
+      if results[rate].get("finished"):
+        continue
       if method.whole_vocabulary:
         model, ids = build_model(run.config.router, run.config.seed), None
       else:
@@ -68,57 +71,54 @@ def fit_stored(run, name: str, config: SFTConfig, draw: Callable, dev=(), label=
       optimizer, dtype = sft_optimizer(config, rate), run.config.router.dtype
       trainer = Trainer(model, method.loss, optimizer, ids, run.mesh, dtype)
       del model  # the trainer has copied it
-      update_batches = map(make_batches, islice(draw(), checkpoints.last_update, config.updates))
-      results[directory] = train_early_stopping(
-        run, name, config, rate, trainer, update_batches, dev_batches, checkpoints
-      )
-  best = min(results, key=lambda directory: results[directory]["dev_loss"])
+      batches = map(make_batches, islice(draw(), done, config.updates))
+      training = train_early_stopping(trainer, batches, dev_batches, config, checkpoints)
+      with run.progress(f"{name} lr={rate:g}", config.updates, done, "update") as bar:
+        for progress, metrics in training:
+          update = progress["updates"]
+          check_metrics(name, update, metrics, checkpoints.newest)
+          run.log(stage=name, update=update, updates=config.updates, learning_rate=rate, **metrics)
+          bar.update()
+      results[rate] = progress
+  best = min(results, key=lambda rate: results[rate]["dev_loss"])
   if dev:
-    run.log(stage="stored-training", router=place.name, **results[best])
-    run.print(f"{place.name}: {', '.join(f'{k} {v:g}' for k, v in results[best].items())}")
+    result = results[best] | {"learning_rate": best}
+    run.log(stage="stored-training", router=place.name, **result)
+    run.print(f"{place.name}: {', '.join(f'{k} {v:g}' for k, v in result.items())}")
   exchange(None)  # every process has read the directories
   if run.is_main:
-    best.rename(place)
+    place.with_name(f"{place.name}-lr{best:g}").rename(place)
   exchange(None)
 
 
-def train_early_stopping(
-  run, name, config, rate, trainer, update_batches, dev_batches, checkpoints
-) -> dict:
+def train_early_stopping(trainer, update_batches, dev_batches, config, checkpoints) -> Iterator:
   """Trains on the batches of each update until the dev loss stops improving.
 
-  The last checkpoint has the parameters of the least dev loss, or without dev of the last update.
-  Returns its progress.
+  Yields (progress, metrics) of each update before it saves any of it. The last checkpoint has the
+  parameters of the least dev loss, or without dev of the last update.
   """
-  if checkpoints.progress.get("finished"):
-    return checkpoints.progress
-  done, progress = checkpoints.last_update, {"dev_loss": math.inf, "best_update": 0}
+  progress = checkpoints.progress or {"dev_loss": math.inf, "best_update": 0}
   best = jax.tree.map(jnp.copy, trainer.state["params"])
-  if done:
-    state, progress = checkpoints.restore(trainer.state | {"best": best}), checkpoints.progress
+  if checkpoints.last_update:
+    state = checkpoints.restore(trainer.state | {"best": best})
     trainer.load(state)
     best = state["best"]
-  with run.progress(f"{name} lr={rate:g}", config.updates, done, "update") as bar:
-    for update, batches in enumerate(update_batches, done + 1):
-      metrics, last = trainer.step(batches), update == config.updates
-      if checked := last or (dev_batches and update % config.check_every == 0):
-        metrics["dev_loss"] = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
-      check_metrics(name, update, metrics, checkpoints.newest)
-      counts = {"update": update, "updates": config.updates}
-      run.log(stage=name, **counts, learning_rate=rate, **metrics)
-      bar.update()
-      if checked and metrics["dev_loss"] < progress["dev_loss"]:
-        progress = {"dev_loss": metrics["dev_loss"], "best_update": update}
-        best = jax.tree.map(jnp.copy, trainer.state["params"])
-      elif checked:
-        last |= update - progress["best_update"] >= config.patience * config.check_every
-      if last:
-        break
-      if update - checkpoints.last_update >= SAVE_EVERY:
-        checkpoints.save(update, trainer.state | {"best": best}, **progress)
-  progress |= {"updates": update, "learning_rate": rate}
+  for update, batches in enumerate(update_batches, checkpoints.last_update + 1):
+    metrics, last = trainer.step(batches), update == config.updates
+    progress["updates"] = update
+    if checked := last or (dev_batches and update % config.check_every == 0):
+      metrics["dev_loss"] = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
+    if checked and metrics["dev_loss"] < progress["dev_loss"]:
+      progress |= {"dev_loss": metrics["dev_loss"], "best_update": update}
+      best = jax.tree.map(jnp.copy, trainer.state["params"])
+    elif checked:
+      last |= update - progress["best_update"] >= config.patience * config.check_every
+    yield progress, metrics
+    if last:
+      break
+    if update - checkpoints.last_update >= SAVE_EVERY:
+      checkpoints.save(update, trainer.state | {"best": best}, **progress)
   checkpoints.save(update, {"params": best}, finished=True, **progress)
-  return progress
 
 
 def fit_rollouts(run, name: str, lam: float) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.train import rewards
-from baar_jax.train.dataset import Profile
 from baar_jax.train.trainer import NO_TOKEN, Batch, Loss
 
 DAPO_CLIP_LOW, DAPO_CLIP_HIGH = 0.2, 0.28  # of DAPO's paper
@@ -170,25 +169,20 @@ def bopo_advantages(config: BoPOConfig, groups, profiles, references, lam):
   eps, clip = config.advantage_eps, config.advantage_clip
   reward_B, adv_B, clipped_groups = [], [], 0
   for group in groups:
-    task_id = group[0].task_id
-    reward = partial(compute_reward, profile=profiles[task_id], lam=lam, config=config)
-    reward_G = np.array([reward(e) for e in group])
+    profile, episodes = profiles[group[0].task_id], [*group, references[group[0].task_id]]
+    costs, successes = [e.cost_usd for e in episodes], [e.success for e in episodes]
+    cost_norm = rewards.normalized_cost(costs, profile.cost_small, profile.cost_large)
+    weights = lam, config.r_success, config.r_hard
+    hard = profile.difficulty == "hard"
+    *reward_G, reference = rewards.boundary_reward(successes, hard, cost_norm, *weights)
     # The ablation's reference is no higher than the mean, so that the mean is the baseline.
-    reference = reward(references[task_id]) if config.reference_guided else reward_G.min()
+    reference = reference if config.reference_guided else min(reward_G)
     adv_G = rewards.reference_advantage(reward_G, reference, eps, clip)
     reward_B.extend(reward_G)
     adv_B.extend(adv_G)
     clipped_groups += int((np.abs(adv_G) >= clip).any())
   metrics = summarize_rollouts(groups, reward_B) | {"clipped_groups": clipped_groups}
   return sum(groups, []), adv_B, metrics
-
-
-def compute_reward(episode: Episode, profile: Profile, lam: float, config: BoPOConfig) -> float:
-  """R(tau, x) of an episode of a profiled task (paper: boundary-relative reward)."""
-  cost_norm = rewards.normalized_cost(episode.cost_usd, profile.cost_small, profile.cost_large)
-  hard = profile.difficulty == "hard"
-  r_success, r_hard = config.r_success, config.r_hard
-  return rewards.boundary_reward(episode.success, hard, cost_norm, lam, r_success, r_hard)
 
 
 def dapo_advantages(groups, profiles, references, lam):
