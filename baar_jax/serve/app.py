@@ -105,7 +105,7 @@ class App:
       return self._send(fields, body, self.exchange.headers(session))
     if answer.response is not None:
       return functools.partial(self._stream, turn, answer)
-    self.exchange.settle(turn, answer.usd, answer.usage, whole=True)
+    self.exchange.settle(turn, answer.fields)
     usage = answer.fields.get("usage")
     usage = (usage if isinstance(usage, dict) else {}) | {"cost": turn.usd}
     fields = answer.fields | {"model": self._upstream(turn).name, "usage": usage}
@@ -126,7 +126,7 @@ class App:
     try:
       await StreamingResponse(chunks, headers=headers, media_type=STREAM)(*connection)
     finally:  # its client or its endpoint may have left it
-      self.exchange.settle(turn, None, answer.usage, whole=False)
+      self.exchange.settle(turn, {}, whole=False)
       self._closing = asyncio.ensure_future(answer.response.aclose())
 
   async def _relay(self, turn: Turn, answer: Answer) -> AsyncIterator[bytes]:
@@ -143,7 +143,7 @@ class App:
     except (TimeoutError, httpx2.RequestError) as failure:
       yield write_event(upstream.explain(failure).refusal.body)
       return
-    self.exchange.settle(turn, *upstream.cost(last), whole=True)
+    self.exchange.settle(turn, last)
     if held and (turn.body.get("stream_options") or {}).get("include_usage"):
       yield write_event(held)
       held = {}
@@ -171,11 +171,10 @@ class App:
     turn = self.exchange.reported.get(number) if type(number) is int else None
     if turn is None:
       raise Refusal(404, "decision_id is of no decision that is still to be reported")
-    usd, usage = self._upstream(turn).cost(body)
-    if usd is None:
+    if self._upstream(turn).cost(body)[0] is None:
       raise Refusal(400, "usage must have the prompt_tokens and completion_tokens of the reply")
     del self.exchange.reported[number]
-    self.exchange.settle(turn, usd, usage, whole=True)
+    self.exchange.settle(turn, body)
     headers = self.exchange.headers(turn.session, turn)
     return JSONResponse(self.exchange.describe(turn.session), headers=headers)
 

@@ -166,13 +166,15 @@ class Exchange:
       self.sessions.begin(turn)
       attempts += 1
 
-  def settle(self, turn: Turn, usd: float | None, usage: Usage, whole: bool) -> None:
-    """Books the reply of a turn, once, as its step; without `usd` at the most that it can have
-    cost. `whole` is whether the client has all of it."""
+  def settle(self, turn: Turn, fields: dict, whole: bool = True) -> None:
+    """Books the reply of a turn, once, as its step, by the usage in the fields of its answer or
+    last chunk, else at the most that it can have cost. `whole` is whether the client has all."""
     if turn.usd is not None:
       return
-    session, model, known = turn.session, turn.step.model, usd is not None
-    cost_usd, latency_s = usd if known else turn.most_usd, time.monotonic() - turn.start_s
+    session, model = turn.session, turn.step.model
+    usd, usage = self.upstreams[model].cost(fields)
+    known, latency_s = usd is not None, time.monotonic() - turn.start_s
+    cost_usd = usd if known else turn.most_usd
     kind = "act" if whole or known else "presumed"
     turn.usd = cost_usd + sum(call.cost_usd for call in turn.step.calls)
     if known:

@@ -29,8 +29,6 @@ class Answer:
   retry: bool = False
   wait_s: float = 0.0
   fields: dict = dataclasses.field(default_factory=dict)  # the reply's body, if it is no stream
-  usd: float | None = None  # None is not known: the most
-  usage: Usage = Usage(0, 0, 0)
   response: httpx2.Response | None = None  # of a stream
   until_s: float = 0.0  # of a stream, by the loop's clock
 
@@ -95,8 +93,7 @@ class Upstream:
     fields = read_json(response.text)
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
       return self.explain(httpx2.ReadError("an answer that is none"))
-    usd, usage = self.cost(fields)
-    return Answer(REPLY, fields=fields, usd=usd, usage=usage)
+    return Answer(REPLY, fields=fields)
 
   def explain(self, failure: Exception) -> Answer:
     """What a time-out or a lost connection comes to."""

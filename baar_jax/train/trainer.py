@@ -66,24 +66,22 @@ def make_batch(episodes, windows, labels_B, size, decisions, buckets, advantages
   B is `size`, of which missing episodes have no decisions; S is `decisions`, no less than any
   episode's steps. Each step is decided in exactly one of its episode's windows.
   """
-  flat = [window for episode_windows in windows for window in episode_windows]
-  longest = max(len(window.tokens) for window in flat)
+  rows = [(b, window) for b, episode_windows in enumerate(windows) for window in episode_windows]
+  longest = max(len(window.tokens) for _, window in rows)
   T = min(bucket for bucket in buckets if bucket >= longest)
-  R = size if len(flat) <= size else 1 << (len(flat) - 1).bit_length()
+  R = size if len(rows) <= size else 1 << (len(rows) - 1).bit_length()
   tokens_RxT = np.zeros((R, T), np.int32)
   row_BxS, position_BxS, action_BxS = np.zeros((3, size, decisions), np.int32)
   logp_BxS = np.zeros((size, decisions), np.float32)
   mask_BxS = np.zeros((size, decisions), bool)
   adv_B = np.zeros(size, np.float32)
   adv_B[: len(episodes)] = 0 if advantages is None else advantages
-  row = 0
-  for b, (episode, episode_windows, labels) in enumerate(zip(episodes, windows, labels_B)):
-    for window in episode_windows:
-      tokens_RxT[row, : len(window.tokens)] = window.tokens
-      span = slice(window.first, window.first + len(window.positions))
-      row_BxS[b, span] = row
-      position_BxS[b, span] = window.positions
-      row += 1
+  for row, (b, window) in enumerate(rows):
+    tokens_RxT[row, : len(window.tokens)] = window.tokens
+    span = slice(window.first, window.first + len(window.positions))
+    row_BxS[b, span] = row
+    position_BxS[b, span] = window.positions
+  for b, (episode, labels) in enumerate(zip(episodes, labels_B)):
     for s, (step, label) in enumerate(zip(episode.steps, labels)):
       action_BxS[b, s] = label or 0
       logp_BxS[b, s] = step.logp or 0.0
@@ -228,12 +226,10 @@ class Trainer(ShardedRouter):
     gradient, shares = None, []
     for batch in batches:
       addend, share = self._run(self._gradient, batch)
-      with jax.set_mesh(self.mesh):
-        gradient = addend if gradient is None else self._add(gradient, addend)
+      gradient = addend if gradient is None else self._add(gradient, addend)
       del addend  # free this gradient before the next one is computed
       shares.append(share)
-    with jax.set_mesh(self.mesh):
-      stepped = self._apply(self.params, self.optimizer_state, gradient)
+    stepped = self._apply(self.params, self.optimizer_state, gradient)
     self.params, self.optimizer_state, norm = stepped
     totals = {name: sum(float(share[name]) for share in shares) for name in shares[0]}
     return totals | {"gradient_norm": float(norm)}
