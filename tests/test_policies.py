@@ -67,7 +67,9 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
   expected += ["optimum(K=1)", "optimum(K=2)", judged, f"{judged}(K=1)", f"{judged}(K=2)"]
   expected += [f"{free}0.5)", f"{free}0.1)", f"{told}K=1)", f"{told}K=2)"]
-  expected += [f"{free}{price},told=0,{cap})" for price in (0.5, 0.1) for cap in K[1:]]
+  expected += [f"{told}bold=0,{cap})" for cap in K[1:]]
+  for bold in (1, 2):
+    expected += [f"{told}bold={bold})", *(f"{told}bold={bold},{cap})" for cap in K[1:])]
   routers = ["sft(update=2", "bopo(lam=0.1,update=2", "bopo(lam=0.3,update=2", "cascade(update=7"]
   routers += ["single-turn(update=7", "vanilla(lam=0.1,update=2", "vanilla(lam=0.3,update=2"]
   for router in routers:
@@ -83,7 +85,8 @@ def test_names_carry_every_parameter_and_entries_say_what_they_are(config):
   assert by_name[name] == Entry("bopo", {"lam": 0.3, "update": 2, "threshold": 0.25}, name)
   # What sees its budget is run under it, not taken from the run without one.
   seeing = [by_name[n].uncapped_policy for n in ("optimum(K=2)", f"{judged}(K=2)", f"{told}K=2)")]
-  assert seeing == [None] * 3 and by_name[f"{told}told=0,K=2)"].uncapped_policy == f"{free}0.1)"
+  assert seeing == [None] * 3 and by_name[f"{told}bold=0,K=2)"].uncapped_policy == f"{free}0.1)"
+  assert by_name[f"{told}bold=1,K=2)"].uncapped_policy == f"{told}bold=1)"
 
 
 def test_under_dollars_every_policy_is_run(config):

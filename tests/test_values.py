@@ -15,7 +15,16 @@ from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.rollout.policies import Job
 from baar_jax.router import policy as policy_module
-from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
+from baar_jax.router.head import (
+  ADVANTAGE_UNIT,
+  FACTS,
+  Heads,
+  count_calls_left,
+  count_progress,
+  describe,
+  draw_heads,
+  estimate,
+)
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.train import values
@@ -48,12 +57,33 @@ def test_rows_of_an_episode_by_hand():
   """Gains add up to the final score, also where the environment tells none on the way."""
   told = episode(0.5, step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9))
   rows = values._list_rows(TASK, told, unit_usd=2.0)
-  model, cost, gain, last, number, large_calls, max_steps = zip(*rows)
+  model, cost, gain, last, progress = zip(*rows)
   assert model == (0, 1, 0) and cost == (0.5, 1.0, 0.5) and gain == (0.25, 0.0, 0.25)
-  assert last == (False, False, True) and number == (0, 1, 2) and large_calls == (0, 0, 1)
-  assert max_steps == (4, 4, 4)
+  assert last == (False, False, True)
+  assert progress == ((0, 0, 4, 0, 0, 0), (1, 0, 4, 1, 0, 1), (2, 1, 4, 2, 1, 2))
   silent = episode(0.5, step(0, 1.0), step(1, 2.0))
   assert [row[2] for row in values._list_rows(TASK, silent, 1.0)] == [0.0, 0.5]
+
+
+def test_progress_by_hand():
+  """What comes again is no progress, however long ago it was seen; something new starts anew."""
+  steps = [
+    dataclasses.replace(step(model, 1.0), observation=o) for model, o in zip((1, 0, 1), "aba")
+  ]
+  assert count_progress(9, steps[:1], "b") == (1, 1, 9, 0, 0, 0)
+  assert count_progress(9, steps, "b") == (3, 2, 9, 2, 1, 2)
+  assert count_progress(9, steps, "c") == (3, 2, 9, 0, 0, 1)
+
+
+def test_the_bold_take_large_unless_the_heads_agree():
+  """Two heads that say -0.3 and 0.1 of LARGE over SMALL: -0.1 in the mean, a deviation of 0.2."""
+  heads = make_heads(1, 1)
+  bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / ADVANTAGE_UNIT
+  *layers, (weight, _) = heads.advantage
+  heads = heads._replace(advantage=[*layers, (weight, bias_ExA)])
+  state = np.zeros((1, 1)), np.zeros((1, FACTS))
+  gaps = [np.diff(estimate(heads, *state, bold)[1]).item() for bold in (0.0, 1.0)]
+  assert gaps == pytest.approx([-0.1, 0.1], abs=1e-6)
 
 
 def test_target_under_caps_and_prices_by_hand():
@@ -77,10 +107,11 @@ def test_what_is_left_by_hand():
   assert count_calls_left(heads, 3, None, steps) == 2
   assert count_calls_left(heads, 3, 1.5, steps) == 1.5  # $0.75 are left
   assert count_calls_left(heads, None, 0.1, steps) == 0
-  free, capped = describe(np.array([np.inf, 2]), 1.0, np.array([1, 1]), 0, np.array([4, 4]))
+  free, capped = describe(np.array([np.inf, 2]), 1.0, np.array([[1, 1, 4, 2, 1, 2]] * 2))
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
   assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
-  assert capped[4:].tolist() == pytest.approx([0.5, 0.5**0.5, 0.25, 0.5, 0])
+  expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05, np.log(3) / 3, np.log(2) / 2, 0.5]
+  assert capped[4:].tolist() == pytest.approx(expected)
 
 
 def test_returns_end_with_their_episode():
@@ -103,7 +134,8 @@ def test_heads_keep_the_only_call_for_where_it_counts():
   )
   *_, (done, heads, loss) = fit_heads(make_heads(16, 1), data, config, seed=0)
   assert done == 2000 and loss < 0.01
-  state = describe(np.array([2.0, 1.0, 1.0]), 0.0, np.array([0, 0, 1]), 0, 2)
+  progress = np.array([[0, 0, 2, 0, 0, 0], [0, 0, 2, 0, 0, 0], [1, 0, 2, 1, 0, 1]])
+  state = describe(np.array([2.0, 1.0, 1.0]), 0.0, progress)
   value_R, advantage_RxA = estimate(heads, np.array([[-1.0], [-1.0], [1.0]]), state)
   assert np.argmax(advantage_RxA, axis=1).tolist() == [LARGE, SMALL, LARGE]
   best_R = value_R + advantage_RxA.max(axis=1)
@@ -119,14 +151,14 @@ def run(tmp_path):
     yield run
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
+@pytest.mark.parametrize("bold", [None, 0, 2])
+def test_live_and_stored_decisions_read_the_same(run, monkeypatch, bold):
   """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
   also where episodes of different lengths are batched together; untold, that there is no cap."""
   train.profile(run)
   trunk, view = values.load_trunk(run.dir, run.config, run.mesh)
   heads, estimate = make_heads(8, 16), Mock(wraps=policy_module.estimate)
-  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, told=told)
+  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, bold=bold)
   with pytest.raises(ValueError, match="^hidden states of c: all numbers must be finite$"):
     policy._predict(np.full((1, 16), np.nan), ())
   monkeypatch.setattr(policy_module, "estimate", estimate)
@@ -136,13 +168,13 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, told):
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
   data, decisions = values.read_transitions(run, episodes), iter(estimate.call_args_list)
-  left_N = 3 - data.large_calls_N
+  left_N = 3 - data.progress_NxP[:, 1]
   for n in np.flatnonzero(left_N):  # else the budget leaves no choice
-    _, (hidden,), (facts,) = next(decisions).args  # one episode lives at a time
+    _, (hidden,), (facts,), boldness = next(decisions).args  # one episode lives at a time
     np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
-    row = data.step_N[n], data.large_calls_N[n], data.max_steps_N[n]
-    expected = describe(left_N[n] if told else np.inf, 0.5, *row)
+    expected = describe(left_N[n] if bold is None else np.inf, 0.5, data.progress_NxP[n])
     np.testing.assert_allclose(facts, expected, rtol=1e-6)
+    assert boldness == (bold or 0)
   assert next(decisions, None) is None
 
 
@@ -153,11 +185,12 @@ def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
   path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
   stored, heads = path.read_bytes(), values.load_heads(run.dir, run.config)
   assert [len(heads.value), len(heads.advantage), heads.mean_D.shape] == [3, 3, (16,)]
-  assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (2, 25, 64)
+  assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (2, 28, 64)
   values.fit_values(run)
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
-  for array in (np.array(np.nan), np.array([{}])):  # the last would have to be unpickled
+  # Not a number, what would have to be unpickled, and weights for other inputs.
+  for array in (np.array(np.nan), np.array([{}]), arrays["arr_0"][:, 1:]):
     np.savez(path, **arrays | {"arr_0": array})
     with pytest.raises(ValueError, match="heads.npz is missing or damaged: remove it"):
       values.load_heads(run.dir, run.config)

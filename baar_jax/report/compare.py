@@ -14,7 +14,7 @@ from baar_jax.config import ABLATIONS, Config, compared_lam
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.table import COMPARED, DIFFICULTIES, METRICS, Evaluation, load_split
-from baar_jax.rollout.policies import BOUNDARIES, CONDITIONED, FIRST_LARGE, Entry
+from baar_jax.rollout.policies import BOUNDARIES, CONDITIONED, Entry
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train import rewards
 
@@ -29,8 +29,8 @@ BINS = 10  # of a calibration
 class Choice(NamedTuple):
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
   policies: list[str]  # all that is chosen, in the entries' order
-  # By family (or COMPARED) and metric: the policies on the upper hull of its points (First-Large's
-  # are under its budgets, others' without one) and the boundaries.
+  # By family (or COMPARED) and metric: the policies on the upper hull of its points, without a cap
+  # or with one on calls, and the boundaries.
   vertices: dict[tuple[str, str], list[str]]
   headline: str | None  # the main family's point that lies highest above the boundaries' line
   typical: dict[str, str]  # per family without a budget the policy nearest in cost to the headline
@@ -52,12 +52,12 @@ def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Cho
   mean = mean.round(12)  # equal sums of floats may differ in the last bits
   is_capped = data.entries.call_budget.notna() | data.entries.usd_budget.notna()
   uncapped, capped = data.entries[~is_capped], data.entries[is_capped]
-  first_large = capped[capped.call_budget.notna() & capped.family.eq(FIRST_LARGE)]
-  groups = pd.concat([first_large, uncapped]).groupby("family", sort=False)
+  groups = data.entries[data.entries.usd_budget.isna()].groupby("family", sort=False)
   points = {family: group.index for family, group in groups}
   if config.baselines.ablations:
-    lam = uncapped.parameters[points["bopo"]].map(lambda parameters: parameters["lam"])
-    points[COMPARED] = points["bopo"][lam == compared_lam(config)]
+    bopo = uncapped[uncapped.family == "bopo"]  # ablations are not run under a cap
+    lam = bopo.parameters.map(lambda parameters: parameters["lam"])
+    points[COMPARED] = bopo.index[lam == compared_lam(config)]
   vertices = {
     (family, metric): _on_hull(mean, names, metric)
     for family, names in points.items()

@@ -19,7 +19,7 @@ STRATIFIED, TOGETHER, EXPLORED = "stratified", "together", "explored"
 ALWAYS = "always"  # a model between the boundaries, named by its rank from 1
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
-UNTOLD = {"told": 0}  # that router under a cap of which it is not told
+BOLD = (1, 2)  # by how many deviations of its votes LARGE is raised where it is told of no cap
 ARGMAX = 0.5  # the threshold that takes the most probable model
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: how much success a dollar is worth
 PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
@@ -215,8 +215,9 @@ def entries(config: Config) -> list[Entry]:
     if family == CONDITIONED:
       prices = [parameters | {"price": p} for p in c.value.prices]
       table += [(family, priced, uncapped) for priced in prices]
-      table.append((family, parameters | {"price": min(c.value.prices)}, capped))
-      table += [(family, priced | UNTOLD, capped) for priced in prices]
+      least = parameters | {"price": min(c.value.prices)}
+      table += [(family, least, capped), (family, least | {"bold": 0}, capped)]
+      table += [(family, least | {"bold": bold}, each) for bold in BOLD]
       continue
     table += [(family, parameters | threshold, uncapped) for threshold in thresholds]
     for budget in capped if family not in ABLATIONS else ():
@@ -244,9 +245,9 @@ def _entry(config: Config, family: str, parameters: dict, budget: dict) -> Entry
   base = zero_shot_name(config) if family == "zero-shot" else family
   shown, uncapped_policy = config.router.show_budget and family in dict(routers(config)), None
   if family in ("zero-shot", "optimum", CONDITIONED):  # whatever their texts show
-    shown = "told" not in parameters
+    shown = "bold" not in parameters
   if "K" in budget and not shown:  # episodes do not tell what a cap on dollars would change
-    freely = {key: value for key, value in parameters.items() if key not in UNTOLD}
+    freely = {key: value for key, value in parameters.items() if (key, value) != ("bold", 0)}
     uncapped_policy = ALWAYS_LARGE if family == FIRST_LARGE else policy_name(base, freely)
   policy = policy_name(base, parameters | budget)
   return Entry(family, parameters, policy, budget.get("K"), uncapped_policy, budget.get("usd"))

@@ -1,7 +1,8 @@
 """The decision head: a router's hidden state, and what is left of a budget -> values of models.
 
 One forward pass of an episode serves every budget (our choice, see docs/evaluation.md). Several
-heads vote: their mean counts. Axes: E heads, N decisions, I inputs (D and F), F facts, W width.
+heads vote: their mean counts. Axes: E heads, N decisions, I inputs (D and F), F facts, P numbers
+of `count_progress`, W width.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from baar_jax.episode import Step
 from baar_jax.router.view import count_left
 
 MAX_CALLS = 20  # with so many LARGE calls left, or more, there is no cap
-FACTS = 9  # that `describe` gives
+FACTS = 12  # that `describe` gives
 ADVANTAGE_UNIT = 0.3  # an advantage is small beside a value: its net starts on a scale of its own
 
 
@@ -44,20 +45,37 @@ def draw_heads(key, count: int, widths: tuple[int, int], models: int, scale: tup
   return Heads(value, jax.vmap(partial(draw, widths[1], models))(advantage_keys_E), *scale)
 
 
-def describe(left, price, step, large_calls, max_steps):
+def count_progress(max_steps: int, steps: Sequence[Step], observation: str) -> tuple[int, ...]:
+  """P numbers of an episode before a decision, which show whether it goes in circles (our choice).
+
+  The steps so far, their LARGE calls, the most steps that the task allows; steps and LARGE calls
+  since the last observation that was new; and how many observations were not new.
+  """
+  observations = [*(step.observation for step in steps), observation]
+  large_calls = [step.large_calls for step in steps]
+  newest = max(map(observations.index, set(observations)))
+  repeats = len(observations) - len(set(observations))
+  since = len(steps) - newest, sum(large_calls[newest:])
+  return len(steps), sum(large_calls), max_steps, *since, repeats
+
+
+def describe(left, price, progress):
   """What a head reads beside the hidden state, float32 [..., F]; all arguments broadcast.
 
   `left` are LARGE calls (`MAX_CALLS` or more is no cap); `price`, up to config.MAX_PRICE, weighs
   dollars, in units of the mean over training tasks of always-LARGE's median, against the score;
-  `step` counts from 0, and `large_calls` were made before it.
+  `progress` [..., P] is as of `count_progress`.
   """
   xp = jnp if isinstance(left, jax.Array) else np
+  numbers = (progress[..., number] for number in range(progress.shape[-1]))
+  step, large_calls, max_steps, stale, stale_large, repeats = numbers
   left, steps_left = xp.minimum(left, MAX_CALLS), xp.maximum(max_steps - step, 1)
   weight, time = 1 / (1 + price), step / max_steps
   # log1p(MAX_CALLS) is about 3.
   facts = [left / MAX_CALLS, xp.log1p(left) / 3, xp.minimum(left / steps_left, 1.0)]
   facts += [(left >= steps_left) | (left >= MAX_CALLS), weight, weight**0.5]
   facts += [time, time**0.5, large_calls / MAX_CALLS]
+  facts += [xp.log1p(stale) / 3, xp.log1p(stale_large) / 2, repeats / max_steps]
   return xp.stack(xp.broadcast_arrays(*facts), axis=-1).astype(np.float32)
 
 
@@ -74,11 +92,16 @@ def estimate_one(head: Heads, hidden_NxD, facts_NxF):
 
 
 @jax.jit
-def estimate(heads: Heads, hidden_RxD, facts_RxF):
-  """value_R and advantage_RxA: the means of all heads (see `estimate_one`)."""
+def estimate(heads: Heads, hidden_RxD, facts_RxF, bold=0.0):
+  """value_R and advantage_RxA: the means of all heads (see `estimate_one`).
+
+  A dearer model's is raised by `bold` standard deviations, over the heads, of what it has over
+  SMALL: it is taken unless the heads agree that it is not worth it (our choice).
+  """
   vote = jax.vmap(estimate_one, (Heads(0, 0, None, None, None), None, None))
   value_ExR, advantage_ExRxA = vote(heads, hidden_RxD, facts_RxF)
-  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0)
+  spread_RxA = jnp.std(advantage_ExRxA - advantage_ExRxA[..., :1], axis=0)
+  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0) + bold * spread_RxA
 
 
 def count_calls_left(heads: Heads, calls, usd, steps: Sequence[Step]) -> float:

@@ -19,7 +19,7 @@ from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.policies import Decision, Live, Policy
-from baar_jax.router.head import FACTS, Heads, count_calls_left, describe, estimate
+from baar_jax.router.head import FACTS, Heads, count_calls_left, count_progress, describe, estimate
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 
@@ -164,10 +164,12 @@ class RouterPolicy(Policy):
 class ConditionedPolicy(RouterPolicy):
   """Takes the model of the largest value, by what is left and by the price of a dollar."""
 
-  def __init__(self, name, model, view, heads: Heads, prices, rows, mesh=None, told=True):
-    """`prices` are as of `describe`; without `told` it spends as if there were no cap."""
+  def __init__(self, name, model, view, heads: Heads, prices, rows, mesh=None, bold=None):
+    """`prices` are as of `describe`; with `bold`, which is as of `estimate`, it decides as if there
+    were no cap until that is spent."""
     super().__init__(name, model, view, Threshold(), rows, mesh)
-    self._heads, self.prices, self._told, self._token_ids = heads, prices, told, None
+    self._heads, self.prices, self._token_ids = heads, prices, None
+    self._told, self._bold = bold is None, bold or 0.0
 
   def compile(self) -> None:
     super().compile()
@@ -180,17 +182,19 @@ class ConditionedPolicy(RouterPolicy):
     for live in ready:
       caps = (live.call_limit, live.usd_limit) if self._told else (None, None)
       left = count_calls_left(self._heads, *caps, live.steps)
-      large_calls = sum(step.large_calls for step in live.steps)
       price = min(self.prices) if live.price is None else live.price
-      rows.append((left, price, len(live.steps), large_calls, live.task.max_steps))
-    advantage_RxA = self._compare(hidden_RxD, describe(*np.array(rows, np.float64).T))
+      progress = count_progress(live.task.max_steps, live.steps, live.observation)
+      rows.append((left, price, *progress))
+    rows_RxC = np.array(rows, np.float64)
+    facts_RxF = describe(*rows_RxC[:, :2].T, rows_RxC[:, 2:])
+    advantage_RxA = self._compare(hidden_RxD, facts_RxF)
     return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
 
   def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
     """advantage_RxA; with a row for all that may be live, so that one shape is compiled."""
     missing = self._spare_row - len(hidden_RxD)
     padded = [np.pad(x, ((0, missing), (0, 0))) for x in (hidden_RxD, facts_RxF)]
-    return np.asarray(estimate(self._heads, *padded)[1])[: len(hidden_RxD)]
+    return np.asarray(estimate(self._heads, *padded, self._bold)[1])[: len(hidden_RxD)]
 
 
 class ZeroShotPolicy(Policy):

@@ -89,8 +89,8 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   model, view, heads_or_p = load(entry.family, parameters.get("lam"))
   placed = run.live_episodes, run.mesh
   if entry.family == CONDITIONED:
-    told, prices = "told" not in parameters, [parameters["price"]]
-    return ConditionedPolicy(entry.policy, model, view, heads_or_p, prices, *placed, told)
+    choice = [parameters["price"]], *placed, parameters.get("bold")
+    return ConditionedPolicy(entry.policy, model, view, heads_or_p, *choice)
   rule = Threshold(parameters.get("threshold"), [price.input for price in run.pair.prices])
   if "share" in parameters:
     rule.value = float(np.quantile(rule.switch_thresholds(heads_or_p), 1.0 - parameters["share"]))
@@ -152,7 +152,7 @@ def predict_scores(
   scores = []
   for heads, data in forecasters:
     left = count_calls_left(heads, calls, usd, ())
-    facts = describe(left, 0.0, 0, 0, data.max_steps_N)
+    facts = describe(left, 0.0, data.progress_NxP)
     value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts)
     allowed_NxA = advantage_NxA if left >= 1 else advantage_NxA[:, [SMALL]]
     scores.append(np.clip(value_N + allowed_NxA.max(axis=1), 0.0, 1.0))

@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 from baar_jax.config import MAX_PRICE, Config, ValueConfig
 from baar_jax.episode import SMALL, Episode, Task
 from baar_jax.mesh import exchange
-from baar_jax.router.head import MAX_CALLS, Heads, describe, draw_heads, estimate_one
+from baar_jax.router import head
+from baar_jax.router.head import MAX_CALLS, Heads
 from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View, open_view
 from baar_jax.train import checkpoint, dataset
@@ -48,9 +49,7 @@ class Transitions(NamedTuple):
   cost_N: np.ndarray  # dollars of the step, over the mean of always-LARGE's medians by task
   gain_N: np.ndarray  # of score by the step, where the environment tells it; else all by the last
   last_N: np.ndarray  # whether the episode ends with it
-  step_N: np.ndarray
-  large_calls_N: np.ndarray  # before it
-  max_steps_N: np.ndarray  # the task's
+  progress_NxP: np.ndarray  # of `count_progress`
 
 
 def load_trunk(directory: Path, config: Config, mesh: Mesh, train_seed=0) -> tuple[Qwen2, View]:
@@ -75,14 +74,15 @@ def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> 
 
 def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
   """The fields of `Transitions` but the first, of each step of an episode."""
-  rows, large_calls, before = [], 0, 0.0
+  rows, before = [], 0.0
   for number, step in enumerate(episode.steps):
     last = number + 1 == len(episode.steps)
     told = before if step.score is None else step.score
     score = episode.score if last else told
     cost, gain = np.float32(step.cost_usd / unit_usd), np.float32(score - before)
-    rows.append((step.model, cost, gain, last, number, large_calls, task.max_steps))
-    large_calls, before = large_calls + step.large_calls, score
+    progress = head.count_progress(task.max_steps, episode.steps[:number], step.observation)
+    rows.append((step.model, cost, gain, last, progress))
+    before = score
   return rows
 
 
@@ -101,7 +101,7 @@ def fit_values(run) -> None:
   scale = data.hidden_NxD.mean(axis=0), data.hidden_NxD.std(axis=0) + SPREAD_EPS
   scale = *scale, np.float32(max(TINY_USD, large_usd))
   widths, key = (c.value_width, c.advantage_width), jax.random.key(run.config.seed)
-  heads = draw_heads(key, c.heads, widths, models, scale)
+  heads = head.draw_heads(key, c.heads, widths, models, scale)
   with run.progress("value", c.updates, 0, "update") as bar:
     for done, newer, loss in fit_heads(heads, data, c, run.config.seed):
       run.log(stage="value", update=done, loss=loss)
@@ -182,8 +182,8 @@ def _update(
   price = 1 / weight - 1
 
   def estimate(nets, part, left, hidden):
-    facts = describe(left, price, part.step_N, part.large_calls_N, part.max_steps_N)
-    return estimate_one(Heads(*nets, *scale), hidden, facts)
+    facts = head.describe(left, price, part.progress_NxP)
+    return head.estimate_one(Heads(*nets, *scale), hidden, facts)
 
   value, advantage = estimate(slow_nets, after, left - used, after.hidden_NxD)
   target_N = compute_target(
@@ -214,6 +214,9 @@ def load_heads(directory: Path, config: Config, train_seed: int = 0) -> Heads:
       leaves = list(stored.values())
     for x in leaves:
       check_finite(x, "heads")
-    return jax.tree.unflatten(STRUCTURE, leaves)
+    heads = jax.tree.unflatten(STRUCTURE, leaves)
+    if heads.value[0][0].shape[1] != len(heads.mean_D) + head.FACTS:
+      raise ValueError("they read other facts than this version")
+    return heads
   except (ValueError, OSError, zipfile.BadZipFile) as error:
     raise ValueError(f"{path} is missing or damaged: remove it and run --stage=value") from error
