@@ -36,6 +36,8 @@ DECISIONS = {  # the view, how many episodes are live, and whether the cache is 
   "paper_decision_ms": ("paper", 1, True),
   "cached_16_step_ms": ("transcript", 16, False),
 }
+AGAINST = dict.fromkeys(list(DECISIONS)[1:], "cached_decision_ms")  # whose multiple is printed
+AGAINST["bopo_tokens_per_s"] = "sft_tokens_per_s"
 SEED = 7_000_000  # of episodes that are measured and not stored
 
 
@@ -66,7 +68,9 @@ def main(run: Run) -> None:
     figures = decide(model, view, directory, task, episodes)
   figures |= train(run.config, model, view, task, episodes) | play(run)
   for name, value in figures.items():
-    run.print(f"{name:24}{value:>12,.4g}")
+    first = AGAINST.get(name)
+    ratio = f"  {value / figures[first]:.3g} x {first}" if first else ""
+    run.print(f"{name:24}{value:>12,.4g}{ratio}")
   path = run.dir / "report" / "bench.json"
   path.parent.mkdir(exist_ok=True)
   path.write_text(json.dumps(figures, indent=2))
