@@ -39,8 +39,9 @@ def row(frame: pd.DataFrame, **where) -> pd.Series:
 
 def test_the_vertices_of_a_familys_hull_and_its_highest_point():
   # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above at most. Only
-  # the second is on the hull: the first lies below the line, the third on LARGE.
-  choice = choose_on_dev(fill(THREE), entries(THREE), config())
+  # the second is on the hull: the first lies below the line, the third on LARGE. A cap is no bar.
+  policies = THREE | {"bopo2": ("bopo", {"lam": 2}, 2, *POINTS[2])}
+  choice = choose_on_dev(fill(policies), entries(policies), config())
   assert choice.vertices["bopo", "success_percent"] == ["bopo2"]
   assert choice.headline == choice.typical["bopo"] == "bopo2"
   assert choice.policies == [*BOUNDARIES, "bopo2"]
@@ -100,7 +101,7 @@ def test_dollar_budgets_are_apart():
   assert all("bopo(usd=7)" not in names for names in results["frontiers"].policies)
 
 
-def test_frontiers_take_points_without_a_budget_and_first_large_its_budgets(every):
+def test_areas_of_families_and_gains_over_them(every):
   rows = every["frontiers"]
   assert row(rows, family="first-large", metric="score_percent").policies == ["first-large(K=2)"]
   success = rows[rows.metric == "success_percent"].set_index("family")
