@@ -9,10 +9,14 @@ def get_config(setting: str = "") -> config.Config:
   config.check_setting(setting, "paper")
   c = sciworld.get_config(setting) if setting else quickstart.get_config()
   c.name = "alfworld-paper" if setting else "alfworld"
-  c.env = config.EnvConfig(kind="alfworld", train_tasks=66, test_tasks=60, max_steps=30)
+  sizes = {"train_tasks": 240, "dev_tasks": 100, "test_tasks": 60}
+  c.env = config.EnvConfig(kind="alfworld", max_steps=30, **sizes)
   if setting:
     c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = 2420, 100, 200, 16
     c.env.train_split, c.env.test_split = "mappings_train.json", "mappings_test.json"
   else:
     c.bopo.lam = (0.5,)
+    c.references.together, c.references.explored = 20, True  # lost games are learnt from, too
+    prices = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+    c.value = config.ValueConfig(updates=10_000, prices=prices, noise=0.2, weight_decay=0.05)
   return c
