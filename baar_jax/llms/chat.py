@@ -134,10 +134,9 @@ class ChatModel:
         raise ValueError(f"{self._where} {problem}, as often in a row as {limit} allows")
       if reply:
         return reply
-      if outcome.hopeless:
+      if outcome.hopeless or attempt == self.config.retries:
         break
-      if attempt < self.config.retries:
-        self._pair.stopping.wait(outcome.wait_s + endpoints.backoff_s(attempt))
+      self._pair.stopping.wait(outcome.wait_s + endpoints.backoff_s(attempt))
     raise NoAnswer(f"{self._where} {outcome.problem} ({attempt + 1} attempts)")
 
   async def _attempt(self, messages: Messages, seed: int) -> Outcome:
