@@ -14,17 +14,9 @@ import tiny
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.rollout.policies import Job
+from baar_jax.router import head
 from baar_jax.router import policy as policy_module
-from baar_jax.router.head import (
-  ADVANTAGE_UNIT,
-  FACTS,
-  Heads,
-  count_calls_left,
-  count_progress,
-  describe,
-  draw_heads,
-  estimate,
-)
+from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.train import values
@@ -70,18 +62,18 @@ def test_progress_by_hand():
   steps = [
     dataclasses.replace(step(model, 1.0), observation=o) for model, o in zip((1, 0, 1), "aba")
   ]
-  assert count_progress(9, steps[:1], "b") == (1, 1, 9, 0, 0, 0)
-  assert count_progress(9, steps, "b") == (3, 2, 9, 2, 1, 2)
-  assert count_progress(9, steps, "c") == (3, 2, 9, 0, 0, 1)
+  assert head.count_progress(9, steps[:1], "b") == (1, 1, 9, 0, 0, 0)
+  assert head.count_progress(9, steps, "b") == (3, 2, 9, 2, 1, 2)
+  assert head.count_progress(9, steps, "c") == (3, 2, 9, 0, 0, 1)
 
 
 def test_the_bold_take_large_unless_the_heads_agree():
   """Two heads that say -0.3 and 0.1 of LARGE over SMALL: -0.1 in the mean, a deviation of 0.2."""
   heads = make_heads(1, 1)
-  bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / ADVANTAGE_UNIT
+  bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / head.ADVANTAGE_UNIT
   *layers, (weight, _) = heads.advantage
   heads = heads._replace(advantage=[*layers, (weight, bias_ExA)])
-  state = np.zeros((1, 1)), np.zeros((1, FACTS))
+  state = np.zeros((1, 1)), np.zeros((1, head.FACTS))
   gaps = [np.diff(estimate(heads, *state, bold)[1]).item() for bold in (0.0, 1.0)]
   assert gaps == pytest.approx([-0.1, 0.1], abs=1e-6)
 
