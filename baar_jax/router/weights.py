@@ -167,9 +167,8 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
   needed = 4e-9 * sum(math.prod(x.shape) for x in expected.values())
   memory = 1e-9 * (psutil.virtual_memory().total + psutil.swap_memory().total)
   if needed > memory:
-    raise ValueError(
-      f"{directory}: weights of {needed:,.0f} GB in float32, a memory of {memory:,.0f}"
-    )
+    sizes = f"weights of {needed:,.0f} GB in float32, a memory of {memory:,.0f}"
+    raise ValueError(f"{directory}: {sizes}")
   for path in sorted(Path(directory).glob("model*.safetensors")):
     try:
       with safe_open(require_file(path), "np") as file:

@@ -62,7 +62,7 @@ class App:
     return app
 
   def _guard(self, respond: Callable) -> Callable:
-    """The route's function behind the key; what it refuses becomes an answer."""
+    """The route's function behind the key, with the body of a POST; a refusal becomes an answer."""
 
     async def answer(request: Request) -> Response:
       try:
@@ -73,6 +73,8 @@ class App:
         if not self._key and request.url.hostname not in LOCAL:
           # A page of another site may have made its name one of this machine.
           raise Refusal(403, f"without a key this server is asked as {' or '.join(LOCAL)} alone")
+        if request.method == "POST":
+          return await respond(request, await read_body(request, self._most_mb))
         return await respond(request)
       except Refusal as error:
         refusal = error
@@ -87,8 +89,7 @@ class App:
 
     return answer
 
-  async def _chat(self, request: Request) -> Response:
-    body = await read_body(request, self._most_mb)
+  async def _chat(self, request: Request, body: dict) -> Response:
     session, text = self.exchange.open(request.headers, body)
     try:
       turn = await self.exchange.decide(session, body, text)
@@ -151,9 +152,9 @@ class App:
     yield write_event((held or last | {"choices": []}) | end)
     yield write_event("[DONE]")
 
-  async def _decide(self, request: Request) -> Response:
+  async def _decide(self, request: Request, body: dict) -> Response:
     """Decides for a caller that calls the model itself, or books what such a call has used."""
-    body, exchange = await read_body(request, self._most_mb), self.exchange
+    exchange = self.exchange
     if "decision_id" in body:
       return self._report(body)
     session, text = exchange.open(request.headers, body)
@@ -178,9 +179,8 @@ class App:
     headers = self.exchange.headers(turn.session, turn)
     return JSONResponse(self.exchange.describe(turn.session), headers=headers)
 
-  async def _score(self, request: Request) -> Response:
-    session = self._find(request)
-    scored = Scored.read(await read_body(request, self._most_mb))
+  async def _score(self, request: Request, body: dict) -> Response:
+    session, scored = self._find(request), Scored.read(body)
     session.task_id = scored.task or session.task_id
     self.exchange.finish(session, scored.score)
     return JSONResponse(self.exchange.describe(session))

@@ -220,10 +220,9 @@ class Exchange:
     """A session for people and programs; texts are not in it."""
     names = [u.name for u in self.upstreams]
     shown = {name: getattr(session, name) for name in DESCRIBED.split()}
-    shown["caches"] = {names[m]: dataclasses.asdict(x) for m, x in session.caches.items()}
+    shown["caches"] = {names[m]: vars(cache) for m, cache in session.caches.items()}
     shown["steps"] = [
-      {"model": names[step.model], "cost_usd": step.spent_usd}
-      | dataclasses.asdict(step.calls[-1].usage)
+      {"model": names[step.model], "cost_usd": step.spent_usd} | vars(step.calls[-1].usage)
       for step in session.steps
     ]
     return shown | {"in_flight": len(session.open)}

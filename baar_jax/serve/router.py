@@ -21,8 +21,6 @@ from baar_jax.store import read_config
 from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, load_router
 from baar_jax.train.values import load_heads, load_trunk
 
-RANDOM_P = 0.5
-
 
 def read_run(directory: Path) -> Config:
   """The configuration of a run's directory. Raises ValueError where it cannot be read."""
@@ -69,7 +67,7 @@ def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Poli
   named = {
     "small": rule_policy(policies.ALWAYS_SMALL),
     "large": rule_policy(policies.ALWAYS_LARGE),
-    "random": rule_policy("random", p=RANDOM_P),
+    "random": rule_policy("random", p=0.5),
     "stratified": rule_policy(policies.STRATIFIED, samples=config.references.samples),
   }
   if c.policy in ("router", "sample"):
