@@ -48,6 +48,16 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
   assert choice.dev.success_percent.tolist() == [25, 75, 25, 75, 75]
 
 
+def test_a_family_has_one_row_under_each_budget():
+  """Of two points under a cap dev takes the better one, though the other is on the hull."""
+  capped = {
+    "bopo4": ("bopo", {"lam": 4}, 2, "SSLL", (1.0, 1.0, 1.0, 0.0)),
+    "bopo5": ("bopo", {"lam": 5}, 2, "SSSL", (1.0, 1.0, 0.5, 0.0)),
+  }
+  rows = figures(BOUNDARIES | capped)["hard_budget"]
+  assert rows.policy.tolist() == [*BOUNDARIES, "bopo4"]
+
+
 def test_test_has_no_say():
   store = fill(THREE)
   # On test the chosen point is no better than SMALL, and another would be on the hull.

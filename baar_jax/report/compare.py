@@ -29,6 +29,7 @@ BINS = 10  # of a calibration
 class Choice(NamedTuple):
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
   policies: list[str]  # all that is chosen, in the entries' order
+  best: list[str]  # of each family under each budget the policy with the highest SR
   # By family (or COMPARED) and metric: the policies on the upper hull of its points, without a cap
   # or with one on calls, and the boundaries.
   vertices: dict[tuple[str, str], list[str]]
@@ -73,7 +74,7 @@ def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Cho
   best = capped.assign(sr=mean[data.sr]).groupby(budget, dropna=False).sr.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
   policies = [name for name in data.entries.index if name in chosen]
-  return Choice(mean, policies, vertices, headline, typical)
+  return Choice(mean, policies, [*best], vertices, headline, typical)
 
 
 def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
@@ -140,11 +141,12 @@ def areas(data: Evaluation, choice: Choice, main: str, others: Iterable[str]) ->
   return pd.DataFrame(rows)
 
 
-def hard_budgets(data: Evaluation, table: pd.DataFrame) -> pd.DataFrame:
+def hard_budgets(data: Evaluation, table: pd.DataFrame, best: Sequence[str]) -> pd.DataFrame:
   """A row per K and family, first the boundaries, which keep no cap, then the main family: that of
   `tabulate_policies` with the parameters that dev has chosen, and the gain in SR of the main
   family over it, on the same tasks."""
   rows, sr, main = [], data.resampled[data.sr], main_family(table.family)
+  table = table[table.index.isin([*BOUNDARIES, *best])]
   first = table.family.isin([*BOUNDARIES, main])
   table = pd.concat([table[first], table[~first]]).rename_axis("policy").reset_index()
   for K in sorted(table.call_budget.dropna().unique()):
@@ -186,7 +188,7 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   return s
 
 
-def forecasts(data: Evaluation, score_NxK: pd.DataFrame) -> dict:
+def forecasts(data: Evaluation, score_NxK: pd.DataFrame, best: Sequence[str]) -> dict:
   """Expected scores in [0, 1] by task and budget, beside what the router that knows its budget had.
 
   `rows` have each budget's mean, and what was measured where the router has been evaluated under
@@ -197,7 +199,7 @@ def forecasts(data: Evaluation, score_NxK: pd.DataFrame) -> dict:
   mean_KxB = frontier.means(score_NxK.to_numpy().T[..., None], np.zeros(score_NxK.shape[1]), draws)
   rows = pd.DataFrame([interval("forecast_share", mean_B) for mean_B in mean_KxB])
   rows.insert(0, "budget", score_NxK.columns)
-  own = data.entries[data.entries.family == CONDITIONED].dropna(thresh=1, subset=[*BUDGETS])
+  own = data.entries.loc[best].query("family == @CONDITIONED")
   measured_NxK = data.per_task("score_percent").loc[own.index].T / 100
   measured_NxK.columns = [budget_name(*budget) for budget in own[[*BUDGETS]].to_numpy()]
   rows["measured_share"] = rows.budget.map(measured_NxK.mean())

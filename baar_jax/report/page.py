@@ -64,11 +64,11 @@ def compute_results(
     "headline": headline,
     "frontiers": compare.areas(data, choice, compare.main_family(families), families),
     "ablations": compare.areas(data, choice, COMPARED, ablations),
-    "hard_budget": compare.hard_budgets(data, table),
+    "hard_budget": compare.hard_budgets(data, table, choice.best),
     "by_difficulty": compare.by_difficulty(data, choice.typical, config.profile.easy_rate),
     "latency": compare.latency(data, choice.typical),
     "robustness": measure_robustness(store, config),
-    "forecast": _read_forecast(directory / compare.FORECAST, data),
+    "forecast": _read_forecast(directory / compare.FORECAST, data, choice.best),
     "training": read_curves(directory / "metrics.jsonl"),
     "ledger": run_ledger(store.table(), spent, len(config.models.names)),
     "exact": exact_frontier(config),
@@ -96,14 +96,14 @@ def _facts(config: Config, data: Evaluation) -> dict:
   }
 
 
-def _read_forecast(path: Path, data: Evaluation) -> dict | None:
+def _read_forecast(path: Path, data: Evaluation, best: Sequence[str]) -> dict | None:
   if not path.exists():
     return None
   try:
     score_NxK = pd.read_csv(path, index_col=0, dtype=str).astype(float).loc[data.tasks]
   except (ValueError, KeyError):
     raise ValueError(f"{path} cannot be read: run --stage=forecast again") from None
-  return compare.forecasts(data, score_NxK)
+  return compare.forecasts(data, score_NxK, best)
 
 
 def write(results: Mapping, directory: Path) -> Path:

@@ -122,8 +122,10 @@ def forecast(run: Run) -> None:
     run.print("no forecast: --config.value.updates is 0")
     return
   played = list_evaluated(store, c)
-  chosen = choose_on_dev(store, played, c).policies
-  data = load_split(store, [entry for entry in played if entry.policy in chosen], c, "test")
+  choice = choose_on_dev(store, played, c)
+  data = load_split(
+    store, [entry for entry in played if entry.policy in choice.policies], c, "test"
+  )
   first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
   openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
   forecasters = [
@@ -134,7 +136,7 @@ def forecast(run: Run) -> None:
   budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
   scores = {budget_name(*b): predict_scores(forecasters, *b) for b in [*budgets, (None, None)]}
   score_NxK = pd.DataFrame(scores, data.tasks, dtype=float)
-  for row in forecasts(data, score_NxK)["rows"].itertuples():
+  for row in forecasts(data, score_NxK, choice.best)["rows"].itertuples():
     bounds = f"[{100 * row.forecast_share_low:.1f}, {100 * row.forecast_share_high:.1f}]"
     text = f"forecast of SR, {row.budget}: {100 * row.forecast_share:.1f} {bounds}"
     is_measured = pd.notna(row.measured_share)
