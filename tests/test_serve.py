@@ -273,7 +273,9 @@ def test_a_decision_counts_at_its_most_until_its_usage_is_reported(client):
   body = {"messages": ASK, "model": "baar:large:K=1", "session_id": "s"}
   decision = client.post("/v1/decision", body).json()
   assert decision["model"] == "large" and decision["left_large_calls"] == 0
-  assert client.session()["in_flight"] == 1
+  score, before = {"score": 1, "task": "other"}, client.session()
+  assert client.post("/v1/sessions/s/score", score).status_code == 409  # no step yet
+  assert client.session() == before and before["in_flight"] == 1
   report = {"decision_id": decision["decision_id"]}
   assert client.post("/v1/decision", report).status_code == 400
   report["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
@@ -295,6 +297,7 @@ BAD = [  # a body or fields of it, headers, the status, and a word of the error
   ({"text": "a" * 2**20}, {}, 413, "max_body_mb"),
   ("{", {}, 400, "JSON object"),
   ('{"n": NaN}', {}, 400, "JSON object"),
+  ('{"n": 1e999}', {}, 400, "JSON object"),
 ]
 
 
@@ -312,17 +315,25 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
     assert len(client.session()["steps"]) == len(upstream.seen) == 1
 
 
+NO_ANSWERS = {name: standin.fault(x=float(name)) for name in ("nan", "inf")}
+NO_ANSWERS["no choice"] = standin.fault(choices=[1])
+
+
 @pytest.mark.parametrize(
   "fault, status, calls",
-  [("400 bad", 400, 1), ("500", 500, 2), ("redirect", 502, 1), ("drop", 502, 2), ("401", 401, 1)],
+  [("400 bad", 400, 1), ("500", 500, 2), ("redirect", 502, 1), ("drop", 502, 2), ("401", 401, 1)]
+  + [(fault, 502, 2) for fault in NO_ANSWERS],
 )
-def test_an_upstreams_error_leaves_the_session(client, upstream, fault, status, calls):
+def test_an_upstreams_error_leaves_the_session(client, upstream, monkeypatch, fault, status, calls):
+  monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS)
   upstream.fault = lambda number, request: fault
-  reply = client.chat()
+  reply = client.chat(stream=fault == "no choice")
   assert reply.status_code == status and len(upstream.seen) == calls
+  # Two attempts that may be billed count at their most.
+  assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
   said = reply.json()["error"]["message"]
   assert (said == f"told to answer {fault}") == (fault in ("400 bad", "500"))
-  upstream.fault = lambda number, request: None
+  upstream.fault, upstream.answer = lambda *_: None, lambda request: "half a pair: \ud83d"
   assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
 
 

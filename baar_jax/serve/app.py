@@ -114,8 +114,8 @@ class App:
 
   def _send(self, fields: dict, body: dict, headers: dict) -> Response:
     """A whole answer, as the one chunk of a stream where the client wants one."""
-    if not body.get("stream"):
-      return JSONResponse(fields, headers=headers)
+    if not body.get("stream"):  # in ASCII, for a text may end with half a pair of surrogates
+      return Response(json.dumps(fields), headers=headers, media_type="application/json")
     choices = [choice | {"delta": choice.get("message")} for choice in fields["choices"]]
     chunk = fields | {"object": "chat.completion.chunk", "choices": choices}
     content = write_event(chunk) + write_event("[DONE]")
@@ -180,9 +180,8 @@ class App:
     return JSONResponse(self.exchange.describe(turn.session), headers=headers)
 
   async def _score(self, request: Request, body: dict) -> Response:
-    session, scored = self._find(request), Scored.read(body)
-    session.task_id = scored.task or session.task_id
-    self.exchange.finish(session, scored.score)
+    session = self._find(request)
+    self.exchange.finish(session, Scored.read(body))
     return JSONResponse(self.exchange.describe(session))
 
   async def _show_session(self, request: Request) -> Response:

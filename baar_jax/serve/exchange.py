@@ -14,7 +14,7 @@ from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
 from baar_jax.serve import request
 from baar_jax.serve.decider import Decider, make_live
-from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, read_messages
+from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, Scored, read_messages
 from baar_jax.serve.sessions import Session, Sessions, Turn
 from baar_jax.serve.upstream import Answer, Upstream
 
@@ -194,13 +194,14 @@ class Exchange:
     warm, paid = (Usage(usage.prompt_tokens, max(n, usage.cached_tokens), 0) for n in (seen, 0))
     return max(0.0, price.cost_usd(paid) - price.cost_usd(warm))
 
-  def finish(self, session: Session, score: float) -> None:
+  def finish(self, session: Session, scored: Scored) -> None:
     """Ends a session with its score. What is not reported counts in full. Raises Refusal."""
     if session.score is not None or self._is_busy(session) or not session.steps:
       raise Refusal(409, "a session is scored once, after a call, when none is in flight")
     for number in [*session.open]:
       self.sessions.end(self.reported.pop(number), PRESUMED)
-    self.sessions.finish(session, score)
+    session.task_id = scored.task or session.task_id
+    self.sessions.finish(session, scored.score)
 
   def _is_busy(self, session: Session) -> bool:
     """Whether an attempt is in flight that ends without a report."""

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints, ValidationError
@@ -91,16 +91,18 @@ async def read_body(request: Request, most_mb: float) -> dict:
     body += part
     if len(body) > most_mb * 2**20:
       raise Refusal(413, f"the body is over --config.serve.max_body_mb={most_mb:g}")
-  fields = read_json(body, parse_constant=int)  # NaN and the like are no JSON
+  fields = read_json(body)
   if not isinstance(fields, dict):
     raise Refusal(400, "the body must be a JSON object")
   return fields
 
 
-def read_json(text: str | bytes, parse_constant: Callable | None = None) -> object:
+def read_json(text: str | bytes) -> object:
   """What the text holds; None where it is no JSON."""
   try:
-    return json.loads(text, parse_constant=parse_constant)
+    fields = json.loads(text)
+    json.dumps(fields, allow_nan=False)  # NaN is no JSON, nor is what 1e999 becomes
+    return fields
   except (ValueError, RecursionError):
     return None
 

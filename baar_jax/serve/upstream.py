@@ -91,7 +91,8 @@ class Upstream:
     if response.status_code != 200:
       return self._refuse(response)
     fields = read_json(response.text)
-    if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
+    choices = fields.get("choices") if isinstance(fields, dict) else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
       return self.explain(httpx2.ReadError("an answer that is none"))
     return Answer(REPLY, fields=fields)
 
