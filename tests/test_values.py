@@ -182,7 +182,7 @@ def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
   # Not a number, what would have to be unpickled, and weights for other inputs.
-  for array in (np.array(np.nan), np.array([{}]), arrays["arr_0"][:, 1:]):
+  for array in (np.array(np.nan), np.array([{}]), arrays["arr_0"][:, 1:], np.array(1.0)):
     np.savez(path, **arrays | {"arr_0": array})
     with pytest.raises(ValueError, match="heads.npz is missing or damaged: remove it"):
       values.load_heads(run.dir, run.config)

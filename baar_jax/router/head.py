@@ -53,8 +53,8 @@ def count_progress(max_steps: int, steps: Sequence[Step], observation: str) -> t
   """
   observations = [*(step.observation for step in steps), observation]
   large_calls = [step.large_calls for step in steps]
-  newest = max(map(observations.index, set(observations)))
-  repeats = len(observations) - len(set(observations))
+  firsts = dict(reversed([(text, number) for number, text in enumerate(observations)]))
+  newest, repeats = max(firsts.values()), len(observations) - len(firsts)
   since = len(steps) - newest, sum(large_calls[newest:])
   return len(steps), sum(large_calls), max_steps, *since, repeats
 

@@ -215,7 +215,7 @@ def load_heads(directory: Path, config: Config, train_seed: int = 0) -> Heads:
     for x in leaves:
       check_finite(x, "heads")
     heads = jax.tree.unflatten(STRUCTURE, leaves)
-    if heads.value[0][0].shape[1] != len(heads.mean_D) + head.FACTS:
+    if heads.value[0][0].shape[1:2] != (heads.mean_D.size + head.FACTS,):
       raise ValueError("they read other facts than this version")
     return heads
   except (ValueError, OSError, zipfile.BadZipFile) as error:
