@@ -11,7 +11,7 @@ from tiny import episode
 
 from baar_jax.config import ABLATIONS, BaselinesConfig
 from baar_jax.report.compare import choose_on_dev
-from baar_jax.report.page import compute_results
+from baar_jax.report.page import compute_results, write
 from baar_jax.report.table import COMPARED, load_split
 from baar_jax.rollout.policies import Entry
 
@@ -48,14 +48,15 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
   assert choice.dev.success_percent.tolist() == [25, 75, 25, 75, 75]
 
 
-def test_a_family_has_one_row_under_each_budget():
+def test_a_family_has_one_row_under_each_budget(tmp_path):
   """Of two points under a cap dev takes the better one, though the other is on the hull."""
   capped = {
     "bopo4": ("bopo", {"lam": 4}, 2, "SSLL", (1.0, 1.0, 1.0, 0.0)),
     "bopo5": ("bopo", {"lam": 5}, 2, "SSSL", (1.0, 1.0, 0.5, 0.0)),
   }
-  rows = figures(BOUNDARIES | capped)["hard_budget"]
-  assert rows.policy.tolist() == [*BOUNDARIES, "bopo4"]
+  results = figures(BOUNDARIES | capped)
+  assert results["hard_budget"].policy.tolist() == [*BOUNDARIES, "bopo4"]
+  assert "At λ = 4, K = 2:" in write(results, tmp_path).read_text(encoding="utf-8")
 
 
 def test_test_has_no_say():

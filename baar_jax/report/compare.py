@@ -53,8 +53,7 @@ def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Cho
   mean = mean.round(12)  # equal sums of floats may differ in the last bits
   is_capped = data.entries.call_budget.notna() | data.entries.usd_budget.notna()
   uncapped, capped = data.entries[~is_capped], data.entries[is_capped]
-  groups = data.entries[data.entries.usd_budget.isna()].groupby("family", sort=False)
-  points = {family: group.index for family, group in groups}
+  points = dict(data.entries[data.entries.usd_budget.isna()].groupby("family").groups)
   if config.baselines.ablations:
     bopo = uncapped[uncapped.family == "bopo"]  # ablations are not run under a cap
     lam = bopo.parameters.map(lambda parameters: parameters["lam"])

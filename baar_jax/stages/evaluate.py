@@ -123,9 +123,7 @@ def forecast(run: Run) -> None:
     return
   played = list_evaluated(store, c)
   choice = choose_on_dev(store, played, c)
-  data = load_split(
-    store, [entry for entry in played if entry.policy in choice.policies], c, "test"
-  )
+  data = load_split(store, [e for e in played if e.policy in choice.policies], c, "test")
   first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
   openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
   forecasters = [
