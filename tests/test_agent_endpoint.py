@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from http.server import ThreadingHTTPServer
 
 import openai
@@ -130,16 +129,6 @@ def test_many_sessions_of_an_asynchronous_client(endpoint, upstream):
   assert [len(session["steps"]) for session in sessions] == [2] * 16
   usd = float(upstream.usd({"large": PRICES[1]}, "async"))
   assert sum(session["spent_usd"] for session in sessions) == pytest.approx(usd)
-
-
-def test_a_stream_that_its_client_leaves_counts_at_its_most(ask, upstream):
-  upstream.chunk_s = 0.2
-  with ask(stream=True) as stream:
-    next(stream)
-  while (session := ask.session())["in_flight"]:
-    time.sleep(0.05)
-  # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
-  assert len(session["steps"]) == 1 and session["spent_usd"] >= 1e-6 * (200 * 2 + 23)
 
 
 def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):

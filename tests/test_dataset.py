@@ -97,28 +97,6 @@ def trial(seed, score, usd=None, models="SL"):
   return episode(seed=seed, models=models, score=score, cost_usd=usd)
 
 
-# Of SMALL, the second fails; of LARGE, the first.
-SMALL_TRIALS = [trial(0, 1, 3.0, "SS"), trial(1, 0, 1.0, "SS"), trial(2, 1, 2.0, "SS")]
-LARGE_TRIALS = [trial(0, 0, 0.1, "LL"), trial(1, 1, 9.0, "LL"), trial(2, 1, 8.0, "LL")]
-STRATIFIED = [trial(1, 0, 1.0), trial(2, 1, 55.0), trial(3, 1, 50.0)]
-
-
-@pytest.mark.parametrize(
-  "difficulty, stratified, reference",
-  [
-    ("easy", [], SMALL_TRIALS[2]),  # the cheapest success of SMALL
-    ("intractable", [], SMALL_TRIALS[1]),  # also a failure
-    ("hard", STRATIFIED, STRATIFIED[2]),
-    # Without a stratified success: the cheapest success of LARGE.
-    ("hard", [], LARGE_TRIALS[2]),
-    ("hard", [trial(1, 0, 1.0), trial(2, 0.99, 2.0)], LARGE_TRIALS[2]),
-  ],
-)
-def test_the_reference_of_a_task(difficulty, stratified, reference):
-  profile = dataset.Profile(difficulty, 2.0, 9.0, SMALL_TRIALS, LARGE_TRIALS)
-  assert dataset.choose_reference(profile, stratified) is reference
-
-
 def test_ties():
   """Dollars count, then LARGE calls, then steps, then who is first."""
   trials = [(3.0, "LLL"), (4.0, "SL"), (4.0, "LS"), (4.0, "SLSS"), (4.0, "LL"), (5.0, "S")]
@@ -129,26 +107,30 @@ def test_ties():
 
 
 def test_stored_references(store):
-  """Of a task of each class; the hard one has stratified successes of k = 2 and 10."""
+  """Of a task of each class the cheapest success: SMALL's, a stratified one, or without one
+  LARGE's; of the intractable task the cheapest failure."""
+  small, large = BOUNDARIES
   episodes = [episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1)]
-  for task_id, scores in {"h": (0, 1), "e": (1, 0), "i": (0, 0)}.items():
-    episodes += [episode(task_id, name, 0, "SS", score) for name, score in zip(BOUNDARIES, scores)]
-  for k in (2, 10):
-    episodes.append(episode("h", "stratified(samples=20)", 1000 + k, "SL", 1, cost_usd=4.0))
+  episodes += trials("h", small, [(0, 0.5)]) + trials("h", large, [(0, 0.1), (1, 9.0), (1, 8.0)])
+  episodes += trials("e", small, [(1, 3.0), (1, 4.0), (0, 1.0), (1, 2.0), (1, 2.0)])
+  episodes += trials("i", small, [(0, 3.0), (0.9, 2.0)])
+  episodes += trials("e", large, [(1, 0.1)]) + trials("i", large, [(0, 0.1)])
+  for k, score, usd in ((1, 0.99, 1.0), (2, 1, 55.0), (10, 1, 50.0), (11, 1, 50.0)):
+    episodes.append(episode("h", "stratified(samples=20)", 1000 + k, "SL", score, cost_usd=usd))
   fill(store, "hei", episodes)
-  config, rest = Config(), {"e": ("always-small", 0), "i": ("always-small", 0)}
+  config, rest = Config(), {"e": ("always-small", 3), "i": ("always-small", 1)}
   profiles = dataset.load_profiles(store, config)
 
   def keys():
     references = dataset.load_references(store, config, profiles)
     return {task: (e.policy, e.seed) for task, e in references.items()}
 
-  assert keys() == {"h": ("stratified(samples=20)", 1002)} | rest
+  assert keys() == {"h": ("stratified(samples=20)", 1010)} | rest
   config.references.samples = 7
   with pytest.raises(ValueError, match="lacks references of 1 tasks: run --stage=references"):
     keys()
   config.references.samples, config.references.clone_large = 20, True  # which reads none
-  assert keys() == {"h": ("always-large", 0)} | rest
+  assert keys() == {"h": ("always-large", 2)} | rest
 
 
 def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_all(store):

@@ -1,7 +1,6 @@
 """Everything that learns on the smallest run: rivals and ablations too; evaluated and exported."""
 
 import dataclasses
-import shutil
 
 import jax
 import numpy as np
@@ -108,22 +107,6 @@ def test_rivals_use_as_many_episodes_as_bopo_and_pay_for_all_their_calls(run):
   for e in run.store.episodes(zero_shot_name(run.config)):
     assert all(step.usd("judge") > 0 and not step.router_cost_usd for step in e.steps)
     assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
-
-
-def test_the_stage_goes_on_where_it_stopped(run, tmp_path):
-  """Without its last checkpoints it ends with the same parameters, and runs no episode again."""
-  config = configured(tmp_path)
-  shutil.copytree(run.dir, tmp_path / config.name)
-  for place in ("vanilla-lam0.1", "no-reference-lam0.1", "cascade-1"):
-    shutil.rmtree(tmp_path / config.name / "checkpoints" / place)
-  again = Run(config)
-  before = len(again.store.table())
-  train.baselines(again)
-  assert len(again.store.table()) == before
-  for family, lam in (("vanilla", 0.1), ("no-reference", 0.1), ("cascade", None)):
-    new, old = (load_router(each.dir, config, run.mesh, family, lam) for each in (again, run))
-    assert (abs(new.embedding_VxD[...] - old.embedding_VxD[...]) < 1e-6).all()
-  again.close()
 
 
 def test_an_exported_router_is_a_checkpoint_to_start_from(run):

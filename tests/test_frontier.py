@@ -34,9 +34,6 @@ def test_pareto_by_the_definition(points):
   ("points", "expected"),
   [
     ([(0.5, 0.1), (3.0, 0.45)], 0.5),  # worse than SMALL, below the line
-    # x = 1/4, y = 1/2: triangle 1/4 * 1/2 / 2 = 1/16, trapezium 3/4 * (1/2 + 1) / 2 = 9/16;
-    # a second point under the line from (1/4, 1/2) to (1, 1) changes nothing
-    ([(2.0, 0.5), (3.0, 0.52)], 10 / 16),
     ([(0.2, 0.5)], 3 / 4),  # clipped to x = 0: y = 1/2, then (1/2 + 1) / 2
     ([(9.0, 0.7)], 3 / 4),  # clipped to x = 1: triangle of height 3/2
   ],

@@ -1,4 +1,4 @@
-"""The transformer by hand and by properties; test_weights compares it with the PyTorch original."""
+"""The transformer by properties; test_weights compares it with the PyTorch original."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from baar_jax.router import qwen2
-from baar_jax.router.qwen2 import Qwen2, Qwen2Config, attention
+from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 
 SIZES = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
@@ -44,12 +44,3 @@ def test_bf16(model):
   exact, hidden = (jax.jit(partial(model, dtype=dtype))(TOKENS) for dtype in ("f4", jnp.bfloat16))
   assert (hidden.dtype, model.logits(hidden).dtype) == (jnp.bfloat16, jnp.float32)
   np.testing.assert_allclose(hidden.astype(jnp.float32), exact, atol=0.15)
-
-
-def test_attention_by_hand():
-  # One head of size 1. Token 0 sees itself: 2. Token 1 has scores 3 * 0 = 0 and 3 * ln(2) / 3,
-  # weights 1/3 and 2/3: 2 / 3 + 2 * 8 / 3 = 6.
-  q = jnp.array([1.0, 3.0]).reshape(1, 2, 1, 1)
-  k = jnp.array([0.0, np.log(2) / 3]).reshape(1, 2, 1, 1)
-  v = jnp.array([2.0, 8.0]).reshape(1, 2, 1, 1)
-  np.testing.assert_allclose(attention(q, k, v)[0, :, 0, 0], [2.0, 6.0], rtol=1e-5)
