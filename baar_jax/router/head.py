@@ -67,8 +67,7 @@ def describe(left, price, progress):
   `progress` [..., P] is as of `count_progress`.
   """
   xp = jnp if isinstance(left, jax.Array) else np
-  numbers = (progress[..., number] for number in range(progress.shape[-1]))
-  step, large_calls, max_steps, stale, stale_large, repeats = numbers
+  step, large_calls, max_steps, stale, stale_large, repeats = xp.moveaxis(progress, -1, 0)
   left, steps_left = xp.minimum(left, MAX_CALLS), xp.maximum(max_steps - step, 1)
   weight, time = 1 / (1 + price), step / max_steps
   # log1p(MAX_CALLS) is about 3.
