@@ -7,6 +7,7 @@ cost the most that it can. Refusals (4xx and 5xx other than `endpoints.UNKNOWN`)
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import json
@@ -29,9 +30,6 @@ from baar_jax.llms.prices import prices_of
 
 TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
 ROUNDING = 1e-9  # by which two ways to add up the same dollars may differ, as a share of them
-# The headers that endpoints other than OpenAI's are sent; the client itself needs the last one.
-HEADERS = {"host", "accept", "accept-encoding", "user-agent", "content-type", "content-length"}
-HEADERS |= {"authorization", "x-stainless-raw-response"}
 
 
 class ChatPair(Pair):
@@ -67,25 +65,52 @@ class ChatPair(Pair):
 
   def close(self) -> None:
     while self.models:  # once: a loop that has been stopped would be waited for
-      self.run(self.models.pop().client.close())
+      self.run(self.models.pop().client.aclose())
     self._loop.call_soon_threadsafe(self._loop.stop)
     self.calls.close()
 
 
-class ChatModel:
-  """One model at its endpoint; shared by all episodes and their threads."""
+class Model:
+  """One model at its endpoint, to which requests are sent."""
+
+  def __init__(self, config: ModelsConfig, place: int):
+    """Takes the configuration's model at `place`. Raises ValueError without its price or key."""
+    self.endpoint, self.config = endpoints.endpoints(config)[place], config
+    self.name, self._key = self.endpoint.model, self.endpoint.key()
+    self.price = prices_of(config.names, config.prices)[place]
+    self.client = open_http(self.endpoint, config.timeout_s)
+
+  async def send(self, body: dict, until_s: float) -> httpx2.Response | Outcome:
+    """The answer to one attempt, or what one without an answer comes to; only a cancellation
+    raises. It ends by `until_s` of the loop's clock, except that a stream is still to be read."""
+    content = json.dumps(body)  # ASCII, whatever a client has sent
+    request = self.client.build_request("POST", "chat/completions", content=content)
+    try:
+      async with asyncio.timeout_at(until_s):
+        response = await self.client.send(request, stream=True)
+        kind = response.headers.get("content-type", "")
+        if response.is_success and body.get("stream") and kind.startswith("text/event-stream"):
+          return response
+        async with contextlib.aclosing(response):
+          await response.aread()
+    except (TimeoutError, httpx2.RequestError) as failure:
+      return endpoints.explain(failure)
+    if response.is_success:
+      return response
+    wait = response.headers.get("retry-after", "")
+    return endpoints.read_refusal(response.status_code, response.text, wait, self._key)
+
+
+class ChatModel(Model):
+  """A model that acts or judges; shared by all episodes and their threads."""
 
   def __init__(self, pair: ChatPair, config: ModelsConfig, place: int, index: int):
     """Takes the configuration's model at `place`; its calls are recorded under the index."""
-    self._pair, self._index, self.config, self.find = pair, index, config, pair.calls.find
-    self._endpoint = endpoint = endpoints.endpoints(config)[place]
-    self._where = f"{endpoint.model} at {endpoint.host}"
-    self.price = prices_of(config.names, config.prices)[place]
-    self.tier_factor = 1.0 if endpoint.own or endpoint.openai else endpoints.DEAREST_TIER
+    super().__init__(config, place)
+    self._pair, self._index, self.find = pair, index, pair.calls.find
+    self._where = f"{self.name} at {self.endpoint.host}"
+    self.tier_factor = 1.0 if self.endpoint.own or self.endpoint.openai else endpoints.DEAREST_TIER
     self._slots = threading.BoundedSemaphore(config.concurrency)
-    # What it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like is for OpenAI alone.
-    http, url, key = open_http(endpoint, config.timeout_s), endpoint.base_url, endpoint.key()
-    self.client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
     if problem := pair.calls.find_failure(self._index, config.max_failures):
       stopped = f"{self._where} {problem}, which ended the last run"
       print(f"{stopped}: once more ends this one", file=sys.stderr)
@@ -93,8 +118,7 @@ class ChatModel:
   def request(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
     """A hash of all that a reply depends on, and of which trial it is for."""
     sampling = self.config.temperature, self.config.max_completion_tokens
-    address = self._endpoint.model, self._endpoint.base_url
-    parts = *address, sampling, messages, task_id, seed, step
+    parts = self.name, self.endpoint.base_url, sampling, messages, task_id, seed, step
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
   def ask(self, messages: Messages, seed: int, request: str, bound_usd: float, hold: Hold) -> Reply:
@@ -107,7 +131,7 @@ class ChatModel:
     for attempt in range(self.config.retries + 1):
       with self._slots, hold(bound_usd) as cost:
         if self._pair.stopping.is_set():
-          raise NoAnswer(f"{self._endpoint.model} was not asked: the run is being stopped")
+          raise NoAnswer(f"{self.name} was not asked: the run is being stopped")
         number = calls.begin(self._index, bound_usd, request)
         cost.usd = bound_usd  # also if whoever waits is interrupted
         outcome = self._pair.run(self._attempt(messages, seed))
@@ -141,24 +165,11 @@ class ChatModel:
 
   async def _attempt(self, messages: Messages, seed: int) -> Outcome:
     c, limit_s = self.config, 0.0 if self._pair.stopping.is_set() else self.config.timeout_s
-    body = {"model": self._endpoint.model, "messages": messages, "temperature": c.temperature}
+    body = {"model": self.name, "messages": messages, "temperature": c.temperature}
     body |= {"seed": seed, c.token_limit_field: c.max_completion_tokens}
-    body |= {"service_tier": "default"} if self._endpoint.openai else {}
-    try:
-      async with asyncio.timeout(limit_s):
-        response = await self.client.chat.completions.with_raw_response.create(**body)
-    except openai.APIStatusError as error:
-      message = error.body.get("message") if isinstance(error.body, dict) else None
-      message = message if isinstance(message, str) else error.response.text
-      told = error.code, message, error.response.headers.get("retry-after", "")
-      return endpoints.read_refusal(error.status_code, *told, self.client.api_key)
-    except openai.APIConnectionError as error:
-      cause = type(error.__cause__).__name__
-      kind = FAILED if cause in endpoints.NOT_SENT else PRESUMED
-      return Outcome(kind, f"did not answer ({cause})")
-    except TimeoutError:
-      return Outcome(PRESUMED, "did not answer in time")
-    return endpoints.read_answer(response.content)
+    body |= {"service_tier": "default"} if self.endpoint.openai else {}
+    response = await self.send(body, asyncio.get_running_loop().time() + limit_s)
+    return response if isinstance(response, Outcome) else endpoints.read_answer(response.content)
 
 
 class ChatAgent(Agent):
@@ -209,19 +220,21 @@ class Bounded(httpx2.AsyncByteStream):
 
 def open_http(endpoint: Endpoint, timeout_s: float) -> httpx2.AsyncClient:
   """A client that follows no redirect, unpacks nothing, and reads all as UTF-8."""
-  key = endpoint.key()
-
-  async def send(request: httpx2.Request) -> None:
-    request.headers["accept-encoding"] = "identity"
-    request.headers["authorization"] = f"Bearer {key}"
-    if not endpoint.openai:
-      for name in request.headers.keys() - HEADERS:
-        del request.headers[name]
+  key, headers = endpoint.key(), httpx2.Headers()
+  if endpoint.openai:  # what it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like
+    account = openai.AsyncOpenAI(api_key=key).default_headers
+    headers.update({name: value for name, value in account.items() if isinstance(value, str)})
+  headers.update({"accept-encoding": "identity", "authorization": f"Bearer {key}"})
+  headers["content-type"] = "application/json"
 
   async def receive(response: httpx2.Response) -> None:
     response.headers.pop("content-encoding", None)
     response.encoding, response.stream = "utf-8", Bounded(response.stream)
 
-  hooks = {"request": [send], "response": [receive]}
-  timeout = httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, timeout_s))
-  return openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks, timeout=timeout)
+  return openai.DefaultAsyncHttpxClient(
+    base_url=endpoint.base_url,
+    headers=headers,
+    follow_redirects=False,
+    event_hooks={"response": [receive]},
+    timeout=httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, timeout_s)),
+  )

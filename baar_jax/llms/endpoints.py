@@ -114,6 +114,20 @@ class Outcome:
   fatal: bool = False  # asking again cannot help, nor can asking anything else
   hopeless: bool = False  # asking this again cannot help
   wait_s: float = 0.0  # seconds that the endpoint asks to wait before the next attempt
+  # Of an endpoint's refusal, else what a gateway answers with: of HTTP, and of the error's body.
+  status: int = 502
+  type: str = ""
+  code: str = ""
+
+
+def read_json(text: str | bytes) -> object:
+  """What the text holds; None where it is no JSON."""
+  try:
+    fields = json.loads(text)
+    json.dumps(fields, allow_nan=False)  # NaN is no JSON, nor is what 1e999 becomes
+    return fields
+  except (ValueError, RecursionError):
+    return None
 
 
 def backoff_s(attempt: int) -> float:
@@ -121,12 +135,24 @@ def backoff_s(attempt: int) -> float:
   return min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
 
 
-def read_refusal(status: int, code: str | None, said: str, retry_after: str, key: str) -> Outcome:
+def explain(failure: Exception) -> Outcome:
+  """The outcome that a time-out or a lost connection is."""
+  cause, late = type(failure).__name__, isinstance(failure, TimeoutError)
+  kind, problem = FAILED if cause in NOT_SENT else PRESUMED, f"gave no whole answer ({cause})"
+  return Outcome(kind, problem, status=504 if late else 502)
+
+
+def read_refusal(status: int, body: str, retry_after: str, key: str) -> Outcome:
   """The outcome that a status of 300 and above tells of; the key is never repeated."""
-  too_long = status < 500 and "context length" in said.lower()
+  fields = read_json(body)
+  error = fields.get("error", fields) if isinstance(fields, dict) else None
+  error = error if isinstance(error, dict) else {}
+  said, *names = (str(error.get(name) or "") for name in ("message", "type", "code"))
+  type_, code = (clean(name, key) for name in names)
+  too_long = status < 500 and "context length" in (said or body).lower()
   hopeless = too_long or code in ("context_length_exceeded", "content_filter")
   passes = (status in RETRIED or status >= 500) and code != "insufficient_quota"
-  said, wait_s = clean(said, key), 0.0
+  said, wait_s = clean(said or body, key), 0.0
   if status in (401, 403):  # the message may quote a part of the key
     said = "check the key in the variable that --config.models.key_variables names"
   with contextlib.suppress(ValueError):  # it is none, or a date
@@ -134,7 +160,8 @@ def read_refusal(status: int, code: str | None, said: str, retry_after: str, key
   if wait_s > LONGEST_RETRY_AFTER_S:
     passes, said = False, f"it asks to wait {wait_s:.0f} s"
   kind, fatal = PRESUMED if status in UNKNOWN else FAILED, not passes and not hopeless
-  return Outcome(kind, f"answered {status}: {said}", fatal=fatal, hopeless=hopeless, wait_s=wait_s)
+  outcome = Outcome(kind, f"answered {status}: {said}", fatal=fatal, hopeless=hopeless)
+  return dataclasses.replace(outcome, wait_s=wait_s, status=status, type=type_, code=code)
 
 
 def clean(complaint: str, key: str) -> str:

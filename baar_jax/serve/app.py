@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from baar_jax.llms.endpoints import explain
 from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
 from baar_jax.serve.sessions import Session, Turn
@@ -142,7 +143,7 @@ class App:
             yield write_event(held)
           held = {k: v for k, v in chunk.items() if k != "usage"} | {"model": upstream.name}
     except (TimeoutError, httpx2.RequestError) as failure:
-      yield write_event(upstream.explain(failure).refusal.body)
+      yield write_event(upstream.refuse(explain(failure)).body)
       return
     self.exchange.settle(turn, last)
     if held and (turn.body.get("stream_options") or {}).get("include_usage"):

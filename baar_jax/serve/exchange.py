@@ -148,11 +148,12 @@ class Exchange:
       except BaseException:  # it may be billed, and its session outlives this call
         self.sessions.end(turn, PRESUMED)
         raise
-      if answer.kind == REPLY:
+      if isinstance(answer, Answer):
         return answer
       self.sessions.end(turn, answer.kind)
-      if not answer.retry or attempts > c.models.retries and not falls_back:
-        raise answer.refusal
+      refusal, final = self.upstreams[model].refuse(answer), answer.fatal or answer.hopeless
+      if final or attempts > c.models.retries and not falls_back:
+        raise refusal
       await asyncio.sleep(answer.wait_s + backoff_s(attempts - 1))
       bounds, allowed = await self._find_room(session, turn.body)
       if attempts > c.models.retries or model not in allowed:
@@ -161,7 +162,7 @@ class Exchange:
         model = min(allowed, key=lambda other: abs(other - model), default=None)
         turn.step.logp = None
       if model is None or session.score is not None:
-        raise answer.refusal
+        raise refusal
       turn.step.model, turn.most_usd = model, bounds[model]
       self.sessions.begin(turn)
       attempts += 1

@@ -12,6 +12,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraint
 from starlette.requests import Request
 
 from baar_jax.llms.agent import parse_action
+from baar_jax.llms.endpoints import read_json
 
 CAP = re.compile(r":K=(\d{1,9})(?![^:])")  # on large calls, in a model's name
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -95,16 +96,6 @@ async def read_body(request: Request, most_mb: float) -> dict:
   if not isinstance(fields, dict):
     raise Refusal(400, "the body must be a JSON object")
   return fields
-
-
-def read_json(text: str | bytes) -> object:
-  """What the text holds; None where it is no JSON."""
-  try:
-    fields = json.loads(text)
-    json.dumps(fields, allow_nan=False)  # NaN is no JSON, nor is what 1e999 becomes
-    return fields
-  except (ValueError, RecursionError):
-    return None
 
 
 def drop_nulls(fields: Mapping) -> dict:

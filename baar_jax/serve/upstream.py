@@ -1,47 +1,32 @@
 """The models' endpoints: what a call may cost, one attempt at it, and what its answer comes to."""
 
 import asyncio
-import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import AsyncIterator
 
 import httpx2
 
-from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms import endpoints
-from baar_jax.llms.calls import FAILED, PRESUMED, REPLY
-from baar_jax.llms.chat import open_http
-from baar_jax.llms.prices import prices_of
-from baar_jax.serve.request import DIGESTED, LIMITS, Cache, Refusal, count_tokens, read_json
+from baar_jax.llms.chat import Model
+from baar_jax.llms.endpoints import Outcome, explain, read_json
+from baar_jax.serve.request import DIGESTED, LIMITS, Cache, Refusal, count_tokens
 
 BYTES_PER_TOKEN = 4  # of what is expected (our choice)
 
 
 @dataclasses.dataclass
 class Answer:
-  """What came of one attempt."""
+  """The reply that one attempt has brought."""
 
-  kind: str  # REPLY, or without one PRESUMED or FAILED
-  refusal: Refusal | None = None  # for the client, where there is no reply
-  retry: bool = False
-  wait_s: float = 0.0
-  fields: dict = dataclasses.field(default_factory=dict)  # the reply's body, if it is no stream
+  fields: dict  # its body, if it is no stream
   response: httpx2.Response | None = None  # of a stream
   until_s: float = 0.0  # of a stream, by the loop's clock
 
 
-class Upstream:
-  """One model at its endpoint."""
-
-  def __init__(self, config: ModelsConfig, place: int):
-    """Takes the configuration's model at `place`. Raises ValueError without its price or key."""
-    self._endpoint, self.config = endpoints.endpoints(config)[place], config
-    self.name, self._key = self._endpoint.model, self._endpoint.key()
-    self.price = prices_of(config.names, config.prices)[place]
-    self.client = open_http(self._endpoint, config.timeout_s)
+class Upstream(Model):
+  """A model that answers the calls of clients."""
 
   def write(self, body: dict) -> dict:
     """The request for this model: with a limit of tokens, and streams with their usage."""
@@ -51,7 +36,7 @@ class Upstream:
       body[self.config.token_limit_field] = self.config.max_completion_tokens
     if body.get("stream"):
       body["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
-    return ({"service_tier": "default"} if self._endpoint.openai else {}) | body
+    return ({"service_tier": "default"} if self.endpoint.openai else {}) | body
 
   def bound_usd(self, body: dict, cache: Cache | None) -> float:
     """The most that one attempt can cost; what was billed for a prompt's beginning is known."""
@@ -61,7 +46,7 @@ class Upstream:
       others = {k: v for k, v in body.items() if k not in known}
       tokens = cache.tokens + count_tokens([others, body["messages"][cache.messages :]])
     completion = max(body.get(name) or 0 for name in LIMITS) * (body.get("n") or 1)
-    usual = self._endpoint.own or self._endpoint.openai and body["service_tier"] == "default"
+    usual = self.endpoint.own or self.endpoint.openai and body["service_tier"] == "default"
     return (1.0 if usual else endpoints.DEAREST_TIER) * self.price.most_usd(tokens, completion)
 
   def expected_usd(self, body: dict, cache: Cache | None, ttl_s: float, reply: float) -> float:
@@ -71,37 +56,25 @@ class Upstream:
     warm = known and time.time() < cache.at_s + ttl_s
     return self.price.cost_usd(Usage(tokens, known if warm else 0, reply))
 
-  async def attempt(self, body: dict) -> Answer:
-    """One attempt, which ends in time. What fails is an Answer too; only a cancellation raises."""
-    url = f"{self._endpoint.base_url}/chat/completions"
-    content = json.dumps(self.write(body))  # ASCII, whatever a client has sent
-    headers = {"content-type": "application/json"}
-    request = self.client.build_request("POST", url, content=content, headers=headers)
+  async def attempt(self, body: dict) -> Answer | Outcome:
+    """One attempt, which ends in time. Only a cancellation raises."""
     until_s = asyncio.get_running_loop().time() + self.config.timeout_s
-    try:
-      async with asyncio.timeout_at(until_s):
-        response = await self.client.send(request, stream=True)
-        kind = response.headers.get("content-type", "")
-        if response.status_code == 200 and kind.startswith("text/event-stream"):
-          return Answer(REPLY, response=response, until_s=until_s)
-        async with contextlib.aclosing(response):
-          await response.aread()
-    except (TimeoutError, httpx2.RequestError) as failure:
-      return self.explain(failure)
-    if response.status_code != 200:
-      return self._refuse(response)
+    response = await self.send(self.write(body), until_s)
+    if isinstance(response, Outcome):
+      return response
+    if not response.is_closed:
+      return Answer({}, response, until_s)
     fields = read_json(response.text)
     choices = fields.get("choices") if isinstance(fields, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-      return self.explain(httpx2.ReadError("an answer that is none"))
-    return Answer(REPLY, fields=fields)
+      return explain(httpx2.ReadError("an answer that is none"))
+    return Answer(fields)
 
-  def explain(self, failure: Exception) -> Answer:
-    """What a time-out or a lost connection comes to."""
-    cause, late = type(failure).__name__, isinstance(failure, TimeoutError)
-    text = f"{self.name} gave no whole answer ({cause})"
-    refusal = Refusal(504 if late else 502, text, "upstream_error")
-    return Answer(FAILED if cause in endpoints.NOT_SENT else PRESUMED, refusal, retry=True)
+  def refuse(self, outcome: Outcome) -> Refusal:
+    """What a client is told of an attempt without a reply; it repeats no part of the key."""
+    status = outcome.status if outcome.status >= 400 else 502  # a redirect is not followed
+    text, kind = f"{self.name} {outcome.problem}", outcome.type or "upstream_error"
+    return Refusal(status, text, kind, outcome.code or None)
 
   def cost(self, fields: dict) -> tuple[float | None, Usage]:
     """Dollars (None where they cannot be told) and tokens that an answer or a chunk reports."""
@@ -111,23 +84,6 @@ class Upstream:
       return self.price.cost_usd(usage) if known else None, usage
     except (ValueError, KeyError, TypeError, AttributeError):
       return None, Usage(0, 0, 0)
-
-  def _refuse(self, response: httpx2.Response) -> Answer:
-    """An endpoint's own error with its status; it repeats no part of the key."""
-    status, wait = response.status_code, response.headers.get("retry-after", "")
-    fields = read_json(response.text)
-    said = fields.get("error") if isinstance(fields, dict) else None
-    said = said if isinstance(said, dict) else {"message": response.text}
-    message, kind, code = (
-      endpoints.clean(str(said.get(name) or ""), self._key) for name in ("message", "type", "code")
-    )
-    outcome = endpoints.read_refusal(status, code, message, wait, self._key)
-    # A message about a key may quote a part of it.
-    text = message if status >= 400 and status not in (401, 403) else ""
-    text = text or f"{self.name} {outcome.problem}"
-    status = 502 if status < 400 else status  # a redirect is not followed
-    refusal = Refusal(status, text, kind or "upstream_error", code or None)
-    return Answer(outcome.kind, refusal, not outcome.fatal and not outcome.hopeless, outcome.wait_s)
 
 
 async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
