@@ -13,9 +13,8 @@ from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
 from baar_jax.serve import request
-from baar_jax.serve.decider import Decider, make_live
 from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, Scored, read_messages
-from baar_jax.serve.sessions import Session, Sessions, Turn
+from baar_jax.serve.sessions import Decider, Session, Sessions, Turn, make_live
 from baar_jax.serve.upstream import Answer, Upstream
 
 NAME = "baar"  # of the models that a client can ask for

@@ -34,10 +34,9 @@ def main(run: Run) -> None:
 def build(run: Run):
   """The ASGI application of a run. Raises ValueError where it lacks a router, a price or a key."""
   from baar_jax.serve.app import LOCAL, App
-  from baar_jax.serve.decider import Decider
   from baar_jax.serve.exchange import Exchange
   from baar_jax.serve.router import open_policies
-  from baar_jax.serve.sessions import Sessions
+  from baar_jax.serve.sessions import Decider, Sessions
   from baar_jax.serve.upstream import Upstream
 
   config, c = run.config, run.config.serve
