@@ -177,11 +177,11 @@ def _ask(live: Live) -> Generator[None, None, Reply | None]:
 def _allowed(live: Live) -> list[int]:
   """The models whose next call fits the episode's budgets, whatever it will cost."""
   paid = live.proposer if live.proposal_reply else None
-  allowed = []
+  allowed, budget = [], live.dollar_budget
   for model, player in enumerate(live.agents):
     fits = live.call_budget.allows(model)
-    if fits and model != paid and live.usd_limit is not None:  # counting tokens is slow
-      fits = live.dollar_budget.allows(player.bound_usd(live.messages, len(live.steps)))
+    if fits and model != paid and budget.limit_usd is not None:  # counting tokens is slow
+      fits = budget.allows(player.bound_usd(live.messages, len(live.steps)))
     if fits or model == paid:
       allowed.append(model)
   return allowed
@@ -191,5 +191,6 @@ def _record_episode(live: Live, policy_name: str) -> Episode:
   """The record of an episode that ended."""
   lost_usd = live.dollar_budget.settled_usd - sum(step.spent_usd for step in live.steps)
   lost_usd = max(0.0, round(lost_usd, 12))  # floats: it may be -1e-17
-  key, caps = (live.task.id, policy_name, live.job.seed), (live.call_limit, live.usd_limit)
+  key = live.task.id, policy_name, live.job.seed
+  caps = live.call_budget.limit, live.dollar_budget.limit_usd
   return Episode(*key, live.steps, live.score, live.stop, *caps, lost_usd=lost_usd)

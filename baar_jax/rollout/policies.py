@@ -47,7 +47,7 @@ class Decision:
 class Live:
   """An episode that is being run.
 
-  A policy decides from `task`, `steps`, `observation`, `call_limit`, `usd_limit` and what its
+  A policy decides from `task`, `steps`, `observation`, the limits of its own budgets and what its
   `prepare` has left; the privileged rule also from `agents`.
   """
 
@@ -74,14 +74,6 @@ class Live:
   @property
   def task(self) -> Task:
     return self.job.task
-
-  @property
-  def call_limit(self) -> int | None:
-    return self.call_budget.limit
-
-  @property
-  def usd_limit(self) -> float | None:
-    return self.dollar_budget.limit_usd
 
   @property
   def proposer(self) -> int:

@@ -180,7 +180,7 @@ class ConditionedPolicy(RouterPolicy):
     check_finite(hidden_RxD, f"hidden states of {self.name}")
     rows = []
     for live in ready:
-      caps = (live.call_limit, live.usd_limit) if self._told else (None, None)
+      caps = (live.call_budget.limit, live.dollar_budget.limit_usd) if self._told else (None, None)
       left = count_calls_left(self._heads, *caps, live.steps)
       price = min(self.prices) if live.price is None else live.price
       progress = count_progress(live.task.max_steps, live.steps, live.observation)

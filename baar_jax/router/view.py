@@ -99,7 +99,8 @@ class View:
     """The sequence at whose end the next decision of a `rollout.policies.Live` is predicted."""
     # The action of an episode's last step is not read, its model only as the one that proposes.
     steps = [*live.steps, Step(live.observation, live.proposer, "", proposal=live.step.proposal)]
-    episode = Episode(live.task.id, "", 0, steps, 0.0, "", live.call_limit, live.usd_limit)
+    caps = live.call_budget.limit, live.dollar_budget.limit_usd
+    episode = Episode(live.task.id, "", 0, steps, 0.0, "", *caps)
     return self.episode_windows(live.task, episode)[-1]
 
   def encode(self, *pieces: str | tuple[str, int]) -> list[int]:
