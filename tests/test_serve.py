@@ -103,7 +103,7 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
 )
 def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content, tokens):
   assert client.chat().status_code == 200
-  exchange = client.http.app.state.exchange
+  exchange = client.http.app.exchange
   cache, upstream = exchange.sessions.find("s").caches[0], exchange.upstreams[0]
   messages = [*ASK, {"role": "user", "content": content}]
   for known in (cache, None):
@@ -161,7 +161,7 @@ def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
 
 
 def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client):
-  client.http.app.state.exchange.upstreams[0].attempt = lambda body: 1 / 0
+  client.http.app.exchange.upstreams[0].attempt = lambda body: 1 / 0
   assert client.chat().status_code == 500
   session = client.session()
   assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
@@ -219,7 +219,7 @@ def test_a_warm_cache_can_decide(routed, cached, models, logps):
   """The router chooses SMALL, but first LARGE, and a cap allows two calls of LARGE.
   SMALL's call costs 10,000 x $1 + 10 x $2 a million, LARGE's 10,000 x $0.9 (or $1) + 10 x $10."""
   client = routed(route_by_cache=True, max_large_calls=2)
-  exchange, messages = client.http.app.state.exchange, [ASK[0] | {"content": "x" * 40_000}]
+  exchange, messages = client.http.app.exchange, [ASK[0] | {"content": "x" * 40_000}]
   price, router = exchange.upstreams[1].price, exchange.deciders["router"].policy
   exchange.upstreams[1].price = dataclasses.replace(price, cached_input=cached)
   for _ in models:
@@ -258,7 +258,7 @@ def test_another_model_takes_over_where_all_retries_failed(
 def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
-    sessions = client.http.app.state.exchange.sessions
+    sessions = client.http.app.exchange.sessions
     turn = Turn(sessions.find("s"), {}, 1, Step("", 1, ""), (), most_usd=0.25)
     sessions.begin(turn)  # and no end of it
     assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)

@@ -29,18 +29,15 @@ LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
 FILES = Path(__file__).parent, Path(__file__).parents[1] / "report"
 
 
-class App:
-  """The routes of one server."""
+class App(Starlette):
+  """The routes of one server, as an ASGI application."""
 
-  def __init__(self, exchange: Exchange, key: str = ""):
-    """With a `key`, clients must send it as a bearer."""
+  def __init__(self, exchange: Exchange, key: str):
+    """With a `key`, clients must send it as a bearer; "" is none."""
     self.exchange, self._key = exchange, key
     self._most_mb = exchange.config.serve.max_body_mb
     jinja = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True)
     self._page = jinja.get_template("sessions.html.j2")
-
-  def build(self) -> Starlette:
-    """The ASGI application."""
     table = {
       "/v1/chat/completions": ("POST", self._chat),
       "/v1/decision": ("POST", self._decide),
@@ -58,9 +55,7 @@ class App:
       body = Refusal(error.status_code, f"this server answers {names} and GET /health alone").body
       return JSONResponse(body, error.status_code, error.headers)
 
-    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse})
-    app.state.exchange = self.exchange
-    return app
+    super().__init__(routes=routes, exception_handlers={HTTPException: refuse})
 
   def _guard(self, respond: Callable) -> Callable:
     """The route's function behind the key, with the body of a POST; a refusal becomes an answer."""

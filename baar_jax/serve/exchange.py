@@ -1,17 +1,16 @@
 """One call of a client: its session, the decision under its caps, the attempts, and its step."""
 
 import asyncio
-import dataclasses
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import quote
 
 from baar_jax.config import REFERENCE_SEEDS, Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.endpoints import backoff_s
-from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, policy_name
+from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Policy, policy_name
 from baar_jax.serve import request
 from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, Scored, read_messages
 from baar_jax.serve.sessions import Decider, Session, Sessions, Turn, make_live
@@ -23,23 +22,20 @@ DESCRIBED = "id policy task_id score usd_limit call_limit spent_usd large_calls 
 DESCRIBED += " left_usd left_large_calls"
 
 
-@dataclasses.dataclass
 class Exchange:
   """Decides, forwards and accounts for the calls of all sessions; used by one event loop."""
 
-  config: Config
-  sessions: Sessions
-  upstreams: Sequence[Upstream]
-  deciders: Mapping[str, Decider]  # by rule
-  # By number, in flight until clients report their usage.
-  reported: dict[int, Turn] = dataclasses.field(default_factory=dict)
-
-  def __post_init__(self):
-    prices_of = {rule: decider.policy.prices for rule, decider in self.deciders.items()}
-    words = {rule: (rule, min(prices, default=None)) for rule, prices in prices_of.items()}
-    words |= {f"price={p:g}": ("router", p) for p in prices_of.get("router", ())}
+  def __init__(self, config: Config, sessions: Sessions, policies: Mapping[str, Policy]):
+    """Takes the policies by rule. Raises ValueError where a model lacks its price or key."""
+    self.config, self.sessions, rows = config, sessions, config.serve.max_sessions
+    self.upstreams = [Upstream(config.models, place) for place in range(len(config.models.names))]
+    self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
+    self.reported: dict[int, Turn] = {}  # by number, in flight until clients report their usage
+    words = {rule: (rule, min(p.prices, default=None)) for rule, p in policies.items()}
+    prices = policies["router"].prices if "router" in policies else ()
+    words |= {f"price={price:g}": ("router", price) for price in prices}
     # The rule and the price of a dollar that a client's name for a model stands for.
-    self.policies = {NAME: words[self.config.serve.policy]}
+    self.policies = {NAME: words[config.serve.policy]}
     self.policies |= {f"{NAME}:{word}": policy for word, policy in words.items()}
 
   def open(self, headers: Mapping[str, str], body: dict) -> tuple[Session, Conversation]:

@@ -19,8 +19,6 @@ from baar_jax.rollout.policies import BOUNDARIES, Decision, Job, Live, Policy, s
 from baar_jax.serve.request import Cache, Conversation
 from baar_jax.store import Store
 
-_COLUMNS = "id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT"
-
 
 @dataclasses.dataclass
 class Session:
@@ -93,7 +91,8 @@ class Sessions(Calls):
     super().__init__(path)
     self._config, self._store, self._run_budget = config, store, run_budget
     self._alive = weakref.WeakValueDictionary()  # while a call of a client holds them
-    self._db.execute(f"CREATE TABLE IF NOT EXISTS sessions ({_COLUMNS})")
+    columns = "id TEXT PRIMARY KEY, open INTEGER, changed_s REAL, state TEXT"
+    self._db.execute(f"CREATE TABLE IF NOT EXISTS sessions ({columns})")
     for state in self._db.execute("SELECT state FROM sessions WHERE open > 0").fetchall():
       session = SESSION.validate_json(*state)
       session.spent_usd += sum(session.open.values())

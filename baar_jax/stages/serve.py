@@ -14,7 +14,7 @@ def main(run: Run) -> None:
   """Serves until it is interrupted. Raises ValueError where it cannot be served."""
   c = run.config.serve
   app = build(run)
-  for decider in app.state.exchange.deciders.values():
+  for decider in app.exchange.deciders.values():
     if isinstance(decider.policy, RouterPolicy):
       decider.policy.compile()
   import uvicorn  # only a server needs it
@@ -36,8 +36,7 @@ def build(run: Run):
   from baar_jax.serve.app import LOCAL, App
   from baar_jax.serve.exchange import Exchange
   from baar_jax.serve.router import open_policies
-  from baar_jax.serve.sessions import Decider, Sessions
-  from baar_jax.serve.upstream import Upstream
+  from baar_jax.serve.sessions import Sessions
 
   config, c = run.config, run.config.serve
   key = os.environ.get(c.key_variable, "").strip()
@@ -46,8 +45,6 @@ def build(run: Run):
     raise ValueError(f"{problem} that holds the clients' key")
   if config.env.kind != SERVED:  # whose models are of kind chat
     raise ValueError("--stage=serve needs --config.env.kind=served")
-  names, policies = config.models.names, open_policies(run.dir, config, run.mesh)
-  upstreams = [Upstream(config.models, place) for place in range(len(names))]
+  policies = open_policies(run.dir, config, run.mesh)
   sessions = Sessions(run.dir / "episodes.sqlite", config, run.store, run.budget)
-  deciders = {rule: Decider(policy, c.max_sessions) for rule, policy in policies.items()}
-  return App(Exchange(config, sessions, upstreams, deciders), key).build()
+  return App(Exchange(config, sessions, policies), key)
