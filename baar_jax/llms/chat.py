@@ -8,6 +8,7 @@ cost the most that it can. Refusals (4xx and 5xx other than `endpoints.UNKNOWN`)
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -70,6 +71,27 @@ class ChatPair(Pair):
     self.calls.close()
 
 
+@dataclasses.dataclass
+class Stream:
+  """An answer whose bytes are still to come, as they were sent: nothing is unpacked."""
+
+  response: httpx2.Response
+  until_s: float  # by the loop's clock
+
+  async def read(self) -> AsyncIterator[bytes]:
+    """Its bytes as they come. Raises TimeoutError when they are late, and httpx2.RequestError where
+    they break off or are too many."""
+    parts, size = self.response.aiter_raw(), 0
+    while size <= endpoints.MOST_BYTES:
+      async with asyncio.timeout_at(self.until_s):
+        part = await anext(parts, None)
+      if part is None:
+        return
+      size += len(part)
+      yield part
+    raise httpx2.ReadError("too many bytes")
+
+
 class Model:
   """One model at its endpoint, to which requests are sent."""
 
@@ -80,25 +102,26 @@ class Model:
     self.price = prices_of(config.names, config.prices)[place]
     self.client = open_http(self.endpoint, config.timeout_s)
 
-  async def send(self, body: dict, until_s: float) -> httpx2.Response | Outcome:
-    """The answer to one attempt, or what one without an answer comes to; only a cancellation
-    raises. It ends by `until_s` of the loop's clock, except that a stream is still to be read."""
+  async def send(self, body: dict, limit_s: float) -> bytes | Stream | Outcome:
+    """One attempt: the body of its answer, or a stream where one was asked for, or what it comes to
+    without an answer. It ends within `limit_s`; only a cancellation raises."""
     content = json.dumps(body)  # ASCII, whatever a client has sent
     request = self.client.build_request("POST", "chat/completions", content=content)
+    until_s = asyncio.get_running_loop().time() + limit_s
     try:
       async with asyncio.timeout_at(until_s):
         response = await self.client.send(request, stream=True)
-        kind = response.headers.get("content-type", "")
-        if response.is_success and body.get("stream") and kind.startswith("text/event-stream"):
-          return response
-        async with contextlib.aclosing(response):
-          await response.aread()
+      stream, kind = Stream(response, until_s), response.headers.get("content-type", "")
+      if response.is_success and body.get("stream") and kind.startswith("text/event-stream"):
+        return stream
+      async with contextlib.aclosing(response):
+        answer = b"".join([part async for part in stream.read()])
     except (TimeoutError, httpx2.RequestError) as failure:
       return endpoints.explain(failure)
     if response.is_success:
-      return response
-    wait = response.headers.get("retry-after", "")
-    return endpoints.read_refusal(response.status_code, response.text, wait, self._key)
+      return answer
+    wait, text = response.headers.get("retry-after", ""), answer.decode(errors="replace")
+    return endpoints.read_refusal(response.status_code, text, wait, self._key)
 
 
 class ChatModel(Model):
@@ -168,8 +191,8 @@ class ChatModel(Model):
     body = {"model": self.name, "messages": messages, "temperature": c.temperature}
     body |= {"seed": seed, c.token_limit_field: c.max_completion_tokens}
     body |= {"service_tier": "default"} if self.endpoint.openai else {}
-    response = await self.send(body, asyncio.get_running_loop().time() + limit_s)
-    return response if isinstance(response, Outcome) else endpoints.read_answer(response.content)
+    answer = await self.send(body, limit_s)
+    return answer if isinstance(answer, Outcome) else endpoints.read_answer(answer)
 
 
 class ChatAgent(Agent):
@@ -203,38 +226,17 @@ class ChatAgent(Agent):
     return reply
 
 
-class Bounded(httpx2.AsyncByteStream):
-  """The bytes of an answer, of which no more than `MOST_BYTES` are read."""
-
-  def __init__(self, stream: httpx2.AsyncByteStream):
-    self._stream, self.aclose = stream, stream.aclose
-
-  async def __aiter__(self) -> AsyncIterator[bytes]:
-    size = 0
-    async for part in self._stream:
-      size += len(part)
-      if size > endpoints.MOST_BYTES:
-        raise httpx2.ReadError("too many bytes")
-      yield part
-
-
 def open_http(endpoint: Endpoint, timeout_s: float) -> httpx2.AsyncClient:
-  """A client that follows no redirect, unpacks nothing, and reads all as UTF-8."""
+  """A client that follows no redirect."""
   key, headers = endpoint.key(), httpx2.Headers()
   if endpoint.openai:  # what it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like
     account = openai.AsyncOpenAI(api_key=key).default_headers
     headers.update({name: value for name, value in account.items() if isinstance(value, str)})
   headers.update({"accept-encoding": "identity", "authorization": f"Bearer {key}"})
   headers["content-type"] = "application/json"
-
-  async def receive(response: httpx2.Response) -> None:
-    response.headers.pop("content-encoding", None)
-    response.encoding, response.stream = "utf-8", Bounded(response.stream)
-
   return openai.DefaultAsyncHttpxClient(
     base_url=endpoint.base_url,
     headers=headers,
     follow_redirects=False,
-    event_hooks={"response": [receive]},
     timeout=httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, timeout_s)),
   )

@@ -18,11 +18,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from baar_jax.llms.chat import Stream
 from baar_jax.llms.endpoints import explain
 from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
 from baar_jax.serve.sessions import Session, Turn
-from baar_jax.serve.upstream import Answer, Upstream, read_chunks
+from baar_jax.serve.upstream import Upstream, read_chunks
 
 SHOWN_SESSIONS, STREAM = 100, "text/event-stream"
 LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
@@ -100,12 +101,12 @@ class App(Starlette):
       fields |= {"model": NAME, "choices": [choice], "usage": {"cost": 0.0}}
       fields["usage"] |= dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
       return self._send(fields, body, self.exchange.headers(session))
-    if answer.response is not None:
+    if isinstance(answer, Stream):
       return functools.partial(self._stream, turn, answer)
-    self.exchange.settle(turn, answer.fields)
-    usage = answer.fields.get("usage")
+    self.exchange.settle(turn, answer)
+    usage = answer.get("usage")
     usage = (usage if isinstance(usage, dict) else {}) | {"cost": turn.usd}
-    fields = answer.fields | {"model": self._upstream(turn).name, "usage": usage}
+    fields = answer | {"model": self._upstream(turn).name, "usage": usage}
     return self._send(fields, body, self.exchange.headers(session, turn))
 
   def _send(self, fields: dict, body: dict, headers: dict) -> Response:
@@ -117,7 +118,7 @@ class App(Starlette):
     content = write_event(chunk) + write_event("[DONE]")
     return Response(content, headers=headers, media_type=STREAM)
 
-  async def _stream(self, turn: Turn, answer: Answer, *connection) -> None:
+  async def _stream(self, turn: Turn, answer: Stream, *connection) -> None:
     """Sends a streamed answer; its end is always told, wherever it stops, also before it begins."""
     headers, chunks = self.exchange.headers(turn.session, turn), self._relay(turn, answer)
     try:
@@ -126,7 +127,7 @@ class App(Starlette):
       self.exchange.settle(turn, {}, whole=False)
       self._closing = asyncio.ensure_future(answer.response.aclose())
 
-  async def _relay(self, turn: Turn, answer: Answer) -> AsyncIterator[bytes]:
+  async def _relay(self, turn: Turn, answer: Stream) -> AsyncIterator[bytes]:
     """The chunks of a streamed answer, each when the next one comes; the last has its dollars."""
     upstream, last, held = self._upstream(turn), {}, {}
     try:

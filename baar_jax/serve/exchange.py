@@ -9,12 +9,13 @@ from urllib.parse import quote
 from baar_jax.config import REFERENCE_SEEDS, Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.calls import PRESUMED, REPLY
-from baar_jax.llms.endpoints import backoff_s
+from baar_jax.llms.chat import Stream
+from baar_jax.llms.endpoints import Outcome, backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Policy, policy_name
 from baar_jax.serve import request
 from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, Scored, read_messages
 from baar_jax.serve.sessions import Decider, Session, Sessions, Turn, make_live
-from baar_jax.serve.upstream import Answer, Upstream
+from baar_jax.serve.upstream import Upstream
 
 NAME = "baar"  # of the models that a client can ask for
 EXHAUSTED = "budget_exhausted"  # the code of the error where no call fits
@@ -130,7 +131,7 @@ class Exchange:
     live.price = session.price
     return await self.deciders[session.rule].decide(live)
 
-  async def forward(self, turn: Turn) -> Answer:
+  async def forward(self, turn: Turn) -> dict | Stream:
     """The reply of the model that acts, still to be settled. Raises Refusal with its error.
 
     With `serve.fallback` the models of the nearest ranks take over from one whose retries failed.
@@ -143,7 +144,7 @@ class Exchange:
       except BaseException:  # it may be billed, and its session outlives this call
         self.sessions.end(turn, PRESUMED)
         raise
-      if isinstance(answer, Answer):
+      if not isinstance(answer, Outcome):
         return answer
       self.sessions.end(turn, answer.kind)
       refusal, final = self.upstreams[model].refuse(answer), answer.fatal or answer.hopeless

@@ -1,7 +1,5 @@
 """The models' endpoints: what a call may cost, one attempt at it, and what its answer comes to."""
 
-import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncIterator
 
@@ -9,20 +7,11 @@ import httpx2
 
 from baar_jax.episode import Usage
 from baar_jax.llms import endpoints
-from baar_jax.llms.chat import Model
+from baar_jax.llms.chat import Model, Stream
 from baar_jax.llms.endpoints import Outcome, explain, read_json
 from baar_jax.serve.request import DIGESTED, LIMITS, Cache, Refusal, count_tokens
 
 BYTES_PER_TOKEN = 4  # of what is expected (our choice)
-
-
-@dataclasses.dataclass
-class Answer:
-  """The reply that one attempt has brought."""
-
-  fields: dict  # its body, if it is no stream
-  response: httpx2.Response | None = None  # of a stream
-  until_s: float = 0.0  # of a stream, by the loop's clock
 
 
 class Upstream(Model):
@@ -56,19 +45,16 @@ class Upstream(Model):
     warm = known and time.time() < cache.at_s + ttl_s
     return self.price.cost_usd(Usage(tokens, known if warm else 0, reply))
 
-  async def attempt(self, body: dict) -> Answer | Outcome:
-    """One attempt, which ends in time. Only a cancellation raises."""
-    until_s = asyncio.get_running_loop().time() + self.config.timeout_s
-    response = await self.send(self.write(body), until_s)
-    if isinstance(response, Outcome):
-      return response
-    if not response.is_closed:
-      return Answer({}, response, until_s)
-    fields = read_json(response.text)
+  async def attempt(self, body: dict) -> dict | Stream | Outcome:
+    """The reply of one attempt, or what it comes to without one; only a cancellation raises."""
+    answer = await self.send(self.write(body), self.config.timeout_s)
+    if not isinstance(answer, bytes):
+      return answer
+    fields = read_json(answer.decode(errors="replace"))
     choices = fields.get("choices") if isinstance(fields, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
       return explain(httpx2.ReadError("an answer that is none"))
-    return Answer(fields)
+    return fields
 
   def refuse(self, outcome: Outcome) -> Refusal:
     """What a client is told of an attempt without a reply; it repeats no part of the key."""
@@ -86,15 +72,11 @@ class Upstream(Model):
       return None, Usage(0, 0, 0)
 
 
-async def read_chunks(answer: Answer) -> AsyncIterator[dict]:
-  """The chunks of a stream up to its end mark, as they come.
-
-  Raises TimeoutError when it is late, and httpx2.ReadError where it is broken.
-  """
-  parts, rest = answer.response.aiter_raw(), b""
+async def read_chunks(stream: Stream) -> AsyncIterator[dict]:
+  """The chunks of a stream up to its end mark, as they come. Raises what `Stream.read` does."""
+  parts, rest = stream.read(), b""
   while True:
-    async with asyncio.timeout_at(answer.until_s):
-      part = await anext(parts, None)
+    part = await anext(parts, None)
     # Texts may hold other ends of lines, such as U+2028.
     *lines, rest = (rest + (b"\n" if part is None else part)).split(b"\n")
     for data in (line[5:].decode(errors="replace") for line in lines if line[:5] == b"data:"):
