@@ -317,6 +317,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
 
 NO_ANSWERS = {name: standin.fault(x=float(name)) for name in ("nan", "inf")}
 NO_ANSWERS["no choice"] = standin.fault(choices=[1])
+CREATED = {"created": lambda h, *asked: h.send(201, h.answer(*asked))}
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ NO_ANSWERS["no choice"] = standin.fault(choices=[1])
   + [(fault, 502, 2) for fault in NO_ANSWERS],
 )
 def test_an_upstreams_error_leaves_the_session(client, upstream, monkeypatch, fault, status, calls):
-  monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS)
+  monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS | CREATED)
   upstream.fault = lambda number, request: fault
   reply = client.chat(stream=fault == "no choice")
   assert reply.status_code == status and len(upstream.seen) == calls
@@ -333,7 +334,7 @@ def test_an_upstreams_error_leaves_the_session(client, upstream, monkeypatch, fa
   assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
   said = reply.json()["error"]["message"]
   assert said.endswith(f": told to answer {fault}") == (fault in ("400 bad", "500"))
-  upstream.fault, upstream.answer = lambda *_: None, lambda request: "half a pair: \ud83d"
+  upstream.fault, upstream.answer = lambda *_: "created", lambda request: "half a pair: \ud83d"
   assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
 
 

@@ -26,7 +26,7 @@ from baar_jax.episode import Call, Reply, Task
 from baar_jax.llms import endpoints
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
 from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
-from baar_jax.llms.endpoints import Endpoint, Outcome
+from baar_jax.llms.endpoints import Outcome
 from baar_jax.llms.prices import prices_of
 
 TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
@@ -100,7 +100,18 @@ class Model:
     self.endpoint, self.config = endpoints.endpoints(config)[place], config
     self.name, self._key = self.endpoint.model, self.endpoint.key()
     self.price = prices_of(config.names, config.prices)[place]
-    self.client = open_http(self.endpoint, config.timeout_s)
+    headers = httpx2.Headers()
+    if self.endpoint.openai:  # what it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like
+      account = openai.AsyncOpenAI(api_key=self._key).default_headers
+      headers.update({name: value for name, value in account.items() if isinstance(value, str)})
+    headers.update({"accept-encoding": "identity", "authorization": f"Bearer {self._key}"})
+    headers["content-type"] = "application/json"
+    self.client = openai.DefaultAsyncHttpxClient(
+      base_url=self.endpoint.base_url,
+      headers=headers,
+      follow_redirects=False,
+      timeout=httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, config.timeout_s)),
+    )
 
   async def send(self, body: dict, limit_s: float) -> bytes | Stream | Outcome:
     """One attempt: the body of its answer, or a stream where one was asked for, or what it comes to
@@ -224,19 +235,3 @@ class ChatAgent(Agent):
       reply = model.ask(messages, self._seed, request, bound_usd, self._hold)
     self._counted_messages, self._counted_tokens = len(messages), reply.call.usage.prompt_tokens
     return reply
-
-
-def open_http(endpoint: Endpoint, timeout_s: float) -> httpx2.AsyncClient:
-  """A client that follows no redirect."""
-  key, headers = endpoint.key(), httpx2.Headers()
-  if endpoint.openai:  # what it reads from OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like
-    account = openai.AsyncOpenAI(api_key=key).default_headers
-    headers.update({name: value for name, value in account.items() if isinstance(value, str)})
-  headers.update({"accept-encoding": "identity", "authorization": f"Bearer {key}"})
-  headers["content-type"] = "application/json"
-  return openai.DefaultAsyncHttpxClient(
-    base_url=endpoint.base_url,
-    headers=headers,
-    follow_redirects=False,
-    timeout=httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, timeout_s)),
-  )

@@ -28,8 +28,9 @@ class Exchange:
 
   def __init__(self, config: Config, sessions: Sessions, policies: Mapping[str, Policy]):
     """Takes the policies by rule. Raises ValueError where a model lacks its price or key."""
-    self.config, self.sessions, rows = config, sessions, config.serve.max_sessions
+    self.config, self.sessions = config, sessions
     self.upstreams = [Upstream(config.models, place) for place in range(len(config.models.names))]
+    rows = config.serve.max_sessions
     self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
     self.reported: dict[int, Turn] = {}  # by number, in flight until clients report their usage
     words = {rule: (rule, min(p.prices, default=None)) for rule, p in policies.items()}

@@ -7,8 +7,9 @@ import httpx2
 
 from baar_jax.episode import Usage
 from baar_jax.llms import endpoints
+from baar_jax.llms.calls import PRESUMED
 from baar_jax.llms.chat import Model, Stream
-from baar_jax.llms.endpoints import Outcome, explain, read_json
+from baar_jax.llms.endpoints import Outcome, read_json
 from baar_jax.serve.request import DIGESTED, LIMITS, Cache, Refusal, count_tokens
 
 BYTES_PER_TOKEN = 4  # of what is expected (our choice)
@@ -53,7 +54,7 @@ class Upstream(Model):
     fields = read_json(answer.decode(errors="replace"))
     choices = fields.get("choices") if isinstance(fields, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-      return explain(httpx2.ReadError("an answer that is none"))
+      return Outcome(PRESUMED, "sent an answer that cannot be read")
     return fields
 
   def refuse(self, outcome: Outcome) -> Refusal:
