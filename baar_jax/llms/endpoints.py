@@ -160,8 +160,8 @@ def read_refusal(status: int, body: str, retry_after: str, key: str) -> Outcome:
   if wait_s > LONGEST_RETRY_AFTER_S:
     passes, said = False, f"it asks to wait {wait_s:.0f} s"
   kind, fatal = PRESUMED if status in UNKNOWN else FAILED, not passes and not hopeless
-  outcome = Outcome(kind, f"answered {status}: {said}", fatal=fatal, hopeless=hopeless)
-  return dataclasses.replace(outcome, wait_s=wait_s, status=status, type=type_, code=code)
+  told = {"wait_s": wait_s, "status": status, "type": type_, "code": code}
+  return Outcome(kind, f"answered {status}: {said}", fatal=fatal, hopeless=hopeless, **told)
 
 
 def clean(complaint: str, key: str) -> str:

@@ -132,7 +132,7 @@ class Sessions(Calls):
     self._alive[session.id] = session
     self._save(session)
 
-  def fits(self, session: Session, model: int, usd: float, keep_usd: float = 0.0) -> bool:
+  def fits(self, session: Session, model: int, usd: float, keep_usd: float) -> bool:
     """Whether a call of at most `usd` fits what is left now of all budgets, and leaves as much of
     the session's."""
     calls = model == SMALL or session.left_large_calls != 0
