@@ -34,8 +34,7 @@ class Exchange:
     self.deciders = {rule: Decider(policy, rows) for rule, policy in policies.items()}
     self.reported: dict[int, Turn] = {}  # by number, in flight until clients report their usage
     words = {rule: (rule, min(p.prices, default=None)) for rule, p in policies.items()}
-    prices = policies["router"].prices if "router" in policies else ()
-    words |= {f"price={price:g}": ("router", price) for price in prices}
+    words |= {f"price={usd:g}": (rule, usd) for rule, p in policies.items() for usd in p.prices}
     # The rule and the price of a dollar that a client's name for a model stands for.
     self.policies = {NAME: words[config.serve.policy]}
     self.policies |= {f"{NAME}:{word}": policy for word, policy in words.items()}
