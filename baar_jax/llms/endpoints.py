@@ -109,7 +109,7 @@ class Outcome:
 
   kind: str  # REPLY; without a usable one RETRY, PRESUMED or FAILED, for the reason in `problem`
   problem: str = ""
-  text: str = ""
+  text: str = ""  # the reply's; of a refusal the endpoint's own message, where it can be shown
   usage: Usage = Usage(0, 0, 0)  # of a reply or a retry
   fatal: bool = False  # asking again cannot help, nor can asking anything else
   hopeless: bool = False  # asking this again cannot help
@@ -153,14 +153,15 @@ def read_refusal(status: int, body: str, retry_after: str, key: str) -> Outcome:
   hopeless = too_long or code in ("context_length_exceeded", "content_filter")
   passes = (status in RETRIED or status >= 500) and code != "insufficient_quota"
   said, wait_s = clean(said or body, key), 0.0
+  text = said if status >= 400 else ""
   if status in (401, 403):  # the message may quote a part of the key
-    said = "check the key in the variable that --config.models.key_variables names"
+    text, said = "", "check the key in the variable that --config.models.key_variables names"
   with contextlib.suppress(ValueError):  # it is none, or a date
     wait_s = max(0.0, float(retry_after))
   if wait_s > LONGEST_RETRY_AFTER_S:
     passes, said = False, f"it asks to wait {wait_s:.0f} s"
   kind, fatal = PRESUMED if status in UNKNOWN else FAILED, not passes and not hopeless
-  told = {"wait_s": wait_s, "status": status, "type": type_, "code": code}
+  told = {"text": text, "wait_s": wait_s, "status": status, "type": type_, "code": code}
   return Outcome(kind, f"answered {status}: {said}", fatal=fatal, hopeless=hopeless, **told)
 
 

@@ -60,8 +60,8 @@ class Upstream(Model):
   def refuse(self, outcome: Outcome) -> Refusal:
     """What a client is told of an attempt without a reply; it repeats no part of the key."""
     status = outcome.status if outcome.status >= 400 else 502  # a redirect is not followed
-    text, kind = f"{self.name} {outcome.problem}", outcome.type or "upstream_error"
-    return Refusal(status, text, kind, outcome.code or None)
+    text = outcome.text or f"{self.name} {outcome.problem}"
+    return Refusal(status, text, outcome.type or "upstream_error", outcome.code or None)
 
   def cost(self, fields: dict) -> tuple[float | None, Usage]:
     """Dollars (None where they cannot be told) and tokens that an answer or a chunk reports."""
