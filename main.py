@@ -11,6 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 # Before JAX is imported, whose callbacks could swallow it. In the background it stays ignored.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -96,6 +97,10 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
 def load_config(name: str) -> Config:
   """The configuration of FILE.py or FILE.py:SETTING; flags.Error, whatever the file does wrong."""
   path, *setting = name.split(":", 1)
+  if not os.path.isfile(path):
+    shipped = sorted(file.stem for file in Path(quickstart.__file__).parent.glob("*.py"))
+    remedy = f"take one of configs/{{{','.join(shipped)}}}.py, or a file with get_config()"
+    raise flags.Error(f"--config={name}: there is no such file; {remedy}")
   try:
     config = runpy.run_path(path)["get_config"](*setting)
   except ValidationError as error:
@@ -159,14 +164,12 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   yield "models.names", count > 1 and not (scripted and count > 3), must
   yield "baselines.judge.names", len(b.judge.names) == 1, "one model"
   for name, models in (("models", c.models), ("baselines.judge", b.judge)):
-    for key in ("prices", "skills"):
-      works = len(getattr(models, key)) in (0, len(models.names))
-      yield f"{name}.{key}", works, "one for each of the names, or ()"
-    unset = {variable for variable in models.key_variables if variable} - {*os.environ}
+    unset = {*models.key_variables} - {"", *os.environ}
     yield f"{name}.key_variables", not unset, "names of environment variables that are set, or ''"
-    for key in ("base_urls", "key_variables"):
-      works = len(getattr(models, key)) in (0, 1, len(models.names))
-      yield f"{name}.{key}", works, "for all models together, or one for each"
+    for key, shared in (("prices", 0), ("skills", 0), ("base_urls", 1), ("key_variables", 1)):
+      works = len(getattr(models, key)) in (0, shared, len(models.names))
+      must = f"one for {'all or ' if shared else ''}each of the names, or ()"
+      yield f"{name}.{key}", works, must
   works = c.serve.key_variable in ("", *os.environ)
   yield "serve.key_variable", works, "the name of an environment variable that is set, or ''"
   step = r.description_tokens + r.action_tokens + 2 * r.result_tokens + MARKUP_TOKENS[r.view]

@@ -22,6 +22,7 @@ KEY = ("policy", "task_id", "seed")
 SPLIT_OF = ("train", "dev", "train", "test", "train")  # of each five tasks that clients name
 BUDGETS = ("call_budget", "usd_budget")
 EPISODE, TASK = TypeAdapter(Episode), TypeAdapter(Task)
+UNREADABLE = "{}: {} cannot be read: restore a copy of the file"
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 
 
@@ -159,10 +160,7 @@ class Store:
     try:
       return record.validate_json(text)
     except ValidationError:
-      raise self._unreadable(name) from None
-
-  def _unreadable(self, name: str) -> ValueError:
-    return ValueError(f"{self._path}: {name} cannot be read: restore a copy of the file")
+      raise ValueError(UNREADABLE.format(self._path, name)) from None
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """The summaries of these policies' episodes, or of all: a row each, by KEY."""
@@ -175,7 +173,8 @@ class Store:
     fine[[*BUDGETS]] |= table[[*BUDGETS]].isna()  # no cap
     bad_keys = table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)]
     if len(bad_keys):
-      raise self._unreadable(EPISODE_NAME.format(*bad_keys.iloc[0]))
+      name = EPISODE_NAME.format(*bad_keys.iloc[0])
+      raise ValueError(UNREADABLE.format(self._path, name))
     return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 
   def sync(self, policy: str) -> None:

@@ -21,6 +21,7 @@ WRONG = {
   "--config.models.key_variables=('sk-secret',": "key_variables has a value that cannot be read",
   "--config.models=sk-secret": "config.models has a value that cannot be read",
   "sk-secret": "an argument without --",
+  "--config=quickstart": "no such file; ... configs/{alfworld,appworld,quickstart ... get_config()",
   "--config.models.names=('gpt-4.1-mini','gpt-9')": "gpt-9 ... --config.models.prices",
   "--config.models.names=('gpt-4.1','gpt-4.1-mini')": "one of them is dearer than the next",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json cannot be",

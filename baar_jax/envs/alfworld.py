@@ -8,7 +8,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import pickle
 import random
 import re
@@ -18,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from baar_jax.envs.base import Env, EnvDied, Oracle, read_prompt, verb
+from baar_jax.envs.base import PROMPTS, Env, EnvDied, Oracle, keep, verb
 from baar_jax.episode import SPLITS, Task
 
 GAMES = "json_2.1.1"  # the directory of the splits in the benchmark's download
@@ -57,7 +56,7 @@ NAMES = re.compile(rf" *{NAME}( (or|\+) {NAME})* *")
 class ALFWorld(Env):
   """The Env of ALFWorld; a task's id is its game's directory in the data, SPLIT/NAME/TRIAL."""
 
-  system_prompt = read_prompt("alfworld")
+  system_prompt = (PROMPTS / "alfworld.txt").read_text()
 
   def __init__(self, data, train_tasks, dev_tasks, test_tasks, max_steps=30, splits=("", "", "")):
     """`data` is the directory above json_2.1.1/, which has those of the splits.
@@ -199,12 +198,8 @@ class ALFWorld(Env):
 def keep_on_disk(function: Callable, *texts: str, **named: str):
   """A function's result, which is kept in a file of 30 to 60 kB."""
   key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()[:40]
-  path, draft = TRANSLATIONS / key, TRANSLATIONS / f"{key}.{os.getpid()}"
-  if not path.exists():
-    TRANSLATIONS.mkdir(exist_ok=True)
-    draft.write_bytes(zlib.compress(pickle.dumps(function(*texts, **named)), 1))
-    os.replace(draft, path)
-  return pickle.loads(zlib.decompress(path.read_bytes()))
+  compute = lambda: zlib.compress(pickle.dumps(function(*texts, **named)), 1)  # noqa: E731
+  return pickle.loads(zlib.decompress(keep(TRANSLATIONS / key, compute)))
 
 
 @functools.cache

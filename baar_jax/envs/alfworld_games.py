@@ -6,7 +6,6 @@ split's name and a game's number seed all that is random, so they always give th
 
 import itertools
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from alfworld.gen import constants, goal_library
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
 from baar_jax.envs.alfworld import GAME, LOOK, TASK_TYPES, TREATMENTS, TWO, USUAL_SPLITS, ALFWorld
+from baar_jax.envs.base import keep
 
 MOST_RECEPTACLES, MOST_OBJECTS = 14, 26  # the medians of real games are 20 and 39
 LAMPS = {"DeskLamp", "FloorLamp"}
@@ -172,10 +172,7 @@ def main(root: Path, sizes: dict[str, int]) -> None:
     for number in range(size):
       if f"T{number:06d}" not in present:
         name, game = make_game(env, split, number)
-        draft = directory / name / "draft"
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(game))
-        os.replace(draft, draft.with_name(GAME))  # atomic: a game file is complete or absent
+        keep(directory / name / GAME, json.dumps(game).encode)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baar_jax.envs.appworld_shell import FAILED, Shell
-from baar_jax.envs.base import Env, Oracle, read_prompt, spread
+from baar_jax.envs.base import PROMPTS, Env, Oracle, spread
 from baar_jax.envs.engines import hide_process
 from baar_jax.episode import SPLITS, Task
 
@@ -42,7 +42,7 @@ class AppWorld(Env):
   The world stays in this process; agents' code runs in another one, see appworld_shell.py.
   """
 
-  system_prompt = read_prompt("appworld")
+  system_prompt = (PROMPTS / "appworld.txt").read_text()
   code_actions = True
 
   def __init__(
@@ -54,8 +54,7 @@ class AppWorld(Env):
     dev and test_normal. An agent's code is stopped after `code_s` seconds.
     """
     self._data = Path(data).absolute() / "data"
-    usual = zip(splits, ("train", "dev", "test_normal"))
-    self._datasets = [name or dataset for name, dataset in usual]
+    self._datasets = [a or b for a, b in zip(splits, ("train", "dev", "test_normal"))]
     self._sizes = train_tasks, dev_tasks, test_tasks
     self._max_steps, self._code_s = max_steps, code_s
     self._engine = self._world = None

@@ -1,11 +1,15 @@
 """The Env protocol: what the rollout loop and the scripted models ask of an environment."""
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from baar_jax.episode import Task
 
+PROMPTS = Path(__file__).parent / "prompts"  # instructions for agents
 NO_EXPERT = "this environment has no expert, which scripted models need"
 
 
@@ -71,6 +75,13 @@ def verb(action: str) -> str:
   return action.split(" ", 1)[0]
 
 
-def read_prompt(name: str) -> str:
-  """An environment's instructions."""
-  return (Path(__file__).parent / "prompts" / f"{name}.txt").read_text()
+def keep(path: Path, make: Callable[[], bytes]) -> bytes:
+  """A file's content, of the first process that needs it; other processes see no part of it."""
+  if not path.exists():
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_bytes(make())
+    with contextlib.suppress(FileExistsError):  # another process was faster
+      os.link(draft, path)
+    draft.unlink()
+  return path.read_bytes()

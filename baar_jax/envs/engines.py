@@ -5,7 +5,6 @@ import ctypes
 import dataclasses
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -130,8 +129,8 @@ def install(kind: str) -> None:
     if is_installed(kind):
       return
     print(f"installing into {place}", file=sys.stderr)
-    shutil.rmtree(place, ignore_errors=True)  # of an interrupted installation
-    commands = [[sys.executable, "-m", "venv", str(place)]]
+    # What an interrupted installation has left is cleared.
+    commands = [[sys.executable, "-m", "venv", "--clear", str(place)]]
     commands += [[python, "-m", "pip", "install", *engine.packages]]
     commands += [[python, *engine.install]] if engine.install else []
     # The builds call `python`, which has to be the environment's.

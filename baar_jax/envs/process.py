@@ -36,8 +36,7 @@ class WrongResult(ValueError):
 
 # What the parent raises by the name of the child's error. Any other ends the child, and so does a
 # ValueError within step or score, which is the environment's own.
-RETURNED_ERRORS = {error.__name__: error for error in (ValueError, NotImplementedError, EnvDied)}
-RETURNED_ERRORS["WrongResult"] = ValueError
+RETURNED_ERRORS = {e.__name__: e for e in (WrongResult, ValueError, NotImplementedError, EnvDied)}
 TEXT = ("a text", lambda result: isinstance(result, str))
 
 
@@ -71,8 +70,7 @@ def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
       answer = {"value": _call(env_of[slot], method, args)}
     except Exception as error:  # the process boundary: the parent raises it
       answer = _describe(error, method)
-    answers.write(json.dumps(answer, default=vars) + "\n")
-    answers.flush()
+    print(json.dumps(answer, default=vars), file=answers, flush=True)
 
 
 def class_of(kind: str) -> type[Env]:
@@ -178,11 +176,8 @@ class Child:
     process, self.process = self.process, None
     self._playing.clear()
     self._cause_of_death = cause
-    _kill_group(process)
-    process.wait()
-    process.stdout.close()
-    with contextlib.suppress(OSError):  # a request that the child will never read
-      process.stdin.close()
+    with contextlib.suppress(OSError), process:  # OSError: a request that it will never read
+      _kill_group(process)
     return EnvDied(f"the environment's process died: {cause}")
 
   def close(self) -> None:

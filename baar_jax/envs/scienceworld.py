@@ -1,13 +1,11 @@
 """ScienceWorld on the real engine: tasks with solutions of at most 32 steps, or of any length."""
 
-import contextlib
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from baar_jax.envs.base import Env, Oracle, read_prompt, spread
+from baar_jax.envs.base import PROMPTS, Env, Oracle, keep, spread
 from baar_jax.envs.scienceworld_engine import Engine, Expert
 from baar_jax.episode import SPLITS, Task
 
@@ -28,7 +26,7 @@ LONGER_TYPES += ("measure-melting-point-unknown-substance", "identify-life-stage
 class ScienceWorld(Env):
   """The Env of ScienceWorld; a task's id is "<task type>/<variation>"."""
 
-  system_prompt = read_prompt("scienceworld")
+  system_prompt = (PROMPTS / "scienceworld.txt").read_text()
   scores_steps = True
 
   def __init__(
@@ -64,18 +62,12 @@ class ScienceWorld(Env):
         yield Task(task_id, split, gold["description"], self._max_steps)
 
   def _read_gold(self, task_id: str) -> dict:
-    """The task's solution and description, kept by whichever process makes them first."""
+    """The task's solution and description."""
     if not self._short:
       return self._engine.describe(task_id)
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
-    if not path.exists():
-      draft = path.with_suffix(f".{os.getpid()}.tmp")
-      draft.parent.mkdir(parents=True, exist_ok=True)
-      draft.write_text(json.dumps(self._engine.describe(task_id, solve=True)))
-      with contextlib.suppress(FileExistsError):
-        os.link(draft, path)
-      draft.unlink()
-    return json.loads(path.read_text())
+    solve = lambda: json.dumps(self._engine.describe(task_id, solve=True)).encode()  # noqa: E731
+    return json.loads(keep(path, solve))
 
   def reset(self, task_id: str) -> str:
     plan = self._read_gold(task_id)["actions"]

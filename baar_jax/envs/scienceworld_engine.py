@@ -132,8 +132,7 @@ class Engine:
 
   def _split_lines(self, java_list) -> list[str]:
     """A Java list of strings, in one call to the JVM rather than one for each element."""
-    text = self._join("\n", java_list)
-    return text.split("\n") if text else []
+    return self._join("\n", java_list).splitlines()
 
 
 class Expert:

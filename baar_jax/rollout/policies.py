@@ -205,8 +205,7 @@ def entries(config: Config) -> list[Entry]:
   capped_thresholds = thresholds if c.evaluate.budget_rules else thresholds[:1]
   for family, parameters in routers(c):
     if family == CONDITIONED:
-      prices = [parameters | {"price": p} for p in c.value.prices]
-      table += [(family, priced, uncapped) for priced in prices]
+      table += [(family, parameters | {"price": p}, uncapped) for p in c.value.prices]
       least = parameters | {"price": min(c.value.prices)}
       table += [(family, least, capped), (family, least | {"bold": 0}, capped)]
       table += [(family, least | {"bold": bold}, each) for bold in BOLD]
