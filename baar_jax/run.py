@@ -136,12 +136,10 @@ class Run:
       envs = self.envs() * len(SPLITS)  # neighbours are in different processes
       with ThreadPoolExecutor() as threads:
         listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
-      problem = f"--config.env.kind={self.config.env.kind} lists"
-      if lacking := [name for name, tasks in zip(SPLITS, listings) if not tasks]:
-        raise ValueError(f"{problem} no {lacking[0]} task: each split needs one")
       (task_id, count), *_ = Counter(t.id for tasks in listings for t in tasks).most_common(1)
       if count > 1:
-        raise ValueError(f"{problem} the task {task_id!r} twice: each is in one split, once")
+        problem = f"--config.env.kind={self.config.env.kind} lists the task {task_id!r} twice"
+        raise ValueError(f"{problem}: each is in one split, once")
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
     for name in SPLITS:
@@ -159,8 +157,9 @@ class Run:
     Raises CapReached where the next call may pass --config.max_usd, and ValueError where clients
     still have to play them.
     """
+    keys = {(job.task.id, job.seed) for job in jobs}
     if self.config.env.kind == SERVED:
-      return self._find_sessions(policy.name, jobs)
+      return self._find_sessions(policy.name, keys)
     self.store.sync(policy.name)
     stored, d = self.store.keys(policy.name), self.config.distributed
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
@@ -181,14 +180,12 @@ class Run:
           bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
           bar.update()
     self.store.sync(policy.name)
-    keys = {(job.task.id, job.seed) for job in jobs}
     return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
 
-  def _find_sessions(self, policy: str, jobs: Sequence[Job]) -> list[Episode]:
+  def _find_sessions(self, policy: str, keys: set[tuple[str, int]]) -> list[Episode]:
     """The stored sessions of clients. Raises ValueError, in one line, if some are still to be
     played, for a boundary those of both."""
     policies = BOUNDARIES if policy in BOUNDARIES else (policy,)
-    keys = {(job.task.id, job.seed) for job in jobs}
     missing = [(id_, p) for p in policies for id_, _ in sorted(keys - self.store.keys(p))]
     if missing:
       some = [f"{n} of {id_!r:.80} by {p}" for (id_, p), n in Counter(missing).most_common(3)]

@@ -73,7 +73,7 @@ def test_prints_input_and_bugs_stay_out_of_the_protocol(capfd, odd):
 def test_a_result_of_the_wrong_kind_is_named(odd):
   """In one line, which is no reason to try again."""
   calls = {"step": ["t"], "score": [], "mistake": ["lost", "k"], "tasks": ["train"]}
-  wrong = {"reset": ["None", "b'a'", "('a', False)"], "tasks": ["None", "['t']"]}
+  wrong = {"reset": ["None", "b'a'", "('a', False)"], "tasks": ["None", "[]", "['t']"]}
   wrong["tasks"] += ["[Task(b't', 'train', 'd', 9)]", "[Task('t', 'train', None, 9)]"]
   wrong |= {"step": ["None", "'ab'", "('a', None)", "('a', False, 1)"], "mistake": ["None", "7"]}
   wrong |= {"score": ["None", "float('nan')", "-0.1", "1.5", "'1'"]}

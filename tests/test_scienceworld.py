@@ -97,7 +97,7 @@ def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(gold_dir, tmp_path,
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
   assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
   monkeypatch.setattr(scienceworld, "TASK_TYPES", few[:1])
-  with pytest.raises(ValueError, match="9 were asked for"):
+  with pytest.raises(ValueError, match="9 were asked for: set --config.env.test_t"):
     ScienceWorld(test_tasks=9, gold_dir=gold_dir).tasks("test")
   # Solutions of more than 32 steps are passed over.
   monkeypatch.setattr(scienceworld, "TASK_TYPES", few[2:])

@@ -76,7 +76,7 @@ def verb(action: str) -> str:
 
 
 def keep(path: Path, make: Callable[[], bytes]) -> bytes:
-  """A file's content, of the first process that needs it; other processes see no part of it."""
+  """A file's content, made by the first process that needs it; no other sees a part of it."""
   if not path.exists():
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.parent.mkdir(parents=True, exist_ok=True)

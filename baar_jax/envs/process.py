@@ -45,7 +45,7 @@ def _is_task(task: object) -> bool:
 
 
 EXPECTED = {  # what each method must return
-  "tasks": ("a list of Task", lambda r: isinstance(r, list) and all(map(_is_task, r))),
+  "tasks": ("one Task or more", lambda r: isinstance(r, list) and r and all(map(_is_task, r))),
   "reset": TEXT,
   "step": ("(text, bool)", lambda r: isinstance(r, tuple) and [*map(type, r)] == [str, bool]),
   "score": ("a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1),

@@ -50,7 +50,8 @@ class ScienceWorld(Env):
     rounds = itertools.zip_longest(*(self._list_tasks(name, split) for name in types))
     tasks = list(itertools.islice(filter(None, itertools.chain.from_iterable(rounds)), size))
     if len(tasks) < size:
-      raise ValueError(f"ScienceWorld's {split} has {len(tasks)} tasks, {size} were asked for")
+      missing = f"ScienceWorld has {len(tasks)} {split} tasks, {size} were asked for"
+      raise ValueError(f"{missing}: set --config.env.{split}_tasks")
     return tasks
 
   def _list_tasks(self, task_type: str, split: str) -> Iterator[Task]:
