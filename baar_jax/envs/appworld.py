@@ -19,6 +19,7 @@ from baar_jax.envs.base import PROMPTS, Env, Oracle, spread
 from baar_jax.envs.engines import hide_process
 from baar_jax.episode import SPLITS, Task
 
+USUAL_DATASETS = ("train", "dev", "test_normal")  # of SPLITS
 OUTPUT_CHARS = 4000  # of one observation; the rest is cut
 MEMORY_BYTES = 4 << 30  # of a process; an agent's code that takes more gets a MemoryError
 API = re.compile(r"\bapis\.(\w+)\.(\w+)")
@@ -54,7 +55,7 @@ class AppWorld(Env):
     dev and test_normal. An agent's code is stopped after `code_s` seconds.
     """
     self._data = Path(data).absolute() / "data"
-    self._datasets = [a or b for a, b in zip(splits, ("train", "dev", "test_normal"))]
+    self._datasets = [name or usual for name, usual in zip(splits, USUAL_DATASETS)]
     self._sizes = train_tasks, dev_tasks, test_tasks
     self._max_steps, self._code_s = max_steps, code_s
     self._engine = self._world = None
