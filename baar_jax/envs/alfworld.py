@@ -198,8 +198,9 @@ class ALFWorld(Env):
 def keep_on_disk(function: Callable, *texts: str, **named: str):
   """A function's result, which is kept in a file of 30 to 60 kB."""
   key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()[:40]
-  compute = lambda: zlib.compress(pickle.dumps(function(*texts, **named)), 1)  # noqa: E731
-  return pickle.loads(zlib.decompress(keep(TRANSLATIONS / key, compute)))
+  make = functools.partial(function, *texts, **named)
+  kept = keep(TRANSLATIONS / key, lambda: zlib.compress(pickle.dumps(make()), 1))
+  return pickle.loads(zlib.decompress(kept))
 
 
 @functools.cache

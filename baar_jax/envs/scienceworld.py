@@ -67,8 +67,8 @@ class ScienceWorld(Env):
     if not self._short:
       return self._engine.describe(task_id)
     path = self._gold_dir / f"{task_id.replace('/', '-')}.json"
-    solve = lambda: json.dumps(self._engine.describe(task_id, solve=True)).encode()  # noqa: E731
-    return json.loads(keep(path, solve))
+    gold = keep(path, lambda: json.dumps(self._engine.describe(task_id, solve=True)).encode())
+    return json.loads(gold)
 
   def reset(self, task_id: str) -> str:
     plan = self._read_gold(task_id)["actions"]
