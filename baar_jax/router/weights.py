@@ -123,8 +123,7 @@ def set_rows(model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[int
 def check_pretrained(config: RouterConfig) -> None:
   """Raises ValueError unless `load_pretrained` can load `config.weights`; reads every number."""
   directory = weights_directory(config.weights)
-  shape, file_of = check_directory(directory)
-  keep_layers(shape, config.layers)
+  shape, file_of = check_directory(directory, config.layers)
   for name, path in file_of.items():
     _read(path, name)
   if config.max_tokens > (longest := shape.max_position_embeddings):
@@ -143,8 +142,7 @@ def load_qwen2(
   The host needs memory for its own part of the model and for one kind of tensor of all layers.
   Raises ValueError if a file or a tensor is missing, unknown, duplicate, damaged or misshapen.
   """
-  config, file_of = check_directory(directory)
-  config = keep_layers(config, layers)
+  config, file_of = check_directory(directory, layers)
 
   def load(path, x, sharding):
     array = np.empty(x.shape, dtype)
@@ -160,8 +158,9 @@ def load_qwen2(
   return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings))
 
 
-def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]]:
-  """The sizes in config.json and each tensor's file, by headers; raises what `load_qwen2` does."""
+def check_directory(directory: Path | str, layers: int = 0) -> tuple[Qwen2Config, dict[str, Path]]:
+  """The shape with the first `layers` (0: all), and each tensor's file, by headers; raises what
+  `load_qwen2` does."""
   config, file_of = read_config(directory), {}
   expected = expected_tensors(config)
   needed = 4e-9 * sum(math.prod(x.shape) for x in expected.values())
@@ -187,7 +186,7 @@ def check_directory(directory: Path | str) -> tuple[Qwen2Config, dict[str, Path]
     file_of |= dict.fromkeys(headers, path)
   for name in sorted(expected.keys() - file_of.keys()):
     raise ValueError(f"{directory}: tensor {name} is in no model*.safetensors; restore a copy")
-  return config, file_of
+  return keep_layers(config, layers), file_of
 
 
 def expected_tensors(shape: Qwen2Config) -> dict[str, jax.ShapeDtypeStruct]:
