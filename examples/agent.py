@@ -120,7 +120,7 @@ def collect(c: Config, envs, tasks) -> None:
   play_all(envs, [(task, model, k) for k in trials for task in tasks for model in models])
   run("profile")
   with contextlib.closing(Store(DIRECTORY / "episodes.sqlite")) as store:
-    profiles = load_profiles(store, c) | load_profiles(store, c, split="dev")
+    profiles = load_profiles(store, c, "train", "dev")
   hard = {id_ for id_, profile in profiles.items() if profile.difficulty == "hard"}
   tasks, samples = [t for t in tasks if t.id in hard], range(1000, 1000 + c.references.samples)
   play_all(envs, [(task, "baar:stratified", seed) for seed in samples for task in tasks])

@@ -44,7 +44,7 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
   choice = choose_on_dev(fill(policies), entries(policies), config())
   assert choice.vertices["bopo", "success_percent"] == ["bopo2"]
   assert choice.headline == choice.typical["bopo"] == "bopo2"
-  assert choice.policies == [*BOUNDARIES, "bopo2"]
+  assert [entry.policy for entry in choice.entries] == [*BOUNDARIES, "bopo2"]
   assert choice.dev.success_percent.tolist() == [25, 75, 25, 75, 75]
 
 

@@ -12,7 +12,7 @@ from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.stages.train import find_winners
 from baar_jax.store import Store
 from baar_jax.train import dataset
-from baar_jax.train.trainer import label_failures
+from baar_jax.train.trainer import add_proposals, label_failures
 
 
 def trials(task_id, policy, outcomes):
@@ -55,7 +55,7 @@ def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
   for name, (*outcomes, _) in TASKS.items():
     others += [e for both in zip(BOUNDARIES, outcomes) for e in trials(name, *both)]
   fill(store, names, others)
-  profiles = dataset.load_profiles(store, Config())
+  profiles = dataset.load_profiles(store, Config(), "train")
   assert list(profiles) == [name for name in names if TASKS[name][2]]
   for name, profile in profiles.items():
     figures = profile.difficulty, profile.cost_small, profile.cost_large
@@ -64,7 +64,7 @@ def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
   # Neither does the pretraining see the sixth, or its length would depend on it, or a test task.
   stored = dataset.load_pretraining_episodes(store, Config())
   assert max(e.seed for e in stored) == 4 and {e.task_id for e in stored} == {*names}
-  loose = dataset.load_profiles(store, Config(profile=ProfileConfig(easy_rate=0.75)))
+  loose = dataset.load_profiles(store, Config(profile=ProfileConfig(easy_rate=0.75)), "train")
   assert loose["few"].difficulty == "easy"
 
 
@@ -119,7 +119,7 @@ def test_stored_references(store):
     episodes.append(episode("h", "stratified(samples=20)", 1000 + k, "SL", score, cost_usd=usd))
   fill(store, "hei", episodes)
   config, rest = Config(), {"e": ("always-small", 3), "i": ("always-small", 1)}
-  profiles = dataset.load_profiles(store, config)
+  profiles = dataset.load_profiles(store, config, "train")
 
   def keys():
     references = dataset.load_references(store, config, profiles)
@@ -200,6 +200,7 @@ def test_the_cheapest_that_succeeds_wins():
 
 
 def test_a_scorer_learns_failures_where_any_but_the_dearest_acted():
-  assert label_failures(trial(0, 1, models="SS"), dearest=1) == [0, 0]
-  assert label_failures(trial(1, 0.5, models="LSS"), dearest=1) == [None, 1, 1]
-  assert label_failures(trial(1, 0, models="TLS"), dearest=2) == [None, 1, 1]
+  assert label_failures(add_proposals(trial(0, 1, models="SS"), dearest=1)) == [0, 0]
+  for score, models, dearest in ((0.5, "LSS", 1), (0, "TLS", 2)):
+    proposed = add_proposals(trial(1, score, models=models), dearest)
+    assert label_failures(proposed) == [None, 1, 1]

@@ -71,8 +71,8 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
     return e.task_id, e.seed, e.score, e.stop, [(s.model, s.action, s.observation) for s in e.steps]
 
   jobs = [Job(task, 2000) for task in run.tasks("dev")]
-  chosen = choose_on_dev(run.store, entries(run.config), run.config).policies
-  assert {"always-small", "always-large"} < {*chosen} < {e.policy for e in entries(run.config)}
+  chosen = {e.policy for e in choose_on_dev(run.store, entries(run.config), run.config).entries}
+  assert {"always-small", "always-large"} < chosen < {e.policy for e in entries(run.config)}
   for entry in entries(run.config):
     stored = run.store.episodes(entry.policy)
     assert any(e.task_id.startswith("test") for e in stored) == (entry.policy in chosen)

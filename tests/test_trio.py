@@ -20,7 +20,7 @@ from baar_jax.router.policy import Threshold
 from baar_jax.router.view import View, train_tokenizer
 from baar_jax.run import open_pair
 from baar_jax.store import summarize_episode
-from baar_jax.train.dataset import add_proposals
+from baar_jax.train.trainer import add_proposals
 from configs import sciworld
 
 

@@ -59,12 +59,11 @@ def test_rows_of_an_episode_by_hand():
 
 def test_progress_by_hand():
   """What comes again is no progress, however long ago it was seen; something new starts anew."""
-  steps = [
-    dataclasses.replace(step(model, 1.0), observation=o) for model, o in zip((1, 0, 1), "aba")
-  ]
-  assert head.count_progress(9, steps[:1], "b") == (1, 1, 9, 0, 0, 0)
-  assert head.count_progress(9, steps, "b") == (3, 2, 9, 2, 1, 2)
-  assert head.count_progress(9, steps, "c") == (3, 2, 9, 0, 0, 1)
+  seen = zip((1, 0, 1, 0, 0), "ababc")
+  steps = [dataclasses.replace(step(model, 1.0), observation=text) for model, text in seen]
+  first, second, _, fourth, fifth = head.count_progress(9, steps)
+  assert first == (0, 0, 9, 0, 0, 0) and second == (1, 1, 9, 0, 0, 0)
+  assert fourth == (3, 2, 9, 2, 1, 2) and fifth == (4, 2, 9, 0, 0, 2)
 
 
 def test_the_bold_take_large_unless_the_heads_agree():

@@ -28,18 +28,14 @@ BINS = 10  # of a calibration
 
 class Choice(NamedTuple):
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
-  policies: list[str]  # all that is chosen, in the entries' order
+  entries: list[Entry]  # all that are chosen, in their order
+  main: str  # the family that the report is about: the router that knows its budget, else BoPO
   best: list[str]  # of each family under each budget the policy with the highest SR
   # By family (or COMPARED) and metric: the policies on the upper hull of its points, without a cap
   # or with one on calls, and the boundaries.
   vertices: dict[tuple[str, str], list[str]]
   headline: str | None  # the main family's point that lies highest above the boundaries' line
-  typical: dict[str, str]  # per family without a budget the policy nearest in cost to the headline
-
-
-def main_family(families: Iterable[str]) -> str:
-  """Which family the report is about: the router that knows its budget, without one BoPO."""
-  return CONDITIONED if CONDITIONED in set(families) else "bopo"
+  typical: dict[str, str]  # per family the point, perhaps capped, nearest in cost to the headline
 
 
 def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Choice:
@@ -63,7 +59,8 @@ def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Cho
     for family, names in points.items()
     for metric in METRICS
   }
-  headline = _highest(mean, points.get(main_family(points), []))
+  main = CONDITIONED if CONDITIONED in {*data.entries.family} else "bopo"
+  headline = _highest(mean, points.get(main, []))
   typical = {}
   for family in uncapped.family[~uncapped.family.isin(ABLATIONS)].unique():
     names = vertices[family, data.sr] or points[family]
@@ -72,8 +69,8 @@ def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Cho
   budget = ["family", "call_budget", "usd_budget"]
   best = capped.assign(sr=mean[data.sr]).groupby(budget, dropna=False).sr.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
-  policies = [name for name in data.entries.index if name in chosen]
-  return Choice(mean, policies, [*best], vertices, headline, typical)
+  entries = [entry for entry in entries if entry.policy in chosen]
+  return Choice(mean, entries, main, [*best], vertices, headline, typical)
 
 
 def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
@@ -140,12 +137,12 @@ def areas(data: Evaluation, choice: Choice, main: str, others: Iterable[str]) ->
   return pd.DataFrame(rows)
 
 
-def hard_budgets(data: Evaluation, table: pd.DataFrame, best: Sequence[str]) -> pd.DataFrame:
+def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
   """A row per K and family, first the boundaries, which keep no cap, then the main family: that of
   `tabulate_policies` with the parameters that dev has chosen, and the gain in SR of the main
   family over it, on the same tasks."""
-  rows, sr, main = [], data.resampled[data.sr], main_family(table.family)
-  table = table[table.index.isin([*BOUNDARIES, *best])]
+  rows, sr, main = [], data.resampled[data.sr], choice.main
+  table = table[table.index.isin([*BOUNDARIES, *choice.best])]
   first = table.family.isin([*BOUNDARIES, main])
   table = pd.concat([table[first], table[~first]]).rename_axis("policy").reset_index()
   for K in sorted(table.call_budget.dropna().unique()):

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs import engines
-from baar_jax.llms.calls import Spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
@@ -34,22 +33,18 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 
 
 def compute_results(
-  store: Store,
-  entries: Sequence[Entry],
-  config: Config,
-  directory: Path,
-  spent: Spent | None = None,
+  store: Store, entries: Sequence[Entry], config: Config, directory: Path, spent=None
 ) -> dict:
   """The results of the evaluation, tables and values, by name.
 
   All but "dev" are of test and of what dev has chosen. *_percent is in percent, *_share in [0, 1];
   *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `directory`
-  is the run's, `spent` are the recorded calls of API models.
+  is the run's, `spent` the `Spent` of recorded calls of API models, None of scripted ones.
   Raises ValueError where the profile or an entry's episodes are missing.
   """
-  profiles = load_profiles(store, config)  # a run without a profile is told to make one first
+  profiles = load_profiles(store, config, "train")  # a run without any is told to make them first
   choice = compare.choose_on_dev(store, entries, config)
-  data = load_split(store, [e for e in entries if e.policy in choice.policies], config, "test")
+  data = load_split(store, choice.entries, config, "test")
   table, headline = compare.tabulate_policies(data), choice.headline
   if headline and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any():
     headline = None  # there is no gap on test
@@ -58,13 +53,13 @@ def compute_results(
   episodes = store.episodes(headline or BOUNDARIES[0])
   results = {
     "config": config,
-    "run": _facts(config, data) | {"train_tasks": len(profiles)},
+    "run": _facts(config, data) | {"main": choice.main, "train_tasks": len(profiles)},
     "dev": choice.dev,
     "policies": table,
     "headline": headline,
-    "frontiers": compare.areas(data, choice, compare.main_family(families), families),
+    "frontiers": compare.areas(data, choice, choice.main, families),
     "ablations": compare.areas(data, choice, COMPARED, ablations),
-    "hard_budget": compare.hard_budgets(data, table, choice.best),
+    "hard_budget": compare.hard_budgets(data, table, choice),
     "by_difficulty": compare.by_difficulty(data, choice.typical, config.profile.easy_rate),
     "latency": compare.latency(data, choice.typical),
     "robustness": measure_robustness(store, config),
@@ -81,16 +76,14 @@ def _facts(config: Config, data: Evaluation) -> dict:
   """What was run, in words and numbers that are not in the config."""
   env, models = config.env, config.models
   hosts = dict.fromkeys(endpoint.host for endpoint in endpoints(models))
-  prices = map(dataclasses.asdict, prices_of(models.names, models.prices))
   own_tasks = env.kind in engines.ENGINES and not engines.named_data(env.kind, env.data)
   is_scripted = models.kind == "scripted"
   return {
     "environment": env.kind.rpartition(":")[2],  # the class of one of the user's own
     "own_tasks": own_tasks,  # generated here, not the benchmark's
     "models": "scripted models" if is_scripted else f"models at {' and '.join(hosts)}",
-    "prices_usd_per_million": dict(zip(models.names, prices)),
+    "prices_usd_per_million": dict(zip(models.names, prices_of(models.names, models.prices))),
     "test_tasks": len(data.tasks),
-    "main": compare.main_family(data.entries.family),
     "left_out_episodes": data.left_out,
     "sr": data.sr,
   }

@@ -156,13 +156,6 @@ def hard_budget(results: Mapping) -> pd.DataFrame:
   return side_by_side(results, rows, "K", columns)
 
 
-def every_policy(results: Mapping) -> pd.DataFrame:
-  columns = ["score_percent", "success_percent", "cost_usd", "deciding_usd", "cost_gap_share"]
-  columns += ["success_gap_share", "large_calls", "steps", "use_share", "overruns"]
-  table, caps = results["policies"], ["call_budget", "usd_budget"]
-  return as_texts(results, table, ["family", "parameters", *caps, *columns])
-
-
 def beside_paper(results: Mapping) -> pd.DataFrame:
   """The paper's SR, and Use% where there is a K, beside ours, as texts; of the policies that this
   run has too, in the paper's environments."""

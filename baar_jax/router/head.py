@@ -5,7 +5,7 @@ heads vote: their mean counts. Axes: E heads, N decisions, I inputs (D and F), F
 of `count_progress`, W width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -45,18 +45,21 @@ def draw_heads(key, count: int, widths: tuple[int, int], models: int, scale: tup
   return Heads(value, jax.vmap(partial(draw, widths[1], models))(advantage_keys_E), *scale)
 
 
-def count_progress(max_steps: int, steps: Sequence[Step], observation: str) -> tuple[int, ...]:
-  """P numbers of an episode before a decision, which show whether it goes in circles (our choice).
+def count_progress(max_steps: int, steps: Iterable[Step]) -> Iterator[tuple[int, ...]]:
+  """P numbers before each step's decision, which show whether an episode goes in circles (our
+  choice).
 
   The steps so far, their LARGE calls, the most steps that the task allows; steps and LARGE calls
   since the last observation that was new; and how many observations were not new.
   """
-  observations = [*(step.observation for step in steps), observation]
-  large_calls = [step.large_calls for step in steps]
-  firsts = dict(reversed([(text, number) for number, text in enumerate(observations)]))
-  newest, repeats = max(firsts.values()), len(observations) - len(firsts)
-  since = len(steps) - newest, sum(large_calls[newest:])
-  return len(steps), sum(large_calls), max_steps, *since, repeats
+  seen, large_calls = set(), 0
+  for number, step in enumerate(steps):
+    if step.observation not in seen:
+      seen.add(step.observation)
+      newest = number, large_calls
+    since = number - newest[0], large_calls - newest[1]
+    yield number, large_calls, max_steps, *since, number + 1 - len(seen)
+    large_calls += step.large_calls
 
 
 def describe(left, price, progress):

@@ -16,11 +16,11 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL
+from baar_jax.episode import SMALL, Step
 from baar_jax.mesh import local_copy, one_device
 from baar_jax.rollout.policies import Decision, Live, Policy
 from baar_jax.router.head import FACTS, Heads, count_calls_left, count_progress, describe, estimate
-from baar_jax.router.qwen2 import Qwen2, check_finite
+from baar_jax.router.qwen2 import Qwen2, check_finite, softmax
 from baar_jax.router.view import View
 
 NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
@@ -183,7 +183,8 @@ class ConditionedPolicy(RouterPolicy):
       caps = (live.call_budget.limit, live.dollar_budget.limit_usd) if self._told else (None, None)
       left = count_calls_left(self._heads, *caps, live.steps)
       price = min(self.prices) if live.price is None else live.price
-      progress = count_progress(live.task.max_steps, live.steps, live.observation)
+      steps = [*live.steps, Step(live.observation, SMALL, "")]
+      *_, progress = count_progress(live.task.max_steps, steps)
       rows.append((left, price, *progress))
     rows_RxC = np.array(rows, np.float64)
     facts_RxF = describe(*rows_RxC[:, :2].T, rows_RxC[:, 2:])
@@ -215,14 +216,6 @@ class ZeroShotPolicy(Policy):
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     return [Decision(live.step.model) for live in ready]
-
-
-def softmax(logits_RxA: np.ndarray, name: str) -> np.ndarray:
-  """p_RxA, float64; ValueError, which says of what, if a logit is infinite or NaN."""
-  check_finite(logits_RxA, f"logits of {name}")
-  logits_RxA = logits_RxA.astype(np.float64)
-  weight_RxA = np.exp(logits_RxA - logits_RxA.max(axis=1, keepdims=True))
-  return weight_RxA / weight_RxA.sum(axis=1, keepdims=True)
 
 
 @partial(jax.jit, static_argnums=(0, 7), donate_argnums=(2,))

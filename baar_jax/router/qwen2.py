@@ -257,3 +257,11 @@ def check_finite(numbers, name: str) -> None:
   """Raises ValueError if a number is infinite or NaN: a router would take SMALL in silence."""
   if not np.isfinite(numbers).all():
     raise ValueError(f"{name}: all numbers must be finite")
+
+
+def softmax(logits_RxA: np.ndarray, name: str) -> np.ndarray:
+  """p_RxA, float64; ValueError, which says of what, if a logit is infinite or NaN."""
+  check_finite(logits_RxA, f"logits of {name}")
+  logits_RxA = logits_RxA.astype(np.float64)
+  weight_RxA = np.exp(logits_RxA - logits_RxA.max(axis=1, keepdims=True))
+  return weight_RxA / weight_RxA.sum(axis=1, keepdims=True)

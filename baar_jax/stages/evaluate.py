@@ -16,12 +16,12 @@ from baar_jax.report.table import list_evaluated, load_split
 from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
+from baar_jax.router.qwen2 import softmax
 from baar_jax.router.view import open_view
 from baar_jax.run import Run
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.dataset import add_proposals, load_threshold_episodes
-from baar_jax.train.fit import predict
-from baar_jax.train.trainer import label_failures
+from baar_jax.train.dataset import load_threshold_episodes
+from baar_jax.train.trainer import Batcher, ShardedRouter
 from baar_jax.train.values import Transitions, load_heads, load_trunk, read_transitions
 
 
@@ -39,16 +39,14 @@ def main(run: Run) -> None:
       else:
         load_router(run.dir, c, run.mesh, family, parameters.get("lam"), training.train_seed)
   _play(run, entries(c), "dev")
-  chosen = choose_on_dev(run.store, entries(c), c).policies
-  _play(run, [entry for entry in entries(c) if entry.policy in chosen], "test")
+  _play(run, choose_on_dev(run.store, entries(c), c).entries, "test")
 
 
 def _play(run: Run, planned: Sequence[Entry], split: str) -> None:
   """Runs entries' episodes on a split; its n-th seed plays training seed n modulo their number."""
-  trainings = run.trainings()
-  for number, training in enumerate(trainings):
+  for training in run.trainings():
     load = lru_cache(maxsize=1)(partial(_load_trained, training))  # a router's entries are adjacent
-    jobs = _list_jobs(run, split, number, len(trainings))
+    jobs = _list_jobs(run, split, training.train_seed, run.config.train_seeds)
     for entry in planned:
       if entry.uncapped_policy:
         _reuse(run, entry, jobs)
@@ -104,14 +102,13 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
     trunk, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
     return trunk, view, load_heads(run.dir, run.config, run.train_seed)
   model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed=run.train_seed)
-  view, dearest = open_view(run.config, run.tokenizer, family == "cascade"), len(run.pair.names) - 1
+  view = open_view(run.config, run.tokenizer, family == "cascade")
   if not run.config.evaluate.shares:
     return model, view, None
-  episodes, label = load_threshold_episodes(run.store, run.config), None
-  if family == "cascade":  # which is asked where any but the dearest acts, and shown its proposal
-    episodes = [add_proposals(episode, dearest) for episode in episodes]
-    label = partial(label_failures, dearest=dearest)
-  return model, view, predict(run, model, view, episodes, label)
+  router = ShardedRouter(model, view.logit_ids, run.mesh, run.config.router.dtype)
+  batcher = Batcher(run.config, view, run.store.tasks("train"))
+  logits_NxA = batcher.compute(router.logits, load_threshold_episodes(run.store, run.config))
+  return model, view, softmax(logits_NxA, "stored episodes")
 
 
 def forecast(run: Run) -> None:
@@ -121,24 +118,19 @@ def forecast(run: Run) -> None:
   if c.value.updates == 0:
     run.print("no forecast: --config.value.updates is 0")
     return
-  played = list_evaluated(store, c)
-  choice = choose_on_dev(store, played, c)
-  data = load_split(store, [e for e in played if e.policy in choice.policies], c, "test")
+  choice = choose_on_dev(store, list_evaluated(store, c), c)
+  data = load_split(store, choice.entries, c, "test")
   first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
   openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
   forecasters = [
-    (load_heads(r.dir, c, r.train_seed), read_transitions(r, openings, "test"))
-    for r in run.trainings()
+    (load_heads(r.dir, c, r.train_seed), read_transitions(r, openings)) for r in run.trainings()
   ]
   budgets = [(K, None) for K in c.evaluate.call_budgets]
   budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
   scores = {budget_name(*b): predict_scores(forecasters, *b) for b in [*budgets, (None, None)]}
   score_NxK = pd.DataFrame(scores, data.tasks, dtype=float)
-  for row in forecasts(data, score_NxK, choice.best)["rows"].itertuples():
-    bounds = f"[{100 * row.forecast_share_low:.1f}, {100 * row.forecast_share_high:.1f}]"
-    text = f"forecast of SR, {row.budget}: {100 * row.forecast_share:.1f} {bounds}"
-    is_measured = pd.notna(row.measured_share)
-    run.print(text + (f"; measured {100 * row.measured_share:.1f}" if is_measured else ""))
+  rows = forecasts(data, score_NxK, choice.best)["rows"].set_index("budget")
+  run.print(rows.to_string(float_format="{:.1%}".format, na_rep="–"))
   if run.is_main:
     draft = run.dir / "forecast.tmp"
     score_NxK.to_csv(draft)

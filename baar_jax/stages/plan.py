@@ -88,7 +88,7 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
   elif stage == "references":
     hard = {split: HARD_TASKS * tasks[split] for split in ("train", "dev")}
     for split in hard if store.finished("profile") else ():
-      profiles = load_profiles(store, c, split=split).values()
+      profiles = load_profiles(store, c, split).values()
       hard[split] = sum(profile.difficulty == "hard" for profile in profiles)
     samples, together = sum(hard.values()) * c.references.samples, c.references.together
     planned = [(ids["train"], policies.together_name(c), "", hard["train"] * together, None)]

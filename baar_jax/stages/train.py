@@ -20,7 +20,7 @@ from baar_jax.run import Run
 from baar_jax.train import dataset
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
 from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored
-from baar_jax.train.trainer import Label, label_failures
+from baar_jax.train.trainer import Label
 from baar_jax.train.values import fit_values
 
 WARMUP = 10  # updates of the pretraining
@@ -44,11 +44,9 @@ def profile(run: Run) -> None:
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in range(trials)]
   for policy in run.boundaries:
     run.collect(f"profile {policy.name}", policy, jobs)
-  load = partial(dataset.load_profiles, run.store, run.config)
-  train, dev = load(split="train"), load(split="dev")
-  for task in tasks:
-    if task.id not in train | dev:
-      run.print(f"left out: {task.id} has no trial of both boundaries")
+  train, dev = (dataset.load_profiles(run.store, run.config, split) for split in ("train", "dev"))
+  for id_ in [task.id for task in tasks if task.id not in train and task.id not in dev]:
+    run.print(f"left out: {id_} has no trial of both boundaries")
   models = len(run.pair.names)
   if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
     if run.config.router.weights:
@@ -70,10 +68,9 @@ def profile(run: Run) -> None:
 def references(run: Run) -> None:
   """Collects the trajectory tau* of every training task, for SFT, and of every dev task."""
   run.require("profile")
-  tasks, c = run.tasks("train") + run.tasks("dev"), run.config.references
-  profiles = dataset.load_profiles(run.store, run.config)
-  profiles |= dataset.load_profiles(run.store, run.config, split="dev")
-  hard = [task for task in tasks if task.id in profiles and profiles[task.id].difficulty == "hard"]
+  c, profiles = run.config.references, dataset.load_profiles(run.store, run.config, "train", "dev")
+  profiled = [t for t in run.tasks("train") + run.tasks("dev") if t.id in profiles]
+  hard = [t for t in profiled if profiles[t.id].difficulty == "hard"]
 
   def collect(family: str, tasks: Sequence[Task], **samples: int) -> None:
     seeds = [REFERENCE_SEEDS + k for k in range(1, sum(samples.values()) + 1)]
@@ -83,7 +80,7 @@ def references(run: Run) -> None:
   if not c.clone_large:
     collect(policies.STRATIFIED, hard, samples=c.samples)
     if c.explored:
-      rest = [t for t in tasks if t.split == "train" and t.id in profiles and t not in hard]
+      rest = [t for t in profiled if t.split == "train" and profiles[t.id].difficulty != "hard"]
       collect(policies.EXPLORED, rest, samples=c.samples, together=c.together)
   collect(policies.TOGETHER, [task for task in hard if task.split == "train"], samples=c.together)
   trajectories = dataset.load_references(run.store, run.config, profiles)
@@ -170,14 +167,10 @@ def train_cascade(run: Run) -> None:
   and initial weights that reads the proposal too. It learns, where any model but the dearest acted,
   whether the episode will still fail: p(going on) is p(failure).
   """
-  dearest, episodes = len(run.pair.names) - 1, {}
-  for split in ("train", "dev"):
-    profiles = dataset.load_profiles(run.store, run.config, split=split)
-    trials = [e for p in profiles.values() for e in p.small]
-    trials += [e for e in run.store.episodes(stratified_name(run.config)) if e.task_id in profiles]
-    proposed = [dataset.add_proposals(e, dearest) for e in trials]
-    episodes[split] = [e for e in proposed if any(s.proposal is not None for s in e.steps)]
-  _fit_rival(run, "cascade", **episodes, label=partial(label_failures, dearest=dearest))
+  profiles = dataset.load_profiles(run.store, run.config, "train", "dev")
+  trials, dearest = [e for p in profiles.values() for e in p.small], len(run.pair.names) - 1
+  trials += [e for e in run.store.episodes(stratified_name(run.config)) if e.task_id in profiles]
+  _fit_rival(run, "cascade", [e for e in trials if any(s.model != dearest for s in e.steps)])
 
 
 def train_single_turn(run: Run) -> None:
@@ -191,16 +184,12 @@ def train_single_turn(run: Run) -> None:
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in trials]
   rules = [rule_policy(policies.ALWAYS, model=rank) for rank in range(2, len(run.pair.names))]
   between = [run.collect(f"single-turn {rule.name}", rule, jobs) for rule in rules]
-  winners, learnt = {}, {}
-  for split in ("train", "dev"):
-    profiles = dataset.load_profiles(run.store, run.config, split=split)
-    by_model = [[e for p in profiles.values() for e in p.small]]
-    by_model += [[e for e in episodes if e.task_id in profiles] for episodes in between]
-    by_model += [[e for p in profiles.values() for e in p.large]]
-    winners |= find_winners(*by_model)
-    learnt[split] = [e for group in by_model for e in group if (e.task_id, e.seed) in winners]
+  profiles = dataset.load_profiles(run.store, run.config, "train", "dev").values()
+  small, large = [e for p in profiles for e in p.small], [e for p in profiles for e in p.large]
+  winners = find_winners(small, *between, large)
+  learnt = [e for e in sum([small, *between, large], []) if (e.task_id, e.seed) in winners]
   label = lambda e: [winners[e.task_id, e.seed]] * len(e.steps)  # noqa: E731
-  _fit_rival(run, "single-turn", **learnt, label=label)
+  _fit_rival(run, "single-turn", learnt, label)
 
 
 def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
@@ -210,9 +199,13 @@ def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
   return success.idxmax(axis=1).to_dict()  # the first of the largest
 
 
-def _fit_rival(run: Run, name: str, train: list[Episode], dev: list[Episode], label: Label) -> None:
-  """Trains a rival's router on labelled decisions, with SFT's settings but for the updates."""
+def _fit_rival(run: Run, name: str, episodes: Sequence[Episode], label: Label | None = None):
+  """Trains a rival's router on episodes of training tasks, with SFT's settings but for the updates;
+  the dev loss is of those of dev tasks."""
   config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
+  dev_ids = {task.id for task in run.store.tasks("dev")}
+  train = [e for e in episodes if e.task_id not in dev_ids]
+  dev = [e for e in episodes if e.task_id in dev_ids]
   draw = partial(dataset.draw_batches, train, config.batch_episodes, f"{run.config.seed}|{name}")
   fit_stored(run, name, config, draw, dev, label)
 

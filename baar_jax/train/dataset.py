@@ -24,15 +24,13 @@ class Profile:
   large: Sequence[Episode]
 
 
-def load_profiles(
-  store: Store, config: Config, trials: int | None = None, split: str = "train"
-) -> dict[str, Profile]:
-  """The profiles of a split's tasks with trials of both boundaries, in the tasks' order.
+def load_profiles(store: Store, config: Config, *splits: str, trials=None) -> dict[str, Profile]:
+  """The profiles of the splits' tasks with trials of both boundaries, in the tasks' order.
 
   They are of the first `trials`, by default the config's. Raises ValueError if there are none.
   """
   trials, profiles = trials or config.profile.trials, {}
-  by_task = {task.id: ([], []) for task in store.tasks(split)}
+  by_task = {task.id: ([], []) for split in splits for task in store.tasks(split)}
   for boundary, name in enumerate(BOUNDARIES):
     for episode in store.episodes(name):
       if episode.seed < PROFILE_SEEDS + trials and episode.task_id in by_task:
@@ -56,7 +54,7 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
   """
 
   def classify(trials: int) -> dict[str, str]:
-    profiles = load_profiles(store, config, trials).items()
+    profiles = load_profiles(store, config, "train", trials=trials).items()
     return {t: p.difficulty for t, p in profiles if len(p.small) == len(p.large) == trials}
 
   rows, base = [], classify(config.profile.trials)
@@ -132,18 +130,9 @@ def _load_episodes(store: Store, config: Config, trials: Iterable[int], samples:
   return [e for e in episodes if e.task_id in train]
 
 
-def add_proposals(episode: Episode, dearest: int) -> Episode:
-  """The episode as a cascade would have seen it: all but the dearest proposed first."""
-  steps = [
-    dataclasses.replace(step, proposal=None if step.model == dearest else step.action)
-    for step in episode.steps
-  ]
-  return dataclasses.replace(episode, steps=steps)
-
-
 def draw_sft_batches(store: Store, config: Config, split: str = "train") -> Iterator[list[Episode]]:
   """Batches of references, a set share of them of hard tasks; a batch of dev has room for all."""
-  profiles = load_profiles(store, config, split=split)
+  profiles = load_profiles(store, config, split)
   references = load_references(store, config, profiles).values()
   hard = [e for e in references if profiles[e.task_id].difficulty == "hard"]
   rest = [e for e in references if profiles[e.task_id].difficulty != "hard"]

@@ -6,7 +6,7 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import groupby, islice, repeat
@@ -19,9 +19,9 @@ from baar_jax.config import ROLLOUT_RANGE, ROLLOUT_SEEDS, SERVED, VANILLA_BATCHE
 from baar_jax.episode import Episode
 from baar_jax.mesh import exchange
 from baar_jax.rollout.policies import Job, rollouts_name
-from baar_jax.router.policy import RouterPolicy, Sample, softmax
+from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.view import View, open_view
+from baar_jax.router.view import open_view
 from baar_jax.router.weights import build_model
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.checkpoint import Checkpoints, check_metrics, checkpoint_directory, sft_family
@@ -54,9 +54,8 @@ def fit_stored(run, name: str, config: SFTConfig, draw: Callable, dev=(), label=
     return
   view = open_view(run.config, run.tokenizer, method.proposals)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
-  batcher = Batcher(run.config, view, tasks, outcomes=method.whole_vocabulary)
-  make_batches = partial(batcher.micro_batches, label=label)
-  dev_batches, results = make_batches(dev), {}
+  batcher = Batcher(run.config, view, tasks, method.whole_vocabulary, label)
+  dev_batches, results = batcher.micro_batches(dev), {}
   for rate in config.learning_rates:
     directory = place.with_name(f"{place.name}-lr{rate:g}")
     with closing(Checkpoints(directory, create=True)) as checkpoints:
@@ -71,7 +70,7 @@ def fit_stored(run, name: str, config: SFTConfig, draw: Callable, dev=(), label=
       optimizer, dtype = sft_optimizer(config, rate), run.config.router.dtype
       trainer = Trainer(model, method.loss, optimizer, ids, run.mesh, dtype)
       del model  # the trainer has copied it
-      batches = map(make_batches, islice(draw(), done, config.updates))
+      batches = map(batcher.micro_batches, islice(draw(), done, config.updates))
       training = train_early_stopping(trainer, batches, dev_batches, config, checkpoints)
       with run.progress(f"{name} lr={rate:g}", config.updates, done, "update") as bar:
         for progress, metrics in training:
@@ -137,7 +136,7 @@ def fit_rollouts(run, name: str, lam: float) -> None:
     progress = {"episodes": 0, "gradient_steps": 0} | checkpoints.progress
     if progress.get("finished") and not (served and done < last):
       return
-    profiles = dataset.load_profiles(run.store, run.config)
+    profiles = dataset.load_profiles(run.store, run.config, "train")
     references = dataset.load_references(run.store, run.config, profiles)
     tasks = [task for task in run.store.tasks("train") if task.id in references]
     view = open_view(run.config, run.tokenizer)
@@ -234,11 +233,3 @@ def update_policy(trainer, anchor, batcher, episodes, adv_B, config, seed) -> di
       step_batches.append(batches)
   metrics = [trainer.step(batches) for batches in step_batches]
   return {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
-
-
-def predict(run, model: Qwen2, view: View, episodes: Sequence[Episode], label=None) -> np.ndarray:
-  """p_NxA, a router's probabilities at the labelled decisions of stored episodes."""
-  router = ShardedRouter(model, view.logit_ids, run.mesh, run.config.router.dtype)
-  tasks = run.store.tasks("train") + run.store.tasks("dev")
-  logits_NxA = Batcher(run.config, view, tasks).compute(router.logits, episodes, label)
-  return softmax(logits_NxA, "stored episodes")

@@ -55,9 +55,9 @@ def label_models(episode: Episode, sampled: bool = False) -> list[int | None]:
   return [None if sampled and step.logp is None else step.model for step in episode.steps]
 
 
-def label_failures(episode: Episode, dearest: int) -> list[int | None]:
-  """Whether the episode fails, where any model but the dearest acted."""
-  return [int(not episode.success) if s.model < dearest else None for s in episode.steps]
+def label_failures(episode: Episode) -> list[int | None]:
+  """Whether the episode fails, where a proposal was taken."""
+  return [None if s.proposal is None else int(not episode.success) for s in episode.steps]
 
 
 def make_batch(episodes, windows, labels_B, size, decisions, buckets, advantages=None) -> Batch:
@@ -89,19 +89,33 @@ def make_batch(episodes, windows, labels_B, size, decisions, buckets, advantages
   return Batch(tokens_RxT, row_BxS, position_BxS, action_BxS, logp_BxS, mask_BxS, adv_B)
 
 
+def add_proposals(episode: Episode, dearest: int) -> Episode:
+  """The episode as a cascade would have seen it: all but the dearest proposed first."""
+  steps = [
+    dataclasses.replace(step, proposal=None if step.model == dearest else step.action)
+    for step in episode.steps
+  ]
+  return dataclasses.replace(episode, steps=steps)
+
+
 @dataclasses.dataclass(frozen=True)
 class Batcher:
-  """Cuts the episodes of a gradient step into micro-batches of few shapes, short ones together."""
+  """Cuts the episodes of a gradient step into micro-batches of few shapes, short ones together.
+
+  Without a label the models that acted are to be decided, with advantages those that were sampled.
+  With a cascade's view the episodes are shown as a cascade would have seen them, and whether each
+  fails is to be decided.
+  """
 
   config: Config  # a micro-batch holds up to `sft.micro_episodes`
   view: View
   tasks: Iterable[Task]  # those of all episodes
   outcomes: bool = False  # whether the batches have the tokens that follow each decision
+  label: Label | None = None
 
-  def micro_batches(self, episodes, label: Label | None = None, advantages=None) -> list[Batch]:
-    """The batches of a gradient step; without a label the models that acted are to be decided, or
-    with advantages those that were sampled."""
-    batches = [batch for _, batch in self._cut(episodes, label, advantages)]
+  def micro_batches(self, episodes: Sequence[Episode], advantages=None) -> list[Batch]:
+    """The batches of a gradient step."""
+    batches = [batch for _, batch in self._cut(episodes, advantages)]
     decisions = max(1, sum(batch.mask_BxS.sum() for batch in batches))
     return [
       dataclasses.replace(
@@ -112,18 +126,21 @@ class Batcher:
       for batch in batches
     ]
 
-  def compute(self, function, episodes, label: Label | None = None) -> np.ndarray:
+  def compute(self, function, episodes: Sequence[Episode]) -> np.ndarray:
     """What `function(batch)` [B, S, ...] is at the labelled decisions, in the episodes' order."""
     values = {}
-    for indices, batch in self._cut(episodes, label):
+    for indices, batch in self._cut(episodes):
       for i, value_S, mask_S in zip(indices, np.asarray(function(batch)), batch.mask_BxS):
         values[i] = value_S[mask_S]
     return np.concatenate([values[i] for i in range(len(episodes))])
 
-  def _cut(self, episodes, label, advantages=None) -> Iterator[tuple[list[int], Batch]]:
+  def _cut(self, episodes, advantages=None) -> Iterator[tuple[list[int], Batch]]:
     """Each micro-batch, without its shares, after the indices of its episodes."""
     c, task_of = self.config, {task.id: task for task in self.tasks}
-    label = label or partial(label_models, sampled=advantages is not None)
+    label = self.label or partial(label_models, sampled=advantages is not None)
+    if self.view.proposals:
+      dearest = len(self.view.words) - 1
+      label, episodes = label_failures, [add_proposals(e, dearest) for e in episodes]
     parts = range(1, c.router.buckets + 1)  # each length costs a compilation per loss
     buckets = [c.router.max_tokens * part // c.router.buckets for part in parts]
     windows = [self.view.episode_windows(task_of[e.task_id], e) for e in episodes]

@@ -20,7 +20,7 @@ import optax
 from jax.sharding import Mesh
 
 from baar_jax.config import MAX_PRICE, Config, ValueConfig
-from baar_jax.episode import SMALL, Episode, Task
+from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.router import head
 from baar_jax.router.head import MAX_CALLS, Heads
@@ -60,13 +60,13 @@ def load_trunk(directory: Path, config: Config, mesh: Mesh, train_seed=0) -> tup
   return checkpoint.load_initial(directory, config, view, mesh, train_seed), view
 
 
-def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> Transitions:
-  """The decisions of episodes on tasks of a split, in their order, with what the trunk computes."""
+def read_transitions(run, episodes: Sequence[Episode]) -> Transitions:
+  """The decisions of episodes, in their order, with what the trunk computes."""
   model, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
   trunk = ShardedRouter(model, (), run.mesh, run.config.router.dtype)  # no logits
-  tasks = {task.id: task for task in run.store.tasks(split)}
+  tasks = {task.id: task for split in SPLITS for task in run.store.tasks(split)}
   hidden_NxD = Batcher(run.config, view, tasks.values()).compute(trunk.hidden, episodes)
-  profiles = dataset.load_profiles(run.store, run.config).values()
+  profiles = dataset.load_profiles(run.store, run.config, "train").values()
   unit_usd = max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
   rows = [row for e in episodes for row in _list_rows(tasks[e.task_id], e, unit_usd)]
   return Transitions(hidden_NxD.astype(np.float32), *map(np.array, zip(*rows)))
@@ -75,12 +75,11 @@ def read_transitions(run, episodes: Sequence[Episode], split: str = "train") -> 
 def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
   """The fields of `Transitions` but the first, of each step of an episode."""
   rows, before = [], 0.0
-  for number, step in enumerate(episode.steps):
-    last = number + 1 == len(episode.steps)
+  for step, progress in zip(episode.steps, head.count_progress(task.max_steps, episode.steps)):
+    last = step is episode.steps[-1]
     told = before if step.score is None else step.score
     score = episode.score if last else told
     cost, gain = np.float32(step.cost_usd / unit_usd), np.float32(score - before)
-    progress = head.count_progress(task.max_steps, episode.steps[:number], step.observation)
     rows.append((step.model, cost, gain, last, progress))
     before = score
   return rows
@@ -124,15 +123,12 @@ def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
   data = jax.tree.map(jnp.asarray, data)
   returns = jax.tree.map(jnp.asarray, compute_returns(data))
   state, slow_nets = jax.vmap(optimizer.init)(nets), nets
-  axes = None, None, None, 0, 0, 0, 0, None, None
+  axes = None, None, None, 0, 0, 0, 0, None
   step = jax.jit(jax.vmap(partial(_update, optimizer, config), axes))
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
-    use_returns = done <= config.return_share * config.updates
-    nets, slow_nets, state, loss_E = step(
-      data, returns, scale, nets, slow_nets, state, keys, done, use_returns
-    )
+    nets, slow_nets, state, loss_E = step(data, returns, scale, nets, slow_nets, state, keys, done)
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
       yield done, Heads(*slow_nets, *scale), float(np.mean(losses))
@@ -159,13 +155,11 @@ def compute_target(gain, cost, last, weight, value, advantage, calls_after):
   return weight * gain - (1 - weight) * cost + jnp.where(last, 0.0, value + best)
 
 
-def _update(
-  optimizer, config, data, returns, scale, nets, slow_nets, state, key, done, use_returns
-):
+def _update(optimizer, config, data, returns, scale, nets, slow_nets, state, key, done):
   """One step of one head on drawn decisions, each under a drawn cap and price.
 
-  `done` is the number of the update, `use_returns` whether returns are learnt as they were. Returns
-  the head's nets, the slow nets of its target, the optimizer's state and the loss.
+  `done` is the number of the update, from 1. Returns the head's nets, the slow nets of its target,
+  the optimizer's state and the loss.
   """
   key_n, key_c, key_f, key_w, key_r, key_h = jax.random.split(jax.random.fold_in(key, done), 6)
   shape = (config.batch_decisions,)
@@ -190,6 +184,7 @@ def _update(
     here.gain_N, here.cost_N, here.last_N, weight, value, advantage, left - used
   )
   gain_N, cost_N = (x[n] for x in returns)
+  use_returns = done <= int(config.return_share * config.updates)
   target_N = jnp.where(use_returns, weight * gain_N - (1 - weight) * cost_N, target_N)
   _, spread_D, _ = scale
   noise = config.noise * spread_D[None] * jax.random.normal(key_h, here.hidden_NxD.shape)
