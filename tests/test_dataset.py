@@ -12,7 +12,6 @@ from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.stages.train import find_winners
 from baar_jax.store import Store
 from baar_jax.train import dataset
-from baar_jax.train.trainer import add_proposals, label_failures
 
 
 def trials(task_id, policy, outcomes):
@@ -197,10 +196,3 @@ def test_the_cheapest_that_succeeds_wins():
   assert find_winners(small, large) == {("t", 0): 0, ("t", 1): 1, ("t", 2): 0, ("t", 3): 0}
   middle = [trial(seed, score) for seed, score in enumerate((1, 0, 1))]
   assert find_winners(small, middle, large) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}
-
-
-def test_a_scorer_learns_failures_where_any_but_the_dearest_acted():
-  assert label_failures(add_proposals(trial(0, 1, models="SS"), dearest=1)) == [0, 0]
-  for score, models, dearest in ((0.5, "LSS", 1), (0, "TLS", 2)):
-    proposed = add_proposals(trial(1, score, models=models), dearest)
-    assert label_failures(proposed) == [None, 1, 1]

@@ -59,8 +59,7 @@ def test_rows_of_an_episode_by_hand():
 
 def test_progress_by_hand():
   """What comes again is no progress, however long ago it was seen; something new starts anew."""
-  seen = zip((1, 0, 1, 0, 0), "ababc")
-  steps = [dataclasses.replace(step(model, 1.0), observation=text) for model, text in seen]
+  steps = [dataclasses.replace(step(int(m), 1.0), observation=o) for m, o in zip("10100", "ababc")]
   first, second, _, fourth, fifth = head.count_progress(9, steps)
   assert first == (0, 0, 9, 0, 0, 0) and second == (1, 1, 9, 0, 0, 0)
   assert fourth == (3, 2, 9, 2, 1, 2) and fifth == (4, 2, 9, 0, 0, 2)

@@ -66,8 +66,7 @@ def choose_on_dev(store: Store, entries: Sequence[Entry], config: Config) -> Cho
     names = vertices[family, data.sr] or points[family]
     distances = (mean.cost_usd[names] - mean.cost_usd[headline or names[0]]).abs()
     typical[family] = distances.idxmin()  # without a headline the first point
-  budget = ["family", "call_budget", "usd_budget"]
-  best = capped.assign(sr=mean[data.sr]).groupby(budget, dropna=False).sr.idxmax()
+  best = capped.assign(sr=mean[data.sr]).groupby(["family", *BUDGETS], dropna=False).sr.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
   entries = [entry for entry in entries if entry.policy in chosen]
   return Choice(mean, entries, main, [*best], vertices, headline, typical)

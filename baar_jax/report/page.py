@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from baar_jax.config import ABLATIONS, Config
 from baar_jax.envs import engines
+from baar_jax.llms.calls import read_spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
@@ -33,14 +34,13 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 
 
 def compute_results(
-  store: Store, entries: Sequence[Entry], config: Config, directory: Path, spent=None
+  store: Store, entries: Sequence[Entry], config: Config, directory: Path
 ) -> dict:
   """The results of the evaluation, tables and values, by name.
 
   All but "dev" are of test and of what dev has chosen. *_percent is in percent, *_share in [0, 1];
   *_low and *_high are ends of 95 % intervals; NaN or None is what cannot be computed. `directory`
-  is the run's, `spent` the `Spent` of recorded calls of API models, None of scripted ones.
-  Raises ValueError where the profile or an entry's episodes are missing.
+  is the run's. Raises ValueError where the profile or an entry's episodes are missing.
   """
   profiles = load_profiles(store, config, "train")  # a run without any is told to make them first
   choice = compare.choose_on_dev(store, entries, config)
@@ -50,6 +50,8 @@ def compute_results(
     headline = None  # there is no gap on test
   families = [e.family for e in entries if e.family not in (*BOUNDARIES, *ABLATIONS)]
   ablations = ["sft", *ABLATIONS] if config.baselines.ablations else []
+  models, is_chat = len(config.models.names), config.models.kind == "chat"
+  spent = read_spent(directory, models + 1) if is_chat else None  # with the judge
   episodes = store.episodes(headline or BOUNDARIES[0])
   results = {
     "config": config,
@@ -65,7 +67,7 @@ def compute_results(
     "robustness": measure_robustness(store, config),
     "forecast": _read_forecast(directory / compare.FORECAST, data, choice.best),
     "training": read_curves(directory / "metrics.jsonl"),
-    "ledger": run_ledger(store.table(), spent, len(config.models.names)),
+    "ledger": run_ledger(store.table(), spent, models),
     "exact": exact_frontier(config),
     "episodes": [episode for episode in episodes if episode.task_id in data.tasks][:3],
   }
@@ -115,8 +117,7 @@ def write(results: Mapping, directory: Path) -> Path:
     images[name] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
   loader, clean = jinja2.FileSystemLoader(Path(__file__).parent), texts.clean
   jinja = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=clean)
-  context = {"results": results, "texts": texts, "images": images}
-  page = jinja.get_template("page.html.j2").render(context)
+  page = jinja.get_template("page.html.j2").render(results=results, texts=texts, images=images)
   files["index.html"] = page.replace(" %", "\u00a0%")
   for name, text in files.items():
     (directory / name).write_text(text, encoding="utf-8")

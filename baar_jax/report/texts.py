@@ -140,8 +140,7 @@ def side_by_side(results: Mapping, frame: pd.DataFrame, by: str, columns) -> pd.
 
 def areas(results: Mapping, frame: pd.DataFrame) -> pd.DataFrame:
   """The rows of `frontiers` or `ablations`."""
-  frame = pd.concat([frame[frame.metric == metric] for metric in shown_metrics(results)])
-  frame = frame.assign(metric=frame.metric.map(METRIC_NAMES))
+  frame = frame.set_index("metric").loc[shown_metrics(results)].rename(METRIC_NAMES).reset_index()
   return side_by_side(results, frame, "metric", ["policies", "area", "area_gain"])
 
 
@@ -150,8 +149,7 @@ def hard_budget(results: Mapping) -> pd.DataFrame:
   each K."""
   rows, sr = results["hard_budget"], results["run"]["sr"]
   rows = rows.rename(columns=lambda name: name.replace(sr, "sr_percent"))
-  columns = ["sr_percent", "use_share", "gain"]
-  columns += rows.columns.intersection(["success_percent"]).to_list()
+  columns = [c for c in ("sr_percent", "use_share", "gain", "success_percent") if c in rows]
   rows = rows.assign(K=rows.K.map("K = {}".format))
   return side_by_side(results, rows, "K", columns)
 

@@ -199,9 +199,9 @@ class View:
     return self.encode(*action, RESULT, result)
 
 
-def open_view(config: Config, directory: Path, proposals: bool = False) -> View:
-  """The view of a run's router, whose tokenizer is in `directory`."""
-  return View(config.router, directory, proposals, len(config.models.names))
+def open_view(config: Config, directory: Path, family: str = "") -> View:
+  """The view of a run's router, whose tokenizer is in `directory`; a cascade's shows proposals."""
+  return View(config.router, directory, family == "cascade", len(config.models.names))
 
 
 def count_left(calls: int | None, usd: float | None, steps: Sequence[Step]) -> tuple:

@@ -9,7 +9,6 @@ import pandas as pd
 
 from baar_jax.config import SERVED, evaluation_seeds
 from baar_jax.episode import SMALL
-from baar_jax.llms.calls import read_spent
 from baar_jax.report.compare import FORECAST, budget_name, choose_on_dev, forecasts
 from baar_jax.report.optimum import Exact
 from baar_jax.report.table import list_evaluated, load_split
@@ -102,7 +101,7 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
     trunk, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
     return trunk, view, load_heads(run.dir, run.config, run.train_seed)
   model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed=run.train_seed)
-  view = open_view(run.config, run.tokenizer, family == "cascade")
+  view = open_view(run.config, run.tokenizer, family)
   if not run.config.evaluate.shares:
     return model, view, None
   router = ShardedRouter(model, view.logit_ids, run.mesh, run.config.router.dtype)
@@ -158,8 +157,7 @@ def report(run: Run) -> None:
   # matplotlib takes a second to import, which the other stages need not pay.
   from baar_jax.report import page
 
-  spent = read_spent(run.dir, len(run.pair.names) + 1) if run.config.models.kind == "chat" else None
   played = list_evaluated(run.store, run.config)
-  results = page.compute_results(run.store, played, run.config, run.dir, spent)
+  results = page.compute_results(run.store, played, run.config, run.dir)
   print(page.texts.terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")

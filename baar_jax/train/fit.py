@@ -52,7 +52,7 @@ def fit_stored(run, name: str, config: SFTConfig, draw: Callable, dev=(), label=
   place = checkpoint_directory(run.dir, run.config, family, None, run.train_seed)
   if place.exists():
     return
-  view = open_view(run.config, run.tokenizer, method.proposals)
+  view = open_view(run.config, run.tokenizer, name)
   tasks = run.store.tasks("train") + run.store.tasks("dev")
   batcher = Batcher(run.config, view, tasks, method.whole_vocabulary, label)
   dev_batches, results = batcher.micro_batches(dev), {}

@@ -26,7 +26,6 @@ class Method:
   # (groups, profiles, references, lam) -> episodes that are kept, their advantages, metrics.
   compute_advantages: Callable | None = None
   whole_vocabulary: bool = False  # logits of all words in place of the decisions'
-  proposals: bool = False  # the text shows what is proposed before each decision
   anchored: bool = False  # the loss reads the SFT router's logits
   # A gradient step waits for kept groups of as many tasks as one update has (DAPO).
   dynamic_sampling: bool = False
@@ -38,7 +37,7 @@ def list_methods(config: BoPOConfig) -> dict[str, Method]:
   return {
     "pretrain": Method(next_token_loss, whole_vocabulary=True),
     "sft": Method(sft_batch_loss),
-    "cascade": Method(sft_batch_loss, proposals=True),
+    "cascade": Method(sft_batch_loss),
     "single-turn": Method(sft_batch_loss),
     "bopo": Method(*bopo, anchored=True),
     "vanilla": Method(dapo_loss, dapo_advantages, dynamic_sampling=True),
