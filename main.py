@@ -166,10 +166,10 @@ def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   for name, models in (("models", c.models), ("baselines.judge", b.judge)):
     unset = {*models.key_variables} - {"", *os.environ}
     yield f"{name}.key_variables", not unset, "names of environment variables that are set, or ''"
-    for key, shared in (("prices", 0), ("skills", 0), ("base_urls", 1), ("key_variables", 1)):
-      works = len(getattr(models, key)) in (0, shared, len(models.names))
-      must = f"one for {'all or ' if shared else ''}each of the names, or ()"
-      yield f"{name}.{key}", works, must
+    for key in ("prices", "skills", "base_urls", "key_variables"):
+      count, for_all = len(getattr(models, key)), key in ("base_urls", "key_variables")
+      works = count in (0, len(models.names)) or for_all and count == 1
+      yield f"{name}.{key}", works, f"one for {'all or ' * for_all}each of the names, or ()"
   works = c.serve.key_variable in ("", *os.environ)
   yield "serve.key_variable", works, "the name of an environment variable that is set, or ''"
   step = r.description_tokens + r.action_tokens + 2 * r.result_tokens + MARKUP_TOKENS[r.view]

@@ -22,7 +22,6 @@ KEY = ("policy", "task_id", "seed")
 SPLIT_OF = ("train", "dev", "train", "test", "train")  # of each five tasks that clients name
 BUDGETS = ("call_budget", "usd_budget")
 EPISODE, TASK = TypeAdapter(Episode), TypeAdapter(Task)
-UNREADABLE = "{}: {} cannot be read: restore a copy of the file"
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 
 
@@ -160,7 +159,10 @@ class Store:
     try:
       return record.validate_json(text)
     except ValidationError:
-      raise ValueError(UNREADABLE.format(self._path, name)) from None
+      raise self._unreadable(name) from None
+
+  def _unreadable(self, name: str) -> ValueError:
+    return ValueError(f"{self._path}: {name} cannot be read: restore a copy of the file")
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """The summaries of these policies' episodes, or of all: a row each, by KEY."""
@@ -173,8 +175,7 @@ class Store:
     fine[[*BUDGETS]] |= table[[*BUDGETS]].isna()  # no cap
     bad_keys = table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)]
     if len(bad_keys):
-      name = EPISODE_NAME.format(*bad_keys.iloc[0])
-      raise ValueError(UNREADABLE.format(self._path, name))
+      raise self._unreadable(EPISODE_NAME.format(*bad_keys.iloc[0]))
     return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
 
   def sync(self, policy: str) -> None:

@@ -157,7 +157,8 @@ class Handler(BaseHTTPRequestHandler):
 
   def send(self, status, body, headers=()):
     self.send_response(status)
-    for name, value in {"content-type": "application/json", **dict(headers)}.items():
+    usual = {"content-type": "application/json", "set-cookie": "call=1"}
+    for name, value in (usual | dict(headers)).items():
       self.send_header(name, value)
     self.send_header("content-length", str(len(body)))
     self.end_headers()
@@ -194,7 +195,7 @@ def long_body(h, request, text, pack=bytes, **headers):
 def echo(h, request, text):
   """An error that repeats the key in several ways, and characters that turn a terminal around."""
   key = h.headers["authorization"].removeprefix("Bearer ")
-  h.refuse("400", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
+  h.refuse(f"400 {key}", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
 
 
 def dear(h, request, text):

@@ -7,6 +7,7 @@ import itertools
 import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import MagicMock
 
 import pytest
 from standin import StandIn
@@ -109,7 +110,7 @@ def test_an_attempt_that_fails_is_repeated_and_paid_as_far_as_is_known(
   assert spent() == Spent((reply.call.cost_usd, 0.0), *usd)
 
 
-def test_what_was_never_sent_is_free(connect, spent, monkeypatch):
+def test_what_was_never_sent_is_free_and_what_breaks_below_http_is_not(connect, spent, monkeypatch):
   with pytest.raises(NoAnswer, match=r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"):
     ask(connect(retries=1, base_urls=DEAD))
   monkeypatch.setattr("baar_jax.llms.endpoints.CONNECT_S", 0.2)
@@ -118,6 +119,11 @@ def test_what_was_never_sent_is_free(connect, spent, monkeypatch):
     with pytest.raises(NoAnswer, match="ConnectTimeout"):
       ask(connect(retries=0, timeout_s=1e6, base_urls=(url,)))
   assert spent() == Spent()
+  pair = connect(retries=0)
+  pair.models[0].client.send = MagicMock(side_effect=OSError)
+  with pytest.raises(NoAnswer, match=r"\(OSError\)"):
+    ask(pair)
+  assert spent() == Spent(presumed_usd=BOUND_USD)
 
 
 @pytest.mark.parametrize("fault", ["tool_calls", "429", "filtered", "dead port"])
@@ -303,11 +309,13 @@ def test_openai_s_key_and_account_are_for_openai_alone(server, connect, monkeypa
   values["CUSTOM_HEADERS"] = "Authorization: Bearer mine\nX-Mine: mine"
   for name, value in values.items():
     monkeypatch.setenv(f"OPENAI_{name}", value)
-  ask(connect())
-  assert server.headers[0]["authorization"] == "Bearer none"
-  assert "mine" not in str(server.headers[0])
+  pair, names = connect(), "accept accept-encoding authorization connection content-length"
+  for step in range(2):
+    ask(pair, step=step)
+    assert {*server.headers[step]} == {*names.split(), "content-type", "host", "user-agent"}
+  assert server.headers[1]["authorization"] == "Bearer none"
   pair = connect(base_urls=("https://api.openai.com/v1",))
   pair.models[0].client.base_url = server.url
   ask(pair)
-  assert {"org-mine", "proj-mine", "mine"} < set(server.headers[1].values())
-  assert server.seen[1]["service_tier"] == "default"  # others are not asked for one
+  assert {"org-mine", "proj-mine", "mine"} < set(server.headers[2].values())
+  assert server.seen[2]["service_tier"] == "default"  # others are not asked for one

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from browser import open_phone
-from report_store import EVERY, FEW, config, figures
+from report_store import BOUNDARIES, EVERY, FEW, config, figures
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
@@ -90,6 +90,7 @@ def test_a_run_without_a_gap(tmp_path):
   results = figures({name: (*kind[:3], "S", (1.0,)) for name, kind in FEW.items() if not kind[2]})
   assert results["headline"] is None and results["policies"].success_gap_share.isna().all()
   assert "There is no BoPO, or no gap" in page.write(results, tmp_path).read_text(encoding="utf-8")
+  assert page.write(figures(BOUNDARIES), tmp_path).exists()  # nothing else has been played
 
 
 WRONG = [{"update": 1}, [1], None, "x", {"stage": "sft", "update": "x"}, {"stage": [1]}]

@@ -114,8 +114,7 @@ def test_a_scorer_learns_failures_from_what_any_but_the_dearest_proposed(batcher
   view = View(batcher(WHOLE).view.config, tokenizer_dir, proposals=True)
   made = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
   (batch,) = dataclasses.replace(batcher(WHOLE), view=view).micro_batches(made)
-  labels_BxS = np.where(batch.mask_BxS, batch.action_BxS, -1)
-  assert labels_BxS[:2, :3].tolist() == [[0, 0, -1], [-1, 1, 1]]
+  assert np.where(batch.mask_BxS, batch.action_BxS, 2)[:2, :3].tolist() == [[0, 0, 2], [2, 1, 1]]
   assert [view.tokenizer.decode(row).count(" proposal:") for row in batch.tokens_RxT[:2]] == [2, 2]
 
 

@@ -1,6 +1,5 @@
 """The Env protocol: what the rollout loop and the scripted models ask of an environment."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -76,12 +75,16 @@ def verb(action: str) -> str:
 
 
 def keep(path: Path, make: Callable[[], bytes]) -> bytes:
-  """A file's content, made by the first process that needs it; no other sees a part of it."""
+  """A file's content, which the first process that has made it keeps; none sees a part of it."""
   if not path.exists():
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.parent.mkdir(parents=True, exist_ok=True)
     draft.write_bytes(make())
-    with contextlib.suppress(FileExistsError):  # another process was faster
+    try:
       os.link(draft, path)
-    draft.unlink()
+    except FileExistsError:
+      pass  # another process was faster
+    except OSError:  # a file system without links, where the last one wins
+      os.replace(draft, path)
+    draft.unlink(missing_ok=True)
   return path.read_bytes()

@@ -45,7 +45,10 @@ def _is_task(task: object) -> bool:
 
 
 EXPECTED = {  # what each method must return
-  "tasks": ("one Task or more", lambda r: isinstance(r, list) and r and all(map(_is_task, r))),
+  "tasks": (
+    "one Task or more in each split",
+    lambda r: isinstance(r, list) and r and all(map(_is_task, r)),
+  ),
   "reset": TEXT,
   "step": ("(text, bool)", lambda r: isinstance(r, tuple) and [*map(type, r)] == [str, bool]),
   "score": ("a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1),
@@ -99,7 +102,7 @@ def _call(env: Env, method: str, args: list) -> object:
   if method == "greet":
     _check(env, "system_prompt", env.system_prompt)
     return {name: getattr(env, name) for name in ("system_prompt", "code_actions", "scores_steps")}
-  result = _check(env, method, getattr(env, method)(*args))
+  result = _check(env, method, getattr(env, method)(*args), *args)
   if method not in ("reset", "step"):
     return result
   observation, done = (result, False) if method == "reset" else result
@@ -118,10 +121,11 @@ def _describe(error: Exception, method: str) -> dict:
   return {"death": f"{name}: {message} ({Path(frame.filename).name}:{frame.lineno})"}
 
 
-def _check(env: Env, name: str, result):
+def _check(env: Env, name: str, result, *args):
   expected, is_right = EXPECTED[name]
   if not is_right(result):
-    raise WrongResult(f"{type(env).__name__}.{name} gave {result!r:.80}; expected {expected}")
+    call = name + (f"({', '.join(map(repr, args)):.80})" if args else "")
+    raise WrongResult(f"{type(env).__name__}.{call} gave {result!r:.80}; expected {expected}")
   return result
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx2
 import openai
@@ -79,7 +80,7 @@ class Stream:
   until_s: float  # by the loop's clock
 
   async def read(self) -> AsyncIterator[bytes]:
-    """Its bytes as they come. Raises TimeoutError when they are late, and httpx2.RequestError where
+    """Its bytes as they come. Raises OSError (late ones TimeoutError) or httpx2.RequestError where
     they break off or are too many."""
     parts, size = self.response.aiter_raw(), 0
     while size <= endpoints.MOST_BYTES:
@@ -109,6 +110,7 @@ class Model:
     self.client = openai.DefaultAsyncHttpxClient(
       base_url=self.endpoint.base_url,
       headers=headers,
+      cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # no call tells of another one
       follow_redirects=False,
       timeout=httpx2.Timeout(None, connect=min(endpoints.CONNECT_S, config.timeout_s)),
     )
@@ -127,7 +129,7 @@ class Model:
         return stream
       async with contextlib.aclosing(response):
         answer = b"".join([part async for part in stream.read()])
-    except (TimeoutError, httpx2.RequestError) as failure:
+    except (OSError, httpx2.RequestError) as failure:  # a time-out and ssl.SSLError, too
       return endpoints.explain(failure)
     if response.is_success:
       return answer

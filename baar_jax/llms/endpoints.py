@@ -109,13 +109,14 @@ class Outcome:
 
   kind: str  # REPLY; without a usable one RETRY, PRESUMED or FAILED, for the reason in `problem`
   problem: str = ""
-  text: str = ""  # the reply's; of a refusal the endpoint's own message, where it can be shown
+  text: str = ""
   usage: Usage = Usage(0, 0, 0)  # of a reply or a retry
   fatal: bool = False  # asking again cannot help, nor can asking anything else
   hopeless: bool = False  # asking this again cannot help
   wait_s: float = 0.0  # seconds that the endpoint asks to wait before the next attempt
-  # Of an endpoint's refusal, else what a gateway answers with: of HTTP, and of the error's body.
+  # Of an endpoint's refusal, as far as they can be shown, else what a gateway answers with.
   status: int = 502
+  message: str = ""
   type: str = ""
   code: str = ""
 
@@ -143,26 +144,34 @@ def explain(failure: Exception) -> Outcome:
 
 
 def read_refusal(status: int, body: str, retry_after: str, key: str) -> Outcome:
-  """The outcome that a status of 300 and above tells of; the key is never repeated."""
+  """The outcome that a status other than one of success tells of; the key is never repeated."""
   fields = read_json(body)
   error = fields.get("error", fields) if isinstance(fields, dict) else None
   error = error if isinstance(error, dict) else {}
-  said, *names = (str(error.get(name) or "") for name in ("message", "type", "code"))
-  type_, code = (clean(name, key) for name in names)
-  too_long = status < 500 and "context length" in (said or body).lower()
+  message, type_, code = (str(error.get(name) or "") for name in ("message", "type", "code"))
+  too_long = status < 500 and "context length" in (message or body).lower()
   hopeless = too_long or code in ("context_length_exceeded", "content_filter")
   passes = (status in RETRIED or status >= 500) and code != "insufficient_quota"
-  said, wait_s = clean(said or body, key), 0.0
-  text = said if status >= 400 else ""
-  if status in (401, 403):  # the message may quote a part of the key
-    text, said = "", "check the key in the variable that --config.models.key_variables names"
+  said, wait_s = clean(message or body, key), 0.0
+  shows_message = status >= 400 and status not in (401, 403)  # these may quote a part of the key
+  message = said if shows_message else ""
+  if status in (401, 403):
+    said = "check the key in the variable that --config.models.key_variables names"
   with contextlib.suppress(ValueError):  # it is none, or a date
     wait_s = max(0.0, float(retry_after))
   if wait_s > LONGEST_RETRY_AFTER_S:
     passes, said = False, f"it asks to wait {wait_s:.0f} s"
-  kind, fatal = PRESUMED if status in UNKNOWN else FAILED, not passes and not hopeless
-  told = {"text": text, "wait_s": wait_s, "status": status, "type": type_, "code": code}
-  return Outcome(kind, f"answered {status}: {said}", fatal=fatal, hopeless=hopeless, **told)
+  return Outcome(
+    kind=PRESUMED if status in UNKNOWN else FAILED,
+    problem=f"answered {status}: {said}",
+    fatal=not passes and not hopeless,
+    hopeless=hopeless,
+    wait_s=wait_s,
+    status=status,
+    message=message,
+    type=clean(type_, key),
+    code=clean(code, key),
+  )
 
 
 def clean(complaint: str, key: str) -> str:

@@ -133,7 +133,9 @@ def areas(data: Evaluation, choice: Choice, main: str, others: Iterable[str]) ->
       main_B = areas_B.get((main, metric), NO_VALUE) if family != main else NO_VALUE
       row = {"family": family, "metric": metric, "policies": points} | interval("area", area_B)
       rows.append(row | interval("area_gain", main_B - area_B))
-  return pd.DataFrame(rows)
+  columns = ["family", "metric", "policies"]
+  columns += [*interval("area", NO_VALUE), *interval("area_gain", NO_VALUE)]
+  return pd.DataFrame(rows, columns=columns)  # also without any family
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:

@@ -138,7 +138,7 @@ class App(Starlette):
           if held:
             yield write_event(held)
           held = {k: v for k, v in chunk.items() if k != "usage"} | {"model": upstream.name}
-    except (TimeoutError, httpx2.RequestError) as failure:
+    except (OSError, httpx2.RequestError) as failure:
       yield write_event(upstream.refuse(explain(failure)).body)
       return
     self.exchange.settle(turn, last)

@@ -13,8 +13,9 @@ from baar_jax.llms.chat import Stream
 from baar_jax.llms.endpoints import Outcome, backoff_s
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Policy, policy_name
 from baar_jax.serve import request
+from baar_jax.serve.decider import Decider, make_live
 from baar_jax.serve.request import Asked, Cache, Conversation, Refusal, Scored, read_messages
-from baar_jax.serve.sessions import Decider, Session, Sessions, Turn, make_live
+from baar_jax.serve.sessions import Session, Sessions, Turn
 from baar_jax.serve.upstream import Upstream
 
 NAME = "baar"  # of the models that a client can ask for
@@ -147,8 +148,9 @@ class Exchange:
       if not isinstance(answer, Outcome):
         return answer
       self.sessions.end(turn, answer.kind)
-      refusal, final = self.upstreams[model].refuse(answer), answer.fatal or answer.hopeless
-      if final or attempts > c.models.retries and not falls_back:
+      refusal = self.upstreams[model].refuse(answer)
+      is_final = answer.fatal or answer.hopeless
+      if is_final or attempts > c.models.retries and not falls_back:
         raise refusal
       await asyncio.sleep(answer.wait_s + backoff_s(attempts - 1))
       bounds, allowed = await self._find_room(session, turn.body)

@@ -15,8 +15,8 @@ from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.policies import Decision, Job, Live, Policy, rule_policy
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Sample, Threshold
 from baar_jax.router.view import open_view
+from baar_jax.serve.decider import Decider, make_live
 from baar_jax.serve.request import read_messages
-from baar_jax.serve.sessions import Decider, make_live
 from baar_jax.store import read_config
 from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, load_router
 from baar_jax.train.values import load_heads, load_trunk

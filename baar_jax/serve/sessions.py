@@ -1,4 +1,4 @@
-"""Sessions, episodes that clients play: on disk, and decided together where several are ready."""
+"""A session is an episode that a client plays: its budgets, attempts and steps, on disk."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, ROLLOUT_SEEDS, Config, evaluation_seeds
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.calls import OPEN, PRESUMED, Calls
-from baar_jax.rollout.budget import CallBudget, Cost, DollarBudget, hold
-from baar_jax.rollout.policies import BOUNDARIES, Decision, Job, Live, Policy, stratified_name
-from baar_jax.serve.request import Cache, Conversation
+from baar_jax.rollout.budget import Cost, DollarBudget, hold
+from baar_jax.rollout.policies import BOUNDARIES, stratified_name
+from baar_jax.serve.request import Cache
 from baar_jax.store import Store
 
 
@@ -219,59 +219,3 @@ def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
   profile = range(PROFILE_SEEDS, PROFILE_SEEDS + trials) if policy in BOUNDARIES else ()
   first = ROLLOUT_SEEDS if split == "train" else evaluation_seeds(c, split).start
   return itertools.chain(profile if split != "test" else (), itertools.count(first))
-
-
-class Decider:
-  """Decides for sessions, of which the newest have a row of the policy's cache each."""
-
-  def __init__(self, policy: Policy, rows: int):
-    self.policy, self._rows = policy, rows
-    self.lives: dict[str, Live] = {}  # by session, the newest last
-    self._ready: dict[str, Live] = {}
-    self._decided: dict[str, Decision] = {}
-    self._lock = asyncio.Lock()
-
-  async def decide(self, live: Live) -> Decision:
-    """The decision for a session. Who comes first decides for all that are ready, in a thread."""
-    self._ready[live.task.id] = live
-    async with self._lock:
-      while live.task.id in self._ready:
-        batch = [self._ready.pop(id_) for id_ in [*self._ready][: self._rows]]
-        decisions = await asyncio.to_thread(self.choose, batch)
-        self._decided |= {other.task.id: decision for other, decision in zip(batch, decisions)}
-    return self._decided.pop(live.task.id)
-
-  def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Decisions for different sessions, no more than there are rows."""
-    return self.policy.choose([self.keep(live) for live in ready])
-
-  def keep(self, live: Live) -> Live:
-    """The object by which the policy knows this session, as it stands now; a new session takes the
-    row of the one that was asked for least recently."""
-    kept = self.lives.pop(live.task.id, live)
-    vars(kept).update(vars(live))
-    self.lives[live.task.id] = kept
-    if len(self.lives) > self._rows:
-      self.policy.finish(self.lives.pop(next(iter(self.lives))))
-    return kept
-
-
-def make_live(
-  job: Job, text: Conversation, steps: Sequence[Step], left: tuple, models: Sequence[str]
-) -> Live:
-  """A session that waits for a decision, as an episode.
-
-  `steps` have the models and calls of the text's actions; `left` are dollars and large calls, None
-  without a cap.
-  """
-  live, (left_usd, left_large_calls) = Live(job, env=None, agents=models), left
-  live.observation = text.observations[-1]
-  live.steps = [
-    Step(observation, step.model, action, step.calls)
-    for step, observation, action in zip(steps, text.observations, text.actions)
-  ]
-  # The view and the heads take what the steps have spent off these limits.
-  spent_usd, made = sum(s.spent_usd for s in steps), sum(s.model != SMALL for s in steps)
-  live.call_budget = CallBudget(None if left_large_calls is None else left_large_calls + made)
-  live.dollar_budget = DollarBudget(None if left_usd is None else left_usd + spent_usd, spent_usd)
-  return live

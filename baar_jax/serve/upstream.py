@@ -60,7 +60,7 @@ class Upstream(Model):
   def refuse(self, outcome: Outcome) -> Refusal:
     """What a client is told of an attempt without a reply; it repeats no part of the key."""
     status = outcome.status if outcome.status >= 400 else 502  # a redirect is not followed
-    text = outcome.text or f"{self.name} {outcome.problem}"
+    text = outcome.message or f"{self.name} {outcome.problem}"
     return Refusal(status, text, outcome.type or "upstream_error", outcome.code or None)
 
   def cost(self, fields: dict) -> tuple[float | None, Usage]:

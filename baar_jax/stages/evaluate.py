@@ -129,6 +129,7 @@ def forecast(run: Run) -> None:
   scores = {budget_name(*b): predict_scores(forecasters, *b) for b in [*budgets, (None, None)]}
   score_NxK = pd.DataFrame(scores, data.tasks, dtype=float)
   rows = forecasts(data, score_NxK, choice.best)["rows"].set_index("budget")
+  run.print("forecast of SR, and what was measured:")
   run.print(rows.to_string(float_format="{:.1%}".format, na_rep="–"))
   if run.is_main:
     draft = run.dir / "forecast.tmp"

@@ -24,7 +24,9 @@ class Profile:
   large: Sequence[Episode]
 
 
-def load_profiles(store: Store, config: Config, *splits: str, trials=None) -> dict[str, Profile]:
+def load_profiles(
+  store: Store, config: Config, *splits: str, trials: int | None = None
+) -> dict[str, Profile]:
   """The profiles of the splits' tasks with trials of both boundaries, in the tasks' order.
 
   They are of the first `trials`, by default the config's. Raises ValueError if there are none.

@@ -75,8 +75,9 @@ def read_transitions(run, episodes: Sequence[Episode]) -> Transitions:
 def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
   """The fields of `Transitions` but the first, of each step of an episode."""
   rows, before = [], 0.0
-  for step, progress in zip(episode.steps, head.count_progress(task.max_steps, episode.steps)):
-    last = step is episode.steps[-1]
+  progress_S = head.count_progress(task.max_steps, episode.steps)
+  for number, (step, progress) in enumerate(zip(episode.steps, progress_S)):
+    last = number + 1 == len(episode.steps)
     told = before if step.score is None else step.score
     score = episode.score if last else told
     cost, gain = np.float32(step.cost_usd / unit_usd), np.float32(score - before)
