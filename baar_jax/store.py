@@ -87,8 +87,9 @@ class Store:
       raise ValueError(f"{problem}: choose another --config.name")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
-    """Saves a split's tasks in their order, in one transaction."""
-    rows = [(split, place, json.dumps(vars(task))) for place, task in enumerate(tasks)]
+    """Saves the tasks of a split, which they are then said to be of, in their order."""
+    texts = (json.dumps(vars(task) | {"split": split}) for task in tasks)
+    rows = [(split, place, text) for place, text in enumerate(texts)]
     with self._db:
       self._db.execute("DELETE FROM tasks WHERE split = ?", (split,))
       self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?)", rows)

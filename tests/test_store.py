@@ -48,7 +48,7 @@ def test_a_key_is_taken_once_and_orders_the_episodes(store):
 
 def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store, path):
   for tasks in ([], TASKS[:1], TASKS):
-    store.put_tasks("train", tasks)
+    store.put_tasks("train", [dataclasses.replace(task, split="dev") for task in tasks])
     assert store.tasks("train") == tasks and store.tasks("test") == []
   damage(path, "UPDATE tasks SET task = ? WHERE place = 1", "{}")
   with pytest.raises(ValueError, match="train task 1 cannot be read: restore a copy of the file"):

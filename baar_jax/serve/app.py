@@ -37,6 +37,7 @@ class App(Starlette):
     """With a `key`, clients must send it as a bearer; "" is none."""
     self.exchange, self._key = exchange, key
     self._most_mb = exchange.config.serve.max_body_mb
+    self._closing: set[asyncio.Future] = set()  # streams of upstreams
     jinja = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True)
     self._page = jinja.get_template("sessions.html.j2")
     table = {
@@ -125,7 +126,9 @@ class App(Starlette):
       await StreamingResponse(chunks, headers=headers, media_type=STREAM)(*connection)
     finally:  # its client or its endpoint may have left it
       self.exchange.settle(turn, {}, whole=False)
-      self._closing = asyncio.ensure_future(answer.response.aclose())
+      closing = asyncio.ensure_future(answer.response.aclose())
+      self._closing.add(closing)  # the loop itself holds no task
+      closing.add_done_callback(self._closing.discard)
 
   async def _relay(self, turn: Turn, answer: Stream) -> AsyncIterator[bytes]:
     """The chunks of a streamed answer, each when the next one comes; the last has its dollars."""
