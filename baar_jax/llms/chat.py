@@ -31,6 +31,7 @@ from baar_jax.llms.endpoints import Outcome
 from baar_jax.llms.prices import prices_of
 
 TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
+LOST = OSError, httpx2.RequestError  # in place of a whole answer; time-outs are of the first kind
 ROUNDING = 1e-9  # by which two ways to add up the same dollars may differ, as a share of them
 
 
@@ -80,8 +81,7 @@ class Stream:
   until_s: float  # by the loop's clock
 
   async def read(self) -> AsyncIterator[bytes]:
-    """Its bytes as they come. Raises OSError (late ones TimeoutError) or httpx2.RequestError where
-    they break off or are too many."""
+    """Its bytes as they come. Raises one of LOST where they are late, break off or are too many."""
     parts, size = self.response.aiter_raw(), 0
     while size <= endpoints.MOST_BYTES:
       async with asyncio.timeout_at(self.until_s):
@@ -129,7 +129,7 @@ class Model:
         return stream
       async with contextlib.aclosing(response):
         answer = b"".join([part async for part in stream.read()])
-    except (OSError, httpx2.RequestError) as failure:  # a time-out and ssl.SSLError, too
+    except LOST as failure:
       return endpoints.explain(failure)
     if response.is_success:
       return answer

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import httpx2
 import jinja2
 import prometheus_client as prometheus
 from starlette.applications import Starlette
@@ -18,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from baar_jax.llms.chat import Stream
+from baar_jax.llms.chat import LOST, Stream
 from baar_jax.llms.endpoints import explain
 from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
@@ -141,7 +140,7 @@ class App(Starlette):
           if held:
             yield write_event(held)
           held = {k: v for k, v in chunk.items() if k != "usage"} | {"model": upstream.name}
-    except (OSError, httpx2.RequestError) as failure:
+    except LOST as failure:
       yield write_event(upstream.refuse(explain(failure)).body)
       return
     self.exchange.settle(turn, last)
