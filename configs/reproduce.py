@@ -6,7 +6,7 @@ from configs import alfworld, appworld, quickstart, sandbox
 
 # Of each setting: the configuration that it extends, bopo.lam, and the lam that is compared.
 SETTINGS = {
-  "": (quickstart, (0.5, 0.7), 0.7),
+  "": (quickstart, (0.7,), 0.7),
   "alfworld": (alfworld, (0.1, 0.3, 0.5), 0.3),
   "appworld": (appworld, (0.1, 0.3), 0.1),
   "sandbox": (sandbox, (0.3,), 0.3),
