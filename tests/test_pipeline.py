@@ -93,6 +93,8 @@ def test_a_run_ends_with_its_report_and_a_second_one_does_nothing_new(whole):
   again = [line for line in out.splitlines() if "dev_loss" not in line]  # what a training says
   assert finish(start(runs)).splitlines() == again
   assert (rows(runs), metrics(runs), results(runs)) == before
+  caps = "--config.evaluate.call_budgets=(7,)", "--config.evaluate.usd_budgets=(0.5,)"
+  assert {"7", "$0.5"} < {*finish(start(runs, "--stage=forecast", *caps)).split()}  # new ones
 
 
 MOMENTS = [  # one in each stage, and one more in BoPO's

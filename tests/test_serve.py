@@ -113,10 +113,8 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
 def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):
   named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}]
   named += [{"session_id": None}, {"metadata": {"session_id": None}}]
-  said = [client.chat("h", **fields) for fields in named]
-  said += [
-    client.post("/v1/chat/completions", {"model": "baar", "messages": ASK}) for _ in range(2)
-  ]
+  said, body = [client.chat("h", **fields) for fields in named], {"model": "baar", "messages": ASK}
+  said += [client.post("/v1/chat/completions", body) for _ in range(2)]
   *ids, one, other = [reply.headers["x-baar-session-id"] for reply in said]
   assert ids == ["b", "m", "h", "h"] and one == other and one.startswith("fingerprint-")
   assert len(client.session(one)["steps"]) == 2

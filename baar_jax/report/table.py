@@ -111,15 +111,18 @@ def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
 
 
 def list_evaluated(store: Store, config: Config) -> list[Entry]:
-  """The entries of the evaluation; of a served run those of which clients have played enough on dev
-  and on test. Raises ValueError if these are the boundaries at most."""
-  if config.env.kind != SERVED:
-    return entries(config)
+  """The entries of the evaluation; of a served run those of `list_played`, or its error."""
+  return list_played(store, config) if config.env.kind == SERVED else entries(config)
+
+
+def list_played(store: Store, config: Config) -> list[Entry]:
+  """The entries with enough episodes on dev and on test. Raises ValueError if these are the
+  boundaries at most."""
   keys = [list_keys(store, config, split) for split in ("dev", "test")]
   played = [e for e in entries(config) if all(_has_enough(store, e.policy, k) for k in keys)]
   if len(played) <= len(BOUNDARIES):
-    problem = "clients have played no policy but the boundaries on dev and on test"
-    raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")
+    problem = "no policy but the boundaries has been played on dev and on test"
+    raise ValueError(f"{problem}: run --stage=evaluate, or serve one (docs/serving.md)")
   return played
 
 
