@@ -92,7 +92,7 @@ def load_split(store: Store, listed: Sequence[Entry], config: Config, split: str
   episodes = store.table(list(frame.index)).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
   for policy in frame.index:
-    if not _has_enough(store, policy, keys):
+    if not has_enough(store, policy, keys):
       raise ValueError(f"{policy} lacks episodes on {split}: run --stage=evaluate first")
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
@@ -106,23 +106,21 @@ def load_split(store: Store, listed: Sequence[Entry], config: Config, split: str
   return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
 
 
-def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
+def has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
+  """Whether a policy has been played on a split, but for a few of its episodes' `keys`."""
   return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
 
 
 def list_evaluated(store: Store, config: Config) -> list[Entry]:
-  """The entries of the evaluation; of a served run those of `list_played`, or its error."""
-  return list_played(store, config) if config.env.kind == SERVED else entries(config)
-
-
-def list_played(store: Store, config: Config) -> list[Entry]:
-  """The entries with enough episodes on dev and on test. Raises ValueError if these are the
-  boundaries at most."""
+  """The entries of the evaluation; of a served run those of which clients have played enough on dev
+  and on test. Raises ValueError if these are the boundaries at most."""
+  if config.env.kind != SERVED:
+    return entries(config)
   keys = [list_keys(store, config, split) for split in ("dev", "test")]
-  played = [e for e in entries(config) if all(_has_enough(store, e.policy, k) for k in keys)]
+  played = [e for e in entries(config) if all(has_enough(store, e.policy, k) for k in keys)]
   if len(played) <= len(BOUNDARIES):
-    problem = "no policy but the boundaries has been played on dev and on test"
-    raise ValueError(f"{problem}: run --stage=evaluate, or serve one (docs/serving.md)")
+    problem = "clients have played no policy but the boundaries on dev and on test"
+    raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")
   return played
 
 

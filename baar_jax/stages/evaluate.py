@@ -11,7 +11,7 @@ from baar_jax.config import SERVED, evaluation_seeds
 from baar_jax.episode import SMALL
 from baar_jax.report.compare import FORECAST, budget_name, choose_on_dev, forecasts
 from baar_jax.report.optimum import Exact
-from baar_jax.report.table import list_evaluated, list_played, load_split
+from baar_jax.report.table import has_enough, list_evaluated, list_keys, load_split
 from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
@@ -117,8 +117,12 @@ def forecast(run: Run) -> None:
   if c.value.updates == 0:
     run.print("no forecast: --config.value.updates is 0")
     return
-  choice = choose_on_dev(store, list_played(store, c), c)  # budgets may be new
-  data = load_split(store, choice.entries, c, "test")
+  names, keys = {rule.name for rule in run.boundaries}, list_keys(store, c, "dev")
+  listed = list_evaluated(store, c)  # of new budgets nothing has been played
+  known = [e for e in listed if e.policy in names or has_enough(store, e.policy, keys)]
+  choice = choose_on_dev(store, known, c)
+  shown = [e for e in choice.entries if e.policy in names.union(choice.best)]
+  data = load_split(store, shown, c, "test")
   first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
   openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
   forecasters = [
