@@ -128,7 +128,9 @@ class ReferencesConfig:
   # More samples, whose LARGE steps are together in time, for pretraining and values; our choice,
   # see docs/evaluation.md.
   together: int = Field(0, ge=0, lt=SEEDS // 2)
-  # The same samples, of both kinds, of the other training tasks, for the values alone.
+  # As many more by a clock of observations that were not new, in place of steps.
+  repeats: int = Field(0, ge=0, lt=SEEDS // 4)
+  # The same samples, of all kinds, of the other training tasks, for the values alone.
   explored: bool = False
   clone_large: bool = False  # ablation: no stratified sampling
 

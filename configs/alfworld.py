@@ -16,7 +16,8 @@ def get_config(setting: str = "") -> config.Config:
     c.env.train_split, c.env.test_split = "mappings_train.json", "mappings_test.json"
   else:
     c.bopo.lam = (0.5,)
-    c.references.together, c.references.explored = 20, True  # lost games are learnt from, too
+    c.references.together = c.references.repeats = 10
+    c.references.explored = True  # lost games are learnt from, too
     prices = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
     c.value = config.ValueConfig(updates=10_000, prices=prices, noise=0.2, weight_decay=0.05)
   return c

@@ -8,15 +8,17 @@ import pytest
 import tiny
 
 from baar_jax.config import RIVALS, BaselinesConfig
-from baar_jax.episode import Task
+from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout.policies import Entry, Job, Live, entries, rule_policy, zero_shot_name
+
+SEEN = [Step(letter, 0, "") for letter in "abacabbbcc" * 400]
 
 
 def live(task_id="t", seed=0, step=0, prospects=()) -> Live:
   agents = [SimpleNamespace(prospect=lambda _, step, p=p: p) for p in prospects or (None, None)]
   job = Job(Task(task_id, "train", "do it", 10), seed)
-  return Live(job, None, agents=agents, steps=[None] * step)
+  return Live(job, None, agents=agents, steps=SEEN[:step], observation=SEEN[step].observation)
 
 
 def models(family, ready, **parameters):

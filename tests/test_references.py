@@ -48,12 +48,15 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
 
 
 def test_large_steps_may_be_together_in_time():
-  # 10 k / (2 * 5) = k of 10 steps: the first 1 and 3 are LARGE, and all but the first 2 and 4.
-  for k, letters in enumerate(["LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL"], 1):
+  # 10 k / (2 * 5) = k of 10 steps: the first 1 and 3 are LARGE, and all but the first 2 and 4. Then
+  # the same by a clock: up to the steps 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations were not new.
+  steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"
+  repeats = "LLSSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
+  for k, letters in enumerate(steps + repeats, 1):
     lives = [live("t", 1000 + k, step) for step in range(10)]
-    assert "".join("SL"[model] for model in models("together", lives, samples=5)) == letters
+    assert "".join("SL"[m] for m in models("together", lives, samples=5, repeats=5)) == letters
     lives = [live("t", 1004 + k, step) for step in range(10)]  # after 4 stratified samples
-    explored = models("explored", lives, samples=4, together=5)
+    explored = models("explored", lives, samples=4, together=5, repeats=5)
     assert "".join("SL"[model] for model in explored) == letters
   lives = [live("t", 1002, step) for step in range(30)]
   strata = models("stratified", lives, samples=4)

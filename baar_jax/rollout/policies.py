@@ -152,22 +152,26 @@ def stratified_rule(live: Live, samples: int) -> int:
   return random_rule(live, (live.job.seed - REFERENCE_SEEDS) / samples)
 
 
-def together_rule(live: Live, samples: int, others: int = 0) -> int:
-  """LARGE at the first k / (2 N) of the task's steps, or for even k of N `samples` at all others.
+def together_rule(live: Live, samples: int, repeats: int = 0, others: int = 0) -> int:
+  """LARGE until a clock has passed k / (2 N) of the task's steps, or for even k from then on.
 
-  `others` is how many samples of another kind come before episode 1. So what first-large does is
-  among what the values learn from (our choice).
+  The clock of the first N = `samples` counts steps; that of N = `repeats` more counts observations
+  that were not new, as after most failures. So what first-large does, giving up, and LARGE once
+  SMALL has failed are among what the values learn from (our choice). `others` come before all.
   """
-  k = live.job.seed - REFERENCE_SEEDS - others
-  early = len(live.steps) < k / (2 * samples) * live.task.max_steps
+  k, N, clock = live.job.seed - REFERENCE_SEEDS - others, samples, len(live.steps)
+  if k > samples:
+    seen = [*(step.observation for step in live.steps), live.observation]
+    k, N, clock = k - samples, repeats, len(seen) - len(set(seen))
+  early = clock < k / (2 * N) * live.task.max_steps
   return random_rule(live, float(early == k % 2))
 
 
-def explored_rule(live: Live, samples: int, together: int) -> int:
-  """For a task that is not hard: the samples that a hard one has of both kinds (our choice)."""
+def explored_rule(live: Live, samples: int, together: int, repeats: int = 0) -> int:
+  """For a task that is not hard: the samples that a hard one has of all kinds (our choice)."""
   if live.job.seed - REFERENCE_SEEDS <= samples:
     return stratified_rule(live, samples)
-  return together_rule(live, together, samples)
+  return together_rule(live, together, repeats, samples)
 
 
 def privileged_rule(live: Live, mu: float) -> int:
@@ -250,20 +254,20 @@ def policy_name(base: str, parameters: dict[str, float]) -> str:
   return f"{base}({settings})" if settings else base
 
 
-def stratified_name(config: Config) -> str:
-  """The policy whose episodes the references of hard tasks are chosen from."""
-  return policy_name(STRATIFIED, {"samples": config.references.samples})
-
-
-def together_name(config: Config) -> str:
-  """The policy of `together_rule`, from whose episodes the values learn too."""
-  return policy_name(TOGETHER, {"samples": config.references.together})
-
-
-def explored_name(config: Config) -> str:
-  """The policy of `explored_rule`, from whose episodes the values alone learn."""
+def sample_counts(config: Config, family: str) -> dict[str, int]:
+  """How many stored trials of each kind a task has, by its family: what its rule takes."""
   c = config.references
-  return policy_name(EXPLORED, {"samples": c.samples, "together": c.together})
+  repeats = {"repeats": c.repeats} if c.repeats else {}
+  return {
+    STRATIFIED: {"samples": c.samples},  # what the references of hard tasks are chosen from
+    TOGETHER: {"samples": c.together} | repeats,
+    EXPLORED: {"samples": c.samples, "together": c.together} | repeats,
+  }[family]
+
+
+def samples_name(config: Config, family: str) -> str:
+  """The policy of stored trials of these kinds."""
+  return policy_name(family, sample_counts(config, family))
 
 
 def rollouts_name(family: str, lam: float, update: int, train_seed: int = 0) -> str:

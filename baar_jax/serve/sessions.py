@@ -15,7 +15,7 @@ from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, ROLLOUT_SEEDS, Confi
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.calls import OPEN, PRESUMED, Calls
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
-from baar_jax.rollout.policies import BOUNDARIES, stratified_name
+from baar_jax.rollout.policies import BOUNDARIES, STRATIFIED, samples_name
 from baar_jax.serve.request import Cache
 from baar_jax.store import Store
 
@@ -214,7 +214,7 @@ def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
   the evaluation apart.
   """
   c, trials = config, max(config.profile.trials, *config.profile.robustness, 0)
-  if policy == stratified_name(c):
+  if policy == samples_name(c, STRATIFIED):
     return itertools.count(REFERENCE_SEEDS + 1)
   profile = range(PROFILE_SEEDS, PROFILE_SEEDS + trials) if policy in BOUNDARIES else ()
   first = ROLLOUT_SEEDS if split == "train" else evaluation_seeds(c, split).start

@@ -90,13 +90,14 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     for split in hard if store.finished("profile") else ():
       profiles = load_profiles(store, c, split).values()
       hard[split] = sum(profile.difficulty == "hard" for profile in profiles)
-    samples, together = sum(hard.values()) * c.references.samples, c.references.together
-    planned = [(ids["train"], policies.together_name(c), "", hard["train"] * together, None)]
+    sampled = [(ids["train"], policies.TOGETHER, hard["train"])]
     if not c.references.clone_large:
-      planned.append((profiled, policies.stratified_name(c), "", samples, None))
+      sampled.append((profiled, policies.STRATIFIED, sum(hard.values())))
     if c.references.explored and not c.references.clone_large:
-      explored = (tasks["train"] - hard["train"]) * (c.references.samples + together)
-      planned.append((ids["train"], policies.explored_name(c), "", explored, None))
+      sampled.append((ids["train"], policies.EXPLORED, tasks["train"] - hard["train"]))
+    for played, family, count in sampled:
+      episodes = count * sum(policies.sample_counts(c, family).values())
+      planned.append((played, policies.samples_name(c, family), "", episodes, None))
   elif stage in ("bopo", "baselines"):
     if stage == "baselines" and "single-turn" in c.baselines.rivals:
       between = [e.policy for e in entries(c) if e.family == policies.ALWAYS]

@@ -13,7 +13,7 @@ from baar_jax.envs import engines
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout import policies
-from baar_jax.rollout.policies import Job, rule_policy, stratified_name
+from baar_jax.rollout.policies import STRATIFIED, Job, rule_policy, samples_name
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import save_qwen2, weights_directory
 from baar_jax.run import Run
@@ -72,17 +72,18 @@ def references(run: Run) -> None:
   profiled = [t for t in run.tasks("train") + run.tasks("dev") if t.id in profiles]
   hard = [t for t in profiled if profiles[t.id].difficulty == "hard"]
 
-  def collect(family: str, tasks: Sequence[Task], **samples: int) -> None:
-    seeds = [REFERENCE_SEEDS + k for k in range(1, sum(samples.values()) + 1)]
+  def collect(family: str, tasks: Sequence[Task]) -> None:
+    counts = policies.sample_counts(run.config, family)
+    seeds = [REFERENCE_SEEDS + k for k in range(1, sum(counts.values()) + 1)]
     jobs = [Job(task, seed) for task in tasks for seed in seeds]
-    run.collect(family, rule_policy(family, **samples), jobs)
+    run.collect(family, rule_policy(family, **counts), jobs)
 
   if not c.clone_large:
-    collect(policies.STRATIFIED, hard, samples=c.samples)
+    collect(policies.STRATIFIED, hard)
     if c.explored:
       rest = [t for t in profiled if t.split == "train" and profiles[t.id].difficulty != "hard"]
-      collect(policies.EXPLORED, rest, samples=c.samples, together=c.together)
-  collect(policies.TOGETHER, [task for task in hard if task.split == "train"], samples=c.together)
+      collect(policies.EXPLORED, rest)
+  collect(policies.TOGETHER, [task for task in hard if task.split == "train"])
   trajectories = dataset.load_references(run.store, run.config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in hard]
@@ -169,7 +170,8 @@ def train_cascade(run: Run) -> None:
   """
   profiles = dataset.load_profiles(run.store, run.config, "train", "dev")
   trials, dearest = [e for p in profiles.values() for e in p.small], len(run.pair.names) - 1
-  trials += [e for e in run.store.episodes(stratified_name(run.config)) if e.task_id in profiles]
+  mixed = run.store.episodes(samples_name(run.config, STRATIFIED))
+  trials += [e for e in mixed if e.task_id in profiles]
   _fit_rival(run, "cascade", [e for e in trials if any(s.model != dearest for s in e.steps)])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
 from baar_jax.episode import Episode, Task
-from baar_jax.rollout.policies import BOUNDARIES, explored_name, stratified_name, together_name
+from baar_jax.rollout.policies import BOUNDARIES, EXPLORED, STRATIFIED, TOGETHER, samples_name
 from baar_jax.store import Store
 from baar_jax.train import rewards
 
@@ -94,7 +94,7 @@ def load_references(store: Store, config: Config, profiles: Mapping[str, Profile
   """The episode tau* by task id. Raises ValueError if a hard task has no stratified episode yet."""
   stratified = collections.defaultdict(list)
   if not config.references.clone_large:
-    for episode in store.episodes(stratified_name(config)):
+    for episode in store.episodes(samples_name(config, STRATIFIED)):
       stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
     hard = [id_ for id_, profile in profiles.items() if profile.difficulty == "hard"]
     if lacking := sum(not stratified[id_] for id_ in hard):
@@ -107,13 +107,13 @@ def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
   """What the profile's first trials and the references stored of training tasks."""
   samples = range(1, config.references.samples + 1)
   episodes = _load_episodes(store, config, range(config.profile.trials), samples)
-  return episodes + store.episodes(together_name(config))
+  return episodes + store.episodes(samples_name(config, TOGETHER))
 
 
 def load_value_episodes(store: Store, config: Config) -> list[Episode]:
   """The same, and samples of training tasks that are not hard: if hard tasks alone had episodes
   that mix the models, a mix would foretell a task that can be solved (our choice)."""
-  return load_pretraining_episodes(store, config) + store.episodes(explored_name(config))
+  return load_pretraining_episodes(store, config) + store.episodes(samples_name(config, EXPLORED))
 
 
 def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
@@ -126,7 +126,7 @@ def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
 def _load_episodes(store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]):
   """Training tasks' trials of the boundaries and stratified episodes, by their numbers."""
   seeds = dict.fromkeys(BOUNDARIES, {PROFILE_SEEDS + k for k in trials})
-  seeds[stratified_name(config)] = {REFERENCE_SEEDS + k for k in samples}
+  seeds[samples_name(config, STRATIFIED)] = {REFERENCE_SEEDS + k for k in samples}
   train = {task.id for task in store.tasks("train")}
   episodes = [e for name in seeds for e in store.episodes(name) if e.seed in seeds[name]]
   return [e for e in episodes if e.task_id in train]
