@@ -54,7 +54,7 @@ def test_large_steps_may_be_together_in_time():
   repeats = "LLSSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
   for k, letters in enumerate(steps + repeats, 1):
     lives = [live("t", 1000 + k, step) for step in range(10)]
-    assert "".join("SL"[m] for m in models("together", lives, samples=5, repeats=5)) == letters
+    assert "".join("SL"[m] for m in models("together", lives, together=5, repeats=5)) == letters
     lives = [live("t", 1004 + k, step) for step in range(10)]  # after 4 stratified samples
     explored = models("explored", lives, samples=4, together=5, repeats=5)
     assert "".join("SL"[model] for model in explored) == letters

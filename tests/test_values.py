@@ -111,11 +111,14 @@ def test_returns_end_with_their_episode():
   assert gain_N.tolist() == [1.0, 1.0, 0.5] and cost_N.tolist() == [2.0, 1.0, 1.0]
 
 
-def test_heads_keep_the_only_call_for_where_it_counts():
-  """Two steps; LARGE earns 0.1 at the first and 0.9 at the second, SMALL nothing. With one call
-  left LARGE waits, with two it acts twice: what brute force over the four plans gives."""
+def test_heads_prefer_the_best_stored_plan_of_each_cap_and_price_by_hand():
+  """Two steps; LARGE, at a dollar, earns 0.1 at the first and 0.9 at the second, SMALL nothing.
+
+  Of the four plans two calls left buy LARGE twice, and one its second. At price 1/19 scores weigh
+  .95 and dollars .05, so LARGE still pays twice; at 1/3 once, at the second step; at 3 never.
+  """
   episodes = [
-    episode(0.1 * first + 0.9 * second, step(first, 1.0, 0.1 * first), step(second, 1.0))
+    episode(0.1 * first + 0.9 * second, step(first, first, 0.1 * first), step(second, second))
     for first, second in itertools.product((SMALL, LARGE), repeat=2)
   ]
   data = make_transitions(episodes * 8, [-1, 1] * 4 * 8)
@@ -124,12 +127,20 @@ def test_heads_keep_the_only_call_for_where_it_counts():
   )
   *_, (done, heads, loss) = fit_heads(make_heads(16, 1), data, config, seed=0)
   assert done == 2000 and loss < 0.01
-  progress = np.array([[0, 0, 2, 0, 0, 0], [0, 0, 2, 0, 0, 0], [1, 0, 2, 1, 0, 1]])
-  state = describe(np.array([2.0, 1.0, 1.0]), 0.0, progress)
-  value_R, advantage_RxA = estimate(heads, np.array([[-1.0], [-1.0], [1.0]]), state)
-  assert np.argmax(advantage_RxA, axis=1).tolist() == [LARGE, SMALL, LARGE]
-  best_R = value_R + advantage_RxA.max(axis=1)
-  np.testing.assert_allclose(best_R, [1.0, 0.9, 0.9], atol=0.08)
+  progress = np.array([[0, 0, 2, 0, 0, 0], [1, 0, 2, 1, 0, 1]])
+  for left, price, *gains in [  # of LARGE over SMALL, at the first and at the second step
+    (2.0, 0.0, 0.1, 0.9),
+    (1.0, 0.0, 0.1 - 0.9, 0.9),  # at the first, it takes the call from the second
+    (np.inf, 1 / 19, 0.95 * 0.1 - 0.05, 0.95 * 0.9 - 0.05),
+    (np.inf, 1 / 3, 0.75 * 0.1 - 0.25, 0.75 * 0.9 - 0.25),
+    (np.inf, 3.0, 0.25 * 0.1 - 0.75, 0.25 * 0.9 - 0.75),
+  ]:
+    state = describe(np.array([left, left]), price, progress)
+    value_R, advantage_RxA = estimate(heads, np.array([[-1.0], [1.0]]), state)
+    np.testing.assert_allclose(np.diff(advantage_RxA)[:, 0], gains, atol=0.04)
+    first, second = np.maximum(gains, 0)  # of the best plan
+    best_R = value_R + advantage_RxA.max(axis=1)
+    np.testing.assert_allclose(best_R, [first + second, second], atol=0.08)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
 
 ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # also the families
 # The stored trials that routers learn from, and that the values alone do.
-STRATIFIED, TOGETHER, EXPLORED = "stratified", "together", "explored"
+SAMPLED = STRATIFIED, TOGETHER, EXPLORED = "stratified", "together", "explored"
 ALWAYS = "always"  # a model between the boundaries, named by its rank from 1
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
@@ -132,9 +132,7 @@ def rule_policy(family: str, name: str = "", **parameters: float) -> Policy | No
     FIRST_LARGE: lambda live: len(live.agents) - 1,  # as long as its budget allows
     ALWAYS: lambda live: parameters["model"] - 1,
     "random": lambda live: random_rule(live, **parameters),
-    STRATIFIED: lambda live: stratified_rule(live, **parameters),
-    TOGETHER: lambda live: together_rule(live, **parameters),
-    EXPLORED: lambda live: explored_rule(live, **parameters),
+    **dict.fromkeys(SAMPLED, lambda live: sampled_rule(live, **parameters)),
     "privileged": lambda live: privileged_rule(live, **parameters),
   }
   return Policy(name or policy_name(family, parameters), rules[family]) if family in rules else None
@@ -147,31 +145,23 @@ def random_rule(live: Live, p: float) -> int:
   return draw.choice(range(1, len(live.agents))) if draw.random() < p else SMALL
 
 
-def stratified_rule(live: Live, samples: int) -> int:
-  """LARGE with probability k / N at each step of episode k, from 1 to N = `samples` (paper)."""
-  return random_rule(live, (live.job.seed - REFERENCE_SEEDS) / samples)
+def sampled_rule(live: Live, samples: int = 0, together: int = 0, repeats: int = 0) -> int:
+  """LARGE as stored trial k of a task takes it, from 1: first `samples`, then the other two kinds.
 
-
-def together_rule(live: Live, samples: int, repeats: int = 0, others: int = 0) -> int:
-  """LARGE until a clock has passed k / (2 N) of the task's steps, or for even k from then on.
-
-  The clock of the first N = `samples` counts steps; that of N = `repeats` more counts observations
-  that were not new, as after most failures. So what first-large does, giving up, and LARGE once
-  SMALL has failed are among what the values learn from (our choice). `others` come before all.
+  Of the first N it has probability k / N at each step (paper). The others, our choice, have LARGE
+  until a clock is at k / (2 N) of the task's steps, or for even k from then on. It counts steps, or
+  in `repeats` observations that were not new, as after most failures: so what first-large does,
+  giving up, and LARGE once SMALL has failed are among what the values learn from.
   """
-  k, N, clock = live.job.seed - REFERENCE_SEEDS - others, samples, len(live.steps)
-  if k > samples:
+  k, N, clock = live.job.seed - REFERENCE_SEEDS, samples, len(live.steps)
+  if k <= N:
+    return random_rule(live, k / N)
+  k, N = k - N, together
+  if k > N:
     seen = [*(step.observation for step in live.steps), live.observation]
-    k, N, clock = k - samples, repeats, len(seen) - len(set(seen))
+    k, N, clock = k - N, repeats, len(seen) - len(set(seen))
   early = clock < k / (2 * N) * live.task.max_steps
   return random_rule(live, float(early == k % 2))
-
-
-def explored_rule(live: Live, samples: int, together: int, repeats: int = 0) -> int:
-  """For a task that is not hard: the samples that a hard one has of all kinds (our choice)."""
-  if live.job.seed - REFERENCE_SEEDS <= samples:
-    return stratified_rule(live, samples)
-  return together_rule(live, together, repeats, samples)
 
 
 def privileged_rule(live: Live, mu: float) -> int:
@@ -260,7 +250,7 @@ def sample_counts(config: Config, family: str) -> dict[str, int]:
   repeats = {"repeats": c.repeats} if c.repeats else {}
   return {
     STRATIFIED: {"samples": c.samples},  # what the references of hard tasks are chosen from
-    TOGETHER: {"samples": c.together} | repeats,
+    TOGETHER: {"together": c.together} | repeats,
     EXPLORED: {"samples": c.samples, "together": c.together} | repeats,
   }[family]
 

@@ -90,13 +90,13 @@ def list_rollouts(c: Config, store: Store, stage: str) -> Iterator[tuple]:
     for split in hard if store.finished("profile") else ():
       profiles = load_profiles(store, c, split).values()
       hard[split] = sum(profile.difficulty == "hard" for profile in profiles)
-    sampled = [(ids["train"], policies.TOGETHER, hard["train"])]
+    sampled = {policies.TOGETHER: hard["train"]}  # how many tasks
     if not c.references.clone_large:
-      sampled.append((profiled, policies.STRATIFIED, sum(hard.values())))
-    if c.references.explored and not c.references.clone_large:
-      sampled.append((ids["train"], policies.EXPLORED, tasks["train"] - hard["train"]))
-    for played, family, count in sampled:
-      episodes = count * sum(policies.sample_counts(c, family).values())
+      rest = (tasks["train"] - hard["train"]) * c.references.explored
+      sampled |= {policies.STRATIFIED: sum(hard.values()), policies.EXPLORED: rest}
+    for family in sampled:
+      episodes = sampled[family] * sum(policies.sample_counts(c, family).values())
+      played = profiled if family == policies.STRATIFIED else ids["train"]
       planned.append((played, policies.samples_name(c, family), "", episodes, None))
   elif stage in ("bopo", "baselines"):
     if stage == "baselines" and "single-turn" in c.baselines.rivals:
