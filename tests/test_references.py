@@ -53,11 +53,10 @@ def test_large_steps_may_be_together_in_time():
   steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"
   repeats = "LLSSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
   for k, letters in enumerate(steps + repeats, 1):
-    lives = [live("t", 1000 + k, step) for step in range(10)]
-    assert "".join("SL"[m] for m in models("together", lives, together=5, repeats=5)) == letters
-    lives = [live("t", 1004 + k, step) for step in range(10)]  # after 4 stratified samples
-    explored = models("explored", lives, samples=4, together=5, repeats=5)
-    assert "".join("SL"[model] for model in explored) == letters
+    for family, before in (("together", {}), ("explored", {"samples": 4})):  # stratified ones
+      lives = [live("t", 1000 + sum(before.values()) + k, step) for step in range(10)]
+      taken = models(family, lives, **before, together=5, repeats=5)
+      assert "".join("SL"[model] for model in taken) == letters
   lives = [live("t", 1002, step) for step in range(30)]
   strata = models("stratified", lives, samples=4)
   assert models("explored", lives, samples=4, together=5) == strata

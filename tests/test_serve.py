@@ -1,5 +1,6 @@
 """The endpoint, in process, with a loopback upstream."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -10,10 +11,11 @@ from standin import StandIn
 from starlette.testclient import TestClient
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
-from baar_jax.episode import Step
+from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
-from baar_jax.rollout.policies import Decision, Policy
+from baar_jax.rollout.policies import Decision, Job, Live, Policy
 from baar_jax.run import Run
+from baar_jax.serve.decider import Decider
 from baar_jax.serve.sessions import Turn
 from baar_jax.stages.serve import build
 
@@ -163,6 +165,19 @@ def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client):
   assert client.chat().status_code == 500
   session = client.session()
   assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
+
+
+def test_a_decision_that_fails_ends_its_own_call_alone():
+  """The first call decides alone, and the others together; this fails, and the last one is left."""
+  picks = iter((0, 2, 1))
+  decider = Decider(Policy("p", lambda live: (0, 1)[next(picks)]), rows=3)
+  calls = [decider.decide(Live(Job(Task(name, "test", "go", 9), 0), None)) for name in "abc"]
+
+  async def gather():
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+  first, second, third = asyncio.run(gather())
+  assert (first.model, third.model) == (0, 1) and isinstance(second, IndexError)
 
 
 def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):

@@ -122,9 +122,8 @@ def test_heads_prefer_the_best_stored_plan_of_each_cap_and_price_by_hand():
     for first, second in itertools.product((SMALL, LARGE), repeat=2)
   ]
   data = make_transitions(episodes * 8, [-1, 1] * 4 * 8)
-  config = ValueConfig(
-    updates=2000, heads=2, batch_decisions=128, learning_rate=1e-2, noise=0, weight_decay=0
-  )
+  exact = {"learning_rate": 1e-2, "noise": 0, "weight_decay": 0}
+  config = ValueConfig(updates=2000, heads=2, batch_decisions=128, **exact)
   *_, (done, heads, loss) = fit_heads(make_heads(16, 1), data, config, seed=0)
   assert done == 2000 and loss < 0.01
   progress = np.array([[0, 0, 2, 0, 0, 0], [1, 0, 2, 1, 0, 1]])

@@ -190,7 +190,6 @@ def _allowed(live: Live) -> list[int]:
 def _record_episode(live: Live, policy_name: str) -> Episode:
   """The record of an episode that ended."""
   lost_usd = live.dollar_budget.settled_usd - sum(step.spent_usd for step in live.steps)
-  lost_usd = max(0.0, round(lost_usd, 12))  # floats: it may be -1e-17
-  key = live.task.id, policy_name, live.job.seed
+  fields = live.task.id, policy_name, live.job.seed, live.steps, live.score, live.stop
   caps = live.call_budget.limit, live.dollar_budget.limit_usd
-  return Episode(*key, live.steps, live.score, live.stop, *caps, lost_usd=lost_usd)
+  return Episode(*fields, *caps, lost_usd=max(0.0, round(lost_usd, 12)))  # perhaps -1e-17

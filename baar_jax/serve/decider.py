@@ -25,7 +25,11 @@ class Decider:
     async with self._lock:
       while live.task.id in self._ready:
         batch = [self._ready.pop(id_) for id_ in [*self._ready][: self._rows]]
-        decisions = await asyncio.to_thread(self.choose, batch)
+        try:
+          decisions = await asyncio.to_thread(self.choose, batch)
+        except BaseException:  # it ends this call alone: the others decide anew
+          self._ready |= {other.task.id: other for other in batch if other is not live}
+          raise
         self._decided |= {other.task.id: decision for other, decision in zip(batch, decisions)}
     return self._decided.pop(live.task.id)
 

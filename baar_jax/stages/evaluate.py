@@ -13,7 +13,7 @@ from baar_jax.report.compare import FORECAST, budget_name, choose_on_dev, foreca
 from baar_jax.report.optimum import Exact
 from baar_jax.report.table import has_enough, list_evaluated, list_keys, load_split
 from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
-from baar_jax.router.head import Heads, count_calls_left, describe, estimate
+from baar_jax.router.head import count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.qwen2 import softmax
 from baar_jax.router.view import open_view
@@ -21,7 +21,7 @@ from baar_jax.run import Run
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import load_threshold_episodes
 from baar_jax.train.trainer import Batcher, ShardedRouter
-from baar_jax.train.values import Transitions, load_heads, load_trunk, read_transitions
+from baar_jax.train.values import load_heads, load_trunk, read_transitions
 
 
 def main(run: Run) -> None:
@@ -141,10 +141,8 @@ def forecast(run: Run) -> None:
     draft.replace(run.dir / FORECAST)
 
 
-def predict_scores(
-  forecasters: Sequence[tuple[Heads, Transitions]], calls: int | None, usd: float | None
-) -> np.ndarray:
-  """score_N in [0, 1] that is expected under a cap, at first decisions: the mean of the routers."""
+def predict_scores(forecasters: Sequence, calls: int | None, usd: float | None) -> np.ndarray:
+  """score_N in [0, 1] expected under a cap at first decisions: the mean of (heads, transitions)."""
   scores = []
   for heads, data in forecasters:
     left = count_calls_left(heads, calls, usd, ())
