@@ -127,8 +127,8 @@ class ReferencesConfig:
   samples: int = Field(20, gt=0, lt=SEEDS // 2)  # N of the paper, per hard task
   # More samples, whose LARGE steps are together in time, for pretraining and values; our choice,
   # see docs/evaluation.md.
-  together: int = Field(0, ge=0, lt=SEEDS // 2)
-  # As many more by a clock of observations that were not new, in place of steps.
+  together: int = Field(0, ge=0, lt=SEEDS // 4)
+  # The same up to or from a number of observations that were not new, in place of steps.
   repeats: int = Field(0, ge=0, lt=SEEDS // 4)
   # The same samples, of all kinds, of the other training tasks, for the values alone.
   explored: bool = False
