@@ -67,9 +67,8 @@ def write(directory: Path, shape: dict, dtype="float32", shards=1, tokens=0) -> 
   drawn = list(tensors(shape, dtype))
   for shard in range(shards):
     number = f"-{shard + 1:05}-of-{shards:05}" if shards > 1 else ""
-    save_file(
-      dict(drawn[shard::shards]), directory / f"model{number}.safetensors", {"format": "pt"}
-    )
+    path = directory / f"model{number}.safetensors"
+    save_file(dict(drawn[shard::shards]), path, {"format": "pt"})
   if tokens:
     write_tokenizer(directory, tokens)
   return directory

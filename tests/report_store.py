@@ -39,9 +39,7 @@ EVERY = FEW | {
 
 
 def entries(policies: dict) -> list[Entry]:
-  return [
-    Entry(family, parameters, name, K) for name, (family, parameters, K, *_) in policies.items()
-  ]
+  return [Entry(family, fields, name, K) for name, (family, fields, K, *_) in policies.items()]
 
 
 def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) -> Config:

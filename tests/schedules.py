@@ -155,13 +155,9 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
   models = ModelsConfig("chat", tuple(PRICES), prices=(*PRICES.values(),), timeout_s=3.0, retries=2)
   config = Config(name="s", runs=runs, env=EnvConfig("served"), models=models)
   config.serve = ServeConfig(policy="random", max_sessions=10)
-  upstream = StandIn(
-    lambda request: WORDS,
-    lambda number, request: faults.choice(FAULTS) if faults.random() < 0.2 else None,
-    latency_s=lambda number: faults.random() * 0.05,
-    stall_s=4.0,
-    chunk_s=0.01,
-  )
+  upstream = StandIn(lambda request: WORDS, stall_s=4.0, chunk_s=0.01)
+  upstream.fault = lambda number, request: faults.choice(FAULTS) if faults.random() < 0.2 else None
+  upstream.latency_s = lambda number: faults.random() * 0.05
   models.base_urls = (upstream.url,)
 
   def check_all() -> list[dict | None]:

@@ -15,11 +15,8 @@ from baar_jax.report.page import compute_results, write
 from baar_jax.report.table import COMPARED, load_split
 from baar_jax.rollout.policies import Entry
 
-POINTS = {
-  1: ("SSSL", (1.0, 0.0, 0.0, 0.0)),
-  2: ("SSLL", (1.0, 1.0, 1.0, 0.0)),
-  3: ("LLLL", (1.0, 1.0, 1.0, 0.0)),
-}
+SOLVED = (1.0, 1.0, 1.0, 0.0)  # all tasks but the intractable one
+POINTS = {1: ("SSSL", (1.0, 0.0, 0.0, 0.0)), 2: ("SSLL", SOLVED), 3: ("LLLL", SOLVED)}
 THREE = BOUNDARIES | {f"bopo{lam}": ("bopo", {"lam": lam}, None, *p) for lam, p in POINTS.items()}
 
 
@@ -50,10 +47,8 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
 
 def test_a_family_has_one_row_under_each_budget(tmp_path):
   """Of two points under a cap dev takes the better one, though the other is on the hull."""
-  capped = {
-    "bopo4": ("bopo", {"lam": 4}, 2, "SSLL", (1.0, 1.0, 1.0, 0.0)),
-    "bopo5": ("bopo", {"lam": 5}, 2, "SSSL", (1.0, 1.0, 0.5, 0.0)),
-  }
+  capped = {"bopo4": ("bopo", {"lam": 4}, 2, "SSLL", SOLVED)}
+  capped["bopo5"] = ("bopo", {"lam": 5}, 2, "SSSL", (1.0, 1.0, 0.5, 0.0))
   results = figures(BOUNDARIES | capped)
   assert results["hard_budget"].policy.tolist() == [*BOUNDARIES, "bopo4"]
   assert "At λ = 4, K = 2:" in write(results, tmp_path).read_text(encoding="utf-8")

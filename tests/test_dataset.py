@@ -133,24 +133,19 @@ def test_stored_references(store):
 
 
 def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_all(store):
-  others = [episode("h", "stratified(samples=20)", 1000 + k) for k in (2, 5, 15)]
-  others.append(episode("a test task", BOUNDARIES[0]))
-  others.append(episode("e", "explored(samples=20,together=0)", 1001))
-  trials = [
-    episode(task_id, name, seed) for name in BOUNDARIES for task_id in "eh" for seed in (0, 1)
-  ]
-  fill(store, "eh", trials + others)
+  trials = [episode(*key) for key in itertools.product("eh", BOUNDARIES, (0, 1))]
+  stratified = [episode("h", "stratified(samples=20)", 1000 + k) for k in (2, 5, 15)]
+  explored = [episode("e", "explored(samples=20,together=0)", 1001)]
+  fill(store, "eh", [*trials, *stratified, episode("a test task", BOUNDARIES[0]), *explored])
 
   def keys(episodes):
     return sorted((e.task_id, e.policy, e.seed) for e in episodes)
 
   # The quarters of 20 are k = 5, 10, 15.
-  learnt = [e for e in trials if e.seed == 0] + others[1:3]
+  learnt = [e for e in trials if e.seed == 0] + stratified[1:]
   assert keys(dataset.load_threshold_episodes(store, Config())) == keys(learnt)
-  assert keys(dataset.load_value_episodes(store, Config())) == keys(
-    trials + others[:3] + others[4:]
-  )
-  assert keys(dataset.load_pretraining_episodes(store, Config())) == keys(trials + others[:3])
+  assert keys(dataset.load_value_episodes(store, Config())) == keys(trials + stratified + explored)
+  assert keys(dataset.load_pretraining_episodes(store, Config())) == keys(trials + stratified)
 
 
 def first(count, batches):

@@ -149,9 +149,8 @@ def test_tape_of_one_episode(tape):
   assert (episode.task_id, episode.policy, episode.seed) == ("t1", "by-hand", 7)
   assert (episode.score, episode.stop, episode.call_budget) == (0.5, "done", None)
   steps = [(s.observation, s.model, s.action, s.logp, s.router_cost_usd) for s in episode.steps]
-  assert steps == [("seen 0", 0, "go 0", 0.0, 1e-6), ("seen 1", 1, "", -1.0, 1e-6)] + [
-    (NO_ACTION, 0, "go 2", -2.0, 1e-6)
-  ]
+  first = [("seen 0", 0, "go 0", 0.0, 1e-6), ("seen 1", 1, "", -1.0, 1e-6)]
+  assert steps == [*first, (NO_ACTION, 0, "go 2", -2.0, 1e-6)]
   calls = [(call.kind, call.usage, call.cost_usd) for step in episode.steps for call in step.calls]
   assert calls == [("act", Usage(1000, 0, 100), usd) for usd in (*USD, SMALL_USD)]
   messages = [("system", "Act."), ("user", "Task: Do t1.\n\nseen 0")]
@@ -245,13 +244,12 @@ def raises(error, call, times=9):
 
 
 DIED, NO_ANSWER = EnvDied("the process was killed"), NoAnswer("no content (6 attempts)")
+ENDS = [(call, 2, {}, "done", 3) for call in ("step go 1", "reset t1", "score")]
+ENDS += [("step go 1", 3, {}, f"error:{DIED}", 3)]
+ENDS += [("", 0, {1: NO_ANSWER}, f"error:{NO_ANSWER}", 1)]
 
 
-@pytest.mark.parametrize(
-  "call, times, texts, stop, tries",
-  [(call, 2, {}, "done", 3) for call in ("step go 1", "reset t1", "score")]
-  + [("step go 1", 3, {}, f"error:{DIED}", 3), ("", 0, {1: NO_ANSWER}, f"error:{NO_ANSWER}", 1)],
-)
+@pytest.mark.parametrize("call, times, texts, stop, tries", ENDS)
 def test_a_dead_environment_is_replaced_and_errors_end_their_own_episode(
   tape, call, times, texts, stop, tries
 ):

@@ -59,12 +59,9 @@ def batch_of(mask_BxS, **fields):
 def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
   """Of 5 episodes in the step this batch has 4 rows, two of them padding."""
   low = np.log(0.5 / 1.5)
-  batch = batch_of(
-    [[1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]],
-    logp_BxS=f32([[low, 0.0, np.inf], [low, -0.5, 0], [0] * 3, [9] * 3]),
-    adv_B=f32([2, -1, 0, 0]),
-    episode_share=4 / 5,
-  )
+  mask_BxS = [[1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+  logp_BxS = f32([[low, 0.0, np.inf], [low, -0.5, 0], [0] * 3, [9] * 3])
+  batch = batch_of(mask_BxS, logp_BxS=logp_BxS, adv_B=f32([2, -1, 0, 0]), episode_share=4 / 5)
   step = lambda logits: losses.dapo_loss(logits, batch)["loss"]  # noqa: E731
   loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
   # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to

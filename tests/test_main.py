@@ -73,12 +73,9 @@ def test_a_mistake_is_one_line(arguments, body, said, tmp_path, monkeypatch, cap
     (JaxRuntimeError("RESOURCE_EXHAUSTED: 9 bytes"), "out of memory ... 9 bytes"),
   ],
 )
-def test_a_damaged_store_and_too_little_memory_are_named(
-  error, said, tmp_path, monkeypatch, capsys
-):
+def test_a_damaged_store_or_too_little_memory_is_named(error, said, tmp_path, monkeypatch, capsys):
   def stage(run):
     raise error
 
   monkeypatch.setitem(main.STAGES, "report", stage)
-  said = said.replace("RUNS", str(tmp_path))
-  check([SANDBOX, "--stage=report"], tmp_path, capsys, said)
+  check([SANDBOX, "--stage=report"], tmp_path, capsys, said.replace("RUNS", str(tmp_path)))

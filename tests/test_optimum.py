@@ -16,14 +16,8 @@ from baar_jax.rollout.policies import Job, Policy
 from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier
-FEW = Rules(
-  locks=3,
-  attempts=2,
-  sign_at=1,
-  broken_from=2,
-  amber=(0.2, 0.7),
-  kinds=(Kind("cabin", 0.6, 0.1, 0.2), Kind("vault", 0.4, 0.5, 0.6)),
-)
+KINDS = Kind("cabin", 0.6, 0.1, 0.2), Kind("vault", 0.4, 0.5, 0.6)
+FEW = Rules(locks=3, attempts=2, sign_at=1, broken_from=2, amber=(0.2, 0.7), kinds=KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +76,9 @@ def brute_force(rules, errors, mu, call_usd, calls):
         open_W = np.where(level_W == BROKEN, 0.0, 1 - rate_W)
         jam_W = 1 - open_W - rate_W * wrong_W
         later = step + 1, calls - (model > 0)
-        values.append(
-          best(here_W * open_W, lock + 1, 0, *later)
-          + best(here_W * jam_W, lock, jams + 1, *later)
-          - mu * call_usd[step][model] * here_W.sum()
-        )
+        opened = best(here_W * open_W, lock + 1, 0, *later)
+        jammed = best(here_W * jam_W, lock, jams + 1, *later)
+        values.append(opened + jammed - mu * call_usd[step][model] * here_W.sum())
       total += max(values)
     return total
 

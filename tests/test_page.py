@@ -95,13 +95,11 @@ def test_a_run_without_a_gap(tmp_path):
 
 WRONG = [{"update": 1}, [1], None, "x", {"stage": "sft", "update": "x"}, {"stage": [1]}]
 WRONG += [{"stage": "../../x", "update": 1}, {"stage": "sft", "ablation": "$\\x$"}]
+FILES = [("metrics.jsonl", json.dumps(line)) for line in WRONG]
+FILES += [(FORECAST, text) for text in (",K = 1\ntest-0,x", "a,b\n1,2,3\n4", "")]
 
 
-@pytest.mark.parametrize(
-  ("name", "text"),
-  [("metrics.jsonl", json.dumps(line)) for line in WRONG]
-  + [(FORECAST, text) for text in (",K = 1\ntest-0,x", "a,b\n1,2,3\n4", "")],
-)
+@pytest.mark.parametrize("name, text", FILES)
 def test_a_file_of_the_run_that_cannot_be_read_is_named(tmp_path, name, text):
   (tmp_path / name).write_text(text)
   with pytest.raises(ValueError, match=f"^{tmp_path / name} cannot be read: "):

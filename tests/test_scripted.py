@@ -103,13 +103,11 @@ def agents(errors, seed=0):
 
 def test_replies_are_the_same_every_time_and_their_tokens_are_counted_from_the_text():
   messages = open_conversation(Room.system_prompt, TASK, "You see.")
-  first, again, other = (
-    [[a.reply(messages, step) for step in range(30)] for a in agents(ERRORS, seed)]
-    for seed in (0, 0, 1)
-  )
+  pairs = [agents(ERRORS, seed) for seed in (0, 0, 1)]
+  first, again, other = ([a.reply(messages, i) for a in pair for i in range(30)] for pair in pairs)
   assert first == again != other
   # 40 characters of instructions are 10 tokens; "Task: Do it.\n\nYou see." is 22, so 6.
-  reply = first[0][0]
+  reply = first[0]
   assert reply.call.usage == Usage(16, 0, -(-len(reply.text) // 4))
   assert reply.text.startswith("Thought: ")
 
@@ -149,16 +147,14 @@ def test_the_documentation_states_the_rates_of_the_code():
 # those of 85 dev tasks for which the error rates were set; 60 tasks have a standard error of 0.06.
 @pytest.mark.calibration
 @pytest.mark.parametrize(
-  "name, sizes, seeds, ends, tolerance, least_share",
+  "name, sizes, seeds, ends, tolerance, least",
   [
     ("quickstart", (1, 1, 60), 3, [(0.435, 0.325), (0.654, 0.639)], 0.12, 0.08),
     ("alfworld", (66, 1, 60), 1, [(0.40, 0.40), (0.635, 0.635)], 0.05, 0.15),
     ("appworld", (36, 1, 24), 2, [(0.53, 0.53), (0.667, 0.667)], 0.15, 0.0),
   ],
 )
-def test_the_pair_s_ends_lie_near_the_paper_s(
-  name, sizes, seeds, ends, tolerance, least_share, tmp_path
-):
+def test_the_pair_s_ends_lie_near_the_paper_s(name, sizes, seeds, ends, tolerance, least, tmp_path):
   config = importlib.import_module(f"configs.{name}").get_config()
   config.runs, env, data = str(tmp_path), config.env, tmp_path / "own"
   env.train_tasks, env.dev_tasks, env.test_tasks = sizes
@@ -177,4 +173,4 @@ def test_the_pair_s_ends_lie_near_the_paper_s(
   successes = trials.success.agg(list)
   tiers = successes[BOUNDARIES[0]].combine(successes[BOUNDARIES[1]], difficulty)
   shares = tiers.value_counts(normalize=True)
-  assert len(shares) == 3 and shares.min() > least_share
+  assert len(shares) == 3 and shares.min() > least

@@ -15,17 +15,10 @@ from tiny import episode
 from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
 from baar_jax.router.view import View, Window
 from baar_jax.router.weights import build_model
+from baar_jax.train import trainer as training
 from baar_jax.train.fit import update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
-from baar_jax.train.trainer import (
-  Batcher,
-  ShardedRouter,
-  Trainer,
-  bopo_optimizer,
-  label_models,
-  make_batch,
-  sft_optimizer,
-)
+from baar_jax.train.trainer import Batcher, ShardedRouter, Trainer, label_models, make_batch
 
 ADV = np.array([1.0, -2.0, 0.5, 3.0, -1.0])  # mean 0.3
 WHOLE = 8  # rows that hold all episodes
@@ -73,10 +66,8 @@ def assert_arrays(batch, **expected):
 def test_a_batch_of_transcripts_by_hand():
   """One row per episode; the second episode's history was cut before its last step."""
   made = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
-  windows = [
-    [Window([11, 12, 13, 14], [1, 3], 0)],
-    [Window([21, 22, 23], [0, 2], 0), Window([31, 32], [1], 2)],
-  ]
+  windows = [[Window([11, 12, 13, 14], [1, 3], 0)]]
+  windows += [[Window([21, 22, 23], [0, 2], 0), Window([31, 32], [1], 2)]]
   assert_arrays(
     make_batch(made, windows, map(label_models, made), **SIZES),
     tokens_RxT=[[11, 12, 13, 14, 0, 0], [21, 22, 23, 0, 0, 0], [31, 32, 0, 0, 0, 0]],
@@ -87,9 +78,8 @@ def test_a_batch_of_transcripts_by_hand():
     mask_BxS=np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]], bool),
   )
   # A forced decision was not sampled; a log-probability of 0 was.
-  batch = make_batch(
-    made, windows, [label_models(e, sampled=True) for e in made], **SIZES, advantages=[2.0, -1.0]
-  )
+  sampled = [label_models(e, sampled=True) for e in made]
+  batch = make_batch(made, windows, sampled, **SIZES, advantages=[2.0, -1.0])
   mask_BxS = [[False] * 4, [True, False, True, False], [False] * 4]
   assert_arrays(batch, mask_BxS=mask_BxS, adv_B=[2.0, -1.0, 0.0])
 
@@ -118,10 +108,8 @@ def test_a_scorer_learns_failures_from_what_any_but_the_dearest_proposed(batcher
   assert [view.tokenizer.decode(row).count(" proposal:") for row in batch.tokens_RxT[:2]] == [2, 2]
 
 
-def test_micro_batches_make_the_step_of_one_batch(
-  tiny_model, batcher, episodes, filled, router_config, view
-):
-  ids, other = view.decision_ids, filled(lambda: build_model(router_config, 0), seed=3)
+def test_micro_batches_make_the_step_of_one_batch(tiny_model, batcher, episodes, filled, view):
+  ids, other = view.decision_ids, filled(lambda: build_model(view.config, 0), seed=3)
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
   start, anchor = copy_of(trainer.state), ShardedRouter(other, ids)
   metrics, states = [], []
@@ -176,7 +164,7 @@ def updates_of(optimizer, gradients, value=0.0):
 
 
 def sft(updates=103, **settings):
-  return sft_optimizer(SFTConfig(updates=updates, **settings), 0.6)
+  return training.sft_optimizer(SFTConfig(updates=updates, **settings), 0.6)
 
 
 def test_schedule_and_clipping():
@@ -187,7 +175,7 @@ def test_schedule_and_clipping():
   np.testing.assert_allclose(rates[[0, 1, 2, 3, 28, 53, 103]], expected, rtol=1e-4, atol=1e-6)
   assert updates_of(sft(updates=2), [0.5] * 2) == pytest.approx([-0.3, -0.6], rel=1e-4)
   # A large eps keeps the sizes of gradients. Adam's first step on g is lr * g / (|g| + eps).
-  bopo = bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
+  bopo = training.bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
   for optimizer in (sft(updates=1, adam_eps=0.1), bopo):
     assert updates_of(optimizer, [0.001]) == pytest.approx([-0.6 * 0.001 / 0.101], rel=1e-5)
   # With clipping a gradient of 1000 is one of 1.

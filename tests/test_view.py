@@ -22,9 +22,8 @@ TASK = Task("plant-0", "train", "find the plant", 40)
 @pytest.fixture(scope="module")
 def views(router_config, tokenizer_dir):
   """views(max_tokens=220, ...): a view with other settings."""
-  return functools.cache(
-    lambda **changes: View(dataclasses.replace(router_config, **changes), tokenizer_dir)
-  )
+  configure = functools.partial(dataclasses.replace, router_config)
+  return functools.cache(lambda **changes: View(configure(**changes), tokenizer_dir))
 
 
 @pytest.fixture(scope="module")
