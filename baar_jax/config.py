@@ -29,13 +29,11 @@ MAX_PRICE = 2.0  # of a dollar, that the heads are trained for; see baar_jax/rou
 Price = Annotated[float, Field(ge=0, le=MAX_PRICE)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 # A user, a password, a query or a fragment may hold a key.
-Address = Annotated[
-  str, Field(pattern=r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$")
-]
+URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
+Address = Annotated[str, Field(pattern=URL)]
 Variable = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")]
-section = dataclass(
-  config={"extra": "forbid", "hide_input_in_errors": True, "allow_inf_nan": False}
-)
+STRICT = {"extra": "forbid", "hide_input_in_errors": True, "allow_inf_nan": False}
+section = dataclass(config=STRICT)
 
 
 @section

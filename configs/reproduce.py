@@ -20,7 +20,8 @@ def get_config(setting: str = "") -> config.Config:
   c.name = f"reproduce-{setting}" if setting else "reproduce"
   c.train_seeds = c.evaluate.seeds = 3
   c.bopo.lam, c.profile.robustness = lam, (3,)
-  c.value.prices, c.references.together = config.ValueConfig().prices, 20
+  c.value.prices = config.ValueConfig().prices
+  c.references.together = 20 - c.references.repeats
   c.baselines = config.BaselinesConfig(config.RIVALS, tuple(config.ABLATIONS), compared, updates=60)
   c.sft.learning_rates = (3e-3, 1e-2)
   if not setting:

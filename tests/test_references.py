@@ -28,15 +28,17 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.name, 1002, "SL", score, cost_usd=0.1))
 
-  config = Config(references=ReferencesConfig(samples=3, together=2, explored=True))
+  config = Config(references=ReferencesConfig(samples=3, together=2, repeats=1, explored=True))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.collect, run.require = collect, events.append
   train.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
-  together = [("h1", 1001), ("h1", 1002)]  # the values learn from training tasks alone
-  explored = [("e", k) for k in range(1001, 1006)]  # and from all: 3 + 2 samples of an easy task
+  together = [("h1", k) for k in (1001, 1002, 1003)]  # the values learn from training tasks alone
+  explored = [("e", k) for k in range(1001, 1007)]  # and from all: 3 + 2 + 1 of an easy task
   expected = ["stratified", *jobs, "explored", *explored, "together", *together]
   assert events == ["profile", *expected]
+  names = ["explored(samples=3,together=2,repeats=1)", "together(samples=2,repeats=1)"]
+  assert [policy.name for policy in policies] == ["stratified(samples=3)", *names]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   assert "LARGE at 75% of their steps; 1 had no stratified" in capsys.readouterr().out
@@ -49,13 +51,14 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
 
 def test_large_steps_may_be_together_in_time():
   # 10 k / (2 * 5) = k of 10 steps: the first 1 and 3 are LARGE, and all but the first 2 and 4. Then
-  # the same by a clock: up to the steps 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations were not new.
+  # the same at 5/3, 10/3 and 5 of 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations that were not new.
   steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"
-  repeats = "LLSSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
+  repeats = "LLLLSSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
+  families = {"together": {"samples": 5}, "explored": {"samples": 4, "together": 5}}
   for k, letters in enumerate(steps + repeats, 1):
-    for family, before in (("together", {}), ("explored", {"samples": 4})):  # stratified ones
-      lives = [live("t", 1000 + sum(before.values()) + k, step) for step in range(10)]
-      taken = models(family, lives, **before, together=5, repeats=5)
+    for first, (family, counts) in zip((1000, 1004), families.items()):  # after 4 stratified ones
+      lives = [live("t", first + k, step) for step in range(10)]
+      taken = models(family, lives, **counts, repeats=3)
       assert "".join("SL"[model] for model in taken) == letters
   lives = [live("t", 1002, step) for step in range(30)]
   strata = models("stratified", lives, samples=4)

@@ -167,10 +167,10 @@ def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client):
   assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
 
 
-def test_a_decision_that_fails_ends_its_own_call_alone():
-  """The first call decides alone, and the others together; this fails, and the last one is left."""
-  picks = iter((0, 2, 1))
-  decider = Decider(Policy("p", lambda live: (0, 1)[next(picks)]), rows=3)
+def test_a_failure_ends_the_call_that_decides_alone():
+  """The first decides alone, the second for both others and fails, and the third decides anew."""
+  picks = iter((0, 2))
+  decider = Decider(Policy("p", lambda live: (0, 1)[next(picks, 1)]), rows=3)
   calls = [decider.decide(Live(Job(Task(name, "test", "go", 9), 0), None)) for name in "abc"]
 
   async def gather():

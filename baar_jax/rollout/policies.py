@@ -15,7 +15,7 @@ from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
 
 ALWAYS_SMALL, ALWAYS_LARGE = BOUNDARIES = ("always-small", "always-large")  # also the families
 # The stored trials that routers learn from, and that the values alone do.
-SAMPLED = STRATIFIED, TOGETHER, EXPLORED = "stratified", "together", "explored"
+STRATIFIED, TOGETHER, EXPLORED = "stratified", "together", "explored"
 ALWAYS = "always"  # a model between the boundaries, named by its rank from 1
 FIRST_LARGE = "first-large"  # always-large under a call budget: LARGE for the first K calls
 CONDITIONED = "conditioned"  # the one router that knows its budget and the price of a dollar
@@ -132,7 +132,9 @@ def rule_policy(family: str, name: str = "", **parameters: float) -> Policy | No
     FIRST_LARGE: lambda live: len(live.agents) - 1,  # as long as its budget allows
     ALWAYS: lambda live: parameters["model"] - 1,
     "random": lambda live: random_rule(live, **parameters),
-    **dict.fromkeys(SAMPLED, lambda live: sampled_rule(live, **parameters)),
+    STRATIFIED: lambda live: sampled_rule(live, **parameters),
+    TOGETHER: lambda live: sampled_rule(live, 0, *parameters.values()),
+    EXPLORED: lambda live: sampled_rule(live, **parameters),
     "privileged": lambda live: privileged_rule(live, **parameters),
   }
   return Policy(name or policy_name(family, parameters), rules[family]) if family in rules else None
@@ -145,13 +147,14 @@ def random_rule(live: Live, p: float) -> int:
   return draw.choice(range(1, len(live.agents))) if draw.random() < p else SMALL
 
 
-def sampled_rule(live: Live, samples: int = 0, together: int = 0, repeats: int = 0) -> int:
-  """LARGE as stored trial k of a task takes it, from 1: first `samples`, then the other two kinds.
+def sampled_rule(live: Live, samples: int, together: int = 0, repeats: int = 0) -> int:
+  """What stored trial k of a task, from 1, takes: first come `samples`, then the other two kinds.
 
-  Of the first N it has probability k / N at each step (paper). The others, our choice, have LARGE
-  until a clock is at k / (2 N) of the task's steps, or for even k from then on. It counts steps, or
-  in `repeats` observations that were not new, as after most failures: so what first-large does,
-  giving up, and LARGE once SMALL has failed are among what the values learn from.
+  k and N count within a kind. The first is LARGE with probability k / N at each step (paper), the
+  others, our choice, until a clock is at k / (2 N) of the task's steps, or for even k from then on.
+  The clock of `together` counts steps, that of `repeats` observations that were not new, as after
+  most failures: so the values also learn from what first-large does, from giving up, and from LARGE
+  once SMALL has failed.
   """
   k, N, clock = live.job.seed - REFERENCE_SEEDS, samples, len(live.steps)
   if k <= N:
@@ -245,12 +248,12 @@ def policy_name(base: str, parameters: dict[str, float]) -> str:
 
 
 def sample_counts(config: Config, family: str) -> dict[str, int]:
-  """How many stored trials of each kind a task has, by its family: what its rule takes."""
+  """How many stored trials of each kind a task has of a family's policy: its parameters."""
   c = config.references
   repeats = {"repeats": c.repeats} if c.repeats else {}
   return {
     STRATIFIED: {"samples": c.samples},  # what the references of hard tasks are chosen from
-    TOGETHER: {"together": c.together} | repeats,
+    TOGETHER: {"samples": c.together} | repeats,
     EXPLORED: {"samples": c.samples, "together": c.together} | repeats,
   }[family]
 

@@ -15,23 +15,21 @@ class Decider:
   def __init__(self, policy: Policy, rows: int):
     self.policy, self._rows = policy, rows
     self.lives: dict[str, Live] = {}  # by session, the newest last
-    self._ready: dict[str, Live] = {}
-    self._decided: dict[str, Decision] = {}
+    self._ready: dict[Live, list[Decision]] = {}
     self._lock = asyncio.Lock()
 
   async def decide(self, live: Live) -> Decision:
     """The decision for a session. Who comes first decides for all that are ready, in a thread."""
-    self._ready[live.task.id] = live
-    async with self._lock:
-      while live.task.id in self._ready:
-        batch = [self._ready.pop(id_) for id_ in [*self._ready][: self._rows]]
-        try:
-          decisions = await asyncio.to_thread(self.choose, batch)
-        except BaseException:  # it ends this call alone: the others decide anew
-          self._ready |= {other.task.id: other for other in batch if other is not live}
-          raise
-        self._decided |= {other.task.id: decision for other, decision in zip(batch, decisions)}
-    return self._decided.pop(live.task.id)
+    decided = self._ready[live] = []
+    try:
+      async with self._lock:
+        while not decided:
+          batch = [other for other, made in self._ready.items() if not made][: self._rows]
+          for other, decision in zip(batch, await asyncio.to_thread(self.choose, batch)):
+            self._ready.get(other, []).append(decision)  # its call may have ended
+      return decided.pop()
+    finally:  # a failure ends the call that has decided: the others decide anew
+      del self._ready[live]
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decisions for different sessions, no more than there are rows."""
