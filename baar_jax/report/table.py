@@ -96,7 +96,7 @@ def load_split(store: Store, listed: Sequence[Entry], config: Config, split: str
       raise ValueError(f"{policy} lacks episodes on {split}: run --stage=evaluate first")
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
-    raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate again")
+    raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate")
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
   episodes["training_seed"] = (episodes.seed - seeds[0]) % config.train_seeds  # as evaluate plays
