@@ -34,8 +34,8 @@ def episode(score, *steps):
 
 
 def make_transitions(episodes, hidden_N) -> Transitions:
-  """Of tasks of two steps, with hidden states of size 1."""
-  task = dataclasses.replace(TASK, max_steps=2)
+  """Of tasks of three steps, with hidden states of size 1."""
+  task = dataclasses.replace(TASK, max_steps=3)
   rows = [row for e in episodes for row in values._list_rows(task, e, unit_usd=1.0)]
   return Transitions(np.array(hidden_N, np.float32)[:, None], *map(np.array, zip(*rows)))
 
@@ -112,34 +112,34 @@ def test_returns_end_with_their_episode():
 
 
 def test_heads_prefer_the_best_stored_plan_of_each_cap_and_price_by_hand():
-  """Two steps; LARGE, at a dollar, earns 0.1 at the first and 0.9 at the second, SMALL nothing.
+  """Three steps; LARGE, at a dollar, earns 0.3, 0.5 and 0.4, SMALL nothing.
 
-  Of the four plans two calls left buy LARGE twice, and one its second. At price 1/19 scores weigh
-  .95 and dollars .05, so LARGE still pays twice; at 1/3 once, at the second step; at 3 never.
+  Of the eight plans one call is best kept for the second step, and two for the second and third. At
+  price 1/19 scores weigh .95 and dollars .05, so LARGE pays at each step; at 1/3 not at the first;
+  at 1 at none.
   """
-  episodes = [
-    episode(0.1 * first + 0.9 * second, step(first, first, 0.1 * first), step(second, second))
-    for first, second in itertools.product((SMALL, LARGE), repeat=2)
-  ]
-  data = make_transitions(episodes * 8, [-1, 1] * 4 * 8)
+  episodes = []
+  for plan in itertools.product((SMALL, LARGE), repeat=3):
+    scores = np.cumsum(np.multiply(plan, (0.3, 0.5, 0.4)))
+    episodes.append(episode(scores[-1], *map(step, plan, plan, scores)))
+  data = make_transitions(episodes * 8, [-1, 0, 1] * 8 * 8)
   exact = {"learning_rate": 1e-2, "noise": 0, "weight_decay": 0}
   config = ValueConfig(updates=2000, heads=2, batch_decisions=128, **exact)
   *_, (done, heads, loss) = fit_heads(make_heads(16, 1), data, config, seed=0)
   assert done == 2000 and loss < 0.01
-  progress = np.array([[0, 0, 2, 0, 0, 0], [1, 0, 2, 1, 0, 1]])
-  for left, price, *gains in [  # of LARGE over SMALL, at the first and at the second step
-    (2.0, 0.0, 0.1, 0.9),
-    (1.0, 0.0, 0.1 - 0.9, 0.9),  # at the first, it takes the call from the second
-    (np.inf, 1 / 19, 0.95 * 0.1 - 0.05, 0.95 * 0.9 - 0.05),
-    (np.inf, 1 / 3, 0.75 * 0.1 - 0.25, 0.75 * 0.9 - 0.25),
-    (np.inf, 3.0, 0.25 * 0.1 - 0.75, 0.25 * 0.9 - 0.75),
+  progress = np.array([[0, 0, 3, 0, 0, 0], [1, 0, 3, 1, 0, 1], [2, 0, 3, 2, 0, 2]])
+  for left, price, *gains, best in [  # of LARGE over SMALL by step, and what the best plan is worth
+    (3.0, 0.0, 0.3, 0.5, 0.4, 1.2),
+    (2.0, 0.0, 0.3 - 0.4, 0.5, 0.4, 0.9),  # at the first, it takes a call from the third
+    (1.0, 0.0, 0.3 - 0.5, 0.5 - 0.4, 0.4, 0.5),
+    (np.inf, 1 / 19, 0.95 * 0.3 - 0.05, 0.95 * 0.5 - 0.05, 0.95 * 0.4 - 0.05, 0.99),
+    (np.inf, 1 / 3, 0.75 * 0.3 - 0.25, 0.75 * 0.5 - 0.25, 0.75 * 0.4 - 0.25, 0.175),
+    (np.inf, 1.0, 0.5 * 0.3 - 0.5, 0.5 * 0.5 - 0.5, 0.5 * 0.4 - 0.5, 0.0),
   ]:
-    state = describe(np.array([left, left]), price, progress)
-    value_R, advantage_RxA = estimate(heads, np.array([[-1.0], [1.0]]), state)
-    np.testing.assert_allclose(np.diff(advantage_RxA)[:, 0], gains, atol=0.04)
-    first, second = np.maximum(gains, 0)  # of the best plan
-    best_R = value_R + advantage_RxA.max(axis=1)
-    np.testing.assert_allclose(best_R, [first + second, second], atol=0.08)
+    state = describe(np.full(3, left), price, progress)
+    value_S, advantage_SxA = estimate(heads, np.array([[-1.0], [0.0], [1.0]]), state)
+    np.testing.assert_allclose(np.diff(advantage_SxA)[:, 0], gains, atol=0.1)
+    assert value_S[0] + advantage_SxA[0].max() == pytest.approx(best, abs=0.08)
 
 
 @pytest.fixture
