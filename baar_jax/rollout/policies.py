@@ -152,9 +152,9 @@ def sampled_rule(live: Live, samples: int, together: int = 0, repeats: int = 0) 
 
   k and N count within a kind. The first is LARGE with probability k / N at each step (paper), the
   others, our choice, until a clock is at k / (2 N) of the task's steps, or for even k from then on.
-  The clock of `together` counts steps, that of `repeats` observations that were not new, as after
-  most failures: so the values also learn from what first-large does, from giving up, and from LARGE
-  once SMALL has failed.
+  The clock of `together` counts steps, that of `repeats` observations that were not new: so the
+  values also learn from what first-large does, and from giving up, or calling LARGE, once an
+  episode goes in circles.
   """
   k, N, clock = live.job.seed - REFERENCE_SEEDS, samples, len(live.steps)
   if k <= N:

@@ -129,8 +129,8 @@ class RouterPolicy(Policy):
     """output_RxC (logits_RxA, for heads hidden_RxD) at each text's end; how many tokens are new."""
     fed, pending, output_of = [], [], {}  # pending: (row, first position, tokens) to be fed
     for live in ready:
-      row, held = self._held.get(live) or (self._free_rows.pop(), [])
       tokens = self._view.live_window(live).tokens
+      row, held = self._held.get(live) or (self._free_rows.pop(), [])
       start = len(held) if tokens[: len(held)] == held and len(held) < len(tokens) else 0
       fed.append((row, tokens))
       pending.append((row, start, tokens[start:]))
