@@ -248,7 +248,7 @@ def policy_name(base: str, parameters: dict[str, float]) -> str:
 
 
 def sample_counts(config: Config, family: str) -> dict[str, int]:
-  """How many stored trials of each kind a task has of a family's policy: its parameters."""
+  """How many trials of each kind a family's policy plays of a task: its parameters."""
   c = config.references
   repeats = {"repeats": c.repeats} if c.repeats else {}
   return {
@@ -259,7 +259,7 @@ def sample_counts(config: Config, family: str) -> dict[str, int]:
 
 
 def samples_name(config: Config, family: str) -> str:
-  """The policy of stored trials of these kinds."""
+  """The name of a family's policy, which plays trials that routers learn from."""
   return policy_name(family, sample_counts(config, family))
 
 
