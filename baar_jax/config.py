@@ -123,8 +123,7 @@ class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's 
 @section
 class ReferencesConfig:
   samples: int = Field(20, gt=0, lt=SEEDS // 2)  # N of the paper, per hard task
-  # More samples, whose LARGE steps are together in time, for pretraining and values; our choice,
-  # see docs/evaluation.md.
+  # Our choice: more, LARGE together in time, for pretraining and values; see docs/evaluation.md.
   together: int = Field(0, ge=0, lt=SEEDS // 4)
   # The same up to or from a number of observations that were not new, in place of steps.
   repeats: int = Field(0, ge=0, lt=SEEDS // 4)

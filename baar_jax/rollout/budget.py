@@ -5,10 +5,10 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-from baar_jax.episode import SMALL
+from baar_jax.episode import SMALL, Step
 
 
 class BudgetSpent(RuntimeError):
@@ -68,6 +68,10 @@ class DollarBudget:
   @property
   def settled_usd(self) -> float:
     return float(self._settled)
+
+  def lost_usd(self, steps: Iterable[Step]) -> float:
+    """Dollars that are settled and in no step; floats add up to the last bits alone."""
+    return max(0.0, round(self.settled_usd - sum(step.spent_usd for step in steps), 12))
 
   def allows(self, usd: float) -> bool:
     """Whether a call of at most `usd` fits into what is left now."""

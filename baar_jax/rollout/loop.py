@@ -189,7 +189,6 @@ def _allowed(live: Live) -> list[int]:
 
 def _record_episode(live: Live, policy_name: str) -> Episode:
   """The record of an episode that ended."""
-  lost_usd = live.dollar_budget.settled_usd - sum(step.spent_usd for step in live.steps)
   fields = live.task.id, policy_name, live.job.seed, live.steps, live.score, live.stop
   caps = live.call_budget.limit, live.dollar_budget.limit_usd
-  return Episode(*fields, *caps, lost_usd=max(0.0, round(lost_usd, 12)))
+  return Episode(*fields, *caps, lost_usd=live.dollar_budget.lost_usd(live.steps))

@@ -133,7 +133,7 @@ def rule_policy(family: str, name: str = "", **parameters: float) -> Policy | No
     ALWAYS: lambda live: parameters["model"] - 1,
     "random": lambda live: random_rule(live, **parameters),
     STRATIFIED: lambda live: sampled_rule(live, **parameters),
-    TOGETHER: lambda live: sampled_rule(live, 0, *parameters.values()),
+    TOGETHER: lambda live: sampled_rule(live, 0, *parameters.values()),  # none of the first kind
     EXPLORED: lambda live: sampled_rule(live, **parameters),
     "privileged": lambda live: privileged_rule(live, **parameters),
   }
@@ -152,9 +152,8 @@ def sampled_rule(live: Live, samples: int, together: int = 0, repeats: int = 0) 
 
   k and N count within a kind. The first is LARGE with probability k / N at each step (paper), the
   others, our choice, until a clock is at k / (2 N) of the task's steps, or for even k from then on.
-  The clock of `together` counts steps, that of `repeats` observations that were not new: so the
-  values also learn from what first-large does, and from giving up, or calling LARGE, once an
-  episode goes in circles.
+  The clock of `together` counts steps, that of `repeats` observations that were not new: so values
+  also learn what first-large does, and giving up, or LARGE, once an episode goes in circles.
   """
   k, N, clock = live.job.seed - REFERENCE_SEEDS, samples, len(live.steps)
   if k <= N:

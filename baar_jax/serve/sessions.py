@@ -172,10 +172,9 @@ class Sessions(Calls):
   def finish(self, session: Session, score: float) -> None:
     """Ends a session with its score, and stores its episode; once, also where a kill comes between
     the two."""
-    lost_usd = session.spent_usd - sum(step.spent_usd for step in session.steps)  # perhaps -1e-17
     fields = session.task_id, session.policy, 0, session.steps, score, "done"
     caps = session.call_limit, session.usd_limit
-    episode = Episode(*fields, *caps, lost_usd=max(0.0, round(lost_usd, 12)))
+    episode = Episode(*fields, *caps, lost_usd=session.dollars.lost_usd(session.steps))
     scored = {f"session {session.id}": (episode, session.description)}
     add_sessions(self._store, self._config, scored)
     session.score = score
