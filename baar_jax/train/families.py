@@ -56,26 +56,52 @@ class Family:
 class Loader:
   """Builds policies; it keeps the router that was loaded last."""
 
-  def __init__(self, training: Training):
-    self.training = training
-    self._name: tuple = ()
+  def __init__(
+    self,
+    files: RouterFiles,
+    rows: int,
+    pair: Pair | None = None,
+    store: Store | None = None,
+  ):
+    """Take what policies are built from.
+
+    Args:
+      files: of the trained routers.
+      rows: the most episodes that are live at once.
+      pair: the models; without one a policy that asks a judge cannot be built.
+      store: with the training episodes that thresholds are quantiles of.
+    """
+    self.files = files
+    self.rows = rows
+    self.pair = pair
+    self._store = store
+    self._loaded: tuple = ()
     self._model: Qwen2 | None = None
+    self._p_NxA: np.ndarray | None = None
 
   def build(self, spec: PolicySpec) -> Policy:
     """Build the policy of a spec; raise ValueError if its training has not ended."""
     return FAMILIES[spec.family].build(spec, self)
 
-  def load(self, spec: PolicySpec) -> Qwen2:
-    """Load the trained router of a spec, or the trunk of the value heads."""
-    name = spec.family, spec.lam
-    if name != self._name:
-      self._model = load_router(self.training, spec.family, spec.lam)
-      self._name = name
+  def load(self, family: str, lam: float | None) -> Qwen2:
+    """Load a trained router."""
+    if (family, lam) != self._loaded:
+      self._p_NxA = None
+      self._model = load_router(self.files, family, lam)
+      self._loaded = (family, lam)
     return self._model
 
-  @functools.cached_property
-  def trunk(self) -> tuple[Qwen2, View]:
-    return load_trunk(self.training)
+  def predict_stored(self, view: View) -> np.ndarray:
+    """Compute p_NxA of the loaded router at decisions of stored training episodes."""
+    if self._p_NxA is None:
+      config = self.files.config
+      episodes = load_threshold_episodes(self._store, config)
+      dtype = config.router.dtype
+      router = ShardedRouter(self._model, view.logit_ids, self.files.mesh, dtype)
+      batcher = Batcher(config, view, self._store.tasks("train"))
+      logits_NxA = batcher.compute(router.logits, episodes)
+      self._p_NxA = softmax(logits_NxA, "stored episodes")
+    return self._p_NxA
 
 
 def list_specs(config: Config) -> list[PolicySpec]:
@@ -261,41 +287,44 @@ def _build_privileged(spec: PolicySpec, loader: Loader) -> Policy:
 
 
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
-  config = loader.training.config
+  config = loader.files.config
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
   return RulePolicy(spec, exact.optimal_rule(spec))
 
 
 def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
-  training = loader.training
-  config = training.config
-  judge = training.pair.judge(config.baselines.judge)
+  config = loader.files.config
+  judge = loader.pair.judge(config.baselines.judge)
   models = len(config.models.names)
-  return ZeroShotPolicy(spec, judge, config.router, training.tokenizer, models)
+  return ZeroShotPolicy(spec, judge, config.router, loader.files.tokenizer, models)
 
 
 def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
-  training = loader.training
-  model, view = loader.trunk
-  weights = training.config.value.prices
-  rows = training.live_episodes
-  return ConditionedPolicy(
-    spec, model, view, load_heads(training), weights, rows, training.mesh
-  )
+  files = loader.files
+  model, view = load_trunk(files)
+  weights = files.config.value.prices
+  heads = load_heads(files)
+  return ConditionedPolicy(spec, model, view, heads, weights, loader.rows, files.mesh)
 
 
 def _build_router(
   spec: PolicySpec, loader: Loader, policy: type[RouterPolicy] = RouterPolicy
 ) -> Policy:
-  training = loader.training
-  model = loader.load(spec)
-  proposals = policy is CascadePolicy
-  view = open_view(training.config, training.tokenizer, proposals)
-  rule = Threshold(spec.threshold, [price.input for price in training.pair.prices])
-  if spec.share is not None:
-    switch_N = rule.switch_thresholds(loader.predict_stored(model, view))
+  files = loader.files
+  config = files.config
+  family = spec.family
+  if spec.rollout and spec.update == 1:
+    family = "sft"  # that the first update samples from
+  model = loader.load(family, spec.lam if family == spec.family else None)
+  view = files.open_view(proposals=policy is CascadePolicy)
+  prices = prices_of(config.models.names, config.models.prices)
+  rule = Threshold(spec.threshold, [price.input for price in prices])
+  if spec.rollout:
+    rule = Sample(spec.key)
+  elif spec.share is not None:
+    switch_N = rule.switch_thresholds(loader.predict_stored(view))
     rule.value = float(np.quantile(switch_N, 1.0 - spec.share))
-  return policy(spec, model, view, rule, training.live_episodes, training.mesh)
+  return policy(spec, model, view, rule, loader.rows, files.mesh)
 
 
 def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
@@ -304,26 +333,120 @@ def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
 
 FAMILIES = {
   ALWAYS_SMALL.family: Family(
-    "always SMALL", "#1d2530", "X", _list_small, _build_rule(rules.take_small)
+    label="always SMALL",
+    color="#1d2530",
+    marker="X",
+    list_specs=_list_small,
+    build=_build_rule(rules.take_small),
   ),
   ALWAYS_LARGE.family: Family(
-    "always LARGE",
-    "#1d2530",
-    "X",
-    lambda config: [ALWAYS_LARGE],
-    _build_rule(rules.take_large),
+    label="always LARGE",
+    color="#1d2530",
+    marker="X",
+    list_specs=lambda config: [ALWAYS_LARGE],
+    build=_build_rule(rules.take_large),
   ),
   FIRST_LARGE: Family(
-    "First-Large",
-    "#2f8a5b",
-    "D",
-    lambda config: _under(PolicySpec(FIRST_LARGE), _caps(config)),
-    _build_rule(rules.take_large),
+    label="First-Large",
+    color="#2f8a5b",
+    marker="D",
+    list_specs=lambda config: _under(PolicySpec(FIRST_LARGE), _caps(config)),
+    build=_build_rule(rules.take_large),
   ),
   ALWAYS: Family(
-    "always one between", "#5f6875", "X", _list_ranks, _build_rule(rules.take_rank)
+    label="always one between",
+    color="#5f6875",
+    marker="X",
+    list_specs=_list_ranks,
+    build=_build_rule(rules.take_rank),
   ),
-  "random": Family(
-    "random", "#848b96", "^", _list_random, _build_rule(rules.take_randomly)
+  RANDOM: Family(
+    label="random",
+    color="#848b96",
+    marker="^",
+    list_specs=_list_random,
+    build=_build_rule(rules.take_randomly),
+  ),
+  PRIVILEGED: Family(
+    label="privileged (error model)",
+    color="#8a5eb0",
+    marker="P",
+    list_specs=_list_privileged,
+    build=_build_privileged,
+  ),
+  OPTIMUM: Family(
+    label="optimum (exact policy)",
+    color="#ad7a10",
+    marker="*",
+    list_specs=_list_optimum,
+    build=_build_optimum,
+  ),
+  ZERO_SHOT: Family(
+    label="zero-shot router",
+    color="#0f8a94",
+    marker="X",
+    list_specs=_list_zero_shot,
+    build=_build_zero_shot,
+    is_rival=True,
+  ),
+  CONDITIONED: Family(
+    label="router that knows its budget",
+    color="#111111",
+    marker="*",
+    list_specs=_list_conditioned,
+    build=_build_conditioned,
+    stage="value",
+    train=fit_values,
+  ),
+  SFT: Family(
+    label="SFT only",
+    color="#2f6cb3",
+    marker="s",
+    list_specs=_list_sft,
+    build=_build_router,
+    stage="sft",
+    train=fit_sft,
+  ),
+  BOPO: Family(
+    label="BoPO",
+    color="#c9452c",
+    marker="o",
+    list_specs=functools.partial(_list_rollouts, BOPO),
+    build=_build_router,
+    stage="bopo",
+    train=functools.partial(train_rollouts, BOPO),
+    list_jobs=list_updates,
+  ),
+  "cascade": Family(
+    label="cascade",
+    color="#7a5a2e",
+    marker="v",
+    list_specs=functools.partial(_list_classifier, "cascade"),
+    build=_build_cascade,
+    stage="baselines",
+    train=train_cascade,
+    is_rival=True,
+  ),
+  "single-turn": Family(
+    label="single-turn",
+    color="#b8408f",
+    marker="<",
+    list_specs=functools.partial(_list_classifier, "single-turn"),
+    build=_build_router,
+    stage="baselines",
+    train=train_single_turn,
+    list_jobs=list_ranked_trials,
+    is_rival=True,
+  ),
+  "vanilla": Family(
+    label="vanilla RL",
+    color="#3c4cc0",
+    marker="h",
+    list_specs=functools.partial(_list_rollouts, "vanilla"),
+    build=_build_router,
+    stage="baselines",
+    train=functools.partial(train_rollouts, "vanilla"),
+    list_jobs=list_updates,
+    is_rival=True,
   ),
 }
