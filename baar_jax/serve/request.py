@@ -12,10 +12,9 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraint
 from starlette.requests import Request
 
 from baar_jax.llms.agent import parse_action
-from baar_jax.llms.endpoints import read_json
+from baar_jax.llms.chat_completions import read_json
 
 CAP = re.compile(r":K=(\d{1,9})(?![^:])")  # on large calls, in a model's name
-LIMITS = ("max_tokens", "max_completion_tokens")
 Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)]
 Text = Annotated[str, Field(max_length=10**9)]  # also refuses half a pair of surrogates
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
