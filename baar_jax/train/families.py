@@ -8,29 +8,58 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from baar_jax.config import ABLATIONS, Config, compared_lam
+from baar_jax.config import VANILLA_BATCHES, Config, compared_lam
+from baar_jax.episode import Task
+from baar_jax.llms.agent import Pair
+from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
-from baar_jax.rollout.live import Policy, RulePolicy
+from baar_jax.rollout.live import Live, Policy, RulePolicy
 from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
 from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
 from baar_jax.router.qwen2 import Qwen2, softmax
-from baar_jax.router.view import View, open_view
+from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
-from baar_jax.train import fit, rivals
+from baar_jax.store import Store
+from baar_jax.train import losses
+from baar_jax.train.batches import Batcher
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.dataset import load_threshold_episodes
-from baar_jax.train.jobs import ALWAYS_LARGE, ALWAYS_SMALL, BOUNDARIES
-from baar_jax.train.trainer import Batcher, ShardedRouter
-from baar_jax.train.training import Training
+from baar_jax.train.dataset import draw_task_batches, load_threshold_episodes
+from baar_jax.train.fit import fit_rollouts, fit_sft
+from baar_jax.train.jobs import (
+  ALWAYS_LARGE,
+  ALWAYS_SMALL,
+  Planned,
+  list_ranked_trials,
+  list_rollouts,
+  rollout_spec,
+)
+from baar_jax.train.rivals import train_cascade, train_single_turn
+from baar_jax.train.trainer import ShardedRouter
+from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads, load_trunk
 
+FIRST_LARGE = "first-large"  # always-large under a cap: LARGE for the first K calls
+ALWAYS = "always"  # an intermediate model
+RANDOM = "random"
+PRIVILEGED = "privileged"
+OPTIMUM = "optimum"
+ZERO_SHOT = "zero-shot"
+CONDITIONED = "conditioned"  # the budget-conditioned router
+SFT = "sft"
+BOPO = "bopo"
+CASCADE = "cascade"
+SINGLE_TURN = "single-turn"
+VANILLA = "vanilla"
+RIVALS = (ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA)
+
+Tasks = Mapping[str, list[Task]]  # by split
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: success that a dollar is worth
 PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
 ROUTINE_WEIGHTS = (0, 3)  # small mu, without caps: they would go to routine steps
@@ -47,10 +76,11 @@ class Family:
   # The policies to evaluate, in the report's order.
   list_specs: Callable[[Config], list[PolicySpec]]
   build: Callable[[PolicySpec, "Loader"], Policy]
-  # Of a family that learns: the stage that trains it, and how.
+  # Of a family that learns: the stage that trains it, how, and which episodes a policy
+  # of it plays for that, on the tasks of each split.
   stage: str = ""
   train: Callable[[Training], None] | None = None
-  is_rival: bool = False  # only if the configuration's baselines name it
+  list_jobs: Callable[[Config, PolicySpec, Tasks], Iterable[Planned]] | None = None
 
 
 class Loader:
@@ -107,9 +137,15 @@ class Loader:
 def list_specs(config: Config) -> list[PolicySpec]:
   """List the policies of the evaluation; those of one router are adjacent."""
   specs = []
-  for family in FAMILIES.values():
-    specs += family.list_specs(config)
+  for name in FAMILIES:
+    specs += list_family(config, name)
   return specs
+
+
+def list_family(config: Config, name: str) -> list[PolicySpec]:
+  """List a family's policies of the evaluation; none of a rival that is not named."""
+  is_wanted = name not in RIVALS or name in config.baselines.rivals
+  return FAMILIES[name].list_specs(config) if is_wanted else []
 
 
 def list_trained(config: Config) -> list[PolicySpec]:
@@ -157,22 +193,22 @@ def _list_small(config: Config) -> list[PolicySpec]:
 
 def _list_ranks(config: Config) -> list[PolicySpec]:
   ranks = range(2, len(config.models.names))
-  return [PolicySpec("always", rank=rank) for rank in ranks]
+  return [PolicySpec(ALWAYS, rank=rank) for rank in ranks]
 
 
 def _list_random(config: Config) -> list[PolicySpec]:
   specs = []
   for p in config.evaluate.random_p:
-    specs += _under(PolicySpec("random", p=p), [Cap(), *_caps(config)])
+    specs += _under(PolicySpec(RANDOM, p=p), [Cap(), *_caps(config)])
   return specs
 
 
 def _list_privileged(config: Config) -> list[PolicySpec]:
   if config.models.kind != "scripted" or _has_optimum(config):
     return []
-  specs = [PolicySpec("privileged", mu=mu) for mu in ROUTINE_WEIGHTS]
+  specs = [PolicySpec(PRIVILEGED, mu=mu) for mu in ROUTINE_WEIGHTS]
   for mu in PRIVILEGED_WEIGHTS:
-    specs += _under(PolicySpec("privileged", mu=mu), [Cap(), *_caps(config)])
+    specs += _under(PolicySpec(PRIVILEGED, mu=mu), [Cap(), *_caps(config)])
   return specs
 
 
@@ -180,7 +216,7 @@ def _list_optimum(config: Config) -> list[PolicySpec]:
   c = config.models
   if c.kind != "scripted" or not _has_optimum(config) or c.prices or c.skills:
     return []  # it is known for the others alone
-  base = PolicySpec("optimum", cap_conditioned=True)
+  base = PolicySpec(OPTIMUM, cap_conditioned=True)
   specs = [dataclasses.replace(base, mu=mu) for mu in OPTIMUM_WEIGHTS]
   return specs + _under(base, [Cap(calls=K) for K in config.evaluate.call_budgets])
 
@@ -196,12 +232,10 @@ def zero_shot_spec(config: Config) -> PolicySpec:
   settings = (kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices)
   digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
   judge = f"{c.names[0]} {digest}"
-  return PolicySpec("zero-shot", judge=judge, cap_conditioned=True)
+  return PolicySpec(ZERO_SHOT, judge=judge, cap_conditioned=True)
 
 
 def _list_zero_shot(config: Config) -> list[PolicySpec]:
-  if "zero-shot" not in config.baselines.rivals:
-    return []
   return _under(zero_shot_spec(config), [Cap(), *_caps(config)])
 
 
@@ -236,7 +270,7 @@ def _list_points(
 
 
 def _list_sft(config: Config) -> list[PolicySpec]:
-  return _list_points(config, trained_spec(config, "sft", config.sft.updates))
+  return _list_points(config, trained_spec(config, SFT, config.sft.updates))
 
 
 def _list_rollouts(name: str, config: Config) -> list[PolicySpec]:
@@ -314,7 +348,7 @@ def _build_router(
   config = files.config
   family = spec.family
   if spec.rollout and spec.update == 1:
-    family = "sft"  # that the first update samples from
+    family = SFT  # that the first update samples from
   model = loader.load(family, spec.lam if family == spec.family else None)
   view = files.open_view(proposals=policy is CascadePolicy)
   prices = prices_of(config.models.names, config.models.prices)
@@ -329,6 +363,51 @@ def _build_router(
 
 def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
   return _build_router(spec, loader, CascadePolicy)
+
+
+def _train_sft(training: Training) -> None:
+  fit_sft(training, losses.IMITATION)
+
+
+def _train_bopo(training: Training) -> None:
+  for lam in training.config.bopo.lam:
+    fit_rollouts(training, BOPO, losses.bopo_method(training.config.bopo), lam)
+
+
+def _train_vanilla(training: Training) -> None:
+  for lam in training.config.bopo.lam:
+    fit_rollouts(training, VANILLA, losses.DAPO, lam)
+
+
+def _train_ablation(name: str, training: Training) -> None:
+  ablated = training.ablate(name)
+  if ablated.sft_family != training.sft_family:
+    _train_sft(ablated)
+  method = losses.bopo_method(ablated.config.bopo)
+  fit_rollouts(ablated, BOPO, method, compared_lam(training.config))
+
+
+def _list_updates(
+  config: Config, spec: PolicySpec, tasks: Tasks, batches: int = 1
+) -> Iterator[Planned]:
+  """List the rollouts of all updates, at most `batches` times BoPO's."""
+  for number in range(config.train_seeds):
+    seed = config.seed + number
+    size = config.bopo.tasks_per_update
+    drawn = draw_task_batches(tasks["train"], size, seed)
+    for update in range(1, batches * config.bopo.updates + 1):
+      rollout = rollout_spec(spec.family, spec.lam, update, number)
+      yield list_rollouts(config, rollout, next(drawn), number)
+
+
+def _list_vanilla(config: Config, spec: PolicySpec, tasks: Tasks) -> Iterator[Planned]:
+  return _list_updates(config, spec, tasks, VANILLA_BATCHES)
+
+
+def _list_single_turn(
+  config: Config, spec: PolicySpec, tasks: Tasks
+) -> Iterable[Planned]:
+  return list_ranked_trials(config, tasks["train"] + tasks["dev"])
 
 
 FAMILIES = {
@@ -404,49 +483,60 @@ FAMILIES = {
     marker="s",
     list_specs=_list_sft,
     build=_build_router,
-    stage="sft",
-    train=fit_sft,
+    stage=SFT,
+    train=_train_sft,
   ),
   BOPO: Family(
     label="BoPO",
     color="#c9452c",
     marker="o",
-    list_specs=functools.partial(_list_rollouts, BOPO),
+    list_specs=lambda config: _list_rollouts(BOPO, config),
     build=_build_router,
-    stage="bopo",
-    train=functools.partial(train_rollouts, BOPO),
-    list_jobs=list_updates,
+    stage=BOPO,
+    train=_train_bopo,
+    list_jobs=_list_updates,
   ),
-  "cascade": Family(
+  CASCADE: Family(
     label="cascade",
     color="#7a5a2e",
     marker="v",
-    list_specs=functools.partial(_list_classifier, "cascade"),
+    list_specs=lambda config: _list_classifier(CASCADE, config),
     build=_build_cascade,
     stage="baselines",
-    train=train_cascade,
-    is_rival=True,
+    train=lambda training: train_cascade(training, losses.FAILURE),
   ),
-  "single-turn": Family(
+  SINGLE_TURN: Family(
     label="single-turn",
     color="#b8408f",
     marker="<",
-    list_specs=functools.partial(_list_classifier, "single-turn"),
+    list_specs=lambda config: _list_classifier(SINGLE_TURN, config),
     build=_build_router,
     stage="baselines",
-    train=train_single_turn,
-    list_jobs=list_ranked_trials,
-    is_rival=True,
+    train=lambda training: train_single_turn(training, losses.IMITATION),
+    list_jobs=_list_single_turn,
   ),
-  "vanilla": Family(
+  VANILLA: Family(
     label="vanilla RL",
     color="#3c4cc0",
     marker="h",
-    list_specs=functools.partial(_list_rollouts, "vanilla"),
+    list_specs=lambda config: _list_rollouts(VANILLA, config),
     build=_build_router,
     stage="baselines",
-    train=functools.partial(train_rollouts, "vanilla"),
-    list_jobs=list_updates,
-    is_rival=True,
+    train=_train_vanilla,
+    list_jobs=_list_vanilla,
   ),
 }
+ABLATED = {  # label, colour and marker of BoPO without a part
+  "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
+  "no-reference": ("no reference advantage", "#0d6e5e", "D"),
+  "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),
+}
+for _name, _style in ABLATED.items():
+  FAMILIES[_name] = Family(
+    *_style,
+    list_specs=functools.partial(_list_ablation, _name),
+    build=_build_router,
+    stage="baselines",
+    train=functools.partial(_train_ablation, _name),
+    list_jobs=_list_updates,
+  )

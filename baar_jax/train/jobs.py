@@ -28,15 +28,6 @@ class ProfiledTasks:
   rest: Sequence[Task]
 
 
-def split_by_profile(
-  tasks: Sequence[Task], profiles: Mapping[str, Profile]
-) -> ProfiledTasks:
-  """Tell hard tasks from the others; those without a profile are left out."""
-  profiled = [task for task in tasks if task.id in profiles]
-  hard = [task for task in profiled if profiles[task.id].difficulty == "hard"]
-  return ProfiledTasks(hard, [task for task in profiled if task not in hard])
-
-
 def count_trials(config: Config) -> int:
   """Count the trials of each boundary that the profile plays on a task."""
   return max((config.profile.trials, *config.profile.robustness))
@@ -110,3 +101,11 @@ def list_evaluation(
   tasks = tasks[: config.evaluate.tasks or None]
   trials = range(training_seed, config.evaluate.seeds, config.train_seeds)
   return [Job(task, split, k) for task in tasks for k in trials]
+
+
+def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:
+  """List trials of the intermediate models, numbered as those of the boundaries."""
+  trials = range(config.profile.trials)
+  jobs = [Job(task, "profile", k) for task in tasks for k in trials]
+  ranks = range(2, len(config.models.names))
+  return [Planned(PolicySpec("always", rank=rank), jobs) for rank in ranks]
