@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.episode import Reply
+from baar_jax.llms.wire import OPEN, PRESUMED, REPLY, RETRY
 
-# What a call came to. One that is still "open" when its process has ended may have been billed.
-REPLY, RETRY, PRESUMED, FAILED, OPEN = "reply", "retry", "presumed", "failed", "open"
 REPLY_ROW, UNREADABLE = TypeAdapter(Reply), "{}: call {} cannot be read: restore a copy of the file"
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.endpoints import Endpoint, WireForm
+from baar_jax.llms.wire import Endpoint, WireForm
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 # Service tiers that cost the list price or less. The price of any other one is unknown.

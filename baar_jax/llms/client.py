@@ -14,9 +14,9 @@ import openai
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Reply
 from baar_jax.llms.chat_completions import CHAT_COMPLETIONS
-from baar_jax.llms.endpoints import WireForm, endpoints
-from baar_jax.llms.outcomes import Outcome, backoff_s, explain, read_refusal
+from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
+from baar_jax.llms.wire import Outcome, WireForm, backoff_s, explain, read_refusal
 
 CONNECT_S = 10.0  # to connect to one of a host's addresses, and to agree on encryption
 MOST_BYTES = 16 * 2**20  # of an answer
@@ -63,26 +63,27 @@ class Stream:
     return self.form.read_chunks(self.events())
 
 
+@dataclasses.dataclass(eq=False)
 class Client:
-  """One model at one endpoint."""
+  """One model at one endpoint.
 
-  def __init__(self, config: ModelsConfig, place: int, form: WireForm = CHAT_COMPLETIONS):
-    """Opens no connection yet.
+  Attributes:
+    place: the model's index in the configuration.
+  """
 
-    Args:
-      place: the model's index in the configuration.
+  config: ModelsConfig
+  place: int
+  form: WireForm = CHAT_COMPLETIONS
 
-    Raises:
-      ValueError: its price or its key is missing.
-    """
-    self.config = config
-    self.form = form
-    self.endpoint = endpoints(config)[place]
+  def __post_init__(self):
+    """Opens no connection yet. Raises ValueError if the model's price or key is missing."""
+    config = self.config
+    self.endpoint = endpoints(config)[self.place]
     self.name = self.endpoint.model
-    self.price = prices_of(config.names, config.prices)[place]
+    self.price = prices_of(config.names, config.prices)[self.place]
     self.is_tier_known = self.endpoint.is_private
     self._key = self.endpoint.key()
-    headers = httpx2.Headers(form.headers(self.endpoint, self._key))
+    headers = httpx2.Headers(self.form.headers(self.endpoint, self._key))
     headers.update({"accept-encoding": "identity", "content-type": "application/json"})
     self.http = openai.DefaultAsyncHttpxClient(
       base_url=self.endpoint.base_url,

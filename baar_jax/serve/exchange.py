@@ -10,9 +10,8 @@ from urllib.parse import quote
 
 from baar_jax.config import REFERENCE_SEEDS, Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
-from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.client import Stream, ask
-from baar_jax.llms.outcomes import Outcome
+from baar_jax.llms.wire import PRESUMED, REPLY, Outcome
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Policy, policy_name
 from baar_jax.serve import request
 from baar_jax.serve.decider import Decider, make_live

@@ -5,7 +5,7 @@ import time
 from baar_jax.episode import Usage
 from baar_jax.llms.chat_completions import TIERS, is_json, read_usage
 from baar_jax.llms.client import Client, Stream
-from baar_jax.llms.outcomes import UNREADABLE, Outcome
+from baar_jax.llms.wire import UNREADABLE, Outcome
 from baar_jax.serve.request import DIGESTED, Cache, Refusal, count_tokens
 
 BYTES_PER_TOKEN = 4  # of expected costs (our choice)
