@@ -15,7 +15,9 @@ Messages = list[dict[str, str]]
 # the context manager has `usd`, to be set to the call's cost. See `rollout.budget.hold`.
 Hold = Callable[..., AbstractContextManager]
 
-NO_ACTION = "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
+NO_ACTION = (
+  "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
+)
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
 

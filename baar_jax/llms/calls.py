@@ -13,7 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from baar_jax.episode import Reply
 from baar_jax.llms.wire import OPEN, PRESUMED, REPLY, RETRY
 
-REPLY_ROW, UNREADABLE = TypeAdapter(Reply), "{}: call {} cannot be read: restore a copy of the file"
+REPLY_ROW, UNREADABLE = (
+  TypeAdapter(Reply),
+  "{}: call {} cannot be read: restore a copy of the file",
+)
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 _SCHEMA = """
@@ -30,7 +33,9 @@ class Spent:
 
   replies_usd: tuple[float, ...] = (0.0, 0.0)  # of usable replies, by model
   retries_usd: float = 0.0  # of attempts that were billed and useless
-  presumed_usd: float = 0.0  # the most of attempts of which nobody knows whether they were billed
+  presumed_usd: float = (
+    0.0  # the most of attempts of which nobody knows whether they were billed
+  )
 
   @property
   def at_most_usd(self) -> float:
@@ -58,11 +63,18 @@ class Calls:
       return self._db.execute(insert, (model, OPEN, worst_usd, request)).lastrowid
 
   def end(
-    self, call: int, kind: str, usd: float, reply: Reply | None = None, problem: str | None = None
+    self,
+    call: int,
+    kind: str,
+    usd: float,
+    reply: Reply | None = None,
+    problem: str | None = None,
   ) -> None:
     """Records what an attempt came to, its reply if that is to be replayed, and why there is none
     ("" where there is one; None counts as neither)."""
-    text = None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
+    text = (
+      None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
+    )
     update = "UPDATE calls SET kind = ?, usd = ?, reply = ?, problem = ? WHERE id = ?"
     with self._lock, self._db:
       self._db.execute(update, (kind, usd, text, problem, call))
@@ -85,7 +97,9 @@ class Calls:
     """What the last `limit` attempts at a model's calls have failed with, if all alike; else ""."""
     select = "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL"
     with self._lock:
-      rows = self._db.execute(f"{select} ORDER BY id DESC LIMIT ?", (model, limit)).fetchall()
+      rows = self._db.execute(
+        f"{select} ORDER BY id DESC LIMIT ?", (model, limit)
+      ).fetchall()
     return rows[0][0] if len(rows) == limit and len({*rows}) == 1 else ""
 
   def close(self) -> None:

@@ -26,7 +26,9 @@ from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, ask, run_in_thread
 from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
 
-TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
+TOKENS_PER_MESSAGE = (
+  16  # most that a chat template puts around one; a byte is a token at most
+)
 ROUNDING = 1e-9  # by which two sums of the same dollars may differ, as a share of them
 
 
@@ -98,7 +100,7 @@ class ChatModel(Client):
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
   async def try_reply(self, body: dict) -> Outcome:
-    """Make one attempt at a reply."""
+    """Make one attempt at a reply; none is waited for once the run is being stopped."""
     limit_s = 0.0 if self.pair.stopping.is_set() else self.config.timeout_s
     answer = await self.send(body, limit_s)
     return answer if isinstance(answer, Outcome) else read_reply(answer)
@@ -121,13 +123,19 @@ def read_reply(fields: dict) -> Outcome:
     is_refused = bool(message.get("refusal")) or reason == "content_filter"
   usage = read_usage(fields)
   if usage is None or text.strip() and not usage.completion_tokens:
-    problem = "sent an answer whose usage is missing or impossible, so that it cannot be priced"
+    problem = (
+      "sent an answer whose usage is missing or impossible, so that it cannot be priced"
+    )
     return Outcome(PRESUMED, problem, fatal=True)
   if fields.get("service_tier") not in TIERS:
-    return Outcome(PRESUMED, "answered from a service tier whose price is not known", fatal=True)
+    return Outcome(
+      PRESUMED, "answered from a service tier whose price is not known", fatal=True
+    )
   if text.strip() or is_cut:  # without a text all tokens went into reasoning
     return Outcome(REPLY, text=text, usage=usage)
-  problem = "refused this conversation" if is_refused else "sent an answer without content"
+  problem = (
+    "refused this conversation" if is_refused else "sent an answer without content"
+  )
   return Outcome(RETRY, problem, usage=usage, hopeless=is_refused)
 
 
@@ -232,7 +240,11 @@ class ChatAgent(Agent):
         cost.usd = usd
     else:
       bound_usd = self.bound_usd(messages, step)
-      body = {"messages": messages, "temperature": config.temperature, "seed": self.seed}
+      body = {
+        "messages": messages,
+        "temperature": config.temperature,
+        "seed": self.seed,
+      }
       books = ReplyBooks(model, self.hold, body, request, bound_usd)
       reply = run_in_thread(ask(books, config.retries))
     self.counted_messages = len(messages)

@@ -20,7 +20,10 @@ from baar_jax.llms.wire import Outcome, WireForm, backoff_s, explain, read_refus
 
 CONNECT_S = 10.0  # to connect to one of a host's addresses, and to agree on encryption
 MOST_BYTES = 16 * 2**20  # of an answer
-LOST = (OSError, httpx2.RequestError)  # Failures of an attempt; time-outs are an OSError.
+LOST = (
+  OSError,
+  httpx2.RequestError,
+)  # Failures of an attempt; time-outs are an OSError.
 DEAREST_TIER = 2.5  # a provider's dearest service tier over its list price (our choice)
 
 
@@ -136,6 +139,7 @@ class Client:
     retry_after = response.headers.get("retry-after", "")
     error = self.form.read_error(text)
     return read_refusal(response.status_code, text, error, retry_after, self._key)
+
 
 # A reply of a run; of the endpoint a chat completion, or a stream of its chunks.
 Answer = Reply | dict | Stream

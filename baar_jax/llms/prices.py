@@ -53,13 +53,17 @@ UNUSED = re.compile("searches_kcount|audio|image|video|_1h_")
 
 def list_price(name: str) -> Price:
   """Look up today's list price. Raises ValueError if a model has none by the token alone."""
-  from genai_prices.data_snapshot import get_snapshot  # takes 0.4 s, and brings an HTTP client
+  from genai_prices.data_snapshot import (
+    get_snapshot,
+  )  # takes 0.4 s, and brings an HTTP client
   from genai_prices.types import TimeOfDateConstraint
 
   try:
     _, model = get_snapshot().find_provider_model(name, None, None, None)
   except LookupError:
-    raise ValueError(f"no price for model {name!r}; set --config.models.prices") from None
+    raise ValueError(
+      f"no price for model {name!r}; set --config.models.prices"
+    ) from None
   is_plain = True  # sold by the token alone, at any hour
   if isinstance(model.prices, list):
     for dated in model.prices:
@@ -72,7 +76,9 @@ def list_price(name: str) -> Price:
     by_kind[kind] = price
     starts.update(tier.start for tier in getattr(price, "tiers", ()))
   if not is_plain or not REQUIRED <= by_kind.keys() <= KINDS:
-    raise ValueError(f"{name!r} is not sold by the token alone; set --config.models.prices")
+    raise ValueError(
+      f"{name!r} is not sold by the token alone; set --config.models.prices"
+    )
   tiers = tuple((start, _price(by_kind, start)) for start in sorted(starts))
   return dataclasses.replace(_price(by_kind, -1), tiers=tiers)
 
@@ -86,10 +92,14 @@ def _price(by_kind: dict, start: int) -> Price:
       if tier.start <= start:
         usd[kind] = float(tier.price)
   cached = usd.get("cache_read_mtok", usd["input_mtok"])
-  return Price(usd["input_mtok"], cached, usd["output_mtok"], usd.get("cache_write_mtok"))
+  return Price(
+    usd["input_mtok"], cached, usd["output_mtok"], usd.get("cache_write_mtok")
+  )
 
 
-def prices_of(names: Sequence[str], own: Sequence[Sequence[float]] = ()) -> tuple[Price, ...]:
+def prices_of(
+  names: Sequence[str], own: Sequence[Sequence[float]] = ()
+) -> tuple[Price, ...]:
   """Look up the price of each model.
 
   Args:

@@ -22,7 +22,12 @@ OPEN = "open"
 OPENAI_KEY = "OPENAI_API_KEY"
 NO_KEY = "none"  # The key for an endpoint without keys: the protocol wants some.
 RETRIED = (408, 409, 429)  # Statuses that may pass, as may all from 500 on.
-UNKNOWN = (408, 502, 504, 524)  # Lost behind the endpoint: the model may have been at work.
+UNKNOWN = (
+  408,
+  502,
+  504,
+  524,
+)  # Lost behind the endpoint: the model may have been at work.
 UNAUTHORISED = (401, 403)
 HOPELESS = ("context_length_exceeded", "content_filter")
 BACKOFF_S = 0.5
@@ -80,7 +85,9 @@ class Endpoint:
     if is_missing or not (key.isascii() and key.isprintable()):
       problem = f"{self.model} at {self.host} needs a key of printable ASCII characters"
       choice = f"'' for no key; {OPENAI_KEY} at OpenAI's addresses"
-      place = f"environment variable that --config.models.key_variables names ({choice})"
+      place = (
+        f"environment variable that --config.models.key_variables names ({choice})"
+      )
       raise ValueError(f"{problem}: set the {place}")
     return key or NO_KEY
 
@@ -198,7 +205,9 @@ def clean(complaint: str, key: str) -> str:
   A part of the key counts, also spaced, or in base64 at any offset.
   """
   line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
-  line = "".join(filter(str.isprintable, line))  # no control and no bidirectional character
+  line = "".join(
+    filter(str.isprintable, line)
+  )  # no control and no bidirectional character
   is_leak = _shares(line, key)
   for offset in range(3):
     coded = base64.b64encode(bytes(offset) + key.encode()).decode()

@@ -26,7 +26,9 @@ class Upstream(Client):
       tokens = cache.tokens + count_tokens([others, new_messages])
     return self.bound_usd(tokens, request)
 
-  def expected_usd(self, body: dict, cache: Cache | None, ttl_s: float, reply: float) -> float:
+  def expected_usd(
+    self, body: dict, cache: Cache | None, ttl_s: float, reply: float
+  ) -> float:
     """Compute the expected cost of a call.
 
     Args:
@@ -50,7 +52,9 @@ class Upstream(Client):
 
   def refuse(self, outcome: Outcome) -> Refusal:
     """Tell a client of an attempt without a reply; no part of the key is repeated."""
-    status = outcome.status if outcome.status >= 400 else 502  # a redirect is not followed
+    status = (
+      outcome.status if outcome.status >= 400 else 502
+    )  # a redirect is not followed
     text = outcome.message or f"{self.name} {outcome.problem}"
     return Refusal(status, text, outcome.type or "upstream_error", outcome.code or None)
 
