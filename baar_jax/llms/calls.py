@@ -1,4 +1,4 @@
-"""The calls of API models in the run's SQLite files: what each did cost, and its reply."""
+"""The calls of API models in the run's SQLite files: the cost and reply of each."""
 
 import collections
 import contextlib
@@ -29,7 +29,7 @@ CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NO
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """Dollars that calls have cost so far."""
+  """The dollars of all calls so far."""
 
   replies_usd: tuple[float, ...] = (0.0, 0.0)  # of usable replies, by model
   retries_usd: float = 0.0  # of attempts that were billed and useless
@@ -43,13 +43,13 @@ class Spent:
 
 
 class Calls:
-  """Every attempt at a call is on disk before it is made, and what came of it before it counts.
+  """The attempts at calls, each on disk before it is made, and again when it has ended.
 
-  Shared by threads. Of a process that is killed, calls in flight stay open at their worst case.
+  Shared by threads. The calls of a killed process stay open at their worst case.
   """
 
   def __init__(self, path: Path | str):
-    """Opens the file of a `Store`."""
+    """Open the file of a `Store`."""
     self._lock, self._path = threading.Lock(), path
     self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
     self._db.execute("PRAGMA journal_mode=WAL")
@@ -57,7 +57,7 @@ class Calls:
     self._db.executescript(_SCHEMA)
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
-    """Records that an attempt is about to be made. Returns its number."""
+    """Record that an attempt is about to be made. Returns its number."""
     insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     with self._lock, self._db:
       return self._db.execute(insert, (model, OPEN, worst_usd, request)).lastrowid
@@ -70,8 +70,12 @@ class Calls:
     reply: Reply | None = None,
     problem: str | None = None,
   ) -> None:
-    """Records what an attempt came to, its reply if that is to be replayed, and why there is none
-    ("" where there is one; None counts as neither)."""
+    """Record the end of an attempt.
+
+    Args:
+      reply: the reply, if it is to be replayed.
+      problem: why there is no reply; "" if there is one. None counts as neither.
+    """
     text = (
       None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
     )
@@ -80,7 +84,7 @@ class Calls:
       self._db.execute(update, (kind, usd, text, problem, call))
 
   def find(self, request: str) -> Reply | None:
-    """The recorded reply to a request, marked as replayed."""
+    """Find the recorded reply to a request, and mark it as replayed."""
     select = "SELECT id, reply FROM calls WHERE request = ? AND reply IS NOT NULL"
     with self._lock:
       row = self._db.execute(select, (request,)).fetchone()
@@ -94,7 +98,7 @@ class Calls:
     return dataclasses.replace(reply, call=call)
 
   def find_failure(self, model: int, limit: int) -> str:
-    """What the last `limit` attempts at a model's calls have failed with, if all alike; else ""."""
+    """Find the problem that a model's last `limit` attempts share, else ""."""
     select = "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL"
     with self._lock:
       rows = self._db.execute(
@@ -108,7 +112,7 @@ class Calls:
 
 
 def read_spent(directory: Path, models: int) -> Spent:
-  """What the calls of all of a run's processes have cost; the last of `models` is the judge."""
+  """Add up the calls of a run's processes; the last of `models` is the judge."""
   usd = collections.Counter()  # by model, of replies, else by kind
   others = directory.glob("episodes-[0-9]*.sqlite")
   for path in sorted([*others, *directory.glob("episodes.sqlite")]):

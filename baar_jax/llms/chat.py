@@ -1,8 +1,9 @@
 """API models of runs: agents that ask an endpoint, and the books of their calls.
 
-An attempt is billed by the usage that its answer reports. One whose outcome is unknown (a
-time-out, a connection lost after the request was sent, an answer that cannot be read) is presumed
-to have cost its worst case. Refusals (4xx and 5xx other than `wire.UNKNOWN`) are free.
+An attempt is billed by the usage that its answer reports. One whose outcome is unknown
+(a time-out, a connection lost after the request was sent, an answer that cannot be read)
+is presumed to have cost its worst case. Refusals (4xx and 5xx other than `wire.UNKNOWN`)
+are free.
 """
 
 import asyncio
@@ -36,11 +37,11 @@ class ChatPair(Pair):
   """The models of the configuration at their endpoints."""
 
   def __init__(self, config: ModelsConfig, calls: Calls):
-    """Opens no connection yet. Raises ValueError if a price or a key is missing."""
+    """Open no connection yet. Raises ValueError if a price or a key is missing."""
     self.names = config.names
     self.calls = calls
     self.stopping = threading.Event()
-    # Attempts run in an event loop, which can end them at any point; worker threads wait for them.
+    # Attempts run in an event loop, which can end them at any time; threads wait.
     self._loop = asyncio.new_event_loop()
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
     models = range(len(self.names))
@@ -79,7 +80,7 @@ class ChatModel(Client):
   """A model that acts or judges; shared by all episodes and their threads."""
 
   def __init__(self, pair: ChatPair, config: ModelsConfig, place: int, index: int):
-    """Takes the configuration's model at `place`; its calls are recorded under the index."""
+    """Take the configuration's model at `place`; its calls are recorded as `index`."""
     super().__init__(config, place)
     self.pair = pair
     self.index = index
@@ -90,7 +91,7 @@ class ChatModel(Client):
       print(f"{stopped}: once more ends this one", file=sys.stderr)
 
   def find_failure(self) -> str:
-    """Find the problem of the last `max_failures` attempts; "" if they do not share one."""
+    """Find the problem that the last `max_failures` attempts share, else ""."""
     return self.pair.calls.find_failure(self.index, self.config.max_failures)
 
   def hash(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
@@ -100,7 +101,7 @@ class ChatModel(Client):
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
   async def try_reply(self, body: dict) -> Outcome:
-    """Make one attempt at a reply; none is waited for once the run is being stopped."""
+    """Make one attempt at a reply; it has no time once the run is being stopped."""
     limit_s = 0.0 if self.pair.stopping.is_set() else self.config.timeout_s
     answer = await self.send(body, limit_s)
     return answer if isinstance(answer, Outcome) else read_reply(answer)
@@ -166,11 +167,11 @@ class ReplyBooks:
     return self.model.pair.run(self.model.try_reply(self.body))
 
   def settle(self, outcome: Outcome) -> Reply | None:
-    """Books an attempt.
+    """Book an attempt.
 
     Raises:
-      ValueError: the endpoint refuses calls like this one, cannot be priced, has billed more than
-        the worst case, or has failed `max_failures` times in a row.
+      ValueError: the endpoint refuses calls like this one, cannot be priced, has billed
+        more than the worst case, or has failed `max_failures` times in a row.
     """
     model = self.model
     kind = outcome.kind
@@ -221,9 +222,9 @@ class ChatAgent(Agent):
   counted_tokens: int = 0
 
   def bound_usd(self, messages: Messages, step: int) -> float:
-    """Compute the worst case: no token is shorter than a byte, and the reply's length is capped.
+    """Compute the worst case: no token is shorter than a byte, and replies are capped.
 
-    A conversation only grows, so the tokens that were billed for its beginning need no estimate.
+    A conversation only grows, so the tokens that were billed before need no estimate.
     """
     tokens = self.counted_tokens
     for message in messages[self.counted_messages :]:

@@ -77,7 +77,7 @@ def read_json(text: str | bytes) -> dict | None:
 
 
 def is_json(value: object) -> bool:
-  """Tell whether a value can be written: NaN is no JSON, nor is the infinity of 1e999."""
+  """Tell whether a value is JSON: NaN is none, nor is the infinity of 1e999."""
   try:
     json.dumps(value, allow_nan=False)
   except (ValueError, RecursionError):
@@ -86,7 +86,7 @@ def is_json(value: object) -> bool:
 
 
 def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
-  """List the headers of a key, with the account that OpenAI's variables name at its addresses."""
+  """List the headers of a key; at OpenAI's addresses also those of the account."""
   headers = {}
   if endpoint.is_openai:
     import openai  # It reads OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like.
@@ -99,7 +99,7 @@ def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
 
 
 def write_request(body: dict, endpoint: Endpoint, config: ModelsConfig) -> dict:
-  """Write a request for a model, with a limit of tokens, and a stream with its usage."""
+  """Write a request for a model, with a limit of tokens; a stream tells its usage."""
   request = body | {"model": endpoint.model}
   request.pop("session_id", None)
   if not any(map(body.get, LIMITS)):
@@ -141,7 +141,7 @@ def read_error(text: str) -> dict[str, str]:
 
 
 async def read_chunks(events: AsyncIterator[str]) -> AsyncIterator[dict]:
-  """Yield the chunks of a stream up to its end mark. Raises ConnectionError for what is none."""
+  """Yield a stream's chunks up to its end mark. Raises ConnectionError for no chunk."""
   async for data in events:
     if data.strip() == "[DONE]":
       return

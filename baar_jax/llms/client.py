@@ -36,7 +36,7 @@ class Stream:
   form: WireForm
 
   async def read(self) -> AsyncIterator[bytes]:
-    """Yield the bytes. Raises one of LOST if they are late, break off or are too many."""
+    """Yield the bytes. Raises one of LOST if they are late, too many, or break off."""
     parts = self.response.aiter_raw()
     size = 0
     while size <= MOST_BYTES:
@@ -49,7 +49,7 @@ class Stream:
     raise httpx2.ReadError("too many bytes")
 
   async def events(self) -> AsyncIterator[str]:
-    """Yield the data of each event. Raises one of LOST, also at the end of the bytes."""
+    """Yield the data of each event. Raises one of LOST, at the latest at the end."""
     parts = self.read()
     part = rest = b""
     while part is not None:
@@ -62,7 +62,7 @@ class Stream:
     raise httpx2.ReadError("the stream ended early")
 
   def chunks(self) -> AsyncIterator[dict]:
-    """Yield chunks of a chat completion. Raises one of LOST if the stream is not whole."""
+    """Yield chunks of a chat completion. Raises one of LOST if the end is missing."""
     return self.form.read_chunks(self.events())
 
 
@@ -79,7 +79,7 @@ class Client:
   form: WireForm = CHAT_COMPLETIONS
 
   def __post_init__(self):
-    """Opens no connection yet. Raises ValueError if the model's price or key is missing."""
+    """Open no connection yet. Raises ValueError if the price or the key is missing."""
     config = self.config
     self.endpoint = endpoints(config)[self.place]
     self.name = self.endpoint.model
@@ -113,10 +113,10 @@ class Client:
     return usd if is_default or self.is_tier_known else DEAREST_TIER * usd
 
   async def send(self, body: dict, limit_s: float) -> dict | Stream | Outcome:
-    """Make one attempt at a call; it ends within `limit_s`, and raises cancellations alone.
+    """Make one attempt at a call within `limit_s`; it raises cancellations alone.
 
     Returns:
-      The answer as a chat completion, a stream if one was asked for, or why there is neither.
+      A chat completion, a stream if one was asked for, or why there is neither.
     """
     content = json.dumps(self.write(body))  # ASCII, whatever a client has sent
     request = self.http.build_request("POST", self.form.path, content=content)
@@ -151,13 +151,13 @@ class Books(Protocol):
   has_others: bool  # Whether another model may take over when all retries have failed.
 
   def reserve(self) -> contextlib.AbstractContextManager:
-    """Hold the worst case of an attempt while it is made, and write the attempt down."""
+    """Hold the worst case of an attempt while it is made, and record the attempt."""
 
   async def attempt(self) -> dict | Stream | Outcome:
     """Make the attempt."""
 
   def settle(self, outcome: dict | Stream | Outcome) -> Answer | None:
-    """Replace the reservation by the cost. Returns the answer, if the attempt brought one."""
+    """Replace the reservation by the cost. Returns the answer, if there is one."""
 
   def refuse(self, outcome: Outcome, attempts: int) -> Exception:
     """Make the error that tells of the last attempt."""
@@ -167,7 +167,7 @@ class Books(Protocol):
 
 
 async def ask(books: Books, retries: int) -> Answer:
-  """Attempt a call until it is answered. Raises what its books raise if that is in vain."""
+  """Attempt a call until it is answered. Raises the error that the books make."""
   attempt = 0
   while True:
     with books.reserve():
@@ -185,7 +185,7 @@ async def ask(books: Books, retries: int) -> Answer:
 
 
 def run_in_thread(call: Coroutine[None, None, Answer]) -> Answer:
-  """Run a call whose books block their thread, so that it never waits for an event loop."""
+  """Run a call whose books block their thread instead of awaiting an event loop."""
   try:
     call.send(None)
   except StopIteration as end:

@@ -39,6 +39,6 @@ def check_models(config: Config) -> None:
       raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
     for cheaper, costlier in itertools.pairwise(prices):
       if cheaper.input > costlier.input and cheaper.output > costlier.output:
-        problem = f"--config.{group_name}.names is {group.names!r}; one of them is dearer than the"
+        names = f"--config.{group_name}.names is {group.names!r}"
         advice = "name the cheapest first, by the list's prices or your own"
-        raise ValueError(f"{problem} next: {advice}")
+        raise ValueError(f"{names}; one of them is dearer than the next: {advice}")

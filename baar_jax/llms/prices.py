@@ -1,4 +1,4 @@
-"""Dollars of a call: list prices of genai-prices, cached and tiered, under the user's own."""
+"""Prices of calls: genai-prices' lists, cached and tiered, or the user's own."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ from baar_jax.episode import Usage
 class Price:
   """Dollars per million tokens; `cache_write` None is as `input`.
 
-  `tiers` holds (start, price), ascending: a longer prompt pays that price for all its tokens.
+  `tiers` holds (start, price), ascending: a longer prompt pays that price throughout.
   """
 
   input: float
@@ -22,7 +22,7 @@ class Price:
   tiers: tuple[tuple[int, "Price"], ...] = ()
 
   def most_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
-    """Compute the worst case in dollars of a call of at most these tokens, in any tier."""
+    """Compute the worst case of a call of at most these tokens, in any tier."""
     prompt_price = output_price = 0.0
     for price in (self, *dict(self.tiers).values()):
       write_price = price.cache_write or 0.0
@@ -31,7 +31,7 @@ class Price:
     return (prompt_tokens * prompt_price + completion_tokens * output_price) / 1e6
 
   def cost_usd(self, usage: Usage) -> float:
-    """Compute the dollars of a call. Raises ValueError if parts of the prompt exceed it."""
+    """Compute a call's dollars. Raises ValueError if parts of the prompt exceed it."""
     for start, price in reversed(self.tiers):
       if usage.prompt_tokens > start:
         return price.cost_usd(usage)
@@ -52,7 +52,7 @@ UNUSED = re.compile("searches_kcount|audio|image|video|_1h_")
 
 
 def list_price(name: str) -> Price:
-  """Look up today's list price. Raises ValueError if a model has none by the token alone."""
+  """Look up today's list price. Raises ValueError if there is none by the token."""
   from genai_prices.data_snapshot import (
     get_snapshot,
   )  # takes 0.4 s, and brings an HTTP client
@@ -84,7 +84,7 @@ def list_price(name: str) -> Price:
 
 
 def _price(by_kind: dict, start: int) -> Price:
-  """Read the price of the tier from `start` on; unpriced cached input costs as input."""
+  """Read the price from `start` tokens on; unpriced cached input costs as input."""
   usd = {}
   for kind, price in by_kind.items():
     usd[kind] = float(getattr(price, "base", price))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 
-# The kinds of outcomes. A call that is still open when its process has ended may have been billed.
+# The kinds of outcomes. A call that is open when its process has ended may be billed.
 REPLY = "reply"
 RETRY = "retry"  # billed, and useless
 PRESUMED = "presumed"  # perhaps billed
@@ -74,8 +74,8 @@ class Endpoint:
     """Read the key from the environment.
 
     Raises:
-      ValueError: the key of a public endpoint is not set, or it cannot be a key. The message
-        names no variable: the user may have configured the key itself as one.
+      ValueError: the key of a public endpoint is not set, or it cannot be a key. The
+        message names no variable: the user may have configured the key itself as one.
     """
     variable = self.variable
     if variable is None and self.is_openai:
@@ -104,8 +104,8 @@ class WireForm:
     headers: lists the headers that carry an endpoint's key and account.
     write: writes a chat-completions request for a model, with a limit of tokens.
     read_answer: reads a body as a chat completion; {} if it cannot be read.
-    read_error: reads the message, type and code of a refusal's text; "" for each that is missing.
-    read_chunks: reads a stream's events as chunks of a chat completion, up to the end mark.
+    read_error: reads the message, type and code of a refusal; "" if one is missing.
+    read_chunks: reads the events of a stream as chunks of a chat completion.
   """
 
   path: str
@@ -223,7 +223,7 @@ def _strip(text: str) -> str:
 
 
 def _shares(text: str, secret: str) -> bool:
-  """Tell whether a text has SHARED characters in a row of a secret, or all of a shorter one."""
+  """Tell whether a text has SHARED characters in a row of a secret, or a short one."""
   for start in range(max(1, len(secret) - SHARED + 1)):
     part = secret[start : start + SHARED]
     if part and part in text:

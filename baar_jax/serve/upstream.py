@@ -1,4 +1,4 @@
-"""Upstream models of the endpoint: the cost of a client's call, and the answers to it."""
+"""Upstream models of the endpoint: the cost of a client's call, and its answers."""
 
 import time
 
@@ -15,7 +15,7 @@ class Upstream(Client):
   """A model that answers the calls of clients."""
 
   def most_usd(self, body: dict, cache: Cache | None) -> float:
-    """Compute the worst case of an attempt; tokens that the cache counted need no estimate."""
+    """Compute the worst case of an attempt; a cache knows the tokens it has counted."""
     request = self.write(body)
     tokens = count_tokens(body)
     if cache and cache.begins(body):
@@ -44,7 +44,7 @@ class Upstream(Client):
     return self.price.cost_usd(Usage(tokens, known if is_warm else 0, reply))
 
   async def attempt(self, body: dict) -> dict | Stream | Outcome:
-    """Make one attempt at a call. Returns the answer or stream, or why there is neither."""
+    """Make one attempt. Returns an answer, a stream, or why there is neither."""
     answer = await self.send(body, self.config.timeout_s)
     if isinstance(answer, dict) and not is_completion(answer):
       return UNREADABLE
