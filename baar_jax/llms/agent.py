@@ -11,8 +11,8 @@ from baar_jax.episode import Reply, Task
 from baar_jax.llms.prices import Price
 
 Messages = list[dict[str, str]]
-# hold(usd, replayed=False) reserves the worst case of a call while it is made. The value
-# of the context manager has `usd`, to be set to the call's cost: `rollout.budget.hold`.
+# hold(usd, replayed=False) reserves the worst case of a call while it is made.
+# Its value has `usd`, to be set to the call's cost. See `rollout.budget.hold`.
 Hold = Callable[..., AbstractContextManager]
 
 NO_ACTION = (

@@ -1,9 +1,9 @@
 """API models of runs: agents that ask an endpoint, and the books of their calls.
 
-An attempt is billed by the usage that its answer reports. One whose outcome is unknown
-(a time-out, a connection lost after the request was sent, an answer that cannot be read)
-is presumed to have cost its worst case. Refusals (4xx and 5xx other than `wire.UNKNOWN`)
-are free.
+An attempt is billed by the usage that its answer reports. If its outcome is unknown (a
+time-out, a connection lost after the request was sent, an answer that cannot be read),
+it is presumed to have cost its worst case. Refusals are free (4xx and 5xx other than
+`wire.UNKNOWN`).
 """
 
 import asyncio
