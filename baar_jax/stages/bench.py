@@ -19,7 +19,8 @@ from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import Job, Live, Policy, random_rule
 from baar_jax.router.policy import RouterPolicy, Threshold
-from baar_jax.router.view import View, adopt_tokenizer, text_pieces, train_tokenizer
+from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
+from baar_jax.router.view import View, text_pieces
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
 from baar_jax.run import Run
 from baar_jax.train.fit import update_policy

@@ -14,7 +14,8 @@ from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout import policies
 from baar_jax.rollout.policies import STRATIFIED, Job, rule_policy, samples_name
-from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
+from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
+from baar_jax.router.view import text_pieces
 from baar_jax.router.weights import save_qwen2, weights_directory
 from baar_jax.run import Run
 from baar_jax.train import dataset
