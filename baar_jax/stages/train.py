@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from baar_jax.config import SFTConfig
 from baar_jax.episode import Task
 from baar_jax.mesh import exchange
-from baar_jax.router.tokenizer import adopt_tokenizer, text_pieces, train_tokenizer
+from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
+from baar_jax.router.view import text_pieces
 from baar_jax.router.weights import save_qwen2, weights_directory
 from baar_jax.run import Run
 from baar_jax.train import dataset, jobs, losses
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.families import FAMILIES, list_trained
 from baar_jax.train.fit import fit_stored
-from baar_jax.train.jobs import ALWAYS_LARGE, BOUNDARIES
+from baar_jax.train.jobs import ALWAYS_LARGE
 
 WARMUP = 10  # updates of the pretraining
 
