@@ -31,13 +31,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.config import MARKUP_TOKENS, ROLLOUT_RANGE, SERVED, VANILLA_BATCHES, Config, ablate
 from baar_jax.envs.base import EnvDied
+from baar_jax.envs.table import changed_options, load
 from baar_jax.rollout.budget import CapReached
-from baar_jax.router.gguf import set_up
 from baar_jax.run import Run
-from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
+from baar_jax.stages import bench, evaluate, import_traces, plan, serve, setup, train
+from baar_jax.store import MOVED_OPTIONS
 from configs import quickstart
 
-STAGES = {"setup": train.setup, "profile": train.profile, "references": train.references}
+STAGES = {"setup": setup.main, "profile": train.profile, "references": train.references}
 STAGES |= {"pretrain": train.pretrain, "value": train.value, "sft": train.sft, "bopo": train.bopo}
 STAGES |= {"baselines": train.baselines, "evaluate": evaluate.main, "forecast": evaluate.forecast}
 STAGES |= {"report": evaluate.report}
@@ -58,7 +59,7 @@ def main(command: tuple[Config, str]) -> int:
       plan.main(config, stages)
       return 0
     if "setup" in stages:
-      set_up(config.router.weights)  # before a run reads them
+      setup.bring(config)  # before a run reads it
     with closing(Run(config)) as run:
       for name in stages:
         (STAGES | EXTRA)[name](run)
@@ -90,7 +91,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
     sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
-    sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
+    moved = re.search(rf"Field ({'|'.join(MOVED_OPTIONS)}) not found .*EnvConfig", str(error))
+    remedy = f"set --config.env.options.{moved[1]}" if moved else "the fields are in baar_jax/config.py"
+    sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 
 
@@ -119,6 +122,7 @@ def validate(config: Config) -> None:
   """
   try:
     vars(config).update(vars(TypeAdapter(Config).validate_python(dataclasses.asdict(config))))
+    config.env.options = changed_options(config.env.kind, config.env.options)
   except ValidationError as error:
     raise ValueError(explain(error, "--config")) from None
   for name, works, must in _cross_checks(config):
@@ -135,10 +139,13 @@ def explain(error: ValidationError, prefix: str) -> str:
 def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   """Checks beside those of single fields: a field, whether it works, and what it must be."""
   b, d, e, r = c.baselines, c.distributed, c.env, c.router
-  works = e.kind != "appworld" or e.live_per_process == 1
-  yield "env.live_per_process", works, "1 for AppWorld, whose worlds need a process each"
-  chat = c.models.kind == "chat"
-  yield "env.short_tasks", e.short_tasks or chat, "True for scripted models, which follow solutions"
+  environment, chat = load(e.kind), c.models.kind == "chat"
+  most = environment.episodes_per_process or e.live_per_process
+  works = e.live_per_process <= most
+  yield "env.live_per_process", works, f"at most {most} for {environment.__name__}"
+  for name, value in environment.scripted_options.items():
+    works = chat or e.options.get(name, value) == value
+    yield f"env.options.{name}", works, f"{value} for scripted models, which follow solutions"
   yield "models.kind", e.kind != SERVED or chat, "chat with --config.env.kind=served"
   yield "distributed.process", d.process < d.processes, "below --config.distributed.processes"
   works = d.processes == 1 or bool(d.coordinator)

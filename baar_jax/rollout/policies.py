@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from baar_jax.config import ABLATIONS, REFERENCE_SEEDS, Config, compared_lam
 from baar_jax.envs.base import Env
+from baar_jax.envs.table import load
 from baar_jax.episode import SMALL, Reply, Step, Task
 from baar_jax.llms import agent
 from baar_jax.rollout.budget import CallBudget, DollarBudget, hold
@@ -188,7 +189,7 @@ def entries(config: Config) -> list[Entry]:
   table += [(ALWAYS_LARGE, {}, uncapped), (FIRST_LARGE, {}, capped)]
   table += [(ALWAYS, {"model": rank}, uncapped) for rank in range(2, len(c.models.names))]
   table += [("random", {"p": p}, each) for p in c.evaluate.random_p]
-  if scripted and c.env.kind != "sandbox":
+  if scripted and not load(c.env.kind).has_optimum:
     table += [("privileged", {"mu": mu}, uncapped) for mu in ROUTINE_WEIGHTS]
     table += [("privileged", {"mu": mu}, each) for mu in PRIVILEGED_WEIGHTS]
   elif scripted and not (c.models.prices or c.models.skills):  # the optimum is known for these

@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from baar_jax.config import DEV_SEEDS, ROLLOUT_SEEDS, VANILLA_BATCHES, Config
-from baar_jax.envs import engines
-from baar_jax.envs.process import class_of
+from baar_jax.envs import table
 from baar_jax.episode import SPLITS, Usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import policies
@@ -17,10 +16,8 @@ from baar_jax.run import env_arguments
 from baar_jax.store import Store, read_config
 from baar_jax.train.dataset import load_profiles
 
-# What is assumed where nothing is stored: shares of env.max_steps and of the tasks, and tokens. A
-# prompt grows with each step, ALFWorld's faster, as it lists all that is possible.
+# What is assumed where nothing is stored: shares of env.max_steps and of the tasks, and tokens.
 STEPS, HARD_TASKS, PROMPT, REPLY, JUDGED = 0.6, 0.4, 1000, 60, Usage(1000, 0, 200)
-GROWTH = {"alfworld": 210}
 FORMATS = {"episodes": "{:,.0f}".format, "calls": "{:,.0f}".format, "dollars": "{:,.4f}".format}
 
 
@@ -45,9 +42,10 @@ def main(config: Config, stages: Sequence[str]) -> None:
 def check_tasks(config: Config) -> str:
   """Lists the tasks where that needs no engine. Raises ValueError where a run would."""
   c = config.env
-  if c.kind not in engines.ENGINES or not engines.named_data(c.kind, c.data):
+  engine = table.load(c.kind).engine
+  if engine is None or not engine.named_data(c.options.get("data", "")):
     return "not checked, for that takes the engine or --stage=setup"
-  env = class_of(c.kind)(**env_arguments(config))
+  env = table.make(c.kind, **env_arguments(config))
   return ", ".join(f"{len(env.tasks(split))} {split}" for split in SPLITS)
 
 
@@ -59,7 +57,8 @@ def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
   for name, price in zip(BOUNDARIES, (prices[0], prices[-1])):
     if name not in outcomes.index:
       steps = STEPS * config.env.max_steps
-      prompt = PROMPT + GROWTH.get(config.env.kind, 150) * (steps - 1) / 2  # the mean of all steps
+      growth = table.load(config.env.kind).prompt_growth
+      prompt = PROMPT + growth * (steps - 1) / 2  # the mean of all steps
       outcomes.loc[name] = steps, steps * price.cost_usd(Usage(round(prompt), 0, REPLY))
   return outcomes
 

@@ -1,4 +1,4 @@
-"""Stages setup to baselines: what routers learn from, and their training; and export."""
+"""Stages profile to baselines: what routers learn from, and their training; and export."""
 
 import collections
 import dataclasses
@@ -9,8 +9,7 @@ from functools import partial
 import pandas as pd
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, SFTConfig, compared_lam
-from baar_jax.envs import engines
-from baar_jax.episode import SPLITS, Episode, Task
+from baar_jax.episode import Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout import policies
 from baar_jax.rollout.policies import STRATIFIED, Job, rule_policy, samples_name
@@ -24,17 +23,6 @@ from baar_jax.train.trainer import Label
 from baar_jax.train.values import fit_values
 
 WARMUP = 10  # updates of the pretraining
-
-
-def setup(run: Run) -> None:
-  """Installs the environment's engine and provides its tasks, where they are missing."""
-  c = run.config.env
-  if c.kind not in engines.ENGINES:
-    run.print(f"setup: {c.kind} needs nothing more")
-  else:
-    sizes = [getattr(c, f"{split}_tasks") for split in SPLITS]
-    engines.set_up(c.kind, c.data, sizes, run.print)
-    run.tasks("train")  # shows whether they can be used
 
 
 def profile(run: Run) -> None:
