@@ -9,7 +9,6 @@ import runpy
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -29,20 +28,35 @@ from jax.errors import JaxRuntimeError
 from ml_collections import config_flags
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.config import MARKUP_TOKENS, ROLLOUT_RANGE, SERVED, VANILLA_BATCHES, Config, ablate
+from baar_jax.config import Config, require
 from baar_jax.envs.base import EnvDied
+from baar_jax.envs.table import changed_options, load
 from baar_jax.rollout.budget import CapReached
-from baar_jax.router.gguf import set_up
 from baar_jax.run import Run
-from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
+from baar_jax.stages import bench, evaluate, import_traces, plan, serve, setup, train
+from baar_jax.store import MOVED_OPTIONS
+from baar_jax.train import families
 from configs import quickstart
 
-STAGES = {"setup": train.setup, "profile": train.profile, "references": train.references}
-STAGES |= {"pretrain": train.pretrain, "value": train.value, "sft": train.sft, "bopo": train.bopo}
-STAGES |= {"baselines": train.baselines, "evaluate": evaluate.main, "forecast": evaluate.forecast}
-STAGES |= {"report": evaluate.report}
-EXTRA = {"import": import_traces.main, "export": train.export}  # of one process
-EXTRA |= {"bench": bench.main, "serve": serve.main}
+STAGES = {
+  "setup": setup.main,
+  "profile": train.profile,
+  "references": train.references,
+  "pretrain": train.pretrain,
+  "value": train.train_families("value"),
+  "sft": train.train_families("sft"),
+  "bopo": train.train_families("bopo"),
+  "baselines": train.train_families("baselines"),
+  "evaluate": evaluate.main,
+  "forecast": evaluate.forecast,
+  "report": evaluate.report,
+}
+EXTRA = {  # of one process
+  "import": import_traces.main,
+  "export": train.export,
+  "bench": bench.main,
+  "serve": serve.main,
+}
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -58,7 +72,7 @@ def main(command: tuple[Config, str]) -> int:
       plan.main(config, stages)
       return 0
     if "setup" in stages:
-      set_up(config.router.weights)  # before a run reads them
+      setup.bring(config)  # before a run reads it
     with closing(Run(config)) as run:
       for name in stages:
         (STAGES | EXTRA)[name](run)
@@ -90,7 +104,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
     sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
-    sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
+    moved = re.search(rf"Field ({'|'.join(MOVED_OPTIONS)}) not found .*EnvConfig", str(error))
+    remedy = f"set --config.env.options.{moved[1]}" if moved else "the fields are in baar_jax/config.py"
+    sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 
 
@@ -126,8 +142,10 @@ def validate(config: Config) -> None:
   except ValidationError as error:
     raise ValueError(explain(error, "--config")) from None
   vars(config).update(vars(checked))
+  config.env.options = changed_options(config.env.kind, config.env.options)
   families.check_rivals(config)
   try:
+    check_environment(config)
     check_machine(config)
   except ValueError as error:
     raise ValueError(f"--config.{error}") from None
@@ -140,6 +158,20 @@ def explain(error: ValidationError, prefix: str) -> str:
   if first["type"] == "value_error":  # of our own validators
     return f"{field}.{first['ctx']['error']}"
   return f"{field}: {first['msg']}"
+
+
+def check_environment(config: Config) -> None:
+  """Refuse what the environment cannot do."""
+  environment = load(config.env.kind)
+  live = config.env.live_per_process
+  most = environment.episodes_per_process or live
+  must = f"at most {most} for {environment.__name__}"
+  require(live <= most, "env.live_per_process", must)
+  if config.models.kind == "scripted":
+    for name, value in environment.scripted_options.items():
+      works = config.env.options.get(name, value) == value
+      must = f"{value} for scripted models, which follow solutions"
+      require(works, f"env.options.{name}", must)
 
 
 def check_machine(config: Config) -> None:

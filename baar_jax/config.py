@@ -1,13 +1,12 @@
 """The configuration: one dataclass per concern, each bound beside its field, nested in Config."""
 
 import dataclasses
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 SERVED = "served"  # the environment that clients of the endpoint play, or have played
-ENVS = ("sandbox", "scienceworld", "alfworld", "appworld", SERVED)
 # The part of BoPO that each ablation leaves out: (section, field, value).
 ABLATIONS = {
   "no-stratified": ("references", "clone_large", True),
@@ -40,10 +39,17 @@ def require(works: bool, field: str, must: str) -> None:
     raise ValueError(f"{field} must be {must}")
 
 
+class OpenOptions(dict):
+  """Options that a flag can add to: one that is not there yet is read as a text."""
+
+  def __missing__(self, name: str) -> str:
+    return ""
+
+
 @section
 class EnvConfig:
-  # One of ENVS, or FILE.py:CLASS for an Env of the user's.
-  kind: str = Field("scienceworld", pattern=rf"^({'|'.join(ENVS)}|.+\.py:\w+)$")
+  # One of ENVIRONMENTS in envs/table.py, or FILE.py:CLASS for an Env of the user's.
+  kind: str = "scienceworld"
   train_tasks: int = Field(96, gt=0, le=10**6)
   dev_tasks: int = Field(34, gt=0, le=10**6)
   test_tasks: int = Field(60, gt=0, le=10**6)
@@ -51,13 +57,11 @@ class EnvConfig:
   processes: int = Field(0, ge=0, le=10**4)  # child processes; 0 is one per core
   live_per_process: int = Field(4, gt=0, le=10**4)  # episodes that share a process (and its JVM)
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
-  # The directory of ALFWorld's or AppWorld's data; "" is $ALFWORLD_DATA or $APPWORLD_ROOT where
-  # set, else what --stage=setup makes.
-  data: str = ""
-  short_tasks: bool = True  # ScienceWorld: those that are solved in 32 steps; else all, for chat
-  train_split: str = ""  # a directory's or dataset's name, or a task list; "" is the usual one
-  dev_split: str = ""
-  test_split: str = ""
+  # The environment's own: fields of the class Options in its adapter.py, which checks them.
+  options: dict[str, Any] = Field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    self.options = OpenOptions(self.options)
 
 
 @section

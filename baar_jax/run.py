@@ -18,15 +18,14 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from baar_jax.config import SERVED, Config, ablate
-from baar_jax.envs import engines
+from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
-from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.agent import Pair
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.endpoints import check_models
-from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
@@ -89,9 +88,10 @@ class Run:
         raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
     elif stored:
       was, now = flatten(stored), flatten(self.config)
-      for name in now:
-        if now[name] != was[name] and not f"{name}.".startswith(CHANGEABLE):
-          problem = f"{self.dir} was made with {name}={was[name]!r}, this config has {now[name]!r}"
+      for name in was | now:  # an option may be in one alone
+        before, after = was.get(name), now.get(name)
+        if before != after and not f"{name}.".startswith(CHANGEABLE):
+          problem = f"{self.dir} was made with {name}={before!r}, this config has {after!r}"
           raise ValueError(f"{problem}: set it back, or choose another --config.name")
     if self.is_main:
       path = self.dir / "config.tmp"
@@ -120,11 +120,11 @@ class Run:
     """The environments, opened on first use."""
     if not self._envs:
       c, count, args = self.config.env, self.live_episodes, env_arguments(self.config)
-      if c.kind == "sandbox":  # needs no processes
-        self._envs += [Sandbox(**args) for _ in range(count)]
-      else:
+      if table.load(c.kind).needs_process:
         processes = count // c.live_per_process
         self._envs += open_envs(c.kind, args, processes, c.live_per_process, c.timeout_s)
+      else:
+        self._envs += [table.make(c.kind, **args) for _ in range(count)]
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
@@ -233,7 +233,7 @@ def open_pair(config: Config, path: Path) -> Pair:
   """The configured models. API models record their calls in the store at `path`."""
   c = config.models
   if c.kind == "scripted":
-    errors = ERRORS.get(config.env.kind, KnowledgeErrors)(len(c.names), c.skills)
+    errors = table.load(config.env.kind).Errors(len(c.names), c.skills)
     return ScriptedPair(c.names, errors, c.prices)
   from baar_jax.llms.chat import ChatPair  # a scripted run does without the client
 
@@ -241,16 +241,12 @@ def open_pair(config: Config, path: Path) -> Pair:
 
 
 def env_arguments(config: Config) -> dict:
-  """What an environment is made with. Raises ValueError if its data are missing."""
+  """Return the arguments of `table.make`. Raises ValueError if an option is wrong."""
   c = config.env
+  options = table.read_options(c.kind, c.options)
+  completed = table.load(c.kind).complete(options, Path(config.runs))
   args = {f"{split}_tasks": getattr(c, f"{split}_tasks") for split in SPLITS}
-  args["max_steps"] = c.max_steps
-  if c.kind == "scienceworld":
-    args |= {"gold_dir": str(Path(config.runs) / "gold"), "short": c.short_tasks}
-  elif c.kind in engines.ENGINES:
-    args["data"] = str(engines.existing_data(c.kind, c.data))
-    args["splits"] = [c.train_split, c.dev_split, c.test_split]
-  return args
+  return args | {"max_steps": c.max_steps, "options": vars(completed)}
 
 
 def _open_mesh(config: Config) -> Mesh:
@@ -259,8 +255,8 @@ def _open_mesh(config: Config) -> Mesh:
   if d.processes > 1:  # before anything else uses JAX
     jax.distributed.initialize(d.coordinator, d.processes, d.process)
   first, *others = exchange(flatten(config))
-  for name in first:
-    if name not in OF_PROCESS and any(other[name] != first[name] for other in others):
+  for name in first | dict(*others[:1]):
+    if name not in OF_PROCESS and any(o.get(name) != first.get(name) for o in others):
       raise ValueError(f"the processes have different --config.{name}: start all with one")
   return make_mesh(d.fsdp)
 

@@ -21,6 +21,9 @@ SYNC_CHUNK = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 SPLIT_OF = ("train", "dev", "train", "test", "train")  # of each five tasks that clients name
 BUDGETS = ("call_budget", "usd_budget")
+# Fields of `env` before its options, with their defaults.
+MOVED_OPTIONS = {"data": "", "short_tasks": True}
+MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
 EPISODE, TASK = TypeAdapter(Episode), TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
 VERSION = 1  # of a store's file
@@ -239,6 +242,20 @@ class Store:
     self._db.close()
 
 
+def move_options(stored: dict) -> dict:
+  """Convert a stored configuration in which options were fields of its own of `env`.
+
+  Only values that differ from their defaults become options.
+  """
+  if not isinstance(stored, dict) or not isinstance(stored.get("env"), dict):
+    return stored
+  env = dict(stored["env"])
+  moved = {name: env.pop(name) for name in MOVED_OPTIONS if name in env}
+  changed = {name: value for name, value in moved.items() if value != MOVED_OPTIONS[name]}
+  options = changed | env.get("options", {})
+  return stored | {"env": env | {"options": options}}
+
+
 def read_config(directory: Path) -> Config | None:
   """The configuration that a run's directory was made with; None where there is none.
 
@@ -248,8 +265,8 @@ def read_config(directory: Path) -> Config | None:
   if not path.exists():
     return None
   try:
-    stored = TypeAdapter(Config).validate_json(path.read_bytes())
-  except ValidationError:
+    stored = TypeAdapter(Config).validate_python(move_options(json.loads(path.read_bytes())))
+  except (ValueError, RecursionError):
     raise ValueError(f"{path} is no configuration of this version: {RESTORE}") from None
   for number in range(stored.distributed.processes):
     store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")

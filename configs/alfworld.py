@@ -13,7 +13,8 @@ def get_config(setting: str = "") -> config.Config:
   c.env = config.EnvConfig(kind="alfworld", max_steps=30, **sizes)
   if setting:
     c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = 2420, 100, 200, 16
-    c.env.train_split, c.env.test_split = "mappings_train.json", "mappings_test.json"
+    for split in ("train", "test"):
+      c.env.options[f"{split}_split"] = f"mappings_{split}.json"
   else:
     c.bopo.lam = (0.5,)
     c.references.plans = (  # lost games are learnt from, too

@@ -48,7 +48,8 @@ def get_config(setting: str = "") -> config.Config:
     evaluate=config.EvaluateConfig(shares=(0.2, 0.4, 0.6)),
   )
   if setting:
-    c.env.train_tasks, c.env.short_tasks = 2120, False
+    c.env.train_tasks = 2120
+    c.env.options["short_tasks"] = False
     c.router.weights, c.router.max_tokens = "weights/Qwen2.5-1.5B-Instruct", 2048
     c.models = config.ModelsConfig(kind="chat", **(LLAMA if setting == "llama" else {}))
     c.profile.robustness = (3, 10)

@@ -17,11 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from baar_jax.config import Config
-from baar_jax.envs import sandbox
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox import BLANK, LOOKS, SIGNS, Rules, Sandbox
+from baar_jax.envs.errors import Errors
+from baar_jax.envs.sandbox import adapter as sandbox
+from baar_jax.envs.sandbox.adapter import BLANK, LOOKS, SIGNS, Rules, Sandbox
+from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.envs.table import load
 from baar_jax.llms.agent import extend, open_conversation
-from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report import frontier
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.policies import Live
@@ -44,7 +47,9 @@ class Exact:
   def __init__(self, rules=sandbox.RULES, max_steps=sandbox.MAX_STEPS, names=NAMES, errors=None):
     self._rules, self._models = rules, len(names)
     errors = errors or SandboxErrors(self._models)
-    self.call_usd = _call_prices(Sandbox(1, 1, 1, max_steps, rules), names, errors)
+    env = Sandbox(1, 1, 1, max_steps)
+    env.rules = rules
+    self.call_usd = _call_prices(env, names, errors)
     self._share_K = np.array([kind.share for kind in rules.kinds])
     self._sign_KxZ, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
@@ -132,7 +137,9 @@ def exact_frontier(config: Config) -> dict | None:
   """The optimal frontier's Points over all tasks, and its area. None in another environment, for
   other models, prices or skills, and if LARGE gains nothing."""
   c = config.models
-  if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices or c.skills:
+  if not load(config.env.kind).has_optimum:
+    return None
+  if c.kind != "scripted" or c.prices or c.skills:
     return None
   exact = Exact(max_steps=config.env.max_steps, names=c.names)
   hull, small, large = exact.hull(), exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from baar_jax.config import ABLATIONS, Config
-from baar_jax.envs import engines
+from baar_jax.envs.table import load
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
@@ -78,7 +78,8 @@ def _facts(config: Config, data: Evaluation) -> dict:
   """What was run, in words and numbers that are not in the config."""
   env, models = config.env, config.models
   hosts = dict.fromkeys(endpoint.host for endpoint in endpoints(models))
-  own_tasks = env.kind in engines.ENGINES and not engines.named_data(env.kind, env.data)
+  engine = load(env.kind).engine
+  own_tasks = engine is not None and not engine.named_data(env.options.get("data", ""))
   is_scripted = models.kind == "scripted"
   return {
     "environment": env.kind.rpartition(":")[2],  # the class of one of the user's own

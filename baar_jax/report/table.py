@@ -10,6 +10,7 @@ import pandas as pd
 from pydantic import Field, create_model
 
 from baar_jax.config import SERVED, Config, evaluation_seeds
+from baar_jax.envs.table import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
 from baar_jax.report import frontier
@@ -102,7 +103,7 @@ def load_split(store: Store, listed: Sequence[Entry], config: Config, split: str
   episodes["training_seed"] = (episodes.seed - seeds[0]) % config.train_seeds  # as evaluate plays
   tasks = [task for task in keys.unique(0) if task in set(episodes.task_id)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
-  sr = "score_percent" if config.env.kind == "scienceworld" else "success_percent"
+  sr = f"{load(config.env.kind).metric}_percent"
   return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pandas as pd
 
 from baar_jax.config import Config
-from baar_jax.envs.table import check_tasks, find_environment
+from baar_jax.envs import table
 from baar_jax.episode import SPLITS, Task, Usage
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.specs import PolicySpec
+from baar_jax.run import env_arguments
 from baar_jax.store import Store, read_config
 from baar_jax.train import families, jobs
 from baar_jax.train.dataset import load_profiles
@@ -50,6 +51,16 @@ def main(config: Config, stages: Sequence[str]) -> None:
   print(rows.to_string(formatters=FORMATS))
 
 
+def check_tasks(config: Config) -> str:
+  """List the tasks if that needs no engine; raise ValueError if a run would."""
+  c = config.env
+  engine = table.load(c.kind).engine
+  if engine is None or not engine.named_data(c.options.get("data", "")):
+    return "not checked, for that takes the engine or --stage=setup"
+  env = table.make(c.kind, **env_arguments(config))
+  return ", ".join(f"{len(env.tasks(split))} {split}" for split in SPLITS)
+
+
 def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
   """Compute mean steps and dollars of an episode of each stored policy.
 
@@ -57,7 +68,7 @@ def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
   """
   outcomes = store.table().groupby("policy")[["steps", "spent_usd"]].mean()
   prices = prices_of(config.models.names, config.models.prices)
-  growth = find_environment(config.env.kind).prompt_growth
+  growth = table.load(config.env.kind).prompt_growth
   for spec, price in zip(BOUNDARIES, (prices[0], prices[-1])):
     if spec.key not in outcomes.index:
       steps = STEPS * config.env.max_steps

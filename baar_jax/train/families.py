@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 
 from baar_jax.config import VANILLA_BATCHES, Config, compared_lam
+from baar_jax.envs.table import load
 from baar_jax.episode import Task
 from baar_jax.llms.agent import Pair
 from baar_jax.llms.prices import prices_of
@@ -204,7 +205,7 @@ def _list_random(config: Config) -> list[PolicySpec]:
 
 
 def _list_privileged(config: Config) -> list[PolicySpec]:
-  if config.models.kind != "scripted" or _has_optimum(config):
+  if config.models.kind != "scripted" or load(config.env.kind).has_optimum:
     return []
   specs = [PolicySpec(PRIVILEGED, mu=mu) for mu in ROUTINE_WEIGHTS]
   for mu in PRIVILEGED_WEIGHTS:
@@ -214,15 +215,12 @@ def _list_privileged(config: Config) -> list[PolicySpec]:
 
 def _list_optimum(config: Config) -> list[PolicySpec]:
   c = config.models
-  if c.kind != "scripted" or not _has_optimum(config) or c.prices or c.skills:
-    return []  # it is known for the others alone
+  has_optimum = load(config.env.kind).has_optimum
+  if c.kind != "scripted" or not has_optimum or c.prices or c.skills:
+    return []
   base = PolicySpec(OPTIMUM, cap_conditioned=True)
   specs = [dataclasses.replace(base, mu=mu) for mu in OPTIMUM_WEIGHTS]
   return specs + _under(base, [Cap(calls=K) for K in config.evaluate.call_budgets])
-
-
-def _has_optimum(config: Config) -> bool:
-  return config.env.kind == "sandbox"
 
 
 def zero_shot_spec(config: Config) -> PolicySpec:
