@@ -25,7 +25,7 @@ from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.agent import Pair
 from baar_jax.llms.calls import Calls, read_spent
-from baar_jax.llms.check import check_models
+from baar_jax.llms.endpoints import check_models
 from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget

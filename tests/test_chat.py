@@ -42,7 +42,7 @@ def server():
 def connect(server, tmp_path, monkeypatch):
   """connect(retries=...): models that ask the stand-in, and note their waits."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-  monkeypatch.setattr("baar_jax.llms.outcomes.random.random", lambda: 0.5)
+  monkeypatch.setattr("baar_jax.llms.wire.random.random", lambda: 0.5)
   values = {"kind": "chat", "names": ("small", "large"), "prices": PRICES, "timeout_s": 5.0}
   values |= {"base_urls": (server.url,), "max_completion_tokens": 50}
   with contextlib.ExitStack() as stack:

@@ -61,7 +61,7 @@ class Client:
 
 @pytest.fixture
 def upstream(monkeypatch):
-  monkeypatch.setattr("baar_jax.llms.outcomes.BACKOFF_S", 0.01)
+  monkeypatch.setattr("baar_jax.llms.wire.BACKOFF_S", 0.01)
   with StandIn(lambda request: SAID).running() as server:
     yield server
 

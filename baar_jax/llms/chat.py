@@ -1,8 +1,9 @@
 """API models of runs: agents that ask an endpoint, and the books of their calls.
 
-An attempt is billed by the usage that its answer reports. One whose outcome is unknown (a
-time-out, a connection lost after the request was sent, an answer that cannot be read) is presumed
-to have cost its worst case. Refusals (4xx and 5xx other than `outcomes.UNKNOWN`) are free.
+An attempt is billed by the usage that its answer reports. One whose outcome is unknown
+(a time-out, a connection lost after the request was sent, an answer that cannot be read)
+is presumed to have cost its worst case. Refusals (4xx and 5xx other than `wire.UNKNOWN`)
+are free.
 """
 
 import asyncio
@@ -21,13 +22,14 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer, Pair
-from baar_jax.llms.calls import FAILED, PRESUMED, REPLY, RETRY, Calls
+from baar_jax.llms.calls import Calls
 from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, ask, run_in_thread
-from baar_jax.llms.outcomes import UNREADABLE, Outcome
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
 
-TOKENS_PER_MESSAGE = 16  # most that a chat template puts around one; a byte is a token at most
+TOKENS_PER_MESSAGE = (
+  16  # most that a chat template puts around one; a byte is a token at most
+)
 ROUNDING = 1e-9  # by which two sums of the same dollars may differ, as a share of them
 
 
@@ -35,23 +37,20 @@ class ChatPair(Pair):
   """The models of the configuration at their endpoints."""
 
   def __init__(self, config: ModelsConfig, calls: Calls):
-    """Opens no connection yet. Raises ValueError if a price or a key is missing."""
+    """Open no connection yet. Raises ValueError if a price or a key is missing."""
     self.names = config.names
-    self.prices = prices_of(config.names, config.prices)
     self.calls = calls
     self.stopping = threading.Event()
-    # Attempts run in an event loop, which can end them at any point; worker threads wait for them.
+    # Attempts run in an event loop, which can end them at any time; threads wait.
     self._loop = asyncio.new_event_loop()
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
-    self.models = []
-    for index in range(len(self.names)):
-      self.models.append(ChatModel(self, config, index, index))
+    models = range(len(self.names))
+    self.models = [ChatModel(self, config, index, index) for index in models]
+    self.prices = tuple(model.price for model in self.models)
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ChatAgent"]:
-    agents = []
-    for model in self.models[: len(self.names)]:
-      agents.append(ChatAgent(model, task, seed, hold))
-    return agents
+    models = self.models[: len(self.names)]
+    return [ChatAgent(model, task, seed, hold) for model in models]
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ChatAgent"]:
     judge = ChatModel(self, config, 0, len(self.names))
@@ -81,7 +80,7 @@ class ChatModel(Client):
   """A model that acts or judges; shared by all episodes and their threads."""
 
   def __init__(self, pair: ChatPair, config: ModelsConfig, place: int, index: int):
-    """Takes the configuration's model at `place`; its calls are recorded under the index."""
+    """Take the configuration's model at `place`; its calls are recorded as `index`."""
     super().__init__(config, place)
     self.pair = pair
     self.index = index
@@ -92,7 +91,7 @@ class ChatModel(Client):
       print(f"{stopped}: once more ends this one", file=sys.stderr)
 
   def find_failure(self) -> str:
-    """Find the problem of the last `max_failures` attempts; "" if they do not share one."""
+    """Find the problem that the last `max_failures` attempts share, else ""."""
     return self.pair.calls.find_failure(self.index, self.config.max_failures)
 
   def hash(self, messages: Messages, task_id: str, seed: int, step: int) -> str:
@@ -102,7 +101,7 @@ class ChatModel(Client):
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
   async def try_reply(self, body: dict) -> Outcome:
-    """Make one attempt at a reply."""
+    """Make one attempt at a reply; it has no time once the run is being stopped."""
     limit_s = 0.0 if self.pair.stopping.is_set() else self.config.timeout_s
     answer = await self.send(body, limit_s)
     return answer if isinstance(answer, Outcome) else read_reply(answer)
@@ -125,13 +124,19 @@ def read_reply(fields: dict) -> Outcome:
     is_refused = bool(message.get("refusal")) or reason == "content_filter"
   usage = read_usage(fields)
   if usage is None or text.strip() and not usage.completion_tokens:
-    problem = "sent an answer whose usage is missing or impossible, so that it cannot be priced"
+    problem = (
+      "sent an answer whose usage is missing or impossible, so that it cannot be priced"
+    )
     return Outcome(PRESUMED, problem, fatal=True)
   if fields.get("service_tier") not in TIERS:
-    return Outcome(PRESUMED, "answered from a service tier whose price is not known", fatal=True)
+    return Outcome(
+      PRESUMED, "answered from a service tier whose price is not known", fatal=True
+    )
   if text.strip() or is_cut:  # without a text all tokens went into reasoning
     return Outcome(REPLY, text=text, usage=usage)
-  problem = "refused this conversation" if is_refused else "sent an answer without content"
+  problem = (
+    "refused this conversation" if is_refused else "sent an answer without content"
+  )
   return Outcome(RETRY, problem, usage=usage, hopeless=is_refused)
 
 
@@ -140,15 +145,13 @@ class ReplyBooks:
   """The books of one reply: the attempts at it in the run's file and budgets."""
 
   model: ChatModel
+  hold: Hold
   body: dict
   request: str
   bound_usd: float
-  hold: Hold
+  lost: list[Call] = dataclasses.field(default_factory=list)
+  start_s: float = dataclasses.field(default_factory=time.monotonic)
   has_others = False
-
-  def __post_init__(self):
-    self.start_s = time.monotonic()
-    self.lost: list[Call] = []
 
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
@@ -164,30 +167,32 @@ class ReplyBooks:
     return self.model.pair.run(self.model.try_reply(self.body))
 
   def settle(self, outcome: Outcome) -> Reply | None:
-    """Books an attempt.
+    """Book an attempt.
 
     Raises:
-      ValueError: the endpoint refuses calls like this one, cannot be priced, has billed more than
-        the worst case, or has failed `max_failures` times in a row.
+      ValueError: the endpoint refuses calls like this one, cannot be priced, has billed
+        more than the worst case, or has failed `max_failures` times in a row.
     """
     model = self.model
-    reply = None
-    if outcome.kind in (REPLY, RETRY):
+    kind = outcome.kind
+    reply = problem = None
+    if kind in (REPLY, RETRY):
       model.is_tier_known = True  # the answer told it
-    if outcome.kind != PRESUMED:
+    if kind != PRESUMED:
       self.cost.usd = model.price.cost_usd(outcome.usage)  # a failed attempt has none
-    call = Call(model.index, outcome.usage, self.cost.usd)
-    if outcome.kind == REPLY:
-      call = dataclasses.replace(call, latency_s=time.monotonic() - self.start_s)
+    usd = self.cost.usd
+    if kind == REPLY:
+      latency_s = time.monotonic() - self.start_s
+      call = Call(model.index, outcome.usage, usd, latency_s)
       reply = Reply(outcome.text, call, tuple(self.lost))
-    elif outcome.kind != FAILED:
-      self.lost.append(dataclasses.replace(call, kind=outcome.kind))
-    problem = None  # A call that is cancelled with the run is no failure of the endpoint.
+    elif kind != FAILED:
+      self.lost.append(Call(model.index, outcome.usage, usd, kind=kind))
+    # A call that is cancelled with the run is no failure of the endpoint.
     if not model.pair.stopping.is_set():
       problem = outcome.problem.partition(":")[0]
-    model.pair.calls.end(self.number, outcome.kind, self.cost.usd, reply, problem)
-    if self.cost.usd > self.bound_usd * (1 + ROUNDING):
-      most = f"billed ${self.cost.usd:.6f}, and ${self.bound_usd:.6f} was the most"
+    model.pair.calls.end(self.number, kind, usd, reply, problem)
+    if usd > self.bound_usd * (1 + ROUNDING):
+      most = f"billed ${usd:.6f}, and ${self.bound_usd:.6f} was the most"
       raise ValueError(f"{model.where} {most}; see --config.models.token_limit_field")
     if outcome.fatal:
       raise ValueError(f"{model.where} {outcome.problem}")
@@ -204,41 +209,45 @@ class ReplyBooks:
     return False
 
 
+@dataclasses.dataclass
 class ChatAgent(Agent):
   """One model during one episode."""
 
-  def __init__(self, model: ChatModel, task: Task, seed: int, hold: Hold):
-    self._model = model
-    self._task = task
-    self._seed = seed
-    self._hold = hold
-    # Of the last prompt, as it was billed.
-    self._counted_messages = 0
-    self._counted_tokens = 0
+  model: ChatModel
+  task: Task
+  seed: int
+  hold: Hold
+  # The last prompt, as it was billed.
+  counted_messages: int = 0
+  counted_tokens: int = 0
 
   def bound_usd(self, messages: Messages, step: int) -> float:
-    """Compute the worst case: no token is shorter than a byte, and the reply's length is capped.
+    """Compute the worst case: no token is shorter than a byte, and replies are capped.
 
-    A conversation only grows, so the tokens that were billed for its beginning need no estimate.
+    A conversation only grows, so the tokens that were billed before need no estimate.
     """
-    tokens = self._counted_tokens
-    for message in messages[self._counted_messages :]:
+    tokens = self.counted_tokens
+    for message in messages[self.counted_messages :]:
       tokens += len(message["content"].encode()) + TOKENS_PER_MESSAGE
-    return self._model.bound_usd(tokens, self._model.write({}))
+    return self.model.bound_usd(tokens, self.model.write({}))
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    model = self._model
-    request = model.hash(messages, self._task.id, self._seed, step)
+    model = self.model
+    config = model.config
+    request = model.hash(messages, self.task.id, self.seed, step)
     if reply := model.pair.calls.find(request):
-      usd = sum(call.cost_usd for call in (*reply.lost, reply.call))
-      with self._hold(usd, replayed=True) as cost:
+      usd = sum(call.cost_usd for call in reply.calls("act"))
+      with self.hold(usd, replayed=True) as cost:
         cost.usd = usd
     else:
-      config = model.config
-      body = {"messages": messages, "temperature": config.temperature, "seed": self._seed}
       bound_usd = self.bound_usd(messages, step)
-      books = ReplyBooks(model, body, request, bound_usd, self._hold)
+      body = {
+        "messages": messages,
+        "temperature": config.temperature,
+        "seed": self.seed,
+      }
+      books = ReplyBooks(model, self.hold, body, request, bound_usd)
       reply = run_in_thread(ask(books, config.retries))
-    self._counted_messages = len(messages)
-    self._counted_tokens = reply.call.usage.prompt_tokens
+    self.counted_messages = len(messages)
+    self.counted_tokens = reply.call.usage.prompt_tokens
     return reply

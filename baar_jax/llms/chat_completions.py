@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.endpoints import Endpoint, WireForm
+from baar_jax.llms.wire import Endpoint, WireForm
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 # Service tiers that cost the list price or less. The price of any other one is unknown.
@@ -23,12 +23,12 @@ class Counts(BaseModel):
   model_config = {"strict": True}
   prompt_tokens: Annotated[Count, Field(gt=0)]
   completion_tokens: Count
-  total_tokens: Count | None = None
-  cached_tokens: Count | None = None
-  prompt_cache_hit_tokens: Count | None = None
-  prompt_cache_miss_tokens: Count | None = None
-  cache_write_tokens: Count | None = None
-  cache_creation_tokens: Count | None = None
+  total_tokens: Count = 0
+  cached_tokens: Count = 0
+  prompt_cache_hit_tokens: Count = 0
+  prompt_cache_miss_tokens: Count = 0
+  cache_write_tokens: Count = 0
+  cache_creation_tokens: Count = 0
 
 
 def read_counts(fields: dict) -> Usage:
@@ -40,23 +40,21 @@ def read_counts(fields: dict) -> Usage:
     ValueError: a count is missing, is no count, or disagrees with another one.
     AttributeError: a part is no object.
   """
-  counts = dict(fields.items())
-  details = counts.get("prompt_tokens_details") or {}
-  for name, count in details.items():
-    if count is not None:
-      counts[name] = count
+  counts = {}
+  for part in (fields, fields.get("prompt_tokens_details") or {}):
+    counts |= {name: count for name, count in part.items() if count is not None}
   try:
     told = Counts.model_validate(counts)
   except ValidationError:
     raise ValueError("no count of tokens") from None
   prompt = told.prompt_tokens
-  hits = told.prompt_cache_hit_tokens or 0
-  cached = max(told.cached_tokens or 0, hits)
-  written = max(told.cache_write_tokens or 0, told.cache_creation_tokens or 0)
+  hits = told.prompt_cache_hit_tokens
+  cached = max(told.cached_tokens, hits)
+  written = max(told.cache_write_tokens, told.cache_creation_tokens)
   least = prompt + told.completion_tokens
-  total = least if told.total_tokens is None else told.total_tokens
-  misses = told.prompt_cache_miss_tokens
-  if cached + written > prompt or total < least or misses not in (None, prompt - hits):
+  total = counts.get("total_tokens", least)
+  misses = counts.get("prompt_cache_miss_tokens", prompt - hits)
+  if cached + written > prompt or total < least or misses != prompt - hits:
     raise ValueError("counts that disagree")
   return Usage(prompt, cached, total - prompt, written)
 
@@ -69,17 +67,17 @@ def read_usage(fields: dict) -> Usage | None:
     return None
 
 
-def read_json(text: str | bytes) -> object:
-  """Read JSON; None if the text is none."""
+def read_json(text: str | bytes) -> dict | None:
+  """Read an object of JSON; None if the text is none."""
   try:
     fields = json.loads(text)
   except (ValueError, RecursionError):
     return None
-  return fields if is_json(fields) else None
+  return fields if isinstance(fields, dict) and is_json(fields) else None
 
 
 def is_json(value: object) -> bool:
-  """Tell whether a value can be written: NaN is no JSON, nor is the infinity of 1e999."""
+  """Tell whether a value is JSON: NaN is none, nor is the infinity of 1e999."""
   try:
     json.dumps(value, allow_nan=False)
   except (ValueError, RecursionError):
@@ -88,7 +86,7 @@ def is_json(value: object) -> bool:
 
 
 def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
-  """List the headers of a key, with the account that OpenAI's variables name at its addresses."""
+  """List the headers of a key; at OpenAI's addresses also those of the account."""
   headers = {}
   if endpoint.is_openai:
     import openai  # It reads OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like.
@@ -101,7 +99,7 @@ def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
 
 
 def write_request(body: dict, endpoint: Endpoint, config: ModelsConfig) -> dict:
-  """Write a request for a model, with a limit of tokens, and a stream with its usage."""
+  """Write a request for a model, with a limit of tokens; a stream tells its usage."""
   request = body | {"model": endpoint.model}
   request.pop("session_id", None)
   if not any(map(body.get, LIMITS)):
@@ -135,23 +133,20 @@ def read_answer(body: bytes) -> dict:
 
 def read_error(text: str) -> dict[str, str]:
   """Read a refusal's message, type and code; "" for each that is missing."""
-  fields = read_json(text)
-  if isinstance(fields, dict):
-    fields = fields.get("error", fields)
-  error = {}
-  for name in ("message", "type", "code"):
-    value = fields.get(name) if isinstance(fields, dict) else None
-    error[name] = str(value or "")
-  return error
+  fields = read_json(text) or {}
+  error = fields.get("error", fields)
+  if not isinstance(error, dict):
+    error = {}
+  return {name: str(error.get(name) or "") for name in ("message", "type", "code")}
 
 
 async def read_chunks(events: AsyncIterator[str]) -> AsyncIterator[dict]:
-  """Yield the chunks of a stream up to its end mark. Raises ConnectionError for what is none."""
+  """Yield a stream's chunks up to its end mark. Raises ConnectionError for no chunk."""
   async for data in events:
     if data.strip() == "[DONE]":
       return
     chunk = read_json(data)
-    if not isinstance(chunk, dict) or "error" in chunk:
+    if chunk is None or "error" in chunk:
       raise ConnectionError("no chunk")
     yield chunk
 

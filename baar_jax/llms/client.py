@@ -14,13 +14,16 @@ import openai
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Reply
 from baar_jax.llms.chat_completions import CHAT_COMPLETIONS
-from baar_jax.llms.endpoints import WireForm, endpoints
-from baar_jax.llms.outcomes import Outcome, backoff_s, explain, read_refusal
+from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
+from baar_jax.llms.wire import Outcome, WireForm, backoff_s, explain, read_refusal
 
 CONNECT_S = 10.0  # to connect to one of a host's addresses, and to agree on encryption
 MOST_BYTES = 16 * 2**20  # of an answer
-LOST = (OSError, httpx2.RequestError)  # Failures of an attempt; time-outs are an OSError.
+LOST = (
+  OSError,
+  httpx2.RequestError,
+)  # Failures of an attempt; time-outs are an OSError.
 DEAREST_TIER = 2.5  # a provider's dearest service tier over its list price (our choice)
 
 
@@ -33,7 +36,7 @@ class Stream:
   form: WireForm
 
   async def read(self) -> AsyncIterator[bytes]:
-    """Yield the bytes. Raises one of LOST if they are late, break off or are too many."""
+    """Yield the bytes. Raises one of LOST if they are late, too many, or break off."""
     parts = self.response.aiter_raw()
     size = 0
     while size <= MOST_BYTES:
@@ -46,7 +49,7 @@ class Stream:
     raise httpx2.ReadError("too many bytes")
 
   async def events(self) -> AsyncIterator[str]:
-    """Yield the data of each event. Raises one of LOST, also at the end of the bytes."""
+    """Yield the data of each event. Raises one of LOST, at the latest at the end."""
     parts = self.read()
     part = rest = b""
     while part is not None:
@@ -59,30 +62,31 @@ class Stream:
     raise httpx2.ReadError("the stream ended early")
 
   def chunks(self) -> AsyncIterator[dict]:
-    """Yield chunks of a chat completion. Raises one of LOST if the stream is not whole."""
+    """Yield chunks of a chat completion. Raises one of LOST if the end is missing."""
     return self.form.read_chunks(self.events())
 
 
+@dataclasses.dataclass(eq=False)
 class Client:
-  """One model at one endpoint."""
+  """One model at one endpoint.
 
-  def __init__(self, config: ModelsConfig, place: int, form: WireForm = CHAT_COMPLETIONS):
-    """Opens no connection yet.
+  Attributes:
+    place: the model's index in the configuration.
+  """
 
-    Args:
-      place: the model's index in the configuration.
+  config: ModelsConfig
+  place: int
+  form: WireForm = CHAT_COMPLETIONS
 
-    Raises:
-      ValueError: its price or its key is missing.
-    """
-    self.config = config
-    self.form = form
-    self.endpoint = endpoints(config)[place]
+  def __post_init__(self):
+    """Open no connection yet. Raises ValueError if the price or the key is missing."""
+    config = self.config
+    self.endpoint = endpoints(config)[self.place]
     self.name = self.endpoint.model
-    self.price = prices_of(config.names, config.prices)[place]
+    self.price = prices_of(config.names, config.prices)[self.place]
     self.is_tier_known = self.endpoint.is_private
     self._key = self.endpoint.key()
-    headers = httpx2.Headers(form.headers(self.endpoint, self._key))
+    headers = httpx2.Headers(self.form.headers(self.endpoint, self._key))
     headers.update({"accept-encoding": "identity", "content-type": "application/json"})
     self.http = openai.DefaultAsyncHttpxClient(
       base_url=self.endpoint.base_url,
@@ -109,10 +113,10 @@ class Client:
     return usd if is_default or self.is_tier_known else DEAREST_TIER * usd
 
   async def send(self, body: dict, limit_s: float) -> dict | Stream | Outcome:
-    """Make one attempt at a call; it ends within `limit_s`, and raises cancellations alone.
+    """Make one attempt at a call within `limit_s`; it raises cancellations alone.
 
     Returns:
-      The answer as a chat completion, a stream if one was asked for, or why there is neither.
+      A chat completion, a stream if one was asked for, or why there is neither.
     """
     content = json.dumps(self.write(body))  # ASCII, whatever a client has sent
     request = self.http.build_request("POST", self.form.path, content=content)
@@ -136,6 +140,7 @@ class Client:
     error = self.form.read_error(text)
     return read_refusal(response.status_code, text, error, retry_after, self._key)
 
+
 # A reply of a run; of the endpoint a chat completion, or a stream of its chunks.
 Answer = Reply | dict | Stream
 
@@ -146,13 +151,13 @@ class Books(Protocol):
   has_others: bool  # Whether another model may take over when all retries have failed.
 
   def reserve(self) -> contextlib.AbstractContextManager:
-    """Hold the worst case of an attempt while it is made, and write the attempt down."""
+    """Hold the worst case of an attempt while it is made, and record the attempt."""
 
   async def attempt(self) -> dict | Stream | Outcome:
     """Make the attempt."""
 
   def settle(self, outcome: dict | Stream | Outcome) -> Answer | None:
-    """Replace the reservation by the cost. Returns the answer, if the attempt brought one."""
+    """Replace the reservation by the cost. Returns the answer, if there is one."""
 
   def refuse(self, outcome: Outcome, attempts: int) -> Exception:
     """Make the error that tells of the last attempt."""
@@ -162,7 +167,7 @@ class Books(Protocol):
 
 
 async def ask(books: Books, retries: int) -> Answer:
-  """Attempt a call until it is answered. Raises what its books raise if that is in vain."""
+  """Attempt a call until it is answered. Raises the error that the books make."""
   attempt = 0
   while True:
     with books.reserve():
@@ -180,7 +185,7 @@ async def ask(books: Books, retries: int) -> Answer:
 
 
 def run_in_thread(call: Coroutine[None, None, Answer]) -> Answer:
-  """Run a call whose books block their thread, so that it never waits for an event loop."""
+  """Run a call whose books block their thread instead of awaiting an event loop."""
   try:
     call.send(None)
   except StopIteration as end:

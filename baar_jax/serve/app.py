@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from baar_jax.llms.client import LOST, Stream
-from baar_jax.llms.outcomes import explain
+from baar_jax.llms.wire import explain
 from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
 from baar_jax.serve.sessions import Session, Turn

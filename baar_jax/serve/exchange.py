@@ -10,9 +10,8 @@ from urllib.parse import quote
 
 from baar_jax.config import REFERENCE_SEEDS, Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
-from baar_jax.llms.calls import PRESUMED, REPLY
 from baar_jax.llms.client import Stream, ask
-from baar_jax.llms.outcomes import Outcome
+from baar_jax.llms.wire import PRESUMED, REPLY, Outcome
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Policy, policy_name
 from baar_jax.serve import request
 from baar_jax.serve.decider import Decider, make_live
@@ -35,15 +34,12 @@ class TurnBooks:
 
   exchange: "Exchange"
   turn: Turn
+  has_others: bool
   failed: set[int] = dataclasses.field(default_factory=set)
 
   @property
   def upstream(self) -> Upstream:
     return self.exchange.upstreams[self.turn.step.model]
-
-  @property
-  def has_others(self) -> bool:
-    return self.exchange.config.serve.fallback and self.turn.session.rule == "router"
 
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
@@ -70,9 +66,10 @@ class TurnBooks:
 
   async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
     """Waits, and chooses a model that fits. Raises Refusal if there is none."""
-    step, session = self.turn.step, self.turn.session
+    turn = self.turn
+    step = turn.step
     await asyncio.sleep(wait_s)
-    bounds, allowed = await self.exchange.find_room(session, self.turn.body)
+    bounds, allowed = await self.exchange.find_room(turn.session, turn.body)
     model = step.model
     is_new = is_last or model not in allowed
     if is_new:
@@ -80,10 +77,10 @@ class TurnBooks:
       step.logp = None
       others = {*allowed} - self.failed if self.has_others else ()
       model = min(others, key=lambda other: abs(other - step.model), default=None)
-    if model is None or session.score is not None:
+    if model is None or turn.session.score is not None:
       raise self.upstream.refuse(outcome)
     step.model = model
-    self.turn.most_usd = bounds[model]
+    turn.most_usd = bounds[model]
     return is_new
 
 
@@ -202,7 +199,8 @@ class Exchange:
 
   async def forward(self, turn: Turn) -> dict | Stream:
     """Return the answer to a turn, still to be settled. Raises Refusal with its error."""
-    return await ask(TurnBooks(self, turn), self.config.models.retries)
+    has_others = self.config.serve.fallback and turn.session.rule == "router"
+    return await ask(TurnBooks(self, turn, has_others), self.config.models.retries)
 
   def settle(self, turn: Turn, fields: dict, whole: bool = True) -> None:
     """Books the reply of a turn, once, as its step, by the usage in the fields of its answer or

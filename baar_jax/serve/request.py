@@ -92,7 +92,7 @@ async def read_body(request: Request, most_mb: float) -> dict:
     if len(body) > most_mb * 2**20:
       raise Refusal(413, f"the body is over --config.serve.max_body_mb={most_mb:g}")
   fields = read_json(body)
-  if not isinstance(fields, dict):
+  if fields is None:
     raise Refusal(400, "the body must be a JSON object")
   return fields
 

@@ -1,11 +1,11 @@
-"""Upstream models of the endpoint: the cost of a client's call, and the answers to it."""
+"""Upstream models of the endpoint: the cost of a client's call, and its answers."""
 
 import time
 
 from baar_jax.episode import Usage
 from baar_jax.llms.chat_completions import TIERS, is_json, read_usage
 from baar_jax.llms.client import Client, Stream
-from baar_jax.llms.outcomes import UNREADABLE, Outcome
+from baar_jax.llms.wire import UNREADABLE, Outcome
 from baar_jax.serve.request import DIGESTED, Cache, Refusal, count_tokens
 
 BYTES_PER_TOKEN = 4  # of expected costs (our choice)
@@ -15,7 +15,7 @@ class Upstream(Client):
   """A model that answers the calls of clients."""
 
   def most_usd(self, body: dict, cache: Cache | None) -> float:
-    """Compute the worst case of an attempt; tokens that the cache counted need no estimate."""
+    """Compute the worst case of an attempt; a cache knows the tokens it has counted."""
     request = self.write(body)
     tokens = count_tokens(body)
     if cache and cache.begins(body):
@@ -26,7 +26,9 @@ class Upstream(Client):
       tokens = cache.tokens + count_tokens([others, new_messages])
     return self.bound_usd(tokens, request)
 
-  def expected_usd(self, body: dict, cache: Cache | None, ttl_s: float, reply: float) -> float:
+  def expected_usd(
+    self, body: dict, cache: Cache | None, ttl_s: float, reply: float
+  ) -> float:
     """Compute the expected cost of a call.
 
     Args:
@@ -42,7 +44,7 @@ class Upstream(Client):
     return self.price.cost_usd(Usage(tokens, known if is_warm else 0, reply))
 
   async def attempt(self, body: dict) -> dict | Stream | Outcome:
-    """Make one attempt at a call. Returns the answer or stream, or why there is neither."""
+    """Make one attempt. Returns an answer, a stream, or why there is neither."""
     answer = await self.send(body, self.config.timeout_s)
     if isinstance(answer, dict) and not is_completion(answer):
       return UNREADABLE
@@ -50,7 +52,9 @@ class Upstream(Client):
 
   def refuse(self, outcome: Outcome) -> Refusal:
     """Tell a client of an attempt without a reply; no part of the key is repeated."""
-    status = outcome.status if outcome.status >= 400 else 502  # a redirect is not followed
+    status = (
+      outcome.status if outcome.status >= 400 else 502
+    )  # a redirect is not followed
     text = outcome.message or f"{self.name} {outcome.problem}"
     return Refusal(status, text, outcome.type or "upstream_error", outcome.code or None)
 

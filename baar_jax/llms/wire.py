@@ -1,18 +1,33 @@
-"""Outcomes of attempts without an answer: what was lost, refused, and may be tried again."""
+"""The wire: where a model is asked, in which protocol, and the outcomes of attempts."""
 
 import base64
 import contextlib
 import dataclasses
+import ipaddress
+import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from urllib.parse import urlsplit
 
+from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.calls import FAILED, PRESUMED
-from baar_jax.llms.endpoints import NO_KEY
 
+# The kinds of outcomes. A call that is open when its process has ended may be billed.
+REPLY = "reply"
+RETRY = "retry"  # billed, and useless
+PRESUMED = "presumed"  # perhaps billed
+FAILED = "failed"  # not billed
+OPEN = "open"
+OPENAI_KEY = "OPENAI_API_KEY"
+NO_KEY = "none"  # The key for an endpoint without keys: the protocol wants some.
 RETRIED = (408, 409, 429)  # Statuses that may pass, as may all from 500 on.
-UNKNOWN = (408, 502, 504, 524)  # Lost behind the endpoint: the model may have been at work.
+UNKNOWN = (
+  408,
+  502,
+  504,
+  524,
+)  # Lost behind the endpoint: the model may have been at work.
 UNAUTHORISED = (401, 403)
 HOPELESS = ("context_length_exceeded", "content_filter")
 BACKOFF_S = 0.5
@@ -23,6 +38,83 @@ SHARED = 6  # characters in a row that a message may not share with a key
 # The HTTP library's names of failures before a request has left.
 NOT_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError")
 NOT_SENT += ("LocalProtocolError", "UnsupportedProtocol")
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+  """A model at an address.
+
+  Attributes:
+    variable: environment variable of the key; "" means no key, None the usual one.
+  """
+
+  model: str
+  base_url: str
+  variable: str | None
+
+  @property
+  def host(self) -> str:
+    """Return the address's host name."""
+    return urlsplit(self.base_url).hostname
+
+  @property
+  def is_private(self) -> bool:
+    """Tell whether the address is of this machine or a private network."""
+    try:
+      return ipaddress.ip_address(self.host).is_private
+    except ValueError:
+      return "." not in self.host  # localhost, or a name within the user's network
+
+  @property
+  def is_openai(self) -> bool:
+    """Tell whether the address is OpenAI's, in any of its regions."""
+    return f".{self.host}".endswith(".api.openai.com")
+
+  def key(self) -> str:
+    """Read the key from the environment.
+
+    Raises:
+      ValueError: the key of a public endpoint is not set, or it cannot be a key. The
+        message names no variable: the user may have configured the key itself as one.
+    """
+    variable = self.variable
+    if variable is None and self.is_openai:
+      variable = OPENAI_KEY
+    key = os.environ.get(variable or "", "").strip()
+    is_missing = not key and not self.is_private and variable != ""
+    if is_missing or not (key.isascii() and key.isprintable()):
+      problem = f"{self.model} at {self.host} needs a key of printable ASCII characters"
+      choice = f"'' for no key; {OPENAI_KEY} at OpenAI's addresses"
+      place = (
+        f"environment variable that --config.models.key_variables names ({choice})"
+      )
+      raise ValueError(f"{problem}: set the {place}")
+    return key or NO_KEY
+
+
+@dataclasses.dataclass(frozen=True)
+class WireForm:
+  """A protocol of upstream models.
+
+  The rest of the program reads and writes OpenAI's chat completions; a form translates.
+
+  Attributes:
+    path: where requests go, below the endpoint's base URL.
+    limits: fields of a written request that limit the tokens of a reply.
+    headers: lists the headers that carry an endpoint's key and account.
+    write: writes a chat-completions request for a model, with a limit of tokens.
+    read_answer: reads a body as a chat completion; {} if it cannot be read.
+    read_error: reads the message, type and code of a refusal; "" if one is missing.
+    read_chunks: reads the events of a stream as chunks of a chat completion.
+  """
+
+  path: str
+  limits: tuple[str, ...]
+  headers: Callable[[Endpoint, str], Mapping[str, str]]
+  write: Callable[[dict, Endpoint, ModelsConfig], dict]
+  read_answer: Callable[[bytes], dict]
+  read_error: Callable[[str], Mapping[str, str]]
+  read_chunks: Callable[[AsyncIterator[str]], AsyncIterator[dict]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,17 +205,17 @@ def clean(complaint: str, key: str) -> str:
   A part of the key counts, also spaced, or in base64 at any offset.
   """
   line = " ".join(complaint.split())[:LONGEST_COMPLAINT]
-  line = "".join(filter(str.isprintable, line))  # no control and no bidirectional character
-  if key == NO_KEY:
-    return line
-  secrets = [key]
+  line = "".join(
+    filter(str.isprintable, line)
+  )  # no control and no bidirectional character
+  is_leak = _shares(line, key)
   for offset in range(3):
     coded = base64.b64encode(bytes(offset) + key.encode()).decode()
-    secrets.append(coded[2 * offset :])
-  is_leak = _shares(line, key)
-  for secret in secrets:
-    is_leak |= _shares(_strip(line), _strip(secret))
-  return "its message repeats a part of the key" if is_leak else line
+    for secret in (key, coded[2 * offset :]):
+      is_leak |= _shares(_strip(line), _strip(secret))
+  if is_leak and key != NO_KEY:
+    return "its message repeats a part of the key"
+  return line
 
 
 def _strip(text: str) -> str:
@@ -131,7 +223,7 @@ def _strip(text: str) -> str:
 
 
 def _shares(text: str, secret: str) -> bool:
-  """Tell whether a text has SHARED characters in a row of a secret, or all of a shorter one."""
+  """Tell whether a text has SHARED characters in a row of a secret, or a short one."""
   for start in range(max(1, len(secret) - SHARED + 1)):
     part = secret[start : start + SHARED]
     if part and part in text:
