@@ -16,6 +16,7 @@ from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.rollout.policies import Job
 from baar_jax.router import head
 from baar_jax.router import policy as policy_module
+from baar_jax.rollout.specs import Cap
 from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
 from baar_jax.run import Run
 from baar_jax.stages import train
@@ -93,10 +94,10 @@ def test_target_under_caps_and_prices_by_hand():
 def test_what_is_left_by_hand():
   heads = make_heads(1, 1)._replace(large_usd=np.float32(0.5))
   steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
-  assert count_calls_left(heads, None, None, steps) == float("inf")
-  assert count_calls_left(heads, 3, None, steps) == 2
-  assert count_calls_left(heads, 3, 1.5, steps) == 1.5  # $0.75 are left
-  assert count_calls_left(heads, None, 0.1, steps) == 0
+  assert count_calls_left(heads, Cap().after(steps)) == float("inf")
+  assert count_calls_left(heads, Cap(3).after(steps)) == 2
+  assert count_calls_left(heads, Cap(3, 1.5).after(steps)) == 1.5  # $0.75 are left
+  assert count_calls_left(heads, Cap(usd=0.1).after(steps)) == 0
   free, capped = describe(np.array([np.inf, 2]), 1.0, np.array([[1, 1, 4, 2, 1, 2]] * 2))
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
   assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])

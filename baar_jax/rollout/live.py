@@ -31,6 +31,9 @@ class Live:
   cost_weight: float | None = None  # one of the policy's; None is the least of them
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
+  # What a client says was left of its caps before each step, and is left now. Without
+  # it that is counted from the cap and the steps.
+  told: Sequence[Cap] = ()
   # Of a cascade: the model that has proposed the next action, and the action.
   proposer: int = SMALL
   proposal: str | None = None
@@ -38,6 +41,11 @@ class Live:
   @property
   def task(self) -> Task:
     return self.job.task
+
+  @property
+  def left(self) -> Cap:
+    """Return what is left of the caps now."""
+    return self.told[-1] if self.told else self.cap.after(self.steps)
 
   @property
   def key(self) -> tuple[str, int]:

@@ -1,9 +1,10 @@
 """Which policy plays, under which cap, on which trial: PolicySpec, Cap and Job."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
-from baar_jax.episode import Task
+from baar_jax.episode import Step, Task
 
 # The first seed of each purpose. The bounds of counts in the configuration keep the
 # purposes apart. Rollouts have a range of seeds for each training seed.
@@ -28,6 +29,16 @@ class Cap:
   def __bool__(self) -> bool:
     return (self.calls, self.usd) != (None, None)
 
+  def after(self, steps: Sequence[Step]) -> "Cap":
+    """Return what some steps leave of the cap."""
+    calls = self.calls
+    usd = self.usd
+    if calls is not None:
+      calls -= sum(step.large_calls for step in steps)
+    if usd is not None:
+      usd = max(0.0, usd - sum(step.spent_usd for step in steps))
+    return Cap(calls, usd)
+
 
 @dataclasses.dataclass(frozen=True)
 class PolicySpec:
@@ -37,7 +48,9 @@ class PolicySpec:
   """
 
   family: str  # a row of the table in train/families.py
-  judge: str = ""  # the model that a zero-shot router asks, and a digest of its settings
+  judge: str = (
+    ""  # the model that a zero-shot router asks, and a digest of its settings
+  )
   # Which router: the weight of cost that it was trained with, the training seed of a
   # rollout (0 is not written), the update, and for how many training seeds it stands.
   lam: float | None = None

@@ -59,8 +59,8 @@ class ConditionedPolicy(RouterPolicy):
     weight_R = []
     progress_RxP = []
     for live in ready:
-      cap = live.cap if self.spec.cap_conditioned else Cap()
-      left_R.append(count_calls_left(self._heads, cap.calls, cap.usd, live.steps))
+      left = live.left if self.spec.cap_conditioned else Cap()
+      left_R.append(count_calls_left(self._heads, left))
       weight = live.cost_weight
       weight_R.append(min(self.cost_weights) if weight is None else weight)
       steps = [*live.steps, Step(live.observation, SMALL, "")]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from baar_jax.episode import Step
-from baar_jax.router.view import count_left
+from baar_jax.rollout.specs import Cap
 
 MAX_CALLS = 20  # with so many LARGE calls left, or more, there is no cap
 FACTS = 12  # that `describe` gives
@@ -106,12 +106,11 @@ def estimate(heads: Heads, hidden_RxD, facts_RxF, bold=0.0):
   return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0) + bold * spread_RxA
 
 
-def count_calls_left(heads: Heads, calls, usd, steps: Sequence[Step]) -> float:
+def count_calls_left(heads: Heads, cap: Cap) -> float:
   """LARGE calls that are left: the fewer of a cap on calls, and of one on dollars at the mean price
   of a LARGE call in training (our choice); inf without a cap."""
-  calls, usd = count_left(calls, usd, steps)
-  left = float("inf") if calls is None else calls
-  return left if usd is None else min(left, usd / float(heads.large_usd))
+  left = float("inf") if cap.calls is None else cap.calls
+  return left if cap.usd is None else min(left, cap.usd / float(heads.large_usd))
 
 
 def _apply(layers, x_NxI):

@@ -5,10 +5,11 @@ import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
+from baar_jax.rollout.live import Live
+from baar_jax.rollout.specs import Cap
 from baar_jax.router.tokenizer import decision_tokens, read_tokenizer
 
 CUT_MARK = " ..."  # stands behind a text that was cut
@@ -94,27 +95,26 @@ class View:
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
     """Write an episode up to its last decision; each is in exactly one window."""
-    if not self.config.show_budget:
-      episode = dataclasses.replace(episode, call_budget=None, usd_budget=None)
-    if self.config.view == "paper":
-      return write_prompts(self, task, episode)
-    return write_transcript(self, task, episode)
+    cap = Cap(episode.call_budget, episode.usd_budget)
+    return self._write(task, episode.steps, list_left(cap, episode.steps))
 
-  def live_window(self, live: Any) -> Window:
+  def live_window(self, live: Live) -> Window:
     """Write the window that ends with the next decision of a live episode."""
     # The action of an episode's last step is not read, its model only as the proposer.
-    step = Step(live.observation, live.proposer, "", proposal=live.step.proposal)
-    episode = Episode(
-      live.task.id,
-      policy="",
-      seed=0,
-      steps=[*live.steps, step],
-      score=0.0,
-      stop="",
-      call_budget=live.call_budget.limit,
-      usd_budget=live.dollar_budget.limit_usd,
-    )
-    return self.episode_windows(live.task, episode)[-1]
+    step = Step(live.observation, live.proposer, "", proposal=live.proposal)
+    steps = [*live.steps, step]
+    left = live.told or list_left(live.cap, steps)
+    return self._write(live.task, steps, left)[-1]
+
+  def _write(
+    self, task: Task, steps: Sequence[Step], left: Sequence[Cap]
+  ) -> list[Window]:
+    """Write windows; `left` is what is left of the caps before each step."""
+    if not self.config.show_budget:
+      left = [Cap()] * len(steps)
+    if self.config.view == "paper":
+      return write_prompts(self, task, steps, left)
+    return write_transcript(self, task, steps, left)
 
   def encode_rule(self, text: str) -> tuple[int, ...]:
     """Encode a text of ours about SMALL and BIG in the words for the models."""
@@ -152,20 +152,26 @@ def open_view(config: Config, directory: Path, family: str = "") -> View:
   return View(config.router, directory, family == "cascade", models)
 
 
-def write_transcript(view: View, task: Task, episode: Episode) -> list[Window]:
+def list_left(cap: Cap, steps: Sequence[Step]) -> list[Cap]:
+  """List what is left of a cap before each step."""
+  return [cap.after(steps[:s]) for s in range(len(steps))]
+
+
+def write_transcript(
+  view: View, task: Task, steps: Sequence[Step], left: Sequence[Cap]
+) -> list[Window]:
   """Write one text that grows by whole steps, so that a rollout can keep a KV cache.
 
   Over the limit a new window keeps the newer half of the text.
   """
   c = view.config
-  steps = episode.steps
   head = view.preview(TASK, task.description, c.description_tokens)
   start = view.preview(START, steps[0].observation, c.result_tokens)
   windows = [Window([*head, *start], [], 0)]
   blocks = []
   answer = ()
   for s, step in enumerate(steps):
-    question = _write_question(view, task, episode, s)
+    question = _write_question(view, task, step, s, left[s])
     window = windows[-1]
     if len(window.tokens) + len(answer) + len(question) <= c.max_tokens:
       window.tokens.extend(answer + question)
@@ -188,45 +194,45 @@ def write_transcript(view: View, task: Task, episode: Episode) -> list[Window]:
 
 
 def _write_question(
-  view: View, task: Task, episode: Episode, s: int
+  view: View, task: Task, step: Step, s: int, left: Cap
 ) -> tuple[int, ...]:
   """Write the line of step s up to its decision."""
-  left = count_left(episode.call_budget, episode.usd_budget, episode.steps[:s])
-  line = STEP.format(number=s + 1, budget=_write_budget(task, *left))
-  proposal = view.encode_proposal(episode.steps[s])
+  line = STEP.format(number=s + 1, budget=_write_budget(task, left))
+  proposal = view.encode_proposal(step)
   if proposal:
     return view.encode(line) + proposal + view.encode(MODEL)
   return view.encode(line + MODEL)
 
 
-def _write_budget(task: Task, calls: int | None, usd: float | None) -> str:
+def _write_budget(task: Task, left: Cap) -> str:
   """Write what is left of the caps into a transcript; nothing without one."""
-  left = ""
-  if calls is not None:
-    left = f" {calls} large calls left,"
-  if usd is not None:
-    left += f" ${usd:.4f} left,"
-  return left and f"/{task.max_steps},{left}"
+  text = ""
+  if left.calls is not None:
+    text = f" {left.calls} large calls left,"
+  if left.usd is not None:
+    text += f" ${left.usd:.4f} left,"
+  return text and f"/{task.max_steps},{text}"
 
 
-def write_prompts(view: View, task: Task, episode: Episode) -> list[Window]:
+def write_prompts(
+  view: View, task: Task, steps: Sequence[Step], left: Sequence[Cap]
+) -> list[Window]:
   """Write the paper's prompt for each step, with the newest steps that fit."""
   c = view.config
   blocks = []
   omitted = [()]
-  for number, (step, after) in enumerate(pairwise(episode.steps), 1):
+  for number, (step, after) in enumerate(pairwise(steps), 1):
     title = view.encode(f"\nStep {number} [Model: {view.words[step.model]}]")
     action = view.preview(ACTION, step.action, c.action_tokens)
     result = view.preview(RESULT, after.observation, c.result_tokens)
     blocks.append(title + action + result)
     omitted.append(view.encode(f"\n(steps 1-{number} omitted)"))
-  capped = (episode.call_budget, episode.usd_budget) != (None, None)
   windows = []
-  for s in range(len(episode.steps)):
-    head, tail = _write_prompt(view, task, episode, s)
+  for s in range(len(steps)):
+    head, tail = _write_prompt(view, task, steps, left, s)
     room = c.max_tokens - len(head) - len(tail)
     rooms = [room - len(line) for line in omitted]
-    oldest = max(0, s - RECENT_STEPS) if capped else 0
+    oldest = max(0, s - RECENT_STEPS) if left[s] else 0
     first = _find_first_block(blocks[:s], rooms, oldest)
     tokens = [*head, *omitted[first], *sum(blocks[first:s], ()), *tail]
     windows.append(Window(tokens, [len(tokens) - 1], s))
@@ -234,35 +240,38 @@ def write_prompts(view: View, task: Task, episode: Episode) -> list[Window]:
 
 
 def _write_prompt(
-  view: View, task: Task, episode: Episode, s: int
+  view: View, task: Task, steps: Sequence[Step], left: Sequence[Cap], s: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
   """Write the paper's prompt of step s, before and after the previous steps.
 
   It is that of the paper's appendix "Prompts" in our words.
   """
   c = view.config
-  limit = episode.call_budget
-  calls, usd = count_left(limit, episode.usd_budget, episode.steps[:s])
+  limit = left[0]
+  calls = left[s].calls
+  usd = left[s].usd
   steps_left = task.max_steps - s
   role = ROLE
   rules = [CHOICES]
   ask = ASK
   budget = "\nBudget:"
   if calls is not None:
-    budget += f" at most {limit} BIG calls, {limit - calls} used, {calls} left."
+    budget += (
+      f" at most {limit.calls} BIG calls, {limit.calls - calls} used, {calls} left."
+    )
     rule = HARD_LEFT
     if calls <= 0:
       rule = HARD_SPENT
       ask = ASK_SPENT
     rules.append(rule.format(left=calls, steps=steps_left))
   if usd is not None:
-    budget += f" at most ${episode.usd_budget:.4f}, ${usd:.4f} left."
+    budget += f" at most ${limit.usd:.4f}, ${usd:.4f} left."
     rules.append(HARD_DOLLARS.format(left=usd, steps=steps_left))
   capped = ()
   if len(rules) > 1:
     role = ROLE_HARD
     budget += f" Step {s + 1} of {task.max_steps}."
-    observation = episode.steps[0].observation
+    observation = steps[0].observation
     environment = view.preview("\nEnvironment: ", observation, c.result_tokens)
     capped = environment + view.encode_rule(budget)
   description = view.preview(f"{role}\nTask: ", task.description, c.description_tokens)
@@ -270,16 +279,7 @@ def _write_prompt(
   for rule in rules:
     head += view.encode_rule(rule)
   head += view.encode("\nPrevious steps:" if s else "\nPrevious steps: none")
-  return head, view.encode_proposal(episode.steps[s]) + view.encode_rule(ask)
-
-
-def count_left(calls: int | None, usd: float | None, steps: Sequence[Step]) -> tuple:
-  """Count LARGE calls and dollars left of caps after some steps; None without a cap."""
-  if calls is not None:
-    calls -= sum(step.large_calls for step in steps)
-  if usd is not None:
-    usd = max(0.0, usd - sum(step.spent_usd for step in steps))
-  return calls, usd
+  return head, view.encode_proposal(steps[s]) + view.encode_rule(ask)
 
 
 def _find_first_block(
@@ -308,7 +308,7 @@ def text_pieces(task: Task, episode: Episode, models: int = 2) -> Iterator[str]:
   yield from (TASK, task.description, START)
   for number, step in enumerate(episode.steps, 1):
     for left in (None, number % task.max_steps):
-      budget = _write_budget(task, left, None)
+      budget = _write_budget(task, Cap(left))
       yield STEP.format(number=number, budget=budget) + MODEL
     yield from (ACTION, step.action, RESULT, step.observation)
   words = decision_words(models)
