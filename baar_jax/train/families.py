@@ -36,6 +36,7 @@ from baar_jax.train.fit import fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS_LARGE,
   ALWAYS_SMALL,
+  FIRST_LARGE,
   Planned,
   list_ranked_trials,
   list_rollouts,
@@ -46,7 +47,6 @@ from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads, load_trunk
 
-FIRST_LARGE = "first-large"  # always-large under a cap: LARGE for the first K calls
 ALWAYS = "always"  # an intermediate model
 RANDOM = "random"
 PRIVILEGED = "privileged"

@@ -6,11 +6,19 @@ from typing import NamedTuple
 
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Task
-from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
 BOUNDARIES = (ALWAYS_SMALL, ALWAYS_LARGE)
+FIRST_LARGE = "first-large"  # always-large under a cap: LARGE for the first K calls
+
+
+def cap_spec(spec: PolicySpec, cap: Cap) -> PolicySpec:
+  """Return a policy under a cap; always-LARGE becomes First-Large."""
+  if spec == ALWAYS_LARGE and cap:
+    return PolicySpec(FIRST_LARGE, cap=cap)
+  return spec.under(cap)
 
 
 class Planned(NamedTuple):
