@@ -29,9 +29,16 @@ from jax.errors import JaxRuntimeError
 from ml_collections import config_flags
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.config import MARKUP_TOKENS, ROLLOUT_RANGE, SERVED, VANILLA_BATCHES, Config, ablate
+from baar_jax.config import (
+  MARKUP_TOKENS,
+  ROLLOUT_RANGE,
+  SERVED,
+  VANILLA_BATCHES,
+  Config,
+  ablate,
+)
+from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.table import changed_options, load
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import bench, evaluate, import_traces, plan, serve, setup, train
@@ -58,8 +65,6 @@ def main(command: tuple[Config, str]) -> int:
     if config.dry_run:
       plan.main(config, stages)
       return 0
-    if "setup" in stages:
-      setup.bring(config)  # before a run reads it
     with closing(Run(config)) as run:
       for name in stages:
         (STAGES | EXTRA)[name](run)
@@ -122,7 +127,7 @@ def validate(config: Config) -> None:
   """
   try:
     vars(config).update(vars(TypeAdapter(Config).validate_python(dataclasses.asdict(config))))
-    config.env.options = changed_options(config.env.kind, config.env.options)
+    config.env.options = table.changed_options(config.env.kind, config.env.options)
   except ValidationError as error:
     raise ValueError(explain(error, "--config")) from None
   for name, works, must in _cross_checks(config):
@@ -139,7 +144,8 @@ def explain(error: ValidationError, prefix: str) -> str:
 def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
   """Checks beside those of single fields: a field, whether it works, and what it must be."""
   b, d, e, r = c.baselines, c.distributed, c.env, c.router
-  environment, chat = load(e.kind), c.models.kind == "chat"
+  environment = table.load(e.kind)
+  chat = c.models.kind == "chat"
   most = environment.episodes_per_process or e.live_per_process
   works = e.live_per_process <= most
   yield "env.live_per_process", works, f"at most {most} for {environment.__name__}"

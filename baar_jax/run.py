@@ -30,7 +30,6 @@ from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import BOUNDARIES, Job, Policy, rule_policy
-from baar_jax.router.weights import check_pretrained
 from baar_jax.store import RESTORE, Store, read_config
 
 # What may change between stages of one run: no stored result and, but for the rounding of sums, no
@@ -52,8 +51,6 @@ class Run:
   def __init__(self, config: Config):
     """Opens or creates the directory. Raises ValueError where it or the models cannot be used."""
     check_models(config)
-    if config.router.weights:  # before hours of episodes
-      check_pretrained(config.router)
     self.config, self.ablation, self.train_seed = config, "", 0
     self.is_main = config.distributed.process == 0  # it prints, logs and lists the tasks
     self.dir = Path(config.runs) / config.name

@@ -14,7 +14,7 @@ from baar_jax.mesh import exchange
 from baar_jax.rollout import policies
 from baar_jax.rollout.policies import STRATIFIED, Job, rule_policy, samples_name
 from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
-from baar_jax.router.weights import save_qwen2, weights_directory
+from baar_jax.router.weights import check_pretrained, save_qwen2, weights_directory
 from baar_jax.run import Run
 from baar_jax.train import dataset
 from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
@@ -27,6 +27,8 @@ WARMUP = 10  # updates of the pretraining
 
 def profile(run: Run) -> None:
   """Measures every task's difficulty and costs, and trains or adopts the tokenizer."""
+  if run.config.router.weights:  # before hours of episodes
+    check_pretrained(run.config.router)
   tasks = run.tasks("train") + run.tasks("dev")
   trials = max((run.config.profile.trials, *run.config.profile.robustness))
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in range(trials)]
