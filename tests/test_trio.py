@@ -12,7 +12,8 @@ from test_policies import live, models
 from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
-from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors
+from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
 from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import Decision
