@@ -1,7 +1,6 @@
 """A run's directory, and what every stage opens from it."""
 
 import contextlib
-import copy
 import dataclasses
 import fcntl
 import json
@@ -33,6 +32,7 @@ from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import BOUNDARIES, Job, Policy, rule_policy
 from baar_jax.router.weights import check_pretrained
 from baar_jax.store import RESTORE, Store, read_config
+from baar_jax.train.training import Training
 
 # What may change between stages of one run: no stored result and, but for the rounding of sums, no
 # training depends on it.
@@ -55,7 +55,7 @@ class Run:
     check_models(config)
     if config.router.weights:  # before hours of episodes
       check_pretrained(config.router)
-    self.config, self.ablation, self.train_seed = config, "", 0
+    self.config = config
     self.is_main = config.distributed.process == 0  # it prints, logs and lists the tasks
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
@@ -98,19 +98,37 @@ class Run:
       path.write_text(json.dumps(dataclasses.asdict(self.config), indent=2))
       path.replace(path.with_suffix(".json"))
 
-  def ablate(self, name: str) -> "Run":
-    """This run without one part of the method: the same store, models and environments."""
-    other = copy.copy(self)
-    other.config, other.ablation = ablate(self.config, name), name
-    return other
+  def training(self, number: int = 0, ablation: str = "") -> Training:
+    """Return what a training seed is trained with, perhaps without one part of the method."""
+    config = dataclasses.replace(self.config, seed=self.config.seed + number)
+    marks = {}
+    if ablation:
+      config = ablate(config, ablation)
+      marks["ablation"] = ablation
+    if number:
+      marks["train_seed"] = number
 
-  def trainings(self) -> list["Run"]:
-    """This run with each training seed: what is trained has directories and draws of its own."""
-    runs = [copy.copy(self) for _ in range(self.config.train_seeds)]
-    for number, run in enumerate(runs):
-      run.config = dataclasses.replace(self.config, seed=self.config.seed + number)
-      run.train_seed = number
-    return runs
+    def log(**values: object) -> None:
+      self.log(**values, **marks)
+
+    return Training(
+      directory=self.dir,
+      config=config,
+      mesh=self.mesh,
+      number=number,
+      store=self.store,
+      live_episodes=self.live_episodes,
+      is_main=self.is_main,
+      log=log,
+      progress=self.progress,
+      print=self.print,
+      collect=self.collect,
+      ablation=ablation,
+    )
+
+  def trainings(self) -> list[Training]:
+    """Return a training for each training seed; each has directories and draws of its own."""
+    return [self.training(number) for number in range(self.config.train_seeds)]
 
   @property
   def live_episodes(self) -> int:
@@ -212,12 +230,9 @@ class Run:
     if not all(exchange(self.store.finished(stage))):
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
-  def log(self, **values) -> None:
-    """Appends a line to metrics.jsonl, once for all processes; it names the run's ablation and its
-    training seed, where they are not the usual ones."""
+  def log(self, **values: object) -> None:
+    """Append a line to metrics.jsonl, once for all processes."""
     if self.is_main:
-      values |= {"ablation": self.ablation} if self.ablation else {}
-      values |= {"train_seed": self.train_seed} if self.train_seed else {}
       with (self.dir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(values) + "\n")
 

@@ -22,9 +22,10 @@ from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.view import View, adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
 from baar_jax.run import Run
-from baar_jax.train.fit import update_policy
+from baar_jax.train.batches import SAMPLED, Batcher
+from baar_jax.train.fit import Learner, Pending, update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
-from baar_jax.train.trainer import Batcher, ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
+from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
 # The router that is measured, unless the run's router has weights; and the steps of an episode.
 SHAPE = {"hidden_size": 512, "intermediate_size": 2752, "head_dim": 64, "num_layers": 8}
@@ -108,9 +109,10 @@ def train(c: Config, model, view: View, task: Task, episodes) -> dict[str, float
   sft_s = timeit.repeat(lambda: trainer.step(batcher.micro_batches(episodes)), number=1, repeat=4)
   del trainer  # its parameters and its optimizer's state
   trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
-  adv_B = np.linspace(-1, 1, count, dtype="float32")
-  arguments = ShardedRouter(model, *placed), batcher, episodes, adv_B, c.bopo, c.seed
-  bopo_s = timeit.repeat(partial(update_policy, trainer, *arguments), number=1, repeat=4)
+  pending = Pending(episodes, np.linspace(-1, 1, count, dtype="float32"))
+  batcher = dataclasses.replace(batcher, labels=SAMPLED)
+  learner = Learner(c.bopo, trainer, batcher, ShardedRouter(model, *placed))
+  bopo_s = timeit.repeat(partial(update_policy, learner, pending, c.seed), number=1, repeat=4)
   windows = [window for episode in episodes for window in view.episode_windows(task, episode)]
   tokens = sum(len(window.tokens) for window in windows)
   seconds = {"sft_tokens_per_s": sft_s, "bopo_tokens_per_s": bopo_s}

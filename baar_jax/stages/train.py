@@ -18,9 +18,10 @@ from baar_jax.router.view import adopt_tokenizer, text_pieces, train_tokenizer
 from baar_jax.router.weights import save_qwen2, weights_directory
 from baar_jax.run import Run
 from baar_jax.train import dataset
-from baar_jax.train.checkpoint import UNSTRATIFIED, load_router
+from baar_jax.train.batches import Labels
+from baar_jax.train.checkpoint import load_router
 from baar_jax.train.fit import fit_rollouts, fit_sft, fit_stored
-from baar_jax.train.trainer import Label
+from baar_jax.train.training import UNSTRATIFIED, Training
 from baar_jax.train.values import fit_values
 
 WARMUP = 10  # updates of the pretraining
@@ -155,43 +156,45 @@ def baselines(run: Run) -> None:
     for lam in run.config.bopo.lam if "vanilla" in c.rivals else ():
       fit_rollouts(training, "vanilla", lam)
     for ablation in c.ablations:
-      ablated = training.ablate(ablation)
+      ablated = run.training(training.number, ablation)
       if ablation == UNSTRATIFIED:
         fit_sft(ablated)
       fit_rollouts(ablated, "bopo", compared_lam(run.config))
 
 
-def train_cascade(run: Run) -> None:
+def train_cascade(training: Training) -> None:
   """The cascade (FrugalGPT): SMALL proposes, a scorer says whether the next model must do it.
 
   Each next model proposes in turn, and the dearest acts. The scorer is a router of the same shape
   and initial weights that reads the proposal too. It learns, where any model but the dearest acted,
   whether the episode will still fail: p(going on) is p(failure).
   """
-  profiles = dataset.load_profiles(run.store, run.config, "train", "dev")
-  trials, dearest = [e for p in profiles.values() for e in p.small], len(run.pair.names) - 1
-  mixed = run.store.episodes(samples_name(run.config, STRATIFIED))
+  config, store = training.config, training.store
+  profiles = dataset.load_profiles(store, config, "train", "dev")
+  trials, dearest = [e for p in profiles.values() for e in p.small], training.models - 1
+  mixed = store.episodes(samples_name(config, STRATIFIED))
   trials += [e for e in mixed if e.task_id in profiles]
-  _fit_rival(run, "cascade", [e for e in trials if any(s.model != dearest for s in e.steps)])
+  _fit_rival(training, "cascade", [e for e in trials if any(s.model != dearest for s in e.steps)])
 
 
-def train_single_turn(run: Run) -> None:
+def train_single_turn(training: Training) -> None:
   """The single-turn router (RouteLLM): a preference classifier on (state, winner), asked per step.
 
   Of the k-th trial of each model on a task the winner is the cheapest one that succeeded, SMALL
   where none did. Every state of these trials is labelled with it, as by preference data on single
   queries. The trials of models between the boundaries are played here.
   """
-  tasks, trials = run.tasks("train") + run.tasks("dev"), range(run.config.profile.trials)
+  config, store = training.config, training.store
+  tasks, trials = store.tasks("train") + store.tasks("dev"), range(config.profile.trials)
   jobs = [Job(task, PROFILE_SEEDS + k) for task in tasks for k in trials]
-  rules = [rule_policy(policies.ALWAYS, model=rank) for rank in range(2, len(run.pair.names))]
-  between = [run.collect(f"single-turn {rule.name}", rule, jobs) for rule in rules]
-  profiles = dataset.load_profiles(run.store, run.config, "train", "dev").values()
+  rules = [rule_policy(policies.ALWAYS, model=rank) for rank in range(2, training.models)]
+  between = [training.collect(f"single-turn {rule.name}", rule, jobs) for rule in rules]
+  profiles = dataset.load_profiles(store, config, "train", "dev").values()
   small, large = [e for p in profiles for e in p.small], [e for p in profiles for e in p.large]
   winners = find_winners(small, *between, large)
   learnt = [e for e in sum([small, *between, large], []) if (e.task_id, e.seed) in winners]
-  label = lambda e: [winners[e.task_id, e.seed]] * len(e.steps)  # noqa: E731
-  _fit_rival(run, "single-turn", learnt, label)
+  labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
+  _fit_rival(training, "single-turn", learnt, labels)
 
 
 def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
@@ -201,15 +204,18 @@ def find_winners(*trials: Sequence[Episode]) -> dict[tuple[str, int], int]:
   return success.idxmax(axis=1).to_dict()  # the first of the largest
 
 
-def _fit_rival(run: Run, name: str, episodes: Sequence[Episode], label: Label | None = None):
+def _fit_rival(
+  training: Training, name: str, episodes: Sequence[Episode], labels: Labels | None = None
+) -> None:
   """Trains a rival's router on episodes of training tasks, with SFT's settings but for the updates;
   the dev loss is of those of dev tasks."""
-  config = dataclasses.replace(run.config.sft, updates=run.config.baselines.updates)
-  dev_ids = {task.id for task in run.store.tasks("dev")}
+  c = training.config
+  config = dataclasses.replace(c.sft, updates=c.baselines.updates)
+  dev_ids = {task.id for task in training.store.tasks("dev")}
   train = [e for e in episodes if e.task_id not in dev_ids]
   dev = [e for e in episodes if e.task_id in dev_ids]
-  draw = partial(dataset.draw_batches, train, config.batch_episodes, f"{run.config.seed}|{name}")
-  fit_stored(run, name, config, draw, dev, label)
+  draw = partial(dataset.draw_batches, train, config.batch_episodes, f"{c.seed}|{name}")
+  fit_stored(training, name, config, draw, dev, labels)
 
 
 def export(run: Run) -> None:
@@ -219,6 +225,6 @@ def export(run: Run) -> None:
   for name, family, lam in [("sft", "sft", None), *routers]:
     directory = run.dir / "export" / name
     if not directory.exists():
-      model = load_router(run.dir, run.config, run.mesh, family, lam)
+      model = load_router(run.training(), family, lam)
       save_qwen2(model, directory, run.tokenizer / "tokenizer.json", run.config.router.dtype)
     run.print(f"export: {directory}")
