@@ -25,15 +25,10 @@ from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import View, text_pieces
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
 from baar_jax.run import Run
-from baar_jax.train.fit import update_policy
+from baar_jax.train.batches import SAMPLED, Batcher
+from baar_jax.train.fit import Learner, Pending, update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
-from baar_jax.train.trainer import (
-  Batcher,
-  ShardedRouter,
-  Trainer,
-  bopo_optimizer,
-  sft_optimizer,
-)
+from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 
 # The router that is measured, unless the run's router has weights.
 ROUTER = RouterConfig(
@@ -160,11 +155,17 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   c.sft.micro_episodes = min(count, 16)
   c.bopo.epochs = 1
   c.bopo.batch_episodes = count
-  episodes = subject.episodes[:count]
-  batcher = Batcher(c, view, [subject.task])
-  settings = {"token_ids": view.decision_ids, "dtype": c.router.dtype}
-
-  windows = sum((view.episode_windows(subject.task, e) for e in episodes), [])
+  placed = view.decision_ids, None, c.router.dtype
+  batcher, episodes = Batcher(c, view, [task]), episodes[:count]
+  trainer = Trainer(model, sft_batch_loss, sft_optimizer(c.sft, c.sft.learning_rates[0]), *placed)
+  sft_s = timeit.repeat(lambda: trainer.step(batcher.micro_batches(episodes)), number=1, repeat=4)
+  del trainer  # its parameters and its optimizer's state
+  trainer = Trainer(model, partial(bopo_loss, c.bopo), bopo_optimizer(c.bopo), *placed)
+  pending = Pending(episodes, np.linspace(-1, 1, count, dtype="float32"))
+  batcher = dataclasses.replace(batcher, labels=SAMPLED)
+  learner = Learner(c.bopo, trainer, batcher, ShardedRouter(model, *placed))
+  bopo_s = timeit.repeat(partial(update_policy, learner, pending, c.seed), number=1, repeat=4)
+  windows = [window for episode in episodes for window in view.episode_windows(task, episode)]
   tokens = sum(len(window.tokens) for window in windows)
   # The first time compiles.
   measure_s = lambda step: min(repeat(step, number=1, repeat=4)[1:])  # noqa: E731

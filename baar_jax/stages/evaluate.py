@@ -16,11 +16,12 @@ from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, 
 from baar_jax.router.head import count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.qwen2 import softmax
-from baar_jax.router.view import open_view
 from baar_jax.run import Run
+from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import load_threshold_episodes
-from baar_jax.train.trainer import Batcher, ShardedRouter
+from baar_jax.train.trainer import ShardedRouter
+from baar_jax.train.training import Training
 from baar_jax.train.values import load_heads, load_trunk, read_transitions
 
 
@@ -34,9 +35,9 @@ def main(run: Run) -> None:
   for family, parameters in routers(c):  # a missing one is reported before anything is run
     for training in run.trainings():
       if family == CONDITIONED:
-        load_heads(run.dir, c, training.train_seed)
+        load_heads(training)
       else:
-        load_router(run.dir, c, run.mesh, family, parameters.get("lam"), training.train_seed)
+        load_router(training, family, parameters.get("lam"))
   _play(run, entries(c), "dev")
   _play(run, choose_on_dev(run.store, entries(c), c).entries, "test")
 
@@ -45,12 +46,12 @@ def _play(run: Run, planned: Sequence[Entry], split: str) -> None:
   """Runs entries' episodes on a split; its n-th seed plays training seed n modulo their number."""
   for training in run.trainings():
     load = lru_cache(maxsize=1)(partial(_load_trained, training))  # a router's entries are adjacent
-    jobs = _list_jobs(run, split, training.train_seed, run.config.train_seeds)
+    jobs = _list_jobs(run, split, training.number, run.config.train_seeds)
     for entry in planned:
       if entry.uncapped_policy:
         _reuse(run, entry, jobs)
       policy = rule_policy(entry.family, entry.policy, **entry.parameters)
-      policy = policy or _make_policy(training, entry, load)
+      policy = policy or _make_policy(run, entry, load)
       run.collect(f"{split} {entry.policy}", policy, jobs, entry.call_budget, entry.usd_budget)
 
 
@@ -94,19 +95,20 @@ def _make_policy(run: Run, entry: Entry, load: Callable) -> Policy:
   return RouterPolicy(entry.policy, model, view, rule, *placed)
 
 
-def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
+def _load_trained(training: Training, family: str, lam: float | None) -> tuple:
   """A trained router, its view, and p_NxA, its probabilities at decisions in stored training
   episodes; in place of p_NxA the heads of the router that knows its budget."""
   if family == CONDITIONED:
-    trunk, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
-    return trunk, view, load_heads(run.dir, run.config, run.train_seed)
-  model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed=run.train_seed)
-  view = open_view(run.config, run.tokenizer, family)
-  if not run.config.evaluate.shares:
+    return *load_trunk(training), load_heads(training)
+  model = load_router(training, family, lam)
+  view = training.open_view(family)
+  config = training.config
+  if not config.evaluate.shares:
     return model, view, None
-  router = ShardedRouter(model, view.logit_ids, run.mesh, run.config.router.dtype)
-  batcher = Batcher(run.config, view, run.store.tasks("train"))
-  logits_NxA = batcher.compute(router.logits, load_threshold_episodes(run.store, run.config))
+  router = ShardedRouter(model, view.logit_ids, training.mesh, config.router.dtype)
+  labels = FAILURES if view.proposals else ACTED
+  batcher = Batcher(config, view, training.store.tasks("train"), labels)
+  logits_NxA = batcher.compute(router.logits, load_threshold_episodes(training.store, config))
   return model, view, softmax(logits_NxA, "stored episodes")
 
 
@@ -126,7 +128,7 @@ def forecast(run: Run) -> None:
   first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
   openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
   forecasters = [
-    (load_heads(r.dir, c, r.train_seed), read_transitions(r, openings)) for r in run.trainings()
+    (load_heads(training), read_transitions(training, openings)) for training in run.trainings()
   ]
   budgets = [(K, None) for K in c.evaluate.call_budgets]
   budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
