@@ -34,7 +34,7 @@ RENAMED = {
   "always(model=": "always(rank=",
   "together(samples=0,": "exploration(",
   "together(samples=": "exploration(together=",
-  "explored(samples=": "exploration(samples=",
+  "explored(samples=": "exploration-all(samples=",
   ",together=0,": ",",
   ",together=0)": ")",
 }

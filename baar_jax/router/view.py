@@ -146,12 +146,6 @@ class View:
     return (*ids[:limit], *self.cut_mark)
 
 
-def open_view(config: Config, directory: Path, family: str = "") -> View:
-  """Open the view of a run's router; a cascade's shows proposals."""
-  models = len(config.models.names)
-  return View(config.router, directory, family == "cascade", models)
-
-
 def list_left(cap: Cap, steps: Sequence[Step]) -> list[Cap]:
   """List what is left of a cap before each step."""
   return [cap.after(steps[:s]) for s in range(len(steps))]

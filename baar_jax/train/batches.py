@@ -208,8 +208,8 @@ def list_outcomes(view: View, episodes: Sequence[Episode], shape: Shape) -> np.n
   token_BxSxM = np.full((*shape[:2], width), NO_TOKEN, np.int32)
   for b, episode in enumerate(episodes):
     for s, (step, after) in enumerate(zip(episode.steps, episode.steps[1:])):
-      action = step.action, c.action_tokens
-      tokens = view.encode(action, (after.observation, c.result_tokens))
+      action = view.encode(step.action, c.action_tokens)
+      tokens = action + view.encode(after.observation, c.result_tokens)
       token_BxSxM[b, s, : len(tokens)] = tokens
   return token_BxSxM
 

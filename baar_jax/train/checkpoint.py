@@ -20,7 +20,7 @@ from baar_jax.config import Config
 from baar_jax.mesh import split_parameters
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.view import View, open_view
+from baar_jax.router.view import View
 
 READING = "cannot be read ({}); remove that directory to go on from the one before"
 WRITING = "stays the newest, none can be written ({}); make room there and run the command again"
@@ -140,9 +140,10 @@ class RouterFiles:
     """Return the directory of the tokenizer."""
     return self.directory / "tokenizer"
 
-  def open_view(self, family: str = "") -> View:
-    """Open the view that a family's routers read."""
-    return open_view(self.config, self.tokenizer, family)
+  def open_view(self, proposals: bool = False) -> View:
+    """Open the view that a router reads; a cascade's scorer is shown proposals."""
+    models = len(self.config.models.names)
+    return View(self.config.router, self.tokenizer, proposals, models)
 
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.

@@ -4,19 +4,19 @@ import collections
 import dataclasses
 import random
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
+from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.rollout.policies import (
-  BOUNDARIES,
-  EXPLORED,
-  STRATIFIED,
-  TOGETHER,
-  samples_name,
-)
+from baar_jax.rollout.specs import FIRST_SEED, PolicySpec
 from baar_jax.store import Store
 from baar_jax.train import rewards
+from baar_jax.train.jobs import (
+  BOUNDARIES,
+  ProfiledTasks,
+  exploration_specs,
+  stratified_spec,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +70,9 @@ def load_profiles(
   Raises:
     ValueError: there are none.
   """
-  seeds = range(PROFILE_SEEDS, PROFILE_SEEDS + (trials or config.profile.trials))
-  small, large = (group_by_task(_load_seeds(store, name, seeds)) for name in BOUNDARIES)
+  numbers = range(trials or config.profile.trials)
+  loaded = [_load_trials(store, spec, "profile", numbers) for spec in BOUNDARIES]
+  small, large = map(group_by_task, loaded)
   profiles = {}
   for id_ in [task.id for split in splits for task in store.tasks(split)]:
     if small[id_] and large[id_]:
@@ -81,6 +82,16 @@ def load_profiles(
       f"{config.runs}/{config.name} has no profile: run --stage=profile first"
     )
   return profiles
+
+
+def split_by_profile(
+  tasks: Sequence[Task], profiles: Mapping[str, Profile]
+) -> ProfiledTasks:
+  """Tell hard tasks from the others; those without a profile are left out."""
+  profiled = [task for task in tasks if task.id in profiles]
+  hard = [task for task in profiled if profiles[task.id].hard]
+  rest = [task for task in profiled if not profiles[task.id].hard]
+  return ProfiledTasks(hard, rest)
 
 
 def measure_robustness(store: Store, config: Config) -> list[dict]:
@@ -155,7 +166,7 @@ def load_references(
   stratified = group_by_task([])
   if not config.references.clone_large:
     # In the order of their seeds, so of k.
-    stratified = group_by_task(store.episodes(samples_name(config, STRATIFIED)))
+    stratified = group_by_task(store.episodes(stratified_spec(config).key))
     hard = [id_ for id_, profile in profiles.items() if profile.hard]
     if lacking := len(set(hard) - set(stratified)):
       lack = f"lacks references of {lacking} tasks: run --stage=references"
@@ -169,7 +180,8 @@ def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
   """Load what the profile's first trials and the references stored of training tasks."""
   samples = range(1, config.references.samples + 1)
   episodes = _load_samples(store, config, range(config.profile.trials), samples)
-  return episodes + store.episodes(samples_name(config, TOGETHER))
+  explore_hard, _ = exploration_specs(config)
+  return episodes + store.episodes(explore_hard.key)
 
 
 def load_value_episodes(store: Store, config: Config) -> list[Episode]:
@@ -179,7 +191,8 @@ def load_value_episodes(store: Store, config: Config) -> list[Episode]:
   can be solved (our choice).
   """
   episodes = load_pretraining_episodes(store, config)
-  return episodes + store.episodes(samples_name(config, EXPLORED))
+  _, explore_rest = exploration_specs(config)
+  return episodes + store.episodes(explore_rest.key)
 
 
 def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
@@ -197,15 +210,20 @@ def _load_samples(
   """Load training tasks' trials of the boundaries and stratified episodes, by number."""
   episodes = []
   for boundary in BOUNDARIES:
-    episodes += _load_seeds(store, boundary, {PROFILE_SEEDS + k for k in trials})
-  seeds = {REFERENCE_SEEDS + k for k in samples}
-  episodes += _load_seeds(store, samples_name(config, STRATIFIED), seeds)
+    episodes += _load_trials(store, boundary, "profile", trials)
+  stratified = stratified_spec(config)
+  episodes += _load_trials(store, stratified, "reference", samples)
   train = {task.id for task in store.tasks("train")}
   return [e for e in episodes if e.task_id in train]
 
 
-def _load_seeds(store: Store, policy: str, seeds: Collection[int]) -> list[Episode]:
-  return [e for e in store.episodes(policy) if e.seed in seeds]
+def _load_trials(
+  store: Store, spec: PolicySpec, purpose: str, numbers: Iterable[int]
+) -> list[Episode]:
+  """Load a policy's trials of a purpose by their numbers."""
+  seeds = {FIRST_SEED[purpose] + number for number in numbers}
+  keys = {key for key in store.keys(spec.key) if key[1] in seeds}
+  return store.episodes(spec.key, keys)
 
 
 def draw_sft_batches(

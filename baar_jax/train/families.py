@@ -29,7 +29,7 @@ from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.store import Store
 from baar_jax.train import losses
-from baar_jax.train.batches import Batcher
+from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import draw_task_batches, load_threshold_episodes
 from baar_jax.train.fit import fit_rollouts, fit_sft
@@ -129,7 +129,8 @@ class Loader:
       episodes = load_threshold_episodes(self._store, config)
       dtype = config.router.dtype
       router = ShardedRouter(self._model, view.logit_ids, self.files.mesh, dtype)
-      batcher = Batcher(config, view, self._store.tasks("train"))
+      labels = FAILURES if view.proposals else ACTED
+      batcher = Batcher(config, view, self._store.tasks("train"), labels)
       logits_NxA = batcher.compute(router.logits, episodes)
       self._p_NxA = softmax(logits_NxA, "stored episodes")
     return self._p_NxA

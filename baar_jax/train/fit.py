@@ -13,24 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from baar_jax.config import (
-  ROLLOUT_RANGE,
-  ROLLOUT_SEEDS,
-  SERVED,
-  VANILLA_BATCHES,
-  BoPOConfig,
-  SFTConfig,
-)
+from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.mesh import exchange
-from baar_jax.rollout.policies import Job, rollouts_name
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 from baar_jax.train import checkpoint, dataset, losses
-from baar_jax.train.batches import Batch, Batcher, Labels
+from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, check_metrics
-from baar_jax.train.losses import Method, list_methods
+from baar_jax.train.jobs import list_rollouts, rollout_spec
+from baar_jax.train.losses import Method
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.train.training import Training
 
@@ -39,22 +33,22 @@ SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
 
-def fit_sft(training: Training) -> None:
+def fit_sft(training: Training, method: Method) -> None:
   """Train the SFT router on the references.
 
   The dev loss is of one batch of dev tasks' references, with the same share of hard tasks.
   """
   draw = partial(dataset.draw_sft_batches, training.store, training.config)
-  fit_stored(training, "sft", training.config.sft, draw, next(draw("dev")))
+  fit_stored(training, "sft", method, training.config.sft, draw, next(draw("dev")))
 
 
 def fit_stored(
   training: Training,
   name: str,
+  method: Method,
   settings: SFTConfig,
   draw: Callable[[], Iterator[list[Episode]]],
   dev: Sequence[Episode] = (),
-  labels: Labels | None = None,
 ) -> None:
   """Train a router on stored episodes with each learning rate, and keep the best.
 
@@ -62,18 +56,16 @@ def fit_stored(
   the router's.
 
   Args:
-    name: a method's.
+    name: the router's family.
     draw: starts the batches of episodes, one for each update, always the same.
     dev: the episodes of the dev loss.
-    labels: the decisions to learn, by default the method's.
   """
-  method = list_methods(training.config.bopo)[name]
   directory = training.checkpoints(training.sft_family if name == "sft" else name)
   if directory.exists():
     return
-  view = training.open_view(name)
+  view = training.open_view(method.labels.proposals)
   tasks = training.store.tasks("train") + training.store.tasks("dev")
-  batcher = Batcher(training.config, view, tasks, labels or method.labels)
+  batcher = Batcher(training.config, view, tasks, method.labels)
   dev_batches = batcher.micro_batches(dev)
   results = {}
   for rate in settings.learning_rates:
@@ -216,7 +208,7 @@ class Pending:
     return len({episode.task_id for episode in self.episodes})
 
 
-def fit_rollouts(training: Training, name: str, lam: float) -> None:
+def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
   """Train a router from the SFT router on its own episodes, or go on from its checkpoint.
 
   An update rolls out episodes, computes their advantages, takes gradient steps, logs and
@@ -226,7 +218,6 @@ def fit_rollouts(training: Training, name: str, lam: float) -> None:
   config = training.config
   bopo = config.bopo
   served = config.env.kind == SERVED
-  method = list_methods(bopo)[name]
   family = training.ablation or name
   last = bopo.updates
   if method.dynamic_sampling:
@@ -252,7 +243,7 @@ def fit_rollouts(training: Training, name: str, lam: float) -> None:
     enough_steps = bopo.updates * learner.count_steps(rollouts)
     pending = Pending()
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
-      groups = roll_out(training, learner, Rollouts(family, lam, update), update_tasks)
+      groups = roll_out(training, learner, rollout_spec(family, lam, update, training.number), update_tasks)
       if not groups:
         return
       kept, adv_B, metrics = method.compute_advantages(
@@ -289,17 +280,8 @@ def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> L
   return Learner(config.bopo, trainer, batcher, anchor)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rollouts:
-  """The episodes that a router plays for one update."""
-
-  family: str
-  lam: float
-  update: int
-
-
 def roll_out(
-  training: Training, learner: Learner, rollouts: Rollouts, tasks: Sequence[Task]
+  training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
 ) -> list[list[Episode]]:
   """Sample groups of at least `MIN_GROUP` episodes of a task from the router as it is.
 
@@ -308,28 +290,27 @@ def roll_out(
   Raises:
     ValueError: no group is left; a served run returns none instead.
   """
-  bopo = learner.config
-  update = rollouts.update
-  served = training.config.env.kind == SERVED
-  name = rollouts_name(rollouts.family, rollouts.lam, update, training.number)
+  config = training.config
+  served = config.env.kind == SERVED
+  name = spec.key
   if served:
     ids = {task.id for task in tasks}
-    episodes = [e for e in training.store.episodes(name) if e.task_id in ids]
+    keys = [key for key in training.store.keys(name) if key[0] in ids]
+    episodes = training.store.episodes(name, keys)
   else:
     # The policy's cache and copy of the router are freed on return: the gradient needs
     # the memory.
-    model = learner.trainer.model
-    rows = training.live_episodes
-    view = learner.batcher.view
-    policy = RouterPolicy(name, model, view, Sample(name), rows, training.mesh)
-    # Each update of each training seed has other seeds.
-    first = (
-      ROLLOUT_SEEDS + ROLLOUT_RANGE * training.number + bopo.group_size * (update - 1)
+    policy = RouterPolicy(
+      spec,
+      learner.trainer.model,
+      learner.batcher.view,
+      Sample(name),
+      training.live_episodes,
+      training.mesh,
     )
-    seeds = range(first, first + bopo.group_size)
-    jobs = [Job(task, seed) for task in tasks for seed in seeds]
-    title = f"{rollouts.family} lam={rollouts.lam:g} {update}/{bopo.updates}"
-    episodes = training.collect(title, policy, jobs)
+    title = f"{spec.family} lam={spec.lam:g} {spec.update}/{config.bopo.updates}"
+    planned = list_rollouts(config, spec, tasks, training.number)
+    episodes = training.collect(title, policy, planned.jobs)
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:

@@ -54,7 +54,8 @@ def exploration_specs(config: Config) -> tuple[PolicySpec, PolicySpec]:
   plans = config.references.plans
   hard = tuple(plan for plan in plans if plan.kind != "samples")
   rest = tuple(plan for plan in plans if plan.all_tasks)
-  return PolicySpec("exploration", plans=hard), PolicySpec("exploration", plans=rest)
+  explore_hard = PolicySpec("exploration", plans=hard)
+  return explore_hard, PolicySpec("exploration-all", plans=rest)
 
 
 def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:

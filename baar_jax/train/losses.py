@@ -40,19 +40,6 @@ class Method:
   dynamic_sampling: bool = False
 
 
-def list_methods(config: BoPOConfig) -> dict[str, Method]:
-  """Every method that trains a router, by its name."""
-  bopo = partial(bopo_loss, config), SAMPLED, partial(bopo_advantages, config)
-  return {
-    "pretrain": Method(next_token_loss, OUTCOMES),
-    "sft": Method(sft_batch_loss),
-    "cascade": Method(sft_batch_loss, FAILURES),
-    "single-turn": Method(sft_batch_loss),
-    "bopo": Method(*bopo, anchored=True),
-    "vanilla": Method(dapo_loss, SAMPLED, dapo_advantages, dynamic_sampling=True),
-  }
-
-
 def next_token_loss(logits_BxSxV, batch: Batch) -> dict:
   """Cross-entropy of the M tokens that follow each decision, averaged over decisions with any."""
   real_BxSxM = batch.token_BxSxM != NO_TOKEN
@@ -249,3 +236,19 @@ def summarize_rollouts(
     / sum(len(e.steps) for e in episodes),
     "cost_usd": sum(e.cost_usd for e in episodes) / len(episodes),
   }
+
+
+def bopo_method(config: BoPOConfig) -> Method:
+  """Return BoPO's method (paper: BoPO), perhaps without a part of it."""
+  return Method(
+    partial(bopo_loss, config),
+    SAMPLED,
+    partial(bopo_advantages, config),
+    anchored=True,
+  )
+
+
+PRETRAINING = Method(next_token_loss, OUTCOMES)
+IMITATION = Method(sft_batch_loss)
+FAILURE = Method(sft_batch_loss, FAILURES)
+DAPO = Method(dapo_loss, SAMPLED, dapo_advantages, dynamic_sampling=True)

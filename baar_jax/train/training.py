@@ -1,12 +1,15 @@
 """What a training gets of its run; a `Run` builds it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
+from baar_jax.config import ablate
 from baar_jax.episode import Episode
-from baar_jax.rollout.policies import Job, Policy
+from baar_jax.rollout.live import Policy
+from baar_jax.rollout.specs import Job
 from baar_jax.store import Store
 from baar_jax.train.checkpoint import RouterFiles
 
@@ -29,6 +32,12 @@ class Training(RouterFiles):
   # Runs the jobs that are not stored yet: title, policy, jobs -> the episodes of all.
   collect: Callable[[str, Policy, Sequence[Job]], list[Episode]]
   ablation: str = ""  # a key of `config.ABLATIONS`
+
+  def ablate(self, name: str) -> "Training":
+    """Return the training without one part of the method."""
+    log = functools.partial(self.log, ablation=name)
+    config = ablate(self.config, name)
+    return dataclasses.replace(self, config=config, log=log, ablation=name)
 
   @property
   def models(self) -> int:
