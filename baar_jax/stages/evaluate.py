@@ -1,25 +1,45 @@
 """Stages evaluate (every policy on dev, on test what dev has chosen), forecast and report."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
 import pandas as pd
 
-from baar_jax.config import SERVED, evaluation_seeds
+from baar_jax.config import ABLATIONS, SERVED, Config, compared_lam, evaluation_seeds
 from baar_jax.episode import SMALL
-from baar_jax.report.compare import FORECAST, budget_name, choose_on_dev, forecasts
-from baar_jax.report.optimum import Exact
-from baar_jax.report.table import has_enough, list_evaluated, list_keys, load_split
-from baar_jax.rollout.policies import CONDITIONED, Entry, Job, Policy, entries, routers, rule_policy
+from baar_jax.report import frontier
+from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forecast
+from baar_jax.report.table import (
+  COMPARED,
+  COMPARED_COLUMNS,
+  Evaluation,
+  list_evaluated,
+  list_played,
+  load_split,
+)
+from baar_jax.report.results import METRICS
+from baar_jax.rollout.optimum import Exact
+from baar_jax.rollout.policies import (
+  BOUNDARIES,
+  CONDITIONED,
+  Entry,
+  Job,
+  Policy,
+  entries,
+  routers,
+  rule_policy,
+)
 from baar_jax.router.head import count_calls_left, describe, estimate
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
 from baar_jax.router.qwen2 import softmax
 from baar_jax.router.view import open_view
 from baar_jax.run import Run
+from baar_jax.store import BUDGETS, Store
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.dataset import load_threshold_episodes
+from baar_jax.train.dataset import load_profiles, load_threshold_episodes
 from baar_jax.train.trainer import Batcher, ShardedRouter
 from baar_jax.train.values import load_heads, load_trunk, read_transitions
 
@@ -110,29 +130,84 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
   return model, view, softmax(logits_NxA, "stored episodes")
 
 
+def choose_on_dev(store: Store, planned: Sequence[Entry], config: Config) -> Choice:
+  """Choose the policies that test plays by the entries' episodes on dev.
+
+  Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the best by SR
+  under each budget; of equal ones the first. Test has no say, so that its figures are unbiased.
+
+  Raises:
+    ValueError: some episodes have not been run.
+  """
+  data = load_split(store, planned, config, "dev")
+  means = {column: data.per_task(column).mean(axis=1) for column in COMPARED_COLUMNS}
+  mean = pd.DataFrame(means).round(12)  # equal sums of floats may differ in the last bits
+  points = _list_points(data, config)
+  vertices = {}
+  for family, metric in itertools.product(points, METRICS):
+    vertices[family, metric] = _on_hull(mean, points[family], metric)
+  main = CONDITIONED if CONDITIONED in points else "bopo"
+  headline = _find_highest(mean, points.get(main, []))
+  is_capped = data.entries[[*BUDGETS]].notna().any(axis=1)
+  typical = {}
+  for family in data.entries.family[~is_capped].unique():
+    if family not in ABLATIONS:
+      names = vertices[family, data.sr] or points[family]
+      distances = (mean.cost_usd[names] - mean.cost_usd[headline or names[0]]).abs()
+      typical[family] = distances.idxmin()  # without a headline the first point
+  capped = data.entries[is_capped].assign(sr=mean[data.sr])
+  best = capped.groupby(["family", *BUDGETS], dropna=False).sr.idxmax()
+  chosen = {headline, *typical.values(), *best}.union(*vertices.values())
+  listed = [entry for entry in planned if entry.policy in chosen]
+  return Choice(mean, listed, main, [*best], vertices, headline, typical)
+
+
+def _list_points(data: Evaluation, config: Config) -> dict[str, pd.Index]:
+  """List each family's policies that have no cap on dollars, and BoPO's to compare ablations to."""
+  free = data.entries[data.entries.usd_budget.isna()]
+  points = dict(free.groupby("family", sort=False).groups)
+  if config.baselines.ablations:
+    bopo = free[(free.family == "bopo") & free.call_budget.isna()]  # ablations run without a cap
+    lam = bopo.parameters.map(lambda parameters: parameters["lam"])
+    points[COMPARED] = bopo.index[lam == compared_lam(config)]
+  return points
+
+
+def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
+  """List those on the points' upper hull; none unless LARGE costs more and scores more."""
+  points = mean.loc[names]
+  small, large = mean.loc[[*BOUNDARIES], ["cost_usd", metric]].to_numpy()
+  if (small >= large).any():
+    return []
+  return [*points.index[frontier.vertices(points.cost_usd, points[metric], small, large)]]
+
+
+def _find_highest(mean: pd.DataFrame, names: Sequence[str]) -> str | None:
+  """Find the point with the largest share of the gap in success minus that of the gap in cost."""
+  columns = ["success_percent", "cost_usd"]
+  small, large = mean.loc[[*BOUNDARIES], columns].to_numpy()
+  if not len(names) or (small >= large).any():
+    return None
+  shares = (mean.loc[names, columns] - small) / (large - small)
+  return shares.success_percent.sub(shares.cost_usd).idxmax()
+
+
 def forecast(run: Run) -> None:
-  """Prints and keeps the score that the heads expect of each test task under each budget: the value
-  at its first decision, at price 0."""
-  c, store = run.config, run.store
+  """Forecast the score of each test task under each budget, and print and keep it.
+
+  It is the value that the heads expect at the first decision, at price 0.
+  """
+  c = run.config
   if c.value.updates == 0:
     run.print("no forecast: --config.value.updates is 0")
     return
-  names, keys = {rule.name for rule in run.boundaries}, list_keys(store, c, "dev")
-  listed = list_evaluated(store, c)  # of new budgets nothing has been played
-  known = [e for e in listed if e.policy in names or has_enough(store, e.policy, keys)]
-  choice = choose_on_dev(store, known, c)
-  shown = [e for e in choice.entries if e.policy in names.union(choice.best)]
-  data = load_split(store, shown, c, "test")
-  first = {e.task_id: e for e in store.episodes(run.boundaries[0].name) if e.steps}
-  openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in data.tasks]
-  forecasters = [
-    (load_heads(r.dir, c, r.train_seed), read_transitions(r, openings)) for r in run.trainings()
-  ]
-  budgets = [(K, None) for K in c.evaluate.call_budgets]
-  budgets += [(None, usd) for usd in c.evaluate.usd_budgets]
-  scores = {budget_name(*b): predict_scores(forecasters, *b) for b in [*budgets, (None, None)]}
-  score_NxK = pd.DataFrame(scores, data.tasks, dtype=float)
-  rows = forecasts(data, score_NxK, choice.best)["rows"].set_index("budget")
+  # Of new budgets nothing has been played.
+  played = list_played(run.store, list_evaluated(run.store, c), c, "dev")
+  choice = choose_on_dev(run.store, played, c)
+  shown = [e for e in choice.entries if e.policy in (*BOUNDARIES, *choice.best)]
+  data = load_split(run.store, shown, c, "test")
+  score_NxK = _predict(run, data.tasks)
+  rows = compare_forecast(data, score_NxK, choice.best).rows.set_index("budget")
   run.print("forecast of SR, and what was measured:")
   run.print(rows.to_string(float_format="{:.1%}".format, na_rep="–"))
   if run.is_main:
@@ -141,8 +216,24 @@ def forecast(run: Run) -> None:
     draft.replace(run.dir / FORECAST)
 
 
+def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
+  """Predict score_NxK, in [0, 1], of tasks under each of the config's budgets, and under none."""
+  c = run.config.evaluate
+  first = {e.task_id: e for e in run.store.episodes(BOUNDARIES[0]) if e.steps}
+  openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in tasks]
+  forecasters = []
+  for training in run.trainings():
+    heads = load_heads(run.dir, run.config, training.train_seed)
+    forecasters.append((heads, read_transitions(training, openings)))
+  scores = pd.DataFrame(index=tasks)
+  budgets = [*itertools.product(c.call_budgets, [None]), *itertools.product([None], c.usd_budgets)]
+  for calls, usd in [*budgets, (None, None)]:
+    scores[budget_name(calls, usd)] = predict_scores(forecasters, calls, usd)
+  return scores
+
+
 def predict_scores(forecasters: Sequence, calls: int | None, usd: float | None) -> np.ndarray:
-  """score_N in [0, 1] expected under a cap at first decisions: the mean of (heads, transitions)."""
+  """Predict score_N in [0, 1] under a cap at first decisions: the mean of (heads, transitions)."""
   scores = []
   for heads, data in forecasters:
     left = count_calls_left(heads, calls, usd, ())
@@ -154,13 +245,16 @@ def predict_scores(forecasters: Sequence, calls: int | None, usd: float | None) 
 
 
 def report(run: Run) -> None:
-  """Writes the results as a page, PNGs, results.json and tables, and prints the main ones."""
+  """Write the results as a page, PNGs, results.json and tables, and print the main ones."""
   if not run.is_main:
     return
   # matplotlib takes a second to import, which the other stages need not pay.
   from baar_jax.report import page
 
-  played = list_evaluated(run.store, run.config)
-  results = page.compute_results(run.store, played, run.config, run.dir)
+  c = run.config
+  played = list_evaluated(run.store, c)
+  profiles = load_profiles(run.store, c, "train")  # a run without any is told to make them first
+  choice = choose_on_dev(run.store, played, c)
+  results = page.compute_results(run.store, choice, len(profiles), c, run.dir)
   print(page.texts.terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")
