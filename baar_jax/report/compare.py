@@ -62,8 +62,7 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   """
   table = data.entries.drop(columns="trained")
   table["episodes"] = data.episodes.policy.value_counts()
-  for column in ("deciding_usd", "steps", "large_calls", "spent_usd"):
-    table[column] = data.per_task(column).mean(axis=1)
+  table = table.join(data.mean(["deciding_usd", "steps", "large_calls", "spent_usd"]))
   means = dict(data.resampled)
   gaps = {"cost_gap_share": "cost_usd", "success_gap_share": "success_percent"}
   for share, column in gaps.items():

@@ -54,6 +54,10 @@ class Evaluation:
     """Average a column of the episodes, or one of METRICS, over seeds, by policy and task."""
     return self._by_seed(column).T.groupby(level="task_id", sort=False).mean().T
 
+  def mean(self, columns: Iterable[str]) -> pd.DataFrame:
+    """Average columns by policy, over seeds and then over tasks."""
+    return pd.DataFrame({column: self.per_task(column).mean(axis=1) for column in columns})
+
   @functools.cached_property
   def resampled(self) -> dict[str, pd.DataFrame]:
     """Compute each policy's mean cost_usd and METRICS: over all episodes, then in each resample."""

@@ -45,52 +45,55 @@ OPTIONAL = ("proposals_usd", "judge_usd")  # only baselines cost them
 
 
 class Column(NamedTuple):
-  """A column's title, and the format of its numbers; % is of a share, and left out in the cells.
-
-  In a format z drops the minus of what rounds to 0.
-  """
+  """How a column of a table is shown."""
 
   title: str
-  format: str = ""  # words or settings; of dollars as many digits as the cheapest policy needs
+  format: str  # of its numbers; z drops the minus of what rounds to 0, % is left out of the cells
 
 
-SHARE = "z.0%"
-TENTHS = "z.1f"
-SECONDS = "z.3f"
-COLUMNS = {
-  "policies": Column("Points"),
-  "area": Column("Area", "z.2f"),
-  "area_gain": Column("Gain", "+z.2f"),
-  "gain": Column("Gain", "+z.1f"),
-  "sr_percent": Column("SR", TENTHS),
-  "score_percent": Column("Score, %", TENTHS),
-  "success_percent": Column("Success, %", TENTHS),
-  "cost_usd": Column("Cost, $", "usd"),
-  "deciding_usd": Column("Router cost, $", "usd"),
-  "call_budget": Column("K"),
-  "usd_budget": Column("Cap, $"),
-  "use_share": Column("Use%", SHARE),
-  "cost_gap_share": Column("Cost gap, %", SHARE),
-  "success_gap_share": Column("Success gap, %", SHARE),
-  "large_calls": Column("LARGE calls", TENTHS),
-  "steps": Column("Steps", TENTHS),
-  "easy_share": Column("Easy, %", SHARE),
-  "hard_share": Column("Hard, %", SHARE),
-  "intractable_share": Column("Intractable, %", SHARE),
-  "agreement": Column("Same label, %", SHARE),
-  "hard_jaccard": Column("Hard Jaccard", "z.2f"),
-  "small_s": Column("SMALL, s", SECONDS),
-  "large_s": Column("LARGE, s", SECONDS),
-  "router_s": Column("Router, s", SECONDS),
-  "router_share": Column("Router, %", SHARE),
-  "waited_s": Column("Waited, s", SECONDS),
-  "forecast_share": Column("Forecast, %", SHARE),
-  "measured_share": Column("Measured, %", SHARE),
-  "predicted_share": Column("Predicted, %", SHARE),
-  "observed_share": Column("Observed, %", SHARE),
-  "paper": Column("The paper"),
-  "ours": Column("This run"),
-}
+def columns(form: str, **titles: str) -> dict[str, Column]:
+  """Describe columns of one format by their titles."""
+  return {name: Column(title, form) for name, title in titles.items()}
+
+
+COLUMNS = columns(
+  "z.0%",
+  use_share="Use%",
+  cost_gap_share="Cost gap, %",
+  success_gap_share="Success gap, %",
+  easy_share="Easy, %",
+  hard_share="Hard, %",
+  intractable_share="Intractable, %",
+  agreement="Same label, %",
+  router_share="Router, %",
+  forecast_share="Forecast, %",
+  measured_share="Measured, %",
+  predicted_share="Predicted, %",
+  observed_share="Observed, %",
+)
+COLUMNS |= columns(
+  "z.1f",
+  sr_percent="SR",
+  score_percent="Score, %",
+  success_percent="Success, %",
+  large_calls="LARGE calls",
+  steps="Steps",
+)
+COLUMNS |= columns("z.2f", area="Area", hard_jaccard="Hard Jaccard")
+COLUMNS |= columns(
+  "z.3f", small_s="SMALL, s", large_s="LARGE, s", router_s="Router, s", waited_s="Waited, s"
+)
+COLUMNS |= columns("+z.1f", gain="Gain") | columns("+z.2f", area_gain="Gain")
+COLUMNS |= columns(
+  "g",
+  policies="Points",
+  call_budget="K",
+  usd_budget="Cap, $",
+  paper="The paper",
+  ours="This run",
+  cost_usd="Cost, $",
+  deciding_usd="Router cost, $",
+)
 DASH = "–"  # no value
 
 
@@ -119,27 +122,26 @@ def parameter_text(parameters: Mapping) -> str:
 
 
 def as_texts(
-  results: Results, frame: pd.DataFrame | list, columns: Iterable[str] = ()
+  results: Results, frame: pd.DataFrame | list, names: Iterable[str] = ()
 ) -> pd.DataFrame:
   """Write columns of a frame, or all, as texts, a number with its interval if the frame has one."""
   frame = pd.DataFrame(frame)
-  texts = pd.DataFrame(index=frame.index, dtype=object)
-  for name in columns or frame:
-    column = COLUMNS.get(name, Column(name.replace("_", " ").capitalize()))
-    spec = column.format
-    if spec == "usd":
-      spec = f"z.{results.cost_digits + (name != 'cost_usd')}f"
-    cells = frame[name].map(functools.partial(_cell, spec))
+  digits = results.cost_digits  # only the cheapest policy's three count
+  dollars = {"cost_usd": f"z.{digits}f", "deciding_usd": f"z.{digits + 1}f"}
+  texts = pd.DataFrame(index=frame.index)
+  for name in names or frame:
+    column = COLUMNS.get(name, Column(name.replace("_", " ").capitalize(), "g"))
+    write = functools.partial(_write, dollars.get(name, column.format))
+    cells = frame[name].map(write)
     if f"{name}_low" in frame:
-      low = frame[f"{name}_low"].map(functools.partial(_cell, spec))
-      high = frame[f"{name}_high"].map(functools.partial(_cell, spec))
-      cells = cells.where(low == DASH, cells + " [" + low + ", " + high + "]")
+      low = frame[f"{name}_low"].map(write)
+      cells = cells.where(low == DASH, cells + " [" + low + ", " + frame[f"{name}_high"].map(write) + "]")
     texts[column.title] = cells
   return texts
 
 
-def _cell(spec: str, value) -> str:
-  """Write a value: a number by its format, else a family, parameters, a list's length, a setting."""
+def _write(form: str, value: float | str | Mapping | list | None) -> str:
+  """Write a value: a number by its format, a family, parameters, or a list's length."""
   if isinstance(value, str):
     return family_name(value)
   if isinstance(value, dict):
@@ -148,16 +150,16 @@ def _cell(spec: str, value) -> str:
     return str(len(value))
   if pd.isna(value):
     return DASH
-  return format(value, spec or "g").removesuffix("%")
+  return format(value, form).removesuffix("%")
 
 
 def side_by_side(
-  results: Results, frame: pd.DataFrame, by: str, columns: Iterable[str]
+  results: Results, frame: pd.DataFrame, by: str, names: Iterable[str]
 ) -> pd.DataFrame:
   """Write the families, and beside them a block of columns for each value of `by`."""
   blocks = {}
   for value, group in frame.groupby(by, sort=False):
-    block = as_texts(results, group, ["family", *columns])
+    block = as_texts(results, group, ["family", *names])
     blocks[value] = block.set_index("Family")
   return pd.concat(blocks, axis=1).fillna(DASH).reset_index(col_level=1)
 
@@ -172,10 +174,8 @@ def hard_budget(results: Results) -> pd.DataFrame:
   """Write each family's SR, Use%, the main family's gain over it, and success, under each K."""
   rows = results.hard_budget.rename(columns=lambda name: name.replace(results.run.sr, "sr_percent"))
   rows = rows.assign(K=rows.K.map("K = {}".format))
-  columns = ["sr_percent", "use_share", "gain"]
-  if "success_percent" in rows:
-    columns.append("success_percent")
-  return side_by_side(results, rows, "K", columns)
+  names = ["sr_percent", "use_share", "gain", "success_percent"]
+  return side_by_side(results, rows, "K", [name for name in names if name in rows])
 
 
 def ledger(results: Results) -> dict[str, float]:

@@ -61,19 +61,18 @@ class Exact:
 
   def hull(self) -> list[Point]:
     """Compute the optimal frontier's vertices by ascending cost, up to 0.001 of success's range."""
-    points = [self.solve(1e6)[0], self.solve(FREE)[0]]
-    gap = 1e-3 * (points[1].success - points[0].success)
-    index = 1
-    while index < len(points):
-      left = points[index - 1]
-      right = points[index]
-      mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
-      best = self.solve(mu)[0]  # the vertex furthest above the line between the two
-      if best.success - left.success - mu * (best.cost_usd - left.cost_usd) > gap:
-        points.insert(index, best)
-      else:
-        index += 1
-    return points
+    small = self.solve(1e6)[0]
+    large = self.solve(FREE)[0]
+    gap = 1e-3 * (large.success - small.success)
+    return [small, *self._between(small, large, gap), large]
+
+  def _between(self, left: Point, right: Point, gap: float) -> list[Point]:
+    """Compute the vertices between two, as far as they are more than a gap above their line."""
+    mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
+    best = self.solve(mu)[0]  # the vertex furthest above the line
+    if best.success - left.success - mu * (best.cost_usd - left.cost_usd) <= gap:
+      return []
+    return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
 
   def optimal_rule(self, mu: float = FREE, calls: int | None = None) -> Callable[[Live], int]:
     """Make the rule of `solve`'s best policy, which reads what a router sees."""

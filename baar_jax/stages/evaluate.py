@@ -140,8 +140,7 @@ def choose_on_dev(store: Store, planned: Sequence[Entry], config: Config) -> Cho
     ValueError: some episodes have not been run.
   """
   data = load_split(store, planned, config, "dev")
-  means = {column: data.per_task(column).mean(axis=1) for column in COMPARED_COLUMNS}
-  mean = pd.DataFrame(means).round(12)  # equal sums of floats may differ in the last bits
+  mean = data.mean(COMPARED_COLUMNS).round(12)  # equal sums of floats may differ in the last bits
   points = _list_points(data, config)
   vertices = {}
   for family, metric in itertools.product(points, METRICS):
