@@ -11,7 +11,7 @@ from flax import nnx
 from baar_jax import config as settings
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
-from baar_jax.report.compare import choose_on_dev
+from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.rollout.policies import Job, entries, rollouts_name, rule_policy, zero_shot_name
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained

@@ -8,11 +8,11 @@ import pytest
 
 from baar_jax.config import Config
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox.adapter import BROKEN, MAX_STEPS, PLAIN, Kind, Rules, Sandbox
-from baar_jax.envs.sandbox.errors import SandboxErrors
-from baar_jax.llms.scripted import ScriptedPair
-from baar_jax.report.optimum import NAMES, Exact, exact_frontier
+from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
+from baar_jax.llms.scripted import SandboxErrors, ScriptedPair
+from baar_jax.report.compare import exact_frontier
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.optimum import NAMES, Exact
 from baar_jax.rollout.policies import Job, Policy
 from configs.quickstart import TRIO
 
@@ -28,7 +28,7 @@ def exact():
 
 def play(rule, tasks, calls=None):
   """An episode of each of so many training tasks, through the real pair and the real loop."""
-  env = Sandbox(train_tasks=tasks, max_steps=MAX_STEPS)
+  env = Sandbox(train_tasks=tasks)
   pair, jobs = ScriptedPair(NAMES, SandboxErrors()), [Job(task, 0) for task in env.tasks("train")]
   return list(run_episodes(jobs, Policy("p", rule), pair, [env], calls))
 

@@ -19,7 +19,7 @@ from baar_jax.llms.agent import Pair
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
 from baar_jax.rollout.live import Live, Policy, RulePolicy
-from baar_jax.rollout.optimum import Exact
+from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
@@ -58,6 +58,7 @@ BOPO = "bopo"
 CASCADE = "cascade"
 SINGLE_TURN = "single-turn"
 VANILLA = "vanilla"
+COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
 RIVALS = (ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA)
 
 Tasks = Mapping[str, list[Task]]  # by split
@@ -113,6 +114,13 @@ class Loader:
   def build(self, spec: PolicySpec) -> Policy:
     """Build the policy of a spec; raise ValueError if its training has not ended."""
     return FAMILIES[spec.family].build(spec, self)
+
+  def check(self, spec: PolicySpec) -> None:
+    """Raise ValueError if a router's training has not ended."""
+    if spec.family == CONDITIONED:
+      load_heads(self.files)
+    else:
+      load_router(self.files, spec.family, spec.lam)
 
   def load(self, family: str, lam: float | None) -> Qwen2:
     """Load a trained router."""
@@ -322,7 +330,8 @@ def _build_privileged(spec: PolicySpec, loader: Loader) -> Policy:
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
   config = loader.files.config
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
-  return RulePolicy(spec, exact.optimal_rule(spec))
+  mu = FREE if spec.mu is None else spec.mu
+  return RulePolicy(spec, exact.optimal_rule(mu, spec.cap.calls))
 
 
 def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
@@ -539,3 +548,6 @@ for _name, _style in ABLATED.items():
     train=functools.partial(_train_ablation, _name),
     list_jobs=_list_updates,
   )
+FAMILIES[COMPARED] = dataclasses.replace(
+  FAMILIES[BOPO], label="BoPO at the same λ", list_specs=lambda config: []
+)

@@ -11,6 +11,7 @@ from baar_jax.rollout.specs import Job, PolicySpec
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
 BOUNDARIES = (ALWAYS_SMALL, ALWAYS_LARGE)
+BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
 
 
 class Planned(NamedTuple):
