@@ -22,7 +22,6 @@ from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
 from baar_jax.train import rewards
-from baar_jax.train.families import CONDITIONED
 from baar_jax.train.jobs import BOUNDARY_KEYS
 
 FORECAST = "forecast.csv"  # what stage forecast leaves in a run's directory

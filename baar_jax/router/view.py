@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from baar_jax.config import Config, RouterConfig
+from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
 from baar_jax.rollout.live import Live
 from baar_jax.rollout.specs import Cap

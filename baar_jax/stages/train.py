@@ -1,7 +1,6 @@
 """Stages setup to baselines: what routers learn from, and their training; and export."""
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
