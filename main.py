@@ -29,8 +29,8 @@ from ml_collections import config_flags
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.config import Config, require
+from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.table import changed_options, load
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
 from baar_jax.stages import bench, evaluate, import_traces, plan, serve, setup, train
@@ -71,8 +71,6 @@ def main(command: tuple[Config, str]) -> int:
     if config.dry_run:
       plan.main(config, stages)
       return 0
-    if "setup" in stages:
-      setup.bring(config)  # before a run reads it
     with closing(Run(config)) as run:
       for name in stages:
         (STAGES | EXTRA)[name](run)
@@ -142,7 +140,7 @@ def validate(config: Config) -> None:
   except ValidationError as error:
     raise ValueError(explain(error, "--config")) from None
   vars(config).update(vars(checked))
-  config.env.options = changed_options(config.env.kind, config.env.options)
+  config.env.options = table.changed_options(config.env.kind, config.env.options)
   families.check_rivals(config)
   try:
     check_environment(config)
@@ -162,7 +160,7 @@ def explain(error: ValidationError, prefix: str) -> str:
 
 def check_environment(config: Config) -> None:
   """Refuse what the environment cannot do."""
-  environment = load(config.env.kind)
+  environment = table.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live
   must = f"at most {most} for {environment.__name__}"

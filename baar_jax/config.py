@@ -1,7 +1,7 @@
 """The configuration: one dataclass per concern, each bound beside its field, nested in Config."""
 
 import dataclasses
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -40,10 +40,10 @@ def require(works: bool, field: str, must: str) -> None:
 
 
 class OpenOptions(dict):
-  """Options that a flag can add to: one that is not there yet is read as a text."""
+  """Options to which a flag can add one, which it reads as a text."""
 
   def __missing__(self, name: str) -> str:
-    return ""
+    return self.setdefault(name, "")
 
 
 @section
@@ -58,7 +58,7 @@ class EnvConfig:
   live_per_process: int = Field(4, gt=0, le=10**4)  # episodes that share a process (and its JVM)
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
   # The environment's own: fields of the class Options in its adapter.py, which checks them.
-  options: dict[str, Any] = Field(default_factory=dict)
+  options: dict = Field(default_factory=dict)
 
   def __post_init__(self) -> None:
     self.options = OpenOptions(self.options)

@@ -31,7 +31,6 @@ from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.live import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.router.weights import check_pretrained
 from baar_jax.store import RESTORE, Store, read_config
 from baar_jax.train.families import Loader
 from baar_jax.train.jobs import BOUNDARIES, Planned
@@ -56,8 +55,6 @@ class Run:
   def __init__(self, config: Config):
     """Opens or creates the directory. Raises ValueError where it or the models cannot be used."""
     check_models(config)
-    if config.router.weights:  # before hours of episodes
-      check_pretrained(config.router)
     self.config = config
     self.is_main = config.distributed.process == 0  # it prints, logs and lists the tasks
     self.dir = Path(config.runs) / config.name

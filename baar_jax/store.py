@@ -34,7 +34,7 @@ RENAMED = {
   "always(model=": "always(rank=",
   "together(samples=0,": "exploration(",
   "together(samples=": "exploration(together=",
-  "explored(samples=": "exploration(samples=",
+  "explored(samples=": "exploration-all(samples=",
   ",together=0,": ",",
   ",together=0)": ")",
 }
@@ -266,7 +266,7 @@ def read_config(directory: Path) -> Config | None:
     return None
   try:
     stored = TypeAdapter(Config).validate_python(move_options(json.loads(path.read_bytes())))
-  except (ValueError, RecursionError):
+  except (ValueError, TypeError, RecursionError):
     raise ValueError(f"{path} is no configuration of this version: {RESTORE}") from None
   for number in range(stored.distributed.processes):
     store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")

@@ -8,7 +8,9 @@ from tiny import call, episode
 from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config
 from baar_jax.episode import Task
 from baar_jax.report.page import compute_results
+from baar_jax.report.results import Results
 from baar_jax.rollout.policies import Entry
+from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import Store
 
 SEEDS = {"dev": DEV_SEEDS, "test": TEST_SEEDS}
@@ -83,6 +85,16 @@ def fill(policies: dict) -> Store:
   return store
 
 
-def figures(policies: dict, settings: Config | None = None, directory=Path("none")) -> dict:
-  """The report's results on them."""
-  return compute_results(fill(policies), entries(policies), settings or config(), directory)
+def compute(
+  store: Store, listed: list[Entry], settings: Config, directory: Path = Path("none")
+) -> Results:
+  """Compute the report's results on what dev chooses of these entries."""
+  choice = choose_on_dev(store, listed, settings)
+  return compute_results(store, choice, 2, settings, directory)
+
+
+def figures(
+  policies: dict, settings: Config | None = None, directory: Path = Path("none")
+) -> Results:
+  """Compute the report's results on these policies."""
+  return compute(fill(policies), entries(policies), settings or config(), directory)

@@ -2,18 +2,29 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_store import BOPO, BOUNDARIES, EVERY, FEW, SEEDS, config, entries, figures, fill
+from report_store import (
+  BOPO,
+  BOUNDARIES,
+  EVERY,
+  FEW,
+  SEEDS,
+  compute,
+  config,
+  entries,
+  figures,
+  fill,
+)
 from tiny import episode
 
 from baar_jax.config import ABLATIONS, BaselinesConfig
-from baar_jax.report.compare import choose_on_dev
-from baar_jax.report.page import compute_results, write
+from baar_jax.report.page import write
+from baar_jax.report.results import Results
 from baar_jax.report.table import COMPARED, load_split
 from baar_jax.rollout.policies import Entry
+from baar_jax.stages.evaluate import choose_on_dev
 
 SOLVED = (1.0, 1.0, 1.0, 0.0)  # all tasks but the intractable one
 POINTS = {1: ("SSSL", (1.0, 0.0, 0.0, 0.0)), 2: ("SSLL", SOLVED), 3: ("LLLL", SOLVED)}
@@ -21,7 +32,7 @@ THREE = BOUNDARIES | {f"bopo{lam}": ("bopo", {"lam": lam}, None, *p) for lam, p 
 
 
 @pytest.fixture(scope="module")
-def every() -> dict:
+def every() -> Results:
   settings = config()
   settings.baselines = BaselinesConfig(ablations=tuple(ABLATIONS))
   return figures(EVERY, settings)
@@ -50,7 +61,7 @@ def test_a_family_has_one_row_under_each_budget(tmp_path):
   capped = {"bopo4": ("bopo", {"lam": 4}, 2, "SSLL", SOLVED)}
   capped["bopo5"] = ("bopo", {"lam": 5}, 2, "SSSL", (1.0, 1.0, 0.5, 0.0))
   results = figures(BOUNDARIES | capped)
-  assert results["hard_budget"].policy.tolist() == [*BOUNDARIES, "bopo4"]
+  assert results.hard_budget.policy.tolist() == [*BOUNDARIES, "bopo4"]
   assert "At λ = 4, K = 2:" in write(results, tmp_path).read_text(encoding="utf-8")
 
 
@@ -59,12 +70,12 @@ def test_test_has_no_say():
   # On test the chosen point is no better than SMALL, and another would be on the hull.
   where = "policy = 'bopo2' AND seed >= 3000"
   store._db.execute(f"UPDATE episodes SET score = 0, success = 0 WHERE {where}")
-  results = compute_results(store, entries(THREE), config(), Path("none"))
-  bopo = row(results["frontiers"], metric="success_percent")
+  results = compute(store, entries(THREE), config())
+  bopo = row(results.frontiers, metric="success_percent")
   # (1/2, -1/2), 25 being 0: -1/8 to the left, (-1/2 + 1) / 4 to the right
   assert bopo.policies == ["bopo2"] and bopo.area == pytest.approx(-1 / 8 + 1 / 8)
-  assert results["headline"] == "bopo2"
-  assert [*results["policies"].index] == [*BOUNDARIES, "bopo2"]
+  assert results.headline == "bopo2"
+  assert [*results.policies.index] == [*BOUNDARIES, "bopo2"]
 
 
 FIGURES = {
@@ -87,9 +98,9 @@ FIGURES = {
 
 
 def test_policy_figures(every):
-  table, bopo = every["policies"], every["policies"].loc["bopo(lam=0.3)"]
+  table, bopo = every.policies, every.policies.loc["bopo(lam=0.3)"]
   found = {key: float(table.loc[key]) for key in FIGURES}
-  assert found == pytest.approx(FIGURES, nan_ok=True) and every["headline"] == bopo.name
+  assert found == pytest.approx(FIGURES, nan_ok=True) and every.headline == bopo.name
   assert 0.0 <= bopo.success_percent_low < 75.0 < bopo.success_percent_high <= 100.0
   assert bopo.cost_gap_share_low <= 0.125 <= bopo.cost_gap_share_high
 
@@ -101,14 +112,14 @@ def test_dollar_budgets_are_apart():
     e = episode(f"{split}-{i}", "bopo(usd=7)", SEEDS[split] + seed, "SL" if i else "LL", 1.0)
     e.usd_budget = 7.0
     store.add(e)
-  results = compute_results(store, lines, config(), Path("none"))
+  results = compute(store, lines, config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
-  assert tuple(results["policies"].loc["bopo(usd=7)", ["overruns", "use_share"]]) == (2, 1.0)
-  assert all("bopo(usd=7)" not in names for names in results["frontiers"].policies)
+  assert tuple(results.policies.loc["bopo(usd=7)", ["overruns", "use_share"]]) == (2, 1.0)
+  assert all("bopo(usd=7)" not in names for names in results.frontiers.policies)
 
 
 def test_areas_of_families_and_gains_over_them(every):
-  rows = every["frontiers"]
+  rows = every.frontiers
   assert row(rows, family="first-large", metric="score_percent").policies == ["first-large(K=2)"]
   success = rows[rows.metric == "success_percent"].set_index("family")
   rivals = {"random", "first-large", "sft", "vanilla", "cascade", "single-turn", "zero-shot"}
@@ -125,7 +136,7 @@ def test_areas_of_families_and_gains_over_them(every):
 
 
 def test_ablations_against_bopo_at_the_same_weight(every):
-  rows = every["ablations"]
+  rows = every.ablations
   areas = rows[rows.metric == "success_percent"].set_index("family")[["area", "area_gain"]]
   assert {*areas.index} == {COMPARED, "sft", *ABLATIONS}
   # BoPO has 15/16; the ablation lies on always-SMALL: 1/2. SFT is at (1/4, 1/2).
@@ -134,7 +145,7 @@ def test_ablations_against_bopo_at_the_same_weight(every):
 
 
 def test_the_rows_under_a_budget(every):
-  rows = every["hard_budget"]
+  rows = every.hard_budget
   families = ["always-small", "always-large", "bopo", "single-turn"]
   assert rows.family[rows.K == 1].tolist() == families
   best = row(rows, K=1, family="bopo")
@@ -149,9 +160,9 @@ def test_the_rows_under_a_budget(every):
 def test_seconds_by_the_rates_and_as_measured(every):
   # Three replies of SMALL with 90 tokens and a proposal of 45; one of LARGE with 90; 4 decisions.
   expected = [315 / 90, 90 / 80, 4 / 180, 4 / 180 / (315 / 90 + 90 / 80 + 4 / 180), 1.0]
-  assert every["latency"].loc["cascade"].tolist() == pytest.approx(expected)
+  assert every.latency.loc["cascade"].tolist() == pytest.approx(expected)
   # Four answers of 160 tokens of LARGE decide; no router of its own.
-  assert every["latency"].router_s["zero-shot"] == pytest.approx(4 * 160 / 80)
+  assert every.latency.router_s["zero-shot"] == pytest.approx(4 * 160 / 80)
 
 
 def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is_named():

@@ -11,7 +11,7 @@ from flax import nnx
 from baar_jax import config as settings
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
-from baar_jax.report.compare import choose_on_dev
+from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.rollout.policies import Job, entries, rollouts_name, rule_policy, zero_shot_name
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
@@ -113,7 +113,7 @@ def test_an_exported_router_is_a_checkpoint_to_start_from(run):
   train.export(run)
   directory = run.dir / "export" / "sft"
   config = dataclasses.replace(run.config.router, weights=str(directory))
-  trained = load_router(run.dir, run.config, run.mesh, "sft")
+  trained = load_router(run.training(), "sft")
   loaded = load_pretrained(View(config, directory))
   # The decisions' rows are among them: a trained router keeps what it has learned.
   jax.tree.map(np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1])

@@ -93,7 +93,7 @@ def test_keys_of_rollouts_and_samples_are_as_stored_before(config):
   config.references.plans = tuple(SamplePlan(*plan) for plan in config.references.plans)
   hard, rest = jobs.exploration_specs(config)
   assert hard.key == "exploration(together=2,repeats=1)"
-  assert rest.key == "exploration(samples=3,together=2)"
+  assert rest.key == "exploration-all(samples=3,together=2)"
   assert jobs.stratified_spec(config).key == "stratified(samples=3)"
   assert jobs.rollout_spec("bopo", 0.3, 5).key == "bopo(lam=0.3)/5"
   assert jobs.rollout_spec("bopo", 0.3, 5, 2).key == "bopo(lam=0.3,seed=2)/5"

@@ -82,12 +82,11 @@ def test_mixes_of_the_boundaries_have_an_area_of_a_half(runs, effect):
     effect_R = rng.normal(0, effect, 3)
     cost_P, score_P = (x.mean(axis=(1, 2)) for x in evaluate(rng, effect_R))
     ends = [(cost_P[end], score_P[end]) for end in (0, 1)]
-    names = [0, 1, *(2 + frontier.vertices(cost_P[2:], score_P[2:], *ends))]
+    names = [0, *(2 + frontier.vertices(cost_P[2:], score_P[2:], *ends)), 1]
     test = evaluate(rng, effect_R)
     draws = draw(60, 3, 300 if run < 1000 else 0, run)
     cost_VxB, score_VxB = (means(x[names], TRAINED[names], draws) for x in test)
-    ends = [(cost_VxB[end], score_VxB[end]) for end in (0, 1)]
-    area_B = frontier.area_along(cost_VxB[2:], score_VxB[2:], *ends)
+    area_B = frontier.area_along(cost_VxB, score_VxB)
     areas.append(area_B[0])
     if run < 1000:
       bounds = interval("area", area_B)

@@ -10,8 +10,9 @@ from baar_jax.config import Config
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
 from baar_jax.llms.scripted import SandboxErrors, ScriptedPair
-from baar_jax.report.optimum import NAMES, Exact, exact_frontier
+from baar_jax.report.compare import exact_frontier
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.optimum import NAMES, Exact
 from baar_jax.rollout.policies import Job, Policy
 from configs.quickstart import TRIO
 

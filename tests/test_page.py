@@ -1,6 +1,7 @@
 """The report's page: what it says, and hostile texts in all of its files."""
 
 import copy
+import dataclasses
 import html.parser
 import json
 import re
@@ -15,10 +16,11 @@ from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
 from baar_jax.report import page
 from baar_jax.report.compare import FORECAST
+from baar_jax.report.results import Results
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict:
+def results(tmp_path_factory) -> Results:
   """Of every family, and of a run with a forecast and lines of a training."""
   names = {"one": None, "one(K=1)": 1}
   one = {n: ("conditioned", {}, K, "SSSL", (1.0, 1.0, 1.0, 0.0)) for n, K in names.items()}
@@ -29,7 +31,7 @@ def results(tmp_path_factory) -> dict:
   lines = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
   (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   results = figures(EVERY | one, settings, directory)
-  results["episodes"][1].steps[2].observation = "x" * 900
+  results.episodes[1].steps[2].observation = "x" * 900
   return results
 
 
@@ -88,7 +90,7 @@ def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
 
 def test_a_run_without_a_gap(tmp_path):
   results = figures({name: (*kind[:3], "S", (1.0,)) for name, kind in FEW.items() if not kind[2]})
-  assert results["headline"] is None and results["policies"].success_gap_share.isna().all()
+  assert results.headline is None and results.policies.success_gap_share.isna().all()
   assert "There is no BoPO, or no gap" in page.write(results, tmp_path).read_text(encoding="utf-8")
   assert page.write(figures(BOUNDARIES), tmp_path).exists()  # nothing else has been played
 
@@ -126,15 +128,17 @@ UNSEEN = re.compile(
 def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, text):
   """Texts of others' tasks and models, and a family's name, which no one else gives."""
   episode = Episode(text, text, 0, [Step(text, 1, text, logp=-0.5)], 1.0, f"error:{text}")
-  settings = copy.deepcopy(results["config"])
+  settings = copy.deepcopy(results.config)
   vars(settings)["name"], vars(settings.models)["names"] = text, (text, text)
-  run = results["run"] | {"environment": text, "models": text}
-  run["prices_usd_per_million"] = {text: run["prices_usd_per_million"]["gpt-4.1"]}
+  prices = {text: results.run.prices_usd_per_million["gpt-4.1"]}
+  run = dataclasses.replace(
+    results.run, environment=text, models=text, prices_usd_per_million=prices
+  )
   changed = {"run": run, "config": settings, "episodes": [episode]}
   for name in ("policies", "frontiers", "hard_budget", "ablations"):
-    changed[name] = results[name].replace({"family": {"single-turn": text}})
+    changed[name] = getattr(results, name).replace({"family": {"single-turn": text}})
   monkeypatch.setattr(page, "draw_all", lambda _: {})
-  page.write(results | changed, tmp_path)
+  page.write(dataclasses.replace(results, **changed), tmp_path)
   names = ("index.html", "hard_budget.md", "hard_budget.tex", "results.json")
   index, md, tex, data = ((tmp_path / name).read_text(encoding="utf-8") for name in names)
   assert json.loads(data) and not any(map(UNSEEN.search, (index, md, tex)))

@@ -42,11 +42,11 @@ def load(kind: str) -> type[Env]:
   problem = f"--config.env.kind is {kind!r}, but"
   if not Path(path).is_file():
     known = ", ".join(ENVIRONMENTS)
-    raise ValueError(f"{problem} there is no file {path}; take {known} or FILE.py:CLASS")
+    raise ValueError(f"{problem} there is no file {path!r}; take FILE.py:CLASS or {known}")
   try:
     environment = runpy.run_path(path).get(name)
   except (Exception, SystemExit) as error:  # the user's code may raise anything
-    raise ValueError(f"{problem} {path} fails: {error!r}") from error
+    raise ValueError(f"{problem} {path} fails: {error!r:.200}") from error
   if not isinstance(environment, type) or not issubclass(environment, Env):
     raise ValueError(f"{problem} {path} has no class {name} of Env")
   return environment

@@ -50,7 +50,7 @@ class ConditionedPolicy(RouterPolicy):
 
   def compile(self) -> None:
     super().compile()
-    self._compare(np.zeros((1, len(self._heads.mean_D))), np.zeros((1, FACTS)))
+    self._compare(np.zeros((1, len(self._heads.scale.mean_D))), np.zeros((1, FACTS)))
 
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     """Compute p_RxA, one-hot: 1 for the model of the largest value."""

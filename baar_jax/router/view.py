@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from baar_jax.config import Config, RouterConfig
+from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
 from baar_jax.rollout.live import Live
 from baar_jax.rollout.specs import Cap
@@ -144,12 +144,6 @@ class View:
     if limit is None or len(ids) <= limit:
       return tuple(ids)
     return (*ids[:limit], *self.cut_mark)
-
-
-def open_view(config: Config, directory: Path, family: str = "") -> View:
-  """Open the view of a run's router; a cascade's shows proposals."""
-  models = len(config.models.names)
-  return View(config.router, directory, family == "cascade", models)
 
 
 def list_left(cap: Cap, steps: Sequence[Step]) -> list[Cap]:

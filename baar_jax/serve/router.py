@@ -17,10 +17,9 @@ from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import ROUTER, SAMPLE, read_messages
 from baar_jax.store import read_config
 from baar_jax.train import families
-from baar_jax.train.checkpoint import Checkpoints
+from baar_jax.train.checkpoint import Checkpoints, RouterFiles
 from baar_jax.train.families import Loader, trained_spec
 from baar_jax.train.jobs import rollout_spec
-from baar_jax.train.training import RouterFiles
 
 
 def read_run(directory: Path) -> Config:

@@ -19,9 +19,7 @@ from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.specs import FIRST_SEED, PURPOSE_OF_SPLIT, Cap
 from baar_jax.serve.request import Cache, Conversation
 from baar_jax.store import Store
-from baar_jax.train.jobs import BOUNDARIES, count_trials, stratified_spec
-
-BOUNDARY_KEYS = [spec.key for spec in BOUNDARIES]
+from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 
 
 @dataclasses.dataclass

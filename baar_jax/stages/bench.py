@@ -18,17 +18,19 @@ import numpy as np
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import Job, Live, Policy, random_rule
+from baar_jax.rollout.live import Live, RulePolicy
+from baar_jax.rollout.rules import take_randomly
+from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import View, text_pieces
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
 from baar_jax.run import Run
-from baar_jax.train.fit import update_policy
+from baar_jax.train.batches import SAMPLED, Batcher
+from baar_jax.train.fit import Learner, Pending, update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
 from baar_jax.train.trainer import (
-  Batcher,
   ShardedRouter,
   Trainer,
   bopo_optimizer,
@@ -50,6 +52,7 @@ ROUTER = RouterConfig(
 )
 STEPS = 20  # of an episode
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
+BENCH = PolicySpec("bench", p=0.5)
 SEED = 7_000_000  # of episodes that are measured and not stored
 
 
@@ -80,8 +83,7 @@ class Subject(NamedTuple):
   """The router that is measured, and the episodes that it meets."""
 
   model: Qwen2
-  view: View
-  directory: Path  # of its tokenizer
+  views: dict[str, View]  # by what `router.view` calls them
   task: Task
   episodes: list[Episode]
 
@@ -89,13 +91,13 @@ class Subject(NamedTuple):
 def main(run: Run) -> None:
   """Print figures and save report/bench.json; of the run's results nothing changes."""
   if run.config.models.kind != "scripted":
-    problem = "--stage=bench plays scripted models alone"
-    raise ValueError(f"{problem}: set --config.models.kind=scripted")
-  device = jax.devices()[0].device_kind
-  run.print(f"{device}, {os.cpu_count()} cores, jax {jax.__version__}")
-  with tempfile.TemporaryDirectory() as directory:
-    subject = make_subject(run.config.router, Path(directory))
-    figures = {setting.name: decide(subject, setting) for setting in SETTINGS}
+    raise ValueError(
+      "--stage=bench plays scripted models alone: set --config.models.kind=scripted"
+    )
+  kind = jax.devices()[0].device_kind
+  run.print(f"{kind}, {os.cpu_count()} cores, jax {jax.__version__}")
+  subject = make_subject(run.config.router)
+  figures = {setting.name: decide(subject, setting) for setting in SETTINGS}
   figures |= train(subject, run.config)
   figures["steps_per_s"] = play(run)
   for name, value in figures.items():
@@ -108,7 +110,7 @@ def main(run: Run) -> None:
   path.write_text(json.dumps(figures, indent=2))
 
 
-def make_subject(config: RouterConfig, directory: Path) -> Subject:
+def make_subject(config: RouterConfig) -> Subject:
   """Make or load the router; make episodes of random letters, longer than previews."""
   draw = random.Random(0)
   write = lambda: "".join(draw.choices(LETTERS, k=1000))  # noqa: E731
@@ -117,24 +119,26 @@ def make_subject(config: RouterConfig, directory: Path) -> Subject:
   for _ in range(64):
     steps = [Step(write(), s % 2, write(), logp=math.log(0.5)) for s in range(STEPS)]
     episodes.append(Episode("bench", "bench", 0, steps, 1.0, "done"))
-  if config.weights:
-    adopt_tokenizer(weights_directory(config.weights), directory)
-    view = View(dataclasses.replace(config, view="transcript"), directory)
-    model = load_pretrained(view)
-  else:
-    train_tokenizer(text_pieces(task, episodes[0]), ROUTER.vocab_size, directory)
-    view = View(ROUTER, directory)
-    model = build_model(ROUTER, 0)
-  return Subject(model, view, directory, task, episodes)
+  with tempfile.TemporaryDirectory() as name:
+    directory = Path(name)
+    if config.weights:
+      adopt_tokenizer(weights_directory(config.weights), directory)
+      model = load_pretrained(View(config, directory))
+    else:
+      config = ROUTER
+      train_tokenizer(text_pieces(task, episodes[0]), config.vocab_size, directory)
+      model = build_model(config, 0)
+    transcript = View(dataclasses.replace(config, view="transcript"), directory)
+    paper = View(dataclasses.replace(config, view="paper"), directory)
+  return Subject(model, {"transcript": transcript, "paper": paper}, task, episodes)
 
 
 def decide(subject: Subject, setting: Setting) -> float:
   """Measure a step at which the router decides for all live episodes, in ms."""
-  config = dataclasses.replace(subject.view.config, view=setting.view)
-  view = View(config, subject.directory)
-  policy = RouterPolicy("bench", subject.model, view, Threshold(), setting.live)
+  view = subject.views[setting.view]
+  policy = RouterPolicy(BENCH, subject.model, view, Threshold(), setting.live)
   for _ in range(2):  # the first time compiles
-    lives = [Live(Job(subject.task, 0), None) for _ in range(setting.live)]
+    lives = [Live(Job(subject.task, "test", n)) for n in range(setting.live)]
     seconds = []
     for s in range(STEPS):
       for live, episode in zip(lives, subject.episodes):
@@ -152,7 +156,7 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
 
   They are of one episode on a CPU, else of 64.
   """
-  view = subject.view
+  view = subject.views["transcript"]
   count = 1 if jax.default_backend() == "cpu" else 64
   c = copy.deepcopy(config)
   c.router = view.config
@@ -164,8 +168,10 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   batcher = Batcher(c, view, [subject.task])
   settings = {"token_ids": view.decision_ids, "dtype": c.router.dtype}
 
-  windows = sum((view.episode_windows(subject.task, e) for e in episodes), [])
-  tokens = sum(len(window.tokens) for window in windows)
+  tokens = 0
+  for episode in episodes:
+    for window in view.episode_windows(subject.task, episode):
+      tokens += len(window.tokens)
   # The first time compiles.
   measure_s = lambda step: min(repeat(step, number=1, repeat=4)[1:])  # noqa: E731
   optimizer = sft_optimizer(c.sft, c.sft.learning_rates[0])
@@ -175,10 +181,10 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   loss = partial(bopo_loss, c.bopo)
   trainer = Trainer(subject.model, loss, bopo_optimizer(c.bopo), **settings)
   anchor = ShardedRouter(subject.model, **settings)
-  adv_B = np.linspace(-1, 1, count, dtype="float32")
-  bopo_s = measure_s(
-    partial(update_policy, trainer, anchor, batcher, episodes, adv_B, c.bopo, c.seed)
-  )
+  batcher = dataclasses.replace(batcher, labels=SAMPLED)
+  learner = Learner(c.bopo, trainer, batcher, anchor)
+  pending = Pending(episodes, np.linspace(-1, 1, count, dtype="float32"))
+  bopo_s = measure_s(partial(update_policy, learner, pending, c.seed))
   return {"sft_tokens_per_s": tokens / sft_s, "bopo_tokens_per_s": tokens / bopo_s}
 
 
@@ -186,9 +192,9 @@ def play(run: Run) -> float:
   """Measure the loop with episodes of the run's environment and random routing."""
   tasks = run.tasks("test")[:12]
   envs = run.envs()
-  policy = Policy("bench", lambda live: random_rule(live, 0.5))
+  policy = RulePolicy(BENCH, take_randomly)
   for seed in (SEED, SEED + 2):  # in the first round Java still compiles
-    jobs = [Job(task, seed + i) for task in tasks for i in (0, 1)]
+    jobs = [Job(task, "test", seed + i) for task in tasks for i in (0, 1)]
     start_s = default_timer()
     episodes = list(run_episodes(jobs, policy, run.pair, envs))
     loop_s = default_timer() - start_s

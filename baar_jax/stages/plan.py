@@ -13,7 +13,7 @@ from baar_jax.rollout.specs import PolicySpec
 from baar_jax.run import env_arguments
 from baar_jax.store import Store, read_config
 from baar_jax.train import families, jobs
-from baar_jax.train.dataset import load_profiles
+from baar_jax.train.dataset import load_profiles, split_by_profile
 from baar_jax.train.jobs import BOUNDARIES, Planned, ProfiledTasks
 
 # What is assumed where nothing is stored: shares of env.max_steps and of the tasks, and
@@ -134,7 +134,7 @@ def profile_tasks(
   learning = tasks["train"] + tasks["dev"]
   if store.finished("profile"):
     profiles = load_profiles(store, config, "train", "dev")
-    return jobs.split_by_profile(learning, profiles)
+    return split_by_profile(learning, profiles)
   hard = []
   for split in ("train", "dev"):
     hard += tasks[split][: round(HARD_TASKS * len(tasks[split]))]

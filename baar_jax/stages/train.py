@@ -1,7 +1,6 @@
 """Stages setup to baselines: what routers learn from, and their training; and export."""
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
@@ -10,7 +9,7 @@ from baar_jax.episode import Task
 from baar_jax.mesh import exchange
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import text_pieces
-from baar_jax.router.weights import save_qwen2, weights_directory
+from baar_jax.router.weights import check_pretrained, save_qwen2, weights_directory
 from baar_jax.run import Run
 from baar_jax.train import dataset, jobs, losses
 from baar_jax.train.checkpoint import load_router
@@ -24,6 +23,8 @@ WARMUP = 10  # updates of the pretraining
 def profile(run: Run) -> None:
   """Measure every task's difficulty and costs, and train or adopt the tokenizer."""
   config = run.config
+  if config.router.weights:  # before hours of episodes
+    check_pretrained(config.router)
   tasks = run.tasks("train") + run.tasks("dev")
   run.play_all(jobs.list_profile(config, tasks), "profile ")
   train = dataset.load_profiles(run.store, config, "train")

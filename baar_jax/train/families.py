@@ -19,7 +19,7 @@ from baar_jax.llms.agent import Pair
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
 from baar_jax.rollout.live import Live, Policy, RulePolicy
-from baar_jax.rollout.optimum import Exact
+from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
@@ -29,7 +29,7 @@ from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.store import Store
 from baar_jax.train import losses
-from baar_jax.train.batches import Batcher
+from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import draw_task_batches, load_threshold_episodes
 from baar_jax.train.fit import fit_rollouts, fit_sft
@@ -58,6 +58,7 @@ BOPO = "bopo"
 CASCADE = "cascade"
 SINGLE_TURN = "single-turn"
 VANILLA = "vanilla"
+COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
 RIVALS = (ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA)
 
 Tasks = Mapping[str, list[Task]]  # by split
@@ -114,6 +115,13 @@ class Loader:
     """Build the policy of a spec; raise ValueError if its training has not ended."""
     return FAMILIES[spec.family].build(spec, self)
 
+  def check(self, spec: PolicySpec) -> None:
+    """Raise ValueError if a router's training has not ended."""
+    if spec.family == CONDITIONED:
+      load_heads(self.files)
+    else:
+      load_router(self.files, spec.family, spec.lam)
+
   def load(self, family: str, lam: float | None) -> Qwen2:
     """Load a trained router."""
     if (family, lam) != self._loaded:
@@ -129,7 +137,8 @@ class Loader:
       episodes = load_threshold_episodes(self._store, config)
       dtype = config.router.dtype
       router = ShardedRouter(self._model, view.logit_ids, self.files.mesh, dtype)
-      batcher = Batcher(config, view, self._store.tasks("train"))
+      labels = FAILURES if view.proposals else ACTED
+      batcher = Batcher(config, view, self._store.tasks("train"), labels)
       logits_NxA = batcher.compute(router.logits, episodes)
       self._p_NxA = softmax(logits_NxA, "stored episodes")
     return self._p_NxA
@@ -321,7 +330,8 @@ def _build_privileged(spec: PolicySpec, loader: Loader) -> Policy:
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
   config = loader.files.config
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
-  return RulePolicy(spec, exact.optimal_rule(spec))
+  mu = FREE if spec.mu is None else spec.mu
+  return RulePolicy(spec, exact.optimal_rule(mu, spec.cap.calls))
 
 
 def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
@@ -538,3 +548,6 @@ for _name, _style in ABLATED.items():
     train=functools.partial(_train_ablation, _name),
     list_jobs=_list_updates,
   )
+FAMILIES[COMPARED] = dataclasses.replace(
+  FAMILIES[BOPO], label="BoPO at the same λ", list_specs=lambda config: []
+)

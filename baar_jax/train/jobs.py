@@ -11,6 +11,7 @@ from baar_jax.rollout.specs import Cap, Job, PolicySpec
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
 BOUNDARIES = (ALWAYS_SMALL, ALWAYS_LARGE)
+BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
 FIRST_LARGE = "first-large"  # always-large under a cap: LARGE for the first K calls
 
 
@@ -62,7 +63,8 @@ def exploration_specs(config: Config) -> tuple[PolicySpec, PolicySpec]:
   plans = config.references.plans
   hard = tuple(plan for plan in plans if plan.kind != "samples")
   rest = tuple(plan for plan in plans if plan.all_tasks)
-  return PolicySpec("exploration", plans=hard), PolicySpec("exploration", plans=rest)
+  explore_hard = PolicySpec("exploration", plans=hard)
+  return explore_hard, PolicySpec("exploration-all", plans=rest)
 
 
 def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
