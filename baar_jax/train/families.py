@@ -41,6 +41,7 @@ from baar_jax.train.jobs import (
   list_ranked_trials,
   list_rollouts,
   rollout_spec,
+  stratified_spec,
 )
 from baar_jax.train.rivals import train_cascade, train_single_turn
 from baar_jax.train.trainer import ShardedRouter
@@ -156,6 +157,16 @@ def list_family(config: Config, name: str) -> list[PolicySpec]:
   """List a family's policies of the evaluation; none of a rival that is not named."""
   is_wanted = name not in RIVALS or name in config.baselines.rivals
   return FAMILIES[name].list_specs(config) if is_wanted else []
+
+
+def served_specs(config: Config) -> dict[str, PolicySpec]:
+  """Return the rules that clients of the endpoint can ask for, by their words."""
+  return {
+    "small": ALWAYS_SMALL,
+    "large": ALWAYS_LARGE,
+    "random": PolicySpec(RANDOM, p=0.5),
+    "stratified": stratified_spec(config),
+  }
 
 
 def list_trained(config: Config) -> list[PolicySpec]:
