@@ -115,7 +115,7 @@ class App(Starlette):
     exchange.settle(turn, answer)
     usage = answer.get("usage")
     answer["usage"] = dict(usage if isinstance(usage, dict) else {}, cost=turn.usd)
-    answer["model"] = exchange.name(turn)
+    answer["model"] = turn.upstream.name
     return send(answer, body, exchange.headers(turn.session, turn))
 
   async def _stream(self, turn: Turn, answer: Stream, *connection: object) -> None:
@@ -132,7 +132,7 @@ class App(Starlette):
 
   async def _relay(self, turn: Turn, answer: Stream) -> AsyncIterator[bytes]:
     """Yield the chunks of an answer, each when the next comes; the last has dollars."""
-    name = {"model": self.exchange.name(turn)}
+    name = {"model": turn.upstream.name}
     last = {}
     held = {}
     try:
@@ -145,7 +145,7 @@ class App(Starlette):
           held = chunk | name
           held.pop("usage", None)
     except LOST as failure:
-      refusal = self.exchange.find_upstream(turn).refuse(explain(failure))
+      refusal = turn.upstream.refuse(explain(failure))
       yield write_event(refusal.body)
       return
     self.exchange.settle(turn, last)
@@ -170,7 +170,7 @@ class App(Starlette):
     fields = dict(
       decision_id=turn.number,
       session_id=turn.session.id,
-      model=exchange.name(turn),
+      model=turn.upstream.name,
       probabilities=dict(zip(exchange.names, turn.p_A)),
       p_large=turn.large_p,
       expected_usd=dict(zip(exchange.names, exchange.expect_usd(turn))),
@@ -184,7 +184,7 @@ class App(Starlette):
     turn = self.exchange.reported.get(number) if type(number) is int else None
     if turn is None:
       raise Refusal(404, "decision_id is of no decision that is still to be reported")
-    if self.exchange.find_upstream(turn).cost(body)[0] is None:
+    if turn.upstream.cost(body)[0] is None:
       problem = "usage must have the prompt_tokens and completion_tokens of the reply"
       raise Refusal(400, problem)
     del self.exchange.reported[number]

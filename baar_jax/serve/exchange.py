@@ -47,7 +47,7 @@ class Served(NamedTuple):
 class TurnBooks:
   """The books of a client's call: its attempts in its session.
 
-  With `serve.fallback` the models of the nearest ranks take over from one that failed.
+  With `has_others` the models of the nearest ranks take over from one that failed.
   """
 
   exchange: "Exchange"
@@ -55,25 +55,19 @@ class TurnBooks:
   has_others: bool
   failed: set[int] = dataclasses.field(default_factory=set)
 
-  @property
-  def upstream(self) -> Upstream:
-    """Return the model that is asked."""
-    return self.exchange.find_upstream(self.turn)
-
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
     """Hold the worst case of an attempt while it is made."""
-    sessions = self.exchange.sessions
-    sessions.begin(self.turn)
+    self.exchange.sessions.begin(self.turn)
     try:
       yield
     except BaseException:  # it may be billed, and its session outlives this call
-      sessions.end(self.turn, PRESUMED)
+      self.exchange.sessions.end(self.turn, PRESUMED)
       raise
 
   async def attempt(self) -> dict | Stream | Outcome:
     """Make an attempt."""
-    return await self.upstream.attempt(self.turn.body)
+    return await self.turn.upstream.attempt(self.turn.body)
 
   def settle(self, outcome: dict | Stream | Outcome) -> dict | Stream | None:
     """Book a failed attempt; `Exchange.settle` books an answer when its usage comes."""
@@ -84,7 +78,7 @@ class TurnBooks:
 
   def refuse(self, outcome: Outcome, attempts: int) -> Refusal:
     """Make the error that tells of the last attempt."""
-    return self.upstream.refuse(outcome)
+    return self.turn.upstream.refuse(outcome)
 
   async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
     """Wait, and choose a model that fits. Raises Refusal if there is none."""
@@ -100,7 +94,7 @@ class TurnBooks:
       others = {*allowed} - self.failed if self.has_others else ()
       model = min(others, key=lambda other: abs(other - step.model), default=None)
     if model is None or turn.session.score is not None:
-      raise self.upstream.refuse(outcome)
+      raise turn.upstream.refuse(outcome)
     step.model = model
     return is_new
 
@@ -115,7 +109,8 @@ class Exchange:
     self.config = config
     self.sessions = sessions
     self.names = config.models.names
-    self.upstreams = [Upstream(config.models, place) for place in range(len(self.names))]
+    places = range(len(self.names))
+    self.upstreams = [Upstream(config.models, place) for place in places]
     # By number: the turns in flight until clients report their usage.
     self.reported: dict[int, Turn] = {}
     self.deciders: dict[str, Decider] = {}
@@ -138,7 +133,7 @@ class Exchange:
     text = read_messages(body.get("messages"), body.get("tools"))
     session = self.open(asked, text)
     self.complete(session, text, asked.score)
-    return Turn(session, body, text)
+    return Turn(session, body, text, self.upstreams)
 
   def open(self, asked: Asked, text: Conversation) -> Session:
     """Open the session of a call, which may be new. Raises Refusal."""
@@ -181,7 +176,7 @@ class Exchange:
     """Complete a session's last step with the action that its client took."""
     if session.places and session.places[-1] == len(text.actions) - 1:
       step = session.steps[-1]
-      step.action = text.actions[-1] if self.config.serve.record_text else ""
+      step.action = text.actions[-1] * self.config.serve.record_text
       step.score = score  # what the values learn from: see `train.values`
 
   async def decide(self, turn: Turn) -> None:
@@ -191,7 +186,6 @@ class Exchange:
       Refusal: no model fits.
     """
     session = turn.session
-    step = turn.step
     async with session.deciding:
       allowed = await self.find_room(turn)
       decision = Decision(allowed[0])
@@ -201,14 +195,16 @@ class Exchange:
         allowed = await self.find_room(turn)  # others have called meanwhile
       if session.score is not None:
         raise Refusal(409, f"session {session.id} is scored")
-      step.model = self._pick(turn, decision.model, allowed)
-    if self.config.serve.record_text:
-      step.observation = turn.text.observations[-1]
-    if step.model == decision.model:
-      step.logp = decision.logp
-    step.router_cost_usd = decision.cost_usd
-    step.router_latency_s = decision.latency_s
+      model = self._pick(turn, decision.model, allowed)
     turn.p_A = decision.p_A
+    turn.step = Step(
+      turn.text.observations[-1] * self.config.serve.record_text,
+      model,
+      action="",
+      logp=decision.logp if model == decision.model else None,
+      router_cost_usd=decision.cost_usd,
+      router_latency_s=decision.latency_s,
+    )
 
   def _make_live(self, session: Session, text: Conversation) -> Live:
     """Make what the session's policy sees of it."""
@@ -249,11 +245,8 @@ class Exchange:
     tokens = [step.calls[-1].usage.completion_tokens for step in session.steps]
     reply = sum(tokens) / max(1, len(tokens))
     ttl_s = self.config.serve.cache_ttl_s
-    usd_A = []
-    for model, upstream in enumerate(self.upstreams):
-      cache = session.caches.get(model)
-      usd_A.append(upstream.expected_usd(turn.body, cache, ttl_s, reply))
-    return usd_A
+    caches = session.caches
+    return [u.expected_usd(turn.body, caches, ttl_s, reply) for u in self.upstreams]
 
   async def find_room(self, turn: Turn) -> list[int]:
     """Find the models whose call fits, ascending; spend the reserve last.
@@ -265,15 +258,13 @@ class Exchange:
     reserve_usd = find_least(self.config.serve.reserve_usd, session.usd_limit)
     while True:
       session.changed.clear()
-      turn.bounds_usd = []
-      for model, upstream in enumerate(self.upstreams):
-        cache = session.caches.get(model)
-        turn.bounds_usd.append(upstream.most_usd(turn.body, cache))
-      allowed = []
+      caches = session.caches
+      turn.bounds_usd = [u.most_usd(turn.body, caches) for u in self.upstreams]
       if session.dollars.allows(reserve_usd):
-        allowed = self.sessions.fit(turn, reserve_usd) or self.sessions.fit(turn, 0.0)
-      if allowed:
-        return allowed
+        fit = self.sessions.fit
+        allowed = fit(turn, reserve_usd) or fit(turn, keep_usd=0.0)
+        if allowed:
+          return allowed
       if not self._is_busy(session):
         break
       await session.changed.wait()
@@ -309,7 +300,7 @@ class Exchange:
       return
     session = turn.session
     model = turn.step.model
-    usd, usage = self.upstreams[model].cost(fields)
+    usd, usage = turn.upstream.cost(fields)
     latency_s = time.monotonic() - turn.start_s
     call = Call(model, usage, turn.most_usd, latency_s)
     outcome = PRESUMED
@@ -350,14 +341,6 @@ class Exchange:
     """Tell whether an attempt is in flight that ends without a report."""
     return not session.open.keys() <= self.reported.keys()
 
-  def find_upstream(self, turn: Turn) -> Upstream:
-    """Return the model that a turn's step names."""
-    return self.upstreams[turn.step.model]
-
-  def name(self, turn: Turn) -> str:
-    """Return the name of the model that a turn's step names."""
-    return self.names[turn.step.model]
-
   def headers(self, session: Session, turn: Turn | None = None) -> dict[str, str]:
     """List what every answer says; the dollars of a stream are in its last chunk."""
     left = session.left
@@ -368,7 +351,7 @@ class Exchange:
       left_large_calls=left.calls,
     )
     if turn:
-      values["selected_model"] = self.name(turn)
+      values["selected_model"] = turn.upstream.name
       values["cost_usd"] = turn.usd
       values["p_large"] = turn.large_p
     headers = {}

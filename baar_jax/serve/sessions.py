@@ -18,6 +18,7 @@ from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.specs import FIRST_SEED, PURPOSE_OF_SPLIT, Cap
 from baar_jax.serve.request import Cache, Conversation
+from baar_jax.serve.upstream import Upstream
 from baar_jax.store import Store
 from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 
@@ -77,7 +78,8 @@ class Turn:
   session: Session
   body: dict
   text: Conversation
-  step: Step = dataclasses.field(default_factory=lambda: Step("", SMALL, ""))
+  upstreams: Sequence[Upstream]  # by model
+  step: Step | None = None  # once it is decided
   p_A: Sequence[float] = ()  # the router's probability of each model, if it has some
   bounds_usd: Sequence[float] = ()  # each model's worst case
   number: int = 0  # of its last attempt, in `calls`
@@ -85,6 +87,11 @@ class Turn:
   cost: Cost = dataclasses.field(default_factory=Cost)
   start_s: float = dataclasses.field(default_factory=time.monotonic)
   usd: float | None = None  # of all attempts, once the turn has ended
+
+  @property
+  def upstream(self) -> Upstream:
+    """Return the model that the step names."""
+    return self.upstreams[self.step.model]
 
   @property
   def most_usd(self) -> float:
