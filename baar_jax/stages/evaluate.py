@@ -1,4 +1,4 @@
-"""Stages evaluate (every policy on dev, on test what dev has chosen), forecast and report."""
+"""Stages evaluate (every policy on dev, the chosen ones on test), forecast, report."""
 
 import dataclasses
 import itertools
@@ -12,6 +12,7 @@ from baar_jax.config import ABLATIONS, SERVED, Config, compared_lam, evaluation_
 from baar_jax.episode import SMALL
 from baar_jax.report import frontier
 from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forecast
+from baar_jax.report.results import METRICS
 from baar_jax.report.table import (
   COMPARED,
   COMPARED_COLUMNS,
@@ -20,7 +21,6 @@ from baar_jax.report.table import (
   list_played,
   load_split,
 )
-from baar_jax.report.results import METRICS
 from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.policies import (
   BOUNDARIES,
@@ -32,8 +32,13 @@ from baar_jax.rollout.policies import (
   routers,
   rule_policy,
 )
-from baar_jax.router.head import count_calls_left, describe, estimate
-from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Threshold, ZeroShotPolicy
+from baar_jax.router.head import Heads, count_calls_left, describe, estimate
+from baar_jax.router.policy import (
+  ConditionedPolicy,
+  RouterPolicy,
+  Threshold,
+  ZeroShotPolicy,
+)
 from baar_jax.router.qwen2 import softmax
 from baar_jax.router.view import open_view
 from baar_jax.run import Run
@@ -41,7 +46,7 @@ from baar_jax.store import BUDGETS, Store
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import load_profiles, load_threshold_episodes
 from baar_jax.train.trainer import Batcher, ShardedRouter
-from baar_jax.train.values import load_heads, load_trunk, read_transitions
+from baar_jax.train.values import Transitions, load_heads, load_trunk, read_transitions
 
 
 def main(run: Run) -> None:
@@ -133,14 +138,16 @@ def _load_trained(run: Run, family: str, lam: float | None) -> tuple:
 def choose_on_dev(store: Store, planned: Sequence[Entry], config: Config) -> Choice:
   """Choose the policies that test plays by the entries' episodes on dev.
 
-  Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the best by SR
-  under each budget; of equal ones the first. Test has no say, so that its figures are unbiased.
+  Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the
+  best by SR under each budget; of equal ones the first. Test has no say, so that its
+  figures are unbiased.
 
   Raises:
     ValueError: some episodes have not been run.
   """
   data = load_split(store, planned, config, "dev")
-  mean = data.mean(COMPARED_COLUMNS).round(12)  # equal sums of floats may differ in the last bits
+  # Equal sums of floats may differ in the last bits.
+  mean = data.mean(COMPARED_COLUMNS).round(12)
   points = _list_points(data, config)
   vertices = {}
   for family, metric in itertools.product(points, METRICS):
@@ -162,27 +169,29 @@ def choose_on_dev(store: Store, planned: Sequence[Entry], config: Config) -> Cho
 
 
 def _list_points(data: Evaluation, config: Config) -> dict[str, pd.Index]:
-  """List each family's policies that have no cap on dollars, and BoPO's to compare ablations to."""
+  """List each family's points without a cap on dollars, and those ablations meet."""
   free = data.entries[data.entries.usd_budget.isna()]
   points = dict(free.groupby("family", sort=False).groups)
   if config.baselines.ablations:
-    bopo = free[(free.family == "bopo") & free.call_budget.isna()]  # ablations run without a cap
-    lam = bopo.parameters.map(lambda parameters: parameters["lam"])
-    points[COMPARED] = bopo.index[lam == compared_lam(config)]
+    # Ablations run without a cap.
+    bopo = free[(free.family == "bopo") & free.call_budget.isna()]
+    points[COMPARED] = bopo.index[bopo.parameters.str["lam"] == compared_lam(config)]
   return points
 
 
 def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
-  """List those on the points' upper hull; none unless LARGE costs more and scores more."""
+  """List those on the upper hull; none unless LARGE costs more and scores more."""
   points = mean.loc[names]
   small, large = mean.loc[[*BOUNDARIES], ["cost_usd", metric]].to_numpy()
   if (small >= large).any():
     return []
-  return [*points.index[frontier.vertices(points.cost_usd, points[metric], small, large)]]
+  return [
+    *points.index[frontier.vertices(points.cost_usd, points[metric], small, large)]
+  ]
 
 
 def _find_highest(mean: pd.DataFrame, names: Sequence[str]) -> str | None:
-  """Find the point with the largest share of the gap in success minus that of the gap in cost."""
+  """Find the point whose share of the success gap exceeds that of the cost gap most."""
   columns = ["success_percent", "cost_usd"]
   small, large = mean.loc[[*BOUNDARIES], columns].to_numpy()
   if not len(names) or (small >= large).any():
@@ -216,35 +225,38 @@ def forecast(run: Run) -> None:
 
 
 def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
-  """Predict score_NxK, in [0, 1], of tasks under each of the config's budgets, and under none."""
+  """Predict score_NxK, in [0, 1], of tasks under each of the budgets and none."""
   c = run.config.evaluate
   first = {e.task_id: e for e in run.store.episodes(BOUNDARIES[0]) if e.steps}
-  openings = [dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in tasks]
+  openings = [
+    dataclasses.replace(first[id_], steps=first[id_].steps[:1]) for id_ in tasks
+  ]
   forecasters = []
   for training in run.trainings():
     heads = load_heads(run.dir, run.config, training.train_seed)
     forecasters.append((heads, read_transitions(training, openings)))
   scores = pd.DataFrame(index=tasks)
-  budgets = [*itertools.product(c.call_budgets, [None]), *itertools.product([None], c.usd_budgets)]
-  for calls, usd in [*budgets, (None, None)]:
-    scores[budget_name(calls, usd)] = predict_scores(forecasters, calls, usd)
+  budgets = itertools.product(c.call_budgets, [None])
+  for calls, usd in [*budgets, *itertools.product([None], [*c.usd_budgets, None])]:
+    score_RxN = [_predict_scores(*forecaster, calls, usd) for forecaster in forecasters]
+    scores[budget_name(calls, usd)] = np.mean(score_RxN, axis=0)
   return scores
 
 
-def predict_scores(forecasters: Sequence, calls: int | None, usd: float | None) -> np.ndarray:
-  """Predict score_N in [0, 1] under a cap at first decisions: the mean of (heads, transitions)."""
-  scores = []
-  for heads, data in forecasters:
-    left = count_calls_left(heads, calls, usd, ())
-    facts = describe(left, 0.0, data.progress_NxP)
-    value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts)
-    allowed_NxA = advantage_NxA if left >= 1 else advantage_NxA[:, [SMALL]]
-    scores.append(np.clip(value_N + allowed_NxA.max(axis=1), 0.0, 1.0))
-  return np.mean(scores, axis=0)
+def _predict_scores(
+  heads: Heads, data: Transitions, calls: int | None, usd: float | None
+) -> np.ndarray:
+  """Predict score_N in [0, 1] under a cap at first decisions."""
+  left = count_calls_left(heads, calls, usd, ())
+  facts = describe(left, 0.0, data.progress_NxP)
+  value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts)
+  if left < 1:
+    advantage_NxA = advantage_NxA[:, [SMALL]]
+  return np.clip(value_N + advantage_NxA.max(axis=1), 0.0, 1.0)
 
 
 def report(run: Run) -> None:
-  """Write the results as a page, PNGs, results.json and tables, and print the main ones."""
+  """Write the results as a page, PNGs and tables, and print the main ones."""
   if not run.is_main:
     return
   # matplotlib takes a second to import, which the other stages need not pay.
@@ -252,7 +264,8 @@ def report(run: Run) -> None:
 
   c = run.config
   played = list_evaluated(run.store, c)
-  profiles = load_profiles(run.store, c, "train")  # a run without any is told to make them first
+  # A run without any is told to make them first.
+  profiles = load_profiles(run.store, c, "train")
   choice = choose_on_dev(run.store, played, c)
   results = page.compute_results(run.store, choice, len(profiles), c, run.dir)
   print(page.texts.terminal_table(results))
