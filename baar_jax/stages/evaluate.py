@@ -240,7 +240,7 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   for calls, usd in [*budgets, *itertools.product([None], [*c.usd_budgets, None])]:
     score_RxN = [_predict_scores(*forecaster, calls, usd) for forecaster in forecasters]
     scores[budget_name(calls, usd)] = np.mean(score_RxN, axis=0)
-  return scores
+  return scores.astype(float)
 
 
 def _predict_scores(
