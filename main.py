@@ -9,7 +9,6 @@ import runpy
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -29,20 +28,35 @@ from jax.errors import JaxRuntimeError
 from ml_collections import config_flags
 from pydantic import TypeAdapter, ValidationError
 
-from baar_jax.config import MARKUP_TOKENS, ROLLOUT_RANGE, SERVED, VANILLA_BATCHES, Config, ablate
+from baar_jax.config import Config, require
+from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
-from baar_jax.router.gguf import set_up
 from baar_jax.run import Run
-from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
+from baar_jax.stages import bench, evaluate, import_traces, plan, serve, setup, train
+from baar_jax.store import MOVED_OPTIONS
+from baar_jax.train import families
 from configs import quickstart
 
-STAGES = {"setup": train.setup, "profile": train.profile, "references": train.references}
-STAGES |= {"pretrain": train.pretrain, "value": train.value, "sft": train.sft, "bopo": train.bopo}
-STAGES |= {"baselines": train.baselines, "evaluate": evaluate.main, "forecast": evaluate.forecast}
-STAGES |= {"report": evaluate.report}
-EXTRA = {"import": import_traces.main, "export": train.export}  # of one process
-EXTRA |= {"bench": bench.main, "serve": serve.main}
+STAGES = {
+  "setup": setup.main,
+  "profile": train.profile,
+  "references": train.references,
+  "pretrain": train.pretrain,
+  "value": train.train_families("value"),
+  "sft": train.train_families("sft"),
+  "bopo": train.train_families("bopo"),
+  "baselines": train.train_families("baselines"),
+  "evaluate": evaluate.main,
+  "forecast": evaluate.forecast,
+  "report": evaluate.report,
+}
+EXTRA = {  # of one process
+  "import": import_traces.main,
+  "export": train.export,
+  "bench": bench.main,
+  "serve": serve.main,
+}
 
 
 def main(command: tuple[Config, str]) -> int:
@@ -57,8 +71,6 @@ def main(command: tuple[Config, str]) -> int:
     if config.dry_run:
       plan.main(config, stages)
       return 0
-    if "setup" in stages:
-      set_up(config.router.weights)  # before a run reads them
     with closing(Run(config)) as run:
       for name in stages:
         (STAGES | EXTRA)[name](run)
@@ -90,7 +102,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
     sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
-    sys.exit(fail(f"{error.args[0]}; the fields are in baar_jax/config.py"))
+    moved = re.search(rf"Field ({'|'.join(MOVED_OPTIONS)}) not found .*EnvConfig", str(error))
+    remedy = f"set --config.env.options.{moved[1]}" if moved else "the fields are in baar_jax/config.py"
+    sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 
 
@@ -113,75 +127,67 @@ def load_config(name: str) -> Config:
 
 
 def validate(config: Config) -> None:
-  """Refuses what cannot work by ValueError: one line with the field and what it must be.
+  """Refuse what cannot work, in one line with the field and what it must be.
 
-  Values take their field's type: what a configuration file has assigned, nobody has checked yet.
+  Values take their field's type: what a configuration file has assigned, nobody has
+  checked yet.
+
+  Raises:
+    ValueError: something cannot work.
   """
   try:
-    vars(config).update(vars(TypeAdapter(Config).validate_python(dataclasses.asdict(config))))
+    checked = TypeAdapter(Config).validate_python(dataclasses.asdict(config))
   except ValidationError as error:
     raise ValueError(explain(error, "--config")) from None
-  for name, works, must in _cross_checks(config):
-    if not works:
-      raise ValueError(f"--config.{name} must be {must}")
+  vars(config).update(vars(checked))
+  config.env.options = table.changed_options(config.env.kind, config.env.options)
+  families.check_rivals(config)
+  try:
+    check_environment(config)
+    check_machine(config)
+  except ValueError as error:
+    raise ValueError(f"--config.{error}") from None
 
 
 def explain(error: ValidationError, prefix: str) -> str:
-  """The first error in one line, without the value, for it may be or hold a key."""
+  """Tell the first error in one line, without the value, which may be or hold a key."""
   first = error.errors(include_input=False)[0]
-  return f"{'.'.join(map(str, (prefix, *first['loc'])))}: {first['msg']}"
+  field = ".".join(map(str, (prefix, *first["loc"])))
+  if first["type"] == "value_error":  # of our own validators
+    return f"{field}.{first['ctx']['error']}"
+  return f"{field}: {first['msg']}"
 
 
-def _cross_checks(c: Config) -> Iterator[tuple[str, bool, str]]:
-  """Checks beside those of single fields: a field, whether it works, and what it must be."""
-  b, d, e, r = c.baselines, c.distributed, c.env, c.router
-  works = e.kind != "appworld" or e.live_per_process == 1
-  yield "env.live_per_process", works, "1 for AppWorld, whose worlds need a process each"
-  chat = c.models.kind == "chat"
-  yield "env.short_tasks", e.short_tasks or chat, "True for scripted models, which follow solutions"
-  yield "models.kind", e.kind != SERVED or chat, "chat with --config.env.kind=served"
-  yield "distributed.process", d.process < d.processes, "below --config.distributed.processes"
-  works = d.processes == 1 or bool(d.coordinator)
-  yield "distributed.coordinator", works, "host:port of process 0"
-  works = not r.weights or c.pretrain.epochs == 0
-  yield "pretrain.epochs", works, "0 with --config.router.weights, which are pretrained"
-  for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
-    for name, values in vars(getattr(c, section)).items():
-      if isinstance(values, tuple):  # policies are told apart by these, written with six digits
-        texts = {value if isinstance(value, str) else f"{value:g}" for value in values}
-        yield f"{section}.{name}", len(texts) == len(values), "of different values"
-  yield "evaluate.thresholds", 0.5 not in c.evaluate.thresholds, "without 0.5, which is argmax"
-  most = ROLLOUT_RANGE // (VANILLA_BATCHES * c.bopo.group_size)
-  yield "bopo.updates", c.bopo.updates <= most, f"at most {most}, for each episode's own seed"
-  works = c.train_seeds <= c.evaluate.seeds
-  yield "train_seeds", works, "at most --config.evaluate.seeds, so that each router is evaluated"
-  works = b.compared_lam in (None, *c.bopo.lam)
-  yield "baselines.compared_lam", works, f"one of --config.bopo.lam, {c.bopo.lam}"
-  same = [name for name in b.ablations if ablate(c, name) == c]
-  yield "baselines.ablations", not same, f"without {', '.join(same)}: that is left out anyway"
-  count, scripted = len(c.models.names), c.models.kind == "scripted"
-  must = f"{'two or three' if scripted else 'two or more'} models, the cheapest first"
-  yield "models.names", count > 1 and not (scripted and count > 3), must
-  yield "baselines.judge.names", len(b.judge.names) == 1, "one model"
-  for name, models in (("models", c.models), ("baselines.judge", b.judge)):
-    unset = {*models.key_variables} - {"", *os.environ}
-    yield f"{name}.key_variables", not unset, "names of environment variables that are set, or ''"
-    for key in ("prices", "skills", "base_urls", "key_variables"):
-      count, for_all = len(getattr(models, key)), key in ("base_urls", "key_variables")
-      works = count in (0, len(models.names)) or for_all and count == 1
-      yield f"{name}.{key}", works, f"one for {'all or ' * for_all}each of the names, or ()"
-  works = c.serve.key_variable in ("", *os.environ)
-  yield "serve.key_variable", works, "the name of an environment variable that is set, or ''"
-  step = r.description_tokens + r.action_tokens + 2 * r.result_tokens + MARKUP_TOKENS[r.view]
-  yield "router.max_tokens", r.max_tokens >= 2 * step, f"at least {2 * step} for these previews"
-  works = r.num_heads % r.num_kv_heads == 0
-  yield "router.num_heads", works, "a multiple of --config.router.num_kv_heads"
+def check_environment(config: Config) -> None:
+  """Refuse what the environment cannot do."""
+  environment = table.load(config.env.kind)
+  live = config.env.live_per_process
+  most = environment.episodes_per_process or live
+  must = f"at most {most} for {environment.__name__}"
+  require(live <= most, "env.live_per_process", must)
+  if config.models.kind == "scripted":
+    for name, value in environment.scripted_options.items():
+      works = config.env.options.get(name, value) == value
+      must = f"{value} for scripted models, which follow solutions"
+      require(works, f"env.options.{name}", must)
+
+
+def check_machine(config: Config) -> None:
+  """Refuse what this machine lacks: variables with keys, and memory for the router."""
+  own = {"", *os.environ}
+  for name, models in (("models", config.models), ("baselines.judge", config.baselines.judge)):
+    works = own.issuperset(models.key_variables)
+    require(works, f"{name}.key_variables", "names of environment variables that are set, or ''")
+  works = config.serve.key_variable in own
+  require(works, "serve.key_variable", "the name of an environment variable that is set, or ''")
+  r = config.router
   layer = 2 * (r.num_heads + r.num_kv_heads) * r.head_dim + 3 * r.intermediate_size
-  needed = 16 * r.hidden_size * (r.num_layers * layer + r.vocab_size)  # with gradient and moments
-  rows = (e.processes or os.cpu_count()) * e.live_per_process  # of keys and values, in 2 bytes
-  needed += 4 * rows * r.max_tokens * r.num_layers * r.num_kv_heads * r.head_dim
+  parameters = r.hidden_size * (r.num_layers * layer + r.vocab_size)
+  rows = (config.env.processes or os.cpu_count()) * config.env.live_per_process
+  cache = rows * r.max_tokens * r.num_layers * r.num_kv_heads * r.head_dim
+  needed = 16 * parameters + 4 * cache  # with gradient and moments; 2 bytes, keys and values
   works = needed <= psutil.virtual_memory().total
-  yield "router.num_layers", works, f"less, or other sizes: these take {needed // 10**9:,} GB"
+  require(works, "router.num_layers", f"less, or other sizes: these take {needed // 10**9:,} GB")
 
 
 def fail(error: Exception | str) -> int:

@@ -1,14 +1,12 @@
 """The configuration: one dataclass per concern, each bound beside its field, nested in Config."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 SERVED = "served"  # the environment that clients of the endpoint play, or have played
-ENVS = ("sandbox", "scienceworld", "alfworld", "appworld", SERVED)
-RIVALS = ("zero-shot", "cascade", "single-turn", "vanilla")
 # The part of BoPO that each ablation leaves out: (section, field, value).
 ABLATIONS = {
   "no-stratified": ("references", "clone_large", True),
@@ -17,10 +15,8 @@ ABLATIONS = {
 }
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
 VANILLA_BATCHES = 3  # vanilla RL rolls out at most so many times BoPO's batches
-# The first seeds of episodes by what they are for. The bounds of counts keep them apart: no draw of
-# one purpose is known from another. Rollouts have a range for each training seed.
-PROFILE_SEEDS, REFERENCE_SEEDS, DEV_SEEDS, TEST_SEEDS, ROLLOUT_SEEDS = 0, 1000, 2000, 3000, 10_000
-SEEDS, ROLLOUT_RANGE = 1000, 1_000_000  # how many there are for a purpose, and for a training seed
+SEEDS = 1000  # how many seeds an episode's purpose has; see rollout/specs.py
+ROLLOUT_RANGE = 1_000_000  # how many seeds the rollouts of a training seed have
 JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 # Entries of tuples.
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -34,12 +30,26 @@ Address = Annotated[str, Field(pattern=URL)]
 Variable = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")]
 STRICT = {"extra": "forbid", "hide_input_in_errors": True, "allow_inf_nan": False}
 section = dataclass(config=STRICT)
+validator = model_validator(mode="after")
+
+
+def require(works: bool, field: str, must: str) -> None:
+  """Raise ValueError, which names the field and what it must be, unless it works."""
+  if not works:
+    raise ValueError(f"{field} must be {must}")
+
+
+class OpenOptions(dict):
+  """Options to which a flag can add one, which it reads as a text."""
+
+  def __missing__(self, name: str) -> str:
+    return self.setdefault(name, "")
 
 
 @section
 class EnvConfig:
-  # One of ENVS, or FILE.py:CLASS for an Env of the user's.
-  kind: str = Field("scienceworld", pattern=rf"^({'|'.join(ENVS)}|.+\.py:\w+)$")
+  # One of ENVIRONMENTS in envs/table.py, or FILE.py:CLASS for an Env of the user's.
+  kind: str = "scienceworld"
   train_tasks: int = Field(96, gt=0, le=10**6)
   dev_tasks: int = Field(34, gt=0, le=10**6)
   test_tasks: int = Field(60, gt=0, le=10**6)
@@ -47,13 +57,11 @@ class EnvConfig:
   processes: int = Field(0, ge=0, le=10**4)  # child processes; 0 is one per core
   live_per_process: int = Field(4, gt=0, le=10**4)  # episodes that share a process (and its JVM)
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
-  # The directory of ALFWorld's or AppWorld's data; "" is $ALFWORLD_DATA or $APPWORLD_ROOT where
-  # set, else what --stage=setup makes.
-  data: str = ""
-  short_tasks: bool = True  # ScienceWorld: those that are solved in 32 steps; else all, for chat
-  train_split: str = ""  # a directory's or dataset's name, or a task list; "" is the usual one
-  dev_split: str = ""
-  test_split: str = ""
+  # The environment's own: fields of the class Options in its adapter.py, which checks them.
+  options: dict = Field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    self.options = OpenOptions(self.options)
 
 
 @section
@@ -75,6 +83,15 @@ class ModelsConfig:
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of an attempt, to its last byte
   retries: int = Field(5, ge=0, le=100)  # of one reply, after its first attempt
   max_failures: int = Field(100, gt=0, le=10**6)  # in a row (attempts, episodes) end the run
+
+  @validator
+  def _check(self) -> Self:
+    for field in ("prices", "skills", "base_urls", "key_variables"):
+      values = getattr(self, field)
+      for_all = "all or " if field in ("base_urls", "key_variables") else ""
+      works = len(values) in (0, len(self.names)) or for_all and len(values) == 1
+      require(works, field, f"one for {for_all}each of the names, or ()")
+    return self
 
 
 @section
@@ -105,6 +122,16 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
   # The price of router compute, which is reported in its own column.
   usd_per_million_tokens: float = Field(0.02, ge=0, le=1e9)
 
+  @validator
+  def _check(self) -> Self:
+    previews = self.description_tokens + self.action_tokens + 2 * self.result_tokens
+    least = 2 * (previews + MARKUP_TOKENS[self.view])
+    works = self.max_tokens >= least
+    require(works, "max_tokens", f"at least {least} for these previews")
+    works = self.num_heads % self.num_kv_heads == 0
+    require(works, "num_heads", "a multiple of --config.router.num_kv_heads")
+    return self
+
 
 @section
 class ProfileConfig:
@@ -120,16 +147,26 @@ class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's 
   learning_rate: float = Field(3e-3, gt=0, le=1)
 
 
+class SamplePlan(NamedTuple):
+  """Stored samples of a task; see `rollout.rules.take_sampled` for the kinds."""
+
+  kind: Literal["samples", "together", "repeats"]
+  count: Annotated[int, Field(gt=0, lt=SEEDS // 4)]
+  all_tasks: bool = False  # of all profiled training tasks, not the hard ones alone
+
+
 @section
 class ReferencesConfig:
-  samples: int = Field(20, gt=0, lt=SEEDS // 2)  # N of the paper, per hard task
-  # Our choice: more, LARGE together in time, for pretraining and values; see docs/evaluation.md.
-  together: int = Field(0, ge=0, lt=SEEDS // 4)
-  # The same up to or from a number of observations that were not new, in place of steps.
-  repeats: int = Field(0, ge=0, lt=SEEDS // 4)
-  # The same samples, of all kinds, of the other training tasks, for the values alone.
-  explored: bool = False
+  samples: int = Field(20, gt=0, lt=SEEDS // 4)  # N of the paper, per hard task
+  # Our choice: what pretraining and values learn from beside these, in this order.
+  plans: tuple[SamplePlan, ...] = ()
   clone_large: bool = False  # ablation: no stratified sampling
+
+  @validator
+  def _check(self) -> Self:
+    count = sum(plan.count for plan in self.plans)
+    require(count < SEEDS, "plans", f"of fewer than {SEEDS} samples in all")
+    return self
 
 
 @section
@@ -186,10 +223,16 @@ class BoPOConfig:
   epochs: int = Field(1, gt=0, le=1000)  # passes over each rollout batch
   batch_episodes: int = Field(64, gt=0, le=10**6)  # of one gradient step
 
+  @validator
+  def _check(self) -> Self:
+    most = ROLLOUT_RANGE // (VANILLA_BATCHES * self.group_size)
+    require(self.updates <= most, "updates", f"at most {most}, for each episode's seed")
+    return self
+
 
 @section
 class BaselinesConfig:  # what is trained and evaluated beside BoPO
-  rivals: tuple[Annotated[str, Field(pattern=f"^({'|'.join(RIVALS)})$")], ...] = ()
+  rivals: tuple[str, ...] = ()  # of `train.families.RIVALS`
   ablations: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...] = ()
   # The weight of cost at which ablations are trained and rivals compared; None is the first of lam.
   compared_lam: float | None = Field(None, ge=0, le=100)
@@ -212,6 +255,12 @@ class EvaluateConfig:
   usd_budgets: tuple[Dollars, ...] = ()  # B_max of a task
   bootstrap: int = Field(1000, gt=0, le=10**5)  # resamples of the tasks behind each interval
 
+  @validator
+  def _check(self) -> Self:
+    works = 0.5 not in self.thresholds
+    require(works, "thresholds", "without 0.5, which is argmax")
+    return self
+
 
 @section
 class DistributedConfig:  # processes train one router, each on its share of the episodes
@@ -219,6 +268,14 @@ class DistributedConfig:  # processes train one router, each on its share of the
   process: int = Field(0, ge=0, le=10**4)  # the number of this process, from 0
   coordinator: str = Field("", pattern=r"^(.+:\d+)?$")  # host:port of process 0
   fsdp: int = Field(0, ge=0, le=10**6)  # over how many devices parameters are split; 0 is all
+
+  @validator
+  def _check(self) -> Self:
+    works = self.process < self.processes
+    require(works, "process", "below --config.distributed.processes")
+    works = self.processes == 1 or self.coordinator
+    require(works, "coordinator", "host:port of process 0")
+    return self
 
 
 @section
@@ -265,6 +322,37 @@ class Config:
   serve: ServeConfig = Field(default_factory=ServeConfig)
   distributed: DistributedConfig = Field(default_factory=DistributedConfig)
 
+  @validator
+  def _check(self) -> Self:
+    judge = self.baselines.judge
+    count = len(self.models.names)
+    if self.models.kind == "scripted":
+      require(self.env.kind != SERVED, "models.kind", f"chat with env.kind={SERVED}")
+      require(count in (2, 3), "models.names", "two or three models, the cheapest first")
+    require(count > 1, "models.names", "two or more models, the cheapest first")
+    require(len(judge.names) == 1, "baselines.judge.names", "one model")
+    works = not self.router.weights or self.pretrain.epochs == 0
+    must = "0 with --config.router.weights, which are pretrained"
+    require(works, "pretrain.epochs", must)
+    works = self.train_seeds <= self.evaluate.seeds
+    must = "at most --config.evaluate.seeds, so that each router is evaluated"
+    require(works, "train_seeds", must)
+    works = self.baselines.compared_lam in (None, *self.bopo.lam)
+    must = f"one of --config.bopo.lam, {self.bopo.lam}"
+    require(works, "baselines.compared_lam", must)
+    for name in self.baselines.ablations:
+      section, part, value = ABLATIONS[name]
+      works = getattr(getattr(self, section), part) != value
+      must = f"without {name}: that is left out anyway"
+      require(works, "baselines.ablations", must)
+    for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
+      for name, values in vars(getattr(self, section)).items():
+        if isinstance(values, tuple):  # they tell policies apart, with six digits
+          texts = [v if isinstance(v, str) else f"{v:g}" for v in values]
+          works = len({*texts}) == len(texts)
+          require(works, f"{section}.{name}", "of different values")
+    return self
+
 
 def check_setting(setting: str, *settings: str) -> None:
   """Raises ValueError unless a configuration file has this setting; "" is its usual one."""
@@ -275,12 +363,6 @@ def check_setting(setting: str, *settings: str) -> None:
 def compared_lam(c: Config) -> float:
   """The weight of cost that ablations are trained with, and at which rivals are compared."""
   return c.bopo.lam[0] if c.baselines.compared_lam is None else c.baselines.compared_lam
-
-
-def evaluation_seeds(c: Config, split: str) -> range:
-  """The seeds of the evaluation's episodes on "dev" or "test"."""
-  first = {"dev": DEV_SEEDS, "test": TEST_SEEDS}[split]
-  return range(first, first + c.evaluate.seeds)
 
 
 def ablate(config: Config, name: str) -> Config:

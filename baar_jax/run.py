@@ -1,14 +1,14 @@
 """A run's directory, and what every stage opens from it."""
 
 import contextlib
-import copy
 import dataclasses
 import fcntl
+import functools
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,22 +17,24 @@ import pandas
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import SERVED, Config, ablate
-from baar_jax.envs import engines
+from baar_jax.config import SERVED, Config
+from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
-from baar_jax.envs.sandbox import Sandbox
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.agent import Pair
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.endpoints import check_models
-from baar_jax.llms.scripted import ERRORS, KnowledgeErrors, ScriptedPair
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import BOUNDARIES, Job, Policy, rule_policy
-from baar_jax.router.weights import check_pretrained
+from baar_jax.rollout.live import Policy
+from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.store import RESTORE, Store, read_config
+from baar_jax.train.families import Loader
+from baar_jax.train.jobs import BOUNDARIES, Planned
+from baar_jax.train.training import Training
 
 # What may change between stages of one run: no stored result and, but for the rounding of sums, no
 # training depends on it.
@@ -53,9 +55,7 @@ class Run:
   def __init__(self, config: Config):
     """Opens or creates the directory. Raises ValueError where it or the models cannot be used."""
     check_models(config)
-    if config.router.weights:  # before hours of episodes
-      check_pretrained(config.router)
-    self.config, self.ablation, self.train_seed = config, "", 0
+    self.config = config
     self.is_main = config.distributed.process == 0  # it prints, logs and lists the tasks
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
@@ -74,7 +74,6 @@ class Run:
       raise ValueError(f"{problem}: wait for it or choose another --config.name") from None
     self.pair = open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
-    self.boundaries = [rule_policy(family) for family in BOUNDARIES]
     self._envs: list[Env] = []
     # Shapes are compiled once for all runs. Programs are not kept in the run's directory, which may
     # come from a stranger.
@@ -89,28 +88,36 @@ class Run:
         raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
     elif stored:
       was, now = flatten(stored), flatten(self.config)
-      for name in now:
-        if now[name] != was[name] and not f"{name}.".startswith(CHANGEABLE):
-          problem = f"{self.dir} was made with {name}={was[name]!r}, this config has {now[name]!r}"
+      for name in was | now:  # an option may be in one alone
+        before, after = was.get(name), now.get(name)
+        if before != after and not f"{name}.".startswith(CHANGEABLE):
+          problem = f"{self.dir} was made with {name}={before!r}, this config has {after!r}"
           raise ValueError(f"{problem}: set it back, or choose another --config.name")
     if self.is_main:
       path = self.dir / "config.tmp"
       path.write_text(json.dumps(dataclasses.asdict(self.config), indent=2))
       path.replace(path.with_suffix(".json"))
 
-  def ablate(self, name: str) -> "Run":
-    """This run without one part of the method: the same store, models and environments."""
-    other = copy.copy(self)
-    other.config, other.ablation = ablate(self.config, name), name
-    return other
+  def training(self, number: int = 0) -> Training:
+    """Return what a training seed is trained with; 0 is the first."""
+    marks = {"train_seed": number} if number else {}
+    return Training(
+      directory=self.dir,
+      config=dataclasses.replace(self.config, seed=self.config.seed + number),
+      mesh=self.mesh,
+      number=number,
+      store=self.store,
+      live_episodes=self.live_episodes,
+      is_main=self.is_main,
+      log=functools.partial(self.log, **marks),
+      progress=self.progress,
+      print=self.print,
+      collect=self.collect,
+    )
 
-  def trainings(self) -> list["Run"]:
-    """This run with each training seed: what is trained has directories and draws of its own."""
-    runs = [copy.copy(self) for _ in range(self.config.train_seeds)]
-    for number, run in enumerate(runs):
-      run.config = dataclasses.replace(self.config, seed=self.config.seed + number)
-      run.train_seed = number
-    return runs
+  def trainings(self) -> list[Training]:
+    """Return a training for each training seed, with directories and draws of its own."""
+    return [self.training(number) for number in range(self.config.train_seeds)]
 
   @property
   def live_episodes(self) -> int:
@@ -120,11 +127,11 @@ class Run:
     """The environments, opened on first use."""
     if not self._envs:
       c, count, args = self.config.env, self.live_episodes, env_arguments(self.config)
-      if c.kind == "sandbox":  # needs no processes
-        self._envs += [Sandbox(**args) for _ in range(count)]
-      else:
+      if table.load(c.kind).needs_process:
         processes = count // c.live_per_process
         self._envs += open_envs(c.kind, args, processes, c.live_per_process, c.timeout_s)
+      else:
+        self._envs += [table.make(c.kind, **args) for _ in range(count)]
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
@@ -148,54 +155,89 @@ class Run:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
 
-  def collect(
-    self, title: str, policy: Policy, jobs: Sequence[Job], call_budget=None, usd_budget=None
-  ) -> list[Episode]:
-    """Runs the jobs whose episodes are not stored yet, stores each as it ends, and returns all.
+  def play_all(self, planned: Iterable[Planned], title: str = "") -> None:
+    """Play the episodes of rules that a stage has declared, as far as they are missing."""
+    loader = Loader(self.training(), self.live_episodes, self.pair)
+    for spec, jobs in planned:
+      if jobs:
+        self.play(f"{title}{spec.key}", loader.build(spec), jobs)
 
-    An episode that ended in an error is reported and left out; the next run tries it again.
-    Raises CapReached where the next call may pass --config.max_usd, and ValueError where clients
-    still have to play them.
+  def play(self, title: str, policy: Policy, jobs: Sequence[Job]) -> list[Episode]:
+    """Play the jobs whose episodes are not stored yet, and store each as it ends.
+
+    An episode that ended in an error is reported and left out; the next run tries it
+    again. Clients play those of a served run.
+
+    Returns:
+      The episodes that were played now.
+
+    Raises:
+      CapReached: the next call may pass --config.max_usd.
+      ValueError: clients still have to play some.
     """
-    keys = {(job.task.id, job.seed) for job in jobs}
+    key = policy.spec.key
     if self.config.env.kind == SERVED:
-      return self._find_sessions(policy.name, keys)
-    self.store.sync(policy.name)
-    stored, d = self.store.keys(policy.name), self.config.distributed
+      self._check_sessions(policy.spec, jobs)
+      return []
+    self.store.sync(key)
+    stored = self.store.keys(key)
+    d = self.config.distributed
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
     own_ids = set(task_ids[d.process :: d.processes])
-    own_jobs = [job for job in jobs if job.task.id in own_ids]
-    if missing := [job for job in own_jobs if (job.task.id, job.seed) not in stored]:
-      limits = call_budget, usd_budget, self.budget, self.config.models.max_failures
-      episodes = run_episodes(missing, policy, self.pair, self.envs(), *limits)
-      bar = self.progress(title, len(own_jobs), len(own_jobs) - len(missing), "ep")
-      with contextlib.closing(episodes), bar:  # calls in flight end before the store is closed
+    own = [job for job in jobs if job.task.id in own_ids]
+    missing = [job for job in own if (job.task.id, job.seed) not in stored]
+    played = []
+    if missing:
+      cap = policy.spec.cap
+      most = self.config.models.max_failures
+      episodes = run_episodes(
+        missing, policy, self.pair, self.envs(), cap, self.budget, most
+      )
+      bar = self.progress(title, len(own), len(own) - len(missing), "ep")
+      with contextlib.closing(episodes), bar:  # calls in flight end before the store closes
         cost_usd = 0.0
-        for e in episodes:
-          if e.stop.startswith("error:"):
-            print(f"left out: {e.task_id} seed {e.seed} of {policy.name}: {e.stop}")
+        for episode in episodes:
+          if episode.stop.startswith("error:"):
+            name = f"{episode.task_id} seed {episode.seed} of {key}"
+            print(f"left out: {name}: {episode.stop}")
           else:
-            self.store.add(e)
-          cost_usd += e.cost_usd
+            self.store.add(episode)
+            played.append(episode)
+          cost_usd += episode.cost_usd
           bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
           bar.update()
-    self.store.sync(policy.name)
-    return [e for e in self.store.episodes(policy.name) if (e.task_id, e.seed) in keys]
+    self.store.sync(key)
+    return played
 
-  def _find_sessions(self, policy: str, keys: set[tuple[str, int]]) -> list[Episode]:
-    """The stored sessions of clients. Raises ValueError, in one line, if some are still to be
-    played, for a boundary those of both."""
-    policies = BOUNDARIES if policy in BOUNDARIES else (policy,)
-    missing = [(id_, p) for p in policies for id_, _ in sorted(keys - self.store.keys(p))]
+  def collect(self, title: str, policy: Policy, jobs: Sequence[Job]) -> list[Episode]:
+    """Play the jobs as `play` does; return the episodes of all, by task and seed."""
+    key = policy.spec.key
+    played = self.play(title, policy, jobs)
+    keys = {(job.task.id, job.seed) for job in jobs}
+    keys -= {(episode.task_id, episode.seed) for episode in played}
+    episodes = played + self.store.episodes(key, keys)
+    return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
+
+  def _check_sessions(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
+    """Raise ValueError if clients still have to play some, or stored no texts.
+
+    For a boundary those of both count.
+    """
+    keys = {(job.task.id, job.seed) for job in jobs}
+    specs = BOUNDARIES if spec in BOUNDARIES else (spec,)
+    missing = Counter()
+    for other in specs:
+      for task_id, _ in sorted(keys - self.store.keys(other.key)):
+        missing[task_id, other.key] += 1
     if missing:
-      some = [f"{n} of {id_!r:.80} by {p}" for (id_, p), n in Counter(missing).most_common(3)]
-      count = f"{len(missing)} of {len(policies) * len(keys)} trials are missing"
+      some = [f"{n} of {id_!r:.80} by {key}" for (id_, key), n in missing.most_common(3)]
+      count = f"{missing.total()} of {len(specs) * len(keys)} trials are missing"
       raise ValueError(f"{count}, such as {', '.join(some)}: serve them (docs/serving.md)")
-    episodes = [e for e in self.store.episodes(policy) if (e.task_id, e.seed) in keys]
-    if not all(any(step.observation or step.action for step in e.steps) for e in episodes):
-      problem = f"sessions of {policy} were stored without their texts: serve another --config.name"
-      raise ValueError(f"{problem} with --config.serve.record_text=True, to learn from them")
-    return episodes
+    for episode in self.store.episodes(spec.key, keys):
+      if not any(step.observation or step.action for step in episode.steps):
+        problem = f"sessions of {spec.key} were stored without their texts"
+        remedy = "serve another --config.name with --config.serve.record_text=True"
+        raise ValueError(f"{problem}: {remedy}, to learn from them")
 
   def print(self, text: str) -> None:
     """Prints a stage's result, once for all processes."""
@@ -212,12 +254,9 @@ class Run:
     if not all(exchange(self.store.finished(stage))):
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
-  def log(self, **values) -> None:
-    """Appends a line to metrics.jsonl, once for all processes; it names the run's ablation and its
-    training seed, where they are not the usual ones."""
+  def log(self, **values: object) -> None:
+    """Append a line to metrics.jsonl, once for all processes."""
     if self.is_main:
-      values |= {"ablation": self.ablation} if self.ablation else {}
-      values |= {"train_seed": self.train_seed} if self.train_seed else {}
       with (self.dir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(values) + "\n")
 
@@ -233,7 +272,7 @@ def open_pair(config: Config, path: Path) -> Pair:
   """The configured models. API models record their calls in the store at `path`."""
   c = config.models
   if c.kind == "scripted":
-    errors = ERRORS.get(config.env.kind, KnowledgeErrors)(len(c.names), c.skills)
+    errors = table.load(config.env.kind).Errors(len(c.names), c.skills)
     return ScriptedPair(c.names, errors, c.prices)
   from baar_jax.llms.chat import ChatPair  # a scripted run does without the client
 
@@ -241,16 +280,12 @@ def open_pair(config: Config, path: Path) -> Pair:
 
 
 def env_arguments(config: Config) -> dict:
-  """What an environment is made with. Raises ValueError if its data are missing."""
+  """Return the arguments of `table.make`. Raises ValueError if an option is wrong."""
   c = config.env
+  options = table.read_options(c.kind, c.options)
+  completed = table.load(c.kind).complete(options, Path(config.runs))
   args = {f"{split}_tasks": getattr(c, f"{split}_tasks") for split in SPLITS}
-  args["max_steps"] = c.max_steps
-  if c.kind == "scienceworld":
-    args |= {"gold_dir": str(Path(config.runs) / "gold"), "short": c.short_tasks}
-  elif c.kind in engines.ENGINES:
-    args["data"] = str(engines.existing_data(c.kind, c.data))
-    args["splits"] = [c.train_split, c.dev_split, c.test_split]
-  return args
+  return args | {"max_steps": c.max_steps, "options": vars(completed)}
 
 
 def _open_mesh(config: Config) -> Mesh:
@@ -259,8 +294,8 @@ def _open_mesh(config: Config) -> Mesh:
   if d.processes > 1:  # before anything else uses JAX
     jax.distributed.initialize(d.coordinator, d.processes, d.process)
   first, *others = exchange(flatten(config))
-  for name in first:
-    if name not in OF_PROCESS and any(other[name] != first[name] for other in others):
+  for name in first | dict(*others[:1]):
+    if name not in OF_PROCESS and any(o.get(name) != first.get(name) for o in others):
       raise ValueError(f"the processes have different --config.{name}: start all with one")
   return make_mesh(d.fsdp)
 

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,23 @@ SYNC_CHUNK = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
 SPLIT_OF = ("train", "dev", "train", "test", "train")  # of each five tasks that clients name
 BUDGETS = ("call_budget", "usd_budget")
+# Fields of `env` before its options, with their defaults.
+MOVED_OPTIONS = {"data": "", "short_tasks": True}
+MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
 EPISODE, TASK = TypeAdapter(Episode), TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
+VERSION = 1  # of a store's file
+# In the keys of version 0: what stands for it now.
+RENAMED = {
+  "price=": "cost_weight=",
+  "bold=": "optimism=",
+  "always(model=": "always(rank=",
+  "together(samples=0,": "exploration(",
+  "together(samples=": "exploration(together=",
+  "explored(samples=": "exploration-all(samples=",
+  ",together=0,": ",",
+  ",together=0)": ")",
+}
 
 
 def summarize_episode(episode: Episode) -> dict:
@@ -78,6 +93,7 @@ class Store:
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
       self._db.executescript(_SCHEMA)
+      self._convert()
       columns = [row[1] for row in self._db.execute("PRAGMA table_info(episodes)")]
     except sqlite3.Error as error:
       problem = f"{path} cannot be used as an episode store ({error})"
@@ -85,6 +101,23 @@ class Store:
     if columns != [*KEY, *COLUMNS, "equals", "episode"]:
       problem = f"{path} was made by another version of this program"
       raise ValueError(f"{problem}: choose another --config.name")
+
+  def _convert(self) -> None:
+    """Rename the policies of a store that an older version made, once."""
+    (version,) = self._db.execute("PRAGMA user_version").fetchone()
+    if version >= VERSION:
+      return
+    policy = "policy"
+    for old, new in RENAMED.items():
+      policy = f"replace({policy}, '{old}', '{new}')"
+    equals = policy.replace("policy", "equals", 1)
+    has_sessions = "SELECT 1 FROM sqlite_master WHERE name = 'sessions'"
+    with self._db:
+      self._db.execute(f"UPDATE episodes SET policy = {policy}, equals = {equals}")
+      if self._db.execute(has_sessions).fetchone():
+        stored = policy.replace("policy", "json_extract(state, '$.policy')", 1)
+        self._db.execute(f"UPDATE sessions SET state = json_set(state, '$.policy', {stored})")
+      self._db.execute(f"PRAGMA user_version = {VERSION}")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
     """Saves the tasks of a split, which they are then said to be of, in their order."""
@@ -140,8 +173,10 @@ class Store:
     """(task_id, seed) of every stored episode of a policy."""
     return set(self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,)))
 
-  def episodes(self, policy: str) -> list[Episode]:
-    """A policy's episodes, by task and seed."""
+  def episodes(
+    self, policy: str, keys: Collection[tuple[str, int]] | None = None
+  ) -> list[Episode]:
+    """Read a policy's episodes, by task and seed: all, or those of (task_id, seed)."""
     query = (
       "SELECT e.task_id, e.seed, coalesce(e.episode, o.episode), e.call_budget, e.reused "
       "FROM episodes e LEFT JOIN episodes o "
@@ -150,6 +185,8 @@ class Store:
     )
     episodes = []
     for task_id, seed, text, call_budget, reused in self._db.execute(query, (policy,)):
+      if keys is not None and (task_id, seed) not in keys:
+        continue
       episode = self._read(EPISODE, text, EPISODE_NAME.format(policy, task_id, seed))
       fields = {"policy": policy, "call_budget": call_budget, "reused": bool(reused)}
       episodes.append(dataclasses.replace(episode, **fields))
@@ -205,6 +242,20 @@ class Store:
     self._db.close()
 
 
+def move_options(stored: dict) -> dict:
+  """Convert a stored configuration in which options were fields of its own of `env`.
+
+  Only values that differ from their defaults become options.
+  """
+  if not isinstance(stored, dict) or not isinstance(stored.get("env"), dict):
+    return stored
+  env = dict(stored["env"])
+  moved = {name: env.pop(name) for name in MOVED_OPTIONS if name in env}
+  changed = {name: value for name, value in moved.items() if value != MOVED_OPTIONS[name]}
+  options = changed | env.get("options", {})
+  return stored | {"env": env | {"options": options}}
+
+
 def read_config(directory: Path) -> Config | None:
   """The configuration that a run's directory was made with; None where there is none.
 
@@ -214,8 +265,8 @@ def read_config(directory: Path) -> Config | None:
   if not path.exists():
     return None
   try:
-    stored = TypeAdapter(Config).validate_json(path.read_bytes())
-  except ValidationError:
+    stored = TypeAdapter(Config).validate_python(move_options(json.loads(path.read_bytes())))
+  except (ValueError, TypeError, RecursionError):
     raise ValueError(f"{path} is no configuration of this version: {RESTORE}") from None
   for number in range(stored.distributed.processes):
     store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")

@@ -13,11 +13,15 @@ def get_config(setting: str = "") -> config.Config:
   c.env = config.EnvConfig(kind="alfworld", max_steps=30, **sizes)
   if setting:
     c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = 2420, 100, 200, 16
-    c.env.train_split, c.env.test_split = "mappings_train.json", "mappings_test.json"
+    for split in ("train", "test"):
+      c.env.options[f"{split}_split"] = f"mappings_{split}.json"
   else:
     c.bopo.lam = (0.5,)
-    c.references.together = c.references.repeats = 10
-    c.references.explored = True  # lost games are learnt from, too
+    c.references.plans = (  # lost games are learnt from, too
+      config.SamplePlan("samples", c.references.samples, all_tasks=True),
+      config.SamplePlan("together", 10, all_tasks=True),
+      config.SamplePlan("repeats", 10, all_tasks=True),
+    )
     prices = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
     c.value = config.ValueConfig(updates=10_000, prices=prices, noise=0.2, weight_decay=0.05)
   return c

@@ -14,7 +14,7 @@ def get_config(setting: str = "") -> config.Config:
     c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = 105, 57, 168, 64
   else:
     c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = 36, 12, 24, 2
-    c.env.test_split = "dev"  # its tasks have solutions, which the scripted pair follows
+    c.env.options["test_split"] = "dev"  # its tasks have solutions, which the scripted pair follows
     c.router.max_tokens, c.router.action_tokens, c.router.result_tokens = 640, 20, 20
     c.bopo.lam = (0.1,)
   return c

@@ -2,6 +2,7 @@
 :alfworld, :appworld or :sandbox there."""
 
 from baar_jax import config
+from baar_jax.train import families
 from configs import alfworld, appworld, quickstart, sandbox
 
 # Of each setting: the configuration that it extends, bopo.lam, and the lam that is compared.
@@ -21,8 +22,12 @@ def get_config(setting: str = "") -> config.Config:
   c.train_seeds = c.evaluate.seeds = 3
   c.bopo.lam, c.profile.robustness = lam, (3,)
   c.value.prices = config.ValueConfig().prices
-  c.references.together = 20 - c.references.repeats
-  c.baselines = config.BaselinesConfig(config.RIVALS, tuple(config.ABLATIONS), compared, updates=60)
+  if setting != "alfworld":
+    is_explored = bool(c.references.plans)
+    c.references.plans += (config.SamplePlan("together", 20, is_explored),)
+  rivals = tuple(families.RIVALS)
+  ablations = tuple(config.ABLATIONS)
+  c.baselines = config.BaselinesConfig(rivals, ablations, compared, updates=60)
   c.sft.learning_rates = (3e-3, 1e-2)
   if not setting:
     c.env.dev_tasks, c.env.test_tasks = 24, 60

@@ -13,7 +13,8 @@ def get_config(setting: str = "") -> config.Config:
   texts = {"max_tokens": 320, "description_tokens": 16, "action_tokens": 8, "result_tokens": 16}
   c.router = config.RouterConfig(vocab_size=512, **RANDOM_WEIGHTS, **texts)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=64)
-  c.references.explored = True
+  samples = config.SamplePlan("samples", c.references.samples, all_tasks=True)
+  c.references.plans = (samples,)
   fit = {"heads": 3, "value_width": 128, "advantage_width": 128}
   smooth = {"noise": 0.0, "weight_decay": 0.0}  # so many episodes are not learnt by heart
   prices = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0)

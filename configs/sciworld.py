@@ -9,6 +9,7 @@ not state the numbers of updates; its 2,120 and 200 ScienceWorld tasks are not p
 as many of AgentGym's 23 types, from the engine's own splits."""
 
 from baar_jax import config
+from baar_jax.train import families
 from configs import quickstart
 
 LLAMA = {
@@ -47,9 +48,12 @@ def get_config(setting: str = "") -> config.Config:
     evaluate=config.EvaluateConfig(shares=(0.2, 0.4, 0.6)),
   )
   if setting:
-    c.env.train_tasks, c.env.short_tasks = 2120, False
+    c.env.train_tasks = 2120
+    c.env.options["short_tasks"] = False
     c.router.weights, c.router.max_tokens = "weights/Qwen2.5-1.5B-Instruct", 2048
     c.models = config.ModelsConfig(kind="chat", **(LLAMA if setting == "llama" else {}))
     c.profile.robustness = (3, 10)
-    c.baselines = config.BaselinesConfig(config.RIVALS, tuple(config.ABLATIONS), compared_lam=0.3)
+    c.baselines = config.BaselinesConfig(
+      tuple(families.RIVALS), tuple(config.ABLATIONS), compared_lam=0.3
+    )
   return c

@@ -25,8 +25,9 @@ import openai
 
 from baar_jax.config import Config, EnvConfig, EvaluateConfig, ModelsConfig, ServeConfig
 from baar_jax.envs.process import open_envs
+from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
 from baar_jax.llms.agent import NO_ACTION, extend, open_conversation, parse_action
-from baar_jax.llms.scripted import ScienceWorldErrors, ScriptedPair
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited  # the endpoint keeps the books
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
@@ -150,7 +151,7 @@ def main(what: str = "", count: str = "50") -> None:
   upstream = ThreadingHTTPServer(("127.0.0.1", UPSTREAM), StandIn)
   threading.Thread(target=upstream.serve_forever, daemon=True).start()
   sizes = {"train_tasks": int(count), "max_steps": c.env.max_steps}
-  sizes |= {"gold_dir": str(DIRECTORY.parent / "gold")}
+  sizes["options"] = {"gold_dir": str(DIRECTORY.parent / "gold")}
   envs = open_envs("scienceworld", sizes, os.cpu_count(), live_per_process=4)
   if what == "collect":
     collect(c, envs, envs[0].tasks("train"))

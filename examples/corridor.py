@@ -15,10 +15,6 @@ from configs import sandbox
 class Corridor(Env):
   system_prompt = "Name each door's colour.\n\nExample:\nThought: It is red.\n\nAction: open red"
 
-  def __init__(self, train_tasks, dev_tasks, test_tasks, max_steps):
-    self.sizes = {"train": train_tasks, "dev": dev_tasks, "test": test_tasks}
-    self.max_steps = max_steps
-
   def tasks(self, split):
     return [Task(f"{split}-{i}", split, "Go.", self.max_steps) for i in range(self.sizes[split])]
 

@@ -18,7 +18,7 @@ import httpx2
 from standin import StandIn
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
-from baar_jax.llms import endpoints
+from baar_jax.llms import wire
 from baar_jax.run import Run
 from baar_jax.stages import serve
 
@@ -30,7 +30,7 @@ LOST = httpx2.TransportError, httpx2.StreamError  # what a client sees of a serv
 
 
 def serve_forever(config: Config) -> None:
-  endpoints.BACKOFF_S = 0.01
+  wire.BACKOFF_S = 0.01
   serve.main(Run(config))
 
 

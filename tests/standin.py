@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from baar_jax.envs.sandbox import Sandbox
+from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.episode import SPLITS
 
 OK, BLANKS = b"HTTP/1.1 200 OK\r\n\r\n", b" " * 20_000_000

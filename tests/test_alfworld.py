@@ -13,35 +13,39 @@ import pytest
 from tiny import follow
 
 from baar_jax.envs import engines
-from baar_jax.envs.alfworld import GAME, GAMES, TASK_TYPES, ALFWorld
+from baar_jax.envs.alfworld.adapter import GAME, GAMES, ALFWorld, Options
+from baar_jax.envs.alfworld.expert import TASK_TYPES
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 
 ACTING = ("take", "move", "clean", "heat", "cool", "use", "slice")  # all other verbs waste a step
+ENGINE = ALFWorld.engine
 TRAIN = TEST = 6  # one game of each type
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
   """Games as --stage=setup makes them."""
-  if not shutil.which("g++") and not engines.is_installed("alfworld"):
+  if not shutil.which("g++") and not ENGINE.is_installed():
     pytest.skip("ALFWorld cannot be compiled here")
-  engines.install("alfworld")
+  ENGINE.install()
   place = tmp_path_factory.mktemp("games")
-  engines.make_tasks("alfworld", place, (TRAIN, 1, TEST))
+  ENGINE.make_tasks(place, (TRAIN, 1, TEST))
   return place
 
 
 @pytest.fixture(scope="module")
 def env(data):
-  sizes = {"train_tasks": TRAIN, "dev_tasks": 1, "test_tasks": TEST}
-  with contextlib.closing(*open_envs("alfworld", {"data": str(data)} | sizes, 1, 1)) as env:
+  sizes = {"train_tasks": TRAIN, "dev_tasks": 1, "test_tasks": TEST, "max_steps": 30}
+  arguments = sizes | {"options": {"data": str(data)}}
+  with contextlib.closing(*open_envs("alfworld", arguments, 1, 1)) as env:
     yield env
 
 
 def listing(data: Path, source: str, size: int) -> list[str]:
   """The training ids of a source, as the environment lists them where it can only list."""
-  return [task.id for task in ALFWorld(data, size, 0, 0, splits=(source, "", "")).tasks("train")]
+  env = ALFWorld(size, options=Options(str(data), source))
+  return [task.id for task in env.tasks("train")]
 
 
 def put(data: Path, task_id: str, game: str) -> str:
@@ -65,7 +69,7 @@ def test_the_expert_wins_games_of_every_type(data, env):
   shares its place with its drawers.
   """
   source = Path(os.environ.get("ALFWORLD_DATA") or data)
-  ids = listing(source, "", min(30, len(list(source.glob(f"{GAMES}/train/*/*/{GAME}")))))
+  ids = listing(source, "train", min(30, len(list(source.glob(f"{GAMES}/train/*/*/{GAME}")))))
   for task_id in ids:
     game, name = json.loads((source / GAMES / task_id / GAME).read_text()), task_id.split("/", 1)[1]
     place = re.search(r"receptacleAtLocation \S+ ([^\s)]+)", game["pddl_problem"])[1]
@@ -113,7 +117,7 @@ print(json.dumps([[s["feedback"], c, s["won"]] for s, c in zip(states, commands)
 
 
 def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
-  task_id, actions, states, done = listing(data, "", 2)[1], [], [], False
+  task_id, actions, states, done = listing(data, "train", 2)[1], [], [], False
   env.reset(task_id)
   while not done:
     lost = len(actions) % 3 == 2
@@ -121,14 +125,14 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
     observation, done = env.step(actions[-1])
     states.append([*observation.rsplit("\nAVAILABLE ACTIONS: "), done])
   arguments = [STOCK, str(data / GAMES / task_id / GAME), json.dumps(actions)]
-  printed = engines.output_of("stock", [str(engines.python_path("alfworld")), "-Ic", *arguments])
+  printed = engines.output_of("stock", [str(ENGINE.python), "-Ic", *arguments])
   assert json.loads(printed)[1:] == states
 
 
 def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
-  ids, read = listing(data, "", TRAIN), Path.read_text
+  ids, read = listing(data, "train", TRAIN), Path.read_text
   put(tmp_path, ids[0], "kept")
-  engines.make_tasks("alfworld", tmp_path, (TRAIN + 1, 0, 0))
+  ENGINE.make_tasks(tmp_path, (TRAIN + 1, 0, 0))
   assert len(list(tmp_path.rglob(GAME))) == TRAIN + 1
   games, again = ([read(place / GAMES / i / GAME) for i in ids] for place in (data, tmp_path))
   assert again == ["kept", *games[1:]]
@@ -139,7 +143,7 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
 @pytest.mark.parametrize(
   "name, content, message",
   [
-    ("nowhere", b"", "nowhere in .* 0 games.*set --config.env.train_tasks"),
+    ("nowhere", b"", "nowhere in .* 0 tasks.*set --config.env.train_tasks"),
     ("list.txt", b"\xff", "list.txt is no list of games"),
     ("list.txt", b"train/nothing", "'train' names no ALFWorld game"),
     ("list.json", b'[{"task_type": "pick_two_obj_and_place-A-B-C-1", "task_id": "x"}]', "missing"),
@@ -156,13 +160,13 @@ def test_data_that_cannot_be_read_are_one_line(tmp_path, name, content, message)
   elif content:
     (place if name == GAME else tmp_path).joinpath(name).write_bytes(content)
   with pytest.raises(ValueError, match=message) as error:
-    listing(tmp_path, "" if name == GAME else name, 1)
+    listing(tmp_path, "train" if name == GAME else name, 1)
   assert "\n" not in str(error.value)
 
 
 def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_path):
   """The engine evaluates what stands in braces in a game's text; only names are let through."""
-  played, pid, trap = listing(data, "", 1)[0], env.child.process.pid, tmp_path / "trap"
+  played, pid, trap = listing(data, "train", 1)[0], env.child.process.pid, tmp_path / "trap"
   game = (data / GAMES / played / GAME).read_text()
   for part, damage, reason in (
     ("You are in the middle of a room.", f"{{open('{trap}', 'w')}}", "open.* is no name"),

@@ -9,23 +9,30 @@ import psutil
 import pytest
 from tiny import follow
 
-from baar_jax.envs import appworld, engines
-from baar_jax.envs.appworld_shell import landlock_version
+from baar_jax.envs.appworld import adapter
+from baar_jax.envs.appworld.adapter import AppWorld, Options
+from baar_jax.envs.appworld.shell import landlock_version
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS
 
 SCENARIOS = 5
-SIZES = {"train_tasks": SCENARIOS, "dev_tasks": 1, "test_tasks": 2, "splits": ("", "", "dev")}
+SIZES = {"train_tasks": SCENARIOS, "dev_tasks": 1, "test_tasks": 2}
+ENGINE = AppWorld.engine
 PAY, SHARES = "d1a0000_1", "d3a0000_1"
+
+
+def arguments(data, **options) -> dict:
+  """Of the environment: dev and test share a dataset."""
+  return SIZES | {"options": {"data": str(data), "test_split": "dev"} | options}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
   """Generated tasks, in place of an older version's; the engine is installed if it is missing."""
-  engines.install("appworld")
+  ENGINE.install()
   place = tmp_path_factory.mktemp("appworld") / "own"
   (place / "data" / "tasks" / PAY).mkdir(parents=True)
-  engines.make_tasks("appworld", place, (SCENARIOS, 1, 2))
+  ENGINE.make_tasks(place, (SCENARIOS, 1, 2))
   return place
 
 
@@ -34,7 +41,7 @@ def env(data):
   """An environment in a process, which imports the engine once for all tests."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("OPENAI_API_KEY", "sk-secret")
-    (env,) = open_envs("appworld", {"data": str(data)} | SIZES, 1, 1)
+    (env,) = open_envs("appworld", arguments(data), 1, 1)
   yield env
   env.close()
 
@@ -81,8 +88,8 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
   assert hidden  # so that the keys of this process are not read, whatever the shell can do
   observation, _ = env.step("import os\nprint(sorted(os.environ))")
   assert "HOME" in observation and "OPENAI_API_KEY" not in observation
-  cut = "y" * appworld.OUTPUT_CHARS + "\n[123 more characters were cut]"
-  assert env.step(f"print('y' * {appworld.OUTPUT_CHARS + 123})") == (cut, False)
+  cut = "y" * adapter.OUTPUT_CHARS + "\n[123 more characters were cut]"
+  assert env.step(f"print('y' * {adapter.OUTPUT_CHARS + 123})") == (cut, False)
 
 
 FILE = "__import__('io').FileIO"
@@ -125,7 +132,7 @@ def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, a
 
 
 def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
-  with closing(*open_envs("appworld", {"data": str(data), "code_s": 1} | SIZES, 1, 1)) as env:
+  with closing(*open_envs("appworld", arguments(data, code_s=1), 1, 1)) as env:
     env.reset(PAY)
     assert "Exception" in env.step("while True: apis.supervisor.show_profile()")[0]
     assert env.step("print(7)") == ("7", False)  # the limit did not end it amid a call
@@ -169,6 +176,6 @@ def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
     (tmp_path, 1, "has 0 tasks, .*set --config.env.train_tasks"),
   ):
     with pytest.raises(ValueError, match=f"train.txt {problem}"):
-      appworld.AppWorld(place, count, 1, 1, splits=("train", "", "")).tasks("train")
+      AppWorld(count, 1, 1, options=Options(str(place))).tasks("train")
   with pytest.raises(ValueError, match="'../x' is no AppWorld task"):
-    appworld.AppWorld(data, 1, 1, 1).reset("../x")
+    AppWorld(options=Options(str(data))).reset("../x")

@@ -10,7 +10,8 @@ import tiny
 from baar_jax.run import Run
 from baar_jax.stages import bench
 
-FIGURES = [*bench.DECISIONS, "sft_tokens_per_s", "bopo_tokens_per_s", "steps_per_s"]
+FIGURES = [setting.name for setting in bench.SETTINGS]
+FIGURES += ["sft_tokens_per_s", "bopo_tokens_per_s", "steps_per_s"]
 
 
 def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypatch, router_config):

@@ -42,7 +42,7 @@ def server():
 def connect(server, tmp_path, monkeypatch):
   """connect(retries=...): models that ask the stand-in, and note their waits."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-  monkeypatch.setattr("baar_jax.llms.endpoints.random.random", lambda: 0.5)
+  monkeypatch.setattr("baar_jax.llms.wire.random.random", lambda: 0.5)
   values = {"kind": "chat", "names": ("small", "large"), "prices": PRICES, "timeout_s": 5.0}
   values |= {"base_urls": (server.url,), "max_completion_tokens": 50}
   with contextlib.ExitStack() as stack:
@@ -113,14 +113,14 @@ def test_an_attempt_that_fails_is_repeated_and_paid_as_far_as_is_known(
 def test_what_was_never_sent_is_free_and_what_breaks_below_http_is_not(connect, spent, monkeypatch):
   with pytest.raises(NoAnswer, match=r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"):
     ask(connect(retries=1, base_urls=DEAD))
-  monkeypatch.setattr("baar_jax.llms.endpoints.CONNECT_S", 0.2)
+  monkeypatch.setattr("baar_jax.llms.client.CONNECT_S", 0.2)
   with socket.create_server(("127.0.0.1", 0)) as silent:  # it never agrees on encryption
     url = f"https://127.0.0.1:{silent.getsockname()[1]}/v1"
     with pytest.raises(NoAnswer, match="ConnectTimeout"):
       ask(connect(retries=0, timeout_s=1e6, base_urls=(url,)))
   assert spent() == Spent()
   pair = connect(retries=0)
-  pair.models[0].client.send = MagicMock(side_effect=OSError)
+  pair.models[0].http.send = MagicMock(side_effect=OSError)
   with pytest.raises(NoAnswer, match=r"\(OSError\)"):
     ask(pair)
   assert spent() == Spent(presumed_usd=BOUND_USD)
@@ -258,7 +258,7 @@ def test_the_bound_of_a_call(server, connect):
   public = connect(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
   (model, _) = public.start(None, TASK, 7, unlimited)
   assert model.bound_usd(MESSAGES, 0) == pytest.approx(2.5 * BOUND_USD)
-  public.models[0].client.base_url = server.url
+  public.models[0].http.base_url = server.url
   ask(public)
   assert model.bound_usd(MESSAGES, 0) == BOUND_USD
 
@@ -295,7 +295,7 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(server, connect, spent
   server.fault = lambda _, request: (*kinds, *[None] * 30)[request["seed"] % 36]
   cap = DollarBudget(60 * BOUND_USD)
   pair = connect(concurrency=200, retries=1, timeout_s=60.0)
-  pair.models[0].client.event_hooks = {"request": [cancel], "response": [cancel]}
+  pair.models[0].http.event_hooks = {"request": [cancel], "response": [cancel]}
   with ThreadPoolExecutor(200) as threads:
     assert 0 < sum(map(bool, threads.map(work, range(200)))) < 200
   known, settled_usd = spent(), cap.settled_usd
@@ -315,7 +315,7 @@ def test_openai_s_key_and_account_are_for_openai_alone(server, connect, monkeypa
     assert {*server.headers[step]} == {*names.split(), "content-type", "host", "user-agent"}
   assert server.headers[1]["authorization"] == "Bearer none"
   pair = connect(base_urls=("https://api.openai.com/v1",))
-  pair.models[0].client.base_url = server.url
+  pair.models[0].http.base_url = server.url
   ask(pair)
   assert {"org-mine", "proj-mine", "mine"} < set(server.headers[2].values())
   assert server.seen[2]["service_tier"] == "default"  # others are not asked for one

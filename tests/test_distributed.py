@@ -16,7 +16,7 @@ from test_pipeline import finish, interrupt, rows, start, updates
 
 from baar_jax.config import Config
 from baar_jax.mesh import one_device
-from baar_jax.train.checkpoint import load_router
+from baar_jax.train.checkpoint import RouterFiles, load_router
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
@@ -45,7 +45,7 @@ def test_processes_with_other_flags_end_in_words(tmp_path):
 def parameters(runs: Path) -> list:
   """Of the SFT router and BoPO's, read onto one device, whoever wrote them."""
   config = Config(**json.loads((runs / "tiny" / "config.json").read_text()))
-  load = partial(load_router, runs / "tiny", config, one_device())
+  load = partial(load_router, RouterFiles(runs / "tiny", config, one_device()))
   return [nnx.to_pure_dict(nnx.state(model)) for model in (load("sft"), load("bopo", 0.1))]
 
 

@@ -7,7 +7,10 @@ import pytest
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.endpoints import clean, endpoints, read_answer, read_usage
+from baar_jax.llms.chat import read_reply
+from baar_jax.llms.chat_completions import read_answer, read_counts
+from baar_jax.llms.endpoints import endpoints
+from baar_jax.llms.wire import clean
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -91,7 +94,7 @@ def answer(content="Go.", **counts):
   ],
 )
 def test_what_an_answer_tells(body, kind, text, fatal):
-  outcome = read_answer(body)
+  outcome = read_reply(read_answer(body.encode()))
   assert (outcome.kind, outcome.text, outcome.fatal) == (kind, text, fatal)
 
 
@@ -107,4 +110,4 @@ def test_what_an_answer_tells(body, kind, text, fatal):
   ],
 )
 def test_usage_as_several_endpoints_report_it(fields, details, usage):
-  assert read_usage(COUNTS | fields | {"prompt_tokens_details": details}) == Usage(*usage)
+  assert read_counts(COUNTS | fields | {"prompt_tokens_details": details}) == Usage(*usage)

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from baar_jax.envs import engines
+from baar_jax.envs.appworld import shell
+from baar_jax.envs.appworld.adapter import AppWorld
 
 ENGINE = engines.Engine(
-  ("toy==1.2",), "TOY_DATA", "toy-download", "toy_maker", ", which takes gcc,", ("-m", "finish")
+  ("toy==1.2",), "TOY_DATA", "toy-download", ", which takes gcc,", ("-m", "finish")
 )
+MAKER = "baar_jax.envs.toy.tasks"
 
 
 @pytest.fixture
@@ -19,7 +22,6 @@ def toy(tmp_path, monkeypatch):
   """The commands that would run for an engine "toy", of which nothing is there."""
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
   monkeypatch.delenv("TOY_DATA", raising=False)
-  monkeypatch.setitem(engines.ENGINES, "toy", ENGINE)
   calls = []
 
   def run(command, **_):
@@ -36,32 +38,30 @@ def toy(tmp_path, monkeypatch):
 def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path, monkeypatch):
   place = tmp_path / "cache" / "toy-1.2"
   with pytest.raises(ValueError, match="toy is not installed; run: python main.py --stage=setup"):
-    engines.python_of("toy")
-  engines.install("toy")
+    engines.command_of(ENGINE)
+  ENGINE.install()
   python = str(place / "bin" / "python")
   venv = [sys.executable, "-m", "venv", "--clear", str(place)]
   assert toy == [venv, [python, "-m", "pip", "install", "toy==1.2"], [python, "-m", "finish"]]
-  engines.install("toy")
+  ENGINE.install()
   assert len(toy) == 3
-  assert engines.python_of("toy")[:3] == [python, "-I", "-B"]
+  assert engines.command_of(ENGINE)[:3] == [python, "-I", "-B"]
   changed = dataclasses.replace(ENGINE, packages=("toy==1.2", "part==2"))
-  monkeypatch.setitem(engines.ENGINES, "toy", changed)
-  engines.install("toy")
+  changed.install()
   assert len(toy) == 6
   # A failed installation is one line and does not count.
   broken = dataclasses.replace(ENGINE, packages=("broken==1",))
-  monkeypatch.setitem(engines.ENGINES, "toy", broken)
   with pytest.raises(ValueError, match="pip install broken==1, which takes gcc, failed: last"):
-    engines.install("toy")
-  assert not engines.is_installed("toy")
+    broken.install()
+  assert not broken.is_installed()
 
 
 def test_engines_get_no_secrets(toy, monkeypatch):
   monkeypatch.setenv("OPENAI_API_KEY", "secret")
   monkeypatch.setenv("LANG", "C.UTF-8")
-  assert "secret" not in engines.environ_of("toy").values()
-  assert engines.environ_of("toy")["LANG"] == "C.UTF-8"
-  assert engines.environ_of("sandbox")["OPENAI_API_KEY"] == "secret"  # it is the user's code
+  assert "secret" not in engines.environ_of(ENGINE).values()
+  assert engines.environ_of(ENGINE)["LANG"] == "C.UTF-8"
+  assert engines.environ_of(None)["OPENAI_API_KEY"] == "secret"  # it is the user's code
 
 
 def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp_path, monkeypatch):
@@ -71,16 +71,16 @@ def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp
     if place == variable:
       monkeypatch.setenv("TOY_DATA", str(place))
     with pytest.raises(ValueError, match=f"toy has no data in {place}: .*, or run: "):
-      engines.existing_data("toy", named)
+      ENGINE.existing_data(named)
     place.mkdir(parents=True)
-    assert engines.existing_data("toy", named) == place
+    assert ENGINE.existing_data(named) == str(place)
     del toy[:], lines[:]
-    engines.set_up("toy", named, (3, 2, 1), lines.append)
-    made = [["toy_maker", str(generated), "3", "2", "1"]] if place == generated else []
-    assert [call[-5:] for call in toy if "toy_maker" in call] == made
+    ENGINE.set_up(named, (3, 2, 1), lines.append)
+    made = [[MAKER, str(generated), "3", "2", "1"]] if place == generated else []
+    assert [call[-5:] for call in toy if MAKER in call] == made
     assert ("bin/toy-download" in lines[-1]) == bool(made)
   # Without Landlock agents' code is kept from files by Python alone, which is said.
-  monkeypatch.setitem(engines.ENGINES, "appworld", ENGINE)
-  monkeypatch.setattr(engines, "landlock_version", lambda: 0)
-  engines.set_up("appworld", str(flag), (3, 2, 1), lines.append)
-  assert lines[-1].startswith("setup: without Landlock")
+  monkeypatch.setattr(shell, "landlock_version", lambda: 0)
+  warned = dataclasses.replace(ENGINE, warning=AppWorld.engine.warning)
+  warned.set_up(str(flag), (3, 2, 1), lines.append)
+  assert lines[-1].startswith("without Landlock")

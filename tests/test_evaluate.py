@@ -113,7 +113,7 @@ def test_an_exported_router_is_a_checkpoint_to_start_from(run):
   train.export(run)
   directory = run.dir / "export" / "sft"
   config = dataclasses.replace(run.config.router, weights=str(directory))
-  trained = load_router(run.dir, run.config, run.mesh, "sft")
+  trained = load_router(run.training(), "sft")
   loaded = load_pretrained(View(config, directory))
   # The decisions' rows are among them: a trained router keeps what it has learned.
   jax.tree.map(np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1])

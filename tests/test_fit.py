@@ -16,7 +16,7 @@ from flax import nnx
 
 from baar_jax.run import Run
 from baar_jax.stages import train
-from baar_jax.stages.train import bopo, sft, train_cascade
+from baar_jax.stages.train import bopo, sft
 from baar_jax.store import Store
 from baar_jax.train import fit
 from baar_jax.train.checkpoint import load_router
@@ -68,14 +68,18 @@ def copied(unbroken, tmp_path):
     yield opening
 
 
-def leaves(run, family, lam=None, train_seed=0):
-  model = load_router(run.dir, run.config, run.mesh, family, lam, train_seed)
+def leaves(run, family, lam=None, number=0):
+  model = load_router(run.training(number), family, lam)
   return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model)[1])]
 
 
 def assert_same(leaves, others):
   for one, other in zip(leaves, others, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-6, equal_nan=False)
+
+
+def cascade(run):
+  train.train_cascade(run.training())
 
 
 def logged(run, stage):
@@ -161,7 +165,7 @@ def test_another_training_seed_is_added_to_a_run(copied):
   bopo(run)
   assert_same(leaves(run, "bopo", 0.1), before)
   for family, lam in (("sft", None), ("bopo", 0.1)):
-    pairs = zip(leaves(run, family, lam), leaves(run, family, lam, train_seed=1), strict=True)
+    pairs = zip(leaves(run, family, lam), leaves(run, family, lam, number=1), strict=True)
     assert any(not np.array_equal(one, other) for one, other in pairs)
   for name, first in (("0.1)/1", 10_000), ("0.1)/2", 10_002), ("0.1,seed=1)/2", 1_010_002)):
     episodes = run.store.episodes(f"bopo(lam={name}")
@@ -169,11 +173,11 @@ def test_another_training_seed_is_added_to_a_run(copied):
 
 
 @pytest.mark.parametrize(
-  "name, train, place, rollouts",
-  [("cascade", train_cascade, "cascade-4-lr0.01", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
+  "name, stage, place, rollouts",
+  [("cascade", cascade, "cascade-4-lr0.01", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
 )
 def test_a_training_stops_at_the_first_number_that_is_none(
-  copied, monkeypatch, name, train, place, rollouts
+  copied, monkeypatch, name, stage, place, rollouts
 ):
   """In the third update: nothing of it is saved, and no episode is rolled out after it."""
   run, step, count = copied("imitated"), Trainer.step, itertools.count()
@@ -186,7 +190,7 @@ def test_a_training_stops_at_the_first_number_that_is_none(
 
   monkeypatch.setattr(Trainer, "step", poison)
   with pytest.raises(ValueError) as error:
-    train(run)
+    stage(run)
   good = f"last good checkpoint: {directory / '2'};"
   pattern = f"{name} stopped: update 3 has .*loss nan, .*gradient_norm nan.*{re.escape(good)}.*"
   assert re.fullmatch(pattern, str(error.value))  # one line
@@ -217,7 +221,7 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   method = dataclasses.replace(method, compute_advantages=one_group, dynamic_sampling=True)
   monkeypatch.setattr(fit, "list_methods", lambda config: {"bopo": method})
   bopo(run)
-  learned = [call.args[3] for call in update_policy.call_args_list]
+  learned = [call.args[1].episodes for call in update_policy.call_args_list]
   assert ["".join(e.policy[-1] for e in pool) for pool in learned] == [*pools]
   lines, last = logged(run, "bopo"), logged(unbroken, "bopo")[-1]
   assert [f"{line['update']}" for line in lines if "loss" in line] == [pool[-1] for pool in pools]

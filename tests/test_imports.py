@@ -68,7 +68,7 @@ def test_environments_do_without_heavy_libraries():
 def test_what_a_new_python_has_loaded():
   """As Python sees it, also what libraries import: of a child process, and of scripted runs, which
   do without the client of API models."""
-  child = "baar_jax.envs.process, baar_jax.envs.sandbox"
+  child = "baar_jax.envs.process, baar_jax.envs.sandbox.adapter"
   for modules, unwanted in ((child, HEAVY | {"numpy"}), ("main", {"openai", "httpx", "httpx2"})):
     code = f"import sys, {modules}; print(*sys.modules)"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)

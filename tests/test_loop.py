@@ -12,7 +12,9 @@ from baar_jax.llms.agent import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import Decision, Job
+from baar_jax.rollout.live import Decision, Policy
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.router.cascade import CascadePolicy
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00
@@ -22,7 +24,7 @@ NAMES, JUDGE_USD = ("small", "large", "third"), 0.5
 
 
 def job(name: str = "t1", seed: int = 0, max_steps: int = 10) -> Job:
-  return Job(Task(name, "train", f"Do {name}.", max_steps), seed)
+  return Job(Task(name, "train", f"Do {name}.", max_steps), "profile", seed)
 
 
 NINE = [job(f"t{number}") for number in range(9)]
@@ -62,6 +64,7 @@ class HandPair:
   The most that a call can cost is what it costs, unless `bounds` say otherwise."""
 
   def __init__(self, tape, texts=(), bounds=USD):
+    self.names = NAMES[: len(bounds)]
     self.tape, self.texts, self.bounds, self.shown = tape, dict(texts), bounds, []
     self.stop = functools.partial(tape.append, "stop")
 
@@ -85,22 +88,24 @@ class HandPair:
       return Reply(text, Call(model, Usage(1000, 0, 100), cost.usd))
 
 
-class HandPolicy:
+class HandPolicy(Policy):
   """Takes decisions from a string by step, such as "SLS"; its logp names the step.
-  `asks` may be "small", for what it proposes, or "judge"."""
-
-  name = "by-hand"
+  `asks` may be "judge", which it asks before each decision."""
 
   def __init__(self, tape, models="SLSLSLSLSL", asks=None):
+    super().__init__(PolicySpec("by-hand"))
     self.tape, self.models, self.asks, self.groups, self.finished = tape, models, asks, [], []
 
-  def prepare(self, live):
-    if self.asks == "small":
-      live.propose(live.agents[0].reply(live.messages, len(live.steps)))
-    elif self.asks:
-      with live.hold(JUDGE_USD) as cost:
-        cost.usd = JUDGE_USD
-        self.tape.append("ask judge")
+  def act(self, turn):
+    if self.asks == "judge" and len(turn.allowed) > 1:
+      turn.ask(lambda: self.judge(turn))
+    return (yield from super().act(turn))
+
+  def judge(self, turn):
+    with turn.purse.hold(JUDGE_USD) as cost:
+      cost.usd = JUDGE_USD
+      self.tape.append("ask judge")
+    return Reply("", Call(9, Usage(1, 0, 1), JUDGE_USD))
 
   def choose(self, ready):
     self.tape.append("choose")
@@ -110,6 +115,12 @@ class HandPolicy:
 
   def finish(self, live):
     self.finished.append((live.task.id, live.job.seed, len(live.steps)))
+
+
+class HandCascade(HandPolicy):
+  """Has SMALL propose first, as a cascade does."""
+
+  act, _show = CascadePolicy.act, CascadePolicy._show
 
 
 @pytest.fixture
@@ -195,9 +206,10 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
 def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
   """A small letter in `taken` is SMALL's, which was not decided for: it has no logp."""
   pair = HandPair(tape, settings.get("texts", ()), settings.get("bounds", USD))
-  env, policy = HandEnv(tape, len(models)), HandPolicy(tape, models, settings.get("asks"))
-  jobs, limits = [job(max_steps=len(models))], {"call_budget": calls, "usd_budget": usd}
-  (episode,) = run(tape, jobs, [env], policy, pair, **limits)
+  kind = HandCascade if settings.get("asks") == "small" else HandPolicy
+  env, policy = HandEnv(tape, len(models)), kind(tape, models, settings.get("asks"))
+  jobs = [job(max_steps=len(models))]
+  (episode,) = run(tape, jobs, [env], policy, pair, cap=Cap(calls, usd))
   assert (episode.stop, episode.call_budget, episode.usd_budget) == (stop, calls, usd)
   assert models_of(episode) == taken.upper()
   events = [event.removeprefix("ask ")[0].upper() for event in tape if event.startswith("ask")]
@@ -213,7 +225,7 @@ def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
 
 def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, inline):
   envs, policy = [HandEnv(tape, length) for length in (2, 3, 4, 9)], HandPolicy(tape, "LLLL")
-  episodes = run(tape, [job("t1"), job("t2"), job("t3")], envs, policy, call_budget=2)
+  episodes = run(tape, [job("t1"), job("t2"), job("t3")], envs, policy, cap=Cap(2))
   assert policy.groups == [[(name, step) for name in ("t1", "t2", "t3")] for step in (0, 1)]
   assert list(map(models_of, episodes)) == ["LL", "LLS", "LLSS"]
 

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import tiny
 
-from baar_jax.config import ModelsConfig
+from baar_jax.config import ModelsConfig, SamplePlan
 from baar_jax.run import Run
 from baar_jax.stages import plan
 
@@ -34,17 +34,18 @@ def test_a_fresh_run_creates_nothing_and_needs_no_key(config, tmp_path, monkeypa
   # 6 steps: 6 * 1000 + 150 * (0 + 1 + ... + 5) = 8250 tokens at $0.4 a million and 6 * 60 at $1.6;
   # LARGE five times as much. 16 * (0.0033 + 0.000576) * 6
   assert rows["profile"] == [32, 192, pytest.approx(0.3721, abs=5e-5)]
-  # References: 40 % of the tasks are taken for hard, 3 samples each: 3.2 * 3, rounded. BoPO: 1 lam,
+  # References: 40 % of the tasks are taken for hard, 2 of 6 and 1 of 2, 3 samples each. BoPO: 1 lam,
   # 2 updates of 2 tasks and 2 episodes; vanilla RL may need three times as many. Evaluation: 2 dev
   # and 3 test tasks; both boundaries, first-large(K=1), random, sft, bopo and vanilla, the last
   # four also with K = 1.
-  numbers = {"references": 10, "sft": 0, "bopo": 8, "baselines": 24, "evaluate": 5 * (3 + 2 * 4)}
-  numbers["in all"] = 32 + 9.6 + 8 + 24 + 55
-  assert {name: rows[name][0] for name in numbers} == pytest.approx(numbers, abs=0.5)
-  config.references.explored = True  # 3 samples of the other 60 % of 6 training tasks
-  assert table(config, capsys)["references"][0] == pytest.approx(9.6 + 0.6 * 6 * 3, abs=0.5)
-  config.references.clone_large, config.references.together = True, 2  # only these: 40 % of 6
-  assert table(config, capsys)["references"][0] == pytest.approx(0.4 * 6 * 2, abs=0.5)
+  numbers = {"references": 9, "sft": 0, "bopo": 8, "baselines": 24, "evaluate": 5 * (3 + 2 * 4)}
+  numbers["in all"] = 32 + 9 + 8 + 24 + 55
+  assert {name: rows[name][0] for name in numbers} == numbers
+  config.references.plans = (SamplePlan("samples", 3, True),)  # of 4 other training tasks
+  assert table(config, capsys)["references"][0] == 9 + 4 * 3
+  config.references.plans = (SamplePlan("together", 2),)
+  config.references.clone_large = True  # only these, of 2 hard training tasks
+  assert table(config, capsys)["references"][0] == 2 * 2
 
 
 def test_stored_episodes_say_what_the_next_ones_cost(config, capsys):

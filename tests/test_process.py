@@ -14,7 +14,7 @@ import pytest
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
-from baar_jax.envs.sandbox import Sandbox
+from baar_jax.envs.sandbox.adapter import Sandbox
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"train_tasks": 4, "dev_tasks": 4, "test_tasks": 4}

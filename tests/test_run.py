@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from baar_jax.envs.base import EnvDied
-from baar_jax.envs.sandbox import Sandbox
+from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.rollout.policies import Job, Policy
 from baar_jax.run import Run
 from baar_jax.stages import plan

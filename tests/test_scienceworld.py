@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from tiny import follow
 
-from baar_jax.envs import scienceworld
-from baar_jax.envs.scienceworld import TASK_TYPES, ScienceWorld
-from baar_jax.envs.scienceworld_engine import CRITICAL_VERBS, Expert
+from baar_jax.envs.scienceworld import adapter
+from baar_jax.envs.scienceworld.adapter import TASK_TYPES, Options, ScienceWorld
+from baar_jax.envs.scienceworld.expert import CRITICAL_VERBS, Expert
 from baar_jax.episode import SPLITS
 
 
@@ -19,7 +19,7 @@ def gold_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def env(gold_dir):
-  return ScienceWorld(test_tasks=len(TASK_TYPES), gold_dir=gold_dir)
+  return ScienceWorld(test_tasks=len(TASK_TYPES), options=Options(gold_dir=str(gold_dir)))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def play(env, task_id):
 
 def test_a_replay_does_not_depend_on_what_runs_beside_it(env, tasks, gold_dir):
   # Mixing and growing make new, numbered objects; cups of a kind are told apart by chance.
-  other = ScienceWorld(gold_dir=gold_dir)
+  other = ScienceWorld(options=Options(gold_dir=str(gold_dir)))
   for task_type in ("chemistry-mix", "identify-life-stages-2", "power-component"):
     task_id = tasks[task_type].id
     (*_, alone) = play(env, task_id)
@@ -92,20 +92,20 @@ def test_senseless_actions_are_answered_and_unknown_tasks_named(env, tasks):
 
 def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(gold_dir, tmp_path, monkeypatch):
   few = ("identify-life-stages-2", "find-animal", "find-plant")  # so that few solutions are made
-  monkeypatch.setattr(scienceworld, "TASK_TYPES", few)
-  env = ScienceWorld(train_tasks=6, dev_tasks=2, test_tasks=3, gold_dir=gold_dir)
+  monkeypatch.setattr(adapter, "TASK_TYPES", few)
+  env = ScienceWorld(train_tasks=6, dev_tasks=2, test_tasks=3, options=Options(gold_dir=str(gold_dir)))
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
   assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
-  monkeypatch.setattr(scienceworld, "TASK_TYPES", few[:1])
+  monkeypatch.setattr(adapter, "TASK_TYPES", few[:1])
   with pytest.raises(ValueError, match="9 were asked for: set --config.env.test_t"):
-    ScienceWorld(test_tasks=9, gold_dir=gold_dir).tasks("test")
+    ScienceWorld(test_tasks=9, options=Options(gold_dir=str(gold_dir))).tasks("test")
   # Solutions of more than 32 steps are passed over.
-  monkeypatch.setattr(scienceworld, "TASK_TYPES", few[2:])
-  first, second = ScienceWorld(test_tasks=2, gold_dir=tmp_path).tasks("test")
+  monkeypatch.setattr(adapter, "TASK_TYPES", few[2:])
+  first, second = ScienceWorld(test_tasks=2, options=Options(gold_dir=str(tmp_path))).tasks("test")
   for steps, listed in ((32, first), (33, second)):
     gold = {"actions": ["wait1"] * steps, "description": first.description}
     (tmp_path / f"{first.id.replace('/', '-')}.json").write_text(json.dumps(gold))
-    assert ScienceWorld(test_tasks=1, gold_dir=tmp_path).tasks("test") == [listed]
+    assert ScienceWorld(test_tasks=1, options=Options(gold_dir=str(tmp_path))).tasks("test") == [listed]
 
 
 FOCUS, KITCHEN, OUTSIDE = "focus on pot", "go to kitchen", "go to outside"

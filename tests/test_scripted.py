@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baar_jax.envs import engines
+from baar_jax.envs import table
 from baar_jax.envs.base import Oracle
+from baar_jax.envs.errors import KnowledgeErrors, Lapse
+from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
 from baar_jax.episode import LARGE, SMALL, Task, Usage
-from baar_jax.llms import scripted
 from baar_jax.llms.agent import open_conversation, parse_action
-from baar_jax.llms.scripted import KnowledgeErrors, Lapse, ScienceWorldErrors, ScriptedPair
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
 from baar_jax.rollout.policies import BOUNDARIES, Job
 from baar_jax.run import Run
@@ -129,13 +131,13 @@ def test_kinds_of_mistakes_and_spoiled_steps():
 
 def test_the_documentation_states_the_rates_of_the_code():
   text = (Path(__file__).parents[1] / "docs/environments.md").read_text()
-  kinds = [scripted.ERRORS[kind] for kind in ("scienceworld", "alfworld", "appworld")]
+  kinds = [table.load(kind).Errors for kind in ("scienceworld", "alfworld", "appworld")]
   numbers = lambda value: [*map(float, re.findall(r"-?[\d.]+", str(value)))]  # noqa: E731
   rows = re.findall(r"^\| `([A-Z_]+)` \|[^|]*\|(.*)\|$", text, re.M)
   assert len(rows) == 17
   for name, cells in rows:
     values = [getattr(kind, name) for kind in kinds if hasattr(kind, name)]
-    values = values or getattr(scripted.SandboxErrors, name)
+    values = values or getattr(SandboxErrors, name)
     stated = [numbers(cell) for cell in cells.split("|")]
     assert all(a in ([], numbers(b)) for a, b in zip(stated, values, strict=True)), name
   shares = re.findall(r"^   \|.*\| (0\.\d\d, 0\.\d\d, 0\.\d\d) \|$", text, re.M)
@@ -158,10 +160,10 @@ def test_the_pair_s_ends_lie_near_the_paper_s(name, sizes, seeds, ends, toleranc
   config = importlib.import_module(f"configs.{name}").get_config()
   config.runs, env, data = str(tmp_path), config.env, tmp_path / "own"
   env.train_tasks, env.dev_tasks, env.test_tasks = sizes
-  if env.kind in engines.ENGINES:
-    engines.install(env.kind)
-    engines.make_tasks(env.kind, data, sizes)
-    env.data = str(data)
+  if engine := table.load(env.kind).engine:
+    engine.install()
+    engine.make_tasks(data, sizes)
+    env.options["data"] = str(data)
   with contextlib.closing(Run(config)) as run:
     tasks = run.tasks("train") + run.tasks("test")
     jobs = [Job(task, seed) for task in tasks for seed in range(seeds)]

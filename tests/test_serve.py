@@ -61,7 +61,7 @@ class Client:
 
 @pytest.fixture
 def upstream(monkeypatch):
-  monkeypatch.setattr("baar_jax.llms.endpoints.BACKOFF_S", 0.01)
+  monkeypatch.setattr("baar_jax.llms.wire.BACKOFF_S", 0.01)
   with StandIn(lambda request: SAID).running() as server:
     yield server
 
@@ -109,7 +109,7 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
   cache, upstream = exchange.sessions.find("s").caches[0], exchange.upstreams[0]
   messages = [*ASK, {"role": "user", "content": content}]
   for known in (cache, None):
-    assert upstream.bound_usd({"messages": messages} | fields, known) >= 1e-6 * tokens
+    assert upstream.most_usd({"messages": messages} | fields, known) >= 1e-6 * tokens
 
 
 def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):

@@ -16,7 +16,7 @@ from absl import flags
 from standin import FAULTS, Lockpick, StandIn
 
 import main
-from baar_jax.llms import endpoints
+from baar_jax.llms import wire
 from baar_jax.llms.calls import read_spent
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   """Each twentieth request is met by the next one; what stops the run is one line, and the same
   command goes on. No answer that was billed is missing in the run's books at any stop."""
   monkeypatch.setenv("HOSTILE_KEY", KEY)
-  monkeypatch.setattr(endpoints, "BACKOFF_S", 0.001)
+  monkeypatch.setattr(wire, "BACKOFF_S", 0.001)
   left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
   fault = lambda number, _: left.pop(0) if left and number % 20 == 7 else None  # noqa: E731
   server = StandIn(Lockpick(**TASKS), fault, retry_after="0", stall_s=0.6)

@@ -16,11 +16,12 @@ from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
 from baar_jax.router.view import View, Window
 from baar_jax.router.weights import build_model
 from baar_jax.train import trainer as training
-from baar_jax.train.fit import update_policy
+from baar_jax.train.batches import ACTED, FAILURES, SAMPLED, Batcher, Labels, Shape, make_batch
+from baar_jax.train.fit import Learner, Pending, update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
-from baar_jax.train.trainer import Batcher, ShardedRouter, Trainer, label_models, make_batch
+from baar_jax.train.trainer import ShardedRouter, Trainer
 
-ADV = np.array([1.0, -2.0, 0.5, 3.0, -1.0])  # mean 0.3
+ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
 WHOLE = 8  # rows that hold all episodes
 BOPO = BoPOConfig(ratio_level="decision", kl_beta=0.5)
 # Its first step is plain gradient descent, so that the parameters show the gradient.
@@ -41,11 +42,11 @@ def episodes():
 def batcher(router_config, tokenizer_dir, make_task):
   """batcher(rows): cuts into micro-batches of so many rows, of lengths of so many buckets."""
 
-  def make(rows: int, buckets: int = 1) -> Batcher:
+  def make(rows: int, buckets: int = 1, labels: Labels = ACTED) -> Batcher:
     router = dataclasses.replace(router_config, max_tokens=128, buckets=buckets)
     sft = SFTConfig(micro_episodes=rows)
     config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
-    return Batcher(config, View(router, tokenizer_dir), [make_task()])
+    return Batcher(config, View(router, tokenizer_dir), [make_task()], labels)
 
   return make
 
@@ -55,7 +56,7 @@ def copy_of(state):
   return jax.tree.map(jnp.copy, state)
 
 
-SIZES = {"size": 3, "decisions": 4, "buckets": (6, 10)}
+SHAPE = Shape(3, 4, (6, 10))
 
 
 def assert_arrays(batch, **expected):
@@ -69,7 +70,7 @@ def test_a_batch_of_transcripts_by_hand():
   windows = [[Window([11, 12, 13, 14], [1, 3], 0)]]
   windows += [[Window([21, 22, 23], [0, 2], 0), Window([31, 32], [1], 2)]]
   assert_arrays(
-    make_batch(made, windows, map(label_models, made), **SIZES),
+    make_batch(made, windows, ACTED, SHAPE),
     tokens_RxT=[[11, 12, 13, 14, 0, 0], [21, 22, 23, 0, 0, 0], [31, 32, 0, 0, 0, 0]],
     row_BxS=[[0, 0, 0, 0], [1, 1, 2, 0], [0, 0, 0, 0]],
     position_BxS=[[1, 3, 0, 0], [0, 2, 1, 0], [0, 0, 0, 0]],
@@ -78,8 +79,7 @@ def test_a_batch_of_transcripts_by_hand():
     mask_BxS=np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]], bool),
   )
   # A forced decision was not sampled; a log-probability of 0 was.
-  sampled = [label_models(e, sampled=True) for e in made]
-  batch = make_batch(made, windows, sampled, **SIZES, advantages=[2.0, -1.0])
+  batch = make_batch(made, windows, SAMPLED, SHAPE, [2.0, -1.0])
   mask_BxS = [[False] * 4, [True, False, True, False], [False] * 4]
   assert_arrays(batch, mask_BxS=mask_BxS, adv_B=[2.0, -1.0, 0.0])
 
@@ -91,7 +91,7 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   # Of 5 episodes and 18 decisions; a row of padding counts, as the losses average over rows.
   assert [batch.episode_share for batch in batches] == pytest.approx([2 / 5] * 3)
   assert [batch.decision_share for batch in batches] == pytest.approx([3 / 18, 9 / 18, 6 / 18])
-  batches = batcher(2).micro_batches(episodes, advantages=ADV)
+  batches = batcher(2, labels=SAMPLED).micro_batches(episodes, np.array(ADV))
   assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0]]
   assert batches[2].mask_BxS.sum(axis=1).tolist() == [5, 0]  # one was forced
   assert batches[2].decision_share == pytest.approx(5 / 17)
@@ -103,7 +103,8 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
 def test_a_scorer_learns_failures_from_what_any_but_the_dearest_proposed(batcher, tokenizer_dir):
   view = View(batcher(WHOLE).view.config, tokenizer_dir, proposals=True)
   made = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
-  (batch,) = dataclasses.replace(batcher(WHOLE), view=view).micro_batches(made)
+  scorer = dataclasses.replace(batcher(WHOLE), view=view, labels=FAILURES)
+  (batch,) = scorer.micro_batches(made)
   assert np.where(batch.mask_BxS, batch.action_BxS, 2)[:2, :3].tolist() == [[0, 0, 2], [2, 1, 1]]
   assert [view.tokenizer.decode(row).count(" proposal:") for row in batch.tokens_RxT[:2]] == [2, 2]
 
@@ -113,9 +114,11 @@ def test_micro_batches_make_the_step_of_one_batch(tiny_model, batcher, episodes,
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
   start, anchor = copy_of(trainer.state), ShardedRouter(other, ids)
   metrics, states = [], []
-  for micro in (batcher(WHOLE), batcher(2, 2)):  # the latter of rows of 64 and of 128 tokens
+  # The latter of rows of 64 and of 128 tokens.
+  for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, 2, SAMPLED)):
     trainer.load(copy_of(start))
-    metrics.append(update_policy(trainer, anchor, micro, episodes, ADV, BOPO, 0))
+    learner = Learner(BOPO, trainer, micro, anchor)
+    metrics.append(update_policy(learner, Pending(episodes, ADV), 0))
     states.append(copy_of(trainer.state))
   close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
   jax.tree.map(close, metrics[0], metrics[1])
@@ -146,7 +149,9 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
   ids = view.decision_ids
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids, dtype="bfloat16")
   start = copy_of(trainer.state)
-  arguments = trainer, trainer, batcher(WHOLE), episodes, ADV, BOPO, 0  # no distance to itself
+  # It has no distance to itself.
+  learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
+  arguments = learner, Pending(episodes, ADV), 0
   assert update_policy(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
   trainer.load(start)

@@ -12,15 +12,17 @@ from test_policies import live, models
 from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
-from baar_jax.llms.scripted import SandboxErrors, ScienceWorldErrors
+from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
 from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.policies import Decision
 from baar_jax.router.policy import Threshold
-from baar_jax.router.view import View, train_tokenizer
+from baar_jax.router.tokenizer import train_tokenizer
+from baar_jax.router.view import View
 from baar_jax.run import open_pair
 from baar_jax.store import summarize_episode
-from baar_jax.train.trainer import Batcher, add_proposals
+from baar_jax.train.batches import FAILURES, Batcher, add_proposals
 from configs import sciworld
 
 
@@ -38,7 +40,8 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
   text = paper.tokenizer.decode(paper.episode_windows(make_task(), episode)[-1].tokens)
   assert "Step 2 [Model: M2]" in text and "Which model should act next, M1 or M2 or M3?" in text
   assert "at most 4 dearer calls, 2 used, 2 left." in text and "only M1 is left. 2 dearer" in text
-  cut = Batcher(dataclasses.replace(tiny.config(tmp_path), router=config), scorer, [make_task()])
+  whole = dataclasses.replace(tiny.config(tmp_path), router=config)
+  cut = Batcher(whole, scorer, [make_task()], FAILURES)
   assert cut.micro_batches([episode])[0].mask_BxS[0, :4].tolist() == [True, True, False, True]
   proposed = add_proposals(episode, dearest=2)
   proposed.steps[1].proposal = "SMALL's, where M2 acted at once: no cap would allow M3"

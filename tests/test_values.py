@@ -16,11 +16,12 @@ from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.rollout.policies import Job
 from baar_jax.router import head
 from baar_jax.router import policy as policy_module
-from baar_jax.router.head import Heads, count_calls_left, describe, draw_heads, estimate
+from baar_jax.rollout.specs import Cap
+from baar_jax.router.head import Heads, Scale, count_calls_left, describe, draw_heads, estimate
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.train import values
-from baar_jax.train.values import Transitions, compute_returns, compute_target, fit_heads
+from baar_jax.train.values import Regime, Transitions, compute_returns, compute_target, fit_heads
 
 TASK = Task("t", "train", "Do it.", 4)
 
@@ -41,7 +42,8 @@ def make_transitions(episodes, hidden_N) -> Transitions:
 
 
 def make_heads(width, hidden_size) -> Heads:
-  scale = np.zeros(hidden_size, np.float32), np.ones(hidden_size, np.float32), np.float32(1)
+  mean_D, spread_D = np.zeros(hidden_size, np.float32), np.ones(hidden_size, np.float32)
+  scale = Scale(mean_D, spread_D, np.float32(1))
   return draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 
@@ -86,17 +88,19 @@ def test_target_under_caps_and_prices_by_hand():
   ]
   for weight, calls, last, target in columns:
     value, advantage = jnp.array(0.5), jnp.array([-0.1, 0.1])
-    got = compute_target(0.2, 0.4, last, weight, value, advantage, calls)
+    paid = Regime(calls, weight).weigh(0.2, 0.4)
+    got = compute_target(paid, last, value, advantage, calls)
     assert got == pytest.approx(target, abs=1e-6)
 
 
 def test_what_is_left_by_hand():
-  heads = make_heads(1, 1)._replace(large_usd=np.float32(0.5))
+  heads = make_heads(1, 1)
+  heads = heads._replace(scale=heads.scale._replace(large_usd=np.float32(0.5)))
   steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
-  assert count_calls_left(heads, None, None, steps) == float("inf")
-  assert count_calls_left(heads, 3, None, steps) == 2
-  assert count_calls_left(heads, 3, 1.5, steps) == 1.5  # $0.75 are left
-  assert count_calls_left(heads, None, 0.1, steps) == 0
+  assert count_calls_left(heads, Cap().after(steps)) == float("inf")
+  assert count_calls_left(heads, Cap(3).after(steps)) == 2
+  assert count_calls_left(heads, Cap(3, 1.5).after(steps)) == 1.5  # $0.75 are left
+  assert count_calls_left(heads, Cap(usd=0.1).after(steps)) == 0
   free, capped = describe(np.array([np.inf, 2]), 1.0, np.array([[1, 1, 4, 2, 1, 2]] * 2))
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
   assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
@@ -158,7 +162,7 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, bold):
   """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
   also where episodes of different lengths are batched together; untold, that there is no cap."""
   train.profile(run)
-  trunk, view = values.load_trunk(run.dir, run.config, run.mesh)
+  trunk, view = values.load_trunk(run.training())
   heads, estimate = make_heads(8, 16), Mock(wraps=policy_module.estimate)
   policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, bold=bold)
   with pytest.raises(ValueError, match="^hidden states of c: all numbers must be finite$"):
@@ -169,7 +173,7 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, bold):
   stored = {e.task_id: e for e in run.store.episodes("c")}
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
-  data, decisions = values.read_transitions(run, episodes), iter(estimate.call_args_list)
+  data, decisions = values.read_transitions(run.training(), episodes), iter(estimate.call_args_list)
   left_N = 3 - data.progress_NxP[:, 1]
   for n in np.flatnonzero(left_N):  # else the budget leaves no choice
     _, (hidden,), (facts,), boldness = next(decisions).args  # one episode lives at a time
@@ -183,24 +187,24 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, bold):
 def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
   """What is loaded was fitted; a damaged file is one line, and a second fit does nothing."""
   train.profile(run)
-  values.fit_values(run)
+  values.fit_values(run.training())
   path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
-  stored, heads = path.read_bytes(), values.load_heads(run.dir, run.config)
-  assert [len(heads.value), len(heads.advantage), heads.mean_D.shape] == [3, 3, (16,)]
+  stored, heads = path.read_bytes(), values.load_heads(run.training())
+  assert [len(heads.value), len(heads.advantage), heads.scale.mean_D.shape] == [3, 3, (16,)]
   assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (2, 28, 64)
-  values.fit_values(run)
+  values.fit_values(run.training())
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
   # Not a number, what would have to be unpickled, and weights for other inputs.
   for array in (np.array(np.nan), np.array([{}]), arrays["arr_0"][:, 1:], np.array(1.0)):
     np.savez(path, **arrays | {"arr_0": array})
     with pytest.raises(ValueError, match="heads.npz is missing or damaged: remove it"):
-      values.load_heads(run.dir, run.config)
+      values.load_heads(run.training())
   path.write_bytes(stored[:-100])
   with pytest.raises(ValueError, match="heads.npz is missing or damaged"):
-    values.load_heads(run.dir, run.config)
+    values.load_heads(run.training())
   path.unlink()
   monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
   with pytest.raises(ValueError, match="^value stopped: update 2 has loss nan; last good"):
-    values.fit_values(run)
+    values.fit_values(run.training())
   assert not path.exists()

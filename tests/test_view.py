@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.episode import Call, Episode, Step, Task, Usage
-from baar_jax.rollout.budget import CallBudget, DollarBudget
-from baar_jax.rollout.policies import Job, Live
+from baar_jax.rollout.live import Live
+from baar_jax.rollout.specs import Cap, Job
 from baar_jax.router import view as texts
 from baar_jax.router.view import CUT_MARK, View
 
@@ -42,8 +42,7 @@ def episode_of(models, calls=(), **budgets) -> Episode:
 
 def live_window(view, episode, s):
   """What the router reads before step s, while the episode runs."""
-  calls, usd = episode.call_budget, episode.usd_budget
-  live = Live(Job(TASK, 0), None, CallBudget(calls), DollarBudget(usd))
+  live = Live(Job(TASK, "test", 0), Cap(episode.call_budget, episode.usd_budget))
   live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
   return view.live_window(live)
 

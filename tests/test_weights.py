@@ -17,9 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 from baar_jax.config import Config, RouterConfig
 from baar_jax.router import weights
-from baar_jax.router.view import View, adopt_tokenizer
+from baar_jax.router.tokenizer import adopt_tokenizer
+from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
-from baar_jax.train.checkpoint import load_initial
+from baar_jax.train.checkpoint import RouterFiles, load_initial
 
 # 6 heads of 10 on a width of 48: no two axes of a kernel are equally long.
 SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}
@@ -91,7 +92,7 @@ def test_the_first_layers_alone_are_a_smaller_router(adopt, tmp_path):
     weights.check_pretrained(RouterConfig(weights=str(directory), max_tokens=32_769))
   view = adopt(directory)
   view.config = dataclasses.replace(view.config, layers=2)
-  start = load_initial(tmp_path, Config(router=view.config), view, None)
+  start = load_initial(RouterFiles(tmp_path, Config(router=view.config), None), view)
   small, big = start.embedding_VxD[...][np.array(view.decision_ids)]
   np.testing.assert_array_equal(small, big)  # what the words' rows are for is cut off
 

@@ -1,4 +1,4 @@
-"""Engines that need a Python environment each: how they are installed, and where their data are."""
+"""Engines that need a Python of their own: their installation, and their data."""
 
 import contextlib
 import ctypes
@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import baar_jax
-from baar_jax.envs.appworld_shell import landlock_version
 
 ROOT = str(Path(baar_jax.__file__).parents[1])
-SET_UP = "run: python main.py --stage=setup --config=configs/{}.py"
-# An engine's Python looks for modules in this project last, so that none shadows the engine's.
+# An engine's Python looks for modules in this project last, so that none shadows the
+# engine's.
 RUN_MODULE = (
   "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
   "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -23,151 +22,175 @@ RUN_MODULE = (
 PASSED_TO_ENGINES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 
-@dataclasses.dataclass(frozen=True)
-class Engine:
-  packages: tuple[str, ...]  # pinned, the engine itself first
-  data_variable: str  # the environment variable that names the directory of its data
-  download: str  # the command of its Python environment that brings the real data
-  maker: str  # the module that generates tasks; its arguments are a directory and the splits' sizes
-  needs: str = ""  # what has to be there before the installation
-  install: tuple[str, ...] = ()  # arguments of its Python that end the installation
-
-
-ENGINES = {
-  "alfworld": Engine(
-    packages=("alfworld==0.4.2", "textworld==1.7.0", "fast-downward-textworld==20.6.4"),
-    data_variable="ALFWORLD_DATA",
-    download="alfworld-download --data-dir $ALFWORLD_DATA",
-    maker="baar_jax.envs.alfworld_games",
-    needs=", which takes a C++ compiler and make (Debian: apt-get install g++ make),",
-  ),
-  "appworld": Engine(
-    packages=("appworld==0.1.3.post1",),
-    data_variable="APPWORLD_ROOT",
-    download="appworld download data --root $APPWORLD_ROOT",
-    maker="baar_jax.envs.appworld_tasks",
-    install=("-m", "appworld.cli", "install"),
-  ),
-}
-
-
 def cache() -> Path:
-  """Where engines and their data are kept: $BAAR_JAX_CACHE, else the user's cache."""
+  """Return the directory of engines and their data.
+
+  It is $BAAR_JAX_CACHE, else in the user's cache.
+  """
   user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
   return Path(os.environ.get("BAAR_JAX_CACHE") or user / "baar_jax").absolute()
 
 
-def directory(kind: str) -> Path:  # of the engine's Python environment
-  return cache() / ENGINES[kind].packages[0].replace("==", "-")
-
-
-def python_path(kind: str) -> Path:
-  return directory(kind) / "bin" / "python"
-
-
-def is_installed(kind: str) -> bool:
-  """Whether the environment is complete, of the pinned packages, and still has its Python."""
-  marker = directory(kind) / "installed.txt"
-  packages = marker.read_text().split() if marker.exists() else []
-  return packages == [*ENGINES[kind].packages] and python_path(kind).exists()
-
-
-def python_of(kind: str) -> list[str]:
-  """The command that runs a module of this project where environments of this kind can run.
-
-  Raises ValueError if their engine is not installed.
-  """
-  if kind not in ENGINES:
-    return [sys.executable, "-c", RUN_MODULE, ROOT]
-  if not is_installed(kind):
-    raise ValueError(f"the engine of {kind} is not installed; {SET_UP.format(kind)}")
-  return [str(python_path(kind)), "-I", "-B", "-c", RUN_MODULE, ROOT]
-
-
-def environ_of(kind: str) -> dict[str, str]:
-  """The environment variables of a process; an engine's gets no keys."""
-  passed = PASSED_TO_ENGINES if kind in ENGINES else os.environ
-  return {name: os.environ[name] for name in passed if name in os.environ}
-
-
-def hide_process() -> None:
-  """Keeps other processes of this user from the environment, files and memory of this one."""
-  if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-
-
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-  """Lets one process at a time produce what `name` stands for; the others wait."""
+  """Let one process at a time produce the thing of this name; the others wait."""
   cache().mkdir(parents=True, exist_ok=True)
   with (cache() / f"{name}.lock").open("w") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
 
 
-def set_up(kind: str, data: str, sizes: Iterable[int], say: Callable[[str], None]) -> None:
-  """Installs an engine and, where no data are named, generates tasks, `sizes` of SPLITS.
-
-  What is there already stays. Raises ValueError if something fails.
-  """
-  engine, place = ENGINES[kind], generated_data(kind)
-  install(kind)
-  say(f"setup: the engine of {kind} is in {directory(kind)}")
-  if kind == "appworld" and landlock_version() < 1:
-    say("setup: without Landlock (Linux 5.13) Python alone keeps agents' code from files")
-  if not named_data(kind, data):
-    say(f"setup: generating tasks in {place}")
-    say(f"setup: real ones come by {directory(kind)}/bin/{engine.download}")
-    with lock(place.name):
-      make_tasks(kind, place, sizes)
-
-
-def install(kind: str) -> None:
-  """Installs the engine's Python environment unless it is complete; ValueError if that fails."""
-  engine, place, python = ENGINES[kind], directory(kind), str(python_path(kind))
-  with lock(place.name):
-    if is_installed(kind):
-      return
-    print(f"installing into {place}", file=sys.stderr)
-    # What an interrupted installation has left is cleared.
-    commands = [[sys.executable, "-m", "venv", "--clear", str(place)]]
-    commands += [[python, "-m", "pip", "install", *engine.packages]]
-    commands += [[python, *engine.install]] if engine.install else []
-    # The builds call `python`, which has to be the environment's.
-    path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
-    for command in commands:
-      output_of(" ".join(command) + engine.needs, command, os.environ | {"PATH": path})
-    (place / "installed.txt").write_text("\n".join(engine.packages))
-
-
-def make_tasks(kind: str, place: Path, sizes: Iterable[int]) -> None:
-  """Generates the tasks that a directory lacks, in the engine's Python."""
-  maker = ENGINES[kind].maker
-  output_of(maker, [*python_of(kind), maker, str(place), *map(str, sizes)], environ_of(kind))
-
-
 def output_of(name: str, command: list[str], environ: dict | None = None) -> str:
-  """What a command prints. Raises ValueError with its last line of errors if it fails."""
+  """Return what a command prints.
+
+  Raises:
+    ValueError: it fails; with its name and its last line of errors.
+  """
   done = subprocess.run(command, input="", capture_output=True, text=True, env=environ)
   if done.returncode:
-    last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
-    raise ValueError(f"{name} failed: {last}")
+    errors = done.stderr.strip().splitlines() or ["it printed no error"]
+    raise ValueError(f"{name} failed: {errors[-1]}")
   return done.stdout
 
 
-def named_data(kind: str, data: str) -> str:
-  """The directory that `data` or else the engine's environment variable names; "" is none."""
-  return data or os.environ.get(ENGINES[kind].data_variable, "")
+def no_warning() -> str:
+  """Return the warning of an engine that needs none."""
+  return ""
 
 
-def generated_data(kind: str) -> Path:
-  return cache() / f"{kind}-own"
+@dataclasses.dataclass(frozen=True)
+class Engine:
+  """An engine of the environment whose name its first package has."""
+
+  packages: tuple[str, ...]  # pinned, the engine itself first
+  data_variable: str  # the environment variable that names the directory of its data
+  download: str  # the command of its Python environment that brings the real data
+  needs: str = ""  # what has to be there before the installation
+  install_arguments: tuple[str, ...] = ()  # of its Python, to end the installation
+  warning: Callable[[], str] = no_warning  # what this machine lacks, in a line
+
+  @property
+  def name(self) -> str:
+    return self.packages[0].partition("==")[0]
+
+  @property
+  def directory(self) -> Path:  # of its Python environment
+    return cache() / self.packages[0].replace("==", "-")
+
+  @property
+  def python(self) -> Path:
+    return self.directory / "bin" / "python"
+
+  @property
+  def generated_data(self) -> Path:
+    return cache() / f"{self.name}-own"
+
+  @property
+  def remedy(self) -> str:
+    return f"run: python main.py --stage=setup --config=configs/{self.name}.py"
+
+  def is_installed(self) -> bool:
+    """Tell whether the pinned packages are complete and their Python is there."""
+    marker = self.directory / "installed.txt"
+    installed = marker.read_text().split() if marker.exists() else []
+    return installed == [*self.packages] and self.python.exists()
+
+  def install(self) -> None:
+    """Install the Python environment unless it is complete.
+
+    Raises:
+      ValueError: a command fails.
+    """
+    place = self.directory
+    with lock(place.name):
+      if self.is_installed():
+        return
+      print(f"installing into {place}", file=sys.stderr)
+      python = str(self.python)
+      # What an interrupted installation has left is cleared.
+      commands = [[sys.executable, "-m", "venv", "--clear", str(place)]]
+      commands.append([python, "-m", "pip", "install", *self.packages])
+      if self.install_arguments:
+        commands.append([python, *self.install_arguments])
+      # The builds call `python`, which has to be the environment's.
+      path = f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+      for command in commands:
+        name = " ".join(command) + self.needs
+        output_of(name, command, os.environ | {"PATH": path})
+      (place / "installed.txt").write_text("\n".join(self.packages))
+
+  def make_tasks(self, place: Path, sizes: Iterable[int]) -> None:
+    """Generate the tasks that a directory lacks, in the engine's Python.
+
+    Args:
+      place: the directory.
+      sizes: of SPLITS.
+    """
+    maker = f"baar_jax.envs.{self.name}.tasks"
+    command = [*command_of(self), maker, str(place), *map(str, sizes)]
+    output_of(maker, command, environ_of(self))
+
+  def set_up(self, data: str, sizes: Iterable[int], say: Callable[[str], None]) -> None:
+    """Install the engine and, unless data are named, generate tasks.
+
+    What is there already stays.
+
+    Args:
+      data: the option; see `named_data`.
+      sizes: of SPLITS.
+      say: takes each line about what was done.
+
+    Raises:
+      ValueError: something fails.
+    """
+    self.install()
+    say(f"the engine of {self.name} is in {self.directory}")
+    if warning := self.warning():
+      say(warning)
+    if not self.named_data(data):
+      say(f"generating tasks in {self.generated_data}")
+      say(f"real ones come by {self.python.parent}/{self.download}")
+      with lock(self.generated_data.name):
+        self.make_tasks(self.generated_data, sizes)
+
+  def named_data(self, data: str) -> str:
+    """Return the directory that an option or else the variable names; "" is none."""
+    return data or os.environ.get(self.data_variable, "")
+
+  def existing_data(self, data: str) -> str:
+    """Return the directory that is named, else that of generated tasks.
+
+    Raises:
+      ValueError: it does not exist.
+    """
+    place = Path(self.named_data(data) or self.generated_data).absolute()
+    if not place.is_dir():
+      remedy = f"set --config.env.options.data or ${self.data_variable}, or {self.remedy}"
+      raise ValueError(f"{self.name} has no data in {place}: {remedy}")
+    return str(place)
 
 
-def existing_data(kind: str, data: str) -> Path:
-  """The directory that is named, else that of generated tasks; ValueError if it is missing."""
-  place = Path(named_data(kind, data) or generated_data(kind)).absolute()
-  if not place.is_dir():
-    remedy = f"set --config.env.data or ${ENGINES[kind].data_variable}, or {SET_UP.format(kind)}"
-    raise ValueError(f"{kind} has no data in {place}: {remedy}")
-  return place
+def command_of(engine: Engine | None) -> list[str]:
+  """Return the command that runs a module of this project, in an engine's Python if any.
+
+  Raises:
+    ValueError: the engine is not installed.
+  """
+  if engine is None:
+    return [sys.executable, "-c", RUN_MODULE, ROOT]
+  if not engine.is_installed():
+    raise ValueError(f"the engine of {engine.name} is not installed; {engine.remedy}")
+  return [str(engine.python), "-I", "-B", "-c", RUN_MODULE, ROOT]
+
+
+def environ_of(engine: Engine | None) -> dict[str, str]:
+  """Return the environment variables of a process; an engine's gets no keys."""
+  if engine is None:
+    return dict(os.environ)
+  return {name: os.environ[name] for name in PASSED_TO_ENGINES if name in os.environ}
+
+
+def hide_process() -> None:
+  """Keep other processes of this user from this one's environment, files and memory."""
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE

@@ -1,4 +1,4 @@
-"""The calls of API models in the run's SQLite files: what each did cost, and its reply."""
+"""The calls of API models in the run's SQLite files: the cost and reply of each."""
 
 import collections
 import contextlib
@@ -11,10 +11,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from baar_jax.episode import Reply
+from baar_jax.llms.wire import OPEN, PRESUMED, REPLY, RETRY
 
-# What a call came to. One that is still "open" when its process has ended may have been billed.
-REPLY, RETRY, PRESUMED, FAILED, OPEN = "reply", "retry", "presumed", "failed", "open"
-REPLY_ROW, UNREADABLE = TypeAdapter(Reply), "{}: call {} cannot be read: restore a copy of the file"
+REPLY_ROW, UNREADABLE = (
+  TypeAdapter(Reply),
+  "{}: call {} cannot be read: restore a copy of the file",
+)
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 _SCHEMA = """
@@ -27,11 +29,13 @@ CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NO
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """Dollars that calls have cost so far."""
+  """The dollars of all calls so far."""
 
   replies_usd: tuple[float, ...] = (0.0, 0.0)  # of usable replies, by model
   retries_usd: float = 0.0  # of attempts that were billed and useless
-  presumed_usd: float = 0.0  # the most of attempts of which nobody knows whether they were billed
+  presumed_usd: float = (
+    0.0  # the most of attempts of which nobody knows whether they were billed
+  )
 
   @property
   def at_most_usd(self) -> float:
@@ -39,13 +43,13 @@ class Spent:
 
 
 class Calls:
-  """Every attempt at a call is on disk before it is made, and what came of it before it counts.
+  """The attempts at calls, each on disk before it is made, and again when it has ended.
 
-  Shared by threads. Of a process that is killed, calls in flight stay open at their worst case.
+  Shared by threads. The calls of a killed process stay open at their worst case.
   """
 
   def __init__(self, path: Path | str):
-    """Opens the file of a `Store`."""
+    """Open the file of a `Store`."""
     self._lock, self._path = threading.Lock(), path
     self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
     self._db.execute("PRAGMA journal_mode=WAL")
@@ -53,23 +57,34 @@ class Calls:
     self._db.executescript(_SCHEMA)
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
-    """Records that an attempt is about to be made. Returns its number."""
+    """Record that an attempt is about to be made. Returns its number."""
     insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     with self._lock, self._db:
       return self._db.execute(insert, (model, OPEN, worst_usd, request)).lastrowid
 
   def end(
-    self, call: int, kind: str, usd: float, reply: Reply | None = None, problem: str | None = None
+    self,
+    call: int,
+    kind: str,
+    usd: float,
+    reply: Reply | None = None,
+    problem: str | None = None,
   ) -> None:
-    """Records what an attempt came to, its reply if that is to be replayed, and why there is none
-    ("" where there is one; None counts as neither)."""
-    text = None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
+    """Record the end of an attempt.
+
+    Args:
+      reply: the reply, if it is to be replayed.
+      problem: why there is no reply; "" if there is one. None counts as neither.
+    """
+    text = (
+      None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
+    )
     update = "UPDATE calls SET kind = ?, usd = ?, reply = ?, problem = ? WHERE id = ?"
     with self._lock, self._db:
       self._db.execute(update, (kind, usd, text, problem, call))
 
   def find(self, request: str) -> Reply | None:
-    """The recorded reply to a request, marked as replayed."""
+    """Find the recorded reply to a request, and mark it as replayed."""
     select = "SELECT id, reply FROM calls WHERE request = ? AND reply IS NOT NULL"
     with self._lock:
       row = self._db.execute(select, (request,)).fetchone()
@@ -83,10 +98,12 @@ class Calls:
     return dataclasses.replace(reply, call=call)
 
   def find_failure(self, model: int, limit: int) -> str:
-    """What the last `limit` attempts at a model's calls have failed with, if all alike; else ""."""
+    """Find the problem that a model's last `limit` attempts share, else ""."""
     select = "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL"
     with self._lock:
-      rows = self._db.execute(f"{select} ORDER BY id DESC LIMIT ?", (model, limit)).fetchall()
+      rows = self._db.execute(
+        f"{select} ORDER BY id DESC LIMIT ?", (model, limit)
+      ).fetchall()
     return rows[0][0] if len(rows) == limit and len({*rows}) == 1 else ""
 
   def close(self) -> None:
@@ -95,7 +112,7 @@ class Calls:
 
 
 def read_spent(directory: Path, models: int) -> Spent:
-  """What the calls of all of a run's processes have cost; the last of `models` is the judge."""
+  """Add up the calls of a run's processes; the last of `models` is the judge."""
   usd = collections.Counter()  # by model, of replies, else by kind
   others = directory.glob("episodes-[0-9]*.sqlite")
   for path in sorted([*others, *directory.glob("episodes.sqlite")]):

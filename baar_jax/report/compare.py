@@ -14,14 +14,16 @@ import numpy as np
 import pandas as pd
 
 from baar_jax.config import Config
+from baar_jax.envs.table import load
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.results import METRICS, Facts, Forecast
 from baar_jax.report.table import DIFFICULTIES, Evaluation
 from baar_jax.rollout.optimum import Exact
-from baar_jax.rollout.policies import BOUNDARIES, CONDITIONED, Entry
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
 from baar_jax.train import rewards
+from baar_jax.train.jobs import BOUNDARY_KEYS
 
 FORECAST = "forecast.csv"  # what stage forecast leaves in a run's directory
 PAPER = Path(__file__).with_name("paper.json")
@@ -49,9 +51,8 @@ class Choice(NamedTuple):
   """The policies that dev chooses, which alone are played on test."""
 
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
-  entries: list[Entry]  # all that are chosen, in their order
-  # The family that the report is about: the router that knows its budget, else BoPO.
-  main: str
+  entries: list[PolicySpec]  # all that are chosen, in their order
+  main: str  # the family that the report is about: the router that knows its budget, else BoPO
   best: list[str]  # of each family under each budget the policy with the highest SR
   # By family (or COMPARED) and metric: the policies on the upper hull of its points,
   # without a cap or with one on calls, and the boundaries.
@@ -80,9 +81,9 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   means = dict(data.resampled)
   gaps = {"cost_gap_share": "cost_usd", "success_gap_share": "success_percent"}
   for share, column in gaps.items():
-    low_B, high_B = means[column].loc[[*BOUNDARIES]].to_numpy()
-    gap_B = high_B - low_B
-    means[share] = (means[column] - low_B) / np.where(gap_B > 0, gap_B, np.nan)
+    low_B, high_B = means[column].loc[[*BOUNDARY_KEYS]].to_numpy()
+    gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
+    means[share] = (means[column] - low_B) / gap_B
   for column, mean_PxB in means.items():
     table = table.join(intervals(column, mean_PxB))
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
@@ -97,8 +98,8 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
 
 
 def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """Compute area_B along policies; NaN unless LARGE costs more and scores more."""
-  small, large = BOUNDARIES
+  """Compute area_B along some policies; NaN unless LARGE costs more and scores more than SMALL."""
+  small, large = BOUNDARY_KEYS
   names = [small, *policies, large]
   cost_VxB = data.resampled["cost_usd"].loc[names]
   return frontier.area_along(cost_VxB, data.resampled[metric].loc[names])
@@ -131,14 +132,12 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
   The boundaries keep no cap. A row is that of `tabulate_policies` with the parameters
   that dev has chosen, and the gain in SR of the main family over it, on the same tasks.
   """
-  first = [*BOUNDARIES, choice.main]
-  table = table[table.index.isin([*BOUNDARIES, *choice.best])]
-  table = table.sort_values(
-    "family", key=lambda family: ~family.isin(first), kind="stable"
-  )
+  first = [*BOUNDARY_KEYS, choice.main]
+  table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])]
+  table = table.sort_values("family", key=lambda family: ~family.isin(first), kind="stable")
   groups = [pd.DataFrame()]
   for K in sorted(table.call_budget.dropna().unique()):
-    group = table[table.call_budget.eq(K) | table.index.isin(BOUNDARIES)]
+    group = table[table.call_budget.eq(K) | table.index.isin(BOUNDARY_KEYS)]
     sr_PxB = data.resampled[data.sr].loc[group.index]
     is_main = group.family == choice.main
     gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]  # NaN without the main family
@@ -154,11 +153,7 @@ def by_difficulty(
   The boundaries' own episodes tell the difficulty. The family "task mix" has the shares
   of the tasks. Shares are NaN if the sum is 0.
   """
-  trials = (
-    data.episodes.groupby(["task_id", "policy"])
-    .success.agg(list)
-    .unstack()[[*BOUNDARIES]]
-  )
+  trials = data.episodes.groupby(["task_id", "policy"]).success.agg(list).unstack()[[*BOUNDARY_KEYS]]
   difficulty = trials.apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
   cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
   tasks = pd.DataFrame(1.0, ["task mix"], data.tasks)
@@ -248,7 +243,7 @@ def beside_paper(
   The rows are of the policies that this run has too, in the paper's environments.
   """
   ours = {}
-  for family in BOUNDARIES:
+  for family in BOUNDARY_KEYS:
     ours["", family] = f"{table[run.sr][family]:.1f}"
   for row in hard_budget.to_dict("records"):
     ours[str(row["K"]), row["family"]] = (
@@ -271,7 +266,8 @@ def exact_frontier(config: Config) -> dict | None:
     nothing.
   """
   c = config.models
-  if config.env.kind != "sandbox" or c.kind != "scripted" or c.prices or c.skills:
+  has_optimum = load(config.env.kind).has_optimum
+  if not has_optimum or c.kind != "scripted" or c.prices or c.skills:
     return None
   exact = Exact(max_steps=config.env.max_steps, names=c.names)
   hull = exact.hull()

@@ -13,25 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from baar_jax.config import ABLATIONS, Config
-from baar_jax.envs import engines
+from baar_jax.envs.table import load
 from baar_jax.llms.calls import read_spent
 from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
 from baar_jax.report.results import Facts, Results
-from baar_jax.report.table import (
-  COMPARED,
-  CURVES,
-  Evaluation,
-  load_split,
-  read_curves,
-  run_ledger,
-)
-from baar_jax.report.texts import FAMILIES, METRIC_NAMES, family_name
-from baar_jax.rollout.policies import BOUNDARIES
+from baar_jax.report.table import CURVES, Evaluation, load_split, read_curves, run_ledger
+from baar_jax.report.texts import METRIC_NAMES, family_name
 from baar_jax.store import Store
 from baar_jax.train.dataset import measure_robustness
+from baar_jax.train.families import COMPARED, FAMILIES, SFT
+from baar_jax.train.jobs import BOUNDARY_KEYS
 
 MUTED = "#5f6875"
 ABOVE = {"loc": "outside upper center", "ncols": 3}  # the place of a legend
@@ -73,18 +67,16 @@ def compute_results(
     and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any()
   ):
     headline = None  # there is no gap on test
-  rivals = [
-    f for f, _ in choice.vertices if f not in (*BOUNDARIES, *ABLATIONS, COMPARED)
-  ]
+  rivals = [f for f, _ in choice.vertices if f not in (*BOUNDARY_KEYS, *ABLATIONS, COMPARED)]
   ablations = []
   if config.baselines.ablations:
-    ablations = [COMPARED, "sft", *ABLATIONS]
+    ablations = [COMPARED, SFT, *ABLATIONS]
   models = len(config.models.names)
   spent = None
   if config.models.kind == "chat":
     spent = read_spent(directory, models + 1)  # with the judge
   hard_budget = compare.hard_budgets(data, table, choice)
-  episodes = store.episodes(headline or BOUNDARIES[0])
+  episodes = store.episodes(headline or BOUNDARY_KEYS[0])
   run = _list_facts(config, data, choice.main, train_tasks)
   return Results(
     config=config,
@@ -112,6 +104,7 @@ def compute_results(
 def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -> Facts:
   """List what was run."""
   env = config.env
+  engine = load(env.kind).engine
   models = config.models
   named = "scripted models"
   if models.kind != "scripted":
@@ -119,8 +112,7 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
     named = f"models at {' and '.join(hosts)}"
   return Facts(
     environment=env.kind.rpartition(":")[2],
-    own_tasks=env.kind in engines.ENGINES
-    and not engines.named_data(env.kind, env.data),
+    own_tasks=engine is not None and not engine.named_data(env.options.get("data", "")),
     models=named,
     prices_usd_per_million=dict(
       zip(models.names, prices_of(models.names, models.prices))
@@ -194,10 +186,10 @@ def draw_all(results: Results) -> dict[str, Figure]:
 
 
 def family_style(results: Results, family: str) -> dict:
-  """Choose the style of a family's line; the main family's is thick."""
-  label, color, marker = FAMILIES[family]
+  """Choose colour, marker, label and width of a family's line; the main family's is thick."""
+  shown = FAMILIES[family]
   thick = family == results.run.main
-  style = {"color": color, "marker": marker, "label": label}
+  style = {"color": shown.color, "marker": shown.marker, "label": shown.label}
   return style | {"linewidth": 1.0 + 1.4 * thick, "zorder": 2 + thick}
 
 
@@ -216,12 +208,12 @@ def draw_frontier(results: Results, metric: str) -> Figure:
   if metric == "success_percent" and results.exact:
     usd, share = np.array(results.exact["optimum"]).T
     axes.plot(usd, 100 * share, ":", color=MUTED, label="exact optimum, all tasks")
-  ends = policies.loc[[small, large]]
-  axes.plot(ends.cost_usd, ends[metric], "--", color=MUTED, linewidth=0.9, zorder=1)
-  for family, below in ((small, -12), (large, 5)):
-    point = ends.loc[family, ["cost_usd", metric]]
-    name = family_name(family)
-    axes.annotate(name, point, (9, below), fontsize=8, textcoords="offset points")
+  small, large = results.policies.loc[[*BOUNDARY_KEYS], ["cost_usd", metric]].to_numpy()
+  ends = np.transpose([small, large])
+  axes.plot(*ends, "--", color=MUTED, linewidth=0.9, zorder=1)
+  label = {"fontsize": 8, "textcoords": "offset points"}
+  axes.annotate(family_name(BOUNDARY_KEYS[0]), small, (9, -12), **label)
+  axes.annotate(family_name(BOUNDARY_KEYS[1]), large, (9, 5), **label)
   rows = results.frontiers
   for row in rows[rows.metric == metric].itertuples():
     style = family_style(results, row.family)
@@ -244,11 +236,9 @@ def draw_hard_budget(results: Results) -> Figure:
   metric = results.metrics[0]
   rows = results.hard_budget
   axes = new_axes("K, LARGE calls allowed per task", metric)
-  for family, curve in rows[~rows.family.isin(BOUNDARIES)].groupby(
-    "family", sort=False
-  ):
+  for family, curve in rows[~rows.family.isin(BOUNDARY_KEYS)].groupby("family", sort=False):
     axes.plot(curve.K, curve[metric], **family_style(results, family))
-  for family, dashes in zip(BOUNDARIES, (":", "--")):
+  for family, dashes in zip(BOUNDARY_KEYS, (":", "--")):
     score = results.policies[metric][family]
     axes.axhline(score, color=MUTED, linestyle=dashes, label=family_name(family))
   axes.set_xticks(rows.K.unique())

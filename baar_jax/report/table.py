@@ -9,17 +9,17 @@ from typing import Annotated
 import pandas as pd
 from pydantic import Field, create_model
 
-from baar_jax.config import SERVED, Config, evaluation_seeds
+from baar_jax.config import SERVED, Config
+from baar_jax.envs.table import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
 from baar_jax.report import frontier
 from baar_jax.report.results import METRICS
-from baar_jax.rollout.policies import BOUNDARIES, Entry, entries, routers
+from baar_jax.rollout.specs import FIRST_SEED, PolicySpec
 from baar_jax.store import BUDGETS, Store
+from baar_jax.train.families import FAMILIES, list_specs
+from baar_jax.train.jobs import BOUNDARIES
 
-COMPARED = (
-  "compared"  # BoPO's points at the weight of cost that the ablations are trained with
-)
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
 DIFFICULTIES = ["easy", "hard", "intractable"]
 LEFT_OUT_LIMIT = (
@@ -49,10 +49,8 @@ LINE = create_model(
 class Evaluation:
   """The entries' episodes on one split.
 
-  `entries` has a row per policy, by its name, in the report's order: the fields of
-  `Entry` (NaN is no cap) and trained (a router). `episodes` has a row per policy, task
-  and seed: the columns of `Store.table`, deciding_usd (a router's and a judge's) and
-  training_seed.
+  `entries` has a row per policy, by its key, in the report's order: `describe` (NaN is no cap). `episodes` has a row per policy, task and seed: the columns of
+  `Store.table`, deciding_usd (a router's and a judge's) and training_seed.
   """
 
   entries: pd.DataFrame
@@ -105,20 +103,31 @@ def list_keys(store: Store, config: Config, split: str) -> pd.MultiIndex:
   Of either split the first `evaluate.tasks` tasks count; 0 is all.
   """
   tasks = [task.id for task in store.tasks(split)][: config.evaluate.tasks or None]
-  return pd.MultiIndex.from_product([tasks, evaluation_seeds(config, split)])
+  first = FIRST_SEED[split]
+  seeds = range(first, first + config.evaluate.seeds)
+  return pd.MultiIndex.from_product([tasks, seeds])
 
 
-def load_split(
-  store: Store, listed: Sequence[Entry], config: Config, split: str
-) -> Evaluation:
+def describe(spec: PolicySpec) -> dict[str, object]:
+  """List what the report tells of a policy."""
+  return {
+    "policy": spec.key,
+    "family": spec.family,
+    "parameters": spec.settings,
+    "call_budget": spec.cap.calls,
+    "usd_budget": spec.cap.usd,
+    "trained": FAMILIES[spec.family].train is not None,
+  }
+
+
+def load_split(store: Store, listed: Sequence[PolicySpec], config: Config, split: str) -> Evaluation:
   """Read the entries' episodes on "dev" or "test".
 
   Raises:
     ValueError: a part of them has not been run.
   """
-  frame = pd.DataFrame(listed).set_index("policy").drop(columns="uncapped_policy")
+  frame = pd.DataFrame([describe(spec) for spec in listed]).set_index("policy")
   frame = frame.astype(dict.fromkeys(BUDGETS, float))
-  frame["trained"] = frame.family.isin(dict(routers(config)))
   keys = list_keys(store, config, split)
   episodes = store.table([*frame.index]).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
@@ -134,13 +143,11 @@ def load_split(
     )
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
-  first_seed = evaluation_seeds(config, split)[0]
-  episodes["training_seed"] = (
-    episodes.seed - first_seed
-  ) % config.train_seeds  # as evaluate plays
+  trials = episodes.seed - FIRST_SEED[split]
+  episodes["training_seed"] = trials % config.train_seeds  # as evaluate plays
   tasks = [*keys[shared].unique(0)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]
-  sr = "score_percent" if config.env.kind == "scienceworld" else "success_percent"
+  sr = f"{load(config.env.kind).metric}_percent"
   return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
 
 
@@ -150,25 +157,27 @@ def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
 
 
 def list_played(
-  store: Store, listed: Iterable[Entry], config: Config, split: str
-) -> list[Entry]:
-  """List the boundaries, and the entries that have been played on a split."""
-  keys = list_keys(store, config, split)
-  return [
-    e for e in listed if e.policy in BOUNDARIES or _has_enough(store, e.policy, keys)
-  ]
+  store: Store, listed: Iterable[PolicySpec], config: Config, *splits: str
+) -> list[PolicySpec]:
+  """List the boundaries, and the entries that have been played on all of these splits."""
+  keys = [list_keys(store, config, split) for split in splits]
+  played = []
+  for spec in listed:
+    stored = store.keys(spec.key)
+    if spec in BOUNDARIES or all(_is_enough(len(stored & {*k}), k) for k in keys):
+      played.append(spec)
+  return played
 
 
-def list_evaluated(store: Store, config: Config) -> list[Entry]:
+def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
   """List the evaluation's entries, of a served run those that clients have played.
 
   Raises:
     ValueError: clients have played the boundaries at most.
   """
   if config.env.kind != SERVED:
-    return entries(config)
-  played = list_played(store, entries(config), config, "dev")
-  played = list_played(store, played, config, "test")
+    return list_specs(config)
+  played = list_played(store, list_specs(config), config, "dev", "test")
   if len(played) <= len(BOUNDARIES):
     problem = "clients have played no policy but the boundaries on dev and on test"
     raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")

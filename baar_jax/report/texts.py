@@ -8,29 +8,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from baar_jax.report.results import METRICS, Results
-from baar_jax.report.table import COMPARED
-from baar_jax.rollout import policies
+from baar_jax.train.families import FAMILIES
 
-FAMILIES = {  # name, colour and marker
-  policies.ALWAYS_SMALL: ("always SMALL", "#1d2530", "X"),
-  policies.ALWAYS_LARGE: ("always LARGE", "#1d2530", "X"),
-  policies.ALWAYS: ("always one between", "#5f6875", "X"),
-  "random": ("random", "#848b96", "^"),
-  policies.FIRST_LARGE: ("First-Large", "#2f8a5b", "D"),
-  "zero-shot": ("zero-shot router", "#0f8a94", "X"),
-  "cascade": ("cascade", "#7a5a2e", "v"),
-  "single-turn": ("single-turn", "#b8408f", "<"),
-  "vanilla": ("vanilla RL", "#3c4cc0", "h"),
-  "sft": ("SFT only", "#2f6cb3", "s"),
-  "bopo": ("BoPO", "#c9452c", "o"),
-  COMPARED: ("BoPO at the same λ", "#c9452c", "o"),
-  policies.CONDITIONED: ("router that knows its budget", "#111111", "*"),
-  "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
-  "no-reference": ("no reference advantage", "#0d6e5e", "D"),
-  "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),
-  "privileged": ("privileged (error model)", "#8a5eb0", "P"),
-  "optimum": ("optimum (exact policy)", "#ad7a10", "*"),
-}
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {
   "small_usd": "SMALL",
@@ -111,7 +90,7 @@ def clean(value):
 
 def family_name(family: str) -> str:
   """Name a family as a reader knows it; another one goes by its own name."""
-  return FAMILIES[family][0] if family in FAMILIES else clean(family)
+  return FAMILIES[family].label if family in FAMILIES else clean(family)
 
 
 def parameter_text(parameters: Mapping) -> str:

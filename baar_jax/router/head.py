@@ -1,11 +1,11 @@
-"""The decision head: a router's hidden state, and what is left of a budget -> values of models.
+"""The decision head: a router's hidden state and the rest of a budget -> values of models.
 
-One forward pass of an episode serves every budget (our choice, see docs/evaluation.md). Several
-heads vote: their mean counts. Axes: E heads, N decisions, I inputs (D and F), F facts, P numbers
-of `count_progress`, W width.
+One forward pass of an episode serves every budget (our choice, see docs/evaluation.md).
+The heads are an ensemble: their mean counts. Axes: E heads, N decisions, I inputs (D and
+F), F facts, P numbers of `count_progress`, W width.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,108 +14,161 @@ import jax.numpy as jnp
 import numpy as np
 
 from baar_jax.episode import Step
-from baar_jax.router.view import count_left
+from baar_jax.rollout.specs import Cap
 
 MAX_CALLS = 20  # with so many LARGE calls left, or more, there is no cap
 FACTS = 12  # that `describe` gives
-ADVANTAGE_UNIT = 0.3  # an advantage is small beside a value: its net starts on a scale of its own
+# An advantage is small beside a value: its net starts on a scale of its own.
+ADVANTAGE_UNIT = 0.3
+
+Layers = Sequence[tuple[jax.Array, jax.Array]]  # (weight_ExIxW, bias_ExW) of each layer
+
+
+class Scale(NamedTuple):
+  """The units of what heads read: statistics of the decisions that they learned from."""
+
+  mean_D: np.ndarray  # of the hidden states
+  spread_D: np.ndarray
+  large_usd: np.ndarray  # mean dollars of a LARGE call; left dollars count in this unit
 
 
 class Heads(NamedTuple):
-  """Parameters of E heads with a common scale: of each a net of values and one of advantages."""
+  """Parameters of E heads with a common scale."""
 
-  value: Sequence[tuple[jax.Array, jax.Array]]  # (weight_ExIxW, bias_ExW) of each layer
-  advantage: Sequence[tuple[jax.Array, jax.Array]]
-  mean_D: np.ndarray  # of the hidden states that they have learned from
-  spread_D: np.ndarray
-  large_usd: np.ndarray  # mean dollars of the dearest model's calls, as which dollars left count
+  value: Layers  # each head's net of values
+  advantage: Layers  # and of advantages
+  scale: Scale
 
 
-def draw_heads(key, count: int, widths: tuple[int, int], models: int, scale: tuple) -> Heads:
-  """`count` heads of random weights, which value everything at 0; `scale` are the other fields."""
+def draw_heads(
+  key: jax.Array, count: int, widths: tuple[int, int], models: int, scale: Scale
+) -> Heads:
+  """Draw `count` heads of random weights, which value everything at 0.
 
-  def draw(width: int, outputs: int, key) -> list:
-    sizes, keys = [len(scale[0]) + FACTS, width, width, outputs], jax.random.split(key, 3)
-    shapes = zip(keys, sizes, sizes[1:])
-    layers = [(jax.random.normal(k, (i, o)) * i**-0.5, jnp.zeros(o)) for k, i, o in shapes]
-    return [*layers[:-1], jax.tree.map(jnp.zeros_like, layers[-1])]
+  Args:
+    widths: of the nets of values and of advantages.
+  """
+  inputs = len(scale.mean_D) + FACTS
+
+  def draw(width: int, outputs: int, key: jax.Array) -> list:
+    layers = []
+    sizes = (inputs, width), (width, width)
+    for key, size in zip(jax.random.split(key, 3), sizes):
+      weight = jax.random.normal(key, size) * size[0] ** -0.5
+      layers.append((weight, jnp.zeros(width)))
+    return [*layers, (jnp.zeros((width, outputs)), jnp.zeros(outputs))]
 
   value_keys_E, advantage_keys_E = jax.random.split(key, (2, count))
   value = jax.vmap(partial(draw, widths[0], 1))(value_keys_E)
-  return Heads(value, jax.vmap(partial(draw, widths[1], models))(advantage_keys_E), *scale)
+  advantage = jax.vmap(partial(draw, widths[1], models))(advantage_keys_E)
+  return Heads(value, advantage, scale)
 
 
-def count_progress(max_steps: int, steps: Iterable[Step]) -> Iterator[tuple[int, ...]]:
-  """P numbers before each step's decision, which show whether an episode goes in circles (our
-  choice).
+def count_progress(max_steps: int, steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
+  """Count what shows whether an episode goes in circles (our choice).
 
-  The steps so far, their LARGE calls, the most steps that the task allows; steps and LARGE calls
-  since the last observation that was new; and how many observations were not new.
+  Yields:
+    P numbers before each step's decision: the steps and LARGE calls so far; the most
+    steps that the task allows; the steps and LARGE calls since the last new observation;
+    and how many observations were not new.
   """
-  seen, large_calls = set(), 0
+  seen = set()
+  large_calls = 0
   for number, step in enumerate(steps):
     if step.observation not in seen:
       seen.add(step.observation)
-      newest = number, large_calls
-    since = number - newest[0], large_calls - newest[1]
-    yield number, large_calls, max_steps, *since, number + 1 - len(seen)
+      newest = number
+      newest_calls = large_calls
+    stale_calls = large_calls - newest_calls
+    repeats = number + 1 - len(seen)
+    yield number, large_calls, max_steps, number - newest, stale_calls, repeats
     large_calls += step.large_calls
 
 
-def describe(left, price, progress):
-  """What a head reads beside the hidden state, float32 [..., F]; all arguments broadcast.
+def describe(left: jax.Array, price: jax.Array, progress: jax.Array) -> jax.Array:
+  """Describe decisions under a cap and a price: all that a head reads but hidden states.
 
-  `left` are LARGE calls (`MAX_CALLS` or more is no cap); `price`, up to config.MAX_PRICE, weighs
-  dollars, in units of the mean over training tasks of always-LARGE's median, against the score;
-  `progress` [..., P] is as of `count_progress`.
+  The arguments broadcast.
+
+  Args:
+    left: LARGE calls; `MAX_CALLS` or more is no cap.
+    price: up to config.MAX_PRICE; weighs dollars against the score. Their unit is the
+      mean over training tasks of always-LARGE's median.
+    progress: [..., P], as of `count_progress`.
+
+  Returns:
+    float32 [..., F].
   """
   xp = jnp if isinstance(left, jax.Array) else np
-  step, large_calls, max_steps, stale, stale_large, repeats = xp.moveaxis(progress, -1, 0)
-  left, steps_left = xp.minimum(left, MAX_CALLS), xp.maximum(max_steps - step, 1)
-  weight, time = 1 / (1 + price), step / max_steps
-  # log1p(MAX_CALLS) is about 3.
-  facts = [left / MAX_CALLS, xp.log1p(left) / 3, xp.minimum(left / steps_left, 1.0)]
-  facts += [(left >= steps_left) | (left >= MAX_CALLS), weight, weight**0.5]
-  facts += [time, time**0.5, large_calls / MAX_CALLS]
-  facts += [xp.log1p(stale) / 3, xp.log1p(stale_large) / 2, repeats / max_steps]
-  return xp.stack(xp.broadcast_arrays(*facts), axis=-1).astype(np.float32)
+  step, large_calls, max_steps, stale, stale_calls, repeats = xp.moveaxis(
+    progress, -1, 0
+  )
+  left = xp.minimum(left, MAX_CALLS)
+  steps_left = xp.maximum(max_steps - step, 1)
+  weight = 1 / (1 + price)
+  time = step / max_steps
+  facts = xp.broadcast_arrays(
+    left / MAX_CALLS,
+    xp.log1p(left) / 3,  # log1p(MAX_CALLS) is about 3
+    xp.minimum(left / steps_left, 1.0),
+    (left >= steps_left) | (left >= MAX_CALLS),
+    weight,
+    weight**0.5,
+    time,
+    time**0.5,
+    large_calls / MAX_CALLS,
+    xp.log1p(stale) / 3,
+    xp.log1p(stale_calls) / 2,
+    repeats / max_steps,
+  )
+  return xp.stack(facts, axis=-1).astype(np.float32)
 
 
-def estimate_one(head: Heads, hidden_NxD, facts_NxF):
-  """value_N and advantage_NxA, whose mean over A is 0, of one head (without axis E).
+def estimate_one(
+  head: Heads, hidden_NxD: jax.Array, facts_NxF: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Estimate value_N and advantage_NxA, whose mean over A is 0, with one head (no axis E).
 
-  Their sum, Q, is the score that is expected with a model and the best choices after it, times
-  1 / (1 + price), minus the cost until the end times price / (1 + price).
+  Their sum is Q. With a model and the best choices after it, it is the expected score
+  times 1 / (1 + price), minus the cost until the end times price / (1 + price).
   """
-  hidden_NxD = (hidden_NxD - head.mean_D[None]) / head.spread_D[None]
-  x_NxI = jnp.concatenate([hidden_NxD, facts_NxF], axis=-1)
+  scaled_NxD = (hidden_NxD - head.scale.mean_D[None]) / head.scale.spread_D[None]
+  x_NxI = jnp.concatenate([scaled_NxD, facts_NxF], axis=-1)
   advantage_NxA = ADVANTAGE_UNIT * _apply(head.advantage, x_NxI)
-  return _apply(head.value, x_NxI)[:, 0], advantage_NxA - advantage_NxA.mean(axis=-1, keepdims=True)
+  value_N = _apply(head.value, x_NxI)[:, 0]
+  return value_N, advantage_NxA - advantage_NxA.mean(axis=-1, keepdims=True)
 
 
 @jax.jit
-def estimate(heads: Heads, hidden_RxD, facts_RxF, bold=0.0):
-  """value_R and advantage_RxA: the means of all heads (see `estimate_one`).
+def estimate(
+  heads: Heads, hidden_RxD: jax.Array, facts_RxF: jax.Array, optimism: float = 0.0
+) -> tuple[jax.Array, jax.Array]:
+  """Average value_R and advantage_RxA over the ensemble (see `estimate_one`).
 
-  A dearer model's is raised by `bold` standard deviations, over the heads, of what it has over
-  SMALL: it is taken unless the heads agree that it is not worth it (our choice).
+  `optimism` standard deviations of its advantage over SMALL, over the heads, are added to
+  each other model's: it is taken unless the heads agree that it is not worth it (our
+  choice).
   """
-  vote = jax.vmap(estimate_one, (Heads(0, 0, None, None, None), None, None))
-  value_ExR, advantage_ExRxA = vote(heads, hidden_RxD, facts_RxF)
+  estimate_all = jax.vmap(estimate_one, (Heads(0, 0, None), None, None))
+  value_ExR, advantage_ExRxA = estimate_all(heads, hidden_RxD, facts_RxF)
   spread_RxA = jnp.std(advantage_ExRxA - advantage_ExRxA[..., :1], axis=0)
-  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0) + bold * spread_RxA
+  return value_ExR.mean(axis=0), advantage_ExRxA.mean(axis=0) + optimism * spread_RxA
 
 
-def count_calls_left(heads: Heads, calls, usd, steps: Sequence[Step]) -> float:
-  """LARGE calls that are left: the fewer of a cap on calls, and of one on dollars at the mean price
-  of a LARGE call in training (our choice); inf without a cap."""
-  calls, usd = count_left(calls, usd, steps)
-  left = float("inf") if calls is None else calls
-  return left if usd is None else min(left, usd / float(heads.large_usd))
+def count_calls_left(heads: Heads, left: Cap) -> float:
+  """Count the LARGE calls that are left of a cap; inf without one.
+
+  Left dollars buy calls at the mean price of a LARGE call in training (our choice).
+  """
+  calls = float("inf") if left.calls is None else left.calls
+  if left.usd is None:
+    return calls
+  return min(calls, left.usd / float(heads.scale.large_usd))
 
 
-def _apply(layers, x_NxI):
-  for weight_IxW, bias_W in layers[:-1]:
+def _apply(layers: Layers, x_NxI: jax.Array) -> jax.Array:
+  """Apply a net: SiLU after each layer but the last."""
+  *hidden, (weight_WxO, bias_O) = layers
+  for weight_IxW, bias_W in hidden:
     x_NxI = jax.nn.silu(x_NxI @ weight_IxW + bias_W[None])
-  weight_IxW, bias_W = layers[-1]
-  return x_NxI @ weight_IxW + bias_W[None]
+  return x_NxI @ weight_WxO + bias_O[None]

@@ -24,7 +24,8 @@ from baar_jax.config import RouterConfig
 from baar_jax.envs import engines
 from baar_jax.mesh import one_device, split_parameters
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
-from baar_jax.router.view import View, decision_tokens, read_tokenizer, require_file
+from baar_jax.router.tokenizer import decision_tokens, read_tokenizer, require_file
+from baar_jax.router.view import View
 
 # Weights that a name stands for: a package with one GGUF file, and the SHA-256 of that file.
 SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

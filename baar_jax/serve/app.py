@@ -17,12 +17,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from baar_jax.llms.chat import LOST, Stream
-from baar_jax.llms.endpoints import explain
+from baar_jax.llms.client import LOST, Stream
+from baar_jax.llms.wire import explain
 from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
 from baar_jax.serve.sessions import Session, Turn
-from baar_jax.serve.upstream import Upstream, read_chunks
+from baar_jax.serve.upstream import Upstream
 
 SHOWN_SESSIONS, STREAM = 100, "text/event-stream"
 LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
@@ -133,7 +133,7 @@ class App(Starlette):
     """The chunks of a streamed answer, each when the next one comes; the last has its dollars."""
     upstream, last, held = self._upstream(turn), {}, {}
     try:
-      async for chunk in read_chunks(answer):
+      async for chunk in answer.chunks():
         if isinstance(chunk.get("usage"), dict):
           last = chunk  # some count while they write: only the last count is the bill
         if chunk.get("choices"):
@@ -158,6 +158,7 @@ class App(Starlette):
       return self._report(body)
     session, text = exchange.open(request.headers, body)
     turn = await exchange.decide(session, body, text)
+    exchange.sessions.begin(turn)
     exchange.reported[turn.number] = turn
     names = [upstream.name for upstream in exchange.upstreams]
     fields = {"decision_id": turn.number, "session_id": session.id, "model": names[turn.step.model]}

@@ -1,16 +1,17 @@
 """One call of a client: its session, the decision under its caps, the attempts, and its step."""
 
 import asyncio
+import contextlib
+import dataclasses
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 from baar_jax.config import REFERENCE_SEEDS, Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
-from baar_jax.llms.calls import PRESUMED, REPLY
-from baar_jax.llms.chat import Stream
-from baar_jax.llms.endpoints import Outcome, backoff_s
+from baar_jax.llms.client import Stream, ask
+from baar_jax.llms.wire import PRESUMED, REPLY, Outcome
 from baar_jax.rollout.policies import ALWAYS_LARGE, FIRST_LARGE, Decision, Job, Policy, policy_name
 from baar_jax.serve import request
 from baar_jax.serve.decider import Decider, make_live
@@ -22,6 +23,65 @@ NAME = "baar"  # of the models that a client can ask for
 EXHAUSTED = "budget_exhausted"  # the code of the error where no call fits
 DESCRIBED = "id policy task_id score usd_limit call_limit spent_usd large_calls switch_usd"
 DESCRIBED += " left_usd left_large_calls"
+
+
+@dataclasses.dataclass
+class TurnBooks:
+  """The books of a client's call: its attempts in its session.
+
+  With `serve.fallback` the models of the nearest ranks take over from one that failed.
+  """
+
+  exchange: "Exchange"
+  turn: Turn
+  has_others: bool
+  failed: set[int] = dataclasses.field(default_factory=set)
+
+  @property
+  def upstream(self) -> Upstream:
+    return self.exchange.upstreams[self.turn.step.model]
+
+  @contextlib.contextmanager
+  def reserve(self) -> Iterator[None]:
+    sessions = self.exchange.sessions
+    sessions.begin(self.turn)
+    try:
+      yield
+    except BaseException:  # it may be billed, and its session outlives this call
+      sessions.end(self.turn, PRESUMED)
+      raise
+
+  async def attempt(self) -> dict | Stream | Outcome:
+    return await self.upstream.attempt(self.turn.body)
+
+  def settle(self, outcome: dict | Stream | Outcome) -> dict | Stream | None:
+    """Books a failed attempt; `Exchange.settle` books an answer, once its usage has come."""
+    if not isinstance(outcome, Outcome):
+      return outcome
+    self.exchange.sessions.end(self.turn, outcome.kind)
+    return None
+
+  def refuse(self, outcome: Outcome, attempts: int) -> Refusal:
+    return self.upstream.refuse(outcome)
+
+  async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
+    """Waits, and chooses a model that fits. Raises Refusal if there is none."""
+    turn = self.turn
+    step = turn.step
+    await asyncio.sleep(wait_s)
+    bounds, allowed = await self.exchange.find_room(turn.session, turn.body)
+    model = step.model
+    is_new = is_last or model not in allowed
+    if is_new:
+      self.failed.add(model)
+      step.logp = None
+      others = {*allowed} - self.failed if self.has_others else ()
+      model = min(others, key=lambda other: abs(other - step.model), default=None)
+    if model is None or turn.session.score is not None:
+      raise self.upstream.refuse(outcome)
+    step.model = model
+    turn.most_usd = bounds[model]
+    return is_new
 
 
 class Exchange:
@@ -71,14 +131,18 @@ class Exchange:
     return session, text
 
   async def decide(self, session: Session, body: dict, text: Conversation) -> Turn:
-    """The model that acts next, with its worst case held. Raises Refusal where none fits."""
+    """Choose the model that acts next. Its worst case fits until the event loop goes on.
+
+    Raises:
+      Refusal: no model fits.
+    """
     c = self.config.serve
     async with session.deciding:
-      _, allowed = await self._find_room(session, body)
+      _, allowed = await self.find_room(session, body)
       decision = Decision(allowed[0])
       if len(allowed) > 1:
         decision = await self._ask(session, text)
-      bounds, allowed = await self._find_room(session, body)  # others have called meanwhile
+      bounds, allowed = await self.find_room(session, body)  # others have called meanwhile
       if session.score is not None:
         raise Refusal(409, f"session {session.id} is scored")
       model = max((m for m in allowed if m <= decision.model), default=allowed[0])
@@ -89,9 +153,7 @@ class Exchange:
       step = Step(text.observations[-1] if c.record_text else "", model, "")
       step.logp = decision.logp if model == decision.model else None
       step.router_cost_usd, step.router_latency_s = decision.cost_usd, decision.latency_s
-      turn = Turn(session, body, len(text.actions), step, decision.p_A, bounds[model])
-      self.sessions.begin(turn)
-    return turn
+    return Turn(session, body, len(text.actions), step, decision.p_A, bounds[model])
 
   def expect_usd(self, session: Session, body: dict) -> list[float]:
     """What a call of each model is expected to cost, with a reply of the session's mean length."""
@@ -100,14 +162,17 @@ class Exchange:
     models = enumerate(self.upstreams)
     return [u.expected_usd(body, session.caches.get(m), ttl_s, reply) for m, u in models]
 
-  async def _find_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
-    """What a call of each model can cost, and the models that fit, from a whole reserve only where
-    none fits beside it. Raises Refusal where none fits, and no attempt in flight can give way."""
+  async def find_room(self, session: Session, body: dict) -> tuple[list[float], list[int]]:
+    """Return each model's worst case and the models that fit; spend the reserve last.
+
+    Raises:
+      Refusal: none fits, and no attempt in flight can give way.
+    """
     reserve_usd = request.find_least(self.config.serve.reserve_usd, session.usd_limit)
     models = range(len(self.upstreams))
     while True:
       session.changed.clear()
-      bounds = [self.upstreams[m].bound_usd(body, session.caches.get(m)) for m in models]
+      bounds = [self.upstreams[m].most_usd(body, session.caches.get(m)) for m in models]
       for keep_usd in (reserve_usd, 0.0) if session.dollars.allows(reserve_usd) else ():
         if fit := [m for m in models if self.sessions.fits(session, m, bounds[m], keep_usd)]:
           return bounds, fit
@@ -133,37 +198,9 @@ class Exchange:
     return await self.deciders[session.rule].decide(live)
 
   async def forward(self, turn: Turn) -> dict | Stream:
-    """The reply of the model that acts, still to be settled. Raises Refusal with its error.
-
-    With `serve.fallback` the models of the nearest ranks take over from one whose retries failed.
-    """
-    session, c, attempts, failed = turn.session, self.config, 1, set()
-    while True:
-      model, falls_back = turn.step.model, c.serve.fallback and session.rule == "router"
-      try:
-        answer = await self.upstreams[model].attempt(turn.body)
-      except BaseException:  # it may be billed, and its session outlives this call
-        self.sessions.end(turn, PRESUMED)
-        raise
-      if not isinstance(answer, Outcome):
-        return answer
-      self.sessions.end(turn, answer.kind)
-      refusal = self.upstreams[model].refuse(answer)
-      is_final = answer.fatal or answer.hopeless
-      if is_final or attempts > c.models.retries and not falls_back:
-        raise refusal
-      await asyncio.sleep(answer.wait_s + backoff_s(attempts - 1))
-      bounds, allowed = await self._find_room(session, turn.body)
-      if attempts > c.models.retries or model not in allowed:
-        failed.add(model)
-        attempts, allowed = 0, {*allowed} - failed if falls_back else ()
-        model = min(allowed, key=lambda other: abs(other - model), default=None)
-        turn.step.logp = None
-      if model is None or session.score is not None:
-        raise refusal
-      turn.step.model, turn.most_usd = model, bounds[model]
-      self.sessions.begin(turn)
-      attempts += 1
+    """Return the answer to a turn, still to be settled. Raises Refusal with its error."""
+    has_others = self.config.serve.fallback and turn.session.rule == "router"
+    return await ask(TurnBooks(self, turn, has_others), self.config.models.retries)
 
   def settle(self, turn: Turn, fields: dict, whole: bool = True) -> None:
     """Books the reply of a turn, once, as its step, by the usage in the fields of its answer or

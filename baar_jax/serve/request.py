@@ -12,10 +12,9 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraint
 from starlette.requests import Request
 
 from baar_jax.llms.agent import parse_action
-from baar_jax.llms.endpoints import read_json
+from baar_jax.llms.chat_completions import read_json
 
 CAP = re.compile(r":K=(\d{1,9})(?![^:])")  # on large calls, in a model's name
-LIMITS = ("max_tokens", "max_completion_tokens")
 Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)]
 Text = Annotated[str, Field(max_length=10**9)]  # also refuses half a pair of surrogates
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
@@ -93,7 +92,7 @@ async def read_body(request: Request, most_mb: float) -> dict:
     if len(body) > most_mb * 2**20:
       raise Refusal(413, f"the body is over --config.serve.max_body_mb={most_mb:g}")
   fields = read_json(body)
-  if not isinstance(fields, dict):
+  if fields is None:
     raise Refusal(400, "the body must be a JSON object")
   return fields
 

@@ -14,11 +14,10 @@ from baar_jax.rollout import policies
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.policies import Decision, Job, Live, Policy, rule_policy
 from baar_jax.router.policy import ConditionedPolicy, RouterPolicy, Sample, Threshold
-from baar_jax.router.view import open_view
 from baar_jax.serve.decider import Decider, make_live
 from baar_jax.serve.request import read_messages
 from baar_jax.store import read_config
-from baar_jax.train.checkpoint import Checkpoints, checkpoint_directory, load_router
+from baar_jax.train.checkpoint import Checkpoints, RouterFiles, load_router
 from baar_jax.train.values import load_heads, load_trunk
 
 
@@ -39,23 +38,23 @@ def open_router(
   none.
   """
   families, lam = dict(policies.routers(config)), config.bopo.lam[0]
-  value = checkpoint_directory(directory, config, "value")
+  files = RouterFiles(directory, config, mesh)
+  value = files.checkpoints("value")
   if policies.CONDITIONED in families and value.exists() and not sample:
     name = policies.policy_name(policies.CONDITIONED, families[policies.CONDITIONED])
-    trunk, view = load_trunk(directory, config, mesh)
-    heads = load_heads(directory, config)
+    trunk, view = load_trunk(files)
+    heads = load_heads(files)
     return ConditionedPolicy(name, trunk, view, heads, config.value.prices, rows, mesh)
-  bopo = checkpoint_directory(directory, config, "bopo", lam)
-  with contextlib.closing(Checkpoints(bopo)) as checkpoints:
+  with contextlib.closing(Checkpoints(files.checkpoints("bopo", lam))) as checkpoints:
     update = checkpoints.last_update  # 0 also where it has asked for sessions in vain
   family, settings = ("bopo", {"lam": lam, "update": update}) if update else ("sft", {})
-  model = load_router(directory, config, mesh, family, settings.get("lam"))
+  model = load_router(files, family, settings.get("lam"))
   settings = families[family] | settings | {"threshold": policies.ARGMAX}
   name, rule = policies.policy_name(family, settings), Threshold(policies.ARGMAX)
   if sample:
     name = policies.rollouts_name("bopo", lam, update + 1)
     rule = Sample(name)
-  return RouterPolicy(name, model, open_view(config, directory / "tokenizer"), rule, rows, mesh)
+  return RouterPolicy(name, model, files.open_view(), rule, rows, mesh)
 
 
 def open_policies(directory: Path, config: Config, mesh: Mesh) -> dict[str, Policy]:

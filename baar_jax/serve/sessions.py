@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 
 from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, ROLLOUT_SEEDS, Config, evaluation_seeds
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
-from baar_jax.llms.calls import OPEN, PRESUMED, Calls
+from baar_jax.llms.calls import Calls
+from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.policies import BOUNDARIES, STRATIFIED, samples_name
 from baar_jax.serve.request import Cache

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from baar_jax.config import SERVED, Config
 from baar_jax.episode import SMALL, Call, Episode, Step
-from baar_jax.llms.endpoints import read_usage
+from baar_jax.llms.chat_completions import read_counts
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, STRATIFIED, samples_name
 from baar_jax.run import Run
@@ -82,7 +82,8 @@ def read_session(calls: list[dict], config: Config) -> tuple[Episode, str]:
       raise ValueError(f"the messages of call {number} do not end with reply {number}")
     if call["model"] not in names:
       raise ValueError(f"the model {call['model']!r:.80} is not in --config.models.names")
-    model, usage = names.index(call["model"]), read_usage(call["usage"])
+    model = names.index(call["model"])
+    usage = read_counts(call["usage"])
     cost = Call(model, usage, prices[model].cost_usd(usage))
     steps.append(Step(text.observations[-2], model, text.actions[-1], [cost]))
   scored = [call for call in calls if call.get("score") is not None]

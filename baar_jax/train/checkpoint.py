@@ -1,6 +1,7 @@
-"""Checkpoints (Orbax) of parameters, optimizer and progress, and the routers that they hold."""
+"""Checkpoints (Orbax) of parameters, optimizer and progress, and the routers in them."""
 
 import contextlib
+import dataclasses
 import logging
 import math
 import sys
@@ -19,73 +20,92 @@ from baar_jax.config import Config
 from baar_jax.mesh import split_parameters
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.router.view import View, open_view
+from baar_jax.router.view import View
 
 READING = "cannot be read ({}); remove that directory to go on from the one before"
 WRITING = "stays the newest, none can be written ({}); make room there and run the command again"
-UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
 
 
 class Checkpoints:
-  """The newest two checkpoints of a training, each of which is renamed when it is whole: a kill
-  leaves the one before."""
+  """The newest two checkpoints of a training.
 
-  def __init__(self, directory: Path, create: bool = False):
+  Each is renamed when it is whole: a kill leaves the one before.
+  """
+
+  def __init__(self, directory: Path, create: bool = False) -> None:
+    """Open the directory; with `create` it may be missing."""
     self.directory = directory.absolute()
     for name in ("absl", "asyncio"):  # Orbax logs with a traceback what it also raises
       logging.getLogger(name).setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # of what has failed
+    # Coroutines of a save that has failed.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")
     options = ocp.CheckpointManagerOptions(max_to_keep=2, create=create)
     self._manager = ocp.CheckpointManager(self.directory, options=options)
 
   @property
   def last_update(self) -> int:
-    """The number of updates in the newest checkpoint, 0 if there is none."""
+    """Return the number of updates in the newest checkpoint, 0 if there is none."""
     return self._manager.latest_step() or 0
 
   @property
   def newest(self) -> str:
-    """The newest checkpoint's directory, or "none"."""
+    """Return the newest checkpoint's directory, or "none"."""
     return f"{self.directory}/{self.last_update}" if self.last_update else "none"
 
   @property
   def progress(self) -> dict:
-    """What was saved beside the newest checkpoint's arrays; empty if there is none."""
+    """Return what was saved beside the newest arrays; empty if there is none."""
     if not self.last_update:
       return {}
-    args = ocp.args.Composite(progress=ocp.args.JsonRestore())
-    with self._explain(READING):
-      return dict(self._manager.restore(self.last_update, args=args)["progress"])
+    return self._read({"progress": ocp.args.JsonRestore()})["progress"]
 
-  def save(self, update: int, state: Mapping, **progress) -> None:
-    """Writes named pytrees of arrays and what JSON can hold in the background; ValueError, also
-    later, if it cannot. With `finished=True` the training has come to its end."""
+  def save(self, update: int, state: Mapping, **progress: float) -> None:
+    """Write named pytrees of arrays, and progress as JSON, in the background.
+
+    With `finished=True` the training has come to its end.
+
+    Raises:
+      ValueError: it cannot be written; perhaps at a later save or at `close`.
+    """
     trees = {name: ocp.args.StandardSave(tree) for name, tree in state.items()}
     trees["progress"] = ocp.args.JsonSave(progress)
     with self._explain(WRITING):
       self._manager.save(update, args=ocp.args.Composite(**trees))
 
   def restore(self, like: Mapping) -> dict:
-    """The newest checkpoint's pytrees, of the names, shapes, dtypes and shardings of `like`; a
-    ValueError if it cannot be read so, or a number in it is not finite."""
+    """Read the newest checkpoint's pytrees.
+
+    Args:
+      like: pytrees with the names, shapes, dtypes and shardings to read.
+
+    Raises:
+      ValueError: it cannot be read so, or a number in it is not finite.
+    """
     trees = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
-    with self._explain(READING):
-      restored = self._manager.restore(self.last_update, args=ocp.args.Composite(**trees))
-      restored = {name: restored[name] for name in like}
-      if not all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(restored)):
-        raise ValueError("it holds numbers that are not finite")
-    return restored
+    return self._read(trees)
 
   def close(self) -> None:
-    """Waits until everything is written."""
+    """Wait until everything is written."""
     with self._explain(WRITING):
       self._manager.close()
 
+  def _read(self, items: Mapping) -> dict:
+    """Read named items of the newest checkpoint; their arrays must be finite."""
+    with self._explain(READING):
+      args = ocp.args.Composite(**items)
+      composite = self._manager.restore(self.last_update, args=args)
+      restored = {name: composite[name] for name in items}
+      for x in jax.tree.leaves(restored):
+        if isinstance(x, jax.Array) and not jnp.isfinite(x).all():
+          raise ValueError("it holds numbers that are not finite")
+    return restored
+
   @contextlib.contextmanager
   def _explain(self, problem: str) -> Iterator[None]:
-    """Raises ValueError, of one line, for whatever Orbax raises: there is no common class."""
-    # Where one read fails, the others in flight find their event loop closed, now or later.
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    """Raise ValueError, of one line, for all that Orbax raises: it has no common class."""
+    # If one read fails, the others in flight find their event loop closed, now or later.
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
     try:
       yield
       sys.unraisablehook = hook
@@ -94,60 +114,94 @@ class Checkpoints:
       raise ValueError(f"checkpoint {self.newest} {problem.format(reason)}") from error
 
 
-def check_metrics(stage: str, update: int, metrics: Mapping, newest: str = "none") -> None:
-  """Raises ValueError, in every process, unless all metrics of an update are finite."""
-  if bad := [f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)]:
+def check_metrics(
+  stage: str, update: int, metrics: Mapping[str, float], newest: str = "none"
+) -> None:
+  """Raise ValueError, in every process, unless all metrics of an update are finite."""
+  bad = [
+    f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)
+  ]
+  if bad:
     stop = f"{stage} stopped: update {update} has {', '.join(bad)}; last good checkpoint: {newest}"
     raise ValueError(f"{stop}; set a lower learning rate under another --config.name")
 
 
-def checkpoint_directory(directory, config: Config, family: str, lam=None, train_seed=0) -> Path:
-  """Where in a run's directory the checkpoints of a router are; arguments as of `load_router`."""
-  if family in ("cascade", "single-turn"):
-    family += f"-{config.baselines.updates}"
-  family += "" if lam is None else f"-lam{lam:g}"
-  return directory / "checkpoints" / (f"{family}-seed{train_seed}" if train_seed else family)
+@dataclasses.dataclass(frozen=True)
+class RouterFiles:
+  """The routers of one training seed in a run's directory."""
+
+  directory: Path  # the run's
+  config: Config
+  mesh: Mesh
+  number: int = 0  # the training seed
+
+  @property
+  def tokenizer(self) -> Path:
+    """Return the directory of the tokenizer."""
+    return self.directory / "tokenizer"
+
+  def open_view(self, proposals: bool = False) -> View:
+    """Open the view that a router reads; a cascade's scorer is shown proposals."""
+    models = len(self.config.models.names)
+    return View(self.config.router, self.tokenizer, proposals, models)
+
+  def checkpoints(self, family: str, lam: float | None = None) -> Path:
+    """Return the directory of a router's checkpoints.
+
+    Args:
+      family: "pretrain", "value", "sft", "bopo", a rival, or an ablation; of an SFT
+        router of an ablation `Training.sft_family`.
+      lam: the weight of cost, if the family has several.
+    """
+    name = family
+    if family in ("cascade", "single-turn"):
+      name += f"-{self.config.baselines.updates}"
+    if lam is not None:
+      name += f"-lam{lam:g}"
+    if self.number:
+      name += f"-seed{self.number}"
+    return self.directory / "checkpoints" / name
 
 
-def sft_family(ablation: str) -> str:
-  """The SFT router that an ablation starts from; "" is no ablation."""
-  return f"sft-{ablation}" if ablation == UNSTRATIFIED else "sft"
+def load_initial(files: RouterFiles, view: View) -> Qwen2:
+  """Load the router that SFT starts from.
 
-
-def load_initial(directory: Path, config: Config, view: View, mesh: Mesh, train_seed=0) -> Qwen2:
-  """The router that SFT starts from. Unless it has all layers of pretrained weights, its decision
-  tokens get equal rows (our choice), so that all are equally probable and past ones do not at first
-  predict the next one."""
+  Unless it has all layers of pretrained weights, its decision tokens get equal rows
+  (our choice). So all are equally probable, and past ones do not at first predict the
+  next one.
+  """
+  config = files.config
   if config.router.weights:
-    model = weights.load_pretrained(view, mesh)
+    model = weights.load_pretrained(view, files.mesh)
     if not config.router.layers:
       return model
   elif config.pretrain.epochs > 0:
-    model = load_router(directory, config, mesh, "pretrain", train_seed=train_seed)
+    model = load_router(files, "pretrain")
   else:
     model = weights.build_model(config.router, config.seed)
-  weights.set_rows(model, view.decision_ids, [view.decision_ids] * len(view.decision_ids))
+  weights.set_rows(
+    model, view.decision_ids, [view.decision_ids] * len(view.decision_ids)
+  )
   return model
 
 
-def load_router(
-  directory: Path, config: Config, mesh: Mesh, family: str, lam=None, train_seed: int = 0
-) -> Qwen2:
-  """The trained router of a run's directory. Raises ValueError if its training has not ended.
+def load_router(files: RouterFiles, family: str, lam: float | None = None) -> Qwen2:
+  """Load a trained router; family and lam are as of `RouterFiles.checkpoints`.
 
-  `family` is of `sft_family`, "pretrain", "bopo", a rival or an ablation, and `lam` the weight of
-  cost where a family has several.
+  Raises:
+    ValueError: its training has not ended, or it cannot be read.
   """
-  place = checkpoint_directory(directory, config, family, lam, train_seed)
-  with contextlib.closing(Checkpoints(place)) as checkpoints:
+  directory = files.checkpoints(family, lam)
+  with contextlib.closing(Checkpoints(directory)) as checkpoints:
     if checkpoints.progress.get("finished"):
-      decision_ids = open_view(config, directory / "tokenizer").decision_ids
-      shape = weights.find_shape(config.router, decision_ids)
+      shape = weights.find_shape(files.config.router, files.open_view().decision_ids)
       graphdef, like = nnx.split(weights.make_abstract_model(shape))
-      shardings = split_parameters(like, mesh)
-      like = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), like, shardings)
+      shardings = split_parameters(like, files.mesh)
+      like = jax.tree.map(
+        lambda x, sharding: x.update(sharding=sharding), like, shardings
+      )
       restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
       nnx.replace_by_pure_dict(like, restored["params"])
       return nnx.merge(graphdef, like)
   stage = family if family in ("pretrain", "sft", "bopo") else "baselines"
-  raise ValueError(f"{place} holds no finished router: run --stage={stage} first")
+  raise ValueError(f"{directory} holds no finished router: run --stage={stage} first")

@@ -1,4 +1,4 @@
-"""What the stages have stored, as training data: profiles, references, and batches of them."""
+"""What the stages have stored, as training data: profiles, references, batches of them."""
 
 import collections
 import dataclasses
@@ -6,16 +6,22 @@ import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from baar_jax.config import PROFILE_SEEDS, REFERENCE_SEEDS, Config
+from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.rollout.policies import BOUNDARIES, EXPLORED, STRATIFIED, TOGETHER, samples_name
+from baar_jax.rollout.specs import FIRST_SEED, PolicySpec
 from baar_jax.store import Store
 from baar_jax.train import rewards
+from baar_jax.train.jobs import (
+  BOUNDARIES,
+  ProfiledTasks,
+  exploration_specs,
+  stratified_spec,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-  """What the boundaries showed of a task."""
+  """What the boundary policies showed of a task."""
 
   difficulty: str  # "easy", "hard" or "intractable"
   cost_small: float  # median dollars of an episode of always-SMALL
@@ -23,155 +29,269 @@ class Profile:
   small: Sequence[Episode]  # the trials of always-SMALL
   large: Sequence[Episode]
 
+  @property
+  def hard(self) -> bool:
+    """Tell whether the task is hard."""
+    return self.difficulty == "hard"
+
+
+def make_profile(
+  small: Sequence[Episode], large: Sequence[Episode], easy_rate: float
+) -> Profile:
+  """Make a task's profile from its trials of always-SMALL and always-LARGE."""
+  successes = []
+  median_usd = []
+  for trials in (small, large):
+    successes.append([e.success for e in trials])
+    median_usd.append(statistics.median(e.cost_usd for e in trials))
+  difficulty = rewards.difficulty(*successes, easy_rate)
+  return Profile(difficulty, *median_usd, small, large)
+
+
+def group_by_task(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
+  """Group episodes by task id, [] if a task has none."""
+  groups = collections.defaultdict(list)
+  for episode in episodes:
+    groups[episode.task_id].append(episode)
+  return groups
+
 
 def load_profiles(
   store: Store, config: Config, *splits: str, trials: int | None = None
 ) -> dict[str, Profile]:
-  """The profiles of the splits' tasks with trials of both boundaries, in the tasks' order.
+  """Load the profiles of the splits' tasks that have trials of both boundaries.
 
-  They are of the first `trials`, by default the config's. Raises ValueError if there are none.
+  Args:
+    trials: how many of each task are read, from the first on; by default the config's.
+
+  Returns:
+    The profiles by task id, in the tasks' order.
+
+  Raises:
+    ValueError: there are none.
   """
-  trials, profiles = trials or config.profile.trials, {}
-  by_task = {task.id: ([], []) for split in splits for task in store.tasks(split)}
-  for boundary, name in enumerate(BOUNDARIES):
-    for episode in store.episodes(name):
-      if episode.seed < PROFILE_SEEDS + trials and episode.task_id in by_task:
-        by_task[episode.task_id][boundary].append(episode)
-  for task_id, (small, large) in by_task.items():
-    if small and large:
-      successes = [e.success for e in small], [e.success for e in large]
-      difficulty = rewards.difficulty(*successes, config.profile.easy_rate)
-      median_usd = [statistics.median(e.cost_usd for e in group) for group in (small, large)]
-      profiles[task_id] = Profile(difficulty, *median_usd, small, large)
+  numbers = range(trials or config.profile.trials)
+  loaded = [_load_trials(store, spec, "profile", numbers) for spec in BOUNDARIES]
+  small, large = map(group_by_task, loaded)
+  profiles = {}
+  for id_ in [task.id for split in splits for task in store.tasks(split)]:
+    if small[id_] and large[id_]:
+      profiles[id_] = make_profile(small[id_], large[id_], config.profile.easy_rate)
   if not profiles:
-    raise ValueError(f"{config.runs}/{config.name} has no profile: run --stage=profile first")
+    raise ValueError(
+      f"{config.runs}/{config.name} has no profile: run --stage=profile first"
+    )
   return profiles
 
 
-def measure_robustness(store: Store, config: Config) -> list[dict]:
-  """How far the tasks' difficulties depend on the number of trials K (paper, appendix).
+def split_by_profile(
+  tasks: Sequence[Task], profiles: Mapping[str, Profile]
+) -> ProfiledTasks:
+  """Tell hard tasks from the others; those without a profile are left out."""
+  profiled = [task for task in tasks if task.id in profiles]
+  hard = [task for task in profiled if profiles[task.id].hard]
+  rest = [task for task in profiled if not profiles[task.id].hard]
+  return ProfiledTasks(hard, rest)
 
-  A row per K of `profile.robustness`, of tasks with all trials under K and under `profile.trials`,
-  the base: the share with the same label, and the Jaccard similarity of the hard sets, or None.
+
+def measure_robustness(store: Store, config: Config) -> list[dict]:
+  """Measure how far tasks' difficulties depend on the number of trials K (paper, appendix).
+
+  Returns:
+    A row per K of `profile.robustness`, of tasks with all trials under K and under
+    `profile.trials`, the base: the share with the same label, and the Jaccard similarity
+    of the sets of hard tasks, or None.
   """
 
   def classify(trials: int) -> dict[str, str]:
-    profiles = load_profiles(store, config, "train", trials=trials).items()
-    return {t: p.difficulty for t, p in profiles if len(p.small) == len(p.large) == trials}
+    labels = {}
+    for id_, profile in load_profiles(store, config, "train", trials=trials).items():
+      if len(profile.small) == len(profile.large) == trials:
+        labels[id_] = profile.difficulty
+    return labels
 
-  rows, base = [], classify(config.profile.trials)
+  rows = []
+  base = classify(config.profile.trials)
   for K in config.profile.robustness:
-    other = classify(K)
-    tasks = base.keys() & other.keys()
-    base_hard, hard = ({t for t in tasks if labels[t] == "hard"} for labels in (base, other))
-    agreement = sum(base[t] == other[t] for t in tasks) / len(tasks) if tasks else None
-    jaccard = len(hard & base_hard) / len(hard | base_hard) if hard | base_hard else None
-    row = {"trials": K, "tasks": len(tasks), "agreement": agreement, "hard": len(hard)}
-    rows.append(row | {"base_hard": len(base_hard), "hard_jaccard": jaccard})
+    labels = classify(K)
+    tasks = base.keys() & labels.keys()
+    equal = sum(base[id_] == labels[id_] for id_ in tasks)
+    base_hard = {id_ for id_ in tasks if base[id_] == "hard"}
+    hard = {id_ for id_ in tasks if labels[id_] == "hard"}
+    row = {
+      "trials": K,
+      "tasks": len(tasks),
+      "agreement": _divide(equal, len(tasks)),
+      "hard": len(hard),
+      "base_hard": len(base_hard),
+      "hard_jaccard": _divide(len(hard & base_hard), len(hard | base_hard)),
+    }
+    rows.append(row)
   return rows
 
 
+def _divide(part: int, whole: int) -> float | None:
+  return part / whole if whole else None
+
+
 def find_cheapest(episodes: Iterable[Episode]) -> Episode | None:
-  """The episode of least cost; ties: fewer large calls, then fewer steps, then the first."""
-  return min(episodes, key=lambda e: (e.cost_usd, e.large_calls, len(e.steps)), default=None)
+  """Find the episode of least cost; ties: fewer large calls, fewer steps, then the first."""
+  return min(
+    episodes, key=lambda e: (e.cost_usd, e.large_calls, len(e.steps)), default=None
+  )
 
 
 def choose_reference(profile: Profile, stratified: Sequence[Episode]) -> Episode:
-  """tau* of a task (paper: stratified sampling; ties and fallbacks are our choice).
+  """Choose tau* of a task (paper: stratified sampling; ties and fallbacks are our choice).
 
-  `stratified` are the task's N episodes in the order of k, none unless it is hard, nor in the
-  ablation `clone_large`: without a success among them it takes the cheapest of LARGE's.
+  Args:
+    stratified: the task's N episodes in the order of k; none unless it is hard, nor in
+      the ablation `clone_large`. Without a success among them, LARGE's cheapest counts.
   """
   if profile.difficulty == "intractable":
     return find_cheapest(profile.small)
-  if profile.difficulty == "easy":
-    return find_cheapest(e for e in profile.small if e.success)
-  mixed = find_cheapest(e for e in stratified if e.success)
-  return mixed or find_cheapest(e for e in profile.large if e.success)
+  candidates = stratified if profile.hard else profile.small
+  best = find_cheapest(e for e in candidates if e.success)
+  return best or find_cheapest(e for e in profile.large if e.success)
 
 
-def load_references(store: Store, config: Config, profiles: Mapping[str, Profile]) -> dict:
-  """The episode tau* by task id. Raises ValueError if a hard task has no stratified episode yet."""
-  stratified = collections.defaultdict(list)
+def load_references(
+  store: Store, config: Config, profiles: Mapping[str, Profile]
+) -> dict[str, Episode]:
+  """Load the episode tau* by task id.
+
+  Raises:
+    ValueError: a hard task has no stratified episode yet.
+  """
+  stratified = group_by_task([])
   if not config.references.clone_large:
-    for episode in store.episodes(samples_name(config, STRATIFIED)):
-      stratified[episode.task_id].append(episode)  # in the order of their seeds, so of k
-    hard = [id_ for id_, profile in profiles.items() if profile.difficulty == "hard"]
-    if lacking := sum(not stratified[id_] for id_ in hard):
+    # In the order of their seeds, so of k.
+    stratified = group_by_task(store.episodes(stratified_spec(config).key))
+    hard = [id_ for id_, profile in profiles.items() if profile.hard]
+    if lacking := len(set(hard) - set(stratified)):
       lack = f"lacks references of {lacking} tasks: run --stage=references"
       raise ValueError(f"{config.runs}/{config.name} {lack}")
-  return {id_: choose_reference(profile, stratified[id_]) for id_, profile in profiles.items()}
+  return {
+    id_: choose_reference(profile, stratified[id_]) for id_, profile in profiles.items()
+  }
 
 
 def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
-  """What the profile's first trials and the references stored of training tasks."""
+  """Load what the profile's first trials and the references stored of training tasks."""
   samples = range(1, config.references.samples + 1)
-  episodes = _load_episodes(store, config, range(config.profile.trials), samples)
-  return episodes + store.episodes(samples_name(config, TOGETHER))
+  episodes = _load_samples(store, config, range(config.profile.trials), samples)
+  explore_hard, _ = exploration_specs(config)
+  return episodes + store.episodes(explore_hard.key)
 
 
 def load_value_episodes(store: Store, config: Config) -> list[Episode]:
-  """The same, and samples of training tasks that are not hard: if hard tasks alone had episodes
-  that mix the models, a mix would foretell a task that can be solved (our choice)."""
-  return load_pretraining_episodes(store, config) + store.episodes(samples_name(config, EXPLORED))
+  """Load the same, and samples of training tasks that are not hard.
+
+  If hard tasks alone had episodes that mix the models, a mix would foretell a task that
+  can be solved (our choice).
+  """
+  episodes = load_pretraining_episodes(store, config)
+  _, explore_rest = exploration_specs(config)
+  return episodes + store.episodes(explore_rest.key)
 
 
 def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
-  """One trial of each boundary and three stratified episodes of every training task that has them:
-  a router's thresholds are quantiles of its own p(LARGE) over these (our choice)."""
+  """Load a trial of each boundary and three stratified episodes of each training task.
+
+  A router's thresholds are quantiles of its own p(LARGE) over these (our choice).
+  """
   quarters = {max(1, config.references.samples * quarter // 4) for quarter in (1, 2, 3)}
-  return _load_episodes(store, config, {0}, quarters)
+  return _load_samples(store, config, {0}, quarters)
 
 
-def _load_episodes(store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]):
-  """Training tasks' trials of the boundaries and stratified episodes, by their numbers."""
-  seeds = dict.fromkeys(BOUNDARIES, {PROFILE_SEEDS + k for k in trials})
-  seeds[samples_name(config, STRATIFIED)] = {REFERENCE_SEEDS + k for k in samples}
+def _load_samples(
+  store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]
+) -> list[Episode]:
+  """Load training tasks' trials of the boundaries and stratified episodes, by number."""
+  episodes = []
+  for boundary in BOUNDARIES:
+    episodes += _load_trials(store, boundary, "profile", trials)
+  stratified = stratified_spec(config)
+  episodes += _load_trials(store, stratified, "reference", samples)
   train = {task.id for task in store.tasks("train")}
-  episodes = [e for name in seeds for e in store.episodes(name) if e.seed in seeds[name]]
   return [e for e in episodes if e.task_id in train]
 
 
-def draw_sft_batches(store: Store, config: Config, split: str = "train") -> Iterator[list[Episode]]:
-  """Batches of references, a set share of them of hard tasks; a batch of dev has room for all."""
+def _load_trials(
+  store: Store, spec: PolicySpec, purpose: str, numbers: Iterable[int]
+) -> list[Episode]:
+  """Load a policy's trials of a purpose by their numbers."""
+  seeds = {FIRST_SEED[purpose] + number for number in numbers}
+  keys = {key for key in store.keys(spec.key) if key[1] in seeds}
+  return store.episodes(spec.key, keys)
+
+
+def draw_sft_batches(
+  store: Store, config: Config, split: str = "train"
+) -> Iterator[list[Episode]]:
+  """Draw batches of references, a set share of them of hard tasks.
+
+  A batch of dev has room for all.
+  """
   profiles = load_profiles(store, config, split)
-  references = load_references(store, config, profiles).values()
-  hard = [e for e in references if profiles[e.task_id].difficulty == "hard"]
-  rest = [e for e in references if profiles[e.task_id].difficulty != "hard"]
-  size = max(config.sft.batch_episodes, len(references) if split == "dev" else 0)
+  hard = []
+  rest = []
+  for id_, episode in load_references(store, config, profiles).items():
+    pool = hard if profiles[id_].hard else rest
+    pool.append(episode)
+  size = config.sft.batch_episodes
+  if split == "dev":
+    size = max(size, len(profiles))
   return mix_batches(hard, rest, size, config.sft.hard_share, config.seed)
 
 
-def mix_batches(hard, rest, size: int, hard_share: float, seed: int) -> Iterator[list[Episode]]:
-  """Batches with a set share of hard tasks; each pool is used up before it repeats."""
-  hard_count = round(size * hard_share) if hard and rest else size * bool(hard)
+def mix_batches(
+  hard: Sequence[Episode],
+  rest: Sequence[Episode],
+  size: int,
+  hard_share: float,
+  seed: int,
+) -> Iterator[list[Episode]]:
+  """Draw batches with a set share of hard tasks; each pool is used up before it repeats."""
+  hard_count = size * bool(hard)
+  if hard and rest:
+    hard_count = round(size * hard_share)
   hard_batches = draw_batches(hard, hard_count, f"{seed}|hard")
   rest_batches = draw_batches(rest, size - hard_count, f"{seed}|rest")
   while True:
     yield next(hard_batches) + next(rest_batches)
 
 
-def draw_batches(pool, size: int, seed, newest_first=False) -> Iterator[list[Episode]]:
-  """Batches from a queue, to which the whole pool is added in a new order when it runs low: it is
-  used up before it repeats, or with `newest_first` nearly so."""
+def draw_batches(
+  pool: Sequence[Episode], size: int, seed: int | str, newest_first: bool = False
+) -> Iterator[list[Episode]]:
+  """Draw batches from a queue; the whole pool joins it in a new order when it runs low.
+
+  The pool is used up before it repeats, or with `newest_first` nearly so.
+  """
   if size and not pool:
-    raise ValueError("there are no stored episodes to learn from: run --stage=references first")
+    raise ValueError(
+      "there are no stored episodes to learn from: run --stage=references first"
+    )
   draw = random.Random(seed)
+  end = -1 if newest_first else 0
   queue: list[Episode] = []
   while True:
     while len(queue) < size:
       queue += draw.sample(pool, len(pool))
-    yield [queue.pop(-1 if newest_first else 0) for _ in range(size)]
+    yield [queue.pop(end) for _ in range(size)]
 
 
-def draw_task_batches(tasks: Sequence[Task], size: int, seed: int) -> Iterator[list[Task]]:
-  """Batches of different tasks; all are used, in a new order, before any repeats."""
+def draw_task_batches(
+  tasks: Sequence[Task], size: int, seed: int
+) -> Iterator[list[Task]]:
+  """Draw batches of different tasks; all are used, in a new order, before any repeats."""
   draw = random.Random(f"{seed}|bopo")
   size = min(size, len(tasks))
   order: list[Task] = []
   while True:
     if len(order) < size:
       shuffled_tasks = draw.sample(tasks, len(tasks))
-      # The tasks left over come first; a task that would be in the batch twice comes last.
+      # The tasks left over come first; one that would be in the batch twice comes last.
       order = sorted(shuffled_tasks, key=lambda task: task not in order) + order
     yield [order.pop() for _ in range(size)]

@@ -11,7 +11,16 @@ import numpy as np
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.train import rewards
-from baar_jax.train.trainer import NO_TOKEN, Batch, Loss
+from baar_jax.train.batches import (
+  ACTED,
+  FAILURES,
+  NO_TOKEN,
+  OUTCOMES,
+  SAMPLED,
+  Batch,
+  Labels,
+)
+from baar_jax.train.trainer import Loss
 
 DAPO_CLIP_LOW, DAPO_CLIP_HIGH = 0.2, 0.28  # of DAPO's paper
 DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are not kept
@@ -22,33 +31,22 @@ class Method:
   """A way to train a router."""
 
   loss: Loss
+  labels: Labels = ACTED
   # Of a method that rolls out groups; profiles and references are by task id:
   # (groups, profiles, references, lam) -> episodes that are kept, their advantages, metrics.
   compute_advantages: Callable | None = None
-  whole_vocabulary: bool = False  # logits of all words in place of the decisions'
   anchored: bool = False  # the loss reads the SFT router's logits
   # A gradient step waits for kept groups of as many tasks as one update has (DAPO).
   dynamic_sampling: bool = False
-
-
-def list_methods(config: BoPOConfig) -> dict[str, Method]:
-  """Every method that trains a router, by its name."""
-  bopo = partial(bopo_loss, config), partial(bopo_advantages, config)
-  return {
-    "pretrain": Method(next_token_loss, whole_vocabulary=True),
-    "sft": Method(sft_batch_loss),
-    "cascade": Method(sft_batch_loss),
-    "single-turn": Method(sft_batch_loss),
-    "bopo": Method(*bopo, anchored=True),
-    "vanilla": Method(dapo_loss, dapo_advantages, dynamic_sampling=True),
-  }
 
 
 def next_token_loss(logits_BxSxV, batch: Batch) -> dict:
   """Cross-entropy of the M tokens that follow each decision, averaged over decisions with any."""
   real_BxSxM = batch.token_BxSxM != NO_TOKEN
   token_BxSxM = jnp.where(real_BxSxM, batch.token_BxSxM, 0)
-  logp_BxSxM = jnp.take_along_axis(jax.nn.log_softmax(logits_BxSxV), token_BxSxM, axis=2)
+  logp_BxSxM = jnp.take_along_axis(
+    jax.nn.log_softmax(logits_BxSxV), token_BxSxM, axis=2
+  )
   logp_BxS = jnp.where(real_BxSxM, logp_BxSxM, 0.0).sum(axis=2)
   loss_BxS = -logp_BxS / jnp.maximum(real_BxSxM.sum(axis=2), 1)
   mask_BxS = batch.mask_BxS & real_BxSxM.any(axis=2)
@@ -79,9 +77,15 @@ def dapo_loss(logits_BxSxA, batch: Batch) -> dict:
   """
   logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
   ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
-  surrogate_BxS = _clip_surrogate(ratio_BxS, batch.adv_B[:, None], DAPO_CLIP_LOW, DAPO_CLIP_HIGH)
+  surrogate_BxS = _clip_surrogate(
+    ratio_BxS, batch.adv_B[:, None], DAPO_CLIP_LOW, DAPO_CLIP_HIGH
+  )
   decisions_per_row = batch.mask_BxS.sum() / len(batch.mask_BxS)
-  loss = batch.episode_share * decisions_per_row * -masked_mean(surrogate_BxS, batch.mask_BxS)
+  loss = (
+    batch.episode_share
+    * decisions_per_row
+    * -masked_mean(surrogate_BxS, batch.mask_BxS)
+  )
   return {"loss": loss}
 
 
@@ -94,7 +98,13 @@ def sft_loss(logits_BxSxA, action_BxS, mask_BxS):
 
 
 def policy_loss(
-  logp_BxS, old_logp_BxS, adv_B, mask_BxS, ratio_level="trajectory", clip_low=None, clip_high=None
+  logp_BxS,
+  old_logp_BxS,
+  adv_B,
+  mask_BxS,
+  ratio_level="trajectory",
+  clip_low=None,
+  clip_high=None,
 ):
   """Minus the mean over episodes of ratio x advantage (paper: objective of BoPO, first term).
 
@@ -117,10 +127,14 @@ def policy_loss(
   log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
   adv_B = jax.lax.stop_gradient(adv_B)
   if ratio_level == "trajectory":
-    surrogate_B = _clip_surrogate(jnp.exp(log_ratio_BxS.sum(axis=1)), adv_B, clip_low, clip_high)
+    surrogate_B = _clip_surrogate(
+      jnp.exp(log_ratio_BxS.sum(axis=1)), adv_B, clip_low, clip_high
+    )
     surrogate_B = jnp.where(mask_BxS.any(axis=1), surrogate_B, 0.0)
   elif ratio_level == "decision":
-    surrogate_BxS = _clip_surrogate(jnp.exp(log_ratio_BxS), adv_B[:, None], clip_low, clip_high)
+    surrogate_BxS = _clip_surrogate(
+      jnp.exp(log_ratio_BxS), adv_B[:, None], clip_low, clip_high
+    )
     decisions_B = jnp.maximum(mask_BxS.sum(axis=1), 1)
     surrogate_B = jnp.where(mask_BxS, surrogate_BxS, 0.0).sum(axis=1) / decisions_B
   else:
@@ -135,7 +149,9 @@ def exact_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS):
   """
   logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
   ref_logp_BxSxA = jax.nn.log_softmax(_mask(ref_logits_BxSxA, mask_BxS))
-  return masked_mean((jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)).sum(axis=-1), mask_BxS)
+  return masked_mean(
+    (jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)).sum(axis=-1), mask_BxS
+  )
 
 
 def action_logp(logits_BxSxA, action_BxS):
@@ -168,7 +184,10 @@ def bopo_advantages(config: BoPOConfig, groups, profiles, references, lam):
   eps, clip = config.advantage_eps, config.advantage_clip
   reward_B, adv_B, clipped_groups = [], [], 0
   for group in groups:
-    profile, episodes = profiles[group[0].task_id], [*group, references[group[0].task_id]]
+    profile, episodes = (
+      profiles[group[0].task_id],
+      [*group, references[group[0].task_id]],
+    )
     costs, successes = [e.cost_usd for e in episodes], [e.success for e in episodes]
     cost_norm = rewards.normalized_cost(costs, profile.cost_small, profile.cost_large)
     weights = lam, config.r_success, config.r_hard
@@ -199,16 +218,37 @@ def dapo_advantages(groups, profiles, references, lam):
     if len({e.success for e in group}) == 2:
       kept_groups.append(group)
       adv_B.extend((reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS))
-  metrics = summarize_rollouts(groups, reward_B) | {"kept_share": len(kept_groups) / len(groups)}
+  metrics = summarize_rollouts(groups, reward_B) | {
+    "kept_share": len(kept_groups) / len(groups)
+  }
   return sum(kept_groups, []), adv_B, metrics
 
 
-def summarize_rollouts(groups: Sequence[list[Episode]], reward_B: Sequence[float]) -> dict:
+def summarize_rollouts(
+  groups: Sequence[list[Episode]], reward_B: Sequence[float]
+) -> dict:
   """What a rollout batch adds to the log."""
   episodes = sum(groups, [])
   return {
     "reward": float(np.mean(reward_B)),
     "success": sum(e.success for e in episodes) / len(episodes),
-    "large_share": sum(e.large_calls for e in episodes) / sum(len(e.steps) for e in episodes),
+    "large_share": sum(e.large_calls for e in episodes)
+    / sum(len(e.steps) for e in episodes),
     "cost_usd": sum(e.cost_usd for e in episodes) / len(episodes),
   }
+
+
+def bopo_method(config: BoPOConfig) -> Method:
+  """Return BoPO's method (paper: BoPO), perhaps without a part of it."""
+  return Method(
+    partial(bopo_loss, config),
+    SAMPLED,
+    partial(bopo_advantages, config),
+    anchored=True,
+  )
+
+
+PRETRAINING = Method(next_token_loss, OUTCOMES)
+IMITATION = Method(sft_batch_loss)
+FAILURE = Method(sft_batch_loss, FAILURES)
+DAPO = Method(dapo_loss, SAMPLED, dapo_advantages, dynamic_sampling=True)

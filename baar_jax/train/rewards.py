@@ -6,7 +6,9 @@ import numpy as np
 
 
 def difficulty(
-  small_successes: Sequence[bool], large_successes: Sequence[bool], easy_rate: float = 0.8
+  small_successes: Sequence[bool],
+  large_successes: Sequence[bool],
+  easy_rate: float = 0.8,
 ) -> str:
   """A task's class, "easy", "hard" or "intractable" (the paper's Task Difficulty Taxonomy).
 
@@ -41,7 +43,9 @@ def boundary_reward(success, hard, cost_norm, lam: float, r_success=1.0, r_hard=
   return gain - lam * np.asarray(cost_norm, np.float64)
 
 
-def reference_advantage(reward_G, reference_reward: float, eps: float = 0.1, clip: float = 5.0):
+def reference_advantage(
+  reward_G, reference_reward: float, eps: float = 0.1, clip: float = 5.0
+):
   """(R_g - max(mean_G R, R(reference))) / (std_G R + eps), clipped (paper, Eq. advantage).
 
   The std is the population's. eps and the clip are our choices: a group of equal rewards below the

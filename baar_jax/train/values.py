@@ -1,44 +1,46 @@
 """Values of stored decisions under every budget and price: what the decision heads learn.
 
-A transition does not depend on the budget, so each stored step is read under many. With r LARGE
-calls left, the value of a model is what the step pays and then the best that r, less the call,
-allows; with a price, dollars are taken off. This is fitted Q-iteration (Ernst et al. 2005), with a
-slowly moving copy of the heads as its target. `run` is a `baar_jax.run.Run`.
+A transition does not depend on the budget, so each stored step is read under many. With
+r LARGE calls left, the value of a model is what the step pays and then the best that r,
+less the call, allows; with a price, dollars are taken off. This is fitted Q-iteration
+(Ernst et al. 2005) with target networks.
 """
 
 import dataclasses
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
-from baar_jax.config import MAX_PRICE, Config, ValueConfig
+from baar_jax.config import MAX_PRICE, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.router import head
-from baar_jax.router.head import MAX_CALLS, Heads
+from baar_jax.router.head import MAX_CALLS, Heads, Scale
 from baar_jax.router.qwen2 import Qwen2, check_finite
-from baar_jax.router.view import View, open_view
+from baar_jax.router.view import View
 from baar_jax.train import checkpoint, dataset
-from baar_jax.train.checkpoint import check_metrics, checkpoint_directory
-from baar_jax.train.trainer import Batcher, ShardedRouter
+from baar_jax.train.batches import Batcher
+from baar_jax.train.checkpoint import RouterFiles
+from baar_jax.train.trainer import ShardedRouter
+from baar_jax.train.training import Training
 
 ROUND = 100  # updates between two lines of the log
 SPREAD_EPS = 1e-3
 TINY_USD = 1e-9  # models may be free of charge
 HEADS = "heads.npz"  # the file of a training's heads
 LAYERS = [(0, 0)] * 3  # weight and bias
-STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, 0, 0, 0))  # of the stored heads
+STRUCTURE = jax.tree.structure(
+  Heads(LAYERS, LAYERS, Scale(0, 0, 0))
+)  # of the stored heads
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
 CAPPED_SHARE = 0.6  # of the draws that have a cap (our choice)
-PRICE_0_SHARES = 0.8, 0.1  # at price 0, of draws with a cap and of those without (our choice)
+PRICE_0_SHARES = 0.8, 0.1  # at price 0, of draws with a cap and without (our choice)
 
 
 class Transitions(NamedTuple):
@@ -46,69 +48,78 @@ class Transitions(NamedTuple):
 
   hidden_NxD: np.ndarray
   model_N: np.ndarray
-  cost_N: np.ndarray  # dollars of the step, over the mean of always-LARGE's medians by task
-  gain_N: np.ndarray  # of score by the step, where the environment tells it; else all by the last
+  cost_N: (
+    np.ndarray
+  )  # dollars of the step, over the mean of always-LARGE's medians by task
+  gain_N: (
+    np.ndarray
+  )  # of score by the step, if the environment tells it; else all by the last
   last_N: np.ndarray  # whether the episode ends with it
   progress_NxP: np.ndarray  # of `count_progress`
 
 
-def load_trunk(directory: Path, config: Config, mesh: Mesh, train_seed=0) -> tuple[Qwen2, View]:
-  """The router behind the heads of a run's directory, which stays as it is: pretrained, or a
-  checkpoint's. Its view writes a text that does not change with the budget."""
-  router = dataclasses.replace(config.router, show_budget=False)
-  view = open_view(dataclasses.replace(config, router=router), directory / "tokenizer")
-  return checkpoint.load_initial(directory, config, view, mesh, train_seed), view
+def load_trunk(files: RouterFiles) -> tuple[Qwen2, View]:
+  """Load the frozen trunk behind the heads, pretrained or of a checkpoint, and its view.
+
+  The view writes a text that does not change with the budget.
+  """
+  router = dataclasses.replace(files.config.router, show_budget=False)
+  config = dataclasses.replace(files.config, router=router)
+  files = dataclasses.replace(files, config=config)
+  view = files.open_view()
+  return checkpoint.load_initial(files, view), view
 
 
-def read_transitions(run, episodes: Sequence[Episode]) -> Transitions:
-  """The decisions of episodes, in their order, with what the trunk computes."""
-  model, view = load_trunk(run.dir, run.config, run.mesh, run.train_seed)
-  trunk = ShardedRouter(model, (), run.mesh, run.config.router.dtype)  # no logits
-  tasks = {task.id: task for split in SPLITS for task in run.store.tasks(split)}
-  hidden_NxD = Batcher(run.config, view, tasks.values()).compute(trunk.hidden, episodes)
-  profiles = dataset.load_profiles(run.store, run.config, "train").values()
+def read_transitions(training: Training, episodes: Sequence[Episode]) -> Transitions:
+  """Read the decisions of episodes, in their order, with the trunk's hidden states."""
+  model, view = load_trunk(training)
+  config = training.config
+  trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)  # no logits
+  tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
+  hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
+  profiles = dataset.load_profiles(training.store, config, "train").values()
   unit_usd = max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
-  rows = [row for e in episodes for row in _list_rows(tasks[e.task_id], e, unit_usd)]
+  rows = []
+  for episode in episodes:
+    rows += _list_rows(tasks[episode.task_id], episode, unit_usd)
   return Transitions(hidden_NxD.astype(np.float32), *map(np.array, zip(*rows)))
 
 
 def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
-  """The fields of `Transitions` but the first, of each step of an episode."""
-  rows, before = [], 0.0
-  progress_S = head.count_progress(task.max_steps, episode.steps)
-  for number, (step, progress) in enumerate(zip(episode.steps, progress_S)):
-    last = number + 1 == len(episode.steps)
-    told = before if step.score is None else step.score
-    score = episode.score if last else told
-    cost, gain = np.float32(step.cost_usd / unit_usd), np.float32(score - before)
-    rows.append((step.model, cost, gain, last, progress))
+  """List the fields of `Transitions` but the first, of each step of an episode."""
+  rows = []
+  before = 0.0
+  for step, progress in zip(
+    episode.steps, head.count_progress(task.max_steps, episode.steps)
+  ):
+    last = len(rows) + 1 == len(episode.steps)
+    score = before if step.score is None else step.score
+    if last:
+      score = episode.score
+    cost = np.float32(step.cost_usd / unit_usd)
+    rows.append((step.model, cost, np.float32(score - before), last, progress))
     before = score
   return rows
 
 
-def fit_values(run) -> None:
-  """Fits the heads of a run's training seed to its stored episodes, if that is still to be done.
+def fit_values(training: Training) -> None:
+  """Fit the heads of a training to its stored episodes, if that is still to be done.
 
-  Raises ValueError if a loss is not finite.
+  Raises:
+    ValueError: a loss is not finite.
   """
-  c = run.config.value
-  path = checkpoint_directory(run.dir, run.config, "value", None, run.train_seed) / HEADS
+  c = training.config.value
+  path = training.checkpoints("value") / HEADS
   if all(exchange(path.exists())):  # all processes fit, or none
     return
-  episodes = dataset.load_value_episodes(run.store, run.config)
-  data, models = read_transitions(run, episodes), len(run.pair.names)
-  large_usd = np.mean([s.cost_usd for e in episodes for s in e.steps if s.model == models - 1])
-  scale = data.hidden_NxD.mean(axis=0), data.hidden_NxD.std(axis=0) + SPREAD_EPS
-  scale = *scale, np.float32(max(TINY_USD, large_usd))
-  widths, key = (c.value_width, c.advantage_width), jax.random.key(run.config.seed)
-  heads = head.draw_heads(key, c.heads, widths, models, scale)
-  with run.progress("value", c.updates, 0, "update") as bar:
-    for done, newer, loss in fit_heads(heads, data, c, run.config.seed):
-      run.log(stage="value", update=done, loss=loss)
-      check_metrics("value", done, {"loss": loss})
+  heads, data = _open_heads(training)
+  with training.progress("value", c.updates, 0, "update") as bar:
+    for done, newer, loss in fit_heads(heads, data, c, training.config.seed):
+      training.log(stage="value", update=done, loss=loss)
+      checkpoint.check_metrics("value", done, {"loss": loss})
       bar.update(done - bar.n)
       heads = newer
-  if run.is_main:
+  if training.is_main:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp.npz")
     np.savez(draft, *map(np.asarray, jax.tree.leaves(heads)))
@@ -116,103 +127,205 @@ def fit_values(run) -> None:
   exchange(None)  # waits until they are written
 
 
-def fit_heads(heads: Heads, data: Transitions, config: ValueConfig, seed: int):
-  """Yields (updates done, the target's heads, mean loss) after each `ROUND` updates."""
+def _open_heads(training: Training) -> tuple[Heads, Transitions]:
+  """Draw heads, with the scale of the stored decisions that they learn from."""
+  c = training.config.value
+  episodes = dataset.load_value_episodes(training.store, training.config)
+  data = read_transitions(training, episodes)
+  largest = training.models - 1
+  usd = [s.cost_usd for e in episodes for s in e.steps if s.model == largest]
+  spread_D = data.hidden_NxD.std(axis=0) + SPREAD_EPS
+  large_usd = np.float32(max(TINY_USD, np.mean(usd)))
+  scale = Scale(data.hidden_NxD.mean(axis=0), spread_D, large_usd)
+  key = jax.random.key(training.config.seed)
+  widths = c.value_width, c.advantage_width
+  return head.draw_heads(key, c.heads, widths, training.models, scale), data
+
+
+class Returns(NamedTuple):
+  """The Monte-Carlo returns of stored decisions: sums to the end of the episode."""
+
+  gain_N: jax.Array
+  cost_N: jax.Array
+
+
+class HeadState(NamedTuple):
+  """A head that learns, or with a leading axis E all heads."""
+
+  nets: tuple  # of values and of advantages
+  target_nets: tuple  # they follow slowly
+  state: optax.OptState
+
+
+class Study(NamedTuple):
+  """What all heads read at each update."""
+
+  data: Transitions
+  returns: Returns
+  scale: Scale
+
+
+def fit_heads(
+  heads: Heads, data: Transitions, config: ValueConfig, seed: int
+) -> Iterator[tuple[int, Heads, float]]:
+  """Yield (updates done, the target's heads, mean loss) after each `ROUND` updates."""
   schedule = optax.cosine_decay_schedule(config.learning_rate, config.updates)
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
-  nets, scale = heads[:2], heads[2:]
-  data = jax.tree.map(jnp.asarray, data)
-  returns = jax.tree.map(jnp.asarray, compute_returns(data))
-  state, slow_nets = jax.vmap(optimizer.init)(nets), nets
-  axes = None, None, None, 0, 0, 0, 0, None
-  step = jax.jit(jax.vmap(partial(_update, optimizer, config), axes))
+  nets = heads[:2]
+  scale = heads.scale
+  learner = HeadState(nets, nets, jax.vmap(optimizer.init)(nets))
+  study = jax.tree.map(jnp.asarray, Study(data, compute_returns(data), scale))
+  update = partial(_update, optimizer, config)
+  step = jax.jit(jax.vmap(update, (None, 0, 0, None)))
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
-    nets, slow_nets, state, loss_E = step(data, returns, scale, nets, slow_nets, state, keys, done)
+    learner, loss_E = step(study, learner, keys, done)
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
-      yield done, Heads(*slow_nets, *scale), float(np.mean(losses))
+      yield done, Heads(*learner.target_nets, scale), float(np.mean(losses))
       losses = []
 
 
-def compute_returns(data: Transitions) -> tuple[np.ndarray, np.ndarray]:
-  """gain_N and cost_N from each decision to the end of its episode."""
-  gain_N, cost_N = np.array(data.gain_N, np.float64), np.array(data.cost_N, np.float64)
+def compute_returns(data: Transitions) -> Returns:
+  """Sum gains and costs from each decision to the end of its episode."""
+  gain_N = data.gain_N.astype(np.float64)
+  cost_N = data.cost_N.astype(np.float64)
   for n in reversed(range(len(gain_N) - 1)):
     if not data.last_N[n]:
       gain_N[n] += gain_N[n + 1]
       cost_N[n] += cost_N[n + 1]
-  return gain_N.astype(np.float32), cost_N.astype(np.float32)
+  return Returns(gain_N.astype(np.float32), cost_N.astype(np.float32))
 
 
-def compute_target(gain, cost, last, weight, value, advantage, calls_after):
-  """Q of the model that acted: what its step pays, and the best that the rest of the cap allows.
+class Regime(NamedTuple):
+  """The cap and the price under which each decision of a batch is read."""
 
-  `weight` is 1 / (1 + price) and multiplies scores; 1 - weight multiplies costs. `value` and
-  `advantage` [..., A] are the next decision's, where dearer models need a call of `calls_after`.
+  left_N: jax.Array  # LARGE calls before the decision; inf without a cap
+  weight_N: jax.Array  # 1 / (1 + price)
+
+  def weigh(self, gain_N: jax.Array, cost_N: jax.Array) -> jax.Array:
+    """Weigh scores by `weight_N` and costs by the rest of 1."""
+    return self.weight_N * gain_N - (1 - self.weight_N) * cost_N
+
+
+def draw_regime(keys: Sequence[jax.Array], used_N: jax.Array) -> Regime:
+  """Draw a cap and a price for each decision.
+
+  Args:
+    keys: one for each of four draws.
+    used_N: the LARGE calls of each decision's step; its cap allows them.
+  """
+  shape = used_N.shape
+  key_cap, key_free, key_weight, key_left = keys
+  capped_N = jax.random.uniform(key_cap, shape) < CAPPED_SHARE
+  free_N = jax.random.uniform(key_free, shape) < jnp.where(capped_N, *PRICE_0_SHARES)
+  lightest = 1 / (1 + MAX_PRICE)
+  weight_N = jax.random.uniform(key_weight, shape, minval=lightest)
+  weight_N = jnp.where(free_N, 1.0, weight_N)
+  # Few calls more often.
+  left_N = jnp.floor(MAX_CALLS * jax.random.uniform(key_left, shape) ** 2)
+  left_N = jnp.where(capped_N, jnp.maximum(left_N, used_N), jnp.inf)
+  return Regime(left_N, weight_N)
+
+
+def compute_target(
+  paid: jax.Array,
+  last: jax.Array,
+  value: jax.Array,
+  advantage: jax.Array,
+  calls_after: jax.Array,
+) -> jax.Array:
+  """Compute the Q target of the model that acted.
+
+  Args:
+    paid: gain and cost of its step, weighed by a regime.
+    last: whether the episode ends with the step.
+    value: of the next decision.
+    advantage: [..., A], of the next decision; any model but SMALL needs a call.
+    calls_after: LARGE calls left for the next decision.
   """
   best = jnp.where(calls_after >= 1, advantage.max(axis=-1), advantage[..., SMALL])
-  return weight * gain - (1 - weight) * cost + jnp.where(last, 0.0, value + best)
+  return paid + jnp.where(last, 0.0, value + best)
 
 
-def _update(optimizer, config, data, returns, scale, nets, slow_nets, state, key, done):
-  """One step of one head on drawn decisions, each under a drawn cap and price.
+def _estimate(
+  nets: tuple, scale: Scale, regime: Regime, data: Transitions
+) -> tuple[jax.Array, jax.Array]:
+  """Estimate value_N and advantage_NxA of decisions with one head."""
+  facts = head.describe(regime.left_N, 1 / regime.weight_N - 1, data.progress_NxP)
+  return head.estimate_one(Heads(*nets, scale), data.hidden_NxD, facts)
 
-  `done` is the number of the update, from 1. Returns the head's nets, the slow nets of its target,
-  the optimizer's state and the loss.
+
+def _update(
+  optimizer: optax.GradientTransformation,
+  config: ValueConfig,
+  study: Study,
+  learner: HeadState,
+  key: jax.Array,
+  done: jax.Array,
+) -> tuple[HeadState, jax.Array]:
+  """Take one step of one head on drawn decisions, each under a drawn cap and price.
+
+  Args:
+    done: the number of the update, from 1.
+
+  Returns:
+    The head after it, and the loss.
   """
-  key_n, key_c, key_f, key_w, key_r, key_h = jax.random.split(jax.random.fold_in(key, done), 6)
-  shape = (config.batch_decisions,)
-  n = jax.random.randint(key_n, shape, 0, len(data.model_N))
+  data, returns, scale = study
+  keys = jax.random.split(jax.random.fold_in(key, done), 6)
+  count = len(data.model_N)
+  n = jax.random.randint(keys[0], (config.batch_decisions,), 0, count)
   here = jax.tree.map(lambda x: x[n], data)
-  after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, len(data.model_N) - 1)], data)
-  capped = jax.random.uniform(key_c, shape) < CAPPED_SHARE
-  free = jax.random.uniform(key_f, shape) < jnp.where(capped, *PRICE_0_SHARES)
-  lightest = 1 / (1 + MAX_PRICE)
-  weight = jnp.where(free, 1.0, jax.random.uniform(key_w, shape, minval=lightest))
-  used = (here.model_N != SMALL).astype(jnp.float32)
-  left = jnp.floor(MAX_CALLS * jax.random.uniform(key_r, shape) ** 2)  # few calls more often
-  left = jnp.where(capped, jnp.maximum(left, used), jnp.inf)
-  price = 1 / weight - 1
-
-  def estimate(nets, part, left, hidden):
-    facts = head.describe(left, price, part.progress_NxP)
-    return head.estimate_one(Heads(*nets, *scale), hidden, facts)
-
-  value, advantage = estimate(slow_nets, after, left - used, after.hidden_NxD)
+  after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
+  used_N = (here.model_N != SMALL).astype(jnp.float32)
+  regime = draw_regime(keys[1:5], used_N)
+  next_regime = regime._replace(left_N=regime.left_N - used_N)
+  value_N, advantage_NxA = _estimate(learner.target_nets, scale, next_regime, after)
+  paid_N = regime.weigh(here.gain_N, here.cost_N)
   target_N = compute_target(
-    here.gain_N, here.cost_N, here.last_N, weight, value, advantage, left - used
+    paid_N, here.last_N, value_N, advantage_NxA, next_regime.left_N
   )
-  gain_N, cost_N = (x[n] for x in returns)
   use_returns = done <= int(config.return_share * config.updates)
-  target_N = jnp.where(use_returns, weight * gain_N - (1 - weight) * cost_N, target_N)
-  _, spread_D, _ = scale
-  noise = config.noise * spread_D[None] * jax.random.normal(key_h, here.hidden_NxD.shape)
+  return_N = regime.weigh(returns.gain_N[n], returns.cost_N[n])
+  target_N = jnp.where(use_returns, return_N, target_N)
+  noise = (
+    config.noise
+    * scale.spread_D[None]
+    * jax.random.normal(keys[5], here.hidden_NxD.shape)
+  )
+  noisy = here._replace(hidden_NxD=here.hidden_NxD + noise)
 
-  def loss(nets):
-    value, advantage = estimate(nets, here, left, here.hidden_NxD + noise)
-    chosen = jnp.take_along_axis(advantage, here.model_N[:, None], axis=1)[:, 0]
-    return jnp.mean((value + chosen - target_N) ** 2)
+  def compute_loss(nets: tuple) -> jax.Array:
+    value_N, advantage_NxA = _estimate(nets, scale, regime, noisy)
+    chosen = jnp.take_along_axis(advantage_NxA, here.model_N[:, None], axis=1)[:, 0]
+    return jnp.mean((value_N + chosen - target_N) ** 2)
 
-  error, gradient = jax.value_and_grad(loss)(nets)
-  updates, state = optimizer.update(gradient, state, nets)
-  nets = optax.apply_updates(nets, updates)
-  slow_nets = jax.tree.map(lambda old, new: old + TARGET_RATE * (new - old), slow_nets, nets)
-  return nets, slow_nets, state, error
+  loss, gradient = jax.value_and_grad(compute_loss)(learner.nets)
+  updates, state = optimizer.update(gradient, learner.state, learner.nets)
+  nets = optax.apply_updates(learner.nets, updates)
+  follow = lambda old, new: old + TARGET_RATE * (new - old)  # noqa: E731
+  return HeadState(nets, jax.tree.map(follow, learner.target_nets, nets), state), loss
 
 
-def load_heads(directory: Path, config: Config, train_seed: int = 0) -> Heads:
-  """The heads in a run's directory. Raises ValueError if they are missing or damaged."""
-  path = checkpoint_directory(directory, config, "value", None, train_seed) / HEADS
+def load_heads(files: RouterFiles) -> Heads:
+  """Load the heads in a run's directory.
+
+  Raises:
+    ValueError: they are missing or damaged.
+  """
+  path = files.checkpoints("value") / HEADS
   try:
     with np.load(path) as stored:
       leaves = list(stored.values())
     for x in leaves:
       check_finite(x, "heads")
     heads = jax.tree.unflatten(STRUCTURE, leaves)
-    if heads.value[0][0].shape[1:2] != (heads.mean_D.size + head.FACTS,):
+    if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.FACTS,):
       raise ValueError("they read other facts than this version")
     return heads
   except (ValueError, OSError, zipfile.BadZipFile) as error:
-    raise ValueError(f"{path} is missing or damaged: remove it and run --stage=value") from error
+    raise ValueError(
+      f"{path} is missing or damaged: remove it and run --stage=value"
+    ) from error

@@ -37,7 +37,11 @@ class Shell:
   """Executes an agent's code; `start` begins an episode with a new process."""
 
   def __init__(self, world: Any) -> None:
-    """Forks. `world` must know no solution; the new process forgets its database and task."""
+    """Fork a process that forgets the world's database and task.
+
+    Args:
+      world: one that knows no solution.
+    """
     self._control, control = socket.socketpair()
     if os.fork() == 0:
       try:
@@ -46,7 +50,7 @@ class Shell:
         os._exit(0)
 
   def start(self, now: datetime) -> None:
-    """Replaces the shell by a new one, whose clock shows this time."""
+    """Replace the shell by a new one, whose clock shows this time."""
     self._now = now
     self._channel, theirs = socket.socketpair()
     socket.send_fds(self._control, [now.isoformat().encode()], [theirs.fileno()])
@@ -54,7 +58,13 @@ class Shell:
     self._stream = self._channel.makefile("rwb")
 
   def execute(self, code: str, timeout_s: float, call: Callable[[dict], object]) -> str:
-    """What the code prints; `call` answers its calls of APIs, {"app", "api", "arguments"}."""
+    """Return what the code prints.
+
+    Args:
+      code: the agent's Python.
+      timeout_s: after which it is stopped.
+      call: answers its calls of APIs, {"app", "api", "arguments"}.
+    """
     # The world's time is frozen, but threading waits on the real clock.
     timer = threading.Timer(timeout_s + GRACE_S, self._channel.shutdown, [socket.SHUT_RDWR])
     timer.start()
@@ -75,19 +85,31 @@ class Shell:
 
 
 def landlock_version() -> int:
-  """Of the kernel's Landlock, which keeps a process from files; 0 or less where there is none."""
-  return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1) if sys.platform == "linux" else 0
+  """Return the version of the kernel's Landlock; 0 or less if there is none.
+
+  It keeps a process from files.
+  """
+  if sys.platform != "linux":
+    return 0
+  return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
+
+
+def warn_of_landlock() -> str:
+  """Return what the user has to know if there is no Landlock; "" if there is."""
+  if landlock_version() > 0:
+    return ""
+  return "without Landlock (Linux 5.13) Python alone keeps agents' code from files"
 
 
 def _ask(stream: BinaryIO, message: dict) -> dict:
-  """Sends a line of JSON and returns the other side's answer."""
+  """Send a line of JSON and return the other side's answer."""
   stream.write(json.dumps(message, default=str).encode() + b"\n")
   stream.flush()
   return json.loads(stream.readline(MESSAGE_BYTES))
 
 
 def _fork_shells(world: Any, control: socket.socket) -> None:
-  """Forks a shell for each channel that arrives, and kills the one before."""
+  """Fork a shell for each channel that arrives, and kill the one before."""
   os.dup2(control.fileno(), CONTROL)
   for output in (1, 2):
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
@@ -99,7 +121,8 @@ def _fork_shells(world: Any, control: socket.socket) -> None:
   world.models = world.task = None
   del world.shell.user_ns["requester"]
   world._save_state = world.save_logs = lambda *_: None
-  control, shell = socket.socket(fileno=CONTROL), 0
+  control = socket.socket(fileno=CONTROL)
+  shell = 0
   while True:
     now, channels, *_ = socket.recv_fds(control, 100, 1)
     if shell:
@@ -116,7 +139,7 @@ def _fork_shells(world: Any, control: socket.socket) -> None:
 
 
 def _run_shell(world: Any, now: datetime) -> None:
-  """Executes the code that comes through the channel, until that ends."""
+  """Execute the code that comes through the channel, until that ends."""
   stream = socket.socket(fileno=CHANNEL).makefile("rwb")
 
   def request(_app_name: str, _api_name: str, **arguments: object) -> object:
@@ -145,7 +168,7 @@ def _run_shell(world: Any, now: datetime) -> None:
 
 
 def _give_up_rights() -> None:
-  """Leaves this process the right to read Python's own files, and no other."""
+  """Leave this process the right to read Python's own files, and no other."""
   places = [place for place in READABLE if os.path.isdir(place)]
   if landlock_version() > 0:
     _give_up_files(places)
@@ -154,7 +177,8 @@ def _give_up_rights() -> None:
   def check(event: str, arguments: tuple) -> None:
     allowed = not event.startswith(DENIED)
     if event in ("open", "os.listdir", "os.scandir"):
-      path, writes = arguments[0], event == "open" and arguments[2] & WRITING
+      path = arguments[0]
+      writes = event == "open" and arguments[2] & WRITING
       inside = type(path) is str and path.startswith(prefixes) and ".." not in path
       allowed = type(path) is int or inside and not writes
     if not allowed:
@@ -164,10 +188,9 @@ def _give_up_rights() -> None:
 
 
 def _give_up_files(places: list[str]) -> None:
-  """Has the kernel refuse all files elsewhere, programs, TCP, and signals to other processes."""
-  kernel, version = ctypes.CDLL(None), landlock_version()
-  file_rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
-  rights = struct.pack("QQQ", file_rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
+  """Let the kernel refuse files elsewhere, programs, TCP, and signals to others."""
+  kernel = ctypes.CDLL(None)
+  rights = _list_rights(landlock_version())
   rules = kernel.syscall(CREATE_RULESET, rights, len(rights), 0)
   for place in places:
     rule = struct.pack("=Qi", READ_FILE | READ_DIRECTORY, os.open(place, os.O_PATH))
@@ -175,3 +198,13 @@ def _give_up_files(places: list[str]) -> None:
   kernel.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
   if kernel.syscall(RESTRICT_SELF, rules, 0):
     raise OSError("the kernel's Landlock could not be used")
+
+
+def _list_rights(version: int) -> bytes:
+  """Return the rights that a version of Landlock can refuse: of files, TCP and signals."""
+  file_rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
+  if version < 4:
+    return struct.pack("Q", file_rights)
+  if version < 6:
+    return struct.pack("QQ", file_rights, 3)
+  return struct.pack("QQQ", file_rights, 3, 3)

@@ -8,10 +8,12 @@ text have the same number of characters, so that a call's price depends on step 
 
 import dataclasses
 import random
+from pathlib import Path
 from typing import NamedTuple
 
 from baar_jax.envs.base import Env, Oracle
-from baar_jax.episode import SPLITS, Task
+from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.episode import Task
 
 PLAIN, TRICKY, BROKEN = range(3)
 LOOKS = ("smooth", "marked", "rusted")
@@ -29,13 +31,15 @@ class Kind(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """All constants of the sandbox but the models' error rates, which stand in llms/scripted.py."""
+  """All constants of the sandbox but the models' error rates, see errors.py."""
 
   locks: int = 9  # per task, at most 9
   attempts: int = 3  # jams of one lock that end the episode
   sign_at: int = 1  # the first lock at which the sign is green or amber
-  broken_from: int = 5  # the broken lock of a doomed task is uniform from this one to the last
-  amber: tuple[float, float] = (0.1, 0.9)  # probability of an amber sign: not doomed, doomed
+  # The broken lock of a doomed task is uniform from this one to the last.
+  broken_from: int = 5
+  # The probability of an amber sign: not doomed, doomed.
+  amber: tuple[float, float] = (0.1, 0.9)
   looks: tuple[tuple[float, float, float], ...] = (  # probability of each of LOOKS
     (0.80, 0.17, 0.03),  # for PLAIN
     (0.16, 0.80, 0.04),  # for TRICKY
@@ -61,13 +65,16 @@ class Building(NamedTuple):  # with a hardness, a look and levers for each lock
 
 
 def build(task_id: str, rules: Rules = RULES) -> Building:
-  """The building of a task, drawn from its id."""
+  """Draw the building of a task from its id."""
   draw = random.Random(f"sandbox|{task_id}")
   kind = draw.choices(rules.kinds, [kind.share for kind in rules.kinds])[0]
   doomed = draw.random() < kind.doomed
   broken = rules.broken_from + int(draw.random() * (rules.locks - rules.broken_from))
   sign = AMBER if draw.random() < rules.amber[doomed] else GREEN
-  hardness = [TRICKY if draw.random() < kind.tricky else PLAIN for _ in range(rules.locks)]
+  hardness = [PLAIN] * rules.locks
+  for lock in range(rules.locks):
+    if draw.random() < kind.tricky:
+      hardness[lock] = TRICKY
   if doomed:
     hardness[broken] = BROKEN
   looks = [draw.choices(LOOKS, rules.looks[level])[0] for level in hardness]
@@ -78,52 +85,60 @@ def build(task_id: str, rules: Rules = RULES) -> Building:
 class Sandbox(Env):
   """Env over buildings of locks (protocol: envs/base.py)."""
 
-  system_prompt = (
-    "Open every lock of the building in turn. One lever of A, B, C opens a lock, one jams it, "
-    "one rings the alarm, which ends the task. Answer with a thought and an action.\n\n"
-    "Example:\nThought: The first lock is next.\n\nAction: pull B"
-  )
-
-  def __init__(self, train_tasks=96, dev_tasks=34, test_tasks=60, max_steps=MAX_STEPS, rules=RULES):
-    self._sizes = dict(zip(SPLITS, (train_tasks, dev_tasks, test_tasks)))
-    self._max_steps, self._rules = max_steps, rules
+  Errors = SandboxErrors
+  needs_process = False
+  has_optimum = True
+  system_prompt = Path(__file__).with_name("prompt.txt").read_text()
+  rules = RULES
 
   def tasks(self, split: str) -> list[Task]:
-    ids = [f"{split}-{number}" for number in range(self._sizes[split])]
-    kinds = [build(id_, self._rules).kind for id_ in ids]
-    return [Task(id_, split, f"Open the {kind}.", self._max_steps) for id_, kind in zip(ids, kinds)]
+    """List the tasks, whose ids are the split's name and a number."""
+    tasks = []
+    for number in range(self.sizes[split]):
+      task_id = f"{split}-{number}"
+      building = build(task_id, self.rules)
+      task = Task(task_id, split, f"Open the {building.kind}.", self.max_steps)
+      tasks.append(task)
+    return tasks
 
   def reset(self, task_id: str) -> str:
-    self._building = build(task_id, self._rules)
+    self._building = build(task_id, self.rules)
     self._lock = self._jams = 0
     return self._observe("You enter.")
 
   def step(self, action: str) -> tuple[str, bool]:
-    right, jamming, ringing = (f"pull {lever}" for lever in self._building.levers[self._lock])
+    levers = self._building.levers[self._lock]
+    right, jamming, ringing = (f"pull {lever}" for lever in levers)
     if action == ringing:
       return "It rang an alarm. The task has failed.", True
     if action == right and self._building.hardness[self._lock] != BROKEN:
-      self._lock, self._jams, event = self._lock + 1, 0, "It opened."
+      event = "It opened."
+      self._lock += 1
+      self._jams = 0
     else:
-      self._jams += 1
       event = "It jammed." if action in (right, jamming) else "No effect."
-    if self._jams == self._rules.attempts:
+      self._jams += 1
+    if self._jams == self.rules.attempts:
       return f"{event} The task has failed.", True
-    if self._lock == self._rules.locks:
+    if self._lock == self.rules.locks:
       return f"{event} The task has been done.", True
     return self._observe(event), False
 
   def score(self) -> float:
-    return float(self._lock == self._rules.locks)
+    return float(self._lock == self.rules.locks)
 
   def oracle(self) -> Oracle:
-    action = f"pull {self._building.levers[self._lock][0]}"
-    return Oracle(action, self._lock, self._building.hardness[self._lock] != PLAIN, False)
+    critical = self._building.hardness[self._lock] != PLAIN
+    return Oracle(self._pull(0), self._lock, critical, recovering=False)
 
   def mistake(self, kind: str, key: str) -> str:
-    return f"pull {self._building.levers[self._lock][2 if kind == 'wrong' else 1]}"
+    return self._pull(2 if kind == "wrong" else 1)
+
+  def _pull(self, lever: int) -> str:
+    """Name the action on a lever of this lock: 0 opens, 1 jams, 2 rings."""
+    return f"pull {self._building.levers[self._lock][lever]}"
 
   def _observe(self, event: str) -> str:
-    sign = self._building.sign if self._lock >= self._rules.sign_at else BLANK
+    sign = self._building.sign if self._lock >= self.rules.sign_at else BLANK
     look = self._building.looks[self._lock]
     return f"{event} Lock {self._lock + 1} looks {look}. The sign is {SIGNS[sign]}."

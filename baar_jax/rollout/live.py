@@ -1,0 +1,193 @@
+"""An episode as a policy sees it, one step of it in progress, and the Policy protocol."""
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+
+from baar_jax.episode import SMALL, Reply, Step, Task
+from baar_jax.llms import agent
+from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, hold
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """The choice of a model, its log-probability if sampled, and what deciding took."""
+
+  model: int
+  logp: float | None = None
+  cost_usd: float = 0.0
+  latency_s: float = 0.0
+  p_A: Sequence[float] = ()  # the router's probability of each model, where it has some
+
+
+@dataclasses.dataclass(eq=False)
+class Live:
+  """What a policy sees of an episode that waits for a decision."""
+
+  job: Job
+  cap: Cap = Cap()
+  models: int = 2
+  cost_weight: float | None = None  # one of the policy's; None is the least of them
+  steps: list[Step] = dataclasses.field(default_factory=list)
+  observation: str = ""
+  # What a client says was left of its caps before each step, and is left now. Without
+  # it that is counted from the cap and the steps.
+  told: Sequence[Cap] = ()
+  # Of a cascade: the model that has proposed the next action, and the action.
+  proposer: int = SMALL
+  proposal: str | None = None
+
+  @property
+  def task(self) -> Task:
+    return self.job.task
+
+  @property
+  def left(self) -> Cap:
+    """Return what is left of the caps now."""
+    return self.told[-1] if self.told else self.cap.after(self.steps)
+
+  @property
+  def key(self) -> tuple[str, int]:
+    """Tell the episode apart from all others that are live."""
+    return self.job.task.id, self.job.seed
+
+
+@dataclasses.dataclass
+class Purse:
+  """The budgets that an episode's calls draw on."""
+
+  calls: CallBudget
+  dollars: DollarBudget
+  run: DollarBudget | None = None  # of the whole run; None is no cap
+
+  def hold(self, usd: float, replayed: bool = False) -> AbstractContextManager:
+    """Reserve the most that a call can cost; see `budget.hold`."""
+    return hold(self.dollars, self.run, usd, replayed)
+
+
+@dataclasses.dataclass
+class Turn:
+  """One step in progress: which models may be called, and what has been called so far."""
+
+  live: Live
+  agents: Sequence[agent.Agent]  # one per model
+  messages: agent.Messages  # what they are shown
+  purse: Purse
+  code_actions: bool = False
+
+  def __post_init__(self) -> None:
+    self.step = Step(self.live.observation, SMALL, "")
+    self.allowed = self.affordable()
+
+  @property
+  def number(self) -> int:
+    return len(self.live.steps)
+
+  def affordable(self, paid: int | None = None) -> list[int]:
+    """List the models, ascending, whose next call fits the budgets whatever it costs.
+
+    Args:
+      paid: a model whose reply is there and paid for; it always fits.
+    """
+    models = []
+    for model, player in enumerate(self.agents):
+      fits = self.purse.calls.allows(model)
+      limited = self.purse.dollars.limit_usd is not None
+      if fits and limited and model != paid:  # counting tokens is slow
+        fits = self.purse.dollars.allows(player.bound_usd(self.messages, self.number))
+      if fits or model == paid:
+        models.append(model)
+    return models
+
+  def decide(self) -> Generator[None, Decision, int]:
+    """Wait for the policy's decision, if there is a choice; return the model to call."""
+    if len(self.allowed) > 1:
+      decision = yield
+      self.step.model = decision.model
+      self.step.logp = decision.logp
+      self.step.router_cost_usd += decision.cost_usd
+      self.step.router_latency_s += decision.latency_s
+    return self.step.model
+
+  def ask(self, call: Callable[[], Reply]) -> Reply | None:
+    """Make a call that the decision needs; return its reply, which is paid for.
+
+    If the budgets cannot pay for it, only SMALL is left to act, and None is returned.
+    """
+    try:
+      reply = call()
+    except BudgetSpent:
+      self.allowed = [model for model in self.affordable() if model == SMALL]
+      return None
+    self.allowed = self.affordable(paid=reply.call.model)
+    return reply
+
+  def take(self, model: int, proposal: Reply | None = None) -> Reply | None:
+    """Return the reply of a model, else of the nearest cheaper one that is allowed.
+
+    Where none is cheaper, the cheapest allowed model replies.
+
+    Args:
+      model: the model that was decided for.
+      proposal: a reply for this step that is there and paid for.
+
+    Returns:
+      The reply, whose model `step` names; None if the budgets are spent.
+    """
+    while self.allowed:
+      cheaper = [other for other in self.allowed if other <= model]
+      chosen = cheaper[-1] if cheaper else self.allowed[0]
+      if chosen != self.step.model:
+        self.step.model = chosen
+        self.step.logp = None
+      if proposal and chosen == proposal.call.model:
+        return proposal
+      self.purse.calls.reserve(chosen)
+      try:
+        return self.agents[chosen].reply(self.messages, self.number)
+      except BudgetSpent:  # its attempts have spent what it needs
+        self.purse.calls.settle(chosen, made=False)
+      paid = proposal.call.model if proposal else None
+      self.allowed = [m for m in self.affordable(paid) if m < chosen]
+    return None
+
+
+class Policy:
+  """Chooses a model for each step of an episode.
+
+  `choose` decides for all episodes that are ready at once. A policy that asks a model
+  before it decides does so in `act`, in a worker thread.
+  """
+
+  cost_weights: Sequence[float] = ()  # of which an episode may name one
+
+  def __init__(self, spec: PolicySpec):
+    self.spec = spec
+
+  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+    """Play a step up to the reply to act on; each `yield` waits for a decision.
+
+    Returns:
+      The reply; None if the episode's budgets are spent.
+    """
+    model = yield from turn.decide()
+    return turn.take(model)
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Decide for episodes; a turn replaces a model that a budget forbids."""
+    raise NotImplementedError
+
+  def finish(self, live: Live) -> None:
+    """Free what is kept of an episode that ended or starts again: here nothing."""
+
+
+class RulePolicy(Policy):
+  """Decides by a rule: a function of the episode and the policy's parameters."""
+
+  def __init__(self, spec: PolicySpec, rule: Callable[[Live, PolicySpec], int]):
+    super().__init__(spec)
+    self._rule = rule
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    return [Decision(self._rule(live, self.spec)) for live in ready]

@@ -1,0 +1,121 @@
+"""Which policy plays, under which cap, on which trial: PolicySpec, Cap and Job."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from baar_jax.config import ROLLOUT_RANGE, SamplePlan
+from baar_jax.episode import Step, Task
+
+# The first seed of each purpose. The bounds of counts in the configuration keep the
+# purposes apart. Rollouts have a range of seeds for each training seed.
+FIRST_SEED = {
+  "profile": 0,
+  "reference": 1000,
+  "exploration": 1000,
+  "dev": 2000,
+  "test": 3000,
+  "rollout": 10_000,
+}
+PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cap:
+  """What an episode may use at most; None is no cap."""
+
+  calls: int | None = None  # of models dearer than SMALL (paper: K)
+  usd: float | None = None  # dollars (paper: B_max)
+
+  def __bool__(self) -> bool:
+    return (self.calls, self.usd) != (None, None)
+
+  def after(self, steps: Sequence[Step]) -> "Cap":
+    """Return what some steps leave of the cap."""
+    calls = self.calls
+    usd = self.usd
+    if calls is not None:
+      calls -= sum(step.large_calls for step in steps)
+    if usd is not None:
+      usd = max(0.0, usd - sum(step.spent_usd for step in steps))
+    return Cap(calls, usd)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicySpec:
+  """A policy with all that its decisions depend on; None is a part that it lacks.
+
+  The fields that `settings` lists are in the order in which `key` writes them.
+  """
+
+  family: str  # a row of the table in train/families.py
+  judge: str = (
+    ""  # the model that a zero-shot router asks, and a digest of its settings
+  )
+  # Which router: the weight of cost that it was trained with, the training seed of a
+  # rollout (0 is not written), the update, and for how many training seeds it stands.
+  lam: float | None = None
+  seed: int | None = None
+  update: int | None = None
+  seeds: int | None = None
+  # How it decides.
+  threshold: float | None = None  # of p(LARGE)
+  share: float | None = None  # of stored decisions above the threshold
+  cost_weight: float | None = None  # units of score that a normalised dollar costs
+  optimism: float | None = None  # ensemble deviations added to LARGE's advantage
+  p: float | None = None  # probability of LARGE
+  mu: float | None = None  # success that a dollar is worth
+  rank: int | None = None  # of the model that always acts, from 1
+  plans: tuple[SamplePlan, ...] = ()  # of stored samples
+  rollout: bool = False  # samples models to learn from, before update `update`
+  cap_conditioned: bool = False  # decides by what is left of its cap
+  cap: Cap = Cap()
+
+  @property
+  def settings(self) -> dict[str, float]:
+    """List the parameters of the policy, without its cap and its plans."""
+    shown = dict(vars(self))
+    for name in ("family", "judge", "plans", "rollout", "cap_conditioned", "cap"):
+      del shown[name]
+    if self.cap_conditioned or self.optimism is None or not (self.cap or self.optimism):
+      del shown["optimism"]
+    return {name: value for name, value in shown.items() if value is not None}
+
+  @property
+  def key(self) -> str:
+    """Write the name under which the policy's episodes are stored.
+
+    Two different policies never share a key. No code parses one.
+    """
+    settings = self.settings
+    for plan in self.plans:
+      settings[plan.kind] = plan.count
+    if self.rollout:
+      update = settings.pop("update")
+    if self.cap.calls is not None:
+      settings["K"] = self.cap.calls
+    if self.cap.usd is not None:
+      settings["usd"] = self.cap.usd
+    text = ",".join(f"{name}={value:g}" for name, value in settings.items())
+    base = f"{self.family} {self.judge}".strip()
+    key = f"{base}({text})" if text else base
+    return f"{key}/{update}" if self.rollout else key
+
+  def under(self, cap: Cap) -> "PolicySpec":
+    """Return the same policy under a cap."""
+    return dataclasses.replace(self, cap=cap)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """One trial of a task: an episode to be played."""
+
+  task: Task
+  purpose: str  # a key of FIRST_SEED
+  trial: int  # within the purpose: of references from 1, of rollouts over all updates
+  training_seed: int = 0  # of rollouts
+
+  @property
+  def seed(self) -> int:
+    """Return the engine's seed, which no job of another purpose on this task has."""
+    first = FIRST_SEED[self.purpose] + ROLLOUT_RANGE * self.training_seed
+    return first + self.trial

@@ -1,0 +1,98 @@
+"""The rivals that learn from stored episodes: the cascade's scorer and the classifier."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import pandas as pd
+
+from baar_jax.episode import Episode
+from baar_jax.rollout.live import RulePolicy
+from baar_jax.rollout.rules import take_rank
+from baar_jax.train import dataset, jobs
+from baar_jax.train.batches import Labels
+from baar_jax.train.fit import fit_stored
+from baar_jax.train.losses import Method
+from baar_jax.train.training import Training
+
+
+def train_cascade(training: Training, method: Method) -> None:
+  """Train the cascade's scorer (FrugalGPT): whether the next model must act.
+
+  SMALL proposes first, then each next model in turn, and the costliest acts. The scorer
+  is a router of the same shape and initial weights that reads the proposal too. It
+  learns, where any model but the costliest acted, whether the episode will still fail:
+  p(going on) is p(failure).
+  """
+  store = training.store
+  profiles = dataset.load_profiles(store, training.config, "train", "dev")
+  trials = []
+  for profile in profiles.values():
+    trials += profile.small
+  stratified = store.episodes(jobs.stratified_spec(training.config).key)
+  trials += [e for e in stratified if e.task_id in profiles]
+  costliest = training.models - 1
+  learnt = [e for e in trials if any(s.model != costliest for s in e.steps)]
+  _fit_rival(training, "cascade", method, learnt)
+
+
+def train_single_turn(training: Training, method: Method) -> None:
+  """Train the single-turn router (RouteLLM): a preference classifier on (state, winner).
+
+  Of the k-th trial of each model on a task, the winner is the cheapest model that
+  succeeded, SMALL if none did. Every state of these trials is labelled with it, as by
+  preference data on single queries. The trials of intermediate models are played here.
+  """
+  store = training.store
+  config = training.config
+  tasks = store.tasks("train") + store.tasks("dev")
+  between = []
+  for spec, planned in jobs.list_ranked_trials(config, tasks):
+    policy = RulePolicy(spec, take_rank)
+    between.append(training.collect(f"single-turn {spec.key}", policy, planned))
+  small = []
+  large = []
+  for profile in dataset.load_profiles(store, config, "train", "dev").values():
+    small += profile.small
+    large += profile.large
+  trials = [small, *between, large]
+  winners = find_winners(trials)
+  learnt = []
+  for episodes in trials:
+    learnt += [e for e in episodes if (e.task_id, e.seed) in winners]
+  labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
+  method = dataclasses.replace(method, labels=labels)
+  _fit_rival(training, "single-turn", method, learnt)
+
+
+def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[tuple[str, int], int]:
+  """Find the cheapest model that succeeded, or SMALL, by task and trial.
+
+  Args:
+    trials: the episodes of each model, the cheapest first.
+
+  Returns:
+    The winners of those trials that all models have.
+  """
+  columns = {}
+  for model, episodes in enumerate(trials):
+    columns[model] = {(e.task_id, e.seed): e.success for e in episodes}
+  success = pd.DataFrame(columns).dropna().astype(bool)
+  return success.idxmax(axis=1).to_dict()  # the first of the largest
+
+
+def _fit_rival(
+  training: Training, name: str, method: Method, episodes: Sequence[Episode]
+) -> None:
+  """Train a rival's router with SFT's settings but for the updates.
+
+  The dev loss is of the episodes of dev tasks.
+  """
+  config = training.config
+  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
+  dev_ids = {task.id for task in training.store.tasks("dev")}
+  train = [e for e in episodes if e.task_id not in dev_ids]
+  dev = [e for e in episodes if e.task_id in dev_ids]
+  seed = f"{config.seed}|{name}"
+  draw = partial(dataset.draw_batches, train, settings.batch_episodes, seed)
+  fit_stored(training, name, method, settings, draw, dev)

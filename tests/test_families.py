@@ -1,0 +1,99 @@
+"""The table of families: which policies are evaluated, under which keys and caps."""
+
+import dataclasses
+
+import pytest
+import tiny
+
+from baar_jax.config import BaselinesConfig, SamplePlan
+from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.train import families, jobs
+from baar_jax.train.families import RIVALS, find_uncapped, list_specs, zero_shot_spec
+
+
+@pytest.fixture
+def config():
+  config = tiny.config("runs")
+  config.bopo.lam, config.value.updates, config.value.prices = (0.1, 0.3), 9, (0.5, 0.1)
+  config.evaluate.thresholds, config.evaluate.call_budgets = (0.25,), (1, 2)
+  config.baselines = BaselinesConfig(tuple(RIVALS), ("no-reference",), compared_lam=0.3, updates=7)
+  return config
+
+
+def test_keys_carry_every_parameter_and_nothing_else(config):
+  judged, K = zero_shot_spec(config).key, ["", "K=1", "K=2"]
+  free = "conditioned(update=9,cost_weight="
+  told = free + "0.1,"
+  expected = ["always-small", "always-large", "first-large(K=1)", "first-large(K=2)"]
+  expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
+  expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
+  expected += ["optimum(K=1)", "optimum(K=2)", judged, f"{judged}(K=1)", f"{judged}(K=2)"]
+  expected += [f"{free}0.5)", f"{free}0.1)", f"{told}K=1)", f"{told}K=2)"]
+  expected += [f"{told}optimism=0,{cap})" for cap in K[1:]]
+  for bold in (1, 2):
+    expected += [f"{told}optimism={bold})"]
+    expected += [f"{told}optimism={bold},{cap})" for cap in K[1:]]
+  routers = ["sft(update=2", "bopo(lam=0.1,update=2", "bopo(lam=0.3,update=2", "cascade(update=7"]
+  routers += ["single-turn(update=7", "vanilla(lam=0.1,update=2", "vanilla(lam=0.3,update=2"]
+  for router in routers:
+    expected += [f"{router},threshold={threshold})" for threshold in (0.5, 0.25)]
+    expected += [f"{router},threshold=0.5,{cap})" for cap in K[1:]]
+  expected += [f"no-reference(lam=0.3,update=2,threshold={value})" for value in (0.5, 0.25)]
+  by_key = {spec.key: spec for spec in list_specs(config)}
+  assert list(by_key) == expected
+  spec = by_key["random(p=0.5,K=2)"]
+  assert spec == PolicySpec("random", p=0.5, cap=Cap(2)) and spec.settings == {"p": 0.5}
+  key = "bopo(lam=0.3,update=2,threshold=0.25)"
+  assert by_key[key].settings == {"lam": 0.3, "update": 2, "threshold": 0.25}
+  uncapped = {key: find_uncapped(spec) for key, spec in by_key.items()}
+  assert uncapped["random(p=0.5,K=2)"].key == "random(p=0.5)"
+  assert uncapped["first-large(K=2)"].key == "always-large"
+  assert uncapped["random(p=0.5)"] is None
+  # What sees its cap is run under it, not taken from the run without one.
+  for key in ("optimum(K=2)", f"{judged}(K=2)", f"{told}K=2)"):
+    assert uncapped[key] is None
+  assert uncapped[f"{told}optimism=0,K=2)"].key == f"{free}0.1)"
+  assert uncapped[f"{told}optimism=1,K=2)"].key == f"{told}optimism=1)"
+
+
+def test_under_dollars_every_policy_is_run(config):
+  config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
+  capped = [spec for spec in list_specs(config) if spec.cap.usd]
+  assert all(find_uncapped(spec) is None and spec.cap.calls is None for spec in capped)
+  assert {"always-small(usd=0.5)", "first-large(usd=0.01)"} <= {spec.key for spec in capped}
+
+
+def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
+  config.env.kind = "scienceworld"
+  expected = ["privileged(mu=0)", "privileged(mu=3)"]
+  for mu in (10, 30, 100):
+    expected += [f"privileged(mu={mu})", f"privileged(mu={mu},K=1)", f"privileged(mu={mu},K=2)"]
+  names = [spec.key for spec in list_specs(config)]
+  assert [name for name in names if name.startswith(("optimum", "privileged"))] == expected
+  config.models.kind = "chat"
+  assert not {"optimum", "privileged"} & {spec.family for spec in list_specs(config)}
+
+
+def test_what_changes_the_judge_changes_its_name(config):
+  names = [zero_shot_spec(config).key]
+  for change in ({"temperature": 0.5}, {"max_completion_tokens": 9}, {"base_urls": ("http://h",)}):
+    config.baselines.judge = dataclasses.replace(config.baselines.judge, **change)
+    names.append(zero_shot_spec(config).key)
+  assert len({*names}) == 4 and names[0].startswith("zero-shot gpt-5 ")
+
+
+def test_every_family_of_a_spec_is_in_the_table_and_has_a_style_of_its_own(config):
+  assert {spec.family for spec in list_specs(config)} <= families.FAMILIES.keys()
+  labels = [family.label for family in families.FAMILIES.values()]
+  assert len({*labels}) == len(labels)
+
+
+def test_keys_of_rollouts_and_samples_are_as_stored_before(config):
+  config.references.plans = (("samples", 3, True), ("together", 2, True), ("repeats", 1))
+  config.references.plans = tuple(SamplePlan(*plan) for plan in config.references.plans)
+  hard, rest = jobs.exploration_specs(config)
+  assert hard.key == "exploration(together=2,repeats=1)"
+  assert rest.key == "exploration-all(samples=3,together=2)"
+  assert jobs.stratified_spec(config).key == "stratified(samples=3)"
+  assert jobs.rollout_spec("bopo", 0.3, 5).key == "bopo(lam=0.3)/5"
+  assert jobs.rollout_spec("bopo", 0.3, 5, 2).key == "bopo(lam=0.3,seed=2)/5"
