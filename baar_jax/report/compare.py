@@ -23,6 +23,7 @@ from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
 from baar_jax.train import rewards
+from baar_jax.train.families import CONDITIONED
 from baar_jax.train.jobs import BOUNDARY_KEYS
 
 FORECAST = "forecast.csv"  # what stage forecast leaves in a run's directory
@@ -52,7 +53,8 @@ class Choice(NamedTuple):
 
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
   entries: list[PolicySpec]  # all that are chosen, in their order
-  main: str  # the family that the report is about: the router that knows its budget, else BoPO
+  # The family that the report is about: the router that knows its budget, else BoPO
+  main: str
   best: list[str]  # of each family under each budget the policy with the highest SR
   # By family (or COMPARED) and metric: the policies on the upper hull of its points,
   # without a cap or with one on calls, and the boundaries.
@@ -82,8 +84,8 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   gaps = {"cost_gap_share": "cost_usd", "success_gap_share": "success_percent"}
   for share, column in gaps.items():
     low_B, high_B = means[column].loc[[*BOUNDARY_KEYS]].to_numpy()
-    gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
-    means[share] = (means[column] - low_B) / gap_B
+    gap_B = high_B - low_B
+    means[share] = (means[column] - low_B) / np.where(gap_B > 0, gap_B, np.nan)
   for column, mean_PxB in means.items():
     table = table.join(intervals(column, mean_PxB))
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
@@ -98,7 +100,7 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
 
 
 def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """Compute area_B along some policies; NaN unless LARGE costs more and scores more than SMALL."""
+  """Compute area_B along policies; NaN unless LARGE costs more and scores more."""
   small, large = BOUNDARY_KEYS
   names = [small, *policies, large]
   cost_VxB = data.resampled["cost_usd"].loc[names]
@@ -134,7 +136,9 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
   """
   first = [*BOUNDARY_KEYS, choice.main]
   table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])]
-  table = table.sort_values("family", key=lambda family: ~family.isin(first), kind="stable")
+  table = table.sort_values(
+    "family", key=lambda family: ~family.isin(first), kind="stable"
+  )
   groups = [pd.DataFrame()]
   for K in sorted(table.call_budget.dropna().unique()):
     group = table[table.call_budget.eq(K) | table.index.isin(BOUNDARY_KEYS)]
@@ -153,7 +157,11 @@ def by_difficulty(
   The boundaries' own episodes tell the difficulty. The family "task mix" has the shares
   of the tasks. Shares are NaN if the sum is 0.
   """
-  trials = data.episodes.groupby(["task_id", "policy"]).success.agg(list).unstack()[[*BOUNDARY_KEYS]]
+  trials = (
+    data.episodes.groupby(["task_id", "policy"])
+    .success.agg(list)
+    .unstack()[[*BOUNDARY_KEYS]]
+  )
   difficulty = trials.apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
   cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
   tasks = pd.DataFrame(1.0, ["task mix"], data.tasks)

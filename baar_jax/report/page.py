@@ -20,7 +20,13 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
 from baar_jax.report.results import Facts, Results
-from baar_jax.report.table import CURVES, Evaluation, load_split, read_curves, run_ledger
+from baar_jax.report.table import (
+  CURVES,
+  Evaluation,
+  load_split,
+  read_curves,
+  run_ledger,
+)
 from baar_jax.report.texts import METRIC_NAMES, family_name
 from baar_jax.store import Store
 from baar_jax.train.dataset import measure_robustness
@@ -67,7 +73,9 @@ def compute_results(
     and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any()
   ):
     headline = None  # there is no gap on test
-  rivals = [f for f, _ in choice.vertices if f not in (*BOUNDARY_KEYS, *ABLATIONS, COMPARED)]
+  rivals = [
+    f for f, _ in choice.vertices if f not in (*BOUNDARY_KEYS, *ABLATIONS, COMPARED)
+  ]
   ablations = []
   if config.baselines.ablations:
     ablations = [COMPARED, SFT, *ABLATIONS]
@@ -186,7 +194,7 @@ def draw_all(results: Results) -> dict[str, Figure]:
 
 
 def family_style(results: Results, family: str) -> dict:
-  """Choose colour, marker, label and width of a family's line; the main family's is thick."""
+  """Choose the style of a family's line; the main family's is thick."""
   shown = FAMILIES[family]
   thick = family == results.run.main
   style = {"color": shown.color, "marker": shown.marker, "label": shown.label}
@@ -204,16 +212,16 @@ def draw_frontier(results: Results, metric: str) -> Figure:
   """Draw cost against score: each family's line along its points, and intervals."""
   axes = new_axes("dollars per task (list price)", metric)
   policies = results.policies
-  small, large = BOUNDARIES
+  small, large = BOUNDARY_KEYS
   if metric == "success_percent" and results.exact:
     usd, share = np.array(results.exact["optimum"]).T
     axes.plot(usd, 100 * share, ":", color=MUTED, label="exact optimum, all tasks")
-  small, large = results.policies.loc[[*BOUNDARY_KEYS], ["cost_usd", metric]].to_numpy()
-  ends = np.transpose([small, large])
-  axes.plot(*ends, "--", color=MUTED, linewidth=0.9, zorder=1)
-  label = {"fontsize": 8, "textcoords": "offset points"}
-  axes.annotate(family_name(BOUNDARY_KEYS[0]), small, (9, -12), **label)
-  axes.annotate(family_name(BOUNDARY_KEYS[1]), large, (9, 5), **label)
+  ends = policies.loc[[small, large]]
+  axes.plot(ends.cost_usd, ends[metric], "--", color=MUTED, linewidth=0.9, zorder=1)
+  for family, below in ((small, -12), (large, 5)):
+    point = ends.loc[family, ["cost_usd", metric]]
+    name = family_name(family)
+    axes.annotate(name, point, (9, below), fontsize=8, textcoords="offset points")
   rows = results.frontiers
   for row in rows[rows.metric == metric].itertuples():
     style = family_style(results, row.family)
@@ -236,7 +244,9 @@ def draw_hard_budget(results: Results) -> Figure:
   metric = results.metrics[0]
   rows = results.hard_budget
   axes = new_axes("K, LARGE calls allowed per task", metric)
-  for family, curve in rows[~rows.family.isin(BOUNDARY_KEYS)].groupby("family", sort=False):
+  for family, curve in rows[~rows.family.isin(BOUNDARY_KEYS)].groupby(
+    "family", sort=False
+  ):
     axes.plot(curve.K, curve[metric], **family_style(results, family))
   for family, dashes in zip(BOUNDARY_KEYS, (":", "--")):
     score = results.policies[metric][family]

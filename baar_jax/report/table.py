@@ -22,9 +22,8 @@ from baar_jax.train.jobs import BOUNDARIES
 
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
 DIFFICULTIES = ["easy", "hard", "intractable"]
-LEFT_OUT_LIMIT = (
-  0.05  # a policy that lacks a larger share of its episodes has not been evaluated
-)
+# A policy that lacks a larger share of its episodes has not been evaluated.
+LEFT_OUT_LIMIT = 0.05
 PARTS = (
   "small_usd",
   "large_usd",
@@ -49,8 +48,9 @@ LINE = create_model(
 class Evaluation:
   """The entries' episodes on one split.
 
-  `entries` has a row per policy, by its key, in the report's order: `describe` (NaN is no cap). `episodes` has a row per policy, task and seed: the columns of
-  `Store.table`, deciding_usd (a router's and a judge's) and training_seed.
+  `entries` has a row per policy, by its key, in the report's order: `describe` (NaN is
+  no cap). `episodes` has a row per policy, task and seed: the columns of `Store.table`,
+  deciding_usd (a router's and a judge's) and training_seed.
   """
 
   entries: pd.DataFrame
@@ -120,7 +120,9 @@ def describe(spec: PolicySpec) -> dict[str, object]:
   }
 
 
-def load_split(store: Store, listed: Sequence[PolicySpec], config: Config, split: str) -> Evaluation:
+def load_split(
+  store: Store, listed: Sequence[PolicySpec], config: Config, split: str
+) -> Evaluation:
   """Read the entries' episodes on "dev" or "test".
 
   Raises:
@@ -157,16 +159,11 @@ def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
 
 
 def list_played(
-  store: Store, listed: Iterable[PolicySpec], config: Config, *splits: str
+  store: Store, listed: Iterable[PolicySpec], config: Config, split: str
 ) -> list[PolicySpec]:
-  """List the boundaries, and the entries that have been played on all of these splits."""
-  keys = [list_keys(store, config, split) for split in splits]
-  played = []
-  for spec in listed:
-    stored = store.keys(spec.key)
-    if spec in BOUNDARIES or all(_is_enough(len(stored & {*k}), k) for k in keys):
-      played.append(spec)
-  return played
+  """List the boundaries, and the policies that have been played on a split."""
+  keys = list_keys(store, config, split)
+  return [s for s in listed if s in BOUNDARIES or _has_enough(store, s.key, keys)]
 
 
 def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
@@ -177,7 +174,8 @@ def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
   """
   if config.env.kind != SERVED:
     return list_specs(config)
-  played = list_played(store, list_specs(config), config, "dev", "test")
+  played = list_played(store, list_specs(config), config, "dev")
+  played = list_played(store, played, config, "test")
   if len(played) <= len(BOUNDARIES):
     problem = "clients have played no policy but the boundaries on dev and on test"
     raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")

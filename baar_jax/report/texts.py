@@ -27,7 +27,7 @@ class Column(NamedTuple):
   """How a column of a table is shown."""
 
   title: str
-  # of its numbers; z drops the minus of what rounds to 0, % is left out of the cells
+  # Of its numbers; z drops the minus of what rounds to 0, % is left out of the cells.
   format: str
 
 

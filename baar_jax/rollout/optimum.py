@@ -18,7 +18,15 @@ import numpy as np
 
 from baar_jax.envs.errors import Errors, Oracle
 from baar_jax.envs.sandbox import adapter as sandbox
-from baar_jax.envs.sandbox.adapter import BLANK, BROKEN, LOOKS, PLAIN, SIGNS, TRICKY, Rules, Sandbox
+from baar_jax.envs.sandbox.adapter import (
+  BLANK,
+  BROKEN,
+  LOOKS,
+  PLAIN,
+  SIGNS,
+  Rules,
+  Sandbox,
+)
 from baar_jax.envs.sandbox.errors import SandboxErrors
 from baar_jax.episode import SMALL
 from baar_jax.llms.agent import extend, open_conversation
@@ -81,15 +89,9 @@ class Exact:
         index += 1
     return points
 
-  def _between(self, left: Point, right: Point, gap: float) -> list[Point]:
-    """Compute the vertices between two, as far as they are more than a gap above their line."""
-    mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
-    best = self.solve(mu)[0]  # the vertex furthest above the line
-    if best.success - left.success - mu * (best.cost_usd - left.cost_usd) <= gap:
-      return []
-    return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
-
-  def optimal_rule(self, mu: float = FREE, calls: int | None = None) -> Callable[[Live, PolicySpec], int]:
+  def optimal_rule(
+    self, mu: float = FREE, calls: int | None = None
+  ) -> Callable[[Live, PolicySpec], int]:
     """Make the rule of `solve`'s best policy, which reads what a router sees."""
     table = self.solve(mu, calls=calls)[1]
     kinds = [kind.word for kind in self._rules.kinds]

@@ -47,7 +47,8 @@ def main(run: Run) -> None:
     names = [spec.key for spec in list_evaluated(run.store, config)]
     run.print(f"evaluated: {', '.join(names)}")
     return
-  for training in run.trainings():  # a missing router is reported before anything is run
+  # A missing router is reported before anything is run.
+  for training in run.trainings():
     loader = Loader(training, 1)
     for spec in list_trained(config):
       loader.check(spec)
@@ -71,7 +72,7 @@ def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
 def _reuse(
   store: Store, spec: PolicySpec, uncapped: PolicySpec, jobs: Sequence[Job]
 ) -> None:
-  """Store the episodes that a cap would not have changed, instead of running them again.
+  """Store the episodes that a cap would not have changed, and run none again.
 
   A cap-blind policy makes the same decisions until its cap is spent, and the same draws
   follow from the same task, seed and step.
@@ -84,7 +85,9 @@ def _reuse(
   store.add_equal(spec.key, spec.cap.calls, uncapped.key, keys)
 
 
-def choose_on_dev(store: Store, planned: Sequence[PolicySpec], config: Config) -> Choice:
+def choose_on_dev(
+  store: Store, planned: Sequence[PolicySpec], config: Config
+) -> Choice:
   """Choose the policies that test plays by the entries' episodes on dev.
 
   Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the
@@ -122,9 +125,9 @@ def _list_points(data: Evaluation, config: Config) -> dict[str, pd.Index]:
   free = data.entries[data.entries.usd_budget.isna()]
   points = dict(free.groupby("family", sort=False).groups)
   if config.baselines.ablations:
-    bopo = free[(free.family == BOPO) & free.call_budget.isna()]  # ablations run without a cap
-    lam = bopo.parameters.map(lambda parameters: parameters["lam"])
-    points[COMPARED] = bopo.index[lam == compared_lam(config)]
+    # Ablations run without a cap.
+    bopo = free[(free.family == BOPO) & free.call_budget.isna()]
+    points[COMPARED] = bopo.index[bopo.parameters.str["lam"] == compared_lam(config)]
   return points
 
 
@@ -190,13 +193,13 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   scores = pd.DataFrame(index=tasks)
   for cap in [*caps, Cap()]:
     scores[budget_name(cap.calls, cap.usd)] = predict_scores(forecasters, cap)
-  return scores
+  return scores.astype(float)
 
 
 def predict_scores(
   forecasters: Sequence[tuple[Heads, Transitions]], cap: Cap
 ) -> np.ndarray:
-  """Predict score_N in [0, 1] under a cap at first decisions: the mean over trainings."""
+  """Predict score_N in [0, 1] under a cap at first decisions."""
   scores = []
   for heads, data in forecasters:
     left = count_calls_left(heads, cap)
