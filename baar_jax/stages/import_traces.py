@@ -7,7 +7,7 @@ from baar_jax.config import SERVED, Config
 from baar_jax.episode import SMALL, Call, Episode, Step
 from baar_jax.llms.chat_completions import read_counts
 from baar_jax.llms.prices import prices_of
-from baar_jax.rollout.policies import ALWAYS_LARGE, ALWAYS_SMALL, STRATIFIED, samples_name
+from baar_jax.train.jobs import ALWAYS_LARGE, ALWAYS_SMALL, stratified_spec
 from baar_jax.run import Run
 from baar_jax.serve.request import Scored, read_messages
 from baar_jax.serve.sessions import add_sessions
@@ -89,6 +89,7 @@ def read_session(calls: list[dict], config: Config) -> tuple[Episode, str]:
   scored = [call for call in calls if call.get("score") is not None]
   score = Scored.read(scored[-1] if scored else {}).score
   boundaries = {(SMALL,): ALWAYS_SMALL, (len(names) - 1,): ALWAYS_LARGE}
-  policy = boundaries.get(tuple({step.model for step in steps}), samples_name(config, STRATIFIED))
+  models = tuple({step.model for step in steps})
+  policy = boundaries.get(models, stratified_spec(config)).key
   task = next((call["task"] for call in calls if call.get("task")), text.fingerprint)
   return Episode(str(task), policy, 0, steps, score, "done"), text.task

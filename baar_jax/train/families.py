@@ -474,7 +474,6 @@ FAMILIES = {
     marker="X",
     list_specs=_list_zero_shot,
     build=_build_zero_shot,
-    is_rival=True,
   ),
   CONDITIONED: Family(
     label="router that knows its budget",
