@@ -90,7 +90,7 @@ import dataclasses
 from baar_jax.envs.base import Env, Task
 @dataclasses.dataclass
 class Options:
-  rooms: int
+  rooms: int = 1
   light: float = 1.0
 class Maze(Env):
   Options, metric, system_prompt = Options, "score", "p"
@@ -111,7 +111,6 @@ def test_an_environment_of_one_s_own_has_options_and_a_metric(tmp_path):
     assert run.tasks("dev")[0].description == "Options(rooms=7, light=2.0)"
   assert table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
   for options, said in (
-    ({}, "missing 1 required .* 'rooms'; the options of .*Maze are rooms, light"),
     ({"rooms": 1, "dark": 2}, "dark is 2, but there is no such option; the opt"),
     ({"rooms": "many"}, "rooms is 'many', expected int; the options of"),
     ({"rooms": True}, "rooms is True, expected int"),
