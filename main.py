@@ -141,8 +141,8 @@ def validate(config: Config) -> None:
     raise ValueError(explain(error, "--config")) from None
   vars(config).update(vars(checked))
   config.env.options = table.changed_options(config.env.kind, config.env.options)
-  families.check_rivals(config)
   try:
+    families.check_baselines(config)
     check_environment(config)
     check_machine(config)
   except ValueError as error:

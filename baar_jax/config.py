@@ -340,11 +340,6 @@ class Config:
     works = self.baselines.compared_lam in (None, *self.bopo.lam)
     must = f"one of --config.bopo.lam, {self.bopo.lam}"
     require(works, "baselines.compared_lam", must)
-    for name in self.baselines.ablations:
-      section, part, value = ABLATIONS[name]
-      works = getattr(getattr(self, section), part) != value
-      must = f"without {name}: that is left out anyway"
-      require(works, "baselines.ablations", must)
     for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
       for name, values in vars(getattr(self, section)).items():
         if isinstance(values, tuple):  # they tell policies apart, with six digits

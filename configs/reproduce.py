@@ -25,7 +25,7 @@ def get_config(setting: str = "") -> config.Config:
   if setting != "alfworld":
     is_explored = bool(c.references.plans)
     c.references.plans += (config.SamplePlan("together", 20, is_explored),)
-  rivals = tuple(families.RIVALS)
+  rivals = tuple(sorted(families.RIVALS))
   ablations = tuple(config.ABLATIONS)
   c.baselines = config.BaselinesConfig(rivals, ablations, compared, updates=60)
   c.sft.learning_rates = (3e-3, 1e-2)

@@ -54,6 +54,6 @@ def get_config(setting: str = "") -> config.Config:
     c.models = config.ModelsConfig(kind="chat", **(LLAMA if setting == "llama" else {}))
     c.profile.robustness = (3, 10)
     c.baselines = config.BaselinesConfig(
-      tuple(families.RIVALS), tuple(config.ABLATIONS), compared_lam=0.3
+      tuple(sorted(families.RIVALS)), tuple(config.ABLATIONS), compared_lam=0.3
     )
   return c

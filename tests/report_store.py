@@ -1,4 +1,6 @@
-"""A hand-made evaluation in which every family has episodes, for the tests of the report."""
+"""A hand-made evaluation in which every family has episodes, for the tests of the
+report.
+"""
 
 import itertools
 from pathlib import Path
@@ -15,8 +17,9 @@ from baar_jax.store import Store
 
 SEEDS = {"dev": DEV_SEEDS, "test": TEST_SEEDS}
 BOPO, SHARE = {"lam": 0.3, "threshold": 0.5}, {"lam": 0.3, "update": 12, "share": 0.25}
-# Policy: family, parameters, K, models of each step, and scores of the four tasks, which are easy,
-# hard, hard and intractable. SMALL costs $1 a step, LARGE $5, and a router's decision $0.5.
+# Policy: family, parameters, K, models of each step, and scores of the four tasks,
+# which are easy, hard, hard and intractable. SMALL costs $1 a step, LARGE $5, and a
+# router's decision $0.5.
 BOUNDARIES = {
   "always-small": ("always-small", {}, None, "SSSS", (1.0, 0.2, 0.0, 0.0)),
   "always-large": ("always-large", {}, None, "LLLL", (1.0, 1.0, 1.0, 0.0)),
@@ -35,13 +38,21 @@ EVERY = FEW | {
   "zero-shot": ("zero-shot", {}, None, "SLLL", (1.0, 1.0, 0.0, 0.0)),
   "no-stratified": ("no-stratified", BOPO, None, "LLLL", (1.0, 1.0, 0.0, 0.0)),
   "no-reference": ("no-reference", BOPO, None, "SSSS", (1.0, 0.0, 0.0, 0.0)),
-  "no-hard-bonus": ("no-hard-bonus", {**BOPO, "lam": 0.9}, None, "SSSS", (1.0, 0.0, 0.0, 0.0)),
+  "no-hard-bonus": (
+    "no-hard-bonus",
+    {**BOPO, "lam": 0.9},
+    None,
+    "SSSS",
+    (1.0, 0.0, 0.0, 0.0),
+  ),
   "single-turn(K=1)": ("single-turn", SHARE, 1, "SSLS", (1.0, 0.0, 0.0, 0.0)),
 }
 
 
 def entries(policies: dict) -> list[Entry]:
-  return [Entry(family, fields, name, K) for name, (family, fields, K, *_) in policies.items()]
+  return [
+    Entry(family, fields, name, K) for name, (family, fields, K, *_) in policies.items()
+  ]
 
 
 def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) -> Config:
@@ -53,17 +64,23 @@ def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) ->
 
 
 def fill(policies: dict) -> Store:
-  """A store with these policies' episodes, two seeds each and alike on dev and test, and a profile
-  of two training tasks."""
+  """A store with these policies' episodes, two seeds each and alike on dev and test,
+  and a profile of two training tasks."""
   store = Store(":memory:")
   tasks = max(len(scores) for *_, scores in policies.values())
   for split, count in (("train", 2), ("dev", tasks), ("test", tasks)):
-    store.put_tasks(split, [Task(f"{split}-{i}", split, "do it", 40) for i in range(count)])
+    store.put_tasks(
+      split, [Task(f"{split}-{i}", split, "do it", 40) for i in range(count)]
+    )
   # On the second training task SMALL is the dearer one, and alone without success.
-  for name, models, score in (("always-small", "SSSSSSSSS", 0.0), ("always-large", "L", 1.0)):
+  for name, models, score in (
+    ("always-small", "SSSSSSSSS", 0.0),
+    ("always-large", "L", 1.0),
+  ):
     store.add(episode("train-0", name, 0, models[:1], 1.0))
     store.add(episode("train-1", name, 0, models, score))
-  store.add(episode("test-0", "always-small", 7, "SSSSSSSS", 0.0))  # a seed that does not count
+  # A seed that does not count.
+  store.add(episode("test-0", "always-small", 7, "SSSSSSSS", 0.0))
   for policy, (family, _, K, models, scores) in policies.items():
     for i, score in enumerate(scores):
       # BoPO calls LARGE on the hard tasks alone.
@@ -75,7 +92,10 @@ def fill(policies: dict) -> Store:
           step.calls = [call(step.model, 5.0 if step.model else 1.0, tokens=90)]
           step.router_cost_usd = 0.5
           if family == "zero-shot":
-            step.router_cost_usd, judgement = 0.0, call(2, 0.125, tokens=160, kind="judge")
+            step.router_cost_usd, judgement = (
+              0.0,
+              call(2, 0.125, tokens=160, kind="judge"),
+            )
             step.router_latency_s, step.calls = 0.25, [*step.calls, judgement]
           if family == "cascade":
             step.router_latency_s = 0.25

@@ -28,7 +28,9 @@ from baar_jax.stages.evaluate import choose_on_dev
 
 SOLVED = (1.0, 1.0, 1.0, 0.0)  # all tasks but the intractable one
 POINTS = {1: ("SSSL", (1.0, 0.0, 0.0, 0.0)), 2: ("SSLL", SOLVED), 3: ("LLLL", SOLVED)}
-THREE = BOUNDARIES | {f"bopo{lam}": ("bopo", {"lam": lam}, None, *p) for lam, p in POINTS.items()}
+THREE = BOUNDARIES | {
+  f"bopo{lam}": ("bopo", {"lam": lam}, None, *p) for lam, p in POINTS.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +48,9 @@ def row(frame: pd.DataFrame, **where) -> pd.Series:
 
 
 def test_the_vertices_of_a_familys_hull_and_its_highest_point():
-  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above at most. Only
-  # the second is on the hull: the first lies below the line, the third on LARGE. A cap is no bar.
+  # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above
+  # at most. Only the second is on the hull: the first lies below the line, the third on
+  # LARGE. A cap is no bar.
   policies = THREE | {"bopo2": ("bopo", {"lam": 2}, 2, *POINTS[2])}
   choice = choose_on_dev(fill(policies), entries(policies), config())
   assert choice.vertices["bopo", "success_percent"] == ["bopo2"]
@@ -57,7 +60,9 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
 
 
 def test_a_family_has_one_row_under_each_budget(tmp_path):
-  """Of two points under a cap dev takes the better one, though the other is on the hull."""
+  """Of two points under a cap dev takes the better one, though the other is on the
+  hull.
+  """
   capped = {"bopo4": ("bopo", {"lam": 4}, 2, "SSLL", SOLVED)}
   capped["bopo5"] = ("bopo", {"lam": 5}, 2, "SSSL", (1.0, 1.0, 0.5, 0.0))
   results = figures(BOUNDARIES | capped)
@@ -109,35 +114,57 @@ def test_dollar_budgets_are_apart():
   store, lines = fill(FEW), entries(FEW)
   lines.insert(2, Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
   for split, i, seed in itertools.product(SEEDS, range(4), range(2)):
-    e = episode(f"{split}-{i}", "bopo(usd=7)", SEEDS[split] + seed, "SL" if i else "LL", 1.0)
+    e = episode(
+      f"{split}-{i}", "bopo(usd=7)", SEEDS[split] + seed, "SL" if i else "LL", 1.0
+    )
     e.usd_budget = 7.0
     store.add(e)
   results = compute(store, lines, config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
-  assert tuple(results.policies.loc["bopo(usd=7)", ["overruns", "use_share"]]) == (2, 1.0)
+  assert tuple(results.policies.loc["bopo(usd=7)", ["overruns", "use_share"]]) == (
+    2,
+    1.0,
+  )
   assert all("bopo(usd=7)" not in names for names in results.frontiers.policies)
 
 
 def test_areas_of_families_and_gains_over_them(every):
   rows = every.frontiers
-  assert row(rows, family="first-large", metric="score_percent").policies == ["first-large(K=2)"]
+  assert row(rows, family="first-large", metric="score_percent").policies == [
+    "first-large(K=2)"
+  ]
   success = rows[rows.metric == "success_percent"].set_index("family")
-  rivals = {"random", "first-large", "sft", "vanilla", "cascade", "single-turn", "zero-shot"}
+  rivals = {
+    "random",
+    "first-large",
+    "sft",
+    "vanilla",
+    "cascade",
+    "single-turn",
+    "zero-shot",
+  }
   assert success.index[0] == "bopo" and {*success.index} == {"bopo", *rivals}
   assert success.policies[["bopo", "random"]].tolist() == [["bopo(lam=0.3)"], []]
-  # BoPO's line (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8. Vanilla RL
-  # solves all three for always-SMALL's $4: an area of 1.
-  assert success.area[["bopo", "random", "vanilla"]].tolist() == pytest.approx([15 / 16, 0.5, 1])
+  # BoPO's line (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8.
+  # Vanilla RL solves all three for always-SMALL's $4: an area of 1.
+  assert success.area[["bopo", "random", "vanilla"]].tolist() == pytest.approx(
+    [15 / 16, 0.5, 1]
+  )
   gains = success.area_gain[["bopo", "random", "vanilla"]].tolist()
   assert gains == pytest.approx([math.nan, 7 / 16, -1 / 16], nan_ok=True)
-  assert 0.0 < success.area_gain_low["random"] <= 7 / 16 <= success.area_gain_high["random"]
-  # BoPO pays for LARGE on every hard task, so in every resample that holds one it is behind.
+  assert (
+    0.0 < success.area_gain_low["random"] <= 7 / 16 <= success.area_gain_high["random"]
+  )
+  # BoPO pays for LARGE on every hard task, so in every resample that holds one it is
+  # behind.
   assert success.area_gain_high["vanilla"] < 0
 
 
 def test_ablations_against_bopo_at_the_same_weight(every):
   rows = every.ablations
-  areas = rows[rows.metric == "success_percent"].set_index("family")[["area", "area_gain"]]
+  areas = rows[rows.metric == "success_percent"].set_index("family")[
+    ["area", "area_gain"]
+  ]
   assert {*areas.index} == {COMPARED, "sft", *ABLATIONS}
   # BoPO has 15/16; the ablation lies on always-SMALL: 1/2. SFT is at (1/4, 1/2).
   assert tuple(areas.loc["no-reference"]) == pytest.approx((0.5, 7 / 16))
@@ -158,14 +185,15 @@ def test_the_rows_under_a_budget(every):
 
 
 def test_seconds_by_the_rates_and_as_measured(every):
-  # Three replies of SMALL with 90 tokens and a proposal of 45; one of LARGE with 90; 4 decisions.
+  # Three replies of SMALL with 90 tokens and a proposal of 45; one of LARGE with 90; 4
+  # decisions.
   expected = [315 / 90, 90 / 80, 4 / 180, 4 / 180 / (315 / 90 + 90 / 80 + 4 / 180), 1.0]
   assert every.latency.loc["cascade"].tolist() == pytest.approx(expected)
   # Four answers of 160 tokens of LARGE decide; no router of its own.
   assert every.latency.router_s["zero-shot"] == pytest.approx(4 * 160 / 80)
 
 
-def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is_named():
+def test_an_episode_lost_to_an_error_is_left_out_for_all():
   policies = {n: (*kind[:4], (1.0,) * 12) for n, kind in BOUNDARIES.items()}
   store = fill(policies)
   where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 3001"
@@ -174,5 +202,7 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all_and_a_policy_without_is
   assert data.left_out == ["test-0 seed 3001"] and len(data.tasks) == 12
   assert data.episodes.policy.value_counts().tolist() == [23, 23]
   lines = [*entries(policies), Entry("sft", {}, "sft")]
-  with pytest.raises(ValueError, match="^sft lacks episodes on dev: run --stage=evaluate first$"):
+  with pytest.raises(
+    ValueError, match="^sft lacks episodes on dev: run --stage=evaluate first$"
+  ):
     choose_on_dev(store, lines, config())

@@ -1,4 +1,6 @@
-"""Geometry by hand, scipy's hull and the definition; intervals by simulation and closed forms."""
+"""Geometry by hand, scipy's hull and the definition; intervals by simulation and closed
+forms.
+"""
 
 import math
 
@@ -13,7 +15,9 @@ from baar_jax.report import frontier
 from baar_jax.report.frontier import draw, interval, means
 
 SMALL, LARGE = (1.0, 0.4), (5.0, 0.6)
-GRID = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12)
+GRID = st.lists(
+  st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12
+)
 
 
 def area(points, small=SMALL, large=LARGE):
@@ -27,7 +31,9 @@ def test_pareto_by_the_definition(points):
 
   kept = [i for i, q in enumerate(points) if not any(dominates(p, q) for p in points)]
   # By cost, and equal points by index.
-  assert frontier.pareto(*zip(*points)).tolist() == sorted(kept, key=lambda i: (points[i][0], i))
+  assert frontier.pareto(*zip(*points)).tolist() == sorted(
+    kept, key=lambda i: (points[i][0], i)
+  )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,8 @@ def test_area(points, expected):
 
 
 @pytest.mark.parametrize(
-  ("cost", "small"), [(np.nan, SMALL), (2.0, (5.0, 0.4)), (2.0, (1.0, 0.6)), (2.0, (np.nan, 0.4))]
+  ("cost", "small"),
+  [(np.nan, SMALL), (2.0, (5.0, 0.4)), (2.0, (1.0, 0.6)), (2.0, (np.nan, 0.4))],
 )
 def test_a_point_that_is_not_finite_or_no_rectangle_is_an_error(cost, small):
   with pytest.raises(ValueError, match="finite|cost more and score more"):
@@ -59,24 +66,32 @@ def test_area_is_that_of_scipys_hull(points):
 
 
 NAN, TRAINED = math.nan, np.array([False] * 2 + [True] * 15)
-SHARES = np.array([0.0, 1.0, *np.arange(1, 16) / 16])[:, None, None]  # of LARGE's episodes
+SHARES = np.array([0.0, 1.0, *np.arange(1, 16) / 16])[
+  :, None, None
+]  # of LARGE's episodes
 
 
 def evaluate(rng, effect_R, tasks=60) -> tuple[np.ndarray, np.ndarray]:
-  """Costs and successes of the boundaries and of 15 policies that draw one of them per episode;
-  each training seed's success differs by its effect."""
+  """Costs and successes of the boundaries and of 15 policies that draw one of them per
+  episode; each training seed's success differs by its effect."""
   logit_N, gain_N = rng.normal(-0.4, 1.6, tasks), rng.gamma(1.2, 2.2, tasks)
   usd_AxNx1 = np.exp(rng.normal([[0.0], [1.6]], 0.4, (2, tasks)))[..., None]
   rate_AxNx1 = 1 / (1 + np.exp(-np.array([logit_N, logit_N + gain_N])))[..., None]
   shape = len(SHARES), tasks, len(effect_R)
   large = rng.random(shape) < SHARES
-  rate = np.where(large, rate_AxNx1[1], rate_AxNx1[0]) + TRAINED[:, None, None] * effect_R
-  return np.where(large, usd_AxNx1[1], usd_AxNx1[0]), (rng.random(shape) < rate).astype(float)
+  rate = (
+    np.where(large, rate_AxNx1[1], rate_AxNx1[0]) + TRAINED[:, None, None] * effect_R
+  )
+  return np.where(large, usd_AxNx1[1], usd_AxNx1[0]), (rng.random(shape) < rate).astype(
+    float
+  )
 
 
 @pytest.mark.parametrize(("runs", "effect"), [(2000, 0.0), (600, 0.03)])
 def test_mixes_of_the_boundaries_have_an_area_of_a_half(runs, effect):
-  """Dev chooses from 15 points that gain nothing, and test measures; 1,000 runs have intervals."""
+  """Dev chooses from 15 points that gain nothing, and test measures; 1,000 runs have
+  intervals.
+  """
   rng, areas, covered = np.random.default_rng(0), [], []
   for run in range(runs):
     effect_R = rng.normal(0, effect, 3)
@@ -102,10 +117,15 @@ def test_luck_of_training_has_students_interval():
   mean_PxB = means(value_PxNxR, trained, draw(40, 3, 40_000))
   half = t.ppf(0.975, 2) * np.std([1, 2, 6], ddof=1) / math.sqrt(3)
   low, high = 3 - half, 3 + half
-  assert [*interval("x", mean_PxB[0]).values()] == pytest.approx([3, low, high], abs=0.03 * half)
+  assert [*interval("x", mean_PxB[0]).values()] == pytest.approx(
+    [3, low, high], abs=0.03 * half
+  )
   assert [*interval("x", mean_PxB[1]).values()] == [5, 5, 5]
-  # Where no router was trained, and where episodes' luck explains as much, there is nothing to add.
-  assert np.ptp(means(value_PxNxR, ~trained, draw(40, 3, 100)), axis=1) == pytest.approx([0, 0])
+  # Where no router was trained, and where episodes' luck explains as much, there is
+  # nothing to add.
+  assert np.ptp(
+    means(value_PxNxR, ~trained, draw(40, 3, 100)), axis=1
+  ) == pytest.approx([0, 0])
   noise_PxNxR = np.stack([np.roll([1.0, 2.0, 6.0], k) for k in range(3)])[None]
   assert np.ptp(means(noise_PxNxR, trained[:1], draw(3, 3, 100))) == pytest.approx(0)
 
@@ -116,7 +136,8 @@ def test_tasks_have_the_normal_interval_and_may_lack_a_seed():
   mean, half = value_N.mean(), norm.ppf(0.975) * value_N.std() / 20
   expected = [mean, mean - half, mean + half]
   assert [*interval("x", value_B).values()] == pytest.approx(expected, abs=0.1 * half)
-  # Two tasks' means are 1 and 3; without the second seed's value of the first task, 2 and 3.
+  # Two tasks' means are 1 and 3; without the second seed's value of the first task, 2
+  # and 3.
   lacking = np.array([[[2.0, NAN], [3.0, 3.0]]])
   assert means(lacking, np.array([True]), draw(2, 2, 1))[0, 0] == 2.5
 

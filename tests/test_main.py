@@ -11,6 +11,7 @@ import main
 
 ROOT = Path(__file__).parents[1]
 SANDBOX = "--config=configs/sandbox.py"
+APPWORLD = "--config=configs/appworld.py"
 CHAT = "--config.models.kind=chat"
 FIELDS = "baar_jax/config.py"
 # The flags, and what the line has to say. Without a file, the default's fields are parsed earlier.
@@ -22,6 +23,12 @@ WRONG = {
   "--config.models=sk-secret": "config.models has a value that cannot be read",
   "sk-secret": "an argument without --",
   "--config=quickstart": "no such file; ... configs/{alfworld,appworld,quickstart ... get_config()",
+  "--config.env.data=x": "set --config.env.options.data",
+  "--config.env.kind=poem": "take FILE.py:CLASS or sandbox, scienceworld, alfworld",
+  "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
+  "--config.env.options.short_tasks=7": "is '7', expected bool; the options of",
+  f"{APPWORLD} --config.env.options.code_s=0": "code_s is 0, expected at least 1; the",
+  f"{APPWORLD} --config.env.options.data=/x --config.dry_run": "no data in /x: set --",
   "--config.models.names=('gpt-4.1-mini','gpt-9')": "gpt-9 ... --config.models.prices",
   "--config.models.names=('gpt-4.1','gpt-4.1-mini')": "one of them is dearer than the next",
   "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json cannot be",

@@ -18,7 +18,9 @@ from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier
 KINDS = Kind("cabin", 0.6, 0.1, 0.2), Kind("vault", 0.4, 0.5, 0.6)
-FEW = Rules(locks=3, attempts=2, sign_at=1, broken_from=2, amber=(0.2, 0.7), kinds=KINDS)
+FEW = Rules(
+  locks=3, attempts=2, sign_at=1, broken_from=2, amber=(0.2, 0.7), kinds=KINDS
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +29,14 @@ def exact():
 
 
 def play(rule, tasks, calls=None):
-  """An episode of each of so many training tasks, through the real pair and the real loop."""
+  """An episode of each of so many training tasks, through the real pair and the real
+  loop.
+  """
   env = Sandbox(train_tasks=tasks)
-  pair, jobs = ScriptedPair(NAMES, SandboxErrors()), [Job(task, 0) for task in env.tasks("train")]
+  pair, jobs = (
+    ScriptedPair(NAMES, SandboxErrors()),
+    [Job(task, 0) for task in env.tasks("train")],
+  )
   return list(run_episodes(jobs, Policy("p", rule), pair, [env], calls))
 
 
@@ -41,25 +48,34 @@ def coin(p):
 def brute_force(rules, errors, mu, call_usd, calls):
   """Best expected success - mu * dollars by expectimax over full visible histories.
 
-  Keeps the weight of every possible building that agrees with what was seen; no beliefs, no
-  compression of histories.
+  Keeps the weight of every possible building that agrees with what was seen; no
+  beliefs, no compression of histories.
   """
   worlds = []
-  for (k, kind), sign, doomed in itertools.product(enumerate(rules.kinds), (1, 2), (False, True)):
+  for (k, kind), sign, doomed in itertools.product(
+    enumerate(rules.kinds), (1, 2), (False, True)
+  ):
     p_kind = kind.share * (kind.doomed if doomed else 1 - kind.doomed)
     p_kind *= rules.amber[doomed] if sign == 2 else 1 - rules.amber[doomed]
     for levels in itertools.product((0, 1), repeat=2 if doomed else 3):
-      p_levels = math.prod(kind.tricky if level else 1 - kind.tricky for level in levels)
+      p_levels = math.prod(
+        kind.tricky if level else 1 - kind.tricky for level in levels
+      )
       levels = (*levels, BROKEN) if doomed else levels
       for looks in itertools.product(range(3), repeat=3):
-        p_looks = math.prod(rules.looks[level][look] for level, look in zip(levels, looks))
+        p_looks = math.prod(
+          rules.looks[level][look] for level, look in zip(levels, looks)
+        )
         shown = [sign if lock >= rules.sign_at else 0 for lock in range(3)]
         seen = [100 * k + 10 * shown[lock] + looks[lock] for lock in range(3)]
         worlds.append((p_kind * p_levels * p_looks, levels, seen))
   weight_W, level_WxI, seen_WxI = map(np.array, zip(*worlds))
   assert weight_W.sum() == pytest.approx(1.0)
   models = range(errors.models)
-  lapses = [[errors.lapse(m, "", Oracle("", 0, c, False), False) for c in (0, 1)] for m in models]
+  lapses = [
+    [errors.lapse(m, "", Oracle("", 0, c, False), False) for c in (0, 1)]
+    for m in models
+  ]
 
   def best(weight_W, lock, jams, step, calls):
     """The value from here on, by all that can be seen, times its probability."""
@@ -98,26 +114,33 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu):
 
   exact = Exact(FEW, max_steps=7, names=TRIO[-models:], errors=Harsh(models))
   point = exact.solve(mu, calls=calls)[0]
-  expected = brute_force(FEW, Harsh(models), mu, exact.call_usd, 7 if calls is None else calls)
+  expected = brute_force(
+    FEW, Harsh(models), mu, exact.call_usd, 7 if calls is None else calls
+  )
   assert point.success - mu * point.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("p, calls", [(0.4, None), (1.0, 3), (None, None), (None, 3)])
 def test_exact_values_are_those_of_episodes(exact, p, calls):
-  """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is optimal.
-  The price of a call depends on its step and model alone, whatever the text says."""
+  """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is
+  optimal. The price of a call depends on its step and model alone, whatever the text
+  says."""
   rule = exact.optimal_rule(MU, calls) if p is None else coin(p)
   episodes = play(rule, 1500, calls)
   for e in episodes:
     expected = [exact.call_usd[i][step.model] for i, step in enumerate(e.steps)]
-    np.testing.assert_allclose([step.cost_usd for step in e.steps], expected, rtol=1e-12)
+    np.testing.assert_allclose(
+      [step.cost_usd for step in e.steps], expected, rtol=1e-12
+    )
   values = np.array([[e.cost_usd for e in episodes], [e.score for e in episodes]])
   errors = values.std(axis=1) / math.sqrt(len(episodes))
   assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
 
 
 def test_frozen_figures(exact):
-  """The yardstick itself: a concave hull above every policy; a change moves every comparison."""
+  """The yardstick itself: a concave hull above every policy; a change moves every
+  comparison.
+  """
   small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)

@@ -8,6 +8,7 @@ import tiny
 from absl import flags
 
 import main
+from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 from baar_jax.run import Run
@@ -82,6 +83,59 @@ def test_a_result_of_the_wrong_kind_is_named(odd):
       odd.reset(f"{method}={result}")
       getattr(odd, method)(*calls[method])
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+MAZE = """
+import dataclasses
+from baar_jax.envs.base import Env, Task
+@dataclasses.dataclass
+class Options:
+  rooms: int = 1
+  light: float = 1.0
+class Maze(Env):
+  Options, metric, system_prompt = Options, "score", "p"
+  def tasks(self, split): return [Task(split, split, f"{self.options}", self.max_steps)]
+class Broken(Env):
+  Options = 1 / 0
+"""
+
+
+def test_an_environment_of_one_s_own_has_options_and_a_metric(tmp_path):
+  (tmp_path / "maze.py").write_text(MAZE.partition("class Broken")[0])
+  kind = f"{tmp_path}/maze.py:Maze"
+  # Texts are of the command line; a whole number is a float, too.
+  config = tiny.config(tmp_path, kind=kind, options={"rooms": "7", "light": 2})
+  main.validate(config)
+  assert config.env.options == {"rooms": 7, "light": 2.0}
+  with closing(Run(config)) as run:
+    assert run.tasks("dev")[0].description == "Options(rooms=7, light=2.0)"
+  assert table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
+  for options, said in (
+    ({"rooms": 1, "dark": 2}, "dark is 2, but there is no such option; the opt"),
+    ({"rooms": "many"}, "rooms is 'many', expected int; the options of"),
+    ({"rooms": True}, "rooms is True, expected int"),
+    ({"rooms": 1.0}, "rooms is 1.0, expected int"),
+  ):
+    config.env.options = options
+    with pytest.raises(ValueError, match=f"^--config.env.options.*{said}") as error:
+      main.validate(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "kind, said",
+  [
+    ("nowhere.py:Maze", "there is no file .*nowhere.py"),
+    ("maze.py:Nothing", "has no class Nothing of Env"),
+    ("maze.py:Task", "has no class Task of Env"),
+    ("broken.py:Broken", "fails: ZeroDivisionError"),
+  ],
+)
+def test_a_file_without_an_environment_is_one_line(kind, said, tmp_path):
+  (tmp_path / "maze.py").write_text(MAZE.partition("class Broken")[0])
+  (tmp_path / "broken.py").write_text(MAZE)
+  with pytest.raises(ValueError, match=f"^--config.env.kind is .*{said}"):
+    table.load(f"{tmp_path}/{kind}")
 
 
 def test_splits_that_share_a_task_are_refused(odd_file, tmp_path):

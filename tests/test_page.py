@@ -23,12 +23,16 @@ from baar_jax.report.results import Results
 def results(tmp_path_factory) -> Results:
   """Of every family, and of a run with a forecast and lines of a training."""
   names = {"one": None, "one(K=1)": 1}
-  one = {n: ("conditioned", {}, K, "SSSL", (1.0, 1.0, 1.0, 0.0)) for n, K in names.items()}
+  one = {
+    n: ("conditioned", {}, K, "SSSL", (1.0, 1.0, 1.0, 0.0)) for n, K in names.items()
+  }
   directory, settings = tmp_path_factory.mktemp("run"), config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
   forecast = pd.DataFrame({"K = 1": [1.0, 0.9, 0.6, 0.1], "no cap": 0.5})
   forecast.set_axis([f"test-{i}" for i in range(4)]).to_csv(directory / FORECAST)
-  lines = [{"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)]
+  lines = [
+    {"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)
+  ]
   (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   results = figures(EVERY | one, settings, directory)
   results.episodes[1].steps[2].observation = "x" * 900
@@ -60,7 +64,11 @@ class Reader(html.parser.HTMLParser):
   def check_that_it_asks_for_nothing(self):
     assert not {"script", "link", "iframe", "a", "form"} & set(self.tags)
     for name, value in self.attributes:
-      assert name not in ("href", "srcset") and not name.startswith("on") and "url(" not in value
+      assert (
+        name not in ("href", "srcset")
+        and not name.startswith("on")
+        and "url(" not in value
+      )
       assert name != "src" or value.startswith("data:image/png;base64,")
 
 
@@ -89,10 +97,16 @@ def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
 
 
 def test_a_run_without_a_gap(tmp_path):
-  results = figures({name: (*kind[:3], "S", (1.0,)) for name, kind in FEW.items() if not kind[2]})
+  results = figures(
+    {name: (*kind[:3], "S", (1.0,)) for name, kind in FEW.items() if not kind[2]}
+  )
   assert results.headline is None and results.policies.success_gap_share.isna().all()
-  assert "There is no BoPO, or no gap" in page.write(results, tmp_path).read_text(encoding="utf-8")
-  assert page.write(figures(BOUNDARIES), tmp_path).exists()  # nothing else has been played
+  assert "There is no BoPO, or no gap" in page.write(results, tmp_path).read_text(
+    encoding="utf-8"
+  )
+  assert page.write(
+    figures(BOUNDARIES), tmp_path
+  ).exists()  # nothing else has been played
 
 
 WRONG = [{"update": 1}, [1], None, "x", {"stage": "sft", "update": "x"}, {"stage": [1]}]
@@ -127,7 +141,9 @@ UNSEEN = re.compile(
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, text):
   """Texts of others' tasks and models, and a family's name, which no one else gives."""
-  episode = Episode(text, text, 0, [Step(text, 1, text, logp=-0.5)], 1.0, f"error:{text}")
+  episode = Episode(
+    text, text, 0, [Step(text, 1, text, logp=-0.5)], 1.0, f"error:{text}"
+  )
   settings = copy.deepcopy(results.config)
   vars(settings)["name"], vars(settings.models)["names"] = text, (text, text)
   prices = {text: results.run.prices_usd_per_million["gpt-4.1"]}
@@ -140,7 +156,9 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   monkeypatch.setattr(page, "draw_all", lambda _: {})
   page.write(dataclasses.replace(results, **changed), tmp_path)
   names = ("index.html", "hard_budget.md", "hard_budget.tex", "results.json")
-  index, md, tex, data = ((tmp_path / name).read_text(encoding="utf-8") for name in names)
+  index, md, tex, data = (
+    (tmp_path / name).read_text(encoding="utf-8") for name in names
+  )
   assert json.loads(data) and not any(map(UNSEEN.search, (index, md, tex)))
   reader = Reader(index)
   reader.check_that_it_asks_for_nothing()
@@ -148,13 +166,19 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   assert shown[:12] in reader.text
   assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {6}
   assert "](" not in md and "<" not in md.replace(r"\<", "")
-  assert not re.search(r"\\(input|write18)", tex) and tex.count(r"\\") == len(md.splitlines())
+  assert not re.search(r"\\(input|write18)", tex) and tex.count(r"\\") == len(
+    md.splitlines()
+  )
 
 
 def test_a_browser_opens_it_quietly_and_it_fits_a_phone(index):
   with open_phone() as (opened, errors, requests):
     opened.goto(index.as_uri())
-    opened.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    opened.evaluate(
+      "document.querySelectorAll('details').forEach(d => { d.open = true })"
+    )
     assert errors == []
-    assert not opened.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+    assert not opened.evaluate(
+      "document.documentElement.scrollWidth > window.innerWidth"
+    )
   assert [url for url in requests if not url.startswith("data:")] == [index.as_uri()]

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 
 import jax
 import pytest
@@ -12,7 +13,7 @@ from baar_jax.envs.sandbox.adapter import Sandbox
 from baar_jax.rollout.policies import Job, Policy
 from baar_jax.run import Run
 from baar_jax.stages import plan
-from baar_jax.store import Store
+from baar_jax.store import Store, read_config
 
 
 @pytest.fixture
@@ -74,9 +75,26 @@ def test_a_config_that_contradicts_the_directory_is_refused_by_name(config):
   assert said in refused(config) and path.read_text() == written
 
 
+def test_a_run_from_before_the_options_goes_on(opened, config):
+  """Its env had five fields of its own; those that say something become options."""
+  path = used_directory(config) / "config.json"
+  written = json.loads(path.read_text())
+  assert written["env"].pop("options") == {}
+  old = {"data": "", "short_tasks": True, "train_split": "", "dev_split": ""}
+  path.write_text(json.dumps(written | {"env": written["env"] | old}))
+  assert read_config(path.parent) == config
+  opened(config).close()
+  assert json.loads(path.read_text())["env"]["options"] == {}
+  old |= {"short_tasks": False, "test_split": "dev"}
+  path.write_text(json.dumps(written | {"env": written["env"] | old}))
+  assert read_config(path.parent).env.options == {"short_tasks": False, "test_split": "dev"}
+  said = "was made with env.options.short_tasks=False, this config has None: set it back"
+  assert said in refused(config)
+
+
 LOST = "restore a copy, or choose another --config.name"
 TEXTS = ["[]", "null", "{", "\x00", "[" * 100_000, '{"distributed": {"processes": null}}']
-TEXTS += ['{"bopo": {"field_of_another_version": 1}}']
+TEXTS += ['{"bopo": {"field_of_another_version": 1}}', '{"env": {"options": 3}}', '{"env": 3}']
 
 
 @pytest.mark.parametrize("lost", [["episodes.sqlite"], ["episodes.sqlite", "config.json"]])

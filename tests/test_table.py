@@ -25,7 +25,8 @@ def test_recorded_calls_come_before_those_of_episodes():
     e.steps[1].calls.append(call(0, 0.75, kind="proposal", replayed=replayed))
     e.steps[1].router_cost_usd = 0.25
   second.lost_usd = 4.0
-  episodes = table(first, second, dataclasses.replace(first, reused=True))  # played once
+  # Played once.
+  episodes = table(first, second, dataclasses.replace(first, reused=True))
   ledger = run_ledger(episodes, None, 2)
   # SMALL, LARGE, proposals, judge, retries, router
   assert [ledger[part] for part in PARTS] == [2.0, 10.0, 0.75, 0.25, 5.0, 0.5]
@@ -40,8 +41,19 @@ def test_recorded_calls_come_before_those_of_episodes():
 
 
 def test_the_calls_of_several_processes(tmp_path):
-  kinds = ((0, REPLY, 1.0), (1, REPLY, 2.0), (1, RETRY, 4.0), (0, PRESUMED, 8.0), (0, FAILED, 0.0))
-  names = ("episodes.sqlite", "episodes-12.sqlite", "episodes-old.sqlite", "episodes (copy).sqlite")
+  kinds = (
+    (0, REPLY, 1.0),
+    (1, REPLY, 2.0),
+    (1, RETRY, 4.0),
+    (0, PRESUMED, 8.0),
+    (0, FAILED, 0.0),
+  )
+  names = (
+    "episodes.sqlite",
+    "episodes-12.sqlite",
+    "episodes-old.sqlite",
+    "episodes (copy).sqlite",
+  )
   for name in names:  # the last two are no process's
     calls = Calls(tmp_path / name)
     for model, kind, dollars in kinds:

@@ -1,4 +1,4 @@
-"""The Env class: what the rollout loop and the scripted models ask of an environment."""
+"""The Env class, which the rollout loop and the scripted models use."""
 
 import dataclasses
 import itertools
@@ -33,7 +33,8 @@ class Env:
 
   Options: type = NoOptions  # a dataclass; --config.env.options are its fields
   Errors: type = KnowledgeErrors  # how scripted models err here
-  engine: Engine | None = None  # of an environment that needs a Python of its own
+  # Of an environment that needs a Python of its own, and whose options have `data`.
+  engine: Engine | None = None
   metric = "success"  # the environment's SR: the rate of success, or the mean "score"
   has_optimum = False  # whether report/optimum.py computes the best policy
   prompt_growth = 150  # tokens that a step adds to the prompt, until some are stored
@@ -75,10 +76,13 @@ class Env:
     Raises:
       ValueError: something that an option names is missing.
     """
-    return options
+    if cls.engine is None:
+      return options
+    data = cls.engine.existing_data(options.data)
+    return dataclasses.replace(options, data=data)
 
   def tasks(self, split: str) -> list[Task]:
-    """List the tasks of a split in a fixed order. Raises ValueError if there are none."""
+    """List a split's tasks in a fixed order. Raises ValueError if there are none."""
 
   def reset(self, task_id: str) -> str:
     """Start a task from its beginning and return the first observation."""

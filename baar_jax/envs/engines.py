@@ -165,13 +165,15 @@ class Engine:
     """
     place = Path(self.named_data(data) or self.generated_data).absolute()
     if not place.is_dir():
-      remedy = f"set --config.env.options.data or ${self.data_variable}, or {self.remedy}"
+      remedy = (
+        f"set --config.env.options.data or ${self.data_variable}, or {self.remedy}"
+      )
       raise ValueError(f"{self.name} has no data in {place}: {remedy}")
     return str(place)
 
 
 def command_of(engine: Engine | None) -> list[str]:
-  """Return the command that runs a module of this project, in an engine's Python if any.
+  """Return the command that runs a module of this project, in the engine's Python.
 
   Raises:
     ValueError: the engine is not installed.

@@ -1,4 +1,4 @@
-"""How scripted models err at a step of the expert; the rates of error are design choices.
+"""How scripted models err at a step of the expert; the rates are design choices.
 
 docs/environments.md says why each rule is as it is.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-  """What the environment's expert knows about the next step; only scripted models see it."""
+  """The expert's knowledge about the next step; only scripted models see it."""
 
   action: str  # the expert's
   position: int  # of this step in the expert's plan; it stays until the step is done
@@ -79,7 +79,7 @@ class KnowledgeErrors(Errors):
     return draw.choices([*self.HARDNESS], weights)[0]
 
   def unknown_share(self, model: int, task_id: str) -> float:
-    """Compute the probability that a model does not know a critical step of the task."""
+    """Compute the probability that a model does not know a critical step."""
     mean = self.HARDNESS[self.tier(task_id)]
     hardness = random.Random(f"{task_id}|hardness").gauss(mean, self.SPREAD)
     ability = self.between(self.ABILITY, model)

@@ -1,4 +1,4 @@
-"""Runs any environment in a child process, by JSON lines; several episodes may share one.
+"""Runs environments in child processes, by JSON lines; episodes may share one.
 
 A child that dies, hangs or fails is reported as EnvDied, and the next reset() starts a
 new one. The first half of this file is the child's side.
@@ -18,9 +18,9 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from baar_jax.envs import table
 from baar_jax.envs.base import Env, EnvDied, Oracle
@@ -40,39 +40,27 @@ FREE_METHODS = ("greet", "tasks", "reset")  # they need no earlier state of a sl
 GREETING = ("system_prompt", "code_actions", "scores_steps")
 
 
-class Expected(NamedTuple):
-  words: str
-  is_right: Callable[[Any], bool]
+def _are_types(values: Iterable[object], *types: type) -> bool:
+  return [*map(type, values)] == [*types]
 
 
-def _is_text(result: object) -> bool:
-  return isinstance(result, str)
+def _is_task(task: object) -> bool:
+  return type(task) is Task and _are_types(vars(task).values(), str, str, str, int)
 
 
-def _are_tasks(result: object) -> bool:
-  if not isinstance(result, list) or not result:
-    return False
-  return all(
-    type(task) is Task and _types(vars(task).values()) == [str, str, str, int]
-    for task in result
-  )
-
-
-def _types(values: Any) -> list[type]:
-  return [*map(type, values)]
-
-
-TEXT = Expected("a text", _is_text)
-EXPECTED = {  # of each method
-  "tasks": Expected("one Task or more in each split", _are_tasks),
+TEXT = ("a text", lambda r: isinstance(r, str))
+EXPECTED = {  # of each method: words, and whether a result is right
+  "tasks": (
+    "one Task or more in each split",
+    lambda r: isinstance(r, list) and r and all(map(_is_task, r)),
+  ),
   "reset": TEXT,
-  "step": Expected(
-    "(text, bool)", lambda r: isinstance(r, tuple) and _types(r) == [str, bool]
+  "step": ("(text, bool)", lambda r: isinstance(r, tuple) and _are_types(r, str, bool)),
+  "score": (
+    "a number in [0, 1]",
+    lambda r: isinstance(r, int | float) and 0 <= r <= 1,
   ),
-  "score": Expected(
-    "a number in [0, 1]", lambda r: isinstance(r, int | float) and 0 <= r <= 1
-  ),
-  "oracle": Expected("an Oracle", lambda r: isinstance(r, Oracle)),
+  "oracle": ("an Oracle", lambda r: isinstance(r, Oracle)),
   "mistake": TEXT,
   "system_prompt": TEXT,
 }
@@ -106,7 +94,7 @@ def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
 
 
 def _end_with(parent: int, scratch: str) -> None:
-  """End the child and all that it started once its parent is gone, even during a call."""
+  """End the child and all that it started once its parent is gone."""
   while os.getppid() == parent:
     time.sleep(1.0)
   shutil.rmtree(scratch, ignore_errors=True)
@@ -144,17 +132,17 @@ def _describe(error: Exception, method: str) -> dict[str, str]:
 
 
 def _check(env: Env, name: str, result: Any, *args: object) -> Any:
-  expected = EXPECTED[name]
-  if not expected.is_right(result):
+  expected, is_right = EXPECTED[name]
+  if not is_right(result):
     call = f"{type(env).__name__}.{name}"
     if args:
       call += f"({', '.join(map(repr, args)):.80})"
-    raise WrongResult(f"{call} gave {result!r:.80}; expected {expected.words}")
+    raise WrongResult(f"{call} gave {result!r:.80}; expected {expected}")
   return result
 
 
 class Child:
-  """The parent's end of a child process with an environment per slot, which take turns."""
+  """The parent's end of a child process with an environment per slot."""
 
   def __init__(self, kind: str, kwargs: dict, timeout_s: float) -> None:
     scratch = tempfile.TemporaryDirectory(
@@ -220,7 +208,7 @@ class Child:
       raise self._kill("it ended without an answer") from None
 
   def _kill(self, cause: str) -> EnvDied:
-    """End the process with everything that it started, and return the error about it."""
+    """End the process with everything that it started; return the error about it."""
     process = self.process
     self.process = None
     self._playing.clear()
@@ -283,7 +271,11 @@ class ProcessEnv(Env):
 
 
 def open_envs(
-  kind: str, kwargs: dict, processes: int, live_per_process: int, timeout_s: float = 120.0
+  kind: str,
+  kwargs: dict,
+  processes: int,
+  live_per_process: int,
+  timeout_s: float = 120.0,
 ) -> list[ProcessEnv]:
   """Open environments in child processes, one per slot.
 

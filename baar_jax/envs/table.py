@@ -2,17 +2,14 @@
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import importlib
-import inspect
 import runpy
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baar_jax.envs.base import Env, NoOptions
+from baar_jax.envs.base import Env
 
 # The class of each environment, whose attributes are the facts about it. Only the
 # module of the one that is used is imported.
@@ -42,7 +39,9 @@ def load(kind: str) -> type[Env]:
   problem = f"--config.env.kind is {kind!r}, but"
   if not Path(path).is_file():
     known = ", ".join(ENVIRONMENTS)
-    raise ValueError(f"{problem} there is no file {path!r}; take FILE.py:CLASS or {known}")
+    raise ValueError(
+      f"{problem} there is no file {path!r}; take FILE.py:CLASS or {known}"
+    )
   try:
     environment = runpy.run_path(path).get(name)
   except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -55,51 +54,43 @@ def load(kind: str) -> type[Env]:
 def read_options(kind: str, options: Mapping[str, Any]) -> Any:
   """Check an environment's options, and return them as its dataclass.
 
-  A text, as the command line has it, is read as a value of its field's type.
+  An option has the type of its default: bool, int, float or str. A text, as the command
+  line has it, is read as a value of another type.
 
   Raises:
     ValueError: a name, a type or a value is wrong; in one line with the known options.
   """
-  environment = load(kind)
-  types = typing.get_type_hints(environment.Options)
-  known = f"the options of {kind} are {', '.join(types) or 'none'}"
+  Options = load(kind).Options
+  defaults = vars(Options())
+  known = f"the options of {kind} are {', '.join(defaults) or 'none'}"
   values = {}
   for name, value in options.items():
     seen = f"--config.env.options.{name} is {value!r:.80}"
-    if name not in types:
+    if name not in defaults:
       raise ValueError(f"{seen}, but there is no such option; {known}")
-    values[name] = _read_value(value, types[name])
-    if type(values[name]) is not types[name]:
-      expected = inspect.formatannotation(types[name])
-      raise ValueError(f"{seen}, expected {expected}; {known}")
+    expected = type(defaults[name])
+    if isinstance(value, str) and expected is not str:
+      with contextlib.suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(value)
+    if type(value) is int and expected is float:
+      value = float(value)
+    if type(value) is not expected:
+      raise ValueError(f"{seen}, expected {expected.__name__}; {known}")
+    values[name] = value
   try:
-    return environment.Options(**values)
-  except (TypeError, ValueError) as error:  # an option is missing, or out of bounds
+    return Options(**values)
+  except ValueError as error:  # out of bounds
     raise ValueError(f"--config.env.options: {error}; {known}") from None
 
 
-def _read_value(value: Any, expected: type) -> Any:
-  """Read a text as a literal, and a whole number as a float, if such a value is due."""
-  if isinstance(value, str) and expected is not str:
-    with contextlib.suppress(ValueError, SyntaxError):
-      value = ast.literal_eval(value)
-  if expected is float and type(value) is int:
-    value = float(value)
-  return value
-
-
 def changed_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-  """Return the options that differ from their defaults, checked as by `read_options`."""
-  checked = read_options(kind, options)
-  changed = {}
-  for field in dataclasses.fields(checked):
-    value = vars(checked)[field.name]
-    if value != field.default:
-      changed[field.name] = value
-  return changed
+  """Check options as `read_options` does; return those that are not the defaults."""
+  checked = vars(read_options(kind, options))
+  defaults = vars(load(kind).Options())
+  return dict(sorted(checked.items() - defaults.items()))
 
 
-def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:  # noqa: B006
+def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:
   """Make an environment in this process.
 
   Args:
@@ -107,8 +98,6 @@ def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:  # no
     options: as for `read_options`, which raises ValueError.
     **sizes: train_tasks, dev_tasks, test_tasks and max_steps.
   """
-  environment = load(kind)
   checked = read_options(kind, options)
-  if isinstance(checked, NoOptions):
-    return environment(**sizes)
-  return environment(options=checked, **sizes)
+  given = {"options": checked} if vars(checked) else {}
+  return load(kind)(**sizes, **given)

@@ -1,6 +1,7 @@
-"""Compare the policies that dev has chosen on test: who beats whom, and where money and time go.
+"""Compare on test the policies that dev has chosen; count their dollars and seconds.
 
-Axes: B resamples of tasks and training seeds (the first is all), P policies, N tasks, K budgets.
+Axes: B resamples of tasks and training seeds (the first is all), P policies, N tasks,
+K budgets.
 """
 
 import itertools
@@ -22,14 +23,25 @@ from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
 from baar_jax.train import rewards
+from baar_jax.train.families import CONDITIONED
 from baar_jax.train.jobs import BOUNDARY_KEYS
 
 FORECAST = "forecast.csv"  # what stage forecast leaves in a run's directory
 PAPER = Path(__file__).with_name("paper.json")
-AREA_COLUMNS = """family metric policies area area_low area_high
-area_gain area_gain_low area_gain_high""".split()
-# Generated tokens per second (paper, "Latency Analysis"): SMALL and LARGE after OpenAI's targets,
-# the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and the network do not count.
+AREA_COLUMNS = [
+  "family",
+  "metric",
+  "policies",
+  "area",
+  "area_low",
+  "area_high",
+  "area_gain",
+  "area_gain_low",
+  "area_gain_high",
+]
+# Generated tokens per second (paper, "Latency Analysis"): SMALL and LARGE after
+# OpenAI's targets, the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and
+# the network do not count.
 SMALL_RATE = 90.0
 LARGE_RATE = 80.0
 ROUTER_RATE = 180.0
@@ -41,13 +53,16 @@ class Choice(NamedTuple):
 
   dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
   entries: list[PolicySpec]  # all that are chosen, in their order
-  main: str  # the family that the report is about: the router that knows its budget, else BoPO
+  # The family that the report is about: the router that knows its budget, else BoPO
+  main: str
   best: list[str]  # of each family under each budget the policy with the highest SR
-  # By family (or COMPARED) and metric: the policies on the upper hull of its points, without a cap
-  # or with one on calls, and the boundaries.
+  # By family (or COMPARED) and metric: the policies on the upper hull of its points,
+  # without a cap or with one on calls, and the boundaries.
   vertices: dict[tuple[str, str], list[str]]
-  headline: str | None  # the main family's point that lies highest above the boundaries' line
-  typical: dict[str, str]  # per family the point, perhaps capped, nearest in cost to the headline
+  # The main family's point that lies highest above the boundaries' line.
+  headline: str | None
+  # Per family the point, perhaps capped, nearest in cost to the headline.
+  typical: dict[str, str]
 
 
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
@@ -59,8 +74,8 @@ def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
 def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   """Compute every policy's means per task, some with intervals, and its overruns.
 
-  The shares are of the gaps between the boundaries and of a policy's cap. An overrun is an episode
-  over its cap.
+  The shares are of the gaps between the boundaries and of a policy's cap. An overrun is
+  an episode over its cap.
   """
   table = data.entries.drop(columns="trained")
   table["episodes"] = data.episodes.policy.value_counts()
@@ -69,8 +84,8 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   gaps = {"cost_gap_share": "cost_usd", "success_gap_share": "success_percent"}
   for share, column in gaps.items():
     low_B, high_B = means[column].loc[[*BOUNDARY_KEYS]].to_numpy()
-    gap_B = np.where(high_B > low_B, high_B - low_B, np.nan)
-    means[share] = (means[column] - low_B) / gap_B
+    gap_B = high_B - low_B
+    means[share] = (means[column] - low_B) / np.where(gap_B > 0, gap_B, np.nan)
   for column, mean_PxB in means.items():
     table = table.join(intervals(column, mean_PxB))
   used = table.large_calls.where(table.call_budget.notna(), table.spent_usd)
@@ -85,7 +100,7 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
 
 
 def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """Compute area_B along some policies; NaN unless LARGE costs more and scores more than SMALL."""
+  """Compute area_B along policies; NaN unless LARGE costs more and scores more."""
   small, large = BOUNDARY_KEYS
   names = [small, *policies, large]
   cost_VxB = data.resampled["cost_usd"].loc[names]
@@ -95,8 +110,8 @@ def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.
 def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataFrame:
   """Compute each family's area by metric, and the gain of the first family over it.
 
-  An area is along the points that dev has chosen, so that all are comparable, however many
-  candidates there were.
+  An area is along the points that dev has chosen, so that all are comparable, however
+  many candidates there were.
   """
   first_B = {}
   rows = []
@@ -114,14 +129,16 @@ def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataF
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-  """List a row per K and family: first the boundaries, which keep no cap, then the main family.
+  """List a row per K and family: the boundaries, the main family, then the others.
 
-  A row is that of `tabulate_policies` with the parameters that dev has chosen, and the gain in SR
-  of the main family over it, on the same tasks.
+  The boundaries keep no cap. A row is that of `tabulate_policies` with the parameters
+  that dev has chosen, and the gain in SR of the main family over it, on the same tasks.
   """
   first = [*BOUNDARY_KEYS, choice.main]
   table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])]
-  table = table.sort_values("family", key=lambda family: ~family.isin(first), kind="stable")
+  table = table.sort_values(
+    "family", key=lambda family: ~family.isin(first), kind="stable"
+  )
   groups = [pd.DataFrame()]
   for K in sorted(table.call_budget.dropna().unique()):
     group = table[table.call_budget.eq(K) | table.index.isin(BOUNDARY_KEYS)]
@@ -132,13 +149,19 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
   return pd.concat(groups).rename_axis("policy").reset_index()
 
 
-def by_difficulty(data: Evaluation, typical: Mapping[str, str], easy_rate: float) -> pd.DataFrame:
+def by_difficulty(
+  data: Evaluation, typical: Mapping[str, str], easy_rate: float
+) -> pd.DataFrame:
   """Compute each family's shares of its dollars by the test tasks' difficulty.
 
-  The boundaries' own episodes tell the difficulty. The family "task mix" has the shares of the
-  tasks. Shares are NaN if the sum is 0.
+  The boundaries' own episodes tell the difficulty. The family "task mix" has the shares
+  of the tasks. Shares are NaN if the sum is 0.
   """
-  trials = data.episodes.groupby(["task_id", "policy"]).success.agg(list).unstack()[[*BOUNDARY_KEYS]]
+  trials = (
+    data.episodes.groupby(["task_id", "policy"])
+    .success.agg(list)
+    .unstack()[[*BOUNDARY_KEYS]]
+  )
   difficulty = trials.apply(lambda row: rewards.difficulty(*row, easy_rate), axis=1)
   cost_usd = data.per_task("cost_usd").loc[[*typical.values()]].set_axis([*typical])
   tasks = pd.DataFrame(1.0, ["task mix"], data.tasks)
@@ -149,10 +172,11 @@ def by_difficulty(data: Evaluation, typical: Mapping[str, str], easy_rate: float
 
 
 def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
-  """Compute mean seconds per episode by family: by the paper's token rates, and as measured.
+  """Compute mean seconds per episode by family, by the paper's token rates.
 
-  A router's decision is one token of its own, a judge's answers are at LARGE's rate, untaken
-  proposals at SMALL's. `waited_s` is how long an episode really waited for its router or judge.
+  A router's decision is one token of its own, a judge's answers are at LARGE's rate,
+  untaken proposals at SMALL's. `waited_s` is how long an episode really waited for its
+  router or judge.
   """
   table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
   mean = table.groupby("policy").mean().loc[[*typical.values()]]
@@ -165,7 +189,9 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   return s
 
 
-def read_forecast(directory: Path, data: Evaluation, best: Sequence[str]) -> Forecast | None:
+def read_forecast(
+  directory: Path, data: Evaluation, best: Sequence[str]
+) -> Forecast | None:
   """Read what stage forecast has left in a run's directory, if anything.
 
   Raises:
@@ -181,17 +207,23 @@ def read_forecast(directory: Path, data: Evaluation, best: Sequence[str]) -> For
   return compare_forecast(data, score_NxK, best)
 
 
-def compare_forecast(data: Evaluation, score_NxK: pd.DataFrame, best: Sequence[str]) -> Forecast:
-  """Compare scores expected by task and budget with those of the router that knows its budget.
+def compare_forecast(
+  data: Evaluation, score_NxK: pd.DataFrame, best: Sequence[str]
+) -> Forecast:
+  """Compare the scores that the conditioned router expects with those that it had.
 
-  The rows have each budget's mean, and the measured mean if the router has been evaluated under
-  this cap. The calibration counts each task under each cap once, in bins of equal width.
+  The rows have each budget's mean, and the measured mean if the router has been
+  evaluated under this cap. The calibration counts each task under each cap once, in
+  bins of equal width.
   """
   budgets = score_NxK.columns
   draws = frontier.draw(len(score_NxK), 1, data.resamples)
-  mean_KxB = frontier.means(score_NxK.to_numpy().T[..., None], np.zeros(len(budgets)), draws)
+  mean_KxB = frontier.means(
+    score_NxK.to_numpy().T[..., None], np.zeros(len(budgets)), draws
+  )
   rows = intervals("forecast_share", pd.DataFrame(mean_KxB)).assign(budget=budgets)
-  own = data.entries.loc[best].query("family == @CONDITIONED")
+  own = data.entries.loc[best]
+  own = own[own.family == CONDITIONED]
   measured_NxK = data.per_task("score_percent").loc[own.index].T / 100
   measured_NxK.columns = [budget_name(*budget) for budget in own[[*BUDGETS]].to_numpy()]
   rows["measured_share"] = rows.budget.map(measured_NxK.mean())
@@ -211,7 +243,9 @@ def budget_name(calls: float | None, usd: float | None) -> str:
   return "no cap" if usd is None else f"${usd:g}"
 
 
-def beside_paper(run: Facts, table: pd.DataFrame, hard_budget: pd.DataFrame) -> pd.DataFrame:
+def beside_paper(
+  run: Facts, table: pd.DataFrame, hard_budget: pd.DataFrame
+) -> pd.DataFrame:
   """List the paper's SR, and Use% under a K, beside ours, as texts.
 
   The rows are of the policies that this run has too, in the paper's environments.
@@ -220,7 +254,9 @@ def beside_paper(run: Facts, table: pd.DataFrame, hard_budget: pd.DataFrame) -> 
   for family in BOUNDARY_KEYS:
     ours["", family] = f"{table[run.sr][family]:.1f}"
   for row in hard_budget.to_dict("records"):
-    ours[str(row["K"]), row["family"]] = f"{row[run.sr]:.1f} ({100 * row['use_share']:.0f} %)"
+    ours[str(row["K"]), row["family"]] = (
+      f"{row[run.sr]:.1f} ({100 * row['use_share']:.0f} %)"
+    )
   rows = []
   published = json.loads(PAPER.read_text(encoding="utf-8"))
   for K, group in published.get(run.environment, {}).items():
@@ -234,7 +270,8 @@ def exact_frontier(config: Config) -> dict | None:
   """Compute the sandbox's optimal frontier over all tasks: its Points, and its area.
 
   Returns:
-    None in another environment, for other models, prices or skills, and if LARGE gains nothing.
+    None in another environment, for other models, prices or skills, and if LARGE gains
+    nothing.
   """
   c = config.models
   has_optimum = load(config.env.kind).has_optimum

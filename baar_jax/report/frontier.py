@@ -1,20 +1,22 @@
-"""Frontiers of (cost, score) points, and 95 % intervals of means over tasks and training seeds.
+"""Frontiers of (cost, score) points, and 95 % intervals of means.
 
-Axes: B resamples (the first is no resample), P policies, N tasks, R training seeds, V vertices.
+Axes: B resamples (the first is no resample), P policies, N tasks, R training seeds, V
+vertices.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-# What is taken off for the luck of episodes, in parts of what it explains on average: more than 1,
-# because only what is left above 0 counts (our choice, by simulation).
+# What is taken off for the luck of episodes, in parts of what it explains on average:
+# more than 1, because only what is left above 0 counts (our choice, by simulation).
 NOISE_SHARE = 1.5
 
 
 def pareto(cost_P: ArrayLike, score_P: ArrayLike) -> np.ndarray:
-  """Find the non-dominated points: their indices by ascending cost; equal points all stay.
+  """Find the non-dominated points, by ascending cost; equal points all stay, by index.
 
-  A point is dominated by one that is no costlier and no worse, and better in one of the two.
+  A point is dominated by one that is no costlier and no worse, and better in one of the
+  two.
 
   Raises:
     ValueError: the points are no finite numbers, equally many.
@@ -33,12 +35,13 @@ def area(
   small: tuple[float, float],
   large: tuple[float, float],
 ) -> float:
-  """Compute the share of the boundaries' rectangle under the policies' upper concave hull.
+  """Compute the share of the boundaries' rectangle below the policies' hull.
 
-  The hull of the boundaries, (cost, score) of always-SMALL and always-LARGE, and of the policies
-  is the best that mixing policies over tasks can reach. This area is our metric. The line between
-  the boundaries has 0.5; policies that beat always-LARGE can pass 1. Of measured points it is
-  biased upwards, for noise can only raise a hull. Costs are clipped into the rectangle.
+  The hull of the boundaries, (cost, score) of always-SMALL and always-LARGE, and of the
+  policies is the best that mixing policies over tasks can reach. This area is our
+  metric. The line between the boundaries has 0.5; policies that beat always-LARGE can
+  pass 1. Of measured points it is biased upwards, for noise can only raise a hull.
+  Costs are clipped into the rectangle.
 
   Raises:
     ValueError: as `vertices` does.
@@ -52,12 +55,12 @@ def area(
 def area_along(cost_V: np.ndarray, score_V: np.ndarray) -> np.ndarray:
   """Compute the share of the boundaries' rectangle under a line through points.
 
-  Where a point is cheaper than the one before, the area between is taken off again, so that noise
-  in the points cancels out in the mean.
+  Where a point is cheaper than the one before, the area between is taken off again, so
+  that noise in the points cancels out in the mean.
 
   Args:
-    cost_V: the costs in the order of the line: first always-SMALL's, last always-LARGE's. There
-      may be further axes (VxB).
+    cost_V: the costs in the order of the line: first always-SMALL's, last
+      always-LARGE's. There may be further axes (VxB).
     score_V: the scores, likewise.
 
   Returns:
@@ -112,20 +115,27 @@ def _points(cost_P: ArrayLike, score_P: ArrayLike) -> list[np.ndarray]:
   costs_P = np.asarray(cost_P, np.float64)
   scores_P = np.asarray(score_P, np.float64)
   points = [costs_P, scores_P]
-  if costs_P.ndim != 1 or costs_P.shape != scores_P.shape or not np.isfinite(points).all():
+  if (
+    costs_P.ndim != 1
+    or costs_P.shape != scores_P.shape
+    or not np.isfinite(points).all()
+  ):
     raise ValueError("costs and scores must be finite and equally long")
   return points
 
 
-def draw(tasks: int, training_seeds: int, resamples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+  tasks: int, training_seeds: int, resamples: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
   """Draw the resamples' weights once for all results, so that differences are paired.
 
-  Tasks are drawn with replacement. The training seeds' weights make the sum of R deviations vary
-  as a mean over R normal values does: as Student's t with R - 1 degrees of freedom. R = 3 is too
-  few to be resampled with replacement.
+  Tasks are drawn with replacement. The training seeds' weights make the sum of R
+  deviations vary as a mean over R normal values does: as Student's t with R - 1 degrees
+  of freedom. R = 3 is too few to be resampled with replacement.
 
   Returns:
-    task_BxN, the share of each task, and seed_BxR, the weight of each training seed's deviation.
+    task_BxN, the share of each task, and seed_BxR, the weight of each training seed's
+    deviation.
   """
   rng = np.random.default_rng(seed)
   R = training_seeds
@@ -141,11 +151,12 @@ def draw(tasks: int, training_seeds: int, resamples: int, seed: int = 0) -> tupl
 def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.ndarray:
   """Compute mean_PxB: over all tasks and training seeds, then in each resample.
 
-  The mean over tasks is resampled as it is: that carries the chance in tasks and in episodes. Of
-  trained policies the deviation of each training seed's mean is added, less the part of its
-  variance that chance in episodes explains (analysis of variance: the ratio of mean squares).
-  Resampling both axes at once would count that chance thrice (simulated in docs/evaluation.md).
-  A task may lack some seeds (nan), the same for all policies.
+  The mean over tasks is resampled as it is: that carries the chance in tasks and in
+  episodes. Of trained policies the deviation of each training seed's mean is added,
+  less the part of its variance that chance in episodes explains (analysis of variance:
+  the ratio of mean squares). Resampling both axes at once would count that chance
+  thrice (simulated in docs/evaluation.md). A task may lack some seeds (nan), the same
+  for all policies.
   """
   task_BxN, seed_BxR = draws
   N = value_PxNxR.shape[1]
@@ -168,8 +179,8 @@ def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.nd
 def interval(name: str, value_B: np.ndarray) -> dict[str, float]:
   """Compute a value and its 95 % percentile bootstrap interval (Efron 1979).
 
-  value_B[0] is the value itself, the others are of resamples. If fewer than half of these have
-  one (NaN is none), there is no interval.
+  value_B[0] is the value itself, the others are of resamples. If fewer than half of
+  these have one (NaN is none), there is no interval.
 
   Returns:
     name, name_low and name_high.

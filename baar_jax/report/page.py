@@ -1,4 +1,4 @@
-"""The report: all results, and the files that show them: figures, tables and the page."""
+"""The report: its results, and their files: figures, tables and the page."""
 
 import base64
 import dataclasses
@@ -20,7 +20,13 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
 from baar_jax.report.results import Facts, Results
-from baar_jax.report.table import CURVES, Evaluation, load_split, read_curves, run_ledger
+from baar_jax.report.table import (
+  CURVES,
+  Evaluation,
+  load_split,
+  read_curves,
+  run_ledger,
+)
 from baar_jax.report.texts import METRIC_NAMES, family_name
 from baar_jax.store import Store
 from baar_jax.train.dataset import measure_robustness
@@ -56,14 +62,20 @@ def compute_results(
     directory: the run's.
 
   Raises:
-    ValueError: a chosen policy's episodes are missing, or a file of the run cannot be read.
+    ValueError: a chosen policy's episodes are missing, or a file of the run cannot be
+    read.
   """
   data = load_split(store, choice.entries, config, "test")
   table = compare.tabulate_policies(data)
   headline = choice.headline
-  if headline and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any():
+  if (
+    headline
+    and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any()
+  ):
     headline = None  # there is no gap on test
-  rivals = [f for f, _ in choice.vertices if f not in (*BOUNDARY_KEYS, *ABLATIONS, COMPARED)]
+  rivals = [
+    f for f, _ in choice.vertices if f not in (*BOUNDARY_KEYS, *ABLATIONS, COMPARED)
+  ]
   ablations = []
   if config.baselines.ablations:
     ablations = [COMPARED, SFT, *ABLATIONS]
@@ -90,7 +102,9 @@ def compute_results(
     training=read_curves(directory / "metrics.jsonl"),
     ledger=run_ledger(store.table(), spent, models),
     exact=compare.exact_frontier(config),
-    episodes=[episode for episode in episodes if episode.task_id in data.tasks][:EPISODES],
+    episodes=[episode for episode in episodes if episode.task_id in data.tasks][
+      :EPISODES
+    ],
     paper=compare.beside_paper(run, table, hard_budget),
   )
 
@@ -108,7 +122,9 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
     environment=env.kind.rpartition(":")[2],
     own_tasks=engine is not None and not engine.named_data(env.options.get("data", "")),
     models=named,
-    prices_usd_per_million=dict(zip(models.names, prices_of(models.names, models.prices))),
+    prices_usd_per_million=dict(
+      zip(models.names, prices_of(models.names, models.prices))
+    ),
     test_tasks=len(data.tasks),
     left_out_episodes=data.left_out,
     sr=data.sr,
@@ -118,7 +134,7 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
 
 
 def write(results: Results, directory: Path) -> Path:
-  """Write index.html, PNGs, results.json and hard_budget.*, and return the page's path."""
+  """Write the page, PNGs, results.json and hard_budget.*; return the page's path."""
   directory.mkdir(parents=True, exist_ok=True)
   files = {"results.json": json.dumps(plain(results), indent=1, allow_nan=False)}
   if len(results.hard_budget):
@@ -130,14 +146,18 @@ def write(results: Results, directory: Path) -> Path:
   for name, figure in draw_all(results).items():
     file = directory / f"{name}.png"
     figure.savefig(file, dpi=144)
-    images[name] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+    images[name] = (
+      f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+    )
   jinja = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
     trim_blocks=True,
     finalize=texts.clean,
   )
-  page = jinja.get_template("page.html.j2").render(results=results, texts=texts, images=images)
+  page = jinja.get_template("page.html.j2").render(
+    results=results, texts=texts, images=images
+  )
   files["index.html"] = page.replace(" %", "\u00a0%")
   for name, text in files.items():
     (directory / name).write_text(text, encoding="utf-8")
@@ -163,7 +183,9 @@ def draw_all(results: Results) -> dict[str, Figure]:
   figures = {}
   with matplotlib.rc_context(STYLE):
     for metric in results.metrics:
-      figures[f"frontier_{metric.removesuffix('_percent')}"] = draw_frontier(results, metric)
+      figures[f"frontier_{metric.removesuffix('_percent')}"] = draw_frontier(
+        results, metric
+      )
     if len(results.hard_budget):
       figures["hard_budget"] = draw_hard_budget(results)
     for stage, curves in results.training.groupby("stage", sort=False):
@@ -172,7 +194,7 @@ def draw_all(results: Results) -> dict[str, Figure]:
 
 
 def family_style(results: Results, family: str) -> dict:
-  """Choose colour, marker, label and width of a family's line; the main family's is thick."""
+  """Choose the style of a family's line; the main family's is thick."""
   shown = FAMILIES[family]
   thick = family == results.run.main
   style = {"color": shown.color, "marker": shown.marker, "label": shown.label}
@@ -187,27 +209,31 @@ def new_axes(x: str, metric: str) -> Axes:
 
 
 def draw_frontier(results: Results, metric: str) -> Figure:
-  """Draw cost against score: each family's line along its points, with their intervals."""
+  """Draw cost against score: each family's line along its points, and intervals."""
   axes = new_axes("dollars per task (list price)", metric)
+  policies = results.policies
+  small, large = BOUNDARY_KEYS
   if metric == "success_percent" and results.exact:
     usd, share = np.array(results.exact["optimum"]).T
     axes.plot(usd, 100 * share, ":", color=MUTED, label="exact optimum, all tasks")
-  small, large = results.policies.loc[[*BOUNDARY_KEYS], ["cost_usd", metric]].to_numpy()
-  ends = np.transpose([small, large])
-  axes.plot(*ends, "--", color=MUTED, linewidth=0.9, zorder=1)
-  label = {"fontsize": 8, "textcoords": "offset points"}
-  axes.annotate(family_name(BOUNDARY_KEYS[0]), small, (9, -12), **label)
-  axes.annotate(family_name(BOUNDARY_KEYS[1]), large, (9, 5), **label)
+  ends = policies.loc[[small, large]]
+  axes.plot(ends.cost_usd, ends[metric], "--", color=MUTED, linewidth=0.9, zorder=1)
+  for family, below in ((small, -12), (large, 5)):
+    point = ends.loc[family, ["cost_usd", metric]]
+    name = family_name(family)
+    axes.annotate(name, point, (9, below), fontsize=8, textcoords="offset points")
   rows = results.frontiers
   for row in rows[rows.metric == metric].itertuples():
-    points = results.policies.loc[row.policies]
     style = family_style(results, row.family)
-    line = np.vstack([small, points[["cost_usd", metric]], large])
-    axes.plot(*line.T, **style)
+    line = policies.loc[[small, *row.policies, large]]
+    axes.plot(line.cost_usd, line[metric], **style)
     faint = {"color": style["color"], "linewidth": 0.8, "alpha": 0.4}
+    points = line[1:-1]
     axes.hlines(points[metric], points.cost_usd_low, points.cost_usd_high, **faint)
-    axes.vlines(points.cost_usd, points[f"{metric}_low"], points[f"{metric}_high"], **faint)
-  axes.plot(*ends, "X", color=MUTED, zorder=4)
+    axes.vlines(
+      points.cost_usd, points[f"{metric}_low"], points[f"{metric}_high"], **faint
+    )
+  axes.plot(ends.cost_usd, ends[metric], "X", color=MUTED, zorder=4)
   handles, labels = axes.get_legend_handles_labels()
   axes.figure.legend(handles[::-1], labels[::-1], **ABOVE)
   return axes.figure
@@ -218,7 +244,9 @@ def draw_hard_budget(results: Results) -> Figure:
   metric = results.metrics[0]
   rows = results.hard_budget
   axes = new_axes("K, LARGE calls allowed per task", metric)
-  for family, curve in rows[~rows.family.isin(BOUNDARY_KEYS)].groupby("family", sort=False):
+  for family, curve in rows[~rows.family.isin(BOUNDARY_KEYS)].groupby(
+    "family", sort=False
+  ):
     axes.plot(curve.K, curve[metric], **family_style(results, family))
   for family, dashes in zip(BOUNDARY_KEYS, (":", "--")):
     score = results.policies[metric][family]
@@ -229,12 +257,14 @@ def draw_hard_budget(results: Results) -> Figure:
 
 
 def draw_training(curves: pd.DataFrame) -> Figure:
-  """Draw what a stage has logged over its updates, a line of moving means per training."""
+  """Draw a stage's logged values over its updates: moving means per training."""
   names = [name for name in CURVES if curves[name].notna().any()]
   figure = Figure(figsize=(9.2, 2.4), layout="constrained")
   places = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
   for axes, name in zip(places, names):
-    lines = curves.dropna(subset=[name]).pivot(index="update", columns="training", values=name)
+    lines = curves.dropna(subset=[name]).pivot(
+      index="update", columns="training", values=name
+    )
     means = lines.rolling(max(1, len(lines) // 12), min_periods=1).mean()
     means.plot(ax=axes, title=name.replace("_", " "), xlabel="", legend=False)
   if curves.training.nunique() > 1:

@@ -41,8 +41,9 @@ class Forecast:
 class Results:
   """The results of the evaluation.
 
-  All but `dev` are of test and of the policies that dev has chosen. *_percent is in percent,
-  *_share in [0, 1]; *_low and *_high are ends of 95 % intervals; NaN or None cannot be computed.
+  All but `dev` are of test and of the policies that dev has chosen. *_percent is in
+  percent, *_share in [0, 1]; *_low and *_high are ends of 95 % intervals; NaN or None
+  cannot be computed.
   """
 
   config: Config
@@ -65,7 +66,7 @@ class Results:
 
   @functools.cached_property
   def metrics(self) -> list[str]:
-    """List the environment's own metric first; one suffices if every score is 0 or 1."""
+    """List the environment's own metric first; alone if every score is 0 or 1."""
     table = self.policies
     if (table.score_percent == table.success_percent).all():
       return [self.run.sr]

@@ -1,4 +1,4 @@
-"""What a run has stored, read as tables: the evaluation's episodes, the ledger, the curves."""
+"""A run's stored episodes, ledger and curves, read as tables."""
 
 import dataclasses
 import functools
@@ -22,8 +22,16 @@ from baar_jax.train.jobs import BOUNDARIES
 
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
 DIFFICULTIES = ["easy", "hard", "intractable"]
-LEFT_OUT_LIMIT = 0.05  # a policy that lacks a larger share of its episodes has not been evaluated
-PARTS = ("small_usd", "large_usd", "proposals_usd", "judge_usd", "retries_usd", "router_usd")
+# A policy that lacks a larger share of its episodes has not been evaluated.
+LEFT_OUT_LIMIT = 0.05
+PARTS = (
+  "small_usd",
+  "large_usd",
+  "proposals_usd",
+  "judge_usd",
+  "retries_usd",
+  "router_usd",
+)
 CURVES = ["loss", "dev_loss", "reward", "success", "kl", "gradient_norm"]
 # Of a line of metrics.jsonl; its words become names of files and labels.
 WORD = Field(pattern=r"^[a-z-]{1,40}$")
@@ -40,8 +48,9 @@ LINE = create_model(
 class Evaluation:
   """The entries' episodes on one split.
 
-  `entries` has a row per policy, by its key, in the report's order: `describe` (NaN is no cap). `episodes` has a row per policy, task and seed: the columns of
-  `Store.table`, deciding_usd (a router's and a judge's) and training_seed.
+  `entries` has a row per policy, by its key, in the report's order: `describe` (NaN is
+  no cap). `episodes` has a row per policy, task and seed: the columns of `Store.table`,
+  deciding_usd (a router's and a judge's) and training_seed.
   """
 
   entries: pd.DataFrame
@@ -52,16 +61,18 @@ class Evaluation:
   sr: str  # which of METRICS is the environment's SR
 
   def per_task(self, column: str) -> pd.DataFrame:
-    """Average a column of the episodes, or one of METRICS, over seeds, by policy and task."""
+    """Average a column of the episodes, or a metric, by policy and task."""
     return self._by_seed(column).T.groupby(level="task_id", sort=False).mean().T
 
   def mean(self, columns: Iterable[str]) -> pd.DataFrame:
     """Average columns by policy, over seeds and then over tasks."""
-    return pd.DataFrame({column: self.per_task(column).mean(axis=1) for column in columns})
+    return pd.DataFrame(
+      {column: self.per_task(column).mean(axis=1) for column in columns}
+    )
 
   @functools.cached_property
   def resampled(self) -> dict[str, pd.DataFrame]:
-    """Compute each policy's mean cost_usd and METRICS: over all episodes, then in each resample."""
+    """Compute each policy's mean cost_usd and METRICS over all, then by resample."""
     tasks = len(self.tasks)
     seeds = self.episodes.training_seed.nunique()
     draws = frontier.draw(tasks, seeds, self.resamples)
@@ -73,12 +84,14 @@ class Evaluation:
     return means
 
   def _by_seed(self, column: str) -> pd.DataFrame:
-    """Average a column by policy, and by task and training seed (nan if a task lacks one)."""
+    """Average a column by policy, task and training seed (nan if one is lacking)."""
     axes = ["task_id", "training_seed"]
     values = self.episodes.groupby(["policy", *axes])[column.removesuffix("_percent")]
     seeds = sorted(self.episodes.training_seed.unique())
     columns = pd.MultiIndex.from_product([self.tasks, seeds], names=axes)
-    means = values.mean().unstack(axes).reindex(index=self.entries.index, columns=columns)
+    means = (
+      values.mean().unstack(axes).reindex(index=self.entries.index, columns=columns)
+    )
     if column in METRICS:
       means *= 100
     return means
@@ -107,7 +120,9 @@ def describe(spec: PolicySpec) -> dict[str, object]:
   }
 
 
-def load_split(store: Store, listed: Sequence[PolicySpec], config: Config, split: str) -> Evaluation:
+def load_split(
+  store: Store, listed: Sequence[PolicySpec], config: Config, split: str
+) -> Evaluation:
   """Read the entries' episodes on "dev" or "test".
 
   Raises:
@@ -118,13 +133,16 @@ def load_split(store: Store, listed: Sequence[PolicySpec], config: Config, split
   keys = list_keys(store, config, split)
   episodes = store.table([*frame.index]).set_index(["task_id", "seed"], drop=False)
   episodes = episodes[episodes.index.isin(keys)]
-  counts = episodes.policy.value_counts()
   for policy in frame.index:
-    if not _is_enough(counts.get(policy, 0), keys):
-      raise ValueError(f"{policy} lacks episodes on {split}: run --stage=evaluate first")
+    if not _has_enough(store, policy, keys):
+      raise ValueError(
+        f"{policy} lacks episodes on {split}: run --stage=evaluate first"
+      )
   shared = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not shared.any():
-    raise ValueError("no task and seed has an episode of every policy: run --stage=evaluate")
+    raise ValueError(
+      "no task and seed has an episode of every policy: run --stage=evaluate"
+    )
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
   trials = episodes.seed - FIRST_SEED[split]
@@ -135,22 +153,17 @@ def load_split(store: Store, listed: Sequence[PolicySpec], config: Config, split
   return Evaluation(frame, episodes, tasks, left_out, config.evaluate.bootstrap, sr)
 
 
-def _is_enough(count: int, keys: pd.MultiIndex) -> bool:
-  """Tell whether a policy has been played on a split, but for a few of its episodes' `keys`."""
-  return count >= (1 - LEFT_OUT_LIMIT) * len(keys)
+def _has_enough(store: Store, policy: str, keys: pd.MultiIndex) -> bool:
+  """Tell whether nearly all of a policy's episodes on a split are stored."""
+  return len(store.keys(policy) & set(keys)) >= (1 - LEFT_OUT_LIMIT) * len(keys)
 
 
 def list_played(
-  store: Store, listed: Iterable[PolicySpec], config: Config, *splits: str
+  store: Store, listed: Iterable[PolicySpec], config: Config, split: str
 ) -> list[PolicySpec]:
-  """List the boundaries, and the entries that have been played on all of these splits."""
-  keys = [list_keys(store, config, split) for split in splits]
-  played = []
-  for spec in listed:
-    stored = store.keys(spec.key)
-    if spec in BOUNDARIES or all(_is_enough(len(stored & {*k}), k) for k in keys):
-      played.append(spec)
-  return played
+  """List the boundaries, and the policies that have been played on a split."""
+  keys = list_keys(store, config, split)
+  return [s for s in listed if s in BOUNDARIES or _has_enough(store, s.key, keys)]
 
 
 def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
@@ -161,21 +174,24 @@ def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
   """
   if config.env.kind != SERVED:
     return list_specs(config)
-  played = list_played(store, list_specs(config), config, "dev", "test")
+  played = list_played(store, list_specs(config), config, "dev")
+  played = list_played(store, played, config, "test")
   if len(played) <= len(BOUNDARIES):
     problem = "clients have played no policy but the boundaries on dev and on test"
     raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")
   return played
 
 
-def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[str, float]:
+def run_ledger(
+  table: pd.DataFrame, spent: Spent | None, models: int
+) -> dict[str, float]:
   """Sum up the dollars of a run: PARTS, total_usd (their sum), and presumed_usd.
 
   Args:
     table: the summaries of all episodes.
-    spent: the recorded calls of API models (None of scripted ones), which also know of calls whose
-      episode was lost and count a replayed reply once: of SMALL, of the other `models` - 1, which
-      are "large", and of the judge.
+    spent: the recorded calls of API models (None of scripted ones), which also know of
+      calls whose episode was lost and count a replayed reply once: of SMALL, of the
+      other `models` - 1, which are "large", and of the judge.
     models: their number without the judge.
 
   Returns:
@@ -196,12 +212,12 @@ def run_ledger(table: pd.DataFrame, spent: Spent | None, models: int) -> dict[st
 def read_curves(path: Path) -> pd.DataFrame:
   """Read a row per update of each training from the lines of metrics.jsonl.
 
-  Of several training seeds it has the first, of an update that a resumed run has repeated the
-  newest.
+  Of several training seeds it has the first, of an update that a resumed run has
+  repeated the newest.
 
   Returns:
-    stage, training (its parameters, which tell it from the stage's others), update and CURVES,
-    NaN where a stage has none.
+    stage, training (its parameters, which tell it from the stage's others), update and
+    CURVES, NaN where a stage has none.
 
   Raises:
     ValueError: a line is wrong.
@@ -212,14 +228,18 @@ def read_curves(path: Path) -> pd.DataFrame:
       texts = path.read_text(errors="replace").splitlines()
       lines = [dict(LINE.model_validate_json(text)) for text in texts]
   except ValueError:
-    raise ValueError(f"{path} cannot be read: remove it, and no curve is drawn") from None
+    raise ValueError(
+      f"{path} cannot be read: remove it, and no curve is drawn"
+    ) from None
   table = pd.DataFrame(lines, columns=[*LINE.model_fields], dtype=object)
   table = table[table["update"].notna() & table.train_seed.isna()]
   parameters = ["ablation", "lam", "learning_rate"]
   table = table.drop_duplicates(["stage", *parameters, "update"], keep="last")
   trainings = []
   for _, row in table[parameters].iterrows():
-    trainings.append(", ".join(f"{name} {value}" for name, value in row.dropna().items()))
+    trainings.append(
+      ", ".join(f"{name} {value}" for name, value in row.dropna().items())
+    )
   numbers = ["update", *CURVES]
   table = table.assign(training=trainings)[["stage", "training", *numbers]]
   return table.astype(dict.fromkeys(numbers, float))

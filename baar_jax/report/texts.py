@@ -27,7 +27,8 @@ class Column(NamedTuple):
   """How a column of a table is shown."""
 
   title: str
-  format: str  # of its numbers; z drops the minus of what rounds to 0, % is left out of the cells
+  # Of its numbers; z drops the minus of what rounds to 0, % is left out of the cells.
+  format: str
 
 
 def columns(form: str, **titles: str) -> dict[str, Column]:
@@ -60,7 +61,11 @@ COLUMNS |= columns(
 )
 COLUMNS |= columns("z.2f", area="Area", hard_jaccard="Hard Jaccard")
 COLUMNS |= columns(
-  "z.3f", small_s="SMALL, s", large_s="LARGE, s", router_s="Router, s", waited_s="Waited, s"
+  "z.3f",
+  small_s="SMALL, s",
+  large_s="LARGE, s",
+  router_s="Router, s",
+  waited_s="Waited, s",
 )
 COLUMNS |= columns("+z.1f", gain="Gain") | columns("+z.2f", area_gain="Gain")
 COLUMNS |= columns(
@@ -77,7 +82,7 @@ DASH = "–"  # no value
 
 
 def clean(value):
-  """Put a text into one line, without characters that are not seen or reorder others."""
+  """Put a text into one line, without unseen and reordering characters."""
   if type(value) is not str:  # what is safe HTML is clean
     return value
   return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(value.split()))
@@ -89,7 +94,7 @@ def family_name(family: str) -> str:
 
 
 def parameter_text(parameters: Mapping) -> str:
-  """Tell a policy's parameters, but for the training's length and seeds and the threshold of 0.5."""
+  """Tell a policy's parameters, except for those that are the same for all."""
   symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
   words = []
   for name, value in parameters.items():
@@ -103,7 +108,7 @@ def parameter_text(parameters: Mapping) -> str:
 def as_texts(
   results: Results, frame: pd.DataFrame | list, names: Iterable[str] = ()
 ) -> pd.DataFrame:
-  """Write columns of a frame, or all, as texts, a number with its interval if the frame has one."""
+  """Write a frame's columns, or all, as texts, with intervals if it has them."""
   frame = pd.DataFrame(frame)
   digits = results.cost_digits  # only the cheapest policy's three count
   dollars = {"cost_usd": f"z.{digits}f", "deciding_usd": f"z.{digits + 1}f"}
@@ -114,7 +119,9 @@ def as_texts(
     cells = frame[name].map(write)
     if f"{name}_low" in frame:
       low = frame[f"{name}_low"].map(write)
-      cells = cells.where(low == DASH, cells + " [" + low + ", " + frame[f"{name}_high"].map(write) + "]")
+      cells = cells.where(
+        low == DASH, cells + " [" + low + ", " + frame[f"{name}_high"].map(write) + "]"
+      )
     texts[column.title] = cells
   return texts
 
@@ -145,13 +152,17 @@ def side_by_side(
 
 def areas(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
   """Write the rows of `frontiers` or `ablations`."""
-  frame = frame.set_index("metric").loc[results.metrics].rename(METRIC_NAMES).reset_index()
+  frame = (
+    frame.set_index("metric").loc[results.metrics].rename(METRIC_NAMES).reset_index()
+  )
   return side_by_side(results, frame, "metric", ["policies", "area", "area_gain"])
 
 
 def hard_budget(results: Results) -> pd.DataFrame:
-  """Write each family's SR, Use%, the main family's gain over it, and success, under each K."""
-  rows = results.hard_budget.rename(columns=lambda name: name.replace(results.run.sr, "sr_percent"))
+  """Write each family's figures under each K."""
+  rows = results.hard_budget.rename(
+    columns=lambda name: name.replace(results.run.sr, "sr_percent")
+  )
   rows = rows.assign(K=rows.K.map("K = {}".format))
   names = ["sr_percent", "use_share", "gain", "success_percent"]
   return side_by_side(results, rows, "K", [name for name in names if name in rows])
@@ -164,7 +175,7 @@ def ledger(results: Results) -> dict[str, float]:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-  """Write a table of texts in Markdown, which escapes all that means something there."""
+  """Write a table of texts in Markdown, with its special characters escaped."""
   cells = table.map(lambda text: re.sub(r"([\\|*_`<>]|(?<=\])\()", r"\\\1", text))
   cells.columns = [" ".join(names).strip() for names in cells.columns]
   return cells.to_markdown(index=False, disable_numparse=True)
@@ -179,9 +190,11 @@ def to_latex(table: pd.DataFrame) -> str:
 
 
 def terminal_table(results: Results) -> str:
-  """Write a line per policy, those under a cap in dollars last, and per area, and the costs."""
+  """Write a line per policy and per area, and the costs."""
   sr = results.run.sr
-  lines = [f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"]
+  lines = [
+    f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"
+  ]
   table = results.policies.sort_values("usd_budget", key=pd.notna, kind="stable")
   for policy, p in table.iterrows():
     use = "" if pd.isna(p.use_share) else f"{100 * p.use_share:.0f}"

@@ -1,13 +1,13 @@
 """The sandbox's exact optimum: the best that any router can do on what it sees.
 
-Dynamic programming over what a router has seen: step, lock, kind of building, sign, this lock's
-look and jams by each model, and under a cap the calls of dearer models that are left. That is
-exact: given kind and sign the locks are independent of each other but for the one broken lock,
-and a lock that was passed was not broken.
+Dynamic programming over what a router has seen: step, lock, kind of building, sign,
+this lock's look and jams by each model, and under a cap the calls of dearer models that
+are left. That is exact: given kind and sign the locks are independent of each other but
+for the one broken lock, and a lock that was passed was not broken.
 
-Axes: I locks, L hardness, K kinds, Z signs, C looks, J an axis for each model with its jams of
-this lock, M models, D a building without and with a broken lock, Q dollars and success, R calls
-left.
+Axes: I locks, L hardness, K kinds, Z signs, C looks, J an axis for each model with its
+jams of this lock, M models, D a building without and with a broken lock, Q dollars and
+success, R calls left.
 """
 
 import re
@@ -18,7 +18,15 @@ import numpy as np
 
 from baar_jax.envs.errors import Errors, Oracle
 from baar_jax.envs.sandbox import adapter as sandbox
-from baar_jax.envs.sandbox.adapter import BLANK, BROKEN, LOOKS, PLAIN, SIGNS, TRICKY, Rules, Sandbox
+from baar_jax.envs.sandbox.adapter import (
+  BLANK,
+  BROKEN,
+  LOOKS,
+  PLAIN,
+  SIGNS,
+  Rules,
+  Sandbox,
+)
 from baar_jax.envs.sandbox.errors import SandboxErrors
 from baar_jax.episode import SMALL
 from baar_jax.llms.agent import extend, open_conversation
@@ -28,11 +36,13 @@ from baar_jax.rollout.live import Live
 from baar_jax.rollout.specs import PolicySpec
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
-COST, SUCCESS = 0, 1
+COST = 0
+SUCCESS = 1
 FREE = 1e-9  # success per dollar where dollars only decide between equals
 TINY = 1e-300  # keeps the posterior of an impossible state from being 0 / 0
-VISIBLE = re.compile(rf"Lock (\d) looks ({'|'.join(LOOKS)})\. The sign is ({'|'.join(SIGNS)})\.")
-Table = dict[tuple[int, int], np.ndarray]  # by step and lock: the model, RxKxZxCxJ
+VISIBLE = re.compile(
+  rf"Lock (\d) looks ({'|'.join(LOOKS)})\. The sign is ({'|'.join(SIGNS)})\."
+)
 
 
 class Point(NamedTuple):
@@ -41,7 +51,7 @@ class Point(NamedTuple):
 
 
 class Exact:
-  """Exact values of policies under the rules, the error rates and the real messages' prices."""
+  """Compute exact values of policies under the rules, error rates and prices."""
 
   def __init__(
     self,
@@ -59,26 +69,29 @@ class Exact:
     self._sign_KxZ, prior_IxKxZxL = _beliefs(rules)
     self._look_IxKxZxC = prior_IxKxZxL @ np.array(rules.looks)
     jams_MxJ = np.indices([rules.attempts + 1] * self._models)
-    outcomes = _outcomes(rules, errors, prior_IxKxZxL, jams_MxJ)
-    self._open_IxKxZxCxJxM, self._jam_IxKxZxCxJxM = outcomes
+    self._open_IxKxZxCxJxM, self._jam_IxKxZxCxJxM = _outcomes(
+      rules, errors, prior_IxKxZxL, jams_MxJ
+    )
     self._alive_J = jams_MxJ.sum(axis=0) < rules.attempts  # more jams end the episode
 
   def hull(self) -> list[Point]:
-    """Compute the optimal frontier's vertices by ascending cost, up to 0.001 of success's range."""
-    small = self.solve(1e6)[0]
-    large = self.solve(FREE)[0]
-    gap = 1e-3 * (large.success - small.success)
-    return [small, *self._between(small, large, gap), large]
+    """Compute the optimal frontier's vertices, up to 0.001 of success's range."""
+    points = [self.solve(1e6)[0], self.solve(FREE)[0]]
+    gap = 1e-3 * (points[1].success - points[0].success)
+    index = 1
+    while index < len(points):
+      left, right = points[index - 1 : index + 1]
+      mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
+      best = self.solve(mu)[0]  # the vertex furthest above the line between the two
+      if best.success - left.success - mu * (best.cost_usd - left.cost_usd) > gap:
+        points.insert(index, best)
+      else:
+        index += 1
+    return points
 
-  def _between(self, left: Point, right: Point, gap: float) -> list[Point]:
-    """Compute the vertices between two, as far as they are more than a gap above their line."""
-    mu = (right.success - left.success) / max(right.cost_usd - left.cost_usd, TINY)
-    best = self.solve(mu)[0]  # the vertex furthest above the line
-    if best.success - left.success - mu * (best.cost_usd - left.cost_usd) <= gap:
-      return []
-    return [*self._between(left, best, gap), best, *self._between(best, right, gap)]
-
-  def optimal_rule(self, mu: float = FREE, calls: int | None = None) -> Callable[[Live, PolicySpec], int]:
+  def optimal_rule(
+    self, mu: float = FREE, calls: int | None = None
+  ) -> Callable[[Live, PolicySpec], int]:
     """Make the rule of `solve`'s best policy, which reads what a router sees."""
     table = self.solve(mu, calls=calls)[1]
     kinds = [kind.word for kind in self._rules.kinds]
@@ -101,12 +114,15 @@ class Exact:
 
   def solve(
     self, mu: float = 0.0, p: float | None = None, calls: int | None = None
-  ) -> tuple[Point, Table]:
-    """Compute a policy's value backward over steps, and the model that it takes in each state.
+  ) -> tuple[Point, dict[tuple[int, int], np.ndarray]]:
+    """Compute a policy's value, and the model that it takes in each state.
 
-    The policy takes LARGE with probability `p` at every step, else SMALL. Without `p` it maximises
-    success - mu * dollars, and takes the cheapest of equal models. Models dearer than SMALL are
-    called at most `calls` times in all.
+    The policy takes LARGE with probability `p` at every step, else SMALL. Without `p`
+    it maximises success - mu * dollars, and takes the cheapest of equal models. Models
+    dearer than SMALL are called at most `calls` times in all.
+
+    Returns:
+      The value at the start, and the model by (step, lock): RxKxZxCxJ.
     """
     steps = len(self.call_usd)
     locks = self._rules.locks
@@ -123,7 +139,8 @@ class Exact:
     # A state that no step is left for has the value 0.
     _, *state, _ = self._open_IxKxZxCxJxM.shape
     seen_IxQxRxKxZxCxJ = np.zeros((locks, 2, len(left_R), *state))
-    arrived_IxQxRxKxZ = np.zeros((locks + 1, 2, len(left_R), *state[:2]))  # before the look is seen
+    # Before the look is seen.
+    arrived_IxQxRxKxZ = np.zeros((locks + 1, 2, len(left_R), *state[:2]))
     arrived_IxQxRxKxZ[locks, SUCCESS] = 1.0
     table = {}
     for step in reversed(range(steps)):
@@ -138,16 +155,23 @@ class Exact:
     return Point(float(cost), float(success)), table
 
   def _values(
-    self, step: int, lock: int, opened_QxRxKxZ: np.ndarray, jammed_QxRxKxZxCxJ: np.ndarray
+    self,
+    step: int,
+    lock: int,
+    opened_QxRxKxZ: np.ndarray,
+    jammed_QxRxKxZxCxJ: np.ndarray,
   ) -> list[np.ndarray]:
-    """Compute the value of calling each model at a lock: dollars and success from this step on."""
+    """Compute the dollars and success from here on if a model is called, for each."""
     opened = opened_QxRxKxZ[(..., *[None] * (1 + self._models))]
     values = []
     for model in range(self._models):
-      # What wraps around is masked: a call where none is left, and a jam where the lock is dead.
+      # What wraps around is masked: a call where none is left, and a jam where the lock
+      # is dead.
       spent = int(model != SMALL)
       after_opening = np.roll(opened, spent, axis=1)
-      after_jam = np.roll(jammed_QxRxKxZxCxJ, (spent, -1), axis=(1, model - self._models))
+      after_jam = np.roll(
+        jammed_QxRxKxZxCxJ, (spent, -1), axis=(1, model - self._models)
+      )
       value = self._open_IxKxZxCxJxM[lock, ..., model] * after_opening
       value = value + self._jam_IxKxZxCxJxM[lock, ..., model] * after_jam
       value[COST] += self.call_usd[step][model]
@@ -155,17 +179,21 @@ class Exact:
     return values
 
   def _arrive(self, lock: int, seen_QxRxKxZxCxJ: np.ndarray) -> np.ndarray:
-    """Compute the value before a lock's look is seen, QxRxKxZ, and before the sign if it is new."""
+    """Compute the value before a lock's look is seen, and before a new sign is."""
     untried_QxRxKxZxC = seen_QxRxKxZxCxJ[(..., *[0] * self._models)]
     value_QxRxKxZ = (self._look_IxKxZxC[lock] * untried_QxRxKxZxC).sum(axis=-1)
     if lock != self._rules.sign_at:
       return value_QxRxKxZ
-    shown = (self._sign_KxZ * value_QxRxKxZ)[..., BLANK + 1 :].sum(axis=-1, keepdims=True)
+    shown = (self._sign_KxZ * value_QxRxKxZ)[..., BLANK + 1 :].sum(
+      axis=-1, keepdims=True
+    )
     return np.broadcast_to(shown, value_QxRxKxZ.shape)
 
 
-def _choose(value_M: Sequence[np.ndarray], take: Callable) -> tuple[np.ndarray, np.ndarray]:
-  """Choose a model in each state; `take` tells how likely a costlier model replaces the best."""
+def _choose(
+  value_M: Sequence[np.ndarray], take: Callable
+) -> tuple[np.ndarray, np.ndarray]:
+  """Choose a model in each state; `take` gives a costlier model's share."""
   best = value_M[SMALL]
   chosen = SMALL
   for model in range(1, len(value_M)):
@@ -176,7 +204,7 @@ def _choose(value_M: Sequence[np.ndarray], take: Callable) -> tuple[np.ndarray, 
 
 
 def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:
-  """Compute P(sign | kind), and each lock's prior hardness given kind, sign and having come to it.
+  """Compute P(sign | kind), and the prior hardness of a lock that is reached.
 
   Returns:
     sign_KxZ and prior_IxKxZxL.
@@ -184,7 +212,8 @@ def _beliefs(rules: Rules) -> tuple[np.ndarray, np.ndarray]:
   doomed_Kx1 = np.array([[kind.doomed] for kind in rules.kinds])
   tricky_Kx1 = np.array([[kind.tricky] for kind in rules.kinds])
   amber_D = np.array(rules.amber)
-  sign_DxZ = np.stack([np.ones(2), 1 - amber_D, amber_D], axis=1)  # a blank sign says nothing
+  # A blank sign says nothing.
+  sign_DxZ = np.stack([np.ones(2), 1 - amber_D, amber_D], axis=1)
   sign_KxZ = (1 - doomed_Kx1) * sign_DxZ[0] + doomed_Kx1 * sign_DxZ[1]
   doomed_KxZ = doomed_Kx1 * sign_DxZ[1] / (sign_KxZ + TINY)
   after_I = np.arange(rules.locks)[:, None, None] - rules.broken_from
@@ -207,14 +236,11 @@ def _outcomes(
   models = errors.models
   open_MxL = np.zeros((models, 3))
   jam_MxL = np.zeros((models, 3))
-  for model in range(models):
-    for hardness in (PLAIN, TRICKY, BROKEN):
-      oracle = Oracle("", 0, hardness != PLAIN, False)
-      lapse = errors.lapse(model, "", oracle, False)
-      if hardness != BROKEN:
-        open_MxL[model, hardness] = 1 - lapse.rate
-      alarm = lapse.rate * lapse.wrong
-      jam_MxL[model, hardness] = 1 - open_MxL[model, hardness] - alarm
+  for model, hardness in np.ndindex(models, 3):
+    lapse = errors.lapse(model, "", Oracle("", 0, hardness != PLAIN, False), False)
+    opens = (1 - lapse.rate) * (hardness != BROKEN)
+    open_MxL[model, hardness] = opens
+    jam_MxL[model, hardness] = 1 - opens - lapse.rate * lapse.wrong
   # The likelihood of the jams that each model has had.
   jammed_JxL = np.ones(3)
   for jam_L, jams_J in zip(jam_MxL, jams_MxJ):
@@ -231,8 +257,10 @@ def _parse(observation: str) -> tuple[int, int, int]:
   return int(lock) - 1, LOOKS.index(look), SIGNS.index(sign)
 
 
-def _call_prices(env: Sandbox, names: Sequence[str], errors: Errors) -> list[list[float]]:
-  """Compute the dollars of a call by step and model; all texts of a kind have the same length."""
+def _call_prices(
+  env: Sandbox, names: Sequence[str], errors: Errors
+) -> list[list[float]]:
+  """Compute a call's dollars by step and model; texts of a kind are equally long."""
   task = env.tasks("train")[0]
   observation = env.reset(task.id)
   agents = ScriptedPair(names, errors).start(env, task, 0, unlimited)

@@ -1,4 +1,4 @@
-"""Stages evaluate (every policy on dev, on test what dev has chosen), forecast and report."""
+"""Stages evaluate (every policy on dev, the chosen ones on test), forecast, report."""
 
 import dataclasses
 import itertools
@@ -47,7 +47,8 @@ def main(run: Run) -> None:
     names = [spec.key for spec in list_evaluated(run.store, config)]
     run.print(f"evaluated: {', '.join(names)}")
     return
-  for training in run.trainings():  # a missing router is reported before anything is run
+  # A missing router is reported before anything is run.
+  for training in run.trainings():
     loader = Loader(training, 1)
     for spec in list_trained(config):
       loader.check(spec)
@@ -71,7 +72,7 @@ def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
 def _reuse(
   store: Store, spec: PolicySpec, uncapped: PolicySpec, jobs: Sequence[Job]
 ) -> None:
-  """Store the episodes that a cap would not have changed, instead of running them again.
+  """Store the episodes that a cap would not have changed, and run none again.
 
   A cap-blind policy makes the same decisions until its cap is spent, and the same draws
   follow from the same task, seed and step.
@@ -84,17 +85,21 @@ def _reuse(
   store.add_equal(spec.key, spec.cap.calls, uncapped.key, keys)
 
 
-def choose_on_dev(store: Store, planned: Sequence[PolicySpec], config: Config) -> Choice:
+def choose_on_dev(
+  store: Store, planned: Sequence[PolicySpec], config: Config
+) -> Choice:
   """Choose the policies that test plays by the entries' episodes on dev.
 
-  Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the best by SR
-  under each budget; of equal ones the first. Test has no say, so that its figures are unbiased.
+  Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the
+  best by SR under each budget; of equal ones the first. Test has no say, so that its
+  figures are unbiased.
 
   Raises:
     ValueError: some episodes have not been run.
   """
   data = load_split(store, planned, config, "dev")
-  mean = data.mean(COMPARED_COLUMNS).round(12)  # equal sums of floats may differ in the last bits
+  # Equal sums of floats may differ in the last bits.
+  mean = data.mean(COMPARED_COLUMNS).round(12)
   points = _list_points(data, config)
   vertices = {}
   for family, metric in itertools.product(points, METRICS):
@@ -116,27 +121,29 @@ def choose_on_dev(store: Store, planned: Sequence[PolicySpec], config: Config) -
 
 
 def _list_points(data: Evaluation, config: Config) -> dict[str, pd.Index]:
-  """List each family's policies that have no cap on dollars, and BoPO's to compare ablations to."""
+  """List each family's points without a cap on dollars, and those ablations meet."""
   free = data.entries[data.entries.usd_budget.isna()]
   points = dict(free.groupby("family", sort=False).groups)
   if config.baselines.ablations:
-    bopo = free[(free.family == BOPO) & free.call_budget.isna()]  # ablations run without a cap
-    lam = bopo.parameters.map(lambda parameters: parameters["lam"])
-    points[COMPARED] = bopo.index[lam == compared_lam(config)]
+    # Ablations run without a cap.
+    bopo = free[(free.family == BOPO) & free.call_budget.isna()]
+    points[COMPARED] = bopo.index[bopo.parameters.str["lam"] == compared_lam(config)]
   return points
 
 
 def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
-  """List those on the points' upper hull; none unless LARGE costs more and scores more."""
+  """List those on the upper hull; none unless LARGE costs more and scores more."""
   points = mean.loc[names]
   small, large = mean.loc[[*BOUNDARY_KEYS], ["cost_usd", metric]].to_numpy()
   if (small >= large).any():
     return []
-  return [*points.index[frontier.vertices(points.cost_usd, points[metric], small, large)]]
+  return [
+    *points.index[frontier.vertices(points.cost_usd, points[metric], small, large)]
+  ]
 
 
 def _find_highest(mean: pd.DataFrame, names: Sequence[str]) -> str | None:
-  """Find the point with the largest share of the gap in success minus that of the gap in cost."""
+  """Find the point whose share of the success gap exceeds that of the cost gap most."""
   columns = ["success_percent", "cost_usd"]
   small, large = mean.loc[[*BOUNDARY_KEYS], columns].to_numpy()
   if not len(names) or (small >= large).any():
@@ -171,7 +178,7 @@ def forecast(run: Run) -> None:
 
 
 def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
-  """Predict score_NxK, in [0, 1], of tasks under each of the config's budgets, and under none."""
+  """Predict score_NxK, in [0, 1], of tasks under each of the budgets and none."""
   c = run.config.evaluate
   first = {e.task_id: e for e in run.store.episodes(ALWAYS_SMALL.key) if e.steps}
   openings = []
@@ -186,13 +193,13 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   scores = pd.DataFrame(index=tasks)
   for cap in [*caps, Cap()]:
     scores[budget_name(cap.calls, cap.usd)] = predict_scores(forecasters, cap)
-  return scores
+  return scores.astype(float)
 
 
 def predict_scores(
   forecasters: Sequence[tuple[Heads, Transitions]], cap: Cap
 ) -> np.ndarray:
-  """Predict score_N in [0, 1] under a cap at first decisions: the mean over trainings."""
+  """Predict score_N in [0, 1] under a cap at first decisions."""
   scores = []
   for heads, data in forecasters:
     left = count_calls_left(heads, cap)
@@ -205,7 +212,7 @@ def predict_scores(
 
 
 def report(run: Run) -> None:
-  """Write the results as a page, PNGs, results.json and tables, and print the main ones."""
+  """Write the results as a page, PNGs and tables, and print the main ones."""
   if not run.is_main:
     return
   # matplotlib takes a second to import, which the other stages need not pay.
@@ -213,7 +220,8 @@ def report(run: Run) -> None:
 
   c = run.config
   played = list_evaluated(run.store, c)
-  profiles = load_profiles(run.store, c, "train")  # a run without any is told to make them first
+  # A run without any is told to make them first.
+  profiles = load_profiles(run.store, c, "train")
   choice = choose_on_dev(run.store, played, c)
   results = page.compute_results(run.store, choice, len(profiles), c, run.dir)
   print(page.texts.terminal_table(results))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from baar_jax.config import VANILLA_BATCHES, Config, compared_lam
+from baar_jax.config import VANILLA_BATCHES, Config, ablate, compared_lam, require
 from baar_jax.envs.table import load
 from baar_jax.episode import Task
 from baar_jax.llms.agent import Pair
@@ -60,7 +60,7 @@ CASCADE = "cascade"
 SINGLE_TURN = "single-turn"
 VANILLA = "vanilla"
 COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
-RIVALS = (ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA)
+RIVALS = {ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA}  # only if baselines name them
 
 Tasks = Mapping[str, list[Task]]  # by split
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: success that a dollar is worth
@@ -188,11 +188,14 @@ def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
   return spec.under(Cap())
 
 
-def check_rivals(config: Config) -> None:
-  """Raise ValueError unless the configuration's rivals are in the table."""
-  unknown = {*config.baselines.rivals} - {*RIVALS}
-  if unknown:
-    raise ValueError(f"--config.baselines.rivals must be of {', '.join(RIVALS)}")
+def check_baselines(config: Config) -> None:
+  """Raise ValueError unless rivals are in the table, and ablations leave a part out."""
+  c = config.baselines
+  known = RIVALS.issuperset(c.rivals)
+  require(known, "baselines.rivals", f"of {', '.join(sorted(RIVALS))}")
+  for name in c.ablations:
+    must = f"without {name}: that is left out anyway"
+    require(ablate(config, name) != config, "baselines.ablations", must)
 
 
 def _caps(config: Config) -> list[Cap]:
@@ -544,6 +547,19 @@ FAMILIES = {
     list_jobs=_list_vanilla,
   ),
 }
+SAMPLED = {  # of samples that routers learn from: label
+  "stratified": "stratified samples",
+  "exploration": "samples of hard tasks",
+  "exploration-all": "samples of other tasks",
+}
+for _name, _label in SAMPLED.items():
+  FAMILIES[_name] = Family(
+    label=_label,
+    color="#848b96",
+    marker="^",
+    list_specs=lambda config: [],
+    build=_build_rule(rules.take_sampled),
+  )
 ABLATED = {  # label, colour and marker of BoPO without a part
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
   "no-reference": ("no reference advantage", "#0d6e5e", "D"),

@@ -60,7 +60,7 @@ class ALFWorld(Env):
     return Path(self.options.data) / GAMES
 
   def tasks(self, split: str) -> list[Task]:
-    """List a split's games: the task types take turns, each with its trials in order."""
+    """List a split's games: the task types take turns, each with its trials sorted."""
     source = getattr(self.options, f"{split}_split")
     size = self.sizes[split]
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
@@ -100,11 +100,6 @@ class ALFWorld(Env):
       if not any(word in task_id for word in NO_TEXT_GAMES):
         ids.append(task_id)
     return ids
-
-  @classmethod
-  def complete(cls, options: Options, runs: Path) -> Options:
-    data = cls.engine.existing_data(options.data)
-    return dataclasses.replace(options, data=data)
 
   def reset(self, task_id: str) -> str:
     game = self.data / task_id / GAME

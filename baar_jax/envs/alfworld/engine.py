@@ -15,7 +15,7 @@ from baar_jax.envs.base import keep
 
 # Translation takes most of a game's loading time: its results are kept by the engine.
 TRANSLATIONS = Path(sys.prefix) / "translated"
-# The engine evaluates the text in a game's braces as Python: only names are let through.
+# The engine evaluates text in braces as Python: only names are let through.
 NAME = r"(\w+(\.(name|id|indefinite))?|'[^']*')"
 NAMES = re.compile(rf" *{NAME}( (or|\+) {NAME})* *")
 
@@ -32,7 +32,7 @@ def keep_on_disk(function: Callable, *texts: str, **named: str) -> Any:
 
 @functools.cache
 def import_engine() -> Callable[[], Any]:
-  """Import and patch the engine on first use; return a function that opens an environment.
+  """Import and patch the engine on first use; return what opens an environment.
 
   Unpatched, each load and reset translates the game twice, once for the planner (up to
   a minute and a GB), and each command parses the same few templates. Patched, a game is

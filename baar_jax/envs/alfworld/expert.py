@@ -64,14 +64,15 @@ class Facts:
     """Index the engine's propositions."""
     rows = defaultdict(list)  # the fact's name -> the arguments of each
     for fact in propositions:
-      names = (argument.name.strip().removesuffix("type") for argument in fact.arguments)
+      names = (a.name.strip().removesuffix("type") for a in fact.arguments)
       rows[fact.name].append(tuple(names))
     self.rows = rows
     self.container = dict(sorted(rows["inreceptacle"]))  # object -> receptacle
     self.location = dict(sorted(rows["receptacleatlocation"]))  # receptacle -> location
     self.object_type = dict(rows["objecttype"])
     self.furniture = dict(rows["receptacletype"])  # receptacle -> type
-    self.closed = {*rows["openable"]} - {*rows["opened"]}  # rows of one receptacle
+    opened = rows["opened"]
+    self.closed = {row[0] for row in rows["openable"] if row not in opened}
     self.here = rows["atlocation"][0][1]
     self.held = rows["holds"][0][1] if rows["holds"] else None
 
@@ -83,17 +84,13 @@ class Facts:
     """List the receptacles of a type to which the agent can go."""
     return sorted(r for r in self.location if self.furniture.get(r) == kind)
 
-  def is_closed(self, receptacle: str) -> bool:
-    """Tell whether a receptacle has to be opened."""
-    return (receptacle,) in self.closed
-
   def walk(self, receptacle: str) -> str | None:
     """Return the action that goes there; None if the agent is there."""
     return None if self.location[receptacle] == self.here else f"go to {receptacle}"
 
   def reach(self, receptacle: str) -> str | None:
     """Return the next action towards a receptacle's contents; None at hand."""
-    opening = f"open {receptacle}" if self.is_closed(receptacle) else None
+    opening = f"open {receptacle}" if receptacle in self.closed else None
     return self.walk(receptacle) or opening
 
 
@@ -135,7 +132,7 @@ def find_next_step(facts: Facts, goal: Goal, commands: Sequence[str]) -> Oracle:
 def _fetch(
   facts: Facts, objects: Sequence[str], treatment: Treatment, targets: Sequence[str]
 ) -> str:
-  """Go and take an object: a treated one, near, visible and not put away yet, if any."""
+  """Go and take an object: a treated one, near, visible and not put away, if any."""
   reachable = [name for name in objects if facts.container.get(name) in facts.location]
   if not reachable:
     return "look"
@@ -144,7 +141,7 @@ def _fetch(
     place = facts.container[name]
     raw = (name,) not in facts.rows[treatment.fact]
     far = facts.walk(place) is not None
-    return raw, far, facts.is_closed(place), place in targets, name
+    return raw, far, place in facts.closed, place in targets, name
 
   name = min(reachable, key=rank)
   place = facts.container[name]
@@ -161,7 +158,7 @@ def _drop(facts: Facts, commands: Sequence[str]) -> str:
   places = [r for r in facts.location if (facts.furniture[r], held_type) in pairs]
   if not places:
     return "look"
-  return facts.reach(min(places, key=lambda r: (facts.is_closed(r), r)))
+  return facts.reach(min(places, key=lambda r: (r in facts.closed, r)))
 
 
 def _light(facts: Facts, lamp_type: str) -> str:
@@ -185,17 +182,14 @@ def make_mistake(
   """
   draw = random.Random(key)
   others = [command for command in commands if command != step.action]
-
-  def having(name: str) -> list[str]:
-    return [command for command in others if verb(command) == name]
-
   choices: list[str] = []
   if kind == "wrong" and step.critical:
     acting = [command for command in others if verb(command) not in ROUTINE_VERBS]
-    choices = having(verb(step.action)) or acting
+    alike = [command for command in acting if verb(command) == verb(step.action)]
+    choices = alike or acting
   if not choices:
-    weights = HASTY if kind == "hasty" else LOST
-    choices = having(draw.choices(WASTED, weights)[0])
+    wasted = draw.choices(WASTED, HASTY if kind == "hasty" else LOST)[0]
+    choices = [command for command in others if verb(command) == wasted]
   if not choices:
     return draw.choice(NONSENSE).format(word)
   return draw.choice(choices)

@@ -127,10 +127,8 @@ class Scene:
 def _put(draw: random.Random, room: Room, kind: str, places: Sequence[str]) -> None:
   """Put a new object into one of the places that are in the room."""
   # An object is named after its type and a random point.
-  x = draw.uniform(-4, 4)
-  y = draw.uniform(0, 2)
-  z = draw.uniform(-4, 4)
-  name = f"{kind}|{x:+06.2f}|{y:+06.2f}|{z:+06.2f}"
+  point = [draw.uniform(-4, 4), draw.uniform(0, 2), draw.uniform(-4, 4)]
+  name = "|".join([kind, *map("{:+06.2f}".format, point)])
   room.container[name] = draw.choice([r for r in room.locations if r in places])
 
 
@@ -151,8 +149,10 @@ def write_problem(name: str, room: Room, goal: str) -> str:
     lines += [f"{other.translate(ENCODED)} - {kind}" for other in named]
   facts = [f"(atLocation agent1 {START})"]
   for r, location in room.locations.items():
-    facts.append(f"(receptacleType {r} {type_of(r)}Type)")
-    facts.append(f"(receptacleAtLocation {r} {location})")
+    facts += [
+      f"(receptacleType {r} {type_of(r)}Type)",
+      f"(receptacleAtLocation {r} {location})",
+    ]
     if type_of(r) in constants.OPENABLE_CLASS_SET:
       facts.append(f"(openable {r})")
   for kind, thing in itertools.product(sorted(furniture), sorted(things - LAMPS)):
@@ -160,9 +160,11 @@ def write_problem(name: str, room: Room, goal: str) -> str:
       facts.append(f"(canContain {kind}Type {thing}Type)")
   for thing, r in room.container.items():
     kind = type_of(thing)
-    facts.append(f"(objectType {thing} {kind}Type)")
-    facts.append(f"(inReceptacle {thing} {r})")
-    facts.append(f"(objectAtLocation {thing} {room.locations[r]})")
+    facts += [
+      f"(objectType {thing} {kind}Type)",
+      f"(inReceptacle {thing} {r})",
+      f"(objectAtLocation {thing} {room.locations[r]})",
+    ]
     if kind not in LAMPS:
       facts.append(f"(pickupable {thing})")
     for ability in ABILITIES:
@@ -179,8 +181,9 @@ def make_game(env: ALFWorld, split: str, number: int) -> tuple[str, dict]:
     The game's directory, as NAME/TRIAL, and its contents.
   """
   task_type = TASK_TYPES[number % len(TASK_TYPES)]
-  for attempt in itertools.count():
-    draw = random.Random(f"{split}/{task_type}/{number}/{attempt}")
+  attempts = itertools.count()
+  while True:
+    draw = random.Random(f"{split}/{task_type}/{number}/{next(attempts)}")
     name, trial, game = draw_game(draw, task_type, number)
     env.start(game, name)
     actions: list[str] = []
@@ -191,7 +194,9 @@ def make_game(env: ALFWorld, split: str, number: int) -> tuple[str, dict]:
       return f"{name}/{trial}", game | {"walkthrough": actions}
 
 
-def draw_game(draw: random.Random, task_type: str, number: int) -> tuple[str, str, dict]:
+def draw_game(
+  draw: random.Random, task_type: str, number: int
+) -> tuple[str, str, dict]:
   """Draw a game's name, its trial and its contents, which may be impossible to win."""
   goals: list[tuple[str, str]] = []
   while not goals:

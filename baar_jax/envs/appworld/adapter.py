@@ -65,11 +65,6 @@ class AppWorld(Env):
   def data(self) -> Path:
     return Path(self.options.data).absolute() / "data"
 
-  @classmethod
-  def complete(cls, options: Options, runs: Path) -> Options:
-    data = cls.engine.existing_data(options.data)
-    return dataclasses.replace(options, data=data)
-
   def tasks(self, split: str) -> list[Task]:
     """List tasks of a dataset; any first few of them are spread evenly over its list.
 
@@ -96,7 +91,7 @@ class AppWorld(Env):
     return self.data.joinpath("tasks", task_id, *names)
 
   def reset(self, task_id: str) -> str:
-    if not re.fullmatch(r"\w+", task_id):  # a task has code; a store may be a stranger's
+    if not re.fullmatch(r"\w+", task_id):  # a task has code
       raise ValueError(f"{task_id!r} is no AppWorld task")
     if self._package is None:
       self._start_engine(task_id)

@@ -1,8 +1,9 @@
-"""Executes agents' code in a process that holds no key, no solution, no database and no score.
+"""Executes agents' code in a process without keys, solutions, databases and scores.
 
-The engine would execute it in its own process. Here that process forks another one before it knows
-a solution, and the other one forks a shell for each episode. A call of an API goes through a socket
-to the engine's process, as JSON, and nothing else leaves the shell.
+The engine would execute it in its own process. Here that process forks another one
+before it knows a solution, and the other one forks a shell for each episode. A call of
+an API goes through a socket to the engine's process, as JSON, and nothing else leaves
+the shell.
 """
 
 import ctypes
@@ -23,11 +24,26 @@ GRACE_S = 5  # the engine's own limit ends code first, unless the code prevents 
 MESSAGE_BYTES = 64 << 20  # the longest line of JSON
 CONTROL, CHANNEL = 200, 201  # file descriptors in the forked processes
 FAILED = "Execution failed. Traceback:\n"
+LOST = "The code ended its process or ran too long, and all variables are lost."
 READABLE = (sys.prefix, sysconfig.get_path("stdlib"), "/usr/share/zoneinfo")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Events of Python's audit hooks that a shell may not cause.
-DENIED = ("ctypes.", "fcntl.", "gc.", "os.", "pty.", "shutil.", "signal.", "socket.", "sqlite3.")
-DENIED += ("code.__new__", "resource.", "subprocess.", "sys.addaudithook", "syslog.")
+DENIED = (
+  "ctypes.",
+  "fcntl.",
+  "gc.",
+  "os.",
+  "pty.",
+  "shutil.",
+  "signal.",
+  "socket.",
+  "sqlite3.",
+  "code.__new__",
+  "resource.",
+  "subprocess.",
+  "sys.addaudithook",
+  "syslog.",
+)
 # Linux's numbers of an option of prctl, of Landlock's system calls, and of rights.
 NO_NEW_PRIVILEGES, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 38, 444, 445, 446
 READ_FILE, READ_DIRECTORY = 4, 8
@@ -66,7 +82,8 @@ class Shell:
       call: answers its calls of APIs, {"app", "api", "arguments"}.
     """
     # The world's time is frozen, but threading waits on the real clock.
-    timer = threading.Timer(timeout_s + GRACE_S, self._channel.shutdown, [socket.SHUT_RDWR])
+    end = self._channel.shutdown
+    timer = threading.Timer(timeout_s + GRACE_S, end, [socket.SHUT_RDWR])
     timer.start()
     try:
       message = _ask(self._stream, {"code": code})
@@ -77,9 +94,9 @@ class Shell:
           answer = {"error": str(error)}
         message = _ask(self._stream, answer)
       return str(message["output"]).encode("utf-8", "replace").decode()
-    except (OSError, ValueError, TypeError, RecursionError):  # it is gone, or sends no JSON
+    except (OSError, ValueError, TypeError, RecursionError):  # gone, or no JSON
       self.start(self._now)
-      return f"{FAILED}The code ended its process or ran too long, and all variables are lost."
+      return FAILED + LOST
     finally:
       timer.cancel()
 
@@ -143,9 +160,10 @@ def _run_shell(world: Any, now: datetime) -> None:
   stream = socket.socket(fileno=CHANNEL).makefile("rwb")
 
   def request(_app_name: str, _api_name: str, **arguments: object) -> object:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # the code's time limit waits
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # the time limit waits
     try:
-      answer = _ask(stream, {"app": _app_name, "api": _api_name, "arguments": arguments})
+      call = {"app": _app_name, "api": _api_name, "arguments": arguments}
+      answer = _ask(stream, call)
     finally:
       signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     if "error" in answer:
@@ -201,10 +219,7 @@ def _give_up_files(places: list[str]) -> None:
 
 
 def _list_rights(version: int) -> bytes:
-  """Return the rights that a version of Landlock can refuse: of files, TCP and signals."""
+  """Pack the rights that a version of Landlock can refuse: files, TCP, signals."""
   file_rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
-  if version < 4:
-    return struct.pack("Q", file_rights)
-  if version < 6:
-    return struct.pack("QQ", file_rights, 3)
-  return struct.pack("QQQ", file_rights, 3, 3)
+  rights = [file_rights, 3, 3][: 1 + (version >= 4) + (version >= 6)]
+  return struct.pack(f"{len(rights)}Q", *rights)

@@ -148,7 +148,8 @@ def text_birthdays(models: ModelCollection, me: Person, draw: random.Random) -> 
 contacts = all phone.search_contacts()
 born = [contact for contact in contacts if contact['birthday'][5:7] == '{month}']
 for contact in born:
-    phone.send_text_message(phone_number=contact['phone_number'], message='{message}')"""
+    phone.send_text_message(phone_number=contact['phone_number'], \
+message='{message}')"""
   instruction = f"""\
 Send the text message '{message}' to everyone in my phone's contacts whose \
 birthday is in {datetime(2024, int(month), 1):%B}."""
@@ -213,15 +214,20 @@ for contact in contacts:
 description='{topic}')
 """
   instruction = f"""\
-My Simple Note 'Costs of {topic}' says how much some of my friends owe me. Send each of \
-them a Venmo payment request over their share, with the description '{topic}'. \
+My Simple Note 'Costs of {topic}' says how much some of my friends owe me. Send each \
+of them a Venmo payment request over their share, with the description '{topic}'. \
 Their email addresses are in my phone's contacts."""
   return Problem(instruction, code, added={"venmo.PaymentRequest": requests})
 
 
 # A task's id is d<level of difficulty>a<number>_<variant>.
-SCENARIOS = {"d1a0000": pay_friend, "d2a0000": text_birthdays, "d3a0000": ask_for_shares}
-SCENARIOS |= {"d2a0001": sum_distances, "d3a0001": sum_payments}
+SCENARIOS = {
+  "d1a0000": pay_friend,
+  "d2a0000": text_birthdays,
+  "d3a0000": ask_for_shares,
+  "d2a0001": sum_distances,
+  "d3a0001": sum_payments,
+}
 TESTS = ("the answer is right", "the changes are right")  # in the following code
 EVALUATION = """\
 import json
@@ -231,26 +237,31 @@ SIDE_EFFECTS = {"venmo.User", "venmo.Notification", "phone.UserTextMessage"}
 
 def evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):
     with test("the answer is right"):
-        test.answer(json.loads(models.end.supervisor.Task.first().answer), ground_truth_answer)
+        test.answer(json.loads(models.end.supervisor.Task.first().answer), \
+ground_truth_answer)
     with test("the changes are right"):
-        test.case(models.changed_model_names() - SIDE_EFFECTS, "==", set(private_data.added))
+        test.case(models.changed_model_names() - SIDE_EFFECTS, "==", \
+set(private_data.added))
         for model, rows in private_data.added.items():
             added, updated, removed = models.changed_records(model)
             added = sorted(added, key=lambda record: record.receiver_id)
-            found = [{name: getattr(record, name) for name in rows[0]} for record in added]
+            found = [{name: getattr(record, name) for name in rows[0]} \
+for record in added]
             test.case([found, updated, removed], "==", [rows, [], []])
 """
 
 
 def solution_of(code: str, is_question: bool) -> str:
   """Write Python with the function `solution` that AppWorld's own solutions have."""
-  loop = r"page = 0\n\1 = []\nwhile rows := \2(page_index=page, \3):\n    \1 += rows\n    page += 1"
+  loop = r"page = 0\n\1 = []\nwhile rows := \2(page_index=page, \3):\n"
+  loop += r"    \1 += rows\n    page += 1"
   code = re.sub(r"(?m)^(\w+) = all ([\w.]+)\((.*)\)$", loop, code.strip())
   token = r"apis.\1.\2(access_token=\1, "
   code = re.sub(r"\b(simple_note|phone|venmo)\.(\w+)\(", token, code)
   lines = [
     "accounts = apis.supervisor.show_account_passwords()",
-    "passwords = {account['account_name']: account['password'] for account in accounts}",
+    "passwords = {account['account_name']: account['password'] "
+    "for account in accounts}",
     "profile = apis.supervisor.show_profile()",
   ]
   for app in dict.fromkeys(re.findall(r"apis\.(\w+)\.", code)):

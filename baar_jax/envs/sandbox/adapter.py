@@ -1,9 +1,10 @@
-"""Sandbox: rows of locks with noisy warnings, small enough for the best router to be computed.
+"""Sandbox: rows of locks with noisy warnings, whose best router can be computed.
 
-Of a lock's three levers one opens it, one jams it and one rings the alarm, which ends the episode.
-Locks are plain, tricky (a weak model errs) or broken (no lever opens them). A task's id determines
-everything; the kind of building, each lock's look and one early sign warn of it. All variants of a
-text have the same number of characters, so that a call's price depends on step and model alone.
+Of a lock's three levers one opens it, one jams it and one rings the alarm, which ends
+the episode. Locks are plain, tricky (a weak model errs) or broken (no lever opens
+them). A task's id determines everything; the kind of building, each lock's look and one
+early sign warn of it. All variants of a text have the same number of characters, so
+that a call's price depends on step and model alone.
 """
 
 import dataclasses

@@ -117,7 +117,7 @@ class ScienceWorld(Env):
     # mistake.
     if {"reset", "task"} <= {*action.lower().split()}:
       return "That action is not allowed here.", False
-    # A model's reply may hold half a surrogate pair, which cannot be sent to the engine.
+    # A reply may hold half a surrogate pair, which cannot be sent to the engine.
     action = action.encode("utf-8", "replace").decode().strip()
     observation, score, completed = self._engine.step(action)
     self._expert.observe(action, observation)

@@ -29,7 +29,7 @@ and 'objects' for a list of possible object referents. """
 
 @functools.cache
 def start_jvm() -> Any:
-  """Start this process's only JVM on first use. Raises ValueError if Java does not start."""
+  """Start this process's only JVM on first use. Raises ValueError without Java."""
   logging.getLogger("py4j").setLevel(logging.CRITICAL)
   try:
     port, process = launch_gateway(
@@ -79,7 +79,7 @@ class Engine:
     self._set_object_count = getattr(java.util.UniqueIdentifier, "count_$eq")
 
   def load(self, task_id: str) -> str:
-    """Start a task and return the first observation. Raises ValueError without such a task."""
+    """Start a task and return the first observation. Raises ValueError without it."""
     self._load(task_id)  # the engine's reset() would load once more
     # Each load builds a catalogue of all tasks, which would take most of the memory.
     getattr(self._game, "taskMaker_$eq")(None)
@@ -147,5 +147,5 @@ class Engine:
     return [int(number) for number in numbers if number.strip()]
 
   def _split_lines(self, java_list: Any) -> list[str]:
-    """Convert a Java list of strings in one call to the JVM, not one for each element."""
+    """Convert a Java list of strings in one call to the JVM."""
     return self._join("\n", java_list).splitlines()
