@@ -9,7 +9,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.rollout.live import Policy
 from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
-from baar_jax.serve.sessions import add_sessions
+from baar_jax.serve.scored import add_sessions
 from baar_jax.stages import import_traces
 from baar_jax.train.jobs import ALWAYS_LARGE
 

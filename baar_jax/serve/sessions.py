@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -16,11 +15,11 @@ from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.calls import Calls
 from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
-from baar_jax.rollout.specs import FIRST_SEED, PURPOSE_OF_SPLIT, Cap
+from baar_jax.rollout.specs import Cap
 from baar_jax.serve.request import Cache, Conversation
+from baar_jax.serve.scored import add_sessions
 from baar_jax.serve.upstream import Upstream
 from baar_jax.store import Store
-from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 
 
 @dataclasses.dataclass
@@ -251,44 +250,3 @@ class Sessions(Calls):
     row = (session.id, len(session.open), time.time(), state)
     with self._db:
       self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
-
-
-def add_sessions(
-  store: Store, config: Config, sessions: Mapping[str, tuple[Episode, str]]
-) -> int:
-  """Store scored sessions that are not stored yet; return their number.
-
-  A task is fixed to a split when it is first named. A session's seed is the first free
-  one among those that a stage reads.
-
-  Args:
-    sessions: the episode and its task's text, by the mark that tells it is stored.
-  """
-  new = {mark: sessions[mark] for mark in sessions if not store.finished(mark)}
-  episodes = []
-  taken = {}
-  for episode, description in new.values():
-    task = store.name_task(episode.task_id, description, config.env.max_steps)
-    keys = taken.setdefault(episode.policy, store.keys(episode.policy))
-    for seed in list_seeds(config, episode.policy, task.split):
-      if (task.id, seed) not in keys:
-        break
-    keys.add((task.id, seed))
-    episodes.append(dataclasses.replace(episode, seed=seed))
-  store.add(*episodes, finished=new)
-  return len(new)
-
-
-def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
-  """List the seeds of a policy's sessions of a task, in the order of their scores.
-
-  They are those of the stages' jobs: first a boundary's trials of the profile.
-  """
-  if policy == stratified_spec(config).key:
-    return itertools.count(FIRST_SEED["reference"] + 1)
-  trials = 0
-  if policy in BOUNDARY_KEYS and split != "test":
-    trials = count_trials(config)
-  profile = range(FIRST_SEED["profile"], trials)
-  later = itertools.count(FIRST_SEED[PURPOSE_OF_SPLIT[split]])
-  return itertools.chain(profile, later)
