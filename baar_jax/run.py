@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,18 +22,17 @@ from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
-from baar_jax.llms.agent import Pair
+from baar_jax.llms.pair import Pair
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.endpoints import check_models
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.live import Policy
+from baar_jax.rollout.turn import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.store import RESTORE, Store, read_config
-from baar_jax.train.families import Loader
-from baar_jax.train.jobs import BOUNDARIES, Planned
+from baar_jax.train.jobs import BOUNDARIES
 from baar_jax.train.training import Training
 
 # What may change between stages of one run: no stored result and, but for the rounding of sums, no
@@ -154,13 +153,6 @@ class Run:
       if not self.is_main:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
-
-  def play_all(self, planned: Iterable[Planned], title: str = "") -> None:
-    """Play the episodes of rules that a stage has declared, as far as they are missing."""
-    loader = Loader(self.training(), self.live_episodes, self.pair)
-    for spec, jobs in planned:
-      if jobs:
-        self.play(f"{title}{spec.key}", loader.build(spec), jobs)
 
   def play(self, title: str, policy: Policy, jobs: Sequence[Job]) -> list[Episode]:
     """Play the jobs whose episodes are not stored yet, and store each as it ends.

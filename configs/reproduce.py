@@ -2,8 +2,7 @@
 :alfworld, :appworld or :sandbox there."""
 
 from baar_jax import config
-from baar_jax.train import families
-from configs import alfworld, appworld, quickstart, sandbox
+from configs import alfworld, appworld, quickstart, sandbox, sciworld
 
 # Of each setting: the configuration that it extends, bopo.lam, and the lam that is compared.
 SETTINGS = {
@@ -25,7 +24,7 @@ def get_config(setting: str = "") -> config.Config:
   if setting != "alfworld":
     is_explored = bool(c.references.plans)
     c.references.plans += (config.SamplePlan("together", 20, is_explored),)
-  rivals = tuple(sorted(families.RIVALS))
+  rivals = sciworld.RIVALS
   ablations = tuple(config.ABLATIONS)
   c.baselines = config.BaselinesConfig(rivals, ablations, compared, updates=60)
   c.sft.learning_rates = (3e-3, 1e-2)

@@ -9,9 +9,9 @@ not state the numbers of updates; its 2,120 and 200 ScienceWorld tasks are not p
 as many of AgentGym's 23 types, from the engine's own splits."""
 
 from baar_jax import config
-from baar_jax.train import families
 from configs import quickstart
 
+RIVALS = ("zero-shot", "cascade", "single-turn", "vanilla")
 LLAMA = {
   "names": ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"),
   # Many sell this pair, each at its own price. Our choice is Together's for its Turbo endpoints.
@@ -54,6 +54,6 @@ def get_config(setting: str = "") -> config.Config:
     c.models = config.ModelsConfig(kind="chat", **(LLAMA if setting == "llama" else {}))
     c.profile.robustness = (3, 10)
     c.baselines = config.BaselinesConfig(
-      tuple(sorted(families.RIVALS)), tuple(config.ABLATIONS), compared_lam=0.3
+      RIVALS, tuple(config.ABLATIONS), compared_lam=0.3
     )
   return c

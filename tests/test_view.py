@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baar_jax.episode import Call, Episode, Step, Task, Usage
-from baar_jax.rollout.live import Live
-from baar_jax.rollout.specs import Cap, Job
+from baar_jax.rollout.specs import Cap, Job, Live
 from baar_jax.router import view as texts
 from baar_jax.router.view import CUT_MARK, View
 

@@ -1,14 +1,11 @@
 """The ReAct agent: the conversation of an episode, and the action in a reply."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from baar_jax.config import ModelsConfig
-from baar_jax.envs.base import Env
 from baar_jax.episode import Reply, Task
-from baar_jax.llms.prices import Price
 
 Messages = list[dict[str, str]]
 # hold(usd, replayed=False) reserves the worst case of a call while it is made.
@@ -33,25 +30,6 @@ class Agent(Protocol):
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Answer at a step (from 0). Raises NoAnswer, or the refusal of `hold`."""
-
-
-class Pair(Protocol):
-  """The models to route between, cheapest first."""
-
-  names: tuple[str, ...]
-  prices: tuple[Price, ...]
-
-  def start(self, env: Env, task: Task, seed: int, hold: Hold) -> Sequence[Agent]:
-    """Start one agent per model in an episode; `hold` pays for their calls."""
-
-  def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], Agent]:
-    """Open a zero-shot router's model. Raises ValueError if it has no price."""
-
-  def stop(self) -> None:
-    """Stop calling: no call is tried again, and none is waited for."""
-
-  def close(self) -> None:
-    """Close connections and files."""
 
 
 def open_conversation(system_prompt: str, task: Task, observation: str) -> Messages:

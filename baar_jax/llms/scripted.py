@@ -16,7 +16,8 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.envs.errors import Errors, Lapse
 from baar_jax.episode import SMALL, Call, Reply, Task, Usage, decision_words
-from baar_jax.llms.agent import Agent, Hold, Messages, Pair, write_reply
+from baar_jax.llms.agent import Agent, Hold, Messages, write_reply
+from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import Price, prices_of
 
 CHARS_PER_TOKEN = 4  # our choice: no tokenizer of the priced models is available offline

@@ -23,7 +23,6 @@ from baar_jax.rollout.optimum import Exact
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
 from baar_jax.train import rewards
-from baar_jax.train.families import CONDITIONED
 from baar_jax.train.jobs import BOUNDARY_KEYS
 
 FORECAST = "forecast.csv"  # what stage forecast leaves in a run's directory
@@ -190,7 +189,7 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
 
 
 def read_forecast(
-  directory: Path, data: Evaluation, best: Sequence[str]
+  directory: Path, data: Evaluation, choice: Choice
 ) -> Forecast | None:
   """Read what stage forecast has left in a run's directory, if anything.
 
@@ -204,13 +203,13 @@ def read_forecast(
     score_NxK = pd.read_csv(path, index_col=0, dtype=str).astype(float).loc[data.tasks]
   except (ValueError, KeyError):
     raise ValueError(f"{path} cannot be read: run --stage=forecast again") from None
-  return compare_forecast(data, score_NxK, best)
+  return compare_forecast(data, score_NxK, choice)
 
 
 def compare_forecast(
-  data: Evaluation, score_NxK: pd.DataFrame, best: Sequence[str]
+  data: Evaluation, score_NxK: pd.DataFrame, choice: Choice
 ) -> Forecast:
-  """Compare the scores that the conditioned router expects with those that it had.
+  """Compare the scores that the main family expects with those that it had.
 
   The rows have each budget's mean, and the measured mean if the router has been
   evaluated under this cap. The calibration counts each task under each cap once, in
@@ -222,8 +221,8 @@ def compare_forecast(
     score_NxK.to_numpy().T[..., None], np.zeros(len(budgets)), draws
   )
   rows = intervals("forecast_share", pd.DataFrame(mean_KxB)).assign(budget=budgets)
-  own = data.entries.loc[best]
-  own = own[own.family == CONDITIONED]
+  own = data.entries.loc[choice.best]
+  own = own[own.family == choice.main]
   measured_NxK = data.per_task("score_percent").loc[own.index].T / 100
   measured_NxK.columns = [budget_name(*budget) for budget in own[[*BUDGETS]].to_numpy()]
   rows["measured_share"] = rows.budget.map(measured_NxK.mean())

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import jinja2
@@ -19,7 +20,7 @@ from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
-from baar_jax.report.results import Facts, Results
+from baar_jax.report.results import Facts, Results, Style
 from baar_jax.report.table import (
   CURVES,
   Evaluation,
@@ -27,11 +28,10 @@ from baar_jax.report.table import (
   read_curves,
   run_ledger,
 )
-from baar_jax.report.texts import METRIC_NAMES, family_name
+from baar_jax.report.texts import METRIC_NAMES
 from baar_jax.store import Store
 from baar_jax.train.dataset import measure_robustness
-from baar_jax.train.families import COMPARED, FAMILIES, SFT
-from baar_jax.train.jobs import BOUNDARY_KEYS
+from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED, SFT
 
 MUTED = "#5f6875"
 ABOVE = {"loc": "outside upper center", "ncols": 3}  # the place of a legend
@@ -50,7 +50,12 @@ EPISODES = 3  # shown step by step
 
 
 def compute_results(
-  store: Store, choice: Choice, train_tasks: int, config: Config, directory: Path
+  store: Store,
+  choice: Choice,
+  train_tasks: int,
+  config: Config,
+  directory: Path,
+  styles: Mapping[str, Style],
 ) -> Results:
   """Compute the results of the evaluation.
 
@@ -60,6 +65,7 @@ def compute_results(
     train_tasks: the number of training tasks with a profile.
     config: the run's.
     directory: the run's.
+    styles: of families.
 
   Raises:
     ValueError: a chosen policy's episodes are missing, or a file of the run cannot be
@@ -98,13 +104,14 @@ def compute_results(
     by_difficulty=compare.by_difficulty(data, choice.typical, config.profile.easy_rate),
     latency=compare.latency(data, choice.typical),
     robustness=measure_robustness(store, config),
-    forecast=compare.read_forecast(directory, data, choice.best),
+    forecast=compare.read_forecast(directory, data, choice),
     training=read_curves(directory / "metrics.jsonl"),
     ledger=run_ledger(store.table(), spent, models),
     exact=compare.exact_frontier(config),
     episodes=[episode for episode in episodes if episode.task_id in data.tasks][
       :EPISODES
     ],
+    styles=styles,
     paper=compare.beside_paper(run, table, hard_budget),
   )
 
@@ -174,7 +181,9 @@ def plain(results: Results) -> dict:
       item = item.reset_index()
     return item.to_dict("records")
 
-  text = json.dumps(dataclasses.asdict(results), default=convert)
+  fields = dataclasses.asdict(results)
+  del fields["styles"]
+  text = json.dumps(fields, default=convert)
   return json.loads(text, parse_constant=lambda _: None)
 
 
@@ -195,7 +204,7 @@ def draw_all(results: Results) -> dict[str, Figure]:
 
 def family_style(results: Results, family: str) -> dict:
   """Choose the style of a family's line; the main family's is thick."""
-  shown = FAMILIES[family]
+  shown = results.styles[family]
   thick = family == results.run.main
   style = {"color": shown.color, "marker": shown.marker, "label": shown.label}
   return style | {"linewidth": 1.0 + 1.4 * thick, "zorder": 2 + thick}
@@ -220,7 +229,7 @@ def draw_frontier(results: Results, metric: str) -> Figure:
   axes.plot(ends.cost_usd, ends[metric], "--", color=MUTED, linewidth=0.9, zorder=1)
   for family, below in ((small, -12), (large, 5)):
     point = ends.loc[family, ["cost_usd", metric]]
-    name = family_name(family)
+    name = results.label(family)
     axes.annotate(name, point, (9, below), fontsize=8, textcoords="offset points")
   rows = results.frontiers
   for row in rows[rows.metric == metric].itertuples():
@@ -250,7 +259,7 @@ def draw_hard_budget(results: Results) -> Figure:
     axes.plot(curve.K, curve[metric], **family_style(results, family))
   for family, dashes in zip(BOUNDARY_KEYS, (":", "--")):
     score = results.policies[metric][family]
-    axes.axhline(score, color=MUTED, linestyle=dashes, label=family_name(family))
+    axes.axhline(score, color=MUTED, linestyle=dashes, label=results.label(family))
   axes.set_xticks(rows.K.unique())
   axes.figure.legend(**ABOVE)
   return axes.figure

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
+from typing import Protocol
 
 import pandas as pd
 
@@ -26,6 +28,14 @@ class Facts:
   sr: str  # which of METRICS is the environment's SR
   main: str  # the family that the report is about
   train_tasks: int
+
+
+class Style(Protocol):
+  """How a family of policies is shown; the families of the table have it."""
+
+  label: str
+  color: str
+  marker: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +73,11 @@ class Results:
   exact: dict | None
   episodes: list[Episode]
   paper: pd.DataFrame
+  styles: Mapping[str, Style]  # by family
+
+  def label(self, family: str) -> str:
+    """Name a family as a reader knows it; another one goes by its own name."""
+    return self.styles[family].label if family in self.styles else family
 
   @functools.cached_property
   def metrics(self) -> list[str]:

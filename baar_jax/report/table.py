@@ -9,7 +9,7 @@ from typing import Annotated
 import pandas as pd
 from pydantic import Field, create_model
 
-from baar_jax.config import SERVED, Config
+from baar_jax.config import Config
 from baar_jax.envs.table import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
@@ -17,7 +17,6 @@ from baar_jax.report import frontier
 from baar_jax.report.results import METRICS
 from baar_jax.rollout.specs import FIRST_SEED, PolicySpec
 from baar_jax.store import BUDGETS, Store
-from baar_jax.train.families import FAMILIES, list_specs
 from baar_jax.train.jobs import BOUNDARIES
 
 COMPARED_COLUMNS = ("cost_usd", *METRICS)
@@ -116,7 +115,7 @@ def describe(spec: PolicySpec) -> dict[str, object]:
     "parameters": spec.settings,
     "call_budget": spec.cap.calls,
     "usd_budget": spec.cap.usd,
-    "trained": FAMILIES[spec.family].train is not None,
+    "trained": spec.update is not None,
   }
 
 
@@ -164,22 +163,6 @@ def list_played(
   """List the boundaries, and the policies that have been played on a split."""
   keys = list_keys(store, config, split)
   return [s for s in listed if s in BOUNDARIES or _has_enough(store, s.key, keys)]
-
-
-def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
-  """List the evaluation's entries, of a served run those that clients have played.
-
-  Raises:
-    ValueError: clients have played the boundaries at most.
-  """
-  if config.env.kind != SERVED:
-    return list_specs(config)
-  played = list_played(store, list_specs(config), config, "dev")
-  played = list_played(store, played, config, "test")
-  if len(played) <= len(BOUNDARIES):
-    problem = "clients have played no policy but the boundaries on dev and on test"
-    raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")
-  return played
 
 
 def run_ledger(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pandas as pd
 
 from baar_jax.report.results import METRICS, Results
-from baar_jax.train.families import FAMILIES
 
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {
@@ -88,11 +87,6 @@ def clean(value):
   return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(value.split()))
 
 
-def family_name(family: str) -> str:
-  """Name a family as a reader knows it; another one goes by its own name."""
-  return FAMILIES[family].label if family in FAMILIES else clean(family)
-
-
 def parameter_text(parameters: Mapping) -> str:
   """Tell a policy's parameters, except for those that are the same for all."""
   symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
@@ -115,7 +109,7 @@ def as_texts(
   texts = pd.DataFrame(index=frame.index)
   for name in names or frame:
     column = COLUMNS.get(name, Column(name.replace("_", " ").capitalize(), "g"))
-    write = functools.partial(_write, dollars.get(name, column.format))
+    write = functools.partial(_write, results, dollars.get(name, column.format))
     cells = frame[name].map(write)
     if f"{name}_low" in frame:
       low = frame[f"{name}_low"].map(write)
@@ -126,10 +120,12 @@ def as_texts(
   return texts
 
 
-def _write(form: str, value: float | str | Mapping | list | None) -> str:
+def _write(
+  results: Results, form: str, value: float | str | Mapping | list | None
+) -> str:
   """Write a value: a number by its format, a family, parameters, or a list's length."""
   if isinstance(value, str):
-    return family_name(value)
+    return clean(results.label(value))
   if isinstance(value, dict):
     return parameter_text(value) or DASH
   if isinstance(value, list):

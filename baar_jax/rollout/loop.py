@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import SMALL, Episode
 from baar_jax.llms import agent
+from baar_jax.llms.pair import Pair
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.live import Decision, Live, Policy, Purse, Turn
-from baar_jax.rollout.specs import Cap, Job
+from baar_jax.rollout.turn import Policy, Purse, Turn
+from baar_jax.rollout.specs import Cap, Decision, Job, Live
 
 RESTARTS = 2  # of one episode whose environment died
 Play = Generator[None, Decision, Episode]  # yields where the policy has to decide
@@ -44,7 +45,7 @@ Arrivals = queue.SimpleQueue[Running]  # they wait for a decision or are over
 def run_episodes(
   jobs: Iterable[Job],
   policy: Policy,
-  pair: agent.Pair,
+  pair: Pair,
   envs: Sequence[Env],
   cap: Cap = Cap(),  # noqa: B008
   run_budget: DollarBudget | None = None,
@@ -144,7 +145,7 @@ def _pop_job(waiting: list[Job], last_task: str = "") -> Job:
 
 
 def play_episode(
-  live: Live, env: Env, pair: agent.Pair, policy: Policy, purse: Purse
+  live: Live, env: Env, pair: Pair, policy: Policy, purse: Purse
 ) -> Play:
   """Play an episode, from its reset to its score; return its record."""
   task = live.task

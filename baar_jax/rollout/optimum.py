@@ -32,8 +32,7 @@ from baar_jax.episode import SMALL
 from baar_jax.llms.agent import extend, open_conversation
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.live import Live
-from baar_jax.rollout.specs import PolicySpec
+from baar_jax.rollout.specs import Live, PolicySpec
 
 NAMES = ("gpt-4.1-mini", "gpt-4.1")
 COST = 0

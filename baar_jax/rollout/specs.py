@@ -1,10 +1,10 @@
-"""Which policy plays, under which cap, on which trial: PolicySpec, Cap and Job."""
+"""Who plays what: PolicySpec, Cap and Job; what is seen and decided: Live, Decision."""
 
 import dataclasses
 from collections.abc import Sequence
 
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
-from baar_jax.episode import Step, Task
+from baar_jax.episode import SMALL, Step, Task
 
 # The first seed of each purpose. The bounds of counts in the configuration keep the
 # purposes apart. Rollouts have a range of seeds for each training seed.
@@ -119,3 +119,46 @@ class Job:
     """Return the engine's seed, which no job of another purpose on this task has."""
     first = FIRST_SEED[self.purpose] + ROLLOUT_RANGE * self.training_seed
     return first + self.trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """The choice of a model, its log-probability if sampled, and what deciding took."""
+
+  model: int
+  logp: float | None = None
+  cost_usd: float = 0.0
+  latency_s: float = 0.0
+  p_A: Sequence[float] = ()  # the router's probability of each model, where it has some
+
+
+@dataclasses.dataclass(eq=False)
+class Live:
+  """What a policy sees of an episode that waits for a decision."""
+
+  job: Job
+  cap: Cap = Cap()
+  models: int = 2
+  cost_weight: float | None = None  # one of the policy's; None is the least of them
+  steps: list[Step] = dataclasses.field(default_factory=list)
+  observation: str = ""
+  # What a client says was left of its caps before each step, and is left now. Without
+  # it that is counted from the cap and the steps.
+  told: Sequence[Cap] = ()
+  # Of a cascade: the model that has proposed the next action, and the action.
+  proposer: int = SMALL
+  proposal: str | None = None
+
+  @property
+  def task(self) -> Task:
+    return self.job.task
+
+  @property
+  def left(self) -> Cap:
+    """Return what is left of the caps now."""
+    return self.told[-1] if self.told else self.cap.after(self.steps)
+
+  @property
+  def key(self) -> tuple[str, int]:
+    """Tell the episode apart from all others that are live."""
+    return self.job.task.id, self.job.seed

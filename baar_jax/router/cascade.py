@@ -5,7 +5,8 @@ from collections.abc import Generator, Sequence
 
 from baar_jax.episode import SMALL, Reply
 from baar_jax.llms.agent import parse_action
-from baar_jax.rollout.live import Decision, Live, Turn
+from baar_jax.rollout.specs import Decision, Live
+from baar_jax.rollout.turn import Turn
 from baar_jax.router.policy import RouterPolicy
 
 

@@ -6,8 +6,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from baar_jax.episode import SMALL, Step
-from baar_jax.rollout.live import Live
-from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.rollout.specs import Cap, Live, PolicySpec
 from baar_jax.router.head import (
   FACTS,
   Heads,

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from baar_jax.mesh import local_copy, one_device
-from baar_jax.rollout.live import Live
+from baar_jax.rollout.specs import Live
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import Episode, Step, Task, decision_words
-from baar_jax.rollout.live import Live
-from baar_jax.rollout.specs import Cap
+from baar_jax.rollout.specs import Cap, Live
 from baar_jax.router.tokenizer import decision_tokens, read_tokenizer
 
 CUT_MARK = " ..."  # stands behind a text that was cut

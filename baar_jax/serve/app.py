@@ -109,21 +109,22 @@ class App(Starlette):
       is_partial = request.headers.get("x-baar-on-exhausted") == "partial"
       if refusal.code != EXHAUSTED or not is_partial:
         raise
-      return send(write_exhausted(), body, exchange.headers(turn.session))
+      turn.step = None  # no model has answered
+      return send(write_exhausted(), turn)
     if isinstance(answer, Stream):
       return functools.partial(self._stream, turn, answer)
     exchange.settle(turn, answer)
     usage = answer.get("usage")
     answer["usage"] = dict(usage if isinstance(usage, dict) else {}, cost=turn.usd)
     answer["model"] = turn.upstream.name
-    return send(answer, body, exchange.headers(turn.session, turn))
+    return send(answer, turn)
 
   async def _stream(self, turn: Turn, answer: Stream, *connection: object) -> None:
     """Send a streamed answer; its end is booked wherever it stops."""
-    headers = self.exchange.headers(turn.session, turn)
     chunks = self._relay(turn, answer)
+    response = StreamingResponse(chunks, headers=turn.headers, media_type=STREAM)
     try:
-      await StreamingResponse(chunks, headers=headers, media_type=STREAM)(*connection)
+      await response(*connection)
     finally:  # its client or its endpoint may have left it
       self.exchange.settle(turn, {}, whole=False)
       closing = asyncio.ensure_future(answer.response.aclose())
@@ -177,7 +178,7 @@ class App(Starlette):
       left_usd=left.usd,
       left_large_calls=left.calls,
     )
-    return JSONResponse(fields, headers=exchange.headers(turn.session, turn))
+    return JSONResponse(fields, headers=turn.headers)
 
   def _report(self, body: dict) -> Response:
     number = body["decision_id"]
@@ -189,8 +190,8 @@ class App(Starlette):
       raise Refusal(400, problem)
     del self.exchange.reported[number]
     self.exchange.settle(turn, body)
-    headers = self.exchange.headers(turn.session, turn)
-    return JSONResponse(self.exchange.describe(turn.session), headers=headers)
+    fields = self.exchange.describe(turn.session)
+    return JSONResponse(fields, headers=turn.headers)
 
   async def _score(self, request: Request, body: dict) -> Response:
     session = self._find(request)
@@ -249,15 +250,15 @@ def write_exhausted() -> dict:
   )
 
 
-def send(fields: dict, body: dict, headers: dict) -> Response:
+def send(fields: dict, turn: Turn) -> Response:
   """Send a whole answer, as the one chunk of a stream if the client wants one."""
-  if not body.get("stream"):  # in ASCII: a text may end with half a pair of surrogates
-    content = json.dumps(fields)
-    return Response(content, headers=headers, media_type="application/json")
+  content = json.dumps(fields)  # in ASCII: a text may end with half a surrogate pair
+  if not turn.body.get("stream"):
+    return Response(content, headers=turn.headers, media_type="application/json")
   choices = [dict(choice, delta=choice.get("message")) for choice in fields["choices"]]
   chunk = dict(fields, object="chat.completion.chunk", choices=choices)
   content = write_event(chunk) + write_event("[DONE]")
-  return Response(content, headers=headers, media_type=STREAM)
+  return Response(content, headers=turn.headers, media_type=STREAM)
 
 
 def write_event(data: dict | str) -> bytes:

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import quote
 
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
@@ -24,7 +23,6 @@ from baar_jax.serve.request import (
   Conversation,
   Refusal,
   Scored,
-  drop_nulls,
   find_least,
   read_messages,
 )
@@ -340,25 +338,6 @@ class Exchange:
   def _is_busy(self, session: Session) -> bool:
     """Tell whether an attempt is in flight that ends without a report."""
     return not session.open.keys() <= self.reported.keys()
-
-  def headers(self, session: Session, turn: Turn | None = None) -> dict[str, str]:
-    """List what every answer says; the dollars of a stream are in its last chunk."""
-    left = session.left
-    values = dict(
-      session_id=quote(session.id, safe=" "),
-      session_usd=session.spent_usd,
-      left_usd=left.usd,
-      left_large_calls=left.calls,
-    )
-    if turn:
-      values["selected_model"] = turn.upstream.name
-      values["cost_usd"] = turn.usd
-      values["p_large"] = turn.large_p
-    headers = {}
-    for name, value in drop_nulls(values).items():
-      text = f"{value:.9f}" if isinstance(value, float) else str(value)
-      headers[f"x-baar-{name.replace('_', '-')}"] = text
-    return headers
 
   def describe(self, session: Session) -> dict:
     """Describe a session for people and programs; texts are not in it."""

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
@@ -16,7 +17,7 @@ from baar_jax.llms.calls import Calls
 from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.specs import Cap
-from baar_jax.serve.request import Cache, Conversation
+from baar_jax.serve.request import Cache, Conversation, drop_nulls
 from baar_jax.serve.scored import add_sessions
 from baar_jax.serve.upstream import Upstream
 from baar_jax.store import Store
@@ -101,6 +102,26 @@ class Turn:
   def large_p(self) -> float:
     """Return the probability of a model dearer than SMALL; of a rule 0 or 1."""
     return 1 - self.p_A[SMALL] if self.p_A else float(self.step.model != SMALL)
+
+  @property
+  def headers(self) -> dict[str, str]:
+    """List what every answer says; the dollars of a stream are in its last chunk."""
+    session = self.session
+    values = {
+      "session-id": quote(session.id, safe=" "),
+      "session-usd": session.spent_usd,
+      "left-usd": session.left.usd,
+      "left-large-calls": session.left.calls,
+    }
+    if self.step:
+      values["selected-model"] = self.upstream.name
+      values["cost-usd"] = self.usd
+      values["p-large"] = self.large_p
+    headers = {}
+    for name, value in drop_nulls(values).items():
+      text = f"{value:.9f}" if isinstance(value, float) else str(value)
+      headers[f"x-baar-{name}"] = text
+    return headers
 
 
 class Sessions(Calls):

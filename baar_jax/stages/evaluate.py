@@ -15,7 +15,6 @@ from baar_jax.report.results import METRICS
 from baar_jax.report.table import (
   COMPARED_COLUMNS,
   Evaluation,
-  list_evaluated,
   list_played,
   load_split,
 )
@@ -26,14 +25,20 @@ from baar_jax.store import BUDGETS, Store
 from baar_jax.train.dataset import load_profiles
 from baar_jax.train.families import (
   BOPO,
-  COMPARED,
   CONDITIONED,
+  FAMILIES,
   Loader,
   find_uncapped,
   list_specs,
   list_trained,
 )
-from baar_jax.train.jobs import ALWAYS_SMALL, BOUNDARY_KEYS, Planned, list_evaluation
+from baar_jax.train.jobs import (
+  ALWAYS_SMALL,
+  BOUNDARIES,
+  BOUNDARY_KEYS,
+  COMPARED,
+  list_evaluation,
+)
 from baar_jax.train.values import Transitions, load_heads, read_transitions
 
 
@@ -43,7 +48,7 @@ def main(run: Run) -> None:
   if config.env.kind == SERVED:  # clients have played
     for split in ("dev", "test"):  # for one boundary it looks for the episodes of both
       jobs = list_evaluation(config, run.tasks(split), split)
-      run.play_all([Planned(ALWAYS_SMALL, jobs)])
+      run.play(split, Loader(run.training(), 1).build(ALWAYS_SMALL), jobs)
     names = [spec.key for spec in list_evaluated(run.store, config)]
     run.print(f"evaluated: {', '.join(names)}")
     return
@@ -83,6 +88,22 @@ def _reuse(
   unchanged = table[table.large_calls < spec.cap.calls]
   keys = missing & set(zip(unchanged.task_id, unchanged.seed))
   store.add_equal(spec.key, spec.cap.calls, uncapped.key, keys)
+
+
+def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
+  """List the evaluation's entries, of a served run those that clients have played.
+
+  Raises:
+    ValueError: clients have played the boundaries at most.
+  """
+  if config.env.kind != SERVED:
+    return list_specs(config)
+  played = list_played(store, list_specs(config), config, "dev")
+  played = list_played(store, played, config, "test")
+  if len(played) <= len(BOUNDARIES):
+    problem = "clients have played no policy but the boundaries on dev and on test"
+    raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")
+  return played
 
 
 def choose_on_dev(
@@ -168,7 +189,7 @@ def forecast(run: Run) -> None:
   shown = [spec for spec in choice.entries if spec.key in names]
   data = load_split(run.store, shown, c, "test")
   score_NxK = _predict(run, data.tasks)
-  rows = compare_forecast(data, score_NxK, choice.best).rows.set_index("budget")
+  rows = compare_forecast(data, score_NxK, choice).rows.set_index("budget")
   run.print("forecast of SR, and what was measured:")
   run.print(rows.to_string(float_format="{:.1%}".format, na_rep="–"))
   if run.is_main:
@@ -223,6 +244,8 @@ def report(run: Run) -> None:
   # A run without any is told to make them first.
   profiles = load_profiles(run.store, c, "train")
   choice = choose_on_dev(run.store, played, c)
-  results = page.compute_results(run.store, choice, len(profiles), c, run.dir)
+  results = page.compute_results(
+    run.store, choice, len(profiles), c, run.dir, FAMILIES
+  )
   print(page.texts.terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")

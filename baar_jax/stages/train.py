@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from baar_jax.config import SFTConfig
 from baar_jax.episode import Task
@@ -13,9 +13,9 @@ from baar_jax.router.weights import check_pretrained, save_qwen2, weights_direct
 from baar_jax.run import Run
 from baar_jax.train import dataset, jobs, losses
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.families import FAMILIES, list_trained
+from baar_jax.train.families import FAMILIES, Loader, list_trained
 from baar_jax.train.fit import fit_stored
-from baar_jax.train.jobs import ALWAYS_LARGE
+from baar_jax.train.jobs import ALWAYS_LARGE, Planned
 
 WARMUP = 10  # updates of the pretraining
 
@@ -26,7 +26,7 @@ def profile(run: Run) -> None:
   if config.router.weights:  # before hours of episodes
     check_pretrained(config.router)
   tasks = run.tasks("train") + run.tasks("dev")
-  run.play_all(jobs.list_profile(config, tasks), "profile ")
+  play_all(run, jobs.list_profile(config, tasks), "profile ")
   train = dataset.load_profiles(run.store, config, "train")
   dev = dataset.load_profiles(run.store, config, "dev")
   for task in tasks:
@@ -49,6 +49,14 @@ def profile(run: Run) -> None:
     run.print(f"profile of {split}: {counts}")
 
 
+def play_all(run: Run, planned: Iterable[Planned], title: str = "") -> None:
+  """Play the episodes of rules that a stage has declared, as far as they are missing."""
+  loader = Loader(run.training(), run.live_episodes)
+  for spec, wanted in planned:
+    if wanted:
+      run.play(f"{title}{spec.key}", loader.build(spec), wanted)
+
+
 def list_texts(
   tasks: list[Task], profiles: dict[str, dataset.Profile], models: int
 ) -> Iterator[str]:
@@ -67,7 +75,7 @@ def references(run: Run) -> None:
   profiles = dataset.load_profiles(run.store, config, "train", "dev")
   learning = run.tasks("train") + run.tasks("dev")
   tasks = dataset.split_by_profile(learning, profiles)
-  run.play_all(jobs.list_references(config, tasks))
+  play_all(run, jobs.list_references(config, tasks))
   trajectories = dataset.load_references(run.store, config, profiles)
   run.store.finish("references")
   chosen = [trajectories[task.id] for task in tasks.hard]

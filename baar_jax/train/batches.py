@@ -37,6 +37,10 @@ class Batch:
   decision_share: np.float32 = np.float32(1)
 
 
+# (logits_BxSxA, batch) -> the batch's shares of a gradient step's "loss" and other figures.
+Loss = Callable[[jax.Array, Batch], dict[str, jax.Array]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Labels:
   """What a router learns to decide at the steps of an episode.

@@ -1,7 +1,6 @@
 """Checkpoints (Orbax) of parameters, optimizer and progress, and the routers in them."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import sys
@@ -14,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import nnx
-from jax.sharding import Mesh
 
-from baar_jax.config import Config
 from baar_jax.mesh import split_parameters
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
+from baar_jax.train.training import RouterFiles
 
 READING = "cannot be read ({}); remove that directory to go on from the one before"
 WRITING = "stays the newest, none can be written ({}); make room there and run the command again"
@@ -124,43 +122,6 @@ def check_metrics(
   if bad:
     stop = f"{stage} stopped: update {update} has {', '.join(bad)}; last good checkpoint: {newest}"
     raise ValueError(f"{stop}; set a lower learning rate under another --config.name")
-
-
-@dataclasses.dataclass(frozen=True)
-class RouterFiles:
-  """The routers of one training seed in a run's directory."""
-
-  directory: Path  # the run's
-  config: Config
-  mesh: Mesh
-  number: int = 0  # the training seed
-
-  @property
-  def tokenizer(self) -> Path:
-    """Return the directory of the tokenizer."""
-    return self.directory / "tokenizer"
-
-  def open_view(self, proposals: bool = False) -> View:
-    """Open the view that a router reads; a cascade's scorer is shown proposals."""
-    models = len(self.config.models.names)
-    return View(self.config.router, self.tokenizer, proposals, models)
-
-  def checkpoints(self, family: str, lam: float | None = None) -> Path:
-    """Return the directory of a router's checkpoints.
-
-    Args:
-      family: "pretrain", "value", "sft", "bopo", a rival, or an ablation; of an SFT
-        router of an ablation `Training.sft_family`.
-      lam: the weight of cost, if the family has several.
-    """
-    name = family
-    if family in ("cascade", "single-turn"):
-      name += f"-{self.config.baselines.updates}"
-    if lam is not None:
-      name += f"-lam{lam:g}"
-    if self.number:
-      name += f"-seed{self.number}"
-    return self.directory / "checkpoints" / name
 
 
 def load_initial(files: RouterFiles, view: View) -> Qwen2:

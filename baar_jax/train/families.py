@@ -15,12 +15,12 @@ import numpy as np
 from baar_jax.config import VANILLA_BATCHES, Config, ablate, compared_lam, require
 from baar_jax.envs.table import load
 from baar_jax.episode import Task
-from baar_jax.llms.agent import Pair
+from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
-from baar_jax.rollout.live import Live, Policy, RulePolicy
+from baar_jax.rollout.turn import Policy, RulePolicy
 from baar_jax.rollout.optimum import FREE, Exact
-from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.rollout.specs import Cap, Live, PolicySpec
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
 from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
@@ -32,18 +32,20 @@ from baar_jax.train import losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.dataset import draw_task_batches, load_threshold_episodes
-from baar_jax.train.fit import fit_rollouts, fit_sft
+from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS_LARGE,
   ALWAYS_SMALL,
+  COMPARED,
   FIRST_LARGE,
+  SFT,
   Planned,
   list_ranked_trials,
   list_rollouts,
   rollout_spec,
   stratified_spec,
 )
-from baar_jax.train.rivals import train_cascade, train_single_turn
+from baar_jax.train.rivals import label_winners, list_scored
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads, load_trunk
@@ -54,12 +56,10 @@ PRIVILEGED = "privileged"
 OPTIMUM = "optimum"
 ZERO_SHOT = "zero-shot"
 CONDITIONED = "conditioned"  # the budget-conditioned router
-SFT = "sft"
 BOPO = "bopo"
 CASCADE = "cascade"
 SINGLE_TURN = "single-turn"
 VANILLA = "vanilla"
-COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
 RIVALS = {ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA}  # only if baselines name them
 
 Tasks = Mapping[str, list[Task]]  # by split
@@ -401,6 +401,16 @@ def _train_vanilla(training: Training) -> None:
     fit_rollouts(training, VANILLA, losses.DAPO, lam)
 
 
+def _train_cascade(training: Training) -> None:
+  fit_rival(training, CASCADE, losses.FAILURE, list_scored(training))
+
+
+def _train_single_turn(training: Training) -> None:
+  episodes, labels = label_winners(training)
+  method = dataclasses.replace(losses.IMITATION, labels=labels)
+  fit_rival(training, SINGLE_TURN, method, episodes)
+
+
 def _train_ablation(name: str, training: Training) -> None:
   ablated = training.ablate(name)
   if ablated.sft_family != training.sft_family:
@@ -524,7 +534,7 @@ FAMILIES = {
     list_specs=lambda config: _list_classifier(CASCADE, config),
     build=_build_cascade,
     stage="baselines",
-    train=lambda training: train_cascade(training, losses.FAILURE),
+    train=_train_cascade,
   ),
   SINGLE_TURN: Family(
     label="single-turn",
@@ -533,7 +543,7 @@ FAMILIES = {
     list_specs=lambda config: _list_classifier(SINGLE_TURN, config),
     build=_build_router,
     stage="baselines",
-    train=lambda training: train_single_turn(training, losses.IMITATION),
+    train=_train_single_turn,
     list_jobs=_list_single_turn,
   ),
   VANILLA: Family(

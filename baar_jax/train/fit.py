@@ -103,6 +103,23 @@ def fit_stored(
   exchange(None)
 
 
+def fit_rival(
+  training: Training, name: str, method: Method, episodes: Sequence[Episode]
+) -> None:
+  """Train a rival's router with SFT's settings but for the updates.
+
+  The dev loss is of the episodes of dev tasks.
+  """
+  config = training.config
+  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
+  dev_ids = {task.id for task in training.store.tasks("dev")}
+  train = [e for e in episodes if e.task_id not in dev_ids]
+  dev = [e for e in episodes if e.task_id in dev_ids]
+  seed = f"{config.seed}|{name}"
+  draw = partial(dataset.draw_batches, train, settings.batch_episodes, seed)
+  fit_stored(training, name, method, settings, draw, dev)
+
+
 def _rate_directory(directory: Path, rate: float) -> Path:
   return directory.with_name(f"{directory.name}-lr{rate:g}")
 

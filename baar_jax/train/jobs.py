@@ -8,6 +8,8 @@ from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
+SFT = "sft"
+COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
 BOUNDARIES = (ALWAYS_SMALL, ALWAYS_LARGE)

@@ -19,8 +19,8 @@ from baar_jax.train.batches import (
   SAMPLED,
   Batch,
   Labels,
+  Loss,
 )
-from baar_jax.train.trainer import Loss
 
 DAPO_CLIP_LOW, DAPO_CLIP_HIGH = 0.2, 0.28  # of DAPO's paper
 DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are not kept

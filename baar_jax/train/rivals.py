@@ -1,23 +1,19 @@
 """The rivals that learn from stored episodes: the cascade's scorer and the classifier."""
 
-import dataclasses
 from collections.abc import Sequence
-from functools import partial
 
 import pandas as pd
 
 from baar_jax.episode import Episode
-from baar_jax.rollout.live import RulePolicy
+from baar_jax.rollout.turn import RulePolicy
 from baar_jax.rollout.rules import take_rank
 from baar_jax.train import dataset, jobs
 from baar_jax.train.batches import Labels
-from baar_jax.train.fit import fit_stored
-from baar_jax.train.losses import Method
 from baar_jax.train.training import Training
 
 
-def train_cascade(training: Training, method: Method) -> None:
-  """Train the cascade's scorer (FrugalGPT): whether the next model must act.
+def list_scored(training: Training) -> list[Episode]:
+  """List what the cascade's scorer learns (FrugalGPT): whether the next model must act.
 
   SMALL proposes first, then each next model in turn, and the costliest acts. The scorer
   is a router of the same shape and initial weights that reads the proposal too. It
@@ -32,12 +28,11 @@ def train_cascade(training: Training, method: Method) -> None:
   stratified = store.episodes(jobs.stratified_spec(training.config).key)
   trials += [e for e in stratified if e.task_id in profiles]
   costliest = training.models - 1
-  learnt = [e for e in trials if any(s.model != costliest for s in e.steps)]
-  _fit_rival(training, "cascade", method, learnt)
+  return [e for e in trials if any(s.model != costliest for s in e.steps)]
 
 
-def train_single_turn(training: Training, method: Method) -> None:
-  """Train the single-turn router (RouteLLM): a preference classifier on (state, winner).
+def label_winners(training: Training) -> tuple[list[Episode], Labels]:
+  """List and label what the single-turn classifier learns (RouteLLM): (state, winner).
 
   Of the k-th trial of each model on a task, the winner is the cheapest model that
   succeeded, SMALL if none did. Every state of these trials is labelled with it, as by
@@ -61,8 +56,7 @@ def train_single_turn(training: Training, method: Method) -> None:
   for episodes in trials:
     learnt += [e for e in episodes if (e.task_id, e.seed) in winners]
   labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
-  method = dataclasses.replace(method, labels=labels)
-  _fit_rival(training, "single-turn", method, learnt)
+  return learnt, labels
 
 
 def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[tuple[str, int], int]:
@@ -79,20 +73,3 @@ def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[tuple[str, int], i
     columns[model] = {(e.task_id, e.seed): e.success for e in episodes}
   success = pd.DataFrame(columns).dropna().astype(bool)
   return success.idxmax(axis=1).to_dict()  # the first of the largest
-
-
-def _fit_rival(
-  training: Training, name: str, method: Method, episodes: Sequence[Episode]
-) -> None:
-  """Train a rival's router with SFT's settings but for the updates.
-
-  The dev loss is of the episodes of dev tasks.
-  """
-  config = training.config
-  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
-  dev_ids = {task.id for task in training.store.tasks("dev")}
-  train = [e for e in episodes if e.task_id not in dev_ids]
-  dev = [e for e in episodes if e.task_id in dev_ids]
-  seed = f"{config.seed}|{name}"
-  draw = partial(dataset.draw_batches, train, settings.batch_episodes, seed)
-  fit_stored(training, name, method, settings, draw, dev)

@@ -14,11 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from baar_jax.config import BoPOConfig, SFTConfig
 from baar_jax.mesh import one_device, split_parameters, split_rows
 from baar_jax.router.qwen2 import Qwen2
-from baar_jax.train.batches import Batch
+from baar_jax.train.batches import Batch, Loss
 
 BOPO_WEIGHT_DECAY = 1e-4  # our choice
-# (logits_BxSxA, batch) -> the batch's shares of a gradient step's "loss" and other figures.
-Loss = Callable[[jax.Array, Batch], dict[str, jax.Array]]
 
 
 class ShardedRouter:

@@ -3,17 +3,56 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import ablate
+from baar_jax.config import Config, ablate
 from baar_jax.episode import Episode
-from baar_jax.rollout.live import Policy
+from baar_jax.rollout.turn import Policy
 from baar_jax.rollout.specs import Job
+from baar_jax.router.view import View
 from baar_jax.store import Store
-from baar_jax.train.checkpoint import RouterFiles
 
 UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterFiles:
+  """The routers of one training seed in a run's directory."""
+
+  directory: Path  # the run's
+  config: Config
+  mesh: Mesh
+  number: int = 0  # the training seed
+
+  @property
+  def tokenizer(self) -> Path:
+    """Return the directory of the tokenizer."""
+    return self.directory / "tokenizer"
+
+  def open_view(self, proposals: bool = False) -> View:
+    """Open the view that a router reads; a cascade's scorer is shown proposals."""
+    models = len(self.config.models.names)
+    return View(self.config.router, self.tokenizer, proposals, models)
+
+  def checkpoints(self, family: str, lam: float | None = None) -> Path:
+    """Return the directory of a router's checkpoints.
+
+    Args:
+      family: "pretrain", "value", "sft", "bopo", a rival, or an ablation; of an SFT
+        router of an ablation `Training.sft_family`.
+      lam: the weight of cost, if the family has several.
+    """
+    name = family
+    if family in ("cascade", "single-turn"):
+      name += f"-{self.config.baselines.updates}"
+    if lam is not None:
+      name += f"-lam{lam:g}"
+    if self.number:
+      name += f"-seed{self.number}"
+    return self.directory / "checkpoints" / name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 from baar_jax.train import checkpoint, dataset
 from baar_jax.train.batches import Batcher
-from baar_jax.train.checkpoint import RouterFiles
+from baar_jax.train.training import RouterFiles
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import Training
 

@@ -1,56 +1,13 @@
-"""An episode as a policy sees it, one step of it in progress, and the Policy protocol."""
+"""One step of an episode in progress, and the Policy class."""
 
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 
-from baar_jax.episode import SMALL, Reply, Step, Task
-from baar_jax.llms import agent
+from baar_jax.episode import SMALL, Reply, Step
+from baar_jax.llms.agent import Agent, Messages
 from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, hold
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-  """The choice of a model, its log-probability if sampled, and what deciding took."""
-
-  model: int
-  logp: float | None = None
-  cost_usd: float = 0.0
-  latency_s: float = 0.0
-  p_A: Sequence[float] = ()  # the router's probability of each model, where it has some
-
-
-@dataclasses.dataclass(eq=False)
-class Live:
-  """What a policy sees of an episode that waits for a decision."""
-
-  job: Job
-  cap: Cap = Cap()
-  models: int = 2
-  cost_weight: float | None = None  # one of the policy's; None is the least of them
-  steps: list[Step] = dataclasses.field(default_factory=list)
-  observation: str = ""
-  # What a client says was left of its caps before each step, and is left now. Without
-  # it that is counted from the cap and the steps.
-  told: Sequence[Cap] = ()
-  # Of a cascade: the model that has proposed the next action, and the action.
-  proposer: int = SMALL
-  proposal: str | None = None
-
-  @property
-  def task(self) -> Task:
-    return self.job.task
-
-  @property
-  def left(self) -> Cap:
-    """Return what is left of the caps now."""
-    return self.told[-1] if self.told else self.cap.after(self.steps)
-
-  @property
-  def key(self) -> tuple[str, int]:
-    """Tell the episode apart from all others that are live."""
-    return self.job.task.id, self.job.seed
+from baar_jax.rollout.specs import Decision, Live, PolicySpec
 
 
 @dataclasses.dataclass
@@ -71,8 +28,8 @@ class Turn:
   """One step in progress: which models may be called, and what has been called so far."""
 
   live: Live
-  agents: Sequence[agent.Agent]  # one per model
-  messages: agent.Messages  # what they are shown
+  agents: Sequence[Agent]  # one per model
+  messages: Messages  # what they are shown
   purse: Purse
   code_actions: bool = False
 
