@@ -8,8 +8,8 @@ import tiny
 
 from baar_jax import Router
 from baar_jax.llms.agent import extend, open_conversation, write_reply
-from baar_jax.rollout.live import Decision, Policy
-from baar_jax.rollout.specs import PolicySpec
+from baar_jax.rollout.specs import Decision, PolicySpec
+from baar_jax.rollout.turn import Policy
 from baar_jax.serve.request import read_messages
 
 SYSTEM = {"role": "system", "content": "You are an agent."}

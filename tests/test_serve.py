@@ -13,12 +13,10 @@ from starlette.testclient import TestClient
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
-from baar_jax.rollout.live import Decision, Live, Policy, RulePolicy
-from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
+from baar_jax.rollout.turn import RulePolicy
 from baar_jax.run import Run
 from baar_jax.serve.decider import Decider
-from baar_jax.serve.request import read_messages
-from baar_jax.serve.sessions import Turn
 from baar_jax.stages.serve import build
 
 # Dollars per million tokens: input, cached input, output.
@@ -277,9 +275,7 @@ def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
     sessions = client.http.app.exchange.sessions
-    turn = Turn(sessions.find("s"), {}, read_messages(ASK), (), Step("", 1, ""))
-    turn.bounds_usd = (0.1, 0.25)
-    sessions.begin(turn)  # and no end of it
+    client.attempt = sessions.begin(sessions.find("s"), Step("", 1, ""), 0.25)  # and no end
     assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     session = client.session()

@@ -6,8 +6,8 @@ import pytest
 import tiny
 
 from baar_jax.config import ModelsConfig
-from baar_jax.rollout.live import Policy
 from baar_jax.rollout.specs import Job
+from baar_jax.rollout.turn import Policy
 from baar_jax.run import Run
 from baar_jax.serve.scored import add_sessions
 from baar_jax.stages import import_traces

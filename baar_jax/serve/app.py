@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from baar_jax.llms.client import LOST, Stream
 from baar_jax.llms.wire import explain
-from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange
+from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange, Turn
 from baar_jax.serve.request import Refusal, Scored, read_body
-from baar_jax.serve.sessions import Session, Turn
+from baar_jax.serve.sessions import Session
 
 SHOWN_SESSIONS = 100
 STREAM = "text/event-stream"
@@ -165,11 +165,11 @@ class App(Starlette):
       return self._report(body)
     turn = exchange.receive(request.headers, body)
     await exchange.decide(turn)
-    exchange.sessions.begin(turn)
-    exchange.reported[turn.number] = turn
+    exchange.begin(turn)
+    exchange.reported[turn.attempt.number] = turn
     left = turn.session.left
     fields = dict(
-      decision_id=turn.number,
+      decision_id=turn.attempt.number,
       session_id=turn.session.id,
       model=turn.upstream.name,
       probabilities=dict(zip(exchange.names, turn.p_A)),

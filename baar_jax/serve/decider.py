@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Hashable, Sequence
 
-from baar_jax.rollout.live import Decision, Live, Policy
+from baar_jax.rollout.specs import Decision, Live
+from baar_jax.rollout.turn import Policy
 
 
 class Decider:

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Step, Task, Usage
 from baar_jax.llms.client import Stream, ask
 from baar_jax.llms.wire import PRESUMED, REPLY, Outcome
-from baar_jax.rollout.live import Decision, Live, Policy
-from baar_jax.rollout.specs import Cap, Job
+from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.rollout.turn import Policy
 from baar_jax.router.view import list_left
 from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import (
@@ -23,10 +25,11 @@ from baar_jax.serve.request import (
   Conversation,
   Refusal,
   Scored,
+  drop_nulls,
   find_least,
   read_messages,
 )
-from baar_jax.serve.sessions import Session, Sessions, Turn
+from baar_jax.serve.sessions import Attempt, Session, Sessions
 from baar_jax.serve.upstream import Upstream
 from baar_jax.train.jobs import cap_spec
 
@@ -39,6 +42,57 @@ class Served(NamedTuple):
 
   rule: str
   cost_weight: float | None
+
+
+@dataclasses.dataclass(eq=False)
+class Turn:
+  """A call of a client, from its arrival to its step."""
+
+  session: Session
+  body: dict
+  text: Conversation
+  upstreams: Sequence[Upstream]  # by model
+  step: Step | None = None  # once it is decided
+  p_A: Sequence[float] = ()  # the router's probability of each model, if it has some
+  bounds_usd: Sequence[float] = ()  # each model's worst case
+  attempt: Attempt | None = None  # the last one
+  start_s: float = dataclasses.field(default_factory=time.monotonic)
+  usd: float | None = None  # of all attempts, once the turn has ended
+
+  @property
+  def upstream(self) -> Upstream:
+    """Return the model that the step names."""
+    return self.upstreams[self.step.model]
+
+  @property
+  def most_usd(self) -> float:
+    """Return the worst case of an attempt."""
+    return self.bounds_usd[self.step.model]
+
+  @property
+  def large_p(self) -> float:
+    """Return the probability of a model dearer than SMALL; of a rule 0 or 1."""
+    return 1 - self.p_A[SMALL] if self.p_A else float(self.step.model != SMALL)
+
+  @property
+  def headers(self) -> dict[str, str]:
+    """List what every answer says; the dollars of a stream are in its last chunk."""
+    session = self.session
+    values = {
+      "session-id": quote(session.id, safe=" "),
+      "session-usd": session.spent_usd,
+      "left-usd": session.left.usd,
+      "left-large-calls": session.left.calls,
+    }
+    if self.step:
+      values["selected-model"] = self.upstream.name
+      values["cost-usd"] = self.usd
+      values["p-large"] = self.large_p
+    headers = {}
+    for name, value in drop_nulls(values).items():
+      text = f"{value:.9f}" if isinstance(value, float) else str(value)
+      headers[f"x-baar-{name}"] = text
+    return headers
 
 
 @dataclasses.dataclass
@@ -56,11 +110,11 @@ class TurnBooks:
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
     """Hold the worst case of an attempt while it is made."""
-    self.exchange.sessions.begin(self.turn)
+    self.exchange.begin(self.turn)
     try:
       yield
     except BaseException:  # it may be billed, and its session outlives this call
-      self.exchange.sessions.end(self.turn, PRESUMED)
+      self.exchange.sessions.end(self.turn.attempt, PRESUMED)
       raise
 
   async def attempt(self) -> dict | Stream | Outcome:
@@ -71,7 +125,7 @@ class TurnBooks:
     """Book a failed attempt; `Exchange.settle` books an answer when its usage comes."""
     if not isinstance(outcome, Outcome):
       return outcome
-    self.exchange.sessions.end(self.turn, outcome.kind)
+    self.exchange.sessions.end(self.turn.attempt, outcome.kind)
     return None
 
   def refuse(self, outcome: Outcome, attempts: int) -> Refusal:
@@ -259,8 +313,8 @@ class Exchange:
       caches = session.caches
       turn.bounds_usd = [u.most_usd(turn.body, caches) for u in self.upstreams]
       if session.dollars.allows(reserve_usd):
-        fit = self.sessions.fit
-        allowed = fit(turn, reserve_usd) or fit(turn, keep_usd=0.0)
+        fit = functools.partial(self.sessions.fit, session, turn.bounds_usd)
+        allowed = fit(reserve_usd) or fit(0.0)
         if allowed:
           return allowed
       if not self._is_busy(session):
@@ -279,6 +333,10 @@ class Exchange:
       cap_usd=session.usd_limit,
       needed_usd=needed_usd,
     )
+
+  def begin(self, turn: Turn) -> None:
+    """Begin an attempt at a turn."""
+    turn.attempt = self.sessions.begin(turn.session, turn.step, turn.most_usd)
 
   async def forward(self, turn: Turn) -> dict | Stream:
     """Return the answer to a turn, still to be settled. Raises Refusal with its error."""
@@ -312,7 +370,7 @@ class Exchange:
     turn.usd = call.cost_usd + turn.step.spent_usd
     session.steps.append(turn.step)
     session.places.append(len(turn.text.actions))
-    self.sessions.end(turn, outcome, call)
+    self.sessions.end(turn.attempt, outcome, call)
 
   def _switch_usd(self, session: Session, model: int, usage: Usage) -> float:
     """Compute the dollars for reading anew what another model has just read."""
@@ -331,7 +389,7 @@ class Exchange:
       problem = "a session is scored once, after a call, when none is in flight"
       raise Refusal(409, problem)
     for number in [*session.open]:
-      self.sessions.end(self.reported.pop(number), PRESUMED)
+      self.sessions.end(self.reported.pop(number).attempt, PRESUMED)
     session.task_id = scored.task or session.task_id
     self.sessions.finish(session, scored.score)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from baar_jax.config import Config
 from baar_jax.episode import SMALL, Step, Task
 from baar_jax.mesh import one_device
-from baar_jax.rollout.live import Decision, Live, Policy
-from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
+from baar_jax.rollout.turn import Policy
 from baar_jax.router.policy import ARGMAX
 from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import ROUTER, SAMPLE, read_messages

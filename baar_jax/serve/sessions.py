@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
@@ -17,9 +16,8 @@ from baar_jax.llms.calls import Calls
 from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.specs import Cap
-from baar_jax.serve.request import Cache, Conversation, drop_nulls
+from baar_jax.serve.request import Cache
 from baar_jax.serve.scored import add_sessions
-from baar_jax.serve.upstream import Upstream
 from baar_jax.store import Store
 
 
@@ -72,56 +70,15 @@ SESSION = TypeAdapter(Session)
 
 
 @dataclasses.dataclass(eq=False)
-class Turn:
-  """A call of a client, from its arrival to its step."""
+class Attempt:
+  """An attempt at a call, in flight."""
 
   session: Session
-  body: dict
-  text: Conversation
-  upstreams: Sequence[Upstream]  # by model
-  step: Step | None = None  # once it is decided
-  p_A: Sequence[float] = ()  # the router's probability of each model, if it has some
-  bounds_usd: Sequence[float] = ()  # each model's worst case
-  number: int = 0  # of its last attempt, in `calls`
+  step: Step  # that it is for
+  most_usd: float
+  number: int = 0  # in `calls`
   held: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
   cost: Cost = dataclasses.field(default_factory=Cost)
-  start_s: float = dataclasses.field(default_factory=time.monotonic)
-  usd: float | None = None  # of all attempts, once the turn has ended
-
-  @property
-  def upstream(self) -> Upstream:
-    """Return the model that the step names."""
-    return self.upstreams[self.step.model]
-
-  @property
-  def most_usd(self) -> float:
-    """Return the worst case of an attempt."""
-    return self.bounds_usd[self.step.model]
-
-  @property
-  def large_p(self) -> float:
-    """Return the probability of a model dearer than SMALL; of a rule 0 or 1."""
-    return 1 - self.p_A[SMALL] if self.p_A else float(self.step.model != SMALL)
-
-  @property
-  def headers(self) -> dict[str, str]:
-    """List what every answer says; the dollars of a stream are in its last chunk."""
-    session = self.session
-    values = {
-      "session-id": quote(session.id, safe=" "),
-      "session-usd": session.spent_usd,
-      "left-usd": session.left.usd,
-      "left-large-calls": session.left.calls,
-    }
-    if self.step:
-      values["selected-model"] = self.upstream.name
-      values["cost-usd"] = self.usd
-      values["p-large"] = self.large_p
-    headers = {}
-    for name, value in drop_nulls(values).items():
-      text = f"{value:.9f}" if isinstance(value, float) else str(value)
-      headers[f"x-baar-{name}"] = text
-    return headers
 
 
 class Sessions(Calls):
@@ -193,54 +150,57 @@ class Sessions(Calls):
     self._alive[session.id] = session
     self._save(session)
 
-  def fit(self, turn: Turn, keep_usd: float) -> list[int]:
+  def fit(
+    self, session: Session, bounds_usd: Sequence[float], keep_usd: float
+  ) -> list[int]:
     """List the models whose call fits all budgets now, ascending.
 
     Args:
+      bounds_usd: each model's worst case.
       keep_usd: what it must leave of the session's dollars.
     """
-    session = turn.session
     models = []
-    for model, usd in enumerate(turn.bounds_usd):
+    for model, usd in enumerate(bounds_usd):
       has_call = model == SMALL or session.left.calls != 0
       run_allows = self._run_budget is None or self._run_budget.allows(usd)
       if has_call and run_allows and session.dollars.allows(usd + keep_usd):
         models.append(model)
     return models
 
-  def begin(self, turn: Turn) -> None:
-    """Take an attempt of a turn from all budgets, into which it fits."""
-    session = turn.session
-    model = turn.step.model
-    reservation = hold(session.dollars, self._run_budget, turn.most_usd)
-    turn.cost = turn.held.enter_context(reservation)
-    session.large_calls += model != SMALL
+  def begin(self, session: Session, step: Step, most_usd: float) -> Attempt:
+    """Begin an attempt, and take it from all budgets, into which it fits."""
+    attempt = Attempt(session, step, most_usd)
+    reservation = hold(session.dollars, self._run_budget, most_usd)
+    attempt.cost = attempt.held.enter_context(reservation)
+    session.large_calls += step.model != SMALL
     insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
-    row = (model, OPEN, turn.most_usd, f"session {session.id}")
-    turn.number = self._db.execute(insert, row).lastrowid
-    session.open[turn.number] = turn.most_usd
+    row = (step.model, OPEN, most_usd, f"session {session.id}")
+    attempt.number = self._db.execute(insert, row).lastrowid
+    session.open[attempt.number] = most_usd
     self._save(session)
+    return attempt
 
-  def end(self, turn: Turn, kind: str, call: Call | None = None) -> None:
+  def end(self, attempt: Attempt, kind: str, call: Call | None = None) -> None:
     """Close an attempt, and save all of its session.
 
     Args:
       call: of an attempt with an answer. Without it one that may be billed counts at
         its worst case.
     """
-    session = turn.session
+    session = attempt.session
+    step = attempt.step
     if call is None and kind == PRESUMED:
-      call = Call(turn.step.model, Usage(0, 0, 0), turn.most_usd, kind=PRESUMED)
+      call = Call(step.model, Usage(0, 0, 0), attempt.most_usd, kind=PRESUMED)
     if call is None:
-      session.large_calls -= turn.step.model != SMALL
+      session.large_calls -= step.model != SMALL
     else:
-      turn.step.calls.append(call)
-      turn.cost.usd = call.cost_usd
-    turn.held.close()
-    del session.open[turn.number]
+      step.calls.append(call)
+      attempt.cost.usd = call.cost_usd
+    attempt.held.close()
+    del session.open[attempt.number]
     session.spent_usd = session.dollars.settled_usd
     session.changed.set()
-    self._close(turn.number, kind, turn.cost.usd)
+    self._close(attempt.number, kind, attempt.cost.usd)
     self._save(session)
 
   def finish(self, session: Session, score: float) -> None:
