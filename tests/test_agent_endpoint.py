@@ -155,7 +155,8 @@ def test_the_example_plays_through_the_endpoint_and_learns(tmp_path):
   client = Client(tmp_path, models, models={"names": agent.PAIR.names}, record_text=True)
   with contextlib.closing(client.run) as run, serving(client.http.app) as url:
     with openai.OpenAI(base_url=url, api_key="-") as client:
-      agent.play(client, corridor.Corridor(1, 1, 1, 12), task, "baar:large", 0)
+      play = agent.Play(task, "baar:large", 0)
+      agent.play(client, corridor.Corridor(1, 1, 1, 12), play)
     (episode,) = run.store.episodes("always-large")
   models.shutdown()
   assert episode.score == 1.0 and episode.steps[0].observation.endswith("door.")

@@ -5,10 +5,11 @@ import functools
 
 import pytest
 import tiny
+from baar_jax.rollout.live import Decision, Policy
 
 from baar_jax import Router
 from baar_jax.llms.agent import extend, open_conversation, write_reply
-from baar_jax.rollout.policies import Decision, Policy
+from baar_jax.rollout.specs import PolicySpec
 from baar_jax.serve.request import read_messages
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
@@ -73,7 +74,7 @@ def test_a_router_in_python_reads_the_text_of_training(view, make_task):
   """Under caps of dollars and calls."""
   task, episode = make_task(), tiny.episode(models="SLLS")  # $1, $5, $5, $1
   episode.call_budget, episode.usd_budget = 3, 15.0
-  spy = Spy("spy", None)
+  spy = Spy(PolicySpec("spy"))
   spy.view, spy.episode = view, episode
   router = Router(spy, ("small", "large"), task.max_steps, sessions=1)
   messages = open_conversation("", task, episode.steps[0].observation)

@@ -7,15 +7,17 @@ import json
 
 import pytest
 import standin
+from baar_jax.rollout.live import Decision, Live, RulePolicy
 from standin import StandIn
 from starlette.testclient import TestClient
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
-from baar_jax.rollout.policies import Decision, Job, Live, Policy
+from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.run import Run
 from baar_jax.serve.decider import Decider
+from baar_jax.serve.request import read_messages
 from baar_jax.serve.sessions import Turn
 from baar_jax.stages.serve import build
 
@@ -106,9 +108,9 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
 def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content, tokens):
   assert client.chat().status_code == 200
   exchange = client.http.app.exchange
-  cache, upstream = exchange.sessions.find("s").caches[0], exchange.upstreams[0]
+  caches, upstream = exchange.sessions.find("s").caches, exchange.upstreams[0]
   messages = [*ASK, {"role": "user", "content": content}]
-  for known in (cache, None):
+  for known in (caches, {}):
     assert upstream.most_usd({"messages": messages} | fields, known) >= 1e-6 * tokens
 
 
@@ -170,8 +172,10 @@ def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client):
 def test_a_failure_ends_the_call_that_decides_alone():
   """The first decides alone, the second for both others and fails, and the third decides anew."""
   picks = iter((0, 2))
-  decider = Decider(Policy("p", lambda live: (0, 1)[next(picks, 1)]), rows=3)
-  calls = [decider.decide(Live(Job(Task(name, "test", "go", 9), 0), None)) for name in "abc"]
+  policy = RulePolicy(PolicySpec("p"), lambda live, spec: (0, 1)[next(picks, 1)])
+  decider = Decider(policy, rows=3)
+  tasks = [Task(name, "test", "go", 9) for name in "abc"]
+  calls = [decider.decide(Live(Job(task, "test", 0))) for task in tasks]
 
   async def gather():
     return await asyncio.gather(*calls, return_exceptions=True)
@@ -207,8 +211,9 @@ def test_large_calls_are_capped_by_header_and_name(client, model, cap):
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
   """routed(**serve): a client whose router takes LARGE where a dollar counts for little."""
-  router = Policy("conditioned(update=3)", lambda live: int(live.price < 0.3))
-  router.prices = (0.5, 0.1)
+  spec = PolicySpec("conditioned", update=3, optimism=0.0, cap_conditioned=True)
+  router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
+  router.cost_weights = (0.5, 0.1)
   monkeypatch.setattr("baar_jax.serve.router.open_router", lambda *args: router)
   (tmp_path / "served" / "tokenizer").mkdir(parents=True)
   with contextlib.ExitStack() as stack:
@@ -219,7 +224,7 @@ def test_a_client_says_how_much_a_dollar_counts(routed):
   client, price = routed(), ["baar:price=0.5", "baar:price=0.1", "baar", "baar:K=5:price=0.5"]
   models = [client.chat(f"s{n}", model=name).json()["model"] for n, name in enumerate(price)]
   assert models == ["small", "large", "large", "small"]
-  assert client.session("s3")["policy"] == "conditioned(update=3,price=0.5,K=5)"
+  assert client.session("s3")["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
   assert {*price[:3]} < {model["id"] for model in client.http.get("/v1/models").json()["data"]}
   assert client.chat("other", model="baar:price=0.3").status_code == 404
   assert client.chat("s0").status_code == 409
@@ -272,7 +277,8 @@ def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
     sessions = client.http.app.exchange.sessions
-    turn = Turn(sessions.find("s"), {}, 1, Step("", 1, ""), (), most_usd=0.25)
+    turn = Turn(sessions.find("s"), {}, read_messages(ASK), (), Step("", 1, ""))
+    turn.bounds_usd = (0.1, 0.25)
     sessions.begin(turn)  # and no end of it
     assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)
   with Client(tmp_path, upstream, max_usd=1.0) as client:

@@ -4,12 +4,14 @@ import json
 
 import pytest
 import tiny
+from baar_jax.rollout.live import Policy
 
 from baar_jax.config import ModelsConfig
-from baar_jax.rollout.policies import Job, rule_policy
+from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
-from baar_jax.serve.sessions import add_sessions
+from baar_jax.serve.scored import add_sessions
 from baar_jax.stages import import_traces
+from baar_jax.train.jobs import ALWAYS_LARGE
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 
@@ -58,8 +60,9 @@ def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
 
 
 def test_what_clients_still_have_to_play_is_told_in_one_line(run):
-  jobs = [Job(run.store.name_task(name, "", 9), seed) for name in "ab" for seed in (0, 1)]
-  large = rule_policy("always-large")
+  tasks = [run.store.name_task(name, "", 9) for name in "ab"]
+  jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
+  large = Policy(ALWAYS_LARGE)
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
     add(run, name, policy)
   line = "2 of 8 trials are missing, such as 1 of 'b' by always-small, 1 of 'a' by "

@@ -1,4 +1,4 @@
-"""A client's call: who decides, under which caps, in which session; its messages as an episode."""
+"""A client's call: who decides, under which caps, in which session; its text as an episode."""
 
 import dataclasses
 import hashlib
@@ -8,14 +8,27 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
-from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints, ValidationError
+from pydantic import (
+  AliasChoices,
+  AliasPath,
+  BaseModel,
+  Field,
+  StringConstraints,
+  ValidationError,
+)
 from starlette.requests import Request
 
+from baar_jax.episode import Step
 from baar_jax.llms.agent import parse_action
 from baar_jax.llms.chat_completions import read_json
+from baar_jax.rollout.specs import Cap
 
+ROUTER = "router"  # decides by the trained router
+SAMPLE = "sample"  # decides by the router whose sessions BoPO learns from next
 CAP = re.compile(r":K=(\d{1,9})(?![^:])")  # on large calls, in a model's name
-Id = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)]
+Id = Annotated[
+  str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)
+]
 Text = Annotated[str, Field(max_length=10**9)]  # also refuses half a pair of surrogates
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
 PART_TOKENS = 50_000  # most of an image, a sound or a file in a message (our choice)
@@ -28,19 +41,29 @@ ID = AliasChoices("session_id", AliasPath("metadata", "session_id"), "x-session-
 class Refusal(ValueError):
   """An answer that is an error of OpenAI's form: its status and its body."""
 
-  def __init__(self, status: int, message: str, kind="invalid_request_error", code=None, **fields):
+  def __init__(
+    self,
+    status: int,
+    message: str,
+    kind: str = "invalid_request_error",
+    code: str | None = None,
+    **fields: object,
+  ):
     super().__init__(message)
     self.status = status
-    error = {"message": message, "type": kind, "param": None, "code": code or kind}
-    self.body = {"error": error | fields}
+    self.code = code or kind
+    error = dict(message=message, type=kind, param=None, code=self.code, **fields)
+    self.body = {"error": error}
 
 
 class Strict(BaseModel):
-  model_config = {"strict": True}  # it converts nothing
+  """A record of a request, which converts nothing."""
+
+  model_config = {"strict": True}
 
   @classmethod
   def read(cls, fields: Mapping) -> Self:
-    """The fields as a record. Raises Refusal for what is missing or out of bounds."""
+    """Read fields. Raises Refusal if one is missing or out of bounds."""
     try:
       return cls.model_validate(fields)
     except ValidationError as error:
@@ -59,19 +82,34 @@ class Asked(Strict):
   stream_options: dict | None = None
   id: Id | None = Field(None, validation_alias=ID)
   task_id: Id | None = Field(None, alias="x-baar-task")
-  usd_limit: float | None = Field(None, alias="x-baar-max-usd", strict=False, ge=0, le=1e9)
-  call_limit: int | None = Field(None, alias="x-baar-max-large-calls", strict=False, ge=0, le=10**9)
-  score: float | None = Field(None, alias="x-baar-score", strict=False, ge=0, le=1)  # so far
+  usd_limit: float | None = Field(
+    None, alias="x-baar-max-usd", strict=False, ge=0, le=1e9
+  )
+  call_limit: int | None = Field(
+    None, alias="x-baar-max-large-calls", strict=False, ge=0, le=10**9
+  )
+  # So far.
+  score: float | None = Field(None, alias="x-baar-score", strict=False, ge=0, le=1)
 
   @classmethod
   def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
-    """As of `read`; the model is without the caps in its name."""
-    metadata = body.get("metadata")
-    fields = body | {"metadata": drop_nulls(metadata) if isinstance(metadata, dict) else None}
-    asked = cls.read(drop_nulls(fields) | {k: v for k, v in headers.items() if k[:2] == "x-"})
-    asked.call_limit = find_least(asked.call_limit, *map(int, CAP.findall(asked.model)))
+    """Read a call; the caps in its model's name become caps. Raises Refusal."""
+    fields = drop_nulls(body)
+    metadata = fields.get("metadata")
+    fields["metadata"] = drop_nulls(metadata if isinstance(metadata, dict) else {})
+    for name, value in headers.items():
+      if name.startswith("x-"):
+        fields[name] = value
+    asked = cls.read(fields)
+    limits = map(int, CAP.findall(asked.model))
+    asked.call_limit = find_least(asked.call_limit, *limits)
     asked.model = CAP.sub("", asked.model)
     return asked
+
+  def lower(self, default: Cap) -> Cap:
+    """Return the session's cap: the client can only lower the default."""
+    calls = find_least(self.call_limit, default.calls)
+    return Cap(calls, find_least(self.usd_limit, default.usd))
 
 
 class Scored(Strict):
@@ -82,7 +120,7 @@ class Scored(Strict):
 
 
 async def read_body(request: Request, most_mb: float) -> dict:
-  """The body, a JSON object. Raises Refusal."""
+  """Read the body, a JSON object. Raises Refusal."""
   if not request.headers.get("content-type", "").startswith("application/json"):
     # A page of another site may send anything else without being asked.
     raise Refusal(415, "send JSON with content-type: application/json")
@@ -98,26 +136,35 @@ async def read_body(request: Request, most_mb: float) -> dict:
 
 
 def drop_nulls(fields: Mapping) -> dict:
+  """Return the fields that are said."""
   return {name: value for name, value in fields.items() if value is not None}
 
 
 def find_least(*caps: float | None) -> float | None:
-  """The least of these caps; None, which is no cap, where there is none."""
+  """Find the least of these caps; None, which is no cap, if there is none."""
   return min((cap for cap in caps if cap is not None), default=None)
 
 
 class Part(Strict):
+  """A part of a message."""
+
   type: str
   text: Text | None = None
 
 
 class Function(Strict):
+  """The function of a tool call."""
+
   name: Text = ""
   arguments: Text = Field("", validation_alias=AliasChoices("arguments", "input"))
 
 
 class ToolCall(Strict):
-  function: Function = Field(Function(), validation_alias=AliasChoices("function", "custom"))
+  """A tool call of a reply."""
+
+  function: Function = Field(
+    Function(), validation_alias=AliasChoices("function", "custom")
+  )
 
 
 class Message(Strict):
@@ -129,42 +176,59 @@ class Message(Strict):
 
   @property
   def text(self) -> str:
-    """Its texts; a part that is none is named, such as "[image_url]"."""
-    parts = self.content or ()
-    if isinstance(parts, str):
-      return parts
-    return "\n".join(f"[{part.type}]" if part.text is None else part.text for part in parts)
+    """Join its texts; a part that is none is named, such as "[image_url]"."""
+    if isinstance(self.content, str):
+      return self.content
+    texts = []
+    for part in self.content or ():
+      texts.append(f"[{part.type}]" if part.text is None else part.text)
+    return "\n".join(texts)
 
   @property
   def action(self) -> str:
-    """Its tool calls, then the action of a ReAct reply or all of its text."""
-    functions = [call.function for call in self.tool_calls or ()]
-    calls = [f"{function.name} {function.arguments}".strip() for function in functions]
-    action = parse_action(self.text, code="```" in self.text) or self.text.strip()
-    return "\n".join(filter(None, [*calls, action]))
+    """Join its tool calls, and the action of a ReAct reply or all of its text."""
+    lines = []
+    for call in self.tool_calls or ():
+      lines.append(f"{call.function.name} {call.function.arguments}".strip())
+    action = parse_action(self.text, code="```" in self.text)
+    lines.append(action or self.text.strip())
+    return "\n".join(filter(None, lines))
 
 
 class Chat(Strict):
+  """The messages of a call."""
+
   messages: list[Message] = Field(min_length=1)
 
 
 class Conversation(NamedTuple):
-  """The episode that a list of messages tells, with one observation more than actions."""
+  """The episode in a list of messages, with one observation more than actions."""
 
-  task: str  # what the agent is asked to do
-  observations: list[str]  # the first one is before any action; the last one waits for the next
+  task: str  # for the agent
+  observations: list[str]  # the first is before any action; the last waits for the next
   actions: list[str]  # one for each assistant message
   fingerprint: str  # the same for all calls of a session that names no id
 
+  def write_steps(self, steps: Sequence[Step]) -> list[Step]:
+    """Write the steps of the text, with the models and calls of these ones."""
+    texts = zip(self.observations, self.actions, steps)
+    return [Step(seen, made.model, action, made.calls) for seen, action, made in texts]
+
 
 def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversation:
-  """Reads messages of OpenAI's chat completions as an episode (our choice).
+  """Read messages of OpenAI's chat completions as an episode (our choice).
 
-  The first user text is the task; one of the form "Task: ...\\n\\n..." is split into the task and
-  the first observation, as training's conversations begin. Each assistant message is an action;
-  all texts between two of them are one result. Raises Refusal where the messages are none.
+  The first user text is the task; one of the form "Task: ...\\n\\n..." is split into
+  the task and the first observation, as training's conversations begin. Each assistant
+  message is an action; all texts between two of them are one result.
+
+  Raises:
+    Refusal: the messages are none.
   """
-  opening, first_user, actions, results = [], None, [], [[]]
+  opening = []
+  first_user = None
+  actions = []
+  results = [[]]
   for message in Chat.read({"messages": messages}).messages:
     if message.role == "assistant":
       actions.append(message.action)
@@ -182,12 +246,13 @@ def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversa
     results[0].insert(0, observation)
   identity = json.dumps([opening, tools, first_user], sort_keys=True, default=str)
   fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:32]
-  return Conversation(task, ["\n".join(texts) for texts in results], actions, fingerprint)
+  observations = ["\n".join(texts) for texts in results]
+  return Conversation(task, observations, actions, fingerprint)
 
 
 @dataclasses.dataclass
 class Cache:
-  """What a model's endpoint has read of a session, and may read again at the cached price."""
+  """What a model's endpoint has read of a session, and may read at the cached price."""
 
   messages: int  # of the conversation; the digest tells them from others
   digest: str
@@ -196,26 +261,31 @@ class Cache:
 
   @classmethod
   def read(cls, body: dict, tokens: int) -> Self:
-    """What is warm once a prompt of so many tokens has been read."""
+    """Return what is warm once a prompt of so many tokens has been read."""
     count = len(body["messages"])
     return cls(count, _digest(body, count), tokens, time.time())
 
   def begins(self, body: dict) -> bool:
-    """Whether a call begins with what was read."""
+    """Tell whether a call begins with what was read."""
     return _digest(body, self.messages) == self.digest
 
 
 def count_tokens(value: object) -> int:
-  """The most prompt tokens of JSON: no token is shorter than a byte."""
+  """Bound the prompt tokens of JSON: no token is shorter than a byte."""
   if isinstance(value, str):
     return len(value.encode(errors="replace")) + VALUE_TOKENS
-  if isinstance(value, dict):
-    if (kind := value.get("type")) in PART_KINDS:
-      return PART_TOKENS + count_tokens([v for k, v in value.items() if k != kind])
-    return sum(count_tokens(key) + count_tokens(entry) for key, entry in value.items())
-  return sum(map(count_tokens, value)) if isinstance(value, list) else 4 * VALUE_TOKENS
+  if isinstance(value, list):
+    return sum(map(count_tokens, value))
+  if not isinstance(value, dict):
+    return 4 * VALUE_TOKENS
+  kind = value.get("type")
+  if kind in PART_KINDS:
+    rest = [entry for name, entry in value.items() if name != kind]
+    return PART_TOKENS + count_tokens(rest)
+  return sum(map(count_tokens, (*value, *value.values())))
 
 
 def _digest(body: dict, messages: int) -> str:
   parts = [body.get(name) for name in DIGESTED]
-  return hashlib.sha256(json.dumps([parts, body["messages"][:messages]]).encode()).hexdigest()
+  text = json.dumps([parts, body["messages"][:messages]])
+  return hashlib.sha256(text.encode()).hexdigest()

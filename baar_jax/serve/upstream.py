@@ -1,6 +1,7 @@
 """Upstream models of the endpoint: the cost of a client's call, and its answers."""
 
 import time
+from collections.abc import Mapping
 
 from baar_jax.episode import Usage
 from baar_jax.llms.chat_completions import TIERS, is_json, read_usage
@@ -14,10 +15,11 @@ BYTES_PER_TOKEN = 4  # of expected costs (our choice)
 class Upstream(Client):
   """A model that answers the calls of clients."""
 
-  def most_usd(self, body: dict, cache: Cache | None) -> float:
+  def most_usd(self, body: dict, caches: Mapping[int, Cache]) -> float:
     """Compute the worst case of an attempt; a cache knows the tokens it has counted."""
     request = self.write(body)
     tokens = count_tokens(body)
+    cache = caches.get(self.place)
     if cache and cache.begins(body):
       others = dict(request)
       for name in ("model", "messages", *self.form.limits, *DIGESTED):
@@ -27,7 +29,7 @@ class Upstream(Client):
     return self.bound_usd(tokens, request)
 
   def expected_usd(
-    self, body: dict, cache: Cache | None, ttl_s: float, reply: float
+    self, body: dict, caches: Mapping[int, Cache], ttl_s: float, reply: float
   ) -> float:
     """Compute the expected cost of a call.
 
@@ -35,6 +37,7 @@ class Upstream(Client):
       ttl_s: seconds that a prompt cache stays warm.
       reply: tokens of the reply.
     """
+    cache = caches.get(self.place)
     known = messages = 0
     if cache and cache.begins(body):
       known = cache.tokens

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from baar_jax.config import Config, SamplePlan
 from baar_jax.episode import Task
-from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
 COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
@@ -14,6 +14,14 @@ ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
 BOUNDARIES = (ALWAYS_SMALL, ALWAYS_LARGE)
 BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
+FIRST_LARGE = "first-large"  # always-large under a cap: LARGE for the first K calls
+
+
+def cap_spec(spec: PolicySpec, cap: Cap) -> PolicySpec:
+  """Return a policy under a cap; always-LARGE becomes First-Large."""
+  if spec == ALWAYS_LARGE and cap:
+    return PolicySpec(FIRST_LARGE, cap=cap)
+  return spec.under(cap)
 
 
 class Planned(NamedTuple):
@@ -69,7 +77,11 @@ def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
   planned = [_list_samples(explore_hard, "exploration", hard_train)]
   if not config.references.clone_large:
     stratified = _list_samples(stratified_spec(config), "reference", tasks.hard)
-    planned = [stratified, _list_samples(explore_rest, "exploration", rest_train), *planned]
+    planned = [
+      stratified,
+      _list_samples(explore_rest, "exploration", rest_train),
+      *planned,
+    ]
   return planned
 
 

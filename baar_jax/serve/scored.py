@@ -1,0 +1,52 @@
+"""Scored sessions become episodes of a run: each has a task, its split, and a seed."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+
+from baar_jax.config import Config
+from baar_jax.episode import Episode
+from baar_jax.rollout.specs import FIRST_SEED, PURPOSE_OF_SPLIT
+from baar_jax.store import Store
+from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
+
+
+def add_sessions(
+  store: Store, config: Config, sessions: Mapping[str, tuple[Episode, str]]
+) -> int:
+  """Store scored sessions that are not stored yet; return their number.
+
+  A task is fixed to a split when it is first named. A session's seed is the first free
+  one among those that a stage reads.
+
+  Args:
+    sessions: the episode and its task's text, by the mark that tells it is stored.
+  """
+  new = {mark: sessions[mark] for mark in sessions if not store.finished(mark)}
+  episodes = []
+  taken = {}
+  for episode, description in new.values():
+    task = store.name_task(episode.task_id, description, config.env.max_steps)
+    keys = taken.setdefault(episode.policy, store.keys(episode.policy))
+    for seed in list_seeds(config, episode.policy, task.split):
+      if (task.id, seed) not in keys:
+        break
+    keys.add((task.id, seed))
+    episodes.append(dataclasses.replace(episode, seed=seed))
+  store.add(*episodes, finished=new)
+  return len(new)
+
+
+def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
+  """List the seeds of a policy's sessions of a task, in the order of their scores.
+
+  They are those of the stages' jobs: first a boundary's trials of the profile.
+  """
+  if policy == stratified_spec(config).key:
+    return itertools.count(FIRST_SEED["reference"] + 1)
+  trials = 0
+  if policy in BOUNDARY_KEYS and split != "test":
+    trials = count_trials(config)
+  profile = range(FIRST_SEED["profile"], trials)
+  later = itertools.count(FIRST_SEED[PURPOSE_OF_SPLIT[split]])
+  return itertools.chain(profile, later)
