@@ -67,7 +67,9 @@ def main(command: tuple[Config, str]) -> int:
   try:
     validate(config)
     if stage in EXTRA and config.distributed.processes > 1:
-      raise ValueError(f"--stage={stage} runs in one process: leave out --config.distributed")
+      raise ValueError(
+        f"--stage={stage} runs in one process: leave out --config.distributed"
+      )
     if config.dry_run:
       plan.main(config, stages)
       return 0
@@ -75,35 +77,62 @@ def main(command: tuple[Config, str]) -> int:
       for name in stages:
         (STAGES | EXTRA)[name](run)
   except CapReached as cap:
-    print(f"stopped by --config.max_usd: {cap}; a higher one goes on from here", file=sys.stderr)
+    print(
+      f"stopped by --config.max_usd: {cap}; a higher one goes on from here",
+      file=sys.stderr,
+    )
     return 3
   except sqlite3.Error as error:  # such as a full disk
     return fail(f"{config.runs}/{config.name}: {error}")
   except (MemoryError, JaxRuntimeError) as error:
     if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    return fail(f"out of memory: lower --config.sft.micro_episodes or other sizes ({error!r:.200})")
+    return fail(
+      f"out of memory: lower --config.sft.micro_episodes or other sizes ({error!r:.200})"
+    )
   except (ValueError, NotImplementedError, EnvDied, OSError) as error:
     return fail(error)
   return 0
 
 
-def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Config, str]:
+def parse(
+  argv: list[str], values: flags.FlagValues = flags.FLAGS
+) -> tuple[Config, str]:
   """The configuration and the stage of a command line; a wrong one ends the program in one line."""
   words, stages = "Configuration file.", ["all", *STAGES, *EXTRA]
   try:
     config = config_flags.DEFINE_config_dataclass(
-      "config", quickstart.get_config(), words, values, sys_argv=argv, parse_fn=load_config
+      "config",
+      quickstart.get_config(),
+      words,
+      values,
+      sys_argv=argv,
+      parse_fn=load_config,
     )
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if values(argv)[1:]:
-      raise flags.Error("an argument without --, or a value with a blank; a stage is --stage=NAME")
-  except flags.Error as error:  # without an address or a variable's name, which may hold a key
+      raise flags.Error(
+        "an argument without --, or a value with a blank; a stage is --stage=NAME"
+      )
+  except (
+    flags.Error
+  ) as error:  # without an address or a variable's name, which may hold a key
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
     sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
-  except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
-    moved = re.search(rf"Field ({'|'.join(MOVED_OPTIONS)}) not found .*EnvConfig", str(error))
-    remedy = f"set --config.env.options.{moved[1]}" if moved else "the fields are in baar_jax/config.py"
+  except (
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+  ) as error:  # of the config's dataclasses
+    moved = re.search(
+      rf"Field ({'|'.join(MOVED_OPTIONS)}) not found .*EnvConfig", str(error)
+    )
+    remedy = (
+      f"set --config.env.options.{moved[1]}"
+      if moved
+      else "the fields are in baar_jax/config.py"
+    )
     sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 
@@ -112,8 +141,12 @@ def load_config(name: str) -> Config:
   """The configuration of FILE.py or FILE.py:SETTING; flags.Error, whatever the file does wrong."""
   path, *setting = name.split(":", 1)
   if not os.path.isfile(path):
-    shipped = sorted(file.stem for file in Path(quickstart.__file__).parent.glob("*.py"))
-    remedy = f"take one of configs/{{{','.join(shipped)}}}.py, or a file with get_config()"
+    shipped = sorted(
+      file.stem for file in Path(quickstart.__file__).parent.glob("*.py")
+    )
+    remedy = (
+      f"take one of configs/{{{','.join(shipped)}}}.py, or a file with get_config()"
+    )
     raise flags.Error(f"--config={name}: there is no such file; {remedy}")
   try:
     config = runpy.run_path(path)["get_config"](*setting)
@@ -122,7 +155,9 @@ def load_config(name: str) -> Config:
   except BaseException as error:
     raise flags.Error(f"{name}: {type(error).__name__}: {error}") from None
   if not isinstance(config, Config):
-    raise flags.Error(f"{name}: get_config() returned a {type(config).__name__} and no Config")
+    raise flags.Error(
+      f"{name}: get_config() returned a {type(config).__name__} and no Config"
+    )
   return config
 
 
@@ -175,19 +210,36 @@ def check_environment(config: Config) -> None:
 def check_machine(config: Config) -> None:
   """Refuse what this machine lacks: variables with keys, and memory for the router."""
   own = {"", *os.environ}
-  for name, models in (("models", config.models), ("baselines.judge", config.baselines.judge)):
+  for name, models in (
+    ("models", config.models),
+    ("baselines.judge", config.baselines.judge),
+  ):
     works = own.issuperset(models.key_variables)
-    require(works, f"{name}.key_variables", "names of environment variables that are set, or ''")
+    require(
+      works,
+      f"{name}.key_variables",
+      "names of environment variables that are set, or ''",
+    )
   works = config.serve.key_variable in own
-  require(works, "serve.key_variable", "the name of an environment variable that is set, or ''")
+  require(
+    works,
+    "serve.key_variable",
+    "the name of an environment variable that is set, or ''",
+  )
   r = config.router
   layer = 2 * (r.num_heads + r.num_kv_heads) * r.head_dim + 3 * r.intermediate_size
   parameters = r.hidden_size * (r.num_layers * layer + r.vocab_size)
   rows = (config.env.processes or os.cpu_count()) * config.env.live_per_process
   cache = rows * r.max_tokens * r.num_layers * r.num_kv_heads * r.head_dim
-  needed = 16 * parameters + 4 * cache  # with gradient and moments; 2 bytes, keys and values
+  needed = (
+    16 * parameters + 4 * cache
+  )  # with gradient and moments; 2 bytes, keys and values
   works = needed <= psutil.virtual_memory().total
-  require(works, "router.num_layers", f"less, or other sizes: these take {needed // 10**9:,} GB")
+  require(
+    works,
+    "router.num_layers",
+    f"less, or other sizes: these take {needed // 10**9:,} GB",
+  )
 
 
 def fail(error: Exception | str) -> int:

@@ -13,7 +13,10 @@ ABLATIONS = {
   "no-reference": ("bopo", "reference_guided", False),
   "no-hard-bonus": ("bopo", "r_hard", 0.0),
 }
-MARKUP_TOKENS = {"transcript": 80, "paper": 160}  # around the previews of one step, with budgets
+MARKUP_TOKENS = {
+  "transcript": 80,
+  "paper": 160,
+}  # around the previews of one step, with budgets
 VANILLA_BATCHES = 3  # vanilla RL rolls out at most so many times BoPO's batches
 SEEDS = 1000  # how many seeds an episode's purpose has; see rollout/specs.py
 ROLLOUT_RANGE = 1_000_000  # how many seeds the rollouts of a training seed have
@@ -21,7 +24,9 @@ JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
 # Entries of tuples.
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=100)]
-MAX_PRICE = 2.0  # of a dollar, that the heads are trained for; see baar_jax/router/head.py
+MAX_PRICE = (
+  2.0  # of a dollar, that the heads are trained for; see baar_jax/router/head.py
+)
 Price = Annotated[float, Field(ge=0, le=MAX_PRICE)]
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 # A user, a password, a query or a fragment may hold a key.
@@ -55,8 +60,12 @@ class EnvConfig:
   test_tasks: int = Field(60, gt=0, le=10**6)
   max_steps: int = Field(40, gt=0, le=10**6)
   processes: int = Field(0, ge=0, le=10**4)  # child processes; 0 is one per core
-  live_per_process: int = Field(4, gt=0, le=10**4)  # episodes that share a process (and its JVM)
-  timeout_s: float = Field(120.0, gt=0, le=1e6)  # of one call; a slower process is replaced
+  live_per_process: int = Field(
+    4, gt=0, le=10**4
+  )  # episodes that share a process (and its JVM)
+  timeout_s: float = Field(
+    120.0, gt=0, le=1e6
+  )  # of one call; a slower process is replaced
   # The environment's own: fields of the class Options in its adapter.py, which checks them.
   options: dict = Field(default_factory=dict)
 
@@ -69,7 +78,9 @@ class ModelsConfig:
   kind: str = Field("scripted", pattern="^(scripted|chat)$")
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
   # Per model (input, cached input, output[, cache write]), $ per million tokens; () is the list's.
-  prices: tuple[Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...] = ()
+  prices: tuple[
+    Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...
+  ] = ()
   # Of scripted models, from 0 (SMALL's rates of error) to 1 (LARGE's); () are equal steps by rank.
   skills: tuple[Share, ...] = ()
   # For kind="chat", one for all models or one for each: endpoints of OpenAI's chat completions, ()
@@ -77,12 +88,18 @@ class ModelsConfig:
   base_urls: tuple[Address, ...] = ()
   key_variables: tuple[Variable, ...] = ()
   temperature: float = Field(0.7, ge=0, le=2)
-  max_completion_tokens: int = Field(1024, gt=0, le=10**7)  # of one reply; budgets reserve them all
-  token_limit_field: str = Field("max_completion_tokens", pattern="^max_(completion_)?tokens$")
+  max_completion_tokens: int = Field(
+    1024, gt=0, le=10**7
+  )  # of one reply; budgets reserve them all
+  token_limit_field: str = Field(
+    "max_completion_tokens", pattern="^max_(completion_)?tokens$"
+  )
   concurrency: int = Field(16, gt=0, le=10**4)  # calls of one model at a time
   timeout_s: float = Field(120.0, gt=0, le=1e6)  # of an attempt, to its last byte
   retries: int = Field(5, ge=0, le=100)  # of one reply, after its first attempt
-  max_failures: int = Field(100, gt=0, le=10**6)  # in a row (attempts, episodes) end the run
+  max_failures: int = Field(
+    100, gt=0, le=10**6
+  )  # in a row (attempts, episodes) end the run
 
   @validator
   def _check(self) -> Self:
@@ -100,7 +117,9 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
   # one of: "smollm2", or a GGUF file. Without weights the shape is as below, they are random, and a
   # tokenizer is trained on the profile.
   weights: str = ""
-  layers: int = Field(0, ge=0, le=1000)  # of the weights, from the first on; 0 is all of them
+  layers: int = Field(
+    0, ge=0, le=1000
+  )  # of the weights, from the first on; 0 is all of them
   dtype: str = Field("float32", pattern="^(float32|bfloat16)$")  # parameters: float32
   vocab_size: int = Field(2048, ge=258, le=10**8)  # all bytes and the decisions
   hidden_size: int = Field(64, gt=0, le=10**6)
@@ -115,8 +134,12 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
   show_budget: bool = True  # write what is left of a call budget into the text
   # Of one sequence; the oldest whole steps of a longer one are left out.
   max_tokens: int = Field(768, gt=0, le=10**6)
-  buckets: int = Field(2, gt=0, le=100)  # row lengths that are compiled: equal parts of max_tokens
-  description_tokens: int = Field(96, gt=0, le=10**6)  # previews: longer texts are cut, with a mark
+  buckets: int = Field(
+    2, gt=0, le=100
+  )  # row lengths that are compiled: equal parts of max_tokens
+  description_tokens: int = Field(
+    96, gt=0, le=10**6
+  )  # previews: longer texts are cut, with a mark
   action_tokens: int = Field(12, gt=0, le=10**6)
   result_tokens: int = Field(24, gt=0, le=10**6)
   # The price of router compute, which is reported in its own column.
@@ -142,7 +165,9 @@ class ProfileConfig:
 
 @section
 class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's (our choice)
-  epochs: int = Field(0, ge=0, le=1000)  # over stored training episodes; 0 leaves random weights
+  epochs: int = Field(
+    0, ge=0, le=1000
+  )  # over stored training episodes; 0 leaves random weights
   batch_episodes: int = Field(32, gt=0, le=10**6)
   learning_rate: float = Field(3e-3, gt=0, le=1)
 
@@ -171,29 +196,43 @@ class ReferencesConfig:
 
 @section
 class ValueConfig:  # of the router that knows its budget: heads behind a router that stays as it is
-  updates: int = Field(0, ge=0, lt=10**6)  # gradient steps of every head; 0 leaves it out
+  updates: int = Field(
+    0, ge=0, lt=10**6
+  )  # gradient steps of every head; 0 leaves it out
   # Of which dev chooses, for each budget.
   prices: tuple[Price, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
   heads: int = Field(5, gt=0, le=100)  # which vote
   value_width: int = Field(64, gt=0, le=1000)
   advantage_width: int = Field(32, gt=0, le=1000)
   batch_decisions: int = Field(1024, gt=0, le=10**5)
-  return_share: float = Field(0.3, ge=0, le=1)  # of the updates, that learn returns as they were
+  return_share: float = Field(
+    0.3, ge=0, le=1
+  )  # of the updates, that learn returns as they were
   learning_rate: float = Field(2e-3, gt=0, le=1)
   weight_decay: float = Field(0.3, ge=0, le=100)
-  noise: float = Field(0.5, ge=0, le=100)  # on the hidden states, in units of their spread
+  noise: float = Field(
+    0.5, ge=0, le=100
+  )  # on the hidden states, in units of their spread
 
 
 @section
 class SFTConfig:
   updates: int = Field(150, gt=0, lt=10**6)  # at most
-  check_every: int = Field(5, gt=0, lt=10**6)  # updates between two measurements of the dev loss
-  patience: int = Field(4, gt=0, lt=10**6)  # measurements without a new best that end a training
+  check_every: int = Field(
+    5, gt=0, lt=10**6
+  )  # updates between two measurements of the dev loss
+  patience: int = Field(
+    4, gt=0, lt=10**6
+  )  # measurements without a new best that end a training
   batch_episodes: int = Field(64, gt=0, le=10**6)
-  micro_episodes: int = Field(16, gt=0, le=10**5)  # rows of a compiled call, BoPO's and values' too
+  micro_episodes: int = Field(
+    16, gt=0, le=10**5
+  )  # rows of a compiled call, BoPO's and values' too
   hard_share: float = Field(0.7, ge=0, le=1)
   # All are tried, also for the scorer and the classifier, and the best on dev is kept.
-  learning_rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((2e-5,), min_length=1)
+  learning_rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+    (2e-5,), min_length=1
+  )
   warmup_share: float = Field(0.03, ge=0, le=1)
   # With an eps above most entries of the gradient their sizes count: less noise in short runs.
   adam_eps: float = Field(1e-8, gt=0, le=1)
@@ -233,7 +272,9 @@ class BoPOConfig:
 @section
 class BaselinesConfig:  # what is trained and evaluated beside BoPO
   rivals: tuple[str, ...] = ()  # of `train.families.RIVALS`
-  ablations: tuple[Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...] = ()
+  ablations: tuple[
+    Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...
+  ] = ()
   # The weight of cost at which ablations are trained and rivals compared; None is the first of lam.
   compared_lam: float | None = Field(None, ge=0, le=100)
   updates: int = Field(150, gt=0, lt=10**6)  # at most, of the scorer and the classifier
@@ -244,16 +285,22 @@ class BaselinesConfig:  # what is trained and evaluated beside BoPO
 @section
 class EvaluateConfig:
   seeds: int = Field(3, gt=0, le=SEEDS)
-  tasks: int = Field(0, ge=0, le=10**9)  # how many of dev and of test, from the first on; 0 is all
+  tasks: int = Field(
+    0, ge=0, le=10**9
+  )  # how many of dev and of test, from the first on; 0 is all
   random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
   # Extra points: LARGE where its probability is above a threshold, or above the threshold at which
   # LARGE has this share of the decisions in stored training episodes (of more models: Threshold).
   thresholds: tuple[Share, ...] = ()
   shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-  budget_rules: bool = False  # use these points under hard budgets too; else argmax alone
+  budget_rules: bool = (
+    False  # use these points under hard budgets too; else argmax alone
+  )
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
   usd_budgets: tuple[Dollars, ...] = ()  # B_max of a task
-  bootstrap: int = Field(1000, gt=0, le=10**5)  # resamples of the tasks behind each interval
+  bootstrap: int = Field(
+    1000, gt=0, le=10**5
+  )  # resamples of the tasks behind each interval
 
   @validator
   def _check(self) -> Self:
@@ -267,7 +314,9 @@ class DistributedConfig:  # processes train one router, each on its share of the
   processes: int = Field(1, gt=0, le=10**4)
   process: int = Field(0, ge=0, le=10**4)  # the number of this process, from 0
   coordinator: str = Field("", pattern=r"^(.+:\d+)?$")  # host:port of process 0
-  fsdp: int = Field(0, ge=0, le=10**6)  # over how many devices parameters are split; 0 is all
+  fsdp: int = Field(
+    0, ge=0, le=10**6
+  )  # over how many devices parameters are split; 0 is all
 
   @validator
   def _check(self) -> Self:
@@ -283,18 +332,28 @@ class ServeConfig:  # the endpoint of --stage=serve
   host: str = Field("127.0.0.1", min_length=1, max_length=253)  # any other needs a key
   port: int = Field(8000, ge=0, le=65535)  # 0 is any that is free
   # Who decides for the name "baar"; "sample" is the router whose sessions BoPO learns from next.
-  policy: str = Field("router", pattern="^(router|small|large|random|stratified|sample)$")
+  policy: str = Field(
+    "router", pattern="^(router|small|large|random|stratified|sample)$"
+  )
   router: str = ""  # the directory of the run whose router it is; "" is this one
   # Of a session: the default, which a client can only lower. None is no cap.
   max_usd: float | None = Field(None, ge=0, le=1e9)
   max_large_calls: int | None = Field(None, ge=0, le=10**9)
   # Of max_usd, for a last call when nothing else fits.
   reserve_usd: float = Field(0.0, ge=0, le=1e9)
-  route_by_cache: bool = False  # a dearer model acts where its prompt cache makes it no dearer
-  fallback: bool = False  # another model answers where all retries of the router's choice fail
+  route_by_cache: bool = (
+    False  # a dearer model acts where its prompt cache makes it no dearer
+  )
+  fallback: bool = (
+    False  # another model answers where all retries of the router's choice fail
+  )
   record_text: bool = False  # store tasks, results and actions, which training needs
-  key_variable: str = Field("", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")  # of the clients' key
-  cache_ttl_s: float = Field(300.0, ge=0, le=1e6)  # how long an endpoint's prompt cache stays warm
+  key_variable: str = Field(
+    "", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$"
+  )  # of the clients' key
+  cache_ttl_s: float = Field(
+    300.0, ge=0, le=1e6
+  )  # how long an endpoint's prompt cache stays warm
   max_sessions: int = Field(256, gt=0, le=10**5)  # in the router's cache
   max_body_mb: float = Field(16.0, gt=0, le=1000)
 
@@ -304,10 +363,14 @@ class Config:
   name: str = Field("quickstart", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
   runs: str = "runs"  # the run's directory is <runs>/<name>
   seed: int = Field(0, ge=0, le=10**9)
-  train_seeds: int = Field(1, gt=0, le=100)  # everything that is trained is trained so many times
+  train_seeds: int = Field(
+    1, gt=0, le=100
+  )  # everything that is trained is trained so many times
   max_usd: float = Field(0.0, ge=0, le=1e9)  # cap on all model calls; 0 is no cap
   traces: str = ""  # the file that --stage=import reads
-  dry_run: bool = False  # print what is still to be run and what it may cost, and run nothing
+  dry_run: bool = (
+    False  # print what is still to be run and what it may cost, and run nothing
+  )
   env: EnvConfig = Field(default_factory=EnvConfig)
   models: ModelsConfig = Field(default_factory=ModelsConfig)
   router: RouterConfig = Field(default_factory=RouterConfig)
@@ -328,7 +391,9 @@ class Config:
     count = len(self.models.names)
     if self.models.kind == "scripted":
       require(self.env.kind != SERVED, "models.kind", f"chat with env.kind={SERVED}")
-      require(count in (2, 3), "models.names", "two or three models, the cheapest first")
+      require(
+        count in (2, 3), "models.names", "two or three models, the cheapest first"
+      )
     require(count > 1, "models.names", "two or more models, the cheapest first")
     require(len(judge.names) == 1, "baselines.judge.names", "one model")
     works = not self.router.weights or self.pretrain.epochs == 0
@@ -352,7 +417,9 @@ class Config:
 def check_setting(setting: str, *settings: str) -> None:
   """Raises ValueError unless a configuration file has this setting; "" is its usual one."""
   if setting not in ("", *settings):
-    raise ValueError(f"no setting {setting!r}: use one of {', '.join(settings)}, or none")
+    raise ValueError(
+      f"no setting {setting!r}: use one of {', '.join(settings)}, or none"
+    )
 
 
 def compared_lam(c: Config) -> float:

@@ -4,14 +4,21 @@ import dataclasses
 import json
 
 SMALL, LARGE = 0, 1  # indices by price, of two models; the dearest of more is the last
-DECISION_WORDS = ("SMALL", "BIG")  # in prompts and answers: the paper calls LARGE so there
+DECISION_WORDS = (
+  "SMALL",
+  "BIG",
+)  # in prompts and answers: the paper calls LARGE so there
 # Of the tasks: to learn from, to choose by, and to measure on. A task is in one of them.
 SPLITS = ("train", "dev", "test")
 
 
 def decision_words(models: int) -> tuple[str, ...]:
   """What prompts and answers call the models: more than two go by their rank (our choice)."""
-  return DECISION_WORDS if models == 2 else tuple(f"M{rank}" for rank in range(1, models + 1))
+  return (
+    DECISION_WORDS
+    if models == 2
+    else tuple(f"M{rank}" for rank in range(1, models + 1))
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +80,17 @@ class Step:
   action: str  # what was sent to the environment
   # All that were made for this step: the loop puts the newest first, the endpoint last.
   calls: list[Call] = dataclasses.field(default_factory=list)
-  logp: float | None = None  # of the decision, in nats; None where a budget or a rule made it
-  router_cost_usd: float = 0.0  # of the router's own computation, without a judge's calls
+  logp: float | None = (
+    None  # of the decision, in nats; None where a budget or a rule made it
+  )
+  router_cost_usd: float = (
+    0.0  # of the router's own computation, without a judge's calls
+  )
   router_latency_s: float = 0.0  # seconds that the episode waited for the decision
   proposal: str | None = None  # what was proposed last before a cascade decided
-  score: float | None = None  # of the episode so far, after the action; None where it is not told
+  score: float | None = (
+    None  # of the episode so far, after the action; None where it is not told
+  )
 
   def usd(self, *kinds: str) -> float:
     """Dollars of the calls of these kinds."""
@@ -91,7 +104,9 @@ class Step:
   @property
   def large_calls(self) -> int:
     """Calls of any model dearer than SMALL (with more than two models: our choice)."""
-    untaken = sum(call.kind == "proposal" and call.model != SMALL for call in self.calls)
+    untaken = sum(
+      call.kind == "proposal" and call.model != SMALL for call in self.calls
+    )
     return (self.model != SMALL) + untaken
 
   @property

@@ -17,13 +17,17 @@ def make_mesh(fsdp: int = 0) -> Mesh:
   devices = jax.device_count()
   fsdp = fsdp or devices
   if devices % fsdp:
-    raise ValueError(f"--config.distributed.fsdp is {fsdp}; it must divide {devices} devices")
+    raise ValueError(
+      f"--config.distributed.fsdp is {fsdp}; it must divide {devices} devices"
+    )
   return jax.make_mesh((devices // fsdp, fsdp), AXES, axis_types=(AxisType.Auto,) * 2)
 
 
 def one_device() -> Mesh:
   """A mesh of this process's first device alone."""
-  return Mesh(np.array([jax.local_devices()[:1]]), AXES, axis_types=(AxisType.Auto,) * 2)
+  return Mesh(
+    np.array([jax.local_devices()[:1]]), AXES, axis_types=(AxisType.Auto,) * 2
+  )
 
 
 def split_parameters(params, mesh: Mesh):
@@ -35,7 +39,9 @@ def split_parameters(params, mesh: Mesh):
     first = int("layers" in jax.tree_util.keystr(path))  # axis 0 is the layer
     axes = [axis for axis in range(first, x.ndim) if x.shape[axis] % fsdp == 0]
     longest = max(axes, key=lambda axis: x.shape[axis], default=None)
-    return NamedSharding(mesh, P(*("fsdp" if a == longest else None for a in range(x.ndim))))
+    return NamedSharding(
+      mesh, P(*("fsdp" if a == longest else None for a in range(x.ndim)))
+    )
 
   return jax.tree_util.tree_map_with_path(split, params)
 
@@ -49,7 +55,9 @@ def split_rows(tree, mesh: Mesh):
       return x
     x = np.asarray(x)
     rows = P(AXES) if x.ndim and x.shape[0] % mesh.size == 0 else P()
-    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, rows), lambda at: x[at])
+    return jax.make_array_from_callback(
+      x.shape, NamedSharding(mesh, rows), lambda at: x[at]
+    )
 
   return jax.tree.map(place, tree)
 
@@ -75,7 +83,9 @@ def exchange(value) -> list:
     return [value]
   text = np.frombuffer(json.dumps(value).encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.array(len(text)))
-  padded = np.zeros(1 << int(sizes.max() - 1).bit_length(), np.uint8)  # few lengths are compiled
+  padded = np.zeros(
+    1 << int(sizes.max() - 1).bit_length(), np.uint8
+  )  # few lengths are compiled
   padded[: len(text)] = text
   texts = multihost_utils.process_allgather(padded)
   return [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes)]

@@ -22,15 +22,15 @@ from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
-from baar_jax.llms.pair import Pair
 from baar_jax.llms.calls import Calls, read_spent
 from baar_jax.llms.endpoints import check_models
+from baar_jax.llms.pair import Pair
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.turn import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.turn import Policy
 from baar_jax.store import RESTORE, Store, read_config
 from baar_jax.train.jobs import BOUNDARIES
 from baar_jax.train.training import Training
@@ -55,7 +55,9 @@ class Run:
     """Opens or creates the directory. Raises ValueError where it or the models cannot be used."""
     check_models(config)
     self.config = config
-    self.is_main = config.distributed.process == 0  # it prints, logs and lists the tasks
+    self.is_main = (
+      config.distributed.process == 0
+    )  # it prints, logs and lists the tasks
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
     self.mesh = _open_mesh(config)
@@ -64,13 +66,19 @@ class Run:
     path = self.dir / f"episodes{number}.sqlite"
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
-      self._lock = (self.dir / f"lock{number}").open("a")  # two would spend the same rest of a cap
-      fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it after a kill
+      self._lock = (self.dir / f"lock{number}").open(
+        "a"
+      )  # two would spend the same rest of a cap
+      fcntl.lockf(
+        self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+      )  # the system frees it after a kill
       self.store = Store(path)
       self._check_config(stored_config)
     except BlockingIOError:
       problem = f"another process is using {self.dir}"
-      raise ValueError(f"{problem}: wait for it or choose another --config.name") from None
+      raise ValueError(
+        f"{problem}: wait for it or choose another --config.name"
+      ) from None
     self.pair = open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     self._envs: list[Env] = []
@@ -90,7 +98,9 @@ class Run:
       for name in was | now:  # an option may be in one alone
         before, after = was.get(name), now.get(name)
         if before != after and not f"{name}.".startswith(CHANGEABLE):
-          problem = f"{self.dir} was made with {name}={before!r}, this config has {after!r}"
+          problem = (
+            f"{self.dir} was made with {name}={before!r}, this config has {after!r}"
+          )
           raise ValueError(f"{problem}: set it back, or choose another --config.name")
     if self.is_main:
       path = self.dir / "config.tmp"
@@ -120,7 +130,9 @@ class Run:
 
   @property
   def live_episodes(self) -> int:
-    return (self.config.env.processes or os.cpu_count()) * self.config.env.live_per_process
+    return (
+      self.config.env.processes or os.cpu_count()
+    ) * self.config.env.live_per_process
 
   def envs(self) -> list[Env]:
     """The environments, opened on first use."""
@@ -128,7 +140,9 @@ class Run:
       c, count, args = self.config.env, self.live_episodes, env_arguments(self.config)
       if table.load(c.kind).needs_process:
         processes = count // c.live_per_process
-        self._envs += open_envs(c.kind, args, processes, c.live_per_process, c.timeout_s)
+        self._envs += open_envs(
+          c.kind, args, processes, c.live_per_process, c.timeout_s
+        )
       else:
         self._envs += [table.make(c.kind, **args) for _ in range(count)]
     return self._envs
@@ -136,15 +150,21 @@ class Run:
   def tasks(self, split: str) -> list[Task]:
     """The tasks of a split; all splits are listed once and then read from the store."""
     if self.config.env.kind == SERVED and not self.store.tasks(split):
-      raise ValueError(f"clients have named no {split} task yet: five tasks fill all splits")
+      raise ValueError(
+        f"clients have named no {split} task yet: five tasks fill all splits"
+      )
     if self.is_main and not self.store.tasks(split):
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       envs = self.envs() * len(SPLITS)  # neighbours are in different processes
       with ThreadPoolExecutor() as threads:
         listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
-      (task_id, count), *_ = Counter(t.id for tasks in listings for t in tasks).most_common(1)
+      (task_id, count), *_ = Counter(
+        t.id for tasks in listings for t in tasks
+      ).most_common(1)
       if count > 1:
-        problem = f"--config.env.kind={self.config.env.kind} lists the task {task_id!r} twice"
+        problem = (
+          f"--config.env.kind={self.config.env.kind} lists the task {task_id!r} twice"
+        )
         raise ValueError(f"{problem}: each is in one split, once")
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
@@ -186,7 +206,10 @@ class Run:
         missing, policy, self.pair, self.envs(), cap, self.budget, most
       )
       bar = self.progress(title, len(own), len(own) - len(missing), "ep")
-      with contextlib.closing(episodes), bar:  # calls in flight end before the store closes
+      with (
+        contextlib.closing(episodes),
+        bar,
+      ):  # calls in flight end before the store closes
         cost_usd = 0.0
         for episode in episodes:
           if episode.stop.startswith("error:"):
@@ -222,9 +245,13 @@ class Run:
       for task_id, _ in sorted(keys - self.store.keys(other.key)):
         missing[task_id, other.key] += 1
     if missing:
-      some = [f"{n} of {id_!r:.80} by {key}" for (id_, key), n in missing.most_common(3)]
+      some = [
+        f"{n} of {id_!r:.80} by {key}" for (id_, key), n in missing.most_common(3)
+      ]
       count = f"{missing.total()} of {len(specs) * len(keys)} trials are missing"
-      raise ValueError(f"{count}, such as {', '.join(some)}: serve them (docs/serving.md)")
+      raise ValueError(
+        f"{count}, such as {', '.join(some)}: serve them (docs/serving.md)"
+      )
     for episode in self.store.episodes(spec.key, keys):
       if not any(step.observation or step.action for step in episode.steps):
         problem = f"sessions of {spec.key} were stored without their texts"
@@ -288,7 +315,9 @@ def _open_mesh(config: Config) -> Mesh:
   first, *others = exchange(flatten(config))
   for name in first | dict(*others[:1]):
     if name not in OF_PROCESS and any(o.get(name) != first.get(name) for o in others):
-      raise ValueError(f"the processes have different --config.{name}: start all with one")
+      raise ValueError(
+        f"the processes have different --config.{name}: start all with one"
+      )
   return make_mesh(d.fsdp)
 
 

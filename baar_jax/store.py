@@ -19,7 +19,13 @@ from baar_jax.mesh import exchange
 RESTORE = "restore a copy, or choose another --config.name"
 SYNC_CHUNK = 256  # episodes that processes exchange at a time
 KEY = ("policy", "task_id", "seed")
-SPLIT_OF = ("train", "dev", "train", "test", "train")  # of each five tasks that clients name
+SPLIT_OF = (
+  "train",
+  "dev",
+  "train",
+  "test",
+  "train",
+)  # of each five tasks that clients name
 BUDGETS = ("call_budget", "usd_budget")
 # Fields of `env` before its options, with their defaults.
 MOVED_OPTIONS = {"data": "", "short_tasks": True}
@@ -53,20 +59,35 @@ def summarize_episode(episode: Episode) -> dict:
       part = "large"
     usd[part] += 0.0 if part == "proposal" and call.replayed else call.cost_usd
     tokens[part] += call.usage.completion_tokens
-  fields = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls", "cost_usd")
+  fields = (
+    "score",
+    "success",
+    "stop",
+    "call_budget",
+    "usd_budget",
+    "large_calls",
+    "cost_usd",
+  )
   return {
     **{name: getattr(episode, name) for name in (*fields, "spent_usd", "reused")},
     "steps": len(steps),
-    "decisions": sum(step.logp is not None or step.router_cost_usd > 0 for step in steps),
-    "judgements": sum(any(call.kind == "judge" for call in step.calls) for step in steps),
+    "decisions": sum(
+      step.logp is not None or step.router_cost_usd > 0 for step in steps
+    ),
+    "judgements": sum(
+      any(call.kind == "judge" for call in step.calls) for step in steps
+    ),
     "small_usd": usd["small"],
     "large_usd": usd["large"],
     "proposals_usd": usd["proposal"],
     "judge_usd": usd["judge"],
-    "retries_usd": usd["retry"] + episode.lost_usd,  # a lost attempt is a retry in no step
+    "retries_usd": usd["retry"]
+    + episode.lost_usd,  # a lost attempt is a retry in no step
     "router_usd": sum(step.router_cost_usd for step in steps),
     "presumed_usd": usd["presumed"],
-    **{f"{part}_tokens": tokens[part] for part in ("small", "large", "proposal", "judge")},
+    **{
+      f"{part}_tokens": tokens[part] for part in ("small", "large", "proposal", "judge")
+    },
     "router_latency_s": sum(step.router_latency_s for step in steps),
   }
 
@@ -116,7 +137,9 @@ class Store:
       self._db.execute(f"UPDATE episodes SET policy = {policy}, equals = {equals}")
       if self._db.execute(has_sessions).fetchone():
         stored = policy.replace("policy", "json_extract(state, '$.policy')", 1)
-        self._db.execute(f"UPDATE sessions SET state = json_set(state, '$.policy', {stored})")
+        self._db.execute(
+          f"UPDATE sessions SET state = json_set(state, '$.policy', {stored})"
+        )
       self._db.execute(f"PRAGMA user_version = {VERSION}")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
@@ -150,17 +173,23 @@ class Store:
         key = e.policy, e.task_id, e.seed
         row = (*key, *summarize_episode(e).values(), None, e.to_json())
         try:
-          self._db.execute(f"INSERT INTO episodes VALUES ({', '.join('?' * len(row))})", row)
+          self._db.execute(
+            f"INSERT INTO episodes VALUES ({', '.join('?' * len(row))})", row
+          )
         except sqlite3.IntegrityError:
           raise ValueError(f"episode {key} is already stored in {self._path}") from None
-      self._db.executemany("INSERT INTO finished VALUES (?)", [(mark,) for mark in finished])
+      self._db.executemany(
+        "INSERT INTO finished VALUES (?)", [(mark,) for mark in finished]
+      )
 
   def add_equal(
     self, policy: str, call_budget: int, other: str, keys: Iterable[tuple[str, int]]
   ) -> None:
     """Stores episodes of `other` that a cap did not change under `policy` too, without their text,
     marked as reused; `keys` are their (task_id, seed)."""
-    copied = ", ".join(name for name in COLUMNS if name not in ("call_budget", "reused"))
+    copied = ", ".join(
+      name for name in COLUMNS if name not in ("call_budget", "reused")
+    )
     with self._db:
       self._db.executemany(
         f"INSERT INTO episodes (policy, call_budget, reused, task_id, seed, equals, {copied}) "
@@ -171,7 +200,9 @@ class Store:
 
   def keys(self, policy: str) -> set[tuple[str, int]]:
     """(task_id, seed) of every stored episode of a policy."""
-    return set(self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,)))
+    return set(
+      self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,))
+    )
 
   def episodes(
     self, policy: str, keys: Collection[tuple[str, int]] | None = None
@@ -200,11 +231,15 @@ class Store:
       raise self._unreadable(name) from None
 
   def _unreadable(self, name: str) -> ValueError:
-    return ValueError(f"{self._path}: {name} cannot be read: restore a copy of the file")
+    return ValueError(
+      f"{self._path}: {name} cannot be read: restore a copy of the file"
+    )
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
     """The summaries of these policies' episodes, or of all: a row each, by KEY."""
-    where = "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
+    where = (
+      "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
+    )
     query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     table = pandas.read_sql(query, self._db, params=policies)
     numbers = table.drop(columns=["policy", "task_id", "stop"])
@@ -214,7 +249,9 @@ class Store:
     bad_keys = table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)]
     if len(bad_keys):
       raise self._unreadable(EPISODE_NAME.format(*bad_keys.iloc[0]))
-    return table.astype(dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool})
+    return table.astype(
+      dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
+    )
 
   def sync(self, policy: str) -> None:
     """Gives the store of every process the episodes of a policy that any process has."""
@@ -223,7 +260,9 @@ class Store:
     lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
     for start in range(0, len(lacking), SYNC_CHUNK):
       sent = stored.intersection(lacking[start : start + SYNC_CHUNK])
-      texts = [e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent]
+      texts = [
+        e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent
+      ]
       for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
         if (episode.task_id, episode.seed) not in stored:
           self.add(episode)
@@ -251,7 +290,9 @@ def move_options(stored: dict) -> dict:
     return stored
   env = dict(stored["env"])
   moved = {name: env.pop(name) for name in MOVED_OPTIONS if name in env}
-  changed = {name: value for name, value in moved.items() if value != MOVED_OPTIONS[name]}
+  changed = {
+    name: value for name, value in moved.items() if value != MOVED_OPTIONS[name]
+  }
   options = changed | env.get("options", {})
   return stored | {"env": env | {"options": options}}
 
@@ -265,11 +306,23 @@ def read_config(directory: Path) -> Config | None:
   if not path.exists():
     return None
   try:
-    stored = TypeAdapter(Config).validate_python(move_options(json.loads(path.read_bytes())))
+    stored = TypeAdapter(Config).validate_python(
+      move_options(json.loads(path.read_bytes()))
+    )
   except (ValueError, TypeError, RecursionError):
     raise ValueError(f"{path} is no configuration of this version: {RESTORE}") from None
   for number in range(stored.distributed.processes):
     store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")
     if not store.exists() or not store.stat().st_size:
-      raise ValueError(f"{store} is gone or empty, and with it what was spent: {RESTORE}")
+      raise ValueError(
+        f"{store} is gone or empty, and with it what was spent: {RESTORE}"
+      )
   return stored
+
+
+def read_run(directory: Path) -> Config:
+  """Read the configuration of a run's directory. Raises ValueError if it has none."""
+  config = read_config(directory)
+  if not config:
+    raise ValueError(f"{directory} is no directory of a run: it has no config.json")
+  return config

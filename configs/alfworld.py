@@ -12,7 +12,12 @@ def get_config(setting: str = "") -> config.Config:
   sizes = {"train_tasks": 240, "dev_tasks": 100, "test_tasks": 60}
   c.env = config.EnvConfig(kind="alfworld", max_steps=30, **sizes)
   if setting:
-    c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = 2420, 100, 200, 16
+    c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = (
+      2420,
+      100,
+      200,
+      16,
+    )
     for split in ("train", "test"):
       c.env.options[f"{split}_split"] = f"mappings_{split}.json"
   else:
@@ -23,5 +28,7 @@ def get_config(setting: str = "") -> config.Config:
       config.SamplePlan("repeats", 10, all_tasks=True),
     )
     prices = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
-    c.value = config.ValueConfig(updates=10_000, prices=prices, noise=0.2, weight_decay=0.05)
+    c.value = config.ValueConfig(
+      updates=10_000, prices=prices, noise=0.2, weight_decay=0.05
+    )
   return c

@@ -4,7 +4,12 @@ from baar_jax import config
 
 # A tied row would feed each decision back into the next, and a text about budgets would be new.
 RANDOM_WEIGHTS = {"tie_word_embeddings": False, "show_budget": False}
-TEXTS = {"max_tokens": 512, "description_tokens": 48, "action_tokens": 12, "result_tokens": 16}
+TEXTS = {
+  "max_tokens": 512,
+  "description_tokens": 48,
+  "action_tokens": 12,
+  "result_tokens": 16,
+}
 TRIO = ("gpt-4.1-nano", "gpt-4.1-mini", "gpt-4.1")
 
 

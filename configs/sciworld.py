@@ -42,7 +42,11 @@ def get_config(setting: str = "") -> config.Config:
     env=config.EnvConfig(kind="scienceworld", **sizes),
     # The weights are a Hugging Face directory.
     router=config.RouterConfig(
-      weights="weights/Qwen2.5-1.5B", dtype="bfloat16", max_tokens=4096, buckets=4, **texts
+      weights="weights/Qwen2.5-1.5B",
+      dtype="bfloat16",
+      max_tokens=4096,
+      buckets=4,
+      **texts,
     ),
     sft=config.SFTConfig(micro_episodes=8),
     evaluate=config.EvaluateConfig(shares=(0.2, 0.4, 0.6)),

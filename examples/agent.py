@@ -65,9 +65,7 @@ def get_config() -> Config:
     env=EnvConfig("served"),
     models=ModelsConfig("chat", base_urls=(f"http://127.0.0.1:{UPSTREAM}/v1",)),
     evaluate=EvaluateConfig(seeds=3, random_p=(), call_budgets=(3, 6)),
-    serve=ServeConfig(
-      port=ENDPOINT, policy="small", record_text=True, max_sessions=16
-    ),
+    serve=ServeConfig(port=ENDPOINT, policy="small", record_text=True, max_sessions=16),
   )
 
 

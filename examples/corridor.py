@@ -13,10 +13,15 @@ from configs import sandbox
 
 
 class Corridor(Env):
-  system_prompt = "Name each door's colour.\n\nExample:\nThought: It is red.\n\nAction: open red"
+  system_prompt = (
+    "Name each door's colour.\n\nExample:\nThought: It is red.\n\nAction: open red"
+  )
 
   def tasks(self, split):
-    return [Task(f"{split}-{i}", split, "Go.", self.max_steps) for i in range(self.sizes[split])]
+    return [
+      Task(f"{split}-{i}", split, "Go.", self.max_steps)
+      for i in range(self.sizes[split])
+    ]
 
   def reset(self, task_id):
     self.doors = random.Random(task_id).choices(("red", "blue", "green"), k=6)
@@ -32,7 +37,9 @@ class Corridor(Env):
   # Only the scripted models need an expert and its mistakes.
   def oracle(self):
     red = self.doors[0] == "red"
-    return Oracle(f"open {self.doors[0]}", len(self.doors), critical=red, recovering=False)
+    return Oracle(
+      f"open {self.doors[0]}", len(self.doors), critical=red, recovering=False
+    )
 
   def mistake(self, kind, key):
     return "open yellow"

@@ -5,13 +5,13 @@ report.
 import itertools
 from pathlib import Path
 
+from baar_jax.rollout.policies import Entry
 from tiny import call, episode
 
 from baar_jax.config import DEV_SEEDS, TEST_SEEDS, Config
 from baar_jax.episode import Task
 from baar_jax.report.page import compute_results
 from baar_jax.report.results import Results
-from baar_jax.rollout.policies import Entry
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import Store
 

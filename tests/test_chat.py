@@ -17,7 +17,13 @@ from baar_jax.episode import Task, Usage
 from baar_jax.llms.agent import NoAnswer
 from baar_jax.llms.calls import Calls, Spent, read_spent
 from baar_jax.llms.chat import ChatPair
-from baar_jax.rollout.budget import BudgetSpent, CapReached, DollarBudget, hold, unlimited
+from baar_jax.rollout.budget import (
+  BudgetSpent,
+  CapReached,
+  DollarBudget,
+  hold,
+  unlimited,
+)
 
 PRICES = (1.0, 0.5, 4.0), (10.0, 5.0, 40.0, 12.0)  # input, cached, output, cache write
 TASK = Task("t1", "train", "Do it.", 10)

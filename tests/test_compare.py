@@ -5,6 +5,7 @@ import math
 
 import pandas as pd
 import pytest
+from baar_jax.rollout.policies import Entry
 from report_store import (
   BOPO,
   BOUNDARIES,
@@ -23,7 +24,6 @@ from baar_jax.config import ABLATIONS, BaselinesConfig
 from baar_jax.report.page import write
 from baar_jax.report.results import Results
 from baar_jax.report.table import COMPARED, load_split
-from baar_jax.rollout.policies import Entry
 from baar_jax.stages.evaluate import choose_on_dev
 
 SOLVED = (1.0, 1.0, 1.0, 0.0)  # all tasks but the intractable one

@@ -4,11 +4,11 @@ import collections
 import itertools
 
 import pytest
+from baar_jax.rollout.policies import BOUNDARIES
 from tiny import episode
 
 from baar_jax.config import Config, ProfileConfig
 from baar_jax.episode import Task
-from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.stages.train import find_winners
 from baar_jax.store import Store
 from baar_jax.train import dataset

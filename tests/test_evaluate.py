@@ -6,17 +6,23 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from baar_jax.rollout.policies import (
+  Job,
+  entries,
+  rollouts_name,
+  rule_policy,
+  zero_shot_name,
+)
 from flax import nnx
 
 from baar_jax import config as settings
 from baar_jax.config import ABLATIONS, RIVALS, BaselinesConfig
 from baar_jax.episode import SMALL, SPLITS
-from baar_jax.stages.evaluate import choose_on_dev
-from baar_jax.rollout.policies import Job, entries, rollouts_name, rule_policy, zero_shot_name
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained
 from baar_jax.run import Run
 from baar_jax.stages import evaluate, train
+from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import KEY
 from baar_jax.train.checkpoint import load_router
 

@@ -12,8 +12,8 @@ from baar_jax.llms.agent import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.turn import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, PolicySpec
+from baar_jax.rollout.turn import Policy
 from baar_jax.router.cascade import CascadePolicy
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from baar_jax.rollout.policies import Job, Policy
 
 from baar_jax.config import Config
 from baar_jax.envs.base import Oracle
@@ -13,7 +14,6 @@ from baar_jax.llms.scripted import SandboxErrors, ScriptedPair
 from baar_jax.report.compare import exact_frontier
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.optimum import NAMES, Exact
-from baar_jax.rollout.policies import Job, Policy
 from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from baar_jax.rollout.policies import Job, Live
 from tiny import call
 
 from baar_jax.episode import Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, unlimited
-from baar_jax.rollout.policies import Job, Live
 from baar_jax.router import policy as router
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy
 from baar_jax.router.view import View

@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from baar_jax.rollout.policies import BOUNDARIES
 from test_policies import live, models
 from tiny import episode
 
 from baar_jax.config import Config, ReferencesConfig
 from baar_jax.episode import Task
-from baar_jax.rollout.policies import BOUNDARIES
 from baar_jax.stages import train
 from baar_jax.store import Store
 

@@ -8,9 +8,9 @@ import pytest
 from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout import rules
-from baar_jax.rollout.turn import Purse, RulePolicy, Turn
 from baar_jax.rollout.budget import CallBudget, DollarBudget
 from baar_jax.rollout.specs import Job, Live, PolicySpec
+from baar_jax.rollout.turn import Purse, RulePolicy, Turn
 
 SEEN = [Step(letter, 0, "") for letter in "abacabbbcc" * 400]
 

@@ -7,10 +7,10 @@ import json
 import jax
 import pytest
 import tiny
+from baar_jax.rollout.policies import Job, Policy
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox.adapter import Sandbox
-from baar_jax.rollout.policies import Job, Policy
 from baar_jax.run import Run
 from baar_jax.stages import plan
 from baar_jax.store import Store, read_config

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from baar_jax.rollout.policies import BOUNDARIES, Job
 
 from baar_jax.envs import table
 from baar_jax.envs.base import Oracle
@@ -18,7 +19,6 @@ from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
-from baar_jax.rollout.policies import BOUNDARIES, Job
 from baar_jax.run import Run
 from baar_jax.train.rewards import difficulty
 

@@ -16,7 +16,15 @@ from baar_jax.config import BoPOConfig, Config, EnvConfig, SFTConfig
 from baar_jax.router.view import View, Window
 from baar_jax.router.weights import build_model
 from baar_jax.train import trainer as training
-from baar_jax.train.batches import ACTED, FAILURES, SAMPLED, Batcher, Labels, Shape, make_batch
+from baar_jax.train.batches import (
+  ACTED,
+  FAILURES,
+  SAMPLED,
+  Batcher,
+  Labels,
+  Shape,
+  make_batch,
+)
 from baar_jax.train.fit import Learner, Pending, update_policy
 from baar_jax.train.losses import bopo_loss, sft_batch_loss
 from baar_jax.train.trainer import ShardedRouter, Trainer

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import tiny
+from baar_jax.rollout.policies import Decision
 from test_loop import TRIO_USD, HandEnv, HandPair, HandPolicy, job
 from test_pipeline import finish, results, start
 from test_policies import live, models
@@ -16,7 +17,6 @@ from baar_jax.envs.sandbox.errors import SandboxErrors
 from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
 from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.policies import Decision
 from baar_jax.router.policy import Threshold
 from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View

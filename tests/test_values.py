@@ -10,18 +10,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from baar_jax.rollout.policies import Job
 
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
-from baar_jax.rollout.policies import Job
+from baar_jax.rollout.specs import Cap
 from baar_jax.router import head
 from baar_jax.router import policy as policy_module
-from baar_jax.rollout.specs import Cap
-from baar_jax.router.head import Heads, Scale, count_calls_left, describe, draw_heads, estimate
+from baar_jax.router.head import (
+  Heads,
+  Scale,
+  count_calls_left,
+  describe,
+  draw_heads,
+  estimate,
+)
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.train import values
-from baar_jax.train.values import Regime, Transitions, compute_returns, compute_target, fit_heads
+from baar_jax.train.values import (
+  Regime,
+  Transitions,
+  compute_returns,
+  compute_target,
+  fit_heads,
+)
 
 TASK = Task("t", "train", "Do it.", 4)
 

@@ -22,10 +22,10 @@ from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
 from baar_jax.episode import Call, Reply, Task
 from baar_jax.llms.agent import Agent, Hold, Messages, NoAnswer
-from baar_jax.llms.pair import Pair
 from baar_jax.llms.calls import Calls
 from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, ask, run_in_thread
+from baar_jax.llms.pair import Pair
 from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
 
 TOKENS_PER_MESSAGE = (

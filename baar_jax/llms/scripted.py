@@ -20,7 +20,9 @@ from baar_jax.llms.agent import Agent, Hold, Messages, write_reply
 from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import Price, prices_of
 
-CHARS_PER_TOKEN = 4  # our choice: no tokenizer of the priced models is available offline
+CHARS_PER_TOKEN = (
+  4  # our choice: no tokenizer of the priced models is available offline
+)
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
 
 
@@ -42,7 +44,9 @@ class ScriptedPair(Pair):
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ScriptedAgent"]:
     shared = self._errors, env, task, seed, {}, hold
-    return [ScriptedAgent(model, price, *shared) for model, price in enumerate(self.prices)]
+    return [
+      ScriptedAgent(model, price, *shared) for model, price in enumerate(self.prices)
+    ]
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ScriptedJudge"]:
     (price,) = prices_of(config.names, config.prices)
@@ -59,12 +63,16 @@ class ScriptedAgent(Agent):
   _env: Env
   _task: Task
   _seed: int
-  _spoiled: dict[int, int | None]  # step -> position of the plan; shared by the episode's agents
+  _spoiled: dict[
+    int, int | None
+  ]  # step -> position of the plan; shared by the episode's agents
   _hold: Hold
 
   def _lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
     before = [position for at, position in self._spoiled.items() if at < step]
-    return self._errors.lapse(self._model, self._task.id, oracle, oracle.position in before)
+    return self._errors.lapse(
+      self._model, self._task.id, oracle, oracle.position in before
+    )
 
   def prospect(self, messages: Messages, step: int) -> Prospect:
     """What the next call may bring; privileged. The reply, which costs little, is left out."""
@@ -82,7 +90,9 @@ class ScriptedAgent(Agent):
     reply, spoiled = self._compose(messages, step)
     with self._hold(reply.call.cost_usd) as cost:
       cost.usd = reply.call.cost_usd
-    self._spoiled[step] = spoiled  # also in place of a proposal's, which was not acted on
+    self._spoiled[step] = (
+      spoiled  # also in place of a proposal's, which was not acted on
+    )
     return reply
 
   def _compose(self, messages: Messages, step: int) -> tuple[Reply, int | None]:
@@ -90,7 +100,9 @@ class ScriptedAgent(Agent):
     oracle = self._env.oracle()
     lapse = self._lapse(oracle, step)
     key = f"{self._task.id}|{self._seed}|{step}"
-    draw = random.Random(key)  # the same numbers for all models: policies differ by choice alone
+    draw = random.Random(
+      key
+    )  # the same numbers for all models: policies differ by choice alone
     action, spoiled = oracle.action, None
     if draw.random() < lapse.rate:
       wasted = "hasty" if self._errors.skills[self._model] > 0 else "lost"
@@ -109,7 +121,15 @@ class ScriptedJudge(Agent):
   came before after the same action; else the cheapest.
   """
 
-  WRONG = ("no known action", "nothing happens", "error", "exception", "fail", "can't", "jams")
+  WRONG = (
+    "no known action",
+    "nothing happens",
+    "error",
+    "exception",
+    "fail",
+    "can't",
+    "jams",
+  )
 
   price: Price
   task: Task
@@ -119,7 +139,9 @@ class ScriptedJudge(Agent):
 
   def reply(self, messages: Messages, step: int) -> Reply:
     done = re.findall(r" action: (.*)\nresult: (.*)", messages[-1]["content"])
-    stuck = done and (done[-1] in done[:-1] or any(w in done[-1][1].lower() for w in self.WRONG))
+    stuck = done and (
+      done[-1] in done[:-1] or any(w in done[-1][1].lower() for w in self.WRONG)
+    )
     answer = decision_words(self.models)[-1 if stuck or not done else SMALL]
     reply = write_call(self.models, self.price, messages, answer)
     with self.hold(reply.call.cost_usd) as cost:

@@ -188,9 +188,7 @@ def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
   return s
 
 
-def read_forecast(
-  directory: Path, data: Evaluation, choice: Choice
-) -> Forecast | None:
+def read_forecast(directory: Path, data: Evaluation, choice: Choice) -> Forecast | None:
   """Read what stage forecast has left in a run's directory, if anything.
 
   Raises:

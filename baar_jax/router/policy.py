@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from jax.sharding import Mesh
 
-from baar_jax.rollout.turn import Policy
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
+from baar_jax.rollout.turn import Policy
 from baar_jax.router.qwen2 import Qwen2, softmax
 from baar_jax.router.reader import Reader
 from baar_jax.router.view import View

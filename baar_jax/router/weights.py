@@ -49,7 +49,11 @@ NAMES = {
   "up_kernel": LAYER + "mlp.up_proj.weight",
   "down_kernel": LAYER + "mlp.down_proj.weight",
 }
-STORED = ("F32", "BF16", "F16")  # dtypes of tensors; numbers of quantised ones would need a scale
+STORED = (
+  "F32",
+  "BF16",
+  "F16",
+)  # dtypes of tensors; numbers of quantised ones would need a scale
 
 
 def weights_directory(weights: str) -> Path:
@@ -71,8 +75,13 @@ def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config
   """The configured shape, or that of the weights with rows for the decisions."""
   if config.weights:
     shape = keep_layers(read_config(weights_directory(config.weights)), config.layers)
-    return dataclasses.replace(shape, vocab_size=max(shape.vocab_size, max(decision_ids) + 1))
-  fields = {"num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads}
+    return dataclasses.replace(
+      shape, vocab_size=max(shape.vocab_size, max(decision_ids) + 1)
+    )
+  fields = {
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+  }
   # It ignores other fields.
   return Qwen2Config(**fields, num_key_value_heads=config.num_kv_heads, **vars(config))
 
@@ -80,7 +89,9 @@ def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config
 def keep_layers(shape: Qwen2Config, layers: int) -> Qwen2Config:
   """The shape with the first layers alone, all if `layers` is 0; ValueError if it has fewer."""
   if layers > shape.num_hidden_layers:
-    raise ValueError(f"router.layers is {layers}; the weights have {shape.num_hidden_layers}")
+    raise ValueError(
+      f"router.layers is {layers}; the weights have {shape.num_hidden_layers}"
+    )
   return dataclasses.replace(shape, num_hidden_layers=layers or shape.num_hidden_layers)
 
 
@@ -111,12 +122,18 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
   return model
 
 
-def set_rows(model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[int]]) -> None:
+def set_rows(
+  model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[int]]
+) -> None:
   """Sets each token's row to the mean of its sources' rows; a table grows to the configured V."""
   for table in model.token_tables:
     table_VxD = table[...]
-    rows_AxD = jnp.stack([table_VxD[np.array(sources)].mean(axis=0) for sources in source_ids])
-    table_VxD = jnp.pad(table_VxD, ((0, model.config.vocab_size - len(table_VxD)), (0, 0)))
+    rows_AxD = jnp.stack(
+      [table_VxD[np.array(sources)].mean(axis=0) for sources in source_ids]
+    )
+    table_VxD = jnp.pad(
+      table_VxD, ((0, model.config.vocab_size - len(table_VxD)), (0, 0))
+    )
     # Not `table[...] =`, which keeps the shape.
     table.set_value(table_VxD.at[np.array(ids)].set(rows_AxD))
 
@@ -132,7 +149,9 @@ def check_pretrained(config: RouterConfig) -> None:
     raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
   tokens = max(read_tokenizer(directory).get_vocab().values()) + 1
   if tokens > shape.vocab_size:
-    raise ValueError(f"{directory}/tokenizer.json has {tokens} tokens, of {shape.vocab_size} rows")
+    raise ValueError(
+      f"{directory}/tokenizer.json has {tokens} tokens, of {shape.vocab_size} rows"
+    )
 
 
 def load_qwen2(
@@ -156,10 +175,14 @@ def load_qwen2(
 
   graphdef, abstract = nnx.split(make_abstract_model(config))
   shardings = split_parameters(abstract, mesh or one_device())
-  return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings))
+  return nnx.merge(
+    graphdef, jax.tree_util.tree_map_with_path(load, abstract, shardings)
+  )
 
 
-def check_directory(directory: Path | str, layers: int = 0) -> tuple[Qwen2Config, dict[str, Path]]:
+def check_directory(
+  directory: Path | str, layers: int = 0
+) -> tuple[Qwen2Config, dict[str, Path]]:
   """The shape with the first `layers` (0: all), and each tensor's file, by headers; raises what
   `load_qwen2` does."""
   config, file_of = read_config(directory), {}
@@ -174,19 +197,32 @@ def check_directory(directory: Path | str, layers: int = 0) -> tuple[Qwen2Config
       with safe_open(require_file(path), "np") as file:
         headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-      raise ValueError(f"{path} cannot be read ({error}); restore a copy of it") from None
+      raise ValueError(
+        f"{path} cannot be read ({error}); restore a copy of it"
+      ) from None
     for name, header in headers.items():
       if name in file_of:
-        raise ValueError(f"{path}: tensor {name} is in {file_of[name].name} too; remove one")
+        raise ValueError(
+          f"{path}: tensor {name} is in {file_of[name].name} too; remove one"
+        )
       if name not in expected:
-        raise ValueError(f"{path}: tensor {name!r} has no place in a Qwen2 of this config.json")
-      stored, wanted = f"{header.get_dtype()} {header.get_shape()}", list(expected[name].shape)
+        raise ValueError(
+          f"{path}: tensor {name!r} has no place in a Qwen2 of this config.json"
+        )
+      stored, wanted = (
+        f"{header.get_dtype()} {header.get_shape()}",
+        list(expected[name].shape),
+      )
       if stored not in (f"{dtype} {wanted}" for dtype in STORED):
         dtypes = " or ".join(STORED)
-        raise ValueError(f"{path}: tensor {name} is {stored}, expected {dtypes} {wanted}")
+        raise ValueError(
+          f"{path}: tensor {name} is {stored}, expected {dtypes} {wanted}"
+        )
     file_of |= dict.fromkeys(headers, path)
   for name in sorted(expected.keys() - file_of.keys()):
-    raise ValueError(f"{directory}: tensor {name} is in no model*.safetensors; restore a copy")
+    raise ValueError(
+      f"{directory}: tensor {name} is in no model*.safetensors; restore a copy"
+    )
   return keep_layers(config, layers), file_of
 
 
@@ -204,8 +240,17 @@ def read_config(directory: Path | str) -> Qwen2Config:
     fields = {name: value for name, value in fields.items() if value is not None}
     fields = {"model_type": None, **fields.get("rope_parameters", {}), **fields}
     fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
-    fields.setdefault("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
-  except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+    fields.setdefault(
+      "head_dim", fields["hidden_size"] // fields["num_attention_heads"]
+    )
+  except (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+  ) as error:
     hint = "--config.router.weights names a Hugging Face directory of a Qwen2, or run --stage=setup"
     raise ValueError(f"{path} cannot be read ({error}): {hint}") from None
   try:
@@ -215,18 +260,24 @@ def read_config(directory: Path | str) -> Qwen2Config:
     remedy = "only plain Qwen2 and Qwen2.5 models can be loaded"
     raise ValueError(f"{path} has a wrong {name} ({problem}); {remedy}") from None
   if shape.num_attention_heads % shape.num_key_value_heads:
-    raise ValueError(f"{path}: num_attention_heads is no multiple of num_key_value_heads")
+    raise ValueError(
+      f"{path}: num_attention_heads is no multiple of num_key_value_heads"
+    )
   return shape
 
 
-def save_qwen2(model: Qwen2, directory: Path, tokenizer: Path, dtype=jnp.bfloat16) -> None:
+def save_qwen2(
+  model: Qwen2, directory: Path, tokenizer: Path, dtype=jnp.bfloat16
+) -> None:
   """Writes a model as `write_directory` does, with tensors in `dtype` and a `tokenizer.json`."""
   tensors = _list_tensors(nnx.split(model)[1])
   arrays = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors}
   write_directory(directory, arrays, model.config, tokenizer.read_text())
 
 
-def write_directory(directory: Path, arrays: dict, shape: Qwen2Config, tokenizer: str) -> None:
+def write_directory(
+  directory: Path, arrays: dict, shape: Qwen2Config, tokenizer: str
+) -> None:
   """Writes a directory that transformers and vLLM load; it appears when it is whole.
 
   `arrays` are by the tensors' names, `tokenizer` is the text of a `tokenizer.json`. Raises
@@ -246,7 +297,10 @@ def write_directory(directory: Path, arrays: dict, shape: Qwen2Config, tokenizer
   stored = next(iter(arrays.values())).dtype.name
   fields = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": stored}
   fields |= {name: value for name, value in vars(shape).items() if value is not None}
-  settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+  settings = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "clean_up_tokenization_spaces": False,
+  }
   (temporary / "config.json").write_text(json.dumps(fields, indent=2))
   (temporary / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
   (temporary / "tokenizer.json").write_text(tokenizer)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from baar_jax.config import RouterConfig
 from baar_jax.episode import SMALL, Reply
-from baar_jax.rollout.turn import Policy, Turn
 from baar_jax.rollout.specs import Decision, PolicySpec
+from baar_jax.rollout.turn import Policy, Turn
 from baar_jax.router.view import View
 
 # What a judge reads: more than a small router (our choice).

@@ -222,9 +222,7 @@ class Exchange:
     spec = dataclasses.replace(spec, cost_weight=served.cost_weight)
     return cap_spec(spec, cap).key
 
-  def complete(
-    self, session: Session, text: Conversation, score: float | None
-  ) -> None:
+  def complete(self, session: Session, text: Conversation, score: float | None) -> None:
     """Complete a session's last step with the action that its client took."""
     if session.places and session.places[-1] == len(text.actions) - 1:
       step = session.steps[-1]

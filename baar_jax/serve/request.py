@@ -8,7 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
-from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints, ValidationError
+from pydantic import (
+  AliasChoices,
+  AliasPath,
+  BaseModel,
+  Field,
+  StringConstraints,
+  ValidationError,
+)
 from starlette.requests import Request
 
 from baar_jax.episode import Step

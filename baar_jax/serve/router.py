@@ -1,92 +1,19 @@
 """The policies of a server, such as a run's trained router; `Router` needs no server."""
 
-import contextlib
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from baar_jax.config import Config
 from baar_jax.episode import SMALL, Step, Task
 from baar_jax.mesh import one_device
-from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
+from baar_jax.rollout.specs import Cap, Decision, Job, Live
 from baar_jax.rollout.turn import Policy
-from baar_jax.router.policy import ARGMAX
 from baar_jax.serve.decider import Decider
-from baar_jax.serve.request import ROUTER, SAMPLE, read_messages
-from baar_jax.store import read_config
-from baar_jax.train import families
-from baar_jax.train.checkpoint import Checkpoints, RouterFiles
-from baar_jax.train.families import Loader, trained_spec
-from baar_jax.train.jobs import rollout_spec
-
-
-def read_run(directory: Path) -> Config:
-  """Read the configuration of a run's directory. Raises ValueError if it has none."""
-  config = read_config(directory)
-  if not config:
-    raise ValueError(f"{directory} is no directory of a run: it has no config.json")
-  return config
-
-
-def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:
-  """Find the router to serve: the budget-conditioned one, else BoPO's, else SFT's.
-
-  Of several weights of cost that BoPO was trained with it is the first.
-
-  Args:
-    sample: of the last two, and it samples for BoPO's next update.
-  """
-  config = files.config
-  conditioned = families.list_family(config, families.CONDITIONED)
-  if conditioned and not sample:
-    stage = families.FAMILIES[families.CONDITIONED].stage
-    if files.checkpoints(stage).exists():
-      return conditioned[0]
-  lam = config.bopo.lam[0]
-  directory = files.checkpoints(families.BOPO, lam)
-  with contextlib.closing(Checkpoints(directory)) as checkpoints:
-    update = checkpoints.last_update  # 0 also if it has asked for sessions in vain
-  if sample:
-    return rollout_spec(families.BOPO, lam, update + 1)
-  spec = trained_spec(config, families.SFT, config.sft.updates)
-  if update:
-    spec = trained_spec(config, families.BOPO, update, lam)
-  return dataclasses.replace(spec, threshold=ARGMAX)
-
-
-def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
-  """Open the router to serve, for `rows` live episodes. Raises ValueError without one."""
-  return Loader(files, rows).build(find_router(files, sample))
-
-
-def open_policies(files: RouterFiles) -> dict[str, Policy]:
-  """Open the policies that clients can name, with the configured one.
-
-  Raises:
-    ValueError: it is a router, and there is none.
-  """
-  config = files.config
-  c = config.serve
-  loader = Loader(files, c.max_sessions)
-  named = {}
-  for name, spec in families.served_specs(config).items():
-    named[name] = loader.build(spec)
-  if c.policy in (ROUTER, SAMPLE):
-    if c.router:
-      source = Path(c.router)
-      files = RouterFiles(source, read_run(source), files.mesh)
-    count = len(files.config.models.names)
-    if count != len(config.models.names):
-      problem = f"--config.serve.router={c.router} routes between {count} models"
-      raise ValueError(f"{problem}; name as many to be served")
-    if not files.tokenizer.exists():
-      problem = f"{files.directory} has no trained router"
-      remedy = "set --config.serve.router to a run that has one"
-      raise ValueError(f"{problem}: {remedy}, or --config.serve.policy=small")
-    named[c.policy] = open_router(files, c.max_sessions, c.policy == SAMPLE)
-  return named
+from baar_jax.serve.request import read_messages
+from baar_jax.store import read_run
+from baar_jax.train.families import open_router
+from baar_jax.train.training import RouterFiles
 
 
 class Choice(NamedTuple):

@@ -126,7 +126,9 @@ class Sessions(Calls):
     A new call begins the next one if that is scored, with a number in its id.
     """
     first = f"fingerprint-{fingerprint}"
-    select = "SELECT count(*), max(rowid), id FROM sessions WHERE id >= ?1 AND id < ?1 || '~'"
+    select = (
+      "SELECT count(*), max(rowid), id FROM sessions WHERE id >= ?1 AND id < ?1 || '~'"
+    )
     count, _, newest = self._db.execute(select, (first,)).fetchone()
     if is_new and count and self.find(newest).score is not None:
       return f"{first}-{count + 1}"

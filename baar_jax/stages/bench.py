@@ -18,9 +18,9 @@ import numpy as np
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.turn import RulePolicy
 from baar_jax.rollout.rules import take_randomly
 from baar_jax.rollout.specs import Job, Live, PolicySpec
+from baar_jax.rollout.turn import RulePolicy
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer

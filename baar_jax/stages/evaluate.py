@@ -244,8 +244,6 @@ def report(run: Run) -> None:
   # A run without any is told to make them first.
   profiles = load_profiles(run.store, c, "train")
   choice = choose_on_dev(run.store, played, c)
-  results = page.compute_results(
-    run.store, choice, len(profiles), c, run.dir, FAMILIES
-  )
+  results = page.compute_results(run.store, choice, len(profiles), c, run.dir, FAMILIES)
   print(page.texts.terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")

@@ -47,7 +47,9 @@ def main(config: Config, stages: Sequence[str]) -> None:
       rows.loc[stage] += [len(missing), len(missing) * calls, len(missing) * usd]
   store.close()
   rows.loc["in all"] = rows.sum()
-  print("dry run: nothing is run, nothing is spent; expected calls of the models, list prices")
+  print(
+    "dry run: nothing is run, nothing is spent; expected calls of the models, list prices"
+  )
   print(rows.to_string(formatters=FORMATS))
 
 

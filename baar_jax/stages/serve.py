@@ -2,10 +2,17 @@
 
 import os
 import socket
+from pathlib import Path
 
 from baar_jax.config import SERVED
+from baar_jax.rollout.turn import Policy
 from baar_jax.router.policy import RouterPolicy
 from baar_jax.run import Run
+from baar_jax.serve.request import ROUTER, SAMPLE
+from baar_jax.store import read_run
+from baar_jax.train import families
+from baar_jax.train.families import Loader, open_router
+from baar_jax.train.training import RouterFiles
 
 GRACE_S = 5  # for calls in flight after a Ctrl-C; others count at their worst case
 
@@ -32,11 +39,38 @@ def main(run: Run) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
+def open_policies(files: RouterFiles) -> dict[str, Policy]:
+  """Open the policies that clients can name, with the configured one.
+
+  Raises:
+    ValueError: it is a router, and there is none.
+  """
+  config = files.config
+  c = config.serve
+  loader = Loader(files, c.max_sessions)
+  named = {}
+  for name, spec in families.served_specs(config).items():
+    named[name] = loader.build(spec)
+  if c.policy in (ROUTER, SAMPLE):
+    if c.router:
+      source = Path(c.router)
+      files = RouterFiles(source, read_run(source), files.mesh)
+    count = len(files.config.models.names)
+    if count != len(config.models.names):
+      problem = f"--config.serve.router={c.router} routes between {count} models"
+      raise ValueError(f"{problem}; name as many to be served")
+    if not files.tokenizer.exists():
+      problem = f"{files.directory} has no trained router"
+      remedy = "set --config.serve.router to a run that has one"
+      raise ValueError(f"{problem}: {remedy}, or --config.serve.policy=small")
+    named[c.policy] = open_router(files, c.max_sessions, c.policy == SAMPLE)
+  return named
+
+
 def build(run: Run) -> "App":  # noqa: F821
   """Build a run's application. Raises ValueError if it lacks a router, price or key."""
   from baar_jax.serve.app import LOCAL, App
   from baar_jax.serve.exchange import Exchange
-  from baar_jax.serve.router import open_policies
   from baar_jax.serve.sessions import Sessions
 
   config = run.config

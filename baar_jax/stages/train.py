@@ -82,7 +82,9 @@ def references(run: Run) -> None:
   fallback = sum(episode.policy == ALWAYS_LARGE.key for episode in chosen)
   large = sum(episode.large_calls for episode in chosen)
   steps = sum(len(episode.steps) for episode in chosen)
-  counts = f"{len(chosen)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps"
+  counts = (
+    f"{len(chosen)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps"
+  )
   lack = f"{fallback} had no stratified success and take a LARGE trial of the profile"
   run.print(f"references: {counts}; {lack}")
 

@@ -4,34 +4,31 @@ Evaluation, training, the dry run, the server and the report read this table alo
 new rule is a function and a row here.
 """
 
+import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from baar_jax.config import VANILLA_BATCHES, Config, ablate, compared_lam, require
-from baar_jax.envs.table import load
-from baar_jax.episode import Task
+from baar_jax.config import Config, ablate, compared_lam, require
 from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
-from baar_jax.rollout.turn import Policy, RulePolicy
 from baar_jax.rollout.optimum import FREE, Exact
 from baar_jax.rollout.specs import Cap, Live, PolicySpec
+from baar_jax.rollout.turn import Policy, RulePolicy
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
-from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.qwen2 import Qwen2, softmax
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.store import Store
 from baar_jax.train import losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
-from baar_jax.train.checkpoint import load_router
-from baar_jax.train.dataset import draw_task_batches, load_threshold_episodes
+from baar_jax.train.checkpoint import Checkpoints, load_router
+from baar_jax.train.dataset import load_threshold_episodes
 from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS_LARGE,
@@ -40,33 +37,45 @@ from baar_jax.train.jobs import (
   FIRST_LARGE,
   SFT,
   Planned,
-  list_ranked_trials,
-  list_rollouts,
   rollout_spec,
   stratified_spec,
+)
+from baar_jax.train.listing import (
+  ALWAYS,
+  ARGMAX,
+  BOPO,
+  CASCADE,
+  CONDITIONED,
+  OPTIMUM,
+  PRIVILEGED,
+  RANDOM,
+  RIVALS,
+  SINGLE_TURN,
+  VANILLA,
+  ZERO_SHOT,
+  Tasks,
+  list_ablation,
+  list_caps,
+  list_classifier,
+  list_conditioned,
+  list_learnt,
+  list_optimum,
+  list_privileged,
+  list_random,
+  list_ranks,
+  list_sft,
+  list_single_turn,
+  list_small,
+  list_updates,
+  list_vanilla,
+  list_zero_shot,
+  trained_spec,
+  under,
 )
 from baar_jax.train.rivals import label_winners, list_scored
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
-from baar_jax.train.values import fit_values, load_heads, load_trunk
-
-ALWAYS = "always"  # an intermediate model
-RANDOM = "random"
-PRIVILEGED = "privileged"
-OPTIMUM = "optimum"
-ZERO_SHOT = "zero-shot"
-CONDITIONED = "conditioned"  # the budget-conditioned router
-BOPO = "bopo"
-CASCADE = "cascade"
-SINGLE_TURN = "single-turn"
-VANILLA = "vanilla"
-RIVALS = {ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA}  # only if baselines name them
-
-Tasks = Mapping[str, list[Task]]  # by split
-OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: success that a dollar is worth
-PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
-ROUTINE_WEIGHTS = (0, 3)  # small mu, without caps: they would go to routine steps
-OPTIMISM = (1, 2)  # ensemble deviations that dev chooses from
+from baar_jax.train.values import fit_values, load_heads, load_trunk, open_trunk_view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +132,14 @@ class Loader:
     else:
       load_router(self.files, spec.family, spec.lam)
 
-  def load(self, family: str, lam: float | None) -> Qwen2:
-    """Load a trained router."""
+  def load(self, family: str, lam: float | None = None) -> Qwen2:
+    """Load a trained router, or the trunk of the value heads."""
     if (family, lam) != self._loaded:
       self._p_NxA = None
-      self._model = load_router(self.files, family, lam)
+      if family == CONDITIONED:
+        self._model, _ = load_trunk(self.files)
+      else:
+        self._model = load_router(self.files, family, lam)
       self._loaded = (family, lam)
     return self._model
 
@@ -198,139 +210,6 @@ def check_baselines(config: Config) -> None:
     require(ablate(config, name) != config, "baselines.ablations", must)
 
 
-def _caps(config: Config) -> list[Cap]:
-  calls = [Cap(calls=K) for K in config.evaluate.call_budgets]
-  return calls + _dollar_caps(config)
-
-
-def _dollar_caps(config: Config) -> list[Cap]:
-  return [Cap(usd=usd) for usd in config.evaluate.usd_budgets]
-
-
-def _under(spec: PolicySpec, caps: Iterable[Cap]) -> list[PolicySpec]:
-  return [spec.under(cap) for cap in caps]
-
-
-def _list_small(config: Config) -> list[PolicySpec]:
-  return [ALWAYS_SMALL, *_under(ALWAYS_SMALL, _dollar_caps(config))]
-
-
-def _list_ranks(config: Config) -> list[PolicySpec]:
-  ranks = range(2, len(config.models.names))
-  return [PolicySpec(ALWAYS, rank=rank) for rank in ranks]
-
-
-def _list_random(config: Config) -> list[PolicySpec]:
-  specs = []
-  for p in config.evaluate.random_p:
-    specs += _under(PolicySpec(RANDOM, p=p), [Cap(), *_caps(config)])
-  return specs
-
-
-def _list_privileged(config: Config) -> list[PolicySpec]:
-  if config.models.kind != "scripted" or load(config.env.kind).has_optimum:
-    return []
-  specs = [PolicySpec(PRIVILEGED, mu=mu) for mu in ROUTINE_WEIGHTS]
-  for mu in PRIVILEGED_WEIGHTS:
-    specs += _under(PolicySpec(PRIVILEGED, mu=mu), [Cap(), *_caps(config)])
-  return specs
-
-
-def _list_optimum(config: Config) -> list[PolicySpec]:
-  c = config.models
-  has_optimum = load(config.env.kind).has_optimum
-  if c.kind != "scripted" or not has_optimum or c.prices or c.skills:
-    return []
-  base = PolicySpec(OPTIMUM, cap_conditioned=True)
-  specs = [dataclasses.replace(base, mu=mu) for mu in OPTIMUM_WEIGHTS]
-  return specs + _under(base, [Cap(calls=K) for K in config.evaluate.call_budgets])
-
-
-def zero_shot_spec(config: Config) -> PolicySpec:
-  """Return the zero-shot policy; its key carries all that the answers depend on."""
-  c = config.baselines.judge
-  kind = config.models.kind
-  settings = (kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices)
-  digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
-  judge = f"{c.names[0]} {digest}"
-  return PolicySpec(ZERO_SHOT, judge=judge, cap_conditioned=True)
-
-
-def _list_zero_shot(config: Config) -> list[PolicySpec]:
-  return _under(zero_shot_spec(config), [Cap(), *_caps(config)])
-
-
-def trained_spec(
-  config: Config, family: str, update: int, lam: float | None = None
-) -> PolicySpec:
-  """Return the policy of a trained router, before it is told how to decide.
-
-  It stands for the routers of all training seeds.
-  """
-  seeds = config.train_seeds if config.train_seeds > 1 else None
-  told = config.router.show_budget
-  return PolicySpec(
-    family, lam=lam, update=update, seeds=seeds, cap_conditioned=told
-  )
-
-
-def _list_points(
-  config: Config, router: PolicySpec, capped: bool = True
-) -> list[PolicySpec]:
-  """List a router's points: thresholds without a cap, then under each cap."""
-  c = config.evaluate
-  points = [dataclasses.replace(router, threshold=t) for t in (ARGMAX, *c.thresholds)]
-  for share in c.shares:
-    points.append(dataclasses.replace(router, share=share))
-  specs = list(points)
-  if not c.budget_rules:
-    points = points[:1]
-  for cap in _caps(config) if capped else ():
-    specs += [point.under(cap) for point in points]
-  return specs
-
-
-def _list_sft(config: Config) -> list[PolicySpec]:
-  return _list_points(config, trained_spec(config, SFT, config.sft.updates))
-
-
-def _list_rollouts(name: str, config: Config) -> list[PolicySpec]:
-  specs = []
-  for lam in config.bopo.lam:
-    router = trained_spec(config, name, config.bopo.updates, lam)
-    specs += _list_points(config, router)
-  return specs
-
-
-def _list_classifier(name: str, config: Config) -> list[PolicySpec]:
-  return _list_points(config, trained_spec(config, name, config.baselines.updates))
-
-
-def _list_ablation(name: str, config: Config) -> list[PolicySpec]:
-  if name not in config.baselines.ablations:
-    return []
-  router = trained_spec(config, name, config.bopo.updates, compared_lam(config))
-  return _list_points(config, router, capped=False)
-
-
-def _list_conditioned(config: Config) -> list[PolicySpec]:
-  """List each cost weight; under caps cap-conditioned and cap-blind, with optimism."""
-  if config.value.updates == 0:
-    return []
-  router = trained_spec(config, CONDITIONED, config.value.updates)
-  router = dataclasses.replace(router, optimism=0.0, cap_conditioned=True)
-  weights = config.value.prices
-  specs = [dataclasses.replace(router, cost_weight=weight) for weight in weights]
-  least = dataclasses.replace(router, cost_weight=min(weights))
-  specs += _under(least, _caps(config))
-  blind = dataclasses.replace(least, cap_conditioned=False)
-  specs += _under(blind, _caps(config))
-  for optimism in OPTIMISM:
-    bold = dataclasses.replace(blind, optimism=optimism)
-    specs += _under(bold, [Cap(), *_caps(config)])
-  return specs
-
-
 def _build_rule(
   rule: Callable[[Live, PolicySpec], int],
 ) -> Callable[[PolicySpec, Loader], Policy]:
@@ -357,7 +236,8 @@ def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
 
 def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
   files = loader.files
-  model, view = load_trunk(files)
+  model = loader.load(CONDITIONED)
+  view = open_trunk_view(files)
   weights = files.config.value.prices
   heads = load_heads(files)
   return ConditionedPolicy(spec, model, view, heads, weights, loader.rows, files.mesh)
@@ -419,27 +299,35 @@ def _train_ablation(name: str, training: Training) -> None:
   fit_rollouts(ablated, BOPO, method, compared_lam(training.config))
 
 
-def _list_updates(
-  config: Config, spec: PolicySpec, tasks: Tasks, batches: int = 1
-) -> Iterator[Planned]:
-  """List the rollouts of all updates, at most `batches` times BoPO's."""
-  for number in range(config.train_seeds):
-    seed = config.seed + number
-    size = config.bopo.tasks_per_update
-    drawn = draw_task_batches(tasks["train"], size, seed)
-    for update in range(1, batches * config.bopo.updates + 1):
-      rollout = rollout_spec(spec.family, spec.lam, update, number)
-      yield list_rollouts(config, rollout, next(drawn), number)
+def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:
+  """Find the router to serve: the budget-conditioned one, else BoPO's, else SFT's.
+
+  Of several weights of cost that BoPO was trained with it is the first.
+
+  Args:
+    sample: of the last two, and it samples for BoPO's next update.
+  """
+  config = files.config
+  conditioned = list_family(config, CONDITIONED)
+  if conditioned and not sample:
+    stage = FAMILIES[CONDITIONED].stage
+    if files.checkpoints(stage).exists():
+      return conditioned[0]
+  lam = config.bopo.lam[0]
+  directory = files.checkpoints(BOPO, lam)
+  with contextlib.closing(Checkpoints(directory)) as checkpoints:
+    update = checkpoints.last_update  # 0 also if it has asked for sessions in vain
+  if sample:
+    return rollout_spec(BOPO, lam, update + 1)
+  spec = trained_spec(config, SFT, config.sft.updates)
+  if update:
+    spec = trained_spec(config, BOPO, update, lam)
+  return dataclasses.replace(spec, threshold=ARGMAX)
 
 
-def _list_vanilla(config: Config, spec: PolicySpec, tasks: Tasks) -> Iterator[Planned]:
-  return _list_updates(config, spec, tasks, VANILLA_BATCHES)
-
-
-def _list_single_turn(
-  config: Config, spec: PolicySpec, tasks: Tasks
-) -> Iterable[Planned]:
-  return list_ranked_trials(config, tasks["train"] + tasks["dev"])
+def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
+  """Open the router to serve, for `rows` live episodes. Raises ValueError without one."""
+  return Loader(files, rows).build(find_router(files, sample))
 
 
 FAMILIES = {
@@ -447,7 +335,7 @@ FAMILIES = {
     label="always SMALL",
     color="#1d2530",
     marker="X",
-    list_specs=_list_small,
+    list_specs=list_small,
     build=_build_rule(rules.take_small),
   ),
   ALWAYS_LARGE.family: Family(
@@ -461,49 +349,49 @@ FAMILIES = {
     label="First-Large",
     color="#2f8a5b",
     marker="D",
-    list_specs=lambda config: _under(PolicySpec(FIRST_LARGE), _caps(config)),
+    list_specs=lambda config: under(PolicySpec(FIRST_LARGE), list_caps(config)),
     build=_build_rule(rules.take_large),
   ),
   ALWAYS: Family(
     label="always one between",
     color="#5f6875",
     marker="X",
-    list_specs=_list_ranks,
+    list_specs=list_ranks,
     build=_build_rule(rules.take_rank),
   ),
   RANDOM: Family(
     label="random",
     color="#848b96",
     marker="^",
-    list_specs=_list_random,
+    list_specs=list_random,
     build=_build_rule(rules.take_randomly),
   ),
   PRIVILEGED: Family(
     label="privileged (error model)",
     color="#8a5eb0",
     marker="P",
-    list_specs=_list_privileged,
+    list_specs=list_privileged,
     build=_build_privileged,
   ),
   OPTIMUM: Family(
     label="optimum (exact policy)",
     color="#ad7a10",
     marker="*",
-    list_specs=_list_optimum,
+    list_specs=list_optimum,
     build=_build_optimum,
   ),
   ZERO_SHOT: Family(
     label="zero-shot router",
     color="#0f8a94",
     marker="X",
-    list_specs=_list_zero_shot,
+    list_specs=list_zero_shot,
     build=_build_zero_shot,
   ),
   CONDITIONED: Family(
     label="router that knows its budget",
     color="#111111",
     marker="*",
-    list_specs=_list_conditioned,
+    list_specs=list_conditioned,
     build=_build_conditioned,
     stage="value",
     train=fit_values,
@@ -512,7 +400,7 @@ FAMILIES = {
     label="SFT only",
     color="#2f6cb3",
     marker="s",
-    list_specs=_list_sft,
+    list_specs=list_sft,
     build=_build_router,
     stage=SFT,
     train=_train_sft,
@@ -521,17 +409,17 @@ FAMILIES = {
     label="BoPO",
     color="#c9452c",
     marker="o",
-    list_specs=lambda config: _list_rollouts(BOPO, config),
+    list_specs=lambda config: list_learnt(BOPO, config),
     build=_build_router,
     stage=BOPO,
     train=_train_bopo,
-    list_jobs=_list_updates,
+    list_jobs=list_updates,
   ),
   CASCADE: Family(
     label="cascade",
     color="#7a5a2e",
     marker="v",
-    list_specs=lambda config: _list_classifier(CASCADE, config),
+    list_specs=lambda config: list_classifier(CASCADE, config),
     build=_build_cascade,
     stage="baselines",
     train=_train_cascade,
@@ -540,21 +428,21 @@ FAMILIES = {
     label="single-turn",
     color="#b8408f",
     marker="<",
-    list_specs=lambda config: _list_classifier(SINGLE_TURN, config),
+    list_specs=lambda config: list_classifier(SINGLE_TURN, config),
     build=_build_router,
     stage="baselines",
     train=_train_single_turn,
-    list_jobs=_list_single_turn,
+    list_jobs=list_single_turn,
   ),
   VANILLA: Family(
     label="vanilla RL",
     color="#3c4cc0",
     marker="h",
-    list_specs=lambda config: _list_rollouts(VANILLA, config),
+    list_specs=lambda config: list_learnt(VANILLA, config),
     build=_build_router,
     stage="baselines",
     train=_train_vanilla,
-    list_jobs=_list_vanilla,
+    list_jobs=list_vanilla,
   ),
 }
 SAMPLED = {  # of samples that routers learn from: label
@@ -578,11 +466,11 @@ ABLATED = {  # label, colour and marker of BoPO without a part
 for _name, _style in ABLATED.items():
   FAMILIES[_name] = Family(
     *_style,
-    list_specs=functools.partial(_list_ablation, _name),
+    list_specs=functools.partial(list_ablation, _name),
     build=_build_router,
     stage="baselines",
     train=functools.partial(_train_ablation, _name),
-    list_jobs=_list_updates,
+    list_jobs=list_updates,
   )
 FAMILIES[COMPARED] = dataclasses.replace(
   FAMILIES[BOPO], label="BoPO at the same λ", list_specs=lambda config: []

@@ -260,7 +260,12 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
     enough_steps = bopo.updates * learner.count_steps(rollouts)
     pending = Pending()
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
-      groups = roll_out(training, learner, rollout_spec(family, lam, update, training.number), update_tasks)
+      groups = roll_out(
+        training,
+        learner,
+        rollout_spec(family, lam, update, training.number),
+        update_tasks,
+      )
       if not groups:
         return
       kept, adv_B, metrics = method.compute_advantages(

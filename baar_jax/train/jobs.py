@@ -77,7 +77,11 @@ def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
   planned = [_list_samples(explore_hard, "exploration", hard_train)]
   if not config.references.clone_large:
     stratified = _list_samples(stratified_spec(config), "reference", tasks.hard)
-    planned = [stratified, _list_samples(explore_rest, "exploration", rest_train), *planned]
+    planned = [
+      stratified,
+      _list_samples(explore_rest, "exploration", rest_train),
+      *planned,
+    ]
   return planned
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from baar_jax.episode import Episode
-from baar_jax.rollout.turn import RulePolicy
 from baar_jax.rollout.rules import take_rank
+from baar_jax.rollout.turn import RulePolicy
 from baar_jax.train import dataset, jobs
 from baar_jax.train.batches import Labels
 from baar_jax.train.training import Training

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from baar_jax.config import Config, ablate
 from baar_jax.episode import Episode
-from baar_jax.rollout.turn import Policy
 from baar_jax.rollout.specs import Job
+from baar_jax.rollout.turn import Policy
 from baar_jax.router.view import View
 from baar_jax.store import Store
 

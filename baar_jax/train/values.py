@@ -26,9 +26,8 @@ from baar_jax.router.qwen2 import Qwen2, check_finite
 from baar_jax.router.view import View
 from baar_jax.train import checkpoint, dataset
 from baar_jax.train.batches import Batcher
-from baar_jax.train.training import RouterFiles
 from baar_jax.train.trainer import ShardedRouter
-from baar_jax.train.training import Training
+from baar_jax.train.training import RouterFiles, Training
 
 ROUND = 100  # updates between two lines of the log
 SPREAD_EPS = 1e-3
@@ -58,15 +57,16 @@ class Transitions(NamedTuple):
   progress_NxP: np.ndarray  # of `count_progress`
 
 
-def load_trunk(files: RouterFiles) -> tuple[Qwen2, View]:
-  """Load the frozen trunk behind the heads, pretrained or of a checkpoint, and its view.
-
-  The view writes a text that does not change with the budget.
-  """
+def open_trunk_view(files: RouterFiles) -> View:
+  """Open the trunk's view, whose text does not change with the budget."""
   router = dataclasses.replace(files.config.router, show_budget=False)
   config = dataclasses.replace(files.config, router=router)
-  files = dataclasses.replace(files, config=config)
-  view = files.open_view()
+  return dataclasses.replace(files, config=config).open_view()
+
+
+def load_trunk(files: RouterFiles) -> tuple[Qwen2, View]:
+  """Load the frozen trunk behind the heads, pretrained or of a checkpoint, and its view."""
+  view = open_trunk_view(files)
   return checkpoint.load_initial(files, view), view
 
 
