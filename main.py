@@ -97,7 +97,9 @@ def parse(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> tuple[Conf
     sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
   except (AttributeError, KeyError, TypeError, ValueError) as error:  # of the config's dataclasses
     moved = re.search(rf"Field ({'|'.join(MOVED_OPTIONS)}) not found .*EnvConfig", str(error))
-    remedy = f"set --config.env.options.{moved[1]}" if moved else "the fields are in baar_jax/config.py"
+    remedy = "the fields are in baar_jax/config.py"
+    if moved:
+      remedy = f"set --config.env.options.{moved[1]}"
     sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 
