@@ -15,10 +15,9 @@ from baar_jax.config import BoPOConfig, SFTConfig
 from baar_jax.mesh import one_device, split_parameters, split_rows
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.train.batches import Batch
+from baar_jax.train.losses import Loss
 
 BOPO_WEIGHT_DECAY = 1e-4  # our choice
-# (logits_BxSxA, batch) -> the batch's shares of a gradient step's "loss" and other figures.
-Loss = Callable[[jax.Array, Batch], dict[str, jax.Array]]
 
 
 class ShardedRouter:
@@ -132,8 +131,14 @@ class Trainer(ShardedRouter):
     return sum(float(self._figures(batch)[0]) for batch in batches)
 
   def _evaluate(self, params: nnx.State, batch: Batch) -> tuple[jax.Array, dict]:
-    figures = self._loss(self._forward(params, batch), batch)
-    return figures["loss"], figures
+    """Compute the batch's share of a gradient step's loss, and of its terms."""
+    loss = 0.0
+    figures = {}
+    for name, term in self._loss(self._forward(params, batch), batch).items():
+      share = batch.episode_share if term.per_episode else batch.decision_share
+      figures[name] = share * term.mean
+      loss += term.weight * share * term.mean
+    return loss, figures | {"loss": loss}
 
   def _apply_gradient(
     self, params: nnx.State, state: optax.OptState, gradient: nnx.State
