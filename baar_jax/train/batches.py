@@ -156,9 +156,10 @@ class Batcher:
   def compute(
     self, function: Callable[[Batch], jax.Array], episodes: Sequence[Episode]
   ) -> np.ndarray:
-    """Compute values [B, S, ...] of batches; return those of labelled decisions [N, ...].
+    """Compute a function of batches, [B, S, ...].
 
-    They are in the order of the episodes.
+    Returns:
+      Its values [N, ...] at labelled decisions, in the order of the episodes.
     """
     values = {}
     for indices, batch in self._cut(episodes):
@@ -194,7 +195,8 @@ class Batcher:
   def _pad_steps(self, episodes: Sequence[Episode]) -> int:
     """Return how many steps a batch of the episodes has.
 
-    A client's episode may be longer than the config has it: a multiple is one more shape.
+    A client's episode may be longer than the config has it: a multiple is one more
+    shape.
     """
     max_steps = self.config.env.max_steps
     longest = max(len(episode.steps) for episode in episodes)

@@ -1,4 +1,4 @@
-"""Checkpoints (Orbax) of parameters, optimizer and progress, and the routers in them."""
+"""Checkpoints (Orbax) of parameters, optimizer and progress; the routers in them."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,10 @@ from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View, open_view
 
 READING = "cannot be read ({}); remove that directory to go on from the one before"
-WRITING = "stays the newest, none can be written ({}); make room there and run the command again"
+WRITING = (
+  "stays the newest, none can be written ({}); "
+  "make room there and run the command again"
+)
 
 
 class Checkpoints:
@@ -102,8 +105,11 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _explain(self, problem: str) -> Iterator[None]:
-    """Raise ValueError, of one line, for all that Orbax raises: it has no common class."""
-    # If one read fails, the others in flight find their event loop closed, now or later.
+    """Raise ValueError, of one line, for all that Orbax raises.
+
+    Its exceptions have no common class.
+    """
+    # If one read fails, the others in flight find their event loop closed.
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
@@ -122,8 +128,9 @@ def check_metrics(
     f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)
   ]
   if bad:
-    stop = f"{stage} stopped: update {update} has {', '.join(bad)}; last good checkpoint: {newest}"
-    raise ValueError(f"{stop}; set a lower learning rate under another --config.name")
+    stop = f"{stage} stopped: update {update} has {', '.join(bad)}"
+    advice = "set a lower learning rate under another --config.name"
+    raise ValueError(f"{stop}; last good checkpoint: {newest}; {advice}")
 
 
 @dataclasses.dataclass(frozen=True)

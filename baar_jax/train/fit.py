@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax import GradientTransformation
 
 from baar_jax.config import (
   ROLLOUT_RANGE,
@@ -42,7 +43,8 @@ SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 def fit_sft(training: Training) -> None:
   """Train the SFT router on the references.
 
-  The dev loss is of one batch of dev tasks' references, with the same share of hard tasks.
+  The dev loss is of one batch of dev tasks' references, with the same share of hard
+  tasks.
   """
   draw = partial(dataset.draw_sft_batches, training.store, training.config)
   fit_stored(training, "sft", training.config.sft, draw, next(draw("dev")))
@@ -58,8 +60,8 @@ def fit_stored(
 ) -> None:
   """Train a router on stored episodes with each learning rate, and keep the best.
 
-  Each learning rate has a directory. That of the least dev loss is in the end renamed to
-  the router's.
+  Each learning rate has a directory. In the end that of the least dev loss is renamed
+  to the router's.
 
   Args:
     name: a method's.
@@ -116,7 +118,7 @@ def _rate_directory(directory: Path, rate: float) -> Path:
 
 
 def _open_trainer(
-  training: Training, method: Method, view: View, optimizer: object
+  training: Training, method: Method, view: View, optimizer: GradientTransformation
 ) -> Trainer:
   """Make the trainer of an untrained router; it copies the router."""
   router = training.config.router
@@ -138,8 +140,8 @@ def train_early_stopping(
 ) -> Iterator[tuple[dict, dict[str, float]]]:
   """Train on the batches of each update until the dev loss stops improving.
 
-  The last checkpoint has the parameters of the least dev loss, or without dev of the last
-  update.
+  The last checkpoint has the parameters of the least dev loss, or without dev of the
+  last update.
 
   Yields:
     The progress and the metrics of each update, before any of it is saved.
@@ -217,11 +219,11 @@ class Pending:
 
 
 def fit_rollouts(training: Training, name: str, lam: float) -> None:
-  """Train a router from the SFT router on its own episodes, or go on from its checkpoint.
+  """Train a router, from SFT's or its own checkpoint, on its own episodes.
 
-  An update rolls out episodes, computes their advantages, takes gradient steps, logs and
-  saves. A method that drops groups (DAPO) goes on until it has taken as many gradient
-  steps as BoPO, for at most `VANILLA_BATCHES` times as many updates.
+  An update rolls out episodes, computes their advantages, takes gradient steps, logs
+  and saves. A method that drops groups (DAPO) goes on until it has taken as many
+  gradient steps as BoPO, for at most `VANILLA_BATCHES` times as many updates.
   """
   config = training.config
   bopo = config.bopo

@@ -1,4 +1,4 @@
-"""The losses and the advantages; every method that trains a router is a row of one table."""
+"""The losses, the advantages, and a table of the methods that train a router."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are n
 
 
 class Term(NamedTuple):
-  """A term of a loss: a batch's sum, whose mean counts by the batch's share of a step."""
+  """A term of a loss: a batch's sum; its mean counts by the batch's share of a step."""
 
   total: jax.Array
   count: jax.Array | int  # of real decisions, or of episodes with padding
@@ -34,10 +34,10 @@ class Term(NamedTuple):
     return self.total / jnp.maximum(self.count, 1)
 
 
-# (logits_BxSxA, batch) -> the terms whose weighted sum is the loss, of which "loss" is the main one.
+# (logits_BxSxA, batch) -> its terms, to be summed by weight; "loss" is the main one.
 Loss = Callable[[jax.Array, Batch], dict[str, Term]]
-# (groups, profiles, references, lam) -> episodes that are kept, their advantages, metrics; profiles
-# and references are by task id.
+# (groups, profiles, references, lam) -> episodes to keep, their advantages, metrics.
+# Profiles and references are by task id.
 Advantages = Callable[..., tuple[list[Episode], list[float], dict[str, float]]]
 
 
@@ -111,9 +111,9 @@ def bopo_loss(
 def dapo_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
   """Sum the clipped policy loss, in which each decision counts the same.
 
-  See DAPO (Yu et al. 2025). The sum over decisions is divided by the episodes, so that its
-  gradient is as large as BoPO's with ratios of trajectories at the same learning rate and
-  eps (our choice).
+  See DAPO (Yu et al. 2025). The sum over decisions is divided by the episodes, so that
+  its gradient is as large as BoPO's with ratios of trajectories at the same learning
+  rate and eps (our choice).
   """
   logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
   ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
@@ -152,8 +152,8 @@ def policy_loss(
   """Compute minus the mean of `compute_gains` (paper: objective of BoPO, first term).
 
   Args:
-    clip_low, clip_high: the ratio is trusted within [1 - clip_low, 1 + clip_high] (PPO's
-      pessimistic minimum); None leaves that side open, as the paper does.
+    clip_low, clip_high: the ratio is trusted within [1 - clip_low, 1 + clip_high]
+      (PPO's pessimistic minimum); None leaves that side open, as the paper does.
 
   Returns:
     float32 scalar to minimise.
@@ -299,9 +299,9 @@ def dapo_advantages(
 ) -> tuple[list[Episode], list[float], dict[str, float]]:
   """Compute (R - mean) / std within each group with both successes and failures (DAPO).
 
-  R is 1[success] - lam * C (paper: vanilla RL). C is the dollars over always-LARGE's mean
-  of all training tasks, so that lam means the same in every environment (our choice). The
-  metrics are of all episodes.
+  R is 1[success] - lam * C (paper: vanilla RL). C is the dollars over always-LARGE's
+  mean of all training tasks, so that lam means the same in every environment (our
+  choice). The metrics are of all episodes.
   """
   unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
   kept_groups = []

@@ -55,7 +55,7 @@ class ShardedRouter:
     return nnx.merge(self._graphdef, self.params)
 
   def _compile(self, function: Callable) -> Callable[[Batch], jax.Array]:
-    """Compile a function of parameters and a batch; run it on the parameters as they are."""
+    """Compile a function of the parameters as they are and a batch."""
     return partial(self._run, jax.jit(function, out_shardings=self._replicated))
 
   def _run(self, compiled: Callable, batch: Batch) -> jax.Array:
@@ -108,7 +108,9 @@ class Trainer(ShardedRouter):
     )
 
   def step(self, batches: Sequence[Batch]) -> dict[str, float]:
-    """Take one optimizer step on the sum of the batches' losses, the same in every process.
+    """Take one optimizer step on the sum of the batches' losses.
+
+    It is the same in every process.
 
     Returns:
       The sums of the loss's figures, and the norm of the gradient.
@@ -175,7 +177,7 @@ def sft_optimizer(
 
 
 def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
-  """Make AdamW at a constant learning rate (paper: appendix; clipping is our choice)."""
+  """Make AdamW at a constant rate (paper: appendix; clipping is our choice)."""
   return _clip_adamw(config.learning_rate, config, BOPO_WEIGHT_DECAY)
 
 
