@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice, repeat
-from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,27 +78,23 @@ def fit_stored(
   batcher = Batcher(training.config, view, tasks, labels or method.labels)
   dev_batches = batcher.micro_batches(dev)
   results = {}
+  total = settings.updates
   for rate in settings.learning_rates:
-    with closing(
-      Checkpoints(_rate_directory(directory, rate), create=True)
-    ) as checkpoints:
+    candidate = directory.with_name(f"{directory.name}-lr{rate:g}")
+    with closing(Checkpoints(candidate, create=True)) as checkpoints:
       done = checkpoints.last_update
       results[rate] = checkpoints.progress
       if results[rate].get("finished"):
         continue
       trainer = _open_trainer(training, method, view, sft_optimizer(settings, rate))
-      batches = map(batcher.micro_batches, islice(draw(), done, settings.updates))
-      updates = train_early_stopping(
-        trainer, batches, dev_batches, settings, checkpoints
-      )
-      marks = {"updates": settings.updates, "learning_rate": rate}
-      with training.progress(
-        f"{name} lr={rate:g}", settings.updates, done, "update"
-      ) as bar:
-        for progress, metrics in updates:
+      batches = map(batcher.micro_batches, islice(draw(), done, total))
+      steps = train_early_stopping(trainer, batches, dev_batches, settings, checkpoints)
+      with training.progress(f"{name} lr={rate:g}", total, done, "update") as bar:
+        for progress, metrics in steps:
           update = progress["updates"]
           check_metrics(name, update, metrics, checkpoints.newest)
-          training.log(stage=name, update=update, **marks, **metrics)
+          marks = {"stage": name, "update": update, "updates": total}
+          training.log(**marks, learning_rate=rate, **metrics)
           bar.update()
       results[rate] = progress
   best = min(results, key=lambda rate: results[rate]["dev_loss"])
@@ -109,12 +105,8 @@ def fit_stored(
     training.print(f"{directory.name}: {', '.join(figures)}")
   exchange(None)  # every process has read the directories
   if training.is_main:
-    _rate_directory(directory, best).rename(directory)
+    directory.with_name(f"{directory.name}-lr{best:g}").rename(directory)
   exchange(None)
-
-
-def _rate_directory(directory: Path, rate: float) -> Path:
-  return directory.with_name(f"{directory.name}-lr{rate:g}")
 
 
 def _open_trainer(
@@ -201,16 +193,15 @@ class Learner:
     return batch
 
 
-@dataclasses.dataclass
-class Pending:
+class Pending(NamedTuple):
   """Episodes with their advantages that wait for a gradient step.
 
   A checkpoint is saved only when none is pending: a restart, which reads episodes from
   the store again, misses none.
   """
 
-  episodes: list[Episode] = dataclasses.field(default_factory=list)
-  advantages: list[float] = dataclasses.field(default_factory=list)
+  episodes: list[Episode]
+  advantages: list[float]
 
   @property
   def tasks(self) -> int:
@@ -252,7 +243,7 @@ def fit_rollouts(training: Training, name: str, lam: float) -> None:
       task_batches = repeat(tasks)
     rollouts = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
     enough_steps = bopo.updates * learner.count_steps(rollouts)
-    pending = Pending()
+    pending = Pending([], [])
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
       groups = roll_out(training, learner, Rollouts(family, lam, update), update_tasks)
       if not groups:
@@ -260,14 +251,14 @@ def fit_rollouts(training: Training, name: str, lam: float) -> None:
       kept, adv_B, metrics = method.compute_advantages(
         groups, profiles, references, lam
       )
-      pending.episodes += kept
-      pending.advantages += adv_B
+      pending.episodes.extend(kept)
+      pending.advantages.extend(adv_B)
       progress["episodes"] += sum(map(len, groups))
       enough = not method.dynamic_sampling or pending.tasks >= len(update_tasks)
       if pending.episodes and (enough or update == last):
         metrics |= update_policy(learner, pending, config.seed + update)
         progress["gradient_steps"] += learner.count_steps(len(pending.episodes))
-        pending = Pending()
+        pending = Pending([], [])
       check_metrics(name, update, metrics, checkpoints.newest)
       finished = update == last or progress["gradient_steps"] >= enough_steps
       progress["finished"] = finished
@@ -291,8 +282,7 @@ def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> L
   return Learner(config.bopo, trainer, batcher, anchor)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rollouts:
+class Rollouts(NamedTuple):
   """The episodes that a router plays for one update."""
 
   family: str
