@@ -34,14 +34,15 @@ SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
 
-def fit_sft(training: Training, method: Method) -> None:
+def fit_sft(training: Training) -> None:
   """Train the SFT router on the references.
 
   The dev loss is of one batch of dev tasks' references, with the same share of hard
   tasks.
   """
   draw = partial(dataset.draw_sft_batches, training.store, training.config)
-  fit_stored(training, "sft", method, training.config.sft, draw, next(draw("dev")))
+  settings = training.config.sft
+  fit_stored(training, "sft", losses.IMITATION, settings, draw, next(draw("dev")))
 
 
 def fit_stored(

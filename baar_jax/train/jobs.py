@@ -9,6 +9,7 @@ from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
+ALWAYS = "always"  # an intermediate model
 COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
@@ -119,9 +120,14 @@ def list_evaluation(
   return [Job(task, split, k) for task in tasks for k in trials]
 
 
+def list_ranks(config: Config, name: str = ALWAYS) -> list[PolicySpec]:
+  """List the policies in which an intermediate model always acts."""
+  ranks = range(2, len(config.models.names))
+  return [PolicySpec(name, rank=rank) for rank in ranks]
+
+
 def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:
   """List trials of the intermediate models, numbered as those of the boundaries."""
   trials = range(config.profile.trials)
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]
-  ranks = range(2, len(config.models.names))
-  return [Planned(PolicySpec("always", rank=rank), jobs) for rank in ranks]
+  return [Planned(spec, jobs) for spec in list_ranks(config)]

@@ -1,4 +1,4 @@
-"""The rivals that learn from stored episodes: the cascade's scorer and the classifier."""
+"""What rivals learn from stored episodes: the cascade's scorer, and the classifier."""
 
 from collections.abc import Sequence
 

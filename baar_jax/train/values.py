@@ -65,7 +65,7 @@ def open_trunk_view(files: RouterFiles) -> View:
 
 
 def load_trunk(files: RouterFiles) -> tuple[Qwen2, View]:
-  """Load the frozen trunk behind the heads, pretrained or of a checkpoint, and its view."""
+  """Load the frozen trunk behind the heads, which SFT also starts from, and its view."""
   view = open_trunk_view(files)
   return checkpoint.load_initial(files, view), view
 
