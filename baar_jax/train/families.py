@@ -29,7 +29,7 @@ from baar_jax.train import losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import Checkpoints, load_router
 from baar_jax.train.dataset import load_threshold_episodes
-from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
+from baar_jax.train.fit import fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS,
   ALWAYS_LARGE,
@@ -59,7 +59,7 @@ from baar_jax.train.listing import (
   list_zero_shot,
   trained_spec,
 )
-from baar_jax.train.rivals import label_winners, list_scored
+from baar_jax.train.rivals import train_cascade, train_single_turn
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads, load_trunk, open_trunk_view
@@ -67,10 +67,8 @@ from baar_jax.train.values import fit_values, load_heads, load_trunk, open_trunk
 RANDOM = "random"
 CONDITIONED = "conditioned"  # the budget-conditioned router
 BOPO = "bopo"
-CASCADE = "cascade"
-SINGLE_TURN = "single-turn"
 VANILLA = "vanilla"
-RIVALS = {"zero-shot", CASCADE, SINGLE_TURN, VANILLA}  # only if baselines name them
+RIVALS = {"zero-shot", "cascade", "single-turn", VANILLA}  # only if baselines name them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Family:
   marker: str
   # The policies of a name to evaluate, in the report's order.
   list_specs: Callable[[Config, str], Iterable[PolicySpec]] = lambda config, name: ()
-  # What decides: a rule, or what makes the policy of a spec.
+  # It decides by a rule, or as the policy does that is built of a spec.
   rule: Callable[[Live, PolicySpec], int] | None = None
   build: Callable[[PolicySpec, "Loader"], Policy] | None = None
   # Of a family that learns: the stage that trains it, how, and which episodes a policy
@@ -198,10 +196,12 @@ def check_baselines(config: Config) -> None:
 
 
 def _build_privileged(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the privileged rule."""
   return rules.PrivilegedPolicy(spec)
 
 
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the sandbox's exact policy."""
   config = loader.files.config
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
   mu = FREE if spec.mu is None else spec.mu
@@ -209,6 +209,7 @@ def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
 
 
 def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the zero-shot router on the configured judge."""
   config = loader.files.config
   judge = loader.pair.judge(config.baselines.judge)
   models = len(config.models.names)
@@ -216,6 +217,7 @@ def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
 
 
 def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the budget-conditioned router."""
   files = loader.files
   model = loader.load(spec)
   view = open_trunk_view(files)
@@ -227,6 +229,7 @@ def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
 def _build_router(
   spec: PolicySpec, loader: Loader, policy: type[RouterPolicy] = RouterPolicy
 ) -> Policy:
+  """Build a trained router that samples, or that decides by a threshold."""
   files = loader.files
   config = files.config
   router = spec
@@ -245,36 +248,32 @@ def _build_router(
 
 
 def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the cascade."""
   return _build_router(spec, loader, CascadePolicy)
 
 
 def _train_bopo(training: Training) -> None:
+  """Train BoPO with each weight of cost."""
+  method = losses.bopo_method(training.config.bopo)
   for lam in training.config.bopo.lam:
-    fit_rollouts(training, BOPO, losses.bopo_method(training.config.bopo), lam)
+    fit_rollouts(training, BOPO, method, lam)
 
 
 def _train_vanilla(training: Training) -> None:
+  """Train vanilla RL (DAPO) with each weight of cost."""
   for lam in training.config.bopo.lam:
     fit_rollouts(training, VANILLA, losses.DAPO, lam)
-
-
-def _train_cascade(training: Training) -> None:
-  fit_rival(training, CASCADE, losses.FAILURE, list_scored(training))
-
-
-def _train_single_turn(training: Training) -> None:
-  episodes, labels = label_winners(training)
-  method = dataclasses.replace(losses.IMITATION, labels=labels)
-  fit_rival(training, SINGLE_TURN, method, episodes)
 
 
 def _list_single_turn(
   config: Config, spec: PolicySpec, tasks: Tasks
 ) -> Iterable[Planned]:
+  """List the trials of intermediate models that winners are told by."""
   return list_ranked_trials(config, tasks["train"] + tasks["dev"])
 
 
 def _train_ablation(name: str, training: Training) -> None:
+  """Train BoPO without a part, and SFT too if the part changes it."""
   ablated = training.ablate(name)
   if ablated.sft_family != training.sft_family:
     fit_sft(ablated)
@@ -400,23 +399,23 @@ FAMILIES = {
     train=_train_bopo,
     list_jobs=list_updates,
   ),
-  CASCADE: Family(
+  "cascade": Family(
     label="cascade",
     color="#7a5a2e",
     marker="v",
     list_specs=list_classifier,
     build=_build_cascade,
     stage="baselines",
-    train=_train_cascade,
+    train=train_cascade,
   ),
-  SINGLE_TURN: Family(
+  "single-turn": Family(
     label="single-turn",
     color="#b8408f",
     marker="<",
     list_specs=list_classifier,
     build=_build_router,
     stage="baselines",
-    train=_train_single_turn,
+    train=train_single_turn,
     list_jobs=_list_single_turn,
   ),
   VANILLA: Family(

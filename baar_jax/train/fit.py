@@ -325,7 +325,7 @@ def roll_out(
       training.mesh,
     )
     title = f"{spec.family} lam={spec.lam:g} {spec.update}/{config.bopo.updates}"
-    planned = list_rollouts(config, spec, tasks, training.number)
+    planned = list_rollouts(config, spec, tasks)
     episodes = training.collect(title, policy, planned.jobs)
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]

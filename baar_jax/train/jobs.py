@@ -34,7 +34,7 @@ class Planned(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledTasks:
-  """Tasks by what the profile says of them."""
+  """Tasks by their difficulty in the profile."""
 
   hard: Sequence[Task]  # of all splits
   rest: Sequence[Task]
@@ -87,6 +87,7 @@ def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
 
 
 def _list_samples(spec: PolicySpec, purpose: str, tasks: Sequence[Task]) -> Planned:
+  """List all samples of a policy's plans, on each task."""
   count = sum(plan.count for plan in spec.plans)
   trials = range(1, count + 1)
   return Planned(spec, [Job(task, purpose, k) for task in tasks for k in trials])
@@ -100,14 +101,13 @@ def rollout_spec(
   return PolicySpec(family, lam=lam, seed=seed, update=update, rollout=True)
 
 
-def list_rollouts(
-  config: Config, spec: PolicySpec, tasks: Sequence[Task], training_seed: int = 0
-) -> Planned:
+def list_rollouts(config: Config, spec: PolicySpec, tasks: Sequence[Task]) -> Planned:
   """List the episodes of an update: a group of each task (paper: group size 8)."""
   size = config.bopo.group_size
   first = size * (spec.update - 1)  # each update has other seeds
   trials = range(first, first + size)
-  jobs = [Job(task, "rollout", k, training_seed) for task in tasks for k in trials]
+  seed = spec.seed or 0
+  jobs = [Job(task, "rollout", k, seed) for task in tasks for k in trials]
   return Planned(spec, jobs)
 
 

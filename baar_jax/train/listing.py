@@ -1,4 +1,4 @@
-"""Which policies of each family are evaluated, and what is rolled out to train them."""
+"""List the policies of each family to evaluate, and the rollouts that train them."""
 
 import dataclasses
 import hashlib
@@ -190,4 +190,4 @@ def list_updates(
     drawn = draw_task_batches(tasks["train"], c.tasks_per_update, seed)
     for update in range(1, batches * c.updates + 1):
       rollout = rollout_spec(spec.family, spec.lam, update, number)
-      yield list_rollouts(config, rollout, next(drawn), number)
+      yield list_rollouts(config, rollout, next(drawn))
