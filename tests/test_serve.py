@@ -212,7 +212,7 @@ def routed(tmp_path, upstream, monkeypatch):
   spec = PolicySpec("conditioned", update=3, optimism=0.0, cap_conditioned=True)
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
   router.cost_weights = (0.5, 0.1)
-  monkeypatch.setattr("baar_jax.serve.router.open_router", lambda *args: router)
+  monkeypatch.setattr("baar_jax.stages.serve.open_router", lambda *args: router)
   (tmp_path / "served" / "tokenizer").mkdir(parents=True)
   with contextlib.ExitStack() as stack:
     yield lambda **serve: stack.enter_context(Client(tmp_path, upstream, policy="router", **serve))

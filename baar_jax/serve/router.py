@@ -1,4 +1,4 @@
-"""The policies of a server, such as a run's trained router; `Router` needs no server."""
+"""`Router` decides without a server, for callers that call the models themselves."""
 
 import threading
 from collections.abc import Mapping, Sequence

@@ -26,7 +26,7 @@ class Session:
   """A client's episode: its fields are on disk, its other attributes in memory."""
 
   id: str
-  rule: str  # which policy decides: a key of `router.open_policies`
+  rule: str  # which policy decides: a key of `stages.serve.open_policies`
   price: float | None  # the cost weight, for the budget-conditioned router
   policy: str  # the key under which its episode is stored
   task_id: str
