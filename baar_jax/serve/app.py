@@ -146,7 +146,7 @@ class App(Starlette):
           held = chunk | name
           held.pop("usage", None)
     except LOST as failure:
-      refusal = turn.upstream.refuse(explain(failure))
+      refusal = turn.refuse(explain(failure))
       yield write_event(refusal.body)
       return
     self.exchange.settle(turn, last)
@@ -165,11 +165,11 @@ class App(Starlette):
       return self._report(body)
     turn = exchange.receive(request.headers, body)
     await exchange.decide(turn)
-    exchange.begin(turn)
-    exchange.reported[turn.attempt.number] = turn
+    turn.begin()
+    exchange.reported[turn.held.number] = turn
     left = turn.session.left
     fields = dict(
-      decision_id=turn.attempt.number,
+      decision_id=turn.held.number,
       session_id=turn.session.id,
       model=turn.upstream.name,
       probabilities=dict(zip(exchange.names, turn.p_A)),
