@@ -114,25 +114,16 @@ def parse(
       raise flags.Error(
         "an argument without --, or a value with a blank; a stage is --stage=NAME"
       )
-  except (
-    flags.Error
-  ) as error:  # without an address or a variable's name, which may hold a key
+  except flags.Error as error:
+    # Without an address or a variable's name, which may hold a key.
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
     sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
-  except (
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-  ) as error:  # of the config's dataclasses
-    moved = re.search(
-      rf"Field ({'|'.join(MOVED_OPTIONS)}) not found .*EnvConfig", str(error)
-    )
-    remedy = (
-      f"set --config.env.options.{moved[1]}"
-      if moved
-      else "the fields are in baar_jax/config.py"
-    )
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    # The errors of the configuration's dataclasses.
+    moved = re.search(f"Field ({'|'.join(MOVED_OPTIONS)}) not found", str(error))
+    remedy = "the fields are in baar_jax/config.py"
+    if moved:
+      remedy = f"set --config.env.options.{moved[1]}"
     sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 

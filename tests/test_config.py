@@ -46,7 +46,8 @@ KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)  # in place of their variab
 BAD = {
   "name": ("", "..", "a/b", "a b", "a\n", "-a", "\xe1", "a" * 101),
   "env.kind router.view bopo.ratio_level models.kind": ("poem", "poem.py"),
-  "env.options": ({"short_tasks": False}, {"short_tasks": 3}, {"x": 1}, {3: 1}),  # the scripted models need solutions
+  # The scripted models need solutions; a wrong type; two that do not exist.
+  "env.options": ({"short_tasks": False}, {"short_tasks": 3}, {"x": 1}, {3: 1}),
   "models.names": ((1, 2), ("m",), ("", "m")),
   "models.prices": ((1, 2), ((1, 1, 1), (1, 1)), ((math.nan,) * 3,) * 2, ((1e30,) * 3,) * 2),
   "models.skills": ((0.5,), (0.0, 1.5), (0.0, 0.5, 1.0)),

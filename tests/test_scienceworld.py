@@ -17,9 +17,13 @@ def gold_dir(tmp_path_factory):
   return tmp_path_factory.mktemp("gold")
 
 
+def make(gold_dir, **sizes) -> ScienceWorld:
+  return ScienceWorld(**sizes, options=Options(gold_dir=str(gold_dir)))
+
+
 @pytest.fixture(scope="module")
 def env(gold_dir):
-  return ScienceWorld(test_tasks=len(TASK_TYPES), options=Options(gold_dir=str(gold_dir)))
+  return make(gold_dir, test_tasks=len(TASK_TYPES))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def play(env, task_id):
 
 def test_a_replay_does_not_depend_on_what_runs_beside_it(env, tasks, gold_dir):
   # Mixing and growing make new, numbered objects; cups of a kind are told apart by chance.
-  other = ScienceWorld(options=Options(gold_dir=str(gold_dir)))
+  other = make(gold_dir)
   for task_type in ("chemistry-mix", "identify-life-stages-2", "power-component"):
     task_id = tasks[task_type].id
     (*_, alone) = play(env, task_id)
@@ -93,19 +97,19 @@ def test_senseless_actions_are_answered_and_unknown_tasks_named(env, tasks):
 def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(gold_dir, tmp_path, monkeypatch):
   few = ("identify-life-stages-2", "find-animal", "find-plant")  # so that few solutions are made
   monkeypatch.setattr(adapter, "TASK_TYPES", few)
-  env = ScienceWorld(train_tasks=6, dev_tasks=2, test_tasks=3, options=Options(gold_dir=str(gold_dir)))
+  env = make(gold_dir, train_tasks=6, dev_tasks=2, test_tasks=3)
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
   assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
   monkeypatch.setattr(adapter, "TASK_TYPES", few[:1])
   with pytest.raises(ValueError, match="9 were asked for: set --config.env.test_t"):
-    ScienceWorld(test_tasks=9, options=Options(gold_dir=str(gold_dir))).tasks("test")
+    make(gold_dir, test_tasks=9).tasks("test")
   # Solutions of more than 32 steps are passed over.
   monkeypatch.setattr(adapter, "TASK_TYPES", few[2:])
-  first, second = ScienceWorld(test_tasks=2, options=Options(gold_dir=str(tmp_path))).tasks("test")
+  first, second = make(tmp_path, test_tasks=2).tasks("test")
   for steps, listed in ((32, first), (33, second)):
     gold = {"actions": ["wait1"] * steps, "description": first.description}
     (tmp_path / f"{first.id.replace('/', '-')}.json").write_text(json.dumps(gold))
-    assert ScienceWorld(test_tasks=1, options=Options(gold_dir=str(tmp_path))).tasks("test") == [listed]
+    assert make(tmp_path, test_tasks=1).tasks("test") == [listed]
 
 
 FOCUS, KITCHEN, OUTSIDE = "focus on pot", "go to kitchen", "go to outside"

@@ -47,9 +47,13 @@ SPLITS = {
 
 
 def set_up(weights: str) -> Path:
-  """Converts a GGUF file, or that of a package, once; other weights stay as they are.
+  """Convert a GGUF file, or that of a package, once; other weights stay as they are.
 
-  Returns the directory of the weights. Raises ValueError if the package cannot be had, its file is another, or as `convert` does.
+  Returns:
+    The directory of the weights.
+
+  Raises:
+    ValueError: the package cannot be had, its file is another, or as `convert` does.
   """
   place = weights_directory(weights)
   if place == Path(weights):

@@ -1,8 +1,8 @@
-"""The decision head: a router's hidden state and the rest of a budget -> values of models.
+"""The decision head: a hidden state and the rest of a budget -> values of models.
 
 One forward pass of an episode serves every budget (our choice, see docs/evaluation.md).
-The heads are an ensemble: their mean counts. Axes: E heads, N decisions, I inputs (D and
-F), F facts, P numbers of `count_progress`, W width.
+The heads are an ensemble: their mean counts. Axes: E heads, N decisions, I inputs (D
+and F), F facts, P numbers of `count_progress`, W width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ Layers = Sequence[tuple[jax.Array, jax.Array]]  # (weight_ExIxW, bias_ExW) of ea
 
 
 class Scale(NamedTuple):
-  """The units of what heads read: statistics of the decisions that they learned from."""
+  """Statistics of the decisions that heads learned from, the units of their inputs."""
 
   mean_D: np.ndarray  # of the hidden states
   spread_D: np.ndarray
@@ -52,9 +52,8 @@ def draw_heads(
 
   def draw(width: int, outputs: int, key: jax.Array) -> list:
     layers = []
-    sizes = (inputs, width), (width, width)
-    for key, size in zip(jax.random.split(key, 3), sizes):
-      weight = jax.random.normal(key, size) * size[0] ** -0.5
+    for size, layer_key in zip((inputs, width), jax.random.split(key, 3)):
+      weight = jax.random.normal(layer_key, (size, width)) * size**-0.5
       layers.append((weight, jnp.zeros(width)))
     return [*layers, (jnp.zeros((width, outputs)), jnp.zeros(outputs))]
 
@@ -69,8 +68,8 @@ def count_progress(max_steps: int, steps: Sequence[Step]) -> Iterator[tuple[int,
 
   Yields:
     P numbers before each step's decision: the steps and LARGE calls so far; the most
-    steps that the task allows; the steps and LARGE calls since the last new observation;
-    and how many observations were not new.
+    steps that the task allows; the steps and LARGE calls since the last new
+    observation; and how many observations were not new.
   """
   seen = set()
   large_calls = 0
@@ -86,7 +85,7 @@ def count_progress(max_steps: int, steps: Sequence[Step]) -> Iterator[tuple[int,
 
 
 def describe(left: jax.Array, price: jax.Array, progress: jax.Array) -> jax.Array:
-  """Describe decisions under a cap and a price: all that a head reads but hidden states.
+  """Describe decisions under a cap and a price, beside their hidden states.
 
   The arguments broadcast.
 
@@ -127,10 +126,11 @@ def describe(left: jax.Array, price: jax.Array, progress: jax.Array) -> jax.Arra
 def estimate_one(
   head: Heads, hidden_NxD: jax.Array, facts_NxF: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Estimate value_N and advantage_NxA, whose mean over A is 0, with one head (no axis E).
+  """Estimate value_N and advantage_NxA with one head (without axis E).
 
-  Their sum is Q. With a model and the best choices after it, it is the expected score
-  times 1 / (1 + price), minus the cost until the end times price / (1 + price).
+  The mean of advantages over A is 0. The sum of both is Q: with a model and the best
+  choices after it, the expected score times 1 / (1 + price), minus the cost until the
+  end times price / (1 + price).
   """
   scaled_NxD = (hidden_NxD - head.scale.mean_D[None]) / head.scale.spread_D[None]
   x_NxI = jnp.concatenate([scaled_NxD, facts_NxF], axis=-1)
@@ -145,9 +145,9 @@ def estimate(
 ) -> tuple[jax.Array, jax.Array]:
   """Average value_R and advantage_RxA over the ensemble (see `estimate_one`).
 
-  `optimism` standard deviations of its advantage over SMALL, over the heads, are added to
-  each other model's: it is taken unless the heads agree that it is not worth it (our
-  choice).
+  Each other model's advantage is raised by `optimism` standard deviations, over the
+  heads, of its advantage over SMALL: it is taken unless the heads agree that it is not
+  worth it (our choice).
   """
   estimate_all = jax.vmap(estimate_one, (Heads(0, 0, None), None, None))
   value_ExR, advantage_ExRxA = estimate_all(heads, hidden_RxD, facts_RxF)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from baar_jax.config import Config
@@ -37,8 +38,22 @@ class Batch:
   decision_share: np.float32 = np.float32(1)
 
 
-# (logits_BxSxA, batch) -> the batch's shares of a gradient step's "loss" and other figures.
-Loss = Callable[[jax.Array, Batch], dict[str, jax.Array]]
+class Term(NamedTuple):
+  """A term of a loss: a batch's sum; its mean counts by the batch's share of a step."""
+
+  total: jax.Array
+  count: jax.Array | int  # of real decisions, or of episodes with padding
+  per_episode: bool = False  # it counts by the share of episodes, not of decisions
+  weight: jax.Array | float = 1.0  # in the loss
+
+  @property
+  def mean(self) -> jax.Array:
+    """Divide the sum by the count; 0 if there is nothing to count."""
+    return self.total / jnp.maximum(self.count, 1)
+
+
+# (logits_BxSxA, batch) -> its terms, to be summed by weight; "loss" is the main one.
+Loss = Callable[[jax.Array, Batch], dict[str, Term]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,9 +175,10 @@ class Batcher:
   def compute(
     self, function: Callable[[Batch], jax.Array], episodes: Sequence[Episode]
   ) -> np.ndarray:
-    """Compute values [B, S, ...] of batches; return those of labelled decisions [N, ...].
+    """Compute a function of batches, [B, S, ...].
 
-    They are in the order of the episodes.
+    Returns:
+      Its values [N, ...] at labelled decisions, in the order of the episodes.
     """
     values = {}
     for indices, batch in self._cut(episodes):
@@ -198,7 +214,8 @@ class Batcher:
   def _pad_steps(self, episodes: Sequence[Episode]) -> int:
     """Return how many steps a batch of the episodes has.
 
-    A client's episode may be longer than the config has it: a multiple is one more shape.
+    A client's episode may be longer than the config has it: a multiple is one more
+    shape.
     """
     max_steps = self.config.env.max_steps
     longest = max(len(episode.steps) for episode in episodes)

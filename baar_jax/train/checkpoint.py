@@ -1,4 +1,4 @@
-"""Checkpoints (Orbax) of parameters, optimizer and progress, and the routers in them."""
+"""Checkpoints (Orbax) of parameters, optimizer and progress; the routers in them."""
 
 import contextlib
 import logging
@@ -21,7 +21,10 @@ from baar_jax.router.view import View
 from baar_jax.train.training import RouterFiles
 
 READING = "cannot be read ({}); remove that directory to go on from the one before"
-WRITING = "stays the newest, none can be written ({}); make room there and run the command again"
+WRITING = (
+  "stays the newest, none can be written ({}); "
+  "make room there and run the command again"
+)
 
 
 class Checkpoints:
@@ -100,8 +103,11 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _explain(self, problem: str) -> Iterator[None]:
-    """Raise ValueError, of one line, for all that Orbax raises: it has no common class."""
-    # If one read fails, the others in flight find their event loop closed, now or later.
+    """Raise ValueError, of one line, for all that Orbax raises.
+
+    Its exceptions have no common class.
+    """
+    # If one read fails, the others in flight find their event loop closed.
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:
@@ -120,8 +126,9 @@ def check_metrics(
     f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)
   ]
   if bad:
-    stop = f"{stage} stopped: update {update} has {', '.join(bad)}; last good checkpoint: {newest}"
-    raise ValueError(f"{stop}; set a lower learning rate under another --config.name")
+    stop = f"{stage} stopped: update {update} has {', '.join(bad)}"
+    advice = "set a lower learning rate under another --config.name"
+    raise ValueError(f"{stop}; last good checkpoint: {newest}; {advice}")
 
 
 def load_initial(files: RouterFiles, view: View) -> Qwen2:

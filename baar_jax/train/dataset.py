@@ -1,4 +1,4 @@
-"""What the stages have stored, as training data: profiles, references, batches of them."""
+"""What the stages have stored, as training data: profiles, references, batches."""
 
 import collections
 import dataclasses
@@ -95,12 +95,12 @@ def split_by_profile(
 
 
 def measure_robustness(store: Store, config: Config) -> list[dict]:
-  """Measure how far tasks' difficulties depend on the number of trials K (paper, appendix).
+  """Measure how tasks' difficulties depend on the number of trials K (paper, appendix).
 
   Returns:
     A row per K of `profile.robustness`, of tasks with all trials under K and under
-    `profile.trials`, the base: the share with the same label, and the Jaccard similarity
-    of the sets of hard tasks, or None.
+    `profile.trials`, the base: the share with the same label, and the Jaccard
+    similarity of the sets of hard tasks, or None.
   """
 
   def classify(trials: int) -> dict[str, str]:
@@ -135,14 +135,14 @@ def _divide(part: int, whole: int) -> float | None:
 
 
 def find_cheapest(episodes: Iterable[Episode]) -> Episode | None:
-  """Find the episode of least cost; ties: fewer large calls, fewer steps, then the first."""
+  """Find the cheapest episode; ties: fewer large calls, fewer steps, then the first."""
   return min(
     episodes, key=lambda e: (e.cost_usd, e.large_calls, len(e.steps)), default=None
   )
 
 
 def choose_reference(profile: Profile, stratified: Sequence[Episode]) -> Episode:
-  """Choose tau* of a task (paper: stratified sampling; ties and fallbacks are our choice).
+  """Choose tau* of a task (paper: stratified sampling; our choice: ties, fallbacks).
 
   Args:
     stratified: the task's N episodes in the order of k; none unless it is hard, nor in
@@ -177,7 +177,7 @@ def load_references(
 
 
 def load_pretraining_episodes(store: Store, config: Config) -> list[Episode]:
-  """Load what the profile's first trials and the references stored of training tasks."""
+  """Load the profile's first trials and the references' samples of training tasks."""
   samples = range(1, config.references.samples + 1)
   episodes = _load_samples(store, config, range(config.profile.trials), samples)
   explore_hard, _ = exploration_specs(config)
@@ -207,7 +207,7 @@ def load_threshold_episodes(store: Store, config: Config) -> list[Episode]:
 def _load_samples(
   store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]
 ) -> list[Episode]:
-  """Load training tasks' trials of the boundaries and stratified episodes, by number."""
+  """Load trials of the boundaries and stratified episodes of training tasks."""
   episodes = []
   for boundary in BOUNDARIES:
     episodes += _load_trials(store, boundary, "profile", trials)
@@ -252,7 +252,7 @@ def mix_batches(
   hard_share: float,
   seed: int,
 ) -> Iterator[list[Episode]]:
-  """Draw batches with a set share of hard tasks; each pool is used up before it repeats."""
+  """Draw batches with a share of hard tasks; a pool is used up before it repeats."""
   hard_count = size * bool(hard)
   if hard and rest:
     hard_count = round(size * hard_share)
@@ -285,7 +285,7 @@ def draw_batches(
 def draw_task_batches(
   tasks: Sequence[Task], size: int, seed: int
 ) -> Iterator[list[Task]]:
-  """Draw batches of different tasks; all are used, in a new order, before any repeats."""
+  """Draw batches of different tasks; all are used, in a new order, before a repeat."""
   draw = random.Random(f"{seed}|bopo")
   size = min(size, len(tasks))
   order: list[Task] = []

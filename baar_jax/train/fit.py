@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice, repeat
-from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from optax import GradientTransformation
 
 from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, SFTConfig
 from baar_jax.episode import Episode, Task
@@ -36,7 +37,8 @@ SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 def fit_sft(training: Training, method: Method) -> None:
   """Train the SFT router on the references.
 
-  The dev loss is of one batch of dev tasks' references, with the same share of hard tasks.
+  The dev loss is of one batch of dev tasks' references, with the same share of hard
+  tasks.
   """
   draw = partial(dataset.draw_sft_batches, training.store, training.config)
   fit_stored(training, "sft", method, training.config.sft, draw, next(draw("dev")))
@@ -52,8 +54,8 @@ def fit_stored(
 ) -> None:
   """Train a router on stored episodes with each learning rate, and keep the best.
 
-  Each learning rate has a directory. That of the least dev loss is in the end renamed to
-  the router's.
+  Each learning rate has a directory. In the end that of the least dev loss is renamed
+  to the router's.
 
   Args:
     name: the router's family.
@@ -68,27 +70,23 @@ def fit_stored(
   batcher = Batcher(training.config, view, tasks, method.labels)
   dev_batches = batcher.micro_batches(dev)
   results = {}
+  total = settings.updates
   for rate in settings.learning_rates:
-    with closing(
-      Checkpoints(_rate_directory(directory, rate), create=True)
-    ) as checkpoints:
+    candidate = directory.with_name(f"{directory.name}-lr{rate:g}")
+    with closing(Checkpoints(candidate, create=True)) as checkpoints:
       done = checkpoints.last_update
       results[rate] = checkpoints.progress
       if results[rate].get("finished"):
         continue
       trainer = _open_trainer(training, method, view, sft_optimizer(settings, rate))
-      batches = map(batcher.micro_batches, islice(draw(), done, settings.updates))
-      updates = train_early_stopping(
-        trainer, batches, dev_batches, settings, checkpoints
-      )
-      marks = {"updates": settings.updates, "learning_rate": rate}
-      with training.progress(
-        f"{name} lr={rate:g}", settings.updates, done, "update"
-      ) as bar:
-        for progress, metrics in updates:
+      batches = map(batcher.micro_batches, islice(draw(), done, total))
+      steps = train_early_stopping(trainer, batches, dev_batches, settings, checkpoints)
+      with training.progress(f"{name} lr={rate:g}", total, done, "update") as bar:
+        for progress, metrics in steps:
           update = progress["updates"]
           check_metrics(name, update, metrics, checkpoints.newest)
-          training.log(stage=name, update=update, **marks, **metrics)
+          marks = {"stage": name, "update": update, "updates": total}
+          training.log(**marks, learning_rate=rate, **metrics)
           bar.update()
       results[rate] = progress
   best = min(results, key=lambda rate: results[rate]["dev_loss"])
@@ -99,7 +97,7 @@ def fit_stored(
     training.print(f"{directory.name}: {', '.join(figures)}")
   exchange(None)  # every process has read the directories
   if training.is_main:
-    _rate_directory(directory, best).rename(directory)
+    directory.with_name(f"{directory.name}-lr{best:g}").rename(directory)
   exchange(None)
 
 
@@ -120,12 +118,8 @@ def fit_rival(
   fit_stored(training, name, method, settings, draw, dev)
 
 
-def _rate_directory(directory: Path, rate: float) -> Path:
-  return directory.with_name(f"{directory.name}-lr{rate:g}")
-
-
 def _open_trainer(
-  training: Training, method: Method, view: View, optimizer: object
+  training: Training, method: Method, view: View, optimizer: GradientTransformation
 ) -> Trainer:
   """Make the trainer of an untrained router; it copies the router."""
   router = training.config.router
@@ -147,8 +141,8 @@ def train_early_stopping(
 ) -> Iterator[tuple[dict, dict[str, float]]]:
   """Train on the batches of each update until the dev loss stops improving.
 
-  The last checkpoint has the parameters of the least dev loss, or without dev of the last
-  update.
+  The last checkpoint has the parameters of the least dev loss, or without dev of the
+  last update.
 
   Yields:
     The progress and the metrics of each update, before any of it is saved.
@@ -208,16 +202,15 @@ class Learner:
     return batch
 
 
-@dataclasses.dataclass
-class Pending:
+class Pending(NamedTuple):
   """Episodes with their advantages that wait for a gradient step.
 
   A checkpoint is saved only when none is pending: a restart, which reads episodes from
   the store again, misses none.
   """
 
-  episodes: list[Episode] = dataclasses.field(default_factory=list)
-  advantages: list[float] = dataclasses.field(default_factory=list)
+  episodes: list[Episode]
+  advantages: list[float]
 
   @property
   def tasks(self) -> int:
@@ -226,11 +219,11 @@ class Pending:
 
 
 def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
-  """Train a router from the SFT router on its own episodes, or go on from its checkpoint.
+  """Train a router, from SFT's or its own checkpoint, on its own episodes.
 
-  An update rolls out episodes, computes their advantages, takes gradient steps, logs and
-  saves. A method that drops groups (DAPO) goes on until it has taken as many gradient
-  steps as BoPO, for at most `VANILLA_BATCHES` times as many updates.
+  An update rolls out episodes, computes their advantages, takes gradient steps, logs
+  and saves. A method that drops groups (DAPO) goes on until it has taken as many
+  gradient steps as BoPO, for at most `VANILLA_BATCHES` times as many updates.
   """
   config = training.config
   bopo = config.bopo
@@ -258,7 +251,7 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
       task_batches = repeat(tasks)
     rollouts = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
     enough_steps = bopo.updates * learner.count_steps(rollouts)
-    pending = Pending()
+    pending = Pending([], [])
     for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
       groups = roll_out(
         training,
@@ -271,14 +264,14 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
       kept, adv_B, metrics = method.compute_advantages(
         groups, profiles, references, lam
       )
-      pending.episodes += kept
-      pending.advantages += adv_B
+      pending.episodes.extend(kept)
+      pending.advantages.extend(adv_B)
       progress["episodes"] += sum(map(len, groups))
       enough = not method.dynamic_sampling or pending.tasks >= len(update_tasks)
       if pending.episodes and (enough or update == last):
         metrics |= update_policy(learner, pending, config.seed + update)
         progress["gradient_steps"] += learner.count_steps(len(pending.episodes))
-        pending = Pending()
+        pending = Pending([], [])
       check_metrics(name, update, metrics, checkpoints.newest)
       finished = update == last or progress["gradient_steps"] >= enough_steps
       progress["finished"] = finished

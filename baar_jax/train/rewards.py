@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 def difficulty(
@@ -10,47 +11,69 @@ def difficulty(
   large_successes: Sequence[bool],
   easy_rate: float = 0.8,
 ) -> str:
-  """A task's class, "easy", "hard" or "intractable" (the paper's Task Difficulty Taxonomy).
+  """Classify a task (the paper's Task Difficulty Taxonomy).
 
-  Easy: SMALL succeeds in at least `easy_rate` of its trials. Hard: not easy, and LARGE succeeds at
-  least once. Intractable: neither, also where SMALL got lucky below the rate. The rate is over the
-  trials that exist (our choice). Raises ValueError if a model has no trial.
+  Easy: SMALL succeeds in at least `easy_rate` of its trials. Hard: not easy, and LARGE
+  succeeds at least once. Intractable: neither, also if SMALL got lucky below the rate.
+  The rate is over the trials that exist (our choice).
+
+  Returns:
+    "easy", "hard" or "intractable".
+
+  Raises:
+    ValueError: a model has no trial.
   """
   if len(small_successes) == 0 or len(large_successes) == 0:
     raise ValueError("difficulty needs a trial of each model")
-  if sum(map(bool, small_successes)) / len(small_successes) >= easy_rate:
+  rate = sum(map(bool, small_successes)) / len(small_successes)
+  if rate >= easy_rate:
     return "easy"
   return "hard" if any(large_successes) else "intractable"
 
 
-def normalized_cost(cost, cost_small, cost_large, eps: float = 1e-9):
-  """Where a cost lies between the boundaries' (paper, C_norm), clipped to [0, 1].
+def normalized_cost(
+  cost: ArrayLike, cost_small: ArrayLike, cost_large: ArrayLike, eps: float = 1e-9
+) -> np.ndarray:
+  """Place a cost between the boundaries' (paper, C_norm), clipped to [0, 1].
 
-  The boundaries may be inverted: the lower of the two is 0 whichever model it belongs to. Costs are
-  finite dollars, floats or arrays that broadcast.
+  The boundaries may be inverted: the lower of the two is 0, whichever model's it is.
+  Costs are finite dollars, floats or arrays that broadcast.
   """
-  low, high = np.minimum(cost_small, cost_large), np.maximum(cost_small, cost_large)
-  return np.clip((np.asarray(cost, np.float64) - low) / (high - low + eps), 0.0, 1.0)
+  low = np.minimum(cost_small, cost_large)
+  high = np.maximum(cost_small, cost_large)
+  share = (np.asarray(cost, np.float64) - low) / (high - low + eps)
+  return np.clip(share, 0.0, 1.0)
 
 
-def boundary_reward(success, hard, cost_norm, lam: float, r_success=1.0, r_hard=0.5):
-  """1[success] * (r_success + r_hard * 1[hard]) - lam * C_norm (paper, Eq. reward).
+def boundary_reward(
+  success: ArrayLike,
+  hard: ArrayLike,
+  cost_norm: ArrayLike,
+  lam: float,
+  r_success: float = 1.0,
+  r_hard: float = 0.5,
+) -> np.ndarray:
+  """Compute the reward of episodes (paper, Eq. reward).
 
-  The indicator of success on both terms is in the paper's reward table, not in its equation. The
-  first three arguments are scalars or arrays that broadcast.
+  It is 1[success] * (r_success + r_hard * 1[hard]) - lam * C_norm. The indicator of
+  success on both terms is in the paper's reward table, not in its equation. The first
+  three arguments are scalars or arrays that broadcast.
   """
   gain = np.asarray(success, bool) * (r_success + r_hard * np.asarray(hard, bool))
   return gain - lam * np.asarray(cost_norm, np.float64)
 
 
 def reference_advantage(
-  reward_G, reference_reward: float, eps: float = 0.1, clip: float = 5.0
-):
-  """(R_g - max(mean_G R, R(reference))) / (std_G R + eps), clipped (paper, Eq. advantage).
+  reward_G: ArrayLike, reference_reward: float, eps: float = 0.1, clip: float = 5.0
+) -> np.ndarray:
+  """Compute the advantages of a group, clipped (paper, Eq. advantage).
 
-  The std is the population's. eps and the clip are our choices: a group of equal rewards below the
-  reference has std 0, and with a tiny eps its advantages are unbounded. Raises ValueError unless
-  `reward_G` is one non-empty group and all rewards are finite.
+  They are (R_g - max(mean_G R, R(reference))) / (std_G R + eps), with the population's
+  std. eps and the clip are our choices: a group of equal rewards below the reference
+  has std 0, and with a tiny eps its advantages are unbounded.
+
+  Raises:
+    ValueError: `reward_G` is not one non-empty group, or a reward is not finite.
   """
   reward_G = np.asarray(reward_G, np.float64)
   finite = np.isfinite(reward_G).all() and np.isfinite(reference_reward)

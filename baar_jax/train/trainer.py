@@ -54,7 +54,7 @@ class ShardedRouter:
     return nnx.merge(self._graphdef, self.params)
 
   def _compile(self, function: Callable) -> Callable[[Batch], jax.Array]:
-    """Compile a function of parameters and a batch; run it on the parameters as they are."""
+    """Compile a function of the parameters as they are and a batch."""
     return partial(self._run, jax.jit(function, out_shardings=self._replicated))
 
   def _run(self, compiled: Callable, batch: Batch) -> jax.Array:
@@ -107,7 +107,9 @@ class Trainer(ShardedRouter):
     )
 
   def step(self, batches: Sequence[Batch]) -> dict[str, float]:
-    """Take one optimizer step on the sum of the batches' losses, the same in every process.
+    """Take one optimizer step on the sum of the batches' losses.
+
+    It is the same in every process.
 
     Returns:
       The sums of the loss's figures, and the norm of the gradient.
@@ -130,8 +132,14 @@ class Trainer(ShardedRouter):
     return sum(float(self._figures(batch)[0]) for batch in batches)
 
   def _evaluate(self, params: nnx.State, batch: Batch) -> tuple[jax.Array, dict]:
-    figures = self._loss(self._forward(params, batch), batch)
-    return figures["loss"], figures
+    """Compute the batch's share of a gradient step's loss, and of its terms."""
+    loss = 0.0
+    figures = {}
+    for name, term in self._loss(self._forward(params, batch), batch).items():
+      share = batch.episode_share if term.per_episode else batch.decision_share
+      figures[name] = share * term.mean
+      loss += term.weight * share * term.mean
+    return loss, figures | {"loss": loss}
 
   def _apply_gradient(
     self, params: nnx.State, state: optax.OptState, gradient: nnx.State
@@ -168,7 +176,7 @@ def sft_optimizer(
 
 
 def bopo_optimizer(config: BoPOConfig) -> optax.GradientTransformation:
-  """Make AdamW at a constant learning rate (paper: appendix; clipping is our choice)."""
+  """Make AdamW at a constant rate (paper: appendix; clipping is our choice)."""
   return _clip_adamw(config.learning_rate, config, BOPO_WEIGHT_DECAY)
 
 

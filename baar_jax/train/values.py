@@ -1,4 +1,4 @@
-"""Values of stored decisions under every budget and price: what the decision heads learn.
+"""What the decision heads learn: values of stored decisions under budgets and prices.
 
 A transition does not depend on the budget, so each stored step is read under many. With
 r LARGE calls left, the value of a model is what the step pays and then the best that r,
@@ -149,12 +149,12 @@ class Returns(NamedTuple):
   cost_N: jax.Array
 
 
-class HeadState(NamedTuple):
+class Fit(NamedTuple):
   """A head that learns, or with a leading axis E all heads."""
 
   nets: tuple  # of values and of advantages
   target_nets: tuple  # they follow slowly
-  state: optax.OptState
+  optimizer_state: optax.OptState
 
 
 class Study(NamedTuple):
@@ -173,17 +173,17 @@ def fit_heads(
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
   nets = heads[:2]
   scale = heads.scale
-  learner = HeadState(nets, nets, jax.vmap(optimizer.init)(nets))
+  fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
   study = jax.tree.map(jnp.asarray, Study(data, compute_returns(data), scale))
   update = partial(_update, optimizer, config)
   step = jax.jit(jax.vmap(update, (None, 0, 0, None)))
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
-    learner, loss_E = step(study, learner, keys, done)
+    fitted, loss_E = step(study, fitted, keys, done)
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
-      yield done, Heads(*learner.target_nets, scale), float(np.mean(losses))
+      yield done, Heads(*fitted.target_nets, scale), float(np.mean(losses))
       losses = []
 
 
@@ -253,19 +253,19 @@ def _estimate(
   nets: tuple, scale: Scale, regime: Regime, data: Transitions
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with one head."""
-  facts = head.describe(regime.left_N, 1 / regime.weight_N - 1, data.progress_NxP)
-  return head.estimate_one(Heads(*nets, scale), data.hidden_NxD, facts)
+  facts_NxF = head.describe(regime.left_N, 1 / regime.weight_N - 1, data.progress_NxP)
+  return head.estimate_one(Heads(*nets, scale), data.hidden_NxD, facts_NxF)
 
 
 def _update(
   optimizer: optax.GradientTransformation,
   config: ValueConfig,
   study: Study,
-  learner: HeadState,
+  fitted: Fit,
   key: jax.Array,
   done: jax.Array,
-) -> tuple[HeadState, jax.Array]:
-  """Take one step of one head on drawn decisions, each under a drawn cap and price.
+) -> tuple[Fit, jax.Array]:
+  """Take one gradient step of one head on drawn decisions, each under a drawn regime.
 
   Args:
     done: the number of the update, from 1.
@@ -273,40 +273,44 @@ def _update(
   Returns:
     The head after it, and the loss.
   """
-  data, returns, scale = study
+  data, _, scale = study
   keys = jax.random.split(jax.random.fold_in(key, done), 6)
   count = len(data.model_N)
   n = jax.random.randint(keys[0], (config.batch_decisions,), 0, count)
-  here = jax.tree.map(lambda x: x[n], data)
+  here, returns = jax.tree.map(lambda x: x[n], study[:2])
   after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
   used_N = (here.model_N != SMALL).astype(jnp.float32)
   regime = draw_regime(keys[1:5], used_N)
   next_regime = regime._replace(left_N=regime.left_N - used_N)
-  value_N, advantage_NxA = _estimate(learner.target_nets, scale, next_regime, after)
+  estimates = _estimate(fitted.target_nets, scale, next_regime, after)
   paid_N = regime.weigh(here.gain_N, here.cost_N)
-  target_N = compute_target(
-    paid_N, here.last_N, value_N, advantage_NxA, next_regime.left_N
-  )
+  target_N = compute_target(paid_N, here.last_N, *estimates, next_regime.left_N)
   use_returns = done <= int(config.return_share * config.updates)
-  return_N = regime.weigh(returns.gain_N[n], returns.cost_N[n])
-  target_N = jnp.where(use_returns, return_N, target_N)
-  noise = (
-    config.noise
-    * scale.spread_D[None]
-    * jax.random.normal(keys[5], here.hidden_NxD.shape)
-  )
-  noisy = here._replace(hidden_NxD=here.hidden_NxD + noise)
+  target_N = jnp.where(use_returns, regime.weigh(*returns), target_N)
+  noise_NxD = jax.random.normal(keys[5], here.hidden_NxD.shape)
+  noise_NxD = config.noise * scale.spread_D[None] * noise_NxD
+  noisy = here._replace(hidden_NxD=here.hidden_NxD + noise_NxD)
 
   def compute_loss(nets: tuple) -> jax.Array:
     value_N, advantage_NxA = _estimate(nets, scale, regime, noisy)
     chosen = jnp.take_along_axis(advantage_NxA, here.model_N[:, None], axis=1)[:, 0]
     return jnp.mean((value_N + chosen - target_N) ** 2)
 
-  loss, gradient = jax.value_and_grad(compute_loss)(learner.nets)
-  updates, state = optimizer.update(gradient, learner.state, learner.nets)
-  nets = optax.apply_updates(learner.nets, updates)
-  follow = lambda old, new: old + TARGET_RATE * (new - old)  # noqa: E731
-  return HeadState(nets, jax.tree.map(follow, learner.target_nets, nets), state), loss
+  loss, gradient = jax.value_and_grad(compute_loss)(fitted.nets)
+  return _apply_gradient(optimizer, fitted, gradient), loss
+
+
+def _apply_gradient(
+  optimizer: optax.GradientTransformation, fitted: Fit, gradient: tuple
+) -> Fit:
+  """Step the nets; their target networks follow slowly."""
+  updates, state = optimizer.update(gradient, fitted.optimizer_state, fitted.nets)
+  nets = optax.apply_updates(fitted.nets, updates)
+
+  def follow(old: jax.Array, new: jax.Array) -> jax.Array:
+    return old + TARGET_RATE * (new - old)
+
+  return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state)
 
 
 def load_heads(files: RouterFiles) -> Heads:

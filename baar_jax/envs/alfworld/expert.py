@@ -24,7 +24,6 @@ TREATMENTS = {
   "pick_heat_then_place_in_recep": Treatment("heat", "ishot", "Microwave"),
   "pick_cool_then_place_in_recep": Treatment("cool", "iscool", "Fridge"),
 }
-NO_TREATMENT = Treatment("", "", "")
 TASK_TYPES = ("pick_and_place_simple", LOOK, *TREATMENTS, TWO)
 ROUTINE_VERBS = ("go", "open", "close", "look", "inventory", "examine", "help")
 
@@ -43,9 +42,10 @@ class Goal(NamedTuple):
   object_type: str
   target: str  # a receptacle, or a lamp
 
-  @property
-  def treatment(self) -> Treatment:
-    return TREATMENTS.get(self.task_type, NO_TREATMENT)
+
+def treatment_of(task_type: str) -> Treatment:
+  """Return the treatment that a type of task asks for; its fields are "" if none."""
+  return TREATMENTS.get(task_type, Treatment("", "", ""))
 
 
 def read_goal(name: str) -> Goal:
@@ -99,7 +99,7 @@ def find_next_step(facts: Facts, goal: Goal, commands: Sequence[str]) -> Oracle:
 
   The position counts taking, treating or lighting, and putting down, for each object.
   """
-  treatment = goal.treatment
+  treatment = treatment_of(goal.task_type)
   objects = facts.objects(goal.object_type)
   targets = facts.receptacles(goal.target)
   placed: list[str] = []

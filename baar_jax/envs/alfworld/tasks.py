@@ -17,7 +17,7 @@ from alfworld.gen import constants, goal_library
 from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
 from baar_jax.envs.alfworld.adapter import GAME, ALFWorld, Options
-from baar_jax.envs.alfworld.expert import LOOK, TASK_TYPES, TWO, Goal
+from baar_jax.envs.alfworld.expert import LOOK, TASK_TYPES, TWO, treatment_of
 from baar_jax.envs.base import keep
 from baar_jax.episode import SPLITS
 
@@ -78,7 +78,7 @@ class Scene:
 
   def list_goals(self, task_type: str) -> list[tuple[str, str]]:
     """List what can be asked for: a type of object, with a target's or a lamp's."""
-    treatment = Goal(task_type, "", "").treatment
+    treatment = treatment_of(task_type)
     ability = f"{treatment.command}able".title()
     treatable = constants.VAL_ACTION_OBJECTS.get(ability, self.portable)
     things = [name for name in self.portable if name in treatable]
@@ -102,7 +102,7 @@ class Scene:
     holders = [r for r in receptacles if fits(type_of(r), thing)]
     sources = [r for r in holders if type_of(r) != target]
     needed = draw.sample(sources, min(2, len(sources)))
-    for kind in (target, Goal(task_type, "", "").treatment.place):
+    for kind in (target, treatment_of(task_type).place):
       needed += [r for r in receptacles if type_of(r) == kind][:2]
     if task_type == LOOK:
       needed += draw.sample(stands, 1)
