@@ -1,4 +1,4 @@
-"""The HTTP face: OpenAI's chat completions, decisions, sessions, their scores, and a page."""
+"""The HTTP face: chat completions, decisions, sessions, their scores, and a page."""
 
 import asyncio
 import functools
@@ -159,7 +159,7 @@ class App(Starlette):
     yield write_event("[DONE]")
 
   async def _decide(self, request: Request, body: dict) -> Response:
-    """Decide for a caller that calls the model itself, or book what its call has used."""
+    """Decide for a caller that calls the model itself, or book what it has used."""
     exchange = self.exchange
     if "decision_id" in body:
       return self._report(body)

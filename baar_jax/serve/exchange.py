@@ -1,4 +1,4 @@
-"""A client's call: its session, the decision under its caps, the attempts, and its step."""
+"""A client's call: its session, the decision under caps, the attempts, and its step."""
 
 import asyncio
 import contextlib
@@ -156,7 +156,7 @@ class Exchange:
   def __init__(
     self, config: Config, sessions: Sessions, policies: Mapping[str, Policy]
   ):
-    """Take the policies by rule. Raises ValueError if a model lacks its price or key."""
+    """Take the policies by rule. Raises ValueError for a model without price or key."""
     self.config = config
     self.sessions = sessions
     self.names = config.models.names
@@ -229,7 +229,7 @@ class Exchange:
       step.score = score  # what the values learn from: see `train.values`
 
   async def decide(self, turn: Turn) -> None:
-    """Choose the model that acts next. Its worst case fits until the event loop goes on.
+    """Choose the model that acts next; it fits until the event loop goes on.
 
     Raises:
       Refusal: no model fits.
@@ -332,7 +332,7 @@ class Exchange:
     )
 
   async def forward(self, turn: Turn) -> dict | Stream:
-    """Return the answer to a turn, still to be settled. Raises Refusal with its error."""
+    """Return the answer to a turn, still to be settled. Raises Refusal."""
     return await ask(turn, self.config.models.retries)
 
   def settle(self, turn: Turn, fields: dict, whole: bool = True) -> None:
@@ -375,7 +375,7 @@ class Exchange:
     return max(0.0, price.cost_usd(Usage(prompt, usage.cached_tokens, 0)) - warm_usd)
 
   def finish(self, session: Session, scored: Scored) -> None:
-    """End a session with its score. What is not reported counts in full. Raises Refusal."""
+    """End a session with its score; calls in flight count in full. Raises Refusal."""
     if session.score is not None or self._is_busy(session) or not session.steps:
       problem = "a session is scored once, after a call, when none is in flight"
       raise Refusal(409, problem)

@@ -1,4 +1,4 @@
-"""A session is an episode that a client plays: its budgets, attempts and steps, on disk."""
+"""A client's episode, a session: its budgets, attempts and steps, on disk."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Stage serve: an endpoint of OpenAI's chat completions that routes an agent's calls."""
+"""Stage serve: an endpoint of chat completions that routes an agent's calls."""
 
 import os
 import socket
