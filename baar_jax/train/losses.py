@@ -21,11 +21,11 @@ DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are n
 
 
 class Term(NamedTuple):
-  """A term of a loss: a batch's sum; its mean counts by the batch's share of a step."""
+  """A term of a loss: a batch's sum, whose mean counts by the share of a step."""
 
   total: jax.Array
   count: jax.Array | int  # of real decisions, or of episodes with padding
-  per_episode: bool = False  # it counts by the share of episodes, not of decisions
+  share: jax.Array | float = 1.0  # the batch's part of a gradient step's mean
   weight: jax.Array | float = 1.0  # in the loss
 
   @property
@@ -78,12 +78,15 @@ def next_token_loss(logits_BxSxV: jax.Array, batch: Batch) -> dict[str, Term]:
   )
   logp_BxS = jnp.where(real_BxSxM, logp_BxSxM, 0.0).sum(axis=2)
   loss_BxS = -logp_BxS / jnp.maximum(real_BxSxM.sum(axis=2), 1)
-  return {"loss": sum_masked(loss_BxS, batch.mask_BxS & real_BxSxM.any(axis=2))}
+  term = sum_masked(loss_BxS, batch.mask_BxS & real_BxSxM.any(axis=2))
+  # The share is of all decisions, also of those that no token follows.
+  return {"loss": term._replace(total=batch.decision_share * term.total)}
 
 
 def sft_batch_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
   """Sum the terms of `sft_loss`."""
-  return {"loss": _sum_surprise(logits_BxSxA, batch.action_BxS, batch.mask_BxS)}
+  term = _sum_surprise(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
+  return {"loss": term._replace(share=batch.decision_share)}
 
 
 def bopo_loss(
@@ -103,8 +106,8 @@ def bopo_loss(
   )
   kl = _sum_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
   return {
-    "loss": Term(-gain_B.sum(), len(gain_B), per_episode=True),
-    "kl": kl._replace(weight=config.kl_beta),
+    "loss": Term(-gain_B.sum(), len(gain_B), batch.episode_share),
+    "kl": kl._replace(share=batch.decision_share, weight=config.kl_beta),
   }
 
 
@@ -121,7 +124,7 @@ def dapo_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
   gain_BxS = _clip_gain(ratio_BxS, batch.adv_B[:, None], clip)
   term = sum_masked(-gain_BxS, batch.mask_BxS)
   weight = term.count / len(gain_BxS)  # decisions of an episode
-  return {"loss": term._replace(per_episode=True, weight=weight)}
+  return {"loss": term._replace(share=batch.episode_share, weight=weight)}
 
 
 def sft_loss(
