@@ -91,6 +91,8 @@ class ModelsConfig:
   max_completion_tokens: int = Field(
     1024, gt=0, le=10**7
   )  # of one reply; budgets reserve them all
+  # The endpoints' wire form: a file of baar_jax/llms, such as chat_completions.
+  wire: str = Field("chat_completions", pattern=r"^[a-z][a-z0-9_]*$")
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )

@@ -12,8 +12,8 @@ import tiny
 from baar_jax.config import BoPOConfig
 from baar_jax.train import losses
 from baar_jax.train.batches import NO_TOKEN, Batch
-from baar_jax.train.dataset import Profile
 from baar_jax.train.losses import bopo_advantages, dapo_advantages
+from baar_jax.train.rewards import Profile
 
 GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import tiny
-from baar_jax.rollout.live import Policy
 
 from baar_jax.config import ModelsConfig
 from baar_jax.rollout.specs import Job

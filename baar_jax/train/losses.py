@@ -12,7 +12,7 @@ from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.train import batches, rewards
 from baar_jax.train.batches import NO_TOKEN, SAMPLED, Batch, Labels, Loss, Term
-from baar_jax.train.dataset import Profile
+from baar_jax.train.rewards import Profile
 
 DAPO_CLIP_LOW = 0.2  # of DAPO's paper
 DAPO_CLIP_HIGH = 0.28
