@@ -224,7 +224,7 @@ class Store:
       episodes.append(dataclasses.replace(episode, **fields))
     return episodes
 
-  def _read(self, record: TypeAdapter, text: str, name: str):
+  def _read(self, record: TypeAdapter, text: str, name: str) -> Episode | Task:
     """The record of a row, which its name tells apart. Raises ValueError if it cannot be read."""
     try:
       return record.validate_json(text)
