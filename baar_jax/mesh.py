@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,12 +31,12 @@ def one_device() -> Mesh:
   )
 
 
-def split_parameters(params, mesh: Mesh):
+def split_parameters(params: Any, mesh: Mesh) -> Any:
   """The sharding of each array of a router, or of a pytree of its shape: over fsdp, along its
   longest axis that fsdp divides, never along the layers; without such an axis it is repeated."""
   fsdp = mesh.shape["fsdp"]
 
-  def split(path, x) -> NamedSharding:
+  def split(path: tuple, x: jax.Array) -> NamedSharding:
     first = int("layers" in jax.tree_util.keystr(path))  # axis 0 is the layer
     axes = [axis for axis in range(first, x.ndim) if x.shape[axis] % fsdp == 0]
     longest = max(axes, key=lambda axis: x.shape[axis], default=None)
@@ -46,11 +47,11 @@ def split_parameters(params, mesh: Mesh):
   return jax.tree_util.tree_map_with_path(split, params)
 
 
-def split_rows(tree, mesh: Mesh):
+def split_rows(tree: Any, mesh: Mesh) -> Any:
   """NumPy arrays that every process holds whole, with their rows spread over all devices, or
   repeated where the number of devices does not divide them; arrays of JAX stay where they are."""
 
-  def place(x):
+  def place(x: Any) -> jax.Array:
     if isinstance(x, jax.Array):
       return x
     x = np.asarray(x)
@@ -62,7 +63,7 @@ def split_rows(tree, mesh: Mesh):
   return jax.tree.map(place, tree)
 
 
-def spread_rows(x):
+def spread_rows(x: jax.Array) -> jax.Array:
   """Inside a compiled function: x with its rows over all devices of the mesh in use, if any."""
   # Without it the compiler may split the work along a split of the weights instead.
   mesh = jax.sharding.get_abstract_mesh()
@@ -70,14 +71,14 @@ def spread_rows(x):
   return jax.lax.with_sharding_constraint(x, P(AXES)) if splits else x
 
 
-def local_copy(tree, mesh: Mesh, dtype):
+def local_copy(tree: Any, mesh: Mesh, dtype: jax.typing.DTypeLike) -> Any:
   """Whole arrays in `dtype` on this process's first device; every process must call it."""
   cast = partial(jax.tree.map, lambda x: x.astype(dtype))
   whole = jax.jit(cast, out_shardings=NamedSharding(mesh, P()))(tree)
   return jax.tree.map(lambda x: x.addressable_data(0), whole)
 
 
-def exchange(value) -> list:
+def exchange(value: Any) -> list:
   """The JSON values of all processes, in their order; every process must call it."""
   if jax.process_count() == 1:
     return [value]
