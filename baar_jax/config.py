@@ -102,6 +102,8 @@ class ModelsConfig:
   temperature: float = not_negative(0.7, 2)
   # Budgets reserve this number of tokens for each reply.
   max_completion_tokens: int = positive(1024, 10**7)
+  # The endpoints' wire form is a file of baar_jax/llms, such as chat_completions.
+  wire: str = Field("chat_completions", pattern=r"^[a-z][a-z0-9_]*$")
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )

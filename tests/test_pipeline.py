@@ -112,7 +112,7 @@ MOMENTS = [  # one in each stage, and one more in BoPO's
 @pytest.mark.parametrize(
   "policy, left_out",
   [
-    ("conditioned(update=20,price=0.5,K=1)", ""),
+    ("conditioned(update=20,cost_weight=0.5,K=1)", ""),
     ("bopo(lam=0.1,update=2,threshold=0.5,K=1)", "value"),
   ],
 )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import sqlite3
 
 import pytest
 import standin
@@ -212,7 +213,7 @@ def routed(tmp_path, upstream, monkeypatch):
   spec = PolicySpec("conditioned", update=3, optimism=0.0, cap_conditioned=True)
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
   router.cost_weights = (0.5, 0.1)
-  monkeypatch.setattr("baar_jax.serve.router.open_router", lambda *args: router)
+  monkeypatch.setattr("baar_jax.stages.serve.open_router", lambda *args: router)
   (tmp_path / "served" / "tokenizer").mkdir(parents=True)
   with contextlib.ExitStack() as stack:
     yield lambda **serve: stack.enter_context(Client(tmp_path, upstream, policy="router", **serve))
@@ -282,6 +283,41 @@ def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
     assert session["spent_usd"] == pytest.approx(USD + 0.25) and session["in_flight"] == 0
     assert session["large_calls"] == 1 and len(session["steps"]) == 1
     assert client.chat().status_code == 200
+
+
+# As the version before wrote it.
+STORED = {
+  "id": "s", "rule": "small", "price": None, "policy": "always-small", "task_id": "t",
+  "description": "", "call_limit": None, "usd_limit": 1.0, "large_calls": 0, "spent_usd": 0.25,
+  "switch_usd": 0.0, "score": None, "places": [0], "open": {"7": 0.5},
+  "caches": {"0": {"messages": 1, "digest": "d", "tokens": 9, "at_s": 1.0}},
+  "steps": [{
+    "observation": "", "model": 0, "action": "", "logp": None, "router_cost_usd": 0.0,
+    "router_latency_s": 0.0, "proposal": None, "score": None,
+    "calls": [{"model": 0, "usage": {"prompt_tokens": 9, "cached_tokens": 0,
+      "completion_tokens": 10, "cache_write_tokens": 0}, "cost_usd": 0.25, "latency_s": 0.1,
+      "replayed": False, "kind": "act"}],
+  }],
+}  # fmt: skip
+
+
+def test_a_session_that_is_stored_goes_on(tmp_path, upstream):
+  with Client(tmp_path, upstream):
+    pass
+  with (
+    contextlib.closing(sqlite3.connect(tmp_path / "served" / "episodes.sqlite")) as db,
+    db,
+  ):
+    db.execute("INSERT INTO sessions VALUES ('s', 1, 0.0, ?)", (json.dumps(STORED),))
+  with Client(tmp_path, upstream) as client:
+    session = client.session()  # its attempt in flight counts at its most
+    assert (session["spent_usd"], session["left_usd"], session["in_flight"]) == (
+      0.75,
+      0.25,
+      0,
+    )
+    assert client.chat().status_code == 200
+    assert len(client.session()["steps"]) == 2
 
 
 def test_a_decision_counts_at_its_most_until_its_usage_is_reported(client):

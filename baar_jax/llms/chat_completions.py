@@ -151,7 +151,7 @@ async def read_chunks(events: AsyncIterator[str]) -> AsyncIterator[dict]:
     yield chunk
 
 
-CHAT_COMPLETIONS = WireForm(
+FORM = WireForm(
   path="chat/completions",
   limits=LIMITS,
   headers=list_headers,

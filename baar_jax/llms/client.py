@@ -13,10 +13,16 @@ import openai
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Reply
-from baar_jax.llms.chat_completions import CHAT_COMPLETIONS
-from baar_jax.llms.endpoints import endpoints
 from baar_jax.llms.prices import prices_of
-from baar_jax.llms.wire import Outcome, WireForm, backoff_s, explain, read_refusal
+from baar_jax.llms.wire import (
+  Outcome,
+  WireForm,
+  backoff_s,
+  endpoints,
+  explain,
+  load_form,
+  read_refusal,
+)
 
 CONNECT_S = 10.0  # to connect to one of a host's addresses, and to agree on encryption
 MOST_BYTES = 16 * 2**20  # of an answer
@@ -76,11 +82,11 @@ class Client:
 
   config: ModelsConfig
   place: int
-  form: WireForm = CHAT_COMPLETIONS
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Open no connection yet. Raises ValueError if the price or the key is missing."""
     config = self.config
+    self.form = load_form(config.wire)
     self.endpoint = endpoints(config)[self.place]
     self.name = self.endpoint.model
     self.price = prices_of(config.names, config.prices)[self.place]

@@ -3,21 +3,9 @@
 import itertools
 from urllib.parse import urlsplit
 
-from baar_jax.config import Config, ModelsConfig
+from baar_jax.config import Config
 from baar_jax.llms.prices import prices_of
-from baar_jax.llms.wire import Endpoint
-
-OPENAI_URL = "https://api.openai.com/v1"
-
-
-def endpoints(config: ModelsConfig) -> list[Endpoint]:
-  """List the models' endpoints in the order of the names."""
-  urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
-  variables = itertools.cycle(config.key_variables or (None,))
-  served = []
-  for name, url, variable in zip(config.names, urls, variables):
-    served.append(Endpoint(name, url.rstrip("/"), variable))
-  return served
+from baar_jax.llms.wire import endpoints, load_form
 
 
 def check_models(config: Config) -> None:
@@ -30,6 +18,7 @@ def check_models(config: Config) -> None:
   if "zero-shot" in config.baselines.rivals:
     groups["baselines.judge"] = config.baselines.judge
   for group_name, group in groups.items():
+    load_form(group.wire)
     try:
       prices = prices_of(group.names, group.prices)
       for endpoint in endpoints(group) if config.models.kind == "chat" else ():

@@ -3,7 +3,9 @@
 import base64
 import contextlib
 import dataclasses
+import importlib
 import ipaddress
+import itertools
 import os
 import random
 import re
@@ -20,6 +22,7 @@ PRESUMED = "presumed"  # perhaps billed
 FAILED = "failed"  # not billed
 OPEN = "open"
 OPENAI_KEY = "OPENAI_API_KEY"
+OPENAI_URL = "https://api.openai.com/v1"
 NO_KEY = "none"  # The key for an endpoint without keys: the protocol wants some.
 RETRIED = (408, 409, 429)  # Statuses that may pass, as may all from 500 on.
 UNKNOWN = (
@@ -92,6 +95,16 @@ class Endpoint:
     return key or NO_KEY
 
 
+def endpoints(config: ModelsConfig) -> list[Endpoint]:
+  """List the models' endpoints in the order of the names."""
+  urls = itertools.cycle(config.base_urls or (OPENAI_URL,))
+  variables = itertools.cycle(config.key_variables or (None,))
+  served = []
+  for name, url, variable in zip(config.names, urls, variables):
+    served.append(Endpoint(name, url.rstrip("/"), variable))
+  return served
+
+
 @dataclasses.dataclass(frozen=True)
 class WireForm:
   """A protocol of upstream models.
@@ -115,6 +128,20 @@ class WireForm:
   read_answer: Callable[[bytes], dict]
   read_error: Callable[[str], Mapping[str, str]]
   read_chunks: Callable[[AsyncIterator[str]], AsyncIterator[dict]]
+
+
+def load_form(name: str) -> WireForm:
+  """Load a wire form: FORM of the file in this folder that has its name.
+
+  Raises:
+    ValueError: there is no such form.
+  """
+  with contextlib.suppress(ModuleNotFoundError):
+    form = vars(importlib.import_module(f"{__package__}.{name}")).get("FORM")
+    if form:
+      return form
+  expected = "chat_completions, or a file in baar_jax/llms that has a FORM"
+  raise ValueError(f"--config.models.wire is {name!r}; take {expected}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,7 +168,7 @@ def check_pretrained(config: RouterConfig) -> None:
 
 def load_qwen2(
   directory: Path | str,
-  dtype: Any = jnp.float32,
+  dtype: jax.typing.DTypeLike = jnp.float32,
   mesh: Mesh | None = None,
   layers: int = 0,
 ) -> Qwen2:
@@ -292,7 +292,10 @@ def read_config(directory: Path | str) -> Qwen2Config:
 
 
 def save_qwen2(
-  model: Qwen2, directory: Path, tokenizer: Path, dtype: Any = jnp.bfloat16
+  model: Qwen2,
+  directory: Path,
+  tokenizer: Path,
+  dtype: jax.typing.DTypeLike = jnp.bfloat16,
 ) -> None:
   """Write a model as `write_directory` does.
 

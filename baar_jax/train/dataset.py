@@ -1,7 +1,6 @@
 """What the stages have stored, as training data: profiles, references, batches."""
 
 import collections
-import dataclasses
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,22 +16,7 @@ from baar_jax.train.jobs import (
   exploration_specs,
   stratified_spec,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-  """What the boundary policies showed of a task."""
-
-  difficulty: str  # "easy", "hard" or "intractable"
-  cost_small: float  # median dollars of an episode of always-SMALL
-  cost_large: float
-  small: Sequence[Episode]  # the trials of always-SMALL
-  large: Sequence[Episode]
-
-  @property
-  def hard(self) -> bool:
-    """Tell whether the task is hard."""
-    return self.difficulty == "hard"
+from baar_jax.train.rewards import Profile
 
 
 def make_profile(
