@@ -59,21 +59,26 @@ class OpenOptions(dict):
 
 @section
 class EnvConfig:
-  """Configure the environment, its tasks and its processes."""
+  """Configure the environment, its tasks and its processes.
 
-  # This is a name of ENVIRONMENTS in envs/table.py, or FILE.py:CLASS for your own Env.
+  Attributes:
+    kind: a name of ENVIRONMENTS in envs/table.py, or FILE.py:CLASS for your own Env.
+    processes: Each child process serves some environments; 0 starts one process per
+      core.
+    live_per_process: These episodes share a process (and its JVM).
+    timeout_s: A process is replaced if one call takes longer.
+    options: The class Options in the environment's adapter.py declares and checks
+      these.
+  """
+
   kind: str = "scienceworld"
   train_tasks: int = positive(96)
   dev_tasks: int = positive(34)
   test_tasks: int = positive(60)
   max_steps: int = positive(40)
-  # Each child process serves some environments; 0 starts one process per core.
   processes: int = not_negative(0, 10**4)
-  # These episodes share a process (and its JVM).
   live_per_process: int = positive(4, 10**4)
-  # A process is replaced if one call takes longer.
   timeout_s: float = positive(120.0)
-  # The class Options in the environment's adapter.py declares and checks these.
   options: dict = Field(default_factory=dict)
 
   def __post_init__(self) -> None:
@@ -82,38 +87,42 @@ class EnvConfig:
 
 @section
 class ModelsConfig:
-  """Configure the models to route between, the cheapest first."""
+  """Configure the models to route between, the cheapest first.
+
+  Attributes:
+    prices: A model's row is (input, cached input, output[, cache write]), in $ per
+      million tokens. Without rows the list prices count.
+    skills: A scripted model errs at SMALL's rates with skill 0 and at LARGE's with
+      skill 1. Without skills the ranks are equally spaced.
+    base_urls: With kind="chat" these are endpoints of OpenAI's chat completions, one
+      for all models or one for each. Without any it is OpenAI's own.
+    key_variables: These environment variables hold the endpoints' keys; "" needs no
+      key.
+    max_completion_tokens: Budgets reserve this number of tokens for each reply.
+    wire: The endpoints' wire form is a file of baar_jax/llms, such as chat_completions.
+    concurrency: Each model gets at most this number of calls at a time.
+    timeout_s: An attempt fails unless its last byte comes in time.
+    retries: A reply is tried again this number of times.
+    max_failures: This number of failures in a row (attempts, episodes) ends the run.
+  """
 
   kind: str = Field("scripted", pattern="^(scripted|chat)$")
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
-  # A model's row is (input, cached input, output[, cache write]), in $ per million
-  # tokens. Without rows the list prices count.
   prices: tuple[
     Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...
   ] = ()
-  # A scripted model errs at SMALL's rates with skill 0 and at LARGE's with skill 1.
-  # Without skills the ranks are equally spaced.
   skills: tuple[Share, ...] = ()
-  # Endpoints of OpenAI's chat completions, one for all models or one for each, are
-  # for kind="chat". Without any it is OpenAI's own.
   base_urls: tuple[Annotated[str, Field(pattern=URL)], ...] = ()
-  # These environment variables hold the endpoints' keys; "" needs no key.
   key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
   temperature: float = not_negative(0.7, 2)
-  # Budgets reserve this number of tokens for each reply.
   max_completion_tokens: int = positive(1024, 10**7)
-  # The endpoints' wire form is a file of baar_jax/llms, such as chat_completions.
   wire: str = Field("chat_completions", pattern=r"^[a-z][a-z0-9_]*$")
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )
-  # Each model gets at most this number of calls at a time.
   concurrency: int = positive(16, 10**4)
-  # An attempt fails unless its last byte comes in time.
   timeout_s: float = positive(120.0)
-  # A reply is tried again this number of times.
   retries: int = not_negative(5, 100)
-  # This number of failures in a row (attempts, episodes) ends the run.
   max_failures: int = positive(100)
 
   @validator
@@ -130,17 +139,27 @@ class ModelsConfig:
 
 @section
 class RouterConfig:
-  """Configure the router: its weights or shape (Qwen2's names), and its text."""
+  """Configure the router: its weights or shape (Qwen2's names), and its text.
 
-  # Weights are a Hugging Face directory of a Qwen2 or Qwen2.5, a GGUF file, or
-  # "smollm2"; they bring their shape and tokenizer. Without weights the router has
-  # the shape below and random parameters, and its tokenizer is trained on the profile.
+  Attributes:
+    weights: Weights are a Hugging Face directory of a Qwen2 or Qwen2.5, a GGUF file, or
+      "smollm2"; they bring their shape and tokenizer. Without weights the router has
+      the shape below and random parameters, and its tokenizer is trained on the
+      profile.
+    layers: The router keeps the first layers of the weights; 0 keeps all.
+    dtype: Parameters are float32; the router computes in this type.
+    vocab_size: All bytes and the decisions are in the vocabulary.
+    show_budget: The text tells the router the rest of its call budget.
+    max_tokens: A longer sequence loses its oldest whole steps.
+    buckets: This number of row lengths is compiled: equal parts of max_tokens.
+    description_tokens: Longer texts are cut to these previews, with a mark.
+    usd_per_million_tokens: The report has a column for the router's own compute at this
+      price.
+  """
+
   weights: str = ""
-  # The router keeps the first layers of the weights; 0 keeps all.
   layers: int = not_negative(0, 1000)
-  # Parameters are float32; the router computes in this type.
   dtype: str = Field("float32", pattern="^(float32|bfloat16)$")
-  # All bytes and the decisions are in the vocabulary.
   vocab_size: int = Field(2048, ge=258, le=10**8)
   hidden_size: int = positive(64)
   intermediate_size: int = positive(192)
@@ -151,17 +170,12 @@ class RouterConfig:
   rope_theta: float = Field(10_000.0, ge=1, le=1e12)
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
-  # The text tells the router the rest of its call budget.
   show_budget: bool = True
-  # A longer sequence loses its oldest whole steps.
   max_tokens: int = positive(768)
-  # This number of row lengths is compiled: equal parts of max_tokens.
   buckets: int = positive(2, 100)
-  # Longer texts are cut to these previews, with a mark.
   description_tokens: int = positive(96)
   action_tokens: int = positive(12)
   result_tokens: int = positive(24)
-  # The report has a column for the router's own compute at this price.
   usd_per_million_tokens: float = not_negative(0.02)
 
   @validator
@@ -177,43 +191,57 @@ class RouterConfig:
 
 @section
 class ProfileConfig:
-  """Configure the trials that label the training tasks."""
+  """Configure the trials that label the training tasks.
 
-  # Each boundary model plays each task this number of times (K of the paper).
+  Attributes:
+    trials: Each boundary model plays each task this number of times (K of the paper).
+    robustness: The report also labels the tasks with these K.
+  """
+
   trials: int = positive(5, SEEDS)
-  # The report also labels the tasks with these K.
   robustness: tuple[Annotated[int, Field(gt=0, le=SEEDS)], ...] = ()
   easy_rate: float = positive(0.8, 1)
 
 
 @section
 class PretrainConfig:
-  """Configure the pretraining of random weights, in place of Qwen2.5's (our choice)."""
+  """Configure the pretraining of random weights, in place of Qwen2.5's (our choice).
 
-  # A router passes over the stored training episodes; 0 leaves its weights random.
+  Attributes:
+    epochs: A router passes over the stored training episodes; 0 leaves its weights
+      random.
+  """
+
   epochs: int = not_negative(0, 1000)
   batch_episodes: int = positive(32)
   learning_rate: float = positive(3e-3, 1)
 
 
 class SamplePlan(NamedTuple):
-  """Stored samples of a task; see `rollout.rules.take_sampled` for the kinds."""
+  """Stored samples of a task; see `rollout.rules.take_sampled` for the kinds.
+
+  Attributes:
+    all_tasks: The plan samples all profiled training tasks, not the hard ones alone.
+  """
 
   kind: Literal["samples", "together", "repeats"]
   count: Annotated[int, Field(gt=0, lt=SEEDS // 4)]
-  # The plan samples all profiled training tasks, not the hard ones alone.
   all_tasks: bool = False
 
 
 @section
 class ReferencesConfig:
-  """Configure the stored samples that training learns from."""
+  """Configure the stored samples that training learns from.
 
-  # Each hard task gets this number of samples (N of the paper).
+  Attributes:
+    samples: Each hard task gets this number of samples (N of the paper).
+    plans: Pretraining and value heads also learn from these, in this order (our
+      choice).
+    clone_large: This ablation leaves out stratified sampling.
+  """
+
   samples: int = Field(20, gt=0, lt=SEEDS // 4)
-  # Pretraining and value heads also learn from these, in this order (our choice).
   plans: tuple[SamplePlan, ...] = ()
-  # This ablation leaves out stratified sampling.
   clone_large: bool = False
 
   @validator
@@ -225,48 +253,56 @@ class ReferencesConfig:
 
 @section
 class ValueConfig:
-  """Configure the budget-conditioned router: value heads behind a frozen trunk."""
+  """Configure the budget-conditioned router: value heads behind a frozen trunk.
 
-  # Every head takes this number of gradient steps; 0 leaves the router out.
+  Attributes:
+    updates: Every head takes this number of gradient steps; 0 leaves the router out.
+    prices: For each budget dev chooses one of these cost weights.
+    heads: The heads are an ensemble.
+    return_share: The first share of the updates learns Monte-Carlo returns.
+    noise: Noise on the hidden states is in units of their standard deviations.
+  """
+
   updates: int = Field(0, ge=0, lt=10**6)
-  # For each budget dev chooses one of these cost weights.
   prices: tuple[Annotated[float, Field(ge=0, le=MAX_PRICE)], ...] = Field(
     (0.0, 0.1, 0.2, 0.5, 1.0), min_length=1
   )
-  # The heads are an ensemble.
   heads: int = positive(5, 100)
   value_width: int = positive(64, 1000)
   advantage_width: int = positive(32, 1000)
   batch_decisions: int = positive(1024, 10**5)
-  # The first share of the updates learns Monte-Carlo returns.
   return_share: float = not_negative(0.3, 1)
   learning_rate: float = positive(2e-3, 1)
   weight_decay: float = not_negative(0.3, 100)
-  # Noise on the hidden states is in units of their standard deviations.
   noise: float = not_negative(0.5, 100)
 
 
 @section
 class SFTConfig:
-  """Configure the supervised training of routers."""
+  """Configure the supervised training of routers.
 
-  # A training ends after this number of updates at the latest.
+  Attributes:
+    updates: A training ends after this number of updates at the latest.
+    check_every: The dev loss is measured each time after this number of updates.
+    patience: A training ends after this number of measurements without a new best.
+    micro_episodes: A compiled call has this number of rows, also in BoPO and for value
+      heads.
+    learning_rates: All rates are tried, also for the scorer and the classifier. The
+      best on dev stays.
+    adam_eps: With an eps above most entries of the gradient, AdamW keeps their sizes.
+      That means less noise in short runs.
+  """
+
   updates: int = Field(150, gt=0, lt=10**6)
-  # The dev loss is measured each time after this number of updates.
   check_every: int = Field(5, gt=0, lt=10**6)
-  # A training ends after this number of measurements without a new best.
   patience: int = Field(4, gt=0, lt=10**6)
   batch_episodes: int = positive(64)
-  # A compiled call has this number of rows, also in BoPO and for value heads.
   micro_episodes: int = positive(16, 10**5)
   hard_share: float = not_negative(0.7, 1)
-  # All rates are tried, also for the scorer and the classifier. The best on dev stays.
   learning_rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
     (2e-5,), min_length=1
   )
   warmup_share: float = not_negative(0.03, 1)
-  # With an eps above most entries of the gradient, AdamW keeps their sizes. That
-  # means less noise in short runs.
   adam_eps: float = positive(1e-8, 1)
   weight_decay: float = not_negative(0.01, 1)
   clip_norm: float = positive(1.0)
@@ -274,9 +310,17 @@ class SFTConfig:
 
 @section
 class BoPOConfig:
-  """Configure the reinforcement learning of the paper."""
+  """Configure the reinforcement learning of the paper.
 
-  # Each cost weight trains its own router.
+  Attributes:
+    lam: Each cost weight trains its own router.
+    reference_guided: The ablation sets False: the group's mean alone is the baseline.
+    adam_eps: see SFTConfig.
+    updates: An update rolls out one batch of episodes.
+    epochs: Training passes this number of times over each rollout batch.
+    batch_episodes: A gradient step takes this number of episodes.
+  """
+
   lam: tuple[Annotated[float, Field(ge=0, le=100)], ...] = Field(
     (0.1, 0.3, 0.5, 0.7, 0.9), min_length=1
   )
@@ -285,22 +329,17 @@ class BoPOConfig:
   group_size: int = Field(8, ge=2, le=10**5)
   advantage_eps: float = positive(0.1, 100)
   advantage_clip: float = positive(5.0)
-  # The ablation sets False: the group's mean alone is the baseline.
   reference_guided: bool = True
   kl_beta: float = not_negative(0.04, 100)
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
   clip_low: float | None = not_negative(None, 1)
   clip_high: float | None = not_negative(None, 1e6)
   learning_rate: float = positive(1e-6, 1)
-  # See SFTConfig.
   adam_eps: float = positive(1e-8, 1)
   clip_norm: float = positive(1.0)
-  # An update rolls out one batch of episodes.
   updates: int = Field(100, gt=0, lt=10**6)
   tasks_per_update: int = positive(8, 10**5)
-  # Training passes this number of times over each rollout batch.
   epochs: int = positive(1, 1000)
-  # A gradient step takes this number of episodes.
   batch_episodes: int = positive(64)
 
   @validator
@@ -312,19 +351,23 @@ class BoPOConfig:
 
 @section
 class BaselinesConfig:
-  """Configure the routers that are trained and evaluated beside BoPO."""
+  """Configure the routers that are trained and evaluated beside BoPO.
 
-  # These are names of `train.families.RIVALS`.
+  Attributes:
+    rivals: These are names of `train.families.RIVALS`.
+    compared_lam: Ablations are trained and rivals compared at this cost weight; None is
+      the first of bopo.lam.
+    updates: The scorer and the classifier take at most this number of updates.
+    judge: A zero-shot router asks this model. Scripted runs have a stand-in at its
+      price.
+  """
+
   rivals: tuple[str, ...] = ()
   ablations: tuple[
     Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...
   ] = ()
-  # Ablations are trained and rivals compared at this cost weight; None is the first
-  # of bopo.lam.
   compared_lam: float | None = not_negative(None, 100)
-  # The scorer and the classifier take at most this number of updates.
   updates: int = Field(150, gt=0, lt=10**6)
-  # A zero-shot router asks this model. Scripted runs have a stand-in at its price.
   judge: ModelsConfig = Field(
     default_factory=lambda: ModelsConfig(
       names=("gpt-5",), temperature=1.0, max_completion_tokens=2048
@@ -334,24 +377,28 @@ class BaselinesConfig:
 
 @section
 class EvaluateConfig:
-  """Configure the evaluated policies, budgets and seeds."""
+  """Configure the evaluated policies, budgets and seeds.
 
-  # Each task is played with this number of evaluation seeds.
+  Attributes:
+    seeds: Each task is played with this number of evaluation seeds.
+    tasks: The first tasks of dev and of test are evaluated; 0 takes all.
+    thresholds: Each threshold adds a point: LARGE if its probability is above the
+      threshold.
+    shares: Each share adds the point at which LARGE has this share of the decisions in
+      stored training episodes. `router.policy.Threshold` tells the case of more models.
+    budget_rules: Hard budgets use these points too, not argmax alone.
+    usd_budgets: Each of these caps the dollars of a task (B_max).
+    bootstrap: Each interval takes this number of resamples of the tasks.
+  """
+
   seeds: int = positive(3, SEEDS)
-  # The first tasks of dev and of test are evaluated; 0 takes all.
   tasks: int = not_negative(0)
   random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
-  # Each threshold adds a point: LARGE if its probability is above the threshold.
   thresholds: tuple[Share, ...] = ()
-  # Each share adds the point at which LARGE has this share of the decisions in stored
-  # training episodes. `router.policy.Threshold` tells the case of more models.
   shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-  # Hard budgets use these points too, not argmax alone.
   budget_rules: bool = False
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
-  # Each of these caps the dollars of a task (B_max).
   usd_budgets: tuple[Dollars, ...] = ()
-  # Each interval takes this number of resamples of the tasks.
   bootstrap: int = positive(1000, 10**5)
 
   @validator
@@ -366,14 +413,16 @@ class DistributedConfig:
   """Configure the processes that train one router.
 
   Each plays its share of the episodes.
+
+  Attributes:
+    process: The number of this process counts from 0.
+    coordinator: Process 0 listens at host:port.
+    fsdp: This number of devices shares one copy of the parameters; 0 is all devices.
   """
 
   processes: int = positive(1, 10**4)
-  # The number of this process counts from 0.
   process: int = not_negative(0, 10**4)
-  # Process 0 listens at host:port.
   coordinator: str = Field("", pattern=r"^(.+:\d+)?$")
-  # This number of devices shares one copy of the parameters; 0 is all devices.
   fsdp: int = not_negative(0, 10**6)
 
   @validator
@@ -387,54 +436,62 @@ class DistributedConfig:
 
 @section
 class ServeConfig:
-  """Configure the endpoint of --stage=serve."""
+  """Configure the endpoint of --stage=serve.
 
-  # Any other host needs a key.
+  Attributes:
+    host: Any other host needs a key.
+    port: 0 takes any free port.
+    policy: This policy decides for the name "baar". "sample" is the router whose
+      sessions BoPO learns from next.
+    router: The router comes from this run's directory; "" is the run that serves.
+    max_usd: These caps of a session are defaults, which a client can only lower; None
+      is no cap.
+    reserve_usd: This part of max_usd is for a last call when nothing else fits.
+    route_by_cache: A costlier model acts if its prompt cache makes it no costlier.
+    fallback: Another model answers if all retries of the router's choice fail.
+    record_text: Training needs the stored texts of tasks, results and actions.
+    key_variable: This environment variable holds the clients' key.
+    cache_ttl_s: An endpoint's prompt cache stays warm this long.
+    max_sessions: The router's cache has room for this number of sessions.
+  """
+
   host: str = Field("127.0.0.1", min_length=1, max_length=253)
-  # 0 takes any free port.
   port: int = not_negative(8000, 65535)
-  # This policy decides for the name "baar". "sample" is the router whose sessions BoPO
-  # learns from next.
   policy: str = Field(
     "router", pattern="^(router|small|large|random|stratified|sample)$"
   )
-  # The router comes from this run's directory; "" is the run that serves.
   router: str = ""
-  # These caps of a session are defaults, which a client can only lower; None is no cap.
   max_usd: float | None = not_negative(None)
   max_large_calls: int | None = not_negative(None, 10**9)
-  # This part of max_usd is for a last call when nothing else fits.
   reserve_usd: float = not_negative(0.0)
-  # A costlier model acts if its prompt cache makes it no costlier.
   route_by_cache: bool = False
-  # Another model answers if all retries of the router's choice fail.
   fallback: bool = False
-  # Training needs the stored texts of tasks, results and actions.
   record_text: bool = False
-  # This environment variable holds the clients' key.
   key_variable: str = Field("", pattern=VARIABLE)
-  # An endpoint's prompt cache stays warm this long.
   cache_ttl_s: float = not_negative(300.0, 1e6)
-  # The router's cache has room for this number of sessions.
   max_sessions: int = positive(256, 10**5)
   max_body_mb: float = positive(16.0, 1000)
 
 
 @section
 class Config:
-  """Configure a whole run."""
+  """Configure a whole run.
+
+  Attributes:
+    runs: The run's directory is <runs>/<name>.
+    train_seeds: Every training is repeated with this number of training seeds.
+    max_usd: All model calls together may cost at most this; 0 is no cap.
+    traces: --stage=import reads this file.
+    dry_run: A dry run prints the remaining work and its expected cost, and runs
+      nothing.
+  """
 
   name: str = Field("quickstart", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
-  # The run's directory is <runs>/<name>.
   runs: str = "runs"
   seed: int = not_negative(0, 10**9)
-  # Every training is repeated with this number of training seeds.
   train_seeds: int = positive(1, 100)
-  # All model calls together may cost at most this; 0 is no cap.
   max_usd: float = not_negative(0.0)
-  # --stage=import reads this file.
   traces: str = ""
-  # A dry run prints the remaining work and its expected cost, and runs nothing.
   dry_run: bool = False
   env: EnvConfig = Field(default_factory=EnvConfig)
   models: ModelsConfig = Field(default_factory=ModelsConfig)
