@@ -113,21 +113,22 @@ class Store:
       self._db = sqlite3.connect(path, check_same_thread=False)  # threads take turns
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
-      self._db.executescript(_SCHEMA)
-      self._convert()
+      (version,) = self._db.execute("PRAGMA user_version").fetchone()
+      if version <= VERSION:
+        self._db.executescript(_SCHEMA)
       columns = [row[1] for row in self._db.execute("PRAGMA table_info(episodes)")]
+      fits = version <= VERSION and columns == [*KEY, *COLUMNS, "equals", "episode"]
+      if fits and version < VERSION:
+        self._convert()
     except sqlite3.Error as error:
       problem = f"{path} cannot be used as an episode store ({error})"
       raise ValueError(f"{problem}; move it away or restore a copy") from error
-    if columns != [*KEY, *COLUMNS, "equals", "episode"]:
+    if not fits:
       problem = f"{path} was made by another version of this program"
       raise ValueError(f"{problem}: choose another --config.name")
 
   def _convert(self) -> None:
     """Rename the policies of a store that an older version made, once."""
-    (version,) = self._db.execute("PRAGMA user_version").fetchone()
-    if version >= VERSION:
-      return
     policy = "policy"
     for old, new in RENAMED.items():
       policy = f"replace({policy}, '{old}', '{new}')"
@@ -223,7 +224,7 @@ class Store:
       episodes.append(dataclasses.replace(episode, **fields))
     return episodes
 
-  def _read(self, record: TypeAdapter, text: str, name: str):
+  def _read(self, record: TypeAdapter, text: str, name: str) -> Episode | Task:
     """The record of a row, which its name tells apart. Raises ValueError if it cannot be read."""
     try:
       return record.validate_json(text)
@@ -281,20 +282,41 @@ class Store:
     self._db.close()
 
 
-def move_options(stored: dict) -> dict:
-  """Convert a stored configuration in which options were fields of its own of `env`.
+def convert_config(stored: object) -> object:
+  """Convert a stored configuration of an older version; any other stays as it is."""
+  if not isinstance(stored, dict):
+    return stored
+  converted = dict(stored)
+  for name, convert in (("env", move_options), ("references", move_plans)):
+    if isinstance(stored.get(name), dict):
+      converted[name] = convert(dict(stored[name]))
+  return converted
+
+
+def move_options(env: dict) -> dict:
+  """Convert a section in which the environment's options were fields of its own.
 
   Only values that differ from their defaults become options.
   """
-  if not isinstance(stored, dict) or not isinstance(stored.get("env"), dict):
-    return stored
-  env = dict(stored["env"])
-  moved = {name: env.pop(name) for name in MOVED_OPTIONS if name in env}
-  changed = {
-    name: value for name, value in moved.items() if value != MOVED_OPTIONS[name]
-  }
-  options = changed | env.get("options", {})
-  return stored | {"env": env | {"options": options}}
+  options = {}
+  for name, default in MOVED_OPTIONS.items():
+    value = env.pop(name, default)
+    if value != default:
+      options[name] = value
+  return env | {"options": options | env.get("options", {})}
+
+
+def move_plans(references: dict) -> dict:
+  """Convert a section in which each kind of plan was a field of its own."""
+  for_all = references.pop("explored", False)
+  plans = []
+  if for_all:
+    plans.append(("samples", references.get("samples"), True))
+  for kind in ("together", "repeats"):
+    count = references.pop(kind, 0)
+    if count:
+      plans.append((kind, count, for_all))
+  return {"plans": plans} | references
 
 
 def read_config(directory: Path) -> Config | None:
@@ -307,7 +329,7 @@ def read_config(directory: Path) -> Config | None:
     return None
   try:
     stored = TypeAdapter(Config).validate_python(
-      move_options(json.loads(path.read_bytes()))
+      convert_config(json.loads(path.read_bytes()))
     )
   except (ValueError, TypeError, RecursionError):
     raise ValueError(f"{path} is no configuration of this version: {RESTORE}") from None

@@ -4,14 +4,14 @@ import collections
 import itertools
 
 import pytest
-from baar_jax.rollout.policies import BOUNDARIES
 from tiny import episode
 
-from baar_jax.config import Config, ProfileConfig
+from baar_jax.config import Config, ProfileConfig, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
-from baar_jax.stages.train import find_winners
 from baar_jax.store import Store
 from baar_jax.train import dataset
+from baar_jax.train.jobs import BOUNDARY_KEYS
+from baar_jax.train.rivals import find_winners
 
 
 def trials(task_id, policy, outcomes):
@@ -49,10 +49,10 @@ def fill(store, task_ids, episodes):
 
 def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
   names = sorted(TASKS, reverse=True)
-  others = [episode("a test task", name) for name in BOUNDARIES]
+  others = [episode("a test task", name) for name in BOUNDARY_KEYS]
   others.append(episode("nearly", "random(p=0.5)", score=1.0))  # another policy is no trial
   for name, (*outcomes, _) in TASKS.items():
-    others += [e for both in zip(BOUNDARIES, outcomes) for e in trials(name, *both)]
+    others += [e for both in zip(BOUNDARY_KEYS, outcomes) for e in trials(name, *both)]
   fill(store, names, others)
   profiles = dataset.load_profiles(store, Config(), "train")
   assert list(profiles) == [name for name in names if TASKS[name][2]]
@@ -80,7 +80,7 @@ OUTCOMES = {
 
 def test_robustness_of_the_labels(store):
   for task_id, outcomes in OUTCOMES.items():
-    for name, marks in zip(BOUNDARIES, outcomes):
+    for name, marks in zip(BOUNDARY_KEYS, outcomes):
       fill(store, OUTCOMES, trials(task_id, name, [(int(mark), 1.0) for mark in marks]))
   config = Config(profile=ProfileConfig(trials=2, robustness=(1, 4, 9), easy_rate=0.8))
   assert [list(row.values()) for row in dataset.measure_robustness(store, config)] == [
@@ -108,7 +108,7 @@ def test_ties():
 def test_stored_references(store):
   """Of a task of each class the cheapest success: SMALL's, a stratified one, or without one
   LARGE's; of the intractable task the cheapest failure."""
-  small, large = BOUNDARIES
+  small, large = BOUNDARY_KEYS
   episodes = [episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1)]
   episodes += trials("h", small, [(0, 0.5)]) + trials("h", large, [(0, 0.1), (1, 9.0), (1, 8.0)])
   episodes += trials("e", small, [(1, 3.0), (1, 4.0), (0, 1.0), (1, 2.0), (1, 2.0)])
@@ -133,19 +133,20 @@ def test_stored_references(store):
 
 
 def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_all(store):
-  trials = [episode(*key) for key in itertools.product("eh", BOUNDARIES, (0, 1))]
+  trials = [episode(*key) for key in itertools.product("eh", BOUNDARY_KEYS, (0, 1))]
   stratified = [episode("h", "stratified(samples=20)", 1000 + k) for k in (2, 5, 15)]
-  explored = [episode("e", "explored(samples=20,together=0)", 1001)]
-  fill(store, "eh", [*trials, *stratified, episode("a test task", BOUNDARIES[0]), *explored])
+  explored = [episode("e", "exploration-all(samples=20)", 1001)]
+  config = Config(references=ReferencesConfig(plans=(SamplePlan("samples", 20, all_tasks=True),)))
+  fill(store, "eh", [*trials, *stratified, episode("a test task", BOUNDARY_KEYS[0]), *explored])
 
   def keys(episodes):
     return sorted((e.task_id, e.policy, e.seed) for e in episodes)
 
   # The quarters of 20 are k = 5, 10, 15.
   learnt = [e for e in trials if e.seed == 0] + stratified[1:]
-  assert keys(dataset.load_threshold_episodes(store, Config())) == keys(learnt)
-  assert keys(dataset.load_value_episodes(store, Config())) == keys(trials + stratified + explored)
-  assert keys(dataset.load_pretraining_episodes(store, Config())) == keys(trials + stratified)
+  assert keys(dataset.load_threshold_episodes(store, config)) == keys(learnt)
+  assert keys(dataset.load_value_episodes(store, config)) == keys(trials + stratified + explored)
+  assert keys(dataset.load_pretraining_episodes(store, config)) == keys(trials + stratified)
 
 
 def first(count, batches):
@@ -188,6 +189,6 @@ def test_every_task_is_gone_through_before_any_repeats(count, size):
 def test_the_cheapest_that_succeeds_wins():
   small = [trial(seed, score) for seed, score in enumerate((1, 0, 0, 1, 0))]
   large = [trial(seed, score) for seed, score in zip((0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1))]
-  assert find_winners(small, large) == {("t", 0): 0, ("t", 1): 1, ("t", 2): 0, ("t", 3): 0}
+  assert find_winners([small, large]) == {("t", 0): 0, ("t", 1): 1, ("t", 2): 0, ("t", 3): 0}
   middle = [trial(seed, score) for seed, score in enumerate((1, 0, 1))]
-  assert find_winners(small, middle, large) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}
+  assert find_winners([small, middle, large]) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}

@@ -16,7 +16,8 @@ from test_pipeline import finish, interrupt, rows, start, updates
 
 from baar_jax.config import Config
 from baar_jax.mesh import one_device
-from baar_jax.train.checkpoint import RouterFiles, load_router
+from baar_jax.train.checkpoint import load_router
+from baar_jax.train.training import RouterFiles
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5

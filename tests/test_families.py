@@ -8,7 +8,8 @@ import tiny
 from baar_jax.config import BaselinesConfig, SamplePlan
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.train import families, jobs
-from baar_jax.train.families import RIVALS, find_uncapped, list_specs, zero_shot_spec
+from baar_jax.train.families import find_uncapped, list_specs
+from baar_jax.train.listing import RIVALS, zero_shot_spec
 
 
 @pytest.fixture

@@ -16,11 +16,19 @@ from flax import nnx
 
 from baar_jax.run import Run
 from baar_jax.stages import train
-from baar_jax.stages.train import bopo, sft
 from baar_jax.store import Store
-from baar_jax.train import fit
+from baar_jax.train import families, fit
 from baar_jax.train.checkpoint import load_router
+from baar_jax.train.losses import bopo_method
 from baar_jax.train.trainer import Trainer
+
+
+def sft(run):
+  train.train_families("sft")(run)
+
+
+def bopo(run):
+  train.train_families("bopo")(run)
 
 
 def small_config(runs):
@@ -79,7 +87,7 @@ def assert_same(leaves, others):
 
 
 def cascade(run):
-  train.train_cascade(run.training())
+  families.FAMILIES["cascade"].train(run.training())
 
 
 def logged(run, stage):
@@ -157,10 +165,10 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
 
 
 def test_another_training_seed_is_added_to_a_run(copied):
-  """With its own luck, and rollouts of other seeds for each update."""
+  """With draws of its own, and rollouts of other seeds for each update."""
   run = copied("tiny")
   before = leaves(run, "bopo", 0.1)
-  run.config.train_seeds = 2
+  run.config.train_seeds, run.config.evaluate.seeds = 2, 2
   sft(run)
   bopo(run)
   assert_same(leaves(run, "bopo", 0.1), before)
@@ -217,9 +225,9 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   monkeypatch.setattr(fit, "update_policy", update_policy)
   monkeypatch.setattr(fit, "VANILLA_BATCHES", limit)
   run = copied("imitated")
-  method = fit.list_methods(run.config.bopo)["bopo"]
+  method = bopo_method(run.config.bopo)
   method = dataclasses.replace(method, compute_advantages=one_group, dynamic_sampling=True)
-  monkeypatch.setattr(fit, "list_methods", lambda config: {"bopo": method})
+  monkeypatch.setattr(families.losses, "bopo_method", lambda config: method)
   bopo(run)
   learned = [call.args[1].episodes for call in update_policy.call_args_list]
   assert ["".join(e.policy[-1] for e in pool) for pool in learned] == [*pools]

@@ -61,12 +61,11 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
   low = np.log(0.5 / 1.5)
   mask_BxS = [[1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
   logp_BxS = f32([[low, 0.0, np.inf], [low, -0.5, 0], [0] * 3, [9] * 3])
-  batch = batch_of(mask_BxS, logp_BxS=logp_BxS, adv_B=f32([2, -1, 0, 0]))
+  batch = batch_of(mask_BxS, logp_BxS=logp_BxS, adv_B=f32([2, -1, 0, 0]), episode_share=4 / 5)
 
   def step(logits):
     term = losses.dapo_loss(logits, batch)["loss"]
-    assert term.per_episode
-    return 4 / 5 * term.weight * term.mean
+    return term.weight * term.share * term.mean
 
   loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
   # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to
@@ -80,11 +79,11 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
 def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
   logits_BxSxV = np.log(f32([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
   token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
-  batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM)
+  batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
   term = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
-  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third.
-  np.testing.assert_allclose(term.total, 1.0397208 + 0.4700036, rtol=1e-5)
-  assert term.count == 2 and not term.per_episode
+  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
+  expected = 0.5 * (1.0397208 + 0.4700036) / 2
+  np.testing.assert_allclose(term.share * term.mean, expected, rtol=1e-5)
 
 
 TRAJECTORY, DECISION = {"ratio_level": "trajectory"}, {"ratio_level": "decision"}

@@ -8,21 +8,24 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from baar_jax.rollout.policies import Job, Live
 from tiny import call
 
 from baar_jax.episode import Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.rollout.budget import CallBudget, unlimited
-from baar_jax.router import policy as router
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy
+from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
+from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
+from baar_jax.rollout.turn import Purse, Turn
+from baar_jax.router import reader
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
+from baar_jax.router.zero_shot import ZeroShotPolicy
 
 
 def start(number: int, seed: int = 0) -> Live:
-  live = Live(Job(Task(f"plant-{number}", "train", f"find plant {number}", 40), seed), env=None)
+  task = Task(f"plant-{number}", "train", f"find plant {number}", 40)
+  live = Live(Job(task, "profile", seed))
   live.observation = f"hall {number}"
   return live
 
@@ -53,34 +56,35 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
 
 
 def make_policy(model, view) -> RouterPolicy:
-  return RouterPolicy("router", model, view, Sample("key"), rows=3)
+  return RouterPolicy(PolicySpec("router"), model, view, Sample("key"), rows=3)
 
 
 @pytest.mark.parametrize(
   "kind, lengths",
-  [("transcript", router.NEW_TOKENS), ("paper", router.NEW_TOKENS), ("transcript", (16,))],
+  [("transcript", reader.NEW_TOKENS), ("paper", reader.NEW_TOKENS), ("transcript", (16,))],
 )
 def test_a_cache_equals_the_uncached_forward(
   tiny_model, router_config, tokenizer_dir, kind, lengths, monkeypatch
 ):
   """Over whole episodes that join and leave the batch, behind cuts too, in few shapes.
   With parts of 16 tokens, the text of a step is fed in several calls."""
-  monkeypatch.setattr(router, "NEW_TOKENS", lengths)
-  extend = Mock(side_effect=router._extend)
-  monkeypatch.setattr(router, "_extend", extend)
-  view = View(dataclasses.replace(router_config, view=kind), tokenizer_dir)
+  monkeypatch.setattr(reader, "NEW_TOKENS", lengths)
+  extend = Mock(side_effect=reader._extend)
+  monkeypatch.setattr(reader, "_extend", extend)
+  limit = {"transcript": 320, "paper": 368}[kind]
+  view = View(dataclasses.replace(router_config, view=kind, max_tokens=limit), tokenizer_dir)
   forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
 
   def check(live, decision):
     tokens = view.live_window(live).tokens
-    padded = np.pad(np.array([tokens], np.int32), ((0, 0), (0, 320 - len(tokens))))
+    padded = np.pad(np.array([tokens], np.int32), ((0, 0), (0, limit - len(tokens))))
     logits_A = np.asarray(forward(padded), np.float64)[0, len(tokens) - 1, view.decision_ids]
     logp_A = logits_A - np.log(np.exp(logits_A).sum())
     assert decision.logp == pytest.approx(logp_A[decision.model], abs=1e-4)
 
   done = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
   assert len(done) == 5
-  shapes = {call.args[3].shape for call in extend.call_args_list}
+  shapes = {call.args[3].tokens_RxT.shape for call in extend.call_args_list}
   assert shapes <= {(R, T) for R in (1, 4) for T in lengths}
   if kind == "transcript":
     assert all(view.live_window(live).first > 0 for live in done)  # every history was cut
@@ -102,7 +106,7 @@ def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir, 
   assert again.cost_usd == len(view.live_window(live).tokens) > new.cost_usd
   np.testing.assert_allclose(again.logp, new.logp, atol=1e-5)
   with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-    patch.setattr(policy, "_feed", lambda batch: 1 / 0)
+    patch.setattr(policy.reader, "_feed", lambda batch: 1 / 0)
     policy.choose([live])
   for _ in range(2):
     act(live, 0)
@@ -147,18 +151,21 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   text, model, router_config, tokenizer_dir, make_task
 ):
   """The paper's, with the budget; the answer, which is read strictly, took two lost attempts."""
-  live = Live(Job(make_task(), 0), None, CallBudget(3))
+  live = Live(Job(make_task(), "profile", 0), Cap(3))
   live.observation, live.steps = "see lamp 9", tiny.episode(models="LS").steps
   lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
   judge = Mock(**{"reply.return_value": Reply(text, call(2, 2.0), lost)})
-  policy = ZeroShotPolicy("zero-shot", lambda *_: judge, router_config, tokenizer_dir)
-  policy.prepare(live)
-  assert [decision.model for decision in policy.choose([live])] == [live.step.model] == [model]
+  policy = ZeroShotPolicy(PolicySpec("zero-shot"), lambda *_: judge, router_config, tokenizer_dir)
+  agents = [Mock(**{"reply.return_value": number}) for number in range(2)]
+  turn = Turn(live, agents, [], Purse(CallBudget(2), DollarBudget(None)))
+  with pytest.raises(StopIteration) as end:
+    next(policy.act(turn))
+  assert end.value.value == turn.step.model == model
   ((((message,), place), _),) = judge.reply.call_args_list
   prompt = message["content"]
   assert place == 2 and "Task: find the plant" in prompt and prompt.endswith("Decision:")
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  assert [live.step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
+  assert [turn.step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
 
 
 def test_the_stand_in_reads_the_prompt(make_task):

@@ -20,14 +20,16 @@ RULES = {
   "always-large": rules.take_large,
   "first-large": rules.take_large,
   "random": rules.take_randomly,
+  "stratified": rules.take_sampled,
   "exploration": rules.take_sampled,
+  "exploration-all": rules.take_sampled,
 }
 
 
-def live(task_id="t", seed=0, step=0, models=2, max_steps=10) -> Live:
-  task = Task(task_id, "train", "do it", max_steps)
+def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
+  task = Task(task_id, "train", "do it", 10)
   steps, observation = SEEN[:step], SEEN[step].observation
-  return Live(Job(task, "profile", seed), models=models, steps=steps, observation=observation)
+  return Live(Job(task, purpose, trial), models=models, steps=steps, observation=observation)
 
 
 def models(family, ready, **parameters):

@@ -7,10 +7,11 @@ import json
 import jax
 import pytest
 import tiny
-from baar_jax.rollout.policies import Job, Policy
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox.adapter import Sandbox
+from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.rollout.turn import RulePolicy
 from baar_jax.run import Run
 from baar_jax.stages import plan
 from baar_jax.store import Store, read_config
@@ -39,14 +40,14 @@ def test_no_program_is_kept_where_a_stranger_may_have_been(opened, config, tmp_p
   assert after == str(tmp_path / "cache" / "compiled")
 
 
-class Counting(Policy):
+class Counting(RulePolicy):
   """Always SMALL; keeps the keys that it decided for."""
 
   def __init__(self, name="counted"):
-    super().__init__(name, self.decide)
+    super().__init__(PolicySpec(name), self.decide)
     self.asked = []
 
-  def decide(self, live):
+  def decide(self, live, spec):
     self.asked += [(live.task.id, live.job.seed)] * (not live.steps)
     return 0
 
@@ -118,7 +119,7 @@ def test_a_config_that_is_none_or_of_more_processes_is_one_line(config):
   for text in TEXTS:
     path.write_text(text)
     assert refused(config) == f"{path} is no configuration of this version: {LOST}"
-  path.write_text('{"distributed": {"processes": 2}}')
+  path.write_text('{"distributed": {"processes": 2, "coordinator": "host:1"}}')
   assert "episodes-1.sqlite is gone or empty, and with it what was spent" in refused(config)
 
 
@@ -132,6 +133,10 @@ def test_a_directory_that_another_process_uses_is_refused(config, monkeypatch):
   assert refused(config) == f"{problem} --config.name"
 
 
+def collect(run, policy, jobs):
+  return run.collect("some", policy.spec, jobs, lambda spec: policy)
+
+
 def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(opened, config, capsys):
   run = opened(config)
   first, second, third = run.tasks("train")[:3]
@@ -143,13 +148,13 @@ def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(opened, conf
       return super().reset(task_id)
 
   run._envs = [Dying(**tiny.SIZES)]
-  jobs = [Job(task, 0) for task in (first, second, third)]
-  assert [e.task_id for e in run.collect("some", Counting(), jobs)] == [second.id, third.id]
+  jobs = [Job(task, "profile", 0) for task in (first, second, third)]
+  assert [e.task_id for e in collect(run, Counting(), jobs)] == [second.id, third.id]
   said = capsys.readouterr().out.splitlines()
   assert said == [f"left out: {first.id} seed 0 of counted: error:the process was killed"]
   run.config.models.max_failures = 3
   with pytest.raises(ValueError, match="3 times in a row.*the process was killed"):
-    run.collect("some", Counting("again"), jobs)
+    collect(run, Counting("again"), jobs)
   run._envs, policy = [Sandbox(**tiny.SIZES)], Counting()
-  assert [e.task_id for e in run.collect("some", policy, jobs[:2])] == [first.id, second.id]
+  assert [e.task_id for e in collect(run, policy, jobs[:2])] == [first.id, second.id]
   assert policy.asked == [(first.id, 0)]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from baar_jax.rollout.policies import BOUNDARIES, Job
 
 from baar_jax.envs import table
 from baar_jax.envs.base import Oracle
@@ -19,7 +18,10 @@ from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.rollout.budget import unlimited
+from baar_jax.rollout.specs import Job
 from baar_jax.run import Run
+from baar_jax.train.families import Loader
+from baar_jax.train.jobs import BOUNDARIES, BOUNDARY_KEYS
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()
@@ -166,13 +168,15 @@ def test_the_pair_s_ends_lie_near_the_paper_s(name, sizes, seeds, ends, toleranc
     env.options["data"] = str(data)
   with contextlib.closing(Run(config)) as run:
     tasks = run.tasks("train") + run.tasks("test")
-    jobs = [Job(task, seed) for task in tasks for seed in range(seeds)]
-    for policy in run.boundaries:
-      assert len(run.collect("", policy, jobs)) == len(jobs)
+    jobs = [Job(task, "profile", seed) for task in tasks for seed in range(seeds)]
+    loader = Loader(run.training(), run.live_episodes)
+    for spec in BOUNDARIES:
+      assert len(run.collect("", spec, jobs, loader.build)) == len(jobs)
     trials = run.store.table().groupby(["policy", "task_id"])
-  means = trials[["score", "success"]].mean().groupby("policy").mean().loc[[*BOUNDARIES]]
+  means = trials[["score", "success"]].mean().groupby("policy").mean().loc[[*BOUNDARY_KEYS]]
   np.testing.assert_allclose(means, ends, atol=tolerance, rtol=0)
   successes = trials.success.agg(list)
-  tiers = successes[BOUNDARIES[0]].combine(successes[BOUNDARIES[1]], difficulty)
+  small, large = (successes[key] for key in BOUNDARY_KEYS)
+  tiers = small.combine(large, difficulty)
   shares = tiers.value_counts(normalize=True)
   assert len(shares) == 3 and shares.min() > least

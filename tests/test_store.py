@@ -2,15 +2,22 @@
 
 import contextlib
 import dataclasses
+import lzma
 import math
 import re
+import shutil
 import sqlite3
+from pathlib import Path
 
 import pytest
 from tiny import call, episode
 
 from baar_jax.episode import Call, Task, Usage
-from baar_jax.store import Store
+from baar_jax.run import Run
+from baar_jax.stages.evaluate import choose_on_dev
+from baar_jax.stages.plan import list_planned
+from baar_jax.store import VERSION, Store, read_config
+from baar_jax.train.families import list_specs
 
 TASKS = [Task(f"t{i}", "train", f"do {i} \N{SNOWMAN}", 10 + i) for i in (2, 0, 1)]
 
@@ -127,6 +134,71 @@ def test_a_row_that_cannot_be_read_is_named(store, path, column, value):
     store.table()
 
 
-def damage(path, change, value):
+def damage(path, change, *values):
   with contextlib.closing(sqlite3.connect(path)) as db, db:
-    db.execute(change, (value,))
+    db.execute(change, values)
+
+
+@pytest.fixture
+def older(tmp_path):
+  """The directory of a run of version 0: of three models, with explored samples."""
+  golden = Path(__file__).parent / "golden" / "store_0"
+  directory = tmp_path / "tiny"
+  directory.mkdir()
+  shutil.copy(golden / "config.json", directory)
+  packed = (golden / "episodes.sqlite.xz").read_bytes()
+  (directory / "episodes.sqlite").write_bytes(lzma.decompress(packed))
+  return directory
+
+
+def dump(path) -> list[str]:
+  with contextlib.closing(sqlite3.connect(path)) as db:
+    return [*db.iterdump(), db.execute("PRAGMA user_version").fetchone()]
+
+
+def test_of_a_store_of_version_0_nothing_is_played_again(older):
+  config = read_config(older)
+  kinds = ("samples", 2, True), ("together", 1, True), ("repeats", 1, True)
+  assert config.references.plans == kinds and config.env.options == {}
+  before = sqlite3.connect(older / "episodes.sqlite").execute("SELECT * FROM episodes").fetchall()
+  with contextlib.closing(Store(older / "episodes.sqlite")) as store:
+    table = store.table()
+    assert len(table) == len(before) == 63
+    listed = [spec.key for spec in list_specs(config)]
+    # 4 samples of each of 3 training tasks; BoPO's rollouts of 2 tasks, 2 each.
+    other = {"exploration-all(samples=2,together=1,repeats=1)": 12, "bopo(lam=0.1)/1": 4}
+    assert {*table.policy} == {*listed, *other}
+    assert table.policy.value_counts()[[*other]].to_dict() == other
+    least = "conditioned(update=20,cost_weight=0.1"
+    assert {"always(rank=2)", f"{least})", f"{least},optimism=2,K=1)"} < {*listed}
+    played = {stage: 0 for stage in ("profile", "references", "bopo", "evaluate")}
+    chosen = {spec.key for spec in choose_on_dev(store, list_specs(config), config).entries}
+    for stage in played:
+      for spec, jobs in list_planned(config, store, stage):
+        # On test the chosen policies alone are played.
+        jobs = [job for job in jobs if job.task.split != "test" or spec.key in chosen]
+        assert {(job.task.id, job.seed) for job in jobs} <= store.keys(spec.key), spec
+        assert len(store.episodes(spec.key)) >= len(jobs)
+        played[stage] += len(jobs)
+    # 2 boundaries of 4 tasks; the samples; the rollouts; 25 policies on dev and 14 on test.
+    assert [*played.values()] == [8, 12, 4, 25 + 14]
+  converted = dump(older / "episodes.sqlite")
+  Store(older / "episodes.sqlite").close()
+  assert dump(older / "episodes.sqlite") == converted
+
+
+def test_a_run_of_version_0_goes_on(older):
+  config = read_config(older)
+  config.runs = str(older.parent)
+  with contextlib.closing(Run(config)) as run:
+    assert len(run.tasks("train")) == 3
+  assert read_config(older) == config
+
+
+def test_a_store_of_a_newer_version_is_refused_and_stays(store, path):
+  store.close()
+  damage(path, f"PRAGMA user_version = {VERSION + 1}")
+  written = dump(path)
+  with pytest.raises(ValueError, match="was made by another version of this program: ") as error:
+    Store(path)
+  assert "\n" not in str(error.value) and dump(path) == written

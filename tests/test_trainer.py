@@ -51,7 +51,7 @@ def batcher(router_config, tokenizer_dir, make_task):
   """batcher(rows): cuts into micro-batches of so many rows, of lengths of so many buckets."""
 
   def make(rows: int, buckets: int = 1, labels: Labels = ACTED) -> Batcher:
-    router = dataclasses.replace(router_config, max_tokens=128, buckets=buckets)
+    router = dataclasses.replace(router_config, max_tokens=208, buckets=buckets)
     sft = SFTConfig(micro_episodes=rows)
     config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
     return Batcher(config, View(router, tokenizer_dir), [make_task()], labels)
@@ -122,7 +122,7 @@ def test_micro_batches_make_the_step_of_one_batch(tiny_model, batcher, episodes,
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
   start, anchor = copy_of(trainer.state), ShardedRouter(other, ids)
   metrics, states = [], []
-  # The latter of rows of 64 and of 128 tokens.
+  # The latter of rows of 104 and of 208 tokens.
   for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, 2, SAMPLED)):
     trainer.load(copy_of(start))
     learner = Learner(BOPO, trainer, micro, anchor)

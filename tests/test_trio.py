@@ -6,10 +6,9 @@ import math
 import numpy as np
 import pytest
 import tiny
-from baar_jax.rollout.policies import Decision
-from test_loop import TRIO_USD, HandEnv, HandPair, HandPolicy, job
+from test_loop import TRIO_USD, HandCascade, HandEnv, HandPair, job
 from test_pipeline import finish, results, start
-from test_policies import live, models
+from test_rules import live, models
 from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
@@ -17,6 +16,7 @@ from baar_jax.envs.sandbox.errors import SandboxErrors
 from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
 from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.specs import Cap, Decision
 from baar_jax.router.policy import Threshold
 from baar_jax.router.tokenizer import train_tokenizer
 from baar_jax.router.view import View
@@ -52,12 +52,12 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
 
 
 def test_strata_of_two_are_as_before_and_of_three_the_dearer_ones_are_drawn_evenly():
-  def draw(seed, p, agents=(None,) * 2, steps=20):
-    return models("random", [live("t1", seed, s, agents) for s in range(steps)], p=p)
+  def draw(seed, p, count=2, steps=20):
+    return models("random", [live("t1", seed, s, count) for s in range(steps)], p=p)
 
   drawn = ["".join(map(str, draw(1000 + k, k / 4))) for k in (1, 2, 3)]
   assert drawn == ["00000100000000000010", "10000101011001110000", "11111111101101110111"]
-  counts = np.bincount(draw(0, 0.5, (None,) * 3, 4000), minlength=3)
+  counts = np.bincount(draw(0, 0.5, 3, 4000), minlength=3)
   assert counts[1:].sum() == sum(draw(0, 0.5, steps=4000))  # the same steps are dearer ones'
   assert counts[1] / counts[1:].sum() == pytest.approx(0.5, abs=0.034)  # three standard deviations
 
@@ -73,23 +73,24 @@ def test_a_threshold_is_what_dollars_count_for():
 
 
 @pytest.mark.parametrize(
-  "choices, limits, texts, asked, acted",
+  "choices, cap, texts, asked, acted",
   [
-    ("0", {}, {}, "s", 0),
-    ("11", {}, {}, "slt", 2),
-    ("1", {"call_budget": 1}, {}, "sl", 1),  # the only call: nothing is left to decide
+    ("0", Cap(), {}, "s", 0),
+    ("11", Cap(), {}, "slt", 2),
+    ("1", Cap(1), {}, "sl", 1),  # the only call: nothing is left to decide
     # The second proposal is taken where the third model's attempts brought nothing.
-    ("11", {"usd_budget": 1.0}, {(0, "third"): BudgetSpent("")}, "slt", 1),
+    ("11", Cap(usd=1.0), {(0, "third"): BudgetSpent("")}, "slt", 1),
   ],
 )
-def test_a_cascade_goes_on_model_by_model(choices, limits, texts, asked, acted):
-  class Chain(HandPolicy):
+def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
+  class Chain(HandCascade):
     def choose(self, ready):
       return [Decision(x.proposer + int(next(left)), 0.0, 1e-6, 2.0) for x in ready]
 
   tape, left = [], iter(choices)
-  policy, pair = Chain(tape, asks="small"), HandPair(tape, texts, TRIO_USD)
-  (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)], **limits)
+  policy, pair = Chain(tape), HandPair(tape, texts, TRIO_USD)
+  policy.spec = policy.spec.under(cap)
+  (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)])
   assert "".join(event[4] for event in tape if event.startswith("ask")) == asked
   assert next(left, None) is None  # it was asked as often as it had to be
   (step,) = episode.steps
@@ -130,4 +131,4 @@ def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(setting, make
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
   rivals = "--config.baselines.rivals=('zero-shot','cascade','single-turn')"
   finish(start(tmp_path, rivals, "--config.evaluate.shares=(0.4,)", config="sandbox.py:trio"))
-  assert "always(model=2)" in {row["policy"] for row in results(tmp_path)["dev"]}
+  assert "always(rank=2)" in {row["policy"] for row in results(tmp_path)["dev"]}

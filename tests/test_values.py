@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 from unittest.mock import Mock
 
 import jax
@@ -10,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from baar_jax.rollout.policies import Job
 
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
-from baar_jax.rollout.specs import Cap
-from baar_jax.router import head
-from baar_jax.router import policy as policy_module
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.router import conditioned, head
+from baar_jax.router.conditioned import ConditionedPolicy
 from baar_jax.router.head import (
   Heads,
   Scale,
@@ -80,14 +80,14 @@ def test_progress_by_hand():
   assert fourth == (3, 2, 9, 2, 1, 2) and fifth == (4, 2, 9, 0, 0, 2)
 
 
-def test_the_bold_take_large_unless_the_heads_agree():
+def test_optimism_takes_large_unless_the_heads_agree():
   """Two heads that say -0.3 and 0.1 of LARGE over SMALL: -0.1 in the mean, a deviation of 0.2."""
   heads = make_heads(1, 1)
   bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / head.ADVANTAGE_UNIT
   *layers, (weight, _) = heads.advantage
   heads = heads._replace(advantage=[*layers, (weight, bias_ExA)])
   state = np.zeros((1, 1)), np.zeros((1, head.FACTS))
-  gaps = [np.diff(estimate(heads, *state, bold)[1]).item() for bold in (0.0, 1.0)]
+  gaps = [np.diff(estimate(heads, *state, optimism)[1]).item() for optimism in (0.0, 1.0)]
   assert gaps == pytest.approx([-0.1, 0.1], abs=1e-6)
 
 
@@ -170,30 +170,33 @@ def run(tmp_path):
     yield run
 
 
-@pytest.mark.parametrize("bold", [None, 0, 2])
-def test_live_and_stored_decisions_read_the_same(run, monkeypatch, bold):
+@pytest.mark.parametrize("optimism, weight", [(None, None), (0, 1.0), (2, None), (None, 0.7)])
+def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, weight):
   """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
-  also where episodes of different lengths are batched together; untold, that there is no cap."""
+  also where episodes of different lengths are batched together; cap-blind, that there is no cap.
+  Without a cost weight of its own it takes the least."""
   train.profile(run)
   trunk, view = values.load_trunk(run.training())
-  heads, estimate = make_heads(8, 16), Mock(wraps=policy_module.estimate)
-  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, bold=bold)
-  with pytest.raises(ValueError, match="^hidden states of c: all numbers must be finite$"):
+  heads, estimate = make_heads(8, 16), Mock(wraps=conditioned.estimate)
+  is_conditioned = optimism is None
+  spec = PolicySpec("c", optimism=optimism, cap_conditioned=is_conditioned, cap=Cap(3))
+  spec = dataclasses.replace(spec, cost_weight=weight)
+  policy = ConditionedPolicy(spec, trunk, view, heads, [0.5, 1.0], 1)
+  with pytest.raises(ValueError, match=rf"^hidden states of {re.escape(spec.key)}: all numbers must be finite$"):
     policy._predict(np.full((1, 16), np.nan), ())
-  monkeypatch.setattr(policy_module, "estimate", estimate)
-  jobs = [Job(task, 2000) for task in run.store.tasks("train")]
-  run.collect("capped", policy, jobs, call_budget=3)
-  stored = {e.task_id: e for e in run.store.episodes("c")}
+  monkeypatch.setattr(conditioned, "estimate", estimate)
+  jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
+  stored = {e.task_id: e for e in run.collect("capped", spec, jobs, lambda spec: policy)}
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
   data, decisions = values.read_transitions(run.training(), episodes), iter(estimate.call_args_list)
   left_N = 3 - data.progress_NxP[:, 1]
   for n in np.flatnonzero(left_N):  # else the budget leaves no choice
-    _, (hidden,), (facts,), boldness = next(decisions).args  # one episode lives at a time
+    _, (hidden,), (facts,), added = next(decisions).args  # one episode lives at a time
     np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
-    expected = describe(left_N[n] if bold is None else np.inf, 0.5, data.progress_NxP[n])
+    expected = describe(left_N[n] if is_conditioned else np.inf, weight or 0.5, data.progress_NxP[n])
     np.testing.assert_allclose(facts, expected, rtol=1e-6)
-    assert boldness == (bold or 0)
+    assert added == (optimism or 0)
   assert next(decisions, None) is None
 
 

@@ -20,7 +20,8 @@ from baar_jax.router import weights
 from baar_jax.router.tokenizer import adopt_tokenizer
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
-from baar_jax.train.checkpoint import RouterFiles, load_initial
+from baar_jax.train.checkpoint import load_initial
+from baar_jax.train.training import RouterFiles
 
 # 6 heads of 10 on a width of 48: no two axes of a kernel are equally long.
 SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}

@@ -10,7 +10,7 @@ from baar_jax.episode import SMALL, Episode
 from baar_jax.llms import agent
 from baar_jax.llms.pair import Pair
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.rollout.turn import Policy, Purse, Turn
 
 RESTARTS = 2  # of one episode whose environment died
@@ -47,7 +47,6 @@ def run_episodes(
   policy: Policy,
   pair: Pair,
   envs: Sequence[Env],
-  cap: Cap = Cap(),  # noqa: B008
   run_budget: DollarBudget | None = None,
   max_failures: int = 100,
 ) -> Iterator[Episode]:
@@ -59,7 +58,6 @@ def run_episodes(
   must not be stored.
 
   Args:
-    cap: of each episode.
     run_budget: of all episodes; None is no limit.
     max_failures: tries in a row that may fail.
 
@@ -74,6 +72,7 @@ def run_episodes(
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
+    cap = policy.spec.cap
     live = Live(job, cap, len(pair.names))
     purse = Purse(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)
     play = play_episode(live, env, pair, policy, purse)

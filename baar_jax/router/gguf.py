@@ -4,6 +4,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import (
@@ -135,7 +136,7 @@ def read_shape(fields: dict, tied: bool) -> Qwen2Config:
 
 
 def rename_tensors(
-  numbers_of: dict, shape: Qwen2Config, names, llama: bool
+  numbers_of: dict, shape: Qwen2Config, names: Any, llama: bool
 ) -> dict[str, np.ndarray]:
   """The tensors of a Qwen2, in float32; biases that a Llama lacks are 0.
 

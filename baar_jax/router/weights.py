@@ -155,7 +155,10 @@ def check_pretrained(config: RouterConfig) -> None:
 
 
 def load_qwen2(
-  directory: Path | str, dtype=jnp.float32, mesh: Mesh | None = None, layers: int = 0
+  directory: Path | str,
+  dtype: jax.typing.DTypeLike = jnp.float32,
+  mesh: Mesh | None = None,
+  layers: int = 0,
 ) -> Qwen2:
   """The first `layers` of a directory's model (0: all), in `dtype`, spread over the mesh.
 
@@ -164,7 +167,7 @@ def load_qwen2(
   """
   config, file_of = check_directory(directory, layers)
 
-  def load(path, x, sharding):
+  def load(path: tuple, x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
     array = np.empty(x.shape, dtype)
     name, places = _find_places(path, x)
     for tensor, layer in places:
@@ -267,7 +270,10 @@ def read_config(directory: Path | str) -> Qwen2Config:
 
 
 def save_qwen2(
-  model: Qwen2, directory: Path, tokenizer: Path, dtype=jnp.bfloat16
+  model: Qwen2,
+  directory: Path,
+  tokenizer: Path,
+  dtype: jax.typing.DTypeLike = jnp.bfloat16,
 ) -> None:
   """Writes a model as `write_directory` does, with tensors in `dtype` and a `tokenizer.json`."""
   tensors = _list_tensors(nnx.split(model)[1])
@@ -315,7 +321,7 @@ def _read(path: Path, name: str) -> np.ndarray:
   return numbers
 
 
-def _find_places(path, x) -> tuple[str, list]:
+def _find_places(path: tuple, x: jax.Array) -> tuple[str, list]:
   """Our name of a parameter, and (name, index) of the files' tensors that it consists of."""
   name = next(key.key for key in path if getattr(key, "key", None) in NAMES)
   layers = range(x.shape[0]) if LAYER in NAMES[name] else (...,)

@@ -48,7 +48,7 @@ def main(run: Run) -> None:
   if config.env.kind == SERVED:  # clients have played
     for split in ("dev", "test"):  # for one boundary it looks for the episodes of both
       jobs = list_evaluation(config, run.tasks(split), split)
-      run.play(split, Loader(run.training(), 1).build(ALWAYS_SMALL), jobs)
+      run.check_sessions(ALWAYS_SMALL, jobs)
     names = [spec.key for spec in list_evaluated(run.store, config)]
     run.print(f"evaluated: {', '.join(names)}")
     return
@@ -71,7 +71,7 @@ def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
-      run.play(f"{split} {spec.key}", loader.build(spec), jobs)
+      run.play(f"{split} {spec.key}", spec, jobs, loader.build)
 
 
 def _reuse(

@@ -25,7 +25,7 @@ from baar_jax.router.qwen2 import Qwen2, softmax
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.store import Store
-from baar_jax.train import losses
+from baar_jax.train import listing, losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import Checkpoints, load_router
 from baar_jax.train.dataset import load_threshold_episodes
@@ -54,23 +54,7 @@ from baar_jax.train.listing import (
   VANILLA,
   ZERO_SHOT,
   Tasks,
-  list_ablation,
-  list_caps,
-  list_classifier,
-  list_conditioned,
-  list_learnt,
-  list_optimum,
-  list_privileged,
-  list_random,
-  list_ranks,
-  list_sft,
-  list_single_turn,
-  list_small,
-  list_updates,
-  list_vanilla,
-  list_zero_shot,
   trained_spec,
-  under,
 )
 from baar_jax.train.rivals import label_winners, list_scored
 from baar_jax.train.trainer import ShardedRouter
@@ -326,123 +310,103 @@ def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:
 
 
 def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
-  """Open the router to serve, for `rows` live episodes. Raises ValueError without one."""
+  """Open the router to serve, for `rows` live episodes; ValueError without one."""
   return Loader(files, rows).build(find_router(files, sample))
 
 
 FAMILIES = {
   ALWAYS_SMALL.family: Family(
-    label="always SMALL",
-    color="#1d2530",
-    marker="X",
-    list_specs=list_small,
-    build=_build_rule(rules.take_small),
+    "always SMALL", "#1d2530", "X", listing.list_small, _build_rule(rules.take_small)
   ),
   ALWAYS_LARGE.family: Family(
-    label="always LARGE",
-    color="#1d2530",
-    marker="X",
-    list_specs=lambda config: [ALWAYS_LARGE],
-    build=_build_rule(rules.take_large),
+    "always LARGE", "#1d2530", "X", listing.list_large, _build_rule(rules.take_large)
   ),
   FIRST_LARGE: Family(
-    label="First-Large",
-    color="#2f8a5b",
-    marker="D",
-    list_specs=lambda config: under(PolicySpec(FIRST_LARGE), list_caps(config)),
-    build=_build_rule(rules.take_large),
+    "First-Large",
+    "#2f8a5b",
+    "D",
+    listing.list_first_large,
+    _build_rule(rules.take_large),
   ),
   ALWAYS: Family(
-    label="always one between",
-    color="#5f6875",
-    marker="X",
-    list_specs=list_ranks,
-    build=_build_rule(rules.take_rank),
+    "always one between",
+    "#5f6875",
+    "X",
+    listing.list_ranks,
+    _build_rule(rules.take_rank),
   ),
   RANDOM: Family(
-    label="random",
-    color="#848b96",
-    marker="^",
-    list_specs=list_random,
-    build=_build_rule(rules.take_randomly),
+    "random", "#848b96", "^", listing.list_random, _build_rule(rules.take_randomly)
   ),
   PRIVILEGED: Family(
-    label="privileged (error model)",
-    color="#8a5eb0",
-    marker="P",
-    list_specs=list_privileged,
-    build=_build_privileged,
+    "privileged (error model)",
+    "#8a5eb0",
+    "P",
+    listing.list_privileged,
+    _build_privileged,
   ),
   OPTIMUM: Family(
-    label="optimum (exact policy)",
-    color="#ad7a10",
-    marker="*",
-    list_specs=list_optimum,
-    build=_build_optimum,
+    "optimum (exact policy)", "#ad7a10", "*", listing.list_optimum, _build_optimum
   ),
   ZERO_SHOT: Family(
-    label="zero-shot router",
-    color="#0f8a94",
-    marker="X",
-    list_specs=list_zero_shot,
-    build=_build_zero_shot,
+    "zero-shot router", "#0f8a94", "X", listing.list_zero_shot, _build_zero_shot
   ),
   CONDITIONED: Family(
-    label="router that knows its budget",
-    color="#111111",
-    marker="*",
-    list_specs=list_conditioned,
-    build=_build_conditioned,
+    "router that knows its budget",
+    "#111111",
+    "*",
+    listing.list_conditioned,
+    _build_conditioned,
     stage="value",
     train=fit_values,
   ),
   SFT: Family(
-    label="SFT only",
-    color="#2f6cb3",
-    marker="s",
-    list_specs=list_sft,
-    build=_build_router,
+    "SFT only",
+    "#2f6cb3",
+    "s",
+    listing.list_sft,
+    _build_router,
     stage=SFT,
     train=_train_sft,
   ),
   BOPO: Family(
-    label="BoPO",
-    color="#c9452c",
-    marker="o",
-    list_specs=lambda config: list_learnt(BOPO, config),
-    build=_build_router,
+    "BoPO",
+    "#c9452c",
+    "o",
+    lambda config: listing.list_learnt(BOPO, config),
+    _build_router,
     stage=BOPO,
     train=_train_bopo,
-    list_jobs=list_updates,
+    list_jobs=listing.list_updates,
   ),
   CASCADE: Family(
-    label="cascade",
-    color="#7a5a2e",
-    marker="v",
-    list_specs=lambda config: list_classifier(CASCADE, config),
-    build=_build_cascade,
+    "cascade",
+    "#7a5a2e",
+    "v",
+    lambda config: listing.list_classifier(CASCADE, config),
+    _build_cascade,
     stage="baselines",
     train=_train_cascade,
   ),
   SINGLE_TURN: Family(
-    label="single-turn",
-    color="#b8408f",
-    marker="<",
-    list_specs=lambda config: list_classifier(SINGLE_TURN, config),
-    build=_build_router,
+    "single-turn",
+    "#b8408f",
+    "<",
+    lambda config: listing.list_classifier(SINGLE_TURN, config),
+    _build_router,
     stage="baselines",
     train=_train_single_turn,
-    list_jobs=list_single_turn,
+    list_jobs=listing.list_single_turn,
   ),
   VANILLA: Family(
-    label="vanilla RL",
-    color="#3c4cc0",
-    marker="h",
-    list_specs=lambda config: list_learnt(VANILLA, config),
-    build=_build_router,
+    "vanilla RL",
+    "#3c4cc0",
+    "h",
+    lambda config: listing.list_learnt(VANILLA, config),
+    _build_router,
     stage="baselines",
     train=_train_vanilla,
-    list_jobs=list_vanilla,
+    list_jobs=listing.list_vanilla,
   ),
 }
 SAMPLED = {  # of samples that routers learn from: label
@@ -452,11 +416,7 @@ SAMPLED = {  # of samples that routers learn from: label
 }
 for _name, _label in SAMPLED.items():
   FAMILIES[_name] = Family(
-    label=_label,
-    color="#848b96",
-    marker="^",
-    list_specs=lambda config: [],
-    build=_build_rule(rules.take_sampled),
+    _label, "#848b96", "^", lambda config: [], _build_rule(rules.take_sampled)
   )
 ABLATED = {  # label, colour and marker of BoPO without a part
   "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
@@ -466,11 +426,11 @@ ABLATED = {  # label, colour and marker of BoPO without a part
 for _name, _style in ABLATED.items():
   FAMILIES[_name] = Family(
     *_style,
-    list_specs=functools.partial(list_ablation, _name),
-    build=_build_router,
+    functools.partial(listing.list_ablation, _name),
+    _build_router,
     stage="baselines",
     train=functools.partial(_train_ablation, _name),
-    list_jobs=list_updates,
+    list_jobs=listing.list_updates,
   )
 FAMILIES[COMPARED] = dataclasses.replace(
   FAMILIES[BOPO], label="BoPO at the same λ", list_specs=lambda config: []

@@ -11,7 +11,9 @@ from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.train.dataset import draw_task_batches
 from baar_jax.train.jobs import (
+  ALWAYS_LARGE,
   ALWAYS_SMALL,
+  FIRST_LARGE,
   SFT,
   Planned,
   list_ranked_trials,
@@ -54,6 +56,14 @@ def under(spec: PolicySpec, caps: Iterable[Cap]) -> list[PolicySpec]:
 
 def list_small(config: Config) -> list[PolicySpec]:
   return [ALWAYS_SMALL, *under(ALWAYS_SMALL, dollar_caps(config))]
+
+
+def list_large(config: Config) -> list[PolicySpec]:
+  return [ALWAYS_LARGE]
+
+
+def list_first_large(config: Config) -> list[PolicySpec]:
+  return under(PolicySpec(FIRST_LARGE), list_caps(config))
 
 
 def list_ranks(config: Config) -> list[PolicySpec]:
