@@ -201,7 +201,9 @@ def forecast(run: Run) -> None:
 def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   """Predict score_NxK, in [0, 1], of tasks under each of the budgets and none."""
   c = run.config.evaluate
-  first = {e.task_id: e for e in run.store.episodes(ALWAYS_SMALL.key) if e.steps}
+  key = ALWAYS_SMALL.key
+  keys = {stored for stored in run.store.keys(key) if stored[0] in tasks}
+  first = {e.task_id: e for e in run.store.episodes(key, keys) if e.steps}
   openings = []
   for id_ in tasks:
     openings.append(dataclasses.replace(first[id_], steps=first[id_].steps[:1]))
