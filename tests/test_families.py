@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import tiny
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baar_jax.config import BaselinesConfig, SamplePlan
 from baar_jax.rollout.specs import Cap, PolicySpec
@@ -98,3 +100,53 @@ def test_keys_of_rollouts_and_samples_are_as_stored_before(config):
   assert jobs.stratified_spec(config).key == "stratified(samples=3)"
   assert jobs.rollout_spec("bopo", 0.3, 5).key == "bopo(lam=0.3)/5"
   assert jobs.rollout_spec("bopo", 0.3, 5, 2).key == "bopo(lam=0.3,seed=2)/5"
+
+
+COUNT = st.integers(1, 3) | st.integers(1, 10**6 - 1)
+# Six digits tell two weights of a configuration apart.
+WEIGHT = st.sampled_from((0.0, 0.1, 0.5, 1.0)) | st.floats(0, 1e9).map(lambda x: float(f"{x:g}"))
+CAP = st.builds(Cap, st.none() | st.just(0) | COUNT, st.none() | WEIGHT)
+JUDGE = st.builds("{} {:06x}".format, st.sampled_from(("gpt-5", "m (K=1)")), st.integers(0, 2**24 - 1))
+KIND = st.sampled_from(("samples", "together", "repeats"))
+# Which tasks play a plan is nothing that the policy depends on.
+PLAN = st.builds(SamplePlan, KIND, st.integers(1, 3), st.just(False))
+PLANS = st.lists(PLAN, max_size=2).map(tuple)
+LAM = {"lam": st.none() | WEIGHT}
+ROUTER = {"update": COUNT, "seeds": st.none() | st.integers(2, 100)}
+VALUES = ROUTER | {"cost_weight": WEIGHT}
+
+
+def list_specs_of(names: str, fields: dict) -> st.SearchStrategy:
+  policies = st.builds(PolicySpec, st.sampled_from(names.split()), **fields)
+  return st.lists(policies, min_size=2, max_size=9)
+
+
+# Families, and the fields that occur together.
+SHAPES = [
+  ("always-small always-large first-large", {"cap": CAP}),
+  ("always", {"rank": COUNT}),
+  ("random", {"p": WEIGHT, "cap": CAP}),
+  ("privileged optimum", {"mu": st.none() | WEIGHT, "cap": CAP}),
+  ("zero-shot", {"judge": JUDGE, "cap": CAP}),
+  ("stratified exploration exploration-all", {"plans": PLANS}),
+  ("sft bopo cascade no-reference", LAM | ROUTER | {"threshold": WEIGHT, "cap": CAP}),
+  ("sft bopo cascade no-reference", LAM | ROUTER | {"share": WEIGHT, "cap": CAP}),
+  ("bopo vanilla", LAM | {"seed": st.none() | COUNT, "update": COUNT, "rollout": st.just(True)}),
+  # With and without the cap's rest, and with optimism.
+  ("conditioned", VALUES | {"optimism": st.just(0), "cap_conditioned": st.just(True), "cap": CAP}),
+  ("conditioned", VALUES | {"optimism": st.just(0), "cap": CAP.filter(bool)}),
+  ("conditioned", VALUES | {"optimism": COUNT, "cap": CAP}),
+]
+
+
+@pytest.mark.parametrize("names, fields", SHAPES)
+@given(data=st.data())
+def test_two_policies_never_share_a_key(names, fields, data):
+  """Also if they differ in a single field, and beside policies of another shape."""
+  other_names, other_fields = data.draw(st.sampled_from(SHAPES))
+  specs = set(data.draw(list_specs_of(other_names, other_fields)))
+  first, second, *others = data.draw(list_specs_of(names, fields))
+  specs |= {first, second, *others}
+  for name in fields:
+    specs.add(dataclasses.replace(first, **{name: getattr(second, name)}))
+  assert len({spec.key for spec in specs}) == len(specs)

@@ -22,7 +22,8 @@ from baar_jax.train.training import RouterFiles, Training
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
-LAYERS = "config,episode,mesh store envs llms rollout router train run report,serve stages".split()
+LAYERS = ["config,episode,mesh", "store", "envs", "llms", "rollout", "router", "train", "run"]
+LAYERS += ["report,serve", "stages"]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split(",")}
 # What child processes and engines of other Pythons do without.
 HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib", "psutil"}
@@ -181,7 +182,8 @@ def list_members(type_: type) -> set[str]:
 def is_run(type_: type, run: Run) -> bool:
   """Tell whether a run may be a value of a type: by its class, or by what it can do."""
   if getattr(type_, "_is_protocol", False):
-    return all(hasattr(run, name) for name in list_members(type_))
+    members = list_members(type_)
+    return bool(members) and all(hasattr(run, name) for name in members)
   return type_ not in (object, typing.Any) and isinstance(run, type_)
 
 

@@ -129,13 +129,17 @@ def test_an_environment_of_one_s_own_has_options_and_a_metric(tmp_path):
     ("maze.py:Nothing", "has no class Nothing of Env"),
     ("maze.py:Task", "has no class Task of Env"),
     ("broken.py:Broken", "fails: ZeroDivisionError"),
+    ("bare.py:Maze", "each of its options needs a default: .* argument: 'rooms'"),
   ],
 )
 def test_a_file_without_an_environment_is_one_line(kind, said, tmp_path):
   (tmp_path / "maze.py").write_text(MAZE.partition("class Broken")[0])
   (tmp_path / "broken.py").write_text(MAZE)
-  with pytest.raises(ValueError, match=f"^--config.env.kind is .*{said}"):
-    table.load(f"{tmp_path}/{kind}")
+  bare = MAZE.partition("class Broken")[0].replace("rooms: int = 1", "rooms: int")
+  (tmp_path / "bare.py").write_text(bare)
+  with pytest.raises(ValueError, match=f"^--config.env.kind is .*{said}") as error:
+    main.validate(tiny.config(tmp_path, kind=f"{tmp_path}/{kind}"))
+  assert "\n" not in str(error.value)
 
 
 def test_splits_that_share_a_task_are_refused(odd_file, tmp_path):
