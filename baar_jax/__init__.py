@@ -3,7 +3,7 @@
 import importlib
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> type:
   """Loads the router, and JAX with it, only when it is asked for."""
   if name != "Router":
     raise AttributeError(f"module 'baar_jax' has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""An agent of OpenAI's client plays ScienceWorld through the endpoint, which learns from it.
+"""An agent of OpenAI's client plays ScienceWorld through an endpoint that learns.
 
-python -m examples.agent collect    # plays 50 tasks with SMALL, LARGE and mixes; "collect 300": 300
+python -m examples.agent collect    # plays 50 tasks with SMALL, LARGE and mixes
 python -m examples.agent train      # a router learns from these sessions
-python -m examples.agent play       # it is served, and judged on tasks that it has not learned from
+python -m examples.agent play       # it is served, and judged on other tasks
+
+A number behind "collect" or "play" is that of the tasks.
 
 The models behind the endpoint are stand-ins on this machine. They know the game's
 solution and err at the rates of the scripted pair, so no key is needed.
@@ -70,7 +72,7 @@ def get_config() -> Config:
 
 
 def play(client: openai.OpenAI, env: Env, job: Play) -> None:
-  """Play an episode: a usual ReAct loop, whose calls name their session and its task."""
+  """Play an episode: a ReAct loop whose calls name their session and its task."""
   task = job.task
   session = f"{job.model} {task.id} {job.trial}"
   observation = env.reset(task.id)

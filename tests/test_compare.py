@@ -1,36 +1,37 @@
 """The figures of hand-made evaluations, with the arithmetic in the comments."""
 
+import dataclasses
 import itertools
 import math
 
 import pandas as pd
 import pytest
-from baar_jax.rollout.policies import Entry
 from report_store import (
   BOPO,
   BOUNDARIES,
   EVERY,
   FEW,
-  SEEDS,
+  Played,
   compute,
   config,
-  entries,
   figures,
   fill,
+  specs,
 )
 from tiny import episode
 
 from baar_jax.config import ABLATIONS, BaselinesConfig
 from baar_jax.report.page import write
 from baar_jax.report.results import Results
-from baar_jax.report.table import COMPARED, load_split
+from baar_jax.report.table import load_split
+from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev
+from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED
 
 SOLVED = (1.0, 1.0, 1.0, 0.0)  # all tasks but the intractable one
 POINTS = {1: ("SSSL", (1.0, 0.0, 0.0, 0.0)), 2: ("SSLL", SOLVED), 3: ("LLLL", SOLVED)}
-THREE = BOUNDARIES | {
-  f"bopo{lam}": ("bopo", {"lam": lam}, None, *p) for lam, p in POINTS.items()
-}
+THREE = [*BOUNDARIES]
+THREE += [Played(PolicySpec("bopo", lam=lam), *point) for lam, point in POINTS.items()]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +52,14 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
   # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above
   # at most. Only the second is on the hull: the first lies below the line, the third on
   # LARGE. A cap is no bar.
-  policies = THREE | {"bopo2": ("bopo", {"lam": 2}, 2, *POINTS[2])}
-  choice = choose_on_dev(fill(policies), entries(policies), config())
-  assert choice.vertices["bopo", "success_percent"] == ["bopo2"]
-  assert choice.headline == choice.typical["bopo"] == "bopo2"
-  assert [entry.policy for entry in choice.entries] == [*BOUNDARIES, "bopo2"]
+  policies = [*THREE]
+  second = policies[3]
+  policies[3] = second._replace(spec=second.spec.under(Cap(2)))
+  choice = choose_on_dev(fill(policies), specs(policies), config())
+  assert choice.vertices["bopo", "success_percent"] == ["bopo(lam=2,K=2)"]
+  assert choice.headline == choice.typical["bopo"] == "bopo(lam=2,K=2)"
+  chosen = [spec.key for spec in choice.entries]
+  assert chosen == [*BOUNDARY_KEYS, "bopo(lam=2,K=2)"]
   assert choice.dev.success_percent.tolist() == [25, 75, 25, 75, 75]
 
 
@@ -63,38 +67,40 @@ def test_a_family_has_one_row_under_each_budget(tmp_path):
   """Of two points under a cap dev takes the better one, though the other is on the
   hull.
   """
-  capped = {"bopo4": ("bopo", {"lam": 4}, 2, "SSLL", SOLVED)}
-  capped["bopo5"] = ("bopo", {"lam": 5}, 2, "SSSL", (1.0, 1.0, 0.5, 0.0))
-  results = figures(BOUNDARIES | capped)
-  assert results.hard_budget.policy.tolist() == [*BOUNDARIES, "bopo4"]
+  four = PolicySpec("bopo", lam=4, cap=Cap(2))
+  five = dataclasses.replace(four, lam=5)
+  capped = [Played(four, "SSLL", SOLVED), Played(five, "SSSL", (1.0, 1.0, 0.5, 0.0))]
+  results = figures([*BOUNDARIES, *capped])
+  assert results.hard_budget.policy.tolist() == [*BOUNDARY_KEYS, four.key]
   assert "At λ = 4, K = 2:" in write(results, tmp_path).read_text(encoding="utf-8")
 
 
 def test_test_has_no_say():
   store = fill(THREE)
   # On test the chosen point is no better than SMALL, and another would be on the hull.
-  where = "policy = 'bopo2' AND seed >= 3000"
+  where = "policy = 'bopo(lam=2)' AND seed >= 3000"
   store._db.execute(f"UPDATE episodes SET score = 0, success = 0 WHERE {where}")
-  results = compute(store, entries(THREE), config())
+  results = compute(store, specs(THREE), config())
   bopo = row(results.frontiers, metric="success_percent")
   # (1/2, -1/2), 25 being 0: -1/8 to the left, (-1/2 + 1) / 4 to the right
-  assert bopo.policies == ["bopo2"] and bopo.area == pytest.approx(-1 / 8 + 1 / 8)
-  assert results.headline == "bopo2"
-  assert [*results.policies.index] == [*BOUNDARIES, "bopo2"]
+  assert bopo.policies == ["bopo(lam=2)"] and bopo.area == pytest.approx(-1 / 8 + 1 / 8)
+  assert results.headline == "bopo(lam=2)"
+  assert [*results.policies.index] == [*BOUNDARY_KEYS, "bopo(lam=2)"]
 
 
+CAPPED = BOPO.under(Cap(1)).key
 FIGURES = {
-  ("bopo(lam=0.3)", "episodes"): 8,
-  ("bopo(lam=0.3)", "cost_usd"): 6.0,  # (4 + 8 + 8 + 4) / 4
-  ("bopo(lam=0.3)", "deciding_usd"): 2.0,  # 4 decisions of 0.5, apart from the cost
-  ("bopo(lam=0.3)", "success_percent"): 75.0,
-  ("bopo(lam=0.3)", "cost_gap_share"): 0.125,  # (6 - 4) / (20 - 4)
-  ("bopo(lam=0.3)", "success_gap_share"): 1.0,  # (75 - 25) / (75 - 25)
-  ("bopo(lam=0.3)", "use_share"): math.nan,
-  ("bopo(lam=0.3,K=1)", "use_share"): 2.0,  # two LARGE calls where one is allowed
-  ("bopo(lam=0.3,K=1)", "overruns"): 8,
+  (BOPO.key, "episodes"): 8,
+  (BOPO.key, "cost_usd"): 6.0,  # (4 + 8 + 8 + 4) / 4
+  (BOPO.key, "deciding_usd"): 2.0,  # 4 decisions of 0.5, apart from the cost
+  (BOPO.key, "success_percent"): 75.0,
+  (BOPO.key, "cost_gap_share"): 0.125,  # (6 - 4) / (20 - 4)
+  (BOPO.key, "success_gap_share"): 1.0,  # (75 - 25) / (75 - 25)
+  (BOPO.key, "use_share"): math.nan,
+  (CAPPED, "use_share"): 2.0,  # two LARGE calls where one is allowed
+  (CAPPED, "overruns"): 8,
   ("always-small", "score_percent"): 30.0,  # 1.2 / 4
-  ("cascade", "cost_usd"): 8.5,  # 1 + 1 + 1 + 5, and a proposal of 0.5
+  ("cascade(share=0.25)", "cost_usd"): 8.5,  # 1 + 1 + 1 + 5, and a proposal of 0.5
   ("zero-shot", "cost_usd"): 16.0,  # 1 + 3 * 5, and beside it four judgements of 0.125
   ("zero-shot", "deciding_usd"): 0.5,
   ("first-large(K=2)", "use_share"): 1.0,
@@ -103,7 +109,7 @@ FIGURES = {
 
 
 def test_policy_figures(every):
-  table, bopo = every.policies, every.policies.loc["bopo(lam=0.3)"]
+  table, bopo = every.policies, every.policies.loc[BOPO.key]
   found = {key: float(table.loc[key]) for key in FIGURES}
   assert found == pytest.approx(FIGURES, nan_ok=True) and every.headline == bopo.name
   assert 0.0 <= bopo.success_percent_low < 75.0 < bopo.success_percent_high <= 100.0
@@ -111,21 +117,21 @@ def test_policy_figures(every):
 
 
 def test_dollar_budgets_are_apart():
-  store, lines = fill(FEW), entries(FEW)
-  lines.insert(2, Entry("bopo", BOPO, "bopo(usd=7)", usd_budget=7.0))
-  for split, i, seed in itertools.product(SEEDS, range(4), range(2)):
-    e = episode(
-      f"{split}-{i}", "bopo(usd=7)", SEEDS[split] + seed, "SL" if i else "LL", 1.0
-    )
+  store, lines = fill(FEW), specs(FEW)
+  spec = BOPO.under(Cap(usd=7.0))
+  lines.insert(2, spec)
+  for split, i, trial in itertools.product(("dev", "test"), range(4), range(2)):
+    seed = FIRST_SEED[split] + trial
+    e = episode(f"{split}-{i}", spec.key, seed, "SL" if i else "LL", 1.0)
     e.usd_budget = 7.0
     store.add(e)
   results = compute(store, lines, config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
-  assert tuple(results.policies.loc["bopo(usd=7)", ["overruns", "use_share"]]) == (
+  assert tuple(results.policies.loc[spec.key, ["overruns", "use_share"]]) == (
     2,
     1.0,
   )
-  assert all("bopo(usd=7)" not in names for names in results.frontiers.policies)
+  assert all(spec.key not in names for names in results.frontiers.policies)
 
 
 def test_areas_of_families_and_gains_over_them(every):
@@ -144,7 +150,7 @@ def test_areas_of_families_and_gains_over_them(every):
     "zero-shot",
   }
   assert success.index[0] == "bopo" and {*success.index} == {"bopo", *rivals}
-  assert success.policies[["bopo", "random"]].tolist() == [["bopo(lam=0.3)"], []]
+  assert success.policies[["bopo", "random"]].tolist() == [[BOPO.key], []]
   # BoPO's line (0, 0), (1/8, 1), (1, 1): a triangle of 1/16 and a rectangle of 7/8.
   # Vanilla RL solves all three for always-SMALL's $4: an area of 1.
   assert success.area[["bopo", "random", "vanilla"]].tolist() == pytest.approx(
@@ -176,7 +182,7 @@ def test_the_rows_under_a_budget(every):
   families = ["always-small", "always-large", "bopo", "single-turn"]
   assert rows.family[rows.K == 1].tolist() == families
   best = row(rows, K=1, family="bopo")
-  assert best.policy == "bopo(lam=0.3,K=1)" and math.isnan(best.gain)
+  assert best.policy == CAPPED and math.isnan(best.gain)
   # Scores by task: BoPO 1, 1, 0, 0; single-turn 1, 0, 0, 0; always-SMALL 1, .2, 0, 0.
   other = row(rows, K=1, family="single-turn")
   assert other.gain == pytest.approx(50 - 25) and other.gain_low == 0 < other.gain_high
@@ -194,14 +200,14 @@ def test_seconds_by_the_rates_and_as_measured(every):
 
 
 def test_an_episode_lost_to_an_error_is_left_out_for_all():
-  policies = {n: (*kind[:4], (1.0,) * 12) for n, kind in BOUNDARIES.items()}
+  policies = [played._replace(scores=(1.0,) * 12) for played in BOUNDARIES]
   store = fill(policies)
   where = "policy = 'always-large' AND task_id = 'test-0' AND seed = 3001"
   store._db.execute(f"DELETE FROM episodes WHERE {where}")
-  data = load_split(store, entries(policies), config(), "test")
+  data = load_split(store, specs(policies), config(), "test")
   assert data.left_out == ["test-0 seed 3001"] and len(data.tasks) == 12
   assert data.episodes.policy.value_counts().tolist() == [23, 23]
-  lines = [*entries(policies), Entry("sft", {}, "sft")]
+  lines = [*specs(policies), PolicySpec("sft")]
   with pytest.raises(
     ValueError, match="^sft lacks episodes on dev: run --stage=evaluate first$"
   ):

@@ -5,15 +5,17 @@ import math
 
 import numpy as np
 import pytest
-from baar_jax.rollout.policies import Job, Policy
 
 from baar_jax.config import Config
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox import BROKEN, PLAIN, Kind, Rules, Sandbox
-from baar_jax.llms.scripted import SandboxErrors, ScriptedPair
+from baar_jax.envs.sandbox.adapter import BROKEN, PLAIN, Kind, Rules, Sandbox
+from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report.compare import exact_frontier
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.optimum import NAMES, Exact
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.rollout.turn import RulePolicy
 from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier
@@ -33,16 +35,16 @@ def play(rule, tasks, calls=None):
   loop.
   """
   env = Sandbox(train_tasks=tasks)
-  pair, jobs = (
-    ScriptedPair(NAMES, SandboxErrors()),
-    [Job(task, 0) for task in env.tasks("train")],
-  )
-  return list(run_episodes(jobs, Policy("p", rule), pair, [env], calls))
+  pair = ScriptedPair(NAMES, SandboxErrors())
+  jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
+  policy = RulePolicy(PolicySpec("p"), rule)
+  policy.spec = policy.spec.under(Cap(calls))
+  return list(run_episodes(jobs, policy, pair, [env]))
 
 
 def coin(p):
   draw = np.random.default_rng(0)
-  return lambda live: int(draw.random() < p)
+  return lambda live, spec: int(draw.random() < p)
 
 
 def brute_force(rules, errors, mu, call_usd, calls):

@@ -10,22 +10,22 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from browser import open_phone
-from report_store import BOUNDARIES, EVERY, FEW, config, figures
+from report_store import BOUNDARIES, EVERY, FEW, Played, config, figures
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
 from baar_jax.report import page
 from baar_jax.report.compare import FORECAST
 from baar_jax.report.results import Results
+from baar_jax.rollout.specs import Cap, PolicySpec
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Results:
   """Of every family, and of a run with a forecast and lines of a training."""
-  names = {"one": None, "one(K=1)": 1}
-  one = {
-    n: ("conditioned", {}, K, "SSSL", (1.0, 1.0, 1.0, 0.0)) for n, K in names.items()
-  }
+  one = PolicySpec("conditioned")
+  scores = (1.0, 1.0, 1.0, 0.0)
+  played = [Played(one, "SSSL", scores), Played(one.under(Cap(1)), "SSSL", scores)]
   directory, settings = tmp_path_factory.mktemp("run"), config(robustness=(1,))
   settings.baselines.ablations = tuple(ABLATIONS)
   forecast = pd.DataFrame({"K = 1": [1.0, 0.9, 0.6, 0.1], "no cap": 0.5})
@@ -34,7 +34,7 @@ def results(tmp_path_factory) -> Results:
     {"stage": "sft", "learning_rate": 0.01, "update": u, "loss": 1 / u} for u in (1, 2)
   ]
   (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-  results = figures(EVERY | one, settings, directory)
+  results = figures([*EVERY, *played], settings, directory)
   results.episodes[1].steps[2].observation = "x" * 900
   return results
 
@@ -97,9 +97,8 @@ def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
 
 
 def test_a_run_without_a_gap(tmp_path):
-  results = figures(
-    {name: (*kind[:3], "S", (1.0,)) for name, kind in FEW.items() if not kind[2]}
-  )
+  free = [Played(played.spec, "S", (1.0,)) for played in FEW if not played.spec.cap]
+  results = figures(free)
   assert results.headline is None and results.policies.success_gap_share.isna().all()
   assert "There is no BoPO, or no gap" in page.write(results, tmp_path).read_text(
     encoding="utf-8"

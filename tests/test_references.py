@@ -23,22 +23,29 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     for name, letter, score in zip(BOUNDARY_KEYS, "SL", scores):
       store.add(episode(task_id, name, 0, letter * 2, score))
 
-  def play(title, policy, jobs):
+  def play(title, spec, jobs, build):
+    policy = build(spec)
     events.extend([title, *((job.task.id, job.seed) for job in jobs)])
     policies.append(policy)
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.spec.key, 1002, "SL", score, cost_usd=0.1))
 
   counts = {"samples": 3, "together": 2, "repeats": 1}
-  plans = tuple(SamplePlan(kind, count, all_tasks=True) for kind, count in counts.items())
+  plans = tuple(
+    SamplePlan(kind, count, all_tasks=True) for kind, count in counts.items()
+  )
   config = Config(references=ReferencesConfig(samples=3, plans=plans))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
   run.play, run.require, run.live_episodes = play, events.append, 1
   run.training = lambda: RouterFiles(tmp_path, config, mesh=None)
   train.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
-  together = [("h1", k) for k in (1001, 1002, 1003)]  # the values learn from training tasks alone
-  explored = [("e", k) for k in range(1001, 1007)]  # and from all: 3 + 2 + 1 of an easy task
+  together = [
+    ("h1", k) for k in (1001, 1002, 1003)
+  ]  # the values learn from training tasks alone
+  explored = [
+    ("e", k) for k in range(1001, 1007)
+  ]  # and from all: 3 + 2 + 1 of an easy task
   names = ["stratified(samples=3)", "exploration-all(samples=3,together=2,repeats=1)"]
   names.append("exploration(together=2,repeats=1)")
   assert [policy.spec.key for policy in policies] == names
@@ -48,7 +55,9 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   assert "LARGE at 75% of their steps; 1 had no stratified" in capsys.readouterr().out
   for k in (1, 2, 3):
-    decisions = policies[0].choose([live("t", k, step, purpose="reference") for step in range(1000)])
+    decisions = policies[0].choose(
+      [live("t", k, step, purpose="reference") for step in range(1000)]
+    )
     large = sum(decision.model for decision in decisions)
     # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
     assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
@@ -63,7 +72,9 @@ def test_large_steps_may_be_together_in_time():
   stratified = SamplePlan("samples", 4)
   families = {"exploration": together, "exploration-all": (stratified, *together)}
   for k, letters in enumerate(steps + repeats, 1):
-    for first, (family, plans) in zip((0, 4), families.items()):  # after 4 stratified ones
+    for first, (family, plans) in zip(
+      (0, 4), families.items()
+    ):  # after 4 stratified ones
       lives = [live("t", first + k, step, purpose="exploration") for step in range(10)]
       taken = models(family, lives, plans=plans)
       assert "".join("SL"[model] for model in taken) == letters

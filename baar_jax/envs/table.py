@@ -30,7 +30,8 @@ def load(kind: str) -> type[Env]:
     kind: one of ENVIRONMENTS, or "FILE.py:CLASS" of the user's own.
 
   Raises:
-    ValueError: there is no such file or class, or the file fails.
+    ValueError: there is no such file or class, the file fails, or an option has no
+      default.
   """
   if kind in ENVIRONMENTS:
     module, _, name = ENVIRONMENTS[kind].rpartition(".")
@@ -48,6 +49,11 @@ def load(kind: str) -> type[Env]:
     raise ValueError(f"{problem} {path} fails: {error!r:.200}") from error
   if not isinstance(environment, type) or not issubclass(environment, Env):
     raise ValueError(f"{problem} {path} has no class {name} of Env")
+  try:
+    environment.Options()
+  except TypeError as error:
+    must = "each of its options needs a default"
+    raise ValueError(f"{problem} {must}: {error}") from None
   return environment
 
 

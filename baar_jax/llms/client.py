@@ -83,7 +83,7 @@ class Client:
   config: ModelsConfig
   place: int
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     """Open no connection yet. Raises ValueError if the price or the key is missing."""
     config = self.config
     self.form = load_form(config.wire)

@@ -80,7 +80,7 @@ COLUMNS |= columns(
 DASH = "–"  # no value
 
 
-def clean(value):
+def clean(value: object) -> object:
   """Put a text into one line, without unseen and reordering characters."""
   if type(value) is not str:  # what is safe HTML is clean
     return value

@@ -87,15 +87,16 @@ class PolicySpec:
     Two different policies never share a key. No code parses one.
     """
     settings = self.settings
-    for plan in self.plans:
-      settings[plan.kind] = plan.count
     if self.rollout:
       update = settings.pop("update")
+    parts = [*settings.items()]
+    for plan in self.plans:
+      parts.append((plan.kind, plan.count))
     if self.cap.calls is not None:
-      settings["K"] = self.cap.calls
+      parts.append(("K", self.cap.calls))
     if self.cap.usd is not None:
-      settings["usd"] = self.cap.usd
-    text = ",".join(f"{name}={value:g}" for name, value in settings.items())
+      parts.append(("usd", self.cap.usd))
+    text = ",".join(f"{name}={value:g}" for name, value in parts)
     base = f"{self.family} {self.judge}".strip()
     key = f"{base}({text})" if text else base
     return f"{key}/{update}" if self.rollout else key

@@ -1,4 +1,4 @@
-"""The HTTP face: OpenAI's chat completions, decisions, sessions, their scores, and a page."""
+"""The HTTP face: chat completions, decisions, sessions, their scores, and a page."""
 
 import asyncio
 import functools
@@ -146,7 +146,7 @@ class App(Starlette):
           held = chunk | name
           held.pop("usage", None)
     except LOST as failure:
-      refusal = turn.upstream.refuse(explain(failure))
+      refusal = turn.refuse(explain(failure))
       yield write_event(refusal.body)
       return
     self.exchange.settle(turn, last)
@@ -159,17 +159,17 @@ class App(Starlette):
     yield write_event("[DONE]")
 
   async def _decide(self, request: Request, body: dict) -> Response:
-    """Decide for a caller that calls the model itself, or book what its call has used."""
+    """Decide for a caller that calls the model itself, or book what it has used."""
     exchange = self.exchange
     if "decision_id" in body:
       return self._report(body)
     turn = exchange.receive(request.headers, body)
     await exchange.decide(turn)
-    exchange.begin(turn)
-    exchange.reported[turn.attempt.number] = turn
+    turn.begin()
+    exchange.reported[turn.held.number] = turn
     left = turn.session.left
     fields = dict(
-      decision_id=turn.attempt.number,
+      decision_id=turn.held.number,
       session_id=turn.session.id,
       model=turn.upstream.name,
       probabilities=dict(zip(exchange.names, turn.p_A)),

@@ -1,4 +1,4 @@
-"""One batching loop: all sessions that are ready are decided in one call of a policy."""
+"""One batching loop: a policy decides for all sessions that are ready in one call."""
 
 import asyncio
 from collections.abc import Hashable, Sequence

@@ -1,4 +1,4 @@
-"""A client's call: its session, the decision under its caps, the attempts, and its step."""
+"""A client's call: its session, the decision under caps, the attempts, and its step."""
 
 import asyncio
 import contextlib
@@ -46,28 +46,34 @@ class Served(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Turn:
-  """A call of a client, from its arrival to its step."""
+  """A call of a client, from its arrival to its step, and the books of its attempts."""
 
+  exchange: "Exchange"
   session: Session
   body: dict
   text: Conversation
-  upstreams: Sequence[Upstream]  # by model
   step: Step | None = None  # once it is decided
   p_A: Sequence[float] = ()  # the router's probability of each model, if it has some
   bounds_usd: Sequence[float] = ()  # each model's worst case
-  attempt: Attempt | None = None  # the last one
+  held: Attempt | None = None  # the last attempt
+  failed: set[int] = dataclasses.field(default_factory=set)  # models
   start_s: float = dataclasses.field(default_factory=time.monotonic)
   usd: float | None = None  # of all attempts, once the turn has ended
 
   @property
   def upstream(self) -> Upstream:
     """Return the model that the step names."""
-    return self.upstreams[self.step.model]
+    return self.exchange.upstreams[self.step.model]
 
   @property
   def most_usd(self) -> float:
     """Return the worst case of an attempt."""
     return self.bounds_usd[self.step.model]
+
+  @property
+  def has_others(self) -> bool:
+    """Tell whether the nearest models take over from one that failed."""
+    return self.exchange.config.serve.fallback and self.session.rule == ROUTER
 
   @property
   def large_p(self) -> float:
@@ -94,60 +100,53 @@ class Turn:
       headers[f"x-baar-{name}"] = text
     return headers
 
+  def begin(self) -> None:
+    """Take an attempt from all budgets."""
+    self.held = self.exchange.sessions.begin(self.session, self.step, self.most_usd)
 
-@dataclasses.dataclass
-class TurnBooks:
-  """The books of a client's call: its attempts in its session.
-
-  With `has_others` the models of the nearest ranks take over from one that failed.
-  """
-
-  exchange: "Exchange"
-  turn: Turn
-  has_others: bool
-  failed: set[int] = dataclasses.field(default_factory=set)
+  def end(self, kind: str, call: Call | None = None) -> None:
+    """Close the attempt; `call` is of one with an answer."""
+    self.exchange.sessions.end(self.held, kind, call)
 
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
     """Hold the worst case of an attempt while it is made."""
-    self.exchange.begin(self.turn)
+    self.begin()
     try:
       yield
     except BaseException:  # it may be billed, and its session outlives this call
-      self.exchange.sessions.end(self.turn.attempt, PRESUMED)
+      self.end(PRESUMED)
       raise
 
   async def attempt(self) -> dict | Stream | Outcome:
     """Make an attempt."""
-    return await self.turn.upstream.attempt(self.turn.body)
+    return await self.upstream.attempt(self.body)
 
   def settle(self, outcome: dict | Stream | Outcome) -> dict | Stream | None:
     """Book a failed attempt; `Exchange.settle` books an answer when its usage comes."""
     if not isinstance(outcome, Outcome):
       return outcome
-    self.exchange.sessions.end(self.turn.attempt, outcome.kind)
+    self.end(outcome.kind)
     return None
 
-  def refuse(self, outcome: Outcome, attempts: int) -> Refusal:
+  def refuse(self, outcome: Outcome, attempts: int = 1) -> Refusal:
     """Make the error that tells of the last attempt."""
-    return self.turn.upstream.refuse(outcome)
+    return self.upstream.refuse(outcome)
 
   async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
     """Wait, and choose a model that fits. Raises Refusal if there is none."""
-    turn = self.turn
-    step = turn.step
     await asyncio.sleep(wait_s)
-    allowed = await self.exchange.find_room(turn)
-    model = step.model
+    allowed = await self.exchange.find_room(self)
+    model = self.step.model
     is_new = is_last or model not in allowed
     if is_new:
       self.failed.add(model)
-      step.logp = None
+      self.step.logp = None
       others = {*allowed} - self.failed if self.has_others else ()
-      model = min(others, key=lambda other: abs(other - step.model), default=None)
-    if model is None or turn.session.score is not None:
-      raise turn.upstream.refuse(outcome)
-    step.model = model
+      model = min(others, key=lambda other: abs(other - self.step.model), default=None)
+    if model is None or self.session.score is not None:
+      raise self.refuse(outcome)
+    self.step.model = model
     return is_new
 
 
@@ -157,7 +156,7 @@ class Exchange:
   def __init__(
     self, config: Config, sessions: Sessions, policies: Mapping[str, Policy]
   ):
-    """Take the policies by rule. Raises ValueError if a model lacks its price or key."""
+    """Take the policies by rule. Raises ValueError for a model without price or key."""
     self.config = config
     self.sessions = sessions
     self.names = config.models.names
@@ -185,7 +184,7 @@ class Exchange:
     text = read_messages(body.get("messages"), body.get("tools"))
     session = self.open(asked, text)
     self.complete(session, text, asked.score)
-    return Turn(session, body, text, self.upstreams)
+    return Turn(self, session, body, text)
 
   def open(self, asked: Asked, text: Conversation) -> Session:
     """Open the session of a call, which may be new. Raises Refusal."""
@@ -230,7 +229,7 @@ class Exchange:
       step.score = score  # what the values learn from: see `train.values`
 
   async def decide(self, turn: Turn) -> None:
-    """Choose the model that acts next. Its worst case fits until the event loop goes on.
+    """Choose the model that acts next; it fits until the event loop goes on.
 
     Raises:
       Refusal: no model fits.
@@ -332,15 +331,9 @@ class Exchange:
       needed_usd=needed_usd,
     )
 
-  def begin(self, turn: Turn) -> None:
-    """Begin an attempt at a turn."""
-    turn.attempt = self.sessions.begin(turn.session, turn.step, turn.most_usd)
-
   async def forward(self, turn: Turn) -> dict | Stream:
-    """Return the answer to a turn, still to be settled. Raises Refusal with its error."""
-    has_others = self.config.serve.fallback and turn.session.rule == ROUTER
-    books = TurnBooks(self, turn, has_others)
-    return await ask(books, self.config.models.retries)
+    """Return the answer to a turn, still to be settled. Raises Refusal."""
+    return await ask(turn, self.config.models.retries)
 
   def settle(self, turn: Turn, fields: dict, whole: bool = True) -> None:
     """Book the reply of a turn, once, as its step.
@@ -368,7 +361,7 @@ class Exchange:
     turn.usd = call.cost_usd + turn.step.spent_usd
     session.steps.append(turn.step)
     session.places.append(len(turn.text.actions))
-    self.sessions.end(turn.attempt, outcome, call)
+    turn.end(outcome, call)
 
   def _switch_usd(self, session: Session, model: int, usage: Usage) -> float:
     """Compute the dollars for reading anew what another model has just read."""
@@ -382,12 +375,12 @@ class Exchange:
     return max(0.0, price.cost_usd(Usage(prompt, usage.cached_tokens, 0)) - warm_usd)
 
   def finish(self, session: Session, scored: Scored) -> None:
-    """End a session with its score. What is not reported counts in full. Raises Refusal."""
+    """End a session with its score; calls in flight count in full. Raises Refusal."""
     if session.score is not None or self._is_busy(session) or not session.steps:
       problem = "a session is scored once, after a call, when none is in flight"
       raise Refusal(409, problem)
     for number in [*session.open]:
-      self.sessions.end(self.reported.pop(number).attempt, PRESUMED)
+      self.reported.pop(number).end(PRESUMED)
     session.task_id = scored.task or session.task_id
     self.sessions.finish(session, scored.score)
 

@@ -1,4 +1,4 @@
-"""A client's call: who decides, under which caps, in which session; its text as an episode."""
+"""A client's call: who decides, its caps and session, and its text as an episode."""
 
 import dataclasses
 import hashlib
@@ -151,12 +151,18 @@ class Part(Strict):
   type: str
   text: Text | None = None
 
+  def __str__(self) -> str:
+    return f"[{self.type}]" if self.text is None else self.text
+
 
 class Function(Strict):
   """The function of a tool call."""
 
   name: Text = ""
   arguments: Text = Field("", validation_alias=AliasChoices("arguments", "input"))
+
+  def __str__(self) -> str:
+    return f"{self.name} {self.arguments}".strip()
 
 
 class ToolCall(Strict):
@@ -179,20 +185,14 @@ class Message(Strict):
     """Join its texts; a part that is none is named, such as "[image_url]"."""
     if isinstance(self.content, str):
       return self.content
-    texts = []
-    for part in self.content or ():
-      texts.append(f"[{part.type}]" if part.text is None else part.text)
-    return "\n".join(texts)
+    return "\n".join(map(str, self.content or ()))
 
   @property
   def action(self) -> str:
     """Join its tool calls, and the action of a ReAct reply or all of its text."""
-    lines = []
-    for call in self.tool_calls or ():
-      lines.append(f"{call.function.name} {call.function.arguments}".strip())
-    action = parse_action(self.text, code="```" in self.text)
-    lines.append(action or self.text.strip())
-    return "\n".join(filter(None, lines))
+    calls = [str(call.function) for call in self.tool_calls or ()]
+    action = parse_action(self.text, code="```" in self.text) or self.text.strip()
+    return "\n".join(filter(None, [*calls, action]))
 
 
 class Chat(Strict):

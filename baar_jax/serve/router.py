@@ -1,4 +1,4 @@
-"""The policies of a server, such as a run's trained router; `Router` needs no server."""
+"""`Router` decides without a server, for callers that call the models themselves."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class Router:
 
   @classmethod
   def load(cls, directory: str | Path, sessions: int = 16) -> "Router":
-    """Open the router of a run that `--stage=serve` takes. Raises ValueError without."""
+    """Open the router that a run serves. Raises ValueError if there is none."""
     directory = Path(directory)
     config = read_run(directory)
     policy = open_router(RouterFiles(directory, config, one_device()), sessions)

@@ -1,4 +1,4 @@
-"""A session is an episode that a client plays: its budgets, attempts and steps, on disk."""
+"""A client's episode, a session: its budgets, attempts and steps, on disk."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ class Session:
   """A client's episode: its fields are on disk, its other attributes in memory."""
 
   id: str
-  rule: str  # which policy decides: a key of `router.open_policies`
+  rule: str  # which policy decides: a key of `stages.serve.open_policies`
   price: float | None  # the cost weight, for the budget-conditioned router
   policy: str  # the key under which its episode is stored
   task_id: str

@@ -1,4 +1,4 @@
-"""Stage import: recorded traces become episodes: chat completions, and Harbor's ATIF."""
+"""Stage import: chat completions and Harbor's ATIF traces become episodes."""
 
 import collections
 import json
@@ -20,7 +20,7 @@ USD_EPS = 1e-6  # dollars that are told may be rounded
 
 
 def main(run: Run) -> None:
-  """Store the sessions of --config.traces that are not there yet, of a file all or none.
+  """Store the sessions of --config.traces, of a file all or none, each once.
 
   Raises:
     ValueError: a part is missing or does not add up; it has one line.

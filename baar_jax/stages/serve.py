@@ -1,8 +1,10 @@
-"""Stage serve: an endpoint of OpenAI's chat completions that routes an agent's calls."""
+"""Stage serve: an endpoint of chat completions that routes an agent's calls."""
 
 import os
 import socket
 from pathlib import Path
+
+from starlette.applications import Starlette
 
 from baar_jax.config import SERVED
 from baar_jax.rollout.turn import Policy
@@ -67,7 +69,7 @@ def open_policies(files: RouterFiles) -> dict[str, Policy]:
   return named
 
 
-def build(run: Run) -> "App":  # noqa: F821
+def build(run: Run) -> Starlette:
   """Build a run's application. Raises ValueError if it lacks a router, price or key."""
   from baar_jax.serve.app import LOCAL, App
   from baar_jax.serve.exchange import Exchange

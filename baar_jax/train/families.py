@@ -44,6 +44,7 @@ from baar_jax.train.jobs import (
   stratified_spec,
 )
 from baar_jax.train.listing import (
+  RIVALS,
   Tasks,
   list_ablation,
   list_capped,
@@ -68,7 +69,6 @@ RANDOM = "random"
 CONDITIONED = "conditioned"  # the budget-conditioned router
 BOPO = "bopo"
 VANILLA = "vanilla"
-RIVALS = {"zero-shot", "cascade", "single-turn", VANILLA}  # only if baselines name them
 
 
 @dataclasses.dataclass(frozen=True)

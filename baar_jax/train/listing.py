@@ -16,6 +16,8 @@ from baar_jax.train.jobs import ALWAYS_SMALL, Planned, list_rollouts, rollout_sp
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: success that a dollar is worth
 PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
 ROUTINE_WEIGHTS = (0, 3)  # small mu, without caps: they would go to routine steps
+# A family of these is listed only if the configuration names it.
+RIVALS = {"zero-shot", "cascade", "single-turn", "vanilla"}
 OPTIMISM = (
   0.0,
   1,

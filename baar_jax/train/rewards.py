@@ -1,9 +1,28 @@
-"""Difficulty, normalised cost, reward and advantage (paper, section 4): pure NumPy."""
+"""Profile, difficulty, normalised cost, reward, advantage (paper, section 4): NumPy."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from baar_jax.episode import Episode
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """What the boundary policies showed of a task."""
+
+  difficulty: str  # "easy", "hard" or "intractable"
+  cost_small: float  # median dollars of an episode of always-SMALL
+  cost_large: float
+  small: Sequence[Episode]  # the trials of always-SMALL
+  large: Sequence[Episode]
+
+  @property
+  def hard(self) -> bool:
+    """Tell whether the task is hard."""
+    return self.difficulty == "hard"
 
 
 def difficulty(
