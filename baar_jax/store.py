@@ -114,7 +114,7 @@ class Store:
   """
 
   def __init__(self, path: Path | str):
-    """Open or create the file. Raises ValueError if it cannot be used as a store."""
+    """Open the file, or create it. Raises ValueError if it cannot be used as a store."""
     self._path = path
     try:
       # Threads take turns.
