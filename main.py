@@ -60,6 +60,14 @@ EXTRA = {  # of one process
   "serve": serve.main,
 }
 
+# What is wrong with a flag's field: what to do.
+REMEDIES = {
+  f"Field ({'|'.join(MOVED_OPTIONS)}) not found": r"set --config.env.options.\1",
+  "Field (together|repeats|explored) not found": (
+    "set --config.references.plans, such as (('together',20),('repeats',10,True))"
+  ),
+}
+
 
 def main(command: tuple[Config, str]) -> int:
   """Run the stages of a command line that `parse` has read.
@@ -127,13 +135,16 @@ def parse(
   except flags.Error as error:
     # An address or a variable's name may hold a key, and stays hidden.
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
-    sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
+    text = re.sub(hidden, r"\1 has a value that cannot be read", str(error))
+    remedy = "set each option: --config.env.options.NAME=VALUE"
+    text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
+    sys.exit(fail(text))
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     # These are the errors of the configuration's dataclasses.
-    moved = re.search(f"Field ({'|'.join(MOVED_OPTIONS)}) not found", str(error))
     remedy = "the fields are in baar_jax/config.py"
-    if moved:
-      remedy = f"set --config.env.options.{moved[1]}"
+    for pattern, advice in REMEDIES.items():
+      if match := re.search(pattern, str(error)):
+        remedy = match.expand(advice)
     sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 

@@ -246,6 +246,11 @@ class ReferencesConfig:
 
   @validator
   def _check(self) -> Self:
+    kinds = [plan.kind for plan in self.plans]
+    require(len(kinds) == len({*kinds}), "plans", "of different kinds")
+    for plan in self.plans:
+      works = plan.all_tasks or plan.kind != "samples"
+      require(works, "plans", "of all tasks for samples: hard tasks have theirs")
     count = sum(plan.count for plan in self.plans)
     require(count < SEEDS, "plans", f"of fewer than {SEEDS} samples in all")
     return self

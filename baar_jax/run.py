@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -180,11 +180,21 @@ class Run:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
 
-  def play(self, title: str, policy: Policy, jobs: Sequence[Job]) -> list[Episode]:
+  def play(
+    self,
+    title: str,
+    spec: PolicySpec,
+    jobs: Sequence[Job],
+    build: Callable[[PolicySpec], Policy],
+  ) -> list[Episode]:
     """Play the jobs whose episodes are not stored yet, and store each as it ends.
 
     An episode that ended in an error is reported and left out; the next run tries it
     again. Clients play those of a served run.
+
+    Args:
+      title: of the progress bar.
+      build: makes the policy, if an episode is missing.
 
     Returns:
       The episodes that were played now.
@@ -193,9 +203,9 @@ class Run:
       CapReached: the next call may pass --config.max_usd.
       ValueError: clients still have to play some.
     """
-    key = policy.spec.key
+    key = spec.key
     if self.config.env.kind == SERVED:
-      self._check_sessions(policy.spec, jobs)
+      self.check_sessions(spec, jobs)
       return []
     self.store.sync(key)
     stored = self.store.keys(key)
@@ -206,16 +216,14 @@ class Run:
     missing = [job for job in own if (job.task.id, job.seed) not in stored]
     played = []
     if missing:
-      cap = policy.spec.cap
       most = self.config.models.max_failures
+      policy = build(spec)
       episodes = run_episodes(
-        missing, policy, self.pair, self.envs(), cap, self.budget, most
+        missing, policy, self.pair, self.envs(), self.budget, most
       )
       bar = self.progress(title, len(own), len(own) - len(missing), "ep")
-      with (
-        contextlib.closing(episodes),
-        bar,
-      ):  # calls in flight end before the store closes
+      # Calls in flight end before the store closes.
+      with contextlib.closing(episodes), bar:
         cost_usd = 0.0
         for episode in episodes:
           if episode.stop.startswith("error:"):
@@ -230,16 +238,21 @@ class Run:
     self.store.sync(key)
     return played
 
-  def collect(self, title: str, policy: Policy, jobs: Sequence[Job]) -> list[Episode]:
+  def collect(
+    self,
+    title: str,
+    spec: PolicySpec,
+    jobs: Sequence[Job],
+    build: Callable[[PolicySpec], Policy],
+  ) -> list[Episode]:
     """Play the jobs as `play` does; return the episodes of all, by task and seed."""
-    key = policy.spec.key
-    played = self.play(title, policy, jobs)
+    played = self.play(title, spec, jobs, build)
     keys = {(job.task.id, job.seed) for job in jobs}
     keys -= {(episode.task_id, episode.seed) for episode in played}
-    episodes = played + self.store.episodes(key, keys)
+    episodes = played + self.store.episodes(spec.key, keys)
     return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
 
-  def _check_sessions(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
+  def check_sessions(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
     """Raise ValueError if clients still have to play some, or stored no texts.
 
     For a boundary those of both count.

@@ -9,8 +9,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.chat import read_reply
 from baar_jax.llms.chat_completions import read_answer, read_counts
-from baar_jax.llms.wire import endpoints
-from baar_jax.llms.wire import clean
+from baar_jax.llms.wire import clean, endpoints
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"

@@ -99,7 +99,7 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
     if spec.family in ("first-large", "random") and K is not None:
       rule = loader.build(spec)
       rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
-      own = run.collect("own", rule, jobs)
+      own = run.collect("own", rule.spec, jobs, lambda spec, rule=rule: rule)
       assert list(map(outcome, own)) == list(map(outcome, episodes))
 
 

@@ -137,8 +137,9 @@ def tape():
   assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
 
 
-def start(tape, jobs, envs=None, policy=None, pair=None, **limits):
+def start(tape, jobs, envs=None, policy=None, pair=None, cap=Cap(), **limits):  # noqa: B008
   policy, pair, envs = policy or HandPolicy(tape), pair or HandPair(tape), envs or [HandEnv(tape)]
+  policy.spec = policy.spec.under(cap)
   return run_episodes(jobs, policy, pair, envs, **limits)
 
 

@@ -23,7 +23,8 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     for name, letter, score in zip(BOUNDARY_KEYS, "SL", scores):
       store.add(episode(task_id, name, 0, letter * 2, score))
 
-  def play(title, policy, jobs):
+  def play(title, spec, jobs, build):
+    policy = build(spec)
     events.extend([title, *((job.task.id, job.seed) for job in jobs)])
     policies.append(policy)
     for task_id, score in (("h1", 1), ("h2", 0)):

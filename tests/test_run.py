@@ -133,6 +133,10 @@ def test_a_directory_that_another_process_uses_is_refused(config, monkeypatch):
   assert refused(config) == f"{problem} --config.name"
 
 
+def collect(run, policy, jobs):
+  return run.collect("some", policy.spec, jobs, lambda spec: policy)
+
+
 def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(opened, config, capsys):
   run = opened(config)
   first, second, third = run.tasks("train")[:3]
@@ -145,12 +149,12 @@ def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(opened, conf
 
   run._envs = [Dying(**tiny.SIZES)]
   jobs = [Job(task, "profile", 0) for task in (first, second, third)]
-  assert [e.task_id for e in run.collect("some", Counting(), jobs)] == [second.id, third.id]
+  assert [e.task_id for e in collect(run, Counting(), jobs)] == [second.id, third.id]
   said = capsys.readouterr().out.splitlines()
   assert said == [f"left out: {first.id} seed 0 of counted: error:the process was killed"]
   run.config.models.max_failures = 3
   with pytest.raises(ValueError, match="3 times in a row.*the process was killed"):
-    run.collect("some", Counting("again"), jobs)
+    collect(run, Counting("again"), jobs)
   run._envs, policy = [Sandbox(**tiny.SIZES)], Counting()
-  assert [e.task_id for e in run.collect("some", policy, jobs[:2])] == [first.id, second.id]
+  assert [e.task_id for e in collect(run, policy, jobs[:2])] == [first.id, second.id]
   assert policy.asked == [(first.id, 0)]

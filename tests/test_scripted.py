@@ -171,7 +171,7 @@ def test_the_pair_s_ends_lie_near_the_paper_s(name, sizes, seeds, ends, toleranc
     jobs = [Job(task, "profile", seed) for task in tasks for seed in range(seeds)]
     loader = Loader(run.training(), run.live_episodes)
     for spec in BOUNDARIES:
-      assert len(run.collect("", loader.build(spec), jobs)) == len(jobs)
+      assert len(run.collect("", spec, jobs, loader.build)) == len(jobs)
     trials = run.store.table().groupby(["policy", "task_id"])
   means = trials[["score", "success"]].mean().groupby("policy").mean().loc[[*BOUNDARY_KEYS]]
   np.testing.assert_allclose(means, ends, atol=tolerance, rtol=0)

@@ -62,14 +62,13 @@ def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
 def test_what_clients_still_have_to_play_is_told_in_one_line(run):
   tasks = [run.store.name_task(name, "", 9) for name in "ab"]
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
-  large = Policy(ALWAYS_LARGE)
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
     add(run, name, policy)
   line = "2 of 8 trials are missing, such as 1 of 'b' by always-small, 1 of 'a' by "
   with pytest.raises(ValueError, match=f"^{line}always-large: [^\n]*$"):
-    run.collect("", large, jobs)
+    run.collect("", ALWAYS_LARGE, jobs, Policy)
   add(run, "a", "always-large"), add(run, "b", "always-small")
-  episodes = run.collect("", large, jobs)
+  episodes = run.collect("", ALWAYS_LARGE, jobs, Policy)
   assert [(e.task_id, e.seed) for e in episodes] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
 

@@ -89,7 +89,8 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
 
   tape, left = [], iter(choices)
   policy, pair = Chain(tape), HandPair(tape, texts, TRIO_USD)
-  (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)], cap)
+  policy.spec = policy.spec.under(cap)
+  (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)])
   assert "".join(event[4] for event in tape if event.startswith("ask")) == asked
   assert next(left, None) is None  # it was asked as often as it had to be
   (step,) = episode.steps

@@ -170,21 +170,23 @@ def run(tmp_path):
     yield run
 
 
-@pytest.mark.parametrize("optimism", [None, 0, 2])
-def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism):
+@pytest.mark.parametrize("optimism, weight", [(None, None), (0, 1.0), (2, None), (None, 0.7)])
+def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, weight):
   """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
-  also where episodes of different lengths are batched together; cap-blind, that there is no cap."""
+  also where episodes of different lengths are batched together; cap-blind, that there is no cap.
+  Without a cost weight of its own it takes the least."""
   train.profile(run)
   trunk, view = values.load_trunk(run.training())
   heads, estimate = make_heads(8, 16), Mock(wraps=conditioned.estimate)
   is_conditioned = optimism is None
   spec = PolicySpec("c", optimism=optimism, cap_conditioned=is_conditioned, cap=Cap(3))
+  spec = dataclasses.replace(spec, cost_weight=weight)
   policy = ConditionedPolicy(spec, trunk, view, heads, [0.5, 1.0], 1)
   with pytest.raises(ValueError, match=rf"^hidden states of {re.escape(spec.key)}: all numbers must be finite$"):
     policy._predict(np.full((1, 16), np.nan), ())
   monkeypatch.setattr(conditioned, "estimate", estimate)
   jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
-  stored = {e.task_id: e for e in run.collect("capped", policy, jobs)}
+  stored = {e.task_id: e for e in run.collect("capped", spec, jobs, lambda spec: policy)}
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
   data, decisions = values.read_transitions(run.training(), episodes), iter(estimate.call_args_list)
@@ -192,7 +194,7 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism):
   for n in np.flatnonzero(left_N):  # else the budget leaves no choice
     _, (hidden,), (facts,), added = next(decisions).args  # one episode lives at a time
     np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
-    expected = describe(left_N[n] if is_conditioned else np.inf, 0.5, data.progress_NxP[n])
+    expected = describe(left_N[n] if is_conditioned else np.inf, weight or 0.5, data.progress_NxP[n])
     np.testing.assert_allclose(facts, expected, rtol=1e-6)
     assert added == (optimism or 0)
   assert next(decisions, None) is None

@@ -54,7 +54,7 @@ def play_all(run: Run, planned: Iterable[Planned], title: str = "") -> None:
   loader = Loader(run.training(), run.live_episodes)
   for spec, wanted in planned:
     if wanted:
-      run.play(f"{title}{spec.key}", loader.build(spec), wanted)
+      run.play(f"{title}{spec.key}", spec, wanted, loader.build)
 
 
 def list_texts(
