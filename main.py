@@ -1,6 +1,7 @@
-"""Command line: python main.py --stage=S --config=configs/NAME.py --config.bopo.lam=0.3
+"""The command line: python main.py --stage=S --config=configs/NAME.py --config.seed=1
 
-What cannot work is refused in one line before anything is opened."""
+A configuration that cannot work is refused in one line, before anything is opened.
+"""
 
 import dataclasses
 import os
@@ -12,11 +13,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-# Before JAX is imported, whose callbacks could swallow it. In the background it stays ignored.
+# Callbacks of JAX could swallow a Ctrl-C, so this comes before JAX is imported. In the
+# background it stays ignored.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
 
-  def stop(*_) -> None:
-    """Ends the program at a Ctrl-C, whatever it is at: all that counts is on disk."""
+  def stop(*_: object) -> None:
+    """End the program at once: everything that counts is on disk."""
     os.write(2, b"\nstopped; the same command goes on from here\n")
     os._exit(130)
 
@@ -58,9 +60,21 @@ EXTRA = {  # of one process
   "serve": serve.main,
 }
 
+# What is wrong with a flag's field: what to do.
+REMEDIES = {
+  f"Field ({'|'.join(MOVED_OPTIONS)}) not found": r"set --config.env.options.\1",
+  "Field (together|repeats|explored) not found": (
+    "set --config.references.plans, such as (('together',20),('repeats',10,True))"
+  ),
+}
+
 
 def main(command: tuple[Config, str]) -> int:
-  """Runs the stages of a command line that `parse` has read. Returns the exit code."""
+  """Run the stages of a command line that `parse` has read.
+
+  Returns:
+    The exit code.
+  """
   logging.set_verbosity(logging.WARNING)
   config, stage = command
   stages = list(STAGES) if stage == "all" else [stage]
@@ -88,7 +102,8 @@ def main(command: tuple[Config, str]) -> int:
     if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return fail(
-      f"out of memory: lower --config.sft.micro_episodes or other sizes ({error!r:.200})"
+      "out of memory: lower --config.sft.micro_episodes or other sizes "
+      f"({error!r:.200})"
     )
   except (ValueError, NotImplementedError, EnvDied, OSError) as error:
     return fail(error)
@@ -98,13 +113,16 @@ def main(command: tuple[Config, str]) -> int:
 def parse(
   argv: list[str], values: flags.FlagValues = flags.FLAGS
 ) -> tuple[Config, str]:
-  """The configuration and the stage of a command line; a wrong one ends the program in one line."""
-  words, stages = "Configuration file.", ["all", *STAGES, *EXTRA]
+  """Read the configuration and the stage of a command line.
+
+  A wrong one ends the program in one line.
+  """
+  stages = ["all", *STAGES, *EXTRA]
   try:
     config = config_flags.DEFINE_config_dataclass(
       "config",
       quickstart.get_config(),
-      words,
+      "Configuration file.",
       values,
       sys_argv=argv,
       parse_fn=load_config,
@@ -115,29 +133,33 @@ def parse(
         "an argument without --, or a value with a blank; a stage is --stage=NAME"
       )
   except flags.Error as error:
-    # Without an address or a variable's name, which may hold a key.
+    # An address or a variable's name may hold a key, and stays hidden.
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
-    sys.exit(fail(re.sub(hidden, r"\1 has a value that cannot be read", str(error))))
+    text = re.sub(hidden, r"\1 has a value that cannot be read", str(error))
+    remedy = "set each option: --config.env.options.NAME=VALUE"
+    text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
+    sys.exit(fail(text))
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    # The errors of the configuration's dataclasses.
-    moved = re.search(f"Field ({'|'.join(MOVED_OPTIONS)}) not found", str(error))
+    # These are the errors of the configuration's dataclasses.
     remedy = "the fields are in baar_jax/config.py"
-    if moved:
-      remedy = f"set --config.env.options.{moved[1]}"
+    for pattern, advice in REMEDIES.items():
+      if match := re.search(pattern, str(error)):
+        remedy = match.expand(advice)
     sys.exit(fail(f"{error.args[0]}; {remedy}"))
   return config.value, stage.value
 
 
 def load_config(name: str) -> Config:
-  """The configuration of FILE.py or FILE.py:SETTING; flags.Error, whatever the file does wrong."""
+  """Load the configuration of FILE.py or FILE.py:SETTING.
+
+  Raises:
+    flags.Error: the file has any error.
+  """
   path, *setting = name.split(":", 1)
   if not os.path.isfile(path):
-    shipped = sorted(
-      file.stem for file in Path(quickstart.__file__).parent.glob("*.py")
-    )
-    remedy = (
-      f"take one of configs/{{{','.join(shipped)}}}.py, or a file with get_config()"
-    )
+    files = Path(quickstart.__file__).parent.glob("*.py")
+    shipped = ",".join(sorted(file.stem for file in files))
+    remedy = f"take one of configs/{{{shipped}}}.py, or a file with get_config()"
     raise flags.Error(f"--config={name}: there is no such file; {remedy}")
   try:
     config = runpy.run_path(path)["get_config"](*setting)
@@ -153,13 +175,12 @@ def load_config(name: str) -> Config:
 
 
 def validate(config: Config) -> None:
-  """Refuse what cannot work, in one line with the field and what it must be.
+  """Check a configuration, and convert its values to the types of their fields.
 
-  Values take their field's type: what a configuration file has assigned, nobody has
-  checked yet.
+  Nobody has checked the values that a configuration file has assigned.
 
   Raises:
-    ValueError: something cannot work.
+    ValueError: a value cannot work; one line names the field and its rule.
   """
   try:
     checked = TypeAdapter(Config).validate_python(dataclasses.asdict(config))
@@ -176,16 +197,16 @@ def validate(config: Config) -> None:
 
 
 def explain(error: ValidationError, prefix: str) -> str:
-  """Tell the first error in one line, without the value, which may be or hold a key."""
+  """Tell the first error in one line, without the value: it may hold a key."""
   first = error.errors(include_input=False)[0]
   field = ".".join(map(str, (prefix, *first["loc"])))
-  if first["type"] == "value_error":  # of our own validators
+  if first["type"] == "value_error":  # our own validators raise it
     return f"{field}.{first['ctx']['error']}"
   return f"{field}: {first['msg']}"
 
 
 def check_environment(config: Config) -> None:
-  """Refuse what the environment cannot do."""
+  """Check that the environment can run with the configuration."""
   environment = table.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live
@@ -199,21 +220,15 @@ def check_environment(config: Config) -> None:
 
 
 def check_machine(config: Config) -> None:
-  """Refuse what this machine lacks: variables with keys, and memory for the router."""
-  own = {"", *os.environ}
-  for name, models in (
-    ("models", config.models),
-    ("baselines.judge", config.baselines.judge),
-  ):
-    works = own.issuperset(models.key_variables)
-    require(
-      works,
-      f"{name}.key_variables",
-      "names of environment variables that are set, or ''",
-    )
-  works = config.serve.key_variable in own
+  """Check for the variables with keys, and the memory for the router."""
+  variables = {"", *os.environ}
+  judge = config.baselines.judge
+  for name, models in (("models", config.models), ("baselines.judge", judge)):
+    works = variables.issuperset(models.key_variables)
+    must = "names of environment variables that are set, or ''"
+    require(works, f"{name}.key_variables", must)
   require(
-    works,
+    config.serve.key_variable in variables,
     "serve.key_variable",
     "the name of an environment variable that is set, or ''",
   )
@@ -222,19 +237,17 @@ def check_machine(config: Config) -> None:
   parameters = r.hidden_size * (r.num_layers * layer + r.vocab_size)
   rows = (config.env.processes or os.cpu_count()) * config.env.live_per_process
   cache = rows * r.max_tokens * r.num_layers * r.num_kv_heads * r.head_dim
-  needed = (
-    16 * parameters + 4 * cache
-  )  # with gradient and moments; 2 bytes, keys and values
-  works = needed <= psutil.virtual_memory().total
+  # Parameters have a gradient and two moments. The cache has keys and values.
+  needed = 16 * parameters + 4 * cache
   require(
-    works,
+    needed <= psutil.virtual_memory().total,
     "router.num_layers",
     f"less, or other sizes: these take {needed // 10**9:,} GB",
   )
 
 
 def fail(error: Exception | str) -> int:
-  """Says what is wrong in one line. Returns the exit code of a user's mistake."""
+  """Print an error in one line; return the exit code of a user's mistake."""
   line = "".join(filter(str.isprintable, " ".join(str(error).split())))
   print(f"error: {line}", file=sys.stderr)
   return 2

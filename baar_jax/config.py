@@ -1,51 +1,57 @@
-"""The configuration: one dataclass per concern, each bound beside its field, nested in Config."""
+"""The configuration: nested dataclasses, with the bounds of each field beside it."""
 
 import dataclasses
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-SERVED = "served"  # the environment that clients of the endpoint play, or have played
-# The part of BoPO that each ablation leaves out: (section, field, value).
+# Clients of the endpoint play this environment.
+SERVED = "served"
+# Each ablation switches off one part of BoPO: (section, field, value).
 ABLATIONS = {
   "no-stratified": ("references", "clone_large", True),
   "no-reference": ("bopo", "reference_guided", False),
   "no-hard-bonus": ("bopo", "r_hard", 0.0),
 }
-MARKUP_TOKENS = {
-  "transcript": 80,
-  "paper": 160,
-}  # around the previews of one step, with budgets
-VANILLA_BATCHES = 3  # vanilla RL rolls out at most so many times BoPO's batches
-SEEDS = 1000  # how many seeds an episode's purpose has; see rollout/specs.py
-ROLLOUT_RANGE = 1_000_000  # how many seeds the rollouts of a training seed have
-JUDGE = {"names": ("gpt-5",), "temperature": 1.0, "max_completion_tokens": 2048}
-# Entries of tuples.
-Share = Annotated[float, Field(ge=0, le=1)]
-Weight = Annotated[float, Field(ge=0, le=100)]
-MAX_PRICE = (
-  2.0  # of a dollar, that the heads are trained for; see baar_jax/router/head.py
-)
-Price = Annotated[float, Field(ge=0, le=MAX_PRICE)]
-Dollars = Annotated[float, Field(ge=0, le=1e9)]
-# A user, a password, a query or a fragment may hold a key.
+# Each view surrounds the previews of one step, and the budgets, with these tokens.
+MARKUP_TOKENS = {"transcript": 80, "paper": 160}
+# Vanilla RL rolls out at most this multiple of BoPO's batches.
+VANILLA_BATCHES = 3
+# Each purpose of an episode has this number of seeds; see rollout/specs.py.
+SEEDS = 1000
+# The rollouts of each training seed have this number of seeds.
+ROLLOUT_RANGE = 1_000_000
+# The value heads are trained for cost weights up to this one; see router/head.py.
+MAX_PRICE = 2.0
+# These addresses hold no user, password, query or fragment, which may be a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
-Address = Annotated[str, Field(pattern=URL)]
-Variable = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")]
+VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
+Share = Annotated[float, Field(ge=0, le=1)]
+Dollars = Annotated[float, Field(ge=0, le=1e9)]
 STRICT = {"extra": "forbid", "hide_input_in_errors": True, "allow_inf_nan": False}
 section = dataclass(config=STRICT)
 validator = model_validator(mode="after")
 
 
+def positive(default: float, most: float = 1_000_000) -> Any:
+  """Declare a number above 0 and at most `most`."""
+  return Field(default, gt=0, le=most)
+
+
+def not_negative(default: float | None, most: float = 1e9) -> Any:
+  """Declare a number from 0 to `most`."""
+  return Field(default, ge=0, le=most)
+
+
 def require(works: bool, field: str, must: str) -> None:
-  """Raise ValueError, which names the field and what it must be, unless it works."""
+  """Raise ValueError with the field and its rule unless it works."""
   if not works:
     raise ValueError(f"{field} must be {must}")
 
 
 class OpenOptions(dict):
-  """Options to which a flag can add one, which it reads as a text."""
+  """Take options from flags: a flag that names a new one sets it to a text."""
 
   def __missing__(self, name: str) -> str:
     return self.setdefault(name, "")
@@ -53,20 +59,26 @@ class OpenOptions(dict):
 
 @section
 class EnvConfig:
-  # One of ENVIRONMENTS in envs/table.py, or FILE.py:CLASS for an Env of the user's.
+  """Configure the environment, its tasks and its processes.
+
+  Attributes:
+    kind: a name of ENVIRONMENTS in envs/table.py, or FILE.py:CLASS for your own Env.
+    processes: Each child process serves some environments; 0 starts one process per
+      core.
+    live_per_process: These episodes share a process (and its JVM).
+    timeout_s: A process is replaced if one call takes longer.
+    options: The class Options in the environment's adapter.py declares and checks
+      these.
+  """
+
   kind: str = "scienceworld"
-  train_tasks: int = Field(96, gt=0, le=10**6)
-  dev_tasks: int = Field(34, gt=0, le=10**6)
-  test_tasks: int = Field(60, gt=0, le=10**6)
-  max_steps: int = Field(40, gt=0, le=10**6)
-  processes: int = Field(0, ge=0, le=10**4)  # child processes; 0 is one per core
-  live_per_process: int = Field(
-    4, gt=0, le=10**4
-  )  # episodes that share a process (and its JVM)
-  timeout_s: float = Field(
-    120.0, gt=0, le=1e6
-  )  # of one call; a slower process is replaced
-  # The environment's own: fields of the class Options in its adapter.py, which checks them.
+  train_tasks: int = positive(96)
+  dev_tasks: int = positive(34)
+  test_tasks: int = positive(60)
+  max_steps: int = positive(40)
+  processes: int = not_negative(0, 10**4)
+  live_per_process: int = positive(4, 10**4)
+  timeout_s: float = positive(120.0)
   options: dict = Field(default_factory=dict)
 
   def __post_init__(self) -> None:
@@ -75,77 +87,96 @@ class EnvConfig:
 
 @section
 class ModelsConfig:
+  """Configure the models to route between, the cheapest first.
+
+  Attributes:
+    prices: A model's row is (input, cached input, output[, cache write]), in $ per
+      million tokens. Without rows the list prices count.
+    skills: A scripted model errs at SMALL's rates with skill 0 and at LARGE's with
+      skill 1. Without skills the ranks are equally spaced.
+    base_urls: With kind="chat" these are endpoints of OpenAI's chat completions, one
+      for all models or one for each. Without any it is OpenAI's own.
+    key_variables: These environment variables hold the endpoints' keys; "" needs no
+      key.
+    max_completion_tokens: Budgets reserve this number of tokens for each reply.
+    wire: The endpoints' wire form is a file of baar_jax/llms, such as chat_completions.
+    concurrency: Each model gets at most this number of calls at a time.
+    timeout_s: An attempt fails unless its last byte comes in time.
+    retries: A reply is tried again this number of times.
+    max_failures: This number of failures in a row (attempts, episodes) ends the run.
+  """
+
   kind: str = Field("scripted", pattern="^(scripted|chat)$")
   names: tuple[Annotated[str, Field(min_length=1)], ...] = ("gpt-4.1-mini", "gpt-4.1")
-  # Per model (input, cached input, output[, cache write]), $ per million tokens; () is the list's.
   prices: tuple[
     Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...
   ] = ()
-  # Of scripted models, from 0 (SMALL's rates of error) to 1 (LARGE's); () are equal steps by rank.
   skills: tuple[Share, ...] = ()
-  # For kind="chat", one for all models or one for each: endpoints of OpenAI's chat completions, ()
-  # is OpenAI's own, and environment variables that hold their keys, "" where none is needed.
-  base_urls: tuple[Address, ...] = ()
-  key_variables: tuple[Variable, ...] = ()
-  temperature: float = Field(0.7, ge=0, le=2)
-  max_completion_tokens: int = Field(
-    1024, gt=0, le=10**7
-  )  # of one reply; budgets reserve them all
-  # The endpoints' wire form: a file of baar_jax/llms, such as chat_completions.
+  base_urls: tuple[Annotated[str, Field(pattern=URL)], ...] = ()
+  key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
+  temperature: float = not_negative(0.7, 2)
+  max_completion_tokens: int = positive(1024, 10**7)
   wire: str = Field("chat_completions", pattern=r"^[a-z][a-z0-9_]*$")
   token_limit_field: str = Field(
     "max_completion_tokens", pattern="^max_(completion_)?tokens$"
   )
-  concurrency: int = Field(16, gt=0, le=10**4)  # calls of one model at a time
-  timeout_s: float = Field(120.0, gt=0, le=1e6)  # of an attempt, to its last byte
-  retries: int = Field(5, ge=0, le=100)  # of one reply, after its first attempt
-  max_failures: int = Field(
-    100, gt=0, le=10**6
-  )  # in a row (attempts, episodes) end the run
+  concurrency: int = positive(16, 10**4)
+  timeout_s: float = positive(120.0)
+  retries: int = not_negative(5, 100)
+  max_failures: int = positive(100)
 
   @validator
   def _check(self) -> Self:
-    for field in ("prices", "skills", "base_urls", "key_variables"):
-      values = getattr(self, field)
-      for_all = "all or " if field in ("base_urls", "key_variables") else ""
-      works = len(values) in (0, len(self.names)) or for_all and len(values) == 1
-      require(works, field, f"one for {for_all}each of the names, or ()")
+    count = len(self.names)
+    for field in ("prices", "skills"):
+      works = len(getattr(self, field)) in (0, count)
+      require(works, field, "one for each of the names, or ()")
+    for field in ("base_urls", "key_variables"):
+      works = len(getattr(self, field)) in (0, 1, count)
+      require(works, field, "one for all or each of the names, or ()")
     return self
 
 
 @section
-class RouterConfig:  # its weights or shape (Qwen2's field names), and the text that it reads
-  # A Hugging Face directory of a Qwen2 or Qwen2.5 with its shape and tokenizer, or what setup makes
-  # one of: "smollm2", or a GGUF file. Without weights the shape is as below, they are random, and a
-  # tokenizer is trained on the profile.
+class RouterConfig:
+  """Configure the router: its weights or shape (Qwen2's names), and its text.
+
+  Attributes:
+    weights: Weights are a Hugging Face directory of a Qwen2 or Qwen2.5, a GGUF file, or
+      "smollm2"; they bring their shape and tokenizer. Without weights the router has
+      the shape below and random parameters, and its tokenizer is trained on the
+      profile.
+    layers: The router keeps the first layers of the weights; 0 keeps all.
+    dtype: Parameters are float32; the router computes in this type.
+    vocab_size: All bytes and the decisions are in the vocabulary.
+    show_budget: The text tells the router the rest of its call budget.
+    max_tokens: A longer sequence loses its oldest whole steps.
+    buckets: This number of row lengths is compiled: equal parts of max_tokens.
+    description_tokens: Longer texts are cut to these previews, with a mark.
+    usd_per_million_tokens: The report has a column for the router's own compute at this
+      price.
+  """
+
   weights: str = ""
-  layers: int = Field(
-    0, ge=0, le=1000
-  )  # of the weights, from the first on; 0 is all of them
-  dtype: str = Field("float32", pattern="^(float32|bfloat16)$")  # parameters: float32
-  vocab_size: int = Field(2048, ge=258, le=10**8)  # all bytes and the decisions
-  hidden_size: int = Field(64, gt=0, le=10**6)
-  intermediate_size: int = Field(192, gt=0, le=10**6)
-  num_layers: int = Field(2, gt=0, le=1000)
-  num_heads: int = Field(2, gt=0, le=10**4)
-  num_kv_heads: int = Field(1, gt=0, le=10**4)
+  layers: int = not_negative(0, 1000)
+  dtype: str = Field("float32", pattern="^(float32|bfloat16)$")
+  vocab_size: int = Field(2048, ge=258, le=10**8)
+  hidden_size: int = positive(64)
+  intermediate_size: int = positive(192)
+  num_layers: int = positive(2, 1000)
+  num_heads: int = positive(2, 10**4)
+  num_kv_heads: int = positive(1, 10**4)
   head_dim: int = Field(32, gt=0, le=10**4, multiple_of=2)
   rope_theta: float = Field(10_000.0, ge=1, le=1e12)
   tie_word_embeddings: bool = True
   view: str = Field("transcript", pattern="^(transcript|paper)$")
-  show_budget: bool = True  # write what is left of a call budget into the text
-  # Of one sequence; the oldest whole steps of a longer one are left out.
-  max_tokens: int = Field(768, gt=0, le=10**6)
-  buckets: int = Field(
-    2, gt=0, le=100
-  )  # row lengths that are compiled: equal parts of max_tokens
-  description_tokens: int = Field(
-    96, gt=0, le=10**6
-  )  # previews: longer texts are cut, with a mark
-  action_tokens: int = Field(12, gt=0, le=10**6)
-  result_tokens: int = Field(24, gt=0, le=10**6)
-  # The price of router compute, which is reported in its own column.
-  usd_per_million_tokens: float = Field(0.02, ge=0, le=1e9)
+  show_budget: bool = True
+  max_tokens: int = positive(768)
+  buckets: int = positive(2, 100)
+  description_tokens: int = positive(96)
+  action_tokens: int = positive(12)
+  result_tokens: int = positive(24)
+  usd_per_million_tokens: float = not_negative(0.02)
 
   @validator
   def _check(self) -> Self:
@@ -160,109 +191,161 @@ class RouterConfig:  # its weights or shape (Qwen2's field names), and the text 
 
 @section
 class ProfileConfig:
-  trials: int = Field(5, gt=0, le=SEEDS)  # K of the paper, per boundary model
-  robustness: tuple[Annotated[int, Field(gt=0, le=SEEDS)], ...] = ()  # other K
-  easy_rate: float = Field(0.8, gt=0, le=1)
+  """Configure the trials that label the training tasks.
+
+  Attributes:
+    trials: Each boundary model plays each task this number of times (K of the paper).
+    robustness: The report also labels the tasks with these K.
+  """
+
+  trials: int = positive(5, SEEDS)
+  robustness: tuple[Annotated[int, Field(gt=0, le=SEEDS)], ...] = ()
+  easy_rate: float = positive(0.8, 1)
 
 
 @section
-class PretrainConfig:  # of a router from random weights, in place of Qwen2.5's (our choice)
-  epochs: int = Field(
-    0, ge=0, le=1000
-  )  # over stored training episodes; 0 leaves random weights
-  batch_episodes: int = Field(32, gt=0, le=10**6)
-  learning_rate: float = Field(3e-3, gt=0, le=1)
+class PretrainConfig:
+  """Configure the pretraining of random weights, in place of Qwen2.5's (our choice).
+
+  Attributes:
+    epochs: A router passes over the stored training episodes; 0 leaves its weights
+      random.
+  """
+
+  epochs: int = not_negative(0, 1000)
+  batch_episodes: int = positive(32)
+  learning_rate: float = positive(3e-3, 1)
 
 
 class SamplePlan(NamedTuple):
-  """Stored samples of a task; see `rollout.rules.take_sampled` for the kinds."""
+  """Stored samples of a task; see `rollout.rules.take_sampled` for the kinds.
+
+  Attributes:
+    all_tasks: The plan samples all profiled training tasks, not the hard ones alone.
+  """
 
   kind: Literal["samples", "together", "repeats"]
   count: Annotated[int, Field(gt=0, lt=SEEDS // 4)]
-  all_tasks: bool = False  # of all profiled training tasks, not the hard ones alone
+  all_tasks: bool = False
 
 
 @section
 class ReferencesConfig:
-  samples: int = Field(20, gt=0, lt=SEEDS // 4)  # N of the paper, per hard task
-  # Our choice: what pretraining and values learn from beside these, in this order.
+  """Configure the stored samples that training learns from.
+
+  Attributes:
+    samples: Each hard task gets this number of samples (N of the paper).
+    plans: Pretraining and value heads also learn from these, in this order (our
+      choice).
+    clone_large: This ablation leaves out stratified sampling.
+  """
+
+  samples: int = Field(20, gt=0, lt=SEEDS // 4)
   plans: tuple[SamplePlan, ...] = ()
-  clone_large: bool = False  # ablation: no stratified sampling
+  clone_large: bool = False
 
   @validator
   def _check(self) -> Self:
+    kinds = [plan.kind for plan in self.plans]
+    require(len(kinds) == len({*kinds}), "plans", "of different kinds")
+    for plan in self.plans:
+      works = plan.all_tasks or plan.kind != "samples"
+      require(works, "plans", "of all tasks for samples: hard tasks have theirs")
     count = sum(plan.count for plan in self.plans)
     require(count < SEEDS, "plans", f"of fewer than {SEEDS} samples in all")
     return self
 
 
 @section
-class ValueConfig:  # of the router that knows its budget: heads behind a router that stays as it is
-  updates: int = Field(
-    0, ge=0, lt=10**6
-  )  # gradient steps of every head; 0 leaves it out
-  # Of which dev chooses, for each budget.
-  prices: tuple[Price, ...] = Field((0.0, 0.1, 0.2, 0.5, 1.0), min_length=1)
-  heads: int = Field(5, gt=0, le=100)  # which vote
-  value_width: int = Field(64, gt=0, le=1000)
-  advantage_width: int = Field(32, gt=0, le=1000)
-  batch_decisions: int = Field(1024, gt=0, le=10**5)
-  return_share: float = Field(
-    0.3, ge=0, le=1
-  )  # of the updates, that learn returns as they were
-  learning_rate: float = Field(2e-3, gt=0, le=1)
-  weight_decay: float = Field(0.3, ge=0, le=100)
-  noise: float = Field(
-    0.5, ge=0, le=100
-  )  # on the hidden states, in units of their spread
+class ValueConfig:
+  """Configure the budget-conditioned router: value heads behind a frozen trunk.
+
+  Attributes:
+    updates: Every head takes this number of gradient steps; 0 leaves the router out.
+    prices: For each budget dev chooses one of these cost weights.
+    heads: The heads are an ensemble.
+    return_share: The first share of the updates learns Monte-Carlo returns.
+    noise: Noise on the hidden states is in units of their standard deviations.
+  """
+
+  updates: int = Field(0, ge=0, lt=10**6)
+  prices: tuple[Annotated[float, Field(ge=0, le=MAX_PRICE)], ...] = Field(
+    (0.0, 0.1, 0.2, 0.5, 1.0), min_length=1
+  )
+  heads: int = positive(5, 100)
+  value_width: int = positive(64, 1000)
+  advantage_width: int = positive(32, 1000)
+  batch_decisions: int = positive(1024, 10**5)
+  return_share: float = not_negative(0.3, 1)
+  learning_rate: float = positive(2e-3, 1)
+  weight_decay: float = not_negative(0.3, 100)
+  noise: float = not_negative(0.5, 100)
 
 
 @section
 class SFTConfig:
-  updates: int = Field(150, gt=0, lt=10**6)  # at most
-  check_every: int = Field(
-    5, gt=0, lt=10**6
-  )  # updates between two measurements of the dev loss
-  patience: int = Field(
-    4, gt=0, lt=10**6
-  )  # measurements without a new best that end a training
-  batch_episodes: int = Field(64, gt=0, le=10**6)
-  micro_episodes: int = Field(
-    16, gt=0, le=10**5
-  )  # rows of a compiled call, BoPO's and values' too
-  hard_share: float = Field(0.7, ge=0, le=1)
-  # All are tried, also for the scorer and the classifier, and the best on dev is kept.
+  """Configure the supervised training of routers.
+
+  Attributes:
+    updates: A training ends after this number of updates at the latest.
+    check_every: The dev loss is measured each time after this number of updates.
+    patience: A training ends after this number of measurements without a new best.
+    micro_episodes: A compiled call has this number of rows, also in BoPO and for value
+      heads.
+    learning_rates: All rates are tried, also for the scorer and the classifier. The
+      best on dev stays.
+    adam_eps: With an eps above most entries of the gradient, AdamW keeps their sizes.
+      That means less noise in short runs.
+  """
+
+  updates: int = Field(150, gt=0, lt=10**6)
+  check_every: int = Field(5, gt=0, lt=10**6)
+  patience: int = Field(4, gt=0, lt=10**6)
+  batch_episodes: int = positive(64)
+  micro_episodes: int = positive(16, 10**5)
+  hard_share: float = not_negative(0.7, 1)
   learning_rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
     (2e-5,), min_length=1
   )
-  warmup_share: float = Field(0.03, ge=0, le=1)
-  # With an eps above most entries of the gradient their sizes count: less noise in short runs.
-  adam_eps: float = Field(1e-8, gt=0, le=1)
-  weight_decay: float = Field(0.01, ge=0, le=1)
-  clip_norm: float = Field(1.0, gt=0, le=1e6)
+  warmup_share: float = not_negative(0.03, 1)
+  adam_eps: float = positive(1e-8, 1)
+  weight_decay: float = not_negative(0.01, 1)
+  clip_norm: float = positive(1.0)
 
 
 @section
 class BoPOConfig:
-  # The weights of cost; each has its own router.
-  lam: tuple[Weight, ...] = Field((0.1, 0.3, 0.5, 0.7, 0.9), min_length=1)
-  r_success: float = Field(1.0, ge=0, le=100)
-  r_hard: float = Field(0.5, ge=0, le=100)
+  """Configure the reinforcement learning of the paper.
+
+  Attributes:
+    lam: Each cost weight trains its own router.
+    reference_guided: The ablation sets False: the group's mean alone is the baseline.
+    adam_eps: see SFTConfig.
+    updates: An update rolls out one batch of episodes.
+    epochs: Training passes this number of times over each rollout batch.
+    batch_episodes: A gradient step takes this number of episodes.
+  """
+
+  lam: tuple[Annotated[float, Field(ge=0, le=100)], ...] = Field(
+    (0.1, 0.3, 0.5, 0.7, 0.9), min_length=1
+  )
+  r_success: float = not_negative(1.0, 100)
+  r_hard: float = not_negative(0.5, 100)
   group_size: int = Field(8, ge=2, le=10**5)
-  advantage_eps: float = Field(0.1, gt=0, le=100)
-  advantage_clip: float = Field(5.0, gt=0, le=1e6)
-  reference_guided: bool = True  # False is the ablation: the group's mean alone
-  kl_beta: float = Field(0.04, ge=0, le=100)
+  advantage_eps: float = positive(0.1, 100)
+  advantage_clip: float = positive(5.0)
+  reference_guided: bool = True
+  kl_beta: float = not_negative(0.04, 100)
   ratio_level: str = Field("trajectory", pattern="^(trajectory|decision)$")
-  clip_low: float | None = Field(None, ge=0, le=1)
-  clip_high: float | None = Field(None, ge=0, le=1e6)
-  learning_rate: float = Field(1e-6, gt=0, le=1)
-  adam_eps: float = Field(1e-8, gt=0, le=1)  # as for SFT
-  clip_norm: float = Field(1.0, gt=0, le=1e6)
-  updates: int = Field(100, gt=0, lt=10**6)  # rollout batches
-  tasks_per_update: int = Field(8, gt=0, le=10**5)
-  epochs: int = Field(1, gt=0, le=1000)  # passes over each rollout batch
-  batch_episodes: int = Field(64, gt=0, le=10**6)  # of one gradient step
+  clip_low: float | None = not_negative(None, 1)
+  clip_high: float | None = not_negative(None, 1e6)
+  learning_rate: float = positive(1e-6, 1)
+  adam_eps: float = positive(1e-8, 1)
+  clip_norm: float = positive(1.0)
+  updates: int = Field(100, gt=0, lt=10**6)
+  tasks_per_update: int = positive(8, 10**5)
+  epochs: int = positive(1, 1000)
+  batch_episodes: int = positive(64)
 
   @validator
   def _check(self) -> Self:
@@ -272,37 +355,56 @@ class BoPOConfig:
 
 
 @section
-class BaselinesConfig:  # what is trained and evaluated beside BoPO
-  rivals: tuple[str, ...] = ()  # of `train.families.RIVALS`
+class BaselinesConfig:
+  """Configure the routers that are trained and evaluated beside BoPO.
+
+  Attributes:
+    rivals: These are names of `train.families.RIVALS`.
+    compared_lam: Ablations are trained and rivals compared at this cost weight; None is
+      the first of bopo.lam.
+    updates: The scorer and the classifier take at most this number of updates.
+    judge: A zero-shot router asks this model. Scripted runs have a stand-in at its
+      price.
+  """
+
+  rivals: tuple[str, ...] = ()
   ablations: tuple[
     Annotated[str, Field(pattern=f"^({'|'.join(ABLATIONS)})$")], ...
   ] = ()
-  # The weight of cost at which ablations are trained and rivals compared; None is the first of lam.
-  compared_lam: float | None = Field(None, ge=0, le=100)
-  updates: int = Field(150, gt=0, lt=10**6)  # at most, of the scorer and the classifier
-  # The model that a zero-shot router asks; in scripted runs a stand-in at this model's price.
-  judge: ModelsConfig = Field(default_factory=lambda: ModelsConfig(**JUDGE))
+  compared_lam: float | None = not_negative(None, 100)
+  updates: int = Field(150, gt=0, lt=10**6)
+  judge: ModelsConfig = Field(
+    default_factory=lambda: ModelsConfig(
+      names=("gpt-5",), temperature=1.0, max_completion_tokens=2048
+    )
+  )
 
 
 @section
 class EvaluateConfig:
-  seeds: int = Field(3, gt=0, le=SEEDS)
-  tasks: int = Field(
-    0, ge=0, le=10**9
-  )  # how many of dev and of test, from the first on; 0 is all
+  """Configure the evaluated policies, budgets and seeds.
+
+  Attributes:
+    seeds: Each task is played with this number of evaluation seeds.
+    tasks: The first tasks of dev and of test are evaluated; 0 takes all.
+    thresholds: Each threshold adds a point: LARGE if its probability is above the
+      threshold.
+    shares: Each share adds the point at which LARGE has this share of the decisions in
+      stored training episodes. `router.policy.Threshold` tells the case of more models.
+    budget_rules: Hard budgets use these points too, not argmax alone.
+    usd_budgets: Each of these caps the dollars of a task (B_max).
+    bootstrap: Each interval takes this number of resamples of the tasks.
+  """
+
+  seeds: int = positive(3, SEEDS)
+  tasks: int = not_negative(0)
   random_p: tuple[Share, ...] = (0.25, 0.5, 0.75)
-  # Extra points: LARGE where its probability is above a threshold, or above the threshold at which
-  # LARGE has this share of the decisions in stored training episodes (of more models: Threshold).
   thresholds: tuple[Share, ...] = ()
   shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-  budget_rules: bool = (
-    False  # use these points under hard budgets too; else argmax alone
-  )
+  budget_rules: bool = False
   call_budgets: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = (5, 10, 15)
-  usd_budgets: tuple[Dollars, ...] = ()  # B_max of a task
-  bootstrap: int = Field(
-    1000, gt=0, le=10**5
-  )  # resamples of the tasks behind each interval
+  usd_budgets: tuple[Dollars, ...] = ()
+  bootstrap: int = positive(1000, 10**5)
 
   @validator
   def _check(self) -> Self:
@@ -312,13 +414,21 @@ class EvaluateConfig:
 
 
 @section
-class DistributedConfig:  # processes train one router, each on its share of the episodes
-  processes: int = Field(1, gt=0, le=10**4)
-  process: int = Field(0, ge=0, le=10**4)  # the number of this process, from 0
-  coordinator: str = Field("", pattern=r"^(.+:\d+)?$")  # host:port of process 0
-  fsdp: int = Field(
-    0, ge=0, le=10**6
-  )  # over how many devices parameters are split; 0 is all
+class DistributedConfig:
+  """Configure the processes that train one router.
+
+  Each plays its share of the episodes.
+
+  Attributes:
+    process: The number of this process counts from 0.
+    coordinator: Process 0 listens at host:port.
+    fsdp: This number of devices shares one copy of the parameters; 0 is all devices.
+  """
+
+  processes: int = positive(1, 10**4)
+  process: int = not_negative(0, 10**4)
+  coordinator: str = Field("", pattern=r"^(.+:\d+)?$")
+  fsdp: int = not_negative(0, 10**6)
 
   @validator
   def _check(self) -> Self:
@@ -330,49 +440,64 @@ class DistributedConfig:  # processes train one router, each on its share of the
 
 
 @section
-class ServeConfig:  # the endpoint of --stage=serve
-  host: str = Field("127.0.0.1", min_length=1, max_length=253)  # any other needs a key
-  port: int = Field(8000, ge=0, le=65535)  # 0 is any that is free
-  # Who decides for the name "baar"; "sample" is the router whose sessions BoPO learns from next.
+class ServeConfig:
+  """Configure the endpoint of --stage=serve.
+
+  Attributes:
+    host: Any other host needs a key.
+    port: 0 takes any free port.
+    policy: This policy decides for the name "baar". "sample" is the router whose
+      sessions BoPO learns from next.
+    router: The router comes from this run's directory; "" is the run that serves.
+    max_usd: These caps of a session are defaults, which a client can only lower; None
+      is no cap.
+    reserve_usd: This part of max_usd is for a last call when nothing else fits.
+    route_by_cache: A costlier model acts if its prompt cache makes it no costlier.
+    fallback: Another model answers if all retries of the router's choice fail.
+    record_text: Training needs the stored texts of tasks, results and actions.
+    key_variable: This environment variable holds the clients' key.
+    cache_ttl_s: An endpoint's prompt cache stays warm this long.
+    max_sessions: The router's cache has room for this number of sessions.
+  """
+
+  host: str = Field("127.0.0.1", min_length=1, max_length=253)
+  port: int = not_negative(8000, 65535)
   policy: str = Field(
     "router", pattern="^(router|small|large|random|stratified|sample)$"
   )
-  router: str = ""  # the directory of the run whose router it is; "" is this one
-  # Of a session: the default, which a client can only lower. None is no cap.
-  max_usd: float | None = Field(None, ge=0, le=1e9)
-  max_large_calls: int | None = Field(None, ge=0, le=10**9)
-  # Of max_usd, for a last call when nothing else fits.
-  reserve_usd: float = Field(0.0, ge=0, le=1e9)
-  route_by_cache: bool = (
-    False  # a dearer model acts where its prompt cache makes it no dearer
-  )
-  fallback: bool = (
-    False  # another model answers where all retries of the router's choice fail
-  )
-  record_text: bool = False  # store tasks, results and actions, which training needs
-  key_variable: str = Field(
-    "", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$"
-  )  # of the clients' key
-  cache_ttl_s: float = Field(
-    300.0, ge=0, le=1e6
-  )  # how long an endpoint's prompt cache stays warm
-  max_sessions: int = Field(256, gt=0, le=10**5)  # in the router's cache
-  max_body_mb: float = Field(16.0, gt=0, le=1000)
+  router: str = ""
+  max_usd: float | None = not_negative(None)
+  max_large_calls: int | None = not_negative(None, 10**9)
+  reserve_usd: float = not_negative(0.0)
+  route_by_cache: bool = False
+  fallback: bool = False
+  record_text: bool = False
+  key_variable: str = Field("", pattern=VARIABLE)
+  cache_ttl_s: float = not_negative(300.0, 1e6)
+  max_sessions: int = positive(256, 10**5)
+  max_body_mb: float = positive(16.0, 1000)
 
 
 @section
 class Config:
+  """Configure a whole run.
+
+  Attributes:
+    runs: The run's directory is <runs>/<name>.
+    train_seeds: Every training is repeated with this number of training seeds.
+    max_usd: All model calls together may cost at most this; 0 is no cap.
+    traces: --stage=import reads this file.
+    dry_run: A dry run prints the remaining work and its expected cost, and runs
+      nothing.
+  """
+
   name: str = Field("quickstart", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
-  runs: str = "runs"  # the run's directory is <runs>/<name>
-  seed: int = Field(0, ge=0, le=10**9)
-  train_seeds: int = Field(
-    1, gt=0, le=100
-  )  # everything that is trained is trained so many times
-  max_usd: float = Field(0.0, ge=0, le=1e9)  # cap on all model calls; 0 is no cap
-  traces: str = ""  # the file that --stage=import reads
-  dry_run: bool = (
-    False  # print what is still to be run and what it may cost, and run nothing
-  )
+  runs: str = "runs"
+  seed: int = not_negative(0, 10**9)
+  train_seeds: int = positive(1, 100)
+  max_usd: float = not_negative(0.0)
+  traces: str = ""
+  dry_run: bool = False
   env: EnvConfig = Field(default_factory=EnvConfig)
   models: ModelsConfig = Field(default_factory=ModelsConfig)
   router: RouterConfig = Field(default_factory=RouterConfig)
@@ -393,9 +518,8 @@ class Config:
     count = len(self.models.names)
     if self.models.kind == "scripted":
       require(self.env.kind != SERVED, "models.kind", f"chat with env.kind={SERVED}")
-      require(
-        count in (2, 3), "models.names", "two or three models, the cheapest first"
-      )
+      works = count in (2, 3)
+      require(works, "models.names", "two or three models, the cheapest first")
     require(count > 1, "models.names", "two or more models, the cheapest first")
     require(len(judge.names) == 1, "baselines.judge.names", "one model")
     works = not self.router.weights or self.pretrain.epochs == 0
@@ -409,28 +533,29 @@ class Config:
     require(works, "baselines.compared_lam", must)
     for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
       for name, values in vars(getattr(self, section)).items():
-        if isinstance(values, tuple):  # they tell policies apart, with six digits
-          texts = [v if isinstance(v, str) else f"{v:g}" for v in values]
-          works = len({*texts}) == len(texts)
+        if isinstance(values, tuple):
+          # Keys of policies hold these values, with six digits.
+          texts = {v if isinstance(v, str) else f"{v:g}" for v in values}
+          works = len(texts) == len(values)
           require(works, f"{section}.{name}", "of different values")
     return self
 
 
 def check_setting(setting: str, *settings: str) -> None:
-  """Raises ValueError unless a configuration file has this setting; "" is its usual one."""
+  """Raise ValueError unless a configuration file has this setting; "" is the usual."""
   if setting not in ("", *settings):
-    raise ValueError(
-      f"no setting {setting!r}: use one of {', '.join(settings)}, or none"
-    )
+    names = ", ".join(settings)
+    raise ValueError(f"no setting {setting!r}: use one of {names}, or none")
 
 
 def compared_lam(c: Config) -> float:
-  """The weight of cost that ablations are trained with, and at which rivals are compared."""
-  return c.bopo.lam[0] if c.baselines.compared_lam is None else c.baselines.compared_lam
+  """Find the cost weight of ablations, at which rivals are compared."""
+  lam = c.baselines.compared_lam
+  return c.bopo.lam[0] if lam is None else lam
 
 
 def ablate(config: Config, name: str) -> Config:
-  """The configuration without one part of the method."""
+  """Switch off one part of the method."""
   section, part, value = ABLATIONS[name]
   changed = dataclasses.replace(getattr(config, section), **{part: value})
   return dataclasses.replace(config, **{section: changed})

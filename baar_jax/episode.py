@@ -3,22 +3,21 @@
 import dataclasses
 import json
 
-SMALL, LARGE = 0, 1  # indices by price, of two models; the dearest of more is the last
-DECISION_WORDS = (
-  "SMALL",
-  "BIG",
-)  # in prompts and answers: the paper calls LARGE so there
-# Of the tasks: to learn from, to choose by, and to measure on. A task is in one of them.
+# Two models have these indices, by price. Of more, the costliest is the last.
+SMALL = 0
+LARGE = 1
+# Training tasks, validation tasks and held-out tests. A task is in one split.
 SPLITS = ("train", "dev", "test")
 
 
 def decision_words(models: int) -> tuple[str, ...]:
-  """What prompts and answers call the models: more than two go by their rank (our choice)."""
-  return (
-    DECISION_WORDS
-    if models == 2
-    else tuple(f"M{rank}" for rank in range(1, models + 1))
-  )
+  """Name the models in prompts and answers.
+
+  The paper calls LARGE "BIG" there. More than two models go by rank (our choice).
+  """
+  if models == 2:
+    return ("SMALL", "BIG")
+  return tuple(f"M{rank}" for rank in range(1, models + 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +26,16 @@ class Task:
 
   id: str  # unique within the environment
   split: str  # one of SPLITS
-  description: str  # what the agent is asked to do
-  max_steps: int  # an episode ends after this many agent steps
+  description: str  # the agent's instruction
+  max_steps: int  # an episode ends after this number of agent steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-  """Tokens of one call; `cached_tokens` and `cache_write_tokens` are parts of `prompt_tokens`."""
+  """The tokens of one call.
+
+  `cached_tokens` and `cache_write_tokens` are parts of `prompt_tokens`.
+  """
 
   prompt_tokens: int
   cached_tokens: int
@@ -45,14 +47,17 @@ class Usage:
 class Call:
   """One call of a model.
 
-  Kinds: "act" is the reply that was acted on; "proposal" is a reply to a cascade that was not
-  taken; "judge" is an answer that a zero-shot router decided by; "retry" was billed but
-  useless; "presumed" may have been billed (a time-out, a lost connection), at most `cost_usd`.
+  Kinds:
+    act: the agent acted on the reply.
+    proposal: a cascade did not take the reply.
+    judge: a zero-shot router decided by the answer.
+    retry: the call was billed but useless.
+    presumed: a time-out or a lost connection may have been billed, up to `cost_usd`.
   """
 
-  model: int  # index, ordered by price (0 is SMALL); a judge comes after the others
-  usage: Usage  # what was billed
-  cost_usd: float  # whoever paid for it
+  model: int  # index by price (0 is SMALL); a judge comes after the others
+  usage: Usage  # the billed tokens
+  cost_usd: float  # also if a replayed reply cost nothing now
   latency_s: float = 0.0  # seconds that the episode waited for the reply
   replayed: bool = False  # the reply was recorded before and is not paid for again
   kind: str = "act"
@@ -63,61 +68,57 @@ class Reply:
   """A model's answer."""
 
   text: str
-  call: Call  # that brought it, of kind "act"
+  call: Call  # the call with the answer, of kind "act"
   lost: tuple[Call, ...] = ()  # attempts before it, of kind "retry" or "presumed"
 
   def calls(self, kind: str) -> list[Call]:
-    """All calls, in order; the one that brought the answer becomes of this kind."""
+    """List all calls, in order. The one with the answer gets this kind."""
     return [*self.lost, dataclasses.replace(self.call, kind=kind)]
 
 
 @dataclasses.dataclass
 class Step:
-  """One decision, the model calls that it led to, and the action."""
+  """One decision, its model calls, and the action."""
 
-  observation: str  # what the agent saw before it acted
+  observation: str  # the agent saw it before it acted
   model: int  # index of the model that acted
-  action: str  # what was sent to the environment
-  # All that were made for this step: the loop puts the newest first, the endpoint last.
+  action: str  # sent to the environment
+  # All calls for this step: the loop puts the newest first, the endpoint last.
   calls: list[Call] = dataclasses.field(default_factory=list)
-  logp: float | None = (
-    None  # of the decision, in nats; None where a budget or a rule made it
-  )
-  router_cost_usd: float = (
-    0.0  # of the router's own computation, without a judge's calls
-  )
+  # Log-probability of the decision, in nats; None if a budget or a rule decided.
+  logp: float | None = None
+  router_cost_usd: float = 0.0  # the router's own computation, without a judge's calls
   router_latency_s: float = 0.0  # seconds that the episode waited for the decision
-  proposal: str | None = None  # what was proposed last before a cascade decided
-  score: float | None = (
-    None  # of the episode so far, after the action; None where it is not told
-  )
+  proposal: str | None = None  # the last proposal before a cascade decided
+  # Score of the episode after the action; None if the environment tells it at the end.
+  score: float | None = None
 
   def usd(self, *kinds: str) -> float:
-    """Dollars of the calls of these kinds."""
+    """Add up the dollars of the calls of these kinds."""
     return sum(call.cost_usd for call in self.calls if call.kind in kinds)
 
   @property
   def cost_usd(self) -> float:
-    """Dollars of acts and of untaken proposals."""
+    """Add up the dollars of acts and of untaken proposals."""
     return self.usd("act", "proposal")
 
   @property
   def large_calls(self) -> int:
-    """Calls of any model dearer than SMALL (with more than two models: our choice)."""
-    untaken = sum(
-      call.kind == "proposal" and call.model != SMALL for call in self.calls
-    )
-    return (self.model != SMALL) + untaken
+    """Count the calls of models costlier than SMALL (of more than two: our choice)."""
+    large_calls = int(self.model != SMALL)
+    for call in self.calls:
+      large_calls += call.kind == "proposal" and call.model != SMALL
+    return large_calls
 
   @property
   def spent_usd(self) -> float:
-    """The most that all calls of this step can have been billed for."""
+    """Add up the dollars of all calls: an upper bound of the step's bill."""
     return sum(call.cost_usd for call in self.calls)
 
 
 @dataclasses.dataclass
 class Episode:
-  """One run of a policy on a task; task_id, policy and seed are its key."""
+  """One run of a policy on a task; (task_id, policy, seed) is its key."""
 
   task_id: str
   policy: str
@@ -125,10 +126,10 @@ class Episode:
   steps: list[Step]
   score: float  # in [0, 1]
   stop: str  # "done", "max_steps", "budget" or "error:<what>"
-  call_budget: int | None = None  # cap on large calls it ran under; None is no cap
-  usd_budget: float | None = None  # cap on dollars it ran under, B_max; None is no cap
+  call_budget: int | None = None  # cap on large calls; None is no cap
+  usd_budget: float | None = None  # cap on dollars (B_max); None is no cap
   reused: bool = False  # it equals another policy's episode and was not run again
-  # Dollars that are in no step: of attempts that left too little for the call that they were for.
+  # Dollars in no step: failed attempts left too little for the call itself.
   lost_usd: float = 0.0
 
   @property
@@ -137,17 +138,17 @@ class Episode:
 
   @property
   def cost_usd(self) -> float:
-    """Dollars of acts and of untaken proposals."""
+    """Add up the dollars of acts and of untaken proposals."""
     return sum(step.cost_usd for step in self.steps)
 
   @property
   def spent_usd(self) -> float:
-    """The most that the models can have billed for it: what `usd_budget` caps."""
+    """Add up the dollars of all calls, which `usd_budget` caps."""
     return sum(step.spent_usd for step in self.steps) + self.lost_usd
 
   @property
   def large_calls(self) -> int:
-    """Calls of any model dearer than SMALL: what `call_budget` caps."""
+    """Count the calls of models costlier than SMALL, which `call_budget` caps."""
     return sum(step.large_calls for step in self.steps)
 
   def to_json(self) -> str:

@@ -1,14 +1,15 @@
-"""A run's directory, and what every stage opens from it."""
+"""A run: its directory, and the environments and models that stages use."""
 
 import contextlib
 import dataclasses
 import fcntl
 import functools
+import itertools
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,12 +36,12 @@ from baar_jax.store import RESTORE, Store, read_config
 from baar_jax.train.jobs import BOUNDARIES
 from baar_jax.train.training import Training
 
-# What may change between stages of one run: no stored result and, but for the rounding of sums, no
-# training depends on it.
-CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s bopo.lam
-traces serve baselines profile.robustness evaluate value.prices distributed max_usd dry_run
-models.key_variables models.concurrency models.token_limit_field models.timeout_s models.retries
-models.max_failures sft.micro_episodes"""
+# These fields may change between stages of one run. No stored result depends on them,
+# nor any training but for the rounding of sums.
+CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s
+bopo.lam traces serve baselines profile.robustness evaluate value.prices distributed
+max_usd dry_run models.key_variables models.concurrency models.token_limit_field
+models.timeout_s models.retries models.max_failures sft.micro_episodes"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
@@ -48,16 +49,20 @@ OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_proc
 class Run:
   """A run's directory <runs>/<name>, and the environments and models of its config.
 
-  Several processes share the directory; each has its own store and its share of the tasks.
+  Several processes share the directory. Each has its own store and its share of the
+  tasks.
   """
 
   def __init__(self, config: Config):
-    """Opens or creates the directory. Raises ValueError where it or the models cannot be used."""
+    """Open or create the directory.
+
+    Raises:
+      ValueError: the directory or the models cannot be used.
+    """
     check_models(config)
     self.config = config
-    self.is_main = (
-      config.distributed.process == 0
-    )  # it prints, logs and lists the tasks
+    # The main process prints, logs and lists the tasks.
+    self.is_main = config.distributed.process == 0
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
     self.mesh = _open_mesh(config)
@@ -66,49 +71,48 @@ class Run:
     path = self.dir / f"episodes{number}.sqlite"
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
-      self._lock = (self.dir / f"lock{number}").open(
-        "a"
-      )  # two would spend the same rest of a cap
-      fcntl.lockf(
-        self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-      )  # the system frees it after a kill
+      # Two users of a directory would spend the same rest of a cap. The system frees
+      # the lock after a kill.
+      self._lock = (self.dir / f"lock{number}").open("a")
+      fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       self.store = Store(path)
       self._check_config(stored_config)
     except BlockingIOError:
       problem = f"another process is using {self.dir}"
-      raise ValueError(
-        f"{problem}: wait for it or choose another --config.name"
-      ) from None
+      remedy = "wait for it or choose another --config.name"
+      raise ValueError(f"{problem}: {remedy}") from None
     self.pair = open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     self._envs: list[Env] = []
-    # Shapes are compiled once for all runs. Programs are not kept in the run's directory, which may
-    # come from a stranger.
+    # Shapes are compiled once for all runs. The run's directory keeps no programs,
+    # because it may come from a stranger.
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
       jax.config.update("jax_compilation_cache_dir", str(engines.cache() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
   def _check_config(self, stored: Config | None) -> None:
-    """Refuses a config that contradicts the directory's, then writes it there."""
-    if not self.store.tasks("train"):  # before that it binds nothing
+    """Refuse a config that contradicts the directory's; then write it there."""
+    # A configuration binds nothing before tasks are stored.
+    if not self.store.tasks("train"):
       if (self.dir / "checkpoints").exists():
         raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
     elif stored:
-      was, now = flatten(stored), flatten(self.config)
-      for name in was | now:  # an option may be in one alone
-        before, after = was.get(name), now.get(name)
+      old = flatten(stored)
+      new = flatten(self.config)
+      for name in old | new:  # an option may be in one alone
+        before = old.get(name)
+        after = new.get(name)
         if before != after and not f"{name}.".startswith(CHANGEABLE):
-          problem = (
-            f"{self.dir} was made with {name}={before!r}, this config has {after!r}"
-          )
-          raise ValueError(f"{problem}: set it back, or choose another --config.name")
+          problem = f"{self.dir} was made with {name}={before!r}"
+          remedy = "set it back, or choose another --config.name"
+          raise ValueError(f"{problem}, this config has {after!r}: {remedy}")
     if self.is_main:
       path = self.dir / "config.tmp"
       path.write_text(json.dumps(dataclasses.asdict(self.config), indent=2))
       path.replace(path.with_suffix(".json"))
 
   def training(self, number: int = 0) -> Training:
-    """Return what a training seed is trained with; 0 is the first."""
+    """Open the training of a training seed; 0 is the first."""
     marks = {"train_seed": number} if number else {}
     return Training(
       directory=self.dir,
@@ -125,46 +129,48 @@ class Run:
     )
 
   def trainings(self) -> list[Training]:
-    """Return a training for each training seed, with directories and draws of its own."""
+    """Open the training of each training seed.
+
+    Each has directories and draws of its own.
+    """
     return [self.training(number) for number in range(self.config.train_seeds)]
 
   @property
   def live_episodes(self) -> int:
-    return (
-      self.config.env.processes or os.cpu_count()
-    ) * self.config.env.live_per_process
+    """Compute the number of episodes that are played at a time."""
+    c = self.config.env
+    return (c.processes or os.cpu_count()) * c.live_per_process
 
   def envs(self) -> list[Env]:
-    """The environments, opened on first use."""
+    """Open the environments on first use; return them."""
     if not self._envs:
-      c, count, args = self.config.env, self.live_episodes, env_arguments(self.config)
+      c = self.config.env
+      args = env_arguments(self.config)
+      count = self.live_episodes
+      live = c.live_per_process
       if table.load(c.kind).needs_process:
-        processes = count // c.live_per_process
-        self._envs += open_envs(
-          c.kind, args, processes, c.live_per_process, c.timeout_s
-        )
+        self._envs += open_envs(c.kind, args, count // live, live, c.timeout_s)
       else:
         self._envs += [table.make(c.kind, **args) for _ in range(count)]
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
-    """The tasks of a split; all splits are listed once and then read from the store."""
-    if self.config.env.kind == SERVED and not self.store.tasks(split):
+    """Read the tasks of a split; list those of all splits on first use."""
+    kind = self.config.env.kind
+    is_new = not self.store.tasks(split)
+    if kind == SERVED and is_new:
       raise ValueError(
         f"clients have named no {split} task yet: five tasks fill all splits"
       )
-    if self.is_main and not self.store.tasks(split):
+    if self.is_main and is_new:
       print("listing the tasks; the first time this can take a minute", file=sys.stderr)
       envs = self.envs() * len(SPLITS)  # neighbours are in different processes
       with ThreadPoolExecutor() as threads:
         listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
-      (task_id, count), *_ = Counter(
-        t.id for tasks in listings for t in tasks
-      ).most_common(1)
+      counts = Counter(task.id for task in itertools.chain(*listings))
+      task_id, count = counts.most_common(1)[0]
       if count > 1:
-        problem = (
-          f"--config.env.kind={self.config.env.kind} lists the task {task_id!r} twice"
-        )
+        problem = f"--config.env.kind={kind} lists the task {task_id!r} twice"
         raise ValueError(f"{problem}: each is in one split, once")
       for name, tasks in zip(SPLITS, listings):
         self.store.put_tasks(name, tasks)
@@ -174,11 +180,21 @@ class Run:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
 
-  def play(self, title: str, policy: Policy, jobs: Sequence[Job]) -> list[Episode]:
+  def play(
+    self,
+    title: str,
+    spec: PolicySpec,
+    jobs: Sequence[Job],
+    build: Callable[[PolicySpec], Policy],
+  ) -> list[Episode]:
     """Play the jobs whose episodes are not stored yet, and store each as it ends.
 
     An episode that ended in an error is reported and left out; the next run tries it
     again. Clients play those of a served run.
+
+    Args:
+      title: of the progress bar.
+      build: makes the policy, if an episode is missing.
 
     Returns:
       The episodes that were played now.
@@ -187,9 +203,9 @@ class Run:
       CapReached: the next call may pass --config.max_usd.
       ValueError: clients still have to play some.
     """
-    key = policy.spec.key
+    key = spec.key
     if self.config.env.kind == SERVED:
-      self._check_sessions(policy.spec, jobs)
+      self.check_sessions(spec, jobs)
       return []
     self.store.sync(key)
     stored = self.store.keys(key)
@@ -200,16 +216,14 @@ class Run:
     missing = [job for job in own if (job.task.id, job.seed) not in stored]
     played = []
     if missing:
-      cap = policy.spec.cap
       most = self.config.models.max_failures
+      policy = build(spec)
       episodes = run_episodes(
-        missing, policy, self.pair, self.envs(), cap, self.budget, most
+        missing, policy, self.pair, self.envs(), self.budget, most
       )
       bar = self.progress(title, len(own), len(own) - len(missing), "ep")
-      with (
-        contextlib.closing(episodes),
-        bar,
-      ):  # calls in flight end before the store closes
+      # Calls in flight end before the store closes.
+      with contextlib.closing(episodes), bar:
         cost_usd = 0.0
         for episode in episodes:
           if episode.stop.startswith("error:"):
@@ -224,16 +238,21 @@ class Run:
     self.store.sync(key)
     return played
 
-  def collect(self, title: str, policy: Policy, jobs: Sequence[Job]) -> list[Episode]:
+  def collect(
+    self,
+    title: str,
+    spec: PolicySpec,
+    jobs: Sequence[Job],
+    build: Callable[[PolicySpec], Policy],
+  ) -> list[Episode]:
     """Play the jobs as `play` does; return the episodes of all, by task and seed."""
-    key = policy.spec.key
-    played = self.play(title, policy, jobs)
+    played = self.play(title, spec, jobs, build)
     keys = {(job.task.id, job.seed) for job in jobs}
     keys -= {(episode.task_id, episode.seed) for episode in played}
-    episodes = played + self.store.episodes(key, keys)
+    episodes = played + self.store.episodes(spec.key, keys)
     return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
 
-  def _check_sessions(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
+  def check_sessions(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
     """Raise ValueError if clients still have to play some, or stored no texts.
 
     For a boundary those of both count.
@@ -259,17 +278,18 @@ class Run:
         raise ValueError(f"{problem}: {remedy}, to learn from them")
 
   def print(self, text: str) -> None:
-    """Prints a stage's result, once for all processes."""
+    """Print a stage's result, once for all processes."""
     if self.is_main:
-      print(text, flush=True)  # a server's address is waited for
+      print(text, flush=True)  # programs wait for a server's address
 
   def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:
-    """A progress bar on the first process's terminal, if it is one."""
-    quiet = None if self.is_main else True
-    return tqdm(desc=title, total=total, initial=done, unit=unit, disable=quiet)
+    """Open a progress bar, if the main process has a terminal."""
+    # None leaves the choice to tqdm.
+    disable = not self.is_main or None
+    return tqdm(desc=title, total=total, initial=done, unit=unit, disable=disable)
 
   def require(self, stage: str) -> None:
-    """Raises ValueError, in every process, unless all have run the stage to its end."""
+    """Raise ValueError unless all processes have run the stage to its end."""
     if not all(exchange(self.store.finished(stage))):
       raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
 
@@ -280,6 +300,7 @@ class Run:
         file.write(json.dumps(values) + "\n")
 
   def close(self) -> None:
+    """Close the environments, models, store and lock."""
     while self._envs:
       self._envs.pop().close()
     self.pair.close()
@@ -288,12 +309,17 @@ class Run:
 
 
 def open_pair(config: Config, path: Path) -> Pair:
-  """The configured models. API models record their calls in the store at `path`."""
+  """Open the configured models.
+
+  Args:
+    path: the store; API models record their calls there.
+  """
   c = config.models
   if c.kind == "scripted":
     errors = table.load(config.env.kind).Errors(len(c.names), c.skills)
     return ScriptedPair(c.names, errors, c.prices)
-  from baar_jax.llms.chat import ChatPair  # a scripted run does without the client
+  # A scripted run does without the client.
+  from baar_jax.llms.chat import ChatPair
 
   return ChatPair(c, Calls(path))
 
@@ -308,21 +334,26 @@ def env_arguments(config: Config) -> dict:
 
 
 def _open_mesh(config: Config) -> Mesh:
-  """Joins the run's processes, which must agree; returns the mesh of all devices."""
+  """Join the run's processes, and make the mesh of all devices.
+
+  Raises:
+    ValueError: the processes have different configurations.
+  """
   d = config.distributed
-  if d.processes > 1:  # before anything else uses JAX
+  # It must come before anything else that uses JAX.
+  if d.processes > 1:
     jax.distributed.initialize(d.coordinator, d.processes, d.process)
   first, *others = exchange(flatten(config))
-  for name in first | dict(*others[:1]):
-    if name not in OF_PROCESS and any(o.get(name) != first.get(name) for o in others):
-      raise ValueError(
-        f"the processes have different --config.{name}: start all with one"
-      )
+  for other in others:
+    for name in first | other:
+      if name not in OF_PROCESS and other.get(name) != first.get(name):
+        problem = f"the processes have different --config.{name}"
+        raise ValueError(f"{problem}: start all with one")
   return make_mesh(d.fsdp)
 
 
 def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget | None:
-  """What this process may still spend: an equal share of the rest; None without a cap."""
+  """Open the budget of this process: an equal share of the rest of the cap, if any."""
   if not config.max_usd:
     return None
   if config.models.kind == "scripted":
@@ -336,5 +367,5 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
 
 
 def flatten(config: Config) -> dict[str, object]:
-  """The values of all fields by their names, such as bopo.lam."""
+  """Map the names of all fields, such as bopo.lam, to their values."""
   return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]

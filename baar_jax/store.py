@@ -1,4 +1,4 @@
-"""The run's SQLite file: tasks, episodes and finished stages, each on disk before it counts."""
+"""The run's SQLite file of tasks, episodes and finished stages."""
 
 import collections
 import dataclasses
@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -17,23 +18,21 @@ from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 
 RESTORE = "restore a copy, or choose another --config.name"
-SYNC_CHUNK = 256  # episodes that processes exchange at a time
+# Processes exchange this number of episodes at a time.
+SYNC_CHUNK = 256
 KEY = ("policy", "task_id", "seed")
-SPLIT_OF = (
-  "train",
-  "dev",
-  "train",
-  "test",
-  "train",
-)  # of each five tasks that clients name
+# Each five tasks that clients name go into these splits, in turn (our choice).
+SPLIT_OF = ("train", "dev", "train", "test", "train")
 BUDGETS = ("call_budget", "usd_budget")
-# Fields of `env` before its options, with their defaults.
+# These fields of `env` became options; they had these defaults.
 MOVED_OPTIONS = {"data": "", "short_tasks": True}
 MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
-EPISODE, TASK = TypeAdapter(Episode), TypeAdapter(Task)
+EPISODE = TypeAdapter(Episode)
+TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
-VERSION = 1  # of a store's file
-# In the keys of version 0: what stands for it now.
+# A file's user_version; it rises when policies get other names.
+VERSION = 1
+# Version 0 had the names on the left in the keys of policies.
 RENAMED = {
   "price=": "cost_weight=",
   "bold=": "optimism=",
@@ -46,48 +45,52 @@ RENAMED = {
 }
 
 
-def summarize_episode(episode: Episode) -> dict:
-  """An episode's columns: `decisions` and `judgements` count steps, `retries_usd` includes
-  `lost_usd`, tokens are completion tokens. `proposals_usd` is without replayed ones, because the
-  ledger takes it off the recorded calls, where a replayed reply counts once. Proposals of models
-  dearer than SMALL that were not taken are parts of `large_usd`."""
-  steps, calls = episode.steps, [call for step in episode.steps for call in step.calls]
-  usd, tokens = collections.Counter(), collections.Counter()
-  for call in calls:
-    part = "small" if call.kind == "act" else call.kind
-    if call.kind in ("act", "proposal") and call.model != SMALL:
-      part = "large"
-    usd[part] += 0.0 if part == "proposal" and call.replayed else call.cost_usd
-    tokens[part] += call.usage.completion_tokens
-  fields = (
-    "score",
-    "success",
-    "stop",
-    "call_budget",
-    "usd_budget",
-    "large_calls",
-    "cost_usd",
-  )
-  return {
-    **{name: getattr(episode, name) for name in (*fields, "spent_usd", "reused")},
+def summarize_episode(episode: Episode) -> dict[str, Any]:
+  """Compute an episode's columns.
+
+  Returns:
+    `decisions` and `judgements` count steps. `large_usd` includes untaken proposals of
+    models costlier than SMALL. `proposals_usd` leaves out replayed ones. `retries_usd`
+    includes `lost_usd`. Tokens are completion tokens.
+  """
+  steps = episode.steps
+  usd = collections.Counter()
+  tokens = collections.Counter()
+  decisions = 0
+  judgements = 0
+  for step in steps:
+    decisions += step.logp is not None or step.router_cost_usd > 0
+    judgements += any(call.kind == "judge" for call in step.calls)
+    for call in step.calls:
+      part = call.kind
+      if part in ("act", "proposal") and call.model != SMALL:
+        part = "large"
+      elif part == "act":
+        part = "small"
+      tokens[part] += call.usage.completion_tokens
+      cost_usd = call.cost_usd
+      # The ledger takes proposals off the recorded calls, which count a replay once.
+      if part == "proposal" and call.replayed:
+        cost_usd = 0.0
+      usd[part] += cost_usd
+  names = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls")
+  names += ("cost_usd", "spent_usd", "reused")
+  return {name: getattr(episode, name) for name in names} | {
     "steps": len(steps),
-    "decisions": sum(
-      step.logp is not None or step.router_cost_usd > 0 for step in steps
-    ),
-    "judgements": sum(
-      any(call.kind == "judge" for call in step.calls) for step in steps
-    ),
+    "decisions": decisions,
+    "judgements": judgements,
     "small_usd": usd["small"],
     "large_usd": usd["large"],
     "proposals_usd": usd["proposal"],
     "judge_usd": usd["judge"],
-    "retries_usd": usd["retry"]
-    + episode.lost_usd,  # a lost attempt is a retry in no step
+    # A lost attempt is a retry in no step.
+    "retries_usd": usd["retry"] + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),
     "presumed_usd": usd["presumed"],
-    **{
-      f"{part}_tokens": tokens[part] for part in ("small", "large", "proposal", "judge")
-    },
+    "small_tokens": tokens["small"],
+    "large_tokens": tokens["large"],
+    "proposal_tokens": tokens["proposal"],
+    "judge_tokens": tokens["judge"],
     "router_latency_s": sum(step.router_latency_s for step in steps),
   }
 
@@ -97,20 +100,25 @@ _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS tasks (
   split TEXT, place INTEGER, task TEXT, PRIMARY KEY (split, place));
 CREATE TABLE IF NOT EXISTS episodes (
-  policy TEXT, task_id TEXT, seed INTEGER, {", ".join(COLUMNS)}, equals TEXT, episode TEXT,
+  policy TEXT, task_id TEXT, seed INTEGER, {", ".join(COLUMNS)},
+  equals TEXT, episode TEXT,
   PRIMARY KEY (policy, task_id, seed));
 CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
 """
 
 
 class Store:
-  """Episodes by (policy, task_id, seed), and their tasks; WAL keeps them through kill -9."""
+  """Episodes by (policy, task_id, seed), and their tasks.
+
+  Everything is on disk before it counts; WAL keeps it through kill -9.
+  """
 
   def __init__(self, path: Path | str):
-    """Opens or creates the file. Raises ValueError if it cannot be used as a store."""
+    """Open or create the file. Raises ValueError if it cannot be used as a store."""
     self._path = path
     try:
-      self._db = sqlite3.connect(path, check_same_thread=False)  # threads take turns
+      # Threads take turns.
+      self._db = sqlite3.connect(path, check_same_thread=False)
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
       (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -144,74 +152,86 @@ class Store:
       self._db.execute(f"PRAGMA user_version = {VERSION}")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
-    """Saves the tasks of a split, which they are then said to be of, in their order."""
-    texts = (json.dumps(vars(task) | {"split": split}) for task in tasks)
-    rows = [(split, place, text) for place, text in enumerate(texts)]
+    """Save the tasks of a split in their order, in place of earlier ones."""
+    rows = []
+    for place, task in enumerate(tasks):
+      rows.append((split, place, json.dumps(vars(task) | {"split": split})))
     with self._db:
       self._db.execute("DELETE FROM tasks WHERE split = ?", (split,))
       self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?)", rows)
 
   def name_task(self, task_id: str, description: str, max_steps: int) -> Task:
-    """The task that clients know by this name. A new one comes into a split, where it stays: of
-    each five the second into dev, the fourth into test, the others into train (our choice)."""
-    known = {task.id: task for split in SPLITS for task in self.tasks(split)}
-    if task_id not in known:
-      split = SPLIT_OF[len(known) % len(SPLIT_OF)]
-      known[task_id] = Task(task_id, split, description, max_steps)
-      self.put_tasks(split, [task for task in known.values() if task.split == split])
-    return known[task_id]
+    """Find the task that clients know by this name.
+
+    A new task gets its split from SPLIT_OF, and keeps it.
+    """
+    named = {task.id: task for split in SPLITS for task in self.tasks(split)}
+    if task_id not in named:
+      split = SPLIT_OF[len(named) % len(SPLIT_OF)]
+      named[task_id] = Task(task_id, split, description, max_steps)
+      self.put_tasks(split, [*self.tasks(split), named[task_id]])
+    return named[task_id]
 
   def tasks(self, split: str) -> list[Task]:
+    """Read the tasks of a split, in their order."""
     query = "SELECT place, task FROM tasks WHERE split = ? ORDER BY place"
     rows = self._db.execute(query, (split,))
     return [self._read(TASK, text, f"{split} task {place}") for place, text in rows]
 
   def add(self, *episodes: Episode, finished: Iterable[str] = ()) -> None:
-    """Stores episodes, and marks as of `finish`, in one transaction. Raises ValueError if the key
-    of one is taken, and then stores none."""
+    """Store episodes, and marks of `finish`, in one transaction.
+
+    Raises:
+      ValueError: the key of an episode is taken; nothing is stored.
+    """
     with self._db:
-      for e in episodes:
-        key = e.policy, e.task_id, e.seed
-        row = (*key, *summarize_episode(e).values(), None, e.to_json())
+      for episode in episodes:
+        key = (episode.policy, episode.task_id, episode.seed)
+        columns = summarize_episode(episode).values()
+        row = (*key, *columns, None, episode.to_json())
+        places = ", ".join("?" * len(row))
         try:
-          self._db.execute(
-            f"INSERT INTO episodes VALUES ({', '.join('?' * len(row))})", row
-          )
+          self._db.execute(f"INSERT INTO episodes VALUES ({places})", row)
         except sqlite3.IntegrityError:
           raise ValueError(f"episode {key} is already stored in {self._path}") from None
-      self._db.executemany(
-        "INSERT INTO finished VALUES (?)", [(mark,) for mark in finished]
-      )
+      self._db.executemany("INSERT INTO finished VALUES (?)", zip(finished))
 
   def add_equal(
     self, policy: str, call_budget: int, other: str, keys: Iterable[tuple[str, int]]
   ) -> None:
-    """Stores episodes of `other` that a cap did not change under `policy` too, without their text,
-    marked as reused; `keys` are their (task_id, seed)."""
-    copied = ", ".join(
-      name for name in COLUMNS if name not in ("call_budget", "reused")
+    """Store episodes that a cap did not change under a capped policy, too.
+
+    They are marked as reused, and refer to the text of the others.
+
+    Args:
+      policy: the capped policy.
+      other: the policy whose episodes they equal.
+      keys: (task_id, seed) of the episodes.
+    """
+    changed = ("call_budget", "reused")
+    copied = ", ".join(name for name in COLUMNS if name not in changed)
+    insert = (
+      "INSERT INTO episodes "
+      f"(policy, call_budget, reused, task_id, seed, equals, {copied}) "
+      f"SELECT ?, ?, 1, task_id, seed, coalesce(equals, policy), {copied} "
+      "FROM episodes WHERE policy = ? AND task_id = ? AND seed = ?"
     )
     with self._db:
-      self._db.executemany(
-        f"INSERT INTO episodes (policy, call_budget, reused, task_id, seed, equals, {copied}) "
-        f"SELECT ?, ?, 1, task_id, seed, coalesce(equals, policy), {copied} "
-        "FROM episodes WHERE policy = ? AND task_id = ? AND seed = ?",
-        [(policy, call_budget, other, *key) for key in keys],
-      )
+      for key in keys:
+        self._db.execute(insert, (policy, call_budget, other, *key))
 
   def keys(self, policy: str) -> set[tuple[str, int]]:
-    """(task_id, seed) of every stored episode of a policy."""
-    return set(
-      self._db.execute("SELECT task_id, seed FROM episodes WHERE policy = ?", (policy,))
-    )
+    """Find (task_id, seed) of every stored episode of a policy."""
+    query = "SELECT task_id, seed FROM episodes WHERE policy = ?"
+    return set(self._db.execute(query, (policy,)))
 
   def episodes(
     self, policy: str, keys: Collection[tuple[str, int]] | None = None
   ) -> list[Episode]:
     """Read a policy's episodes, by task and seed: all, or those of (task_id, seed)."""
     query = (
-      "SELECT e.task_id, e.seed, coalesce(e.episode, o.episode), e.call_budget, e.reused "
-      "FROM episodes e LEFT JOIN episodes o "
+      "SELECT e.task_id, e.seed, coalesce(e.episode, o.episode), "
+      "e.call_budget, e.reused FROM episodes e LEFT JOIN episodes o "
       "ON o.policy = e.equals AND o.task_id = e.task_id AND o.seed = e.seed "
       "WHERE e.policy = ? ORDER BY e.task_id, e.seed"
     )
@@ -220,65 +240,70 @@ class Store:
       if keys is not None and (task_id, seed) not in keys:
         continue
       episode = self._read(EPISODE, text, EPISODE_NAME.format(policy, task_id, seed))
-      fields = {"policy": policy, "call_budget": call_budget, "reused": bool(reused)}
-      episodes.append(dataclasses.replace(episode, **fields))
+      episode = dataclasses.replace(
+        episode, policy=policy, call_budget=call_budget, reused=bool(reused)
+      )
+      episodes.append(episode)
     return episodes
 
   def _read(self, record: TypeAdapter, text: str, name: str) -> Episode | Task:
-    """The record of a row, which its name tells apart. Raises ValueError if it cannot be read."""
+    """Read the record of a row. Raises ValueError with its name if it is damaged."""
     try:
       return record.validate_json(text)
     except ValidationError:
       raise self._unreadable(name) from None
 
   def _unreadable(self, name: str) -> ValueError:
+    """Make the error of a row that cannot be read."""
     return ValueError(
       f"{self._path}: {name} cannot be read: restore a copy of the file"
     )
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
-    """The summaries of these policies' episodes, or of all: a row each, by KEY."""
-    where = (
-      "" if policies is None else f"WHERE policy IN ({', '.join('?' * len(policies))})"
-    )
-    query = f"SELECT {', '.join(KEY + COLUMNS)} FROM episodes {where} ORDER BY {', '.join(KEY)}"
+    """Read the columns of these policies' episodes, or of all: a row each, by KEY."""
+    where = ""
+    if policies is not None:
+      where = f"WHERE policy IN ({', '.join('?' * len(policies))})"
+    columns = ", ".join(KEY + COLUMNS)
+    query = f"SELECT {columns} FROM episodes {where} ORDER BY {', '.join(KEY)}"
     table = pandas.read_sql(query, self._db, params=policies)
     numbers = table.drop(columns=["policy", "task_id", "stop"])
     numbers = numbers.apply(pandas.to_numeric, errors="coerce").astype(float)
     fine = np.isfinite(numbers) & (numbers >= 0)
-    fine[[*BUDGETS]] |= table[[*BUDGETS]].isna()  # no cap
+    # None is no cap.
+    fine[[*BUDGETS]] |= table[[*BUDGETS]].isna()
     bad_keys = table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)]
     if len(bad_keys):
       raise self._unreadable(EPISODE_NAME.format(*bad_keys.iloc[0]))
-    return table.astype(
-      dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
-    )
+    types = dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
+    return table.astype(types)
 
   def sync(self, policy: str) -> None:
-    """Gives the store of every process the episodes of a policy that any process has."""
+    """Copy the episodes of a policy to the stores of all processes."""
     stored = self.keys(policy)
     keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
     lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
     for start in range(0, len(lacking), SYNC_CHUNK):
       sent = stored.intersection(lacking[start : start + SYNC_CHUNK])
-      texts = [
-        e.to_json() for e in self.episodes(policy) if (e.task_id, e.seed) in sent
-      ]
+      texts = [episode.to_json() for episode in self.episodes(policy, sent)]
       for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
-        if (episode.task_id, episode.seed) not in stored:
+        key = (episode.task_id, episode.seed)
+        if key not in stored:
           self.add(episode)
-          stored.add((episode.task_id, episode.seed))
+          stored.add(key)
 
   def finish(self, stage: str) -> None:
-    """Records that a stage has been run to its end."""
+    """Mark a stage as run to its end."""
     with self._db:
       self._db.execute("INSERT OR IGNORE INTO finished VALUES (?)", (stage,))
 
   def finished(self, stage: str) -> bool:
+    """Tell whether a stage has been run to its end."""
     query = "SELECT 1 FROM finished WHERE stage = ?"
     return bool(self._db.execute(query, (stage,)).fetchall())
 
   def close(self) -> None:
+    """Close the file."""
     self._db.close()
 
 
@@ -294,7 +319,7 @@ def convert_config(stored: object) -> object:
 
 
 def move_options(env: dict) -> dict:
-  """Convert a section in which the environment's options were fields of its own.
+  """Convert a section `env` whose options were fields of its own.
 
   Only values that differ from their defaults become options.
   """
@@ -307,7 +332,7 @@ def move_options(env: dict) -> dict:
 
 
 def move_plans(references: dict) -> dict:
-  """Convert a section in which each kind of plan was a field of its own."""
+  """Convert a section `references` whose kinds of plans were fields."""
   for_all = references.pop("explored", False)
   plans = []
   if for_all:
@@ -320,9 +345,10 @@ def move_plans(references: dict) -> dict:
 
 
 def read_config(directory: Path) -> Config | None:
-  """The configuration that a run's directory was made with; None where there is none.
+  """Read the configuration that a run's directory was made with, or None.
 
-  Raises ValueError if it cannot be read, or if a store is gone, and what was spent with it.
+  Raises:
+    ValueError: it cannot be read, or a store is gone and with it the spent dollars.
   """
   path = directory / "config.json"
   if not path.exists():

@@ -1,4 +1,4 @@
-"""AppWorld: keyless on a CPU; with :paper the paper's setting, see configs/sciworld.py."""
+"""AppWorld, keyless on a CPU; with :paper in the setting of configs/sciworld.py."""
 
 from baar_jax import config
 from configs import quickstart, sciworld
@@ -6,27 +6,24 @@ from configs import quickstart, sciworld
 
 def get_config(setting: str = "") -> config.Config:
   config.check_setting(setting, "paper")
-  c = sciworld.get_config(setting) if setting else quickstart.get_config()
-  c.name = "appworld-paper" if setting else "appworld"
   # An engine process has room for one world.
-  c.env = config.EnvConfig(kind="appworld", max_steps=40, live_per_process=1)
+  env = {"kind": "appworld", "max_steps": 40, "live_per_process": 1}
   if setting:
-    c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = (
-      105,
-      57,
-      168,
-      64,
+    c = sciworld.get_config(setting)
+    c.name = "appworld-paper"
+    c.env = config.EnvConfig(
+      train_tasks=105, dev_tasks=57, test_tasks=168, processes=64, **env
     )
-  else:
-    c.env.train_tasks, c.env.dev_tasks, c.env.test_tasks, c.env.processes = (
-      36,
-      12,
-      24,
-      2,
-    )
-    c.env.options["test_split"] = (
-      "dev"  # its tasks have solutions, which the scripted pair follows
-    )
-    c.router.max_tokens, c.router.action_tokens, c.router.result_tokens = 640, 20, 20
-    c.bopo.lam = (0.1,)
+    return c
+  c = quickstart.get_config()
+  c.name = "appworld"
+  c.env = config.EnvConfig(
+    train_tasks=36, dev_tasks=12, test_tasks=24, processes=2, **env
+  )
+  # Its tasks have solutions, which the scripted pair follows.
+  c.env.options["test_split"] = "dev"
+  c.router.max_tokens = 640
+  c.router.action_tokens = 20
+  c.router.result_tokens = 20
+  c.bopo.lam = (0.1,)
   return c

@@ -1,8 +1,12 @@
-"""The default: the whole pipeline in the real ScienceWorld with the scripted pair, on a CPU."""
+"""The default: the whole pipeline in the real ScienceWorld with the scripted pair.
+
+It is keyless and runs on a CPU.
+"""
 
 from baar_jax import config
 
-# A tied row would feed each decision back into the next, and a text about budgets would be new.
+# A tied row would feed each decision back into the next. A text about budgets would be
+# new to the router.
 RANDOM_WEIGHTS = {"tie_word_embeddings": False, "show_budget": False}
 TEXTS = {
   "max_tokens": 512,
@@ -23,11 +27,14 @@ def get_config() -> config.Config:
   c.value = config.ValueConfig(updates=2000, prices=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(updates=60, check_every=3, micro_episodes=8, **rates)
   c.bopo = config.BoPOConfig(
-    lam=(0.7,),  # where a short run spends on some steps
-    advantage_eps=0.5,  # a group that fails as a whole says little about which step was wrong
+    # At this cost weight a short run spends on some steps.
+    lam=(0.7,),
+    # A group that fails as a whole tells little about the wrong step.
+    advantage_eps=0.5,
     advantage_clip=2.0,
     learning_rate=1.5e-2,
-    adam_eps=0.1,  # so high that AdamW nearly follows the gradient itself; see SFTConfig
+    # With this eps AdamW nearly follows the gradient itself; see SFTConfig.
+    adam_eps=0.1,
     updates=8,
   )
   c.baselines = config.BaselinesConfig(updates=60)

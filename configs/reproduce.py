@@ -1,10 +1,12 @@
-"""Every method and ablation of the paper beside BoPO, keyless on a CPU: in ScienceWorld, or with
-:alfworld, :appworld or :sandbox there."""
+"""Every method and ablation of the paper beside BoPO, keyless on a CPU.
+
+They run in ScienceWorld; :alfworld, :appworld or :sandbox is another environment.
+"""
 
 from baar_jax import config
 from configs import alfworld, appworld, quickstart, sandbox, sciworld
 
-# Of each setting: the configuration that it extends, bopo.lam, and the lam that is compared.
+# Each setting extends a configuration, and has its own bopo.lam and compared_lam.
 SETTINGS = {
   "": (quickstart, (0.7,), 0.7),
   "alfworld": (alfworld, (0.1, 0.3, 0.5), 0.3),
@@ -19,19 +21,22 @@ def get_config(setting: str = "") -> config.Config:
   c = module.get_config()
   c.name = f"reproduce-{setting}" if setting else "reproduce"
   c.train_seeds = c.evaluate.seeds = 3
-  c.bopo.lam, c.profile.robustness = lam, (3,)
+  c.bopo.lam = lam
+  c.profile.robustness = (3,)
   c.value.prices = config.ValueConfig().prices
   if setting != "alfworld":
-    is_explored = bool(c.references.plans)
-    c.references.plans += (config.SamplePlan("together", 20, is_explored),)
-  rivals = sciworld.RIVALS
+    all_tasks = bool(c.references.plans)
+    c.references.plans += (config.SamplePlan("together", 20, all_tasks),)
   ablations = tuple(config.ABLATIONS)
-  c.baselines = config.BaselinesConfig(rivals, ablations, compared, updates=60)
+  c.baselines = config.BaselinesConfig(sciworld.RIVALS, ablations, compared, updates=60)
   c.sft.learning_rates = (3e-3, 1e-2)
   if not setting:
-    c.env.dev_tasks, c.env.test_tasks = 24, 60
+    c.env.dev_tasks = 24
+    c.env.test_tasks = 60
     c.evaluate.call_budgets = (3, 5, 10, 15)
-  # All routers get the same points: argmax, and thresholds that training tasks have set.
-  c.evaluate.thresholds, c.evaluate.shares = (), (0.3, 0.6)
-  c.evaluate.random_p, c.evaluate.budget_rules = (0.5,), True
+  # All routers get the same points: argmax, and thresholds from training tasks.
+  c.evaluate.thresholds = ()
+  c.evaluate.shares = (0.3, 0.6)
+  c.evaluate.random_p = (0.5,)
+  c.evaluate.budget_rules = True
   return c

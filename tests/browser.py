@@ -5,15 +5,28 @@ import shutil
 
 import pytest
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+BROWSERS = (
+  "chromium",
+  "chromium-browser",
+  "google-chrome",
+  "google-chrome-stable",
+  "chrome",
+)
+FLAGS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-background-networking",
+  "--disable-sync",
+]
 
 
 @contextlib.contextmanager
 def open_phone():
   """The page, its errors and the addresses that it has asked for, which grow.
   Skips where Playwright or a browser is not installed."""
-  sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+  sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed"
+  )
   path = next(filter(None, map(shutil.which, BROWSERS)), None)
   if path is None:
     pytest.skip(f"no browser is installed (looked for {', '.join(BROWSERS)})")

@@ -30,8 +30,18 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-TEXTS = ["task: find the plant", "\nstart: a hall", "\nstep 1 model:", " action: ", "\nresult: "]
-TEXTS += ["open the red door", "go to the kitchen", "you see a green lamp and a stove"] * 3
+TEXTS = [
+  "task: find the plant",
+  "\nstart: a hall",
+  "\nstep 1 model:",
+  " action: ",
+  "\nresult: ",
+]
+TEXTS += [
+  "open the red door",
+  "go to the kitchen",
+  "you see a green lamp and a stove",
+] * 3
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +55,15 @@ def tokenizer_dir(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def router_config() -> RouterConfig:
   """A router so small that a forward is nothing, with previews of a few tokens."""
-  texts = {"description_tokens": 8, "action_tokens": 4, "result_tokens": 6, "max_tokens": 320}
-  return RouterConfig(vocab_size=340, intermediate_size=24, num_layers=2, **tiny.ROUTER, **texts)
+  texts = {
+    "description_tokens": 8,
+    "action_tokens": 4,
+    "result_tokens": 6,
+    "max_tokens": 320,
+  }
+  return RouterConfig(
+    vocab_size=340, intermediate_size=24, num_layers=2, **tiny.ROUTER, **texts
+  )
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +79,9 @@ def filled():
   def fill(build, seed: int = 0):
     graphdef, params = nnx.split(nnx.eval_shape(build))
     draw = np.random.default_rng(seed)
-    noise = jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), params)
+    noise = jax.tree.map(
+      lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), params
+    )
     return nnx.merge(graphdef, noise)
 
   return fill

@@ -18,14 +18,25 @@ from tokenizers.trainers import BpeTrainer
 
 FIELDS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
 FIELDS += ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
-SIZES = {"grouped": (307, 48, 40, 3, 6, 2, True), "multihead": (131, 40, 56, 2, 4, 4, False)}
+SIZES = {
+  "grouped": (307, 48, 40, 3, 6, 2, True),
+  "multihead": (131, 40, 56, 2, 4, 4, False),
+}
 SIZES["long"] = 97, 128, 64, 2, 2, 1, True
 SHAPES = {name: dict(zip(FIELDS, sizes)) for name, sizes in SIZES.items()}
 # Heads that do not add up to the width, and other constants than Qwen2.5's.
 SHAPES["multihead"] |= {"head_dim": 16, "rope_theta": 10_000.0, "rms_norm_eps": 1e-3}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu"}
-CONFIG |= {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0}
+CONFIG = {
+  "architectures": ["Qwen2ForCausalLM"],
+  "model_type": "qwen2",
+  "hidden_act": "silu",
+}
+CONFIG |= {
+  "max_position_embeddings": 32_768,
+  "rms_norm_eps": 1e-6,
+  "rope_theta": 1_000_000.0,
+}
 CONFIG |= {"sliding_window": 32_768, "use_sliding_window": False}
 # What Qwen2's tokenizer splits a text into before it merges bytes, and its tokens behind those.
 WORDS = (
@@ -42,19 +53,30 @@ def tensors(shape: dict, dtype: str = "float32") -> Iterator:
   H = shape.get("head_dim", D // N)
   rows = {"q": N * H, "k": K * H, "v": K * H}
   kernels = {f"self_attn.{name}_proj": (size, D) for name, size in rows.items()}
-  kernels |= {"self_attn.o_proj": (D, N * H), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D)}
+  kernels |= {
+    "self_attn.o_proj": (D, N * H),
+    "mlp.gate_proj": (F, D),
+    "mlp.up_proj": (F, D),
+  }
   kernels |= {"mlp.down_proj": (D, F)}
   tables = {"model.embed_tokens": (V, D)} | ({} if tied else {"lm_head": (V, D)})
   plan = {"model.norm.weight": ((D,), 1.0, 0.5)}  # sizes, mean, half-width
   for prefix in (f"model.layers.{layer}." for layer in range(layers)):
     for name in ("input", "post_attention"):
       plan[f"{prefix}{name}_layernorm.weight"] = (D,), 1.0, 0.5
-    plan |= {f"{prefix}self_attn.{name}_proj.bias": ((rows[name],), 0.1, 1.5) for name in rows}
+    plan |= {
+      f"{prefix}self_attn.{name}_proj.bias": ((rows[name],), 0.1, 1.5) for name in rows
+    }
     tables |= {prefix + name: sizes for name, sizes in kernels.items()}
-  plan |= {f"{name}.weight": (sizes, 0.0, (3 / sizes[1]) ** 0.5) for name, sizes in tables.items()}
+  plan |= {
+    f"{name}.weight": (sizes, 0.0, (3 / sizes[1]) ** 0.5)
+    for name, sizes in tables.items()
+  }
   for name, (sizes, mean, width) in plan.items():
     # Bits, which NumPy promises to keep from version to version; it does not for distributions.
-    bits = np.random.PCG64([0, zlib.crc32(name.encode())]).random_raw(np.prod(sizes)) >> 40
+    bits = (
+      np.random.PCG64([0, zlib.crc32(name.encode())]).random_raw(np.prod(sizes)) >> 40
+    )
     unit = bits.astype(np.float32) * np.float32(2**-23) - 1
     numbers = np.float32(mean) + np.float32(width) * unit
     yield name, numbers.astype(DTYPES[dtype]).reshape(sizes)
@@ -63,7 +85,9 @@ def tensors(shape: dict, dtype: str = "float32") -> Iterator:
 def write(directory: Path, shape: dict, dtype="float32", shards=1, tokens=0) -> Path:
   """Writes config.json, the weights, and a tokenizer.json of so many tokens (0: none)."""
   directory.mkdir(parents=True, exist_ok=True)
-  (directory / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": dtype} | shape))
+  (directory / "config.json").write_text(
+    json.dumps(CONFIG | {"torch_dtype": dtype} | shape)
+  )
   drawn = list(tensors(shape, dtype))
   for shard in range(shards):
     number = f"-{shard + 1:05}-of-{shards:05}" if shards > 1 else ""
@@ -83,7 +107,9 @@ def write_tokenizer(directory: Path, tokens: int) -> None:
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, as_bytes])
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
   merged, alphabet = tokens - len(SPECIAL), ByteLevel.alphabet()
-  trainer = BpeTrainer(vocab_size=merged, initial_alphabet=alphabet, show_progress=False)
+  trainer = BpeTrainer(
+    vocab_size=merged, initial_alphabet=alphabet, show_progress=False
+  )
   text = [f" {a}{b}{c}" for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES]
   tokenizer.train_from_iterator(text, trainer)
   tokenizer.add_special_tokens(list(SPECIAL))

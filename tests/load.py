@@ -22,10 +22,14 @@ from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 ROUNDS, START_S = 2, 3.0  # START_S: over which sessions begin
 
 
-async def play(http, url: str, model: str, session: str, steps: int, seconds: list) -> None:
+async def play(
+  http, url: str, model: str, session: str, steps: int, seconds: list
+) -> None:
   """A session's calls, one after another, and the seconds of each."""
   messages = [{"role": "system", "content": "You act. " * 50}]
-  messages.append({"role": "user", "content": f"Task: open lock {session}\n\nA lamp is red."})
+  messages.append(
+    {"role": "user", "content": f"Task: open lock {session}\n\nA lamp is red."}
+  )
   body = {"model": model, "messages": messages, "max_completion_tokens": 60}
   await asyncio.sleep(START_S * random.Random(session).random())
   for step in range(steps):
@@ -34,15 +38,22 @@ async def play(http, url: str, model: str, session: str, steps: int, seconds: li
     answer = await http.post(f"{url}/chat/completions", json=body, headers=headers)
     seconds.append(time.perf_counter() - start_s)
     reply = answer.raise_for_status().json()["choices"][0]["message"]
-    messages += [reply, {"role": "user", "content": f"Lamp {step} is green. The door hums. " * 5}]
+    messages += [
+      reply,
+      {"role": "user", "content": f"Lamp {step} is green. The door hums. " * 5},
+    ]
 
 
 async def measure(url: str, model: str, name: str, sessions: int, steps: int):
   """seconds_NxS of all calls, and calls per second."""
   seconds = [[] for _ in range(sessions)]
-  async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits(max_connections=None)) as http:
+  async with httpx2.AsyncClient(
+    timeout=600, limits=httpx2.Limits(max_connections=None)
+  ) as http:
     start_s = time.perf_counter()
-    playing = (play(http, url, model, f"{name} {i}", steps, own) for i, own in enumerate(seconds))
+    playing = (
+      play(http, url, model, f"{name} {i}", steps, own) for i, own in enumerate(seconds)
+    )
     await asyncio.gather(*playing)
     return np.array(seconds), sessions * steps / (time.perf_counter() - start_s)
 
@@ -62,12 +73,21 @@ def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
     config.serve = ServeConfig(router=router, max_usd=5.0)
     with closing(Server(config)) as server:
       for number in range(ROUNDS):
-        direct_NxS, direct_rate = asyncio.run(measure(models.url, "gpt-4.1", f"s{number}", *size))
+        direct_NxS, direct_rate = asyncio.run(
+          measure(models.url, "gpt-4.1", f"s{number}", *size)
+        )
         routed = measure(f"{server.url}/v1", "baar", f"s{number}", *size)
         routed_NxS, rate = asyncio.run(routed)
         added_ms, took_s = 1e3 * (routed_NxS - direct_NxS), routed_NxS.sum(axis=1)
-        row = {"sessions": size[0], "calls": routed_NxS.size, "share": rate / direct_rate}
-        row |= {"added_ms_median": np.median(added_ms), "added_ms_p99": np.quantile(added_ms, 0.99)}
+        row = {
+          "sessions": size[0],
+          "calls": routed_NxS.size,
+          "share": rate / direct_rate,
+        }
+        row |= {
+          "added_ms_median": np.median(added_ms),
+          "added_ms_p99": np.quantile(added_ms, 0.99),
+        }
         row |= {"slowest_session_over_median": took_s.max() / np.median(took_s)}
         print(json.dumps({name: round(float(value), 3) for name, value in row.items()}))
 

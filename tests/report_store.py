@@ -25,7 +25,9 @@ class Played(NamedTuple):
 
   spec: PolicySpec
   models: str  # of each step
-  scores: Sequence[float]  # of the tasks: an easy one, two hard ones, an intractable one
+  scores: Sequence[
+    float
+  ]  # of the tasks: an easy one, two hard ones, an intractable one
 
 
 BOPO = PolicySpec("bopo", lam=0.3, threshold=0.5)

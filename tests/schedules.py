@@ -24,9 +24,22 @@ from baar_jax.stages import serve
 
 AT_ONCE, TOLERANCE_USD = 40, 1e-9
 PRICES = {"small": (1.0, 0.5, 2.0), "large": (5.0, 2.0, 10.0)}
-FAULTS = ("429", "500", "503", "drop", "stall", "malformed", "cut_stream", "unpriced", "empty")
+FAULTS = (
+  "429",
+  "500",
+  "503",
+  "drop",
+  "stall",
+  "malformed",
+  "cut_stream",
+  "unpriced",
+  "empty",
+)
 WORDS = "Thought: I look around and go on, as before.\n\nAction: go"
-LOST = httpx2.TransportError, httpx2.StreamError  # what a client sees of a server that was killed
+LOST = (
+  httpx2.TransportError,
+  httpx2.StreamError,
+)  # what a client sees of a server that was killed
 
 
 def serve_forever(config: Config) -> None:
@@ -42,7 +55,9 @@ class Server:
       config.serve.port = free.getsockname()[1]
     self.url, self._config = f"http://127.0.0.1:{config.serve.port}", config
     self._context = multiprocessing.get_context("forkserver")
-    self._context.set_forkserver_preload(["baar_jax.stages.serve", "baar_jax.serve.app", "uvicorn"])
+    self._context.set_forkserver_preload(
+      ["baar_jax.stages.serve", "baar_jax.serve.app", "uvicorn"]
+    )
     self.start()
 
   def start(self) -> None:
@@ -69,7 +84,9 @@ class Schedule:
 
   def __init__(self, seed: str, url: str):
     self.draw, self.id, self.url = random.Random(seed), f"session {seed}", url
-    self.cap_usd = self.draw.choice([None, *(self.draw.uniform(0, 0.02) for _ in range(3))])
+    self.cap_usd = self.draw.choice(
+      [None, *(self.draw.uniform(0, 0.02) for _ in range(3))]
+    )
     self.cap_calls = self.draw.choice([None, 0, 1, 2, 4])
     caps = {"x-baar-max-usd": self.cap_usd, "x-baar-max-large-calls": self.cap_calls}
     self.headers = {name: str(cap) for name, cap in caps.items() if cap is not None}
@@ -83,9 +100,14 @@ class Schedule:
   async def _call_often(self, http, count: int) -> None:
     draw, messages = random.Random(self.draw.random()), []
     for _ in range(count):
-      messages.append({"role": "user", "content": "Task: go.\n\n" + "x" * draw.randint(1, 400)})
+      messages.append(
+        {"role": "user", "content": "Task: go.\n\n" + "x" * draw.randint(1, 400)}
+      )
       body = {"model": "baar:random", "messages": list(messages), "user": self.id}
-      body |= {"max_completion_tokens": draw.randint(1, 60), "stream": draw.random() < 0.5}
+      body |= {
+        "max_completion_tokens": draw.randint(1, 60),
+        "stream": draw.random() < 0.5,
+      }
       for _ in range(draw.randint(1, 3)):  # a retry is a call like others
         status = await self._call(http, body, draw)
         self.statuses.add(status)
@@ -101,7 +123,9 @@ class Schedule:
     try:
       async with asyncio.timeout(patience_s):
         path = f"{self.url}/v1/chat/completions"
-        async with http.stream("POST", path, json=body, headers=self.headers) as response:
+        async with http.stream(
+          "POST", path, json=body, headers=self.headers
+        ) as response:
           async for line in response.aiter_lines():
             chunks -= line.startswith("data:")
             if chunks < 0:
@@ -122,26 +146,38 @@ class Schedule:
       if not session.get("in_flight"):
         break
       time.sleep(0.05)
-    if answer.status_code == 404:  # no call of it had arrived at a kill, or as its clients left
+    if (
+      answer.status_code == 404
+    ):  # no call of it had arrived at a kill, or as its clients left
       assert not billed_usd and not self.replies, self.id
       return None
     spent_usd, context = session["spent_usd"], (self.id, float(billed_usd), session)
-    assert float(billed_usd) <= spent_usd + TOLERANCE_USD and not session["in_flight"], context
+    assert (
+      float(billed_usd) <= spent_usd + TOLERANCE_USD and not session["in_flight"]
+    ), context
     assert len(session["steps"]) >= self.replies, context
-    assert self.statuses <= {200, 429, 500, 502, 503, 504, "left", "lost"}, self.statuses
+    assert self.statuses <= {200, 429, 500, 502, 503, 504, "left", "lost"}, (
+      self.statuses
+    )
     if self.cap_usd is not None:
       assert spent_usd <= self.cap_usd + TOLERANCE_USD, context
-      assert abs(session["left_usd"] - max(0.0, self.cap_usd - spent_usd)) < TOLERANCE_USD, context
+      assert (
+        abs(session["left_usd"] - max(0.0, self.cap_usd - spent_usd)) < TOLERANCE_USD
+      ), context
     if self.cap_calls is not None:
       large_steps = sum(step["model"] == "large" for step in session["steps"])
       assert large_steps <= session["large_calls"] <= self.cap_calls, context
     return session | {"left_usd": None}  # rounded when stored
 
 
-async def play_batch(schedules: list[Schedule], server: Server, upstream: StandIn, draw) -> None:
+async def play_batch(
+  schedules: list[Schedule], server: Server, upstream: StandIn, draw
+) -> None:
   """All schedules at once; the server is killed after some calls, at the latest at the end."""
   last_call = len(upstream.seen) + draw.randint(1, 5 * len(schedules))
-  async with httpx2.AsyncClient(timeout=None, limits=httpx2.Limits(max_connections=None)) as http:
+  async with httpx2.AsyncClient(
+    timeout=None, limits=httpx2.Limits(max_connections=None)
+  ) as http:
     playing = asyncio.gather(*(schedule.play(http) for schedule in schedules))
     while len(upstream.seen) < last_call and not playing.done():
       await asyncio.sleep(0.01)
@@ -152,11 +188,15 @@ async def play_batch(schedules: list[Schedule], server: Server, upstream: StandI
 def run_schedules(count: int, seed: int, runs: str) -> dict:
   """Plays so many schedules and returns what happened. Raises AssertionError if one fails."""
   draw, faults, schedules = random.Random(seed), random.Random(seed), []
-  models = ModelsConfig("chat", tuple(PRICES), prices=(*PRICES.values(),), timeout_s=3.0, retries=2)
+  models = ModelsConfig(
+    "chat", tuple(PRICES), prices=(*PRICES.values(),), timeout_s=3.0, retries=2
+  )
   config = Config(name="s", runs=runs, env=EnvConfig("served"), models=models)
   config.serve = ServeConfig(policy="random", max_sessions=10)
   upstream = StandIn(lambda request: WORDS, stall_s=4.0, chunk_s=0.01)
-  upstream.fault = lambda number, request: faults.choice(FAULTS) if faults.random() < 0.2 else None
+  upstream.fault = lambda number, request: (
+    faults.choice(FAULTS) if faults.random() < 0.2 else None
+  )
   upstream.latency_s = lambda number: faults.random() * 0.05
   models.base_urls = (upstream.url,)
 
@@ -173,7 +213,9 @@ def run_schedules(count: int, seed: int, runs: str) -> dict:
     server.restart()
     assert check_all() == sessions
   with closing(sqlite3.connect(f"{runs}/s/episodes.sqlite")) as db:
-    assert db.execute("SELECT count(*) FROM calls WHERE kind = 'open'").fetchone() == (0,)
+    assert db.execute("SELECT count(*) FROM calls WHERE kind = 'open'").fetchone() == (
+      0,
+    )
     assert db.execute("SELECT count(*) FROM sessions WHERE open > 0").fetchone() == (0,)
     known = [*filter(None, sessions)]
     assert db.execute("SELECT count(*) FROM sessions").fetchone() == (len(known),)

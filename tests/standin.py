@@ -30,7 +30,11 @@ class StandIn(ThreadingHTTPServer):
 
   daemon_threads = True
   request_queue_size = 128
-  retry_after, stall_s, chunk_s = "0.01", 5.0, 0.0  # a chunk is one of a streamed answer
+  retry_after, stall_s, chunk_s = (
+    "0.01",
+    5.0,
+    0.0,
+  )  # a chunk is one of a streamed answer
 
   def __init__(
     self,
@@ -50,7 +54,9 @@ class StandIn(ThreadingHTTPServer):
   def url(self) -> str:
     return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-  def usd(self, prices: dict[str, tuple[str, str, str]], user: str | None = None) -> Fraction:
+  def usd(
+    self, prices: dict[str, tuple[str, str, str]], user: str | None = None
+  ) -> Fraction:
     """Dollars of a user, or of all; prices are (input, cached, output) per million tokens."""
     total = Fraction(0)
     for request, usage in self.billed:
@@ -110,7 +116,9 @@ class Handler(BaseHTTPRequestHandler):
     with self.server.lock:
       number = len(self.server.seen)
       self.server.seen.append(request)
-      self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+      self.server.headers.append(
+        {name.lower(): value for name, value in self.headers.items()}
+      )
       fault = self.server.fault(number, request)
     time.sleep(self.server.latency_s(number))
     text = self.server.answer(request)
@@ -126,9 +134,16 @@ class Handler(BaseHTTPRequestHandler):
   def answer(self, request, text, usage=(), choice=(), **fields) -> bytes:
     """A billed answer, with these fields in place of its own."""
     billed = self.server.bill(request, text)
-    body = {"id": "c1", "object": "chat.completion", "created": 1, "model": request["model"]}
+    body = {
+      "id": "c1",
+      "object": "chat.completion",
+      "created": 1,
+      "model": request["model"],
+    }
     message = {"role": "assistant", "content": text}
-    body["choices"] = [{"index": 0, "finish_reason": "stop", "message": message, **dict(choice)}]
+    body["choices"] = [
+      {"index": 0, "finish_reason": "stop", "message": message, **dict(choice)}
+    ]
     body["usage"] = None if usage is None else {**billed, **dict(usage)}
     return json.dumps(body | fields).encode()
 
@@ -138,9 +153,16 @@ class Handler(BaseHTTPRequestHandler):
     self.send_header("content-type", "text/event-stream")
     self.send_header("connection", "close")
     self.end_headers()
-    chunk = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "other"}
+    chunk = {
+      "id": "c1",
+      "object": "chat.completion.chunk",
+      "created": 1,
+      "model": "other",
+    }
     deltas = [{"content": word} for word in ("", *re.findall(r"\s*\S+", text))]
-    chunks = [{"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas]
+    chunks = [
+      {"choices": [{"index": 0, "delta": d, "finish_reason": None}]} for d in deltas
+    ]
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     chunks.append({"choices": [], "usage": self.server.bill(request, text)})
     for line in [*(json.dumps(chunk | fields) for fields in chunks), "[DONE]"][:most]:
@@ -151,8 +173,14 @@ class Handler(BaseHTTPRequestHandler):
 
   def refuse(self, fault, message=""):
     status, _, code = fault.partition(" ")
-    error = {"message": message or f"told to answer {fault}", "type": "x", "code": code or None}
-    headers = {"retry-after": self.server.retry_after} if status in ("429", "503") else {}
+    error = {
+      "message": message or f"told to answer {fault}",
+      "type": "x",
+      "code": code or None,
+    }
+    headers = (
+      {"retry-after": self.server.retry_after} if status in ("429", "503") else {}
+    )
     self.send(int(status), json.dumps({"error": error}).encode(), headers)
 
   def send(self, status, body, headers=()):
@@ -212,7 +240,9 @@ def fault(**fields):
 
 def said(content, reason="stop", **message):
   """A billed answer with this message."""
-  return fault(choice={"finish_reason": reason, "message": {"content": content} | message})
+  return fault(
+    choice={"finish_reason": reason, "message": {"content": content} | message}
+  )
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
@@ -226,7 +256,9 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "drop": drop,
   "malformed": lambda h, *asked: h.send(200, h.answer(*asked)[:60]),
   "long_body": long_body,
-  "bomb": functools.partial(long_body, pack=gzip.compress, **{"content-encoding": "gzip"}),
+  "bomb": functools.partial(
+    long_body, pack=gzip.compress, **{"content-encoding": "gzip"}
+  ),
   "empty": fault(choices=[]),
   "silent": said(None),
   "tool_calls": said(None, "tool_calls", role="assistant", tool_calls=[CALL]),
@@ -243,7 +275,9 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "large_cache": fault(usage={"prompt_tokens_details": {"cached_tokens": 10**6}}),
   "dear": dear,
   "priority": fault(service_tier="priority"),
-  "redirect": lambda h, *_: h.send(307, b"{}", {"location": h.server.url + "/chat/completions"}),
+  "redirect": lambda h, *_: h.send(
+    307, b"{}", {"location": h.server.url + "/chat/completions"}
+  ),
   "echo": echo,
   "cut_stream": lambda h, request, text: h.stream(request, text, most=3),
 }
@@ -258,10 +292,14 @@ class Lockpick:
 
   def __call__(self, request: dict) -> str:
     start, *texts = (message["content"] for message in request["messages"][1:])
-    draw = hashlib.sha256(repr((request["model"], request["seed"], start, texts)).encode())
+    draw = hashlib.sha256(
+      repr((request["model"], request["seed"], start, texts)).encode()
+    )
     for task in self._tasks:
       replayed = [f"Task: {task.description}\n\n{self._env.reset(task.id)}"]
-      for reply, observation in zip(texts[::2], texts[1::2]) if start == replayed[0] else ():
+      for reply, observation in (
+        zip(texts[::2], texts[1::2]) if start == replayed[0] else ()
+      ):
         action = re.search(r"Action: (.*)", reply)
         replayed.append(self._env.step(action[1])[0] if action else observation)
       if replayed == [start, *texts[1::2]]:

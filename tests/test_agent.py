@@ -9,11 +9,19 @@ from baar_jax.llms import agent
   "reply, action, code",
   [
     ("Thought: it is dark.\n\nAction: turn on lamp", "turn on lamp", False),
-    ("Action:\n\n  open door\nObservation: it is open", "open door", False),  # the rest is made up
+    (
+      "Action:\n\n  open door\nObservation: it is open",
+      "open door",
+      False,
+    ),  # the rest is made up
     ("Action: go north\nThought: no.\nAction: go south", "go south", False),
     ("Action: go north\nAction:  \n ", None, False),
     ("action: go", None, False),  # as the prompt spells it
-    ("Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```", "a = 1\nprint(a)", True),
+    (
+      "Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```",
+      "a = 1\nprint(a)",
+      True,
+    ),
     ("Action:\n```\nprint('Action: no')\n```\nand so on", "print('Action: no')", True),
     ("Action: ```py\nx\n```\nObservation: 1\nAction:\n```python\ny\n```", "x", True),
     ("Action:\n```python\n\n```", None, True),

@@ -17,7 +17,9 @@ from test_serve import ASK, PRICES, SAID, TOKENS, USD, Client
 from baar_jax.episode import Task
 from examples import agent, corridor
 
-TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}]
+TOOLS = [
+  {"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}
+]
 
 
 @contextlib.contextmanager
@@ -52,14 +54,18 @@ def ask(endpoint, upstream, request):
   upstream.fault, upstream.chunk_s = lambda number, request: None, 0.0
   upstream._prompts.clear()
   upstream.latency_s, headers = lambda number: 0.0, {"x-session-id": request.node.name}
-  with openai.OpenAI(base_url=endpoint[1], api_key="-", default_headers=headers) as client:
+  with openai.OpenAI(
+    base_url=endpoint[1], api_key="-", default_headers=headers
+  ) as client:
 
     def create(raw=False, **fields):
       completions = client.chat.completions
       call = completions.with_raw_response.create if raw else completions.create
       return call(**{"model": "baar", "messages": ASK} | fields)
 
-    create.session = lambda: client.get(f"/sessions/{request.node.name}", cast_to=object)
+    create.session = lambda: client.get(
+      f"/sessions/{request.node.name}", cast_to=object
+    )
     create.post = client.post
     yield create
 
@@ -70,25 +76,43 @@ def test_a_plain_call(ask, upstream):
   assert completion.choices[0].message.content == SAID
   assert completion.model == said["x-baar-selected-model"] == "small"
   assert completion.usage.cost == session["spent_usd"] == pytest.approx(USD)
-  assert float(said["x-baar-cost-usd"]) == float(said["x-baar-session-usd"]) == pytest.approx(USD)
+  assert (
+    float(said["x-baar-cost-usd"])
+    == float(said["x-baar-session-usd"])
+    == pytest.approx(USD)
+  )
   assert said["x-baar-session-id"] == session["id"]
   assert float(said["x-baar-p-large"]) == 0
-  sent = {"temperature": 0.5, "unheard": "of", "stop": ["x"], "messages": ASK, "model": "small"}
+  sent = {
+    "temperature": 0.5,
+    "unheard": "of",
+    "stop": ["x"],
+    "messages": ASK,
+    "model": "small",
+  }
   assert upstream.seen[-1] == sent | {"max_completion_tokens": TOKENS}
 
 
 def test_a_streamed_call_ends_with_its_dollars(ask, upstream):
   chunks = list(ask(stream=True))
   deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices]
-  assert "".join(filter(None, deltas)) == SAID and {chunk.model for chunk in chunks} == {"small"}
+  assert "".join(filter(None, deltas)) == SAID and {
+    chunk.model for chunk in chunks
+  } == {"small"}
   assert chunks[-1].choices[0].finish_reason == "stop"
-  assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-  assert chunks[-1].usage.cost == pytest.approx(USD) and chunks[-1].usage.prompt_tokens == 9
+  assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [
+    False
+  ]
+  assert (
+    chunks[-1].usage.cost == pytest.approx(USD) and chunks[-1].usage.prompt_tokens == 9
+  )
   assert upstream.seen[-1]["stream_options"] == {"include_usage": True}
 
 
 def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, upstream):
-  upstream.fault = lambda number, request: None if request["messages"][2:] else "tool_calls"
+  upstream.fault = lambda number, request: (
+    None if request["messages"][2:] else "tool_calls"
+  )
   message = ask(tools=TOOLS, extra_headers={"x-baar-task": "tools"}).choices[0].message
   (call,) = message.tool_calls
   assert (call.function.name, call.function.arguments) == ("go", "{}")
@@ -102,9 +126,14 @@ def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, ups
   assert ask.post(path, body={"score": 0.5}, cast_to=object)["score"] == 0.5
   (episode,) = (e for e in store.episodes("always-small") if e.task_id == "tools")
   told = [(step.observation, step.action) for step in episode.steps]
-  assert told == [("A door.", "go {}"), ("Outside.", "")]  # of the last one nothing came
+  assert told == [
+    ("A door.", "go {}"),
+    ("Outside.", ""),
+  ]  # of the last one nothing came
   assert [step.score for step in episode.steps] == [0.2, None]
-  assert episode.score == 0.5 and episode.spent_usd == pytest.approx(ask.session()["spent_usd"])
+  assert episode.score == 0.5 and episode.spent_usd == pytest.approx(
+    ask.session()["spent_usd"]
+  )
   assert store.tasks("train")[0].description == "go out"
   with pytest.raises(openai.ConflictError, match="is scored"):
     ask()
@@ -115,7 +144,12 @@ def test_many_sessions_of_an_asynchronous_client(endpoint, upstream):
 
   async def play(client, number):
     headers = {"x-session-id": f"async {number}"}
-    asked = {"model": "baar:large", "messages": ASK, "user": "async", "extra_headers": headers}
+    asked = {
+      "model": "baar:large",
+      "messages": ASK,
+      "user": "async",
+      "extra_headers": headers,
+    }
     plain = await client.chat.completions.create(**asked)
     async for chunk in await client.chat.completions.create(stream=True, **asked):
       assert chunk.model == plain.model == "large"
@@ -144,15 +178,22 @@ def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
     rows.nth(4).wait_for(state="visible", timeout=60_000)  # it reloads itself
     done.set()
     calling.join()
-  assert errors == [] and {url for url in requests if not url.startswith("data:")} == {home}
+  assert errors == [] and {url for url in requests if not url.startswith("data:")} == {
+    home
+  }
 
 
 def test_the_example_plays_through_the_endpoint_and_learns(tmp_path):
   """In the corridor, which needs no engine."""
-  task, models = Task("t", "train", "Go.", 12), ThreadingHTTPServer(("127.0.0.1", 0), agent.StandIn)
+  task, models = (
+    Task("t", "train", "Go.", 12),
+    ThreadingHTTPServer(("127.0.0.1", 0), agent.StandIn),
+  )
   threading.Thread(target=models.serve_forever, daemon=True).start()
   models.url = f"http://127.0.0.1:{models.server_address[1]}/v1"
-  client = Client(tmp_path, models, models={"names": agent.PAIR.names}, record_text=True)
+  client = Client(
+    tmp_path, models, models={"names": agent.PAIR.names}, record_text=True
+  )
   with contextlib.closing(client.run) as run, serving(client.http.app) as url:
     with openai.OpenAI(base_url=url, api_key="-") as client:
       play = agent.Play(task, "baar:large", 0)
@@ -160,7 +201,9 @@ def test_the_example_plays_through_the_endpoint_and_learns(tmp_path):
     (episode,) = run.store.episodes("always-large")
   models.shutdown()
   assert episode.score == 1.0 and episode.steps[0].observation.endswith("door.")
-  actions = [step.action for step in episode.steps[:-1]]  # of the last one nothing is told
+  actions = [
+    step.action for step in episode.steps[:-1]
+  ]  # of the last one nothing is told
   assert actions and all(action.startswith("open ") for action in actions)
 
 

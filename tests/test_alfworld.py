@@ -18,7 +18,15 @@ from baar_jax.envs.alfworld.expert import TASK_TYPES
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.process import open_envs
 
-ACTING = ("take", "move", "clean", "heat", "cool", "use", "slice")  # all other verbs waste a step
+ACTING = (
+  "take",
+  "move",
+  "clean",
+  "heat",
+  "cool",
+  "use",
+  "slice",
+)  # all other verbs waste a step
 ENGINE = ALFWorld.engine
 TRAIN = TEST = 6  # one game of each type
 
@@ -69,9 +77,14 @@ def test_the_expert_wins_games_of_every_type(data, env):
   shares its place with its drawers.
   """
   source = Path(os.environ.get("ALFWORLD_DATA") or data)
-  ids = listing(source, "train", min(30, len(list(source.glob(f"{GAMES}/train/*/*/{GAME}")))))
+  ids = listing(
+    source, "train", min(30, len(list(source.glob(f"{GAMES}/train/*/*/{GAME}"))))
+  )
   for task_id in ids:
-    game, name = json.loads((source / GAMES / task_id / GAME).read_text()), task_id.split("/", 1)[1]
+    game, name = (
+      json.loads((source / GAMES / task_id / GAME).read_text()),
+      task_id.split("/", 1)[1],
+    )
     place = re.search(r"receptacleAtLocation \S+ ([^\s)]+)", game["pddl_problem"])[1]
     moved = re.sub(r"(AtLocation \S+ )[^\s)]+", rf"\g<1>{place}", game["pddl_problem"])
     assert score(env, put(data, f"plain/{name}", json.dumps(game))) == 1.0
@@ -92,10 +105,14 @@ def test_mistakes_are_repeatable_and_the_expert_recovers_from_them(env):
       routine = oracle.action.split()[0] in ("go", "open", "close", "look", "inventory")
       assert oracle.critical != routine
       if oracle.critical:
-        listed = {*observation.split("AVAILABLE ACTIONS: ")[1].split(",")} - {oracle.action}
+        listed = {*observation.split("AVAILABLE ACTIONS: ")[1].split(",")} - {
+          oracle.action
+        }
         acting = {action for action in listed if action.split()[0] in ACTING}
         assert not acting or {*mistakes[:8]} <= acting
-      observation, done = env.step(draw.choice(mistakes) if draw.random() < 0.33 else oracle.action)
+      observation, done = env.step(
+        draw.choice(mistakes) if draw.random() < 0.33 else oracle.action
+      )
       steps += 1
       assert steps < 30 * TEST
     assert env.score() == 1.0
@@ -121,7 +138,9 @@ def test_the_patched_engine_says_the_same_as_the_stock_engine(data, env):
   env.reset(task_id)
   while not done:
     lost = len(actions) % 3 == 2
-    actions.append(env.mistake("lost", str(len(actions))) if lost else env.oracle().action)
+    actions.append(
+      env.mistake("lost", str(len(actions))) if lost else env.oracle().action
+    )
     observation, done = env.step(actions[-1])
     states.append([*observation.rsplit("\nAVAILABLE ACTIONS: "), done])
   arguments = [STOCK, str(data / GAMES / task_id / GAME), json.dumps(actions)]
@@ -134,7 +153,9 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
   put(tmp_path, ids[0], "kept")
   ENGINE.make_tasks(tmp_path, (TRAIN + 1, 0, 0))
   assert len(list(tmp_path.rglob(GAME))) == TRAIN + 1
-  games, again = ([read(place / GAMES / i / GAME) for i in ids] for place in (data, tmp_path))
+  games, again = (
+    [read(place / GAMES / i / GAME) for i in ids] for place in (data, tmp_path)
+  )
   assert again == ["kept", *games[1:]]
   digests = [hashlib.sha256(game.encode()).hexdigest()[:16] for game in games]
   assert "b1ba9f4ab4b1f7f0" in digests
@@ -146,14 +167,24 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
     ("nowhere", b"", "nowhere in .* 0 tasks.*set --config.env.train_tasks"),
     ("list.txt", b"\xff", "list.txt is no list of games"),
     ("list.txt", b"train/nothing", "'train' names no ALFWorld game"),
-    ("list.json", b'[{"task_type": "pick_two_obj_and_place-A-B-C-1", "task_id": "x"}]', "missing"),
+    (
+      "list.json",
+      b'[{"task_type": "pick_two_obj_and_place-A-B-C-1", "task_id": "x"}]',
+      "missing",
+    ),
     (GAME, b"[" * 100_000, "is missing, damaged or older"),
-    (GAME, b'{"solvable": true, "grammar": "put {o} in/on {r}"}', "is missing, damaged or older"),
+    (
+      GAME,
+      b'{"solvable": true, "grammar": "put {o} in/on {r}"}',
+      "is missing, damaged or older",
+    ),
     (GAME, None, "is missing, damaged or older"),  # a pipe, which would never end
   ],
 )
 def test_data_that_cannot_be_read_are_one_line(tmp_path, name, content, message):
-  place = tmp_path / GAMES / "train" / "pick_and_place_simple-Mug-None-Desk-1" / "trial_A"
+  place = (
+    tmp_path / GAMES / "train" / "pick_and_place_simple-Mug-None-Desk-1" / "trial_A"
+  )
   place.mkdir(parents=True)
   if content is None:
     os.mkfifo(place / GAME)
@@ -166,16 +197,26 @@ def test_data_that_cannot_be_read_are_one_line(tmp_path, name, content, message)
 
 def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_path):
   """The engine evaluates what stands in braces in a game's text; only names are let through."""
-  played, pid, trap = listing(data, "train", 1)[0], env.child.process.pid, tmp_path / "trap"
+  played, pid, trap = (
+    listing(data, "train", 1)[0],
+    env.child.process.pid,
+    tmp_path / "trap",
+  )
   game = (data / GAMES / played / GAME).read_text()
   for part, damage, reason in (
-    ("You are in the middle of a room.", f"{{open('{trap}', 'w')}}", "open.* is no name"),
+    (
+      "You are in the middle of a room.",
+      f"{{open('{trap}', 'w')}}",
+      "open.* is no name",
+    ),
     ('list_appliances\\": [', 'nothing\\": [', "list_appliances"),
     ("(:init", "(:init (", "."),
   ):
     assert part in game
     hostile = put(data, played.replace("train", "hostile"), game.replace(part, damage))
-    with pytest.raises(EnvDied, match=f"the game cannot be played: .*{reason}") as error:
+    with pytest.raises(
+      EnvDied, match=f"the game cannot be played: .*{reason}"
+    ) as error:
       env.reset(hostile)
     assert "\n" not in str(error.value) and not trap.exists()
     assert score(env, played) == 1.0

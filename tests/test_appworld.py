@@ -74,7 +74,10 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
     ("print('\\ud800')", "?"),
     ("x = [0] * 10**10", "MemoryError"),
     ("import subprocess", "not allowed"),
-    ("apis.venmo.show_transaction(transaction_id='../../admin/x')", "parameters are invalid"),
+    (
+      "apis.venmo.show_transaction(transaction_id='../../admin/x')",
+      "parameters are invalid",
+    ),
     ("-" * 100_000 + "1", "Execution failed"),
     ("print('\0')", "null bytes"),
     ("\ud800", "Execution failed"),
@@ -85,7 +88,9 @@ def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
     observation, done = env.step(code)
     assert expected in observation and not done
   hidden = sys.platform != "linux" or ctypes.CDLL(None).prctl(3) == 0  # PR_GET_DUMPABLE
-  assert hidden  # so that the keys of this process are not read, whatever the shell can do
+  assert (
+    hidden
+  )  # so that the keys of this process are not read, whatever the shell can do
   observation, _ = env.step("import os\nprint(sorted(os.environ))")
   assert "HOME" in observation and "OPENAI_API_KEY" not in observation
   cut = "y" * adapter.OUTPUT_CHARS + "\n[123 more characters were cut]"
@@ -122,7 +127,9 @@ def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, a
   if attack in ("library", "signal") and landlock_version() < 6:
     pytest.skip("needs Linux 6.12")
   code = (REFUSED | FUTILE)[attack].replace("PARENT", str(os.getpid()))
-  code = code.replace("WORKER", str(env.child.process.pid)).replace("DATA", str(data / "data"))
+  code = code.replace("WORKER", str(env.child.process.pid)).replace(
+    "DATA", str(data / "data")
+  )
   env.reset(PAY)
   observation, done = env.step(code.replace("TMP", str(tmp_path)))
   assert observation.startswith("Execution failed") == (attack in REFUSED) and not done
@@ -136,9 +143,14 @@ def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
     env.reset(PAY)
     assert "Exception" in env.step("while True: apis.supervisor.show_profile()")[0]
     assert env.step("print(7)") == ("7", False)  # the limit did not end it amid a call
-    for code in ("import os\nos.abort()", "__import__('signal').alarm(0)\nwhile True: pass"):
+    for code in (
+      "import os\nos.abort()",
+      "__import__('signal').alarm(0)\nwhile True: pass",
+    ):
       observation, done = env.step(f"x = 1\n{code}")
-      assert observation.endswith("ran too long, and all variables are lost.") and not done
+      assert (
+        observation.endswith("ran too long, and all variables are lost.") and not done
+      )
       assert "name 'x' is not defined" in env.step("print(x)")[0]
     world = psutil.Process(env.child.process.pid)
     shells = world.children(recursive=True)  # they are killed as a group
@@ -152,7 +164,9 @@ def test_what_mistakes_come_to(env):
   oracle = env.oracle()
   for kind in ("wrong", "lost", "hasty"):
     observation, _ = env.step(env.mistake(kind, "k"))
-    assert ("Execution failed" in observation) == (kind != "lost") and env.oracle() == oracle
+    assert ("Execution failed" in observation) == (
+      kind != "lost"
+    ) and env.oracle() == oracle
   follow(env)
   assert env.score() == 1.0
   env.reset(PAY)
@@ -169,7 +183,9 @@ def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
   env.reset(PAY)
   hidden.rename(solution)
   assert env.step("print(7)") == ("7", False)  # it can be played
-  with pytest.raises(NotImplementedError, match="has no solution.* datasets train and dev"):
+  with pytest.raises(
+    NotImplementedError, match="has no solution.* datasets train and dev"
+  ):
     env.oracle()
   for place, count, problem in (
     (data, 9, "has 5 tasks, 9 were asked for"),

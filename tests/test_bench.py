@@ -14,8 +14,12 @@ FIGURES = [setting.name for setting in bench.SETTINGS]
 FIGURES += ["sft_tokens_per_s", "bopo_tokens_per_s", "steps_per_s"]
 
 
-def test_every_figure_is_there_and_nothing_of_the_run_changes(tmp_path, monkeypatch, router_config):
-  monkeypatch.setattr(bench, "ROUTER", dataclasses.replace(router_config, buckets=1))
+def test_every_figure_is_there_and_nothing_of_the_run_changes(
+  tmp_path, monkeypatch, router_config
+):
+  monkeypatch.setattr(
+    bench, "ROUTER", dataclasses.replace(router_config, max_tokens=368, buckets=1)
+  )
   monkeypatch.setattr(bench, "STEPS", 4)
   run = Run(tiny.config(tmp_path))
   bench.main(run)

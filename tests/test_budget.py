@@ -12,7 +12,10 @@ from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget, hold
 
 
 def test_calls_are_taken_before_they_are_made():
-  budget, (small, large, larger) = CallBudget(2), range(3)  # every model but SMALL counts
+  budget, (small, large, larger) = (
+    CallBudget(2),
+    range(3),
+  )  # every model but SMALL counts
   for model in (large, larger):
     budget.reserve(model)
   assert budget.remaining == 0 and budget.allows(small) and not budget.allows(large)
@@ -33,14 +36,24 @@ def test_dollars_are_reserved_then_settled():
   with pytest.raises(KeyError):  # a reservation is closed once
     budget.settle(first, 0.1)
   budget.settle(budget.reserve(0.5), 0.0)  # the last dollar may be spent
-  assert budget.reserve(0.51) is None and budget.remaining == 0.5  # nothing is held for it
+  assert (
+    budget.reserve(0.51) is None and budget.remaining == 0.5
+  )  # nothing is held for it
   budget.settle(budget.reserve(0.5), 2.0)  # more than was held is counted in full
-  assert budget.settled_usd == 2.75 and budget.reserve(0.0) is None and budget.remaining == 0.0
-  assert DollarBudget(1.0, spent_usd=1.75).reserve(0.001) is None  # the limit was lowered
+  assert (
+    budget.settled_usd == 2.75
+    and budget.reserve(0.0) is None
+    and budget.remaining == 0.0
+  )
+  assert (
+    DollarBudget(1.0, spent_usd=1.75).reserve(0.001) is None
+  )  # the limit was lowered
   free = DollarBudget(None)
   free.settle(free.reserve(1e9), 0.5)
   assert (free.remaining, free.settled_usd) == (math.inf, 0.5) and free.allows(1e9)
-  cents = DollarBudget(1.0)  # added one by one, a hundred floats of 0.01 are 1.0000000000000007
+  cents = DollarBudget(
+    1.0
+  )  # added one by one, a hundred floats of 0.01 are 1.0000000000000007
   for _ in range(100):
     cents.settle(cents.reserve(0.01), 0.01)
   assert cents.remaining == 0
@@ -55,7 +68,10 @@ def test_impossible_dollars_are_refused_and_a_reservation_is_closed_at_its_worst
   with pytest.raises(ValueError, match=f"got {usd}"), hold(episode, run, 0.625) as cost:
     cost.usd = usd
   assert (episode.settled_usd, run.settled_usd) == (0.625, 0.625)
-  with pytest.raises(CapReached, match=r"\$0.375000 is left of \$1"), hold(episode, run, 0.5):
+  with (
+    pytest.raises(CapReached, match=r"\$0.375000 is left of \$1"),
+    hold(episode, run, 0.5),
+  ):
     pass  # and nobody waits for the call that is lost
   assert episode.remaining == 1.375  # nothing stays held
 
@@ -73,7 +89,10 @@ def test_threads_are_never_allowed_more_than_the_cap(limit, count):
   def play(number):
     draw = random.Random(f"{limit}|{count}|{number}")
     for worst in (draw.randint(0, 300) for _ in range(8)):
-      cost, error = draw.choice((0, worst, draw.randint(0, worst))), draw.choice((None, OSError()))
+      cost, error = (
+        draw.choice((0, worst, draw.randint(0, worst))),
+        draw.choice((None, OSError())),
+      )
       try:
         with hold(DollarBudget(5.0), run, worst / 100) as charge:
           book(worst)

@@ -49,12 +49,19 @@ def connect(server, tmp_path, monkeypatch):
   """connect(retries=...): models that ask the stand-in, and note their waits."""
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   monkeypatch.setattr("baar_jax.llms.wire.random.random", lambda: 0.5)
-  values = {"kind": "chat", "names": ("small", "large"), "prices": PRICES, "timeout_s": 5.0}
+  values = {
+    "kind": "chat",
+    "names": ("small", "large"),
+    "prices": PRICES,
+    "timeout_s": 5.0,
+  }
   values |= {"base_urls": (server.url,), "max_completion_tokens": 50}
   with contextlib.ExitStack() as stack:
 
     def connecting(**settings):
-      pair = ChatPair(ModelsConfig(**values | settings), Calls(tmp_path / "episodes.sqlite"))
+      pair = ChatPair(
+        ModelsConfig(**values | settings), Calls(tmp_path / "episodes.sqlite")
+      )
       stack.callback(pair.close)
       stack.callback(pair.close)  # twice does no harm
       pair.slept = []
@@ -83,7 +90,11 @@ def test_a_call_and_what_it_sends(server, connect, spent, monkeypatch):
   monkeypatch.setenv("MY_KEY", "secret")
   pair = connect(temperature=0.3, key_variables=("MY_KEY",))
   reply = ask(pair)
-  assert (reply.text, reply.call.usage, reply.lost) == ("Thought: now.\n\nAction: go", USAGE, ())
+  assert (reply.text, reply.call.usage, reply.lost) == (
+    "Thought: now.\n\nAction: go",
+    USAGE,
+    (),
+  )
   sampling = {"temperature": 0.3, "seed": 7, "max_completion_tokens": 50}
   assert server.seen == [{"model": "small", "messages": MESSAGES, **sampling}]
   assert server.headers[0]["authorization"] == "Bearer secret"
@@ -116,11 +127,17 @@ def test_an_attempt_that_fails_is_repeated_and_paid_as_far_as_is_known(
   assert spent() == Spent((reply.call.cost_usd, 0.0), *usd)
 
 
-def test_what_was_never_sent_is_free_and_what_breaks_below_http_is_not(connect, spent, monkeypatch):
-  with pytest.raises(NoAnswer, match=r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"):
+def test_what_was_never_sent_is_free_and_what_breaks_below_http_is_not(
+  connect, spent, monkeypatch
+):
+  with pytest.raises(
+    NoAnswer, match=r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"
+  ):
     ask(connect(retries=1, base_urls=DEAD))
   monkeypatch.setattr("baar_jax.llms.client.CONNECT_S", 0.2)
-  with socket.create_server(("127.0.0.1", 0)) as silent:  # it never agrees on encryption
+  with socket.create_server(
+    ("127.0.0.1", 0)
+  ) as silent:  # it never agrees on encryption
     url = f"https://127.0.0.1:{silent.getsockname()[1]}/v1"
     with pytest.raises(NoAnswer, match="ConnectTimeout"):
       ask(connect(retries=0, timeout_s=1e6, base_urls=(url,)))
@@ -133,7 +150,9 @@ def test_what_was_never_sent_is_free_and_what_breaks_below_http_is_not(connect, 
 
 
 @pytest.mark.parametrize("fault", ["tool_calls", "429", "filtered", "dead port"])
-def test_an_endpoint_that_fails_again_and_again_ends_the_run(server, connect, spent, capsys, fault):
+def test_an_endpoint_that_fails_again_and_again_ends_the_run(
+  server, connect, spent, capsys, fault
+):
   """And the next run says so before it asks once."""
   server.fault, dead = lambda *_: fault, fault == "dead port"
   end = r"^small at 127.0.0.1 .*in a row as --config.models.max_failures=3 allows\Z"
@@ -145,7 +164,11 @@ def test_an_endpoint_that_fails_again_and_again_ends_the_run(server, connect, sp
           ask(pair, seed=seed)
     assert len(server.seen) == (0 if dead else seen)
   said = capsys.readouterr().err
-  assert said.count("\n") == said.count(", which ended the last run: once more ends this one") == 1
+  assert (
+    said.count("\n")
+    == said.count(", which ended the last run: once more ends this one")
+    == 1
+  )
   assert billed(server) == pytest.approx(spent().retries_usd, rel=1e-9)
 
 
@@ -171,14 +194,22 @@ def test_retries_are_bounded_and_wait_as_long_as_is_asked(
   with pytest.raises(NoAnswer, match=r"^small at 127.0.0.1 .* \(4 attempts\)"):
     ask(pair)
   # The draw of a half changes no delay.
-  assert len(server.seen) == 4 and pair.slept == [wait_s + 0.5, wait_s + 1.0, wait_s + 2.0]
-  assert server.seen[0]["max_tokens"] == 50 and "max_completion_tokens" not in server.seen[0]
+  assert len(server.seen) == 4 and pair.slept == [
+    wait_s + 0.5,
+    wait_s + 1.0,
+    wait_s + 2.0,
+  ]
+  assert (
+    server.seen[0]["max_tokens"] == 50 and "max_completion_tokens" not in server.seen[0]
+  )
   # One whole prompt, and three times the cached one.
   usd = (REPLY_USD + 3 * CACHED_USD) * (fault == "silent")
   assert spent().retries_usd == pytest.approx(usd, rel=1e-12)
 
 
-COUNTS = "unpriced no_prompt no_completion negative boolean absurd small_total large_cache"
+COUNTS = (
+  "unpriced no_prompt no_completion negative boolean absurd small_total large_cache"
+)
 UNKNOWN = Spent(presumed_usd=BOUND_USD)
 # 8 tokens at $1 and 1000 at $4 per million; the most was 41 and 50.
 DEAR = r"billed \$0.004008, and \$0.000241 was the most"
@@ -188,7 +219,9 @@ DEAR = r"billed \$0.004008, and \$0.000241 was the most"
 @pytest.mark.parametrize(
   "fault, error, message, cost",
   [
-    *[(code, ValueError, f"answered {code}: ", Spent()) for code in (400, 401, 403, 404)],
+    *[
+      (code, ValueError, f"answered {code}: ", Spent()) for code in (400, 401, 403, 404)
+    ],
     ("echo", ValueError, "its message repeats a part of the key", Spent()),
     ("429 insufficient_quota", ValueError, "answered 429", Spent()),
     ("429", ValueError, "answered 429: it asks to wait 86400 s", Spent()),
@@ -199,7 +232,10 @@ DEAR = r"billed \$0.004008, and \$0.000241 was the most"
     ("filtered", NoAnswer, "refused this conversation", Spent(retries_usd=REPLY_USD)),
     ("refusal", NoAnswer, "refused this conversation", Spent(retries_usd=REPLY_USD)),
     ("priority", ValueError, "service tier", UNKNOWN),
-    *[(fault, ValueError, "usage is missing or impossible", UNKNOWN) for fault in COUNTS.split()],
+    *[
+      (fault, ValueError, "usage is missing or impossible", UNKNOWN)
+      for fault in COUNTS.split()
+    ],
     ("dear", ValueError, DEAR, Spent((0.004008, 0.0))),
   ],
 )
@@ -224,7 +260,11 @@ def test_a_recorded_reply_is_not_asked_for_again(server, connect):
   task, run = DollarBudget(1.0), DollarBudget(1.0)
   reply = ask(connect(), task=task, run=run)  # as another process would
   assert reply.call.replayed and not first.call.replayed and len(server.seen) == 2
-  assert (reply.text, reply.call.usage, reply.lost) == (first.text, first.call.usage, first.lost)
+  assert (reply.text, reply.call.usage, reply.lost) == (
+    first.text,
+    first.call.usage,
+    first.lost,
+  )
   assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
   assert run.settled_usd == 0.0
   # Anything else is another request.
@@ -241,7 +281,9 @@ def test_a_damaged_call_is_named(connect, spent, tmp_path, damage):
   ask(pair)
   with contextlib.closing(sqlite3.connect(tmp_path / "episodes.sqlite")) as db, db:
     db.execute(f"UPDATE calls SET {damage}")
-  with pytest.raises(ValueError, match=r"episodes.sqlite: call 1 cannot be read: restore a copy"):
+  with pytest.raises(
+    ValueError, match=r"episodes.sqlite: call 1 cannot be read: restore a copy"
+  ):
     ask(pair) if "reply" in damage else spent()
 
 
@@ -249,7 +291,9 @@ def test_the_bound_of_a_call(server, connect):
   small, large = connect().start(None, TASK, 7, unlimited)
   assert small.bound_usd(MESSAGES, 0) == BOUND_USD
   # A token may be written to the cache at 12 rather than read at 10.
-  assert large.bound_usd(MESSAGES, 0) == pytest.approx((41 * 12 + 50 * 40) / 1e6, rel=1e-12)
+  assert large.bound_usd(MESSAGES, 0) == pytest.approx(
+    (41 * 12 + 50 * 40) / 1e6, rel=1e-12
+  )
   reply = small.reply(MESSAGES, 0)
   longer = [*MESSAGES, {"role": "assistant", "content": reply.text}, MESSAGES[1]]
   # 8 counted before, and 25 + 16 and 5 + 16 at most since.
@@ -259,7 +303,9 @@ def test_the_bound_of_a_call(server, connect):
   # Long prompts of this model are dearer: $7.50 to write to the cache, and $22.50 for a reply.
   tiered = connect(names=("claude-sonnet-4-5",), prices=())
   (model,) = tiered.start(None, TASK, 7, unlimited)
-  assert model.bound_usd(MESSAGES, 0) == pytest.approx((41 * 7.5 + 50 * 22.5) / 1e6, rel=1e-12)
+  assert model.bound_usd(MESSAGES, 0) == pytest.approx(
+    (41 * 7.5 + 50 * 22.5) / 1e6, rel=1e-12
+  )
   # At a public address the dearest service tier is reserved until an answer names another.
   public = connect(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
   (model, _) = public.start(None, TASK, 7, unlimited)
@@ -269,11 +315,15 @@ def test_the_bound_of_a_call(server, connect):
   assert model.bound_usd(MESSAGES, 0) == BOUND_USD
 
 
-def test_a_call_that_fits_exactly_is_made_and_what_does_not_fit_is_not(server, connect, spent):
+def test_a_call_that_fits_exactly_is_made_and_what_does_not_fit_is_not(
+  server, connect, spent
+):
   pair = connect()
   assert ask(pair, run=DollarBudget(BOUND_USD))
   for payer, error in (("run", CapReached), ("task", BudgetSpent)):
-    with pytest.raises(error, match=r"a call may cost \$0.000241, and \$0.000241 is left"):
+    with pytest.raises(
+      error, match=r"a call may cost \$0.000241, and \$0.000241 is left"
+    ):
       ask(pair, seed=8, **{payer: DollarBudget(BOUND_USD * 0.999)})
   assert len(server.seen) == 1
   server.fault = lambda *_: "drop"
@@ -288,7 +338,10 @@ def test_a_call_that_fits_exactly_is_made_and_what_does_not_fit_is_not(server, c
 
 def test_two_hundred_requests_that_fail_and_are_cancelled(server, connect, spent):
   """On one budget; a cancellation strikes while a request leaves or before its answer is read."""
-  numbers, kinds = itertools.count(), ("429", "drop", "malformed", "empty", "silent", "500")
+  numbers, kinds = (
+    itertools.count(),
+    ("429", "drop", "malformed", "empty", "silent", "500"),
+  )
 
   async def cancel(message):
     if next(numbers) % 12 == 5:
@@ -306,8 +359,13 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(server, connect, spent
     assert 0 < sum(map(bool, threads.map(work, range(200)))) < 200
   known, settled_usd = spent(), cap.settled_usd
   assert cap.remaining == pytest.approx(cap.limit_usd - settled_usd, abs=1e-12)
-  assert known.at_most_usd == pytest.approx(settled_usd, rel=1e-12) and cap.limit_usd >= settled_usd
-  assert sum(known.replies_usd) + known.retries_usd < billed(server) <= known.at_most_usd
+  assert (
+    known.at_most_usd == pytest.approx(settled_usd, rel=1e-12)
+    and cap.limit_usd >= settled_usd
+  )
+  assert (
+    sum(known.replies_usd) + known.retries_usd < billed(server) <= known.at_most_usd
+  )
 
 
 def test_openai_s_key_and_account_are_for_openai_alone(server, connect, monkeypatch):
@@ -315,10 +373,18 @@ def test_openai_s_key_and_account_are_for_openai_alone(server, connect, monkeypa
   values["CUSTOM_HEADERS"] = "Authorization: Bearer mine\nX-Mine: mine"
   for name, value in values.items():
     monkeypatch.setenv(f"OPENAI_{name}", value)
-  pair, names = connect(), "accept accept-encoding authorization connection content-length"
+  pair, names = (
+    connect(),
+    "accept accept-encoding authorization connection content-length",
+  )
   for step in range(2):
     ask(pair, step=step)
-    assert {*server.headers[step]} == {*names.split(), "content-type", "host", "user-agent"}
+    assert {*server.headers[step]} == {
+      *names.split(),
+      "content-type",
+      "host",
+      "user-agent",
+    }
   assert server.headers[1]["authorization"] == "Bearer none"
   pair = connect(base_urls=("https://api.openai.com/v1",))
   pair.models[0].http.base_url = server.url

@@ -35,8 +35,14 @@ for update in range(1, 10_000):
 
 def state(value: float):
   """A tree as training has it: named and numbered leaves, scalars among them."""
-  params = {"layers": {"kernel": jnp.full((2, 30, 7), value, jnp.float32)}, "norm": jnp.ones(5)}
-  optimizer = [jnp.array(int(value), jnp.int32), jnp.arange(6, dtype=jnp.float32) * value]
+  params = {
+    "layers": {"kernel": jnp.full((2, 30, 7), value, jnp.float32)},
+    "norm": jnp.ones(5),
+  }
+  optimizer = [
+    jnp.array(int(value), jnp.int32),
+    jnp.arange(6, dtype=jnp.float32) * value,
+  ]
   return {"params": params, "optimizer": optimizer}
 
 
@@ -71,7 +77,10 @@ def whole(tmp_path_factory):
   directory = tmp_path_factory.mktemp("whole") / "sft"
   save(directory, 5, 10)
   save(directory, 20)  # the newest two are kept
-  assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == ["10", "20"]
+  assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == [
+    "10",
+    "20",
+  ]
   return directory
 
 
@@ -89,7 +98,9 @@ def test_a_checkpoint_of_another_structure(whole):
 DAMAGES = {
   "gone": lambda path: path.unlink(),
   "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-  "garbage": lambda path: path.write_bytes(bytes(byte ^ 0x5A for byte in path.read_bytes())),
+  "garbage": lambda path: path.write_bytes(
+    bytes(byte ^ 0x5A for byte in path.read_bytes())
+  ),
 }
 
 
@@ -97,7 +108,9 @@ DAMAGES = {
 def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
   """Whichever file is damaged: the right values or the error, never wrong values."""
   noticed = 0
-  for number, file in enumerate(path for path in (whole / "20").rglob("*") if path.is_file()):
+  for number, file in enumerate(
+    path for path in (whole / "20").rglob("*") if path.is_file()
+  ):
     directory = shutil.copytree(whole, tmp_path / str(number))
     DAMAGES[how](directory / file.relative_to(whole))
     try:
@@ -136,10 +149,14 @@ def test_a_full_disk_is_one_line(whole, tmp_path):
   """It names the newest checkpoint; nothing else is said, though Orbax writes in threads."""
   directory = shutil.copytree(whole, tmp_path / "sft")
   command = [sys.executable, "-c", FAIL, str(directory)]
-  result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+  result = subprocess.run(
+    command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+  )
   (line,) = result.stdout.splitlines()
   assert result.stderr == "" and "make room there" in line
-  assert line.startswith(f"checkpoint {directory}/20 stays the newest, none can be written (")
+  assert line.startswith(
+    f"checkpoint {directory}/20 stays the newest, none can be written ("
+  )
   save(directory, 50)  # once there is room
   assert_restored(directory, 50)
 
@@ -147,7 +164,9 @@ def test_a_full_disk_is_one_line(whole, tmp_path):
 def test_kill_in_the_middle_of_a_save(tmp_path):
   """SIGKILL at some moment of many saves: the newest whole one is there, and saving goes on."""
   command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path / "sft")]
-  child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+  child = subprocess.Popen(
+    command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+  )
   with child:
     lines = iter(child.stdout)
     next(line for line in lines if int(line) >= 3)

@@ -14,9 +14,15 @@ from configs.reproduce import SETTINGS
 from configs.sciworld import TRIOS
 from main import validate
 
-CONFIGS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py"))
+CONFIGS = sorted(
+  path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py")
+)
 CONFIGS += [f"sciworld-{setting}" for setting in ("llama", "paper", *TRIOS)]
-CONFIGS += ["alfworld-paper", "appworld-paper", *(f"reproduce-{name}" for name in SETTINGS if name)]
+CONFIGS += [
+  "alfworld-paper",
+  "appworld-paper",
+  *(f"reproduce-{name}" for name in SETTINGS if name),
+]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -35,10 +41,23 @@ def test_shipped_configs_are_valid(name):
 def test_the_paper_s_settings_are_the_defaults():
   c = Config()
   validate(c)
-  sizes = c.profile.trials, c.references.samples, c.sft.batch_episodes, c.bopo.group_size
+  sizes = (
+    c.profile.trials,
+    c.references.samples,
+    c.sft.batch_episodes,
+    c.bopo.group_size,
+  )
   assert (*sizes, c.evaluate.call_budgets) == (5, 20, 64, 8, (5, 10, 15))
-  assert (c.sft.hard_share, c.sft.learning_rates, c.bopo.learning_rate) == (0.7, (2e-5,), 1e-6)
-  assert (c.bopo.lam, c.bopo.r_hard, c.bopo.kl_beta) == ((0.1, 0.3, 0.5, 0.7, 0.9), 0.5, 0.04)
+  assert (c.sft.hard_share, c.sft.learning_rates, c.bopo.learning_rate) == (
+    0.7,
+    (2e-5,),
+    1e-6,
+  )
+  assert (c.bopo.lam, c.bopo.r_hard, c.bopo.kl_beta) == (
+    (0.1, 0.3, 0.5, 0.7, 0.9),
+    0.5,
+    0.04,
+  )
 
 
 KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)  # in place of their variables
@@ -49,28 +68,62 @@ BAD = {
   # The scripted models need solutions; a wrong type; two that do not exist.
   "env.options": ({"short_tasks": False}, {"short_tasks": 3}, {"x": 1}, {3: 1}),
   "models.names": ((1, 2), ("m",), ("", "m")),
-  "models.prices": ((1, 2), ((1, 1, 1), (1, 1)), ((math.nan,) * 3,) * 2, ((1e30,) * 3,) * 2),
+  "models.prices": (
+    (1, 2),
+    ((1, 1, 1), (1, 1)),
+    ((math.nan,) * 3,) * 2,
+    ((1e30,) * 3,) * 2,
+  ),
   "models.skills": ((0.5,), (0.0, 1.5), (0.0, 0.5, 1.0)),
-  "models.base_urls": (("http://",), ("https:///v1",), ("a:8000",), ("http://[::1/v1",)),
-  "models models.key_variables baselines.judge.key_variables": (("A", "B", "C"), "A KEY", *KEYS),
+  "models.base_urls": (
+    ("http://",),
+    ("https:///v1",),
+    ("a:8000",),
+    ("http://[::1/v1",),
+  ),
+  "models models.key_variables baselines.judge.key_variables": (
+    ("A", "B", "C"),
+    "A KEY",
+    *KEYS,
+  ),
   "serve.key_variable": ("AIza_secret",),
-  "profile.trials references.samples evaluate.seeds": (1001,),  # the next purpose has these seeds
+  "profile.trials references.samples evaluate.seeds": (
+    1001,
+  ),  # the next purpose has these seeds
   "profile.robustness": ((2.5,), (3, 3), (1001,)),
   "bopo.lam": ((), (0.1, -0.1), (0.1, "much"), (0.1, 0.1000001)),
   "baselines.rivals baselines.ablations": (("no-such",),),
   "baselines.compared_lam": (0.2,),
   "baselines.judge.names": (("a", "b"),),
   "evaluate.thresholds": ((0.5,),),  # that is argmax, which every router has
-  "sft.clip_norm bopo.r_hard router.rope_theta": (math.nan, math.inf, -math.inf, 1e30, -1e30),
+  "sft.clip_norm bopo.r_hard router.rope_theta": (
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e30,
+    -1e30,
+  ),
   "distributed.process": (1,),  # of one
   "router.vocab_size": (257,),  # 256 bytes and two decisions
   "router.num_heads": (3,),  # of 2 key-value heads
-  "router.max_tokens": (567,),  # 2 x (96 + 20 + 2 x 44 of previews and 80 around them) = 568
+  "router.max_tokens": (
+    567,
+  ),  # 2 x (96 + 20 + 2 x 44 of previews and 80 around them) = 568
 }
-SECRET = ["sk-secret@h", "h?key=sk-secret", "h#sk-secret", "user:sk-secret@h/v1", "h:sk-secret"]
-BAD["models.base_urls"] += tuple((f"https://{rest}",) for rest in [*SECRET, "a\0", "\uff41"])
+SECRET = [
+  "sk-secret@h",
+  "h?key=sk-secret",
+  "h#sk-secret",
+  "user:sk-secret@h/v1",
+  "h:sk-secret",
+]
+BAD["models.base_urls"] += tuple(
+  (f"https://{rest}",) for rest in [*SECRET, "a\0", "\uff41"]
+)
 BAD["models.base_urls"] += ("http://a", "http://b", "http://c"), ("http://h/v1\n",)
-REFUSED = [(name, value) for names, bad in BAD.items() for name in names.split() for value in bad]
+REFUSED = [
+  (name, value) for names, bad in BAD.items() for name in names.split() for value in bad
+]
 
 
 def put(config, field, value):
@@ -82,7 +135,11 @@ def put(config, field, value):
 
 def refusal(fields: dict) -> str:
   config = Config()
-  config.router.num_kv_heads, config.router.action_tokens, config.router.result_tokens = 2, 20, 44
+  (
+    config.router.num_kv_heads,
+    config.router.action_tokens,
+    config.router.result_tokens,
+  ) = 2, 20, 44
   config.router.max_tokens = 568
   validate(config)
   for field, value in fields.items():
@@ -103,19 +160,32 @@ def test_what_cannot_work_is_refused_by_name(field, value):
 def test_every_number_has_bounds():
   schemas: list[dict] = []  # of every part of the settings
   json.loads(json.dumps(TypeAdapter(Config).json_schema()), object_hook=schemas.append)
-  numbers = [schema for schema in schemas if schema.get("type") in ("number", "integer")]
+  numbers = [
+    schema for schema in schemas if schema.get("type") in ("number", "integer")
+  ]
   assert len(numbers) > 80
   for number in numbers:
     assert number.get("minimum", number.get("exclusiveMinimum", -1)) >= 0, number
-    assert number.get("maximum", number.get("exclusiveMaximum", math.inf)) <= 1e12, number
+    assert number.get("maximum", number.get("exclusiveMaximum", math.inf)) <= 1e12, (
+      number
+    )
 
 
 SAID = [  # fields, and what is said of them
-  ({"router.hidden_size": 10**6, "router.vocab_size": 10**8}, "these take 1,600,"),  # GB
+  (
+    {"router.hidden_size": 10**6, "router.vocab_size": 10**8},
+    "these take 1,600,",
+  ),  # GB
   ({"env.kind": "appworld"}, "1 for AppWorld"),
   ({"env.kind": "served"}, "models.kind must be chat"),
-  ({"baselines.ablations": ("no-reference",), "bopo.reference_guided": False}, "without no-ref"),
-  ({"bopo.updates": 41_667}, "at most 41666"),  # x 8 episodes x 3 batches of vanilla: a million
+  (
+    {"baselines.ablations": ("no-reference",), "bopo.reference_guided": False},
+    "without no-ref",
+  ),
+  (
+    {"bopo.updates": 41_667},
+    "at most 41666",
+  ),  # x 8 episodes x 3 batches of vanilla: a million
   ({"train_seeds": 4}, "at most --config.evaluate.seeds"),
   ({"distributed.coordinator": "here"}, "coordinator: String should match pattern"),
 ]

@@ -4,32 +4,47 @@ import collections
 import itertools
 
 import pytest
-from baar_jax.rollout.policies import BOUNDARIES
 from tiny import episode
 
-from baar_jax.config import Config, ProfileConfig
+from baar_jax.config import Config, ProfileConfig, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
-from baar_jax.stages.train import find_winners
 from baar_jax.store import Store
 from baar_jax.train import dataset
+from baar_jax.train.jobs import BOUNDARY_KEYS
+from baar_jax.train.rivals import find_winners
 
 
 def trials(task_id, policy, outcomes):
   """An episode per (score, dollars)."""
   keys = [(task_id, policy, seed) for seed in range(len(outcomes))]
-  return [episode(*key, score=score, cost_usd=usd) for key, (score, usd) in zip(keys, outcomes)]
+  return [
+    episode(*key, score=score, cost_usd=usd)
+    for key, (score, usd) in zip(keys, outcomes)
+  ]
 
 
 # Per task: trials of SMALL and of LARGE, the class, and the median dollars of both.
 TASKS = {
   # four of five is 80 %
-  "most": ([(1, 1.0), (1, 2.0), (0, 99.0), (1, 3.0), (1, 4.0)], [(0, 9.0)] * 5, ("easy", 3.0, 9.0)),
+  "most": (
+    [(1, 1.0), (1, 2.0), (0, 99.0), (1, 3.0), (1, 4.0)],
+    [(0, 9.0)] * 5,
+    ("easy", 3.0, 9.0),
+  ),
   # a partial score is no success
   "nearly": ([(0.99, 1.0)] * 5, [(0.99, 5.0)] * 5, ("intractable", 1.0, 5.0)),
   # fewer trials: the rate is over those there are (3 of 4); an even median is the mean
-  "few": ([(1, 1.0), (1, 2.0), (1, 4.0), (0, 50.0)], [(1, 5.0), (1, 7.0)], ("hard", 3.0, 6.0)),
+  "few": (
+    [(1, 1.0), (1, 2.0), (1, 4.0), (0, 50.0)],
+    [(1, 5.0), (1, 7.0)],
+    ("hard", 3.0, 6.0),
+  ),
   # SMALL may be the dearer one; the sixth trials are of no profile
-  "inverted": ([(0, 9.0)] * 5 + [(1, 1.0)], [(1, 2.0)] * 5 + [(1, 99.0)], ("hard", 9.0, 2.0)),
+  "inverted": (
+    [(0, 9.0)] * 5 + [(1, 1.0)],
+    [(1, 2.0)] * 5 + [(1, 99.0)],
+    ("hard", 9.0, 2.0),
+  ),
   # without a trial of either there is no profile
   "no-small": ([], [(1, 5.0)], None),
   "no-large": ([(1, 1.0)], [], None),
@@ -49,10 +64,12 @@ def fill(store, task_ids, episodes):
 
 def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
   names = sorted(TASKS, reverse=True)
-  others = [episode("a test task", name) for name in BOUNDARIES]
-  others.append(episode("nearly", "random(p=0.5)", score=1.0))  # another policy is no trial
+  others = [episode("a test task", name) for name in BOUNDARY_KEYS]
+  others.append(
+    episode("nearly", "random(p=0.5)", score=1.0)
+  )  # another policy is no trial
   for name, (*outcomes, _) in TASKS.items():
-    others += [e for both in zip(BOUNDARIES, outcomes) for e in trials(name, *both)]
+    others += [e for both in zip(BOUNDARY_KEYS, outcomes) for e in trials(name, *both)]
   fill(store, names, others)
   profiles = dataset.load_profiles(store, Config(), "train")
   assert list(profiles) == [name for name in names if TASKS[name][2]]
@@ -63,7 +80,9 @@ def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
   # Neither does the pretraining see the sixth, or its length would depend on it, or a test task.
   stored = dataset.load_pretraining_episodes(store, Config())
   assert max(e.seed for e in stored) == 4 and {e.task_id for e in stored} == {*names}
-  loose = dataset.load_profiles(store, Config(profile=ProfileConfig(easy_rate=0.75)), "train")
+  loose = dataset.load_profiles(
+    store, Config(profile=ProfileConfig(easy_rate=0.75)), "train"
+  )
   assert loose["few"].difficulty == "easy"
 
 
@@ -80,7 +99,7 @@ OUTCOMES = {
 
 def test_robustness_of_the_labels(store):
   for task_id, outcomes in OUTCOMES.items():
-    for name, marks in zip(BOUNDARIES, outcomes):
+    for name, marks in zip(BOUNDARY_KEYS, outcomes):
       fill(store, OUTCOMES, trials(task_id, name, [(int(mark), 1.0) for mark in marks]))
   config = Config(profile=ProfileConfig(trials=2, robustness=(1, 4, 9), easy_rate=0.8))
   assert [list(row.values()) for row in dataset.measure_robustness(store, config)] == [
@@ -98,7 +117,14 @@ def trial(seed, score, usd=None, models="SL"):
 
 def test_ties():
   """Dollars count, then LARGE calls, then steps, then who is first."""
-  trials = [(3.0, "LLL"), (4.0, "SL"), (4.0, "LS"), (4.0, "SLSS"), (4.0, "LL"), (5.0, "S")]
+  trials = [
+    (3.0, "LLL"),
+    (4.0, "SL"),
+    (4.0, "LS"),
+    (4.0, "SLSS"),
+    (4.0, "LL"),
+    (5.0, "S"),
+  ]
   episodes = [trial(seed, 1, *each) for seed, each in enumerate(trials)]
   for best in range(6):
     left = [episodes[i] for i in (0, 4, 3, 1, 2, 5) if i >= best]
@@ -108,14 +134,18 @@ def test_ties():
 def test_stored_references(store):
   """Of a task of each class the cheapest success: SMALL's, a stratified one, or without one
   LARGE's; of the intractable task the cheapest failure."""
-  small, large = BOUNDARIES
+  small, large = BOUNDARY_KEYS
   episodes = [episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1)]
-  episodes += trials("h", small, [(0, 0.5)]) + trials("h", large, [(0, 0.1), (1, 9.0), (1, 8.0)])
+  episodes += trials("h", small, [(0, 0.5)]) + trials(
+    "h", large, [(0, 0.1), (1, 9.0), (1, 8.0)]
+  )
   episodes += trials("e", small, [(1, 3.0), (1, 4.0), (0, 1.0), (1, 2.0), (1, 2.0)])
   episodes += trials("i", small, [(0, 3.0), (0.9, 2.0)])
   episodes += trials("e", large, [(1, 0.1)]) + trials("i", large, [(0, 0.1)])
   for k, score, usd in ((1, 0.99, 1.0), (2, 1, 55.0), (10, 1, 50.0), (11, 1, 50.0)):
-    episodes.append(episode("h", "stratified(samples=20)", 1000 + k, "SL", score, cost_usd=usd))
+    episodes.append(
+      episode("h", "stratified(samples=20)", 1000 + k, "SL", score, cost_usd=usd)
+    )
   fill(store, "hei", episodes)
   config, rest = Config(), {"e": ("always-small", 3), "i": ("always-small", 1)}
   profiles = dataset.load_profiles(store, config, "train")
@@ -126,39 +156,64 @@ def test_stored_references(store):
 
   assert keys() == {"h": ("stratified(samples=20)", 1010)} | rest
   config.references.samples = 7
-  with pytest.raises(ValueError, match="lacks references of 1 tasks: run --stage=references"):
+  with pytest.raises(
+    ValueError, match="lacks references of 1 tasks: run --stage=references"
+  ):
     keys()
-  config.references.samples, config.references.clone_large = 20, True  # which reads none
+  config.references.samples, config.references.clone_large = (
+    20,
+    True,
+  )  # which reads none
   assert keys() == {"h": ("always-large", 2)} | rest
 
 
-def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_all(store):
-  trials = [episode(*key) for key in itertools.product("eh", BOUNDARIES, (0, 1))]
+def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_all(
+  store,
+):
+  trials = [episode(*key) for key in itertools.product("eh", BOUNDARY_KEYS, (0, 1))]
   stratified = [episode("h", "stratified(samples=20)", 1000 + k) for k in (2, 5, 15)]
-  explored = [episode("e", "explored(samples=20,together=0)", 1001)]
-  fill(store, "eh", [*trials, *stratified, episode("a test task", BOUNDARIES[0]), *explored])
+  explored = [episode("e", "exploration-all(samples=20)", 1001)]
+  config = Config(
+    references=ReferencesConfig(plans=(SamplePlan("samples", 20, all_tasks=True),))
+  )
+  fill(
+    store,
+    "eh",
+    [*trials, *stratified, episode("a test task", BOUNDARY_KEYS[0]), *explored],
+  )
 
   def keys(episodes):
     return sorted((e.task_id, e.policy, e.seed) for e in episodes)
 
   # The quarters of 20 are k = 5, 10, 15.
   learnt = [e for e in trials if e.seed == 0] + stratified[1:]
-  assert keys(dataset.load_threshold_episodes(store, Config())) == keys(learnt)
-  assert keys(dataset.load_value_episodes(store, Config())) == keys(trials + stratified + explored)
-  assert keys(dataset.load_pretraining_episodes(store, Config())) == keys(trials + stratified)
+  assert keys(dataset.load_threshold_episodes(store, config)) == keys(learnt)
+  assert keys(dataset.load_value_episodes(store, config)) == keys(
+    trials + stratified + explored
+  )
+  assert keys(dataset.load_pretraining_episodes(store, config)) == keys(
+    trials + stratified
+  )
 
 
 def first(count, batches):
   return list(itertools.islice(batches, count))
 
 
-@pytest.mark.parametrize("size, share, hards", [(64, 0.7, 45), (10, 1.0, 10), (10, 0.0, 0)])
+@pytest.mark.parametrize(
+  "size, share, hards", [(64, 0.7, 45), (10, 1.0, 10), (10, 0.0, 0)]
+)
 def test_share_of_hard_tasks(size, share, hards):
   """Whatever the natural mix: here one in eleven is hard."""
-  batches = first(5, dataset.mix_batches(list(range(10)), list(range(100, 200)), size, share, 0))
+  batches = first(
+    5, dataset.mix_batches(list(range(10)), list(range(100, 200)), size, share, 0)
+  )
   counts = [(len(batch), sum(number < 100 for number in batch)) for batch in batches]
   assert counts == [(size, hards)] * 5
-  for pools in (([], [1, 2]), ([1, 2], [])):  # without one kind the other fills the batch
+  for pools in (
+    ([], [1, 2]),
+    ([1, 2], []),
+  ):  # without one kind the other fills the batch
     assert sorted(next(dataset.mix_batches(*pools, 4, share, 0))) == [1, 1, 2, 2]
 
 
@@ -168,7 +223,9 @@ def test_a_pool_is_gone_through_in_a_new_order_before_it_repeats():
   assert draw(0) == draw(0) != draw(7)
   passes = [draw(0)[start : start + 6] for start in (0, 6, 12)]
   assert all(sorted(one_pass) == pool for one_pass in passes) and passes[0] != passes[1]
-  with pytest.raises(ValueError, match="no stored episodes to learn from: run --stage=references"):
+  with pytest.raises(
+    ValueError, match="no stored episodes to learn from: run --stage=references"
+  ):
     next(dataset.draw_batches([], 4, 0))
 
 
@@ -187,7 +244,14 @@ def test_every_task_is_gone_through_before_any_repeats(count, size):
 
 def test_the_cheapest_that_succeeds_wins():
   small = [trial(seed, score) for seed, score in enumerate((1, 0, 0, 1, 0))]
-  large = [trial(seed, score) for seed, score in zip((0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1))]
-  assert find_winners(small, large) == {("t", 0): 0, ("t", 1): 1, ("t", 2): 0, ("t", 3): 0}
+  large = [
+    trial(seed, score) for seed, score in zip((0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1))
+  ]
+  assert find_winners([small, large]) == {
+    ("t", 0): 0,
+    ("t", 1): 1,
+    ("t", 2): 0,
+    ("t", 3): 0,
+  }
   middle = [trial(seed, score) for seed, score in enumerate((1, 0, 1))]
-  assert find_winners(small, middle, large) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}
+  assert find_winners([small, middle, large]) == {("t", 0): 0, ("t", 1): 2, ("t", 2): 1}

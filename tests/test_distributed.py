@@ -16,7 +16,8 @@ from test_pipeline import finish, interrupt, rows, start, updates
 
 from baar_jax.config import Config
 from baar_jax.mesh import one_device
-from baar_jax.train.checkpoint import RouterFiles, load_router
+from baar_jax.train.checkpoint import load_router
+from baar_jax.train.training import RouterFiles
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
@@ -32,7 +33,9 @@ def start_two(runs: Path, *flags: str, second=()) -> list[subprocess.Popen]:
     port = probe.getsockname()[1]
   d, shared = "--config.distributed", [*FLAGS, *flags]
   shared += [f"{d}.coordinator=127.0.0.1:{port}", f"{d}.processes=2"]
-  return [start(runs, *shared, f"{d}.process={n}", *(second if n else ())) for n in (0, 1)]
+  return [
+    start(runs, *shared, f"{d}.process={n}", *(second if n else ())) for n in (0, 1)
+  ]
 
 
 def test_processes_with_other_flags_end_in_words(tmp_path):
@@ -46,7 +49,9 @@ def parameters(runs: Path) -> list:
   """Of the SFT router and BoPO's, read onto one device, whoever wrote them."""
   config = Config(**json.loads((runs / "tiny" / "config.json").read_text()))
   load = partial(load_router, RouterFiles(runs / "tiny", config, one_device()))
-  return [nnx.to_pure_dict(nnx.state(model)) for model in (load("sft"), load("bopo", 0.1))]
+  return [
+    nnx.to_pure_dict(nnx.state(model)) for model in (load("sft"), load("bopo", 0.1))
+  ]
 
 
 def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path, monkeypatch):
@@ -58,7 +63,9 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path, monkeypatch)
   weights = hf.write(tmp_path / "weights", shape, shards=3, tokens=300)
   flag, fsdp = f"--config.router.weights={weights}", "--config.distributed.fsdp=2"
   processes = start_two(two, flag, fsdp)
-  saved = two / "tiny" / "checkpoints" / "bopo-lam0.1" / "5"  # written in the background
+  saved = (
+    two / "tiny" / "checkpoints" / "bopo-lam0.1" / "5"
+  )  # written in the background
   reached = lambda: ("bopo", 6) in updates(two) and saved.is_dir()  # noqa: E731
   interrupt(processes[0], reached, signal.SIGKILL)
   processes[1].kill()

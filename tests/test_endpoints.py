@@ -9,8 +9,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
 from baar_jax.llms.chat import read_reply
 from baar_jax.llms.chat_completions import read_answer, read_counts
-from baar_jax.llms.wire import endpoints
-from baar_jax.llms.wire import clean
+from baar_jax.llms.wire import clean, endpoints
 
 KEY = "sk-Secret0123456789"
 WITHHELD = "its message repeats a part of the key"
@@ -42,12 +41,18 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
   variables = () if variable is None else (variable, "")
   config = ModelsConfig(base_urls=(url, "http://other/v1"), key_variables=variables)
   first, second = endpoints(config)
-  assert (first.model, second.model, second.host) == ("gpt-4.1-mini", "gpt-4.1", "other")
+  assert (first.model, second.model, second.host) == (
+    "gpt-4.1-mini",
+    "gpt-4.1",
+    "other",
+  )
   assert second.key() == "none"
   if key:
     assert first.key() == key
     return
-  with pytest.raises(ValueError, match="needs a key.*--config.models.key_variables") as error:
+  with pytest.raises(
+    ValueError, match="needs a key.*--config.models.key_variables"
+  ) as error:
     first.key()
   assert not any(word in str(error.value) for word in ("NOT_SET", "sec", "mine", "\n"))
 
@@ -62,7 +67,10 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
     (" ".join(KEY), WITHHELD),
     ("S.e.c-r_e,t", WITHHELD),
     (KEY.upper(), WITHHELD),
-    *[(base64.b64encode(b"Bearer "[i:] + KEY.encode()).decode(), WITHHELD) for i in range(3)],
+    *[
+      (base64.b64encode(b"Bearer "[i:] + KEY.encode()).decode(), WITHHELD)
+      for i in range(3)
+    ],
   ],
 )
 def test_what_an_endpoint_says_is_one_short_line_without_its_key(said, shown):
@@ -73,24 +81,51 @@ COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
 
 
 def answer(content="Go.", **counts):
-  return json.dumps({"choices": [{"message": {"content": content}}], "usage": COUNTS | counts})
+  return json.dumps(
+    {"choices": [{"message": {"content": content}}], "usage": COUNTS | counts}
+  )
 
 
 # The counts that the stand-in sends are in test_chat.py.
 @pytest.mark.parametrize(
   "body, kind, text, fatal",
   [
-    (answer("a \ud83d b \U0001f600"), "reply", "a ? b \U0001f600", False),  # half a pair
+    (
+      answer("a \ud83d b \U0001f600"),
+      "reply",
+      "a ? b \U0001f600",
+      False,
+    ),  # half a pair
     (answer([]), "retry", "", False),
     ("[" * 100_000, "presumed", "", False),  # deeper than can be read
     ('{"error": "try again"}', "presumed", "", False),
-    (answer().replace('"completion', '"completion_tokens": 0, "completion'), "presumed", "", True),
+    (
+      answer().replace('"completion', '"completion_tokens": 0, "completion'),
+      "presumed",
+      "",
+      True,
+    ),
     (answer(prompt_tokens=float("inf")), "presumed", "", True),
     (answer(completion_tokens=0.5), "presumed", "", True),
     (answer(cached_tokens=False), "presumed", "", True),
-    (answer(prompt_cache_hit_tokens=6, prompt_cache_miss_tokens=8), "presumed", "", True),
-    (answer(prompt_tokens_details={"a": 0, "b": 5}).replace('"b"', '"a"'), "presumed", "", True),
-    (answer().replace('"usage"', '"service_tier": ["default"], "usage"'), "presumed", "", True),
+    (
+      answer(prompt_cache_hit_tokens=6, prompt_cache_miss_tokens=8),
+      "presumed",
+      "",
+      True,
+    ),
+    (
+      answer(prompt_tokens_details={"a": 0, "b": 5}).replace('"b"', '"a"'),
+      "presumed",
+      "",
+      True,
+    ),
+    (
+      answer().replace('"usage"', '"service_tier": ["default"], "usage"'),
+      "presumed",
+      "",
+      True,
+    ),
   ],
 )
 def test_what_an_answer_tells(body, kind, text, fatal):
@@ -103,11 +138,21 @@ def test_what_an_answer_tells(body, kind, text, fatal):
   "fields, details, usage",
   [
     ({"total_tokens": 60}, None, (8, 0, 52)),
-    ({"total_tokens": None}, {"cached_tokens": None, "cache_write_tokens": 5}, (8, 0, 10, 5)),
+    (
+      {"total_tokens": None},
+      {"cached_tokens": None, "cache_write_tokens": 5},
+      (8, 0, 10, 5),
+    ),
     ({"cache_write_tokens": 5}, {"cache_write_tokens": None}, (8, 0, 10, 5)),
     ({}, {"cached_tokens": 3, "cache_creation_tokens": 5}, (8, 3, 10, 5)),  # LiteLLM
-    ({"prompt_cache_hit_tokens": 6, "prompt_cache_miss_tokens": 2}, None, (8, 6, 10)),  # DeepSeek
+    (
+      {"prompt_cache_hit_tokens": 6, "prompt_cache_miss_tokens": 2},
+      None,
+      (8, 6, 10),
+    ),  # DeepSeek
   ],
 )
 def test_usage_as_several_endpoints_report_it(fields, details, usage):
-  assert read_counts(COUNTS | fields | {"prompt_tokens_details": details}) == Usage(*usage)
+  assert read_counts(COUNTS | fields | {"prompt_tokens_details": details}) == Usage(
+    *usage
+  )

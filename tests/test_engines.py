@@ -29,20 +29,30 @@ def toy(tmp_path, monkeypatch):
     if "venv" in command:
       (Path(command[-1]) / "bin").mkdir(parents=True, exist_ok=True)
       (Path(command[-1]) / "bin" / "python").touch()
-    return subprocess.CompletedProcess(command, int("broken==1" in command), "", "lines\nlast")
+    return subprocess.CompletedProcess(
+      command, int("broken==1" in command), "", "lines\nlast"
+    )
 
   monkeypatch.setattr(engines.subprocess, "run", run)
   return calls
 
 
-def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path, monkeypatch):
+def test_an_engine_is_installed_once_and_again_when_it_has_changed(
+  toy, tmp_path, monkeypatch
+):
   place = tmp_path / "cache" / "toy-1.2"
-  with pytest.raises(ValueError, match="toy is not installed; run: python main.py --stage=setup"):
+  with pytest.raises(
+    ValueError, match="toy is not installed; run: python main.py --stage=setup"
+  ):
     engines.command_of(ENGINE)
   ENGINE.install()
   python = str(place / "bin" / "python")
   venv = [sys.executable, "-m", "venv", "--clear", str(place)]
-  assert toy == [venv, [python, "-m", "pip", "install", "toy==1.2"], [python, "-m", "finish"]]
+  assert toy == [
+    venv,
+    [python, "-m", "pip", "install", "toy==1.2"],
+    [python, "-m", "finish"],
+  ]
   ENGINE.install()
   assert len(toy) == 3
   assert engines.command_of(ENGINE)[:3] == [python, "-I", "-B"]
@@ -51,7 +61,9 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(toy, tmp_path
   assert len(toy) == 6
   # A failed installation is one line and does not count.
   broken = dataclasses.replace(ENGINE, packages=("broken==1",))
-  with pytest.raises(ValueError, match="pip install broken==1, which takes gcc, failed: last"):
+  with pytest.raises(
+    ValueError, match="pip install broken==1, which takes gcc, failed: last"
+  ):
     broken.install()
   assert not broken.is_installed()
 
@@ -64,7 +76,9 @@ def test_engines_get_no_secrets(toy, monkeypatch):
   assert engines.environ_of(None)["OPENAI_API_KEY"] == "secret"  # it is the user's code
 
 
-def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(toy, tmp_path, monkeypatch):
+def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(
+  toy, tmp_path, monkeypatch
+):
   lines: list[str] = []
   generated, variable, flag = (tmp_path / name for name in ("cache/toy-own", "a", "b"))
   for named, place in (("", generated), ("", variable), (str(flag), flag)):

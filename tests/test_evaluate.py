@@ -42,7 +42,9 @@ def run(tmp_path_factory):
   for stage in (TRAIN_BASELINES, evaluate.main):
     with pytest.raises(ValueError, match="--stage=(profile|references|sft)"):
       stage(run)
-  assert len(run.store.table()) == 0  # what is missing is reported before anything is run
+  assert (
+    len(run.store.table()) == 0
+  )  # what is missing is reported before anything is run
   run.luck = {}  # of each stage: tasks and seeds of the episodes that it has added
   before = train.profile, train.references, TRAIN_SFT, TRAIN_BOPO, TRAIN_BASELINES
   for stage in (*before, evaluate.main):
@@ -70,11 +72,19 @@ def test_no_episode_shares_its_luck_with_one_of_another_purpose(run):
   assert min(np.diff([FIRST_SEED[name] for name in names])) >= SEEDS
 
 
-def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name_says(run):
+def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name_says(
+  run,
+):
   """Also where an episode of another entry stands for its own: a run of its own gives the same."""
 
   def outcome(e):
-    return e.task_id, e.seed, e.score, e.stop, [(s.model, s.action, s.observation) for s in e.steps]
+    return (
+      e.task_id,
+      e.seed,
+      e.score,
+      e.stop,
+      [(s.model, s.action, s.observation) for s in e.steps],
+    )
 
   jobs = [Job(task, "dev", 0) for task in run.tasks("dev")]
   specs = list_specs(run.config)
@@ -87,7 +97,9 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
     assert any(e.task_id.startswith("test") for e in stored) == (spec.key in chosen)
     # The profile's trials are under the names of the boundaries too.
     episodes = [e for e in stored if e.seed == 2000]
-    assert {(e.task_id, e.seed) for e in episodes} == {(job.task.id, job.seed) for job in jobs}
+    assert {(e.task_id, e.seed) for e in episodes} == {
+      (job.task.id, job.seed) for job in jobs
+    }
     assert {e.call_budget for e in episodes} == {K}
     for e in episodes:
       models = [step.model for step in e.steps]
@@ -99,7 +111,7 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
     if spec.family in ("first-large", "random") and K is not None:
       rule = loader.build(spec)
       rule.spec = dataclasses.replace(spec, family=f"own {spec.family}")
-      own = run.collect("own", rule, jobs)
+      own = run.collect("own", rule.spec, jobs, lambda spec, rule=rule: rule)
       assert list(map(outcome, own)) == list(map(outcome, episodes))
 
 
@@ -126,4 +138,6 @@ def test_an_exported_router_is_a_checkpoint_to_start_from(run):
   trained = load_router(run.training(), "sft")
   loaded = load_pretrained(View(config, directory))
   # The decisions' rows are among them: a trained router keeps what it has learned.
-  jax.tree.map(np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1])
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1]
+  )

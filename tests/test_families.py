@@ -19,7 +19,9 @@ def config():
   config = tiny.config("runs")
   config.bopo.lam, config.value.updates, config.value.prices = (0.1, 0.3), 9, (0.5, 0.1)
   config.evaluate.thresholds, config.evaluate.call_budgets = (0.25,), (1, 2)
-  config.baselines = BaselinesConfig(tuple(RIVALS), ("no-reference",), compared_lam=0.3, updates=7)
+  config.baselines = BaselinesConfig(
+    tuple(RIVALS), ("no-reference",), compared_lam=0.3, updates=7
+  )
   return config
 
 
@@ -30,18 +32,35 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   expected = ["always-small", "always-large", "first-large(K=1)", "first-large(K=2)"]
   expected += ["random(p=0.5)", "random(p=0.5,K=1)", "random(p=0.5,K=2)"]
   expected += [f"optimum(mu={mu})" for mu in (40, 60, 90, 130, 200, 300)]
-  expected += ["optimum(K=1)", "optimum(K=2)", judged, f"{judged}(K=1)", f"{judged}(K=2)"]
+  expected += [
+    "optimum(K=1)",
+    "optimum(K=2)",
+    judged,
+    f"{judged}(K=1)",
+    f"{judged}(K=2)",
+  ]
   expected += [f"{free}0.5)", f"{free}0.1)", f"{told}K=1)", f"{told}K=2)"]
   expected += [f"{told}optimism=0,{cap})" for cap in K[1:]]
   for bold in (1, 2):
     expected += [f"{told}optimism={bold})"]
     expected += [f"{told}optimism={bold},{cap})" for cap in K[1:]]
-  routers = ["sft(update=2", "bopo(lam=0.1,update=2", "bopo(lam=0.3,update=2", "cascade(update=7"]
-  routers += ["single-turn(update=7", "vanilla(lam=0.1,update=2", "vanilla(lam=0.3,update=2"]
+  routers = [
+    "sft(update=2",
+    "bopo(lam=0.1,update=2",
+    "bopo(lam=0.3,update=2",
+    "cascade(update=7",
+  ]
+  routers += [
+    "single-turn(update=7",
+    "vanilla(lam=0.1,update=2",
+    "vanilla(lam=0.3,update=2",
+  ]
   for router in routers:
     expected += [f"{router},threshold={threshold})" for threshold in (0.5, 0.25)]
     expected += [f"{router},threshold=0.5,{cap})" for cap in K[1:]]
-  expected += [f"no-reference(lam=0.3,update=2,threshold={value})" for value in (0.5, 0.25)]
+  expected += [
+    f"no-reference(lam=0.3,update=2,threshold={value})" for value in (0.5, 0.25)
+  ]
   by_key = {spec.key: spec for spec in list_specs(config)}
   assert list(by_key) == expected
   spec = by_key["random(p=0.5,K=2)"]
@@ -63,23 +82,35 @@ def test_under_dollars_every_policy_is_run(config):
   config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
   capped = [spec for spec in list_specs(config) if spec.cap.usd]
   assert all(find_uncapped(spec) is None and spec.cap.calls is None for spec in capped)
-  assert {"always-small(usd=0.5)", "first-large(usd=0.01)"} <= {spec.key for spec in capped}
+  assert {"always-small(usd=0.5)", "first-large(usd=0.01)"} <= {
+    spec.key for spec in capped
+  }
 
 
 def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
   config.env.kind = "scienceworld"
   expected = ["privileged(mu=0)", "privileged(mu=3)"]
   for mu in (10, 30, 100):
-    expected += [f"privileged(mu={mu})", f"privileged(mu={mu},K=1)", f"privileged(mu={mu},K=2)"]
+    expected += [
+      f"privileged(mu={mu})",
+      f"privileged(mu={mu},K=1)",
+      f"privileged(mu={mu},K=2)",
+    ]
   names = [spec.key for spec in list_specs(config)]
-  assert [name for name in names if name.startswith(("optimum", "privileged"))] == expected
+  assert [
+    name for name in names if name.startswith(("optimum", "privileged"))
+  ] == expected
   config.models.kind = "chat"
   assert not {"optimum", "privileged"} & {spec.family for spec in list_specs(config)}
 
 
 def test_what_changes_the_judge_changes_its_name(config):
   names = [zero_shot_spec(config).key]
-  for change in ({"temperature": 0.5}, {"max_completion_tokens": 9}, {"base_urls": ("http://h",)}):
+  for change in (
+    {"temperature": 0.5},
+    {"max_completion_tokens": 9},
+    {"base_urls": ("http://h",)},
+  ):
     config.baselines.judge = dataclasses.replace(config.baselines.judge, **change)
     names.append(zero_shot_spec(config).key)
   assert len({*names}) == 4 and names[0].startswith("zero-shot gpt-5 ")
@@ -92,7 +123,11 @@ def test_every_family_of_a_spec_is_in_the_table_and_has_a_style_of_its_own(confi
 
 
 def test_keys_of_rollouts_and_samples_are_as_stored_before(config):
-  config.references.plans = (("samples", 3, True), ("together", 2, True), ("repeats", 1))
+  config.references.plans = (
+    ("samples", 3, True),
+    ("together", 2, True),
+    ("repeats", 1),
+  )
   config.references.plans = tuple(SamplePlan(*plan) for plan in config.references.plans)
   hard, rest = jobs.exploration_specs(config)
   assert hard.key == "exploration(together=2,repeats=1)"
@@ -104,9 +139,13 @@ def test_keys_of_rollouts_and_samples_are_as_stored_before(config):
 
 COUNT = st.integers(1, 3) | st.integers(1, 10**6 - 1)
 # Six digits tell two weights of a configuration apart.
-WEIGHT = st.sampled_from((0.0, 0.1, 0.5, 1.0)) | st.floats(0, 1e9).map(lambda x: float(f"{x:g}"))
+WEIGHT = st.sampled_from((0.0, 0.1, 0.5, 1.0)) | st.floats(0, 1e9).map(
+  lambda x: float(f"{x:g}")
+)
 CAP = st.builds(Cap, st.none() | st.just(0) | COUNT, st.none() | WEIGHT)
-JUDGE = st.builds("{} {:06x}".format, st.sampled_from(("gpt-5", "m (K=1)")), st.integers(0, 2**24 - 1))
+JUDGE = st.builds(
+  "{} {:06x}".format, st.sampled_from(("gpt-5", "m (K=1)")), st.integers(0, 2**24 - 1)
+)
 KIND = st.sampled_from(("samples", "together", "repeats"))
 # Which tasks play a plan is nothing that the policy depends on.
 PLAN = st.builds(SamplePlan, KIND, st.integers(1, 3), st.just(False))
@@ -131,9 +170,15 @@ SHAPES = [
   ("stratified exploration exploration-all", {"plans": PLANS}),
   ("sft bopo cascade no-reference", LAM | ROUTER | {"threshold": WEIGHT, "cap": CAP}),
   ("sft bopo cascade no-reference", LAM | ROUTER | {"share": WEIGHT, "cap": CAP}),
-  ("bopo vanilla", LAM | {"seed": st.none() | COUNT, "update": COUNT, "rollout": st.just(True)}),
+  (
+    "bopo vanilla",
+    LAM | {"seed": st.none() | COUNT, "update": COUNT, "rollout": st.just(True)},
+  ),
   # With and without the cap's rest, and with optimism.
-  ("conditioned", VALUES | {"optimism": st.just(0), "cap_conditioned": st.just(True), "cap": CAP}),
+  (
+    "conditioned",
+    VALUES | {"optimism": st.just(0), "cap_conditioned": st.just(True), "cap": CAP},
+  ),
   ("conditioned", VALUES | {"optimism": st.just(0), "cap": CAP.filter(bool)}),
   ("conditioned", VALUES | {"optimism": COUNT, "cap": CAP}),
 ]

@@ -16,11 +16,19 @@ from flax import nnx
 
 from baar_jax.run import Run
 from baar_jax.stages import train
-from baar_jax.stages.train import bopo, sft
 from baar_jax.store import Store
-from baar_jax.train import fit
+from baar_jax.train import families, fit
 from baar_jax.train.checkpoint import load_router
+from baar_jax.train.losses import bopo_method
 from baar_jax.train.trainer import Trainer
+
+
+def sft(run):
+  train.train_families("sft")(run)
+
+
+def bopo(run):
+  train.train_families("bopo")(run)
 
 
 def small_config(runs):
@@ -79,7 +87,7 @@ def assert_same(leaves, others):
 
 
 def cascade(run):
-  train.train_cascade(run.training())
+  families.FAMILIES["cascade"].train(run.training())
 
 
 def logged(run, stage):
@@ -120,7 +128,9 @@ def test_a_killed_training_goes_on_to_the_same_parameters(
     assert len(run.store.table()) - unbroken.before_bopo == episodes
     run.close()
   run = copied(state)
-  with pytest.raises(ValueError, match=rf"{name}\S* holds no finished router: run --stage={name} "):
+  with pytest.raises(
+    ValueError, match=rf"{name}\S* holds no finished router: run --stage={name} "
+  ):
     leaves(run, name, lam)
   for _ in range(2):  # the second time nothing more is done
     stage(run)
@@ -134,7 +144,11 @@ def test_a_killed_training_goes_on_to_the_same_parameters(
 
 def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
   # Two checks without a new best end a training: an equal loss is none.
-  losses = {0.01: [0.9, 0.7, 0.8, 0.7], 0.02: [0.9, 0.6, 0.7, 0.5, 0.6], 0.03: [0.6, 0.7, 0.8]}
+  losses = {
+    0.01: [0.9, 0.7, 0.8, 0.7],
+    0.02: [0.9, 0.6, 0.7, 0.5, 0.6],
+    0.03: [0.6, 0.7, 0.8],
+  }
   seen, make_optimizer = {}, Mock(wraps=fit.sft_optimizer)
 
   def loss(trainer, batches):
@@ -157,17 +171,23 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
 
 
 def test_another_training_seed_is_added_to_a_run(copied):
-  """With its own luck, and rollouts of other seeds for each update."""
+  """With draws of its own, and rollouts of other seeds for each update."""
   run = copied("tiny")
   before = leaves(run, "bopo", 0.1)
-  run.config.train_seeds = 2
+  run.config.train_seeds, run.config.evaluate.seeds = 2, 2
   sft(run)
   bopo(run)
   assert_same(leaves(run, "bopo", 0.1), before)
   for family, lam in (("sft", None), ("bopo", 0.1)):
-    pairs = zip(leaves(run, family, lam), leaves(run, family, lam, number=1), strict=True)
+    pairs = zip(
+      leaves(run, family, lam), leaves(run, family, lam, number=1), strict=True
+    )
     assert any(not np.array_equal(one, other) for one, other in pairs)
-  for name, first in (("0.1)/1", 10_000), ("0.1)/2", 10_002), ("0.1,seed=1)/2", 1_010_002)):
+  for name, first in (
+    ("0.1)/1", 10_000),
+    ("0.1)/2", 10_002),
+    ("0.1,seed=1)/2", 1_010_002),
+  ):
     episodes = run.store.episodes(f"bopo(lam={name}")
     assert {e.seed for e in episodes} == {first, first + 1}
 
@@ -192,10 +212,14 @@ def test_a_training_stops_at_the_first_number_that_is_none(
   with pytest.raises(ValueError) as error:
     stage(run)
   good = f"last good checkpoint: {directory / '2'};"
-  pattern = f"{name} stopped: update 3 has .*loss nan, .*gradient_norm nan.*{re.escape(good)}.*"
+  pattern = (
+    f"{name} stopped: update 3 has .*loss nan, .*gradient_norm nan.*{re.escape(good)}.*"
+  )
   assert re.fullmatch(pattern, str(error.value))  # one line
   assert [path.name for path in directory.iterdir() if path.is_dir()] == ["2"]
-  assert len({policy for policy in run.store.table().policy if "/" in policy}) == rollouts
+  assert (
+    len({policy for policy in run.store.table().policy if "/" in policy}) == rollouts
+  )
 
 
 @pytest.mark.parametrize(
@@ -217,13 +241,17 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   monkeypatch.setattr(fit, "update_policy", update_policy)
   monkeypatch.setattr(fit, "VANILLA_BATCHES", limit)
   run = copied("imitated")
-  method = fit.list_methods(run.config.bopo)["bopo"]
-  method = dataclasses.replace(method, compute_advantages=one_group, dynamic_sampling=True)
-  monkeypatch.setattr(fit, "list_methods", lambda config: {"bopo": method})
+  method = bopo_method(run.config.bopo)
+  method = dataclasses.replace(
+    method, compute_advantages=one_group, dynamic_sampling=True
+  )
+  monkeypatch.setattr(families.losses, "bopo_method", lambda config: method)
   bopo(run)
   learned = [call.args[1].episodes for call in update_policy.call_args_list]
   assert ["".join(e.policy[-1] for e in pool) for pool in learned] == [*pools]
   lines, last = logged(run, "bopo"), logged(unbroken, "bopo")[-1]
-  assert [f"{line['update']}" for line in lines if "loss" in line] == [pool[-1] for pool in pools]
+  assert [f"{line['update']}" for line in lines if "loss" in line] == [
+    pool[-1] for pool in pools
+  ]
   assert (lines[-1]["episodes"], lines[-1]["gradient_steps"]) == counts
   assert (last["episodes"], last["gradient_steps"]) == (16, 8)

@@ -45,7 +45,9 @@ def test_real_weights_predict_what_another_program_predicts(smollm2):
   ids = read_tokenizer(smollm2).encode(TEXT).ids
   logp_BxTxV = log_probabilities(weights.load_qwen2(smollm2), np.array([ids]))
   logp_T = [float(logp) for logp in LOGP.split()]
-  np.testing.assert_allclose(logp_BxTxV[0, np.arange(len(ids) - 1), ids[1:]], logp_T, atol=6e-3)
+  np.testing.assert_allclose(
+    logp_BxTxV[0, np.arange(len(ids) - 1), ids[1:]], logp_T, atol=6e-3
+  )
 
 
 def test_real_weights_answer_a_question(smollm2):
@@ -54,7 +56,9 @@ def test_real_weights_answer_a_question(smollm2):
   ids, answer = tokenizer.encode(question).ids, []
   while len(answer) < 12 and answer[-1:] != [tokenizer.token_to_id("<|im_end|>")]:
     padded = np.pad(ids + answer, (0, 32 - len(ids + answer)))[None]
-    answer.append(int(log_probabilities(model, padded)[0, len(ids + answer) - 1].argmax()))
+    answer.append(
+      int(log_probabilities(model, padded)[0, len(ids + answer) - 1].argmax())
+    )
   assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
@@ -65,23 +69,40 @@ def write_gguf(directory, kind, **changes):
   merges = json.loads((directory / "tokenizer.json").read_text())["model"]["merges"]
   vocabulary = read_tokenizer(directory).get_vocab()
   writer = gguf.GGUFWriter(directory / "made.gguf", kind)
-  writer.add_token_list(sorted(vocabulary, key=vocabulary.get) + [f"[PAD{i}]" for i in range(7)])
+  writer.add_token_list(
+    sorted(vocabulary, key=vocabulary.get) + [f"[PAD{i}]" for i in range(7)]
+  )
   writer.add_token_types([1] * 297 + [5] + [3] * 2 + [5] * 7)
   writer.add_token_merges([" ".join(pair) for pair in merges])
   V, D, F, layers, N, K, _ = (SHAPE[name] for name in hf.FIELDS)
-  sizes = {"embedding_length": D, "feed_forward_length": F, "block_count": layers, "head_count": N}
+  sizes = {
+    "embedding_length": D,
+    "feed_forward_length": F,
+    "block_count": layers,
+    "head_count": N,
+  }
   sizes |= {"head_count_kv": K, "context_length": 64, "rope_freq_base": 1e4}
   for name, number in (sizes | {"layer_norm_rms_eps": 1e-6}).items():
     getattr(writer, f"add_{name}")(number)
-  original, names = dict(hf.tensors(SHAPE)), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+  original, names = (
+    dict(hf.tensors(SHAPE)),
+    gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers),
+  )
   stored = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2"}
   for name, numbers in original.items():
-    heads, theirs = N if "q_proj" in name else K, names.get_name(name, (".weight", ".bias"))
+    heads, theirs = (
+      N if "q_proj" in name else K,
+      names.get_name(name, (".weight", ".bias")),
+    )
     if kind == "llama" and name.endswith(".bias"):
       original[name] = np.zeros_like(numbers)
-    elif kind == "llama" and ("q_proj" in name or "k_proj" in name):  # as llama.cpp reorders them
+    elif kind == "llama" and (
+      "q_proj" in name or "k_proj" in name
+    ):  # as llama.cpp reorders them
       halves = numbers.reshape(heads, 2, -1, *numbers.shape[1:])
-      stored[theirs] = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(numbers.shape))
+      stored[theirs] = np.ascontiguousarray(
+        halves.swapaxes(1, 2).reshape(numbers.shape)
+      )
     else:
       stored[theirs] = numbers
   for name, value in (stored | changes).items():
@@ -99,7 +120,9 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_con
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
   original, file = write_gguf(tmp_path, kind), str(tmp_path / "made.gguf")
   directory = weights_directory(file)
-  with pytest.raises(ValueError, match="config.json cannot be read .* or run --stage=setup"):
+  with pytest.raises(
+    ValueError, match="config.json cannot be read .* or run --stage=setup"
+  ):
     weights.load_qwen2(directory)
   directory.with_suffix(".tmp").mkdir(parents=True)  # was interrupted
   for _ in range(2):
@@ -114,7 +137,9 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_con
   text = "<|im_start|>big lomi SALLTA 1234\n\n  don't e\u0301 ☂."
   tokens = [read_tokenizer(place).encode(text).ids for place in (tmp_path, directory)]
   assert tokens[0] == tokens[1]
-  adopt_tokenizer(directory, tmp_path / "adopted")  # whose decisions take the place of no token
+  adopt_tokenizer(
+    directory, tmp_path / "adopted"
+  )  # whose decisions take the place of no token
   assert View(router_config, tmp_path / "adopted").decision_ids == [300, 301]
 
 
@@ -124,7 +149,11 @@ def test_what_no_qwen2_computes_is_refused_and_what_is_damaged(tmp_path):
     ("llama", {"blk.1.attn_q.weight": None}, "it lacks 'blk.1.attn_q.weight'"),
     ("qwen2", {"blk.1.attn_q.bias": None}, "it lacks 'blk.1.attn_q.bias'"),
     ("llama", {"rope_freqs.weight": np.ones(4, "f")}, "rope_freqs.weight has no place"),
-    ("llama", {"output_norm.weight": np.ones(4, "f")}, "output_norm.weight is .4,., its sizes"),
+    (
+      "llama",
+      {"output_norm.weight": np.ones(4, "f")},
+      "output_norm.weight is .4,., its sizes",
+    ),
     ("llama", {"tokenizer.ggml.pre": "gpt-4o"}, "tokenizer is gpt2, gpt-4o"),
     ("llama", {"llama.rope.scaling.type": "yarn"}, "rotations are scaled"),
   ]:

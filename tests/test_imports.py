@@ -22,11 +22,30 @@ from baar_jax.train.training import RouterFiles, Training
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"
 # Folders and files from the lowest layer up. A file imports from lower layers and its own.
-LAYERS = ["config,episode,mesh", "store", "envs", "llms", "rollout", "router", "train", "run"]
+LAYERS = [
+  "config,episode,mesh",
+  "store",
+  "envs",
+  "llms",
+  "rollout",
+  "router",
+  "train",
+  "run",
+]
 LAYERS += ["report,serve", "stages"]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split(",")}
 # What child processes and engines of other Pythons do without.
-HEAVY = {"jax", "flax", "optax", "orbax", "pydantic", "pandas", "jinja2", "matplotlib", "psutil"}
+HEAVY = {
+  "jax",
+  "flax",
+  "optax",
+  "orbax",
+  "pydantic",
+  "pandas",
+  "jinja2",
+  "matplotlib",
+  "psutil",
+}
 LONGEST_CHAIN = 9
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 MOST_LINES = 400  # of a file without its docstrings
@@ -44,15 +63,30 @@ def imports(path: Path) -> set[str]:
   return names
 
 
-PATHS = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"] + [ROOT / "main.py"]
-ALL = {".".join(path.relative_to(ROOT).with_suffix("").parts): imports(path) for path in PATHS}
+PATHS = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"] + [
+  ROOT / "main.py"
+]
+ALL = {
+  ".".join(path.relative_to(ROOT).with_suffix("").parts): imports(path)
+  for path in PATHS
+}
 # The files of the package that each file imports, as modules or for names in them.
 INNER = {
-  name: {module for full in names for module in (full, full.rpartition(".")[0]) if module in ALL}
+  name: {
+    module
+    for full in names
+    for module in (full, full.rpartition(".")[0])
+    if module in ALL
+  }
   for name, names in ALL.items()
 }
-REACHED, CHAIN = {}, {}  # all files that importing one imports, and the longest chain from it down
-for file in graphlib.TopologicalSorter(INNER).static_order():  # it raises where imports are a cycle
+REACHED, CHAIN = (
+  {},
+  {},
+)  # all files that importing one imports, and the longest chain from it down
+for file in graphlib.TopologicalSorter(
+  INNER
+).static_order():  # it raises where imports are a cycle
   REACHED[file] = {file}.union(*(REACHED[inner] for inner in INNER[file]))
   CHAIN[file] = 1 + max((CHAIN[inner] for inner in INNER[file]), default=0)
 
@@ -69,7 +103,9 @@ def test_files_import_from_lower_layers_and_their_own():
 
 def test_chains_are_short_and_packages_import_nothing():
   assert CHAIN["main"] <= LONGEST_CHAIN
-  assert {name for path in PACKAGE.rglob("__init__.py") for name in imports(path)} == {"importlib"}
+  assert {name for path in PACKAGE.rglob("__init__.py") for name in imports(path)} == {
+    "importlib"
+  }
 
 
 def test_environments_do_without_heavy_libraries():
@@ -84,7 +120,10 @@ def test_what_a_new_python_has_loaded():
   """As Python sees it, also what libraries import: of a child process, and of scripted runs, which
   do without the client of API models."""
   child = "baar_jax.envs.process, baar_jax.envs.sandbox.adapter"
-  for modules, unwanted in ((child, HEAVY | {"numpy"}), ("main", {"openai", "httpx", "httpx2"})):
+  for modules, unwanted in (
+    (child, HEAVY | {"numpy"}),
+    ("main", {"openai", "httpx", "httpx2"}),
+  ):
     code = f"import sys, {modules}; print(*sys.modules)"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     loaded = {name.split(".")[0] for name in printed.split()}
@@ -94,7 +133,9 @@ def test_what_a_new_python_has_loaded():
 def lines_of_docstrings(tree: ast.AST) -> int:
   count = 0
   for node in ast.walk(tree):
-    if isinstance(node, ast.Module | ast.ClassDef | FUNCTION) and ast.get_docstring(node):
+    if isinstance(node, ast.Module | ast.ClassDef | FUNCTION) and ast.get_docstring(
+      node
+    ):
       count += node.body[0].end_lineno - node.body[0].lineno + 1
   return count
 
@@ -158,7 +199,9 @@ def find_types(module) -> set:
   """Find all types that parameters, returns and fields of a module name."""
   found = set()
   for value in list_hinted(module):
-    hints = typing.get_type_hints(value, localns={"ArrayTree": object})  # a name of optax's own
+    hints = typing.get_type_hints(
+      value, localns={"ArrayTree": object}
+    )  # a name of optax's own
     for hint in hints.values():
       found |= {type_ for type_ in list_types(hint) if isinstance(type_, type)}
   return found

@@ -94,7 +94,13 @@ class HandPolicy(Policy):
 
   def __init__(self, tape, models="SLSLSLSLSL", asks=None):
     super().__init__(PolicySpec("by-hand"))
-    self.tape, self.models, self.asks, self.groups, self.finished = tape, models, asks, [], []
+    self.tape, self.models, self.asks, self.groups, self.finished = (
+      tape,
+      models,
+      asks,
+      [],
+      [],
+    )
 
   def act(self, turn):
     if self.asks == "judge" and len(turn.allowed) > 1:
@@ -111,7 +117,9 @@ class HandPolicy(Policy):
     self.tape.append("choose")
     steps = [len(live.steps) for live in ready]
     self.groups.append([(live.task.id, step) for live, step in zip(ready, steps)])
-    return [Decision("SL".index(self.models[step]), -float(step), 1e-6) for step in steps]
+    return [
+      Decision("SL".index(self.models[step]), -float(step), 1e-6) for step in steps
+    ]
 
   def finish(self, live):
     self.finished.append((live.task.id, live.job.seed, len(live.steps)))
@@ -126,7 +134,9 @@ class HandCascade(HandPolicy):
 @pytest.fixture
 def inline(monkeypatch):
   """Workers do everything at once in the caller's thread: rounds become exact."""
-  pool = SimpleNamespace(submit=lambda work, *args: work(*args), shutdown=lambda **_: None)
+  pool = SimpleNamespace(
+    submit=lambda work, *args: work(*args), shutdown=lambda **_: None
+  )
   monkeypatch.setattr(rollout, "ThreadPoolExecutor", lambda *_, **__: pool)
 
 
@@ -137,8 +147,13 @@ def tape():
   assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
 
 
-def start(tape, jobs, envs=None, policy=None, pair=None, **limits):
-  policy, pair, envs = policy or HandPolicy(tape), pair or HandPair(tape), envs or [HandEnv(tape)]
+def start(tape, jobs, envs=None, policy=None, pair=None, cap=Cap(), **limits):  # noqa: B008
+  policy, pair, envs = (
+    policy or HandPolicy(tape),
+    pair or HandPair(tape),
+    envs or [HandEnv(tape)],
+  )
+  policy.spec = policy.spec.under(cap)
   return run_episodes(jobs, policy, pair, envs, **limits)
 
 
@@ -154,25 +169,43 @@ def test_tape_of_one_episode(tape):
   """Its second reply has no action: it is answered, and is paid for and counted as a step."""
   pair, policy = HandPair(tape, {1: "I would rather not."}), HandPolicy(tape, "SLS")
   (episode,) = run(tape, [job(seed=7)], None, policy, pair)
-  first = ["reset t1", "start t1 7", "choose", "ask small", "step go 0", "choose", "ask large"]
+  first = [
+    "reset t1",
+    "start t1 7",
+    "choose",
+    "ask small",
+    "step go 0",
+    "choose",
+    "ask large",
+  ]
   assert tape == [*first, "choose", "ask small", "step go 2", "score"]
   assert policy.finished == [("t1", 7, 3)]
   assert (episode.task_id, episode.policy, episode.seed) == ("t1", "by-hand", 7)
   assert (episode.score, episode.stop, episode.call_budget) == (0.5, "done", None)
-  steps = [(s.observation, s.model, s.action, s.logp, s.router_cost_usd) for s in episode.steps]
+  steps = [
+    (s.observation, s.model, s.action, s.logp, s.router_cost_usd) for s in episode.steps
+  ]
   first = [("seen 0", 0, "go 0", 0.0, 1e-6), ("seen 1", 1, "", -1.0, 1e-6)]
   assert steps == [*first, (NO_ACTION, 0, "go 2", -2.0, 1e-6)]
-  calls = [(call.kind, call.usage, call.cost_usd) for step in episode.steps for call in step.calls]
+  calls = [
+    (call.kind, call.usage, call.cost_usd)
+    for step in episode.steps
+    for call in step.calls
+  ]
   assert calls == [("act", Usage(1000, 0, 100), usd) for usd in (*USD, SMALL_USD)]
   messages = [("system", "Act."), ("user", "Task: Do t1.\n\nseen 0")]
   messages += [("assistant", "Thought: now.\n\nAction: go 0"), ("user", "seen 1")]
   messages += [("assistant", "I would rather not."), ("user", NO_ACTION)]
-  shown = [[(message["role"], message["content"]) for message in each] for each in pair.shown]
+  shown = [
+    [(message["role"], message["content"]) for message in each] for each in pair.shown
+  ]
   assert shown == [messages[:2], messages[:4], messages]
 
 
 GONE = BudgetSpent("its attempts have spent what the call needs")
-DEAR = {"bounds": (SMALL_USD, 2 * LARGE_USD)}  # what a call may cost counts, not what it does
+DEAR = {
+  "bounds": (SMALL_USD, 2 * LARGE_USD)
+}  # what a call may cost counts, not what it does
 JUDGE, SMALL = {"asks": "judge"}, {"asks": "small"}  # asked before each decision
 LITTLE = 1.5 * SMALL_USD + LARGE_USD
 
@@ -180,18 +213,58 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
 @pytest.mark.parametrize(
   "models, calls, usd, settings, asked, taken, stop",
   [
-    ("LLLL", 2, None, {}, "LLSS", "LLss", "done"),  # the second is allowed, the third is not
-    ("LSLL", 2, None, {}, "LSLS", "LSLs", "done"),  # SMALL takes nothing from the budget
+    (
+      "LLLL",
+      2,
+      None,
+      {},
+      "LLSS",
+      "LLss",
+      "done",
+    ),  # the second is allowed, the third is not
+    (
+      "LSLL",
+      2,
+      None,
+      {},
+      "LSLS",
+      "LSLs",
+      "done",
+    ),  # SMALL takes nothing from the budget
     ("LLLL", 0, None, {}, "SSSS", "ssss", "done"),
-    ("LLLL", None, 4 * LARGE_USD, {}, "LLLL", "LLLL", "done"),  # the last one fits exactly
+    (
+      "LLLL",
+      None,
+      4 * LARGE_USD,
+      {},
+      "LLLL",
+      "LLLL",
+      "done",
+    ),  # the last one fits exactly
     ("LLLL", None, 2 * LARGE_USD + 2 * SMALL_USD, {}, "LLSS", "LLss", "done"),
-    ("LLLL", None, LARGE_USD + 2.5 * SMALL_USD, {}, "LSS", "Lss", "budget"),  # nor does SMALL fit
+    (
+      "LLLL",
+      None,
+      LARGE_USD + 2.5 * SMALL_USD,
+      {},
+      "LSS",
+      "Lss",
+      "budget",
+    ),  # nor does SMALL fit
     ("LLLL", None, 0.5 * SMALL_USD, {}, "", "", "budget"),
     ("LLLL", 1, LARGE_USD + SMALL_USD, {}, "LS", "Ls", "budget"),
     ("LLLL", None, 4 * LARGE_USD, DEAR, "LLLS", "LLLs", "done"),
     # SMALL acts where the judge cannot be asked, even if what is left would do for LARGE.
     ("LLLLLL", None, 1.0 + 4 * LARGE_USD, JUDGE, "JLJLSSSS", "LLssss", "done"),
-    ("LLLLLL", None, 0.5 + LARGE_USD + 3.5 * SMALL_USD, JUDGE, "JLSSS", "Lsss", "budget"),
+    (
+      "LLLLLL",
+      None,
+      0.5 + LARGE_USD + 3.5 * SMALL_USD,
+      JUDGE,
+      "JLSSS",
+      "Lsss",
+      "budget",
+    ),
     # Where attempts bring nothing, a cheaper model acts, and LARGE's call is given back.
     ("LLLL", 2, 1.0, {"texts": {(1, "large"): GONE}}, "LLSLS", "LsLs", "done"),
     ("SL", 2, 1.0, {"texts": {1: GONE}}, "SLS", "S", "budget"),
@@ -200,7 +273,15 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
     ("LL", 1, None, SMALL, "SLS", "Ls", "done"),
     ("L", None, 1.0, SMALL | {"texts": {(0, "large"): GONE}}, "SL", "s", "done"),
     ("LL", None, LITTLE, SMALL, "SL", "L", "budget"),  # the rest pays for neither
-    ("SL", None, LITTLE, SMALL, "SS", "Ss", "done"),  # a proposal is paid for before LARGE fits not
+    (
+      "SL",
+      None,
+      LITTLE,
+      SMALL,
+      "SS",
+      "Ss",
+      "done",
+    ),  # a proposal is paid for before LARGE fits not
   ],
 )
 def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
@@ -212,21 +293,32 @@ def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
   (episode,) = run(tape, jobs, [env], policy, pair, cap=Cap(calls, usd))
   assert (episode.stop, episode.call_budget, episode.usd_budget) == (stop, calls, usd)
   assert models_of(episode) == taken.upper()
-  events = [event.removeprefix("ask ")[0].upper() for event in tape if event.startswith("ask")]
+  events = [
+    event.removeprefix("ask ")[0].upper() for event in tape if event.startswith("ask")
+  ]
   assert "".join(events) == asked
-  logps = [-float(step) if letter.isupper() else None for step, letter in enumerate(taken)]
+  logps = [
+    -float(step) if letter.isupper() else None for step, letter in enumerate(taken)
+  ]
   assert [step.logp for step in episode.steps] == logps
   # What was asked is paid for, in steps or else as lost; a budget is never passed.
-  spent_usd = sum({"S": SMALL_USD, "L": LARGE_USD, "J": JUDGE_USD}[letter] for letter in asked)
+  spent_usd = sum(
+    {"S": SMALL_USD, "L": LARGE_USD, "J": JUDGE_USD}[letter] for letter in asked
+  )
   assert episode.spent_usd == pytest.approx(spent_usd, rel=1e-12)
   assert usd is None or episode.spent_usd <= usd
   assert tape[-1] == "score" and episode.score == 0.5
 
 
 def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, inline):
-  envs, policy = [HandEnv(tape, length) for length in (2, 3, 4, 9)], HandPolicy(tape, "LLLL")
+  envs, policy = (
+    [HandEnv(tape, length) for length in (2, 3, 4, 9)],
+    HandPolicy(tape, "LLLL"),
+  )
   episodes = run(tape, [job("t1"), job("t2"), job("t3")], envs, policy, cap=Cap(2))
-  assert policy.groups == [[(name, step) for name in ("t1", "t2", "t3")] for step in (0, 1)]
+  assert policy.groups == [
+    [(name, step) for name in ("t1", "t2", "t3")] for step in (0, 1)
+  ]
   assert list(map(models_of, episodes)) == ["LL", "LLS", "LLSS"]
 
 
@@ -241,7 +333,9 @@ def test_a_slow_episode_delays_its_own_only(tape):
   episodes = start(tape, [job("slow"), job("quick"), job("quick", 1)], envs)
   assert [next(episodes).task_id, next(episodes).task_id] == ["quick", "quick"]
   released.set()
-  assert [(e.task_id, len(e.steps)) for e in episodes] == [("slow", 3)] and in_time == [True]
+  assert [(e.task_id, len(e.steps)) for e in episodes] == [("slow", 3)] and in_time == [
+    True
+  ]
 
 
 def raises(error, call, times=9):
@@ -270,8 +364,14 @@ def test_a_dead_environment_is_replaced_and_errors_end_their_own_episode(
   jobs = [job("t1", 3), job("t2", 4, max_steps=1)]
   episode, whole = run(tape, jobs, [env], policy, HandPair(tape, texts))
   assert (episode.task_id, episode.seed, episode.stop) == ("t1", 3, stop)
-  assert [s.observation for s in episode.steps] == ["seen 0", "seen 1"][: len(episode.steps)]
-  assert (whole.task_id, whole.stop, tape.count("reset t1")) == ("t2", "max_steps", tries)
+  assert [s.observation for s in episode.steps] == ["seen 0", "seen 1"][
+    : len(episode.steps)
+  ]
+  assert (whole.task_id, whole.stop, tape.count("reset t1")) == (
+    "t2",
+    "max_steps",
+    tries,
+  )
   assert [name for name, *_ in policy.finished] == ["t1"] * tries + ["t2"]
 
 
@@ -280,20 +380,28 @@ def test_a_dead_environment_is_replaced_and_errors_end_their_own_episode(
 def test_any_other_exception_is_raised(tape, error, call):
   """Also what ends a worker, as an environment in this process might raise it."""
   with pytest.raises(error, match="a bug"):
-    run(tape, [job("t1"), job("t2")], [HandEnv(tape, fault=raises(error("a bug"), call))] * 2)
+    run(
+      tape,
+      [job("t1"), job("t2")],
+      [HandEnv(tape, fault=raises(error("a bug"), call))] * 2,
+    )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
 def test_ctrl_c_and_an_abandoned_loop_wait_for_no_step(tape, error):
   """An environment is closed while it acts, which ends the step of one in another process."""
   ended, quick = [], HandEnv(tape)
-  slow = HandEnv(tape, fault=lambda call: "step" in call and ended.append(slow.closed.wait(30)))
+  slow = HandEnv(
+    tape, fault=lambda call: "step" in call and ended.append(slow.closed.wait(30))
+  )
   episodes = start(tape, NINE, [slow, quick])
   next(episodes)
   with pytest.raises(error):
     episodes.throw(error)
   assert ended[0] and quick.closed.is_set()
-  assert tape.count("stop") == 1 and tape.count("score") < 9  # the fixture looks for threads
+  assert (
+    tape.count("stop") == 1 and tape.count("score") < 9
+  )  # the fixture looks for threads
 
 
 @pytest.mark.parametrize(
@@ -302,6 +410,10 @@ def test_ctrl_c_and_an_abandoned_loop_wait_for_no_step(tape, error):
 )
 def test_failures_in_a_row_stop_the_loop(tape, call, texts, tries):
   env, pair = HandEnv(tape, fault=raises(DIED, call)), HandPair(tape, texts)
-  with pytest.raises(ValueError, match="5 times in a row .*(was killed|6 attempts).*max_failures"):
+  with pytest.raises(
+    ValueError, match="5 times in a row .*(was killed|6 attempts).*max_failures"
+  ):
     run(tape, NINE, [env], pair=pair, max_failures=5)
-  assert [event for event in tape if "reset" in event] == [f"reset t{number}" for number in tries]
+  assert [event for event in tape if "reset" in event] == [
+    f"reset t{number}" for number in tries
+  ]

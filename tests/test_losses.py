@@ -20,7 +20,9 @@ GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
 def run(loss, *arrays, **options):
   """The value and the gradient of a loss with its options, compiled."""
-  return jax.jit(jax.value_and_grad(partial(loss, **options)))(*map(jnp.asarray, arrays))
+  return jax.jit(jax.value_and_grad(partial(loss, **options)))(
+    *map(jnp.asarray, arrays)
+  )
 
 
 def f32(values):
@@ -61,30 +63,33 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
   low = np.log(0.5 / 1.5)
   mask_BxS = [[1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
   logp_BxS = f32([[low, 0.0, np.inf], [low, -0.5, 0], [0] * 3, [9] * 3])
-  batch = batch_of(mask_BxS, logp_BxS=logp_BxS, adv_B=f32([2, -1, 0, 0]))
+  batch = batch_of(
+    mask_BxS, logp_BxS=logp_BxS, adv_B=f32([2, -1, 0, 0]), episode_share=4 / 5
+  )
 
   def step(logits):
     term = losses.dapo_loss(logits, batch)["loss"]
-    assert term.per_episode
-    return 4 / 5 * term.weight * term.mean
+    return term.weight * term.share * term.mean
 
   loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
   # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to
   # [.8, 1.28]. Gains min(3, 2.56), min(1, 1.6), min(-1.5, -1.28), min(-.8244, -.8244).
   np.testing.assert_allclose(loss, -(2.56 + 1.0 - 1.5 - 0.8244) / 5, rtol=1e-4)
   # Zero where clipped and on padding; d gain / d logit of the action is the gain times 1 - .5.
-  expected = f32([[0.0, 1.0, 0.0], [-1.5, -0.8244, 0.0], [0.0] * 3, [0.0] * 3]) * -0.5 / 5
+  expected = (
+    f32([[0.0, 1.0, 0.0], [-1.5, -0.8244, 0.0], [0.0] * 3, [0.0] * 3]) * -0.5 / 5
+  )
   np.testing.assert_allclose(gradient[:, :, 0], expected, rtol=1e-4)
 
 
 def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
   logits_BxSxV = np.log(f32([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
   token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
-  batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM)
+  batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
   term = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
-  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third.
-  np.testing.assert_allclose(term.total, 1.0397208 + 0.4700036, rtol=1e-5)
-  assert term.count == 2 and not term.per_episode
+  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
+  expected = 0.5 * (1.0397208 + 0.4700036) / 2
+  np.testing.assert_allclose(term.share * term.mean, expected, rtol=1e-5)
 
 
 TRAJECTORY, DECISION = {"ratio_level": "trajectory"}, {"ratio_level": "decision"}
@@ -100,15 +105,39 @@ ALONE = [[0, 0, 0], [0, 1.0, 0]]
     # ratios of episodes: 2 * 0.5 = 1 and 1.5 * 1 * 0.5 = 0.75; gains 1 * 1 and 0.75 * -2
     (TRAJECTORY, RATIO, (1, -2), (1.0, -1.5), [[1, 1, 0], [-1.5, -1.5, -1.5]]),
     # means of ratios: 2.5 / 2 = 1.25 and 3 / 3 = 1; gains 1.25 * 1 and 1 * -2
-    (DECISION, RATIO, (1, -2), (1.25, -2.0), [[2 / 2, 0.5 / 2, 0], [-3 / 3, -2 / 3, -1 / 3]]),
+    (
+      DECISION,
+      RATIO,
+      (1, -2),
+      (1.25, -2.0),
+      [[2 / 2, 0.5 / 2, 0], [-3 / 3, -2 / 3, -1 / 3]],
+    ),
     # adv 1: min(2, 1.28) = 1.28 and min(0.5, 0.8) = 0.5, mean 0.89
     # adv -2: min(-3, -2.56) = -3, min(-2, -2) = -2, min(-1, -1.6) = -1.6, mean -2.2
-    (DECISION | CLIPS, RATIO, (1, -2), (0.89, -2.2), [[0, 0.5 / 2, 0], [-3 / 3, -2 / 3, 0]]),
+    (
+      DECISION | CLIPS,
+      RATIO,
+      (1, -2),
+      (0.89, -2.2),
+      [[0, 0.5 / 2, 0], [-3 / 3, -2 / 3, 0]],
+    ),
     # Each ratio is within 1.28, their product 1.25 * 1.2 = 1.5 is not; 0.5 is clipped for adv < 0.
-    (TRAJECTORY | CLIPS, [[1.25, 1.2], [0.5, 1]], (1, -1), (1.28, -0.8), [[0, 0], [0, 0]]),
+    (
+      TRAJECTORY | CLIPS,
+      [[1.25, 1.2], [0.5, 1]],
+      (1, -1),
+      (1.28, -0.8),
+      [[0, 0], [0, 0]],
+    ),
     # An episode without decisions: the other's gain, of ratio 1, is still divided by 2.
-    *((level, ALONE, (1, -2), (0, -2), [[0] * 3, [0, -2, 0]]) for level in (TRAJECTORY, DECISION)),
-    *((level, [[0], [0]], (1, -2), (0, 0), [[0], [0]]) for level in (TRAJECTORY, DECISION)),
+    *(
+      (level, ALONE, (1, -2), (0, -2), [[0] * 3, [0, -2, 0]])
+      for level in (TRAJECTORY, DECISION)
+    ),
+    *(
+      (level, [[0], [0]], (1, -2), (0, 0), [[0], [0]])
+      for level in (TRAJECTORY, DECISION)
+    ),
     # One clip: 2 is bounded above for adv > 0 alone, 0.5 below for adv < 0 alone.
     *(
       (level | clip, [[2.0], [0.5]], adv, gain, slope)
@@ -136,7 +165,9 @@ def test_policy_loss(options, ratio, adv, gain, slope):
   np.testing.assert_allclose(gradient[:, : mask.shape[1]], -f32(slope) / 2, rtol=1e-5)
   np.testing.assert_array_equal(gradient[:, mask.shape[1] :], 0)
   now, old = jnp.array(now), jnp.array(old)
-  constant = jax.grad(losses.policy_loss, argnums=2)(now, old, f32(adv), padded_mask, **options)
+  constant = jax.grad(losses.policy_loss, argnums=2)(
+    now, old, f32(adv), padded_mask, **options
+  )
   np.testing.assert_array_equal(constant, 0)  # an advantage is no variable
 
 
@@ -156,7 +187,9 @@ def test_kl(padding):
 
 
 HARD = Profile("hard", 2.0, 10.0, [], [])
-INVERTED = Profile("easy", 2.0, 1.0, [], [])  # SMALL is the dearer one: C_min is LARGE's
+INVERTED = Profile(
+  "easy", 2.0, 1.0, [], []
+)  # SMALL is the dearer one: C_min is LARGE's
 PROFILES = {"h": HARD, "e": INVERTED}
 LAM = 0.5
 
@@ -168,7 +201,9 @@ def tried(task_id, seed, score, usd, models="SL"):
 # Rewards of the hard task: 0 - 0, 1.5 - 0.125, 1.5 - 0.25, 0 - 0.5: mean 0.53125, and the squared
 # distances 0.28223, 0.71191, 0.51660, 1.06348 have the mean 0.64355, so std 0.80222.
 COSTS = ((0, 2.0, "SL"), (1, 4.0, "SL"), (1, 6.0, "LLLL"), (0, 10.0, "SL"))
-GROUP = [tried("h", 8 + g, score, usd, models) for g, (score, usd, models) in enumerate(COSTS)]
+GROUP = [
+  tried("h", 8 + g, score, usd, models) for g, (score, usd, models) in enumerate(COSTS)
+]
 # Both fail as cheaply as can be: rewards 0 and 0, std 0.
 FAILED = [tried("e", 8, 0, 1.0, "SSS"), tried("e", 9, 0, 1.0, "SSS")]
 # Rewards 1.375, above the mean, and 1.
@@ -180,10 +215,14 @@ GUIDED = {"h": [-1.52402, 0.0, -0.13855, -2.07821], "e": [-5.0, -5.0]}
 OF_THE_MEAN = {"h": [-0.58882, 0.93519, 0.79664, -1.14300], "e": [0.0, 0.0]}
 
 
-@pytest.mark.parametrize("guided, expected, clipped", [(True, GUIDED, 1), (False, OF_THE_MEAN, 0)])
+@pytest.mark.parametrize(
+  "guided, expected, clipped", [(True, GUIDED, 1), (False, OF_THE_MEAN, 0)]
+)
 def test_advantages_of_two_groups(guided, expected, clipped):
   config = BoPOConfig(reference_guided=guided)
-  kept, adv_B, metrics = bopo_advantages(config, [GROUP, FAILED], PROFILES, REFERENCES, LAM)
+  kept, adv_B, metrics = bopo_advantages(
+    config, [GROUP, FAILED], PROFILES, REFERENCES, LAM
+  )
   assert kept == [*GROUP, *FAILED]
   assert adv_B == pytest.approx([*expected["h"], *expected["e"]], abs=1e-4)
   assert metrics == {
@@ -197,7 +236,10 @@ def test_advantages_of_two_groups(guided, expected, clipped):
 
 
 # The unit of cost is the mean of always-LARGE: (10 + 6) / 2 = 8 dollars, whatever the task.
-VANILLA = {"a": Profile("hard", 2.0, 10.0, [], []), "b": Profile("easy", 1.0, 6.0, [], [])}
+VANILLA = {
+  "a": Profile("hard", 2.0, 10.0, [], []),
+  "b": Profile("easy", 1.0, 6.0, [], []),
+}
 
 
 def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
@@ -208,7 +250,9 @@ def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
   kept, adv_B, metrics = dapo_advantages([group, bad], VANILLA, {}, LAM)
   assert kept == group
   np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
-  assert metrics["reward"] == pytest.approx((0.25 - 0.625) / 4)  # all episodes count here
+  assert metrics["reward"] == pytest.approx(
+    (0.25 - 0.625) / 4
+  )  # all episodes count here
   assert (metrics["success"], metrics["kept_share"]) == (0.25, 0.5)
   good = [tried("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
   kept, adv_B, metrics = dapo_advantages([good], VANILLA, {}, LAM)

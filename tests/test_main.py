@@ -24,6 +24,9 @@ WRONG = {
   "sk-secret": "an argument without --",
   "--config=quickstart": "no such file; ... configs/{alfworld,appworld,quickstart ... get_config()",
   "--config.env.data=x": "set --config.env.options.data",
+  "--config.env.options={'short_tasks':True}": "set each option: --config.env.options.NAME=VALUE",
+  "--config.references.together=20": "together not found ... set --config.references.plans, such",
+  "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'together'",
   "--config.env.kind=poem": "take FILE.py:CLASS or sandbox, scienceworld, alfworld",
   "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
   "--config.env.options.short_tasks=7": "is '7', expected bool; the options of",
@@ -59,7 +62,9 @@ def check(arguments, runs, capsys, said):
   except SystemExit as end:
     code = end.code
   out, err = capsys.readouterr()
-  assert err.endswith("\n") and err[:-1].isprintable() and err.startswith("error: "), err
+  assert err.endswith("\n") and err[:-1].isprintable() and err.startswith("error: "), (
+    err
+  )
   assert all(words in err for words in said.split(" ... ")) and "sk-secret" not in err
   assert (code, out) == (2, "")
 
@@ -68,21 +73,30 @@ def check(arguments, runs, capsys, said):
 def test_a_mistake_is_one_line(arguments, body, said, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(ROOT)
   file = tmp_path / "file.py"
-  file.write_text(f"from baar_jax.config import *\ndef get_config(setting=''):\n  {body}\n")
+  file.write_text(
+    f"from baar_jax.config import *\ndef get_config(setting=''):\n  {body}\n"
+  )
   check(arguments.replace("FILE", str(file)).split(), tmp_path / "runs", capsys, said)
 
 
 @pytest.mark.parametrize(
   "error, said",
   [
-    (sqlite3.DatabaseError("disk image is malformed"), "RUNS/sandbox: disk image is malformed"),
+    (
+      sqlite3.DatabaseError("disk image is malformed"),
+      "RUNS/sandbox: disk image is malformed",
+    ),
     (MemoryError(), "out of memory: lower --config.sft.micro_episodes"),
     (JaxRuntimeError("RESOURCE_EXHAUSTED: 9 bytes"), "out of memory ... 9 bytes"),
   ],
 )
-def test_a_damaged_store_or_too_little_memory_is_named(error, said, tmp_path, monkeypatch, capsys):
+def test_a_damaged_store_or_too_little_memory_is_named(
+  error, said, tmp_path, monkeypatch, capsys
+):
   def stage(run):
     raise error
 
   monkeypatch.setitem(main.STAGES, "report", stage)
-  check([SANDBOX, "--stage=report"], tmp_path, capsys, said.replace("RUNS", str(tmp_path)))
+  check(
+    [SANDBOX, "--stage=report"], tmp_path, capsys, said.replace("RUNS", str(tmp_path))
+  )

@@ -13,26 +13,52 @@ from baar_jax.rollout.turn import Policy
 from baar_jax.serve.request import read_messages
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
-LOOK = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
-WAIT = {"id": "2", "type": "function", "function": {"name": "wait", "arguments": "not json"}}
-PARTS = [{"type": "text", "text": "What is"}, {"type": "image_url"}, {"type": "input_audio"}]
+LOOK = {
+  "id": "1",
+  "type": "function",
+  "function": {"name": "look", "arguments": '{"at": "door"}'},
+}
+WAIT = {
+  "id": "2",
+  "type": "function",
+  "function": {"name": "wait", "arguments": "not json"},
+}
+PARTS = [
+  {"type": "text", "text": "What is"},
+  {"type": "image_url"},
+  {"type": "input_audio"},
+]
 
 
 def say(role, content=None, **fields):
   return {"role": role, "content": content} | fields
 
 
-user, assistant, tool = (functools.partial(say, role) for role in ("user", "assistant", "tool"))
+user, assistant, tool = (
+  functools.partial(say, role) for role in ("user", "assistant", "tool")
+)
 CALLING = [user("Fix"), assistant("A look.", tool_calls=[LOOK, WAIT])]
 CALLING += [tool("a"), tool("b"), user("c")]
-IN_A_ROW = [user("Fix"), assistant("1"), assistant("2"), SYSTEM, user("on"), assistant("3")]
+IN_A_ROW = [
+  user("Fix"),
+  assistant("1"),
+  assistant("2"),
+  SYSTEM,
+  user("on"),
+  assistant("3"),
+]
 
 
 @pytest.mark.parametrize(
   "messages, task, observations, actions",
   [
     ([SYSTEM], "You are an agent.", [""], []),
-    ([SYSTEM, user("Task: boil\n\nA room.\n\nA pot.")], "boil", ["A room.\n\nA pot."], []),
+    (
+      [SYSTEM, user("Task: boil\n\nA room.\n\nA pot.")],
+      "boil",
+      ["A room.\n\nA pot."],
+      [],
+    ),
     ([user("Note\n\nmore"), user("and this")], "Note\n\nmore", ["and this"], []),
     (CALLING, "Fix", ["", "a\nb\nc"], ['look {"at": "door"}\nwait not json\nA look.']),
     ([user("a"), assistant(write_reply("So.", "x\ny", True))], "a", ["", ""], ["x\ny"]),
@@ -48,8 +74,15 @@ def test_messages_are_an_episode(messages, task, observations, actions):
 def test_a_fingerprint_is_of_what_all_calls_of_a_session_share():
   tools = [{"name": "look"}]
   first = read_messages([SYSTEM, user("a")], tools).fingerprint
-  assert read_messages([SYSTEM, user("a"), assistant("x"), SYSTEM], tools).fingerprint == first
-  others = ([user("a")], tools), ([SYSTEM, user("b")], tools), ([SYSTEM, user("a")], None)
+  assert (
+    read_messages([SYSTEM, user("a"), assistant("x"), SYSTEM], tools).fingerprint
+    == first
+  )
+  others = (
+    ([user("a")], tools),
+    ([SYSTEM, user("b")], tools),
+    ([SYSTEM, user("a")], None),
+  )
   assert len({first, *(read_messages(*other).fingerprint for other in others)}) == 4
 
 
@@ -83,7 +116,10 @@ def test_a_router_in_python_reads_the_text_of_training(view, make_task):
     so_far = dataclasses.replace(episode, steps=episode.steps[: n + 1])
     choice = router.decide(messages, **caps)
     assert spy.tokens == view.episode_windows(task, so_far)[-1].tokens
-    assert choice == (["small", "large"][episode.steps[n].model], {"small": 0.25, "large": 0.75})
+    assert choice == (
+      ["small", "large"][episode.steps[n].model],
+      {"small": 0.25, "large": 0.75},
+    )
     after = episode.steps[min(n + 1, 3)].observation
     extend(messages, write_reply("So.", episode.steps[n].action, False), after)
   choice = router.decide(messages, left_usd=1.0, left_large_calls=0)

@@ -38,7 +38,8 @@ def play(rule, tasks, calls=None):
   pair = ScriptedPair(NAMES, SandboxErrors())
   jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
   policy = RulePolicy(PolicySpec("p"), rule)
-  return list(run_episodes(jobs, policy, pair, [env], Cap(calls)))
+  policy.spec = policy.spec.under(Cap(calls))
+  return list(run_episodes(jobs, policy, pair, [env]))
 
 
 def coin(p):

@@ -49,8 +49,16 @@ def odd(odd_file):
 
 
 def test_the_command_line_runs_the_example(tmp_path):
-  command = ["main.py", f"--config={CORRIDOR}", *tiny.flags(tmp_path), "--stage=profile"]
-  assert main.main(main.parse([*command, "--config.env.max_steps=12"], flags.FlagValues())) == 0
+  command = [
+    "main.py",
+    f"--config={CORRIDOR}",
+    *tiny.flags(tmp_path),
+    "--stage=profile",
+  ]
+  assert (
+    main.main(main.parse([*command, "--config.env.max_steps=12"], flags.FlagValues()))
+    == 0
+  )
   with closing(Store(tmp_path / "tiny" / "episodes.sqlite")) as store:
     table = store.table(["always-small", "always-large"])
   assert table.groupby("policy").success.sum()["always-large"] > 0
@@ -59,12 +67,17 @@ def test_the_command_line_runs_the_example(tmp_path):
 def test_prints_input_and_bugs_stay_out_of_the_protocol(capfd, odd):
   assert (odd.system_prompt, odd.code_actions, odd.scores_steps) == ("p", False, False)
   assert odd.reset("=") == "'' False"  # no input to read, and no jax
-  with pytest.raises(NotImplementedError, match="no expert, which scripted models need"):
+  with pytest.raises(
+    NotImplementedError, match="no expert, which scripted models need"
+  ):
     odd.oracle()
   odd.reset("tasks=int('?')")
   with pytest.raises(ValueError, match="^invalid literal for int"):
     odd.tasks("train")
-  for bug in ("step=int('?')", "step=1 / 0"):  # a ValueError, too, is the environment's own
+  for bug in (
+    "step=int('?')",
+    "step=1 / 0",
+  ):  # a ValueError, too, is the environment's own
     odd.reset(bug)
     with pytest.raises(EnvDied, match=r"Error: .* \(<string>:1\)"):
       odd.step("x")
@@ -76,10 +89,15 @@ def test_a_result_of_the_wrong_kind_is_named(odd):
   calls = {"step": ["t"], "score": [], "mistake": ["lost", "k"], "tasks": ["train"]}
   wrong = {"reset": ["None", "b'a'", "('a', False)"], "tasks": ["None", "[]", "['t']"]}
   wrong["tasks"] += ["[Task(b't', 'train', 'd', 9)]", "[Task('t', 'train', None, 9)]"]
-  wrong |= {"step": ["None", "'ab'", "('a', None)", "('a', False, 1)"], "mistake": ["None", "7"]}
+  wrong |= {
+    "step": ["None", "'ab'", "('a', None)", "('a', False, 1)"],
+    "mistake": ["None", "7"],
+  }
   wrong |= {"score": ["None", "float('nan')", "-0.1", "1.5", "'1'"]}
   for method, result in [(name, result) for name in wrong for result in wrong[name]]:
-    with pytest.raises(ValueError, match=f"^Odd.{method}.* gave .*; expected .*") as error:
+    with pytest.raises(
+      ValueError, match=f"^Odd.{method}.* gave .*; expected .*"
+    ) as error:
       odd.reset(f"{method}={result}")
       getattr(odd, method)(*calls[method])
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
@@ -109,7 +127,9 @@ def test_an_environment_of_one_s_own_has_options_and_a_metric(tmp_path):
   assert config.env.options == {"rooms": 7, "light": 2.0}
   with closing(Run(config)) as run:
     assert run.tasks("dev")[0].description == "Options(rooms=7, light=2.0)"
-  assert table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
+  assert (
+    table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
+  )
   for options, said in (
     ({"rooms": 1, "dark": 2}, "dark is 2, but there is no such option; the opt"),
     ({"rooms": "many"}, "rooms is 'many', expected int; the options of"),

@@ -27,9 +27,22 @@ QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 def start(runs, *flags, config="sandbox.py"):
   """main.py with the numbers of tiny.config; one episode at a time, so nothing hangs on timing."""
-  command = [sys.executable, "main.py", f"--config=configs/{config}", *tiny.flags(runs), *flags]
-  options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
-  return subprocess.Popen(command, env=os.environ | QUICK, start_new_session=True, **options)
+  command = [
+    sys.executable,
+    "main.py",
+    f"--config=configs/{config}",
+    *tiny.flags(runs),
+    *flags,
+  ]
+  options = {
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+    "text": True,
+    "cwd": ROOT,
+  }
+  return subprocess.Popen(
+    command, env=os.environ | QUICK, start_new_session=True, **options
+  )
 
 
 def finish(process):
@@ -41,7 +54,9 @@ def finish(process):
 def rows(runs, file="episodes.sqlite"):
   """Every stored episode by its key, as text."""
   with closing(sqlite3.connect(f"file:{runs}/tiny/{file}?mode=ro", uri=True)) as db:
-    stored = db.execute("SELECT policy, task_id, seed, episode FROM episodes").fetchall()
+    stored = db.execute(
+      "SELECT policy, task_id, seed, episode FROM episodes"
+    ).fetchall()
   return {row[:3]: row[3] for row in stored}
 
 
@@ -56,7 +71,11 @@ def metrics(runs):
 def updates(runs):
   """(stage, update) of SFT's and BoPO's lines of metrics.jsonl."""
   lines = map(json.loads, metrics(runs).splitlines())
-  return [(line["stage"], line["update"]) for line in lines if line["stage"] in ("sft", "bopo")]
+  return [
+    (line["stage"], line["update"])
+    for line in lines
+    if line["stage"] in ("sft", "bopo")
+  ]
 
 
 def results(runs):
@@ -67,7 +86,9 @@ def interrupt(process, condition, number):
   """Sends one signal once `condition()`, and waits until the run ends. Returns what it said."""
   end = time.monotonic() + 240
   while time.monotonic() < end and process.poll() is None:
-    with suppress(OSError, sqlite3.OperationalError):  # there is no such file or table yet
+    with suppress(
+      OSError, sqlite3.OperationalError
+    ):  # there is no such file or table yet
       if condition():
         os.kill(process.pid, number)
         return process.communicate(timeout=60)
@@ -87,14 +108,20 @@ def test_a_run_ends_with_its_report_and_a_second_one_does_nothing_new(whole):
   page = (runs / "tiny" / "report" / "index.html").read_text()
   assert out.splitlines()[-1] == f"report: {runs / 'tiny' / 'report' / 'index.html'}"
   assert "image/png" in page and "cripted" in page
-  assert "bopo(lam=0.1,update=2,threshold=0.5)" in out and "first-large(K=1)" in out  # the table
+  assert (
+    "bopo(lam=0.1,update=2,threshold=0.5)" in out and "first-large(K=1)" in out
+  )  # the table
   assert updates(runs) == [("sft", 1), ("sft", 2), ("bopo", 1), ("bopo", 2)]
   before = rows(runs), metrics(runs), results(runs)
-  again = [line for line in out.splitlines() if "dev_loss" not in line]  # what a training says
+  again = [
+    line for line in out.splitlines() if "dev_loss" not in line
+  ]  # what a training says
   assert finish(start(runs)).splitlines() == again
   assert (rows(runs), metrics(runs), results(runs)) == before
   caps = "--config.evaluate.call_budgets=(7,)", "--config.evaluate.usd_budgets=(0.5,)"
-  assert {"7", "$0.5"} < {*finish(start(runs, "--stage=forecast", *caps)).split()}  # new ones
+  assert {"7", "$0.5"} < {
+    *finish(start(runs, "--stage=forecast", *caps)).split()
+  }  # new ones
 
 
 MOMENTS = [  # one in each stage, and one more in BoPO's
@@ -116,12 +143,19 @@ MOMENTS = [  # one in each stage, and one more in BoPO's
     ("bopo(lam=0.1,update=2,threshold=0.5,K=1)", "value"),
   ],
 )
-def test_a_router_in_python_decides_as_the_evaluation_did(whole, tmp_path, policy, left_out):
+def test_a_router_in_python_decides_as_the_evaluation_did(
+  whole, tmp_path, policy, left_out
+):
   """It is given what clients send: messages, and what is left."""
-  shutil.copytree(whole[0] / "tiny", tmp_path / "run", ignore=shutil.ignore_patterns(left_out))
+  shutil.copytree(
+    whole[0] / "tiny", tmp_path / "run", ignore=shutil.ignore_patterns(left_out)
+  )
   router, chosen = Router.load(tmp_path / "run"), []
   with closing(Store(tmp_path / "run" / "episodes.sqlite")) as store:
-    tasks, episodes = {task.id: task for task in store.tasks("dev")}, store.episodes(policy)
+    tasks, episodes = (
+      {task.id: task for task in store.tasks("dev")},
+      store.episodes(policy),
+    )
   for episode in (e for e in episodes if e.task_id in tasks):
     messages, left = open_conversation("Act.", tasks[episode.task_id], ""), 1
     messages[-1]["content"] += episode.steps[0].observation
@@ -138,7 +172,9 @@ def test_a_router_in_python_decides_as_the_evaluation_did(whole, tmp_path, polic
 
 
 def without_times(text):
-  return re.sub(r'latency_s":[^,}]*', "", text or "")  # without text it is another policy's
+  return re.sub(
+    r'latency_s":[^,}]*', "", text or ""
+  )  # without text it is another policy's
 
 
 def test_a_run_goes_on_where_it_was_killed(whole, tmp_path):

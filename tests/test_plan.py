@@ -21,11 +21,15 @@ def table(config, capsys) -> dict[str, list[float]]:
   """Episodes, calls, and dollars, by stage."""
   plan.main(config, STAGES)
   lines = capsys.readouterr().out.splitlines()
-  cells = [line.rsplit(maxsplit=3) for line in lines if line.startswith((*STAGES, "in all"))]
+  cells = [
+    line.rsplit(maxsplit=3) for line in lines if line.startswith((*STAGES, "in all"))
+  ]
   return {name: [float(cell.replace(",", "")) for cell in row] for name, *row in cells}
 
 
-def test_a_fresh_run_creates_nothing_and_needs_no_key(config, tmp_path, monkeypatch, capsys):
+def test_a_fresh_run_creates_nothing_and_needs_no_key(
+  config, tmp_path, monkeypatch, capsys
+):
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   config.models, config.baselines.rivals = ModelsConfig(kind="chat"), ("vanilla",)
   rows = table(config, capsys)
@@ -38,10 +42,18 @@ def test_a_fresh_run_creates_nothing_and_needs_no_key(config, tmp_path, monkeypa
   # 2 updates of 2 tasks and 2 episodes; vanilla RL may need three times as many. Evaluation: 2 dev
   # and 3 test tasks; both boundaries, first-large(K=1), random, sft, bopo and vanilla, the last
   # four also with K = 1.
-  numbers = {"references": 9, "sft": 0, "bopo": 8, "baselines": 24, "evaluate": 5 * (3 + 2 * 4)}
+  numbers = {
+    "references": 9,
+    "sft": 0,
+    "bopo": 8,
+    "baselines": 24,
+    "evaluate": 5 * (3 + 2 * 4),
+  }
   numbers["in all"] = 32 + 9 + 8 + 24 + 55
   assert {name: rows[name][0] for name in numbers} == numbers
-  config.references.plans = (SamplePlan("samples", 3, True),)  # of 4 other training tasks
+  config.references.plans = (
+    SamplePlan("samples", 3, True),
+  )  # of 4 other training tasks
   assert table(config, capsys)["references"][0] == 9 + 4 * 3
   config.references.plans = (SamplePlan("together", 2),)
   config.references.clone_large = True  # only these, of 2 hard training tasks
@@ -53,7 +65,9 @@ def test_stored_episodes_say_what_the_next_ones_cost(config, capsys):
   with contextlib.closing(Run(config)) as run:
     for seed, usd in enumerate((1.0, 2.0, 3.0)):
       run.store.add(tiny.episode("other", "always-small", seed, "SS", cost_usd=usd))
-      run.store.add(tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd))
+      run.store.add(
+        tiny.episode("other", "always-large", seed, "LLLL", cost_usd=10 * usd)
+      )
   rows = table(config, capsys)
   # 16 episodes of each boundary are missing: of $2 and 2 calls, of $20 and 4 calls.
   assert rows["profile"] == [32, 16 * 2 + 16 * 4, 16 * 2 + 16 * 20]

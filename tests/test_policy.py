@@ -8,21 +8,24 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from baar_jax.rollout.policies import Job, Live
 from tiny import call
 
 from baar_jax.episode import Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
-from baar_jax.rollout.budget import CallBudget, unlimited
-from baar_jax.router import policy as router
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold, ZeroShotPolicy
+from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
+from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
+from baar_jax.rollout.turn import Purse, Turn
+from baar_jax.router import reader
+from baar_jax.router.policy import RouterPolicy, Sample, Threshold
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
+from baar_jax.router.zero_shot import ZeroShotPolicy
 
 
 def start(number: int, seed: int = 0) -> Live:
-  live = Live(Job(Task(f"plant-{number}", "train", f"find plant {number}", 40), seed), env=None)
+  task = Task(f"plant-{number}", "train", f"find plant {number}", 40)
+  live = Live(Job(task, "profile", seed))
   live.observation = f"hall {number}"
   return live
 
@@ -53,43 +56,58 @@ def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
 
 
 def make_policy(model, view) -> RouterPolicy:
-  return RouterPolicy("router", model, view, Sample("key"), rows=3)
+  return RouterPolicy(PolicySpec("router"), model, view, Sample("key"), rows=3)
 
 
 @pytest.mark.parametrize(
   "kind, lengths",
-  [("transcript", router.NEW_TOKENS), ("paper", router.NEW_TOKENS), ("transcript", (16,))],
+  [
+    ("transcript", reader.NEW_TOKENS),
+    ("paper", reader.NEW_TOKENS),
+    ("transcript", (16,)),
+  ],
 )
 def test_a_cache_equals_the_uncached_forward(
   tiny_model, router_config, tokenizer_dir, kind, lengths, monkeypatch
 ):
   """Over whole episodes that join and leave the batch, behind cuts too, in few shapes.
   With parts of 16 tokens, the text of a step is fed in several calls."""
-  monkeypatch.setattr(router, "NEW_TOKENS", lengths)
-  extend = Mock(side_effect=router._extend)
-  monkeypatch.setattr(router, "_extend", extend)
-  view = View(dataclasses.replace(router_config, view=kind), tokenizer_dir)
+  monkeypatch.setattr(reader, "NEW_TOKENS", lengths)
+  extend = Mock(side_effect=reader._extend)
+  monkeypatch.setattr(reader, "_extend", extend)
+  limit = {"transcript": 320, "paper": 368}[kind]
+  view = View(
+    dataclasses.replace(router_config, view=kind, max_tokens=limit), tokenizer_dir
+  )
   forward = jax.jit(lambda tokens_BxT: tiny_model.logits(tiny_model(tokens_BxT)))
 
   def check(live, decision):
     tokens = view.live_window(live).tokens
-    padded = np.pad(np.array([tokens], np.int32), ((0, 0), (0, 320 - len(tokens))))
-    logits_A = np.asarray(forward(padded), np.float64)[0, len(tokens) - 1, view.decision_ids]
+    padded = np.pad(np.array([tokens], np.int32), ((0, 0), (0, limit - len(tokens))))
+    logits_A = np.asarray(forward(padded), np.float64)[
+      0, len(tokens) - 1, view.decision_ids
+    ]
     logp_A = logits_A - np.log(np.exp(logits_A).sum())
     assert decision.logp == pytest.approx(logp_A[decision.model], abs=1e-4)
 
   done = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
   assert len(done) == 5
-  shapes = {call.args[3].shape for call in extend.call_args_list}
+  shapes = {call.args[3].tokens_RxT.shape for call in extend.call_args_list}
   assert shapes <= {(R, T) for R in (1, 4) for T in lengths}
   if kind == "transcript":
-    assert all(view.live_window(live).first > 0 for live in done)  # every history was cut
+    assert all(
+      view.live_window(live).first > 0 for live in done
+    )  # every history was cut
   assert {step.model for live in done for step in live.steps} == {0, 1}
 
 
-def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir, monkeypatch):
+def test_only_new_tokens_are_paid_for(
+  tiny_model, router_config, tokenizer_dir, monkeypatch
+):
   """Until finish() forgets the episode, a forward has failed, or the same text is asked again."""
-  config = dataclasses.replace(router_config, usd_per_million_tokens=1e6)  # a dollar each
+  config = dataclasses.replace(
+    router_config, usd_per_million_tokens=1e6
+  )  # a dollar each
   view = View(config, tokenizer_dir)
   policy, live, paid, lengths = make_policy(tiny_model, view), start(0), [], [0]
   for _ in range(3):
@@ -102,7 +120,7 @@ def test_only_new_tokens_are_paid_for(tiny_model, router_config, tokenizer_dir, 
   assert again.cost_usd == len(view.live_window(live).tokens) > new.cost_usd
   np.testing.assert_allclose(again.logp, new.logp, atol=1e-5)
   with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-    patch.setattr(policy, "_feed", lambda batch: 1 / 0)
+    patch.setattr(policy.reader, "_feed", lambda batch: 1 / 0)
     policy.choose([live])
   for _ in range(2):
     act(live, 0)
@@ -114,17 +132,31 @@ def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
   even = np.full(64, 1 / 64)  # many choices, so that chance equality is rare
   lives = [start(0), start(0), start(1), start(0, seed=1), start(0)]
   act(lives[-1], 0)
-  first, again = ([Sample(key).pick(even, x) for key, x in zip("abaaa", lives)] for _ in range(2))
+  first, again = (
+    [Sample(key).pick(even, x) for key, x in zip("abaaa", lives)] for _ in range(2)
+  )
   assert first == again and first[0] not in first[1:]
-  for p_A in ([0.2, 0.5, 0.3], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]):  # rounding picks no third model
-    draws = [Sample("a").pick(np.array(p_A), start(n // 10, seed=n % 10)) for n in range(1000)]
+  for p_A in (
+    [0.2, 0.5, 0.3],
+    [0.0, 1.0],
+    [1.0, 0.0],
+    [0.0, 0.0],
+  ):  # rounding picks no third model
+    draws = [
+      Sample("a").pick(np.array(p_A), start(n // 10, seed=n % 10)) for n in range(1000)
+    ]
     counts, shares = np.bincount(draws, minlength=len(p_A)), p_A if sum(p_A) else [0, 1]
     # three standard deviations of 1,000 draws are at most 0.047
     np.testing.assert_allclose(counts / 1000, shares, atol=0.047 if len(p_A) > 2 else 0)
 
 
 def test_threshold():
-  for value, p_large, model in ((0.5, 0.6, 1), (0.5, 0.5, 1), (0.7, 0.6, 0), (0.0, 0.0, 1)):
+  for value, p_large, model in (
+    (0.5, 0.6, 1),
+    (0.5, 0.5, 1),
+    (0.7, 0.6, 0),
+    (0.0, 0.0, 1),
+  ):
     assert Threshold(value).pick(np.array([1 - p_large, p_large]), start(0)) == model
 
 
@@ -134,7 +166,9 @@ def test_logits_that_are_no_numbers_stop_the_run(filled, router_config, view, nu
   broken = filled(lambda: build_model(router_config, 0))
   row = np.array(view.decision_ids[1:])
   broken.embedding_VxD[...] = broken.embedding_VxD[...].at[row, 0].set(number)
-  with pytest.raises(ValueError, match="^logits of router: all numbers must be finite$"):
+  with pytest.raises(
+    ValueError, match="^logits of router: all numbers must be finite$"
+  ):
     make_policy(broken, view).choose([start(0)])
 
 
@@ -147,18 +181,29 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   text, model, router_config, tokenizer_dir, make_task
 ):
   """The paper's, with the budget; the answer, which is read strictly, took two lost attempts."""
-  live = Live(Job(make_task(), 0), None, CallBudget(3))
+  live = Live(Job(make_task(), "profile", 0), Cap(3))
   live.observation, live.steps = "see lamp 9", tiny.episode(models="LS").steps
   lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
   judge = Mock(**{"reply.return_value": Reply(text, call(2, 2.0), lost)})
-  policy = ZeroShotPolicy("zero-shot", lambda *_: judge, router_config, tokenizer_dir)
-  policy.prepare(live)
-  assert [decision.model for decision in policy.choose([live])] == [live.step.model] == [model]
+  policy = ZeroShotPolicy(
+    PolicySpec("zero-shot"), lambda *_: judge, router_config, tokenizer_dir
+  )
+  agents = [Mock(**{"reply.return_value": number}) for number in range(2)]
+  turn = Turn(live, agents, [], Purse(CallBudget(2), DollarBudget(None)))
+  with pytest.raises(StopIteration) as end:
+    next(policy.act(turn))
+  assert end.value.value == turn.step.model == model
   ((((message,), place), _),) = judge.reply.call_args_list
   prompt = message["content"]
-  assert place == 2 and "Task: find the plant" in prompt and prompt.endswith("Decision:")
+  assert (
+    place == 2 and "Task: find the plant" in prompt and prompt.endswith("Decision:")
+  )
   assert "at most 3 BIG calls, 1 used, 2 left. Step 3 of 40." in prompt
-  assert [live.step.usd(kind) for kind in ("judge", "retry", "presumed")] == [2.0, 0.5, 0.25]
+  assert [turn.step.usd(kind) for kind in ("judge", "retry", "presumed")] == [
+    2.0,
+    0.5,
+    0.25,
+  ]
 
 
 def test_the_stand_in_reads_the_prompt(make_task):

@@ -39,7 +39,9 @@ def test_a_longer_prompt_pays_its_tier_for_all_tokens():
   assert price.most_usd(200, 10) == pytest.approx((200 * 7.5 + 10 * 22.5) / 1e6)
 
 
-@pytest.mark.parametrize("usage", [(10, 11, 0), (10, -1, 0), (10, 0, -1), (10, 6, 0, 5)])
+@pytest.mark.parametrize(
+  "usage", [(10, 11, 0), (10, -1, 0), (10, 0, -1), (10, 6, 0, 5)]
+)
 def test_an_impossible_usage_is_an_error(usage):
   with pytest.raises(ValueError, match="impossible usage"):
     cost_usd("gpt-4.1", Usage(*usage))

@@ -34,7 +34,9 @@ def ended(processes):
   """Whether all processes end within half a minute; nobody may wait for a zombie."""
   for _ in range(300):
     with contextlib.suppress(psutil.NoSuchProcess):
-      processes = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+      processes = [
+        p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+      ]
     if not processes:
       break
     time.sleep(0.1)
@@ -74,10 +76,14 @@ def test_slots_answer_in_several_threads_as_the_environment_itself(opened):
     tapes = list(pool.map(lambda job: play(*job), jobs))
   assert tapes == [play(Sandbox(**SIZES), task) for _, task in jobs]
   pids = [pid_of(env) for env in envs]
-  assert len(set(pids)) == 2 and pids == pids[:2] * 4  # neighbours are in different processes
+  assert (
+    len(set(pids)) == 2 and pids == pids[:2] * 4
+  )  # neighbours are in different processes
 
 
-@pytest.mark.parametrize("sent, cause", [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "in 3 s")])
+@pytest.mark.parametrize(
+  "sent, cause", [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "in 3 s")]
+)
 def test_a_death_concerns_the_slots_that_it_is_of(opened, sent, cause):
   first, second = opened("sandbox", SIZES, 1, 2, timeout_s=3.0)
   with pytest.raises(EnvDied, match="no episode has begun"):

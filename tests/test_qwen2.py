@@ -11,8 +11,18 @@ from flax import nnx
 from baar_jax.router import qwen2
 from baar_jax.router.qwen2 import Qwen2, Qwen2Config
 
-SIZES = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "rope_theta": 100.0}
+SIZES = {
+  "vocab_size": 11,
+  "hidden_size": 16,
+  "intermediate_size": 12,
+  "num_hidden_layers": 2,
+}
+HEADS = {
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "head_dim": 4,
+  "rope_theta": 100.0,
+}
 CONFIG = Qwen2Config(**SIZES, **HEADS, rms_norm_eps=1e-3, tie_word_embeddings=True)
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [10, 0, 7, 7, 8, 2, 5, 3]], np.int32)
 
@@ -30,7 +40,9 @@ def test_every_weight_has_a_gradient_whichever_products_are_kept(model, monkeypa
     monkeypatch.setattr(qwen2, "KEPT_SHARE", share)
     loss = lambda params: jnp.sin(nnx.merge(graphdef, params)(TOKENS)).sum()  # noqa: E731
     compiled = jax.jit(jax.grad(loss)).lower(params).compile()
-    results.append((compiled.cost_analysis()["flops"], jax.tree.leaves(compiled(params))))
+    results.append(
+      (compiled.cost_analysis()["flops"], jax.tree.leaves(compiled(params)))
+    )
   (flops, gradients), (fewer_flops, same_gradients), (same_flops, _) = results
   assert fewer_flops < 0.9 * flops == 0.9 * same_flops
   for gradient, same in zip(gradients, same_gradients):
@@ -39,6 +51,8 @@ def test_every_weight_has_a_gradient_whichever_products_are_kept(model, monkeypa
 
 
 def test_bf16(model):
-  exact, hidden = (jax.jit(partial(model, dtype=dtype))(TOKENS) for dtype in ("f4", jnp.bfloat16))
+  exact, hidden = (
+    jax.jit(partial(model, dtype=dtype))(TOKENS) for dtype in ("f4", jnp.bfloat16)
+  )
   assert (hidden.dtype, model.logits(hidden).dtype) == (jnp.bfloat16, jnp.float32)
   np.testing.assert_allclose(hidden.astype(jnp.float32), exact, atol=0.15)

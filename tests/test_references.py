@@ -3,14 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
-from baar_jax.rollout.policies import BOUNDARIES
-from test_policies import live, models
+from test_rules import live, models
 from tiny import episode
 
-from baar_jax.config import Config, ReferencesConfig
+from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
 from baar_jax.stages import train
 from baar_jax.store import Store
+from baar_jax.train.jobs import BOUNDARY_KEYS
+from baar_jax.train.training import RouterFiles
 
 
 def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, capsys):
@@ -19,31 +20,44 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   for split, names in (("train", ("h1", "e", "lost")), ("dev", ("h2",))):
     store.put_tasks(split, [Task(name, split, "do it", 9) for name in names])
   for task_id, scores in {"h1": (0, 1), "e": (1, 0), "h2": (0, 1)}.items():
-    for name, letter, score in zip(BOUNDARIES, "SL", scores):
+    for name, letter, score in zip(BOUNDARY_KEYS, "SL", scores):
       store.add(episode(task_id, name, 0, letter * 2, score))
 
-  def collect(label, policy, jobs):
-    events.extend([label, *((job.task.id, job.seed) for job in jobs)])
+  def play(title, spec, jobs, build):
+    policy = build(spec)
+    events.extend([title, *((job.task.id, job.seed) for job in jobs)])
     policies.append(policy)
     for task_id, score in (("h1", 1), ("h2", 0)):
-      store.add(episode(task_id, policy.name, 1002, "SL", score, cost_usd=0.1))
+      store.add(episode(task_id, policy.spec.key, 1002, "SL", score, cost_usd=0.1))
 
-  config = Config(references=ReferencesConfig(samples=3, together=2, repeats=1, explored=True))
+  counts = {"samples": 3, "together": 2, "repeats": 1}
+  plans = tuple(
+    SamplePlan(kind, count, all_tasks=True) for kind, count in counts.items()
+  )
+  config = Config(references=ReferencesConfig(samples=3, plans=plans))
   run = SimpleNamespace(store=store, config=config, tasks=store.tasks, print=print)
-  run.collect, run.require = collect, events.append
+  run.play, run.require, run.live_episodes = play, events.append, 1
+  run.training = lambda: RouterFiles(tmp_path, config, mesh=None)
   train.references(run)
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
-  together = [("h1", k) for k in (1001, 1002, 1003)]  # the values learn from training tasks alone
-  explored = [("e", k) for k in range(1001, 1007)]  # and from all: 3 + 2 + 1 of an easy task
-  expected = ["stratified", *jobs, "explored", *explored, "together", *together]
+  together = [
+    ("h1", k) for k in (1001, 1002, 1003)
+  ]  # the values learn from training tasks alone
+  explored = [
+    ("e", k) for k in range(1001, 1007)
+  ]  # and from all: 3 + 2 + 1 of an easy task
+  names = ["stratified(samples=3)", "exploration-all(samples=3,together=2,repeats=1)"]
+  names.append("exploration(together=2,repeats=1)")
+  assert [policy.spec.key for policy in policies] == names
+  expected = [names[0], *jobs, names[1], *explored, names[2], *together]
   assert events == ["profile", *expected]
-  names = ["explored(samples=3,together=2,repeats=1)", "together(samples=2,repeats=1)"]
-  assert [policy.name for policy in policies] == ["stratified(samples=3)", *names]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
   assert "LARGE at 75% of their steps; 1 had no stratified" in capsys.readouterr().out
   for k in (1, 2, 3):
-    decisions = policies[0].choose([live("t", 1000 + k, step) for step in range(1000)])
+    decisions = policies[0].choose(
+      [live("t", k, step, purpose="reference") for step in range(1000)]
+    )
     large = sum(decision.model for decision in decisions)
     # 1000 draws: four standard deviations are below 0.064; k = N is always LARGE.
     assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
@@ -54,12 +68,16 @@ def test_large_steps_may_be_together_in_time():
   # the same at 5/3, 10/3 and 5 of 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations that were not new.
   steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"
   repeats = "LLLLSSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
-  families = {"together": {"samples": 5}, "explored": {"samples": 4, "together": 5}}
+  together = SamplePlan("together", 5), SamplePlan("repeats", 3)
+  stratified = SamplePlan("samples", 4)
+  families = {"exploration": together, "exploration-all": (stratified, *together)}
   for k, letters in enumerate(steps + repeats, 1):
-    for first, (family, counts) in zip((1000, 1004), families.items()):  # after 4 stratified ones
-      lives = [live("t", first + k, step) for step in range(10)]
-      taken = models(family, lives, **counts, repeats=3)
+    for first, (family, plans) in zip(
+      (0, 4), families.items()
+    ):  # after 4 stratified ones
+      lives = [live("t", first + k, step, purpose="exploration") for step in range(10)]
+      taken = models(family, lives, plans=plans)
       assert "".join("SL"[model] for model in taken) == letters
-  lives = [live("t", 1002, step) for step in range(30)]
-  strata = models("stratified", lives, samples=4)
-  assert models("explored", lives, samples=4, together=5) == strata
+  lives = [live("t", 2, step, purpose="reference") for step in range(30)]
+  strata = models("stratified", lives, plans=(stratified,))
+  assert models("exploration-all", lives, plans=families["exploration-all"]) == strata

@@ -19,7 +19,9 @@ def test_normalized_cost():
 
 def test_boundary_reward():
   reward = rewards.boundary_reward(True, True, 0.4, lam=0.3)
-  assert isinstance(reward, float) and reward == pytest.approx(1.38)  # 1 + 0.5 - 0.3 * 0.4
+  assert isinstance(reward, float) and reward == pytest.approx(
+    1.38
+  )  # 1 + 0.5 - 0.3 * 0.4
   # Rows: easy, hard; columns: success, failure. 2 - .5, 0 - .5;  2 + .25 - .5, 0 - .5
   outcomes = np.array([[True, False]] * 2), np.array([[False], [True]]), np.ones((2, 2))
   reward = rewards.boundary_reward(*outcomes, lam=0.5, r_success=2.0, r_hard=0.25)

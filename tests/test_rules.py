@@ -20,14 +20,18 @@ RULES = {
   "always-large": rules.take_large,
   "first-large": rules.take_large,
   "random": rules.take_randomly,
+  "stratified": rules.take_sampled,
   "exploration": rules.take_sampled,
+  "exploration-all": rules.take_sampled,
 }
 
 
-def live(task_id="t", seed=0, step=0, models=2, max_steps=10) -> Live:
-  task = Task(task_id, "train", "do it", max_steps)
+def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
+  task = Task(task_id, "train", "do it", 10)
   steps, observation = SEEN[:step], SEEN[step].observation
-  return Live(Job(task, "profile", seed), models=models, steps=steps, observation=observation)
+  return Live(
+    Job(task, purpose, trial), models=models, steps=steps, observation=observation
+  )
 
 
 def models(family, ready, **parameters):
@@ -37,14 +41,23 @@ def models(family, ready, **parameters):
 
 def test_random_takes_large_as_often_as_it_says():
   """The draw depends on task, seed and step alone."""
-  ready = [live(f"t{t}", seed, step) for t in range(10) for seed in range(10) for step in range(20)]
+  ready = [
+    live(f"t{t}", seed, step)
+    for t in range(10)
+    for seed in range(10)
+    for step in range(20)
+  ]
   none, few, many, all_ = (models("random", ready, p=p) for p in (0.0, 0.25, 0.5, 1.0))
   for p, draws in ((0.25, few), (0.5, many)):
     # 2000 draws: five standard deviations around the mean
     assert abs(sum(draws) - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p))
-  assert all(a <= b for a, b in zip(few, many))  # a larger p takes LARGE wherever a smaller does
+  assert all(
+    a <= b for a, b in zip(few, many)
+  )  # a larger p takes LARGE wherever a smaller does
   assert none == models("always-small", ready) == [0] * 2000
-  assert all_ == models("always-large", ready) == models("first-large", ready) == [1] * 2000
+  assert (
+    all_ == models("always-large", ready) == models("first-large", ready) == [1] * 2000
+  )
   assert many[::-1] == models("random", ready[::-1], p=0.5)
 
 
@@ -52,14 +65,24 @@ def test_random_takes_large_as_often_as_it_says():
 # (0.9 - 0.05) * 0.8 = 0.68 for $0.03 more: over LARGE 14 per dollar.
 @pytest.mark.parametrize(
   "small_loss, known_share, mu, model",
-  [(0.9, 0.5, 39, 1), (0.9, 0.5, 41, 0), (0.9, 0.0, 0, 0), (0.11, 0.5, 0, 1), (0.09, 0.5, 0, 0)]
+  [
+    (0.9, 0.5, 39, 1),
+    (0.9, 0.5, 41, 0),
+    (0.9, 0.0, 0, 0),
+    (0.11, 0.5, 0, 1),
+    (0.09, 0.5, 0, 0),
+  ]
   + [(0.9, 0.5, 13, 2), (0.9, 0.5, 15, 1)],
 )
-def test_privileged_takes_what_gains_enough_per_dollar(small_loss, known_share, mu, model):
+def test_privileged_takes_what_gains_enough_per_dollar(
+  small_loss, known_share, mu, model
+):
   prospects = Prospect(small_loss, 0.2, 0.01), Prospect(0.1, known_share, 0.02)
   if mu in (13, 15):
     prospects = *prospects, Prospect(0.05, 0.8, 0.04)
-  agents = [SimpleNamespace(prospect=lambda _, step, p=p: p, taken=p) for p in prospects]
+  agents = [
+    SimpleNamespace(prospect=lambda _, step, p=p: p, taken=p) for p in prospects
+  ]
   purse = Purse(CallBudget(None), DollarBudget(None))
   turn = Turn(live(models=len(agents)), agents, [], purse)
   for number, player in enumerate(agents):

@@ -29,7 +29,9 @@ def opened():
     yield lambda config: stack.enter_context(contextlib.closing(Run(config)))
 
 
-def test_no_program_is_kept_where_a_stranger_may_have_been(opened, config, tmp_path, monkeypatch):
+def test_no_program_is_kept_where_a_stranger_may_have_been(
+  opened, config, tmp_path, monkeypatch
+):
   """A run's directory may come from anyone; compiled programs are read from the user's cache."""
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
@@ -88,17 +90,35 @@ def test_a_run_from_before_the_options_goes_on(opened, config):
   assert json.loads(path.read_text())["env"]["options"] == {}
   old |= {"short_tasks": False, "test_split": "dev"}
   path.write_text(json.dumps(written | {"env": written["env"] | old}))
-  assert read_config(path.parent).env.options == {"short_tasks": False, "test_split": "dev"}
-  said = "was made with env.options.short_tasks=False, this config has None: set it back"
+  assert read_config(path.parent).env.options == {
+    "short_tasks": False,
+    "test_split": "dev",
+  }
+  said = (
+    "was made with env.options.short_tasks=False, this config has None: set it back"
+  )
   assert said in refused(config)
 
 
 LOST = "restore a copy, or choose another --config.name"
-TEXTS = ["[]", "null", "{", "\x00", "[" * 100_000, '{"distributed": {"processes": null}}']
-TEXTS += ['{"bopo": {"field_of_another_version": 1}}', '{"env": {"options": 3}}', '{"env": 3}']
+TEXTS = [
+  "[]",
+  "null",
+  "{",
+  "\x00",
+  "[" * 100_000,
+  '{"distributed": {"processes": null}}',
+]
+TEXTS += [
+  '{"bopo": {"field_of_another_version": 1}}',
+  '{"env": {"options": 3}}',
+  '{"env": 3}',
+]
 
 
-@pytest.mark.parametrize("lost", [["episodes.sqlite"], ["episodes.sqlite", "config.json"]])
+@pytest.mark.parametrize(
+  "lost", [["episodes.sqlite"], ["episodes.sqlite", "config.json"]]
+)
 def test_a_lost_store_is_no_fresh_start(lost, config):
   """With it what was spent would be forgotten, and --config.max_usd would begin again."""
   directory = used_directory(config)
@@ -120,7 +140,9 @@ def test_a_config_that_is_none_or_of_more_processes_is_one_line(config):
     path.write_text(text)
     assert refused(config) == f"{path} is no configuration of this version: {LOST}"
   path.write_text('{"distributed": {"processes": 2, "coordinator": "host:1"}}')
-  assert "episodes-1.sqlite is gone or empty, and with it what was spent" in refused(config)
+  assert "episodes-1.sqlite is gone or empty, and with it what was spent" in refused(
+    config
+  )
 
 
 def test_a_directory_that_another_process_uses_is_refused(config, monkeypatch):
@@ -129,11 +151,19 @@ def test_a_directory_that_another_process_uses_is_refused(config, monkeypatch):
     raise BlockingIOError
 
   monkeypatch.setattr(fcntl, "lockf", lockf)
-  problem = f"another process is using {config.runs}/tiny: wait for it or choose another"
+  problem = (
+    f"another process is using {config.runs}/tiny: wait for it or choose another"
+  )
   assert refused(config) == f"{problem} --config.name"
 
 
-def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(opened, config, capsys):
+def collect(run, policy, jobs):
+  return run.collect("some", policy.spec, jobs, lambda spec: policy)
+
+
+def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(
+  opened, config, capsys
+):
   run = opened(config)
   first, second, third = run.tasks("train")[:3]
 
@@ -145,12 +175,14 @@ def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(opened, conf
 
   run._envs = [Dying(**tiny.SIZES)]
   jobs = [Job(task, "profile", 0) for task in (first, second, third)]
-  assert [e.task_id for e in run.collect("some", Counting(), jobs)] == [second.id, third.id]
+  assert [e.task_id for e in collect(run, Counting(), jobs)] == [second.id, third.id]
   said = capsys.readouterr().out.splitlines()
-  assert said == [f"left out: {first.id} seed 0 of counted: error:the process was killed"]
+  assert said == [
+    f"left out: {first.id} seed 0 of counted: error:the process was killed"
+  ]
   run.config.models.max_failures = 3
   with pytest.raises(ValueError, match="3 times in a row.*the process was killed"):
-    run.collect("some", Counting("again"), jobs)
+    collect(run, Counting("again"), jobs)
   run._envs, policy = [Sandbox(**tiny.SIZES)], Counting()
-  assert [e.task_id for e in run.collect("some", policy, jobs[:2])] == [first.id, second.id]
+  assert [e.task_id for e in collect(run, policy, jobs[:2])] == [first.id, second.id]
   assert policy.asked == [(first.id, 0)]

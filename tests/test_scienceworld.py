@@ -37,7 +37,9 @@ def test_expert_wins_a_task_of_every_type(env, tasks):
   for task in tasks.values():
     env.reset(task.id)
     follow(env)
-    assert env.score() == 1.0 and task.description.startswith("Your task is to"), task.id
+    assert env.score() == 1.0 and task.description.startswith("Your task is to"), (
+      task.id
+    )
 
 
 def play(env, task_id):
@@ -46,7 +48,9 @@ def play(env, task_id):
   while not done:
     yield tape
     oracle, kinds = env.oracle(), ("wrong", "lost", "hasty")
-    mistakes = {kind: [env.mistake(kind, f"k{key}") for key in range(6)] for kind in kinds}
+    mistakes = {
+      kind: [env.mistake(kind, f"k{key}") for key in range(6)] for kind in kinds
+    }
     for kind, actions in mistakes.items():
       assert oracle.action not in actions and len({*actions}) > 1
       if kind == "wrong" and oracle.critical:
@@ -94,8 +98,14 @@ def test_senseless_actions_are_answered_and_unknown_tasks_named(env, tasks):
     env.reset("find-plant/999")
 
 
-def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(gold_dir, tmp_path, monkeypatch):
-  few = ("identify-life-stages-2", "find-animal", "find-plant")  # so that few solutions are made
+def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(
+  gold_dir, tmp_path, monkeypatch
+):
+  few = (
+    "identify-life-stages-2",
+    "find-animal",
+    "find-plant",
+  )  # so that few solutions are made
   monkeypatch.setattr(adapter, "TASK_TYPES", few)
   env = make(gold_dir, train_tasks=6, dev_tasks=2, test_tasks=3)
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
@@ -124,9 +134,17 @@ ASTRAY = [(KITCHEN, "You move to the kitchen."), (OUTSIDE, "You move to the outs
     ([FOCUS, "x"], [AMBIGUOUS], ("0", 1, True)),
     ([FOCUS, "0", "x"], [AMBIGUOUS], ("0", 1, False)),
     # It opens a closed door.
-    ([KITCHEN], [(KITCHEN, "The door is not open.")], ("open door to kitchen", 0, True)),
+    (
+      [KITCHEN],
+      [(KITCHEN, "The door is not open.")],
+      ("open door to kitchen", 0, True),
+    ),
     # It replaces an action that is not understood by the valid one that is most like it.
-    ([FOCUS], [(FOCUS, "No known action matches that")], ("focus on pot in kitchen", 0, False)),
+    (
+      [FOCUS],
+      [(FOCUS, "No known action matches that")],
+      ("focus on pot in kitchen", 0, False),
+    ),
     # It undoes the last deviation first.
     (["x"], ASTRAY, (KITCHEN, 0, True)),
   ],

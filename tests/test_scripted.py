@@ -25,7 +25,11 @@ from baar_jax.train.jobs import BOUNDARIES, BOUNDARY_KEYS
 from baar_jax.train.rewards import difficulty
 
 ERRORS = ScienceWorldErrors()
-IDS = [f"{name}/{i}" for name in ("find-plant", "power-component", "mix") for i in range(1000)]
+IDS = [
+  f"{name}/{i}"
+  for name in ("find-plant", "power-component", "mix")
+  for i in range(1000)
+]
 TASK, NAMES = Task("t", "test", "Do it.", 40), ("gpt-4.1-mini", "gpt-4.1")
 
 
@@ -53,12 +57,23 @@ def test_tiers_follow_the_prior_of_the_task_s_type(names, shares):
 
 
 def test_routine_steps_and_recoveries_do_not_depend_on_knowledge():
-  routine, recovery = Oracle("look around", 3, False, False), Oracle("undo", 3, True, True)
-  for tier, *rates in (("easy", 0.06, 0.04), ("hard", 0.12, 0.17), ("intractable", 0.12, 0.17)):
+  routine, recovery = (
+    Oracle("look around", 3, False, False),
+    Oracle("undo", 3, True, True),
+  )
+  for tier, *rates in (
+    ("easy", 0.06, 0.04),
+    ("hard", 0.12, 0.17),
+    ("intractable", 0.12, 0.17),
+  ):
     task_id = tasks_of(tier)[0]
     for spoiled, (model, rate) in itertools.product((False, True), enumerate(rates)):
-      assert ERRORS.lapse(model, task_id, routine, spoiled) == Lapse((0.14, 0.05)[model], 0.0)
-      assert ERRORS.lapse(model, task_id, recovery, spoiled) == Lapse(rate, (0.4, 0.9)[model])
+      assert ERRORS.lapse(model, task_id, routine, spoiled) == Lapse(
+        (0.14, 0.05)[model], 0.0
+      )
+      assert ERRORS.lapse(model, task_id, recovery, spoiled) == Lapse(
+        rate, (0.4, 0.9)[model]
+      )
 
 
 # sigmoid(1.6 (hardness - ability)), of -3.84 and -9.92, 2.56 and -3.52, 8.32 and 2.24; hardness
@@ -71,7 +86,9 @@ def test_share_of_unknown_steps(tier, small, large):
   steps = [(task_id, i) for task_id in tasks_of(tier)[:200] for i in range(20)]
   for model, rate, share in ((SMALL, 0.98, small), (LARGE, 0.95, large)):
     lapses = [ERRORS.lapse(model, task_id, critical(i), False) for task_id, i in steps]
-    assert sum(x.rate == rate for x in lapses) / len(steps) == pytest.approx(share, abs=0.03)
+    assert sum(x.rate == rate for x in lapses) / len(steps) == pytest.approx(
+      share, abs=0.03
+    )
 
 
 def test_what_large_does_not_know_small_does_not_either_and_a_spoiled_step_is_harder_for_large():
@@ -108,7 +125,9 @@ def agents(errors, seed=0):
 def test_replies_are_the_same_every_time_and_their_tokens_are_counted_from_the_text():
   messages = open_conversation(Room.system_prompt, TASK, "You see.")
   pairs = [agents(ERRORS, seed) for seed in (0, 0, 1)]
-  first, again, other = ([a.reply(messages, i) for a in pair for i in range(30)] for pair in pairs)
+  first, again, other = (
+    [a.reply(messages, i) for a in pair for i in range(30)] for pair in pairs
+  )
   assert first == again != other
   # 40 characters of instructions are 10 tokens; "Task: Do it.\n\nYou see." is 22, so 6.
   reply = first[0]
@@ -123,9 +142,13 @@ def test_kinds_of_mistakes_and_spoiled_steps():
   small, large = always(wrong=0.0, spoils=True)
   assert large.prospect([], 0) == (1.0, 0.75, 0.0)
   small.reply([], 0)
-  assert large.prospect([], 0).loss == 0.25  # the agents of an episode share what was spoiled
+  assert (
+    large.prospect([], 0).loss == 0.25
+  )  # the agents of an episode share what was spoiled
   small, large = always(wrong=0.5)
-  assert large.prospect([], 0).loss == 0.5 + 0.5 / 40  # a wrong action, or one of 40 steps
+  assert (
+    large.prospect([], 0).loss == 0.5 + 0.5 / 40
+  )  # a wrong action, or one of 40 steps
   messages = [{"content": "s" * 400}]  # 100 tokens at $0.4 and $2 a million
   prospects = [agent.prospect(messages, 30) for agent in (small, large)]
   assert prospects == [(0.55, 0.75, pytest.approx(usd)) for usd in (4e-5, 2e-4)]
@@ -158,7 +181,9 @@ def test_the_documentation_states_the_rates_of_the_code():
     ("appworld", (36, 1, 24), 2, [(0.53, 0.53), (0.667, 0.667)], 0.15, 0.0),
   ],
 )
-def test_the_pair_s_ends_lie_near_the_paper_s(name, sizes, seeds, ends, tolerance, least, tmp_path):
+def test_the_pair_s_ends_lie_near_the_paper_s(
+  name, sizes, seeds, ends, tolerance, least, tmp_path
+):
   config = importlib.import_module(f"configs.{name}").get_config()
   config.runs, env, data = str(tmp_path), config.env, tmp_path / "own"
   env.train_tasks, env.dev_tasks, env.test_tasks = sizes
@@ -171,9 +196,11 @@ def test_the_pair_s_ends_lie_near_the_paper_s(name, sizes, seeds, ends, toleranc
     jobs = [Job(task, "profile", seed) for task in tasks for seed in range(seeds)]
     loader = Loader(run.training(), run.live_episodes)
     for spec in BOUNDARIES:
-      assert len(run.collect("", loader.build(spec), jobs)) == len(jobs)
+      assert len(run.collect("", spec, jobs, loader.build)) == len(jobs)
     trials = run.store.table().groupby(["policy", "task_id"])
-  means = trials[["score", "success"]].mean().groupby("policy").mean().loc[[*BOUNDARY_KEYS]]
+  means = (
+    trials[["score", "success"]].mean().groupby("policy").mean().loc[[*BOUNDARY_KEYS]]
+  )
   np.testing.assert_allclose(means, ends, atol=tolerance, rtol=0)
   successes = trials.success.agg(list)
   small, large = (successes[key] for key in BOUNDARY_KEYS)

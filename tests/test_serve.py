@@ -32,7 +32,11 @@ class Client:
   """A client of a server on a run's directory."""
 
   def __init__(self, directory, upstream, name="served", models=(), **serve):
-    usual = {"names": ("small", "large"), "prices": PRICES, "base_urls": (upstream.url,)}
+    usual = {
+      "names": ("small", "large"),
+      "prices": PRICES,
+      "base_urls": (upstream.url,),
+    }
     usual |= {"max_completion_tokens": TOKENS, "timeout_s": 20, "retries": 1}
     config = Config(name=name, runs=str(directory))
     config.models = ModelsConfig("chat", **usual | dict(models))
@@ -51,7 +55,9 @@ class Client:
 
   def chat(self, session="s", headers=(), **fields):
     body = {"model": "baar", "messages": ASK, **fields}
-    return self.post("/v1/chat/completions", body, {"x-session-id": session, **dict(headers)})
+    return self.post(
+      "/v1/chat/completions", body, {"x-session-id": session, **dict(headers)}
+    )
 
   def post(self, path, body, headers=None):
     return self.http.post(path, json=body, headers=headers)
@@ -78,7 +84,10 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
     handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
     for n in (1, 2):
       usage = {"prompt_tokens": 9, "completion_tokens": n}
-      fields = {"choices": [{"index": 0, "delta": {"content": "x\u2028y"}}], "usage": usage}
+      fields = {
+        "choices": [{"index": 0, "delta": {"content": "x\u2028y"}}],
+        "usage": usage,
+      }
       line = json.dumps(fields, ensure_ascii=False)  # an end of a line is in the text
       handler.wfile.write(f"data: {line}\n\n".encode())
     handler.wfile.write(b"data: [DONE]\n\n" if request["user"] == "whole" else b"")
@@ -86,14 +95,18 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
 
   monkeypatch.setitem(standin.FAULTS, "count_on", count_on)
   upstream.fault = lambda number, request: "count_on"
-  whole, cut = [client.chat(name, stream=True, user=name).text for name in ("whole", "cut")]
+  whole, cut = [
+    client.chat(name, stream=True, user=name).text for name in ("whole", "cut")
+  ]
   assert whole.endswith("data: [DONE]\n\n")
   assert json.loads(cut.split("data: ")[-1])["error"]["code"] == "upstream_error"
   assert client.session("whole")["spent_usd"] == pytest.approx(1e-6 * (9 + 2 * 2))
   # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
   assert client.session("cut")["spent_usd"] >= 1e-6 * (200 * 2 + 23)
   upstream.fault = lambda number, request: None
-  assert client.chat("cut").status_code == 200 and client.session("cut")["in_flight"] == 0
+  assert (
+    client.chat("cut").status_code == 200 and client.session("cut")["in_flight"] == 0
+  )
 
 
 @pytest.mark.parametrize(
@@ -101,10 +114,16 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
   [
     ({"documents": ["a" * 10_000]}, "Hello", 10_000),
     ({}, [{"type": "video_url", "video_url": {"url": "http://127.0.0.1/a"}}], 50_000),
-    ({}, [{"type": "image_url", "image_url": {"url": "data:"}, "text": "a" * 10_000}], 60_000),
+    (
+      {},
+      [{"type": "image_url", "image_url": {"url": "data:"}, "text": "a" * 10_000}],
+      60_000,
+    ),
   ],
 )
-def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content, tokens):
+def test_the_worst_case_counts_all_that_a_model_may_read(
+  client, fields, content, tokens
+):
   assert client.chat().status_code == 200
   exchange = client.http.app.exchange
   caches, upstream = exchange.sessions.find("s").caches, exchange.upstreams[0]
@@ -116,7 +135,10 @@ def test_the_worst_case_counts_all_that_a_model_may_read(client, fields, content
 def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):
   named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}]
   named += [{"session_id": None}, {"metadata": {"session_id": None}}]
-  said, body = [client.chat("h", **fields) for fields in named], {"model": "baar", "messages": ASK}
+  said, body = (
+    [client.chat("h", **fields) for fields in named],
+    {"model": "baar", "messages": ASK},
+  )
   said += [client.post("/v1/chat/completions", body) for _ in range(2)]
   *ids, one, other = [reply.headers["x-baar-session-id"] for reply in said]
   assert ids == ["b", "m", "h", "h"] and one == other and one.startswith("fingerprint-")
@@ -124,21 +146,30 @@ def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client)
 
 
 def test_a_task_that_is_asked_anew_after_its_score_is_a_session_of_its_own(client):
-  later = [*ASK, {"role": "assistant", "content": SAID}, {"role": "user", "content": "Outside."}]
+  later = [
+    *ASK,
+    {"role": "assistant", "content": SAID},
+    {"role": "user", "content": "Outside."},
+  ]
   first, ids = {"model": "baar", "messages": ASK}, []
   for _ in range(3):
     for body in (first, first | {"messages": later}):
       reply = client.post("/v1/chat/completions", body)
     ids.append(reply.headers["x-baar-session-id"])
     assert client.post(f"/v1/sessions/{ids[-1]}/score", {"score": 1}).status_code == 200
-    assert client.post("/v1/chat/completions", first | {"messages": later}).status_code == 409
+    assert (
+      client.post("/v1/chat/completions", first | {"messages": later}).status_code
+      == 409
+    )
   assert ids[1:] == [f"{ids[0]}-2", f"{ids[0]}-3"]
   assert [len(client.session(id_)["steps"]) for id_ in ids] == [2, 2, 2]
 
 
 def test_a_cap_holds_for_later_calls_that_name_none(client):
   caps = ["0.05", None, "0.06", "0.04"]
-  replies = [client.chat(headers={"x-baar-max-usd": cap} if cap else {}) for cap in caps]
+  replies = [
+    client.chat(headers={"x-baar-max-usd": cap} if cap else {}) for cap in caps
+  ]
   assert [reply.status_code for reply in replies] == [200, 200, 409, 409]
   assert replies[1].headers["x-baar-left-usd"] < "0.05"
 
@@ -148,12 +179,25 @@ def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
     replies = [client.chat(headers={"x-baar-max-usd": "9"}) for _ in range(20)]
     statuses = [reply.status_code for reply in replies]
     assert statuses == sorted(statuses) and {*statuses} == {200, 429}
-    assert replies[-1].headers["x-should-retry"] == "false"  # OpenAI's client does not repeat it
+    assert (
+      replies[-1].headers["x-should-retry"] == "false"
+    )  # OpenAI's client does not repeat it
     error, spent = replies[-1].json()["error"], client.session()["spent_usd"]
-    assert error["spent_usd"] == spent < error["cap_usd"] == 0.0006 < spent + error["needed_usd"]
-    assert upstream.usd({"small": PRICES[0], "large": PRICES[1]}) == pytest.approx(spent)
+    assert (
+      error["spent_usd"]
+      == spent
+      < error["cap_usd"]
+      == 0.0006
+      < spent + error["needed_usd"]
+    )
+    assert upstream.usd({"small": PRICES[0], "large": PRICES[1]}) == pytest.approx(
+      spent
+    )
     partial = client.chat(headers={"x-baar-on-exhausted": "partial"}).json()
-    assert partial["choices"][0]["finish_reason"] == "length" and partial["usage"]["cost"] == 0
+    assert (
+      partial["choices"][0]["finish_reason"] == "length"
+      and partial["usage"]["cost"] == 0
+    )
     upstream.fault = lambda number, request: "drop"  # a retry, too, has to fit
     partial = client.chat("other", {"x-baar-on-exhausted": "partial"}).json()
     assert partial["choices"][0]["finish_reason"] == "length"
@@ -193,7 +237,10 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
     # A cap below the reserve is a last call's alone.
     small = [client.chat("small", {"x-baar-max-usd": "0.0009"}) for _ in range(2)]
     assert [reply.status_code for reply in small] == [200, 429]
-    for name, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/chat", 404)):
+    for name, path, status in (
+      ("GET", "/v1/chat/completions", 405),
+      ("POST", "/chat", 404),
+    ):
       reply = client.http.request(name, path)
       said = "answers POST /v1/chat/completions, "
       assert reply.status_code == status and said in reply.json()["error"]["message"]
@@ -201,9 +248,15 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
 
 @pytest.mark.parametrize("model, cap", [("baar:large", "1"), ("baar:large:K=1", "9")])
 def test_large_calls_are_capped_by_header_and_name(client, model, cap):
-  replies = [client.chat("s", {"x-baar-max-large-calls": cap}, model=model) for _ in range(3)]
+  replies = [
+    client.chat("s", {"x-baar-max-large-calls": cap}, model=model) for _ in range(3)
+  ]
   assert [reply.json()["model"] for reply in replies] == ["large", "small", "small"]
-  assert [reply.headers["x-baar-left-large-calls"] for reply in replies] == ["0", "0", "0"]
+  assert [reply.headers["x-baar-left-large-calls"] for reply in replies] == [
+    "0",
+    "0",
+    "0",
+  ]
   assert client.session()["policy"] == "first-large(K=1)"
 
 
@@ -216,21 +269,31 @@ def routed(tmp_path, upstream, monkeypatch):
   monkeypatch.setattr("baar_jax.stages.serve.open_router", lambda *args: router)
   (tmp_path / "served" / "tokenizer").mkdir(parents=True)
   with contextlib.ExitStack() as stack:
-    yield lambda **serve: stack.enter_context(Client(tmp_path, upstream, policy="router", **serve))
+    yield lambda **serve: stack.enter_context(
+      Client(tmp_path, upstream, policy="router", **serve)
+    )
 
 
 def test_a_client_says_how_much_a_dollar_counts(routed):
-  client, price = routed(), ["baar:price=0.5", "baar:price=0.1", "baar", "baar:K=5:price=0.5"]
-  models = [client.chat(f"s{n}", model=name).json()["model"] for n, name in enumerate(price)]
+  client, price = (
+    routed(),
+    ["baar:price=0.5", "baar:price=0.1", "baar", "baar:K=5:price=0.5"],
+  )
+  models = [
+    client.chat(f"s{n}", model=name).json()["model"] for n, name in enumerate(price)
+  ]
   assert models == ["small", "large", "large", "small"]
   assert client.session("s3")["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
-  assert {*price[:3]} < {model["id"] for model in client.http.get("/v1/models").json()["data"]}
+  assert {*price[:3]} < {
+    model["id"] for model in client.http.get("/v1/models").json()["data"]
+  }
   assert client.chat("other", model="baar:price=0.3").status_code == 404
   assert client.chat("s0").status_code == 409
 
 
 @pytest.mark.parametrize(
-  "cached, models, logps", [(0.9, [1, 1, 0], [None] * 3), (1.0, [1, 0, 0], [None, -0.5, -0.5])]
+  "cached, models, logps",
+  [(0.9, [1, 1, 0], [None] * 3), (1.0, [1, 0, 0], [None, -0.5, -0.5])],
 )
 def test_a_warm_cache_can_decide(routed, cached, models, logps):
   """The router chooses SMALL, but first LARGE, and a cap allows two calls of LARGE.
@@ -258,11 +321,15 @@ def test_a_warm_cache_can_decide(routed, cached, models, logps):
 def test_another_model_takes_over_where_all_retries_failed(
   routed, upstream, name, failing, fault, cap, model, large_calls
 ):
-  upstream.fault = lambda number, request: fault if request["model"] == failing else None
+  upstream.fault = lambda number, request: (
+    fault if request["model"] == failing else None
+  )
   client = routed(fallback=True, max_large_calls=cap)
   reply, session = client.chat(model=name), client.session()
   acted, spent = [model] if model else [], read_spent(client.run.dir, 3)
-  assert [step["model"] for step in session["steps"]] == acted and session["in_flight"] == 0
+  assert [step["model"] for step in session["steps"]] == acted and session[
+    "in_flight"
+  ] == 0
   assert (reply.json().get("model"), session["large_calls"]) == (model, large_calls)
   assert len(upstream.seen) == 2 + len(acted)
   assert spent.at_most_usd == pytest.approx(session["spent_usd"])
@@ -276,11 +343,15 @@ def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
     sessions = client.http.app.exchange.sessions
-    client.attempt = sessions.begin(sessions.find("s"), Step("", 1, ""), 0.25)  # and no end
+    client.attempt = sessions.begin(
+      sessions.find("s"), Step("", 1, ""), 0.25
+    )  # and no end
     assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     session = client.session()
-    assert session["spent_usd"] == pytest.approx(USD + 0.25) and session["in_flight"] == 0
+    assert (
+      session["spent_usd"] == pytest.approx(USD + 0.25) and session["in_flight"] == 0
+    )
     assert session["large_calls"] == 1 and len(session["steps"]) == 1
     assert client.chat().status_code == 200
 
@@ -362,7 +433,12 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
       reply = client.http.post("/v1/chat/completions", content=text, headers=headers)
       error = reply.json()["error"]
       assert reply.status_code == status and word in error["message"], error
-      assert "\n" not in error["message"] and {*error} >= {"message", "type", "param", "code"}
+      assert "\n" not in error["message"] and {*error} >= {
+        "message",
+        "type",
+        "param",
+        "code",
+      }
     assert len(client.session()["steps"]) == len(upstream.seen) == 1
 
 
@@ -373,10 +449,18 @@ CREATED = {"created": lambda h, *asked: h.send(201, h.answer(*asked))}
 
 @pytest.mark.parametrize(
   "fault, status, calls",
-  [("400 bad", 400, 1), ("500", 500, 2), ("redirect", 502, 1), ("drop", 502, 2), ("401", 401, 1)]
+  [
+    ("400 bad", 400, 1),
+    ("500", 500, 2),
+    ("redirect", 502, 1),
+    ("drop", 502, 2),
+    ("401", 401, 1),
+  ]
   + [(fault, 502, 2) for fault in NO_ANSWERS],
 )
-def test_an_upstreams_error_leaves_the_session(client, upstream, monkeypatch, fault, status, calls):
+def test_an_upstreams_error_leaves_the_session(
+  client, upstream, monkeypatch, fault, status, calls
+):
   monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS | CREATED)
   upstream.fault = lambda number, request: fault
   reply = client.chat(stream=fault == "no choice")
@@ -385,7 +469,10 @@ def test_an_upstreams_error_leaves_the_session(client, upstream, monkeypatch, fa
   assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
   said = reply.json()["error"]["message"]
   assert (said == f"told to answer {fault}") == (fault in ("400 bad", "500"))
-  upstream.fault, upstream.answer = lambda *_: "created", lambda request: "half a pair: \ud83d"
+  upstream.fault, upstream.answer = (
+    lambda *_: "created",
+    lambda request: "half a pair: \ud83d",
+  )
   assert client.chat().status_code == 200 and client.session()["in_flight"] == 0
 
 
@@ -393,7 +480,9 @@ def test_other_addresses_need_a_key(tmp_path, upstream, monkeypatch):
   with pytest.raises(ValueError, match="key_variable"):
     Client(tmp_path, upstream, "open", host="0.0.0.0")
   monkeypatch.setenv("CLIENTS", "secret-1")
-  with Client(tmp_path, upstream, "locked", host="0.0.0.0", key_variable="CLIENTS") as client:
+  with Client(
+    tmp_path, upstream, "locked", host="0.0.0.0", key_variable="CLIENTS"
+  ) as client:
     assert client.chat().status_code == 401
     assert client.chat(headers={"authorization": "Bearer secret-1"}).status_code == 200
     assert client.http.get("/health").status_code == 200
@@ -406,4 +495,7 @@ def test_the_page_shows_steps_and_escapes_names(client):
   client.chat("<i>a")
   page = client.http.get("/").text
   assert "&lt;i&gt;a" in page and "<i>" not in page and f"${USD:.6f}" in page
-  assert 'baar_calls_total{model="small",outcome="reply"} 1.0' in client.http.get("/metrics").text
+  assert (
+    'baar_calls_total{model="small",outcome="reply"} 1.0'
+    in client.http.get("/metrics").text
+  )

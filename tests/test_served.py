@@ -20,7 +20,9 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 40}
 def run(tmp_path):
   config = tiny.config(tmp_path, kind="served")
   prices, urls = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0)), ("http://127.0.0.1:9/v1",)
-  config.models = ModelsConfig("chat", ("small", "large"), prices=prices, base_urls=urls)
+  config.models = ModelsConfig(
+    "chat", ("small", "large"), prices=prices, base_urls=urls
+  )
   config.profile.trials = 2
   run = Run(config)
   yield run
@@ -30,13 +32,18 @@ def run(tmp_path):
 def add(run, task_id, policy, text="do it"):
   mark = f"{task_id} {policy} {len(run.store.keys(policy))}"
   add_sessions(run.store, run.config, {mark: (tiny.episode(task_id, policy), text)})
-  assert add_sessions(run.store, run.config, {mark: (tiny.episode(task_id, policy), text)}) == 0
+  assert (
+    add_sessions(run.store, run.config, {mark: (tiny.episode(task_id, policy), text)})
+    == 0
+  )
 
 
 def test_a_task_stays_in_the_split_of_its_first_session(run):
   for name in "abcdeffedcba":
     add(run, name, "always-small")
-  tasks = [[task.id for task in run.store.tasks(split)] for split in ("train", "dev", "test")]
+  tasks = [
+    [task.id for task in run.store.tasks(split)] for split in ("train", "dev", "test")
+  ]
   assert tasks == [["a", "c", "e", "f"], ["b"], ["d"]]
   assert run.store.tasks("dev")[0].description == "do it"
 
@@ -62,15 +69,19 @@ def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
 def test_what_clients_still_have_to_play_is_told_in_one_line(run):
   tasks = [run.store.name_task(name, "", 9) for name in "ab"]
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
-  large = Policy(ALWAYS_LARGE)
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
     add(run, name, policy)
   line = "2 of 8 trials are missing, such as 1 of 'b' by always-small, 1 of 'a' by "
   with pytest.raises(ValueError, match=f"^{line}always-large: [^\n]*$"):
-    run.collect("", large, jobs)
+    run.collect("", ALWAYS_LARGE, jobs, Policy)
   add(run, "a", "always-large"), add(run, "b", "always-small")
-  episodes = run.collect("", large, jobs)
-  assert [(e.task_id, e.seed) for e in episodes] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+  episodes = run.collect("", ALWAYS_LARGE, jobs, Policy)
+  assert [(e.task_id, e.seed) for e in episodes] == [
+    ("a", 0),
+    ("a", 1),
+    ("b", 0),
+    ("b", 1),
+  ]
 
 
 def load(run, records, name="traces.jsonl"):
@@ -82,10 +93,18 @@ def load(run, records, name="traces.jsonl"):
 
 def chat(session="a", models=("small", "large"), **changes):
   """A line per call of an agent that is told what its actions did; the first one is changed."""
-  messages, common = [{"role": "user", "content": "Fix it."}], {"session": session, "task": "fix"}
+  messages, common = (
+    [{"role": "user", "content": "Fix it."}],
+    {"session": session, "task": "fix"},
+  )
   for number, model in enumerate(models):
     reply = {"role": "assistant", "content": f"act {number}\u2028"}
-    call = {"model": model, "messages": [*messages, reply], "usage": USAGE, "score": 1.0}
+    call = {
+      "model": model,
+      "messages": [*messages, reply],
+      "usage": USAGE,
+      "score": 1.0,
+    }
     yield common | call | changes
     messages += [reply, {"role": "user", "content": f"result {number}"}]
     changes = {}
@@ -96,10 +115,26 @@ def atif(**changes):
   metrics = USAGE | {"cost_usd": 0.001}
   act = {"source": "agent", "message": "", "tool_calls": [call], "metrics": metrics}
   act["observation"] = {"results": [{"source_call_id": "1", "content": "It is open."}]}
-  done = {"source": "agent", "model_name": "large", "message": "done", "metrics": metrics}
-  steps = [{"source": "system", "message": "Act."}, {"source": "user", "message": "Fix it."}]
-  totals = {"total_prompt_tokens": 200, "total_cached_tokens": 80, "total_cost_usd": 0.002}
-  record = {"schema_version": "ATIF-v1.4", "session_id": "b", "agent": {"model_name": "large"}}
+  done = {
+    "source": "agent",
+    "model_name": "large",
+    "message": "done",
+    "metrics": metrics,
+  }
+  steps = [
+    {"source": "system", "message": "Act."},
+    {"source": "user", "message": "Fix it."},
+  ]
+  totals = {
+    "total_prompt_tokens": 200,
+    "total_cached_tokens": 80,
+    "total_cost_usd": 0.002,
+  }
+  record = {
+    "schema_version": "ATIF-v1.4",
+    "session_id": "b",
+    "agent": {"model_name": "large"},
+  }
   record |= {"steps": [*steps, act, done], "final_metrics": totals}
   return record | {"extra": {"score": 0.5, "task": "door"}} | changes
 
@@ -129,7 +164,10 @@ def test_an_atif_trajectory_is_an_episode(run):
 @pytest.mark.parametrize(
   "records, problem",
   [
-    (chat(model="other"), "session 'a': the model 'other' is not in --config.models.names"),
+    (
+      chat(model="other"),
+      "session 'a': the model 'other' is not in --config.models.names",
+    ),
     (chat(usage=USAGE | {"cached_tokens": 101}), "counts that disagree"),
     ([*chat()][1:], "call 1 do not end with reply 1"),
     (["text"], "line 3: no record of a known format"),

@@ -30,9 +30,14 @@ def arguments(runs, server, stage="all", **settings) -> list[str]:
   """Of the command line; settings have __ for a dot."""
   values = {"env__max_steps": TASKS["max_steps"], "models__kind": "chat"}
   values |= {"models__names": "('small','large')", "models__max_completion_tokens": 60}
-  values |= {"models__prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))", "models__timeout_s": 10.0}
+  values |= {
+    "models__prices": "((0.4,0.1,1.6),(2.0,0.5,8.0))",
+    "models__timeout_s": 10.0,
+  }
   values |= {"models__base_urls": f"('{server.url}',)"} | settings
-  own = [f"--config.{name.replace('__', '.')}={value}" for name, value in values.items()]
+  own = [
+    f"--config.{name.replace('__', '.')}={value}" for name, value in values.items()
+  ]
   config = f"--config={ROOT / 'configs' / 'sandbox.py'}"
   return ["main.py", config, *tiny.flags(runs), *own, f"--stage={stage}"]
 
@@ -49,7 +54,9 @@ def query(runs, text):
 
 def most_replies(runs):
   """Of one and the same request."""
-  ((most,),) = query(runs, "SELECT max(n) FROM (SELECT count(reply) n FROM calls GROUP BY request)")
+  ((most,),) = query(
+    runs, "SELECT max(n) FROM (SELECT count(reply) n FROM calls GROUP BY request)"
+  )
   return most
 
 
@@ -75,7 +82,9 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
       assert code == 2 and lines[-1].startswith("error: ") and lines[-1].isprintable()
       assert len(lines) < len(FAULTS) + len(REFUSALS)
       assert billed(server) <= read_spent(tmp_path / "tiny", 2).at_most_usd + 1e-9
-  assert not left, f"{len(server.seen)} requests are too few for {len(left)} more misbehaviours"
+  assert not left, (
+    f"{len(server.seen)} requests are too few for {len(left)} more misbehaviours"
+  )
   known = read_spent(tmp_path / "tiny", 2).at_most_usd
   assert billed(server) <= known + 1e-9 < 3 * billed(server)
   ((recorded,),) = query(tmp_path, "SELECT count(*) FROM calls")
@@ -83,13 +92,19 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert most_replies(tmp_path) == 1
   results = json.loads((tmp_path / "tiny/report/results.json").read_text())
   ledger = results["ledger"]
-  assert ledger["total_usd"] + ledger["presumed_usd"] - ledger["router_usd"] == pytest.approx(known)
-  assert f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
+  assert ledger["total_usd"] + ledger["presumed_usd"] - ledger[
+    "router_usd"
+  ] == pytest.approx(known)
+  assert (
+    f"{ledger['total_usd']:.6f}" in (tmp_path / "tiny/report/index.html").read_text()
+  )
   rows = [row for row in results["policies"] if row["usd_budget"] is not None]
   assert {row["usd_budget"] for row in rows} == {*budgets}
   assert all(row["overruns"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
   out, err = capsys.readouterr()
-  files = [path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()]
+  files = [
+    path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()
+  ]
   said = "".join([*lines, out, err]).encode()
   assert not [text for text in [said, *files] if KEY[3:].encode() in text]
 
@@ -115,10 +130,14 @@ def test_neither_a_cap_nor_kill_9_loses_anything_or_pays_for_it_twice(
       process.kill()
       code = process.wait()
       kills += code == -signal.SIGKILL
-      stored = dict(query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes"))
+      stored = dict(
+        query(tmp_path, "SELECT policy || task_id || seed, episode FROM episodes")
+      )
       assert kept.items() <= stored.items()
       kept = stored
-    assert code == 0 and kills >= 3 and len(kept) == (6 + 2) * 2 * 2  # train and dev tasks
+    assert (
+      code == 0 and kills >= 3 and len(kept) == (6 + 2) * 2 * 2
+    )  # train and dev tasks
     # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills

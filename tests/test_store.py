@@ -36,7 +36,10 @@ def test_an_episode_comes_back_as_it_was(store, path):
   whole = episode("t1", "random(p=0.5)", 3, "SLS", score=0.25, stop="max_steps")
   whole.call_budget, step = 2, whole.steps[1]
   step.observation, step.action = 'a "quoted"\nline \N{SNOWMAN}\t', "go to O'Hara"
-  step.calls = [Call(1, Usage(9, 4, 2), 0.1 + 0.2, 1 / 3), call(2, 0.5, 7, "judge", True)]
+  step.calls = [
+    Call(1, Usage(9, 4, 2), 0.1 + 0.2, 1 / 3),
+    call(2, 0.5, 7, "judge", True),
+  ]
   step.router_cost_usd, step.logp = 1e-17, -1.2345678901234567
   store.add(whole)
   store.close()
@@ -46,7 +49,9 @@ def test_an_episode_comes_back_as_it_was(store, path):
 
 def test_a_key_is_taken_once_and_orders_the_episodes(store):
   keys = [("t2", 10), ("t1", 2), ("t2", 9), ("t1", 11)]
-  store.add(*(episode(task_id, "p", seed) for task_id, seed in keys), episode("t1", "q", 2))
+  store.add(
+    *(episode(task_id, "p", seed) for task_id, seed in keys), episode("t1", "q", 2)
+  )
   with pytest.raises(ValueError, match=r"\('p', 't1', 2\) is already stored"):
     store.add(episode("t1", "p", 2, score=0.0))
   assert [(e.task_id, e.seed) for e in store.episodes("p")] == sorted(keys)
@@ -58,7 +63,9 @@ def test_tasks_keep_their_order_and_are_replaced_as_a_whole(store, path):
     store.put_tasks("train", [dataclasses.replace(task, split="dev") for task in tasks])
     assert store.tasks("train") == tasks and store.tasks("test") == []
   damage(path, "UPDATE tasks SET task = ? WHERE place = 1", "{}")
-  with pytest.raises(ValueError, match="train task 1 cannot be read: restore a copy of the file"):
+  with pytest.raises(
+    ValueError, match="train task 1 cannot be read: restore a copy of the file"
+  ):
     store.tasks("train")
 
 
@@ -71,8 +78,12 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
   with pytest.raises(ValueError, match=f"^{re.escape(str(path))} {problem}$"):
     Store(path)
   older = tmp_path / "older.sqlite"
-  sqlite3.connect(older).execute("CREATE TABLE episodes (policy TEXT, task_id TEXT, episode TEXT)")
-  with pytest.raises(ValueError, match="was made by another version of this program: choose"):
+  sqlite3.connect(older).execute(
+    "CREATE TABLE episodes (policy TEXT, task_id TEXT, episode TEXT)"
+  )
+  with pytest.raises(
+    ValueError, match="was made by another version of this program: choose"
+  ):
     Store(older)
 
 
@@ -85,7 +96,9 @@ def test_a_row_that_equals_another_policy_s_shares_its_text(store, path):
   assert store.episodes("random(K=4)") == equals
   again = dataclasses.replace(equals[1], policy="random(K=3)", call_budget=3)
   assert store.episodes("random(K=3)") == [again]
-  counts = sqlite3.connect(path).execute("SELECT count(*), count(episode) FROM episodes")
+  counts = sqlite3.connect(path).execute(
+    "SELECT count(*), count(episode) FROM episodes"
+  )
   assert counts.fetchone() == (6, 3)
   table = store.table(["random(K=4)"])
   assert (*table.steps, *table.cost_usd) == (1, 3, 1.0, 7.0) and table.reused.all()
@@ -105,20 +118,37 @@ def test_the_table_by_hand(store):
   (row,) = store.table(["cascade"]).to_dict("records")
   assert math.isnan(row.pop("call_budget"))
   numbers = {"seed": 3, "score": 0.5, "usd_budget": 64.0, "steps": 2, "large_calls": 1}
-  numbers |= {"decisions": 2, "judgements": 1, "cost_usd": 5.5, "small_usd": 1.0, "large_usd": 4.0}
+  numbers |= {
+    "decisions": 2,
+    "judgements": 1,
+    "cost_usd": 5.5,
+    "small_usd": 1.0,
+    "large_usd": 4.0,
+  }
   numbers |= {"proposals_usd": 0.5, "judge_usd": 0.125, "retries_usd": 8.0 + 32.0}
   numbers |= {"router_usd": 0.25, "presumed_usd": 16.0}
   numbers |= {"spent_usd": 5.5 + 0.125 + 8.0 + 16.0 + 32.0, "router_latency_s": 0.75}
-  numbers |= {"small_tokens": 7, "large_tokens": 5, "proposal_tokens": 6, "judge_tokens": 3}
+  numbers |= {
+    "small_tokens": 7,
+    "large_tokens": 5,
+    "proposal_tokens": 6,
+    "judge_tokens": 3,
+  }
   texts = {"policy": "cascade", "task_id": "t1", "stop": "max_steps"}
   assert row == texts | numbers | {"success": False, "reused": False}
   assert len(store.table()) == 2 and store.table(["nobody"]).empty
 
 
-COLUMN, FINE = "UPDATE episodes SET {} = ? WHERE seed = 1", episode("t", "p", 1).to_json()
+COLUMN, FINE = (
+  "UPDATE episodes SET {} = ? WHERE seed = 1",
+  episode("t", "p", 1).to_json(),
+)
 DAMAGE = [("score", "high"), ("score", -0.5), ("score", 1.5), ("steps", None)]
 DAMAGE += [("usd_budget", "much"), ("cost_usd", math.inf)]
-DAMAGE += [("episode", text) for text in (None, "", "{", "[]", b"\xff", '{"task_id": "t"}', "null")]
+DAMAGE += [
+  ("episode", text)
+  for text in (None, "", "{", "[]", b"\xff", '{"task_id": "t"}', "null")
+]
 DAMAGE += [("episode", FINE.replace('"score":1.0', '"score":"high"'))]
 DAMAGE += [("episode", FINE.replace('"steps":[', '"steps":[3,'))]
 
@@ -128,7 +158,9 @@ def test_a_row_that_cannot_be_read_is_named(store, path, column, value):
   store.add(*(episode("t", "p", seed) for seed in range(3)))
   assert value != FINE
   damage(path, COLUMN.format(column), value)
-  problem = f"{path}: the episode of policy p, task t, seed 1 cannot be read: restore a copy"
+  problem = (
+    f"{path}: the episode of policy p, task t, seed 1 cannot be read: restore a copy"
+  )
   with pytest.raises(ValueError, match=f"^{re.escape(problem)} of the file$"):
     store.episodes("p")
     store.table()
@@ -160,19 +192,28 @@ def test_of_a_store_of_version_0_nothing_is_played_again(older):
   config = read_config(older)
   kinds = ("samples", 2, True), ("together", 1, True), ("repeats", 1, True)
   assert config.references.plans == kinds and config.env.options == {}
-  before = sqlite3.connect(older / "episodes.sqlite").execute("SELECT * FROM episodes").fetchall()
+  before = (
+    sqlite3.connect(older / "episodes.sqlite")
+    .execute("SELECT * FROM episodes")
+    .fetchall()
+  )
   with contextlib.closing(Store(older / "episodes.sqlite")) as store:
     table = store.table()
     assert len(table) == len(before) == 63
     listed = [spec.key for spec in list_specs(config)]
     # 4 samples of each of 3 training tasks; BoPO's rollouts of 2 tasks, 2 each.
-    other = {"exploration-all(samples=2,together=1,repeats=1)": 12, "bopo(lam=0.1)/1": 4}
+    other = {
+      "exploration-all(samples=2,together=1,repeats=1)": 12,
+      "bopo(lam=0.1)/1": 4,
+    }
     assert {*table.policy} == {*listed, *other}
     assert table.policy.value_counts()[[*other]].to_dict() == other
     least = "conditioned(update=20,cost_weight=0.1"
     assert {"always(rank=2)", f"{least})", f"{least},optimism=2,K=1)"} < {*listed}
     played = {stage: 0 for stage in ("profile", "references", "bopo", "evaluate")}
-    chosen = {spec.key for spec in choose_on_dev(store, list_specs(config), config).entries}
+    chosen = {
+      spec.key for spec in choose_on_dev(store, list_specs(config), config).entries
+    }
     for stage in played:
       for spec, jobs in list_planned(config, store, stage):
         # On test the chosen policies alone are played.
@@ -199,6 +240,8 @@ def test_a_store_of_a_newer_version_is_refused_and_stays(store, path):
   store.close()
   damage(path, f"PRAGMA user_version = {VERSION + 1}")
   written = dump(path)
-  with pytest.raises(ValueError, match="was made by another version of this program: ") as error:
+  with pytest.raises(
+    ValueError, match="was made by another version of this program: "
+  ) as error:
     Store(path)
   assert "\n" not in str(error.value) and dump(path) == written

@@ -41,7 +41,10 @@ def episodes():
   """Of 5, 1, 6, 2 and 4 decisions, with log-probabilities; one decision was forced."""
   logps = [-0.3 - 0.1 * s for s in range(6)]
   models = "SLSLL", "L", "SLLSSL", "LL", "LSSL"
-  result = [episode("plant-0", models=letters, logps=logps[: len(letters)]) for letters in models]
+  result = [
+    episode("plant-0", models=letters, logps=logps[: len(letters)])
+    for letters in models
+  ]
   result[2].steps[3].logp = None
   return result
 
@@ -51,7 +54,7 @@ def batcher(router_config, tokenizer_dir, make_task):
   """batcher(rows): cuts into micro-batches of so many rows, of lengths of so many buckets."""
 
   def make(rows: int, buckets: int = 1, labels: Labels = ACTED) -> Batcher:
-    router = dataclasses.replace(router_config, max_tokens=128, buckets=buckets)
+    router = dataclasses.replace(router_config, max_tokens=208, buckets=buckets)
     sft = SFTConfig(micro_episodes=rows)
     config = Config(env=EnvConfig(max_steps=6), router=router, sft=sft)
     return Batcher(config, View(router, tokenizer_dir), [make_task()], labels)
@@ -95,10 +98,16 @@ def test_a_batch_of_transcripts_by_hand():
 def test_micro_batches_hold_every_episode_once(batcher, episodes):
   # Short ones together: 1, 2 | 4, 5 | 6 decisions.
   batches = batcher(2).micro_batches(episodes)
-  assert [batch.mask_BxS.sum(axis=1).tolist() for batch in batches] == [[1, 2], [4, 5], [6, 0]]
+  assert [batch.mask_BxS.sum(axis=1).tolist() for batch in batches] == [
+    [1, 2],
+    [4, 5],
+    [6, 0],
+  ]
   # Of 5 episodes and 18 decisions; a row of padding counts, as the losses average over rows.
   assert [batch.episode_share for batch in batches] == pytest.approx([2 / 5] * 3)
-  assert [batch.decision_share for batch in batches] == pytest.approx([3 / 18, 9 / 18, 6 / 18])
+  assert [batch.decision_share for batch in batches] == pytest.approx(
+    [3 / 18, 9 / 18, 6 / 18]
+  )
   batches = batcher(2, labels=SAMPLED).micro_batches(episodes, np.array(ADV))
   assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0]]
   assert batches[2].mask_BxS.sum(axis=1).tolist() == [5, 0]  # one was forced
@@ -108,21 +117,30 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   assert "".join("SL"[model] for model in models) == "SLSLLLSLLSSLLLLSSL"
 
 
-def test_a_scorer_learns_failures_from_what_any_but_the_dearest_proposed(batcher, tokenizer_dir):
+def test_a_scorer_learns_failures_from_what_any_but_the_dearest_proposed(
+  batcher, tokenizer_dir
+):
   view = View(batcher(WHOLE).view.config, tokenizer_dir, proposals=True)
   made = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
   scorer = dataclasses.replace(batcher(WHOLE), view=view, labels=FAILURES)
   (batch,) = scorer.micro_batches(made)
-  assert np.where(batch.mask_BxS, batch.action_BxS, 2)[:2, :3].tolist() == [[0, 0, 2], [2, 1, 1]]
-  assert [view.tokenizer.decode(row).count(" proposal:") for row in batch.tokens_RxT[:2]] == [2, 2]
+  assert np.where(batch.mask_BxS, batch.action_BxS, 2)[:2, :3].tolist() == [
+    [0, 0, 2],
+    [2, 1, 1],
+  ]
+  assert [
+    view.tokenizer.decode(row).count(" proposal:") for row in batch.tokens_RxT[:2]
+  ] == [2, 2]
 
 
-def test_micro_batches_make_the_step_of_one_batch(tiny_model, batcher, episodes, filled, view):
+def test_micro_batches_make_the_step_of_one_batch(
+  tiny_model, batcher, episodes, filled, view
+):
   ids, other = view.decision_ids, filled(lambda: build_model(view.config, 0), seed=3)
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
   start, anchor = copy_of(trainer.state), ShardedRouter(other, ids)
   metrics, states = [], []
-  # The latter of rows of 64 and of 128 tokens.
+  # The latter of rows of 104 and of 208 tokens.
   for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, 2, SAMPLED)):
     trainer.load(copy_of(start))
     learner = Learner(BOPO, trainer, micro, anchor)
@@ -138,7 +156,9 @@ def test_micro_batches_make_the_step_of_one_batch(tiny_model, batcher, episodes,
   kernels = [x for x in jax.tree.leaves(trainer.state) if x.ndim > 1]
   assert all("fsdp" in kernel.sharding.spec for kernel in kernels)
   # The model that it started from is as it was.
-  np.testing.assert_array_equal(tiny_model.final_norm[...], start["params"]["final_norm"])
+  np.testing.assert_array_equal(
+    tiny_model.final_norm[...], start["params"]["final_norm"]
+  )
 
 
 def test_no_array_has_both_tokens_and_vocabulary(tiny_model, view, batcher, episodes):
@@ -147,15 +167,24 @@ def test_no_array_has_both_tokens_and_vocabulary(tiny_model, view, batcher, epis
   (batch,) = batcher(WHOLE).micro_batches(episodes)
   T = batch.tokens_RxT.shape[1]
   text = trainer._gradient.lower(trainer.params, batch).as_text()
-  shapes = [tuple(map(int, dims.split("x"))) for dims in re.findall(r"tensor<([\dx]+)xf32>", text)]
+  shapes = [
+    tuple(map(int, dims.split("x")))
+    for dims in re.findall(r"tensor<([\dx]+)xf32>", text)
+  ]
   assert any(340 in shape for shape in shapes) and any(T in shape for shape in shapes)
-  assert not [shape for shape in shapes if 340 in shape and (T in shape or WHOLE in shape)]
+  assert not [
+    shape for shape in shapes if 340 in shape and (T in shape or WHOLE in shape)
+  ]
 
 
-def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view, monkeypatch):
+def test_in_bf16_the_first_step_is_on_policy(
+  tiny_model, batcher, episodes, view, monkeypatch
+):
   """Whatever the rollouts recorded, each ratio is 1: the loss is minus the mean advantage."""
   ids = view.decision_ids
-  trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids, dtype="bfloat16")
+  trainer = Trainer(
+    tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids, dtype="bfloat16"
+  )
   start = copy_of(trainer.state)
   # It has no distance to itself.
   learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
@@ -163,7 +192,9 @@ def test_in_bf16_the_first_step_is_on_policy(tiny_model, batcher, episodes, view
   assert update_policy(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
   trainer.load(start)
-  monkeypatch.setattr(trainer, "low_precision", False)  # then it takes those, which are made up
+  monkeypatch.setattr(
+    trainer, "low_precision", False
+  )  # then it takes those, which are made up
   assert abs(update_policy(*arguments)["loss"] + 0.3) > 0.05
 
 
@@ -185,14 +216,20 @@ def test_schedule_and_clipping():
   # quarters; the other 100 a half cosine: the peak, cos 45 degrees, 90 and 180.
   rates = -np.array(updates_of(sft(), [0.5] * 104))
   expected = [0.15, 0.3, 0.45, 0.6, 0.6 * (1 + math.sqrt(0.5)) / 2, 0.3, 0.0]
-  np.testing.assert_allclose(rates[[0, 1, 2, 3, 28, 53, 103]], expected, rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(
+    rates[[0, 1, 2, 3, 28, 53, 103]], expected, rtol=1e-4, atol=1e-6
+  )
   assert updates_of(sft(updates=2), [0.5] * 2) == pytest.approx([-0.3, -0.6], rel=1e-4)
   # A large eps keeps the sizes of gradients. Adam's first step on g is lr * g / (|g| + eps).
   bopo = training.bopo_optimizer(BoPOConfig(learning_rate=0.6, adam_eps=0.1))
   for optimizer in (sft(updates=1, adam_eps=0.1), bopo):
-    assert updates_of(optimizer, [0.001]) == pytest.approx([-0.6 * 0.001 / 0.101], rel=1e-5)
+    assert updates_of(optimizer, [0.001]) == pytest.approx(
+      [-0.6 * 0.001 / 0.101], rel=1e-5
+    )
   # With clipping a gradient of 1000 is one of 1.
   clipped, ones = (updates_of(sft(), [1.0, big, -big]) for big in (1000.0, 1.0))
   assert clipped == pytest.approx(ones) != updates_of(sft(), [0.5, 1.0, -1.0])
   # Weights decay: at a quarter and at half of the peak by 0.15 and 0.3 times 0.01 * 5.
-  assert updates_of(sft(), [0.0, 0.0], 5.0) == pytest.approx([-0.0075, -0.015], rel=1e-3)
+  assert updates_of(sft(), [0.0, 0.0], 5.0) == pytest.approx(
+    [-0.0075, -0.015], rel=1e-3
+  )

@@ -32,23 +32,41 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
   sizes = {"action_tokens": 40, "result_tokens": 40, "max_tokens": 2000}
   config = dataclasses.replace(router_config, **sizes)
   paper = View(dataclasses.replace(config, view="paper"), tmp_path, models=3)
-  view, scorer = (View(config, tmp_path, proposing, models=3) for proposing in (False, True))
+  view, scorer = (
+    View(config, tmp_path, proposing, models=3) for proposing in (False, True)
+  )
   episode = dataclasses.replace(tiny.episode("plant-0", models="SLTS"), call_budget=4)
   (window,) = view.episode_windows(make_task(), episode)
   ids = [window.tokens[at + 1] for at in window.positions[:-1]]
   assert len({*ids}) == 3 and ids == view.decision_ids == view.logit_ids
   text = paper.tokenizer.decode(paper.episode_windows(make_task(), episode)[-1].tokens)
-  assert "Step 2 [Model: M2]" in text and "Which model should act next, M1 or M2 or M3?" in text
-  assert "at most 4 dearer calls, 2 used, 2 left." in text and "only M1 is left. 2 dearer" in text
+  assert (
+    "Step 2 [Model: M2]" in text
+    and "Which model should act next, M1 or M2 or M3?" in text
+  )
+  assert (
+    "at most 4 dearer calls, 2 used, 2 left." in text
+    and "only M1 is left. 2 dearer" in text
+  )
   whole = dataclasses.replace(tiny.config(tmp_path), router=config)
   cut = Batcher(whole, scorer, [make_task()], FAILURES)
-  assert cut.micro_batches([episode])[0].mask_BxS[0, :4].tolist() == [True, True, False, True]
+  assert cut.micro_batches([episode])[0].mask_BxS[0, :4].tolist() == [
+    True,
+    True,
+    False,
+    True,
+  ]
   proposed = add_proposals(episode, dearest=2)
   proposed.steps[1].proposal = "SMALL's, where M2 acted at once: no cap would allow M3"
   (window,) = scorer.episode_windows(make_task(), proposed)
   text = scorer.tokenizer.decode(window.tokens)
-  assert "step 2/40, 4 large calls left, proposal of M2: open door 1 model:\nresult: see" in text
-  assert "step 3/40, 3 large calls left, model: action: open door 2\nresult: see" in text
+  assert (
+    "step 2/40, 4 large calls left, proposal of M2: open door 1 model:\nresult: see"
+    in text
+  )
+  assert (
+    "step 3/40, 3 large calls left, model: action: open door 2\nresult: see" in text
+  )
 
 
 def test_strata_of_two_are_as_before_and_of_three_the_dearer_ones_are_drawn_evenly():
@@ -56,10 +74,18 @@ def test_strata_of_two_are_as_before_and_of_three_the_dearer_ones_are_drawn_even
     return models("random", [live("t1", seed, s, count) for s in range(steps)], p=p)
 
   drawn = ["".join(map(str, draw(1000 + k, k / 4))) for k in (1, 2, 3)]
-  assert drawn == ["00000100000000000010", "10000101011001110000", "11111111101101110111"]
+  assert drawn == [
+    "00000100000000000010",
+    "10000101011001110000",
+    "11111111101101110111",
+  ]
   counts = np.bincount(draw(0, 0.5, 3, 4000), minlength=3)
-  assert counts[1:].sum() == sum(draw(0, 0.5, steps=4000))  # the same steps are dearer ones'
-  assert counts[1] / counts[1:].sum() == pytest.approx(0.5, abs=0.034)  # three standard deviations
+  assert counts[1:].sum() == sum(
+    draw(0, 0.5, steps=4000)
+  )  # the same steps are dearer ones'
+  assert counts[1] / counts[1:].sum() == pytest.approx(
+    0.5, abs=0.034
+  )  # three standard deviations
 
 
 def test_a_threshold_is_what_dollars_count_for():
@@ -89,24 +115,36 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
 
   tape, left = [], iter(choices)
   policy, pair = Chain(tape), HandPair(tape, texts, TRIO_USD)
-  (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)], cap)
+  policy.spec = policy.spec.under(cap)
+  (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)])
   assert "".join(event[4] for event in tape if event.startswith("ask")) == asked
   assert next(left, None) is None  # it was asked as often as it had to be
   (step,) = episode.steps
   assert [call.model for call in step.calls] == [*reversed(range(acted + 1))]
   assert [call.kind for call in step.calls] == ["act"] + ["proposal"] * acted
   assert step.cost_usd == pytest.approx(sum(TRIO_USD[: acted + 1]))
-  assert (step.router_cost_usd, step.router_latency_s) == (len(choices) * 1e-6, len(choices) * 2.0)
-  assert episode.large_calls == step.model == acted  # a proposal of M2 is a call, taken or not
-  assert summarize_episode(episode)["proposals_usd"] == pytest.approx(TRIO_USD[0] * bool(acted))
+  assert (step.router_cost_usd, step.router_latency_s) == (
+    len(choices) * 1e-6,
+    len(choices) * 2.0,
+  )
+  assert (
+    episode.large_calls == step.model == acted
+  )  # a proposal of M2 is a call, taken or not
+  assert summarize_episode(episode)["proposals_usd"] == pytest.approx(
+    TRIO_USD[0] * bool(acted)
+  )
 
 
 def test_the_rates_of_the_model_between_are_halfway():
   plain, tricky = (Oracle("", 0, critical, False) for critical in (False, True))
-  rates = [SandboxErrors(3).lapse(1, "t", oracle, False).rate for oracle in (plain, tricky)]
+  rates = [
+    SandboxErrors(3).lapse(1, "t", oracle, False).rate for oracle in (plain, tricky)
+  ]
   assert rates == pytest.approx([0.06, 0.45])
   for task_id in (f"mix/{i}" for i in range(300)):
-    lapses = [ScienceWorldErrors(3).lapse(model, task_id, tricky, False) for model in range(3)]
+    lapses = [
+      ScienceWorldErrors(3).lapse(model, task_id, tricky, False) for model in range(3)
+    ]
     if lapses[1].wrong == 0.6:  # it does not know the step, so SMALL does not either
       assert lapses[1].rate == pytest.approx(0.965) and lapses[0].rate == 0.98
     else:  # LARGE knows it, too
@@ -114,13 +152,17 @@ def test_the_rates_of_the_model_between_are_halfway():
 
 
 @pytest.mark.parametrize("setting", ["nano-mini", "nano-full", "mini-full"])
-def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(setting, make_task, tmp_path):
+def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(
+  setting, make_task, tmp_path
+):
   names = sciworld.get_config(setting).models.names
 
   def play(setting):
     pair = open_pair(sciworld.get_config(setting), tmp_path / "none.sqlite")
     for task_id in (f"mix/{i}" for i in range(40)):
-      agents = dict(zip(pair.names, pair.start(Room(), make_task(task_id), 7, unlimited)))
+      agents = dict(
+        zip(pair.names, pair.start(Room(), make_task(task_id), 7, unlimited))
+      )
       yield [agents[name].reply([], step).text for step in range(10) for name in names]
 
   replies = list(play(setting))
@@ -129,5 +171,7 @@ def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(setting, make
 
 def test_a_whole_run_of_three_ends_with_its_report(tmp_path):
   rivals = "--config.baselines.rivals=('zero-shot','cascade','single-turn')"
-  finish(start(tmp_path, rivals, "--config.evaluate.shares=(0.4,)", config="sandbox.py:trio"))
+  finish(
+    start(tmp_path, rivals, "--config.evaluate.shares=(0.4,)", config="sandbox.py:trio")
+  )
   assert "always(rank=2)" in {row["policy"] for row in results(tmp_path)["dev"]}

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 from unittest.mock import Mock
 
 import jax
@@ -10,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from baar_jax.rollout.policies import Job
 
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
-from baar_jax.rollout.specs import Cap
-from baar_jax.router import head
-from baar_jax.router import policy as policy_module
+from baar_jax.rollout.specs import Cap, Job, PolicySpec
+from baar_jax.router import conditioned, head
+from baar_jax.router.conditioned import ConditionedPolicy
 from baar_jax.router.head import (
   Heads,
   Scale,
@@ -51,7 +51,9 @@ def make_transitions(episodes, hidden_N) -> Transitions:
   """Of tasks of three steps, with hidden states of size 1."""
   task = dataclasses.replace(TASK, max_steps=3)
   rows = [row for e in episodes for row in values._list_rows(task, e, unit_usd=1.0)]
-  return Transitions(np.array(hidden_N, np.float32)[:, None], *map(np.array, zip(*rows)))
+  return Transitions(
+    np.array(hidden_N, np.float32)[:, None], *map(np.array, zip(*rows))
+  )
 
 
 def make_heads(width, hidden_size) -> Heads:
@@ -74,20 +76,25 @@ def test_rows_of_an_episode_by_hand():
 
 def test_progress_by_hand():
   """What comes again is no progress, however long ago it was seen; something new starts anew."""
-  steps = [dataclasses.replace(step(int(m), 1.0), observation=o) for m, o in zip("10100", "ababc")]
+  steps = [
+    dataclasses.replace(step(int(m), 1.0), observation=o)
+    for m, o in zip("10100", "ababc")
+  ]
   first, second, _, fourth, fifth = head.count_progress(9, steps)
   assert first == (0, 0, 9, 0, 0, 0) and second == (1, 1, 9, 0, 0, 0)
   assert fourth == (3, 2, 9, 2, 1, 2) and fifth == (4, 2, 9, 0, 0, 2)
 
 
-def test_the_bold_take_large_unless_the_heads_agree():
+def test_optimism_takes_large_unless_the_heads_agree():
   """Two heads that say -0.3 and 0.1 of LARGE over SMALL: -0.1 in the mean, a deviation of 0.2."""
   heads = make_heads(1, 1)
   bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / head.ADVANTAGE_UNIT
   *layers, (weight, _) = heads.advantage
   heads = heads._replace(advantage=[*layers, (weight, bias_ExA)])
   state = np.zeros((1, 1)), np.zeros((1, head.FACTS))
-  gaps = [np.diff(estimate(heads, *state, bold)[1]).item() for bold in (0.0, 1.0)]
+  gaps = [
+    np.diff(estimate(heads, *state, optimism)[1]).item() for optimism in (0.0, 1.0)
+  ]
   assert gaps == pytest.approx([-0.1, 0.1], abs=1e-6)
 
 
@@ -114,7 +121,9 @@ def test_what_is_left_by_hand():
   assert count_calls_left(heads, Cap(3).after(steps)) == 2
   assert count_calls_left(heads, Cap(3, 1.5).after(steps)) == 1.5  # $0.75 are left
   assert count_calls_left(heads, Cap(usd=0.1).after(steps)) == 0
-  free, capped = describe(np.array([np.inf, 2]), 1.0, np.array([[1, 1, 4, 2, 1, 2]] * 2))
+  free, capped = describe(
+    np.array([np.inf, 2]), 1.0, np.array([[1, 1, 4, 2, 1, 2]] * 2)
+  )
   assert free[:4].tolist() == [1, pytest.approx(np.log(21) / 3), 1, 1]
   assert capped[:4].tolist() == pytest.approx([0.1, np.log(3) / 3, 2 / 3, 0])
   expected = [0.5, 0.5**0.5, 0.25, 0.5, 0.05, np.log(3) / 3, np.log(2) / 2, 0.5]
@@ -170,30 +179,45 @@ def run(tmp_path):
     yield run
 
 
-@pytest.mark.parametrize("bold", [None, 0, 2])
-def test_live_and_stored_decisions_read_the_same(run, monkeypatch, bold):
+@pytest.mark.parametrize(
+  "optimism, weight", [(None, None), (0, 1.0), (2, None), (None, 0.7)]
+)
+def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, weight):
   """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
-  also where episodes of different lengths are batched together; untold, that there is no cap."""
+  also where episodes of different lengths are batched together; cap-blind, that there is no cap.
+  Without a cost weight of its own it takes the least."""
   train.profile(run)
   trunk, view = values.load_trunk(run.training())
-  heads, estimate = make_heads(8, 16), Mock(wraps=policy_module.estimate)
-  policy = policy_module.ConditionedPolicy("c", trunk, view, heads, [0.5, 1.0], 1, bold=bold)
-  with pytest.raises(ValueError, match="^hidden states of c: all numbers must be finite$"):
+  heads, estimate = make_heads(8, 16), Mock(wraps=conditioned.estimate)
+  is_conditioned = optimism is None
+  spec = PolicySpec("c", optimism=optimism, cap_conditioned=is_conditioned, cap=Cap(3))
+  spec = dataclasses.replace(spec, cost_weight=weight)
+  policy = ConditionedPolicy(spec, trunk, view, heads, [0.5, 1.0], 1)
+  with pytest.raises(
+    ValueError,
+    match=rf"^hidden states of {re.escape(spec.key)}: all numbers must be finite$",
+  ):
     policy._predict(np.full((1, 16), np.nan), ())
-  monkeypatch.setattr(policy_module, "estimate", estimate)
-  jobs = [Job(task, 2000) for task in run.store.tasks("train")]
-  run.collect("capped", policy, jobs, call_budget=3)
-  stored = {e.task_id: e for e in run.store.episodes("c")}
+  monkeypatch.setattr(conditioned, "estimate", estimate)
+  jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
+  stored = {
+    e.task_id: e for e in run.collect("capped", spec, jobs, lambda spec: policy)
+  }
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
-  data, decisions = values.read_transitions(run.training(), episodes), iter(estimate.call_args_list)
+  data, decisions = (
+    values.read_transitions(run.training(), episodes),
+    iter(estimate.call_args_list),
+  )
   left_N = 3 - data.progress_NxP[:, 1]
   for n in np.flatnonzero(left_N):  # else the budget leaves no choice
-    _, (hidden,), (facts,), boldness = next(decisions).args  # one episode lives at a time
+    _, (hidden,), (facts,), added = next(decisions).args  # one episode lives at a time
     np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
-    expected = describe(left_N[n] if bold is None else np.inf, 0.5, data.progress_NxP[n])
+    expected = describe(
+      left_N[n] if is_conditioned else np.inf, weight or 0.5, data.progress_NxP[n]
+    )
     np.testing.assert_allclose(facts, expected, rtol=1e-6)
-    assert boldness == (bold or 0)
+    assert added == (optimism or 0)
   assert next(decisions, None) is None
 
 
@@ -203,13 +227,26 @@ def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
   values.fit_values(run.training())
   path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
   stored, heads = path.read_bytes(), values.load_heads(run.training())
-  assert [len(heads.value), len(heads.advantage), heads.scale.mean_D.shape] == [3, 3, (16,)]
-  assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (2, 28, 64)
+  assert [len(heads.value), len(heads.advantage), heads.scale.mean_D.shape] == [
+    3,
+    3,
+    (16,),
+  ]
+  assert heads.advantage[2][0].shape == (2, 32, 2) and heads.value[0][0].shape == (
+    2,
+    28,
+    64,
+  )
   values.fit_values(run.training())
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
   # Not a number, what would have to be unpickled, and weights for other inputs.
-  for array in (np.array(np.nan), np.array([{}]), arrays["arr_0"][:, 1:], np.array(1.0)):
+  for array in (
+    np.array(np.nan),
+    np.array([{}]),
+    arrays["arr_0"][:, 1:],
+    np.array(1.0),
+  ):
     np.savez(path, **arrays | {"arr_0": array})
     with pytest.raises(ValueError, match="heads.npz is missing or damaged: remove it"):
       values.load_heads(run.training())
@@ -218,6 +255,8 @@ def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
     values.load_heads(run.training())
   path.unlink()
   monkeypatch.setattr(values, "fit_heads", lambda heads, *_: [(2, heads, np.nan)])
-  with pytest.raises(ValueError, match="^value stopped: update 2 has loss nan; last good"):
+  with pytest.raises(
+    ValueError, match="^value stopped: update 2 has loss nan; last good"
+  ):
     values.fit_values(run.training())
   assert not path.exists()

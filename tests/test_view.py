@@ -35,7 +35,9 @@ def episode_of(models, calls=(), **budgets) -> Episode:
   """An episode of a model per step: see 1, go 1, see 2, go 2, ...; `calls` are (usd, kind)."""
   steps = [Step(f"see {i}", model, f"go {i}") for i, model in enumerate(models, 1)]
   for step, each in zip(steps, calls):
-    step.calls = [Call(step.model, Usage(0, 0, 0), usd, kind=kind) for usd, kind in each]
+    step.calls = [
+      Call(step.model, Usage(0, 0, 0), usd, kind=kind) for usd, kind in each
+    ]
   return Episode("plant-0", "test", 0, steps, 1.0, "done", **budgets)
 
 
@@ -46,7 +48,9 @@ def live_window(view, episode, s):
   return view.live_window(live)
 
 
-environment_texts = st.text(st.sampled_from("abc\n é☂<|>"), max_size=30) | st.just(f"a{BIG}b")
+environment_texts = st.text(st.sampled_from("abc\n é☂<|>"), max_size=30) | st.just(
+  f"a{BIG}b"
+)
 
 
 @st.composite
@@ -56,7 +60,10 @@ def episodes(draw):
   used = sum(step.model for step in steps)
   for step in steps:
     step.calls = [Call(step.model, Usage(0, 0, 0), 0.01)]
-  calls, usd = draw(st.none() | st.integers(max(1, used), 20)), draw(st.none() | st.just(0.1))
+  calls, usd = (
+    draw(st.none() | st.integers(max(1, used), 20)),
+    draw(st.none() | st.just(0.1)),
+  )
   return Episode("plant-0", "test", 0, steps, 1.0, "done", calls, usd)
 
 
@@ -77,15 +84,22 @@ def test_training_reads_what_the_router_saw(views, kind, max_tokens, episode):
 
 @pytest.mark.parametrize("kind", ["transcript", "paper"])
 def test_a_budget_is_not_shown_where_the_config_says_so(views, kind):
-  view, budgets = views(view=kind, max_tokens=900, show_budget=False), {"call_budget": 3}
+  view, budgets = (
+    views(view=kind, max_tokens=900, show_budget=False),
+    {"call_budget": 3},
+  )
   capped = episode_of([1, 0], **budgets, usd_budget=0.05)
-  assert view.episode_windows(TASK, capped) == view.episode_windows(TASK, episode_of([1, 0]))
+  assert view.episode_windows(TASK, capped) == view.episode_windows(
+    TASK, episode_of([1, 0])
+  )
 
 
 def test_a_cut_keeps_whole_steps_in_about_half_the_room(views, decode):
   windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
   assert len(windows) > 2
-  step_tokens = max(b - a for w in windows for a, b in zip(w.positions, w.positions[1:]))
+  step_tokens = max(
+    b - a for w in windows for a, b in zip(w.positions, w.positions[1:])
+  )
   for full, window in zip(windows, windows[1:]):
     assert 220 - step_tokens < len(full.tokens) <= 220  # no cut before a window is full
     tokens = window.tokens[: window.positions[0] + 1]  # right after the cut
@@ -101,8 +115,14 @@ def test_a_cut_keeps_whole_steps_in_about_half_the_room(views, decode):
 
 def test_previews_are_cut_and_marked(views, decode):
   view = views(description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640)
-  steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]  # no merges: a letter is a token
-  episode, task = Episode("t", "p", 0, steps, 1.0, "done"), Task("t", "train", "XYZXYZXYZ", 9)
+  steps = [
+    Step("QWQWQW", 0, "JKJKJK"),
+    Step("VWXY", 0, ""),
+  ]  # no merges: a letter is a token
+  episode, task = (
+    Episode("t", "p", 0, steps, 1.0, "done"),
+    Task("t", "train", "XYZXYZXYZ", 9),
+  )
   text = decode(view.episode_windows(task, episode)[-1].tokens)
   assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text
   assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text  # just as long: not cut
@@ -116,24 +136,39 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
   "budgets, left",
   [
     ({}, []),
-    ({"call_budget": 3}, ["3 large calls", "3 large calls", "2 large calls"]),  # one in step 2
+    (
+      {"call_budget": 3},
+      ["3 large calls", "3 large calls", "2 large calls"],
+    ),  # one in step 2
     (
       {"call_budget": 1, "usd_budget": 0.05},
-      ["1 large calls left, $0.0500", "1 large calls left, $0.0380", "0 large calls left, $0.0150"],
+      [
+        "1 large calls left, $0.0500",
+        "1 large calls left, $0.0380",
+        "0 large calls left, $0.0150",
+      ],
     ),
     ({"usd_budget": 0.02}, ["$0.0200", "$0.0080", "$0.0000"]),
   ],
 )
 def test_the_transcript_says_what_is_left_at_each_step(views, decode, budgets, left):
-  (window,) = views(max_tokens=640).episode_windows(TASK, episode_of([0, 1, 0], CALLS, **budgets))
+  (window,) = views(max_tokens=640).episode_windows(
+    TASK, episode_of([0, 1, 0], CALLS, **budgets)
+  )
   first, second, third = [f"/40, {each} left," for each in left] or [""] * 3
-  text = f"task: find the plant\nstart: see 1\nstep 1{first} model:{SMALL} action: go 1\n"
+  text = (
+    f"task: find the plant\nstart: see 1\nstep 1{first} model:{SMALL} action: go 1\n"
+  )
   text += f"result: see 2\nstep 2{second} model:{BIG} action: go 2\nresult: see 3\n"
   assert decode(window.tokens) == f"{text}step 3{third} model:"
 
 
-FIVE = "\nEnvironment: see 1\nBudget: at most 5 BIG calls, 3 used, 2 left. Step 14 of 40."
-SPENT = "\nEnvironment: see 1\nBudget: at most 2 BIG calls, 2 used, 0 left. Step 4 of 40."
+FIVE = (
+  "\nEnvironment: see 1\nBudget: at most 5 BIG calls, 3 used, 2 left. Step 14 of 40."
+)
+SPENT = (
+  "\nEnvironment: see 1\nBudget: at most 2 BIG calls, 2 used, 0 left. Step 4 of 40."
+)
 DOLLARS = "\nEnvironment: see 1\nBudget: at most $0.0500, $0.0150 left. Step 3 of 40."
 
 
@@ -152,14 +187,18 @@ def test_the_papers_prompt(views, decode, models, budgets, budget, rule, first):
   view = views(view="paper", max_tokens=2000)
   windows = view.episode_windows(TASK, episode_of(models, CALLS, **budgets))
   assert [w.first for w in windows] == list(range(len(models)))
-  rule = rule.format(left=2 if budgets == {"call_budget": 5} else 0.015, steps=41 - len(models))
+  rule = rule.format(
+    left=2 if budgets == {"call_budget": 5} else 0.015, steps=41 - len(models)
+  )
   text = f"{texts.ROLE_HARD if budgets else texts.ROLE}\nTask: find the plant{budget}"
   text += f"{texts.CHOICES}{rule}\nPrevious steps:"
   text += f"\n(steps 1-{first - 1} omitted)" * (first > 1)
   for n in range(first, len(models)):
     word = ("SMALL", "BIG")[models[n - 1]]
     text += f"\nStep {n} [Model: {word}] action: go {n}\nresult: see {n + 1}"
-  assert decode(windows[-1].tokens) == text + (texts.ASK_SPENT if budget == SPENT else texts.ASK)
+  assert decode(windows[-1].tokens) == text + (
+    texts.ASK_SPENT if budget == SPENT else texts.ASK
+  )
   assert decode(windows[0].tokens).endswith(f"Previous steps: none{texts.ASK}")
 
 
@@ -170,12 +209,21 @@ def test_any_text_can_be_written_and_none_is_read_as_a_decision(view):
     assert view.tokenizer.decode(tokens) == text.replace("<|", "< |")
 
 
-TRUNCATION = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}
+TRUNCATION = {
+  "direction": "Right",
+  "max_length": 1,
+  "strategy": "LongestFirst",
+  "stride": 5,
+}
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}  # of the package
-UNREADABLE = r"^\S+/tokenizer.json cannot be read [^\n]+: restore a copy[^\n]+--stage=profile$"
+UNREADABLE = (
+  r"^\S+/tokenizer.json cannot be read [^\n]+: restore a copy[^\n]+--stage=profile$"
+)
 
 
-def test_a_tokenizer_that_does_not_fit_is_one_line(router_config, tokenizer_dir, tmp_path):
+def test_a_tokenizer_that_does_not_fit_is_one_line(
+  router_config, tokenizer_dir, tmp_path
+):
   with pytest.raises(ValueError, match=UNREADABLE):
     View(router_config, tmp_path)
   for changes, vocabulary, line in [

@@ -8,14 +8,26 @@ from baar_jax.episode import Call, Episode, Step, Usage
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
 # The numbers of a run of seconds. One episode lives at a time, so that nothing depends on timing.
 ROUTER = {"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
-TEXTS = {"vocab_size": 1024, "max_tokens": 300, "description_tokens": 8, "action_tokens": 6}
+TEXTS = {
+  "vocab_size": 1024,
+  "max_tokens": 300,
+  "description_tokens": 8,
+  "action_tokens": 6,
+}
 SIZES = {"train_tasks": 6, "dev_tasks": 2, "test_tasks": 3, "max_steps": 10}
 SECTIONS = {
   "env": SIZES | {"processes": 1, "live_per_process": 1},
-  "router": ROUTER | TEXTS | {"intermediate_size": 32, "num_layers": 1, "result_tokens": 16},
+  "router": ROUTER
+  | TEXTS
+  | {"intermediate_size": 32, "num_layers": 1, "result_tokens": 16},
   "profile": {"trials": 2},
   "references": {"samples": 3},
-  "sft": {"updates": 2, "batch_episodes": 8, "micro_episodes": 8, "learning_rates": (1e-2,)},
+  "sft": {
+    "updates": 2,
+    "batch_episodes": 8,
+    "micro_episodes": 8,
+    "learning_rates": (1e-2,),
+  },
   "bopo": {"lam": (0.1,), "updates": 2, "tasks_per_update": 2, "group_size": 2}
   | {"learning_rate": 1e-2, "batch_episodes": 2},
   "evaluate": {"seeds": 1, "random_p": (0.5,), "call_budgets": (1,), "bootstrap": 20},
@@ -28,7 +40,14 @@ def call(model=0, usd=1.0, tokens=1, kind="act", replayed=False) -> Call:
 
 
 def episode(
-  task_id="t", policy="p", seed=0, models="SL", score=1.0, cost_usd=None, stop="done", logps=()
+  task_id="t",
+  policy="p",
+  seed=0,
+  models="SL",
+  score=1.0,
+  cost_usd=None,
+  stop="done",
+  logps=(),
 ) -> Episode:
   """An episode whose steps are named by a letter per model, each with texts of its own.
 
@@ -39,7 +58,9 @@ def episode(
   for i, (letter, logp) in enumerate(zip_longest(models, logps)):
     model = [*DOLLARS].index(letter)
     usd = DOLLARS[letter] if cost_usd is None else cost_usd / len(models)
-    steps.append(Step(f"see lamp {i}", model, f"open door {i}", [call(model, usd)], logp))
+    steps.append(
+      Step(f"see lamp {i}", model, f"open door {i}", [call(model, usd)], logp)
+    )
   return Episode(task_id, policy, seed, steps, score, stop)
 
 
@@ -56,15 +77,27 @@ def follow(env, until=lambda oracle: False) -> list[tuple[str, str]]:
 
 def config(runs, name="tiny", **env) -> Config:
   result = Config(name=name, runs=str(runs))
-  for section, fields in (SECTIONS | {"env": SECTIONS["env"] | {"kind": "sandbox"} | env}).items():
+  for section, fields in (
+    SECTIONS | {"env": SECTIONS["env"] | {"kind": "sandbox"} | env}
+  ).items():
     vars(getattr(result, section)).update(fields)
   return result
 
 
 def flags(runs) -> list[str]:
   """The numbers of `config` for the command line, whatever else a configuration says."""
-  values = {"name": "tiny", "runs": runs, "pretrain.batch_episodes": 16, "evaluate.thresholds": ()}
-  values |= {"value.updates": 20, "value.heads": 2, "value.value_width": 8, "value.prices": (0.5,)}
+  values = {
+    "name": "tiny",
+    "runs": runs,
+    "pretrain.batch_episodes": 16,
+    "evaluate.thresholds": (),
+  }
+  values |= {
+    "value.updates": 20,
+    "value.heads": 2,
+    "value.value_width": 8,
+    "value.prices": (0.5,),
+  }
   for section, fields in SECTIONS.items():
     values |= {f"{section}.{name}": value for name, value in fields.items()}
   return [f"--config.{name}={value}" for name, value in values.items()]

@@ -36,7 +36,7 @@ class Env:
   # Of an environment that needs a Python of its own, and whose options have `data`.
   engine: Engine | None = None
   metric = "success"  # the environment's SR: the rate of success, or the mean "score"
-  has_optimum = False  # whether report/optimum.py computes the best policy
+  has_optimum = False  # whether rollout/optimum.py computes the best policy
   prompt_growth = 150  # tokens that a step adds to the prompt, until some are stored
   episodes_per_process: int | None = None  # at most; None is any number
   needs_process = True  # whether episodes run in child processes

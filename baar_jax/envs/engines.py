@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import baar_jax
-
-ROOT = str(Path(baar_jax.__file__).parents[1])
+ROOT = str(Path(__file__).parents[2])
 # An engine's Python looks for modules in this project last, so that none shadows the
 # engine's.
 RUN_MODULE = (

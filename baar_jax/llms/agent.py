@@ -8,8 +8,8 @@ from typing import Protocol
 from baar_jax.episode import Reply, Task
 
 Messages = list[dict[str, str]]
-# hold(usd, replayed=False) reserves the worst case of a call while it is made.
-# Its value has `usd`, to be set to the call's cost. See `rollout.budget.hold`.
+# hold(usd, replayed=False) makes a reservation while a call is made.
+# The call sets `usd` of its value to the cost. See `rollout.budget.hold`.
 Hold = Callable[..., AbstractContextManager]
 
 NO_ACTION = (
@@ -41,7 +41,7 @@ def open_conversation(system_prompt: str, task: Task, observation: str) -> Messa
 
 
 def extend(messages: Messages, reply: str, observation: str) -> None:
-  """Append a reply and the observation after it."""
+  """Append a reply and the next observation."""
   messages.append({"role": "assistant", "content": reply})
   messages.append({"role": "user", "content": observation})
 
@@ -62,10 +62,13 @@ def parse_action(reply: str, code: bool = False) -> str | None:
   Returns:
     None for an agent's mistake, which `NO_ACTION` answers.
   """
-  _, marker, after = reply.partition("Action:") if code else reply.rpartition("Action:")
   if code:
+    _, marker, after = reply.partition("Action:")
     block = _FENCED.search(after)
-    action = (block[1] if block else after).strip()
+    action = block[1] if block else after
   else:
-    action = (after.strip().splitlines() or [""])[0].strip()
-  return action if marker and action else None
+    _, marker, after = reply.rpartition("Action:")
+    action = next(iter(after.strip().splitlines()), "")
+  if not marker:
+    return None
+  return action.strip() or None

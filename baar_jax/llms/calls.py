@@ -1,4 +1,4 @@
-"""The calls of API models in the run's SQLite files: the cost and reply of each."""
+"""The calls of API models in the run's SQLite files, with cost and reply."""
 
 import collections
 import contextlib
@@ -13,10 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from baar_jax.episode import Reply
 from baar_jax.llms.wire import OPEN, PRESUMED, REPLY, RETRY
 
-REPLY_ROW, UNREADABLE = (
-  TypeAdapter(Reply),
-  "{}: call {} cannot be read: restore a copy of the file",
-)
+REPLY_ROW = TypeAdapter(Reply)
+UNREADABLE = "{}: call {} cannot be read: restore a copy of the file"
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 _SCHEMA = """
@@ -31,33 +29,34 @@ CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NO
 class Spent:
   """The dollars of all calls so far."""
 
-  replies_usd: tuple[float, ...] = (0.0, 0.0)  # of usable replies, by model
-  retries_usd: float = 0.0  # of attempts that were billed and useless
-  presumed_usd: float = (
-    0.0  # the most of attempts of which nobody knows whether they were billed
-  )
+  replies_usd: tuple[float, ...] = (0.0, 0.0)  # usable replies, by model
+  retries_usd: float = 0.0  # attempts that were billed and useless
+  presumed_usd: float = 0.0  # worst case of attempts that may have been billed
 
   @property
   def at_most_usd(self) -> float:
+    """Add up all calls, in the worst case."""
     return sum(self.replies_usd) + self.retries_usd + self.presumed_usd
 
 
 class Calls:
-  """The attempts at calls, each on disk before it is made, and again when it has ended.
+  """The attempts at calls: each is on disk before it is made and when it has ended.
 
-  Shared by threads. The calls of a killed process stay open at their worst case.
+  Threads may share the object. A killed process leaves its calls open, at their worst
+  case.
   """
 
   def __init__(self, path: Path | str):
     """Open the file of a `Store`."""
-    self._lock, self._path = threading.Lock(), path
+    self._lock = threading.Lock()
+    self._path = path
     self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
     self._db.execute("PRAGMA journal_mode=WAL")
     self._db.execute("PRAGMA synchronous=NORMAL")
     self._db.executescript(_SCHEMA)
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
-    """Record that an attempt is about to be made. Returns its number."""
+    """Record an attempt that is about to be made; return its number."""
     insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     with self._lock, self._db:
       return self._db.execute(insert, (model, OPEN, worst_usd, request)).lastrowid
@@ -73,12 +72,12 @@ class Calls:
     """Record the end of an attempt.
 
     Args:
-      reply: the reply, if it is to be replayed.
-      problem: why there is no reply; "" if there is one. None counts as neither.
+      reply: the reply, if it may be replayed.
+      problem: the reason for no reply; "" if there is one. None counts as neither.
     """
-    text = (
-      None if reply is None else json.dumps(reply, default=vars, ensure_ascii=False)
-    )
+    text = None
+    if reply is not None:
+      text = json.dumps(reply, default=vars, ensure_ascii=False)
     update = "UPDATE calls SET kind = ?, usd = ?, reply = ?, problem = ? WHERE id = ?"
     with self._lock, self._db:
       self._db.execute(update, (kind, usd, text, problem, call))
@@ -99,21 +98,26 @@ class Calls:
 
   def find_failure(self, model: int, limit: int) -> str:
     """Find the problem that a model's last `limit` attempts share, else ""."""
-    select = "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL"
+    select = (
+      "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL "
+      "ORDER BY id DESC LIMIT ?"
+    )
     with self._lock:
-      rows = self._db.execute(
-        f"{select} ORDER BY id DESC LIMIT ?", (model, limit)
-      ).fetchall()
-    return rows[0][0] if len(rows) == limit and len({*rows}) == 1 else ""
+      rows = self._db.execute(select, (model, limit)).fetchall()
+    if len(rows) < limit or len({*rows}) != 1:
+      return ""
+    return rows[0][0]
 
   def close(self) -> None:
+    """Close the file."""
     with self._lock:
       self._db.close()
 
 
 def read_spent(directory: Path, models: int) -> Spent:
   """Add up the calls of a run's processes; the last of `models` is the judge."""
-  usd = collections.Counter()  # by model, of replies, else by kind
+  # Dollars of replies are by model, all others by kind.
+  usd = collections.Counter()
   others = directory.glob("episodes-[0-9]*.sqlite")
   for path in sorted([*others, *directory.glob("episodes.sqlite")]):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
@@ -125,4 +129,5 @@ def read_spent(directory: Path, models: int) -> Spent:
       for model, kind, sum_usd in sums:
         usd[model if kind == REPLY else kind] += sum_usd
   replies_usd = tuple(float(usd[model]) for model in range(models))
-  return Spent(replies_usd, float(usd[RETRY]), float(usd[PRESUMED] + usd[OPEN]))
+  presumed_usd = float(usd[PRESUMED] + usd[OPEN])
+  return Spent(replies_usd, float(usd[RETRY]), presumed_usd)

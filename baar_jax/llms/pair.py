@@ -17,13 +17,13 @@ class Pair(Protocol):
   prices: tuple[Price, ...]
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> Sequence[Agent]:
-    """Start one agent per model in an episode; `hold` pays for their calls."""
+    """Start one agent for each model in an episode; `hold` pays for their calls."""
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], Agent]:
     """Open a zero-shot router's model. Raises ValueError if it has no price."""
 
   def stop(self) -> None:
-    """Stop calling: no call is tried again, and none is waited for."""
+    """Stop calling: try no call again, and wait for none."""
 
   def close(self) -> None:
     """Close connections and files."""

@@ -1,4 +1,4 @@
-"""Prices of calls: genai-prices' lists, cached and tiered, or the user's own."""
+"""Prices of calls: the list prices of genai-prices, or the user's own."""
 
 import dataclasses
 import re
@@ -10,15 +10,13 @@ from baar_jax.episode import Usage
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-  """Dollars per million tokens; `cache_write` None is as `input`.
-
-  `tiers` holds (start, price), ascending: a longer prompt pays that price throughout.
-  """
+  """The dollars of a million tokens of each kind."""
 
   input: float
   cached_input: float
   output: float
-  cache_write: float | None = None
+  cache_write: float | None = None  # None costs as input
+  # (start, price), ascending: a prompt longer than start pays that price throughout.
   tiers: tuple[tuple[int, "Price"], ...] = ()
 
   def most_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
@@ -47,15 +45,18 @@ class Price:
 
 REQUIRED = {"input_mtok", "output_mtok"}
 KINDS = REQUIRED | {"cache_read_mtok", "cache_write_mtok"}
-# Prices of what no call asks for.
+# No call asks for these services.
 UNUSED = re.compile("searches_kcount|audio|image|video|_1h_")
 
 
 def list_price(name: str) -> Price:
-  """Look up today's list price. Raises ValueError if there is none by the token."""
-  from genai_prices.data_snapshot import (
-    get_snapshot,
-  )  # takes 0.4 s, and brings an HTTP client
+  """Look up today's list price.
+
+  Raises:
+    ValueError: the model is unknown, or not sold by the token alone.
+  """
+  # The import is slow and brings an HTTP client.
+  from genai_prices.data_snapshot import get_snapshot
   from genai_prices.types import TimeOfDateConstraint
 
   try:
@@ -64,7 +65,8 @@ def list_price(name: str) -> Price:
     raise ValueError(
       f"no price for model {name!r}; set --config.models.prices"
     ) from None
-  is_plain = True  # sold by the token alone, at any hour
+  # A plain price is by the token alone, at any hour.
+  is_plain = True
   if isinstance(model.prices, list):
     for dated in model.prices:
       is_plain &= not isinstance(dated.constraint, TimeOfDateConstraint)
@@ -91,10 +93,9 @@ def _price(by_kind: dict, start: int) -> Price:
     for tier in getattr(price, "tiers", ()):
       if tier.start <= start:
         usd[kind] = float(tier.price)
-  cached = usd.get("cache_read_mtok", usd["input_mtok"])
-  return Price(
-    usd["input_mtok"], cached, usd["output_mtok"], usd.get("cache_write_mtok")
-  )
+  input_usd = usd["input_mtok"]
+  cached_usd = usd.get("cache_read_mtok", input_usd)
+  return Price(input_usd, cached_usd, usd["output_mtok"], usd.get("cache_write_mtok"))
 
 
 def prices_of(
@@ -103,7 +104,7 @@ def prices_of(
   """Look up the price of each model.
 
   Args:
-    own: the rows of `ModelsConfig.prices`; if empty, list prices count.
+    own: the rows of `ModelsConfig.prices`; without rows list prices count.
 
   Raises:
     ValueError: a model has no price.
@@ -112,5 +113,5 @@ def prices_of(
 
 
 def cost_usd(model_name: str, usage: Usage) -> float:
-  """Compute the dollars of a call at list price. Raises what `list_price` raises."""
+  """Compute the dollars of a call at list price; raise as `list_price` does."""
   return list_price(model_name).cost_usd(usage)

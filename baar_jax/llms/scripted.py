@@ -1,7 +1,8 @@
-"""The keyless models: scripts that follow the environment's expert and err at stated rates.
+"""The keyless models: scripts that follow the environment's expert and make errors.
 
-They act in the real environment through the same prompts, token counts and list prices as API
-models would; only the text of their replies is scripted. All rates of error are design choices.
+They act in the real environment through the same prompts, token counts and list prices
+as API models. Only the text of their replies is scripted. All error rates are design
+choices.
 """
 
 import dataclasses
@@ -20,33 +21,40 @@ from baar_jax.llms.agent import Agent, Hold, Messages, write_reply
 from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import Price, prices_of
 
-CHARS_PER_TOKEN = (
-  4  # our choice: no tokenizer of the priced models is available offline
-)
+# The priced models have no tokenizer offline (our choice).
+CHARS_PER_TOKEN = 4
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
+WRONG = re.compile("no known action|nothing happens|error|exception|fail|can't|jams")
 
 
 class Prospect(NamedTuple):
-  """What is known of a model's next call by the error model alone."""
+  """The error model's forecast of a model's next call."""
 
-  # Expected share of the task. A wrong action or an error that spoils the step loses all of it, a
-  # wasted step one part of the steps that are left (our choice).
+  # Expected share of the task's score. A wrong action or a spoiled step loses it all.
+  # A wasted step loses one part of the remaining steps (our choice).
   loss: float
-  known_share: float  # of the task's critical steps
+  known_share: float  # share of the task's critical steps that the model knows
   usd: float
 
 
 class ScriptedPair(Pair):
   """The models as scripts; deterministic given (task, seed, step) and the state."""
 
-  def __init__(self, names: tuple[str, ...], errors: Errors, prices: Sequence = ()):
-    self.names, self.prices, self._errors = names, prices_of(names, prices), errors
+  def __init__(
+    self, names: tuple[str, ...], errors: Errors, prices: Sequence[Sequence[float]] = ()
+  ):
+    self.names = names
+    self.prices = prices_of(names, prices)
+    self._errors = errors
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ScriptedAgent"]:
-    shared = self._errors, env, task, seed, {}, hold
-    return [
-      ScriptedAgent(model, price, *shared) for model, price in enumerate(self.prices)
-    ]
+    spoiled = {}
+    agents = []
+    for model, price in enumerate(self.prices):
+      agents.append(
+        ScriptedAgent(model, price, self._errors, env, task, seed, spoiled, hold)
+      )
+    return agents
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ScriptedJudge"]:
     (price,) = prices_of(config.names, config.prices)
@@ -63,73 +71,69 @@ class ScriptedAgent(Agent):
   _env: Env
   _task: Task
   _seed: int
-  _spoiled: dict[
-    int, int | None
-  ]  # step -> position of the plan; shared by the episode's agents
+  # The plan's position that each step spoiled; the episode's agents share it.
+  _spoiled: dict[int, int | None]
   _hold: Hold
 
   def _lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
+    """Find how the model may err, given the steps that were spoiled before."""
     before = [position for at, position in self._spoiled.items() if at < step]
-    return self._errors.lapse(
-      self._model, self._task.id, oracle, oracle.position in before
-    )
+    is_spoiled = oracle.position in before
+    return self._errors.lapse(self._model, self._task.id, oracle, is_spoiled)
 
   def prospect(self, messages: Messages, step: int) -> Prospect:
-    """What the next call may bring; privileged. The reply, which costs little, is left out."""
-    lapse, left = self._lapse(self._env.oracle()), self._task.max_steps - step
-    loss = 1.0 if lapse.spoils else lapse.wrong + (1 - lapse.wrong) / left
+    """Forecast the next call; only privileged policies may know.
+
+    The dollars leave out the reply, which costs little.
+    """
+    lapse = self._lapse(self._env.oracle())
+    loss = 1.0
+    if not lapse.spoils:
+      loss = lapse.wrong + (1 - lapse.wrong) / (self._task.max_steps - step)
     known_share = 1 - self._errors.unknown_share(self._model, self._task.id)
     usd = write_call(self._model, self._price, messages, "").call.cost_usd
     return Prospect(lapse.rate * loss, known_share, usd)
 
   def bound_usd(self, messages: Messages, step: int) -> float:
-    """What the reply will cost, exactly."""
-    return self._compose(messages, step)[0].call.cost_usd
+    """Compute the exact cost of the reply."""
+    reply, _ = self._compose(messages, step)
+    return reply.call.cost_usd
 
   def reply(self, messages: Messages, step: int) -> Reply:
     reply, spoiled = self._compose(messages, step)
     with self._hold(reply.call.cost_usd) as cost:
       cost.usd = reply.call.cost_usd
-    self._spoiled[step] = (
-      spoiled  # also in place of a proposal's, which was not acted on
-    )
+    # It replaces the entry of a proposal, which was not acted on.
+    self._spoiled[step] = spoiled
     return reply
 
   def _compose(self, messages: Messages, step: int) -> tuple[Reply, int | None]:
-    """The reply, and which position of the plan it spoils, if any."""
+    """Write the reply; return it and the plan's position that it spoils, if any."""
     oracle = self._env.oracle()
     lapse = self._lapse(oracle, step)
     key = f"{self._task.id}|{self._seed}|{step}"
-    draw = random.Random(
-      key
-    )  # the same numbers for all models: policies differ by choice alone
-    action, spoiled = oracle.action, None
+    # All models draw the same numbers: policies differ by choice alone.
+    draw = random.Random(key)
+    action = oracle.action
+    spoiled = None
     if draw.random() < lapse.rate:
-      wasted = "hasty" if self._errors.skills[self._model] > 0 else "lost"
-      kind = "wrong" if draw.random() < lapse.wrong else wasted
+      kind = "hasty" if self._errors.skills[self._model] > 0 else "lost"
+      if draw.random() < lapse.wrong:
+        kind = "wrong"
       action = self._env.mistake(kind, key)
-      spoiled = oracle.position if lapse.spoils else None
+      if lapse.spoils:
+        spoiled = oracle.position
     text = write_reply(THOUGHT, action, self._env.code_actions)
     return write_call(self._model, self._price, messages, text), spoiled
 
 
 @dataclasses.dataclass(eq=False)
 class ScriptedJudge(Agent):
-  """Stands in for a strong model that is asked which one should act, by a rule of our own.
+  """Stand in for a strong model that is asked to choose, by a rule of our own.
 
-  The dearest at the start, and where the last result says that something went wrong or is one that
-  came before after the same action; else the cheapest.
+  It chooses the costliest model at the start, after an error, and if the last action
+  had the same result before; else the cheapest.
   """
-
-  WRONG = (
-    "no known action",
-    "nothing happens",
-    "error",
-    "exception",
-    "fail",
-    "can't",
-    "jams",
-  )
 
   price: Price
   task: Task
@@ -138,11 +142,11 @@ class ScriptedJudge(Agent):
   models: int = 2
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    done = re.findall(r" action: (.*)\nresult: (.*)", messages[-1]["content"])
-    stuck = done and (
-      done[-1] in done[:-1] or any(w in done[-1][1].lower() for w in self.WRONG)
-    )
-    answer = decision_words(self.models)[-1 if stuck or not done else SMALL]
+    rounds = re.findall(r" action: (.*)\nresult: (.*)", messages[-1]["content"])
+    rank = SMALL
+    if not rounds or rounds[-1] in rounds[:-1] or WRONG.search(rounds[-1][1].lower()):
+      rank = -1
+    answer = decision_words(self.models)[rank]
     reply = write_call(self.models, self.price, messages, answer)
     with self.hold(reply.call.cost_usd) as cost:
       cost.usd = reply.call.cost_usd
@@ -150,8 +154,11 @@ class ScriptedJudge(Agent):
 
 
 def write_call(model: int, price: Price, messages: Messages, text: str) -> Reply:
-  """The text as a model's reply to a conversation, with its tokens (rounded up) and its price."""
-  texts = [text, *(message["content"] for message in messages)]
-  completion, *prompt = (-(-len(text) // CHARS_PER_TOKEN) for text in texts)
-  usage = Usage(sum(prompt), 0, completion)
+  """Make a model's reply of a text, with its tokens and its cost."""
+  prompt_tokens = sum(_count_tokens(message["content"]) for message in messages)
+  usage = Usage(prompt_tokens, 0, _count_tokens(text))
   return Reply(text, Call(model, usage, price.cost_usd(usage)))
+
+
+def _count_tokens(text: str) -> int:
+  return math.ceil(len(text) / CHARS_PER_TOKEN)

@@ -1,4 +1,4 @@
-"""Budgets of calls and dollars: what is left, what it allows, and what has been taken from it."""
+"""Budgets of calls and dollars, with reservations."""
 
 import contextlib
 import dataclasses
@@ -12,88 +12,107 @@ from baar_jax.episode import SMALL, Step
 
 
 class BudgetSpent(RuntimeError):
-  """A call does not fit what is left to an episode; a cheaper model's may."""
+  """A call does not fit the rest of its episode's budget; a cheaper model's may."""
 
 
 class CapReached(RuntimeError):
-  """A call does not fit what the whole run may cost; the stage stops."""
+  """A call does not fit the rest of the run's budget; the stage stops."""
 
 
 class CallBudget:
-  """At most `limit` calls of models dearer than SMALL (paper: K of the hard-budget setting).
+  """A cap on the calls of models costlier than SMALL (paper: K of the hard budget).
 
-  None is no limit. A call is reserved before it is made, and given back if it never was.
+  A call is reserved before it is made, and given back if it was never made.
   """
 
   def __init__(self, limit: int | None):
-    self.limit, self.remaining = limit, math.inf if limit is None else limit
+    """Start a budget; None is no cap."""
+    self.limit = limit
+    self.remaining = math.inf if limit is None else limit
 
   def allows(self, model: int) -> bool:
-    """Whether a call of the model fits: cost > remaining is pruned.
+    """Tell whether a call of the model fits.
 
-    The paper prints cost >= remaining, which would forbid the last call of the budget that its
-    own tables report as used.
+    Calls with cost > remaining are pruned. The paper prints cost >= remaining, which
+    would forbid the last call of a budget. Its own tables report that call as used.
     """
     return model == SMALL or self.remaining >= 1
 
   def reserve(self, model: int) -> None:
-    """Takes a call. Raises ValueError if it does not fit."""
+    """Reserve a call. Raises ValueError if it does not fit."""
     if not self.allows(model):
       raise ValueError(f"no large call is left of {self.limit}")
     self.remaining -= model != SMALL
 
   def settle(self, model: int, made: bool) -> None:
-    """Closes a reservation, and gives the call back if it was not made."""
+    """Close a reservation, and give the call back if it was not made."""
     self.remaining += model != SMALL and not made
 
 
 class DollarBudget:
-  """At most `limit_usd` dollars, whichever threads spend them; None is no limit.
+  """A cap on dollars, whichever threads spend them.
 
-  The most that a call can cost is reserved before it is made, and then its cost is settled; so what
-  is billed passes the limit only where a call costs more than its most. Sums of dollars are exact.
+  The worst case of a call is reserved before it is made, and its cost is settled then.
+  So the bill passes the cap only if a call costs more than its worst case. Sums of
+  dollars are exact.
   """
 
   def __init__(self, limit_usd: float | None, spent_usd: float = 0.0):
-    self.limit_usd, self._settled = limit_usd, _exact(spent_usd)
+    """Start a budget; None is no cap."""
+    self.limit_usd = limit_usd
     self._limit = math.inf if limit_usd is None else _exact(limit_usd)
-    self._held: dict[object, Fraction] = {}  # by reservation, of the calls in flight
+    self._settled = _exact(spent_usd)
+    # The calls in flight have these reservations.
+    self._held: dict[object, Fraction] = {}
     self._changed = threading.Condition()
 
   @property
   def remaining(self) -> float:
-    """Dollars that are neither settled nor reserved; 0 where a call has cost more than it held."""
+    """Compute the dollars that are neither settled nor reserved.
+
+    They are 0 after an overspend.
+    """
     return float(max(0, self._free()))
 
   @property
   def settled_usd(self) -> float:
+    """Return the dollars of all calls that have ended."""
     return float(self._settled)
 
   def lost_usd(self, steps: Iterable[Step]) -> float:
-    """Dollars that are settled and in no step; floats add up to the last bits alone."""
-    return max(0.0, round(self.settled_usd - sum(step.spent_usd for step in steps), 12))
+    """Compute the settled dollars that are in none of the steps."""
+    lost_usd = self.settled_usd - sum(step.spent_usd for step in steps)
+    # Sums of floats differ in the last bits.
+    return max(0.0, round(lost_usd, 12))
 
   def allows(self, usd: float) -> bool:
-    """Whether a call of at most `usd` fits into what is left now."""
+    """Tell whether a call with this worst case fits now."""
     return _exact(usd) <= self._free()
 
   def reserve(self, usd: float) -> object | None:
-    """Holds `usd` for a call; waits while the end of calls in flight could make it fit.
+    """Reserve the worst case of a call.
 
-    Returns the reservation, or None if it does not fit even when all others are given back.
+    It waits while the end of calls in flight could make the call fit.
+
+    Returns:
+      The reservation, or None if the call does not fit even without the others.
     """
-    most, reservation = _exact(usd), object()
+    worst = _exact(usd)
+    reservation = object()
     with self._changed:
-      while most > self._free():
-        if most > self._limit - self._settled:
+      while worst > self._free():
+        if worst > self._limit - self._settled:
           return None
         self._changed.wait()
-      self._held[reservation] = most
+      self._held[reservation] = worst
     return reservation
 
   def settle(self, reservation: object, usd: float) -> None:
-    """Closes a reservation with the cost of its call; with all of it, and ValueError, if `usd` is
-    none."""
+    """Settle the cost of a call, and close its reservation.
+
+    Raises:
+      ValueError: `usd` is no number of dollars; the worst case is settled.
+    """
     with self._changed:
       cost = self._held.pop(reservation)
       try:
@@ -109,7 +128,9 @@ class DollarBudget:
 
 @dataclasses.dataclass
 class Cost:
-  usd: float = 0.0  # of a call, to be set while its worst case is held
+  """The cost of a call, which is set during its reservation."""
+
+  usd: float = 0.0
 
 
 @contextlib.contextmanager
@@ -119,19 +140,24 @@ def hold(
   usd: float,
   replayed: bool = False,
 ) -> Iterator[Cost]:
-  """Holds the worst case of a call in the budgets of its episode and of the run, if they have one.
+  """Reserve a call's worst case in the budgets of its episode and of the run.
 
-  However the call ends, its cost is settled: 0 where none was set. For a `replayed` reply, which
-  was recorded before, the episode's budget pays again, because policies are compared under it, but
-  the run does not. Raises BudgetSpent or CapReached if `usd` does not fit.
+  However the call ends, its cost is settled; it is 0 unless it was set. A budget of
+  None is no cap.
+
+  Args:
+    usd: the worst case.
+    replayed: the reply was recorded before. The episode's budget pays again, because
+      policies are compared under it; the run's does not.
+
+  Raises:
+    BudgetSpent: the call does not fit the episode's budget.
+    CapReached: the call does not fit the run's budget.
   """
   cost = Cost()
   with contextlib.ExitStack() as stack:
-    for budget, refusal in (
-      (episode, BudgetSpent),
-      (None if replayed else run, CapReached),
-    ):
-      if budget is None:
+    for budget, refusal in ((episode, BudgetSpent), (run, CapReached)):
+      if budget is None or (replayed and refusal is CapReached):
         continue
       reservation = budget.reserve(usd)
       if reservation is None:
@@ -144,10 +170,12 @@ def hold(
     yield cost
 
 
-unlimited = functools.partial(hold, None, None)  # pays for calls that no budget limits
+# No budget limits these calls.
+unlimited = functools.partial(hold, None, None)
 
 
 def _exact(usd: float) -> Fraction:
+  """Convert dollars to an exact number. Raises ValueError if they are no dollars."""
   if not 0 <= usd < math.inf:
     raise ValueError(f"dollars must be >= 0 and finite, got {usd}")
   return Fraction(str(float(usd)))

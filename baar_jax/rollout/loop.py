@@ -10,7 +10,7 @@ from baar_jax.episode import SMALL, Episode
 from baar_jax.llms import agent
 from baar_jax.llms.pair import Pair
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
-from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.rollout.specs import Decision, Job, Live
 from baar_jax.rollout.turn import Policy, Purse, Turn
 
 RESTARTS = 2  # of one episode whose environment died
@@ -47,7 +47,6 @@ def run_episodes(
   policy: Policy,
   pair: Pair,
   envs: Sequence[Env],
-  cap: Cap = Cap(),  # noqa: B008
   run_budget: DollarBudget | None = None,
   max_failures: int = 100,
 ) -> Iterator[Episode]:
@@ -59,7 +58,6 @@ def run_episodes(
   must not be stored.
 
   Args:
-    cap: of each episode.
     run_budget: of all episodes; None is no limit.
     max_failures: tries in a row that may fail.
 
@@ -74,6 +72,7 @@ def run_episodes(
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
+    cap = policy.spec.cap
     live = Live(job, cap, len(pair.names))
     purse = Purse(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)
     play = play_episode(live, env, pair, policy, purse)
@@ -96,7 +95,8 @@ def run_episodes(
         if died and running.restarts < RESTARTS:
           begin(running.live.job, running.env, running.restarts + 1)
           continue
-        yield running.episode or _record_failure(running, policy)
+        stop = f"error:{running.error}"  # such an episode must not be stored
+        yield running.episode or _record(running.live, policy, stop)
         if waiting:
           begin(_pop_job(waiting, running.live.task.id), running.env)
         else:
@@ -179,26 +179,22 @@ def play_episode(
       stop = "done"
     elif len(live.steps) >= task.max_steps:
       stop = "max_steps"
-  episode = _record(live, policy, stop)
-  episode.score = env.score()
-  episode.lost_usd = purse.dollars.lost_usd(live.steps)
-  return episode
+  score = env.score()
+  return _record(live, policy, stop, score, purse.dollars.lost_usd(live.steps))
 
 
-def _record(live: Live, policy: Policy, stop: str) -> Episode:
-  """Make the record of an episode whose score is still to be set."""
+def _record(
+  live: Live, policy: Policy, stop: str, score: float = 0.0, lost_usd: float = 0.0
+) -> Episode:
+  """Make the record of an episode that ended."""
   return Episode(
     task_id=live.task.id,
     policy=policy.spec.key,
     seed=live.job.seed,
     steps=live.steps,
-    score=0.0,
+    score=score,
     stop=stop,
     call_budget=live.cap.calls,
     usd_budget=live.cap.usd,
+    lost_usd=lost_usd,
   )
-
-
-def _record_failure(running: Running, policy: Policy) -> Episode:
-  """Make the record, not to be stored, of an episode that an error ended."""
-  return _record(running.live, policy, f"error:{running.error}")

@@ -32,6 +32,8 @@ class Turn:
   messages: Messages  # what they are shown
   purse: Purse
   code_actions: bool = False
+  step: Step = dataclasses.field(init=False)
+  allowed: list[int] = dataclasses.field(init=False)  # models, ascending
 
   def __post_init__(self) -> None:
     self.step = Step(self.live.observation, SMALL, "")

@@ -60,8 +60,8 @@ class ConditionedPolicy(RouterPolicy):
     for live in ready:
       left = live.left if self.spec.cap_conditioned else Cap()
       left_R.append(count_calls_left(self._heads, left))
-      weight = live.cost_weight
-      weight_R.append(min(self.cost_weights) if weight is None else weight)
+      weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
+      weight_R.append(next(weight for weight in weights if weight is not None))
       steps = [*live.steps, Step(live.observation, SMALL, "")]
       *_, progress = count_progress(live.task.max_steps, steps)
       progress_RxP.append(progress)

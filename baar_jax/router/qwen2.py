@@ -320,7 +320,7 @@ def make_near_bias(config: Qwen2Config) -> jax.Array:
   exponent_H2 = jnp.arange(0, H, 2, dtype=jnp.float32) / H
   wave_H2 = 2 * jnp.pi * config.rope_theta**exponent_H2
   near_H2 = (wave_H2 >= SHORTEST_WAVE) & (wave_H2 <= LONGEST_WAVE)
-  return jnp.tile(jnp.where(near_H2, NEARNESS, 0.0), 2)
+  return jnp.tile(NEARNESS * near_H2.astype(jnp.float32), 2)
 
 
 def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:

@@ -48,7 +48,7 @@ def main(run: Run) -> None:
   if config.env.kind == SERVED:  # clients have played
     for split in ("dev", "test"):  # for one boundary it looks for the episodes of both
       jobs = list_evaluation(config, run.tasks(split), split)
-      run.play(split, Loader(run.training(), 1).build(ALWAYS_SMALL), jobs)
+      run.check_sessions(ALWAYS_SMALL, jobs)
     names = [spec.key for spec in list_evaluated(run.store, config)]
     run.print(f"evaluated: {', '.join(names)}")
     return
@@ -71,7 +71,7 @@ def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
-      run.play(f"{split} {spec.key}", loader.build(spec), jobs)
+      run.play(f"{split} {spec.key}", spec, jobs, loader.build)
 
 
 def _reuse(
@@ -201,7 +201,9 @@ def forecast(run: Run) -> None:
 def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   """Predict score_NxK, in [0, 1], of tasks under each of the budgets and none."""
   c = run.config.evaluate
-  first = {e.task_id: e for e in run.store.episodes(ALWAYS_SMALL.key) if e.steps}
+  key = ALWAYS_SMALL.key
+  keys = {stored for stored in run.store.keys(key) if stored[0] in tasks}
+  first = {e.task_id: e for e in run.store.episodes(key, keys) if e.steps}
   openings = []
   for id_ in tasks:
     openings.append(dataclasses.replace(first[id_], steps=first[id_].steps[:1]))

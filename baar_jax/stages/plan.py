@@ -48,7 +48,8 @@ def main(config: Config, stages: Sequence[str]) -> None:
   store.close()
   rows.loc["in all"] = rows.sum()
   print(
-    "dry run: nothing is run, nothing is spent; expected calls of the models, list prices"
+    "dry run: nothing is run, nothing is spent; "
+    "expected calls of the models, list prices"
   )
   print(rows.to_string(formatters=FORMATS))
 

@@ -1,4 +1,4 @@
-"""Stages setup to baselines: what routers learn from, and their training; and export."""
+"""Run the stages that make and use training data: profile to baselines, and export."""
 
 import collections
 import functools
@@ -50,11 +50,11 @@ def profile(run: Run) -> None:
 
 
 def play_all(run: Run, planned: Iterable[Planned], title: str = "") -> None:
-  """Play the episodes of rules that a stage has declared, as far as they are missing."""
+  """Play the missing episodes of rules that a stage has declared."""
   loader = Loader(run.training(), run.live_episodes)
   for spec, wanted in planned:
     if wanted:
-      run.play(f"{title}{spec.key}", loader.build(spec), wanted)
+      run.play(f"{title}{spec.key}", spec, wanted, loader.build)
 
 
 def list_texts(
@@ -69,7 +69,7 @@ def list_texts(
 
 
 def references(run: Run) -> None:
-  """Collect the trajectory tau* of every training task, for SFT, and of every dev task."""
+  """Collect the trajectory tau* of every training task, for SFT, and dev task."""
   run.require("profile")
   config = run.config
   profiles = dataset.load_profiles(run.store, config, "train", "dev")

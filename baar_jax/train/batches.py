@@ -39,11 +39,11 @@ class Batch:
 
 
 class Term(NamedTuple):
-  """A term of a loss: a batch's sum; its mean counts by the batch's share of a step."""
+  """A term of a loss: a batch's sum, whose mean counts by the share of a step."""
 
   total: jax.Array
   count: jax.Array | int  # of real decisions, or of episodes with padding
-  per_episode: bool = False  # it counts by the share of episodes, not of decisions
+  share: jax.Array | float = 1.0  # the batch's part of a gradient step's mean
   weight: jax.Array | float = 1.0  # in the loss
 
   @property

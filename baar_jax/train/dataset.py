@@ -1,6 +1,7 @@
 """What the stages have stored, as training data: profiles, references, batches."""
 
 import collections
+import itertools
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,10 +56,11 @@ def load_profiles(
     ValueError: there are none.
   """
   numbers = range(trials or config.profile.trials)
-  loaded = [_load_trials(store, spec, "profile", numbers) for spec in BOUNDARIES]
+  ids = [task.id for split in splits for task in store.tasks(split)]
+  loaded = [_load_trials(store, spec, "profile", numbers, ids) for spec in BOUNDARIES]
   small, large = map(group_by_task, loaded)
   profiles = {}
-  for id_ in [task.id for split in splits for task in store.tasks(split)]:
+  for id_ in ids:
     if small[id_] and large[id_]:
       profiles[id_] = make_profile(small[id_], large[id_], config.profile.easy_rate)
   if not profiles:
@@ -192,22 +194,24 @@ def _load_samples(
   store: Store, config: Config, trials: Iterable[int], samples: Iterable[int]
 ) -> list[Episode]:
   """Load trials of the boundaries and stratified episodes of training tasks."""
+  train = [task.id for task in store.tasks("train")]
   episodes = []
   for boundary in BOUNDARIES:
-    episodes += _load_trials(store, boundary, "profile", trials)
+    episodes += _load_trials(store, boundary, "profile", trials, train)
   stratified = stratified_spec(config)
-  episodes += _load_trials(store, stratified, "reference", samples)
-  train = {task.id for task in store.tasks("train")}
-  return [e for e in episodes if e.task_id in train]
+  return episodes + _load_trials(store, stratified, "reference", samples, train)
 
 
 def _load_trials(
-  store: Store, spec: PolicySpec, purpose: str, numbers: Iterable[int]
+  store: Store,
+  spec: PolicySpec,
+  purpose: str,
+  numbers: Iterable[int],
+  ids: Iterable[str],
 ) -> list[Episode]:
-  """Load a policy's trials of a purpose by their numbers."""
-  seeds = {FIRST_SEED[purpose] + number for number in numbers}
-  keys = {key for key in store.keys(spec.key) if key[1] in seeds}
-  return store.episodes(spec.key, keys)
+  """Load a policy's trials of a purpose on tasks, by the trials' numbers."""
+  seeds = [FIRST_SEED[purpose] + number for number in numbers]
+  return store.episodes(spec.key, {*itertools.product(ids, seeds)})
 
 
 def draw_sft_batches(

@@ -313,19 +313,18 @@ def roll_out(
     keys = [key for key in training.store.keys(name) if key[0] in ids]
     episodes = training.store.episodes(name, keys)
   else:
-    # The policy's cache and copy of the router are freed on return: the gradient needs
-    # the memory.
-    policy = RouterPolicy(
-      spec,
-      learner.trainer.model,
-      learner.batcher.view,
-      Sample(name),
-      training.live_episodes,
-      training.mesh,
-    )
+
+    def build(spec: PolicySpec) -> RouterPolicy:
+      # The policy's cache and copy of the router are freed after the rollouts: the
+      # gradient needs the memory.
+      model = learner.trainer.model
+      view = learner.batcher.view
+      rows = training.live_episodes
+      return RouterPolicy(spec, model, view, Sample(name), rows, training.mesh)
+
     title = f"{spec.family} lam={spec.lam:g} {spec.update}/{config.bopo.updates}"
     planned = list_rollouts(config, spec, tasks, training.number)
-    episodes = training.collect(title, policy, planned.jobs)
+    episodes = training.collect(title, spec, planned.jobs, build)
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:

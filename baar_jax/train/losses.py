@@ -48,12 +48,15 @@ def next_token_loss(logits_BxSxV: jax.Array, batch: Batch) -> dict[str, Term]:
   )
   logp_BxS = jnp.where(real_BxSxM, logp_BxSxM, 0.0).sum(axis=2)
   loss_BxS = -logp_BxS / jnp.maximum(real_BxSxM.sum(axis=2), 1)
-  return {"loss": sum_masked(loss_BxS, batch.mask_BxS & real_BxSxM.any(axis=2))}
+  term = sum_masked(loss_BxS, batch.mask_BxS & real_BxSxM.any(axis=2))
+  # The share is of all decisions, also of those that no token follows.
+  return {"loss": term._replace(total=batch.decision_share * term.total)}
 
 
 def sft_batch_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
   """Sum the terms of `sft_loss`."""
-  return {"loss": _sum_surprise(logits_BxSxA, batch.action_BxS, batch.mask_BxS)}
+  term = _sum_surprise(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
+  return {"loss": term._replace(share=batch.decision_share)}
 
 
 def bopo_loss(
@@ -73,8 +76,8 @@ def bopo_loss(
   )
   kl = _sum_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
   return {
-    "loss": Term(-gain_B.sum(), len(gain_B), per_episode=True),
-    "kl": kl._replace(weight=config.kl_beta),
+    "loss": Term(-gain_B.sum(), len(gain_B), batch.episode_share),
+    "kl": kl._replace(share=batch.decision_share, weight=config.kl_beta),
   }
 
 
@@ -91,7 +94,7 @@ def dapo_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
   gain_BxS = _clip_gain(ratio_BxS, batch.adv_B[:, None], clip)
   term = sum_masked(-gain_BxS, batch.mask_BxS)
   weight = term.count / len(gain_BxS)  # decisions of an episode
-  return {"loss": term._replace(per_episode=True, weight=weight)}
+  return {"loss": term._replace(share=batch.episode_share, weight=weight)}
 
 
 def sft_loss(

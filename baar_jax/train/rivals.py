@@ -1,6 +1,7 @@
 """The rivals that learn from stored episodes: the cascade's scorer and the classifier."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 
@@ -41,10 +42,11 @@ def label_winners(training: Training) -> tuple[list[Episode], Labels]:
   store = training.store
   config = training.config
   tasks = store.tasks("train") + store.tasks("dev")
+  build = partial(RulePolicy, rule=take_rank)
   between = []
   for spec, planned in jobs.list_ranked_trials(config, tasks):
-    policy = RulePolicy(spec, take_rank)
-    between.append(training.collect(f"single-turn {spec.key}", policy, planned))
+    title = f"single-turn {spec.key}"
+    between.append(training.collect(title, spec, planned, build))
   small = []
   large = []
   for profile in dataset.load_profiles(store, config, "train", "dev").values():

@@ -136,9 +136,8 @@ class Trainer(ShardedRouter):
     loss = 0.0
     figures = {}
     for name, term in self._loss(self._forward(params, batch), batch).items():
-      share = batch.episode_share if term.per_episode else batch.decision_share
-      figures[name] = share * term.mean
-      loss += term.weight * share * term.mean
+      figures[name] = term.share * term.mean
+      loss += term.weight * term.share * term.mean
     return loss, figures | {"loss": loss}
 
   def _apply_gradient(

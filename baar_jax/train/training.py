@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from baar_jax.config import Config, ablate
 from baar_jax.episode import Episode
-from baar_jax.rollout.specs import Job
+from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.rollout.turn import Policy
 from baar_jax.router.view import View
 from baar_jax.store import Store
@@ -68,8 +68,10 @@ class Training(RouterFiles):
   log: Callable[..., None]  # appends named values to the run's metrics
   progress: Callable[[str, int, int, str], tqdm]  # title, total, done, unit
   print: Callable[[str], None]
-  # Runs the jobs that are not stored yet: title, policy, jobs -> the episodes of all.
-  collect: Callable[[str, Policy, Sequence[Job]], list[Episode]]
+  # `Run.collect`: title, policy, jobs, and what builds the policy -> their episodes.
+  collect: Callable[
+    [str, PolicySpec, Sequence[Job], Callable[[PolicySpec], Policy]], list[Episode]
+  ]
   ablation: str = ""  # a key of `config.ABLATIONS`
 
   def ablate(self, name: str) -> "Training":

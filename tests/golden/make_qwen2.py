@@ -37,9 +37,13 @@ def outputs(directory: Path, tokens_BxT: np.ndarray) -> tuple[np.ndarray, np.nda
 def main():
   arrays = {}
   for number, (name, (sizes, kept)) in enumerate(CASES.items()):
-    tokens_BxT = np.random.default_rng(number).integers(0, hf.SHAPES[name]["vocab_size"], sizes)
+    tokens_BxT = np.random.default_rng(number).integers(
+      0, hf.SHAPES[name]["vocab_size"], sizes
+    )
     with tempfile.TemporaryDirectory() as directory:
-      hidden_BxTxD, logits_BxTxV = outputs(hf.write(Path(directory), hf.SHAPES[name]), tokens_BxT)
+      hidden_BxTxD, logits_BxTxV = outputs(
+        hf.write(Path(directory), hf.SHAPES[name]), tokens_BxT
+      )
     arrays |= {
       f"{name}/tokens_BxT": tokens_BxT.astype(np.int16),
       f"{name}/kept_S": np.array(kept, np.int16),
