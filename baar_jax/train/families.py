@@ -322,11 +322,7 @@ FAMILIES = {
     "always LARGE", "#1d2530", "X", listing.list_large, _build_rule(rules.take_large)
   ),
   FIRST_LARGE: Family(
-    "First-Large",
-    "#2f8a5b",
-    "D",
-    listing.list_first_large,
-    _build_rule(rules.take_large),
+    "First-Large", "#2f8a5b", "D", listing.list_capped, _build_rule(rules.take_large)
   ),
   ALWAYS: Family(
     "always one between",

@@ -62,7 +62,7 @@ def list_large(config: Config) -> list[PolicySpec]:
   return [ALWAYS_LARGE]
 
 
-def list_first_large(config: Config) -> list[PolicySpec]:
+def list_capped(config: Config) -> list[PolicySpec]:
   return under(PolicySpec(FIRST_LARGE), list_caps(config))
 
 
