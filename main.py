@@ -206,7 +206,7 @@ def explain(error: ValidationError, prefix: str) -> str:
 
 
 def check_environment(config: Config) -> None:
-  """Check that the environment can run with the configuration."""
+  """Refuse a configuration that the environment cannot run."""
   environment = table.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live

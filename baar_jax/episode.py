@@ -11,7 +11,7 @@ SPLITS = ("train", "dev", "test")
 
 
 def decision_words(models: int) -> tuple[str, ...]:
-  """Name the models in prompts and answers.
+  """Choose the words for the models in prompts and answers.
 
   The paper calls LARGE "BIG" there. More than two models go by rank (our choice).
   """
@@ -72,7 +72,7 @@ class Reply:
   lost: tuple[Call, ...] = ()  # attempts before it, of kind "retry" or "presumed"
 
   def calls(self, kind: str) -> list[Call]:
-    """List all calls, in order. The one with the answer gets this kind."""
+    """Collect all calls, in order. The one with the answer gets this kind."""
     return [*self.lost, dataclasses.replace(self.call, kind=kind)]
 
 
@@ -125,7 +125,7 @@ class Episode:
   seed: int
   steps: list[Step]
   score: float  # in [0, 1]
-  stop: str  # "done", "max_steps", "budget" or "error:<what>"
+  stop: str  # "done", "max_steps", "budget" or "error:<reason>"
   call_budget: int | None = None  # cap on large calls; None is no cap
   usd_budget: float | None = None  # cap on dollars (B_max); None is no cap
   reused: bool = False  # it equals another policy's episode and was not run again
@@ -134,6 +134,7 @@ class Episode:
 
   @property
   def success(self) -> bool:
+    """Tell whether the score is full."""
     return self.score >= 1
 
   @property
@@ -152,4 +153,5 @@ class Episode:
     return sum(step.large_calls for step in self.steps)
 
   def to_json(self) -> str:
+    """Write the episode as JSON."""
     return json.dumps(self, default=vars, ensure_ascii=False, separators=(",", ":"))

@@ -52,6 +52,7 @@ def split_parameters(params: Any, mesh: Mesh) -> Any:
   fsdp = mesh.shape["fsdp"]
 
   def split(path: Sequence[Any], x: Any) -> NamedSharding:
+    """Choose the sharding of one array."""
     first = int("layers" in jax.tree_util.keystr(path))  # axis 0 is the layer
     axes = [axis for axis in range(first, x.ndim) if x.shape[axis] % fsdp == 0]
     names = [None] * x.ndim
@@ -72,6 +73,7 @@ def split_rows(tree: Any, mesh: Mesh) -> Any:
   """
 
   def place(x: Any) -> jax.Array:
+    """Place one array."""
     if isinstance(x, jax.Array):
       return x
     x = np.asarray(x)
@@ -84,7 +86,10 @@ def split_rows(tree: Any, mesh: Mesh) -> Any:
 
 
 def spread_rows(x: jax.Array) -> jax.Array:
-  """Spread the rows of x over the mesh in use, if any, in a compiled function."""
+  """Spread the rows of x over the mesh in use, if any.
+
+  It is for compiled functions.
+  """
   # Without it the compiler may split the work along a split of the weights instead.
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or x.shape[0] % mesh.size:

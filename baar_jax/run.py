@@ -54,7 +54,7 @@ class Run:
   """
 
   def __init__(self, config: Config):
-    """Open or create the directory.
+    """Open the directory, or create it.
 
     Raises:
       ValueError: the directory or the models cannot be used.

@@ -114,7 +114,11 @@ class Store:
   """
 
   def __init__(self, path: Path | str):
-    """Open or create the file. Raises ValueError if it cannot be used as a store."""
+    """Open the file, or create it.
+
+    Raises:
+      ValueError: the file cannot be used as a store.
+    """
     self._path = path
     try:
       # Threads take turns.

@@ -9,6 +9,7 @@ from configs import quickstart, sciworld
 
 
 def get_config(setting: str = "") -> config.Config:
+  """Configure ALFWorld; the setting is "" or "paper"."""
   config.check_setting(setting, "paper")
   if setting:
     c = sciworld.get_config(setting)

@@ -5,6 +5,7 @@ from configs import quickstart, sciworld
 
 
 def get_config(setting: str = "") -> config.Config:
+  """Configure AppWorld; the setting is "" or "paper"."""
   config.check_setting(setting, "paper")
   # An engine process has room for one world.
   env = {"kind": "appworld", "max_steps": 40, "live_per_process": 1}

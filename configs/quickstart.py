@@ -18,6 +18,7 @@ TRIO = ("gpt-4.1-nano", "gpt-4.1-mini", "gpt-4.1")
 
 
 def get_config() -> config.Config:
+  """Configure the default run."""
   c = config.Config(name="quickstart")
   tasks = {"train_tasks": 68, "dev_tasks": 16, "test_tasks": 40}
   c.env = config.EnvConfig(kind="scienceworld", max_steps=40, **tasks)

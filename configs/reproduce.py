@@ -16,6 +16,7 @@ SETTINGS = {
 
 
 def get_config(setting: str = "") -> config.Config:
+  """Configure all methods in an environment; "" is ScienceWorld."""
   config.check_setting(setting, *filter(None, SETTINGS))
   module, lam, compared = SETTINGS[setting]
   c = module.get_config()

@@ -5,6 +5,7 @@ from configs.quickstart import RANDOM_WEIGHTS, TRIO
 
 
 def get_config(setting: str = "") -> config.Config:
+  """Configure the sandbox; the setting is "" or "trio"."""
   config.check_setting(setting, "trio")
   c = config.Config(name="sandbox-trio" if setting else "sandbox")
   if setting:

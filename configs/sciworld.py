@@ -36,6 +36,7 @@ TRIOS = {
 
 
 def get_config(setting: str = "") -> config.Config:
+  """Configure ScienceWorld in a setting of this file."""
   config.check_setting(setting, "paper", "llama", *TRIOS)
   if setting in TRIOS:
     c = quickstart.get_config()

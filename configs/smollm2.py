@@ -11,6 +11,7 @@ from configs import quickstart
 
 
 def get_config() -> config.Config:
+  """Configure the default run with pretrained weights."""
   c = quickstart.get_config()
   c.name = "smollm2"
   c.pretrain = config.PretrainConfig()

@@ -20,7 +20,7 @@ class Corridor(Env):
   )
 
   def tasks(self, split: str) -> list[Task]:
-    """List the tasks of a split."""
+    """Make the tasks of a split."""
     return [
       Task(f"{split}-{i}", split, "Go.", self.max_steps)
       for i in range(self.sizes[split])
@@ -44,9 +44,10 @@ class Corridor(Env):
   # Only the scripted models need an expert and its mistakes.
   def oracle(self) -> Oracle:
     """Return the expert's next action; red doors are critical."""
-    action = f"open {self.doors[0]}"
-    is_red = self.doors[0] == "red"
-    return Oracle(action, len(self.doors), critical=is_red, recovering=False)
+    red = self.doors[0] == "red"
+    return Oracle(
+      f"open {self.doors[0]}", len(self.doors), critical=red, recovering=False
+    )
 
   def mistake(self, kind: str, key: str) -> str:
     """Return an action that opens no door."""
@@ -54,5 +55,6 @@ class Corridor(Env):
 
 
 def get_config() -> Config:
+  """Configure a run of the sandbox's size in the corridor."""
   env = EnvConfig(f"{__file__}:Corridor", 96, 34, 48, max_steps=12)
   return dataclasses.replace(sandbox.get_config(), name="corridor", env=env)

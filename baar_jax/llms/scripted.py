@@ -48,6 +48,7 @@ class ScriptedPair(Pair):
     self._errors = errors
 
   def start(self, env: Env, task: Task, seed: int, hold: Hold) -> list["ScriptedAgent"]:
+    """Start one script for each model in an episode."""
     spoiled = {}
     agents = []
     for model, price in enumerate(self.prices):
@@ -57,6 +58,7 @@ class ScriptedPair(Pair):
     return agents
 
   def judge(self, config: ModelsConfig) -> Callable[[Task, int, Hold], "ScriptedJudge"]:
+    """Open the stand-in for a zero-shot router's model, at its price."""
     (price,) = prices_of(config.names, config.prices)
     return functools.partial(ScriptedJudge, price, models=len(self.names))
 
@@ -100,6 +102,7 @@ class ScriptedAgent(Agent):
     return reply.call.cost_usd
 
   def reply(self, messages: Messages, step: int) -> Reply:
+    """Answer at a step, and remember the position that the answer spoils."""
     reply, spoiled = self._compose(messages, step)
     with self._hold(reply.call.cost_usd) as cost:
       cost.usd = reply.call.cost_usd
@@ -142,6 +145,7 @@ class ScriptedJudge(Agent):
   models: int = 2
 
   def reply(self, messages: Messages, step: int) -> Reply:
+    """Answer with the word for a model."""
     rounds = re.findall(r" action: (.*)\nresult: (.*)", messages[-1]["content"])
     rank = SMALL
     if not rounds or rounds[-1] in rounds[:-1] or WRONG.search(rounds[-1][1].lower()):

@@ -65,13 +65,13 @@ def run_episodes(
     CapReached: the run's budget is spent, and the calls in flight have ended.
     ValueError: `max_failures` tries in a row have failed.
   """
-  waiting = sorted(
-    jobs, key=lambda job: job.seed
-  )  # each task's first job, then the second
+  # Each task's first job, then each task's second.
+  waiting = sorted(jobs, key=lambda job: job.seed)
   arrivals: Arrivals = queue.SimpleQueue()
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
+    """Start an episode up to its first decision, in a worker thread."""
     cap = policy.spec.cap
     live = Live(job, cap, len(pair.names))
     purse = Purse(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)

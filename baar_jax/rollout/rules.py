@@ -34,8 +34,7 @@ def draw_model(live: Live, p: float) -> int:
   The draw depends on task, seed and step alone (our choice).
   """
   draw = random.Random(f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}")
-  costlier = draw.choice(range(1, live.models)) if draw.random() < p else SMALL
-  return costlier
+  return draw.choice(range(1, live.models)) if draw.random() < p else SMALL
 
 
 def take_sampled(live: Live, spec: PolicySpec) -> int:
@@ -71,12 +70,14 @@ class PrivilegedPolicy(Policy):
   """
 
   def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+    """Play a step with the model of the largest gain that the budgets allow."""
     yield from ()  # it waits for no batch
     if len(turn.allowed) > 1:
       turn.step.model = self._find_best(turn)
     return turn.take(turn.step.model)
 
   def _find_best(self, turn: Turn) -> int:
+    """Find the model that gains most over SMALL, else SMALL."""
     small = turn.agents[SMALL].prospect(turn.messages, turn.number)
     best = SMALL
     most = 0.0

@@ -23,7 +23,7 @@ PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
 class Cap:
   """What an episode may use at most; None is no cap."""
 
-  calls: int | None = None  # of models dearer than SMALL (paper: K)
+  calls: int | None = None  # of models costlier than SMALL (paper: K)
   usd: float | None = None  # dollars (paper: B_max)
 
   def __bool__(self) -> bool:
@@ -152,6 +152,7 @@ class Live:
 
   @property
   def task(self) -> Task:
+    """Return the task that is played."""
     return self.job.task
 
   @property

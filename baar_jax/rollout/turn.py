@@ -25,7 +25,7 @@ class Purse:
 
 @dataclasses.dataclass
 class Turn:
-  """One step in progress: which models may be called, and what has been called so far."""
+  """A step in progress: the models that may be called, and the calls made so far."""
 
   live: Live
   agents: Sequence[Agent]  # one per model
@@ -41,6 +41,7 @@ class Turn:
 
   @property
   def number(self) -> int:
+    """Return how many steps came before."""
     return len(self.live.steps)
 
   def affordable(self, paid: int | None = None) -> list[int]:
@@ -60,7 +61,7 @@ class Turn:
     return models
 
   def decide(self) -> Generator[None, Decision, int]:
-    """Wait for the policy's decision, if there is a choice; return the model to call."""
+    """Wait for the policy's decision, if there is a choice; return the model."""
     if len(self.allowed) > 1:
       decision = yield
       self.step.model = decision.model
@@ -149,4 +150,5 @@ class RulePolicy(Policy):
     self._rule = rule
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Decide by the rule, for each episode by itself."""
     return [Decision(self._rule(live, self.spec)) for live in ready]

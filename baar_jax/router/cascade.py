@@ -1,4 +1,4 @@
-"""The cascade (FrugalGPT): models propose from SMALL on, and a scorer takes or goes on."""
+"""The cascade (FrugalGPT): a scorer takes a model's proposal or goes on to the next."""
 
 import dataclasses
 from collections.abc import Generator, Sequence
@@ -11,9 +11,10 @@ from baar_jax.router.policy import RouterPolicy
 
 
 class CascadePolicy(RouterPolicy):
-  """Takes a model's proposal, or has the next model propose; the costliest acts at once."""
+  """Takes a model's proposal, or has the next model propose; the costliest acts."""
 
   def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+    """Play a step: ask from SMALL on, and decide about each proposal."""
     proposal = None
     if len(turn.allowed) > 1:
       small = turn.agents[SMALL]

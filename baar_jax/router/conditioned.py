@@ -17,12 +17,13 @@ from baar_jax.router.head import (
 )
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2, check_finite
-from baar_jax.router.reader import Reader
 from baar_jax.router.view import View
 
 
 class ConditionedPolicy(RouterPolicy):
   """Takes the model of the largest value, by what is left and by the cost weight."""
+
+  reads_hidden = True
 
   def __init__(
     self,
@@ -42,12 +43,8 @@ class ConditionedPolicy(RouterPolicy):
     self._heads = heads
     self.cost_weights = cost_weights
 
-  def _open_reader(
-    self, model: Qwen2, view: View, rows: int, mesh: Mesh | None
-  ) -> Reader:
-    return Reader(model, view, None, rows, mesh)
-
   def compile(self) -> None:
+    """Compile all shapes of a call, and the comparison of models."""
     super().compile()
     self._compare(np.zeros((1, len(self._heads.scale.mean_D))), np.zeros((1, FACTS)))
 
@@ -73,7 +70,7 @@ class ConditionedPolicy(RouterPolicy):
     return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
 
   def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
-    """Compute advantage_RxA, with a row for all live episodes: one shape is compiled."""
+    """Compute advantage_RxA in one compiled shape: a row for each possible episode."""
     missing = ((0, self.reader.rows - len(hidden_RxD)), (0, 0))
     hidden = np.pad(hidden_RxD, missing)
     facts = np.pad(facts_RxF, missing)

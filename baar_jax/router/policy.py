@@ -36,6 +36,7 @@ class Sample:
   key: str
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
+    """Draw a model with its probability."""
     place = f"{live.task.id}|{live.job.seed}|{len(live.steps)}"
     draw = random.Random(f"{self.key}|{place}").random()
     model = int(np.searchsorted(np.cumsum(p_A), draw, side="right"))
@@ -46,14 +47,15 @@ class Sample:
 class Threshold:
   """Takes LARGE if its probability is at least `value`; 0.5 is argmax.
 
-  Of more models it takes that of the largest log p - log(value / (1 - value)) * u. Here
-  u rises from 0 for the cheapest to 1 for the costliest (our choice), as it does of two.
+  Of more models it takes that of the largest log p - log(value / (1 - value)) * u. As
+  for two, u rises from 0 for the cheapest to 1 for the costliest (our choice).
   """
 
   value: float = ARGMAX
   usd_A: Sequence[float] = ()  # prices that u is by; if they do not rise it is by rank
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
+    """Pick a model by the threshold."""
     if len(p_A) == 2:
       return int(p_A[1] >= self.value)
     value = np.clip(self.value, TINY, 1 - TINY)
@@ -73,6 +75,7 @@ class Threshold:
     return 1 / (1 + np.exp(-gain_NxA.max(axis=1)))
 
   def _scale(self, models: int) -> np.ndarray:
+    """Compute u_A, each model's price, or its rank, on a scale from 0 to 1."""
     rises = len(self.usd_A) == models and (np.diff(self.usd_A) > 0).all()
     usd_A = np.array(self.usd_A if rises else range(models))
     return (usd_A - usd_A[0]) / (usd_A[-1] - usd_A[0])
@@ -80,6 +83,8 @@ class Threshold:
 
 class RouterPolicy(Policy):
   """Decides for all ready episodes in one forward pass of their new tokens."""
+
+  reads_hidden = False  # whether it decides by the hidden state, not by logits
 
   def __init__(
     self,
@@ -90,18 +95,19 @@ class RouterPolicy(Policy):
     rows: int,
     mesh: Mesh | None = None,
   ):
-    """Copy the model to this process's first device; at most `rows` episodes are live."""
+    """Copy the model to this process's first device.
+
+    Args:
+      rows: the most episodes that are live at once.
+    """
     super().__init__(spec)
     self._usd_per_token = view.config.usd_per_million_tokens / 1e6
     self._rule = rule
-    self.reader = self._open_reader(model, view, rows, mesh)
-
-  def _open_reader(
-    self, model: Qwen2, view: View, rows: int, mesh: Mesh | None
-  ) -> Reader:
-    return Reader(model, view, view.logit_ids, rows, mesh)
+    token_ids = None if self.reads_hidden else view.logit_ids
+    self.reader = Reader(model, view, token_ids, rows, mesh)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Decide for episodes; each is charged its new tokens and the batch's time."""
     start_s = time.monotonic()
     output_RxC, new_tokens_R = self.reader.read(ready)
     p_RxA = self._predict(output_RxC, ready)
@@ -120,6 +126,7 @@ class RouterPolicy(Policy):
     return decisions
 
   def finish(self, live: Live) -> None:
+    """Free the episode's row of the cache."""
     self.reader.forget(live)
 
   def compile(self) -> None:

@@ -1,4 +1,4 @@
-"""Feeds live episodes' new tokens to a router: a KV cache with a row for each episode."""
+"""Feed live episodes' new tokens to a router, with a row of a KV cache for each."""
 
 import dataclasses
 import itertools
@@ -38,7 +38,7 @@ class Pending:
 
 
 class Reader:
-  """Computes what a router says at the end of each episode's text.
+  """Computes a router's output at the end of each episode's text.
 
   A row is filled anew if the text does not extend what the row holds: after a cut of
   the history, and in the paper's view.
@@ -110,7 +110,7 @@ class Reader:
       self._feed([Pending(self._spare_row, 0, [0] * T)] * R)
 
   def _feed_all(self, pending: list[Pending]) -> dict[int, np.ndarray]:
-    """Feed all tokens; return what stands at their end, by row."""
+    """Feed all tokens; return the output at their end, by row."""
     output_of = {}
     while pending:
       pending.sort(key=lambda part: len(part.tokens))

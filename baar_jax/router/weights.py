@@ -146,10 +146,10 @@ def set_rows(
 
 
 def check_pretrained(config: RouterConfig) -> None:
-  """Check that `load_pretrained` can load `config.weights`; read every number.
+  """Check the configured weights for `load_pretrained`; read every number.
 
   Raises:
-    ValueError: it cannot.
+    ValueError: `load_pretrained` cannot load them.
   """
   directory = weights_directory(config.weights)
   shape, file_of = check_directory(directory, config.layers)
@@ -189,6 +189,7 @@ def load_qwen2(
   def load(
     path: Sequence[Any], x: jax.ShapeDtypeStruct, sharding: NamedSharding
   ) -> jax.Array:
+    """Load one parameter."""
     array = np.empty(x.shape, dtype)
     name, places = _find_places(path, x)
     for tensor, layer in places:
@@ -363,7 +364,7 @@ def _find_places(path: Sequence[Any], x: Any) -> tuple[str, list[tuple[str, Any]
 
 
 def _list_tensors(params: nnx.State) -> Iterator[tuple[str, jax.Array]]:
-  """List (name, array) of a model's tensors, as the files hold them."""
+  """Yield (name, array) of a model's tensors, as the files hold them."""
   for path, x in jax.tree.leaves_with_path(params):
     name, places = _find_places(path, x)
     for tensor, layer in places:

@@ -20,7 +20,7 @@ RESULT_TOKENS = 64
 
 
 class ZeroShotPolicy(Policy):
-  """Does what a judge says; SMALL if its answer names no model, or several."""
+  """Takes the model that a judge names; SMALL if it names none, or several."""
 
   def __init__(
     self,
@@ -45,6 +45,7 @@ class ZeroShotPolicy(Policy):
     self._view = View(config, tokenizer, models=models)
 
   def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+    """Play a step: ask the judge if there is a choice, and take its model."""
     yield from ()  # it waits for no batch
     if len(turn.allowed) > 1:
       start_s = time.monotonic()
@@ -56,6 +57,7 @@ class ZeroShotPolicy(Policy):
     return turn.take(turn.step.model)
 
   def _ask_judge(self, turn: Turn) -> Reply:
+    """Ask the judge about the next step."""
     live = turn.live
     tokens = self._view.live_window(live).tokens
     message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}

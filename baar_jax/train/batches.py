@@ -69,14 +69,17 @@ class Labels:
 
 
 def _decide_acted(episode: Episode) -> list[int]:
+  """List the model of each step."""
   return [step.model for step in episode.steps]
 
 
 def _decide_sampled(episode: Episode) -> list[int | None]:
+  """List the model of each step, None if it was not sampled."""
   return [None if step.logp is None else step.model for step in episode.steps]
 
 
 def _decide_failures(episode: Episode) -> list[int | None]:
+  """List for each step with a proposal 1 if the episode fails, else 0."""
   fails = int(not episode.success)
   return [None if step.proposal is None else fails for step in episode.steps]
 
@@ -139,11 +142,11 @@ def make_batch(
   return batch
 
 
-def add_proposals(episode: Episode, dearest: int) -> Episode:
-  """Show an episode as a cascade sees it: all models but the dearest propose first."""
+def add_proposals(episode: Episode, costliest: int) -> Episode:
+  """Show an episode as a cascade sees it: all models but the costliest propose."""
   steps = []
   for step in episode.steps:
-    proposal = None if step.model == dearest else step.action
+    proposal = None if step.model == costliest else step.action
     steps.append(dataclasses.replace(step, proposal=proposal))
   return dataclasses.replace(episode, steps=steps)
 
@@ -196,8 +199,8 @@ class Batcher:
     size = self.config.sft.micro_episodes
     task_of = {task.id: task for task in self.tasks}
     if self.labels.proposals:
-      dearest = len(self.view.words) - 1
-      episodes = [add_proposals(episode, dearest) for episode in episodes]
+      costliest = len(self.view.words) - 1
+      episodes = [add_proposals(episode, costliest) for episode in episodes]
     parts = range(1, router.buckets + 1)  # each length costs a compilation per loss
     buckets = [router.max_tokens * part // router.buckets for part in parts]
     windows = [self.view.episode_windows(task_of[e.task_id], e) for e in episodes]

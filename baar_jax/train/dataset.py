@@ -90,6 +90,7 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
   """
 
   def classify(trials: int) -> dict[str, str]:
+    """List the difficulty of each task that has all trials."""
     labels = {}
     for id_, profile in load_profiles(store, config, "train", trials=trials).items():
       if len(profile.small) == len(profile.large) == trials:
@@ -117,6 +118,7 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
 
 
 def _divide(part: int, whole: int) -> float | None:
+  """Compute a share; None of nothing."""
   return part / whole if whole else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from baar_jax.config import Config, ablate, compared_lam, require
+from baar_jax.config import VANILLA_BATCHES, Config, ablate, compared_lam, require
 from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
@@ -20,46 +20,55 @@ from baar_jax.rollout.specs import Cap, Live, PolicySpec
 from baar_jax.rollout.turn import Policy, RulePolicy
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
-from baar_jax.router.policy import RouterPolicy, Sample, Threshold
+from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
 from baar_jax.router.qwen2 import Qwen2, softmax
 from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.store import Store
-from baar_jax.train import listing, losses
+from baar_jax.train import losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import Checkpoints, load_router
 from baar_jax.train.dataset import load_threshold_episodes
-from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
+from baar_jax.train.fit import fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
+  ALWAYS,
   ALWAYS_LARGE,
   ALWAYS_SMALL,
   COMPARED,
   FIRST_LARGE,
   SFT,
   Planned,
+  list_ranked_trials,
+  list_ranks,
   rollout_spec,
   stratified_spec,
 )
 from baar_jax.train.listing import (
-  ALWAYS,
-  ARGMAX,
-  BOPO,
-  CASCADE,
-  CONDITIONED,
-  OPTIMUM,
-  PRIVILEGED,
-  RANDOM,
   RIVALS,
-  SINGLE_TURN,
-  VANILLA,
-  ZERO_SHOT,
   Tasks,
+  list_ablation,
+  list_capped,
+  list_classifier,
+  list_conditioned,
+  list_learnt,
+  list_optimum,
+  list_privileged,
+  list_random,
+  list_sft,
+  list_small,
+  list_updates,
+  list_zero_shot,
   trained_spec,
 )
-from baar_jax.train.rivals import label_winners, list_scored
+from baar_jax.train.rivals import train_cascade, train_single_turn
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads, load_trunk, open_trunk_view
+
+RANDOM = "random"
+CONDITIONED = "conditioned"  # the budget-conditioned router
+BOPO = "bopo"
+VANILLA = "vanilla"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +78,11 @@ class Family:
   label: str  # for people
   color: str
   marker: str
-  # The policies to evaluate, in the report's order.
-  list_specs: Callable[[Config], list[PolicySpec]]
-  build: Callable[[PolicySpec, "Loader"], Policy]
+  # The policies of a name to evaluate, in the report's order.
+  list_specs: Callable[[Config, str], Iterable[PolicySpec]] = lambda config, name: ()
+  # It decides by a rule, or as the policy does that is built of a spec.
+  rule: Callable[[Live, PolicySpec], int] | None = None
+  build: Callable[[PolicySpec, "Loader"], Policy] | None = None
   # Of a family that learns: the stage that trains it, how, and which episodes a policy
   # of it plays for that, on the tasks of each split.
   stage: str = ""
@@ -79,35 +90,24 @@ class Family:
   list_jobs: Callable[[Config, PolicySpec, Tasks], Iterable[Planned]] | None = None
 
 
+@dataclasses.dataclass
 class Loader:
   """Builds policies; it keeps the router that was loaded last."""
 
-  def __init__(
-    self,
-    files: RouterFiles,
-    rows: int,
-    pair: Pair | None = None,
-    store: Store | None = None,
-  ):
-    """Take what policies are built from.
-
-    Args:
-      files: of the trained routers.
-      rows: the most episodes that are live at once.
-      pair: the models; without one a policy that asks a judge cannot be built.
-      store: with the training episodes that thresholds are quantiles of.
-    """
-    self.files = files
-    self.rows = rows
-    self.pair = pair
-    self._store = store
-    self._loaded: tuple = ()
-    self._model: Qwen2 | None = None
-    self._p_NxA: np.ndarray | None = None
+  files: RouterFiles  # of the trained routers
+  rows: int  # the most episodes that are live at once
+  pair: Pair | None = None  # without it no policy that asks a judge can be built
+  store: Store | None = None  # with the episodes that thresholds are quantiles of
+  _loaded: tuple = ()  # family and weight of cost of the router that is kept
+  _model: Qwen2 | None = None
+  _p_NxA: np.ndarray | None = None
 
   def build(self, spec: PolicySpec) -> Policy:
     """Build the policy of a spec; raise ValueError if its training has not ended."""
-    return FAMILIES[spec.family].build(spec, self)
+    family = FAMILIES[spec.family]
+    if family.rule:
+      return RulePolicy(spec, family.rule)
+    return family.build(spec, self)
 
   def check(self, spec: PolicySpec) -> None:
     """Raise ValueError if a router's training has not ended."""
@@ -116,43 +116,42 @@ class Loader:
     else:
       load_router(self.files, spec.family, spec.lam)
 
-  def load(self, family: str, lam: float | None = None) -> Qwen2:
-    """Load a trained router, or the trunk of the value heads."""
-    if (family, lam) != self._loaded:
+  def load(self, spec: PolicySpec) -> Qwen2:
+    """Load the trained router of a policy, or the trunk of the value heads."""
+    router = (spec.family, spec.lam)
+    if router != self._loaded:
       self._p_NxA = None
-      if family == CONDITIONED:
+      if spec.family == CONDITIONED:
         self._model, _ = load_trunk(self.files)
       else:
-        self._model = load_router(self.files, family, lam)
-      self._loaded = (family, lam)
+        self._model = load_router(self.files, *router)
+      self._loaded = router
     return self._model
 
   def predict_stored(self, view: View) -> np.ndarray:
     """Compute p_NxA of the loaded router at decisions of stored training episodes."""
     if self._p_NxA is None:
       config = self.files.config
-      episodes = load_threshold_episodes(self._store, config)
+      episodes = load_threshold_episodes(self.store, config)
       dtype = config.router.dtype
       router = ShardedRouter(self._model, view.logit_ids, self.files.mesh, dtype)
       labels = FAILURES if view.proposals else ACTED
-      batcher = Batcher(config, view, self._store.tasks("train"), labels)
+      batcher = Batcher(config, view, self.store.tasks("train"), labels)
       logits_NxA = batcher.compute(router.logits, episodes)
       self._p_NxA = softmax(logits_NxA, "stored episodes")
     return self._p_NxA
 
 
 def list_specs(config: Config) -> list[PolicySpec]:
-  """List the policies of the evaluation; those of one router are adjacent."""
+  """List the policies of the evaluation; those of one router are adjacent.
+
+  A rival has none unless the configuration names it.
+  """
   specs = []
-  for name in FAMILIES:
-    specs += list_family(config, name)
+  for name, family in FAMILIES.items():
+    if name not in RIVALS or name in config.baselines.rivals:
+      specs += family.list_specs(config, name)
   return specs
-
-
-def list_family(config: Config, name: str) -> list[PolicySpec]:
-  """List a family's policies of the evaluation; none of a rival that is not named."""
-  is_wanted = name not in RIVALS or name in config.baselines.rivals
-  return FAMILIES[name].list_specs(config) if is_wanted else []
 
 
 def served_specs(config: Config) -> dict[str, PolicySpec]:
@@ -167,8 +166,10 @@ def served_specs(config: Config) -> dict[str, PolicySpec]:
 
 def list_trained(config: Config) -> list[PolicySpec]:
   """List every trained router of the evaluation, each once."""
-  specs = [spec for spec in list_specs(config) if FAMILIES[spec.family].train]
-  routers = {(spec.family, spec.lam): spec for spec in specs}
+  routers = {}
+  for spec in list_specs(config):
+    if FAMILIES[spec.family].train:
+      routers[spec.family, spec.lam] = spec
   return [*routers.values()]
 
 
@@ -194,17 +195,13 @@ def check_baselines(config: Config) -> None:
     require(ablate(config, name) != config, "baselines.ablations", must)
 
 
-def _build_rule(
-  rule: Callable[[Live, PolicySpec], int],
-) -> Callable[[PolicySpec, Loader], Policy]:
-  return lambda spec, loader: RulePolicy(spec, rule)
-
-
 def _build_privileged(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the privileged rule."""
   return rules.PrivilegedPolicy(spec)
 
 
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the sandbox's exact policy."""
   config = loader.files.config
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
   mu = FREE if spec.mu is None else spec.mu
@@ -212,6 +209,7 @@ def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
 
 
 def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the zero-shot router on the configured judge."""
   config = loader.files.config
   judge = loader.pair.judge(config.baselines.judge)
   models = len(config.models.names)
@@ -219,8 +217,9 @@ def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
 
 
 def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the budget-conditioned router."""
   files = loader.files
-  model = loader.load(CONDITIONED)
+  model = loader.load(spec)
   view = open_trunk_view(files)
   weights = files.config.value.prices
   heads = load_heads(files)
@@ -230,12 +229,13 @@ def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
 def _build_router(
   spec: PolicySpec, loader: Loader, policy: type[RouterPolicy] = RouterPolicy
 ) -> Policy:
+  """Build a trained router that samples, or that decides by a threshold."""
   files = loader.files
   config = files.config
-  family = spec.family
+  router = spec
   if spec.rollout and spec.update == 1:
-    family = SFT  # that the first update samples from
-  model = loader.load(family, spec.lam if family == spec.family else None)
+    router = PolicySpec(SFT)  # the first update samples from it
+  model = loader.load(router)
   view = files.open_view(proposals=policy is CascadePolicy)
   prices = prices_of(config.models.names, config.models.prices)
   rule = Threshold(spec.threshold, [price.input for price in prices])
@@ -248,37 +248,35 @@ def _build_router(
 
 
 def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
+  """Build the cascade."""
   return _build_router(spec, loader, CascadePolicy)
 
 
-def _train_sft(training: Training) -> None:
-  fit_sft(training, losses.IMITATION)
-
-
 def _train_bopo(training: Training) -> None:
+  """Train BoPO with each weight of cost."""
+  method = losses.bopo_method(training.config.bopo)
   for lam in training.config.bopo.lam:
-    fit_rollouts(training, BOPO, losses.bopo_method(training.config.bopo), lam)
+    fit_rollouts(training, BOPO, method, lam)
 
 
 def _train_vanilla(training: Training) -> None:
+  """Train vanilla RL (DAPO) with each weight of cost."""
   for lam in training.config.bopo.lam:
     fit_rollouts(training, VANILLA, losses.DAPO, lam)
 
 
-def _train_cascade(training: Training) -> None:
-  fit_rival(training, CASCADE, losses.FAILURE, list_scored(training))
-
-
-def _train_single_turn(training: Training) -> None:
-  episodes, labels = label_winners(training)
-  method = dataclasses.replace(losses.IMITATION, labels=labels)
-  fit_rival(training, SINGLE_TURN, method, episodes)
+def _list_single_turn(
+  config: Config, spec: PolicySpec, tasks: Tasks
+) -> Iterable[Planned]:
+  """List the trials of intermediate models that winners are told by."""
+  return list_ranked_trials(config, tasks["train"] + tasks["dev"])
 
 
 def _train_ablation(name: str, training: Training) -> None:
+  """Train BoPO without a part, and SFT too if the part changes it."""
   ablated = training.ablate(name)
   if ablated.sft_family != training.sft_family:
-    _train_sft(ablated)
+    fit_sft(ablated)
   method = losses.bopo_method(ablated.config.bopo)
   fit_rollouts(ablated, BOPO, method, compared_lam(training.config))
 
@@ -292,11 +290,9 @@ def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:
     sample: of the last two, and it samples for BoPO's next update.
   """
   config = files.config
-  conditioned = list_family(config, CONDITIONED)
-  if conditioned and not sample:
-    stage = FAMILIES[CONDITIONED].stage
-    if files.checkpoints(stage).exists():
-      return conditioned[0]
+  conditioned = [*list_conditioned(config, CONDITIONED)]
+  if conditioned and not sample and files.checkpoints("value").exists():
+    return conditioned[0]
   lam = config.bopo.lam[0]
   directory = files.checkpoints(BOPO, lam)
   with contextlib.closing(Checkpoints(directory)) as checkpoints:
@@ -310,124 +306,178 @@ def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:
 
 
 def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
-  """Open the router to serve, for `rows` live episodes; ValueError without one."""
+  """Open the router to serve, for at most `rows` live episodes.
+
+  Raises:
+    ValueError: none is trained.
+  """
   return Loader(files, rows).build(find_router(files, sample))
 
 
 FAMILIES = {
   ALWAYS_SMALL.family: Family(
-    "always SMALL", "#1d2530", "X", listing.list_small, _build_rule(rules.take_small)
+    label="always SMALL",
+    color="#1d2530",
+    marker="X",
+    list_specs=list_small,
+    rule=rules.take_small,
   ),
   ALWAYS_LARGE.family: Family(
-    "always LARGE", "#1d2530", "X", listing.list_large, _build_rule(rules.take_large)
+    label="always LARGE",
+    color="#1d2530",
+    marker="X",
+    list_specs=lambda config, name: [ALWAYS_LARGE],
+    rule=rules.take_large,
   ),
   FIRST_LARGE: Family(
-    "First-Large", "#2f8a5b", "D", listing.list_capped, _build_rule(rules.take_large)
+    label="First-Large",
+    color="#2f8a5b",
+    marker="D",
+    list_specs=list_capped,
+    rule=rules.take_large,
   ),
   ALWAYS: Family(
-    "always one between",
-    "#5f6875",
-    "X",
-    listing.list_ranks,
-    _build_rule(rules.take_rank),
+    label="always one between",
+    color="#5f6875",
+    marker="X",
+    list_specs=list_ranks,
+    rule=rules.take_rank,
   ),
   RANDOM: Family(
-    "random", "#848b96", "^", listing.list_random, _build_rule(rules.take_randomly)
+    label="random",
+    color="#848b96",
+    marker="^",
+    list_specs=list_random,
+    rule=rules.take_randomly,
   ),
-  PRIVILEGED: Family(
-    "privileged (error model)",
-    "#8a5eb0",
-    "P",
-    listing.list_privileged,
-    _build_privileged,
+  "privileged": Family(
+    label="privileged (error model)",
+    color="#8a5eb0",
+    marker="P",
+    list_specs=list_privileged,
+    build=_build_privileged,
   ),
-  OPTIMUM: Family(
-    "optimum (exact policy)", "#ad7a10", "*", listing.list_optimum, _build_optimum
+  "optimum": Family(
+    label="optimum (exact policy)",
+    color="#ad7a10",
+    marker="*",
+    list_specs=list_optimum,
+    build=_build_optimum,
   ),
-  ZERO_SHOT: Family(
-    "zero-shot router", "#0f8a94", "X", listing.list_zero_shot, _build_zero_shot
+  "zero-shot": Family(
+    label="zero-shot router",
+    color="#0f8a94",
+    marker="X",
+    list_specs=list_zero_shot,
+    build=_build_zero_shot,
   ),
   CONDITIONED: Family(
-    "router that knows its budget",
-    "#111111",
-    "*",
-    listing.list_conditioned,
-    _build_conditioned,
+    label="router that knows its budget",
+    color="#111111",
+    marker="*",
+    list_specs=list_conditioned,
+    build=_build_conditioned,
     stage="value",
     train=fit_values,
   ),
   SFT: Family(
-    "SFT only",
-    "#2f6cb3",
-    "s",
-    listing.list_sft,
-    _build_router,
+    label="SFT only",
+    color="#2f6cb3",
+    marker="s",
+    list_specs=list_sft,
+    build=_build_router,
     stage=SFT,
-    train=_train_sft,
+    train=fit_sft,
   ),
   BOPO: Family(
-    "BoPO",
-    "#c9452c",
-    "o",
-    lambda config: listing.list_learnt(BOPO, config),
-    _build_router,
+    label="BoPO",
+    color="#c9452c",
+    marker="o",
+    list_specs=list_learnt,
+    build=_build_router,
     stage=BOPO,
     train=_train_bopo,
-    list_jobs=listing.list_updates,
+    list_jobs=list_updates,
   ),
-  CASCADE: Family(
-    "cascade",
-    "#7a5a2e",
-    "v",
-    lambda config: listing.list_classifier(CASCADE, config),
-    _build_cascade,
+  "cascade": Family(
+    label="cascade",
+    color="#7a5a2e",
+    marker="v",
+    list_specs=list_classifier,
+    build=_build_cascade,
     stage="baselines",
-    train=_train_cascade,
+    train=train_cascade,
   ),
-  SINGLE_TURN: Family(
-    "single-turn",
-    "#b8408f",
-    "<",
-    lambda config: listing.list_classifier(SINGLE_TURN, config),
-    _build_router,
+  "single-turn": Family(
+    label="single-turn",
+    color="#b8408f",
+    marker="<",
+    list_specs=list_classifier,
+    build=_build_router,
     stage="baselines",
-    train=_train_single_turn,
-    list_jobs=listing.list_single_turn,
+    train=train_single_turn,
+    list_jobs=_list_single_turn,
   ),
   VANILLA: Family(
-    "vanilla RL",
-    "#3c4cc0",
-    "h",
-    lambda config: listing.list_learnt(VANILLA, config),
-    _build_router,
+    label="vanilla RL",
+    color="#3c4cc0",
+    marker="h",
+    list_specs=list_learnt,
+    build=_build_router,
     stage="baselines",
     train=_train_vanilla,
-    list_jobs=listing.list_vanilla,
+    list_jobs=functools.partial(list_updates, batches=VANILLA_BATCHES),
   ),
-}
-SAMPLED = {  # of samples that routers learn from: label
-  "stratified": "stratified samples",
-  "exploration": "samples of hard tasks",
-  "exploration-all": "samples of other tasks",
-}
-for _name, _label in SAMPLED.items():
-  FAMILIES[_name] = Family(
-    _label, "#848b96", "^", lambda config: [], _build_rule(rules.take_sampled)
-  )
-ABLATED = {  # label, colour and marker of BoPO without a part
-  "no-stratified": ("no stratified sampling", "#6d7d1f", "v"),
-  "no-reference": ("no reference advantage", "#0d6e5e", "D"),
-  "no-hard-bonus": ("no hard bonus", "#a05a7a", "^"),
-}
-for _name, _style in ABLATED.items():
-  FAMILIES[_name] = Family(
-    *_style,
-    functools.partial(listing.list_ablation, _name),
-    _build_router,
+  # Samples that routers learn from.
+  "stratified": Family(
+    label="stratified samples",
+    color="#848b96",
+    marker="^",
+    rule=rules.take_sampled,
+  ),
+  "exploration": Family(
+    label="samples of hard tasks",
+    color="#848b96",
+    marker="^",
+    rule=rules.take_sampled,
+  ),
+  "exploration-all": Family(
+    label="samples of other tasks",
+    color="#848b96",
+    marker="^",
+    rule=rules.take_sampled,
+  ),
+  # BoPO without a part.
+  "no-stratified": Family(
+    label="no stratified sampling",
+    color="#6d7d1f",
+    marker="v",
+    list_specs=list_ablation,
+    build=_build_router,
     stage="baselines",
-    train=functools.partial(_train_ablation, _name),
-    list_jobs=listing.list_updates,
-  )
-FAMILIES[COMPARED] = dataclasses.replace(
-  FAMILIES[BOPO], label="BoPO at the same λ", list_specs=lambda config: []
-)
+    train=functools.partial(_train_ablation, "no-stratified"),
+    list_jobs=list_updates,
+  ),
+  "no-reference": Family(
+    label="no reference advantage",
+    color="#0d6e5e",
+    marker="D",
+    list_specs=list_ablation,
+    build=_build_router,
+    stage="baselines",
+    train=functools.partial(_train_ablation, "no-reference"),
+    list_jobs=list_updates,
+  ),
+  "no-hard-bonus": Family(
+    label="no hard bonus",
+    color="#a05a7a",
+    marker="^",
+    list_specs=list_ablation,
+    build=_build_router,
+    stage="baselines",
+    train=functools.partial(_train_ablation, "no-hard-bonus"),
+    list_jobs=list_updates,
+  ),
+  # BoPO's points at the ablations' weight of cost.
+  COMPARED: Family(label="BoPO at the same λ", color="#c9452c", marker="o"),
+}

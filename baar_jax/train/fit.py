@@ -34,14 +34,15 @@ SAVE_EVERY = 50  # gradient steps on stored episodes
 SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
 
 
-def fit_sft(training: Training, method: Method) -> None:
+def fit_sft(training: Training) -> None:
   """Train the SFT router on the references.
 
   The dev loss is of one batch of dev tasks' references, with the same share of hard
   tasks.
   """
   draw = partial(dataset.draw_sft_batches, training.store, training.config)
-  fit_stored(training, "sft", method, training.config.sft, draw, next(draw("dev")))
+  settings = training.config.sft
+  fit_stored(training, "sft", losses.IMITATION, settings, draw, next(draw("dev")))
 
 
 def fit_stored(
@@ -315,6 +316,7 @@ def roll_out(
   else:
 
     def build(spec: PolicySpec) -> RouterPolicy:
+      """Build the policy that samples from the router."""
       # The policy's cache and copy of the router are freed after the rollouts: the
       # gradient needs the memory.
       model = learner.trainer.model
@@ -323,7 +325,7 @@ def roll_out(
       return RouterPolicy(spec, model, view, Sample(name), rows, training.mesh)
 
     title = f"{spec.family} lam={spec.lam:g} {spec.update}/{config.bopo.updates}"
-    planned = list_rollouts(config, spec, tasks, training.number)
+    planned = list_rollouts(config, spec, tasks)
     episodes = training.collect(title, spec, planned.jobs, build)
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]

@@ -9,6 +9,7 @@ from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
+ALWAYS = "always"  # an intermediate model
 COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
@@ -33,7 +34,7 @@ class Planned(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledTasks:
-  """Tasks by what the profile says of them."""
+  """Tasks by their difficulty in the profile."""
 
   hard: Sequence[Task]  # of all splits
   rest: Sequence[Task]
@@ -86,6 +87,7 @@ def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
 
 
 def _list_samples(spec: PolicySpec, purpose: str, tasks: Sequence[Task]) -> Planned:
+  """List all samples of a policy's plans, on each task."""
   count = sum(plan.count for plan in spec.plans)
   trials = range(1, count + 1)
   return Planned(spec, [Job(task, purpose, k) for task in tasks for k in trials])
@@ -99,14 +101,13 @@ def rollout_spec(
   return PolicySpec(family, lam=lam, seed=seed, update=update, rollout=True)
 
 
-def list_rollouts(
-  config: Config, spec: PolicySpec, tasks: Sequence[Task], training_seed: int = 0
-) -> Planned:
+def list_rollouts(config: Config, spec: PolicySpec, tasks: Sequence[Task]) -> Planned:
   """List the episodes of an update: a group of each task (paper: group size 8)."""
   size = config.bopo.group_size
   first = size * (spec.update - 1)  # each update has other seeds
   trials = range(first, first + size)
-  jobs = [Job(task, "rollout", k, training_seed) for task in tasks for k in trials]
+  seed = spec.seed or 0
+  jobs = [Job(task, "rollout", k, seed) for task in tasks for k in trials]
   return Planned(spec, jobs)
 
 
@@ -119,9 +120,14 @@ def list_evaluation(
   return [Job(task, split, k) for task in tasks for k in trials]
 
 
+def list_ranks(config: Config, name: str = ALWAYS) -> list[PolicySpec]:
+  """List the policies in which an intermediate model always acts."""
+  ranks = range(2, len(config.models.names))
+  return [PolicySpec(name, rank=rank) for rank in ranks]
+
+
 def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:
   """List trials of the intermediate models, numbered as those of the boundaries."""
   trials = range(config.profile.trials)
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]
-  ranks = range(2, len(config.models.names))
-  return [Planned(PolicySpec("always", rank=rank), jobs) for rank in ranks]
+  return [Planned(spec, jobs) for spec in list_ranks(config)]

@@ -1,100 +1,93 @@
-"""Which policies of each family are evaluated, and what is rolled out to train them."""
+"""List the policies of each family to evaluate, and the rollouts that train them."""
 
 import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from baar_jax.config import VANILLA_BATCHES, Config, compared_lam
+from baar_jax.config import Config, compared_lam
 from baar_jax.envs.table import load
 from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.router.policy import ARGMAX
 from baar_jax.train.dataset import draw_task_batches
-from baar_jax.train.jobs import (
-  ALWAYS_LARGE,
-  ALWAYS_SMALL,
-  FIRST_LARGE,
-  SFT,
-  Planned,
-  list_ranked_trials,
-  list_rollouts,
-  rollout_spec,
-)
+from baar_jax.train.jobs import ALWAYS_SMALL, Planned, list_rollouts, rollout_spec
 
-ALWAYS = "always"  # an intermediate model
-RANDOM = "random"
-PRIVILEGED = "privileged"
-OPTIMUM = "optimum"
-ZERO_SHOT = "zero-shot"
-CONDITIONED = "conditioned"  # the budget-conditioned router
-BOPO = "bopo"
-CASCADE = "cascade"
-SINGLE_TURN = "single-turn"
-VANILLA = "vanilla"
-RIVALS = {ZERO_SHOT, CASCADE, SINGLE_TURN, VANILLA}  # only if baselines name them
-ARGMAX = 0.5  # the threshold that takes the most probable model
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: success that a dollar is worth
 PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
 ROUTINE_WEIGHTS = (0, 3)  # small mu, without caps: they would go to routine steps
-OPTIMISM = (1, 2)  # ensemble deviations that dev chooses from
+# A family of these is listed only if the configuration names it.
+RIVALS = {"zero-shot", "cascade", "single-turn", "vanilla"}
+OPTIMISM = (
+  0.0,
+  1,
+  2,
+)  # ensemble deviations that dev chooses from, of cap-blind routers
 
+Specs = Iterator[PolicySpec]
 Tasks = Mapping[str, list[Task]]  # by split
 
 
-def list_caps(config: Config) -> list[Cap]:
-  calls = [Cap(calls=K) for K in config.evaluate.call_budgets]
-  return calls + dollar_caps(config)
+def under(
+  config: Config, *specs: PolicySpec, calls: bool = True, usd: bool = True
+) -> Specs:
+  """List policies under the first cap of the evaluation, then under the next.
+
+  Args:
+    calls: whether the caps on calls count.
+    usd: whether those on dollars do.
+  """
+  caps = []
+  if calls:
+    caps += [Cap(calls=K) for K in config.evaluate.call_budgets]
+  if usd:
+    caps += [Cap(usd=limit) for limit in config.evaluate.usd_budgets]
+  for cap in caps:
+    for spec in specs:
+      yield spec.under(cap)
 
 
-def dollar_caps(config: Config) -> list[Cap]:
-  return [Cap(usd=usd) for usd in config.evaluate.usd_budgets]
+def with_caps(config: Config, spec: PolicySpec) -> Specs:
+  """List a policy without a cap, then under each."""
+  yield spec
+  yield from under(config, spec)
 
 
-def under(spec: PolicySpec, caps: Iterable[Cap]) -> list[PolicySpec]:
-  return [spec.under(cap) for cap in caps]
+def list_small(config: Config, name: str) -> list[PolicySpec]:
+  """List always-SMALL, which no cap on calls changes."""
+  return [ALWAYS_SMALL, *under(config, ALWAYS_SMALL, calls=False)]
 
 
-def list_small(config: Config) -> list[PolicySpec]:
-  return [ALWAYS_SMALL, *under(ALWAYS_SMALL, dollar_caps(config))]
+def list_capped(config: Config, name: str) -> Specs:
+  """List a policy without parameters under each cap alone."""
+  return under(config, PolicySpec(name))
 
 
-def list_large(config: Config) -> list[PolicySpec]:
-  return [ALWAYS_LARGE]
-
-
-def list_capped(config: Config) -> list[PolicySpec]:
-  return under(PolicySpec(FIRST_LARGE), list_caps(config))
-
-
-def list_ranks(config: Config) -> list[PolicySpec]:
-  ranks = range(2, len(config.models.names))
-  return [PolicySpec(ALWAYS, rank=rank) for rank in ranks]
-
-
-def list_random(config: Config) -> list[PolicySpec]:
-  specs = []
+def list_random(config: Config, name: str) -> Specs:
+  """List each probability of LARGE."""
   for p in config.evaluate.random_p:
-    specs += under(PolicySpec(RANDOM, p=p), [Cap(), *list_caps(config)])
-  return specs
+    yield from with_caps(config, PolicySpec(name, p=p))
 
 
-def list_privileged(config: Config) -> list[PolicySpec]:
+def list_privileged(config: Config, name: str) -> Specs:
+  """List each weight of the privileged rule, which stands in for the optimum."""
   if config.models.kind != "scripted" or load(config.env.kind).has_optimum:
-    return []
-  specs = [PolicySpec(PRIVILEGED, mu=mu) for mu in ROUTINE_WEIGHTS]
+    return
+  for mu in ROUTINE_WEIGHTS:
+    yield PolicySpec(name, mu=mu)
   for mu in PRIVILEGED_WEIGHTS:
-    specs += under(PolicySpec(PRIVILEGED, mu=mu), [Cap(), *list_caps(config)])
-  return specs
+    yield from with_caps(config, PolicySpec(name, mu=mu))
 
 
-def list_optimum(config: Config) -> list[PolicySpec]:
+def list_optimum(config: Config, name: str) -> Specs:
+  """List each weight of the exact policy, and the policy of each cap on calls."""
   c = config.models
   has_optimum = load(config.env.kind).has_optimum
   if c.kind != "scripted" or not has_optimum or c.prices or c.skills:
-    return []
-  base = PolicySpec(OPTIMUM, cap_conditioned=True)
-  specs = [dataclasses.replace(base, mu=mu) for mu in OPTIMUM_WEIGHTS]
-  return specs + under(base, [Cap(calls=K) for K in config.evaluate.call_budgets])
+    return
+  for mu in OPTIMUM_WEIGHTS:
+    yield PolicySpec(name, mu=mu, cap_conditioned=True)
+  yield from under(config, PolicySpec(name, cap_conditioned=True), usd=False)
 
 
 def zero_shot_spec(config: Config) -> PolicySpec:
@@ -104,100 +97,99 @@ def zero_shot_spec(config: Config) -> PolicySpec:
   settings = (kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices)
   digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
   judge = f"{c.names[0]} {digest}"
-  return PolicySpec(ZERO_SHOT, judge=judge, cap_conditioned=True)
+  return PolicySpec("zero-shot", judge=judge, cap_conditioned=True)
 
 
-def list_zero_shot(config: Config) -> list[PolicySpec]:
-  return under(zero_shot_spec(config), [Cap(), *list_caps(config)])
+def list_zero_shot(config: Config, name: str) -> Specs:
+  """List the zero-shot policy."""
+  return with_caps(config, zero_shot_spec(config))
 
 
 def trained_spec(
   config: Config, family: str, update: int, lam: float | None = None
 ) -> PolicySpec:
-  """Return the policy of a trained router, before it is told how to decide.
+  """Return the policy of a trained router, without how it decides.
 
   It stands for the routers of all training seeds.
   """
   seeds = config.train_seeds if config.train_seeds > 1 else None
-  told = config.router.show_budget
-  return PolicySpec(family, lam=lam, update=update, seeds=seeds, cap_conditioned=told)
+  reads_cap = config.router.show_budget
+  return PolicySpec(
+    family, lam=lam, update=update, seeds=seeds, cap_conditioned=reads_cap
+  )
 
 
-def list_points(
-  config: Config, router: PolicySpec, capped: bool = True
-) -> list[PolicySpec]:
-  """List a router's points: thresholds without a cap, then under each cap."""
-  c = config.evaluate
-  points = [dataclasses.replace(router, threshold=t) for t in (ARGMAX, *c.thresholds)]
-  for share in c.shares:
+def list_points(config: Config, router: PolicySpec) -> list[PolicySpec]:
+  """List a router's thresholds, argmax first, and its shares."""
+  points = []
+  for threshold in (ARGMAX, *config.evaluate.thresholds):
+    points.append(dataclasses.replace(router, threshold=threshold))
+  for share in config.evaluate.shares:
     points.append(dataclasses.replace(router, share=share))
-  specs = list(points)
-  if not c.budget_rules:
+  return points
+
+
+def list_router(
+  config: Config, name: str, updates: int, lam: float | None = None
+) -> Specs:
+  """List a router's points without a cap, then under each cap argmax or all."""
+  points = list_points(config, trained_spec(config, name, updates, lam))
+  yield from points
+  if not config.evaluate.budget_rules:
     points = points[:1]
-  for cap in list_caps(config) if capped else ():
-    specs += [point.under(cap) for point in points]
-  return specs
+  yield from under(config, *points)
 
 
-def list_sft(config: Config) -> list[PolicySpec]:
-  return list_points(config, trained_spec(config, SFT, config.sft.updates))
+def list_sft(config: Config, name: str) -> Specs:
+  """List the points of the SFT router."""
+  return list_router(config, name, config.sft.updates)
 
 
-def list_learnt(name: str, config: Config) -> list[PolicySpec]:
-  specs = []
+def list_learnt(config: Config, name: str) -> Specs:
+  """List the points of the router of each weight of cost."""
   for lam in config.bopo.lam:
-    router = trained_spec(config, name, config.bopo.updates, lam)
-    specs += list_points(config, router)
-  return specs
+    yield from list_router(config, name, config.bopo.updates, lam)
 
 
-def list_classifier(name: str, config: Config) -> list[PolicySpec]:
-  return list_points(config, trained_spec(config, name, config.baselines.updates))
+def list_classifier(config: Config, name: str) -> Specs:
+  """List the points of a rival that learns from stored episodes."""
+  return list_router(config, name, config.baselines.updates)
 
 
-def list_ablation(name: str, config: Config) -> list[PolicySpec]:
+def list_ablation(config: Config, name: str) -> Iterable[PolicySpec]:
+  """List the points of an ablation, if it is wanted."""
   if name not in config.baselines.ablations:
-    return []
+    return ()
   router = trained_spec(config, name, config.bopo.updates, compared_lam(config))
-  return list_points(config, router, capped=False)
+  return list_points(config, router)
 
 
-def list_conditioned(config: Config) -> list[PolicySpec]:
+def list_conditioned(config: Config, name: str) -> Specs:
   """List each cost weight; under caps cap-conditioned and cap-blind, with optimism."""
-  if config.value.updates == 0:
-    return []
-  router = trained_spec(config, CONDITIONED, config.value.updates)
+  c = config.value
+  if c.updates == 0:
+    return
+  router = trained_spec(config, name, c.updates)
   router = dataclasses.replace(router, optimism=0.0, cap_conditioned=True)
-  weights = config.value.prices
-  specs = [dataclasses.replace(router, cost_weight=weight) for weight in weights]
-  least = dataclasses.replace(router, cost_weight=min(weights))
-  specs += under(least, list_caps(config))
-  blind = dataclasses.replace(least, cap_conditioned=False)
-  specs += under(blind, list_caps(config))
+  for weight in c.prices:
+    yield dataclasses.replace(router, cost_weight=weight)
+  least = dataclasses.replace(router, cost_weight=min(c.prices))
+  yield from under(config, least)
   for optimism in OPTIMISM:
-    bold = dataclasses.replace(blind, optimism=optimism)
-    specs += under(bold, [Cap(), *list_caps(config)])
-  return specs
+    blind = dataclasses.replace(least, optimism=optimism, cap_conditioned=False)
+    if optimism:  # without, it decides as a cap-conditioned one that has no cap
+      yield blind
+    yield from under(config, blind)
 
 
 def list_updates(
   config: Config, spec: PolicySpec, tasks: Tasks, batches: int = 1
 ) -> Iterator[Planned]:
   """List the rollouts of all updates, at most `batches` times BoPO's."""
+  c = config.bopo
   for number in range(config.train_seeds):
     seed = config.seed + number
-    size = config.bopo.tasks_per_update
-    drawn = draw_task_batches(tasks["train"], size, seed)
-    for update in range(1, batches * config.bopo.updates + 1):
+    drawn = draw_task_batches(tasks["train"], c.tasks_per_update, seed)
+    for update in range(1, batches * c.updates + 1):
       rollout = rollout_spec(spec.family, spec.lam, update, number)
-      yield list_rollouts(config, rollout, next(drawn), number)
-
-
-def list_vanilla(config: Config, spec: PolicySpec, tasks: Tasks) -> Iterator[Planned]:
-  return list_updates(config, spec, tasks, VANILLA_BATCHES)
-
-
-def list_single_turn(
-  config: Config, spec: PolicySpec, tasks: Tasks
-) -> Iterable[Planned]:
-  return list_ranked_trials(config, tasks["train"] + tasks["dev"])
+      yield list_rollouts(config, rollout, next(drawn))

@@ -200,12 +200,14 @@ def sum_masked(value_BxS: jax.Array, mask_BxS: jax.Array) -> Term:
 def _sum_surprise(
   logits_BxSxA: jax.Array, action_BxS: jax.Array, mask_BxS: jax.Array
 ) -> Term:
+  """Sum the cross-entropy of the chosen models."""
   return sum_masked(-action_logp(_mask(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
 
 
 def _sum_kl(
   logits_BxSxA: jax.Array, ref_logits_BxSxA: jax.Array, mask_BxS: jax.Array
 ) -> Term:
+  """Sum KL(pi || pi_ref)."""
   logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
   ref_logp_BxSxA = jax.nn.log_softmax(_mask(ref_logits_BxSxA, mask_BxS))
   kl_BxSxA = jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)

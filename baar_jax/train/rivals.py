@@ -1,5 +1,6 @@
-"""The rivals that learn from stored episodes: the cascade's scorer and the classifier."""
+"""Train the rivals that learn from stored episodes: cascade and single-turn router."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
@@ -8,17 +9,18 @@ import pandas as pd
 from baar_jax.episode import Episode
 from baar_jax.rollout.rules import take_rank
 from baar_jax.rollout.turn import RulePolicy
-from baar_jax.train import dataset, jobs
+from baar_jax.train import dataset, jobs, losses
 from baar_jax.train.batches import Labels
+from baar_jax.train.fit import fit_rival
 from baar_jax.train.training import Training
 
 
-def list_scored(training: Training) -> list[Episode]:
-  """List what the cascade's scorer learns (FrugalGPT): whether the next model must act.
+def train_cascade(training: Training) -> None:
+  """Train the cascade's scorer (FrugalGPT), which decides whether the next model acts.
 
   SMALL proposes first, then each next model in turn, and the costliest acts. The scorer
   is a router of the same shape and initial weights that reads the proposal too. It
-  learns, where any model but the costliest acted, whether the episode will still fail:
+  learns, if any model but the costliest acted, whether the episode will still fail:
   p(going on) is p(failure).
   """
   store = training.store
@@ -29,11 +31,12 @@ def list_scored(training: Training) -> list[Episode]:
   stratified = store.episodes(jobs.stratified_spec(training.config).key)
   trials += [e for e in stratified if e.task_id in profiles]
   costliest = training.models - 1
-  return [e for e in trials if any(s.model != costliest for s in e.steps)]
+  scored = [e for e in trials if any(s.model != costliest for s in e.steps)]
+  fit_rival(training, "cascade", losses.FAILURE, scored)
 
 
-def label_winners(training: Training) -> tuple[list[Episode], Labels]:
-  """List and label what the single-turn classifier learns (RouteLLM): (state, winner).
+def train_single_turn(training: Training) -> None:
+  """Train the single-turn classifier (RouteLLM) on pairs of a state and a winner.
 
   Of the k-th trial of each model on a task, the winner is the cheapest model that
   succeeded, SMALL if none did. Every state of these trials is labelled with it, as by
@@ -54,11 +57,12 @@ def label_winners(training: Training) -> tuple[list[Episode], Labels]:
     large += profile.large
   trials = [small, *between, large]
   winners = find_winners(trials)
-  learnt = []
+  labelled = []
   for episodes in trials:
-    learnt += [e for e in episodes if (e.task_id, e.seed) in winners]
+    labelled += [e for e in episodes if (e.task_id, e.seed) in winners]
   labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
-  return learnt, labels
+  method = dataclasses.replace(losses.IMITATION, labels=labels)
+  fit_rival(training, "single-turn", method, labelled)
 
 
 def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[tuple[str, int], int]:

@@ -58,17 +58,18 @@ class ShardedRouter:
     return partial(self._run, jax.jit(function, out_shardings=self._replicated))
 
   def _run(self, compiled: Callable, batch: Batch) -> jax.Array:
+    """Call a compiled function with the batch's rows spread over the mesh."""
     with jax.set_mesh(self.mesh):
       return compiled(self.params, split_rows(batch, self.mesh))
 
   def _gather(self, params: nnx.State, batch: Batch) -> jax.Array:
+    """Compute hidden_BxSxD at the decisions."""
     hidden_RxTxD = nnx.merge(self._graphdef, params)(batch.tokens_RxT, self._dtype)
     return hidden_RxTxD[batch.row_BxS, batch.position_BxS]
 
   def _forward(self, params: nnx.State, batch: Batch) -> jax.Array:
-    hidden_BxSxD = self._gather(
-      params, batch
-    )  # at the decisions alone, before the head
+    """Compute logits_BxSxA: the head reads the decisions alone."""
+    hidden_BxSxD = self._gather(params, batch)
     return nnx.merge(self._graphdef, params).logits(hidden_BxSxD, self._token_ids)
 
 
@@ -143,6 +144,7 @@ class Trainer(ShardedRouter):
   def _apply_gradient(
     self, params: nnx.State, state: optax.OptState, gradient: nnx.State
   ) -> tuple[nnx.State, optax.OptState, jax.Array]:
+    """Apply the optimizer; return parameters, state and the gradient's norm."""
     updates, state = self._optimizer.update(gradient, state, params)
     return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
 
@@ -184,6 +186,7 @@ def _clip_adamw(
   config: SFTConfig | BoPOConfig,
   weight_decay: float,
 ) -> optax.GradientTransformation:
+  """Make AdamW behind a clip of the gradient's norm."""
   clip = optax.clip_by_global_norm(config.clip_norm)
   # b2 is our choice.
   adamw = optax.adamw(

@@ -1,4 +1,4 @@
-"""What a training gets of its run; a `Run` builds it."""
+"""The part of a run that a training reads and reports to; a `Run` builds it."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from baar_jax.rollout.turn import Policy
 from baar_jax.router.view import View
 from baar_jax.store import Store
 
-UNSTRATIFIED = "no-stratified"  # the ablation that changes what SFT imitates
+UNSTRATIFIED = "no-stratified"  # the ablation that changes SFT's references
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What the decision heads learn: values of stored decisions under budgets and prices.
+"""Fit the decision heads to values of stored decisions under caps and cost weights.
 
 A transition does not depend on the budget, so each stored step is read under many. With
-r LARGE calls left, the value of a model is what the step pays and then the best that r,
-less the call, allows; with a price, dollars are taken off. This is fitted Q-iteration
-(Ernst et al. 2005) with target networks.
+r LARGE calls left, the value of a model is the step's pay and then the best that r,
+less the call, allows; with a cost weight, dollars are taken off. This is fitted
+Q-iteration (Ernst et al. 2005) with target networks.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ SPREAD_EPS = 1e-3
 TINY_USD = 1e-9  # models may be free of charge
 HEADS = "heads.npz"  # the file of a training's heads
 LAYERS = [(0, 0)] * 3  # weight and bias
-STRUCTURE = jax.tree.structure(
-  Heads(LAYERS, LAYERS, Scale(0, 0, 0))
-)  # of the stored heads
+# Of the stored heads.
+STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, 0)))
 TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
 CAPPED_SHARE = 0.6  # of the draws that have a cap (our choice)
-PRICE_0_SHARES = 0.8, 0.1  # at price 0, of draws with a cap and without (our choice)
+# At cost weight 0, of draws with a cap and without (our choice).
+PRICE_0_SHARES = 0.8, 0.1
 
 
 class Transitions(NamedTuple):
@@ -47,12 +47,10 @@ class Transitions(NamedTuple):
 
   hidden_NxD: np.ndarray
   model_N: np.ndarray
-  cost_N: (
-    np.ndarray
-  )  # dollars of the step, over the mean of always-LARGE's medians by task
-  gain_N: (
-    np.ndarray
-  )  # of score by the step, if the environment tells it; else all by the last
+  # Dollars of the step, over the mean of always-LARGE's medians by task.
+  cost_N: np.ndarray
+  # Score that the step gains, if the environment tells it; else all by the last step.
+  gain_N: np.ndarray
   last_N: np.ndarray  # whether the episode ends with it
   progress_NxP: np.ndarray  # of `count_progress`
 
@@ -65,7 +63,7 @@ def open_trunk_view(files: RouterFiles) -> View:
 
 
 def load_trunk(files: RouterFiles) -> tuple[Qwen2, View]:
-  """Load the frozen trunk behind the heads, pretrained or of a checkpoint, and its view."""
+  """Load the frozen trunk behind the heads, and its view."""
   view = open_trunk_view(files)
   return checkpoint.load_initial(files, view), view
 
@@ -199,10 +197,10 @@ def compute_returns(data: Transitions) -> Returns:
 
 
 class Regime(NamedTuple):
-  """The cap and the price under which each decision of a batch is read."""
+  """The cap and the cost weight under which each decision of a batch is read."""
 
   left_N: jax.Array  # LARGE calls before the decision; inf without a cap
-  weight_N: jax.Array  # 1 / (1 + price)
+  weight_N: jax.Array  # of scores: 1 / (1 + cost weight)
 
   def weigh(self, gain_N: jax.Array, cost_N: jax.Array) -> jax.Array:
     """Weigh scores by `weight_N` and costs by the rest of 1."""
@@ -210,7 +208,7 @@ class Regime(NamedTuple):
 
 
 def draw_regime(keys: Sequence[jax.Array], used_N: jax.Array) -> Regime:
-  """Draw a cap and a price for each decision.
+  """Draw a cap and a cost weight for each decision.
 
   Args:
     keys: one for each of four draws.
@@ -292,6 +290,7 @@ def _update(
   noisy = here._replace(hidden_NxD=here.hidden_NxD + noise_NxD)
 
   def compute_loss(nets: tuple) -> jax.Array:
+    """Compute the mean squared distance to the targets."""
     value_N, advantage_NxA = _estimate(nets, scale, regime, noisy)
     chosen = jnp.take_along_axis(advantage_NxA, here.model_N[:, None], axis=1)[:, 0]
     return jnp.mean((value_N + chosen - target_N) ** 2)
@@ -308,6 +307,7 @@ def _apply_gradient(
   nets = optax.apply_updates(fitted.nets, updates)
 
   def follow(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Move a target towards its net."""
     return old + TARGET_RATE * (new - old)
 
   return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state)
