@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from baar_jax.config import VANILLA_BATCHES, Config, ablate, compared_lam, require
+from baar_jax.episode import Episode
 from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
@@ -29,7 +30,7 @@ from baar_jax.train import losses
 from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import Checkpoints, load_router
 from baar_jax.train.dataset import load_threshold_episodes
-from baar_jax.train.fit import fit_rollouts, fit_sft
+from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS,
   ALWAYS_LARGE,
@@ -56,11 +57,12 @@ from baar_jax.train.listing import (
   list_random,
   list_sft,
   list_small,
+  list_uncapped,
   list_updates,
   list_zero_shot,
   trained_spec,
 )
-from baar_jax.train.rivals import train_cascade, train_single_turn
+from baar_jax.train.rivals import learn_scorer, learn_winners
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads, load_trunk, open_trunk_view
@@ -265,6 +267,16 @@ def _train_vanilla(training: Training) -> None:
     fit_rollouts(training, VANILLA, losses.DAPO, lam)
 
 
+def _train_rival(
+  name: str,
+  learn: Callable[[Training], tuple[losses.Method, list[Episode]]],
+  training: Training,
+) -> None:
+  """Train a rival that learns from stored episodes."""
+  method, episodes = learn(training)
+  fit_rival(training, name, method, episodes)
+
+
 def _list_single_turn(
   config: Config, spec: PolicySpec, tasks: Tasks
 ) -> Iterable[Planned]:
@@ -316,168 +328,117 @@ def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
 
 FAMILIES = {
   ALWAYS_SMALL.family: Family(
-    label="always SMALL",
-    color="#1d2530",
-    marker="X",
-    list_specs=list_small,
-    rule=rules.take_small,
+    "always SMALL", "#1d2530", "X", list_small, rule=rules.take_small
   ),
   ALWAYS_LARGE.family: Family(
-    label="always LARGE",
-    color="#1d2530",
-    marker="X",
-    list_specs=lambda config, name: [ALWAYS_LARGE],
-    rule=rules.take_large,
+    "always LARGE", "#1d2530", "X", list_uncapped, rule=rules.take_large
   ),
   FIRST_LARGE: Family(
-    label="First-Large",
-    color="#2f8a5b",
-    marker="D",
-    list_specs=list_capped,
-    rule=rules.take_large,
+    "First-Large", "#2f8a5b", "D", list_capped, rule=rules.take_large
   ),
   ALWAYS: Family(
-    label="always one between",
-    color="#5f6875",
-    marker="X",
-    list_specs=list_ranks,
-    rule=rules.take_rank,
+    "always one between", "#5f6875", "X", list_ranks, rule=rules.take_rank
   ),
-  RANDOM: Family(
-    label="random",
-    color="#848b96",
-    marker="^",
-    list_specs=list_random,
-    rule=rules.take_randomly,
-  ),
+  RANDOM: Family("random", "#848b96", "^", list_random, rule=rules.take_randomly),
   "privileged": Family(
-    label="privileged (error model)",
-    color="#8a5eb0",
-    marker="P",
-    list_specs=list_privileged,
-    build=_build_privileged,
+    "privileged (error model)", "#8a5eb0", "P", list_privileged, build=_build_privileged
   ),
   "optimum": Family(
-    label="optimum (exact policy)",
-    color="#ad7a10",
-    marker="*",
-    list_specs=list_optimum,
-    build=_build_optimum,
+    "optimum (exact policy)", "#ad7a10", "*", list_optimum, build=_build_optimum
   ),
   "zero-shot": Family(
-    label="zero-shot router",
-    color="#0f8a94",
-    marker="X",
-    list_specs=list_zero_shot,
-    build=_build_zero_shot,
+    "zero-shot router", "#0f8a94", "X", list_zero_shot, build=_build_zero_shot
   ),
   CONDITIONED: Family(
-    label="router that knows its budget",
-    color="#111111",
-    marker="*",
-    list_specs=list_conditioned,
+    "router that knows its budget",
+    "#111111",
+    "*",
+    list_conditioned,
     build=_build_conditioned,
     stage="value",
     train=fit_values,
   ),
   SFT: Family(
-    label="SFT only",
-    color="#2f6cb3",
-    marker="s",
-    list_specs=list_sft,
-    build=_build_router,
-    stage=SFT,
-    train=fit_sft,
+    "SFT only", "#2f6cb3", "s", list_sft, build=_build_router, stage=SFT, train=fit_sft
   ),
   BOPO: Family(
-    label="BoPO",
-    color="#c9452c",
-    marker="o",
-    list_specs=list_learnt,
+    "BoPO",
+    "#c9452c",
+    "o",
+    list_learnt,
     build=_build_router,
     stage=BOPO,
     train=_train_bopo,
     list_jobs=list_updates,
   ),
   "cascade": Family(
-    label="cascade",
-    color="#7a5a2e",
-    marker="v",
-    list_specs=list_classifier,
+    "cascade",
+    "#7a5a2e",
+    "v",
+    list_classifier,
     build=_build_cascade,
     stage="baselines",
-    train=train_cascade,
+    train=functools.partial(_train_rival, "cascade", learn_scorer),
   ),
   "single-turn": Family(
-    label="single-turn",
-    color="#b8408f",
-    marker="<",
-    list_specs=list_classifier,
+    "single-turn",
+    "#b8408f",
+    "<",
+    list_classifier,
     build=_build_router,
     stage="baselines",
-    train=train_single_turn,
+    train=functools.partial(_train_rival, "single-turn", learn_winners),
     list_jobs=_list_single_turn,
   ),
   VANILLA: Family(
-    label="vanilla RL",
-    color="#3c4cc0",
-    marker="h",
-    list_specs=list_learnt,
+    "vanilla RL",
+    "#3c4cc0",
+    "h",
+    list_learnt,
     build=_build_router,
     stage="baselines",
     train=_train_vanilla,
     list_jobs=functools.partial(list_updates, batches=VANILLA_BATCHES),
   ),
   # Samples that routers learn from.
-  "stratified": Family(
-    label="stratified samples",
-    color="#848b96",
-    marker="^",
-    rule=rules.take_sampled,
-  ),
+  "stratified": Family("stratified samples", "#848b96", "^", rule=rules.take_sampled),
   "exploration": Family(
-    label="samples of hard tasks",
-    color="#848b96",
-    marker="^",
-    rule=rules.take_sampled,
+    "samples of hard tasks", "#848b96", "^", rule=rules.take_sampled
   ),
   "exploration-all": Family(
-    label="samples of other tasks",
-    color="#848b96",
-    marker="^",
-    rule=rules.take_sampled,
+    "samples of other tasks", "#848b96", "^", rule=rules.take_sampled
   ),
   # BoPO without a part.
   "no-stratified": Family(
-    label="no stratified sampling",
-    color="#6d7d1f",
-    marker="v",
-    list_specs=list_ablation,
+    "no stratified sampling",
+    "#6d7d1f",
+    "v",
+    list_ablation,
     build=_build_router,
     stage="baselines",
     train=functools.partial(_train_ablation, "no-stratified"),
     list_jobs=list_updates,
   ),
   "no-reference": Family(
-    label="no reference advantage",
-    color="#0d6e5e",
-    marker="D",
-    list_specs=list_ablation,
+    "no reference advantage",
+    "#0d6e5e",
+    "D",
+    list_ablation,
     build=_build_router,
     stage="baselines",
     train=functools.partial(_train_ablation, "no-reference"),
     list_jobs=list_updates,
   ),
   "no-hard-bonus": Family(
-    label="no hard bonus",
-    color="#a05a7a",
-    marker="^",
-    list_specs=list_ablation,
+    "no hard bonus",
+    "#a05a7a",
+    "^",
+    list_ablation,
     build=_build_router,
     stage="baselines",
     train=functools.partial(_train_ablation, "no-hard-bonus"),
     list_jobs=list_updates,
   ),
   # BoPO's points at the ablations' weight of cost.
-  COMPARED: Family(label="BoPO at the same λ", color="#c9452c", marker="o"),
+  COMPARED: Family("BoPO at the same λ", "#c9452c", "o"),
 }

@@ -1,4 +1,4 @@
-"""Train the rivals that learn from stored episodes: cascade and single-turn router."""
+"""Choose what rivals learn from stored episodes: cascade and single-turn router."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from baar_jax.rollout.rules import take_rank
 from baar_jax.rollout.turn import RulePolicy
 from baar_jax.train import dataset, jobs, losses
 from baar_jax.train.batches import Labels
-from baar_jax.train.fit import fit_rival
+from baar_jax.train.losses import Method
 from baar_jax.train.training import Training
 
 
-def train_cascade(training: Training) -> None:
-  """Train the cascade's scorer (FrugalGPT), which decides whether the next model acts.
+def learn_scorer(training: Training) -> tuple[Method, list[Episode]]:
+  """Return how the cascade's scorer learns (FrugalGPT), and from which episodes.
 
   SMALL proposes first, then each next model in turn, and the costliest acts. The scorer
   is a router of the same shape and initial weights that reads the proposal too. It
@@ -32,11 +32,11 @@ def train_cascade(training: Training) -> None:
   trials += [e for e in stratified if e.task_id in profiles]
   costliest = training.models - 1
   scored = [e for e in trials if any(s.model != costliest for s in e.steps)]
-  fit_rival(training, "cascade", losses.FAILURE, scored)
+  return losses.FAILURE, scored
 
 
-def train_single_turn(training: Training) -> None:
-  """Train the single-turn classifier (RouteLLM) on pairs of a state and a winner.
+def learn_winners(training: Training) -> tuple[Method, list[Episode]]:
+  """Return how the single-turn classifier learns (RouteLLM), and from which episodes.
 
   Of the k-th trial of each model on a task, the winner is the cheapest model that
   succeeded, SMALL if none did. Every state of these trials is labelled with it, as by
@@ -62,7 +62,7 @@ def train_single_turn(training: Training) -> None:
     labelled += [e for e in episodes if (e.task_id, e.seed) in winners]
   labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
   method = dataclasses.replace(losses.IMITATION, labels=labels)
-  fit_rival(training, "single-turn", method, labelled)
+  return method, labelled
 
 
 def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[tuple[str, int], int]:
