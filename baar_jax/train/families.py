@@ -50,6 +50,7 @@ from baar_jax.train.listing import (
   list_sft,
   list_single_turn,
   list_small,
+  list_uncapped,
   list_updates,
   list_zero_shot,
   trained_spec,
@@ -272,11 +273,7 @@ FAMILIES = {
     "always SMALL", "#1d2530", "X", list_small, rule=rules.take_small
   ),
   ALWAYS_LARGE.family: Family(
-    "always LARGE",
-    "#1d2530",
-    "X",
-    lambda config, name: [ALWAYS_LARGE],
-    rule=rules.take_large,
+    "always LARGE", "#1d2530", "X", list_uncapped, rule=rules.take_large
   ),
   FIRST_LARGE: Family(
     "First-Large", "#2f8a5b", "D", list_capped, rule=rules.take_large

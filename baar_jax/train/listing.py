@@ -61,6 +61,11 @@ def list_small(config: Config, name: str) -> list[PolicySpec]:
   return [ALWAYS_SMALL, *under(config, ALWAYS_SMALL, calls=False)]
 
 
+def list_uncapped(config: Config, name: str) -> list[PolicySpec]:
+  """List a policy without parameters or caps."""
+  return [PolicySpec(name)]
+
+
 def list_capped(config: Config, name: str) -> Specs:
   """List a policy without parameters under each cap alone."""
   return under(config, PolicySpec(name))
