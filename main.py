@@ -45,10 +45,7 @@ STAGES = {
   "profile": train.profile,
   "references": train.references,
   "pretrain": train.pretrain,
-  "value": train.train_families("value"),
-  "sft": train.train_families("sft"),
-  "bopo": train.train_families("bopo"),
-  "baselines": train.train_families("baselines"),
+  **{stage: train.train_families(stage) for stage in families.STAGES},
   "evaluate": evaluate.main,
   "forecast": evaluate.forecast,
   "report": evaluate.report,
@@ -64,7 +61,7 @@ EXTRA = {  # of one process
 REMEDIES = {
   f"Field ({'|'.join(MOVED_OPTIONS)}) not found": r"set --config.env.options.\1",
   "Field (together|repeats|explored) not found": (
-    "set --config.references.plans, such as (('together',20),('repeats',10,True))"
+    "set --config.references.plans, such as (('steps',20),('repeats',10,True))"
   ),
 }
 

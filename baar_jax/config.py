@@ -8,11 +8,13 @@ from pydantic.dataclasses import dataclass
 
 # Clients of the endpoint play this environment.
 SERVED = "served"
-# Each ablation switches off one part of BoPO: (section, field, value).
+# This rival asks `baselines.judge` about each step.
+ZERO_SHOT = "zero-shot"
+# Each ablation switches off one part of BoPO: a field, and its value.
 ABLATIONS = {
-  "no-stratified": ("references", "clone_large", True),
-  "no-reference": ("bopo", "reference_guided", False),
-  "no-hard-bonus": ("bopo", "r_hard", 0.0),
+  "no-stratified": ("references.clone_large", True),
+  "no-reference": ("bopo.reference_guided", False),
+  "no-hard-bonus": ("bopo.r_hard", 0.0),
 }
 # Each view surrounds the previews of one step, and the budgets, with these tokens.
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}
@@ -224,7 +226,7 @@ class SamplePlan(NamedTuple):
     all_tasks: The plan samples all profiled training tasks, not the hard ones alone.
   """
 
-  kind: Literal["samples", "together", "repeats"]
+  kind: Literal["samples", "steps", "repeats"]
   count: Annotated[int, Field(gt=0, lt=SEEDS // 4)]
   all_tasks: bool = False
 
@@ -556,6 +558,7 @@ def compared_lam(c: Config) -> float:
 
 def ablate(config: Config, name: str) -> Config:
   """Switch off one part of the method."""
-  section, part, value = ABLATIONS[name]
+  path, value = ABLATIONS[name]
+  section, part = path.split(".")
   changed = dataclasses.replace(getattr(config, section), **{part: value})
   return dataclasses.replace(config, **{section: changed})

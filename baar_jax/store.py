@@ -38,10 +38,11 @@ RENAMED = {
   "bold=": "optimism=",
   "always(model=": "always(rank=",
   "together(samples=0,": "exploration(",
-  "together(samples=": "exploration(together=",
+  "together(samples=": "exploration(steps=",
   "explored(samples=": "exploration-all(samples=",
   ",together=0,": ",",
   ",together=0)": ")",
+  ",together=": ",steps=",
 }
 
 
@@ -341,8 +342,8 @@ def move_plans(references: dict) -> dict:
   plans = []
   if for_all:
     plans.append(("samples", references.get("samples"), True))
-  for kind in ("together", "repeats"):
-    count = references.pop(kind, 0)
+  for name, kind in (("together", "steps"), ("repeats", "repeats")):
+    count = references.pop(name, 0)
     if count:
       plans.append((kind, count, for_all))
   return {"plans": plans} | references

@@ -28,7 +28,7 @@ def get_config(setting: str = "") -> config.Config:
     # Training learns from lost games, too.
     c.references.plans = (
       config.SamplePlan("samples", c.references.samples, all_tasks=True),
-      config.SamplePlan("together", 10, all_tasks=True),
+      config.SamplePlan("steps", 10, all_tasks=True),
       config.SamplePlan("repeats", 10, all_tasks=True),
     )
     prices = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)

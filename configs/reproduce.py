@@ -27,7 +27,7 @@ def get_config(setting: str = "") -> config.Config:
   c.value.prices = config.ValueConfig().prices
   if setting != "alfworld":
     all_tasks = bool(c.references.plans)
-    c.references.plans += (config.SamplePlan("together", 20, all_tasks),)
+    c.references.plans += (config.SamplePlan("steps", 20, all_tasks),)
   ablations = tuple(config.ABLATIONS)
   c.baselines = config.BaselinesConfig(sciworld.RIVALS, ablations, compared, updates=60)
   c.sft.learning_rates = (3e-3, 1e-2)

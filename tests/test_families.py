@@ -128,13 +128,13 @@ def test_every_family_of_a_spec_is_in_the_table_and_has_a_style_of_its_own(confi
 def test_keys_of_rollouts_and_samples_are_as_stored_before(config):
   config.references.plans = (
     ("samples", 3, True),
-    ("together", 2, True),
+    ("steps", 2, True),
     ("repeats", 1),
   )
   config.references.plans = tuple(SamplePlan(*plan) for plan in config.references.plans)
   hard, rest = jobs.exploration_specs(config)
-  assert hard.key == "exploration(together=2,repeats=1)"
-  assert rest.key == "exploration-all(samples=3,together=2)"
+  assert hard.key == "exploration(steps=2,repeats=1)"
+  assert rest.key == "exploration-all(samples=3,steps=2)"
   assert jobs.stratified_spec(config).key == "stratified(samples=3)"
   assert jobs.rollout_spec("bopo", 0.3, 5).key == "bopo(lam=0.3)/5"
   assert jobs.rollout_spec("bopo", 0.3, 5, 2).key == "bopo(lam=0.3,seed=2)/5"
@@ -149,7 +149,7 @@ CAP = st.builds(Cap, st.none() | st.just(0) | COUNT, st.none() | WEIGHT)
 JUDGE = st.builds(
   "{} {:06x}".format, st.sampled_from(("gpt-5", "m (K=1)")), st.integers(0, 2**24 - 1)
 )
-KIND = st.sampled_from(("samples", "together", "repeats"))
+KIND = st.sampled_from(("samples", "steps", "repeats"))
 # Which tasks play a plan is nothing that the policy depends on.
 PLAN = st.builds(SamplePlan, KIND, st.integers(1, 3), st.just(False))
 PLANS = st.lists(PLAN, max_size=2).map(tuple)

@@ -26,7 +26,7 @@ WRONG = {
   "--config.env.data=x": "set --config.env.options.data",
   "--config.env.options={'short_tasks':True}": "set each option: --config.env.options.NAME=VALUE",
   "--config.references.together=20": "together not found ... set --config.references.plans, such",
-  "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'together'",
+  "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'steps'",
   "--config.env.kind=poem": "take FILE.py:CLASS or sandbox, scienceworld, alfworld",
   "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
   "--config.env.options.short_tasks=7": "is '7', expected bool; the options of",

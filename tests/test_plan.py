@@ -55,7 +55,7 @@ def test_a_fresh_run_creates_nothing_and_needs_no_key(
     SamplePlan("samples", 3, True),
   )  # of 4 other training tasks
   assert table(config, capsys)["references"][0] == 9 + 4 * 3
-  config.references.plans = (SamplePlan("together", 2),)
+  config.references.plans = (SamplePlan("steps", 2),)
   config.references.clone_large = True  # only these, of 2 hard training tasks
   assert table(config, capsys)["references"][0] == 2 * 2
 

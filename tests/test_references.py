@@ -30,7 +30,7 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     for task_id, score in (("h1", 1), ("h2", 0)):
       store.add(episode(task_id, policy.spec.key, 1002, "SL", score, cost_usd=0.1))
 
-  counts = {"samples": 3, "together": 2, "repeats": 1}
+  counts = {"samples": 3, "steps": 2, "repeats": 1}
   plans = tuple(
     SamplePlan(kind, count, all_tasks=True) for kind, count in counts.items()
   )
@@ -46,8 +46,8 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   explored = [
     ("e", k) for k in range(1001, 1007)
   ]  # and from all: 3 + 2 + 1 of an easy task
-  names = ["stratified(samples=3)", "exploration-all(samples=3,together=2,repeats=1)"]
-  names.append("exploration(together=2,repeats=1)")
+  names = ["stratified(samples=3)", "exploration-all(samples=3,steps=2,repeats=1)"]
+  names.append("exploration(steps=2,repeats=1)")
   assert [policy.spec.key for policy in policies] == names
   expected = [names[0], *jobs, names[1], *explored, names[2], *together]
   assert events == ["profile", *expected]
@@ -68,7 +68,7 @@ def test_large_steps_may_be_together_in_time():
   # the same at 5/3, 10/3 and 5 of 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations that were not new.
   steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"
   repeats = "LLLLSSSSSS", "SSSSSSLLLL", "LLLLLLLSSS"
-  together = SamplePlan("together", 5), SamplePlan("repeats", 3)
+  together = SamplePlan("steps", 5), SamplePlan("repeats", 3)
   stratified = SamplePlan("samples", 4)
   families = {"exploration": together, "exploration-all": (stratified, *together)}
   for k, letters in enumerate(steps + repeats, 1):

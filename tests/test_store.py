@@ -190,7 +190,7 @@ def dump(path) -> list[str]:
 
 def test_of_a_store_of_version_0_nothing_is_played_again(older):
   config = read_config(older)
-  kinds = ("samples", 2, True), ("together", 1, True), ("repeats", 1, True)
+  kinds = ("samples", 2, True), ("steps", 1, True), ("repeats", 1, True)
   assert config.references.plans == kinds and config.env.options == {}
   before = (
     sqlite3.connect(older / "episodes.sqlite")
@@ -203,7 +203,7 @@ def test_of_a_store_of_version_0_nothing_is_played_again(older):
     listed = [spec.key for spec in list_specs(config)]
     # 4 samples of each of 3 training tasks; BoPO's rollouts of 2 tasks, 2 each.
     other = {
-      "exploration-all(samples=2,together=1,repeats=1)": 12,
+      "exploration-all(samples=2,steps=1,repeats=1)": 12,
       "bopo(lam=0.1)/1": 4,
     }
     assert {*table.policy} == {*listed, *other}

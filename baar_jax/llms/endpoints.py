@@ -3,7 +3,7 @@
 import itertools
 from urllib.parse import urlsplit
 
-from baar_jax.config import Config
+from baar_jax.config import ZERO_SHOT, Config
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.wire import endpoints, load_form
 
@@ -15,7 +15,7 @@ def check_models(config: Config) -> None:
     ValueError: it is not so; one line names the setting.
   """
   groups = {"models": config.models}
-  if "zero-shot" in config.baselines.rivals:
+  if ZERO_SHOT in config.baselines.rivals:
     groups["baselines.judge"] = config.baselines.judge
   for group_name, group in groups.items():
     load_form(group.wire)

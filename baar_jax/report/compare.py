@@ -280,4 +280,4 @@ def exact_frontier(config: Config) -> dict | None:
   large = exact.solve(p=1.0)[0]
   if large.success <= small.success:
     return None
-  return {"optimum": hull, "area": frontier.area(*zip(*hull), small, large)}
+  return {"hull": hull, "area": frontier.area(*zip(*hull), small, large)}

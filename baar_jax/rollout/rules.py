@@ -43,7 +43,7 @@ def take_sampled(live: Live, spec: PolicySpec) -> int:
   Within a plan k counts from 1 to N. A sample of the paper's plan takes LARGE with
   probability k / N at each step. The other plans are our choice: LARGE until a clock
   is at k / (2 N) of the task's steps, or for even k from then on. The clock counts
-  steps ("together") or observations that are not new ("repeats"). So the values also
+  steps ("steps") or observations that are not new ("repeats"). So the values also
   learn what First-Large does, and giving up, and LARGE once an episode goes in circles.
   """
   k = live.job.trial

@@ -24,7 +24,6 @@ from baar_jax.run import Run
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train.dataset import load_profiles
 from baar_jax.train.families import (
-  BOPO,
   CONDITIONED,
   FAMILIES,
   Loader,
@@ -33,6 +32,7 @@ from baar_jax.train.families import (
 )
 from baar_jax.train.jobs import (
   ALWAYS_SMALL,
+  BOPO,
   BOUNDARIES,
   BOUNDARY_KEYS,
   COMPARED,

@@ -15,7 +15,7 @@ from baar_jax.train import dataset, jobs, losses
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.families import FAMILIES, Loader, list_trained
 from baar_jax.train.fit import fit_stored
-from baar_jax.train.jobs import ALWAYS_LARGE, Planned
+from baar_jax.train.jobs import ALWAYS_LARGE, BOPO, SFT, Planned
 
 WARMUP = 10  # updates of the pretraining
 
@@ -141,8 +141,8 @@ def export(run: Run) -> None:
   They are <run>/export/sft and <run>/export/bopo-lam<lam>; one that is there stays.
   """
   training = run.training()
-  routers = [("sft", None)]
-  routers += [("bopo", lam) for lam in run.config.bopo.lam]
+  routers = [(SFT, None)]
+  routers += [(BOPO, lam) for lam in run.config.bopo.lam]
   for family, lam in routers:
     name = family if lam is None else f"{family}-lam{lam:g}"
     directory = run.dir / "export" / name

@@ -18,6 +18,7 @@ from baar_jax.mesh import split_parameters
 from baar_jax.router import weights
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
+from baar_jax.train.jobs import BOPO, SFT
 from baar_jax.train.training import RouterFiles
 
 READING = "cannot be read ({}); remove that directory to go on from the one before"
@@ -171,5 +172,5 @@ def load_router(files: RouterFiles, family: str, lam: float | None = None) -> Qw
       restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
       nnx.replace_by_pure_dict(like, restored["params"])
       return nnx.merge(graphdef, like)
-  stage = family if family in ("pretrain", "sft", "bopo") else "baselines"
+  stage = family if family in ("pretrain", SFT, BOPO) else "baselines"
   raise ValueError(f"{directory} holds no finished router: run --stage={stage} first")

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from baar_jax.config import VANILLA_BATCHES, Config, ablate, compared_lam, require
+from baar_jax.config import (
+  VANILLA_BATCHES,
+  ZERO_SHOT,
+  Config,
+  ablate,
+  compared_lam,
+  require,
+)
 from baar_jax.episode import Episode
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
@@ -29,6 +36,7 @@ from baar_jax.train.jobs import (
   ALWAYS,
   ALWAYS_LARGE,
   ALWAYS_SMALL,
+  BOPO,
   COMPARED,
   FIRST_LARGE,
   SFT,
@@ -62,7 +70,6 @@ from baar_jax.train.values import fit_values, load_heads
 
 RANDOM = "random"
 CONDITIONED = "conditioned"  # the budget-conditioned router
-BOPO = "bopo"
 VANILLA = "vanilla"
 
 
@@ -268,6 +275,20 @@ def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
   return Loader(files, rows).build(find_router(files, sample))
 
 
+def _ablation(name: str, label: str, color: str, marker: str) -> Family:
+  """Make the row of BoPO without a part."""
+  return Family(
+    label,
+    color,
+    marker,
+    list_ablation,
+    build=_build_router,
+    stage="baselines",
+    train=functools.partial(_train_ablation, name),
+    list_jobs=list_updates,
+  )
+
+
 FAMILIES = {
   ALWAYS_SMALL.family: Family(
     "always SMALL", "#1d2530", "X", list_small, rule=rules.take_small
@@ -288,7 +309,7 @@ FAMILIES = {
   "optimum": Family(
     "optimum (exact policy)", "#ad7a10", "*", list_optimum, build=_build_optimum
   ),
-  "zero-shot": Family(
+  ZERO_SHOT: Family(
     "zero-shot router",
     "#0f8a94",
     "X",
@@ -359,36 +380,11 @@ FAMILIES = {
     "samples of other tasks", "#848b96", "^", rule=rules.take_sampled
   ),
   # BoPO without a part.
-  "no-stratified": Family(
-    "no stratified sampling",
-    "#6d7d1f",
-    "v",
-    list_ablation,
-    build=_build_router,
-    stage="baselines",
-    train=functools.partial(_train_ablation, "no-stratified"),
-    list_jobs=list_updates,
-  ),
-  "no-reference": Family(
-    "no reference advantage",
-    "#0d6e5e",
-    "D",
-    list_ablation,
-    build=_build_router,
-    stage="baselines",
-    train=functools.partial(_train_ablation, "no-reference"),
-    list_jobs=list_updates,
-  ),
-  "no-hard-bonus": Family(
-    "no hard bonus",
-    "#a05a7a",
-    "^",
-    list_ablation,
-    build=_build_router,
-    stage="baselines",
-    train=functools.partial(_train_ablation, "no-hard-bonus"),
-    list_jobs=list_updates,
-  ),
+  "no-stratified": _ablation("no-stratified", "no stratified sampling", "#6d7d1f", "v"),
+  "no-reference": _ablation("no-reference", "no reference advantage", "#0d6e5e", "D"),
+  "no-hard-bonus": _ablation("no-hard-bonus", "no hard bonus", "#a05a7a", "^"),
   # BoPO's points at the ablations' weight of cost.
   COMPARED: Family("BoPO at the same λ", "#c9452c", "o"),
 }
+# The stages that train families.
+STAGES = [*dict.fromkeys(row.stage for row in FAMILIES.values() if row.stage)]

@@ -24,7 +24,7 @@ from baar_jax.router.weights import build_model
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, check_metrics
-from baar_jax.train.jobs import list_rollouts, rollout_spec
+from baar_jax.train.jobs import SFT, list_rollouts, rollout_spec
 from baar_jax.train.losses import Method
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.train.training import Training
@@ -42,7 +42,7 @@ def fit_sft(training: Training) -> None:
   """
   draw = partial(dataset.draw_sft_batches, training.store, training.config)
   settings = training.config.sft
-  fit_stored(training, "sft", losses.IMITATION, settings, draw, next(draw("dev")))
+  fit_stored(training, SFT, losses.IMITATION, settings, draw, next(draw("dev")))
 
 
 def fit_stored(
@@ -63,7 +63,7 @@ def fit_stored(
     draw: starts the batches of episodes, one for each update, always the same.
     dev: the episodes of the dev loss.
   """
-  directory = training.checkpoints(training.sft_family if name == "sft" else name)
+  directory = training.checkpoints(training.sft_family if name == SFT else name)
   if directory.exists():
     return
   view = training.open_view(method.labels.proposals)

@@ -9,6 +9,7 @@ from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
+BOPO = "bopo"
 ALWAYS = "always"  # an intermediate model
 COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
 ALWAYS_SMALL = PolicySpec("always-small")

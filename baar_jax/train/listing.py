@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from baar_jax.config import Config, compared_lam
+from baar_jax.config import ZERO_SHOT, Config, compared_lam
 from baar_jax.envs.table import load
 from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, PolicySpec
@@ -105,7 +105,7 @@ def zero_shot_spec(config: Config) -> PolicySpec:
   settings = (kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices)
   digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
   judge = f"{c.names[0]} {digest}"
-  return PolicySpec("zero-shot", judge=judge, cap_conditioned=True)
+  return PolicySpec(ZERO_SHOT, judge=judge, cap_conditioned=True)
 
 
 def list_zero_shot(config: Config, name: str) -> Specs:

@@ -14,6 +14,7 @@ from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.rollout.turn import Policy
 from baar_jax.router.view import View
 from baar_jax.store import Store
+from baar_jax.train.jobs import SFT
 
 UNSTRATIFIED = "no-stratified"  # the ablation that changes SFT's references
 
@@ -52,7 +53,7 @@ class RouterFiles:
       lam: the weight of cost, if the family has several.
     """
     name = family
-    if family in ("cascade", "single-turn"):
+    if family in self.config.baselines.rivals and lam is None:
       name += f"-{self.config.baselines.updates}"
     if lam is not None:
       name += f"-lam{lam:g}"
@@ -94,4 +95,4 @@ class Training(RouterFiles):
   @property
   def sft_family(self) -> str:
     """Return the family of the SFT router that the training starts from."""
-    return f"sft-{self.ablation}" if self.ablation == UNSTRATIFIED else "sft"
+    return f"{SFT}-{self.ablation}" if self.ablation == UNSTRATIFIED else SFT
