@@ -359,7 +359,7 @@ class BaselinesConfig:
   """Configure the routers that are trained and evaluated beside BoPO.
 
   Attributes:
-    rivals: These are names of `train.families.RIVALS`.
+    rivals: These are names of rivals in `train/families.py`.
     compared_lam: Ablations are trained and rivals compared at this cost weight; None is
       the first of bopo.lam.
     updates: The scorer and the classifier take at most this number of updates.

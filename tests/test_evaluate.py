@@ -18,9 +18,9 @@ from baar_jax.stages import evaluate, train
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import KEY
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.families import Loader, list_specs
+from baar_jax.train.families import FAMILIES, Loader, list_specs
 from baar_jax.train.jobs import BOUNDARY_KEYS, rollout_spec
-from baar_jax.train.listing import RIVALS, zero_shot_spec
+from baar_jax.train.listing import zero_shot_spec
 
 TRAIN_SFT, TRAIN_BOPO = train.train_families("sft"), train.train_families("bopo")
 TRAIN_BASELINES = train.train_families("baselines")
@@ -30,7 +30,10 @@ def configured(runs):
   config = tiny.config(runs, test_tasks=4)
   config.evaluate.tasks = 3
   config.sft.updates = config.bopo.updates = 1
-  config.baselines = BaselinesConfig(tuple(sorted(RIVALS)), tuple(ABLATIONS))
+  config.baselines = BaselinesConfig(
+    tuple(sorted(name for name in FAMILIES if FAMILIES[name].is_rival)),
+    tuple(ABLATIONS),
+  )
   config.baselines.compared_lam, config.baselines.updates = 0.1, 1
   config.evaluate.shares, config.evaluate.budget_rules = (0.5,), True
   return config

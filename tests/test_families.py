@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from baar_jax.config import BaselinesConfig, SamplePlan
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.train import families, jobs
-from baar_jax.train.families import find_uncapped, list_specs
-from baar_jax.train.listing import RIVALS, zero_shot_spec
+from baar_jax.train.families import FAMILIES, list_specs
+from baar_jax.train.listing import find_uncapped, zero_shot_spec
 
 
 @pytest.fixture
@@ -20,7 +20,10 @@ def config():
   config.bopo.lam, config.value.updates, config.value.prices = (0.1, 0.3), 9, (0.5, 0.1)
   config.evaluate.thresholds, config.evaluate.call_budgets = (0.25,), (1, 2)
   config.baselines = BaselinesConfig(
-    tuple(RIVALS), ("no-reference",), compared_lam=0.3, updates=7
+    tuple(name for name in FAMILIES if FAMILIES[name].is_rival),
+    ("no-reference",),
+    compared_lam=0.3,
+    updates=7,
   )
   return config
 

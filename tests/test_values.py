@@ -187,7 +187,8 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, wei
   also where episodes of different lengths are batched together; cap-blind, that there is no cap.
   Without a cost weight of its own it takes the least."""
   train.profile(run)
-  trunk, view = values.load_trunk(run.training())
+  view = run.training().open_trunk_view()
+  trunk = values.checkpoint.load_initial(run.training(), view)
   heads, estimate = make_heads(8, 16), Mock(wraps=conditioned.estimate)
   is_conditioned = optimism is None
   spec = PolicySpec("c", optimism=optimism, cap_conditioned=is_conditioned, cap=Cap(3))

@@ -28,7 +28,6 @@ from baar_jax.train.families import (
   CONDITIONED,
   FAMILIES,
   Loader,
-  find_uncapped,
   list_specs,
   list_trained,
 )
@@ -39,6 +38,7 @@ from baar_jax.train.jobs import (
   COMPARED,
   list_evaluation,
 )
+from baar_jax.train.listing import find_uncapped
 from baar_jax.train.values import Transitions, load_heads, read_transitions
 
 

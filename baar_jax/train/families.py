@@ -13,23 +13,17 @@ import numpy as np
 
 from baar_jax.config import VANILLA_BATCHES, Config, ablate, compared_lam, require
 from baar_jax.episode import Episode
-from baar_jax.llms.pair import Pair
 from baar_jax.llms.prices import prices_of
 from baar_jax.rollout import rules
 from baar_jax.rollout.optimum import FREE, Exact
-from baar_jax.rollout.specs import Cap, Live, PolicySpec
+from baar_jax.rollout.specs import Live, PolicySpec
 from baar_jax.rollout.turn import Policy, RulePolicy
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
 from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
-from baar_jax.router.qwen2 import Qwen2, softmax
-from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
-from baar_jax.store import Store
 from baar_jax.train import losses
-from baar_jax.train.batches import ACTED, FAILURES, Batcher
 from baar_jax.train.checkpoint import Checkpoints, load_router
-from baar_jax.train.dataset import load_threshold_episodes
 from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS,
@@ -39,13 +33,11 @@ from baar_jax.train.jobs import (
   FIRST_LARGE,
   SFT,
   Planned,
-  list_ranked_trials,
   list_ranks,
   rollout_spec,
   stratified_spec,
 )
 from baar_jax.train.listing import (
-  RIVALS,
   Tasks,
   list_ablation,
   list_capped,
@@ -56,16 +48,17 @@ from baar_jax.train.listing import (
   list_privileged,
   list_random,
   list_sft,
+  list_single_turn,
   list_small,
   list_uncapped,
   list_updates,
   list_zero_shot,
   trained_spec,
 )
+from baar_jax.train.loader import RouterLoader
 from baar_jax.train.rivals import learn_scorer, learn_winners
-from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
-from baar_jax.train.values import fit_values, load_heads, load_trunk, open_trunk_view
+from baar_jax.train.values import fit_values, load_heads
 
 RANDOM = "random"
 CONDITIONED = "conditioned"  # the budget-conditioned router
@@ -90,19 +83,11 @@ class Family:
   stage: str = ""
   train: Callable[[Training], None] | None = None
   list_jobs: Callable[[Config, PolicySpec, Tasks], Iterable[Planned]] | None = None
+  is_rival: bool = False  # it takes part only if the configuration's baselines name it
 
 
-@dataclasses.dataclass
-class Loader:
-  """Builds policies; it keeps the router that was loaded last."""
-
-  files: RouterFiles  # of the trained routers
-  rows: int  # the most episodes that are live at once
-  pair: Pair | None = None  # without it no policy that asks a judge can be built
-  store: Store | None = None  # with the episodes that thresholds are quantiles of
-  _loaded: tuple = ()  # family and weight of cost of the router that is kept
-  _model: Qwen2 | None = None
-  _p_NxA: np.ndarray | None = None
+class Loader(RouterLoader):
+  """Builds the policies of specs."""
 
   def build(self, spec: PolicySpec) -> Policy:
     """Build the policy of a spec; raise ValueError if its training has not ended."""
@@ -118,31 +103,6 @@ class Loader:
     else:
       load_router(self.files, spec.family, spec.lam)
 
-  def load(self, spec: PolicySpec) -> Qwen2:
-    """Load the trained router of a policy, or the trunk of the value heads."""
-    router = (spec.family, spec.lam)
-    if router != self._loaded:
-      self._p_NxA = None
-      if spec.family == CONDITIONED:
-        self._model, _ = load_trunk(self.files)
-      else:
-        self._model = load_router(self.files, *router)
-      self._loaded = router
-    return self._model
-
-  def predict_stored(self, view: View) -> np.ndarray:
-    """Compute p_NxA of the loaded router at decisions of stored training episodes."""
-    if self._p_NxA is None:
-      config = self.files.config
-      episodes = load_threshold_episodes(self.store, config)
-      dtype = config.router.dtype
-      router = ShardedRouter(self._model, view.logit_ids, self.files.mesh, dtype)
-      labels = FAILURES if view.proposals else ACTED
-      batcher = Batcher(config, view, self.store.tasks("train"), labels)
-      logits_NxA = batcher.compute(router.logits, episodes)
-      self._p_NxA = softmax(logits_NxA, "stored episodes")
-    return self._p_NxA
-
 
 def list_specs(config: Config) -> list[PolicySpec]:
   """List the policies of the evaluation; those of one router are adjacent.
@@ -151,7 +111,7 @@ def list_specs(config: Config) -> list[PolicySpec]:
   """
   specs = []
   for name, family in FAMILIES.items():
-    if name not in RIVALS or name in config.baselines.rivals:
+    if not family.is_rival or name in config.baselines.rivals:
       specs += family.list_specs(config, name)
   return specs
 
@@ -175,23 +135,12 @@ def list_trained(config: Config) -> list[PolicySpec]:
   return [*routers.values()]
 
 
-def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
-  """Find the policy whose episodes this one's are until its cap is spent.
-
-  None if it sees its cap. Episodes do not tell what a cap on dollars would change.
-  """
-  if spec.cap.calls is None or spec.cap_conditioned:
-    return None
-  if spec.family == FIRST_LARGE:
-    return ALWAYS_LARGE
-  return spec.under(Cap())
-
-
 def check_baselines(config: Config) -> None:
   """Raise ValueError unless rivals are in the table, and ablations leave a part out."""
   c = config.baselines
-  known = RIVALS.issuperset(c.rivals)
-  require(known, "baselines.rivals", f"of {', '.join(sorted(RIVALS))}")
+  rivals = sorted(name for name, family in FAMILIES.items() if family.is_rival)
+  known = {*rivals}.issuperset(c.rivals)
+  require(known, "baselines.rivals", f"of {', '.join(rivals)}")
   for name in c.ablations:
     must = f"without {name}: that is left out anyway"
     require(ablate(config, name) != config, "baselines.ablations", must)
@@ -222,7 +171,7 @@ def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
   """Build the budget-conditioned router."""
   files = loader.files
   model = loader.load(spec)
-  view = open_trunk_view(files)
+  view = files.open_trunk_view()
   weights = files.config.value.prices
   heads = load_heads(files)
   return ConditionedPolicy(spec, model, view, heads, weights, loader.rows, files.mesh)
@@ -275,13 +224,6 @@ def _train_rival(
   """Train a rival that learns from stored episodes."""
   method, episodes = learn(training)
   fit_rival(training, name, method, episodes)
-
-
-def _list_single_turn(
-  config: Config, spec: PolicySpec, tasks: Tasks
-) -> Iterable[Planned]:
-  """List the trials of intermediate models that winners are told by."""
-  return list_ranked_trials(config, tasks["train"] + tasks["dev"])
 
 
 def _train_ablation(name: str, training: Training) -> None:
@@ -347,7 +289,12 @@ FAMILIES = {
     "optimum (exact policy)", "#ad7a10", "*", list_optimum, build=_build_optimum
   ),
   "zero-shot": Family(
-    "zero-shot router", "#0f8a94", "X", list_zero_shot, build=_build_zero_shot
+    "zero-shot router",
+    "#0f8a94",
+    "X",
+    list_zero_shot,
+    build=_build_zero_shot,
+    is_rival=True,
   ),
   CONDITIONED: Family(
     "router that knows its budget",
@@ -379,6 +326,7 @@ FAMILIES = {
     build=_build_cascade,
     stage="baselines",
     train=functools.partial(_train_rival, "cascade", learn_scorer),
+    is_rival=True,
   ),
   "single-turn": Family(
     "single-turn",
@@ -388,7 +336,8 @@ FAMILIES = {
     build=_build_router,
     stage="baselines",
     train=functools.partial(_train_rival, "single-turn", learn_winners),
-    list_jobs=_list_single_turn,
+    list_jobs=list_single_turn,
+    is_rival=True,
   ),
   VANILLA: Family(
     "vanilla RL",
@@ -399,6 +348,7 @@ FAMILIES = {
     stage="baselines",
     train=_train_vanilla,
     list_jobs=functools.partial(list_updates, batches=VANILLA_BATCHES),
+    is_rival=True,
   ),
   # Samples that routers learn from.
   "stratified": Family("stratified samples", "#848b96", "^", rule=rules.take_sampled),

@@ -11,18 +11,21 @@ from baar_jax.episode import Task
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.router.policy import ARGMAX
 from baar_jax.train.dataset import draw_task_batches
-from baar_jax.train.jobs import ALWAYS_SMALL, Planned, list_rollouts, rollout_spec
+from baar_jax.train.jobs import (
+  ALWAYS_LARGE,
+  ALWAYS_SMALL,
+  FIRST_LARGE,
+  Planned,
+  list_ranked_trials,
+  list_rollouts,
+  rollout_spec,
+)
 
 OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: success that a dollar is worth
 PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
 ROUTINE_WEIGHTS = (0, 3)  # small mu, without caps: they would go to routine steps
-# A family of these is listed only if the configuration names it.
-RIVALS = {"zero-shot", "cascade", "single-turn", "vanilla"}
-OPTIMISM = (
-  0.0,
-  1,
-  2,
-)  # ensemble deviations that dev chooses from, of cap-blind routers
+# Ensemble deviations that dev chooses from, of routers that ignore the cap.
+OPTIMISM = (0.0, 1, 2)
 
 Specs = Iterator[PolicySpec]
 Tasks = Mapping[str, list[Task]]  # by split
@@ -198,3 +201,22 @@ def list_updates(
     for update in range(1, batches * c.updates + 1):
       rollout = rollout_spec(spec.family, spec.lam, update, number)
       yield list_rollouts(config, rollout, next(drawn))
+
+
+def list_single_turn(
+  config: Config, spec: PolicySpec, tasks: Tasks
+) -> Iterable[Planned]:
+  """List the trials of intermediate models that winners are told by."""
+  return list_ranked_trials(config, tasks["train"] + tasks["dev"])
+
+
+def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
+  """Find the policy whose episodes this one's are until its cap is spent.
+
+  None if it sees its cap. Episodes do not tell what a cap on dollars would change.
+  """
+  if spec.cap.calls is None or spec.cap_conditioned:
+    return None
+  if spec.family == FIRST_LARGE:
+    return ALWAYS_LARGE
+  return spec.under(Cap())

@@ -37,6 +37,12 @@ class RouterFiles:
     models = len(self.config.models.names)
     return View(self.config.router, self.tokenizer, proposals, models)
 
+  def open_trunk_view(self) -> View:
+    """Open the view of the value heads' trunk: its text is the same under each cap."""
+    router = dataclasses.replace(self.config.router, show_budget=False)
+    config = dataclasses.replace(self.config, router=router)
+    return dataclasses.replace(self, config=config).open_view()
+
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.
 

@@ -6,7 +6,6 @@ less the call, allows; with a cost weight, dollars are taken off. This is fitted
 Q-iteration (Ernst et al. 2005) with target networks.
 """
 
-import dataclasses
 import zipfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,8 +21,7 @@ from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.router import head
 from baar_jax.router.head import MAX_CALLS, Heads, Scale
-from baar_jax.router.qwen2 import Qwen2, check_finite
-from baar_jax.router.view import View
+from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset
 from baar_jax.train.batches import Batcher
 from baar_jax.train.trainer import ShardedRouter
@@ -55,23 +53,11 @@ class Transitions(NamedTuple):
   progress_NxP: np.ndarray  # of `count_progress`
 
 
-def open_trunk_view(files: RouterFiles) -> View:
-  """Open the trunk's view, whose text does not change with the budget."""
-  router = dataclasses.replace(files.config.router, show_budget=False)
-  config = dataclasses.replace(files.config, router=router)
-  return dataclasses.replace(files, config=config).open_view()
-
-
-def load_trunk(files: RouterFiles) -> tuple[Qwen2, View]:
-  """Load the frozen trunk behind the heads, and its view."""
-  view = open_trunk_view(files)
-  return checkpoint.load_initial(files, view), view
-
-
 def read_transitions(training: Training, episodes: Sequence[Episode]) -> Transitions:
   """Read the decisions of episodes, in their order, with the trunk's hidden states."""
-  model, view = load_trunk(training)
   config = training.config
+  view = training.open_trunk_view()
+  model = checkpoint.load_initial(training, view)
   trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)  # no logits
   tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
   hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
