@@ -56,7 +56,7 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
     False,
     True,
   ]
-  proposed = add_proposals(episode, dearest=2)
+  proposed = add_proposals(episode, costliest=2)
   proposed.steps[1].proposal = "SMALL's, where M2 acted at once: no cap would allow M3"
   (window,) = scorer.episode_windows(make_task(), proposed)
   text = scorer.tokenizer.decode(window.tokens)
