@@ -47,6 +47,9 @@ class RouterFiles:
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.
 
+    That of a rival that learns from stored episodes names its number of updates: with
+    another number it is trained anew.
+
     Args:
       family: "pretrain", "value", "sft", "bopo", a rival, or an ablation; of an SFT
         router of an ablation `Training.sft_family`.
