@@ -14,7 +14,6 @@ import pytest
 import tiny
 from flax import nnx
 
-from baar_jax.config import BaselinesConfig
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.store import Store
@@ -203,7 +202,7 @@ def test_a_training_stops_at_the_first_number_that_is_none(
   """In the third update: nothing of it is saved, and no episode is rolled out after it."""
   run, step, count = copied("imitated"), Trainer.step, itertools.count()
   directory = run.dir / "checkpoints" / place
-  run.config.baselines = BaselinesConfig(rivals=("cascade",), updates=4)
+  run.config.baselines.updates = 4
 
   def poison(trainer, batches):
     if next(count) == (4 if rollouts else 2):  # BoPO takes two gradient steps an update

@@ -16,6 +16,7 @@ from baar_jax.router.view import View
 from baar_jax.store import Store
 from baar_jax.train.jobs import SFT
 
+FIXED = ("pretrain", "value", SFT)  # a run cannot change their settings
 UNSTRATIFIED = "no-stratified"  # the ablation that changes SFT's references
 
 
@@ -47,8 +48,8 @@ class RouterFiles:
   def checkpoints(self, family: str, lam: float | None = None) -> Path:
     """Return the directory of a router's checkpoints.
 
-    That of a rival that learns from stored episodes names its number of updates: with
-    another number it is trained anew.
+    That of a rival that learns from stored episodes names its number of updates, which
+    may change within a run: with another number it is trained anew.
 
     Args:
       family: "pretrain", "value", "sft", "bopo", a rival, or an ablation; of an SFT
@@ -56,7 +57,7 @@ class RouterFiles:
       lam: the weight of cost, if the family has several.
     """
     name = family
-    if family in self.config.baselines.rivals and lam is None:
+    if lam is None and not family.startswith(FIXED):
       name += f"-{self.config.baselines.updates}"
     if lam is not None:
       name += f"-lam{lam:g}"
