@@ -1,6 +1,7 @@
 """The run's SQLite file of tasks, episodes and finished stages."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -114,8 +115,11 @@ class Store:
   Everything is on disk before it counts; WAL keeps it through kill -9.
   """
 
-  def __init__(self, path: Path | str):
+  def __init__(self, path: Path | str, in_memory: bool = False):
     """Open the file, or create it.
+
+    Args:
+      in_memory: a copy is opened, and the file stays as it is.
 
     Raises:
       ValueError: the file cannot be used as a store.
@@ -124,6 +128,10 @@ class Store:
     try:
       # Threads take turns.
       self._db = sqlite3.connect(path, check_same_thread=False)
+      if in_memory:
+        with contextlib.closing(self._db) as file:
+          self._db = sqlite3.connect(":memory:", check_same_thread=False)
+          file.backup(self._db)
       self._db.execute("PRAGMA journal_mode=WAL")
       self._db.execute("PRAGMA synchronous=NORMAL")
       (version,) = self._db.execute("PRAGMA user_version").fetchone()

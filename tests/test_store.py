@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import lzma
 import math
 import re
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 from tiny import call, episode
 
+from baar_jax.config import SamplePlan
 from baar_jax.episode import Call, Task, Usage
+from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.run import Run
+from baar_jax.stages import plan
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.stages.plan import list_planned
 from baar_jax.store import VERSION, Store, read_config
@@ -183,6 +187,11 @@ def older(tmp_path):
   return directory
 
 
+def rows_of(path, query: str) -> list[tuple]:
+  with contextlib.closing(sqlite3.connect(path)) as db:
+    return db.execute(query).fetchall()
+
+
 def dump(path) -> list[str]:
   with contextlib.closing(sqlite3.connect(path)) as db:
     return [*db.iterdump(), db.execute("PRAGMA user_version").fetchone()]
@@ -226,6 +235,52 @@ def test_of_a_store_of_version_0_nothing_is_played_again(older):
   converted = dump(older / "episodes.sqlite")
   Store(older / "episodes.sqlite").close()
   assert dump(older / "episodes.sqlite") == converted
+
+
+@pytest.mark.parametrize(
+  "key, plans, spec",
+  [
+    ("together(samples=4,repeats=3)", [("steps", 4), ("repeats", 3)], "exploration"),
+    ("together(samples=4)", [("steps", 4)], "exploration"),
+    ("together(samples=0,repeats=3)", [("repeats", 3)], "exploration"),
+    (
+      "explored(samples=2,together=0,repeats=1)",
+      [("samples", 2), ("repeats", 1)],
+      "exploration-all",
+    ),
+    ("explored(samples=2,together=0)", [("samples", 2)], "exploration-all"),
+    (
+      "explored(samples=2,together=10)",
+      [("samples", 2), ("steps", 10)],
+      "exploration-all",
+    ),
+    ("stratified(samples=20)", [("samples", 20)], "stratified"),
+  ],
+)
+def test_samples_and_sessions_of_version_0_have_todays_keys(older, key, plans, spec):
+  # A session keeps its policy in its state, as the endpoint reads it.
+  path = older / "episodes.sqlite"
+  state = json.dumps({"id": "s", "policy": "conditioned(update=2,price=0.5,usd=0.1)"})
+  damage(path, "CREATE TABLE sessions (id TEXT PRIMARY KEY, state TEXT)")
+  damage(path, "INSERT INTO sessions VALUES ('s', ?)", state)
+  damage(path, "UPDATE episodes SET policy = ? WHERE policy = 'always-small'", key)
+  Store(path).close()
+  new = PolicySpec(spec, plans=tuple(SamplePlan(*plan) for plan in plans)).key
+  assert (new,) in rows_of(path, "SELECT policy FROM episodes")
+  ((stored,),) = rows_of(path, "SELECT state FROM sessions")
+  routed = PolicySpec("conditioned", update=2, cost_weight=0.5, cap=Cap(usd=0.1))
+  assert json.loads(stored) == {"id": "s", "policy": routed.key}
+
+
+def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):
+  config = read_config(older)
+  config.runs = str(older.parent)
+  written = dump(older / "episodes.sqlite")
+  plan.main(config, ["profile", "references"])
+  assert dump(older / "episodes.sqlite") == written
+  # It has read the copy under today's names: nothing is left to play.
+  total = capsys.readouterr().out.splitlines()[-1]
+  assert total.split() == ["in", "all", "0", "0", "0.0000"]
 
 
 def test_a_run_of_version_0_goes_on(older):

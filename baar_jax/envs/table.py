@@ -41,7 +41,7 @@ def load(kind: str) -> type[Env]:
   if not Path(path).is_file():
     known = ", ".join(ENVIRONMENTS)
     raise ValueError(
-      f"{problem} there is no file {path!r}; take FILE.py:CLASS or {known}"
+      f"{problem} there is no file {path or name!r}; take FILE.py:CLASS or {known}"
     )
   try:
     environment = runpy.run_path(path).get(name)

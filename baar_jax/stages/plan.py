@@ -34,7 +34,8 @@ def main(config: Config, stages: Sequence[str]) -> None:
   """Print what the stages have still to run; open no environment and ask no model."""
   path = Path(config.runs) / config.name / "episodes.sqlite"
   read_config(path.parent)  # refuses a directory whose store is gone
-  store = Store(path if path.exists() else ":memory:")
+  # Another process may own the file; an older version's is converted by a run alone.
+  store = Store(path if path.exists() else ":memory:", in_memory=True)
   listed = "listed before" if store.tasks("train") else check_tasks(config)
   print(f"tasks: {listed}")
   outcomes = load_outcomes(config, store)
