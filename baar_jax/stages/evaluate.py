@@ -27,8 +27,8 @@ from baar_jax.train.families import (
   CONDITIONED,
   FAMILIES,
   Loader,
+  check_trained,
   list_specs,
-  list_trained,
 )
 from baar_jax.train.jobs import (
   ALWAYS_SMALL,
@@ -45,25 +45,37 @@ from baar_jax.train.values import Transitions, load_heads, read_transitions
 def main(run: Run) -> None:
   """Play every policy on dev, then on test those that dev has chosen."""
   config = run.config
-  if config.env.kind == SERVED:  # clients have played
-    for split in ("dev", "test"):  # for one boundary it looks for the episodes of both
-      jobs = list_evaluation(config, run.tasks(split), split)
-      run.check_sessions(ALWAYS_SMALL, jobs)
-    names = [spec.key for spec in list_evaluated(run.store, config)]
-    run.print(f"evaluated: {', '.join(names)}")
+  if config.env.kind == SERVED:
+    _check_played(run)
     return
   # A missing router is reported before anything is run.
   for training in run.trainings():
-    loader = Loader(training, 1)
-    for spec in list_trained(config):
-      loader.check(spec)
+    check_trained(training)
   specs = list_specs(config)
   _play(run, specs, "dev")
   _play(run, choose_on_dev(run.store, specs, config).entries, "test")
 
 
+def _check_played(run: Run) -> None:
+  """Print the policies that clients have played.
+
+  Raises:
+    ValueError: they still have to play some.
+  """
+  for split in ("dev", "test"):
+    jobs = list_evaluation(run.config, run.tasks(split), split)
+    run.check_played(BOUNDARIES, jobs)
+    # The forecast reads the first observations of SMALL's.
+    run.check_texts(ALWAYS_SMALL, jobs)
+  names = [spec.key for spec in list_evaluated(run.store, run.config)]
+  run.print(f"evaluated: {', '.join(names)}")
+
+
 def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
-  """Run the policies' episodes on a split; each trial plays one of the trainings."""
+  """Run the policies' episodes on a split; each trial plays one of the trainings.
+
+  A policy without a cap comes before the capped ones that reuse its episodes.
+  """
   for training in run.trainings():
     loader = Loader(training, run.live_episodes, run.pair, run.store)
     jobs = list_evaluation(run.config, run.tasks(split), split, training.number)

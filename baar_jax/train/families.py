@@ -30,7 +30,7 @@ from baar_jax.router.conditioned import ConditionedPolicy
 from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.train import losses
-from baar_jax.train.checkpoint import Checkpoints, load_router
+from baar_jax.train.checkpoint import Checkpoints, open_finished
 from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS,
@@ -103,13 +103,6 @@ class Loader(RouterLoader):
       return RulePolicy(spec, family.rule)
     return family.build(spec, self)
 
-  def check(self, spec: PolicySpec) -> None:
-    """Raise ValueError if a router's training has not ended."""
-    if spec.family == CONDITIONED:
-      load_heads(self.files)
-    else:
-      load_router(self.files, spec.family, spec.lam)
-
 
 def list_specs(config: Config) -> list[PolicySpec]:
   """List the policies of the evaluation; those of one router are adjacent.
@@ -140,6 +133,16 @@ def list_trained(config: Config) -> list[PolicySpec]:
     if FAMILIES[spec.family].train:
       routers[spec.family, spec.lam] = spec
   return [*routers.values()]
+
+
+def check_trained(files: RouterFiles) -> None:
+  """Raise ValueError unless every router of the evaluation is trained to its end."""
+  for spec in list_trained(files.config):
+    if spec.family == CONDITIONED:
+      load_heads(files)
+    else:
+      with open_finished(files, spec.family, spec.lam):
+        pass
 
 
 def check_baselines(config: Config) -> None:
