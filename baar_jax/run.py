@@ -29,7 +29,7 @@ from baar_jax.llms.pair import Pair
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.loop import Failure, run_episodes
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.rollout.turn import Policy
 from baar_jax.store import RESTORE, Store, read_config
@@ -226,14 +226,14 @@ class Run:
       # Calls in flight end before the store closes.
       with contextlib.closing(episodes), bar:
         cost_usd = 0.0
-        for episode in episodes:
-          if episode.stop.startswith("error:"):
-            name = f"{episode.task_id} seed {episode.seed} of {key}"
-            print(f"left out: {name}: {episode.stop}")
+        for ended in episodes:
+          if isinstance(ended, Failure):
+            name = f"{ended.job.task.id} seed {ended.job.seed} of {key}"
+            print(f"left out: {name}: error:{ended.error}")
           else:
-            self.store.add(episode)
-            played.append(episode)
-          cost_usd += episode.cost_usd
+            self.store.add(ended)
+            played.append(ended)
+          cost_usd += sum(step.cost_usd for step in ended.steps)
           bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
           bar.update()
     self.store.sync(key)
