@@ -125,7 +125,7 @@ class Episode:
   seed: int
   steps: list[Step]
   score: float  # in [0, 1]
-  stop: str  # "done", "max_steps", "budget" or "error:<reason>"
+  stop: str  # "done", "max_steps" or "budget"
   call_budget: int | None = None  # cap on large calls; None is no cap
   usd_budget: float | None = None  # cap on dollars (B_max); None is no cap
   reused: bool = False  # it equals another policy's episode and was not run again

@@ -29,7 +29,7 @@ from baar_jax.llms.pair import Pair
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
-from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.loop import Failure, run_episodes
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.rollout.turn import Policy
 from baar_jax.store import RESTORE, Store, read_config
@@ -205,7 +205,8 @@ class Run:
     """
     key = spec.key
     if self.config.env.kind == SERVED:
-      self.check_sessions(spec, jobs)
+      self.check_played(BOUNDARIES if spec in BOUNDARIES else [spec], jobs)
+      self.check_texts(spec, jobs)
       return []
     self.store.sync(key)
     stored = self.store.keys(key)
@@ -225,14 +226,14 @@ class Run:
       # Calls in flight end before the store closes.
       with contextlib.closing(episodes), bar:
         cost_usd = 0.0
-        for episode in episodes:
-          if episode.stop.startswith("error:"):
-            name = f"{episode.task_id} seed {episode.seed} of {key}"
-            print(f"left out: {name}: {episode.stop}")
+        for ended in episodes:
+          if isinstance(ended, Failure):
+            name = f"{ended.job.task.id} seed {ended.job.seed} of {key}"
+            print(f"left out: {name}: error:{ended.error}")
           else:
-            self.store.add(episode)
-            played.append(episode)
-          cost_usd += episode.cost_usd
+            self.store.add(ended)
+            played.append(ended)
+          cost_usd += sum(step.cost_usd for step in ended.steps)
           bar.set_postfix_str(f"${cost_usd:.2f}", refresh=False)
           bar.update()
     self.store.sync(key)
@@ -252,17 +253,13 @@ class Run:
     episodes = played + self.store.episodes(spec.key, keys)
     return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
 
-  def check_sessions(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
-    """Raise ValueError if clients still have to play some, or stored no texts.
-
-    For a boundary those of both count.
-    """
+  def check_played(self, specs: Sequence[PolicySpec], jobs: Sequence[Job]) -> None:
+    """Raise ValueError if clients still have to play jobs of some policies."""
     keys = {(job.task.id, job.seed) for job in jobs}
-    specs = BOUNDARIES if spec in BOUNDARIES else (spec,)
     missing = Counter()
-    for other in specs:
-      for task_id, _ in sorted(keys - self.store.keys(other.key)):
-        missing[task_id, other.key] += 1
+    for spec in specs:
+      for task_id, _ in sorted(keys - self.store.keys(spec.key)):
+        missing[task_id, spec.key] += 1
     if missing:
       some = [
         f"{n} of {id_!r:.80} by {key}" for (id_, key), n in missing.most_common(3)
@@ -271,6 +268,10 @@ class Run:
       raise ValueError(
         f"{count}, such as {', '.join(some)}: serve them (docs/serving.md)"
       )
+
+  def check_texts(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
+    """Raise ValueError if clients stored no texts of a policy's jobs."""
+    keys = {(job.task.id, job.seed) for job in jobs}
     for episode in self.store.episodes(spec.key, keys):
       if not any(step.observation or step.action for step in episode.steps):
         problem = f"sessions of {spec.key} were stored without their texts"

@@ -11,7 +11,7 @@ from baar_jax.episode import Call, Reply, Task, Usage
 from baar_jax.llms.agent import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
-from baar_jax.rollout.loop import run_episodes
+from baar_jax.rollout.loop import Failure, run_episodes
 from baar_jax.rollout.specs import Cap, Decision, Job, PolicySpec
 from baar_jax.rollout.turn import Policy
 from baar_jax.router.cascade import CascadePolicy
@@ -351,22 +351,25 @@ def raises(error, call, times=9):
 
 DIED, NO_ANSWER = EnvDied("the process was killed"), NoAnswer("no content (6 attempts)")
 ENDS = [(call, 2, {}, "done", 3) for call in ("step go 1", "reset t1", "score")]
-ENDS += [("step go 1", 3, {}, f"error:{DIED}", 3)]
-ENDS += [("", 0, {1: NO_ANSWER}, f"error:{NO_ANSWER}", 1)]
+ENDS += [("step go 1", 3, {}, DIED, 3)]
+ENDS += [("", 0, {1: NO_ANSWER}, NO_ANSWER, 1)]
 
 
-@pytest.mark.parametrize("call, times, texts, stop, tries", ENDS)
+@pytest.mark.parametrize("call, times, texts, end, tries", ENDS)
 def test_a_dead_environment_is_replaced_and_errors_end_their_own_episode(
-  tape, call, times, texts, stop, tries
+  tape, call, times, texts, end, tries
 ):
   """An environment may die twice; the next episode goes on."""
   env, policy = HandEnv(tape, fault=raises(DIED, call, times)), HandPolicy(tape)
   jobs = [job("t1", 3), job("t2", 4, max_steps=1)]
-  episode, whole = run(tape, jobs, [env], policy, HandPair(tape, texts))
-  assert (episode.task_id, episode.seed, episode.stop) == ("t1", 3, stop)
-  assert [s.observation for s in episode.steps] == ["seen 0", "seen 1"][
-    : len(episode.steps)
-  ]
+  ended, whole = run(tape, jobs, [env], policy, HandPair(tape, texts))
+  if end == "done":
+    assert (ended.task_id, ended.seed, ended.stop) == ("t1", 3, end)
+  else:
+    assert isinstance(ended, Failure)
+    assert (ended.job, ended.error) == (jobs[0], end)
+  seen = ["seen 0", "seen 1"]
+  assert [s.observation for s in ended.steps] == seen[: len(ended.steps)]
   assert (whole.task_id, whole.stop, tape.count("reset t1")) == (
     "t2",
     "max_steps",

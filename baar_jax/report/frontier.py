@@ -4,6 +4,8 @@ Axes: B resamples (the first is no resample), P policies, N tasks, R training se
 vertices.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -124,18 +126,19 @@ def _points(cost_P: ArrayLike, score_P: ArrayLike) -> list[np.ndarray]:
   return points
 
 
-def draw(
-  tasks: int, training_seeds: int, resamples: int, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+class Draws(NamedTuple):
+  """The weights of the resamples."""
+
+  task_BxN: np.ndarray  # the share of each task
+  seed_BxR: np.ndarray  # the weight of each training seed's deviation
+
+
+def draw(tasks: int, training_seeds: int, resamples: int, seed: int = 0) -> Draws:
   """Draw the resamples' weights once for all results, so that differences are paired.
 
   Tasks are drawn with replacement. The training seeds' weights make the sum of R
   deviations vary as a mean over R normal values does: as Student's t with R - 1 degrees
   of freedom. R = 3 is too few to be resampled with replacement.
-
-  Returns:
-    task_BxN, the share of each task, and seed_BxR, the weight of each training seed's
-    deviation.
   """
   rng = np.random.default_rng(seed)
   R = training_seeds
@@ -145,10 +148,10 @@ def draw(
   if R > 1:
     scale_Bx1 = np.sqrt(R * rng.chisquare(R - 1, size=(resamples, 1)))
     seed_BxR[1:] = rng.normal(size=(resamples, R)) / scale_Bx1
-  return task_BxN, seed_BxR
+  return Draws(task_BxN, seed_BxR)
 
 
-def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.ndarray:
+def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: Draws) -> np.ndarray:
   """Compute mean_PxB: over all tasks and training seeds, then in each resample.
 
   The mean over tasks is resampled as it is: that carries the chance in tasks and in
@@ -158,10 +161,9 @@ def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.nd
   thrice (simulated in docs/evaluation.md). A task may lack some seeds (nan), the same
   for all policies.
   """
-  task_BxN, seed_BxR = draws
   N = value_PxNxR.shape[1]
   value_PxN = np.nanmean(value_PxNxR, axis=2)
-  mean_PxB = value_PxN @ task_BxN.T
+  mean_PxB = value_PxN @ draws.task_BxN.T
   rest_PxNxR = value_PxNxR - value_PxN[..., None]
   deviation_PxR = np.nanmean(rest_PxNxR, axis=1)
   rest_PxNxR = rest_PxNxR - deviation_PxR[:, None]
@@ -173,7 +175,7 @@ def means(value_PxNxR: np.ndarray, trained_P: np.ndarray, draws: tuple) -> np.nd
   left_P = 1 - NOISE_SHARE * noise_P / np.maximum(between_P, 1e-300)
   kept_P = np.sqrt(np.clip(left_P, 0, None))
   own_PxR = (trained_P * kept_P)[:, None] * deviation_PxR
-  return mean_PxB + own_PxR @ seed_BxR.T
+  return mean_PxB + own_PxR @ draws.seed_BxR.T
 
 
 def interval(name: str, value_B: np.ndarray) -> dict[str, float]:

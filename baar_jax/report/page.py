@@ -90,7 +90,8 @@ def compute_results(
   if config.models.kind == "chat":
     spent = read_spent(directory, models + 1)  # with the judge
   hard_budget = compare.hard_budgets(data, table, choice)
-  episodes = store.episodes(headline or BOUNDARY_KEYS[0])
+  shown = headline or BOUNDARY_KEYS[0]
+  on_test = [key for key in sorted(store.keys(shown)) if key[0] in data.tasks]
   run = _list_facts(config, data, choice.main, train_tasks)
   return Results(
     config=config,
@@ -108,9 +109,7 @@ def compute_results(
     training=read_curves(directory / "metrics.jsonl"),
     ledger=run_ledger(store.table(), spent, models),
     exact=compare.exact_frontier(config),
-    episodes=[episode for episode in episodes if episode.task_id in data.tasks][
-      :EPISODES
-    ],
+    episodes=store.episodes(shown, on_test[:EPISODES]),
     styles=styles,
     paper=compare.beside_paper(run, table, hard_budget),
   )

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from baar_jax.envs.base import Env, EnvDied
-from baar_jax.episode import SMALL, Episode
+from baar_jax.episode import Episode, Step
 from baar_jax.llms import agent
 from baar_jax.llms.pair import Pair
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
@@ -15,6 +15,15 @@ from baar_jax.rollout.turn import Policy, Purse, Turn
 
 RESTARTS = 2  # of one episode whose environment died
 Play = Generator[None, Decision, Episode]  # yields where the policy has to decide
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+  """An episode that an error ended; it must not be stored."""
+
+  job: Job
+  steps: list[Step]
+  error: EnvDied | agent.NoAnswer
 
 
 @dataclasses.dataclass
@@ -49,13 +58,12 @@ def run_episodes(
   envs: Sequence[Env],
   run_budget: DollarBudget | None = None,
   max_failures: int = 100,
-) -> Iterator[Episode]:
+) -> Iterator[Episode | Failure]:
   """Run episodes, as many at a time as there are environments; yield each as it ends.
 
   The caller's thread decides, for all that are ready at once. `play_episode` runs in
   worker threads, and a slow episode delays no other. An episode whose environment died
-  more than `RESTARTS` times, or whose model gave no answer, stops as "error:..." and
-  must not be stored.
+  more than `RESTARTS` times, or whose model gave no answer, is a `Failure`.
 
   Args:
     run_budget: of all episodes; None is no limit.
@@ -95,10 +103,10 @@ def run_episodes(
         if died and running.restarts < RESTARTS:
           begin(running.live.job, running.env, running.restarts + 1)
           continue
-        stop = f"error:{running.error}"  # such an episode must not be stored
-        yield running.episode or _record(running.live, policy, stop)
+        live = running.live
+        yield running.episode or Failure(live.job, live.steps, running.error)
         if waiting:
-          begin(_pop_job(waiting, running.live.task.id), running.env)
+          begin(_pop_job(waiting, live.task.id), running.env)
         else:
           live_count -= 1
       decisions = policy.choose([running.live for running in ready]) if ready else ()
@@ -172,29 +180,19 @@ def play_episode(
     step.score = env.score() if env.scores_steps else None
     live.steps.append(step)
     live.observation = observation
-    live.proposal = None
-    live.proposer = SMALL
     agent.extend(messages, reply.text, observation)
     if done:
       stop = "done"
     elif len(live.steps) >= task.max_steps:
       stop = "max_steps"
-  score = env.score()
-  return _record(live, policy, stop, score, purse.dollars.lost_usd(live.steps))
-
-
-def _record(
-  live: Live, policy: Policy, stop: str, score: float = 0.0, lost_usd: float = 0.0
-) -> Episode:
-  """Make the record of an episode that ended."""
   return Episode(
-    task_id=live.task.id,
+    task_id=task.id,
     policy=policy.spec.key,
     seed=live.job.seed,
     steps=live.steps,
-    score=score,
+    score=env.score(),
     stop=stop,
     call_budget=live.cap.calls,
     usd_budget=live.cap.usd,
-    lost_usd=lost_usd,
+    lost_usd=purse.dollars.lost_usd(live.steps),
   )

@@ -146,7 +146,8 @@ class Live:
   # What a client says was left of its caps before each step, and is left now. Without
   # it that is counted from the cap and the steps.
   told: Sequence[Cap] = ()
-  # Of a cascade: the model that has proposed the next action, and the action.
+  # Of a cascade, which sets them before each decision: the model that has proposed the
+  # next action, and the action.
   proposer: int = SMALL
   proposal: str | None = None
 

@@ -14,7 +14,6 @@ from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forec
 from baar_jax.report.results import METRICS
 from baar_jax.report.table import (
   COMPARED_COLUMNS,
-  Evaluation,
   list_played,
   load_split,
 )
@@ -27,8 +26,8 @@ from baar_jax.train.families import (
   CONDITIONED,
   FAMILIES,
   Loader,
+  check_trained,
   list_specs,
-  list_trained,
 )
 from baar_jax.train.jobs import (
   ALWAYS_SMALL,
@@ -45,25 +44,37 @@ from baar_jax.train.values import Transitions, load_heads, read_transitions
 def main(run: Run) -> None:
   """Play every policy on dev, then on test those that dev has chosen."""
   config = run.config
-  if config.env.kind == SERVED:  # clients have played
-    for split in ("dev", "test"):  # for one boundary it looks for the episodes of both
-      jobs = list_evaluation(config, run.tasks(split), split)
-      run.check_sessions(ALWAYS_SMALL, jobs)
-    names = [spec.key for spec in list_evaluated(run.store, config)]
-    run.print(f"evaluated: {', '.join(names)}")
+  if config.env.kind == SERVED:
+    _check_played(run)
     return
   # A missing router is reported before anything is run.
   for training in run.trainings():
-    loader = Loader(training, 1)
-    for spec in list_trained(config):
-      loader.check(spec)
+    check_trained(training)
   specs = list_specs(config)
   _play(run, specs, "dev")
   _play(run, choose_on_dev(run.store, specs, config).entries, "test")
 
 
+def _check_played(run: Run) -> None:
+  """Print the policies that clients have played.
+
+  Raises:
+    ValueError: they still have to play some.
+  """
+  for split in ("dev", "test"):
+    jobs = list_evaluation(run.config, run.tasks(split), split)
+    run.check_played(BOUNDARIES, jobs)
+    # The forecast reads the first observations of SMALL's.
+    run.check_texts(ALWAYS_SMALL, jobs)
+  names = [spec.key for spec in list_evaluated(run.store, run.config)]
+  run.print(f"evaluated: {', '.join(names)}")
+
+
 def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
-  """Run the policies' episodes on a split; each trial plays one of the trainings."""
+  """Run the policies' episodes on a split; each trial plays one of the trainings.
+
+  A policy without a cap comes before the capped ones that reuse its episodes.
+  """
   for training in run.trainings():
     loader = Loader(training, run.live_episodes, run.pair, run.store)
     jobs = list_evaluation(run.config, run.tasks(split), split, training.number)
@@ -121,7 +132,7 @@ def choose_on_dev(
   data = load_split(store, planned, config, "dev")
   # Equal sums of floats may differ in the last bits.
   mean = data.mean(COMPARED_COLUMNS).round(12)
-  points = _list_points(data, config)
+  points = _list_points(planned, config)
   vertices = {}
   for family, metric in itertools.product(points, METRICS):
     vertices[family, metric] = _on_hull(mean, points[family], metric)
@@ -141,14 +152,18 @@ def choose_on_dev(
   return Choice(mean, listed, main, [*best], vertices, headline, typical)
 
 
-def _list_points(data: Evaluation, config: Config) -> dict[str, pd.Index]:
+def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
   """List each family's points without a cap on dollars, and those ablations meet."""
-  free = data.entries[data.entries.usd_budget.isna()]
-  points = dict(free.groupby("family", sort=False).groups)
-  if config.baselines.ablations:
+  points = {}
+  compared = []
+  for spec in planned:
+    if spec.cap.usd is None:
+      points.setdefault(spec.family, []).append(spec.key)
     # Ablations run without a cap.
-    bopo = free[(free.family == BOPO) & free.call_budget.isna()]
-    points[COMPARED] = bopo.index[bopo.parameters.str["lam"] == compared_lam(config)]
+    if spec.family == BOPO and not spec.cap and spec.lam == compared_lam(config):
+      compared.append(spec.key)
+  if config.baselines.ablations:
+    points[COMPARED] = compared
   return points
 
 
@@ -203,10 +218,11 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   c = run.config.evaluate
   key = ALWAYS_SMALL.key
   keys = {stored for stored in run.store.keys(key) if stored[0] in tasks}
-  first = {e.task_id: e for e in run.store.episodes(key, keys) if e.steps}
+  # All episodes of a task begin alike; the last one that has a step is taken.
+  played = {e.task_id: e for e in run.store.episodes(key, keys) if e.steps}
   openings = []
   for id_ in tasks:
-    openings.append(dataclasses.replace(first[id_], steps=first[id_].steps[:1]))
+    openings.append(dataclasses.replace(played[id_], steps=played[id_].steps[:1]))
   forecasters = []
   for training in run.trainings():
     transitions = read_transitions(training, openings)

@@ -160,17 +160,31 @@ def load_router(files: RouterFiles, family: str, lam: float | None = None) -> Qw
   Raises:
     ValueError: its training has not ended, or it cannot be read.
   """
+  with open_finished(files, family, lam) as checkpoints:
+    shape = weights.find_shape(files.config.router, files.open_view().decision_ids)
+    graphdef, like = nnx.split(weights.make_abstract_model(shape))
+    shardings = split_parameters(like, files.mesh)
+    like = jax.tree.map(
+      lambda x, sharding: x.update(sharding=sharding), like, shardings
+    )
+    restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
+  nnx.replace_by_pure_dict(like, restored["params"])
+  return nnx.merge(graphdef, like)
+
+
+@contextlib.contextmanager
+def open_finished(
+  files: RouterFiles, family: str, lam: float | None = None
+) -> Iterator[Checkpoints]:
+  """Open the checkpoints of a trained router, without its parameters.
+
+  Raises:
+    ValueError: its training has not ended.
+  """
   directory = files.checkpoints(family, lam)
   with contextlib.closing(Checkpoints(directory)) as checkpoints:
-    if checkpoints.progress.get("finished"):
-      shape = weights.find_shape(files.config.router, files.open_view().decision_ids)
-      graphdef, like = nnx.split(weights.make_abstract_model(shape))
-      shardings = split_parameters(like, files.mesh)
-      like = jax.tree.map(
-        lambda x, sharding: x.update(sharding=sharding), like, shardings
-      )
-      restored = checkpoints.restore({"params": nnx.to_pure_dict(like)})
-      nnx.replace_by_pure_dict(like, restored["params"])
-      return nnx.merge(graphdef, like)
-  stage = family if family in ("pretrain", SFT, BOPO) else "baselines"
-  raise ValueError(f"{directory} holds no finished router: run --stage={stage} first")
+    if not checkpoints.progress.get("finished"):
+      stage = family if family in ("pretrain", SFT, BOPO) else "baselines"
+      problem = f"{directory} holds no finished router"
+      raise ValueError(f"{problem}: run --stage={stage} first")
+    yield checkpoints

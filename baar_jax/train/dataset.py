@@ -14,6 +14,7 @@ from baar_jax.train import rewards
 from baar_jax.train.jobs import (
   BOUNDARIES,
   ProfiledTasks,
+  count_trials,
   exploration_specs,
   stratified_spec,
 )
@@ -88,19 +89,11 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
     `profile.trials`, the base: the share with the same label, and the Jaccard
     similarity of the sets of hard tasks, or None.
   """
-
-  def classify(trials: int) -> dict[str, str]:
-    """List the difficulty of each task that has all trials."""
-    labels = {}
-    for id_, profile in load_profiles(store, config, "train", trials=trials).items():
-      if len(profile.small) == len(profile.large) == trials:
-        labels[id_] = profile.difficulty
-    return labels
-
   rows = []
-  base = classify(config.profile.trials)
+  profiles = load_profiles(store, config, "train", trials=count_trials(config))
+  base = _label_by_trials(profiles, config.profile.trials, config.profile.easy_rate)
   for K in config.profile.robustness:
-    labels = classify(K)
+    labels = _label_by_trials(profiles, K, config.profile.easy_rate)
     tasks = base.keys() & labels.keys()
     equal = sum(base[id_] == labels[id_] for id_ in tasks)
     base_hard = {id_ for id_ in tasks if base[id_] == "hard"}
@@ -115,6 +108,20 @@ def measure_robustness(store: Store, config: Config) -> list[dict]:
     }
     rows.append(row)
   return rows
+
+
+def _label_by_trials(
+  profiles: Mapping[str, Profile], trials: int, easy_rate: float
+) -> dict[str, str]:
+  """Compute the difficulty by the first trials of each task that has all of them."""
+  end = FIRST_SEED["profile"] + trials
+  labels = {}
+  for id_, profile in profiles.items():
+    small = [e.success for e in profile.small if e.seed < end]
+    large = [e.success for e in profile.large if e.seed < end]
+    if len(small) == len(large) == trials:
+      labels[id_] = rewards.difficulty(small, large, easy_rate)
+  return labels
 
 
 def _divide(part: int, whole: int) -> float | None:

@@ -27,10 +27,11 @@ from baar_jax.rollout.specs import Live, PolicySpec
 from baar_jax.rollout.turn import Policy, RulePolicy
 from baar_jax.router.cascade import CascadePolicy
 from baar_jax.router.conditioned import ConditionedPolicy
-from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
+from baar_jax.router.policy import ARGMAX, RouterPolicy, Rule, Sample, Threshold
+from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.train import losses
-from baar_jax.train.checkpoint import Checkpoints, load_router
+from baar_jax.train.checkpoint import Checkpoints, open_finished
 from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS,
@@ -63,7 +64,7 @@ from baar_jax.train.listing import (
   list_zero_shot,
   trained_spec,
 )
-from baar_jax.train.loader import RouterLoader
+from baar_jax.train.loader import Loaded, RouterLoader
 from baar_jax.train.rivals import learn_scorer, learn_winners
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads
@@ -103,13 +104,6 @@ class Loader(RouterLoader):
       return RulePolicy(spec, family.rule)
     return family.build(spec, self)
 
-  def check(self, spec: PolicySpec) -> None:
-    """Raise ValueError if a router's training has not ended."""
-    if spec.family == CONDITIONED:
-      load_heads(self.files)
-    else:
-      load_router(self.files, spec.family, spec.lam)
-
 
 def list_specs(config: Config) -> list[PolicySpec]:
   """List the policies of the evaluation; those of one router are adjacent.
@@ -140,6 +134,16 @@ def list_trained(config: Config) -> list[PolicySpec]:
     if FAMILIES[spec.family].train:
       routers[spec.family, spec.lam] = spec
   return [*routers.values()]
+
+
+def check_trained(files: RouterFiles) -> None:
+  """Raise ValueError unless every router of the evaluation is trained to its end."""
+  for spec in list_trained(files.config):
+    if spec.family == CONDITIONED:
+      load_heads(files)
+    else:
+      with open_finished(files, spec.family, spec.lam):
+        pass
 
 
 def check_baselines(config: Config) -> None:
@@ -177,7 +181,7 @@ def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
 def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
   """Build the budget-conditioned router."""
   files = loader.files
-  model = loader.load(spec)
+  model = loader.load_trunk(spec.family)
   view = files.open_trunk_view()
   weights = files.config.value.prices
   heads = load_heads(files)
@@ -189,20 +193,29 @@ def _build_router(
 ) -> Policy:
   """Build a trained router that samples, or that decides by a threshold."""
   files = loader.files
-  config = files.config
-  router = spec
   if spec.rollout and spec.update == 1:
-    router = PolicySpec(SFT)  # the first update samples from it
-  model = loader.load(router)
+    loaded = loader.load(SFT)  # the first update samples from it
+  else:
+    loaded = loader.load(spec.family, spec.lam)
   view = files.open_view(proposals=policy is CascadePolicy)
-  prices = prices_of(config.models.names, config.models.prices)
-  rule = Threshold(spec.threshold, [price.input for price in prices])
+  rule = _make_rule(spec, loader, loaded, view)
+  return policy(spec, loaded.model, view, rule, loader.rows, files.mesh)
+
+
+def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> Rule:
+  """Make the rule of a trained router: it samples, or decides by a threshold.
+
+  The threshold of a share is a quantile of the router's p at stored decisions.
+  """
   if spec.rollout:
-    rule = Sample(spec.key)
-  elif spec.share is not None:
-    switch_N = rule.switch_thresholds(loader.predict_stored(view))
-    rule.value = float(np.quantile(switch_N, 1.0 - spec.share))
-  return policy(spec, model, view, rule, loader.rows, files.mesh)
+    return Sample(spec.key)
+  models = loader.files.config.models
+  usd_A = [price.input for price in prices_of(models.names, models.prices)]
+  if spec.share is None:
+    return Threshold(spec.threshold, usd_A)
+  p_NxA = loader.predict_stored(loaded, view)
+  switch_N = Threshold(usd_A=usd_A).switch_thresholds(p_NxA)
+  return Threshold(float(np.quantile(switch_N, 1.0 - spec.share)), usd_A)
 
 
 def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
