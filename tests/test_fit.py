@@ -201,7 +201,8 @@ def test_a_training_stops_at_the_first_number_that_is_none(
 ):
   """In the third update: nothing of it is saved, and no episode is rolled out after it."""
   run, step, count = copied("imitated"), Trainer.step, itertools.count()
-  directory, run.config.baselines.updates = run.dir / "checkpoints" / place, 4
+  directory = run.dir / "checkpoints" / place
+  vars(run.config.baselines).update(updates=4, rivals=("cascade",))
 
   def poison(trainer, batches):
     if next(count) == (4 if rollouts else 2):  # BoPO takes two gradient steps an update

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice, repeat
@@ -12,14 +12,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from optax import GradientTransformation
 
 from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Sample
-from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
@@ -40,9 +38,35 @@ def fit_sft(training: Training) -> None:
   The dev loss is of one batch of dev tasks' references, with the same share of hard
   tasks.
   """
-  draw = partial(dataset.draw_sft_batches, training.store, training.config)
-  settings = training.config.sft
-  fit_stored(training, SFT, losses.IMITATION, settings, draw, next(draw("dev")))
+  if training.checkpoints(training.sft_family).exists():
+    return
+  config = training.config
+  settings = config.sft
+  train = dataset.load_reference_pools(training.store, config, "train")
+  dev = dataset.load_reference_pools(training.store, config, "dev")
+  mixed = {"hard_share": settings.hard_share, "seed": config.seed}
+  draw = partial(dataset.mix_batches, *train, settings.batch_episodes, **mixed)
+  # The batch has room for all tasks of dev.
+  room = max(settings.batch_episodes, len(dev.hard) + len(dev.rest))
+  dev_batch = next(dataset.mix_batches(*dev, room, **mixed))
+  fit_stored(training, SFT, losses.IMITATION, settings, draw, dev_batch)
+
+
+def fit_rival(
+  training: Training, name: str, method: Method, episodes: Sequence[Episode]
+) -> None:
+  """Train a rival's router with SFT's settings but for the updates.
+
+  The dev loss is of the episodes of dev tasks.
+  """
+  config = training.config
+  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
+  dev_ids = {task.id for task in training.store.tasks("dev")}
+  train = [e for e in episodes if e.task_id not in dev_ids]
+  dev = [e for e in episodes if e.task_id in dev_ids]
+  seed = f"{config.seed}|{name}"
+  draw = partial(dataset.draw_batches, train, settings.batch_episodes, seed)
+  fit_stored(training, name, method, settings, draw, dev)
 
 
 def fit_stored(
@@ -70,29 +94,20 @@ def fit_stored(
   tasks = training.store.tasks("train") + training.store.tasks("dev")
   batcher = Batcher(training.config, view, tasks, method.labels)
   dev_batches = batcher.micro_batches(dev)
+  search = RateSearch(training, name, method, settings, draw, batcher, dev_batches)
   results = {}
-  total = settings.updates
   for rate in settings.learning_rates:
     candidate = directory.with_name(f"{directory.name}-lr{rate:g}")
     with closing(Checkpoints(candidate, create=True)) as checkpoints:
-      done = checkpoints.last_update
-      results[rate] = checkpoints.progress
-      if results[rate].get("finished"):
-        continue
-      trainer = _open_trainer(training, method, view, sft_optimizer(settings, rate))
-      batches = map(batcher.micro_batches, islice(draw(), done, total))
-      steps = train_early_stopping(trainer, batches, dev_batches, settings, checkpoints)
-      with training.progress(f"{name} lr={rate:g}", total, done, "update") as bar:
-        for progress, metrics in steps:
-          update = progress["updates"]
-          check_metrics(name, update, metrics, checkpoints.newest)
-          marks = {"stage": name, "update": update, "updates": total}
-          training.log(**marks, learning_rate=rate, **metrics)
-          bar.update()
-      results[rate] = progress
-  best = min(results, key=lambda rate: results[rate]["dev_loss"])
+      results[rate] = search.fit(rate, checkpoints)
+  best = min(results, key=lambda rate: results[rate].dev_loss)
   if dev:
-    result = results[best] | {"learning_rate": best}
+    result = {
+      "dev_loss": results[best].dev_loss,
+      "best_update": results[best].best_update,
+      "updates": results[best].updates,
+      "learning_rate": best,
+    }
     training.log(stage="stored-training", router=directory.name, **result)
     figures = [f"{key} {value:g}" for key, value in result.items()]
     training.print(f"{directory.name}: {', '.join(figures)}")
@@ -102,76 +117,91 @@ def fit_stored(
   exchange(None)
 
 
-def fit_rival(
-  training: Training, name: str, method: Method, episodes: Sequence[Episode]
-) -> None:
-  """Train a rival's router with SFT's settings but for the updates.
+@dataclasses.dataclass
+class StoredProgress:
+  """How far a training on stored episodes is; its checkpoints hold it."""
 
-  The dev loss is of the episodes of dev tasks.
-  """
-  config = training.config
-  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
-  dev_ids = {task.id for task in training.store.tasks("dev")}
-  train = [e for e in episodes if e.task_id not in dev_ids]
-  dev = [e for e in episodes if e.task_id in dev_ids]
-  seed = f"{config.seed}|{name}"
-  draw = partial(dataset.draw_batches, train, settings.batch_episodes, seed)
-  fit_stored(training, name, method, settings, draw, dev)
+  dev_loss: float = math.inf  # the least so far
+  best_update: int = 0  # which had it
+  updates: int = 0
+  finished: bool = False
 
 
-def _open_trainer(
-  training: Training, method: Method, view: View, optimizer: GradientTransformation
-) -> Trainer:
-  """Make the trainer of an untrained router; it copies the router."""
-  router = training.config.router
-  if method.labels.outcomes:
-    model = build_model(router, training.config.seed)
-    ids = None
-  else:
-    model = checkpoint.load_initial(training, view)
-    ids = view.logit_ids
-  return Trainer(model, method.loss, optimizer, ids, training.mesh, router.dtype)
+@dataclasses.dataclass(frozen=True)
+class RateSearch:
+  """A training on stored episodes that is done with several learning rates."""
 
+  training: Training
+  name: str
+  method: Method
+  settings: SFTConfig
+  draw: Callable[[], Iterator[list[Episode]]]
+  batcher: Batcher
+  dev_batches: Sequence[Batch]
 
-def train_early_stopping(
-  trainer: Trainer,
-  update_batches: Iterable[list[Batch]],
-  dev_batches: Sequence[Batch],
-  settings: SFTConfig,
-  checkpoints: Checkpoints,
-) -> Iterator[tuple[dict, dict[str, float]]]:
-  """Train on the batches of each update until the dev loss stops improving.
+  def fit(self, rate: float, checkpoints: Checkpoints) -> StoredProgress:
+    """Train with a learning rate until the dev loss stops improving.
 
-  The last checkpoint has the parameters of the least dev loss, or without dev of the
-  last update.
+    The last checkpoint has the parameters of the least dev loss, or without dev of the
+    last update. A checkpoint is saved only if an update's metrics are finite.
+    """
+    progress = StoredProgress(**checkpoints.progress)
+    if progress.finished:
+      return progress
+    total = self.settings.updates
+    patience = self.settings.patience * self.settings.check_every
+    trainer = self._open_trainer(rate)
+    best = jax.tree.map(jnp.copy, trainer.state["params"])
+    done = checkpoints.last_update
+    if done:
+      state = checkpoints.restore(trainer.state | {"best": best})
+      trainer.load(state)
+      best = state["best"]
+    update_episodes = islice(enumerate(self.draw(), 1), done, total)
+    title = f"{self.name} lr={rate:g}"
+    with self.training.progress(title, total, done, "update") as bar:
+      for update, episodes in update_episodes:
+        metrics = trainer.step(self.batcher.micro_batches(episodes))
+        progress.updates = update
+        last = update == total
+        if last or (self.dev_batches and update % self.settings.check_every == 0):
+          loss = self._compute_dev_loss(trainer, metrics)
+          metrics["dev_loss"] = loss
+          if loss < progress.dev_loss:
+            progress.dev_loss = loss
+            progress.best_update = update
+            best = jax.tree.map(jnp.copy, trainer.state["params"])
+          last |= update - progress.best_update >= patience
+        check_metrics(self.name, update, metrics, checkpoints.newest)
+        marks = {"stage": self.name, "update": update, "updates": total}
+        self.training.log(**marks, learning_rate=rate, **metrics)
+        bar.update()
+        if last:
+          break
+        if update - checkpoints.last_update >= SAVE_EVERY:
+          state = trainer.state | {"best": best}
+          checkpoints.save(update, state, **vars(progress))
+    progress.finished = True
+    checkpoints.save(progress.updates, {"params": best}, **vars(progress))
+    return progress
 
-  Yields:
-    The progress and the metrics of each update, before any of it is saved.
-  """
-  progress = checkpoints.progress or {"dev_loss": math.inf, "best_update": 0}
-  best = jax.tree.map(jnp.copy, trainer.state["params"])
-  if checkpoints.last_update:
-    state = checkpoints.restore(trainer.state | {"best": best})
-    trainer.load(state)
-    best = state["best"]
-  patience = settings.patience * settings.check_every
-  for update, batches in enumerate(update_batches, checkpoints.last_update + 1):
-    metrics = trainer.step(batches)
-    last = update == settings.updates
-    progress["updates"] = update
-    if last or (dev_batches and update % settings.check_every == 0):
-      loss = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
-      metrics["dev_loss"] = loss
-      if loss < progress["dev_loss"]:
-        progress |= {"dev_loss": loss, "best_update": update}
-        best = jax.tree.map(jnp.copy, trainer.state["params"])
-      last |= update - progress["best_update"] >= patience
-    yield progress, metrics
-    if last:
-      break
-    if update - checkpoints.last_update >= SAVE_EVERY:
-      checkpoints.save(update, trainer.state | {"best": best}, **progress)
-  checkpoints.save(update, {"params": best}, finished=True, **progress)
+  def _open_trainer(self, rate: float) -> Trainer:
+    """Make the trainer of an untrained router; it copies the router."""
+    router = self.training.config.router
+    view = self.batcher.view
+    if self.method.labels.outcomes:
+      model = build_model(router, self.training.config.seed)
+      ids = None
+    else:
+      model = checkpoint.load_initial(self.training, view)
+      ids = view.logit_ids
+    optimizer = sft_optimizer(self.settings, rate)
+    mesh = self.training.mesh
+    return Trainer(model, self.method.loss, optimizer, ids, mesh, router.dtype)
+
+  def _compute_dev_loss(self, trainer: Trainer, metrics: Mapping[str, float]) -> float:
+    """Compute the dev loss; without dev it is the step's."""
+    return trainer.loss(self.dev_batches) if self.dev_batches else metrics["loss"]
 
 
 @dataclasses.dataclass(frozen=True)
