@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice, repeat
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, SFTConfig
+from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, Config, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout.specs import PolicySpec
@@ -23,7 +22,7 @@ from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, check_metrics
 from baar_jax.train.jobs import SFT, list_rollouts, rollout_spec
-from baar_jax.train.losses import Method
+from baar_jax.train.losses import Method, RatedEpisode
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.train.training import Training
 
@@ -145,7 +144,9 @@ class RateSearch:
     The last checkpoint has the parameters of the least dev loss, or without dev of the
     last update. A checkpoint is saved only if an update's metrics are finite.
     """
-    progress = StoredProgress(**checkpoints.progress)
+    saved = checkpoints.progress
+    saved.pop("learning_rate", None)  # older versions wrote it
+    progress = StoredProgress(**saved)
     if progress.finished:
       return progress
     total = self.settings.updates
@@ -217,6 +218,11 @@ class Learner:
     """Return how many gradient steps are taken on so many episodes."""
     return self.config.epochs * math.ceil(episodes / self.config.batch_episodes)
 
+  def count_all_steps(self, tasks: int) -> int:
+    """Return how many gradient steps BoPO takes in all its updates."""
+    episodes = min(self.config.tasks_per_update, tasks) * self.config.group_size
+    return self.config.updates * self.count_steps(episodes)
+
   def fill(self, batch: Batch) -> Batch:
     """Add what the loss compares with, computed before the first gradient step.
 
@@ -233,20 +239,13 @@ class Learner:
     return batch
 
 
-class Pending(NamedTuple):
-  """Episodes with their advantages that wait for a gradient step.
+@dataclasses.dataclass
+class RolloutProgress:
+  """How far a training on rollouts is; its checkpoints and the log hold it."""
 
-  A checkpoint is saved only when none is pending: a restart, which reads episodes from
-  the store again, misses none.
-  """
-
-  episodes: list[Episode]
-  advantages: list[float]
-
-  @property
-  def tasks(self) -> int:
-    """Return the number of tasks."""
-    return len({episode.task_id for episode in self.episodes})
+  episodes: int = 0  # rolled out
+  gradient_steps: int = 0
+  finished: bool = False
 
 
 def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
@@ -257,17 +256,16 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
   gradient steps as BoPO, for at most `VANILLA_BATCHES` times as many updates.
   """
   config = training.config
-  bopo = config.bopo
   served = config.env.kind == SERVED
   family = training.ablation or name
-  last = bopo.updates
+  last = config.bopo.updates
   if method.dynamic_sampling:
     last *= VANILLA_BATCHES
   directory = training.checkpoints(family, lam)
   with closing(Checkpoints(directory, create=True)) as checkpoints:
     done = checkpoints.last_update
-    progress = {"episodes": 0, "gradient_steps": 0} | checkpoints.progress
-    if progress.get("finished") and not (served and done < last):
+    progress = RolloutProgress(**checkpoints.progress)
+    if progress.finished and not (served and done < last):
       return
     profiles = dataset.load_profiles(training.store, config, "train")
     references = dataset.load_references(training.store, config, profiles)
@@ -276,42 +274,48 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
     trainer = learner.trainer
     if done:
       trainer.load(checkpoints.restore(trainer.state))
-    task_batches = dataset.draw_task_batches(tasks, bopo.tasks_per_update, config.seed)
-    if served:  # one update, from what clients have sampled of any task
+    if served:
       last = done + 1
-      task_batches = repeat(tasks)
-    rollouts = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
-    enough_steps = bopo.updates * learner.count_steps(rollouts)
-    pending = Pending([], [])
-    for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
-      groups = roll_out(
-        training,
-        learner,
-        rollout_spec(family, lam, update, training.number),
-        update_tasks,
-      )
+    enough_steps = learner.count_all_steps(len(tasks))
+    # Episodes that wait for a gradient step. A checkpoint is saved only when none does:
+    # a restart, which reads episodes from the store again, misses none.
+    pending: list[RatedEpisode] = []
+    for update, update_tasks in islice(draw_updates(config, tasks), done, last):
+      spec = rollout_spec(family, lam, update, training.number)
+      groups = roll_out(training, learner, spec, update_tasks)
       if not groups:
         return
-      kept, adv_B, metrics = method.compute_advantages(
-        groups, profiles, references, lam
-      )
-      pending.episodes.extend(kept)
-      pending.advantages.extend(adv_B)
-      progress["episodes"] += sum(map(len, groups))
-      enough = not method.dynamic_sampling or pending.tasks >= len(update_tasks)
-      if pending.episodes and (enough or update == last):
+      rated, metrics = method.compute_advantages(groups, profiles, references, lam)
+      pending += rated
+      progress.episodes += sum(map(len, groups))
+      pending_tasks = {episode.task_id for episode, _ in pending}
+      enough = not method.dynamic_sampling or len(pending_tasks) >= len(update_tasks)
+      if pending and (enough or update == last):
         metrics |= update_policy(learner, pending, config.seed + update)
-        progress["gradient_steps"] += learner.count_steps(len(pending.episodes))
-        pending = Pending([], [])
+        progress.gradient_steps += learner.count_steps(len(pending))
+        pending = []
       check_metrics(name, update, metrics, checkpoints.newest)
-      finished = update == last or progress["gradient_steps"] >= enough_steps
-      progress["finished"] = finished
-      training.log(stage=name, lam=lam, update=update, **progress, **metrics)
+      progress.finished = update == last or progress.gradient_steps >= enough_steps
+      training.log(stage=name, lam=lam, update=update, **vars(progress), **metrics)
       due = update - checkpoints.last_update >= SAVE_EVERY_ROLLOUTS
-      if finished or (due and not pending.episodes):
-        checkpoints.save(update, trainer.state, **progress)
-      if finished:
+      if progress.finished or (due and not pending):
+        checkpoints.save(update, trainer.state, **vars(progress))
+      if progress.finished:
         return
+
+
+def draw_updates(
+  config: Config, tasks: Sequence[Task]
+) -> Iterator[tuple[int, Sequence[Task]]]:
+  """Yield the number and the tasks of each update, without end.
+
+  Those of a served run are all tasks: it learns from any that clients have sampled.
+  """
+  size = config.bopo.tasks_per_update
+  task_batches = dataset.draw_task_batches(tasks, size, config.seed)
+  if config.env.kind == SERVED:
+    task_batches = repeat(tasks)
+  return enumerate(task_batches, 1)
 
 
 def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> Learner:
@@ -319,48 +323,38 @@ def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> L
   config = training.config
   sft = checkpoint.load_router(training, training.sft_family)
   view = training.open_view()
-  settings = view.decision_ids, training.mesh, config.router.dtype
-  trainer = Trainer(sft, method.loss, bopo_optimizer(config.bopo), *settings)
+  ids = view.decision_ids
+  mesh = training.mesh
+  dtype = config.router.dtype
+  optimizer = bopo_optimizer(config.bopo)
+  trainer = Trainer(sft, method.loss, optimizer, ids, mesh, dtype)
   batcher = Batcher(config, view, tasks, method.labels)
-  anchor = ShardedRouter(sft, *settings) if method.anchored else None
+  anchor = None
+  if method.anchored:
+    anchor = ShardedRouter(sft, ids, mesh, dtype)
   return Learner(config.bopo, trainer, batcher, anchor)
 
 
 def roll_out(
   training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
 ) -> list[list[Episode]]:
-  """Sample groups of at least `MIN_GROUP` episodes of a task from the router as it is.
+  """Collect an update's groups of at least `MIN_GROUP` episodes of a task.
 
-  Those of a served run are what clients have sampled with the last update's router.
+  Returns:
+    The groups; of a served run perhaps none.
 
   Raises:
-    ValueError: no group is left; a served run returns none instead.
+    ValueError: no group is left of a run that plays its episodes itself.
   """
-  config = training.config
-  served = config.env.kind == SERVED
-  name = spec.key
+  served = training.config.env.kind == SERVED
   if served:
-    ids = {task.id for task in tasks}
-    keys = [key for key in training.store.keys(name) if key[0] in ids]
-    episodes = training.store.episodes(name, keys)
+    episodes = _read_sessions(training, spec, tasks)
   else:
-
-    def build(spec: PolicySpec) -> RouterPolicy:
-      """Build the policy that samples from the router."""
-      # The policy's cache and copy of the router are freed after the rollouts: the
-      # gradient needs the memory.
-      model = learner.trainer.model
-      view = learner.batcher.view
-      rows = training.live_episodes
-      return RouterPolicy(spec, model, view, Sample(name), rows, training.mesh)
-
-    title = f"{spec.family} lam={spec.lam:g} {spec.update}/{config.bopo.updates}"
-    planned = list_rollouts(config, spec, tasks)
-    episodes = training.collect(title, spec, planned.jobs, build)
+    episodes = _play_rollouts(training, learner, spec, tasks)
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:
-    problem = f"{name}: no profiled training task has {MIN_GROUP} episodes"
+    problem = f"{spec.key}: no profiled training task has {MIN_GROUP} episodes"
     if not served:
       raise ValueError(
         f"{problem}; see above what they died of, then run the command again"
@@ -369,19 +363,47 @@ def roll_out(
   return groups
 
 
-def update_policy(learner: Learner, pending: Pending, seed: int) -> dict[str, float]:
+def _read_sessions(
+  training: Training, spec: PolicySpec, tasks: Sequence[Task]
+) -> list[Episode]:
+  """Read what clients have sampled of tasks with the last update's router."""
+  ids = {task.id for task in tasks}
+  keys = [key for key in training.store.keys(spec.key) if key[0] in ids]
+  return training.store.episodes(spec.key, keys)
+
+
+def _play_rollouts(
+  training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
+) -> list[Episode]:
+  """Sample a group of episodes of each task from the router as it is."""
+
+  def build(spec: PolicySpec) -> RouterPolicy:
+    """Build the policy that samples from the router."""
+    # The policy's cache and copy of the router are freed after the rollouts: the
+    # gradient needs the memory.
+    model = learner.trainer.model
+    view = learner.batcher.view
+    rows = training.live_episodes
+    return RouterPolicy(spec, model, view, Sample(spec.key), rows, training.mesh)
+
+  updates = training.config.bopo.updates
+  title = f"{spec.family} lam={spec.lam:g} {spec.update}/{updates}"
+  planned = list_rollouts(training.config, spec, tasks)
+  return training.collect(title, spec, planned.jobs, build)
+
+
+def update_policy(
+  learner: Learner, rated: Sequence[RatedEpisode], seed: int
+) -> dict[str, float]:
   """Take the gradient steps on a rollout batch; return the means of their metrics."""
   config = learner.config
   draw = random.Random(seed)
-  count = len(pending.episodes)
-  advantages = np.array(pending.advantages)
   step_batches = []
   for _ in range(config.epochs):
-    order = draw.sample(range(count), count)
-    for first in range(0, count, config.batch_episodes):
-      indices = order[first : first + config.batch_episodes]
-      episodes = [pending.episodes[i] for i in indices]
-      batches = learner.batcher.micro_batches(episodes, advantages[indices])
+    order = draw.sample(rated, len(rated))
+    for first in range(0, len(order), config.batch_episodes):
+      episodes, advantages = zip(*order[first : first + config.batch_episodes])
+      batches = learner.batcher.micro_batches(episodes, np.array(advantages))
       step_batches.append([learner.fill(batch) for batch in batches])
   steps = [learner.trainer.step(batches) for batches in step_batches]
   means = {}
