@@ -19,7 +19,7 @@ from baar_jax.stages import train
 from baar_jax.store import Store
 from baar_jax.train import families, fit
 from baar_jax.train.checkpoint import load_router
-from baar_jax.train.losses import bopo_method
+from baar_jax.train.losses import RatedEpisode, bopo_method
 from baar_jax.train.trainer import Trainer
 
 
@@ -236,7 +236,7 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   """Of each batch's two groups one is kept: with dynamic sampling two batches make one pool."""
 
   def one_group(groups, *_):
-    return groups[0], [1.0, -1.0], {"success": 0.5}
+    return [*map(RatedEpisode, groups[0], [1.0, -1.0])], {"success": 0.5}
 
   update_policy = Mock(wraps=fit.update_policy)
   monkeypatch.setattr(fit, "update_policy", update_policy)
@@ -248,8 +248,8 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   )
   monkeypatch.setattr(families.losses, "bopo_method", lambda config: method)
   bopo(run)
-  learned = [call.args[1].episodes for call in update_policy.call_args_list]
-  assert ["".join(e.policy[-1] for e in pool) for pool in learned] == [*pools]
+  learned = [call.args[1] for call in update_policy.call_args_list]
+  assert ["".join(e.policy[-1] for e, _ in pool) for pool in learned] == [*pools]
   lines, last = logged(run, "bopo"), logged(unbroken, "bopo")[-1]
   assert [f"{line['update']}" for line in lines if "loss" in line] == [
     pool[-1] for pool in pools

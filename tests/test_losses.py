@@ -220,10 +220,9 @@ OF_THE_MEAN = {"h": [-0.58882, 0.93519, 0.79664, -1.14300], "e": [0.0, 0.0]}
 )
 def test_advantages_of_two_groups(guided, expected, clipped):
   config = BoPOConfig(reference_guided=guided)
-  kept, adv_B, metrics = bopo_advantages(
-    config, [GROUP, FAILED], PROFILES, REFERENCES, LAM
-  )
-  assert kept == [*GROUP, *FAILED]
+  rated, metrics = bopo_advantages(config, [GROUP, FAILED], PROFILES, REFERENCES, LAM)
+  kept, adv_B = zip(*rated)
+  assert kept == (*GROUP, *FAILED)
   assert adv_B == pytest.approx([*expected["h"], *expected["e"]], abs=1e-4)
   assert metrics == {
     "clipped_groups": clipped,
@@ -247,13 +246,14 @@ def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
   # -.5 * 1/8 = -.0625 and -.5 * 9/8 = -.5625.
   group = [tried("a", 0, 1.0, 4.0), tried("a", 1, 0.9, 8.0)]
   bad = [tried("b", seed, 0.5, usd) for seed, usd in enumerate((1.0, 9.0))]
-  kept, adv_B, metrics = dapo_advantages([group, bad], VANILLA, {}, LAM)
-  assert kept == group
+  rated, metrics = dapo_advantages([group, bad], VANILLA, {}, LAM)
+  kept, adv_B = zip(*rated)
+  assert kept == (*group,)
   np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
   assert metrics["reward"] == pytest.approx(
     (0.25 - 0.625) / 4
   )  # all episodes count here
   assert (metrics["success"], metrics["kept_share"]) == (0.25, 0.5)
   good = [tried("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
-  kept, adv_B, metrics = dapo_advantages([good], VANILLA, {}, LAM)
-  assert (kept, adv_B, metrics["kept_share"]) == ([], [], 0.0)
+  rated, metrics = dapo_advantages([good], VANILLA, {}, LAM)
+  assert (rated, metrics["kept_share"]) == ([], 0.0)

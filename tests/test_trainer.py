@@ -25,8 +25,8 @@ from baar_jax.train.batches import (
   Shape,
   make_batch,
 )
-from baar_jax.train.fit import Learner, Pending, update_policy
-from baar_jax.train.losses import bopo_loss, sft_batch_loss
+from baar_jax.train.fit import Learner, update_policy
+from baar_jax.train.losses import RatedEpisode, bopo_loss, sft_batch_loss
 from baar_jax.train.trainer import ShardedRouter, Trainer
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
@@ -144,7 +144,7 @@ def test_micro_batches_make_the_step_of_one_batch(
   for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, 2, SAMPLED)):
     trainer.load(copy_of(start))
     learner = Learner(BOPO, trainer, micro, anchor)
-    metrics.append(update_policy(learner, Pending(episodes, ADV), 0))
+    metrics.append(update_policy(learner, [*map(RatedEpisode, episodes, ADV)], 0))
     states.append(copy_of(trainer.state))
   close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
   jax.tree.map(close, metrics[0], metrics[1])
@@ -188,7 +188,7 @@ def test_in_bf16_the_first_step_is_on_policy(
   start = copy_of(trainer.state)
   # It has no distance to itself.
   learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
-  arguments = learner, Pending(episodes, ADV), 0
+  arguments = learner, [*map(RatedEpisode, episodes, ADV)], 0
   assert update_policy(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
   assert {x.dtype for x in jax.tree.leaves(trainer.params)} == {np.dtype("float32")}
   trainer.load(start)

@@ -28,8 +28,8 @@ from baar_jax.router.view import View, text_pieces
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
 from baar_jax.run import Run
 from baar_jax.train.batches import SAMPLED, Batcher
-from baar_jax.train.fit import Learner, Pending, update_policy
-from baar_jax.train.losses import bopo_loss, sft_batch_loss
+from baar_jax.train.fit import Learner, update_policy
+from baar_jax.train.losses import RatedEpisode, bopo_loss, sft_batch_loss
 from baar_jax.train.trainer import (
   ShardedRouter,
   Trainer,
@@ -183,8 +183,9 @@ def train(subject: Subject, config: Config) -> dict[str, float]:
   anchor = ShardedRouter(subject.model, **settings)
   batcher = dataclasses.replace(batcher, labels=SAMPLED)
   learner = Learner(c.bopo, trainer, batcher, anchor)
-  pending = Pending(episodes, np.linspace(-1, 1, count, dtype="float32"))
-  bopo_s = measure_s(partial(update_policy, learner, pending, c.seed))
+  advantages = np.linspace(-1, 1, count, dtype="float32")
+  rated = [*map(RatedEpisode, episodes, advantages)]
+  bopo_s = measure_s(partial(update_policy, learner, rated, c.seed))
   return {"sft_tokens_per_s": tokens / sft_s, "bopo_tokens_per_s": tokens / bopo_s}
 
 

@@ -5,6 +5,7 @@ import itertools
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
@@ -223,23 +224,21 @@ def _load_trials(
   return store.episodes(spec.key, {*itertools.product(ids, seeds)})
 
 
-def draw_sft_batches(
-  store: Store, config: Config, split: str = "train"
-) -> Iterator[list[Episode]]:
-  """Draw batches of references, a set share of them of hard tasks.
+class ReferencePools(NamedTuple):
+  """References by whether their task is hard."""
 
-  A batch of dev has room for all.
-  """
+  hard: list[Episode]
+  rest: list[Episode]
+
+
+def load_reference_pools(store: Store, config: Config, split: str) -> ReferencePools:
+  """Load the references of a split's tasks."""
   profiles = load_profiles(store, config, split)
-  hard = []
-  rest = []
+  pools = ReferencePools([], [])
   for id_, episode in load_references(store, config, profiles).items():
-    pool = hard if profiles[id_].hard else rest
+    pool = pools.hard if profiles[id_].hard else pools.rest
     pool.append(episode)
-  size = config.sft.batch_episodes
-  if split == "dev":
-    size = max(size, len(profiles))
-  return mix_batches(hard, rest, size, config.sft.hard_share, config.seed)
+  return pools
 
 
 def mix_batches(

@@ -3,29 +3,26 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice, repeat
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from optax import GradientTransformation
 
-from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, SFTConfig
+from baar_jax.config import SERVED, VANILLA_BATCHES, BoPOConfig, Config, SFTConfig
 from baar_jax.episode import Episode, Task
 from baar_jax.mesh import exchange
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Sample
-from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, check_metrics
 from baar_jax.train.jobs import SFT, list_rollouts, rollout_spec
-from baar_jax.train.losses import Method
+from baar_jax.train.losses import Method, RatedEpisode
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer, sft_optimizer
 from baar_jax.train.training import Training
 
@@ -40,9 +37,35 @@ def fit_sft(training: Training) -> None:
   The dev loss is of one batch of dev tasks' references, with the same share of hard
   tasks.
   """
-  draw = partial(dataset.draw_sft_batches, training.store, training.config)
-  settings = training.config.sft
-  fit_stored(training, SFT, losses.IMITATION, settings, draw, next(draw("dev")))
+  if training.checkpoints(training.sft_family).exists():
+    return
+  config = training.config
+  settings = config.sft
+  train = dataset.load_reference_pools(training.store, config, "train")
+  dev = dataset.load_reference_pools(training.store, config, "dev")
+  mixed = {"hard_share": settings.hard_share, "seed": config.seed}
+  draw = partial(dataset.mix_batches, *train, settings.batch_episodes, **mixed)
+  # The batch has room for all tasks of dev.
+  room = max(settings.batch_episodes, len(dev.hard) + len(dev.rest))
+  dev_batch = next(dataset.mix_batches(*dev, room, **mixed))
+  fit_stored(training, SFT, losses.IMITATION, settings, draw, dev_batch)
+
+
+def fit_rival(
+  training: Training, name: str, method: Method, episodes: Sequence[Episode]
+) -> None:
+  """Train a rival's router with SFT's settings but for the updates.
+
+  The dev loss is of the episodes of dev tasks.
+  """
+  config = training.config
+  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
+  dev_ids = {task.id for task in training.store.tasks("dev")}
+  train = [e for e in episodes if e.task_id not in dev_ids]
+  dev = [e for e in episodes if e.task_id in dev_ids]
+  seed = f"{config.seed}|{name}"
+  draw = partial(dataset.draw_batches, train, settings.batch_episodes, seed)
+  fit_stored(training, name, method, settings, draw, dev)
 
 
 def fit_stored(
@@ -70,29 +93,20 @@ def fit_stored(
   tasks = training.store.tasks("train") + training.store.tasks("dev")
   batcher = Batcher(training.config, view, tasks, method.labels)
   dev_batches = batcher.micro_batches(dev)
+  search = RateSearch(training, name, method, settings, draw, batcher, dev_batches)
   results = {}
-  total = settings.updates
   for rate in settings.learning_rates:
     candidate = directory.with_name(f"{directory.name}-lr{rate:g}")
     with closing(Checkpoints(candidate, create=True)) as checkpoints:
-      done = checkpoints.last_update
-      results[rate] = checkpoints.progress
-      if results[rate].get("finished"):
-        continue
-      trainer = _open_trainer(training, method, view, sft_optimizer(settings, rate))
-      batches = map(batcher.micro_batches, islice(draw(), done, total))
-      steps = train_early_stopping(trainer, batches, dev_batches, settings, checkpoints)
-      with training.progress(f"{name} lr={rate:g}", total, done, "update") as bar:
-        for progress, metrics in steps:
-          update = progress["updates"]
-          check_metrics(name, update, metrics, checkpoints.newest)
-          marks = {"stage": name, "update": update, "updates": total}
-          training.log(**marks, learning_rate=rate, **metrics)
-          bar.update()
-      results[rate] = progress
-  best = min(results, key=lambda rate: results[rate]["dev_loss"])
+      results[rate] = search.fit(rate, checkpoints)
+  best = min(results, key=lambda rate: results[rate].dev_loss)
   if dev:
-    result = results[best] | {"learning_rate": best}
+    result = {
+      "dev_loss": results[best].dev_loss,
+      "best_update": results[best].best_update,
+      "updates": results[best].updates,
+      "learning_rate": best,
+    }
     training.log(stage="stored-training", router=directory.name, **result)
     figures = [f"{key} {value:g}" for key, value in result.items()]
     training.print(f"{directory.name}: {', '.join(figures)}")
@@ -102,76 +116,93 @@ def fit_stored(
   exchange(None)
 
 
-def fit_rival(
-  training: Training, name: str, method: Method, episodes: Sequence[Episode]
-) -> None:
-  """Train a rival's router with SFT's settings but for the updates.
+@dataclasses.dataclass
+class StoredProgress:
+  """How far a training on stored episodes is; its checkpoints hold it."""
 
-  The dev loss is of the episodes of dev tasks.
-  """
-  config = training.config
-  settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
-  dev_ids = {task.id for task in training.store.tasks("dev")}
-  train = [e for e in episodes if e.task_id not in dev_ids]
-  dev = [e for e in episodes if e.task_id in dev_ids]
-  seed = f"{config.seed}|{name}"
-  draw = partial(dataset.draw_batches, train, settings.batch_episodes, seed)
-  fit_stored(training, name, method, settings, draw, dev)
+  dev_loss: float = math.inf  # the least so far
+  best_update: int = 0  # which had it
+  updates: int = 0
+  finished: bool = False
 
 
-def _open_trainer(
-  training: Training, method: Method, view: View, optimizer: GradientTransformation
-) -> Trainer:
-  """Make the trainer of an untrained router; it copies the router."""
-  router = training.config.router
-  if method.labels.outcomes:
-    model = build_model(router, training.config.seed)
-    ids = None
-  else:
-    model = checkpoint.load_initial(training, view)
-    ids = view.logit_ids
-  return Trainer(model, method.loss, optimizer, ids, training.mesh, router.dtype)
+@dataclasses.dataclass(frozen=True)
+class RateSearch:
+  """A training on stored episodes that is done with several learning rates."""
 
+  training: Training
+  name: str
+  method: Method
+  settings: SFTConfig
+  draw: Callable[[], Iterator[list[Episode]]]
+  batcher: Batcher
+  dev_batches: Sequence[Batch]
 
-def train_early_stopping(
-  trainer: Trainer,
-  update_batches: Iterable[list[Batch]],
-  dev_batches: Sequence[Batch],
-  settings: SFTConfig,
-  checkpoints: Checkpoints,
-) -> Iterator[tuple[dict, dict[str, float]]]:
-  """Train on the batches of each update until the dev loss stops improving.
+  def fit(self, rate: float, checkpoints: Checkpoints) -> StoredProgress:
+    """Train with a learning rate until the dev loss stops improving.
 
-  The last checkpoint has the parameters of the least dev loss, or without dev of the
-  last update.
+    The last checkpoint has the parameters of the least dev loss, or without dev of the
+    last update. A checkpoint is saved only if an update's metrics are finite.
+    """
+    saved = checkpoints.progress
+    saved.pop("learning_rate", None)  # older versions wrote it
+    progress = StoredProgress(**saved)
+    if progress.finished:
+      return progress
+    total = self.settings.updates
+    patience = self.settings.patience * self.settings.check_every
+    trainer = self._open_trainer(rate)
+    best = jax.tree.map(jnp.copy, trainer.state["params"])
+    done = checkpoints.last_update
+    if done:
+      state = checkpoints.restore(trainer.state | {"best": best})
+      trainer.load(state)
+      best = state["best"]
+    update_episodes = islice(enumerate(self.draw(), 1), done, total)
+    title = f"{self.name} lr={rate:g}"
+    with self.training.progress(title, total, done, "update") as bar:
+      for update, episodes in update_episodes:
+        metrics = trainer.step(self.batcher.micro_batches(episodes))
+        progress.updates = update
+        last = update == total
+        if last or (self.dev_batches and update % self.settings.check_every == 0):
+          loss = self._compute_dev_loss(trainer, metrics)
+          metrics["dev_loss"] = loss
+          if loss < progress.dev_loss:
+            progress.dev_loss = loss
+            progress.best_update = update
+            best = jax.tree.map(jnp.copy, trainer.state["params"])
+          last |= update - progress.best_update >= patience
+        check_metrics(self.name, update, metrics, checkpoints.newest)
+        marks = {"stage": self.name, "update": update, "updates": total}
+        self.training.log(**marks, learning_rate=rate, **metrics)
+        bar.update()
+        if last:
+          break
+        if update - checkpoints.last_update >= SAVE_EVERY:
+          state = trainer.state | {"best": best}
+          checkpoints.save(update, state, **vars(progress))
+    progress.finished = True
+    checkpoints.save(progress.updates, {"params": best}, **vars(progress))
+    return progress
 
-  Yields:
-    The progress and the metrics of each update, before any of it is saved.
-  """
-  progress = checkpoints.progress or {"dev_loss": math.inf, "best_update": 0}
-  best = jax.tree.map(jnp.copy, trainer.state["params"])
-  if checkpoints.last_update:
-    state = checkpoints.restore(trainer.state | {"best": best})
-    trainer.load(state)
-    best = state["best"]
-  patience = settings.patience * settings.check_every
-  for update, batches in enumerate(update_batches, checkpoints.last_update + 1):
-    metrics = trainer.step(batches)
-    last = update == settings.updates
-    progress["updates"] = update
-    if last or (dev_batches and update % settings.check_every == 0):
-      loss = trainer.loss(dev_batches) if dev_batches else metrics["loss"]
-      metrics["dev_loss"] = loss
-      if loss < progress["dev_loss"]:
-        progress |= {"dev_loss": loss, "best_update": update}
-        best = jax.tree.map(jnp.copy, trainer.state["params"])
-      last |= update - progress["best_update"] >= patience
-    yield progress, metrics
-    if last:
-      break
-    if update - checkpoints.last_update >= SAVE_EVERY:
-      checkpoints.save(update, trainer.state | {"best": best}, **progress)
-  checkpoints.save(update, {"params": best}, finished=True, **progress)
+  def _open_trainer(self, rate: float) -> Trainer:
+    """Make the trainer of an untrained router; it copies the router."""
+    router = self.training.config.router
+    view = self.batcher.view
+    if self.method.labels.outcomes:
+      model = build_model(router, self.training.config.seed)
+      ids = None
+    else:
+      model = checkpoint.load_initial(self.training, view)
+      ids = view.logit_ids
+    optimizer = sft_optimizer(self.settings, rate)
+    mesh = self.training.mesh
+    return Trainer(model, self.method.loss, optimizer, ids, mesh, router.dtype)
+
+  def _compute_dev_loss(self, trainer: Trainer, metrics: Mapping[str, float]) -> float:
+    """Compute the dev loss; without dev it is the step's."""
+    return trainer.loss(self.dev_batches) if self.dev_batches else metrics["loss"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +217,11 @@ class Learner:
   def count_steps(self, episodes: int) -> int:
     """Return how many gradient steps are taken on so many episodes."""
     return self.config.epochs * math.ceil(episodes / self.config.batch_episodes)
+
+  def count_all_steps(self, tasks: int) -> int:
+    """Return how many gradient steps BoPO takes in all its updates."""
+    episodes = min(self.config.tasks_per_update, tasks) * self.config.group_size
+    return self.config.updates * self.count_steps(episodes)
 
   def fill(self, batch: Batch) -> Batch:
     """Add what the loss compares with, computed before the first gradient step.
@@ -203,20 +239,13 @@ class Learner:
     return batch
 
 
-class Pending(NamedTuple):
-  """Episodes with their advantages that wait for a gradient step.
+@dataclasses.dataclass
+class RolloutProgress:
+  """How far a training on rollouts is; its checkpoints and the log hold it."""
 
-  A checkpoint is saved only when none is pending: a restart, which reads episodes from
-  the store again, misses none.
-  """
-
-  episodes: list[Episode]
-  advantages: list[float]
-
-  @property
-  def tasks(self) -> int:
-    """Return the number of tasks."""
-    return len({episode.task_id for episode in self.episodes})
+  episodes: int = 0  # rolled out
+  gradient_steps: int = 0
+  finished: bool = False
 
 
 def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
@@ -227,17 +256,16 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
   gradient steps as BoPO, for at most `VANILLA_BATCHES` times as many updates.
   """
   config = training.config
-  bopo = config.bopo
   served = config.env.kind == SERVED
   family = training.ablation or name
-  last = bopo.updates
+  last = config.bopo.updates
   if method.dynamic_sampling:
     last *= VANILLA_BATCHES
   directory = training.checkpoints(family, lam)
   with closing(Checkpoints(directory, create=True)) as checkpoints:
     done = checkpoints.last_update
-    progress = {"episodes": 0, "gradient_steps": 0} | checkpoints.progress
-    if progress.get("finished") and not (served and done < last):
+    progress = RolloutProgress(**checkpoints.progress)
+    if progress.finished and not (served and done < last):
       return
     profiles = dataset.load_profiles(training.store, config, "train")
     references = dataset.load_references(training.store, config, profiles)
@@ -246,42 +274,48 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
     trainer = learner.trainer
     if done:
       trainer.load(checkpoints.restore(trainer.state))
-    task_batches = dataset.draw_task_batches(tasks, bopo.tasks_per_update, config.seed)
-    if served:  # one update, from what clients have sampled of any task
+    if served:
       last = done + 1
-      task_batches = repeat(tasks)
-    rollouts = min(bopo.tasks_per_update, len(tasks)) * bopo.group_size
-    enough_steps = bopo.updates * learner.count_steps(rollouts)
-    pending = Pending([], [])
-    for update, update_tasks in islice(enumerate(task_batches, 1), done, last):
-      groups = roll_out(
-        training,
-        learner,
-        rollout_spec(family, lam, update, training.number),
-        update_tasks,
-      )
+    enough_steps = learner.count_all_steps(len(tasks))
+    # Episodes that wait for a gradient step. A checkpoint is saved only when none does:
+    # a restart, which reads episodes from the store again, misses none.
+    pending: list[RatedEpisode] = []
+    for update, update_tasks in islice(draw_updates(config, tasks), done, last):
+      spec = rollout_spec(family, lam, update, training.number)
+      groups = roll_out(training, learner, spec, update_tasks)
       if not groups:
         return
-      kept, adv_B, metrics = method.compute_advantages(
-        groups, profiles, references, lam
-      )
-      pending.episodes.extend(kept)
-      pending.advantages.extend(adv_B)
-      progress["episodes"] += sum(map(len, groups))
-      enough = not method.dynamic_sampling or pending.tasks >= len(update_tasks)
-      if pending.episodes and (enough or update == last):
+      rated, metrics = method.compute_advantages(groups, profiles, references, lam)
+      pending += rated
+      progress.episodes += sum(map(len, groups))
+      pending_tasks = {episode.task_id for episode, _ in pending}
+      enough = not method.dynamic_sampling or len(pending_tasks) >= len(update_tasks)
+      if pending and (enough or update == last):
         metrics |= update_policy(learner, pending, config.seed + update)
-        progress["gradient_steps"] += learner.count_steps(len(pending.episodes))
-        pending = Pending([], [])
+        progress.gradient_steps += learner.count_steps(len(pending))
+        pending = []
       check_metrics(name, update, metrics, checkpoints.newest)
-      finished = update == last or progress["gradient_steps"] >= enough_steps
-      progress["finished"] = finished
-      training.log(stage=name, lam=lam, update=update, **progress, **metrics)
+      progress.finished = update == last or progress.gradient_steps >= enough_steps
+      training.log(stage=name, lam=lam, update=update, **vars(progress), **metrics)
       due = update - checkpoints.last_update >= SAVE_EVERY_ROLLOUTS
-      if finished or (due and not pending.episodes):
-        checkpoints.save(update, trainer.state, **progress)
-      if finished:
+      if progress.finished or (due and not pending):
+        checkpoints.save(update, trainer.state, **vars(progress))
+      if progress.finished:
         return
+
+
+def draw_updates(
+  config: Config, tasks: Sequence[Task]
+) -> Iterator[tuple[int, Sequence[Task]]]:
+  """Yield the number and the tasks of each update, without end.
+
+  Those of a served run are all tasks: it learns from any that clients have sampled.
+  """
+  size = config.bopo.tasks_per_update
+  task_batches = dataset.draw_task_batches(tasks, size, config.seed)
+  if config.env.kind == SERVED:
+    task_batches = repeat(tasks)
+  return enumerate(task_batches, 1)
 
 
 def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> Learner:
@@ -289,48 +323,38 @@ def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> L
   config = training.config
   sft = checkpoint.load_router(training, training.sft_family)
   view = training.open_view()
-  settings = view.decision_ids, training.mesh, config.router.dtype
-  trainer = Trainer(sft, method.loss, bopo_optimizer(config.bopo), *settings)
+  ids = view.decision_ids
+  mesh = training.mesh
+  dtype = config.router.dtype
+  optimizer = bopo_optimizer(config.bopo)
+  trainer = Trainer(sft, method.loss, optimizer, ids, mesh, dtype)
   batcher = Batcher(config, view, tasks, method.labels)
-  anchor = ShardedRouter(sft, *settings) if method.anchored else None
+  anchor = None
+  if method.anchored:
+    anchor = ShardedRouter(sft, ids, mesh, dtype)
   return Learner(config.bopo, trainer, batcher, anchor)
 
 
 def roll_out(
   training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
 ) -> list[list[Episode]]:
-  """Sample groups of at least `MIN_GROUP` episodes of a task from the router as it is.
+  """Collect an update's groups of at least `MIN_GROUP` episodes of a task.
 
-  Those of a served run are what clients have sampled with the last update's router.
+  Returns:
+    The groups; of a served run perhaps none.
 
   Raises:
-    ValueError: no group is left; a served run returns none instead.
+    ValueError: no group is left of a run that plays its episodes itself.
   """
-  config = training.config
-  served = config.env.kind == SERVED
-  name = spec.key
+  served = training.config.env.kind == SERVED
   if served:
-    ids = {task.id for task in tasks}
-    keys = [key for key in training.store.keys(name) if key[0] in ids]
-    episodes = training.store.episodes(name, keys)
+    episodes = _read_sessions(training, spec, tasks)
   else:
-
-    def build(spec: PolicySpec) -> RouterPolicy:
-      """Build the policy that samples from the router."""
-      # The policy's cache and copy of the router are freed after the rollouts: the
-      # gradient needs the memory.
-      model = learner.trainer.model
-      view = learner.batcher.view
-      rows = training.live_episodes
-      return RouterPolicy(spec, model, view, Sample(name), rows, training.mesh)
-
-    title = f"{spec.family} lam={spec.lam:g} {spec.update}/{config.bopo.updates}"
-    planned = list_rollouts(config, spec, tasks)
-    episodes = training.collect(title, spec, planned.jobs, build)
+    episodes = _play_rollouts(training, learner, spec, tasks)
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:
-    problem = f"{name}: no profiled training task has {MIN_GROUP} episodes"
+    problem = f"{spec.key}: no profiled training task has {MIN_GROUP} episodes"
     if not served:
       raise ValueError(
         f"{problem}; see above what they died of, then run the command again"
@@ -339,19 +363,47 @@ def roll_out(
   return groups
 
 
-def update_policy(learner: Learner, pending: Pending, seed: int) -> dict[str, float]:
+def _read_sessions(
+  training: Training, spec: PolicySpec, tasks: Sequence[Task]
+) -> list[Episode]:
+  """Read what clients have sampled of tasks with the last update's router."""
+  ids = {task.id for task in tasks}
+  keys = [key for key in training.store.keys(spec.key) if key[0] in ids]
+  return training.store.episodes(spec.key, keys)
+
+
+def _play_rollouts(
+  training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
+) -> list[Episode]:
+  """Sample a group of episodes of each task from the router as it is."""
+
+  def build(spec: PolicySpec) -> RouterPolicy:
+    """Build the policy that samples from the router."""
+    # The policy's cache and copy of the router are freed after the rollouts: the
+    # gradient needs the memory.
+    model = learner.trainer.model
+    view = learner.batcher.view
+    rows = training.live_episodes
+    return RouterPolicy(spec, model, view, Sample(spec.key), rows, training.mesh)
+
+  updates = training.config.bopo.updates
+  title = f"{spec.family} lam={spec.lam:g} {spec.update}/{updates}"
+  planned = list_rollouts(training.config, spec, tasks)
+  return training.collect(title, spec, planned.jobs, build)
+
+
+def update_policy(
+  learner: Learner, rated: Sequence[RatedEpisode], seed: int
+) -> dict[str, float]:
   """Take the gradient steps on a rollout batch; return the means of their metrics."""
   config = learner.config
   draw = random.Random(seed)
-  count = len(pending.episodes)
-  advantages = np.array(pending.advantages)
   step_batches = []
   for _ in range(config.epochs):
-    order = draw.sample(range(count), count)
-    for first in range(0, count, config.batch_episodes):
-      indices = order[first : first + config.batch_episodes]
-      episodes = [pending.episodes[i] for i in indices]
-      batches = learner.batcher.micro_batches(episodes, advantages[indices])
+    order = draw.sample(rated, len(rated))
+    for first in range(0, len(order), config.batch_episodes):
+      episodes, advantages = zip(*order[first : first + config.batch_episodes])
+      batches = learner.batcher.micro_batches(episodes, np.array(advantages))
       step_batches.append([learner.fill(batch) for batch in batches])
   steps = [learner.trainer.step(batches) for batches in step_batches]
   means = {}

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,19 @@ DAPO_CLIP_HIGH = 0.28
 DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are not kept
 
 
-# (groups, profiles, references, lam) -> episodes to keep, their advantages, metrics.
+class RatedEpisode(NamedTuple):
+  """An episode to learn from."""
+
+  episode: Episode
+  advantage: float
+
+
+# (groups, profiles, references, lam) -> episodes to learn from, metrics of all.
 # Profiles and references are by task id.
-Advantages = Callable[..., tuple[list[Episode], list[float], dict[str, float]]]
+Advantages = Callable[
+  [Sequence[list[Episode]], Mapping[str, Profile], Mapping[str, Episode], float],
+  tuple[list[RatedEpisode], dict[str, float]],
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,11 +250,11 @@ def bopo_advantages(
   profiles: Mapping[str, Profile],
   references: Mapping[str, Episode],
   lam: float,
-) -> tuple[list[Episode], list[float], dict[str, float]]:
+) -> tuple[list[RatedEpisode], dict[str, float]]:
   """Compute the reference-guided advantages of groups (paper, Eq. advantage)."""
   clip = config.advantage_clip
+  rated = []
   reward_B = []
-  adv_B = []
   clipped_groups = 0
   for group in groups:
     id_ = group[0].task_id
@@ -260,10 +271,10 @@ def bopo_advantages(
       reference = min(reward_G)
     adv_G = rewards.reference_advantage(reward_G, reference, config.advantage_eps, clip)
     reward_B.extend(reward_G)
-    adv_B.extend(adv_G)
+    rated += map(RatedEpisode, group, adv_G)
     clipped_groups += int((np.abs(adv_G) >= clip).any())
   metrics = summarize_rollouts(groups, reward_B)
-  return sum(groups, []), adv_B, metrics | {"clipped_groups": clipped_groups}
+  return rated, metrics | {"clipped_groups": clipped_groups}
 
 
 def dapo_advantages(
@@ -271,7 +282,7 @@ def dapo_advantages(
   profiles: Mapping[str, Profile],
   references: Mapping[str, Episode],
   lam: float,
-) -> tuple[list[Episode], list[float], dict[str, float]]:
+) -> tuple[list[RatedEpisode], dict[str, float]]:
   """Compute (R - mean) / std within each group with both successes and failures (DAPO).
 
   R is 1[success] - lam * C (paper: vanilla RL). C is the dollars over always-LARGE's
@@ -279,18 +290,18 @@ def dapo_advantages(
   choice). The metrics are of all episodes.
   """
   unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
-  kept_groups = []
+  rated = []
   reward_B = []
-  adv_B = []
+  kept_groups = 0
   for group in groups:
     reward_G = np.array([e.success - lam * e.cost_usd / unit_usd for e in group])
     reward_B.extend(reward_G)
     if len({e.success for e in group}) == 2:
-      kept_groups.append(group)
-      adv_B.extend((reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS))
+      adv_G = (reward_G - reward_G.mean()) / (reward_G.std() + DAPO_EPS)
+      rated += map(RatedEpisode, group, adv_G)
+      kept_groups += 1
   metrics = summarize_rollouts(groups, reward_B)
-  kept_share = len(kept_groups) / len(groups)
-  return sum(kept_groups, []), adv_B, metrics | {"kept_share": kept_share}
+  return rated, metrics | {"kept_share": kept_groups / len(groups)}
 
 
 def summarize_rollouts(
