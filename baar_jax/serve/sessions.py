@@ -48,6 +48,8 @@ class Session:
     self.dollars = DollarBudget(self.usd_limit, self.spent_usd)
     self.deciding = asyncio.Lock()  # one decision at a time
     self.changed = asyncio.Event()  # an attempt has ended
+    # Attempts in flight that end when their clients report them.
+    self.reported: set[int] = set()
 
   @property
   def cap(self) -> Cap:
@@ -64,6 +66,11 @@ class Session:
     if usd is not None:
       usd = self.dollars.remaining
     return Cap(calls, usd)
+
+  @property
+  def is_busy(self) -> bool:
+    """Tell whether an attempt is in flight that ends without a report."""
+    return not self.open.keys() <= self.reported
 
 
 SESSION = TypeAdapter(Session)
@@ -169,8 +176,14 @@ class Sessions(Calls):
         models.append(model)
     return models
 
-  def begin(self, session: Session, step: Step, most_usd: float) -> Attempt:
-    """Begin an attempt, and take it from all budgets, into which it fits."""
+  def begin(
+    self, session: Session, step: Step, most_usd: float, reported: bool = False
+  ) -> Attempt:
+    """Begin an attempt, and take it from all budgets, into which it fits.
+
+    Args:
+      reported: it ends when its client reports it.
+    """
     attempt = Attempt(session, step, most_usd)
     reservation = hold(session.dollars, self._run_budget, most_usd)
     attempt.cost = attempt.held.enter_context(reservation)
@@ -179,6 +192,8 @@ class Sessions(Calls):
     row = (step.model, OPEN, most_usd, f"session {session.id}")
     attempt.number = self._db.execute(insert, row).lastrowid
     session.open[attempt.number] = most_usd
+    if reported:
+      session.reported.add(attempt.number)
     self._save(session)
     return attempt
 
@@ -200,6 +215,7 @@ class Sessions(Calls):
       attempt.cost.usd = call.cost_usd
     attempt.held.close()
     del session.open[attempt.number]
+    session.reported.discard(attempt.number)
     session.spent_usd = session.dollars.settled_usd
     session.changed.set()
     self._close(attempt.number, kind, attempt.cost.usd)
