@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.wire import Endpoint, WireForm
+from baar_jax.llms.wire import Endpoint, WireForm, read_json
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 # Service tiers that cost the list price or less. The price of any other one is unknown.
@@ -65,24 +65,6 @@ def read_usage(fields: dict) -> Usage | None:
     return read_counts(fields.get("usage"))
   except (ValueError, AttributeError):
     return None
-
-
-def read_json(text: str | bytes) -> dict | None:
-  """Read an object of JSON; None if the text is none."""
-  try:
-    fields = json.loads(text)
-  except (ValueError, RecursionError):
-    return None
-  return fields if isinstance(fields, dict) and is_json(fields) else None
-
-
-def is_json(value: object) -> bool:
-  """Tell whether a value is JSON: NaN is none, nor is the infinity of 1e999."""
-  try:
-    json.dumps(value, allow_nan=False)
-  except (ValueError, RecursionError):
-    return False
-  return True
 
 
 def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:

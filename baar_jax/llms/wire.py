@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import ipaddress
 import itertools
+import json
 import os
 import random
 import re
@@ -172,6 +173,24 @@ class Outcome:
 
 
 UNREADABLE = Outcome(PRESUMED, "sent an answer that cannot be read")
+
+
+def read_json(text: str | bytes) -> dict | None:
+  """Read an object of JSON; None if the text is none."""
+  try:
+    fields = json.loads(text)
+  except (ValueError, RecursionError):
+    return None
+  return fields if isinstance(fields, dict) and is_json(fields) else None
+
+
+def is_json(value: object) -> bool:
+  """Tell whether a value is JSON: NaN is none, nor is the infinity of 1e999."""
+  try:
+    json.dumps(value, allow_nan=False)
+  except (ValueError, RecursionError):
+    return False
+  return True
 
 
 def backoff_s(attempt: int) -> float:

@@ -20,8 +20,9 @@ from starlette.types import ASGIApp
 
 from baar_jax.llms.client import LOST, Stream
 from baar_jax.llms.wire import explain
-from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange, RoutedCall
+from baar_jax.serve.exchange import NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
+from baar_jax.serve.routed import EXHAUSTED, RoutedCall
 from baar_jax.serve.sessions import Session
 
 SHOWN_SESSIONS = 100

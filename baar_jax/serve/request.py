@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from baar_jax.episode import Step
 from baar_jax.llms.agent import parse_action
-from baar_jax.llms.chat_completions import read_json
+from baar_jax.llms.wire import read_json
 from baar_jax.rollout.specs import Cap
 
 ROUTER = "router"  # decides by the trained router

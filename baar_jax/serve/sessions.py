@@ -10,15 +10,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
 from baar_jax.llms.calls import Calls
 from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.specs import Cap
 from baar_jax.serve.request import Cache
-from baar_jax.serve.scored import add_sessions
-from baar_jax.store import Store
 
 
 @dataclasses.dataclass
@@ -72,6 +69,20 @@ class Session:
     """Tell whether an attempt is in flight that ends without a report."""
     return not self.open.keys() <= self.reported
 
+  def make_episode(self, score: float) -> Episode:
+    """Make the episode that training reads; its seed is given when it is stored."""
+    return Episode(
+      self.task_id,
+      self.policy,
+      seed=0,
+      steps=self.steps,
+      score=score,
+      stop="done",
+      call_budget=self.call_limit,
+      usd_budget=self.usd_limit,
+      lost_usd=self.dollars.lost_usd(self.steps),
+    )
+
 
 SESSION = TypeAdapter(Session)
 
@@ -96,12 +107,8 @@ class Sessions(Calls):
   thread calls all of it.
   """
 
-  def __init__(
-    self, path: Path, config: Config, store: Store, run_budget: DollarBudget | None
-  ):
+  def __init__(self, path: Path, run_budget: DollarBudget | None):
     super().__init__(path)
-    self._config = config
-    self._store = store
     self._run_budget = run_budget
     # While a call of a client holds them.
     self._alive: Mapping[str, Session] = weakref.WeakValueDictionary()
@@ -222,20 +229,7 @@ class Sessions(Calls):
     self._save(session)
 
   def finish(self, session: Session, score: float) -> None:
-    """End a session with its score, and store its episode, once, whatever is killed."""
-    episode = Episode(
-      session.task_id,
-      session.policy,
-      seed=0,
-      steps=session.steps,
-      score=score,
-      stop="done",
-      call_budget=session.call_limit,
-      usd_budget=session.usd_limit,
-      lost_usd=session.dollars.lost_usd(session.steps),
-    )
-    scored = {f"session {session.id}": (episode, session.description)}
-    add_sessions(self._store, self._config, scored)
+    """End a session with its score."""
     session.score = score
     self._save(session)
 

@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 
 from baar_jax.episode import Usage
-from baar_jax.llms.chat_completions import TIERS, is_json, read_usage
+from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, Stream
-from baar_jax.llms.wire import UNREADABLE, Outcome
+from baar_jax.llms.wire import UNREADABLE, Outcome, is_json
 from baar_jax.serve.request import DIGESTED, Cache, Refusal, count_tokens
 
 BYTES_PER_TOKEN = 4  # of expected costs (our choice)

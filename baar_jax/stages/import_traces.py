@@ -11,7 +11,7 @@ from baar_jax.llms.chat_completions import read_counts
 from baar_jax.llms.prices import prices_of
 from baar_jax.run import Run
 from baar_jax.serve.request import Scored, read_messages
-from baar_jax.serve.scored import add_sessions
+from baar_jax.serve.scored import ScoredSession, add_sessions
 from baar_jax.train.jobs import BOUNDARIES, stratified_spec
 
 # Of ATIF's metrics.
@@ -33,7 +33,7 @@ def main(run: Run) -> None:
   text = Path(path).read_text()
   lines = text.split("\n") if path.endswith(".jsonl") else [text]
   calls = collections.defaultdict(list)  # by session
-  sessions = {}
+  sessions = []
   try:
     for number, line in enumerate(lines, 1):
       place = f"line {number}"
@@ -41,7 +41,7 @@ def main(run: Run) -> None:
         calls[str(call["session"])].append(call)
     for id_, recorded in calls.items():
       place = f"session {id_!r:.80}"
-      sessions[f"import {id_}"] = read_session(recorded, config)
+      sessions.append(read_session(id_, recorded, config))
   except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
     problem = f"{path}, {place}: no record of a known format ({error})"
     if isinstance(error, ValueError):
@@ -89,8 +89,8 @@ def list_calls(line: str) -> list[dict]:
   return calls
 
 
-def read_session(calls: Sequence[dict], config: Config) -> tuple[Episode, str]:
-  """Read the episode of a session, and its task's text.
+def read_session(id_: str, calls: Sequence[dict], config: Config) -> ScoredSession:
+  """Read a session.
 
   Dollars are by the config's prices. Calls that are all SMALL's or all LARGE's are a
   trial of that boundary, mixed ones a stratified sample, whatever has mixed them (our
@@ -122,4 +122,5 @@ def read_session(calls: Sequence[dict], config: Config) -> tuple[Episode, str]:
       spec = boundary
   score = Scored.read(scored).score
   task_id = str(task or text.fingerprint)
-  return Episode(task_id, spec.key, 0, steps, score, "done"), text.task
+  episode = Episode(task_id, spec.key, 0, steps, score, "done")
+  return ScoredSession(f"import {id_}", episode, text.task)
