@@ -83,10 +83,10 @@ class Exchange:
   def open(self, asked: Asked, text: Conversation) -> Session:
     """Open the session of a call, which may be new. Raises Refusal."""
     c = self.config.serve
-    if asked.model not in self.served:
+    if asked.model_name not in self.served:
       names = ", ".join(self.served)
       raise Refusal(404, f"model must be one of {names}", code="model_not_found")
-    served = self.served[asked.model]
+    served = self.served[asked.model_name]
     cap = asked.lower(Cap(c.max_large_calls, c.max_usd))
     id_ = asked.id or self.sessions.name(text.fingerprint, is_new=not text.actions)
     session = self.sessions.find(id_)
@@ -108,7 +108,7 @@ class Exchange:
     is_other = session.score is not None
     is_other |= served != Served(session.rule, session.price)
     # A call that names no cap goes on under the session's.
-    if asked.call_limit is not None:
+    if asked.large_calls is not None:
       is_other |= cap.calls != session.call_limit
     if asked.usd_limit is not None:
       is_other |= cap.usd != session.usd_limit

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
-from baar_jax.llms.calls import Calls
+from baar_jax.llms.calls import INSERT, open_calls
 from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.specs import Cap
@@ -99,7 +99,7 @@ class Attempt:
   cost: Cost = dataclasses.field(default_factory=Cost)
 
 
-class Sessions(Calls):
+class Sessions:
   """The sessions of a run, and the attempts at their calls, in the file of its store.
 
   An attempt and its session change in one transaction, before the attempt is made and
@@ -108,7 +108,7 @@ class Sessions(Calls):
   """
 
   def __init__(self, path: Path, run_budget: DollarBudget | None):
-    super().__init__(path)
+    self._db = open_calls(path)
     self._run_budget = run_budget
     # While a call of a client holds them.
     self._alive: Mapping[str, Session] = weakref.WeakValueDictionary()
@@ -195,9 +195,8 @@ class Sessions(Calls):
     reservation = hold(session.dollars, self._run_budget, most_usd)
     attempt.cost = attempt.held.enter_context(reservation)
     session.large_calls += step.model != SMALL
-    insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     row = (step.model, OPEN, most_usd, f"session {session.id}")
-    attempt.number = self._db.execute(insert, row).lastrowid
+    attempt.number = self._db.execute(INSERT, row).lastrowid
     session.open[attempt.number] = most_usd
     if reported:
       session.reported.add(attempt.number)
