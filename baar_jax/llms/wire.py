@@ -11,6 +11,7 @@ import os
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
@@ -106,6 +107,14 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   return served
 
 
+class Complaint(TypedDict):
+  """The error that an endpoint tells; "" for a part that is missing."""
+
+  message: str
+  type: str
+  code: str
+
+
 @dataclasses.dataclass(frozen=True)
 class WireForm:
   """A protocol of upstream models.
@@ -118,7 +127,7 @@ class WireForm:
     headers: lists the headers that carry an endpoint's key and account.
     write: writes a chat-completions request for a model, with a limit of tokens.
     read_answer: reads a body as a chat completion; {} if it cannot be read.
-    read_error: reads the message, type and code of a refusal; "" if one is missing.
+    read_error: reads the complaint in the body of a refusal.
     read_chunks: reads the events of a stream as chunks of a chat completion.
   """
 
@@ -127,7 +136,7 @@ class WireForm:
   headers: Callable[[Endpoint, str], Mapping[str, str]]
   write: Callable[[dict, Endpoint, ModelsConfig], dict]
   read_answer: Callable[[bytes], dict]
-  read_error: Callable[[str], Mapping[str, str]]
+  read_error: Callable[[str], Complaint]
   read_chunks: Callable[[AsyncIterator[str]], AsyncIterator[dict]]
 
 
@@ -207,12 +216,12 @@ def explain(failure: Exception) -> Outcome:
 
 
 def read_refusal(
-  status: int, body: str, error: Mapping[str, str], retry_after: str, key: str
+  status: int, body: str, error: Complaint, retry_after: str, key: str
 ) -> Outcome:
   """Read a status other than success; the key is never repeated.
 
   Args:
-    error: the message, type and code in the body.
+    error: of the body.
     retry_after: the header; "" if there is none.
   """
   message = error["message"] or body

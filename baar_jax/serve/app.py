@@ -27,6 +27,7 @@ from baar_jax.serve.sessions import Session
 
 SHOWN_SESSIONS = 100
 STREAM = "text/event-stream"
+Respond = Callable[[Request], Awaitable[ASGIApp]]  # answers a request of one route
 LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
 FILES = (Path(__file__).parent, Path(__file__).parents[1] / "report")
 
@@ -42,10 +43,10 @@ class App(Starlette):
     jinja = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True)
     self._page = jinja.get_template("sessions.html.j2")
     table = {
-      "POST /v1/chat/completions": self._chat,
-      "POST /v1/decision": self._decide,
+      "POST /v1/chat/completions": self._with_body(self._chat),
+      "POST /v1/decision": self._with_body(self._decide),
       "GET /v1/models": self._list_models,
-      "POST /v1/sessions/{id:path}/score": self._score,
+      "POST /v1/sessions/{id:path}/score": self._with_body(self._score),
       "GET /v1/sessions/{id:path}": self._show_session,
       "GET /metrics": self._show_metrics,
       "GET /": self._show_page,
@@ -63,19 +64,24 @@ class App(Starlette):
 
     super().__init__(routes=routes, exception_handlers={HTTPException: refuse})
 
-  def _guard(self, respond: Callable) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """Put a route's function behind the key, and read a POST's body for it.
+  def _with_body(
+    self, respond: Callable[[Request, dict], Awaitable[ASGIApp]]
+  ) -> Respond:
+    """Read the body of a request for a function that wants it."""
 
-    A refusal becomes an answer.
-    """
+    async def answer(request: Request) -> ASGIApp:
+      body = await read_body(request, self.exchange.config.serve.max_body_mb)
+      return await respond(request, body)
+
+    return answer
+
+  def _guard(self, respond: Respond) -> Respond:
+    """Put a route's function behind the key; a refusal becomes an answer."""
 
     async def answer(request: Request) -> ASGIApp:
       try:
         self._check(request)
-        if request.method != "POST":
-          return await respond(request)
-        body = await read_body(request, self.exchange.config.serve.max_body_mb)
-        return await respond(request, body)
+        return await respond(request)
       except Refusal as error:
         refusal = error
       except ClientDisconnect:

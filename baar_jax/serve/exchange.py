@@ -209,7 +209,7 @@ class Exchange:
     routed = self._reported.get(number) if type(number) is int else None
     if routed is None:
       raise Refusal(404, "decision_id is of no decision that is still to be reported")
-    if routed.upstream.cost(fields)[0] is None:
+    if routed.upstream.read_bill(fields).usd is None:
       problem = "usage must have the prompt_tokens and completion_tokens of the reply"
       raise Refusal(400, problem)
     del self._reported[number]

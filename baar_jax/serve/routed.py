@@ -221,15 +221,15 @@ class RoutedCall:
       return
     session = self.session
     model = self.step.model
-    usd, usage = self.upstream.cost(fields)
+    bill = self.upstream.read_bill(fields)
     latency_s = time.monotonic() - self.call.start_s
-    call = Call(model, usage, self.most_usd, latency_s)
+    call = Call(model, bill.usage, self.most_usd, latency_s)
     outcome = PRESUMED
-    if usd is not None:
+    if bill.usd is not None:
       outcome = REPLY
-      call = dataclasses.replace(call, cost_usd=usd)
-      session.switch_usd += self._switch_usd(usage)
-      session.caches[model] = Cache.read(self.call.body, usage.prompt_tokens)
+      call = dataclasses.replace(call, cost_usd=bill.usd)
+      session.switch_usd += self._switch_usd(bill.usage)
+      session.caches[model] = Cache.read(self.call.body, bill.usage.prompt_tokens)
     elif not whole:
       call = dataclasses.replace(call, kind=PRESUMED)
     self.usd = call.cost_usd + self.step.spent_usd

@@ -94,9 +94,9 @@ class Attempt:
   session: Session
   step: Step  # that it is for
   most_usd: float
-  number: int = 0  # in `calls`
-  held: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
-  cost: Cost = dataclasses.field(default_factory=Cost)
+  number: int  # in `calls`
+  held: contextlib.ExitStack  # its reservation in all budgets
+  cost: Cost  # is set before the reservation is closed
 
 
 class Sessions:
@@ -191,17 +191,17 @@ class Sessions:
     Args:
       reported: it ends when its client reports it.
     """
-    attempt = Attempt(session, step, most_usd)
+    held = contextlib.ExitStack()
     reservation = hold(session.dollars, self._run_budget, most_usd)
-    attempt.cost = attempt.held.enter_context(reservation)
+    cost = held.enter_context(reservation)
     session.large_calls += step.model != SMALL
     row = (step.model, OPEN, most_usd, f"session {session.id}")
-    attempt.number = self._db.execute(INSERT, row).lastrowid
-    session.open[attempt.number] = most_usd
+    number = self._db.execute(INSERT, row).lastrowid
+    session.open[number] = most_usd
     if reported:
-      session.reported.add(attempt.number)
+      session.reported.add(number)
     self._save(session)
-    return attempt
+    return Attempt(session, step, most_usd, number, held, cost)
 
   def end(self, attempt: Attempt, kind: str, call: Call | None = None) -> None:
     """Close an attempt, and save all of its session.

@@ -4,6 +4,7 @@ import collections
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from baar_jax.config import SERVED, Config
 from baar_jax.episode import Call, Episode, Step
@@ -17,6 +18,18 @@ from baar_jax.train.jobs import BOUNDARIES, stratified_spec
 # Of ATIF's metrics.
 SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
 USD_EPS = 1e-6  # dollars that are told may be rounded
+
+
+class RecordedCall(TypedDict, total=False):
+  """A call of a recorded session; docs/serving.md tells what must be there."""
+
+  session: str
+  model: str
+  messages: list[dict]  # the last one is the reply
+  usage: dict  # OpenAI's, or ATIF's metrics
+  tools: object
+  task: str
+  score: float
 
 
 def main(run: Run) -> None:
@@ -52,7 +65,7 @@ def main(run: Run) -> None:
   run.print(f"imported {new} sessions; {len(sessions) - new} were there before")
 
 
-def list_calls(line: str) -> list[dict]:
+def list_calls(line: str) -> list[RecordedCall]:
   """Read the call in a line, or the calls of an ATIF trajectory.
 
   Raises:
@@ -89,7 +102,9 @@ def list_calls(line: str) -> list[dict]:
   return calls
 
 
-def read_session(id_: str, calls: Sequence[dict], config: Config) -> ScoredSession:
+def read_session(
+  id_: str, calls: Sequence[RecordedCall], config: Config
+) -> ScoredSession:
   """Read a session.
 
   Dollars are by the config's prices. Calls that are all SMALL's or all LARGE's are a
