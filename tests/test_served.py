@@ -9,7 +9,7 @@ from baar_jax.config import ModelsConfig
 from baar_jax.rollout.specs import Job
 from baar_jax.rollout.turn import Policy
 from baar_jax.run import Run
-from baar_jax.serve.scored import add_sessions
+from baar_jax.serve.scored import ScoredSession, add_sessions
 from baar_jax.stages import import_traces
 from baar_jax.train.jobs import ALWAYS_LARGE
 
@@ -31,11 +31,9 @@ def run(tmp_path):
 
 def add(run, task_id, policy, text="do it"):
   mark = f"{task_id} {policy} {len(run.store.keys(policy))}"
-  add_sessions(run.store, run.config, {mark: (tiny.episode(task_id, policy), text)})
-  assert (
-    add_sessions(run.store, run.config, {mark: (tiny.episode(task_id, policy), text)})
-    == 0
-  )
+  sessions = [ScoredSession(mark, tiny.episode(task_id, policy), text)]
+  add_sessions(run.store, run.config, sessions)
+  assert add_sessions(run.store, run.config, sessions) == 0
 
 
 def test_a_task_stays_in_the_split_of_its_first_session(run):

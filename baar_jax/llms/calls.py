@@ -17,6 +17,7 @@ REPLY_ROW = TypeAdapter(Reply)
 UNREADABLE = "{}: call {} cannot be read: restore a copy of the file"
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
+INSERT = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
   id INTEGER PRIMARY KEY, model INTEGER, kind TEXT, usd REAL, request TEXT, reply TEXT,
@@ -39,6 +40,15 @@ class Spent:
     return sum(self.replies_usd) + self.retries_usd + self.presumed_usd
 
 
+def open_calls(path: Path | str) -> sqlite3.Connection:
+  """Open the file of a `Store`, with its table of calls."""
+  db = sqlite3.connect(path, check_same_thread=False, timeout=60)
+  db.execute("PRAGMA journal_mode=WAL")
+  db.execute("PRAGMA synchronous=NORMAL")
+  db.executescript(_SCHEMA)
+  return db
+
+
 class Calls:
   """The attempts at calls: each is on disk before it is made and when it has ended.
 
@@ -50,16 +60,12 @@ class Calls:
     """Open the file of a `Store`."""
     self._lock = threading.Lock()
     self._path = path
-    self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
-    self._db.execute("PRAGMA journal_mode=WAL")
-    self._db.execute("PRAGMA synchronous=NORMAL")
-    self._db.executescript(_SCHEMA)
+    self._db = open_calls(path)
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
     """Record an attempt that is about to be made; return its number."""
-    insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     with self._lock, self._db:
-      return self._db.execute(insert, (model, OPEN, worst_usd, request)).lastrowid
+      return self._db.execute(INSERT, (model, OPEN, worst_usd, request)).lastrowid
 
   def end(
     self,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from baar_jax.config import ModelsConfig
 from baar_jax.episode import Usage
-from baar_jax.llms.wire import Endpoint, WireForm
+from baar_jax.llms.wire import Complaint, Endpoint, WireForm, read_json
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 # Service tiers that cost the list price or less. The price of any other one is unknown.
@@ -67,24 +67,6 @@ def read_usage(fields: dict) -> Usage | None:
     return None
 
 
-def read_json(text: str | bytes) -> dict | None:
-  """Read an object of JSON; None if the text is none."""
-  try:
-    fields = json.loads(text)
-  except (ValueError, RecursionError):
-    return None
-  return fields if isinstance(fields, dict) and is_json(fields) else None
-
-
-def is_json(value: object) -> bool:
-  """Tell whether a value is JSON: NaN is none, nor is the infinity of 1e999."""
-  try:
-    json.dumps(value, allow_nan=False)
-  except (ValueError, RecursionError):
-    return False
-  return True
-
-
 def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
   """List the headers of a key; at OpenAI's addresses also those of the account."""
   headers = {}
@@ -131,13 +113,17 @@ def read_answer(body: bytes) -> dict:
   return fields | {"usage": None} if any(repeated) else fields
 
 
-def read_error(text: str) -> dict[str, str]:
+def read_error(text: str) -> Complaint:
   """Read a refusal's message, type and code; "" for each that is missing."""
   fields = read_json(text) or {}
   error = fields.get("error", fields)
   if not isinstance(error, dict):
     error = {}
-  return {name: str(error.get(name) or "") for name in ("message", "type", "code")}
+  return Complaint(
+    message=str(error.get("message") or ""),
+    type=str(error.get("type") or ""),
+    code=str(error.get("code") or ""),
+  )
 
 
 async def read_chunks(events: AsyncIterator[str]) -> AsyncIterator[dict]:

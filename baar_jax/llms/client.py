@@ -6,13 +6,12 @@ import dataclasses
 import json
 from collections.abc import AsyncIterator, Coroutine
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import httpx2
 import openai
 
 from baar_jax.config import ModelsConfig
-from baar_jax.episode import Reply
 from baar_jax.llms.prices import prices_of
 from baar_jax.llms.wire import (
   Outcome,
@@ -147,11 +146,13 @@ class Client:
     return read_refusal(response.status_code, text, error, retry_after, self._key)
 
 
-# A reply of a run; of the endpoint a chat completion, or a stream of its chunks.
-Answer = Reply | dict | Stream
+# The result of an attempt, of which the books make an answer: a run makes a reply of an
+# outcome. The endpoint has a chat completion, or a stream of its chunks, or an outcome.
+Attempted = TypeVar("Attempted")
+Answer = TypeVar("Answer")
 
 
-class Books(Protocol):
+class Books(Protocol[Attempted, Answer]):
   """The books of one call: who pays for its attempts, and who is asked."""
 
   has_others: bool  # Whether another model may take over when all retries have failed.
@@ -159,10 +160,10 @@ class Books(Protocol):
   def reserve(self) -> contextlib.AbstractContextManager:
     """Hold the worst case of an attempt while it is made, and record the attempt."""
 
-  async def attempt(self) -> dict | Stream | Outcome:
+  async def attempt(self) -> Attempted:
     """Make the attempt."""
 
-  def settle(self, outcome: dict | Stream | Outcome) -> Answer | None:
+  def settle(self, outcome: Attempted) -> Answer | None:
     """Replace the reservation by the cost. Returns the answer, if there is one."""
 
   def refuse(self, outcome: Outcome, attempts: int) -> Exception:
@@ -172,7 +173,7 @@ class Books(Protocol):
     """Wait, and choose who is asked next. Returns whether it is another model."""
 
 
-async def ask(books: Books, retries: int) -> Answer:
+async def ask(books: Books[Attempted, Answer], retries: int) -> Answer:
   """Attempt a call until it is answered. Raises the error that the books make."""
   attempt = 0
   while True:

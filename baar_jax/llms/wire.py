@@ -6,10 +6,12 @@ import dataclasses
 import importlib
 import ipaddress
 import itertools
+import json
 import os
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 from baar_jax.config import ModelsConfig
@@ -105,6 +107,14 @@ def endpoints(config: ModelsConfig) -> list[Endpoint]:
   return served
 
 
+class Complaint(TypedDict):
+  """The error that an endpoint tells; "" for a part that is missing."""
+
+  message: str
+  type: str
+  code: str
+
+
 @dataclasses.dataclass(frozen=True)
 class WireForm:
   """A protocol of upstream models.
@@ -117,7 +127,7 @@ class WireForm:
     headers: lists the headers that carry an endpoint's key and account.
     write: writes a chat-completions request for a model, with a limit of tokens.
     read_answer: reads a body as a chat completion; {} if it cannot be read.
-    read_error: reads the message, type and code of a refusal; "" if one is missing.
+    read_error: reads the complaint in the body of a refusal.
     read_chunks: reads the events of a stream as chunks of a chat completion.
   """
 
@@ -126,7 +136,7 @@ class WireForm:
   headers: Callable[[Endpoint, str], Mapping[str, str]]
   write: Callable[[dict, Endpoint, ModelsConfig], dict]
   read_answer: Callable[[bytes], dict]
-  read_error: Callable[[str], Mapping[str, str]]
+  read_error: Callable[[str], Complaint]
   read_chunks: Callable[[AsyncIterator[str]], AsyncIterator[dict]]
 
 
@@ -174,6 +184,24 @@ class Outcome:
 UNREADABLE = Outcome(PRESUMED, "sent an answer that cannot be read")
 
 
+def read_json(text: str | bytes) -> dict | None:
+  """Read an object of JSON; None if the text is none."""
+  try:
+    fields = json.loads(text)
+  except (ValueError, RecursionError):
+    return None
+  return fields if isinstance(fields, dict) and is_json(fields) else None
+
+
+def is_json(value: object) -> bool:
+  """Tell whether a value is JSON: NaN is none, nor is the infinity of 1e999."""
+  try:
+    json.dumps(value, allow_nan=False)
+  except (ValueError, RecursionError):
+    return False
+  return True
+
+
 def backoff_s(attempt: int) -> float:
   """Draw the seconds to wait after an attempt (from 0) has failed."""
   return min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S) * (0.5 + random.random())
@@ -188,12 +216,12 @@ def explain(failure: Exception) -> Outcome:
 
 
 def read_refusal(
-  status: int, body: str, error: Mapping[str, str], retry_after: str, key: str
+  status: int, body: str, error: Complaint, retry_after: str, key: str
 ) -> Outcome:
   """Read a status other than success; the key is never repeated.
 
   Args:
-    error: the message, type and code in the body.
+    error: of the body.
     retry_after: the header; "" if there is none.
   """
   message = error["message"] or body

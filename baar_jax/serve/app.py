@@ -16,15 +16,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from baar_jax.llms.client import LOST, Stream
 from baar_jax.llms.wire import explain
-from baar_jax.serve.exchange import EXHAUSTED, NAME, Exchange, Turn
+from baar_jax.serve.exchange import NAME, Exchange
 from baar_jax.serve.request import Refusal, Scored, read_body
+from baar_jax.serve.routed import EXHAUSTED, RoutedCall
 from baar_jax.serve.sessions import Session
 
 SHOWN_SESSIONS = 100
 STREAM = "text/event-stream"
+Respond = Callable[[Request], Awaitable[ASGIApp]]  # answers a request of one route
 LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
 FILES = (Path(__file__).parent, Path(__file__).parents[1] / "report")
 
@@ -40,10 +43,10 @@ class App(Starlette):
     jinja = jinja2.Environment(loader=jinja2.FileSystemLoader(FILES), autoescape=True)
     self._page = jinja.get_template("sessions.html.j2")
     table = {
-      "POST /v1/chat/completions": self._chat,
-      "POST /v1/decision": self._decide,
+      "POST /v1/chat/completions": self._with_body(self._chat),
+      "POST /v1/decision": self._with_body(self._decide),
       "GET /v1/models": self._list_models,
-      "POST /v1/sessions/{id:path}/score": self._score,
+      "POST /v1/sessions/{id:path}/score": self._with_body(self._score),
       "GET /v1/sessions/{id:path}": self._show_session,
       "GET /metrics": self._show_metrics,
       "GET /": self._show_page,
@@ -61,19 +64,24 @@ class App(Starlette):
 
     super().__init__(routes=routes, exception_handlers={HTTPException: refuse})
 
-  def _guard(self, respond: Callable) -> Callable[[Request], Awaitable[Response]]:
-    """Put a route's function behind the key, and read a POST's body for it.
+  def _with_body(
+    self, respond: Callable[[Request, dict], Awaitable[ASGIApp]]
+  ) -> Respond:
+    """Read the body of a request for a function that wants it."""
 
-    A refusal becomes an answer.
-    """
+    async def answer(request: Request) -> ASGIApp:
+      body = await read_body(request, self.exchange.config.serve.max_body_mb)
+      return await respond(request, body)
 
-    async def answer(request: Request) -> Response:
+    return answer
+
+  def _guard(self, respond: Respond) -> Respond:
+    """Put a route's function behind the key; a refusal becomes an answer."""
+
+    async def answer(request: Request) -> ASGIApp:
       try:
         self._check(request)
-        if request.method != "POST":
-          return await respond(request)
-        body = await read_body(request, self.exchange.config.serve.max_body_mb)
-        return await respond(request, body)
+        return await respond(request)
       except Refusal as error:
         refusal = error
       except ClientDisconnect:
@@ -99,41 +107,42 @@ class App(Starlette):
       problem = "send this server's key as 'Authorization: Bearer KEY'"
       raise Refusal(401, problem, code="invalid_api_key")
 
-  async def _chat(self, request: Request, body: dict) -> Response:
+  async def _chat(self, request: Request, body: dict) -> ASGIApp:
     exchange = self.exchange
-    turn = exchange.receive(request.headers, body)
+    call = exchange.receive(request.headers, body)
     try:
-      await exchange.decide(turn)
-      answer = await exchange.forward(turn)
+      routed = await exchange.decide(call)
+      answer = await exchange.forward(routed)
     except Refusal as refusal:
       is_partial = request.headers.get("x-baar-on-exhausted") == "partial"
       if refusal.code != EXHAUSTED or not is_partial:
         raise
-      turn.step = None  # no model has answered
-      return send(write_exhausted(), turn)
+      return send(write_exhausted(), body, call.headers)  # no model has answered
     if isinstance(answer, Stream):
-      return functools.partial(self._stream, turn, answer)
-    exchange.settle(turn, answer)
+      return functools.partial(self._stream, routed, answer)
+    routed.book_reply(answer)
     usage = answer.get("usage")
-    answer["usage"] = dict(usage if isinstance(usage, dict) else {}, cost=turn.usd)
-    answer["model"] = turn.upstream.name
-    return send(answer, turn)
+    answer["usage"] = dict(usage if isinstance(usage, dict) else {}, cost=routed.usd)
+    answer["model"] = routed.upstream.name
+    return send(answer, body, routed.headers)
 
-  async def _stream(self, turn: Turn, answer: Stream, *connection: object) -> None:
+  async def _stream(
+    self, routed: RoutedCall, answer: Stream, *connection: object
+  ) -> None:
     """Send a streamed answer; its end is booked wherever it stops."""
-    chunks = self._relay(turn, answer)
-    response = StreamingResponse(chunks, headers=turn.headers, media_type=STREAM)
+    chunks = self._relay(routed, answer)
+    response = StreamingResponse(chunks, headers=routed.headers, media_type=STREAM)
     try:
       await response(*connection)
     finally:  # its client or its endpoint may have left it
-      self.exchange.settle(turn, {}, whole=False)
+      routed.book_reply({}, whole=False)
       closing = asyncio.ensure_future(answer.response.aclose())
       self._closing.add(closing)  # the loop itself holds no task
       closing.add_done_callback(self._closing.discard)
 
-  async def _relay(self, turn: Turn, answer: Stream) -> AsyncIterator[bytes]:
+  async def _relay(self, routed: RoutedCall, answer: Stream) -> AsyncIterator[bytes]:
     """Yield the chunks of an answer, each when the next comes; the last has dollars."""
-    name = {"model": turn.upstream.name}
+    name = {"model": routed.upstream.name}
     last = {}
     held = {}
     try:
@@ -146,52 +155,40 @@ class App(Starlette):
           held = chunk | name
           held.pop("usage", None)
     except LOST as failure:
-      refusal = turn.refuse(explain(failure))
+      refusal = routed.refuse(explain(failure))
       yield write_event(refusal.body)
       return
-    self.exchange.settle(turn, last)
-    options = turn.body.get("stream_options") or {}
+    routed.book_reply(last)
+    options = routed.call.body.get("stream_options") or {}
     if held and options.get("include_usage"):
       yield write_event(held)
       held = {}
     end = held or last | name | {"choices": []}
-    yield write_event(end | {"usage": dict(last.get("usage", {}), cost=turn.usd)})
+    yield write_event(end | {"usage": dict(last.get("usage", {}), cost=routed.usd)})
     yield write_event("[DONE]")
 
   async def _decide(self, request: Request, body: dict) -> Response:
     """Decide for a caller that calls the model itself, or book what it has used."""
     exchange = self.exchange
     if "decision_id" in body:
-      return self._report(body)
-    turn = exchange.receive(request.headers, body)
-    await exchange.decide(turn)
-    turn.begin()
-    exchange.reported[turn.held.number] = turn
-    left = turn.session.left
+      routed = exchange.report(body["decision_id"], body)
+      fields = exchange.describe(routed.session)
+      return JSONResponse(fields, headers=routed.headers)
+    routed = await exchange.decide(exchange.receive(request.headers, body))
+    number = exchange.promise(routed)
+    left = routed.session.left
+    expected_usd = exchange.budgets.expect_usd(routed.call)
     fields = dict(
-      decision_id=turn.held.number,
-      session_id=turn.session.id,
-      model=turn.upstream.name,
-      probabilities=dict(zip(exchange.names, turn.p_A)),
-      p_large=turn.large_p,
-      expected_usd=dict(zip(exchange.names, exchange.expect_usd(turn))),
+      decision_id=number,
+      session_id=routed.session.id,
+      model=routed.upstream.name,
+      probabilities=dict(zip(exchange.names, routed.p_A)),
+      p_large=routed.large_p,
+      expected_usd=dict(zip(exchange.names, expected_usd)),
       left_usd=left.usd,
       left_large_calls=left.calls,
     )
-    return JSONResponse(fields, headers=turn.headers)
-
-  def _report(self, body: dict) -> Response:
-    number = body["decision_id"]
-    turn = self.exchange.reported.get(number) if type(number) is int else None
-    if turn is None:
-      raise Refusal(404, "decision_id is of no decision that is still to be reported")
-    if turn.upstream.cost(body)[0] is None:
-      problem = "usage must have the prompt_tokens and completion_tokens of the reply"
-      raise Refusal(400, problem)
-    del self.exchange.reported[number]
-    self.exchange.settle(turn, body)
-    fields = self.exchange.describe(turn.session)
-    return JSONResponse(fields, headers=turn.headers)
+    return JSONResponse(fields, headers=routed.headers)
 
   async def _score(self, request: Request, body: dict) -> Response:
     session = self._find(request)
@@ -250,15 +247,19 @@ def write_exhausted() -> dict:
   )
 
 
-def send(fields: dict, turn: Turn) -> Response:
-  """Send a whole answer, as the one chunk of a stream if the client wants one."""
+def send(fields: dict, body: dict, headers: dict[str, str]) -> Response:
+  """Send a whole answer, as the one chunk of a stream if the client wants one.
+
+  Args:
+    body: of the client's call.
+  """
   content = json.dumps(fields)  # in ASCII: a text may end with half a surrogate pair
-  if not turn.body.get("stream"):
-    return Response(content, headers=turn.headers, media_type="application/json")
+  if not body.get("stream"):
+    return Response(content, headers=headers, media_type="application/json")
   choices = [dict(choice, delta=choice.get("message")) for choice in fields["choices"]]
   chunk = dict(fields, object="chat.completion.chunk", choices=choices)
   content = write_event(chunk) + write_event("[DONE]")
-  return Response(content, headers=turn.headers, media_type=STREAM)
+  return Response(content, headers=headers, media_type=STREAM)
 
 
 def write_event(data: dict | str) -> bytes:

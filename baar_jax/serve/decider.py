@@ -1,7 +1,7 @@
 """One batching loop: a policy decides for all sessions that are ready in one call."""
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from baar_jax.rollout.specs import Decision, Live
 from baar_jax.rollout.turn import Policy
@@ -12,9 +12,10 @@ class Decider:
 
   def __init__(self, policy: Policy, rows: int):
     self.policy = policy
-    self.lives: dict[Hashable, Live] = {}  # by key, the newest last
+    self.lives: dict[tuple[str, int], Live] = {}  # by key, the newest last
     self._rows = rows
-    self._ready: dict[Live, list[Decision]] = {}
+    # By call: a session may ask again while its ended call is being decided.
+    self._ready: dict[Live, asyncio.Future[Decision]] = {}
     self._lock = asyncio.Lock()
 
   async def decide(self, live: Live) -> Decision:
@@ -22,17 +23,18 @@ class Decider:
 
     It does so in a thread.
     """
-    decided: list[Decision] = []
+    decided = asyncio.get_running_loop().create_future()
     self._ready[live] = decided
     try:
       async with self._lock:
-        while not decided:
-          waiting = [other for other, made in self._ready.items() if not made]
+        while not decided.done():
+          waiting = [other for other, made in self._ready.items() if not made.done()]
           batch = waiting[: self._rows]
           decisions = await asyncio.to_thread(self.choose, batch)
           for other, decision in zip(batch, decisions):
-            self._ready.get(other, []).append(decision)  # its call may have ended
-      return decided.pop()
+            if other in self._ready:  # else its call has ended
+              self._ready[other].set_result(decision)
+      return decided.result()
     finally:  # a failure ends the call that has decided: the others decide anew
       del self._ready[live]
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from baar_jax.episode import Step
 from baar_jax.llms.agent import parse_action
-from baar_jax.llms.chat_completions import read_json
+from baar_jax.llms.wire import read_json
 from baar_jax.rollout.specs import Cap
 
 ROUTER = "router"  # decides by the trained router
@@ -75,7 +75,7 @@ class Strict(BaseModel):
 class Asked(Strict):
   """What this server reads of a call's body and headers; None is not said."""
 
-  model: str
+  model: str  # its name may have caps
   n: int | None = Field(None, ge=1, le=128)
   max_tokens: Tokens | None = None
   max_completion_tokens: Tokens | None = None
@@ -93,22 +93,29 @@ class Asked(Strict):
 
   @classmethod
   def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
-    """Read a call; the caps in its model's name become caps. Raises Refusal."""
+    """Read a call. Raises Refusal."""
     fields = drop_nulls(body)
     metadata = fields.get("metadata")
     fields["metadata"] = drop_nulls(metadata if isinstance(metadata, dict) else {})
     for name, value in headers.items():
       if name.startswith("x-"):
         fields[name] = value
-    asked = cls.read(fields)
-    limits = map(int, CAP.findall(asked.model))
-    asked.call_limit = find_least(asked.call_limit, *limits)
-    asked.model = CAP.sub("", asked.model)
-    return asked
+    return cls.read(fields)
+
+  @property
+  def model_name(self) -> str:
+    """Return the name of the model without its caps."""
+    return CAP.sub("", self.model)
+
+  @property
+  def large_calls(self) -> int | None:
+    """Return the lowest cap on large calls that is named."""
+    limits = map(int, CAP.findall(self.model))
+    return find_least(self.call_limit, *limits)
 
   def lower(self, default: Cap) -> Cap:
     """Return the session's cap: the client can only lower the default."""
-    calls = find_least(self.call_limit, default.calls)
+    calls = find_least(self.large_calls, default.calls)
     return Cap(calls, find_least(self.usd_limit, default.usd))
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode
@@ -11,21 +12,28 @@ from baar_jax.store import Store
 from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 
 
+class ScoredSession(NamedTuple):
+  """A session that has ended, as it is handed in."""
+
+  mark: str  # tells that it is stored
+  episode: Episode  # with any seed
+  description: str  # the text of its task
+
+
 def add_sessions(
-  store: Store, config: Config, sessions: Mapping[str, tuple[Episode, str]]
+  store: Store, config: Config, sessions: Sequence[ScoredSession]
 ) -> int:
   """Store scored sessions that are not stored yet; return their number.
 
   A task is fixed to a split when it is first named. A session's seed is the first free
   one among those that a stage reads.
-
-  Args:
-    sessions: the episode and its task's text, by the mark that tells it is stored.
   """
-  new = {mark: sessions[mark] for mark in sessions if not store.finished(mark)}
+  new = [session for session in sessions if not store.finished(session.mark)]
   episodes = []
   taken = {}
-  for episode, description in new.values():
+  for session in new:
+    episode = session.episode
+    description = session.description
     task = store.name_task(episode.task_id, description, config.env.max_steps)
     keys = taken.setdefault(episode.policy, store.keys(episode.policy))
     for seed in list_seeds(config, episode.policy, task.split):
@@ -33,7 +41,7 @@ def add_sessions(
         break
     keys.add((task.id, seed))
     episodes.append(dataclasses.replace(episode, seed=seed))
-  store.add(*episodes, finished=new)
+  store.add(*episodes, finished=[session.mark for session in new])
   return len(new)
 
 

@@ -10,15 +10,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from baar_jax.config import Config
 from baar_jax.episode import SMALL, Call, Episode, Step, Usage
-from baar_jax.llms.calls import Calls
+from baar_jax.llms.calls import INSERT, open_calls
 from baar_jax.llms.wire import OPEN, PRESUMED
 from baar_jax.rollout.budget import Cost, DollarBudget, hold
 from baar_jax.rollout.specs import Cap
 from baar_jax.serve.request import Cache
-from baar_jax.serve.scored import add_sessions
-from baar_jax.store import Store
 
 
 @dataclasses.dataclass
@@ -48,6 +45,8 @@ class Session:
     self.dollars = DollarBudget(self.usd_limit, self.spent_usd)
     self.deciding = asyncio.Lock()  # one decision at a time
     self.changed = asyncio.Event()  # an attempt has ended
+    # Attempts in flight that end when their clients report them.
+    self.reported: set[int] = set()
 
   @property
   def cap(self) -> Cap:
@@ -65,6 +64,25 @@ class Session:
       usd = self.dollars.remaining
     return Cap(calls, usd)
 
+  @property
+  def is_busy(self) -> bool:
+    """Tell whether an attempt is in flight that ends without a report."""
+    return not self.open.keys() <= self.reported
+
+  def make_episode(self, score: float) -> Episode:
+    """Make the episode that training reads; its seed is given when it is stored."""
+    return Episode(
+      self.task_id,
+      self.policy,
+      seed=0,
+      steps=self.steps,
+      score=score,
+      stop="done",
+      call_budget=self.call_limit,
+      usd_budget=self.usd_limit,
+      lost_usd=self.dollars.lost_usd(self.steps),
+    )
+
 
 SESSION = TypeAdapter(Session)
 
@@ -76,12 +94,12 @@ class Attempt:
   session: Session
   step: Step  # that it is for
   most_usd: float
-  number: int = 0  # in `calls`
-  held: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
-  cost: Cost = dataclasses.field(default_factory=Cost)
+  number: int  # in `calls`
+  held: contextlib.ExitStack  # its reservation in all budgets
+  cost: Cost  # is set before the reservation is closed
 
 
-class Sessions(Calls):
+class Sessions:
   """The sessions of a run, and the attempts at their calls, in the file of its store.
 
   An attempt and its session change in one transaction, before the attempt is made and
@@ -89,12 +107,8 @@ class Sessions(Calls):
   thread calls all of it.
   """
 
-  def __init__(
-    self, path: Path, config: Config, store: Store, run_budget: DollarBudget | None
-  ):
-    super().__init__(path)
-    self._config = config
-    self._store = store
+  def __init__(self, path: Path, run_budget: DollarBudget | None):
+    self._db = open_calls(path)
     self._run_budget = run_budget
     # While a call of a client holds them.
     self._alive: Mapping[str, Session] = weakref.WeakValueDictionary()
@@ -169,18 +183,25 @@ class Sessions(Calls):
         models.append(model)
     return models
 
-  def begin(self, session: Session, step: Step, most_usd: float) -> Attempt:
-    """Begin an attempt, and take it from all budgets, into which it fits."""
-    attempt = Attempt(session, step, most_usd)
+  def begin(
+    self, session: Session, step: Step, most_usd: float, reported: bool = False
+  ) -> Attempt:
+    """Begin an attempt, and take it from all budgets, into which it fits.
+
+    Args:
+      reported: it ends when its client reports it.
+    """
+    held = contextlib.ExitStack()
     reservation = hold(session.dollars, self._run_budget, most_usd)
-    attempt.cost = attempt.held.enter_context(reservation)
+    cost = held.enter_context(reservation)
     session.large_calls += step.model != SMALL
-    insert = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
     row = (step.model, OPEN, most_usd, f"session {session.id}")
-    attempt.number = self._db.execute(insert, row).lastrowid
-    session.open[attempt.number] = most_usd
+    number = self._db.execute(INSERT, row).lastrowid
+    session.open[number] = most_usd
+    if reported:
+      session.reported.add(number)
     self._save(session)
-    return attempt
+    return Attempt(session, step, most_usd, number, held, cost)
 
   def end(self, attempt: Attempt, kind: str, call: Call | None = None) -> None:
     """Close an attempt, and save all of its session.
@@ -200,26 +221,14 @@ class Sessions(Calls):
       attempt.cost.usd = call.cost_usd
     attempt.held.close()
     del session.open[attempt.number]
+    session.reported.discard(attempt.number)
     session.spent_usd = session.dollars.settled_usd
     session.changed.set()
     self._close(attempt.number, kind, attempt.cost.usd)
     self._save(session)
 
   def finish(self, session: Session, score: float) -> None:
-    """End a session with its score, and store its episode, once, whatever is killed."""
-    episode = Episode(
-      session.task_id,
-      session.policy,
-      seed=0,
-      steps=session.steps,
-      score=score,
-      stop="done",
-      call_budget=session.call_limit,
-      usd_budget=session.usd_limit,
-      lost_usd=session.dollars.lost_usd(session.steps),
-    )
-    scored = {f"session {session.id}": (episode, session.description)}
-    add_sessions(self._store, self._config, scored)
+    """End a session with its score."""
     session.score = score
     self._save(session)
 

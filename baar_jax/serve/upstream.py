@@ -2,14 +2,22 @@
 
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from baar_jax.episode import Usage
-from baar_jax.llms.chat_completions import TIERS, is_json, read_usage
+from baar_jax.llms.chat_completions import TIERS, read_usage
 from baar_jax.llms.client import Client, Stream
-from baar_jax.llms.wire import UNREADABLE, Outcome
+from baar_jax.llms.wire import UNREADABLE, Outcome, is_json
 from baar_jax.serve.request import DIGESTED, Cache, Refusal, count_tokens
 
 BYTES_PER_TOKEN = 4  # of expected costs (our choice)
+
+
+class Bill(NamedTuple):
+  """The cost of a reply, as its answer tells it."""
+
+  usd: float | None  # None if it cannot be told
+  usage: Usage  # of no tokens if it is not told
 
 
 class Upstream(Client):
@@ -61,15 +69,14 @@ class Upstream(Client):
     text = outcome.message or f"{self.name} {outcome.problem}"
     return Refusal(status, text, outcome.type or "upstream_error", outcome.code or None)
 
-  def cost(self, fields: dict) -> tuple[float | None, Usage]:
-    """Read dollars (None if they cannot be told) and tokens of an answer or a chunk."""
+  def read_bill(self, fields: dict) -> Bill:
+    """Read the bill in an answer or a chunk."""
     usage = read_usage(fields)
     if usage is None:
-      return None, Usage(0, 0, 0)
-    usd = None
-    if fields.get("service_tier") in TIERS:
-      usd = self.price.cost_usd(usage)
-    return usd, usage
+      return Bill(None, Usage(0, 0, 0))
+    if fields.get("service_tier") not in TIERS:
+      return Bill(None, usage)
+    return Bill(self.price.cost_usd(usage), usage)
 
 
 def is_completion(answer: dict) -> bool:

@@ -4,6 +4,7 @@ import collections
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from baar_jax.config import SERVED, Config
 from baar_jax.episode import Call, Episode, Step
@@ -11,12 +12,24 @@ from baar_jax.llms.chat_completions import read_counts
 from baar_jax.llms.prices import prices_of
 from baar_jax.run import Run
 from baar_jax.serve.request import Scored, read_messages
-from baar_jax.serve.scored import add_sessions
+from baar_jax.serve.scored import ScoredSession, add_sessions
 from baar_jax.train.jobs import BOUNDARIES, stratified_spec
 
 # Of ATIF's metrics.
 SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
 USD_EPS = 1e-6  # dollars that are told may be rounded
+
+
+class RecordedCall(TypedDict, total=False):
+  """A call of a recorded session; docs/serving.md tells what must be there."""
+
+  session: str
+  model: str
+  messages: list[dict]  # the last one is the reply
+  usage: dict  # OpenAI's, or ATIF's metrics
+  tools: object
+  task: str
+  score: float
 
 
 def main(run: Run) -> None:
@@ -33,7 +46,7 @@ def main(run: Run) -> None:
   text = Path(path).read_text()
   lines = text.split("\n") if path.endswith(".jsonl") else [text]
   calls = collections.defaultdict(list)  # by session
-  sessions = {}
+  sessions = []
   try:
     for number, line in enumerate(lines, 1):
       place = f"line {number}"
@@ -41,7 +54,7 @@ def main(run: Run) -> None:
         calls[str(call["session"])].append(call)
     for id_, recorded in calls.items():
       place = f"session {id_!r:.80}"
-      sessions[f"import {id_}"] = read_session(recorded, config)
+      sessions.append(read_session(id_, recorded, config))
   except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
     problem = f"{path}, {place}: no record of a known format ({error})"
     if isinstance(error, ValueError):
@@ -52,7 +65,7 @@ def main(run: Run) -> None:
   run.print(f"imported {new} sessions; {len(sessions) - new} were there before")
 
 
-def list_calls(line: str) -> list[dict]:
+def list_calls(line: str) -> list[RecordedCall]:
   """Read the call in a line, or the calls of an ATIF trajectory.
 
   Raises:
@@ -89,8 +102,10 @@ def list_calls(line: str) -> list[dict]:
   return calls
 
 
-def read_session(calls: Sequence[dict], config: Config) -> tuple[Episode, str]:
-  """Read the episode of a session, and its task's text.
+def read_session(
+  id_: str, calls: Sequence[RecordedCall], config: Config
+) -> ScoredSession:
+  """Read a session.
 
   Dollars are by the config's prices. Calls that are all SMALL's or all LARGE's are a
   trial of that boundary, mixed ones a stratified sample, whatever has mixed them (our
@@ -122,4 +137,5 @@ def read_session(calls: Sequence[dict], config: Config) -> tuple[Episode, str]:
       spec = boundary
   score = Scored.read(scored).score
   task_id = str(task or text.fingerprint)
-  return Episode(task_id, spec.key, 0, steps, score, "done"), text.task
+  episode = Episode(task_id, spec.key, 0, steps, score, "done")
+  return ScoredSession(f"import {id_}", episode, text.task)

@@ -85,5 +85,5 @@ def build(run: Run) -> Starlette:
   if config.env.kind != SERVED:  # whose models are of kind chat
     raise ValueError("--stage=serve needs --config.env.kind=served")
   policies = open_policies(run.training())
-  sessions = Sessions(run.dir / "episodes.sqlite", config, run.store, run.budget)
-  return App(Exchange(config, sessions, policies), key)
+  sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
+  return App(Exchange(config, run.store, sessions, policies), key)
