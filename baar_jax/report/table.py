@@ -15,7 +15,7 @@ from baar_jax.episode import SMALL
 from baar_jax.llms.calls import Spent
 from baar_jax.report import frontier
 from baar_jax.report.results import METRICS
-from baar_jax.rollout.specs import FIRST_SEED, PolicySpec
+from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train.jobs import BOUNDARIES
 
@@ -102,8 +102,7 @@ def list_keys(store: Store, config: Config, split: str) -> pd.MultiIndex:
   Of either split the first `evaluate.tasks` tasks count; 0 is all.
   """
   tasks = [task.id for task in store.tasks(split)][: config.evaluate.tasks or None]
-  first = FIRST_SEED[split]
-  seeds = range(first, first + config.evaluate.seeds)
+  seeds = range(seed_of(split, 0), seed_of(split, config.evaluate.seeds))
   return pd.MultiIndex.from_product([tasks, seeds])
 
 
@@ -144,7 +143,7 @@ def load_split(
     )
   episodes = episodes[episodes.index.isin(keys[shared])].reset_index(drop=True)
   episodes["deciding_usd"] = episodes.router_usd + episodes.judge_usd
-  trials = episodes.seed - FIRST_SEED[split]
+  trials = episodes.seed - seed_of(split, 0)
   episodes["training_seed"] = trials % config.train_seeds  # as evaluate plays
   tasks = [*keys[shared].unique(0)]
   left_out = [f"{task} seed {seed}" for task, seed in keys[~shared]]

@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
 from baar_jax.episode import SMALL, Step, Task
 
 # The first seed of each purpose. The bounds of counts in the configuration keep the
 # purposes apart. Rollouts have a range of seeds for each training seed.
-FIRST_SEED = {
+Purpose = Literal["profile", "reference", "exploration", "dev", "test", "rollout"]
+FIRST_SEED: dict[Purpose, int] = {
   "profile": 0,
   "reference": 1000,
   "exploration": 1000,
@@ -17,6 +19,14 @@ FIRST_SEED = {
   "rollout": 10_000,
 }
 PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
+
+
+def seed_of(purpose: Purpose, trial: int, training_seed: int = 0) -> int:
+  """Compute the engine's seed of a trial.
+
+  No trial of another purpose on the task has it.
+  """
+  return FIRST_SEED[purpose] + ROLLOUT_RANGE * training_seed + trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,15 +121,14 @@ class Job:
   """One trial of a task: an episode to be played."""
 
   task: Task
-  purpose: str  # a key of FIRST_SEED
+  purpose: Purpose
   trial: int  # within the purpose: of references from 1, of rollouts over all updates
   training_seed: int = 0  # of rollouts
 
   @property
   def seed(self) -> int:
-    """Return the engine's seed, which no job of another purpose on this task has."""
-    first = FIRST_SEED[self.purpose] + ROLLOUT_RANGE * self.training_seed
-    return first + self.trial
+    """Return the engine's seed."""
+    return seed_of(self.purpose, self.trial, self.training_seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode
-from baar_jax.rollout.specs import FIRST_SEED, PURPOSE_OF_SPLIT
+from baar_jax.rollout.specs import PURPOSE_OF_SPLIT, seed_of
 from baar_jax.store import Store
 from baar_jax.train.jobs import BOUNDARY_KEYS, count_trials, stratified_spec
 
@@ -51,10 +51,10 @@ def list_seeds(config: Config, policy: str, split: str) -> Iterator[int]:
   They are those of the stages' jobs: first a boundary's trials of the profile.
   """
   if policy == stratified_spec(config).key:
-    return itertools.count(FIRST_SEED["reference"] + 1)
+    return itertools.count(seed_of("reference", 1))
   trials = 0
   if policy in BOUNDARY_KEYS and split != "test":
     trials = count_trials(config)
-  profile = range(FIRST_SEED["profile"], trials)
-  later = itertools.count(FIRST_SEED[PURPOSE_OF_SPLIT[split]])
+  profile = range(seed_of("profile", 0), seed_of("profile", trials))
+  later = itertools.count(seed_of(PURPOSE_OF_SPLIT[split], 0))
   return itertools.chain(profile, later)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
-from baar_jax.rollout.specs import FIRST_SEED, PolicySpec
+from baar_jax.rollout.specs import PolicySpec, Purpose, seed_of
 from baar_jax.store import Store
 from baar_jax.train import rewards
 from baar_jax.train.jobs import (
@@ -115,7 +115,7 @@ def _label_by_trials(
   profiles: Mapping[str, Profile], trials: int, easy_rate: float
 ) -> dict[str, str]:
   """Compute the difficulty by the first trials of each task that has all of them."""
-  end = FIRST_SEED["profile"] + trials
+  end = seed_of("profile", trials)
   labels = {}
   for id_, profile in profiles.items():
     small = [e.success for e in profile.small if e.seed < end]
@@ -215,12 +215,12 @@ def _load_samples(
 def _load_trials(
   store: Store,
   spec: PolicySpec,
-  purpose: str,
+  purpose: Purpose,
   numbers: Iterable[int],
   ids: Iterable[str],
 ) -> list[Episode]:
   """Load a policy's trials of a purpose on tasks, by the trials' numbers."""
-  seeds = [FIRST_SEED[purpose] + number for number in numbers]
+  seeds = [seed_of(purpose, number) for number in numbers]
   return store.episodes(spec.key, {*itertools.product(ids, seeds)})
 
 
