@@ -28,9 +28,8 @@ from baar_jax.llms.client import Client, ask, run_in_thread
 from baar_jax.llms.pair import Pair
 from baar_jax.llms.wire import FAILED, PRESUMED, REPLY, RETRY, UNREADABLE, Outcome
 
-TOKENS_PER_MESSAGE = (
-  16  # most that a chat template puts around one; a byte is a token at most
-)
+# A chat template puts at most this number around a message; a byte is a token at most.
+TOKENS_PER_MESSAGE = 16
 ROUNDING = 1e-9  # by which two sums of the same dollars may differ, as a share of them
 
 

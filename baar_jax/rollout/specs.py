@@ -58,9 +58,8 @@ class PolicySpec:
   """
 
   family: str  # a row of the table in train/families.py
-  judge: str = (
-    ""  # the model that a zero-shot router asks, and a digest of its settings
-  )
+  # The model that a zero-shot router asks, and a digest of its settings.
+  judge: str = ""
   # Which router: the weight of cost that it was trained with, the training seed of a
   # rollout (0 is not written), the update, and for how many training seeds it stands.
   lam: float | None = None
