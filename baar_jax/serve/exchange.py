@@ -87,8 +87,8 @@ class Exchange:
       names = ", ".join(self.served)
       raise Refusal(404, f"model must be one of {names}", code="model_not_found")
     served = self.served[asked.model_name]
-    cap = asked.lower(Cap(c.max_large_calls, c.max_usd))
-    id_ = asked.id or self.sessions.name(text.fingerprint, is_new=not text.actions)
+    cap = asked.make_cap(Cap(c.max_large_calls, c.max_usd))
+    id_ = asked.id or self.sessions.choose_id(text.fingerprint, is_new=not text.actions)
     session = self.sessions.find(id_)
     if session is None:
       task_id = asked.task_id or text.fingerprint

@@ -54,19 +54,31 @@ def open_policies(files: RouterFiles) -> dict[str, Policy]:
   for name, spec in families.served_specs(config).items():
     named[name] = loader.build(spec)
   if c.policy in (ROUTER, SAMPLE):
-    if c.router:
-      source = Path(c.router)
-      files = RouterFiles(source, read_run(source), files.mesh)
-    count = len(files.config.models.names)
-    if count != len(config.models.names):
-      problem = f"--config.serve.router={c.router} routes between {count} models"
-      raise ValueError(f"{problem}; name as many to be served")
-    if not files.tokenizer.exists():
-      problem = f"{files.directory} has no trained router"
-      remedy = "set --config.serve.router to a run that has one"
-      raise ValueError(f"{problem}: {remedy}, or --config.serve.policy=small")
-    named[c.policy] = open_router(files, c.max_sessions, c.policy == SAMPLE)
+    source = find_router_files(files)
+    named[c.policy] = open_router(source, c.max_sessions, c.policy == SAMPLE)
   return named
+
+
+def find_router_files(files: RouterFiles) -> RouterFiles:
+  """Return the files of the configured router: this run's, or those of another run.
+
+  Raises:
+    ValueError: there is none, or it routes between another number of models.
+  """
+  config = files.config
+  router = config.serve.router
+  if router:
+    source = Path(router)
+    files = RouterFiles(source, read_run(source), files.mesh)
+  count = len(files.config.models.names)
+  if count != len(config.models.names):
+    problem = f"--config.serve.router={router} routes between {count} models"
+    raise ValueError(f"{problem}; name as many to be served")
+  if not files.tokenizer.exists():
+    problem = f"{files.directory} has no trained router"
+    remedy = "set --config.serve.router to a run that has one"
+    raise ValueError(f"{problem}: {remedy}, or --config.serve.policy=small")
+  return files
 
 
 def build(run: Run) -> Starlette:
