@@ -91,20 +91,18 @@ class Exchange:
     id_ = asked.id or self.sessions.choose_id(text.fingerprint, is_new=not text.actions)
     session = self.sessions.find(id_)
     if session is None:
-      task_id = asked.task_id or text.fingerprint
-      description = text.task * c.record_text
-      key = self._name_policy(served, cap)
       session = Session(
         id_,
         served.rule,
         served.cost_weight,
-        key,
-        task_id,
-        description,
-        cap.calls,
-        cap.usd,
+        policy=self._name_policy(served, cap),
+        task_id=asked.task_id or text.fingerprint,
+        description=text.task * c.record_text,
+        call_limit=cap.calls,
+        usd_limit=cap.usd,
       )
       self.sessions.add(session)
+      return session
     is_other = session.score is not None
     is_other |= served != Served(session.rule, session.price)
     # A call that names no cap goes on under the session's.
