@@ -68,6 +68,11 @@ class Exchange:
         named[f"{NAME}:price={weight:g}"] = Served(rule, weight)
     self.served = {NAME: named[f"{NAME}:{config.serve.policy}"]} | named
 
+  def compile(self) -> None:
+    """Compile the policies, so that no client waits for it."""
+    for decider in self.deciders.values():
+      decider.policy.compile()
+
   def receive(self, headers: Mapping[str, str], body: dict) -> ClientCall:
     """Read a call; open its session, and complete the session's last step.
 
