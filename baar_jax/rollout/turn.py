@@ -141,6 +141,9 @@ class Policy:
   def finish(self, live: Live) -> None:
     """Free what is kept of an episode that ended or starts again: here nothing."""
 
+  def compile(self) -> None:
+    """Compile what decisions run, so that none waits for it: here nothing."""
+
 
 class RulePolicy(Policy):
   """Decides by a rule: a function of the episode and the policy's parameters."""

@@ -212,16 +212,16 @@ class App(Starlette):
     )
     calls = make("baar_calls", "Attempts at calls.")
     usd = make("baar_usd", "The most that they cost.")
-    for model, kind, count, sum_usd in self.exchange.sessions.count():
-      labels = (self.exchange.names[model], kind)
-      calls.labels(*labels).inc(count)
-      usd.labels(*labels).inc(sum_usd)
+    for tally in self.exchange.sessions.count_attempts():
+      labels = (self.exchange.names[tally.model], tally.outcome)
+      calls.labels(*labels).inc(tally.count)
+      usd.labels(*labels).inc(tally.usd)
     text = prometheus.generate_latest(registry)
     return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
   async def _show_page(self, request: Request) -> Response:
     exchange = self.exchange
-    sessions = map(exchange.describe, exchange.sessions.newest(SHOWN_SESSIONS))
+    sessions = map(exchange.describe, exchange.sessions.list_newest(SHOWN_SESSIONS))
     page = self._page.render(
       names=exchange.names, run=exchange.config, sessions=list(sessions)
     )

@@ -68,6 +68,11 @@ class Exchange:
         named[f"{NAME}:price={weight:g}"] = Served(rule, weight)
     self.served = {NAME: named[f"{NAME}:{config.serve.policy}"]} | named
 
+  def compile(self) -> None:
+    """Compile the policies, so that no client waits for it."""
+    for decider in self.deciders.values():
+      decider.policy.compile()
+
   def receive(self, headers: Mapping[str, str], body: dict) -> ClientCall:
     """Read a call; open its session, and complete the session's last step.
 
@@ -87,24 +92,22 @@ class Exchange:
       names = ", ".join(self.served)
       raise Refusal(404, f"model must be one of {names}", code="model_not_found")
     served = self.served[asked.model_name]
-    cap = asked.lower(Cap(c.max_large_calls, c.max_usd))
-    id_ = asked.id or self.sessions.name(text.fingerprint, is_new=not text.actions)
+    cap = asked.make_cap(Cap(c.max_large_calls, c.max_usd))
+    id_ = asked.id or self.sessions.choose_id(text.fingerprint, is_new=not text.actions)
     session = self.sessions.find(id_)
     if session is None:
-      task_id = asked.task_id or text.fingerprint
-      description = text.task * c.record_text
-      key = self._name_policy(served, cap)
       session = Session(
         id_,
         served.rule,
         served.cost_weight,
-        key,
-        task_id,
-        description,
-        cap.calls,
-        cap.usd,
+        policy=self._name_policy(served, cap),
+        task_id=asked.task_id or text.fingerprint,
+        description=text.task * c.record_text,
+        call_limit=cap.calls,
+        usd_limit=cap.usd,
       )
       self.sessions.add(session)
+      return session
     is_other = session.score is not None
     is_other |= served != Served(session.rule, session.price)
     # A call that names no cap goes on under the session's.

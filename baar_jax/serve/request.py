@@ -113,7 +113,7 @@ class Asked(Strict):
     limits = map(int, CAP.findall(self.model))
     return find_least(self.call_limit, *limits)
 
-  def lower(self, default: Cap) -> Cap:
+  def make_cap(self, default: Cap) -> Cap:
     """Return the session's cap: the client can only lower the default."""
     calls = find_least(self.large_calls, default.calls)
     return Cap(calls, find_least(self.usd_limit, default.usd))
@@ -267,8 +267,8 @@ class Cache:
   at_s: float  # seconds of the epoch
 
   @classmethod
-  def read(cls, body: dict, tokens: int) -> Self:
-    """Return what is warm once a prompt of so many tokens has been read."""
+  def after(cls, body: dict, tokens: int) -> Self:
+    """Return what is warm now that a prompt of so many tokens has been read."""
     count = len(body["messages"])
     return cls(count, _digest(body, count), tokens, time.time())
 

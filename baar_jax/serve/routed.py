@@ -229,7 +229,7 @@ class RoutedCall:
       outcome = REPLY
       call = dataclasses.replace(call, cost_usd=bill.usd)
       session.switch_usd += self._switch_usd(bill.usage)
-      session.caches[model] = Cache.read(self.call.body, bill.usage.prompt_tokens)
+      session.caches[model] = Cache.after(self.call.body, bill.usage.prompt_tokens)
     elif not whole:
       call = dataclasses.replace(call, kind=PRESUMED)
     self.usd = call.cost_usd + self.step.spent_usd

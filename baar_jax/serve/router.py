@@ -10,7 +10,7 @@ from baar_jax.mesh import one_device
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
 from baar_jax.rollout.turn import Policy
 from baar_jax.serve.decider import Decider
-from baar_jax.serve.request import read_messages
+from baar_jax.serve.request import Conversation, read_messages
 from baar_jax.store import read_run
 from baar_jax.train.families import open_router
 from baar_jax.train.training import RouterFiles
@@ -73,17 +73,8 @@ class Router:
     left = Cap(left_large_calls, left_usd)
     if min(left.calls or 0, left.usd or 0) < 0:
       raise ValueError("left_usd and left_large_calls must not be negative")
-    task = Task(session or text.fingerprint, "test", text.task, self._max_steps)
-    live = Live(Job(task, "test", 0), models=len(self._models))
-    live.observation = text.observations[-1]
-    count = len(text.actions)
     with self._lock:
-      last = self._decider.lives.get(live.key, live)
-      # Replies that were not asked for here count as SMALL's.
-      others = [Step("", SMALL, "")] * count
-      told = [*last.told, *[left] * count]
-      live.told = [*told[:count], left]
-      live.steps = text.write_steps([*last.steps, *others])
+      live = self._make_live(session or text.fingerprint, text, left)
       if left.calls == 0:
         self._decider.keep(live)
         decision = Decision(SMALL, p_A=[1.0, *[0.0] * len(self._models[1:])])
@@ -93,3 +84,20 @@ class Router:
       live.steps.append(Step("", decision.model, ""))
     model = self._models[decision.model]
     return Choice(model, dict(zip(self._models, decision.p_A)))
+
+  def _make_live(self, session: str, text: Conversation, left: Cap) -> Live:
+    """Make what the policy sees of a session, with what is remembered of it."""
+    task = Task(session, "test", text.task, self._max_steps)
+    job = Job(task, "test", 0)
+    last = self._decider.lives.get((task.id, job.seed), Live(job))
+    count = len(text.actions)
+    # Replies that were not asked for here count as SMALL's.
+    others = [Step("", SMALL, "")] * count
+    told = [*last.told, *[left] * count]
+    return Live(
+      job,
+      models=len(self._models),
+      steps=text.write_steps([*last.steps, *others]),
+      observation=text.observations[-1],
+      told=[*told[:count], left],
+    )

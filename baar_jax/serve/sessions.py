@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -99,6 +100,15 @@ class Attempt:
   cost: Cost  # is set before the reservation is closed
 
 
+class Tally(NamedTuple):
+  """The attempts at calls of one model that had one outcome."""
+
+  model: int
+  outcome: str
+  count: int
+  usd: float
+
+
 class Sessions:
   """The sessions of a run, and the attempts at their calls, in the file of its store.
 
@@ -134,7 +144,7 @@ class Sessions:
         self._alive[id_] = session
     return session
 
-  def name(self, fingerprint: str, is_new: bool) -> str:
+  def choose_id(self, fingerprint: str, is_new: bool) -> str:
     """Return the id of a fingerprint's newest session.
 
     A new call begins the next one if that is scored, with a number in its id.
@@ -148,18 +158,15 @@ class Sessions:
       return f"{first}-{count + 1}"
     return newest or first
 
-  def newest(self, count: int) -> list[Session]:
+  def list_newest(self, count: int) -> list[Session]:
     """List the sessions that have changed last."""
     select = "SELECT id FROM sessions ORDER BY changed_s DESC LIMIT ?"
     return [self.find(id_) for (id_,) in self._db.execute(select, (count,)).fetchall()]
 
-  def count(self) -> list[tuple[int, str, int, float]]:
-    """List model, outcome, number and dollars of all attempts.
-
-    Those in flight count at their worst case.
-    """
+  def count_attempts(self) -> list[Tally]:
+    """Count all attempts; those in flight count at their worst case."""
     select = "SELECT model, kind, count(*), sum(usd) FROM calls GROUP BY model, kind"
-    return self._db.execute(select).fetchall()
+    return [Tally(*row) for row in self._db.execute(select).fetchall()]
 
   def add(self, session: Session) -> None:
     """Store a new session."""

@@ -46,13 +46,14 @@ class Upstream(Client):
       reply: tokens of the reply.
     """
     cache = caches.get(self.place)
-    known = messages = 0
+    counted = cached = messages = 0
     if cache and cache.begins(body):
-      known = cache.tokens
+      counted = cache.tokens
       messages = cache.messages
-    tokens = known + count_tokens(body["messages"][messages:]) // BYTES_PER_TOKEN
-    is_warm = known and time.time() < cache.at_s + ttl_s
-    return self.price.cost_usd(Usage(tokens, known if is_warm else 0, reply))
+      if time.time() < cache.at_s + ttl_s:
+        cached = counted
+    tokens = counted + count_tokens(body["messages"][messages:]) // BYTES_PER_TOKEN
+    return self.price.cost_usd(Usage(tokens, cached, reply))
 
   async def attempt(self, body: dict) -> dict | Stream | Outcome:
     """Make one attempt. Returns an answer, a stream, or why there is neither."""

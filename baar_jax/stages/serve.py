@@ -3,18 +3,19 @@
 import os
 import socket
 from pathlib import Path
-
-from starlette.applications import Starlette
+from typing import TYPE_CHECKING
 
 from baar_jax.config import SERVED
 from baar_jax.rollout.turn import Policy
-from baar_jax.router.policy import RouterPolicy
 from baar_jax.run import Run
 from baar_jax.serve.request import ROUTER, SAMPLE
 from baar_jax.store import read_run
 from baar_jax.train import families
 from baar_jax.train.families import Loader, open_router
 from baar_jax.train.training import RouterFiles
+
+if TYPE_CHECKING:  # only a server imports what it needs
+  from baar_jax.serve.app import App
 
 GRACE_S = 5  # for calls in flight after a Ctrl-C; others count at their worst case
 
@@ -23,9 +24,7 @@ def main(run: Run) -> None:
   """Serve until it is interrupted. Raises ValueError if it cannot be served."""
   c = run.config.serve
   app = build(run)
-  for decider in app.exchange.deciders.values():
-    if isinstance(decider.policy, RouterPolicy):
-      decider.policy.compile()
+  app.exchange.compile()
   import uvicorn  # only a server needs it
 
   family = socket.AF_INET6 if ":" in c.host else socket.AF_INET
@@ -54,22 +53,34 @@ def open_policies(files: RouterFiles) -> dict[str, Policy]:
   for name, spec in families.served_specs(config).items():
     named[name] = loader.build(spec)
   if c.policy in (ROUTER, SAMPLE):
-    if c.router:
-      source = Path(c.router)
-      files = RouterFiles(source, read_run(source), files.mesh)
-    count = len(files.config.models.names)
-    if count != len(config.models.names):
-      problem = f"--config.serve.router={c.router} routes between {count} models"
-      raise ValueError(f"{problem}; name as many to be served")
-    if not files.tokenizer.exists():
-      problem = f"{files.directory} has no trained router"
-      remedy = "set --config.serve.router to a run that has one"
-      raise ValueError(f"{problem}: {remedy}, or --config.serve.policy=small")
-    named[c.policy] = open_router(files, c.max_sessions, c.policy == SAMPLE)
+    source = find_router_files(files)
+    named[c.policy] = open_router(source, c.max_sessions, c.policy == SAMPLE)
   return named
 
 
-def build(run: Run) -> Starlette:
+def find_router_files(files: RouterFiles) -> RouterFiles:
+  """Return the files of the configured router: this run's, or those of another run.
+
+  Raises:
+    ValueError: there is none, or it routes between another number of models.
+  """
+  config = files.config
+  router = config.serve.router
+  if router:
+    source = Path(router)
+    files = RouterFiles(source, read_run(source), files.mesh)
+  count = len(files.config.models.names)
+  if count != len(config.models.names):
+    problem = f"--config.serve.router={router} routes between {count} models"
+    raise ValueError(f"{problem}; name as many to be served")
+  if not files.tokenizer.exists():
+    problem = f"{files.directory} has no trained router"
+    remedy = "set --config.serve.router to a run that has one"
+    raise ValueError(f"{problem}: {remedy}, or --config.serve.policy=small")
+  return files
+
+
+def build(run: Run) -> "App":
   """Build a run's application. Raises ValueError if it lacks a router, price or key."""
   from baar_jax.serve.app import LOCAL, App
   from baar_jax.serve.exchange import Exchange
