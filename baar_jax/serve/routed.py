@@ -175,7 +175,8 @@ class RoutedCall:
     try:
       yield
     except BaseException:  # it may be billed, and its session outlives this call
-      self.end(PRESUMED)
+      if self.held.number in self.session.open:
+        self.end(PRESUMED)
       raise
 
   async def attempt(self) -> dict | Stream | Outcome:
