@@ -37,7 +37,7 @@ def fit_sft(training: Training) -> None:
   The dev loss is of one batch of dev tasks' references, with the same share of hard
   tasks.
   """
-  if training.checkpoints(training.sft_family).exists():
+  if training.checkpoints(training.sft_family).exists():  # nothing need be read
     return
   config = training.config
   settings = config.sft
@@ -190,7 +190,7 @@ class RateSearch:
     """Make the trainer of an untrained router; it copies the router."""
     router = self.training.config.router
     view = self.batcher.view
-    if self.method.labels.outcomes:
+    if self.method.labels.outcomes:  # pretraining: random weights, all tokens
       model = build_model(router, self.training.config.seed)
       ids = None
     else:
