@@ -17,7 +17,7 @@ from flax import nnx
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.store import Store
-from baar_jax.train import families, fit
+from baar_jax.train import families, fit, rollouts
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.losses import RatedEpisode, bopo_method
 from baar_jax.train.trainer import Trainer
@@ -41,8 +41,8 @@ def small_config(runs):
 def save_often():
   """Checkpoints are written after every second update."""
   with pytest.MonkeyPatch.context() as patch:
-    for name in ("SAVE_EVERY", "SAVE_EVERY_ROLLOUTS"):
-      patch.setattr(fit, name, 2)
+    patch.setattr(fit, "SAVE_EVERY", 2)
+    patch.setattr(rollouts, "SAVE_EVERY_ROLLOUTS", 2)
     yield
 
 
@@ -247,9 +247,9 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   def one_group(groups, *_):
     return [*map(RatedEpisode, groups[0], [1.0, -1.0])], {"success": 0.5}
 
-  update_policy = Mock(wraps=fit.update_policy)
-  monkeypatch.setattr(fit, "update_policy", update_policy)
-  monkeypatch.setattr(fit, "VANILLA_BATCHES", limit)
+  update_policy = Mock(wraps=rollouts.update_policy)
+  monkeypatch.setattr(rollouts, "update_policy", update_policy)
+  monkeypatch.setattr(rollouts, "VANILLA_BATCHES", limit)
   run = copied("imitated")
   method = bopo_method(run.config.bopo)
   method = dataclasses.replace(

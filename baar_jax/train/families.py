@@ -31,7 +31,7 @@ from baar_jax.router.policy import ARGMAX, RouterPolicy, Sample, Threshold
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.train import losses
 from baar_jax.train.checkpoint import Checkpoints, load_router
-from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
+from baar_jax.train.fit import fit_rival, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS,
   ALWAYS_LARGE,
@@ -65,6 +65,7 @@ from baar_jax.train.listing import (
 )
 from baar_jax.train.loader import RouterLoader
 from baar_jax.train.rivals import learn_scorer, learn_winners
+from baar_jax.train.rollouts import fit_rollouts
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads
 
