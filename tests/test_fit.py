@@ -17,7 +17,7 @@ from flax import nnx
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.store import Store
-from baar_jax.train import families, fit
+from baar_jax.train import families, fit, rollouts
 from baar_jax.train.checkpoint import load_router
 from baar_jax.train.losses import RatedEpisode, bopo_method
 from baar_jax.train.trainer import Trainer
@@ -41,8 +41,8 @@ def small_config(runs):
 def save_often():
   """Checkpoints are written after every second update."""
   with pytest.MonkeyPatch.context() as patch:
-    for name in ("SAVE_EVERY", "SAVE_EVERY_ROLLOUTS"):
-      patch.setattr(fit, name, 2)
+    patch.setattr(fit, "SAVE_EVERY", 2)
+    patch.setattr(rollouts, "SAVE_EVERY_ROLLOUTS", 2)
     yield
 
 
@@ -170,6 +170,15 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
   assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
 
 
+def test_finished_progress_of_an_older_version_is_read():
+  """It has the learning rate, too."""
+  saved = {"dev_loss": 0.5, "best_update": 4, "updates": 5}
+  saved |= {"learning_rate": 0.02, "finished": True}
+  search = fit.RateSearch(*[None] * 7)
+  progress = search.fit(0.02, Mock(progress=saved))
+  assert progress == fit.StoredProgress(0.5, 4, 5, True)
+
+
 def test_another_training_seed_is_added_to_a_run(copied):
   """With draws of its own, and rollouts of other seeds for each update."""
   run = copied("tiny")
@@ -238,9 +247,9 @@ def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
   def one_group(groups, *_):
     return [*map(RatedEpisode, groups[0], [1.0, -1.0])], {"success": 0.5}
 
-  update_policy = Mock(wraps=fit.update_policy)
-  monkeypatch.setattr(fit, "update_policy", update_policy)
-  monkeypatch.setattr(fit, "VANILLA_BATCHES", limit)
+  update_policy = Mock(wraps=rollouts.update_policy)
+  monkeypatch.setattr(rollouts, "update_policy", update_policy)
+  monkeypatch.setattr(rollouts, "VANILLA_BATCHES", limit)
   run = copied("imitated")
   method = bopo_method(run.config.bopo)
   method = dataclasses.replace(

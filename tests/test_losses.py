@@ -54,7 +54,9 @@ def test_sft():
 
 def batch_of(mask_BxS, **fields):
   zeros = np.zeros(np.shape(mask_BxS), np.int32)
-  fields = {"action_BxS": zeros, "logp_BxS": zeros.astype(np.float32)} | fields
+  floats = zeros.astype(np.float32)
+  defaults = {"action_BxS": zeros, "logp_BxS": floats, "adv_B": floats[:, 0]}
+  fields = defaults | fields
   return Batch(zeros, zeros, zeros, mask_BxS=np.array(mask_BxS, bool), **fields)
 
 

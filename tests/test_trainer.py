@@ -25,8 +25,8 @@ from baar_jax.train.batches import (
   Shape,
   make_batch,
 )
-from baar_jax.train.fit import Learner, update_policy
 from baar_jax.train.losses import RatedEpisode, bopo_loss, sft_batch_loss
+from baar_jax.train.rollouts import Learner, update_policy
 from baar_jax.train.trainer import ShardedRouter, Trainer
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3

@@ -30,10 +30,12 @@ from baar_jax.stages import train
 from baar_jax.train import values
 from baar_jax.train.values import (
   Regime,
+  States,
   Transitions,
   compute_returns,
   compute_target,
   fit_heads,
+  make_transitions,
 )
 
 TASK = Task("t", "train", "Do it.", 4)
@@ -47,13 +49,11 @@ def episode(score, *steps):
   return Episode("t", "p", 0, [*steps], score, "done")
 
 
-def make_transitions(episodes, hidden_N) -> Transitions:
+def transitions_of(episodes, hidden_N) -> Transitions:
   """Of tasks of three steps, with hidden states of size 1."""
-  task = dataclasses.replace(TASK, max_steps=3)
-  rows = [row for e in episodes for row in values._list_rows(task, e, unit_usd=1.0)]
-  return Transitions(
-    np.array(hidden_N, np.float32)[:, None], *map(np.array, zip(*rows))
-  )
+  progress = [row for e in episodes for row in head.count_progress(3, e.steps)]
+  states = States(np.array(hidden_N, np.float32)[:, None], np.array(progress))
+  return make_transitions(states, episodes, unit_usd=1.0)
 
 
 def make_heads(width, hidden_size) -> Heads:
@@ -65,13 +65,15 @@ def make_heads(width, hidden_size) -> Heads:
 def test_rows_of_an_episode_by_hand():
   """Gains add up to the final score, also where the environment tells none on the way."""
   told = episode(0.5, step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9))
-  rows = values._list_rows(TASK, told, unit_usd=2.0)
-  model, cost, gain, last, progress = zip(*rows)
-  assert model == (0, 1, 0) and cost == (0.5, 1.0, 0.5) and gain == (0.25, 0.0, 0.25)
-  assert last == (False, False, True)
-  assert progress == ((0, 0, 4, 0, 0, 0), (1, 0, 4, 1, 0, 1), (2, 1, 4, 2, 1, 2))
+  states = States(np.zeros((5, 1)), np.zeros((5, 6)))
   silent = episode(0.5, step(0, 1.0), step(1, 2.0))
-  assert [row[2] for row in values._list_rows(TASK, silent, 1.0)] == [0.0, 0.5]
+  data = make_transitions(states, [told, silent], unit_usd=2.0)
+  assert data.model_N.tolist() == [0, 1, 0, 0, 1]
+  assert data.cost_N.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0]
+  assert data.gain_N.tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
+  assert data.last_N.tolist() == [False, False, True, False, True]
+  progress = ((0, 0, 4, 0, 0, 0), (1, 0, 4, 1, 0, 1), (2, 1, 4, 2, 1, 2))
+  assert tuple(head.count_progress(TASK.max_steps, told.steps)) == progress
 
 
 def test_progress_by_hand():
@@ -132,7 +134,7 @@ def test_what_is_left_by_hand():
 
 def test_returns_end_with_their_episode():
   episodes = episode(1.0, step(0, 1.0), step(1, 1.0)), episode(0.5, step(0, 1.0))
-  data = make_transitions(episodes, [0, 0, 0])
+  data = transitions_of(episodes, [0, 0, 0])
   gain_N, cost_N = compute_returns(data)
   assert gain_N.tolist() == [1.0, 1.0, 0.5] and cost_N.tolist() == [2.0, 1.0, 1.0]
 
@@ -148,7 +150,7 @@ def test_heads_prefer_the_best_stored_plan_of_each_cap_and_price_by_hand():
   for plan in itertools.product((SMALL, LARGE), repeat=3):
     scores = np.cumsum(np.multiply(plan, (0.3, 0.5, 0.4)))
     episodes.append(episode(scores[-1], *map(step, plan, plan, scores)))
-  data = make_transitions(episodes * 8, [-1, 0, 1] * 8 * 8)
+  data = transitions_of(episodes * 8, [-1, 0, 1] * 8 * 8)
   exact = {"learning_rate": 1e-2, "noise": 0, "weight_decay": 0}
   config = ValueConfig(updates=2000, heads=2, batch_decisions=128, **exact)
   *_, (done, heads, loss) = fit_heads(make_heads(16, 1), data, config, seed=0)
@@ -207,7 +209,7 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, wei
   episodes = [stored[job.task.id] for job in jobs]
   assert len({len(e.steps) for e in episodes}) > 1
   data, decisions = (
-    values.read_transitions(run.training(), episodes),
+    values.read_states(run.training(), episodes),
     iter(estimate.call_args_list),
   )
   left_N = 3 - data.progress_NxP[:, 1]

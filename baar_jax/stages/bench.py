@@ -28,8 +28,8 @@ from baar_jax.router.view import View, text_pieces
 from baar_jax.router.weights import build_model, load_pretrained, weights_directory
 from baar_jax.run import Run
 from baar_jax.train.batches import SAMPLED, Batcher
-from baar_jax.train.fit import Learner, update_policy
 from baar_jax.train.losses import RatedEpisode, bopo_loss, sft_batch_loss
+from baar_jax.train.rollouts import Learner, update_policy
 from baar_jax.train.trainer import (
   ShardedRouter,
   Trainer,

@@ -38,7 +38,7 @@ from baar_jax.train.jobs import (
   list_evaluation,
 )
 from baar_jax.train.listing import find_uncapped
-from baar_jax.train.values import Transitions, load_heads, read_transitions
+from baar_jax.train.values import States, load_heads, read_states
 
 
 def main(run: Run) -> None:
@@ -225,8 +225,8 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
     openings.append(dataclasses.replace(played[id_], steps=played[id_].steps[:1]))
   forecasters = []
   for training in run.trainings():
-    transitions = read_transitions(training, openings)
-    forecasters.append((load_heads(training), transitions))
+    states = read_states(training, openings)
+    forecasters.append((load_heads(training), states))
   caps = [Cap(calls=K) for K in c.call_budgets]
   caps += [Cap(usd=usd) for usd in c.usd_budgets]
   scores = pd.DataFrame(index=tasks)
@@ -235,15 +235,13 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   return scores.astype(float)
 
 
-def predict_scores(
-  forecasters: Sequence[tuple[Heads, Transitions]], cap: Cap
-) -> np.ndarray:
+def predict_scores(forecasters: Sequence[tuple[Heads, States]], cap: Cap) -> np.ndarray:
   """Predict score_N in [0, 1] under a cap at first decisions."""
   scores = []
-  for heads, data in forecasters:
+  for heads, states in forecasters:
     left = count_calls_left(heads, cap)
-    facts = describe(left, 0.0, data.progress_NxP)
-    value_N, advantage_NxA = estimate(heads, data.hidden_NxD, facts)
+    facts = describe(left, 0.0, states.progress_NxP)
+    value_N, advantage_NxA = estimate(heads, states.hidden_NxD, facts)
     if left < 1:
       advantage_NxA = advantage_NxA[:, [SMALL]]
     scores.append(np.clip(value_N + advantage_NxA.max(axis=1), 0.0, 1.0))

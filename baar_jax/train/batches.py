@@ -30,9 +30,11 @@ class Batch:
   action_BxS: np.ndarray  # int32, the logit to learn: the model chosen, or a label's
   logp_BxS: np.ndarray  # float32, its log-probability if it was sampled, else 0
   mask_BxS: np.ndarray  # bool, the decisions to learn from
-  adv_B: np.ndarray | None = None  # float32, the episodes' advantages
-  ref_logits_BxSxA: jax.Array | None = None  # float32, the SFT router's logits
-  token_BxSxM: np.ndarray | None = None  # int32, the M tokens after each decision
+  adv_B: np.ndarray  # float32, the episodes' advantages; 0 if they have none
+  # Of an anchored method: float32, the SFT router's logits (`Learner.fill`).
+  ref_logits_BxSxA: jax.Array | None = None
+  # Of labels with outcomes: int32, the M tokens after each decision.
+  token_BxSxM: np.ndarray | None = None
   # Part of the step's episodes (B, with padding) and of its real decisions.
   episode_share: np.float32 = np.float32(1)
   decision_share: np.float32 = np.float32(1)

@@ -13,6 +13,8 @@ from baar_jax.rollout.specs import PolicySpec, Purpose, seed_of
 from baar_jax.store import Store
 from baar_jax.train import rewards
 from baar_jax.train.jobs import (
+  ALWAYS_LARGE,
+  ALWAYS_SMALL,
   BOUNDARIES,
   ProfiledTasks,
   count_trials,
@@ -59,8 +61,25 @@ def load_profiles(
   """
   numbers = range(trials or config.profile.trials)
   ids = [task.id for split in splits for task in store.tasks(split)]
-  loaded = [_load_trials(store, spec, "profile", numbers, ids) for spec in BOUNDARIES]
-  small, large = map(group_by_task, loaded)
+  episodes = []
+  for spec in BOUNDARIES:
+    episodes += _load_trials(store, spec, "profile", numbers, ids)
+  return profile_tasks(config, ids, episodes)
+
+
+def profile_tasks(
+  config: Config, ids: Iterable[str], episodes: Sequence[Episode]
+) -> dict[str, Profile]:
+  """Make the profiles of tasks from the boundaries' trials among episodes.
+
+  Returns:
+    The profiles by task id, in the order of ids, of tasks that have trials of both.
+
+  Raises:
+    ValueError: there are none.
+  """
+  small = group_by_task(e for e in episodes if e.policy == ALWAYS_SMALL.key)
+  large = group_by_task(e for e in episodes if e.policy == ALWAYS_LARGE.key)
   profiles = {}
   for id_ in ids:
     if small[id_] and large[id_]:

@@ -32,7 +32,7 @@ from baar_jax.router.view import View
 from baar_jax.router.zero_shot import ZeroShotPolicy
 from baar_jax.train import losses
 from baar_jax.train.checkpoint import Checkpoints, open_finished
-from baar_jax.train.fit import fit_rival, fit_rollouts, fit_sft
+from baar_jax.train.fit import fit_rival, fit_sft
 from baar_jax.train.jobs import (
   ALWAYS,
   ALWAYS_LARGE,
@@ -66,6 +66,7 @@ from baar_jax.train.listing import (
 )
 from baar_jax.train.loader import Loaded, RouterLoader
 from baar_jax.train.rivals import learn_scorer, learn_winners
+from baar_jax.train.rollouts import fit_rollouts
 from baar_jax.train.training import RouterFiles, Training
 from baar_jax.train.values import fit_values, load_heads
 

@@ -289,7 +289,7 @@ def dapo_advantages(
   mean of all training tasks, so that lam means the same in every environment (our
   choice). The metrics are of all episodes.
   """
-  unit_usd = np.mean([profile.cost_large for profile in profiles.values()])
+  unit_usd = rewards.mean_large_usd(profiles.values())
   rated = []
   reward_B = []
   kept_groups = 0

@@ -1,7 +1,7 @@
 """Profile, difficulty, normalised cost, reward, advantage (paper, section 4): NumPy."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +23,11 @@ class Profile:
   def hard(self) -> bool:
     """Tell whether the task is hard."""
     return self.difficulty == "hard"
+
+
+def mean_large_usd(profiles: Iterable[Profile]) -> float:
+  """Average always-LARGE's median dollars over tasks: a unit of cost (our choice)."""
+  return np.mean([profile.cost_large for profile in profiles])
 
 
 def difficulty(

@@ -17,12 +17,12 @@ import numpy as np
 import optax
 
 from baar_jax.config import MAX_PRICE, ValueConfig
-from baar_jax.episode import SMALL, SPLITS, Episode, Task
+from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
-from baar_jax.router.head import MAX_CALLS, Heads, Scale
+from baar_jax.router.head import MAX_CALLS, Heads, Layers, Scale
 from baar_jax.router.qwen2 import check_finite
-from baar_jax.train import checkpoint, dataset
+from baar_jax.train import checkpoint, dataset, rewards
 from baar_jax.train.batches import Batcher
 from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.training import RouterFiles, Training
@@ -40,50 +40,67 @@ CAPPED_SHARE = 0.6  # of the draws that have a cap (our choice)
 PRICE_0_SHARES = 0.8, 0.1
 
 
+class States(NamedTuple):
+  """What heads read of stored decisions, whatever is left of a budget (N)."""
+
+  hidden_NxD: np.ndarray  # of the trunk
+  progress_NxP: np.ndarray  # of `count_progress`
+
+
 class Transitions(NamedTuple):
   """Stored decisions in a row, episode after episode (N)."""
 
-  hidden_NxD: np.ndarray
+  states: States
   model_N: np.ndarray
   # Dollars of the step, over the mean of always-LARGE's medians by task.
   cost_N: np.ndarray
   # Score that the step gains, if the environment tells it; else all by the last step.
   gain_N: np.ndarray
   last_N: np.ndarray  # whether the episode ends with it
-  progress_NxP: np.ndarray  # of `count_progress`
 
 
-def read_transitions(training: Training, episodes: Sequence[Episode]) -> Transitions:
-  """Read the decisions of episodes, in their order, with the trunk's hidden states."""
+def read_states(training: Training, episodes: Sequence[Episode]) -> States:
+  """Read the states of episodes' decisions, in their order, with the trunk."""
   config = training.config
   view = training.open_trunk_view()
   model = checkpoint.load_initial(training, view)
   trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)  # no logits
   tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
   hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
-  profiles = dataset.load_profiles(training.store, config, "train").values()
-  unit_usd = max(TINY_USD, np.mean([profile.cost_large for profile in profiles]))
-  rows = []
+  progress = []
   for episode in episodes:
-    rows += _list_rows(tasks[episode.task_id], episode, unit_usd)
-  return Transitions(hidden_NxD.astype(np.float32), *map(np.array, zip(*rows)))
+    max_steps = tasks[episode.task_id].max_steps
+    progress += head.count_progress(max_steps, episode.steps)
+  return States(hidden_NxD.astype(np.float32), np.array(progress))
 
 
-def _list_rows(task: Task, episode: Episode, unit_usd: float) -> list[tuple]:
-  """List the fields of `Transitions` but the first, of each step of an episode."""
-  rows = []
-  before = 0.0
-  for step, progress in zip(
-    episode.steps, head.count_progress(task.max_steps, episode.steps)
-  ):
-    last = len(rows) + 1 == len(episode.steps)
-    score = before if step.score is None else step.score
-    if last:
-      score = episode.score
-    cost = np.float32(step.cost_usd / unit_usd)
-    rows.append((step.model, cost, np.float32(score - before), last, progress))
-    before = score
-  return rows
+def make_transitions(
+  states: States, episodes: Sequence[Episode], unit_usd: float
+) -> Transitions:
+  """Make the transitions of episodes, whose states were read.
+
+  Args:
+    unit_usd: costs are counted in it.
+  """
+  models = []
+  costs = []
+  gains = []
+  lasts = []
+  for episode in episodes:
+    before = 0.0
+    for number, step in enumerate(episode.steps, 1):
+      last = number == len(episode.steps)
+      score = before if step.score is None else step.score
+      if last:
+        score = episode.score
+      models.append(step.model)
+      costs.append(np.float32(step.cost_usd / unit_usd))
+      gains.append(np.float32(score - before))
+      lasts.append(last)
+      before = score
+  cost_N = np.array(costs)
+  gain_N = np.array(gains)
+  return Transitions(states, np.array(models), cost_N, gain_N, np.array(lasts))
 
 
 def fit_values(training: Training) -> None:
@@ -113,15 +130,20 @@ def fit_values(training: Training) -> None:
 
 def _open_heads(training: Training) -> tuple[Heads, Transitions]:
   """Draw heads, with the scale of the stored decisions that they learn from."""
-  c = training.config.value
-  episodes = dataset.load_value_episodes(training.store, training.config)
-  data = read_transitions(training, episodes)
+  config = training.config
+  c = config.value
+  episodes = dataset.load_value_episodes(training.store, config)
+  states = read_states(training, episodes)
+  train_ids = [task.id for task in training.store.tasks("train")]
+  profiles = dataset.profile_tasks(config, train_ids, episodes)
+  unit_usd = max(TINY_USD, rewards.mean_large_usd(profiles.values()))
+  data = make_transitions(states, episodes, unit_usd)
   largest = training.models - 1
   usd = [s.cost_usd for e in episodes for s in e.steps if s.model == largest]
-  spread_D = data.hidden_NxD.std(axis=0) + SPREAD_EPS
+  spread_D = states.hidden_NxD.std(axis=0) + SPREAD_EPS
   large_usd = np.float32(max(TINY_USD, np.mean(usd)))
-  scale = Scale(data.hidden_NxD.mean(axis=0), spread_D, large_usd)
-  key = jax.random.key(training.config.seed)
+  scale = Scale(states.hidden_NxD.mean(axis=0), spread_D, large_usd)
+  key = jax.random.key(config.seed)
   widths = c.value_width, c.advantage_width
   return head.draw_heads(key, c.heads, widths, training.models, scale), data
 
@@ -133,11 +155,18 @@ class Returns(NamedTuple):
   cost_N: jax.Array
 
 
+class Nets(NamedTuple):
+  """The parameters that learn, of a head or with a leading axis E of all heads."""
+
+  value: Layers
+  advantage: Layers
+
+
 class Fit(NamedTuple):
   """A head that learns, or with a leading axis E all heads."""
 
-  nets: tuple  # of values and of advantages
-  target_nets: tuple  # they follow slowly
+  nets: Nets
+  target_nets: Nets  # they follow slowly
   optimizer_state: optax.OptState
 
 
@@ -155,7 +184,7 @@ def fit_heads(
   """Yield (updates done, the target's heads, mean loss) after each `ROUND` updates."""
   schedule = optax.cosine_decay_schedule(config.learning_rate, config.updates)
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
-  nets = heads[:2]
+  nets = Nets(heads.value, heads.advantage)
   scale = heads.scale
   fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
   study = jax.tree.map(jnp.asarray, Study(data, compute_returns(data), scale))
@@ -234,11 +263,12 @@ def compute_target(
 
 
 def _estimate(
-  nets: tuple, scale: Scale, regime: Regime, data: Transitions
+  nets: Nets, scale: Scale, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
   """Estimate value_N and advantage_NxA of decisions with one head."""
-  facts_NxF = head.describe(regime.left_N, 1 / regime.weight_N - 1, data.progress_NxP)
-  return head.estimate_one(Heads(*nets, scale), data.hidden_NxD, facts_NxF)
+  facts_NxF = head.describe(regime.left_N, 1 / regime.weight_N - 1, states.progress_NxP)
+  one_head = Heads(*nets, scale)
+  return head.estimate_one(one_head, states.hidden_NxD, facts_NxF)
 
 
 def _update(
@@ -257,25 +287,27 @@ def _update(
   Returns:
     The head after it, and the loss.
   """
-  data, _, scale = study
+  data = study.data
+  scale = study.scale
   keys = jax.random.split(jax.random.fold_in(key, done), 6)
   count = len(data.model_N)
   n = jax.random.randint(keys[0], (config.batch_decisions,), 0, count)
-  here, returns = jax.tree.map(lambda x: x[n], study[:2])
+  here = jax.tree.map(lambda x: x[n], data)
+  returns = jax.tree.map(lambda x: x[n], study.returns)
   after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
   used_N = (here.model_N != SMALL).astype(jnp.float32)
   regime = draw_regime(keys[1:5], used_N)
   next_regime = regime._replace(left_N=regime.left_N - used_N)
-  estimates = _estimate(fitted.target_nets, scale, next_regime, after)
+  estimates = _estimate(fitted.target_nets, scale, next_regime, after.states)
   paid_N = regime.weigh(here.gain_N, here.cost_N)
   target_N = compute_target(paid_N, here.last_N, *estimates, next_regime.left_N)
   use_returns = done <= int(config.return_share * config.updates)
   target_N = jnp.where(use_returns, regime.weigh(*returns), target_N)
-  noise_NxD = jax.random.normal(keys[5], here.hidden_NxD.shape)
+  noise_NxD = jax.random.normal(keys[5], here.states.hidden_NxD.shape)
   noise_NxD = config.noise * scale.spread_D[None] * noise_NxD
-  noisy = here._replace(hidden_NxD=here.hidden_NxD + noise_NxD)
+  noisy = here.states._replace(hidden_NxD=here.states.hidden_NxD + noise_NxD)
 
-  def compute_loss(nets: tuple) -> jax.Array:
+  def compute_loss(nets: Nets) -> jax.Array:
     """Compute the mean squared distance to the targets."""
     value_N, advantage_NxA = _estimate(nets, scale, regime, noisy)
     chosen = jnp.take_along_axis(advantage_NxA, here.model_N[:, None], axis=1)[:, 0]
@@ -286,7 +318,7 @@ def _update(
 
 
 def _apply_gradient(
-  optimizer: optax.GradientTransformation, fitted: Fit, gradient: tuple
+  optimizer: optax.GradientTransformation, fitted: Fit, gradient: Nets
 ) -> Fit:
   """Step the nets; their target networks follow slowly."""
   updates, state = optimizer.update(gradient, fitted.optimizer_state, fitted.nets)
