@@ -155,30 +155,40 @@ class Run:
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
-    """Read the tasks of a split; list those of all splits on first use."""
-    kind = self.config.env.kind
-    is_new = not self.store.tasks(split)
-    if kind == SERVED and is_new:
-      raise ValueError(
-        f"clients have named no {split} task yet: five tasks fill all splits"
-      )
-    if self.is_main and is_new:
-      print("listing the tasks; the first time this can take a minute", file=sys.stderr)
-      envs = self.envs() * len(SPLITS)  # neighbours are in different processes
-      with ThreadPoolExecutor() as threads:
-        listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
-      counts = Counter(task.id for task in itertools.chain(*listings))
-      task_id, count = counts.most_common(1)[0]
-      if count > 1:
-        problem = f"--config.env.kind={kind} lists the task {task_id!r} twice"
-        raise ValueError(f"{problem}: each is in one split, once")
-      for name, tasks in zip(SPLITS, listings):
-        self.store.put_tasks(name, tasks)
+    """Read the tasks of a split; list those of all splits on first use.
+
+    Every process must call it: all take the main one's tasks.
+    """
+    if not self.store.tasks(split):
+      if self.config.env.kind == SERVED:
+        raise ValueError(
+          f"clients have named no {split} task yet: five tasks fill all splits"
+        )
+      if self.is_main:
+        self._list_tasks()
     for name in SPLITS:
       listing = exchange([vars(task) for task in self.store.tasks(name)])[0]
       if not self.is_main:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
+
+  def _list_tasks(self) -> None:
+    """List the environment's tasks of all splits, and store them.
+
+    Raises:
+      ValueError: a task is listed twice.
+    """
+    print("listing the tasks; the first time this can take a minute", file=sys.stderr)
+    envs = self.envs() * len(SPLITS)  # neighbours are in different processes
+    with ThreadPoolExecutor() as threads:
+      listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
+    counts = Counter(task.id for task in itertools.chain(*listings))
+    task_id, count = counts.most_common(1)[0]
+    if count > 1:
+      problem = f"--config.env.kind={self.config.env.kind} lists the task {task_id!r}"
+      raise ValueError(f"{problem} twice: each is in one split, once")
+    for name, tasks in zip(SPLITS, listings):
+      self.store.put_tasks(name, tasks)
 
   def play(
     self,
