@@ -224,7 +224,7 @@ class Run:
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
     own_ids = set(task_ids[d.process :: d.processes])
     own = [job for job in jobs if job.task.id in own_ids]
-    missing = [job for job in own if (job.task.id, job.seed) not in stored]
+    missing = [job for job in own if job.key not in stored]
     played = []
     if missing:
       most = self.config.models.max_failures
@@ -258,14 +258,14 @@ class Run:
   ) -> list[Episode]:
     """Play the jobs as `play` does; return the episodes of all, by task and seed."""
     played = self.play(title, spec, jobs, build)
-    keys = {(job.task.id, job.seed) for job in jobs}
+    keys = {job.key for job in jobs}
     keys -= {(episode.task_id, episode.seed) for episode in played}
     episodes = played + self.store.episodes(spec.key, keys)
     return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
 
   def check_played(self, specs: Sequence[PolicySpec], jobs: Sequence[Job]) -> None:
     """Raise ValueError if clients still have to play jobs of some policies."""
-    keys = {(job.task.id, job.seed) for job in jobs}
+    keys = {job.key for job in jobs}
     missing = Counter()
     for spec in specs:
       for task_id, _ in sorted(keys - self.store.keys(spec.key)):
@@ -281,7 +281,7 @@ class Run:
 
   def check_texts(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
     """Raise ValueError if clients stored no texts of a policy's jobs."""
-    keys = {(job.task.id, job.seed) for job in jobs}
+    keys = {job.key for job in jobs}
     for episode in self.store.episodes(spec.key, keys):
       if not any(step.observation or step.action for step in episode.steps):
         problem = f"sessions of {spec.key} were stored without their texts"
@@ -373,6 +373,7 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
   else:
     spent_usd = read_spent(directory, len(config.models.names) + 1).at_most_usd
   left_usd = max(0.0, config.max_usd - spent_usd)
+  # The shares of the others count as spent, so that messages name the whole cap.
   others_usd = left_usd - left_usd / config.distributed.processes
   return DollarBudget(config.max_usd, spent_usd + others_usd)
 

@@ -121,6 +121,11 @@ class Job:
     first = FIRST_SEED[self.purpose] + ROLLOUT_RANGE * self.training_seed
     return first + self.trial
 
+  @property
+  def key(self) -> tuple[str, int]:
+    """Return (task_id, seed), the key of the episode among those of its policy."""
+    return self.task.id, self.seed
+
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
@@ -164,4 +169,4 @@ class Live:
   @property
   def key(self) -> tuple[str, int]:
     """Tell the episode apart from all others that are live."""
-    return self.job.task.id, self.job.seed
+    return self.job.key
