@@ -155,30 +155,40 @@ class Run:
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
-    """Read the tasks of a split; list those of all splits on first use."""
-    kind = self.config.env.kind
-    is_new = not self.store.tasks(split)
-    if kind == SERVED and is_new:
-      raise ValueError(
-        f"clients have named no {split} task yet: five tasks fill all splits"
-      )
-    if self.is_main and is_new:
-      print("listing the tasks; the first time this can take a minute", file=sys.stderr)
-      envs = self.envs() * len(SPLITS)  # neighbours are in different processes
-      with ThreadPoolExecutor() as threads:
-        listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
-      counts = Counter(task.id for task in itertools.chain(*listings))
-      task_id, count = counts.most_common(1)[0]
-      if count > 1:
-        problem = f"--config.env.kind={kind} lists the task {task_id!r} twice"
-        raise ValueError(f"{problem}: each is in one split, once")
-      for name, tasks in zip(SPLITS, listings):
-        self.store.put_tasks(name, tasks)
+    """Read the tasks of a split; list those of all splits on first use.
+
+    Every process must call it: all take the main one's tasks.
+    """
+    if not self.store.tasks(split):
+      if self.config.env.kind == SERVED:
+        raise ValueError(
+          f"clients have named no {split} task yet: five tasks fill all splits"
+        )
+      if self.is_main:
+        self._list_tasks()
     for name in SPLITS:
       listing = exchange([vars(task) for task in self.store.tasks(name)])[0]
       if not self.is_main:
         self.store.put_tasks(name, [Task(**fields) for fields in listing])
     return self.store.tasks(split)
+
+  def _list_tasks(self) -> None:
+    """List the environment's tasks of all splits, and store them.
+
+    Raises:
+      ValueError: a task is listed twice.
+    """
+    print("listing the tasks; the first time this can take a minute", file=sys.stderr)
+    envs = self.envs() * len(SPLITS)  # neighbours are in different processes
+    with ThreadPoolExecutor() as threads:
+      listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
+    counts = Counter(task.id for task in itertools.chain(*listings))
+    task_id, count = counts.most_common(1)[0]
+    if count > 1:
+      problem = f"--config.env.kind={self.config.env.kind} lists the task {task_id!r}"
+      raise ValueError(f"{problem} twice: each is in one split, once")
+    for name, tasks in zip(SPLITS, listings):
+      self.store.put_tasks(name, tasks)
 
   def play(
     self,
@@ -214,7 +224,7 @@ class Run:
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
     own_ids = set(task_ids[d.process :: d.processes])
     own = [job for job in jobs if job.task.id in own_ids]
-    missing = [job for job in own if (job.task.id, job.seed) not in stored]
+    missing = [job for job in own if job.key not in stored]
     played = []
     if missing:
       most = self.config.models.max_failures
@@ -248,14 +258,14 @@ class Run:
   ) -> list[Episode]:
     """Play the jobs as `play` does; return the episodes of all, by task and seed."""
     played = self.play(title, spec, jobs, build)
-    keys = {(job.task.id, job.seed) for job in jobs}
+    keys = {job.key for job in jobs}
     keys -= {(episode.task_id, episode.seed) for episode in played}
     episodes = played + self.store.episodes(spec.key, keys)
     return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
 
   def check_played(self, specs: Sequence[PolicySpec], jobs: Sequence[Job]) -> None:
     """Raise ValueError if clients still have to play jobs of some policies."""
-    keys = {(job.task.id, job.seed) for job in jobs}
+    keys = {job.key for job in jobs}
     missing = Counter()
     for spec in specs:
       for task_id, _ in sorted(keys - self.store.keys(spec.key)):
@@ -271,7 +281,7 @@ class Run:
 
   def check_texts(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
     """Raise ValueError if clients stored no texts of a policy's jobs."""
-    keys = {(job.task.id, job.seed) for job in jobs}
+    keys = {job.key for job in jobs}
     for episode in self.store.episodes(spec.key, keys):
       if not any(step.observation or step.action for step in episode.steps):
         problem = f"sessions of {spec.key} were stored without their texts"
@@ -363,6 +373,7 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
   else:
     spent_usd = read_spent(directory, len(config.models.names) + 1).at_most_usd
   left_usd = max(0.0, config.max_usd - spent_usd)
+  # The shares of the others count as spent, so that messages name the whole cap.
   others_usd = left_usd - left_usd / config.distributed.processes
   return DollarBudget(config.max_usd, spent_usd + others_usd)
 

@@ -150,8 +150,8 @@ def test_frozen_figures(exact):
   config = Config()
   config.env.kind, config.env.max_steps = "sandbox", 18
   figures = exact_frontier(config)
-  assert figures["area"] == pytest.approx(0.8046, abs=1e-4)
-  costs, scores = zip(*figures["hull"])
+  assert figures.area == pytest.approx(0.8046, abs=1e-4)
+  costs, scores = zip(*figures.hull)
   assert (np.diff(np.diff(scores) / np.diff(costs)) <= 0).all()
   for point in [small, large, *(exact.solve(p=p)[0] for p in (0.25, 0.5, 0.75))]:
     assert point.success <= np.interp(point.cost_usd, costs, scores) + 1e-3

@@ -14,12 +14,11 @@ import numpy as np
 import pandas as pd
 
 from baar_jax.config import Config
-from baar_jax.envs.table import load
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
-from baar_jax.report.results import METRICS, Facts, Forecast
+from baar_jax.report.results import METRICS, ExactFrontier, Facts, Forecast
 from baar_jax.report.table import DIFFICULTIES, Evaluation
-from baar_jax.rollout.optimum import Exact
+from baar_jax.rollout.optimum import Exact, has_optimum
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
 from baar_jax.train import rewards
@@ -263,21 +262,19 @@ def beside_paper(
   return pd.DataFrame(rows, columns=["family", "K", "paper", "ours"])
 
 
-def exact_frontier(config: Config) -> dict | None:
-  """Compute the sandbox's optimal frontier over all tasks: its Points, and its area.
+def exact_frontier(config: Config) -> ExactFrontier | None:
+  """Compute the sandbox's optimal frontier over all tasks.
 
   Returns:
     None in another environment, for other models, prices or skills, and if LARGE gains
     nothing.
   """
-  c = config.models
-  has_optimum = load(config.env.kind).has_optimum
-  if not has_optimum or c.kind != "scripted" or c.prices or c.skills:
+  if not has_optimum(config):
     return None
-  exact = Exact(max_steps=config.env.max_steps, names=c.names)
+  exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
   hull = exact.hull()
   small = exact.solve(p=0.0)[0]
   large = exact.solve(p=1.0)[0]
   if large.success <= small.success:
     return None
-  return {"hull": hull, "area": frontier.area(*zip(*hull), small, large)}
+  return ExactFrontier(hull, frontier.area(*zip(*hull), small, large))

@@ -222,7 +222,7 @@ def draw_frontier(results: Results, metric: str) -> Figure:
   policies = results.policies
   small, large = BOUNDARY_KEYS
   if metric == "success_percent" and results.exact:
-    usd, share = np.array(results.exact["hull"]).T
+    usd, share = np.array(results.exact.hull).T
     axes.plot(usd, 100 * share, ":", color=MUTED, label="exact optimum, all tasks")
   ends = policies.loc[[small, large]]
   axes.plot(ends.cost_usd, ends[metric], "--", color=MUTED, linewidth=0.9, zorder=1)

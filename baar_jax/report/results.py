@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import pandas as pd
@@ -47,6 +47,14 @@ class Forecast:
   brier: float  # the mean squared difference (Brier 1950)
 
 
+@dataclasses.dataclass(frozen=True)
+class ExactFrontier:
+  """The frontier of optimal policies over all tasks."""
+
+  hull: Sequence[tuple[float, float]]  # dollars and success of its vertices
+  area: float
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Results:
   """The results of the evaluation.
@@ -70,7 +78,7 @@ class Results:
   forecast: Forecast | None
   training: pd.DataFrame
   ledger: dict[str, float]
-  exact: dict | None
+  exact: ExactFrontier | None
   episodes: list[Episode]
   paper: pd.DataFrame
   styles: Mapping[str, Style]  # by family

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baar_jax.config import Config
 from baar_jax.envs.errors import Errors, Oracle
 from baar_jax.envs.sandbox import adapter as sandbox
 from baar_jax.envs.sandbox.adapter import (
@@ -28,6 +29,7 @@ from baar_jax.envs.sandbox.adapter import (
   Sandbox,
 )
 from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.envs.table import load
 from baar_jax.episode import SMALL
 from baar_jax.llms.agent import extend, open_conversation
 from baar_jax.llms.scripted import ScriptedPair
@@ -47,6 +49,13 @@ VISIBLE = re.compile(
 class Point(NamedTuple):
   cost_usd: float  # expected, of an episode
   success: float  # its probability
+
+
+def has_optimum(config: Config) -> bool:
+  """Tell whether the exact policy is known: of the scripted models as they are."""
+  c = config.models
+  is_plain = c.kind == "scripted" and not c.prices and not c.skills
+  return is_plain and load(config.env.kind).has_optimum
 
 
 class Exact:

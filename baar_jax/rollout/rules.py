@@ -74,7 +74,7 @@ class PrivilegedPolicy(Policy):
     yield from ()  # it waits for no batch
     if len(turn.allowed) > 1:
       turn.step.model = self._find_best(turn)
-    return turn.take(turn.step.model)
+    return turn.take()
 
   def _find_best(self, turn: Turn) -> int:
     """Find the model that gains most over SMALL, else SMALL."""

@@ -129,6 +129,11 @@ class Job:
     """Return the engine's seed."""
     return seed_of(self.purpose, self.trial, self.training_seed)
 
+  @property
+  def key(self) -> tuple[str, int]:
+    """Return (task_id, seed), the key of the episode among those of its policy."""
+    return self.task.id, self.seed
+
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
@@ -172,4 +177,4 @@ class Live:
   @property
   def key(self) -> tuple[str, int]:
     """Tell the episode apart from all others that are live."""
-    return self.job.task.id, self.job.seed
+    return self.job.key

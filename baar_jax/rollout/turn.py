@@ -60,15 +60,14 @@ class Turn:
         models.append(model)
     return models
 
-  def decide(self) -> Generator[None, Decision, int]:
-    """Wait for the policy's decision, if there is a choice; return the model."""
+  def decide(self) -> Generator[None, Decision, None]:
+    """Wait for the policy's decision, if there is a choice; note it in the step."""
     if len(self.allowed) > 1:
       decision = yield
       self.step.model = decision.model
       self.step.logp = decision.logp
       self.step.router_cost_usd += decision.cost_usd
       self.step.router_latency_s += decision.latency_s
-    return self.step.model
 
   def ask(self, call: Callable[[], Reply]) -> Reply | None:
     """Make a call that the decision needs; return its reply, which is paid for.
@@ -83,18 +82,19 @@ class Turn:
     self.allowed = self.affordable(paid=reply.call.model)
     return reply
 
-  def take(self, model: int, proposal: Reply | None = None) -> Reply | None:
-    """Return the reply of a model, else of the nearest cheaper one that is allowed.
+  def take(self, proposal: Reply | None = None) -> Reply | None:
+    """Return the reply of the step's model, or of the nearest cheaper one allowed.
 
-    Where none is cheaper, the cheapest allowed model replies.
+    Where none is cheaper, the cheapest allowed model replies. The step then names the
+    model that replied; its `logp` is kept only if that was decided.
 
     Args:
-      model: the model that was decided for.
       proposal: a reply for this step that is there and paid for.
 
     Returns:
-      The reply, whose model `step` names; None if the budgets are spent.
+      The reply; None if the budgets are spent.
     """
+    model = self.step.model
     while self.allowed:
       cheaper = [other for other in self.allowed if other <= model]
       chosen = cheaper[-1] if cheaper else self.allowed[0]
@@ -131,8 +131,8 @@ class Policy:
     Returns:
       The reply; None if the episode's budgets are spent.
     """
-    model = yield from turn.decide()
-    return turn.take(model)
+    yield from turn.decide()
+    return turn.take()
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
     """Decide for episodes; a turn replaces a model that a budget forbids."""

@@ -20,11 +20,11 @@ class CascadePolicy(RouterPolicy):
       small = turn.agents[SMALL]
       proposal = turn.ask(lambda: small.reply(turn.messages, turn.number))
     if proposal is None:
-      return turn.take(turn.step.model)
+      return turn.take()
     while True:
       self._show(turn, proposal)
-      model = yield from turn.decide()
-      reply = turn.take(model, proposal)
+      yield from turn.decide()
+      reply = turn.take(proposal)
       if reply is None or reply is proposal:
         return reply
       turn.step.calls = [*proposal.calls("proposal"), *turn.step.calls]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from baar_jax.config import RouterConfig
-from baar_jax.episode import SMALL, Reply
+from baar_jax.episode import SMALL, Reply, Task
+from baar_jax.llms.agent import Agent, Hold
 from baar_jax.rollout.specs import Decision, PolicySpec
 from baar_jax.rollout.turn import Policy, Turn
 from baar_jax.router.view import View
@@ -25,7 +26,7 @@ class ZeroShotPolicy(Policy):
   def __init__(
     self,
     spec: PolicySpec,
-    judge: Callable,
+    judge: Callable[[Task, int, Hold], Agent],
     config: RouterConfig,
     tokenizer: Path,
     models: int = 2,
@@ -54,7 +55,7 @@ class ZeroShotPolicy(Policy):
         turn.step.model = self._read(answer.text)
         turn.step.calls = answer.calls("judge")
         turn.step.router_latency_s = time.monotonic() - start_s
-    return turn.take(turn.step.model)
+    return turn.take()
 
   def _ask_judge(self, turn: Turn) -> Reply:
     """Ask the judge about the next step."""

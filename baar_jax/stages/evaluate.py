@@ -93,7 +93,7 @@ def _reuse(
   A cap-blind policy makes the same decisions until its cap is spent, and the same draws
   follow from the same task, seed and step.
   """
-  missing = {(job.task.id, job.seed) for job in jobs} - store.keys(spec.key)
+  missing = {job.key for job in jobs} - store.keys(spec.key)
   table = store.table([uncapped.key])
   # With all K calls made, a router would not be asked again.
   unchanged = table[table.large_calls < spec.cap.calls]

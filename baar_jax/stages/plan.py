@@ -43,7 +43,7 @@ def main(config: Config, stages: Sequence[str]) -> None:
   for stage in stages:
     for spec, planned in list_planned(config, store, stage):
       stored = store.keys(spec.key)
-      missing = [job for job in planned if (job.task.id, job.seed) not in stored]
+      missing = [job for job in planned if job.key not in stored]
       calls, usd = estimate(config, outcomes, spec)
       rows.loc[stage] += [len(missing), len(missing) * calls, len(missing) * usd]
   store.close()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from baar_jax.config import ZERO_SHOT, Config, compared_lam
 from baar_jax.envs.table import load
 from baar_jax.episode import Task
+from baar_jax.rollout.optimum import has_optimum
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.router.policy import ARGMAX
 from baar_jax.train.dataset import draw_task_batches
@@ -89,9 +90,7 @@ def list_privileged(config: Config, name: str) -> Specs:
 
 def list_optimum(config: Config, name: str) -> Specs:
   """List each weight of the exact policy, and the policy of each cap on calls."""
-  c = config.models
-  has_optimum = load(config.env.kind).has_optimum
-  if c.kind != "scripted" or not has_optimum or c.prices or c.skills:
+  if not has_optimum(config):
     return
   for mu in OPTIMUM_WEIGHTS:
     yield PolicySpec(name, mu=mu, cap_conditioned=True)
