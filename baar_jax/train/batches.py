@@ -40,18 +40,24 @@ class Batch:
   decision_share: np.float32 = np.float32(1)
 
 
-class Term(NamedTuple):
-  """A term of a loss: a batch's sum, whose mean counts by the share of a step."""
+class Sum(NamedTuple):
+  """A sum over a batch, and what its mean divides it by."""
 
   total: jax.Array
   count: jax.Array | int  # of real decisions, or of episodes with padding
-  share: jax.Array | float = 1.0  # the batch's part of a gradient step's mean
-  weight: jax.Array | float = 1.0  # in the loss
 
   @property
   def mean(self) -> jax.Array:
     """Divide the sum by the count; 0 if there is nothing to count."""
     return self.total / jnp.maximum(self.count, 1)
+
+
+class Term(NamedTuple):
+  """A term of a loss: a batch's mean counts by the batch's share of a gradient step."""
+
+  values: Sum
+  share: jax.Array | float  # the batch's `decision_share` or `episode_share`
+  weight: jax.Array | float = 1.0  # in the loss
 
 
 # (logits_BxSxA, batch) -> its terms, to be summed by weight; "loss" is the main one.

@@ -12,7 +12,7 @@ import numpy as np
 from baar_jax.config import BoPOConfig
 from baar_jax.episode import Episode
 from baar_jax.train import batches, rewards
-from baar_jax.train.batches import NO_TOKEN, SAMPLED, Batch, Labels, Loss, Term
+from baar_jax.train.batches import NO_TOKEN, SAMPLED, Batch, Labels, Loss, Sum, Term
 from baar_jax.train.rewards import Profile
 
 DAPO_CLIP_LOW = 0.2  # of DAPO's paper
@@ -59,15 +59,16 @@ def next_token_loss(logits_BxSxV: jax.Array, batch: Batch) -> dict[str, Term]:
   )
   logp_BxS = jnp.where(real_BxSxM, logp_BxSxM, 0.0).sum(axis=2)
   loss_BxS = -logp_BxS / jnp.maximum(real_BxSxM.sum(axis=2), 1)
-  term = sum_masked(loss_BxS, batch.mask_BxS & real_BxSxM.any(axis=2))
+  values = sum_masked(loss_BxS, batch.mask_BxS & real_BxSxM.any(axis=2))
   # The share is of all decisions, also of those that no token follows.
-  return {"loss": term._replace(total=batch.decision_share * term.total)}
+  values = values._replace(total=batch.decision_share * values.total)
+  return {"loss": Term(values, share=1.0)}
 
 
 def sft_batch_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
   """Sum the terms of `sft_loss`."""
-  term = _sum_surprise(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
-  return {"loss": term._replace(share=batch.decision_share)}
+  values = _sum_surprise(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
+  return {"loss": Term(values, batch.decision_share)}
 
 
 def bopo_loss(
@@ -87,8 +88,8 @@ def bopo_loss(
   )
   kl = _sum_kl(logits_BxSxA, batch.ref_logits_BxSxA, batch.mask_BxS)
   return {
-    "loss": Term(-gain_B.sum(), len(gain_B), batch.episode_share),
-    "kl": kl._replace(share=batch.decision_share, weight=config.kl_beta),
+    "loss": Term(Sum(-gain_B.sum(), len(gain_B)), batch.episode_share),
+    "kl": Term(kl, batch.decision_share, config.kl_beta),
   }
 
 
@@ -103,9 +104,9 @@ def dapo_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
   ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
   clip = DAPO_CLIP_LOW, DAPO_CLIP_HIGH
   gain_BxS = _clip_gain(ratio_BxS, batch.adv_B[:, None], clip)
-  term = sum_masked(-gain_BxS, batch.mask_BxS)
-  weight = term.count / len(gain_BxS)  # decisions of an episode
-  return {"loss": term._replace(share=batch.episode_share, weight=weight)}
+  values = sum_masked(-gain_BxS, batch.mask_BxS)
+  weight = values.count / len(gain_BxS)  # decisions of an episode
+  return {"loss": Term(values, batch.episode_share, weight)}
 
 
 def sft_loss(
@@ -203,21 +204,21 @@ def action_logp(logits_BxSxA: jax.Array, action_BxS: jax.Array) -> jax.Array:
   return jnp.take_along_axis(logp_BxSxA, action_BxS[:, :, None], axis=2)[:, :, 0]
 
 
-def sum_masked(value_BxS: jax.Array, mask_BxS: jax.Array) -> Term:
+def sum_masked(value_BxS: jax.Array, mask_BxS: jax.Array) -> Sum:
   """Sum values over real decisions."""
-  return Term(jnp.where(mask_BxS, value_BxS, 0.0).sum(), mask_BxS.sum())
+  return Sum(jnp.where(mask_BxS, value_BxS, 0.0).sum(), mask_BxS.sum())
 
 
 def _sum_surprise(
   logits_BxSxA: jax.Array, action_BxS: jax.Array, mask_BxS: jax.Array
-) -> Term:
+) -> Sum:
   """Sum the cross-entropy of the chosen models."""
   return sum_masked(-action_logp(_mask(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
 
 
 def _sum_kl(
   logits_BxSxA: jax.Array, ref_logits_BxSxA: jax.Array, mask_BxS: jax.Array
-) -> Term:
+) -> Sum:
   """Sum KL(pi || pi_ref)."""
   logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
   ref_logp_BxSxA = jax.nn.log_softmax(_mask(ref_logits_BxSxA, mask_BxS))

@@ -137,8 +137,9 @@ class Trainer(ShardedRouter):
     loss = 0.0
     figures = {}
     for name, term in self._loss(self._forward(params, batch), batch).items():
-      figures[name] = term.share * term.mean
-      loss += term.weight * term.share * term.mean
+      mean = term.values.mean
+      figures[name] = term.share * mean
+      loss += term.weight * term.share * mean
     return loss, figures | {"loss": loss}
 
   def _apply_gradient(
