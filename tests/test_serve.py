@@ -212,6 +212,20 @@ def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client):
   assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
 
 
+def test_an_attempt_whose_end_cannot_be_written_is_booked_once(
+  client, upstream, monkeypatch
+):
+  """A refused attempt, which is not billed, and then a full disk."""
+
+  def fail(*_):
+    raise sqlite3.OperationalError("database or disk is full")
+
+  upstream.fault = lambda number, request: "500"
+  monkeypatch.setattr(client.http.app.exchange.sessions, "_close", fail)
+  assert client.chat().json()["error"]["message"] == "a bug: OperationalError"
+  assert client.session()["spent_usd"] == 0
+
+
 def test_a_failure_ends_the_call_that_decides_alone():
   """The first decides alone, the second for both others and fails, and the third decides anew."""
   picks = iter((0, 2))
