@@ -71,7 +71,7 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
 
   def step(logits):
     term = losses.dapo_loss(logits, batch)["loss"]
-    return term.weight * term.share * term.mean
+    return term.weight * term.share * term.values.mean
 
   loss, gradient = run(step, jnp.zeros((4, 3, 2)))  # each decision has probability .5
   # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to
@@ -91,7 +91,7 @@ def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
   term = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
   # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
   expected = 0.5 * (1.0397208 + 0.4700036) / 2
-  np.testing.assert_allclose(term.share * term.mean, expected, rtol=1e-5)
+  np.testing.assert_allclose(term.share * term.values.mean, expected, rtol=1e-5)
 
 
 TRAJECTORY, DECISION = {"ratio_level": "trajectory"}, {"ratio_level": "decision"}
