@@ -1,6 +1,9 @@
-"""The command line: python main.py --stage=S --config=configs/NAME.py --config.seed=1
+"""Read the command line and run the stages.
 
-A configuration that cannot work is refused in one line, before anything is opened.
+    python main.py --stage=S --config=configs/NAME.py --config.seed=1
+
+An invalid configuration ends the program with one line of error, before any file of a
+run is opened.
 """
 
 import dataclasses
@@ -13,13 +16,17 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-# Callbacks of JAX could swallow a Ctrl-C, so this comes before JAX is imported. In the
-# background it stays ignored.
+# Python's usual exception for Ctrl-C could be lost in a callback of JAX, so this
+# handler ends the program itself. A process that was started to ignore Ctrl-C gets no
+# handler.
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
 
   def stop(*_: object) -> None:
-    """End the program at once: everything that counts is on disk."""
-    os.write(2, b"\nstopped; the same command goes on from here\n")
+    """End the program at once after Ctrl-C.
+
+    Finished episodes and checkpoints are on disk, so nothing else has to be saved.
+    """
+    os.write(2, b"\nstopped; run the same command again to continue\n")
     os._exit(130)
 
   signal.signal(signal.SIGINT, stop)
@@ -35,13 +42,13 @@ from baar_jax.envs import table
 from baar_jax.envs.base import EnvDied
 from baar_jax.rollout.budget import CapReached
 from baar_jax.run import Run
-from baar_jax.stages import bench, evaluate, import_traces, plan, serve, setup, train
+from baar_jax.stages import bench, evaluate, import_traces, plan, serve, train
 from baar_jax.store import MOVED_OPTIONS
 from baar_jax.train import families
 from configs import quickstart
 
 STAGES = {
-  "setup": setup.main,
+  "setup": train.setup,
   "profile": train.profile,
   "references": train.references,
   "pretrain": train.pretrain,
@@ -50,16 +57,18 @@ STAGES = {
   "forecast": evaluate.forecast,
   "report": evaluate.report,
 }
-EXTRA = {  # of one process
+# Stages that --stage=all does not run. They run in one process only.
+EXTRA = {
   "import": import_traces.main,
   "export": train.export,
   "bench": bench.main,
   "serve": serve.main,
 }
 
-# What is wrong with a flag's field: what to do.
+# Advice about fields of older versions: a pattern of the error message, and what to do.
 REMEDIES = {
   f"Field ({'|'.join(MOVED_OPTIONS)}) not found": r"set --config.env.options.\1",
+  "Field prices not found .*ValueConfig": "set --config.value.cost_weights",
   "Field (together|repeats|explored) not found": (
     "set --config.references.plans, such as (('steps',20),('repeats',10,True))"
   ),
@@ -67,10 +76,13 @@ REMEDIES = {
 
 
 def main(command: tuple[Config, str]) -> int:
-  """Run the stages of a command line that `parse` has read.
+  """Run the stages of a command line.
+
+  Args:
+    command: the configuration and the stage's name, as `parse` returns them.
 
   Returns:
-    The exit code.
+    The exit code: 0 after success, 2 after a user's mistake, 3 at --config.max_usd.
   """
   logging.set_verbosity(logging.WARNING)
   config, stage = command
@@ -79,7 +91,7 @@ def main(command: tuple[Config, str]) -> int:
     validate(config)
     if stage in EXTRA and config.distributed.processes > 1:
       raise ValueError(
-        f"--stage={stage} runs in one process: leave out --config.distributed"
+        f"--stage={stage} runs in one process only: leave out --config.distributed"
       )
     if config.dry_run:
       plan.main(config, stages)
@@ -89,17 +101,20 @@ def main(command: tuple[Config, str]) -> int:
         (STAGES | EXTRA)[name](run)
   except CapReached as cap:
     print(
-      f"stopped by --config.max_usd: {cap}; a higher one goes on from here",
+      f"stopped by --config.max_usd: {cap}; raise it and run the same command again",
       file=sys.stderr,
     )
     return 3
-  except sqlite3.Error as error:  # such as a full disk
-    return fail(f"{config.runs}/{config.name}: {error}")
+  except sqlite3.Error as error:
+    return fail(
+      f"{config.runs}/{config.name}: {error} (from SQLite); check the free space and "
+      "the rights, and run the same command again"
+    )
   except (MemoryError, JaxRuntimeError) as error:
     if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return fail(
-      "out of memory: lower --config.sft.micro_episodes or other sizes "
+      "out of memory: lower --config.sft.micro_episodes or the router's sizes "
       f"({error!r:.200})"
     )
   except (ValueError, NotImplementedError, EnvDied, OSError) as error:
@@ -110,9 +125,13 @@ def main(command: tuple[Config, str]) -> int:
 def parse(
   argv: list[str], values: flags.FlagValues = flags.FLAGS
 ) -> tuple[Config, str]:
-  """Read the configuration and the stage of a command line.
+  """Read the configuration and the stage from a command line.
 
-  A wrong one ends the program in one line.
+  An invalid command line ends the program with one line and exit code 2.
+
+  Args:
+    argv: the command line, the program's name first.
+    values: absl's flags. Only tests pass other flags than those of the process.
   """
   stages = ["all", *STAGES, *EXTRA]
   try:
@@ -127,18 +146,20 @@ def parse(
     stage = flags.DEFINE_enum("stage", "all", stages, "What to do.", values)
     if values(argv)[1:]:
       raise flags.Error(
-        "an argument without --, or a value with a blank; a stage is --stage=NAME"
+        "an argument does not begin with --: write --stage=NAME, and quote blanks"
       )
   except flags.Error as error:
-    # An address or a variable's name may hold a key, and stays hidden.
+    # A user may have written a key into the value of one of these fields, so their
+    # values are not printed.
     hidden = "(?s)(key_variables?|base_urls|models|judge|serve)=.*"
     text = re.sub(hidden, r"\1 has a value that cannot be read", str(error))
     remedy = "set each option: --config.env.options.NAME=VALUE"
     text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
     sys.exit(fail(text))
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    # These are the errors of the configuration's dataclasses.
-    remedy = "the fields are in baar_jax/config.py"
+    # If a flag has a wrong field or value, the library for flags raises one of these
+    # exceptions.
+    remedy = "baar_jax/config.py lists the fields"
     for pattern, advice in REMEDIES.items():
       if match := re.search(pattern, str(error)):
         remedy = match.expand(advice)
@@ -147,26 +168,29 @@ def parse(
 
 
 def load_config(name: str) -> Config:
-  """Load the configuration of FILE.py or FILE.py:SETTING.
+  """Run a configuration file, and return its configuration.
+
+  Args:
+    name: FILE.py, or FILE.py:SETTING.
 
   Raises:
-    flags.Error: the file has any error.
+    flags.Error: the file is missing, raises an error, or returns no configuration.
   """
   path, *setting = name.split(":", 1)
   if not os.path.isfile(path):
     files = Path(quickstart.__file__).parent.glob("*.py")
     shipped = ",".join(sorted(file.stem for file in files))
     remedy = f"take one of configs/{{{shipped}}}.py, or a file with get_config()"
-    raise flags.Error(f"--config={name}: there is no such file; {remedy}")
+    raise flags.Error(f"--config={name}: no such file; {remedy}")
   try:
     config = runpy.run_path(path)["get_config"](*setting)
   except ValidationError as error:
     raise flags.Error(explain(error, error.title)) from None
   except BaseException as error:
-    raise flags.Error(f"{name}: {type(error).__name__}: {error}") from None
+    raise flags.Error(f"cannot load {name}: {type(error).__name__}: {error}") from None
   if not isinstance(config, Config):
     raise flags.Error(
-      f"{name}: get_config() returned a {type(config).__name__} and no Config"
+      f"{name}: get_config() returned a {type(config).__name__}; return a Config"
     )
   return config
 
@@ -174,15 +198,15 @@ def load_config(name: str) -> Config:
 def validate(config: Config) -> None:
   """Check a configuration, and convert its values to the types of their fields.
 
-  Nobody has checked the values that a configuration file has assigned.
+  Values that a configuration file assigns are checked nowhere else.
 
   Raises:
-    ValueError: a value cannot work; one line names the field and its rule.
+    ValueError: a value is invalid; one line names the field and its rule.
   """
   try:
     checked = TypeAdapter(Config).validate_python(dataclasses.asdict(config))
   except ValidationError as error:
-    raise ValueError(explain(error, "--config")) from None
+    raise ValueError(append_value(config, explain(error, "--config"))) from None
   vars(config).update(vars(checked))
   config.env.options = table.changed_options(config.env.kind, config.env.options)
   try:
@@ -190,61 +214,107 @@ def validate(config: Config) -> None:
     check_environment(config)
     check_machine(config)
   except ValueError as error:
-    raise ValueError(f"--config.{error}") from None
+    raise ValueError(append_value(config, f"--config.{error}")) from None
+
+
+def append_value(config: Config, text: str) -> str:
+  """Append the value of the field that an error names.
+
+  A value that may be a key, or a whole section, is not appended.
+
+  Args:
+    text: an error that begins with "--config." and the field.
+  """
+  path = re.match(r"--config\.([\w.]*\w)", text)[1].split(".")
+  value = config
+  usual = Config()
+  for name in path:
+    if dataclasses.is_dataclass(usual):
+      value = getattr(value, name)
+      usual = getattr(usual, name)
+    elif isinstance(value, dict):
+      value = value[name]
+    if name.startswith(("key_variable", "base_urls")):
+      return text
+  return text if dataclasses.is_dataclass(usual) else f"{text}; it is {value!r:.80}"
 
 
 def explain(error: ValidationError, prefix: str) -> str:
-  """Tell the first error in one line, without the value: it may hold a key."""
+  """Describe the first error of a validation in one line.
+
+  The value itself stays out of the text, because it may hold a key.
+
+  Args:
+    prefix: the name of the object that was checked, such as "--config".
+  """
   first = error.errors(include_input=False)[0]
   field = ".".join(map(str, (prefix, *first["loc"])))
-  if first["type"] == "value_error":  # our own validators raise it
+  # The validators of baar_jax/config.py raise ValueError.
+  if first["type"] == "value_error":
     return f"{field}.{first['ctx']['error']}"
   return f"{field}: {first['msg']}"
 
 
 def check_environment(config: Config) -> None:
-  """Refuse a configuration that the environment cannot run."""
+  """Raise an error unless the environment supports the configuration.
+
+  Raises:
+    ValueError: a process has too many live episodes, or an option has a value that
+      scripted models cannot play.
+  """
   environment = table.load(config.env.kind)
   live = config.env.live_per_process
   most = environment.episodes_per_process or live
-  must = f"at most {most} for {environment.__name__}"
-  require(live <= most, "env.live_per_process", must)
+  requirement = f"at most {most} for {environment.__name__}"
+  require(live <= most, "env.live_per_process", requirement)
   if config.models.kind == "scripted":
     for name, value in environment.scripted_options.items():
-      works = config.env.options.get(name, value) == value
-      must = f"{value} for scripted models, which follow solutions"
-      require(works, f"env.options.{name}", must)
+      is_valid = config.env.options.get(name, value) == value
+      requirement = f"{value} for scripted models, which follow solutions"
+      require(is_valid, f"env.options.{name}", requirement)
 
 
 def check_machine(config: Config) -> None:
-  """Check for the variables with keys, and the memory for the router."""
+  """Raise an error if a key's environment variable is unset, or memory is too small.
+
+  Raises:
+    ValueError: a variable that holds a key is unset, or training the router needs more
+      memory than this machine has.
+  """
   variables = {"", *os.environ}
   judge = config.baselines.judge
   for name, models in (("models", config.models), ("baselines.judge", judge)):
-    works = variables.issuperset(models.key_variables)
-    must = "names of environment variables that are set, or ''"
-    require(works, f"{name}.key_variables", must)
+    is_valid = variables.issuperset(models.key_variables)
+    requirement = "names of environment variables that are set, or ''"
+    require(is_valid, f"{name}.key_variables", requirement)
   require(
     config.serve.key_variable in variables,
     "serve.key_variable",
     "the name of an environment variable that is set, or ''",
   )
-  r = config.router
-  layer = 2 * (r.num_heads + r.num_kv_heads) * r.head_dim + 3 * r.intermediate_size
-  parameters = r.hidden_size * (r.num_layers * layer + r.vocab_size)
+  router = config.router
+  layer = (
+    2 * (router.num_heads + router.num_kv_heads) * router.head_dim
+    + 3 * router.intermediate_size
+  )
+  parameters = router.hidden_size * (router.num_layers * layer + router.vocab_size)
   rows = (config.env.processes or os.cpu_count()) * config.env.live_per_process
-  cache = rows * r.max_tokens * r.num_layers * r.num_kv_heads * r.head_dim
-  # Parameters have a gradient and two moments. The cache has keys and values.
+  cache = (
+    rows * router.max_tokens * router.num_layers * router.num_kv_heads * router.head_dim
+  )
+  # An estimate in bytes. In training, each parameter needs four float32 numbers:
+  # itself, its gradient, and AdamW's two moments. In the KV cache, a key and a value
+  # need at least two bytes each.
   needed = 16 * parameters + 4 * cache
   require(
     needed <= psutil.virtual_memory().total,
     "router.num_layers",
-    f"less, or other sizes: these take {needed // 10**9:,} GB",
+    f"smaller, or another size: these take {needed // 10**9:,} GB of memory",
   )
 
 
 def fail(error: Exception | str) -> int:
-  """Print an error in one line; return the exit code of a user's mistake."""
+  """Print an error in one line. Return 2, the exit code after a user's mistake."""
   line = "".join(filter(str.isprintable, " ".join(str(error).split())))
   print(f"error: {line}", file=sys.stderr)
   return 2

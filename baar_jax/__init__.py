@@ -1,10 +1,10 @@
-"""Budget-aware routing for LLM agents; `Router` decides without a server."""
+"""Export `Router`, which picks the model for each call of an LLM agent."""
 
 import importlib
 
 
 def __getattr__(name: str) -> type:
-  """Loads the router, and JAX with it, only when it is asked for."""
+  """Import `Router` on its first use, because it imports JAX."""
   if name != "Router":
     raise AttributeError(f"module 'baar_jax' has no attribute {name!r}")
   return importlib.import_module("baar_jax.serve.router").Router

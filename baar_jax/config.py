@@ -1,4 +1,4 @@
-"""The configuration: nested dataclasses, with the bounds of each field beside it."""
+"""Declare the settings of a run, and their bounds."""
 
 import dataclasses
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -6,27 +6,31 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-# Clients of the endpoint play this environment.
+# The value of env.kind for a served run, whose episodes come from clients of the
+# endpoint.
 SERVED = "served"
-# This rival asks `baselines.judge` about each step.
+# The rival whose judge, the model of `baselines.judge`, is asked at every step.
 ZERO_SHOT = "zero-shot"
-# Each ablation switches off one part of BoPO: a field, and its value.
+# BoPO's ablations by name: the field that switches off one part of BoPO, and its value.
 ABLATIONS = {
   "no-stratified": ("references.clone_large", True),
   "no-reference": ("bopo.reference_guided", False),
   "no-hard-bonus": ("bopo.r_hard", 0.0),
 }
-# Each view surrounds the previews of one step, and the budgets, with these tokens.
+# By the value of router.view: largest number of tokens that a view adds to a step's
+# texts, including those for the remaining caps.
 MARKUP_TOKENS = {"transcript": 80, "paper": 160}
-# Vanilla RL rolls out at most this multiple of BoPO's batches.
+# Most rollout batches of the rival "vanilla", as a multiple of BoPO's number.
 VANILLA_BATCHES = 3
-# Each purpose of an episode has this number of seeds; see rollout/specs.py.
+# Number of seeds that are reserved for each purpose of an episode. The purposes are
+# listed in rollout/specs.py.
 SEEDS = 1000
-# The rollouts of each training seed have this number of seeds.
+# Number of seeds that are reserved for the rollouts of one training seed.
 ROLLOUT_RANGE = 1_000_000
-# The value heads are trained for cost weights up to this one; see router/head.py.
-MAX_PRICE = 2.0
-# These addresses hold no user, password, query or fragment, which may be a key.
+# Largest cost weight for which value heads are trained; see router/head.py.
+MAX_COST_WEIGHT = 2.0
+# The pattern of valid addresses. Users, passwords, queries and fragments are refused,
+# because they may contain a key.
 URL = r"^https?://([A-Za-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]+)?(/[A-Za-z0-9_.~/%-]*)?$"
 VARIABLE = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -37,25 +41,49 @@ validator = model_validator(mode="after")
 
 
 def positive(default: float, most: float = 1_000_000) -> Any:
-  """Declare a number above 0 and at most `most`."""
+  """Declare a field of a configuration whose value is above 0.
+
+  Args:
+    default: the field's default.
+    most: the largest number that is accepted.
+  """
   return Field(default, gt=0, le=most)
 
 
 def not_negative(default: float | None, most: float = 1e9) -> Any:
-  """Declare a number from 0 to `most`."""
+  """Declare a field of a configuration whose value is at least 0.
+
+  Args:
+    default: the field's default; None declares a field that may stay unset.
+    most: the largest number that is accepted.
+  """
   return Field(default, ge=0, le=most)
 
 
-def require(works: bool, field: str, must: str) -> None:
-  """Raise ValueError with the field and its rule unless it works."""
-  if not works:
-    raise ValueError(f"{field} must be {must}")
+def require(is_valid: bool, field: str, requirement: str) -> None:
+  """Raise an error that names a field and its rule, unless the value is valid.
+
+  Args:
+    is_valid: whether the field's value satisfies the rule.
+    field: the field's name, such as "bopo.lam".
+    requirement: the rule, as the end of a sentence that begins with "must be".
+
+  Raises:
+    ValueError: the value breaks the rule; the message names the field and the rule.
+  """
+  if not is_valid:
+    raise ValueError(f"{field} must be {requirement}")
 
 
 class OpenOptions(dict):
-  """Take options from flags: a flag that names a new one sets it to a text."""
+  """Options by name, to which flags can add new names.
+
+  A flag of the command line reads an option before it changes it, and keeps its type.
+  So a missing option is first stored as an empty text.
+  """
 
   def __missing__(self, name: str) -> str:
+    """Store an empty text as the value of a missing option, and return it."""
     return self.setdefault(name, "")
 
 
@@ -64,13 +92,19 @@ class EnvConfig:
   """Configure the environment, its tasks and its processes.
 
   Attributes:
-    kind: a name of ENVIRONMENTS in envs/table.py, or FILE.py:CLASS for your own Env.
-    processes: Each child process serves some environments; 0 starts one process per
+    kind: Name of an environment in envs/table.py, or FILE.py:CLASS for an environment
+      of your own.
+    train_tasks: Number of training tasks.
+    dev_tasks: Number of validation tasks, on which all choices are made.
+    test_tasks: Number of held-out test tasks.
+    max_steps: Number of steps after which an episode ends.
+    processes: Number of child processes that play the environment; 0 is one per CPU
       core.
-    live_per_process: These episodes share a process (and its JVM).
-    timeout_s: A process is replaced if one call takes longer.
-    options: The class Options in the environment's adapter.py declares and checks
-      these.
+    live_per_process: Number of episodes that one process plays at the same time.
+    timeout_s: Seconds that a call of an environment may take. After this time its
+      process is replaced, and the episode has failed.
+    options: Options of the environment by name. Its class Options in adapter.py
+      declares them and their bounds.
   """
 
   kind: str = "scienceworld"
@@ -84,28 +118,38 @@ class EnvConfig:
   options: dict = Field(default_factory=dict)
 
   def __post_init__(self) -> None:
+    """Prepare `options`, so that flags can set options that the file does not set."""
     self.options = OpenOptions(self.options)
 
 
 @section
 class ModelsConfig:
-  """Configure the models to route between, the cheapest first.
+  """Configure the models that the router chooses from.
 
   Attributes:
-    prices: A model's row is (input, cached input, output[, cache write]), in $ per
-      million tokens. Without rows the list prices count.
-    skills: A scripted model errs at SMALL's rates with skill 0 and at LARGE's with
-      skill 1. Without skills the ranks are equally spaced.
-    base_urls: With kind="chat" these are endpoints of OpenAI's chat completions, one
-      for all models or one for each. Without any it is OpenAI's own.
-    key_variables: These environment variables hold the endpoints' keys; "" needs no
-      key.
-    max_completion_tokens: Budgets reserve this number of tokens for each reply.
-    wire: The endpoints' wire form is a file of baar_jax/llms, such as chat_completions.
-    concurrency: Each model gets at most this number of calls at a time.
-    timeout_s: An attempt fails unless its last byte comes in time.
-    retries: A reply is tried again this number of times.
-    max_failures: This number of failures in a row (attempts, episodes) ends the run.
+    kind: "scripted" for programs with stated error rates, "chat" for API models at an
+      upstream endpoint.
+    names: Names of the models, the cheapest first.
+    prices: One row per model in US dollars per million tokens: (input, cached input,
+      output), and a fourth price for writing the cache if the model has one. () takes
+      the list prices.
+    skills: One number in [0, 1] per scripted model: 0 errs at SMALL's rates, 1 at
+      LARGE's. () spaces the models equally.
+    base_urls: Addresses of the upstream endpoints with kind="chat": one for all models,
+      or one per model. () is OpenAI's endpoint.
+    key_variables: Names of the environment variables with the upstream endpoints' keys:
+      one for all models, or one per model. "" stands for an endpoint without a key.
+    temperature: Sampling temperature of the models.
+    max_completion_tokens: Largest number of tokens of a reply. The worst case of a call
+      assumes a reply of this length.
+    wire: Wire form of the upstream endpoints: the name of its file in baar_jax/llms.
+    token_limit_field: Name of the request's field that carries `max_completion_tokens`.
+    concurrency: Largest number of calls in flight at one model.
+    timeout_s: Seconds within which the whole answer of an attempt must arrive. A slower
+      attempt has failed.
+    retries: Number of times that a failed attempt is repeated.
+    max_failures: Number of failures in a row, of attempts or of episodes, that ends the
+      run.
   """
 
   kind: str = Field("scripted", pattern="^(scripted|chat)$")
@@ -129,34 +173,51 @@ class ModelsConfig:
 
   @validator
   def _check(self) -> Self:
+    """Raise an error unless each tuple has as many values as there are models."""
     count = len(self.names)
     for field in ("prices", "skills"):
-      works = len(getattr(self, field)) in (0, count)
-      require(works, field, "one for each of the names, or ()")
+      is_valid = len(getattr(self, field)) in (0, count)
+      require(is_valid, field, "() or a value for each of the names")
     for field in ("base_urls", "key_variables"):
-      works = len(getattr(self, field)) in (0, 1, count)
-      require(works, field, "one for all or each of the names, or ()")
+      is_valid = len(getattr(self, field)) in (0, 1, count)
+      require(is_valid, field, "(), one value, or a value for each of the names")
     return self
 
 
 @section
 class RouterConfig:
-  """Configure the router: its weights or shape (Qwen2's names), and its text.
+  """Configure the router: its weights or shape, and the text that it reads.
+
+  The names of the shape are those of Qwen2.
 
   Attributes:
-    weights: Weights are a Hugging Face directory of a Qwen2 or Qwen2.5, a GGUF file, or
-      "smollm2"; they bring their shape and tokenizer. Without weights the router has
-      the shape below and random parameters, and its tokenizer is trained on the
-      profile.
-    layers: The router keeps the first layers of the weights; 0 keeps all.
-    dtype: Parameters are float32; the router computes in this type.
-    vocab_size: All bytes and the decisions are in the vocabulary.
-    show_budget: The text tells the router the rest of its call budget.
-    max_tokens: A longer sequence loses its oldest whole steps.
-    buckets: This number of row lengths is compiled: equal parts of max_tokens.
-    description_tokens: Longer texts are cut to these previews, with a mark.
-    usd_per_million_tokens: The report has a column for the router's own compute at this
-      price.
+    weights: Pretrained weights: a Hugging Face directory of a Qwen2 or Qwen2.5, a GGUF
+      file, or "smollm2". They come with their own shape and tokenizer. With "" the
+      router has the shape of the fields below and random weights, and its tokenizer is
+      trained on the profile's texts.
+    layers: Number of layers of the pretrained weights that the router keeps, counted
+      from the first; 0 keeps all.
+    dtype: Type of numbers that the router computes in. Parameters are float32.
+    vocab_size: Number of tokens: 256 bytes, the models' decisions and learned tokens.
+    hidden_size: Width of the hidden states.
+    intermediate_size: Width of the feed-forward layers.
+    num_layers: Number of transformer layers.
+    num_heads: Number of query heads per layer, a multiple of `num_kv_heads`.
+    num_kv_heads: Number of key-value heads per layer.
+    head_dim: Width of a head, an even number.
+    rope_theta: Base of the rotary position embedding.
+    tie_word_embeddings: Whether the output layer shares the input embedding's weights.
+    view: Text that the router reads: "transcript" is one growing text per episode,
+      "paper" is the paper's prompt at every step.
+    show_budget: Whether the text states the remaining cap of the episode.
+    max_tokens: Largest number of tokens of a text. A longer text loses its oldest
+      steps.
+    buckets: Number of row lengths that are compiled, in equal parts of `max_tokens`.
+    description_tokens: Number of tokens to which the task's description is cut.
+    action_tokens: Number of tokens to which an action is cut.
+    result_tokens: Number of tokens to which an action's result is cut.
+    usd_per_million_tokens: Price of the router's own compute in US dollars per million
+      tokens. The report shows these dollars in a separate column.
   """
 
   weights: str = ""
@@ -182,22 +243,27 @@ class RouterConfig:
 
   @validator
   def _check(self) -> Self:
+    """Raise an error unless `max_tokens` and the numbers of heads are valid."""
     previews = self.description_tokens + self.action_tokens + 2 * self.result_tokens
     least = 2 * (previews + MARKUP_TOKENS[self.view])
-    works = self.max_tokens >= least
-    require(works, "max_tokens", f"at least {least} for these previews")
-    works = self.num_heads % self.num_kv_heads == 0
-    require(works, "num_heads", "a multiple of --config.router.num_kv_heads")
+    is_valid = self.max_tokens >= least
+    remedy = "or lower description_tokens, action_tokens or result_tokens"
+    require(is_valid, "max_tokens", f"at least {least}, {remedy}")
+    is_valid = self.num_heads % self.num_kv_heads == 0
+    require(is_valid, "num_heads", "a multiple of --config.router.num_kv_heads")
     return self
 
 
 @section
 class ProfileConfig:
-  """Configure the trials that label the training tasks.
+  """Configure the trials that label the training and dev tasks.
 
   Attributes:
-    trials: Each boundary model plays each task this number of times (K of the paper).
-    robustness: The report also labels the tasks with these K.
+    trials: Number of episodes of each boundary policy per task (called K in the paper's
+      taxonomy of difficulty).
+    robustness: Other numbers of trials. The report compares the difficulty of tasks by
+      these numbers with that by `trials`.
+    easy_rate: Least share of always-SMALL's trials that succeed in an easy task.
   """
 
   trials: int = positive(5, SEEDS)
@@ -207,11 +273,15 @@ class ProfileConfig:
 
 @section
 class PretrainConfig:
-  """Configure the pretraining of random weights, in place of Qwen2.5's (our choice).
+  """Configure the pretraining of random weights (our choice).
+
+  The router learns to predict the texts of episodes. This takes the place of the text
+  that Qwen2.5 has read.
 
   Attributes:
-    epochs: A router passes over the stored training episodes; 0 leaves its weights
-      random.
+    epochs: Number of passes over the stored training episodes; 0 skips pretraining.
+    batch_episodes: Number of episodes per gradient step.
+    learning_rate: Highest learning rate of the schedule.
   """
 
   epochs: int = not_negative(0, 1000)
@@ -220,10 +290,14 @@ class PretrainConfig:
 
 
 class SamplePlan(NamedTuple):
-  """Stored samples of a task; see `rollout.rules.take_sampled` for the kinds.
+  """Plan additional samples per task, which are played and stored for training.
 
   Attributes:
-    all_tasks: The plan samples all profiled training tasks, not the hard ones alone.
+    kind: Rule by which a sample picks its models: "samples", "steps" or "repeats"; see
+      `take_sampled` in rollout/rules.py.
+    count: Number of samples per task.
+    all_tasks: Whether all training tasks with a profile get the samples. False gives
+      them to hard training tasks only.
   """
 
   kind: Literal["samples", "steps", "repeats"]
@@ -236,10 +310,10 @@ class ReferencesConfig:
   """Configure the stored samples that training learns from.
 
   Attributes:
-    samples: Each hard task gets this number of samples (N of the paper).
-    plans: Pretraining and value heads also learn from these, in this order (our
-      choice).
-    clone_large: This ablation leaves out stratified sampling.
+    samples: Number of stratified samples per hard task (paper: N).
+    plans: Additional samples for pretraining and the value heads (our choice).
+    clone_large: True takes always-LARGE's trials as references of hard tasks, without
+      stratified samples (the ablation no-stratified).
   """
 
   samples: int = Field(20, gt=0, lt=SEEDS // 4)
@@ -248,13 +322,12 @@ class ReferencesConfig:
 
   @validator
   def _check(self) -> Self:
+    """Raise an error unless the kinds of the plans are different and allowed."""
     kinds = [plan.kind for plan in self.plans]
-    require(len(kinds) == len({*kinds}), "plans", "of different kinds")
+    require(len(kinds) == len({*kinds}), "plans", "at most one plan of each kind")
     for plan in self.plans:
-      works = plan.all_tasks or plan.kind != "samples"
-      require(works, "plans", "of all tasks for samples: hard tasks have theirs")
-    count = sum(plan.count for plan in self.plans)
-    require(count < SEEDS, "plans", f"of fewer than {SEEDS} samples in all")
+      is_valid = plan.all_tasks or plan.kind != "samples"
+      require(is_valid, "plans", "with all_tasks for samples: ('samples', COUNT, True)")
     return self
 
 
@@ -263,15 +336,25 @@ class ValueConfig:
   """Configure the budget-conditioned router: value heads behind a frozen trunk.
 
   Attributes:
-    updates: Every head takes this number of gradient steps; 0 leaves the router out.
-    prices: For each budget dev chooses one of these cost weights.
-    heads: The heads are an ensemble.
-    return_share: The first share of the updates learns Monte-Carlo returns.
-    noise: Noise on the hidden states is in units of their standard deviations.
+    updates: Number of gradient steps of every head; 0 trains no budget-conditioned
+      router.
+    cost_weights: Cost weights with which the router is evaluated on dev: the units of
+      score that one normalised dollar costs. Under a cap, only the lowest of them is
+      used.
+    heads: Number of heads of the ensemble.
+    value_width: Width of the network that computes the value of a state.
+    advantage_width: Width of the network that computes the models' advantages.
+    batch_decisions: Number of decisions per gradient step.
+    return_share: Share of the updates that learn Monte-Carlo returns. They are the
+      first ones; all later updates learn Q targets.
+    learning_rate: Learning rate of AdamW at the start; it decays to 0.
+    weight_decay: Weight decay of AdamW.
+    noise: Standard deviation of the noise that is added to hidden states in training,
+      as a multiple of their own standard deviation.
   """
 
   updates: int = Field(0, ge=0, lt=10**6)
-  prices: tuple[Annotated[float, Field(ge=0, le=MAX_PRICE)], ...] = Field(
+  cost_weights: tuple[Annotated[float, Field(ge=0, le=MAX_COST_WEIGHT)], ...] = Field(
     (0.0, 0.1, 0.2, 0.5, 1.0), min_length=1
   )
   heads: int = positive(5, 100)
@@ -286,18 +369,26 @@ class ValueConfig:
 
 @section
 class SFTConfig:
-  """Configure the supervised training of routers.
+  """Configure the supervised training of routers (BoSFT).
 
   Attributes:
-    updates: A training ends after this number of updates at the latest.
-    check_every: The dev loss is measured each time after this number of updates.
-    patience: A training ends after this number of measurements without a new best.
-    micro_episodes: A compiled call has this number of rows, also in BoPO and for value
-      heads.
-    learning_rates: All rates are tried, also for the scorer and the classifier. The
-      best on dev stays.
-    adam_eps: With an eps above most entries of the gradient, AdamW keeps their sizes.
-      That means less noise in short runs.
+    updates: Largest number of gradient steps.
+    check_every: Number of gradient steps between two measurements of the loss on dev.
+    patience: Number of measurements in a row without a lower loss after which the
+      training ends.
+    batch_episodes: Number of episodes per gradient step.
+    micro_episodes: Number of rows of a compiled call, in all trainings (BoPO and value
+      heads too). A smaller number needs less memory.
+    hard_share: Share of a batch's episodes that are of hard tasks.
+    learning_rates: Highest learning rates of the schedules to try, also for the
+      cascade's scorer and the single-turn classifier. The training with the lowest loss
+      on dev is kept.
+    warmup_share: Share of the gradient steps, at the start, in which the learning rate
+      rises.
+    adam_eps: Epsilon of AdamW. If it exceeds most entries of the gradient, the entries
+      of a step keep their relative sizes, which makes short trainings less noisy.
+    weight_decay: Weight decay of AdamW.
+    clip_norm: Largest norm of a gradient; a longer gradient is scaled down.
   """
 
   updates: int = Field(150, gt=0, lt=10**6)
@@ -317,15 +408,32 @@ class SFTConfig:
 
 @section
 class BoPOConfig:
-  """Configure the reinforcement learning of the paper.
+  """Configure BoPO, the paper's reinforcement learning.
 
   Attributes:
-    lam: Each cost weight trains its own router.
-    reference_guided: The ablation sets False: the group's mean alone is the baseline.
-    adam_eps: see SFTConfig.
-    updates: An update rolls out one batch of episodes.
-    epochs: Training passes this number of times over each rollout batch.
-    batch_episodes: A gradient step takes this number of episodes.
+    lam: Weights of the normalised cost in the reward. A router is trained for each of
+      them.
+    r_success: Reward of a success (paper: 1).
+    r_hard: Additional reward of a success in a hard task (paper: 0.5).
+    group_size: Number of episodes per task and update (paper: 8).
+    advantage_eps: Number added to a group's standard deviation of rewards (our choice).
+    advantage_clip: Largest absolute value of an advantage; larger ones are clipped (our
+      choice).
+    reference_guided: Whether the baseline is at least the reference's reward. False
+      uses the group's mean reward only (the ablation no-reference).
+    kl_beta: Weight of the KL divergence from the SFT router in the loss.
+    ratio_level: Unit of the probability ratio: "trajectory" (paper) or "decision".
+    clip_low: Distance below 1 at which the probability ratio is clipped; None never
+      clips.
+    clip_high: Distance above 1 at which the probability ratio is clipped; None never
+      clips.
+    learning_rate: Learning rate of AdamW.
+    adam_eps: Epsilon of AdamW, as in SFTConfig.
+    clip_norm: Largest norm of a gradient; a longer gradient is scaled down.
+    updates: Number of updates. Each plays one rollout batch and learns from it.
+    tasks_per_update: Number of tasks per rollout batch.
+    epochs: Number of training passes over each rollout batch.
+    batch_episodes: Number of episodes per gradient step.
   """
 
   lam: tuple[Annotated[float, Field(ge=0, le=100)], ...] = Field(
@@ -351,22 +459,24 @@ class BoPOConfig:
 
   @validator
   def _check(self) -> Self:
+    """Raise an error if there are more rollout episodes than seeds for them."""
     most = ROLLOUT_RANGE // (VANILLA_BATCHES * self.group_size)
-    require(self.updates <= most, "updates", f"at most {most}, for each episode's seed")
+    require(self.updates <= most, "updates", f"at most {most} with this group_size")
     return self
 
 
 @section
 class BaselinesConfig:
-  """Configure the routers that are trained and evaluated beside BoPO.
+  """Configure the rivals and ablations that are evaluated beside BoPO.
 
   Attributes:
-    rivals: These are names of rivals in `train/families.py`.
-    compared_lam: Ablations are trained and rivals compared at this cost weight; None is
-      the first of bopo.lam.
-    updates: The scorer and the classifier take at most this number of updates.
-    judge: A zero-shot router asks this model. Scripted runs have a stand-in at its
-      price.
+    rivals: Names of rivals from train/families.py, such as "cascade".
+    ablations: Names of ablations. Each ablation is BoPO without one part.
+    compared_lam: The value of bopo.lam for which ablations are trained and compared
+      with BoPO; None takes the first of bopo.lam.
+    updates: Largest number of gradient steps of the scorer and the classifier.
+    judge: The judge: the model that the zero-shot router asks. If the models are
+      scripted, a rule answers in its place, and costs the judge's price.
   """
 
   rivals: tuple[str, ...] = ()
@@ -384,18 +494,23 @@ class BaselinesConfig:
 
 @section
 class EvaluateConfig:
-  """Configure the evaluated policies, budgets and seeds.
+  """Configure the policies, caps and seeds of the evaluation.
 
   Attributes:
-    seeds: Each task is played with this number of evaluation seeds.
-    tasks: The first tasks of dev and of test are evaluated; 0 takes all.
-    thresholds: Each threshold adds a point: LARGE if its probability is above the
-      threshold.
-    shares: Each share adds the point at which LARGE has this share of the decisions in
-      stored training episodes. `router.policy.Threshold` tells the case of more models.
-    budget_rules: Hard budgets use these points too, not argmax alone.
-    usd_budgets: Each of these caps the dollars of a task (B_max).
-    bootstrap: Each interval takes this number of resamples of the tasks.
+    seeds: Number of evaluation seeds per task.
+    tasks: Number of dev tasks, and of test tasks, that are evaluated, counted from the
+      first; 0 takes all.
+    random_p: Probabilities of LARGE, one per random policy.
+    thresholds: Thresholds besides 0.5, with one policy each. The router calls LARGE if
+      LARGE's probability reaches the threshold.
+    shares: Shares of LARGE, with one policy each. The policy's threshold is the one at
+      which it would have called LARGE in this share of the stored training decisions.
+      For more than two models see `Threshold` in router/policy.py.
+    budget_rules: Whether the policies of `thresholds` and `shares` are also evaluated
+      under caps.
+    call_budgets: Caps on the LARGE calls of a task (paper: K).
+    usd_budgets: Caps on the US dollars of a task (paper: B_max).
+    bootstrap: Number of resamples of the tasks per interval.
   """
 
   seeds: int = positive(3, SEEDS)
@@ -410,21 +525,24 @@ class EvaluateConfig:
 
   @validator
   def _check(self) -> Self:
-    works = 0.5 not in self.thresholds
-    require(works, "thresholds", "without 0.5, which is argmax")
+    """Raise an error if a threshold is 0.5, which is always evaluated."""
+    is_valid = 0.5 not in self.thresholds
+    require(is_valid, "thresholds", "without 0.5, which is always evaluated")
     return self
 
 
 @section
 class DistributedConfig:
-  """Configure the processes that train one router.
+  """Configure the processes that train one router together.
 
-  Each plays its share of the episodes.
+  Each process plays its share of the episodes.
 
   Attributes:
-    process: The number of this process counts from 0.
-    coordinator: Process 0 listens at host:port.
-    fsdp: This number of devices shares one copy of the parameters; 0 is all devices.
+    processes: Number of processes.
+    process: Number of this process, from 0.
+    coordinator: Address HOST:PORT at which process 0 listens.
+    fsdp: Number of devices among which one copy of the parameters is divided; 0 is all
+      devices.
   """
 
   processes: int = positive(1, 10**4)
@@ -434,10 +552,11 @@ class DistributedConfig:
 
   @validator
   def _check(self) -> Self:
-    works = self.process < self.processes
-    require(works, "process", "below --config.distributed.processes")
-    works = self.processes == 1 or self.coordinator
-    require(works, "coordinator", "host:port of process 0")
+    """Raise an error unless the process has a valid number and a coordinator."""
+    is_valid = self.process < self.processes
+    require(is_valid, "process", "below --config.distributed.processes")
+    is_valid = self.processes == 1 or self.coordinator
+    require(is_valid, "coordinator", "HOST:PORT at which process 0 listens")
     return self
 
 
@@ -446,20 +565,28 @@ class ServeConfig:
   """Configure the endpoint of --stage=serve.
 
   Attributes:
-    host: Any other host needs a key.
-    port: 0 takes any free port.
-    policy: This policy decides for the name "baar". "sample" is the router whose
-      sessions BoPO learns from next.
-    router: The router comes from this run's directory; "" is the run that serves.
-    max_usd: These caps of a session are defaults, which a client can only lower; None
+    host: Address to listen on. Addresses that other machines can reach need a key.
+    port: Port to listen on; 0 takes any free port.
+    policy: Policy that decides for the model name "baar". "router" is the trained
+      router. "sample" lets it sample its decisions, and BoPO's next update learns from
+      these sessions.
+    router: Directory of the run whose trained router decides; "" is this run.
+    max_usd: Default cap on a session's US dollars, which a client can only lower; None
       is no cap.
-    reserve_usd: This part of max_usd is for a last call when nothing else fits.
-    route_by_cache: A costlier model acts if its prompt cache makes it no costlier.
-    fallback: Another model answers if all retries of the router's choice fail.
-    record_text: Training needs the stored texts of tasks, results and actions.
-    key_variable: This environment variable holds the clients' key.
-    cache_ttl_s: An endpoint's prompt cache stays warm this long.
-    max_sessions: The router's cache has room for this number of sessions.
+    max_large_calls: Default cap on a session's LARGE calls, which a client can only
+      lower; None is no cap.
+    reserve_usd: US dollars of a session's cap that calls must leave unspent. If no call
+      fits any more, one last call may spend them.
+    route_by_cache: Whether a costlier model than the router's choice answers, if its
+      warm prompt cache makes the expected cost of the call no higher.
+    fallback: Whether another model answers if all attempts at the chosen model have
+      failed.
+    record_text: Whether the texts of tasks, results and actions are stored. Training
+      needs them.
+    key_variable: Name of the environment variable with the clients' key; "" is no key.
+    cache_ttl_s: Seconds for which an upstream's prompt cache is assumed to stay warm.
+    max_sessions: Number of sessions for which the router's KV cache has room.
+    max_body_mb: Largest body of a client's request in MiB.
   """
 
   host: str = Field("127.0.0.1", min_length=1, max_length=253)
@@ -482,14 +609,16 @@ class ServeConfig:
 
 @section
 class Config:
-  """Configure a whole run.
+  """Configure a run.
 
   Attributes:
-    runs: The run's directory is <runs>/<name>.
-    train_seeds: Every training is repeated with this number of training seeds.
-    max_usd: All model calls together may cost at most this; 0 is no cap.
-    traces: --stage=import reads this file.
-    dry_run: A dry run prints the remaining work and its expected cost, and runs
+    name: Name of the run. Its directory is <runs>/<name>.
+    runs: Directory that holds the directories of all runs.
+    seed: First training seed, on which all random numbers of training depend.
+    train_seeds: Number of training seeds. Every training is repeated with each of them.
+    max_usd: Cap on the US dollars of all model calls of the run; 0 is no cap.
+    traces: File that --stage=import reads.
+    dry_run: Whether to print the remaining work with its expected cost, and run
       nothing.
   """
 
@@ -516,49 +645,64 @@ class Config:
 
   @validator
   def _check(self) -> Self:
+    """Raise an error unless the settings of different sections fit together."""
     judge = self.baselines.judge
     count = len(self.models.names)
     if self.models.kind == "scripted":
       require(self.env.kind != SERVED, "models.kind", f"chat with env.kind={SERVED}")
-      works = count in (2, 3)
-      require(works, "models.names", "two or three models, the cheapest first")
+      is_valid = count in (2, 3)
+      require(is_valid, "models.names", "two or three models, the cheapest first")
     require(count > 1, "models.names", "two or more models, the cheapest first")
     require(len(judge.names) == 1, "baselines.judge.names", "one model")
-    works = not self.router.weights or self.pretrain.epochs == 0
-    must = "0 with --config.router.weights, which are pretrained"
-    require(works, "pretrain.epochs", must)
-    works = self.train_seeds <= self.evaluate.seeds
-    must = "at most --config.evaluate.seeds, so that each router is evaluated"
-    require(works, "train_seeds", must)
-    works = self.baselines.compared_lam in (None, *self.bopo.lam)
-    must = f"one of --config.bopo.lam, {self.bopo.lam}"
-    require(works, "baselines.compared_lam", must)
+    is_valid = not self.router.weights or self.pretrain.epochs == 0
+    requirement = "0 with --config.router.weights, which are pretrained already"
+    require(is_valid, "pretrain.epochs", requirement)
+    is_valid = self.train_seeds <= self.evaluate.seeds
+    requirement = "at most --config.evaluate.seeds, so that each router is evaluated"
+    require(is_valid, "train_seeds", requirement)
+    is_valid = self.baselines.compared_lam in (None, *self.bopo.lam)
+    requirement = f"one of --config.bopo.lam, {self.bopo.lam}"
+    require(is_valid, "baselines.compared_lam", requirement)
     for section in ("profile", "value", "sft", "bopo", "baselines", "evaluate"):
       for name, values in vars(getattr(self, section)).items():
         if isinstance(values, tuple):
-          # Keys of policies hold these values, with six digits.
+          # A policy's key contains the value of a setting with six digits. Values that
+          # are equal in these digits would give the same key.
           texts = {v if isinstance(v, str) else f"{v:g}" for v in values}
-          works = len(texts) == len(values)
-          require(works, f"{section}.{name}", "of different values")
+          is_valid = len(texts) == len(values)
+          require(is_valid, f"{section}.{name}", "values that differ in six digits")
     return self
 
 
 def check_setting(setting: str, *settings: str) -> None:
-  """Raise ValueError unless a configuration file has this setting; "" is the usual."""
+  """Raise an error unless a configuration file has a setting.
+
+  Args:
+    setting: the text after the colon in --config=FILE.py:SETTING; "" without one.
+    settings: the settings that the file has.
+
+  Raises:
+    ValueError: the file has no such setting.
+  """
   if setting not in ("", *settings):
     names = ", ".join(settings)
-    raise ValueError(f"no setting {setting!r}: use one of {names}, or none")
+    raise ValueError(f"unknown setting {setting!r} of the file: take {names}, or none")
 
 
-def compared_lam(c: Config) -> float:
-  """Find the cost weight of ablations, at which rivals are compared."""
-  lam = c.baselines.compared_lam
-  return c.bopo.lam[0] if lam is None else lam
+def compared_lam(config: Config) -> float:
+  """Return the value of `bopo.lam` for which ablations are trained and compared."""
+  lam = config.baselines.compared_lam
+  return config.bopo.lam[0] if lam is None else lam
 
 
 def ablate(config: Config, name: str) -> Config:
-  """Switch off one part of the method."""
+  """Return the configuration of an ablation: BoPO without one part.
+
+  Args:
+    config: the run's configuration, which stays as it is.
+    name: one of ABLATIONS.
+  """
   path, value = ABLATIONS[name]
-  section, part = path.split(".")
-  changed = dataclasses.replace(getattr(config, section), **{part: value})
+  section, field = path.split(".")
+  changed = dataclasses.replace(getattr(config, section), **{field: value})
   return dataclasses.replace(config, **{section: changed})

@@ -1,19 +1,25 @@
-"""Task, Call, Step, Episode: the records that every stage reads and writes."""
+"""Define the records that every stage reads and writes: Task, Call, Step, Episode."""
 
 import dataclasses
 import json
 
-# Two models have these indices, by price. Of more, the costliest is the last.
+# Indices of models by price, the cheapest first. The constant LARGE is right for two
+# models only. With more models, LARGE is the last one.
 SMALL = 0
 LARGE = 1
-# Training tasks, validation tasks and held-out tests. A task is in one split.
+# The splits of tasks: for training, for validation, and for held-out tests. No task is
+# in two splits.
 SPLITS = ("train", "dev", "test")
 
 
 def decision_words(models: int) -> tuple[str, ...]:
-  """Choose the words for the models in prompts and answers.
+  """Return the words that name the models in prompts and answers, the cheapest first.
 
-  The paper calls LARGE "BIG" there. More than two models go by rank (our choice).
+  Two models are SMALL and BIG, as in the paper's prompts. More models are named by rank
+  (our choice).
+
+  Args:
+    models: number of models.
   """
   if models == 2:
     return ("SMALL", "BIG")
@@ -22,19 +28,30 @@ def decision_words(models: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One task of an environment."""
+  """One task of an environment.
 
-  id: str  # unique within the environment
-  split: str  # one of SPLITS
-  description: str  # the agent's instruction
-  max_steps: int  # an episode ends after this number of agent steps
+  Attributes:
+    id: unique within the environment.
+    split: one of `SPLITS`.
+    description: the agent's instruction.
+    max_steps: an episode ends after this number of steps.
+  """
+
+  id: str
+  split: str
+  description: str
+  max_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
   """The tokens of one call.
 
-  `cached_tokens` and `cache_write_tokens` are parts of `prompt_tokens`.
+  Attributes:
+    prompt_tokens: all tokens of the prompt.
+    cached_tokens: tokens of the prompt that were read from the prompt cache.
+    completion_tokens: the tokens of the reply, reasoning included.
+    cache_write_tokens: tokens of the prompt that were written to the prompt cache.
   """
 
   prompt_tokens: int
@@ -47,64 +64,95 @@ class Usage:
 class Call:
   """One call of a model.
 
-  Kinds:
-    act: the agent acted on the reply.
-    proposal: a cascade did not take the reply.
-    judge: a zero-shot router decided by the answer.
-    retry: the call was billed but useless.
-    presumed: a time-out or a lost connection may have been billed, up to `cost_usd`.
+  Attributes:
+    model: index of the model by price; 0 is SMALL. The index of a judge is the number
+      of models to route between.
+    usage: the billed tokens.
+    cost_usd: dollars of the call, also if the reply is replayed.
+    latency_s: seconds that the episode waited for the reply.
+    replayed: whether the reply was recorded before, so that the provider is not paid.
+    kind: "act" if the agent acted on the reply;
+      "proposal" if a cascade asked for the reply but did not take it;
+      "judge" if a zero-shot router asked which model to choose;
+      "retry" if the attempt was billed and brought no usable reply;
+      "presumed" if the attempt's outcome is unknown; `cost_usd` is its worst case.
   """
 
-  model: int  # index by price (0 is SMALL); a judge comes after the others
-  usage: Usage  # the billed tokens
-  cost_usd: float  # also if a replayed reply cost nothing now
-  latency_s: float = 0.0  # seconds that the episode waited for the reply
-  replayed: bool = False  # the reply was recorded before and is not paid for again
+  model: int
+  usage: Usage
+  cost_usd: float
+  latency_s: float = 0.0
+  replayed: bool = False
   kind: str = "act"
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-  """A model's answer."""
+  """A model's reply, with its calls.
+
+  Attributes:
+    text: the text of the reply.
+    call: the call that brought the reply, of kind "act".
+    lost: earlier attempts without a reply, of kind "retry" or "presumed".
+  """
 
   text: str
-  call: Call  # the call with the answer, of kind "act"
-  lost: tuple[Call, ...] = ()  # attempts before it, of kind "retry" or "presumed"
+  call: Call
+  lost: tuple[Call, ...] = ()
 
   def calls(self, kind: str) -> list[Call]:
-    """Collect all calls, in order. The one with the answer gets this kind."""
+    """Collect all calls for the reply, in order.
+
+    Args:
+      kind: the kind to give the call that brought the reply.
+    """
     return [*self.lost, dataclasses.replace(self.call, kind=kind)]
 
 
 @dataclasses.dataclass
 class Step:
-  """One decision, its model calls, and the action."""
+  """One step of an episode: the observation, the decision, its calls and the action.
 
-  observation: str  # the agent saw it before it acted
-  model: int  # index of the model that acted
-  action: str  # sent to the environment
-  # All calls for this step: the loop puts the newest first, the endpoint last.
+  Attributes:
+    observation: the observation before the action.
+    model: index of the model that acted.
+    action: the action, as sent to the environment; "" if the reply had none.
+    calls: all calls of the step. The calls of the model that acted come first, but in a
+      served run they come last.
+    logp: log-probability of the decision, in nats; None if a budget or a rule decided.
+    router_cost_usd: dollars of the router's computation, without the calls of a judge.
+    router_latency_s: seconds that the episode waited for the decision.
+    proposal: the last action that a model proposed in a cascade; None if no action was
+      proposed.
+    score: the score after the action; None if the environment has no score per step.
+  """
+
+  observation: str
+  model: int
+  action: str
   calls: list[Call] = dataclasses.field(default_factory=list)
-  # Log-probability of the decision, in nats; None if a budget or a rule decided.
   logp: float | None = None
-  router_cost_usd: float = 0.0  # the router's own computation, without a judge's calls
-  router_latency_s: float = 0.0  # seconds that the episode waited for the decision
-  proposal: str | None = None  # the last proposal before a cascade decided
-  # Score of the episode after the action; None if the environment tells it at the end.
+  router_cost_usd: float = 0.0
+  router_latency_s: float = 0.0
+  proposal: str | None = None
   score: float | None = None
 
   def usd(self, *kinds: str) -> float:
-    """Add up the dollars of the calls of these kinds."""
+    """Add up the dollars of the step's calls of the given kinds."""
     return sum(call.cost_usd for call in self.calls if call.kind in kinds)
 
   @property
   def cost_usd(self) -> float:
-    """Add up the dollars of acts and of untaken proposals."""
+    """Return the dollars of the calls that act and of proposals that were not taken."""
     return self.usd("act", "proposal")
 
   @property
   def large_calls(self) -> int:
-    """Count the calls of models costlier than SMALL (of more than two: our choice)."""
+    """Return the number of calls of models costlier than SMALL.
+
+    The number includes proposals that were not taken. With more than two models, calls
+    of intermediate models count as well (our choice).
+    """
     large_calls = int(self.model != SMALL)
     for call in self.calls:
       large_calls += call.kind == "proposal" and call.model != SMALL
@@ -112,44 +160,60 @@ class Step:
 
   @property
   def spent_usd(self) -> float:
-    """Add up the dollars of all calls: an upper bound of the step's bill."""
+    """Return the dollars of all calls, an upper bound on the step's bill."""
     return sum(call.cost_usd for call in self.calls)
 
 
 @dataclasses.dataclass
 class Episode:
-  """One run of a policy on a task; (task_id, policy, seed) is its key."""
+  """One episode: a policy plays a task once.
+
+  Attributes:
+    task_id: the task.
+    policy: the key of the policy; see `PolicySpec.key`.
+    seed: the seed; an episode is identified by task, policy and seed.
+    steps: the steps, in order.
+    score: the result, in [0, 1].
+    stop: why the episode ended: "done" (the environment or client ended it),
+      "max_steps", or "budget" (no model was affordable).
+    call_budget: cap on the calls of models costlier than SMALL; None is no cap.
+    usd_budget: cap on dollars (B_max); None is no cap.
+    reused: whether the episode is a copy of another policy's, and was not played again.
+    lost_usd: dollars of failed attempts at calls that no step contains.
+  """
 
   task_id: str
   policy: str
   seed: int
   steps: list[Step]
-  score: float  # in [0, 1]
-  stop: str  # "done", "max_steps" or "budget"
-  call_budget: int | None = None  # cap on large calls; None is no cap
-  usd_budget: float | None = None  # cap on dollars (B_max); None is no cap
-  reused: bool = False  # it equals another policy's episode and was not run again
-  # Dollars in no step: failed attempts left too little for the call itself.
+  score: float
+  stop: str
+  call_budget: int | None = None
+  usd_budget: float | None = None
+  reused: bool = False
   lost_usd: float = 0.0
 
   @property
   def success(self) -> bool:
-    """Tell whether the score is full."""
+    """Tell whether the episode has the full score."""
     return self.score >= 1
 
   @property
   def cost_usd(self) -> float:
-    """Add up the dollars of acts and of untaken proposals."""
+    """Return the dollars of the calls that act and of proposals that were not taken."""
     return sum(step.cost_usd for step in self.steps)
 
   @property
   def spent_usd(self) -> float:
-    """Add up the dollars of all calls, which `usd_budget` caps."""
+    """Return the dollars of all calls and failed attempts.
+
+    The cap `usd_budget` limits this sum.
+    """
     return sum(step.spent_usd for step in self.steps) + self.lost_usd
 
   @property
   def large_calls(self) -> int:
-    """Count the calls of models costlier than SMALL, which `call_budget` caps."""
+    """Return the number of calls of models costlier than SMALL; see `call_budget`."""
     return sum(step.large_calls for step in self.steps)
 
   def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""A run: its directory, and the environments and models that stages use."""
+"""Open what the stages of a run share: its directory, environments and models."""
 
 import contextlib
 import dataclasses
@@ -12,56 +12,60 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import jax
 import pandas
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from baar_jax.config import SERVED, Config
+from baar_jax.config import SERVED, ZERO_SHOT, Config
 from baar_jax.envs import engines, table
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
 from baar_jax.episode import SPLITS, Episode, Task
 from baar_jax.llms.calls import Calls, read_spent
-from baar_jax.llms.endpoints import check_models
-from baar_jax.llms.pair import Pair
+from baar_jax.llms.prices import Pair, prices_of
 from baar_jax.llms.scripted import ScriptedPair
+from baar_jax.llms.wire import endpoints, load_form
 from baar_jax.mesh import exchange, make_mesh
 from baar_jax.rollout.budget import DollarBudget
 from baar_jax.rollout.loop import Failure, run_episodes
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.rollout.turn import Policy
 from baar_jax.store import RESTORE, Store, read_config
+from baar_jax.train.checkpoint import Training
 from baar_jax.train.jobs import BOUNDARIES
-from baar_jax.train.training import Training
 
-# These fields may change between stages of one run. No stored result depends on them,
-# nor any training but for the rounding of sums.
+# Fields of the configuration that may change between the stages of one run. A changed
+# field leaves stored results valid. It changes later trainings at most by the rounding
+# of sums.
 CHANGEABLE_FIELDS = """runs train_seeds env.processes env.live_per_process env.timeout_s
-bopo.lam traces serve baselines profile.robustness evaluate value.prices distributed
-max_usd dry_run models.key_variables models.concurrency models.token_limit_field
-models.timeout_s models.retries models.max_failures sft.micro_episodes"""
+bopo.lam traces serve baselines profile.robustness evaluate value.cost_weights
+distributed max_usd dry_run models.key_variables models.concurrency
+models.token_limit_field models.timeout_s models.retries models.max_failures
+sft.micro_episodes"""
 CHANGEABLE = tuple(f"{name}." for name in CHANGEABLE_FIELDS.split())
+# Fields of the configuration that may differ between the processes of one run.
 OF_PROCESS = ("runs", "distributed.process", "env.processes", "env.live_per_process")
 
 
 class Run:
-  """A run's directory <runs>/<name>, and the environments and models of its config.
+  """A run's directory <runs>/<name>, with its environments and models.
 
-  Several processes share the directory. Each has its own store and its share of the
-  tasks.
+  Several processes may share the directory. Each of them has its own store, and plays a
+  share of the tasks.
   """
 
   def __init__(self, config: Config):
-    """Open the directory, or create it.
+    """Open the run's directory and models. Create the directory if it is missing.
 
     Raises:
       ValueError: the directory or the models cannot be used.
     """
     check_models(config)
     self.config = config
-    # The main process prints, logs and lists the tasks.
+    # Of several processes, only the main one prints, logs and lists the tasks.
     self.is_main = config.distributed.process == 0
     self.dir = Path(config.runs) / config.name
     stored_config = read_config(self.dir)
@@ -71,54 +75,75 @@ class Run:
     path = self.dir / f"episodes{number}.sqlite"
     try:
       self.dir.mkdir(parents=True, exist_ok=True)
-      # Two users of a directory would spend the same rest of a cap. The system frees
-      # the lock after a kill.
+      # Without a lock, two commands on one directory would spend the same dollars of
+      # --config.max_usd twice. The operating system frees the lock if a process is
+      # killed.
       self._lock = (self.dir / f"lock{number}").open("a")
       fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       self.store = Store(path)
       self._check_config(stored_config)
     except BlockingIOError:
-      problem = f"another process is using {self.dir}"
-      remedy = "wait for it or choose another --config.name"
-      raise ValueError(f"{problem}: {remedy}") from None
+      raise ValueError(
+        f"another process is using {self.dir}: "
+        "wait for its end or choose another --config.name"
+      ) from None
     self.pair = open_pair(config, path)
     self.budget = _open_budget(config, self.dir, self.store)
     self._envs: list[Env] = []
-    # Shapes are compiled once for all runs. The run's directory keeps no programs,
-    # because it may come from a stranger.
+    # All runs of a user share JAX's compiled programs, which are in the user's cache.
+    # They are not kept in a run's directory, because that may come from somebody else,
+    # and compiled programs would be executed.
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
       jax.config.update("jax_compilation_cache_dir", str(engines.cache() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
   def _check_config(self, stored: Config | None) -> None:
-    """Refuse a config that contradicts the directory's; then write it there."""
-    # A configuration binds nothing before tasks are stored.
+    """Compare this command's configuration with the stored one, then store it.
+
+    Args:
+      stored: the configuration in the run's directory; None in a new directory.
+
+    Raises:
+      ValueError: a field differs that stored results depend on, or the run has
+        checkpoints and no tasks.
+    """
+    # As long as no tasks are stored, no result depends on the configuration, so any
+    # field may change.
     if not self.store.tasks("train"):
       if (self.dir / "checkpoints").exists():
-        raise ValueError(f"{self.dir} has checkpoints and no tasks: {RESTORE}")
+        raise ValueError(
+          f"{self.dir} has checkpoints, and its store has no tasks: {RESTORE}"
+        )
     elif stored:
       old = flatten(stored)
       new = flatten(self.config)
-      for name in old | new:  # an option may be in one alone
+      # Both configurations' fields are compared, because an option may be set in only
+      # one of them.
+      for name in old | new:
         before = old.get(name)
         after = new.get(name)
         if before != after and not f"{name}.".startswith(CHANGEABLE):
-          problem = f"{self.dir} was made with {name}={before!r}"
-          remedy = "set it back, or choose another --config.name"
-          raise ValueError(f"{problem}, this config has {after!r}: {remedy}")
+          raise ValueError(
+            f"{self.dir} has {name}={before!r}, this command has {after!r}: "
+            f"set --config.{name} back, or choose another --config.name"
+          )
     if self.is_main:
       path = self.dir / "config.tmp"
       path.write_text(json.dumps(dataclasses.asdict(self.config), indent=2))
       path.replace(path.with_suffix(".json"))
 
   def training(self, number: int = 0) -> Training:
-    """Open the training of a training seed; 0 is the first."""
+    """Return what trainings need from this run, for one training seed.
+
+    Args:
+      number: the number of the training seed, from 0.
+    """
     marks = {"train_seed": number} if number else {}
     return Training(
       directory=self.dir,
       config=dataclasses.replace(self.config, seed=self.config.seed + number),
       mesh=self.mesh,
-      number=number,
+      training_seed=number,
       store=self.store,
       live_episodes=self.live_episodes,
       is_main=self.is_main,
@@ -129,40 +154,46 @@ class Run:
     )
 
   def trainings(self) -> list[Training]:
-    """Open the training of each training seed.
+    """Return what trainings need from this run, once for each training seed.
 
-    Each has directories and draws of its own.
+    The trainings of different training seeds have their own directories and random
+    numbers.
     """
     return [self.training(number) for number in range(self.config.train_seeds)]
 
   @property
   def live_episodes(self) -> int:
-    """Compute the number of episodes that are played at a time."""
-    c = self.config.env
-    return (c.processes or os.cpu_count()) * c.live_per_process
+    """Return the number of episodes that this process plays at the same time."""
+    env = self.config.env
+    return (env.processes or os.cpu_count()) * env.live_per_process
 
   def envs(self) -> list[Env]:
-    """Open the environments on first use; return them."""
+    """Return one environment per live episode. The first call opens them."""
     if not self._envs:
-      c = self.config.env
+      env = self.config.env
       args = env_arguments(self.config)
       count = self.live_episodes
-      live = c.live_per_process
-      if table.load(c.kind).needs_process:
-        self._envs += open_envs(c.kind, args, count // live, live, c.timeout_s)
+      live = env.live_per_process
+      if table.load(env.kind).needs_process:
+        self._envs += open_envs(env.kind, args, count // live, live, env.timeout_s)
       else:
-        self._envs += [table.make(c.kind, **args) for _ in range(count)]
+        self._envs += [table.make(env.kind, **args) for _ in range(count)]
     return self._envs
 
   def tasks(self, split: str) -> list[Task]:
-    """Read the tasks of a split; list those of all splits on first use.
+    """Return the tasks of a split. The first call lists the tasks of all splits.
 
-    Every process must call it: all take the main one's tasks.
+    Every process must call this method, because the main process sends its tasks to the
+    others.
+
+    Raises:
+      ValueError: a task is listed twice, or the clients of a served run have not named
+        a task of this split.
     """
     if not self.store.tasks(split):
       if self.config.env.kind == SERVED:
         raise ValueError(
-          f"clients have named no {split} task yet: five tasks fill all splits"
+          f"no client has played a {split} task yet: serve sessions of five tasks first"
         )
       if self.is_main:
         self._list_tasks()
@@ -178,15 +209,19 @@ class Run:
     Raises:
       ValueError: a task is listed twice.
     """
-    print("listing the tasks; the first time this can take a minute", file=sys.stderr)
-    envs = self.envs() * len(SPLITS)  # neighbours are in different processes
+    print("listing the tasks; this can take a minute in a new run", file=sys.stderr)
+    # Environments that follow each other in this list are in different child processes,
+    # so the splits are listed in parallel.
+    envs = self.envs() * len(SPLITS)
     with ThreadPoolExecutor() as threads:
       listings = list(threads.map(lambda env, name: env.tasks(name), envs, SPLITS))
     counts = Counter(task.id for task in itertools.chain(*listings))
     task_id, count = counts.most_common(1)[0]
     if count > 1:
-      problem = f"--config.env.kind={self.config.env.kind} lists the task {task_id!r}"
-      raise ValueError(f"{problem} twice: each is in one split, once")
+      raise ValueError(
+        f"--config.env.kind={self.config.env.kind} lists the task {task_id!r} twice: "
+        "list each task once, in one split"
+      )
     for name, tasks in zip(SPLITS, listings):
       self.store.put_tasks(name, tasks)
 
@@ -197,21 +232,25 @@ class Run:
     jobs: Sequence[Job],
     build: Callable[[PolicySpec], Policy],
   ) -> list[Episode]:
-    """Play the jobs whose episodes are not stored yet, and store each as it ends.
+    """Play a policy's episodes that are not stored yet, and store each finished one.
 
-    An episode that ended in an error is reported and left out; the next run tries it
-    again. Clients play those of a served run.
+    If an episode ends in an error, a line is printed and the episode is not stored. The
+    next command plays it again. In a served run clients play the episodes, so this
+    method only checks that none is missing.
 
     Args:
-      title: of the progress bar.
-      build: makes the policy, if an episode is missing.
+      title: the policy's name for readers, in the progress bar and in printed lines.
+      spec: the policy.
+      jobs: the episodes that the policy has to have.
+      build: makes the policy; it is called only if an episode is missing.
 
     Returns:
-      The episodes that were played now.
+      The episodes that this call has played.
 
     Raises:
-      CapReached: the next call may pass --config.max_usd.
-      ValueError: clients still have to play some.
+      CapReached: the next call could exceed --config.max_usd.
+      ValueError: clients have not played all episodes, or too many episodes in a row
+        have failed.
     """
     key = spec.key
     if self.config.env.kind == SERVED:
@@ -220,11 +259,11 @@ class Run:
       return []
     self.store.sync(key)
     stored = self.store.keys(key)
-    d = self.config.distributed
+    distributed = self.config.distributed
     task_ids = list(dict.fromkeys(job.task.id for job in jobs))
-    own_ids = set(task_ids[d.process :: d.processes])
-    own = [job for job in jobs if job.task.id in own_ids]
-    missing = [job for job in own if job.key not in stored]
+    assigned_ids = set(task_ids[distributed.process :: distributed.processes])
+    assigned = [job for job in jobs if job.task.id in assigned_ids]
+    missing = [job for job in assigned if job.key not in stored]
     played = []
     if missing:
       most = self.config.models.max_failures
@@ -232,14 +271,16 @@ class Run:
       episodes = run_episodes(
         missing, policy, self.pair, self.envs(), self.budget, most
       )
-      bar = self.progress(title, len(own), len(own) - len(missing), "ep")
-      # Calls in flight end before the store closes.
+      total = len(assigned)
+      bar = self.progress(title, total, total - len(missing), "ep")
+      # If this block ends early, closing `episodes` ends the model calls in flight.
+      # This must happen before the store is closed.
       with contextlib.closing(episodes), bar:
         cost_usd = 0.0
         for ended in episodes:
           if isinstance(ended, Failure):
-            name = f"{ended.job.task.id} seed {ended.job.seed} of {key}"
-            print(f"left out: {name}: error:{ended.error}")
+            name = f"{ended.job.task.id} seed {ended.job.seed}, {title}"
+            print(f"left out: {name}: {ended.error}; run again to play it again")
           else:
             self.store.add(ended)
             played.append(ended)
@@ -256,7 +297,11 @@ class Run:
     jobs: Sequence[Job],
     build: Callable[[PolicySpec], Policy],
   ) -> list[Episode]:
-    """Play the jobs as `play` does; return the episodes of all, by task and seed."""
+    """Play the missing episodes as `play` does, and return the episodes of all jobs.
+
+    Returns:
+      The episodes, ordered by task and seed.
+    """
     played = self.play(title, spec, jobs, build)
     keys = {job.key for job in jobs}
     keys -= {(episode.task_id, episode.seed) for episode in played}
@@ -264,54 +309,78 @@ class Run:
     return sorted(episodes, key=lambda episode: (episode.task_id, episode.seed))
 
   def check_played(self, specs: Sequence[PolicySpec], jobs: Sequence[Job]) -> None:
-    """Raise ValueError if clients still have to play jobs of some policies."""
+    """Raise an error unless clients have played all episodes that these policies need.
+
+    Raises:
+      ValueError: episodes are missing; the message names up to three tasks.
+    """
     keys = {job.key for job in jobs}
     missing = Counter()
     for spec in specs:
       for task_id, _ in sorted(keys - self.store.keys(spec.key)):
-        missing[task_id, spec.key] += 1
+        missing[task_id, spec.family] += 1
     if missing:
-      some = [
-        f"{n} of {id_!r:.80} by {key}" for (id_, key), n in missing.most_common(3)
+      examples = [
+        f"{n} of {id_!r:.80} by {name}" for (id_, name), n in missing.most_common(3)
       ]
       count = f"{missing.total()} of {len(specs) * len(keys)} trials are missing"
-      raise ValueError(
-        f"{count}, such as {', '.join(some)}: serve them (docs/serving.md)"
-      )
+      raise ValueError(f"{count}, such as {', '.join(examples)}: let clients play them")
 
   def check_texts(self, spec: PolicySpec, jobs: Sequence[Job]) -> None:
-    """Raise ValueError if clients stored no texts of a policy's jobs."""
+    """Raise an error unless the sessions of a policy were stored with their texts.
+
+    Raises:
+      ValueError: a session has no texts, so a router cannot learn from it.
+    """
     keys = {job.key for job in jobs}
     for episode in self.store.episodes(spec.key, keys):
       if not any(step.observation or step.action for step in episode.steps):
-        problem = f"sessions of {spec.key} were stored without their texts"
-        remedy = "serve another --config.name with --config.serve.record_text=True"
-        raise ValueError(f"{problem}: {remedy}, to learn from them")
+        raise ValueError(
+          f"sessions of {spec.family} were stored without texts to learn from: "
+          "collect new ones with another --config.name, and "
+          "--config.serve.record_text=True"
+        )
 
   def print(self, text: str) -> None:
-    """Print a stage's result, once for all processes."""
+    """Print a line; processes other than the main one print nothing."""
     if self.is_main:
-      print(text, flush=True)  # programs wait for a server's address
+      # Every line is flushed, because a program may wait for the line with the server's
+      # address.
+      print(text, flush=True)
 
   def progress(self, title: str, total: int, done: int, unit: str) -> tqdm:
-    """Open a progress bar, if the main process has a terminal."""
-    # None leaves the choice to tqdm.
+    """Open a progress bar, shown if the main process has a terminal.
+
+    Args:
+      title: the text before the bar.
+      total: the number of units at which the bar is full.
+      done: the number of units at which the bar starts.
+      unit: the unit's name in the bar, such as "ep" for episodes.
+    """
+    # With None, tqdm shows the bar only in a terminal. With True, it never shows the
+    # bar.
     disable = not self.is_main or None
     return tqdm(desc=title, total=total, initial=done, unit=unit, disable=disable)
 
   def require(self, stage: str) -> None:
-    """Raise ValueError unless all processes have run the stage to its end."""
+    """Raise an error unless all processes have finished a stage.
+
+    Raises:
+      ValueError: a process has not finished the stage.
+    """
     if not all(exchange(self.store.finished(stage))):
-      raise ValueError(f"{self.dir} has no finished {stage}: run --stage={stage} first")
+      raise ValueError(
+        f"{self.dir} has not finished the stage {stage}: run --stage={stage} first"
+      )
 
   def log(self, **values: object) -> None:
-    """Append a line to metrics.jsonl, once for all processes."""
+    """Append values as a JSON line to metrics.jsonl, in the main process only."""
     if self.is_main:
       with (self.dir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(values) + "\n")
 
   def close(self) -> None:
-    """Close the environments, models, store and lock."""
+    """Close the environments, the models and the store, and free the lock."""
     while self._envs:
       self._envs.pop().close()
     self.pair.close()
@@ -320,51 +389,65 @@ class Run:
 
 
 def open_pair(config: Config, path: Path) -> Pair:
-  """Open the configured models.
+  """Open the models that the router chooses from.
 
   Args:
-    path: the store; API models record their calls there.
+    config: the run's configuration.
+    path: the file of the run's store, in which the calls of API models are recorded.
   """
-  c = config.models
-  if c.kind == "scripted":
-    errors = table.load(config.env.kind).Errors(len(c.names), c.skills)
-    return ScriptedPair(c.names, errors, c.prices)
-  # A scripted run does without the client.
+  models = config.models
+  if models.kind == "scripted":
+    errors = table.load(config.env.kind).Errors(len(models.names), models.skills)
+    return ScriptedPair(models.names, errors, models.prices)
+  # Only runs with API models import their client, because runs with scripted models
+  # start faster without it.
   from baar_jax.llms.chat import ChatPair
 
-  return ChatPair(c, Calls(path))
+  return ChatPair(models, Calls(path))
 
 
 def env_arguments(config: Config) -> dict:
-  """Return the arguments of `table.make`. Raises ValueError if an option is wrong."""
-  c = config.env
-  options = table.read_options(c.kind, c.options)
-  completed = table.load(c.kind).complete(options, Path(config.runs))
-  args = {f"{split}_tasks": getattr(c, f"{split}_tasks") for split in SPLITS}
-  return args | {"max_steps": c.max_steps, "options": vars(completed)}
+  """Return the keyword arguments with which `table.make` opens an environment.
+
+  Raises:
+    ValueError: an option of the environment is invalid.
+  """
+  env = config.env
+  options = table.read_options(env.kind, env.options)
+  completed = table.load(env.kind).complete(options, Path(config.runs))
+  args = {f"{split}_tasks": getattr(env, f"{split}_tasks") for split in SPLITS}
+  return args | {"max_steps": env.max_steps, "options": vars(completed)}
 
 
 def _open_mesh(config: Config) -> Mesh:
-  """Join the run's processes, and make the mesh of all devices.
+  """Connect the run's processes, and return the mesh of all their devices.
 
   Raises:
     ValueError: the processes have different configurations.
   """
-  d = config.distributed
-  # It must come before anything else that uses JAX.
-  if d.processes > 1:
-    jax.distributed.initialize(d.coordinator, d.processes, d.process)
+  distributed = config.distributed
+  # JAX must connect the processes before anything else uses JAX.
+  if distributed.processes > 1:
+    jax.distributed.initialize(
+      distributed.coordinator, distributed.processes, distributed.process
+    )
   first, *others = exchange(flatten(config))
   for other in others:
     for name in first | other:
       if name not in OF_PROCESS and other.get(name) != first.get(name):
-        problem = f"the processes have different --config.{name}"
-        raise ValueError(f"{problem}: start all with one")
-  return make_mesh(d.fsdp)
+        raise ValueError(
+          f"the processes have different --config.{name}: "
+          "start all processes with the same value"
+        )
+  return make_mesh(distributed.fsdp)
 
 
 def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget | None:
-  """Open the budget of this process: an equal share of the rest of the cap, if any."""
+  """Open a budget with this process's share of the remaining dollars of the run.
+
+  Returns:
+    The budget; None if `--config.max_usd` is 0, which is no cap.
+  """
   if not config.max_usd:
     return None
   if config.models.kind == "scripted":
@@ -373,11 +456,39 @@ def _open_budget(config: Config, directory: Path, store: Store) -> DollarBudget 
   else:
     spent_usd = read_spent(directory, len(config.models.names) + 1).at_most_usd
   left_usd = max(0.0, config.max_usd - spent_usd)
-  # The shares of the others count as spent, so that messages name the whole cap.
+  # The budget has the whole cap, so that messages state it. The shares of the other
+  # processes count as spent.
   others_usd = left_usd - left_usd / config.distributed.processes
   return DollarBudget(config.max_usd, spent_usd + others_usd)
 
 
 def flatten(config: Config) -> dict[str, object]:
-  """Map the names of all fields, such as bopo.lam, to their values."""
+  """Return a configuration's values by the name of the field, such as "bopo.lam"."""
   return pandas.json_normalize(dataclasses.asdict(config)).to_dict("records")[0]
+
+
+def check_models(config: Config) -> None:
+  """Raise an error unless the models have prices and keys, and the cheapest is first.
+
+  Raises:
+    ValueError: a price or a key is missing, or the models are not in the order of their
+      prices. The message is one line with the field's name.
+  """
+  groups = {"models": config.models}
+  if ZERO_SHOT in config.baselines.rivals:
+    groups["baselines.judge"] = config.baselines.judge
+  for group_name, group in groups.items():
+    load_form(group.wire)
+    try:
+      prices = prices_of(group.names, group.prices)
+      for endpoint in endpoints(group) if config.models.kind == "chat" else ():
+        endpoint.key()
+        # Reading the port checks it: urllib raises ValueError if it is above 65535.
+        _ = urlsplit(endpoint.base_url).port
+    except ValueError as error:
+      raise ValueError(str(error).replace(".models.", f".{group_name}.")) from None
+    for cheaper, costlier in itertools.pairwise(prices):
+      if cheaper.input > costlier.input and cheaper.output > costlier.output:
+        names = f"--config.{group_name}.names is {group.names!r}"
+        advice = f"name the cheapest first, or set --config.{group_name}.prices"
+        raise ValueError(f"{names}; one of them is costlier than the next: {advice}")

@@ -1,4 +1,4 @@
-"""The run's SQLite file of tasks, episodes and finished stages."""
+"""Store a run's tasks, episodes and finished stages in a SQLite file."""
 
 import collections
 import contextlib
@@ -18,22 +18,26 @@ from baar_jax.config import Config
 from baar_jax.episode import SMALL, SPLITS, Episode, Task
 from baar_jax.mesh import exchange
 
-RESTORE = "restore a copy, or choose another --config.name"
-# Processes exchange this number of episodes at a time.
+RESTORE = "restore the run's directory from a copy, or choose another --config.name"
+# Number of episodes that the processes of a run exchange in one message.
 SYNC_CHUNK = 256
 KEY = ("policy", "task_id", "seed")
-# Each five tasks that clients name go into these splits, in turn (our choice).
+# Splits of each five new tasks of clients, in the order in which the tasks arrive (our
+# choice).
 SPLIT_OF = ("train", "dev", "train", "test", "train")
 BUDGETS = ("call_budget", "usd_budget")
-# These fields of `env` became options; they had these defaults.
+# Fields of the section `env` in older versions, with their defaults. They are options
+# now.
 MOVED_OPTIONS = {"data": "", "short_tasks": True}
 MOVED_OPTIONS |= dict.fromkeys(("train_split", "dev_split", "test_split"), "")
 EPISODE = TypeAdapter(Episode)
 TASK = TypeAdapter(Task)
 EPISODE_NAME = "the episode of policy {}, task {}, seed {}"
-# A file's user_version; it rises when policies get other names.
-VERSION = 1
-# Version 0 had the names on the left in the keys of policies.
+# Version of the store's format (SQLite's user_version). It rises when a column, a field
+# of a stored record or the form of a policy's key is renamed.
+VERSION = 2
+# Parts of policy keys in version 0 of the format, and the parts that replace them
+# today.
 RENAMED = {
   "price=": "cost_weight=",
   "bold=": "optimism=",
@@ -48,12 +52,23 @@ RENAMED = {
 
 
 def summarize_episode(episode: Episode) -> dict[str, Any]:
-  """Compute an episode's columns.
+  """Compute the values of an episode's columns in the table of episodes.
 
   Returns:
-    `decisions` and `judgements` count steps. `large_usd` includes untaken proposals of
-    models costlier than SMALL. `proposals_usd` leaves out replayed ones. `retries_usd`
-    includes `lost_usd`. Tokens are completion tokens.
+    The episode's own fields, and these sums over its steps, by name. Dollars are US
+    dollars.
+      steps: number of all steps.
+      decisions: number of steps that a router decided.
+      judgements: number of steps at which a judge was asked.
+      small_usd, large_usd: replies of SMALL, and replies of all costlier models with
+        their rejected proposals.
+      proposals_usd: rejected proposals of SMALL, without replayed ones.
+      judge_usd, router_usd: a judge's answers, and the router's compute.
+      retries_usd: failed attempts, with those that belong to no step (`lost_usd`).
+      presumed_usd: worst cases of calls whose outcome is unknown.
+      small_tokens, large_tokens, proposal_tokens, judge_tokens: tokens of replies, by
+        the same groups.
+      router_latency_s: seconds that the router or the judge took to decide.
   """
   steps = episode.steps
   usd = collections.Counter()
@@ -64,17 +79,18 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     decisions += step.logp is not None or step.router_cost_usd > 0
     judgements += any(call.kind == "judge" for call in step.calls)
     for call in step.calls:
-      part = call.kind
-      if part in ("act", "proposal") and call.model != SMALL:
-        part = "large"
-      elif part == "act":
-        part = "small"
-      tokens[part] += call.usage.completion_tokens
+      group = call.kind
+      if group in ("act", "proposal") and call.model != SMALL:
+        group = "large"
+      elif group == "act":
+        group = "small"
+      tokens[group] += call.usage.completion_tokens
       cost_usd = call.cost_usd
-      # The ledger takes proposals off the recorded calls, which count a replay once.
-      if part == "proposal" and call.replayed:
+      # A replayed proposal costs nothing here, because it was paid when it was
+      # recorded. The ledger subtracts the sum of proposals from the recorded calls.
+      if group == "proposal" and call.replayed:
         cost_usd = 0.0
-      usd[part] += cost_usd
+      usd[group] += cost_usd
   names = ("score", "success", "stop", "call_budget", "usd_budget", "large_calls")
   names += ("cost_usd", "spent_usd", "reused")
   return {name: getattr(episode, name) for name in names} | {
@@ -85,7 +101,7 @@ def summarize_episode(episode: Episode) -> dict[str, Any]:
     "large_usd": usd["large"],
     "proposals_usd": usd["proposal"],
     "judge_usd": usd["judge"],
-    # A lost attempt is a retry in no step.
+    # `lost_usd` are the dollars of failed attempts that belong to no step.
     "retries_usd": usd["retry"] + episode.lost_usd,
     "router_usd": sum(step.router_cost_usd for step in steps),
     "presumed_usd": usd["presumed"],
@@ -110,23 +126,26 @@ CREATE TABLE IF NOT EXISTS finished (stage TEXT PRIMARY KEY);
 
 
 class Store:
-  """Episodes by (policy, task_id, seed), and their tasks.
+  """A SQLite file with a run's tasks, and its episodes by (policy, task_id, seed).
 
-  Everything is on disk before it counts; WAL keeps it through kill -9.
+  An episode counts as played only after the transaction that stores it. SQLite's
+  write-ahead log preserves finished transactions if the process is killed.
   """
 
   def __init__(self, path: Path | str, in_memory: bool = False):
     """Open the file, or create it.
 
     Args:
-      in_memory: a copy is opened, and the file stays as it is.
+      path: the file; ":memory:" opens a store in memory, without a file.
+      in_memory: whether to open a copy in memory, so that the file stays unchanged.
 
     Raises:
-      ValueError: the file cannot be used as a store.
+      ValueError: the file is no store of this version.
     """
     self._path = path
     try:
-      # Threads take turns.
+      # Several threads use this connection, but never at the same time. So SQLite's
+      # check that only one thread uses it is switched off.
       self._db = sqlite3.connect(path, check_same_thread=False)
       if in_memory:
         with contextlib.closing(self._db) as file:
@@ -142,14 +161,21 @@ class Store:
       if fits and version < VERSION:
         self._convert()
     except sqlite3.Error as error:
-      problem = f"{path} cannot be used as an episode store ({error})"
-      raise ValueError(f"{problem}; move it away or restore a copy") from error
+      raise ValueError(
+        f"{path} is no episode store that SQLite can use ({error}): "
+        "free disk space, restore the file from a copy, or move it away"
+      ) from error
     if not fits:
-      problem = f"{path} was made by another version of this program"
-      raise ValueError(f"{problem}: choose another --config.name")
+      raise ValueError(
+        f"{path} is a store of another version of this program: "
+        "choose another --config.name"
+      )
 
   def _convert(self) -> None:
-    """Rename the policies of a store that an older version made, once."""
+    """Convert a file of an older format to the format VERSION.
+
+    The policies in it get the keys that this version of the program uses.
+    """
     policy = "policy"
     for old, new in RENAMED.items():
       policy = f"replace({policy}, '{old}', '{new}')"
@@ -162,10 +188,22 @@ class Store:
         self._db.execute(
           f"UPDATE sessions SET state = json_set(state, '$.policy', {stored})"
         )
+        # In version 1 of the format, the field of a session's cost weight was named
+        # price.
+        self._db.execute(
+          "UPDATE sessions SET state = json_remove(json_set(state, "
+          "'$.cost_weight', json_extract(state, '$.price')), '$.price') "
+          "WHERE json_type(state, '$.price') IS NOT NULL"
+        )
       self._db.execute(f"PRAGMA user_version = {VERSION}")
 
   def put_tasks(self, split: str, tasks: Iterable[Task]) -> None:
-    """Save the tasks of a split in their order, in place of earlier ones."""
+    """Store all tasks of a split in their order. They replace the tasks stored before.
+
+    Args:
+      split: "train", "dev" or "test".
+      tasks: all tasks of the split.
+    """
     rows = []
     for place, task in enumerate(tasks):
       rows.append((split, place, json.dumps(vars(task) | {"split": split})))
@@ -174,9 +212,14 @@ class Store:
       self._db.executemany("INSERT INTO tasks VALUES (?, ?, ?)", rows)
 
   def name_task(self, task_id: str, description: str, max_steps: int) -> Task:
-    """Find the task that clients know by this name.
+    """Return the task with this name; a new name becomes a new task.
 
-    A new task gets its split from SPLIT_OF, and keeps it.
+    SPLIT_OF assigns the split of a new task. The task keeps this split.
+
+    Args:
+      task_id: the name by which clients call the task.
+      description: the text of the task, if it is new.
+      max_steps: the largest number of steps of the task, if it is new.
     """
     named = {task.id: task for split in SPLITS for task in self.tasks(split)}
     if task_id not in named:
@@ -186,16 +229,25 @@ class Store:
     return named[task_id]
 
   def tasks(self, split: str) -> list[Task]:
-    """Read the tasks of a split, in their order."""
+    """Read the tasks of a split, in their order.
+
+    Raises:
+      ValueError: a row is damaged.
+    """
     query = "SELECT place, task FROM tasks WHERE split = ? ORDER BY place"
     rows = self._db.execute(query, (split,))
     return [self._read(TASK, text, f"{split} task {place}") for place, text in rows]
 
   def add(self, *episodes: Episode, finished: Iterable[str] = ()) -> None:
-    """Store episodes, and marks of `finish`, in one transaction.
+    """Store episodes and finished stages in one transaction.
+
+    Args:
+      episodes: the new episodes.
+      finished: names to mark as finished, for the method `finished`.
 
     Raises:
-      ValueError: the key of an episode is taken; nothing is stored.
+      ValueError: an episode with the same policy, task and seed is stored; then the
+        transaction stores nothing.
     """
     with self._db:
       for episode in episodes:
@@ -206,19 +258,23 @@ class Store:
         try:
           self._db.execute(f"INSERT INTO episodes VALUES ({places})", row)
         except sqlite3.IntegrityError:
-          raise ValueError(f"episode {key} is already stored in {self._path}") from None
+          raise ValueError(
+            f"the episode {key} is already stored in {self._path}: store each key once"
+          ) from None
       self._db.executemany("INSERT INTO finished VALUES (?)", zip(finished))
 
   def add_equal(
-    self, policy: str, call_budget: int, other: str, keys: Iterable[tuple[str, int]]
+    self, policy: str, call_budget: int, source: str, keys: Iterable[tuple[str, int]]
   ) -> None:
-    """Store episodes that a cap did not change under a capped policy, too.
+    """Store copies of a policy's episodes under a policy with a cap.
 
-    They are marked as reused, and refer to the text of the others.
+    The cap must not have changed these episodes. A copy is marked as reused. It has no
+    text of its own, but refers to the original.
 
     Args:
-      policy: the capped policy.
-      other: the policy whose episodes they equal.
+      policy: the key of the policy with a cap.
+      call_budget: the cap on LARGE calls of that policy.
+      source: the key of the policy whose episodes are copied.
       keys: (task_id, seed) of the episodes.
     """
     changed = ("call_budget", "reused")
@@ -231,17 +287,25 @@ class Store:
     )
     with self._db:
       for key in keys:
-        self._db.execute(insert, (policy, call_budget, other, *key))
+        self._db.execute(insert, (policy, call_budget, source, *key))
 
   def keys(self, policy: str) -> set[tuple[str, int]]:
-    """Find (task_id, seed) of every stored episode of a policy."""
+    """Return the (task_id, seed) pairs of a policy's stored episodes."""
     query = "SELECT task_id, seed FROM episodes WHERE policy = ?"
     return set(self._db.execute(query, (policy,)))
 
   def episodes(
     self, policy: str, keys: Collection[tuple[str, int]] | None = None
   ) -> list[Episode]:
-    """Read a policy's episodes, by task and seed: all, or those of (task_id, seed)."""
+    """Read a policy's episodes, ordered by task and seed.
+
+    Args:
+      policy: the policy's key.
+      keys: (task_id, seed) of the episodes to read; None reads all.
+
+    Raises:
+      ValueError: a row is damaged.
+    """
     query = (
       "SELECT e.task_id, e.seed, coalesce(e.episode, o.episode), "
       "e.call_budget, e.reused FROM episodes e LEFT JOIN episodes o "
@@ -260,20 +324,44 @@ class Store:
     return episodes
 
   def _read(self, record: TypeAdapter, text: str, name: str) -> Episode | Task:
-    """Read the record of a row. Raises ValueError with its name if it is damaged."""
+    """Parse a row's JSON as an episode or a task.
+
+    Args:
+      record: the parser of the expected type.
+      text: the row's JSON.
+      name: the row's name in the error message.
+
+    Raises:
+      ValueError: the text is not JSON of the expected type.
+    """
     try:
       return record.validate_json(text)
     except ValidationError:
       raise self._unreadable(name) from None
 
   def _unreadable(self, name: str) -> ValueError:
-    """Make the error of a row that cannot be read."""
+    """Make the error for a damaged row.
+
+    Args:
+      name: the row's name in the message.
+    """
     return ValueError(
       f"{self._path}: {name} cannot be read: restore a copy of the file"
     )
 
   def table(self, policies: Sequence[str] | None = None) -> pandas.DataFrame:
-    """Read the columns of these policies' episodes, or of all: a row each, by KEY."""
+    """Read the columns of episodes as a table.
+
+    Args:
+      policies: keys of the policies; None reads all.
+
+    Returns:
+      A row per episode, ordered by KEY, with the columns KEY and COLUMNS. If an episode
+        has no cap, the cap's column has NaN.
+
+    Raises:
+      ValueError: a number is damaged; the message names the episode.
+    """
     where = ""
     if policies is not None:
       where = f"WHERE policy IN ({', '.join('?' * len(policies))})"
@@ -282,22 +370,22 @@ class Store:
     table = pandas.read_sql(query, self._db, params=policies)
     numbers = table.drop(columns=["policy", "task_id", "stop"])
     numbers = numbers.apply(pandas.to_numeric, errors="coerce").astype(float)
-    fine = np.isfinite(numbers) & (numbers >= 0)
-    # None is no cap.
-    fine[[*BUDGETS]] |= table[[*BUDGETS]].isna()
-    bad_keys = table[[*KEY]][~fine.all(axis=1) | (numbers.score > 1)]
-    if len(bad_keys):
-      raise self._unreadable(EPISODE_NAME.format(*bad_keys.iloc[0]))
+    is_valid = np.isfinite(numbers) & (numbers >= 0)
+    # NULL is valid in the columns of caps: it stands for no cap.
+    is_valid[[*BUDGETS]] |= table[[*BUDGETS]].isna()
+    damaged_keys = table[[*KEY]][~is_valid.all(axis=1) | (numbers.score > 1)]
+    if len(damaged_keys):
+      raise self._unreadable(EPISODE_NAME.format(*damaged_keys.iloc[0]))
     types = dict.fromkeys(BUDGETS, float) | {"success": bool, "reused": bool}
     return table.astype(types)
 
   def sync(self, policy: str) -> None:
-    """Copy the episodes of a policy to the stores of all processes."""
+    """Copy a policy's episodes to the stores of all processes that lack them."""
     stored = self.keys(policy)
     keys_of_process = [set(map(tuple, keys)) for keys in exchange(sorted(stored))]
-    lacking = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
-    for start in range(0, len(lacking), SYNC_CHUNK):
-      sent = stored.intersection(lacking[start : start + SYNC_CHUNK])
+    missing = sorted(set.union(*keys_of_process) - set.intersection(*keys_of_process))
+    for start in range(0, len(missing), SYNC_CHUNK):
+      sent = stored.intersection(missing[start : start + SYNC_CHUNK])
       texts = [episode.to_json() for episode in self.episodes(policy, sent)]
       for episode in map(EPISODE.validate_json, itertools.chain(*exchange(texts))):
         key = (episode.task_id, episode.seed)
@@ -306,35 +394,48 @@ class Store:
           stored.add(key)
 
   def finish(self, stage: str) -> None:
-    """Mark a stage as run to its end."""
+    """Mark a stage as finished."""
     with self._db:
       self._db.execute("INSERT OR IGNORE INTO finished VALUES (?)", (stage,))
 
   def finished(self, stage: str) -> bool:
-    """Tell whether a stage has been run to its end."""
+    """Tell whether a stage is finished."""
     query = "SELECT 1 FROM finished WHERE stage = ?"
     return bool(self._db.execute(query, (stage,)).fetchall())
 
   def close(self) -> None:
-    """Close the file."""
+    """Close the SQLite file."""
     self._db.close()
 
 
 def convert_config(stored: object) -> object:
-  """Convert a stored configuration of an older version; any other stays as it is."""
+  """Convert a configuration that an older version of this program stored.
+
+  Args:
+    stored: the value that config.json contains.
+
+  Returns:
+    The configuration with today's field names. A value that is no JSON object is
+      returned unchanged.
+  """
   if not isinstance(stored, dict):
     return stored
   converted = dict(stored)
-  for name, convert in (("env", move_options), ("references", move_plans)):
+  converters = {
+    "env": move_options,
+    "references": move_plans,
+    "value": rename_prices,
+  }
+  for name, convert in converters.items():
     if isinstance(stored.get(name), dict):
       converted[name] = convert(dict(stored[name]))
   return converted
 
 
 def move_options(env: dict) -> dict:
-  """Convert a section `env` whose options were fields of its own.
+  """Convert a section `env` of an older version, in which options were fields.
 
-  Only values that differ from their defaults become options.
+  A field becomes an option only if its value differs from the old default.
   """
   options = {}
   for name, default in MOVED_OPTIONS.items():
@@ -345,7 +446,7 @@ def move_options(env: dict) -> dict:
 
 
 def move_plans(references: dict) -> dict:
-  """Convert a section `references` whose kinds of plans were fields."""
+  """Convert a section `references` of an older version, in which plans were fields."""
   for_all = references.pop("explored", False)
   plans = []
   if for_all:
@@ -357,11 +458,22 @@ def move_plans(references: dict) -> dict:
   return {"plans": plans} | references
 
 
+def rename_prices(value: dict) -> dict:
+  """Rename the field `prices` of an older section `value` to `cost_weights`."""
+  if "prices" in value:
+    value["cost_weights"] = value.pop("prices")
+  return value
+
+
 def read_config(directory: Path) -> Config | None:
-  """Read the configuration that a run's directory was made with, or None.
+  """Read the configuration of a run's directory.
+
+  Returns:
+    The configuration, or None if the directory has none.
 
   Raises:
-    ValueError: it cannot be read, or a store is gone and with it the spent dollars.
+    ValueError: config.json cannot be read, or the store is missing. Without the store,
+      the dollars that the run has spent are unknown.
   """
   path = directory / "config.json"
   if not path.exists():
@@ -371,19 +483,28 @@ def read_config(directory: Path) -> Config | None:
       convert_config(json.loads(path.read_bytes()))
     )
   except (ValueError, TypeError, RecursionError):
-    raise ValueError(f"{path} is no configuration of this version: {RESTORE}") from None
+    raise ValueError(
+      f"{path} cannot be read as a configuration of this version: {RESTORE}"
+    ) from None
   for number in range(stored.distributed.processes):
     store = directory / (f"episodes-{number}.sqlite" if number else "episodes.sqlite")
     if not store.exists() or not store.stat().st_size:
       raise ValueError(
-        f"{store} is gone or empty, and with it what was spent: {RESTORE}"
+        f"{store} is missing or empty, so the spent dollars are unknown: {RESTORE}"
       )
   return stored
 
 
 def read_run(directory: Path) -> Config:
-  """Read the configuration of a run's directory. Raises ValueError if it has none."""
+  """Read the configuration of a run's directory, which must have one.
+
+  Raises:
+    ValueError: the directory has no configuration, or `read_config` raises.
+  """
   config = read_config(directory)
   if not config:
-    raise ValueError(f"{directory} is no directory of a run: it has no config.json")
+    raise ValueError(
+      f"{directory} is no directory of a run: it has no config.json; "
+      "give the directory <runs>/<name> of a run"
+    )
   return config

@@ -1,7 +1,8 @@
-"""ALFWorld, keyless on a CPU; with :paper in the setting of configs/sciworld.py.
+"""Configure ALFWorld without a key on a CPU, or in the paper's setting.
 
-The paper's tasks are in AgentGym's mappings_{train,test}.json. Copy these files to
-$ALFWORLD_DATA.
+The setting :paper is the paper's setting, with the differences that configs/sciworld.py
+lists. The paper's tasks are listed in AgentGym's files mappings_train.json and
+mappings_test.json. Copy these files to $ALFWORLD_DATA.
 """
 
 from baar_jax import config
@@ -9,7 +10,11 @@ from configs import quickstart, sciworld
 
 
 def get_config(setting: str = "") -> config.Config:
-  """Configure ALFWorld; the setting is "" or "paper"."""
+  """Return the configuration of ALFWorld.
+
+  Args:
+    setting: "" or "paper".
+  """
   config.check_setting(setting, "paper")
   if setting:
     c = sciworld.get_config(setting)
@@ -25,14 +30,15 @@ def get_config(setting: str = "") -> config.Config:
       c.env.options[f"{split}_split"] = f"mappings_{split}.json"
   else:
     c.bopo.lam = (0.5,)
-    # Training learns from lost games, too.
+    # These samples are played in all training games, not only in hard ones. Pretraining
+    # and the value heads learn from them too, whether they succeed or not.
     c.references.plans = (
       config.SamplePlan("samples", c.references.samples, all_tasks=True),
       config.SamplePlan("steps", 10, all_tasks=True),
       config.SamplePlan("repeats", 10, all_tasks=True),
     )
-    prices = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+    cost_weights = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
     c.value = config.ValueConfig(
-      updates=10_000, prices=prices, noise=0.2, weight_decay=0.05
+      updates=10_000, cost_weights=cost_weights, noise=0.2, weight_decay=0.05
     )
   return c

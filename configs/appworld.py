@@ -1,13 +1,21 @@
-"""AppWorld, keyless on a CPU; with :paper in the setting of configs/sciworld.py."""
+"""Configure AppWorld without a key on a CPU, or in the paper's setting.
+
+The setting :paper is the paper's setting, with the differences that configs/sciworld.py
+lists.
+"""
 
 from baar_jax import config
 from configs import quickstart, sciworld
 
 
 def get_config(setting: str = "") -> config.Config:
-  """Configure AppWorld; the setting is "" or "paper"."""
+  """Return the configuration of AppWorld.
+
+  Args:
+    setting: "" or "paper".
+  """
   config.check_setting(setting, "paper")
-  # An engine process has room for one world.
+  # AppWorld's engine can play only one episode per process.
   env = {"kind": "appworld", "max_steps": 40, "live_per_process": 1}
   if setting:
     c = sciworld.get_config(setting)
@@ -21,7 +29,8 @@ def get_config(setting: str = "") -> config.Config:
   c.env = config.EnvConfig(
     train_tasks=36, dev_tasks=12, test_tasks=24, processes=2, **env
   )
-  # Its tasks have solutions, which the scripted pair follows.
+  # The test tasks are taken from AppWorld's split dev, whose tasks have solutions.
+  # Scripted models need them.
   c.env.options["test_split"] = "dev"
   c.router.max_tokens = 640
   c.router.action_tokens = 20

@@ -1,12 +1,14 @@
-"""The default: the whole pipeline in the real ScienceWorld with the scripted pair.
+"""Configure the default run: ScienceWorld with scripted models, on a CPU.
 
-It is keyless and runs on a CPU.
+The run needs no key.
 """
 
 from baar_jax import config
 
-# A tied row would feed each decision back into the next. A text about budgets would be
-# new to the router.
+# Settings of a router with random weights. Its output layer is not tied to the input
+# embedding: otherwise learning to write a decision would change how the router reads
+# earlier decisions in the text. The remaining cap is not written into the text, because
+# the router has never read a text about budgets.
 RANDOM_WEIGHTS = {"tie_word_embeddings": False, "show_budget": False}
 TEXTS = {
   "max_tokens": 512,
@@ -18,23 +20,26 @@ TRIO = ("gpt-4.1-nano", "gpt-4.1-mini", "gpt-4.1")
 
 
 def get_config() -> config.Config:
-  """Configure the default run."""
+  """Return the configuration of the default run."""
   c = config.Config(name="quickstart")
   tasks = {"train_tasks": 68, "dev_tasks": 16, "test_tasks": 40}
   c.env = config.EnvConfig(kind="scienceworld", max_steps=40, **tasks)
   c.router = config.RouterConfig(**RANDOM_WEIGHTS, **TEXTS)
   c.pretrain = config.PretrainConfig(epochs=1, batch_episodes=16, learning_rate=1e-2)
   rates = {"learning_rates": (1e-2,), "adam_eps": 1e-2}
-  c.value = config.ValueConfig(updates=2000, prices=(0.0, 0.1, 1.0))
+  c.value = config.ValueConfig(updates=2000, cost_weights=(0.0, 0.1, 1.0))
   c.sft = config.SFTConfig(updates=60, check_every=3, micro_episodes=8, **rates)
   c.bopo = config.BoPOConfig(
-    # At this cost weight a short run spends on some steps.
+    # At 0.7 few updates are enough to train a router that calls LARGE at some steps and
+    # not at others.
     lam=(0.7,),
-    # A group that fails as a whole tells little about the wrong step.
+    # If no episode of a group succeeds, the rewards say little about which decision was
+    # wrong. A larger eps and a lower clip than BoPOConfig's make advantages smaller.
     advantage_eps=0.5,
     advantage_clip=2.0,
     learning_rate=1.5e-2,
-    # With this eps AdamW nearly follows the gradient itself; see SFTConfig.
+    # With a large eps, AdamW's step is nearly in the direction of the gradient; see
+    # SFTConfig.adam_eps.
     adam_eps=0.1,
     updates=8,
   )

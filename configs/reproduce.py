@@ -1,12 +1,14 @@
-"""Every method and ablation of the paper beside BoPO, keyless on a CPU.
+"""Configure every method and ablation of the paper, without a key, on a CPU.
 
-They run in ScienceWorld; :alfworld, :appworld or :sandbox is another environment.
+The environment is ScienceWorld. The settings :alfworld, :appworld and :sandbox choose
+other environments.
 """
 
 from baar_jax import config
 from configs import alfworld, appworld, quickstart, sandbox, sciworld
 
-# Each setting extends a configuration, and has its own bopo.lam and compared_lam.
+# By setting: the configuration that it extends, and its values of bopo.lam and
+# baselines.compared_lam.
 SETTINGS = {
   "": (quickstart, (0.7,), 0.7),
   "alfworld": (alfworld, (0.1, 0.3, 0.5), 0.3),
@@ -16,7 +18,11 @@ SETTINGS = {
 
 
 def get_config(setting: str = "") -> config.Config:
-  """Configure all methods in an environment; "" is ScienceWorld."""
+  """Return the configuration that trains and evaluates all methods.
+
+  Args:
+    setting: "alfworld", "appworld" or "sandbox"; "" is ScienceWorld.
+  """
   config.check_setting(setting, *filter(None, SETTINGS))
   module, lam, compared = SETTINGS[setting]
   c = module.get_config()
@@ -24,7 +30,7 @@ def get_config(setting: str = "") -> config.Config:
   c.train_seeds = c.evaluate.seeds = 3
   c.bopo.lam = lam
   c.profile.robustness = (3,)
-  c.value.prices = config.ValueConfig().prices
+  c.value.cost_weights = config.ValueConfig().cost_weights
   if setting != "alfworld":
     all_tasks = bool(c.references.plans)
     c.references.plans += (config.SamplePlan("steps", 20, all_tasks),)
@@ -35,7 +41,8 @@ def get_config(setting: str = "") -> config.Config:
     c.env.dev_tasks = 24
     c.env.test_tasks = 60
     c.evaluate.call_budgets = (3, 5, 10, 15)
-  # All routers get the same points: argmax, and thresholds from training tasks.
+  # Every router is evaluated with the same three rules: the more probable model acts,
+  # or LARGE acts at a share of 0.3 or 0.6 of the stored training decisions.
   c.evaluate.thresholds = ()
   c.evaluate.shares = (0.3, 0.6)
   c.evaluate.random_p = (0.5,)

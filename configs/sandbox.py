@@ -1,11 +1,18 @@
-"""The whole pipeline on the sandbox, whose optimum is known; :trio has three models."""
+"""Configure the sandbox, an environment whose optimal policies can be computed.
+
+The setting :trio has three models.
+"""
 
 from baar_jax import config
 from configs.quickstart import RANDOM_WEIGHTS, TRIO
 
 
 def get_config(setting: str = "") -> config.Config:
-  """Configure the sandbox; the setting is "" or "trio"."""
+  """Return the configuration of the sandbox.
+
+  Args:
+    setting: "" or "trio".
+  """
   config.check_setting(setting, "trio")
   c = config.Config(name="sandbox-trio" if setting else "sandbox")
   if setting:
@@ -22,10 +29,13 @@ def get_config(setting: str = "") -> config.Config:
   samples = config.SamplePlan("samples", c.references.samples, all_tasks=True)
   c.references.plans = (samples,)
   fit = {"heads": 3, "value_width": 128, "advantage_width": 128}
-  # Heads do not learn such a number of episodes by heart.
+  # The sandbox has enough episodes for the value heads not to overfit without noise and
+  # weight decay.
   smooth = {"noise": 0.0, "weight_decay": 0.0}
-  prices = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
-  c.value = config.ValueConfig(updates=20_000, prices=prices, **fit, **smooth)
+  cost_weights = (0.0, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0)
+  c.value = config.ValueConfig(
+    updates=20_000, cost_weights=cost_weights, **fit, **smooth
+  )
   c.sft = config.SFTConfig(updates=60, micro_episodes=32, learning_rates=(3e-3,))
   c.bopo = config.BoPOConfig(
     lam=(0.3,),

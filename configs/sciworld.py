@@ -1,18 +1,21 @@
-"""ScienceWorld with Qwen2.5-1.5B as the router, trained on GPUs, and the scripted pair.
+"""Configure ScienceWorld with Qwen2.5-1.5B as the router, trained on GPUs.
 
-Settings:
-  paper: the paper's GPT-4.1 mini and GPT-4.1.
-  llama: the paper's Llama 3.1, at any compatible endpoint.
-  trio: the default run, on a CPU, with three scripted models.
-  nano-mini, nano-full, mini-full: two of these three, with the errors they have there.
+The models are scripted. Settings:
 
-The :paper of each environment differs from the paper in these points:
-  - Dev tasks choose the reported policies.
-  - The router reads our own transcript. --config.router.view=paper is the paper's
-    prompt.
-  - The paper does not state the numbers of updates.
-  - The paper's ScienceWorld tasks are not public. These are the same number of tasks of
-    AgentGym's types, from the engine's own splits.
+- paper: the paper's models, GPT-4.1 mini and GPT-4.1.
+- llama: the paper's Llama 3.1 models, at upstream endpoints of your own.
+- trio: the default run on a CPU, with three scripted models.
+- nano-mini, nano-full, mini-full: the run of trio with two of the three models, which
+  have the same error rates as in trio.
+
+The :paper setting of each environment differs from the paper in these points:
+
+- Dev tasks choose the reported policies.
+- The router reads one growing text per episode (--config.router.view=transcript).
+  --config.router.view=paper gives it the paper's prompt.
+- The paper does not state the numbers of updates, so they are our choice.
+- The paper's ScienceWorld tasks are not public. The same number of tasks of AgentGym's
+  types comes from the engine's own splits.
 """
 
 from baar_jax import config
@@ -21,12 +24,13 @@ from configs import quickstart
 RIVALS = ("zero-shot", "cascade", "single-turn", "vanilla")
 LLAMA = {
   "names": ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"),
-  # Many sell this pair, at different prices. These are Together's for its Turbo
-  # endpoints (our choice).
+  # Many providers sell these two models, at different prices. These are the prices of
+  # the provider Together for its Turbo versions (our choice).
   "prices": ((0.18, 0.18, 0.18), (0.88, 0.88, 0.88)),
   "base_urls": ("http://localhost:8000/v1", "http://localhost:8001/v1"),
 }
-# Names and skills of the settings with two or all of the three models.
+# Names of the scripted models, and their skills in [0, 1], for each SETTING that may
+# follow the file's name (configs/sciworld.py:SETTING). () is equally spaced skills.
 TRIOS = {
   "trio": (quickstart.TRIO, ()),
   "nano-mini": (quickstart.TRIO[:2], (0.0, 0.5)),
@@ -36,22 +40,29 @@ TRIOS = {
 
 
 def get_config(setting: str = "") -> config.Config:
-  """Configure ScienceWorld in a setting of this file."""
+  """Return the configuration of ScienceWorld.
+
+  Args:
+    setting: one of the settings in this file's docstring, or "" for Qwen2.5-1.5B with
+      scripted models.
+  """
   config.check_setting(setting, "paper", "llama", *TRIOS)
   if setting in TRIOS:
     c = quickstart.get_config()
     c.name = f"sciworld-{setting}"
     c.models.names, c.models.skills = TRIOS[setting]
     return c
-  # 1,783 tasks of the engine's training split are short enough for the scripted pair.
-  # Each live episode has a row of the KV cache, so every machine gets the same number.
+  # The scripted models can play 1,783 tasks of the engine's training split. The number
+  # of processes is fixed, because each live episode needs memory for a row of the
+  # router's KV cache.
   sizes = {"train_tasks": 1700, "dev_tasks": 100, "test_tasks": 200, "processes": 16}
   texts = {"description_tokens": 256, "action_tokens": 32, "result_tokens": 64}
-  # The defaults of baar_jax/config.py are the paper's values.
+  # Fields that are not set here keep the defaults of baar_jax/config.py, which are the
+  # paper's values.
   c = config.Config(
     name="sciworld",
     env=config.EnvConfig(kind="scienceworld", **sizes),
-    # The weights are a Hugging Face directory.
+    # The weights are in a local directory in Hugging Face's format.
     router=config.RouterConfig(
       weights="weights/Qwen2.5-1.5B",
       dtype="bfloat16",

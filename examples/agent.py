@@ -1,13 +1,14 @@
-"""An agent of OpenAI's client plays ScienceWorld through an endpoint that learns.
+"""Play ScienceWorld with an agent that calls models through this program's endpoint.
 
-python -m examples.agent collect    # plays 50 tasks with SMALL, LARGE and mixes
-python -m examples.agent train      # a router learns from these sessions
-python -m examples.agent play       # it is served, and judged on other tasks
+python -m examples.agent collect    # play 50 tasks with SMALL, LARGE and mixes
+python -m examples.agent train      # train a router on these sessions
+python -m examples.agent play       # serve the router, and evaluate it
 
-A number behind "collect" or "play" is that of the tasks.
+"collect 300" and "play 300" use 300 tasks.
 
-The models behind the endpoint are stand-ins on this machine. They know the game's
-solution and err at the rates of the scripted pair, so no key is needed.
+The agent uses OpenAI's Python client. The upstream models are scripted models behind a
+small server on this machine, so no key is needed. They know the games' solutions, and
+err at the rates of the default run's SMALL and LARGE.
 """
 
 import contextlib
@@ -30,39 +31,47 @@ import openai
 from baar_jax.config import Config, EnvConfig, EvaluateConfig, ModelsConfig, ServeConfig
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
-from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
+from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.episode import Task
 from baar_jax.llms.agent import NO_ACTION, extend, open_conversation, parse_action
 from baar_jax.llms.scripted import ScriptedPair
-from baar_jax.rollout.budget import unlimited  # the endpoint keeps the books
+from baar_jax.rollout.budget import unlimited  # The endpoint checks the caps.
 from baar_jax.store import Store
 from baar_jax.train.dataset import load_profiles
 from configs import quickstart
 
-# Ports.
+# Ports of the endpoint, and of the server with the scripted models.
 ENDPOINT = 8800
 UPSTREAM = 8801
 DIRECTORY = Path("runs") / "agent"
 PAIR = ScriptedPair(ModelsConfig().names, ScienceWorldErrors())
-GAMES = {}  # agents by session
+# For each session: the scripted agents that play its game, one per model.
+GAMES = {}
 
 
 class Play(NamedTuple):
-  """One session to be played."""
+  """A session that is to be played.
+
+  Attributes:
+    task: the task of the session.
+    model: the model name that the agent sends, such as "baar:large".
+    trial: a number that makes the session's id unique among those of this task and
+      model.
+  """
 
   task: Task
-  model: str  # that the client asks for
+  model: str
   trial: int
 
 
 def get_config() -> Config:
-  """Return the configuration of the run."""
-  c = quickstart.get_config()
-  c.profile.trials = 3
-  c.references.samples = 6
-  c.value.prices = (0.1, 0.5, 1.0)
+  """Return the configuration of this example's run."""
+  config = quickstart.get_config()
+  config.profile.trials = 3
+  config.references.samples = 6
+  config.value.cost_weights = (0.1, 0.5, 1.0)
   return dataclasses.replace(
-    c,
+    config,
     name=DIRECTORY.name,
     env=EnvConfig("served"),
     models=ModelsConfig("chat", base_urls=(f"http://127.0.0.1:{UPSTREAM}/v1",)),
@@ -72,7 +81,10 @@ def get_config() -> Config:
 
 
 def play(client: openai.OpenAI, env: Env, job: Play) -> None:
-  """Play an episode: a ReAct loop whose calls name their session and its task."""
+  """Play a session with a ReAct agent, and send its score to the endpoint.
+
+  The headers of each call name its session and its task.
+  """
   task = job.task
   session = f"{job.model} {task.id} {job.trial}"
   observation = env.reset(task.id)
@@ -96,14 +108,17 @@ def play(client: openai.OpenAI, env: Env, job: Play) -> None:
 
 
 class StandIn(BaseHTTPRequestHandler):
-  """Answers as the scripted model would, in the game that `user` names."""
+  """A server that answers chat completions with the replies of scripted models.
+
+  The field `user` of a request names the session.
+  """
 
   def do_POST(self) -> None:
-    """Answer a chat completion."""
-    asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-    model = asked["model"]
-    agent = GAMES[asked["user"]][PAIR.names.index(model)]
-    reply = agent.reply(asked["messages"], step=len(asked["messages"]) // 2 - 1)
+    """Answer a chat completion with the scripted model's next reply."""
+    request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+    model = request["model"]
+    agent = GAMES[request["user"]][PAIR.names.index(model)]
+    reply = agent.reply(request["messages"], step=len(request["messages"]) // 2 - 1)
     message = dict(role="assistant", content=reply.text)
     answer = dict(
       id="1",
@@ -119,18 +134,18 @@ class StandIn(BaseHTTPRequestHandler):
     self.wfile.write(json.dumps(answer).encode())
 
   def log_message(self, *args: object) -> None:
-    """Log nothing: a line for each call would be too much."""
+    """Log nothing. The base class would print a line for each call."""
 
 
 def start(stage: str, *settings: str, **options: int) -> subprocess.Popen:
-  """Start a stage of this run."""
+  """Start a stage of this example's run as a process of its own."""
   words = ["main.py", "--config=examples/agent.py", f"--stage={stage}", *settings]
   print("+ python", *words, flush=True)
   return subprocess.Popen([sys.executable, *words], **options)
 
 
 def run(*stages: str) -> None:
-  """Run stages; exit if one fails."""
+  """Run stages of this example one after the other; exit if a stage fails."""
   for stage in stages:
     code = start(stage).wait()
     if code:
@@ -138,14 +153,20 @@ def run(*stages: str) -> None:
 
 
 def play_all(envs: Sequence[Env], plan: Iterable[Play], *settings: str) -> None:
-  """Serve, and play, as many sessions at a time as there are environments."""
+  """Start the endpoint, and play the sessions of a plan through it.
+
+  Each environment plays one session at a time.
+  """
   client = openai.OpenAI(base_url=f"http://127.0.0.1:{ENDPOINT}/v1", api_key="-")
   server = start("serve", *settings, stdout=subprocess.PIPE)
   jobs = iter(plan)
 
   def play_share(env: Env) -> None:
-    for job in jobs:  # all threads share them
-      with contextlib.suppress(openai.ConflictError):  # it has its score already
+    """Play sessions in one environment until all have been played."""
+    for job in jobs:  # The threads share this iterator, so each session is played once.
+      # If an earlier command was interrupted, some sessions have a score already. The
+      # endpoint refuses their calls.
+      with contextlib.suppress(openai.ConflictError):
         play(client, env, job)
 
   try:
@@ -161,34 +182,38 @@ def play_all(envs: Sequence[Env], plan: Iterable[Play], *settings: str) -> None:
 def list_plays(
   trials: Iterable[int], tasks: Sequence[Task], *models: str
 ) -> list[Play]:
-  """List sessions: each task with each model, once for each trial."""
+  """Plan a session for each combination of trial, task and model name."""
   return [Play(task, model, k) for k in trials for task in tasks for model in models]
 
 
-def collect(c: Config, envs: Sequence[Env], tasks: Sequence[Task]) -> None:
-  """Play what the router learns from."""
-  trials = range(c.profile.trials)
+def collect(config: Config, envs: Sequence[Env], tasks: Sequence[Task]) -> None:
+  """Play the sessions that a router is trained on."""
+  trials = range(config.profile.trials)
   play_all(envs, list_plays(trials, tasks, "baar:small", "baar:large"))
   run("profile")
   with contextlib.closing(Store(DIRECTORY / "episodes.sqlite")) as store:
-    profiles = load_profiles(store, c, "train", "dev")
-  hard = [t for t in tasks if t.id in profiles and profiles[t.id].difficulty == "hard"]
-  trials = range(1000, 1000 + c.references.samples)
+    profiles = load_profiles(store, config, "train", "dev")
+  hard = [
+    task
+    for task in tasks
+    if task.id in profiles and profiles[task.id].difficulty == "hard"
+  ]
+  trials = range(1000, 1000 + config.references.samples)
   play_all(envs, list_plays(trials, hard, "baar:stratified"))
 
 
-def judge(c: Config, envs: Sequence[Env]) -> None:
-  """Play dev and test tasks with the router, and write the report."""
+def judge(config: Config, envs: Sequence[Env]) -> None:
+  """Serve the trained router, play dev and test tasks with it, and write the report."""
   with contextlib.closing(Store(DIRECTORY / "episodes.sqlite")) as store:
     dev = store.tasks("dev")
     test = store.tasks("test")
-  seeds = c.evaluate.seeds
-  models = [f"baar:price={price:g}" for price in c.value.prices]
-  models += [f"baar:K={K}" for K in c.evaluate.call_budgets]
+  seeds = config.evaluate.seeds
+  models = [f"baar:cost_weight={weight:g}" for weight in config.value.cost_weights]
+  models += [f"baar:K={K}" for K in config.evaluate.call_budgets]
   plan = list_plays(range(seeds), test, *models)
-  # SMALL and LARGE have played test tasks in `collect`, and dev tasks as often as a
-  # profile needs.
-  first = c.profile.trials
+  # SMALL and LARGE have played the test tasks in `collect`. Their sessions on dev are
+  # trials of the profile, so the evaluation needs further sessions on dev.
+  first = config.profile.trials
   trials = range(first, first + seeds)
   plan += list_plays(trials, dev, *models, "baar:small", "baar:large")
   play_all(envs, plan, "--config.serve.policy=router")
@@ -196,7 +221,12 @@ def judge(c: Config, envs: Sequence[Env]) -> None:
 
 
 def main(stage: str = "", count: str = "50") -> None:
-  """Run a stage of the example on `count` tasks."""
+  """Run one of the example's commands.
+
+  Args:
+    stage: "collect", "train" or "play".
+    count: the number of training tasks.
+  """
   if stage not in ("collect", "train", "play") or not count.isdecimal():
     print(__doc__, file=sys.stderr)
     sys.exit(2)
@@ -205,17 +235,17 @@ def main(stage: str = "", count: str = "50") -> None:
     return
   upstream = ThreadingHTTPServer(("127.0.0.1", UPSTREAM), StandIn)
   threading.Thread(target=upstream.serve_forever, daemon=True).start()
-  c = get_config()
+  config = get_config()
   sizes = dict(
     train_tasks=int(count),
-    max_steps=c.env.max_steps,
+    max_steps=config.env.max_steps,
     options={"gold_dir": str(DIRECTORY.parent / "gold")},
   )
   envs = open_envs("scienceworld", sizes, os.cpu_count(), live_per_process=4)
   if stage == "collect":
-    collect(c, envs, envs[0].tasks("train"))
+    collect(config, envs, envs[0].tasks("train"))
   else:
-    judge(c, envs)
+    judge(config, envs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""An environment in one file: a corridor of doors. A weak model seldom opens a red one.
+"""Define an environment in one file: a corridor with six coloured doors.
 
-python main.py --config=examples/corridor.py
+Red doors are critical steps: the cheaper model often fails to open them. This command
+trains a router:
+
+    python main.py --config=examples/corridor.py
 """
 
 import dataclasses
@@ -13,48 +16,57 @@ from configs import sandbox
 
 
 class Corridor(Env):
-  """A corridor of six doors; an action names the colour of the next one."""
+  """A corridor with six doors; the action "open COLOUR" opens the next door."""
 
   system_prompt = (
     "Name each door's colour.\n\nExample:\nThought: It is red.\n\nAction: open red"
   )
 
   def tasks(self, split: str) -> list[Task]:
-    """Make the tasks of a split."""
+    """Return the tasks of a split."""
     return [
       Task(f"{split}-{i}", split, "Go.", self.max_steps)
       for i in range(self.sizes[split])
     ]
 
   def reset(self, task_id: str) -> str:
-    """Start an episode; return the first observation."""
+    """Draw the doors of a task and return the first observation."""
     self.doors = random.Random(task_id).choices(("red", "blue", "green"), k=6)
     return f"A {self.doors[0]} door."
 
   def step(self, action: str) -> tuple[str, bool]:
-    """Act; return the observation, and whether the episode is done."""
+    """Open the next door if the action names its colour.
+
+    Returns:
+      The observation, and whether all doors are open.
+    """
     self.doors = self.doors[action == f"open {self.doors[0]}" :]
     observation = f"A {self.doors[0]} door." if self.doors else "The exit."
     return observation, not self.doors
 
   def score(self) -> float:
-    """Return the score so far."""
+    """Return 1 if all doors are open, else 0."""
     return float(not self.doors)
 
-  # Only the scripted models need an expert and its mistakes.
+  # Only scripted models need the next two methods.
   def oracle(self) -> Oracle:
-    """Return the expert's next action; red doors are critical."""
-    red = self.doors[0] == "red"
+    """Return the expert's next step; red doors are critical."""
+    is_red = self.doors[0] == "red"
     return Oracle(
-      f"open {self.doors[0]}", len(self.doors), critical=red, recovering=False
+      f"open {self.doors[0]}", len(self.doors), critical=is_red, recovering=False
     )
 
   def mistake(self, kind: str, key: str) -> str:
-    """Return an action that opens no door."""
+    """Return an action that opens no door; every mistake is the same.
+
+    Args:
+      kind: not used.
+      key: not used.
+    """
     return "open yellow"
 
 
 def get_config() -> Config:
-  """Configure a run of the sandbox's size in the corridor."""
+  """Return the configuration of a run in the corridor, as small as the sandbox's."""
   env = EnvConfig(f"{__file__}:Corridor", 96, 34, 48, max_steps=12)
   return dataclasses.replace(sandbox.get_config(), name="corridor", env=env)

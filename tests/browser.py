@@ -1,4 +1,4 @@
-"""A page of a phone's size in an installed Chromium."""
+"""Open a page of a phone's size in an installed Chromium."""
 
 import contextlib
 import shutil
@@ -22,8 +22,11 @@ FLAGS = [
 
 @contextlib.contextmanager
 def open_phone():
-  """The page, its errors and the addresses that it has asked for, which grow.
-  Skips where Playwright or a browser is not installed."""
+  """Yield a page, the list of its errors and the list of the URLs that it requests.
+
+  The lists grow while the page is open. Skip the test if Playwright or a browser is not
+  installed.
+  """
   sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed"
   )

@@ -1,4 +1,4 @@
-"""JAX on the CPU and strict about shapes; a tiny tokenizer, view and router that files share."""
+"""Set up JAX on the CPU, and define a tiny tokenizer, view and router for all tests."""
 
 import os
 import tempfile
@@ -19,12 +19,13 @@ from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
 
 jax.config.update("jax_platforms", "cpu")
-# All tests, and the programs that they start, share what was compiled.
+# All tests, and the programs that they start, share one cache of compiled functions.
 CACHE = str(Path(tempfile.gettempdir()) / "baar_jax_compiled")
 CACHE = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", CACHE)
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-# A missing [:, None] must not broadcast silently.
+# Arrays with different numbers of axes are an error, so that a missing [:, None] does not
+# broadcast silently.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
@@ -46,7 +47,7 @@ TEXTS += [
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory) -> Path:
-  """A directory with a byte-level tokenizer of 340 tokens."""
+  """Return a directory with a byte-level tokenizer of 340 tokens."""
   directory = tmp_path_factory.mktemp("tokenizer")
   train_tokenizer(TEXTS, 340, directory)
   return directory
@@ -54,7 +55,7 @@ def tokenizer_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def router_config() -> RouterConfig:
-  """A router so small that a forward is nothing, with previews of a few tokens."""
+  """Return the settings of a tiny router, with previews of a few tokens."""
   texts = {
     "description_tokens": 8,
     "action_tokens": 4,
@@ -68,15 +69,19 @@ def router_config() -> RouterConfig:
 
 @pytest.fixture(scope="session")
 def view(router_config, tokenizer_dir) -> View:
+  """Return the view of the tiny router."""
   return View(router_config, tokenizer_dir)
 
 
 @pytest.fixture(scope="session")
 def filled():
-  """filled(build, seed): the model that build() makes, with weights drawn by NumPy.
-  Weights, biases and norms are all random, and nothing is compiled to draw them."""
+  """Return a function that builds a model with all parameters drawn by NumPy.
+
+  Biases and norms are random too. Nothing is compiled to draw them.
+  """
 
   def fill(build, seed: int = 0):
+    """Fill the model that build() returns."""
     graphdef, params = nnx.split(nnx.eval_shape(build))
     draw = np.random.default_rng(seed)
     noise = jax.tree.map(
@@ -89,11 +94,14 @@ def filled():
 
 @pytest.fixture(scope="session")
 def tiny_model(router_config, filled):
+  """Return the tiny router with random parameters."""
   return filled(lambda: build_model(router_config, seed=0))
 
 
 @pytest.fixture(scope="session")
 def make_task():
+  """Return a function that makes a task."""
+
   def make(task_id: str = "plant-0", max_steps: int = 40) -> Task:
     return Task(task_id, "train", "find the plant", max_steps)
 

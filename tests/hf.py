@@ -1,7 +1,7 @@
-"""Writes Hugging Face directories of Qwen2 with random weights, and uses nothing of baar_jax.
+"""Write Hugging Face directories of a Qwen2 with random weights, without baar_jax.
 
-Names and shapes of tensors are those of transformers' Qwen2ForCausalLM, fields of config.json those
-of Qwen2.5's own. Values depend on a tensor's name alone.
+Tensors have the names and shapes of transformers' Qwen2ForCausalLM. config.json has the
+fields of Qwen2.5's. The numbers of a tensor depend only on its name and shape.
 """
 
 import json
@@ -24,7 +24,8 @@ SIZES = {
 }
 SIZES["long"] = 97, 128, 64, 2, 2, 1, True
 SHAPES = {name: dict(zip(FIELDS, sizes)) for name, sizes in SIZES.items()}
-# Heads that do not add up to the width, and other constants than Qwen2.5's.
+# In "multihead" the heads do not add up to the width, and the constants differ from
+# those of Qwen2.5.
 SHAPES["multihead"] |= {"head_dim": 16, "rope_theta": 10_000.0, "rms_norm_eps": 1e-3}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 CONFIG = {
@@ -38,7 +39,8 @@ CONFIG |= {
   "rope_theta": 1_000_000.0,
 }
 CONFIG |= {"sliding_window": 32_768, "use_sliding_window": False}
-# What Qwen2's tokenizer splits a text into before it merges bytes, and its tokens behind those.
+# The regular expression by which Qwen2's tokenizer splits a text into words, and the
+# special tokens after its other tokens.
 WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
   r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,7 +50,11 @@ SYLLABLES = ("ka", "lo", "mi", "ne", "ru", "so", "ti", "va", "SA", "LL", "TA", "
 
 
 def tensors(shape: dict, dtype: str = "float32") -> Iterator:
-  """(name, array) of each tensor, uniformly distributed."""
+  """Draw the tensors of a model, with uniformly distributed numbers.
+
+  Yields:
+    The name and the array of each tensor.
+  """
   V, D, F, layers, N, K, tied = (shape[name] for name in FIELDS)
   H = shape.get("head_dim", D // N)
   rows = {"q": N * H, "k": K * H, "v": K * H}
@@ -73,7 +79,8 @@ def tensors(shape: dict, dtype: str = "float32") -> Iterator:
     for name, sizes in tables.items()
   }
   for name, (sizes, mean, width) in plan.items():
-    # Bits, which NumPy promises to keep from version to version; it does not for distributions.
+    # NumPy promises the same raw bits in every version, but not the same draws from a
+    # distribution.
     bits = (
       np.random.PCG64([0, zlib.crc32(name.encode())]).random_raw(np.prod(sizes)) >> 40
     )
@@ -83,7 +90,18 @@ def tensors(shape: dict, dtype: str = "float32") -> Iterator:
 
 
 def write(directory: Path, shape: dict, dtype="float32", shards=1, tokens=0) -> Path:
-  """Writes config.json, the weights, and a tokenizer.json of so many tokens (0: none)."""
+  """Write a Hugging Face directory of a Qwen2.
+
+  Args:
+    directory: the directory.
+    shape: fields of config.json.
+    dtype: dtype of the tensors.
+    shards: number of files that the tensors are split over.
+    tokens: number of tokens in tokenizer.json; 0 writes no tokenizer.
+
+  Returns:
+    The directory.
+  """
   directory.mkdir(parents=True, exist_ok=True)
   (directory / "config.json").write_text(
     json.dumps(CONFIG | {"torch_dtype": dtype} | shape)
@@ -99,16 +117,17 @@ def write(directory: Path, shape: dict, dtype="float32", shards=1, tokens=0) -> 
 
 
 def write_tokenizer(directory: Path, tokens: int) -> None:
-  """A tokenizer.json built as Qwen2's is: bytes, merges, then special tokens."""
+  """Train and write a tokenizer.json like Qwen2's: bytes, merges, special tokens."""
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   tokenizer.normalizer = tokenizers.normalizers.NFC()
   split = Split(tokenizers.Regex(WORDS), "isolated")
   as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, as_bytes])
   tokenizer.decoder = tokenizers.decoders.ByteLevel()
-  merged, alphabet = tokens - len(SPECIAL), ByteLevel.alphabet()
   trainer = BpeTrainer(
-    vocab_size=merged, initial_alphabet=alphabet, show_progress=False
+    vocab_size=tokens - len(SPECIAL),
+    initial_alphabet=ByteLevel.alphabet(),
+    show_progress=False,
   )
   text = [f" {a}{b}{c}" for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES]
   tokenizer.train_from_iterator(text, trainer)

@@ -1,4 +1,4 @@
-"""What the endpoint adds to a call, beside the same calls made directly, in one run.
+"""Measure the seconds that the endpoint adds to calls, compared with direct calls.
 
 PYTHONPATH=. python tests/load.py runs/quickstart [sessions=64] [steps=6] [reply_s=3.0]
 """
@@ -19,13 +19,14 @@ from standin import StandIn
 
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 
-ROUNDS, START_S = 2, 3.0  # START_S: over which sessions begin
+ROUNDS = 2
+START_S = 3.0  # seconds during which sessions begin
 
 
 async def play(
   http, url: str, model: str, session: str, steps: int, seconds: list
 ) -> None:
-  """A session's calls, one after another, and the seconds of each."""
+  """Make the calls of a session one after another, and append the seconds of each."""
   messages = [{"role": "system", "content": "You act. " * 50}]
   messages.append(
     {"role": "user", "content": f"Task: open lock {session}\n\nA lamp is red."}
@@ -45,14 +46,15 @@ async def play(
 
 
 async def measure(url: str, model: str, name: str, sessions: int, steps: int):
-  """seconds_NxS of all calls, and calls per second."""
+  """Return the seconds of all calls, seconds_NxS, and the calls per second."""
   seconds = [[] for _ in range(sessions)]
   async with httpx2.AsyncClient(
     timeout=600, limits=httpx2.Limits(max_connections=None)
   ) as http:
     start_s = time.perf_counter()
     playing = (
-      play(http, url, model, f"{name} {i}", steps, own) for i, own in enumerate(seconds)
+      play(http, url, model, f"{name} {i}", steps, seconds_S)
+      for i, seconds_S in enumerate(seconds)
     )
     await asyncio.gather(*playing)
     return np.array(seconds), sessions * steps / (time.perf_counter() - start_s)
@@ -60,7 +62,7 @@ async def measure(url: str, model: str, name: str, sessions: int, steps: int):
 
 def main(router: str, sessions="64", steps="6", reply_s="3.0") -> None:
   def answer(request: dict) -> str:
-    """Takes from half to one and a half times `reply_s`, by the request."""
+    """Reply after 0.5 to 1.5 times `reply_s`, depending on the request."""
     time.sleep(float(reply_s) * (0.5 + random.Random(request["user"]).random()))
     return WORDS
 

@@ -1,6 +1,4 @@
-"""A hand-made evaluation in which every family has episodes, for the tests of the
-report.
-"""
+"""Make an evaluation by hand in which every family has episodes."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ from tiny import call, episode
 from baar_jax.config import Config
 from baar_jax.episode import Task
 from baar_jax.report.page import compute_results
-from baar_jax.report.results import Results
+from baar_jax.report.table import Results
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.store import Store
@@ -21,7 +19,7 @@ from baar_jax.train.jobs import ALWAYS_LARGE, ALWAYS_SMALL
 
 
 class Played(NamedTuple):
-  """A policy with its episodes: SMALL costs $1 a step, LARGE $5, a decision $0.5."""
+  """A policy with its episodes. SMALL costs $1 a step, LARGE $5, a decision $0.5."""
 
   spec: PolicySpec
   models: str  # of each step
@@ -72,7 +70,7 @@ def specs(policies: list[Played]) -> list[PolicySpec]:
 
 
 def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) -> Config:
-  """Of ScienceWorld with scripted models."""
+  """Return a configuration of ScienceWorld with scripted models."""
   result = Config()
   result.bopo.lam, result.evaluate.seeds, result.evaluate.bootstrap = lam, 2, 200
   result.profile.robustness = robustness
@@ -80,26 +78,28 @@ def config(lam: tuple[float, ...] = (0.3,), robustness: tuple[int, ...] = ()) ->
 
 
 def fill(policies: list[Played]) -> Store:
-  """A store with these policies' episodes, two seeds each and alike on dev and test,
-  and a profile of two training tasks."""
+  """Store these policies' episodes, and a profile of two training tasks.
+
+  Every policy has two evaluation seeds, which are alike on dev and test.
+  """
   store = Store(":memory:")
   tasks = max(len(played.scores) for played in policies)
   for split, count in (("train", 2), ("dev", tasks), ("test", tasks)):
     store.put_tasks(
       split, [Task(f"{split}-{i}", split, "do it", 40) for i in range(count)]
     )
-  # On the second training task SMALL is the dearer one, and alone without success.
+  # On the second training task SMALL is costlier than LARGE, and fails.
   for name, models, score in (
     ("always-small", "SSSSSSSSS", 0.0),
     ("always-large", "L", 1.0),
   ):
     store.add(episode("train-0", name, 0, models[:1], 1.0))
     store.add(episode("train-1", name, 0, models, score))
-  # A seed that does not count.
+  # The evaluation does not read this seed.
   store.add(episode("test-0", "always-small", 7, "SSSSSSSS", 0.0))
   for spec, models, scores in policies:
     for i, score in enumerate(scores):
-      # BoPO calls LARGE on the hard tasks alone.
+      # BoPO calls LARGE on hard tasks only.
       used = "SSSS" if spec == BOPO and i in (0, 3) else models
       for split, trial in itertools.product(("dev", "test"), range(2)):
         seed = FIRST_SEED[split] + trial

@@ -1,4 +1,4 @@
-"""Random schedules of clients against an endpoint that is killed: what was billed, kept and lost.
+"""Play random schedules of clients against an endpoint that is killed, and check its bill.
 
 PYTHONPATH=. python tests/schedules.py 1000 [seed]
 """
@@ -36,19 +36,18 @@ FAULTS = (
   "empty",
 )
 WORDS = "Thought: I look around and go on, as before.\n\nAction: go"
-LOST = (
-  httpx2.TransportError,
-  httpx2.StreamError,
-)  # what a client sees of a server that was killed
+# The exceptions at a client whose server was killed.
+LOST = (httpx2.TransportError, httpx2.StreamError)
 
 
 def serve_forever(config: Config) -> None:
+  """Serve in a process of its own."""
   wire.BACKOFF_S = 0.01
   serve.main(Run(config))
 
 
 class Server:
-  """The endpoint as a process of its own, which can be killed and started again."""
+  """The endpoint in a process of its own, which can be killed and started again."""
 
   def __init__(self, config: Config):
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
@@ -80,7 +79,12 @@ class Server:
 
 
 class Schedule:
-  """One session: its caps, and clients that call at once, retry, give up and leave streams."""
+  """One session with caps, and clients that call in parallel, retry and break off.
+
+  Attributes:
+    statuses: the HTTP statuses of all calls; see `_call`.
+    replies: number of complete replies.
+  """
 
   def __init__(self, seed: str, url: str):
     self.draw, self.id, self.url = random.Random(seed), f"session {seed}", url
@@ -91,7 +95,7 @@ class Schedule:
     caps = {"x-baar-max-usd": self.cap_usd, "x-baar-max-large-calls": self.cap_calls}
     self.headers = {name: str(cap) for name, cap in caps.items() if cap is not None}
     self.headers["x-session-id"] = self.id
-    self.statuses, self.replies = set(), 0  # replies: whole answers
+    self.statuses, self.replies = set(), 0
 
   async def play(self, http: httpx2.AsyncClient) -> None:
     counts = [self.draw.randint(1, 4) for _ in range(self.draw.randint(1, 4))]
@@ -108,7 +112,7 @@ class Schedule:
         "max_completion_tokens": draw.randint(1, 60),
         "stream": draw.random() < 0.5,
       }
-      for _ in range(draw.randint(1, 3)):  # a retry is a call like others
+      for _ in range(draw.randint(1, 3)):
         status = await self._call(http, body, draw)
         self.statuses.add(status)
         if status == 200:
@@ -117,7 +121,10 @@ class Schedule:
       messages.append({"role": "assistant", "content": WORDS})
 
   async def _call(self, http, body: dict, draw: random.Random) -> int | str:
-    """Its status; "left" where the client gave up, "lost" where the server was killed."""
+    """Make a call; return its HTTP status.
+
+    The status is "left" if the client gave up, and "lost" if the server was killed.
+    """
     patience_s = draw.random() * 0.1 if draw.random() < 0.1 else 60.0
     chunks = draw.randint(0, 15) if draw.random() < 0.3 else 1000
     try:
@@ -139,16 +146,19 @@ class Schedule:
       return "lost"
 
   def check(self, billed_usd: Fraction) -> dict | None:
-    """The session, whose books must be in order, also after what its clients had left."""
+    """Check the dollars and calls of the session, and return it.
+
+    Returns:
+      The session as the server reports it; None if no call of it had arrived.
+    """
     for _ in range(600):
       answer = httpx2.get(f"{self.url}/v1/sessions/{self.id}")
       session = answer.json()
       if not session.get("in_flight"):
         break
       time.sleep(0.05)
-    if (
-      answer.status_code == 404
-    ):  # no call of it had arrived at a kill, or as its clients left
+    if answer.status_code == 404:
+      # No call had arrived before a kill, or before the clients gave up.
       assert not billed_usd and not self.replies, self.id
       return None
     spent_usd, context = session["spent_usd"], (self.id, float(billed_usd), session)
@@ -167,13 +177,14 @@ class Schedule:
     if self.cap_calls is not None:
       large_steps = sum(step["model"] == "large" for step in session["steps"])
       assert large_steps <= session["large_calls"] <= self.cap_calls, context
-    return session | {"left_usd": None}  # rounded when stored
+    # The remaining dollars are rounded when they are stored.
+    return session | {"left_usd": None}
 
 
 async def play_batch(
   schedules: list[Schedule], server: Server, upstream: StandIn, draw
 ) -> None:
-  """All schedules at once; the server is killed after some calls, at the latest at the end."""
+  """Play schedules in parallel, and kill the server once, at the latest at the end."""
   last_call = len(upstream.seen) + draw.randint(1, 5 * len(schedules))
   async with httpx2.AsyncClient(
     timeout=None, limits=httpx2.Limits(max_connections=None)
@@ -186,7 +197,19 @@ async def play_batch(
 
 
 def run_schedules(count: int, seed: int, runs: str) -> dict:
-  """Plays so many schedules and returns what happened. Raises AssertionError if one fails."""
+  """Play random schedules against one endpoint.
+
+  Args:
+    count: number of schedules.
+    seed: seed of all random choices.
+    runs: directory of the run.
+
+  Returns:
+    The number of sessions and attempts, and the billed and the counted dollars.
+
+  Raises:
+    AssertionError: a session exceeds a cap, or its dollars do not cover the bill.
+  """
   draw, faults, schedules = random.Random(seed), random.Random(seed), []
   models = ModelsConfig(
     "chat", tuple(PRICES), prices=(*PRICES.values(),), timeout_s=3.0, retries=2

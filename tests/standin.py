@@ -1,4 +1,4 @@
-"""A loopback server that speaks chat completions, keeps its own books, and misbehaves as told."""
+"""Serve chat completions on loopback, with faults, and count the bill."""
 
 import contextlib
 import functools
@@ -21,20 +21,26 @@ OK, BLANKS = b"HTTP/1.1 200 OK\r\n\r\n", b" " * 20_000_000
 
 
 class StandIn(ThreadingHTTPServer):
-  """Answers `answer(request)`; `fault(number, request)` names what goes wrong with a request.
+  """A stand-in for an endpoint of models.
 
-  A fault is one of FAULTS, or a status with a code behind it, if any: "400 too_long".
-  `seen` and `headers` are of all requests, in order; `billed` has (request, usage) of every call
-  that is billed, also of those whose answer is lost.
+  Attributes:
+    answer: function of a request; returns the text of the reply.
+    fault: function of a request's number and the request; returns None for no fault, a
+      key of FAULTS, or an HTTP status with an optional error code ("400 too_long").
+    latency_s: function of a request's number; returns the seconds before the answer.
+    retry_after: the header of 429 and 503.
+    stall_s: seconds of a fault that stalls.
+    chunk_s: seconds between the chunks of a streamed answer.
+    seen: all requests, in order.
+    headers: the headers of all requests, in order.
+    billed: request and usage of each billed call, also if its answer was lost.
   """
 
   daemon_threads = True
   request_queue_size = 128
-  retry_after, stall_s, chunk_s = (
-    "0.01",
-    5.0,
-    0.0,
-  )  # a chunk is one of a streamed answer
+  retry_after = "0.01"
+  stall_s = 5.0
+  chunk_s = 0.0
 
   def __init__(
     self,
@@ -47,7 +53,8 @@ class StandIn(ThreadingHTTPServer):
     self.answer, self.fault, self.latency_s = answer, fault, latency_s
     vars(self).update(settings)
     self.seen, self.headers, self.billed = [], [], []
-    self._prompts: dict[str, list] = {}  # model -> conversations that its cache holds
+    # The conversations in each model's prompt cache.
+    self._prompts: dict[str, list] = {}
     self.lock = threading.Lock()
 
   @property
@@ -57,7 +64,12 @@ class StandIn(ThreadingHTTPServer):
   def usd(
     self, prices: dict[str, tuple[str, str, str]], user: str | None = None
   ) -> Fraction:
-    """Dollars of a user, or of all; prices are (input, cached, output) per million tokens."""
+    """Compute the bill in dollars.
+
+    Args:
+      prices: dollars per million tokens of input, cached input and output, by model.
+      user: only this user's requests count; None means all.
+    """
     total = Fraction(0)
     for request, usage in self.billed:
       if user is None or request.get("user") == user:
@@ -69,6 +81,7 @@ class StandIn(ThreadingHTTPServer):
 
   @contextlib.contextmanager
   def running(self) -> Iterator["StandIn"]:
+    """Serve in a thread while the context is open."""
     thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -79,33 +92,39 @@ class StandIn(ThreadingHTTPServer):
       thread.join()
 
   def bill(self, request: dict, text: str) -> dict:
-    """Counts 4 characters a token; those of the longest prompt that it begins with are cached."""
+    """Bill a call; return its usage.
+
+    A token has 4 characters, and a message has 3 tokens more. The longest earlier prompt
+    with which the prompt begins is cached.
+    """
     contents = [message.get("content") or "" for message in request["messages"]]
     count = lambda texts: sum(-(-len(text) // 4) + 3 for text in texts)  # noqa: E731
     with self.lock:
-      held = self._prompts.setdefault(request["model"], [])
-      known = [prompt for prompt in held if contents[: len(prompt)] == prompt]
+      prompts = self._prompts.setdefault(request["model"], [])
+      cached = [prompt for prompt in prompts if contents[: len(prompt)] == prompt]
       usage = {
         "prompt_tokens": count(contents),
         "completion_tokens": min(count([text]), most_tokens(request)),
-        "prompt_tokens_details": {"cached_tokens": max(map(count, known), default=0)},
+        "prompt_tokens_details": {"cached_tokens": max(map(count, cached), default=0)},
       }
       usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
-      held.append(contents)
+      prompts.append(contents)
       self.billed.append((request, usage))
     return usage
 
   def handle_error(self, request, client_address):
-    """A client that is gone is no error here."""
+    """Ignore errors of connections that a client has closed."""
 
 
 def most_tokens(request: dict) -> int:
+  """Return the limit on the tokens of the reply."""
   return request.get("max_completion_tokens") or request["max_tokens"]
 
 
 class Handler(BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
-  disable_nagle_algorithm = True  # else a body waits 40 ms behind its headers
+  # With Nagle's algorithm a body would be sent 40 ms after its headers.
+  disable_nagle_algorithm = True
   server: StandIn
 
   def log_message(self, *args):
@@ -132,7 +151,13 @@ class Handler(BaseHTTPRequestHandler):
       self.send(200, self.answer(request, text))
 
   def answer(self, request, text, usage=(), choice=(), **fields) -> bytes:
-    """A billed answer, with these fields in place of its own."""
+    """Write a billed answer, with some fields replaced.
+
+    Args:
+      usage: replaced counts of tokens; None removes the usage.
+      choice: replaced fields of the choice.
+      fields: replaced fields of the answer.
+    """
     billed = self.server.bill(request, text)
     body = {
       "id": "c1",
@@ -148,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
     return json.dumps(body | fields).encode()
 
   def stream(self, request, text, most=10**9):
-    """A billed answer, a word a chunk; after `most` chunks the connection is lost."""
+    """Stream a billed answer, one word per chunk; break off after `most` chunks."""
     self.send_response(200)
     self.send_header("content-type", "text/event-stream")
     self.send_header("connection", "close")
@@ -194,7 +219,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def slow(first, repeated, last=b""):
-  """Bytes that keep coming while a stall lasts and a client is there, and then an answer."""
+  """Make a fault that sends bytes again and again for `stall_s`, then an answer.
+
+  Args:
+    first: bytes at the start.
+    repeated: bytes that are sent again and again.
+    last: bytes before the answer.
+  """
 
   def fault(h, request, text):
     h.wfile.write(first)
@@ -209,44 +240,46 @@ def slow(first, repeated, last=b""):
 
 
 def drop(h, request, text):
+  """Bill the call, and reset the connection."""
   h.server.bill(request, text)
   h.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-  h.connection.close()  # at once, with a reset
+  h.connection.close()
   h.close_connection = True
 
 
 def long_body(h, request, text, pack=bytes, **headers):
-  """20 MB of blanks before an answer; as a bomb they are compressed to less than 1 MB."""
+  """Send 20 MB of blanks before an answer; packed they have less than 1 MB."""
   h.send(200, pack(BLANKS + h.answer(request, text)), headers)
 
 
 def echo(h, request, text):
-  """An error that repeats the key in several ways, and characters that turn a terminal around."""
+  """Send an error with the key in several forms, and with control characters."""
   key = h.headers["authorization"].removeprefix("Bearer ")
   h.refuse(f"400 {key}", f"no \x1b[2J\u202eroom for {key[3:]} and {' '.join(key)}")
 
 
 def dear(h, request, text):
-  """More tokens than were asked for; they are billed."""
+  """Bill 20 times the limit of tokens, and report them."""
   tokens = {"completion_tokens": 20 * most_tokens(request)}
   h.send(200, h.answer(request, text, usage=tokens | {"total_tokens": None}))
   h.server.billed[-1][1].update(tokens)
 
 
 def fault(**fields):
-  """A billed answer with these fields."""
+  """Make a fault that sends a billed answer with some fields replaced."""
   return lambda h, request, text: h.send(200, h.answer(request, text, **fields))
 
 
 def said(content, reason="stop", **message):
-  """A billed answer with this message."""
+  """Make a fault that sends a billed answer with another message."""
   return fault(
     choice={"finish_reason": reason, "message": {"content": content} | message}
   )
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
-# By what reaches the client. "429" and the like are answered by `Handler.refuse`.
+# Each fault has the name of its effect at the client. `Handler.refuse` answers with
+# statuses such as "429", which are not in this table.
 FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "stall": slow(b"", b"", OK),
   "trickle": slow(OK, b" "),
@@ -264,7 +297,7 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
   "tool_calls": said(None, "tool_calls", role="assistant", tool_calls=[CALL]),
   "filtered": said("", "content_filter"),
   "refusal": said(None, refusal="I'm sorry."),
-  "cut": said(None, "length"),  # nothing but reasoning
+  "cut": said(None, "length"),  # all tokens went into reasoning
   "unpriced": fault(usage=None),
   "no_prompt": fault(usage={"prompt_tokens": 0, "prompt_tokens_details": None}),
   "no_completion": fault(usage={"completion_tokens": 0, "total_tokens": None}),
@@ -284,13 +317,17 @@ FAULTS: dict[str, Callable[[Handler, dict, str], None]] = {
 
 
 class Lockpick:
-  """Answers a request with the right lever; SMALL mostly fails at locks that are not plain."""
+  """Play the sandbox as a model does, with errors.
+
+  The model "large" rarely errs. Other models mostly err at locks that are not plain.
+  """
 
   def __init__(self, train_tasks: int, dev_tasks: int, test_tasks: int, max_steps: int):
     self._env = Sandbox(train_tasks, dev_tasks, test_tasks, max_steps)
     self._tasks = [task for split in SPLITS for task in self._env.tasks(split)]
 
   def __call__(self, request: dict) -> str:
+    """Reply to a request, after a replay of its conversation in the sandbox."""
     start, *texts = (message["content"] for message in request["messages"][1:])
     draw = hashlib.sha256(
       repr((request["model"], request["seed"], start, texts)).encode()

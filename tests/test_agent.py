@@ -1,4 +1,4 @@
-"""The conversation that a model is shown, and the action in its reply."""
+"""Test how the action in a reply is read."""
 
 import pytest
 
@@ -13,10 +13,10 @@ from baar_jax.llms import agent
       "Action:\n\n  open door\nObservation: it is open",
       "open door",
       False,
-    ),  # the rest is made up
+    ),  # the model invents an observation
     ("Action: go north\nThought: no.\nAction: go south", "go south", False),
     ("Action: go north\nAction:  \n ", None, False),
-    ("action: go", None, False),  # as the prompt spells it
+    ("action: go", None, False),  # the prompt spells it "Action:"
     (
       "Thought: x.\n\nAction:\n```python\na = 1\nprint(a)\n```",
       "a = 1\nprint(a)",
@@ -27,5 +27,5 @@ from baar_jax.llms import agent
     ("Action:\n```python\n\n```", None, True),
   ],
 )
-def test_parse_action(reply, action, code):
+def test_the_action_of_a_reply_is_read(reply, action, code):
   assert agent.parse_action(reply, code=code) == action

@@ -1,4 +1,4 @@
-"""The endpoint as agents use it: OpenAI's client over a socket, a browser, the example, kills."""
+"""Test the endpoint over a socket: OpenAI's client, a browser, the example, kills."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import uvicorn
 from browser import open_phone
 from schedules import run_schedules
 from standin import StandIn
-from test_serve import ASK, PRICES, SAID, TOKENS, USD, Client
+from test_serve import ASK, PRICES, REPLY, TOKENS, USD, Client
 
 from baar_jax.episode import Task
 from examples import agent, corridor
@@ -24,7 +24,7 @@ TOOLS = [
 
 @contextlib.contextmanager
 def serving(app):
-  """The URL of an application that listens on a socket, in a thread."""
+  """Serve an application in a thread, and yield its URL."""
   with socket.create_server(("127.0.0.1", 0)) as listener:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -36,13 +36,13 @@ def serving(app):
 
 @pytest.fixture(scope="module")
 def upstream():
-  with StandIn(lambda request: SAID).running() as server:
+  with StandIn(lambda request: REPLY).running() as server:
     yield server
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory, upstream):
-  """The endpoint as an object of `test_serve`, which is not called in its process, and its URL."""
+  """A `Client` whose application listens on a socket, and its URL."""
   client = Client(tmp_path_factory.mktemp("runs"), upstream, record_text=True)
   with contextlib.closing(client.run), serving(client.http.app) as url:
     yield client, url
@@ -50,7 +50,7 @@ def endpoint(tmp_path_factory, upstream):
 
 @pytest.fixture
 def ask(endpoint, upstream, request):
-  """ask(**fields): a call of the test's own session by OpenAI's client."""
+  """ask(**fields): a call by OpenAI's client, in a session named after the test."""
   upstream.fault, upstream.chunk_s = lambda number, request: None, 0.0
   upstream._prompts.clear()
   upstream.latency_s, headers = lambda number: 0.0, {"x-session-id": request.node.name}
@@ -70,19 +70,19 @@ def ask(endpoint, upstream, request):
     yield create
 
 
-def test_a_plain_call(ask, upstream):
+def test_a_plain_call_is_answered_with_its_dollars(ask, upstream):
   reply = ask(raw=True, temperature=0.5, stop=["x"], extra_body={"unheard": "of"})
-  completion, said, session = reply.parse(), reply.headers, ask.session()
-  assert completion.choices[0].message.content == SAID
-  assert completion.model == said["x-baar-selected-model"] == "small"
+  completion, headers, session = reply.parse(), reply.headers, ask.session()
+  assert completion.choices[0].message.content == REPLY
+  assert completion.model == headers["x-baar-selected-model"] == "small"
   assert completion.usage.cost == session["spent_usd"] == pytest.approx(USD)
   assert (
-    float(said["x-baar-cost-usd"])
-    == float(said["x-baar-session-usd"])
+    float(headers["x-baar-cost-usd"])
+    == float(headers["x-baar-session-usd"])
     == pytest.approx(USD)
   )
-  assert said["x-baar-session-id"] == session["id"]
-  assert float(said["x-baar-p-large"]) == 0
+  assert headers["x-baar-session-id"] == session["id"]
+  assert float(headers["x-baar-p-large"]) == 0
   sent = {
     "temperature": 0.5,
     "unheard": "of",
@@ -96,7 +96,7 @@ def test_a_plain_call(ask, upstream):
 def test_a_streamed_call_ends_with_its_dollars(ask, upstream):
   chunks = list(ask(stream=True))
   deltas = [choice.delta.content for chunk in chunks for choice in chunk.choices]
-  assert "".join(filter(None, deltas)) == SAID and {
+  assert "".join(filter(None, deltas)) == REPLY and {
     chunk.model for chunk in chunks
   } == {"small"}
   assert chunks[-1].choices[0].finish_reason == "stop"
@@ -109,7 +109,7 @@ def test_a_streamed_call_ends_with_its_dollars(ask, upstream):
   assert upstream.seen[-1]["stream_options"] == {"include_usage": True}
 
 
-def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, upstream):
+def test_tool_calls_pass_through_and_become_actions(ask, endpoint, upstream):
   upstream.fault = lambda number, request: (
     None if request["messages"][2:] else "tool_calls"
   )
@@ -117,19 +117,19 @@ def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, ups
   (call,) = message.tool_calls
   assert (call.function.name, call.function.arguments) == ("go", "{}")
   assert upstream.seen[-1]["tools"] == TOOLS
-  told = {"role": "tool", "tool_call_id": call.id, "content": "Outside."}
-  messages = [*ASK, message.model_dump(exclude_none=True), told]
+  result = {"role": "tool", "tool_call_id": call.id, "content": "Outside."}
+  messages = [*ASK, message.model_dump(exclude_none=True), result]
   upstream.fault = lambda number, request: None
   reply = ask(messages=messages, tools=TOOLS, extra_headers={"x-baar-score": "0.2"})
-  assert reply.choices[0].message.content == SAID
+  assert reply.choices[0].message.content == REPLY
   path, store = f"/sessions/{ask.session()['id']}/score", endpoint[0].run.store
   assert ask.post(path, body={"score": 0.5}, cast_to=object)["score"] == 0.5
   (episode,) = (e for e in store.episodes("always-small") if e.task_id == "tools")
-  told = [(step.observation, step.action) for step in episode.steps]
-  assert told == [
+  steps = [(step.observation, step.action) for step in episode.steps]
+  assert steps == [
     ("A door.", "go {}"),
     ("Outside.", ""),
-  ]  # of the last one nothing came
+  ]  # No later call tells the last action.
   assert [step.score for step in episode.steps] == [0.2, None]
   assert episode.score == 0.5 and episode.spent_usd == pytest.approx(
     ask.session()["spent_usd"]
@@ -139,19 +139,19 @@ def test_tools_reach_the_model_and_are_actions_of_the_episode(ask, endpoint, ups
     ask()
 
 
-def test_many_sessions_of_an_asynchronous_client(endpoint, upstream):
+def test_an_asynchronous_client_runs_many_sessions_at_once(endpoint, upstream):
   upstream.fault = lambda number, request: None
 
   async def play(client, number):
     headers = {"x-session-id": f"async {number}"}
-    asked = {
+    request = {
       "model": "baar:large",
       "messages": ASK,
       "user": "async",
       "extra_headers": headers,
     }
-    plain = await client.chat.completions.create(**asked)
-    async for chunk in await client.chat.completions.create(stream=True, **asked):
+    plain = await client.chat.completions.create(**request)
+    async for chunk in await client.chat.completions.create(stream=True, **request):
       assert chunk.model == plain.model == "large"
     return await client.get(f"/sessions/async {number}", cast_to=object)
 
@@ -175,7 +175,7 @@ def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
     rows = page.locator(f"[id='{ask.session()['id']}'] tr")
     assert rows.nth(1).inner_text().split()[:3] == ["1", "small", f"${USD:.6f}"]
     calling.start()
-    rows.nth(4).wait_for(state="visible", timeout=60_000)  # it reloads itself
+    rows.nth(4).wait_for(state="visible", timeout=60_000)  # The page reloads itself.
     done.set()
     calling.join()
   assert errors == [] and {url for url in requests if not url.startswith("data:")} == {
@@ -183,8 +183,8 @@ def test_a_browser_sees_sessions_while_they_run(ask, endpoint, upstream):
   }
 
 
-def test_the_example_plays_through_the_endpoint_and_learns(tmp_path):
-  """In the corridor, which needs no engine."""
+def test_the_examples_agent_plays_through_the_endpoint(tmp_path):
+  """The agent plays the corridor, which needs no engine."""
   task, models = (
     Task("t", "train", "Go.", 12),
     ThreadingHTTPServer(("127.0.0.1", 0), agent.StandIn),
@@ -203,10 +203,10 @@ def test_the_example_plays_through_the_endpoint_and_learns(tmp_path):
   assert episode.score == 1.0 and episode.steps[0].observation.endswith("door.")
   actions = [
     step.action for step in episode.steps[:-1]
-  ]  # of the last one nothing is told
+  ]  # No later call tells the last action.
   assert actions and all(action.startswith("open ") for action in actions)
 
 
-def test_random_schedules_keep_the_books(tmp_path):
+def test_random_schedules_never_count_less_than_the_bill(tmp_path):
   report = run_schedules(12, seed=0, runs=str(tmp_path))
   assert report["sessions"] == 12 and 0 < report["billed_usd"] <= report["counted_usd"]

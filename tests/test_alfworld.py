@@ -1,4 +1,4 @@
-"""ALFWorld on its real engine, with generated games: rules, expert, mistakes, damaged data."""
+"""Test ALFWorld on its real engine with synthetic games, and with damaged data."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ TRAIN = TEST = 6  # one game of each type
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-  """Games as --stage=setup makes them."""
+  """Generate games as --stage=setup does."""
   if not shutil.which("g++") and not ENGINE.is_installed():
     pytest.skip("ALFWorld cannot be compiled here")
   ENGINE.install()
@@ -51,7 +51,7 @@ def env(data):
 
 
 def listing(data: Path, source: str, size: int) -> list[str]:
-  """The training ids of a source, as the environment lists them where it can only list."""
+  """Return the ids of a split's first games, without the engine."""
   env = ALFWorld(size, options=Options(str(data), source))
   return [task.id for task in env.tasks("train")]
 
@@ -64,17 +64,17 @@ def put(data: Path, task_id: str, game: str) -> str:
 
 
 def score(env, task_id: str) -> float:
-  """Of the expert's actions."""
+  """Return the score of the expert in a task."""
   env.reset(task_id)
   follow(env)
   return env.score()
 
 
 def test_the_expert_wins_games_of_every_type(data, env):
-  """It plays real games where $ALFWORLD_DATA is set, else generated ones.
+  """Play real games if $ALFWORLD_DATA is set, else synthetic games.
 
-  It plays each again with all furniture in one place, where it has to name its target: a dresser
-  shares its place with its drawers.
+  Each game is played a second time with all furniture at one location. There the expert
+  has to name its target, as with a dresser and its drawers.
   """
   source = Path(os.environ.get("ALFWORLD_DATA") or data)
   ids = listing(
@@ -164,9 +164,9 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
 @pytest.mark.parametrize(
   "name, content, message",
   [
-    ("nowhere", b"", "nowhere in .* 0 tasks.*set --config.env.train_tasks"),
-    ("list.txt", b"\xff", "list.txt is no list of games"),
-    ("list.txt", b"train/nothing", "'train' names no ALFWorld game"),
+    ("nowhere", b"", "nowhere in .* 0 tasks.*lower --config.env.train_tasks"),
+    ("list.txt", b"\xff", "list.txt is not a list of games"),
+    ("list.txt", b"train/nothing", "'train' is not the name of an ALFWorld game"),
     (
       "list.json",
       b'[{"task_type": "pick_two_obj_and_place-A-B-C-1", "task_id": "x"}]',
@@ -181,7 +181,7 @@ def test_games_are_always_the_same_and_missing_ones_are_made(data, tmp_path):
     (GAME, None, "is missing, damaged or older"),  # a pipe, which would never end
   ],
 )
-def test_data_that_cannot_be_read_are_one_line(tmp_path, name, content, message):
+def test_unreadable_data_end_in_a_message_of_one_line(tmp_path, name, content, message):
   place = (
     tmp_path / GAMES / "train" / "pick_and_place_simple-Mug-None-Desk-1" / "trial_A"
   )
@@ -195,8 +195,8 @@ def test_data_that_cannot_be_read_are_one_line(tmp_path, name, content, message)
   assert "\n" not in str(error.value)
 
 
-def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_path):
-  """The engine evaluates what stands in braces in a game's text; only names are let through."""
+def test_a_hostile_game_runs_no_code_and_ends_no_other_game(data, env, tmp_path):
+  """The engine evaluates texts in braces as Python; only names may be evaluated."""
   played, pid, trap = (
     listing(data, "train", 1)[0],
     env.child.process.pid,
@@ -207,7 +207,7 @@ def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_pa
     (
       "You are in the middle of a room.",
       f"{{open('{trap}', 'w')}}",
-      "open.* is no name",
+      "open.* is not a name",
     ),
     ('list_appliances\\": [', 'nothing\\": [', "list_appliances"),
     ("(:init", "(:init (", "."),
@@ -215,9 +215,9 @@ def test_a_game_from_a_stranger_runs_no_code_and_ends_no_other(data, env, tmp_pa
     assert part in game
     hostile = put(data, played.replace("train", "hostile"), game.replace(part, damage))
     with pytest.raises(
-      EnvDied, match=f"the game cannot be played: .*{reason}"
+      EnvDied, match=f"the game .* cannot be loaded .*{reason}"
     ) as error:
       env.reset(hostile)
     assert "\n" not in str(error.value) and not trap.exists()
     assert score(env, played) == 1.0
-  assert env.child.process.pid == pid  # it may play other games at the same time
+  assert env.child.process.pid == pid  # The process, which may have other games, lives.

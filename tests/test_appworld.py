@@ -1,4 +1,4 @@
-"""AppWorld on its real engine, with generated tasks: the gold solution passes, all else fails."""
+"""Test AppWorld on its real engine with synthetic tasks: solutions, attacks, failures."""
 
 import ctypes
 import os
@@ -22,13 +22,13 @@ PAY, SHARES = "d1a0000_1", "d3a0000_1"
 
 
 def arguments(data, **options) -> dict:
-  """Of the environment: dev and test share a dataset."""
+  """Return the arguments of the environment; dev and test share a dataset."""
   return SIZES | {"options": {"data": str(data), "test_split": "dev"} | options}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-  """Generated tasks, in place of an older version's; the engine is installed if it is missing."""
+  """Install the engine if it is missing, and generate tasks over an older version's."""
   ENGINE.install()
   place = tmp_path_factory.mktemp("appworld") / "own"
   (place / "data" / "tasks" / PAY).mkdir(parents=True)
@@ -38,7 +38,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def env(data):
-  """An environment in a process, which imports the engine once for all tests."""
+  """Open an environment in a child that imports the engine once for all tests."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("OPENAI_API_KEY", "sk-secret")
     (env,) = open_envs("appworld", arguments(data), 1, 1)
@@ -46,7 +46,7 @@ def env(data):
   env.close()
 
 
-def test_gold_passes_and_nothing_else_does_in_every_scenario(env):
+def test_only_the_solution_passes_in_every_scenario(env):
   tasks = [task for split in SPLITS for task in env.tasks(split)]
   assert len({task.id.split("_")[0] for task in tasks}) == SCENARIOS
   assert {task.id[:3] for task in tasks} == {"d1a", "d2a", "d3a"}
@@ -54,7 +54,7 @@ def test_gold_passes_and_nothing_else_does_in_every_scenario(env):
   for task in tasks:
     for answer in ("", "answer=-1"):
       env.reset(task.id)
-      assert env.score() == 0.0  # before anything is done
+      assert env.score() == 0.0  # The task has just started.
       assert env.step(f"apis.supervisor.complete_task({answer})")[1]
       assert env.score() == 0.0
     first, tape = env.reset(task.id), follow(env)
@@ -64,7 +64,7 @@ def test_gold_passes_and_nothing_else_does_in_every_scenario(env):
   assert (env.reset(task.id), follow(env)) == (first, tape)
 
 
-def test_agents_code_is_answered_whatever_it_is_and_sees_no_keys(env):
+def test_any_code_gets_an_observation_and_sees_no_keys(env):
   env.reset(PAY)
   for code, expected in (
     ("x = (", "Syntax error"),
@@ -138,7 +138,7 @@ def test_agents_code_reaches_no_key_file_process_or_score(env, data, tmp_path, a
   assert env.step("print(7)") == ("7", False)  # the next answer is its own
 
 
-def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
+def test_an_episode_survives_a_shell_that_ends_or_hangs(data):
   with closing(*open_envs("appworld", arguments(data, code_s=1), 1, 1)) as env:
     env.reset(PAY)
     assert "Exception" in env.step("while True: apis.supervisor.show_profile()")[0]
@@ -157,7 +157,7 @@ def test_a_shell_that_ends_or_hangs_is_replaced_and_the_episode_goes_on(data):
     assert [os.getpgid(shell.pid) for shell in shells] == [world.pid] * 2
 
 
-def test_what_mistakes_come_to(env):
+def test_a_wrong_login_can_be_repaired_but_a_wrong_write_not(env):
   """A wrong login can be put right; a wrong write ends the task."""
   env.reset(SHARES)
   follow(env, lambda oracle: "login(" in oracle.action)
@@ -177,21 +177,21 @@ def test_what_mistakes_come_to(env):
   assert env.score() == 0.0
 
 
-def test_bad_inputs_and_a_missing_solution_are_one_line(data, env, tmp_path):
+def test_bad_inputs_and_a_missing_solution_are_named(data, env, tmp_path):
   solution = data / "data" / "tasks" / PAY / "ground_truth" / "compiled_solution.py"
   hidden = solution.rename(solution.with_suffix(".hidden"))
   env.reset(PAY)
   hidden.rename(solution)
-  assert env.step("print(7)") == ("7", False)  # it can be played
+  assert env.step("print(7)") == ("7", False)  # Models can still play this task.
   with pytest.raises(
     NotImplementedError, match="has no solution.* datasets train and dev"
   ):
     env.oracle()
   for place, count, problem in (
-    (data, 9, "has 5 tasks, 9 were asked for"),
-    (tmp_path, 1, "has 0 tasks, .*set --config.env.train_tasks"),
+    (data, 9, "has 5 tasks, but 9 were asked for"),
+    (tmp_path, 1, "has 0 tasks, .*lower --config.env.train_tasks"),
   ):
     with pytest.raises(ValueError, match=f"train.txt {problem}"):
       AppWorld(count, 1, 1, options=Options(str(place))).tasks("train")
-  with pytest.raises(ValueError, match="'../x' is no AppWorld task"):
+  with pytest.raises(ValueError, match="'../x' is not the id of an AppWorld task"):
     AppWorld(options=Options(str(data))).reset("../x")

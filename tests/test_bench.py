@@ -1,4 +1,4 @@
-"""The bench: its figures are all there, and it changes nothing of a run."""
+"""Check that the bench writes all figures and changes nothing of a run."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ FIGURES = [setting.name for setting in bench.SETTINGS]
 FIGURES += ["sft_tokens_per_s", "bopo_tokens_per_s", "steps_per_s"]
 
 
-def test_every_figure_is_there_and_nothing_of_the_run_changes(
+def test_the_bench_writes_all_figures_and_nothing_else(
   tmp_path, monkeypatch, router_config
 ):
   monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""API models: the real client against a stand-in on loopback that fails as it is told."""
+"""Test API models: the real client asks a stand-in server that has faults."""
 
 import asyncio
 import contextlib
@@ -21,21 +21,26 @@ from baar_jax.rollout.budget import (
   BudgetSpent,
   CapReached,
   DollarBudget,
-  hold,
+  reserve,
   unlimited,
 )
 
-PRICES = (1.0, 0.5, 4.0), (10.0, 5.0, 40.0, 12.0)  # input, cached, output, cache write
+# Dollars per million tokens: input, cached input, output, cache write.
+PRICES = (1.0, 0.5, 4.0), (10.0, 5.0, 40.0, 12.0)
 TASK = Task("t1", "train", "Do it.", 10)
 MESSAGES = [{"role": "system", "content": "Act."}, {"role": "user", "content": "Sée?"}]
-# The stand-in counts 4 characters a token and 3 a message: 1 + 3 and 1 + 3 in, and for
-# "Thought: now.\n\nAction: go", 25 characters, 7 + 3 out.
+# The stand-in counts one token for 4 characters and 3 tokens for a message. The prompt has
+# 1 + 3 and 1 + 3 tokens. The reply "Thought: now.\n\nAction: go" has 25 characters, so it
+# has 7 + 3 tokens.
 USAGE = Usage(prompt_tokens=8, cached_tokens=0, completion_tokens=10)
 REPLY_USD = (8 * 1.0 + 10 * 4.0) / 1e6
-CACHED_USD = (8 * 0.5 + 10 * 4.0) / 1e6  # the same prompt again
-# 4 and 5 bytes and 16 a message; a reply of at most 50 tokens.
+# The cost of the same call if its prompt is cached.
+CACHED_USD = (8 * 0.5 + 10 * 4.0) / 1e6
+# The worst case: the two messages have 4 and 5 bytes, and 16 tokens each on top; the reply
+# has at most 50 tokens.
 BOUND_USD = (41 * 1.0 + 50 * 4.0) / 1e6
-DEAD = ("http://127.0.0.1:9/v1",)  # nobody listens there
+# No server listens at this address.
+DEAD = ("http://127.0.0.1:9/v1",)
 
 
 @pytest.fixture
@@ -46,7 +51,10 @@ def server():
 
 @pytest.fixture
 def connect(server, tmp_path, monkeypatch):
-  """connect(retries=...): models that ask the stand-in, and note their waits."""
+  """Return a function that opens models at the stand-in, with settings.
+
+  Their waits are recorded in `slept`, without waiting.
+  """
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   monkeypatch.setattr("baar_jax.llms.wire.random.random", lambda: 0.5)
   values = {
@@ -62,8 +70,9 @@ def connect(server, tmp_path, monkeypatch):
       pair = ChatPair(
         ModelsConfig(**values | settings), Calls(tmp_path / "episodes.sqlite")
       )
+      # Models may be closed twice.
       stack.callback(pair.close)
-      stack.callback(pair.close)  # twice does no harm
+      stack.callback(pair.close)
       pair.slept = []
       pair.stopping.wait = pair.slept.append
       return pair
@@ -77,8 +86,8 @@ def spent(tmp_path):
 
 
 def ask(pair, model=0, messages=MESSAGES, step=0, seed=7, task=None, run=None):
-  """Asks for a reply, paid from the budgets of a task and of a run."""
-  pay = functools.partial(hold, task, run)
+  """Ask a model for a reply, under the budgets of a task and of a run."""
+  pay = functools.partial(reserve, task, run)
   return pair.start(None, TASK, seed, pay)[model].reply(messages, step)
 
 
@@ -86,7 +95,7 @@ def billed(server) -> float:
   return float(server.usd({"small": PRICES[0]}))
 
 
-def test_a_call_and_what_it_sends(server, connect, spent, monkeypatch):
+def test_a_call_sends_and_reads_chat_completions(server, connect, spent, monkeypatch):
   monkeypatch.setenv("MY_KEY", "secret")
   pair = connect(temperature=0.3, key_variables=("MY_KEY",))
   reply = ask(pair)
@@ -101,7 +110,8 @@ def test_a_call_and_what_it_sends(server, connect, spent, monkeypatch):
   ask(pair, model=1)
   assert server.seen[1]["model"] == "large"
   assert spent() == Spent((REPLY_USD, pytest.approx(10 * REPLY_USD, rel=1e-12)))
-  server.fault = lambda *_: "cut"  # all reasoning: the agent's mistake, paid for once
+  # A reply of reasoning alone is a mistake of the agent, and is paid for once.
+  server.fault = lambda *_: "cut"
   reply = ask(pair, messages=MESSAGES[1:])
   assert (reply.text, reply.lost, len(server.seen)) == ("", (), 3)
 
@@ -112,10 +122,8 @@ LOST = (*LATE, "drop", "malformed", "408", "502", "504", "524", "bomb", "long_bo
 
 
 @pytest.mark.parametrize("fault", [*FREE, *PAID, *LOST])
-def test_an_attempt_that_fails_is_repeated_and_paid_as_far_as_is_known(
-  server, connect, spent, fault
-):
-  """The deadline is for an attempt as a whole; bytes that keep coming are no answer."""
+def test_a_failed_attempt_is_billed_and_repeated(server, connect, spent, fault):
+  """The deadline is for the whole attempt, also if bytes keep coming."""
   server.fault, server.stall_s = lambda number, request: None if number else fault, 1.2
   pair = connect(timeout_s=0.4 if fault in LATE else 5.0)
   reply = ask(pair)
@@ -127,17 +135,14 @@ def test_an_attempt_that_fails_is_repeated_and_paid_as_far_as_is_known(
   assert spent() == Spent((reply.call.cost_usd, 0.0), *usd)
 
 
-def test_what_was_never_sent_is_free_and_what_breaks_below_http_is_not(
-  connect, spent, monkeypatch
-):
+def test_only_a_call_that_was_not_sent_is_free(connect, spent, monkeypatch):
   with pytest.raises(
     NoAnswer, match=r"small at 127.0.0.1 gave .* \(ConnectError\) \(2 att"
   ):
     ask(connect(retries=1, base_urls=DEAD))
   monkeypatch.setattr("baar_jax.llms.client.CONNECT_S", 0.2)
-  with socket.create_server(
-    ("127.0.0.1", 0)
-  ) as silent:  # it never agrees on encryption
+  # This server never agrees on encryption.
+  with socket.create_server(("127.0.0.1", 0)) as silent:
     url = f"https://127.0.0.1:{silent.getsockname()[1]}/v1"
     with pytest.raises(NoAnswer, match="ConnectTimeout"):
       ask(connect(retries=0, timeout_s=1e6, base_urls=(url,)))
@@ -150,12 +155,12 @@ def test_what_was_never_sent_is_free_and_what_breaks_below_http_is_not(
 
 
 @pytest.mark.parametrize("fault", ["tool_calls", "429", "filtered", "dead port"])
-def test_an_endpoint_that_fails_again_and_again_ends_the_run(
+def test_repeated_failures_of_an_endpoint_end_the_run(
   server, connect, spent, capsys, fault
 ):
-  """And the next run says so before it asks once."""
+  """The next run warns first, and ends after one more failure."""
   server.fault, dead = lambda *_: fault, fault == "dead port"
-  end = r"^small at 127.0.0.1 .*in a row as --config.models.max_failures=3 allows\Z"
+  end = r"^small at 127.0.0.1 .*, 3 times in a row \(--config.models.max_failures\)"
   for attempts, seen in ((4, 3), (1, 4)):
     pair = connect(max_failures=3, retries=1, base_urls=DEAD if dead else (server.url,))
     with pytest.raises(ValueError, match=end):
@@ -166,18 +171,19 @@ def test_an_endpoint_that_fails_again_and_again_ends_the_run(
   said = capsys.readouterr().err
   assert (
     said.count("\n")
-    == said.count(", which ended the last run: once more ends this one")
+    == said.count("of the last run, which therefore ended. One more such failure ends")
     == 1
   )
   assert billed(server) == pytest.approx(spent().retries_usd, rel=1e-9)
 
 
 @pytest.mark.parametrize("fault", ["429", "trickle", "slow_headers"])
-def test_a_run_that_is_stopped_waits_for_nothing(server, connect, fault):
-  """Neither as long as an endpoint asks to, nor for the answer of a call in flight."""
+def test_a_stopped_run_does_not_wait(server, connect, fault):
+  """It waits neither for Retry-After, nor for the answer of a call in flight."""
   pair, server.retry_after, server.stall_s = connect(), "250", 1.0
   server.fault = lambda *_: pair.stop() or fault
-  del pair.stopping.wait  # it is not noted, but waits
+  # The real `wait` replaces the one that only records.
+  del pair.stopping.wait
   with pytest.raises(NoAnswer, match="the run is being stopped"):
     ask(pair)
   assert len(server.seen) == 1
@@ -186,14 +192,14 @@ def test_a_run_that_is_stopped_waits_for_nothing(server, connect, fault):
 @pytest.mark.parametrize(
   "fault, header, wait_s", [("silent", "", 0), ("429", "7", 7), ("429", "soon", 0)]
 )
-def test_retries_are_bounded_and_wait_as_long_as_is_asked(
+def test_retries_are_bounded_and_obey_retry_after(
   server, connect, spent, fault, header, wait_s
 ):
   server.fault, server.retry_after = lambda *_: fault, header
   pair = connect(retries=3, token_limit_field="max_tokens")
   with pytest.raises(NoAnswer, match=r"^small at 127.0.0.1 .* \(4 attempts\)"):
     ask(pair)
-  # The draw of a half changes no delay.
+  # The random factor of a delay is 1, because the draw is 0.5.
   assert len(server.seen) == 4 and pair.slept == [
     wait_s + 0.5,
     wait_s + 1.0,
@@ -202,7 +208,7 @@ def test_retries_are_bounded_and_wait_as_long_as_is_asked(
   assert (
     server.seen[0]["max_tokens"] == 50 and "max_completion_tokens" not in server.seen[0]
   )
-  # One whole prompt, and three times the cached one.
+  # The first prompt is new, and three times it is cached.
   usd = (REPLY_USD + 3 * CACHED_USD) * (fault == "silent")
   assert spent().retries_usd == pytest.approx(usd, rel=1e-12)
 
@@ -211,11 +217,11 @@ COUNTS = (
   "unpriced no_prompt no_completion negative boolean absurd small_total large_cache"
 )
 UNKNOWN = Spent(presumed_usd=BOUND_USD)
-# 8 tokens at $1 and 1000 at $4 per million; the most was 41 and 50.
-DEAR = r"billed \$0.004008, and \$0.000241 was the most"
+# The bill is for 8 tokens at $1 per million and 1000 at $4. The worst case was 41 and 50.
+DEAR = r"billed \$0.004008, above the worst case of \$0.000241"
 
 
-# Without money or a key nothing can go on; one episode that is too long ends alone.
+# A ValueError ends the run, and NoAnswer ends one episode.
 @pytest.mark.parametrize(
   "fault, error, message, cost",
   [
@@ -239,7 +245,7 @@ DEAR = r"billed \$0.004008, and \$0.000241 was the most"
     ("dear", ValueError, DEAR, Spent((0.004008, 0.0))),
   ],
 )
-def test_what_cannot_work_is_said_at_once_and_booked(
+def test_an_error_that_no_retry_can_cure_is_raised_at_once(
   server, connect, spent, monkeypatch, fault, error, message, cost
 ):
   monkeypatch.setenv("MY_KEY", "sk-secret")
@@ -253,12 +259,13 @@ def test_what_cannot_work_is_said_at_once_and_booked(
   assert billed(server) <= cost.at_most_usd + 1e-12
 
 
-def test_a_recorded_reply_is_not_asked_for_again(server, connect):
-  """A task's budget pays for it again, and the run's does not."""
+def test_a_recorded_reply_is_replayed(server, connect):
+  """The task's budget pays for it again, but the run's budget does not."""
   server.fault, pair = lambda number, request: None if number else "empty", connect()
   first = ask(pair)
   task, run = DollarBudget(1.0), DollarBudget(1.0)
-  reply = ask(connect(), task=task, run=run)  # as another process would
+  # Another object reads the file, as another process does.
+  reply = ask(connect(), task=task, run=run)
   assert reply.call.replayed and not first.call.replayed and len(server.seen) == 2
   assert (reply.text, reply.call.usage, reply.lost) == (
     first.text,
@@ -267,7 +274,7 @@ def test_a_recorded_reply_is_not_asked_for_again(server, connect):
   )
   assert task.settled_usd == pytest.approx(REPLY_USD + CACHED_USD, rel=1e-12)
   assert run.settled_usd == 0.0
-  # Anything else is another request.
+  # Each change of the call or of the sampling makes another request.
   calls = [{"model": 1}, {"messages": MESSAGES[:1]}, {"step": 1}, {"seed": 8}, {}, {}]
   others = connect(temperature=0.1), connect(max_completion_tokens=51)
   for number, (other, call) in enumerate(zip([*[pair] * 4, *others], calls), 3):
@@ -282,31 +289,32 @@ def test_a_damaged_call_is_named(connect, spent, tmp_path, damage):
   with contextlib.closing(sqlite3.connect(tmp_path / "episodes.sqlite")) as db, db:
     db.execute(f"UPDATE calls SET {damage}")
   with pytest.raises(
-    ValueError, match=r"episodes.sqlite: call 1 cannot be read: restore a copy"
+    ValueError, match=r"episodes.sqlite: call 1 cannot be read. Restore a copy"
   ):
     ask(pair) if "reply" in damage else spent()
 
 
-def test_the_bound_of_a_call(server, connect):
+def test_the_worst_case_of_a_call_is_an_upper_bound(server, connect):
   small, large = connect().start(None, TASK, 7, unlimited)
   assert small.bound_usd(MESSAGES, 0) == BOUND_USD
-  # A token may be written to the cache at 12 rather than read at 10.
+  # LARGE's prompt may be written to the prompt cache, at $12 in place of $10.
   assert large.bound_usd(MESSAGES, 0) == pytest.approx(
     (41 * 12 + 50 * 40) / 1e6, rel=1e-12
   )
   reply = small.reply(MESSAGES, 0)
   longer = [*MESSAGES, {"role": "assistant", "content": reply.text}, MESSAGES[1]]
-  # 8 counted before, and 25 + 16 and 5 + 16 at most since.
+  # 8 tokens were billed before. The new messages have 25 and 5 bytes, and 16 tokens each
+  # on top.
   assert small.bound_usd(longer, 1) == pytest.approx((8 + 62 + 200) / 1e6, rel=1e-12)
   assert large.bound_usd(longer, 1) == pytest.approx((103 * 12 + 2000) / 1e6, rel=1e-12)
-  assert small.reply(longer, 1).call.usage == Usage(8 + 10 + 4, 8, 10)  # 8 are cached
-  # Long prompts of this model are dearer: $7.50 to write to the cache, and $22.50 for a reply.
+  assert small.reply(longer, 1).call.usage == Usage(8 + 10 + 4, 8, 10)
+  # Long prompts of this model cost $7.50 to write to the cache, and $22.50 for a reply.
   tiered = connect(names=("claude-sonnet-4-5",), prices=())
   (model,) = tiered.start(None, TASK, 7, unlimited)
   assert model.bound_usd(MESSAGES, 0) == pytest.approx(
     (41 * 7.5 + 50 * 22.5) / 1e6, rel=1e-12
   )
-  # At a public address the dearest service tier is reserved until an answer names another.
+  # At a public address the costliest service tier is assumed until the first answer.
   public = connect(base_urls=("https://api.together.xyz/v1",), key_variables=("",))
   (model, _) = public.start(None, TASK, 7, unlimited)
   assert model.bound_usd(MESSAGES, 0) == pytest.approx(2.5 * BOUND_USD)
@@ -315,29 +323,29 @@ def test_the_bound_of_a_call(server, connect):
   assert model.bound_usd(MESSAGES, 0) == BOUND_USD
 
 
-def test_a_call_that_fits_exactly_is_made_and_what_does_not_fit_is_not(
-  server, connect, spent
-):
+def test_a_call_is_made_if_and_only_if_it_fits(server, connect, spent):
   pair = connect()
   assert ask(pair, run=DollarBudget(BOUND_USD))
   for payer, error in (("run", CapReached), ("task", BudgetSpent)):
     with pytest.raises(
-      error, match=r"a call may cost \$0.000241, and \$0.000241 is left"
+      error, match=r"a call may cost \$0.000241, but only \$0.000241 remains"
     ):
       ask(pair, seed=8, **{payer: DollarBudget(BOUND_USD * 0.999)})
   assert len(server.seen) == 1
   server.fault = lambda *_: "drop"
   task, run = DollarBudget(1.0), DollarBudget(2.5 * BOUND_USD)
-  with pytest.raises(CapReached):  # the second retry does not fit
+  # The second retry does not fit.
+  with pytest.raises(CapReached):
     ask(pair, seed=8, task=task, run=run)
   assert len(server.seen) == 3
   assert run.settled_usd == task.settled_usd == spent().presumed_usd == 2 * BOUND_USD
-  left_usd = 1.0 - 2 * BOUND_USD, 0.5 * BOUND_USD  # nothing is held any more
-  assert (task.remaining, run.remaining) == pytest.approx(left_usd, rel=1e-12)
+  # All reservations are closed.
+  remaining_usd = 1.0 - 2 * BOUND_USD, 0.5 * BOUND_USD
+  assert (task.remaining, run.remaining) == pytest.approx(remaining_usd, rel=1e-12)
 
 
-def test_two_hundred_requests_that_fail_and_are_cancelled(server, connect, spent):
-  """On one budget; a cancellation strikes while a request leaves or before its answer is read."""
+def test_200_failing_and_cancelled_calls_keep_to_the_cap(server, connect, spent):
+  """Cancellations come before a request is sent or before its answer is read."""
   numbers, kinds = (
     itertools.count(),
     ("429", "drop", "malformed", "empty", "silent", "500"),
@@ -368,7 +376,7 @@ def test_two_hundred_requests_that_fail_and_are_cancelled(server, connect, spent
   )
 
 
-def test_openai_s_key_and_account_are_for_openai_alone(server, connect, monkeypatch):
+def test_openai_s_key_and_account_are_sent_to_openai_only(server, connect, monkeypatch):
   values = {"API_KEY": "secret", "ORG_ID": "org-mine", "PROJECT_ID": "proj-mine"}
   values["CUSTOM_HEADERS"] = "Authorization: Bearer mine\nX-Mine: mine"
   for name, value in values.items():
@@ -390,4 +398,5 @@ def test_openai_s_key_and_account_are_for_openai_alone(server, connect, monkeypa
   pair.models[0].http.base_url = server.url
   ask(pair)
   assert {"org-mine", "proj-mine", "mine"} < set(server.headers[2].values())
-  assert server.seen[2]["service_tier"] == "default"  # others are not asked for one
+  # Only OpenAI is asked for a service tier.
+  assert server.seen[2]["service_tier"] == "default"

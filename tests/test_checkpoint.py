@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back, what is kept, and what damage and kills leave."""
+"""Check that checkpoints survive kills and full disks, and that damage is noticed."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ from baar_jax.train.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu"}
-UNREADABLE = "cannot be read", "remove that directory to go on from the one before"
+UNREADABLE = "cannot read checkpoint", "to continue from the previous checkpoint"
 
-# Saves a state that tells its update, one update after another, until it is killed.
+# Saves one update after another until it is killed. A state has the number of its update.
 SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ for update in range(1, 10_000):
 
 
 def state(value: float):
-  """A tree as training has it: named and numbered leaves, scalars among them."""
+  """A tree like that of a training: named and numbered leaves, and a scalar."""
   params = {
     "layers": {"kernel": jnp.full((2, 30, 7), value, jnp.float32)},
     "norm": jnp.ones(5),
@@ -64,16 +64,16 @@ def assert_restored(directory: Path, update: int) -> None:
 
 
 def assert_refused(directory: Path, like=None, text="") -> None:
-  """The newest checkpoint, 20, is refused in one line that says which it is and what to do."""
+  """Check that checkpoint 20 is refused, in one line with its directory and the advice."""
   with pytest.raises(ValueError) as error:
     restore(directory, like)
-  message, parts = str(error.value), (str(directory / "20"), *UNREADABLE, text)
-  assert "\n" not in message and all(part in message for part in parts), message
+  message, texts = str(error.value), (str(directory / "20"), *UNREADABLE, text)
+  assert "\n" not in message and all(text in message for text in texts), message
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """A directory with the checkpoints of updates 10 and 20; to be copied, not changed."""
+  """A directory with the checkpoints of updates 10 and 20. Tests copy it."""
   directory = tmp_path_factory.mktemp("whole") / "sft"
   save(directory, 5, 10)
   save(directory, 20)  # the newest two are kept
@@ -84,13 +84,13 @@ def whole(tmp_path_factory):
   return directory
 
 
-def test_a_strangers_checkpoint_is_read_without_unpickling(whole, monkeypatch):
+def test_a_checkpoint_is_read_without_unpickling(whole, monkeypatch):
   for name in ("load", "loads", "Unpickler", "_Unpickler"):
     monkeypatch.setattr(pickle, name, None)
   assert_restored(whole, 20)
 
 
-def test_a_checkpoint_of_another_structure(whole):
+def test_a_checkpoint_of_another_structure_is_refused(whole):
   for params in (state(0)["params"] | {"norm": jnp.ones(6)}, {"norm": jnp.ones(5)}):
     assert_refused(whole, state(0) | {"params": params})
 
@@ -105,8 +105,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
-  """Whichever file is damaged: the right values or the error, never wrong values."""
+def test_damage_of_a_needed_file_is_noticed(whole, tmp_path, how):
+  """With any one file damaged, there are right values or an error, never wrong values."""
   noticed = 0
   for number, file in enumerate(
     path for path in (whole / "20").rglob("*") if path.is_file()
@@ -118,13 +118,13 @@ def test_damage_is_noticed_or_of_no_file_that_is_needed(whole, tmp_path, how):
     except ValueError:
       assert_refused(directory)
       noticed += 1
-      shutil.rmtree(directory / "20")  # the advice in the message
+      shutil.rmtree(directory / "20")  # as the message advises
       assert_restored(directory, 10)
   assert noticed > 1
 
 
 @pytest.mark.parametrize("tree, leaf", [("params", "norm"), ("optimizer", 1)])
-def test_numbers_that_are_none_are_never_restored(tmp_path, tree, leaf):
+def test_numbers_that_are_not_finite_are_never_restored(tmp_path, tree, leaf):
   poisoned = state(20)
   poisoned[tree][leaf] = poisoned[tree][leaf].at[1].set(np.nan)
   with contextlib.closing(Checkpoints(tmp_path, create=True)) as checkpoints:
@@ -132,7 +132,7 @@ def test_numbers_that_are_none_are_never_restored(tmp_path, tree, leaf):
   assert_refused(tmp_path, text="not finite")
 
 
-# Writes to a full disk, for which a limit of files' sizes stands.
+# Writes a checkpoint. A limit of the size of files stands for a full disk.
 FAIL = """
 import resource, sys
 from pathlib import Path
@@ -145,24 +145,22 @@ except ValueError as error:
 """
 
 
-def test_a_full_disk_is_one_line(whole, tmp_path):
-  """It names the newest checkpoint; nothing else is said, though Orbax writes in threads."""
+def test_a_full_disk_is_an_error_of_one_line(whole, tmp_path):
+  """It names the newest checkpoint. Nothing else is printed, though Orbax uses threads."""
   directory = shutil.copytree(whole, tmp_path / "sft")
   command = [sys.executable, "-c", FAIL, str(directory)]
   result = subprocess.run(
     command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
   )
   (line,) = result.stdout.splitlines()
-  assert result.stderr == "" and "make room there" in line
-  assert line.startswith(
-    f"checkpoint {directory}/20 stays the newest, none can be written ("
-  )
-  save(directory, 50)  # once there is room
+  assert result.stderr == "" and "free disk space and run" in line
+  assert line.startswith(f"cannot write a checkpoint; the newest is {directory}/20 (")
+  save(directory, 50)  # when there is room again
   assert_restored(directory, 50)
 
 
-def test_kill_in_the_middle_of_a_save(tmp_path):
-  """SIGKILL at some moment of many saves: the newest whole one is there, and saving goes on."""
+def test_a_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path):
+  """SIGKILL comes at some moment of many saves. Afterwards, saving goes on."""
   command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path / "sft")]
   child = subprocess.Popen(
     command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -175,7 +173,7 @@ def test_kill_in_the_middle_of_a_save(tmp_path):
     reported = [int(line) for line in lines]
   update = restore(tmp_path / "sft")[0]
   assert_restored(tmp_path / "sft", update)
-  # What was reported before the last save had begun is there.
+  # All checkpoints are there that were reported before the last save began.
   assert update >= max([3, *reported]) - 2
   save(tmp_path / "sft", update + 50)
   assert_restored(tmp_path / "sft", update + 50)

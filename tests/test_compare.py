@@ -1,4 +1,4 @@
-"""The figures of hand-made evaluations, with the arithmetic in the comments."""
+"""Check the figures of hand-made evaluations; comments have the arithmetic."""
 
 import dataclasses
 import itertools
@@ -22,8 +22,7 @@ from tiny import episode
 
 from baar_jax.config import ABLATIONS, BaselinesConfig
 from baar_jax.report.page import write
-from baar_jax.report.results import Results
-from baar_jax.report.table import load_split
+from baar_jax.report.table import Results, load_split
 from baar_jax.rollout.specs import FIRST_SEED, Cap, PolicySpec
 from baar_jax.stages.evaluate import choose_on_dev
 from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED
@@ -48,7 +47,7 @@ def row(frame: pd.DataFrame, **where) -> pd.Series:
   return pd.Series(fields)
 
 
-def test_the_vertices_of_a_familys_hull_and_its_highest_point():
+def test_dev_chooses_the_points_on_the_hull_and_the_highest():
   # Shares of the cost gap 1/4, 1/2 and 1 and of the success gap 0, 1 and 1: 1/2 above
   # at most. Only the second is on the hull: the first lies below the line, the third on
   # LARGE. A cap is no bar.
@@ -64,18 +63,18 @@ def test_the_vertices_of_a_familys_hull_and_its_highest_point():
 
 
 def test_a_family_has_one_row_under_each_budget(tmp_path):
-  """Of two points under a cap dev takes the better one, though the other is on the
-  hull.
-  """
+  """Of two points dev takes the better one, though the other is on the hull."""
   four = PolicySpec("bopo", lam=4, cap=Cap(2))
   five = dataclasses.replace(four, lam=5)
   capped = [Played(four, "SSLL", SOLVED), Played(five, "SSSL", (1.0, 1.0, 0.5, 0.0))]
   results = figures([*BOUNDARIES, *capped])
   assert results.hard_budget.policy.tolist() == [*BOUNDARY_KEYS, four.key]
-  assert "At λ = 4, K = 2:" in write(results, tmp_path).read_text(encoding="utf-8")
+  assert "The policy is: BoPO, λ 4, at most 2 LARGE calls." in write(
+    results, tmp_path
+  ).read_text(encoding="utf-8")
 
 
-def test_test_has_no_say():
+def test_the_choice_does_not_depend_on_test():
   store = fill(THREE)
   # On test the chosen point is no better than SMALL, and another would be on the hull.
   where = "policy = 'bopo(lam=2)' AND seed >= 3000"
@@ -98,17 +97,17 @@ FIGURES = {
   (BOPO.key, "success_gap_share"): 1.0,  # (75 - 25) / (75 - 25)
   (BOPO.key, "use_share"): math.nan,
   (CAPPED, "use_share"): 2.0,  # two LARGE calls where one is allowed
-  (CAPPED, "overruns"): 8,
+  (CAPPED, "overspends"): 8,
   ("always-small", "score_percent"): 30.0,  # 1.2 / 4
   ("cascade(share=0.25)", "cost_usd"): 8.5,  # 1 + 1 + 1 + 5, and a proposal of 0.5
   ("zero-shot", "cost_usd"): 16.0,  # 1 + 3 * 5, and beside it four judgements of 0.125
   ("zero-shot", "deciding_usd"): 0.5,
   ("first-large(K=2)", "use_share"): 1.0,
-  ("first-large(K=2)", "overruns"): 0,
+  ("first-large(K=2)", "overspends"): 0,
 }
 
 
-def test_policy_figures(every):
+def test_the_figures_of_policies_are_those_worked_out_by_hand(every):
   table, bopo = every.policies, every.policies.loc[BOPO.key]
   found = {key: float(table.loc[key]) for key in FIGURES}
   assert found == pytest.approx(FIGURES, nan_ok=True) and every.headline == bopo.name
@@ -116,7 +115,7 @@ def test_policy_figures(every):
   assert bopo.cost_gap_share_low <= 0.125 <= bopo.cost_gap_share_high
 
 
-def test_dollar_budgets_are_apart():
+def test_caps_in_dollars_are_not_on_the_frontier():
   store, lines = fill(FEW), specs(FEW)
   spec = BOPO.under(Cap(usd=7.0))
   lines.insert(2, spec)
@@ -127,14 +126,14 @@ def test_dollar_budgets_are_apart():
     store.add(e)
   results = compute(store, lines, config())
   # $10 on one task of four; (10 + 6 + 6 + 6) / 4 / 7 of the cap
-  assert tuple(results.policies.loc[spec.key, ["overruns", "use_share"]]) == (
+  assert tuple(results.policies.loc[spec.key, ["overspends", "use_share"]]) == (
     2,
     1.0,
   )
   assert all(spec.key not in names for names in results.frontiers.policies)
 
 
-def test_areas_of_families_and_gains_over_them(every):
+def test_areas_and_gains_are_those_worked_out_by_hand(every):
   rows = every.frontiers
   assert row(rows, family="first-large", metric="score_percent").policies == [
     "first-large(K=2)"
@@ -166,7 +165,7 @@ def test_areas_of_families_and_gains_over_them(every):
   assert success.area_gain_high["vanilla"] < 0
 
 
-def test_ablations_against_bopo_at_the_same_weight(every):
+def test_ablations_are_compared_with_bopo_at_the_same_lam(every):
   rows = every.ablations
   areas = rows[rows.metric == "success_percent"].set_index("family")[
     ["area", "area_gain"]
@@ -177,7 +176,7 @@ def test_ablations_against_bopo_at_the_same_weight(every):
   assert areas.area["sft"] == pytest.approx(1 / 16 + 3 / 4 * 3 / 4)
 
 
-def test_the_rows_under_a_budget(every):
+def test_rows_of_a_hard_budget_have_gains_over_each_family(every):
   rows = every.hard_budget
   families = ["always-small", "always-large", "bopo", "single-turn"]
   assert rows.family[rows.K == 1].tolist() == families
@@ -190,7 +189,7 @@ def test_the_rows_under_a_budget(every):
   assert small.gain == pytest.approx(50 - 30) and math.isnan(small.use_share)
 
 
-def test_seconds_by_the_rates_and_as_measured(every):
+def test_seconds_follow_from_rates_and_measured_waits(every):
   # Three replies of SMALL with 90 tokens and a proposal of 45; one of LARGE with 90; 4
   # decisions.
   expected = [315 / 90, 90 / 80, 4 / 180, 4 / 180 / (315 / 90 + 90 / 80 + 4 / 180), 1.0]
@@ -209,6 +208,7 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   assert data.episodes.policy.value_counts().tolist() == [23, 23]
   lines = [*specs(policies), PolicySpec("sft")]
   with pytest.raises(
-    ValueError, match="^sft lacks episodes on dev: run --stage=evaluate first$"
+    ValueError,
+    match="^the policy family sft lacks episodes on dev: run --stage=evaluate first$",
   ):
     choose_on_dev(store, lines, config())

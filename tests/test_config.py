@@ -1,4 +1,4 @@
-"""Configs: those that ship are valid, and what cannot work is refused by the field's name."""
+"""Check that shipped configurations are valid, and wrong values are refused by name."""
 
 import importlib
 import json
@@ -34,11 +34,11 @@ def test_shipped_configs_are_valid(name):
   assert config.name == name  # so that two configs never share a directory
   if setting:
     assert (config.models.kind == "chat") == (setting[0] in ("paper", "llama"))
-    with pytest.raises(ValueError, match="no setting 'other'"):
+    with pytest.raises(ValueError, match="unknown setting 'other'"):
       get_config("other")
 
 
-def test_the_paper_s_settings_are_the_defaults():
+def test_the_defaults_are_the_papers_settings():
   c = Config()
   validate(c)
   sizes = (
@@ -60,8 +60,9 @@ def test_the_paper_s_settings_are_the_defaults():
   )
 
 
-KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)  # in place of their variables
-# Fields and values that one check refuses.
+# Keys that a user has written in place of the names of their variables.
+KEYS = "sk-secret", ("sk-secret",), ("AIza_secret",)
+# Fields, and values that each of them refuses.
 BAD = {
   "name": ("", "..", "a/b", "a b", "a\n", "-a", "\xe1", "a" * 101),
   "env.kind router.view bopo.ratio_level models.kind": ("poem", "poem.py"),
@@ -153,7 +154,7 @@ def refusal(fields: dict) -> str:
 
 
 @pytest.mark.parametrize("field, value", REFUSED)
-def test_what_cannot_work_is_refused_by_name(field, value):
+def test_a_wrong_value_is_refused_by_its_field(field, value):
   assert refusal({field: value}).startswith(f"--config.{field}")
 
 
@@ -171,7 +172,8 @@ def test_every_number_has_bounds():
     )
 
 
-SAID = [  # fields, and what is said of them
+# Values of fields, and a text of the error.
+MESSAGES = [
   (
     {"router.hidden_size": 10**6, "router.vocab_size": 10**8},
     "these take 1,600,",
@@ -191,6 +193,6 @@ SAID = [  # fields, and what is said of them
 ]
 
 
-@pytest.mark.parametrize("fields, said", SAID)
-def test_messages_say_what_a_value_must_be(fields, said):
-  assert said in refusal(fields)
+@pytest.mark.parametrize("fields, expected", MESSAGES)
+def test_a_message_names_the_rule_of_a_field(fields, expected):
+  assert expected in refusal(fields)

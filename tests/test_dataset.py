@@ -1,4 +1,4 @@
-"""Training data by hand: profiles, references, labels, and the order of batches."""
+"""Check profiles, references, labels and the order of batches by hand."""
 
 import collections
 import itertools
@@ -10,12 +10,12 @@ from baar_jax.config import Config, ProfileConfig, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
 from baar_jax.store import Store
 from baar_jax.train import dataset
+from baar_jax.train.fit import find_winners
 from baar_jax.train.jobs import BOUNDARY_KEYS
-from baar_jax.train.rivals import find_winners
 
 
 def trials(task_id, policy, outcomes):
-  """An episode per (score, dollars)."""
+  """One episode per (score, dollars)."""
   keys = [(task_id, policy, seed) for seed in range(len(outcomes))]
   return [
     episode(*key, score=score, cost_usd=usd)
@@ -25,27 +25,27 @@ def trials(task_id, policy, outcomes):
 
 # Per task: trials of SMALL and of LARGE, the class, and the median dollars of both.
 TASKS = {
-  # four of five is 80 %
+  # Four of five are 80 %.
   "most": (
     [(1, 1.0), (1, 2.0), (0, 99.0), (1, 3.0), (1, 4.0)],
     [(0, 9.0)] * 5,
     ("easy", 3.0, 9.0),
   ),
-  # a partial score is no success
+  # A partial score is no success.
   "nearly": ([(0.99, 1.0)] * 5, [(0.99, 5.0)] * 5, ("intractable", 1.0, 5.0)),
-  # fewer trials: the rate is over those there are (3 of 4); an even median is the mean
+  # With fewer trials, the rate is over these (3 of 4). An even median is a mean.
   "few": (
     [(1, 1.0), (1, 2.0), (1, 4.0), (0, 50.0)],
     [(1, 5.0), (1, 7.0)],
     ("hard", 3.0, 6.0),
   ),
-  # SMALL may be the dearer one; the sixth trials are of no profile
+  # SMALL may cost more than LARGE. The sixth trials do not count.
   "inverted": (
     [(0, 9.0)] * 5 + [(1, 1.0)],
     [(1, 2.0)] * 5 + [(1, 99.0)],
     ("hard", 9.0, 2.0),
   ),
-  # without a trial of either there is no profile
+  # A task without trials of one boundary has no profile.
   "no-small": ([], [(1, 5.0)], None),
   "no-large": ([(1, 1.0)], [], None),
 }
@@ -62,12 +62,12 @@ def fill(store, task_ids, episodes):
     store.add(e)
 
 
-def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
+def test_profiles_are_of_training_tasks_in_their_order(store):
   names = sorted(TASKS, reverse=True)
   others = [episode("a test task", name) for name in BOUNDARY_KEYS]
   others.append(
     episode("nearly", "random(p=0.5)", score=1.0)
-  )  # another policy is no trial
+  )  # an episode of another policy is no trial
   for name, (*outcomes, _) in TASKS.items():
     others += [e for both in zip(BOUNDARY_KEYS, outcomes) for e in trials(name, *both)]
   fill(store, names, others)
@@ -77,7 +77,7 @@ def test_profiles_are_those_of_the_training_tasks_in_their_order(store):
     figures = profile.difficulty, profile.cost_small, profile.cost_large
     assert figures == pytest.approx(TASKS[name][2])
   assert [e.seed for e in profiles["inverted"].small] == [0, 1, 2, 3, 4]
-  # Neither does the pretraining see the sixth, or its length would depend on it, or a test task.
+  # Pretraining has no sixth trials either, and no test tasks.
   stored = dataset.load_pretraining_episodes(store, Config())
   assert max(e.seed for e in stored) == 4 and {e.task_id for e in stored} == {*names}
   loose = dataset.load_profiles(
@@ -97,7 +97,7 @@ OUTCOMES = {
 }
 
 
-def test_robustness_of_the_labels(store):
+def test_robustness_compares_labels_and_sets_of_hard_tasks(store):
   for task_id, outcomes in OUTCOMES.items():
     for name, marks in zip(BOUNDARY_KEYS, outcomes):
       fill(store, OUTCOMES, trials(task_id, name, [(int(mark), 1.0) for mark in marks]))
@@ -107,7 +107,7 @@ def test_robustness_of_the_labels(store):
     [1, 5, pytest.approx(4 / 5), 2, 3, pytest.approx(2 / 3)],
     # Without "short": three of four agree; hard are {late, early, helped} and {early, helped}.
     [4, 4, pytest.approx(3 / 4), 3, 2, pytest.approx(2 / 3)],
-    [9, 0, None, 0, 0, None],  # no task has nine trials: nothing is claimed of them
+    [9, 0, None, 0, 0, None],  # no task has nine trials
   ]
 
 
@@ -115,8 +115,7 @@ def trial(seed, score, usd=None, models="SL"):
   return episode(seed=seed, models=models, score=score, cost_usd=usd)
 
 
-def test_ties():
-  """Dollars count, then LARGE calls, then steps, then who is first."""
+def test_the_cheapest_episode_by_dollars_calls_steps_and_order():
   trials = [
     (3.0, "LLL"),
     (4.0, "SL"),
@@ -131,9 +130,9 @@ def test_ties():
     assert dataset.find_cheapest(left) is episodes[best]
 
 
-def test_stored_references(store):
-  """Of a task of each class the cheapest success: SMALL's, a stratified one, or without one
-  LARGE's; of the intractable task the cheapest failure."""
+def test_the_reference_of_each_difficulty(store):
+  """Easy: SMALL's cheapest success. Hard: the cheapest stratified one, else LARGE's.
+  Intractable: SMALL's cheapest trial."""
   small, large = BOUNDARY_KEYS
   episodes = [episode("h", "stratified(samples=5)", 1, "SL", 1, cost_usd=0.1)]
   episodes += trials("h", small, [(0, 0.5)]) + trials(
@@ -157,17 +156,17 @@ def test_stored_references(store):
   assert keys() == {"h": ("stratified(samples=20)", 1010)} | rest
   config.references.samples = 7
   with pytest.raises(
-    ValueError, match="lacks references of 1 tasks: run --stage=references"
+    ValueError, match="lacks references of 1 hard tasks: run --stage=references"
   ):
     keys()
   config.references.samples, config.references.clone_large = (
     20,
     True,
-  )  # which reads none
+  )  # which uses no stratified samples
   assert keys() == {"h": ("always-large", 2)} | rest
 
 
-def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_all(
+def test_the_stored_episodes_of_thresholds_and_value_heads(
   store,
 ):
   trials = [episode(*key) for key in itertools.product("eh", BOUNDARY_KEYS, (0, 1))]
@@ -185,7 +184,7 @@ def test_thresholds_are_set_on_the_first_trials_and_three_mixes_and_values_on_al
   def keys(episodes):
     return sorted((e.task_id, e.policy, e.seed) for e in episodes)
 
-  # The quarters of 20 are k = 5, 10, 15.
+  # The quarters of 20 samples are k = 5, 10 and 15; sample 10 is missing.
   learnt = [e for e in trials if e.seed == 0] + stratified[1:]
   assert keys(dataset.load_threshold_episodes(store, config)) == keys(learnt)
   assert keys(dataset.load_value_episodes(store, config)) == keys(
@@ -203,8 +202,8 @@ def first(count, batches):
 @pytest.mark.parametrize(
   "size, share, hards", [(64, 0.7, 45), (10, 1.0, 10), (10, 0.0, 0)]
 )
-def test_share_of_hard_tasks(size, share, hards):
-  """Whatever the natural mix: here one in eleven is hard."""
+def test_batches_have_the_share_of_hard_tasks(size, share, hards):
+  """One in eleven stored references is of a hard task."""
   batches = first(
     5, dataset.mix_batches(list(range(10)), list(range(100, 200)), size, share, 0)
   )
@@ -213,11 +212,11 @@ def test_share_of_hard_tasks(size, share, hards):
   for pools in (
     ([], [1, 2]),
     ([1, 2], []),
-  ):  # without one kind the other fills the batch
+  ):  # If one pool is empty, the other fills the batch.
     assert sorted(next(dataset.mix_batches(*pools, 4, share, 0))) == [1, 1, 2, 2]
 
 
-def test_a_pool_is_gone_through_in_a_new_order_before_it_repeats():
+def test_a_pool_is_used_up_in_a_new_order_before_it_repeats():
   pool = list(range(6))
   draw = lambda seed: sum(first(9, dataset.draw_batches(pool, 2, seed)), [])  # noqa: E731
   assert draw(0) == draw(0) != draw(7)
@@ -230,7 +229,7 @@ def test_a_pool_is_gone_through_in_a_new_order_before_it_repeats():
 
 
 @pytest.mark.parametrize("count, size", [(6, 2), (7, 3), (3, 8)])
-def test_every_task_is_gone_through_before_any_repeats(count, size):
+def test_all_tasks_are_drawn_before_one_repeats(count, size):
   tasks = [Task(f"t{i}", "train", "do it", 9) for i in range(count)]
   draw = lambda seed: first(20, dataset.draw_task_batches(tasks, size, seed))  # noqa: E731
   assert draw(0) == draw(0) != draw(1)
@@ -242,7 +241,7 @@ def test_every_task_is_gone_through_before_any_repeats(count, size):
     assert max(seen.values()) - min(seen[t.id] for t in tasks) <= 1 + (count % size > 0)
 
 
-def test_the_cheapest_that_succeeds_wins():
+def test_the_cheapest_model_that_succeeds_wins():
   small = [trial(seed, score) for seed, score in enumerate((1, 0, 0, 1, 0))]
   large = [
     trial(seed, score) for seed, score in zip((0, 1, 2, 3, 9), (1, 1, 0.9, 0, 1))

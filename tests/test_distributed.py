@@ -1,4 +1,4 @@
-"""Many devices and many processes train the router that one device does."""
+"""Test that many devices and processes train the same router as one device."""
 
 import json
 import shutil
@@ -16,19 +16,22 @@ from test_pipeline import finish, interrupt, rows, start, updates
 
 from baar_jax.config import Config
 from baar_jax.mesh import one_device
-from baar_jax.train.checkpoint import load_router
-from baar_jax.train.training import RouterFiles
+from baar_jax.train.checkpoint import RouterFiles, load_router
 
 STORES = "episodes.sqlite", "episodes-1.sqlite"
 UPDATES = 7  # of BoPO: a checkpoint is written after 5
 FLAGS = [f"--config.bopo.updates={UPDATES}", "--config.pretrain.epochs=0"]
 FLAGS += ["--config.baselines.rivals=()", "--config.evaluate.shares=(0.5,)"]
-# With the usual eps Adam makes a whole step of a gradient that is rounding alone.
+# With its usual eps, Adam would amplify gradients that consist of rounding errors.
 FLAGS += ["--config.sft.adam_eps=0.01", "--config.bopo.adam_eps=0.01"]
 
 
 def start_two(runs: Path, *flags: str, second=()) -> list[subprocess.Popen]:
-  """The processes of one run, joined on loopback, perhaps with flags that only the second has."""
+  """Start the two processes of one run on loopback.
+
+  Args:
+    second: flags of the second process alone.
+  """
   with socket.create_server(("127.0.0.1", 0)) as probe:
     port = probe.getsockname()[1]
   d, shared = "--config.distributed", [*FLAGS, *flags]
@@ -38,7 +41,7 @@ def start_two(runs: Path, *flags: str, second=()) -> list[subprocess.Popen]:
   ]
 
 
-def test_processes_with_other_flags_end_in_words(tmp_path):
+def test_processes_with_different_flags_end_with_a_message(tmp_path):
   for process in start_two(tmp_path, second=["--config.evaluate.seeds=2"]):
     _, err = process.communicate(timeout=240)
     assert process.returncode == 2, err
@@ -46,7 +49,7 @@ def test_processes_with_other_flags_end_in_words(tmp_path):
 
 
 def parameters(runs: Path) -> list:
-  """Of the SFT router and BoPO's, read onto one device, whoever wrote them."""
+  """Read the parameters of the SFT router and of BoPO's, onto one device."""
   config = Config(**json.loads((runs / "tiny" / "config.json").read_text()))
   load = partial(load_router, RouterFiles(runs / "tiny", config, one_device()))
   return [
@@ -55,8 +58,11 @@ def parameters(runs: Path) -> list:
 
 
 def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path, monkeypatch):
-  """From a checkpoint; each runs its own tasks into its own store, and both are killed in BoPO.
-  Two devices each: batches are spread over two copies of the parameters, each split in two."""
+  """Both processes are killed during BoPO, and resume from a checkpoint.
+
+  Each process plays its tasks into its store. Each has two devices: there are two copies
+  of the parameters, each split in two, and batches are spread over them.
+  """
   monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
   two, one = tmp_path / "two", tmp_path / "one"
   shape = hf.SHAPES["grouped"]
@@ -75,19 +81,22 @@ def test_two_processes_train_checkpoint_and_resume_as_one(tmp_path, monkeypatch)
 
   out, silent = map(finish, start_two(two, flag, fsdp))
   assert out.splitlines()[-1].startswith("report: ") and "report" not in silent
-  assert updates(two).count(("bopo", 5)) == 1  # what was saved is not done again
+  # Updates before the checkpoint are not repeated.
+  assert updates(two).count(("bopo", 5)) == 1
   assert updates(two)[-1] == ("bopo", UPDATES)
   stores = [rows(two, file) for file in STORES]
-  assert stores[0] == stores[1]  # in the end each has all
+  # In the end each store has all episodes.
+  assert stores[0] == stores[1]
   for before, after in zip(kept, stores):
     assert before.items() <= after.items()
 
-  # One process and device with the same episodes, and nothing else of theirs.
+  # One process with one device gets only the tokenizer and the episodes.
   monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
   (one / "tiny" / "tokenizer").mkdir(parents=True)
   for file in ("tokenizer/tokenizer.json", STORES[0]):
     shutil.copy(two / "tiny" / file, one / "tiny" / file)
   finish(start(one, *FLAGS, flag))
-  assert rows(one, STORES[0]) == stores[0]  # it had nothing to run
+  # No episode was missing.
+  assert rows(one, STORES[0]) == stores[0]
   close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
   jax.tree.map(close, parameters(two), parameters(one))

@@ -1,4 +1,4 @@
-"""Where models are served, with which keys, and what their answers come to."""
+"""Test the keys of endpoints, and what is read from answers."""
 
 import base64
 import json
@@ -16,7 +16,8 @@ WITHHELD = "its message repeats a part of the key"
 PUBLIC = "https://api.together.xyz/v1"
 
 
-# A key, or None where it is refused. What is not set is not named: it may be a key itself.
+# The key is None if the configuration is refused. The message does not show the variable's
+# name, because it may be the key itself.
 @pytest.mark.parametrize(
   "url, variable, key",
   [
@@ -28,7 +29,7 @@ PUBLIC = "https://api.together.xyz/v1"
     (PUBLIC, "NOT_SET", None),
     (PUBLIC, "TWO_LINES", None),
     (PUBLIC, "ACCENT", None),
-    # Private addresses need none.
+    # Private addresses need no key.
     ("http://[::1]:8000/v1", None, "none"),
     ("http://10.1.2.3/v1", "NOT_SET", "none"),
     ("http://gpu-server:8000/v1", "MINE", "mine"),
@@ -58,11 +59,11 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
 
 
 @pytest.mark.parametrize(
-  "said, shown",
+  "message, shown",
   [
-    ("\x1b[2Ja\u202eb\u200d\n\u2066c", "[2Jab c"),  # codes of a terminal, joiners
+    ("\x1b[2Ja\u202eb\u200d\n\u2066c", "[2Jab c"),  # control characters
     ("x" * 500 + KEY, "x" * 200),
-    ("Secre", "Secre"),  # five characters in a row
+    ("Secre", "Secre"),  # five consecutive characters are allowed
     (f"key {KEY[4:10]}...", WITHHELD),
     (" ".join(KEY), WITHHELD),
     ("S.e.c-r_e,t", WITHHELD),
@@ -73,8 +74,8 @@ def test_which_key_is_sent_where(monkeypatch, url, variable, key):
     ],
   ],
 )
-def test_what_an_endpoint_says_is_one_short_line_without_its_key(said, shown):
-  assert clean(said, KEY) == shown
+def test_an_endpoint_s_message_is_one_line_without_the_key(message, shown):
+  assert clean(message, KEY) == shown
 
 
 COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
@@ -95,9 +96,9 @@ def answer(content="Go.", **counts):
       "reply",
       "a ? b \U0001f600",
       False,
-    ),  # half a pair
+    ),  # a lone surrogate
     (answer([]), "retry", "", False),
-    ("[" * 100_000, "presumed", "", False),  # deeper than can be read
+    ("[" * 100_000, "presumed", "", False),  # nested too deeply
     ('{"error": "try again"}', "presumed", "", False),
     (
       answer().replace('"completion', '"completion_tokens": 0, "completion'),
@@ -128,12 +129,13 @@ def answer(content="Go.", **counts):
     ),
   ],
 )
-def test_what_an_answer_tells(body, kind, text, fatal):
+def test_an_answer_becomes_an_outcome(body, kind, text, fatal):
   outcome = read_reply(read_answer(body.encode()))
   assert (outcome.kind, outcome.text, outcome.fatal) == (kind, text, fatal)
 
 
-# What a total counts beyond its parts is completion. (prompt, cached, completion, cache write)
+# Tokens that only the total has count as completion. A usage is (prompt, cached,
+# completion, cache write).
 @pytest.mark.parametrize(
   "fields, details, usage",
   [
@@ -152,7 +154,7 @@ def test_what_an_answer_tells(body, kind, text, fatal):
     ),  # DeepSeek
   ],
 )
-def test_usage_as_several_endpoints_report_it(fields, details, usage):
+def test_the_usage_of_several_endpoints_is_read(fields, details, usage):
   assert read_counts(COUNTS | fields | {"prompt_tokens_details": details}) == Usage(
     *usage
   )

@@ -1,4 +1,4 @@
-"""Engines' Python environments: installed once, refused in one line, given no secrets."""
+"""Test the installation of engines, the choice of their data, and their variables."""
 
 import dataclasses
 import subprocess
@@ -19,7 +19,7 @@ MAKER = "baar_jax.envs.toy.tasks"
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-  """The commands that would run for an engine "toy", of which nothing is there."""
+  """Record the commands that would install an engine "toy"; none of them runs."""
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
   monkeypatch.delenv("TOY_DATA", raising=False)
   calls = []
@@ -59,10 +59,11 @@ def test_an_engine_is_installed_once_and_again_when_it_has_changed(
   changed = dataclasses.replace(ENGINE, packages=("toy==1.2", "part==2"))
   changed.install()
   assert len(toy) == 6
-  # A failed installation is one line and does not count.
+  # A failed installation raises one line, and the engine stays uninstalled.
   broken = dataclasses.replace(ENGINE, packages=("broken==1",))
   with pytest.raises(
-    ValueError, match="pip install broken==1, which takes gcc, failed: last"
+    ValueError,
+    match="pip install broken==1, which takes gcc, failed .last.: correct this",
   ):
     broken.install()
   assert not broken.is_installed()
@@ -73,28 +74,27 @@ def test_engines_get_no_secrets(toy, monkeypatch):
   monkeypatch.setenv("LANG", "C.UTF-8")
   assert "secret" not in engines.environ_of(ENGINE).values()
   assert engines.environ_of(ENGINE)["LANG"] == "C.UTF-8"
-  assert engines.environ_of(None)["OPENAI_API_KEY"] == "secret"  # it is the user's code
+  # A user's environment is trusted and gets all variables.
+  assert engines.environ_of(None)["OPENAI_API_KEY"] == "secret"
 
 
-def test_data_are_what_the_flag_names_or_the_variable_or_else_generated(
-  toy, tmp_path, monkeypatch
-):
+def test_data_come_from_the_option_the_variable_or_setup(toy, tmp_path, monkeypatch):
   lines: list[str] = []
   generated, variable, flag = (tmp_path / name for name in ("cache/toy-own", "a", "b"))
   for named, place in (("", generated), ("", variable), (str(flag), flag)):
     if place == variable:
       monkeypatch.setenv("TOY_DATA", str(place))
     with pytest.raises(ValueError, match=f"toy has no data in {place}: .*, or run: "):
-      ENGINE.existing_data(named)
+      ENGINE.find_data(named)
     place.mkdir(parents=True)
-    assert ENGINE.existing_data(named) == str(place)
+    assert ENGINE.find_data(named) == str(place)
     del toy[:], lines[:]
     ENGINE.set_up(named, (3, 2, 1), lines.append)
-    made = [[MAKER, str(generated), "3", "2", "1"]] if place == generated else []
-    assert [call[-5:] for call in toy if MAKER in call] == made
-    assert ("bin/toy-download" in lines[-1]) == bool(made)
-  # Without Landlock agents' code is kept from files by Python alone, which is said.
+    expected = [[MAKER, str(generated), "3", "2", "1"]] if place == generated else []
+    assert [call[-5:] for call in toy if MAKER in call] == expected
+    assert ("bin/toy-download" in lines[-1]) == bool(expected)
+  # Without Landlock, set_up reports a warning.
   monkeypatch.setattr(shell, "landlock_version", lambda: 0)
   warned = dataclasses.replace(ENGINE, warning=AppWorld.engine.warning)
   warned.set_up(str(flag), (3, 2, 1), lines.append)
-  assert lines[-1].startswith("without Landlock")
+  assert lines[-1].startswith("Landlock (Linux 5.13) is missing")

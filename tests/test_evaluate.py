@@ -1,4 +1,4 @@
-"""Everything that learns on the smallest run: rivals and ablations too; evaluated and exported."""
+"""Check the evaluation and the export of everything that learns, on the smallest run."""
 
 import dataclasses
 
@@ -48,7 +48,8 @@ def run(tmp_path_factory):
   assert (
     len(run.store.table()) == 0
   )  # what is missing is reported before anything is run
-  run.luck = {}  # of each stage: tasks and seeds of the episodes that it has added
+  # By stage: (task_id, seed) of the episodes that it has added.
+  run.added = {}
   before = train.profile, train.references, TRAIN_SFT, TRAIN_BOPO, TRAIN_BASELINES
   for stage in (*before, evaluate.main):
     start(run, stage)
@@ -60,25 +61,23 @@ def start(run, stage):
   before = set(run.store.table()[[*KEY]].itertuples(index=False))
   stage(run)
   added = set(run.store.table()[[*KEY]].itertuples(index=False)) - before
-  run.luck[stage] = {(task_id, seed) for _, task_id, seed in added}
+  run.added[stage] = {(task_id, seed) for _, task_id, seed in added}
 
 
-def test_no_episode_shares_its_luck_with_one_of_another_purpose(run):
+def test_no_purpose_shares_a_seed_with_another_one(run):
   stages = train.profile, train.references, TRAIN_BOPO, evaluate.main
-  purposes = [run.luck[stage] for stage in stages]
+  purposes = [run.added[stage] for stage in stages]
   assert all(purposes) and sum(map(len, purposes)) == len(set().union(*purposes))
-  luck = run.luck[evaluate.main]
-  seeds = {split: {s for t, s in luck if t.startswith(split)} for split in SPLITS}
+  added = run.added[evaluate.main]
+  seeds = {split: {s for t, s in added if t.startswith(split)} for split in SPLITS}
   assert seeds == {"train": set(), "dev": {2000}, "test": {3000}}
-  # The bounds of counts (1000) are no further than the next purpose's first seed.
+  # No purpose can have so many trials (1000) that it reaches the next one's first seed.
   names = ("profile", "reference", "dev", "test", "rollout")
   assert min(np.diff([FIRST_SEED[name] for name in names])) >= SEEDS
 
 
-def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name_says(
-  run,
-):
-  """Also where an episode of another entry stands for its own: a run of its own gives the same."""
+def test_every_policy_plays_every_dev_task_within_its_cap(run):
+  """A reused episode equals the episode that the policy itself would have played."""
 
   def outcome(e):
     return (
@@ -98,7 +97,7 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
     K = spec.cap.calls
     stored = run.store.episodes(spec.key)
     assert any(e.task_id.startswith("test") for e in stored) == (spec.key in chosen)
-    # The profile's trials are under the names of the boundaries too.
+    # The boundaries' episodes include those of the profile.
     episodes = [e for e in stored if e.seed == 2000]
     assert {(e.task_id, e.seed) for e in episodes} == {
       (job.task.id, job.seed) for job in jobs
@@ -118,7 +117,7 @@ def test_every_entry_has_every_dev_task_within_its_budget_and_does_what_its_name
       assert list(map(outcome, own)) == list(map(outcome, episodes))
 
 
-def test_rivals_use_as_many_episodes_as_bopo_and_pay_for_all_their_calls(run):
+def test_rivals_learn_from_as_many_episodes_as_bopo(run):
   families = "bopo", "vanilla", *ABLATIONS
   first, *others = (run.store.keys(rollout_spec(name, 0.1, 1).key) for name in families)
   assert len(first) == 4  # of 2 tasks with 2 episodes each
@@ -134,13 +133,13 @@ def test_rivals_use_as_many_episodes_as_bopo_and_pay_for_all_their_calls(run):
     assert e.cost_usd == pytest.approx(sum(step.usd("act") for step in e.steps))
 
 
-def test_an_exported_router_is_a_checkpoint_to_start_from(run):
+def test_an_exported_router_can_be_loaded_as_weights(run):
   train.export(run)
   directory = run.dir / "export" / "sft"
   config = dataclasses.replace(run.config.router, weights=str(directory))
   trained = load_router(run.training(), "sft")
   loaded = load_pretrained(View(config, directory))
-  # The decisions' rows are among them: a trained router keeps what it has learned.
+  # The rows of the decisions' tokens are compared too.
   jax.tree.map(
     np.testing.assert_array_equal, nnx.split(trained)[1], nnx.split(loaded)[1]
   )

@@ -17,7 +17,11 @@ from baar_jax.train.listing import find_uncapped, zero_shot_spec
 @pytest.fixture
 def config():
   config = tiny.config("runs")
-  config.bopo.lam, config.value.updates, config.value.prices = (0.1, 0.3), 9, (0.5, 0.1)
+  config.bopo.lam, config.value.updates, config.value.cost_weights = (
+    (0.1, 0.3),
+    9,
+    (0.5, 0.1),
+  )
   config.evaluate.thresholds, config.evaluate.call_budgets = (0.25,), (1, 2)
   config.baselines = BaselinesConfig(
     tuple(name for name in FAMILIES if FAMILIES[name].is_rival),
@@ -74,14 +78,14 @@ def test_keys_carry_every_parameter_and_nothing_else(config):
   assert uncapped["random(p=0.5,K=2)"].key == "random(p=0.5)"
   assert uncapped["first-large(K=2)"].key == "always-large"
   assert uncapped["random(p=0.5)"] is None
-  # What sees its cap is run under it, not taken from the run without one.
+  # A policy that sees its cap is played under it. Its uncapped episodes are not reused.
   for key in ("optimum(K=2)", f"{judged}(K=2)", f"{told}K=2)"):
     assert uncapped[key] is None
   assert uncapped[f"{told}optimism=0,K=2)"].key == f"{free}0.1)"
   assert uncapped[f"{told}optimism=1,K=2)"].key == f"{told}optimism=1)"
 
 
-def test_under_dollars_every_policy_is_run(config):
+def test_every_policy_is_played_under_caps_on_dollars(config):
   config.evaluate.call_budgets, config.evaluate.usd_budgets = (), (0.5, 0.01)
   capped = [spec for spec in list_specs(config) if spec.cap.usd]
   assert all(find_uncapped(spec) is None and spec.cap.calls is None for spec in capped)
@@ -90,7 +94,7 @@ def test_under_dollars_every_policy_is_run(config):
   }
 
 
-def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
+def test_the_privileged_rule_stands_in_without_an_optimum(config):
   config.env.kind = "scienceworld"
   expected = ["privileged(mu=0)", "privileged(mu=3)"]
   for mu in (10, 30, 100):
@@ -107,7 +111,7 @@ def test_elsewhere_a_privileged_rule_stands_for_the_optimum(config):
   assert not {"optimum", "privileged"} & {spec.family for spec in list_specs(config)}
 
 
-def test_what_changes_the_judge_changes_its_name(config):
+def test_each_setting_of_the_judge_changes_its_key(config):
   names = [zero_shot_spec(config).key]
   for change in (
     {"temperature": 0.5},
@@ -119,7 +123,7 @@ def test_what_changes_the_judge_changes_its_name(config):
   assert len({*names}) == 4 and names[0].startswith("zero-shot gpt-5 ")
 
 
-def test_every_family_of_a_spec_is_in_the_table_and_has_a_style_of_its_own(config):
+def test_every_listed_family_is_in_the_table_with_its_own_label(config):
   assert {spec.family for spec in list_specs(config)} <= families.FAMILIES.keys()
   labels = [family.label for family in families.FAMILIES.values()]
   assert len({*labels}) == len(labels)
@@ -141,7 +145,7 @@ def test_keys_of_rollouts_and_samples_are_as_stored_before(config):
 
 
 COUNT = st.integers(1, 3) | st.integers(1, 10**6 - 1)
-# Six digits tell two weights of a configuration apart.
+# Keys have six digits, so weights have no more.
 WEIGHT = st.sampled_from((0.0, 0.1, 0.5, 1.0)) | st.floats(0, 1e9).map(
   lambda x: float(f"{x:g}")
 )
@@ -150,7 +154,7 @@ JUDGE = st.builds(
   "{} {:06x}".format, st.sampled_from(("gpt-5", "m (K=1)")), st.integers(0, 2**24 - 1)
 )
 KIND = st.sampled_from(("samples", "steps", "repeats"))
-# Which tasks play a plan is nothing that the policy depends on.
+# A policy does not depend on which tasks play a plan.
 PLAN = st.builds(SamplePlan, KIND, st.integers(1, 3), st.just(False))
 PLANS = st.lists(PLAN, max_size=2).map(tuple)
 LAM = {"lam": st.none() | WEIGHT}
@@ -163,7 +167,7 @@ def list_specs_of(names: str, fields: dict) -> st.SearchStrategy:
   return st.lists(policies, min_size=2, max_size=9)
 
 
-# Families, and the fields that occur together.
+# Each row has families, and the fields that they have together.
 SHAPES = [
   ("always-small always-large first-large", {"cap": CAP}),
   ("always", {"rank": COUNT}),
@@ -177,7 +181,7 @@ SHAPES = [
     "bopo vanilla",
     LAM | {"seed": st.none() | COUNT, "update": COUNT, "rollout": st.just(True)},
   ),
-  # With and without the cap's rest, and with optimism.
+  # Cap-conditioned, cap-blind, and cap-blind with optimism.
   (
     "conditioned",
     VALUES | {"optimism": st.just(0), "cap_conditioned": st.just(True), "cap": CAP},
@@ -190,7 +194,7 @@ SHAPES = [
 @pytest.mark.parametrize("names, fields", SHAPES)
 @given(data=st.data())
 def test_two_policies_never_share_a_key(names, fields, data):
-  """Also if they differ in a single field, or in their shape alone."""
+  """They may differ in a single field, or only in which fields they have."""
   first, second, *others = data.draw(list_specs_of(names, fields))
   specs = {first, second, *others}
   for name in fields:

@@ -1,4 +1,4 @@
-"""Training goes on after a stop to the same parameters; dynamic sampling; bad numbers."""
+"""Check trainings: killed and resumed, with bad numbers, with dynamic sampling."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ def small_config(runs):
 
 @pytest.fixture(scope="module", autouse=True)
 def save_often():
-  """Checkpoints are written after every second update."""
+  """Write a checkpoint after every second update."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fit, "SAVE_EVERY", 2)
     patch.setattr(rollouts, "SAVE_EVERY_ROLLOUTS", 2)
@@ -48,7 +48,7 @@ def save_often():
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, save_often):
-  """A run that has trained without a stop."""
+  """A run whose trainings were not interrupted."""
   run = Run(small_config(tmp_path_factory.mktemp("unbroken")))
   train.profile(run)
   for stage, state in ((train.references, "referenced"), (sft, "imitated")):
@@ -63,8 +63,8 @@ def unbroken(tmp_path_factory, save_often):
 
 @pytest.fixture
 def copied(unbroken, tmp_path):
-  """copied(state): a copy of the run, or that copy again.
-  The states are "referenced", before SFT; "imitated", after it; "tiny", after BoPO."""
+  """copied(state): open a copy of the run, or the same copy again.
+  The states are "referenced" (before SFT), "imitated" (after SFT) and "tiny" (after BoPO)."""
   with contextlib.ExitStack() as stack:
 
     def opening(state):
@@ -96,7 +96,7 @@ def logged(run, stage):
 
 
 def train_and_die(stage, run, owner, method, calls):
-  """Trains until a method has been called so many times."""
+  """Interrupt a stage after some calls of a method."""
   call, left = getattr(owner, method), itertools.count(1 - calls)
 
   def call_or_die(*values, **fields):
@@ -112,13 +112,14 @@ def train_and_die(stage, run, owner, method, calls):
 @pytest.mark.parametrize(
   "stage, lam, kills, updates",
   [
-    # The second update's checkpoint is whole: the third is done again from the same parameters.
+    # The checkpoint of update 2 is complete. So update 3 is done again from it.
     (sft, None, [(Run, "log", 3, 0)], [1, 2, 3, 3]),
-    # In the third update's rollouts, and just before its checkpoint; an update has 4 episodes.
+    # It is killed in the rollouts of update 3, and before its checkpoint. An update has
+    # 4 episodes.
     (bopo, 0.1, [(Store, "add", 9, 9), (Run, "log", 1, 12)], [1, 2, 3, 3, 4]),
   ],
 )
-def test_a_killed_training_goes_on_to_the_same_parameters(
+def test_a_killed_training_ends_with_the_same_parameters(
   copied, unbroken, stage, lam, kills, updates
 ):
   name, state = stage.__name__, "imitated" if lam else "referenced"
@@ -129,10 +130,10 @@ def test_a_killed_training_goes_on_to_the_same_parameters(
     run.close()
   run = copied(state)
   with pytest.raises(
-    ValueError, match=rf"{name}\S* holds no finished router: run --stage={name} "
+    ValueError, match=rf"{name}\S* has no finished router: run --stage={name} "
   ):
     leaves(run, name, lam)
-  for _ in range(2):  # the second time nothing more is done
+  for _ in range(2):  # The second time, nothing is left to do.
     stage(run)
     lines, whole = logged(run, name), logged(unbroken, name)
     assert [line["update"] for line in lines] == updates
@@ -143,7 +144,7 @@ def test_a_killed_training_goes_on_to_the_same_parameters(
 
 
 def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
-  # Two checks without a new best end a training: an equal loss is none.
+  # A training ends after two checks without a new best. An equal loss is no new best.
   losses = {
     0.01: [0.9, 0.7, 0.8, 0.7],
     0.02: [0.9, 0.6, 0.7, 0.5, 0.6],
@@ -152,7 +153,9 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
   seen, make_optimizer = {}, Mock(wraps=fit.sft_optimizer)
 
   def loss(trainer, batches):
-    update = int(jax.tree.leaves(trainer.optimizer_state)[0])  # its count of steps
+    update = int(
+      jax.tree.leaves(trainer.optimizer_state)[0]
+    )  # the optimizer's count of steps
     rate = make_optimizer.call_args.args[1]
     seen[rate, update] = [np.asarray(leaf) for leaf in jax.tree.leaves(trainer.params)]
     return losses[rate][update - 1]
@@ -171,7 +174,7 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
 
 
 def test_finished_progress_of_an_older_version_is_read():
-  """It has the learning rate, too."""
+  """The progress of an older version also has the learning rate."""
   saved = {"dev_loss": 0.5, "best_update": 4, "updates": 5}
   saved |= {"learning_rate": 0.02, "finished": True}
   search = fit.RateSearch(*[None] * 7)
@@ -180,7 +183,7 @@ def test_finished_progress_of_an_older_version_is_read():
 
 
 def test_another_training_seed_is_added_to_a_run(copied):
-  """With draws of its own, and rollouts of other seeds for each update."""
+  """The new one has its own draws, and its rollouts have other seeds."""
   run = copied("tiny")
   before = leaves(run, "bopo", 0.1)
   run.config.train_seeds, run.config.evaluate.seeds = 2, 2
@@ -205,16 +208,18 @@ def test_another_training_seed_is_added_to_a_run(copied):
   "name, stage, place, rollouts",
   [("cascade", cascade, "cascade-4-lr0.01", 0), ("bopo", bopo, "bopo-lam0.1", 3)],
 )
-def test_a_training_stops_at_the_first_number_that_is_none(
+def test_a_training_stops_if_a_metric_is_not_finite(
   copied, monkeypatch, name, stage, place, rollouts
 ):
-  """In the third update: nothing of it is saved, and no episode is rolled out after it."""
+  """It stops in update 3. That is not saved, and no more episodes are rolled out."""
   run, step, count = copied("imitated"), Trainer.step, itertools.count()
   directory = run.dir / "checkpoints" / place
   run.config.baselines.updates = 4
 
   def poison(trainer, batches):
-    if next(count) == (4 if rollouts else 2):  # BoPO takes two gradient steps an update
+    if next(count) == (
+      4 if rollouts else 2
+    ):  # BoPO takes two gradient steps per update
       trainer.params = jax.tree.map(lambda x: x * np.nan, trainer.params)
     return step(trainer, batches)
 
@@ -235,14 +240,16 @@ def test_a_training_stops_at_the_first_number_that_is_none(
 @pytest.mark.parametrize(
   "limit, pools, counts",
   [
-    (3, ("1122", "3344", "5566", "7788"), (32, 8)),  # as many steps as BoPO's 4 x 2
-    (1, ("1122", "3344"), (16, 4)),  # but no more than `limit` times its episodes
+    # It takes as many gradient steps as BoPO: 4 x 2.
+    (3, ("1122", "3344", "5566", "7788"), (32, 8)),
+    # It has at most `limit` times as many updates as BoPO.
+    (1, ("1122", "3344"), (16, 4)),
   ],
 )
-def test_a_step_waits_until_as_many_groups_are_kept_as_are_sampled(
+def test_a_step_waits_for_enough_kept_groups(
   copied, unbroken, monkeypatch, limit, pools, counts
 ):
-  """Of each batch's two groups one is kept: with dynamic sampling two batches make one pool."""
+  """One of two groups per update is kept, so a gradient step needs two updates."""
 
   def one_group(groups, *_):
     return [*map(RatedEpisode, groups[0], [1.0, -1.0])], {"success": 0.5}

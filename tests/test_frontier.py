@@ -1,6 +1,4 @@
-"""Geometry by hand, scipy's hull and the definition; intervals by simulation and closed
-forms.
-"""
+"""Check frontiers by hand and by scipy, and intervals by simulation."""
 
 import math
 
@@ -25,7 +23,7 @@ def area(points, small=SMALL, large=LARGE):
 
 
 @given(GRID)
-def test_pareto_by_the_definition(points):
+def test_pareto_agrees_with_the_definition(points):
   def dominates(p, q):
     return p[0] <= q[0] and p[1] >= q[1] and p != q
 
@@ -44,7 +42,7 @@ def test_pareto_by_the_definition(points):
     ([(9.0, 0.7)], 3 / 4),  # clipped to x = 1: triangle of height 3/2
   ],
 )
-def test_area(points, expected):
+def test_an_area_is_clipped_to_the_rectangle(points, expected):
   assert area(points) == pytest.approx(expected)
 
 
@@ -52,13 +50,13 @@ def test_area(points, expected):
   ("cost", "small"),
   [(np.nan, SMALL), (2.0, (5.0, 0.4)), (2.0, (1.0, 0.6)), (2.0, (np.nan, 0.4))],
 )
-def test_a_point_that_is_not_finite_or_no_rectangle_is_an_error(cost, small):
+def test_a_point_that_is_not_finite_is_an_error(cost, small):
   with pytest.raises(ValueError, match="finite|cost more and score more"):
     area([(cost, 0.5)], small)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 2)), min_size=1, max_size=10))
-def test_area_is_that_of_scipys_hull(points):
+def test_an_area_equals_that_of_scipys_hull(points):
   # Corners at y = 0 close the region under the upper hull.
   corners = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]
   expected = ConvexHull(np.array([*points, *corners])).volume
@@ -72,8 +70,11 @@ SHARES = np.array([0.0, 1.0, *np.arange(1, 16) / 16])[
 
 
 def evaluate(rng, effect_R, tasks=60) -> tuple[np.ndarray, np.ndarray]:
-  """Costs and successes of the boundaries and of 15 policies that draw one of them per
-  episode; each training seed's success differs by its effect."""
+  """Draw costs and successes of the boundaries and of 15 policies that mix them.
+
+  A policy draws one of the boundaries per episode. Each training seed's success differs
+  by its effect.
+  """
   logit_N, gain_N = rng.normal(-0.4, 1.6, tasks), rng.gamma(1.2, 2.2, tasks)
   usd_AxNx1 = np.exp(rng.normal([[0.0], [1.6]], 0.4, (2, tasks)))[..., None]
   rate_AxNx1 = 1 / (1 + np.exp(-np.array([logit_N, logit_N + gain_N])))[..., None]
@@ -89,7 +90,7 @@ def evaluate(rng, effect_R, tasks=60) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("runs", "effect"), [(2000, 0.0), (600, 0.03)])
 def test_mixes_of_the_boundaries_have_an_area_of_a_half(runs, effect):
-  """Dev chooses from 15 points that gain nothing, and test measures; 1,000 runs have
+  """Dev chooses from 15 mixes, and test measures them. The first 1,000 runs have
   intervals.
   """
   rng, areas, covered = np.random.default_rng(0), [], []
@@ -110,7 +111,7 @@ def test_mixes_of_the_boundaries_have_an_area_of_a_half(runs, effect):
   assert 0.93 <= np.mean(covered) <= 0.97
 
 
-def test_luck_of_training_has_students_interval():
+def test_training_seeds_have_students_interval():
   # Nothing but the training seeds differs: the interval of three values is Student's.
   value_PxNxR = np.tile([[[1.0, 2.0, 6.0]], [[5.0, 5.0, 5.0]]], (1, 40, 1))
   trained = np.array([True, True])
@@ -142,7 +143,7 @@ def test_tasks_have_the_normal_interval_and_may_lack_a_seed():
   assert means(lacking, np.array([True]), draw(2, 2, 1))[0, 0] == 2.5
 
 
-def test_resamples_without_a_value_are_dropped_and_half_of_them_are_too_few():
+def test_an_interval_needs_a_value_in_half_of_the_resamples():
   for value_B, expected in (
     ([9.0, 1.0, 1.0, NAN, NAN], [9.0, 1.0, 1.0]),
     ([9.0, 1.0, NAN, NAN, NAN], [9.0, NAN, NAN]),

@@ -1,4 +1,4 @@
-"""GGUF files: SmolLM2's real weights, made ones exactly, and what is refused in one line."""
+"""Test the conversion of GGUF files: SmolLM2's, generated ones, and unsuitable ones."""
 
 import json
 
@@ -18,8 +18,9 @@ from baar_jax.router.weights import weights_directory
 SHAPE = hf.SHAPES["grouped"] | {"num_hidden_layers": 2}
 TEXT = "Budget: 12 large calls.\n\nThe door to the kitchen is open; "
 TEXT += "you see a stove (turned off), 2 apples and é☂.\n"
-# The log-probabilities of TEXT's tokens but the first, by transformers 5.23.0 and torch 2.13.0 (it
-# reads the GGUF file as a Llama: AutoModelForCausalLM.from_pretrained(DIRECTORY, gguf_file=FILE)).
+# The log-probabilities of all tokens of TEXT except the first. transformers 5.23.0 with
+# torch 2.13.0 computed them. It read the GGUF file as a Llama, by
+# AutoModelForCausalLM.from_pretrained(DIRECTORY, gguf_file=FILE).
 LOGP = """-13.59 -10.53 -3.15 -1.03 -3.07 -12.69 -11.01 -3.19 -0.99 -1.06 -2.27 -9.34 -3.01
 -0.44 -3.93 -0.84 -3.17 -5.08 -2.55 -6.11 -1.26 -8.77 -5.59 -7.61 -0.86 -2.63 -2.33 -4.16 -1.32
 -7.06 -2.69 -14.82 -15.86 -1.22 -3.35 -3.92 -1.86"""
@@ -27,7 +28,10 @@ LOGP = """-13.59 -10.53 -3.15 -1.03 -3.07 -12.69 -11.01 -3.19 -0.99 -1.06 -2.27 
 
 @pytest.fixture(scope="module")
 def smollm2():
-  """The converted directory, in the user's cache; the first time this takes a download of 93 MB."""
+  """Return SmolLM2's converted directory in the user's cache.
+
+  The first time this downloads 93 MB. Without a download the tests are skipped.
+  """
   try:
     set_up("smollm2")
   except ValueError as error:
@@ -41,7 +45,7 @@ def log_probabilities(model, tokens_BxT):
   return jax.nn.log_softmax(model.logits(model(tokens_BxT)))
 
 
-def test_real_weights_predict_what_another_program_predicts(smollm2):
+def test_smollm2_predicts_what_transformers_predicts(smollm2):
   ids = read_tokenizer(smollm2).encode(TEXT).ids
   logp_BxTxV = log_probabilities(weights.load_qwen2(smollm2), np.array([ids]))
   logp_T = [float(logp) for logp in LOGP.split()]
@@ -50,10 +54,13 @@ def test_real_weights_predict_what_another_program_predicts(smollm2):
   )
 
 
-def test_real_weights_answer_a_question(smollm2):
-  model, tokenizer = weights.load_qwen2(smollm2), read_tokenizer(smollm2)
-  question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-  ids, answer = tokenizer.encode(question).ids, []
+def test_smollm2_answers_a_question(smollm2):
+  model = weights.load_qwen2(smollm2)
+  tokenizer = read_tokenizer(smollm2)
+  question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+  question += "<|im_start|>assistant\n"
+  ids = tokenizer.encode(question).ids
+  answer = []
   while len(answer) < 12 and answer[-1:] != [tokenizer.token_to_id("<|im_end|>")]:
     padded = np.pad(ids + answer, (0, 32 - len(ids + answer)))[None]
     answer.append(
@@ -63,8 +70,16 @@ def test_real_weights_answer_a_question(smollm2):
 
 
 def write_gguf(directory, kind, **changes):
-  """Writes made.gguf with other fields and tensors (None: without it); returns its tensors by their
-  Hugging Face names."""
+  """Write made.gguf, a model of random weights.
+
+  Args:
+    directory: the file and a tokenizer.json are written there.
+    kind: the architecture, "llama" or "qwen2".
+    changes: fields and tensors to add or replace; None removes one.
+
+  Returns:
+    The model's tensors by Hugging Face's names.
+  """
   hf.write_tokenizer(directory, 300)
   merges = json.loads((directory / "tokenizer.json").read_text())["model"]["merges"]
   vocabulary = read_tokenizer(directory).get_vocab()
@@ -84,27 +99,21 @@ def write_gguf(directory, kind, **changes):
   sizes |= {"head_count_kv": K, "context_length": 64, "rope_freq_base": 1e4}
   for name, number in (sizes | {"layer_norm_rms_eps": 1e-6}).items():
     getattr(writer, f"add_{name}")(number)
-  original, names = (
-    dict(hf.tensors(SHAPE)),
-    gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers),
-  )
+  original = dict(hf.tensors(SHAPE))
+  names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
   stored = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2"}
   for name, numbers in original.items():
-    heads, theirs = (
-      N if "q_proj" in name else K,
-      names.get_name(name, (".weight", ".bias")),
-    )
+    heads = N if "q_proj" in name else K
+    gguf_name = names.get_name(name, (".weight", ".bias"))
     if kind == "llama" and name.endswith(".bias"):
       original[name] = np.zeros_like(numbers)
-    elif kind == "llama" and (
-      "q_proj" in name or "k_proj" in name
-    ):  # as llama.cpp reorders them
+    elif kind == "llama" and ("q_proj" in name or "k_proj" in name):
+      # llama.cpp reorders the rows of these kernels in the same way.
       halves = numbers.reshape(heads, 2, -1, *numbers.shape[1:])
-      stored[theirs] = np.ascontiguousarray(
-        halves.swapaxes(1, 2).reshape(numbers.shape)
-      )
+      reordered = halves.swapaxes(1, 2).reshape(numbers.shape)
+      stored[gguf_name] = np.ascontiguousarray(reordered)
     else:
-      stored[theirs] = numbers
+      stored[gguf_name] = numbers
   for name, value in (stored | changes).items():
     if value is not None:
       (writer.add_string if isinstance(value, str) else writer.add_tensor)(name, value)
@@ -118,13 +127,15 @@ def write_gguf(directory, kind, **changes):
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_config):
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
-  original, file = write_gguf(tmp_path, kind), str(tmp_path / "made.gguf")
+  original = write_gguf(tmp_path, kind)
+  file = str(tmp_path / "made.gguf")
   directory = weights_directory(file)
   with pytest.raises(
-    ValueError, match="config.json cannot be read .* or run --stage=setup"
+    ValueError, match="Cannot read .*config.json .* or run --stage=setup"
   ):
     weights.load_qwen2(directory)
-  directory.with_suffix(".tmp").mkdir(parents=True)  # was interrupted
+  # An interrupted conversion left this directory.
+  directory.with_suffix(".tmp").mkdir(parents=True)
   for _ in range(2):
     set_up(file)
   written = load_file(directory / "model.safetensors")
@@ -137,32 +148,39 @@ def test_a_conversion_keeps_every_number(kind, tmp_path, monkeypatch, router_con
   text = "<|im_start|>big lomi SALLTA 1234\n\n  don't e\u0301 ☂."
   tokens = [read_tokenizer(place).encode(text).ids for place in (tmp_path, directory)]
   assert tokens[0] == tokens[1]
-  adopt_tokenizer(
-    directory, tmp_path / "adopted"
-  )  # whose decisions take the place of no token
+  # The decision tokens get new ids, after all used tokens.
+  adopt_tokenizer(directory, tmp_path / "adopted")
   assert View(router_config, tmp_path / "adopted").decision_ids == [300, 301]
 
 
-def test_what_no_qwen2_computes_is_refused_and_what_is_damaged(tmp_path):
-  for kind, changes, said in [
+def test_unsupported_and_damaged_files_are_refused(tmp_path):
+  for kind, changes, reason in [
     ("gpt2", {}, "architecture is 'gpt2'"),
-    ("llama", {"blk.1.attn_q.weight": None}, "it lacks 'blk.1.attn_q.weight'"),
-    ("qwen2", {"blk.1.attn_q.bias": None}, "it lacks 'blk.1.attn_q.bias'"),
-    ("llama", {"rope_freqs.weight": np.ones(4, "f")}, "rope_freqs.weight has no place"),
+    ("llama", {"blk.1.attn_q.weight": None}, "it has no 'blk.1.attn_q.weight'"),
+    ("qwen2", {"blk.1.attn_q.bias": None}, "it has no 'blk.1.attn_q.bias'"),
+    (
+      "llama",
+      {"rope_freqs.weight": np.ones(4, "f")},
+      "has a tensor rope_freqs.weight, which a Qwen2",
+    ),
     (
       "llama",
       {"output_norm.weight": np.ones(4, "f")},
-      "output_norm.weight is .4,., its sizes",
+      "output_norm.weight has shape .4,., expected .48,. from",
     ),
-    ("llama", {"tokenizer.ggml.pre": "gpt-4o"}, "tokenizer is gpt2, gpt-4o"),
-    ("llama", {"llama.rope.scaling.type": "yarn"}, "rotations are scaled"),
+    (
+      "llama",
+      {"tokenizer.ggml.pre": "gpt-4o"},
+      "tokenizer is gpt2 .pre-tokenizer gpt-4o., expected",
+    ),
+    ("llama", {"llama.rope.scaling.type": "yarn"}, "rotary embeddings are scaled"),
   ]:
     write_gguf(tmp_path, kind, **changes)
-    with pytest.raises(ValueError, match=f"made.gguf cannot be converted: .*{said}"):
+    with pytest.raises(ValueError, match=f"Cannot convert .*made.gguf: .*{reason}"):
       convert(tmp_path / "made.gguf", tmp_path / "converted")
   whole = (tmp_path / "made.gguf").read_bytes()
   for part in (b"", b"text", whole[:20], whole[:5000], whole[:-3000]):
     (tmp_path / "cut.gguf").write_bytes(part)
-    with pytest.raises(ValueError, match="cut.gguf cannot be converted"):
+    with pytest.raises(ValueError, match="Cannot convert .*cut.gguf: "):
       convert(tmp_path / "cut.gguf", tmp_path / "converted")
   assert not (tmp_path / "converted").exists()

@@ -15,9 +15,9 @@ import pytest
 import tiny
 
 from baar_jax.config import Config
-from baar_jax.llms.pair import Pair
+from baar_jax.llms.prices import Pair
 from baar_jax.run import Run
-from baar_jax.train.training import RouterFiles, Training
+from baar_jax.train.checkpoint import RouterFiles, Training
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "baar_jax"

@@ -1,4 +1,4 @@
-"""The rollout loop against a tape of events, with environments and models made by hand."""
+"""Test the rollout loop against a tape of events, with simple environments and models."""
 
 import functools
 import threading
@@ -12,18 +12,19 @@ from baar_jax.llms.agent import NO_ACTION, NoAnswer
 from baar_jax.rollout import loop as rollout
 from baar_jax.rollout.budget import BudgetSpent
 from baar_jax.rollout.loop import Failure, run_episodes
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, PolicySpec
-from baar_jax.rollout.turn import Policy
-from baar_jax.router.cascade import CascadePolicy
+from baar_jax.router.rivals import CascadePolicy
 
 SMALL_USD = 0.00056  # 1000 tokens in at $0.40 and 100 out at $1.60 per million
 LARGE_USD = 0.0028  # the same at $2.00 and $8.00
 USD = SMALL_USD, LARGE_USD
-TRIO_USD = *USD, 0.014  # a third model, five times as dear
+TRIO_USD = *USD, 0.014  # a third model, five times as costly as LARGE
 NAMES, JUDGE_USD = ("small", "large", "third"), 0.5
 
 
 def job(name: str = "t1", seed: int = 0, max_steps: int = 10) -> Job:
+  """Make a trial of a task."""
   return Job(Task(name, "train", f"Do {name}.", max_steps), "profile", seed)
 
 
@@ -31,7 +32,10 @@ NINE = [job(f"t{number}") for number in range(9)]
 
 
 class HandEnv:
-  """Ends after `length` steps with a score of 0.5; `fault` may raise or wait in any call."""
+  """An environment that ends after `length` steps, with a score of 0.5.
+
+  `fault` is called with each event. It may raise or wait.
+  """
 
   system_prompt, code_actions, scores_steps = "Act.", False, False
 
@@ -60,24 +64,29 @@ class HandEnv:
 
 
 class HandPair:
-  """Answers "go <step>", or with `texts` of a step; keeps what it was shown.
-  The most that a call can cost is what it costs, unless `bounds` say otherwise."""
+  """Models that reply "go <step>".
+
+  Attributes:
+    texts: other replies or errors, by step or by (step, model).
+    bounds: the worst case of each model's call, by default its cost.
+    shown: the messages of all calls.
+  """
 
   def __init__(self, tape, texts=(), bounds=USD):
     self.names = NAMES[: len(bounds)]
     self.tape, self.texts, self.bounds, self.shown = tape, dict(texts), bounds, []
     self.stop = functools.partial(tape.append, "stop")
 
-  def start(self, env, task, seed, hold):
+  def start(self, env, task, seed, reserve):
     self.tape.append(f"start {task.id} {seed}")
     agents = []
     for model, usd in enumerate(self.bounds):
-      reply = functools.partial(self.reply, model, hold)
+      reply = functools.partial(self.reply, model, reserve)
       agents.append(SimpleNamespace(reply=reply, bound_usd=lambda *_, usd=usd: usd))
     return agents
 
-  def reply(self, model, hold, messages, step):
-    with hold(self.bounds[model]) as cost:
+  def reply(self, model, reserve, messages, step):
+    with reserve(self.bounds[model]) as cost:
       cost.usd = TRIO_USD[model]
       self.tape.append(f"ask {NAMES[model]}")
       self.shown.append([dict(message) for message in messages])
@@ -89,8 +98,11 @@ class HandPair:
 
 
 class HandPolicy(Policy):
-  """Takes decisions from a string by step, such as "SLS"; its logp names the step.
-  `asks` may be "judge", which it asks before each decision."""
+  """A policy with fixed decisions, such as "SLS" for three steps.
+
+  The log-probability of a decision is minus its step. If `asks` is "judge", the policy
+  asks a judge before each decision.
+  """
 
   def __init__(self, tape, models="SLSLSLSLSL", asks=None):
     super().__init__(PolicySpec("by-hand"))
@@ -108,7 +120,7 @@ class HandPolicy(Policy):
     return (yield from super().act(turn))
 
   def judge(self, turn):
-    with turn.purse.hold(JUDGE_USD) as cost:
+    with turn.purse.reserve(JUDGE_USD) as cost:
       cost.usd = JUDGE_USD
       self.tape.append("ask judge")
     return Reply("", Call(9, Usage(1, 0, 1), JUDGE_USD))
@@ -126,14 +138,14 @@ class HandPolicy(Policy):
 
 
 class HandCascade(HandPolicy):
-  """Has SMALL propose first, as a cascade does."""
+  """A policy with fixed decisions to which SMALL proposes first, as in a cascade."""
 
   act, _show = CascadePolicy.act, CascadePolicy._show
 
 
 @pytest.fixture
 def inline(monkeypatch):
-  """Workers do everything at once in the caller's thread: rounds become exact."""
+  """Run workers in the caller's thread, so that the order of events is fixed."""
   pool = SimpleNamespace(
     submit=lambda work, *args: work(*args), shutdown=lambda **_: None
   )
@@ -142,8 +154,8 @@ def inline(monkeypatch):
 
 @pytest.fixture
 def tape():
+  """Return the list of events; check that the loop's threads have ended after the test."""
   yield []
-  # Whatever happened in a test, the loop's threads are gone.
   assert not [t for t in threading.enumerate() if t.name.startswith("episode")]
 
 
@@ -165,8 +177,8 @@ def models_of(episode):
   return "".join("SL"[step.model] for step in episode.steps)
 
 
-def test_tape_of_one_episode(tape):
-  """Its second reply has no action: it is answered, and is paid for and counted as a step."""
+def test_one_episode_has_its_order_of_events(tape):
+  """The second reply has no action. It is answered, paid for and counted as a step."""
   pair, policy = HandPair(tape, {1: "I would rather not."}), HandPolicy(tape, "SLS")
   (episode,) = run(tape, [job(seed=7)], None, policy, pair)
   first = [
@@ -202,11 +214,12 @@ def test_tape_of_one_episode(tape):
   assert shown == [messages[:2], messages[:4], messages]
 
 
-GONE = BudgetSpent("its attempts have spent what the call needs")
-DEAR = {
-  "bounds": (SMALL_USD, 2 * LARGE_USD)
-}  # what a call may cost counts, not what it does
-JUDGE, SMALL = {"asks": "judge"}, {"asks": "small"}  # asked before each decision
+GONE = BudgetSpent("failed attempts have spent the dollars of the call")
+# LARGE's worst case is twice its cost.
+DEAR = {"bounds": (SMALL_USD, 2 * LARGE_USD)}
+# A judge, or SMALL, is asked before each decision.
+JUDGE = {"asks": "judge"}
+SMALL = {"asks": "small"}
 LITTLE = 1.5 * SMALL_USD + LARGE_USD
 
 
@@ -221,7 +234,7 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
       "LLSS",
       "LLss",
       "done",
-    ),  # the second is allowed, the third is not
+    ),  # two calls of LARGE are allowed, and a third is not
     (
       "LSLL",
       2,
@@ -230,7 +243,7 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
       "LSLS",
       "LSLs",
       "done",
-    ),  # SMALL takes nothing from the budget
+    ),  # calls of SMALL are not counted
     ("LLLL", 0, None, {}, "SSSS", "ssss", "done"),
     (
       "LLLL",
@@ -240,7 +253,7 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
       "LLLL",
       "LLLL",
       "done",
-    ),  # the last one fits exactly
+    ),  # the last call fits exactly
     ("LLLL", None, 2 * LARGE_USD + 2 * SMALL_USD, {}, "LLSS", "LLss", "done"),
     (
       "LLLL",
@@ -250,11 +263,11 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
       "LSS",
       "Lss",
       "budget",
-    ),  # nor does SMALL fit
+    ),  # in the end not even SMALL fits
     ("LLLL", None, 0.5 * SMALL_USD, {}, "", "", "budget"),
     ("LLLL", 1, LARGE_USD + SMALL_USD, {}, "LS", "Ls", "budget"),
     ("LLLL", None, 4 * LARGE_USD, DEAR, "LLLS", "LLLs", "done"),
-    # SMALL acts where the judge cannot be asked, even if what is left would do for LARGE.
+    # SMALL acts if the judge cannot be asked, even if LARGE would fit.
     ("LLLLLL", None, 1.0 + 4 * LARGE_USD, JUDGE, "JLJLSSSS", "LLssss", "done"),
     (
       "LLLLLL",
@@ -265,14 +278,14 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
       "Lsss",
       "budget",
     ),
-    # Where attempts bring nothing, a cheaper model acts, and LARGE's call is given back.
+    # If all attempts fail, a cheaper model acts, and LARGE's call is given back.
     ("LLLL", 2, 1.0, {"texts": {(1, "large"): GONE}}, "LLSLS", "LsLs", "done"),
     ("SL", 2, 1.0, {"texts": {1: GONE}}, "SLS", "S", "budget"),
-    # A cascade: SMALL proposes, where a budget leaves a choice.
+    # In a cascade SMALL proposes, if the budgets leave a choice.
     ("SL", None, None, SMALL, "SSL", "SL", "done"),
     ("LL", 1, None, SMALL, "SLS", "Ls", "done"),
     ("L", None, 1.0, SMALL | {"texts": {(0, "large"): GONE}}, "SL", "s", "done"),
-    ("LL", None, LITTLE, SMALL, "SL", "L", "budget"),  # the rest pays for neither
+    ("LL", None, LITTLE, SMALL, "SL", "L", "budget"),  # in the end neither model fits
     (
       "SL",
       None,
@@ -281,11 +294,13 @@ LITTLE = 1.5 * SMALL_USD + LARGE_USD
       "SS",
       "Ss",
       "done",
-    ),  # a proposal is paid for before LARGE fits not
+    ),  # after the paid proposal LARGE does not fit
   ],
 )
-def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
-  """A small letter in `taken` is SMALL's, which was not decided for: it has no logp."""
+def test_budgets_prune_the_models_of_a_step(
+  tape, models, calls, usd, settings, asked, taken, stop
+):
+  """A small letter in `taken` is a step of SMALL by the budget, without a logp."""
   pair = HandPair(tape, settings.get("texts", ()), settings.get("bounds", USD))
   kind = HandCascade if settings.get("asks") == "small" else HandPolicy
   env, policy = HandEnv(tape, len(models)), kind(tape, models, settings.get("asks"))
@@ -301,7 +316,7 @@ def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
     -float(step) if letter.isupper() else None for step, letter in enumerate(taken)
   ]
   assert [step.logp for step in episode.steps] == logps
-  # What was asked is paid for, in steps or else as lost; a budget is never passed.
+  # Each call is paid for, in a step or as lost dollars. No cap is exceeded.
   spent_usd = sum(
     {"S": SMALL_USD, "L": LARGE_USD, "J": JUDGE_USD}[letter] for letter in asked
   )
@@ -310,7 +325,8 @@ def test_budgets(tape, models, calls, usd, settings, asked, taken, stop):
   assert tape[-1] == "score" and episode.score == 0.5
 
 
-def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, inline):
+def test_ready_episodes_are_decided_together(tape, inline):
+  """Each episode has its own budget."""
   envs, policy = (
     [HandEnv(tape, length) for length in (2, 3, 4, 9)],
     HandPolicy(tape, "LLLL"),
@@ -322,7 +338,7 @@ def test_ready_episodes_are_decided_together_and_each_has_its_own_budget(tape, i
   assert list(map(models_of, episodes)) == ["LL", "LLS", "LLSS"]
 
 
-def test_a_slow_episode_delays_its_own_only(tape):
+def test_a_slow_episode_delays_no_other(tape):
   released, in_time = threading.Event(), []
 
   def wait(call):
@@ -339,11 +355,11 @@ def test_a_slow_episode_delays_its_own_only(tape):
 
 
 def raises(error, call, times=9):
-  """A fault that raises at a call, so many times."""
-  left = iter(range(times))
+  """Make a fault that raises an error at an event, for a number of times."""
+  remaining = iter(range(times))
 
-  def fault(seen):
-    if seen == call and next(left, None) is not None:
+  def fault(event):
+    if event == call and next(remaining, None) is not None:
       raise error
 
   return fault
@@ -356,10 +372,13 @@ ENDS += [("", 0, {1: NO_ANSWER}, NO_ANSWER, 1)]
 
 
 @pytest.mark.parametrize("call, times, texts, end, tries", ENDS)
-def test_a_dead_environment_is_replaced_and_errors_end_their_own_episode(
+def test_an_episode_with_a_dead_environment_starts_again(
   tape, call, times, texts, end, tries
 ):
-  """An environment may die twice; the next episode goes on."""
+  """It may start again twice. Afterwards it fails, as it does after a model's failure.
+
+  The next episode is not affected.
+  """
   env, policy = HandEnv(tape, fault=raises(DIED, call, times)), HandPolicy(tape)
   jobs = [job("t1", 3), job("t2", 4, max_steps=1)]
   ended, whole = run(tape, jobs, [env], policy, HandPair(tape, texts))
@@ -381,7 +400,7 @@ def test_a_dead_environment_is_replaced_and_errors_end_their_own_episode(
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("call", ["reset t1", "step go 1", "score"])
 def test_any_other_exception_is_raised(tape, error, call):
-  """Also what ends a worker, as an environment in this process might raise it."""
+  """This includes exceptions that end a worker thread."""
   with pytest.raises(error, match="a bug"):
     run(
       tape,
@@ -392,7 +411,7 @@ def test_any_other_exception_is_raised(tape, error, call):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
 def test_ctrl_c_and_an_abandoned_loop_wait_for_no_step(tape, error):
-  """An environment is closed while it acts, which ends the step of one in another process."""
+  """An environment is closed during its step."""
   ended, quick = [], HandEnv(tape)
   slow = HandEnv(
     tape, fault=lambda call: "step" in call and ended.append(slow.closed.wait(30))
@@ -402,19 +421,18 @@ def test_ctrl_c_and_an_abandoned_loop_wait_for_no_step(tape, error):
   with pytest.raises(error):
     episodes.throw(error)
   assert ended[0] and quick.closed.is_set()
-  assert (
-    tape.count("stop") == 1 and tape.count("score") < 9
-  )  # the fixture looks for threads
+  assert tape.count("stop") == 1 and tape.count("score") < 9
 
 
 @pytest.mark.parametrize(
-  "call, texts, tries",  # an environment that died is tried three times, and each try counts
+  # An episode whose environment died has three attempts, and each of them counts.
+  "call, texts, tries",
   [("step go 1", {}, "00011"), ("score", {}, "00011"), ("", {1: NO_ANSWER}, "01234")],
 )
 def test_failures_in_a_row_stop_the_loop(tape, call, texts, tries):
   env, pair = HandEnv(tape, fault=raises(DIED, call)), HandPair(tape, texts)
   with pytest.raises(
-    ValueError, match="5 times in a row .*(was killed|6 attempts).*max_failures"
+    ValueError, match="5 times in a row, .*max_failures.*(was killed|6 attempts)"
   ):
     run(tape, NINE, [env], pair=pair, max_failures=5)
   assert [event for event in tape if "reset" in event] == [

@@ -1,4 +1,4 @@
-"""Losses against sums worked out by hand, and their gradients; rewards and advantages by hand."""
+"""Check losses, their gradients and advantages against sums worked out by hand."""
 
 import itertools
 from functools import partial
@@ -19,7 +19,7 @@ GARBAGE = (np.nan, np.inf, -np.inf, 1e38)
 
 
 def run(loss, *arrays, **options):
-  """The value and the gradient of a loss with its options, compiled."""
+  """Compile a loss with its options, and return its value and gradient."""
   return jax.jit(jax.value_and_grad(partial(loss, **options)))(
     *map(jnp.asarray, arrays)
   )
@@ -35,7 +35,7 @@ ACTION = np.array([[0, 1], [1, 0]], np.int32)
 MASK = np.array([[True, True], [True, False]])
 
 
-def test_sft():
+def test_sft_loss_is_the_mean_cross_entropy():
   # -ln 0.8 = 0.2231436, -ln 0.4 = 0.9162907, -ln 0.75 = 0.2876821; the fourth is padding
   # The gradient is (p - onehot) / 3 decisions.
   expected = f32([[[-0.2, 0.2], [0.6, -0.6]], [[0.25, -0.25], [0.0, 0.0]]]) / 3
@@ -60,8 +60,8 @@ def batch_of(mask_BxS, **fields):
   return Batch(zeros, zeros, zeros, mask_BxS=np.array(mask_BxS, bool), **fields)
 
 
-def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
-  """Of 5 episodes in the step this batch has 4 rows, two of them padding."""
+def test_dapo_weighs_decisions_equally_and_divides_by_episodes():
+  """The gradient step has 5 episodes. This batch has 4 rows; two of them are padding."""
   low = np.log(0.5 / 1.5)
   mask_BxS = [[1, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
   logp_BxS = f32([[low, 0.0, np.inf], [low, -0.5, 0], [0] * 3, [9] * 3])
@@ -77,26 +77,27 @@ def test_dapo_counts_each_decision_once_and_is_divided_by_episodes():
   # Ratios 1.5 and .5 of a good episode, 1.5 and .5 e^.5 = .8244 of a bad one, are clipped to
   # [.8, 1.28]. Gains min(3, 2.56), min(1, 1.6), min(-1.5, -1.28), min(-.8244, -.8244).
   np.testing.assert_allclose(loss, -(2.56 + 1.0 - 1.5 - 0.8244) / 5, rtol=1e-4)
-  # Zero where clipped and on padding; d gain / d logit of the action is the gain times 1 - .5.
+  # The gradient is 0 if clipped and on padding. Else d gain / d logit = gain * (1 - .5).
   expected = (
     f32([[0.0, 1.0, 0.0], [-1.5, -0.8244, 0.0], [0.0] * 3, [0.0] * 3]) * -0.5 / 5
   )
   np.testing.assert_allclose(gradient[:, :, 0], expected, rtol=1e-4)
 
 
-def test_the_next_token_loss_is_a_mean_over_tokens_then_decisions():
+def test_next_token_loss_averages_tokens_then_decisions():
   logits_BxSxV = np.log(f32([[[1, 1, 2], [1, 2, 5], [9, 9, 9]]]))
   token_BxSxM = np.array([[[2, 0], [2, NO_TOKEN], [NO_TOKEN, NO_TOKEN]]], np.int32)
   batch = batch_of([[1, 1, 1]], token_BxSxM=token_BxSxM, decision_share=0.5)
   term = losses.next_token_loss(jnp.asarray(logits_BxSxV), batch)["loss"]
-  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; nothing follows the third. Half of the mean.
+  # (ln 2 + ln 4) / 2 = 1.0397 and ln(8/5) = 0.4700; the third has no tokens.
+  # The batch has half of the decisions of the step.
   expected = 0.5 * (1.0397208 + 0.4700036) / 2
   np.testing.assert_allclose(term.share * term.values.mean, expected, rtol=1e-5)
 
 
 TRAJECTORY, DECISION = {"ratio_level": "trajectory"}, {"ratio_level": "decision"}
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
-# Ratios pi / pi_old of two episodes of 2 and 3 decisions; 0 stands for padding.
+# Ratios pi / pi_old of two episodes with 2 and 3 decisions; 0 is padding.
 RATIO = [[2.0, 0.5, 0], [1.5, 1.0, 0.5]]
 ALONE = [[0, 0, 0], [0, 1.0, 0]]
 
@@ -131,7 +132,7 @@ ALONE = [[0, 0, 0], [0, 1.0, 0]]
       (1.28, -0.8),
       [[0, 0], [0, 0]],
     ),
-    # An episode without decisions: the other's gain, of ratio 1, is still divided by 2.
+    # The first episode has no decisions. The second has ratio 1; its gain is divided by 2.
     *(
       (level, ALONE, (1, -2), (0, -2), [[0] * 3, [0, -2, 0]])
       for level in (TRAJECTORY, DECISION)
@@ -140,7 +141,7 @@ ALONE = [[0, 0, 0], [0, 1.0, 0]]
       (level, [[0], [0]], (1, -2), (0, 0), [[0], [0]])
       for level in (TRAJECTORY, DECISION)
     ),
-    # One clip: 2 is bounded above for adv > 0 alone, 0.5 below for adv < 0 alone.
+    # With one clip: ratio 2 is clipped only for adv > 0, ratio 0.5 only for adv < 0.
     *(
       (level | clip, [[2.0], [0.5]], adv, gain, slope)
       for level in (TRAJECTORY, DECISION)
@@ -153,12 +154,12 @@ ALONE = [[0, 0, 0], [0, 1.0, 0]]
     ),
   ],
 )
-def test_policy_loss(options, ratio, adv, gain, slope):
-  """Minus the mean gain of two episodes, whose slope is that by each decision's log-probability."""
+def test_policy_loss_by_hand(options, ratio, adv, gain, slope):
+  """The slopes are derivatives of the gains by the log-probability of each decision."""
   mask = f32(ratio) > 0
   old = -0.1 * np.arange(1, mask.size + 1, dtype=np.float32).reshape(mask.shape)
   now = old + np.log(np.where(mask, f32(ratio), 1.0))
-  # Every pair of garbage stands in a column of padding.
+  # Each column of padding has one pair of garbage values.
   pairs = f32(list(itertools.product(GARBAGE, GARBAGE))).T[:, None].repeat(2, axis=1)
   now, old = np.concatenate([[now, old], pairs], axis=2)
   padded_mask = np.concatenate([mask, np.zeros_like(pairs[0], bool)], axis=1)
@@ -170,11 +171,11 @@ def test_policy_loss(options, ratio, adv, gain, slope):
   constant = jax.grad(losses.policy_loss, argnums=2)(
     now, old, f32(adv), padded_mask, **options
   )
-  np.testing.assert_array_equal(constant, 0)  # an advantage is no variable
+  np.testing.assert_array_equal(constant, 0)  # no gradient by the advantages
 
 
 @pytest.mark.parametrize("padding", GARBAGE)
-def test_kl(padding):
+def test_kl_is_exact_and_ignores_padding(padding):
   logits = np.log(f32([[[0.5, 0.5], [0.3, 0.7], [1, 1]]]))
   reference = np.log(f32([[[0.9, 0.1], [0.3, 0.7], [1, 1]]]))
   logits[0, 2], reference[0, 2] = padding, -padding
@@ -189,14 +190,12 @@ def test_kl(padding):
 
 
 HARD = Profile("hard", 2.0, 10.0, [], [])
-INVERTED = Profile(
-  "easy", 2.0, 1.0, [], []
-)  # SMALL is the dearer one: C_min is LARGE's
+INVERTED = Profile("easy", 2.0, 1.0, [], [])  # SMALL costs more: C_min is LARGE's
 PROFILES = {"h": HARD, "e": INVERTED}
 LAM = 0.5
 
 
-def tried(task_id, seed, score, usd, models="SL"):
+def rollout(task_id, seed, score, usd, models="SL"):
   return tiny.episode(task_id, "bopo", seed, models, score, cost_usd=usd)
 
 
@@ -204,12 +203,13 @@ def tried(task_id, seed, score, usd, models="SL"):
 # distances 0.28223, 0.71191, 0.51660, 1.06348 have the mean 0.64355, so std 0.80222.
 COSTS = ((0, 2.0, "SL"), (1, 4.0, "SL"), (1, 6.0, "LLLL"), (0, 10.0, "SL"))
 GROUP = [
-  tried("h", 8 + g, score, usd, models) for g, (score, usd, models) in enumerate(COSTS)
+  rollout("h", 8 + g, score, usd, models)
+  for g, (score, usd, models) in enumerate(COSTS)
 ]
-# Both fail as cheaply as can be: rewards 0 and 0, std 0.
-FAILED = [tried("e", 8, 0, 1.0, "SSS"), tried("e", 9, 0, 1.0, "SSS")]
-# Rewards 1.375, above the mean, and 1.
-REFERENCES = {"h": tried("h", 0, 1, 4.0), "e": tried("e", 0, 1, 1.0)}
+# Both episodes fail at cost C_min: rewards 0 and 0, std 0.
+FAILED = [rollout("e", 8, 0, 1.0, "SSS"), rollout("e", 9, 0, 1.0, "SSS")]
+# The rewards of the references are 1.375, above the mean, and 1.
+REFERENCES = {"h": rollout("h", 0, 1, 4.0), "e": rollout("e", 0, 1, 1.0)}
 # (0 - 1.375) / (0.80222 + 0.1), (1.25 - 1.375) / 0.90222, (-0.5 - 1.375) / 0.90222; and
 # (0 - 1) / 0.1 = -10, clipped
 GUIDED = {"h": [-1.52402, 0.0, -0.13855, -2.07821], "e": [-5.0, -5.0]}
@@ -220,7 +220,7 @@ OF_THE_MEAN = {"h": [-0.58882, 0.93519, 0.79664, -1.14300], "e": [0.0, 0.0]}
 @pytest.mark.parametrize(
   "guided, expected, clipped", [(True, GUIDED, 1), (False, OF_THE_MEAN, 0)]
 )
-def test_advantages_of_two_groups(guided, expected, clipped):
+def test_bopo_advantages_of_two_groups_by_hand(guided, expected, clipped):
   config = BoPOConfig(reference_guided=guided)
   rated, metrics = bopo_advantages(config, [GROUP, FAILED], PROFILES, REFERENCES, LAM)
   kept, adv_B = zip(*rated)
@@ -236,26 +236,26 @@ def test_advantages_of_two_groups(guided, expected, clipped):
   }
 
 
-# The unit of cost is the mean of always-LARGE: (10 + 6) / 2 = 8 dollars, whatever the task.
+# One normalised dollar is the mean of always-LARGE: (10 + 6) / 2 = 8 dollars.
 VANILLA = {
   "a": Profile("hard", 2.0, 10.0, [], []),
   "b": Profile("easy", 1.0, 6.0, [], []),
 }
 
 
-def test_dapo_keeps_groups_that_are_neither_all_good_nor_all_bad():
+def test_dapo_keeps_groups_with_successes_and_failures():
   # Rewards of a: 1 - .5 * 4/8 = .75 and 0 - .5 * 8/8 = -.5: mean .125, std .625. Those of b:
   # -.5 * 1/8 = -.0625 and -.5 * 9/8 = -.5625.
-  group = [tried("a", 0, 1.0, 4.0), tried("a", 1, 0.9, 8.0)]
-  bad = [tried("b", seed, 0.5, usd) for seed, usd in enumerate((1.0, 9.0))]
+  group = [rollout("a", 0, 1.0, 4.0), rollout("a", 1, 0.9, 8.0)]
+  bad = [rollout("b", seed, 0.5, usd) for seed, usd in enumerate((1.0, 9.0))]
   rated, metrics = dapo_advantages([group, bad], VANILLA, {}, LAM)
   kept, adv_B = zip(*rated)
   assert kept == (*group,)
   np.testing.assert_allclose(adv_B, [1.0, -1.0], rtol=1e-5)
   assert metrics["reward"] == pytest.approx(
     (0.25 - 0.625) / 4
-  )  # all episodes count here
+  )  # dropped groups count too
   assert (metrics["success"], metrics["kept_share"]) == (0.25, 0.5)
-  good = [tried("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
+  good = [rollout("a", seed, 1.0, usd) for seed, usd in enumerate((1.0, 9.0))]
   rated, metrics = dapo_advantages([good], VANILLA, {}, LAM)
   assert (rated, metrics["kept_share"]) == ([], 0.0)

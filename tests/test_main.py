@@ -1,4 +1,4 @@
-"""The command line: a wrong one is one line that says what to do, with exit code 2."""
+"""Check that a wrong command line ends with one line of advice and exit code 2."""
 
 import sqlite3
 from pathlib import Path
@@ -14,48 +14,56 @@ SANDBOX = "--config=configs/sandbox.py"
 APPWORLD = "--config=configs/appworld.py"
 CHAT = "--config.models.kind=chat"
 FIELDS = "baar_jax/config.py"
-# The flags, and what the line has to say. Without a file, the default's fields are parsed earlier.
+# Arguments, and texts that the error must contain.
 WRONG = {
   "--stage=nonsense": "--stage=nonsense ... all|setup|profile|references|",
   "--config.bopo.lamb=3": f"lamb ... {FIELDS}",
   "--config.sft.updates=many": "--config.sft.updates=many ... int",
   "--config.models.key_variables=('sk-secret',": "key_variables has a value that cannot be read",
   "--config.models=sk-secret": "config.models has a value that cannot be read",
-  "sk-secret": "an argument without --",
+  "sk-secret": "an argument does not begin with --",
   "--config=quickstart": "no such file; ... configs/{alfworld,appworld,quickstart ... get_config()",
   "--config.env.data=x": "set --config.env.options.data",
   "--config.env.options={'short_tasks':True}": "set each option: --config.env.options.NAME=VALUE",
   "--config.references.together=20": "together not found ... set --config.references.plans, such",
   "--config.references.plans=(('clusters',9),)": "plans.0.0: Input should be 'samples', 'steps'",
-  "--config.env.kind=poem": "take FILE.py:CLASS or sandbox, scienceworld, alfworld",
+  "--config.env.kind=poem": "to FILE.py:CLASS or to one of: sandbox, scienceworld, alfworld",
   "--config.env.options.x=3": "options.x is '3' ... of scienceworld are short_tasks,",
-  "--config.env.options.short_tasks=7": "is '7', expected bool; the options of",
-  f"{APPWORLD} --config.env.options.code_s=0": "code_s is 0, expected at least 1; the",
+  "--config.env.options.short_tasks=7": "is '7', but must be of type bool; the options of",
+  f"{APPWORLD} --config.env.options.code_s=0": "code_s is 0, but must be at least 1; the",
   f"{APPWORLD} --config.env.options.data=/x --config.dry_run": "no data in /x: set --",
   "--config.models.names=('gpt-4.1-mini','gpt-9')": "gpt-9 ... --config.models.prices",
-  "--config.models.names=('gpt-4.1','gpt-4.1-mini')": "one of them is dearer than the next",
-  "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json cannot be",
-  "--config.distributed.processes=2": "coordinator must be host:port of process 0",
+  "--config.models.names=('gpt-4.1','gpt-4.1-mini')": "one of them is costlier than the next",
+  "--config.router.weights=none --config.pretrain.epochs=0": "none/config.json",
+  "--config.distributed.processes=2": "coordinator must be HOST:PORT at which process 0",
   f"{CHAT} --config.models.base_urls=('http://localhost:65536/v1',)": "Port out of range",
   f"{SANDBOX} --stage=report": "no profile: run --stage=profile first",
   f"{SANDBOX} --config.runs=README.md": "Not a directory: 'README.md/sandbox'",
 }
-BODIES = {  # of get_config, and what the line has to say
+# Bodies of get_config, and texts that the error must contain.
+BODIES = {
   "raise ValueError(f'no setting {setting!r}')": "no setting 'other'",
   "return Config(env=EnvConfig(train_tasks=0))": "EnvConfig.train_tasks: Input should be greater",
   "return Config(models=ModelsConfig(key_variables='sk-secret'))": "key_variables: Input should be",
   "return Config(models=ModelsConfig('chat', ('m',), (), (), 'sk-secret'))": "ModelsConfig.",
-  "pass": "file.py:other: get_config() returned a NoneType and no Config",
+  "pass": "file.py:other: get_config() returned a NoneType; return a Config",
   "raise KeyboardInterrupt": "file.py:other: KeyboardInterrupt",
   "raise SystemExit(0)": "file.py:other: SystemExit: 0",
   "raise SystemExit('a\\n\\x1b[2J\\u202eb')": "SystemExit: a [2Jb",
 }
-CASES = [(arguments, "", said) for arguments, said in WRONG.items()]
-CASES += [("--config=FILE:other", body, said) for body, said in BODIES.items()]
+CASES = [(arguments, "", expected) for arguments, expected in WRONG.items()]
+CASES += [("--config=FILE:other", body, expected) for body, expected in BODIES.items()]
 
 
-def check(arguments, runs, capsys, said):
-  """Runs the command, which ends with exit code 2 and says one line with these words."""
+def check(arguments, runs, capsys, expected):
+  """Run a command that must fail with exit code 2 and one line of error.
+
+  Args:
+    arguments: the command's arguments.
+    runs: the directory of its runs.
+    capsys: captures the output.
+    expected: texts that the line must contain, separated by " ... ".
+  """
   command = ["main.py", *arguments[:1], f"--config.runs={runs}", *arguments[1:]]
   try:
     code = main.main(main.parse(command, flags.FlagValues()))
@@ -65,22 +73,28 @@ def check(arguments, runs, capsys, said):
   assert err.endswith("\n") and err[:-1].isprintable() and err.startswith("error: "), (
     err
   )
-  assert all(words in err for words in said.split(" ... ")) and "sk-secret" not in err
+  assert (
+    all(words in err for words in expected.split(" ... ")) and "sk-secret" not in err
+  )
   assert (code, out) == (2, "")
 
 
-@pytest.mark.parametrize("arguments, body, said", CASES)
-def test_a_mistake_is_one_line(arguments, body, said, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("arguments, body, expected", CASES)
+def test_a_mistake_is_one_line(
+  arguments, body, expected, tmp_path, monkeypatch, capsys
+):
   monkeypatch.chdir(ROOT)
   file = tmp_path / "file.py"
   file.write_text(
     f"from baar_jax.config import *\ndef get_config(setting=''):\n  {body}\n"
   )
-  check(arguments.replace("FILE", str(file)).split(), tmp_path / "runs", capsys, said)
+  check(
+    arguments.replace("FILE", str(file)).split(), tmp_path / "runs", capsys, expected
+  )
 
 
 @pytest.mark.parametrize(
-  "error, said",
+  "error, expected",
   [
     (
       sqlite3.DatabaseError("disk image is malformed"),
@@ -90,13 +104,16 @@ def test_a_mistake_is_one_line(arguments, body, said, tmp_path, monkeypatch, cap
     (JaxRuntimeError("RESOURCE_EXHAUSTED: 9 bytes"), "out of memory ... 9 bytes"),
   ],
 )
-def test_a_damaged_store_or_too_little_memory_is_named(
-  error, said, tmp_path, monkeypatch, capsys
+def test_a_damaged_store_and_too_little_memory_are_one_line(
+  error, expected, tmp_path, monkeypatch, capsys
 ):
   def stage(run):
     raise error
 
   monkeypatch.setitem(main.STAGES, "report", stage)
   check(
-    [SANDBOX, "--stage=report"], tmp_path, capsys, said.replace("RUNS", str(tmp_path))
+    [SANDBOX, "--stage=report"],
+    tmp_path,
+    capsys,
+    expected.replace("RUNS", str(tmp_path)),
   )

@@ -1,4 +1,4 @@
-"""What clients' messages are read as, and what a router in Python reads of them."""
+"""Test how messages become episodes, and the tokens that `Router` reads of them."""
 
 import dataclasses
 import functools
@@ -8,8 +8,8 @@ import tiny
 
 from baar_jax import Router
 from baar_jax.llms.agent import extend, open_conversation, write_reply
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Decision, PolicySpec
-from baar_jax.rollout.turn import Policy
 from baar_jax.serve.request import read_messages
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
@@ -71,7 +71,7 @@ def test_messages_are_an_episode(messages, task, observations, actions):
   assert (read.task, read.observations, read.actions) == (task, observations, actions)
 
 
-def test_a_fingerprint_is_of_what_all_calls_of_a_session_share():
+def test_all_calls_of_a_session_have_the_same_fingerprint():
   tools = [{"name": "look"}]
   first = read_messages([SYSTEM, user("a")], tools).fingerprint
   assert (
@@ -83,28 +83,30 @@ def test_a_fingerprint_is_of_what_all_calls_of_a_session_share():
     ([SYSTEM, user("b")], tools),
     ([SYSTEM, user("a")], None),
   )
-  assert len({first, *(read_messages(*other).fingerprint for other in others)}) == 4
+  assert (
+    len({first, *(read_messages(*arguments).fingerprint for arguments in others)}) == 4
+  )
 
 
 @pytest.mark.parametrize(
   "messages",
   [None, [], ["hello"], [{"content": "b"}], [user(7)], [user("\ud83d")]],
 )
-def test_what_is_no_list_of_messages_is_refused(messages):
-  with pytest.raises(ValueError, match="^request.messages[^\n]*: [^\n]*$"):
+def test_wrong_messages_are_refused_in_one_line(messages):
+  with pytest.raises(ValueError, match="^Correct the field messages[^\n]*: [^\n]*$"):
     read_messages(messages)
 
 
 class Spy(Policy):
-  """Decides as an episode did, and keeps the tokens that a router would read."""
+  """Repeats the decisions of an episode, and keeps the tokens that a router reads."""
 
   def choose(self, ready):
     self.tokens = self.view.live_window(ready[0]).tokens
     return [Decision(self.episode.steps[len(ready[0].steps)].model, p_A=(0.25, 0.75))]
 
 
-def test_a_router_in_python_reads_the_text_of_training(view, make_task):
-  """Under caps of dollars and calls."""
+def test_router_reads_the_same_tokens_as_training(view, make_task):
+  """The session has a cap in dollars and one on large calls."""
   task, episode = make_task(), tiny.episode(models="SLLS")  # $1, $5, $5, $1
   episode.call_budget, episode.usd_budget = 3, 15.0
   spy = Spy(PolicySpec("spy"))
@@ -124,5 +126,5 @@ def test_a_router_in_python_reads_the_text_of_training(view, make_task):
     extend(messages, write_reply("So.", episode.steps[n].action, False), after)
   choice = router.decide(messages, left_usd=1.0, left_large_calls=0)
   assert choice == ("small", {"small": 1.0, "large": 0.0})
-  with pytest.raises(ValueError, match="must not be negative"):
+  with pytest.raises(ValueError, match="is negative. Pass 0 or more"):
     router.decide(messages, left_usd=-1.0)

@@ -1,4 +1,4 @@
-"""The sandbox's exact optimum, against brute force and against episodes really run."""
+"""Test the sandbox's exact optimum against brute force and against played episodes."""
 
 import itertools
 import math
@@ -8,14 +8,20 @@ import pytest
 
 from baar_jax.config import Config
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox.adapter import BROKEN, PLAIN, Kind, Rules, Sandbox
-from baar_jax.envs.sandbox.errors import SandboxErrors
+from baar_jax.envs.sandbox.adapter import (
+  BROKEN,
+  PLAIN,
+  Kind,
+  Rules,
+  Sandbox,
+  SandboxErrors,
+)
 from baar_jax.llms.scripted import ScriptedPair
 from baar_jax.report.compare import exact_frontier
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.optimum import NAMES, Exact
+from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
-from baar_jax.rollout.turn import RulePolicy
 from configs.quickstart import TRIO
 
 MU = 90.0  # success per dollar: the middle of the frontier
@@ -31,9 +37,7 @@ def exact():
 
 
 def play(rule, tasks, calls=None):
-  """An episode of each of so many training tasks, through the real pair and the real
-  loop.
-  """
+  """Play one episode of each training task, with the scripted pair and the loop."""
   env = Sandbox(train_tasks=tasks)
   pair = ScriptedPair(NAMES, SandboxErrors())
   jobs = [Job(task, "profile", 0) for task in env.tasks("train")]
@@ -43,15 +47,16 @@ def play(rule, tasks, calls=None):
 
 
 def coin(p):
+  """Make a rule that chooses LARGE with probability p."""
   draw = np.random.default_rng(0)
   return lambda live, spec: int(draw.random() < p)
 
 
 def brute_force(rules, errors, mu, call_usd, calls):
-  """Best expected success - mu * dollars by expectimax over full visible histories.
+  """Compute the best expected success - mu * dollars by expectimax over full histories.
 
-  Keeps the weight of every possible building that agrees with what was seen; no
-  beliefs, no compression of histories.
+  It keeps the probability of every building that agrees with the history. It uses no
+  posterior and no compressed state.
   """
   worlds = []
   for (k, kind), sign, doomed in itertools.product(
@@ -80,7 +85,7 @@ def brute_force(rules, errors, mu, call_usd, calls):
   ]
 
   def best(weight_W, lock, jams, step, calls):
-    """The value from here on, by all that can be seen, times its probability."""
+    """Compute the value of the remaining episode, times its probability."""
     if lock == rules.locks:
       return weight_W.sum()
     if jams == rules.attempts:
@@ -110,7 +115,9 @@ PAIR_AND_TRIO = (2, 0), (2, 1), (2, 2), (2, 3), (2, 10**9), (2, None), (3, 1), (
 @pytest.mark.parametrize("models, calls", PAIR_AND_TRIO)
 @pytest.mark.parametrize("mu", [0.0, 100.0, 300.0, 1000.0])
 def test_the_optimum_is_that_of_full_histories(models, calls, mu):
-  class Harsh(SandboxErrors):  # errors that make every part of the state matter
+  class Harsh(SandboxErrors):
+    """Error rates with which every variable of the state matters."""
+
     PLAIN = (0.2, 0.3), (0.05, 0.3)
     CRITICAL = (0.7, 0.4), (0.2, 0.4)
 
@@ -124,9 +131,11 @@ def test_the_optimum_is_that_of_full_histories(models, calls, mu):
 
 @pytest.mark.parametrize("p, calls", [(0.4, None), (1.0, 3), (None, None), (None, 3)])
 def test_exact_values_are_those_of_episodes(exact, p, calls):
-  """Monte-Carlo over 1,500 tasks, one episode each, within 3 standard errors; None is
-  optimal. The price of a call depends on its step and model alone, whatever the text
-  says."""
+  """The means of 1,500 episodes are within 3 standard errors.
+
+  Without p the policy is the optimal one. The cost of a call depends only on its step
+  and model.
+  """
   rule = exact.optimal_rule(MU, calls) if p is None else coin(p)
   episodes = play(rule, 1500, calls)
   for e in episodes:
@@ -139,10 +148,8 @@ def test_exact_values_are_those_of_episodes(exact, p, calls):
   assert (np.abs(values.mean(axis=1) - exact.solve(MU, p, calls)[0]) < 3 * errors).all()
 
 
-def test_frozen_figures(exact):
-  """The yardstick itself: a concave hull above every policy; a change moves every
-  comparison.
-  """
+def test_the_exact_frontier_keeps_its_figures(exact):
+  """The hull is concave and above every policy. All comparisons depend on it."""
   small, large = exact.solve(p=0.0)[0], exact.solve(p=1.0)[0]
   assert small.success == pytest.approx(0.3602, abs=1e-4)
   assert large.success == pytest.approx(0.7141, abs=1e-4)

@@ -1,4 +1,4 @@
-"""An environment in one file: examples/corridor.py, and others that do what they must not."""
+"""Test environments in one file: examples/corridor.py, and faulty ones."""
 
 from contextlib import closing
 from pathlib import Path
@@ -43,7 +43,7 @@ def odd_file(tmp_path):
 
 @pytest.fixture
 def odd(odd_file):
-  """An Odd in a process of its own."""
+  """Open an Odd in a child process."""
   with closing(*open_envs(f"{odd_file}:Odd", {}, 1, 1)) as env:
     yield env
 
@@ -64,9 +64,10 @@ def test_the_command_line_runs_the_example(tmp_path):
   assert table.groupby("policy").success.sum()["always-large"] > 0
 
 
-def test_prints_input_and_bugs_stay_out_of_the_protocol(capfd, odd):
+def test_prints_input_and_bugs_do_not_disturb_the_protocol(capfd, odd):
   assert (odd.system_prompt, odd.code_actions, odd.scores_steps) == ("p", False, False)
-  assert odd.reset("=") == "'' False"  # no input to read, and no jax
+  # The child has no input to read, and has not imported jax.
+  assert odd.reset("=") == "'' False"
   with pytest.raises(
     NotImplementedError, match="no expert, which scripted models need"
   ):
@@ -85,7 +86,7 @@ def test_prints_input_and_bugs_stay_out_of_the_protocol(capfd, odd):
 
 
 def test_a_result_of_the_wrong_kind_is_named(odd):
-  """In one line, which is no reason to try again."""
+  """The error is a ValueError of one line, so the episode is not tried again."""
   calls = {"step": ["t"], "score": [], "mistake": ["lost", "k"], "tasks": ["train"]}
   wrong = {"reset": ["None", "b'a'", "('a', False)"], "tasks": ["None", "[]", "['t']"]}
   wrong["tasks"] += ["[Task(b't', 'train', 'd', 9)]", "[Task('t', 'train', None, 9)]"]
@@ -96,7 +97,7 @@ def test_a_result_of_the_wrong_kind_is_named(odd):
   wrong |= {"score": ["None", "float('nan')", "-0.1", "1.5", "'1'"]}
   for method, result in [(name, result) for name in wrong for result in wrong[name]]:
     with pytest.raises(
-      ValueError, match=f"^Odd.{method}.* gave .*; expected .*"
+      ValueError, match=f"^Odd.{method}.* gave .*, but must give .*"
     ) as error:
       odd.reset(f"{method}={result}")
       getattr(odd, method)(*calls[method])
@@ -118,10 +119,10 @@ class Broken(Env):
 """
 
 
-def test_an_environment_of_one_s_own_has_options_and_a_metric(tmp_path):
+def test_a_user_s_environment_has_options_and_a_metric(tmp_path):
   (tmp_path / "maze.py").write_text(MAZE.partition("class Broken")[0])
   kind = f"{tmp_path}/maze.py:Maze"
-  # Texts are of the command line; a whole number is a float, too.
+  # The command line gives texts. An integer is converted to a float.
   config = tiny.config(tmp_path, kind=kind, options={"rooms": "7", "light": 2})
   main.validate(config)
   assert config.env.options == {"rooms": 7, "light": 2.0}
@@ -131,10 +132,10 @@ def test_an_environment_of_one_s_own_has_options_and_a_metric(tmp_path):
     table.load(kind).metric == "score" and table.load("sandbox").metric == "success"
   )
   for options, said in (
-    ({"rooms": 1, "dark": 2}, "dark is 2, but there is no such option; the opt"),
-    ({"rooms": "many"}, "rooms is 'many', expected int; the options of"),
-    ({"rooms": True}, "rooms is True, expected int"),
-    ({"rooms": 1.0}, "rooms is 1.0, expected int"),
+    ({"rooms": 1, "dark": 2}, "dark is 2, but this option does not exist; the opt"),
+    ({"rooms": "many"}, "rooms is 'many', but must be of type int"),
+    ({"rooms": True}, "rooms is True, but must be of type int"),
+    ({"rooms": 1.0}, "rooms is 1.0, but must be of type int"),
   ):
     config.env.options = options
     with pytest.raises(ValueError, match=f"^--config.env.options.*{said}") as error:
@@ -145,14 +146,14 @@ def test_an_environment_of_one_s_own_has_options_and_a_metric(tmp_path):
 @pytest.mark.parametrize(
   "kind, said",
   [
-    ("nowhere.py:Maze", "there is no file .*nowhere.py"),
-    ("maze.py:Nothing", "has no class Nothing of Env"),
-    ("maze.py:Task", "has no class Task of Env"),
-    ("broken.py:Broken", "fails: ZeroDivisionError"),
-    ("bare.py:Maze", "each of its options needs a default: .* argument: 'rooms'"),
+    ("nowhere.py:Maze", "the file .*nowhere.py. does not exist"),
+    ("maze.py:Nothing", "has no class Nothing that is a subclass of Env"),
+    ("maze.py:Task", "has no class Task that is a subclass of Env"),
+    ("broken.py:Broken", "fails with ZeroDivisionError"),
+    ("bare.py:Maze", "its Options need a default for each field: .* argument: 'rooms'"),
   ],
 )
-def test_a_file_without_an_environment_is_one_line(kind, said, tmp_path):
+def test_a_file_without_an_environment_has_a_clear_message(kind, said, tmp_path):
   (tmp_path / "maze.py").write_text(MAZE.partition("class Broken")[0])
   (tmp_path / "broken.py").write_text(MAZE)
   bare = MAZE.partition("class Broken")[0].replace("rooms: int = 1", "rooms: int")
@@ -164,6 +165,6 @@ def test_a_file_without_an_environment_is_one_line(kind, said, tmp_path):
 
 def test_splits_that_share_a_task_are_refused(odd_file, tmp_path):
   config = tiny.config(tmp_path, kind=f"{odd_file}:Twice")
-  problem = "odd.py:Twice lists the task 'a' twice: each is in one"
+  problem = "odd.py:Twice lists the task 'a' twice: list each task once, in one"
   with closing(Run(config)) as run, pytest.raises(ValueError, match=problem):
     run.tasks("train")

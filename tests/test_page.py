@@ -1,4 +1,4 @@
-"""The report's page: what it says, and hostile texts in all of its files."""
+"""Check the report's page, and that hostile texts stay texts in all of its files."""
 
 import copy
 import dataclasses
@@ -10,19 +10,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from browser import open_phone
-from report_store import BOUNDARIES, EVERY, FEW, Played, config, figures
+from report_store import BOPO, BOUNDARIES, EVERY, FEW, Played, config, figures
 
 from baar_jax.config import ABLATIONS
 from baar_jax.episode import Episode, Step
-from baar_jax.report import page
+from baar_jax.report import page, texts
 from baar_jax.report.compare import FORECAST
-from baar_jax.report.results import Results
+from baar_jax.report.table import Results
 from baar_jax.rollout.specs import Cap, PolicySpec
+from baar_jax.train.families import FAMILIES, list_specs
+from configs import reproduce
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Results:
-  """Of every family, and of a run with a forecast and lines of a training."""
+  """Compute results of every family, with a forecast and training curves."""
   one = PolicySpec("conditioned")
   scores = (1.0, 1.0, 1.0, 0.0)
   played = [Played(one, "SSSL", scores), Played(one.under(Cap(1)), "SSSL", scores)]
@@ -44,8 +46,67 @@ def index(results, tmp_path_factory) -> Path:
   return page.write(results, tmp_path_factory.mktemp("report") / "report")
 
 
+LABELS = {
+  "budget-conditioned router, cost weight 0.5, cap-blind, optimism 2, at most 3 LARGE calls": PolicySpec(
+    "conditioned", update=9, cost_weight=0.5, optimism=2.0, cap=Cap(3)
+  ),
+  "budget-conditioned router, cap-conditioned, cost weight 0, at most $0.02": PolicySpec(
+    "conditioned",
+    update=9,
+    cost_weight=0.0,
+    optimism=0.0,
+    cap_conditioned=True,
+    cap=Cap(usd=0.02),
+  ),
+  "budget-conditioned router, cost weight 1": PolicySpec(
+    "conditioned", cost_weight=1.0, optimism=0.0, cap_conditioned=True
+  ),
+  "BoPO, λ 0.3, at most 1 LARGE call": BOPO.under(Cap(1)),
+  "BoPO, λ 0.5": PolicySpec("bopo", lam=0.5, update=9, seeds=3, threshold=0.5),
+  "BoSFT, LARGE above probability 0.25": PolicySpec("sft", threshold=0.25),
+  "cascade, LARGE share 0.6 in training": PolicySpec("cascade", share=0.6),
+  "random, LARGE with probability 0.5, at most 11 LARGE calls": PolicySpec(
+    "random", p=0.5, cap=Cap(11)
+  ),
+  "always the intermediate model, model 2": PolicySpec("always", rank=2),
+  "zero-shot router": PolicySpec("zero-shot", judge="gpt-5 a0b1c2"),
+  "always-SMALL": PolicySpec("always-small"),
+}
+
+
+def test_labels_have_the_parameters_in_words():
+  written = {
+    label: texts.label_policy(spec, FAMILIES) for label, spec in LABELS.items()
+  }
+  assert written == {label: label for label in LABELS}
+
+
+def test_two_policies_of_a_run_never_share_a_label():
+  settings = reproduce.get_config()
+  settings.models.names = ("gpt-4.1-nano", "gpt-4.1-mini", "gpt-4.1")
+  settings.evaluate.usd_budgets = (0.02, 0.05)
+  settings.evaluate.thresholds = (0.3,)
+  listed = list_specs(settings)
+  assert len({texts.label_policy(spec, FAMILIES) for spec in listed}) == len(listed)
+
+
+def test_no_key_of_a_policy_is_on_the_page(results, index):
+  keys = {key for key in [*results.dev.index] if "(" in key}
+  files = [*index.parent.glob("hard_budget.*"), index]
+  shown = [path.read_bytes() for path in files]
+  assert len(keys) > 9 and len(files) == 4
+  data = json.loads((index.parent / "results.json").read_text())
+  assert [row["label"] for row in data["policies"]][:2] == [
+    "always-SMALL",
+    "always-LARGE",
+  ]
+  assert not any(key.encode() in data for key in keys for data in shown)
+  terminal = texts.terminal_table(results)
+  assert not any(key in terminal for key in keys)
+
+
 class Reader(html.parser.HTMLParser):
-  """Collects tags, attributes and visible text."""
+  """Collect the tags, attributes and visible text of a page."""
 
   def __init__(self, text: str):
     super().__init__()
@@ -61,7 +122,7 @@ class Reader(html.parser.HTMLParser):
     if self.tags[-1:] != ["style"]:
       self.text += data
 
-  def check_that_it_asks_for_nothing(self):
+  def check_that_it_loads_nothing(self):
     assert not {"script", "link", "iframe", "a", "form"} & set(self.tags)
     for name, value in self.attributes:
       assert (
@@ -77,26 +138,26 @@ def reader(index) -> Reader:
   return Reader(index.read_text(encoding="utf-8"))
 
 
-def test_the_page_is_well_formed_asks_for_nothing_and_says(index, reader):
-  reader.check_that_it_asks_for_nothing()
+def test_the_page_loads_nothing_and_shows_the_results(index, reader):
+  reader.check_that_it_loads_nothing()
   names = {path.stem for path in index.parent.glob("*.png")}
   assert names == {"frontier_score", "frontier_success", "hard_budget", "training_sft"}
   for words in (
-    "The router that knows its budget recovers 100 % of the success gap",
+    "The budget-conditioned router recovers 100 % of the success gap",
     "for 25 % of their cost gap",
     "scripted models gpt-4.1-mini and gpt-4.1 Environment",
     "BoPO 17 67 17",  # 4, 16 and 4 of its 24 dollars
     # (1 + .9 + .6 + .1) / 4, and (1 + 1 + 1 + 0) / 4; squares of 0, .1, .4 and .1
     "K = 1 65 [35, 98] 75 no cap 50 [50, 50] –",
-    "10 0 1 60 100 1 95 100 2 By task and cap. Mean squared difference 0.045",
-    "BoPO λ = 0.3 1 – 50.0 [0.0, 100.0]",
-    "8 budget overruns",
+    "10 0 1 60 100 1 95 100 2 Forecasts by task and cap, in bins, with the measured means. The mean squared difference is 0.045",
+    "BoPO, λ 0.3, at most 1 LARGE call 50.0 [0.0, 100.0]",
+    "8 episodes exceeded their cap",
   ):
     assert words in reader.text, words
   assert "x" * 300 in reader.text and "x" * 330 not in reader.text  # texts are cut
 
 
-def test_a_run_without_a_gap(tmp_path):
+def test_a_run_without_a_gap_has_no_headline(tmp_path):
   free = [Played(played.spec, "S", (1.0,)) for played in FEW if not played.spec.cap]
   results = figures(free)
   assert results.headline is None and results.policies.success_gap_share.isna().all()
@@ -115,7 +176,7 @@ FILES += [(FORECAST, text) for text in (",K = 1\ntest-0,x", "a,b\n1,2,3\n4", "")
 
 
 @pytest.mark.parametrize("name, text", FILES)
-def test_a_file_of_the_run_that_cannot_be_read_is_named(tmp_path, name, text):
+def test_an_unreadable_file_of_the_run_is_named(tmp_path, name, text):
   (tmp_path / name).write_text(text)
   with pytest.raises(ValueError, match=f"^{tmp_path / name} cannot be read: "):
     figures(FEW, directory=tmp_path)
@@ -138,8 +199,8 @@ UNSEEN = re.compile(
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, text):
-  """Texts of others' tasks and models, and a family's name, which no one else gives."""
+def test_hostile_texts_stay_texts_in_all_files(results, tmp_path, monkeypatch, text):
+  """Tasks and models may write such texts; a family's name is tried too."""
   episode = Episode(
     text, text, 0, [Step(text, 1, text, logp=-0.5)], 1.0, f"error:{text}"
   )
@@ -160,7 +221,7 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   )
   assert json.loads(data) and not any(map(UNSEEN.search, (index, md, tex)))
   reader = Reader(index)
-  reader.check_that_it_asks_for_nothing()
+  reader.check_that_it_loads_nothing()
   shown = UNSEEN.sub("\ufffd", " ".join(text.split()))
   assert shown[:12] in reader.text
   assert {len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines()} == {6}
@@ -170,7 +231,7 @@ def test_hostile_texts_are_texts_in_all_files(results, tmp_path, monkeypatch, te
   )
 
 
-def test_a_browser_opens_it_quietly_and_it_fits_a_phone(index):
+def test_the_page_fits_a_phone_and_makes_no_request(index):
   with open_phone() as (opened, errors, requests):
     opened.goto(index.as_uri())
     opened.evaluate(

@@ -1,4 +1,4 @@
-"""The whole pipeline on a tiny sandbox, as a user starts it: once through, killed, and stopped."""
+"""Run the whole pipeline on a tiny sandbox from the command line, and interrupt it."""
 
 import json
 import os
@@ -21,12 +21,12 @@ from baar_jax.llms.agent import extend, open_conversation, write_reply
 from baar_jax.store import Store
 
 ROOT = Path(__file__).parents[1]
-# Compiling well takes longer here than everything that is compiled.
+# Compiling with optimisation would take longer than the compiled code runs.
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 def start(runs, *flags, config="sandbox.py"):
-  """main.py with the numbers of tiny.config; one episode at a time, so nothing hangs on timing."""
+  """Start main.py with the numbers of tiny.config, and one episode at a time."""
   command = [
     sys.executable,
     "main.py",
@@ -52,7 +52,7 @@ def finish(process):
 
 
 def rows(runs, file="episodes.sqlite"):
-  """Every stored episode by its key, as text."""
+  """Read the text of every stored episode, by its key."""
   with closing(sqlite3.connect(f"file:{runs}/tiny/{file}?mode=ro", uri=True)) as db:
     stored = db.execute(
       "SELECT policy, task_id, seed, episode FROM episodes"
@@ -69,7 +69,7 @@ def metrics(runs):
 
 
 def updates(runs):
-  """(stage, update) of SFT's and BoPO's lines of metrics.jsonl."""
+  """List (stage, update) of the lines of SFT and BoPO in metrics.jsonl."""
   lines = map(json.loads, metrics(runs).splitlines())
   return [
     (line["stage"], line["update"])
@@ -83,7 +83,7 @@ def results(runs):
 
 
 def interrupt(process, condition, number):
-  """Sends one signal once `condition()`, and waits until the run ends. Returns what it said."""
+  """Send a signal when `condition()` is true, wait for the end, and return the output."""
   end = time.monotonic() + 240
   while time.monotonic() < end and process.poll() is None:
     with suppress(
@@ -98,24 +98,24 @@ def interrupt(process, condition, number):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """An unbroken run: where it is, and what it said."""
+  """The directory and the output of a run without interruption."""
   runs = tmp_path_factory.mktemp("whole")
   return runs, finish(start(runs))
 
 
-def test_a_run_ends_with_its_report_and_a_second_one_does_nothing_new(whole):
+def test_a_run_ends_with_a_report_and_repeating_it_does_nothing(whole):
   runs, out = whole
   page = (runs / "tiny" / "report" / "index.html").read_text()
   assert out.splitlines()[-1] == f"report: {runs / 'tiny' / 'report' / 'index.html'}"
   assert "image/png" in page and "cripted" in page
-  assert (
-    "bopo(lam=0.1,update=2,threshold=0.5)" in out and "first-large(K=1)" in out
-  )  # the table
+  assert "  BoPO, λ 0.1\n" in out and "  First-Large, at most 1 LARGE call\n" in out
+  keys = {key for key in policies(runs) if "(" in key}
+  assert keys and not any(key in out or key in page for key in keys)
   assert updates(runs) == [("sft", 1), ("sft", 2), ("bopo", 1), ("bopo", 2)]
   before = rows(runs), metrics(runs), results(runs)
   again = [
     line for line in out.splitlines() if "dev_loss" not in line
-  ]  # what a training says
+  ]  # a training prints its dev loss
   assert finish(start(runs)).splitlines() == again
   assert (rows(runs), metrics(runs), results(runs)) == before
   caps = "--config.evaluate.call_budgets=(7,)", "--config.evaluate.usd_budgets=(0.5,)"
@@ -124,7 +124,7 @@ def test_a_run_ends_with_its_report_and_a_second_one_does_nothing_new(whole):
   }  # new ones
 
 
-MOMENTS = [  # one in each stage, and one more in BoPO's
+MOMENTS = [  # one in each stage, and two in BoPO's
   lambda runs: "always-large" in policies(runs),
   lambda runs: "stratified(samples=3)" in policies(runs),
   lambda runs: '"pretrain"' in metrics(runs),
@@ -146,7 +146,7 @@ MOMENTS = [  # one in each stage, and one more in BoPO's
 def test_a_router_in_python_decides_as_the_evaluation_did(
   whole, tmp_path, policy, left_out
 ):
-  """It is given what clients send: messages, and what is left."""
+  """It gets the input of clients: messages, and the calls that are left."""
   shutil.copytree(
     whole[0] / "tiny", tmp_path / "run", ignore=shutil.ignore_patterns(left_out)
   )
@@ -174,10 +174,10 @@ def test_a_router_in_python_decides_as_the_evaluation_did(
 def without_times(text):
   return re.sub(
     r'latency_s":[^,}]*', "", text or ""
-  )  # without text it is another policy's
+  )  # an episode without text refers to another policy's
 
 
-def test_a_run_goes_on_where_it_was_killed(whole, tmp_path):
+def test_a_killed_run_resumes_to_the_same_results(whole, tmp_path):
   kept = {}
   for moment in MOMENTS:
     interrupt(start(tmp_path), lambda moment=moment: moment(tmp_path), signal.SIGKILL)
@@ -191,12 +191,16 @@ def test_a_run_goes_on_where_it_was_killed(whole, tmp_path):
 
 
 def test_ctrl_c_ends_a_run_cleanly(tmp_path):
-  # In a job in the background Ctrl-C is ignored, and a child would inherit that.
+  # A background job ignores Ctrl-C, and its child processes would inherit that.
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  process = start(tmp_path, "--config.profile.trials=1000")  # more than it will get to
+  process = start(
+    tmp_path, "--config.profile.trials=1000"
+  )  # more trials than it can play before the signal
   signal.signal(signal.SIGINT, before)
   out, err = interrupt(process, lambda: rows(tmp_path), signal.SIGINT)
   assert process.returncode == 130 and "Traceback" not in err, err
-  assert "stopped; the same command goes on from here" in err and "report: " not in out
-  with pytest.raises(ProcessLookupError):  # it led a process group, which is empty now
+  assert (
+    "stopped; run the same command again to continue" in err and "report: " not in out
+  )
+  with pytest.raises(ProcessLookupError):  # its process group is empty now
     os.killpg(process.pid, 0)

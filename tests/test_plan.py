@@ -1,4 +1,4 @@
-"""The dry run: what is missing, what it may cost, and that nothing is touched."""
+"""Check what the dry run counts as missing, its costs, and that it changes nothing."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ def config(tmp_path):
 
 
 def table(config, capsys) -> dict[str, list[float]]:
-  """Episodes, calls, and dollars, by stage."""
+  """Run the dry run; return episodes, calls and dollars by stage."""
   plan.main(config, STAGES)
   lines = capsys.readouterr().out.splitlines()
   cells = [
@@ -27,7 +27,7 @@ def table(config, capsys) -> dict[str, list[float]]:
   return {name: [float(cell.replace(",", "")) for cell in row] for name, *row in cells}
 
 
-def test_a_fresh_run_creates_nothing_and_needs_no_key(
+def test_a_dry_run_creates_no_file_and_needs_no_key(
   config, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -38,7 +38,7 @@ def test_a_fresh_run_creates_nothing_and_needs_no_key(
   # 6 steps: 6 * 1000 + 150 * (0 + 1 + ... + 5) = 8250 tokens at $0.4 a million and 6 * 60 at $1.6;
   # LARGE five times as much. 16 * (0.0033 + 0.000576) * 6
   assert rows["profile"] == [32, 192, pytest.approx(0.3721, abs=5e-5)]
-  # References: 40 % of the tasks are taken for hard, 2 of 6 and 1 of 2, 3 samples each. BoPO: 1 lam,
+  # References: 40 % of the tasks count as hard, 2 of 6 and 1 of 2, 3 samples each. BoPO: 1 lam,
   # 2 updates of 2 tasks and 2 episodes; vanilla RL may need three times as many. Evaluation: 2 dev
   # and 3 test tasks; both boundaries, first-large(K=1), random, sft, bopo and vanilla, the last
   # four also with K = 1.
@@ -60,7 +60,7 @@ def test_a_fresh_run_creates_nothing_and_needs_no_key(
   assert table(config, capsys)["references"][0] == 2 * 2
 
 
-def test_stored_episodes_say_what_the_next_ones_cost(config, capsys):
+def test_missing_episodes_cost_the_mean_of_stored_ones(config, capsys):
   config.evaluate.usd_budgets = (2.5,)
   with contextlib.closing(Run(config)) as run:
     for seed, usd in enumerate((1.0, 2.0, 3.0)):

@@ -1,4 +1,4 @@
-"""Routers as policies: a cache changes nothing, rules are kept, shapes are few, judges are paid."""
+"""Test routers as policies: their KV cache, rules, batch shapes, and the judge."""
 
 import dataclasses
 import random
@@ -14,16 +14,17 @@ from baar_jax.episode import Reply, Step, Task
 from baar_jax.llms.prices import Price
 from baar_jax.llms.scripted import ScriptedJudge
 from baar_jax.rollout.budget import CallBudget, DollarBudget, unlimited
+from baar_jax.rollout.rules import Purse, Turn
 from baar_jax.rollout.specs import Cap, Job, Live, PolicySpec
-from baar_jax.rollout.turn import Purse, Turn
 from baar_jax.router import reader
 from baar_jax.router.policy import RouterPolicy, Sample, Threshold
+from baar_jax.router.rivals import ZeroShotPolicy
 from baar_jax.router.view import View
 from baar_jax.router.weights import build_model
-from baar_jax.router.zero_shot import ZeroShotPolicy
 
 
 def start(number: int, seed: int = 0) -> Live:
+  """Start an episode of a task with a number."""
   task = Task(f"plant-{number}", "train", f"find plant {number}", 40)
   live = Live(Job(task, "profile", seed))
   live.observation = f"hall {number}"
@@ -31,28 +32,40 @@ def start(number: int, seed: int = 0) -> Live:
 
 
 def act(live: Live, model: int, logp=None) -> None:
+  """Add a step of a model to an episode."""
   s = len(live.steps)
   live.steps.append(Step(live.observation, model, f"go {live.task.id} {s}", logp=logp))
   live.observation = f"room {s}" + " lamp" * (s % 3)
 
 
 def play(policy, episodes: int, steps: int, check=lambda live, decision: None):
-  """Runs episodes of about so many steps, 3 at a time, of which some are ready; returns them."""
+  """Play episodes, at most 3 at a time. Each batch has a random subset of these.
+
+  Args:
+    policy: decides for the batches.
+    episodes: number of episodes.
+    steps: least number of steps of an episode; the seeds add 0 to 2 steps.
+    check: gets each live episode with its decision.
+
+  Returns:
+    The episodes, in the order of their ends.
+  """
   draw = random.Random(0)
   waiting = [start(number, seed=number % 3) for number in range(episodes)]
-  live, done = [], []
-  while waiting or live:
-    while waiting and len(live) < 3:
-      live.append(waiting.pop())
-    ready = draw.sample(live, draw.randint(1, len(live)))
-    for one, decision in zip(ready, policy.choose(ready)):
-      check(one, decision)
-      act(one, decision.model, decision.logp)
-      if len(one.steps) == steps + one.job.seed:
-        policy.finish(one)
-        live.remove(one)
-        done.append(one)
-  return done
+  running = []
+  finished = []
+  while waiting or running:
+    while waiting and len(running) < 3:
+      running.append(waiting.pop())
+    ready = draw.sample(running, draw.randint(1, len(running)))
+    for live, decision in zip(ready, policy.choose(ready)):
+      check(live, decision)
+      act(live, decision.model, decision.logp)
+      if len(live.steps) == steps + live.job.seed:
+        policy.finish(live)
+        running.remove(live)
+        finished.append(live)
+  return finished
 
 
 def make_policy(model, view) -> RouterPolicy:
@@ -67,11 +80,14 @@ def make_policy(model, view) -> RouterPolicy:
     ("transcript", (16,)),
   ],
 )
-def test_a_cache_equals_the_uncached_forward(
+def test_the_cached_router_equals_an_uncached_forward_pass(
   tiny_model, router_config, tokenizer_dir, kind, lengths, monkeypatch
 ):
-  """Over whole episodes that join and leave the batch, behind cuts too, in few shapes.
-  With parts of 16 tokens, the text of a step is fed in several calls."""
+  """Whole episodes join and leave the batch, and their texts are cut.
+
+  The batches have few shapes. With calls of 16 tokens, the text of a step needs several
+  calls.
+  """
   monkeypatch.setattr(reader, "NEW_TOKENS", lengths)
   extend = Mock(side_effect=reader._extend)
   monkeypatch.setattr(reader, "_extend", extend)
@@ -90,26 +106,27 @@ def test_a_cache_equals_the_uncached_forward(
     logp_A = logits_A - np.log(np.exp(logits_A).sum())
     assert decision.logp == pytest.approx(logp_A[decision.model], abs=1e-4)
 
-  done = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
-  assert len(done) == 5
+  finished = play(make_policy(tiny_model, view), episodes=5, steps=12, check=check)
+  assert len(finished) == 5
   shapes = {call.args[3].tokens_RxT.shape for call in extend.call_args_list}
   assert shapes <= {(R, T) for R in (1, 4) for T in lengths}
   if kind == "transcript":
-    assert all(
-      view.live_window(live).first > 0 for live in done
-    )  # every history was cut
-  assert {step.model for live in done for step in live.steps} == {0, 1}
+    # Every text was cut.
+    assert all(view.live_window(live).first > 0 for live in finished)
+  assert {step.model for live in finished for step in live.steps} == {0, 1}
 
 
 def test_only_new_tokens_are_paid_for(
   tiny_model, router_config, tokenizer_dir, monkeypatch
 ):
-  """Until finish() forgets the episode, a forward has failed, or the same text is asked again."""
-  config = dataclasses.replace(
-    router_config, usd_per_million_tokens=1e6
-  )  # a dollar each
+  """The whole text is paid for after finish(), a failure, or a repeated question."""
+  # A token costs a dollar.
+  config = dataclasses.replace(router_config, usd_per_million_tokens=1e6)
   view = View(config, tokenizer_dir)
-  policy, live, paid, lengths = make_policy(tiny_model, view), start(0), [], [0]
+  policy = make_policy(tiny_model, view)
+  live = start(0)
+  paid = []
+  lengths = [0]
   for _ in range(3):
     (decision,) = policy.choose([live])
     paid.append(decision.cost_usd)
@@ -129,45 +146,39 @@ def test_only_new_tokens_are_paid_for(
 
 
 def test_a_sample_repeats_and_depends_on_key_task_seed_and_step():
-  even = np.full(64, 1 / 64)  # many choices, so that chance equality is rare
+  # With 64 equally probable choices, two draws are rarely equal by chance.
+  even = np.full(64, 1 / 64)
   lives = [start(0), start(0), start(1), start(0, seed=1), start(0)]
   act(lives[-1], 0)
   first, again = (
     [Sample(key).pick(even, x) for key, x in zip("abaaa", lives)] for _ in range(2)
   )
   assert first == again and first[0] not in first[1:]
-  for p_A in (
-    [0.2, 0.5, 0.3],
-    [0.0, 1.0],
-    [1.0, 0.0],
-    [0.0, 0.0],
-  ):  # rounding picks no third model
+  # If rounded probabilities add up to less than 1, the last model is picked.
+  for p_A in ([0.2, 0.5, 0.3], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]):
     draws = [
       Sample("a").pick(np.array(p_A), start(n // 10, seed=n % 10)) for n in range(1000)
     ]
-    counts, shares = np.bincount(draws, minlength=len(p_A)), p_A if sum(p_A) else [0, 1]
-    # three standard deviations of 1,000 draws are at most 0.047
+    counts = np.bincount(draws, minlength=len(p_A))
+    shares = p_A if sum(p_A) else [0, 1]
+    # Three standard deviations of a share of 1,000 draws are at most 0.047.
     np.testing.assert_allclose(counts / 1000, shares, atol=0.047 if len(p_A) > 2 else 0)
 
 
-def test_threshold():
-  for value, p_large, model in (
-    (0.5, 0.6, 1),
-    (0.5, 0.5, 1),
-    (0.7, 0.6, 0),
-    (0.0, 0.0, 1),
-  ):
+def test_large_is_picked_from_the_threshold_on():
+  cases = ((0.5, 0.6, 1), (0.5, 0.5, 1), (0.7, 0.6, 0), (0.0, 0.0, 1))
+  for value, p_large, model in cases:
     assert Threshold(value).pick(np.array([1 - p_large, p_large]), start(0)) == model
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
-def test_logits_that_are_no_numbers_stop_the_run(filled, router_config, view, number):
-  """An infinite row of the head would make the router always take one model, in silence."""
+def test_infinite_and_nan_logits_stop_the_run(filled, router_config, view, number):
+  """Without the error, the router would always pick the same model."""
   broken = filled(lambda: build_model(router_config, 0))
   row = np.array(view.decision_ids[1:])
   broken.embedding_VxD[...] = broken.embedding_VxD[...].at[row, 0].set(number)
   with pytest.raises(
-    ValueError, match="^logits of router: all numbers must be finite$"
+    ValueError, match="^Found an infinite number or a NaN in logits of router, expected"
   ):
     make_policy(broken, view).choose([start(0)])
 
@@ -180,9 +191,13 @@ def test_logits_that_are_no_numbers_stop_the_run(filled, router_config, view, nu
 def test_a_judge_is_shown_the_prompt_and_billed(
   text, model, router_config, tokenizer_dir, make_task
 ):
-  """The paper's, with the budget; the answer, which is read strictly, took two lost attempts."""
+  """The judge reads the paper's prompt with the budget, and its lost attempts are billed.
+
+  Only an answer that names exactly one model in capitals counts.
+  """
   live = Live(Job(make_task(), "profile", 0), Cap(3))
-  live.observation, live.steps = "see lamp 9", tiny.episode(models="LS").steps
+  live.observation = "see lamp 9"
+  live.steps = tiny.episode(models="LS").steps
   lost = call(2, 0.5, kind="retry"), call(2, 0.25, kind="presumed")
   judge = Mock(**{"reply.return_value": Reply(text, call(2, 2.0), lost)})
   policy = ZeroShotPolicy(
@@ -206,7 +221,7 @@ def test_a_judge_is_shown_the_prompt_and_billed(
   ]
 
 
-def test_the_stand_in_reads_the_prompt(make_task):
+def test_the_scripted_judge_reads_the_prompt(make_task):
   done = "Step 1 [Model: SMALL] action: go\nresult: {}\nDecision:"
   judge = ScriptedJudge(Price(1.0, 1.0, 4.0), make_task(), 0, unlimited)
   answers = {

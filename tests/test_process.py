@@ -1,4 +1,4 @@
-"""Environments in child processes: same answers, every death noticed, no process left behind."""
+"""Test environments in child processes: answers, deaths, and processes left behind."""
 
 import contextlib
 import os
@@ -25,13 +25,13 @@ def pid_of(env):
 
 
 def family(pid):
-  """A process and all that it has started."""
+  """Return a process and all its descendants."""
   process = psutil.Process(pid)
   return [process, *process.children(recursive=True)]
 
 
 def ended(processes):
-  """Whether all processes end within half a minute; nobody may wait for a zombie."""
+  """Return whether all processes end within 30 s; a zombie has ended."""
   for _ in range(300):
     with contextlib.suppress(psutil.NoSuchProcess):
       processes = [
@@ -45,7 +45,7 @@ def ended(processes):
 
 @pytest.fixture
 def opened():
-  """open_envs; at the end all environments are closed, and their processes have to be gone."""
+  """Yield open_envs. After the test, close all environments; their processes must end."""
   envs = []
 
   def opening(*args, **kwargs):
@@ -84,9 +84,9 @@ def test_slots_answer_in_several_threads_as_the_environment_itself(opened):
 @pytest.mark.parametrize(
   "sent, cause", [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "in 3 s")]
 )
-def test_a_death_concerns_the_slots_that_it_is_of(opened, sent, cause):
+def test_a_death_ends_the_episodes_of_that_process_only(opened, sent, cause):
   first, second = opened("sandbox", SIZES, 1, 2, timeout_s=3.0)
-  with pytest.raises(EnvDied, match="no episode has begun"):
+  with pytest.raises(EnvDied, match="no episode has been started"):
     second.oracle()
   first.reset("test-0")
   second.reset("test-0")
@@ -96,24 +96,24 @@ def test_a_death_concerns_the_slots_that_it_is_of(opened, sent, cause):
     first.step("look")
   assert ended(processes)
   assert first.reset("test-0") and pid_of(first) != dead
-  # Another process answers now, but it does not hold the second slot's episode.
+  # The new process does not have the episode of the second slot.
   for call in (lambda: second.step("look"), lambda: second.mistake("lost", "k")):
-    with pytest.raises(EnvDied, match="process is gone"):
+    with pytest.raises(EnvDied, match="no live episode .it|no live episode .no answer"):
       call()
   assert second.reset("test-0") and second.step(second.oracle().action)[0]
 
 
-def test_closing_ends_a_call_and_one_that_waits_for_it(opened):
+def test_closing_ends_running_and_waiting_calls(opened):
   envs = opened("sandbox", SIZES, 1, 2, timeout_s=60)
-  os.kill(pid_of(envs[0]), signal.SIGSTOP)  # it will not answer
+  os.kill(pid_of(envs[0]), signal.SIGSTOP)  # A stopped process does not answer.
   with ThreadPoolExecutor(2) as threads:
     calls = [threads.submit(env.reset, "test-0") for env in envs]
     time.sleep(0.2)
     envs[0].close()
     messages = sorted(str(call.exception()) for call in calls)
-  assert messages[0].endswith("environment is closed")
+  assert messages[0].endswith("environment is closed: open a new one")
   assert messages[1].endswith("it ended without an answer")  # not "no answer in 60 s"
-  assert pid_of(envs[0]) is None  # the waiting call started no new child
+  assert pid_of(envs[0]) is None  # The waiting call has started no new child.
 
 
 STUCK = """
@@ -137,7 +137,7 @@ env.step("x")
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_a_parent_that_waits_for_it(end, tmp_path):
+def test_no_process_outlives_its_parent(end, tmp_path):
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   (tmp_path / "stuck.py").write_text(STUCK)
   (scratch := tmp_path / "scratch").mkdir()
@@ -147,6 +147,6 @@ def test_no_process_outlives_a_parent_that_waits_for_it(end, tmp_path):
   signal.signal(signal.SIGINT, before)
   processes = family(int(parent.stdout.readline()))
   assert len(processes) == 2
-  time.sleep(0.2)  # until the call has begun
+  time.sleep(0.2)  # By now the parent waits for the answer of its call.
   parent.send_signal(end)
   assert parent.wait() != 0 and ended(processes) and not list(scratch.iterdir())

@@ -1,4 +1,4 @@
-"""Stage references: which episodes of hard tasks it asks for, and what it says of them."""
+"""Check stage `references`: the episodes that it plays, and its summary."""
 
 from types import SimpleNamespace
 
@@ -10,13 +10,13 @@ from baar_jax.config import Config, ReferencesConfig, SamplePlan
 from baar_jax.episode import Task
 from baar_jax.stages import train
 from baar_jax.store import Store
+from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.jobs import BOUNDARY_KEYS
-from baar_jax.train.training import RouterFiles
 
 
-def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, capsys):
+def test_hard_tasks_have_samples_with_large_at_rate_k_over_n(tmp_path, capsys):
   store, events, policies = Store(tmp_path / "episodes.sqlite"), [], []
-  # A task without a profile is passed over. Dev has references of its own.
+  # A task without a profile is left out. Dev tasks have their own references.
   for split, names in (("train", ("h1", "e", "lost")), ("dev", ("h2",))):
     store.put_tasks(split, [Task(name, split, "do it", 9) for name in names])
   for task_id, scores in {"h1": (0, 1), "e": (1, 0), "h2": (0, 1)}.items():
@@ -42,18 +42,22 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
   jobs = [(task_id, k) for task_id in ("h1", "h2") for k in (1001, 1002, 1003)]
   together = [
     ("h1", k) for k in (1001, 1002, 1003)
-  ]  # the values learn from training tasks alone
+  ]  # the value heads learn from training tasks only
   explored = [
     ("e", k) for k in range(1001, 1007)
-  ]  # and from all: 3 + 2 + 1 of an easy task
+  ]  # an easy task has all plans: 3 + 2 + 1 samples
   names = ["stratified(samples=3)", "exploration-all(samples=3,steps=2,repeats=1)"]
   names.append("exploration(steps=2,repeats=1)")
   assert [policy.spec.key for policy in policies] == names
-  expected = [names[0], *jobs, names[1], *explored, names[2], *together]
+  expected = ["stratified samples", *jobs, "samples of other tasks", *explored]
+  expected += ["samples of hard tasks", *together]
   assert events == ["profile", *expected]
   assert store.finished("references")
   # LARGE at one of two steps of h1, and at both of the LARGE trial of h2.
-  assert "LARGE at 75% of their steps; 1 had no stratified" in capsys.readouterr().out
+  assert (
+    "LARGE at 75% of their steps; 1 without a successful sample"
+    in capsys.readouterr().out
+  )
   for k in (1, 2, 3):
     decisions = policies[0].choose(
       [live("t", k, step, purpose="reference") for step in range(1000)]
@@ -63,7 +67,7 @@ def test_hard_tasks_alone_have_episodes_k_of_n_with_large_at_k_over_n(tmp_path, 
     assert large / 1000 == pytest.approx(k / 3, abs=0.064 if k < 3 else 0)
 
 
-def test_large_steps_may_be_together_in_time():
+def test_exploration_takes_large_at_consecutive_steps():
   # 10 k / (2 * 5) = k of 10 steps: the first 1 and 3 are LARGE, and all but the first 2 and 4. Then
   # the same at 5/3, 10/3 and 5 of 0, 0, 1, 1, 2, 3, 4, 5, 6, 7 observations that were not new.
   steps = "LSSSSSSSSS", "SSLLLLLLLL", "LLLSSSSSSS", "SSSSLLLLLL", "LLLLLSSSSS"

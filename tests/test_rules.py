@@ -1,4 +1,4 @@
-"""Policies without training: what they draw, and what they take, by hand."""
+"""Test the choices of policies without training against answers worked out by hand."""
 
 import math
 from types import SimpleNamespace
@@ -9,8 +9,8 @@ from baar_jax.episode import Step, Task
 from baar_jax.llms.scripted import Prospect
 from baar_jax.rollout import rules
 from baar_jax.rollout.budget import CallBudget, DollarBudget
+from baar_jax.rollout.rules import Purse, RulePolicy, Turn
 from baar_jax.rollout.specs import Job, Live, PolicySpec
-from baar_jax.rollout.turn import Purse, RulePolicy, Turn
 
 SEEN = [Step(letter, 0, "") for letter in "abacabbbcc" * 400]
 
@@ -27,6 +27,7 @@ RULES = {
 
 
 def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
+  """Make an episode that waits for the decision of a step."""
   task = Task(task_id, "train", "do it", 10)
   steps, observation = SEEN[:step], SEEN[step].observation
   return Live(
@@ -35,12 +36,13 @@ def live(task_id="t", trial=0, step=0, models=2, purpose="profile") -> Live:
 
 
 def models(family, ready, **parameters):
+  """List the models that a family's rule chooses for episodes."""
   policy = RulePolicy(PolicySpec(family, **parameters), RULES[family])
   return [decision.model for decision in policy.choose(ready)]
 
 
-def test_random_takes_large_as_often_as_it_says():
-  """The draw depends on task, seed and step alone."""
+def test_random_chooses_large_with_probability_p():
+  """The draw depends only on task, seed and step."""
   ready = [
     live(f"t{t}", seed, step)
     for t in range(10)
@@ -49,11 +51,10 @@ def test_random_takes_large_as_often_as_it_says():
   ]
   none, few, many, all_ = (models("random", ready, p=p) for p in (0.0, 0.25, 0.5, 1.0))
   for p, draws in ((0.25, few), (0.5, many)):
-    # 2000 draws: five standard deviations around the mean
+    # The mean of 2000 draws is within five standard deviations.
     assert abs(sum(draws) - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p))
-  assert all(
-    a <= b for a, b in zip(few, many)
-  )  # a larger p takes LARGE wherever a smaller does
+  # A larger p chooses LARGE at all steps at which a smaller p does.
+  assert all(a <= b for a, b in zip(few, many))
   assert none == models("always-small", ready) == [0] * 2000
   assert (
     all_ == models("always-large", ready) == models("first-large", ready) == [1] * 2000
@@ -61,8 +62,9 @@ def test_random_takes_large_as_often_as_it_says():
   assert many[::-1] == models("random", ready[::-1], p=0.5)
 
 
-# LARGE costs $0.01 more. It gains (0.9 - 0.1) * 0.5 = 0.4, so 40 per dollar. A third model gains
-# (0.9 - 0.05) * 0.8 = 0.68 for $0.03 more: over LARGE 14 per dollar.
+# LARGE costs $0.01 more than SMALL. It gains (0.9 - 0.1) * 0.5 = 0.4, or 40 per dollar. A
+# third model gains (0.9 - 0.05) * 0.8 = 0.68 for $0.03 more than SMALL. Compared with LARGE,
+# it gains 14 per dollar.
 @pytest.mark.parametrize(
   "small_loss, known_share, mu, model",
   [
@@ -74,9 +76,7 @@ def test_random_takes_large_as_often_as_it_says():
   ]
   + [(0.9, 0.5, 13, 2), (0.9, 0.5, 15, 1)],
 )
-def test_privileged_takes_what_gains_enough_per_dollar(
-  small_loss, known_share, mu, model
-):
+def test_privileged_chooses_the_largest_gain(small_loss, known_share, mu, model):
   prospects = Prospect(small_loss, 0.2, 0.01), Prospect(0.1, known_share, 0.02)
   if mu in (13, 15):
     prospects = *prospects, Prospect(0.05, 0.8, 0.04)

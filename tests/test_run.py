@@ -1,4 +1,4 @@
-"""A run's directory: what may change, what may not, and what is still to be run."""
+"""Check which changes a run's directory accepts, and what is played again."""
 
 import contextlib
 import fcntl
@@ -10,8 +10,8 @@ import tiny
 
 from baar_jax.envs.base import EnvDied
 from baar_jax.envs.sandbox.adapter import Sandbox
+from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Job, PolicySpec
-from baar_jax.rollout.turn import RulePolicy
 from baar_jax.run import Run
 from baar_jax.stages import plan
 from baar_jax.store import Store, read_config
@@ -24,15 +24,15 @@ def config(tmp_path):
 
 @pytest.fixture
 def opened():
-  """Run, closed at the end."""
+  """Open runs that are closed at the end of the test."""
   with contextlib.ExitStack() as stack:
     yield lambda config: stack.enter_context(contextlib.closing(Run(config)))
 
 
-def test_no_program_is_kept_where_a_stranger_may_have_been(
+def test_compiled_programs_are_not_in_the_runs_directory(
   opened, config, tmp_path, monkeypatch
 ):
-  """A run's directory may come from anyone; compiled programs are read from the user's cache."""
+  """A stranger may have made the directory, so the user's cache holds them."""
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
   monkeypatch.setenv("BAAR_JAX_CACHE", str(tmp_path / "cache"))
   before = jax.config.jax_compilation_cache_dir
@@ -43,7 +43,7 @@ def test_no_program_is_kept_where_a_stranger_may_have_been(
 
 
 class Counting(RulePolicy):
-  """Always SMALL; keeps the keys that it decided for."""
+  """A policy that always calls SMALL, and keeps the keys of its episodes."""
 
   def __init__(self, name="counted"):
     super().__init__(PolicySpec(name), self.decide)
@@ -55,7 +55,7 @@ class Counting(RulePolicy):
 
 
 def refused(config) -> str:
-  """What a run says that is not opened, in one line."""
+  """Return the one-line error of a run that cannot be opened."""
   with pytest.raises(ValueError) as error:
     Run(config)
   text = str(error.value)
@@ -64,22 +64,24 @@ def refused(config) -> str:
 
 
 def used_directory(config):
-  """The directory of a closed run with tasks."""
+  """Make the directory of a closed run with tasks."""
   with contextlib.closing(Run(config)) as run:
     run.tasks("train")
     return run.dir
 
 
-def test_a_config_that_contradicts_the_directory_is_refused_by_name(config):
+def test_a_changed_field_of_a_used_directory_is_refused_by_name(config):
   path = used_directory(config) / "config.json"
   written = path.read_text()
   config.bopo.clip_low = 0.2
-  said = "was made with bopo.clip_low=None, this config has 0.2: set it back, or choose another"
-  assert said in refused(config) and path.read_text() == written
+  message = (
+    "has bopo.clip_low=None, this command has 0.2: set --config.bopo.clip_low back, or"
+  )
+  assert message in refused(config) and path.read_text() == written
 
 
-def test_a_run_from_before_the_options_goes_on(opened, config):
-  """Its env had five fields of its own; those that say something become options."""
+def test_a_run_from_before_the_options_continues(opened, config):
+  """Older configurations had five fields of `env` that are options now."""
   path = used_directory(config) / "config.json"
   written = json.loads(path.read_text())
   assert written["env"].pop("options") == {}
@@ -94,13 +96,14 @@ def test_a_run_from_before_the_options_goes_on(opened, config):
     "short_tasks": False,
     "test_split": "dev",
   }
-  said = (
-    "was made with env.options.short_tasks=False, this config has None: set it back"
+  message = (
+    "has env.options.short_tasks=False, this command has None: "
+    "set --config.env.options.short_tasks back"
   )
-  assert said in refused(config)
+  assert message in refused(config)
 
 
-LOST = "restore a copy, or choose another --config.name"
+LOST = "restore the run's directory from a copy, or choose another --config.name"
 TEXTS = [
   "[]",
   "null",
@@ -119,29 +122,36 @@ TEXTS += [
 @pytest.mark.parametrize(
   "lost", [["episodes.sqlite"], ["episodes.sqlite", "config.json"]]
 )
-def test_a_lost_store_is_no_fresh_start(lost, config):
-  """With it what was spent would be forgotten, and --config.max_usd would begin again."""
+def test_a_run_with_a_lost_store_is_refused(lost, config):
+  """A fresh store would forget the spent dollars, so the cap would begin again."""
   directory = used_directory(config)
   (directory / "checkpoints" / "sft").mkdir(parents=True)
   for name in lost:
     (directory / name).unlink()
   if len(lost) == 1:
-    with pytest.raises(ValueError, match="sqlite is gone or empty"):
+    with pytest.raises(ValueError, match="sqlite is missing or empty"):
       plan.main(config, ["profile"])
     (directory / lost[0]).touch()
-    assert "sqlite is gone or empty" in refused(config)
+    assert "sqlite is missing or empty" in refused(config)
     Store(directory / lost[0]).close()
-  assert "has checkpoints and no tasks" in (said := refused(config)) and LOST in said
+  assert (
+    "has checkpoints, and its store has no tasks" in (message := refused(config))
+    and LOST in message
+  )
 
 
-def test_a_config_that_is_none_or_of_more_processes_is_one_line(config):
+def test_an_unreadable_config_and_a_missing_store_are_one_line(config):
   path = used_directory(config) / "config.json"
   for text in TEXTS:
     path.write_text(text)
-    assert refused(config) == f"{path} is no configuration of this version: {LOST}"
+    assert (
+      refused(config)
+      == f"{path} cannot be read as a configuration of this version: {LOST}"
+    )
   path.write_text('{"distributed": {"processes": 2, "coordinator": "host:1"}}')
-  assert "episodes-1.sqlite is gone or empty, and with it what was spent" in refused(
-    config
+  assert (
+    "episodes-1.sqlite is missing or empty, so the spent dollars are unknown"
+    in refused(config)
   )
 
 
@@ -152,7 +162,7 @@ def test_a_directory_that_another_process_uses_is_refused(config, monkeypatch):
 
   monkeypatch.setattr(fcntl, "lockf", lockf)
   problem = (
-    f"another process is using {config.runs}/tiny: wait for it or choose another"
+    f"another process is using {config.runs}/tiny: wait for its end or choose another"
   )
   assert refused(config) == f"{problem} --config.name"
 
@@ -161,9 +171,7 @@ def collect(run, policy, jobs):
   return run.collect("some", policy.spec, jobs, lambda spec: policy)
 
 
-def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(
-  opened, config, capsys
-):
+def test_an_episode_that_failed_is_played_again_alone(opened, config, capsys):
   run = opened(config)
   first, second, third = run.tasks("train")[:3]
 
@@ -176,9 +184,9 @@ def test_an_error_is_left_out_and_only_what_is_missing_is_run_again(
   run._envs = [Dying(**tiny.SIZES)]
   jobs = [Job(task, "profile", 0) for task in (first, second, third)]
   assert [e.task_id for e in collect(run, Counting(), jobs)] == [second.id, third.id]
-  said = capsys.readouterr().out.splitlines()
-  assert said == [
-    f"left out: {first.id} seed 0 of counted: error:the process was killed"
+  message = capsys.readouterr().out.splitlines()
+  assert message == [
+    f"left out: {first.id} seed 0, some: the process was killed; run again to play it again"
   ]
   run.config.models.max_failures = 3
   with pytest.raises(ValueError, match="3 times in a row.*the process was killed"):

@@ -1,4 +1,4 @@
-"""ScienceWorld on its real engine: the expert wins, replays are exact, fatal mistakes count."""
+"""Test ScienceWorld on its real engine: expert, replays, fatal mistakes and splits."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def env(gold_dir):
 
 @pytest.fixture(scope="module")
 def tasks(env):
-  """The first test task of each type."""
+  """Return the first test task of each type."""
   return {task.id.split("/")[0]: task for task in env.tasks("test")}
 
 
@@ -43,7 +43,7 @@ def test_expert_wins_a_task_of_every_type(env, tasks):
 
 
 def play(env, task_id):
-  """Yields the tape of the expert's episode, with mistakes that models might make, at each step."""
+  """Yield the tape of the expert's episode at each step, with possible mistakes."""
   tape, done = [env.reset(task_id)], False
   while not done:
     yield tape
@@ -61,14 +61,15 @@ def play(env, task_id):
 
 
 def test_a_replay_does_not_depend_on_what_runs_beside_it(env, tasks, gold_dir):
-  # Mixing and growing make new, numbered objects; cups of a kind are told apart by chance.
+  # Mixing and growing create objects with new numbers. The engine draws at random among
+  # cups of a kind.
   other = make(gold_dir)
   for task_type in ("chemistry-mix", "identify-life-stages-2", "power-component"):
     task_id = tasks[task_type].id
     (*_, alone) = play(env, task_id)
     for beside in play(env, task_id):
       assert beside == alone[: len(beside)]
-      # A load restarts the engine's counter, and makes fewer objects than there are here.
+      # A load resets the engine's counter, and creates fewer objects than this game has.
       other.reset("find-non-living-thing/225")
       other.step("wait1")
     assert beside == alone
@@ -111,9 +112,11 @@ def test_splits_are_disjoint_and_have_as_many_tasks_as_asked(
   train, dev, test = ([task.id for task in env.tasks(split)] for split in SPLITS)
   assert (len(train), len(dev), len(test), len({*train, *dev, *test})) == (6, 2, 3, 11)
   monkeypatch.setattr(adapter, "TASK_TYPES", few[:1])
-  with pytest.raises(ValueError, match="9 were asked for: set --config.env.test_t"):
+  with pytest.raises(
+    ValueError, match="but 9 were asked for: lower --config.env.test_t"
+  ):
     make(gold_dir, test_tasks=9).tasks("test")
-  # Solutions of more than 32 steps are passed over.
+  # Tasks with a solution of more than 32 steps are skipped.
   monkeypatch.setattr(adapter, "TASK_TYPES", few[2:])
   first, second = make(tmp_path, test_tasks=2).tasks("test")
   for steps, listed in ((32, first), (33, second)):
@@ -130,26 +133,26 @@ ASTRAY = [(KITCHEN, "You move to the kitchen."), (OUTSIDE, "You move to the outs
 @pytest.mark.parametrize(
   "plan, steps, expected",
   [
-    # It answers an ambiguous request, unless the plan does.
+    # The expert answers an ambiguous request, unless the plan has the answer.
     ([FOCUS, "x"], [AMBIGUOUS], ("0", 1, True)),
     ([FOCUS, "0", "x"], [AMBIGUOUS], ("0", 1, False)),
-    # It opens a closed door.
+    # The expert opens a closed door.
     (
       [KITCHEN],
       [(KITCHEN, "The door is not open.")],
       ("open door to kitchen", 0, True),
     ),
-    # It replaces an action that is not understood by the valid one that is most like it.
+    # The expert replaces an unknown action by the most similar valid action.
     (
       [FOCUS],
       [(FOCUS, "No known action matches that")],
       ("focus on pot in kitchen", 0, False),
     ),
-    # It undoes the last deviation first.
+    # The expert undoes the last deviation first.
     (["x"], ASTRAY, (KITCHEN, 0, True)),
   ],
 )
-def test_the_expert_s_repairs(plan, steps, expected):
+def test_the_expert_repairs_failures_and_deviations(plan, steps, expected):
   valid = ["focus on pot in kitchen", "focus on sink", "open pot"]
   engine = SimpleNamespace(list_valid_actions=lambda: valid)
   expert = Expert(plan, "This room is called the hallway.", engine)

@@ -1,4 +1,4 @@
-"""The scripted pair: stated rates, worked out by hand; the same replies every time."""
+"""Test the scripted models: their error rates, and that replies repeat."""
 
 import contextlib
 import importlib
@@ -12,8 +12,8 @@ import pytest
 from baar_jax.envs import table
 from baar_jax.envs.base import Oracle
 from baar_jax.envs.errors import KnowledgeErrors, Lapse
-from baar_jax.envs.sandbox.errors import SandboxErrors
-from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
+from baar_jax.envs.sandbox.adapter import SandboxErrors
+from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.episode import LARGE, SMALL, Task, Usage
 from baar_jax.llms.agent import open_conversation, parse_action
 from baar_jax.llms.scripted import ScriptedPair
@@ -34,10 +34,12 @@ TASK, NAMES = Task("t", "test", "Do it.", 40), ("gpt-4.1-mini", "gpt-4.1")
 
 
 def critical(position):
+  """Make the expert's view of a critical step."""
   return Oracle("focus on pot", position, critical=True, recovering=False)
 
 
 def tasks_of(tier):
+  """List the tasks of a tier: easy, hard or intractable."""
   return [task_id for task_id in IDS if ERRORS.tier(task_id) == tier]
 
 
@@ -76,13 +78,14 @@ def test_routine_steps_and_recoveries_do_not_depend_on_knowledge():
       )
 
 
-# sigmoid(1.6 (hardness - ability)), of -3.84 and -9.92, 2.56 and -3.52, 8.32 and 2.24; hardness
-# has a spread of 0.5, which pulls each towards one half a little.
+# The shares are about sigmoid(1.6 (hardness - ability)), of -3.84 and -9.92, of 2.56 and
+# -3.52, and of 8.32 and 2.24. Hardness varies with a standard deviation of 0.5, so each share
+# is a little nearer to one half.
 @pytest.mark.parametrize(
   "tier, small, large",
   [("easy", 0.021, 0.0), ("hard", 0.928, 0.029), ("intractable", 1.0, 0.904)],
 )
-def test_share_of_unknown_steps(tier, small, large):
+def test_the_share_of_unknown_steps_depends_on_the_tier(tier, small, large):
   steps = [(task_id, i) for task_id in tasks_of(tier)[:200] for i in range(20)]
   for model, rate, share in ((SMALL, 0.98, small), (LARGE, 0.95, large)):
     lapses = [ERRORS.lapse(model, task_id, critical(i), False) for task_id, i in steps]
@@ -91,7 +94,8 @@ def test_share_of_unknown_steps(tier, small, large):
     )
 
 
-def test_what_large_does_not_know_small_does_not_either_and_a_spoiled_step_is_harder_for_large():
+def test_small_knows_no_more_than_large():
+  """A spoiled step is harder for LARGE."""
   for task_id in IDS:
     calls = itertools.product((SMALL, LARGE), [task_id], [critical(2)], (False, True))
     small, later_small, large, later_large = (ERRORS.lapse(*call) for call in calls)
@@ -102,7 +106,7 @@ def test_what_large_does_not_know_small_does_not_either_and_a_spoiled_step_is_ha
 
 
 class Room:
-  """An environment that stands still."""
+  """An environment whose state never changes."""
 
   system_prompt = "s" * 40
   code_actions = False
@@ -111,7 +115,7 @@ class Room:
 
 
 def always(wrong, spoils=False):
-  """Two models that always err, in one way."""
+  """Start two models that always err, with fixed rates of wrong actions."""
   errors = ScienceWorldErrors()
   errors.lapse = lambda *args: Lapse(0.25 if args[-1] else 1.0, wrong, spoils)
   errors.unknown_share = lambda *args: 0.25
@@ -119,23 +123,25 @@ def always(wrong, spoils=False):
 
 
 def agents(errors, seed=0):
+  """Start the scripted agents of an episode."""
   return ScriptedPair(NAMES, errors).start(Room(), TASK, seed, unlimited)
 
 
-def test_replies_are_the_same_every_time_and_their_tokens_are_counted_from_the_text():
+def test_replies_repeat_and_tokens_follow_from_the_text():
   messages = open_conversation(Room.system_prompt, TASK, "You see.")
   pairs = [agents(ERRORS, seed) for seed in (0, 0, 1)]
   first, again, other = (
     [a.reply(messages, i) for a in pair for i in range(30)] for pair in pairs
   )
   assert first == again != other
-  # 40 characters of instructions are 10 tokens; "Task: Do it.\n\nYou see." is 22, so 6.
+  # The system prompt of 40 characters has 10 tokens. "Task: Do it.\n\nYou see." has 22
+  # characters, so it has 6 tokens.
   reply = first[0]
   assert reply.call.usage == Usage(16, 0, -(-len(reply.text) // 4))
   assert reply.text.startswith("Thought: ")
 
 
-def test_kinds_of_mistakes_and_spoiled_steps():
+def test_mistakes_and_spoiled_steps_enter_the_forecast():
   replies = [agent.reply([], 7) for wrong in (1.0, 0.0) for agent in always(wrong)]
   actions = [parse_action(reply.text) for reply in replies]
   assert actions == ["wrong t|0|7", "wrong t|0|7", "lost t|0|7", "hasty t|0|7"]
@@ -155,7 +161,7 @@ def test_kinds_of_mistakes_and_spoiled_steps():
 
 
 def test_the_documentation_states_the_rates_of_the_code():
-  text = (Path(__file__).parents[1] / "docs/environments.md").read_text()
+  text = (Path(__file__).parents[1] / "docs/scripted_models.md").read_text()
   kinds = [table.load(kind).Errors for kind in ("scienceworld", "alfworld", "appworld")]
   numbers = lambda value: [*map(float, re.findall(r"-?[\d.]+", str(value)))]  # noqa: E731
   rows = re.findall(r"^\| `([A-Z_]+)` \|[^|]*\|(.*)\|$", text, re.M)
@@ -170,8 +176,9 @@ def test_the_documentation_states_the_rates_of_the_code():
   assert [tuple(numbers(row)) for row in shares] == priors
 
 
-# The mean scores of always-SMALL and always-LARGE are the paper's. ScienceWorld's success rates are
-# those of 85 dev tasks for which the error rates were set; 60 tasks have a standard error of 0.06.
+# The expected mean scores of always-SMALL and always-LARGE are the paper's. The expected
+# success rates of ScienceWorld are those of the 85 dev tasks for which the error rates were
+# set. The standard error of 60 tasks is 0.06.
 @pytest.mark.calibration
 @pytest.mark.parametrize(
   "name, sizes, seeds, ends, tolerance, least",
@@ -181,7 +188,7 @@ def test_the_documentation_states_the_rates_of_the_code():
     ("appworld", (36, 1, 24), 2, [(0.53, 0.53), (0.667, 0.667)], 0.15, 0.0),
   ],
 )
-def test_the_pair_s_ends_lie_near_the_paper_s(
+def test_the_boundaries_lie_near_the_paper_s(
   name, sizes, seeds, ends, tolerance, least, tmp_path
 ):
   config = importlib.import_module(f"configs.{name}").get_config()

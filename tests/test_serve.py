@@ -1,4 +1,4 @@
-"""The endpoint, in process, with a loopback upstream."""
+"""Test the endpoint in this process, with a stand-in for the models."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from baar_jax.config import Config, EnvConfig, ModelsConfig, ServeConfig
 from baar_jax.episode import Step, Task
 from baar_jax.llms.calls import read_spent
+from baar_jax.rollout.rules import RulePolicy
 from baar_jax.rollout.specs import Decision, Job, Live, PolicySpec
-from baar_jax.rollout.turn import RulePolicy
 from baar_jax.run import Run
 from baar_jax.serve.decider import Decider
 from baar_jax.stages.serve import build
@@ -23,9 +23,13 @@ from baar_jax.stages.serve import build
 # Dollars per million tokens: input, cached input, output.
 PRICES = (1.0, 0.5, 2.0), (5.0, 2.0, 10.0)
 ASK = [{"role": "user", "content": "Task: go out\n\nA door."}]
-SAID = "Thought: now.\n\nAction: go"  # 27 characters: 7 tokens, and 3 for the message
-USD = 1e-6 * (9 * 1 + 10 * 2)  # of the first call: 23 characters are 6 tokens, and 3
-TOKENS = 200  # of a reply, at most
+# The stand-in counts a token for each 4 characters, and 3 for each message. The reply of
+# 27 characters has 7 + 3 tokens, and the prompt of 23 characters 6 + 3.
+REPLY = "Thought: now.\n\nAction: go"
+# The dollars of the first call.
+USD = 1e-6 * (9 * 1 + 10 * 2)
+# The limit of a reply's tokens.
+TOKENS = 200
 
 
 class Client:
@@ -69,7 +73,7 @@ class Client:
 @pytest.fixture
 def upstream(monkeypatch):
   monkeypatch.setattr("baar_jax.llms.wire.BACKOFF_S", 0.01)
-  with StandIn(lambda request: SAID).running() as server:
+  with StandIn(lambda request: REPLY).running() as server:
     yield server
 
 
@@ -79,7 +83,7 @@ def client(tmp_path, upstream):
     yield client
 
 
-def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
+def test_a_broken_stream_counts_at_its_worst_case(client, upstream, monkeypatch):
   def count_on(handler, request, text):
     handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
     for n in (1, 2):
@@ -88,7 +92,7 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
         "choices": [{"index": 0, "delta": {"content": "x\u2028y"}}],
         "usage": usage,
       }
-      line = json.dumps(fields, ensure_ascii=False)  # an end of a line is in the text
+      line = json.dumps(fields, ensure_ascii=False)  # U+2028 ends no line.
       handler.wfile.write(f"data: {line}\n\n".encode())
     handler.wfile.write(b"data: [DONE]\n\n" if request["user"] == "whole" else b"")
     handler.close_connection = True
@@ -101,7 +105,7 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
   assert whole.endswith("data: [DONE]\n\n")
   assert json.loads(cut.split("data: ")[-1])["error"]["code"] == "upstream_error"
   assert client.session("whole")["spent_usd"] == pytest.approx(1e-6 * (9 + 2 * 2))
-  # Of the reply 200 tokens at $2, and a token for each byte of the request at least.
+  # The worst case: 200 tokens of a reply at $2, and one for each byte of the request.
   assert client.session("cut")["spent_usd"] >= 1e-6 * (200 * 2 + 23)
   upstream.fault = lambda number, request: None
   assert (
@@ -121,34 +125,39 @@ def test_a_stream_that_breaks_counts_at_its_most(client, upstream, monkeypatch):
     ),
   ],
 )
-def test_the_worst_case_counts_all_that_a_model_may_read(
-  client, fields, content, tokens
-):
+def test_the_worst_case_covers_every_part_of_a_request(client, fields, content, tokens):
   assert client.chat().status_code == 200
   exchange = client.http.app.exchange
   caches, upstream = exchange.sessions.find("s").caches, exchange.upstreams[0]
   messages = [*ASK, {"role": "user", "content": content}]
-  for known in (caches, {}):
-    assert upstream.most_usd({"messages": messages} | fields, known) >= 1e-6 * tokens
+  for known_caches in (caches, {}):
+    assert (
+      upstream.worst_case_usd({"messages": messages} | fields, known_caches)
+      >= 1e-6 * tokens
+    )
 
 
-def test_a_session_is_named_by_its_body_then_its_header_then_its_opening(client):
+def test_session_ids_come_from_body_then_header_then_opening(client):
   named = [{"session_id": "b"}, {"metadata": {"session_id": "m"}}]
   named += [{"session_id": None}, {"metadata": {"session_id": None}}]
-  said, body = (
+  answers, body = (
     [client.chat("h", **fields) for fields in named],
     {"model": "baar", "messages": ASK},
   )
-  said += [client.post("/v1/chat/completions", body) for _ in range(2)]
-  *ids, one, other = [reply.headers["x-baar-session-id"] for reply in said]
-  assert ids == ["b", "m", "h", "h"] and one == other and one.startswith("fingerprint-")
-  assert len(client.session(one)["steps"]) == 2
+  answers += [client.post("/v1/chat/completions", body) for _ in range(2)]
+  *ids, first_id, second_id = [reply.headers["x-baar-session-id"] for reply in answers]
+  assert (
+    ids == ["b", "m", "h", "h"]
+    and first_id == second_id
+    and first_id.startswith("fingerprint-")
+  )
+  assert len(client.session(first_id)["steps"]) == 2
 
 
-def test_a_task_that_is_asked_anew_after_its_score_is_a_session_of_its_own(client):
+def test_an_opening_after_its_score_begins_a_new_session(client):
   later = [
     *ASK,
-    {"role": "assistant", "content": SAID},
+    {"role": "assistant", "content": REPLY},
     {"role": "user", "content": "Outside."},
   ]
   first, ids = {"model": "baar", "messages": ASK}, []
@@ -165,7 +174,7 @@ def test_a_task_that_is_asked_anew_after_its_score_is_a_session_of_its_own(clien
   assert [len(client.session(id_)["steps"]) for id_ in ids] == [2, 2, 2]
 
 
-def test_a_cap_holds_for_later_calls_that_name_none(client):
+def test_a_cap_holds_for_later_calls_without_a_cap(client):
   caps = ["0.05", None, "0.06", "0.04"]
   replies = [
     client.chat(headers={"x-baar-max-usd": cap} if cap else {}) for cap in caps
@@ -174,14 +183,13 @@ def test_a_cap_holds_for_later_calls_that_name_none(client):
   assert replies[1].headers["x-baar-left-usd"] < "0.05"
 
 
-def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
+def test_a_cap_is_never_passed_and_errors_name_the_dollars(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=0.0006) as client:
     replies = [client.chat(headers={"x-baar-max-usd": "9"}) for _ in range(20)]
     statuses = [reply.status_code for reply in replies]
     assert statuses == sorted(statuses) and {*statuses} == {200, 429}
-    assert (
-      replies[-1].headers["x-should-retry"] == "false"
-    )  # OpenAI's client does not repeat it
+    # OpenAI's client must not repeat the call.
+    assert replies[-1].headers["x-should-retry"] == "false"
     error, spent = replies[-1].json()["error"], client.session()["spent_usd"]
     assert (
       error["spent_usd"]
@@ -198,36 +206,37 @@ def test_a_cap_is_never_passed_and_says_what_is_needed(tmp_path, upstream):
       partial["choices"][0]["finish_reason"] == "length"
       and partial["usage"]["cost"] == 0
     )
-    upstream.fault = lambda number, request: "drop"  # a retry, too, has to fit
+    upstream.fault = lambda number, request: "drop"  # A retry must fit the cap, too.
     partial = client.chat("other", {"x-baar-on-exhausted": "partial"}).json()
     assert partial["choices"][0]["finish_reason"] == "length"
     error = client.chat("third").json()["error"]
     assert error["code"] == "budget_exhausted" and error["spent_usd"] > 0.0004
 
 
-def test_an_attempt_that_ends_by_a_bug_counts_at_its_most(client):
+def test_an_attempt_with_a_bug_counts_at_its_worst_case(client):
   client.http.app.exchange.upstreams[0].attempt = lambda body: 1 / 0
   assert client.chat().status_code == 500
   session = client.session()
   assert session["in_flight"] == 0 and session["spent_usd"] > 0.0004
 
 
-def test_an_attempt_whose_end_cannot_be_written_is_booked_once(
-  client, upstream, monkeypatch
-):
-  """A refused attempt, which is not billed, and then a full disk."""
+def test_an_attempt_is_settled_once_despite_a_full_disk(client, upstream, monkeypatch):
+  """The model refuses the attempt without a bill, and then the disk is full."""
 
   def fail(*_):
     raise sqlite3.OperationalError("database or disk is full")
 
   upstream.fault = lambda number, request: "500"
   monkeypatch.setattr(client.http.app.exchange.sessions, "_close", fail)
-  assert client.chat().json()["error"]["message"] == "a bug: OperationalError"
+  assert client.chat().json()["error"]["message"] == (
+    "This server has a bug (OperationalError). Report it to its operator."
+  )
   assert client.session()["spent_usd"] == 0
 
 
-def test_a_failure_ends_the_call_that_decides_alone():
-  """The first decides alone, the second for both others and fails, and the third decides anew."""
+def test_a_failed_batch_ends_only_the_call_that_ran_it():
+  """The first call decides alone. The second decides for both others and fails.
+  Then the third decides again."""
   picks = iter((0, 2))
   policy = RulePolicy(PolicySpec("p"), lambda live, spec: (0, 1)[next(picks, 1)])
   decider = Decider(policy, rows=3)
@@ -245,10 +254,10 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=0.00105, reserve_usd=0.001) as client:
     replies = [client.chat() for _ in range(4)]
     left = [float(reply.headers["x-baar-left-usd"]) for reply in replies[:2]]
-    # A call takes $0.0000245, the first one more, and may cost 0.000409.
+    # A call costs $0.0000245, and the first one more. The worst case is $0.000409.
     assert left[0] > 0.001 > left[1]
     assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
-    # A cap below the reserve is a last call's alone.
+    # A cap below the reserve pays for one last call.
     small = [client.chat("small", {"x-baar-max-usd": "0.0009"}) for _ in range(2)]
     assert [reply.status_code for reply in small] == [200, 429]
     for name, path, status in (
@@ -256,8 +265,8 @@ def test_a_last_call_is_paid_from_the_reserve(tmp_path, upstream):
       ("POST", "/chat", 404),
     ):
       reply = client.http.request(name, path)
-      said = "answers POST /v1/chat/completions, "
-      assert reply.status_code == status and said in reply.json()["error"]["message"]
+      routes = "answers POST /v1/chat/completions, "
+      assert reply.status_code == status and routes in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("model, cap", [("baar:large", "1"), ("baar:large:K=1", "9")])
@@ -276,7 +285,7 @@ def test_large_calls_are_capped_by_header_and_name(client, model, cap):
 
 @pytest.fixture
 def routed(tmp_path, upstream, monkeypatch):
-  """routed(**serve): a client whose router takes LARGE where a dollar counts for little."""
+  """routed(**serve): a client whose router picks LARGE at a cost weight below 0.3."""
   spec = PolicySpec("conditioned", update=3, optimism=0.0, cap_conditioned=True)
   router = RulePolicy(spec, lambda live, spec: int(live.cost_weight < 0.3))
   router.cost_weights = (0.5, 0.1)
@@ -288,10 +297,15 @@ def routed(tmp_path, upstream, monkeypatch):
     )
 
 
-def test_a_client_says_how_much_a_dollar_counts(routed):
+def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   client, price = (
     routed(),
-    ["baar:price=0.5", "baar:price=0.1", "baar", "baar:K=5:price=0.5"],
+    [
+      "baar:cost_weight=0.5",
+      "baar:cost_weight=0.1",
+      "baar",
+      "baar:K=5:cost_weight=0.5",
+    ],
   )
   models = [
     client.chat(f"s{n}", model=name).json()["model"] for n, name in enumerate(price)
@@ -301,7 +315,7 @@ def test_a_client_says_how_much_a_dollar_counts(routed):
   assert {*price[:3]} < {
     model["id"] for model in client.http.get("/v1/models").json()["data"]
   }
-  assert client.chat("other", model="baar:price=0.3").status_code == 404
+  assert client.chat("other", model="baar:cost_weight=0.3").status_code == 404
   assert client.chat("s0").status_code == 409
 
 
@@ -309,9 +323,10 @@ def test_a_client_says_how_much_a_dollar_counts(routed):
   "cached, models, logps",
   [(0.9, [1, 1, 0], [None] * 3), (1.0, [1, 0, 0], [None, -0.5, -0.5])],
 )
-def test_a_warm_cache_can_decide(routed, cached, models, logps):
-  """The router chooses SMALL, but first LARGE, and a cap allows two calls of LARGE.
-  SMALL's call costs 10,000 x $1 + 10 x $2 a million, LARGE's 10,000 x $0.9 (or $1) + 10 x $10."""
+def test_a_warm_cache_can_replace_the_routers_choice(routed, cached, models, logps):
+  """The router chooses LARGE once and then SMALL. A cap allows two large calls.
+  Per million tokens, a call of SMALL costs 10,000 x $1 + 10 x $2, and one of LARGE with
+  a warm cache 10,000 x $0.9 (or $1) + 10 x $10."""
   client = routed(route_by_cache=True, max_large_calls=2)
   exchange, messages = client.http.app.exchange, [ASK[0] | {"content": "x" * 40_000}]
   price, router = exchange.upstreams[1].price, exchange.deciders["router"].policy
@@ -325,14 +340,14 @@ def test_a_warm_cache_can_decide(routed, cached, models, logps):
 
 @pytest.mark.parametrize(
   "name, failing, fault, cap, model, large_calls",
-  [  # Of a connection that is lost it is not known whether the call was billed.
-    ("baar:price=0.1", "large", "500", 1, "small", 0),
-    ("baar:price=0.1", "large", "drop", 2, "small", 2),
-    ("baar:price=0.5", "small", "500", 0, None, 0),
+  [  # After a lost connection nobody knows whether the call was billed.
+    ("baar:cost_weight=0.1", "large", "500", 1, "small", 0),
+    ("baar:cost_weight=0.1", "large", "drop", 2, "small", 2),
+    ("baar:cost_weight=0.5", "small", "500", 0, None, 0),
     ("baar:small", "small", "500", 1, None, 0),
   ],
 )
-def test_another_model_takes_over_where_all_retries_failed(
+def test_another_model_acts_if_all_retries_failed(
   routed, upstream, name, failing, fault, cap, model, large_calls
 ):
   upstream.fault = lambda number, request: (
@@ -347,19 +362,19 @@ def test_another_model_takes_over_where_all_retries_failed(
   assert (reply.json().get("model"), session["large_calls"]) == (model, large_calls)
   assert len(upstream.seen) == 2 + len(acted)
   assert spent.at_most_usd == pytest.approx(session["spent_usd"])
-  # Two calls that were lost count as 200 tokens of a reply at $10, and as their prompts.
+  # Each lost call counts as a reply of 200 tokens at $10, and its prompt.
   assert spent.presumed_usd >= 2 * 1e-6 * (200 * 10 + 23 * 5) * (fault == "drop")
   usd = {"small": USD, "large": 5 * USD, None: 0}[model]
   assert sum(spent.replies_usd) == pytest.approx(usd)
 
 
-def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
+def test_attempts_in_flight_count_after_a_kill(tmp_path, upstream):
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     client.chat("s")
     sessions = client.http.app.exchange.sessions
     client.attempt = sessions.begin(
       sessions.find("s"), Step("", 1, ""), 0.25
-    )  # and no end
+    )  # This attempt never ends.
     assert client.session()["left_usd"] == pytest.approx(1.0 - USD - 0.25)
   with Client(tmp_path, upstream, max_usd=1.0) as client:
     session = client.session()
@@ -370,9 +385,9 @@ def test_what_is_in_flight_counts_after_a_kill(tmp_path, upstream):
     assert client.chat().status_code == 200
 
 
-# As the version before wrote it.
+# The previous version wrote sessions in this form.
 STORED = {
-  "id": "s", "rule": "small", "price": None, "policy": "always-small", "task_id": "t",
+  "id": "s", "rule": "small", "cost_weight": None, "policy": "always-small", "task_id": "t",
   "description": "", "call_limit": None, "usd_limit": 1.0, "large_calls": 0, "spent_usd": 0.25,
   "switch_usd": 0.0, "score": None, "places": [0], "open": {"7": 0.5},
   "caches": {"0": {"messages": 1, "digest": "d", "tokens": 9, "at_s": 1.0}},
@@ -386,7 +401,7 @@ STORED = {
 }  # fmt: skip
 
 
-def test_a_session_that_is_stored_goes_on(tmp_path, upstream):
+def test_a_stored_session_goes_on(tmp_path, upstream):
   with Client(tmp_path, upstream):
     pass
   with (
@@ -395,7 +410,7 @@ def test_a_session_that_is_stored_goes_on(tmp_path, upstream):
   ):
     db.execute("INSERT INTO sessions VALUES ('s', 1, 0.0, ?)", (json.dumps(STORED),))
   with Client(tmp_path, upstream) as client:
-    session = client.session()  # its attempt in flight counts at its most
+    session = client.session()  # Its attempt in flight counts at its worst case.
     assert (session["spent_usd"], session["left_usd"], session["in_flight"]) == (
       0.75,
       0.25,
@@ -405,12 +420,13 @@ def test_a_session_that_is_stored_goes_on(tmp_path, upstream):
     assert len(client.session()["steps"]) == 2
 
 
-def test_a_decision_counts_at_its_most_until_its_usage_is_reported(client):
+def test_an_unreported_decision_counts_at_its_worst_case(client):
   body = {"messages": ASK, "model": "baar:large:K=1", "session_id": "s"}
   decision = client.post("/v1/decision", body).json()
   assert decision["model"] == "large" and decision["left_large_calls"] == 0
   score, before = {"score": 1, "task": "other"}, client.session()
-  assert client.post("/v1/sessions/s/score", score).status_code == 409  # no step yet
+  # A session without a step cannot be scored.
+  assert client.post("/v1/sessions/s/score", score).status_code == 409
   assert client.session() == before and before["in_flight"] == 1
   report = {"decision_id": decision["decision_id"]}
   assert client.post("/v1/decision", report).status_code == 400
@@ -421,7 +437,8 @@ def test_a_decision_counts_at_its_most_until_its_usage_is_reported(client):
   assert client.post("/v1/decision", report).status_code == 404
 
 
-BAD = [  # a body or fields of it, headers, the status, and a word of the error
+# Rows: a body or some of its fields, headers, the status, and a word of the error.
+BAD = [
   ({"model": "gpt-4.1"}, {}, 404, "baar:large"),
   ({"messages": []}, {}, 400, "messages"),
   ({"max_tokens": True}, {}, 400, "max_tokens"),
@@ -458,7 +475,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path, upstream):
 
 NO_ANSWERS = {name: standin.fault(x=float(name)) for name in ("nan", "inf")}
 NO_ANSWERS["no choice"] = standin.fault(choices=[1])
-CREATED = {"created": lambda h, *asked: h.send(201, h.answer(*asked))}
+CREATED = {"created": lambda h, *request: h.send(201, h.answer(*request))}
 
 
 @pytest.mark.parametrize(
@@ -472,17 +489,17 @@ CREATED = {"created": lambda h, *asked: h.send(201, h.answer(*asked))}
   ]
   + [(fault, 502, 2) for fault in NO_ANSWERS],
 )
-def test_an_upstreams_error_leaves_the_session(
+def test_a_session_goes_on_after_a_models_error(
   client, upstream, monkeypatch, fault, status, calls
 ):
   monkeypatch.setattr(standin, "FAULTS", standin.FAULTS | NO_ANSWERS | CREATED)
   upstream.fault = lambda number, request: fault
   reply = client.chat(stream=fault == "no choice")
   assert reply.status_code == status and len(upstream.seen) == calls
-  # Two attempts that may be billed count at their most.
+  # Two attempts that may be billed count at their worst case.
   assert (client.session()["spent_usd"] > 2 * 0.0004) == (calls == 2 and fault != "500")
-  said = reply.json()["error"]["message"]
-  assert (said == f"told to answer {fault}") == (fault in ("400 bad", "500"))
+  message = reply.json()["error"]["message"]
+  assert (message == f"told to answer {fault}") == (fault in ("400 bad", "500"))
   upstream.fault, upstream.answer = (
     lambda *_: "created",
     lambda request: "half a pair: \ud83d",

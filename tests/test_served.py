@@ -1,4 +1,4 @@
-"""Sessions that clients have played, or others have recorded, as tasks and episodes of a run."""
+"""Test that served and imported sessions become tasks and episodes of a run."""
 
 import json
 
@@ -6,10 +6,10 @@ import pytest
 import tiny
 
 from baar_jax.config import ModelsConfig
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job
-from baar_jax.rollout.turn import Policy
 from baar_jax.run import Run
-from baar_jax.serve.scored import ScoredSession, add_sessions
+from baar_jax.serve.sessions import ScoredSession, add_sessions
 from baar_jax.stages import import_traces
 from baar_jax.train.jobs import ALWAYS_LARGE
 
@@ -48,7 +48,7 @@ def test_a_task_stays_in_the_split_of_its_first_session(run):
 
 @pytest.mark.parametrize(
   "task, policy, seeds",
-  [  # of the first task, which is for training, of the second (dev) and the fourth (test)
+  [  # Task a is a train task, b a dev task and d a test task.
     ("a", "always-small", [0, 1, 10_000, 10_001]),
     ("b", "always-large", [0, 1, 2000, 2001]),
     ("d", "always-small", [3000, 3001]),
@@ -64,7 +64,7 @@ def test_sessions_have_the_seeds_that_stages_read(run, task, policy, seeds):
   assert sorted(run.store.keys(policy)) == [(task, seed) for seed in seeds]
 
 
-def test_what_clients_still_have_to_play_is_told_in_one_line(run):
+def test_missing_trials_are_listed_in_one_line(run):
   tasks = [run.store.name_task(name, "", 9) for name in "ab"]
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
@@ -90,7 +90,7 @@ def load(run, records, name="traces.jsonl"):
 
 
 def chat(session="a", models=("small", "large"), **changes):
-  """A line per call of an agent that is told what its actions did; the first one is changed."""
+  """Yield one line for each call of a session, with `changes` in the first one."""
   messages, common = (
     [{"role": "user", "content": "Fix it."}],
     {"session": session, "task": "fix"},
@@ -140,12 +140,13 @@ def atif(**changes):
 def test_chat_lines_are_an_episode_and_stored_once(run, capsys):
   for _ in range(2):
     load(run, chat())
-  assert "imported 0 sessions; 1 were there before" in capsys.readouterr().out
+  assert "Imported 0 sessions; 1 were already stored." in capsys.readouterr().out
   (episode,) = run.store.episodes("stratified(samples=3)")
   assert (episode.task_id, episode.seed, episode.score) == ("fix", 1001, 1.0)
-  told = [(step.observation, step.model, step.action) for step in episode.steps]
-  assert told == [("", 0, "act 0"), ("result 0", 1, "act 1")]
-  # (60 fresh x 1 + 40 cached x 0.5 + 10 out x 2) / 1e6, and LARGE is ten times as dear.
+  steps = [(step.observation, step.model, step.action) for step in episode.steps]
+  assert steps == [("", 0, "act 0"), ("result 0", 1, "act 1")]
+  # SMALL: (60 uncached x 1 + 40 cached x 0.5 + 10 completion x 2) / 1e6 dollars.
+  # LARGE costs ten times as much.
   assert [step.cost_usd for step in episode.steps] == pytest.approx([100e-6, 1000e-6])
   assert [task.description for task in run.store.tasks("train")] == ["Fix it."]
 
@@ -154,8 +155,8 @@ def test_an_atif_trajectory_is_an_episode(run):
   load(run, [atif()], "trajectory.json")
   (episode,) = run.store.episodes("always-large")
   assert (episode.task_id, episode.score) == ("door", 0.5)
-  told = [(step.observation, step.action) for step in episode.steps]
-  assert told == [("", 'look {"at": "door"}'), ("It is open.", "done")]
+  steps = [(step.observation, step.action) for step in episode.steps]
+  assert steps == [("", 'look {"at": "door"}'), ("It is open.", "done")]
   assert episode.steps[0].calls[0].usage.cached_tokens == 40
 
 
@@ -164,16 +165,16 @@ def test_an_atif_trajectory_is_an_episode(run):
   [
     (
       chat(model="other"),
-      "session 'a': the model 'other' is not in --config.models.names",
+      "session 'a': --config.models.names lacks the model 'other'",
     ),
-    (chat(usage=USAGE | {"cached_tokens": 101}), "counts that disagree"),
-    ([*chat()][1:], "call 1 do not end with reply 1"),
-    (["text"], "line 3: no record of a known format"),
-    ([atif(final_metrics={"total_prompt_tokens": 201})], "is 201, and its .* 200"),
-    ([atif(extra={})], "request.score: Field required"),
+    (chat(usage=USAGE | {"cached_tokens": 101}), "counts of the usage disagree"),
+    ([*chat()][1:], "call 1 must end with assistant message 1"),
+    (["text"], "line 3: the record lacks a field"),
+    ([atif(final_metrics={"total_prompt_tokens": 201})], "is 201, but .* 200"),
+    ([atif(extra={})], "Correct the field score: Field required"),
   ],
 )
-def test_a_file_that_does_not_add_up_is_refused_as_a_whole(run, records, problem):
+def test_a_file_with_one_error_is_refused_as_a_whole(run, records, problem):
   with pytest.raises(ValueError, match=f"{problem}[^\n]*$"):
     load(run, [*chat("good"), *records])
   assert not len(run.store.table())

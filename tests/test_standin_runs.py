@@ -1,4 +1,4 @@
-"""Whole runs whose two models are a loopback stand-in with faults: what they cost, to the cent."""
+"""Test what whole runs pay, with a stand-in server as models that has faults."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ KEY = "sk-hostile-0123456789abcdef"
 
 
 def arguments(runs, server, stage="all", **settings) -> list[str]:
-  """Of the command line; settings have __ for a dot."""
+  """Write the arguments of a command; a setting has __ in place of a dot."""
   values = {"env__max_steps": TASKS["max_steps"], "models__kind": "chat"}
   values |= {"models__names": "('small','large')", "models__max_completion_tokens": 60}
   values |= {
@@ -35,40 +35,43 @@ def arguments(runs, server, stage="all", **settings) -> list[str]:
     "models__timeout_s": 10.0,
   }
   values |= {"models__base_urls": f"('{server.url}',)"} | settings
-  own = [
+  options = [
     f"--config.{name.replace('__', '.')}={value}" for name, value in values.items()
   ]
   config = f"--config={ROOT / 'configs' / 'sandbox.py'}"
-  return ["main.py", config, *tiny.flags(runs), *own, f"--stage={stage}"]
+  return ["main.py", config, *tiny.flags(runs), *options, f"--stage={stage}"]
 
 
 def run(*given, **settings) -> int:
-  """The exit code of a command."""
+  """Run a command; return its exit code."""
   return main.main(main.parse(arguments(*given, **settings), flags.FlagValues()))
 
 
 def query(runs, text):
+  """Query the run's SQLite file."""
   with contextlib.closing(sqlite3.connect(runs / "tiny" / "episodes.sqlite")) as db:
     return db.execute(text).fetchall()
 
 
 def most_replies(runs):
-  """Of one and the same request."""
-  ((most,),) = query(
+  """Return the largest number of replies to one request."""
+  ((count,),) = query(
     runs, "SELECT max(n) FROM (SELECT count(reply) n FROM calls GROUP BY request)"
   )
-  return most
+  return count
 
 
 def billed(server):
+  """Return the stand-in's bill in dollars."""
   return float(server.usd(PRICES))
 
 
-def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid(
-  tmp_path, monkeypatch, capsys
-):
-  """Each twentieth request is met by the next one; what stops the run is one line, and the same
-  command goes on. No answer that was billed is missing in the run's books at any stop."""
+def test_a_run_survives_all_faults_and_knows_its_bill(tmp_path, monkeypatch, capsys):
+  """Each twentieth request meets the next fault.
+
+  A fault that stops the run is reported in one line, and the same command continues the
+  run. At each stop the recorded dollars are at least the bill.
+  """
   monkeypatch.setenv("HOSTILE_KEY", KEY)
   monkeypatch.setattr(wire, "BACKOFF_S", 0.001)
   left, lines, budgets = [*FAULTS, *REFUSALS], [], (0.0005, 0.002)
@@ -88,7 +91,7 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   known = read_spent(tmp_path / "tiny", 2).at_most_usd
   assert billed(server) <= known + 1e-9 < 3 * billed(server)
   ((recorded,),) = query(tmp_path, "SELECT count(*) FROM calls")
-  assert recorded >= len(server.seen)  # also what had no time left to be sent
+  assert recorded >= len(server.seen)  # some attempts timed out before they were sent
   assert most_replies(tmp_path) == 1
   results = json.loads((tmp_path / "tiny/report/results.json").read_text())
   ledger = results["ledger"]
@@ -100,7 +103,7 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   )
   rows = [row for row in results["policies"] if row["usd_budget"] is not None]
   assert {row["usd_budget"] for row in rows} == {*budgets}
-  assert all(row["overruns"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
+  assert all(row["overspends"] == 0 and 0 < row["use_share"] <= 1 for row in rows)
   out, err = capsys.readouterr()
   files = [
     path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()
@@ -109,10 +112,13 @@ def test_a_run_among_all_misbehaviours_ends_with_a_report_and_knows_what_it_paid
   assert not [text for text in [said, *files] if KEY[3:].encode() in text]
 
 
-def test_neither_a_cap_nor_kill_9_loses_anything_or_pays_for_it_twice(
+def test_a_cap_and_kill_9_lose_nothing_and_pay_nothing_twice(
   tmp_path, monkeypatch, capsys
 ):
-  """At a cap, and then without one at random moments. What was in flight counts at its worst."""
+  """A cap stops the run first. Then it is killed at random moments.
+
+  Calls in flight count at their worst case.
+  """
   monkeypatch.delenv("OPENAI_API_KEY", raising=False)
   draw, kept, kills, code = random.Random(0), {}, 0, -signal.SIGKILL
   with StandIn(Lockpick(**TASKS), latency_s=lambda number: 0.004).running() as server:
@@ -138,7 +144,7 @@ def test_neither_a_cap_nor_kill_9_loses_anything_or_pays_for_it_twice(
     assert (
       code == 0 and kills >= 3 and len(kept) == (6 + 2) * 2 * 2
     )  # train and dev tasks
-    # Requests beside the recorded replies were in flight at a kill, and are recorded as open.
+    # Requests without a recorded reply were in flight at a kill. Their kind is "open".
     kinds = dict(query(tmp_path, "SELECT kind, count(*) FROM calls GROUP BY kind"))
     assert kinds.keys() <= {"reply", "open"} and kinds.get("open", 0) <= 4 * kills
     assert kinds["reply"] <= len(server.seen) <= kinds["reply"] + kinds.get("open", 0)

@@ -1,4 +1,4 @@
-"""The store: what goes in comes out, nothing twice, and nothing committed is lost."""
+"""Check that the store keeps what it is given, once, and refuses damaged files."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ def store(path):
   return Store(path)
 
 
-def test_an_episode_comes_back_as_it_was(store, path):
+def test_an_episode_is_read_as_it_was_stored(store, path):
   whole = episode("t1", "random(p=0.5)", 3, "SLS", score=0.25, stop="max_steps")
   whole.call_budget, step = 2, whole.steps[1]
   step.observation, step.action = 'a "quoted"\nline \N{SNOWMAN}\t', "go to O'Hara"
@@ -51,7 +51,7 @@ def test_an_episode_comes_back_as_it_was(store, path):
   assert (whole.cost_usd, whole.large_calls) == (1.0 + (0.1 + 0.2) + 1.0, 1)
 
 
-def test_a_key_is_taken_once_and_orders_the_episodes(store):
+def test_a_key_is_stored_once_and_orders_the_episodes(store):
   keys = [("t2", 10), ("t1", 2), ("t2", 9), ("t1", 11)]
   store.add(
     *(episode(task_id, "p", seed) for task_id, seed in keys), episode("t1", "q", 2)
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
   with path.open("r+b") as file:
     file.seek(100)
     file.write(b"\xff" * (4096 - 100))  # the page with the schema
-  problem = "cannot be used as an episode store .*; move it away or restore a copy"
+  problem = "is no episode store that SQLite can use .*: free .* or move it away"
   with pytest.raises(ValueError, match=f"^{re.escape(str(path))} {problem}$"):
     Store(path)
   older = tmp_path / "older.sqlite"
@@ -86,12 +86,12 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(store, path, tmp_path):
     "CREATE TABLE episodes (policy TEXT, task_id TEXT, episode TEXT)"
   )
   with pytest.raises(
-    ValueError, match="was made by another version of this program: choose"
+    ValueError, match="is a store of another version of this program: choose"
   ):
     Store(older)
 
 
-def test_a_row_that_equals_another_policy_s_shares_its_text(store, path):
+def test_a_reused_episode_refers_to_the_text_of_another_policy(store, path):
   store.add(*(episode("t1", "random", seed, "SLS"[: seed + 1]) for seed in range(3)))
   store.add_equal("random(K=4)", 4, "random", [("t1", 2), ("t1", 0)])
   store.add_equal("random(K=3)", 3, "random(K=4)", [("t1", 2)])  # refers to the first
@@ -108,7 +108,7 @@ def test_a_row_that_equals_another_policy_s_shares_its_text(store, path):
   assert (*table.steps, *table.cost_usd) == (1, 3, 1.0, 7.0) and table.reused.all()
 
 
-def test_the_table_by_hand(store):
+def test_the_table_has_the_sums_worked_out_by_hand(store):
   e = episode("t1", "cascade", 3, "SL", score=0.5, stop="max_steps")
   small, large = e.steps
   small.calls = [Call(0, Usage(10, 0, 7), 1.0, 0.5, True), call(2, 0.125, 3, "judge")]
@@ -158,7 +158,7 @@ DAMAGE += [("episode", FINE.replace('"steps":[', '"steps":[3,'))]
 
 
 @pytest.mark.parametrize("column, value", DAMAGE)
-def test_a_row_that_cannot_be_read_is_named(store, path, column, value):
+def test_a_damaged_row_is_named(store, path, column, value):
   store.add(*(episode("t", "p", seed) for seed in range(3)))
   assert value != FINE
   damage(path, COLUMN.format(column), value)
@@ -177,7 +177,7 @@ def damage(path, change, *values):
 
 @pytest.fixture
 def older(tmp_path):
-  """The directory of a run of version 0: of three models, with explored samples."""
+  """Unpack the directory of a run of version 0, with three models."""
   golden = Path(__file__).parent / "golden" / "store_0"
   directory = tmp_path / "tiny"
   directory.mkdir()
@@ -197,7 +197,7 @@ def dump(path) -> list[str]:
     return [*db.iterdump(), db.execute("PRAGMA user_version").fetchone()]
 
 
-def test_of_a_store_of_version_0_nothing_is_played_again(older):
+def test_no_episode_of_a_store_of_version_0_is_played_again(older):
   config = read_config(older)
   kinds = ("samples", 2, True), ("steps", 1, True), ("repeats", 1, True)
   assert config.references.plans == kinds and config.env.options == {}
@@ -210,7 +210,7 @@ def test_of_a_store_of_version_0_nothing_is_played_again(older):
     table = store.table()
     assert len(table) == len(before) == 63
     listed = [spec.key for spec in list_specs(config)]
-    # 4 samples of each of 3 training tasks; BoPO's rollouts of 2 tasks, 2 each.
+    # 4 samples of each of 3 training tasks; 2 rollouts of each of 2 tasks.
     other = {
       "exploration-all(samples=2,steps=1,repeats=1)": 12,
       "bopo(lam=0.1)/1": 4,
@@ -225,7 +225,7 @@ def test_of_a_store_of_version_0_nothing_is_played_again(older):
     }
     for stage in played:
       for spec, jobs in list_planned(config, store, stage):
-        # On test the chosen policies alone are played.
+        # Only the chosen policies are played on test.
         jobs = [job for job in jobs if job.task.split != "test" or spec.key in chosen]
         assert {(job.task.id, job.seed) for job in jobs} <= store.keys(spec.key), spec
         assert len(store.episodes(spec.key)) >= len(jobs)
@@ -260,7 +260,9 @@ def test_of_a_store_of_version_0_nothing_is_played_again(older):
 def test_samples_and_sessions_of_version_0_have_todays_keys(older, key, plans, spec):
   # A session keeps its policy in its state, as the endpoint reads it.
   path = older / "episodes.sqlite"
-  state = json.dumps({"id": "s", "policy": "conditioned(update=2,price=0.5,usd=0.1)"})
+  state = json.dumps(
+    {"id": "s", "policy": "conditioned(update=2,price=0.5,usd=0.1)", "price": 0.5}
+  )
   damage(path, "CREATE TABLE sessions (id TEXT PRIMARY KEY, state TEXT)")
   damage(path, "INSERT INTO sessions VALUES ('s', ?)", state)
   damage(path, "UPDATE episodes SET policy = ? WHERE policy = 'always-small'", key)
@@ -269,7 +271,8 @@ def test_samples_and_sessions_of_version_0_have_todays_keys(older, key, plans, s
   assert (new,) in rows_of(path, "SELECT policy FROM episodes")
   ((stored,),) = rows_of(path, "SELECT state FROM sessions")
   routed = PolicySpec("conditioned", update=2, cost_weight=0.5, cap=Cap(usd=0.1))
-  assert json.loads(stored) == {"id": "s", "policy": routed.key}
+  expected = {"id": "s", "policy": routed.key, "cost_weight": 0.5}
+  assert json.loads(stored) == expected
 
 
 def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):
@@ -278,12 +281,12 @@ def test_a_dry_run_leaves_an_older_store_to_its_owner(older, capsys):
   written = dump(older / "episodes.sqlite")
   plan.main(config, ["profile", "references"])
   assert dump(older / "episodes.sqlite") == written
-  # It has read the copy under today's names: nothing is left to play.
+  # The dry run reads a converted copy, in which no episode is missing.
   total = capsys.readouterr().out.splitlines()[-1]
   assert total.split() == ["in", "all", "0", "0", "0.0000"]
 
 
-def test_a_run_of_version_0_goes_on(older):
+def test_a_run_of_version_0_continues(older):
   config = read_config(older)
   config.runs = str(older.parent)
   with contextlib.closing(Run(config)) as run:
@@ -296,7 +299,7 @@ def test_a_store_of_a_newer_version_is_refused_and_stays(store, path):
   damage(path, f"PRAGMA user_version = {VERSION + 1}")
   written = dump(path)
   with pytest.raises(
-    ValueError, match="was made by another version of this program: "
+    ValueError, match="is a store of another version of this program: "
   ) as error:
     Store(path)
   assert "\n" not in str(error.value) and dump(path) == written

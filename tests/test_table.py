@@ -1,4 +1,4 @@
-"""The ledger: its parts, their sum, and what is left out of it."""
+"""Check the run's dollars: their parts, their sum, and what does not count."""
 
 import dataclasses
 
@@ -11,13 +11,13 @@ from baar_jax.store import Store
 
 
 def table(*episodes):
-  """The table of a new store with these episodes."""
+  """Return the table of a new store with these episodes."""
   store = Store(":memory:")
   store.add(*(dataclasses.replace(e, seed=i) for i, e in enumerate(episodes)))
   return store.table()
 
 
-def test_recorded_calls_come_before_those_of_episodes():
+def test_recorded_calls_replace_the_dollars_of_episodes():
   first, second = episode(models="SL"), episode(models="SL")
   for e, replayed in ((first, False), (second, True)):  # what is replayed was paid once
     e.steps[0].calls += [call(2, 0.125, kind="judge"), call(usd=0.5, kind="retry")]
@@ -40,7 +40,7 @@ def test_recorded_calls_come_before_those_of_episodes():
   assert [ledger[part] for part in PARTS] == [1.0, 6.0, 0.0, 8.0, 0.0, 0.0]
 
 
-def test_the_calls_of_several_processes(tmp_path):
+def test_calls_of_all_processes_are_added_up(tmp_path):
   kinds = (
     (0, REPLY, 1.0),
     (1, REPLY, 2.0),

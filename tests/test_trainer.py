@@ -1,4 +1,4 @@
-"""Episodes to literal arrays; micro-batches add up to the whole batch."""
+"""Check batches against literal arrays, and gradient steps of micro-batches."""
 
 import dataclasses
 import math
@@ -30,15 +30,15 @@ from baar_jax.train.rollouts import Learner, update_policy
 from baar_jax.train.trainer import ShardedRouter, Trainer
 
 ADV = [1.0, -2.0, 0.5, 3.0, -1.0]  # mean 0.3
-WHOLE = 8  # rows that hold all episodes
+WHOLE = 8  # a batch with this many rows has all episodes
 BOPO = BoPOConfig(ratio_level="decision", kl_beta=0.5)
-# Its first step is plain gradient descent, so that the parameters show the gradient.
+# The first step is plain gradient descent, so the parameters show the gradient.
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 
 @pytest.fixture(scope="module")
 def episodes():
-  """Of 5, 1, 6, 2 and 4 decisions, with log-probabilities; one decision was forced."""
+  """Five episodes with 5, 1, 6, 2 and 4 decisions, of which one was forced."""
   logps = [-0.3 - 0.1 * s for s in range(6)]
   models = "SLSLL", "L", "SLLSSL", "LL", "LSSL"
   result = [
@@ -51,7 +51,7 @@ def episodes():
 
 @pytest.fixture(scope="module")
 def batcher(router_config, tokenizer_dir, make_task):
-  """batcher(rows): cuts into micro-batches of so many rows, of lengths of so many buckets."""
+  """batcher(rows, buckets): micro-batches of `rows` rows, with `buckets` lengths."""
 
   def make(rows: int, buckets: int = 1, labels: Labels = ACTED) -> Batcher:
     router = dataclasses.replace(router_config, max_tokens=208, buckets=buckets)
@@ -63,7 +63,7 @@ def batcher(router_config, tokenizer_dir, make_task):
 
 
 def copy_of(state):
-  """A copy on the same devices: steps give their buffers away, and NumPy's compile again."""
+  """Copy arrays on their devices, because a step donates its buffers."""
   return jax.tree.map(jnp.copy, state)
 
 
@@ -76,12 +76,12 @@ def assert_arrays(batch, **expected):
 
 
 def test_a_batch_of_transcripts_by_hand():
-  """One row per episode; the second episode's history was cut before its last step."""
-  made = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
+  """The second episode has two windows; its history is cut before the last step."""
+  transcripts = [episode(models="SL"), episode(models="LSL", logps=[-0.5, None, 0.0])]
   windows = [[Window([11, 12, 13, 14], [1, 3], 0)]]
   windows += [[Window([21, 22, 23], [0, 2], 0), Window([31, 32], [1], 2)]]
   assert_arrays(
-    make_batch(made, windows, ACTED, SHAPE),
+    make_batch(transcripts, windows, ACTED, SHAPE),
     tokens_RxT=[[11, 12, 13, 14, 0, 0], [21, 22, 23, 0, 0, 0], [31, 32, 0, 0, 0, 0]],
     row_BxS=[[0, 0, 0, 0], [1, 1, 2, 0], [0, 0, 0, 0]],
     position_BxS=[[1, 3, 0, 0], [0, 2, 1, 0], [0, 0, 0, 0]],
@@ -89,21 +89,21 @@ def test_a_batch_of_transcripts_by_hand():
     logp_BxS=[[0, 0, 0, 0], [-0.5, 0, 0, 0], [0, 0, 0, 0]],
     mask_BxS=np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]], bool),
   )
-  # A forced decision was not sampled; a log-probability of 0 was.
-  batch = make_batch(made, windows, SAMPLED, SHAPE, [2.0, -1.0])
+  # A decision without log-probability was forced; one with 0.0 was sampled.
+  batch = make_batch(transcripts, windows, SAMPLED, SHAPE, [2.0, -1.0])
   mask_BxS = [[False] * 4, [True, False, True, False], [False] * 4]
   assert_arrays(batch, mask_BxS=mask_BxS, adv_B=[2.0, -1.0, 0.0])
 
 
 def test_micro_batches_hold_every_episode_once(batcher, episodes):
-  # Short ones together: 1, 2 | 4, 5 | 6 decisions.
+  # Episodes of similar length are together: 1, 2 | 4, 5 | 6 decisions.
   batches = batcher(2).micro_batches(episodes)
   assert [batch.mask_BxS.sum(axis=1).tolist() for batch in batches] == [
     [1, 2],
     [4, 5],
     [6, 0],
   ]
-  # Of 5 episodes and 18 decisions; a row of padding counts, as the losses average over rows.
+  # The step has 5 episodes and 18 decisions. Padding counts, as losses average over rows.
   assert [batch.episode_share for batch in batches] == pytest.approx([2 / 5] * 3)
   assert [batch.decision_share for batch in batches] == pytest.approx(
     [3 / 18, 9 / 18, 6 / 18]
@@ -112,18 +112,16 @@ def test_micro_batches_hold_every_episode_once(batcher, episodes):
   assert [batch.adv_B.tolist() for batch in batches] == [[-2, 3], [-1, 1], [0.5, 0]]
   assert batches[2].mask_BxS.sum(axis=1).tolist() == [5, 0]  # one was forced
   assert batches[2].decision_share == pytest.approx(5 / 17)
-  # What is computed of each batch comes in the order of the episodes.
+  # Values computed per batch are returned in the order of the episodes.
   models = batcher(2).compute(lambda batch: batch.action_BxS, episodes)
   assert "".join("SL"[model] for model in models) == "SLSLLLSLLSSLLLLSSL"
 
 
-def test_a_scorer_learns_failures_from_what_any_but_the_dearest_proposed(
-  batcher, tokenizer_dir
-):
+def test_a_scorer_learns_failures_from_cheaper_models_proposals(batcher, tokenizer_dir):
   view = View(batcher(WHOLE).view.config, tokenizer_dir, proposals=True)
-  made = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
+  pair = [episode("plant-0", models="SS"), episode("plant-0", models="LSS", score=0.5)]
   scorer = dataclasses.replace(batcher(WHOLE), view=view, labels=FAILURES)
-  (batch,) = scorer.micro_batches(made)
+  (batch,) = scorer.micro_batches(pair)
   assert np.where(batch.mask_BxS, batch.action_BxS, 2)[:2, :3].tolist() == [
     [0, 0, 2],
     [2, 1, 1],
@@ -133,14 +131,14 @@ def test_a_scorer_learns_failures_from_what_any_but_the_dearest_proposed(
   ] == [2, 2]
 
 
-def test_micro_batches_make_the_step_of_one_batch(
+def test_micro_batches_take_the_same_step_as_one_batch(
   tiny_model, batcher, episodes, filled, view
 ):
   ids, other = view.decision_ids, filled(lambda: build_model(view.config, 0), seed=3)
   trainer = Trainer(tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids)
   start, anchor = copy_of(trainer.state), ShardedRouter(other, ids)
   metrics, states = [], []
-  # The latter of rows of 104 and of 208 tokens.
+  # The second batcher has rows of 104 and of 208 tokens.
   for micro in (batcher(WHOLE, labels=SAMPLED), batcher(2, 2, SAMPLED)):
     trainer.load(copy_of(start))
     learner = Learner(BOPO, trainer, micro, anchor)
@@ -152,17 +150,17 @@ def test_micro_batches_make_the_step_of_one_batch(
   assert metrics[0]["kl"] > 0.01 and trainer._gradient._cache_size() == 3
   changes = jax.tree.map(lambda now, was: np.abs(now - was).max(), states[0], start)
   assert max(jax.tree.leaves(changes["params"])) > 0.001
-  # Every kernel, and what the optimizer keeps of it, is split over the devices.
+  # Every kernel, and its state in the optimizer, is sharded over the devices.
   kernels = [x for x in jax.tree.leaves(trainer.state) if x.ndim > 1]
   assert all("fsdp" in kernel.sharding.spec for kernel in kernels)
-  # The model that it started from is as it was.
+  # The model that was passed has not changed.
   np.testing.assert_array_equal(
     tiny_model.final_norm[...], start["params"]["final_norm"]
   )
 
 
 def test_no_array_has_both_tokens_and_vocabulary(tiny_model, view, batcher, episodes):
-  """Neither forward nor backward: of 340 words only the decisions' logits are ever computed."""
+  """Neither pass computes logits of all 340 tokens at any position."""
   trainer = Trainer(tiny_model, sft_batch_loss, OPTIMIZER, view.decision_ids)
   (batch,) = batcher(WHOLE).micro_batches(episodes)
   T = batch.tokens_RxT.shape[1]
@@ -177,16 +175,16 @@ def test_no_array_has_both_tokens_and_vocabulary(tiny_model, view, batcher, epis
   ]
 
 
-def test_in_bf16_the_first_step_is_on_policy(
+def test_the_first_step_in_bf16_is_on_policy(
   tiny_model, batcher, episodes, view, monkeypatch
 ):
-  """Whatever the rollouts recorded, each ratio is 1: the loss is minus the mean advantage."""
+  """All ratios are 1, whatever the rollouts recorded. So the loss is minus the mean of ADV."""
   ids = view.decision_ids
   trainer = Trainer(
     tiny_model, partial(bopo_loss, BOPO), OPTIMIZER, ids, dtype="bfloat16"
   )
   start = copy_of(trainer.state)
-  # It has no distance to itself.
+  # The anchor is the trainer itself, so the KL is 0.
   learner = Learner(BOPO, trainer, batcher(WHOLE, labels=SAMPLED), trainer)
   arguments = learner, [*map(RatedEpisode, episodes, ADV)], 0
   assert update_policy(*arguments)["loss"] == pytest.approx(-0.3, abs=1e-3)
@@ -194,12 +192,12 @@ def test_in_bf16_the_first_step_is_on_policy(
   trainer.load(start)
   monkeypatch.setattr(
     trainer, "low_precision", False
-  )  # then it takes those, which are made up
+  )  # The recorded log-probabilities are invented, so their ratios differ from 1.
   assert abs(update_policy(*arguments)["loss"] + 0.3) > 0.05
 
 
 def updates_of(optimizer, gradients, value=0.0):
-  """The optimizer's updates of one parameter that keeps its value; 0 does not decay."""
+  """The updates of one parameter whose value stays; the value 0 has no weight decay."""
   state, step, updates = optimizer.init(jnp.array(value)), jax.jit(optimizer.update), []
   for gradient in gradients:
     update, state = step(jnp.array(gradient), state, jnp.array(value))
@@ -211,9 +209,9 @@ def sft(updates=103, **settings):
   return training.sft_optimizer(SFTConfig(updates=updates, **settings), 0.6)
 
 
-def test_schedule_and_clipping():
-  # Adam's step on a constant gradient is the learning rate. 3 % of 103 updates are warm-up, in
-  # quarters; the other 100 a half cosine: the peak, cos 45 degrees, 90 and 180.
+def test_learning_rates_clipping_and_weight_decay():
+  # Adam's step on a constant gradient is the learning rate. 3 % of 103 updates are warm-up:
+  # quarters of the peak. The other 100 are half a cosine: at 0, 45, 90 and 180 degrees.
   rates = -np.array(updates_of(sft(), [0.5] * 104))
   expected = [0.15, 0.3, 0.45, 0.6, 0.6 * (1 + math.sqrt(0.5)) / 2, 0.3, 0.0]
   np.testing.assert_allclose(
@@ -226,7 +224,7 @@ def test_schedule_and_clipping():
     assert updates_of(optimizer, [0.001]) == pytest.approx(
       [-0.6 * 0.001 / 0.101], rel=1e-5
     )
-  # With clipping a gradient of 1000 is one of 1.
+  # Clipping turns a gradient of 1000 into 1.
   clipped, ones = (updates_of(sft(), [1.0, big, -big]) for big in (1000.0, 1.0))
   assert clipped == pytest.approx(ones) != updates_of(sft(), [0.5, 1.0, -1.0])
   # Weights decay: at a quarter and at half of the peak by 0.15 and 0.3 times 0.01 * 5.

@@ -1,4 +1,4 @@
-"""Three models: their words and texts, draws, rules and cascade by hand, and a whole small run."""
+"""Test three models: texts, draws, rules, the cascade, and a whole small run."""
 
 import dataclasses
 import math
@@ -12,8 +12,8 @@ from test_rules import live, models
 from test_scripted import Room
 
 from baar_jax.envs.base import Oracle
-from baar_jax.envs.sandbox.errors import SandboxErrors
-from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
+from baar_jax.envs.sandbox.adapter import SandboxErrors
+from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
 from baar_jax.rollout.budget import BudgetSpent, unlimited
 from baar_jax.rollout.loop import run_episodes
 from baar_jax.rollout.specs import Cap, Decision
@@ -27,7 +27,7 @@ from configs import sciworld
 
 
 def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
-  """Each has a decision token; a scorer reads who proposes, where the dearest did not act."""
+  """Each model has a decision token. A cascade's scorer reads which model proposes."""
   train_tokenizer(["task: find the plant"], 340, tmp_path, models=3)
   sizes = {"action_tokens": 40, "result_tokens": 40, "max_tokens": 2000}
   config = dataclasses.replace(router_config, **sizes)
@@ -69,7 +69,9 @@ def test_texts_name_models_by_rank(router_config, tmp_path, make_task):
   )
 
 
-def test_strata_of_two_are_as_before_and_of_three_the_dearer_ones_are_drawn_evenly():
+def test_costlier_models_are_drawn_evenly():
+  """The draws of two models keep their values."""
+
   def draw(seed, p, count=2, steps=20):
     return models("random", [live("t1", seed, s, count) for s in range(steps)], p=p)
 
@@ -80,16 +82,15 @@ def test_strata_of_two_are_as_before_and_of_three_the_dearer_ones_are_drawn_even
     "11111111101101110111",
   ]
   counts = np.bincount(draw(0, 0.5, 3, 4000), minlength=3)
-  assert counts[1:].sum() == sum(
-    draw(0, 0.5, steps=4000)
-  )  # the same steps are dearer ones'
-  assert counts[1] / counts[1:].sum() == pytest.approx(
-    0.5, abs=0.034
-  )  # three standard deviations
+  # Costlier models act at the same steps.
+  assert counts[1:].sum() == sum(draw(0, 0.5, steps=4000))
+  # The tolerance is three standard deviations.
+  assert counts[1] / counts[1:].sum() == pytest.approx(0.5, abs=0.034)
 
 
-def test_a_threshold_is_what_dollars_count_for():
-  # u is 0, .15, 1: M2 for M3 from the logit -log(.5 / .2) / .85 on, M1 from log(.5 / .3) / .15.
+def test_a_threshold_weighs_the_dollars_of_three_models():
+  # The normalised dollars u are 0, .15 and 1. M2 replaces M3 from the logit
+  # -log(.5 / .2) / .85 on, and M1 replaces M2 from log(.5 / .3) / .15 on.
   p_A, rule = np.array([0.3, 0.5, 0.2]), Threshold(usd_A=(0.1, 0.4, 2.1))
   for model, logit in ((2, -1.1), (1, -1.0), (1, 0.0), (1, 3.3), (0, 3.5)):
     rule.value = 1 / (1 + math.exp(-logit))
@@ -103,13 +104,15 @@ def test_a_threshold_is_what_dollars_count_for():
   [
     ("0", Cap(), {}, "s", 0),
     ("11", Cap(), {}, "slt", 2),
-    ("1", Cap(1), {}, "sl", 1),  # the only call: nothing is left to decide
-    # The second proposal is taken where the third model's attempts brought nothing.
+    ("1", Cap(1), {}, "sl", 1),  # after the only call there is nothing to decide
+    # The second proposal is taken if all attempts of the third model failed.
     ("11", Cap(usd=1.0), {(0, "third"): BudgetSpent("")}, "slt", 1),
   ],
 )
 def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
   class Chain(HandCascade):
+    """A cascade with fixed decisions: 1 goes on to the next model."""
+
     def choose(self, ready):
       return [Decision(x.proposer + int(next(left)), 0.0, 1e-6, 2.0) for x in ready]
 
@@ -118,7 +121,8 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
   policy.spec = policy.spec.under(cap)
   (episode,) = run_episodes([job(max_steps=1)], policy, pair, [HandEnv(tape)])
   assert "".join(event[4] for event in tape if event.startswith("ask")) == asked
-  assert next(left, None) is None  # it was asked as often as it had to be
+  # All decisions were asked for.
+  assert next(left, None) is None
   (step,) = episode.steps
   assert [call.model for call in step.calls] == [*reversed(range(acted + 1))]
   assert [call.kind for call in step.calls] == ["act"] + ["proposal"] * acted
@@ -127,15 +131,14 @@ def test_a_cascade_goes_on_model_by_model(choices, cap, texts, asked, acted):
     len(choices) * 1e-6,
     len(choices) * 2.0,
   )
-  assert (
-    episode.large_calls == step.model == acted
-  )  # a proposal of M2 is a call, taken or not
+  # A proposal of M2 counts as a call, also if it is not taken.
+  assert episode.large_calls == step.model == acted
   assert summarize_episode(episode)["proposals_usd"] == pytest.approx(
     TRIO_USD[0] * bool(acted)
   )
 
 
-def test_the_rates_of_the_model_between_are_halfway():
+def test_the_rates_of_the_intermediate_model_are_halfway():
   plain, tricky = (Oracle("", 0, critical, False) for critical in (False, True))
   rates = [
     SandboxErrors(3).lapse(1, "t", oracle, False).rate for oracle in (plain, tricky)
@@ -145,16 +148,16 @@ def test_the_rates_of_the_model_between_are_halfway():
     lapses = [
       ScienceWorldErrors(3).lapse(model, task_id, tricky, False) for model in range(3)
     ]
-    if lapses[1].wrong == 0.6:  # it does not know the step, so SMALL does not either
+    if lapses[1].wrong == 0.6:
+      # The intermediate model does not know the step, so SMALL does not know it either.
       assert lapses[1].rate == pytest.approx(0.965) and lapses[0].rate == 0.98
-    else:  # LARGE knows it, too
+    else:
+      # LARGE knows all steps that the intermediate model knows.
       assert lapses[1].rate < 0.1451 and lapses[2].rate != 0.95
 
 
 @pytest.mark.parametrize("setting", ["nano-mini", "nano-full", "mini-full"])
-def test_two_of_the_three_err_in_the_same_steps_as_among_the_three(
-  setting, make_task, tmp_path
-):
+def test_two_of_the_three_models_err_as_among_all_three(setting, make_task, tmp_path):
   names = sciworld.get_config(setting).models.names
 
   def play(setting):

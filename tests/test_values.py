@@ -15,8 +15,8 @@ import tiny
 from baar_jax.config import ValueConfig
 from baar_jax.episode import LARGE, SMALL, Call, Episode, Step, Task, Usage
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
-from baar_jax.router import conditioned, head
-from baar_jax.router.conditioned import ConditionedPolicy
+from baar_jax.router import head
+from baar_jax.router import policy as policies
 from baar_jax.router.head import (
   Heads,
   Scale,
@@ -25,6 +25,7 @@ from baar_jax.router.head import (
   draw_heads,
   estimate,
 )
+from baar_jax.router.policy import ConditionedPolicy
 from baar_jax.run import Run
 from baar_jax.stages import train
 from baar_jax.train import values
@@ -50,7 +51,7 @@ def episode(score, *steps):
 
 
 def transitions_of(episodes, hidden_N) -> Transitions:
-  """Of tasks of three steps, with hidden states of size 1."""
+  """Transitions of a task of three steps, with hidden states of size 1."""
   progress = [row for e in episodes for row in head.count_progress(3, e.steps)]
   states = States(np.array(hidden_N, np.float32)[:, None], np.array(progress))
   return make_transitions(states, episodes, unit_usd=1.0)
@@ -62,22 +63,22 @@ def make_heads(width, hidden_size) -> Heads:
   return draw_heads(jax.random.key(0), 2, (width, width), 2, scale)
 
 
-def test_rows_of_an_episode_by_hand():
-  """Gains add up to the final score, also where the environment tells none on the way."""
-  told = episode(0.5, step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9))
+def test_transitions_of_an_episode_by_hand():
+  """Gains add up to the final score, even if the environment does not score steps."""
+  scored = episode(0.5, step(0, 1.0, 0.25), step(1, 2.0, 0.25), step(0, 1.0, 0.9))
   states = States(np.zeros((5, 1)), np.zeros((5, 6)))
-  silent = episode(0.5, step(0, 1.0), step(1, 2.0))
-  data = make_transitions(states, [told, silent], unit_usd=2.0)
+  unscored = episode(0.5, step(0, 1.0), step(1, 2.0))
+  data = make_transitions(states, [scored, unscored], unit_usd=2.0)
   assert data.model_N.tolist() == [0, 1, 0, 0, 1]
   assert data.cost_N.tolist() == [0.5, 1.0, 0.5, 0.5, 1.0]
   assert data.gain_N.tolist() == [0.25, 0.0, 0.25, 0.0, 0.5]
   assert data.last_N.tolist() == [False, False, True, False, True]
   progress = ((0, 0, 4, 0, 0, 0), (1, 0, 4, 1, 0, 1), (2, 1, 4, 2, 1, 2))
-  assert tuple(head.count_progress(TASK.max_steps, told.steps)) == progress
+  assert tuple(head.count_progress(TASK.max_steps, scored.steps)) == progress
 
 
 def test_progress_by_hand():
-  """What comes again is no progress, however long ago it was seen; something new starts anew."""
+  """A repeated observation is no progress. A new one sets the counts of stale steps to 0."""
   steps = [
     dataclasses.replace(step(int(m), 1.0), observation=o)
     for m, o in zip("10100", "ababc")
@@ -88,7 +89,7 @@ def test_progress_by_hand():
 
 
 def test_optimism_takes_large_unless_the_heads_agree():
-  """Two heads that say -0.3 and 0.1 of LARGE over SMALL: -0.1 in the mean, a deviation of 0.2."""
+  """LARGE's advantage over SMALL is -0.3 and 0.1 in two heads: mean -0.1, deviation 0.2."""
   heads = make_heads(1, 1)
   bias_ExA = np.array([[0.0, -0.3], [0.0, 0.1]]) / head.ADVANTAGE_UNIT
   *layers, (weight, _) = heads.advantage
@@ -100,9 +101,9 @@ def test_optimism_takes_large_unless_the_heads_agree():
   assert gaps == pytest.approx([-0.1, 0.1], abs=1e-6)
 
 
-def test_target_under_caps_and_prices_by_hand():
-  """With a call left LARGE may be best; without one only SMALL counts; prices take dollars off."""
-  columns = [  # (weight, calls after the step, last, target), of gain .2 and cost .4
+def test_target_under_caps_and_cost_weights_by_hand():
+  """LARGE counts only if a call is left. Gain and cost are .2 and .4."""
+  columns = [  # (1 / (1 + cost weight), calls left after the step, is last, target)
     (1.0, 1.0, False, 0.2 + 0.6),
     (1.0, 0.0, False, 0.2 + 0.4),
     (0.5, np.inf, False, 0.1 - 0.2 + 0.6),
@@ -110,12 +111,12 @@ def test_target_under_caps_and_prices_by_hand():
   ]
   for weight, calls, last, target in columns:
     value, advantage = jnp.array(0.5), jnp.array([-0.1, 0.1])
-    paid = Regime(calls, weight).weigh(0.2, 0.4)
-    got = compute_target(paid, last, value, advantage, calls)
+    reward = Regime(calls, weight).weigh(0.2, 0.4)
+    got = compute_target(reward, last, value, advantage, calls)
     assert got == pytest.approx(target, abs=1e-6)
 
 
-def test_what_is_left_by_hand():
+def test_calls_left_and_facts_by_hand():
   heads = make_heads(1, 1)
   heads = heads._replace(scale=heads.scale._replace(large_usd=np.float32(0.5)))
   steps = [step(LARGE, 0.5), step(SMALL, 0.25)]
@@ -139,12 +140,12 @@ def test_returns_end_with_their_episode():
   assert gain_N.tolist() == [1.0, 1.0, 0.5] and cost_N.tolist() == [2.0, 1.0, 1.0]
 
 
-def test_heads_prefer_the_best_stored_plan_of_each_cap_and_price_by_hand():
-  """Three steps; LARGE, at a dollar, earns 0.3, 0.5 and 0.4, SMALL nothing.
+def test_heads_learn_the_best_plan_of_each_cap_and_cost_weight():
+  """In three steps LARGE, at one dollar, earns 0.3, 0.5 and 0.4. SMALL earns nothing.
 
-  Of the eight plans one call is best kept for the second step, and two for the second and third. At
-  price 1/19 scores weigh .95 and dollars .05, so LARGE pays at each step; at 1/3 not at the first;
-  at 1 at none.
+  All eight plans are stored. One call is best used at the second step, two at the second and third.
+  At cost weight 1/19 scores count .95 and dollars .05, so LARGE is better at each step. At cost
+  weight 1/3 it is not better at the first step, and at 1 at no step.
   """
   episodes = []
   for plan in itertools.product((SMALL, LARGE), repeat=3):
@@ -156,18 +157,24 @@ def test_heads_prefer_the_best_stored_plan_of_each_cap_and_price_by_hand():
   *_, (done, heads, loss) = fit_heads(make_heads(16, 1), data, config, seed=0)
   assert done == 2000 and loss < 0.01
   progress = np.array([[0, 0, 3, 0, 0, 0], [1, 0, 3, 1, 0, 1], [2, 0, 3, 2, 0, 2]])
-  for left, price, *gains in [  # of LARGE over SMALL, by step
+  for left, cost_weight, *gains in [  # of LARGE over SMALL, by step
     (3.0, 0.0, 0.3, 0.5, 0.4),
-    (2.0, 0.0, 0.3 - 0.4, 0.5, 0.4),  # at the first, it takes a call from the third
+    (
+      2.0,
+      0.0,
+      0.3 - 0.4,
+      0.5,
+      0.4,
+    ),  # at the first step, LARGE takes a call from the third
     (1.0, 0.0, 0.3 - 0.5, 0.5 - 0.4, 0.4),
     (np.inf, 1 / 19, 0.95 * 0.3 - 0.05, 0.95 * 0.5 - 0.05, 0.95 * 0.4 - 0.05),
     (np.inf, 1 / 3, 0.75 * 0.3 - 0.25, 0.75 * 0.5 - 0.25, 0.75 * 0.4 - 0.25),
     (np.inf, 1.0, 0.5 * 0.3 - 0.5, 0.5 * 0.5 - 0.5, 0.5 * 0.4 - 0.5),
   ]:
-    state = describe(np.full(3, left), price, progress)
+    state = describe(np.full(3, left), cost_weight, progress)
     value_S, advantage_SxA = estimate(heads, np.array([[-1.0], [0.0], [1.0]]), state)
     np.testing.assert_allclose(np.diff(advantage_SxA)[:, 0], gains, atol=0.1)
-    # SMALL earns nothing: from a step on the best plan is worth the sum of the gains above 0.
+    # SMALL earns nothing, so the best plan's value is the sum of positive gains to come.
     best_S = np.cumsum(np.maximum(gains, 0)[::-1])[::-1]
     np.testing.assert_allclose(value_S + advantage_SxA.max(axis=1), best_S, atol=0.08)
 
@@ -184,24 +191,23 @@ def run(tmp_path):
 @pytest.mark.parametrize(
   "optimism, weight", [(None, None), (0, 1.0), (2, None), (None, 0.7)]
 )
-def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, weight):
-  """What a policy reads of a live episode under a cap is what the heads learn of the stored one,
-  also where episodes of different lengths are batched together; cap-blind, that there is no cap.
-  Without a cost weight of its own it takes the least."""
+def test_policy_and_fit_see_equal_states_and_facts(run, monkeypatch, optimism, weight):
+  """A policy decides on the hidden states and facts that the heads learn from. A cap-blind policy
+  has the facts of no cap. Without a cost weight, the least one counts."""
   train.profile(run)
   view = run.training().open_trunk_view()
   trunk = values.checkpoint.load_initial(run.training(), view)
-  heads, estimate = make_heads(8, 16), Mock(wraps=conditioned.estimate)
+  heads, estimate = make_heads(8, 16), Mock(wraps=policies.estimate)
   is_conditioned = optimism is None
   spec = PolicySpec("c", optimism=optimism, cap_conditioned=is_conditioned, cap=Cap(3))
   spec = dataclasses.replace(spec, cost_weight=weight)
   policy = ConditionedPolicy(spec, trunk, view, heads, [0.5, 1.0], 1)
   with pytest.raises(
     ValueError,
-    match=rf"^hidden states of {re.escape(spec.key)}: all numbers must be finite$",
+    match=rf" NaN in hidden states of {re.escape(spec.key)}, expected finite numbers",
   ):
     policy._predict(np.full((1, 16), np.nan), ())
-  monkeypatch.setattr(conditioned, "estimate", estimate)
+  monkeypatch.setattr(policies, "estimate", estimate)
   jobs = [Job(task, "dev", 0) for task in run.store.tasks("train")]
   stored = {
     e.task_id: e for e in run.collect("capped", spec, jobs, lambda spec: policy)
@@ -213,7 +219,7 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, wei
     iter(estimate.call_args_list),
   )
   left_N = 3 - data.progress_NxP[:, 1]
-  for n in np.flatnonzero(left_N):  # else the budget leaves no choice
+  for n in np.flatnonzero(left_N):  # without a call left, there is no choice
     _, (hidden,), (facts,), added = next(decisions).args  # one episode lives at a time
     np.testing.assert_allclose(hidden, data.hidden_NxD[n], atol=1e-5)
     expected = describe(
@@ -224,8 +230,8 @@ def test_live_and_stored_decisions_read_the_same(run, monkeypatch, optimism, wei
   assert next(decisions, None) is None
 
 
-def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
-  """What is loaded was fitted; a damaged file is one line, and a second fit does nothing."""
+def test_heads_are_saved_once_and_damage_is_noticed(run, tmp_path, monkeypatch):
+  """A second fit does nothing. A damaged file is an error of one line."""
   train.profile(run)
   values.fit_values(run.training())
   path = tmp_path / "tiny" / "checkpoints" / "value" / "heads.npz"
@@ -243,7 +249,7 @@ def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
   values.fit_values(run.training())
   assert path.read_bytes() == stored
   arrays = dict(np.load(path))
-  # Not a number, what would have to be unpickled, and weights for other inputs.
+  # The arrays have nan, a pickled object, weights for other inputs, and a wrong shape.
   for array in (
     np.array(np.nan),
     np.array([{}]),
@@ -251,7 +257,7 @@ def test_heads_are_kept_whole(run, tmp_path, monkeypatch):
     np.array(1.0),
   ):
     np.savez(path, **arrays | {"arr_0": array})
-    with pytest.raises(ValueError, match="heads.npz is missing or damaged: remove it"):
+    with pytest.raises(ValueError, match="heads.npz is missing or damaged: delete it"):
       values.load_heads(run.training())
   path.write_bytes(stored[:-100])
   with pytest.raises(ValueError, match="heads.npz is missing or damaged"):

@@ -1,4 +1,4 @@
-"""What the router reads: the past alone, cut in whole steps, in tokens that keep every text."""
+"""Test the text that the router reads: its contents, its cuts and its tokens."""
 
 import dataclasses
 import functools
@@ -20,19 +20,25 @@ TASK = Task("plant-0", "train", "find the plant", 40)
 
 @pytest.fixture(scope="module")
 def views(router_config, tokenizer_dir):
-  """views(max_tokens=220, ...): a view with other settings."""
+  """Return a function that makes a view with some settings changed."""
   configure = functools.partial(dataclasses.replace, router_config)
   return functools.cache(lambda **changes: View(configure(**changes), tokenizer_dir))
 
 
 @pytest.fixture(scope="module")
 def decode(view):
-  """The text of tokens, with the decisions."""
+  """Return a function that decodes tokens to a text, with the decision tokens."""
   return functools.partial(view.tokenizer.decode, skip_special_tokens=False)
 
 
 def episode_of(models, calls=(), **budgets) -> Episode:
-  """An episode of a model per step: see 1, go 1, see 2, go 2, ...; `calls` are (usd, kind)."""
+  """Make an episode with the observations "see 1", ... and the actions "go 1", ...
+
+  Args:
+    models: the model of each step.
+    calls: for each step, dollars and kind of its calls.
+    budgets: the caps of the episode.
+  """
   steps = [Step(f"see {i}", model, f"go {i}") for i, model in enumerate(models, 1)]
   for step, each in zip(steps, calls):
     step.calls = [
@@ -42,9 +48,10 @@ def episode_of(models, calls=(), **budgets) -> Episode:
 
 
 def live_window(view, episode, s):
-  """What the router reads before step s, while the episode runs."""
+  """Return the text that the router reads before step s, while the episode runs."""
   live = Live(Job(TASK, "test", 0), Cap(episode.call_budget, episode.usd_budget))
-  live.steps, live.observation = episode.steps[:s], episode.steps[s].observation
+  live.steps = episode.steps[:s]
+  live.observation = episode.steps[s].observation
   return view.live_window(live)
 
 
@@ -55,22 +62,23 @@ environment_texts = st.text(st.sampled_from("abc\n é☂<|>"), max_size=30) | st
 
 @st.composite
 def episodes(draw):
+  """Draw an episode with any texts and caps that it keeps."""
   row = st.builds(Step, environment_texts, st.integers(0, 1), environment_texts)
   steps = draw(st.lists(row, min_size=1, max_size=14))
   used = sum(step.model for step in steps)
   for step in steps:
     step.calls = [Call(step.model, Usage(0, 0, 0), 0.01)]
-  calls, usd = (
-    draw(st.none() | st.integers(max(1, used), 20)),
-    draw(st.none() | st.just(0.1)),
-  )
+  calls = draw(st.none() | st.integers(max(1, used), 20))
+  usd = draw(st.none() | st.just(0.1))
   return Episode("plant-0", "test", 0, steps, 1.0, "done", calls, usd)
 
 
 @pytest.mark.parametrize("kind, max_tokens", [("transcript", 220), ("paper", 640)])
 @given(episode=episodes())
-def test_training_reads_what_the_router_saw(views, kind, max_tokens, episode):
-  """Every decision is in exactly one window, behind what was visible live and nothing else."""
+def test_training_and_live_decisions_read_the_same_text(
+  views, kind, max_tokens, episode
+):
+  """Each decision is in one window, after exactly the text that was visible live."""
   view = views(view=kind, max_tokens=max_tokens)
   windows = view.episode_windows(TASK, episode)
   places = [(w.first + i, w, p) for w in windows for i, p in enumerate(w.positions)]
@@ -83,52 +91,50 @@ def test_training_reads_what_the_router_saw(views, kind, max_tokens, episode):
 
 
 @pytest.mark.parametrize("kind", ["transcript", "paper"])
-def test_a_budget_is_not_shown_where_the_config_says_so(views, kind):
-  view, budgets = (
-    views(view=kind, max_tokens=900, show_budget=False),
-    {"call_budget": 3},
-  )
-  capped = episode_of([1, 0], **budgets, usd_budget=0.05)
+def test_show_budget_false_hides_the_budget(views, kind):
+  view = views(view=kind, max_tokens=900, show_budget=False)
+  capped = episode_of([1, 0], call_budget=3, usd_budget=0.05)
   assert view.episode_windows(TASK, capped) == view.episode_windows(
     TASK, episode_of([1, 0])
   )
 
 
-def test_a_cut_keeps_whole_steps_in_about_half_the_room(views, decode):
+def test_a_cut_keeps_whole_steps_in_about_half_the_limit(views, decode):
   windows = views(max_tokens=220).episode_windows(TASK, episode_of([0, 1] * 15))
   assert len(windows) > 2
   step_tokens = max(
     b - a for w in windows for a, b in zip(w.positions, w.positions[1:])
   )
   for full, window in zip(windows, windows[1:]):
-    assert 220 - step_tokens < len(full.tokens) <= 220  # no cut before a window is full
-    tokens = window.tokens[: window.positions[0] + 1]  # right after the cut
+    # A window is cut only if the next step does not fit.
+    assert 220 - step_tokens < len(full.tokens) <= 220
+    # These tokens are the window directly after the cut.
+    tokens = window.tokens[: window.positions[0] + 1]
     assert 110 - step_tokens < len(tokens) <= 110 + 20
     text = decode(tokens)
     omitted = int(re.match(r"task: find the plant\nsteps 1-(\d+) omitted\n", text)[1])
     numbers = [int(n) for n in re.findall(r"\nstep (\d+) model:", text)]
     assert numbers == list(range(omitted + 1, window.first + 2))
-    for n in numbers[:-1]:  # each with its decision, action and result
+    # Each kept step has its decision, action and result.
+    for n in numbers[:-1]:
       word = (SMALL, BIG)[(n - 1) % 2]
       assert f"\nstep {n} model:{word} action: go {n}\nresult: see {n + 1}\n" in text
 
 
 def test_previews_are_cut_and_marked(views, decode):
   view = views(description_tokens=5, action_tokens=3, result_tokens=4, max_tokens=640)
-  steps = [
-    Step("QWQWQW", 0, "JKJKJK"),
-    Step("VWXY", 0, ""),
-  ]  # no merges: a letter is a token
-  episode, task = (
-    Episode("t", "p", 0, steps, 1.0, "done"),
-    Task("t", "train", "XYZXYZXYZ", 9),
-  )
+  # The tokenizer has no merges for these letters, so each letter is a token.
+  steps = [Step("QWQWQW", 0, "JKJKJK"), Step("VWXY", 0, "")]
+  episode = Episode("t", "p", 0, steps, 1.0, "done")
+  task = Task("t", "train", "XYZXYZXYZ", 9)
   text = decode(view.episode_windows(task, episode)[-1].tokens)
   assert f"task: XYZXY{CUT_MARK}\nstart: QWQW{CUT_MARK}\n" in text
-  assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text  # just as long: not cut
+  # "VWXY" has exactly the limit of 4 tokens, so it is not cut.
+  assert f" action: JKJ{CUT_MARK}\nresult: VWXY\n" in text
 
 
-# 0.05 - 0.01 - 0.002 is 0.038; less 0.02 and 0.003 it is 0.015.
+# Of $0.05, 0.05 - 0.01 - 0.002 = 0.038 is left after step 1, and
+# 0.038 - 0.02 - 0.003 = 0.015 after step 2.
 CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
 
 
@@ -136,10 +142,8 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
   "budgets, left",
   [
     ({}, []),
-    (
-      {"call_budget": 3},
-      ["3 large calls", "3 large calls", "2 large calls"],
-    ),  # one in step 2
+    # The only LARGE call is in step 2.
+    ({"call_budget": 3}, ["3 large calls", "3 large calls", "2 large calls"]),
     (
       {"call_budget": 1, "usd_budget": 0.05},
       [
@@ -151,7 +155,9 @@ CALLS = [(0.01, "act"), (0.002, "retry")], [(0.02, "act"), (0.003, "presumed")]
     ({"usd_budget": 0.02}, ["$0.0200", "$0.0080", "$0.0000"]),
   ],
 )
-def test_the_transcript_says_what_is_left_at_each_step(views, decode, budgets, left):
+def test_the_transcript_states_the_remaining_caps_at_each_step(
+  views, decode, budgets, left
+):
   (window,) = views(max_tokens=640).episode_windows(
     TASK, episode_of([0, 1, 0], CALLS, **budgets)
   )
@@ -175,15 +181,21 @@ DOLLARS = "\nEnvironment: see 1\nBudget: at most $0.0500, $0.0150 left. Step 3 o
 @pytest.mark.parametrize(
   "models, budgets, budget, rule, first",
   [
-    ([0, 1] * 7, {}, "", "", 1),  # more than ten
-    # 5 calls of which 3 are used: 2 for steps 14 to 40, which are 27.
+    # Without a cap the prompt has more than ten previous steps.
+    ([0, 1] * 7, {}, "", "", 1),
+    # 3 of 5 LARGE calls are used. 2 are left for steps 14 to 40: 27 steps.
     ([1, 0, 1, 1] + [0] * 10, {"call_budget": 5}, FIVE, texts.HARD_LEFT, 4),
     ([1, 0, 1, 0], {"call_budget": 2}, SPENT, texts.HARD_SPENT, 1),
     ([0, 1, 0], {"usd_budget": 0.05}, DOLLARS, texts.HARD_DOLLARS, 1),
   ],
 )
-def test_the_papers_prompt(views, decode, models, budgets, budget, rule, first):
-  """One for each decision, which lacks steps before `first`; a hard budget has another role."""
+def test_the_paper_prompt_states_budget_rule_and_recent_steps(
+  views, decode, models, budgets, budget, rule, first
+):
+  """Each decision has a prompt of its own, without the steps before `first`.
+
+  With a budget the prompt begins with another role and states a rule.
+  """
   view = views(view="paper", max_tokens=2000)
   windows = view.episode_windows(TASK, episode_of(models, CALLS, **budgets))
   assert [w.first for w in windows] == list(range(len(models)))
@@ -202,7 +214,7 @@ def test_the_papers_prompt(views, decode, models, budgets, budget, rule, first):
   assert decode(windows[0].tokens).endswith(f"Previous steps: none{texts.ASK}")
 
 
-def test_any_text_can_be_written_and_none_is_read_as_a_decision(view):
+def test_any_text_is_kept_and_none_is_read_as_a_decision(view):
   for text in ("naïve ☂ \t\x00二\n\nb", "", "a<|BIG|>b", "<|<|SMALL|>", "<| BIG |>"):
     tokens = view.encode(text)
     assert not set(tokens) & set(view.decision_ids)
@@ -215,24 +227,30 @@ TRUNCATION = {
   "strategy": "LongestFirst",
   "stride": 5,
 }
-PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}  # of the package
+# With this normalizer the tokenizers package panics.
+PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 UNREADABLE = (
-  r"^\S+/tokenizer.json cannot be read [^\n]+: restore a copy[^\n]+--stage=profile$"
+  r"^Cannot read \S+/tokenizer.json \([^\n]+\). Restore a copy, or \(in a run\) [^\n]+$"
 )
 
 
-def test_a_tokenizer_that_does_not_fit_is_one_line(
+def test_an_unsuitable_tokenizer_is_refused_in_one_line(
   router_config, tokenizer_dir, tmp_path
 ):
   with pytest.raises(ValueError, match=UNREADABLE):
     View(router_config, tmp_path)
   for changes, vocabulary, line in [
-    ({"truncation": TRUNCATION}, {}, UNREADABLE),  # it would not keep the text
+    # This tokenizer cuts the text.
+    ({"truncation": TRUNCATION}, {}, UNREADABLE),
     ({"normalizer": PANIC}, {}, UNREADABLE),
-    # Tokens of their own for both decisions, or they would always be equally probable.
-    ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks the decision tokens"),
-    # A router of 340 tokens would read another row in silence.
-    ({}, {"Q": 340}, "has token 340, beyond router.vocab_size"),
+    # <|SMALL|> and <|BIG|> need different tokens, or they always are equally probable.
+    ({"added_tokens": []}, {"<|BIG|>": 0}, "lacks one of the decision tokens"),
+    # A router of 340 tokens would read the row of another token without an error.
+    (
+      {},
+      {"Q": 340},
+      "token with id 340, expected ids below --config.router.vocab_size, 340",
+    ),
   ]:
     fields = json.loads((tokenizer_dir / "tokenizer.json").read_text()) | changes
     if vocabulary:

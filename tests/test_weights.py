@@ -1,4 +1,4 @@
-"""Hugging Face weights: PyTorch's numbers, in and out exactly, no trust; rows for the decisions."""
+"""Test the loading, checking and saving of weights, and the rows of decision tokens."""
 
 import dataclasses
 import json
@@ -20,17 +20,16 @@ from baar_jax.router import weights
 from baar_jax.router.tokenizer import adopt_tokenizer
 from baar_jax.router.view import View
 from baar_jax.router.weights import load_pretrained, load_qwen2, save_qwen2
-from baar_jax.train.checkpoint import load_initial
-from baar_jax.train.training import RouterFiles
+from baar_jax.train.checkpoint import RouterFiles, load_initial
 
-# 6 heads of 10 on a width of 48: no two axes of a kernel are equally long.
+# With 6 heads of 10 numbers and a width of 48, no two axes of a kernel are equally long.
 SHAPE = hf.SHAPES["grouped"] | {"head_dim": 10}
 UNTIED = SHAPE | {"tie_word_embeddings": False}
 
 
 @pytest.fixture
 def adopt(router_config, tmp_path):
-  """adopt(directory): the view that a run makes of a checkpoint."""
+  """Return a function that makes a run's view for a directory of weights."""
 
   def make(directory):
     adopt_tokenizer(directory, tmp_path / "tokenizer")
@@ -47,17 +46,20 @@ def forward(model, tokens_BxT):
 
 
 @pytest.mark.parametrize("case", make_qwen2.CASES)
-def test_computes_what_the_pytorch_original_does(case, tmp_path):
-  """Qwen2ForCausalLM's numbers (float32), which golden/make_qwen2.py made with the same weights.
-  Grouped, multi-head and multi-query attention; tied and untied heads; 3,000 tokens."""
+def test_hidden_states_and_logits_equal_those_of_transformers(case, tmp_path):
+  """The outputs equal those that golden/make_qwen2.py computed with the same weights.
+
+  The shapes have grouped, multi-head and multi-query attention, tied and untied heads,
+  and 3,000 tokens.
+  """
   golden = np.load(make_qwen2.FILE)
   model = load_qwen2(hf.write(tmp_path, hf.SHAPES[case]))
   outputs = forward(model, golden[f"{case}/tokens_BxT"].astype(np.int32))
   for output, name in zip(outputs, ("hidden_BxSxD", "logits_BxSxV")):
-    want = golden[f"{case}/{name}"]
-    assert want.std() > 0.5
+    expected = golden[f"{case}/{name}"]
+    assert expected.std() > 0.5
     np.testing.assert_allclose(
-      output[:, golden[f"{case}/kept_S"]], want, rtol=0, atol=2e-5
+      output[:, golden[f"{case}/kept_S"]], expected, rtol=0, atol=2e-5
     )
 
 
@@ -65,23 +67,23 @@ CASES = [(SHAPE, "bfloat16", 1), (UNTIED, "float32", 4), (UNTIED, "float16", 1)]
 
 
 @pytest.mark.parametrize("shape, stored, shards", CASES)
-def test_writes_what_was_loaded(shape, stored, shards, tmp_path):
-  """Every number of every tensor, in bf16 if nothing else is asked for."""
+def test_saved_weights_equal_the_loaded_weights(shape, stored, shards, tmp_path):
+  """All numbers of all tensors are equal. The default dtype is bfloat16."""
   base = hf.write(tmp_path / "base", shape, stored, shards, tokens=300)
-  saved, dtype = tmp_path / "saved", jnp.dtype(stored)
+  saved = tmp_path / "saved"
+  dtype = jnp.dtype(stored)
   model = load_qwen2(base, dtype)
-  (tmp_path / "saved.tmp").mkdir()  # of a run that was killed
+  # A run that was killed left this directory.
+  (tmp_path / "saved.tmp").mkdir()
   save_qwen2(
     model, saved, base / "tokenizer.json", *([] if stored == "bfloat16" else [dtype])
   )
   assert not (tmp_path / "saved.tmp").exists()
-  written, expected = (
-    load_file(saved / "model.safetensors"),
-    dict(hf.tensors(shape, stored)),
-  )
+  written = load_file(saved / "model.safetensors")
+  expected = dict(hf.tensors(shape, stored))
   assert written.keys() == expected.keys()
-  for name, want in expected.items():
-    np.testing.assert_array_equal(written[name], want, strict=True)
+  for name, numbers in expected.items():
+    np.testing.assert_array_equal(written[name], numbers, strict=True)
   again = load_qwen2(saved, dtype)
   assert again.config == model.config
   equal = partial(np.testing.assert_array_equal, strict=True)
@@ -91,40 +93,42 @@ def test_writes_what_was_loaded(shape, stored, shards, tmp_path):
   ).read_bytes()
 
 
-def test_the_first_layers_alone_are_a_smaller_router(adopt, tmp_path):
+def test_layers_keeps_the_first_layers_of_the_weights(adopt, tmp_path):
   directory = hf.write(tmp_path / "whole", SHAPE, tokens=300)
-  whole, cut = load_qwen2(directory), load_qwen2(directory, layers=2)
+  whole = load_qwen2(directory)
+  cut = load_qwen2(directory, layers=2)
   first_two = jax.tree.map(lambda x: x[:2], nnx.state(whole.layers))
   jax.tree.map(np.testing.assert_array_equal, nnx.state(cut.layers), first_two)
-  with pytest.raises(ValueError, match="router.layers is 4; the weights have 3"):
+  with pytest.raises(ValueError, match="router.layers is 4, but the weights have 3"):
     weights.check_pretrained(RouterConfig(weights=str(directory), layers=4))
   with pytest.raises(
-    ValueError, match="max_tokens is 32769; .* trained for at most 32768"
+    ValueError, match="max_tokens is 32769, but .* was trained for 32768"
   ):
     weights.check_pretrained(RouterConfig(weights=str(directory), max_tokens=32_769))
   view = adopt(directory)
   view.config = dataclasses.replace(view.config, layers=2)
   start = load_initial(RouterFiles(tmp_path, Config(router=view.config), None), view)
   small, big = start.embedding_VxD[...][np.array(view.decision_ids)]
-  np.testing.assert_array_equal(small, big)  # what the words' rows are for is cut off
+  # With fewer layers, both decisions start with equal rows.
+  np.testing.assert_array_equal(small, big)
 
 
 def set_fields(directory: Path, changes: dict) -> None:
-  """Sets fields of config.json; those that are None are left out."""
+  """Set fields of config.json; fields that are None are left out."""
   path = directory / "config.json"
   fields = json.loads(path.read_text()) | changes
   path.write_text(json.dumps({name: x for name, x in fields.items() if x is not None}))
 
 
 def set_tensor(directory: Path, name: str, array) -> None:
-  """Sets a tensor of the weights; None leaves it out."""
+  """Set a tensor of the weights; None removes it."""
   tensors = load_file(directory / "model.safetensors") | {name: array}
   tensors = {name: x for name, x in tensors.items() if x is not None}
   save_file(tensors, directory / "model.safetensors")
 
 
 def refusal(directory: Path) -> str:
-  """The one line with which a directory, here DIR, is refused."""
+  """Return the one line with which a directory is refused, with DIR for its path."""
   with pytest.raises(ValueError) as caught:
     load_qwen2(directory)
   assert "\n" not in str(caught.value)
@@ -133,16 +137,17 @@ def refusal(directory: Path) -> str:
 
 UP = "model.layers.1.mlp.up_proj.weight"  # [40, 48]
 BIAS = "model.layers.2.self_attn.k_proj.bias"  # [20]
-WHOLE, CONFIG = "DIR/model.safetensors", "DIR/config.json"
+WHOLE = "DIR/model.safetensors"
+CONFIG = "DIR/config.json"
 
 
-def test_a_tensor_that_does_not_fit_is_refused(tmp_path):
+def test_an_unsuitable_tensor_is_refused(tmp_path):
   expected = "expected F32 or BF16 or F16"
   for name, array, line in [
     (
       "side\n\x1b[3m",
       np.zeros(3),
-      f"{WHOLE}: tensor 'side\\n\\x1b[3m' has no place in a Qwen2",
+      f"{WHOLE}: tensor 'side\\n\\x1b[3m' is unknown to a Qwen2",
     ),
     (UP, None, f"DIR: tensor {UP} is in no model*.safetensors"),
     (
@@ -158,12 +163,13 @@ def test_a_tensor_that_does_not_fit_is_refused(tmp_path):
   save_file(
     {UP: np.zeros([40, 48], "f4")}, hf.write(tmp_path, SHAPE) / "model-2.safetensors"
   )
-  assert f"{WHOLE}: tensor {UP} is in model-2.safetensors too; remove one" in refusal(
-    tmp_path
+  assert (
+    f"{WHOLE}: tensor {UP} is in model-2.safetensors too, expected in one file"
+    in refusal(tmp_path)
   )
 
 
-def test_a_config_that_does_not_fit_is_refused(tmp_path):
+def test_an_unsuitable_config_is_refused(tmp_path):
   wrong = [("vocab_size", value) for value in ("many", -1, 10**400, None)]
   wrong += [
     ("rope_theta", float("nan")),
@@ -177,8 +183,10 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path):
   ]
   wrong += [("use_sliding_window", True), ("rope_scaling", {"type": "yarn"})]
   wrong += [("quantization_config", {"bits": 4})]
-  rows = [({name: value}, f"{CONFIG} has a wrong {name} (") for name, value in wrong]
-  rows += [({"num_attention_heads": 0}, f"{CONFIG} cannot be read (")]
+  rows = [
+    ({name: value}, f"{CONFIG} has an unsupported {name} (") for name, value in wrong
+  ]
+  rows += [({"num_attention_heads": 0}, f"Cannot read {CONFIG} (")]
   rows += [
     (
       {"rope_parameters": {"rope_type": "yarn"}},
@@ -186,18 +194,20 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path):
     )
   ]
   rows += [
-    ({"num_key_value_heads": 4}, "num_attention_heads is no multiple of num_key_")
+    ({"num_key_value_heads": 4}, "num_attention_heads must be a multiple of num_key_")
   ]
-  # 10^8 rows of 10^6 numbers of 4 bytes are 400,000 GB, and each layer 1.1.
+  # The embedding has 10^8 rows of 10^6 numbers of 4 bytes: 400,000 GB. Each of the three
+  # layers adds 1.1 GB.
   large = {"vocab_size": 10**8, "hidden_size": 10**6, "head_dim": 10}
-  for changes, line in [*rows, (large, "weights of 400,003 GB in float32")]:
+  for changes, line in [*rows, (large, "weights need 400,003 GB in float32")]:
     set_fields(hf.write(tmp_path, SHAPE), changes)
     assert line in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 @pytest.mark.parametrize(
-  "content",  # a pipe would be waited for
+  # Opening the named pipe of the first case would wait forever.
+  "content",
   [
     os.mkfifo,
     lambda path: path.symlink_to("gone"),
@@ -213,67 +223,66 @@ def test_a_file_that_cannot_be_read_is_refused(file, content, adopt, tmp_path):
   data = path.read_bytes()[:-1] if content == "cut" else content
   path.unlink()
   path.write_bytes(data) if isinstance(data, bytes) else content(path)
-  with pytest.raises(ValueError, match=rf"^{path} cannot be read \([^\n]+\)[^\n]+$"):
+  with pytest.raises(ValueError, match=rf"^Cannot read {path} \([^\n]+\)\.[^\n]+$"):
     load_pretrained(adopt(tmp_path))
 
 
 @pytest.mark.parametrize("number, stored", [(np.nan, "float32"), (-np.inf, "bfloat16")])
-def test_numbers_that_are_none_are_neither_read_nor_written(number, stored, tmp_path):
-  base, saved = (
-    hf.write(tmp_path / "base", SHAPE, stored, tokens=300),
-    tmp_path / "saved",
-  )
+def test_infinite_and_nan_weights_are_neither_read_nor_written(
+  number, stored, tmp_path
+):
+  base = hf.write(tmp_path / "base", SHAPE, stored, tokens=300)
+  saved = tmp_path / "saved"
   model = load_qwen2(base)
   array = load_file(base / "model.safetensors")[UP].copy()
   array[39, 47] = number
   set_tensor(base, UP, array)
-  assert f"{WHOLE}: tensor {UP}: all numbers must be finite" in refusal(base)
-  with pytest.raises(
-    ValueError, match="all numbers must be finite"
-  ):  # before anything is paid
+  assert f"NaN in {WHOLE}: tensor {UP}, expected finite numbers" in refusal(base)
+  # A run calls this check before it pays for anything.
+  with pytest.raises(ValueError, match="expected finite numbers"):
     weights.check_pretrained(RouterConfig(weights=str(base)))
-  norm, up = model.final_norm[...], model.layers.up_kernel
-  model.final_norm[...] = norm.at[3].set(
-    np.finfo(np.float32).max
-  )  # bf16 cannot hold it
+  norm = model.final_norm[...]
+  up = model.layers.up_kernel
+  # The largest float32 is infinite in bfloat16.
+  model.final_norm[...] = norm.at[3].set(np.finfo(np.float32).max)
   for tensor in ("model.norm.weight", UP):
-    with pytest.raises(ValueError, match=f"{tensor}: all numbers must be finite"):
+    with pytest.raises(ValueError, match=f"tensor {tensor}, expected finite numbers"):
       save_qwen2(model, saved, base / "tokenizer.json")
     model.final_norm[...], up[...] = norm, up[...].at[1, 47, 39].set(number)
   assert not saved.exists()
 
 
-WORDS = (
-  ["Ġ", "S", "M", "A", "LL"],
-  ["Ġ", "B", "I", "G"],
-)  # " SMALL" and " BIG" in tokens
+# The tokens of " SMALL" and of " BIG".
+WORDS = (["Ġ", "S", "M", "A", "LL"], ["Ġ", "B", "I", "G"])
 
 
-@pytest.mark.parametrize(
-  "tied, vocab_size", [(True, 302), (False, 301)]
-)  # 300 tokens: one too few
-def test_a_checkpoints_decisions_start_as_their_words(
+# The tokenizer has 300 tokens. With 301 rows, the second decision token has no row yet.
+@pytest.mark.parametrize("tied, vocab_size", [(True, 302), (False, 301)])
+def test_decision_tokens_start_as_the_mean_of_their_words(
   tied, vocab_size, adopt, tmp_path
 ):
   shape = hf.SHAPES["grouped"] | {"vocab_size": vocab_size, "tie_word_embeddings": tied}
   view = adopt(hf.write(tmp_path / "base", shape, tokens=300))
   ids = view.decision_ids
-  assert ids == [300, 301]  # behind all of its own
-  model, written = load_pretrained(view), dict(hf.tensors(shape))
+  # The decision tokens follow the 300 tokens of the checkpoint.
+  assert ids == [300, 301]
+  model = load_pretrained(view)
+  written = dict(hf.tensors(shape))
   number_of = json.loads((tmp_path / "base" / "tokenizer.json").read_text())["model"][
     "vocab"
   ]
   for name, table in zip(
     ("model.embed_tokens.weight", "lm_head.weight"), model.token_tables
   ):
-    before, after = written[name], np.asarray(table[...])
+    before = written[name]
+    after = np.asarray(table[...])
     assert after.shape == (302, 48)
     means = [
       before[[number_of[token] for token in word]].mean(axis=0) for word in WORDS
     ]
     np.testing.assert_allclose(after[ids], means, atol=1e-6)
     np.testing.assert_array_equal(after[:300], before[:300])
-  # Checkpoints are restored into this shape.
+  # A checkpoint of the run is restored into a model of this shape.
   abstract = weights.make_abstract_model(weights.find_shape(view.config, ids))
   assert model.config == abstract.config
   assert nnx.state(abstract) == jax.eval_shape(lambda: nnx.state(model))

@@ -1,12 +1,14 @@
-"""What several tests share: hand-made episodes, and the smallest run of the sandbox."""
+"""Build episodes by hand, and configure the smallest run of the sandbox, for all tests."""
 
 from itertools import zip_longest
 
 from baar_jax.config import Config
 from baar_jax.episode import Call, Episode, Step, Usage
 
+# The letter of each model, cheapest first, and the dollars of its step.
 DOLLARS = {"S": 1.0, "L": 5.0, "T": 25.0}
-# The numbers of a run of seconds. One episode lives at a time, so that nothing depends on timing.
+# The settings of a run that takes seconds. Only one episode is live at a time, so that no
+# result depends on timing.
 ROUTER = {"hidden_size": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
 TEXTS = {
   "vocab_size": 1024,
@@ -35,7 +37,7 @@ SECTIONS = {
 
 
 def call(model=0, usd=1.0, tokens=1, kind="act", replayed=False) -> Call:
-  """A call with a prompt of 10 tokens and a reply of `tokens`."""
+  """Make a call with a prompt of 10 tokens and a reply of `tokens` tokens."""
   return Call(model, Usage(10, 0, tokens), usd, kind=kind, replayed=replayed)
 
 
@@ -49,10 +51,17 @@ def episode(
   stop="done",
   logps=(),
 ) -> Episode:
-  """An episode whose steps are named by a letter per model, each with texts of its own.
+  """Make an episode in which each step has its own observation and action.
 
   Args:
-    cost_usd: of the whole episode, spread over its steps; without it, they cost DOLLARS.
+    task_id: id of the task.
+    policy: key of the policy.
+    seed: the engine's seed.
+    models: the model of each step, as a letter of DOLLARS.
+    score: score of the episode.
+    cost_usd: dollars of the whole episode, the same at each step; None takes DOLLARS.
+    stop: the reason of the episode's end.
+    logps: log-probability of each step's decision; missing ones are None.
   """
   steps = []
   for i, (letter, logp) in enumerate(zip_longest(models, logps)):
@@ -65,9 +74,17 @@ def episode(
 
 
 def follow(env, until=lambda oracle: False) -> list[tuple[str, str]]:
-  """Plays the expert's actions, at most 60, until a condition on the next one holds.
-  Returns actions and observations."""
-  tape, done = [], False
+  """Play the expert's actions, at most 60.
+
+  Args:
+    env: an environment after `reset`.
+    until: tells from the expert's next action whether to stop.
+
+  Returns:
+    Each action with its observation.
+  """
+  tape = []
+  done = False
   while not done and len(tape) < 60 and not until(env.oracle()):
     action = env.oracle().action
     observation, done = env.step(action)
@@ -76,16 +93,25 @@ def follow(env, until=lambda oracle: False) -> list[tuple[str, str]]:
 
 
 def config(runs, name="tiny", **env) -> Config:
+  """Configure the smallest run of the sandbox.
+
+  Args:
+    runs: directory of the runs.
+    name: name of the run.
+    env: other settings of the environment.
+  """
   result = Config(name=name, runs=str(runs))
-  for section, fields in (
-    SECTIONS | {"env": SECTIONS["env"] | {"kind": "sandbox"} | env}
-  ).items():
+  env_fields = SECTIONS["env"] | {"kind": "sandbox"} | env
+  for section, fields in (SECTIONS | {"env": env_fields}).items():
     vars(getattr(result, section)).update(fields)
   return result
 
 
 def flags(runs) -> list[str]:
-  """The numbers of `config` for the command line, whatever else a configuration says."""
+  """Write the settings of `config` as flags of the command line.
+
+  They also replace settings of a configuration file that would take long.
+  """
   values = {
     "name": "tiny",
     "runs": runs,
@@ -96,7 +122,7 @@ def flags(runs) -> list[str]:
     "value.updates": 20,
     "value.heads": 2,
     "value.value_width": 8,
-    "value.prices": (0.5,),
+    "value.cost_weights": (0.5,),
   }
   for section, fields in SECTIONS.items():
     values |= {f"{section}.{name}": value for name, value in fields.items()}

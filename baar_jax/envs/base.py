@@ -1,4 +1,4 @@
-"""The Env class, which the rollout loop and the scripted models use."""
+"""Define Env, the interface between environments and the rollout loop."""
 
 import dataclasses
 import itertools
@@ -11,40 +11,63 @@ from baar_jax.envs.engines import Engine
 from baar_jax.envs.errors import KnowledgeErrors, Oracle
 from baar_jax.episode import Task
 
-NO_EXPERT = "this environment has no expert, which scripted models need"
+NO_EXPERT = (
+  "this environment has no expert, which scripted models need: define oracle() and "
+  "mistake() in its class, or set --config.models.kind=chat"
+)
 
 
 class EnvDied(RuntimeError):
-  """The process behind an environment is gone; the next reset() starts a new one."""
+  """Report that an environment has lost its episode, for example by a crash.
+
+  Unless the environment is closed, its next reset() starts a new episode.
+  """
 
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-  """The options of an environment that has none."""
+  """The `Options` of an environment without options."""
 
 
 class Env:
   """A text environment that runs one episode at a time.
 
-  The class states the facts about the environment. A new one is a subclass in one
-  file (see examples/corridor.py). Only the scripted models need `oracle` and
-  `mistake`.
+  A new environment is a subclass in one file (see examples/corridor.py). Only the
+  scripted models call `oracle` and `mistake`. A subclass sets the class attributes
+  below that differ from their defaults.
+
+  Attributes:
+    Options: a dataclass; its fields are the settings --config.env.options.
+    Errors: decides how scripted models err in this environment.
+    engine: the engine, if it needs a Python environment (venv) of its own, else None.
+      With an engine, `Options` needs the field `data`.
+    metric: the meaning of SR in the report: "success" is the rate of success, "score"
+      the mean score.
+    has_optimum: whether rollout/optimum.py can compute the best policy.
+    prompt_growth: estimated tokens that each step adds to the prompt. A dry run uses
+      this estimate while the run has no episodes.
+    episodes_per_process: the most live episodes that may share a child process; None is
+      any number.
+    needs_process: whether episodes run in child processes.
+    scripted_options: values that these options must have if models are scripted.
+    system_prompt: the agent's instructions, with one worked example.
+    code_actions: whether an action is a block of code, not one line.
+    scores_steps: whether `score` is informative and cheap after every step.
   """
 
-  Options: type = NoOptions  # a dataclass; --config.env.options are its fields
-  Errors: type = KnowledgeErrors  # how scripted models err here
-  # Of an environment that needs a Python of its own, and whose options have `data`.
+  Options: type = NoOptions
+  Errors: type = KnowledgeErrors
   engine: Engine | None = None
-  metric = "success"  # the environment's SR: the rate of success, or the mean "score"
-  has_optimum = False  # whether rollout/optimum.py computes the best policy
-  prompt_growth = 150  # tokens that a step adds to the prompt, until some are stored
-  episodes_per_process: int | None = None  # at most; None is any number
-  needs_process = True  # whether episodes run in child processes
-  scripted_options: Mapping[str, Any] = {}  # the values that scripted models need
+  metric = "success"
+  has_optimum = False
+  prompt_growth = 150
+  episodes_per_process: int | None = None
+  needs_process = True
+  scripted_options: Mapping[str, Any] = {}
 
-  system_prompt: str  # the agent's instructions, with one worked example
-  code_actions = False  # whether an action is a block of code rather than one line
-  scores_steps = False  # whether score() says something, cheaply, after every step
+  system_prompt: str
+  code_actions = False
+  scores_steps = False
 
   def __init__(
     self,
@@ -54,12 +77,14 @@ class Env:
     max_steps: int = 40,
     options: Any = None,
   ) -> None:
-    """Keep the sizes of the splits, and the options.
+    """Store the sizes of the splits and the options.
 
     Args:
-      train_tasks: how many tasks the split "train" has; the others likewise.
-      max_steps: of an episode.
-      options: of this class's Options; None is its default.
+      train_tasks: number of tasks in the split "train".
+      dev_tasks: number of tasks in the split "dev".
+      test_tasks: number of tasks in the split "test".
+      max_steps: an episode ends after this number of steps.
+      options: an instance of this class's `Options`; None is its default.
     """
     self.sizes = {"train": train_tasks, "dev": dev_tasks, "test": test_tasks}
     self.max_steps = max_steps
@@ -67,83 +92,116 @@ class Env:
 
   @classmethod
   def complete(cls, options: Any, runs: Path) -> Any:
-    """Fill in the options that depend on the machine, before an environment is opened.
+    """Fill in the options that depend on the machine.
+
+    A run calls this before it opens an environment.
 
     Args:
-      options: of this class's Options.
-      runs: the directory above those of all runs.
+      options: an instance of this class's `Options`.
+      runs: the directory that contains the directory of each run.
+
+    Returns:
+      The completed options.
 
     Raises:
-      ValueError: something that an option names is missing.
+      ValueError: an option names data that do not exist.
     """
     if cls.engine is None:
       return options
-    data = cls.engine.existing_data(options.data)
+    data = cls.engine.find_data(options.data)
     return dataclasses.replace(options, data=data)
 
   def tasks(self, split: str) -> list[Task]:
-    """List a split's tasks in a fixed order. Raises ValueError if there are none."""
+    """Return a split's tasks, always in the same order.
+
+    Raises:
+      ValueError: the split has fewer tasks than its size.
+    """
 
   def reset(self, task_id: str) -> str:
     """Start a task from its beginning and return the first observation."""
 
   def step(self, action: str) -> tuple[str, bool]:
-    """Act, also if the action is senseless.
+    """Execute an action.
+
+    An action that the environment does not understand gets an observation, too.
 
     Returns:
-      The observation, and whether the episode ends.
+      The observation, and whether the episode has ended.
     """
 
   def score(self) -> float:
-    """Return the score so far, in [0, 1]."""
+    """Return the current score of the episode, in [0, 1]."""
 
   def close(self) -> None:
-    """Free the environment's resources. May be called twice."""
+    """Free the environment's resources; a second call does nothing."""
 
   def oracle(self) -> Oracle:
-    """Return the expert's next action and what is known about it."""
+    """Return the expert's next action and the facts about this step."""
     raise NotImplementedError(NO_EXPERT)
 
   def mistake(self, kind: str, key: str) -> str:
     """Return a wrong action in place of the expert's.
 
     Args:
-      kind: "wrong" acts on the wrong thing, which may be fatal or cost a recovery.
-        "lost" wanders as a weak model does, "hasty" as a strong one; both waste the
-        step.
-      key: the same key gives the same action.
+      kind: the kind of mistake. "wrong" acts on the wrong thing; this may be fatal or
+        cost further steps. "lost" wastes the step in the way of a weak model, "hasty"
+        in the way of a strong model.
+      key: the seed of the random draw. The same key gives the same action in the same
+        state.
     """
     raise NotImplementedError(NO_EXPERT)
 
 
 def spread(count: int) -> list[int]:
-  """Order the numbers below `count` so that every beginning is spread evenly."""
+  """Order the indices below `count` so that the first n are spread evenly, for any n.
+
+  The sort key is the index with its bits reversed.
+  """
   return sorted(range(count), key=lambda number: f"{number:032b}"[::-1])
 
 
-def verb(action: str) -> str:
+def read_verb(action: str) -> str:
   """Return the first word of an action."""
   return action.split(" ", 1)[0]
 
 
-def take_turns(groups: Iterable[Iterable[Any]]) -> Iterator[Any]:
-  """Yield the first of each group, then the second of each that has one, and so on."""
+def interleave(groups: Iterable[Iterable[Any]]) -> Iterator[Any]:
+  """Yield the first item of each group, then all second items, and so on.
+
+  A group that has ended is skipped. Falsy items, such as "" or 0, are left out.
+  """
   rounds = itertools.zip_longest(*groups)
   return filter(None, itertools.chain.from_iterable(rounds))
 
 
-def check_size(place: str, listed: Sequence, split: str, size: int) -> None:
-  """Raise ValueError if a place has fewer tasks than a split needs."""
-  if len(listed) < size:
-    problem = f"{place} has {len(listed)} tasks, {size} were asked for"
-    remedy = f"set --config.env.{split}_tasks, or other --config.env.options"
+def check_size(source: str, tasks: Sequence, split: str, size: int) -> None:
+  """Verify that a source has enough tasks for a split.
+
+  Args:
+    source: the name of the source, for the error message.
+    tasks: the tasks of the source, or their ids.
+    split: the split that takes its tasks from the source.
+    size: the number of tasks that the split needs.
+
+  Raises:
+    ValueError: there are fewer tasks than `size`.
+  """
+  if len(tasks) < size:
+    problem = f"{source} has {len(tasks)} tasks, but {size} were asked for"
+    remedy = f"lower --config.env.{split}_tasks or change --config.env.options"
     raise ValueError(f"{problem}: {remedy}")
 
 
-def keep(path: Path, make: Callable[[], bytes]) -> bytes:
-  """Return a file's content, which the first process that has made it keeps.
+def read_or_make(path: Path, make: Callable[[], bytes]) -> bytes:
+  """Read a file; if it is missing, make it first.
 
-  No process sees a part of it.
+  If several processes make the file at once, all of them return the content of the
+  first. A process never reads a file that is only half written.
+
+  Args:
+    path: the file.
+    make: computes the content of a missing file.
   """
   if not path.exists():
     draft = path.with_name(f"{path.name}.{os.getpid()}")
@@ -152,8 +210,8 @@ def keep(path: Path, make: Callable[[], bytes]) -> bytes:
     try:
       os.link(draft, path)
     except FileExistsError:
-      pass  # another process was faster
-    except OSError:  # a file system without links, where the last one wins
+      pass  # Another process was faster: its file stays.
+    except OSError:  # The disk has no hard links: the last process replaces the file.
       os.replace(draft, path)
     draft.unlink(missing_ok=True)
   return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Engines that need a Python of their own: their installation, and their data."""
+"""Install the engines that need a Python environment of their own; find their data."""
 
 import contextlib
 import ctypes
@@ -11,19 +11,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 ROOT = str(Path(__file__).parents[2])
-# An engine's Python looks for modules in this project last, so that none shadows the
-# engine's.
+# An engine's Python runs this short program, which starts a module of this project. The
+# project's directory comes last in the search path, so that none of the project's files
+# hides a module of the engine.
 RUN_MODULE = (
   "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
   "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
+# An engine's process gets only these environment variables, so it sees no API keys.
 PASSED_TO_ENGINES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 
 def cache() -> Path:
-  """Return the directory of engines and their data.
+  """Return the directory that contains the engines and the synthetic games.
 
-  It is $BAAR_JAX_CACHE, else in the user's cache.
+  The directory is $BAAR_JAX_CACHE if set, else "baar_jax" in the user's cache
+  directory.
   """
   user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
   return Path(os.environ.get("BAAR_JAX_CACHE") or user / "baar_jax").absolute()
@@ -31,7 +34,10 @@ def cache() -> Path:
 
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-  """Let one process at a time produce the thing of this name; the others wait."""
+  """Lock the file NAME.lock in the cache, so that one process at a time goes on.
+
+  A process waits here while another process holds the lock.
+  """
   cache().mkdir(parents=True, exist_ok=True)
   with (cache() / f"{name}.lock").open("w") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -39,56 +45,81 @@ def lock(name: str) -> Iterator[None]:
 
 
 def output_of(name: str, command: list[str], environ: dict | None = None) -> str:
-  """Return what a command prints.
+  """Run a command and return its standard output.
+
+  Args:
+    name: the name of the command, for the error message.
+    command: the program and its arguments.
+    environ: the environment variables; None passes those of this process.
 
   Raises:
-    ValueError: it fails; with its name and its last line of errors.
+    ValueError: the command fails. The message has the last line of its error output.
   """
   done = subprocess.run(command, input="", capture_output=True, text=True, env=environ)
   if done.returncode:
     errors = done.stderr.strip().splitlines() or ["it printed no error"]
-    raise ValueError(f"{name} failed: {errors[-1]}")
+    raise ValueError(f"{name} failed ({errors[-1]}): correct this and run again")
   return done.stdout
 
 
 def no_warning() -> str:
-  """Return the warning of an engine that needs none."""
+  """Return "", the default `warning` of an engine that works on every machine."""
   return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-  """An engine of the environment whose name its first package has."""
+  """An engine with a Python environment of its own.
 
-  packages: tuple[str, ...]  # pinned, the engine itself first
-  data_variable: str  # the environment variable that names the directory of its data
-  download: str  # the command of its Python environment that brings the real data
-  needs: str = ""  # what has to be there before the installation
-  install_arguments: tuple[str, ...] = ()  # of its Python, to end the installation
-  warning: Callable[[], str] = no_warning  # what this machine lacks, in a line
+  Attributes:
+    packages: the packages to install, with versions, such as "alfworld==0.4.2". The
+      first package is the engine, and gives `name`.
+    data_variable: the environment variable in which a user names the directory of real
+      games.
+    download: the command that downloads real games. Its program is in the `bin` of the
+      Python environment.
+    needs: a clause with what the installation requires; the message of a failed
+      installation contains this clause.
+    install_arguments: the engine's Python is run with these arguments to finish the
+      installation; no arguments mean that nothing is left to do.
+    warning: function that returns a line about features that this machine lacks, "" if
+      none.
+  """
+
+  packages: tuple[str, ...]
+  data_variable: str
+  download: str
+  needs: str = ""
+  install_arguments: tuple[str, ...] = ()
+  warning: Callable[[], str] = no_warning
 
   @property
   def name(self) -> str:
+    """Return the engine's name, such as "alfworld"."""
     return self.packages[0].partition("==")[0]
 
   @property
-  def directory(self) -> Path:  # of its Python environment
+  def directory(self) -> Path:
+    """Return the directory of the engine's Python environment."""
     return cache() / self.packages[0].replace("==", "-")
 
   @property
   def python(self) -> Path:
+    """Return the path of the engine's Python program."""
     return self.directory / "bin" / "python"
 
   @property
   def generated_data(self) -> Path:
+    """Return the directory of the synthetic games that `set_up` generates."""
     return cache() / f"{self.name}-own"
 
   @property
   def remedy(self) -> str:
+    """Return the instruction that installs the engine, for error messages."""
     return f"run: python main.py --stage=setup --config=configs/{self.name}.py"
 
   def is_installed(self) -> bool:
-    """Tell whether the pinned packages are complete and their Python is there."""
+    """Return whether an installation of the pinned packages was completed."""
     marker = self.directory / "installed.txt"
     installed = marker.read_text().split() if marker.exists() else []
     return installed == [*self.packages] and self.python.exists()
@@ -97,81 +128,103 @@ class Engine:
     """Install the Python environment unless it is complete.
 
     Raises:
-      ValueError: a command fails.
+      ValueError: a command of the installation fails.
     """
-    place = self.directory
-    with lock(place.name):
+    directory = self.directory
+    with lock(directory.name):
       if self.is_installed():
         return
-      print(f"installing into {place}", file=sys.stderr)
+      print(f"installing into {directory}", file=sys.stderr)
       python = str(self.python)
-      # What an interrupted installation has left is cleared.
-      commands = [[sys.executable, "-m", "venv", "--clear", str(place)]]
+      # --clear removes the files of an interrupted installation.
+      commands = [[sys.executable, "-m", "venv", "--clear", str(directory)]]
       commands.append([python, "-m", "pip", "install", *self.packages])
       if self.install_arguments:
         commands.append([python, *self.install_arguments])
-      # The builds call `python`, which has to be the environment's.
+      # Builds of packages call `python`: PATH must lead to the engine's Python.
       path = f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
       for command in commands:
         name = " ".join(command) + self.needs
         output_of(name, command, os.environ | {"PATH": path})
-      (place / "installed.txt").write_text("\n".join(self.packages))
+      (directory / "installed.txt").write_text("\n".join(self.packages))
 
-  def make_tasks(self, place: Path, sizes: Iterable[int]) -> None:
-    """Generate the tasks that a directory lacks, in the engine's Python.
-
-    Args:
-      place: the directory.
-      sizes: of SPLITS.
-    """
-    maker = f"baar_jax.envs.{self.name}.tasks"
-    command = [*command_of(self), maker, str(place), *map(str, sizes)]
-    output_of(maker, command, environ_of(self))
-
-  def set_up(self, data: str, sizes: Iterable[int], say: Callable[[str], None]) -> None:
-    """Install the engine and, unless data are named, generate tasks.
-
-    What is there already stays.
+  def make_tasks(self, directory: Path, sizes: Iterable[int]) -> None:
+    """Generate the missing tasks of a directory, in the engine's Python.
 
     Args:
-      data: the option; see `named_data`.
-      sizes: of SPLITS.
-      say: takes each line about what was done.
+      directory: the directory of the tasks.
+      sizes: number of tasks in the splits train, dev and test.
 
     Raises:
-      ValueError: something fails.
+      ValueError: the engine is not installed, or the generation fails.
+    """
+    module = f"baar_jax.envs.{self.name}.tasks"
+    command = [*command_of(self), module, str(directory), *map(str, sizes)]
+    output_of(module, command, environ_of(self))
+
+  def set_up(
+    self, data: str, sizes: Iterable[int], report: Callable[[str], None]
+  ) -> None:
+    """Install the engine, and generate tasks unless the user has named a directory.
+
+    An installed engine and existing tasks stay as they are.
+
+    Args:
+      data: the environment's option `data`; see `named_data`.
+      sizes: number of tasks in the splits train, dev and test.
+      report: called with each line of progress.
+
+    Raises:
+      ValueError: the installation or the generation fails.
     """
     self.install()
-    say(f"the engine of {self.name} is in {self.directory}")
+    report(f"the engine of {self.name} is in {self.directory}")
     if warning := self.warning():
-      say(warning)
+      report(warning)
     if not self.named_data(data):
-      say(f"generating tasks in {self.generated_data}")
-      say(f"real ones come by {self.python.parent}/{self.download}")
+      report(f"generating synthetic tasks in {self.generated_data}")
+      report(f"to get real tasks, run: {self.python.parent}/{self.download}")
       with lock(self.generated_data.name):
         self.make_tasks(self.generated_data, sizes)
 
   def named_data(self, data: str) -> str:
-    """Return the directory that an option or else the variable names; "" is none."""
+    """Return the directory of tasks that the user has named, in either of two ways.
+
+    Args:
+      data: the environment's option `data`; "" if the option is not set.
+
+    Returns:
+      The option if set, else the value of `data_variable`, else "".
+    """
     return data or os.environ.get(self.data_variable, "")
 
-  def existing_data(self, data: str) -> str:
-    """Return the directory that is named, else that of generated tasks.
+  def find_data(self, data: str) -> str:
+    """Return the absolute path of the directory of tasks.
+
+    It is the directory that the user has named, else that of the generated tasks.
+
+    Args:
+      data: the environment's option `data`; see `named_data`.
 
     Raises:
-      ValueError: it does not exist.
+      ValueError: the directory does not exist.
     """
-    place = Path(self.named_data(data) or self.generated_data).absolute()
-    if not place.is_dir():
+    directory = Path(self.named_data(data) or self.generated_data).absolute()
+    if not directory.is_dir():
       remedy = (
         f"set --config.env.options.data or ${self.data_variable}, or {self.remedy}"
       )
-      raise ValueError(f"{self.name} has no data in {place}: {remedy}")
-    return str(place)
+      raise ValueError(f"{self.name} has no data in {directory}: {remedy}")
+    return str(directory)
 
 
 def command_of(engine: Engine | None) -> list[str]:
-  """Return the command that runs a module of this project, in the engine's Python.
+  """Return the command that runs a module of this project in an engine's Python.
+
+  The caller appends the name of the module and the module's arguments.
+
+  Args:
+    engine: the engine; None means the Python that runs this process.
 
   Raises:
     ValueError: the engine is not installed.
@@ -184,13 +237,22 @@ def command_of(engine: Engine | None) -> list[str]:
 
 
 def environ_of(engine: Engine | None) -> dict[str, str]:
-  """Return the environment variables of a process; an engine's gets no keys."""
+  """Select the environment variables of a new process.
+
+  Args:
+    engine: the engine of the new process, which gets PASSED_TO_ENGINES only. Without an
+      engine (None) the process gets all variables.
+  """
   if engine is None:
     return dict(os.environ)
   return {name: os.environ[name] for name in PASSED_TO_ENGINES if name in os.environ}
 
 
 def hide_process() -> None:
-  """Keep other processes of this user from this one's environment, files and memory."""
+  """Hide this process's environment variables, files and memory from other processes.
+
+  This works on Linux. On other systems the function does nothing.
+  """
   if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    # The option 4 is PR_SET_DUMPABLE; 0 makes the process unreadable for others.
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)

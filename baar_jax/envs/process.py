@@ -1,7 +1,8 @@
-"""Runs environments in child processes, by JSON lines; episodes may share one.
+"""Run environments in child processes.
 
-A child that dies, hangs or fails is reported as EnvDied, and the next reset() starts a
-new one. The first half of this file is the child's side.
+Parent and child exchange lines of JSON. A child may run several episodes, each in its
+own slot. If a child dies, hangs or fails, the parent raises EnvDied, and the next
+reset() starts a new child. The first half of this file runs in the child.
 """
 
 import contextlib
@@ -29,53 +30,63 @@ from baar_jax.episode import Task
 
 
 class WrongResult(ValueError):
-  """A method of an environment returned a value that its protocol forbids."""
+  """Report that a method of an environment returned a value of the wrong kind."""
 
 
-# What the parent raises by the name of the child's error. Any other ends the child, and
-# so does a ValueError within step or score, which is the environment's own.
+# If the child raises one of these errors, the parent raises the same error. Any other
+# error counts as a bug of the environment, and the parent ends the child. A ValueError
+# in step() or score() counts as a bug, too.
 RETURNED = (WrongResult, ValueError, NotImplementedError, EnvDied)
 RETURNED_ERRORS = {error.__name__: error for error in RETURNED}
-FREE_METHODS = ("greet", "tasks", "reset")  # they need no earlier state of a slot
+FREE_METHODS = ("greet", "tasks", "reset")  # methods that work without a live episode
+# The attributes of an environment that the parent copies when it opens a child.
 GREETING = ("system_prompt", "code_actions", "scores_steps")
 
 
 def _are_types(values: Iterable[object], *types: type) -> bool:
+  """Return whether the values have exactly these types, in this order."""
   return [*map(type, values)] == [*types]
 
 
 def _is_task(task: object) -> bool:
+  """Return whether a value is a Task with fields of the right types."""
   return type(task) is Task and _are_types(vars(task).values(), str, str, str, int)
 
 
-TEXT = ("a text", lambda r: isinstance(r, str))
-EXPECTED = {  # of each method: words, and whether a result is right
+TEXT = ("a text", lambda result: isinstance(result, str))
+# For each method or attribute: a description of a right value, for error messages, and
+# a function that checks a value.
+EXPECTED = {
   "tasks": (
-    "one Task or more in each split",
-    lambda r: isinstance(r, list) and r and all(map(_is_task, r)),
+    "a list with one Task or more",
+    lambda result: isinstance(result, list) and result and all(map(_is_task, result)),
   ),
   "reset": TEXT,
-  "step": ("(text, bool)", lambda r: isinstance(r, tuple) and _are_types(r, str, bool)),
+  "step": (
+    "(text, bool)",
+    lambda result: isinstance(result, tuple) and _are_types(result, str, bool),
+  ),
   "score": (
     "a number in [0, 1]",
-    lambda r: isinstance(r, int | float) and 0 <= r <= 1,
+    lambda result: isinstance(result, int | float) and 0 <= result <= 1,
   ),
-  "oracle": ("an Oracle", lambda r: isinstance(r, Oracle)),
+  "oracle": ("an Oracle", lambda result: isinstance(result, Oracle)),
   "mistake": TEXT,
   "system_prompt": TEXT,
 }
 
 
 def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
-  """Answer as the child until the input ends or the parent is gone.
+  """Run the child: answer requests until the input ends or the parent has ended.
 
   Args:
-    scratch: the child's directory for temporary files, which ends with it.
-    kind: of the environment.
-    kwargs: those of `table.make`, as JSON.
+    scratch: the child's directory for temporary files, which is removed when the child
+      ends.
+    kind: the kind of environment; see `table.load`.
+    kwargs: the keyword arguments of `table.make`, as JSON.
   """
-  # What an environment prints must not mix with the answers, and it must not read the
-  # requests.
+  # Requests and answers get file descriptors of their own. So an environment can
+  # neither read a request nor print into an answer.
   requests = os.fdopen(os.dup(0))
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -83,18 +94,23 @@ def answer_requests(scratch: str, kind: str, kwargs: str) -> None:
   tempfile.tempdir = scratch
   threading.Thread(target=_end_with, args=(os.getppid(), scratch), daemon=True).start()
   make = functools.partial(table.make, kind, **json.loads(kwargs))
-  env_of: dict[int, Env] = defaultdict(make)  # by slot
+  env_of: dict[int, Env] = defaultdict(make)  # one environment per slot
   for line in requests:
     slot, method, args = json.loads(line)
     try:
       answer = {"value": _call(env_of[slot], method, args)}
-    except Exception as error:  # the process boundary: the parent raises it
+    except Exception as error:  # The parent gets every error of an environment.
       answer = _describe(error, method)
     print(json.dumps(answer, default=vars), file=answers, flush=True)
 
 
 def _end_with(parent: int, scratch: str) -> None:
-  """End the child and all that it started once its parent is gone."""
+  """Wait until the parent has ended; then kill the child's process group.
+
+  Args:
+    parent: the parent's process id.
+    scratch: the child's directory for temporary files, removed first.
+  """
   while os.getppid() == parent:
     time.sleep(1.0)
   shutil.rmtree(scratch, ignore_errors=True)
@@ -102,9 +118,17 @@ def _end_with(parent: int, scratch: str) -> None:
 
 
 def _call(env: Env, method: str, args: list) -> object:
-  """Return one method's result.
+  """Call a method of an environment, and check its result.
 
-  Prompt and oracle, which may change, travel with each observation.
+  Args:
+    env: the environment of the slot.
+    method: a method's name, or "greet", which asks for the attributes in GREETING.
+    args: the arguments of the method.
+
+  Returns:
+    The method's result. For "reset" and "step", a tuple: the observation, whether the
+    episode has ended, the system prompt, and the oracle (None without an expert, or
+    after the end).
   """
   if method == "greet":
     _check(env, "system_prompt", env.system_prompt)
@@ -121,30 +145,56 @@ def _call(env: Env, method: str, args: list) -> object:
 
 
 def _describe(error: Exception, method: str) -> dict[str, str]:
-  """Describe an error that the parent raises, or the cause of this process's death."""
+  """Write the answer to a call that raised an error.
+
+  Returns:
+    {"error": name, "message": text} if the parent is to raise the same error. Otherwise
+    {"death": cause}; the parent then ends this process and reports the cause.
+  """
   name = type(error).__name__
   message = [*str(error).splitlines(), ""][0]
-  own = name == "ValueError" and method in ("step", "score")
-  if name in RETURNED_ERRORS and not own:
+  is_bug = name == "ValueError" and method in ("step", "score")
+  if name in RETURNED_ERRORS and not is_bug:
     return {"error": name, "message": message}
   frame = traceback.extract_tb(error.__traceback__)[-1]
   return {"death": f"{name}: {message} ({Path(frame.filename).name}:{frame.lineno})"}
 
 
 def _check(env: Env, name: str, result: Any, *args: object) -> Any:
+  """Return a result of an environment, or raise an error if its type is wrong.
+
+  Args:
+    env: the environment.
+    name: the method or attribute that gave the result.
+    result: the value to check.
+    *args: the arguments of the call, for the error message.
+
+  Raises:
+    WrongResult: the result has the wrong type, or is out of its range.
+  """
   expected, is_right = EXPECTED[name]
   if not is_right(result):
     call = f"{type(env).__name__}.{name}"
     if args:
       call += f"({', '.join(map(repr, args)):.80})"
-    raise WrongResult(f"{call} gave {result!r:.80}; expected {expected}")
+    raise WrongResult(f"{call} gave {result!r:.80}, but must give {expected}")
   return result
 
 
 class Child:
-  """The parent's end of a child process with an environment per slot."""
+  """The parent's handle of a child process, with one environment per slot."""
 
   def __init__(self, kind: str, kwargs: dict, timeout_s: float) -> None:
+    """Prepare a child; the first call starts its process.
+
+    Args:
+      kind: the kind of environment; see `table.load`.
+      kwargs: the keyword arguments of `table.make`; JSON must be able to write them.
+      timeout_s: a child that needs more seconds for a call is killed.
+
+    Raises:
+      ValueError: the kind is wrong, or its engine is not installed.
+    """
     scratch = tempfile.TemporaryDirectory(
       prefix="baar_jax-", ignore_cleanup_errors=True
     )
@@ -156,36 +206,43 @@ class Child:
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       env=environ_of(engine),
-      # Ctrl-C reaches the parent alone; a child is killed with its JVM, as a group.
+      # The child leads a process group of its own. So Ctrl-C reaches the parent only,
+      # and killing the group also kills the Java process that a child may start.
       start_new_session=True,
     )
     self._scratch = scratch
     self._timeout_s = timeout_s
     self._lock = threading.Lock()
     self._closed = False
-    self._playing: set[int] = set()  # the slots whose episode is in this process
-    self._cause_of_death = "no episode has begun"
-    # None until a call starts it, and after it died.
+    self._live_slots: set[int] = set()  # slots with a live episode in the process
+    self._cause_of_death = "no episode has been started"
+    # None stands for no process: before the first call, and after a process was killed.
     self.process: subprocess.Popen | None = None
 
   def call(self, slot: int, method: str, *args: str) -> Any:
-    """Return the result of a method of a slot's environment.
+    """Call a method of a slot's environment and return its result.
+
+    Args:
+      slot: index of the environment in the child.
+      method: the name of a method of Env, or "greet"; see `_call`.
+      *args: the method's arguments.
 
     Raises:
-      EnvDied: the process of the slot's episode is gone.
-      ValueError, NotImplementedError: as RETURNED_ERRORS of the environment.
+      EnvDied: the process with the slot's episode has died or been closed.
+      ValueError: the environment raised it.
+      NotImplementedError: the environment raised it.
     """
     with self._lock:
       if self._closed:
-        raise EnvDied("the environment is closed")
+        raise EnvDied("the environment is closed: open a new one")
       if method in FREE_METHODS:
         self.process = self.process or self._start()
-      elif slot not in self._playing:
-        raise EnvDied(f"the environment's process is gone: {self._cause_of_death}")
+      elif slot not in self._live_slots:
+        raise EnvDied(f"no live episode ({self._cause_of_death}): call reset() first")
       if method == "reset":
-        self._playing.add(slot)
-      # A first listing may compute solutions for minutes; the environment limits its
-      # own calls.
+        self._live_slots.add(slot)
+      # The first listing of tasks may take minutes, because the engine searches for
+      # solutions. Each search has its own time limit in the engine.
       timeout_s = None if method == "tasks" else self._timeout_s
       answer = self._ask(json.dumps([slot, method, args]), timeout_s)
       if "death" in answer:
@@ -195,33 +252,43 @@ class Child:
       return answer["value"]
 
   def _ask(self, request: str, timeout_s: float | None) -> dict[str, Any]:
-    """Send a request and return the answer. Raises EnvDied if none comes in time."""
+    """Send a request to the child and return its answer.
+
+    Args:
+      request: one line of JSON.
+      timeout_s: seconds to wait; None is without a limit.
+
+    Raises:
+      EnvDied: no answer came in time, or the child ended.
+    """
     answers = self.process.stdout
     try:
       self.process.stdin.write(request.encode() + b"\n")
       self.process.stdin.flush()
-      # The child sends one line per request, so no answer can wait in the buffer.
+      # The child sends one line per request, so the read buffer is empty here and
+      # select() sees every answer.
       if not select.select([answers], [], [], timeout_s)[0]:
         raise self._kill(f"no answer in {timeout_s:g} s")
       return json.loads(answers.readline())
-    except (OSError, json.JSONDecodeError):  # the pipe or the line is cut
+    except (OSError, json.JSONDecodeError):  # The child has closed or cut its answer.
       raise self._kill("it ended without an answer") from None
 
   def _kill(self, cause: str) -> EnvDied:
-    """End the process with everything that it started; return the error about it."""
+    """Kill the child's process group, and return the EnvDied that reports the cause."""
     process = self.process
     self.process = None
-    self._playing.clear()
+    self._live_slots.clear()
     self._cause_of_death = cause
-    with contextlib.suppress(OSError), process:  # OSError: a request never read
+    # Closing the pipe of an unread request raises OSError.
+    with contextlib.suppress(OSError), process:
       _kill_group(process)
     return EnvDied(f"the environment's process died: {cause}")
 
   def close(self) -> None:
-    """End the child. A thread that waits for its answer gets EnvDied at once."""
+    """Kill the child; a thread that waits for its answer gets EnvDied at once."""
     self._closed = True
     if (process := self.process) is not None:
-      _kill_group(process)  # without the lock: a call may hold it for minutes
+      _kill_group(process)  # A call may hold the lock for minutes: do not wait for it.
     with self._lock:
       if self.process is not None:
         self._kill("it was closed")
@@ -229,44 +296,64 @@ class Child:
 
 
 def _kill_group(process: subprocess.Popen) -> None:
+  """Kill a process and all processes of its group."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
 
 
 class ProcessEnv(Env):
-  """An Env whose episodes run in a slot of a child; it serves one thread at a time."""
+  """The parent's handle of an environment that runs in a slot of a child.
+
+  Only one thread at a time may use a handle. Each method may raise EnvDied; see
+  `Child.call`.
+  """
 
   def __init__(self, child: Child, slot: int, greeting: dict[str, Any]) -> None:
-    vars(self).update(greeting)  # the attributes of the environment in the child
+    """Connect to a slot of a child.
+
+    Args:
+      child: the child process.
+      slot: index of the environment in the child.
+      greeting: the environment's attributes; see GREETING.
+    """
+    vars(self).update(greeting)
     self.child = child
     self._call = functools.partial(child.call, slot)
     self._oracle: dict | None = None
 
   def tasks(self, split: str) -> list[Task]:
+    """Return a split's tasks; see Env.tasks."""
     return [Task(**fields) for fields in self._call("tasks", split)]
 
   def reset(self, task_id: str) -> str:
+    """Start a task and return the first observation; see Env.reset."""
     return self._move("reset", task_id)[0]
 
   def step(self, action: str) -> tuple[str, bool]:
+    """Execute an action; see Env.step."""
     return self._move("step", action)
 
   def _move(self, method: str, text: str) -> tuple[str, bool]:
+    """Call "reset" or "step", and store the system prompt and oracle of the answer."""
     observation, done, self.system_prompt, self._oracle = self._call(method, text)
     return observation, done
 
   def score(self) -> float:
+    """Return the current score; see Env.score."""
     return self._call("score")
 
   def oracle(self) -> Oracle:
-    # If none came with the observation, the environment raises the reason.
+    """Return the expert's next step; see Env.oracle."""
+    # Without a stored oracle, the environment in the child is asked. Its error says why
+    # there is none.
     return Oracle(**(self._oracle or self._call("oracle")))
 
   def mistake(self, kind: str, key: str) -> str:
+    """Return a wrong action in place of the expert's; see Env.mistake."""
     return self._call("mistake", kind, key)
 
   def close(self) -> None:
-    """End the child, with the episodes of its other slots."""
+    """Kill the child, and with it the episodes of its other slots."""
     self.child.close()
 
 
@@ -277,22 +364,24 @@ def open_envs(
   live_per_process: int,
   timeout_s: float = 120.0,
 ) -> list[ProcessEnv]:
-  """Open environments in child processes, one per slot.
-
-  Neighbours are in different processes.
+  """Open one environment for each slot of each child process.
 
   Args:
-    kind: as for `table.load`.
-    kwargs: those of `table.make`, of JSON's types.
-    processes: how many children.
-    live_per_process: slots of each.
-    timeout_s: a child that takes longer for a call is killed.
+    kind: the kind of environment; see `table.load`.
+    kwargs: the keyword arguments of `table.make`; JSON must be able to write them.
+    processes: number of child processes.
+    live_per_process: number of slots of each child.
+    timeout_s: a child that needs more seconds for a call is killed.
+
+  Returns:
+    The environments. Neighbours in the list are in different children, if there are
+    several.
 
   Raises:
     ValueError: the kind or an option is wrong, or the engine is not installed.
   """
   if table.load(kind).engine is not None:
-    hide_process()  # agents' code must not read this process's keys
+    hide_process()  # An agent's code must not read this process's keys.
   children = [Child(kind, kwargs, timeout_s) for _ in range(processes)]
   greeting = children[0].call(0, "greet")
   envs = []

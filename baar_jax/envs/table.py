@@ -1,4 +1,4 @@
-"""The table of environments, and the options of each."""
+"""List the environments and check their options."""
 
 import ast
 import contextlib
@@ -11,14 +11,14 @@ from typing import Any
 
 from baar_jax.envs.base import Env
 
-# The class of each environment, whose attributes are the facts about it. Only the
-# module of the one that is used is imported.
+# The class of each environment, relative to baar_jax.envs. Only the module of the
+# environment in use is imported.
 ENVIRONMENTS = {
   "sandbox": "sandbox.adapter.Sandbox",
   "scienceworld": "scienceworld.adapter.ScienceWorld",
   "alfworld": "alfworld.adapter.ALFWorld",
   "appworld": "appworld.adapter.AppWorld",
-  "served": "base.Env",  # clients of the endpoint play it, or have played it
+  "served": "base.Env",  # Clients of this program's endpoint run these episodes.
 }
 
 
@@ -27,11 +27,11 @@ def load(kind: str) -> type[Env]:
   """Load the class of an environment.
 
   Args:
-    kind: one of ENVIRONMENTS, or "FILE.py:CLASS" of the user's own.
+    kind: a key of ENVIRONMENTS, or "FILE.py:CLASS" for a user's environment.
 
   Raises:
-    ValueError: there is no such file or class, the file fails, or an option has no
-      default.
+    ValueError: the file is missing or fails, it lacks the class, or one of the class's
+      options has no default.
   """
   if kind in ENVIRONMENTS:
     module, _, name = ENVIRONMENTS[kind].rpartition(".")
@@ -39,41 +39,50 @@ def load(kind: str) -> type[Env]:
   path, _, name = kind.rpartition(":")
   problem = f"--config.env.kind is {kind!r}, but"
   if not Path(path).is_file():
-    known = ", ".join(ENVIRONMENTS)
     raise ValueError(
-      f"{problem} there is no file {path or name!r}; take FILE.py:CLASS or {known}"
+      f"{problem} the file {path or name!r} does not exist; "
+      f"set it to FILE.py:CLASS or to one of: {', '.join(ENVIRONMENTS)}"
     )
   try:
     environment = runpy.run_path(path).get(name)
-  except (Exception, SystemExit) as error:  # the user's code may raise anything
-    raise ValueError(f"{problem} {path} fails: {error!r:.200}") from error
+  except (Exception, SystemExit) as error:  # The user's file may raise any error.
+    raise ValueError(
+      f"{problem} {path} fails with {error!r:.200}; correct the file"
+    ) from error
   if not isinstance(environment, type) or not issubclass(environment, Env):
-    raise ValueError(f"{problem} {path} has no class {name} of Env")
+    raise ValueError(
+      f"{problem} {path} has no class {name} that is a subclass of Env; add it"
+    )
   try:
     environment.Options()
   except TypeError as error:
-    must = "each of its options needs a default"
-    raise ValueError(f"{problem} {must}: {error}") from None
+    raise ValueError(
+      f"{problem} its Options need a default for each field: {error}"
+    ) from None
   return environment
 
 
 def read_options(kind: str, options: Mapping[str, Any]) -> Any:
-  """Check an environment's options, and return them as its dataclass.
+  """Check an environment's options and return them as its `Options`.
 
-  An option has the type of its default: bool, int, float or str. A text, as the command
-  line has it, is read as a value of another type.
+  An option must have the type of its default: bool, int, float or str. A text, as the
+  command line passes it, is converted to this type. An integer becomes a float.
+
+  Args:
+    kind: the kind of environment; see `load`.
+    options: values of options by name. Missing options keep their defaults.
 
   Raises:
-    ValueError: a name, a type or a value is wrong; in one line with the known options.
+    ValueError: an option has a wrong name, type or value.
   """
   Options = load(kind).Options
   defaults = vars(Options())
-  known = f"the options of {kind} are {', '.join(defaults) or 'none'}"
+  listing = f"the options of {kind} are {', '.join(defaults) or 'none'}"
   values = {}
   for name, value in options.items():
-    seen = f"--config.env.options.{name} is {value!r:.80}"
+    setting = f"--config.env.options.{name} is {value!r:.80}"
     if name not in defaults:
-      raise ValueError(f"{seen}, but there is no such option; {known}")
+      raise ValueError(f"{setting}, but this option does not exist; {listing}")
     expected = type(defaults[name])
     if isinstance(value, str) and expected is not str:
       with contextlib.suppress(ValueError, SyntaxError):
@@ -81,29 +90,40 @@ def read_options(kind: str, options: Mapping[str, Any]) -> Any:
     if type(value) is int and expected is float:
       value = float(value)
     if type(value) is not expected:
-      raise ValueError(f"{seen}, expected {expected.__name__}; {known}")
+      raise ValueError(f"{setting}, but must be of type {expected.__name__}; {listing}")
     values[name] = value
   try:
     return Options(**values)
-  except ValueError as error:  # out of bounds
-    raise ValueError(f"--config.env.options: {error}; {known}") from None
+  except ValueError as error:  # The class of the options refuses a value.
+    raise ValueError(f"--config.env.options: {error}; {listing}") from None
 
 
 def changed_options(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-  """Check options as `read_options` does; return those that are not the defaults."""
+  """Check an environment's options and return those that differ from the defaults.
+
+  Args:
+    kind: the kind of environment; see `load`.
+    options: values of options by name; see `read_options`.
+
+  Raises:
+    ValueError: an option has a wrong name, type or value.
+  """
   checked = vars(read_options(kind, options))
   defaults = vars(load(kind).Options())
   return dict(sorted(checked.items() - defaults.items()))
 
 
 def make(kind: str, options: Mapping[str, Any] = {}, **sizes: int) -> Env:
-  """Make an environment in this process.
+  """Create an environment in this process.
 
   Args:
-    kind: as for `load`.
-    options: as for `read_options`, which raises ValueError.
-    **sizes: train_tasks, dev_tasks, test_tasks and max_steps.
+    kind: the kind of environment; see `load`.
+    options: values of options by name; see `read_options`.
+    **sizes: train_tasks, dev_tasks, test_tasks and max_steps; see `Env.__init__`.
+
+  Raises:
+    ValueError: the kind or an option is wrong.
   """
   checked = read_options(kind, options)
-  given = {"options": checked} if vars(checked) else {}
-  return load(kind)(**sizes, **given)
+  arguments = {"options": checked} if vars(checked) else {}
+  return load(kind)(**sizes, **arguments)

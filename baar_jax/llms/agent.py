@@ -1,5 +1,6 @@
-"""The ReAct agent: the conversation of an episode, and the action in a reply."""
+"""Write the ReAct conversation of an agent, and read the action in a reply."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,9 +9,20 @@ from typing import Protocol
 from baar_jax.episode import Reply, Task
 
 Messages = list[dict[str, str]]
-# hold(usd, replayed=False) makes a reservation while a call is made.
-# The call sets `usd` of its value to the cost. See `rollout.budget.hold`.
-Hold = Callable[..., AbstractContextManager]
+
+
+@dataclasses.dataclass
+class Cost:
+  """The cost of a call; the caller sets `usd` before the call's reservation closes."""
+
+  usd: float = 0.0
+
+
+# The type of functions reserve(usd, replayed=False). Such a function returns a context
+# manager, which reserves the worst case `usd` of a call in the budgets. When the call
+# has ended, the context manager settles the Cost that the call has set.
+# `rollout.budget.reserve` is one implementation.
+Reserve = Callable[..., AbstractContextManager]
 
 NO_ACTION = (
   "No action was found in the reply. Answer with 'Thought:' and then 'Action:'."
@@ -19,21 +31,40 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
 
 class NoAnswer(RuntimeError):
-  """A model gave no usable answer to any attempt; the episode ends in an error."""
+  """Report that every attempt at a call failed; the episode ends in an error."""
 
 
 class Agent(Protocol):
-  """One model during one episode; a judge's questions in an episode are its steps."""
+  """One model during one episode.
+
+  A judge (the model that a zero-shot router asks) is an Agent, too. For a judge, each
+  question of the router is a step.
+  """
 
   def bound_usd(self, messages: Messages, step: int) -> float:
-    """Compute the worst case in dollars of one attempt at a reply."""
+    """Compute the worst case of one attempt at a reply, in dollars.
+
+    Args:
+      messages: the conversation so far.
+      step: index of the episode's step, from 0.
+    """
 
   def reply(self, messages: Messages, step: int) -> Reply:
-    """Answer at a step (from 0). Raises NoAnswer, or the refusal of `hold`."""
+    """Reply to a conversation.
+
+    Args:
+      messages: the conversation so far.
+      step: index of the episode's step, from 0.
+
+    Raises:
+      NoAnswer: every attempt failed.
+      BudgetSpent: the call does not fit the episode's budget.
+      CapReached: the call does not fit the run's budget.
+    """
 
 
 def open_conversation(system_prompt: str, task: Task, observation: str) -> Messages:
-  """Open the conversation, before the first reply."""
+  """Write the messages before the first reply: system prompt, task, observation."""
   return [
     {"role": "system", "content": system_prompt},
     {"role": "user", "content": f"Task: {task.description}\n\n{observation}"},
@@ -41,26 +72,35 @@ def open_conversation(system_prompt: str, task: Task, observation: str) -> Messa
 
 
 def extend(messages: Messages, reply: str, observation: str) -> None:
-  """Append a reply and the next observation."""
+  """Append a reply and the next observation to the messages."""
   messages.append({"role": "assistant", "content": reply})
   messages.append({"role": "user", "content": observation})
 
 
 def write_reply(thought: str, action: str, code: bool) -> str:
-  """Write a ReAct reply; code is fenced."""
-  written = f"\n```python\n{action}\n```" if code else f" {action}"
-  return f"Thought: {thought}\n\nAction:{written}"
+  """Write a ReAct reply.
+
+  Args:
+    thought: the text after "Thought:".
+    action: the text after "Action:".
+    code: whether the action is Python code, to be written as a fenced block.
+  """
+  formatted_action = f"\n```python\n{action}\n```" if code else f" {action}"
+  return f"Thought: {thought}\n\nAction:{formatted_action}"
 
 
 def parse_action(reply: str, code: bool = False) -> str | None:
-  """Find the action in a ReAct reply: the rest of the line after the last "Action:".
+  """Read the action in a ReAct reply.
 
   Args:
-    code: the action is the first fenced block after the first "Action:", or all that
-      follows if nothing is fenced.
+    reply: the text of the reply.
+    code: whether actions are code. If not, the action is the first line of text after
+      the last "Action:". If so, the action is the first fenced block after the first
+      "Action:"; without a fenced block, it is all text after the first "Action:".
 
   Returns:
-    None for an agent's mistake, which `NO_ACTION` answers.
+    The action; None if the reply has none. The agent's next observation is then
+    `NO_ACTION`.
   """
   if code:
     _, marker, after = reply.partition("Action:")

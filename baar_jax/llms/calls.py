@@ -1,4 +1,4 @@
-"""The calls of API models in the run's SQLite files, with cost and reply."""
+"""Record the calls of API models in the run's SQLite files, with costs and replies."""
 
 import collections
 import contextlib
@@ -14,7 +14,7 @@ from baar_jax.episode import Reply
 from baar_jax.llms.wire import OPEN, PRESUMED, REPLY, RETRY
 
 REPLY_ROW = TypeAdapter(Reply)
-UNREADABLE = "{}: call {} cannot be read: restore a copy of the file"
+UNREADABLE = "{}: call {} cannot be read. Restore a copy of the file, then run again."
 IS_COST = "typeof(usd) = 'real' AND usd BETWEEN 0 AND 1e12"
 
 INSERT = "INSERT INTO calls (model, kind, usd, request) VALUES (?, ?, ?, ?)"
@@ -28,20 +28,26 @@ CREATE INDEX IF NOT EXISTS calls_by_request ON calls (request) WHERE reply IS NO
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-  """The dollars of all calls so far."""
+  """The dollars of all calls so far.
 
-  replies_usd: tuple[float, ...] = (0.0, 0.0)  # usable replies, by model
-  retries_usd: float = 0.0  # attempts that were billed and useless
-  presumed_usd: float = 0.0  # worst case of attempts that may have been billed
+  Attributes:
+    replies_usd: dollars of usable replies, one sum per model.
+    retries_usd: dollars of attempts that were billed but brought no usable reply.
+    presumed_usd: the sum of the worst cases of attempts that may have been billed.
+  """
+
+  replies_usd: tuple[float, ...] = (0.0, 0.0)
+  retries_usd: float = 0.0
+  presumed_usd: float = 0.0
 
   @property
   def at_most_usd(self) -> float:
-    """Add up all calls, in the worst case."""
+    """Return an upper bound on the dollars: unknown outcomes count as billed."""
     return sum(self.replies_usd) + self.retries_usd + self.presumed_usd
 
 
 def open_calls(path: Path | str) -> sqlite3.Connection:
-  """Open the file of a `Store`, with its table of calls."""
+  """Open a SQLite file of episodes, and create its table of calls if needed."""
   db = sqlite3.connect(path, check_same_thread=False, timeout=60)
   db.execute("PRAGMA journal_mode=WAL")
   db.execute("PRAGMA synchronous=NORMAL")
@@ -50,20 +56,29 @@ def open_calls(path: Path | str) -> sqlite3.Connection:
 
 
 class Calls:
-  """The attempts at calls: each is on disk before it is made and when it has ended.
+  """Record each attempt at a call on disk, both before and after the attempt.
 
-  Threads may share the object. A killed process leaves its calls open, at their worst
-  case.
+  Threads may share the object. If the process is killed, its unfinished calls keep the
+  kind OPEN and count at their worst case.
   """
 
   def __init__(self, path: Path | str):
-    """Open the file of a `Store`."""
+    """Open the SQLite file in which this process also stores its episodes."""
     self._lock = threading.Lock()
     self._path = path
     self._db = open_calls(path)
 
   def begin(self, model: int, worst_usd: float, request: str) -> int:
-    """Record an attempt that is about to be made; return its number."""
+    """Record an attempt that is about to be made.
+
+    Args:
+      model: index of the model.
+      worst_usd: the worst case of the attempt.
+      request: hash of the request.
+
+    Returns:
+      The number of the attempt, for `end`.
+    """
     with self._lock, self._db:
       return self._db.execute(INSERT, (model, OPEN, worst_usd, request)).lastrowid
 
@@ -78,8 +93,12 @@ class Calls:
     """Record the end of an attempt.
 
     Args:
-      reply: the reply, if it may be replayed.
-      problem: the reason for no reply; "" if there is one. None counts as neither.
+      call: the number of the attempt, as `begin` returned it.
+      kind: the kind of outcome, such as REPLY; see `wire.Outcome`.
+      usd: the cost of the attempt.
+      reply: the reply to replay if the same request comes again.
+      problem: the reason why there is no usable reply; "" after a success. None if the
+        attempt says nothing about the model; `find_repeated_problem` then ignores it.
     """
     text = None
     if reply is not None:
@@ -89,7 +108,17 @@ class Calls:
       self._db.execute(update, (kind, usd, text, problem, call))
 
   def find(self, request: str) -> Reply | None:
-    """Find the recorded reply to a request, and mark it as replayed."""
+    """Find the recorded reply to a request, and mark it as replayed.
+
+    Args:
+      request: hash of the request.
+
+    Returns:
+      The reply; None if the request has no recorded reply.
+
+    Raises:
+      ValueError: the recorded reply is damaged.
+    """
     select = "SELECT id, reply FROM calls WHERE request = ? AND reply IS NOT NULL"
     with self._lock:
       row = self._db.execute(select, (request,)).fetchone()
@@ -102,8 +131,13 @@ class Calls:
     call = dataclasses.replace(reply.call, replayed=True, latency_s=0.0)
     return dataclasses.replace(reply, call=call)
 
-  def find_failure(self, model: int, limit: int) -> str:
-    """Find the problem that a model's last `limit` attempts share, else ""."""
+  def find_repeated_problem(self, model: int, limit: int) -> str:
+    """Find the problem that a model's last `limit` attempts have in common.
+
+    Returns:
+      The problem; "" if the problems differ, if an attempt succeeded, or if there are
+      fewer attempts.
+    """
     select = (
       "SELECT problem FROM calls WHERE model = ? AND problem IS NOT NULL "
       "ORDER BY id DESC LIMIT ?"
@@ -115,17 +149,27 @@ class Calls:
     return rows[0][0]
 
   def close(self) -> None:
-    """Close the file."""
+    """Close the SQLite file."""
     with self._lock:
       self._db.close()
 
 
 def read_spent(directory: Path, models: int) -> Spent:
-  """Add up the calls of a run's processes; the last of `models` is the judge."""
-  # Dollars of replies are by model, all others by kind.
+  """Add up the dollars of all calls that a run's processes have recorded.
+
+  Args:
+    directory: the run's directory.
+    models: number of models to report. If a judge is to be reported, it counts as one
+      more model, after the models to route between.
+
+  Raises:
+    ValueError: the cost of a call is damaged.
+  """
+  # Dollars by key. The key of replies is the index of their model. The key of other
+  # attempts is the kind of their outcome.
   usd = collections.Counter()
-  others = directory.glob("episodes-[0-9]*.sqlite")
-  for path in sorted([*others, *directory.glob("episodes.sqlite")]):
+  later_processes = directory.glob("episodes-[0-9]*.sqlite")
+  for path in sorted([*later_processes, *directory.glob("episodes.sqlite")]):
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
       if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'calls'").fetchone():
         continue

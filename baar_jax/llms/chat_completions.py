@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: requests, answers, usage, refusals and streams."""
+"""Write requests and read answers in OpenAI's chat-completions protocol."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,14 +11,16 @@ from baar_jax.episode import Usage
 from baar_jax.llms.wire import Complaint, Endpoint, WireForm, read_json
 
 LIMITS = ("max_tokens", "max_completion_tokens")
-# Service tiers that cost the list price or less. The price of any other one is unknown.
+# Providers' service tiers that cost the list price or less. The prices of all other
+# tiers count as unknown.
 TIERS = (None, "auto", "batch", "default", "flex", "on_demand", "standard")
-# The most tokens of one call: no model reads or writes as many.
+# A number of tokens that an answer reports. More than 10 million in one call are
+# implausible, so they are refused.
 Count = Annotated[int, Field(ge=0, le=10**7)]
 
 
 class Counts(BaseModel):
-  """The counts of tokens that OpenAI, LiteLLM and DeepSeek report."""
+  """The numbers of tokens in the usage that OpenAI, LiteLLM and DeepSeek report."""
 
   model_config = {"strict": True}
   prompt_tokens: Annotated[Count, Field(gt=0)]
@@ -32,35 +34,49 @@ class Counts(BaseModel):
 
 
 def read_counts(fields: dict) -> Usage:
-  """Read the usage of an answer.
+  """Read the counts of tokens in a `usage` object.
 
-  A total above prompt and completion is billed as completion: some report reasoning so.
+  If the total exceeds prompt plus completion, the excess counts as completion, because
+  some providers report reasoning tokens only in the total.
+
+  Args:
+    fields: the `usage` of an answer.
 
   Raises:
-    ValueError: a count is missing, is no count, or disagrees with another one.
-    AttributeError: a part is no object.
+    ValueError: a count is missing, is not a count, or contradicts another count.
+    AttributeError: `fields` or its details are not a JSON object.
   """
-  counts = {}
-  for part in (fields, fields.get("prompt_tokens_details") or {}):
-    counts |= {name: count for name, count in part.items() if count is not None}
+  reported = {}
+  for section in (fields, fields.get("prompt_tokens_details") or {}):
+    reported |= {name: count for name, count in section.items() if count is not None}
   try:
-    told = Counts.model_validate(counts)
+    counts = Counts.model_validate(reported)
   except ValidationError:
-    raise ValueError("no count of tokens") from None
-  prompt = told.prompt_tokens
-  hits = told.prompt_cache_hit_tokens
-  cached = max(told.cached_tokens, hits)
-  written = max(told.cache_write_tokens, told.cache_creation_tokens)
-  least = prompt + told.completion_tokens
-  total = counts.get("total_tokens", least)
-  misses = counts.get("prompt_cache_miss_tokens", prompt - hits)
-  if cached + written > prompt or total < least or misses != prompt - hits:
-    raise ValueError("counts that disagree")
+    raise ValueError(
+      "The usage must have prompt_tokens and completion_tokens, and each count must be "
+      "a whole number from 0 to 10,000,000. Correct the usage."
+    ) from None
+  prompt = counts.prompt_tokens
+  hits = counts.prompt_cache_hit_tokens
+  cached = max(counts.cached_tokens, hits)
+  written = max(counts.cache_write_tokens, counts.cache_creation_tokens)
+  minimum = prompt + counts.completion_tokens
+  total = reported.get("total_tokens", minimum)
+  misses = reported.get("prompt_cache_miss_tokens", prompt - hits)
+  if cached + written > prompt or total < minimum or misses != prompt - hits:
+    raise ValueError(
+      "The counts of the usage disagree: cached and written tokens must fit into the "
+      "prompt, prompt and completion into the total. Correct the usage."
+    )
   return Usage(prompt, cached, total - prompt, written)
 
 
 def read_usage(fields: dict) -> Usage | None:
-  """Read the usage of an answer or chunk; None if it is missing or impossible."""
+  """Read the usage of an answer or of a stream's chunk.
+
+  Returns:
+    The usage; None if it is missing or impossible.
+  """
   try:
     return read_counts(fields.get("usage"))
   except (ValueError, AttributeError):
@@ -68,11 +84,21 @@ def read_usage(fields: dict) -> Usage | None:
 
 
 def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
-  """List the headers of a key; at OpenAI's addresses also those of the account."""
+  """Make the request headers that carry the key, and for OpenAI also the account.
+
+  Args:
+    endpoint: the address of the model.
+    key: the key for this address.
+
+  Returns:
+    The value of each header, by its name in lower case.
+  """
   headers = {}
   if endpoint.is_openai:
-    import openai  # It reads OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and the like.
+    import openai
 
+    # OpenAI's client makes headers from the environment variables OPENAI_ORG_ID,
+    # OPENAI_CUSTOM_HEADERS and similar ones.
     for name, value in openai.AsyncOpenAI(api_key=key).default_headers.items():
       if isinstance(value, str):
         headers[name.lower()] = value
@@ -81,7 +107,16 @@ def list_headers(endpoint: Endpoint, key: str) -> dict[str, str]:
 
 
 def write_request(body: dict, endpoint: Endpoint, config: ModelsConfig) -> dict:
-  """Write a request for a model, with a limit of tokens; a stream tells its usage."""
+  """Write a request for a model.
+
+  A request without a limit on the tokens of a reply gets the configured limit. A
+  streamed request also asks for the usage.
+
+  Args:
+    body: the caller's request, as a chat completion; its model is replaced.
+    endpoint: the model's name and address.
+    config: the settings, with the limit on the tokens of a reply.
+  """
   request = body | {"model": endpoint.model}
   request.pop("session_id", None)
   if not any(map(body.get, LIMITS)):
@@ -95,12 +130,17 @@ def write_request(body: dict, endpoint: Endpoint, config: ModelsConfig) -> dict:
 
 
 def read_answer(body: bytes) -> dict:
-  """Read an answer's object, {} if there is none. One with a key twice has no usage."""
-  repeated = []
+  """Read an answer as a chat completion; {} if it cannot be read.
+
+  If any JSON object in the answer has the same key twice, the usage could be ambiguous.
+  The usage is then set to None, which means that the answer cannot be priced.
+  """
+  has_repeated_key = []
 
   def read_object(pairs: list[tuple[str, object]]) -> dict:
+    """Read an object of the JSON text, and note whether a key occurs twice."""
     fields = dict(pairs)
-    repeated.append(len(fields) < len(pairs))
+    has_repeated_key.append(len(fields) < len(pairs))
     return fields
 
   try:
@@ -110,11 +150,14 @@ def read_answer(body: bytes) -> dict:
     return {}
   if not isinstance(fields, dict):
     return {}
-  return fields | {"usage": None} if any(repeated) else fields
+  return fields | {"usage": None} if any(has_repeated_key) else fields
 
 
 def read_error(text: str) -> Complaint:
-  """Read a refusal's message, type and code; "" for each that is missing."""
+  """Read the message, type and code in the body of an HTTP error.
+
+  A field that is missing in the body is "" in the result.
+  """
   fields = read_json(text) or {}
   error = fields.get("error", fields)
   if not isinstance(error, dict):
@@ -127,13 +170,23 @@ def read_error(text: str) -> Complaint:
 
 
 async def read_chunks(events: AsyncIterator[str]) -> AsyncIterator[dict]:
-  """Yield a stream's chunks up to its end mark. Raises ConnectionError for no chunk."""
+  """Read the chunks of a stream, up to its end mark.
+
+  Args:
+    events: the data of each event of the stream.
+
+  Yields:
+    Chunks of a chat completion.
+
+  Raises:
+    ConnectionError: an event is an error, or is not a JSON object.
+  """
   async for data in events:
     if data.strip() == "[DONE]":
       return
     chunk = read_json(data)
     if chunk is None or "error" in chunk:
-      raise ConnectionError("no chunk")
+      raise ConnectionError("the stream has an event that is not a chunk")
     yield chunk
 
 

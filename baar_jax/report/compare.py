@@ -1,7 +1,7 @@
-"""Compare on test the policies that dev has chosen; count their dollars and seconds.
+"""Compare the policies that dev has chosen, by their test episodes.
 
-Axes: B resamples of tasks and training seeds (the first is all), P policies, N tasks,
-K budgets.
+Letters of axes: B resamples of tasks and training seeds (index 0 is the unchanged
+data), P policies, N tasks, K caps.
 """
 
 import itertools
@@ -16,15 +16,22 @@ import pandas as pd
 from baar_jax.config import Config
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
-from baar_jax.report.results import METRICS, ExactFrontier, Facts, Forecast
-from baar_jax.report.table import DIFFICULTIES, Evaluation
+from baar_jax.report.table import (
+  DIFFICULTIES,
+  METRICS,
+  Evaluation,
+  ExactFrontier,
+  Facts,
+  Forecast,
+)
 from baar_jax.rollout.optimum import Exact, has_optimum
 from baar_jax.rollout.specs import PolicySpec
 from baar_jax.store import BUDGETS
 from baar_jax.train import rewards
 from baar_jax.train.jobs import BOUNDARY_KEYS
 
-FORECAST = "forecast.csv"  # what stage forecast leaves in a run's directory
+# Name of the file in a run's directory that the stage forecast writes.
+FORECAST = "forecast.csv"
 PAPER = Path(__file__).with_name("paper.json")
 AREA_COLUMNS = [
   "family",
@@ -37,43 +44,65 @@ AREA_COLUMNS = [
   "area_gain_low",
   "area_gain_high",
 ]
-# Generated tokens per second (paper, "Latency Analysis"): SMALL and LARGE after
-# OpenAI's targets, the router after a benchmark of Qwen2.5-1.5B. Reading the prompt and
-# the network do not count.
+# Generated tokens per second of SMALL, LARGE and the router (paper, "Latency
+# Analysis"). The first two are OpenAI's targets, the third is a benchmark of
+# Qwen2.5-1.5B. The time to read a prompt and the time on the network are left out.
 SMALL_RATE = 90.0
 LARGE_RATE = 80.0
 ROUTER_RATE = 180.0
-BINS = 10  # of a calibration
+# Number of bins into which forecast scores are put. In each bin their mean is compared
+# with the mean of the measured scores.
+BINS = 10
 
 
 class Choice(NamedTuple):
-  """The policies that dev chooses, which alone are played on test."""
+  """The policies chosen on dev. Only these are played on test.
 
-  dev: pd.DataFrame  # of every entry, by policy: cost_usd and METRICS on dev
-  entries: list[PolicySpec]  # all that are chosen, in their order
-  # The family that the report is about: the router that knows its budget, else BoPO
+  Attributes:
+    dev: a row per policy, chosen or not, with its mean dollars and METRICS on dev.
+    entries: the chosen policies, in the report's order.
+    main: the family that the others are compared with: the budget-conditioned router if
+      the run has one, else BoPO.
+    best: keys of the policies with the highest SR, one per family and cap.
+    vertices: by (family or COMPARED, metric), the keys of the policies on the family's
+      upper hull on dev. Policies with a cap on dollars are left out.
+    headline: the key of the main family's policy that is highest above the line between
+      the boundary policies; None if there is none.
+    typical: by family, the key of the policy nearest in cost to the headline's.
+  """
+
+  dev: pd.DataFrame
+  entries: list[PolicySpec]
   main: str
-  best: list[str]  # of each family under each budget the policy with the highest SR
-  # By family (or COMPARED) and metric: the policies on the upper hull of its points,
-  # without a cap or with one on calls, and the boundaries.
+  best: list[str]
   vertices: dict[tuple[str, str], list[str]]
-  # The main family's point that lies highest above the boundaries' line.
   headline: str | None
-  # Per family the point, perhaps capped, nearest in cost to the headline.
   typical: dict[str, str]
 
 
 def intervals(name: str, value_PxB: pd.DataFrame) -> pd.DataFrame:
-  """Compute each row's value and interval (`frontier.interval`)."""
+  """Compute each policy's value with its 95 % interval.
+
+  Args:
+    name: the name of the column of values.
+    value_PxB: a row per policy, and a column per resample (see `frontier.interval`).
+
+  Returns:
+    A row per policy, with the columns name, name_low and name_high.
+  """
   rows = [interval(name, value_B) for value_B in value_PxB.to_numpy()]
   return pd.DataFrame(rows, value_PxB.index)
 
 
 def tabulate_policies(data: Evaluation) -> pd.DataFrame:
-  """Compute every policy's means per task, some with intervals, and its overruns.
+  """Compute every policy's means per task with intervals, and its overspends.
 
-  The shares are of the gaps between the boundaries and of a policy's cap. An overrun is
-  an episode over its cap.
+  `cost_gap_share` and `success_gap_share` say where a policy is between always-SMALL
+  (0) and always-LARGE (1). `use_share` is the share of a cap that was used.
+  `overspends` counts the episodes whose dollars exceed their cap.
+
+  Returns:
+    A row per policy, by its key.
   """
   table = data.entries.drop(columns="trained")
   table["episodes"] = data.episodes.policy.value_counts()
@@ -90,15 +119,26 @@ def tabulate_policies(data: Evaluation) -> pd.DataFrame:
   cap = table.call_budget.fillna(table.usd_budget)
   table["use_share"] = (used / cap).where(cap > 0)
   episodes = data.episodes
-  # Floats may add up to slightly more than the exact sum of a budget in dollars.
+  # A tiny difference may come from the rounding of floats, and is no overspend.
   over = episodes.spent_usd > episodes.usd_budget + 1e-12
   over |= episodes.large_calls > episodes.call_budget
-  table["overruns"] = over.groupby(episodes.policy).sum()
+  table["overspends"] = over.groupby(episodes.policy).sum()
   return table
 
 
 def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.ndarray:
-  """Compute area_B along policies; NaN unless LARGE costs more and scores more."""
+  """Compute the area under a line through policies, in each resample.
+
+  Args:
+    data: the evaluation.
+    policies: keys of the policies on the line between the boundaries, in the line's
+      order.
+    metric: one of METRICS.
+
+  Returns:
+    area_B; NaN in resamples in which always-LARGE does not cost more and score more
+      than always-SMALL.
+  """
   small, large = BOUNDARY_KEYS
   names = [small, *policies, large]
   cost_VxB = data.resampled["cost_usd"].loc[names]
@@ -106,10 +146,19 @@ def resample_area(data: Evaluation, policies: Sequence[str], metric: str) -> np.
 
 
 def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataFrame:
-  """Compute each family's area by metric, and the gain of the first family over it.
+  """Compute the area of each family, and the first family's gain over each.
 
-  An area is along the points that dev has chosen, so that all are comparable, however
-  many candidates there were.
+  A family's area is the area under the line through its policies that were chosen on
+  dev. The choice does not see test episodes, so a family with more policies has no
+  advantage.
+
+  Args:
+    data: the evaluation on test.
+    choice: the policies that dev has chosen.
+    families: the families. The first one is compared with the others.
+
+  Returns:
+    A row per family and metric, with AREA_COLUMNS.
   """
   first_B = {}
   rows = []
@@ -123,14 +172,21 @@ def areas(data: Evaluation, choice: Choice, families: Sequence[str]) -> pd.DataF
       first_B[metric] = area_B
     row = {"family": family, "metric": metric, "policies": policies}
     rows.append(row | interval("area", area_B) | interval("area_gain", gain_B))
-  return pd.DataFrame(rows, columns=AREA_COLUMNS)  # also without any family
+  # Naming the columns keeps them in a table without rows.
+  return pd.DataFrame(rows, columns=AREA_COLUMNS)
 
 
 def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-  """List a row per K and family: the boundaries, the main family, then the others.
+  """Return the figures of each family under each cap K.
 
-  The boundaries keep no cap. A row is that of `tabulate_policies` with the parameters
-  that dev has chosen, and the gain in SR of the main family over it, on the same tasks.
+  The boundary policies, which have no cap, come first, then the main family, then the
+  others. A row has the figures of the family's best policy on dev under the cap. `gain`
+  is the main family's SR under the cap minus the row's SR, paired by task.
+
+  Args:
+    data: the evaluation on test.
+    table: the rows of `tabulate_policies`.
+    choice: the policies that dev has chosen.
   """
   first = [*BOUNDARY_KEYS, choice.main]
   table = table[table.index.isin([*BOUNDARY_KEYS, *choice.best])]
@@ -142,7 +198,9 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
     group = table[table.call_budget.eq(K) | table.index.isin(BOUNDARY_KEYS)]
     sr_PxB = data.resampled[data.sr].loc[group.index]
     is_main = group.family == choice.main
-    gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]  # NaN without the main family
+    # If the main family has no policy under this cap, the mean is NaN, so every gain is
+    # NaN too.
+    gain_PxB = sr_PxB[is_main].mean() - sr_PxB[~is_main]
     groups.append(group.assign(K=int(K)).join(intervals("gain", gain_PxB)))
   return pd.concat(groups).rename_axis("policy").reset_index()
 
@@ -150,10 +208,20 @@ def hard_budgets(data: Evaluation, table: pd.DataFrame, choice: Choice) -> pd.Da
 def by_difficulty(
   data: Evaluation, typical: Mapping[str, str], easy_rate: float
 ) -> pd.DataFrame:
-  """Compute each family's shares of its dollars by the test tasks' difficulty.
+  """Compute how each family's dollars are divided among the difficulties of tasks.
 
-  The boundaries' own episodes tell the difficulty. The family "task mix" has the shares
-  of the tasks. Shares are NaN if the sum is 0.
+  The difficulty of a test task follows from the test episodes of the boundary policies.
+  The row "task mix" has the shares of the numbers of tasks, for comparison.
+
+  Args:
+    data: the evaluation on test.
+    typical: by family, the key of the policy that represents it in this table.
+      easy_rate: the least share of always-SMALL's successes in an easy task
+      (`--config.profile.easy_rate`).
+
+  Returns:
+    A row per family with shares in [0, 1]; NaN if the family's episodes have cost
+      nothing.
   """
   trials = (
     data.episodes.groupby(["task_id", "policy"])
@@ -170,28 +238,37 @@ def by_difficulty(
 
 
 def latency(data: Evaluation, typical: Mapping[str, str]) -> pd.DataFrame:
-  """Compute mean seconds per episode by family, by the paper's token rates.
+  """Compute the mean seconds per episode of one policy of each family.
 
-  A router's decision is one token of its own, a judge's answers are at LARGE's rate,
-  untaken proposals at SMALL's. `waited_s` is how long an episode really waited for its
-  router or judge.
-  """
+  `small_s`, `large_s` and `router_s` are computed from numbers of tokens at the paper's
+  tokens per second. A router's decision is one token. A judge generates at LARGE's
+  rate, and a rejected proposal at SMALL's rate. `waited_s` is measured: the time in
+  which an episode waited for its router or judge.
+
+  Args:
+    data: the evaluation on test.
+    typical: by family, the key of the policy that represents it in this table."""
   table = data.episodes.groupby(["policy", "task_id"]).mean(numeric_only=True)
   mean = table.groupby("policy").mean().loc[[*typical.values()]]
   mean.index = pd.Index(typical, name="family")
-  s = pd.DataFrame({"small_s": (mean.small_tokens + mean.proposal_tokens) / SMALL_RATE})
-  s["large_s"] = mean.large_tokens / LARGE_RATE
-  s["router_s"] = mean.decisions / ROUTER_RATE + mean.judge_tokens / LARGE_RATE
-  s["router_share"] = s.router_s / s.sum(axis=1)
-  s["waited_s"] = mean.router_latency_s.where(mean.router_latency_s > 0)
-  return s
+  seconds = pd.DataFrame(
+    {"small_s": (mean.small_tokens + mean.proposal_tokens) / SMALL_RATE}
+  )
+  seconds["large_s"] = mean.large_tokens / LARGE_RATE
+  seconds["router_s"] = mean.decisions / ROUTER_RATE + mean.judge_tokens / LARGE_RATE
+  seconds["router_share"] = seconds.router_s / seconds.sum(axis=1)
+  seconds["waited_s"] = mean.router_latency_s.where(mean.router_latency_s > 0)
+  return seconds
 
 
 def read_forecast(directory: Path, data: Evaluation, choice: Choice) -> Forecast | None:
-  """Read what stage forecast has left in a run's directory, if anything.
+  """Read the scores that the stage forecast has stored in a run's directory.
+
+  Returns:
+    The forecast beside measured scores, or None if the stage has not run.
 
   Raises:
-    ValueError: it cannot be read.
+    ValueError: the file cannot be read.
   """
   path = directory / FORECAST
   if not path.exists():
@@ -206,11 +283,15 @@ def read_forecast(directory: Path, data: Evaluation, choice: Choice) -> Forecast
 def compare_forecast(
   data: Evaluation, score_NxK: pd.DataFrame, choice: Choice
 ) -> Forecast:
-  """Compare the scores that the main family expects with those that it had.
+  """Compare the main family's forecast scores with its measured scores.
 
-  The rows have each budget's mean, and the measured mean if the router has been
-  evaluated under this cap. The calibration counts each task under each cap once, in
-  bins of equal width.
+  If the family was not evaluated under a cap, that cap has no measured mean. The bins
+  of forecast scores have equal widths. Each task is in a bin once per cap.
+
+  Args:
+    data: the evaluation on test.
+    score_NxK: forecast scores in [0, 1], a column per cap.
+    choice: the policies that dev has chosen.
   """
   budgets = score_NxK.columns
   draws = frontier.draw(len(score_NxK), 1, data.resamples)
@@ -218,10 +299,11 @@ def compare_forecast(
     score_NxK.to_numpy().T[..., None], np.zeros(len(budgets)), draws
   )
   rows = intervals("forecast_share", pd.DataFrame(mean_KxB)).assign(budget=budgets)
-  own = data.entries.loc[choice.best]
-  own = own[own.family == choice.main]
-  measured_NxK = data.per_task("score_percent").loc[own.index].T / 100
-  measured_NxK.columns = [budget_name(*budget) for budget in own[[*BUDGETS]].to_numpy()]
+  best = data.entries.loc[choice.best]
+  best = best[best.family == choice.main]
+  measured_NxK = data.per_task("score_percent").loc[best.index].T / 100
+  caps = best[[*BUDGETS]].to_numpy()
+  measured_NxK.columns = [budget_name(*cap) for cap in caps]
   rows["measured_share"] = rows.budget.map(measured_NxK.mean())
   shared = budgets.intersection(measured_NxK.columns)
   pairs = pd.DataFrame({"predicted_share": score_NxK[shared].to_numpy().ravel()})
@@ -233,7 +315,7 @@ def compare_forecast(
 
 
 def budget_name(calls: float | None, usd: float | None) -> str:
-  """Name a cap on calls or on dollars."""
+  """Return the name of a cap: "K = 3", "$0.02" or "no cap"."""
   if pd.notna(calls):
     return f"K = {calls:g}"
   return "no cap" if usd is None else f"${usd:g}"
@@ -242,9 +324,15 @@ def budget_name(calls: float | None, usd: float | None) -> str:
 def beside_paper(
   run: Facts, table: pd.DataFrame, hard_budget: pd.DataFrame
 ) -> pd.DataFrame:
-  """List the paper's SR, and Use% under a K, beside ours, as texts.
+  """Return the paper's results beside those of this run, as texts.
 
-  The rows are of the policies that this run has too, in the paper's environments.
+  A result is the SR, and in brackets the share of K that was used. Policies and
+  environments without a result in the paper are left out.
+
+  Args:
+    run: the facts about the run.
+    table: the rows of `tabulate_policies`.
+    hard_budget: the rows of `hard_budgets`.
   """
   ours = {}
   for family in BOUNDARY_KEYS:
@@ -263,11 +351,12 @@ def beside_paper(
 
 
 def exact_frontier(config: Config) -> ExactFrontier | None:
-  """Compute the sandbox's optimal frontier over all tasks.
+  """Compute the best frontier that any router can reach in the sandbox.
 
   Returns:
-    None in another environment, for other models, prices or skills, and if LARGE gains
-    nothing.
+    The exact frontier over all tasks. None if the environment is another one, if the
+      computation does not cover the models, prices or skills, or if always-LARGE has no
+      more successes than always-SMALL.
   """
   if not has_optimum(config):
     return None

@@ -1,4 +1,4 @@
-"""The report: its results, and their files: figures, tables and the page."""
+"""Compute the report's results, and write them as a page, figures and tables."""
 
 import base64
 import dataclasses
@@ -20,10 +20,12 @@ from baar_jax.llms.prices import prices_of
 from baar_jax.llms.wire import endpoints
 from baar_jax.report import compare, texts
 from baar_jax.report.compare import Choice
-from baar_jax.report.results import Facts, Results, Style
 from baar_jax.report.table import (
   CURVES,
   Evaluation,
+  Facts,
+  Results,
+  Style,
   load_split,
   read_curves,
   run_ledger,
@@ -34,7 +36,8 @@ from baar_jax.train.dataset import measure_robustness
 from baar_jax.train.jobs import BOUNDARY_KEYS, COMPARED, SFT
 
 MUTED = "#5f6875"
-ABOVE = {"loc": "outside upper center", "ncols": 3}  # the place of a legend
+# Arguments of a figure's legend that place it above the figure.
+ABOVE = {"loc": "outside upper center", "ncols": 3}
 STYLE = {
   "font.size": 9,
   "axes.titlesize": 9,
@@ -46,7 +49,8 @@ STYLE = {
   "axes.spines.top": False,
   "axes.spines.right": False,
 }
-EPISODES = 3  # shown step by step
+# Number of test episodes that the page shows step by step.
+EPISODES = 3
 
 
 def compute_results(
@@ -60,25 +64,28 @@ def compute_results(
   """Compute the results of the evaluation.
 
   Args:
-    store: the run's.
-    choice: what dev has chosen.
+    store: the run's store.
+    choice: the policies that were chosen on dev.
     train_tasks: the number of training tasks with a profile.
-    config: the run's.
-    directory: the run's.
-    styles: of families.
+    config: the run's configuration.
+    directory: the run's directory.
+    styles: the look of each family.
 
   Raises:
     ValueError: a chosen policy's episodes are missing, or a file of the run cannot be
-    read.
+      read.
   """
   data = load_split(store, choice.entries, config, "test")
-  table = compare.tabulate_policies(data)
+  labels = {spec.key: texts.label_policy(spec, styles) for spec in choice.entries}
+  table = compare.tabulate_policies(data).assign(label=pd.Series(labels))
   headline = choice.headline
   if (
     headline
     and table.loc[headline, ["cost_gap_share", "success_gap_share"]].isna().any()
   ):
-    headline = None  # there is no gap on test
+    # On test the boundary policies do not differ as on dev, so shares of their gap
+    # cannot be computed.
+    headline = None
   rivals = [
     f for f, _ in choice.vertices if f not in (*BOUNDARY_KEYS, *ABLATIONS, COMPARED)
   ]
@@ -88,10 +95,11 @@ def compute_results(
   models = len(config.models.names)
   spent = None
   if config.models.kind == "chat":
-    spent = read_spent(directory, models + 1)  # with the judge
+    # The judge's calls are recorded under the index after the last model's.
+    spent = read_spent(directory, models + 1)
   hard_budget = compare.hard_budgets(data, table, choice)
-  shown = headline or BOUNDARY_KEYS[0]
-  on_test = [key for key in sorted(store.keys(shown)) if key[0] in data.tasks]
+  policy = headline or BOUNDARY_KEYS[0]
+  test_keys = [key for key in sorted(store.keys(policy)) if key[0] in data.tasks]
   run = _list_facts(config, data, choice.main, train_tasks)
   return Results(
     config=config,
@@ -109,25 +117,32 @@ def compute_results(
     training=read_curves(directory / "metrics.jsonl"),
     ledger=run_ledger(store.table(), spent, models),
     exact=compare.exact_frontier(config),
-    episodes=store.episodes(shown, on_test[:EPISODES]),
+    episodes=store.episodes(policy, test_keys[:EPISODES]),
     styles=styles,
     paper=compare.beside_paper(run, table, hard_budget),
   )
 
 
 def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -> Facts:
-  """List what was run."""
+  """Collect the facts about the run that its configuration does not state.
+
+  Args:
+    config: the run's configuration.
+    data: the evaluation on test.
+    main: the family that the others are compared with (see `Choice`).
+    train_tasks: the number of training tasks with a profile.
+  """
   env = config.env
   engine = load(env.kind).engine
   models = config.models
-  named = "scripted models"
+  origin = "scripted models"
   if models.kind != "scripted":
     hosts = dict.fromkeys(endpoint.host for endpoint in endpoints(models))
-    named = f"models at {' and '.join(hosts)}"
+    origin = f"models at {' and '.join(hosts)}"
   return Facts(
     environment=env.kind.rpartition(":")[2],
     own_tasks=engine is not None and not engine.named_data(env.options.get("data", "")),
-    models=named,
+    models=origin,
     prices_usd_per_million=dict(
       zip(models.names, prices_of(models.names, models.prices))
     ),
@@ -140,7 +155,15 @@ def _list_facts(config: Config, data: Evaluation, main: str, train_tasks: int) -
 
 
 def write(results: Results, directory: Path) -> Path:
-  """Write the page, PNGs, results.json and hard_budget.*; return the page's path."""
+  """Write index.html, its figures as PNG files, results.json and hard_budget.*.
+
+  Args:
+    results: the results to write.
+    directory: the directory of the files; it is created if it is missing.
+
+  Returns:
+    The path of the page.
+  """
   directory.mkdir(parents=True, exist_ok=True)
   files = {"results.json": json.dumps(plain(results), indent=1, allow_nan=False)}
   if len(results.hard_budget):
@@ -171,9 +194,13 @@ def write(results: Results, directory: Path) -> Path:
 
 
 def plain(results: Results) -> dict:
-  """Convert results to what strict JSON can hold: tables as rows, NaN as None."""
+  """Convert results to values that strict JSON can hold.
+
+  A table becomes a list of its rows, and NaN becomes None.
+  """
 
   def convert(item: pd.DataFrame | np.generic) -> object:
+    """Convert a table to a list of its rows, and a NumPy number to a Python number."""
     if not isinstance(item, pd.DataFrame):
       return item.item()
     if item.index.name:
@@ -187,7 +214,11 @@ def plain(results: Results) -> dict:
 
 
 def draw_all(results: Results) -> dict[str, Figure]:
-  """Draw every figure that the results have data for, by file name."""
+  """Draw every figure of the page for which there are data.
+
+  Returns:
+    The figures by file name, without its ending.
+  """
   figures = {}
   with matplotlib.rc_context(STYLE):
     for metric in results.metrics:
@@ -202,34 +233,46 @@ def draw_all(results: Results) -> dict[str, Figure]:
 
 
 def family_style(results: Results, family: str) -> dict:
-  """Choose the style of a family's line; the main family's is thick."""
-  shown = results.styles[family]
-  thick = family == results.run.main
-  style = {"color": shown.color, "marker": shown.marker, "label": shown.label}
-  return style | {"linewidth": 1.0 + 1.4 * thick, "zorder": 2 + thick}
+  """Return Matplotlib's keyword arguments for a family's line.
+
+  The line of the main family is thicker than the others.
+  """
+  look = results.styles[family]
+  is_main = family == results.run.main
+  style = {"color": look.color, "marker": look.marker, "label": look.label}
+  return style | {"linewidth": 1.0 + 1.4 * is_main, "zorder": 2 + is_main}
 
 
 def new_axes(x: str, metric: str) -> Axes:
-  """Open a figure of a metric against x."""
+  """Open a figure with a metric on its vertical axis.
+
+  Args:
+    x: the label of the horizontal axis.
+    metric: one of METRICS.
+  """
   axes = Figure(figsize=(5.6, 5.0), layout="constrained").subplots()
   axes.set(xlabel=x, ylabel=f"{METRIC_NAMES[metric]}, %")
   return axes
 
 
 def draw_frontier(results: Results, metric: str) -> Figure:
-  """Draw cost against score: each family's line along its points, and intervals."""
+  """Draw a metric against dollars per task, with a line per family.
+
+  A family's line goes from always-SMALL through the policies of the family's hull on
+  dev to always-LARGE. Crosses are the intervals of the points.
+  """
   axes = new_axes("dollars per task (list price)", metric)
   policies = results.policies
   small, large = BOUNDARY_KEYS
   if metric == "success_percent" and results.exact:
     usd, share = np.array(results.exact.hull).T
     axes.plot(usd, 100 * share, ":", color=MUTED, label="exact optimum, all tasks")
-  ends = policies.loc[[small, large]]
-  axes.plot(ends.cost_usd, ends[metric], "--", color=MUTED, linewidth=0.9, zorder=1)
-  for family, below in ((small, -12), (large, 5)):
-    point = ends.loc[family, ["cost_usd", metric]]
+  ends = policies.loc[[small, large], ["cost_usd", metric]]
+  axes.plot(*ends.to_numpy().T, "--", color=MUTED, linewidth=0.9, zorder=1)
+  for family, offset in ((small, -12), (large, 5)):
+    point = ends.loc[family]
     name = results.label(family)
-    axes.annotate(name, point, (9, below), fontsize=8, textcoords="offset points")
+    axes.annotate(name, point, (9, offset), fontsize=8, textcoords="offset points")
   rows = results.frontiers
   for row in rows[rows.metric == metric].itertuples():
     style = family_style(results, row.family)
@@ -241,14 +284,14 @@ def draw_frontier(results: Results, metric: str) -> Figure:
     axes.vlines(
       points.cost_usd, points[f"{metric}_low"], points[f"{metric}_high"], **faint
     )
-  axes.plot(ends.cost_usd, ends[metric], "X", color=MUTED, zorder=4)
+  axes.plot(*ends.to_numpy().T, "X", color=MUTED, zorder=4)
   handles, labels = axes.get_legend_handles_labels()
   axes.figure.legend(handles[::-1], labels[::-1], **ABOVE)
   return axes.figure
 
 
 def draw_hard_budget(results: Results) -> Figure:
-  """Draw the score under a budget of K LARGE calls, a line per family."""
+  """Draw SR against the cap K on LARGE calls, with one line per family."""
   metric = results.metrics[0]
   rows = results.hard_budget
   axes = new_axes("K, LARGE calls allowed per task", metric)
@@ -265,7 +308,13 @@ def draw_hard_budget(results: Results) -> Figure:
 
 
 def draw_training(curves: pd.DataFrame) -> Figure:
-  """Draw a stage's logged values over its updates: moving means per training."""
+  """Draw the values that a training stage has logged, over its updates.
+
+  Each training of the stage has a line, which is a moving mean.
+
+  Args:
+    curves: the rows of one stage in `Results.training`.
+  """
   names = [name for name in CURVES if curves[name].notna().any()]
   figure = Figure(figsize=(9.2, 2.4), layout="constrained")
   places = figure.subplots(1, max(1, len(names)), squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""Results as texts: tables of texts in HTML, Markdown and LaTeX, and phrases."""
+"""Write results as labels and as tables, for the page, files and the terminal."""
 
 import functools
 import re
@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from baar_jax.report.results import METRICS, Results
+from baar_jax.report.table import METRICS, Results, Style
+from baar_jax.rollout.specs import PolicySpec
 
 METRIC_NAMES = dict(zip(METRICS, ("mean score", "success rate")))
 LEDGER = {
@@ -17,21 +18,90 @@ LEDGER = {
   "judge_usd": "zero-shot router",
   "retries_usd": "attempts without an answer",
   "router_usd": "router",
-  "total_usd": "all of it",
+  "total_usd": "total",
 }
-OPTIONAL = ("proposals_usd", "judge_usd")  # only baselines cost them
+# Parts of the ledger in which only rivals have dollars.
+OPTIONAL = ("proposals_usd", "judge_usd")
+# Words for a policy's parameters and cap in its label, by name.
+PARAMETERS = {
+  "lam": "λ {:g}",
+  "threshold": "LARGE from probability {:g}",
+  "share": "LARGE share {:g} in training",
+  "cost_weight": "cost weight {:g}",
+  "optimism": "cap-blind, optimism {:g}",
+  "p": "LARGE with probability {:g}",
+  "mu": "μ {:g}",
+  "rank": "model {:g}",
+  "calls": "at most {} LARGE calls",
+  "usd": "at most ${:g}",
+}
+# Explanations on the page, by the part of the page.
+NOTES = {
+  "scripted": (
+    "Scripted models are programs with stated error rates in the real environment. "
+    "Costs are the list prices of the texts that they exchange. No model was called, "
+    "and a rule stands in for the judge of a zero-shot router."
+  ),
+  "areas": (
+    "An area is the share of the rectangle between the boundaries that lies under a "
+    "family's line. The points of the line, and their order, were chosen on dev. A "
+    "random mix of the boundaries has 0.50."
+  ),
+  "ablations": (
+    "Each row is BoPO without one part, or BoSFT. Here a gain is the area of BoPO at "
+    "the same λ minus the row's area."
+  ),
+  "by_difficulty": (
+    "The shares of a family's dollars that went to easy, hard and intractable tasks. "
+    "One policy stands for each family: the one nearest in cost to the headline's on "
+    "dev, perhaps with a cap. The task mix has the shares of the tasks. In the paper "
+    "BoPO spends 21.8, 52.2 and 26.0 % on easy, hard and intractable tasks, and 25.8 % "
+    "of the tasks are intractable."
+  ),
+  "robustness": (
+    "K is the number of trials of each boundary on a training task. The labels of "
+    "other numbers are compared with those of the configured number (base). In the "
+    "paper 3 and 10 trials give the same label as 5 to 78.5 and 87.4 % of the tasks, "
+    "and the sets of hard tasks have a Jaccard similarity of 0.69 and 0.76."
+  ),
+  "latency": (
+    "The same policies at the paper's tokens per second: LARGE 80, SMALL 90, and the "
+    "router 180 with one token per decision (below 2 % of the time in the paper). "
+    "Waited is the measured time in which an episode waited for its router or judge."
+  ),
+  "forecast": (
+    "The mean score that the budget-conditioned router expects before the first step, "
+    "with an interval over tasks, and the measured mean score."
+  ),
+  "policies": (
+    "Dollars, calls and steps are per task. Use% is the share of the cap that was "
+    "used. λ is the weight of cost in a router's training. The cost weight is the "
+    "score that one normalised dollar costs. A cap-conditioned policy reads what is "
+    "left of its cap; a cap-blind one decides as if there were no cap, until the cap "
+    "is spent. Optimism is the number of ensemble standard deviations added to LARGE's "
+    "advantage. A trained router calls LARGE from probability 0.5 on, or from the "
+    "stated one. A LARGE share sets the probability above which LARGE has this share "
+    "of the stored training decisions. μ is the success that a dollar must bring."
+  ),
+}
 
 
 class Column(NamedTuple):
-  """How a column of a table is shown."""
+  """A column of a table in the report: its title, and the format of its numbers."""
 
   title: str
-  # Of its numbers; z drops the minus of what rounds to 0, % is left out of the cells.
+  # A format of Python. Its letter z writes -0 as 0. The percent sign that its letter %
+  # appends is left out of the cell.
   format: str
 
 
 def columns(form: str, **titles: str) -> dict[str, Column]:
-  """Describe columns of one format by their titles."""
+  """Describe columns whose numbers have the same format.
+
+  Args:
+    form: the format, for Python's function `format`.
+    titles: the title of each column, by the column's name.
+  """
   return {name: Column(title, form) for name, title in titles.items()}
 
 
@@ -70,41 +140,68 @@ COLUMNS |= columns("+z.1f", gain="Gain") | columns("+z.2f", area_gain="Gain")
 COLUMNS |= columns(
   "g",
   policies="Points",
-  call_budget="K",
-  usd_budget="Cap, $",
+  label="Policy",
   paper="The paper",
   ours="This run",
   cost_usd="Cost, $",
   deciding_usd="Router cost, $",
 )
-DASH = "–"  # no value
+# Text of a table's cell without a value.
+DASH = "–"
 
 
 def clean(value: object) -> object:
-  """Put a text into one line, without unseen and reordering characters."""
-  if type(value) is not str:  # what is safe HTML is clean
+  """Put a text into one line of printable characters.
+
+  Control characters, and characters that change the direction of text, become U+FFFD. A
+  value that is no plain text is returned unchanged.
+  """
+  # HTML that the template marks as safe has a subclass of str. It must not be changed.
+  if type(value) is not str:
     return value
   return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(value.split()))
 
 
-def parameter_text(parameters: Mapping) -> str:
-  """Tell a policy's parameters, except for those that are the same for all."""
-  symbols = {"lam": "λ", "mu": "μ", "threshold": "t"}
-  words = []
-  for name, value in parameters.items():
-    if name == "share":
-      words.append(f"share {100 * value:g} %")
-    elif name not in ("update", "seeds") and (name, value) != ("threshold", 0.5):
-      words.append(f"{symbols.get(name, name)} = {value:g}")
-  return ", ".join(words)
+def label_policy(spec: PolicySpec, styles: Mapping[str, Style]) -> str:
+  """Write a policy's label for readers.
+
+  An example is "budget-conditioned router, cost weight 0.5, cap-blind, optimism 2, at
+  most 3 LARGE calls". Parameters that are equal for all policies of a run, such as the
+  number of updates, are left out.
+
+  Args:
+    spec: the policy.
+    styles: the families' labels, by family.
+  """
+  words = [styles[spec.family].label]
+  # Only policies of the budget-conditioned router have an optimism. Only they can be
+  # cap-conditioned.
+  if spec.cap and spec.cap_conditioned and spec.optimism is not None:
+    words.append("cap-conditioned")
+  settings = spec.settings | vars(spec.cap)
+  # The threshold 0.5 is the usual one, and is left out of the label.
+  if spec.threshold == 0.5:
+    del settings["threshold"]
+  for name, value in settings.items():
+    if name in PARAMETERS and value is not None:
+      words.append(PARAMETERS[name].format(value))
+  return ", ".join(words).replace(" 1 LARGE calls", " 1 LARGE call")
 
 
 def as_texts(
   results: Results, frame: pd.DataFrame | list, names: Iterable[str] = ()
 ) -> pd.DataFrame:
-  """Write a frame's columns, or all, as texts, with intervals if it has them."""
+  """Write columns of a table as texts, with titles for readers.
+
+  If the table has the ends of a column's intervals, they follow each cell in brackets.
+
+  Args:
+    results: the results of the report; they set the number of decimals of dollars.
+    frame: the rows, as a DataFrame or a list of dicts.
+    names: the columns to write; () writes all.
+  """
   frame = pd.DataFrame(frame)
-  digits = results.cost_digits  # only the cheapest policy's three count
+  digits = results.cost_digits
   dollars = {"cost_usd": f"z.{digits}f", "deciding_usd": f"z.{digits + 1}f"}
   texts = pd.DataFrame(index=frame.index)
   for name in names or frame:
@@ -120,14 +217,17 @@ def as_texts(
   return texts
 
 
-def _write(
-  results: Results, form: str, value: float | str | Mapping | list | None
-) -> str:
-  """Write a value: a number by its format, a family, parameters, or a list's length."""
+def _write(results: Results, form: str, value: float | str | list | None) -> str:
+  """Write a cell's value as text.
+
+  A number is written in the format, a family as its label, and a list as its length.
+
+  Args:
+    form: the format of a number.
+    value: the cell's value.
+  """
   if isinstance(value, str):
     return clean(results.label(value))
-  if isinstance(value, dict):
-    return parameter_text(value) or DASH
   if isinstance(value, list):
     return str(len(value))
   if pd.isna(value):
@@ -138,7 +238,14 @@ def _write(
 def side_by_side(
   results: Results, frame: pd.DataFrame, by: str, names: Iterable[str]
 ) -> pd.DataFrame:
-  """Write the families, and beside them a block of columns for each value of `by`."""
+  """Write a table with a row per family, and blocks of columns side by side.
+
+  Args:
+    frame: several rows per family, which differ in the column `by`.
+    by: the column that divides the rows into blocks. Its values become the blocks'
+      titles.
+    names: the columns that each block shows.
+  """
   blocks = {}
   for value, group in frame.groupby(by, sort=False):
     block = as_texts(results, group, ["family", *names])
@@ -147,7 +254,11 @@ def side_by_side(
 
 
 def areas(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
-  """Write the rows of `frontiers` or `ablations`."""
+  """Write the areas of families, with a block of columns per metric.
+
+  Args:
+    frame: `Results.frontiers` or `Results.ablations`.
+  """
   frame = (
     frame.set_index("metric").loc[results.metrics].rename(METRIC_NAMES).reset_index()
   )
@@ -155,7 +266,7 @@ def areas(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def hard_budget(results: Results) -> pd.DataFrame:
-  """Write each family's figures under each K."""
+  """Write a table of each family's results under each cap K on LARGE calls."""
   rows = results.hard_budget.rename(
     columns=lambda name: name.replace(results.run.sr, "sr_percent")
   )
@@ -165,20 +276,23 @@ def hard_budget(results: Results) -> pd.DataFrame:
 
 
 def ledger(results: Results) -> dict[str, float]:
-  """List dollars by title; those of baselines only if a baseline has cost something."""
+  """Return the run's dollars by what they were for, with titles for readers.
+
+  Parts that only rivals have are left out if their dollars are 0.
+  """
   book = results.ledger
   return {title: book[p] for p, title in LEDGER.items() if book[p] or p not in OPTIONAL}
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-  """Write a table of texts in Markdown, with its special characters escaped."""
+  """Write a table of texts in Markdown, with special characters escaped."""
   cells = table.map(lambda text: re.sub(r"([\\|*_`<>]|(?<=\])\()", r"\\\1", text))
   cells.columns = [" ".join(names).strip() for names in cells.columns]
   return cells.to_markdown(index=False, disable_numparse=True)
 
 
 def to_latex(table: pd.DataFrame) -> str:
-  """Write a table of texts in LaTeX."""
+  """Write a table of texts in LaTeX, with special characters escaped."""
   style = table.style.hide(axis="index").format(escape="latex")
   style = style.format_index(escape="latex", axis="columns")
   alignment = "l".ljust(len(table.columns), "r")
@@ -186,24 +300,25 @@ def to_latex(table: pd.DataFrame) -> str:
 
 
 def terminal_table(results: Results) -> str:
-  """Write a line per policy and per area, and the costs."""
+  """Write the main results for a terminal.
+
+  There is a line per policy, a line per family's area, and a line with the run's
+  dollars.
+  """
   sr = results.run.sr
-  lines = [
-    f"{'policy':<44}{'SR':>7}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}"
-  ]
+  lines = [f"{'SR':>5}{'success':>9}{'$/task':>10}{'LARGE':>7}{'Use%':>6}  policy"]
   table = results.policies.sort_values("usd_budget", key=pd.notna, kind="stable")
-  for policy, p in table.iterrows():
+  for _, p in table.iterrows():
     use = "" if pd.isna(p.use_share) else f"{100 * p.use_share:.0f}"
     lines.append(
-      f"{clean(policy):<44}{p[sr]:>7.1f}{p.success_percent:>9.1f}"
-      f"{p.cost_usd:>10.{results.cost_digits}f}{p.large_calls:>7.1f}{use:>6}"
+      f"{p[sr]:>5.1f}{p.success_percent:>9.1f}{p.cost_usd:>10.{results.cost_digits}f}"
+      f"{p.large_calls:>7.1f}{use:>6}  {clean(p.label)}"
     )
   rows = results.frontiers
   for row in rows[(rows.metric == sr) & rows.area.notna()].itertuples():
-    lines.append(f"area of {row.family}: {row.area:.3f}")
-  *parts, (_, total_usd) = ledger(results).items()
-  words = ", ".join(f"{title} ${usd:.4f}" for title, usd in parts)
-  line = f"spent by this run: ${total_usd:.4f} ({words})"
+    lines.append(f"area of {results.label(row.family)}: {row.area:.3f}")
+  words = ", ".join(f"{title} ${usd:.4f}" for title, usd in ledger(results).items())
+  line = f"spent by this run: {words}"
   if presumed_usd := results.ledger["presumed_usd"]:
     line += f", and at most ${presumed_usd:.4f} for calls whose outcome is unknown"
   return "\n".join([*lines, f"{line}; {results.run.models}"])

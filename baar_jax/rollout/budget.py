@@ -1,7 +1,6 @@
-"""Budgets of calls and dollars, with reservations."""
+"""Count calls and dollars against caps, with reservations and settlements."""
 
 import contextlib
-import dataclasses
 import functools
 import math
 import threading
@@ -9,132 +8,165 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from baar_jax.episode import SMALL, Step
+from baar_jax.llms.agent import Cost
 
 
 class BudgetSpent(RuntimeError):
-  """A call does not fit the rest of its episode's budget; a cheaper model's may."""
+  """Report that a call does not fit its episode's budget.
+
+  A cheaper model may act instead.
+  """
 
 
 class CapReached(RuntimeError):
-  """A call does not fit the rest of the run's budget; the stage stops."""
+  """Report that a call does not fit the run's budget; the stage stops."""
 
 
 class CallBudget:
-  """A cap on the calls of models costlier than SMALL (paper: K of the hard budget).
+  """A budget of calls of models costlier than SMALL (paper: K of the hard budget).
 
-  A call is reserved before it is made, and given back if it was never made.
+  A call is reserved before it is made. If the call is not made after all, its
+  reservation is given back to the budget.
+
+  Attributes:
+    limit: the most calls of models costlier than SMALL; None is no cap.
+    remaining: the number of calls that are still free to reserve; infinite without a
+      cap.
   """
 
   def __init__(self, limit: int | None):
-    """Start a budget; None is no cap."""
+    """Start a budget of which nothing is used.
+
+    Args:
+      limit: the most calls of models costlier than SMALL; None is no cap.
+    """
     self.limit = limit
     self.remaining = math.inf if limit is None else limit
 
   def allows(self, model: int) -> bool:
-    """Tell whether a call of the model fits.
+    """Tell whether a call of the model fits the budget.
 
-    Calls with cost > remaining are pruned. The paper prints cost >= remaining, which
-    would forbid the last call of a budget. Its own tables report that call as used.
+    A call is forbidden if its cost, 1, is above the remaining calls (our choice). The
+    paper prints "cost >= remaining" instead. That formula would forbid the last call of
+    a budget, but the paper's own tables report the last call as used.
     """
     return model == SMALL or self.remaining >= 1
 
   def reserve(self, model: int) -> None:
-    """Reserve a call. Raises ValueError if it does not fit."""
+    """Reserve a call of a model; a call of SMALL needs no budget.
+
+    Raises:
+      ValueError: the call does not fit.
+    """
     if not self.allows(model):
-      raise ValueError(f"no large call is left of {self.limit}")
+      raise ValueError(f"No LARGE call remains of {self.limit}. Call SMALL instead.")
     self.remaining -= model != SMALL
 
-  def settle(self, model: int, made: bool) -> None:
-    """Close a reservation, and give the call back if it was not made."""
-    self.remaining += model != SMALL and not made
+  def settle(self, model: int, is_called: bool) -> None:
+    """Close a call's reservation.
+
+    Args:
+      model: index of the called model.
+      is_called: whether the call counts as made. If not, the budget gets it back.
+    """
+    self.remaining += model != SMALL and not is_called
 
 
 class DollarBudget:
-  """A cap on dollars, whichever threads spend them.
+  """A budget in dollars that any number of threads may share.
 
-  The worst case of a call is reserved before it is made, and its cost is settled then.
-  So the bill passes the cap only if a call costs more than its worst case. Sums of
-  dollars are exact.
+  The worst case of a call is reserved before the call, and its cost is settled after
+  the call. So the bill exceeds the cap only if a call costs more than its worst case.
+  Dollars are added as exact fractions.
   """
 
   def __init__(self, limit_usd: float | None, spent_usd: float = 0.0):
-    """Start a budget; None is no cap."""
+    """Start a budget.
+
+    Args:
+      limit_usd: the cap; None is no cap.
+      spent_usd: the dollars that were already settled before this object was made.
+    """
     self.limit_usd = limit_usd
-    self._limit = math.inf if limit_usd is None else _exact(limit_usd)
-    self._settled = _exact(spent_usd)
-    # The calls in flight have these reservations.
-    self._held: dict[object, Fraction] = {}
+    self._limit = math.inf if limit_usd is None else _to_fraction(limit_usd)
+    self._settled = _to_fraction(spent_usd)
+    # The worst case of each call in flight, by its reservation.
+    self._reserved: dict[object, Fraction] = {}
     self._changed = threading.Condition()
 
   @property
   def remaining(self) -> float:
-    """Compute the dollars that are neither settled nor reserved.
-
-    They are 0 after an overspend.
-    """
-    return float(max(0, self._free()))
+    """Return the dollars that are neither settled nor reserved, at least 0."""
+    return float(max(0, self._unreserved()))
 
   @property
   def settled_usd(self) -> float:
-    """Return the dollars of all calls that have ended."""
+    """Return the settled dollars, including those from before this budget's start."""
     return float(self._settled)
 
   def lost_usd(self, steps: Iterable[Step]) -> float:
-    """Compute the settled dollars that are in none of the steps."""
+    """Compute the settled dollars of calls that no step contains.
+
+    Such calls are failed attempts after which another model acted, or the episode
+    ended.
+    """
     lost_usd = self.settled_usd - sum(step.spent_usd for step in steps)
-    # Sums of floats differ in the last bits.
+    # The two sums of floats may differ in the last bits, so the difference is rounded.
     return max(0.0, round(lost_usd, 12))
 
   def allows(self, usd: float) -> bool:
-    """Tell whether a call with this worst case fits now."""
-    return _exact(usd) <= self._free()
+    """Tell whether a call with this worst case, in dollars, fits the budget now."""
+    return _to_fraction(usd) <= self._unreserved()
 
   def reserve(self, usd: float) -> object | None:
     """Reserve the worst case of a call.
 
-    It waits while the end of calls in flight could make the call fit.
+    Calls in flight have their own reservations. If the call does not fit beside them,
+    this method waits until enough of them are settled.
+
+    Args:
+      usd: the worst case in dollars.
 
     Returns:
-      The reservation, or None if the call does not fit even without the others.
+      The reservation. None if the call does not fit beside the settled dollars alone,
+      so that waiting would not help.
     """
-    worst = _exact(usd)
+    worst_case = _to_fraction(usd)
     reservation = object()
     with self._changed:
-      while worst > self._free():
-        if worst > self._limit - self._settled:
+      while worst_case > self._unreserved():
+        if worst_case > self._limit - self._settled:
           return None
         self._changed.wait()
-      self._held[reservation] = worst
+      self._reserved[reservation] = worst_case
     return reservation
 
   def settle(self, reservation: object, usd: float) -> None:
-    """Settle the cost of a call, and close its reservation.
+    """Settle the cost of a call, and close the call's reservation.
+
+    Args:
+      reservation: the result of `reserve`.
+      usd: the cost in dollars.
 
     Raises:
-      ValueError: `usd` is no number of dollars; the worst case is settled.
+      ValueError: the cost is negative or not finite. The worst case is settled then.
     """
     with self._changed:
-      cost = self._held.pop(reservation)
+      cost = self._reserved.pop(reservation)
       try:
-        cost = _exact(usd)
+        cost = _to_fraction(usd)
       finally:
         self._settled += cost
         self._changed.notify_all()
 
-  def _free(self) -> Fraction | float:
+  def _unreserved(self) -> Fraction | float:
+    """Compute the dollars neither settled nor reserved, negative if overspent."""
     with self._changed:
-      return self._limit - self._settled - sum(self._held.values())
-
-
-@dataclasses.dataclass
-class Cost:
-  """The cost of a call, which is set during its reservation."""
-
-  usd: float = 0.0
+      return self._limit - self._settled - sum(self._reserved.values())
 
 
 @contextlib.contextmanager
-def hold(
+def reserve(
   episode: DollarBudget | None,
   run: DollarBudget | None,
   usd: float,
@@ -142,13 +174,17 @@ def hold(
 ) -> Iterator[Cost]:
   """Reserve a call's worst case in the budgets of its episode and of the run.
 
-  However the call ends, its cost is settled; it is 0 unless it was set. A budget of
-  None is no cap.
+  The call is made inside the `with` statement. When it has ended, also by an error, its
+  cost is settled in both budgets. The cost is the `usd` of the yielded Cost, $0 unless
+  the call sets it.
 
   Args:
-    usd: the worst case.
-    replayed: the reply was recorded before. The episode's budget pays again, because
-      policies are compared under it; the run's does not.
+    episode: the episode's budget; None is no cap.
+    run: the run's budget; None is no cap.
+    usd: the worst case in dollars.
+    replayed: whether the reply was recorded before. The episode's budget pays for a
+      recorded reply again, because policies are compared under this budget. The run's
+      budget does not pay again.
 
   Raises:
     BudgetSpent: the call does not fit the episode's budget.
@@ -161,21 +197,27 @@ def hold(
         continue
       reservation = budget.reserve(usd)
       if reservation is None:
-        left_usd = max(0.0, budget.limit_usd - budget.settled_usd)
-        left = f"${left_usd:.6f} is left of ${budget.limit_usd:g}"
-        raise refusal(f"a call may cost ${usd:.6f}, and {left}")
+        remaining_usd = max(0.0, budget.limit_usd - budget.settled_usd)
+        remaining = f"${remaining_usd:.6f} remains of the cap of ${budget.limit_usd:g}"
+        raise refusal(f"a call may cost ${usd:.6f}, but only {remaining}")
       stack.callback(
-        lambda budget=budget, held=reservation: budget.settle(held, cost.usd)
+        lambda budget=budget, reservation=reservation: budget.settle(
+          reservation, cost.usd
+        )
       )
     yield cost
 
 
-# No budget limits these calls.
-unlimited = functools.partial(hold, None, None)
+# The function `reserve` without budgets: it never refuses a call.
+unlimited = functools.partial(reserve, None, None)
 
 
-def _exact(usd: float) -> Fraction:
-  """Convert dollars to an exact number. Raises ValueError if they are no dollars."""
+def _to_fraction(usd: float) -> Fraction:
+  """Convert dollars to an exact fraction.
+
+  Raises:
+    ValueError: the number is negative or not finite.
+  """
   if not 0 <= usd < math.inf:
-    raise ValueError(f"dollars must be >= 0 and finite, got {usd}")
+    raise ValueError(f"A sum of dollars must be finite and >= 0, but it is {usd}.")
   return Fraction(str(float(usd)))

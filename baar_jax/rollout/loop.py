@@ -1,4 +1,4 @@
-"""The rollout loop: live episodes are decided together and act independently."""
+"""Play many episodes at once: one decision for all that wait, then steps in threads."""
 
 import dataclasses
 import queue
@@ -8,18 +8,26 @@ from concurrent.futures import ThreadPoolExecutor
 from baar_jax.envs.base import Env, EnvDied
 from baar_jax.episode import Episode, Step
 from baar_jax.llms import agent
-from baar_jax.llms.pair import Pair
+from baar_jax.llms.prices import Pair
 from baar_jax.rollout.budget import CallBudget, CapReached, DollarBudget
+from baar_jax.rollout.rules import Policy, Purse, Turn
 from baar_jax.rollout.specs import Decision, Job, Live
-from baar_jax.rollout.turn import Policy, Purse, Turn
 
-RESTARTS = 2  # of one episode whose environment died
-Play = Generator[None, Decision, Episode]  # yields where the policy has to decide
+RESTARTS = 2  # the most restarts of one episode after deaths of its environment
+# The type of a generator that plays one episode. The generator yields when the policy
+# must decide, and returns the episode's record.
+Play = Generator[None, Decision, Episode]
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """An episode that an error ended; it must not be stored."""
+  """An episode that ended in an error; it must not be stored.
+
+  Attributes:
+    job: the trial that was played.
+    steps: the steps before the error.
+    error: the error that ended the episode.
+  """
 
   job: Job
   steps: list[Step]
@@ -28,17 +36,31 @@ class Failure:
 
 @dataclasses.dataclass
 class Running:
-  """An episode under way, as the loop controls it."""
+  """A live episode, with all that the loop needs to control it.
+
+  Attributes:
+    live: the policy's view of the episode.
+    env: the environment, which plays no other episode meanwhile.
+    play: the generator that plays the episode.
+    restarts: number of restarts after deaths of the environment.
+    episode: the record, once the episode has ended.
+    error: the exception that ended the episode, if one did.
+  """
 
   live: Live
-  env: Env  # runs this episode alone
+  env: Env
   play: Play
-  restarts: int = 0  # how often it was run again because its environment died
-  episode: Episode | None = None  # once it is over
-  error: BaseException | None = None  # the one that ended it
+  restarts: int = 0
+  episode: Episode | None = None
+  error: BaseException | None = None
 
   def advance(self, decision: Decision | None, arrivals: "Arrivals") -> None:
-    """Play to the next decision or to the end, in a worker thread."""
+    """Play until the next decision or the end, in a worker thread.
+
+    Args:
+      decision: the decision that the episode waits for; None at its start.
+      arrivals: the queue into which this episode is put afterwards.
+    """
     try:
       self.play.send(decision)
     except StopIteration as end:
@@ -48,7 +70,8 @@ class Running:
     arrivals.put(self)
 
 
-Arrivals = queue.SimpleQueue[Running]  # they wait for a decision or are over
+# Episodes that wait for a decision or have ended.
+Arrivals = queue.SimpleQueue[Running]
 
 
 def run_episodes(
@@ -59,27 +82,35 @@ def run_episodes(
   run_budget: DollarBudget | None = None,
   max_failures: int = 100,
 ) -> Iterator[Episode | Failure]:
-  """Run episodes, as many at a time as there are environments; yield each as it ends.
+  """Play episodes with a policy; each environment plays one episode at a time.
 
-  The caller's thread decides, for all that are ready at once. `play_episode` runs in
-  worker threads, and a slow episode delays no other. An episode whose environment died
-  more than `RESTARTS` times, or whose model gave no answer, is a `Failure`.
+  The policy decides in the caller's thread, for all episodes at once that wait for a
+  decision. Models and environments run in worker threads, so a slow episode delays no
+  other episode.
 
   Args:
-    run_budget: of all episodes; None is no limit.
-    max_failures: tries in a row that may fail.
+    jobs: the trials to play.
+    policy: the policy that chooses the models.
+    pair: the models.
+    envs: the environments. Their number is the most episodes that are live at a time.
+    run_budget: the budget of all episodes together; None is no cap.
+    max_failures: if this number of attempts at episodes fail in a row, the loop ends.
+
+  Yields:
+    Each episode when it ends. It is a `Failure` if its environment died more than
+    `RESTARTS` times, or if a model gave no answer.
 
   Raises:
-    CapReached: the run's budget is spent, and the calls in flight have ended.
-    ValueError: `max_failures` tries in a row have failed.
+    CapReached: a call does not fit `run_budget`. All calls in flight have ended.
+    ValueError: `max_failures` attempts at episodes in a row have failed.
   """
-  # Each task's first job, then each task's second.
+  # The first trial of each task comes before the second one of any task.
   waiting = sorted(jobs, key=lambda job: job.seed)
   arrivals: Arrivals = queue.SimpleQueue()
   workers = ThreadPoolExecutor(len(envs), thread_name_prefix="episode")
 
   def begin(job: Job, env: Env, restarts: int = 0) -> None:
-    """Start an episode up to its first decision, in a worker thread."""
+    """Start an episode, and play it to its first decision in a worker thread."""
     cap = policy.spec.cap
     live = Live(job, cap, len(pair.names))
     purse = Purse(CallBudget(cap.calls), DollarBudget(cap.usd), run_budget)
@@ -99,8 +130,8 @@ def run_episodes(
           continue
         policy.finish(running.live)
         failures = _count_failures(running, failures, max_failures)
-        died = isinstance(running.error, EnvDied)
-        if died and running.restarts < RESTARTS:
+        has_died = isinstance(running.error, EnvDied)
+        if has_died and running.restarts < RESTARTS:
           begin(running.live.job, running.env, running.restarts + 1)
           continue
         live = running.live
@@ -114,7 +145,9 @@ def run_episodes(
         workers.submit(running.advance, decision, arrivals)
   except CapReached:
     raise
-  except BaseException:  # an abandoned loop or a bug: nobody waits for replies or steps
+  except BaseException:
+    # The caller has abandoned the loop, or an error has ended it. So nobody needs the
+    # model calls and environment steps that are in progress: they are cancelled.
     pair.stop()
     for env in envs:
       env.close()
@@ -124,30 +157,53 @@ def run_episodes(
 
 
 def _take_all(arrivals: Arrivals) -> list[Running]:
-  """Wait for an arrival; return it with all others that are there."""
-  arrived = [arrivals.get()]
+  """Wait until the queue has an episode, then take all episodes in the queue."""
+  episodes = [arrivals.get()]
   for _ in range(arrivals.qsize()):
-    arrived.append(arrivals.get())
-  return arrived
+    episodes.append(arrivals.get())
+  return episodes
 
 
-def _count_failures(running: Running, failures: int, most: int) -> int:
-  """Count the tries in a row that failed; raise what is no failure of one episode."""
+def _count_failures(running: Running, failures: int, max_failures: int) -> int:
+  """Count the failed attempts at episodes in a row.
+
+  Args:
+    running: an episode that has ended.
+    failures: the count before this episode.
+    max_failures: the count that ends the loop.
+
+  Raises:
+    ValueError: the count has reached `max_failures`.
+    BaseException: the episode's error, if it is neither EnvDied (the environment died)
+      nor NoAnswer (a model gave no answer).
+  """
   error = running.error
   if error is None:
     return 0
   if not isinstance(error, EnvDied | agent.NoAnswer):
-    raise error  # the run's cap, or a bug
+    raise error
   failures += 1
-  if failures >= most:
-    problem = f"{failures} times in a row an episode has failed"
-    last = f"at last {running.live.task.id}: {error}"
-    raise ValueError(f"{problem}, {last}; see --config.models.max_failures")
+  if failures >= max_failures:
+    raise ValueError(
+      f"Episodes have failed {failures} times in a row, the limit of "
+      f"--config.models.max_failures. The last failure is of task "
+      f"{running.live.task.id}: {error}. Correct its cause, then run the same command "
+      "again."
+    )
   return failures
 
 
 def _pop_job(waiting: list[Job], last_task: str = "") -> Job:
-  """Take the next job of an environment's last task, if it has any, else the first."""
+  """Remove and return the next trial of an environment.
+
+  Args:
+    waiting: the trials that wait, not empty.
+    last_task: id of the task that the environment has played last. This task's next
+      trial comes first, because the environment has loaded the task.
+
+  Returns:
+    The next trial of this task; without one, the first trial that waits.
+  """
   for index, job in enumerate(waiting):
     if job.task.id == last_task:
       return waiting.pop(index)
@@ -157,10 +213,28 @@ def _pop_job(waiting: list[Job], last_task: str = "") -> Job:
 def play_episode(
   live: Live, env: Env, pair: Pair, policy: Policy, purse: Purse
 ) -> Play:
-  """Play an episode, from its reset to its score; return its record."""
+  """Play an episode from its reset to its score.
+
+  The generator yields when the policy must decide, and receives the decision.
+
+  Args:
+    live: the policy's view of the episode; each step updates it.
+    env: the environment.
+    pair: the models.
+    policy: the policy.
+    purse: the budgets of the episode's calls.
+
+  Returns:
+    The record of the episode.
+
+  Raises:
+    EnvDied: the environment died.
+    NoAnswer: a model gave no answer.
+    CapReached: a call does not fit the run's budget.
+  """
   task = live.task
   live.observation = env.reset(task.id)
-  agents = pair.start(env, task, live.job.seed, purse.hold)
+  agents = pair.start(env, task, live.job.seed, purse.reserve)
   messages = agent.open_conversation(env.system_prompt, task, live.observation)
   stop = ""
   while not stop:

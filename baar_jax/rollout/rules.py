@@ -1,50 +1,272 @@
-"""Policies without training: a rule maps what is seen of an episode to a model."""
+"""Define the interface of policies, one step of an episode, and policies by rule."""
 
+import dataclasses
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 
-from baar_jax.episode import SMALL, Reply
+from baar_jax.episode import SMALL, Reply, Step
+from baar_jax.llms.agent import Agent, Messages
+from baar_jax.rollout.budget import BudgetSpent, CallBudget, DollarBudget, reserve
 from baar_jax.rollout.specs import Decision, Live, PolicySpec
-from baar_jax.rollout.turn import Policy, Turn
+
+
+@dataclasses.dataclass
+class Purse:
+  """The budgets that limit an episode's calls.
+
+  Attributes:
+    calls: the episode's budget of calls.
+    dollars: the episode's budget in dollars.
+    run: the budget of the whole run in dollars; None is no cap.
+  """
+
+  calls: CallBudget
+  dollars: DollarBudget
+  run: DollarBudget | None = None
+
+  def reserve(self, usd: float, replayed: bool = False) -> AbstractContextManager:
+    """Reserve the worst case of a call in the dollar budgets; see `budget.reserve`."""
+    return reserve(self.dollars, self.run, usd, replayed)
+
+
+@dataclasses.dataclass
+class Turn:
+  """One step of a live episode, while it is played.
+
+  Attributes:
+    live: the policy's view of the episode.
+    agents: one agent for each model, the cheapest first.
+    messages: the conversation so far, the agents' prompt.
+    purse: the budgets of the episode's calls.
+    code_actions: whether the environment's actions are code.
+    step: the record of the step, which is completed during the step.
+    allowed: indices of the models whose call fits the budgets, ascending.
+  """
+
+  live: Live
+  agents: Sequence[Agent]
+  messages: Messages
+  purse: Purse
+  code_actions: bool = False
+  step: Step = dataclasses.field(init=False)
+  allowed: list[int] = dataclasses.field(init=False)
+
+  def __post_init__(self) -> None:
+    """Start the record of the step, and list the affordable models."""
+    self.step = Step(self.live.observation, SMALL, "")
+    self.allowed = self.affordable()
+
+  @property
+  def number(self) -> int:
+    """Return the index of this step, from 0."""
+    return len(self.live.steps)
+
+  def affordable(self, paid_model: int | None = None) -> list[int]:
+    """List the models whose next call fits the budgets in its worst case.
+
+    Args:
+      paid_model: a model whose reply for this step is already paid for. It always
+        fits.
+
+    Returns:
+      Indices of the models, ascending.
+    """
+    models = []
+    for model, agent in enumerate(self.agents):
+      fits = self.purse.calls.allows(model)
+      has_cap = self.purse.dollars.limit_usd is not None
+      # The worst case is computed only if there is a cap on dollars, because the
+      # computation is slow.
+      if fits and has_cap and model != paid_model:
+        fits = self.purse.dollars.allows(agent.bound_usd(self.messages, self.number))
+      if fits or model == paid_model:
+        models.append(model)
+    return models
+
+  def decide(self) -> Generator[None, Decision, None]:
+    """Wait for the policy's decision, and record it in the step.
+
+    If the budgets allow at most one model, nobody has to decide.
+    """
+    if len(self.allowed) > 1:
+      decision = yield
+      self.step.model = decision.model
+      self.step.logp = decision.logp
+      self.step.router_cost_usd += decision.cost_usd
+      self.step.router_latency_s += decision.latency_s
+
+  def ask(self, call: Callable[[], Reply]) -> Reply | None:
+    """Make a call that the decision needs, such as a proposal or a judge's answer.
+
+    Args:
+      call: function that makes the call and pays for it.
+
+    Returns:
+      The reply; None if the call does not fit the budgets, and then only SMALL may act.
+    """
+    try:
+      reply = call()
+    except BudgetSpent:
+      self.allowed = [model for model in self.affordable() if model == SMALL]
+      return None
+    self.allowed = self.affordable(reply.call.model)
+    return reply
+
+  def take(self, proposal: Reply | None = None) -> Reply | None:
+    """Get the reply to act on, from the step's model if the budgets allow it.
+
+    If the budgets forbid the step's model, the next cheaper model that they allow
+    replies. If they allow no cheaper model, the cheapest allowed model replies. The
+    model that replies is recorded in the step, without a `logp`, because a budget
+    decided.
+
+    Args:
+      proposal: a model's reply for this step that is already paid for. If that model is
+        to act, its proposal is used without a new call.
+
+    Returns:
+      The reply; None if the budgets allow no model.
+    """
+    decided_model = self.step.model
+    while self.allowed:
+      candidates = [model for model in self.allowed if model <= decided_model]
+      chosen = candidates[-1] if candidates else self.allowed[0]
+      if chosen != self.step.model:
+        self.step.model = chosen
+        self.step.logp = None
+      if proposal and chosen == proposal.call.model:
+        return proposal
+      self.purse.calls.reserve(chosen)
+      try:
+        return self.agents[chosen].reply(self.messages, self.number)
+      except BudgetSpent:
+        # The model brought no reply: its failed attempts cost dollars, and too few
+        # dollars remain for another attempt. So the reserved LARGE call is given back.
+        self.purse.calls.settle(chosen, is_called=False)
+      paid_model = proposal.call.model if proposal else None
+      self.allowed = [m for m in self.affordable(paid_model) if m < chosen]
+    return None
+
+
+class Policy:
+  """Choose a model for each step of an episode.
+
+  `choose` decides for all ready episodes at once, in the loop's thread. `act` plays one
+  step of one episode in a worker thread. It may call models before the decision.
+
+  Attributes:
+    cost_weights: the cost weights from which a client may choose for its episode; empty
+      if the policy has no such choice.
+    spec: the policy's specification.
+  """
+
+  cost_weights: Sequence[float] = ()
+
+  def __init__(self, spec: PolicySpec):
+    """Make a policy from its specification."""
+    self.spec = spec
+
+  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+    """Play a step up to the reply to act on.
+
+    The generator yields when `choose` must decide, and receives the decision.
+
+    Returns:
+      The reply; None if the episode's budgets allow no model.
+    """
+    yield from turn.decide()
+    return turn.take()
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Choose a model for each episode that waits for a decision.
+
+    A decision may name a model that a budget forbids. `Turn.take` then replaces the
+    model.
+    """
+    raise NotImplementedError
+
+  def finish(self, live: Live) -> None:
+    """Free what the policy stores for an episode that ended or restarts.
+
+    By default a policy stores nothing.
+    """
+
+  def compile(self) -> None:
+    """Compile the computation of decisions before the first episode.
+
+    By default there is nothing to compile.
+    """
+
+
+class RulePolicy(Policy):
+  """Choose a model by a rule, a function of the episode and the policy's parameters."""
+
+  def __init__(self, spec: PolicySpec, rule: Callable[[Live, PolicySpec], int]):
+    """Make a policy from its specification and a rule.
+
+    Args:
+      spec: the policy's specification.
+      rule: function of an episode and the specification; returns a model's index.
+    """
+    super().__init__(spec)
+    self._rule = rule
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Choose the model of each episode by the rule."""
+    return [Decision(self._rule(live, self.spec)) for live in ready]
 
 
 def take_small(live: Live, spec: PolicySpec) -> int:
-  """Take SMALL (paper: always-small)."""
+  """Choose SMALL (paper: always-small)."""
   return SMALL
 
 
 def take_large(live: Live, spec: PolicySpec) -> int:
-  """Take LARGE (paper: always-large; under a cap on calls First-Large)."""
+  """Choose LARGE (paper: always-large).
+
+  Under a cap on calls, SMALL acts once the cap is spent, so this rule is First-Large.
+  """
   return live.models - 1
 
 
 def take_rank(live: Live, spec: PolicySpec) -> int:
-  """Take the model of a rank, from 1 (our choice, for intermediate models)."""
+  """Choose the model of a fixed rank, counted from 1 (our choice)."""
   return spec.rank - 1
 
 
 def take_randomly(live: Live, spec: PolicySpec) -> int:
-  """Take a costlier model than SMALL with probability p, else SMALL."""
+  """Choose a random model costlier than SMALL with probability p, otherwise SMALL."""
   return draw_model(live, spec.p)
 
 
 def draw_model(live: Live, p: float) -> int:
-  """Draw one of the models costlier than SMALL, evenly, with probability p, else SMALL.
+  """Draw a model costlier than SMALL with probability p, otherwise SMALL.
 
-  The draw depends on task, seed and step alone (our choice).
+  All models costlier than SMALL are equally probable. The draw depends only on task,
+  seed and step (our choice).
   """
   draw = random.Random(f"random|{live.task.id}|{live.job.seed}|{len(live.steps)}")
   return draw.choice(range(1, live.models)) if draw.random() < p else SMALL
 
 
 def take_sampled(live: Live, spec: PolicySpec) -> int:
-  """Take what the k-th stored sample of a task takes; the plans follow one another.
+  """Choose the model by the sampling plan to which the trial belongs.
 
-  Within a plan k counts from 1 to N. A sample of the paper's plan takes LARGE with
-  probability k / N at each step. The other plans are our choice: LARGE until a clock
-  is at k / (2 N) of the task's steps, or for even k from then on. The clock counts
-  steps ("steps") or observations that are not new ("repeats"). So the values also
-  learn what First-Large does, and giving up, and LARGE once an episode goes in circles.
+  The trials of a task are numbered through all plans, one plan after the other. Trial k
+  of a plan's N trials chooses as follows:
+
+  - Plan "samples": LARGE with probability k / N at each step (paper: stratified
+    sampling).
+  - Plan "steps": a counter counts the steps so far. If k is odd, LARGE acts until the
+    counter reaches k / (2 N) of the task's `max_steps`, and SMALL acts afterwards. If k
+    is even, SMALL acts first and LARGE afterwards.
+  - Plan "repeats": the same, but the counter counts repeated observations.
+
+  The last two plans are our choice. From these plans the value heads learn the effect
+  of spending early, of spending late or giving up, and of spending once observations
+  repeat. With more than two models, a random model costlier than SMALL takes LARGE's
+  place.
   """
   k = live.job.trial
   for plan in spec.plans:
@@ -55,37 +277,41 @@ def take_sampled(live: Live, spec: PolicySpec) -> int:
     return draw_model(live, k / plan.count)
   clock = len(live.steps)
   if plan.kind == "repeats":
-    seen = [*(step.observation for step in live.steps), live.observation]
-    clock = len(seen) - len(set(seen))
+    observations = [*(step.observation for step in live.steps), live.observation]
+    clock = len(observations) - len(set(observations))
   is_early = clock < k / (2 * plan.count) * live.task.max_steps
   return draw_model(live, float(is_early == k % 2))
 
 
 class PrivilegedPolicy(Policy):
-  """Takes the model that gains most over SMALL, if a dollar costs `mu` of the task.
+  """Choose the model with the largest gain over SMALL (our choice).
 
-  It reads the scripted models' errors, which no router sees, one step ahead (our
-  choice). The gain is SMALL's loss minus a model's, as far as that model knows the
-  task: a task that it cannot do is given up.
+  The policy is privileged: it reads the scripted models' error rates of the next step,
+  and no router can see them. A model's gain is
+
+      known_share * (SMALL's loss - loss) - mu * (dollars - SMALL's dollars)
+
+  for the forecast `Prospect` of its next call. If no gain is positive, SMALL acts.
   """
 
   def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
-    """Play a step with the model of the largest gain that the budgets allow."""
-    yield from ()  # it waits for no batch
+    """Play a step with the model of the largest gain, within the budgets."""
+    # This policy decides here, in the worker thread. So the generator yields nothing.
+    yield from ()
     if len(turn.allowed) > 1:
       turn.step.model = self._find_best(turn)
     return turn.take()
 
   def _find_best(self, turn: Turn) -> int:
-    """Find the model that gains most over SMALL, else SMALL."""
+    """Find the model with the largest gain; SMALL if no gain is positive."""
     small = turn.agents[SMALL].prospect(turn.messages, turn.number)
     best = SMALL
-    most = 0.0
-    for model, player in enumerate(turn.agents[1:], 1):
-      prospect = player.prospect(turn.messages, turn.number)
+    best_gain = 0.0
+    for model, agent in enumerate(turn.agents[1:], 1):
+      prospect = agent.prospect(turn.messages, turn.number)
       gain = prospect.known_share * (small.loss - prospect.loss)
       gain -= self.spec.mu * (prospect.usd - small.usd)
-      if gain > most:
+      if gain > best_gain:
         best = model
-        most = gain
+        best_gain = gain
     return best

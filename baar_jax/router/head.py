@@ -1,8 +1,11 @@
-"""The decision head: a hidden state and the rest of a budget -> values of models.
+"""Compute the models' values from a hidden state, the budget and the cost weight.
 
-One forward pass of an episode serves every budget (our choice, see docs/evaluation.md).
-The heads are an ensemble: their mean counts. Axes: E heads, N decisions, I inputs (D
-and F), F facts, P numbers of `count_progress`, W width.
+The value heads are an ensemble behind a frozen trunk; their outputs are averaged. The
+trunk does not read the budget, so one forward pass of an episode serves every budget
+(our choice, see docs/evaluation.md).
+
+Axes: E heads, N decisions, F facts of `describe`, I inputs of a layer (D + F in the
+first layer), P counts of `count_progress`, W width of a layer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,41 +19,72 @@ import numpy as np
 from baar_jax.episode import Step
 from baar_jax.rollout.specs import Cap
 
-MAX_CALLS = 20  # with so many LARGE calls left, or more, there is no cap
-FACTS = 12  # that `describe` gives
-# An advantage is small beside a value: its net starts on a scale of its own.
+# The heads treat this number of remaining LARGE calls, or a larger one, as no cap.
+MAX_CALLS = 20
+FACTS = 12  # number of facts about a decision that `describe` computes
+# The advantage network's output is multiplied by this constant, because advantages are
+# smaller than values (our choice).
 ADVANTAGE_UNIT = 0.3
 
-Layers = Sequence[tuple[jax.Array, jax.Array]]  # (weight_ExIxW, bias_ExW) of each layer
+# A network of all E heads: (weight_ExIxW, bias_ExW) of each layer. A network of one
+# head lacks the axis E.
+Layers = Sequence[tuple[jax.Array, jax.Array]]
 
 
 class Scale(NamedTuple):
-  """Statistics of the decisions that heads learned from, the units of their inputs."""
+  """Statistics of the training decisions that normalise the value heads' inputs.
 
-  mean_D: np.ndarray  # of the hidden states
+  Attributes:
+    mean_D: Mean of the hidden states.
+    spread_D: Standard deviation of the hidden states, per coordinate.
+    large_usd: Mean dollars of a LARGE call. The dollars left of a cap are divided by
+      this mean, and the quotient counts as LARGE calls left.
+  """
+
+  mean_D: np.ndarray
   spread_D: np.ndarray
-  large_usd: np.ndarray  # mean dollars of a LARGE call; left dollars count in this unit
+  large_usd: np.ndarray
 
 
 class Heads(NamedTuple):
-  """Parameters of E heads with a common scale."""
+  """The parameters of an ensemble of E value heads.
 
-  value: Layers  # each head's net of values
-  advantage: Layers  # and of advantages
+  Attributes:
+    value: Layers of the network that computes the value of a decision, for each head.
+    advantage: Layers of the network that computes the models' advantages, for each
+      head.
+    scale: Statistics that normalise the inputs, common to all heads.
+  """
+
+  value: Layers
+  advantage: Layers
   scale: Scale
 
 
 def draw_heads(
   key: jax.Array, count: int, widths: tuple[int, int], models: int, scale: Scale
 ) -> Heads:
-  """Draw `count` heads of random weights, which value everything at 0.
+  """Draw the random initial parameters of an ensemble of value heads.
+
+  The last layers are 0, so every value and every advantage starts at 0.
 
   Args:
-    widths: of the nets of values and of advantages.
+    key: a JAX random key.
+    count: number of heads, E.
+    widths: widths of the value network and of the advantage network.
+    models: number of models, A.
+    scale: statistics that normalise the inputs.
   """
   inputs = len(scale.mean_D) + FACTS
 
   def draw(width: int, outputs: int, key: jax.Array) -> list:
+    """Draw the layers of one network of one head: two of `width`, then the output.
+
+    Args:
+      width: width of the two hidden layers.
+      outputs: number of outputs of the network.
+      key: a JAX random key.
+    """
     layers = []
     for size, layer_key in zip((inputs, width), jax.random.split(key, 3)):
       weight = jax.random.normal(layer_key, (size, width)) * size**-0.5
@@ -64,53 +98,61 @@ def draw_heads(
 
 
 def count_progress(max_steps: int, steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
-  """Count what shows whether an episode goes in circles (our choice).
+  """Count progress and repetition before each decision of an episode (our choice).
+
+  Args:
+    max_steps: the step limit of the task.
+    steps: the episode's steps; only the observation of the last step is read.
 
   Yields:
-    P numbers before each step's decision: the steps and LARGE calls so far; the most
-    steps that the task allows; the steps and LARGE calls since the last new
-    observation; and how many observations were not new.
+    For each step a tuple of P = 6 counts: earlier steps; earlier LARGE calls;
+    `max_steps`; steps since the last new observation; LARGE calls since the last new
+    observation; observations up to this step that repeat an earlier one.
   """
-  seen = set()
+  observations = set()
   large_calls = 0
-  for number, step in enumerate(steps):
-    if step.observation not in seen:
-      seen.add(step.observation)
-      newest = number
+  for index, step in enumerate(steps):
+    if step.observation not in observations:
+      observations.add(step.observation)
+      newest = index
       newest_calls = large_calls
     stale_calls = large_calls - newest_calls
-    repeats = number + 1 - len(seen)
-    yield number, large_calls, max_steps, number - newest, stale_calls, repeats
+    repeats = index + 1 - len(observations)
+    yield index, large_calls, max_steps, index - newest, stale_calls, repeats
     large_calls += step.large_calls
 
 
-def describe(left: jax.Array, price: jax.Array, progress: jax.Array) -> jax.Array:
-  """Describe decisions under a cap and a price, beside their hidden states.
+def describe(
+  calls_left: jax.Array, cost_weight: jax.Array, progress: jax.Array
+) -> jax.Array:
+  """Compute the facts that the value heads read beside the hidden states.
 
-  The arguments broadcast.
+  The facts describe the remaining cap, the cost weight and the episode's progress. The
+  leading axes of the arguments broadcast. NumPy arrays give a NumPy array.
 
   Args:
-    left: LARGE calls; `MAX_CALLS` or more is no cap.
-    price: up to config.MAX_PRICE; weighs dollars against the score. Their unit is the
-      mean over training tasks of always-LARGE's median.
-    progress: [..., P], as of `count_progress`.
+    calls_left: LARGE calls that the cap still allows; `MAX_CALLS` or more is no cap.
+    cost_weight: units of score that one normalised dollar costs. A normalised dollar is
+      the mean over training tasks of always-LARGE's median cost.
+    progress: [..., P], the counts of `count_progress`.
 
   Returns:
-    float32 [..., F].
+    float32 [..., F], F = FACTS, scaled to about [0, 1] (our choice).
   """
-  xp = jnp if isinstance(left, jax.Array) else np
+  xp = jnp if isinstance(calls_left, jax.Array) else np
   step, large_calls, max_steps, stale, stale_calls, repeats = xp.moveaxis(
     progress, -1, 0
   )
-  left = xp.minimum(left, MAX_CALLS)
+  calls_left = xp.minimum(calls_left, MAX_CALLS)
   steps_left = xp.maximum(max_steps - step, 1)
-  weight = 1 / (1 + price)
+  weight = 1 / (1 + cost_weight)
   time = step / max_steps
   facts = xp.broadcast_arrays(
-    left / MAX_CALLS,
-    xp.log1p(left) / 3,  # log1p(MAX_CALLS) is about 3
-    xp.minimum(left / steps_left, 1.0),
-    (left >= steps_left) | (left >= MAX_CALLS),
+    calls_left / MAX_CALLS,
+    # log(1 + MAX_CALLS) is about 3, so this fact is at most about 1.
+    xp.log1p(calls_left) / 3,
+    xp.minimum(calls_left / steps_left, 1.0),
+    (calls_left >= steps_left) | (calls_left >= MAX_CALLS),
     weight,
     weight**0.5,
     time,
@@ -126,11 +168,20 @@ def describe(left: jax.Array, price: jax.Array, progress: jax.Array) -> jax.Arra
 def estimate_one(
   head: Heads, hidden_NxD: jax.Array, facts_NxF: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Estimate value_N and advantage_NxA with one head (without axis E).
+  """Compute value_N and advantage_NxA of decisions with one head of the ensemble.
 
-  The mean of advantages over A is 0. The sum of both is Q: with a model and the best
-  choices after it, the expected score times 1 / (1 + price), minus the cost until the
-  end times price / (1 + price).
+  Value plus advantage is the Q value of a model: the expected return if this model acts
+  now and the best allowed models act later. With the cost weight w the return is
+  gain / (1 + w) - cost * w / (1 + w). The gain of score and the cost in normalised
+  dollars count from this decision to the end of the episode.
+
+  Args:
+    head: the parameters of one head, without the axis E.
+    hidden_NxD: the hidden states at the decisions.
+    facts_NxF: the result of `describe`.
+
+  Returns:
+    value_N, and advantage_NxA with mean 0 over A.
   """
   scaled_NxD = (hidden_NxD - head.scale.mean_D[None]) / head.scale.spread_D[None]
   x_NxI = jnp.concatenate([scaled_NxD, facts_NxF], axis=-1)
@@ -143,11 +194,20 @@ def estimate_one(
 def estimate(
   heads: Heads, hidden_RxD: jax.Array, facts_RxF: jax.Array, optimism: float = 0.0
 ) -> tuple[jax.Array, jax.Array]:
-  """Average value_R and advantage_RxA over the ensemble (see `estimate_one`).
+  """Average values and advantages over the ensemble, and add the optimism.
 
-  Each other model's advantage is raised by `optimism` standard deviations, over the
-  heads, of its advantage over SMALL: it is taken unless the heads agree that it is not
-  worth it (our choice).
+  Optimism raises the advantage of each model costlier than SMALL. Then a costlier model
+  acts unless the heads agree that this model is not worth its cost (our choice).
+
+  Args:
+    heads: the ensemble.
+    hidden_RxD: the hidden states at R decisions.
+    facts_RxF: the result of `describe`.
+    optimism: number of ensemble standard deviations to add. The standard deviation is
+      over the heads' differences between the model's advantage and SMALL's.
+
+  Returns:
+    value_R and advantage_RxA, as `estimate_one` defines them.
   """
   estimate_all = jax.vmap(estimate_one, (Heads(0, 0, None), None, None))
   value_ExR, advantage_ExRxA = estimate_all(heads, hidden_RxD, facts_RxF)
@@ -156,9 +216,18 @@ def estimate(
 
 
 def count_calls_left(heads: Heads, left: Cap) -> float:
-  """Count the LARGE calls that are left of a cap; inf without one.
+  """Count the LARGE calls that a remaining cap allows.
 
-  Left dollars buy calls at the mean price of a LARGE call in training (our choice).
+  Dollars left are divided by the mean dollars of a LARGE call in training (our choice),
+  so the count may be a fraction. If calls and dollars are both capped, the smaller
+  count is returned.
+
+  Args:
+    heads: the value heads; `heads.scale.large_usd` is the mean.
+    left: the cap that remains for the rest of the episode.
+
+  Returns:
+    The count; infinity without a cap.
   """
   calls = float("inf") if left.calls is None else left.calls
   if left.usd is None:
@@ -167,7 +236,7 @@ def count_calls_left(heads: Heads, left: Cap) -> float:
 
 
 def _apply(layers: Layers, x_NxI: jax.Array) -> jax.Array:
-  """Apply a net: SiLU after each layer but the last."""
+  """Apply one network of one value head, with SiLU after all layers but the last."""
   *hidden, (weight_WxO, bias_O) = layers
   for weight_IxW, bias_W in hidden:
     x_NxI = jax.nn.silu(x_NxI @ weight_IxW + bias_W[None])

@@ -1,4 +1,4 @@
-"""A trained router as a policy: its probabilities of the models, and what is taken."""
+"""Turn a router's probabilities or values into decisions."""
 
 import dataclasses
 import random
@@ -9,53 +9,81 @@ from typing import Protocol
 import numpy as np
 from jax.sharding import Mesh
 
-from baar_jax.rollout.specs import Decision, Live, PolicySpec
-from baar_jax.rollout.turn import Policy
-from baar_jax.router.qwen2 import Qwen2, softmax
+from baar_jax.episode import SMALL, Step
+from baar_jax.rollout.rules import Policy
+from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
+from baar_jax.router.head import (
+  FACTS,
+  Heads,
+  count_calls_left,
+  count_progress,
+  describe,
+  estimate,
+)
+from baar_jax.router.qwen2 import Qwen2, check_finite, softmax
 from baar_jax.router.reader import Reader
 from baar_jax.router.view import View
 
-TINY = 1e-12  # of a probability
-ARGMAX = 0.5  # the threshold that takes the most probable model
+TINY = 1e-12  # added to probabilities to keep their logarithms finite
+ARGMAX = 0.5  # the threshold of p(LARGE) that picks the most probable model
 
 
 class Rule(Protocol):
-  """How a model is picked by its probability."""
+  """A way to pick a model, given the router's probability of each model."""
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Pick a model for an episode that waits."""
+    """Pick the model of an episode's next step.
+
+    Args:
+      p_A: the router's probability of each model.
+      live: the episode.
+
+    Returns:
+      The index of the model.
+    """
 
 
 @dataclasses.dataclass
 class Sample:
-  """Samples the model, as training does.
+  """Pick a model at random with the router's probabilities, as training does.
 
-  The draw depends on `key`, task, seed and step.
+  The draw depends only on the key, the task, the episode's seed and the step, so an
+  interrupted run repeats it.
+
+  Attributes:
+    key: A part of the random seed; different keys give independent draws.
   """
 
   key: str
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Draw a model with its probability."""
-    place = f"{live.task.id}|{live.job.seed}|{len(live.steps)}"
-    draw = random.Random(f"{self.key}|{place}").random()
+    """Draw a model at random, each with its probability in p_A; see `Rule.pick`."""
+    decision = f"{live.task.id}|{live.job.seed}|{len(live.steps)}"
+    draw = random.Random(f"{self.key}|{decision}").random()
     model = int(np.searchsorted(np.cumsum(p_A), draw, side="right"))
     return min(model, len(p_A) - 1)
 
 
 @dataclasses.dataclass
 class Threshold:
-  """Takes LARGE if its probability is at least `value`; 0.5 is argmax.
+  """Pick LARGE if its probability reaches a threshold, else SMALL.
 
-  Of more models it takes that of the largest log p - log(value / (1 - value)) * u. As
-  for two, u rises from 0 for the cheapest to 1 for the costliest (our choice).
+  With more than two models, the model with the largest
+  log p - log(value / (1 - value)) * u is picked (our choice). Here p is the router's
+  probability of the model. u is 0 for the cheapest model and 1 for the costliest. For
+  intermediate models, u is linear in their prices. With two models both rules agree.
+
+  Attributes:
+    value: The threshold; 0.5 picks the most probable model.
+    usd_A: A price in dollars of each model, cheapest first. If the prices are
+      missing or do not rise, u is linear in the models' ranks.
   """
 
   value: float = ARGMAX
-  usd_A: Sequence[float] = ()  # prices that u is by; if they do not rise it is by rank
+  usd_A: Sequence[float] = ()
 
   def pick(self, p_A: np.ndarray, live: Live) -> int:
-    """Pick a model by the threshold."""
+    """Pick a model by the threshold; see `Rule.pick`."""
     if len(p_A) == 2:
       return int(p_A[1] >= self.value)
     value = np.clip(self.value, TINY, 1 - TINY)
@@ -63,9 +91,16 @@ class Threshold:
     return int(np.argmax(np.log(p_A + TINY) - logit * self._scale(len(p_A))))
 
   def switch_thresholds(self, p_NxA: np.ndarray) -> np.ndarray:
-    """Compute the largest value at which each of N decisions is not the cheapest's.
+    """Compute the largest threshold at which a model costlier than SMALL is picked.
 
-    Of two models that is p(LARGE).
+    Above this threshold SMALL is picked. With two models the threshold is the
+    probability of LARGE.
+
+    Args:
+      p_NxA: the router's probability of each model at N decisions.
+
+    Returns:
+      A threshold for each of the N decisions.
     """
     if p_NxA.shape[1] == 2:
       return p_NxA[:, 1]
@@ -75,16 +110,22 @@ class Threshold:
     return 1 / (1 + np.exp(-gain_NxA.max(axis=1)))
 
   def _scale(self, models: int) -> np.ndarray:
-    """Compute u_A, each model's price, or its rank, on a scale from 0 to 1."""
+    """Compute u_A, each model's price or rank, mapped linearly to [0, 1]."""
     rises = len(self.usd_A) == models and (np.diff(self.usd_A) > 0).all()
     usd_A = np.array(self.usd_A if rises else range(models))
     return (usd_A - usd_A[0]) / (usd_A[-1] - usd_A[0])
 
 
 class RouterPolicy(Policy):
-  """Decides for all ready episodes in one forward pass of their new tokens."""
+  """Decide by a router's logits, for all waiting episodes in one batch.
 
-  reads_hidden = False  # whether it decides by the hidden state, not by logits
+  The router keeps a KV cache and reads only the new tokens of each episode.
+
+  Attributes:
+    reads_hidden: Whether decisions need the hidden state instead of the logits.
+  """
+
+  reads_hidden = False
 
   def __init__(
     self,
@@ -98,7 +139,12 @@ class RouterPolicy(Policy):
     """Copy the model to this process's first device.
 
     Args:
-      rows: the most episodes that are live at once.
+      spec: the policy's parameters.
+      model: the trained router.
+      view: writes the text that the router reads.
+      rule: picks a model, given the probabilities.
+      rows: the largest number of episodes that are live at once.
+      mesh: the mesh that holds the model's parameters; None is one device.
     """
     super().__init__(spec)
     self._usd_per_token = view.config.usd_per_million_tokens / 1e6
@@ -107,17 +153,22 @@ class RouterPolicy(Policy):
     self.reader = Reader(model, view, token_ids, rows, mesh)
 
   def choose(self, ready: Sequence[Live]) -> list[Decision]:
-    """Decide for episodes; each is charged its new tokens and the batch's time."""
+    """Decide for all episodes that wait for a decision.
+
+    Each decision costs the price of the episode's new tokens. Each decision's latency
+    is the time of the whole batch, because every episode waits for the batch.
+    """
     start_s = time.monotonic()
     output_RxC, new_tokens_R = self.reader.read(ready)
     p_RxA = self._predict(output_RxC, ready)
-    latency_s = time.monotonic() - start_s  # each episode waited for the whole batch
+    latency_s = time.monotonic() - start_s
     decisions = []
     for live, p_A, new_tokens in zip(ready, p_RxA, new_tokens_R):
       model = self._rule.pick(p_A, live)
       decision = Decision(
         model,
-        logp=float(np.log(max(p_A[model], 1e-30))),  # a threshold of 0 may pick p = 0
+        # A threshold of 0 may pick a model of probability 0, and log(0) is infinite.
+        logp=float(np.log(max(p_A[model], 1e-30))),
         cost_usd=new_tokens * self._usd_per_token,
         latency_s=latency_s,
         p_A=tuple(map(float, p_A)),
@@ -126,13 +177,93 @@ class RouterPolicy(Policy):
     return decisions
 
   def finish(self, live: Live) -> None:
-    """Free the episode's row of the cache."""
+    """Free the KV cache's row of an episode that ended or starts again."""
     self.reader.forget(live)
 
   def compile(self) -> None:
-    """Compile all shapes of a call, so that no decision waits for it."""
+    """Compile the router for all batch shapes before the first decision."""
     self.reader.compile()
 
   def _predict(self, logits_RxA: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
-    """Compute p_RxA, the probabilities of the models."""
+    """Compute p_RxA, the probability of each model, from the router's logits."""
     return softmax(logits_RxA, self.spec.key)
+
+
+class ConditionedPolicy(RouterPolicy):
+  """Decide by the value heads, given the remaining cap and the cost weight.
+
+  This is the budget-conditioned router. The model with the largest Q value acts.
+
+  Attributes:
+    cost_weights: The cost weights that an episode may name. If an episode names none,
+      the policy's cost weight counts. If the policy has none, the least of these
+      counts.
+  """
+
+  reads_hidden = True
+
+  def __init__(
+    self,
+    spec: PolicySpec,
+    model: Qwen2,
+    view: View,
+    heads: Heads,
+    cost_weights: Sequence[float],
+    rows: int,
+    mesh: Mesh | None = None,
+  ):
+    """Copy the model to this process's first device, and keep the value heads.
+
+    Args:
+      spec: the policy's parameters. A cap-blind policy decides as if there were no cap,
+        until the cap is spent.
+      model: the trunk; the heads read its hidden states.
+      view: writes the text that the trunk reads.
+      heads: the trained value heads.
+      cost_weights: the cost weights that an episode may name.
+      rows: the largest number of episodes that are live at once.
+      mesh: the mesh that holds the model's parameters; None is one device.
+    """
+    super().__init__(spec, model, view, Threshold(), rows, mesh)
+    self._heads = heads
+    self.cost_weights = cost_weights
+
+  def compile(self) -> None:
+    """Compile the trunk for all batch shapes, and the value heads."""
+    super().compile()
+    self._compare(np.zeros((1, len(self._heads.scale.mean_D))), np.zeros((1, FACTS)))
+
+  def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
+    """Compute p_RxA: 1 for the model with the largest Q value, 0 for the others."""
+    check_finite(hidden_RxD, f"hidden states of {self.spec.key}")
+    calls_left_R = []
+    weight_R = []
+    progress_RxP = []
+    for live in ready:
+      left = live.remaining_cap if self.spec.cap_conditioned else Cap()
+      calls_left_R.append(count_calls_left(self._heads, left))
+      weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
+      weight_R.append(next(weight for weight in weights if weight is not None))
+      steps = [*live.steps, Step(live.observation, SMALL, "")]
+      *_, progress_P = count_progress(live.task.max_steps, steps)
+      progress_RxP.append(progress_P)
+    facts_RxF = describe(
+      np.array(calls_left_R, np.float64),
+      np.array(weight_R, np.float64),
+      np.array(progress_RxP, np.float64),
+    )
+    advantage_RxA = self._compare(hidden_RxD, facts_RxF)
+    return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
+
+  def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
+    """Compute advantage_RxA of the models with the value heads.
+
+    The batch is padded to the largest number of live episodes, so that the heads are
+    compiled for one shape only.
+    """
+    padding = ((0, self.reader.rows - len(hidden_RxD)), (0, 0))
+    hidden = np.pad(hidden_RxD, padding)
+    facts = np.pad(facts_RxF, padding)
+    optimism = self.spec.optimism or 0.0
+    _, advantage = estimate(self._heads, hidden, facts, optimism)
+    return np.asarray(advantage)[: len(hidden_RxD)]

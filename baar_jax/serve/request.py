@@ -1,4 +1,4 @@
-"""A client's call: who decides, its caps and session, and its text as an episode."""
+"""Read a client's request: its session, caps and model name, and its messages."""
 
 import dataclasses
 import hashlib
@@ -23,23 +23,44 @@ from baar_jax.llms.agent import parse_action
 from baar_jax.llms.wire import read_json
 from baar_jax.rollout.specs import Cap
 
-ROUTER = "router"  # decides by the trained router
-SAMPLE = "sample"  # decides by the router whose sessions BoPO learns from next
-CAP = re.compile(r":K=(\d{1,9})(?![^:])")  # on large calls, in a model's name
+# Two values of `serve.policy`. Both let the trained router decide. With SAMPLE it
+# samples its decisions, and BoPO's next update learns from the sessions.
+ROUTER = "router"
+SAMPLE = "sample"
+# The pattern of a cap on LARGE calls in a model name, such as "baar:K=5".
+CALL_CAP = re.compile(r":K=(\d{1,9})(?![^:])")
 Id = Annotated[
   str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256)
 ]
-Text = Annotated[str, Field(max_length=10**9)]  # also refuses half a pair of surrogates
+# A bound on the length makes Pydantic refuse texts with half a surrogate pair, which
+# UTF-8 cannot encode.
+Text = Annotated[str, Field(max_length=10**9)]
 Tokens = Annotated[int, Field(ge=1, le=10**7)]
-PART_TOKENS = 50_000  # most of an image, a sound or a file in a message (our choice)
+# Number of prompt tokens that a worst case assumes for an image, a sound or a file (our
+# choice).
+PART_TOKENS = 50_000
 PART_KINDS = ("image_url", "video_url", "audio_url", "input_audio", "file")
-DIGESTED = ("tools", "functions", "response_format")
-VALUE_TOKENS = 8  # most that a template puts around a text or a number
-ID = AliasChoices("session_id", AliasPath("metadata", "session_id"), "x-session-id")
+# Fields of a request that a model reads before the messages. If one of them changes,
+# the model's prompt cache no longer fits.
+DIGESTED_FIELDS = ("tools", "functions", "response_format")
+# Number of tokens that a chat template adds at most to each text or number of a request
+# (our choice).
+VALUE_TOKENS = 8
+# Names of the body's field and the header that may hold a session's id. The first one
+# in this order that a request has counts.
+SESSION_ID = AliasChoices(
+  "session_id", AliasPath("metadata", "session_id"), "x-session-id"
+)
 
 
 class Refusal(ValueError):
-  """An answer that is an error of OpenAI's form: its status and its body."""
+  """A refused request, as an error answer in OpenAI's form.
+
+  Attributes:
+    status: the HTTP status.
+    code: the `error.code` of the body.
+    body: the JSON body of the answer.
+  """
 
   def __init__(
     self,
@@ -49,6 +70,15 @@ class Refusal(ValueError):
     code: str | None = None,
     **fields: object,
   ):
+    """Write the body of the error answer.
+
+    Args:
+      status: the HTTP status.
+      message: the text for the client.
+      kind: the `error.type` of the body.
+      code: the `error.code`; None means `kind`.
+      fields: further fields of the error, such as `needed_usd`.
+    """
     super().__init__(message)
     self.status = status
     self.code = code or kind
@@ -56,31 +86,49 @@ class Refusal(ValueError):
     self.body = {"error": error}
 
 
-class Strict(BaseModel):
-  """A record of a request, which converts nothing."""
+class StrictRecord(BaseModel):
+  """A record of JSON fields. A field of another type is refused and not converted."""
 
   model_config = {"strict": True}
 
   @classmethod
   def read(cls, fields: Mapping) -> Self:
-    """Read fields. Raises Refusal if one is missing or out of bounds."""
+    """Check JSON fields, and return them as a record.
+
+    Raises:
+      Refusal: a field is missing, has another type, or is out of its bounds.
+    """
     try:
       return cls.model_validate(fields)
     except ValidationError as error:
-      first = error.errors(include_input=False)[0]
-      place = ".".join(map(str, first["loc"]))
-      raise Refusal(400, f"request.{place}: {first['msg']}") from None
+      problem = error.errors(include_input=False)[0]
+      place = ".".join(map(str, problem["loc"]))
+      raise Refusal(400, f"Correct the field {place}: {problem['msg']}") from None
 
 
-class Asked(Strict):
-  """What this server reads of a call's body and headers; None is not said."""
+class CallFields(StrictRecord):
+  """The fields of a client's call that set its policy, its session and its caps.
 
-  model: str  # its name may have caps
+  They come from the call's body and headers. None stands for a field that the client
+  has not sent.
+
+  Attributes:
+    model: the name of the policy that decides, perhaps with a cap on LARGE calls, such
+      as "baar:K=5".
+    n: the number of replies that the client asks for.
+    id: the session's id.
+    usd_limit: the session's cap in US dollars, from the header x-baar-max-usd.
+    call_limit: the session's cap on LARGE calls, from the header
+      x-baar-max-large-calls. A cap in `model` counts too; see `large_calls`.
+    score: the score that the client's agent has reached so far, in [0, 1].
+  """
+
+  model: str
   n: int | None = Field(None, ge=1, le=128)
   max_tokens: Tokens | None = None
   max_completion_tokens: Tokens | None = None
   stream_options: dict | None = None
-  id: Id | None = Field(None, validation_alias=ID)
+  id: Id | None = Field(None, validation_alias=SESSION_ID)
   task_id: Id | None = Field(None, alias="x-baar-task")
   usd_limit: float | None = Field(
     None, alias="x-baar-max-usd", strict=False, ge=0, le=1e9
@@ -88,12 +136,17 @@ class Asked(Strict):
   call_limit: int | None = Field(
     None, alias="x-baar-max-large-calls", strict=False, ge=0, le=10**9
   )
-  # So far.
   score: float | None = Field(None, alias="x-baar-score", strict=False, ge=0, le=1)
 
   @classmethod
   def read_call(cls, headers: Mapping[str, str], body: dict) -> Self:
-    """Read a call. Raises Refusal."""
+    """Read the fields of a call from its headers and its body.
+
+    A field of the body with the value null counts as missing.
+
+    Raises:
+      Refusal: a field is missing, has another type, or is out of its bounds.
+    """
     fields = drop_nulls(body)
     metadata = fields.get("metadata")
     fields["metadata"] = drop_nulls(metadata if isinstance(metadata, dict) else {})
@@ -104,133 +157,168 @@ class Asked(Strict):
 
   @property
   def model_name(self) -> str:
-    """Return the name of the model without its caps."""
-    return CAP.sub("", self.model)
+    """Return the field `model` without its caps."""
+    return CALL_CAP.sub("", self.model)
 
   @property
   def large_calls(self) -> int | None:
-    """Return the lowest cap on large calls that is named."""
-    limits = map(int, CAP.findall(self.model))
-    return find_least(self.call_limit, *limits)
+    """Return the lowest cap on LARGE calls among the header and the model name."""
+    limits = map(int, CALL_CAP.findall(self.model))
+    return find_lowest(self.call_limit, *limits)
 
   def make_cap(self, default: Cap) -> Cap:
-    """Return the session's cap: the client can only lower the default."""
-    calls = find_least(self.large_calls, default.calls)
-    return Cap(calls, find_least(self.usd_limit, default.usd))
+    """Return the session's caps.
+
+    A client can only lower a default cap: of both, the lower one holds.
+
+    Args:
+      default: the server's default caps.
+    """
+    calls = find_lowest(self.large_calls, default.calls)
+    return Cap(calls, find_lowest(self.usd_limit, default.usd))
 
 
-class Scored(Strict):
-  """How a session ends."""
+class SessionScore(StrictRecord):
+  """The fields that a client sends to end a session: the score, and the task's name."""
 
   score: float = Field(ge=0, le=1)
   task: Id | None = None
 
 
-async def read_body(request: Request, most_mb: float) -> dict:
-  """Read the body, a JSON object. Raises Refusal."""
+async def read_body(request: Request, limit_mb: float) -> dict:
+  """Read a request's body, which must be a JSON object.
+
+  Args:
+    limit_mb: the largest body, in MiB.
+
+  Raises:
+    Refusal: the body is not declared as JSON, is too large, or is no JSON object.
+  """
   if not request.headers.get("content-type", "").startswith("application/json"):
-    # A page of another site may send anything else without being asked.
-    raise Refusal(415, "send JSON with content-type: application/json")
+    # A browser asks this server before a page of another site may send it JSON. Some
+    # other types need no such question, so only JSON is accepted.
+    raise Refusal(415, "Send the body as JSON, with content-type: application/json.")
   body = bytearray()
-  async for part in request.stream():
-    body += part
-    if len(body) > most_mb * 2**20:
-      raise Refusal(413, f"the body is over --config.serve.max_body_mb={most_mb:g}")
+  async for chunk in request.stream():
+    body += chunk
+    if len(body) > limit_mb * 2**20:
+      raise Refusal(
+        413,
+        f"The body exceeds --config.serve.max_body_mb={limit_mb:g}. "
+        "Send a smaller body, or raise this limit.",
+      )
   fields = read_json(body)
   if fields is None:
-    raise Refusal(400, "the body must be a JSON object")
+    raise Refusal(400, "The body cannot be read. Send a JSON object.")
   return fields
 
 
 def drop_nulls(fields: Mapping) -> dict:
-  """Return the fields that are said."""
+  """Return a copy of the fields without those that are None."""
   return {name: value for name, value in fields.items() if value is not None}
 
 
-def find_least(*caps: float | None) -> float | None:
-  """Find the least of these caps; None, which is no cap, if there is none."""
+def find_lowest(*caps: float | None) -> float | None:
+  """Return the lowest of the caps. None stands for no cap."""
   return min((cap for cap in caps if cap is not None), default=None)
 
 
-class Part(Strict):
-  """A part of a message."""
+class ContentPart(StrictRecord):
+  """A part of a message's content: a text, an image, a sound or a file."""
 
   type: str
   text: Text | None = None
 
   def __str__(self) -> str:
+    """Return the part's text, or its type in brackets, such as "[image_url]"."""
     return f"[{self.type}]" if self.text is None else self.text
 
 
-class Function(Strict):
-  """The function of a tool call."""
+class Function(StrictRecord):
+  """The function that a tool call names, with its arguments."""
 
   name: Text = ""
   arguments: Text = Field("", validation_alias=AliasChoices("arguments", "input"))
 
   def __str__(self) -> str:
+    """Return the function's name and its arguments, separated by a space."""
     return f"{self.name} {self.arguments}".strip()
 
 
-class ToolCall(Strict):
-  """A tool call of a reply."""
+class ToolCall(StrictRecord):
+  """A tool call in an assistant message."""
 
   function: Function = Field(
     Function(), validation_alias=AliasChoices("function", "custom")
   )
 
 
-class Message(Strict):
-  """What an episode takes from a message of OpenAI's chat completions."""
+class Message(StrictRecord):
+  """A message of a chat completion: the fields that an episode is made of."""
 
   role: str
-  content: Text | list[Part] | None = None
+  content: Text | list[ContentPart] | None = None
   tool_calls: list[ToolCall] | None = None
 
   @property
   def text(self) -> str:
-    """Join its texts; a part that is none is named, such as "[image_url]"."""
+    """Return the message's text, with its content parts joined by line breaks."""
     if isinstance(self.content, str):
       return self.content
     return "\n".join(map(str, self.content or ()))
 
   @property
   def action(self) -> str:
-    """Join its tool calls, and the action of a ReAct reply or all of its text."""
+    """Return the action that an assistant message stands for.
+
+    The action is the message's tool calls and its text. If the text is a ReAct reply
+    ("Thought: ... Action: ..."), only the part after "Action:" counts.
+    """
     calls = [str(call.function) for call in self.tool_calls or ()]
     action = parse_action(self.text, code="```" in self.text) or self.text.strip()
     return "\n".join(filter(None, [*calls, action]))
 
 
-class Chat(Strict):
-  """The messages of a call."""
+class Chat(StrictRecord):
+  """The messages of a chat completion."""
 
   messages: list[Message] = Field(min_length=1)
 
 
 class Conversation(NamedTuple):
-  """The episode in a list of messages, with one observation more than actions."""
+  """An unfinished episode, read from the messages of a client's call.
 
-  task: str  # for the agent
-  observations: list[str]  # the first is before any action; the last waits for the next
-  actions: list[str]  # one for each assistant message
-  fingerprint: str  # the same for all calls of a session that names no id
+  Attributes:
+    task: the text of the task.
+    observations: a text before each action, and one after the last action.
+    actions: a text for each assistant message.
+    fingerprint: a hash of the system text, the tools and the first user message. If the
+      client sends no session id, the hash identifies the session.
+  """
+
+  task: str
+  observations: list[str]
+  actions: list[str]
+  fingerprint: str
 
   def write_steps(self, steps: Sequence[Step]) -> list[Step]:
-    """Write the steps of the text, with the models and calls of these ones."""
-    texts = zip(self.observations, self.actions, steps)
-    return [Step(seen, made.model, action, made.calls) for seen, action, made in texts]
+    """Return copies of steps with this conversation's observations and actions."""
+    rows = zip(self.observations, self.actions, steps)
+    return [Step(text, step.model, action, step.calls) for text, action, step in rows]
 
 
 def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversation:
-  """Read messages of OpenAI's chat completions as an episode (our choice).
+  """Read chat-completions messages as an unfinished episode (our choice).
 
-  The first user text is the task; one of the form "Task: ...\\n\\n..." is split into
-  the task and the first observation, as training's conversations begin. Each assistant
-  message is an action; all texts between two of them are one result.
+  The first user text is the task. A text "Task: ...\\n\\n..." is the task and the first
+  observation, as in the conversations of training. Each assistant message is an action.
+  The texts between two assistant messages are one observation.
+
+  Args:
+    tools: the tools of the call; only the fingerprint depends on them.
 
   Raises:
-    Refusal: the messages are none.
+    Refusal: a message has a wrong field, or there is no message.
   """
   opening = []
   first_user = None
@@ -259,40 +347,58 @@ def read_messages(messages: Sequence[Mapping], tools: object = None) -> Conversa
 
 @dataclasses.dataclass
 class Cache:
-  """What a model's endpoint has read of a session, and may read at the cached price."""
+  """The beginning of a session's prompts that a model may have in its prompt cache.
 
-  messages: int  # of the conversation; the digest tells them from others
+  Attributes:
+    messages: the number of messages in this prefix.
+    digest: a hash of the prefix. A call with another hash does not begin with this
+      prefix.
+    tokens: the prompt tokens of the prefix, as billed.
+    at_s: when the model read the prefix, in seconds since 1970.
+  """
+
+  messages: int
   digest: str
-  tokens: int  # of their prompt, as it was billed
-  at_s: float  # seconds of the epoch
+  tokens: int
+  at_s: float
 
   @classmethod
   def after(cls, body: dict, tokens: int) -> Self:
-    """Return what is warm now that a prompt of so many tokens has been read."""
+    """Return what a model's prompt cache holds after a call.
+
+    Args:
+      body: the call's body.
+      tokens: the prompt tokens that were billed.
+    """
     count = len(body["messages"])
     return cls(count, _digest(body, count), tokens, time.time())
 
-  def begins(self, body: dict) -> bool:
-    """Tell whether a call begins with what was read."""
+  def is_prefix_of(self, body: dict) -> bool:
+    """Tell whether the call with this body begins with the cached prefix."""
     return _digest(body, self.messages) == self.digest
 
 
-def count_tokens(value: object) -> int:
-  """Bound the prompt tokens of JSON: no token is shorter than a byte."""
+def bound_tokens(value: object) -> int:
+  """Compute an upper bound on the prompt tokens of a JSON value.
+
+  Every byte counts as a token, because a token has at least one byte. Texts and numbers
+  also get the tokens of a chat template, and media PART_TOKENS.
+  """
   if isinstance(value, str):
     return len(value.encode(errors="replace")) + VALUE_TOKENS
   if isinstance(value, list):
-    return sum(map(count_tokens, value))
+    return sum(map(bound_tokens, value))
   if not isinstance(value, dict):
     return 4 * VALUE_TOKENS
   kind = value.get("type")
   if kind in PART_KINDS:
     rest = [entry for name, entry in value.items() if name != kind]
-    return PART_TOKENS + count_tokens(rest)
-  return sum(map(count_tokens, (*value, *value.values())))
+    return PART_TOKENS + bound_tokens(rest)
+  return sum(map(bound_tokens, (*value, *value.values())))
 
 
 def _digest(body: dict, messages: int) -> str:
-  parts = [body.get(name) for name in DIGESTED]
-  text = json.dumps([parts, body["messages"][:messages]])
+  """Return a hash of a call's DIGESTED_FIELDS and of its first messages."""
+  fields = [body.get(name) for name in DIGESTED_FIELDS]
+  text = json.dumps([fields, body["messages"][:messages]])
   return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A client's call: the models that fit its budgets, its attempts, and its step."""
+"""Call upstream models for a client within its budgets, and book the costs."""
 
 import asyncio
 import contextlib
@@ -11,25 +11,142 @@ from urllib.parse import quote
 
 from baar_jax.config import ServeConfig
 from baar_jax.episode import SMALL, Call, Step, Usage
-from baar_jax.llms.client import Stream
-from baar_jax.llms.wire import PRESUMED, REPLY, Outcome
+from baar_jax.llms.chat_completions import TIERS, read_usage
+from baar_jax.llms.client import Client, Stream
+from baar_jax.llms.wire import PRESUMED, REPLY, UNREADABLE, Outcome, is_json
 from baar_jax.serve.request import (
+  DIGESTED_FIELDS,
   ROUTER,
   Cache,
   Conversation,
   Refusal,
+  bound_tokens,
   drop_nulls,
-  find_least,
+  find_lowest,
 )
 from baar_jax.serve.sessions import Attempt, Session, Sessions
-from baar_jax.serve.upstream import Upstream
 
-EXHAUSTED = "budget_exhausted"  # the code of the error if no call fits
+# Number of bytes of a prompt token that expected costs assume (our choice).
+BYTES_PER_TOKEN = 4
+
+
+class Bill(NamedTuple):
+  """The cost of a reply, computed from the usage that the model reports.
+
+  Attributes:
+    usd: US dollars; None if the model reports no usage, or a service tier whose price
+      is unknown.
+    usage: the tokens; all 0 if the model reports no usage.
+  """
+
+  usd: float | None
+  usage: Usage
+
+
+class Upstream(Client):
+  """An upstream model, to which this server forwards clients' calls."""
+
+  def worst_case_usd(self, body: dict, caches: Mapping[int, Cache]) -> float:
+    """Compute the worst case of an attempt in US dollars.
+
+    The prompt's tokens are bounded by `bound_tokens`. If this model has already read
+    the first messages in an earlier call, these messages count with the tokens that
+    were billed for them.
+
+    Args:
+      body: the call's body.
+      caches: the session's prompt caches, by model.
+    """
+    request = self.write(body)
+    tokens = bound_tokens(body)
+    cache = caches.get(self.config_index)
+    if cache and cache.is_prefix_of(body):
+      other_fields = dict(request)
+      for name in ("model", "messages", *self.form.limits, *DIGESTED_FIELDS):
+        other_fields.pop(name, None)
+      new_messages = body["messages"][cache.messages :]
+      tokens = cache.tokens + bound_tokens([other_fields, new_messages])
+    return self.bound_usd(tokens, request)
+
+  def expected_usd(
+    self, body: dict, caches: Mapping[int, Cache], ttl_s: float, reply_tokens: float
+  ) -> float:
+    """Compute the expected cost of a call at this model in US dollars.
+
+    Args:
+      body: the call's body.
+      caches: the session's prompt caches, by model.
+      ttl_s: the seconds that a prompt cache stays warm.
+      reply_tokens: the expected tokens of the reply.
+    """
+    cache = caches.get(self.config_index)
+    counted_tokens = cached_tokens = message_count = 0
+    if cache and cache.is_prefix_of(body):
+      counted_tokens = cache.tokens
+      message_count = cache.messages
+      if time.time() < cache.at_s + ttl_s:
+        cached_tokens = counted_tokens
+    new_tokens = bound_tokens(body["messages"][message_count:]) // BYTES_PER_TOKEN
+    usage = Usage(counted_tokens + new_tokens, cached_tokens, reply_tokens)
+    return self.price.cost_usd(usage)
+
+  async def attempt(self, body: dict) -> dict | Stream | Outcome:
+    """Send a call to this model once.
+
+    Returns:
+      A chat completion, a stream, or the failure.
+    """
+    answer = await self.send(body, self.config.timeout_s)
+    if isinstance(answer, dict) and not is_completion(answer):
+      return UNREADABLE
+    return answer
+
+  def refuse(self, outcome: Outcome) -> Refusal:
+    """Make the error answer for a client after a failed attempt at this model."""
+    # This server follows no redirects. A redirect (3xx) by the model's endpoint is
+    # therefore reported as a bad gateway.
+    status = outcome.status if outcome.status >= 400 else 502
+    message = (
+      outcome.message
+      or f"The model {self.name} {outcome.problem}. Send the call again. "
+      "If this error repeats, check --config.models of this server."
+    )
+    return Refusal(
+      status, message, outcome.type or "upstream_error", outcome.code or None
+    )
+
+  def read_bill(self, fields: dict) -> Bill:
+    """Read the usage in an answer or a stream's chunk, and compute its dollars."""
+    usage = read_usage(fields)
+    if usage is None:
+      return Bill(None, Usage(0, 0, 0))
+    if fields.get("service_tier") not in TIERS:
+      return Bill(None, usage)
+    return Bill(self.price.cost_usd(usage), usage)
+
+
+def is_completion(answer: dict) -> bool:
+  """Tell whether an answer is a chat completion: JSON with a list of choices."""
+  choices = answer.get("choices")
+  if not isinstance(choices, list) or not is_json(answer):
+    return False
+  return all(isinstance(choice, dict) for choice in choices)
+
+
+# The `error.code` of a call whose worst case exceeds a budget at every model.
+EXHAUSTED = "budget_exhausted"
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientCall:
-  """A call of a client as it has arrived, with its session."""
+  """A client's call, with the session that it belongs to.
+
+  Attributes:
+    session: the session that the call belongs to.
+    body: the JSON body.
+    text: the messages of the body, read as an unfinished episode.
+    start_s: when the call arrived, in seconds of the monotonic clock.
+  """
 
   session: Session
   body: dict
@@ -38,9 +155,9 @@ class ClientCall:
 
   @property
   def headers(self) -> dict[str, str]:
-    """List what every answer says of the session."""
+    """Return the headers of an answer with the session's dollars and remaining caps."""
     session = self.session
-    left = session.left
+    left = session.remaining_caps
     return write_headers(
       {
         "session-id": quote(session.id, safe=" "),
@@ -51,48 +168,64 @@ class ClientCall:
     )
 
 
-class Room(NamedTuple):
-  """The models whose call fits all budgets at one moment."""
+class AffordableModels(NamedTuple):
+  """The models that a client's call can afford at this moment.
 
-  models: list[int]  # ascending, at least one
-  bounds_usd: list[float]  # the worst case of a call of each model, also of the others
+  Attributes:
+    models: indices of the models whose call fits all budgets, ascending; at least one.
+    worst_case_usd_A: the worst case of the call at every model, affordable or not.
+  """
+
+  models: list[int]
+  worst_case_usd_A: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Budgets:
-  """The models of the endpoint, and the budgets that their calls must fit."""
+  """Compare calls with the budgets of their session and of the run."""
 
   config: ServeConfig
   sessions: Sessions
   upstreams: list[Upstream]
 
-  async def find_room(self, call: ClientCall) -> Room:
-    """Find the models whose call fits; spend the reserve last.
+  async def find_affordable(self, call: ClientCall) -> AffordableModels:
+    """Find the models whose call fits all budgets.
+
+    A call must leave `serve.reserve_usd` of the session's cap unspent. If no model's
+    call does, a last call may spend this reserve, provided that all of it is left. If
+    no call fits, wait for the end of the session's attempts in flight, which may free
+    dollars, and try again.
 
     Raises:
-      Refusal: none fits, and no attempt in flight can give way.
+      Refusal: no call fits, and no attempt of the session is in flight.
     """
     session = call.session
-    reserve_usd = find_least(self.config.reserve_usd, session.usd_limit)
+    reserve_usd = find_lowest(self.config.reserve_usd, session.usd_limit)
     while True:
       session.changed.clear()
       caches = session.caches
-      bounds_usd = [u.most_usd(call.body, caches) for u in self.upstreams]
+      worst_case_usd_A = [
+        upstream.worst_case_usd(call.body, caches) for upstream in self.upstreams
+      ]
       if session.dollars.allows(reserve_usd):
-        fit = functools.partial(self.sessions.fit, session, bounds_usd)
-        allowed = fit(reserve_usd) or fit(0.0)
+        list_affordable = functools.partial(
+          self.sessions.list_affordable, session, worst_case_usd_A
+        )
+        allowed = list_affordable(reserve_usd) or list_affordable(0.0)
         if allowed:
-          return Room(allowed, bounds_usd)
+          return AffordableModels(allowed, worst_case_usd_A)
       if not session.is_busy:
         break
       await session.changed.wait()
     spent_usd = session.spent_usd
-    needed_usd = min(bounds_usd)
-    spent = f"${spent_usd:.6f} is spent, and a call may cost ${needed_usd:.6f}"
-    limit = "which the session's cap or --config.max_usd has no room for"
+    needed_usd = min(worst_case_usd_A)
+    spent = f"This session has cost ${spent_usd:.6f}; a call may cost ${needed_usd:.6f}"
+    limit = (
+      "That exceeds the session's cap, or the rest of --config.max_usd for all sessions"
+    )
     raise Refusal(
       429,
-      f"{spent}, {limit}: hand in the work",
+      f"{spent}. {limit}. End the task without a further call.",
       "insufficient_quota",
       EXHAUSTED,
       spent_usd=spent_usd,
@@ -101,56 +234,81 @@ class Budgets:
     )
 
   def expect_usd(self, call: ClientCall) -> list[float]:
-    """Compute each model's expected cost, with a reply of the session's mean length."""
+    """Compute the expected cost of a call at each model in US dollars.
+
+    The reply is expected to be as long as the session's mean reply.
+    """
     session = call.session
     tokens = [step.calls[-1].usage.completion_tokens for step in session.steps]
-    reply = sum(tokens) / max(1, len(tokens))
+    mean_tokens = sum(tokens) / max(1, len(tokens))
     ttl_s = self.config.cache_ttl_s
     caches = session.caches
-    return [u.expected_usd(call.body, caches, ttl_s, reply) for u in self.upstreams]
+    return [
+      upstream.expected_usd(call.body, caches, ttl_s, mean_tokens)
+      for upstream in self.upstreams
+    ]
 
 
 @dataclasses.dataclass(eq=False)
 class RoutedCall:
-  """A call of a client whose model is decided, and the books of its attempts."""
+  """A client's call and the model chosen for it, with the costs of its attempts.
+
+  `baar_jax.llms.client.ask` makes the attempts with the methods of this class.
+
+  Attributes:
+    step: the session's next step; `step.model` is the chosen model.
+    affordable: the affordable models when the model was last chosen.
+    p_A: the router's probability of each model; empty unless a router decided.
+    failed: the models that no longer answer this call, because all of their retries
+      failed or they no longer fitted the budgets.
+    last_attempt: the newest attempt; None before the first.
+    usd: US dollars of all attempts; None until the reply is booked.
+  """
 
   call: ClientCall
   budgets: Budgets
   step: Step
-  room: Room  # when the model was chosen
-  p_A: Sequence[float]  # the router's probability of each model, if it has some
-  failed: set[int] = dataclasses.field(default_factory=set)  # models
-  held: Attempt | None = None  # the last attempt; None before the first
-  usd: float | None = None  # of all attempts; None until the reply is booked
+  affordable: AffordableModels
+  p_A: Sequence[float]
+  failed: set[int] = dataclasses.field(default_factory=set)
+  last_attempt: Attempt | None = None
+  usd: float | None = None
 
   @property
   def session(self) -> Session:
-    """Return the session of the call."""
+    """Return the session that the call belongs to."""
     return self.call.session
 
   @property
   def upstream(self) -> Upstream:
-    """Return the model that the step names."""
+    """Return the upstream model that was chosen."""
     return self.budgets.upstreams[self.step.model]
 
   @property
-  def most_usd(self) -> float:
-    """Return the worst case of an attempt."""
-    return self.room.bounds_usd[self.step.model]
+  def worst_case_usd(self) -> float:
+    """Return the worst case of an attempt at the chosen model in US dollars."""
+    return self.affordable.worst_case_usd_A[self.step.model]
 
   @property
   def has_others(self) -> bool:
-    """Tell whether the nearest models take over from one that failed."""
+    """Tell whether another model may answer if the chosen one fails.
+
+    `serve.fallback` permits this if the router decides, not a fixed policy.
+    """
     return self.budgets.config.fallback and self.session.rule == ROUTER
 
   @property
   def large_p(self) -> float:
-    """Return the probability of a model dearer than SMALL; of a rule 0 or 1."""
+    """Return the probability of a LARGE call; 0 or 1 unless a router decided."""
     return 1 - self.p_A[SMALL] if self.p_A else float(self.step.model != SMALL)
 
   @property
   def headers(self) -> dict[str, str]:
-    """List what its answer says; the dollars of a stream are in its last chunk."""
+    """Return the headers of the answer to the client.
+
+    The headers of a stream have no dollars, because its cost is known at its end. Its
+    last chunk has them.
+    """
     values = {
       "selected-model": self.upstream.name,
       "cost-usd": self.usd,
@@ -159,64 +317,104 @@ class RoutedCall:
     return self.call.headers | write_headers(values)
 
   def begin(self, reported: bool = False) -> Attempt:
-    """Take an attempt from all budgets; its client makes and reports a reported one."""
+    """Begin an attempt, and reserve its worst case in all budgets.
+
+    Args:
+      reported: True if the client makes the attempt itself, and reports its usage.
+    """
     sessions = self.budgets.sessions
-    self.held = sessions.begin(self.session, self.step, self.most_usd, reported)
-    return self.held
+    self.last_attempt = sessions.begin(
+      self.session, self.step, self.worst_case_usd, reported
+    )
+    return self.last_attempt
 
   def end(self, kind: str, call: Call | None = None) -> None:
-    """Close the attempt; `call` is of one with an answer."""
-    self.budgets.sessions.end(self.held, kind, call)
+    """End the newest attempt, and settle its cost.
+
+    Args:
+      kind: the outcome, one of the constants of llms/wire.py such as REPLY.
+      call: the billed call; None if the attempt had no answer.
+    """
+    self.budgets.sessions.end(self.last_attempt, kind, call)
 
   @contextlib.contextmanager
   def reserve(self) -> Iterator[None]:
-    """Hold the worst case of an attempt while it is made."""
+    """Reserve the worst case of an attempt, which is made inside the `with` block.
+
+    If an exception ends the block, the attempt is booked at its worst case.
+    """
     self.begin()
     try:
       yield
-    except BaseException:  # it may be billed, and its session outlives this call
-      if self.held.number in self.session.open:
+    except BaseException:
+      # The upstream may bill an attempt that was cancelled, so the session must pay for
+      # it.
+      if self.last_attempt.number in self.session.open:
         self.end(PRESUMED)
       raise
 
   async def attempt(self) -> dict | Stream | Outcome:
-    """Make an attempt."""
+    """Make an attempt at the chosen model."""
     return await self.upstream.attempt(self.call.body)
 
   def settle(self, outcome: dict | Stream | Outcome) -> dict | Stream | None:
-    """Book a failed attempt; `book_reply` books an answer when its usage comes."""
+    """Settle the newest attempt if it has failed.
+
+    After an answer the reservation stays until `book_reply` settles its cost.
+
+    Returns:
+      The answer, or None after a failure.
+    """
     if not isinstance(outcome, Outcome):
       return outcome
     self.end(outcome.kind)
     return None
 
   def refuse(self, outcome: Outcome, attempts: int = 1) -> Refusal:
-    """Make the error that tells of the last attempt."""
+    """Make the error answer for a client after the last attempt has failed."""
     return self.upstream.refuse(outcome)
 
   async def prepare(self, outcome: Outcome, wait_s: float, is_last: bool) -> bool:
-    """Wait, and choose a model that fits. Raises Refusal if there is none."""
+    """Wait, then choose the model of the next attempt.
+
+    The same model tries again, unless it has no retry left or its call no longer fits
+    the budgets. Then an affordable model that has not failed takes its place, if
+    `has_others` permits. The one whose index is nearest is taken.
+
+    Args:
+      outcome: the failure of the last attempt.
+      wait_s: the seconds to wait.
+      is_last: True if the model has no retry left.
+
+    Returns:
+      True if another model was chosen.
+
+    Raises:
+      Refusal: no model may try, or the session was scored during the wait.
+    """
     await asyncio.sleep(wait_s)
-    self.room = await self.budgets.find_room(self.call)
+    self.affordable = await self.budgets.find_affordable(self.call)
     model = self.step.model
-    is_new = is_last or model not in self.room.models
+    is_new = is_last or model not in self.affordable.models
     if is_new:
       self.failed.add(model)
       self.step.logp = None
-      others = {*self.room.models} - self.failed if self.has_others else ()
-      model = min(others, key=lambda other: abs(other - self.step.model), default=None)
+      ranks = {*self.affordable.models} - self.failed if self.has_others else ()
+      model = min(ranks, key=lambda rank: abs(rank - self.step.model), default=None)
     if model is None or self.session.score is not None:
       raise self.refuse(outcome)
     self.step.model = model
     return is_new
 
-  def book_reply(self, fields: dict, whole: bool = True) -> None:
-    """Book the reply, once, as the session's next step.
+  def book_reply(self, fields: dict, is_whole: bool = True) -> None:
+    """Settle the reply's cost, and append it to the session as a step.
+
+    A second call of this method does nothing.
 
     Args:
-      fields: of its answer or last chunk. Without usage in them it counts at its worst
-        case.
-      whole: whether the client has all of it.
+      fields: the answer, or a stream's last chunk. If it reports no usage, or a service
+        tier whose price is unknown, the reply is booked at its worst case.
+      is_whole: False if the stream broke before its end.
     """
     if self.usd is not None:
       return
@@ -224,14 +422,14 @@ class RoutedCall:
     model = self.step.model
     bill = self.upstream.read_bill(fields)
     latency_s = time.monotonic() - self.call.start_s
-    call = Call(model, bill.usage, self.most_usd, latency_s)
+    call = Call(model, bill.usage, self.worst_case_usd, latency_s)
     outcome = PRESUMED
     if bill.usd is not None:
       outcome = REPLY
       call = dataclasses.replace(call, cost_usd=bill.usd)
       session.switch_usd += self._switch_usd(bill.usage)
       session.caches[model] = Cache.after(self.call.body, bill.usage.prompt_tokens)
-    elif not whole:
+    elif not is_whole:
       call = dataclasses.replace(call, kind=PRESUMED)
     self.usd = call.cost_usd + self.step.spent_usd
     session.steps.append(self.step)
@@ -239,20 +437,29 @@ class RoutedCall:
     self.end(outcome, call)
 
   def _switch_usd(self, usage: Usage) -> float:
-    """Compute the dollars for reading anew what another model has just read."""
+    """Compute the dollars that a reply cost because the model has changed.
+
+    If this model had also answered the previous step, it would have that step's prompt
+    and reply in its prompt cache. The result is the prompt's price minus its price with
+    these tokens cached; 0 if the model has not changed.
+    """
     steps = self.session.steps
     if not steps or steps[-1].model == self.step.model:
       return 0.0
     last = steps[-1].calls[-1].usage
-    prompt = usage.prompt_tokens
-    seen = min(last.prompt_tokens + last.completion_tokens, prompt)
+    prompt_tokens = usage.prompt_tokens
+    read_tokens = min(last.prompt_tokens + last.completion_tokens, prompt_tokens)
     price = self.upstream.price
-    warm_usd = price.cost_usd(Usage(prompt, max(seen, usage.cached_tokens), 0))
-    return max(0.0, price.cost_usd(Usage(prompt, usage.cached_tokens, 0)) - warm_usd)
+    warm_usd = price.cost_usd(
+      Usage(prompt_tokens, max(read_tokens, usage.cached_tokens), 0)
+    )
+    return max(
+      0.0, price.cost_usd(Usage(prompt_tokens, usage.cached_tokens, 0)) - warm_usd
+    )
 
 
 def write_headers(values: Mapping[str, str | float | None]) -> dict[str, str]:
-  """Write the headers of values; None is left out."""
+  """Return the values that are not None as headers with the prefix `x-baar-`."""
   headers = {}
   for name, value in drop_nulls(values).items():
     text = f"{value:.9f}" if isinstance(value, float) else str(value)

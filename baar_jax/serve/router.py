@@ -1,4 +1,4 @@
-"""`Router` decides without a server, for callers that call the models themselves."""
+"""Choose models in a Python program, without a server."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -7,19 +7,23 @@ from typing import NamedTuple
 
 from baar_jax.episode import SMALL, Step, Task
 from baar_jax.mesh import one_device
+from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Job, Live
-from baar_jax.rollout.turn import Policy
 from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import Conversation, read_messages
 from baar_jax.store import read_run
+from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import open_router
-from baar_jax.train.training import RouterFiles
 
 
-class Choice(NamedTuple):
-  """A model, and the router's probabilities by model.
+class RoutedModel(NamedTuple):
+  """The model for the next call, with the router's probabilities.
 
-  The budget-conditioned router compares values: its choice has 1.
+  Attributes:
+    model: the name of the chosen model.
+    probabilities: the router's probability of each model, by name. The
+      budget-conditioned router has no probabilities: the chosen model gets 1, and the
+      others get 0.
   """
 
   model: str
@@ -27,14 +31,24 @@ class Choice(NamedTuple):
 
 
 class Router:
-  """Decides for sessions whose calls the caller makes; `Router.load` opens one.
+  """Choose the model of each call by a trained router.
 
-  Of its newest sessions it remembers its choices, and what was left at each step.
+  `Router.load` opens a trained router. The program that uses it calls the chosen models
+  itself. The router remembers the chosen model and the remaining caps of each step in
+  its newest sessions.
   """
 
   def __init__(
     self, policy: Policy, models: Sequence[str], max_steps: int, sessions: int
   ):
+    """Set up a router that decides by a policy.
+
+    Args:
+      policy: the policy that decides.
+      models: the names of the models, SMALL first.
+      max_steps: the number of steps that the policy assumes a task to have at most.
+      sessions: the number of sessions to remember.
+    """
     self._decider = Decider(policy, sessions)
     self._lock = threading.Lock()
     self._models = models
@@ -42,7 +56,15 @@ class Router:
 
   @classmethod
   def load(cls, directory: str | Path, sessions: int = 16) -> "Router":
-    """Open the router that a run serves. Raises ValueError if there is none."""
+    """Open the router that `--stage=serve` would serve.
+
+    Args:
+      directory: the run's directory, such as "runs/quickstart".
+      sessions: the number of sessions to remember.
+
+    Raises:
+      ValueError: the directory has no run, or the run has no trained router.
+    """
     directory = Path(directory)
     config = read_run(directory)
     policy = open_router(RouterFiles(directory, config, one_device()), sessions)
@@ -56,48 +78,56 @@ class Router:
     left_usd: float | None = None,
     left_large_calls: int | None = None,
     session: str | None = None,
-  ) -> Choice:
-    """Choose the model that is to answer messages of OpenAI's chat completions.
+  ) -> RoutedModel:
+    """Choose the model that answers the next call of a session.
 
-    The caller checks whether a call fits the dollars.
+    The caller must check by itself whether the chosen model's call fits `left_usd`.
 
     Args:
-      left_usd: left of the session's cap; None without one.
-      left_large_calls: the same.
-      session: its name; without one system text, tools and first user message tell it.
+      messages: all messages of the session, in the form of OpenAI's chat completions.
+      tools: the tools of the call, in the same form.
+      left_usd: the remaining US dollars of the session's cap; None without a cap.
+      left_large_calls: the remaining LARGE calls of the session's cap; None without a
+        cap.
+      session: the session's name. Without it, the system text, the tools and the first
+        user message identify the session.
 
     Raises:
-      ValueError: for messages or caps that are none.
+      ValueError: a message has a wrong field, or a remaining cap is negative.
     """
     text = read_messages(messages, tools)
-    left = Cap(left_large_calls, left_usd)
-    if min(left.calls or 0, left.usd or 0) < 0:
-      raise ValueError("left_usd and left_large_calls must not be negative")
+    remaining_cap = Cap(left_large_calls, left_usd)
+    if min(remaining_cap.calls or 0, remaining_cap.usd or 0) < 0:
+      raise ValueError("left_usd or left_large_calls is negative. Pass 0 or more.")
     with self._lock:
-      live = self._make_live(session or text.fingerprint, text, left)
-      if left.calls == 0:
-        self._decider.keep(live)
+      live = self._make_live(session or text.fingerprint, text, remaining_cap)
+      if remaining_cap.calls == 0:
+        self._decider.remember(live)
         decision = Decision(SMALL, p_A=[1.0, *[0.0] * len(self._models[1:])])
       else:
         (decision,) = self._decider.choose([live])
-      # The next decision adds its action.
+      # The action of this step is filled in from the messages of the next call.
       live.steps.append(Step("", decision.model, ""))
     model = self._models[decision.model]
-    return Choice(model, dict(zip(self._models, decision.p_A)))
+    return RoutedModel(model, dict(zip(self._models, decision.p_A)))
 
-  def _make_live(self, session: str, text: Conversation, left: Cap) -> Live:
-    """Make what the policy sees of a session, with what is remembered of it."""
+  def _make_live(self, session: str, text: Conversation, remaining_cap: Cap) -> Live:
+    """Make the live episode of a session, from which the policy decides.
+
+    The texts come from the messages. The models and the remaining caps of earlier steps
+    come from this router's memory of the session.
+    """
     task = Task(session, "test", text.task, self._max_steps)
     job = Job(task, "test", 0)
-    last = self._decider.lives.get((task.id, job.seed), Live(job))
+    remembered = self._decider.lives.get((task.id, job.seed), Live(job))
     count = len(text.actions)
-    # Replies that were not asked for here count as SMALL's.
-    others = [Step("", SMALL, "")] * count
-    told = [*last.told, *[left] * count]
+    # Steps that this router does not remember count as steps of SMALL.
+    unknown_steps = [Step("", SMALL, "")] * count
+    past_caps = [*remembered.remaining_caps, *[remaining_cap] * count]
     return Live(
       job,
       models=len(self._models),
-      steps=text.write_steps([*last.steps, *others]),
+      steps=text.write_steps([*remembered.steps, *unknown_steps]),
       observation=text.observations[-1],
-      told=[*told[:count], left],
+      remaining_caps=[*past_caps[:count], remaining_cap],
     )

@@ -1,4 +1,4 @@
-"""Stage bench: how fast the router, its training and the rollout loop are here."""
+"""Measure the speed of the router, its training and the rollout loop."""
 
 import copy
 import dataclasses
@@ -18,9 +18,8 @@ import numpy as np
 from baar_jax.config import Config, RouterConfig
 from baar_jax.episode import Episode, Step, Task
 from baar_jax.rollout.loop import run_episodes
-from baar_jax.rollout.rules import take_randomly
+from baar_jax.rollout.rules import RulePolicy, take_randomly
 from baar_jax.rollout.specs import Job, Live, PolicySpec
-from baar_jax.rollout.turn import RulePolicy
 from baar_jax.router.policy import RouterPolicy, Threshold
 from baar_jax.router.qwen2 import Qwen2
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
@@ -37,7 +36,7 @@ from baar_jax.train.trainer import (
   sft_optimizer,
 )
 
-# The router that is measured, unless the run's router has weights.
+# Shape of the measured router. A run with --config.router.weights measures its own.
 ROUTER = RouterConfig(
   hidden_size=512,
   intermediate_size=2752,
@@ -50,19 +49,29 @@ ROUTER = RouterConfig(
   action_tokens=20,
   result_tokens=44,
 )
-STEPS = 20  # of an episode
+# Number of steps of each measured episode.
+STEPS = 20
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 BENCH = PolicySpec("bench", p=0.5)
-SEED = 7_000_000  # of episodes that are measured and not stored
+# First seed of the episodes of random routing. They are measured and not stored.
+SEED = 7_000_000
 
 
 class Setting(NamedTuple):
-  """A way to decide that is measured."""
+  """A way to run the router's decisions, for which the time per step is measured.
 
-  name: str  # of its figure
+  Attributes:
+    name: the name of the measured figure, as it is printed and stored.
+    view: the text that the router reads, "transcript" or "paper".
+    live: the number of episodes that are decided in one batch.
+    forget: whether the KV cache is emptied after each step, so that the whole text is
+      read again.
+  """
+
+  name: str
   view: str
-  live: int  # how many episodes are live
-  forget: bool  # whether the cache is lost at each step
+  live: int
+  forget: bool
 
 
 SETTINGS = (
@@ -71,7 +80,8 @@ SETTINGS = (
   Setting("paper_decision_ms", "paper", live=1, forget=True),
   Setting("cached_16_step_ms", "transcript", live=16, forget=False),
 )
-AGAINST = {  # whose multiple is printed beside a figure
+# By figure: another figure. The first is also printed as a multiple of the second.
+AGAINST = {
   "whole_decision_ms": "cached_decision_ms",
   "paper_decision_ms": "cached_decision_ms",
   "cached_16_step_ms": "cached_decision_ms",
@@ -80,19 +90,32 @@ AGAINST = {  # whose multiple is printed beside a figure
 
 
 class Subject(NamedTuple):
-  """The router that is measured, and the episodes that it meets."""
+  """The router whose speed is measured, with a task and episodes.
+
+  Attributes:
+    model: the router.
+    views: the writers of the router's texts, by the value of `--config.router.view`.
+    task: the task of all episodes.
+    episodes: episodes whose texts are random letters.
+  """
 
   model: Qwen2
-  views: dict[str, View]  # by what `router.view` calls them
+  views: dict[str, View]
   task: Task
   episodes: list[Episode]
 
 
 def main(run: Run) -> None:
-  """Print figures and save report/bench.json; of the run's results nothing changes."""
+  """Measure all speeds, print them and write report/bench.json.
+
+  The run's stored episodes and results stay unchanged.
+
+  Raises:
+    ValueError: the configured models are API models, whose calls would cost money.
+  """
   if run.config.models.kind != "scripted":
     raise ValueError(
-      "--stage=bench plays scripted models alone: set --config.models.kind=scripted"
+      "--stage=bench needs scripted models: set --config.models.kind=scripted"
     )
   kind = jax.devices()[0].device_kind
   run.print(f"{kind}, {os.cpu_count()} cores, jax {jax.__version__}")
@@ -111,7 +134,11 @@ def main(run: Run) -> None:
 
 
 def make_subject(config: RouterConfig) -> Subject:
-  """Make or load the router; make episodes of random letters, longer than previews."""
+  """Build or load the router, and make episodes of random letters.
+
+  Every task, observation and action is longer than the length to which the router cuts
+  it. So the router always reads as many tokens as possible.
+  """
   draw = random.Random(0)
   write = lambda: "".join(draw.choices(LETTERS, k=1000))  # noqa: E731
   task = Task("bench", "test", write(), STEPS)
@@ -134,10 +161,16 @@ def make_subject(config: RouterConfig) -> Subject:
 
 
 def decide(subject: Subject, setting: Setting) -> float:
-  """Measure a step at which the router decides for all live episodes, in ms."""
+  """Measure the router's mean time for one batch of decisions.
+
+  Returns:
+    Milliseconds per step of all `setting.live` episodes.
+  """
   view = subject.views[setting.view]
   policy = RouterPolicy(BENCH, subject.model, view, Threshold(), setting.live)
-  for _ in range(2):  # the first time compiles
+  # JAX compiles during the first pass over the episodes' steps. Only the second pass is
+  # measured.
+  for _ in range(2):
     lives = [Live(Job(subject.task, "test", n)) for n in range(setting.live)]
     seconds = []
     for s in range(STEPS):
@@ -152,49 +185,59 @@ def decide(subject: Subject, setting: Setting) -> float:
 
 
 def train(subject: Subject, config: Config) -> dict[str, float]:
-  """Measure gradient steps of SFT and BoPO as their stages make them, in real tokens.
+  """Measure the tokens per second of gradient steps of SFT and BoPO.
 
-  They are of one episode on a CPU, else of 64.
+  A gradient step has one episode on a CPU and 64 episodes on a GPU. Padding is not
+  counted as tokens.
   """
   view = subject.views["transcript"]
   count = 1 if jax.default_backend() == "cpu" else 64
-  c = copy.deepcopy(config)
-  c.router = view.config
-  c.env.max_steps = STEPS
-  c.sft.micro_episodes = min(count, 16)
-  c.bopo.epochs = 1
-  c.bopo.batch_episodes = count
+  changed = copy.deepcopy(config)
+  changed.router = view.config
+  changed.env.max_steps = STEPS
+  changed.sft.micro_episodes = min(count, 16)
+  changed.bopo.epochs = 1
+  changed.bopo.batch_episodes = count
   episodes = subject.episodes[:count]
-  batcher = Batcher(c, view, [subject.task])
-  settings = {"token_ids": view.decision_ids, "dtype": c.router.dtype}
+  batcher = Batcher(changed, view, [subject.task])
+  settings = {"token_ids": view.decision_ids, "dtype": changed.router.dtype}
 
   tokens = 0
   for episode in episodes:
     for window in view.episode_windows(subject.task, episode):
       tokens += len(window.tokens)
-  # The first time compiles.
+  # JAX compiles during the first call, which is not measured. The fastest of three
+  # further calls counts.
   measure_s = lambda step: min(repeat(step, number=1, repeat=4)[1:])  # noqa: E731
-  optimizer = sft_optimizer(c.sft, c.sft.learning_rates[0])
+  optimizer = sft_optimizer(changed.sft, changed.sft.learning_rates[0])
   trainer = Trainer(subject.model, sft_batch_loss, optimizer, **settings)
   sft_s = measure_s(lambda: trainer.step(batcher.micro_batches(episodes)))
-  del trainer  # its parameters and its optimizer's state
-  loss = partial(bopo_loss, c.bopo)
-  trainer = Trainer(subject.model, loss, bopo_optimizer(c.bopo), **settings)
+  # This frees the memory of SFT's parameters and optimizer state before BoPO is
+  # measured.
+  del trainer
+  loss = partial(bopo_loss, changed.bopo)
+  trainer = Trainer(subject.model, loss, bopo_optimizer(changed.bopo), **settings)
   anchor = ShardedRouter(subject.model, **settings)
   batcher = dataclasses.replace(batcher, labels=SAMPLED)
-  learner = Learner(c.bopo, trainer, batcher, anchor)
+  learner = Learner(changed.bopo, trainer, batcher, anchor)
   advantages = np.linspace(-1, 1, count, dtype="float32")
   rated = [*map(RatedEpisode, episodes, advantages)]
-  bopo_s = measure_s(partial(update_policy, learner, rated, c.seed))
+  bopo_s = measure_s(partial(update_policy, learner, rated, changed.seed))
   return {"sft_tokens_per_s": tokens / sft_s, "bopo_tokens_per_s": tokens / bopo_s}
 
 
 def play(run: Run) -> float:
-  """Measure the loop with episodes of the run's environment and random routing."""
+  """Measure the steps per second of the rollout loop with random routing.
+
+  The episodes are of the run's environment and its first twelve test tasks. LARGE acts
+  with probability 0.5 at each step.
+  """
   tasks = run.tasks("test")[:12]
   envs = run.envs()
   policy = RulePolicy(BENCH, take_randomly)
-  for seed in (SEED, SEED + 2):  # in the first round Java still compiles
+  # An engine in Java still compiles in the first round. Only the second round is
+  # measured.
+  for seed in (SEED, SEED + 2):
     jobs = [Job(task, "test", seed + i) for task in tasks for i in (0, 1)]
     start_s = default_timer()
     episodes = list(run_episodes(jobs, policy, run.pair, envs))

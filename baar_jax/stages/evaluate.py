@@ -1,4 +1,4 @@
-"""Stages evaluate (every policy on dev, the chosen ones on test), forecast, report."""
+"""Run the stages evaluate, forecast and report."""
 
 import dataclasses
 import itertools
@@ -11,19 +11,19 @@ from baar_jax.config import ABLATIONS, SERVED, Config, compared_lam
 from baar_jax.episode import SMALL
 from baar_jax.report import frontier
 from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forecast
-from baar_jax.report.results import METRICS
 from baar_jax.report.table import (
   COMPARED_COLUMNS,
+  METRICS,
   list_played,
   load_split,
 )
+from baar_jax.report.texts import label_policy, terminal_table
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
 from baar_jax.router.head import Heads, count_calls_left, describe, estimate
 from baar_jax.run import Run
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train.dataset import load_profiles
 from baar_jax.train.families import (
-  CONDITIONED,
   FAMILIES,
   Loader,
   check_trained,
@@ -35,6 +35,7 @@ from baar_jax.train.jobs import (
   BOUNDARIES,
   BOUNDARY_KEYS,
   COMPARED,
+  CONDITIONED,
   list_evaluation,
 )
 from baar_jax.train.listing import find_uncapped
@@ -42,12 +43,16 @@ from baar_jax.train.values import States, load_heads, read_states
 
 
 def main(run: Run) -> None:
-  """Play every policy on dev, then on test those that dev has chosen."""
+  """Play every policy on dev, then the chosen ones on test.
+
+  Their episodes on dev decide which policies are chosen. In a served run clients play
+  the episodes, so this stage only checks that none is missing.
+  """
   config = run.config
   if config.env.kind == SERVED:
     _check_played(run)
     return
-  # A missing router is reported before anything is run.
+  # Check that all routers are trained before any episode is played.
   for training in run.trainings():
     check_trained(training)
   specs = list_specs(config)
@@ -56,81 +61,112 @@ def main(run: Run) -> None:
 
 
 def _check_played(run: Run) -> None:
-  """Print the policies that clients have played.
+  """Check the episodes that clients have played, and print their policies.
 
   Raises:
-    ValueError: they still have to play some.
+    ValueError: episodes of a boundary policy are missing, or no other policy was
+      played.
   """
   for split in ("dev", "test"):
     jobs = list_evaluation(run.config, run.tasks(split), split)
     run.check_played(BOUNDARIES, jobs)
-    # The forecast reads the first observations of SMALL's.
+    # The stage forecast needs texts: the first observations of always-SMALL's episodes.
     run.check_texts(ALWAYS_SMALL, jobs)
-  names = [spec.key for spec in list_evaluated(run.store, run.config)]
-  run.print(f"evaluated: {', '.join(names)}")
+  for spec in list_evaluated(run.store, run.config):
+    run.print(f"evaluated: {label_policy(spec, FAMILIES)}")
 
 
 def _play(run: Run, specs: Sequence[PolicySpec], split: str) -> None:
-  """Run the policies' episodes on a split; each trial plays one of the trainings.
+  """Play the policies' episodes on a split that are not stored yet.
 
-  A policy without a cap comes before the capped ones that reuse its episodes.
+  The evaluation seeds are shared out among the training seeds' routers. A policy
+  without a cap is played before the same policy with caps, which reuses episodes.
+
+  Args:
+    run: the run.
+    specs: the policies, in the order of `list_specs`.
+    split: "dev" or "test".
   """
   for training in run.trainings():
     loader = Loader(training, run.live_episodes, run.pair, run.store)
-    jobs = list_evaluation(run.config, run.tasks(split), split, training.number)
+    jobs = list_evaluation(run.config, run.tasks(split), split, training.training_seed)
     for spec in specs:
       uncapped = find_uncapped(spec)
       if uncapped:
         _reuse(run.store, spec, uncapped, jobs)
-      run.play(f"{split} {spec.key}", spec, jobs, loader.build)
+      title = f"{split} {label_policy(spec, FAMILIES)}"
+      run.play(title, spec, jobs, loader.build)
 
 
 def _reuse(
   store: Store, spec: PolicySpec, uncapped: PolicySpec, jobs: Sequence[Job]
 ) -> None:
-  """Store the episodes that a cap would not have changed, and run none again.
+  """Store copies of a policy's episodes that its cap would not have changed.
 
-  A cap-blind policy makes the same decisions until its cap is spent, and the same draws
-  follow from the same task, seed and step.
+  A cap-blind policy decides with and without a cap alike until the cap is spent. Its
+  random draws depend only on task, seed and step. So an episode without a cap that has
+  fewer LARGE calls than the cap allows need not be played again.
+
+  Args:
+    store: the run's store.
+    spec: the cap-blind policy under a cap.
+    uncapped: the same policy without a cap, whose episodes are stored.
+    jobs: the episodes that `spec` needs.
   """
   missing = {job.key for job in jobs} - store.keys(spec.key)
   table = store.table([uncapped.key])
-  # With all K calls made, a router would not be asked again.
+  # An episode with K or more LARGE calls may differ under the cap: after K LARGE calls,
+  # SMALL acts and the policy is not asked.
   unchanged = table[table.large_calls < spec.cap.calls]
   keys = missing & set(zip(unchanged.task_id, unchanged.seed))
   store.add_equal(spec.key, spec.cap.calls, uncapped.key, keys)
 
 
 def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
-  """List the evaluation's entries, of a served run those that clients have played.
+  """Return the policies of the evaluation.
+
+  In a served run only the boundary policies and the policies that clients have played
+  on dev and on test are returned.
 
   Raises:
-    ValueError: clients have played the boundaries at most.
+    ValueError: clients have played no policy but the boundaries.
   """
   if config.env.kind != SERVED:
     return list_specs(config)
   played = list_played(store, list_specs(config), config, "dev")
   played = list_played(store, played, config, "test")
   if len(played) <= len(BOUNDARIES):
-    problem = "clients have played no policy but the boundaries on dev and on test"
-    raise ValueError(f"{problem}: serve one of this config (docs/serving.md)")
+    raise ValueError(
+      "on dev and test clients have played only always-small and always-large: "
+      "let them play another policy too (docs/serving.md)"
+    )
   return played
 
 
 def choose_on_dev(
   store: Store, planned: Sequence[PolicySpec], config: Config
 ) -> Choice:
-  """Choose the policies that test plays by the entries' episodes on dev.
+  """Choose the policies to play on test, by their results on dev.
 
-  Chosen are the boundaries, per family the points on a hull (by any of METRICS) and the
-  best by SR under each budget; of equal ones the first. Test has no say, so that its
-  figures are unbiased.
+  These policies are chosen:
+
+  - the boundary policies,
+  - each family's policies on its upper hull, by each of METRICS,
+  - each family's policy with the highest SR under each cap (the first of equal ones),
+  - the headline's policy, and a typical policy of each family (see `Choice`).
+
+  Episodes on test play no part, so that the results on test are unbiased.
+
+  Args:
+    store: the run's store.
+    planned: the policies to choose from, in the report's order.
+    config: the run's configuration.
 
   Raises:
-    ValueError: some episodes have not been run.
+    ValueError: a policy lacks episodes on dev.
   """
   data = load_split(store, planned, config, "dev")
-  # Equal sums of floats may differ in the last bits.
+  # Means of the same numbers may differ in their last bits. Rounding makes them equal.
   mean = data.mean(COMPARED_COLUMNS).round(12)
   points = _list_points(planned, config)
   vertices = {}
@@ -143,8 +179,9 @@ def choose_on_dev(
   for family in data.entries.family[~is_capped].unique():
     if family not in ABLATIONS:
       names = vertices[family, data.sr] or points[family]
+      # If there is no headline, the family's first policy is typical.
       distances = (mean.cost_usd[names] - mean.cost_usd[headline or names[0]]).abs()
-      typical[family] = distances.idxmin()  # without a headline the first point
+      typical[family] = distances.idxmin()
   capped = data.entries[is_capped].assign(sr=mean[data.sr])
   best = capped.groupby(["family", *BUDGETS], dropna=False).sr.idxmax()
   chosen = {headline, *typical.values(), *best}.union(*vertices.values())
@@ -153,13 +190,18 @@ def choose_on_dev(
 
 
 def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, list[str]]:
-  """List each family's points without a cap on dollars, and those ablations meet."""
+  """Return the policies that may be points of each family's frontier, by their keys.
+
+  Policies with a cap on dollars are left out. If there are ablations, the entry
+  COMPARED has the policies of BoPO that they are compared with.
+  """
   points = {}
   compared = []
   for spec in planned:
     if spec.cap.usd is None:
       points.setdefault(spec.family, []).append(spec.key)
-    # Ablations run without a cap.
+    # Ablations are played without a cap, so they are compared with BoPO's policies
+    # without a cap.
     if spec.family == BOPO and not spec.cap and spec.lam == compared_lam(config):
       compared.append(spec.key)
   if config.baselines.ablations:
@@ -168,7 +210,17 @@ def _list_points(planned: Sequence[PolicySpec], config: Config) -> dict[str, lis
 
 
 def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]:
-  """List those on the upper hull; none unless LARGE costs more and scores more."""
+  """Return those of some policies that are on the upper hull with the boundaries.
+
+  Args:
+    mean: the means on dev, a row per policy.
+    names: keys of the policies.
+    metric: one of METRICS.
+
+  Returns:
+    Keys of the policies; empty unless always-LARGE costs more and scores more than
+      always-SMALL.
+  """
   points = mean.loc[names]
   small, large = mean.loc[[*BOUNDARY_KEYS], ["cost_usd", metric]].to_numpy()
   if (small >= large).any():
@@ -179,7 +231,19 @@ def _on_hull(mean: pd.DataFrame, names: Sequence[str], metric: str) -> list[str]
 
 
 def _find_highest(mean: pd.DataFrame, names: Sequence[str]) -> str | None:
-  """Find the point whose share of the success gap exceeds that of the cost gap most."""
+  """Find the policy that is highest above the line between the boundary policies.
+
+  The height of a policy is its share of the boundaries' gap in success minus its share
+  of their gap in cost.
+
+  Args:
+    mean: the means on dev, a row per policy.
+    names: keys of the policies.
+
+  Returns:
+    The policy's key. None if there are no policies, or always-LARGE does not cost more
+      and succeed more than always-SMALL.
+  """
   columns = ["success_percent", "cost_usd"]
   small, large = mean.loc[[*BOUNDARY_KEYS], columns].to_numpy()
   if not len(names) or (small >= large).any():
@@ -189,23 +253,26 @@ def _find_highest(mean: pd.DataFrame, names: Sequence[str]) -> str | None:
 
 
 def forecast(run: Run) -> None:
-  """Forecast the score of each test task under each budget, and print and keep it.
+  """Forecast the score of each test task under each cap, and print the means.
 
-  It is the value that the heads expect at the first decision, at price 0.
+  A forecast is the score that the value heads expect at a task's first decision, with
+  cost weight 0. The scores are stored in the run's directory for the report.
   """
-  c = run.config
-  if c.value.updates == 0:
-    run.print("no forecast: --config.value.updates is 0")
+  config = run.config
+  if config.value.updates == 0:
+    run.print("no forecast without value heads: set --config.value.updates above 0")
     return
-  # Of new budgets nothing has been played.
-  played = list_played(run.store, list_evaluated(run.store, c), c, "dev")
-  choice = choose_on_dev(run.store, played, c)
+  # The forecast may have caps under which no policy was played. They have no measured
+  # score.
+  played = list_played(run.store, list_evaluated(run.store, config), config, "dev")
+  choice = choose_on_dev(run.store, played, config)
   names = (*BOUNDARY_KEYS, *choice.best)
-  shown = [spec for spec in choice.entries if spec.key in names]
-  data = load_split(run.store, shown, c, "test")
+  compared = [spec for spec in choice.entries if spec.key in names]
+  data = load_split(run.store, compared, config, "test")
   score_NxK = _predict(run, data.tasks)
   rows = compare_forecast(data, score_NxK, choice).rows.set_index("budget")
-  run.print("forecast of SR, and what was measured:")
+  rows.columns = ["forecast", "low", "high", "measured"]
+  run.print("mean score by cap: forecast, ends of its 95 % interval, and measured")
   run.print(rows.to_string(float_format="{:.1%}".format, na_rep="–"))
   if run.is_main:
     draft = run.dir / "forecast.tmp"
@@ -214,11 +281,20 @@ def forecast(run: Run) -> None:
 
 
 def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
-  """Predict score_NxK, in [0, 1], of tasks under each of the budgets and none."""
-  c = run.config.evaluate
+  """Predict the score of each task under each cap, and without a cap.
+
+  Args:
+    run: the run.
+    tasks: ids of the tasks.
+
+  Returns:
+    score_NxK in [0, 1]: a row per task, and a column per cap.
+  """
+  config = run.config.evaluate
   key = ALWAYS_SMALL.key
   keys = {stored for stored in run.store.keys(key) if stored[0] in tasks}
-  # All episodes of a task begin alike; the last one that has a step is taken.
+  # All episodes of a task begin with the same observation, so one episode per task is
+  # enough.
   played = {e.task_id: e for e in run.store.episodes(key, keys) if e.steps}
   openings = []
   for id_ in tasks:
@@ -227,8 +303,8 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   for training in run.trainings():
     states = read_states(training, openings)
     forecasters.append((load_heads(training), states))
-  caps = [Cap(calls=K) for K in c.call_budgets]
-  caps += [Cap(usd=usd) for usd in c.usd_budgets]
+  caps = [Cap(calls=K) for K in config.call_budgets]
+  caps += [Cap(usd=usd) for usd in config.usd_budgets]
   scores = pd.DataFrame(index=tasks)
   for cap in [*caps, Cap()]:
     scores[budget_name(cap.calls, cap.usd)] = predict_scores(forecasters, cap)
@@ -236,7 +312,16 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
 
 
 def predict_scores(forecasters: Sequence[tuple[Heads, States]], cap: Cap) -> np.ndarray:
-  """Predict score_N in [0, 1] under a cap at first decisions."""
+  """Predict the score of each task under a cap, from its first decision.
+
+  Args:
+    forecasters: for each training seed, its value heads, and the hidden states of the
+      tasks' first decisions.
+    cap: the cap.
+
+  Returns:
+    score_N in [0, 1], a mean over training seeds.
+  """
   scores = []
   for heads, states in forecasters:
     left = count_calls_left(heads, cap)
@@ -249,17 +334,19 @@ def predict_scores(forecasters: Sequence[tuple[Heads, States]], cap: Cap) -> np.
 
 
 def report(run: Run) -> None:
-  """Write the results as a page, PNGs and tables, and print the main ones."""
+  """Write the results as a page, figures and tables, and print the main results."""
   if not run.is_main:
     return
-  # matplotlib takes a second to import, which the other stages need not pay.
+  # The page needs matplotlib, which takes a second to import. Only this stage needs it.
   from baar_jax.report import page
 
-  c = run.config
-  played = list_evaluated(run.store, c)
-  # A run without any is told to make them first.
-  profiles = load_profiles(run.store, c, "train")
-  choice = choose_on_dev(run.store, played, c)
-  results = page.compute_results(run.store, choice, len(profiles), c, run.dir, FAMILIES)
-  print(page.texts.terminal_table(results))
+  config = run.config
+  played = list_evaluated(run.store, config)
+  # If no profile is stored, this call raises the error that names the missing stage.
+  profiles = load_profiles(run.store, config, "train")
+  choice = choose_on_dev(run.store, played, config)
+  results = page.compute_results(
+    run.store, choice, len(profiles), config, run.dir, FAMILIES
+  )
+  print(terminal_table(results))
   print(f"report: {page.write(results, run.dir / 'report')}")

@@ -1,4 +1,4 @@
-"""Stage import: chat completions and Harbor's ATIF traces become episodes."""
+"""Import recorded sessions as episodes of a served run (stage `import`)."""
 
 import collections
 import json
@@ -11,65 +11,79 @@ from baar_jax.episode import Call, Episode, Step
 from baar_jax.llms.chat_completions import read_counts
 from baar_jax.llms.prices import prices_of
 from baar_jax.run import Run
-from baar_jax.serve.request import Scored, read_messages
-from baar_jax.serve.scored import ScoredSession, add_sessions
+from baar_jax.serve.request import SessionScore, read_messages
+from baar_jax.serve.sessions import ScoredSession, add_sessions
 from baar_jax.train.jobs import BOUNDARIES, stratified_spec
 
-# Of ATIF's metrics.
+# Metrics of the steps in ATIF (a trajectory format), whose sums a file states in
+# `final_metrics`.
 SUMS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd")
-USD_EPS = 1e-6  # dollars that are told may be rounded
+# Largest difference between a recorded sum and the sum of the steps (our choice). It
+# allows for rounded dollars.
+USD_EPS = 1e-6
 
 
 class RecordedCall(TypedDict, total=False):
-  """A call of a recorded session; docs/serving.md tells what must be there."""
+  """A call of a recorded session, in the form that docs/serving_reference.md defines.
+
+  Attributes:
+    messages: the messages of the request, and the reply as the last one.
+    usage: the usage in OpenAI's form, or the metrics of an ATIF step.
+    score: the session's score, in [0, 1]. At least one call of each session must have
+      it; the last one counts.
+  """
 
   session: str
   model: str
-  messages: list[dict]  # the last one is the reply
-  usage: dict  # OpenAI's, or ATIF's metrics
+  messages: list[dict]
+  usage: dict
   tools: object
   task: str
   score: float
 
 
 def main(run: Run) -> None:
-  """Store the sessions of --config.traces, of a file all or none, each once.
+  """Store the sessions of the file `--config.traces` as episodes, each session once.
 
   Raises:
-    ValueError: a part is missing or does not add up; it has one line.
+    ValueError: the file has a wrong or inconsistent record. Then no session is stored.
   """
   config = run.config
   path = config.traces
   if config.env.kind != SERVED or not path:
-    needed = "--config.env.kind=served and --config.traces=FILE"
-    raise ValueError(f"--stage=import needs {needed}")
+    settings = "--config.env.kind=served and --config.traces=FILE"
+    raise ValueError(f"--stage=import needs a served run and a file. Set {settings}.")
   text = Path(path).read_text()
   lines = text.split("\n") if path.endswith(".jsonl") else [text]
-  calls = collections.defaultdict(list)  # by session
+  calls_by_session = collections.defaultdict(list)
   sessions = []
   try:
     for number, line in enumerate(lines, 1):
       place = f"line {number}"
       for call in list_calls(line):
-        calls[str(call["session"])].append(call)
-    for id_, recorded in calls.items():
+        calls_by_session[str(call["session"])].append(call)
+    for id_, calls in calls_by_session.items():
       place = f"session {id_!r:.80}"
-      sessions.append(read_session(id_, recorded, config))
+      sessions.append(read_session(id_, calls, config))
   except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-    problem = f"{path}, {place}: no record of a known format ({error})"
+    problem = f"the record lacks a field, or its format is unknown ({error})"
     if isinstance(error, ValueError):
-      problem = f"{path}, {place}: {error}"
-    line = f"{problem}; nothing is imported (docs/serving.md)"
+      problem = error
+    remedy = "Correct the file (docs/serving_reference.md), and import it again."
+    line = f"{path}, {place}: {problem}. No session was imported. {remedy}"
     raise ValueError(line) from None
-  new = add_sessions(run.store, config, sessions)
-  run.print(f"imported {new} sessions; {len(sessions) - new} were there before")
+  new_count = add_sessions(run.store, config, sessions)
+  run.print(
+    f"Imported {new_count} sessions; {len(sessions) - new_count} were already stored."
+  )
 
 
 def list_calls(line: str) -> list[RecordedCall]:
-  """Read the call in a line, or the calls of an ATIF trajectory.
+  """Read the calls in a line: one chat completion, or an ATIF trajectory.
 
   Raises:
-    ValueError: the trajectory's metrics do not add up.
+    ValueError: the line is no JSON, or a trajectory states a sum that differs from the
+      sum of its steps.
   """
   if not line.strip():
     return []
@@ -93,49 +107,59 @@ def list_calls(line: str) -> list[RecordedCall]:
       messages.append(dict(role="tool", content=result.get("content")))
   totals = record.get("final_metrics") or {}
   for name in SUMS:
-    told = [call["usage"].get(name) for call in calls]
-    parts = [part for part in told if part is not None]
+    metrics = [call["usage"].get(name) for call in calls]
+    counts = [count for count in metrics if count is not None]
     total = totals.get(f"total_{name}")
-    is_told = parts or name != "cost_usd"
-    if is_told and total is not None and abs(total - sum(parts)) > USD_EPS:
-      raise ValueError(f"total_{name} is {total}, and its steps have {sum(parts)}")
+    # If no step states dollars, a stated sum of dollars is not compared. The
+    # configuration's prices give the dollars in any case.
+    is_summed = counts or name != "cost_usd"
+    if is_summed and total is not None and abs(total - sum(counts)) > USD_EPS:
+      raise ValueError(
+        f"total_{name} is {total}, but the steps add up to {sum(counts)}"
+      )
   return calls
 
 
 def read_session(
   id_: str, calls: Sequence[RecordedCall], config: Config
 ) -> ScoredSession:
-  """Read a session.
+  """Read a recorded session as an episode.
 
-  Dollars are by the config's prices. Calls that are all SMALL's or all LARGE's are a
-  trial of that boundary, mixed ones a stratified sample, whatever has mixed them (our
-  choice).
+  The dollars are computed from the tokens at the configuration's prices. If SMALL alone
+  or LARGE alone answered, the episode is a trial of that boundary policy. Any other
+  session counts as a stratified sample, however its models were chosen (our choice).
+
+  Args:
+    id_: the session's id.
+    calls: the session's calls, the first one first.
+
+  Raises:
+    ValueError: a call's messages, model, usage or score is missing or wrong.
   """
   names = config.models.names
   prices = prices_of(names, config.models.prices)
   steps = []
-  scored = {}
-  task = None
+  score_fields = {}
+  task_name = None
   for number, call in enumerate(calls, 1):
     messages = call["messages"]
     text = read_messages(messages, call.get("tools"))
     if len(text.actions) != number or messages[-1]["role"] != "assistant":
-      raise ValueError(f"the messages of call {number} do not end with reply {number}")
+      raise ValueError(f"call {number} must end with assistant message {number}")
     if call["model"] not in names:
-      known = "is not in --config.models.names"
-      raise ValueError(f"the model {call['model']!r:.80} {known}")
+      raise ValueError(f"--config.models.names lacks the model {call['model']!r:.80}")
     model = names.index(call["model"])
     usage = read_counts(call["usage"])
     cost = Call(model, usage, prices[model].cost_usd(usage))
     steps.append(Step(text.observations[-2], model, text.actions[-1], [cost]))
     if call.get("score") is not None:
-      scored = call
-    task = task or call.get("task")
+      score_fields = call
+    task_name = task_name or call.get("task")
   spec = stratified_spec(config)
   for boundary, model in zip(BOUNDARIES, (0, len(names) - 1)):
     if {step.model for step in steps} == {model}:
       spec = boundary
-  score = Scored.read(scored).score
-  task_id = str(task or text.fingerprint)
+  score = SessionScore.read(score_fields).score
+  task_id = str(task_name or text.fingerprint)
   episode = Episode(task_id, spec.key, 0, steps, score, "done")
   return ScoredSession(f"import {id_}", episode, text.task)

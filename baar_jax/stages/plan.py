@@ -1,4 +1,4 @@
-"""The dry run: which episodes the stages have still to run, and what they may cost."""
+"""Print the remaining work of a run and its expected cost (the dry run)."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,12 +16,16 @@ from baar_jax.train import families, jobs
 from baar_jax.train.dataset import load_profiles, split_by_profile
 from baar_jax.train.jobs import BOUNDARIES, Planned, ProfiledTasks
 
-# What is assumed where nothing is stored: shares of env.max_steps and of the tasks, and
-# tokens. A prompt grows with each step.
+# The next five numbers are assumed if a run has no stored episodes (our choice). STEPS
+# is the length of an episode as a share of `--config.env.max_steps`.
 STEPS = 0.6
+# Share of hard tasks among all tasks, if no profile is stored.
 HARD_TASKS = 0.4
+# Number of tokens of an episode's first prompt.
 PROMPT = 1000
+# Number of tokens of a model's reply.
 REPLY = 60
+# Tokens of the judge per step: prompt, cached prompt, reply.
 JUDGED = Usage(1000, 0, 200)
 FORMATS = {
   "episodes": "{:,.0f}".format,
@@ -31,13 +35,23 @@ FORMATS = {
 
 
 def main(config: Config, stages: Sequence[str]) -> None:
-  """Print what the stages have still to run; open no environment and ask no model."""
+  """Print the number of episodes that stages still have to play, and their dollars.
+
+  The numbers of calls and dollars are estimates. No environment is started, no model is
+  called, and no file is written.
+
+  Args:
+    config: the configuration.
+    stages: names of the stages.
+  """
   path = Path(config.runs) / config.name / "episodes.sqlite"
-  read_config(path.parent)  # refuses a directory whose store is gone
-  # Another process may own the file; an older version's is converted by a run alone.
+  # This call raises an error if the run has a configuration and its store is missing.
+  read_config(path.parent)
+  # The dry run reads a copy in memory. Another process may be using the file, and a
+  # file of an older version must not be converted by a dry run.
   store = Store(path if path.exists() else ":memory:", in_memory=True)
-  listed = "listed before" if store.tasks("train") else check_tasks(config)
-  print(f"tasks: {listed}")
+  description = "stored" if store.tasks("train") else check_tasks(config)
+  print(f"tasks: {description}")
   outcomes = load_outcomes(config, store)
   rows = pd.DataFrame(0.0, [*stages], [*FORMATS])
   for stage in stages:
@@ -48,27 +62,35 @@ def main(config: Config, stages: Sequence[str]) -> None:
       rows.loc[stage] += [len(missing), len(missing) * calls, len(missing) * usd]
   store.close()
   rows.loc["in all"] = rows.sum()
-  print(
-    "dry run: nothing is run, nothing is spent; "
-    "expected calls of the models, list prices"
-  )
+  print("dry run: nothing is played or paid; estimates, at list prices")
   print(rows.to_string(formatters=FORMATS))
 
 
 def check_tasks(config: Config) -> str:
-  """List the tasks if that needs no engine; raise ValueError if a run would."""
-  c = config.env
-  engine = table.load(c.kind).engine
-  if engine is None or not engine.named_data(c.options.get("data", "")):
-    return "not checked, for that takes the engine or --stage=setup"
-  env = table.make(c.kind, **env_arguments(config))
+  """Describe the tasks of an environment before its first run.
+
+  Returns:
+    The number of tasks per split. If only the engine can list the tasks, a line that
+      says so.
+
+  Raises:
+    ValueError: the environment cannot list its tasks, so a run would fail too.
+  """
+  env_config = config.env
+  engine = table.load(env_config.kind).engine
+  if engine is None or not engine.named_data(env_config.options.get("data", "")):
+    return "not checked, because listing them needs the engine: run --stage=setup"
+  env = table.make(env_config.kind, **env_arguments(config))
   return ", ".join(f"{len(env.tasks(split))} {split}" for split in SPLITS)
 
 
 def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
-  """Compute mean steps and dollars of an episode of each stored policy.
+  """Compute the mean steps and dollars of each policy's stored episodes.
 
-  The boundaries are assumed where they have no episodes.
+  A boundary policy without stored episodes gets the values assumed above.
+
+  Returns:
+    A row per policy, by its key, with the columns steps and spent_usd.
   """
   outcomes = store.table().groupby("policy")[["steps", "spent_usd"]].mean()
   prices = prices_of(config.models.names, config.models.prices)
@@ -76,7 +98,9 @@ def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
   for spec, price in zip(BOUNDARIES, (prices[0], prices[-1])):
     if spec.key not in outcomes.index:
       steps = STEPS * config.env.max_steps
-      prompt = PROMPT + growth * (steps - 1) / 2  # the mean of all steps
+      # The mean prompt of an episode, in tokens. `growth` is the number of tokens by
+      # which each step lengthens the prompt.
+      prompt = PROMPT + growth * (steps - 1) / 2
       usd = steps * price.cost_usd(Usage(round(prompt), 0, REPLY))
       outcomes.loc[spec.key] = [steps, usd]
   return outcomes
@@ -85,10 +109,18 @@ def load_outcomes(config: Config, store: Store) -> pd.DataFrame:
 def estimate(
   config: Config, outcomes: pd.DataFrame, spec: PolicySpec
 ) -> tuple[float, float]:
-  """Estimate calls and dollars of an episode of a policy.
+  """Estimate the model calls and dollars of one episode of a policy.
 
-  They are as its stored episodes have them, else the mean of the boundaries that it
-  lies between.
+  If the policy has stored episodes, the estimate is their mean. Otherwise it is the
+  mean of the two boundary policies. A zero-shot router's judge is added.
+
+  Args:
+    config: the configuration.
+    outcomes: the result of `load_outcomes`.
+    spec: the policy.
+
+  Returns:
+    The number of model calls, and US dollars.
   """
   if spec.key in outcomes.index:
     calls, usd = outcomes.loc[spec.key]
@@ -107,7 +139,16 @@ def estimate(
 
 
 def list_planned(config: Config, store: Store, stage: str) -> Iterator[Planned]:
-  """List what a stage declares, on the tasks that are stored or else on as many."""
+  """Yield the policies of a stage with the episodes that it needs.
+
+  The tasks are those that the run has stored. Before the first run, the configured
+  numbers of tasks are assumed.
+
+  Args:
+    config: the configuration.
+    store: the run's store.
+    stage: the stage's name.
+  """
   tasks = {}
   for split in SPLITS:
     count = getattr(config.env, f"{split}_tasks")
@@ -118,7 +159,9 @@ def list_planned(config: Config, store: Store, stage: str) -> Iterator[Planned]:
     yield from jobs.list_profile(config, learning)
   elif stage == "references":
     yield from jobs.list_references(config, profile_tasks(config, store, tasks))
-  elif stage == "evaluate":  # on test at most all, for dev has yet to choose
+  elif stage == "evaluate":
+    # Which policies play test is not known before dev is played, so all policies are
+    # counted.
     for split in ("dev", "test"):
       for spec in families.list_specs(config):
         for number in range(config.train_seeds):
@@ -134,7 +177,16 @@ def list_planned(config: Config, store: Store, stage: str) -> Iterator[Planned]:
 def profile_tasks(
   config: Config, store: Store, tasks: dict[str, list[Task]]
 ) -> ProfiledTasks:
-  """Tell hard tasks from others, by the profile or else as is assumed."""
+  """Divide the training and dev tasks into hard ones and others.
+
+  If the stage profile has not finished, a share HARD_TASKS of the tasks is assumed to
+  be hard.
+
+  Args:
+    config: the configuration.
+    store: the run's store.
+    tasks: the tasks by split.
+  """
   learning = tasks["train"] + tasks["dev"]
   if store.finished("profile"):
     profiles = load_profiles(store, config, "train", "dev")

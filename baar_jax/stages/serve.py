@@ -1,4 +1,4 @@
-"""Stage serve: an endpoint of chat completions that routes an agent's calls."""
+"""Serve an endpoint that routes the chat completions of agents (stage `serve`)."""
 
 import os
 import socket
@@ -6,63 +6,88 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baar_jax.config import SERVED
-from baar_jax.rollout.turn import Policy
+from baar_jax.rollout.rules import Policy
 from baar_jax.run import Run
 from baar_jax.serve.request import ROUTER, SAMPLE
 from baar_jax.store import read_run
 from baar_jax.train import families
+from baar_jax.train.checkpoint import RouterFiles
 from baar_jax.train.families import Loader, open_router
-from baar_jax.train.training import RouterFiles
 
-if TYPE_CHECKING:  # only a server imports what it needs
+# Only this stage needs the libraries of a server, so its functions import them.
+if TYPE_CHECKING:
   from baar_jax.serve.app import App
 
-GRACE_S = 5  # for calls in flight after a Ctrl-C; others count at their worst case
+# Number of seconds after Ctrl-C in which calls in flight may end. A call that takes
+# longer is cancelled, and counts at its worst case.
+GRACE_S = 5
 
 
 def main(run: Run) -> None:
-  """Serve until it is interrupted. Raises ValueError if it cannot be served."""
-  c = run.config.serve
+  """Serve a run's endpoint until Ctrl-C.
+
+  Raises:
+    ValueError: a router, a price or a key is missing, or the server cannot listen at
+      the address.
+  """
+  serve_config = run.config.serve
   app = build(run)
   app.exchange.compile()
-  import uvicorn  # only a server needs it
+  import uvicorn
 
-  family = socket.AF_INET6 if ":" in c.host else socket.AF_INET
+  family = socket.AF_INET6 if ":" in serve_config.host else socket.AF_INET
   try:
-    listener = socket.create_server((c.host, c.port), family=family)
+    listener = socket.create_server(
+      (serve_config.host, serve_config.port), family=family
+    )
   except OSError as error:
-    problem = f"cannot listen on {c.host}:{c.port} ({error.strerror})"
-    raise ValueError(problem) from None
+    raise ValueError(
+      f"Cannot listen on {serve_config.host}:{serve_config.port} ({error.strerror}). "
+      "Set another --config.serve.port or --config.serve.host."
+    ) from None
   with listener:
-    address = f"http://{c.host}:{listener.getsockname()[1]}"
-    run.print(f"serving {c.policy} at {address}/v1; its page is {address}/")
+    address = f"http://{serve_config.host}:{listener.getsockname()[1]}"
+    run.print(
+      f"Serving {serve_config.policy} at {address}/v1. {address}/ shows the sessions."
+    )
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
     uvicorn.Server(config).run(sockets=[listener])
 
 
 def open_policies(files: RouterFiles) -> dict[str, Policy]:
-  """Open the policies that clients can name, with the configured one.
+  """Open the policies that clients can select by the model name.
+
+  They are the boundary policies, the random policies, and the policy of
+  `--config.serve.policy`. The keys are the rules, such as "small" or "router".
 
   Raises:
-    ValueError: it is a router, and there is none.
+    ValueError: `--config.serve.policy` needs a trained router, and there is none.
   """
   config = files.config
-  c = config.serve
-  loader = Loader(files, c.max_sessions)
-  named = {}
+  serve_config = config.serve
+  loader = Loader(files, serve_config.max_sessions)
+  policies = {}
   for name, spec in families.served_specs(config).items():
-    named[name] = loader.build(spec)
-  if c.policy in (ROUTER, SAMPLE):
+    policies[name] = loader.build(spec)
+  if serve_config.policy in (ROUTER, SAMPLE):
     source = find_router_files(files)
-    named[c.policy] = open_router(source, c.max_sessions, c.policy == SAMPLE)
-  return named
+    policies[serve_config.policy] = open_router(
+      source, serve_config.max_sessions, serve_config.policy == SAMPLE
+    )
+  return policies
 
 
 def find_router_files(files: RouterFiles) -> RouterFiles:
-  """Return the files of the configured router: this run's, or those of another run.
+  """Return the files of the run whose router decides.
+
+  `--config.serve.router` names this run. Without it, it is the run that serves.
+
+  Args:
+    files: the files of the run that serves.
 
   Raises:
-    ValueError: there is none, or it routes between another number of models.
+    ValueError: the run has no trained router, or its router has another number of
+      models than the run that serves.
   """
   config = files.config
   router = config.serve.router
@@ -72,29 +97,35 @@ def find_router_files(files: RouterFiles) -> RouterFiles:
   count = len(files.config.models.names)
   if count != len(config.models.names):
     problem = f"--config.serve.router={router} routes between {count} models"
-    raise ValueError(f"{problem}; name as many to be served")
+    raise ValueError(f"{problem}. Set --config.models.names to {count} models.")
   if not files.tokenizer.exists():
     problem = f"{files.directory} has no trained router"
-    remedy = "set --config.serve.router to a run that has one"
-    raise ValueError(f"{problem}: {remedy}, or --config.serve.policy=small")
+    remedy = "Set --config.serve.router to the directory of a run that has one"
+    raise ValueError(f"{problem}. {remedy}, or set --config.serve.policy=small.")
   return files
 
 
 def build(run: Run) -> "App":
-  """Build a run's application. Raises ValueError if it lacks a router, price or key."""
+  """Build the web application that serves a run.
+
+  Raises:
+    ValueError: a router, a model's price or key, or the clients' key is missing, or
+      `--config.env.kind` is not "served".
+  """
   from baar_jax.serve.app import LOCAL, App
   from baar_jax.serve.exchange import Exchange
   from baar_jax.serve.sessions import Sessions
 
   config = run.config
-  c = config.serve
-  key = os.environ.get(c.key_variable, "").strip()
-  if not key and (c.key_variable or c.host not in LOCAL):
-    variable = "--config.serve.key_variable to an environment variable"
-    problem = f"to be asked at {c.host}, set {variable}"
-    raise ValueError(f"{problem} that holds the clients' key")
-  if config.env.kind != SERVED:  # whose models are of kind chat
-    raise ValueError("--stage=serve needs --config.env.kind=served")
+  serve_config = config.serve
+  key = os.environ.get(serve_config.key_variable, "").strip()
+  if not key and (serve_config.key_variable or serve_config.host not in LOCAL):
+    raise ValueError(
+      f"Serving at {serve_config.host} needs a key, which clients must send. "
+      "Set --config.serve.key_variable to the name of a variable that holds the key."
+    )
+  if config.env.kind != SERVED:
+    raise ValueError("--stage=serve needs a served run. Set --config.env.kind=served.")
   policies = open_policies(run.training())
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
   return App(Exchange(config, run.store, sessions, policies), key)

@@ -1,12 +1,16 @@
-"""Run the stages that make and use training data: profile to baselines, and export."""
+"""Run the stages from setup to baselines, which train routers, and export."""
 
 import collections
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from baar_jax.config import SFTConfig
-from baar_jax.episode import Task
+from baar_jax.envs import table
+from baar_jax.episode import SPLITS, Task
 from baar_jax.mesh import exchange
+from baar_jax.report.texts import label_policy
+from baar_jax.router import gguf
 from baar_jax.router.tokenizer import adopt_tokenizer, train_tokenizer
 from baar_jax.router.view import text_pieces
 from baar_jax.router.weights import check_pretrained, save_qwen2, weights_directory
@@ -17,13 +21,50 @@ from baar_jax.train.families import FAMILIES, Loader, list_trained
 from baar_jax.train.fit import fit_stored
 from baar_jax.train.jobs import ALWAYS_LARGE, BOPO, SFT, Planned
 
-WARMUP = 10  # updates of the pretraining
+
+def setup(run: Run) -> None:
+  """Install the environment's engine, and get the router's pretrained weights.
+
+  Synthetic tasks are generated if they are missing. Files that exist already are kept.
+
+  Raises:
+    ValueError: the weights, the engine or the tasks are missing or cannot be used.
+  """
+
+  def say(line: str) -> None:
+    """Print a line with the name of this stage."""
+    run.print(f"setup: {line}")
+
+  router = run.config.router
+  if router.weights:
+    directory = gguf.set_up(router.weights)
+    check_pretrained(router)
+    if directory != Path(router.weights):
+      say(f"{router.weights} is a Hugging Face directory in {directory}")
+  env = run.config.env
+  engine = table.load(env.kind).engine
+  if engine is None:
+    say(f"{env.kind} needs no engine")
+  else:
+    sizes = [getattr(env, f"{split}_tasks") for split in SPLITS]
+    engine.set_up(env.options.get("data", ""), sizes, say)
+    # This call raises an error if the tasks cannot be used.
+    run.tasks("train")
+
+
+# Number of gradient steps at the start of pretraining in which the learning rate rises.
+WARMUP = 10
 
 
 def profile(run: Run) -> None:
-  """Measure every task's difficulty and costs, and train or adopt the tokenizer."""
+  """Measure every task's difficulty and costs, and make the tokenizer.
+
+  Both boundary policies play every training and dev task. The tokenizer is that of the
+  pretrained weights. Without weights it is trained on the texts of these episodes.
+  """
   config = run.config
-  if config.router.weights:  # before hours of episodes
+  # Check the weights first, because playing the episodes can take hours.
+  if config.router.weights:
     check_pretrained(config.router)
   tasks = run.tasks("train") + run.tasks("dev")
   play_all(run, jobs.list_profile(config, tasks), "profile ")
@@ -31,7 +72,7 @@ def profile(run: Run) -> None:
   dev = dataset.load_profiles(run.store, config, "dev")
   for task in tasks:
     if task.id not in train and task.id not in dev:
-      run.print(f"left out: {task.id} has no trial of both boundaries")
+      run.print(f"left out: {task.id} lacks a trial of always-SMALL or always-LARGE")
   if run.is_main and not (run.tokenizer / "tokenizer.json").exists():
     models = len(config.models.names)
     if config.router.weights:
@@ -40,27 +81,41 @@ def profile(run: Run) -> None:
     else:
       texts = list_texts(tasks, train, models)
       train_tokenizer(texts, config.router.vocab_size, run.tokenizer, models)
-  exchange(None)  # waits until every process is here
+  # This call waits until every process has reached this line, so that all of them have
+  # finished the stage.
+  exchange(None)
   run.store.finish("profile")
   for split, profiles in (("train", train.values()), ("dev", dev.values())):
     mix = dict(collections.Counter(p.difficulty for p in profiles))
     inverted = sum(p.cost_small > p.cost_large for p in profiles)
-    counts = f"{len(profiles)} tasks, {mix}, SMALL dearer than LARGE on {inverted}"
+    counts = f"{len(profiles)} tasks, {mix}, SMALL costlier than LARGE on {inverted}"
     run.print(f"profile of {split}: {counts}")
 
 
 def play_all(run: Run, planned: Iterable[Planned], title: str = "") -> None:
-  """Play the missing episodes of rules that a stage has declared."""
+  """Play those episodes of a stage that are not stored yet.
+
+  Args:
+    planned: the policies of the stage, each with the episodes that it needs.
+    title: the text before the policy's label in each progress bar.
+  """
   loader = Loader(run.training(), run.live_episodes)
-  for spec, wanted in planned:
-    if wanted:
-      run.play(f"{title}{spec.key}", spec, wanted, loader.build)
+  for spec, declared in planned:
+    if declared:
+      label = label_policy(spec, FAMILIES)
+      run.play(title + label, spec, declared, loader.build)
 
 
 def list_texts(
   tasks: list[Task], profiles: dict[str, dataset.Profile], models: int
 ) -> Iterator[str]:
-  """List the texts of profiled tasks' trials that a tokenizer is trained on."""
+  """Yield the texts that a tokenizer is trained on: those of the profile's episodes.
+
+  Args:
+    tasks: the tasks, in order; those without a profile are skipped.
+    profiles: the profiles by task id, with the episodes of both boundary policies.
+    models: the number of models that the router chooses from.
+  """
   for task in tasks:
     if task.id in profiles:
       trials = profiles[task.id]
@@ -69,7 +124,11 @@ def list_texts(
 
 
 def references(run: Run) -> None:
-  """Collect the trajectory tau* of every training task, for SFT, and dev task."""
+  """Collect the reference trajectory of every training and dev task.
+
+  BoSFT imitates these trajectories, and BoPO compares its episodes with them (paper:
+  tau*).
+  """
   run.require("profile")
   config = run.config
   profiles = dataset.load_profiles(run.store, config, "train", "dev")
@@ -85,26 +144,28 @@ def references(run: Run) -> None:
   counts = (
     f"{len(chosen)} hard tasks, LARGE at {large / max(steps, 1):.0%} of their steps"
   )
-  lack = f"{fallback} had no stratified success and take a LARGE trial of the profile"
-  run.print(f"references: {counts}; {lack}")
+  trials = f"{fallback} without a successful sample take a trial of always-LARGE"
+  run.print(f"references: {counts}; {trials}")
 
 
 def pretrain(run: Run) -> None:
-  """Teach a router from random weights what tends to come next (our choice).
+  """Train a router with random weights to predict the texts of episodes (our choice).
 
-  It has read nothing, and rewards alone are too sparse to learn from which words
-  foretell a difficult step. So at every decision of the stored episodes of the profile
-  and the references it first predicts the tokens of the coming action and its result.
+  This pretraining takes the place of the text that Qwen2.5 has read. Rewards alone are
+  too sparse to learn which words announce a difficult step. The data are the episodes
+  that the stages profile and references have stored. At every decision the router
+  learns to predict the tokens of the next action and of its result. Rewards,
+  difficulties and the choice of references are not used.
   """
-  c = run.config.pretrain
-  if c.epochs == 0:
+  config = run.config.pretrain
+  if config.epochs == 0:
     return
   run.require("references")
   episodes = dataset.load_pretraining_episodes(run.store, run.config)
-  updates = max(1, c.epochs * len(episodes) // c.batch_episodes)
+  updates = max(1, config.epochs * len(episodes) // config.batch_episodes)
   settings = SFTConfig(
     updates,
-    learning_rates=(c.learning_rate,),
+    learning_rates=(config.learning_rate,),
     warmup_share=min(1.0, WARMUP / updates),
     weight_decay=1e-4,
   )
@@ -112,7 +173,7 @@ def pretrain(run: Run) -> None:
     draw = functools.partial(
       dataset.draw_batches,
       episodes,
-      c.batch_episodes,
+      config.batch_episodes,
       training.config.seed,
       newest_first=True,
     )
@@ -120,25 +181,35 @@ def pretrain(run: Run) -> None:
 
 
 def train_families(stage: str) -> Callable[[Run], None]:
-  """Make the stage that trains its families of the table, as far as they are wanted."""
+  """Make the function that runs the training stage of this name.
+
+  Args:
+    stage: "value", "sft", "bopo" or "baselines".
+
+  Returns:
+    A function of a run. It trains the families of train/families.py that belong to the
+      stage and that the configuration asks for.
+  """
 
   def train(run: Run) -> None:
+    """Train the families of the stage, once with each training seed."""
     specs = list_trained(run.config)
     names = dict.fromkeys(spec.family for spec in specs)
-    wanted = [FAMILIES[name] for name in names if FAMILIES[name].stage == stage]
-    if wanted:
+    families = [FAMILIES[name] for name in names if FAMILIES[name].stage == stage]
+    if families:
       run.require("references")
     for training in run.trainings():
-      for family in wanted:
+      for family in families:
         family.train(training)
 
   return train
 
 
 def export(run: Run) -> None:
-  """Write routers of the first training seed as Hugging Face directories.
+  """Write the first training seed's BoSFT and BoPO routers as Hugging Face directories.
 
-  They are <run>/export/sft and <run>/export/bopo-lam<lam>; one that is there stays.
+  The directories are <run>/export/sft and, for each `lam`, <run>/export/bopo-lam<lam>.
+  A directory that exists is kept.
   """
   training = run.training()
   routers = [(SFT, None)]

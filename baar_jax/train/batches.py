@@ -1,4 +1,8 @@
-"""Episodes -> padded micro-batches of few shapes, with the decisions to learn."""
+"""Cut episodes into padded micro-batches, with labels of their decisions.
+
+Axes: B episodes, S decisions of an episode, R rows of tokens, T tokens of a row, A
+models, M tokens that follow a decision.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,99 +16,140 @@ from baar_jax.config import Config
 from baar_jax.episode import Episode, Task
 from baar_jax.router.view import View, Window
 
-NO_TOKEN = -1  # padding of the tokens that follow a decision
+NO_TOKEN = -1  # The number that pads `Batch.token_BxSxM`; it is not a token id.
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """A micro-batch: what a loss reads of a part of a gradient step's episodes.
+  """Store a padded micro-batch: some of the episodes of one gradient step.
 
-  The losses of all parts add up to the step's: a mean over episodes counts by
-  `episode_share`, one over decisions by `decision_share`.
+  A gradient step adds up the losses of its micro-batches. In this sum, a mean over a
+  micro-batch's episodes is multiplied by `episode_share`, and a mean over its decisions
+  by `decision_share`.
+
+  Attributes:
+    tokens_RxT: int32, 0-padded; one row for each window of an episode's text.
+    row_BxS: int32, the row of `tokens_RxT` with the decision.
+    position_BxS: int32, the position of the decision in its row.
+    action_BxS: int32, the index of the logit to learn: the chosen model or a label.
+    logp_BxS: float32, the log-probability of the sampled model in nats; 0 if the
+      decision was not sampled.
+    mask_BxS: bool, True on decisions to learn from.
+    adv_B: float32, one advantage per episode; 0 if the method has no advantages.
+    ref_logits_BxSxA: float32, the SFT router's logits; None if the method does not use
+      these logits. `Learner.fill` adds them.
+    token_BxSxM: int32, the tokens that follow each decision, padded with `NO_TOKEN`;
+      None if `Labels.outcomes` is False.
+    episode_share: this batch's share of the gradient step's episodes; B counts the
+      padding too.
+    decision_share: this batch's share of the gradient step's masked decisions.
   """
 
-  tokens_RxT: np.ndarray  # int32, 0-padded; a row per window
-  row_BxS: np.ndarray  # int32, the row of tokens_RxT that predicts each decision
-  position_BxS: np.ndarray  # int32, and the position in that row
-  action_BxS: np.ndarray  # int32, the logit to learn: the model chosen, or a label's
-  logp_BxS: np.ndarray  # float32, its log-probability if it was sampled, else 0
-  mask_BxS: np.ndarray  # bool, the decisions to learn from
-  adv_B: np.ndarray  # float32, the episodes' advantages; 0 if they have none
-  # Of an anchored method: float32, the SFT router's logits (`Learner.fill`).
+  tokens_RxT: np.ndarray
+  row_BxS: np.ndarray
+  position_BxS: np.ndarray
+  action_BxS: np.ndarray
+  logp_BxS: np.ndarray
+  mask_BxS: np.ndarray
+  adv_B: np.ndarray
   ref_logits_BxSxA: jax.Array | None = None
-  # Of labels with outcomes: int32, the M tokens after each decision.
   token_BxSxM: np.ndarray | None = None
-  # Part of the step's episodes (B, with padding) and of its real decisions.
   episode_share: np.float32 = np.float32(1)
   decision_share: np.float32 = np.float32(1)
 
 
 class Sum(NamedTuple):
-  """A sum over a batch, and what its mean divides it by."""
+  """Keep a sum over a batch, with the count for its mean.
+
+  Attributes:
+    total: float32 scalar, the sum.
+    count: the number of added values: real decisions, or episodes with the padding.
+  """
 
   total: jax.Array
-  count: jax.Array | int  # of real decisions, or of episodes with padding
+  count: jax.Array | int
 
   @property
   def mean(self) -> jax.Array:
-    """Divide the sum by the count; 0 if there is nothing to count."""
+    """Return the sum divided by the count; 0 if the count is 0."""
     return self.total / jnp.maximum(self.count, 1)
 
 
 class Term(NamedTuple):
-  """A term of a loss: a batch's mean counts by the batch's share of a gradient step."""
+  """Describe one term of a loss, computed on one micro-batch.
+
+  The term adds weight * share * `values.mean` to the loss of the gradient step.
+
+  Attributes:
+    values: the sum over the batch, and the count for its mean.
+    share: the batch's `decision_share` or `episode_share`.
+    weight: the factor of this term in the loss.
+  """
 
   values: Sum
-  share: jax.Array | float  # the batch's `decision_share` or `episode_share`
-  weight: jax.Array | float = 1.0  # in the loss
+  share: jax.Array | float
+  weight: jax.Array | float = 1.0
 
 
-# (logits_BxSxA, batch) -> its terms, to be summed by weight; "loss" is the main one.
+# A loss maps (logits_BxSxA, batch) to its terms by name. The main term is "loss".
 Loss = Callable[[jax.Array, Batch], dict[str, Term]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-  """What a router learns to decide at the steps of an episode.
+  """Label the decisions of an episode by a rule.
 
-  `decide` returns for each step the index of a logit, or None for nothing.
+  Attributes:
+    decide: maps an episode to one label per step: the index of the logit to learn, or
+      None for a step to leave out.
+    proposals: whether the router reads the proposals that a cascade would have made.
+    outcomes: whether batches get the tokens that follow each decision.
   """
 
   decide: Callable[[Episode], Sequence[int | None]]
-  proposals: bool = False  # show the episode as a cascade would have seen it
-  outcomes: bool = False  # add the tokens that follow each decision
+  proposals: bool = False
+  outcomes: bool = False
 
 
 def _decide_acted(episode: Episode) -> list[int]:
-  """List the model of each step."""
+  """Label each step with the model that acted."""
   return [step.model for step in episode.steps]
 
 
 def _decide_sampled(episode: Episode) -> list[int | None]:
-  """List the model of each step, None if it was not sampled."""
+  """Label each sampled step with the model that acted; leave out the others."""
   return [None if step.logp is None else step.model for step in episode.steps]
 
 
 def _decide_failures(episode: Episode) -> list[int | None]:
-  """List for each step with a proposal 1 if the episode fails, else 0."""
+  """Label each step that has a proposal: 1 if the episode fails, else 0."""
   fails = int(not episode.success)
   return [None if step.proposal is None else fails for step in episode.steps]
 
 
-ACTED = Labels(_decide_acted)  # the models that acted
-SAMPLED = Labels(_decide_sampled)  # the same, but for those that a budget forced
-# Whether the episode fails, if a proposal was taken.
+# The label of a step is the model that acted.
+ACTED = Labels(_decide_acted)
+# The label of a step is the sampled model. Steps that a budget forced are left out.
+SAMPLED = Labels(_decide_sampled)
+# The label of a step with a proposal is 1 if the episode fails, else 0.
 FAILURES = Labels(_decide_failures, proposals=True)
-OUTCOMES = Labels(_decide_acted, outcomes=True)  # the next tokens: pretraining
+# Pretraining learns the tokens that follow each decision.
+OUTCOMES = Labels(_decide_acted, outcomes=True)
 
 
 class Shape(NamedTuple):
-  """The sizes that a batch is padded to."""
+  """Set the padded sizes of a batch.
 
-  episodes: int  # B
-  decisions: int  # S, no less than any episode's steps
-  buckets: Sequence[int]  # the possible T
+  Attributes:
+    episodes: B.
+    decisions: S, at least the steps of the longest episode.
+    buckets: the row lengths that T is chosen from, ascending.
+  """
+
+  episodes: int
+  decisions: int
+  buckets: Sequence[int]
 
 
 def make_batch(
@@ -114,10 +159,20 @@ def make_batch(
   shape: Shape,
   adv_B: Sequence[float] = (),
 ) -> Batch:
-  """Pad episodes to a batch; without advantages they are 0.
+  """Pad episodes to one batch.
 
-  Missing episodes have no decisions. R is B or a power of two above it. Each step is
-  decided in exactly one of its episode's windows.
+  Padding has no decisions to learn from: its mask is False.
+
+  Args:
+    episodes: at most `shape.episodes`.
+    windows: the windows of each episode's text; each decision is in exactly one.
+    labels: the rule that labels the decisions.
+    shape: the sizes to pad to. R is `shape.episodes`, or the next power of two if there
+      are more windows.
+    adv_B: one advantage per episode; if empty, all advantages are 0.
+
+  Returns:
+    The batch, with both shares 1.
   """
   size = shape[:2]
   rows = [(b, window) for b, group in enumerate(windows) for window in group]
@@ -151,7 +206,15 @@ def make_batch(
 
 
 def add_proposals(episode: Episode, costliest: int) -> Episode:
-  """Show an episode as a cascade sees it: all models but the costliest propose."""
+  """Mark the actions of all models but the costliest as proposals.
+
+  The result is the episode as a cascade would have played it: each action of a cheaper
+  model is a proposal that was taken.
+
+  Args:
+    episode: an episode that another policy has played.
+    costliest: the index of the costliest model, whose actions are final.
+  """
   steps = []
   for step in episode.steps:
     proposal = None if step.model == costliest else step.action
@@ -161,35 +224,52 @@ def add_proposals(episode: Episode, costliest: int) -> Episode:
 
 @dataclasses.dataclass(frozen=True)
 class Batcher:
-  """Cuts the episodes of a gradient step into micro-batches, short ones together."""
+  """Cut episodes into micro-batches with episodes of similar length.
 
-  config: Config  # a micro-batch holds up to `sft.micro_episodes`
+  Attributes:
+    config: the configuration; `sft.micro_episodes` is B.
+    view: the view that turns an episode into tokens.
+    tasks: the tasks of all episodes that will be cut.
+    labels: the rule that labels the decisions.
+  """
+
+  config: Config
   view: View
-  tasks: Iterable[Task]  # those of all episodes
+  tasks: Iterable[Task]
   labels: Labels = ACTED
 
   def micro_batches(
     self, episodes: Sequence[Episode], adv_B: np.ndarray | None = None
   ) -> list[Batch]:
-    """Make the batches of a gradient step."""
-    parts = [batch for _, batch in self._cut(episodes, adv_B)]
-    decisions = max(1, sum(batch.mask_BxS.sum() for batch in parts))
+    """Make the micro-batches of one gradient step, and set their shares of the step.
+
+    Args:
+      episodes: the episodes of the gradient step.
+      adv_B: one advantage per episode; None if the method has no advantages.
+    """
+    unshared = [batch for _, batch in self._cut(episodes, adv_B)]
+    decisions = max(1, sum(batch.mask_BxS.sum() for batch in unshared))
     batches = []
-    for batch in parts:
+    for batch in unshared:
       episode_share = np.float32(len(batch.mask_BxS) / len(episodes))
-      share = np.float32(batch.mask_BxS.sum() / decisions)
+      decision_share = np.float32(batch.mask_BxS.sum() / decisions)
       batches.append(
-        dataclasses.replace(batch, episode_share=episode_share, decision_share=share)
+        dataclasses.replace(
+          batch, episode_share=episode_share, decision_share=decision_share
+        )
       )
     return batches
 
   def compute(
     self, function: Callable[[Batch], jax.Array], episodes: Sequence[Episode]
   ) -> np.ndarray:
-    """Compute a function of batches, [B, S, ...].
+    """Compute a function at the labelled decisions of episodes.
+
+    Args:
+      function: maps a batch to an array [B, S, ...].
 
     Returns:
-      Its values [N, ...] at labelled decisions, in the order of the episodes.
+      An array [N, ...] over the N labelled decisions, in the order of the episodes.
     """
     values = {}
     for indices, batch in self._cut(episodes):
@@ -202,15 +282,20 @@ class Batcher:
   def _cut(
     self, episodes: Sequence[Episode], adv_B: np.ndarray | None = None
   ) -> Iterator[tuple[list[int], Batch]]:
-    """Yield each micro-batch, without its shares, after the indices of its episodes."""
+    """Cut episodes into micro-batches, shortest episodes first.
+
+    Yields:
+      The indices of the batch's episodes, and the batch; both its shares are 1.
+    """
     router = self.config.router
     size = self.config.sft.micro_episodes
     task_of = {task.id: task for task in self.tasks}
     if self.labels.proposals:
       costliest = len(self.view.words) - 1
       episodes = [add_proposals(episode, costliest) for episode in episodes]
-    parts = range(1, router.buckets + 1)  # each length costs a compilation per loss
-    buckets = [router.max_tokens * part // router.buckets for part in parts]
+    # Rows are padded to few lengths, because each length is compiled once per loss.
+    numbers = range(1, router.buckets + 1)
+    buckets = [router.max_tokens * number // router.buckets for number in numbers]
     windows = [self.view.episode_windows(task_of[e.task_id], e) for e in episodes]
     for indices in sort_by_length(windows, size):
       group = [episodes[i] for i in indices]
@@ -223,10 +308,10 @@ class Batcher:
       yield indices, batch
 
   def _pad_steps(self, episodes: Sequence[Episode]) -> int:
-    """Return how many steps a batch of the episodes has.
+    """Round the longest episode's steps up to a multiple of `env.max_steps`.
 
-    A client's episode may be longer than the config has it: a multiple is one more
-    shape.
+    An episode that a client plays may have more steps than `env.max_steps`. Rounding to
+    multiples keeps the number of compiled shapes small.
     """
     max_steps = self.config.env.max_steps
     longest = max(len(episode.steps) for episode in episodes)
@@ -234,26 +319,38 @@ class Batcher:
 
 
 def list_outcomes(view: View, episodes: Sequence[Episode], shape: Shape) -> np.ndarray:
-  """Encode the tokens [B, S, M] that follow each decision but an episode's last."""
-  c = view.config
-  width = c.action_tokens + c.result_tokens + 2 * len(view.cut_mark)
+  """Encode each step's action and result: the tokens that follow its decision.
+
+  The result of an episode's last step is not stored, so this step has only padding.
+
+  Returns:
+    int32 token_BxSxM, padded with `NO_TOKEN`.
+  """
+  config = view.config
+  width = config.action_tokens + config.result_tokens + 2 * len(view.cut_mark)
   token_BxSxM = np.full((*shape[:2], width), NO_TOKEN, np.int32)
   for b, episode in enumerate(episodes):
-    for s, (step, after) in enumerate(zip(episode.steps, episode.steps[1:])):
-      action = view.encode(step.action, c.action_tokens)
-      tokens = action + view.encode(after.observation, c.result_tokens)
+    for s, (step, next_step) in enumerate(zip(episode.steps, episode.steps[1:])):
+      action = view.encode(step.action, config.action_tokens)
+      tokens = action + view.encode(next_step.observation, config.result_tokens)
       token_BxSxM[b, s, : len(tokens)] = tokens
   return token_BxSxM
 
 
 def sort_by_length(windows: Sequence[Sequence[Window]], size: int) -> list[list[int]]:
-  """Group indices of episodes, short ones together, with at most `size` windows."""
+  """Group the indices of episodes by length, shortest first.
+
+  Args:
+    windows: the windows of each episode's text.
+    size: the most windows of a group. An episode with more windows is a group of its
+      own.
+  """
 
   def length(i: int) -> int:
     return max(len(window.tokens) for window in windows[i])
 
   groups: list[list[int]] = []
-  count = size  # a full group, so that the first episode opens another
+  count = size  # As if a group were full, so that the first episode opens a new one.
   for i in sorted(range(len(windows)), key=length):
     count += len(windows[i])
     if count > size:

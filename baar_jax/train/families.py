@@ -1,10 +1,9 @@
-"""The table of families: every method and rule that is evaluated, trained or served.
+"""Define every policy family: how it is listed, built and trained.
 
-Evaluation, training, the dry run, the server and the report read this table alone. A
-new rule is a function and a row here.
+Evaluation, training, the dry run, the server and the report take all families from
+`FAMILIES`. To add a rule, write its function and a row in `FAMILIES`.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
@@ -20,86 +19,170 @@ from baar_jax.config import (
   require,
 )
 from baar_jax.episode import Episode
-from baar_jax.llms.prices import prices_of
+from baar_jax.llms.prices import Pair, prices_of
 from baar_jax.rollout import rules
 from baar_jax.rollout.optimum import FREE, Exact
+from baar_jax.rollout.rules import Policy, RulePolicy
 from baar_jax.rollout.specs import Live, PolicySpec
-from baar_jax.rollout.turn import Policy, RulePolicy
-from baar_jax.router.cascade import CascadePolicy
-from baar_jax.router.conditioned import ConditionedPolicy
-from baar_jax.router.policy import ARGMAX, RouterPolicy, Rule, Sample, Threshold
+from baar_jax.router.policy import (
+  ConditionedPolicy,
+  RouterPolicy,
+  Rule,
+  Sample,
+  Threshold,
+)
+from baar_jax.router.qwen2 import Qwen2, softmax
+from baar_jax.router.rivals import CascadePolicy, ZeroShotPolicy
 from baar_jax.router.view import View
-from baar_jax.router.zero_shot import ZeroShotPolicy
-from baar_jax.train import losses
-from baar_jax.train.checkpoint import Checkpoints, open_finished
-from baar_jax.train.fit import fit_rival, fit_sft
+from baar_jax.store import Store
+from baar_jax.train import listing, losses
+from baar_jax.train.batches import ACTED, FAILURES, Batcher
+from baar_jax.train.checkpoint import (
+  RouterFiles,
+  Training,
+  load_initial,
+  load_router,
+  open_finished,
+)
+from baar_jax.train.dataset import load_threshold_episodes
+from baar_jax.train.fit import fit_rival, fit_sft, learn_scorer, learn_winners
 from baar_jax.train.jobs import (
   ALWAYS,
   ALWAYS_LARGE,
   ALWAYS_SMALL,
   BOPO,
   COMPARED,
+  CONDITIONED,
   FIRST_LARGE,
   SFT,
   Planned,
   list_ranks,
-  rollout_spec,
   stratified_spec,
 )
-from baar_jax.train.listing import (
-  Tasks,
-  list_ablation,
-  list_capped,
-  list_classifier,
-  list_conditioned,
-  list_learnt,
-  list_optimum,
-  list_privileged,
-  list_random,
-  list_sft,
-  list_single_turn,
-  list_small,
-  list_uncapped,
-  list_updates,
-  list_zero_shot,
-  trained_spec,
-)
-from baar_jax.train.loader import Loaded, RouterLoader
-from baar_jax.train.rivals import learn_scorer, learn_winners
 from baar_jax.train.rollouts import fit_rollouts
-from baar_jax.train.training import RouterFiles, Training
+from baar_jax.train.trainer import ShardedRouter
 from baar_jax.train.values import fit_values, load_heads
 
 RANDOM = "random"
-CONDITIONED = "conditioned"  # the budget-conditioned router
 VANILLA = "vanilla"
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A method or a rule."""
+  """Describe a policy family: all policies of one rule or one trained method.
 
-  label: str  # for people
+  Attributes:
+    label: the name of the family in the report.
+    color: the color of the family's points in plots.
+    marker: the Matplotlib marker of the family's points in plots.
+    list_specs: a function of (config, name of the family) that lists the policies to
+      evaluate, in the report's order.
+    rule: a function of (live episode, spec of the policy) that returns the index of the
+      model to act; None if the family has `build`.
+    build: builds a policy from its spec; None if the family has `rule`.
+    stage: the stage that trains the family; "" if the family does not learn.
+    train: trains the family for one training seed; None if the family does not learn.
+    list_jobs: a function of (config, spec, tasks of each split) that lists the episodes
+      that the training plays; None if it plays none.
+    is_rival: whether the family is left out unless `baselines.rivals` names it.
+  """
+
+  label: str
   color: str
   marker: str
-  # The policies of a name to evaluate, in the report's order.
   list_specs: Callable[[Config, str], Iterable[PolicySpec]] = lambda config, name: ()
-  # It decides by a rule, or as the policy does that is built of a spec.
   rule: Callable[[Live, PolicySpec], int] | None = None
   build: Callable[[PolicySpec, "Loader"], Policy] | None = None
-  # Of a family that learns: the stage that trains it, how, and which episodes a policy
-  # of it plays for that, on the tasks of each split.
   stage: str = ""
   train: Callable[[Training], None] | None = None
-  list_jobs: Callable[[Config, PolicySpec, Tasks], Iterable[Planned]] | None = None
-  is_rival: bool = False  # it takes part only if the configuration's baselines name it
+  list_jobs: Callable[[Config, PolicySpec, listing.Tasks], Iterable[Planned]] | None = (
+    None
+  )
+  is_rival: bool = False
 
 
-class Loader(RouterLoader):
-  """Builds the policies of specs."""
+@dataclasses.dataclass
+class Loaded:
+  """Keep a trained router in memory until another one is loaded.
+
+  Attributes:
+    family: the family of the router.
+    lam: the cost weight of the training; None if the family has none.
+    model: the router.
+    p_NxA: the router's probabilities of A models at N stored decisions; None until
+      they are computed.
+  """
+
+  family: str
+  lam: float | None
+  model: Qwen2
+  p_NxA: np.ndarray | None = None
+
+
+@dataclasses.dataclass
+class Loader:
+  """Build policies from their specs; keep the router that was loaded last.
+
+  Attributes:
+    files: the trained routers.
+    rows: the largest number of episodes that are live at once.
+    pair: the LLMs of the run; needed only for policies that ask a judge.
+    store: the stored episodes; needed only for policies with a `share`.
+  """
+
+  files: RouterFiles
+  rows: int
+  pair: Pair | None = None
+  store: Store | None = None
+  _loaded: Loaded | None = None
+
+  def load(self, family: str, lam: float | None = None) -> Loaded:
+    """Return a trained router; read its files only if another one was loaded last.
+
+    Args:
+      family: the family of the router.
+      lam: the cost weight of the training; None if the family has none.
+
+    Raises:
+      ValueError: the training has not ended.
+    """
+    if self._loaded is None or (self._loaded.family, self._loaded.lam) != (family, lam):
+      self._loaded = Loaded(family, lam, load_router(self.files, family, lam))
+    return self._loaded
+
+  def load_trunk(self, family: str) -> Qwen2:
+    """Load the frozen trunk of a family's value heads: the router before SFT."""
+    if self._loaded is None or self._loaded.family != family:
+      model = load_initial(self.files, self.files.open_trunk_view())
+      self._loaded = Loaded(family, None, model)
+    return self._loaded.model
+
+  def predict_stored(self, loaded: Loaded, view: View) -> np.ndarray:
+    """Return a router's probabilities p_NxA at stored training decisions.
+
+    They are computed at the first call and kept in `loaded`.
+
+    Args:
+      loaded: the router.
+      view: the view that turns an episode into the router's tokens.
+    """
+    if loaded.p_NxA is None:
+      config = self.files.config
+      episodes = load_threshold_episodes(self.store, config)
+      dtype = config.router.dtype
+      router = ShardedRouter(loaded.model, view.logit_ids, self.files.mesh, dtype)
+      labels = FAILURES if view.proposals else ACTED
+      batcher = Batcher(config, view, self.store.tasks("train"), labels)
+      logits_NxA = batcher.compute(router.logits, episodes)
+      loaded.p_NxA = softmax(logits_NxA, "stored episodes")
+    return loaded.p_NxA
 
   def build(self, spec: PolicySpec) -> Policy:
-    """Build the policy of a spec; raise ValueError if its training has not ended."""
+    """Build a policy from its spec.
+
+    Raises:
+      ValueError: its training has not ended.
+    """
     family = FAMILIES[spec.family]
     if family.rule:
       return RulePolicy(spec, family.rule)
@@ -107,9 +190,10 @@ class Loader(RouterLoader):
 
 
 def list_specs(config: Config) -> list[PolicySpec]:
-  """List the policies of the evaluation; those of one router are adjacent.
+  """Return all policies to evaluate, in the order of `FAMILIES`.
 
-  A rival has none unless the configuration names it.
+  Policies of the same router are adjacent. Rivals that the configuration does not name
+  are left out.
   """
   specs = []
   for name, family in FAMILIES.items():
@@ -119,7 +203,7 @@ def list_specs(config: Config) -> list[PolicySpec]:
 
 
 def served_specs(config: Config) -> dict[str, PolicySpec]:
-  """Return the rules that clients of the endpoint can ask for, by their words."""
+  """Return the policies that clients can ask for, by the word after "baar:"."""
   return {
     "small": ALWAYS_SMALL,
     "large": ALWAYS_LARGE,
@@ -129,7 +213,7 @@ def served_specs(config: Config) -> dict[str, PolicySpec]:
 
 
 def list_trained(config: Config) -> list[PolicySpec]:
-  """List every trained router of the evaluation, each once."""
+  """Return one policy for each trained router that the evaluation needs."""
   routers = {}
   for spec in list_specs(config):
     if FAMILIES[spec.family].train:
@@ -138,7 +222,11 @@ def list_trained(config: Config) -> list[PolicySpec]:
 
 
 def check_trained(files: RouterFiles) -> None:
-  """Raise ValueError unless every router of the evaluation is trained to its end."""
+  """Check that all routers of the evaluation are trained.
+
+  Raises:
+    ValueError: a training has not ended.
+  """
   for spec in list_trained(files.config):
     if spec.family == CONDITIONED:
       load_heads(files)
@@ -148,23 +236,28 @@ def check_trained(files: RouterFiles) -> None:
 
 
 def check_baselines(config: Config) -> None:
-  """Raise ValueError unless rivals are in the table, and ablations leave a part out."""
-  c = config.baselines
+  """Check the names of rivals, and that each ablation changes the configuration.
+
+  Raises:
+    ValueError: a rival is not in `FAMILIES`, or the configuration already lacks the
+      part that an ablation leaves out.
+  """
+  baselines = config.baselines
   rivals = sorted(name for name, family in FAMILIES.items() if family.is_rival)
-  known = {*rivals}.issuperset(c.rivals)
-  require(known, "baselines.rivals", f"of {', '.join(rivals)}")
-  for name in c.ablations:
-    must = f"without {name}: that is left out anyway"
-    require(ablate(config, name) != config, "baselines.ablations", must)
+  are_rivals = {*rivals}.issuperset(baselines.rivals)
+  require(are_rivals, "baselines.rivals", f"some of {', '.join(rivals)}")
+  for name in baselines.ablations:
+    requirement = f"without {name}: this configuration leaves that part out already"
+    require(ablate(config, name) != config, "baselines.ablations", requirement)
 
 
 def _build_privileged(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the privileged rule."""
+  """Build the privileged rule, which reads the scripted models' error rates."""
   return rules.PrivilegedPolicy(spec)
 
 
 def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the sandbox's exact policy."""
+  """Build the sandbox's exact policy, for a mu (successes per dollar) or a cap."""
   config = loader.files.config
   exact = Exact(max_steps=config.env.max_steps, names=config.models.names)
   mu = FREE if spec.mu is None else spec.mu
@@ -172,7 +265,7 @@ def _build_optimum(spec: PolicySpec, loader: Loader) -> Policy:
 
 
 def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the zero-shot router on the configured judge."""
+  """Build the zero-shot router, which asks the configured judge at each step."""
   config = loader.files.config
   judge = loader.pair.judge(config.baselines.judge)
   models = len(config.models.names)
@@ -180,11 +273,11 @@ def _build_zero_shot(spec: PolicySpec, loader: Loader) -> Policy:
 
 
 def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the budget-conditioned router."""
+  """Build the budget-conditioned router from its frozen trunk and its value heads."""
   files = loader.files
   model = loader.load_trunk(spec.family)
   view = files.open_trunk_view()
-  weights = files.config.value.prices
+  weights = files.config.value.cost_weights
   heads = load_heads(files)
   return ConditionedPolicy(spec, model, view, heads, weights, loader.rows, files.mesh)
 
@@ -192,10 +285,17 @@ def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
 def _build_router(
   spec: PolicySpec, loader: Loader, policy: type[RouterPolicy] = RouterPolicy
 ) -> Policy:
-  """Build a trained router that samples, or that decides by a threshold."""
+  """Build the policy of a trained router.
+
+  Args:
+    spec: the policy.
+    loader: loads the router.
+    policy: the class of the policy.
+  """
   files = loader.files
   if spec.rollout and spec.update == 1:
-    loaded = loader.load(SFT)  # the first update samples from it
+    # The first update of a training samples its rollouts from the SFT router.
+    loaded = loader.load(SFT)
   else:
     loaded = loader.load(spec.family, spec.lam)
   view = files.open_view(proposals=policy is CascadePolicy)
@@ -204,9 +304,11 @@ def _build_router(
 
 
 def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> Rule:
-  """Make the rule of a trained router: it samples, or decides by a threshold.
+  """Make the rule by which a trained router decides.
 
-  The threshold of a share is a quantile of the router's p at stored decisions.
+  A policy of rollouts samples from the probabilities. Other policies compare p(LARGE)
+  with a threshold. If `spec.share` is set, the threshold is the quantile at which LARGE
+  gets this share of the stored decisions.
   """
   if spec.rollout:
     return Sample(spec.key)
@@ -220,19 +322,19 @@ def _make_rule(spec: PolicySpec, loader: Loader, loaded: Loaded, view: View) -> 
 
 
 def _build_cascade(spec: PolicySpec, loader: Loader) -> Policy:
-  """Build the cascade."""
+  """Build the cascade, whose router reads the proposed action."""
   return _build_router(spec, loader, CascadePolicy)
 
 
 def _train_bopo(training: Training) -> None:
-  """Train BoPO with each weight of cost."""
+  """Train BoPO with each cost weight."""
   method = losses.bopo_method(training.config.bopo)
   for lam in training.config.bopo.lam:
     fit_rollouts(training, BOPO, method, lam)
 
 
 def _train_vanilla(training: Training) -> None:
-  """Train vanilla RL (DAPO) with each weight of cost."""
+  """Train vanilla RL (DAPO) with each cost weight."""
   for lam in training.config.bopo.lam:
     fit_rollouts(training, VANILLA, losses.DAPO, lam)
 
@@ -242,13 +344,24 @@ def _train_rival(
   learn: Callable[[Training], tuple[losses.Method, list[Episode]]],
   training: Training,
 ) -> None:
-  """Train a rival that learns from stored episodes."""
+  """Train a rival that learns from stored episodes.
+
+  Args:
+    name: the family of the rival.
+    learn: a function that returns the method, and the episodes to learn from.
+    training: the training.
+  """
   method, episodes = learn(training)
   fit_rival(training, name, method, episodes)
 
 
 def _train_ablation(name: str, training: Training) -> None:
-  """Train BoPO without a part, and SFT too if the part changes it."""
+  """Train BoPO without one part, and SFT too if the part matters to SFT.
+
+  Args:
+    name: a key of `config.ABLATIONS`.
+    training: the training of the complete method.
+  """
   ablated = training.ablate(name)
   if ablated.sft_family != training.sft_family:
     fit_sft(ablated)
@@ -256,136 +369,136 @@ def _train_ablation(name: str, training: Training) -> None:
   fit_rollouts(ablated, BOPO, method, compared_lam(training.config))
 
 
-def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:
-  """Find the router to serve: the budget-conditioned one, else BoPO's, else SFT's.
-
-  Of several weights of cost that BoPO was trained with it is the first.
+def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
+  """Open the router that `listing.find_router` selects for serving.
 
   Args:
-    sample: of the last two, and it samples for BoPO's next update.
-  """
-  config = files.config
-  conditioned = [*list_conditioned(config, CONDITIONED)]
-  if conditioned and not sample and files.checkpoints("value").exists():
-    return conditioned[0]
-  lam = config.bopo.lam[0]
-  directory = files.checkpoints(BOPO, lam)
-  with contextlib.closing(Checkpoints(directory)) as checkpoints:
-    update = checkpoints.last_update  # 0 also if it has asked for sessions in vain
-  if sample:
-    return rollout_spec(BOPO, lam, update + 1)
-  spec = trained_spec(config, SFT, config.sft.updates)
-  if update:
-    spec = trained_spec(config, BOPO, update, lam)
-  return dataclasses.replace(spec, threshold=ARGMAX)
-
-
-def open_router(files: RouterFiles, rows: int, sample: bool = False) -> Policy:
-  """Open the router to serve, for at most `rows` live episodes.
+    files: the routers of a run.
+    rows: the largest number of episodes that are live at once.
+    sample: whether the router samples its decisions, for BoPO's next update.
 
   Raises:
-    ValueError: none is trained.
+    ValueError: no router is trained.
   """
-  return Loader(files, rows).build(find_router(files, sample))
+  return Loader(files, rows).build(listing.find_router(files, sample))
 
 
 def _ablation(name: str, label: str, color: str, marker: str) -> Family:
-  """Make the row of BoPO without a part."""
+  """Make the row of an ablation in `FAMILIES`; an ablation is BoPO without one part.
+
+  Args:
+    name: a key of `config.ABLATIONS`.
+    label: the name of the ablation in the report.
+    color: the color of its points in plots.
+    marker: the Matplotlib marker of its points in plots.
+  """
   return Family(
     label,
     color,
     marker,
-    list_ablation,
+    listing.list_ablation,
     build=_build_router,
     stage="baselines",
     train=functools.partial(_train_ablation, name),
-    list_jobs=list_updates,
+    list_jobs=listing.list_updates,
   )
 
 
 FAMILIES = {
   ALWAYS_SMALL.family: Family(
-    "always SMALL", "#1d2530", "X", list_small, rule=rules.take_small
+    "always-SMALL", "#1d2530", "X", listing.list_small, rule=rules.take_small
   ),
   ALWAYS_LARGE.family: Family(
-    "always LARGE", "#1d2530", "X", list_uncapped, rule=rules.take_large
+    "always-LARGE", "#1d2530", "X", listing.list_uncapped, rule=rules.take_large
   ),
   FIRST_LARGE: Family(
-    "First-Large", "#2f8a5b", "D", list_capped, rule=rules.take_large
+    "First-Large", "#2f8a5b", "D", listing.list_capped, rule=rules.take_large
   ),
   ALWAYS: Family(
-    "always one between", "#5f6875", "X", list_ranks, rule=rules.take_rank
+    "always the intermediate model", "#5f6875", "X", list_ranks, rule=rules.take_rank
   ),
-  RANDOM: Family("random", "#848b96", "^", list_random, rule=rules.take_randomly),
+  RANDOM: Family(
+    "random", "#848b96", "^", listing.list_random, rule=rules.take_randomly
+  ),
   "privileged": Family(
-    "privileged (error model)", "#8a5eb0", "P", list_privileged, build=_build_privileged
+    "privileged (error model)",
+    "#8a5eb0",
+    "P",
+    listing.list_privileged,
+    build=_build_privileged,
   ),
   "optimum": Family(
-    "optimum (exact policy)", "#ad7a10", "*", list_optimum, build=_build_optimum
+    "optimum (exact policy)", "#ad7a10", "*", listing.list_optimum, build=_build_optimum
   ),
   ZERO_SHOT: Family(
     "zero-shot router",
     "#0f8a94",
     "X",
-    list_zero_shot,
+    listing.list_zero_shot,
     build=_build_zero_shot,
     is_rival=True,
   ),
   CONDITIONED: Family(
-    "router that knows its budget",
+    "budget-conditioned router",
     "#111111",
     "*",
-    list_conditioned,
+    listing.list_conditioned,
     build=_build_conditioned,
     stage="value",
     train=fit_values,
   ),
   SFT: Family(
-    "SFT only", "#2f6cb3", "s", list_sft, build=_build_router, stage=SFT, train=fit_sft
+    "BoSFT",
+    "#2f6cb3",
+    "s",
+    listing.list_sft,
+    build=_build_router,
+    stage=SFT,
+    train=fit_sft,
   ),
   BOPO: Family(
     "BoPO",
     "#c9452c",
     "o",
-    list_learnt,
+    listing.list_learnt,
     build=_build_router,
     stage=BOPO,
     train=_train_bopo,
-    list_jobs=list_updates,
+    list_jobs=listing.list_updates,
   ),
   "cascade": Family(
     "cascade",
     "#7a5a2e",
     "v",
-    list_classifier,
+    listing.list_classifier,
     build=_build_cascade,
     stage="baselines",
     train=functools.partial(_train_rival, "cascade", learn_scorer),
     is_rival=True,
   ),
   "single-turn": Family(
-    "single-turn",
+    "single-turn classifier",
     "#b8408f",
     "<",
-    list_classifier,
+    listing.list_classifier,
     build=_build_router,
     stage="baselines",
     train=functools.partial(_train_rival, "single-turn", learn_winners),
-    list_jobs=list_single_turn,
+    list_jobs=listing.list_single_turn,
     is_rival=True,
   ),
   VANILLA: Family(
     "vanilla RL",
     "#3c4cc0",
     "h",
-    list_learnt,
+    listing.list_learnt,
     build=_build_router,
     stage="baselines",
     train=_train_vanilla,
-    list_jobs=functools.partial(list_updates, batches=VANILLA_BATCHES),
+    list_jobs=functools.partial(listing.list_updates, batches=VANILLA_BATCHES),
     is_rival=True,
   ),
-  # Samples that routers learn from.
+  # These policies play the episodes that routers learn from.
   "stratified": Family("stratified samples", "#848b96", "^", rule=rules.take_sampled),
   "exploration": Family(
     "samples of hard tasks", "#848b96", "^", rule=rules.take_sampled
@@ -393,12 +506,12 @@ FAMILIES = {
   "exploration-all": Family(
     "samples of other tasks", "#848b96", "^", rule=rules.take_sampled
   ),
-  # BoPO without a part.
+  # Each ablation is BoPO without one part.
   "no-stratified": _ablation("no-stratified", "no stratified sampling", "#6d7d1f", "v"),
   "no-reference": _ablation("no-reference", "no reference advantage", "#0d6e5e", "D"),
   "no-hard-bonus": _ablation("no-hard-bonus", "no hard bonus", "#a05a7a", "^"),
-  # BoPO's points at the ablations' weight of cost.
+  # This row is for plots: BoPO's points at the one cost weight that all ablations have.
   COMPARED: Family("BoPO at the same λ", "#c9452c", "o"),
 }
-# The stages that train families.
+# The stages that train a family.
 STAGES = [*dict.fromkeys(row.stage for row in FAMILIES.values() if row.stage)]

@@ -1,4 +1,4 @@
-"""Train a router on stored episodes, with each learning rate."""
+"""Train routers on stored episodes: SFT, pretraining and rivals."""
 
 import dataclasses
 import math
@@ -9,48 +9,137 @@ from itertools import islice
 
 import jax
 import jax.numpy as jnp
+import pandas as pd
 
 from baar_jax.config import SFTConfig
 from baar_jax.episode import Episode
 from baar_jax.mesh import exchange
+from baar_jax.rollout.rules import RulePolicy, take_rank
 from baar_jax.router.weights import build_model
-from baar_jax.train import checkpoint, dataset, losses
-from baar_jax.train.batches import Batch, Batcher
-from baar_jax.train.checkpoint import Checkpoints, check_metrics
+from baar_jax.train import checkpoint, dataset, jobs, losses
+from baar_jax.train.batches import Batch, Batcher, Labels
+from baar_jax.train.checkpoint import Checkpoints, Training, check_metrics
 from baar_jax.train.jobs import SFT
 from baar_jax.train.losses import Method
 from baar_jax.train.trainer import Trainer, sft_optimizer
-from baar_jax.train.training import Training
 
-SAVE_EVERY = 50  # gradient steps on stored episodes
+
+def learn_scorer(training: Training) -> tuple[Method, list[Episode]]:
+  """Return the method and the episodes that train the cascade's scorer (FrugalGPT).
+
+  In a cascade SMALL proposes an action first. The scorer takes the proposal, or asks
+  the next costlier model. The costliest model's action is always taken. The scorer is a
+  router that reads the proposal too. The scorer learns whether an episode fails if the
+  proposal is taken. So it asks the next model with the probability of a failure.
+
+  Returns:
+    The method, and the episodes of training and dev tasks: always-SMALL's trials, and
+    the stratified samples in which another model than the costliest acted.
+  """
+  store = training.store
+  profiles = dataset.load_profiles(store, training.config, "train", "dev")
+  trials = []
+  for profile in profiles.values():
+    trials += profile.small
+  stratified = store.episodes(jobs.stratified_spec(training.config).key)
+  trials += [e for e in stratified if e.task_id in profiles]
+  costliest = training.models - 1
+  scored = [e for e in trials if any(s.model != costliest for s in e.steps)]
+  return losses.FAILURE, scored
+
+
+def learn_winners(training: Training) -> tuple[Method, list[Episode]]:
+  """Return the method and the episodes that train the single-turn router (RouteLLM).
+
+  The k-th trials of all models on a task are compared. The winner is the cheapest model
+  that succeeded, or SMALL if none did. The winner is the label of every step of these
+  trials, as a preference is the label of a single query. Trials of intermediate models
+  are played first if they are missing.
+
+  Returns:
+    The method, and the trials of training and dev tasks that have a winner.
+  """
+  store = training.store
+  config = training.config
+  tasks = store.tasks("train") + store.tasks("dev")
+  build = partial(RulePolicy, rule=take_rank)
+  intermediate = []
+  for spec, planned in jobs.list_ranked_trials(config, tasks):
+    title = f"single-turn {spec.key}"
+    intermediate.append(training.collect(title, spec, planned, build))
+  small = []
+  large = []
+  for profile in dataset.load_profiles(store, config, "train", "dev").values():
+    small += profile.small
+    large += profile.large
+  trials = [small, *intermediate, large]
+  winners = find_winners(trials)
+  labelled = []
+  for episodes in trials:
+    labelled += [e for e in episodes if (e.task_id, e.seed) in winners]
+  labels = Labels(lambda e: [winners[e.task_id, e.seed]] * len(e.steps))
+  method = dataclasses.replace(losses.IMITATION, labels=labels)
+  return method, labelled
+
+
+def find_winners(trials: Sequence[Sequence[Episode]]) -> dict[tuple[str, int], int]:
+  """Find the winner of each trial: the cheapest model that succeeded, else SMALL.
+
+  Args:
+    trials: the episodes of each model, the cheapest model first.
+
+  Returns:
+    The index of the winning model by (task id, seed) of the trial. A trial that a
+    model lacks is left out.
+  """
+  columns = {}
+  for model, episodes in enumerate(trials):
+    columns[model] = {(e.task_id, e.seed): e.success for e in episodes}
+  success = pd.DataFrame(columns).dropna().astype(bool)
+  # `idxmax` returns the first column with True, the cheapest model that succeeded. If
+  # no column has True, it returns the first column, SMALL.
+  return success.idxmax(axis=1).to_dict()
+
+
+SAVE_EVERY = 50  # The number of updates between two checkpoints.
 
 
 def fit_sft(training: Training) -> None:
-  """Train the SFT router on the references.
+  """Train the SFT router on the reference trajectories (paper: BoSFT).
 
-  The dev loss is of one batch of dev tasks' references, with the same share of hard
-  tasks.
+  If the router is trained already, nothing happens. The dev loss is measured on one
+  batch of references of dev tasks, with the same share of hard tasks as in training.
+
+  Raises:
+    ValueError: references are missing, or a metric is not finite.
   """
-  if training.checkpoints(training.sft_family).exists():  # nothing need be read
+  if training.checkpoints(training.sft_family).exists():
     return
   config = training.config
   settings = config.sft
   train = dataset.load_reference_pools(training.store, config, "train")
   dev = dataset.load_reference_pools(training.store, config, "dev")
-  mixed = {"hard_share": settings.hard_share, "seed": config.seed}
-  draw = partial(dataset.mix_batches, *train, settings.batch_episodes, **mixed)
-  # The batch has room for all tasks of dev.
-  room = max(settings.batch_episodes, len(dev.hard) + len(dev.rest))
-  dev_batch = next(dataset.mix_batches(*dev, room, **mixed))
+  options = {"hard_share": settings.hard_share, "seed": config.seed}
+  draw = partial(dataset.mix_batches, *train, settings.batch_episodes, **options)
+  # The dev batch has at least as many episodes as there are dev tasks.
+  dev_episodes = max(settings.batch_episodes, len(dev.hard) + len(dev.rest))
+  dev_batch = next(dataset.mix_batches(*dev, dev_episodes, **options))
   fit_stored(training, SFT, losses.IMITATION, settings, draw, dev_batch)
 
 
 def fit_rival(
   training: Training, name: str, method: Method, episodes: Sequence[Episode]
 ) -> None:
-  """Train a rival's router with SFT's settings but for the updates.
+  """Train the router of a rival on stored episodes.
 
-  The dev loss is of the episodes of dev tasks.
+  The settings are those of SFT, except that the number of updates is
+  `baselines.updates`. The dev loss is measured on the episodes of dev tasks.
+
+  Args:
+    training: the training.
+    name: the family of the rival.
+    method: the method that trains the router.
+    episodes: the episodes of training and dev tasks.
   """
   config = training.config
   settings = dataclasses.replace(config.sft, updates=config.baselines.updates)
@@ -70,15 +159,21 @@ def fit_stored(
   draw: Callable[[], Iterator[list[Episode]]],
   dev: Sequence[Episode] = (),
 ) -> None:
-  """Train a router on stored episodes with each learning rate, and keep the best.
+  """Train a router with each learning rate, and keep the best of these routers.
 
-  Each learning rate has a directory. In the end that of the least dev loss is renamed
-  to the router's.
+  The best router has the least dev loss. Each learning rate has its own directory. At
+  the end, the best router's directory gets its final name. If a directory with the
+  final name exists already, nothing happens.
 
   Args:
-    name: the router's family.
-    draw: starts the batches of episodes, one for each update, always the same.
-    dev: the episodes of the dev loss.
+    training: the training.
+    name: the family of the router.
+    method: the method that trains the router.
+    settings: the settings, with the learning rates to try.
+    draw: returns a new iterator over batches of episodes, one batch for each update.
+      Every call must return the same batches.
+    dev: the episodes of the dev loss; if there are none, the loss of the last update
+      counts.
   """
   directory = training.checkpoints(training.sft_family if name == SFT else name)
   if directory.exists():
@@ -104,7 +199,8 @@ def fit_stored(
     training.log(stage="stored-training", router=directory.name, **result)
     figures = [f"{key} {value:g}" for key, value in result.items()]
     training.print(f"{directory.name}: {', '.join(figures)}")
-  exchange(None)  # every process has read the directories
+  # Wait until every process has read the directories, before one is renamed.
+  exchange(None)
   if training.is_main:
     directory.with_name(f"{directory.name}-lr{best:g}").rename(directory)
   exchange(None)
@@ -112,17 +208,34 @@ def fit_stored(
 
 @dataclasses.dataclass
 class StoredProgress:
-  """How far a training on stored episodes is; its checkpoints hold it."""
+  """Record the progress of a training on stored episodes, for its checkpoints.
 
-  dev_loss: float = math.inf  # the least so far
-  best_update: int = 0  # which had it
+  Attributes:
+    dev_loss: the least dev loss so far.
+    best_update: the number of the update with the least dev loss.
+    updates: the number of updates so far.
+    finished: whether the training has ended.
+  """
+
+  dev_loss: float = math.inf
+  best_update: int = 0
   updates: int = 0
   finished: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class RateSearch:
-  """A training on stored episodes that is done with several learning rates."""
+  """Train a router on stored episodes with one of several learning rates.
+
+  Attributes:
+    training: the training seed, with the inputs and outputs of its run.
+    name: the family of the router.
+    method: the method that trains the router.
+    settings: the settings of the training, except the learning rate.
+    draw: returns a new iterator over batches of episodes, one batch for each update.
+    batcher: cuts the episodes of an update into micro-batches.
+    dev_batches: the micro-batches of the dev loss; may be empty.
+  """
 
   training: Training
   name: str
@@ -133,13 +246,23 @@ class RateSearch:
   dev_batches: Sequence[Batch]
 
   def fit(self, rate: float, checkpoints: Checkpoints) -> StoredProgress:
-    """Train with a learning rate until the dev loss stops improving.
+    """Train with one learning rate until the dev loss stops improving.
 
-    The last checkpoint has the parameters of the least dev loss, or without dev of the
-    last update. A checkpoint is saved only if an update's metrics are finite.
+    The last checkpoint has the parameters with the least dev loss. Without dev
+    episodes, the training loss of the last update counts.
+
+    Args:
+      rate: the highest learning rate of the schedule.
+      checkpoints: the checkpoints to continue from and to write.
+
+    Returns:
+      The progress at the end.
+
+    Raises:
+      ValueError: a metric is not finite. Then no checkpoint is saved.
     """
     saved = checkpoints.progress
-    saved.pop("learning_rate", None)  # older versions wrote it
+    saved.pop("learning_rate", None)  # Earlier versions saved the learning rate too.
     progress = StoredProgress(**saved)
     if progress.finished:
       return progress
@@ -181,10 +304,11 @@ class RateSearch:
     return progress
 
   def _open_trainer(self, rate: float) -> Trainer:
-    """Make the trainer of an untrained router; it copies the router."""
+    """Make a trainer with a copy of the router that the training starts from."""
     router = self.training.config.router
     view = self.batcher.view
-    if self.method.labels.outcomes:  # pretraining: random weights, all tokens
+    # Pretraining starts from random weights, and predicts any token.
+    if self.method.labels.outcomes:
       model = build_model(router, self.training.config.seed)
       ids = None
     else:
@@ -195,5 +319,5 @@ class RateSearch:
     return Trainer(model, self.method.loss, optimizer, ids, mesh, router.dtype)
 
   def _compute_dev_loss(self, trainer: Trainer, metrics: Mapping[str, float]) -> float:
-    """Compute the dev loss; without dev it is the step's."""
+    """Return the dev loss; without dev episodes, the training loss of the update."""
     return trainer.loss(self.dev_batches) if self.dev_batches else metrics["loss"]

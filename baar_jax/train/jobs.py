@@ -1,4 +1,4 @@
-"""Which episodes each stage plays: declared once, for the stages and the dry run."""
+"""Declare the episodes that each stage plays, for the stages and for the dry run."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -10,24 +10,32 @@ from baar_jax.rollout.specs import Cap, Job, PolicySpec
 
 SFT = "sft"
 BOPO = "bopo"
-ALWAYS = "always"  # an intermediate model
-COMPARED = "compared"  # BoPO's points at the weight of cost of the ablations
+ALWAYS = "always"  # The family of policies with one intermediate model at all steps.
+# In reports, BoPO's points at the one cost weight that all ablations have.
+COMPARED = "compared"
 ALWAYS_SMALL = PolicySpec("always-small")
 ALWAYS_LARGE = PolicySpec("always-large")
 BOUNDARIES = (ALWAYS_SMALL, ALWAYS_LARGE)
 BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
-FIRST_LARGE = "first-large"  # always-large under a cap: LARGE for the first K calls
+# The family of always-LARGE under a cap: LARGE acts until the cap is spent, then SMALL.
+FIRST_LARGE = "first-large"
+CONDITIONED = "conditioned"  # The family of the budget-conditioned router.
 
 
 def cap_spec(spec: PolicySpec, cap: Cap) -> PolicySpec:
-  """Return a policy under a cap; always-LARGE becomes First-Large."""
+  """Return the same policy under a cap; always-LARGE becomes First-Large."""
   if spec == ALWAYS_LARGE and cap:
     return PolicySpec(FIRST_LARGE, cap=cap)
   return spec.under(cap)
 
 
 class Planned(NamedTuple):
-  """Episodes that a policy has to play."""
+  """Pair a policy with the episodes that it plays in a stage.
+
+  Attributes:
+    spec: the policy.
+    jobs: its trials of tasks; each is one episode.
+  """
 
   spec: PolicySpec
   jobs: Sequence[Job]
@@ -35,34 +43,46 @@ class Planned(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledTasks:
-  """Tasks by their difficulty in the profile."""
+  """Separate the hard tasks of one or more splits from the rest.
 
-  hard: Sequence[Task]  # of all splits
+  Attributes:
+    hard: the hard tasks.
+    rest: the easy and the intractable tasks.
+  """
+
+  hard: Sequence[Task]
   rest: Sequence[Task]
 
 
 def count_trials(config: Config) -> int:
-  """Count the trials of each boundary that the profile plays on a task."""
+  """Count the trials of each boundary per task that the profile plays."""
   return max((config.profile.trials, *config.profile.robustness))
 
 
 def list_profile(config: Config, tasks: Iterable[Task]) -> list[Planned]:
-  """List both boundaries' trials of training and dev tasks (paper: K trials each)."""
+  """Return the profile's trials of both boundaries on tasks (paper: 5 trials each)."""
   trials = range(count_trials(config))
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]
   return [Planned(spec, jobs) for spec in BOUNDARIES]
 
 
 def stratified_spec(config: Config) -> PolicySpec:
-  """Return the policy that plays the paper's stratified samples."""
+  """Return the policy of the paper's stratified samples (paper Eq. 3).
+
+  Sample k of N calls LARGE at each step with probability k / N.
+  """
   plan = SamplePlan("samples", config.references.samples)
   return PolicySpec("stratified", plans=(plan,))
 
 
 def exploration_specs(config: Config) -> tuple[PolicySpec, PolicySpec]:
-  """Return the policies that explore hard training tasks, and the others (our choice).
+  """Return the policies that explore training tasks for the value heads (our choice).
 
-  Hard tasks have the paper's samples already.
+  Hard tasks already have the stratified samples, so their exploration leaves out the
+  plan "samples".
+
+  Returns:
+    The policy for hard tasks, and the policy for all other tasks.
   """
   plans = config.references.plans
   hard = tuple(plan for plan in plans if plan.kind != "samples")
@@ -72,7 +92,12 @@ def exploration_specs(config: Config) -> tuple[PolicySpec, PolicySpec]:
 
 
 def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
-  """List the samples of tasks: those to choose references from, and the exploration."""
+  """Return the stratified samples and the exploration of tasks.
+
+  The stratified samples are for hard tasks of all splits; references are chosen among
+  these samples. The exploration is for training tasks. If `references.clone_large` is
+  set (an ablation), only the exploration of hard tasks is listed.
+  """
   hard_train = [task for task in tasks.hard if task.split == "train"]
   rest_train = [task for task in tasks.rest if task.split == "train"]
   explore_hard, explore_rest = exploration_specs(config)
@@ -88,7 +113,13 @@ def list_references(config: Config, tasks: ProfiledTasks) -> list[Planned]:
 
 
 def _list_samples(spec: PolicySpec, purpose: str, tasks: Sequence[Task]) -> Planned:
-  """List all samples of a policy's plans, on each task."""
+  """Return all samples of a policy's plans on each task, numbered from 1.
+
+  Args:
+    spec: the policy with its plans.
+    purpose: "reference" or "exploration"; it decides the seeds of the samples.
+    tasks: the tasks to play.
+  """
   count = sum(plan.count for plan in spec.plans)
   trials = range(1, count + 1)
   return Planned(spec, [Job(task, purpose, k) for task in tasks for k in trials])
@@ -97,15 +128,29 @@ def _list_samples(spec: PolicySpec, purpose: str, tasks: Sequence[Task]) -> Plan
 def rollout_spec(
   family: str, lam: float, update: int, training_seed: int = 0
 ) -> PolicySpec:
-  """Return the policy whose episodes are rolled out for an update."""
+  """Return the policy that samples the rollouts of one update.
+
+  Args:
+    family: the family that learns from the rollouts.
+    lam: the cost weight of the training.
+    update: the number of the update, from 1.
+    training_seed: the number of the training seed, from 0.
+  """
   seed = training_seed or None
   return PolicySpec(family, lam=lam, seed=seed, update=update, rollout=True)
 
 
 def list_rollouts(config: Config, spec: PolicySpec, tasks: Sequence[Task]) -> Planned:
-  """List the episodes of an update: a group of each task (paper: group size 8)."""
+  """Return the rollouts of one update: one group per task (paper: group size 8).
+
+  Args:
+    config: supplies the size of a group.
+    spec: the policy that samples the rollouts of this update; see `rollout_spec`.
+    tasks: the tasks of the update.
+  """
   size = config.bopo.group_size
-  first = size * (spec.update - 1)  # each update has other seeds
+  # Each update has its own trial numbers, and so its own seeds.
+  first = size * (spec.update - 1)
   trials = range(first, first + size)
   seed = spec.seed or 0
   jobs = [Job(task, "rollout", k, seed) for task in tasks for k in trials]
@@ -115,20 +160,32 @@ def list_rollouts(config: Config, spec: PolicySpec, tasks: Sequence[Task]) -> Pl
 def list_evaluation(
   config: Config, tasks: Sequence[Task], split: str, training_seed: int = 0
 ) -> list[Job]:
-  """List a policy's episodes on a split; the n-th trial plays one of the trainings."""
+  """Return the evaluation episodes of one training seed's router on a split.
+
+  Evaluation seed s plays the router of training seed s modulo `train_seeds`.
+
+  Args:
+    config: supplies the numbers of tasks and of seeds.
+    tasks: the tasks of the split; the first `evaluate.tasks` are played, or all if 0.
+    split: "dev" or "test".
+    training_seed: the number of the training seed, from 0.
+  """
   tasks = tasks[: config.evaluate.tasks or None]
   trials = range(training_seed, config.evaluate.seeds, config.train_seeds)
   return [Job(task, split, k) for task in tasks for k in trials]
 
 
 def list_ranks(config: Config, name: str = ALWAYS) -> list[PolicySpec]:
-  """List the policies in which an intermediate model always acts."""
+  """Return the policies in which one intermediate model always acts."""
   ranks = range(2, len(config.models.names))
   return [PolicySpec(name, rank=rank) for rank in ranks]
 
 
 def list_ranked_trials(config: Config, tasks: Sequence[Task]) -> list[Planned]:
-  """List trials of the intermediate models, numbered as those of the boundaries."""
+  """Return the trials in which an intermediate model always acts.
+
+  The trials have the same seeds as the trials of both boundaries in the profile.
+  """
   trials = range(config.profile.trials)
   jobs = [Job(task, "profile", k) for task in tasks for k in trials]
   return [Planned(spec, jobs) for spec in list_ranks(config)]

@@ -1,5 +1,10 @@
-"""List the policies of each family to evaluate, and the rollouts that train them."""
+"""Define the policies to evaluate of each family, and the episodes that train it.
 
+Each function of (config, name) lists the policies of the family `name`, in the order
+of the report.
+"""
+
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -11,35 +16,48 @@ from baar_jax.episode import Task
 from baar_jax.rollout.optimum import has_optimum
 from baar_jax.rollout.specs import Cap, PolicySpec
 from baar_jax.router.policy import ARGMAX
+from baar_jax.train.checkpoint import Checkpoints, RouterFiles
 from baar_jax.train.dataset import draw_task_batches
 from baar_jax.train.jobs import (
   ALWAYS_LARGE,
   ALWAYS_SMALL,
+  BOPO,
+  CONDITIONED,
   FIRST_LARGE,
+  SFT,
   Planned,
   list_ranked_trials,
   list_rollouts,
   rollout_spec,
 )
 
-OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)  # mu: success that a dollar is worth
-PRIVILEGED_WEIGHTS = (10, 30, 100)  # mu of the privileged rule
-ROUTINE_WEIGHTS = (0, 3)  # small mu, without caps: they would go to routine steps
-# Ensemble deviations that dev chooses from, of routers that ignore the cap.
+# The exact policy is evaluated with these values of mu, the number of successes that
+# one US dollar is worth.
+OPTIMUM_WEIGHTS = (40, 60, 90, 130, 200, 300)
+# The privileged rule is evaluated with these values of mu, without a cap and under each
+# cap.
+PRIVILEGED_WEIGHTS = (10, 30, 100)
+# With these small values of mu, the privileged rule is evaluated without a cap only.
+# Under a cap the rule would spend the LARGE calls on routine steps.
+ROUTINE_WEIGHTS = (0, 3)
+# The optimism of cap-blind policies is chosen on dev from these numbers of ensemble
+# standard deviations.
 OPTIMISM = (0.0, 1, 2)
 
 Specs = Iterator[PolicySpec]
-Tasks = Mapping[str, list[Task]]  # by split
+Tasks = Mapping[str, list[Task]]  # The tasks of each split.
 
 
 def under(
   config: Config, *specs: PolicySpec, calls: bool = True, usd: bool = True
 ) -> Specs:
-  """List policies under the first cap of the evaluation, then under the next.
+  """Yield policies under each cap of the evaluation, one cap after another.
 
   Args:
-    calls: whether the caps on calls count.
-    usd: whether those on dollars do.
+    config: supplies `evaluate.call_budgets` and `evaluate.usd_budgets`.
+    specs: the policies.
+    calls: whether to include the caps on LARGE calls.
+    usd: whether to include the caps on dollars.
   """
   caps = []
   if calls:
@@ -52,34 +70,41 @@ def under(
 
 
 def with_caps(config: Config, spec: PolicySpec) -> Specs:
-  """List a policy without a cap, then under each."""
+  """Yield a policy without a cap, then under each cap of the evaluation."""
   yield spec
   yield from under(config, spec)
 
 
 def list_small(config: Config, name: str) -> list[PolicySpec]:
-  """List always-SMALL, which no cap on calls changes."""
+  """Return always-SMALL without a cap and under each cap on dollars.
+
+  Always-SMALL makes no LARGE calls, so a cap on calls would not change its episodes.
+  """
   return [ALWAYS_SMALL, *under(config, ALWAYS_SMALL, calls=False)]
 
 
 def list_uncapped(config: Config, name: str) -> list[PolicySpec]:
-  """List a policy without parameters or caps."""
+  """Return the uncapped policy of a family whose policies have no parameters."""
   return [PolicySpec(name)]
 
 
 def list_capped(config: Config, name: str) -> Specs:
-  """List a policy without parameters under each cap alone."""
+  """Yield the policy of a family without parameters, under each cap."""
   return under(config, PolicySpec(name))
 
 
 def list_random(config: Config, name: str) -> Specs:
-  """List each probability of LARGE."""
+  """Yield the random policy for each probability of LARGE, uncapped and under caps."""
   for p in config.evaluate.random_p:
     yield from with_caps(config, PolicySpec(name, p=p))
 
 
 def list_privileged(config: Config, name: str) -> Specs:
-  """List each weight of the privileged rule, which stands in for the optimum."""
+  """Yield the privileged rule for each mu, the successes that a US dollar is worth.
+
+  The rule reads the error rates of scripted models. So nothing is listed for a run with
+  other models. Nothing is listed either if the environment has an exact optimum.
+  """
   if config.models.kind != "scripted" or load(config.env.kind).has_optimum:
     return
   for mu in ROUTINE_WEIGHTS:
@@ -89,7 +114,13 @@ def list_privileged(config: Config, name: str) -> Specs:
 
 
 def list_optimum(config: Config, name: str) -> Specs:
-  """List each weight of the exact policy, and the policy of each cap on calls."""
+  """Yield the exact policy for each mu, and for each cap on calls.
+
+  The exact policy is the optimal policy of the sandbox. mu is the number of successes
+  that one US dollar is worth.
+
+  Nothing is listed if the optimum of this run cannot be computed.
+  """
   if not has_optimum(config):
     return
   for mu in OPTIMUM_WEIGHTS:
@@ -98,26 +129,40 @@ def list_optimum(config: Config, name: str) -> Specs:
 
 
 def zero_shot_spec(config: Config) -> PolicySpec:
-  """Return the zero-shot policy; its key carries all that the answers depend on."""
-  c = config.baselines.judge
-  kind = config.models.kind
-  settings = (kind, c.base_urls, c.temperature, c.max_completion_tokens, c.prices)
+  """Return the zero-shot policy.
+
+  The policy's key has a digest of all settings that the judge's answers depend on.
+  """
+  judge = config.baselines.judge
+  settings = (
+    config.models.kind,
+    judge.base_urls,
+    judge.temperature,
+    judge.max_completion_tokens,
+    judge.prices,
+  )
   digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:6]
-  judge = f"{c.names[0]} {digest}"
-  return PolicySpec(ZERO_SHOT, judge=judge, cap_conditioned=True)
+  name = f"{judge.names[0]} {digest}"
+  return PolicySpec(ZERO_SHOT, judge=name, cap_conditioned=True)
 
 
 def list_zero_shot(config: Config, name: str) -> Specs:
-  """List the zero-shot policy."""
+  """Yield the zero-shot policy, without a cap and under each cap."""
   return with_caps(config, zero_shot_spec(config))
 
 
 def trained_spec(
   config: Config, family: str, update: int, lam: float | None = None
 ) -> PolicySpec:
-  """Return the policy of a trained router, without how it decides.
+  """Return the policy of a trained router, without a threshold or a share.
 
-  It stands for the routers of all training seeds.
+  With several training seeds, one policy stands for the routers of all of them.
+
+  Args:
+    config: the configuration.
+    family: the family of the router.
+    update: the number of updates of the training.
+    lam: the cost weight of the training; None if the family has none.
   """
   seeds = config.train_seeds if config.train_seeds > 1 else None
   reads_cap = config.router.show_budget
@@ -127,7 +172,15 @@ def trained_spec(
 
 
 def list_points(config: Config, router: PolicySpec) -> list[PolicySpec]:
-  """List a router's thresholds, argmax first, and its shares."""
+  """Return one policy of a router for each rule that turns p(LARGE) into a decision.
+
+  The rules are the most probable model (argmax), each threshold of
+  `evaluate.thresholds`, and each share of LARGE decisions in `evaluate.shares`.
+
+  Args:
+    config: supplies the thresholds and the shares.
+    router: the policy of the router, without a rule.
+  """
   points = []
   for threshold in (ARGMAX, *config.evaluate.thresholds):
     points.append(dataclasses.replace(router, threshold=threshold))
@@ -139,7 +192,17 @@ def list_points(config: Config, router: PolicySpec) -> list[PolicySpec]:
 def list_router(
   config: Config, name: str, updates: int, lam: float | None = None
 ) -> Specs:
-  """List a router's points without a cap, then under each cap argmax or all."""
+  """Yield the policies of `list_points` for a trained router, uncapped and under caps.
+
+  Under caps only the first policy (argmax) is listed, unless `evaluate.budget_rules` is
+  set.
+
+  Args:
+    config: the configuration.
+    name: the family of the router.
+    updates: the number of updates of the training.
+    lam: the cost weight of the training; None if the family has none.
+  """
   points = list_points(config, trained_spec(config, name, updates, lam))
   yield from points
   if not config.evaluate.budget_rules:
@@ -148,23 +211,23 @@ def list_router(
 
 
 def list_sft(config: Config, name: str) -> Specs:
-  """List the points of the SFT router."""
+  """Yield the policies of the SFT router."""
   return list_router(config, name, config.sft.updates)
 
 
 def list_learnt(config: Config, name: str) -> Specs:
-  """List the points of the router of each weight of cost."""
+  """Yield the policies of a family that trains one router per cost weight."""
   for lam in config.bopo.lam:
     yield from list_router(config, name, config.bopo.updates, lam)
 
 
 def list_classifier(config: Config, name: str) -> Specs:
-  """List the points of a rival that learns from stored episodes."""
+  """Yield the policies of a rival that learns from stored episodes."""
   return list_router(config, name, config.baselines.updates)
 
 
 def list_ablation(config: Config, name: str) -> Iterable[PolicySpec]:
-  """List the points of an ablation, if it is wanted."""
+  """Return the policies of an ablation; none unless the configuration names it."""
   if name not in config.baselines.ablations:
     return ()
   router = trained_spec(config, name, config.bopo.updates, compared_lam(config))
@@ -172,19 +235,26 @@ def list_ablation(config: Config, name: str) -> Iterable[PolicySpec]:
 
 
 def list_conditioned(config: Config, name: str) -> Specs:
-  """List each cost weight; under caps cap-conditioned and cap-blind, with optimism."""
-  c = config.value
-  if c.updates == 0:
+  """Yield the policies of the budget-conditioned router.
+
+  Without a cap: each cost weight, and the least cost weight with each optimism above 0.
+  Under each cap: the least cost weight, cap-conditioned, and cap-blind with each
+  optimism. Nothing is listed if `value.updates` is 0.
+  """
+  settings = config.value
+  if settings.updates == 0:
     return
-  router = trained_spec(config, name, c.updates)
+  router = trained_spec(config, name, settings.updates)
   router = dataclasses.replace(router, optimism=0.0, cap_conditioned=True)
-  for weight in c.prices:
+  for weight in settings.cost_weights:
     yield dataclasses.replace(router, cost_weight=weight)
-  least = dataclasses.replace(router, cost_weight=min(c.prices))
+  least = dataclasses.replace(router, cost_weight=min(settings.cost_weights))
   yield from under(config, least)
   for optimism in OPTIMISM:
     blind = dataclasses.replace(least, optimism=optimism, cap_conditioned=False)
-    if optimism:  # without, it decides as a cap-conditioned one that has no cap
+    # With optimism 0 and no cap, the cap-blind policy is the cap-conditioned policy,
+    # which is listed above.
+    if optimism:
       yield blind
     yield from under(config, blind)
 
@@ -192,12 +262,19 @@ def list_conditioned(config: Config, name: str) -> Specs:
 def list_updates(
   config: Config, spec: PolicySpec, tasks: Tasks, batches: int = 1
 ) -> Iterator[Planned]:
-  """List the rollouts of all updates, at most `batches` times BoPO's."""
-  c = config.bopo
+  """Yield the rollouts of all updates of a training, for each training seed.
+
+  Args:
+    config: the configuration.
+    spec: a policy of the family that is trained.
+    tasks: the tasks of each split.
+    batches: the largest number of updates, as a multiple of BoPO's.
+  """
+  settings = config.bopo
   for number in range(config.train_seeds):
     seed = config.seed + number
-    drawn = draw_task_batches(tasks["train"], c.tasks_per_update, seed)
-    for update in range(1, batches * c.updates + 1):
+    drawn = draw_task_batches(tasks["train"], settings.tasks_per_update, seed)
+    for update in range(1, batches * settings.updates + 1):
       rollout = rollout_spec(spec.family, spec.lam, update, number)
       yield list_rollouts(config, rollout, next(drawn))
 
@@ -205,17 +282,52 @@ def list_updates(
 def list_single_turn(
   config: Config, spec: PolicySpec, tasks: Tasks
 ) -> Iterable[Planned]:
-  """List the trials of intermediate models that winners are told by."""
+  """Return the trials of intermediate models that train the single-turn router."""
   return list_ranked_trials(config, tasks["train"] + tasks["dev"])
 
 
 def find_uncapped(spec: PolicySpec) -> PolicySpec | None:
-  """Find the policy whose episodes this one's are until its cap is spent.
+  """Find the uncapped policy that acts like a capped policy until the cap is spent.
 
-  None if it sees its cap. Episodes do not tell what a cap on dollars would change.
+  The evaluation reuses the uncapped policy's episodes if they stay within the cap.
+
+  Args:
+    spec: the capped policy.
+
+  Returns:
+    The policy; None if `spec` is cap-conditioned or has no cap on calls. A cap on
+    dollars alone also gives None, because stored episodes lack the reservations.
   """
   if spec.cap.calls is None or spec.cap_conditioned:
     return None
   if spec.family == FIRST_LARGE:
     return ALWAYS_LARGE
   return spec.under(Cap())
+
+
+def find_router(files: RouterFiles, sample: bool = False) -> PolicySpec:
+  """Find the router to serve.
+
+  The budget-conditioned router is preferred, then BoPO's router with the first cost
+  weight, then the SFT router. Routers that are not trained are passed over.
+
+  Args:
+    files: the routers of a run.
+    sample: whether the served router samples episodes for BoPO's next update. Then
+      BoPO's router is served, or the SFT router before the first update.
+  """
+  config = files.config
+  conditioned = [*list_conditioned(config, CONDITIONED)]
+  if conditioned and not sample and files.checkpoints("value").exists():
+    return conditioned[0]
+  lam = config.bopo.lam[0]
+  directory = files.checkpoints(BOPO, lam)
+  with contextlib.closing(Checkpoints(directory)) as checkpoints:
+    # The last update is 0 too if BoPO made the directory, but had no sessions yet.
+    update = checkpoints.last_update
+  if sample:
+    return rollout_spec(BOPO, lam, update + 1)
+  spec = trained_spec(config, SFT, config.sft.updates)
+  if update:
+    spec = trained_spec(config, BOPO, update, lam)
+  return dataclasses.replace(spec, threshold=ARGMAX)

@@ -1,4 +1,8 @@
-"""The losses, the advantages, and a table of the methods that train a router."""
+"""Compute the losses and advantages of the training methods, and list the methods.
+
+Axes: B episodes, S decisions of an episode, A models, M tokens after a decision, V
+tokens of the vocabulary, G episodes of a group.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,20 +19,22 @@ from baar_jax.train import batches, rewards
 from baar_jax.train.batches import NO_TOKEN, SAMPLED, Batch, Labels, Loss, Sum, Term
 from baar_jax.train.rewards import Profile
 
-DAPO_CLIP_LOW = 0.2  # of DAPO's paper
+# DAPO clips the probability ratio to [1 - 0.2, 1 + 0.28] (Yu et al. 2025).
+DAPO_CLIP_LOW = 0.2
 DAPO_CLIP_HIGH = 0.28
-DAPO_EPS = 1e-6  # added to the spread of rewards; groups without a spread are not kept
+DAPO_EPS = 1e-6  # Added to a group's standard deviation of rewards before a division.
 
 
 class RatedEpisode(NamedTuple):
-  """An episode to learn from."""
+  """Pair an episode to learn from with its advantage."""
 
   episode: Episode
   advantage: float
 
 
-# (groups, profiles, references, lam) -> episodes to learn from, metrics of all.
-# Profiles and references are by task id.
+# A function of (groups, profiles by task id, references by task id, lam) that computes
+# advantages. A group has the sampled episodes of one task. The function returns the
+# episodes to learn from with their advantages, and the metrics of all episodes.
 Advantages = Callable[
   [Sequence[list[Episode]], Mapping[str, Profile], Mapping[str, Episode], float],
   tuple[list[RatedEpisode], dict[str, float]],
@@ -37,20 +43,37 @@ Advantages = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """A way to train a router."""
+  """Define a method that trains a router.
+
+  Attributes:
+    loss: the loss of a batch.
+    labels: the rule that labels the decisions to learn.
+    compute_advantages: computes the advantages of rollouts; None if the method learns
+      from stored episodes.
+    anchored: whether the loss uses the SFT router's logits.
+    dynamic_sampling: whether groups may be dropped (DAPO). If so, the gradient steps
+      wait until the kept groups have as many tasks as one update.
+  """
 
   loss: Loss
   labels: Labels = batches.ACTED
-  compute_advantages: Advantages | None = None  # of a method that rolls out groups
-  anchored: bool = False  # the loss reads the SFT router's logits
-  # A gradient step waits for kept groups of as many tasks as one update has (DAPO).
+  compute_advantages: Advantages | None = None
+  anchored: bool = False
   dynamic_sampling: bool = False
 
 
 def next_token_loss(logits_BxSxV: jax.Array, batch: Batch) -> dict[str, Term]:
-  """Sum the cross-entropy of the M tokens after each decision, a mean over the tokens.
+  """Compute the pretraining loss: cross-entropy of the tokens after each decision.
 
-  Only decisions with any token count.
+  The loss of a decision is the mean over its tokens, in nats. The loss of the batch is
+  the mean over decisions that are followed by tokens.
+
+  Args:
+    logits_BxSxV: float32, one distribution per decision, shared by its M tokens.
+    batch: a batch with `token_BxSxM`.
+
+  Returns:
+    The term "loss".
   """
   real_BxSxM = batch.token_BxSxM != NO_TOKEN
   token_BxSxM = jnp.where(real_BxSxM, batch.token_BxSxM, 0)
@@ -60,23 +83,34 @@ def next_token_loss(logits_BxSxV: jax.Array, batch: Batch) -> dict[str, Term]:
   logp_BxS = jnp.where(real_BxSxM, logp_BxSxM, 0.0).sum(axis=2)
   loss_BxS = -logp_BxS / jnp.maximum(real_BxSxM.sum(axis=2), 1)
   values = sum_masked(loss_BxS, batch.mask_BxS & real_BxSxM.any(axis=2))
-  # The share is of all decisions, also of those that no token follows.
+  # `decision_share` counts all decisions, even those without tokens after them.
   values = values._replace(total=batch.decision_share * values.total)
   return {"loss": Term(values, share=1.0)}
 
 
 def sft_batch_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
-  """Sum the terms of `sft_loss`."""
-  values = _sum_surprise(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
+  """Compute `sft_loss` of a micro-batch, as the term "loss"."""
+  values = _sum_cross_entropy(logits_BxSxA, batch.action_BxS, batch.mask_BxS)
   return {"loss": Term(values, batch.decision_share)}
 
 
 def bopo_loss(
   config: BoPOConfig, logits_BxSxA: jax.Array, batch: Batch
 ) -> dict[str, Term]:
-  """Sum the terms of `policy_loss`, and of kl_beta times `exact_kl` to the SFT router.
+  """Compute BoPO's loss: minus the paper's objective (Eq. 8).
 
-  They are the paper's objective of BoPO.
+      loss = -mean_B(ratio * advantage) + kl_beta * KL(pi || pi_sft)
+
+  The first term is `policy_loss`, a mean over episodes. The second is `exact_kl`, a
+  mean over decisions.
+
+  Args:
+    config: supplies `ratio_level`, `clip_low`, `clip_high` and `kl_beta`.
+    logits_BxSxA: float32, of the router that learns.
+    batch: a batch with `ref_logits_BxSxA`, the SFT router's logits.
+
+  Returns:
+    The terms "loss" and "kl".
   """
   gain_B = compute_gains(
     action_logp(logits_BxSxA, batch.action_BxS),
@@ -94,35 +128,49 @@ def bopo_loss(
 
 
 def dapo_loss(logits_BxSxA: jax.Array, batch: Batch) -> dict[str, Term]:
-  """Sum the clipped policy loss, in which each decision counts the same.
+  """Compute the decision-level clipped policy loss (DAPO, Yu et al. 2025).
 
-  See DAPO (Yu et al. 2025). The sum over decisions is divided by the episodes, so that
-  its gradient is as large as BoPO's with ratios of trajectories at the same learning
-  rate and eps (our choice).
+      loss = -sum min(ratio * A, clip(ratio, 1 - 0.2, 1 + 0.28) * A) / B
+
+  The sum is over the real decisions of all B episodes. A ratio is the current
+  probability of the chosen model, divided by its probability when it was sampled. All
+  decisions have equal weight, whatever the length of their episode. DAPO divides the
+  sum by the number of decisions. We divide by the number of episodes (our choice). So
+  the gradient has the size of BoPO's at trajectory level, and both can use the same
+  learning rate and Adam eps.
+
+  Args:
+    logits_BxSxA: float32, of the router that learns.
+    batch: a batch with `logp_BxS` and `adv_B`.
+
+  Returns:
+    The term "loss".
   """
   logp_BxS = action_logp(logits_BxSxA, batch.action_BxS)
   ratio_BxS = jnp.exp(jnp.where(batch.mask_BxS, logp_BxS - batch.logp_BxS, 0.0))
   clip = DAPO_CLIP_LOW, DAPO_CLIP_HIGH
   gain_BxS = _clip_gain(ratio_BxS, batch.adv_B[:, None], clip)
   values = sum_masked(-gain_BxS, batch.mask_BxS)
-  weight = values.count / len(gain_BxS)  # decisions of an episode
+  weight = values.count / len(gain_BxS)  # mean number of decisions per episode
   return {"loss": Term(values, batch.episode_share, weight)}
 
 
 def sft_loss(
   logits_BxSxA: jax.Array, action_BxS: jax.Array, mask_BxS: jax.Array
 ) -> jax.Array:
-  """Compute the cross-entropy in nats of the chosen models (paper: BoSFT).
+  """Compute the cross-entropy of the chosen models (paper: BoSFT).
+
+      loss = mean over real decisions of -log softmax(logits)[action]
 
   Args:
-    logits_BxSxA: float32, of the A-way softmax.
+    logits_BxSxA: float32, one logit per model.
     action_BxS: int32, the chosen models.
     mask_BxS: bool, True on real decisions.
 
   Returns:
-    float32 scalar, the mean over real decisions; 0 if there is none.
+    float32 scalar in nats; 0 if there is no real decision.
   """
-  return _sum_surprise(logits_BxSxA, action_BxS, mask_BxS).mean
+  return _sum_cross_entropy(logits_BxSxA, action_BxS, mask_BxS).mean
 
 
 def policy_loss(
@@ -134,14 +182,25 @@ def policy_loss(
   clip_low: float | None = None,
   clip_high: float | None = None,
 ) -> jax.Array:
-  """Compute minus the mean of `compute_gains` (paper: objective of BoPO, first term).
+  """Compute the policy-gradient loss of episodes (paper Eq. 8, first term).
+
+      loss = -mean_B(gain)        with the gains of `compute_gains`
 
   Args:
-    clip_low, clip_high: the ratio is trusted within [1 - clip_low, 1 + clip_high]
-      (PPO's pessimistic minimum); None leaves that side open, as the paper does.
+    logp_BxS: float32, log pi(a_s) of the current router, in nats.
+    old_logp_BxS: float32, log pi(a_s) of the router that sampled the episode.
+    adv_B: float32, the advantages; no gradient flows through them.
+    mask_BxS: bool, False on padding and on forced decisions.
+    ratio_level: "trajectory" (the paper) or "decision" (GRPO).
+    clip_low: the ratio is clipped at 1 - clip_low; None for no lower clip (the paper).
+    clip_high: the ratio is clipped at 1 + clip_high; None for no upper clip (the
+      paper).
 
   Returns:
-    float32 scalar to minimise.
+    float32 scalar; episodes without real decisions count as 0 in the mean.
+
+  Raises:
+    ValueError: `ratio_level` has another value.
   """
   clip = clip_low, clip_high
   return -compute_gains(
@@ -157,24 +216,31 @@ def compute_gains(
   ratio_level: str,
   clip: tuple[float | None, float | None],
 ) -> jax.Array:
-  """Compute ratio x advantage of each episode.
+  """Compute the gain of each episode: its probability ratio times its advantage.
 
-  At "trajectory" level the ratio is that of whole episodes, as the paper prints it. At
-  "decision" level it is the mean of the ratios of an episode's decisions (GRPO, Shao et
-  al. 2024, Eq. 3).
+      "trajectory": ratio = exp(sum_s (logp_s - old_logp_s))        (paper Eq. 8)
+                    gain  = min(ratio * A, clip(ratio) * A)
+      "decision":   ratio_s = exp(logp_s - old_logp_s)  (GRPO, Shao et al. 2024, Eq. 3)
+                    gain  = mean_s min(ratio_s * A, clip(ratio_s) * A)
+
+  If logp = old_logp, the gradient of "trajectory" is S times that of "decision".
 
   Args:
-    logp_BxS: float32, log pi(a_s) now, in nats.
-    old_logp_BxS: float32, the same when the episode was sampled.
-    adv_B: float32, one per episode; a constant.
+    logp_BxS: float32, log pi(a_s) of the current router, in nats.
+    old_logp_BxS: float32, log pi(a_s) of the router that sampled the episode.
+    adv_B: float32, the advantages; no gradient flows through them.
     mask_BxS: bool, False on padding and on forced decisions.
-    ratio_level: "trajectory" or "decision"; ValueError for any other.
-    clip: low and high, as of `policy_loss`.
+    ratio_level: "trajectory" or "decision".
+    clip: (clip_low, clip_high), see `policy_loss`.
 
   Returns:
-    float32 [B]; 0 for an episode without real decisions.
+    float32 gain_B; 0 for an episode without real decisions.
+
+  Raises:
+    ValueError: `ratio_level` has another value.
   """
-  # Mask before exp: padding may overflow, and 0 * inf is a nan gradient.
+  # Padding is masked before exp, because exp may overflow on padding. Then the gradient
+  # 0 * inf would be nan.
   log_ratio_BxS = jnp.where(mask_BxS, logp_BxS - old_logp_BxS, 0.0)
   adv_B = jax.lax.stop_gradient(adv_B)
   if ratio_level == "trajectory":
@@ -190,57 +256,89 @@ def compute_gains(
 def exact_kl(
   logits_BxSxA: jax.Array, ref_logits_BxSxA: jax.Array, mask_BxS: jax.Array
 ) -> jax.Array:
-  """Compute KL(pi || pi_ref) in nats, averaged over real decisions; 0 if there is none.
+  """Compute the exact KL divergence from a reference router (paper Eq. 8, second term).
 
-  With A logits the sum over models is exact; the paper has an estimate in mind (our
-  choice).
+      KL = mean over real decisions of sum_a pi(a) * (log pi(a) - log pi_ref(a))
+
+  A decision has only A logits, so the sum over models is exact. The paper has a
+  token-level penalty, usually an estimate from samples; the exact sum is our choice.
+
+  Args:
+    logits_BxSxA: float32, of the router that learns (pi).
+    ref_logits_BxSxA: float32, of the reference router (pi_ref).
+    mask_BxS: bool, True on real decisions.
+
+  Returns:
+    float32 scalar in nats; 0 if there is no real decision.
   """
   return _sum_kl(logits_BxSxA, ref_logits_BxSxA, mask_BxS).mean
 
 
 def action_logp(logits_BxSxA: jax.Array, action_BxS: jax.Array) -> jax.Array:
-  """Compute the log-probability in nats of each decision: float32 [B, S]."""
+  """Compute the log-probability of each chosen model.
+
+  Args:
+    logits_BxSxA: float32, one logit per model.
+    action_BxS: int32, the chosen models.
+
+  Returns:
+    float32 logp_BxS, in nats.
+  """
   logp_BxSxA = jax.nn.log_softmax(logits_BxSxA)
   return jnp.take_along_axis(logp_BxSxA, action_BxS[:, :, None], axis=2)[:, :, 0]
 
 
 def sum_masked(value_BxS: jax.Array, mask_BxS: jax.Array) -> Sum:
-  """Sum values over real decisions."""
+  """Add up values over real decisions, and count these decisions.
+
+  Args:
+    value_BxS: float32; padding may have any value.
+    mask_BxS: bool, True on real decisions.
+  """
   return Sum(jnp.where(mask_BxS, value_BxS, 0.0).sum(), mask_BxS.sum())
 
 
-def _sum_surprise(
+def _sum_cross_entropy(
   logits_BxSxA: jax.Array, action_BxS: jax.Array, mask_BxS: jax.Array
 ) -> Sum:
-  """Sum the cross-entropy of the chosen models."""
-  return sum_masked(-action_logp(_mask(logits_BxSxA, mask_BxS), action_BxS), mask_BxS)
+  """Add up the cross-entropy of the chosen models over real decisions, in nats."""
+  return sum_masked(
+    -action_logp(_zero_padding(logits_BxSxA, mask_BxS), action_BxS), mask_BxS
+  )
 
 
 def _sum_kl(
   logits_BxSxA: jax.Array, ref_logits_BxSxA: jax.Array, mask_BxS: jax.Array
 ) -> Sum:
-  """Sum KL(pi || pi_ref)."""
-  logp_BxSxA = jax.nn.log_softmax(_mask(logits_BxSxA, mask_BxS))
-  ref_logp_BxSxA = jax.nn.log_softmax(_mask(ref_logits_BxSxA, mask_BxS))
+  """Add up KL(pi || pi_ref) over real decisions, in nats."""
+  logp_BxSxA = jax.nn.log_softmax(_zero_padding(logits_BxSxA, mask_BxS))
+  ref_logp_BxSxA = jax.nn.log_softmax(_zero_padding(ref_logits_BxSxA, mask_BxS))
   kl_BxSxA = jnp.exp(logp_BxSxA) * (logp_BxSxA - ref_logp_BxSxA)
   return sum_masked(kl_BxSxA.sum(axis=-1), mask_BxS)
 
 
-def _mask(logits_BxSxA: jax.Array, mask_BxS: jax.Array) -> jax.Array:
-  """Set the logits on padding to 0: any other number could make the gradient nan."""
+def _zero_padding(logits_BxSxA: jax.Array, mask_BxS: jax.Array) -> jax.Array:
+  """Set logits on padding to 0, because inf or nan on padding gives nan gradients."""
   return jnp.where(mask_BxS[:, :, None], logits_BxSxA, 0.0)
 
 
 def _clip_gain(
   ratio: jax.Array, adv: jax.Array, clip: tuple[float | None, float | None]
 ) -> jax.Array:
-  """Compute ratio x advantage; with a clip at most clipped ratio x advantage (PPO)."""
+  """Compute min(ratio * A, clip(ratio) * A) (PPO, Schulman et al. 2017, Eq. 7).
+
+  Args:
+    ratio: float32, probability ratios of trajectories or decisions.
+    adv: float32, the advantages A.
+    clip: (clip_low, clip_high): the ratio is clipped to [1 - clip_low, 1 + clip_high].
+      None leaves a side open; both None is ratio * A.
+  """
   low, high = clip
   if low is not None:
     low = 1.0 - low
   if high is not None:
     high = 1.0 + high
-  if low is high:  # no clip
+  if low is high:  # Both are None, so nothing is clipped.
     return ratio * adv
   return jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv)
 
@@ -252,7 +350,22 @@ def bopo_advantages(
   references: Mapping[str, Episode],
   lam: float,
 ) -> tuple[list[RatedEpisode], dict[str, float]]:
-  """Compute the reference-guided advantages of groups (paper, Eq. advantage)."""
+  """Compute the reference-guided advantages of groups (paper Eq. 7).
+
+  Rewards are `rewards.boundary_reward`, advantages `rewards.reference_advantage`.
+
+  Args:
+    config: supplies the constants of both functions. With `reference_guided=False` the
+      baseline is the mean of the group (ablation).
+    groups: each has the sampled episodes of one task.
+    profiles: the profiles of these tasks, by task id.
+    references: the reference trajectories tau* of these tasks, by task id.
+    lam: the cost weight.
+
+  Returns:
+    All episodes with their advantages, and metrics: those of `summarize_rollouts`, and
+    `clipped_groups`, the number of groups with a clipped advantage.
+  """
   clip = config.advantage_clip
   rated = []
   reward_B = []
@@ -268,7 +381,8 @@ def bopo_advantages(
       successes, profile.hard, cost_norm, lam, config.r_success, config.r_hard
     )
     if not config.reference_guided:
-      # The ablation's is no higher than the mean, so that the mean is the baseline.
+      # `reference_advantage` takes the larger of the mean and this number as baseline.
+      # The least reward is never above the mean, so the mean is the baseline.
       reference = min(reward_G)
     adv_G = rewards.reference_advantage(reward_G, reference, config.advantage_eps, clip)
     reward_B.extend(reward_G)
@@ -284,11 +398,24 @@ def dapo_advantages(
   references: Mapping[str, Episode],
   lam: float,
 ) -> tuple[list[RatedEpisode], dict[str, float]]:
-  """Compute (R - mean) / std within each group with both successes and failures (DAPO).
+  """Compute the group-relative advantages of vanilla RL (DAPO, Yu et al. 2025).
 
-  R is 1[success] - lam * C (paper: vanilla RL). C is the dollars over always-LARGE's
-  mean of all training tasks, so that lam means the same in every environment (our
-  choice). The metrics are of all episodes.
+      R = 1[success] - lam * C        (paper: vanilla RL)
+      A = (R - mean_G R) / (std_G R + 1e-6)
+
+  C is the episode's dollars divided by `rewards.mean_large_usd`, so that lam has a
+  similar meaning in every environment (our choice). Groups without both a success and a
+  failure are dropped (dynamic sampling).
+
+  Args:
+    groups: each has the sampled episodes of one task.
+    profiles: the profiles of all training tasks, by task id.
+    references: not used by this method.
+    lam: the cost weight.
+
+  Returns:
+    The episodes of the kept groups with their advantages, and metrics: those of
+    `summarize_rollouts` over all groups, and `kept_share`, the share of kept groups.
   """
   unit_usd = rewards.mean_large_usd(profiles.values())
   rated = []
@@ -308,7 +435,16 @@ def dapo_advantages(
 def summarize_rollouts(
   groups: Sequence[list[Episode]], reward_B: Sequence[float]
 ) -> dict[str, float]:
-  """Summarize a rollout batch for the log."""
+  """Summarize the rollouts of one update for the log.
+
+  Args:
+    groups: each has the sampled episodes of one task.
+    reward_B: the reward of each episode, over all groups.
+
+  Returns:
+    Means over episodes: `reward`, `success` (share in [0, 1]) and `cost_usd` (dollars).
+    `large_share` is the share of LARGE calls among all steps.
+  """
   episodes = sum(groups, [])
   count = len(episodes)
   steps = sum(len(e.steps) for e in episodes)
@@ -321,9 +457,9 @@ def summarize_rollouts(
 
 
 def bopo_method(config: BoPOConfig) -> Method:
-  """Return BoPO's method (paper: BoPO), perhaps without a part of it."""
-  compare = partial(bopo_advantages, config)
-  return Method(partial(bopo_loss, config), SAMPLED, compare, anchored=True)
+  """Make the method BoPO with the constants of a configuration (paper: BoPO)."""
+  compute_advantages = partial(bopo_advantages, config)
+  return Method(partial(bopo_loss, config), SAMPLED, compute_advantages, anchored=True)
 
 
 PRETRAINING = Method(next_token_loss, batches.OUTCOMES)

@@ -1,4 +1,4 @@
-"""Profile, difficulty, normalised cost, reward, advantage (paper, section 4): NumPy."""
+"""Compute difficulty, normalised cost, reward and advantage (paper: Methodology)."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -11,22 +11,33 @@ from baar_jax.episode import Episode
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-  """What the boundary policies showed of a task."""
+  """Describe the difficulty and the boundary costs of one task, with its trials.
 
-  difficulty: str  # "easy", "hard" or "intractable"
-  cost_small: float  # median dollars of an episode of always-SMALL
+  Attributes:
+    difficulty: "easy", "hard" or "intractable".
+    cost_small: median US dollars of an episode of always-SMALL.
+    cost_large: median US dollars of an episode of always-LARGE.
+    small: the trials of always-SMALL.
+    large: the trials of always-LARGE.
+  """
+
+  difficulty: str
+  cost_small: float
   cost_large: float
-  small: Sequence[Episode]  # the trials of always-SMALL
+  small: Sequence[Episode]
   large: Sequence[Episode]
 
   @property
   def hard(self) -> bool:
-    """Tell whether the task is hard."""
+    """Return whether the difficulty is "hard"."""
     return self.difficulty == "hard"
 
 
 def mean_large_usd(profiles: Iterable[Profile]) -> float:
-  """Average always-LARGE's median dollars over tasks: a unit of cost (our choice)."""
+  """Average the median dollars of always-LARGE over tasks.
+
+  For the value heads and vanilla RL, this is one normalised dollar (our choice).
+  """
   return np.mean([profile.cost_large for profile in profiles])
 
 
@@ -35,20 +46,30 @@ def difficulty(
   large_successes: Sequence[bool],
   easy_rate: float = 0.8,
 ) -> str:
-  """Classify a task (the paper's Task Difficulty Taxonomy).
+  """Classify a task by the successes of its trials (paper: Task Difficulty Taxonomy).
 
-  Easy: SMALL succeeds in at least `easy_rate` of its trials. Hard: not easy, and LARGE
-  succeeds at least once. Intractable: neither, also if SMALL got lucky below the rate.
-  The rate is over the trials that exist (our choice).
+      easy         always-SMALL succeeds in at least `easy_rate` of its trials
+      hard         not easy, and always-LARGE succeeds at least once
+      intractable  not easy, and always-LARGE never succeeds
+
+  A task is intractable even if always-SMALL succeeded in a few trials.
+
+  Args:
+    small_successes: one bool per trial of always-SMALL.
+    large_successes: one bool per trial of always-LARGE.
+    easy_rate: the least success rate of always-SMALL on an easy task. The rate is over
+      the trials that exist (our choice).
 
   Returns:
     "easy", "hard" or "intractable".
 
   Raises:
-    ValueError: a model has no trial.
+    ValueError: one of the boundaries has no trial.
   """
   if len(small_successes) == 0 or len(large_successes) == 0:
-    raise ValueError("difficulty needs a trial of each model")
+    raise ValueError(
+      "got no trials: pass at least one of always-SMALL and one of always-LARGE"
+    )
   rate = sum(map(bool, small_successes)) / len(small_successes)
   if rate >= easy_rate:
     return "easy"
@@ -58,10 +79,22 @@ def difficulty(
 def normalized_cost(
   cost: ArrayLike, cost_small: ArrayLike, cost_large: ArrayLike, eps: float = 1e-9
 ) -> np.ndarray:
-  """Place a cost between the boundaries' (paper, C_norm), clipped to [0, 1].
+  """Compute the normalised cost of an episode, in [0, 1] (paper Eq. 6).
 
-  The boundaries may be inverted: the lower of the two is 0, whichever model's it is.
-  Costs are finite dollars, floats or arrays that broadcast.
+      C_norm = clip((C - C_min) / (C_max - C_min + eps), 0, 1)
+
+  C_min and C_max are the smaller and the larger of the two boundary costs. On some
+  tasks always-SMALL costs more than always-LARGE.
+
+  Args:
+    cost: C, finite US dollars of one or more episodes.
+    cost_small: median US dollars of always-SMALL.
+    cost_large: median US dollars of always-LARGE.
+    eps: US dollars added to the difference of the boundary costs. The result is finite
+      even if both are equal.
+
+  Returns:
+    float64, of the shape that the arguments broadcast to.
   """
   low = np.minimum(cost_small, cost_large)
   high = np.maximum(cost_small, cost_large)
@@ -77,11 +110,22 @@ def boundary_reward(
   r_success: float = 1.0,
   r_hard: float = 0.5,
 ) -> np.ndarray:
-  """Compute the reward of episodes (paper, Eq. reward).
+  """Compute the boundary-relative reward of episodes (paper Eq. 5).
 
-  It is 1[success] * (r_success + r_hard * 1[hard]) - lam * C_norm. The indicator of
-  success on both terms is in the paper's reward table, not in its equation. The first
-  three arguments are scalars or arrays that broadcast.
+      R = 1[success] * (r_success + r_hard * 1[hard]) - lam * C_norm
+
+  Eq. 5 lacks the factor 1[success]; the paper's table of rewards has it.
+
+  Args:
+    success: bool, one value or one per episode.
+    hard: bool, whether the task is hard.
+    cost_norm: C_norm, see `normalized_cost`.
+    lam: the cost weight.
+    r_success: the reward of a success.
+    r_hard: the additional reward of a success on a hard task.
+
+  Returns:
+    float64, of the shape that the first three arguments broadcast to.
   """
   gain = np.asarray(success, bool) * (r_success + r_hard * np.asarray(hard, bool))
   return gain - lam * np.asarray(cost_norm, np.float64)
@@ -90,19 +134,32 @@ def boundary_reward(
 def reference_advantage(
   reward_G: ArrayLike, reference_reward: float, eps: float = 0.1, clip: float = 5.0
 ) -> np.ndarray:
-  """Compute the advantages of a group, clipped (paper, Eq. advantage).
+  """Compute the reference-guided advantages of one group (paper Eq. 7).
 
-  They are (R_g - max(mean_G R, R(reference))) / (std_G R + eps), with the population's
-  std. eps and the clip are our choices: a group of equal rewards below the reference
-  has std 0, and with a tiny eps its advantages are unbounded.
+      A_g = clip((R_g - max(mean_G R, R(tau*))) / (std_G R + eps), -clip, clip)
+
+  The standard deviation is the population's. It is 0 if all rewards of a group are
+  equal. A tiny eps would then give huge advantages. So eps = 0.1 and the clip are our
+  choices.
+
+  Args:
+    reward_G: the rewards of the group's episodes.
+    reference_reward: R(tau*), the reward of the task's reference trajectory.
+    eps: added to the standard deviation.
+    clip: the largest absolute advantage.
+
+  Returns:
+    float64 advantage_G.
 
   Raises:
-    ValueError: `reward_G` is not one non-empty group, or a reward is not finite.
+    ValueError: `reward_G` is empty or not one-dimensional, or a reward is not finite.
   """
   reward_G = np.asarray(reward_G, np.float64)
-  finite = np.isfinite(reward_G).all() and np.isfinite(reference_reward)
-  if reward_G.ndim != 1 or reward_G.size == 0 or not finite:
-    got = f"got {reward_G} and reference {reference_reward}"
-    raise ValueError(f"rewards must be one non-empty group of finite numbers, {got}")
+  is_finite = np.isfinite(reward_G).all() and np.isfinite(reference_reward)
+  if reward_G.ndim != 1 or reward_G.size == 0 or not is_finite:
+    raise ValueError(
+      f"got rewards {reward_G} and reference reward {reference_reward}:"
+      " pass one non-empty group of finite numbers"
+    )
   baseline = max(reward_G.mean(), reference_reward)
   return np.clip((reward_G - baseline) / (reward_G.std() + eps), -clip, clip)

@@ -1,4 +1,4 @@
-"""Train a router on its own rollouts."""
+"""Train a router on its own rollouts (BoPO and vanilla RL)."""
 
 import dataclasses
 import math
@@ -15,40 +15,51 @@ from baar_jax.rollout.specs import PolicySpec
 from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
-from baar_jax.train.checkpoint import Checkpoints, check_metrics
+from baar_jax.train.checkpoint import Checkpoints, Training, check_metrics
 from baar_jax.train.jobs import list_rollouts, rollout_spec
 from baar_jax.train.losses import Method, RatedEpisode
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer
-from baar_jax.train.training import Training
 
-MIN_GROUP = 2  # episodes; a smaller group has no mean to compare with
-SAVE_EVERY_ROLLOUTS = 5  # updates, which roll out episodes first
+# The smallest number of episodes of a group. One episode alone would be compared with
+# itself, because its reward is the mean of the group.
+MIN_GROUP = 2
+SAVE_EVERY_ROLLOUTS = 5  # The number of updates between two checkpoints.
 
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-  """A router that learns from its own episodes."""
+  """Bundle a router with all it needs to learn from its own episodes.
+
+  Attributes:
+    config: the settings of BoPO, also for vanilla RL.
+    trainer: the router, with its loss and optimizer.
+    batcher: cuts episodes into micro-batches.
+    anchor: the SFT router if the loss uses its logits, else None.
+  """
 
   config: BoPOConfig
   trainer: Trainer
   batcher: Batcher
-  anchor: ShardedRouter | None = None  # the SFT router, if the loss reads its logits
+  anchor: ShardedRouter | None = None
 
   def count_steps(self, episodes: int) -> int:
-    """Return how many gradient steps are taken on so many episodes."""
+    """Count the gradient steps on a rollout batch of this number of episodes."""
     return self.config.epochs * math.ceil(episodes / self.config.batch_episodes)
 
   def count_all_steps(self, tasks: int) -> int:
-    """Return how many gradient steps BoPO takes in all its updates."""
+    """Count the gradient steps of a whole BoPO training on this number of tasks."""
     episodes = min(self.config.tasks_per_update, tasks) * self.config.group_size
     return self.config.updates * self.count_steps(episodes)
 
   def fill(self, batch: Batch) -> Batch:
-    """Add what the loss compares with, computed before the first gradient step.
+    """Add log-probabilities and the SFT router's logits to a batch.
 
-    In bfloat16 the log-probabilities of the rollouts, which were computed with a cache,
-    differ by hundredths from those of a training forward. A trajectory's ratio adds up
-    dozens of them, so they are computed again (our choice).
+    This must happen before the first gradient step of an update.
+
+    In float32 `logp_BxS` stays as it was sampled. In bfloat16 it is computed again (our
+    choice). The reason: rollouts use a KV cache, and their log-probabilities differ by
+    hundredths from those of a training pass. The probability ratio of a trajectory
+    would add up these errors.
     """
     if self.trainer.low_precision:
       logp_BxS = losses.action_logp(self.trainer.logits(batch), batch.action_BxS)
@@ -61,19 +72,40 @@ class Learner:
 
 @dataclasses.dataclass
 class RolloutProgress:
-  """How far a training on rollouts is; its checkpoints and the log hold it."""
+  """Record the progress of a training on rollouts, for its checkpoints and the log.
 
-  episodes: int = 0  # rolled out
+  Attributes:
+    episodes: the number of episodes rolled out so far.
+    gradient_steps: the number of gradient steps so far.
+    finished: whether the training has ended.
+  """
+
+  episodes: int = 0
   gradient_steps: int = 0
   finished: bool = False
 
 
 def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> None:
-  """Train a router, from SFT's or its own checkpoint, on its own episodes.
+  """Train a router on its own episodes, from the SFT router or the last checkpoint.
 
-  An update rolls out episodes, computes their advantages, takes gradient steps, logs
-  and saves. A method that drops groups (DAPO) goes on until it has taken as many
-  gradient steps as BoPO, for at most `VANILLA_BATCHES` times as many updates.
+  An update rolls out episodes, computes their advantages, takes gradient steps and
+  logs metrics. Every `SAVE_EVERY_ROLLOUTS` updates it saves a checkpoint.
+
+  A method with dynamic sampling drops groups. Its training ends when it has taken as
+  many gradient steps as BoPO, at the latest after `VANILLA_BATCHES` times BoPO's
+  updates.
+
+  In a served run, a call of this function takes one update. This update learns from the
+  sessions that clients have played with the router since the last update.
+
+  Args:
+    training: the training seed, with the inputs and outputs of its run.
+    name: the family in the log; for an ablation of BoPO this is BoPO.
+    method: the method that trains the router.
+    lam: the cost weight.
+
+  Raises:
+    ValueError: a metric is not finite, or no task has at least `MIN_GROUP` episodes.
   """
   config = training.config
   served = config.env.kind == SERVED
@@ -97,11 +129,11 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
     if served:
       last = done + 1
     enough_steps = learner.count_all_steps(len(tasks))
-    # Episodes that wait for a gradient step. A checkpoint is saved only when none does:
-    # a restart, which reads episodes from the store again, misses none.
+    # These episodes wait for a gradient step. While episodes wait, no checkpoint is
+    # saved. So a restarted training reads these episodes from the store again.
     pending: list[RatedEpisode] = []
     for update, update_tasks in islice(draw_updates(config, tasks), done, last):
-      spec = rollout_spec(family, lam, update, training.number)
+      spec = rollout_spec(family, lam, update, training.training_seed)
       groups = roll_out(training, learner, spec, update_tasks)
       if not groups:
         return
@@ -127,9 +159,9 @@ def fit_rollouts(training: Training, name: str, method: Method, lam: float) -> N
 def draw_updates(
   config: Config, tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Sequence[Task]]]:
-  """Yield the number and the tasks of each update, without end.
+  """Yield the number of each update, from 1, and its tasks, without end.
 
-  Those of a served run are all tasks: it learns from any that clients have sampled.
+  An update of a served run has all tasks, because clients choose their tasks.
   """
   size = config.bopo.tasks_per_update
   task_batches = dataset.draw_task_batches(tasks, size, config.seed)
@@ -139,7 +171,7 @@ def draw_updates(
 
 
 def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> Learner:
-  """Make the learner of a method from the SFT router."""
+  """Make the learner of a method. Its router starts as the SFT router."""
   config = training.config
   sft = checkpoint.load_router(training, training.sft_family)
   view = training.open_view()
@@ -158,13 +190,22 @@ def open_learner(training: Training, method: Method, tasks: Sequence[Task]) -> L
 def roll_out(
   training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
 ) -> list[list[Episode]]:
-  """Collect an update's groups of at least `MIN_GROUP` episodes of a task.
+  """Collect the groups of an update: the episodes of each task.
+
+  Errors can end episodes, so a group may have fewer than `MIN_GROUP` episodes. Such a
+  group is left out. A served run plays no episodes: it reads its clients' sessions.
+
+  Args:
+    training: the training.
+    learner: the router that samples.
+    spec: the policy of the rollouts.
+    tasks: the tasks of the update.
 
   Returns:
-    The groups; of a served run perhaps none.
+    The groups. A served run may have none, and prints that.
 
   Raises:
-    ValueError: no group is left of a run that plays its episodes itself.
+    ValueError: a run that is not served has no group.
   """
   served = training.config.env.kind == SERVED
   if served:
@@ -174,19 +215,25 @@ def roll_out(
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:
-    problem = f"{spec.key}: no profiled training task has {MIN_GROUP} episodes"
+    problem = f"{spec.key}: no profiled training task has {MIN_GROUP} episodes yet"
     if not served:
       raise ValueError(
-        f"{problem}; see above what they died of, then run the command again"
+        f"{problem}: correct the errors above, and run the same command again"
       )
-    training.print(problem)
+    training.print(f"{problem}: let clients play more, then run the command again")
   return groups
 
 
 def _read_sessions(
   training: Training, spec: PolicySpec, tasks: Sequence[Task]
 ) -> list[Episode]:
-  """Read what clients have sampled of tasks with the last update's router."""
+  """Read the sessions that clients have played on these tasks for this update.
+
+  Args:
+    training: the training; `training.store` has the sessions.
+    spec: the policy of the rollouts of this update.
+    tasks: the tasks of the update.
+  """
   ids = {task.id for task in tasks}
   keys = [key for key in training.store.keys(spec.key) if key[0] in ids]
   return training.store.episodes(spec.key, keys)
@@ -195,12 +242,12 @@ def _read_sessions(
 def _play_rollouts(
   training: Training, learner: Learner, spec: PolicySpec, tasks: Sequence[Task]
 ) -> list[Episode]:
-  """Sample a group of episodes of each task from the router as it is."""
+  """Play a group of episodes of each task; the current router samples decisions."""
 
   def build(spec: PolicySpec) -> RouterPolicy:
-    """Build the policy that samples from the router."""
-    # The policy's cache and copy of the router are freed after the rollouts: the
-    # gradient needs the memory.
+    """Build the policy that samples from the current router."""
+    # The policy has a KV cache and a copy of the router. Both are freed after the
+    # rollouts, because the gradient needs the memory.
     model = learner.trainer.model
     view = learner.batcher.view
     rows = training.live_episodes
@@ -215,7 +262,19 @@ def _play_rollouts(
 def update_policy(
   learner: Learner, rated: Sequence[RatedEpisode], seed: int
 ) -> dict[str, float]:
-  """Take the gradient steps on a rollout batch; return the means of their metrics."""
+  """Take the gradient steps of one update.
+
+  In each of `epochs` passes the episodes are shuffled and cut into batches of
+  `batch_episodes`.
+
+  Args:
+    learner: the router that learns.
+    rated: the episodes with their advantages.
+    seed: the seed of the shuffles.
+
+  Returns:
+    The means of the metrics over the gradient steps.
+  """
   config = learner.config
   draw = random.Random(seed)
   step_batches = []

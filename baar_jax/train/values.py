@@ -1,9 +1,16 @@
-"""Fit the decision heads to values of stored decisions under caps and cost weights.
+"""Fit the value heads to stored decisions under all caps and cost weights.
 
-A transition does not depend on the budget, so each stored step is read under many. With
-r LARGE calls left, the value of a model is the step's pay and then the best that r,
-less the call, allows; with a cost weight, dollars are taken off. This is fitted
-Q-iteration (Ernst et al. 2005) with target networks.
+The method is fitted Q-iteration (Ernst et al. 2005) with target networks. With r LARGE
+calls left and cost weight w, the value of a model a that acts in state s is
+
+    Q(s, r, a) = (gain - w * cost) / (1 + w) + max_a' Q(s', r', a')
+
+Here r' is r minus 1 if a is costlier than SMALL, else r. The maximum is over the models
+that r' allows. A step's gain, its cost and the next state s' do not depend on r and w.
+So each stored step is used with many randomly drawn r and w (our choice).
+
+Axes: N decisions, E heads, D width of a hidden state, P numbers of
+`head.count_progress`, A models.
 """
 
 import zipfile
@@ -16,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from baar_jax.config import MAX_PRICE, ValueConfig
+from baar_jax.config import MAX_COST_WEIGHT, ValueConfig
 from baar_jax.episode import SMALL, SPLITS, Episode
 from baar_jax.mesh import exchange
 from baar_jax.router import head
@@ -24,47 +31,65 @@ from baar_jax.router.head import MAX_CALLS, Heads, Layers, Scale
 from baar_jax.router.qwen2 import check_finite
 from baar_jax.train import checkpoint, dataset, rewards
 from baar_jax.train.batches import Batcher
+from baar_jax.train.checkpoint import RouterFiles, Training
 from baar_jax.train.trainer import ShardedRouter
-from baar_jax.train.training import RouterFiles, Training
 
-ROUND = 100  # updates between two lines of the log
-SPREAD_EPS = 1e-3
-TINY_USD = 1e-9  # models may be free of charge
-HEADS = "heads.npz"  # the file of a training's heads
-LAYERS = [(0, 0)] * 3  # weight and bias
-# Of the stored heads.
+ROUND = 100  # The number of updates between two lines of the log.
+SPREAD_EPS = 1e-3  # Added to hidden states' standard deviations before a division.
+# The least number of US dollars to divide by, because models may be free of charge.
+TINY_USD = 1e-9
+HEADS = "heads.npz"  # The name of the file with the value heads.
+LAYERS = [(0, 0)] * 3  # The structure of a network: three layers of (weight, bias).
+# The structure of the value heads' parameters in their file.
 STRUCTURE = jax.tree.structure(Heads(LAYERS, LAYERS, Scale(0, 0, 0)))
-TARGET_RATE = 0.02  # share of the way that the target goes to the heads in an update
-CAPPED_SHARE = 0.6  # of the draws that have a cap (our choice)
-# At cost weight 0, of draws with a cap and without (our choice).
-PRICE_0_SHARES = 0.8, 0.1
+# In an update, the target networks move this share of the way to the trained networks
+# (our choice).
+TARGET_RATE = 0.02
+CAPPED_SHARE = 0.6  # The share of drawn decisions that get a cap (our choice).
+# The shares of drawn decisions that get cost weight 0 (our choice): of those with a
+# cap, and of those without a cap.
+ZERO_COST_WEIGHT_SHARES = 0.8, 0.1
 
 
 class States(NamedTuple):
-  """What heads read of stored decisions, whatever is left of a budget (N)."""
+  """Describe stored decisions, without their caps and cost weights.
 
-  hidden_NxD: np.ndarray  # of the trunk
-  progress_NxP: np.ndarray  # of `count_progress`
+  Attributes:
+    hidden_NxD: float32, the hidden states of the frozen trunk.
+    progress_NxP: int, the numbers of `head.count_progress`.
+  """
+
+  hidden_NxD: np.ndarray
+  progress_NxP: np.ndarray
 
 
 class Transitions(NamedTuple):
-  """Stored decisions in a row, episode after episode (N)."""
+  """Describe the steps of stored decisions, one episode after another.
+
+  Attributes:
+    states: the states before the decisions.
+    model_N: int, the models that acted.
+    cost_N: float32, the cost of the step in normalised dollars, i.e. US dollars divided
+      by `rewards.mean_large_usd`.
+    gain_N: float32, the increase of the score by the step. If the environment does not
+      score steps, the last step gains the whole score.
+    last_N: bool, whether the step is the last one of its episode.
+  """
 
   states: States
   model_N: np.ndarray
-  # Dollars of the step, over the mean of always-LARGE's medians by task.
   cost_N: np.ndarray
-  # Score that the step gains, if the environment tells it; else all by the last step.
   gain_N: np.ndarray
-  last_N: np.ndarray  # whether the episode ends with it
+  last_N: np.ndarray
 
 
 def read_states(training: Training, episodes: Sequence[Episode]) -> States:
-  """Read the states of episodes' decisions, in their order, with the trunk."""
+  """Compute the states of the decisions of episodes, with the frozen trunk."""
   config = training.config
   view = training.open_trunk_view()
   model = checkpoint.load_initial(training, view)
-  trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)  # no logits
+  # The list of token ids is empty, because the trunk computes no logits.
+  trunk = ShardedRouter(model, (), training.mesh, config.router.dtype)
   tasks = {task.id: task for split in SPLITS for task in training.store.tasks(split)}
   hidden_NxD = Batcher(config, view, tasks.values()).compute(trunk.hidden, episodes)
   progress = []
@@ -77,101 +102,128 @@ def read_states(training: Training, episodes: Sequence[Episode]) -> States:
 def make_transitions(
   states: States, episodes: Sequence[Episode], unit_usd: float
 ) -> Transitions:
-  """Make the transitions of episodes, whose states were read.
+  """Make the transitions of episodes.
 
   Args:
-    unit_usd: costs are counted in it.
+    states: the states of all their decisions, in order.
+    episodes: the episodes.
+    unit_usd: US dollars of one normalised dollar.
   """
   models = []
   costs = []
   gains = []
   lasts = []
   for episode in episodes:
-    before = 0.0
+    score_before = 0.0
     for number, step in enumerate(episode.steps, 1):
       last = number == len(episode.steps)
-      score = before if step.score is None else step.score
+      score = score_before if step.score is None else step.score
       if last:
         score = episode.score
       models.append(step.model)
       costs.append(np.float32(step.cost_usd / unit_usd))
-      gains.append(np.float32(score - before))
+      gains.append(np.float32(score - score_before))
       lasts.append(last)
-      before = score
+      score_before = score
   cost_N = np.array(costs)
   gain_N = np.array(gains)
   return Transitions(states, np.array(models), cost_N, gain_N, np.array(lasts))
 
 
 def fit_values(training: Training) -> None:
-  """Fit the heads of a training to its stored episodes, if that is still to be done.
+  """Fit the value heads of a training, and write them to a file.
+
+  If the file exists already, nothing happens.
 
   Raises:
     ValueError: a loss is not finite.
   """
-  c = training.config.value
+  config = training.config.value
   path = training.checkpoints("value") / HEADS
-  if all(exchange(path.exists())):  # all processes fit, or none
+  # All processes must agree: either all of them fit the heads, or none does.
+  if all(exchange(path.exists())):
     return
   heads, data = _open_heads(training)
-  with training.progress("value", c.updates, 0, "update") as bar:
-    for done, newer, loss in fit_heads(heads, data, c, training.config.seed):
+  with training.progress("value", config.updates, 0, "update") as bar:
+    for done, fitted, loss in fit_heads(heads, data, config, training.config.seed):
       training.log(stage="value", update=done, loss=loss)
       checkpoint.check_metrics("value", done, {"loss": loss})
       bar.update(done - bar.n)
-      heads = newer
+      heads = fitted
   if training.is_main:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp.npz")
     np.savez(draft, *map(np.asarray, jax.tree.leaves(heads)))
     draft.replace(path)
-  exchange(None)  # waits until they are written
+  exchange(None)  # Wait until the main process has written the file.
 
 
 def _open_heads(training: Training) -> tuple[Heads, Transitions]:
-  """Draw heads, with the scale of the stored decisions that they learn from."""
+  """Draw random heads, and load the transitions that they learn from."""
   config = training.config
-  c = config.value
+  settings = config.value
   episodes = dataset.load_value_episodes(training.store, config)
   states = read_states(training, episodes)
   train_ids = [task.id for task in training.store.tasks("train")]
   profiles = dataset.profile_tasks(config, train_ids, episodes)
   unit_usd = max(TINY_USD, rewards.mean_large_usd(profiles.values()))
   data = make_transitions(states, episodes, unit_usd)
-  largest = training.models - 1
-  usd = [s.cost_usd for e in episodes for s in e.steps if s.model == largest]
+  costliest = training.models - 1
+  usd = [s.cost_usd for e in episodes for s in e.steps if s.model == costliest]
   spread_D = states.hidden_NxD.std(axis=0) + SPREAD_EPS
   large_usd = np.float32(max(TINY_USD, np.mean(usd)))
   scale = Scale(states.hidden_NxD.mean(axis=0), spread_D, large_usd)
   key = jax.random.key(config.seed)
-  widths = c.value_width, c.advantage_width
-  return head.draw_heads(key, c.heads, widths, training.models, scale), data
+  widths = settings.value_width, settings.advantage_width
+  return head.draw_heads(key, settings.heads, widths, training.models, scale), data
 
 
 class Returns(NamedTuple):
-  """The Monte-Carlo returns of stored decisions: sums to the end of the episode."""
+  """Keep the Monte-Carlo returns of stored decisions, without discount.
+
+  Attributes:
+    gain_N: float32, the sum of gains from the decision to the end of its episode.
+    cost_N: float32, the sum of normalised dollars from the decision to the end.
+  """
 
   gain_N: jax.Array
   cost_N: jax.Array
 
 
 class Nets(NamedTuple):
-  """The parameters that learn, of a head or with a leading axis E of all heads."""
+  """Group the trainable parameters of one value head, or of all with axis E first.
+
+  Attributes:
+    value: the network of the value.
+    advantage: the network of the advantages.
+  """
 
   value: Layers
   advantage: Layers
 
 
 class Fit(NamedTuple):
-  """A head that learns, or with a leading axis E all heads."""
+  """Keep the training state of one value head, or of all with axis E first.
+
+  Attributes:
+    nets: the networks.
+    target_nets: the target networks, a moving average of the networks.
+    optimizer_state: the state of the optimizer.
+  """
 
   nets: Nets
-  target_nets: Nets  # they follow slowly
+  target_nets: Nets
   optimizer_state: optax.OptState
 
 
-class Study(NamedTuple):
-  """What all heads read at each update."""
+class TrainingData(NamedTuple):
+  """Group the data that all value heads learn from.
+
+  Attributes:
+    data: the transitions.
+    returns: the Monte-Carlo returns of the same decisions.
+    scale: the statistics that normalise the heads' inputs.
+  """
 
   data: Transitions
   returns: Returns
@@ -181,19 +233,32 @@ class Study(NamedTuple):
 def fit_heads(
   heads: Heads, data: Transitions, config: ValueConfig, seed: int
 ) -> Iterator[tuple[int, Heads, float]]:
-  """Yield (updates done, the target's heads, mean loss) after each `ROUND` updates."""
+  """Fit the value heads, each on its own randomly drawn decisions.
+
+  Args:
+    heads: the heads to start from; their scale does not change.
+    data: the transitions to learn from.
+    config: the settings of the value heads.
+    seed: the seed of the random draws.
+
+  Yields:
+    After every `ROUND` updates and after the last: the number of updates done, the
+    heads with the parameters of the target networks, and the mean loss of the round.
+  """
   schedule = optax.cosine_decay_schedule(config.learning_rate, config.updates)
   optimizer = optax.adamw(schedule, weight_decay=config.weight_decay)
   nets = Nets(heads.value, heads.advantage)
   scale = heads.scale
   fitted = Fit(nets, nets, jax.vmap(optimizer.init)(nets))
-  study = jax.tree.map(jnp.asarray, Study(data, compute_returns(data), scale))
+  training_data = jax.tree.map(
+    jnp.asarray, TrainingData(data, compute_returns(data), scale)
+  )
   update = partial(_update, optimizer, config)
   step = jax.jit(jax.vmap(update, (None, 0, 0, None)))
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), config.heads)
   losses = []
   for done in range(1, config.updates + 1):
-    fitted, loss_E = step(study, fitted, keys, done)
+    fitted, loss_E = step(training_data, fitted, keys, done)
     losses.append(loss_E)
     if done % ROUND == 0 or done == config.updates:
       yield done, Heads(*fitted.target_nets, scale), float(np.mean(losses))
@@ -201,7 +266,7 @@ def fit_heads(
 
 
 def compute_returns(data: Transitions) -> Returns:
-  """Sum gains and costs from each decision to the end of its episode."""
+  """Compute the Monte-Carlo returns of stored decisions, without discount."""
   gain_N = data.gain_N.astype(np.float64)
   cost_N = data.cost_N.astype(np.float64)
   for n in reversed(range(len(gain_N) - 1)):
@@ -212,61 +277,90 @@ def compute_returns(data: Transitions) -> Returns:
 
 
 class Regime(NamedTuple):
-  """The cap and the cost weight under which each decision of a batch is read."""
+  """Assign a cap and a cost weight to each decision of a batch.
 
-  left_N: jax.Array  # LARGE calls before the decision; inf without a cap
-  weight_N: jax.Array  # of scores: 1 / (1 + cost weight)
+  Attributes:
+    calls_left_N: float32, the LARGE calls left before the decision; inf without a cap.
+    score_weight_N: float32, 1 / (1 + w) for the cost weight w.
+  """
+
+  calls_left_N: jax.Array
+  score_weight_N: jax.Array
 
   def weigh(self, gain_N: jax.Array, cost_N: jax.Array) -> jax.Array:
-    """Weigh scores by `weight_N` and costs by the rest of 1."""
-    return self.weight_N * gain_N - (1 - self.weight_N) * cost_N
+    """Compute (gain - w * cost) / (1 + w) for the cost weight w.
+
+    Args:
+      gain_N: scores.
+      cost_N: normalised dollars.
+    """
+    return self.score_weight_N * gain_N - (1 - self.score_weight_N) * cost_N
 
 
 def draw_regime(keys: Sequence[jax.Array], used_N: jax.Array) -> Regime:
-  """Draw a cap and a cost weight for each decision.
+  """Draw a cap and a cost weight for each decision (our choice).
+
+  - `CAPPED_SHARE` of the decisions have a cap of 0 to `MAX_CALLS` - 1 LARGE calls left.
+    Few calls are more likely: the number is floor(MAX_CALLS * u^2), u uniform in 0..1.
+  - `ZERO_COST_WEIGHT_SHARES` of the decisions have cost weight 0.
+  - For all other decisions, 1 / (1 + w) is uniform above 1 / (1 + MAX_COST_WEIGHT).
 
   Args:
-    keys: one for each of four draws.
-    used_N: the LARGE calls of each decision's step; its cap allows them.
+    keys: four random keys.
+    used_N: the LARGE calls of each decision's step, 0 or 1. A drawn cap has at least
+      this number of calls left.
   """
   shape = used_N.shape
-  key_cap, key_free, key_weight, key_left = keys
-  capped_N = jax.random.uniform(key_cap, shape) < CAPPED_SHARE
-  free_N = jax.random.uniform(key_free, shape) < jnp.where(capped_N, *PRICE_0_SHARES)
-  lightest = 1 / (1 + MAX_PRICE)
-  weight_N = jax.random.uniform(key_weight, shape, minval=lightest)
-  weight_N = jnp.where(free_N, 1.0, weight_N)
-  # Few calls more often.
-  left_N = jnp.floor(MAX_CALLS * jax.random.uniform(key_left, shape) ** 2)
-  left_N = jnp.where(capped_N, jnp.maximum(left_N, used_N), jnp.inf)
-  return Regime(left_N, weight_N)
+  key_cap, key_zero, key_weight, key_calls = keys
+  is_capped_N = jax.random.uniform(key_cap, shape) < CAPPED_SHARE
+  is_zero_N = jax.random.uniform(key_zero, shape) < jnp.where(
+    is_capped_N, *ZERO_COST_WEIGHT_SHARES
+  )
+  least = 1 / (1 + MAX_COST_WEIGHT)
+  score_weight_N = jax.random.uniform(key_weight, shape, minval=least)
+  score_weight_N = jnp.where(is_zero_N, 1.0, score_weight_N)
+  calls_left_N = jnp.floor(MAX_CALLS * jax.random.uniform(key_calls, shape) ** 2)
+  calls_left_N = jnp.where(is_capped_N, jnp.maximum(calls_left_N, used_N), jnp.inf)
+  return Regime(calls_left_N, score_weight_N)
 
 
 def compute_target(
-  paid: jax.Array,
-  last: jax.Array,
-  value: jax.Array,
-  advantage: jax.Array,
-  calls_after: jax.Array,
+  reward: jax.Array,
+  is_last: jax.Array,
+  next_value: jax.Array,
+  next_advantage: jax.Array,
+  next_calls_left: jax.Array,
 ) -> jax.Array:
-  """Compute the Q target of the model that acted.
+  """Compute the Q target of each stored decision, without discount.
+
+      target = reward + (0 if is_last else next_value + max_a next_advantage[a])
+
+  The maximum is over the models that `next_calls_left` allows: all models if at least 1
+  LARGE call is left, else SMALL.
 
   Args:
-    paid: gain and cost of its step, weighed by a regime.
-    last: whether the episode ends with the step.
-    value: of the next decision.
-    advantage: [..., A], of the next decision; any model but SMALL needs a call.
-    calls_after: LARGE calls left for the next decision.
+    reward: (gain - w * cost) / (1 + w) of the step, see `Regime.weigh`.
+    is_last: bool, whether the step is the last one of its episode.
+    next_value: the target networks' value of the next decision.
+    next_advantage: [..., A], the target networks' advantages at the next decision.
+    next_calls_left: the LARGE calls left at the next decision; inf without a cap.
+
+  Returns:
+    float32, of the shape of `reward`.
   """
-  best = jnp.where(calls_after >= 1, advantage.max(axis=-1), advantage[..., SMALL])
-  return paid + jnp.where(last, 0.0, value + best)
+  best_advantage = jnp.where(
+    next_calls_left >= 1, next_advantage.max(axis=-1), next_advantage[..., SMALL]
+  )
+  return reward + jnp.where(is_last, 0.0, next_value + best_advantage)
 
 
 def _estimate(
   nets: Nets, scale: Scale, regime: Regime, states: States
 ) -> tuple[jax.Array, jax.Array]:
-  """Estimate value_N and advantage_NxA of decisions with one head."""
-  facts_NxF = head.describe(regime.left_N, 1 / regime.weight_N - 1, states.progress_NxP)
+  """Estimate value_N and advantage_NxA of decisions with the networks of one head."""
+  facts_NxF = head.describe(
+    regime.calls_left_N, 1 / regime.score_weight_N - 1, states.progress_NxP
+  )
   one_head = Heads(*nets, scale)
   return head.estimate_one(one_head, states.hidden_NxD, facts_NxF)
 
@@ -274,43 +368,54 @@ def _estimate(
 def _update(
   optimizer: optax.GradientTransformation,
   config: ValueConfig,
-  study: Study,
+  training_data: TrainingData,
   fitted: Fit,
   key: jax.Array,
   done: jax.Array,
 ) -> tuple[Fit, jax.Array]:
-  """Take one gradient step of one head on drawn decisions, each under a drawn regime.
+  """Take one gradient step of one head on randomly drawn decisions.
+
+  Each decision has a randomly drawn cap and cost weight. In the first `return_share` of
+  the updates the targets are Monte-Carlo returns, afterwards the results of
+  `compute_target`. Noise is added to the hidden states, except those that give targets.
 
   Args:
-    done: the number of the update, from 1.
+    optimizer: the optimizer.
+    config: the settings of the value heads.
+    training_data: the data that all heads learn from.
+    fitted: the training state of the head.
+    key: the random key of the head.
+    done: the number of this update, from 1.
 
   Returns:
-    The head after it, and the loss.
+    The new training state, and the loss.
   """
-  data = study.data
-  scale = study.scale
+  data = training_data.data
+  scale = training_data.scale
   keys = jax.random.split(jax.random.fold_in(key, done), 6)
   count = len(data.model_N)
   n = jax.random.randint(keys[0], (config.batch_decisions,), 0, count)
-  here = jax.tree.map(lambda x: x[n], data)
-  returns = jax.tree.map(lambda x: x[n], study.returns)
-  after = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
-  used_N = (here.model_N != SMALL).astype(jnp.float32)
+  drawn = jax.tree.map(lambda x: x[n], data)
+  returns = jax.tree.map(lambda x: x[n], training_data.returns)
+  following = jax.tree.map(lambda x: x[jnp.minimum(n + 1, count - 1)], data)
+  used_N = (drawn.model_N != SMALL).astype(jnp.float32)
   regime = draw_regime(keys[1:5], used_N)
-  next_regime = regime._replace(left_N=regime.left_N - used_N)
-  estimates = _estimate(fitted.target_nets, scale, next_regime, after.states)
-  paid_N = regime.weigh(here.gain_N, here.cost_N)
-  target_N = compute_target(paid_N, here.last_N, *estimates, next_regime.left_N)
+  next_regime = regime._replace(calls_left_N=regime.calls_left_N - used_N)
+  estimates = _estimate(fitted.target_nets, scale, next_regime, following.states)
+  reward_N = regime.weigh(drawn.gain_N, drawn.cost_N)
+  target_N = compute_target(
+    reward_N, drawn.last_N, *estimates, next_regime.calls_left_N
+  )
   use_returns = done <= int(config.return_share * config.updates)
   target_N = jnp.where(use_returns, regime.weigh(*returns), target_N)
-  noise_NxD = jax.random.normal(keys[5], here.states.hidden_NxD.shape)
+  noise_NxD = jax.random.normal(keys[5], drawn.states.hidden_NxD.shape)
   noise_NxD = config.noise * scale.spread_D[None] * noise_NxD
-  noisy = here.states._replace(hidden_NxD=here.states.hidden_NxD + noise_NxD)
+  noisy = drawn.states._replace(hidden_NxD=drawn.states.hidden_NxD + noise_NxD)
 
   def compute_loss(nets: Nets) -> jax.Array:
-    """Compute the mean squared distance to the targets."""
+    """Compute the mean squared difference between estimated and target Q values."""
     value_N, advantage_NxA = _estimate(nets, scale, regime, noisy)
-    chosen = jnp.take_along_axis(advantage_NxA, here.model_N[:, None], axis=1)[:, 0]
+    chosen = jnp.take_along_axis(advantage_NxA, drawn.model_N[:, None], axis=1)[:, 0]
     return jnp.mean((value_N + chosen - target_N) ** 2)
 
   loss, gradient = jax.value_and_grad(compute_loss)(fitted.nets)
@@ -320,22 +425,22 @@ def _update(
 def _apply_gradient(
   optimizer: optax.GradientTransformation, fitted: Fit, gradient: Nets
 ) -> Fit:
-  """Step the nets; their target networks follow slowly."""
+  """Apply a gradient to the networks, and move the target networks towards them."""
   updates, state = optimizer.update(gradient, fitted.optimizer_state, fitted.nets)
   nets = optax.apply_updates(fitted.nets, updates)
 
-  def follow(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Move a target towards its net."""
-    return old + TARGET_RATE * (new - old)
+  def follow(target: jax.Array, new: jax.Array) -> jax.Array:
+    """Move a target parameter `TARGET_RATE` of the way to the new parameter."""
+    return target + TARGET_RATE * (new - target)
 
   return Fit(nets, jax.tree.map(follow, fitted.target_nets, nets), state)
 
 
 def load_heads(files: RouterFiles) -> Heads:
-  """Load the heads in a run's directory.
+  """Load the value heads of a training from their file.
 
   Raises:
-    ValueError: they are missing or damaged.
+    ValueError: the file is missing or damaged, or another version has written it.
   """
   path = files.checkpoints("value") / HEADS
   try:
@@ -345,9 +450,10 @@ def load_heads(files: RouterFiles) -> Heads:
       check_finite(x, "heads")
     heads = jax.tree.unflatten(STRUCTURE, leaves)
     if heads.value[0][0].shape[1:2] != (heads.scale.mean_D.size + head.FACTS,):
-      raise ValueError("they read other facts than this version")
+      raise ValueError("another version wrote it")
     return heads
   except (ValueError, OSError, zipfile.BadZipFile) as error:
     raise ValueError(
-      f"{path} is missing or damaged: remove it and run --stage=value"
+      f"{path} is missing or damaged ({error}): delete it if it exists, then run "
+      "--stage=value"
     ) from error

@@ -1,9 +1,9 @@
-"""Makes qwen2.npz: slices of what transformers' Qwen2 computes from the weights of tests/hf.py.
+"""Compute qwen2.npz: the outputs of transformers' Qwen2 for the weights of tests/hf.py.
 
   cd tests && python -m golden.make_qwen2
 
-in an environment with torch and transformers; it was made with torch 2.13.0 and transformers
-5.23.0 on a CPU, in float32.
+This needs torch and transformers. The stored file was computed with torch 2.13.0 and
+transformers 5.23.0 on a CPU, in float32.
 """
 
 import tempfile
@@ -12,7 +12,8 @@ from pathlib import Path
 import hf
 import numpy as np
 
-# Rows and tokens of the batch that each shape is given, and the positions that are kept.
+# For each shape of tests/hf.py: the rows and tokens of its batch, and the positions whose
+# outputs are stored.
 CASES = {
   "grouped": ((2, 24), (0, 1, 9, 23)),
   "multihead": ((2, 24), (0, 1, 9, 23)),
@@ -21,8 +22,14 @@ CASES = {
 FILE = Path(__file__).with_name("qwen2.npz")
 
 
-def outputs(directory: Path, tokens_BxT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(hidden_BxTxD after the final norm, logits_BxTxV), float32."""
+def compute_outputs(
+  directory: Path, tokens_BxT: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Compute hidden states and logits with transformers.
+
+  Returns:
+    hidden_BxTxD after the final norm, and logits_BxTxV, both float32.
+  """
   import torch
   from transformers import AutoModelForCausalLM
 
@@ -34,16 +41,16 @@ def outputs(directory: Path, tokens_BxT: np.ndarray) -> tuple[np.ndarray, np.nda
     return hidden_BxTxD.numpy(), model.lm_head(hidden_BxTxD).numpy()
 
 
-def main():
+def main() -> None:
+  """Compute the outputs of all shapes, and write the file."""
   arrays = {}
   for number, (name, (sizes, kept)) in enumerate(CASES.items()):
     tokens_BxT = np.random.default_rng(number).integers(
       0, hf.SHAPES[name]["vocab_size"], sizes
     )
     with tempfile.TemporaryDirectory() as directory:
-      hidden_BxTxD, logits_BxTxV = outputs(
-        hf.write(Path(directory), hf.SHAPES[name]), tokens_BxT
-      )
+      weights = hf.write(Path(directory), hf.SHAPES[name])
+      hidden_BxTxD, logits_BxTxV = compute_outputs(weights, tokens_BxT)
     arrays |= {
       f"{name}/tokens_BxT": tokens_BxT.astype(np.int16),
       f"{name}/kept_S": np.array(kept, np.int16),

@@ -1,4 +1,4 @@
-"""ALFWorld: household text games with the observations of AgentGym."""
+"""Connect ALFWorld's household text games; observations have AgentGym's format."""
 
 import contextlib
 import dataclasses
@@ -8,40 +8,77 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baar_jax.envs.alfworld.engine import import_engine
-from baar_jax.envs.alfworld.errors import ALFWorldErrors
 from baar_jax.envs.alfworld.expert import (
   TASK_TYPES,
   Facts,
+  draw_mistake,
   find_next_step,
-  make_mistake,
   read_goal,
 )
-from baar_jax.envs.base import Env, EnvDied, Oracle, check_size, take_turns
+from baar_jax.envs.base import Env, EnvDied, Oracle, check_size, interleave
 from baar_jax.envs.engines import Engine
+from baar_jax.envs.errors import KnowledgeErrors
 from baar_jax.episode import Task
 
-GAMES = "json_2.1.1"  # the directory of the splits in the benchmark's download
-GAME = "game.tw-pddl"
-NO_TEXT_GAMES = ("movable", "Sliced")  # no text games in ALFWorld
-MOVE = "move {o} to {r}"  # in the grammar since ALFWorld 0.4; an older one differs
+
+class ALFWorldErrors(KnowledgeErrors):
+  """Error rates of scripted models in ALFWorld.
+
+  The probabilities of the tiers depend on the type of task. Error rates at routine
+  steps are high, because a real model has to search for objects.
+  """
+
+  # This seed was chosen among "tier 0" to "tier 39": with it, the shares of tiers among
+  # 126 synthetic games are nearest to PRIORS.
+  DRAW = "tier 28"
+  ROUTINE = (0.55, 0.45)
+  UNKNOWN = (0.99, 0.97)
+  SPOILED = 0.97
+  PRIORS = (
+    ("pick_and_place_simple", (0.64, 0.24, 0.12)),
+    ("look_at_obj_in_light", (0.57, 0.23, 0.20)),
+    ("pick_clean", (0.41, 0.23, 0.36)),
+    ("pick_heat|pick_cool", (0.33, 0.22, 0.45)),
+    ("pick_two", (0.20, 0.16, 0.64)),
+  )
+
+
+# The benchmark's download has a directory of this name with a directory per split.
+GAMES = "json_2.1.1"
+GAME = "game.tw-pddl"  # the name of each game's file
+# ALFWorld's text engine cannot run games whose names contain one of these words.
+NO_TEXT_GAMES = ("movable", "Sliced")
+MOVE = "move {o} to {r}"  # Only games of ALFWorld 0.4 or later contain this text.
 ARRIVED = re.compile(r"^You arrive at loc [^.]*\. ")
 TASK = re.compile(r"Your task is to: (.+?)\s*\"")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  # The directory above json_2.1.1/, which has those of the splits; "" is
-  # $ALFWORLD_DATA if set, else the games that --stage=setup makes.
+  """The options of ALFWorld.
+
+  A split is a directory in `data`/json_2.1.1, or a file in `data` that lists games. The
+  file has lines SPLIT/NAME/TRIAL, or it is one of AgentGym's JSON lists of games.
+
+  Attributes:
+    data: the directory that contains json_2.1.1. "" is $ALFWORLD_DATA if set, else the
+      synthetic games that --stage=setup generates.
+    train_split: the training games.
+    dev_split: the validation games.
+    test_split: the held-out test games.
+  """
+
   data: str = ""
-  # A split is a directory in there, or a file in `data` that lists games, as lines
-  # SPLIT/NAME/TRIAL or as AgentGym's JSON mappings.
   train_split: str = "train"
   dev_split: str = "valid_seen"
   test_split: str = "valid_unseen"
 
 
 class ALFWorld(Env):
-  """The Env of ALFWorld; a task's id is its game's directory, SPLIT/NAME/TRIAL."""
+  """The Env of ALFWorld.
+
+  A task's id is the directory of its game: SPLIT/NAME/TRIAL.
+  """
 
   Options = Options
   Errors = ALFWorldErrors
@@ -51,16 +88,24 @@ class ALFWorld(Env):
     download="alfworld-download --data-dir $ALFWORLD_DATA",
     needs=", which takes a C++ compiler and make (Debian: apt-get install g++ make),",
   )
-  prompt_growth = 210  # each observation lists all possible commands
+  prompt_growth = 210  # tokens: each observation lists all possible commands
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
   _game = None
 
   @property
   def data(self) -> Path:
+    """Return the directory that contains the directories of the splits."""
     return Path(self.options.data) / GAMES
 
   def tasks(self, split: str) -> list[Task]:
-    """List a split's games: the task types take turns, each with its trials sorted."""
+    """Return a split's games as tasks; the types of tasks alternate.
+
+    The games of each type are sorted by the name of the trial. A game that cannot be
+    won is skipped.
+
+    Raises:
+      ValueError: there are too few games, or a list or a game cannot be read.
+    """
     source = getattr(self.options, f"{split}_split")
     size = self.sizes[split]
     ids_by_type: dict[str, list[str]] = {name: [] for name in TASK_TYPES}
@@ -68,7 +113,7 @@ class ALFWorld(Env):
       goal = read_goal(Path(task_id).parent.name)
       ids_by_type[goal.task_type].append(task_id)
     tasks: list[Task] = []
-    for task_id in take_turns(ids_by_type.values()):
+    for task_id in interleave(ids_by_type.values()):
       if len(tasks) < size:
         text = read_description(self.data / task_id / GAME)
         if text:
@@ -77,7 +122,14 @@ class ALFWorld(Env):
     return tasks
 
   def _list_ids(self, source: str) -> Sequence[str]:
-    """List the ids of the games in a directory or in a list."""
+    """Return the ids of the games of a split.
+
+    Args:
+      source: the option of the split: a directory of games or a file that lists them.
+
+    Raises:
+      ValueError: the file is not a list of games.
+    """
     path = Path(self.options.data) / source
     if not path.is_file():
       return self._find_ids(source)
@@ -88,12 +140,15 @@ class ALFWorld(Env):
       names = [f"{entry['task_type']}/{entry['task_id']}" for entry in json.loads(text)]
     except (ValueError, KeyError, TypeError, RecursionError):
       form = "lines SPLIT/NAME/TRIAL, or JSON objects with task_type and task_id"
-      raise ValueError(f"{source} is no list of games: {form}") from None
-    # AgentGym's mappings do not name the split, so each game is searched for in all.
+      raise ValueError(
+        f"{source} is not a list of games; it must have {form}"
+      ) from None
+    # AgentGym's lists do not name the split of a game, so all splits are searched.
     ids = {id_.split("/", 1)[1]: id_ for id_ in self._find_ids("*")}
     return [ids.get(name, f"?/{name}") for name in names]
 
   def _find_ids(self, directory: str) -> list[str]:
+    """Return the ids of the games below a split's directory; "*" is all splits."""
     ids = []
     for game in sorted(self.data.glob(f"{directory}/*/*/{GAME}")):
       task_id = game.parent.relative_to(self.data).as_posix()
@@ -102,66 +157,91 @@ class ALFWorld(Env):
     return ids
 
   def reset(self, task_id: str) -> str:
-    game = self.data / task_id / GAME
-    return self.start(game, game.parents[1].name)
+    """Start the game of a task and return the first observation; see `start`."""
+    path = self.data / task_id / GAME
+    return self.start(path, path.parents[1].name)
 
   def start(self, game: Path | dict, name: str) -> str:
-    """Start a game, from its file or its contents, and return the first observation.
+    """Start a game and return the first observation.
+
+    Args:
+      game: the file of the game, or its contents.
+      name: the name of the game, which states its goal; see `read_goal`.
 
     Raises:
-      EnvDied: the engine cannot play this game; it can play others in this process.
+      EnvDied: the engine cannot load this game. Other games can still be started.
+      ValueError: the name states no goal.
     """
     self.goal = read_goal(name)
     import mementos.core
 
     self._game = self._game or import_engine()()
-    mementos.core._memento_cache.clear()  # the library keeps 1 MB of every game
+    # A library of the engine caches 1 MB for every game: free this memory.
+    mementos.core._memento_cache.clear()
     try:
       self._game.load(game)
       welcome = self._enter(self._game.reset())
-    except (Exception, SystemExit) as error:  # a damaged game fails in several parsers
+    except (Exception, SystemExit) as error:  # The engine raises errors of many kinds.
       self._game = None
       reason = str(error).split("\n")[0] or type(error).__name__
-      raise EnvDied(f"the game cannot be played: {reason}") from error
+      raise EnvDied(
+        f"the game {name} cannot be loaded ({reason}): download or generate it again"
+      ) from error
     return self._observe(welcome.partition("\n\n")[2].replace("\n\n", "\n"))
 
   def step(self, action: str) -> tuple[str, bool]:
+    """Execute a command if it is possible now; any other command changes nothing.
+
+    Returns:
+      The observation, and whether the game is won.
+    """
     feedback = "Nothing happens."
-    if action in self.commands:  # the engine understands no other wording
+    if action in self.commands:
       feedback = self._enter(self._game.step(action)[0])
     return self._observe(feedback), self.won
 
   def _enter(self, state: dict) -> str:
+    """Store the engine's new state and return the engine's text."""
     self.won = bool(state["won"])
     self.commands = sorted(state["admissible_commands"])
     self.facts = Facts(state["facts"])
     return state["feedback"]
 
   def _observe(self, feedback: str) -> str:
+    """Write an observation: the engine's text and the possible commands."""
     text = ARRIVED.sub("", feedback.strip())
     return f"{text}\nAVAILABLE ACTIONS: {','.join(self.commands)}"
 
   def score(self) -> float:
+    """Return 1 if the game is won, else 0."""
     return float(self.won)
 
   def oracle(self) -> Oracle:
+    """Return the expert's next step; see Env.oracle."""
     return find_next_step(self.facts, self.goal, self.commands)
 
   def mistake(self, kind: str, key: str) -> str:
+    """Return a wrong command in place of the expert's; see Env.mistake."""
     step = self.oracle()
-    return make_mistake(kind, key, step, self.commands, self.goal.object_type)
+    return draw_mistake(kind, key, step, self.commands, self.goal.object_type)
 
 
 def read_description(path: Path) -> str | None:
-  """Read what a game asks for; None if nobody can win it.
+  """Read the instruction of a game.
+
+  Args:
+    path: the file of the game.
+
+  Returns:
+    The instruction; None if the game cannot be won.
 
   Raises:
-    ValueError: the game cannot be played.
+    ValueError: the file is missing, damaged or older than ALFWorld 0.4.
   """
   with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-    if path.is_file():  # reading a pipe would never end
+    if path.is_file():  # Reading a named pipe would never end.
       game = json.loads(path.read_text())
       if MOVE in game["grammar"]:
         return TASK.search(game["grammar"])[1] if game["solvable"] else None
   problem = f"{path} is missing, damaged or older than ALFWorld 0.4"
-  raise ValueError(f"{problem}: get another, or none")
+  raise ValueError(f"{problem}: remove its directory or download the games again")

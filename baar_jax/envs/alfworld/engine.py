@@ -1,4 +1,4 @@
-"""ALFWorld's PDDL engine, patched so that a game is translated and parsed only once."""
+"""Patch ALFWorld's engine so that it translates and parses each game only once."""
 
 import copy
 import functools
@@ -11,33 +11,47 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from baar_jax.envs.base import keep
+from baar_jax.envs.base import read_or_make
 
-# Translation takes most of a game's loading time: its results are kept by the engine.
+# Most of the time to load a game is spent on the translation of its PDDL. So
+# translations are stored in this directory of the engine's Python environment.
 TRANSLATIONS = Path(sys.prefix) / "translated"
-# The engine evaluates text in braces as Python: only names are let through.
+# The engine evaluates each text between braces in a game's file as Python code. A text
+# that does not match NAMES is refused, so that a game cannot execute any other code.
 NAME = r"(\w+(\.(name|id|indefinite))?|'[^']*')"
 NAMES = re.compile(rf" *{NAME}( (or|\+) {NAME})* *")
 
 
-def keep_on_disk(function: Callable, *texts: str, **named: str) -> Any:
-  """Return a function's result, which is kept in a file of 30 to 60 kB."""
-  key = hashlib.sha256(repr((function.__name__, texts, named)).encode()).hexdigest()
+def call_once(function: Callable, *texts: str, **named_texts: str) -> Any:
+  """Return a function's result, read from disk if the result was computed before.
 
-  def make() -> bytes:
-    return zlib.compress(pickle.dumps(function(*texts, **named)), 1)
+  A result is stored as a file of 30 to 60 kB in TRANSLATIONS.
 
-  return pickle.loads(zlib.decompress(keep(TRANSLATIONS / key[:40], make)))
+  Args:
+    function: the function. Its name and the arguments determine the file.
+    *texts: positional arguments.
+    **named_texts: keyword arguments.
+  """
+  key = hashlib.sha256(
+    repr((function.__name__, texts, named_texts)).encode()
+  ).hexdigest()
+
+  def compute() -> bytes:
+    """Call the function; return its result, pickled and compressed."""
+    return zlib.compress(pickle.dumps(function(*texts, **named_texts)), 1)
+
+  return pickle.loads(zlib.decompress(read_or_make(TRANSLATIONS / key[:40], compute)))
 
 
 @functools.cache
 def import_engine() -> Callable[[], Any]:
-  """Import and patch the engine on first use; return what opens an environment.
+  """Import the engine, patch it, and return a function that creates a game.
 
-  Unpatched, each load and reset translates the game twice, once for the planner (up to
-  a minute and a GB), and each command parses the same few templates. Patched, a game is
-  translated once for all processes, never for the planner, and a text is parsed once.
-  The texts of a game stay the same.
+  Without the patch, each load and reset translates the game twice. The translation for
+  the planner takes up to a minute and 1 GB. Each command also parses the same few
+  templates of texts again. With the patch, a game is translated once for all processes,
+  and never for the planner. Each process parses a template once. The engine's output
+  stays the same.
   """
   import fast_downward
   import textworld
@@ -46,24 +60,28 @@ def import_engine() -> Callable[[], Any]:
   from textworld.envs.pddl import logic, textgen
 
   translate = fast_downward.pddl2sas
-  fast_downward.pddl2sas = lambda *texts, **_: keep_on_disk(translate, *texts)
+  fast_downward.pddl2sas = lambda *texts, **_: call_once(translate, *texts)
   read = logic._parse_and_convert
-  logic._parse_and_convert = functools.partial(keep_on_disk, read)
+  logic._parse_and_convert = functools.partial(call_once, read)
   parse = functools.cache(textgen._parse_and_convert)
   evaluate = textgen.EvalSymbol.derive
 
   def parse_once(text: str, rule_name: str, trace: bool = False) -> Any:
-    # A copy, because deriving a text writes into its symbols.
+    """Parse a template once; return a copy, because the engine changes the result."""
     return copy.deepcopy(parse(text, rule_name=rule_name))
 
   def copy_context(context: dict) -> dict:
-    # The engine replaces variables and mappings but never changes one.
+    """Copy the dicts "variables" and "mapping" of a context, but not their values.
+
+    That is enough, because the engine replaces these values but never changes one.
+    """
     copied = {name: dict(context[name]) for name in ("variables", "mapping")}
     return context | copied
 
   def evaluate_names(symbol: Any, context: dict | None = None) -> list:
+    """Evaluate an expression of a game's text if it consists of names only."""
     if not NAMES.fullmatch(symbol.expression):
-      raise RuntimeError(f"{symbol.expression!r} is no name of a thing")
+      raise RuntimeError(f"the text {symbol.expression!r} is not a name")
     return evaluate(symbol, context)
 
   textgen._parse_and_convert = parse_once

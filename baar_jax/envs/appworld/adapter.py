@@ -1,4 +1,4 @@
-"""AppWorld: an assistant writes Python that calls the APIs of nine apps."""
+"""Connect AppWorld, where an agent writes Python that calls the APIs of nine apps."""
 
 import atexit
 import dataclasses
@@ -13,37 +13,77 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from baar_jax.envs.appworld.errors import AppWorldErrors
-from baar_jax.envs.appworld.expert import PlanStep, make_mistake, make_plan
+from baar_jax.envs.appworld.expert import PlanStep, draw_mistake, make_plan
 from baar_jax.envs.appworld.shell import FAILED, Shell, warn_of_landlock
 from baar_jax.envs.base import Env, Oracle, check_size, spread
 from baar_jax.envs.engines import Engine, hide_process
+from baar_jax.envs.errors import KnowledgeErrors
 from baar_jax.episode import SPLITS, Task
 
-OUTPUT_CHARS = 4000  # of one observation; the rest is cut
-MEMORY_BYTES = 4 << 30  # of a process; code that takes more gets a MemoryError
+
+class AppWorldErrors(KnowledgeErrors):
+  """Error rates of scripted models in AppWorld.
+
+  The probabilities of the tiers depend on AppWorld's level of difficulty of a task,
+  from 1 to 3. Only the ids of synthetic tasks contain the level.
+  """
+
+  HARDNESS = {"easy": -2.4, "hard": 0.3, "intractable": 5.2}
+  KNOWN_EASY = (0.06, 0.04)
+  KNOWN = (0.10, 0.08)
+  KNOWN_WRONG = (0.4, 0.6)
+  DECISIVE_SHARE = 0.7
+  REPORTED = ("login(", "page_index")
+  REPORTED_UNKNOWN = (0.6, 0.5)
+  PRIORS = (
+    ("^d1", (0.58, 0.30, 0.12)),
+    ("^d2", (0.42, 0.32, 0.26)),
+    ("^d3", (0.28, 0.29, 0.43)),
+    ("", (0.42, 0.30, 0.28)),  # Downloaded tasks: their ids do not show the level.
+  )
+
+
+OUTPUT_CHARS = 4000  # An observation is cut after this number of characters.
+MEMORY_BYTES = 4 << 30  # An agent's code that needs more memory gets a MemoryError.
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  # The directory above AppWorld's data/; "" is $APPWORLD_ROOT if set, else the tasks
-  # that --stage=setup makes.
+  """The options of AppWorld.
+
+  Several splits may name the same dataset; they then get different tasks of it.
+
+  Attributes:
+    data: the directory that contains AppWorld's directory data/. "" is $APPWORLD_ROOT
+      if set, else the synthetic tasks that --stage=setup generates.
+    train_split: the dataset of the training tasks.
+    dev_split: the dataset of the validation tasks.
+    test_split: the dataset of the held-out tests.
+    code_s: seconds after which an agent's code is stopped.
+  """
+
   data: str = ""
-  # Names of datasets. Splits of one dataset take different tasks of it.
   train_split: str = "train"
   dev_split: str = "dev"
   test_split: str = "test_normal"
-  code_s: int = 60  # seconds after which an agent's code is stopped
+  code_s: int = 60
 
   def __post_init__(self) -> None:
+    """Check the time limit.
+
+    Raises:
+      ValueError: the limit is less than a second.
+    """
     if self.code_s < 1:
-      raise ValueError(f"code_s is {self.code_s}, expected at least 1")
+      raise ValueError(f"code_s is {self.code_s}, but must be at least 1")
 
 
 class AppWorld(Env):
-  """The Env of AppWorld. Its engine has room for one world in a process.
+  """The Env of AppWorld.
 
-  The world stays in this process; agents' code runs in another one, see shell.py.
+  The process with this object holds the task's world: databases, solution and score. A
+  process can hold one world at a time. An agent's code runs in another process; see
+  shell.py.
   """
 
   Options = Options
@@ -58,17 +98,22 @@ class AppWorld(Env):
   episodes_per_process = 1
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
   code_actions = True
-  _package: Any = None  # the engine, once it has been started
+  _package: Any = None  # the engine's Python module; None before the first reset
   _world: Any = None
 
   @property
   def data(self) -> Path:
+    """Return the absolute path of AppWorld's directory data/."""
     return Path(self.options.data).absolute() / "data"
 
   def tasks(self, split: str) -> list[Task]:
-    """List tasks of a dataset; any first few of them are spread evenly over its list.
+    """Return a split's tasks, spread evenly over the list of its dataset.
 
-    Splits of one dataset take different tasks of it, in the order of SPLITS.
+    If several splits name the same dataset, they get different tasks: each split gets
+    the tasks that follow those of the earlier splits.
+
+    Raises:
+      ValueError: the dataset has too few tasks.
     """
     datasets = {name: getattr(self.options, f"{name}_split") for name in SPLITS}
     dataset = datasets[split]
@@ -88,16 +133,27 @@ class AppWorld(Env):
     return tasks
 
   def _path(self, task_id: str, *names: str) -> Path:
+    """Return the path of a file of a task."""
     return self.data.joinpath("tasks", task_id, *names)
 
   def reset(self, task_id: str) -> str:
-    if not re.fullmatch(r"\w+", task_id):  # a task has code
-      raise ValueError(f"{task_id!r} is no AppWorld task")
+    """Start a task.
+
+    Returns:
+      The observation: the supervisor, the time and the apps.
+
+    Raises:
+      ValueError: the id has other characters than letters, digits and "_".
+    """
+    # A task's directory contains code that is executed. So an id such as "../x", which
+    # leads to another directory, is refused.
+    if not re.fullmatch(r"\w+", task_id):
+      raise ValueError(f"{task_id!r} is not the id of an AppWorld task: correct the id")
     if self._package is None:
       self._start_engine(task_id)
     elif self._world is not None:
-      # Each world's IPython shell would stay until the process ends, which runs no exit
-      # handlers.
+      # Python's exit handlers would keep each world's IPython shell in memory. They are
+      # removed: this process ends by a signal, which would not run them anyway.
       atexit._clear()
       self._world.close()
       shutil.rmtree(self._root / "experiments", ignore_errors=True)
@@ -108,7 +164,7 @@ class AppWorld(Env):
     self._plan: list[PlanStep] = []
     if solution.is_file():
       self._plan = make_plan(solution.read_text(), task.api_docs)
-    self._position = 0  # in the plan, whatever else the agent does in between
+    self._position = 0  # the index of the plan's next step
     person = task.supervisor
     name = f"{person.first_name} {person.last_name}"
     contact = f"email {person.email}, phone number {person.phone_number}"
@@ -122,6 +178,11 @@ class AppWorld(Env):
     return "\n".join(lines)
 
   def step(self, action: str) -> tuple[str, bool]:
+    """Execute an agent's code.
+
+    Returns:
+      The output of the code, and whether the task was declared done.
+    """
     self._world.requester.reset_request_count()
     output = self._shell.execute(action, self.options.code_s, self._call_api).rstrip()
     if self._plan and action == self._step.code and not output.startswith(FAILED):
@@ -133,15 +194,25 @@ class AppWorld(Env):
 
   @property
   def _step(self) -> PlanStep:
+    """Return the plan's next step."""
     return self._plan[self._position]
 
   def _call_api(self, call: dict) -> object:
+    """Call an API of the world for an agent's code, and return the API's answer.
+
+    Args:
+      call: the names "app" and "api", and the "arguments" by name.
+
+    Raises:
+      ValueError: an argument would change the address of the API. The agent reads this
+        message.
+    """
     app = call["app"]
     api = call["api"]
     arguments = call["arguments"]
     path = self._world.task.api_docs[app][api]["path"]
-    # The engine would put "../../admin" into the address, which leads to APIs that
-    # agents lack.
+    # The engine inserts arguments into the API's address. An argument "../../admin"
+    # would lead to APIs that agents may not call.
     for name in re.findall(r"{(\w+)}", path):
       if re.search(r"[/?#]", str(arguments.get(name))):
         raise ValueError("Some of the passed parameters are invalid.")
@@ -153,36 +224,51 @@ class AppWorld(Env):
     return float(self._world.evaluate().success)
 
   def oracle(self) -> Oracle:
+    """Return the next step of the task's solution.
+
+    Raises:
+      NotImplementedError: the task has no solution.
+    """
     if not self._plan:
       task_id = self._world.task_id
       problem = f"AppWorld's task {task_id} has no solution, which scripted models need"
       raise NotImplementedError(
-        f"{problem}: take the datasets train and dev, or synthetic tasks"
+        f"{problem}: use the datasets train and dev, or synthetic tasks"
       )
     step = self._step
     return Oracle(step.code, self._position, step.critical, recovering=False)
 
   def mistake(self, kind: str, key: str) -> str:
-    return make_mistake(self._step, kind, key)
+    """Return wrong code in place of the expert's; see Env.mistake."""
+    return draw_mistake(self._step, kind, key)
 
   def _start_engine(self, task_id: str) -> None:
-    """Import the package; it writes beside its data, in a root of this process."""
+    """Import the engine, and prepare the process that executes agents' code.
+
+    The engine writes files beside its data. To keep the data clean, the engine gets a
+    temporary root directory with a link to the data.
+
+    Args:
+      task_id: any task. The preparation needs a loaded task, no matter which one.
+    """
     self._root = Path(tempfile.mkdtemp())
     (self._root / "data").symlink_to(self.data)
     os.environ["APPWORLD_ROOT"] = str(self._root)
-    os.environ["IPYTHONDIR"] = str(self._root / "ipython")  # not in the user's home
+    # IPython must not write into the user's home directory.
+    os.environ["IPYTHONDIR"] = str(self._root / "ipython")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    warnings.simplefilter("ignore")  # of the engine's libraries
+    warnings.simplefilter("ignore")  # The engine's libraries print warnings.
     names = set(os.environ)
     self._package = importlib.import_module("appworld")
-    for name in set(os.environ) - names:  # of the first .env above its directory
+    # The import of the engine has loaded variables from a file .env: remove them.
+    for name in set(os.environ) - names:
       del os.environ[name]
     hide_process()
     world = self._package.AppWorld(
       task_id,
       "shell",
       load_ground_truth=False,
-      max_interactions=1_000_000,  # steps are counted
+      max_interactions=1_000_000,  # no limit; the rollout loop counts the steps
       timeout_seconds=self.options.code_s,
     )
     self._shell = Shell(world)

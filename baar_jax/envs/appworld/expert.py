@@ -1,4 +1,4 @@
-"""AppWorld's expert, who runs a gold solution in steps, and models' mistakes."""
+"""Split a solution of AppWorld into steps, and draw the mistakes of scripted models."""
 
 import ast
 import random
@@ -8,9 +8,12 @@ from typing import NamedTuple
 API = re.compile(r"\bapis\.(\w+)\.(\w+)")
 COMPLETE = ("supervisor", "complete_task")
 DECLARE = "apis.supervisor.complete_task()"
-ROUTINE = ("read", "declare")  # kinds of steps
-EARLY = 0.7  # share of wrong writes that declare the task done instead
-# Arguments that can be changed so that the call still works and does something else.
+ROUTINE = ("read", "declare")  # the kinds of routine steps; see PlanStep
+# At a step that writes data, this share of wrong actions write nothing, but declare the
+# task done.
+EARLY = 0.7
+# Names of arguments of API calls. If such an argument is changed, the call still
+# works but has another effect.
 NUMBERS = ("amount", "quantity", "rating", "priority", "duration")
 TEXTS = (
   "content",
@@ -23,7 +26,8 @@ TEXTS = (
   "label",
   "tags",
 )
-# Ways to read documentation, which is long, and how often each is taken.
+# Code by which a weak model wastes a step, and the chance of each. The code prints long
+# documentation.
 WANDERINGS = {
   "print(apis.api_docs.show_app_descriptions())": 0.2,
   "print(apis.api_docs.show_api_descriptions(app_name='{app}'))": 0.5,
@@ -32,45 +36,63 @@ WANDERINGS = {
 
 
 class PlanStep(NamedTuple):
-  code: str  # executed at once
+  """One step of the expert's plan.
+
+  Attributes:
+    code: the block of Python that an agent executes in this step.
+    kind: "answer" answers the task's question; "write" changes data; "login" logs in;
+      "pages" reads several pages; "declare" declares the task done; "read" reads data.
+    apis: the called APIs, as pairs of the app's and the API's name.
+    writing: those of `apis` that change data.
+  """
+
+  code: str
   kind: str
-  apis: list[tuple[str, str]]  # the names of an app and of one of its APIs
-  writing: list[tuple[str, str]]  # those that change something
+  apis: list[tuple[str, str]]
+  writing: list[tuple[str, str]]
 
   @property
   def critical(self) -> bool:
+    """Return whether a weak model often gets this kind of step wrong."""
     return self.kind not in ROUTINE
 
 
 def make_plan(solution: str, docs: dict[str, dict[str, dict]]) -> list[PlanStep]:
-  """Split the function `solution` of a gold solution into steps that each call an API.
+  """Split a solution into steps that each call at least one API.
 
-  All steps share one namespace; the rest of the solution's module comes first.
+  All steps share one namespace. The last step declares the task done.
 
   Args:
-    solution: Python.
-    docs: by app and API.
+    solution: Python code with a function `solution`. The plan begins with the code
+      outside this function.
+    docs: the documentation of each API, by the names of app and API.
   """
   module = ast.parse(solution).body
   function = next(node for node in module if getattr(node, "name", "") == "solution")
   module.remove(function)
   plan: list[PlanStep] = []
-  waiting: list[ast.stmt] = []
+  statements: list[ast.stmt] = []
   for node in module + function.body:
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     if is_text or isinstance(node, ast.Return):
       continue
-    waiting.append(node)
+    statements.append(node)
     if API.search(ast.unparse(node)) and not isinstance(node, ast.FunctionDef):
-      plan.append(_make_step(waiting, docs))
-      waiting = []
+      plan.append(_make_step(statements, docs))
+      statements = []
   if not plan or COMPLETE not in plan[-1].apis:
-    waiting += ast.parse(DECLARE).body
-    plan.append(_make_step(waiting, docs))
+    statements += ast.parse(DECLARE).body
+    plan.append(_make_step(statements, docs))
   return plan
 
 
 def _make_step(nodes: list[ast.stmt], docs: dict[str, dict[str, dict]]) -> PlanStep:
+  """Combine statements into a step that prints the variable assigned last.
+
+  Args:
+    nodes: the statements.
+    docs: the documentation of each API, by the names of app and API.
+  """
   code = "\n".join(map(ast.unparse, nodes))
   apis = API.findall(code)
   writing = []
@@ -88,7 +110,15 @@ def _make_step(nodes: list[ast.stmt], docs: dict[str, dict[str, dict]]) -> PlanS
 def _find_kind(
   code: str, apis: list[tuple[str, str]], writing: list[tuple[str, str]]
 ) -> str:
-  """Name what a step does: of several things the one that matters most."""
+  """Find the kind of a step; if several kinds fit, the most critical one counts.
+
+  The order from the most critical is: answer, write, login, pages, declare, read.
+
+  Args:
+    code: the step's Python.
+    apis: the called APIs.
+    writing: those of `apis` that change data.
+  """
   if COMPLETE in apis and "complete_task()" not in code:
     return "answer"
   if any(api != COMPLETE and api[1] != "login" for api in writing):
@@ -100,15 +130,23 @@ def _find_kind(
   return "declare" if COMPLETE in apis else "read"
 
 
-def make_mistake(step: PlanStep, kind: str, key: str) -> str:
-  """Return wrong code in place of a step's; see Env.mistake."""
+def draw_mistake(step: PlanStep, kind: str, key: str) -> str:
+  """Draw wrong code that replaces the code of a step.
+
+  Args:
+    step: the expert's step.
+    kind: "wrong", "lost" or "hasty"; see Env.mistake.
+    key: the seed of the random draw.
+  """
   draw = random.Random(key)
   code = ""
   if kind == "wrong":
     code = _act_wrongly(step, draw)
   elif kind == "hasty":
     code = _call_wrongly(step, draw)
-  if code in ("", step.code):  # reads documentation
+  if code in ("", step.code):
+    # A mistake of the kind "lost" reads documentation. So does a mistake of another
+    # kind if nothing in the step can be changed.
     app, api = draw.choice(step.apis)
     (text,) = draw.choices([*WANDERINGS], [*WANDERINGS.values()])
     code = text.format(app=app, api=api)
@@ -116,7 +154,7 @@ def make_mistake(step: PlanStep, kind: str, key: str) -> str:
 
 
 def _call_wrongly(step: PlanStep, draw: random.Random) -> str:
-  """Write a call without its token, or with a parameter that does not exist."""
+  """Write a call that fails: it lacks its access token, or has a wrong parameter."""
   apps = sorted({app for app, _ in step.apis} - {"supervisor", "api_docs"})
   app = draw.choice(apps or ["venmo", "phone", "spotify"])
   if draw.random() >= 0.5:
@@ -125,7 +163,13 @@ def _call_wrongly(step: PlanStep, draw: random.Random) -> str:
 
 
 class Argument(NamedTuple):
-  """A named argument of an API's call in a step."""
+  """A keyword argument in a call of an API.
+
+  Attributes:
+    call: the call.
+    api: the names of the app and of the API.
+    node: the argument's name and value.
+  """
 
   call: ast.Call
   api: tuple[str, str]
@@ -133,6 +177,7 @@ class Argument(NamedTuple):
 
 
 def _list_arguments(tree: ast.Module) -> list[Argument]:
+  """Collect the keyword arguments of all calls of APIs in a step."""
   arguments = []
   for call in ast.walk(tree):
     if isinstance(call, ast.Call):
@@ -143,7 +188,11 @@ def _list_arguments(tree: ast.Module) -> list[Argument]:
 
 
 def _act_wrongly(step: PlanStep, draw: random.Random) -> str:
-  """Do the step wrongly; "" if it is a routine one or its call cannot be seen."""
+  """Write code that does a critical step wrongly.
+
+  Returns:
+    The code; "" if the step is routine, or has no argument that can be changed.
+  """
   tree = ast.parse(step.code)
   arguments = _list_arguments(tree)
   if step.kind == "answer":
@@ -155,18 +204,19 @@ def _act_wrongly(step: PlanStep, draw: random.Random) -> str:
       if argument.api[1] == "login" and argument.node.arg == "password":
         argument.node.value = ast.Constant(password)
     return ast.unparse(tree)
-  if step.kind == "pages":  # the first page alone, in no variable
+  if step.kind == "pages":
+    # The wrong code prints the first page only, and stores nothing in a variable.
     for argument in arguments:
       if argument.node.arg == "page_index":
         argument.node.value = ast.Constant(0)
         return f"print({ast.unparse(argument.call)})"
   if step.kind == "write":
     written = [argument.node for argument in arguments if argument.api in step.writing]
-    spots = [node for node in written if node.arg in NUMBERS + TEXTS]
-    if draw.random() < EARLY or not spots:
+    candidates = [node for node in written if node.arg in NUMBERS + TEXTS]
+    if draw.random() < EARLY or not candidates:
       return DECLARE
-    spot = draw.choice(spots)
-    added = ast.Constant(1 if spot.arg in NUMBERS else "?")
-    spot.value = ast.BinOp(spot.value, ast.Add(), added)
+    node = draw.choice(candidates)
+    addition = ast.Constant(1 if node.arg in NUMBERS else "?")
+    node.value = ast.BinOp(node.value, ast.Add(), addition)
     return ast.unparse(tree)
   return ""

@@ -1,9 +1,11 @@
-"""Executes agents' code in a process without keys, solutions, databases and scores.
+"""Execute an agent's code in a process without keys, solutions, databases and scores.
 
-The engine would execute it in its own process. Here that process forks another one
-before it knows a solution, and the other one forks a shell for each episode. A call of
-an API goes through a socket to the engine's process, as JSON, and nothing else leaves
-the shell.
+The world of a task is its databases, solution and score. One process, the world's
+process, holds them. The engine alone would execute an agent's code in this process.
+Here, the world's process forks a second process, the forker, before it reads any
+solution. For each episode, the forker forks a third process, the shell, which executes
+the code. The shell can send two things to the world's process, through a socket as
+JSON: calls of APIs and the text that the code prints.
 """
 
 import ctypes
@@ -20,14 +22,21 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
-GRACE_S = 5  # the engine's own limit ends code first, unless the code prevents it
-MESSAGE_BYTES = 64 << 20  # the longest line of JSON
-CONTROL, CHANNEL = 200, 201  # file descriptors in the forked processes
+# The engine has a time limit that stops an agent's code. If the code evades that limit,
+# the shell is replaced this number of seconds later.
+GRACE_S = 5
+MESSAGE_BYTES = 64 << 20  # the longest line of JSON that is read from a shell
+# File descriptors: CONTROL connects the world's process and the forker, CHANNEL the
+# world's process and a shell.
+CONTROL, CHANNEL = 200, 201
 FAILED = "Execution failed. Traceback:\n"
 LOST = "The code ended its process or ran too long, and all variables are lost."
+# A shell may read files below these directories, but no others.
 READABLE = (sys.prefix, sysconfig.get_path("stdlib"), "/usr/share/zoneinfo")
+# A shell must not open a file with any of these flags.
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Events of Python's audit hooks that a shell may not cause.
+# Names of Python's audit events begin with these texts. Such events are refused in a
+# shell.
 DENIED = (
   "ctypes.",
   "fcntl.",
@@ -44,19 +53,20 @@ DENIED = (
   "sys.addaudithook",
   "syslog.",
 )
-# Linux's numbers of an option of prctl, of Landlock's system calls, and of rights.
+# Numbers of the Linux kernel: an option of prctl, and three system calls of Landlock.
 NO_NEW_PRIVILEGES, CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 38, 444, 445, 446
-READ_FILE, READ_DIRECTORY = 4, 8
+READ_FILE, READ_DIRECTORY = 4, 8  # flags of Landlock's rights
 
 
 class Shell:
-  """Executes an agent's code; `start` begins an episode with a new process."""
+  """A handle, in the world's process, of the shell that executes an agent's code."""
 
   def __init__(self, world: Any) -> None:
-    """Fork a process that forgets the world's database and task.
+    """Fork the forker, the process that later forks a shell for each episode.
 
     Args:
-      world: one that knows no solution.
+      world: a world of the engine that was loaded without a solution. The forker drops
+        the world's databases and task from its memory.
     """
     self._control, control = socket.socketpair()
     if os.fork() == 0:
@@ -66,22 +76,30 @@ class Shell:
         os._exit(0)
 
   def start(self, now: datetime) -> None:
-    """Replace the shell by a new one, whose clock shows this time."""
+    """Start a new shell, in place of an earlier one.
+
+    Args:
+      now: the time that the code reads from the clock.
+    """
     self._now = now
-    self._channel, theirs = socket.socketpair()
-    socket.send_fds(self._control, [now.isoformat().encode()], [theirs.fileno()])
-    theirs.close()
+    self._channel, shell_end = socket.socketpair()
+    socket.send_fds(self._control, [now.isoformat().encode()], [shell_end.fileno()])
+    shell_end.close()
     self._stream = self._channel.makefile("rwb")
 
   def execute(self, code: str, timeout_s: float, call: Callable[[dict], object]) -> str:
-    """Return what the code prints.
+    """Execute code in the shell and return its output.
+
+    If the shell ends or takes too long, a new shell replaces it.
 
     Args:
       code: the agent's Python.
-      timeout_s: after which it is stopped.
-      call: answers its calls of APIs, {"app", "api", "arguments"}.
+      timeout_s: seconds after which the code is stopped.
+      call: function that answers an API call of the code. Its argument is a dict with
+        the keys "app", "api" and "arguments".
     """
-    # The world's time is frozen, but threading waits on the real clock.
+    # The engine freezes Python's clock at the task's time. threading.Timer still uses
+    # the real clock.
     end = self._channel.shutdown
     timer = threading.Timer(timeout_s + GRACE_S, end, [socket.SHUT_RDWR])
     timer.start()
@@ -90,11 +108,12 @@ class Shell:
       while "output" not in message:
         try:
           answer = {"value": call(message)}
-        except Exception as error:  # raised again in the shell
+        except Exception as error:  # The shell raises this error in the agent's code.
           answer = {"error": str(error)}
         message = _ask(self._stream, answer)
       return str(message["output"]).encode("utf-8", "replace").decode()
-    except (OSError, ValueError, TypeError, RecursionError):  # gone, or no JSON
+    except (OSError, ValueError, TypeError, RecursionError):
+      # The shell has ended, or has sent a line that is not a message.
       self.start(self._now)
       return FAILED + LOST
     finally:
@@ -102,9 +121,9 @@ class Shell:
 
 
 def landlock_version() -> int:
-  """Return the version of the kernel's Landlock; 0 or less if there is none.
+  """Return the version of Landlock in the kernel; 0 or less if there is none.
 
-  It keeps a process from files.
+  Landlock is a feature of Linux that denies a process the access to files.
   """
   if sys.platform != "linux":
     return 0
@@ -112,21 +131,27 @@ def landlock_version() -> int:
 
 
 def warn_of_landlock() -> str:
-  """Return what the user has to know if there is no Landlock; "" if there is."""
+  """Return a warning if this machine's kernel lacks Landlock, else ""."""
   if landlock_version() > 0:
     return ""
-  return "without Landlock (Linux 5.13) Python alone keeps agents' code from files"
+  return "Landlock (Linux 5.13) is missing: run untrusted models in a container only"
 
 
 def _ask(stream: BinaryIO, message: dict) -> dict:
-  """Send a line of JSON and return the other side's answer."""
+  """Send a message as a line of JSON and return the answer."""
   stream.write(json.dumps(message, default=str).encode() + b"\n")
   stream.flush()
   return json.loads(stream.readline(MESSAGE_BYTES))
 
 
 def _fork_shells(world: Any, control: socket.socket) -> None:
-  """Fork a shell for each channel that arrives, and kill the one before."""
+  """Run the forker: for each new channel, kill the last shell and fork another one.
+
+  Args:
+    world: a world without a solution.
+    control: the socket from which the forker receives, for each new shell, a channel
+      and the world's time. When the world's process ends, so does the forker.
+  """
   os.dup2(control.fileno(), CONTROL)
   for output in (1, 2):
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)
@@ -156,11 +181,19 @@ def _fork_shells(world: Any, control: socket.socket) -> None:
 
 
 def _run_shell(world: Any, now: datetime) -> None:
-  """Execute the code that comes through the channel, until that ends."""
+  """Run the shell: execute each block of code from the channel until it is closed.
+
+  Args:
+    world: a world without a solution; its method `execute` runs the code.
+    now: the time that the code reads from the clock.
+  """
   stream = socket.socket(fileno=CHANNEL).makefile("rwb")
 
   def request(_app_name: str, _api_name: str, **arguments: object) -> object:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # the time limit waits
+    """Call an API in the world's process and return its answer."""
+    # The engine's time limit is a signal, which must not interrupt an exchange of
+    # messages.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
       call = {"app": _app_name, "api": _api_name, "arguments": arguments}
       answer = _ask(stream, call)
@@ -179,20 +212,25 @@ def _run_shell(world: Any, now: datetime) -> None:
   while True:
     try:
       output = world.execute(message["code"])
-    except BaseException as error:  # raised by the agent's code, or while it was parsed
+    except BaseException as error:  # The agent's code may raise any error.
       world.safety_guard.disable()
       output = f"{FAILED}{type(error).__name__}: {error}"
     message = _ask(stream, {"output": output})
 
 
 def _give_up_rights() -> None:
-  """Leave this process the right to read Python's own files, and no other."""
-  places = [place for place in READABLE if os.path.isdir(place)]
+  """Give up all rights of this process except reading Python's own files."""
+  directories = [path for path in READABLE if os.path.isdir(path)]
   if landlock_version() > 0:
-    _give_up_files(places)
-  prefixes = tuple(f"{place}/" for place in places)
+    _give_up_files(directories)
+  prefixes = tuple(f"{path}/" for path in directories)
 
   def check(event: str, arguments: tuple) -> None:
+    """Refuse an audit event, unless it reads a file below the directories.
+
+    Raises:
+      PermissionError: the event is refused. The agent reads this message.
+    """
     allowed = not event.startswith(DENIED)
     if event in ("open", "os.listdir", "os.scandir"):
       path = arguments[0]
@@ -205,21 +243,32 @@ def _give_up_rights() -> None:
   sys.addaudithook(check)
 
 
-def _give_up_files(places: list[str]) -> None:
-  """Let the kernel refuse files elsewhere, programs, TCP, and signals to others."""
+def _give_up_files(directories: list[str]) -> None:
+  """Make the kernel refuse new programs, TCP, signals, and most files to this process.
+
+  Args:
+    directories: only files below these directories may still be read.
+
+  Raises:
+    OSError: the kernel does not accept the restriction.
+  """
   kernel = ctypes.CDLL(None)
   rights = _list_rights(landlock_version())
   rules = kernel.syscall(CREATE_RULESET, rights, len(rights), 0)
-  for place in places:
-    rule = struct.pack("=Qi", READ_FILE | READ_DIRECTORY, os.open(place, os.O_PATH))
+  for path in directories:
+    rule = struct.pack("=Qi", READ_FILE | READ_DIRECTORY, os.open(path, os.O_PATH))
     kernel.syscall(ADD_RULE, rules, 1, rule, 0)
   kernel.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
   if kernel.syscall(RESTRICT_SELF, rules, 0):
-    raise OSError("the kernel's Landlock could not be used")
+    raise OSError("the kernel refuses Landlock's restrictions")
 
 
 def _list_rights(version: int) -> bytes:
-  """Pack the rights that a version of Landlock can refuse: files, TCP, signals."""
+  """Pack the bit masks of the rights that a version of Landlock can refuse.
+
+  There is one mask each for files, for TCP (from version 4) and for signals (from
+  version 6).
+  """
   file_rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
   rights = [file_rights, 3, 3][: 1 + (version >= 4) + (version >= 6)]
   return struct.pack(f"{len(rights)}Q", *rights)

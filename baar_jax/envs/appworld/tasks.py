@@ -1,8 +1,8 @@
-"""Makes AppWorld tasks, in its own Python, if there are no real ones.
+"""Generate AppWorld tasks from five scenarios.
 
-Training, dev and test tasks are different variants of five scenarios; a variant has its
-own people, amounts and records, and is the same whenever it is made. Tasks that exist
-are kept.
+Each task is a variant of a scenario. People, amounts and records are drawn with the
+task's id as the random seed, so the same id always gives the same task. Training, dev
+and test tasks are different variants. This file runs in the engine's Python.
 """
 
 import json
@@ -24,7 +24,7 @@ from appworld.collections.models import ModelCollection
 from appworld.common.constants import CANARY_STRING, DB_VERSION
 from appworld.common.utils import freeze_time
 
-NOW = datetime(2024, 5, 16, 12, 0)  # the time of every task
+NOW = datetime(2024, 5, 16, 12, 0)  # the world's clock in every task
 APPS = get_all_apps(skip_admin=True)
 ACCOUNTS = [app for app in APPS if app not in ("api_docs", "supervisor")]
 DATABASES = [*APPS, "admin"]
@@ -46,6 +46,8 @@ TOPICS = (
 
 
 class Person(NamedTuple):
+  """A user of the apps; the fields are columns of AppWorld's databases."""
+
   first_name: str
   last_name: str
   email: str
@@ -54,19 +56,24 @@ class Person(NamedTuple):
 
 
 class Problem(NamedTuple):
-  """A task's contents.
+  """The contents of a task.
 
-  In the code `APP.API()` stands for a call with the app's token, and
-  `NAME = all APP.API()` for a loop over the API's pages.
+  Attributes:
+    instruction: the text for the agent.
+    code: the solution in a shorthand of Python. `APP.API()` is a call with the app's
+      access token. `NAME = all APP.API()` is a loop over all pages of the API.
+    answer: the right answer, or None if the task asks for no answer. The code assigns
+      it to the variable `answer`.
+    added: the records that a right solution adds, by the name of the database's table.
   """
 
   instruction: str
-  code: str  # follows the instruction
-  answer: float | None = None  # the variable `answer` of the code has it
-  added: dict[str, list[dict]] = {}  # records that the code adds to each model
+  code: str
+  answer: float | None = None
+  added: dict[str, list[dict]] = {}
 
 
-PEOPLE: list[Person] = []  # the first has the id 1
+PEOPLE: list[Person] = []  # A person's id in the databases is the index here plus 1.
 for number, name in enumerate(re.split(r",\s", NAMES), 1):
   email = f"{name.replace(' ', '.').lower()}@example.com"
   phone = f"555{number * 104_729:07d}"
@@ -80,14 +87,19 @@ def id_of(person: Person) -> int:
 
 
 def contacts(person: Person, group: str = "") -> list[Person]:
-  """List the people in a person's phone, all of them or those of one relationship."""
+  """Return a person's contacts.
+
+  Args:
+    person: the owner of the contacts.
+    group: "roommate", "coworker" or "friend"; "" lists all contacts.
+  """
   others = (PEOPLE * 2)[id_of(person) :]
   pairs = zip(others, RELATIONSHIPS)
-  return [other for other, relationship in pairs if group in ("", relationship)]
+  return [contact for contact, relationship in pairs if group in ("", relationship)]
 
 
 def payment(sender: Person, receiver: Person, usd: float, topic: str) -> dict:
-  """Return the fields of a payment or of a request for one."""
+  """Return a database record of a payment or of a payment request, by field."""
   return {
     "sender_id": id_of(sender),
     "receiver_id": id_of(receiver),
@@ -99,14 +111,14 @@ def payment(sender: Person, receiver: Person, usd: float, topic: str) -> dict:
 def add_note(
   models: ModelCollection, me: Person, title: str, content: str, tag: str
 ) -> None:
-  """Add a note of a person to the databases."""
+  """Add a note that a person owns to the database of the app Simple Note."""
   models.simple_note.Note.create_save(
     user_id=id_of(me), title=title, content=content, tags=[tag], pinned=False
   )
 
 
 def pay_friend(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """Ask for a payment to a friend."""
+  """Write a task that asks for a payment to a friend."""
   friend = draw.choice(contacts(me, "friend"))
   topic = draw.choice(TOPICS)
   usd = float(draw.randrange(8, 120))
@@ -121,7 +133,7 @@ venmo.create_transaction(receiver_email=email, amount={usd}, description='{topic
 
 
 def sum_distances(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """Ask for the sum over the notes with a tag."""
+  """Write a task that asks for the sum of the kilometers in tagged notes."""
   total = 0
   sport = draw.choice(("running", "cycling", "swimming"))
   for number in range(draw.randrange(10, 16)):
@@ -140,7 +152,7 @@ How many kilometers are in my Simple Notes with the tag '{sport}', all in all?""
 
 
 def text_birthdays(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """Ask for messages to the contacts who were born in a month."""
+  """Write a task that asks for text messages to all contacts born in one month."""
   month = draw.choice(contacts(me)).birthday[5:7]
   greeting = draw.choice(("Happy birthday", "Many happy returns"))
   message = f"{greeting}! Yours, {me.first_name}"
@@ -163,21 +175,21 @@ birthday is in {datetime(2024, int(month), 1):%B}."""
 
 
 def sum_payments(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """Ask for the sum of this year's payments to or from a group."""
+  """Write a task that asks for the sum of this year's payments to or from a group."""
   total = 0.0
   group = draw.choice(("roommate", "coworker"))
   sides = (("sent to", "receiver"), ("received from", "sender"))
   direction, side = draw.choice(sides)
   for number in range(draw.randrange(18, 30)):
-    other_group = draw.choice((group, "friend"))
-    other_side = draw.choice(("sender", "receiver"))
-    other = draw.choice(contacts(me, other_group))
+    partner_group = draw.choice((group, "friend"))
+    partner_side = draw.choice(("sender", "receiver"))
+    partner = draw.choice(contacts(me, partner_group))
     usd = float(draw.randrange(5, 90))
-    when = NOW - timedelta(days=draw.randrange(1, 270), minutes=number)
-    pair = (other, me) if other_side == "sender" else (me, other)
+    time = NOW - timedelta(days=draw.randrange(1, 270), minutes=number)
+    pair = (partner, me) if partner_side == "sender" else (me, partner)
     fields = payment(*pair, usd, draw.choice(TOPICS))
-    models.venmo.Transaction.create_save(**fields, created_at=when, updated_at=when)
-    if (other_group, other_side, when.year) == (group, side, NOW.year):
+    models.venmo.Transaction.create_save(**fields, created_at=time, updated_at=time)
+    if (partner_group, partner_side, time.year) == (group, side, NOW.year):
       total += usd
   instruction = f"How many dollars have I {direction} my {group}s on Venmo this year?"
   filters = f"direction='{direction.split()[0]}', min_created_at='{NOW.year}-01-01'"
@@ -190,8 +202,8 @@ answer = sum(p['amount'] for p in payments if p['{side}']['email'] in emails)"""
 
 
 def ask_for_shares(models: ModelCollection, me: Person, draw: random.Random) -> Problem:
-  """Ask for payment requests over the shares that a note states."""
-  topic, other = draw.sample(TOPICS, 2)
+  """Write a task that asks to send friends payment requests, as listed in a note."""
+  topic, other_topic = draw.sample(TOPICS, 2)
   friends = draw.sample(contacts(me, "friend"), 3)
   lines = []
   requests = []
@@ -200,7 +212,7 @@ def ask_for_shares(models: ModelCollection, me: Person, draw: random.Random) -> 
     lines.append(f"{mate.first_name} {mate.last_name}: ${usd:g}")
     requests.append(payment(me, mate, usd, topic))
   add_note(models, me, f"Costs of {topic}", "\n".join(lines), "money")
-  add_note(models, me, f"Costs of {other}", "Everyone has paid.", "money")
+  add_note(models, me, f"Costs of {other_topic}", "Everyone has paid.", "money")
   code = f"""
 notes = simple_note.search_notes(query='Costs of {topic}')
 note_id = [note['note_id'] for note in notes if note['title'] == 'Costs of {topic}'][0]
@@ -220,7 +232,10 @@ Their email addresses are in my phone's contacts."""
   return Problem(instruction, code, added={"venmo.PaymentRequest": requests})
 
 
-# A task's id is d<level of difficulty>a<number>_<variant>.
+# Each function writes the tasks of one scenario. The function's arguments are the
+# databases, to which it may add records, the person who asks, and a random generator. A
+# scenario's key is d<level of difficulty>a<number>. A task's id is <key>_<number of the
+# variant>.
 SCENARIOS = {
   "d1a0000": pay_friend,
   "d2a0000": text_birthdays,
@@ -228,7 +243,8 @@ SCENARIOS = {
   "d2a0001": sum_distances,
   "d3a0001": sum_payments,
 }
-TESTS = ("the answer is right", "the changes are right")  # in the following code
+TESTS = ("the answer is right", "the changes are right")
+# AppWorld runs this Python code to judge a task. It contains the two names in TESTS.
 EVALUATION = """\
 import json
 
@@ -252,7 +268,12 @@ for record in added]
 
 
 def solution_of(code: str, is_question: bool) -> str:
-  """Write Python with the function `solution` that AppWorld's own solutions have."""
+  """Write the Python code of a task's solution, in the form of AppWorld's solutions.
+
+  Args:
+    code: the solution in the shorthand of `Problem.code`.
+    is_question: whether the task asks for an answer.
+  """
   loop = r"page = 0\n\1 = []\nwhile rows := \2(page_index=page, \3):\n"
   loop += r"    \1 += rows\n    page += 1"
   code = re.sub(r"(?m)^(\w+) = all ([\w.]+)\((.*)\)$", loop, code.strip())
@@ -275,20 +296,27 @@ def solution_of(code: str, is_question: bool) -> str:
 
 
 def write(path: Path, content: object) -> None:
-  """Write text as it is and all else as JSON."""
+  """Write a file: a text unchanged, any other content as JSON."""
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def save(models: ModelCollection, place: Path, form: str) -> None:
-  """Write databases to a directory, in one of AppWorld's forms."""
-  models.save(db_home_path=str(place), format=form, app_names=DATABASES)
+def save(models: ModelCollection, directory: Path, form: str) -> None:
+  """Write databases to a directory and close them.
+
+  Args:
+    models: the databases.
+    directory: where to write.
+    form: AppWorld's name of the format: "full", or "changes", which has only the
+      changes to the databases that all tasks share.
+  """
+  models.save(db_home_path=str(directory), format=form, app_names=DATABASES)
   models.close()
   CachedDBHandler.reset()
 
 
 def write_base(data: Path) -> None:
-  """Write the API docs and the databases that all tasks share."""
+  """Write the documentation of the APIs and the databases that all tasks share."""
   docs = ApiDocCollection.build(load_apps=tuple(APPS), include_response_schemas=True)
   models = ModelCollection.load(
     to_db_home_path=":memory:base", load_apps=DATABASES, create_db=True
@@ -310,19 +338,23 @@ def write_base(data: Path) -> None:
 def write_person(models: ModelCollection, person: Person) -> None:
   """Write a person's accounts and contacts to the databases."""
   models.admin.MainUser.create_save(**person._asdict(), sex="female")
-  known = person._asdict() | {"verified": True, "venmo_balance": 2000.0}
+  facts = person._asdict() | {"verified": True, "venmo_balance": 2000.0}
   for app in ACCOUNTS:
     user = models[app].User
-    fields = {name: known[name] for name in known if name in user.__fields__}
+    fields = {name: facts[name] for name in facts if name in user.__fields__}
     user.create_save(**fields, password=f"{person.last_name}-{app}")
-  for other, relationship in zip(contacts(person), RELATIONSHIPS):
+  for contact, relationship in zip(contacts(person), RELATIONSHIPS):
     models.phone.Contact.create_save(
-      **other._asdict(), user_id=id_of(person), relationships=[relationship]
+      **contact._asdict(), user_id=id_of(person), relationships=[relationship]
     )
 
 
 def write_task(data: Path, task_id: str) -> None:
-  """Write a task; its directory appears as a whole or not at all."""
+  """Generate the task of an id, and write the task's directory.
+
+  The directory gets its final name only after all files are written. So an interruption
+  leaves no incomplete task.
+  """
   draw = random.Random(task_id)
   me = draw.choice(PEOPLE)
   draft = data / "tasks" / f"{task_id}.tmp"
@@ -352,7 +384,8 @@ def write_task(data: Path, task_id: str) -> None:
   metadata = {
     "mode": "minimal",
     "difficulty": int(task_id[1]),
-    "num_apps": 0,  # which the engine loads and never uses, and the next
+    # The engine requires the next two numbers but does not use them.
+    "num_apps": 0,
     "num_solution_code_lines": 0,
   }
   ground_truth = {
@@ -370,17 +403,22 @@ def write_task(data: Path, task_id: str) -> None:
 
 
 def main(directory: str, sizes: Sequence[int]) -> None:
-  """Make what is missing in a directory; sizes are those of SPLITS."""
+  """Generate the missing tasks of a directory, and the data that all tasks share.
+
+  Args:
+    directory: the root directory of the data; the tasks are below its data/.
+    sizes: number of tasks in the splits train, dev and test.
+  """
   root = Path(directory).absolute()
   os.environ["APPWORLD_ROOT"] = str(root)
   data = root / "data"
   complete = root / "version.txt"
   if not complete.exists():
-    shutil.rmtree(root, ignore_errors=True)  # of an interrupted beginning
+    shutil.rmtree(root, ignore_errors=True)  # removes data that were left incomplete
     write_base(data)
     complete.touch()
   train, dev, test = sizes
-  # The dataset dev has room for two splits.
+  # The dataset "dev" has tasks for both splits dev and test; see configs/appworld.py.
   datasets = {"train": train, "dev": dev + test, "test_normal": test}
   for first, dataset in enumerate(datasets, 1):
     ids: list[str] = []

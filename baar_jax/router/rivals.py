@@ -1,0 +1,156 @@
+"""Define two rivals: the cascade (FrugalGPT) and the zero-shot router."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+from baar_jax.config import RouterConfig
+from baar_jax.episode import SMALL, Reply, Task
+from baar_jax.llms.agent import Agent, Reserve, parse_action
+from baar_jax.rollout.rules import Policy, Turn
+from baar_jax.rollout.specs import Decision, Live, PolicySpec
+from baar_jax.router.policy import RouterPolicy
+from baar_jax.router.view import View
+
+
+class CascadePolicy(RouterPolicy):
+  """Let SMALL propose an action; accept it, or ask the next costlier model.
+
+  A trained router, the scorer, accepts or rejects each proposal. If SMALL's proposal is
+  rejected, an intermediate model proposes next. The action of the costliest allowed
+  model is taken without a decision.
+  """
+
+  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+    """Play a step of the cascade, from SMALL's proposal to the accepted reply.
+
+    Returns:
+      The reply; None if the episode's budgets are spent.
+    """
+    proposal = None
+    if len(turn.allowed) > 1:
+      small = turn.agents[SMALL]
+      proposal = turn.ask(lambda: small.reply(turn.messages, turn.number))
+    if proposal is None:
+      return turn.take()
+    while True:
+      self._show(turn, proposal)
+      yield from turn.decide()
+      reply = turn.take(proposal)
+      if reply is None or reply is proposal:
+        return reply
+      turn.step.calls = [*proposal.calls("proposal"), *turn.step.calls]
+      if turn.step.model == turn.allowed[-1]:
+        return reply
+      proposal = reply
+      turn.step.logp = None
+      affordable = turn.affordable(turn.step.model)
+      turn.allowed = [model for model in affordable if model >= turn.step.model]
+
+  def _show(self, turn: Turn, proposal: Reply) -> None:
+    """Add the proposed action to the text that the router reads."""
+    action = parse_action(proposal.text, turn.code_actions) or ""
+    turn.step.proposal = action
+    turn.live.proposal = action
+    turn.live.proposer = proposal.call.model
+
+  def choose(self, ready: Sequence[Live]) -> list[Decision]:
+    """Accept or reject the proposal of each waiting episode.
+
+    Returns:
+      A decision for each episode. The proposer's index accepts the proposal. The index
+      of the next costlier model rejects it.
+    """
+    decisions = []
+    for live, decision in zip(ready, super().choose(ready)):
+      model = decision.model + live.proposer
+      decisions.append(dataclasses.replace(decision, model=model))
+    return decisions
+
+
+# The limits of the judge's prompt, in tokens of the router's tokenizer. The judge reads
+# longer prompts than a small router does (our choice).
+MAX_TOKENS = 4096
+DESCRIPTION_TOKENS = 256
+ACTION_TOKENS = 32
+RESULT_TOKENS = 64
+
+
+class ZeroShotPolicy(Policy):
+  """Ask a judge (a language model) which model acts at each step.
+
+  SMALL acts if the judge's answer names no model, or several.
+  """
+
+  def __init__(
+    self,
+    spec: PolicySpec,
+    judge: Callable[[Task, int, Reserve], Agent],
+    config: RouterConfig,
+    tokenizer: Path,
+    models: int = 2,
+  ):
+    """Prepare the paper's prompt, which states the remaining budget.
+
+    The configured view and its token limits are ignored.
+
+    Args:
+      spec: the policy's parameters.
+      judge: makes the judge of an episode from its task, its seed and a
+        function that reserves dollars.
+      config: the router's settings.
+      tokenizer: directory of a `tokenizer.json`.
+      models: number of models.
+    """
+    super().__init__(spec)
+    self._judge = judge
+    config = dataclasses.replace(
+      config,
+      view="paper",
+      show_budget=True,
+      max_tokens=MAX_TOKENS,
+      description_tokens=DESCRIPTION_TOKENS,
+      action_tokens=ACTION_TOKENS,
+      result_tokens=RESULT_TOKENS,
+    )
+    self._view = View(config, tokenizer, models=models)
+
+  def act(self, turn: Turn) -> Generator[None, Decision, Reply | None]:
+    """Play a step with the model that the judge names.
+
+    The judge is not asked if the budgets allow only one model.
+
+    Returns:
+      The reply; None if the episode's budgets are spent.
+    """
+    # `act` must be a generator, but this policy never waits for other episodes. This
+    # statement yields nothing.
+    yield from ()
+    if len(turn.allowed) > 1:
+      start_s = time.monotonic()
+      answer = turn.ask(lambda: self._ask_judge(turn))
+      if answer:
+        turn.step.model = self._read(answer.text)
+        turn.step.calls = answer.calls("judge")
+        turn.step.router_latency_s = time.monotonic() - start_s
+    return turn.take()
+
+  def _ask_judge(self, turn: Turn) -> Reply:
+    """Ask the judge which model should act next."""
+    live = turn.live
+    tokens = self._view.live_window(live).tokens
+    message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
+    judge = self._judge(live.task, live.job.seed, turn.purse.reserve)
+    return judge.reply([message], turn.number)
+
+  def _read(self, answer: str) -> int:
+    """Return the model that the judge's answer names.
+
+    Returns:
+      The model's index; SMALL if the answer names no model, or several.
+    """
+    words = self._view.words
+    named = set(re.findall(rf"\b({'|'.join(words)})\b", answer))
+    return words.index(named.pop()) if len(named) == 1 else SMALL

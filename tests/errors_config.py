@@ -1,0 +1,181 @@
+"""The errors of the configuration, its files and the command line."""
+
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+from absl import flags
+
+import main
+from baar_jax.config import Config
+from configs import sandbox
+
+
+def check(values: dict[str, object]) -> Callable[[Path], None]:
+  """Return a case that checks the default configuration with some values changed."""
+
+  def make(tmp: Path) -> None:
+    config = Config()
+    for name, value in values.items():
+      section, _, field = name.rpartition(".")
+      setattr(operator.attrgetter(section)(config) if section else config, field, value)
+    main.validate(config)
+
+  return make
+
+
+def command(*arguments: str, file: str = "") -> Callable[[Path], None]:
+  """Return a case that runs a command line; FILE in it is a file with this text."""
+
+  def refuse(error: Exception | str) -> None:
+    raise ValueError(" ".join(str(error).split()))
+
+  def make(tmp: Path) -> None:
+    (tmp / "file.py").write_text(file)
+    argv = ["main.py", *(a.replace("FILE", str(tmp / "file.py")) for a in arguments)]
+    # The command prints its error and returns an exit code; here it raises the error.
+    with mock.patch.object(main, "fail", refuse):
+      main.main(main.parse(argv, flags.FlagValues()))
+
+  return make
+
+
+CHAT = {"models.kind": "chat"}
+CASES = [
+  (
+    "--config.models.prices must be () or a value for each of the names; it is ((1.0, 1.0, 1.0),)",
+    check({"models.prices": ((1.0, 1.0, 1.0),)}),
+  ),
+  (
+    "--config.models.base_urls must be (), one value, or a value for each of the names",
+    check({"models.base_urls": ("http://a", "http://b", "http://c")}),
+  ),
+  (
+    "--config.router.max_tokens must be at least 472, or lower description_tokens, action_tokens or result_tokens; it is 100",
+    check({"router.max_tokens": 100}),
+  ),
+  (
+    "--config.router.num_heads must be a multiple of --config.router.num_kv_heads; it is 3",
+    check({"router.num_heads": 3, "router.num_kv_heads": 2}),
+  ),
+  (
+    "--config.references.plans must be at most one plan of each kind; it is (('steps', 1), ('steps', 2))",
+    check({"references.plans": (("steps", 1), ("steps", 2))}),
+  ),
+  (
+    "--config.references.plans must be with all_tasks for samples: ('samples', COUNT, True); it is (('samples', 2),)",
+    check({"references.plans": (("samples", 2),)}),
+  ),
+  (
+    "--config.bopo.updates must be at most 41666 with this group_size; it is 41667",
+    check({"bopo.updates": 41_667}),
+  ),
+  (
+    "--config.evaluate.thresholds must be without 0.5, which is always evaluated; it is (0.5,)",
+    check({"evaluate.thresholds": (0.5,)}),
+  ),
+  (
+    "--config.distributed.process must be below --config.distributed.processes; it is 1",
+    check({"distributed.process": 1}),
+  ),
+  (
+    "--config.distributed.coordinator must be HOST:PORT at which process 0 listens; it is ''",
+    check({"distributed.processes": 2}),
+  ),
+  (
+    "--config.models.kind must be chat with env.kind=served; it is 'scripted'",
+    check({"env.kind": "served"}),
+  ),
+  (
+    "--config.models.names must be two or three models, the cheapest first; it is ('a', 'b', 'c', 'd')",
+    check({"models.names": ("a", "b", "c", "d")}),
+  ),
+  (
+    "--config.models.names must be two or more models, the cheapest first; it is ('m',)",
+    check(CHAT | {"models.names": ("m",)}),
+  ),
+  (
+    "--config.baselines.judge.names must be one model; it is ('a', 'b')",
+    check({"baselines.judge.names": ("a", "b")}),
+  ),
+  (
+    "--config.pretrain.epochs must be 0 with --config.router.weights, which are pretrained already; it is 1",
+    check({"router.weights": "smollm2", "pretrain.epochs": 1}),
+  ),
+  (
+    "--config.train_seeds must be at most --config.evaluate.seeds, so that each router is evaluated; it is 4",
+    check({"train_seeds": 4}),
+  ),
+  (
+    "--config.baselines.compared_lam must be one of --config.bopo.lam, (0.1, 0.3, 0.5, 0.7, 0.9); it is 0.2",
+    check({"baselines.compared_lam": 0.2}),
+  ),
+  (
+    "--config.bopo.lam must be values that differ in six digits; it is (0.1, 0.1000001)",
+    check({"bopo.lam": (0.1, 0.1000001)}),
+  ),
+  (
+    "unknown setting 'other' of the file: take trio, or none",
+    lambda tmp: sandbox.get_config("other"),
+  ),
+  (
+    "--config.env.train_tasks: Input should be greater than 0; it is 0",
+    check({"env.train_tasks": 0}),
+  ),
+  (
+    "--config.baselines.rivals must be some of cascade, single-turn, vanilla, zero-shot; it is ('no-such',)",
+    check({"baselines.rivals": ("no-such",)}),
+  ),
+  (
+    "--config.env.live_per_process must be at most 1 for AppWorld; it is 4",
+    check({"env.kind": "appworld"}),
+  ),
+  (
+    "--config.env.options.short_tasks must be True for scripted models, which follow solutions; it is False",
+    check({"env.options": {"short_tasks": False}}),
+  ),
+  (
+    "--config.models.key_variables must be names of environment variables that are set, or ''",
+    check({"models.key_variables": ("NOT_SET_HERE",)}),
+  ),
+  (
+    "--config.serve.key_variable must be the name of an environment variable that is set, or ''",
+    check({"serve.key_variable": "NOT_SET_HERE"}),
+  ),
+  (
+    "--config.router.num_layers must be smaller, or another size: these take 1,600,... GB of memory; it is 2",
+    check({"router.hidden_size": 10**6, "router.vocab_size": 10**8}),
+  ),
+  (
+    "an argument does not begin with --: write --stage=NAME, and quote blanks",
+    command("report"),
+  ),
+  (
+    "--config=none.py: no such file; take one of configs/{alfworld,appworld,quickstart,reproduce,sandbox,sciworld,smollm2}.py, or a file with get_config()",
+    command("--config=none.py"),
+  ),
+  (
+    "TMP/file.py: get_config() returned a NoneType; return a Config",
+    command("--config=FILE", file="def get_config(): pass"),
+  ),
+  (
+    "cannot load TMP/file.py: KeyError: 'x'",
+    command("--config=FILE", file="def get_config(): raise KeyError('x')"),
+  ),
+  (
+    "EnvConfig.train_tasks: Input should be greater than 0",
+    command(
+      "--config=FILE",
+      file="from baar_jax.config import *\ndef get_config(): return EnvConfig(train_tasks=0)",
+    ),
+  ),
+  (
+    "--stage=export runs in one process only: leave out --config.distributed",
+    command(
+      "--stage=export",
+      "--config.distributed.processes=2",
+      "--config.distributed.coordinator=localhost:1",
+    ),
+  ),
+]

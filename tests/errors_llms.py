@@ -1,0 +1,181 @@
+"""The errors of the models and their calls, of budgets, the rollout loop and the mesh."""
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+
+from standin import StandIn
+from test_loop import HandEnv, HandPair, HandPolicy, job
+
+from baar_jax import mesh
+from baar_jax.config import ModelsConfig
+from baar_jax.envs.base import EnvDied
+from baar_jax.episode import Task, Usage
+from baar_jax.llms import wire
+from baar_jax.llms.agent import NoAnswer
+from baar_jax.llms.calls import Calls, read_spent
+from baar_jax.llms.chat import ChatPair
+from baar_jax.llms.chat_completions import read_counts
+from baar_jax.llms.prices import Price, cost_usd
+from baar_jax.rollout.budget import CallBudget, DollarBudget, reserve, unlimited
+from baar_jax.rollout.loop import run_episodes
+
+TASK = Task("t1", "train", "Do it.", 10)
+COUNTS = {"prompt_tokens": 8, "completion_tokens": 10}
+
+
+def ask(tmp: Path, fault: str | None = None, calls: int = 1, **settings) -> None:
+  """Ask a model at a stand-in server, which has a fault, for replies."""
+  with StandIn(fault=lambda *_: fault).running() as server:
+    config = ModelsConfig(
+      kind="chat",
+      names=("small", "large"),
+      prices=((1, 0.5, 4), (10, 5, 40)),
+      base_urls=(server.url,),
+      retries=0,
+      max_completion_tokens=50,
+      **settings,
+    )
+    pair = ChatPair(config, Calls(tmp / "episodes.sqlite"))
+    with contextlib.closing(pair):
+      for step in range(calls):
+        with contextlib.suppress(NoAnswer):
+          messages = [{"role": "user", "content": "Act."}]
+          pair.start(None, TASK, 7, unlimited)[0].reply(messages, step)
+
+
+def damage(tmp: Path, change: str) -> None:
+  """Record a call, and damage its record."""
+  ask(tmp)
+  with contextlib.closing(sqlite3.connect(tmp / "episodes.sqlite")) as db, db:
+    db.execute(f"UPDATE calls SET {change}")
+
+
+def read_damaged_reply(tmp: Path) -> None:
+  damage(tmp, "reply = '{}', request = 'hash'")
+  with contextlib.closing(Calls(tmp / "episodes.sqlite")) as calls:
+    calls.find("hash")
+
+
+def read_damaged_cost(tmp: Path) -> None:
+  damage(tmp, "usd = -1")
+  read_spent(tmp, 2)
+
+
+def read_key(tmp: Path) -> None:
+  os.environ.pop("BAAR_NO_SUCH_KEY", None)
+  wire.Endpoint("small", "https://example.com/v1", "BAAR_NO_SUCH_KEY").key()
+
+
+def reserve_too_much(tmp: Path, run: bool) -> None:
+  budgets = [None, DollarBudget(0.5, spent_usd=0.25)]
+  with reserve(*(budgets if run else reversed(budgets)), 0.375):
+    pass
+
+
+def call_without_budget(tmp: Path) -> None:
+  CallBudget(0).reserve(1)
+
+
+def fail_twice(tmp: Path) -> None:
+  def fault(call: str) -> None:
+    raise EnvDied("the process was killed")
+
+  tape = []
+  jobs = [job("t1"), job("t2")]
+  env = HandEnv(tape, fault=fault)
+  policy = HandPolicy(tape)
+  list(run_episodes(jobs, policy, HandPair(tape), [env], max_failures=2))
+
+
+CASES = [
+  (
+    "TMP/episodes.sqlite: call 1 cannot be read. Restore a copy of the file, then run "
+    "again.",
+    read_damaged_reply,
+  ),
+  (
+    "TMP/episodes.sqlite: call 1 cannot be read. Restore a copy of the file, then run "
+    "again.",
+    read_damaged_cost,
+  ),
+  # A reply of 1,000 tokens at $4 per million, although its limit is 50 tokens. The
+  # prompt has at most 4 bytes and 16 tokens, at $1 per million.
+  (
+    "small at 127.0.0.1 billed $0.004004, above the worst case of $0.000220. Set "
+    "--config.models.token_limit_field to the field by which this endpoint limits a "
+    "reply, then run the same command again.",
+    lambda tmp: ask(tmp, "dear"),
+  ),
+  (
+    "small at 127.0.0.1 answered 404: told to answer 404. Every call would end like "
+    "this. Correct the settings --config.models of this model, then run the same command "
+    "again.",
+    lambda tmp: ask(tmp, "404"),
+  ),
+  (
+    "small at 127.0.0.1 answered 429, 2 times in a row (--config.models.max_failures). "
+    "Check the endpoint and run the command again.",
+    lambda tmp: ask(tmp, "429", calls=2, max_failures=2),
+  ),
+  (
+    "The usage must have prompt_tokens and completion_tokens, and each count must be a "
+    "whole number from 0 to 10,000,000. Correct the usage.",
+    lambda tmp: read_counts({"prompt_tokens": -1, "completion_tokens": 10}),
+  ),
+  (
+    "The counts of the usage disagree: cached and written tokens must fit into the "
+    "prompt, prompt and completion into the total. Correct the usage.",
+    lambda tmp: read_counts(COUNTS | {"total_tokens": 1}),
+  ),
+  (
+    "Usage(prompt_tokens=10, cached_tokens=11, completion_tokens=0, "
+    "cache_write_tokens=0) is impossible: counts are negative or exceed the prompt. "
+    "Correct it.",
+    lambda tmp: Price(2, 0.5, 8).cost_usd(Usage(10, 11, 0)),
+  ),
+  (
+    "The model 'gpt-9' has no list price. Set --config.models.prices.",
+    lambda tmp: cost_usd("gpt-9", Usage(1, 0, 1)),
+  ),
+  (
+    "The model 'deepseek-chat' is not priced by tokens alone. Set "
+    "--config.models.prices.",
+    lambda tmp: cost_usd("deepseek-chat", Usage(1, 0, 1)),
+  ),
+  (
+    "small at example.com needs a key of printable ASCII characters. Set the "
+    "environment variable that --config.models.key_variables names (OPENAI_API_KEY at "
+    "OpenAI's addresses; '' for an endpoint without keys).",
+    read_key,
+  ),
+  (
+    "--config.models.wire is 'telegraph'. Set it to chat_completions, or to the name of "
+    "a file in baar_jax/llms with a FORM.",
+    lambda tmp: wire.load_form("telegraph"),
+  ),
+  ("No LARGE call remains of 0. Call SMALL instead.", call_without_budget),
+  (
+    "a call may cost $0.375000, but only $0.250000 remains of the cap of $0.5",
+    lambda tmp: reserve_too_much(tmp, run=True),
+  ),
+  (
+    "a call may cost $0.375000, but only $0.250000 remains of the cap of $0.5",
+    lambda tmp: reserve_too_much(tmp, run=False),
+  ),
+  (
+    "A sum of dollars must be finite and >= 0, but it is -1.0.",
+    lambda tmp: DollarBudget(-1.0),
+  ),
+  (
+    "Episodes have failed 2 times in a row, the limit of --config.models.max_failures. "
+    "The last failure is of task t1: the process was killed. Correct its cause, then "
+    "run the same command again.",
+    fail_twice,
+  ),
+  (
+    "--config.distributed.fsdp=1000 must divide the number of devices, ...",
+    lambda tmp: mesh.make_mesh(1000),
+  ),
+]

@@ -1,0 +1,310 @@
+"""The errors of a run's directory, its store, its stages and its report."""
+
+import contextlib
+import fcntl
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import tiny
+from report_store import BOUNDARIES, FEW, config, figures, fill, specs
+
+from baar_jax import run as run_file
+from baar_jax.config import Config, ModelsConfig
+from baar_jax.episode import Task
+from baar_jax.mesh import make_mesh
+from baar_jax.report import frontier
+from baar_jax.report.compare import FORECAST
+from baar_jax.report.table import load_split
+from baar_jax.rollout.specs import Job, PolicySpec
+from baar_jax.run import Run, check_models
+from baar_jax.stages import bench, evaluate, train
+from baar_jax.store import VERSION, Store, read_config, read_run
+from baar_jax.train import jobs
+
+
+@contextlib.contextmanager
+def open_run(tmp: Path, **env: object) -> Iterator[Run]:
+  """Open a small run in `tmp`, with scripted models."""
+  with contextlib.closing(Run(tiny.config(tmp, **env))) as run:
+    yield run
+
+
+@contextlib.contextmanager
+def open_served(tmp: Path) -> Iterator[Run]:
+  """Open a run whose episodes clients play."""
+  config = tiny.config(tmp, kind="served")
+  prices = ((1.0, 0.5, 2.0), (10.0, 5.0, 20.0))
+  urls = ("http://127.0.0.1:9/v1",)
+  config.models = ModelsConfig("chat", ("a", "b"), prices=prices, base_urls=urls)
+  with contextlib.closing(Run(config)) as run:
+    yield run
+
+
+def store_text(tmp: Path) -> None:
+  (tmp / "store").write_text("no database")
+  Store(tmp / "store")
+
+
+def store_newer(tmp: Path) -> None:
+  with contextlib.closing(sqlite3.connect(tmp / "store")) as db:
+    db.execute(f"PRAGMA user_version = {VERSION + 1}")
+  Store(tmp / "store")
+
+
+def store_twice(tmp: Path) -> None:
+  store = Store(tmp / "store")
+  store.add(tiny.episode(), tiny.episode())
+
+
+def damage_task(tmp: Path) -> None:
+  store = Store(tmp / "store")
+  store.put_tasks("train", [Task("t", "train", "do it", 9)])
+  store._db.execute("UPDATE tasks SET task = '{}'")
+  store.tasks("train")
+
+
+def damage_score(tmp: Path) -> None:
+  store = Store(tmp / "store")
+  store.add(tiny.episode())
+  store._db.execute("UPDATE episodes SET score = 2")
+  store.table()
+
+
+def make_used(tmp: Path) -> Path:
+  """Make the directory of a run with tasks."""
+  with open_run(tmp) as run:
+    run.tasks("train")
+    return run.dir
+
+
+def damage_config(tmp: Path) -> None:
+  directory = make_used(tmp)
+  (directory / "config.json").write_text("{")
+  read_config(directory)
+
+
+def lose_store(tmp: Path) -> None:
+  directory = make_used(tmp)
+  (directory / "episodes.sqlite").unlink()
+  read_config(directory)
+
+
+def lose_run(tmp: Path) -> None:
+  directory = make_used(tmp)
+  for name in ("episodes.sqlite", "config.json"):
+    (directory / name).unlink()
+  (directory / "checkpoints").mkdir()
+  Run(tiny.config(tmp))
+
+
+def use_twice(tmp: Path) -> None:
+  # A process does not lock itself out, so the lock of another one is simulated.
+  with mock.patch.object(fcntl, "lockf", side_effect=BlockingIOError):
+    Run(tiny.config(tmp))
+
+
+def change_field(tmp: Path) -> None:
+  make_used(tmp)
+  config = tiny.config(tmp)
+  config.bopo.clip_low = 0.2
+  Run(config)
+
+
+def list_unserved(tmp: Path) -> None:
+  with open_served(tmp) as run:
+    run.tasks("train")
+
+
+def list_twice(tmp: Path) -> None:
+  with open_run(tmp) as run:
+    task = Task("t", "train", "do it", 9)
+    for env in run.envs():
+      env.tasks = lambda split: [task, task]
+    run.tasks("train")
+
+
+def serve_too_little(tmp: Path) -> None:
+  with open_served(tmp) as run:
+    task = run.store.name_task("fix-17", "", 9)
+    run.check_played(jobs.BOUNDARIES, [Job(task, "profile", 0)])
+
+
+def serve_without_texts(tmp: Path) -> None:
+  with open_served(tmp) as run:
+    played = tiny.episode("fix-17", jobs.ALWAYS_SMALL.key)
+    for step in played.steps:
+      step.observation = step.action = ""
+    run.store.add(played)
+    task = Task("fix-17", "train", "", 9)
+    run.check_texts(jobs.ALWAYS_SMALL, [Job(task, "profile", 0)])
+
+
+def serve_boundaries(tmp: Path) -> None:
+  with open_served(tmp) as run:
+    for name in "abcde":
+      run.store.name_task(name, "", 9)
+    evaluate.list_evaluated(run.store, run.config)
+
+
+def differ(tmp: Path) -> None:
+  # Two processes would need two interpreters; their exchange is simulated.
+  first = Config()
+  second = Config(seed=1)
+  values = [run_file.flatten(first), run_file.flatten(second)]
+  with mock.patch.object(run_file, "exchange", lambda _: values):
+    run_file._open_mesh(first)
+
+
+def check_prices(**models: object) -> None:
+  config = Config()
+  config.models = ModelsConfig(**models)
+  check_models(config)
+
+
+def run_stage(tmp: Path, stage: Callable[[Run], None]) -> None:
+  """Run a stage in a fresh run."""
+  with open_run(tmp) as run:
+    run.config.pretrain.epochs = 1
+    stage(run)
+
+
+def bench_chat(tmp: Path) -> None:
+  with open_served(tmp) as run:
+    bench.main(run)
+
+
+def damage_file(tmp: Path, name: str) -> None:
+  (tmp / name).write_text("{}")
+  figures(FEW, directory=tmp)
+
+
+def report_unplayed(tmp: Path) -> None:
+  store = fill(BOUNDARIES)
+  load_split(store, [*specs(BOUNDARIES), PolicySpec("sft")], config(), "dev")
+
+
+def report_nothing(tmp: Path) -> None:
+  load_split(Store(":memory:"), specs(BOUNDARIES), config(), "test")
+
+
+CASES = [
+  (
+    "--config.distributed.fsdp=1000 must divide the number of devices, ...",
+    lambda tmp: make_mesh(1000),
+  ),
+  (
+    "TMP/store is no episode store that SQLite can use (file is not a database): free disk space, restore the file from a copy, or move it away",
+    store_text,
+  ),
+  (
+    "TMP/store is a store of another version of this program: choose another --config.name",
+    store_newer,
+  ),
+  (
+    "the episode ('p', 't', 0) is already stored in TMP/store: store each key once",
+    store_twice,
+  ),
+  ("TMP/store: train task 0 cannot be read: restore a copy of the file", damage_task),
+  (
+    "TMP/store: the episode of policy p, task t, seed 0 cannot be read: restore a copy of the file",
+    damage_score,
+  ),
+  (
+    "TMP/tiny/config.json cannot be read as a configuration of this version: restore the run's directory from a copy, or choose another --config.name",
+    damage_config,
+  ),
+  (
+    "TMP/tiny/episodes.sqlite is missing or empty, so the spent dollars are unknown: restore the run's directory from a copy, or choose another --config.name",
+    lose_store,
+  ),
+  (
+    "TMP is no directory of a run: it has no config.json; give the directory <runs>/<name> of a run",
+    read_run,
+  ),
+  (
+    "another process is using TMP/tiny: wait for its end or choose another --config.name",
+    use_twice,
+  ),
+  (
+    "TMP/tiny has checkpoints, and its store has no tasks: restore the run's directory from a copy, or choose another --config.name",
+    lose_run,
+  ),
+  (
+    "TMP/tiny has bopo.clip_low=None, this command has 0.2: set --config.bopo.clip_low back, or choose another --config.name",
+    change_field,
+  ),
+  (
+    "no client has played a train task yet: serve sessions of five tasks first",
+    list_unserved,
+  ),
+  (
+    "--config.env.kind=sandbox lists the task 't' twice: list each task once, in one split",
+    list_twice,
+  ),
+  (
+    "2 of 2 trials are missing, such as 1 of 'fix-17' by always-small, 1 of 'fix-17' by always-large: let clients play them",
+    serve_too_little,
+  ),
+  (
+    "sessions of always-small were stored without texts to learn from: collect new ones with another --config.name, and --config.serve.record_text=True",
+    serve_without_texts,
+  ),
+  (
+    "on dev and test clients have played only always-small and always-large: let them play another policy too (docs/serving.md)",
+    serve_boundaries,
+  ),
+  (
+    "the processes have different --config.seed: start all processes with the same value",
+    differ,
+  ),
+  (
+    "The model 'gpt-9' has no list price. Set --config.models.prices.",
+    lambda tmp: check_prices(names=("gpt-9", "gpt-4.1")),
+  ),
+  (
+    "--config.models.names is ('gpt-4.1', 'gpt-4.1-mini'); one of them is costlier than the next: name the cheapest first, or set --config.models.prices",
+    lambda tmp: check_prices(names=("gpt-4.1", "gpt-4.1-mini")),
+  ),
+  (
+    "TMP/tiny has not finished the stage profile: run --stage=profile first",
+    lambda tmp: run_stage(tmp, train.references),
+  ),
+  (
+    "TMP/tiny has not finished the stage references: run --stage=references first",
+    lambda tmp: run_stage(tmp, train.pretrain),
+  ),
+  (
+    "TMP/tiny has not finished the stage references: run --stage=references first",
+    lambda tmp: run_stage(tmp, train.train_families("sft")),
+  ),
+  (
+    "--stage=bench needs scripted models: set --config.models.kind=scripted",
+    bench_chat,
+  ),
+  (
+    "TMP/forecast.csv cannot be read: run --stage=forecast again",
+    lambda tmp: damage_file(tmp, FORECAST),
+  ),
+  (
+    "TMP/metrics.jsonl cannot be read: remove it, and run --stage=report without curves",
+    lambda tmp: damage_file(tmp, "metrics.jsonl"),
+  ),
+  (
+    "the policy family sft lacks episodes on dev: run --stage=evaluate first",
+    report_unplayed,
+  ),
+  (
+    "no task and seed of test has an episode of every policy: run --stage=evaluate first",
+    report_nothing,
+  ),
+  (
+    "always-LARGE must cost more and score more than always-SMALL, but their (cost, score) are (5.0, 0.6) and (5.0, 0.4)",
+    lambda tmp: frontier.area([3.0], [0.5], (5.0, 0.4), (5.0, 0.6)),
+  ),
+  (
+    "pass a finite cost and a finite score for each point",
+    lambda tmp: frontier.pareto([float("nan")], [0.5]),
+  ),
+]

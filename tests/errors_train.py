@@ -1,0 +1,159 @@
+"""The errors of training: stored data, checkpoints, value heads, losses and rewards."""
+
+import contextlib
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import tiny
+
+import main
+from baar_jax.config import Config
+from baar_jax.episode import Task
+from baar_jax.rollout.specs import PolicySpec
+from baar_jax.store import Store
+from baar_jax.train import dataset, losses, rewards, rollouts, values
+from baar_jax.train.checkpoint import (
+  Checkpoints,
+  RouterFiles,
+  check_metrics,
+  load_router,
+)
+
+CHECKPOINT = (
+  "cannot read checkpoint TMP/sft/1 ({}): remove this directory and run the same command"
+  " again, to continue from the previous checkpoint"
+)
+HEADS = "TMP/checkpoints/value/heads.npz is missing or damaged"
+
+
+def check_baselines(section: str, **fields: object) -> None:
+  """Check a default configuration with some fields changed, as a command does."""
+  config = Config()
+  vars(getattr(config, section)).update(fields)
+  config.baselines.ablations = ("no-hard-bonus",)
+  main.validate(config)
+
+
+def save(directory: Path, weight: float) -> None:
+  with contextlib.closing(Checkpoints(directory, create=True)) as checkpoints:
+    checkpoints.save(1, {"params": {"weight": jnp.full(3, weight)}})
+
+
+def restore(directory: Path) -> None:
+  with contextlib.closing(Checkpoints(directory)) as checkpoints:
+    checkpoints.restore({"params": {"weight": jnp.zeros(3)}})
+
+
+def restore_numbers_that_are_not_finite(tmp: Path) -> None:
+  save(tmp / "sft", math.nan)
+  restore(tmp / "sft")
+
+
+def restore_a_damaged_checkpoint(tmp: Path) -> None:
+  save(tmp / "sft", 1.0)
+  (tmp / "sft/1/params/_METADATA").write_text("{")
+  restore(tmp / "sft")
+
+
+def load_heads(tmp: Path, *arrays: np.ndarray) -> None:
+  path = tmp / "checkpoints/value/heads.npz"
+  path.parent.mkdir(parents=True)
+  if arrays:
+    np.savez(path, *arrays)
+  values.load_heads(RouterFiles(tmp, Config(), mesh=None))
+
+
+def load_references(tmp: Path) -> None:
+  """A hard task has a profile, and no stratified samples."""
+  profile = dataset.make_profile(
+    [tiny.episode(score=0.0)], [tiny.episode(score=1.0)], easy_rate=0.8
+  )
+  config = Config(runs=str(tmp))
+  dataset.load_references(Store(tmp / "episodes.sqlite"), config, {"t": profile})
+
+
+def roll_out(tmp: Path) -> None:
+  """All rollouts end in errors, so that no episode is stored."""
+  training = SimpleNamespace(config=Config(), collect=lambda *_: [])
+  spec = PolicySpec("bopo", lam=0.1, update=1, rollout=True)
+  rollouts.roll_out(training, None, spec, [Task("t", "train", "do it", 9)])
+
+
+CASES = [
+  # Stored data.
+  (
+    "runs/sandbox has no profile: run --stage=profile first",
+    lambda tmp: dataset.profile_tasks(Config(runs="runs", name="sandbox"), ["t"], []),
+  ),
+  (
+    "TMP/quickstart lacks references of 1 hard tasks: run --stage=references",
+    load_references,
+  ),
+  (
+    "there are no stored episodes to learn from: run --stage=references first",
+    lambda tmp: next(dataset.draw_batches([], 4, seed=0)),
+  ),
+  (
+    "bopo(lam=0.1)/1: no profiled training task has 2 episodes yet: "
+    "correct the errors above, and run the same command again",
+    roll_out,
+  ),
+  # Checkpoints.
+  (
+    CHECKPOINT.format("it has numbers that are not finite"),
+    restore_numbers_that_are_not_finite,
+  ),
+  (
+    CHECKPOINT.format("..."),
+    restore_a_damaged_checkpoint,
+  ),
+  # tests/test_checkpoint.py has the error of a full disk: Orbax needs its own process.
+  (
+    "sft stopped: update 3 has loss nan; last good checkpoint: none; "
+    "train again with a lower learning rate under another --config.name",
+    lambda tmp: check_metrics("sft", 3, {"loss": math.nan, "gradient_norm": 1.0}),
+  ),
+  (
+    "TMP/checkpoints/sft has no finished router: run --stage=sft first",
+    lambda tmp: load_router(RouterFiles(tmp, Config(), mesh=None), "sft"),
+  ),
+  (
+    f"{HEADS}: delete it if it exists, then run --stage=value",
+    load_heads,
+  ),
+  # The heads of another version read inputs of another width.
+  (
+    f"{HEADS}: delete it if it exists, then run --stage=value",
+    lambda tmp: load_heads(tmp, *[np.ones((1, 1, 1))] * 15),
+  ),
+  # The configuration of rivals and ablations.
+  (
+    "--config.baselines.rivals must be "
+    "some of cascade, single-turn, vanilla, zero-shot; it is ('cascades',)",
+    lambda tmp: check_baselines("baselines", rivals=("cascades",)),
+  ),
+  (
+    "--config.baselines.ablations must be without no-hard-bonus: "
+    "this configuration leaves that part out already; it is ('no-hard-bonus',)",
+    lambda tmp: check_baselines("bopo", r_hard=0.0),
+  ),
+  # Functions of losses and rewards, called with wrong values.
+  (
+    "ratio_level is 'token'; use 'trajectory' or 'decision'",
+    lambda tmp: losses.policy_loss(
+      jnp.zeros((1, 2)), jnp.zeros((1, 2)), jnp.ones(1), jnp.ones((1, 2), bool), "token"
+    ),
+  ),
+  (
+    "got no trials: pass at least one of always-SMALL and one of always-LARGE",
+    lambda tmp: rewards.difficulty([True], []),
+  ),
+  (
+    "got rewards [ 0. nan] and reference reward 1.0:"
+    " pass one non-empty group of finite numbers",
+    lambda tmp: rewards.reference_advantage([0.0, math.nan], 1.0),
+  ),
+]
