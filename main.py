@@ -65,11 +65,16 @@ EXTRA = {
   "serve": serve.main,
 }
 
+FIELDS = "baar_jax/config.py lists the fields"
 # Advice about fields of older versions: a pattern of the error message, and what to do.
 REMEDIES = {
-  f"Field ({'|'.join(MOVED_OPTIONS)}) not found": r"set --config.env.options.\1",
-  "Field prices not found .*ValueConfig": "set --config.value.cost_weights",
-  "Field (together|repeats|explored) not found": (
+  rf"\b({'|'.join(MOVED_OPTIONS)})(: Unexpected| not found)": (
+    r"set --config.env.options.\1"
+  ),
+  r"ValueConfig.prices: Unexpected|\bprices not found .*ValueConfig": (
+    "set --config.value.cost_weights"
+  ),
+  r"\b(together|repeats|explored)(: Unexpected| not found)": (
     "set --config.references.plans, such as (('steps',20),('repeats',10,True))"
   ),
 }
@@ -155,16 +160,26 @@ def parse(
     text = re.sub(hidden, r"\1 has a value that cannot be read", str(error))
     remedy = "set each option: --config.env.options.NAME=VALUE"
     text = re.sub("(?s)Type .* of field config.env.options is.*", remedy, text)
-    sys.exit(fail(text))
+    sys.exit(fail(add_remedy(text)))
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     # If a flag has a wrong field or value, the library for flags raises one of these
     # exceptions.
-    remedy = "baar_jax/config.py lists the fields"
-    for pattern, advice in REMEDIES.items():
-      if match := re.search(pattern, str(error)):
-        remedy = match.expand(advice)
-    sys.exit(fail(f"{error.args[0]}; {remedy}"))
+    sys.exit(fail(add_remedy(error.args[0], FIELDS)))
   return config.value, stage.value
+
+
+def add_remedy(text: str, usual: str = "") -> str:
+  """Append advice to an error.
+
+  Args:
+    text: the error. It may name a field of an older version.
+    usual: the advice for other errors.
+  """
+  advice = usual
+  for pattern, remedy in REMEDIES.items():
+    if match := re.search(pattern, text):
+      advice = match.expand(remedy)
+  return f"{text}; {advice}" if advice else text
 
 
 def load_config(name: str) -> Config:
@@ -185,7 +200,7 @@ def load_config(name: str) -> Config:
   try:
     config = runpy.run_path(path)["get_config"](*setting)
   except ValidationError as error:
-    raise flags.Error(explain(error, error.title)) from None
+    raise flags.Error(explain(error, f"{name}: {error.title}")) from None
   except BaseException as error:
     raise flags.Error(f"cannot load {name}: {type(error).__name__}: {error}") from None
   if not isinstance(config, Config):
@@ -203,6 +218,7 @@ def validate(config: Config) -> None:
   Raises:
     ValueError: a value is invalid; one line names the field and its rule.
   """
+  check_fields(config)
   try:
     checked = TypeAdapter(Config).validate_python(dataclasses.asdict(config))
   except ValidationError as error:
@@ -215,6 +231,24 @@ def validate(config: Config) -> None:
     check_machine(config)
   except ValueError as error:
     raise ValueError(append_value(config, f"--config.{error}")) from None
+
+
+def check_fields(section: Config) -> None:
+  """Raise an error if a configuration file assigned a field that does not exist.
+
+  Args:
+    section: the configuration, or one of its sections.
+
+  Raises:
+    ValueError: a section has an attribute that is no field of its class.
+  """
+  fields = {field.name for field in dataclasses.fields(section)}
+  for name, value in vars(section).items():
+    if name in fields and dataclasses.is_dataclass(value):
+      check_fields(value)
+    elif name not in fields:
+      text = f"Field {name} not found on dataclass {type(section).__name__}"
+      raise ValueError(add_remedy(text, FIELDS))
 
 
 def append_value(config: Config, text: str) -> str:

@@ -164,10 +164,17 @@ CASES = [
     command("--config=FILE", file="def get_config(): raise KeyError('x')"),
   ),
   (
-    "EnvConfig.train_tasks: Input should be greater than 0",
+    "TMP/file.py: EnvConfig.train_tasks: Input should be greater than 0",
     command(
       "--config=FILE",
       file="from baar_jax.config import *\ndef get_config(): return EnvConfig(train_tasks=0)",
+    ),
+  ),
+  (
+    "Field prices not found on dataclass ValueConfig; set --config.value.cost_weights",
+    command(
+      "--config=FILE",
+      file="from baar_jax.config import *\ndef get_config():\n  c = Config()\n  c.value.prices = (0,)\n  return c",
     ),
   ),
   (
