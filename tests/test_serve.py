@@ -537,3 +537,10 @@ def test_the_page_shows_steps_and_escapes_names(client):
     'baar_calls_total{model="small",outcome="reply"} 1.0'
     in client.http.get("/metrics").text
   )
+
+
+def test_a_rule_that_is_not_served_any_more_labels_its_sessions(routed):
+  client = routed()
+  client.chat()
+  del client.http.app.exchange.deciders["router"]
+  assert "Policy: router. Remaining" in client.http.get("/").text
