@@ -35,7 +35,7 @@ from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
 from baar_jax.store import RESTORE, Store, read_config
 from baar_jax.train.checkpoint import Training
-from baar_jax.train.jobs import BOUNDARIES
+from baar_jax.train.jobs import BOUNDARIES, label_family
 
 # Fields of the configuration that may change between the stages of one run. A changed
 # field leaves stored results valid. It changes later trainings at most by the rounding
@@ -318,7 +318,7 @@ class Run:
     missing = Counter()
     for spec in specs:
       for task_id, _ in sorted(keys - self.store.keys(spec.key)):
-        missing[task_id, spec.family] += 1
+        missing[task_id, label_family(spec.family)] += 1
     if missing:
       examples = [
         f"{n} of {id_!r:.80} by {name}" for (id_, name), n in missing.most_common(3)
@@ -336,8 +336,8 @@ class Run:
     for episode in self.store.episodes(spec.key, keys):
       if not any(step.observation or step.action for step in episode.steps):
         raise ValueError(
-          f"sessions of {spec.family} were stored without texts to learn from: "
-          "collect new ones with another --config.name, and "
+          f"sessions of {label_family(spec.family)} were stored without texts to learn "
+          "from: collect new ones with another --config.name, and "
           "--config.serve.record_text=True"
         )
 

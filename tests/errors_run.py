@@ -244,15 +244,15 @@ CASES = [
     list_twice,
   ),
   (
-    "2 of 2 trials are missing, such as 1 of 'fix-17' by always-small, 1 of 'fix-17' by always-large: let clients play them",
+    "2 of 2 trials are missing, such as 1 of 'fix-17' by always-SMALL, 1 of 'fix-17' by always-LARGE: let clients play them",
     serve_too_little,
   ),
   (
-    "sessions of always-small were stored without texts to learn from: collect new ones with another --config.name, and --config.serve.record_text=True",
+    "sessions of always-SMALL were stored without texts to learn from: collect new ones with another --config.name, and --config.serve.record_text=True",
     serve_without_texts,
   ),
   (
-    "on dev and test clients have played only always-small and always-large: let them play another policy too (docs/serving.md)",
+    "on dev and test clients have played only always-SMALL and always-LARGE: let them play another policy too (docs/serving.md)",
     serve_boundaries,
   ),
   (
@@ -292,7 +292,7 @@ CASES = [
     lambda tmp: damage_file(tmp, "metrics.jsonl"),
   ),
   (
-    "the policy family sft lacks episodes on dev: run --stage=evaluate first",
+    "BoSFT lacks episodes on dev: run --stage=evaluate first",
     report_unplayed,
   ),
   (

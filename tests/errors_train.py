@@ -97,7 +97,7 @@ CASES = [
     lambda tmp: next(dataset.draw_batches([], 4, seed=0)),
   ),
   (
-    "bopo(lam=0.1)/1: no profiled training task has 2 episodes yet: "
+    "BoPO with λ 0.1, training seed 0, update 1: no profiled training task has 2 episodes yet: "
     "correct the errors above, and run the same command again",
     roll_out,
   ),

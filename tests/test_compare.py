@@ -209,6 +209,6 @@ def test_an_episode_lost_to_an_error_is_left_out_for_all():
   lines = [*specs(policies), PolicySpec("sft")]
   with pytest.raises(
     ValueError,
-    match="^the policy family sft lacks episodes on dev: run --stage=evaluate first$",
+    match="^BoSFT lacks episodes on dev: run --stage=evaluate first$",
   ):
     choose_on_dev(store, lines, config())

@@ -143,7 +143,7 @@ def test_a_killed_training_ends_with_the_same_parameters(
   assert_same(leaves(run, name, lam), leaves(unbroken, name, lam))
 
 
-def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
+def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch, capsys):
   # A training ends after two checks without a new best. An equal loss is no new best.
   losses = {
     0.01: [0.9, 0.7, 0.8, 0.7],
@@ -169,6 +169,10 @@ def test_the_best_update_of_the_best_learning_rate_is_kept(copied, monkeypatch):
   line = logged(run, "stored-training")[-1]
   found = line["learning_rate"], line["best_update"], line["updates"], line["dev_loss"]
   assert found == (0.02, 4, 5, 0.5)
+  line = (
+    "BoSFT, training seed 0: least dev loss 0.5 at update 4 of 5, learning rate 0.02"
+  )
+  assert line in capsys.readouterr().out.splitlines()
   tried = [(line["learning_rate"], line["update"]) for line in logged(run, "sft")]
   assert tried == [(rate, n + 1) for rate in losses for n in range(len(losses[rate]))]
 

@@ -114,7 +114,7 @@ def test_a_run_ends_with_a_report_and_repeating_it_does_nothing(whole):
   assert updates(runs) == [("sft", 1), ("sft", 2), ("bopo", 1), ("bopo", 2)]
   before = rows(runs), metrics(runs), results(runs)
   again = [
-    line for line in out.splitlines() if "dev_loss" not in line
+    line for line in out.splitlines() if "dev loss" not in line
   ]  # a training prints its dev loss
   assert finish(start(runs)).splitlines() == again
   assert (rows(runs), metrics(runs), results(runs)) == before

@@ -312,6 +312,11 @@ def test_a_client_selects_a_cost_weight_by_the_model_name(routed):
   ]
   assert models == ["small", "large", "large", "small"]
   assert client.session("s3")["policy"] == "conditioned(update=3,cost_weight=0.5,K=5)"
+  label = (
+    "Policy: budget-conditioned router, cap-conditioned, cost weight 0.5, at most 5"
+  )
+  page = client.http.get("/").text
+  assert f"{label} LARGE calls." in page and "conditioned(" not in page
   assert {*price[:3]} < {
     model["id"] for model in client.http.get("/v1/models").json()["data"]
   }
@@ -526,7 +531,16 @@ def test_the_page_shows_steps_and_escapes_names(client):
   client.chat("<i>a")
   page = client.http.get("/").text
   assert "&lt;i&gt;a" in page and "<i>" not in page and f"${USD:.6f}" in page
+  assert "Policy: always-SMALL." in page and "always-small" not in page
+  assert "1 steps, 0 LARGE calls" in page
   assert (
     'baar_calls_total{model="small",outcome="reply"} 1.0'
     in client.http.get("/metrics").text
   )
+
+
+def test_a_rule_that_is_not_served_any_more_labels_its_sessions(routed):
+  client = routed()
+  client.chat()
+  del client.http.app.exchange.deciders["router"]
+  assert "Policy: router. Remaining" in client.http.get("/").text

@@ -69,8 +69,8 @@ def test_missing_trials_are_listed_in_one_line(run):
   jobs = [Job(task, "profile", trial) for task in tasks for trial in (0, 1)]
   for name, policy in zip("aababb", ["always-small"] * 3 + ["always-large"] * 3):
     add(run, name, policy)
-  line = "2 of 8 trials are missing, such as 1 of 'b' by always-small, 1 of 'a' by "
-  with pytest.raises(ValueError, match=f"^{line}always-large: [^\n]*$"):
+  line = "2 of 8 trials are missing, such as 1 of 'b' by always-SMALL, 1 of 'a' by "
+  with pytest.raises(ValueError, match=f"^{line}always-LARGE: [^\n]*$"):
     run.collect("", ALWAYS_LARGE, jobs, Policy)
   add(run, "a", "always-large"), add(run, "b", "always-small")
   episodes = run.collect("", ALWAYS_LARGE, jobs, Policy)

@@ -18,7 +18,7 @@ from baar_jax.llms.prices import Price
 from baar_jax.report import frontier
 from baar_jax.rollout.specs import PolicySpec, seed_of
 from baar_jax.store import BUDGETS, Store
-from baar_jax.train.jobs import BOUNDARIES
+from baar_jax.train.jobs import BOUNDARIES, label_family
 
 METRICS = ("score_percent", "success_percent")
 
@@ -322,7 +322,7 @@ def load_split(
   episodes = episodes[episodes.index.isin(keys)]
   for policy in frame.index:
     if not _has_enough(store, policy, keys):
-      name = f"the policy family {frame.family[policy]}"
+      name = label_family(frame.family[policy])
       raise ValueError(f"{name} lacks episodes on {split}: run --stage=evaluate first")
   is_complete = episodes.index.value_counts().reindex(keys, fill_value=0) == len(frame)
   if not is_complete.any():

@@ -75,7 +75,7 @@ NOTES = {
   ),
   "policies": (
     "Dollars, calls and steps are per task. Use% is the share of the cap that was "
-    "used. λ is the weight of cost in a router's training. The cost weight is the "
+    "used. λ is the cost weight in a router's training. The cost weight is the "
     "score that one normalised dollar costs. A cap-conditioned policy reads what is "
     "left of its cap; a cap-blind one decides as if there were no cap, until the cap "
     "is spent. Optimism is the number of ensemble standard deviations added to LARGE's "

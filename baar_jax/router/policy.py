@@ -235,7 +235,7 @@ class ConditionedPolicy(RouterPolicy):
 
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     """Compute p_RxA: 1 for the model with the largest Q value, 0 for the others."""
-    check_finite(hidden_RxD, f"hidden states of {self.spec.key}")
+    check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
     calls_left_R = []
     weight_R = []
     progress_RxP = []

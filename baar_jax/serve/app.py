@@ -276,9 +276,12 @@ class App(Starlette):
   async def _show_page(self, request: Request) -> Response:
     """Respond with the HTML page of the newest sessions."""
     exchange = self.exchange
-    sessions = map(exchange.describe, exchange.sessions.list_newest(SHOWN_SESSIONS))
+    sessions = [
+      exchange.describe(session) | {"label": exchange.label(session)}
+      for session in exchange.sessions.list_newest(SHOWN_SESSIONS)
+    ]
     page = self._page.render(
-      names=exchange.names, run=exchange.config, sessions=list(sessions)
+      names=exchange.names, run=exchange.config, sessions=sessions
     )
     return HTMLResponse(page)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from baar_jax.config import Config
@@ -10,7 +10,7 @@ from baar_jax.episode import SMALL, Step, Task
 from baar_jax.llms.client import Stream, ask
 from baar_jax.llms.wire import PRESUMED
 from baar_jax.rollout.rules import Policy
-from baar_jax.rollout.specs import Cap, Decision, Job, Live
+from baar_jax.rollout.specs import Cap, Decision, Job, Live, PolicySpec
 from baar_jax.router.view import list_remaining_caps
 from baar_jax.serve.decider import Decider
 from baar_jax.serve.request import (
@@ -59,11 +59,13 @@ class Exchange:
     store: Store,
     sessions: Sessions,
     policies: Mapping[str, Policy],
+    label_policy: Callable[[PolicySpec], str],
   ):
     """Set up the policies, the upstream models and the stored sessions.
 
     Args:
       policies: the policies that clients can select, by rule.
+      label_policy: writes a policy's label for readers.
 
     Raises:
       ValueError: a model has no price or no key.
@@ -71,6 +73,7 @@ class Exchange:
     self.config = config
     self.sessions = sessions
     self._store = store
+    self._label_policy = label_policy
     self.names = config.models.names
     indices = range(len(self.names))
     self.upstreams = [Upstream(config.models, index) for index in indices]
@@ -137,7 +140,7 @@ class Exchange:
         id_,
         selected.rule,
         selected.cost_weight,
-        policy=self._name_policy(selected, cap),
+        policy=self._find_spec(selected, cap).key,
         task_id=fields.task_id or text.fingerprint,
         description=text.task * serve_config.record_text,
         call_limit=cap.calls,
@@ -158,15 +161,24 @@ class Exchange:
       raise Refusal(409, f"{problem}. Send a new x-session-id to begin another one.")
     return session
 
-  def _name_policy(self, selected: SelectedPolicy, cap: Cap) -> str:
-    """Return the policy's key under which a session's episode is stored."""
+  def _find_spec(self, selected: SelectedPolicy | Session, cap: Cap) -> PolicySpec:
+    """Find the policy whose key a session's episode is stored under."""
     spec = self.deciders[selected.rule].policy.spec
     # The key of a policy that samples rollouts contains the number of the update that
     # learns from its episodes, so a session's cap must not change this key.
     if spec.rollout:
-      return spec.key
+      return spec
     spec = dataclasses.replace(spec, cost_weight=selected.cost_weight)
-    return cap_spec(spec, cap).key
+    return cap_spec(spec, cap)
+
+  def label(self, session: Session) -> str:
+    """Return the label of a session's policy for readers.
+
+    The label is the rule's name if this server does not serve the rule.
+    """
+    if session.rule not in self.deciders:
+      return session.rule
+    return self._label_policy(self._find_spec(session, session.cap))
 
   def complete_step(
     self, session: Session, text: Conversation, score: float | None

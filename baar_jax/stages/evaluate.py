@@ -137,7 +137,7 @@ def list_evaluated(store: Store, config: Config) -> list[PolicySpec]:
   played = list_played(store, played, config, "test")
   if len(played) <= len(BOUNDARIES):
     raise ValueError(
-      "on dev and test clients have played only always-small and always-large: "
+      "on dev and test clients have played only always-SMALL and always-LARGE: "
       "let them play another policy too (docs/serving.md)"
     )
   return played

@@ -1,11 +1,13 @@
 """Serve an endpoint that routes the chat completions of agents (stage `serve`)."""
 
+import functools
 import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baar_jax.config import SERVED
+from baar_jax.report.texts import label_policy
 from baar_jax.rollout.rules import Policy
 from baar_jax.run import Run
 from baar_jax.serve.request import ROUTER, SAMPLE
@@ -128,4 +130,5 @@ def build(run: Run) -> "App":
     raise ValueError("--stage=serve needs a served run. Set --config.env.kind=served.")
   policies = open_policies(run.training())
   sessions = Sessions(run.dir / "episodes.sqlite", run.budget)
-  return App(Exchange(config, run.store, sessions, policies), key)
+  label = functools.partial(label_policy, styles=families.FAMILIES)
+  return App(Exchange(config, run.store, sessions, policies, label), key)

@@ -54,6 +54,7 @@ from baar_jax.train.jobs import (
   COMPARED,
   CONDITIONED,
   FIRST_LARGE,
+  LABELS,
   SFT,
   Planned,
   list_ranks,
@@ -406,13 +407,21 @@ def _ablation(name: str, label: str, color: str, marker: str) -> Family:
 
 FAMILIES = {
   ALWAYS_SMALL.family: Family(
-    "always-SMALL", "#1d2530", "X", listing.list_small, rule=rules.take_small
+    LABELS[ALWAYS_SMALL.family],
+    "#1d2530",
+    "X",
+    listing.list_small,
+    rule=rules.take_small,
   ),
   ALWAYS_LARGE.family: Family(
-    "always-LARGE", "#1d2530", "X", listing.list_uncapped, rule=rules.take_large
+    LABELS[ALWAYS_LARGE.family],
+    "#1d2530",
+    "X",
+    listing.list_uncapped,
+    rule=rules.take_large,
   ),
   FIRST_LARGE: Family(
-    "First-Large", "#2f8a5b", "D", listing.list_capped, rule=rules.take_large
+    LABELS[FIRST_LARGE], "#2f8a5b", "D", listing.list_capped, rule=rules.take_large
   ),
   ALWAYS: Family(
     "always the intermediate model", "#5f6875", "X", list_ranks, rule=rules.take_rank
@@ -439,7 +448,7 @@ FAMILIES = {
     is_rival=True,
   ),
   CONDITIONED: Family(
-    "budget-conditioned router",
+    LABELS[CONDITIONED],
     "#111111",
     "*",
     listing.list_conditioned,
@@ -448,7 +457,7 @@ FAMILIES = {
     train=fit_values,
   ),
   SFT: Family(
-    "BoSFT",
+    LABELS[SFT],
     "#2f6cb3",
     "s",
     listing.list_sft,
@@ -457,7 +466,7 @@ FAMILIES = {
     train=fit_sft,
   ),
   BOPO: Family(
-    "BoPO",
+    LABELS[BOPO],
     "#c9452c",
     "o",
     listing.list_learnt,

@@ -65,7 +65,7 @@ def learn_winners(training: Training) -> tuple[Method, list[Episode]]:
   build = partial(RulePolicy, rule=take_rank)
   intermediate = []
   for spec, planned in jobs.list_ranked_trials(config, tasks):
-    title = f"single-turn {spec.key}"
+    title = f"single-turn classifier, trials of model {spec.rank}"
     intermediate.append(training.collect(title, spec, planned, build))
   small = []
   large = []
@@ -175,7 +175,8 @@ def fit_stored(
     dev: the episodes of the dev loss; if there are none, the loss of the last update
       counts.
   """
-  directory = training.checkpoints(training.sft_family if name == SFT else name)
+  family = training.sft_family if name == SFT else name
+  directory = training.checkpoints(family)
   if directory.exists():
     return
   view = training.open_view(method.labels.proposals)
@@ -190,15 +191,20 @@ def fit_stored(
       results[rate] = search.fit(rate, checkpoints)
   best = min(results, key=lambda rate: results[rate].dev_loss)
   if dev:
-    result = {
-      "dev_loss": results[best].dev_loss,
-      "best_update": results[best].best_update,
-      "updates": results[best].updates,
-      "learning_rate": best,
-    }
-    training.log(stage="stored-training", router=directory.name, **result)
-    figures = [f"{key} {value:g}" for key, value in result.items()]
-    training.print(f"{directory.name}: {', '.join(figures)}")
+    result = results[best]
+    training.log(
+      stage="stored-training",
+      router=directory.name,
+      dev_loss=result.dev_loss,
+      best_update=result.best_update,
+      updates=result.updates,
+      learning_rate=best,
+    )
+    training.print(
+      f"{jobs.label_family(family)}, training seed {training.training_seed}: "
+      f"least dev loss {result.dev_loss:g} at update {result.best_update} "
+      f"of {result.updates}, learning rate {best:g}"
+    )
   # Wait until every process has read the directories, before one is renamed.
   exchange(None)
   if training.is_main:
@@ -276,7 +282,7 @@ class RateSearch:
       trainer.load(state)
       best = state["best"]
     update_episodes = islice(enumerate(self.draw(), 1), done, total)
-    title = f"{self.name} lr={rate:g}"
+    title = f"{jobs.label_family(self.name)}, learning rate {rate:g}"
     with self.training.progress(title, total, done, "update") as bar:
       for update, episodes in update_episodes:
         metrics = trainer.step(self.batcher.micro_batches(episodes))

@@ -20,6 +20,20 @@ BOUNDARY_KEYS = (ALWAYS_SMALL.key, ALWAYS_LARGE.key)
 # The family of always-LARGE under a cap: LARGE acts until the cap is spent, then SMALL.
 FIRST_LARGE = "first-large"
 CONDITIONED = "conditioned"  # The family of the budget-conditioned router.
+# The labels of the families in this file, for readers.
+LABELS = {
+  ALWAYS_SMALL.family: "always-SMALL",
+  ALWAYS_LARGE.family: "always-LARGE",
+  FIRST_LARGE: "First-Large",
+  CONDITIONED: "budget-conditioned router",
+  SFT: "BoSFT",
+  BOPO: "BoPO",
+}
+
+
+def label_family(family: str) -> str:
+  """Return a policy family's name for readers; by default the family itself."""
+  return LABELS.get(family, family)
 
 
 def cap_spec(spec: PolicySpec, cap: Cap) -> PolicySpec:

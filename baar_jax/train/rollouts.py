@@ -16,7 +16,7 @@ from baar_jax.router.policy import RouterPolicy, Sample
 from baar_jax.train import checkpoint, dataset, losses
 from baar_jax.train.batches import Batch, Batcher
 from baar_jax.train.checkpoint import Checkpoints, Training, check_metrics
-from baar_jax.train.jobs import list_rollouts, rollout_spec
+from baar_jax.train.jobs import label_family, list_rollouts, rollout_spec
 from baar_jax.train.losses import Method, RatedEpisode
 from baar_jax.train.trainer import ShardedRouter, Trainer, bopo_optimizer
 
@@ -215,7 +215,11 @@ def roll_out(
   by_task = dataset.group_by_task(episodes)
   groups = [group for group in by_task.values() if len(group) >= MIN_GROUP]
   if not groups:
-    problem = f"{spec.key}: no profiled training task has {MIN_GROUP} episodes yet"
+    problem = (
+      f"{label_family(spec.family)} with λ {spec.lam:g}, training seed "
+      f"{spec.seed or 0}, update {spec.update}: no profiled training task has "
+      f"{MIN_GROUP} episodes yet"
+    )
     if not served:
       raise ValueError(
         f"{problem}: correct the errors above, and run the same command again"
@@ -254,7 +258,8 @@ def _play_rollouts(
     return RouterPolicy(spec, model, view, Sample(spec.key), rows, training.mesh)
 
   updates = training.config.bopo.updates
-  title = f"{spec.family} lam={spec.lam:g} {spec.update}/{updates}"
+  name = label_family(spec.family)
+  title = f"{name}, λ {spec.lam:g}, update {spec.update}/{updates}"
   planned = list_rollouts(training.config, spec, tasks)
   return training.collect(title, spec, planned.jobs, build)
 
