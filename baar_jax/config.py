@@ -133,6 +133,8 @@ class ModelsConfig:
     prices: One row per model in US dollars per million tokens: (input, cached input,
       output), and a fourth price for writing the cache if the model has one. () takes
       the list prices.
+    prompt_cache: Whether scripted models are billed with their family's prompt cache,
+      and the value heads read what is cached. False is the paper's setting.
     skills: One number in [0, 1] per scripted model: 0 errs at SMALL's rates, 1 at
       LARGE's. () spaces the models equally.
     base_urls: Addresses of the upstream endpoints with kind="chat": one for all models,
@@ -157,6 +159,7 @@ class ModelsConfig:
   prices: tuple[
     Annotated[tuple[Dollars, ...], Field(min_length=3, max_length=4)], ...
   ] = ()
+  prompt_cache: bool = True
   skills: tuple[Share, ...] = ()
   base_urls: tuple[Annotated[str, Field(pattern=URL)], ...] = ()
   key_variables: tuple[Annotated[str, Field(pattern=VARIABLE)], ...] = ()
@@ -351,6 +354,8 @@ class ValueConfig:
     weight_decay: Weight decay of AdamW.
     noise: Standard deviation of the noise that is added to hidden states in training,
       as a multiple of their own standard deviation.
+    cache_facts: Whether the heads read the expected dollars of the next calls and what
+      the models' prompt caches hold. With models.prompt_cache=False they do not.
   """
 
   updates: int = Field(0, ge=0, lt=10**6)
@@ -365,6 +370,7 @@ class ValueConfig:
   learning_rate: float = positive(2e-3, 1)
   weight_decay: float = not_negative(0.3, 100)
   noise: float = not_negative(0.5, 100)
+  cache_facts: bool = True
 
 
 @section

@@ -61,6 +61,21 @@ class Usage:
 
 
 @dataclasses.dataclass(frozen=True)
+class CacheRule:
+  """The rule of a prompt cache, which belongs to a family of models.
+
+  Attributes:
+    minimum: the fewest tokens of a prompt that are cached.
+    step: the number of cached tokens is a multiple of this number.
+    lifetime_s: seconds after its last use in which a prompt stays in the cache.
+  """
+
+  minimum: int
+  step: int
+  lifetime_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
   """One call of a model.
 

@@ -397,8 +397,7 @@ def open_pair(config: Config, path: Path) -> Pair:
   """
   models = config.models
   if models.kind == "scripted":
-    errors = table.load(config.env.kind).Errors(len(models.names), models.skills)
-    return ScriptedPair(models.names, errors, models.prices)
+    return ScriptedPair(models, table.load(config.env.kind))
   # Only runs with API models import their client, because runs with scripted models
   # start faster without it.
   from baar_jax.llms.chat import ChatPair

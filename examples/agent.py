@@ -31,7 +31,7 @@ import openai
 from baar_jax.config import Config, EnvConfig, EvaluateConfig, ModelsConfig, ServeConfig
 from baar_jax.envs.base import Env
 from baar_jax.envs.process import open_envs
-from baar_jax.envs.scienceworld.adapter import ScienceWorldErrors
+from baar_jax.envs.scienceworld.adapter import ScienceWorld
 from baar_jax.episode import Task
 from baar_jax.llms.agent import NO_ACTION, extend, open_conversation, parse_action
 from baar_jax.llms.scripted import ScriptedPair
@@ -44,7 +44,7 @@ from configs import quickstart
 ENDPOINT = 8800
 UPSTREAM = 8801
 DIRECTORY = Path("runs") / "agent"
-PAIR = ScriptedPair(ModelsConfig().names, ScienceWorldErrors())
+PAIR = ScriptedPair(ModelsConfig(), ScienceWorld)
 # For each session: the scripted agents that play its game, one per model.
 GAMES = {}
 

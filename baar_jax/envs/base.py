@@ -9,7 +9,7 @@ from typing import Any
 
 from baar_jax.envs.engines import Engine
 from baar_jax.envs.errors import KnowledgeErrors, Oracle
-from baar_jax.episode import Task
+from baar_jax.episode import CacheRule, Task
 
 NO_EXPERT = (
   "this environment has no expert, which scripted models need: define oracle() and "
@@ -53,6 +53,8 @@ class Env:
     system_prompt: the agent's instructions, with one worked example.
     code_actions: whether an action is a block of code, not one line.
     scores_steps: whether `score` is informative and cheap after every step.
+    step_s: seconds that a step of the environment takes in simulated time (our choice).
+    cache_rule: the prompt caches' rule in this environment; None is each model's own.
   """
 
   Options: type = NoOptions
@@ -68,6 +70,8 @@ class Env:
   system_prompt: str
   code_actions = False
   scores_steps = False
+  step_s = 1.0
+  cache_rule: CacheRule | None = None
 
   def __init__(
     self,

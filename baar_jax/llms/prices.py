@@ -1,14 +1,18 @@
-"""Compute the dollars of calls at the list prices of genai-prices, or at the user's."""
+"""Compute the dollars of calls: list prices or the user's, and prompt caches.
+
+Axes: A models.
+"""
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env
-from baar_jax.episode import Task, Usage
+from baar_jax.episode import SMALL, CacheRule, Call, Step, Task, Usage
 from baar_jax.llms.agent import Agent, Reserve
 
 
@@ -154,6 +158,213 @@ def cost_usd(model_name: str, usage: Usage) -> float:
     ValueError: the model has no list price, or the usage is impossible.
   """
   return list_price(model_name).cost_usd(usage)
+
+
+# The rules of prompt caches by family, the first that matches a model's name; docs/
+# models_and_money.md has a source for each number. Caches that a request has to ask for
+# (Claude's) are assumed to be asked for.
+CACHE_RULES = {
+  r"gpt-5\.[6-9]|gpt-[6-9]": CacheRule(1024, 1, 1800.0),
+  r"gpt-|o\d|chatgpt-": CacheRule(1024, 128, 300.0),
+  r"claude.*(opus-4-[56]|haiku-4-5)": CacheRule(4096, 1, 300.0),
+  r"claude.*(opus-4-7|haiku-3|3-5-haiku|3-haiku)": CacheRule(2048, 1, 300.0),
+  r"claude-(opus|fable|mythos)-5|claude-(sonnet|haiku)-5-5": CacheRule(512, 1, 300.0),
+  r"claude": CacheRule(1024, 1, 300.0),
+  r"gemini-2": CacheRule(2048, 1, 300.0),
+  r"gemini": CacheRule(4096, 1, 300.0),
+  r"mi[sn]istral|magistral|devstral|codestral": CacheRule(64, 64, 300.0),
+  r"": CacheRule(1024, 128, 300.0),
+}
+# Generated tokens per second of SMALL and of LARGE (paper, "Latency Analysis").
+SMALL_RATE = 90.0
+LARGE_RATE = 80.0
+# Tokens are estimated from characters, because the tokenizers of API models are not
+# available offline (our choice).
+CHARS_PER_TOKEN = 4
+
+
+def count_tokens(text: str) -> int:
+  """Estimate the tokens of a text."""
+  return math.ceil(len(text) / CHARS_PER_TOKEN)
+
+
+def find_rule(name: str) -> CacheRule:
+  """Find the rule of a model's prompt cache by the model's name."""
+  rules = (rule for pattern, rule in CACHE_RULES.items() if re.search(pattern, name))
+  return next(rules)
+
+
+class Read(NamedTuple):
+  """A prompt that a model has read.
+
+  Attributes:
+    tokens: its first tokens that the prompt of the next call begins with, too.
+    at_s: the time of the call in seconds.
+  """
+
+  tokens: int
+  at_s: float
+
+
+def cached_tokens(
+  rule: CacheRule, reads: Sequence[Read], prompt_tokens: int, now_s: float
+) -> int:
+  """Count the tokens of a prompt that the model's prompt cache holds.
+
+  Args:
+    rule: the rule of the model's prompt cache.
+    reads: the earlier prompts of the episode that this model has read. What another
+      model has read is not in its cache.
+    prompt_tokens: all tokens of the prompt.
+    now_s: the time of the call in seconds, on the clock of the reads.
+  """
+  shared = 0
+  for read in reads:
+    if now_s - read.at_s <= rule.lifetime_s:
+      shared = max(shared, min(read.tokens, prompt_tokens))
+  warm_tokens = shared - shared % rule.step
+  return warm_tokens if warm_tokens >= rule.minimum else 0
+
+
+class Outlook(NamedTuple):
+  """What a model's next call is expected to read and to cost.
+
+  Attributes:
+    warm_tokens: tokens of its prompt that the model's prompt cache holds.
+    cold_tokens: the other tokens of its prompt.
+    usd: expected dollars of the call.
+    repeat_usd: expected dollars of another call of the model right after it.
+    worst_usd: dollars of the call if nothing is cached.
+  """
+
+  warm_tokens: int
+  cold_tokens: int
+  usd: float
+  repeat_usd: float
+  worst_usd: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Billing:
+  """Bill the calls of a run's models with their prices and prompt caches.
+
+  Attributes:
+    prices: the price of each model, cheapest first.
+    rules: the rule of each model's prompt cache; None caches nothing.
+    step_s: seconds that a step of the environment takes.
+  """
+
+  prices: tuple[Price, ...]
+  rules: tuple[CacheRule | None, ...]
+  step_s: float = 1.0
+
+  def bill(
+    self,
+    model: int,
+    reads: Sequence[Read],
+    prompt_tokens: int,
+    completion_tokens: int,
+    now_s: float,
+  ) -> Call:
+    """Bill a call as the model's provider would.
+
+    Args:
+      model: index of the model.
+      reads: the earlier prompts that this model has read; see `cached_tokens`.
+      prompt_tokens: the tokens of the prompt.
+      completion_tokens: the tokens of the reply.
+      now_s: the time of the call in seconds.
+    """
+    rule = self.rules[model]
+    price = self.prices[model]
+    cached = written = 0
+    if rule:
+      cached = cached_tokens(rule, reads, prompt_tokens, now_s)
+      if price.cache_write is not None:
+        whole = [Read(prompt_tokens, now_s)]
+        written = cached_tokens(rule, whole, prompt_tokens, now_s) - cached
+    usage = Usage(prompt_tokens, cached, completion_tokens, written)
+    return Call(model, usage, price.cost_usd(usage))
+
+  def wait_s(self, call: Call) -> float:
+    """Return the seconds of a call: measured, or at the paper's token rates."""
+    rate = SMALL_RATE if call.model == SMALL else LARGE_RATE
+    return call.latency_s or call.usage.completion_tokens / rate
+
+  def list_outlooks(
+    self, steps: Sequence[Step], opening_tokens: int, reply_tokens: int
+  ) -> Iterator[list[Outlook]]:
+    """Forecast each model's next call before each decision of an episode.
+
+    The forecast reads the usage of earlier calls and the last observation. It needs no
+    clock and no prompt, so it is the same for live and for stored episodes.
+
+    Args:
+      steps: the steps; of the last one only the observation is read.
+      opening_tokens: tokens of an episode's first prompt.
+      reply_tokens: expected tokens of a reply.
+
+    Yields:
+      For each step, the outlook of each model, a list of length A.
+    """
+    reads_A = [[] for _ in self.prices]
+    prompt_tokens = opening_tokens
+    now_s = 0.0
+    for number, step in enumerate(steps):
+      if number:
+        prompt_tokens += count_tokens(step.observation)
+      yield [
+        self._forecast(model, reads, prompt_tokens, reply_tokens, now_s)
+        for model, reads in enumerate(reads_A)
+      ]
+      prompt_tokens += count_tokens(step.action)
+      for call in step.calls:
+        if call.kind in ("act", "proposal"):
+          # Conversations grow, so the newest prompt contains the earlier ones.
+          reads_A[call.model] = [Read(call.usage.prompt_tokens, now_s)]
+          now_s += self.wait_s(call)
+        if call.kind == "act":
+          prompt_tokens = call.usage.prompt_tokens + call.usage.completion_tokens
+      now_s += self.step_s
+
+  def _forecast(
+    self,
+    model: int,
+    reads: Sequence[Read],
+    prompt_tokens: int,
+    reply_tokens: int,
+    now_s: float,
+  ) -> Outlook:
+    """Forecast a call of a model; see `bill` for the arguments."""
+    call = self.bill(model, reads, prompt_tokens, reply_tokens, now_s)
+    again = [Read(prompt_tokens, now_s)]
+    repeat = self.bill(model, again, prompt_tokens, reply_tokens, now_s)
+    warm_tokens = call.usage.cached_tokens
+    return Outlook(
+      warm_tokens,
+      prompt_tokens - warm_tokens,
+      call.cost_usd,
+      repeat.cost_usd,
+      self.prices[model].worst_case_usd(prompt_tokens, reply_tokens),
+    )
+
+
+def open_billing(config: ModelsConfig, env: type[Env]) -> Billing:
+  """Collect the prices and the prompt caches of a run's models.
+
+  Args:
+    config: the configuration of the models.
+    env: the class of the environment; its `cache_rule` replaces the models' rules.
+
+  Raises:
+    ValueError: a model has no list price.
+  """
+  rules = []
+  for name in config.names:
+    rule = env.cache_rule or find_rule(name)
+    rules.append(rule if config.prompt_cache else None)
+  prices = prices_of(config.names, config.prices)
+  return Billing(prices, tuple(rules), env.step_s)
 
 
 class Pair(Protocol):

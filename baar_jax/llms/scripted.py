@@ -1,13 +1,13 @@
 """Simulate models by scripts that follow the environment's expert and make errors.
 
 Scripted models need no API key. They act in the real environment, and have the prompts,
-token counts and list prices of API models. Only the text of their replies is scripted.
-All error rates are our choice.
+token counts, list prices and prompt caches of API models. Only the text of their
+replies is scripted. All error rates are our choice.
 """
 
 import dataclasses
-import functools
 import math
+import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -16,13 +16,17 @@ from typing import NamedTuple
 from baar_jax.config import ModelsConfig
 from baar_jax.envs.base import Env, Oracle
 from baar_jax.envs.errors import Errors, Lapse
-from baar_jax.episode import SMALL, Call, Reply, Task, Usage, decision_words
+from baar_jax.episode import SMALL, Call, Reply, Task, decision_words
 from baar_jax.llms.agent import Agent, Messages, Reserve, write_reply
-from baar_jax.llms.prices import Pair, Price, prices_of
+from baar_jax.llms.prices import (
+  CHARS_PER_TOKEN,
+  Billing,
+  Pair,
+  Read,
+  count_tokens,
+  open_billing,
+)
 
-# Tokens are estimated from characters, because the tokenizers of API models are not
-# available offline (our choice).
-CHARS_PER_TOKEN = 4
 THOUGHT = "The next thing to do for the task is this, given what was just observed."
 WRONG = re.compile("no known action|nothing happens|error|exception|fail|can't|jams")
 
@@ -51,31 +55,35 @@ class ScriptedPair(Pair):
   """
 
   def __init__(
-    self, names: tuple[str, ...], errors: Errors, prices: Sequence[Sequence[float]] = ()
+    self, config: ModelsConfig, env: type[Env], errors: Errors | None = None
   ):
     """Prepare the models.
 
     Args:
-      names: the models' names, cheapest first.
-      errors: the models' error rates in the environment.
-      prices: the rows of `ModelsConfig.prices`; without rows, list prices are used.
+      config: the configuration of the models.
+      env: the class of the environment.
+      errors: the models' error rates; None means the environment's.
 
     Raises:
       ValueError: a model has no list price.
     """
-    self.names = names
-    self.prices = prices_of(names, prices)
-    self._errors = errors
+    self.names = config.names
+    self._env = env
+    self._billing = open_billing(config, env)
+    self.prices = self._billing.prices
+    self._errors = errors or env.Errors(len(config.names), config.skills)
 
   def start(
     self, env: Env, task: Task, seed: int, reserve: Reserve
   ) -> list["ScriptedAgent"]:
     """Start one scripted agent for each model in an episode."""
     spoiled = {}
+    clock = Clock(self._billing.step_s)
     agents = []
-    for model, price in enumerate(self.prices):
+    for model in range(len(self.names)):
+      account = Account(model, self._billing, clock, reserve)
       agents.append(
-        ScriptedAgent(model, price, self._errors, env, task, seed, spoiled, reserve)
+        ScriptedAgent(model, account, self._errors, env, task, seed, spoiled)
       )
     return agents
 
@@ -86,8 +94,107 @@ class ScriptedPair(Pair):
 
     The judge stands in for the strong model that a zero-shot router asks.
     """
-    (price,) = prices_of(config.names, config.prices)
-    return functools.partial(ScriptedJudge, price, models=len(self.names))
+    billing = open_billing(config, self._env)
+    models = len(self.names)
+
+    def start(task: Task, seed: int, reserve: Reserve) -> ScriptedJudge:
+      """Start the judge in an episode."""
+      return ScriptedJudge(Account(0, billing, Clock(billing.step_s), reserve), models)
+
+    return start
+
+
+@dataclasses.dataclass
+class Clock:
+  """Simulate the time of an episode: the steps, and the replies of its models.
+
+  Attributes:
+    step_s: seconds that a step of the environment takes.
+    replies_s: seconds of all replies so far.
+  """
+
+  step_s: float
+  replies_s: float = 0.0
+
+  def at_s(self, step: int) -> float:
+    """Return the time of the next call at a step, in seconds."""
+    return self.replies_s + step * self.step_s
+
+
+class Prompt(NamedTuple):
+  """A prompt that a model has read, and when."""
+
+  messages: tuple[dict[str, str], ...]
+  at_s: float
+
+
+@dataclasses.dataclass(eq=False)
+class Account:
+  """Bill one model's calls in one episode, with estimated tokens.
+
+  Attributes:
+    model: index of the model in `billing`.
+    billing: the prices and prompt caches of the models.
+    clock: the time of the episode, which the models share.
+    reserve: reserves the calls in the budgets.
+    prompts: the prompts that the model has read.
+  """
+
+  model: int
+  billing: Billing
+  clock: Clock
+  reserve: Reserve
+  prompts: list[Prompt] = dataclasses.field(default_factory=list)
+
+  def bill(self, messages: Messages, text: str, step: int) -> Call:
+    """Bill a call that is not made yet.
+
+    Args:
+      messages: the prompt.
+      text: the reply.
+      step: index of the episode's step.
+    """
+    tokens = [count_tokens(message["content"]) for message in messages]
+    reads = []
+    for prompt in self.prompts:
+      shared = _count_shared_tokens(prompt.messages, messages, tokens)
+      reads.append(Read(shared, prompt.at_s))
+    now_s = self.clock.at_s(step)
+    return self.billing.bill(self.model, reads, sum(tokens), count_tokens(text), now_s)
+
+  def bound_usd(self, call: Call) -> float:
+    """Compute the worst case of a call in dollars, for which nothing is cached."""
+    usage = call.usage
+    price = self.billing.prices[self.model]
+    return price.worst_case_usd(usage.prompt_tokens, usage.completion_tokens)
+
+  def pay(self, messages: Messages, text: str, step: int) -> Call:
+    """Make a call: pay for it, and keep its prompt in the cache."""
+    call = self.bill(messages, text, step)
+    with self.reserve(self.bound_usd(call)) as cost:
+      cost.usd = call.cost_usd
+    self.prompts.append(Prompt(tuple(messages), self.clock.at_s(step)))
+    self.clock.replies_s += self.billing.wait_s(call)
+    return call
+
+
+def _count_shared_tokens(
+  earlier: Sequence[dict], messages: Messages, tokens: Sequence[int]
+) -> int:
+  """Count the first tokens that two prompts have in common.
+
+  Args:
+    earlier: the messages of one prompt.
+    messages: the messages of the other prompt.
+    tokens: the tokens of each of `messages`.
+  """
+  shared = 0
+  for old, new, count in zip(earlier, messages, tokens):
+    if old["content"] != new["content"]:
+      prefix = os.path.commonprefix([old["content"], new["content"]])
+      return shared + len(prefix) // CHARS_PER_TOKEN
+    shared += count
+  return shared
 
 
 @dataclasses.dataclass(eq=False)
@@ -100,13 +207,12 @@ class ScriptedAgent(Agent):
   """
 
   _model: int
-  _price: Price
+  _account: Account
   _errors: Errors
   _env: Env
   _task: Task
   _seed: int
   _spoiled: dict[int, int | None]
-  _reserve: Reserve
 
   def _find_lapse(self, oracle: Oracle, step: float = math.inf) -> Lapse:
     """Look up the model's error rates at the current position of the expert's plan.
@@ -133,29 +239,29 @@ class ScriptedAgent(Agent):
     if not lapse.spoils:
       loss = lapse.wrong + (1 - lapse.wrong) / (self._task.max_steps - step)
     known_share = 1 - self._errors.unknown_share(self._model, self._task.id)
-    usd = write_call(self._model, self._price, messages, "").call.cost_usd
+    usd = self._account.bill(messages, "", step).cost_usd
     return Prospect(lapse.rate * loss, known_share, usd)
 
   def bound_usd(self, messages: Messages, step: int) -> float:
-    """Compute the exact cost of the reply, in dollars; it is the worst case, too."""
-    reply, _ = self._compose(messages, step)
-    return reply.call.cost_usd
+    """Compute the cost of the reply in dollars, if nothing is cached."""
+    text, _ = self._compose(step)
+    return self._account.bound_usd(self._account.bill(messages, text, step))
 
   def reply(self, messages: Messages, step: int) -> Reply:
     """Reply at a step, and record which position of the expert's plan it spoils."""
-    reply, spoiled_position = self._compose(messages, step)
-    with self._reserve(reply.call.cost_usd) as cost:
-      cost.usd = reply.call.cost_usd
+    text, spoiled_position = self._compose(step)
+    reply = Reply(text, self._account.pay(messages, text, step))
     # A rejected proposal of a cascade spoils nothing, because the reply of the model
     # that acts overwrites the proposal's entry.
     self._spoiled[step] = spoiled_position
     return reply
 
-  def _compose(self, messages: Messages, step: int) -> tuple[Reply, int | None]:
+  def _compose(self, step: int) -> tuple[str, int | None]:
     """Write the reply at a step, with an error at the model's error rates.
 
     Returns:
-      The reply, and the position of the plan that its action spoils (None if none).
+      The text of the reply, and the position of the plan that its action spoils (None
+      if none).
     """
     oracle = self._env.oracle()
     lapse = self._find_lapse(oracle, step)
@@ -172,8 +278,7 @@ class ScriptedAgent(Agent):
       action = self._env.mistake(kind, key)
       if lapse.spoils:
         spoiled_position = oracle.position
-    text = write_reply(THOUGHT, action, self._env.code_actions)
-    return write_call(self._model, self._price, messages, text), spoiled_position
+    return write_reply(THOUGHT, action, self._env.code_actions), spoiled_position
 
 
 @dataclasses.dataclass(eq=False)
@@ -185,13 +290,11 @@ class ScriptedJudge(Agent):
   chooses the cheapest model.
 
   Attributes:
+    account: bills the judge's calls.
     models: number of models to choose from.
   """
 
-  price: Price
-  task: Task
-  seed: int
-  reserve: Reserve
+  account: Account
   models: int = 2
 
   def reply(self, messages: Messages, step: int) -> Reply:
@@ -201,26 +304,5 @@ class ScriptedJudge(Agent):
     if not rounds or rounds[-1] in rounds[:-1] or WRONG.search(rounds[-1][1].lower()):
       rank = -1
     answer = decision_words(self.models)[rank]
-    reply = write_call(self.models, self.price, messages, answer)
-    with self.reserve(reply.call.cost_usd) as cost:
-      cost.usd = reply.call.cost_usd
-    return reply
-
-
-def write_call(model: int, price: Price, messages: Messages, text: str) -> Reply:
-  """Make a model's reply from its text, with estimated tokens and their cost.
-
-  Args:
-    model: index of the model by price.
-    price: the model's price.
-    messages: the prompt.
-    text: the text of the reply.
-  """
-  prompt_tokens = sum(_count_tokens(message["content"]) for message in messages)
-  usage = Usage(prompt_tokens, 0, _count_tokens(text))
-  return Reply(text, Call(model, usage, price.cost_usd(usage)))
-
-
-def _count_tokens(text: str) -> int:
-  """Estimate the tokens of a text."""
-  return math.ceil(len(text) / CHARS_PER_TOKEN)
+    call = self.account.pay(messages, answer, step)
+    return Reply(answer, dataclasses.replace(call, model=self.models))

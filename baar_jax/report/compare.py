@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from baar_jax.config import Config
+from baar_jax.llms.prices import LARGE_RATE, SMALL_RATE
 from baar_jax.report import frontier
 from baar_jax.report.frontier import interval
 from baar_jax.report.table import (
@@ -44,11 +45,9 @@ AREA_COLUMNS = [
   "area_gain_low",
   "area_gain_high",
 ]
-# Generated tokens per second of SMALL, LARGE and the router (paper, "Latency
-# Analysis"). The first two are OpenAI's targets, the third is a benchmark of
-# Qwen2.5-1.5B. The time to read a prompt and the time on the network are left out.
-SMALL_RATE = 90.0
-LARGE_RATE = 80.0
+# Generated tokens per second of the router, in a benchmark of Qwen2.5-1.5B (paper,
+# "Latency Analysis"). The time to read a prompt and the time on the network are left
+# out.
 ROUTER_RATE = 180.0
 # Number of bins into which forecast scores are put. In each bin their mean is compared
 # with the mean of the measured scores.

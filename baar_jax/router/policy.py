@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from baar_jax.episode import SMALL, Step
+from baar_jax.llms.prices import Billing
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Cap, Decision, Live, PolicySpec
 from baar_jax.router.head import (
@@ -18,7 +19,9 @@ from baar_jax.router.head import (
   count_calls_left,
   count_progress,
   describe,
+  describe_calls,
   estimate,
+  list_outlooks,
 )
 from baar_jax.router.qwen2 import Qwen2, check_finite, softmax
 from baar_jax.router.reader import Reader
@@ -209,6 +212,7 @@ class ConditionedPolicy(RouterPolicy):
     view: View,
     heads: Heads,
     cost_weights: Sequence[float],
+    billing: Billing,
     rows: int,
     mesh: Mesh | None = None,
   ):
@@ -221,39 +225,47 @@ class ConditionedPolicy(RouterPolicy):
       view: writes the text that the trunk reads.
       heads: the trained value heads.
       cost_weights: the cost weights that an episode may name.
+      billing: the prices and prompt caches of the models.
       rows: the largest number of episodes that are live at once.
       mesh: the mesh that holds the model's parameters; None is one device.
     """
     super().__init__(spec, model, view, Threshold(), rows, mesh)
     self._heads = heads
+    self._billing = billing
+    # The first layer's inputs are the hidden state and the facts.
+    self._facts = heads.value[0][0].shape[1] - len(heads.scale.mean_D)
     self.cost_weights = cost_weights
 
   def compile(self) -> None:
     """Compile the trunk for all batch shapes, and the value heads."""
     super().compile()
-    self._compare(np.zeros((1, len(self._heads.scale.mean_D))), np.zeros((1, FACTS)))
+    hidden = np.zeros((1, len(self._heads.scale.mean_D)))
+    self._compare(hidden, np.zeros((1, self._facts)))
 
   def _predict(self, hidden_RxD: np.ndarray, ready: Sequence[Live]) -> np.ndarray:
     """Compute p_RxA: 1 for the model with the largest Q value, 0 for the others."""
     check_finite(hidden_RxD, "hidden states of the budget-conditioned router")
-    calls_left_R = []
-    weight_R = []
-    progress_RxP = []
-    for live in ready:
-      left = live.remaining_cap if self.spec.cap_conditioned else Cap()
-      calls_left_R.append(count_calls_left(self._heads, left))
-      weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
-      weight_R.append(next(weight for weight in weights if weight is not None))
-      steps = [*live.steps, Step(live.observation, SMALL, "")]
-      *_, progress_P = count_progress(live.task.max_steps, steps)
-      progress_RxP.append(progress_P)
-    facts_RxF = describe(
-      np.array(calls_left_R, np.float64),
-      np.array(weight_R, np.float64),
-      np.array(progress_RxP, np.float64),
-    )
-    advantage_RxA = self._compare(hidden_RxD, facts_RxF)
+    facts_R = [self._describe(live) for live in ready]
+    advantage_RxA = self._compare(hidden_RxD, np.stack(facts_R))
     return np.eye(advantage_RxA.shape[1])[advantage_RxA.argmax(axis=1)]
+
+  def _describe(self, live: Live) -> np.ndarray:
+    """Compute the facts facts_F of an episode's next decision."""
+    means = self._heads.scale.calls
+    steps = [*live.steps, Step(live.observation, SMALL, "")]
+    left = live.remaining_cap if self.spec.cap_conditioned else Cap()
+    *_, outlooks = list_outlooks(self._billing, means, steps)
+    calls_left = count_calls_left(left, outlooks[-1])
+    weights = (live.cost_weight, self.spec.cost_weight, min(self.cost_weights))
+    weight = next(weight for weight in weights if weight is not None)
+    *_, progress_P = count_progress(live.task.max_steps, steps)
+    *_, calls_C = describe_calls(self._billing, means, steps)
+    return describe(
+      np.float64(calls_left),
+      np.float64(weight),
+      np.array(progress_P, np.float64),
+      calls_C[: self._facts - FACTS],
+    )
 
   def _compare(self, hidden_RxD: np.ndarray, facts_RxF: np.ndarray) -> np.ndarray:
     """Compute advantage_RxA of the models with the value heads.

@@ -106,6 +106,8 @@ class ZeroShotPolicy(Policy):
     """
     super().__init__(spec)
     self._judge = judge
+    # The judge of each live episode: its prompt cache lasts as long as the episode.
+    self._judges: dict[Live, Agent] = {}
     config = dataclasses.replace(
       config,
       view="paper",
@@ -142,8 +144,14 @@ class ZeroShotPolicy(Policy):
     live = turn.live
     tokens = self._view.live_window(live).tokens
     message = {"role": "user", "content": self._view.tokenizer.decode(tokens)}
-    judge = self._judge(live.task, live.job.seed, turn.purse.reserve)
-    return judge.reply([message], turn.number)
+    if live not in self._judges:
+      judge = self._judge(live.task, live.job.seed, turn.purse.reserve)
+      self._judges[live] = judge
+    return self._judges[live].reply([message], turn.number)
+
+  def finish(self, live: Live) -> None:
+    """Forget the judge of an episode that ended or starts again."""
+    self._judges.pop(live, None)
 
   def _read(self, answer: str) -> int:
     """Return the model that the judge's answer names.

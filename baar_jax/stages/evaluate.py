@@ -3,12 +3,14 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from baar_jax.config import ABLATIONS, SERVED, Config, compared_lam
 from baar_jax.episode import SMALL
+from baar_jax.llms.prices import Outlook
 from baar_jax.report import frontier
 from baar_jax.report.compare import FORECAST, Choice, budget_name, compare_forecast
 from baar_jax.report.table import (
@@ -19,7 +21,13 @@ from baar_jax.report.table import (
 )
 from baar_jax.report.texts import label_policy, terminal_table
 from baar_jax.rollout.specs import Cap, Job, PolicySpec
-from baar_jax.router.head import Heads, count_calls_left, describe, estimate
+from baar_jax.router.head import (
+  Heads,
+  count_calls_left,
+  describe,
+  estimate,
+  list_outlooks,
+)
 from baar_jax.run import Run
 from baar_jax.store import BUDGETS, Store
 from baar_jax.train.dataset import load_profiles
@@ -301,8 +309,10 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
     openings.append(dataclasses.replace(played[id_], steps=played[id_].steps[:1]))
   forecasters = []
   for training in run.trainings():
-    states = read_states(training, openings)
-    forecasters.append((load_heads(training), states))
+    heads = load_heads(training)
+    states = read_states(training, openings, heads.scale.calls)
+    *_, outlooks = list_outlooks(training.billing, heads.scale.calls, openings[0].steps)
+    forecasters.append(Forecaster(heads, states, outlooks[-1]))
   caps = [Cap(calls=K) for K in config.call_budgets]
   caps += [Cap(usd=usd) for usd in config.usd_budgets]
   scores = pd.DataFrame(index=tasks)
@@ -311,21 +321,34 @@ def _predict(run: Run, tasks: Sequence[str]) -> pd.DataFrame:
   return scores.astype(float)
 
 
-def predict_scores(forecasters: Sequence[tuple[Heads, States]], cap: Cap) -> np.ndarray:
+class Forecaster(NamedTuple):
+  """Group what a training seed's forecast needs.
+
+  Attributes:
+    heads: the value heads.
+    states: the states of the tasks' first decisions.
+    outlook: the forecast of LARGE's first call, which is equal for all tasks.
+  """
+
+  heads: Heads
+  states: States
+  outlook: Outlook
+
+
+def predict_scores(forecasters: Sequence[Forecaster], cap: Cap) -> np.ndarray:
   """Predict the score of each task under a cap, from its first decision.
 
   Args:
-    forecasters: for each training seed, its value heads, and the hidden states of the
-      tasks' first decisions.
+    forecasters: one for each training seed.
     cap: the cap.
 
   Returns:
     score_N in [0, 1], a mean over training seeds.
   """
   scores = []
-  for heads, states in forecasters:
-    left = count_calls_left(heads, cap)
-    facts = describe(left, 0.0, states.progress_NxP)
+  for heads, states, outlook in forecasters:
+    left = count_calls_left(cap, outlook)
+    facts = describe(left, 0.0, states.progress_NxP, states.calls_NxC)
     value_N, advantage_NxA = estimate(heads, states.hidden_NxD, facts)
     if left < 1:
       advantage_NxA = advantage_NxA[:, [SMALL]]

@@ -19,7 +19,9 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from baar_jax.config import Config, ablate
+from baar_jax.envs import table
 from baar_jax.episode import Episode
+from baar_jax.llms.prices import Billing, open_billing
 from baar_jax.mesh import split_parameters
 from baar_jax.rollout.rules import Policy
 from baar_jax.rollout.specs import Job, PolicySpec
@@ -56,6 +58,11 @@ class RouterFiles:
   def tokenizer(self) -> Path:
     """Return the directory of the tokenizer."""
     return self.directory / "tokenizer"
+
+  @functools.cached_property
+  def billing(self) -> Billing:
+    """Return the prices and prompt caches of the models."""
+    return open_billing(self.config.models, table.load(self.config.env.kind))
 
   def open_view(self, proposals: bool = False) -> View:
     """Open the view that turns an episode into the router's tokens.

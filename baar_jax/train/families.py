@@ -279,8 +279,16 @@ def _build_conditioned(spec: PolicySpec, loader: Loader) -> Policy:
   model = loader.load_trunk(spec.family)
   view = files.open_trunk_view()
   weights = files.config.value.cost_weights
-  heads = load_heads(files)
-  return ConditionedPolicy(spec, model, view, heads, weights, loader.rows, files.mesh)
+  return ConditionedPolicy(
+    spec,
+    model,
+    view,
+    load_heads(files),
+    weights,
+    files.billing,
+    loader.rows,
+    files.mesh,
+  )
 
 
 def _build_router(

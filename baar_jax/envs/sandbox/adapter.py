@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from baar_jax.envs.base import Env
 from baar_jax.envs.errors import Errors, Lapse, Oracle
-from baar_jax.episode import Task
+from baar_jax.episode import CacheRule, Task
 
 
 class SandboxErrors(Errors):
@@ -153,6 +153,9 @@ class Sandbox(Env):
   Errors = SandboxErrors
   needs_process = False
   has_optimum = True
+  # The prompts are too short for the rules of real providers. The cache outlives an
+  # episode, so the cost of a call depends on the steps of the calls before it only.
+  cache_rule = CacheRule(minimum=64, step=16, lifetime_s=3600.0)
   system_prompt = Path(__file__).with_name("prompt.txt").read_text()
   rules = RULES
 
